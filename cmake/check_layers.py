@@ -36,18 +36,17 @@ SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 # header, or a folder with a slash at its end, for the files whose names begin so.
 PUBLIC_ONLY = ("python/", "tools/", "bench/")
 INTERNALS = {
-    # Formats the message of a public Error; header-only.
-    ("tools/", "bench/"): ("base/check.hpp",),
+    # Header-only: rounding up; the message of a public Error.
+    ("tools/", "bench/"): ("base/align.hpp", "base/check.hpp"),
     # shoal-run writes its own messages to the log.
     ("tools/run/main.cpp",): ("base/log.hpp",),
-    # shoal-info reports the parts of a build, of a machine and of a world that programs never see.
+    # shoal-info reports the parts of a build and of a machine that programs never see.
     ("tools/info/",): (
         "base/plugin.hpp",
         "bootstrap/launcher/",
         "memory/device.hpp",
         "topology/",
         "transport/module.hpp",
-        "world/",
     ),
     # shoal-moe computes the sums and roundings of its reference as the library does, bit by bit.
     ("tools/moe/",): ("ep/numeric/", "memory/device.hpp"),
@@ -59,6 +58,8 @@ INTERNALS = {
         "bench/row_ops_bench.cpp",
         "bench/shoal_bench_mpi.cpp",
     ): ("ep/host/rows/row_ops.hpp",),
+    # deep_ep's combine holds a stream until a GEMM has signalled; C++ programs use events.
+    ("python/bindings/ep/signals.cpp",): ("ep/cuda/low_latency/wait_signals.hpp",),
     # Kernels that measure the copies of the library's kernels; experts that quantize as they do.
     ("bench/gpu/",): ("ep/cuda/device/", "ep/numeric/"),
     # The memory map that tools/figures draws is that of the layout code.

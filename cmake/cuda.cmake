@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# The GPU backend: optional, and needing no GPU to build. Sets SHOAL_WITH_CUDA and defines the
-# target shoal_cuda, which is empty without it.
+# The GPU backend, which is optional. Building it needs a CUDA compiler but no GPU. Sets
+# SHOAL_WITH_CUDA and defines the target shoal_cuda, which is empty in builds without CUDA.
 #
-# The CUDA runtime is linked statically and opens the driver library by itself, so that programs run
-# on machines without a GPU. Programs of tests share a library of it: a copy in each was a third of
-# what ./run bundle makes. No relocatable device code: kernels get their world as a parameter
-#.
+# The CUDA runtime is linked statically and opens the driver library at run time, so programs also
+# run on machines without a GPU. Test programs link the shared runtime instead, which keeps the
+# folder of ./run bundle small. Kernels get their world as a parameter, so no relocatable device
+# code is needed.
 add_library(shoal_cuda INTERFACE)
 set(SHOAL_WITH_CUDA OFF)
 if(NOT SHOAL_CUDA STREQUAL "OFF")
@@ -24,7 +24,7 @@ if(SHOAL_WITH_CUDA)
   endif()
   list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^([0-9]+[af]?)$" "\\1-real")
   enable_language(CUDA)
-  # CMake before 3.26 does not know that nvcc has C++20.
+  # CMake before 3.26 does not know nvcc's option for C++20.
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
@@ -39,7 +39,8 @@ if(SHOAL_WITH_CUDA)
   else()
     target_link_libraries(shoal_cuda INTERFACE CUDA::cudart_static)
   endif()
-  # -fmad=false: sums have the same bits as on the host (numeric/arithmetic.hpp).
+  # -fmad=false disables fused multiply-add, so that sums have the same bits as on the host
+  # (ep/numeric/arithmetic.hpp).
   target_compile_options(shoal_cuda INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter;--expt-relaxed-constexpr>)
 endif()

@@ -26,4 +26,28 @@ enum class AtomicOp : std::uint8_t {
   compare_swap
 };
 
+namespace detail {
+
+/// Whether `seen` compares with `value` as asked.
+template <typename T>
+SHOAL_HOST_DEVICE constexpr bool holds(T seen, Compare compare, T value) {
+  switch (compare) {
+    case Compare::equal:
+      return seen == value;
+    case Compare::not_equal:
+      return seen != value;
+    case Compare::greater:
+      return seen > value;
+    case Compare::greater_equal:
+      return seen >= value;
+    case Compare::less:
+      return seen < value;
+    case Compare::less_equal:
+      return seen <= value;
+  }
+  return false;
+}
+
+}  // namespace detail
+
 }  // namespace shoal

@@ -41,6 +41,7 @@
 #include <vector>
 
 #include <shoal/bootstrap.hpp>
+#include <shoal/connectivity.hpp>
 #include <shoal/heap.hpp>
 #include <shoal/operation.hpp>
 #include <shoal/settings.hpp>
@@ -113,11 +114,19 @@ class World {
   SymmetricHeap& heap() const;
   const Settings& settings() const;
   const std::vector<InitPhase>& init_phases() const;
+  /// The control plane, for small exchanges of the program's own, such as the ids of other
+  /// libraries. It belongs to the world. Its calls are collective (shoal/bootstrap.hpp) and must
+  /// not overlap other collective calls of the world.
+  Bootstrap& bootstrap() const;
   /// The transport chosen for the heap of `pe` and its capabilities, as text: "shm: load-store put
   /// get atomics signals". For heaps in GPU memory it also names the transport of control words and
   /// the reason why no better one is used: "staged: put get atomics signals; control shm; cuda_p2p:
   /// GPU 0 has no peer access to GPU 1 (cuDeviceCanAccessPeer)".
   std::string describe_transport(Pe pe) const;
+  /// How every pair of PEs reaches each other, and why by that transport
+  /// (shoal/connectivity.hpp): the same report on all PEs. Collective. Throws Error{peer_failed} or
+  /// Error{timeout} when a PE does not take part.
+  ConnectivityReport connectivity() const;
 
   // Put and get. The local side is any contiguous range of T: a vector, an array, a span.
 

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "interrupt.hpp"
 #include "shoal/error.hpp"
 
 namespace shoal::python {
@@ -17,9 +18,11 @@ void bind_errors(nb::module_&) {
         try {
           std::rethrow_exception(pointer);
         } catch (const Error& error) {
+          if (raise_interrupt()) return;
           const std::string code(name_of(error.code()));
-          const nb::object type = nb::module_::import_("shoal.errors").attr("by_code")(code);
-          PyErr_SetObject(type.ptr(), type(error.what()).ptr());
+          const nb::object raised =
+              nb::module_::import_("shoal.errors").attr("from_core")(code, error.what());
+          PyErr_SetObject(raised.type().ptr(), raised.ptr());
         }
       },
       nullptr);

@@ -5,6 +5,8 @@
 #include "arrays/arrays.hpp"
 #include "ep/group.hpp"
 #include "errors.hpp"
+#include "interrupt.hpp"
+#include "settings.hpp"
 #include "world/world.hpp"
 
 NB_MODULE(_core, module) {
@@ -13,6 +15,8 @@ NB_MODULE(_core, module) {
   nanobind::set_leak_warnings(false);
   module.doc() = "The compiled part of shoal; import its names from the package.";
   bind_errors(module);
+  bind_interrupt();
+  bind_settings(module);
   bind_arrays(module);
   bind_team(module);
   bind_collectives(module);

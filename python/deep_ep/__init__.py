@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of DeepEP over Shoal, on GPUs and on the CPU: ``Buffer`` (V1), ``ElasticBuffer``
-(V2).
+(V2), ``HybridEPBuffer`` (branch hybrid-ep).
 
 docs/guide/from-deepep.md lists what is compatible and what differs. Importing has no side effects.
 """
 
-from .buffers import Buffer, ElasticBuffer, EPHandle
+from .buffers import Buffer, ElasticBuffer, EPHandle, HybridEPBuffer
 from .config import Config, topk_idx_t
 from .utils.envs import get_logical_domain_size, get_physical_domain_size
 from .utils.event import EventHandle, EventOverlap
@@ -29,6 +29,7 @@ __all__ = [
     "ElasticBuffer",
     "EventHandle",
     "EventOverlap",
+    "HybridEPBuffer",
     "check_nccl_so",
     "find_cuda_home",
     "get_logical_domain_size",

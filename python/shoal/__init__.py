@@ -22,6 +22,7 @@ from . import ep, errors
 from ._core import (
     Array,
     RemoteArray,
+    Settings,
     SharedBuffer,
     SymmetricArray,
     Team,
@@ -59,6 +60,7 @@ __all__ = [
     "MismatchError",
     "PeerFailedError",
     "RemoteArray",
+    "Settings",
     "SharedBuffer",
     "SymmetricArray",
     "SystemFailureError",

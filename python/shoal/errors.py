@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 
 
 class Error(RuntimeError):
@@ -61,6 +62,38 @@ class ClosedError(Error):
 
 
 _CLASSES = {cls.code: cls for cls in Error.__subclasses__()}
+
+
+# C++ names in the messages of the core, and what Python calls the same.
+_NAMES = [
+    (r"\bSymmetricHeap::share_buffer\b", "World.share_buffer"),
+    (r"\bheap\(\)\.(share_buffer|unshare_buffer)\b", r"World.\1"),
+    (r"\b(?:SymmetricHeap::|heap\(\)\.|heap\.)free\b", "SymmetricArray.free"),
+    (r"\b(?:SymmetricHeap::|heap\(\)\.|heap\.)(?:malloc|calloc|align|allocate)\b", "World.zeros"),
+    (r"\bexchange_bytes\b", "Team.exchange"),
+    (r"^(shoal: )(?:shoal::)?(?:ep::)?GroupOptions[.:]+(?=\S)", r"\1ep.Group: "),
+    (r"^(shoal: )(?:shoal::)?(?:ep::)?GateOptions[.:]+(?=\S)", r"\1gate: "),
+    (r"\b(?:shoal::)?(?:ep::)?GroupOptions(?![.:]+\S)", "ep.Group"),
+    (r"\b(?:shoal::)?(?:ep::)?(?:\w*Options|Launch)(?:::|\.)(?=\S)", ""),
+    (r"\b(?:shoal::)?ep::(?=\w)", "ep."),
+    (r"\bshoal::(?=\w)", "shoal."),
+    (r"\b([A-Z]\w*)::(?=\w)", r"\1."),
+    (r" = true\b", " = True"),
+    (r" = false\b", " = False"),
+]
+_PATTERNS = [(re.compile(pattern), replacement) for pattern, replacement in _NAMES]
+
+
+def python_names(message: str) -> str:
+    """The message of an error of the core, with Python's names in place of C++'s."""
+    for pattern, replacement in _PATTERNS:
+        message = pattern.sub(replacement, message)
+    return message
+
+
+def from_core(code: str, message: str) -> Error:
+    """The exception for a shoal::Error."""
+    return by_code(code)(python_names(message))
 
 
 def by_code(code: str) -> type[Error]:

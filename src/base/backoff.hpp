@@ -6,11 +6,13 @@
 #include <sys/prctl.h>
 
 #include <chrono>
-#include <thread>
+
+#include "base/nap.hpp"
 
 namespace shoal {
 
-/// Yields the core; after kYieldTime without reset it sleeps for kSleep instead.
+/// Yields the core; after kYieldTime without reset it sleeps instead, for kSleep where timers are
+/// fast (nap.hpp).
 ///
 /// Yielding alone is not enough: on Linux 6.18, two threads that only yielded kept all others off
 /// both cores of a machine until their deadlines 20 s later, including the threads that they waited
@@ -24,7 +26,7 @@ class Backoff {
   Backoff& operator=(const Backoff&) = delete;
 
   void operator()() noexcept {
-    if (slack_ >= 0) return std::this_thread::sleep_for(kSleep);
+    if (slack_ >= 0) return nap(kSleep);
     const Clock::time_point now = Clock::now();
     if (end_ == Clock::time_point{}) end_ = now + kYieldTime;
     if (now < end_) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/check.hpp"
+#include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "base/plugin.hpp"
 #include "bootstrap/tcp/wire.hpp"
@@ -21,6 +22,8 @@ namespace {
 constexpr std::string_view kOwnFile = "plugin:";
 /// Extra time for a plug-in that reports a timeout by itself.
 constexpr std::chrono::milliseconds kMargin{1'000};
+/// Between two questions whether the wait was interrupted.
+constexpr std::chrono::milliseconds kLook{20};
 
 const char* variable_of(const shoal_bootstrap_context* context, const char* name) {
   const auto& variables =
@@ -71,10 +74,18 @@ int run_with_deadline(const std::shared_ptr<Job>& job, const char* call, const S
   std::packaged_task<int()> task([job, step] { return step(*job); });
   std::future<int> result = task.get_future();
   std::thread thread(std::move(task));
-  if (result.wait_for(limit + kMargin) != std::future_status::ready) {
+  const auto deadline = std::chrono::steady_clock::now() + limit + kMargin;
+  bool stopped = false;
+  while (result.wait_for(kLook) != std::future_status::ready &&
+         std::chrono::steady_clock::now() < deadline && !stopped)
+    stopped = interrupted();
+  if (result.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
     thread.detach();
     job->given_up = true;
     GivenUp::add(job->plugin.table);
+    require(!stopped, Code::system,
+            "bootstrap plug-in {}: {} was interrupted, and a thread is left behind in it",
+            job->plugin.file, call);
     fail(Code::timeout,
          "bootstrap plug-in {}: {} has not returned within {} ms, and a thread is left behind in "
          "it. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/agreement.hpp"
 
-#include <cstring>
-#include <exception>
+#include <array>
 
 #include "base/check.hpp"
+#include "world/outcome.hpp"
 
 namespace shoal::ep::detail {
 namespace {
@@ -29,46 +29,26 @@ constexpr Field kFields[] = {
 };
 constexpr std::size_t kFieldCount = std::size(kFields);
 
-struct Proposal {
-  std::int32_t code;  // of Code; 0 when the options are fine here
-  std::int64_t values[kFieldCount];
-  char message[400];
-};
-static_assert(sizeof(Proposal) <= shoal::detail::WorldState::kExchangeBytes);
-
-/// Returns the state, or nullptr with the error of this rank in `proposal`.
-std::shared_ptr<GroupState> propose(const Team& team, const GroupOptions& options,
-                                    Proposal& proposal) {
-  for (std::size_t i = 0; i < kFieldCount; ++i) proposal.values[i] = kFields[i].value(options);
-  try {
-    return std::make_shared<GroupState>(team, options);
-  } catch (const Error& error) {
-    proposal.code = static_cast<std::int32_t>(error.code());
-    error.reason().copy(proposal.message, sizeof proposal.message - 1);
-  } catch (const std::exception& error) {
-    proposal.code = static_cast<std::int32_t>(Code::system);
-    std::strncpy(proposal.message, error.what(), sizeof proposal.message - 1);
-  }
-  return nullptr;
-}
+using Values = std::array<std::int64_t, kFieldCount>;
 
 }  // namespace
 
 std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions& options) {
-  Proposal mine{};
-  auto state = propose(team, options, mine);
+  Values mine;
+  for (std::size_t i = 0; i < kFieldCount; ++i) mine[i] = kFields[i].value(options);
+  std::shared_ptr<GroupState> state;
+  const auto failure =
+      shoal::detail::attempt([&] { state = std::make_shared<GroupState>(team, options); });
   shoal::detail::TeamState& team_state = team.state();
-  const std::vector<std::byte> all =
-      team_state.world->exchange(team_state, &mine, sizeof mine, "ep group");
-  std::vector<Proposal> proposals(team.size());
-  std::memcpy(proposals.data(), all.data(), all.size());
-  for (const Proposal& proposal : proposals)
-    if (proposal.code != 0) throw Error(static_cast<Code>(proposal.code), proposal.message);
+  const auto all =
+      shoal::detail::exchange_outcomes(*team_state.world, team_state, mine, failure, "ep group");
+  for (Pe pe = 0; pe < team.size(); ++pe)
+    shoal::detail::rethrow(all[pe].failure, team.world_pe(pe), failure);
   for (std::size_t i = 0; i < kFieldCount; ++i)
     for (Pe pe = 1; pe < team.size(); ++pe)
-      require(proposals[pe].values[i] == proposals[0].values[i], Code::mismatch,
+      require(all[pe].value[i] == all[0].value[i], Code::mismatch,
               "ep::GroupOptions.{} differs between ranks: {} on PE {}, {} on PE {}",
-              kFields[i].name, proposals[0].values[i], team.world_pe(0), proposals[pe].values[i],
+              kFields[i].name, all[0].value[i], team.world_pe(0), all[pe].value[i],
               team.world_pe(pe));
   return state;
 }

@@ -26,13 +26,8 @@ GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* 
           group.failure);
   const auto failed = group.options.mask_failed ? std::nullopt : group.backend->failed_rank();
   if (!failed) return group;
-  const std::int32_t cause = group.backend->cause_of(*failed);
-  require(cause != *failed, Code::closed,
-          "{}: PE {} has given this group up: its own message says why", call,
-          group.world_pe(*failed));
-  fail(Code::closed,
-       "{}: PE {} has given this group up because of PE {}, which failed first or did not come",
-       call, group.world_pe(*failed), group.world_pe(cause));
+  fail(Code::closed, "{}: {}", call,
+       describe_given_up(group, *failed, group.backend->cause_of(*failed)));
 }
 
 GroupState& idle_group(const std::shared_ptr<GroupState>& state, const char* call) {

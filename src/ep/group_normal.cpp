@@ -94,34 +94,40 @@ Combined Group::combine(const TensorView& y, const Handle& handle, const Combine
   return detail::run_combine(detail::idle_group(state_, "combine"), y, handle, options);
 }
 
-std::future<Dispatched> Group::dispatch_async(const TensorView& x, const Routing& routing,
-                                              const DispatchOptions& options, Future after) {
-  const char* call = "dispatch_async";
-  return detail::open_group(state_, call)
+namespace {
+
+/// Queues `run(group)` behind `after`; the result is complete when the future is ready.
+template <typename Run>
+auto submit(const std::shared_ptr<detail::GroupState>& state, const char* call, Future after,
+            Run run) {
+  return detail::open_group(state, call)
       .work_queue(call)
       .submit(
-          [state = state_, call, x, routing, options] {
+          [state, call, run = std::move(run)] {
             detail::GroupState& group = detail::working_group(state, call);
-            Dispatched received = detail::dispatch_new(group, x, routing, options);
+            auto result = run(group);
             group.backend->synchronize();
-            return received;
+            return result;
           },
           std::move(after));
 }
 
+}  // namespace
+
+std::future<Dispatched> Group::dispatch_async(const TensorView& x, const Routing& routing,
+                                              const DispatchOptions& options, Future after) {
+  return submit(state_, "dispatch_async", std::move(after),
+                [x, routing, options](detail::GroupState& group) {
+                  return detail::dispatch_new(group, x, routing, options);
+                });
+}
+
 std::future<Combined> Group::combine_async(const TensorView& y, const Handle& handle,
                                            const CombineOptions& options, Future after) {
-  const char* call = "combine_async";
-  return detail::open_group(state_, call)
-      .work_queue(call)
-      .submit(
-          [state = state_, call, y, handle, options] {
-            detail::GroupState& group = detail::working_group(state, call);
-            Combined combined = detail::run_combine(group, y, handle, options);
-            group.backend->synchronize();
-            return combined;
-          },
-          std::move(after));
+  return submit(state_, "combine_async", std::move(after),
+                [y, handle, options](detail::GroupState& group) {
+                  return detail::run_combine(group, y, handle, options);
+                });
 }
 
 }  // namespace shoal::ep

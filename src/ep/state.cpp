@@ -43,6 +43,17 @@ void GroupState::drain_work_queue() {
   if (queue != nullptr) queue->drain();
 }
 
+std::string describe_given_up(const GroupState& group, std::int32_t by, std::int32_t cause) {
+  const Pe pe = group.world_pe(by);
+  const auto world_failure = group.world->failure();
+  const std::string reason = world_failure ? fmt::format(" ({})", *world_failure) : "";
+  if (cause == by)
+    return fmt::format("PE {} has given this group up{}: its own message says why", pe, reason);
+  return fmt::format(
+      "PE {} has given this group up because of PE {}{}, which failed first or did not come{}", pe,
+      group.world_pe(cause), cause == group.me ? " (this PE)" : "", reason);
+}
+
 void GroupState::close_with_world(shoal::detail::WorldEnd end) noexcept {
   if (closed) return;
   WorkQueue* queue = nullptr;
@@ -65,10 +76,8 @@ void GroupState::close_with_world(shoal::detail::WorldEnd end) noexcept {
 
 std::int64_t HandleState::received_by(std::int32_t rank) const {
   if (expert_alignment > 0) return expert_rows.end[rank];
-  const std::size_t ranks = first_row.size();
-  std::int64_t rows = 0;
-  for (std::size_t source = 0; source < ranks; ++source) rows += counts[source * ranks + rank];
-  return rows;
+  const auto ranks = static_cast<std::int32_t>(first_row.size());
+  return rows_before(counts, ranks, ranks, rank);
 }
 
 }  // namespace shoal::ep::detail

@@ -105,6 +105,11 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
   bool closing_ = false;
 };
 
+/// "PE 0 has given this group up because of PE 1, which failed first or did not come (...)", for
+/// ranks `by` and `cause`, which may be the same. The bracket holds the failure of the world, if
+/// there is one.
+std::string describe_given_up(const GroupState& group, std::int32_t by, std::int32_t cause);
+
 /// A region of the receive area. The last tensor that refers to it releases it.
 struct Region {
   Region(std::shared_ptr<GroupState> state, std::size_t at) : group(std::move(state)), offset(at) {}

@@ -49,17 +49,24 @@ struct Outcome {
   T value{};
 };
 
-/// Exchanges the outcomes of all PEs of the world; the result is indexed by PE. Does not throw for
-/// a failed step: rethrow_first does. `what` names the call in messages.
+/// Exchanges the outcomes of all PEs of a team; the result is indexed by PE of the team. Does not
+/// throw for a failed step: rethrow and rethrow_first do. `what` names the call in messages.
 template <typename T>
-std::vector<Outcome<T>> exchange_outcomes(WorldState& state, const T& value,
+std::vector<Outcome<T>> exchange_outcomes(WorldState& state, TeamState& team, const T& value,
                                           const std::optional<Error>& failure, const char* what) {
   static_assert(sizeof(Outcome<T>) <= WorldState::kExchangeBytes);
   const Outcome<T> mine{FailureRecord(failure), value};
-  const auto blobs = state.exchange(state.world_team(), &mine, sizeof mine, what);
+  const auto blobs = state.exchange(team, &mine, sizeof mine, what);
   std::vector<Outcome<T>> all(blobs.size() / sizeof mine);
   std::memcpy(static_cast<void*>(all.data()), blobs.data(), blobs.size());
   return all;
+}
+
+/// The same for all PEs of the world.
+template <typename T>
+std::vector<Outcome<T>> exchange_outcomes(WorldState& state, const T& value,
+                                          const std::optional<Error>& failure, const char* what) {
+  return exchange_outcomes(state, state.world_team(), value, failure, what);
 }
 
 /// Throws the failure of PE `pe` where `record` holds one: `own`, this PE's failure, where there is

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "base/check.hpp"
+#include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "world/device_side.hpp"
 #include "world/fabric/fabric.hpp"
@@ -65,6 +66,7 @@ void WorldState::pause() noexcept {
 WaitOutcome WorldState::check_health(bool late, Pe awaited) noexcept {
   set_awaited(awaited);
   if (health_->failure(awaited)) return WaitOutcome::peer_failed;
+  if (interrupted()) return WaitOutcome::interrupted;
   return late ? WaitOutcome::timeout : WaitOutcome::ready;
 }
 
@@ -77,6 +79,8 @@ void WorldState::throw_wait_failed(WaitOutcome outcome, const std::string& what,
   if (outcome == WaitOutcome::peer_failed)
     fail(Code::peer_failed, "{} failed on PE {} of {}: {}; it was {}", what, my_pe(), n_pes(),
          health_->failure(awaited).value_or("a PE of the world failed"), detail);
+  if (outcome == WaitOutcome::interrupted)
+    fail(Code::system, "{} was interrupted on PE {} of {}: {}", what, my_pe(), n_pes(), detail);
   fail(Code::timeout, "{} timed out after {} ms on PE {} of {}: {}; Setting: SHOAL_TIMEOUT_MS.",
        what, settings_.timeout.count(), my_pe(), n_pes(), detail);
 }

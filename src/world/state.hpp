@@ -41,7 +41,12 @@ struct Placement;
 
 using Clock = std::chrono::steady_clock;
 
-enum class WaitOutcome { ready, timeout, peer_failed };
+enum class WaitOutcome {
+  ready,
+  timeout,
+  peer_failed,
+  interrupted,  ///< shoal/interrupt.hpp
+};
 
 class WorldState : public std::enable_shared_from_this<WorldState> {
  public:
@@ -82,7 +87,8 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   // Waiting.
 
   /// Polls `ready` until it returns true: SHOAL_SPIN times at once, then with a backoff. About once
-  /// per millisecond it also checks the deadline and the health of the other PEs. `awaited` is the
+  /// per millisecond it also checks the deadline, the health of the other PEs and for interrupts.
+  /// `awaited` is the
   /// PE that this one waits for, where there is a single one: a PE that left without closing the
   /// world fails only waits for itself and waits for any PE.
   static constexpr Pe kAnyPe = -1;
@@ -111,7 +117,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   /// The deadline of a wait that starts now: SHOAL_TIMEOUT_MS from now.
   Clock::time_point deadline() const { return Clock::now() + settings_.timeout; }
   /// Throws the Error for an outcome other than ready: Error{peer_failed} with the failure that
-  /// ended a wait for `awaited`, or Error{timeout} with
+  /// ended a wait for `awaited`, Error{system} after an interrupt, or Error{timeout} with
   /// "<what> timed out after N ms on PE a of n: <detail>; Setting: SHOAL_TIMEOUT_MS."
   [[noreturn]] void throw_wait_failed(WaitOutcome outcome, const std::string& what,
                                       const std::string& detail, Pe awaited = kAnyPe) const;

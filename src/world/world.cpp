@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "memory/host/segment.hpp"
+#include "world/fabric/connectivity_report.hpp"
 #include "world/fabric/fabric.hpp"
 #include "world/memory/memory.hpp"
 #include "world/rma/address_checks.hpp"
@@ -109,6 +110,10 @@ const std::vector<InitPhase>& World::init_phases() const {
   return state().init_phases();
 }
 
+Bootstrap& World::bootstrap() const {
+  return state().bootstrap();
+}
+
 std::string World::describe_transport(Pe pe) const {
   const WorldState& world = state();
   detail::check_pe(world, "describe_transport", pe);
@@ -128,6 +133,10 @@ std::string World::describe_transport(Pe pe) const {
     if (!map.reasons[i][t].empty())
       text += fmt::format("; {}: {}", map.names[t], map.reasons[i][t]);
   return text;
+}
+
+ConnectivityReport World::connectivity() const {
+  return detail::report_connectivity(state());
 }
 
 }  // namespace shoal

@@ -146,7 +146,7 @@ SHOAL_PE_BODY(goes_on_without_pe_2) {
   std::chrono::steady_clock::duration longest{};
   for (int i = 0; i < 2000 && group.masked()[2] == 0; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    const Tensor out = full.answer(group, full.send(group).receive(), i % 2 == 0).receive();
+    const Tensor out = full.combine(group, full.send(group).receive(), i % 2 == 0).receive();
     longest = std::max(longest, std::chrono::steady_clock::now() - start);
     (group.masked()[2] == 0 ? full : part).check(out);
     if (i == 3) {
@@ -163,17 +163,18 @@ SHOAL_PE_BODY(goes_on_without_pe_2) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2))
       << "a masked PE is not waited for";
   EXPECT_EQ(group.masked(), without_2);
-  std::puts("went on");
+  std::puts("continued");
 }
 
-TEST(EpFaults, LowLatencyGoesOnWithoutAKilledPe) {  // masks for failed ranks
+// Masks for failed ranks.
+TEST(EpFaults, LowLatencyGoesOnWithoutAKilledPe) {
   PeGroup group = start_pes(4, "goes_on_without_pe_2", {.env = {{"SHOAL_TIMEOUT_MS", "20000"}}});
   for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("running"));
   group.pes[2].send(SIGKILL);
   const auto results = wait_all(group.pes);
   for (const int pe : {0, 1, 3}) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
-    EXPECT_NE(results[pe].out.find("went on"), std::string::npos) << results[pe].describe();
+    EXPECT_NE(results[pe].out.find("continued"), std::string::npos) << results[pe].describe();
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A signal does to a PE what the program decided, whatever libraries a transport has loaded.
+// A signal has the effect that the program chose, even if a transport loads libraries with signal
+// handlers.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

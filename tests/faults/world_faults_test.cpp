@@ -41,7 +41,7 @@ void print_error(Call&& call) {
   }
 }
 
-// PE 1 never comes; the other PEs wait for it in the call that the argument names.
+// PE 1 makes no further call. The other PEs wait for it in the call that the argument names.
 SHOAL_PE_BODY(wait_for_pe_1) {
   World world = World::open({pe.settings, nullptr});
   const auto flag = world.heap().allocate<std::uint64_t>(1);

@@ -231,7 +231,7 @@ void masks(World& world) {
     } else {
       const ep::LowLatencyReceived got = all.send(group).receive();
       if (group.masked() == none) all.check(got);
-      const Tensor out = all.answer(group, got, i % 2 == 0).receive();
+      const Tensor out = all.combine(group, got, i % 2 == 0).receive();
       if (group.masked() == none) all.check(out);
       if (group.masked() == others)
         for (Pe pe = first; pe < end; ++pe)
@@ -252,11 +252,12 @@ void masks(World& world) {
     last = slowest + 22;
   }
   EXPECT_EQ(group.masked(), others);
-  // A round that waits for a masked rank takes at least the timeout. The median is robust against
-  // rounds that a loaded machine delays.
-  ASSERT_FALSE(times.empty());
-  std::ranges::sort(times);
-  EXPECT_LT(times[times.size() / 2], options.timeout) << "no round waits for masked ranks";
+  // A round that waits for a masked rank takes at least the timeout; one without a wait takes
+  // milliseconds. A loaded machine may delay two rounds by as much, but not a tenth of all.
+  EXPECT_GE(times.size(), 19U);
+  const auto slow = std::ranges::count_if(
+      times, [&](const Clock::duration time) { return time >= options.timeout; });
+  EXPECT_LE(slow, 2) << "rounds of " << times.size() << " wait for masked ranks";
   fmt::print("PE {} has masked {}\n", me, fmt::join(group.masked(), " "));
   std::fflush(stdout);
 }

@@ -45,10 +45,10 @@ int main(int argc, char** argv) {
     MPI_Comm half = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &half);
     shoal::World all = open(MPI_COMM_WORLD), part = open(half);
-    const int members = (size + 1 - rank % 2) / 2;
+    const int part_size = (size + 1 - rank % 2) / 2;
     expect("PE in the world of all", all.my_pe(), rank);
-    expect("PEs of the half", part.n_pes(), members);
-    expect("PE in the half, reversed", part.my_pe(), members - 1 - rank / 2);
+    expect("PEs of the half", part.n_pes(), part_size);
+    expect("PE in the half, reversed", part.my_pe(), part_size - 1 - rank / 2);
     long expected = 0, expected_part = 0;
     for (int i = 0; i < size; ++i) {
       expected += i;

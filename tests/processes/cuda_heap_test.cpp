@@ -67,7 +67,7 @@ SHOAL_PE_BODY(sharing) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-// Memory without a handle, and a process that cannot import: all fail, all can go on.
+// Memory without a handle, and a process that cannot import: all PEs fail and stay usable.
 SHOAL_PE_BODY(sharing_with_failures) {
   FakeCudaOptions options;
   if (pe.settings.pe == 2) {

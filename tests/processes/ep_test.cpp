@@ -58,10 +58,10 @@ SHOAL_PE_BODY(idle_between_send_and_receive) {
         group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none});
     EXPECT_LT(idle(), kAllowed);
     const ep::LowLatencyReceived got = rows.receive();
-    ep::PendingCombine answers =
+    ep::PendingCombine pending =
         group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle);
     EXPECT_LT(idle(), kAllowed);
-    answers.receive();
+    pending.receive();
   }
   group.close();
   world.close();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the random shapes of tests/gpu reach (checks/ep/draws.hpp): all that those tests say of
-// themselves, whatever becomes of the bounds that keep a seed short. Needs no GPU.
+// Checks that the random shapes of tests/gpu (checks/ep/draws.hpp) cover the ranges that those
+// tests state, within the bounds that keep a seed short. Needs no GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,12 +11,12 @@
 namespace shoal::test {
 namespace {
 
-/// Everything that the seeds of one kind reached.
+/// The shapes and options that the seeds of one kind cover.
 struct Reached {
   std::set<std::int64_t> ranks, top_k, experts, hidden,
-      tokens;  ///< tokens of a rank, not the limit of the group
+      tokens;  ///< tokens of a rank; the limit of the group may be larger
   std::set<Load> loads;
-  std::set<std::string> forms;  ///< what else occurred, by name
+  std::set<std::string> forms;  ///< other options that occurred, by name
 
   void add(const EpCase& c) {
     ranks.insert(c.ranks);
@@ -44,7 +44,7 @@ struct Reached {
     EXPECT_LT(*hidden.begin(), 2 * shortest_row);
     EXPECT_TRUE(std::any_of(hidden.begin(), hidden.end(), [](std::int64_t channels) {
       return channels % 16 == 8;
-    })) << "rows of bfloat16 of an odd number of 16 bytes";
+    })) << "bfloat16 rows of an odd number of 16-byte vectors";
     EXPECT_EQ(*tokens.begin(), 0);
     EXPECT_EQ(*tokens.rbegin(), most_tokens);
     const auto many = std::count_if(tokens.begin(), tokens.end(),
@@ -65,7 +65,7 @@ TEST(EpDraws, NormalModeReachesWhatIsAnnounced) {
     reached.add("group of", drawn.options.dtype);
     for (const GpuCall& call : drawn.calls) {
       reached.add("rows of", call.dtype);
-      reached.add("answers of", call.answer);
+      reached.add("outputs of", call.output_dtype);
       if (call.scales > 0) reached.add("scales of", call.scale_dtype);
       reached.add(
           "a row of an odd number of 16 bytes",
@@ -73,7 +73,7 @@ TEST(EpDraws, NormalModeReachesWhatIsAnnounced) {
       reached.add("64 KiB", call.columns == 0 && drawn.c.hidden * size_of(call.dtype) == 65536);
       reached.add("worst case", call.dispatch.worst_case_rows > 0);
       reached.add("copy out", call.dispatch.copy_out);
-      reached.add("in place", call.place == AnswerPlace::in_place);
+      reached.add("in place", call.place == OutputPlace::in_place);
       reached.add("int32 indices", call.int32_topk);
       reached.add("strided scales", call.scales > 1 && call.scale_order == ScaleOrder::columns);
       reached.add("two biases", call.biases == 2);
@@ -91,9 +91,9 @@ TEST(EpDraws, NormalModeReachesWhatIsAnnounced) {
                         "rows of float8_e4m3",
                         "rows of int8",
                         "rows of uint8",
-                        "answers of bfloat16",
-                        "answers of float16",
-                        "answers of float32",
+                        "outputs of bfloat16",
+                        "outputs of float16",
+                        "outputs of float32",
                         "scales of float32",
                         "scales of int32",
                         "a row of an odd number of 16 bytes",
@@ -137,10 +137,10 @@ TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
     normal.add(drawn.c);
     for (const NormalForm& form : drawn.forms) {
       normal.add("rows of", form.dtype);
-      normal.add("answers of", form.answer);
+      normal.add("outputs of", form.output_dtype);
       if (form.scales > 0) normal.add("scales of", form.scale_dtype);
       const bool expert_major = form.expert_major;
-      for (const char* layout : {"", expert_major ? "expert_major " : "flat "}) {
+      for (const char* layout : {"", expert_major ? "expert_major " : "rank_major "}) {
         normal.add(std::string(layout) + "worst case", form.worst_case);
         normal.add(std::string(layout) + "copy out", form.copy_out);
         normal.add(std::string(layout) + "in place", form.in_place);
@@ -159,14 +159,27 @@ TEST(EpDraws, BackendsAreComparedOnWhatIsAnnounced) {
     }
   }
   normal.expect_extremes(8, kMostTokens);
-  normal.expect_forms(
-      {"rows of bfloat16",        "rows of float16",       "rows of float32",
-       "rows of float8_e4m3",     "rows of int8",          "rows of uint8",
-       "answers of bfloat16",     "answers of float16",    "answers of float32",
-       "scales of float32",       "scales of int32",       "flat worst case",
-       "expert_major worst case", "flat copy out",         "expert_major copy out",
-       "flat in place",           "expert_major in place", "flat cached",
-       "expert_major cached",     "flat int32 indices",    "expert_major int32 indices"});
+  normal.expect_forms({"rows of bfloat16",
+                       "rows of float16",
+                       "rows of float32",
+                       "rows of float8_e4m3",
+                       "rows of int8",
+                       "rows of uint8",
+                       "outputs of bfloat16",
+                       "outputs of float16",
+                       "outputs of float32",
+                       "scales of float32",
+                       "scales of int32",
+                       "rank_major worst case",
+                       "expert_major worst case",
+                       "rank_major copy out",
+                       "expert_major copy out",
+                       "rank_major in place",
+                       "expert_major in place",
+                       "rank_major cached",
+                       "expert_major cached",
+                       "rank_major int32 indices",
+                       "expert_major int32 indices"});
   low_latency.expect_extremes(8, kMostSlots);
   low_latency.expect_forms({"quantize 0", "quantize 1", "quantize 2", "quantize 3", "exact",
                             "log_fmt", "early weights", "int32 indices"});

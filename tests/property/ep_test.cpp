@@ -55,8 +55,8 @@ TEST_P(EpProperty, RandomShapesMatchTheReference) {
   check_rounds(random_case(GetParam()), 3);
 }
 
-// The sizes that tests/gpu compares with this backend (checks/ep/draws.hpp), little of everything
-// else.
+// The sizes for which tests/gpu compares both backends (checks/ep/draws.hpp); the other dimensions
+// are small.
 
 TEST(EpPropertyLimits, ManyExperts) {
   check_rounds(

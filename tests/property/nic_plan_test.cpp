@@ -299,8 +299,8 @@ TEST(NicPlanProperty, RailGroupsDoNotShareANic) {
     }
     // By distance, both GPUs of a switch use its first NIC. Round robin gives every job the first
     // NIC of the host.
-    EXPECT_EQ(by_job.size(), binding.round_robin ? 1U : 4U) << "the fault is in the old scheme";
-    EXPECT_EQ(by_host.size(), 8U) << "and not in this one";
+    EXPECT_EQ(by_job.size(), binding.round_robin ? 1U : 4U) << "a plan by job shares NICs";
+    EXPECT_EQ(by_host.size(), 8U) << "a plan by host does not";
   }
 }
 

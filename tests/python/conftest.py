@@ -3,7 +3,7 @@
 
 import pytest
 
-SMALL = {"symmetric_size": "64M", "timeout": 20_000}
+SMALL = {"symmetric_size": "64M", "timeout": 20.0}
 
 
 @pytest.fixture

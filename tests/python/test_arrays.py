@@ -3,6 +3,7 @@
 lifetimes."""
 
 import gc
+import sys
 
 import numpy as np
 import pytest
@@ -203,3 +204,148 @@ def test_a_dtype_of_another_size_is_refused(settings):
 def test_cuda_arrays_say_where_they_are(settings):
     array = zeros((2,), "float32", settings)
     assert array.__dlpack_device__() == (1, 0) and len(array) == 2 and "float32 [2]" in repr(array)
+
+
+def test_numpy_reads_and_writes_results(settings):
+    """numpy.asarray and indexing access the memory; dtype= and copy= are those of NumPy 2."""
+
+    def body(world):
+        symmetric = world.zeros((2, 3), "float32")
+        array = symmetric.local
+        array[1, 2] = 7
+        symmetric[0] = [1, 2, 3]
+        view = np.asarray(array)
+        assert view.dtype == np.float32 and view.tolist() == [[1, 2, 3], [0, 0, 7]]
+        assert np.shares_memory(view, array.numpy()) and np.shares_memory(symmetric, view)
+        assert array[1, 2] == 7 and array[:, 0].tolist() == [1, 0] and array[-1].shape == (3,)
+        assert [row.tolist() for row in array] == view.tolist() and len(symmetric) == 2
+        assert (symmetric.shape, symmetric.dtype, symmetric.nbytes) == ((2, 3), "float32", 24)
+        assert np.asarray(symmetric, np.int64).dtype == np.int64
+        copy = np.array(array, copy=True)
+        copy[:] = 0
+        assert array[1, 2] == 7
+        assert np.shares_memory(np.asarray(array, dtype=np.float32), view)
+        with pytest.raises(IndexError):
+            array[2]
+        with pytest.raises(ValueError, match="copy"):
+            array.__array__(np.int64, copy=False)
+        assert np.add(array, 1).tolist() == [[2, 3, 4], [1, 1, 8]]
+        return True
+
+    assert shoal.run_threads(1, body, settings) == [True]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3"])
+def test_numpy_has_values_of_narrow_types_by_ml_dtypes(dtype, settings, monkeypatch):
+    pytest.importorskip("ml_dtypes")
+
+    def body(world):
+        array = world.zeros(4, dtype)
+        array[:] = [1, -2, 0.5, 4]
+        return np.asarray(array, np.float32).tolist(), str(np.asarray(array).dtype)
+
+    def without(world):
+        return world.zeros(4, dtype).local
+
+    values, name = shoal.run_threads(1, body, settings)[0]
+    assert values == [1, -2, 0.5, 4] and name == {"float8_e4m3": "float8_e4m3fn"}.get(dtype, dtype)
+    array = shoal.run_threads(1, without, settings)[0]
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(shoal.UnsupportedError, match="install ml_dtypes, use torch.from_dlpack"):
+        np.asarray(array)
+    assert array.numpy().dtype == NUMPY[dtype]  # the bits
+
+
+def test_results_that_hold_arrays_say_so_to_numpy(settings):
+    def body(world):
+        group = shoal.ep.Group(
+            world.team, hidden=16, top_k=1, experts=1, max_tokens=4, dtype="float32"
+        )
+        routing = group.route(np.zeros((2, 1), np.int64))
+        received = group.dispatch(np.ones((2, 16), np.float32), routing)
+        combined = group.combine(received.x, received.handle)
+        remote = world.zeros(2).on(0)
+        for holder in (routing, received, combined, remote):
+            with pytest.raises(TypeError, match=f"a {type(holder).__name__} is no array; take its"):
+                np.asarray(holder)
+        return np.asarray(combined.x).sum()
+
+    assert shoal.run_threads(1, body, settings) == [32]
+
+
+CALLS = {
+    "put": lambda world, remote, local, flag: world.put(remote, local),
+    "put_nbi": lambda world, remote, local, flag: world.put_nbi(remote, local),
+    "get": lambda world, remote, local, flag: world.get(local, remote),
+    "get_nbi": lambda world, remote, local, flag: world.get_nbi(local, remote),
+    "put_signal": lambda world, remote, local, flag: world.put_signal(remote, local, flag, 1),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_transfers_between_unequal_dtypes_are_refused(call, settings):
+    """Also those of the same size, whose bits would be copied."""
+
+    def body(world):
+        array, flag = world.zeros(4, "float32"), world.zeros(1, "int64").on(0)
+        for dtype, elements in (("int32", 4), ("int64", 2), ("float64", 2), ("uint8", 16)):
+            with pytest.raises(shoal.InvalidArgumentError, match=f"{dtype}.*float32.*equal"):
+                CALLS[call](world, array.on(0), np.zeros(elements, dtype), flag)
+        CALLS[call](world, array.on(0), np.zeros(4, np.float32), flag)
+        world.quiet()
+        return True
+
+    assert shoal.run_threads(1, body, settings) == [True]
+
+
+def test_dtype_names_the_type_of_bits_in_a_transfer(settings):
+    def body(world):
+        array = world.zeros(4, "bfloat16")
+        world.put(array.on(0), np.full(4, 0x3F80, np.uint16), dtype="bfloat16")
+        back = np.zeros(4, np.uint16)
+        world.get(back, array.on(0), dtype="bfloat16")
+        with pytest.raises(shoal.InvalidArgumentError, match="is float16.*are bfloat16"):
+            world.put(array.on(0), back, dtype="float16")
+        return back.tolist()
+
+    assert shoal.run_threads(1, body, settings) == [[0x3F80] * 4]
+
+
+def test_calls_that_would_lose_a_gradient_are_refused(settings):
+    torch = pytest.importorskip("torch")
+
+    def body(world):
+        group = shoal.ep.Group(
+            world.team,
+            hidden=128,
+            top_k=1,
+            experts=1,
+            max_tokens=4,
+            dtype="float32",
+            low_latency_max_tokens=4,
+        )
+        idx, weights = torch.zeros((2, 1), dtype=torch.int64), torch.ones(2, 1)
+        x = torch.ones(2, 128, requires_grad=True)
+        learned = weights.clone().requires_grad_()
+        narrow = torch.ones(2, 128, dtype=torch.bfloat16)
+        routing = group.route(idx)
+        received = group.dispatch(x.detach(), routing, weights=weights)
+        refused = {
+            "dispatch: x": lambda: group.dispatch(x, routing),
+            "dispatch: weights": lambda: group.dispatch(x.detach(), routing, weights=learned),
+            "combine: y": lambda: group.combine(x, received.handle),
+            "combine: weights": lambda: group.combine(x.detach(), received.handle, weights=learned),
+            "combine: bias": lambda: group.combine(x.detach(), received.handle, bias=x),
+            "dispatch_async: x": lambda: group.dispatch_async(x, routing),
+            "combine_async: y": lambda: group.combine_async(x, received.handle),
+        }
+        for what, call in refused.items():
+            instead = "shoal.torch." + ("combine" if "combine" in what else "dispatch")
+            with pytest.raises(shoal.InvalidArgumentError, match=f"{what} requires .*{instead}"):
+                call()
+        with pytest.raises(shoal.InvalidArgumentError, match="low_latency_dispatch: x requires"):
+            group.low_latency_dispatch(narrow.clone().requires_grad_(), idx)
+        with torch.no_grad():  # no gradient is lost
+            return group.dispatch(x, routing, weights=learned, copy_out=True).rows
+
+    assert shoal.run_threads(1, body, settings) == [2]

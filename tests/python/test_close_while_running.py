@@ -83,4 +83,4 @@ def test_a_world_ends_while_an_operation_of_all_pes_is_running(settings, operati
 
 @pytest.mark.parametrize("end", ["return", "close"])
 def test_a_world_ends_while_an_operation_of_one_pe_waits_for_the_others(settings, end):
-    run({**settings, "timeout": 1000}, "dispatch", end, 1, rounds=2)
+    run({**settings, "timeout": 1.0}, "dispatch", end, 1, rounds=2)

@@ -419,7 +419,7 @@ def test_a_handle_does_not_keep_the_rows(settings):
     assert all(with_group(body, settings, live_results=1))
 
 
-def test_a_group_that_nobody_closes_ends_with_its_world(settings):
+def test_an_unclosed_group_ends_with_its_world(settings):
     """Freeing is collective, and the garbage collectors of PEs run at different times."""
 
     def body(world):

@@ -186,7 +186,7 @@ def rank_main(unique_id, rank, ranks, pipe):
     """Runs all checks and sends their failures by name."""
     failures, name = dict.fromkeys(CHECKS, "not run: an earlier check failed"), CHECKS[0]
     try:
-        settings = {"symmetric_size": "64M", "timeout": 20000}
+        settings = {"symmetric_size": "64M", "timeout": 20.0}
         with shoal.World.from_unique_id(unique_id, rank, ranks, settings) as world:
             options = {
                 "hidden": HIDDEN,

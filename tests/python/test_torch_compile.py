@@ -163,7 +163,7 @@ def check_layer_with_size_that_depends_on_data(group):
 
 
 @on_group
-def check_group_that_nobody_has_seen(group):
+def check_group_that_was_not_seen_before(group):
     x, idx, weights = tokens_of(group)
     ops._groups.pop(id(group), None)  # an earlier group may have had the same number
     with pytest.raises(Exception, match=r"call shoal.torch.register\(group\)"):

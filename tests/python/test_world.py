@@ -13,7 +13,7 @@ import pytest
 import shoal
 
 
-def test_everybody_writes_to_everybody(settings):
+def test_every_pe_writes_to_every_pe(settings):
     def body(world):
         numbers = world.zeros((world.n_pes,), "int64")
         for other in range(world.n_pes):
@@ -181,7 +181,7 @@ def test_leaving_a_with_block_by_an_exception_tells_the_others(settings):
     assert isinstance(heard[1], AssertionError) and "AssertionError" in str(heard[0])
 
 
-def test_a_wait_that_nobody_ends_times_out_and_says_so():
+def test_a_wait_without_a_signal_times_out_and_names_what_it_waits_for():
     def body(world):
         flag = world.zeros((1,), "int64")
         with pytest.raises(
@@ -190,7 +190,7 @@ def test_a_wait_that_nobody_ends_times_out_and_says_so():
             world.wait_until(flag, "==", 1)
         return raised.value.code, isinstance(raised.value, shoal.TimeoutError)
 
-    assert shoal.run_threads(1, body, {"symmetric_size": "64M", "timeout": 200}) == [
+    assert shoal.run_threads(1, body, {"symmetric_size": "64M", "timeout": 0.2}) == [
         ("timeout", True)
     ]
 
@@ -374,6 +374,22 @@ def test_teams_and_facts_of_a_world(settings):
         return True
 
     assert shoal.run_threads(4, body, settings) == [True] * 4
+
+
+def test_connectivity_is_the_same_on_all_pes(settings):
+    reports = shoal.run_threads(4, lambda world: world.connectivity(), {**settings, "node_size": 2})
+    assert all(report == reports[0] for report in reports)
+    report = reports[0]
+    assert [pe["node"] for pe in report["pes"]] == [0, 0, 1, 1]
+    assert len({(pe["host"], pe["host_index"]) for pe in report["pes"]}) == 1
+    assert all(pe["nics"] is None for pe in report["pes"]), "no pair needs a network"
+    pairs = {(pair["a"], pair["b"]): pair for pair in report["pairs"]}
+    assert sorted(pairs) == [(a, b) for a in range(4) for b in range(a, 4)]
+    assert pairs[2, 2]["chosen"] == "self" and pairs[0, 3]["chosen"] == "shm"
+    (used,) = [one for one in pairs[0, 3]["transports"] if one["chosen"]]
+    assert used["name"] == "shm" and used["capabilities"] == "put get atomics signals"
+    assert all(one["why"] for pair in report["pairs"] for one in pair["transports"])
+    assert report["heap_pairs"] == []
 
 
 def test_buffers_of_a_heap_on_the_host_are_not_shared(settings):

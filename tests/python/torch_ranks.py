@@ -104,7 +104,7 @@ def _rank(rank, n_ranks, module, device, store, pipe, environment):
     settings = {
         "heap": "cuda" if device == "cuda" else "host",
         "symmetric_size": "64M",
-        "timeout": 20000,
+        "timeout": 20.0,
     }
     try:
         # An exception fails the world at once, so that no rank waits for the failed one.
@@ -122,8 +122,8 @@ def _rank(rank, n_ranks, module, device, store, pipe, environment):
 def all_ranks(team, value):
     """The `value` of every rank, an object that can be pickled. Works for all teams of the
     world."""
-    everybody = of_all_ranks(value)
-    return [everybody[team.world_pe(member)] for member in range(team.size)]
+    values = of_all_ranks(value)
+    return [values[team.world_pe(pe)] for pe in range(team.size)]
 
 
 def of_all_ranks(value):
@@ -135,9 +135,9 @@ def of_all_ranks(value):
     def here(part):
         return part.to(torch.get_default_device()) if isinstance(part, torch.Tensor) else part
 
-    everybody = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, value)
-    return torch.utils._pytree.tree_map(here, everybody)
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return torch.utils._pytree.tree_map(here, values)
 
 
 def seeded(seed):

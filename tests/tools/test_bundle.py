@@ -158,7 +158,7 @@ def test_a_hang_is_ended_and_named(bundle, tmp_path):
     assert "still waiting" in (tmp_path / "gpu-tests.log").read_text()
 
 
-# As shoal-moe: the layer is right, but for one form; and as it answers where it cannot run.
+# Imitates shoal-moe: the layer is right except for one form; and its exit status if it cannot run.
 MOE = """for word in "$@"; do [ "$before" = --json ] && results=$word; before=$word; done
 case "$*" in *"--mode low-latency --dtype fp8"*) echo 'check: FAILED'; exit 1;; esac
 echo '{"check": {"worst_error": 0.5}}' > "$results" """

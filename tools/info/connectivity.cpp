@@ -13,17 +13,7 @@
 namespace shoal::info {
 namespace {
 
-using detail::ConnectivityReport;
-using detail::PairReport;
-using detail::TransportVerdict;
-
 constexpr Pe kLargestMatrix = 32;
-
-const TransportVerdict* chosen_of(const PairReport& pair) {
-  const auto found = std::find_if(pair.verdicts.begin(), pair.verdicts.end(),
-                                  [](const TransportVerdict& verdict) { return verdict.chosen; });
-  return found == pair.verdicts.end() ? nullptr : &*found;
-}
 
 /// Pairs with equal verdicts.
 struct Group {
@@ -32,15 +22,15 @@ struct Group {
   std::vector<std::pair<Pe, Pe>> pairs;
 };
 
-std::vector<Group> group(const std::vector<PairReport>& pairs) {
+std::vector<Group> group(const std::vector<PairConnectivity>& pairs) {
   std::vector<Group> groups;
-  for (const PairReport& pair : pairs) {
+  for (const PairConnectivity& pair : pairs) {
     const auto found = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
-      return known.alone == (pair.a == pair.b) && *known.verdicts == pair.verdicts;
+      return known.alone == (pair.a == pair.b) && *known.verdicts == pair.transports;
     });
     Group& own = found != groups.end()
                      ? *found
-                     : groups.emplace_back(Group{&pair.verdicts, pair.a == pair.b, {}});
+                     : groups.emplace_back(Group{&pair.transports, pair.a == pair.b, {}});
     own.pairs.emplace_back(pair.a, pair.b);
   }
   return groups;
@@ -49,16 +39,14 @@ std::vector<Group> group(const std::vector<PairReport>& pairs) {
 /// Describes the pairs: "PE 0 with 1-3; PE 1 with 2", "every PE with itself", "every pair inside a
 /// node".
 std::string describe_pairs(const Group& group, const ConnectivityReport& report) {
-  const std::size_t n_pes = report.node_of.size();
+  const std::size_t n_pes = report.pes.size();
   if (group.alone && group.pairs.size() == n_pes)
     return n_pes == 1 ? "PE 0 with itself" : "every PE with itself";
   std::size_t inside = 0, all_inside = 0;
   for (std::size_t a = 0; a < n_pes; ++a)
     for (std::size_t b = a + 1; b < n_pes; ++b)
-      all_inside += report.node_of[a] == report.node_of[b];
-  for (const auto& [a, b] : group.pairs)
-    inside +=
-        report.node_of[static_cast<std::size_t>(a)] == report.node_of[static_cast<std::size_t>(b)];
+      all_inside += report.same_node(static_cast<Pe>(a), static_cast<Pe>(b));
+  for (const auto& [a, b] : group.pairs) inside += report.same_node(a, b);
   const std::size_t all = n_pes * (n_pes - 1) / 2;
   if (!group.alone && group.pairs.size() == all) return "every pair";
   if (!group.alone && inside == all_inside && group.pairs.size() == inside)
@@ -78,7 +66,8 @@ std::string describe_pairs(const Group& group, const ConnectivityReport& report)
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-std::string groups_text(const std::vector<PairReport>& pairs, const ConnectivityReport& report) {
+std::string groups_text(const std::vector<PairConnectivity>& pairs,
+                        const ConnectivityReport& report) {
   std::string text;
   for (const Group& group : group(pairs)) {
     text += fmt::format("  {}\n", wrap(describe_pairs(group, report), 110, 4));
@@ -86,12 +75,11 @@ std::string groups_text(const std::vector<PairReport>& pairs, const Connectivity
     for (const TransportVerdict& verdict : *group.verdicts)
       if (verdict.chosen)
         rows.push_back(
-            {"* " + verdict.transport,
-             fmt::format("{} [{}]", verdict.why, transport::describe(verdict.capabilities))});
+            {"* " + verdict.transport, fmt::format("{} [{}]", verdict.why, verdict.capabilities)});
     if (rows.empty()) rows.push_back({"* none", "no transport reaches"});
     for (const TransportVerdict& verdict : *group.verdicts)
-      if (!verdict.chosen && !(group.alone && group.pairs.size() == report.node_of.size() &&
-                               verdict.transport == "self"))
+      if (!verdict.chosen &&
+          !(group.alone && group.pairs.size() == report.pes.size() && verdict.transport == "self"))
         rows.push_back({"  " + verdict.transport, verdict.why});
     text += table(rows, 4);
   }
@@ -99,13 +87,13 @@ std::string groups_text(const std::vector<PairReport>& pairs, const Connectivity
 }
 
 /// The chosen transport of every pair as a matrix; one letter per transport.
-std::string matrix(const std::vector<PairReport>& pairs, Pe n_pes) {
+std::string matrix(const std::vector<PairConnectivity>& pairs, Pe n_pes) {
   if (n_pes < 2 || n_pes > kLargestMatrix) return "";
   std::vector<std::string> names;
   std::vector<std::string> cells(static_cast<std::size_t>(n_pes) * static_cast<std::size_t>(n_pes),
                                  "-");
-  for (const PairReport& pair : pairs) {
-    const TransportVerdict* const chosen = chosen_of(pair);
+  for (const PairConnectivity& pair : pairs) {
+    const TransportVerdict* const chosen = pair.chosen();
     if (chosen == nullptr) continue;
     const auto a = static_cast<std::size_t>(pair.a), b = static_cast<std::size_t>(pair.b);
     const std::string letter = pair.a == pair.b ? "." : chosen->transport.substr(0, 1);
@@ -132,10 +120,9 @@ std::string matrix(const std::vector<PairReport>& pairs, Pe n_pes) {
 
 std::string places_text(const ConnectivityReport& report) {
   std::vector<std::vector<std::string>> rows;
-  for (std::size_t pe = 0; pe < report.hosts.size(); ++pe) {
-    const auto& nics = report.nics[pe];
-    rows.push_back({fmt::format("PE {}", pe), "host " + report.hosts[pe],
-                    fmt::format("node {}", report.node_of[pe]),
+  for (std::size_t pe = 0; pe < report.pes.size(); ++pe) {
+    const auto& [host, host_index, node, nics] = report.pes[pe];
+    rows.push_back({fmt::format("PE {}", pe), "host " + host, fmt::format("node {}", node),
                     !nics           ? "NICs: none chosen, no pair needs a network"
                     : nics->empty() ? "NICs: none"
                                     : fmt::format("NICs: {}", fmt::join(*nics, ", "))});
@@ -143,16 +130,16 @@ std::string places_text(const ConnectivityReport& report) {
   return table(rows);
 }
 
-nlohmann::json pairs_json(const std::vector<PairReport>& pairs) {
+nlohmann::json pairs_json(const std::vector<PairConnectivity>& pairs) {
   nlohmann::json list = nlohmann::json::array();
-  for (const PairReport& pair : pairs) {
+  for (const PairConnectivity& pair : pairs) {
     nlohmann::json transports = nlohmann::json::array();
-    for (const TransportVerdict& verdict : pair.verdicts)
+    for (const TransportVerdict& verdict : pair.transports)
       transports.push_back({{"name", verdict.transport},
                             {"chosen", verdict.chosen},
-                            {"capabilities", transport::describe(verdict.capabilities)},
+                            {"capabilities", verdict.capabilities},
                             {"why", verdict.why}});
-    const TransportVerdict* const chosen = chosen_of(pair);
+    const TransportVerdict* const chosen = pair.chosen();
     list.push_back(
         {{"a", pair.a},
          {"b", pair.b},
@@ -166,13 +153,13 @@ nlohmann::json pairs_json(const std::vector<PairReport>& pairs) {
 
 std::string connectivity_text(const WorldView& view) {
   const ConnectivityReport& report = view.connectivity;
-  const auto n_pes = static_cast<Pe>(report.node_of.size());
+  const auto n_pes = static_cast<Pe>(report.pes.size());
   std::string text = fmt::format("Connectivity of {} {} (* is the transport that a pair uses)\n",
                                  n_pes, n_pes == 1 ? "PE" : "PEs");
   text += places_text(report) + matrix(report.pairs, n_pes) + groups_text(report.pairs, report);
-  if (!report.heap.empty())
-    text += "Connectivity of the heaps in GPU memory\n" + matrix(report.heap, n_pes) +
-            groups_text(report.heap, report);
+  if (!report.heap_pairs.empty())
+    text += "Connectivity of the heaps in GPU memory\n" + matrix(report.heap_pairs, n_pes) +
+            groups_text(report.heap_pairs, report);
   if (n_pes == 1)
     text +=
         "  This is one PE alone. For a map of several: shoal-run -n 4 --no-label shoal-info --connectivity, or any "
@@ -183,15 +170,16 @@ std::string connectivity_text(const WorldView& view) {
 nlohmann::json connectivity_json(const WorldView& view) {
   const ConnectivityReport& report = view.connectivity;
   nlohmann::json pes = nlohmann::json::array();
-  for (std::size_t pe = 0; pe < report.hosts.size(); ++pe)
-    pes.push_back(
-        {{"pe", pe},
-         {"host", report.hosts[pe]},
-         {"node", report.node_of[pe]},
-         {"nics", report.nics[pe] ? nlohmann::json(*report.nics[pe]) : nlohmann::json()}});
+  for (std::size_t pe = 0; pe < report.pes.size(); ++pe) {
+    const PePlace& place = report.pes[pe];
+    pes.push_back({{"pe", pe},
+                   {"host", place.host},
+                   {"node", place.node},
+                   {"nics", place.nics ? nlohmann::json(*place.nics) : nlohmann::json()}});
+  }
   return {{"pes", pes},
           {"pairs", pairs_json(report.pairs)},
-          {"gpu_heap_pairs", pairs_json(report.heap)}};
+          {"gpu_heap_pairs", pairs_json(report.heap_pairs)}};
 }
 
 }  // namespace shoal::info

@@ -1,31 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "info/world.hpp"
 
+#include <chrono>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+
 #include "shoal/bootstrap.hpp"
-#include "world/startup/blob.hpp"
-#include "world/state.hpp"
 
 namespace shoal::info {
 namespace {
 
-std::vector<PeTimeline> gather_timelines(World& world) {
-  detail::BlobWriter mine;
-  mine.value<std::uint64_t>(world.init_phases().size());
-  for (const InitPhase& phase : world.init_phases()) {
-    mine.text(phase.name);
-    mine.value<std::int64_t>(phase.duration.count());
-    mine.value<std::int64_t>(phase.waited.count());
-  }
+std::vector<PeTimeline> gather_timelines(const World& world) {
+  nlohmann::json mine = nlohmann::json::array();
+  for (const InitPhase& phase : world.init_phases())
+    mine.push_back({phase.name, phase.duration.count(), phase.waited.count()});
+  const std::string text = mine.dump();
+  const auto bytes = std::as_bytes(std::span(text));
   std::vector<PeTimeline> timelines;
-  for (const auto& blob : world.state().bootstrap().all_gather(mine.take(), "timelines")) {
-    detail::BlobReader reader(blob);
+  for (const auto& blob : world.bootstrap().all_gather(bytes, "timelines")) {
     PeTimeline& timeline = timelines.emplace_back();
-    for (auto left = reader.value<std::uint64_t>(); left > 0; --left) {
-      std::string name = reader.text();
-      const std::chrono::nanoseconds duration(reader.value<std::int64_t>());
-      timeline.phases.push_back(
-          {std::move(name), duration, std::chrono::nanoseconds(reader.value<std::int64_t>())});
-    }
+    const auto* const first = reinterpret_cast<const char*>(blob.data());
+    for (const auto& phase : nlohmann::json::parse(first, first + blob.size()))
+      timeline.phases.push_back({phase[0], std::chrono::nanoseconds(phase[1].get<std::int64_t>()),
+                                 std::chrono::nanoseconds(phase[2].get<std::int64_t>())});
   }
   return timelines;
 }
@@ -36,7 +35,7 @@ WorldView collect_world() {
   World world = World::open(WorldOptions::from_environment());
   WorldView view;
   view.my_pe = world.my_pe();
-  view.connectivity = detail::report_connectivity(world.state());
+  view.connectivity = world.connectivity();
   view.timelines = gather_timelines(world);
   world.close();
   return view;

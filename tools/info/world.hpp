@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "shoal/connectivity.hpp"
 #include "shoal/world.hpp"
-#include "world/fabric/connectivity_report.hpp"
 
 namespace shoal::info {
 
@@ -19,7 +19,7 @@ struct PeTimeline {
 
 struct WorldView {
   Pe my_pe = 0;
-  detail::ConnectivityReport connectivity;
+  ConnectivityReport connectivity;
   std::vector<PeTimeline> timelines;  ///< indexed by PE
 };
 

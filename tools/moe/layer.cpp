@@ -257,7 +257,7 @@ void check_backend(const Options& options) {
   const memory::GpuReport gpus = memory::describe_gpus();
   require(!gpus.gpus.empty(), Code::unsupported,
           "--backend cuda is not possible here: {}. --backend host needs no GPU",
-          gpus.unavailable.empty() ? "the driver shows no GPU" : gpus.unavailable);
+          gpus.unavailable.empty() ? "the CUDA driver reports no GPU" : gpus.unavailable);
 #ifdef SHOAL_WITH_CUDA
   CublasLt::load(options.cublaslt);
 #endif

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <fstream>
 #include <memory>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -28,6 +29,7 @@ namespace {
 // Each attempt pauses longer than the kernel normally takes to end a process.
 constexpr int kAttempts = 200;
 constexpr std::chrono::milliseconds kPause{5};
+constexpr std::size_t kFilesWithoutProc = 4096;
 
 struct ProcessState {
   char state = '?';
@@ -48,21 +50,42 @@ ProcessState state_of(const std::string& pid) {
   return process;
 }
 
+/// The entries of a folder whose names are numbers. Empty if it cannot be read.
+std::vector<int> numbers_in(const char* path) {
+  std::vector<int> numbers;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(path), closedir);
+  if (!folder) return numbers;
+  while (const dirent* entry = readdir(folder.get())) {
+    const std::string_view name = entry->d_name;
+    int number = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+    if (error == std::errc{} && end == name.data() + name.size()) numbers.push_back(number);
+  }
+  return numbers;
+}
+
 /// The processes of these sessions that still run.
 std::vector<pid_t> processes_of(const std::set<pid_t>& sessions) {
   std::vector<pid_t> found;
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc"), closedir);
-  if (!folder) return found;
-  while (const dirent* entry = readdir(folder.get())) {
-    const std::string_view name = entry->d_name;
-    pid_t pid = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (error != std::errc{} || end != name.data() + name.size()) continue;
-    const ProcessState process = state_of(std::string(name));
+  for (const pid_t pid : numbers_in("/proc")) {
+    const ProcessState process = state_of(std::to_string(pid));
     const bool dead = process.state == 'Z' || process.state == 'X';
     if (!dead && sessions.contains(process.session)) found.push_back(pid);
   }
   return found;
+}
+
+/// Closes all files from `first` on.
+void close_from(int first) {
+  if (close_range(static_cast<unsigned>(first), ~0U, 0) == 0) return;
+  // Linux before 5.9, or a container that does not allow the call.
+  std::vector<int> files = numbers_in("/proc/self/fd");
+  if (files.empty()) {  // without /proc
+    files.resize(kFilesWithoutProc);
+    std::iota(files.begin(), files.end(), 0);
+  }
+  for (const int file : files)
+    if (file >= first) close(file);
 }
 
 }  // namespace
@@ -122,7 +145,7 @@ void Keeper::run(int pipe) const {
   setsid();
   prctl(PR_SET_NAME, "shoal-run-keep");
   if (pipe != STDIN_FILENO) dup2(pipe, STDIN_FILENO);
-  close_range(STDERR_FILENO + 1, ~0U, 0);
+  close_from(STDERR_FILENO + 1);
   const int nothing = open("/dev/null", O_RDWR);
   dup2(nothing, STDOUT_FILENO);
   dup2(nothing, STDERR_FILENO);

@@ -33,6 +33,8 @@ class Keeper {
   /// The session has ended. Call it before its leader is reaped: afterwards the number may belong
   /// to another process.
   void forget(pid_t session) const;
+  /// The keeper process.
+  pid_t pid() const { return pid_; }
 
  private:
   void run(int pipe) const;

@@ -6,6 +6,7 @@
 
 #include <array>
 
+#include "../arguments.hpp"
 #include "../check.hpp"
 #include "../docs.hpp"
 #include "exchange.hpp"
@@ -64,7 +65,7 @@ std::string describe(nb::dlpack::dtype type) {
 
 /// Views a NumPy array of an ml_dtypes type, which exports no DLPack, as integers. Returns the name
 /// of the type; nullopt for other arrays.
-std::optional<std::string> take_ml_dtype(nb::object& array) {
+std::optional<DataType> take_ml_dtype(nb::object& array) {
   if (!nb::hasattr(array, "dtype") || !nb::hasattr(array, "view") ||
       !nb::hasattr(array, "__array_interface__"))
     return {};
@@ -72,7 +73,28 @@ std::optional<std::string> take_ml_dtype(nb::object& array) {
   const bool narrow = name == "float8_e4m3fn";
   if (name != "bfloat16" && !narrow) return {};
   array = array.attr("view")(narrow ? "uint8" : "uint16");
-  return narrow ? "float8_e4m3" : "bfloat16";
+  return narrow ? DataType::float8_e4m3 : DataType::bfloat16;
+}
+
+/// The name of what dtype= gives: a str, or a dtype of torch or NumPy; nullopt for other objects.
+/// Other libraries call Shoal's float8_e4m3 float8_e4m3fn; ml_dtypes has another type of the first
+/// name.
+std::optional<std::string> dtype_name(nb::handle given) {
+  const bool named = nb::isinstance<nb::str>(given);
+  std::string name = nb::cast<std::string>(nb::str(given));
+  if (name.starts_with("torch.")) {
+    name.erase(0, std::size("torch.") - 1);
+  } else if (!named) {
+    if (given.is_none()) return {};
+    try {
+      name = nb::cast<std::string>(
+          nb::object(nb::module_::import_("numpy").attr("dtype")(given).attr("name")));
+    } catch (const nb::python_error&) {
+      return {};
+    }
+    if (name == "float8_e4m3") return "float8_e4m3 of ml_dtypes";
+  }
+  return name == "float8_e4m3fn" ? "float8_e4m3" : name;
 }
 
 void make_contiguous(TensorView& view) {
@@ -96,15 +118,15 @@ nb::object export_view(const Array& self, nb::handle owner, nb::dlpack::dtype ty
 }
 
 /// The type that dtype= names. Throws Error{invalid_argument} unless its elements have `bits` bits.
-DataType named_type(const char* what, const std::string& name, std::size_t bits) {
-  const DataType dtype = dtype_from(name);
+DataType named_type(const char* what, DataType dtype, std::size_t bits) {
   require(size_of(dtype) * 8 == bits, Code::invalid_argument,
-          "{}: dtype=\"{}\" has {} bits, the array has {}", what, name, 8 * size_of(dtype), bits);
+          "{}: dtype=\"{}\" has {} bits, the array has {}", what, name_of(dtype),
+          8 * size_of(dtype), bits);
   return dtype;
 }
 
 TensorView to_view(const nb::dlpack::dltensor& from, const char* what,
-                   const std::optional<std::string>& dtype) {
+                   std::optional<DataType> dtype) {
   require(from.ndim <= TensorView::kMaxRank, Code::invalid_argument,
           "{} has {} dimensions; allowed: up to {}", what, from.ndim, TensorView::kMaxRank);
   const auto known = dtype ? named_type(what, *dtype, from.dtype.bits) : from_dlpack(from.dtype);
@@ -146,10 +168,15 @@ nb::object to_capsule(nb::handle_t<Array> self, const nb::kwargs& options) {
 
 nb::object to_numpy_array(nb::handle_t<Array> self) {
   const auto& array = nb::cast<const Array&>(self);
-  require(array.tensor.device.kind == DeviceKind::host, Code::invalid_argument,
-          "numpy(): the array lies on cuda:{}; copy it to the host first, with torch or CuPy",
-          array.tensor.device.index);
+  require(
+      array.tensor.device.kind == DeviceKind::host, Code::invalid_argument,
+      "numpy(): the array lies on cuda:{}, which NumPy cannot read; use torch.from_dlpack(array)",
+      array.tensor.device.index);
   return export_view<nb::numpy>(array, self, to_numpy(array.tensor.dtype));
+}
+
+nb::object array_protocol(nb::handle self, nb::handle dtype, nb::handle copy) {
+  return as_numpy(numpy_values(self, "__array__"), dtype, copy);
 }
 
 nb::tuple to_tuple(const std::array<std::int64_t, TensorView::kMaxRank>& values, int count) {
@@ -166,16 +193,78 @@ std::string device_of(const Array& array) {
 
 }  // namespace
 
-DataType dtype_from(const std::string& name) {
+DataType dtype_from(std::string_view call, nb::handle given) {
+  const auto name = dtype_name(given);
   std::string names;
   for (const DataType dtype : kTypes) {
-    if (name_of(dtype) == name) return dtype;
+    if (name && name_of(dtype) == *name) return dtype;
     names += fmt::format("{}{}", names.empty() ? "" : ", ", name_of(dtype));
   }
-  fail(Code::invalid_argument, "dtype \"{}\"; allowed: {}", name, names);
+  fail(Code::invalid_argument,
+       "{}: dtype \"{}\"; allowed: {}, and the dtypes of these names of NumPy, torch, JAX and "
+       "ml_dtypes",
+       call, name ? *name : shown(given), names);
 }
 
-Input input(nb::handle array, const char* what, const std::optional<std::string>& dtype) {
+std::optional<DataType> optional_dtype(std::string_view call, nb::handle given) {
+  if (given.is_none()) return std::nullopt;
+  return dtype_from(call, given);
+}
+
+void refuse_gradient(std::string_view call, std::string_view name, nb::handle array,
+                     const char* instead) {
+  if (!exchange_of(Py_TYPE(array.ptr())).has_gradients) return;
+  static PyObject* const attribute = PyUnicode_InternFromString("requires_grad");
+  const nb::object needed = nb::steal(PyObject_GetAttr(array.ptr(), attribute));
+  if (!needed.is_valid()) nb::raise_python_error();
+  if (!needed.is(Py_True)) return;
+  const nb::object torch = nb::module_::import_("torch");
+  if (!nb::cast<bool>(torch.attr("is_grad_enabled")())) return;
+  fail(
+      Code::invalid_argument,
+      "{}: {} requires a gradient, which this call would lose; {}pass {}.detach(), or call it under "
+      "torch.no_grad()",
+      call, name, instead == nullptr ? "" : fmt::format("use {}, or ", instead), name);
+}
+
+nb::object numpy_values(nb::handle self, const char* call) {
+  const auto& array = nb::cast<const Array&>(self);
+  const DataType dtype = array.tensor.dtype;
+  require(array.tensor.device.kind == DeviceKind::host, Code::invalid_argument,
+          "{}: the array lies on cuda:{}, which NumPy cannot read; use torch.from_dlpack(array)",
+          call, array.tensor.device.index);
+  nb::object view = export_view<nb::numpy>(array, self, to_numpy(dtype));
+  if (dtype != DataType::bfloat16 && dtype != DataType::float8_e4m3) return view;
+  nb::object types;
+  try {
+    types = nb::module_::import_("ml_dtypes");
+  } catch (const nb::python_error&) {
+    fail(
+        Code::unsupported,
+        "{}: NumPy has no {}; install ml_dtypes, use torch.from_dlpack(array), or take the bits by "
+        "array.numpy()",
+        call, name_of(dtype));
+  }
+  return view.attr("view")(types.attr(dtype == DataType::bfloat16 ? "bfloat16" : "float8_e4m3fn"));
+}
+
+nb::object as_numpy(nb::object values, nb::handle dtype, nb::handle copy) {
+  const bool same = dtype.is_none() ||
+                    nb::module_::import_("numpy").attr("dtype")(dtype).equal(values.attr("dtype"));
+  const bool wanted = !copy.is_none() && nb::cast<bool>(copy);
+  if (same) return wanted ? nb::object(values.attr("copy")()) : values;
+  if (!copy.is_none() && !wanted)
+    throw nb::value_error("__array__: copy=False, but another dtype needs a copy");
+  return values.attr("astype")(dtype);
+}
+
+std::string summary_of(nb::handle array) {
+  if (!nb::isinstance<Array>(array)) return shown(array);
+  const auto& one = nb::cast<const Array&>(array);
+  return fmt::format("{} on {}", one.tensor.describe(), device_of(one));
+}
+
+Input input(nb::handle array, const char* what, std::optional<DataType> dtype) {
   Input result{{}, nb::borrow(array), {}};
   if (nb::isinstance<Array>(array)) {
     result.view = nb::cast<const Array&>(array).tensor;
@@ -187,7 +276,7 @@ Input input(nb::handle array, const char* what, const std::optional<std::string>
     if (result.view.device.kind == DeviceKind::cuda)
       result.stream = exchange_stream(array, *view).value_or(kReady);
   } else {
-    const std::optional<std::string> named = dtype ? dtype : take_ml_dtype(result.array);
+    const std::optional<DataType> named = dtype ? dtype : take_ml_dtype(result.array);
     if (!nb::try_cast(result.array, result.exported))
       fail(Code::invalid_argument,
            "{} is a {}; allowed: arrays with __dlpack__ (torch, CuPy, JAX, shoal.Array) and NumPy "
@@ -205,9 +294,9 @@ Input input(nb::handle array, const char* what, const std::optional<std::string>
   return result;
 }
 
-Input writable_input(nb::handle array, const char* what) {
+Input writable_input(nb::handle array, const char* what, std::optional<DataType> dtype) {
   if (array.is_none()) return {};
-  Input result = input(array, what);
+  Input result = input(array, what, dtype);
   nb::ndarray<> writable;
   if (result.exported.is_valid())  // torch tensors and Arrays are never read-only
     require(nb::try_cast(result.array, writable), Code::invalid_argument, "{} is read-only", what);
@@ -246,9 +335,9 @@ void bind_arrays(nb::module_& module) {
       module, "Array",
       "An array of Shoal, in ordinary memory, in the symmetric heap or on a GPU.\n\n"
       "Exports DLPack: torch.from_dlpack(array), jax.dlpack.from_dlpack(array), "
-      "numpy.from_dlpack(array) and cupy.from_dlpack(array) access the same memory. The memory "
-      "stays "
-      "valid while the array or anything created from it lives."_doc)
+      "numpy.from_dlpack(array) and cupy.from_dlpack(array) access the same memory. On the host, "
+      "numpy.asarray(array) and array[...] do so too; bfloat16 and float8_e4m3 need ml_dtypes. The "
+      "memory stays valid while the array or anything created from it lives."_doc)
       .def_prop_ro(
           "shape", [](const Array& self) { return to_tuple(self.tensor.shape, self.tensor.rank); },
           "Elements along each dimension."_doc)
@@ -277,6 +366,23 @@ void bind_arrays(nb::module_& module) {
            [](const Array& self) {
              return fmt::format("shoal.Array({}, {})", self.tensor.describe(), device_of(self));
            })
+      .def("__array__", &array_protocol, nb::arg("dtype") = nb::none(),
+           nb::arg("copy") = nb::none(),
+           nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> "
+                   "typing.Any"))
+      .def(
+          "__getitem__",
+          [](nb::handle_t<Array> self, nb::handle key) {
+            return nb::object(numpy_values(self, "__getitem__")[key]);
+          },
+          nb::arg("key"), nb::sig("def __getitem__(self, key: typing.Any, /) -> typing.Any"))
+      .def(
+          "__setitem__",
+          [](nb::handle_t<Array> self, nb::handle key, nb::handle value) {
+            numpy_values(self, "__setitem__")[key] = value;
+          },
+          nb::arg("key"), nb::arg("value"),
+          nb::sig("def __setitem__(self, key: typing.Any, value: typing.Any, /) -> None"))
       .def("__dlpack__", &to_capsule, "A DLPack capsule of the same memory."_doc)
       .def("__dlpack_device__",
            [](const Array& self) {

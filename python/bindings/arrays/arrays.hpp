@@ -13,9 +13,11 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "../check.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::python {
@@ -40,16 +42,25 @@ struct Input {
   std::uintptr_t stream = kReady;
 };
 
-/// "bfloat16" and so on. Throws Error{invalid_argument} with the names that exist.
-DataType dtype_from(const std::string& name);
+/// The type that `given` names: "bfloat16" and so on, or a dtype of NumPy, torch, JAX or ml_dtypes.
+/// Throws Error{invalid_argument} with the names that exist.
+DataType dtype_from(std::string_view call, nb::handle given);
+/// dtype_from; nullopt for None.
+std::optional<DataType> optional_dtype(std::string_view call, nb::handle given);
 
-/// `array` as a view. `dtype` overrides the element type with one of the same size ("bfloat16" for
+/// Throws Error{invalid_argument} where torch would record the use of a tensor for a gradient,
+/// which `call` would lose. `instead`: the call that has a gradient; nullptr: there is none. No
+/// effect for other arrays and under torch.no_grad().
+void refuse_gradient(std::string_view call, std::string_view name, nb::handle array,
+                     const char* instead);
+
+/// `array` as a view. `dtype` overrides the element type with one of the same size (bfloat16 for
 /// uint16 arrays). `what` names the argument in errors. Throws Error{invalid_argument} for objects
 /// that are no arrays, more than four dimensions, and element types that Shoal does not have.
-Input input(nb::handle array, const char* what, const std::optional<std::string>& dtype = {});
+Input input(nb::handle array, const char* what, std::optional<DataType> dtype = {});
 /// input() for an array that the call writes; an undefined view for None. Throws
 /// Error{invalid_argument} also for a read-only array.
-Input writable_input(nb::handle array, const char* what);
+Input writable_input(nb::handle array, const char* what, std::optional<DataType> dtype = {});
 /// input(); an undefined view for None.
 Input optional_input(nb::handle array, const char* what);
 
@@ -73,6 +84,32 @@ class Inputs {
   TensorView keep(Input input) { return kept_.emplace_back(std::move(input)).view; }
   std::vector<Input> kept_;
 };
+
+/// NumPy's view of an array on the host, with the types of ml_dtypes for bfloat16 and float8_e4m3.
+/// Throws Error{invalid_argument} for an array on a GPU, Error{unsupported} without ml_dtypes.
+nb::object numpy_values(nb::handle array, const char* call);
+
+/// __array__ of an array: `values`, converted as numpy.asarray asks.
+nb::object as_numpy(nb::object values, nb::handle dtype, nb::handle copy);
+
+/// Defines __array__ of a class that holds arrays but is none, so that NumPy explains itself.
+template <typename T>
+void refuse_numpy(nb::class_<T>& type, const char* fields) {
+  type.def(
+      "__array__",
+      [fields](nb::handle self, nb::handle, nb::handle) -> nb::object {
+        throw nb::type_error(fmt::format("a {} is no array; take {}",
+                                         nb::cast<std::string>(self.type().attr("__name__")),
+                                         fields)
+                                 .c_str());
+      },
+      nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
+      nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> "
+              "typing.NoReturn"));
+}
+
+/// "float32 [3, 5] on cpu"
+std::string summary_of(nb::handle array);
 
 /// None for an undefined tensor.
 nb::object output(Tensor tensor, std::uintptr_t stream = 0);

@@ -20,9 +20,9 @@ struct Table {
   const Table* previous;
   void (*allocate)();
   void (*managed_from_object)();
-  int (*managed_to_object)(void* tensor, void** object);
-  int (*view)(void* object, nb::dlpack::dltensor* view);
-  int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream);
+  decltype(Exchange::to_object) managed_to_object;
+  decltype(Exchange::view) view;
+  decltype(Exchange::current_stream) current_stream;
 };
 /// DLManagedTensorVersioned, followed by what owns its memory.
 struct ExportedTensor {
@@ -36,16 +36,21 @@ struct ExportedTensor {
 
 constexpr std::uint32_t kMajor = 1;  // the version of this layout
 
-Exchange find_functions(PyTypeObject* type) {
+Exchange inspect(PyTypeObject* type) {
   const nb::handle object(reinterpret_cast<PyObject*>(type));
-  if (!nb::hasattr(object, "__dlpack_c_exchange_api__")) return {};
+  Exchange found;
+  found.has_gradients = nb::hasattr(object, "requires_grad");
+  if (!nb::hasattr(object, "__dlpack_c_exchange_api__")) return found;
   const nb::object capsule = object.attr("__dlpack_c_exchange_api__");
   const auto* table =
       static_cast<const Table*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   if (table == nullptr) PyErr_Clear();
   while (table != nullptr && table->major != kMajor) table = table->previous;
-  if (table == nullptr) return {};
-  return {table->view, table->current_stream, table->managed_to_object};
+  if (table == nullptr) return found;
+  found.view = table->view;
+  found.current_stream = table->current_stream;
+  found.to_object = table->managed_to_object;
+  return found;
 }
 
 }  // namespace
@@ -57,7 +62,7 @@ Exchange exchange_of(PyTypeObject* type) {
     const std::lock_guard lock(mutex);
     if (const auto found = known.find(type); found != known.end()) return found->second;
   }
-  const Exchange functions = find_functions(type);
+  const Exchange functions = inspect(type);
   const std::lock_guard lock(mutex);
   // A type in the table is kept alive, so that no other type can have its address.
   if (known.emplace(type, functions).second) Py_INCREF(type);

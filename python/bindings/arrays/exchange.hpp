@@ -14,15 +14,17 @@
 
 namespace shoal::python {
 
-/// Functions of the table of an array type; either may be null. They return 0 or set an error.
+/// What is known of an array type: the functions of its table, which return 0 or set an error.
+/// Either may be null.
 struct Exchange {
   int (*view)(void* object, nanobind::dlpack::dltensor* view) = nullptr;
   int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream) = nullptr;
   /// Takes a DLManagedTensorVersioned.
   int (*to_object)(void* tensor, void** object) = nullptr;
+  bool has_gradients = false;  ///< whether its arrays have the attribute requires_grad, as in torch
 };
 
-/// The functions of a type, cached.
+/// What is known of a type, cached.
 Exchange exchange_of(PyTypeObject* type);
 
 /// The legacy default stream, where 0 means no stream.

@@ -9,9 +9,11 @@
 #include <future>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "../check.hpp"
 #include "../docs.hpp"
+#include "../interrupt.hpp"
 #include "normal.hpp"
 #include "options.hpp"
 
@@ -31,32 +33,57 @@ struct HostEvent {
 };
 
 /// A running operation, with everything that it reads until it is done.
-struct Future {
+struct Operation {
   std::function<bool(std::chrono::milliseconds)> wait;
   std::function<nb::object()> take;
   nb::object group;
   NormalOptions options;
   std::optional<Input> rows;
+};
 
-  bool done() const { return !take || wait(std::chrono::milliseconds(0)); }
+/// Operations whose Future is gone although they still run, because Ctrl-C ended a wait for them.
+/// With the GIL held. Never destroyed, as it may hold Python objects at the end of the program.
+std::vector<Operation>& left_running() {
+  static auto* const operations = new std::vector<Operation>;
+  return *operations;
+}
+
+void release_finished() {
+  std::erase_if(left_running(),
+                [](const Operation& one) { return one.wait(std::chrono::milliseconds(0)); });
+}
+
+struct Future {
+  Operation operation;
+  bool interrupted = false;
+
+  bool done() const { return !operation.take || operation.wait(std::chrono::milliseconds(0)); }
 
   nb::object result() {
-    require(static_cast<bool>(take), Code::invalid_argument, "result() of a Future is taken once");
-    const auto done_soon = [&] {
-      nb::gil_scoped_release released;
-      return wait(std::chrono::milliseconds(100));
-    };
-    // Ends once the operation has started: every wait inside has its deadline.
-    while (!done_soon())
-      if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    require(static_cast<bool>(take), Code::invalid_argument, "result() of a Future is taken once");
-    return std::exchange(take, nullptr)();
+    require(static_cast<bool>(operation.take), Code::invalid_argument, kOnce);
+    await();
+    if (raise_interrupt()) throw nb::python_error();
+    require(static_cast<bool>(operation.take), Code::invalid_argument, kOnce);
+    return std::exchange(operation.take, nullptr)();
   }
 
+  /// The inputs stay until the operation is done.
   ~Future() {
-    if (!take) return;
-    nb::gil_scoped_release released;  // the inputs stay until the operation is done
-    wait(std::chrono::hours(1));
+    if (!operation.take) return;
+    if (!interrupted) await();
+    if (!done()) left_running().push_back(std::move(operation));
+  }
+
+ private:
+  static constexpr const char* kOnce = "result() of a Future is taken once";
+
+  /// Waits for the operation, or for Ctrl-C in the main thread. Ends once the operation has
+  /// started: every wait inside has its deadline.
+  void await() {
+    nb::gil_scoped_release released;
+    interrupted = false;
+    while (!operation.wait(std::chrono::milliseconds(20)) && !interrupted)
+      interrupted = check_signals();
   }
 };
 
@@ -66,19 +93,21 @@ template <typename LaunchOf, typename Start, typename Finish>
 std::unique_ptr<Future> begin(nb::handle_t<Group> group, nb::handle array, const char* what,
                               NormalOptions options, const LaunchOf& launch_of, const Start& start,
                               const Finish& finish) {
+  release_finished();
   auto future = std::make_unique<Future>();
-  future->group = nb::borrow(group);
-  future->options = std::move(options);
-  future->rows = input(array, what, future->options.dtype);
+  Operation& operation = future->operation;
+  operation.group = nb::borrow(group);
+  operation.options = std::move(options);
+  operation.rows = input(array, what, operation.options.dtype);
   auto& self = nb::cast<Group&>(group);
-  ep::Launch& launch = launch_of(future->options);
-  follow(launch, self, *future->rows);
-  auto running = std::make_shared<decltype(start(self.group, TensorView{}, future->options))>(
-      start(self.group, future->rows->view, future->options));
-  future->wait = [running](std::chrono::milliseconds time) {
+  ep::Launch& launch = launch_of(operation.options);
+  follow(launch, self, *operation.rows);
+  auto running = std::make_shared<decltype(start(self.group, TensorView{}, operation.options))>(
+      start(self.group, operation.rows->view, operation.options));
+  operation.wait = [running](std::chrono::milliseconds time) {
     return running->wait_for(time) == std::future_status::ready;
   };
-  future->take = [running, finish, &self, stream = launch.stream]() -> nb::object {
+  operation.take = [running, finish, &self, stream = launch.stream]() -> nb::object {
     return nb::cast(finish(self, running->get(), stream));
   };
   return future;
@@ -105,8 +134,9 @@ std::unique_ptr<Future> dispatch_async(nb::handle_t<Group> self, nb::handle x, n
                                        const nb::kwargs& given) {
   const Routing* const routing = routing_from(layout);
   const After after(given);
+  refuse_gradient("dispatch_async", "x", x, kDispatchWithGradient);
   return begin(
-      self, x, "x", dispatch_options_from(after.rest),
+      self, x, "x", dispatch_options_from("dispatch_async", after.rest),
       [](NormalOptions& options) -> ep::Launch& { return options.dispatch.launch; },
       [&](ep::Group& group, const TensorView& view, const NormalOptions& options) {
         require(routing != nullptr, Code::invalid_argument,
@@ -122,8 +152,9 @@ std::unique_ptr<Future> combine_async(nb::handle_t<Group> self, nb::handle y,
                                       const ep::Handle& handle, const nb::kwargs& given) {
   nb::object out = given.contains("out") ? nb::borrow(given["out"]) : nb::none();
   const After after(given);
+  refuse_gradient("combine_async", "y", y, kCombineWithGradient);
   return begin(
-      self, y, "y", combine_options_from(after.rest),
+      self, y, "y", combine_options_from("combine_async", after.rest),
       [](NormalOptions& options) -> ep::Launch& { return options.combine.launch; },
       [&](ep::Group& group, const TensorView& view, const NormalOptions& options) {
         return group.combine_async(view, handle, options.combine, after.future);

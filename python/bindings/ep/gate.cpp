@@ -4,6 +4,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include "../arguments.hpp"
 #include "../check.hpp"
 #include "../docs.hpp"
 #include "group.hpp"
@@ -19,13 +20,14 @@ nb::dict size_hint(std::int32_t ranks, const nb::kwargs& given) {
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
     if (name == "heap")
-      heap = heap_from(nb::cast<std::string>(value));
+      heap = heap_from("size_hint", value);
     else if (name == "nodes")
-      nodes = nb::cast<std::int32_t>(value);
+      nodes = argument<std::int32_t>("size_hint", name, value);
     else
       options[key] = value;
   }
-  const ep::SizeHint hint = ep::size_hint(group_options_from(options), ranks, heap, nodes);
+  const ep::SizeHint hint =
+      ep::size_hint(group_options_from("size_hint", options), ranks, heap, nodes);
   nb::dict parts;
   parts["control"] = hint.control;
   parts["normal"] = hint.normal;
@@ -35,9 +37,9 @@ nb::dict size_hint(std::int32_t ranks, const nb::kwargs& given) {
 }
 
 std::size_t low_latency_size_hint(std::int64_t max_tokens, std::int64_t hidden, std::int32_t ranks,
-                                  std::int32_t experts, std::int32_t top_k,
-                                  const std::string& heap) {
-  return ep::low_latency_size_hint(max_tokens, hidden, ranks, experts, top_k, heap_from(heap));
+                                  std::int32_t experts, std::int32_t top_k, nb::handle heap) {
+  return ep::low_latency_size_hint(max_tokens, hidden, ranks, experts, top_k,
+                                   heap_from("low_latency_size_hint", heap));
 }
 
 nb::tuple gate(nb::handle logits, nb::handle bias, std::int32_t top_k, std::int32_t groups,
@@ -69,7 +71,10 @@ void bind_gate(nb::module_& module) {
       "them: control, normal, low_latency and total."_doc);
   module.def("low_latency_size_hint", &low_latency_size_hint, nb::arg("max_tokens"),
              nb::arg("hidden"), nb::arg("ranks"), nb::arg("experts"), nb::arg("top_k") = 8,
-             nb::arg("heap") = "host", "The low-latency part of size_hint, in bytes."_doc);
+             nb::arg("heap") = "host",
+             nb::sig("def low_latency_size_hint(max_tokens: int, hidden: int, ranks: int, experts: "
+                     "int, top_k: int = 8, heap: str = 'host') -> int"),
+             "The low-latency part of size_hint, in bytes."_doc);
   module.def(
       "gate", &gate, nb::arg("logits"), nb::arg("bias") = nb::none(), nb::kw_only(),
       nb::arg("top_k"), nb::arg("groups") = 1, nb::arg("groups_kept") = 1,

@@ -53,7 +53,7 @@ void release_kept_groups() {
 namespace {
 
 void construct(Group* self, const Team& team, const nb::kwargs& given) {
-  const ep::GroupOptions options = group_options_from(given);
+  const ep::GroupOptions options = group_options_from("ep.Group", given);
   release_kept_groups();
   nb::gil_scoped_release released;
   new (self) Group(team, options);
@@ -95,27 +95,29 @@ nb::list masked_ranks(const Group& self) {
 
 void bind_lifetime(nb::class_<Group>& group) {
   group
-      .def("__init__", &construct, nb::arg("team"), nb::arg("options"),
-           nb::sig("def __init__(self, team: shoal._core.Team, *, hidden: int, top_k: int, "
-                   "experts: int, max_tokens: int = 0, dtype: str = 'bfloat16', max_scales: int = "
-                   "0, live_results: int = 2, low_latency_max_tokens: int = 0, preinitialize: bool "
-                   "= False, mask_failed: bool = False, timeout: float = 0.0, threads: int = 0, "
-                   "combine_staging: bool = True) -> None"),
-           "Collective over the team.\n\n"
-           "hidden: channels of a row. top_k: experts per token, 1 to 32. experts: of all ranks "
-           "together, a multiple of the number of ranks.\n"
-           "max_tokens: the most tokens per rank and call in normal mode; 0: no normal mode. "
-           "low_latency_max_tokens: the same for low-latency mode.\n"
-           "dtype: the widest rows of normal mode. max_scales: the most scales per row; 0: one per "
-           "128 channels. live_results: results that can be held at once.\n"
-           "preinitialize: touch all memory in this call. mask_failed: low-latency mode continues "
-           "without ranks that time out. timeout: limit of every wait, in seconds; 0: "
-           "SHOAL_TIMEOUT_MS.\n"
-           "threads: host threads that move rows; 0: SHOAL_EP_THREADS. combine_staging: allocate "
-           "room for expert output outside the heap.\n\n"
-           "Raises InvalidArgumentError for options outside their limits, ExhaustedError when the "
-           "heap is too small (the message names the size), UnsupportedError for ranks without a "
-           "transport between them."_doc)
+      .def(
+          "__init__", &construct, nb::arg("team"), nb::arg("options"),
+          nb::sig(
+              "def __init__(self, team: shoal._core.Team, *, hidden: int, top_k: int, "
+              "experts: int, max_tokens: int = 0, dtype: typing.Any = 'bfloat16', max_scales: int = "
+              "0, live_results: int = 2, low_latency_max_tokens: int = 0, preinitialize: bool "
+              "= False, mask_failed: bool = False, timeout: float | datetime.timedelta = 0.0, threads: int = 0, "
+              "combine_staging: bool = True) -> None"),
+          "Collective over the team.\n\n"
+          "hidden: channels of a row. top_k: experts per token, 1 to 32. experts: of all ranks "
+          "together, a multiple of the number of ranks.\n"
+          "max_tokens: the most tokens per rank and call in normal mode; 0: no normal mode. "
+          "low_latency_max_tokens: the same for low-latency mode.\n"
+          "dtype: the widest rows of normal mode. max_scales: the most scales per row; 0: one per "
+          "128 channels. live_results: results that can be held at once.\n"
+          "preinitialize: touch all memory in this call. mask_failed: low-latency mode continues "
+          "without ranks that time out. timeout: limit of every wait, in seconds or as a "
+          "datetime.timedelta; 0: SHOAL_TIMEOUT_MS.\n"
+          "threads: host threads that move rows; 0: SHOAL_EP_THREADS. combine_staging: allocate "
+          "room for expert output outside the heap.\n\n"
+          "Raises InvalidArgumentError for options outside their limits, ExhaustedError when the "
+          "heap is too small (the message names the size), UnsupportedError for ranks without a "
+          "transport between them."_doc)
       .def("close", &Group::close, nb::call_guard<nb::gil_scoped_release>(),
            "Frees the group's memory. Collective. Without close() the memory is freed when the "
            "world closes; the garbage collector never frees it. Raises InvalidArgumentError on all "
@@ -125,6 +127,19 @@ void bind_lifetime(nb::class_<Group>& group) {
           nb::call_guard<nb::gil_scoped_release>(),
           "Runs operations of the largest size on generated tokens, so that the first call is as "
           "fast as later ones. Collective."_doc);
+}
+
+std::string describe(const Group& self) {
+  const ep::GroupOptions& options = self.group.options();
+  const Team team = self.group.team();
+  if (self.is_closed() || !team.is_open()) return "shoal.ep.Group(closed)";
+  std::string text = fmt::format("rank {} of {}, hidden={}, top_k={}, experts={}", team.my_pe(),
+                                 team.size(), options.hidden, options.top_k, options.experts);
+  if (options.max_tokens > 0)
+    text += fmt::format(", max_tokens={}, dtype={}", options.max_tokens, name_of(options.dtype));
+  if (options.low_latency_max_tokens > 0)
+    text += fmt::format(", low_latency_max_tokens={}", options.low_latency_max_tokens);
+  return fmt::format("shoal.ep.Group({})", text);
 }
 
 void bind_properties(nb::class_<Group>& group) {
@@ -137,6 +152,7 @@ void bind_properties(nb::class_<Group>& group) {
       .def_prop_ro(
           "local_experts", [](const Group& self) { return self.group.local_experts(); },
           "Experts per rank."_doc)
+      .def("__repr__", &describe)
       .def("statistics", &statistics,
            "Calls, rows and seconds since the group was created, by name."_doc)
       .def_prop_ro(
@@ -183,6 +199,7 @@ void bind_group(nb::module_& module) {
   bind_hooked(module);
   bind_normal_calls(module);
   bind_gate(module);
+  bind_signals(module);
 }
 
 }  // namespace shoal::python

@@ -26,6 +26,7 @@ class Group {
 
   /// Collective. Throws as ep::Group::close.
   void close();
+  bool is_closed() const { return closed_; }
   /// Owns the memory of the group, for tensors that point into it.
   const std::shared_ptr<ep::Group>& owner() const { return owned_; }
 
@@ -52,5 +53,6 @@ void bind_low_latency(nb::module_& module, nb::class_<Group>& group);
 void bind_hooked(nb::module_& module);
 void bind_normal_calls(nb::module_& module);
 void bind_gate(nb::module_& module);
+void bind_signals(nb::module_& module);
 
 }  // namespace shoal::python

@@ -216,9 +216,9 @@ void bind_hooked(nb::module_& module) {
       "error."_doc)
       .def(
           "__init__",
-          [](HookedCalls* self, nb::handle_t<Group> group, const std::string& quantize,
-             nb::handle rows, nb::handle other_rows) {
-            new (self) HookedCalls(group, quantize_from(quantize), rows, other_rows);
+          [](HookedCalls* self, nb::handle_t<Group> group, nb::handle quantize, nb::handle rows,
+             nb::handle other_rows) {
+            new (self) HookedCalls(group, quantize_from("HookedCalls", quantize), rows, other_rows);
           },
           nb::arg("group"), nb::arg("quantize"), nb::arg("rows"), nb::arg("other_rows"),
           nb::sig("def __init__(self, group: Group, quantize: str, rows: typing.Any, other_rows: "

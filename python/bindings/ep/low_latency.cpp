@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "../arguments.hpp"
 #include "../check.hpp"
 #include "../docs.hpp"
 #include "../world/world.hpp"
@@ -46,7 +47,8 @@ struct PendingDispatch : Phase<ep::PendingDispatch> {
 };
 using PendingCombine = Phase<ep::PendingCombine>;
 
-ep::Reduction reduction_from(const std::string& name) {
+ep::Reduction reduction_from(nb::handle given) {
+  const auto name = argument<std::string>("low_latency_combine", "reduction", given);
   if (name == "automatic") return ep::Reduction::automatic;
   if (name == "per_rank") return ep::Reduction::per_rank;
   require(name == "exact", Code::invalid_argument,
@@ -56,13 +58,14 @@ ep::Reduction reduction_from(const std::string& name) {
 
 PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle topk_idx,
                               const nb::kwargs& given) {
+  constexpr const char* kCall = "low_latency_dispatch";
   PendingDispatch phase{{{}, nb::borrow(self), {}, {}, nullptr}, {}};
   ep::LowLatencyDispatchOptions options;
   nb::kwargs launch;
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
     if (name == "quantize")
-      options.quantize = quantize_from(nb::cast<std::string>(value));
+      options.quantize = quantize_from(kCall, value);
     else if (name == "expert_counts")
       options.expert_counts = phase.arrays.write(value, "expert_counts");
     else if (name == "wait_ns")
@@ -70,11 +73,12 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
     else if (name == "weights")
       options.weights = phase.arrays.read(value, "weights");
     else if (name == "defer_receive")
-      options.defer_receive = nb::cast<bool>(value);
+      options.defer_receive = argument<bool>(kCall, name, value);
     else
       launch[key] = value;
   }
-  options.launch = launch_from(launch);
+  options.launch = launch_from(kCall, launch);
+  refuse_gradient(kCall, "x", x, nullptr);
   const TensorView rows = phase.arrays.read(x, "x");
   follow(options.launch, nb::cast<Group&>(self), phase.arrays.last());
   phase.stream = options.launch.stream;
@@ -88,28 +92,31 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
 PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle topk_idx,
                             nb::handle topk_weights, const ep::LowLatencyHandle& handle,
                             const nb::kwargs& given) {
+  constexpr const char* kCall = "low_latency_combine";
   PendingCombine phase{{}, nb::borrow(self), {}, nb::none(), nullptr};
   ep::LowLatencyCombineOptions options;
   nb::kwargs launch;
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
     if (name == "log_fmt")
-      options.log_fmt = nb::cast<bool>(value);
+      options.log_fmt = argument<bool>(kCall, name, value);
     else if (name == "zero_copy")
-      options.zero_copy = nb::cast<bool>(value);
+      options.zero_copy = argument<bool>(kCall, name, value);
     else if (name == "reduction")
-      options.reduction = reduction_from(nb::cast<std::string>(value));
+      options.reduction = reduction_from(value);
     else if (name == "out") {
       options.out = phase.arrays.write(value, "out");
       phase.out = nb::borrow(value);
     } else if (name == "wait_ns")
       options.wait_ns = phase.arrays.write(value, "wait_ns");
     else if (name == "defer_receive")
-      options.defer_receive = nb::cast<bool>(value);
+      options.defer_receive = argument<bool>(kCall, name, value);
     else
       launch[key] = value;
   }
-  options.launch = launch_from(launch);
+  options.launch = launch_from(kCall, launch);
+  refuse_gradient(kCall, "y", y, nullptr);
+  refuse_gradient(kCall, "topk_weights", topk_weights, nullptr);
   const TensorView rows = phase.arrays.read(y, "y");
   follow(options.launch, nb::cast<Group&>(self), phase.arrays.last());
   phase.stream = options.launch.stream;
@@ -153,9 +160,18 @@ nb::object next_combine_buffer(Group& self) {
 }
 
 void bind_received(nb::module_& module) {
-  nb::class_<Received>(module, "LowLatencyReceived",
-                       "The result of a low-latency dispatch. The second receive after this one "
-                       "overwrites its arrays."_doc)
+  nb::class_<Received> received(
+      module, "LowLatencyReceived",
+      "The result of a low-latency dispatch. The second receive after this one overwrites its "
+      "arrays."_doc);
+  refuse_numpy(received, "its x, scales or counts");
+  received
+      .def("__repr__",
+           [](const Received& self) {
+             return fmt::format("shoal.ep.LowLatencyReceived(x {}, counts {})",
+                                summary_of(self.array<&ep::LowLatencyReceived::x>()),
+                                summary_of(self.array<&ep::LowLatencyReceived::counts>()));
+           })
       .def_prop_ro("x", &Received::array<&ep::LowLatencyReceived::x>,
                    nb::sig("def x(self) -> shoal._core.Array"),
                    "float8_e4m3 or bfloat16 [local experts, ranks * max tokens, hidden]; the first "

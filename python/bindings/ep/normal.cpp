@@ -6,8 +6,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "../arguments.hpp"
 #include "../check.hpp"
 #include "../docs.hpp"
 #include "options.hpp"
@@ -19,12 +21,15 @@ namespace {
 void read_bias(NormalOptions& options, nb::handle given) {
   const bool many = nb::isinstance<nb::tuple>(given) || nb::isinstance<nb::list>(given);
   for (nb::handle bias : many ? nb::borrow(given) : nb::object(nb::make_tuple(given)))
-    if (!bias.is_none()) options.combine.bias.push_back(options.arrays.read(bias, "bias"));
+    if (!bias.is_none()) {
+      refuse_gradient("combine", "bias", bias, "shoal.torch.combine and add the bias");
+      options.combine.bias.push_back(options.arrays.read(bias, "bias"));
+    }
 }
 
 Routing route(const Group& self, nb::handle topk_idx, const nb::kwargs& given) {
   const Input indices = input(topk_idx, "topk_idx");
-  ep::Launch launch = launch_from(given);
+  ep::Launch launch = launch_from("route", given);
   follow(launch, self, indices);
   ep::Routing routing;
   {
@@ -36,7 +41,8 @@ Routing route(const Group& self, nb::handle topk_idx, const nb::kwargs& given) {
 }
 
 Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwargs& given) {
-  NormalOptions options = dispatch_options_from(given);
+  NormalOptions options = dispatch_options_from("dispatch", given);
+  refuse_gradient("dispatch", "x", x, kDispatchWithGradient);
   const Input rows = input(x, "x", options.dtype);
   follow(options.dispatch.launch, self, rows);
   const Routing* const routing = routing_from(layout);
@@ -52,7 +58,8 @@ Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwar
 }
 
 Combined combine(Group& self, nb::handle y, const ep::Handle& handle, const nb::kwargs& given) {
-  NormalOptions options = combine_options_from(given);
+  NormalOptions options = combine_options_from("combine", given);
+  refuse_gradient("combine", "y", y, kCombineWithGradient);
   const Input rows = input(y, "y", options.dtype);
   follow(options.combine.launch, self, rows);
   ep::Combined result;
@@ -68,9 +75,40 @@ nb::for_getter<nb::sig> array_signature(const char* text) {
   return nb::for_getter(nb::sig(text));
 }
 
+/// "[3, 0, 5]", the first 16 of more.
+template <typename Count>
+std::string shortened(const std::vector<Count>& counts) {
+  constexpr std::size_t kMost = 16;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(counts.size(), kMost); ++i)
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", counts[i]);
+  return fmt::format("[{}{}]", text, counts.size() > kMost ? ", ..." : "");
+}
+
+std::string describe(const Dispatched& self) {
+  std::string text = self.rows < 0 ? "rows counted on the GPU" : fmt::format("{} rows", self.rows);
+  text += fmt::format(", x {}", summary_of(self.x));
+  for (const auto& [name, array] :
+       {std::pair{"scales", self.scales}, std::pair{"topk_idx", self.topk_idx},
+        std::pair{"topk_weights", self.topk_weights}})
+    if (!array.is_none()) text += fmt::format(", {} {}", name, summary_of(array));
+  if (!self.rows_per_source.empty())
+    text += fmt::format(", rows_per_source {}", shortened(self.rows_per_source));
+  return fmt::format("shoal.ep.Dispatched({})", text);
+}
+
+std::string describe(const Combined& self) {
+  const std::string weights =
+      self.topk_weights.is_none() ? "" : ", topk_weights " + summary_of(self.topk_weights);
+  return fmt::format("shoal.ep.Combined(x {}{})", summary_of(self.x), weights);
+}
+
 void bind_routing(nb::module_& module) {
-  nb::class_<Routing>(module, "Routing",
-                      "The destinations of this rank's tokens, for any number of dispatches."_doc)
+  nb::class_<Routing> routing(
+      module, "Routing",
+      "The destinations of this rank's tokens, for any number of dispatches."_doc);
+  refuse_numpy(routing, "its topk_idx, or tokens_per_expert");
+  routing
       .def_ro("topk_idx", &Routing::topk_idx,
               array_signature("def topk_idx(self) -> shoal._core.Array"),
               "int64 [tokens, top_k], a copy; -1: no expert."_doc)
@@ -94,11 +132,18 @@ void bind_routing(nb::module_& module) {
           [](const Routing& self, std::int64_t token, std::int32_t rank) {
             return self.routing.is_token_in_rank(token, rank);
           },
-          nb::arg("token"), nb::arg("rank"), "Whether a token goes to a rank."_doc);
+          nb::arg("token"), nb::arg("rank"), "Whether a token goes to a rank."_doc)
+      .def("__repr__", [](const Routing& self) {
+        const auto& counts = self.routing.tokens_per_rank;
+        return fmt::format("shoal.ep.Routing({} tokens, tokens_per_rank {})", self.routing.tokens(),
+                           counts.empty() ? "on the GPU" : shortened(counts));
+      });
 }
 
 void bind_dispatched(nb::module_& module) {
-  nb::class_<Dispatched>(module, "Dispatched", "The result of a dispatch."_doc)
+  nb::class_<Dispatched> dispatched(module, "Dispatched", "The result of a dispatch."_doc);
+  refuse_numpy(dispatched, "its x, topk_idx or topk_weights");
+  dispatched.def("__repr__", [](const Dispatched& self) { return describe(self); })
       .def_ro("x", &Dispatched::x, array_signature("def x(self) -> shoal._core.Array"),
               "[rows, hidden], ordered by source rank and token; with expert_major by expert."_doc)
       .def_ro("scales", &Dispatched::scales,
@@ -145,7 +190,7 @@ void bind_calls(nb::class_<Group>& group) {
       .def(
           "dispatch", &dispatch, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
           nb::sig("def dispatch(self, x: typing.Any, routing: Routing | Handle, *, weights: "
-                  "typing.Any = None, scales: typing.Any = None, dtype: str | None = None, "
+                  "typing.Any = None, scales: typing.Any = None, dtype: typing.Any = None, "
                   "expert_alignment: int = 1, expert_major: bool = False, worst_case_rows: int = "
                   "0, copy_out: bool = False, stream: typing.Any = None, after: typing.Any = None, "
                   "done: typing.Any = None, sms: int = 0) -> Dispatched"),
@@ -165,7 +210,7 @@ void bind_calls(nb::class_<Group>& group) {
       .def(
           "combine", &combine, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
           nb::sig("def combine(self, y: typing.Any, handle: Handle, *, weights: typing.Any = None, "
-                  "bias: typing.Any = (), dtype: str | None = None, out: typing.Any = None, "
+                  "bias: typing.Any = (), dtype: typing.Any = None, out: typing.Any = None, "
                   "stream: typing.Any = None, after: typing.Any = None, done: typing.Any = None, "
                   "sms: int = 0) -> Combined"),
           "Sums the expert output of a dispatch's rows at their sources. Collective.\n\n"
@@ -177,49 +222,51 @@ void bind_calls(nb::class_<Group>& group) {
 
 }  // namespace
 
-NormalOptions dispatch_options_from(const nb::kwargs& given) {
+NormalOptions dispatch_options_from(std::string_view call, const nb::kwargs& given) {
   NormalOptions options;
   nb::kwargs launch;
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
-    if (name == "weights")
+    if (name == "weights") {
+      refuse_gradient(call, name, value, kDispatchWithGradient);
       options.dispatch.weights = options.arrays.read(value, "weights");
-    else if (name == "scales")
+    } else if (name == "scales")
       options.dispatch.scales = options.arrays.read(value, "scales");
     else if (name == "dtype")
-      options.dtype = nb::cast<std::optional<std::string>>(value);
+      options.dtype = optional_dtype(call, value);
     else if (name == "expert_alignment")
-      options.dispatch.expert_alignment = nb::cast<std::int32_t>(value);
+      options.dispatch.expert_alignment = argument<std::int32_t>(call, name, value);
     else if (name == "expert_major")
-      options.dispatch.expert_major = nb::cast<bool>(value);
+      options.dispatch.expert_major = argument<bool>(call, name, value);
     else if (name == "worst_case_rows")
-      options.dispatch.worst_case_rows = nb::cast<std::int64_t>(value);
+      options.dispatch.worst_case_rows = argument<std::int64_t>(call, name, value);
     else if (name == "copy_out")
-      options.dispatch.copy_out = nb::cast<bool>(value);
+      options.dispatch.copy_out = argument<bool>(call, name, value);
     else
       launch[key] = value;
   }
-  options.dispatch.launch = launch_from(launch);
+  options.dispatch.launch = launch_from(call, launch);
   return options;
 }
 
-NormalOptions combine_options_from(const nb::kwargs& given) {
+NormalOptions combine_options_from(std::string_view call, const nb::kwargs& given) {
   NormalOptions options;
   nb::kwargs launch;
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
     if (name == "dtype")
-      options.dtype = nb::cast<std::optional<std::string>>(value);
-    else if (name == "weights")
+      options.dtype = optional_dtype(call, value);
+    else if (name == "weights") {
+      refuse_gradient(call, name, value, kCombineWithGradient);
       options.combine.weights = options.arrays.read(value, "weights");
-    else if (name == "out")
+    } else if (name == "out")
       options.combine.out = options.arrays.write(value, "out");
     else if (name == "bias")
       read_bias(options, value);
     else
       launch[key] = value;
   }
-  options.combine.launch = launch_from(launch);
+  options.combine.launch = launch_from(call, launch);
   return options;
 }
 
@@ -257,10 +304,17 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
       module, "Handle",
       "The layout of a dispatch, for its combine and for later dispatches of the same routing."_doc)
       .def_prop_ro("received_rows", &ep::Handle::received_rows,
-                   "Rows that the dispatch received; Dispatched.rows."_doc);
+                   "Rows that the dispatch received; Dispatched.rows."_doc)
+      .def("__repr__", [](const ep::Handle& self) {
+        return self.received_rows() < 0
+                   ? std::string("shoal.ep.Handle(rows counted on the GPU)")
+                   : fmt::format("shoal.ep.Handle({} rows received)", self.received_rows());
+      });
   bind_routing(module);
   bind_dispatched(module);
-  nb::class_<Combined>(module, "Combined", "The result of a combine."_doc)
+  nb::class_<Combined> combined(module, "Combined", "The result of a combine."_doc);
+  refuse_numpy(combined, "its x or topk_weights");
+  combined.def("__repr__", [](const Combined& self) { return describe(self); })
       .def_ro("x", &Combined::x, array_signature("def x(self) -> shoal._core.Array"),
               "[tokens, hidden], dtype of y; the array passed as out=."_doc)
       .def_ro("topk_weights", &Combined::topk_weights,

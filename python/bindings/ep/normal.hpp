@@ -7,7 +7,7 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "../arrays/arrays.hpp"
@@ -19,11 +19,15 @@ namespace shoal::python {
 struct NormalOptions {
   ep::DispatchOptions dispatch;
   ep::CombineOptions combine;
-  std::optional<std::string> dtype;
+  std::optional<DataType> dtype;
   Inputs arrays;
 };
-NormalOptions dispatch_options_from(const nb::kwargs& given);
-NormalOptions combine_options_from(const nb::kwargs& given);
+NormalOptions dispatch_options_from(std::string_view call, const nb::kwargs& given);
+NormalOptions combine_options_from(std::string_view call, const nb::kwargs& given);
+
+/// For refuse_gradient.
+inline constexpr const char* kDispatchWithGradient = "shoal.torch.dispatch";
+inline constexpr const char* kCombineWithGradient = "shoal.torch.combine";
 
 struct Routing {
   ep::Routing routing;

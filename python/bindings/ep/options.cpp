@@ -4,72 +4,73 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <map>
+#include <utility>
 
+#include "../arguments.hpp"
 #include "../check.hpp"
 #include "group.hpp"
 
 namespace shoal::python {
 namespace {
 
-std::chrono::milliseconds milliseconds_from(double seconds) {
-  require(seconds >= 0 && seconds <= 1e6, Code::invalid_argument,
-          "timeout is {} s; allowed: 0 to 1,000,000", seconds);
-  return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(1000 * seconds)));
-}
-
-using Setter = std::function<void(ep::GroupOptions&, nb::handle)>;
+using Setter = std::function<void(std::string_view call, ep::GroupOptions&, nb::handle)>;
 
 template <typename T>
-Setter setter(T ep::GroupOptions::* member) {
-  return [member](ep::GroupOptions& options, nb::handle value) {
-    options.*member = nb::cast<T>(value);
-  };
+std::pair<const std::string, Setter> setter(const char* name, T ep::GroupOptions::* member) {
+  return {name, [name, member](std::string_view call, ep::GroupOptions& options, nb::handle value) {
+            options.*member = argument<T>(call, name, value);
+          }};
 }
 
 const std::map<std::string, Setter>& setters() {
   using Options = ep::GroupOptions;
   static const auto& table = *new std::map<std::string, Setter>{
-      {"hidden", setter(&Options::hidden)},
-      {"top_k", setter(&Options::top_k)},
-      {"experts", setter(&Options::experts)},
-      {"max_tokens", setter(&Options::max_tokens)},
-      {"dtype", [](Options& options,
-                   nb::handle value) { options.dtype = dtype_from(nb::cast<std::string>(value)); }},
-      {"max_scales", setter(&Options::max_scales)},
-      {"live_results", setter(&Options::live_results)},
-      {"low_latency_max_tokens", setter(&Options::low_latency_max_tokens)},
-      {"preinitialize", setter(&Options::preinitialize)},
-      {"mask_failed", setter(&Options::mask_failed)},
-      {"timeout",
-       [](Options& options, nb::handle value) {
-         options.timeout = milliseconds_from(nb::cast<double>(value));
-       }},
-      {"threads", setter(&Options::threads)},
-      {"combine_staging", setter(&Options::combine_staging)},
+      setter("hidden", &Options::hidden),
+      setter("top_k", &Options::top_k),
+      setter("experts", &Options::experts),
+      setter("max_tokens", &Options::max_tokens),
+      {"dtype", [](std::string_view call, Options& options,
+                   nb::handle value) { options.dtype = dtype_from(call, value); }},
+      setter("max_scales", &Options::max_scales),
+      setter("live_results", &Options::live_results),
+      setter("low_latency_max_tokens", &Options::low_latency_max_tokens),
+      setter("preinitialize", &Options::preinitialize),
+      setter("mask_failed", &Options::mask_failed),
+      {"timeout", [](std::string_view call, Options& options,
+                     nb::handle value) { options.timeout = duration_of(call, "timeout", value); }},
+      setter("threads", &Options::threads),
+      setter("combine_staging", &Options::combine_staging),
   };
   return table;
 }
 
 /// The value of an int, or of the attribute of one of torch's objects.
-std::uintptr_t number_of(nb::handle value, const char* attribute) {
+std::uintptr_t number_of(std::string_view call, std::string_view name, nb::handle value,
+                         const char* attribute) {
   // hasattr on an int costs more than the check.
-  if (PyLong_Check(value.ptr()) != 0) return nb::cast<std::uintptr_t>(value);
-  return nb::cast<std::uintptr_t>(nb::hasattr(value, attribute) ? nb::object(value.attr(attribute))
-                                                                : nb::borrow(value));
+  const nb::object number = PyLong_Check(value.ptr()) == 0 && nb::hasattr(value, attribute)
+                                ? nb::object(value.attr(attribute))
+                                : nb::borrow(value);
+  std::uintptr_t result = 0;
+  if (!nb::try_cast(number, result))
+    wrong_type(call, name, value,
+               name == "stream" ? "None, a torch.cuda.Stream or its number"
+                                : "None, a torch.cuda.Event or its number");
+  return result;
 }
 
-void* stream_from(nb::handle value) {
+void* stream_from(std::string_view call, nb::handle value) {
   if (value.is_none()) return nullptr;
   // CUDA and torch write the default stream as 0; in C++ nullptr is the group's own stream.
-  return reinterpret_cast<void*>(std::max<std::uintptr_t>(number_of(value, "cuda_stream"), 1));
+  return reinterpret_cast<void*>(
+      std::max<std::uintptr_t>(number_of(call, "stream", value, "cuda_stream"), 1));
 }
 
-void* event_from(nb::handle value, const std::string& name) {
+void* event_from(std::string_view call, std::string_view name, nb::handle value) {
   if (value.is_none()) return nullptr;
-  const std::uintptr_t number = number_of(value, "cuda_event");
+  const std::uintptr_t number = number_of(call, name, value, "cuda_event");
   require(number != 0, Code::invalid_argument,
           "{}: the event has no cudaEvent_t yet; torch creates it at the first record()", name);
   return reinterpret_cast<void*>(number);
@@ -77,25 +78,19 @@ void* event_from(nb::handle value, const std::string& name) {
 
 }  // namespace
 
-ep::GroupOptions group_options_from(const nb::kwargs& given) {
+ep::GroupOptions group_options_from(std::string_view call, const nb::kwargs& given) {
   ep::GroupOptions options;
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
     const auto found = setters().find(name);
     if (found == setters().end())
       throw nb::type_error(
-          fmt::format(
-              "ep.Group has no option \"{}\"; there are hidden, top_k, experts, max_tokens, "
-              "dtype, max_scales, live_results, low_latency_max_tokens, preinitialize, "
-              "mask_failed, timeout, threads and combine_staging",
-              name)
+          fmt::format("{} has no option \"{}\"; there are hidden, top_k, experts, max_tokens, "
+                      "dtype, max_scales, live_results, low_latency_max_tokens, preinitialize, "
+                      "mask_failed, timeout, threads and combine_staging",
+                      call, name)
               .c_str());
-    try {
-      found->second(options, value);
-    } catch (const nb::cast_error&) {
-      fail(Code::invalid_argument, "ep.Group: {}={} has the wrong type", name,
-           nb::cast<std::string>(nb::repr(value)));
-    }
+    found->second(call, options, value);
   }
   return options;
 }
@@ -118,35 +113,38 @@ nb::dict to_dict(const ep::GroupOptions& options) {
   return all;
 }
 
-DeviceKind heap_from(const std::string& name) {
+DeviceKind heap_from(std::string_view call, nb::handle given) {
+  const auto name = argument<std::string>(call, "heap", given);
   require(name == "host" || name == "cuda", Code::invalid_argument,
-          "heap \"{}\"; allowed: \"host\", \"cuda\"", name);
+          "{}: heap \"{}\"; allowed: \"host\", \"cuda\"", call, name);
   return name == "host" ? DeviceKind::host : DeviceKind::cuda;
 }
 
-ep::Quantize quantize_from(const std::string& name) {
+ep::Quantize quantize_from(std::string_view call, nb::handle given) {
+  const auto name = argument<std::string>(call, "quantize", given);
   if (name == "fp8") return ep::Quantize::fp8;
   if (name == "none") return ep::Quantize::none;
   if (name == "fp8_power_of_two") return ep::Quantize::fp8_power_of_two;
   require(name == "fp8_ue8m0", Code::invalid_argument,
-          "quantize \"{}\"; allowed: \"none\", \"fp8\", \"fp8_power_of_two\", \"fp8_ue8m0\"", name);
+          "{}: quantize \"{}\"; allowed: \"none\", \"fp8\", \"fp8_power_of_two\", \"fp8_ue8m0\"",
+          call, name);
   return ep::Quantize::fp8_ue8m0;
 }
 
-ep::Launch launch_from(const nb::kwargs& given) {
+ep::Launch launch_from(std::string_view call, const nb::kwargs& given) {
   ep::Launch launch;
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
     if (name == "stream")
-      launch.stream = stream_from(value);
+      launch.stream = stream_from(call, value);
     else if (name == "after")
-      launch.after = event_from(value, name);
+      launch.after = event_from(call, name, value);
     else if (name == "done")
-      launch.done = event_from(value, name);
+      launch.done = event_from(call, name, value);
     else if (name == "sms")
-      launch.sms = nb::cast<std::int32_t>(value);
+      launch.sms = argument<std::int32_t>(call, name, value);
     else
-      throw nb::type_error(fmt::format("unexpected argument \"{}\"", name).c_str());
+      throw nb::type_error(fmt::format("{}: unexpected argument \"{}\"", call, name).c_str());
   }
   return launch;
 }

@@ -4,7 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include <string>
+#include <string_view>
 
 #include "../arrays/arrays.hpp"
 #include "shoal/ep/group.hpp"
@@ -15,19 +15,20 @@ class Group;
 
 /// The options of Group and size_hint. Throws TypeError for an unknown name,
 /// Error{invalid_argument} for a value of the wrong type.
-ep::GroupOptions group_options_from(const nb::kwargs& given);
+ep::GroupOptions group_options_from(std::string_view call, const nb::kwargs& given);
 /// The same options as a dict.
 nb::dict to_dict(const ep::GroupOptions& options);
 
-/// "host" or "cuda". Throws Error{invalid_argument} for other names.
-DeviceKind heap_from(const std::string& name);
+/// "host" or "cuda". Throws Error{invalid_argument} for other values.
+DeviceKind heap_from(std::string_view call, nb::handle name);
 
 /// "none", "fp8", "fp8_power_of_two" or "fp8_ue8m0". Throws Error{invalid_argument} for others.
-ep::Quantize quantize_from(const std::string& name);
+ep::Quantize quantize_from(std::string_view call, nb::handle name);
 
 /// stream=, after=, done= and sms= of a call. Streams and events are numbers or objects of torch.
-/// Throws Error{invalid_argument} for an event that has no cudaEvent_t yet.
-ep::Launch launch_from(const nb::kwargs& given);
+/// Throws Error{invalid_argument} for an event that has no cudaEvent_t yet and for values of other
+/// types, TypeError for other names.
+ep::Launch launch_from(std::string_view call, const nb::kwargs& given);
 
 /// Where a call names no stream, sets the one on which its first argument `main` is ready, so that
 /// the call runs after the work that produces its arguments. No effect on the host, and where the

@@ -48,6 +48,9 @@ constexpr std::array<std::pair<std::string_view, AtomicOp>, 8> kAtomics = {
 /// Checks a local buffer for a transfer of the elements of `remote`. On a GPU, waits until its
 /// values are ready, because one-sided operations run on the host, outside all streams.
 Input local_buffer(const World& world, Input local, const RemoteArray& remote, const char* what) {
+  require(local.view.dtype == remote.dtype, Code::invalid_argument,
+          "{}: the array is {}, the elements on PE {} are {}; the dtypes must be equal", what,
+          name_of(local.view.dtype), remote.pe, name_of(remote.dtype));
   require(local.view.contiguous(), Code::invalid_argument, "{} of {}() is not contiguous",
           local.view.describe(), what);
   require(
@@ -77,8 +80,10 @@ RemoteSpan<std::uint64_t> flag_of(const RemoteArray& remote, const char* what) {
   return {address(remote), 1};
 }
 
-void put(const World& world, const RemoteArray& target, nb::handle source, bool blocking) {
-  const Input local = local_buffer(world, input(source, "put"), target, "put");
+void put(const World& world, const RemoteArray& target, nb::handle source, nb::handle dtype,
+         bool blocking) {
+  const Input local =
+      local_buffer(world, input(source, "put", optional_dtype("put", dtype)), target, "put");
   nb::gil_scoped_release released;
   if (blocking)
     world.put_bytes(address(target), local.view.data, local.view.bytes());
@@ -86,8 +91,10 @@ void put(const World& world, const RemoteArray& target, nb::handle source, bool 
     world.put_bytes_nbi(address(target), local.view.data, local.view.bytes());
 }
 
-void get(const World& world, nb::handle target, const RemoteArray& source, bool blocking) {
-  const Input local = local_buffer(world, writable_input(target, "get"), source, "get");
+void get(const World& world, nb::handle target, const RemoteArray& source, nb::handle dtype,
+         bool blocking) {
+  const Input local = local_buffer(
+      world, writable_input(target, "get", optional_dtype("get", dtype)), source, "get");
   nb::gil_scoped_release released;
   if (blocking)
     world.get_bytes(local.view.data, address(source), local.view.bytes());
@@ -96,8 +103,11 @@ void get(const World& world, nb::handle target, const RemoteArray& source, bool 
 }
 
 void put_signal(const World& world, const RemoteArray& target, nb::handle source,
-                const RemoteArray& flag, std::int64_t value, const std::string& op) {
-  const Input local = local_buffer(world, input(source, "put_signal"), target, "put_signal");
+                const RemoteArray& flag, std::int64_t value, const std::string& op,
+                nb::handle dtype) {
+  const Input local =
+      local_buffer(world, input(source, "put_signal", optional_dtype("put_signal", dtype)), target,
+                   "put_signal");
   const SignalOp kind = choose(kSignals, op, "op");
   const auto remote_flag = flag_of(flag, "put_signal");
   nb::gil_scoped_release released;
@@ -159,35 +169,48 @@ void bind_one_sided(nb::class_<World>& world) {
   world
       .def(
           "put",
-          [](const World& self, const RemoteArray& target, nb::handle source) {
-            put(self, target, source, true);
+          [](const World& self, const RemoteArray& target, nb::handle source, nb::handle dtype) {
+            put(self, target, source, dtype, true);
           },
-          nb::arg("target"), nb::arg("source"),
-          "Copies a contiguous array to elements of the same size on another PE. Returns when "
-          "`source` "
-          "may be reused."_doc)
+          nb::arg("target"), nb::arg("source"), nb::kw_only(), nb::arg("dtype") = nb::none(),
+          nb::sig("def put(self, target: RemoteArray, source: typing.Any, *, dtype: typing.Any = "
+                  "None) -> None"),
+          "Copies a contiguous array to as many elements of the same dtype on another PE. Returns "
+          "when `source` may be reused. dtype names the type where the array cannot (bfloat16 for "
+          "uint16)."_doc)
       .def(
           "put_nbi",
-          [](const World& self, const RemoteArray& target, nb::handle source) {
-            put(self, target, source, false);
+          [](const World& self, const RemoteArray& target, nb::handle source, nb::handle dtype) {
+            put(self, target, source, dtype, false);
           },
-          nb::arg("target"), nb::arg("source"),
+          nb::arg("target"), nb::arg("source"), nb::kw_only(), nb::arg("dtype") = nb::none(),
+          nb::sig("def put_nbi(self, target: RemoteArray, source: typing.Any, *, dtype: typing.Any "
+                  "= None) -> None"),
           "As put, but `source` must stay unchanged until quiet()."_doc)
       .def(
           "get",
-          [](const World& self, nb::handle target, const RemoteArray& source) {
-            get(self, target, source, true);
+          [](const World& self, nb::handle target, const RemoteArray& source, nb::handle dtype) {
+            get(self, target, source, dtype, true);
           },
-          nb::arg("target"), nb::arg("source"),
-          "Copies elements of another PE to a contiguous array of the same size."_doc)
+          nb::arg("target"), nb::arg("source"), nb::kw_only(), nb::arg("dtype") = nb::none(),
+          nb::sig("def get(self, target: typing.Any, source: RemoteArray, *, dtype: typing.Any = "
+                  "None) -> None"),
+          "Copies elements of another PE to a contiguous array of as many elements of the same "
+          "dtype; dtype as for put."_doc)
       .def(
           "get_nbi",
-          [](const World& self, nb::handle target, const RemoteArray& source) {
-            get(self, target, source, false);
+          [](const World& self, nb::handle target, const RemoteArray& source, nb::handle dtype) {
+            get(self, target, source, dtype, false);
           },
-          nb::arg("target"), nb::arg("source"), "As get, but the data is valid after quiet()."_doc)
+          nb::arg("target"), nb::arg("source"), nb::kw_only(), nb::arg("dtype") = nb::none(),
+          nb::sig("def get_nbi(self, target: typing.Any, source: RemoteArray, *, dtype: typing.Any "
+                  "= None) -> None"),
+          "As get, but the data is valid after quiet()."_doc)
       .def("put_signal", &put_signal, nb::arg("target"), nb::arg("source"), nb::arg("flag"),
-           nb::arg("value"), nb::arg("op") = "set",
+           nb::arg("value"), nb::arg("op") = "set", nb::kw_only(), nb::arg("dtype") = nb::none(),
+           nb::sig(
+               "def put_signal(self, target: RemoteArray, source: typing.Any, flag: RemoteArray, "
+               "value: int, op: str = 'set', *, dtype: typing.Any = None) -> None"),
            "As put; then sets or adds to an int64 flag on that PE, which becomes visible after the "
            "data."_doc)
       .def("signal", &signal, nb::arg("flag"), nb::arg("value"), nb::arg("op") = "set",

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "../arguments.hpp"
 #include "../check.hpp"
 #include "../docs.hpp"
 
@@ -36,6 +37,13 @@ void release(SymmetricArray& array) {
   array.world = World();
 }
 
+/// SymmetricArray.local
+nb::object local_of(nb::handle self) {
+  const auto& array = nb::cast<const SymmetricArray&>(self);
+  check_alive(array);
+  return output(array.local, kReady);
+}
+
 RemoteArray on(const SymmetricArray& array, Pe pe) {
   check_alive(array);
   require(pe >= 0 && pe < array.world.n_pes(), Code::invalid_argument,
@@ -60,9 +68,9 @@ RemoteArray element(const RemoteArray& array, std::int64_t index) {
 
 }  // namespace
 
-SymmetricArray zeros(const World& world, const std::vector<std::int64_t>& shape,
-                     const std::string& dtype) {
-  const DataType type = dtype_from(dtype);
+SymmetricArray zeros(const World& world, nb::handle given, nb::handle dtype) {
+  const DataType type = dtype_from("zeros", dtype);
+  const std::vector<std::int64_t> shape = shape_of("zeros", given);
   require(shape.size() <= TensorView::kMaxRank, Code::invalid_argument,
           "zeros: {} dimensions; allowed: up to {}", shape.size(), TensorView::kMaxRank);
   std::size_t count = 1;
@@ -104,27 +112,64 @@ nb::object heap_output(Tensor tensor, const std::shared_ptr<void>& keeper, std::
 void bind_symmetric_arrays(nb::module_& module) {
   nb::class_<SymmetricArray>(
       module, "SymmetricArray",
-      "An array at the same offset of every PE's heap; created by World.zeros."_doc)
+      "An array at the same offset of every PE's heap; created by World.zeros. On the host, "
+      "numpy.asarray(array) and array[...] access this PE's copy."_doc)
       .def_prop_ro(
-          "local",
-          [](const SymmetricArray& self) {
-            check_alive(self);
-            return output(self.local, kReady);
-          },
-          "This PE's copy, as an Array."_doc)
+          "local", [](nb::object self) { return local_of(self); },
+          nb::sig("def local(self) -> Array"), "This PE's copy, as an Array."_doc)
       .def("on", &on, nb::arg("pe"),
            "The copy of world PE `pe`, for put, get, signal and atomic."_doc)
       .def("free", &release,
            "Frees the memory. Collective over the world, in the same order on all PEs. Without "
            "free() the memory is freed when the world closes; the garbage collector never frees "
            "it."_doc)
+      .def_prop_ro(
+          "shape", [](nb::object self) { return local_of(self).attr("shape"); },
+          nb::sig("def shape(self) -> tuple[int, ...]"), "Elements along each dimension."_doc)
+      .def_prop_ro(
+          "dtype",
+          [](const SymmetricArray& self) { return std::string(name_of(self.local.dtype)); },
+          "As Array.dtype."_doc)
+      .def_prop_ro(
+          "nbytes", [](const SymmetricArray& self) { return self.local.bytes(); },
+          "Bytes of all elements on one PE."_doc)
+      .def("__len__", [](nb::object self) { return nb::len(local_of(self)); })
+      .def(
+          "__array__",
+          [](nb::object self, nb::handle dtype, nb::handle copy) {
+            return as_numpy(numpy_values(local_of(self), "__array__"), dtype, copy);
+          },
+          nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
+          nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> "
+                  "typing.Any"))
+      .def(
+          "__getitem__",
+          [](nb::object self, nb::handle key) {
+            return nb::object(numpy_values(local_of(self), "__getitem__")[key]);
+          },
+          nb::arg("key"), nb::sig("def __getitem__(self, key: typing.Any, /) -> typing.Any"))
+      .def(
+          "__setitem__",
+          [](nb::object self, nb::handle key, nb::handle value) {
+            numpy_values(local_of(self), "__setitem__")[key] = value;
+          },
+          nb::arg("key"), nb::arg("value"),
+          nb::sig("def __setitem__(self, key: typing.Any, value: typing.Any, /) -> None"))
       .def("__repr__", [](const SymmetricArray& self) {
-        return fmt::format("shoal.SymmetricArray({})", self.local.describe());
+        if (!self.world.is_open())
+          return fmt::format("shoal.SymmetricArray({}, freed)", self.local.describe());
+        const Device device = self.local.device;
+        return fmt::format(
+            "shoal.SymmetricArray({} on each of {} PEs, {}, heap offset {})", self.local.describe(),
+            self.world.n_pes(),
+            device.kind == DeviceKind::cuda ? fmt::format("cuda:{}", device.index) : "cpu",
+            self.offset);
       });
-  nb::class_<RemoteArray>(
+  nb::class_<RemoteArray> remote(
       module, "RemoteArray",
-      "Elements of a SymmetricArray on one PE; a slice selects some of them."_doc)
-      .def_ro("pe", &RemoteArray::pe, "World PE that owns the elements."_doc)
+      "Elements of a SymmetricArray on one PE; a slice selects some of them."_doc);
+  refuse_numpy(remote, "its elements by World.get");
+  remote.def_ro("pe", &RemoteArray::pe, "World PE that owns the elements."_doc)
       .def("__len__", [](const RemoteArray& self) { return self.count; })
       .def("__getitem__", &slice)
       .def("__getitem__", &element)

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "../docs.hpp"
@@ -72,8 +73,13 @@ void bind_team(nb::module_& module) {
            "choices. "
            "Returns a list by PE."_doc)
       .def("__repr__", [](const Team& self) {
-        return fmt::format("shoal.Team(index {}, PE {} of {})", self.index(), self.my_pe(),
-                           self.size());
+        if (!self.is_open()) return std::string("shoal.Team(closed)");
+        constexpr Pe kMost = 16;
+        std::string pes;
+        for (Pe pe = 0; pe < std::min(self.size(), kMost); ++pe)
+          pes += fmt::format("{}{}", pe == 0 ? "" : ", ", self.world_pe(pe));
+        return fmt::format("shoal.Team(PE {} of {}, world PEs [{}{}])", self.my_pe(), self.size(),
+                           pes, self.size() > kMost ? ", ..." : "");
       });
 }
 

@@ -9,25 +9,47 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 #include <utility>
 
+#include "../check.hpp"
 #include "../docs.hpp"
 #include "../ep/group.hpp"
+#include "../interrupt.hpp"
 #include "../settings.hpp"
 
 namespace shoal::python {
 namespace {
 
-World open_world(nb::handle given) {
-  const Settings settings = settings_from(given);
-  nb::gil_scoped_release released;
-  return World::open({settings, nullptr});
+/// The Python object of a world. Where an exception unwinds through the object's owner, the world
+/// fails with it (shoal/_unwinding.py).
+nb::object watched(World world) {
+  const nb::object second = nb::cast(world);  // another handle of the same world
+  nb::object first = nb::cast(std::move(world));
+  nb::module_::import_("shoal._unwinding").attr("watch_world")(first, second);
+  return first;
 }
 
-World open_with_id(const std::string& id, Pe pe, Pe n_pes, nb::handle given) {
+nb::object open_world(nb::handle given) {
   const Settings settings = settings_from(given);
-  nb::gil_scoped_release released;
-  return World::open({settings, connect_unique_id(UniqueId::parse(id), pe, n_pes, settings)});
+  World world;
+  {
+    nb::gil_scoped_release released;
+    world = World::open({settings, nullptr});
+  }
+  return watched(std::move(world));
+}
+
+nb::object open_with_id(const std::string& id, Pe pe, Pe n_pes, nb::handle given) {
+  const Settings settings = settings_from(given);
+  World world;
+  {
+    nb::gil_scoped_release released;
+    world = World::open({settings, connect_unique_id(UniqueId::parse(id), pe, n_pes, settings)});
+  }
+  return watched(std::move(world));
 }
 
 /// "ValueError: text", as the other PEs report it.
@@ -42,6 +64,19 @@ void close_world(World& world) {
   release_kept_groups();
 }
 
+/// World.close. While an exception unwinds, as in `finally`, the other PEs do not come to the
+/// barrier: the world fails with the exception instead.
+void close_unless_unwinding(nb::object self) {
+  const nb::object error = nb::module_::import_("shoal._unwinding").attr("unwinding_through")(self);
+  auto& world = nb::cast<World&>(self);
+  const std::string reason = error.is_none() ? "" : reason_of(error.type(), error);
+  nb::gil_scoped_release released;
+  if (reason.empty() || !world.is_open())
+    close_world(world);
+  else
+    world.abort(reason);
+}
+
 /// Closes the world, or fails it after an exception, so that no PE waits for this one.
 void exit_world(World& world, nb::handle type, nb::handle value, nb::handle /*traceback*/) {
   const bool failed = !type.is_none();
@@ -53,27 +88,80 @@ void exit_world(World& world, nb::handle type, nb::handle value, nb::handle /*tr
     close_world(world);
 }
 
+/// The worlds of run_threads, which fail when Ctrl-C interrupts the thread that waits for them.
+class Interruptible {
+ public:
+  /// Adds the world of a thread. Throws Error{system} after an interrupt.
+  void add(const World& world) {
+    const std::lock_guard lock(mutex_);
+    require(!interrupted_, Code::system, "run_threads was interrupted");
+    worlds_.push_back(world);
+  }
+
+  /// Runs `work` on a thread of its own and returns when it has ended. Throws what it throws.
+  template <typename Work>
+  void run(const Work& work) {
+    std::exception_ptr raised;
+    bool ended = false;
+    std::condition_variable changed;
+    std::thread thread([&] {
+      try {
+        work();
+      } catch (...) {
+        raised = std::current_exception();
+      }
+      const std::lock_guard lock(mutex_);
+      ended = true;
+      changed.notify_all();
+    });
+    {
+      std::unique_lock lock(mutex_);
+      while (!changed.wait_for(lock, std::chrono::milliseconds(20), [&] { return ended; })) {
+        lock.unlock();  // Python's signal handlers may take long
+        const bool now = check_signals();
+        lock.lock();
+        if (!now) continue;
+        interrupted_ = true;
+        for (const World& world : worlds_) world.abort("the program was interrupted");
+      }
+      worlds_.clear();
+    }
+    thread.join();
+    if (raised) std::rethrow_exception(raised);
+    require(!interrupted_, Code::system, "run_threads was interrupted");
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<World> worlds_;
+  bool interrupted_ = false;
+};
+
 /// The results of `body` by PE. Raises the first Python exception again, unchanged.
 nb::list run_threads_of_python(Pe n_pes, const nb::callable& body, nb::handle given) {
   const Settings settings = settings_from(given);
   std::vector<nb::object> results(static_cast<std::size_t>(std::max(n_pes, 0)));
   std::exception_ptr raised;
+  Interruptible worlds;
+  const auto run_pe = [&](World& world) {
+    worlds.add(world);
+    const auto pe = static_cast<std::size_t>(world.my_pe());
+    nb::gil_scoped_acquire acquired;
+    try {
+      results[pe] = body(world);
+    } catch (const nb::python_error& error) {
+      if (!raised) raised = std::current_exception();
+      throw std::runtime_error(reason_of(error.type(), error.value()));
+    }
+  };
   try {
     nb::gil_scoped_release released;
-    run_threads(n_pes, settings, [&](World& world) {
-      const auto pe = static_cast<std::size_t>(world.my_pe());
-      nb::gil_scoped_acquire acquired;
-      try {
-        results[pe] = body(world);
-      } catch (const nb::python_error& error) {
-        if (!raised) raised = std::current_exception();
-        throw std::runtime_error(reason_of(error.type(), error.value()));
-      }
-    });
+    worlds.run([&] { run_threads(n_pes, settings, run_pe); });
   } catch (...) {
     if (!raised) raised = std::current_exception();
   }
   release_kept_groups();
+  if (raise_interrupt()) throw nb::python_error();
   if (raised) std::rethrow_exception(raised);
   nb::list list;
   for (nb::object& result : results) list.append(std::move(result));
@@ -87,9 +175,71 @@ std::vector<std::pair<std::string, double>> init_phases(const World& world) {
   return phases;
 }
 
+nb::list pairs_of(const std::vector<PairConnectivity>& pairs) {
+  nb::list list;
+  for (const PairConnectivity& pair : pairs) {
+    nb::list transports;
+    for (const TransportVerdict& verdict : pair.transports) {
+      nb::dict entry;
+      entry["name"] = verdict.transport;
+      entry["chosen"] = verdict.chosen;
+      entry["capabilities"] = verdict.capabilities;
+      entry["why"] = verdict.why;
+      transports.append(entry);
+    }
+    nb::dict entry;
+    entry["a"] = pair.a;
+    entry["b"] = pair.b;
+    const TransportVerdict* const chosen = pair.chosen();
+    entry["chosen"] = chosen == nullptr ? nb::none() : nb::cast(chosen->transport);
+    entry["transports"] = transports;
+    list.append(entry);
+  }
+  return list;
+}
+
+nb::dict connectivity(const World& world) {
+  ConnectivityReport report;
+  {
+    nb::gil_scoped_release released;  // collective: other PEs may be threads of this process
+    report = world.connectivity();
+  }
+  nb::list pes;
+  for (const PePlace& place : report.pes) {
+    nb::dict entry;
+    entry["host"] = place.host;
+    entry["host_index"] = place.host_index;
+    entry["node"] = place.node;
+    entry["nics"] = place.nics ? nb::cast(*place.nics) : nb::none();
+    pes.append(entry);
+  }
+  nb::dict result;
+  result["pes"] = pes;
+  result["pairs"] = pairs_of(report.pairs);
+  result["heap_pairs"] = pairs_of(report.heap_pairs);
+  return result;
+}
+
 std::string heap_device(const World& world) {
   const Device device = world.heap().device();
   return device.kind == DeviceKind::cuda ? fmt::format("cuda:{}", device.index) : "cpu";
+}
+
+/// "64M", "1.5K"
+std::string in_bytes(std::size_t bytes) {
+  constexpr std::string_view kUnits[] = {"", "K", "M", "G", "T"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; unit < 4 && value >= 1024; ++unit) value /= 1024;
+  return fmt::format("{:.4g}{}", value, kUnits[unit]);
+}
+
+std::string describe(const World& world) {
+  if (!world.is_open()) return "shoal.World(closed)";
+  return fmt::format("shoal.World(PE {} of {}, {} PEs per node, heap of {} on {}, {} in use)",
+                     world.my_pe(), world.n_pes(), world.pes_per_node(),
+                     in_bytes(world.heap().size()), heap_device(world),
+                     in_bytes(world.heap().used()));
 }
 
 /// A function of shoal.connect, which is Python.
@@ -111,11 +261,16 @@ void bind_unique_id(nb::module_& module) {
 
 void bind_open(nb::class_<World>& world) {
   world
-      .def_static("open", &open_world, nb::arg("settings") = nb::none(),
-                  "Opens the world that the environment describes: shoal-run, SHOAL_PE and "
-                  "SHOAL_N_PES with a unique id, or a world of one PE."_doc)
+      .def_static(
+          "open", &open_world, nb::arg("settings") = nb::none(),
+          nb::sig("def open(settings: collections.abc.Mapping[str, typing.Any] | None = None) "
+                  "-> World"),
+          "Opens the world that the environment describes: shoal-run, SHOAL_PE and "
+          "SHOAL_N_PES with a unique id, or a world of one PE."_doc)
       .def_static("from_unique_id", &open_with_id, nb::arg("unique_id"), nb::arg("pe"),
                   nb::arg("n_pes"), nb::arg("settings") = nb::none(),
+                  nb::sig("def from_unique_id(unique_id: str, pe: int, n_pes: int, settings: "
+                          "collections.abc.Mapping[str, typing.Any] | None = None) -> World"),
                   "Joins as PE `pe` of `n_pes`; unique_id is the text of a UniqueId."_doc)
       .def_static(
           "from_torch",
@@ -123,8 +278,8 @@ void bind_open(nb::class_<World>& world) {
             return connect("from_torch", group, settings);
           },
           nb::arg("group") = nb::none(), nb::arg("settings") = nb::none(),
-          nb::sig(
-              "def from_torch(group: typing.Any = None, settings: dict | None = None) -> World"),
+          nb::sig("def from_torch(group: typing.Any = None, settings: collections.abc.Mapping[str, "
+                  "typing.Any] | None = None) -> World"),
           "A world of the ranks of a torch.distributed process group of any backend, in rank "
           "order; "
           "None: the default group."_doc)
@@ -134,15 +289,21 @@ void bind_open(nb::class_<World>& world) {
             return connect("from_mpi4py", comm, settings);
           },
           nb::arg("comm"), nb::arg("settings") = nb::none(),
-          nb::sig("def from_mpi4py(comm: typing.Any, settings: dict | None = None) -> World"),
+          nb::sig("def from_mpi4py(comm: typing.Any, settings: collections.abc.Mapping[str, "
+                  "typing.Any] | None = None) -> World"),
           "A world of the ranks of an mpi4py communicator, in rank order."_doc)
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", &exit_world, nb::arg("type").none(), nb::arg("value").none(),
            nb::arg("traceback").none())
-      .def("close", &close_world, nb::call_guard<nb::gil_scoped_release>(),
+      .def("close", &close_unless_unwinding,
            "Closes the world after a barrier of all PEs. Arrays of its heap stay readable while "
-           "they are held. Later calls have no effect."_doc)
-      .def_prop_ro("is_open", &World::is_open, "Whether the world is open."_doc);
+           "they are held. Later calls have no effect. Where the program handles an exception, as "
+           "in `finally`, the world fails with it, as at the end of a `with` block."_doc)
+      .def_prop_ro("is_open", &World::is_open, "Whether the world is open."_doc)
+      .def_prop_ro(
+          "settings", [](const World& self) { return self.settings(); },
+          "The settings in force."_doc)
+      .def("__repr__", &describe);
 }
 
 void bind_teams(nb::class_<World>& world) {
@@ -168,7 +329,10 @@ void bind_heap(nb::class_<World>& world) {
   world
       .def(
           "zeros", &zeros, nb::arg("shape"), nb::arg("dtype") = "float32",
-          "An array of zeros on every PE. Collective: all PEs call with the same arguments, in the "
+          nb::sig("def zeros(self, shape: int | collections.abc.Sequence[int], dtype: typing.Any = "
+                  "'float32') -> SymmetricArray"),
+          "An array of zeros on every PE. shape: an int or a sequence of ints. dtype: a name, or a "
+          "dtype of NumPy, torch, JAX or ml_dtypes. Collective: all PEs call with the same arguments, in the "
           "same order. Raises ExhaustedError when the heap is too small, naming "
           "SHOAL_SYMMETRIC_SIZE."_doc)
       .def_prop_ro(
@@ -186,7 +350,7 @@ void bind_world(nb::module_& module) {
   bind_symmetric_arrays(module);
   bind_unique_id(module);
   nb::class_<World> world(
-      module, "World",
+      module, "World", nb::is_weak_referenceable(),
       "PEs that share symmetric memory.\n\n"
       "    with shoal.World.open() as world:\n"
       "        numbers = world.zeros((world.n_pes,), \"int64\")\n"
@@ -197,7 +361,7 @@ void bind_world(nb::module_& module) {
       "raise PeerFailedError.\n\n"
       "settings, in all calls: a dict by the names of docs/reference/settings.md in lower case "
       "without SHOAL_, which overrides the environment: {\"symmetric_size\": \"1G\", \"timeout\": "
-      "5000, \"heap\": \"host\"}."_doc);
+      "5.0, \"heap\": \"host\"}. Durations are seconds as a number or a datetime.timedelta."_doc);
   bind_open(world);
   bind_teams(world);
   bind_heap(world);
@@ -206,6 +370,15 @@ void bind_world(nb::module_& module) {
   world
       .def("describe_transport", &World::describe_transport, nb::arg("pe"),
            "The transport to PE `pe` and its capabilities, as text."_doc)
+      .def(
+          "connectivity", &connectivity,
+          "How the PEs reach each other; the same dict on all PEs. Collective.\n\n"
+          "\"pes\": by PE, its \"host\", \"host_index\", \"node\" and \"nics\" (None: no pair needs "
+          "a network). \"pairs\": for every pair \"a\" <= \"b\" the transport \"chosen\" (None: none "
+          "reaches) and all \"transports\": \"name\", \"chosen\", \"capabilities\", \"why\". "
+          "\"heap_pairs\": the same for heaps in GPU memory; else empty.\n\n"
+          "    report = world.connectivity()\n"
+          "    print([(p[\"a\"], p[\"b\"], p[\"chosen\"]) for p in report[\"pairs\"]])"_doc)
       .def_prop_ro("init_phases", &init_phases,
                    "The steps of opening the world, and the seconds of each on this PE."_doc);
 

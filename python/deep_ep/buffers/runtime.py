@@ -6,13 +6,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
-import weakref
 from typing import Any
 
 import torch
 
 import shoal
+from shoal._unwinding import at_end, fail_world, handled_exception, unwinding_exception
 
 from ..utils.event import EventHandle, EventOverlap
 from .checks import expect
@@ -27,6 +26,14 @@ def pick_device() -> torch.device:
     return (
         torch.device("cuda", torch.cuda.current_device()) if heap == "cuda" else torch.device("cpu")
     )
+
+
+def timeout_of_environment(default: float) -> float:
+    """The limit of waits in seconds: SHOAL_TIMEOUT_MS, else ``default``."""
+    try:
+        return float(os.environ["SHOAL_TIMEOUT_MS"]) / 1000
+    except (KeyError, ValueError):
+        return default
 
 
 def new_comm_stream(device: torch.device) -> torch.cuda.Stream:
@@ -70,7 +77,8 @@ class Runtime:
         if "SHOAL_SYMMETRIC_SIZE" not in os.environ:
             settings["symmetric_size"] = (64 << 30) + 4 * num_bytes
         if "SHOAL_TIMEOUT_MS" not in os.environ:
-            settings["timeout"] = round(1000 * timeout)
+            settings["timeout"] = float(timeout)
+        self.timeout = timeout_of_environment(timeout)
         if group is not None:
             self.world = shoal.World.from_torch(group, settings)
         elif comm is not None:
@@ -79,7 +87,7 @@ class Runtime:
             raise ValueError(
                 "deep_ep: a buffer needs group= (torch.distributed) or comm= (mpi4py); got neither"
             )
-        weakref.finalize(self, _end, self.world)
+        at_end(self, _end, self.world, handled_exception())
         self.team = self.world.team
         self.rank, self.num_ranks = self.world.my_pe, self.world.n_pes
         self.groups = GroupPool(self.team, self.device)
@@ -137,22 +145,28 @@ class Runtime:
         return Operation(self, previous_event, async_finish)
 
     def close(self) -> None:
-        """Closes the world. Collective. Tensors in its heap stay readable."""
+        """Closes the world. Collective. Tensors in its heap stay readable.
+
+        While an exception unwinds, as in `finally`, the world fails with it: the other ranks would
+        not come to close it.
+        """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.world.close()
 
 
-def _end(world: shoal.World) -> None:
+def _end(world: shoal.World, before: int) -> None:
     """Closes the world of a buffer that was released without destroy(), at the latest at exit.
 
-    Never raises. Where an exception ends the program, it fails the world in place of closing it, so
-    that the other ranks do not wait for this one.
+    Never raises. Where an exception releases the buffer or ends the program, it fails the world in
+    place of closing it, so that the other ranks do not wait for this one.
     """
-    failure = getattr(sys, "last_value", None)
+    failure = unwinding_exception(before)
+    if failure is not None:
+        fail_world(world, failure)
     with contextlib.suppress(Exception):
-        if world.is_open:
-            world.close() if failure is None else world.__exit__(type(failure), failure, None)
+        if failure is None and world.is_open:
+            world.close()
 
 
 class Operation:

@@ -2,6 +2,7 @@
 """The process group, seeds and hardware of a test or a buffer."""
 
 import functools
+import inspect
 import os
 import random
 import re
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+DEFAULT_RDMA_GBS = 50.0
+"""Assumed speed of an unknown NIC in GB/s: one port of 400 Gb/s."""
 
 _local_rank = 0
 _global_seed = 0
@@ -62,8 +66,8 @@ def init_dist(
 
     Environment: MASTER_ADDR (default 127.0.0.1), MASTER_PORT (8361), WORLD_SIZE (number of nodes,
     1), RANK (index of this node, 0). The backend is NCCL where every local rank has a GPU, else
-    gloo. Sets the default dtype to bfloat16 and the default device to the GPU or the CPU, and seeds
-    this rank.
+    gloo. NCCL is bound to the GPU of the rank at once (device_id). Sets the default dtype to
+    bfloat16 and the default device to the GPU or the CPU, and seeds this rank.
     """
     global _local_rank
     address, port = os.getenv("MASTER_ADDR", "127.0.0.1"), int(os.getenv("MASTER_PORT", "8361"))
@@ -79,11 +83,17 @@ def init_dist(
     if num_gpus > 0:
         torch.cuda.set_device(local_rank % num_gpus)
     _local_rank = local_rank
+    backend = "nccl" if num_gpus >= num_local_ranks else "gloo"
+    bound = {}
+    # torch before 2.3 has no device_id.
+    if backend == "nccl" and "device_id" in inspect.signature(dist.init_process_group).parameters:
+        bound["device_id"] = torch.device("cuda", local_rank % num_gpus)
     dist.init_process_group(
-        backend="nccl" if num_gpus >= num_local_ranks else "gloo",
+        backend=backend,
         init_method=f"tcp://{address}:{port}",
         world_size=num_nodes * num_local_ranks,
         rank=node_rank * num_local_ranks + local_rank,
+        **bound,
     )
     torch.set_default_dtype(torch.bfloat16)
     torch.set_default_device(default_device())
@@ -216,7 +226,16 @@ def check_fast_rdma_atomic_support(nic: str | None = None) -> bool:
     return _nic_attribute(nic, "hca_type") == "MT4131"
 
 
-def get_rdma_gbs(nic: str | None = None) -> float:
-    """Speed of the first port of `nic` (default EP_NIC_NAME, else mlx5_0) in GB/s; 0: unknown."""
+def reported_rdma_gbs(nic: str | None = None) -> float:
+    """Speed that the first port of `nic` reports, in GB/s; 0 where there is no such NIC."""
     rate = re.match(r"([\d.]+) Gb/sec", _nic_attribute(nic, "ports/1/rate"))
     return float(rate.group(1)) / 8 if rate else 0
+
+
+def get_rdma_gbs(nic: str | None = None) -> float:
+    """Speed of the first port of `nic` (default EP_NIC_NAME, else mlx5_0) in GB/s.
+
+    DEFAULT_RDMA_GBS where the NIC does not exist or reports no speed, because programs divide by
+    the result.
+    """
+    return reported_rdma_gbs(nic) or DEFAULT_RDMA_GBS

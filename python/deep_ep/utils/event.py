@@ -15,12 +15,17 @@ import torch
 _NOTHING = nullcontext()
 
 
+def profiling() -> bool:
+    """Whether a profiler of torch runs."""
+    return torch.autograd.profiler._is_profiler_enabled
+
+
 def profiled(name: str) -> AbstractContextManager[object]:
     """A profiler range deep_ep::`name`, for work without a kernel of the name that scripts expect.
 
     Has no effect without a profiler; costs 0.1 us then.
     """
-    if not torch.autograd.profiler._is_profiler_enabled:
+    if not profiling():
         return _NOTHING
     return torch.profiler.record_function(f"deep_ep::{name}")
 

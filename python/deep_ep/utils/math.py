@@ -57,13 +57,22 @@ def per_token_cast_back(x_fp8: torch.Tensor, scales: torch.Tensor) -> torch.Tens
     """BF16 [..., n] of FP8 [..., n] and its scales, one per 128 channels.
 
     Scales are float32 [..., ceil(n / 128)], or int32 [..., ceil(n / 512)] with four UE8M0 exponents
-    each, lowest byte first. Any strides. Raises AssertionError where the shapes do not fit.
+    each, lowest byte first. Any strides. Where 512 divides n, int32 scales may also be a view
+    [rows / 4, n / 128] of all rows. Raises AssertionError where the shapes do not fit.
     """
     num_channels = x_fp8.size(-1)
     num_groups = ceil_div(num_channels, FP8_GROUP)
     if scales.dtype == torch.int32:
         # An exponent byte in bits 23 to 30 is a float32 power of two.
-        exponents = as_bytes(scales)[..., :num_groups]
+        exponents = as_bytes(scales)
+        rows = x_fp8.shape[:-1]
+        if (
+            num_groups % 4 == 0
+            and scales.shape[-1] == num_groups
+            and exponents.numel() == rows.numel() * num_groups
+        ):
+            exponents = exponents.view(*rows, num_groups)
+        exponents = exponents[..., :num_groups]
         scales = (exponents.int() << 23).view(torch.float32)
     assert scales.shape == (*x_fp8.shape[:-1], num_groups), (
         f"per_token_cast_back: got scales for {tuple(scales.shape)}, "

@@ -20,9 +20,9 @@ namespace {
 constexpr std::chrono::milliseconds kGreetingLimit{5'000};
 constexpr std::chrono::milliseconds kLeavingLimit{2'000};
 // The number of unproven connections is bounded. Beyond the bound, the oldest is dropped, but only
-// after kFairChance: a PE that connects at the same time as many others needs time to answer.
+// after kFairChance (wire.hpp): a PE that connects at the same time as many others needs time to
+// answer.
 constexpr std::size_t kMaxUnproven = 512;
-constexpr std::chrono::milliseconds kFairChance{250};
 constexpr std::chrono::milliseconds kAcceptPause{200};  // after a failed accept
 constexpr std::size_t kMaxStrangersLogged = 16;
 

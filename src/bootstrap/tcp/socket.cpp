@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "base/check.hpp"
+#include "base/interrupt.hpp"
 
 namespace shoal::bootstrap {
 
@@ -133,12 +134,16 @@ void tune(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof unacknowledged_ms);
 }
 
+// Between two questions whether the wait was interrupted.
+constexpr int kLookMs = 20;
+
 bool wait_ready(int fd, short events, Clock::time_point deadline) {
   while (true) {
     pollfd entry{fd, events, 0};
-    const int ready = poll(&entry, 1, poll_timeout(deadline));
+    const int ready = poll(&entry, 1, std::min(poll_timeout(deadline), kLookMs));
     if (ready > 0) return true;
     if (ready == 0 && Clock::now() >= deadline) return false;
+    throw_if_interrupted("a wait for the bootstrap");
     if (ready < 0 && errno != EINTR) fail_errno("the bootstrap could not wait for a socket");
   }
 }

@@ -17,6 +17,9 @@ namespace {
 // The root ends a call at its deadline with a message that names the missing PEs. A PE waits this
 // much longer for that message.
 constexpr std::chrono::milliseconds kVerdict{1'000};
+// The root may drop a connection while the hello is on its way. A connection that ends later than
+// this after the hello ends with the root.
+constexpr std::chrono::milliseconds kCrossing{1'000};
 constexpr std::chrono::milliseconds kLeaving{2'000};  // bounds close()
 constexpr std::chrono::milliseconds kAbort{1'000};    // bounds abort()
 constexpr std::chrono::milliseconds kRetry{20};       // between connection attempts
@@ -38,8 +41,20 @@ TcpBootstrap::TcpBootstrap(const RootAddress& where, const Key& key, Pe pe, std:
                            std::chrono::milliseconds limit, std::shared_ptr<void> root)
     : pe_(pe), n_pes_(n_pes), limit_(limit), root_(std::move(root)), root_shown_(where.shown) {
   const Clock::time_point deadline = Clock::now() + limit;
-  connect(where, deadline);
-  greet(where, key, deadline);
+  RootAddress to = where;
+  for (int dropped = 1;; ++dropped) {
+    const Clock::time_point start = Clock::now();
+    connect(to, deadline);
+    if (greet(to, key, start, deadline)) return;
+    to.hint = fmt::format(
+        "The root dropped this PE {} time{} before it had proven the key: each connection has {} "
+        "ms for that while strangers take all places. {}",
+        dropped, dropped == 1 ? "" : "s", kFairChance.count(), where.hint);
+    require(Clock::now() < deadline, Code::timeout, "PE {} of {} did not join {} within {} ms. {}",
+            pe_, n_pes_, describe_root(), limit_.count(), to.hint);
+    log::debug("PE {}: connects again. {}", pe_, to.hint);
+    forget_connection();
+  }
 }
 
 TcpBootstrap::~TcpBootstrap() {
@@ -66,8 +81,23 @@ void TcpBootstrap::connect(const RootAddress& where, Clock::time_point deadline)
        limit_.count(), reason, where.hint);
 }
 
-void TcpBootstrap::greet(const RootAddress& where, const Key& key, Clock::time_point deadline) {
+void TcpBootstrap::forget_connection() {
+  socket_ = Fd();
+  outbox_ = Outbox(Direction::to_root);
+  inbox_ = Inbox(Direction::from_root, kMaxPayload);
+  failure_.reset();
+  failed_ = false;
+}
+
+bool TcpBootstrap::greet(const RootAddress& where, const Key& key, Clock::time_point start,
+                         Clock::time_point deadline) {
+  // The root ends a younger connection only for a wrong key.
+  const auto was_dropped = [&](const std::optional<Frame>& received) {
+    return !received && failed_ && failure_->code == Code::peer_failed &&
+           Clock::now() - start >= kFairChance;
+  };
   const auto challenge = receive(deadline);
+  if (was_dropped(challenge)) return false;
   if (!challenge) throw_if_failed();
   require(challenge.has_value(), Code::timeout,
           "PE {} of {} got no answer from {} within {} ms. {}", pe_, n_pes_, describe_root(),
@@ -81,7 +111,9 @@ void TcpBootstrap::greet(const RootAddress& where, const Key& key, Clock::time_p
   inbox_.set_key(session);
   send(MessageType::hello, 0, encode(hello), deadline);
 
+  const Clock::time_point greeted = Clock::now();
   const auto answer = receive(deadline + kVerdict);
+  if (was_dropped(answer) && Clock::now() - greeted < kCrossing) return false;
   require(answer || !failed_, Code::mismatch,
           "PE {} of {} was not let in by {}: the key differs (another world listens there), or the "
           "process that holds it ended. {}",
@@ -98,6 +130,7 @@ void TcpBootstrap::greet(const RootAddress& where, const Key& key, Clock::time_p
   require(answer->header.type == MessageType::welcome, Code::mismatch,
           "{} sent an unexpected message of type {}", describe_root(),
           static_cast<int>(answer->header.type));
+  return true;
 }
 
 std::vector<Bytes> TcpBootstrap::all_gather(std::span<const std::byte> mine,

@@ -43,7 +43,11 @@ class TcpBootstrap final : public Bootstrap {
 
  private:
   void connect(const RootAddress& where, Clock::time_point deadline);
-  void greet(const RootAddress& where, const Key& key, Clock::time_point deadline);
+  /// Proves the key and waits for the other PEs. Returns false if the root dropped the connection,
+  /// made at `start`, because this PE was too slow while strangers took all places.
+  bool greet(const RootAddress& where, const Key& key, Clock::time_point start,
+             Clock::time_point deadline);
+  void forget_connection();
   Bytes collective(const Call& call);
   void send(MessageType type, std::uint64_t sequence, Bytes payload, Clock::time_point deadline);
   std::optional<Frame> receive(Clock::time_point deadline);

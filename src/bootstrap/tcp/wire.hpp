@@ -50,6 +50,10 @@ constexpr std::size_t kMaxReason = 16 << 10;  ///< longer reasons are truncated
 constexpr std::size_t kMaxPayload = kMaxContribution + 1024;
 constexpr std::size_t kMaxGreeting = 512;  ///< payload bound before the key is proven
 constexpr std::int32_t kMaxPes = 1'000'000;
+/// The time in which a connection may prove the key, however many strangers connect meanwhile. A PE
+/// whose connection ends later without a reply was too slow and connects again. A connection that
+/// ends sooner has been refused.
+constexpr std::chrono::milliseconds kFairChance{250};
 
 enum class MessageType : std::uint8_t {
   challenge = 1,  ///< root: its nonce

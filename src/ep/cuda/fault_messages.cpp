@@ -104,8 +104,8 @@ void CudaGroup::throw_reported() {
       throw Error(Code::timeout, state.failure);
     case Fault::peer_failed:
       state.failure =
-          fmt::format("{} (epoch {}) failed {}; PE {} gave this group up: its own message says why",
-                      operation_of(*report), epoch, waited(), pe);
+          fmt::format("{} (epoch {}) failed {}; {}", operation_of(*report), epoch, waited(),
+                      detail::describe_given_up(state, report->rank, cause_of(report->rank)));
       throw Error(Code::peer_failed, state.failure);
     default:
       break;

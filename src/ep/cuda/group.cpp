@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "ep/plan/notices.hpp"
 #include "memory/device.hpp"
 
 namespace shoal::ep::cuda {
@@ -125,17 +126,28 @@ bool CudaGroup::capturing(cudaStream_t on) const {
   return status != cudaStreamCaptureStatusNone;
 }
 
-std::optional<std::int32_t> CudaGroup::ask_failed_rank() {
+std::vector<std::uint64_t> CudaGroup::failed_words() const {
   state.world->cuda()->activate();
-  std::vector<std::uint64_t> failed(static_cast<std::size_t>(state.shape.ranks));
-  check(cudaMemcpy2DAsync(failed.data(), sizeof(std::uint64_t), state.block + device.layout.failed,
-                          detail::kLine, sizeof(std::uint64_t), failed.size(),
+  std::vector<std::uint64_t> words(static_cast<std::size_t>(state.shape.ranks));
+  check(cudaMemcpy2DAsync(words.data(), sizeof(std::uint64_t), state.block + device.layout.failed,
+                          detail::kLine, sizeof(std::uint64_t), words.size(),
                           cudaMemcpyDeviceToHost, stream),
         "state of the other ranks");
   check(cudaStreamSynchronize(stream), "state of the other ranks");
+  return words;
+}
+
+std::optional<std::int32_t> CudaGroup::ask_failed_rank() {
+  const std::vector<std::uint64_t> words = failed_words();
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank)
-    if (rank != state.me && failed[static_cast<std::size_t>(rank)] != 0) return rank;
+    if (rank != state.me && words[static_cast<std::size_t>(rank)] != 0) return rank;
   return std::nullopt;
+}
+
+std::int32_t CudaGroup::cause_of(std::int32_t rank) const {
+  const std::vector<std::uint64_t> words = failed_words();
+  return detail::first_cause(rank, state.shape.ranks,
+                             [&](std::int32_t by) { return words[static_cast<std::size_t>(by)]; });
 }
 
 std::shared_ptr<void> CudaGroup::allocate(std::size_t bytes) const {

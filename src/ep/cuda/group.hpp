@@ -59,6 +59,8 @@ struct CudaGroup {
   void throw_reported();
   /// A rank that has given the group up, read from GPU memory.
   std::optional<std::int32_t> ask_failed_rank();
+  /// The first cause of the failure of `rank`, which has given the group up; reads GPU memory.
+  std::int32_t cause_of(std::int32_t rank) const;
   /// Device memory in stream order behind the last call; contents undefined.
   std::shared_ptr<void> allocate(std::size_t bytes) const;
   /// A tensor in `memory`.
@@ -81,6 +83,8 @@ struct CudaGroup {
   void synchronize();
 
  private:
+  /// The `failed` words of all ranks at this one.
+  std::vector<std::uint64_t> failed_words() const;
   void wait_for_readers(cudaStream_t on);
 
   std::mutex readers_mutex_;

@@ -85,8 +85,8 @@ struct DeviceLayout {
   /// Low latency: grants of halves. The second word of a line holds the epoch of the last send that
   /// has begun.
   std::size_t dispatch_read, combine_read;
-  /// Not 0 when the group of that rank has failed. Low latency, mask_failed: the second word of a
-  /// line changes while that rank waits for a third one.
+  /// failed_word (ep/plan/notices.hpp) when that rank has given the group up; else 0. Low latency,
+  /// mask_failed: the second word of a line changes while that rank waits for a third one.
   std::size_t failed;
   std::size_t notices, notice_bytes;  ///< [2][ranks] DeviceNotice records
   /// [2][ranks] lines of two words: DispatchNoticeWord, CombineNoticeWord

@@ -78,7 +78,7 @@ struct GroupLayout {
   std::size_t entered, finished;       ///< normal mode: notice published; rows written or fetched
   std::size_t slots_sent, slots_read;  ///< low-latency dispatch
   std::size_t combine_ready, combine_read;  ///< low-latency combine
-  std::size_t failed;                       ///< 0, or 1 + the PE that caused the rank to give up
+  std::size_t failed;                       ///< failed_word once the rank has given up; else 0
   std::size_t chunks_sent, chunks_read;     ///< rails: a line per node, counting chunks
   // Values that signals publish: two of each, by parity of the epoch.
   std::size_t notices, notice_bytes;                  ///< [2][ranks] NormalNotice with its counts

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/align.hpp"
 #include "base/check.hpp"
 #include "ep/checks.hpp"
 
@@ -111,6 +112,23 @@ std::shared_ptr<const RoutingState> make_routing(Tensor topk_idx, const Shape& s
   return state;
 }
 
+std::int64_t rows_before(std::span<const std::int32_t> counts, std::int32_t ranks,
+                         std::int32_t source, std::int32_t rank) {
+  std::int64_t rows = 0;
+  for (std::int32_t before = 0; before < source; ++before)
+    rows += counts[static_cast<std::size_t>(before) * ranks + rank];
+  return rows;
+}
+
+std::vector<std::int32_t> first_rows(std::span<const std::int32_t> counts, std::int32_t ranks,
+                                     std::int32_t source) {
+  std::vector<std::int32_t> first;
+  first.reserve(ranks);
+  for (std::int32_t rank = 0; rank < ranks; ++rank)
+    first.push_back(static_cast<std::int32_t>(rows_before(counts, ranks, source, rank)));
+  return first;
+}
+
 ExpertRows make_expert_rows(const Shape& shape, std::span<const std::int32_t* const> counts,
                             std::int32_t me, std::int32_t alignment) {
   ExpertRows rows;
@@ -129,7 +147,7 @@ ExpertRows make_expert_rows(const Shape& shape, std::span<const std::int32_t* co
         rows.blocks.push_back(static_cast<std::int32_t>(block));
         rows.counts.push_back(static_cast<std::int32_t>(tokens));
       }
-      block += (tokens + alignment - 1) / alignment * alignment;
+      block += static_cast<std::int64_t>(align_up(tokens, alignment));
     }
     if (rank == me) rows.blocks.push_back(static_cast<std::int32_t>(block));
     rows.end.push_back(block);

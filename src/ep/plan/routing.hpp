@@ -42,6 +42,14 @@ struct RoutingState {
   }
 };
 
+/// Rows that the sources before rank `source` send to `rank`, so the first row of `source` there;
+/// with `source` = `ranks`, all rows of `rank`. `counts[i * ranks + j]` are the rows from i to j.
+std::int64_t rows_before(std::span<const std::int32_t> counts, std::int32_t ranks,
+                         std::int32_t source, std::int32_t rank);
+/// rows_before at every rank.
+std::vector<std::int32_t> first_rows(std::span<const std::int32_t> counts, std::int32_t ranks,
+                                     std::int32_t source);
+
 /// The expert-major layout of a dispatch: at each rank a block per expert in ascending order, which
 /// starts at a multiple of the alignment. The rows of a block are ordered by source, then token.
 struct ExpertRows {

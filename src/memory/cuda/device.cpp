@@ -5,6 +5,7 @@
 
 #include "base/backoff.hpp"
 #include "base/check.hpp"
+#include "base/interrupt.hpp"
 #include "memory/cuda/backend.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/peers.hpp"
@@ -40,7 +41,7 @@ class CudaDevice final : public Device {
     CUcontext current = nullptr;
     if (driver_.get_current(&current) == CUDA_SUCCESS && current == context) return;
     check(driver_, driver_.set_current(context),
-          [&] { return fmt::format("cannot use the context of GPU {}", device); });
+          [&] { return fmt::format("cannot make the context of GPU {} current", device); });
   }
   using Device::synchronize;
   void synchronize(CUstream on, const char* what) const override;
@@ -66,13 +67,17 @@ CudaDevice::CudaDevice(const DeviceRequest& request)
   check(driver_, driver_.device_count(&count), "cannot count the GPUs");
   require(
       count > 0, Code::unsupported,
-      "SHOAL_HEAP is cuda, but the CUDA driver shows no GPU (CUDA_VISIBLE_DEVICES may hide them)");
+      "SHOAL_HEAP is cuda, but the CUDA driver reports no GPU (CUDA_VISIBLE_DEVICES may hide it); "
+      "allowed: host");
   require(request.ordinal < count, Code::invalid_argument,
-          "SHOAL_DEVICE is {}; this machine has GPUs 0 to {}", request.ordinal, count - 1);
+          "SHOAL_DEVICE is {}; allowed: -1 to {}, where -1 distributes the PEs over the GPUs",
+          request.ordinal, count - 1);
   device = static_cast<int>(request.ordinal >= 0 ? request.ordinal : request.index % count);
-  check(driver_, driver_.device_get(&handle_, device), fmt::format("cannot find GPU {}", device));
-  require(attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) != 0,
-          Code::unsupported, "GPU {} has no unified addressing", device);
+  check(driver_, driver_.device_get(&handle_, device),
+        fmt::format("cannot get the handle of GPU {}", device));
+  require(
+      attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) != 0, Code::unsupported,
+      "SHOAL_HEAP is cuda, but GPU {} does not support unified addressing; allowed: host", device);
   multiprocessors = attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   compute_capability =
       10 * attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
@@ -90,7 +95,7 @@ void CudaDevice::describe_self(const DeviceRequest& request) {
   description_.ordinal = device;
   CUuuid uuid{};
   check(driver_, driver_.device_uuid(&uuid, handle_),
-        fmt::format("cannot identify GPU {}", device));
+        fmt::format("cannot read the UUID of GPU {}", device));
   static_assert(sizeof uuid.bytes == 16);
   std::memcpy(description_.uuid.data(), uuid.bytes, sizeof uuid.bytes);
   granularity = Segment::kAlignment;
@@ -102,7 +107,7 @@ void CudaDevice::describe_self(const DeviceRequest& request) {
     const CUmemAllocationProp properties = heap_properties(device, CU_MEM_HANDLE_TYPE_NONE);
     check(driver_,
           driver_.granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-          fmt::format("cannot read the granularity of mappings of GPU {}", device));
+          fmt::format("cannot read the mapping granularity of GPU {}", device));
     description_.has_fabric =
         request.probe_fabric &&
         attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0 &&
@@ -120,10 +125,11 @@ void CudaDevice::synchronize(CUstream on, const char* what) const {
     if (result != CUDA_ERROR_NOT_READY)
       check(driver_, result, fmt::format("{} failed on GPU {}", what, device));
     if (polls < 1000) continue;
-    require(
-        std::chrono::steady_clock::now() - start < timeout_, Code::timeout,
-        "{} timed out after {} ms: GPU {} does not get to it, other work occupies it; Setting: SHOAL_TIMEOUT_MS.",
-        what, timeout_.count(), device);
+    if (polls % 16 == 0) throw_if_interrupted(what);
+    require(std::chrono::steady_clock::now() - start < timeout_, Code::timeout,
+            "{} timed out after {} ms: GPU {} has not completed it, other work may occupy the GPU; "
+            "Setting: SHOAL_TIMEOUT_MS.",
+            what, timeout_.count(), device);
     backoff();
   }
 }

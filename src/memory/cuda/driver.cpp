@@ -19,7 +19,7 @@ template <typename Function>
 bool resolve(void* library, const char* name, Function& function, std::string& why) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   if (function == nullptr && why.empty())
-    why = fmt::format("the CUDA driver library has no {}: it is too old", name);
+    why = fmt::format("the CUDA driver is too old: libcuda.so.1 has no {}", name);
   return function != nullptr;
 }
 
@@ -43,7 +43,7 @@ Loaded load() {
 #undef SHOAL_CUDA_RESOLVE
   if (!loaded.why.empty()) return loaded;
   if (const CUresult result = table.init(0); result != CUDA_SUCCESS)
-    loaded.why = fmt::format("the CUDA driver does not start: {}", describe(table, result));
+    loaded.why = fmt::format("the CUDA driver cannot be initialized: {}", describe(table, result));
   return loaded;
 }
 
@@ -62,7 +62,7 @@ const Driver* find_driver(std::string* why) {
 const Driver& driver() {
   std::string why;
   const Driver* const found = find_driver(&why);
-  require(found != nullptr, Code::unsupported, "SHOAL_HEAP is cuda, but {}", why);
+  require(found != nullptr, Code::unsupported, "SHOAL_HEAP is cuda, but {}; allowed: host", why);
   return *found;
 }
 
@@ -79,9 +79,11 @@ std::string describe(const Driver& driver, CUresult result) {
   return fmt::format("{}: {}", name, text);
 }
 
-void fail_driver(const Driver& driver, CUresult result, const std::string& what) {
-  fail(result == CUDA_ERROR_OUT_OF_MEMORY ? Code::exhausted : Code::system, "{}: {}", what,
-       describe(driver, result));
+void fail_driver(const Driver& driver, CUresult result, const std::string& what,
+                 const char* setting) {
+  const Code code = result == CUDA_ERROR_OUT_OF_MEMORY ? Code::exhausted : Code::system;
+  fail(code, "{}: {}{}", what, describe(driver, result),
+       setting == nullptr ? "" : fmt::format("; Setting: {}.", setting));
 }
 
 }  // namespace shoal::memory::cuda

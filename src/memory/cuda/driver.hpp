@@ -71,8 +71,8 @@ struct Driver {
 #undef SHOAL_CUDA_FIELD
 };
 
-/// The initialised driver; nullptr where there is none, with the reason in `why`. The result is
-/// kept for the process.
+/// The initialized driver; nullptr if there is none, with the reason in `why`. The result is kept
+/// until the process ends.
 const Driver* find_driver(std::string* why);
 
 /// As find_driver; throws Error{unsupported} with the reason.
@@ -85,13 +85,15 @@ void replace_driver(const Driver* table);
 /// "CUDA_ERROR_OUT_OF_MEMORY: out of memory".
 std::string describe(const Driver& driver, CUresult result);
 
-[[noreturn]] void fail_driver(const Driver& driver, CUresult result, const std::string& what);
+[[noreturn]] void fail_driver(const Driver& driver, CUresult result, const std::string& what,
+                              const char* setting);
 /// Throws Error{code} "<what>: <name>: <text>" unless `result` is success. The code is exhausted
 /// for CUDA_ERROR_OUT_OF_MEMORY, else system. `what` may be a function that returns the text.
+/// `setting`: names the settings that can help, at the end of the message.
 template <typename What>
-void check(const Driver& driver, CUresult result, const What& what) {
+void check(const Driver& driver, CUresult result, const What& what, const char* setting = nullptr) {
   if (result != CUDA_SUCCESS) [[unlikely]]
-    fail_driver(driver, result, made(what));
+    fail_driver(driver, result, made(what), setting);
 }
 
 inline CUdeviceptr address(const void* pointer) {

@@ -57,7 +57,7 @@ GpuReport describe_gpus() {
   int count = 0;
   if (const CUresult result = driver->device_count(&count); result != CUDA_SUCCESS || count == 0) {
     report.unavailable =
-        result == CUDA_SUCCESS ? "the CUDA driver shows no GPU" : describe(*driver, result);
+        result == CUDA_SUCCESS ? "the CUDA driver reports no GPU" : describe(*driver, result);
     return report;
   }
   for (int ordinal = 0; ordinal < count; ++ordinal)

@@ -67,12 +67,12 @@ class IpcHeap final : public DeviceHeap {
 
 std::vector<std::byte> IpcHeap::add(std::size_t) {
   device_->activate();
-  check(
-      driver_, driver_.mem_alloc(&allocation_, size_ + Segment::kAlignment),
-      fmt::format(
-          "GPU {} has no {} bytes for the symmetric heap of PE {}; by CUDA IPC all of it is taken at the "
-          "start (SHOAL_SYMMETRIC_SIZE, SHOAL_CUDA_HANDLE)",
-          device_->device, size_ + Segment::kAlignment, context_.my_pe));
+  check(driver_, driver_.mem_alloc(&allocation_, size_ + Segment::kAlignment),
+        fmt::format(
+            "cannot allocate {} bytes on GPU {} for the symmetric heap of PE {}, which CUDA IPC "
+            "needs as a whole",
+            size_ + Segment::kAlignment, device_->device, context_.my_pe),
+        "SHOAL_SYMMETRIC_SIZE, SHOAL_CUDA_HANDLE");
   IpcAddition addition;
   addition.skipped =
       (Segment::kAlignment - allocation_ % Segment::kAlignment) % Segment::kAlignment;
@@ -82,9 +82,8 @@ std::vector<std::byte> IpcHeap::add(std::size_t) {
     const CUresult result = driver_.ipc_get(&addition.handle, allocation_);
     if (result != CUDA_SUCCESS) roll_back();
     check(driver_, result,
-          fmt::format(
-              "cannot pass the heap on GPU {} to other processes by CUDA IPC (SHOAL_CUDA_HANDLE)",
-              device_->device));
+          fmt::format("cannot export the heap on GPU {} by CUDA IPC", device_->device),
+          "SHOAL_CUDA_HANDLE");
   }
   std::vector<std::byte> blob(sizeof addition);
   std::memcpy(blob.data(), &addition, sizeof addition);
@@ -96,8 +95,8 @@ void IpcHeap::connect(std::span<const std::vector<std::byte>> blobs, const FdExc
   for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
     IpcAddition addition;
     require(blobs[pe].size() == sizeof addition, Code::mismatch,
-            "PE {} describes its GPU memory in {} bytes, expected {}", pe, blobs[pe].size(),
-            sizeof addition);
+            "PE {} describes its GPU memory in {} bytes, expected {}: the versions of Shoal differ",
+            pe, blobs[pe].size(), sizeof addition);
     std::memcpy(&addition, blobs[pe].data(), sizeof addition);
     if (peers_[pe].obstacle.empty()) open_peer(pe, addition);
   }
@@ -110,7 +109,7 @@ void IpcHeap::open_peer(std::size_t pe, const IpcAddition& addition) {
         driver_.ipc_open(&opened_[pe], addition.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     if (result != CUDA_SUCCESS) {
       opened_[pe] = 0;
-      peer.obstacle = "its memory cannot be opened by CUDA IPC: " + describe(driver_, result);
+      peer.obstacle = "CUDA IPC cannot open its memory: " + describe(driver_, result);
       return;
     }
     bases_[pe] = reinterpret_cast<std::byte*>(opened_[pe] + addition.skipped);

@@ -89,12 +89,12 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
                         : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   const CUmemAllocationProp properties = heap_properties(device_->device, kind);
   CUmemGenericAllocationHandle memory{};
-  check(
-      driver_, driver_.mem_create(&memory, addition.bytes, &properties, 0),
-      fmt::format(
-          "GPU {} has no {} bytes more for the symmetric heap of PE {}, which has {} of at most {} "
-          "(SHOAL_SYMMETRIC_SIZE)",
-          device_->device, addition.bytes, context_.my_pe, mapped_, size_));
+  check(driver_, driver_.mem_create(&memory, addition.bytes, &properties, 0),
+        fmt::format(
+            "cannot allocate {} more bytes on GPU {} for the symmetric heap of PE {}, which has {} "
+            "of at most {} bytes",
+            addition.bytes, device_->device, context_.my_pe, mapped_, size_),
+        "SHOAL_SYMMETRIC_SIZE");
   try {
     if (exports) export_memory(memory, addition);
   } catch (...) {
@@ -104,11 +104,10 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
   window_->map(context_.my_pe, addition.offset, addition.bytes, memory);
   pending_ = bytes;
   try {
-    check(
-        driver_, window_->grant(context_.my_pe, addition.offset, device_->device),
-        fmt::format(
-            "GPU {} gets no access to the {} bytes mapped for its symmetric heap (SHOAL_SYMMETRIC_SIZE)",
-            device_->device, addition.bytes));
+    check(driver_, window_->grant(context_.my_pe, addition.offset, device_->device),
+          fmt::format("cannot grant GPU {} access to {} bytes of its symmetric heap",
+                      device_->device, addition.bytes),
+          "SHOAL_SYMMETRIC_SIZE");
   } catch (...) {
     roll_back();
     throw;
@@ -120,22 +119,22 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
 
 void MappedHeap::export_memory(CUmemGenericAllocationHandle memory, MappedAddition& addition) {
   const auto what = [&] {
-    return fmt::format(
-        "cannot pass {} bytes of GPU {} to other processes as {} (SHOAL_CUDA_HANDLE)",
-        addition.bytes, device_->device, name_of(context_.handle));
+    return fmt::format("cannot export {} bytes of GPU {} as a handle of kind {}", addition.bytes,
+                       device_->device, name_of(context_.handle));
   };
   if (context_.handle == HandleKind::fabric) {
     check(driver_, driver_.mem_export(&addition.fabric, memory, CU_MEM_HANDLE_TYPE_FABRIC, 0),
-          what());
+          what(), "SHOAL_CUDA_HANDLE");
     return;
   }
   int fd = -1;
   check(driver_, driver_.mem_export(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-        what());
+        what(), "SHOAL_CUDA_HANDLE");
   exported_ = FileDescriptor(fd);
   const std::string& name = socket_->name();
   require(name.size() <= sizeof addition.socket_name, Code::system,
-          "the kernel chose a socket name of {} bytes", name.size());
+          "the kernel chose a socket name of {} bytes; allowed: up to {}", name.size(),
+          sizeof addition.socket_name);
   addition.socket_name_length = name.size();
   std::memcpy(addition.socket_name, name.data(), name.size());
 }
@@ -146,14 +145,15 @@ void MappedHeap::connect(std::span<const std::vector<std::byte>> blobs,
   const auto me = static_cast<std::size_t>(context_.my_pe);
   for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
     require(blobs[pe].size() == sizeof(MappedAddition), Code::mismatch,
-            "PE {} describes its GPU memory in {} bytes, expected {}", pe, blobs[pe].size(),
-            sizeof(MappedAddition));
+            "PE {} describes its GPU memory in {} bytes, expected {}: the versions of Shoal differ",
+            pe, blobs[pe].size(), sizeof(MappedAddition));
     std::memcpy(&additions[pe], blobs[pe].data(), sizeof(MappedAddition));
   }
   for (std::size_t pe = 0; pe < blobs.size(); ++pe)
     require(
         additions[pe].offset == additions[me].offset && additions[pe].bytes == additions[me].bytes,
-        Code::mismatch, "PE {} adds {} bytes at {} to its heap, PE {} {} at {}", pe,
+        Code::mismatch,
+        "PE {} adds {} bytes at heap offset {}, PE {} adds {} bytes at heap offset {}", pe,
         additions[pe].bytes, additions[pe].offset, me, additions[me].bytes, additions[me].offset);
   if (socket_) import_fds(additions, exchange);
   for (std::size_t i = 0; i < peers_.size(); ++i) {
@@ -196,7 +196,7 @@ void MappedHeap::import_fabric(Pe pe, const MappedAddition& addition) {
   const CUresult result = driver_.mem_import(&memory, &handle, CU_MEM_HANDLE_TYPE_FABRIC);
   if (result != CUDA_SUCCESS)
     return fail_reach(
-        pe, "its memory cannot be imported by fabric handle: " + describe(driver_, result));
+        pe, "its memory cannot be imported as a fabric handle: " + describe(driver_, result));
   reach(pe, memory);
 }
 
@@ -207,7 +207,7 @@ void MappedHeap::reach(Pe pe, const std::optional<CUmemGenericAllocationHandle>&
     return fail_reach(pe, error.what());
   }
   if (const CUresult result = window_->grant(pe, mapped_, device_->device); result != CUDA_SUCCESS)
-    fail_reach(pe, fmt::format("GPU {} gets no access to its memory: {}", device_->device,
+    fail_reach(pe, fmt::format("GPU {} cannot access its memory: {}", device_->device,
                                describe(driver_, result)));
 }
 

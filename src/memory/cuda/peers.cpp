@@ -16,11 +16,12 @@ std::string handle_obstacle(const DeviceHeapContext& context, std::size_t pe) {
   const auto me = static_cast<std::size_t>(context.my_pe);
   if (context.handle == HandleKind::fabric) return "";
   if (context.host_of[pe] != context.host_of[me])
-    return fmt::format("on another host; handles of kind {} do not reach there (SHOAL_CUDA_HANDLE)",
-                       name_of(context.handle));
+    return fmt::format(
+        "on another host, which handles of kind {} do not reach; Setting: SHOAL_CUDA_HANDLE",
+        name_of(context.handle));
   if (context.handle == HandleKind::fd &&
       context.devices[pe].network_namespace != context.devices[me].network_namespace)
-    return "on this host, but in another network namespace, through which descriptors cannot be passed";
+    return "on this host, but in another network namespace, which file descriptors cannot cross";
   return "";
 }
 
@@ -69,8 +70,8 @@ std::vector<Peer> survey_peers(const Driver& driver, const DeviceHeapContext& co
     peer.same_process = context.devices[pe].process == mine.process;
     if (!peer.same_process) {
       peer.obstacle = handle_obstacle(context, pe);
-      // Includes unreachable peers: passing descriptors takes both sides, and both must decide
-      // alike.
+      // Includes unreachable peers: passing descriptors needs both sides, and both must decide
+      // the same.
       peer.exchanges_fds = context.handle == HandleKind::fd && peer.obstacle.empty();
     }
     if (peer.obstacle.empty()) survey_gpus(driver, context, pe, peer);
@@ -81,11 +82,12 @@ std::vector<Peer> survey_peers(const Driver& driver, const DeviceHeapContext& co
 std::string enable_peer_access(const Driver& driver, const Device& device, int other) {
   if (other == device.device) return "";
   CUdevice there{};
-  check(driver, driver.device_get(&there, other), fmt::format("cannot find GPU {}", other));
+  check(driver, driver.device_get(&there, other),
+        fmt::format("cannot get the handle of GPU {}", other));
   device.activate();
   const CUresult result = driver.enable_peer_access(primary_context(driver, there), 0);
   if (result == CUDA_SUCCESS || result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) return "";
-  return fmt::format("GPU {} gets no peer access to GPU {}: {}", device.device, other,
+  return fmt::format("GPU {} has no peer access to GPU {}: {}", device.device, other,
                      describe(driver, result));
 }
 
@@ -96,7 +98,7 @@ CUcontext primary_context(const Driver& driver, CUdevice device) {
   CUcontext& context = contexts[{&driver, device}];
   if (context == nullptr)
     check(driver, driver.retain_context(&context, device),
-          fmt::format("cannot start a context on GPU {}", device));
+          fmt::format("cannot create the primary context of GPU {}", device));
   return context;
 }
 

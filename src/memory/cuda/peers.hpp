@@ -17,7 +17,7 @@ struct Peer {
   /// Both are on one host, in different processes, and file descriptors can pass between them.
   bool exchanges_fds = false;
   bool atomics = true;   ///< of this PE's GPU on that memory work
-  std::string obstacle;  ///< why it is out of reach; empty where it is reached
+  std::string obstacle;  ///< why it is out of reach; empty if it is reachable
 };
 
 /// What is known before anything is mapped: processes, hosts, and what the driver reports about
@@ -25,7 +25,7 @@ struct Peer {
 /// decides, and atomics are assumed to work.
 std::vector<Peer> survey_peers(const Driver& driver, const DeviceHeapContext& context);
 
-/// The CUDA device number in this process of the GPU with this uuid; nullopt where it is hidden.
+/// The CUDA device number in this process of the GPU with this uuid; nullopt if it is hidden.
 std::optional<int> visible_device(const Driver& driver, const std::array<std::byte, 16>& uuid);
 
 /// Lets kernels and copies in the context of `device` use memory of the ordinary allocators on GPU

@@ -96,7 +96,7 @@ BufferRange CudaSharedBuffers::locate(const void* pointer, std::size_t bytes) co
     std::size_t size = 0;
     const CUresult result = piece_at(next, base, size);
     require(result == CUDA_SUCCESS && size != 0 && base + size > next, Code::invalid_argument,
-            "[{}, {}) is not all GPU memory: nothing is allocated at {} ({})", pointer,
+            "[{}, {}) is not entirely GPU memory: no allocation contains {} ({})", pointer,
             reinterpret_cast<const void*>(end), reinterpret_cast<const void*>(next),
             describe(driver_, result));
     range.pieces.push_back({reinterpret_cast<std::byte*>(base), size});
@@ -117,14 +117,14 @@ ExportedPiece CudaSharedBuffers::export_piece(const BufferRange& range, std::siz
   exported.bytes = piece.bytes;
   exported.range_bytes = range.bytes;
   CUmemGenericAllocationHandle memory{};
-  if (driver_.mem_retain(&memory, piece.base) !=
-      CUDA_SUCCESS) {  // not of virtual-memory management
+  // Other allocators than virtual-memory management have no handle.
+  if (driver_.mem_retain(&memory, piece.base) != CUDA_SUCCESS) {
     CUipcMemHandle handle{};
     const CUresult result = driver_.ipc_get(&handle, address(piece.base));
     require(
         result == CUDA_SUCCESS && range.pieces.size() == 1, Code::unsupported,
-        "{} bytes at {} cannot be passed to other processes: {}; allowed: memory of cudaMalloc, or mapped memory "
-        "created with an exportable handle type",
+        "cannot export {} bytes at {} to other processes: {}; allowed: memory of cudaMalloc, or "
+        "mapped memory created with an exportable handle type",
         piece.bytes, static_cast<const void*>(piece.base), describe(driver_, result));
     static_assert(sizeof handle == sizeof exported.handle);
     std::memcpy(exported.handle.data(), &handle, sizeof handle);
@@ -146,14 +146,16 @@ ExportedPiece CudaSharedBuffers::export_piece(const BufferRange& range, std::siz
   if (exported.kind == PieceKind::none && offers(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
     int number_of_fd = -1;
     result = driver_.mem_export(&number_of_fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    if (result == CUDA_SUCCESS) fd = FileDescriptor(number_of_fd), exported.kind = PieceKind::fd;
+    if (result == CUDA_SUCCESS) {
+      fd = FileDescriptor(number_of_fd);
+      exported.kind = PieceKind::fd;
+    }
   }
   driver_.mem_release(memory);
-  require(
-      exported.kind != PieceKind::none, Code::unsupported,
-      "{} bytes at {} cannot be passed to other processes: their allocator made them without an exportable handle "
-      "type ({})",
-      piece.bytes, static_cast<const void*>(piece.base), describe(driver_, result));
+  require(exported.kind != PieceKind::none, Code::unsupported,
+          "cannot export {} bytes at {} to other processes: the allocator created them without an "
+          "exportable handle type ({})",
+          piece.bytes, static_cast<const void*>(piece.base), describe(driver_, result));
   return exported;
 }
 
@@ -162,12 +164,12 @@ void CudaSharedBuffers::grant(const void* base, std::size_t bytes, Pe pe) const 
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = device_->device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  // Serialises the PEs of this process. If two ask for the same GPU at once, the driver was
+  // Serializes the PEs of this process. If two ask for the same GPU at once, the driver was
   // observed to refuse one with CUDA_ERROR_ALREADY_MAPPED, without granting access.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   check(driver_, driver_.mem_set_access(address(base), bytes, &access, 1), [&] {
-    return fmt::format("GPU {} gets no access to the buffer of PE {}", device_->device, pe);
+    return fmt::format("cannot grant GPU {} access to the buffer of PE {}", device_->device, pe);
   });
 }
 
@@ -194,8 +196,9 @@ void CudaSharedBuffers::map_piece(Mapped& range, Pe pe, const ExportedPiece& pie
     range.bytes = piece.range_bytes;
   }
   require(piece.bytes <= range.bytes - range.filled, Code::mismatch,
-          "PE {} passes {} bytes of a buffer of {} bytes, of which {} are mapped", pe, piece.bytes,
-          range.bytes, range.filled);
+          "PE {} passes a piece of {} bytes of a buffer of {} bytes, of which {} are mapped; "
+          "allowed: up to {}",
+          pe, piece.bytes, range.bytes, range.filled, range.bytes - range.filled);
   CUmemGenericAllocationHandle memory{};
   CUmemFabricHandle fabric{};
   std::memcpy(&fabric, piece.handle.data(), sizeof fabric);
@@ -221,7 +224,7 @@ void CudaSharedBuffers::adopt(Pe pe, std::uint64_t id, std::byte* base, std::siz
   device_->activate();
   check(driver_,
         driver_.pointer_attribute(&owner, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address(base)),
-        fmt::format("cannot find the GPU of the buffer of PE {}", pe));
+        fmt::format("cannot determine the GPU of the buffer of PE {}", pe));
   if (owner != device_->device) {
     CUmemGenericAllocationHandle memory{};
     if (driver_.mem_retain(&memory, base) == CUDA_SUCCESS) {
@@ -236,8 +239,8 @@ void CudaSharedBuffers::adopt(Pe pe, std::uint64_t id, std::byte* base, std::siz
           pool != nullptr;
       require(
           !pooled, Code::unsupported,
-          "the buffer of PE {} is from a stream-ordered pool, which GPU {} cannot use; allowed: memory of cudaMalloc, "
-          "or mapped memory",
+          "the buffer of PE {} is from a stream-ordered pool, which GPU {} cannot use; allowed: "
+          "memory of cudaMalloc, or mapped memory",
           pe, device_->device);
       const std::string reason = enable_peer_access(driver_, *device_, owner);
       require(reason.empty(), Code::unsupported, "the buffer of PE {} is out of reach: {}", pe,

@@ -69,7 +69,8 @@ std::shared_ptr<CUstream_st> take_stream(const Device& device, StreamPriority pr
   const Driver& table = driver();
   device.activate();
   int least = 0, greatest = 0;
-  check(table, table.priority_range(&least, &greatest), "cannot read the priorities of streams");
+  check(table, table.priority_range(&least, &greatest),
+        "cannot read the range of stream priorities");
   const Kind kind{&table, device.context, priority == StreamPriority::highest ? greatest : least};
   Entry* entry = take_free(kind);
   if (entry == nullptr) entry = make(kind, device.device);

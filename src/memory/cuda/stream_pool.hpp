@@ -17,7 +17,7 @@ struct Driver;
 
 enum class StreamPriority { lowest, highest };
 
-/// A stream on this GPU for the caller alone, which does not synchronise with the null stream. It
+/// A stream on this GPU for the caller alone, which does not synchronize with the null stream. It
 /// is also a stream of the CUDA runtime. It returns with the last copy of the pointer, on any
 /// thread and without a call of CUDA.
 ///

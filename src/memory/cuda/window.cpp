@@ -47,12 +47,10 @@ Window::Window(const Driver& driver, const Token& world, Pe n_pes, std::size_t s
       stride_(stride),
       bytes_(static_cast<std::size_t>(n_pes) * stride) {
   CUdeviceptr start{};
-  check(
-      driver_, driver_.address_reserve(&start, bytes_, alignment, 0, 0),
-      fmt::format(
-          "cannot reserve {} bytes of GPU addresses for the heaps of {} PEs (SHOAL_SYMMETRIC_SIZE sets the "
-          "size of each)",
-          bytes_, n_pes));
+  check(driver_, driver_.address_reserve(&start, bytes_, alignment, 0, 0),
+        fmt::format("cannot reserve {} bytes of GPU addresses for the heaps of {} PEs", bytes_,
+                    n_pes),
+        "SHOAL_SYMMETRIC_SIZE");
   base_ = reinterpret_cast<std::byte*>(start);
 }
 

@@ -9,6 +9,7 @@
 #include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/deadline.hpp"
+#include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "transport/message/handshake.hpp"
 #include "transport/scoped_timeout.hpp"
@@ -128,6 +129,7 @@ void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
     }
     if (now >= next_probe) {
       check_alive(pe);
+      throw_if_interrupted(operation.name);
       next_probe = Clock::now() + kProbeInterval;
     }
     if (any) {
@@ -236,8 +238,10 @@ void Engine::transfer(const Operation& operation, Pe pe, Direction direction, st
 void Engine::finish(const Operation& operation, Pe pe, Batch& batch) {
   const Peer& peer = this->peer(pe);
   wait(operation, pe, [&] {
+    // A peer may leave in the poll that completes the last operation: that is no failure.
+    if (batch.pending == 0 && !batch.failed) return true;
     check_peer(peer, operation);
-    return batch.pending == 0;
+    return false;
   });
 }
 
@@ -329,7 +333,10 @@ void Engine::fail_peer(Peer& peer, std::string reason) {
   peer.early.clear();
   peer.acknowledgement_due = false;
   for (Expected& expected : peer.expected) {
-    if (expected.batch != nullptr) --expected.batch->pending;
+    if (expected.batch != nullptr) {
+      --expected.batch->pending;
+      expected.batch->failed = true;
+    }
     expected = {};
   }
   peer.replies_awaited = 0;

@@ -16,6 +16,7 @@ namespace shoal::transport::message {
 /// Counts the operations of one call that still use its local memory.
 struct Batch {
   std::uint32_t pending = 0;
+  bool failed = false;  ///< one of them has failed, and with it the peer
 };
 
 /// Where the reply to a request goes. A call that gives up clears `target` and `batch`.

@@ -11,6 +11,7 @@
 
 #include "base/backoff.hpp"
 #include "base/log.hpp"
+#include "base/nap.hpp"
 #include "transport/message/signals_blocked.hpp"
 
 namespace shoal::transport::message {
@@ -71,7 +72,7 @@ void ProgressThread::run() {
     if (const std::uint32_t now = engine_.caller_polls();
         policy_ != Policy::spin && (now != caller_polls || engine_.lock().busy())) {
       caller_polls = now;
-      std::this_thread::sleep_for(rest);
+      nap(rest);
       rest = std::min(2 * rest, kLongRest);
       continue;
     }
@@ -93,7 +94,7 @@ void ProgressThread::run() {
     } else if (policy_ == Policy::yield || idle < kPollsBeforeSleep) {
       backoff();
     } else {
-      std::this_thread::sleep_for(std::min(kLongestSleep, kSleepStep * (idle - kPollsBeforeSleep)));
+      nap(std::min(kLongestSleep, kSleepStep * (idle - kPollsBeforeSleep)));
     }
   }
 }

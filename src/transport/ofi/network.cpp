@@ -213,6 +213,8 @@ void Network::handle_fault(std::size_t rail) {
   }
   engine_.fail_peer(engine_.peer(request->pe), text);
   request->target = nullptr;  // nothing was read
+  if (request->use != Request::Use::send && request->batch != nullptr)
+    request->batch->failed = true;
   complete(*request);
 }
 

@@ -8,6 +8,7 @@
 #include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/deadline.hpp"
+#include "base/interrupt.hpp"
 #include "transport/scoped_timeout.hpp"
 #include "transport/words.hpp"
 
@@ -195,6 +196,7 @@ void Requester::await(Pe pe, const char* what, std::uint64_t number) {
     if (route.progress()) backoff.reset();
     backoff();
     if (polls % kPollsBetweenChecks != 0) continue;
+    throw_if_interrupted(what);
     const std::string failure = failure_ ? failure_(pe) : "";
     require(failure.empty(), Code::peer_failed,
             "{} of PE {} on the heap of PE {} in GPU memory: {}", what, my_pe_, pe, failure);

@@ -99,6 +99,7 @@ struct Network::Callbacks {
     ucp_request_free(request);
     Rma& rma = *static_cast<Rma*>(user_data);
     Link& link = *rma.link;
+    if (status != UCS_OK && rma.batch != nullptr) rma.batch->failed = true;
     link.peer.finish(rma.direction, rma.batch);
     link.network.free_rma_.push_back(&rma);
     if (status != UCS_OK) link.network.fail(link, "RMA", status);

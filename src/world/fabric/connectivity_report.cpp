@@ -53,9 +53,10 @@ struct Pair {
 };
 
 TransportVerdict Pair::of_map(std::size_t t) const {
-  TransportVerdict verdict{map.names[t], map.at(a, b, t) & map.at(b, a, t), chosen == t, ""};
+  const Capabilities capabilities = map.at(a, b, t) & map.at(b, a, t);
+  TransportVerdict verdict{map.names[t], transport::describe(capabilities), chosen == t, ""};
   const bool does_everything =
-      (verdict.capabilities & capability::all_operations) == capability::all_operations;
+      (capabilities & capability::all_operations) == capability::all_operations;
   const std::string against = objections(reasons, a, b, t);
   if (verdict.chosen && a == b) {
     verdict.why = "the PE itself";
@@ -69,10 +70,9 @@ TransportVerdict Pair::of_map(std::size_t t) const {
   } else if (!map.dropped.empty() && !map.dropped[t].empty()) {
     verdict.why = map.dropped[t];
   } else if (!does_everything) {
-    verdict.why = verdict.capabilities == 0
-                      ? against
-                      : fmt::format("does only {}{}{}", transport::describe(verdict.capabilities),
-                                    against.empty() ? "" : ": ", against);
+    verdict.why = capabilities == 0 ? against
+                                    : fmt::format("does only {}{}{}", verdict.capabilities,
+                                                  against.empty() ? "" : ": ", against);
     if (verdict.why.empty()) verdict.why = "offers nothing, without a reason";
   } else if (!allowed(verdict.transport)) {
     verdict.why = fmt::format("left out by {}", setting());
@@ -84,7 +84,7 @@ TransportVerdict Pair::of_map(std::size_t t) const {
 
 /// A network that is not in the map, because no pair wanted it.
 TransportVerdict Pair::of_network(std::string_view name) const {
-  TransportVerdict verdict{std::string(name), 0, false, ""};
+  TransportVerdict verdict{std::string(name), transport::describe(0), false, ""};
   if (a == b)
     verdict.why = "not loaded: a PE needs no network to reach itself";
   else if (!allowed(name))
@@ -98,18 +98,19 @@ TransportVerdict Pair::of_network(std::string_view name) const {
 
 }  // namespace
 
-std::vector<PairReport> explain(const Connectivity& map, Reasons reasons,
-                                std::span<const std::string_view> networks,
-                                std::optional<std::size_t> (*chosen)(const Connectivity&, Pe, Pe)) {
-  std::vector<PairReport> report;
+std::vector<PairConnectivity> explain(const Connectivity& map, Reasons reasons,
+                                      std::span<const std::string_view> networks,
+                                      std::optional<std::size_t> (*chosen)(const Connectivity&, Pe,
+                                                                           Pe)) {
+  std::vector<PairConnectivity> report;
   const auto n_pes = static_cast<Pe>(map.n_pes);
   for (Pe a = 0; a < n_pes; ++a)
     for (Pe b = a; b < n_pes; ++b) {
       const Pair pair{map, reasons, a, b, chosen(map, a, b)};
-      PairReport& row = report.emplace_back(PairReport{a, b, {}});
-      for (std::size_t t = 0; t < map.names.size(); ++t) row.verdicts.push_back(pair.of_map(t));
+      PairConnectivity& row = report.emplace_back(PairConnectivity{a, b, {}});
+      for (std::size_t t = 0; t < map.names.size(); ++t) row.transports.push_back(pair.of_map(t));
       for (const std::string_view name : networks)
-        if (!contains(map.names, name)) row.verdicts.push_back(pair.of_network(name));
+        if (!contains(map.names, name)) row.transports.push_back(pair.of_network(name));
     }
   return report;
 }
@@ -132,22 +133,21 @@ ConnectivityReport report_connectivity(WorldState& state) {
   std::vector<std::vector<std::vector<std::string>>> reasons[2];
   for (const auto& blob : blobs) {
     BlobReader reader(blob);
-    report.hosts.push_back(reader.text());
-    auto& of_pe_nics = report.nics.emplace_back();
-    if (reader.value<std::uint8_t>() != 0) of_pe_nics.emplace();
+    const std::size_t pe = report.pes.size();
+    PePlace& place = report.pes.emplace_back(
+        PePlace{reader.text(), state.placement().host_of[pe], state.placement().node_of[pe], {}});
+    if (reader.value<std::uint8_t>() != 0) place.nics.emplace();
     for (auto left = reader.value<std::uint64_t>(); left > 0; --left)
-      of_pe_nics->push_back(reader.text());
+      place.nics->push_back(reader.text());
     for (std::size_t i = 0; i < std::size(maps); ++i) {
       auto& of_pe = reasons[i].emplace_back(maps[i]->reasons.size());
       for (auto& row : of_pe)
         for (std::size_t t = 0; t < maps[i]->names.size(); ++t) row.push_back(reader.text());
     }
   }
-  report.host_of = state.placement().host_of;
-  report.node_of = state.placement().node_of;
   report.pairs = explain(*maps[0], reasons[0], transport::network_names(), chosen_for);
   if (state.memory().heap_on_gpu())
-    report.heap = explain(*maps[1], reasons[1], {}, chosen_for_heap);
+    report.heap_pairs = explain(*maps[1], reasons[1], {}, chosen_for_heap);
   return report;
 }
 

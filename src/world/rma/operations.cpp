@@ -29,60 +29,61 @@ void World::check_strided(std::size_t available, std::ptrdiff_t remote_stride,
   detail::check_strides(available, remote_stride, local_stride, count);
 }
 
+namespace {
+
+/// Checks an operation on `bytes` bytes of `remote` with a local buffer of `local_bytes` bytes, and
+/// returns the route to the PE, which starts at `remote`.
+HeapRoute checked_route(const WorldState& world, const char* what, RemoteAddress remote,
+                        std::size_t bytes, const void* local, std::size_t local_bytes,
+                        transport::Capabilities needed) {
+  const std::size_t offset = checked(world, what, remote, bytes);
+  check_local(what, local, local_bytes);
+  const HeapRoute route = world.fabric().heap_route(remote.pe, needed);
+  return {route.transport, route.start + offset};
+}
+
+}  // namespace
+
 void World::put_bytes(RemoteAddress target, const void* source, std::size_t bytes) const {
-  const WorldState& world = state();
-  const std::size_t offset = checked(world, "put", target, bytes);
-  check_local("put", source, bytes);
-  const HeapRoute route = world.fabric().heap_route(target.pe, capability::put);
-  route.transport.put(target.pe, route.start + offset, source, bytes);
+  const auto [transport, at] =
+      checked_route(state(), "put", target, bytes, source, bytes, capability::put);
+  transport.put(target.pe, at, source, bytes);
 }
 
 void World::get_bytes(void* target, RemoteAddress source, std::size_t bytes) const {
-  const WorldState& world = state();
-  const std::size_t offset = checked(world, "get", source, bytes);
-  check_local("get", target, bytes);
-  const HeapRoute route = world.fabric().heap_route(source.pe, capability::get);
-  route.transport.get(target, source.pe, route.start + offset, bytes);
+  const auto [transport, at] =
+      checked_route(state(), "get", source, bytes, target, bytes, capability::get);
+  transport.get(target, source.pe, at, bytes);
 }
 
 void World::put_bytes_nbi(RemoteAddress target, const void* source, std::size_t bytes) const {
-  const WorldState& world = state();
-  const std::size_t offset = checked(world, "put_nbi", target, bytes);
-  check_local("put_nbi", source, bytes);
-  const HeapRoute route = world.fabric().heap_route(target.pe, capability::put);
-  route.transport.put_nbi(target.pe, route.start + offset, source, bytes);
+  const auto [transport, at] =
+      checked_route(state(), "put_nbi", target, bytes, source, bytes, capability::put);
+  transport.put_nbi(target.pe, at, source, bytes);
 }
 
 void World::get_bytes_nbi(void* target, RemoteAddress source, std::size_t bytes) const {
-  const WorldState& world = state();
-  const std::size_t offset = checked(world, "get_nbi", source, bytes);
-  check_local("get_nbi", target, bytes);
-  const HeapRoute route = world.fabric().heap_route(source.pe, capability::get);
-  route.transport.get_nbi(target, source.pe, route.start + offset, bytes);
+  const auto [transport, at] =
+      checked_route(state(), "get_nbi", source, bytes, target, bytes, capability::get);
+  transport.get_nbi(target, source.pe, at, bytes);
 }
 
 void World::put_strided_bytes(RemoteAddress target, std::size_t target_stride, const void* source,
                               std::size_t source_stride, std::size_t element,
                               std::size_t count) const {
-  const WorldState& world = state();
-  const std::size_t offset =
-      checked(world, "put_strided", target, extent(element, target_stride, count));
-  check_local("put_strided", source, count);
-  const HeapRoute route = world.fabric().heap_route(target.pe, capability::put);
-  route.transport.put_strided(target.pe, route.start + offset, target_stride, source, source_stride,
-                              element, count);
+  const auto [transport, at] =
+      checked_route(state(), "put_strided", target, extent(element, target_stride, count), source,
+                    count, capability::put);
+  transport.put_strided(target.pe, at, target_stride, source, source_stride, element, count);
 }
 
 void World::get_strided_bytes(void* target, std::size_t target_stride, RemoteAddress source,
                               std::size_t source_stride, std::size_t element,
                               std::size_t count) const {
-  const WorldState& world = state();
-  const std::size_t offset =
-      checked(world, "get_strided", source, extent(element, source_stride, count));
-  check_local("get_strided", target, count);
-  const HeapRoute route = world.fabric().heap_route(source.pe, capability::get);
-  route.transport.get_strided(target, target_stride, source.pe, route.start + offset, source_stride,
-                              element, count);
+  const auto [transport, at] =
+      checked_route(state(), "get_strided", source, extent(element, source_stride, count), target,
+                    count, capability::get);
+  transport.get_strided(target, target_stride, source.pe, at, source_stride, element, count);
 }
 
 std::uint64_t World::atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand,

@@ -9,25 +9,6 @@
 namespace shoal {
 namespace {
 
-template <typename T>
-bool holds(T seen, Compare compare, T value) {
-  switch (compare) {
-    case Compare::equal:
-      return seen == value;
-    case Compare::not_equal:
-      return seen != value;
-    case Compare::greater:
-      return seen > value;
-    case Compare::greater_equal:
-      return seen >= value;
-    case Compare::less:
-      return seen < value;
-    case Compare::less_equal:
-      return seen <= value;
-  }
-  return false;
-}
-
 /// The variables where the host can read them. Those in GPU memory are fetched together.
 class Snapshot {
  public:
@@ -58,7 +39,8 @@ T load(const void* variables, std::size_t index) {
 template <typename T>
 bool holds_at(const void* variables, std::size_t index, const void* values, std::size_t value_index,
               Compare compare) {
-  return holds(load<T>(variables, index), compare, static_cast<const T*>(values)[value_index]);
+  return detail::holds(load<T>(variables, index), compare,
+                       static_cast<const T*>(values)[value_index]);
 }
 
 constexpr const char* symbol_of(Compare compare) {

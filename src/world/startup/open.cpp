@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "world/device_side.hpp"
 #include "world/fabric/fabric.hpp"
@@ -205,6 +206,7 @@ void Opening::connect_heap(const Blobs& all) {
 std::function<void()> Opening::abort_check() const {
   return [bootstrap = state_->bootstrap_.get()] {
     if (const auto reason = bootstrap->aborted()) fail(Code::peer_failed, "{}", *reason);
+    throw_if_interrupted("World::open");
   };
 }
 

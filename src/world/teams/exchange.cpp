@@ -100,6 +100,8 @@ void WorldState::wait_flag(const TeamState& team, std::size_t flag, std::uint64_
   FailureCause cause{pe, fmt::format("late for {}", call)};
   if (outcome == WaitOutcome::peer_failed) {
     cause = parse_cause(health_->failure(pe).value_or(cause.text()));
+  } else if (outcome == WaitOutcome::interrupted) {
+    cause = {my_pe(), fmt::format("interrupted in {}", call)};
   } else if (const auto earlier = published_cause(pe)) {
     detail += fmt::format("; PE {} {}", pe, describe_consequence(*earlier));
     cause = *earlier;

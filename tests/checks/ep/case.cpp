@@ -30,21 +30,21 @@ std::int64_t EpCase::tokens(std::int32_t rank) const {
 
 std::vector<std::int64_t> EpCase::topk(std::int32_t rank) const {
   std::mt19937_64 random(mix(seed ^ (0xabcdULL + rank)));
-  std::vector<std::int64_t> lanes(tokens(rank) * top_k, -1);
+  std::vector<std::int64_t> topk_idx(tokens(rank) * top_k, -1);
   std::vector<std::int64_t> order(experts);
   for (std::int64_t t = 0; t < tokens(rank); ++t) {
     std::iota(order.begin(), order.end(), 0);
     for (std::int32_t k = 0; k < std::min(top_k, experts); ++k) {
       std::swap(order[k], order[k + random() % (experts - k)]);
-      lanes[t * top_k + k] =
+      topk_idx[t * top_k + k] =
           std::uniform_real_distribution<double>(0, 1)(random) < holes ? -1 : order[k];
     }
     if (load == Load::all_to_one) {
-      std::fill_n(lanes.begin() + t * top_k, top_k, -1);
-      lanes[t * top_k] = experts - 1;
+      std::fill_n(topk_idx.begin() + t * top_k, top_k, -1);
+      topk_idx[t * top_k] = experts - 1;
     }
   }
-  return lanes;
+  return topk_idx;
 }
 
 std::vector<float> EpCase::weights(std::int32_t rank) const {
@@ -76,16 +76,16 @@ std::string EpCase::describe() const {
                      static_cast<int>(load), seed);
 }
 
-std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* lanes) {
+std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* experts) {
   std::vector<std::int32_t> ranks;
   for (std::int32_t rank = 0; rank < c.ranks; ++rank)
-    if (std::any_of(lanes, lanes + c.top_k,
+    if (std::any_of(experts, experts + c.top_k,
                     [&](std::int64_t e) { return e >= 0 && e / c.local_experts() == rank; }))
       ranks.push_back(rank);
   const auto last_topk_slot = [&](std::int32_t rank) {
     std::int32_t last = -1;
     for (std::int32_t k = 0; k < c.top_k; ++k)
-      if (lanes[k] >= 0 && lanes[k] / c.local_experts() == rank) last = k;
+      if (experts[k] >= 0 && experts[k] / c.local_experts() == rank) last = k;
     return last;
   };
   std::sort(ranks.begin(), ranks.end(),
@@ -98,11 +98,11 @@ ExpectedDispatch expected_dispatch(const EpCase& c, std::int32_t rank) {
   e.tokens_per_expert.assign(c.local_experts(), 0);
   const std::int64_t first = std::int64_t{rank} * c.local_experts();
   for (std::int32_t source = 0; source < c.ranks; ++source) {
-    const auto lanes = c.topk(source);
+    const auto topk_idx = c.topk(source);
     const auto weights = c.weights(source);
     std::int64_t rows = 0;
     for (std::int64_t t = 0; t < c.tokens(source); ++t) {
-      const std::int64_t* row = lanes.data() + t * c.top_k;
+      const std::int64_t* row = topk_idx.data() + t * c.top_k;
       const auto here = [&](std::int64_t expert) {
         return expert >= first && expert < first + c.local_experts();
       };
@@ -133,19 +133,19 @@ ExpectedExpertMajor expected_expert_major(const EpCase& c, std::int32_t rank,
     e.weights.push_back(weight);
   };
   e.rows_per_source.assign(c.ranks, 0);
-  std::vector<std::vector<std::int64_t>> lanes_of;
+  std::vector<std::vector<std::int64_t>> topk_idx_of;
   std::vector<std::vector<float>> weights_of;
   for (std::int32_t source = 0; source < c.ranks; ++source) {
-    lanes_of.push_back(c.topk(source));
+    topk_idx_of.push_back(c.topk(source));
     weights_of.push_back(c.weights(source));
   }
   for (std::int32_t local = 0; local < c.local_experts(); ++local) {
     const std::int64_t first = e.rows();
     e.first_row.push_back(static_cast<std::int32_t>(first));
     for (std::int32_t source = 0; source < c.ranks; ++source) {
-      const auto& lanes = lanes_of[source];
-      for (std::size_t i = 0; i < lanes.size(); ++i) {
-        if (lanes[i] != std::int64_t{rank} * c.local_experts() + local) continue;
+      const auto& topk_idx = topk_idx_of[source];
+      for (std::size_t i = 0; i < topk_idx.size(); ++i) {
+        if (topk_idx[i] != std::int64_t{rank} * c.local_experts() + local) continue;
         push(source, static_cast<std::int64_t>(i) / c.top_k, static_cast<std::int32_t>(i) % c.top_k,
              local, weights_of[source][i]);
         ++e.rows_per_source[source];
@@ -162,8 +162,8 @@ float expert_factor(std::int32_t expert) {
   return 0.5F + static_cast<float>(expert % 61) / 32.0F;
 }
 
-std::uint16_t answer(const EpCase& c, std::int32_t rank, std::uint16_t x,
-                     const std::int64_t* local_idx, const float* weights) {
+std::uint16_t expert_output(const EpCase& c, std::int32_t rank, std::uint16_t x,
+                            const std::int64_t* local_idx, const float* weights) {
   float sum = 0;
   for (std::int32_t k = 0; k < c.top_k; ++k)
     if (local_idx[k] >= 0) {
@@ -186,12 +186,12 @@ std::vector<std::int32_t> nodes_of(const EpCase& c, const std::vector<std::int32
 std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,
                                             const std::vector<std::uint16_t>* bias0,
                                             const std::vector<std::uint16_t>* bias1) {
-  const auto lanes = c.topk(rank);
+  const auto topk_idx = c.topk(rank);
   const auto weights = c.weights(rank);
   std::vector<std::uint16_t> out(c.tokens(rank) * c.hidden);
   std::vector<std::int64_t> local(c.top_k);
   for (std::int64_t t = 0; t < c.tokens(rank); ++t) {
-    const std::int64_t* row = lanes.data() + t * c.top_k;
+    const std::int64_t* row = topk_idx.data() + t * c.top_k;
     const auto ranks = ranks_of(c, row);
     const auto nodes = nodes_of(c, ranks);
     for (std::int64_t channel = 0; channel < c.hidden; ++channel) {
@@ -202,8 +202,8 @@ std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,
         for (std::int32_t k = 0; k < c.top_k; ++k)
           local[k] =
               row[k] >= 0 && row[k] / c.local_experts() == owner ? row[k] % c.local_experts() : -1;
-        to += float_of_bf16(answer(c, owner, c.value(rank, t, channel), local.data(),
-                                   weights.data() + t * c.top_k));
+        to += float_of_bf16(expert_output(c, owner, c.value(rank, t, channel), local.data(),
+                                          weights.data() + t * c.top_k));
       };
       if (c.nodes == 1)
         for (const std::int32_t owner : ranks) add(owner, sum);
@@ -229,10 +229,10 @@ ExpectedLowLatency expected_low_latency_dispatch(const EpCase& c, std::int32_t r
     for (std::int32_t local = 0; local < c.local_experts(); ++local)
       e.layout[local * c.ranks + source] = static_cast<std::int64_t>(e.rows[local].size()) << 32;
     if (!masked.empty() && masked[source] != 0) continue;
-    const auto lanes = c.topk(source);
-    for (std::size_t i = 0; i < lanes.size(); ++i) {
-      if (lanes[i] < 0 || lanes[i] / c.local_experts() != rank) continue;
-      const std::int64_t local = lanes[i] % c.local_experts();
+    const auto topk_idx = c.topk(source);
+    for (std::size_t i = 0; i < topk_idx.size(); ++i) {
+      if (topk_idx[i] < 0 || topk_idx[i] / c.local_experts() != rank) continue;
+      const std::int64_t local = topk_idx[i] % c.local_experts();
       e.rows[local].push_back({source, static_cast<std::int32_t>(i / c.top_k)});
       ++e.layout[local * c.ranks + source];
     }
@@ -249,20 +249,20 @@ void travel(const Travel& how, std::span<const std::uint16_t> row, std::span<flo
 
 /// The expert output for token `t` of rank `rank` as it arrives: [top_k][hidden].
 std::vector<float> low_latency_expert_output(const EpCase& c, std::int32_t rank, std::int64_t t,
-                                             const std::int64_t* lanes, const Travels& travels) {
+                                             const std::int64_t* experts, const Travels& travels) {
   const auto hidden = static_cast<std::size_t>(c.hidden);
   std::vector<std::uint16_t> row(hidden);
-  std::vector<float> x(hidden), answers(c.top_k * hidden);
+  std::vector<float> x(hidden), output(c.top_k * hidden);
   for (std::size_t ch = 0; ch < hidden; ++ch)
     row[ch] = c.value(rank, t, static_cast<std::int64_t>(ch));
   travel(travels.to_experts, row, x);
   for (std::int32_t k = 0; k < c.top_k; ++k) {
-    if (lanes[k] < 0) continue;
-    const float factor = expert_factor(static_cast<std::int32_t>(lanes[k]));
+    if (experts[k] < 0) continue;
+    const float factor = expert_factor(static_cast<std::int32_t>(experts[k]));
     for (std::size_t ch = 0; ch < hidden; ++ch) row[ch] = bf16_of(factor * x[ch]);
-    travel(travels.back, row, {answers.data() + k * hidden, hidden});
+    travel(travels.back, row, {output.data() + k * hidden, hidden});
   }
-  return answers;
+  return output;
 }
 
 }  // namespace
@@ -271,12 +271,12 @@ std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t ra
                                                 ep::Reduction reduction,
                                                 const std::vector<int>& masked,
                                                 const Travels& travels) {
-  const auto lanes = c.topk(rank);
+  const auto topk_idx = c.topk(rank);
   const auto weights = c.weights(rank);
   std::vector<std::uint16_t> out(c.tokens(rank) * c.hidden);
   for (std::int64_t t = 0; t < c.tokens(rank); ++t) {
-    const std::int64_t* row = lanes.data() + t * c.top_k;
-    const auto answers = low_latency_expert_output(c, rank, t, row, travels);
+    const std::int64_t* row = topk_idx.data() + t * c.top_k;
+    const auto output = low_latency_expert_output(c, rank, t, row, travels);
     const auto owner_of = [&](std::int32_t k) {
       return static_cast<std::int32_t>(row[k] / c.local_experts());
     };
@@ -286,7 +286,7 @@ std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t ra
     const auto ranks = ranks_of(c, row);
     for (std::int64_t channel = 0; channel < c.hidden; ++channel) {
       const auto term = [&](std::int32_t k) {
-        return weights[t * c.top_k + k] * answers[k * c.hidden + channel];
+        return weights[t * c.top_k + k] * output[k * c.hidden + channel];
       };
       float sum = 0;
       if (reduction == ep::Reduction::exact) {

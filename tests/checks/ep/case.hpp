@@ -43,6 +43,37 @@ struct EpCase {
   std::string describe() const;
 };
 
+/// A case that runs fast.
+inline EpCase small_case(std::int32_t ranks, std::uint64_t seed = 1) {
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 96,
+          .max_tokens = 24,
+          .seed = seed};
+}
+/// small_case with rows of three groups of 128 channels, which share a scale each.
+inline EpCase wide_case(std::int32_t ranks, std::uint64_t seed = 1) {
+  EpCase c = small_case(ranks, seed);
+  c.hidden = 384;
+  return c;
+}
+/// The sizes of DeepSeek-V3.
+inline ep::GroupOptions deepseek_options() {
+  ep::GroupOptions options;
+  options.max_tokens = 4096;
+  options.hidden = 7168;
+  options.top_k = 8;
+  options.experts = 256;
+  options.low_latency_max_tokens = 128;
+  return options;
+}
+/// The same case with other values.
+inline EpCase reseeded(EpCase c, std::uint64_t by) {
+  c.seed += by;
+  return c;
+}
+
 /// Ranks that hold experts of a token, ordered by the last top-k slot that names each. Their expert
 /// output is added in this order. `experts` are the top_k experts of the token.
 std::vector<std::int32_t> ranks_of(const EpCase& c, const std::int64_t* experts);
@@ -78,8 +109,8 @@ float expert_factor(std::int32_t expert);
 
 /// The expert output of rank `rank` for one of its rows: the weighted sum over its experts, in
 /// bfloat16.
-std::uint16_t answer(const EpCase& c, std::int32_t rank, std::uint16_t x,
-                     const std::int64_t* local_idx, const float* weights);
+std::uint16_t expert_output(const EpCase& c, std::int32_t rank, std::uint16_t x,
+                            const std::int64_t* local_idx, const float* weights);
 
 /// The result of combine on rank `rank`: [tokens, hidden] bfloat16; biases may be null.
 std::vector<std::uint16_t> expected_combine(const EpCase& c, std::int32_t rank,

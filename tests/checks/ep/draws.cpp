@@ -13,7 +13,7 @@ namespace {
 using ep::Quantize;
 using ep::Reduction;
 
-/// The dimension that a seed keeps at its maximum; no_tokens: there are none.
+/// The dimension that a seed keeps at its maximum. no_tokens: no rank has tokens.
 enum class Kept : std::uint64_t { hidden, experts, tokens, top_k, no_tokens, nothing };
 
 Kept kept_by(std::uint64_t seed) {
@@ -27,8 +27,8 @@ struct Size {
   bool kept;
 };
 
-/// Takes a quarter off one of `sizes` after another, those that are kept left alone, until they fit
-/// or are as small as they get.
+/// Reduces randomly chosen `sizes` by a quarter at a time, except those that are kept, until they
+/// fit or all are at their minimum.
 template <typename TooMuch>
 void shrink(Draws& draws, std::span<const Size> sizes, const TooMuch& too_much) {
   const auto can_shrink = [](const Size& size) { return !size.kept && size.value > size.least; };
@@ -63,13 +63,13 @@ class Shapes : protected Draws {
                                                                       : pick(1, ep::kMaxTopK));
     c.holes = static_cast<double>(pick(0, 4)) / 8;
     c.load = pick(0, 9) < 6 ? Load::random : one_of(Load::all_to_one, Load::some_idle);
-    if (c.ranks == 1) c.load = Load::random;  // the others are for several
+    if (c.ranks == 1) c.load = Load::random;  // the other loads need several ranks
     if (kept_by(seed_) == Kept::no_tokens) c.load = Load::none;
     c.full = kept_by(seed_) == Kept::tokens || pick(0, 3) == 0;
     c.mixed_magnitudes = pick(0, 1) == 1;
     return c;
   }
-  /// `most` where it is kept; else of any size, small ones as likely as large ones or all alike.
+  /// `most` if this seed keeps `which`. Otherwise uniform or log-uniform from `least` to `most`.
   std::int64_t size(Kept which, std::int64_t least, std::int64_t most) {
     if (kept_by(seed_) == which) return most;
     return pick(0, 1) == 1 ? pick(least, most) : log_pick(least, most);
@@ -77,7 +77,7 @@ class Shapes : protected Draws {
 
   static void set_tokens(EpCase& c, std::int64_t most) {
     c.max_tokens = most;
-    if (most < 4) c.full = true;  // so few are soon none at all
+    if (most < 4) c.full = true;  // with so few, most ranks would have none
   }
 
   std::uint64_t seed_;
@@ -88,7 +88,7 @@ class Normal : Shapes {
   explicit Normal(std::uint64_t seed) : Shapes(seed, 1) {}
 
   NormalDraw all() {
-    // Of rows that all ranks together send to one.
+    // Bytes of the rows that all ranks together send to one rank.
     constexpr std::int64_t kMostBytes = std::int64_t{16} << 20;
     NormalDraw drawn;
     EpCase& c = drawn.c = shape();
@@ -130,8 +130,8 @@ class Normal : Shapes {
     } while (!opaque(call.dtype) && !fits(call.dtype, element));
     if (opaque(call.dtype)) call.columns = 16 * pick(1, c.hidden * element / 16);
     do {
-      call.answer = one_of(DataType::bfloat16, DataType::float16, DataType::float32);
-    } while (!fits(call.answer, std::max<std::int64_t>(element, 2)));
+      call.output_dtype = one_of(DataType::bfloat16, DataType::float16, DataType::float32);
+    } while (!fits(call.output_dtype, std::max<std::int64_t>(element, 2)));
     if (pick(0, 1) == 1) {
       call.scales = pick(1, options.max_scales);
       call.scale_dtype = one_of(DataType::float32, DataType::int32);
@@ -145,9 +145,9 @@ class Normal : Shapes {
     call.dispatch.copy_out = pick(0, 3) == 0;
     call.dispatch.launch.sms = static_cast<std::int32_t>(pick(0, 10));
     call.combine.sms = static_cast<std::int32_t>(pick(0, 10));
-    const bool same_bytes = size_of(call.dtype) == size_of(call.answer) && call.columns == 0;
-    call.place = same_bytes && !call.dispatch.copy_out && pick(0, 1) == 1 ? AnswerPlace::in_place
-                                                                          : AnswerPlace::staged;
+    const bool same_bytes = size_of(call.dtype) == size_of(call.output_dtype) && call.columns == 0;
+    call.place = same_bytes && !call.dispatch.copy_out && pick(0, 1) == 1 ? OutputPlace::in_place
+                                                                          : OutputPlace::staged;
     call.biases = static_cast<int>(pick(0, 2));
     call.out = pick(0, 1) == 1;
     call.samples = 64;
@@ -175,7 +175,7 @@ class LowLatency : Shapes {
       const std::int64_t channels = c.ranks * tokens * eighths * 8;
       return channels * experts * c.ranks > kMostResult || channels * c.top_k > kMostSent;
     });
-    if (pick(0, 1) == 1) eighths += eighths % 2;  // float8 takes multiples of 16 channels alone
+    if (pick(0, 1) == 1) eighths += eighths % 2;  // float8 requires multiples of 16 channels
     c.hidden = 8 * eighths;
     c.experts = c.ranks * static_cast<std::int32_t>(experts);
     set_tokens(c, tokens);
@@ -262,13 +262,14 @@ class Compared : Shapes {
                           {experts, 1, kept_by(seed_) == Kept::experts},
                           {tokens, 1, kept_by(seed_) == Kept::tokens}};
     shrink(*this, sizes, [&] { return too_much(eighths, experts, tokens); });
-    if (pick(0, 1) == 1) eighths += eighths % 2;  // float8 takes multiples of 16 channels alone
+    if (pick(0, 1) == 1) eighths += eighths % 2;  // float8 requires multiples of 16 channels
     c.hidden = 8 * eighths;
     c.experts = c.ranks * static_cast<std::int32_t>(experts);
     set_tokens(c, tokens);
   }
 
-  /// At most: so that the gaps between the blocks of many experts do not take all the room.
+  /// The largest alignment: bounded, so that the gaps between the blocks of many experts do not
+  /// fill the result.
   static std::int32_t alignment_for(std::int64_t local_experts) {
     return static_cast<std::int32_t>(
         std::clamp<std::int64_t>(2048 / local_experts, 1, kMostAlignment));
@@ -281,7 +282,7 @@ class Compared : Shapes {
                           DataType::float8_e4m3, DataType::int8, DataType::uint8);
     } while (!opaque(form.dtype) && !whole(form.dtype, c.hidden));
     if (opaque(form.dtype)) form.columns = 16 * pick(1, c.hidden * 4 / 16);
-    form.answer = one_of(DataType::bfloat16, DataType::float16, DataType::float32);
+    form.output_dtype = one_of(DataType::bfloat16, DataType::float16, DataType::float32);
     form.scales = pick(0, 1) == 1 ? pick(1, kMostScales) : 0;
     form.scale_dtype = one_of(DataType::float32, DataType::int32);
     form.scale_columns = pick(0, 1) == 1;
@@ -292,7 +293,8 @@ class Compared : Shapes {
     form.int32_topk = pick(0, 1) == 1;
     form.weights = pick(0, 3) > 0;
     form.biases = static_cast<int>(pick(0, 2));
-    const bool same_bytes = size_of(form.dtype) == size_of(form.answer) && !opaque(form.dtype);
+    const bool same_bytes =
+        size_of(form.dtype) == size_of(form.output_dtype) && !opaque(form.dtype);
     form.in_place = same_bytes && !form.copy_out && pick(0, 1) == 1;
     form.cached = pick(0, 1) == 1;
     return form;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// draws.hpp: random shapes and calls of groups on GPUs. They are drawn here, apart from the tests
-// that run them, so that a test without a GPU sees what all seeds together reach
+// draws.hpp: random shapes and calls of groups on GPUs. They are separate from the tests that run
+// them, so that a test without a GPU checks what all seeds cover
 // (tests/property/ep_draws_test.cpp).
 //
-// Sizes are bounded together, so that a seed takes a second or two. Most seeds therefore keep one
-// size as large as it gets and draw the others below what is left: without that no seed has the
-// most tokens, or the longest row.
+// The product of the sizes is bounded, so that a seed takes at most two seconds. Most seeds keep
+// one size at its maximum and draw the others from what the bound leaves. Otherwise no seed would
+// reach the maximum of tokens or row length.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@
 
 namespace shoal::test {
 
-// What shapes reach; all of them on some seed of each kind, tokens of low latency up to kMostSlots.
+// Maxima of the shapes. Each kind has a seed that reaches each maximum; low-latency tokens go up to
+// kMostSlots.
 inline constexpr std::int32_t kMostRanks = 8, kMostExperts = 1024;
 inline constexpr std::int64_t kMostTokens = 8192, kMostSlots = 512;
 inline constexpr std::int64_t kShortestRow = 256, kLongestRow = 16384;  ///< channels
@@ -26,7 +27,8 @@ struct NormalDraw {
   ep::GroupOptions options;
   std::vector<GpuCall> calls;
 };
-inline constexpr std::uint64_t kNormalSeeds = 40;  ///< from 1 on, as in all kinds
+/// Seeds are 1 to kNormalSeeds; other kinds likewise.
+inline constexpr std::uint64_t kNormalSeeds = 40;
 NormalDraw draw_normal(std::uint64_t seed);
 
 /// Low-latency mode against the references: tests/gpu/ep/low_latency_property_test.cpp.
@@ -41,15 +43,16 @@ struct LowLatencyDraw {
 inline constexpr std::uint64_t kLowLatencySeeds = 24;
 LowLatencyDraw draw_low_latency(std::uint64_t seed);
 
-// Both backends side by side: tests/gpu/ep/host_comparison_test.cpp. Rows from 8 channels on.
+// Comparison of both backends: tests/gpu/ep/host_comparison_test.cpp. Rows have at least 8
+// channels.
 
 inline constexpr std::int64_t kMostScales = 32;      ///< of a row
 inline constexpr std::int32_t kMostAlignment = 32;   ///< of an expert's block
 inline constexpr std::uint64_t kComparedSeeds = 24;  ///< of each mode
 
-/// What a round of normal mode does beside its case. Groups are made for float32.
+/// Options of a round of normal mode beside its case. Groups are created for float32.
 struct NormalForm {
-  DataType dtype = DataType::bfloat16, answer = DataType::bfloat16;
+  DataType dtype = DataType::bfloat16, output_dtype = DataType::bfloat16;
   std::int64_t columns = 0;  ///< of opaque rows; 0: EpCase::hidden
   std::int64_t scales = 0;   ///< a row; 0: none
   DataType scale_dtype = DataType::float32;

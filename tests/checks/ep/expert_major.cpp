@@ -18,7 +18,7 @@ std::uint64_t hash(std::uint64_t seed, std::int64_t a, std::int64_t b, std::int6
              static_cast<std::uint64_t>(c));
 }
 
-enum Kind : std::uint64_t { kRows = 0x100, kScales = 0x200, kAnswers = 0x300, kBias = 0x400 };
+enum Kind : std::uint64_t { kRows = 0x100, kScales = 0x200, kOutputs = 0x300, kBias = 0x400 };
 
 Tensor zeros(DataType dtype, std::initializer_list<std::int64_t> shape) {
   Tensor tensor = Tensor::empty(dtype, shape);
@@ -39,8 +39,8 @@ class ExpertMajorRound::Round {
         tokens_(c.tokens(me_)),
         wanted_(expected_expert_major(c, me_, call.alignment)) {
     host_topk_ = Tensor::empty(DataType::int64, {tokens_, c.top_k});
-    const auto lanes = c.topk(me_);
-    std::copy(lanes.begin(), lanes.end(), host_topk_.as<std::int64_t>());
+    const auto topk_idx = c.topk(me_);
+    std::copy(topk_idx.begin(), topk_idx.end(), host_topk_.as<std::int64_t>());
   }
 
   ep::Dispatched dispatch(const ep::Handle& cached) {
@@ -55,24 +55,24 @@ class ExpertMajorRound::Round {
   void change_rows(std::uint64_t salt) { salt_ = salt; }
 
   void combine(const ep::Dispatched& got) const {
-    const std::size_t element = size_of(call_.answer);
-    Tensor answers = Tensor::empty(call_.answer, {got.x.shape[0], case_.hidden});
-    if (answers.bytes() > 0)
-      std::memset(answers.data, 0xff, answers.bytes());  // NaN, which must not be read
+    const std::size_t element = size_of(call_.output_dtype);
+    Tensor output = Tensor::empty(call_.output_dtype, {got.x.shape[0], case_.hidden});
+    if (output.bytes() > 0)
+      std::memset(output.data, 0xff, output.bytes());  // NaN, which must not be read
     for (std::int64_t i = 0; i < wanted_.rows(); ++i)
       for (std::int64_t ch = 0; wanted_.source_rank[i] >= 0 && ch < case_.hidden; ++ch) {
-        const std::uint32_t bits = answer_of(me_ * case_.local_experts() + wanted_.topk_idx[i],
-                                             wanted_.source_rank[i], wanted_.source_token[i], ch);
-        std::memcpy(answers.as<std::byte>() + (i * case_.hidden + ch) * element, &bits, element);
+        const std::uint32_t bits = output_bits(me_ * case_.local_experts() + wanted_.topk_idx[i],
+                                               wanted_.source_rank[i], wanted_.source_token[i], ch);
+        std::memcpy(output.as<std::byte>() + (i * case_.hidden + ch) * element, &bits, element);
       }
-    TensorView y = answers;
+    TensorView y = output;
     Tensor uploaded;
     if (call_.in_place) {
       y = got.x;
-      y.dtype = call_.answer;
-      tensors_.write(y, answers);
+      y.dtype = call_.output_dtype;
+      tensors_.write(y, output);
     } else {
-      uploaded = tensors_.upload(answers);
+      uploaded = tensors_.upload(output);
       y = uploaded;
     }
     ep::CombineOptions options;
@@ -80,7 +80,7 @@ class ExpertMajorRound::Round {
     if (call_.weights) options.weights = got.topk_weights;
     std::vector<Tensor> biases;
     for (int b = 0; b < call_.biases; ++b) {
-      Tensor bias = zeros(call_.answer, {tokens_, case_.hidden});
+      Tensor bias = zeros(call_.output_dtype, {tokens_, case_.hidden});
       for (std::int64_t t = 0; t < tokens_; ++t)
         for (std::int64_t ch = 0; ch < case_.hidden; ++ch) {
           const std::uint32_t bits = bias_of(b, t, ch);
@@ -108,13 +108,14 @@ class ExpertMajorRound::Round {
   std::uint32_t scale_of(std::int32_t rank, std::int64_t token, std::int64_t i) const {
     return static_cast<std::uint32_t>(hash(salt_ ^ kScales, rank, token, i));
   }
-  std::uint32_t answer_of(std::int64_t expert, std::int32_t source, std::int64_t token,
-                          std::int64_t channel) const {
-    return encode(call_.answer,
-                  made_up(hash(salt_ ^ kAnswers, expert * 256 + source, token, channel)));
+  std::uint32_t output_bits(std::int64_t expert, std::int32_t source, std::int64_t token,
+                            std::int64_t channel) const {
+    return encode(call_.output_dtype,
+                  made_up(hash(salt_ ^ kOutputs, expert * 256 + source, token, channel)));
   }
   std::uint32_t bias_of(int which, std::int64_t token, std::int64_t channel) const {
-    return encode(call_.answer, made_up(hash(salt_ ^ kBias, which * 256 + me_, token, channel)));
+    return encode(call_.output_dtype,
+                  made_up(hash(salt_ ^ kBias, which * 256 + me_, token, channel)));
   }
 
   Inputs inputs() const {
@@ -166,7 +167,7 @@ class ExpertMajorRound::Round {
     const bool sizes_here = got.x.device.kind == DeviceKind::host || !call_.worst_case;
     expect(got.rows == (sizes_here ? rows : -1),
            fmt::format("rows is {}, expected {}{}", got.rows, rows, where));
-    expect(got.handle.received_rows() == got.rows, "the handle has other rows");
+    expect(got.handle.received_rows() == got.rows, "received_rows() differs from rows");
     expect(
         got.rows_per_source == (sizes_here ? wanted_.rows_per_source : std::vector<std::int64_t>{}),
         "rows_per_source differs" + where);
@@ -186,7 +187,7 @@ class ExpertMajorRound::Round {
     }
 
     expect(got.topk_idx.defined() == !cached && got.source_token.defined() == !cached,
-           "indices, with a cached handle");
+           "topk_idx and source_token must be set without a cached handle, and only then");
     if (!cached) {
       auto idx = wanted_.topk_idx;
       idx.resize(all, -1);
@@ -239,32 +240,32 @@ class ExpertMajorRound::Round {
 
   void check(const ep::Combined& combined) const {
     group_.synchronize();
-    const std::size_t element = size_of(call_.answer);
-    const auto* lanes = host_topk_.as<std::int64_t>();
+    const std::size_t element = size_of(call_.output_dtype);
+    const auto* topk_idx = host_topk_.as<std::int64_t>();
     const Tensor x = tensors_.download(combined.x);
-    expect(x.dtype == call_.answer && x.shape[0] == tokens_ && x.shape[1] == case_.hidden,
+    expect(x.dtype == call_.output_dtype && x.shape[0] == tokens_ && x.shape[1] == case_.hidden,
            "the combined x is " + x.describe());
     for (std::int64_t t = 0; t < tokens_; ++t)
       for (std::int64_t ch = 0; ch < case_.hidden; ++ch) {
         float sum = 0;
-        for (int b = 0; b < call_.biases; ++b) sum += decode(call_.answer, bias_of(b, t, ch));
-        const auto add = [&](std::int32_t node, float& to) {  // of any node: -1
+        for (int b = 0; b < call_.biases; ++b) sum += decode(call_.output_dtype, bias_of(b, t, ch));
+        const auto add = [&](std::int32_t node, float& to) {  // node -1: all nodes
           for (std::int32_t k = 0; k < case_.top_k; ++k)
-            if (const std::int64_t expert = lanes[t * case_.top_k + k];
+            if (const std::int64_t expert = topk_idx[t * case_.top_k + k];
                 expert >= 0 && (node < 0 || case_.node_of(expert / case_.local_experts()) == node))
-              to += decode(call_.answer, answer_of(expert, me_, t, ch));
+              to += decode(call_.output_dtype, output_bits(expert, me_, t, ch));
         };
         if (case_.nodes == 1) {
           add(-1, sum);
         } else {
           for (const std::int32_t node :
-               nodes_of(case_, ranks_of(case_, lanes + t * case_.top_k))) {
+               nodes_of(case_, ranks_of(case_, topk_idx + t * case_.top_k))) {
             float of_node = 0;
             add(node, of_node);
-            sum += decode(call_.answer, encode(call_.answer, of_node));
+            sum += decode(call_.output_dtype, encode(call_.output_dtype, of_node));
           }
         }
-        const std::uint32_t wanted = encode(call_.answer, sum);
+        const std::uint32_t wanted = encode(call_.output_dtype, sum);
         expect(std::memcmp(x.as<std::byte>() + (t * case_.hidden + ch) * element, &wanted,
                            element) == 0,
                [&] {
@@ -277,7 +278,7 @@ class ExpertMajorRound::Round {
     const Tensor weights = tensors_.download(combined.topk_weights);
     const auto given = case_.weights(me_);
     for (std::size_t i = 0; i < given.size(); ++i)
-      expect(weights.as<float>()[i] == (lanes[i] >= 0 ? given[i] : 0.0F),
+      expect(weights.as<float>()[i] == (topk_idx[i] >= 0 ? given[i] : 0.0F),
              [&] { return fmt::format("combined weight {} differs ({})", i, case_.describe()); });
   }
 
@@ -323,8 +324,8 @@ ep::GroupOptions expert_major_options(const EpCase& c, const ExpertMajorCall& ca
   options.hidden = c.hidden;
   options.top_k = c.top_k;
   options.experts = c.experts;
-  options.dtype = size_of(call.answer) > size_of(call.dtype) && size_of(call.answer) > 2
-                      ? call.answer
+  options.dtype = size_of(call.output_dtype) > size_of(call.dtype) && size_of(call.output_dtype) > 2
+                      ? call.output_dtype
                       : call.dtype;
   options.max_scales = std::max<std::int64_t>(call.scales, 0);
   return options;

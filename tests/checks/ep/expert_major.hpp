@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// expert_major.hpp: the expert-major layout of a dispatch (DispatchOptions.expert_major) and its
-// combine, on any backend, bit by bit against the naive reference of case.hpp. Everything throws
-// on a difference.
+// expert_major.hpp: compares the expert-major layout of a dispatch (DispatchOptions.expert_major)
+// and its combine, on any backend, bit by bit with the naive reference of case.hpp. Every
+// difference throws.
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ TensorMover host_tensors();
 
 struct ExpertMajorCall {
   DataType dtype = DataType::bfloat16;
-  DataType answer = DataType::bfloat16;
+  DataType output_dtype = DataType::bfloat16;
   std::int64_t scales = 0;     ///< per row; 0: none
   bool scale_columns = false;  ///< the scales are stored by column
   bool weights = true;
@@ -35,12 +35,13 @@ struct ExpertMajorCall {
   std::int32_t sms = 0;
 };
 
-/// A group's options for which the results of the case fit, whatever is drawn.
+/// Group options that have room for the results of the case, whatever its seed.
 ep::GroupOptions expert_major_options(const EpCase& c, const ExpertMajorCall& call);
 
-/// Dispatches and combines, each compared bit by bit, with any calls between them. Rows are
-/// arbitrary bytes. The expert output depends on expert, source, token and channel and differs in
-/// magnitude, so that the order of additions shows. For rows between blocks it is NaN.
+/// Dispatches and combines, each compared bit by bit. The caller may make other calls in between.
+/// Rows are arbitrary bytes. The expert output depends on expert, source, token and channel and
+/// differs in magnitude, so the order of additions affects the result. Rows between blocks hold
+/// NaN.
 class ExpertMajorRound {
  public:
   ExpertMajorRound(ep::Group& group, const EpCase& c, const ExpertMajorCall& call,
@@ -60,7 +61,8 @@ class ExpertMajorRound {
   std::unique_ptr<Round> round_;
 };
 
-/// Such a round as ExpertMajorCall says: a dispatch and those of its handle, each with its combine.
+/// Runs the round that `call` describes: a dispatch and the cached dispatches of its handle, each
+/// with its combine.
 void check_expert_major(ep::Group& group, const EpCase& c, const ExpertMajorCall& call,
                         const TensorMover& tensors);
 

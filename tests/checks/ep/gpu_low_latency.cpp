@@ -12,7 +12,7 @@
 namespace shoal::test {
 namespace {
 
-/// The rows of a tensor one after another, as poison takes them.
+/// The tensor as a matrix of its rows, which is the shape that poison requires.
 TensorView as_rows(const TensorView& tensor) {
   const std::int64_t columns = tensor.rank > 1 ? tensor.shape[tensor.rank - 1] : 1;
   TensorView view(tensor.data, tensor.dtype,
@@ -57,7 +57,7 @@ void GpuLowLatencyRound::run() {
   const ep::LowLatencyReceived got = send().receive();
   check(got);
   write_expert_output();
-  check(answer(got).receive());
+  check(combine(got).receive());
   poison(got);
 }
 
@@ -91,11 +91,11 @@ void GpuLowLatencyRound::check(const ep::LowLatencyReceived& got) {
 }
 
 Tensor GpuLowLatencyRound::expert_output_on_host() const {
-  Tensor answers =
+  Tensor y =
       Tensor::empty(DataType::bfloat16, {case_.local_experts(), host_.x.shape[1], case_.hidden});
-  std::memset(answers.data, 0xff, answers.bytes());
-  write_low_latency_expert_output(case_, owner_.me, host_, answers);
-  return answers;
+  std::memset(y.data, 0xff, y.bytes());
+  write_low_latency_expert_output(case_, owner_.me, host_, y);
+  return y;
 }
 
 void GpuLowLatencyRound::write_expert_output() {
@@ -103,16 +103,17 @@ void GpuLowLatencyRound::write_expert_output() {
     choose_buffer();
     return write_expert_output_again();
   }
-  if (own_y_.defined()) return write_expert_output_again();  // a captured graph has the address
-  own_y_ = owner_.tensors.upload(expert_output_on_host());
-  y_ = own_y_;
+  if (ordinary_y_.defined())
+    return write_expert_output_again();  // a captured graph has the address
+  ordinary_y_ = owner_.tensors.upload(expert_output_on_host());
+  y_ = ordinary_y_;
 }
 
 void GpuLowLatencyRound::write_expert_output_again() {
   owner_.tensors.write(y_, expert_output_on_host());
 }
 
-ep::PendingCombine GpuLowLatencyRound::answer(const ep::LowLatencyReceived& got) {
+ep::PendingCombine GpuLowLatencyRound::combine(const ep::LowLatencyReceived& got) {
   ep::LowLatencyCombineOptions options{.log_fmt = call_.log_fmt,
                                        .zero_copy = call_.zero_copy,
                                        .reduction = call_.reduction,
@@ -133,11 +134,11 @@ void GpuLowLatencyRound::check(const Tensor& out) {
   expect_same("result (" + case_.describe() + ", " + call_.describe() + ")", values.data,
               wanted.data(), wanted.size() * 2, 2);
   if (!call_.out) return;
-  expect(out.data == out_memory_.data, "the result is not where it was asked for");
+  expect(out.data == out_memory_.data, "the result is not in LowLatencyCombineOptions.out");
   const Tensor all = owner_.tensors.download(out_memory_);
   for (std::int64_t ch = 0; ch < case_.hidden; ++ch)
     expect(all.as<std::uint16_t>()[tokens_ * case_.hidden + ch] == 0xffff,
-           "combine wrote behind the end of its result");
+           "combine wrote past the end of its result");
 }
 
 void GpuLowLatencyRound::poison(const ep::LowLatencyReceived& got) {
@@ -169,12 +170,12 @@ Tensor GpuLowLatencyRound::rows_on_host() const {
 Tensor GpuLowLatencyRound::topk_on_host() const {
   Tensor topk =
       Tensor::empty(call_.int32_topk ? DataType::int32 : DataType::int64, {tokens_, case_.top_k});
-  auto lanes = case_.topk(owner_.me);
-  lanes.resize(tokens_ * case_.top_k, -1);
+  auto topk_idx = case_.topk(owner_.me);
+  topk_idx.resize(tokens_ * case_.top_k, -1);
   if (call_.int32_topk)
-    std::copy(lanes.begin(), lanes.end(), topk.as<std::int32_t>());
+    std::copy(topk_idx.begin(), topk_idx.end(), topk.as<std::int32_t>());
   else
-    std::copy(lanes.begin(), lanes.end(), topk.as<std::int64_t>());
+    std::copy(topk_idx.begin(), topk_idx.end(), topk.as<std::int64_t>());
   return topk;
 }
 
@@ -198,12 +199,12 @@ void run_low_latency_group(const EpCase& c, const std::function<void(GpuGroup&)>
 }
 
 PlainInputs::PlainInputs(DeviceTensors& tensors, const EpCase& c,
-                         const std::vector<std::int64_t>& lanes) {
-  const std::int64_t tokens = static_cast<std::int64_t>(lanes.size()) / c.top_k;
+                         const std::vector<std::int64_t>& experts) {
+  const std::int64_t tokens = static_cast<std::int64_t>(experts.size()) / c.top_k;
   const std::vector<std::uint16_t> rows(tokens * c.hidden, bf16_of(1.0F));
-  const std::vector<float> ones(lanes.size(), 1.0F);
+  const std::vector<float> ones(experts.size(), 1.0F);
   x = tensors.upload(TensorView(rows.data(), DataType::bfloat16, {tokens, c.hidden}));
-  topk = tensors.upload(TensorView(lanes.data(), DataType::int64, {tokens, c.top_k}));
+  topk = tensors.upload(TensorView(experts.data(), DataType::int64, {tokens, c.top_k}));
   weights = tensors.upload(TensorView(ones.data(), DataType::float32, {tokens, c.top_k}));
 }
 

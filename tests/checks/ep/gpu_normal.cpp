@@ -38,7 +38,7 @@ void store(DataType dtype, std::byte* row, std::int64_t channel, std::uint32_t b
   std::memcpy(row + channel * size, &bits, size);
 }
 
-std::uint32_t answer_bits(std::uint64_t salt, DataType dtype, std::int32_t owner,
+std::uint32_t output_bits(std::uint64_t salt, DataType dtype, std::int32_t owner,
                           std::int32_t source, std::int64_t token, std::int64_t channel) {
   return encode(dtype, made_up(mix(key(salt ^ 0xa45e, owner * 256 + source, token, channel))));
 }
@@ -71,7 +71,7 @@ std::vector<std::int64_t> chosen(std::int64_t rows, std::int64_t samples) {
   return list;
 }
 
-/// Rows of `tensor` on the host, one by one: fetched at once where all are wanted.
+/// Rows of `tensor` on the host. Downloads the tensor at once if `all`, otherwise row by row.
 class Fetched {
  public:
   Fetched(DeviceTensors& tensors, const TensorView& tensor, bool all)
@@ -120,7 +120,7 @@ GpuGroup::GpuGroup(World& owner, const ep::GroupOptions& options)
 GpuGroup::~GpuGroup() {
   try {
     tensors.unfollow(stream_);
-  } catch (const std::exception&) {  // it has failed the test already, or will when the group goes
+  } catch (const std::exception&) {  // the test has failed, or fails when the group is destroyed
   }
 }
 
@@ -153,10 +153,11 @@ GpuRound::GpuRound(GpuGroup& owner, const EpCase& c, const GpuCall& call)
   }
   for (int b = 0; b < call.biases; ++b) biases_.push_back(tensors.upload(bias_on_host(b)));
   if (call.out)
-    out_ = tensors.empty(call.answer, {tokens_ + 1, c.hidden});  // the last row must stay as it is
-  if (call.place == AnswerPlace::heap)
+    out_ = tensors.empty(call.output_dtype,
+                         {tokens_ + 1, c.hidden});  // the last row must stay as it is
+  if (call.place == OutputPlace::heap)
     heap_ = owner.world.heap().malloc(
-        std::max<std::size_t>(c.ranks * c.max_tokens * c.hidden * size_of(call.answer), 1));
+        std::max<std::size_t>(c.ranks * c.max_tokens * c.hidden * size_of(call.output_dtype), 1));
 }
 
 GpuRound::~GpuRound() {
@@ -164,7 +165,7 @@ GpuRound::~GpuRound() {
   try {
     owner_.tensors.settle();
     owner_.world.heap().free(heap_);
-  } catch (const std::exception&) {  // the world has failed; it takes its memory along
+  } catch (const std::exception&) {  // the world has failed and frees its memory
   }
 }
 
@@ -172,16 +173,16 @@ std::size_t GpuRound::row_bytes() const {
   return columns_ * size_of(call_.dtype);
 }
 
-std::vector<std::int64_t> GpuRound::lanes() const {
-  auto lanes = case_.topk(owner_.me);
-  lanes.resize(tokens_ * case_.top_k, -1);
-  return lanes;
+std::vector<std::int64_t> GpuRound::topk_values() const {
+  auto values = case_.topk(owner_.me);
+  values.resize(tokens_ * case_.top_k, -1);
+  return values;
 }
 
 Tensor GpuRound::topk_on_host() const {
   Tensor topk =
       Tensor::empty(call_.int32_topk ? DataType::int32 : DataType::int64, {tokens_, case_.top_k});
-  const auto values = lanes();
+  const auto values = topk_values();
   if (call_.int32_topk)
     std::copy(values.begin(), values.end(), topk.as<std::int32_t>());
   else
@@ -217,12 +218,12 @@ Tensor GpuRound::scales_on_host() const {
 }
 
 Tensor GpuRound::bias_on_host(int which) const {
-  Tensor bias = Tensor::empty(call_.answer, {tokens_, case_.hidden});
-  const std::size_t bytes = case_.hidden * size_of(call_.answer);
+  Tensor bias = Tensor::empty(call_.output_dtype, {tokens_, case_.hidden});
+  const std::size_t bytes = case_.hidden * size_of(call_.output_dtype);
   for (std::int64_t t = 0; t < tokens_; ++t)
     for (std::int64_t ch = 0; ch < case_.hidden; ++ch)
-      store(call_.answer, bias.as<std::byte>() + t * bytes, ch,
-            bias_bits(salt_, call_.answer, which, owner_.me, t, ch));
+      store(call_.output_dtype, bias.as<std::byte>() + t * bytes, ch,
+            bias_bits(salt_, call_.output_dtype, which, owner_.me, t, ch));
   return bias;
 }
 
@@ -269,29 +270,29 @@ ep::Dispatched GpuRound::dispatch(const ep::Handle& handle) {
 }
 
 void GpuRound::write_expert_output(const ep::Dispatched& got) {
-  const DataType dtype = call_.answer;
+  const DataType dtype = call_.output_dtype;
   const std::int64_t hidden = case_.hidden;
-  Tensor answers = Tensor::empty(dtype, {got.x.shape[0], hidden});
-  if (answers.bytes() > 0)
-    std::memset(answers.data, 0xff, answers.bytes());  // rows that no token fills count nowhere
+  Tensor output = Tensor::empty(dtype, {got.x.shape[0], hidden});
+  if (output.bytes() > 0)
+    std::memset(output.data, 0xff, output.bytes());  // NaN, which must not be read
   const std::size_t bytes = hidden * size_of(dtype);
   for (std::int64_t i = 0; i < rows(); ++i)
     for (std::int64_t ch = 0; ch < hidden; ++ch)
-      store(dtype, answers.as<std::byte>() + i * bytes, ch,
-            answer_bits(salt_, dtype, owner_.me, expected_.source_rank[i],
+      store(dtype, output.as<std::byte>() + i * bytes, ch,
+            output_bits(salt_, dtype, owner_.me, expected_.source_rank[i],
                         expected_.source_token[i], ch));
-  if (call_.place == AnswerPlace::staged) {
-    if (staged_.defined() && staged_.shape == answers.shape)
-      owner_.tensors.write(staged_, answers);  // a captured graph has the address
+  if (call_.place == OutputPlace::staged) {
+    if (staged_.defined() && staged_.shape == output.shape)
+      owner_.tensors.write(staged_, output);  // a captured graph has the address
     else
-      staged_ = owner_.tensors.upload(answers);
+      staged_ = owner_.tensors.upload(output);
     y_ = staged_;
     return;
   }
-  y_ = TensorView(call_.place == AnswerPlace::in_place ? got.x.data : heap_, dtype,
+  y_ = TensorView(call_.place == OutputPlace::in_place ? got.x.data : heap_, dtype,
                   {got.x.shape[0], hidden});
   y_.device = owner_.tensors.device();
-  owner_.tensors.write(y_, answers);
+  owner_.tensors.write(y_, output);
 }
 
 ep::Combined GpuRound::combine(const ep::Dispatched& got) {
@@ -305,33 +306,34 @@ ep::Combined GpuRound::combine(const ep::Dispatched& got) {
 
 void GpuRound::check(const ep::Routing& routing) {
   std::vector<std::int32_t> per_rank(case_.ranks), per_expert(case_.experts);
-  const auto topk = lanes();
+  const auto topk = topk_values();
   for (std::int64_t t = 0; t < tokens_; ++t)
     for (const std::int32_t rank : ranks_of(case_, topk.data() + t * case_.top_k)) ++per_rank[rank];
   for (const std::int64_t expert : topk)
     if (expert >= 0) ++per_expert[expert];
   expect(routing.tokens() == tokens_, "the routing has the wrong number of tokens");
   expect(routing.tokens_per_rank.empty() && routing.tokens_per_expert.empty(),
-         "counts on the host, on a GPU");
+         "a routing on a GPU has counts on the host");
   expect_values(owner_.tensors, "Routing.topk_idx", routing.topk_idx, topk);
   expect_values(owner_.tensors, "Routing.rank_counts", routing.rank_counts, per_rank);
   expect_values(owner_.tensors, "Routing.expert_counts", routing.expert_counts, per_expert);
 }
 
 void GpuRound::check(const ep::Dispatched& got, bool from_cache, bool worst_case_layout) {
-  owner_.group.synchronize();  // throws what went wrong on the GPU, before values are compared
+  owner_.group.synchronize();  // throws errors of the GPU before values are compared
   const std::int64_t worst = call_.dispatch.worst_case_rows;
   const bool sizes_here = from_cache ? !worst_case_layout : worst == 0;
   expect(got.x.dtype == call_.dtype && got.x.rank == 2 && got.x.shape[1] == columns_ &&
              got.x.contiguous() && got.x.device == owner_.tensors.device(),
          "x is " + got.x.describe());
   if (worst > 0)
-    expect(got.x.shape[0] == worst, "x has not worst_case_rows rows");
+    expect(got.x.shape[0] == worst, "x does not have worst_case_rows rows");
   else if (sizes_here)
     expect(got.x.shape[0] == rows(), fmt::format("x has {} rows, not {}", got.x.shape[0], rows()));
   expect(got.rows == (sizes_here ? rows() : -1),
          fmt::format("rows is {}, expected {}", got.rows, rows()));
-  expect(got.handle.valid() && got.handle.received_rows() == got.rows, "the handle has other rows");
+  expect(got.handle.valid() && got.handle.received_rows() == got.rows,
+         "received_rows() differs from rows");
   expect(
       got.rows_per_source == (sizes_here ? expected_.rows_per_source : std::vector<std::int64_t>{}),
       "rows_per_source differs");
@@ -400,19 +402,21 @@ void GpuRound::check_rows(const ep::Dispatched& got) {
   }
 }
 
-std::vector<std::uint32_t> GpuRound::expected_answer(std::int64_t token,
-                                                     const std::int64_t* lanes) const {
-  const auto owners = ranks_of(case_, lanes);
+std::vector<std::uint32_t> GpuRound::expected_sum(std::int64_t token,
+                                                  const std::int64_t* experts) const {
+  const auto owners = ranks_of(case_, experts);
   const auto nodes = nodes_of(case_, owners);
   std::vector<std::uint32_t> wanted(case_.hidden);
   for (std::int64_t ch = 0; ch < case_.hidden; ++ch) {
     float sum = 0;
     for (int b = 0; b < call_.biases; ++b)
-      sum += decode(call_.answer, bias_bits(salt_, call_.answer, b, owner_.me, token, ch));
-    const auto add = [&](std::int32_t node, float& to) {  // of any node: -1
+      sum +=
+          decode(call_.output_dtype, bias_bits(salt_, call_.output_dtype, b, owner_.me, token, ch));
+    const auto add = [&](std::int32_t node, float& to) {  // node -1: all nodes
       for (const std::int32_t owner : owners)
         if (node < 0 || case_.node_of(owner) == node)
-          to += decode(call_.answer, answer_bits(salt_, call_.answer, owner, owner_.me, token, ch));
+          to += decode(call_.output_dtype,
+                       output_bits(salt_, call_.output_dtype, owner, owner_.me, token, ch));
     };
     if (case_.nodes == 1) {
       add(-1, sum);
@@ -420,34 +424,33 @@ std::vector<std::uint32_t> GpuRound::expected_answer(std::int64_t token,
       for (const std::int32_t node : nodes) {
         float of_node = 0;
         add(node, of_node);
-        sum += decode(call_.answer, encode(call_.answer, of_node));
+        sum += decode(call_.output_dtype, encode(call_.output_dtype, of_node));
       }
     }
-    wanted[ch] = encode(call_.answer, sum);
+    wanted[ch] = encode(call_.output_dtype, sum);
   }
   return wanted;
 }
 
 void GpuRound::check(const ep::Combined& got) {
   owner_.group.synchronize();
-  expect(got.x.dtype == call_.answer && got.x.rank == 2 && got.x.shape[0] == tokens_ &&
+  expect(got.x.dtype == call_.output_dtype && got.x.rank == 2 && got.x.shape[0] == tokens_ &&
              got.x.shape[1] == case_.hidden && got.x.contiguous(),
          "the combined x is " + got.x.describe());
   if (call_.out) {
     expect(got.x.data == out_.data, "combine did not write to CombineOptions.out");
     const Tensor rest = owner_.tensors.download(row_of(out_, tokens_));
     const std::vector<std::uint8_t> untouched(rest.bytes(), 0xff);
-    expect_same("what lies behind CombineOptions.out", rest.data, untouched.data(), rest.bytes(),
-                1);
+    expect_same("the row after CombineOptions.out", rest.data, untouched.data(), rest.bytes(), 1);
   }
-  const auto topk = lanes();
-  const std::size_t element = size_of(call_.answer);
+  const auto topk = topk_values();
+  const std::size_t element = size_of(call_.output_dtype);
   Fetched fetched(owner_.tensors, got.x, call_.samples == 0);
   std::vector<std::byte> wanted(case_.hidden * element);
   for (const std::int64_t t : chosen(tokens_, call_.samples)) {
-    const auto bits = expected_answer(t, topk.data() + t * case_.top_k);
+    const auto bits = expected_sum(t, topk.data() + t * case_.top_k);
     for (std::int64_t ch = 0; ch < case_.hidden; ++ch)
-      store(call_.answer, wanted.data(), ch, bits[ch]);
+      store(call_.output_dtype, wanted.data(), ch, bits[ch]);
     expect_same(fmt::format("combined token {} ({})", t, case_.describe()), fetched.row(t),
                 wanted.data(), wanted.size(), element);
   }

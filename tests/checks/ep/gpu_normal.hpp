@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// gpu_normal.hpp: runs normal mode of a group in GPU memory on a case, with rows of any kind, and
-// checks it on the host against the references of ep_case.hpp. Every difference throws.
+// gpu_normal.hpp: runs normal mode of a group in GPU memory on a case, with rows of any dtype, and
+// compares the results on the host with the references of case.hpp. Every difference throws.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace shoal::test {
 
-/// A world whose heap is in GPU memory: one GPU for all PEs, or more where there are more.
+/// Settings of a world whose heap is in GPU memory. The PEs share the available GPUs.
 Settings gpu_settings(std::size_t mebibytes = 256);
 
 /// A group and the tensors of its PE.
@@ -37,9 +37,9 @@ TensorMover mover(GpuGroup& group);
 /// How scales lie in memory: one token after another; with a gap between tokens; one scale of all
 /// tokens after another.
 enum class ScaleOrder { contiguous, padded, columns };
-/// Where the expert outputs that combine fetches lie: in ordinary device memory; in Dispatched::x;
-/// elsewhere in the heap.
-enum class AnswerPlace { staged, in_place, heap };
+/// Memory of the expert output: ordinary device memory, which combine stages; Dispatched::x; other
+/// memory of the heap.
+enum class OutputPlace { staged, in_place, heap };
 
 /// Options of a round beside its case; the same on all ranks.
 struct GpuCall {
@@ -53,23 +53,23 @@ struct GpuCall {
   /// Everything but weights and scales.
   ep::DispatchOptions dispatch{};
 
-  DataType answer = DataType::bfloat16;
-  AnswerPlace place = AnswerPlace::staged;
+  DataType output_dtype = DataType::bfloat16;
+  OutputPlace place = OutputPlace::staged;
   int biases = 0;
   bool out = false;
   bool combine_weights = true;  ///< with `weights`
   ep::Launch combine{};
 
-  /// Calls have max_tokens tokens on every rank; those that the case does not have go to no
-  /// expert, as in a batch that a captured graph takes.
+  /// Calls have max_tokens tokens on every rank. Tokens beyond those of the case have no expert, as
+  /// in the batch of a captured graph.
   bool padded = false;
 
   std::int64_t samples = 0;  ///< rows and tokens whose payload is compared; 0: all
 };
 
-/// Route, dispatch, experts, combine, each compared bit by bit; the parts can be called one by one.
-/// Rows are arbitrary bytes. Expert outputs depend on rank, source, token and channel, and differ
-/// in magnitude, so that the order of additions shows in the result.
+/// Route, dispatch, experts and combine, each compared bit by bit. The parts can be called
+/// separately. Rows are arbitrary bytes. Expert outputs depend on rank, source, token and channel.
+/// They differ in magnitude, so the order of additions affects the result.
 class GpuRound {
  public:
   GpuRound(GpuGroup& owner, const EpCase& c, const GpuCall& call);
@@ -82,21 +82,21 @@ class GpuRound {
   ep::Routing route(const ep::Launch& launch = {});
   ep::Dispatched dispatch(const ep::Routing& routing);
   ep::Dispatched dispatch(const ep::Handle& handle);
-  /// Writes the expert outputs to the place that GpuCall names. It is no part of what a graph
-  /// captures.
+  /// Writes the expert output to the memory that GpuCall::place selects. A graph does not capture
+  /// it.
   void write_expert_output(const ep::Dispatched& got);
   ep::Combined combine(const ep::Dispatched& got);
 
   void check(const ep::Routing& routing);
-  /// `from_cache`: of a dispatch with a handle, whose layout had no exact sizes where
-  /// `worst_case_layout`.
+  /// `from_cache`: `got` is from a dispatch with a handle. `worst_case_layout`: the layout of that
+  /// handle has no exact sizes.
   void check(const ep::Dispatched& got, bool from_cache = false, bool worst_case_layout = false);
   void check(const ep::Combined& got);
   /// Fills a result with 0xff, so that the next one in its place must write everything.
   void poison(const ep::Dispatched& got);
 
-  // Other values at the same addresses, as a replayed graph takes them: rows, scales and biases
-  // alone, or with indices and weights (`padded`).
+  // Write other values to the same addresses, as a replayed graph needs them: only rows, scales and
+  // biases, or also indices and weights (requires `padded`).
   void change_rows(std::uint64_t seed);
   void change_case(const EpCase& now);
   std::int64_t rows() const { return static_cast<std::int64_t>(expected_.source_token.size()); }
@@ -107,13 +107,13 @@ class GpuRound {
 
  private:
   std::size_t row_bytes() const;
-  std::vector<std::int64_t> lanes() const;  ///< [tokens, top_k]
+  std::vector<std::int64_t> topk_values() const;  ///< [tokens, top_k]
   Tensor topk_on_host() const;
   Tensor weights_on_host() const;
   Tensor rows_on_host() const;
   Tensor scales_on_host() const;
   Tensor bias_on_host(int which) const;
-  std::vector<std::uint32_t> expected_answer(std::int64_t token, const std::int64_t* lanes) const;
+  std::vector<std::uint32_t> expected_sum(std::int64_t token, const std::int64_t* experts) const;
   void check_rows(const ep::Dispatched& got);
   void check_side(const ep::Dispatched& got, bool from_cache);
 

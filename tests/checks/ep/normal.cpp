@@ -88,9 +88,9 @@ Tensor expert_output_of(const EpCase& c, std::int32_t rank, const ep::Dispatched
   for (std::int64_t i = 0; i < received.rows; ++i)
     for (std::int64_t ch = 0; ch < c.hidden; ++ch)
       y.as<std::uint16_t>()[i * c.hidden + ch] =
-          answer(c, rank, received.x.as<std::uint16_t>()[i * c.hidden + ch],
-                 received.topk_idx.as<std::int64_t>() + i * c.top_k,
-                 received.topk_weights.as<float>() + i * c.top_k);
+          expert_output(c, rank, received.x.as<std::uint16_t>()[i * c.hidden + ch],
+                        received.topk_idx.as<std::int64_t>() + i * c.top_k,
+                        received.topk_weights.as<float>() + i * c.top_k);
   return y;
 }
 
@@ -244,7 +244,7 @@ void check_low_latency(ep::Group& group, const EpCase& c, ep::Reduction reductio
                .weights =
                    early_weights ? static_cast<const TensorView&>(in.weights) : TensorView{}})
           .receive();
-  expect(!got.scales.defined(), "bfloat16 rows came with scales");
+  expect(!got.scales.defined(), "bfloat16 rows have scales");
   check_low_latency_received(c, me, got);
 
   Tensor plain;

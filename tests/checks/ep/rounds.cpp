@@ -13,8 +13,8 @@ NormalRound::NormalRound(const EpCase& c, std::int32_t rank)
   for (std::size_t i = 0; i < received_.source_token.size(); ++i)
     for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
       x_.push_back(c.value(received_.source_rank[i], received_.source_token[i], ch));
-      y_.push_back(answer(c, rank, x_.back(), received_.topk_idx.data() + i * c.top_k,
-                          received_.weights.data() + i * c.top_k));
+      y_.push_back(expert_output(c, rank, x_.back(), received_.topk_idx.data() + i * c.top_k,
+                                 received_.weights.data() + i * c.top_k));
     }
 }
 
@@ -56,7 +56,7 @@ LowLatencyRound::LowLatencyRound(const EpCase& c, std::int32_t rank, ep::Reducti
 void LowLatencyRound::run(ep::Group& group, bool zero_copy) const {
   const ep::LowLatencyReceived got = send(group).receive();
   check(got);
-  check(answer(group, got, zero_copy).receive());
+  check(combine(group, got, zero_copy).receive());
 }
 
 ep::PendingDispatch LowLatencyRound::send(ep::Group& group) const {
@@ -73,8 +73,8 @@ void LowLatencyRound::check(const ep::LowLatencyReceived& got) const {
     expect_same("x", got.x.as<std::uint16_t>() + e * stride, x_[e].data(), x_[e].size() * 2, 2);
 }
 
-ep::PendingCombine LowLatencyRound::answer(ep::Group& group, const ep::LowLatencyReceived& got,
-                                           bool zero_copy) const {
+ep::PendingCombine LowLatencyRound::combine(ep::Group& group, const ep::LowLatencyReceived& got,
+                                            bool zero_copy) const {
   const TensorView y = zero_copy ? group.next_combine_buffer() : static_cast<const TensorView&>(y_);
   write_low_latency_expert_output(case_, rank_, got, y);
   return group.low_latency_combine(y, in_.topk_idx, in_.weights, got.handle,

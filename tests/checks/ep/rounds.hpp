@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// rounds.hpp: the same operation again and again: everything that does not change is computed once,
-// so that many rounds are cheap enough to run, and comparing a result is one memcmp.
+// rounds.hpp: repeats one operation. References are computed once, so many rounds are cheap and
+// comparing a result is one memcmp.
 #pragma once
 
 #include "checks/ep/normal.hpp"
@@ -31,11 +31,11 @@ class LowLatencyRound {
 
   // The parts of a round.
   ep::PendingDispatch send(ep::Group& group) const;
-  void check(const ep::LowLatencyReceived& got)
-      const;  ///< throws unless the rows are those that must arrive
-  ep::PendingCombine answer(ep::Group& group, const ep::LowLatencyReceived& got,
-                            bool zero_copy) const;
-  void check(const Tensor& out) const;  ///< throws unless `out` is what combine must give
+  void check(
+      const ep::LowLatencyReceived& got) const;  ///< throws if the rows differ from the reference
+  ep::PendingCombine combine(ep::Group& group, const ep::LowLatencyReceived& got,
+                             bool zero_copy) const;
+  void check(const Tensor& out) const;  ///< throws if `out` differs from the reference
 
  private:
   EpCase case_;

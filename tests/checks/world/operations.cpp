@@ -433,11 +433,11 @@ void check_teams(World& world) {
       world.state().sync(row.state(), "row");
       const Pe mine = all.my_pe();
       const auto blobs = world.state().exchange(column.state(), &mine, sizeof mine, "column");
-      for (Pe member = 0; member < column.size(); ++member) {
+      for (Pe pe = 0; pe < column.size(); ++pe) {
         Pe theirs = -1;
-        std::memcpy(&theirs, blobs.data() + static_cast<std::size_t>(member) * sizeof theirs,
+        std::memcpy(&theirs, blobs.data() + static_cast<std::size_t>(pe) * sizeof theirs,
                     sizeof theirs);
-        EXPECT_EQ(theirs, column.world_pe(member));
+        EXPECT_EQ(theirs, column.world_pe(pe));
       }
     }
     column.destroy();

@@ -12,15 +12,6 @@
 namespace shoal::test {
 namespace {
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
 void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
                const std::function<void(ep::GroupOptions&)>& change = {}) {
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
@@ -30,13 +21,13 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
     GpuGroup group(world, options);
     body(group);
     sync(world.team());  // no rank continues while another still reports an error
-    GpuRound(group, c, {.place = AnswerPlace::in_place}).run();
-    GpuRound(group, c, {.place = AnswerPlace::in_place}).run();
+    GpuRound(group, c, {.place = OutputPlace::in_place}).run();
+    GpuRound(group, c, {.place = OutputPlace::in_place}).run();
   });
 }
 
-/// Waits for the group's work; an error of this code is dropped: it may have been thrown by the
-/// call already.
+/// Waits for the group's work. Ignores an error of this code, because the call may have thrown it
+/// already.
 void drain(GpuGroup& group, Code code) {
   try {
     group.group.synchronize();
@@ -47,9 +38,9 @@ void drain(GpuGroup& group, Code code) {
 
 TEST(EpGpuBadInput, SmallArguments) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(2);
+  const EpCase c = small_case(2);
   run_group(c, [&](GpuGroup& g) {
-    GpuRound round(g, c, {.place = AnswerPlace::in_place});
+    GpuRound round(g, c, {.place = OutputPlace::in_place});
     const Inputs host(c, g.me);
     const std::int64_t tokens = c.tokens(g.me);
     const ep::Routing routing = round.route();
@@ -95,13 +86,13 @@ TEST(EpGpuBadInput, SmallArguments) {
     TensorView short_y = round.y();
     short_y.shape[0] += 1;
     bad_combine("y is", short_y, {});
-    round.check(round.combine(got));  // the result is as good as it was
+    round.check(round.combine(got));  // the result is unchanged
   });
 }
 
 TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(2, 37);
+  EpCase c = small_case(2, 37);
   while (std::min(c.tokens(0), c.tokens(1)) == 0) ++c.seed;  // an empty tensor needs no data
   run_low_latency_group(c, [&](GpuGroup& g) {
     GpuLowLatencyRound round(g, c, {});
@@ -190,7 +181,7 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
                  [] { ep::PendingDispatch{}.receive(); });
     expect_error(Code::invalid_argument, "has been received",
                  [] { ep::PendingCombine{}.receive(); });
-    round.check(round.answer(got).receive());  // the result is as good as it was
+    round.check(round.combine(got).receive());  // the result is unchanged
 
     {
       GpuGroup foreign(g.world, g.group.options());
@@ -199,7 +190,7 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
       theirs.check(received);
       of_handle(received.handle);
       theirs.write_expert_output();
-      theirs.check(theirs.answer(received).receive());
+      theirs.check(theirs.combine(received).receive());
     }
     for (const bool defer : {true, false})
       for (const GpuLowLatencyCall& call :
@@ -215,17 +206,17 @@ TEST(EpGpuBadInput, SmallArgumentsOfLowLatencyMode) {
 
 TEST(EpGpuBadInput, SmallIndicesNameTheToken) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 7);
+  const EpCase c = small_case(3, 7);
   run_group(c, [&](GpuGroup& g) {
     const std::int64_t tokens = 9;
-    const auto route = [&](std::int64_t token, std::int32_t lane, std::int64_t value,
+    const auto route = [&](std::int64_t token, std::int32_t topk_slot, std::int64_t value,
                            DataType dtype) {
-      std::vector<std::int64_t> lanes(tokens * c.top_k, -1);
-      for (std::int64_t t = 0; t < tokens; ++t) lanes[t * c.top_k] = t % c.experts;
-      lanes[token * c.top_k + lane] = value;
-      const std::vector<std::int32_t> narrow(lanes.begin(), lanes.end());
+      std::vector<std::int64_t> topk_idx(tokens * c.top_k, -1);
+      for (std::int64_t t = 0; t < tokens; ++t) topk_idx[t * c.top_k] = t % c.experts;
+      topk_idx[token * c.top_k + topk_slot] = value;
+      const std::vector<std::int32_t> narrow(topk_idx.begin(), topk_idx.end());
       const void* const data =
-          dtype == DataType::int64 ? static_cast<const void*>(lanes.data()) : narrow.data();
+          dtype == DataType::int64 ? static_cast<const void*>(topk_idx.data()) : narrow.data();
       const Tensor topk = g.tensors.upload(TensorView(data, dtype, {tokens, c.top_k}));
       g.group.route(topk);
       g.group.synchronize();
@@ -241,25 +232,26 @@ TEST(EpGpuBadInput, SmallIndicesNameTheToken) {
                    [&] { route(4, 1, 4, dtype); });
       route(4, 1, 5, dtype);
     }
-    // One rank alone makes the mistake; the others do not notice.
+    // Only one rank makes the mistake. The others get no error.
     if (g.me == 1)
       expect_error(Code::invalid_argument, "topk_idx[1, 1]",
                    [&] { route(1, 1, 100, DataType::int64); });
   });
 }
 
-TEST(EpGpuBadInput, SmallADispatchRightBehindABadIndexTellsItOnce) {
+TEST(EpGpuBadInput, SmallADispatchAfterABadIndexReportsItOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 8);
+  const EpCase c = small_case(3, 8);
   run_group(c, [&](GpuGroup& g) {
-    std::vector<std::int64_t> lanes(3 * c.top_k, -1);
-    for (std::int64_t t = 0; t < 3; ++t) lanes[t * c.top_k] = 0;
+    std::vector<std::int64_t> topk_idx(3 * c.top_k, -1);
+    for (std::int64_t t = 0; t < 3; ++t) topk_idx[t * c.top_k] = 0;
     const bool bad = g.me == 1;
-    if (bad) lanes[1 * c.top_k] = c.experts;
-    const Tensor topk = g.tensors.upload(TensorView(lanes.data(), DataType::int64, {3, c.top_k}));
+    if (bad) topk_idx[1 * c.top_k] = c.experts;
+    const Tensor topk =
+        g.tensors.upload(TensorView(topk_idx.data(), DataType::int64, {3, c.top_k}));
     const Tensor x = g.tensors.empty(DataType::bfloat16, {3, c.hidden});
     for (int i = 0; i < 5; ++i) {
-      // The operation takes place on all ranks; the index counts as none and is reported.
+      // All ranks perform the operation. The index counts as -1 and is reported.
       std::int64_t rows = -1;
       const auto dispatch = [&] {
         rows = g.group.dispatch(x, g.group.route(topk)).rows;
@@ -277,19 +269,19 @@ TEST(EpGpuBadInput, SmallADispatchRightBehindABadIndexTellsItOnce) {
 
 TEST(EpGpuBadInput, EveryIndexBadIsReportedOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(2, 9);
+  EpCase c = small_case(2, 9);
   c.max_tokens = 5000;
   run_group(c, [&](GpuGroup& g) {
-    const std::vector<std::int64_t> lanes(c.max_tokens * c.top_k, c.experts + 7);
+    const std::vector<std::int64_t> topk_idx(c.max_tokens * c.top_k, c.experts + 7);
     const Tensor topk =
-        g.tensors.upload(TensorView(lanes.data(), DataType::int64, {c.max_tokens, c.top_k}));
+        g.tensors.upload(TensorView(topk_idx.data(), DataType::int64, {c.max_tokens, c.top_k}));
     for (int i = 0; i < 3; ++i) {
       const ep::Routing routing = g.group.route(topk);
       expect_error(Code::invalid_argument, "topk_idx[0, 0] is 13; allowed: 0 to 5",
                    [&] { g.group.synchronize(); });
       g.group.synchronize();
       const Tensor counts = g.tensors.download(routing.rank_counts);
-      EXPECT_EQ(counts.as<std::int32_t>()[0], 0) << "an index out of range counts as none";
+      EXPECT_EQ(counts.as<std::int32_t>()[0], 0) << "an index out of range counts as -1";
     }
   });
 }
@@ -297,11 +289,11 @@ TEST(EpGpuBadInput, EveryIndexBadIsReportedOnce) {
 TEST(EpGpuBadInput, SmallNoRoomForAnotherResult) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t live : {1, 2, 3}) {
-    const EpCase c = small(3, 23);
+    const EpCase c = small_case(3, 23);
     run_group(
         c,
         [&](GpuGroup& g) {
-          GpuRound round(g, c, {.place = AnswerPlace::in_place});
+          GpuRound round(g, c, {.place = OutputPlace::in_place});
           const ep::Routing routing = round.route();
           std::vector<ep::Dispatched> held;  // by one rank; the others drop theirs
           int done = 0;
@@ -320,7 +312,7 @@ TEST(EpGpuBadInput, SmallNoRoomForAnotherResult) {
           EXPECT_EQ(code, Code::exhausted);
           if (g.me == 1) EXPECT_GE(static_cast<std::int32_t>(held.size()), live);
           if (g.me == 1 && live <= 2)
-            EXPECT_EQ(static_cast<std::int32_t>(held.size()), live) << "memory is for as many";
+            EXPECT_EQ(static_cast<std::int32_t>(held.size()), live) << "live_results results fit";
           for (const ep::Dispatched& got : held) round.check(got);
         },
         [&](ep::GroupOptions& options) { options.live_results = live; });
@@ -329,7 +321,7 @@ TEST(EpGpuBadInput, SmallNoRoomForAnotherResult) {
 
 TEST(EpGpuBadInput, SmallNoRoomWithoutExactSizes) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 25);
+  const EpCase c = small_case(3, 25);
   run_group(
       c,
       [&](GpuGroup& g) {
@@ -355,7 +347,7 @@ TEST(EpGpuBadInput, SmallNoRoomWithoutExactSizes) {
 
 TEST(EpGpuBadInput, SmallTooFewWorstCaseRows) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(3, 27);
+  EpCase c = small_case(3, 27);
   c.load = Load::all_to_one;  // all to the last rank
   std::int64_t tokens = 0;
   for (std::int32_t rank = 0; rank < c.ranks; ++rank) tokens += c.tokens(rank);
@@ -397,7 +389,7 @@ INSTANTIATE_TEST_SUITE_P(Odd, EpGpuMismatch, ::testing::Values(0, 2));
 
 TEST_P(EpGpuMismatch, SmallRanksThatDiffer) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 31);
+  const EpCase c = small_case(4, 31);
   run_group(
       c,
       [&](GpuGroup& g) {
@@ -430,9 +422,10 @@ TEST_P(EpGpuMismatch, SmallRanksThatDiffer) {
       [](ep::GroupOptions& options) { options.live_results = 3; });
 }
 
-TEST(EpGpuBadInput, SmallWithoutRoomForCopiesOfExpertOutput) {  // GroupOptions.combine_staging
+// GroupOptions.combine_staging.
+TEST(EpGpuBadInput, SmallWithoutRoomForCopiesOfExpertOutput) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 33);
+  const EpCase c = small_case(3, 33);
   ep::GroupOptions with = options_for(c), without = with;
   without.combine_staging = false;
   EXPECT_LT(size_hint(without, c.ranks, DeviceKind::cuda).normal,
@@ -440,9 +433,9 @@ TEST(EpGpuBadInput, SmallWithoutRoomForCopiesOfExpertOutput) {  // GroupOptions.
   run_group(
       c,
       [&](GpuGroup& g) {
-        GpuRound staged(g, c, {}), in_place(g, c, {.place = AnswerPlace::in_place}),
-            heap(g, c, {.place = AnswerPlace::heap}),
-            copied(g, c, {.dispatch = {.copy_out = true}, .place = AnswerPlace::heap});
+        GpuRound staged(g, c, {}), in_place(g, c, {.place = OutputPlace::in_place}),
+            heap(g, c, {.place = OutputPlace::heap}),
+            copied(g, c, {.dispatch = {.copy_out = true}, .place = OutputPlace::heap});
         const ep::Dispatched got = staged.dispatch(staged.route());
         staged.write_expert_output(got);
         if (got.rows > 0)
@@ -461,9 +454,9 @@ TEST(EpGpuBadInput, SmallWithoutRoomForCopiesOfExpertOutput) {  // GroupOptions.
       [](ep::GroupOptions& options) { options.combine_staging = false; });
 }
 
-TEST(EpGpuBadInput, SmallAClosedGroupSaysSo) {
+TEST(EpGpuBadInput, SmallAClosedGroupThrowsClosed) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(2, 35);
+  const EpCase c = small_case(2, 35);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     GpuGroup g(world, options);
@@ -482,8 +475,7 @@ TEST(EpGpuBadInput, SmallAClosedGroupSaysSo) {
   });
 }
 
-// What is beyond a group on GPUs says so, with the number that is allowed and the option to change
-//.
+// Groups beyond a limit of the GPU backend are refused. The message names the limit and the option.
 
 ep::GroupOptions low_latency(std::int64_t tokens, std::int64_t hidden, std::int32_t experts) {
   ep::GroupOptions options;
@@ -524,7 +516,7 @@ TEST(EpGpuLimits, GroupsBeyondThemAreRefused) {
   });
 }
 
-/// A row has to fit into the shared memory of an SM while it is encoded.
+/// A row must fit into the shared memory of an SM while it is encoded.
 TEST(EpGpuLimits, LogFmtRowsBeyondSharedMemoryAreRefused) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c{.ranks = 1,

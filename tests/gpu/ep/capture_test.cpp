@@ -56,14 +56,14 @@ TEST_P(EpGpuCapture, RouteDispatchAndCombineWithNewTokensEachTime) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = shape(GetParam(), 1);
   run_group(c, [&](GpuGroup& g) {
-    for (const AnswerPlace place : {AnswerPlace::heap, AnswerPlace::staged}) {
+    for (const OutputPlace place : {OutputPlace::heap, OutputPlace::staged}) {
       CUstream_st* const stream = g.tensors.new_stream();
       GpuCall call = captured_call(c, stream);
       call.place = place;
       GpuRound round(g, c, call);
       ep::Routing routing = round.route();
       ep::Dispatched got =
-          round.dispatch(routing);  // outside the graph, to know where expert outputs go
+          round.dispatch(routing);  // outside the graph, for the address of the expert output
       round.write_expert_output(got);
       round.check(round.combine(got));
       got = {};
@@ -99,7 +99,7 @@ TEST_P(EpGpuCapture, CachedDispatchAndCombine) {
     CUstream_st* const stream = g.tensors.new_stream();
     GpuCall call = captured_call(c, stream);
     call.dispatch.worst_case_rows = 0;
-    call.place = AnswerPlace::in_place;
+    call.place = OutputPlace::in_place;
     call.padded = false;
     GpuRound round(g, c, call);
     const ep::Dispatched first = round.dispatch(round.route());
@@ -107,7 +107,8 @@ TEST_P(EpGpuCapture, CachedDispatchAndCombine) {
     ep::Dispatched got;
     ep::Combined back;
     const Graph dispatch(stream, [&] { got = round.dispatch(first.handle); });
-    round.write_expert_output(got);  // their place is known; the values come between the graphs
+    // Its address is known; the values are written between the graphs.
+    round.write_expert_output(got);
     const Graph combine(stream, [&] { back = round.combine(got); });
     for (std::uint64_t replay = 0; replay < 20; ++replay) {
       round.poison(got);
@@ -128,7 +129,7 @@ TEST(EpGpuCaptureLimits, SeveralReplaysQueuedAtOnce) {
   run_group(c, [&](GpuGroup& g) {
     CUstream_st* const stream = g.tensors.new_stream();
     GpuCall call = captured_call(c, stream);
-    call.place = AnswerPlace::heap;
+    call.place = OutputPlace::heap;
     GpuRound round(g, c, call);
     ep::Routing routing = round.route();
     ep::Dispatched got = round.dispatch(routing);
@@ -142,8 +143,7 @@ TEST(EpGpuCaptureLimits, SeveralReplaysQueuedAtOnce) {
     for (int batch = 0; batch < 5; ++batch) {
       g.tensors.settle();
       round.poison(got);
-      for (int i = 0; i < 50; ++i)
-        graph.replay();  // no host in between: ranks keep step on the GPU alone
+      for (int i = 0; i < 50; ++i) graph.replay();  // the host does not wait between replays
       round.check(got);
       round.check(back);
     }
@@ -151,7 +151,7 @@ TEST(EpGpuCaptureLimits, SeveralReplaysQueuedAtOnce) {
   });
 }
 
-TEST(EpGpuCaptureLimits, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn) {
+TEST(EpGpuCaptureLimits, WhatCannotBeCapturedIsRefusedAndTheCaptureContinues) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = shape(2, 4);
   run_group(c, [&](GpuGroup& g) {
@@ -171,19 +171,19 @@ TEST(EpGpuCaptureLimits, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn) {
                         {.weights = held.topk_weights, .out = out, .launch = on});
       });
     });
-    graph.replay();  // nothing
+    graph.replay();  // the graph is empty
     exact.check(exact.combine(held));
     g.group.synchronize();
   });
 }
 
-TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureGoesOn) {
+TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureContinues) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = shape(2, 5);
   run_group(c, [&](GpuGroup& g) {
     CUstream_st* const stream = g.tensors.new_stream();
     GpuCall call = captured_call(c, stream);
-    call.place = AnswerPlace::heap;
+    call.place = OutputPlace::heap;
     GpuRound round(g, c, call);
     ep::Routing routing = round.route();
     ep::Dispatched got = round.dispatch(routing);
@@ -208,9 +208,9 @@ TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureGoesOn) {
   });
 }
 
-/// Captures a graph whose calls hold more layouts than a group keeps memory for. Either the group
-/// finds memory while the stream is captured, or it says that it does not, and does once as many
-/// calls have been made before.
+/// Captures a graph whose calls hold more layouts than a group preallocates. The capture succeeds,
+/// or throws an error about memory and succeeds after the same calls were made once outside a
+/// capture.
 std::unique_ptr<Graph> captured_or_after(GpuGroup& g, CUstream_st* stream,
                                          const std::function<void()>& calls,
                                          const std::function<void()>& forget,
@@ -230,7 +230,8 @@ std::unique_ptr<Graph> captured_or_after(GpuGroup& g, CUstream_st* stream,
 
 TEST(EpGpuCaptureLimits, MoreDispatchesThanLayoutsThatAreKeptAhead) {
   SHOAL_SKIP_WITHOUT_GPU();
-  constexpr int kCalls = 7, kLive = 3;  // two layouts more than results are kept ahead
+  // A group preallocates two layouts more than it may have results.
+  constexpr int kCalls = 7, kLive = 3;
   const EpCase c = shape(3, 6);
   const auto body = [&](GpuGroup& g) {
     CUstream_st* const stream = g.tensors.new_stream();
@@ -242,7 +243,7 @@ TEST(EpGpuCaptureLimits, MoreDispatchesThanLayoutsThatAreKeptAhead) {
     };
     std::vector<Call> calls(kCalls);
     GpuCall call = captured_call(c, stream);
-    call.place = AnswerPlace::heap;
+    call.place = OutputPlace::heap;
     for (int i = 0; i < kCalls; ++i) {
       EpCase now = c;
       now.seed += static_cast<std::uint64_t>(i);
@@ -264,7 +265,7 @@ TEST(EpGpuCaptureLimits, MoreDispatchesThanLayoutsThatAreKeptAhead) {
     const auto graph = captured_or_after(
         g, stream, [&] { make(true); }, forget,
         [&] {
-          make(false);  // all of them held at once
+          make(false);  // all are held at once
           for (const Call& each : calls) each.round->check(each.got);
           forget();
         });
@@ -289,8 +290,8 @@ TEST(EpGpuCaptureLimits, MoreDispatchesThanLayoutsThatAreKeptAhead) {
   };
   run_group(c, body, [&](ep::GroupOptions& options) {
     options.live_results = kLive;
-    options.max_tokens =
-        2 * c.max_tokens;  // of half the size ten results fit, and one of that size beside seven
+    // Room for ten results of half the size, or seven and one of the full size.
+    options.max_tokens = 2 * c.max_tokens;
   });
 }
 
@@ -303,28 +304,29 @@ EpCase low_latency_shape(std::int32_t ranks, std::uint64_t seed) {
            .hidden = 640,
            .max_tokens = 20,
            .seed = seed};
-  c.mixed_magnitudes = true;  // where LogFMT applies, and where it does not
+  c.mixed_magnitudes = true;  // blocks inside and outside the range of LogFMT
   return c;
 }
 
-/// A round as a graph.
+/// A low-latency round in a CUDA graph.
 class LowLatencyGraph {
  public:
   LowLatencyGraph(GpuGroup& owner, const EpCase& c, const GpuLowLatencyCall& call)
       : round_(owner, c, call), zero_copy_(call.zero_copy) {
-    const ep::LowLatencyReceived first = round_.send().receive();  // once before, for the memory
+    // Allocates the memory before the capture.
+    const ep::LowLatencyReceived first = round_.send().receive();
     round_.check(first);
     round_.write_expert_output();
-    round_.check(round_.answer(first).receive());
+    round_.check(round_.combine(first).receive());
     sync(owner.world.team());
     graph_ = std::make_unique<Graph>(static_cast<cudaStream_t>(call.launch.stream), [&] {
       got_ = round_.send().receive();
       if (zero_copy_) round_.choose_buffer();
-      out_ = round_.answer(got_).receive();
+      out_ = round_.combine(got_).receive();
     });
   }
 
-  /// Twice: expert outputs depend on what is received.
+  /// Replays twice, because the expert output depends on the received rows.
   void replay(const EpCase& now) {
     round_.change(now);
     round_.poison(got_);
@@ -344,11 +346,6 @@ class LowLatencyGraph {
   ep::LowLatencyReceived got_;
   Tensor out_;
 };
-
-EpCase reseeded(EpCase c, std::uint64_t by) {
-  c.seed += by;
-  return c;
-}
 
 class EpGpuCaptureLowLatency : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuCaptureLowLatency, ::testing::Bool(),
@@ -386,7 +383,7 @@ TEST_P(EpGpuCaptureLowLatency, LogFmtAndZeroCopy) {
   });
 }
 
-TEST_P(EpGpuCaptureLowLatency, ARankIsLeftOutBetweenReplaysAndComesBack) {
+TEST_P(EpGpuCaptureLowLatency, ARankIsMaskedBetweenReplaysAndReturns) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kOut = 2;
   const EpCase c = low_latency_shape(4, 37);
@@ -394,8 +391,8 @@ TEST_P(EpGpuCaptureLowLatency, ARankIsLeftOutBetweenReplaysAndComesBack) {
       c,
       [&](GpuGroup& g) {
         CUstream_st* const stream = g.tensors.new_stream();
-        // All ranks agree that the group falls into {kOut} and the others; each part replays by
-        // itself.
+        // All ranks agree that the group splits into {kOut} and the others. Each part replays
+        // independently.
         std::vector<int> mask(c.ranks, g.me == kOut ? 1 : 0);
         mask[kOut] = g.me == kOut ? 0 : 1;
         std::uint64_t seed = 0;
@@ -412,8 +409,8 @@ TEST_P(EpGpuCaptureLowLatency, ARankIsLeftOutBetweenReplaysAndComesBack) {
             for (int i = 0; i < 2; ++i) graph.replay(reseeded(c, ++seed));
             g.group.synchronize();
             sync(g.world.team());
-            for (std::int32_t member = 0; member < c.ranks; ++member)
-              if (mask[member] != 0) g.group.set_mask(member, true);
+            for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+              if (mask[rank] != 0) g.group.set_mask(rank, true);
             graph.expect_masked(mask);
             for (int i = 0; i < 2; ++i) graph.replay(reseeded(c, ++seed));
             EXPECT_EQ(g.group.masked(), mask);
@@ -436,13 +433,13 @@ TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
   constexpr std::int64_t kReplays = 3, kTokens = 6;
   constexpr std::chrono::milliseconds kDelay(40);
   const EpCase c{.ranks = 3, .experts = 9, .top_k = 4, .hidden = 128, .max_tokens = kTokens};
-  std::vector<std::int64_t> lanes;  // of all ranks: each token has experts on all of them
+  std::vector<std::int64_t> topk_idx;  // the same on all ranks; each token has experts on all ranks
   for (std::int64_t token = 0; token < kTokens; ++token)
-    for (std::int64_t lane = 0; lane < c.top_k; ++lane)
-      lanes.push_back((token + 2 * lane) % c.experts);
+    for (std::int64_t topk_slot = 0; topk_slot < c.top_k; ++topk_slot)
+      topk_idx.push_back((token + 2 * topk_slot) % c.experts);
   run_low_latency_group(c, [&](GpuGroup& g) {
     CUstream_st* const stream = g.tensors.new_stream();
-    const PlainInputs in(g.tensors, c, lanes);
+    const PlainInputs in(g.tensors, c, topk_idx);
     const std::vector<std::int64_t> zeros(static_cast<std::size_t>(c.ranks), 0);
     const std::vector<std::int32_t> none(static_cast<std::size_t>(c.local_experts()), 0);
     const TensorView no_wait(zeros.data(), DataType::int64, {c.ranks});
@@ -470,7 +467,7 @@ TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
                                 .launch = {.stream = stream}})
           .receive();
     };
-    combine(dispatch());  // once before, for the memory
+    combine(dispatch());  // allocates the memory before the capture
     g.tensors.write(waited, no_wait);
     g.tensors.write(waited_back, no_wait);
     g.tensors.write(counts, no_rows);
@@ -496,15 +493,15 @@ TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
     const Tensor rows = g.tensors.download(counts);
     for (std::int32_t e = 0; e < c.local_experts(); ++e) {
       const std::int64_t asked =
-          std::count(lanes.begin(), lanes.end(), g.me * c.local_experts() + e);
+          std::count(topk_idx.begin(), topk_idx.end(), g.me * c.local_experts() + e);
       EXPECT_EQ(rows.as<std::int32_t>()[e], kReplays * c.ranks * asked)
           << "expert " << e << " of PE " << g.me;
     }
     for (const Tensor& of_operation : {waited, waited_back}) {
       const Tensor ns = g.tensors.download(of_operation);
-      for (std::int32_t member = 0; member < c.ranks; ++member) {
-        EXPECT_GE(ns.as<std::int64_t>()[member], 0);
-        EXPECT_LT(ns.as<std::int64_t>()[member], 20'000'000'000);
+      for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
+        EXPECT_GE(ns.as<std::int64_t>()[rank], 0);
+        EXPECT_LT(ns.as<std::int64_t>()[rank], 20'000'000'000);
       }
       if (g.me != kLate)
         EXPECT_GT(ns.as<std::int64_t>()[kLate],
@@ -514,7 +511,7 @@ TEST_P(EpGpuCaptureLowLatency, StatisticsAddUpOverReplays) {
   });
 }
 
-TEST_P(EpGpuCaptureLowLatency, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn) {
+TEST_P(EpGpuCaptureLowLatency, WhatCannotBeCapturedIsRefusedAndTheCaptureContinues) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = low_latency_shape(2, 41);
   run_low_latency_group(c, [&](GpuGroup& g) {
@@ -523,16 +520,16 @@ TEST_P(EpGpuCaptureLowLatency, WhatCannotBeCapturedIsRefusedAndTheCaptureGoesOn)
     const Graph first(stream, [&] {
       expect_error(Code::invalid_argument, "make the same call once before", [&] { round.send(); });
     });
-    first.replay();  // nothing
+    first.replay();  // the graph is empty
     const ep::LowLatencyReceived got = round.send().receive();
     round.check(got);
     round.write_expert_output();
     const Graph second(stream, [&] {
       expect_error(Code::invalid_argument, "LowLatencyCombineOptions.out",
-                   [&] { round.answer(got); });
+                   [&] { round.combine(got); });
     });
-    second.replay();  // nothing
-    round.check(round.answer(got).receive());
+    second.replay();  // the graph is empty
+    round.check(round.combine(got).receive());
     round.run();
     g.group.synchronize();
   });
@@ -557,14 +554,14 @@ TEST_P(EpGpuCaptureLowLatency, MoreLayersThanLayoutsThatAreKeptAhead) {
       const ep::LowLatencyReceived got = rounds.back()->send().receive();
       rounds.back()->check(got);
       rounds.back()->write_expert_output();  // the same ones in each replay
-      rounds.back()->check(rounds.back()->answer(got).receive());
+      rounds.back()->check(rounds.back()->combine(got).receive());
     }
     std::vector<ep::LowLatencyReceived> kept;
     std::vector<Tensor> outs;
     const auto make = [&] {
       for (auto& round : rounds) {
         ep::LowLatencyReceived got = round->send().receive();
-        outs.push_back(round->answer(got).receive());
+        outs.push_back(round->combine(got).receive());
         kept.push_back(std::move(got));
       }
     };

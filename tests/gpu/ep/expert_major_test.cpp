@@ -21,8 +21,8 @@ void run_group(const EpCase& c, const ep::GroupOptions& options,
   });
 }
 
-/// Two rounds, so that both notice boards are used. A rank-major round precedes each and leaves its
-/// bytes where the result is written.
+/// Two rounds use both halves of the notice buffers. A rank-major round precedes each and leaves
+/// its bytes in the memory of the result.
 void run_case(const EpCase& c, const ExpertMajorCall& call) {
   ep::GroupOptions options = expert_major_options(c, call);
   options.max_scales = std::max<std::int64_t>(call.scales, 1);
@@ -36,27 +36,18 @@ void run_case(const EpCase& c, const ExpertMajorCall& call) {
   });
 }
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
 class EpGpuExpertMajor : public ::testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuExpertMajor, ::testing::Values(1, 2, 3, 5, 8));
 
 TEST_P(EpGpuExpertMajor, SmallAlignmentsWithExactSizes) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t alignment : {1, 16, 128})
-    run_case(small(GetParam()), {.alignment = alignment});
+    run_case(small_case(GetParam()), {.alignment = alignment});
 }
 
 TEST_P(EpGpuExpertMajor, SmallWorstCaseRowsCopyOutAndCachedHandles) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam(), 5);
+  const EpCase c = small_case(GetParam(), 5);
   for (const std::int32_t alignment : {1, 16, 128}) {
     run_case(c, {.alignment = alignment, .worst_case = true, .cached = 2});
     run_case(c, {.alignment = alignment, .copy_out = true, .cached = 1});
@@ -66,17 +57,18 @@ TEST_P(EpGpuExpertMajor, SmallWorstCaseRowsCopyOutAndCachedHandles) {
 
 TEST_P(EpGpuExpertMajor, SmallBiasesAndExpertOutputOfAnyKind) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam(), 7);
+  const EpCase c = small_case(GetParam(), 7);
   run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
   run_case(c, {.alignment = 8, .biases = 2, .in_place = true});
-  run_case(c, {.dtype = DataType::float16, .answer = DataType::float16, .biases = 2});
-  run_case(c,
-           {.dtype = DataType::float32, .answer = DataType::float32, .alignment = 3, .biases = 1});
+  run_case(c, {.dtype = DataType::float16, .output_dtype = DataType::float16, .biases = 2});
+  run_case(
+      c,
+      {.dtype = DataType::float32, .output_dtype = DataType::float32, .alignment = 3, .biases = 1});
 }
 
 TEST_P(EpGpuExpertMajor, SmallFloat8RowsCarryTheirScales) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(GetParam(), 9);
+  EpCase c = small_case(GetParam(), 9);
   c.hidden = 256;
   run_case(c,
            {.dtype = DataType::float8_e4m3, .scales = 2, .scale_columns = true, .alignment = 128});
@@ -93,7 +85,7 @@ TEST_P(EpGpuExpertMajor, SmallFloat8RowsCarryTheirScales) {
 TEST_P(EpGpuExpertMajor, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small(GetParam());
+    EpCase c = small_case(GetParam());
     c.load = load;
     run_case(c, {.alignment = 16});
     run_case(c, {.alignment = 16, .worst_case = true});
@@ -142,7 +134,7 @@ TEST(EpGpuExpertMajorLarge, ManyTokensManyExperts) {
 
 TEST(EpGpuExpertMajor, SmallBothLayoutsOfOneRoutingAtOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 11);
+  const EpCase c = small_case(4, 11);
   run_group(c, expert_major_options(c, {.alignment = 16}), [&](GpuGroup& group) {
     GpuRound round(group, c, {});
     const ep::Routing routing = round.route();
@@ -150,8 +142,8 @@ TEST(EpGpuExpertMajor, SmallBothLayoutsOfOneRoutingAtOnce) {
     options.expert_major = true;
     const ep::Dispatched expert_major = group.group.dispatch(round.x(), routing, options);
     {
-      const ep::Dispatched flat = round.dispatch(routing);
-      round.check(flat);
+      const ep::Dispatched rank_major = round.dispatch(routing);
+      round.check(rank_major);
     }  // two results can be held
     const Tensor rows = group.tensors.download(expert_major.x);
     const ep::Dispatched again = group.group.dispatch(round.x(), expert_major.handle, {});
@@ -163,7 +155,7 @@ TEST(EpGpuExpertMajor, SmallBothLayoutsOfOneRoutingAtOnce) {
 
 TEST(EpGpuExpertMajor, SmallRanksThatDifferAreReported) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 13);
+  const EpCase c = small_case(3, 13);
   run_group(c, expert_major_options(c, {.alignment = 16}), [&](GpuGroup& group) {
     GpuRound round(group, c, {});
     const ep::Routing routing = round.route();
@@ -173,7 +165,7 @@ TEST(EpGpuExpertMajor, SmallRanksThatDifferAreReported) {
       options.expert_alignment = alignment && group.me == 2 ? 16 : 8;
       try {
         group.group.dispatch(round.x(), routing, options);
-        ADD_FAILURE() << "ranks differ and nothing was thrown";
+        ADD_FAILURE() << "ranks differ, but no error was thrown";
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::mismatch) << error.what();
       }
@@ -201,7 +193,7 @@ TEST(EpGpuExpertMajor, SmallResultsThatDoNotFitAreRefusedOnAllRanks) {
         const ep::Dispatched got =
             group.group.dispatch(x, routing, {.expert_major = true, .worst_case_rows = worst});
         group.group.synchronize();
-        ADD_FAILURE() << "144 rows found room";
+        ADD_FAILURE() << "144 rows fit";
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::exhausted) << error.what();
         EXPECT_NE(std::string(error.what()).find("PE 2 is sent 144 rows"), std::string::npos)
@@ -229,10 +221,10 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
     const auto topk_of = [&](std::uint64_t seed) {
       EpCase now = c;
       now.seed = seed;
-      auto lanes = now.topk(group.me);
-      lanes.resize(tokens * c.top_k, -1);
+      auto topk_idx = now.topk(group.me);
+      topk_idx.resize(tokens * c.top_k, -1);
       Tensor topk = Tensor::empty(DataType::int64, {tokens, c.top_k});
-      std::copy(lanes.begin(), lanes.end(), topk.as<std::int64_t>());
+      std::copy(topk_idx.begin(), topk_idx.end(), topk.as<std::int64_t>());
       return topk;
     };
     Tensor rows = Tensor::empty(DataType::bfloat16, {tokens, c.hidden});
@@ -258,8 +250,8 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
     for (std::uint64_t replay = 1; replay <= 10; ++replay) {
       EpCase now = c;
       now.seed = replay;
-      const Tensor lanes = topk_of(replay);
-      tensors.write(topk, lanes);
+      const Tensor topk_idx = topk_of(replay);
+      tensors.write(topk, topk_idx);
       tensors.poison(out);
       check_cuda(cudaGraphLaunch(executable, stream));
       const Tensor sums = tensors.download(out), idx = tensors.download(got.topk_idx);
@@ -270,7 +262,7 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
         for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
           float sum = 0;  // each top-k slot returns the row itself
           for (std::int32_t k = 0; k < c.top_k; ++k)
-            if (lanes.as<std::int64_t>()[t * c.top_k + k] >= 0)
+            if (topk_idx.as<std::int64_t>()[t * c.top_k + k] >= 0)
               sum += float_of_bf16(rows.as<std::uint16_t>()[t * c.hidden + ch]);
           ASSERT_EQ(sums.as<std::uint16_t>()[t * c.hidden + ch], bf16_of(sum)) << t << ", " << ch;
         }

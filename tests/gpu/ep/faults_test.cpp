@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of a group on GPUs that stop calling, come late or die. The other ranks report in time
-// which rank is missing, in which phase and under which setting; the group is closed afterwards.
+// Ranks of a group on GPUs that stop calling, are late or die. The other ranks report in time which
+// rank is missing, in which phase and under which setting; the group is closed afterwards.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -43,7 +43,7 @@ std::string caught(const std::function<void()>& call, Code& code) {
   return "no error";
 }
 
-/// One rank does not make `call`; the others must report it. Their messages contain `phase` and
+/// One rank does not make `call`. The others must report it. Their messages contain `phase` and
 /// `wanted`.
 void expect_timeout(const std::string& phase, const std::string& wanted,
                     const std::function<void(GpuRound&, const ep::Dispatched&)>& call,
@@ -89,8 +89,8 @@ void expect_timeout(const std::string& phase, const std::string& wanted,
           << "a closed group does not wait";
       EXPECT_NE(after.find("failed before"), std::string::npos) << after;
     }
-    sync(world.team());         // the world goes on
-    if (group.me == kAbsent) {  // comes too late, and finds out
+    sync(world.team());         // the world stays usable
+    if (group.me == kAbsent) {  // calls too late and gets the error
       Code code{};
       const std::string message = caught(
           [&] {
@@ -126,14 +126,13 @@ TEST(EpGpuFaults, ARankThatDoesNotCombineIsNamed) {
       [](GpuRound& round, const ep::Dispatched& got) { round.combine(got); }, true);
 }
 
-TEST(EpGpuFaults, OthersNeedNotWaitTheirOwnTimeOnceOneHasGivenUp) {
+TEST(EpGpuFaults, TheTimeoutOfOneRankEndsTheWaitsOfOthers) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = shape(3);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.low_latency_max_tokens = 0;
-    options.timeout =
-        world.my_pe() == 0 ? kTimeout : std::chrono::milliseconds(15'000);  // each rank its own
+    options.timeout = world.my_pe() == 0 ? kTimeout : std::chrono::milliseconds(15'000);
     GpuGroup group(world, options);
     GpuRound round(group, c, {});
     round.run();
@@ -141,7 +140,7 @@ TEST(EpGpuFaults, OthersNeedNotWaitTheirOwnTimeOnceOneHasGivenUp) {
     const auto start = Clock::now();
     Code code{};
     std::string message;
-    // Rank 0 gives up while rank 2 is away. Rank 1, which waits for both, learns it from
+    // Rank 0 times out while rank 2 is absent. Rank 1 waits for both and learns of the timeout from
     // rank 0.
     if (group.me == 2) std::this_thread::sleep_for(kTimeout + std::chrono::milliseconds(1500));
     message = caught(
@@ -195,7 +194,7 @@ SHOAL_PE_BODY(normal_for_ever_on_gpus) {
     ep::GroupOptions options = options_for(c);
     options.low_latency_max_tokens = 0;
     GpuGroup group(world, options);
-    GpuRound round(group, c, {.place = AnswerPlace::in_place});
+    GpuRound round(group, c, {.place = OutputPlace::in_place});
     for (int i = 0;; ++i) {
       round.run();
       if (i == 5) {
@@ -207,13 +206,12 @@ SHOAL_PE_BODY(normal_for_ever_on_gpus) {
     std::printf("code=%s\n%s\n", std::string(name_of(error.code())).c_str(), error.what());
     std::fflush(stdout);
   }
-  _exit(0);  // the world has failed: nothing is left to close in order
+  _exit(0);  // the world has failed and cannot be closed
 }
 
 TEST(EpGpuFaults, AKilledProcessIsReportedByAllOthers) {
   SHOAL_SKIP_WITHOUT_GPU();
-  // Processes that share a GPU take turns on it, so there are only two where there are not enough
-  // GPUs.
+  // Processes that share a GPU take turns on it, so with too few GPUs the test uses only two.
   const int n = gpu_count() >= 4 ? 4 : 2, victim = n - 1;
   PeGroup group = start_pes(
       n, "normal_for_ever_on_gpus",
@@ -243,13 +241,14 @@ TEST(EpGpuFaults, AKilledProcessIsReportedByAllOthers) {
 // Processes in low-latency mode: the last one dies before it sends its rows or its combine rows.
 
 constexpr int kRoundsBefore = 4;
-constexpr Milliseconds kPatience{3000};  // of the group; processes start further apart
+// GroupOptions.timeout. The timeout of the world is longer, because processes start further apart.
+constexpr Milliseconds kGroupTimeout{3000};
 
-/// "rows sums", "answers exact" and so on: what the dead process has not sent (rows, or its combine
-/// rows), and the reduction.
+/// The operation whose rows the dead process has not sent, and the reduction: "dispatch sums",
+/// "combine exact" and so on.
 struct Death {
   explicit Death(const std::string& text)
-      : owes_rows(text.starts_with("rows")), form{.early_weights = true} {
+      : owes_rows(text.starts_with("dispatch")), form{.early_weights = true} {
     form.reduction = text.ends_with("exact") ? ep::Reduction::exact : ep::Reduction::per_rank;
   }
   bool owes_rows;
@@ -264,7 +263,7 @@ PeOptions low_latency_processes(const std::string& death) {
           .limit = std::chrono::seconds(90)};
 }
 
-/// Not before what it has sent is complete, the last word of a barrier included.
+/// Dies after everything that it has sent is complete, including its last barrier.
 void die() {
   std::this_thread::sleep_for(Milliseconds(50));
   raise(SIGKILL);
@@ -278,7 +277,7 @@ void run_until_death(const PeContext& pe, bool masks, Body&& body) {
   ep::GroupOptions options = options_for(c);
   options.max_tokens = 0;
   options.mask_failed = masks;
-  options.timeout = kPatience;
+  options.timeout = kGroupTimeout;
   GpuGroup group(world, options);
   GpuLowLatencyRound round(group, c, Death(pe.argument).form);
   for (int i = 0; i < kRoundsBefore; ++i) round.run();
@@ -306,40 +305,40 @@ SHOAL_PE_BODY(low_latency_without_the_last) {
       full.write_expert_output();
       group.group.synchronize();
       if (group.me == victim) die();
-      part.check(full.answer(got).receive());
+      part.check(full.combine(got).receive());
     }
     EXPECT_EQ(group.group.masked(), mask);
-    EXPECT_LT(Clock::now() - start, 3 * kPatience) << "one wait masks";
+    EXPECT_LT(Clock::now() - start, 3 * kGroupTimeout) << "a rank is masked after one timeout";
     const auto after = Clock::now();
     for (int i = 0; i < 6; ++i) part.run();
     group.group.synchronize();
-    EXPECT_LT(Clock::now() - after, kPatience) << "a masked rank is not waited for";
+    EXPECT_LT(Clock::now() - after, kGroupTimeout) << "no rank waits for a masked rank";
     EXPECT_EQ(group.group.masked(), mask);
-    std::puts("went on");
+    std::puts("continued");
     std::fflush(stdout);
-    _exit(testing::UnitTest::GetInstance()->Failed() ? 1
-                                                     : 0);  // the world cannot be closed in order
+    // The world has failed and cannot be closed.
+    _exit(testing::UnitTest::GetInstance()->Failed() ? 1 : 0);
   });
 }
 
 class EpGpuLowLatencyDeath : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Owing, EpGpuLowLatencyDeath,
-                         ::testing::Values("rows sums", "rows exact", "answers sums",
-                                           "answers exact"),
+                         ::testing::Values("dispatch sums", "dispatch exact", "combine sums",
+                                           "combine exact"),
                          [](const auto& tested) {
                            std::string name = tested.param;
                            name[name.find(' ')] = '_';
                            return name;
                          });
 
-TEST_P(EpGpuLowLatencyDeath, TheOthersGoOnWithMasks) {
+TEST_P(EpGpuLowLatencyDeath, TheOthersContinueWithMasks) {
   SHOAL_SKIP_WITHOUT_GPU();
   const auto results =
       run_pes(3, "low_latency_without_the_last", low_latency_processes(GetParam()));
   EXPECT_EQ(results[2].signal, SIGKILL) << results[2].describe();
   for (const int pe : {0, 1}) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
-    EXPECT_NE(results[pe].out.find("went on"), std::string::npos) << results[pe].describe();
+    EXPECT_NE(results[pe].out.find("continued"), std::string::npos) << results[pe].describe();
   }
 }
 
@@ -352,7 +351,7 @@ SHOAL_PE_BODY(low_latency_with_the_last) {
       const ep::LowLatencyReceived got = round.send().receive();
       group.group.synchronize();
       if (dies) die();
-      round.answer(got).receive();
+      round.combine(got).receive();
       group.group.synchronize();
     });
     std::puts("no error");

@@ -18,7 +18,7 @@ namespace shoal::test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-using Delivered = std::map<std::string, Bytes>;  ///< by name, what one PE got
+using Delivered = std::map<std::string, Bytes>;  ///< what one PE received, by name
 
 Tensor copy_of(const TensorView& view) {
   Tensor copy = Tensor::empty(view.dtype, {});
@@ -37,11 +37,11 @@ Tensor copy_of(const TensorView& view) {
   return copy;
 }
 
-/// A group in host memory, with what GpuGroup has.
+/// A group in host memory with the interface of GpuGroup.
 struct HostTensors {
   static Tensor upload(const TensorView& host) { return copy_of(host); }
   static Tensor download(const TensorView& tensor) { return copy_of(tensor); }
-  /// Contiguous ones.
+  /// Both tensors are contiguous.
   static void write(const TensorView& tensor, const TensorView& host) {
     if (host.bytes() > 0) std::memcpy(tensor.data, host.data, host.bytes());
   }
@@ -66,16 +66,17 @@ struct Inputs {
   Inputs(Owner& owner, const EpCase& c, bool int32_topk)
       : tokens(c.tokens(owner.me)),
         rows(c.rows(owner.me)),
-        lanes(c.topk(owner.me)),
-        narrow(lanes.begin(), lanes.end()),
+        indices(c.topk(owner.me)),
+        narrow(indices.begin(), indices.end()),
         values(c.weights(owner.me)),
         x(owner.tensors.upload(view_of(rows, DataType::bfloat16, {tokens, c.hidden}))),
-        topk(owner.tensors.upload(int32_topk ? view_of(narrow, DataType::int32, {tokens, c.top_k})
-                                             : view_of(lanes, DataType::int64, {tokens, c.top_k}))),
+        topk(owner.tensors.upload(int32_topk
+                                      ? view_of(narrow, DataType::int32, {tokens, c.top_k})
+                                      : view_of(indices, DataType::int64, {tokens, c.top_k}))),
         weights(owner.tensors.upload(view_of(values, DataType::float32, {tokens, c.top_k}))) {}
   std::int64_t tokens;
   std::vector<std::uint16_t> rows;
-  std::vector<std::int64_t> lanes;
+  std::vector<std::int64_t> indices;
   std::vector<std::int32_t> narrow;
   std::vector<float> values;
   Tensor x, topk, weights;
@@ -86,8 +87,8 @@ Bytes bytes_of(const Tensor& host) {
   return {first, first + host.bytes()};
 }
 
-/// Rows of bfloat16 that depend on their place alone.
-std::vector<std::uint16_t> answers(const EpCase& c, std::int32_t me, std::int64_t rows) {
+/// bfloat16 rows that depend only on the rank and the row index.
+std::vector<std::uint16_t> expert_output_rows(const EpCase& c, std::int32_t me, std::int64_t rows) {
   std::vector<std::uint16_t> values(static_cast<std::size_t>(rows * c.hidden));
   for (std::int64_t row = 0; row < rows; ++row)
     for (std::int64_t channel = 0; channel < c.hidden; ++channel)
@@ -95,7 +96,7 @@ std::vector<std::uint16_t> answers(const EpCase& c, std::int32_t me, std::int64_
   return values;
 }
 
-/// Any bytes: rows and scales are not looked into.
+/// Arbitrary bytes: dispatch does not interpret rows and scales.
 Tensor opaque(DataType dtype, std::int64_t rows, std::int64_t columns, std::uint64_t seed) {
   Tensor tensor = Tensor::empty(dtype, {rows, columns});
   for (std::size_t at = 0; at < tensor.bytes(); ++at)
@@ -117,14 +118,14 @@ Tensor numbers(DataType dtype, std::int64_t rows, std::int64_t columns, std::uin
 std::vector<bool> rows_in_use(const Tensor& topk_idx) {
   std::vector<bool> in_use;
   for (std::int64_t row = 0; row < topk_idx.shape[0]; ++row) {
-    const auto* const lanes = topk_idx.as<std::int64_t>() + row * topk_idx.shape[1];
-    in_use.push_back(std::any_of(lanes, lanes + topk_idx.shape[1],
+    const auto* const experts = topk_idx.as<std::int64_t>() + row * topk_idx.shape[1];
+    in_use.push_back(std::any_of(experts, experts + topk_idx.shape[1],
                                  [](std::int64_t expert) { return expert >= 0; }));
   }
   return in_use;
 }
 
-/// Those rows of a contiguous tensor: the others are as they were in memory.
+/// The rows in use of a contiguous tensor. The other rows hold old bytes of the memory.
 Bytes rows_with_tokens(const Tensor& host, const std::vector<bool>& in_use) {
   Bytes bytes;
   const std::size_t row =
@@ -141,11 +142,11 @@ Bytes bytes_of(const std::vector<std::int64_t>& values) {
   return {first, first + values.size() * sizeof(std::int64_t)};
 }
 
-/// Rows of a result at most.
+/// The largest number of rows of a result.
 std::int64_t most_rows(const EpCase& c, bool expert_major, std::int32_t alignment) {
-  const std::int64_t flat = c.ranks * c.max_tokens;
-  if (!expert_major) return flat;
-  return flat * std::min(c.top_k, c.local_experts()) +
+  const std::int64_t rank_major = c.ranks * c.max_tokens;
+  if (!expert_major) return rank_major;
+  return rank_major * std::min(c.top_k, c.local_experts()) +
          std::int64_t{c.local_experts()} * (alignment - 1);
 }
 
@@ -191,23 +192,23 @@ Delivered normal_mode(Owner& owner, const EpCase& c, const NormalForm& form) {
     add("scales", got.scales, false);
     all[name + "tokens_per_expert"] = bytes_of(got.tokens_per_expert);
     if (!form.worst_case)
-      all[name + "rows_per_source"] = bytes_of(got.rows_per_source);  // not known to a GPU's host
+      all[name + "rows_per_source"] = bytes_of(got.rows_per_source);  // unknown on a GPU's host
     std::int64_t rows = got.rows;
     if (rows < 0) rows = owner.tensors.download(got.row_count).template as<std::int32_t>()[0];
     all[name + "rows"] = bytes_of(std::vector<std::int64_t>{rows, got.x.shape[0]});
 
-    const Tensor answers = numbers(form.answer, got.x.shape[0], c.hidden, seed = mix(seed));
+    const Tensor output = numbers(form.output_dtype, got.x.shape[0], c.hidden, seed = mix(seed));
     Tensor elsewhere;
     TensorView y = got.x;
-    y.dtype = form.answer;
+    y.dtype = form.output_dtype;
     if (form.in_place)
-      owner.tensors.write(y, answers);
+      owner.tensors.write(y, output);
     else
-      y = elsewhere = owner.tensors.upload(answers);
+      y = elsewhere = owner.tensors.upload(output);
     std::vector<Tensor> biases;
     for (int b = 0; b < form.biases; ++b)
       biases.push_back(
-          owner.tensors.upload(numbers(form.answer, in.tokens, c.hidden, seed = mix(seed))));
+          owner.tensors.upload(numbers(form.output_dtype, in.tokens, c.hidden, seed = mix(seed))));
     ep::CombineOptions back;
     back.weights = got.topk_weights;
     back.bias.assign(biases.begin(), biases.end());
@@ -220,7 +221,7 @@ Delivered normal_mode(Owner& owner, const EpCase& c, const NormalForm& form) {
   return all;
 }
 
-/// The first rows of every expert.
+/// Appends the valid rows of every expert, which come first in its block.
 void add_valid(Delivered& all, const std::string& name, const Tensor& host,
                const std::int32_t* counts) {
   Bytes& bytes = all[name];
@@ -251,7 +252,7 @@ Delivered low_latency(Owner& owner, const EpCase& c, const LowLatencyForm& form)
   if (got.scales.defined())
     add_valid(all, "scales", owner.tensors.download(got.scales), counts.as<std::int32_t>());
   const std::int64_t experts = c.local_experts(), rows = c.ranks * c.max_tokens;
-  const auto y = answers(c, owner.me, experts * rows);
+  const auto y = expert_output_rows(c, owner.me, experts * rows);
   const Tensor sent =
       owner.tensors.upload(view_of(y, DataType::bfloat16, {experts, rows, c.hidden}));
   const Tensor sums =
@@ -264,7 +265,7 @@ Delivered low_latency(Owner& owner, const EpCase& c, const LowLatencyForm& form)
   return all;
 }
 
-/// With room for expert-major results of any form.
+/// Group options with room for expert-major results of any form.
 ep::GroupOptions options_of(const EpCase& c, DataType widest = DataType::bfloat16,
                             std::int32_t alignment = 1) {
   ep::GroupOptions options;
@@ -279,7 +280,7 @@ ep::GroupOptions options_of(const EpCase& c, DataType widest = DataType::bfloat1
   return options;
 }
 
-/// What `body` delivers on every PE, on the host and on GPUs, compared.
+/// Runs `body` on every PE, on the host and on GPUs, and compares what it returns.
 template <typename Body>
 void expect_same_bits(const EpCase& c, const ep::GroupOptions& options, const Body& body) {
   SCOPED_TRACE(c.describe());
@@ -312,7 +313,7 @@ void expect_same_bits(const EpCase& c, const ep::GroupOptions& options, const Bo
   }
 }
 
-/// A small shape of a plain load.
+/// A small shape with the random load.
 EpCase small(std::uint64_t seed) {
   Draws draws(seed);
   EpCase c;
@@ -326,7 +327,7 @@ EpCase small(std::uint64_t seed) {
   return c;
 }
 
-/// What every form delivers.
+/// The results of all forms.
 template <typename Form, typename Round>
 Delivered each(const std::vector<Form>& forms, const Round& round) {
   Delivered all;

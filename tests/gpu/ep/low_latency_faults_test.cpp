@@ -20,27 +20,9 @@ using ep::Quantize;
 using ep::Reduction;
 using Round = GpuLowLatencyRound;
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 384,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
-EpCase reseeded(EpCase c, std::uint64_t by) {
-  c.seed += by;
-  return c;
-}
-
-constexpr Reduction kReductions[] = {Reduction::per_rank, Reduction::exact};
-constexpr bool kDeferrals[] = {
-    true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
-
 TEST(EpGpuLowLatencyMode, SmallStatisticsAddUp) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 61);
+  const EpCase c = wide_case(3, 61);
   run_low_latency_group(c, [&](GpuGroup& group) {
     const std::vector<std::int64_t> zeros(
         static_cast<std::size_t>(std::max(c.ranks, c.local_experts())), 0);
@@ -75,24 +57,24 @@ TEST(EpGpuLowLatencyMode, SmallStatisticsAddUp) {
                  got_back = group.tensors.download(waited_back);
     for (std::int32_t e = 0; e < c.local_experts(); ++e)
       EXPECT_EQ(got_counts.as<std::int32_t>()[e], 3 * wanted.tokens_per_expert[e]);
-    const auto lanes = c.topk(0);
-    const bool answers =
-        std::any_of(lanes.begin(), lanes.end(), [&](std::int64_t e) { return e >= 3 && e < 6; });
+    const auto topk_idx = c.topk(0);
+    const bool has_combine_rows = std::any_of(topk_idx.begin(), topk_idx.end(),
+                                              [&](std::int64_t e) { return e >= 3 && e < 6; });
     if (group.me == 0) {
-      EXPECT_GT(got_waited.as<std::int64_t>()[1], 10'000'000) << "PE 1 came 30 ms late";
+      EXPECT_GT(got_waited.as<std::int64_t>()[1], 10'000'000) << "PE 1 was 30 ms late";
       EXPECT_LT(got_waited.as<std::int64_t>()[1], 20'000'000'000);
       EXPECT_EQ(got_waited.as<std::int64_t>()[0], 0) << "no rank waits for itself";
-      if (answers) EXPECT_LT(got_back.as<std::int64_t>()[1], 20'000'000'000);
+      if (has_combine_rows) EXPECT_LT(got_back.as<std::int64_t>()[1], 20'000'000'000);
     }
     sync(group.world.team());
   });
 }
 
-TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersGoOn) {
+TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersContinue) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kGone = 2;
   constexpr std::chrono::milliseconds kTimeout(1000);
-  const EpCase c = small(4, 67);
+  const EpCase c = wide_case(4, 67);
   const auto stops = [&](Reduction reduction, bool defer) {
     run_low_latency_group(
         c,
@@ -117,7 +99,7 @@ TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersGoOn) {
             group.group.synchronize();
             const auto elapsed = std::chrono::steady_clock::now() - start;
             if (i > 0)
-              EXPECT_LT(elapsed, kTimeout * 3 / 4) << "a masked rank is not waited for again";
+              EXPECT_LT(elapsed, kTimeout * 3 / 4) << "no rank waits again for a masked rank";
           }
           EXPECT_EQ(group.group.masked(), mask);
           EXPECT_THROW(group.group.set_mask(group.me, true), Error);
@@ -134,15 +116,15 @@ TEST(EpGpuLowLatencyMode, ARankThatStopsIsMaskedAndTheOthersGoOn) {
     for (const bool defer : kDeferrals) stops(reduction, defer);
 }
 
-TEST(EpGpuLowLatencyMode, ALiveRankIsLeftOutAndComesBack) {
+TEST(EpGpuLowLatencyMode, ALiveRankIsMaskedAndReturns) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kOut = 2;
-  const EpCase c = small(4, 71);
+  const EpCase c = wide_case(4, 71);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
-        // All ranks agree that the group falls into {kOut} and the others; each part goes on by
-        // itself.
+        // All ranks agree that the group splits into {kOut} and the others. Each part continues
+        // independently.
         std::vector<int> mask(c.ranks, group.me == kOut ? 1 : 0);
         mask[kOut] = group.me == kOut ? 0 : 1;
         for (const Reduction reduction : kReductions) {
@@ -152,8 +134,8 @@ TEST(EpGpuLowLatencyMode, ALiveRankIsLeftOutAndComesBack) {
             for (int i = 0; i < 3; ++i) full.run();
             group.group.synchronize();
             sync(group.world.team());
-            for (std::int32_t member = 0; member < c.ranks; ++member)
-              if (mask[member] != 0) group.group.set_mask(member, true);
+            for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+              if (mask[rank] != 0) group.group.set_mask(rank, true);
             EXPECT_EQ(group.group.masked(), mask);
             for (int i = 0; i < 5; ++i) part.run();
             group.group.synchronize();
@@ -168,11 +150,11 @@ TEST(EpGpuLowLatencyMode, ALiveRankIsLeftOutAndComesBack) {
       [](ep::GroupOptions& options) { options.mask_failed = true; });
 }
 
-TEST(EpGpuLowLatencyMode, ARankThatIsLeftOutFindsOut) {
+TEST(EpGpuLowLatencyMode, ARankThatIsMaskedGetsAnError) {
   SHOAL_SKIP_WITHOUT_GPU();
-  // Only the others mask it: their notices tell it, long before its waits would end.
+  // Only the other ranks mask it. Their notices end its waits long before the timeout.
   constexpr std::int32_t kOut = 1;
-  const EpCase c = small(3, 73);
+  const EpCase c = wide_case(3, 73);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
@@ -205,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(Deferral, EpGpuLowLatencyTimeout, ::testing::ValuesIn(k
 
 TEST_P(EpGpuLowLatencyTimeout, WithoutMasksItNamesTheRankAndClosesTheGroup) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 79);
+  const EpCase c = wide_case(3, 79);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
@@ -232,10 +214,10 @@ TEST_P(EpGpuLowLatencyTimeout, WithoutMasksItNamesTheRankAndClosesTheGroup) {
 
 TEST(EpGpuLowLatencyMode, SmallBadIndicesAreNamedAndTheGroupStaysUsable) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 83);
+  const EpCase c = wide_case(3, 83);
   run_low_latency_group(c, [&](GpuGroup& group) {
     struct Bad {
-      std::int64_t lane, value;
+      std::int64_t topk_slot, value;
       const char* text;
     };
     const std::int64_t experts = c.experts;
@@ -245,12 +227,12 @@ TEST(EpGpuLowLatencyMode, SmallBadIndicesAreNamedAndTheGroupStaysUsable) {
                         {2, 4, "topk_idx[2] names expert 4 twice"}};
     for (const bool defer : kDeferrals)
       for (const Bad& bad : bads) {
-        std::vector<std::int64_t> lanes(4 * static_cast<std::size_t>(c.top_k));
-        for (std::size_t i = 0; i < lanes.size(); ++i)
-          lanes[i] = static_cast<std::int64_t>(i % 4) * 2 + 1;
-        if (bad.value == 4) lanes[2 * 4 + 1] = 4;
-        if (group.me == 1) lanes[2 * 4 + static_cast<std::size_t>(bad.lane)] = bad.value;
-        const PlainInputs in(group.tensors, c, lanes);
+        std::vector<std::int64_t> topk_idx(4 * static_cast<std::size_t>(c.top_k));
+        for (std::size_t i = 0; i < topk_idx.size(); ++i)
+          topk_idx[i] = static_cast<std::int64_t>(i % 4) * 2 + 1;
+        if (bad.value == 4) topk_idx[2 * 4 + 1] = 4;
+        if (group.me == 1) topk_idx[2 * 4 + static_cast<std::size_t>(bad.topk_slot)] = bad.value;
+        const PlainInputs in(group.tensors, c, topk_idx);
         const auto got =
             group.group
                 .low_latency_dispatch(in.x, in.topk,
@@ -273,7 +255,7 @@ TEST(EpGpuLowLatencyMode, SmallBadIndicesAreNamedAndTheGroupStaysUsable) {
 
 TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 89);
+  const EpCase c = wide_case(3, 89);
   run_low_latency_group(c, [&](GpuGroup& group) {
     const bool odd = group.me == 2;
     const auto code = [&]() -> std::optional<Code> {
@@ -290,8 +272,7 @@ TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
                               {.quantize = odd ? Quantize::fp8 : Quantize::none})
         .receive();
     EXPECT_EQ(code(), Code::mismatch);
-    for (int i = 0; i < 4;
-         ++i) {  // one after another in both halves, each of which has to be put right
+    for (int i = 0; i < 4; ++i) {  // uses both halves in turn; each must recover
       group.group
           .low_latency_dispatch(
               round.x(), round.topk(),
@@ -305,11 +286,11 @@ TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
         group.group.low_latency_dispatch(round.x(), round.topk(), with_weights).receive();
     EXPECT_EQ(code(), Code::mismatch);
     // Every rank has tokens for every expert, so that every rank waits for the combine rows of all.
-    std::vector<std::int64_t> lanes(4 * static_cast<std::size_t>(c.top_k));
-    for (std::size_t i = 0; i < lanes.size(); ++i)
-      lanes[i] = static_cast<std::int64_t>((i % 4) * 3 % 9 + i / 4 % 3);
-    for (std::size_t t = 0; t < 4; ++t) lanes[t * 4 + 3] = -1;
-    const PlainInputs in(group.tensors, c, lanes);
+    std::vector<std::int64_t> topk_idx(4 * static_cast<std::size_t>(c.top_k));
+    for (std::size_t i = 0; i < topk_idx.size(); ++i)
+      topk_idx[i] = static_cast<std::int64_t>((i % 4) * 3 % 9 + i / 4 % 3);
+    for (std::size_t t = 0; t < 4; ++t) topk_idx[t * 4 + 3] = -1;
+    const PlainInputs in(group.tensors, c, topk_idx);
     const ep::LowLatencyCombineOptions odds[] = {
         {.log_fmt = odd}, {.reduction = odd ? Reduction::exact : Reduction::per_rank}};
     for (const auto& options : odds) {
@@ -325,7 +306,7 @@ TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
 
 TEST(EpGpuLowLatencyMode, WarmUpAndGroupsOneAfterAnother) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 97);
+  const EpCase c = wide_case(4, 97);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
     for (int i = 0; i < 4; ++i) {
       ep::GroupOptions options = options_for(c);

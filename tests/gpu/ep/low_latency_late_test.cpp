@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode on GPUs when something is late or missing: combine rows of a rank that is
-// masked, that come later than those of others, or never; memory for a result; tensors without
-// elements.
+// Low-latency mode on GPUs with late or missing data: combine rows of a masked rank, combine rows
+// that arrive late or never, results without memory, tensors without elements.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -19,25 +18,16 @@ namespace {
 using ep::Reduction;
 using Round = GpuLowLatencyRound;
 
-EpCase small(std::int32_t ranks, std::uint64_t seed) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 384,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
-struct AnswersOf {
+struct CombineForm {
   Reduction reduction;
   bool log_fmt;
 };
 
-/// A rank sends combine 3 only when the others, which have masked it, have sent combine 5 into the
-/// same half. The rows of combine 5 must stay as they are.
-void expect_late_answers_are_harmless(const AnswersOf& form) {
+/// The other ranks mask a rank. That rank sends combine 3 after the others have sent combine 5 into
+/// the same half. The rows of combine 5 must stay as they are.
+void expect_late_combine_rows_are_harmless(const CombineForm& form) {
   constexpr std::int32_t kLate = 2;
-  const EpCase c = small(4, 83);
+  const EpCase c = wide_case(4, 83);
   const auto numbered = [&](std::uint64_t number) {
     EpCase one = c;
     one.seed += number;
@@ -58,14 +48,14 @@ void expect_late_answers_are_harmless(const AnswersOf& form) {
         group.group.synchronize();
         sync(world.team());
         if (group.me == kLate) {
-          sync(world.team());  // the others have sent number 5
-          ep::PendingCombine late = third.answer(got);
+          sync(world.team());  // the others have sent combine 5
+          ep::PendingCombine late = third.combine(got);
           group.tensors.settle();
           sync(world.team());
           sync(world.team());
           return;
         }
-        third.answer(got).receive();  // masks the late rank after the timeout
+        third.combine(got).receive();  // masks the late rank after the timeout
         group.group.synchronize();
         std::vector<int> mask(c.ranks, 0);
         mask[kLate] = 1;
@@ -77,11 +67,11 @@ void expect_late_answers_are_harmless(const AnswersOf& form) {
         const ep::LowLatencyReceived fifth_got = fifth.send().receive();
         fifth.check(fifth_got);
         fifth.write_expert_output();
-        ep::PendingCombine answers = fifth.answer(fifth_got);
+        ep::PendingCombine pending = fifth.combine(fifth_got);
         group.tensors.settle();
         sync(world.team());
-        sync(world.team());  // the late expert outputs are written
-        fifth.check(answers.receive());
+        sync(world.team());  // the late combine rows are written
+        fifth.check(pending.receive());
         group.group.synchronize();
         EXPECT_EQ(group.group.masked(), mask) << "no other rank was masked";
         sync(world.team());
@@ -94,42 +84,42 @@ void expect_late_answers_are_harmless(const AnswersOf& form) {
 
 TEST(EpGpuLowLatencyLate, SmallSumsOfAMaskedRankOverwriteNothing) {
   SHOAL_SKIP_WITHOUT_GPU();
-  expect_late_answers_are_harmless({Reduction::per_rank, false});
+  expect_late_combine_rows_are_harmless({Reduction::per_rank, false});
 }
 
 TEST(EpGpuLowLatencyLate, SmallRowsOfAMaskedRankOverwriteNothing) {
   SHOAL_SKIP_WITHOUT_GPU();
-  expect_late_answers_are_harmless({Reduction::exact, false});
+  expect_late_combine_rows_are_harmless({Reduction::exact, false});
 }
 
 TEST(EpGpuLowLatencyLate, SmallLogFmtRowsOfAMaskedRankOverwriteNothing) {
   SHOAL_SKIP_WITHOUT_GPU();
-  expect_late_answers_are_harmless({Reduction::per_rank, true});
+  expect_late_combine_rows_are_harmless({Reduction::per_rank, true});
 }
 
 // Ranks that are late because they wait for another.
 
 /// Rank 2 stops after a dispatch. Only rank 1 waits for its combine row, starting half a timeout
-/// after the others have begun the next dispatch. There rank 0 extends its wait for rank 1, which
-/// tells it that it waits for another rank. Both continue, and both mask only rank 2.
+/// after the others have begun the next dispatch. Rank 1 reports that it waits for another rank, so
+/// rank 0 extends its wait for rank 1. Both continue and mask only rank 2.
 TEST(EpGpuLowLatencyLate, ARankThatWaitsForAnotherIsNotMasked) {
   SHOAL_SKIP_WITHOUT_GPU();
   constexpr std::int32_t kFirst = 0, kKept = 1, kGone = 2;
   static constexpr std::chrono::milliseconds kTimeout(1600);
-  const EpCase c = small(3, 89);
+  const EpCase c = wide_case(3, 89);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
-        const std::vector<std::vector<std::int64_t>> lanes = {
+        const std::vector<std::vector<std::int64_t>> topk_idx = {
             {0, 3, 1, 4}, {3, 6, 4, 7}, {6, 7, 8, -1}};
-        const PlainInputs in(group.tensors, c, lanes[static_cast<std::size_t>(group.me)]);
+        const PlainInputs in(group.tensors, c, topk_idx[static_cast<std::size_t>(group.me)]);
         const auto dispatch = [&] {
           return group.group
               .low_latency_dispatch(in.x, in.topk,
                                     {.quantize = ep::Quantize::none, .weights = in.weights})
               .receive();
         };
-        const auto answer = [&](const ep::LowLatencyReceived& got) {
+        const auto combine = [&](const ep::LowLatencyReceived& got) {
           return group.group.low_latency_combine(got.x, in.topk, in.weights, got.handle,
                                                  {.defer_receive = true});
         };
@@ -144,18 +134,17 @@ TEST(EpGpuLowLatencyLate, ARankThatWaitsForAnotherIsNotMasked) {
         group.group.synchronize();
         sync(group.world.team());
         if (group.me != kGone) {
-          const float wanted = group.me == kFirst
-                                   ? 4
-                                   : 2;  // experts of a token that are not on the one that is gone
-          ep::PendingCombine pending = answer(got);
+          // The number of experts of a token on ranks other than kGone.
+          const float wanted = group.me == kFirst ? 4 : 2;
+          ep::PendingCombine pending = combine(got);
           if (group.me == kKept) std::this_thread::sleep_for(kTimeout / 2);
-          expect_sums(pending.receive(), wanted, "the combine that it stopped in");
+          expect_sums(pending.receive(), wanted, "the combine without rank 2");
           const auto start = std::chrono::steady_clock::now();
           const ep::LowLatencyReceived next = dispatch();
           group.group.synchronize();
           if (group.me == kFirst)
             EXPECT_GT(std::chrono::steady_clock::now() - start, kTimeout * 5 / 4);
-          expect_sums(answer(next).receive(), wanted, "the next one");
+          expect_sums(combine(next).receive(), wanted, "the next combine");
           EXPECT_EQ(group.group.masked(), (std::vector<int>{0, 0, 1})) << "on PE " << group.me;
         }
         sync(group.world.team());
@@ -166,29 +155,29 @@ TEST(EpGpuLowLatencyLate, ARankThatWaitsForAnotherIsNotMasked) {
       });
 }
 
-// Expert outputs that come later than those of others.
+// Combine rows that arrive later than those of other ranks.
 
-/// Six tokens, each of which has experts on all of three ranks with three experts each.
-std::vector<std::int64_t> lanes_everywhere(const EpCase& c) {
-  std::vector<std::int64_t> lanes;
+/// Six tokens, each with experts on all of the three ranks, which have three experts each.
+std::vector<std::int64_t> experts_everywhere(const EpCase& c) {
+  std::vector<std::int64_t> topk_idx;
   for (std::int64_t token = 0; token < 6; ++token)
-    for (std::int64_t lane = 0; lane < c.top_k; ++lane)
-      lanes.push_back((token + 2 * lane) % c.experts);
-  return lanes;
+    for (std::int64_t topk_slot = 0; topk_slot < c.top_k; ++topk_slot)
+      topk_idx.push_back((token + 2 * topk_slot) % c.experts);
+  return topk_idx;
 }
 
-enum class Waits { counted, of_nobody_else };
+enum class Waits { counted, of_no_other };
 
-/// wait_ns of both operations: the time goes to the rank that comes late, and to no rank else.
-/// Without early weights it is the send of a combine that waits for it.
-void expect_waits(const AnswersOf& form, bool defer, Waits expected, bool early_weights = true) {
+/// wait_ns of both operations: the time counts for the late rank only. Without early weights the
+/// send of a combine waits for that rank.
+void expect_waits(const CombineForm& form, bool defer, Waits expected, bool early_weights = true) {
   constexpr std::int32_t kLate = 1, kFirst = 0;
   constexpr std::int64_t kRounds = 2;
-  constexpr std::chrono::milliseconds kDelay(60), kLittle(5);  // the others are waited for as well
+  constexpr std::chrono::milliseconds kDelay(60), kLittle(5);  // other ranks are slightly late too
   const std::int64_t half = kRounds * std::chrono::nanoseconds(kDelay).count() / 2;
-  const EpCase c = small(3, 61);
+  const EpCase c = wide_case(3, 61);
   run_low_latency_group(c, [&](GpuGroup& group) {
-    const PlainInputs in(group.tensors, c, lanes_everywhere(c));
+    const PlainInputs in(group.tensors, c, experts_everywhere(c));
     const std::vector<std::int64_t> zeros(static_cast<std::size_t>(c.ranks), 0);
     const Tensor waited =
         group.tensors.upload(TensorView(zeros.data(), DataType::int64, {c.ranks}));
@@ -218,15 +207,15 @@ void expect_waits(const AnswersOf& form, bool defer, Waits expected, bool early_
     group.group.synchronize();
     const auto check = [&](const char* operation, const Tensor& counted) {
       const Tensor host = group.tensors.download(counted);
-      for (std::int32_t member = 0; member < c.ranks; ++member) {
-        const std::int64_t ns = host.as<std::int64_t>()[member];
+      for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
+        const std::int64_t ns = host.as<std::int64_t>()[rank];
         SCOPED_TRACE(std::string(operation) + ": PE " + std::to_string(group.me) + " waited " +
-                     std::to_string(ns) + " ns for PE " + std::to_string(member));
+                     std::to_string(ns) + " ns for PE " + std::to_string(rank));
         EXPECT_GE(ns, 0);
         EXPECT_LT(ns, 20'000'000'000);
         if (group.me == kLate) continue;
-        if (expected == Waits::counted && member == kLate) EXPECT_GT(ns, half);
-        if (expected == Waits::of_nobody_else && member != kLate) EXPECT_LT(ns, half);
+        if (expected == Waits::counted && rank == kLate) EXPECT_GT(ns, half);
+        if (expected == Waits::of_no_other && rank != kLate) EXPECT_LT(ns, half);
       }
     };
     check("dispatch", waited);
@@ -260,25 +249,26 @@ TEST_P(EpGpuLowLatencyWaits, SmallForLogFmtRowsAreCounted) {
   expect_waits({Reduction::per_rank, true}, GetParam(), Waits::counted);
 }
 
-TEST_P(EpGpuLowLatencyWaits, SmallAreNotThoseForOthers) {
+TEST_P(EpGpuLowLatencyWaits, SmallForOtherRanksAreNotCounted) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const bool early_weights : {true, false})
-    expect_waits({Reduction::per_rank, false}, GetParam(), Waits::of_nobody_else, early_weights);
-  expect_waits({Reduction::exact, false}, GetParam(), Waits::of_nobody_else);
-  expect_waits({Reduction::per_rank, true}, GetParam(), Waits::of_nobody_else);
+    expect_waits({Reduction::per_rank, false}, GetParam(), Waits::of_no_other, early_weights);
+  expect_waits({Reduction::exact, false}, GetParam(), Waits::of_no_other);
+  expect_waits({Reduction::per_rank, true}, GetParam(), Waits::of_no_other);
 }
 
-// Expert outputs that never come.
+// Combine rows that never arrive.
 
-/// A rank takes part in the dispatch and not in its combine. The others wait for `awaited` of it.
-void expect_silence_is_reported(const AnswersOf& form, bool early_weights, bool defer,
+/// A rank takes part in the dispatch but not in its combine. The others time out waiting for
+/// `awaited`.
+void expect_silence_is_reported(const CombineForm& form, bool early_weights, bool defer,
                                 const std::string& awaited, const std::string& phase) {
   constexpr std::int32_t kSilent = 1;
-  const EpCase c = small(3, 79);
+  const EpCase c = wide_case(3, 79);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
-        const PlainInputs in(group.tensors, c, lanes_everywhere(c));
+        const PlainInputs in(group.tensors, c, experts_everywhere(c));
         ep::LowLatencyDispatchOptions options{.quantize = ep::Quantize::none,
                                               .defer_receive = defer};
         if (early_weights) options.weights = in.weights;
@@ -328,7 +318,7 @@ TEST(EpGpuLowLatencyLate, WeightsThatNeverComeAreReported) {
 
 // Memory.
 
-/// All of the GPU's memory but what is less than a piece; one PE at a time may have it.
+/// Allocates all memory of the GPU, down to pieces of 2 MiB. Only one PE at a time may hold it.
 class AllMemory {
  public:
   AllMemory() {
@@ -351,11 +341,10 @@ class AllMemory {
   std::vector<void*> pieces_;
 };
 
-/// A result whose memory is missing is refused before anything is sent: the group goes on as if it
-/// had not been asked.
+/// A call without memory for its result fails before it sends anything, and the group stays usable.
 TEST(EpGpuLowLatencyLate, AResultWithoutMemoryIsRefusedBeforeAnythingIsSent) {
   SHOAL_SKIP_WITHOUT_GPU();
-  // The sums take more than a pool has left over from other calls.
+  // The sums are larger than the memory that a pool may keep from other calls.
   const EpCase c{.ranks = 1,
                  .experts = 1,
                  .top_k = 1,
@@ -370,8 +359,8 @@ TEST(EpGpuLowLatencyLate, AResultWithoutMemoryIsRefusedBeforeAnythingIsSent) {
   for (const bool defer : {true, false})
     run_threads(c.ranks, gpu_settings((bytes >> 20) + 16), [&](World& world) {
       GpuGroup group(world, group_options);
-      const std::vector<std::int64_t> lanes(static_cast<std::size_t>(c.max_tokens), 0);
-      const PlainInputs in(group.tensors, c, lanes);
+      const std::vector<std::int64_t> topk_idx(static_cast<std::size_t>(c.max_tokens), 0);
+      const PlainInputs in(group.tensors, c, topk_idx);
       const ep::LowLatencyReceived got =
           group.group
               .low_latency_dispatch(in.x, in.topk,
@@ -393,7 +382,7 @@ TEST(EpGpuLowLatencyLate, AResultWithoutMemoryIsRefusedBeforeAnythingIsSent) {
         for (int i = 0; i < 2; ++i)
           expect_error(Code::exhausted, "LowLatencyCombineOptions.out", [&] { combine(); });
       }
-      for (int i = 0; i < 3; ++i) {  // both halves, and the first again
+      for (int i = 0; i < 3; ++i) {  // both halves, then the first again
         const Tensor sums = combine();
         group.group.synchronize();
         const Tensor host = group.tensors.download(sums);
@@ -404,8 +393,8 @@ TEST(EpGpuLowLatencyLate, AResultWithoutMemoryIsRefusedBeforeAnythingIsSent) {
     });
 }
 
-/// Frameworks give tensors without elements no memory: a rank without tokens has weights all the
-/// same.
+/// In frameworks, tensors without elements have no memory. A rank without tokens still passes
+/// weights.
 TEST(EpGpuLowLatencyLate, SmallTensorsWithoutElementsNeedNoMemory) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c{
@@ -419,8 +408,8 @@ TEST(EpGpuLowLatencyLate, SmallTensorsWithoutElementsNeedNoMemory) {
       view.device = group.tensors.device();
       return view;
     };
-    const std::vector<std::int64_t> lanes = {0, 3, 2, 5, 4, 1, 0, 5};
-    const PlainInputs in(group.tensors, c, lanes);
+    const std::vector<std::int64_t> topk_idx = {0, 3, 2, 5, 4, 1, 0, 5};
+    const PlainInputs in(group.tensors, c, topk_idx);
     const bool idle = group.me == 1;
     const TensorView x = idle ? nothing(DataType::bfloat16, c.hidden) : TensorView(in.x);
     const TensorView topk = idle ? nothing(DataType::int64, c.top_k) : TensorView(in.topk);
@@ -428,7 +417,7 @@ TEST(EpGpuLowLatencyLate, SmallTensorsWithoutElementsNeedNoMemory) {
 
     const ep::Routing routing = group.group.route(topk);
     const ep::Dispatched got = group.group.dispatch(x, routing, {.weights = weights});
-    group.group.synchronize();  // ranks agree on what travels
+    group.group.synchronize();  // all ranks agree that weights are sent
     const Tensor seen = group.tensors.download(got.topk_weights);
     EXPECT_GT(std::count(seen.as<float>(), seen.as<float>() + seen.size(), 1.0F), 0);
 

@@ -19,27 +19,9 @@ using ep::Quantize;
 using ep::Reduction;
 using Round = GpuLowLatencyRound;
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 384,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
-EpCase reseeded(EpCase c, std::uint64_t by) {
-  c.seed += by;
-  return c;
-}
-
-constexpr Reduction kReductions[] = {Reduction::per_rank, Reduction::exact};
-constexpr bool kDeferrals[] = {
-    true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
-
 TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 29);
+  const EpCase c = wide_case(4, 29);
   run_low_latency_group(c, [&](GpuGroup& group) {
     World& world = group.world;
     Round round(group, c, {.reduction = Reduction::exact});
@@ -51,10 +33,10 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
     };
     for (int i = 0; i < 3; ++i) {
       ep::PendingDispatch pending;
-      if (group.me != 0) {  // the others cannot be ready before PE 0 has sent; their send has
-                            // returned all the same
+      if (group.me != 0) {
+        // The others cannot be ready before PE 0 has sent, but their send has returned.
         pending = round.send();
-        group.tensors.settle();  // and its kernel has ended
+        group.tensors.settle();  // its kernel has ended
         EXPECT_FALSE(pending.ready());
       }
       sync(world.team());
@@ -66,30 +48,31 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
       EXPECT_THROW(pending.ready(), Error);
       round.check(got);
       round.write_expert_output();
-      ep::PendingCombine answers;
+      ep::PendingCombine pending_combine;
       if (group.me != 0) {
-        answers = round.answer(got);
+        pending_combine = round.combine(got);
         group.tensors.settle();
-        const auto lanes = c.topk(group.me);
-        const bool needs_0 = std::any_of(lanes.begin(), lanes.end(),
+        const auto topk_idx = c.topk(group.me);
+        const bool needs_0 = std::any_of(topk_idx.begin(), topk_idx.end(),
                                          [&](std::int64_t e) { return e >= 0 && e < 3; });
-        if (needs_0) EXPECT_FALSE(answers.ready());
+        if (needs_0) EXPECT_FALSE(pending_combine.ready());
       }
       sync(world.team());
-      if (group.me == 0) answers = round.answer(got);
+      if (group.me == 0) pending_combine = round.combine(got);
       sync(world.team());
-      EXPECT_TRUE(becomes_ready(answers));
-      round.check(answers.receive());
-      EXPECT_THROW(answers.receive(), Error);
-      EXPECT_THROW(answers.ready(), Error);
+      EXPECT_TRUE(becomes_ready(pending_combine));
+      round.check(pending_combine.receive());
+      EXPECT_THROW(pending_combine.receive(), Error);
+      EXPECT_THROW(pending_combine.ready(), Error);
       round.poison(got);
     }
   });
 }
 
-TEST(EpGpuLowLatencyMode, SmallReceiveIsQueuedWithItsSend) {  // defer_receive = false
+// defer_receive = false.
+TEST(EpGpuLowLatencyMode, SmallReceiveIsQueuedWithItsSend) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 30);
+  const EpCase c = wide_case(4, 30);
   run_low_latency_group(c, [&](GpuGroup& group) {
     const std::vector<std::int32_t> zeros(static_cast<std::size_t>(c.local_experts()), 0);
     const Tensor counts =
@@ -109,19 +92,20 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsQueuedWithItsSend) {  // defer_receive =
       round.check(got);
       round.write_expert_output();
       round.poison_out();
-      ep::PendingCombine answers = round.answer(got);
+      ep::PendingCombine pending_combine = round.combine(got);
       group.tensors.settle();
-      round.check(round.out());  // likewise
-      round.check(answers.receive());
-      EXPECT_THROW(answers.receive(), Error);
+      round.check(round.out());  // no rank has called receive
+      round.check(pending_combine.receive());
+      EXPECT_THROW(pending_combine.receive(), Error);
       round.poison(got);
     }
   });
 }
 
-TEST(EpGpuLowLatencyMode, SmallTwoOperationsOpenAtOnce) {  // the two halves never mix
+// The two halves never mix.
+TEST(EpGpuLowLatencyMode, SmallTwoOperationsOpenAtOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 31);
+  const EpCase c = wide_case(4, 31);
   run_low_latency_group(c, [&](GpuGroup& group) {
     for (int form = 0; form < 8; ++form)
       for (int i = 0; i < 6; ++i) {
@@ -140,7 +124,7 @@ TEST(EpGpuLowLatencyMode, SmallTwoOperationsOpenAtOnce) {  // the two halves nev
         b.check(got_b);
         a.write_expert_output();
         b.write_expert_output();
-        ep::PendingCombine back_a = a.answer(got_a), back_b = b.answer(got_b);
+        ep::PendingCombine back_a = a.combine(got_a), back_b = b.combine(got_b);
         const Tensor out_a = back_a.receive(), out_b = back_b.receive();
         a.check(out_a);
         b.check(out_b);
@@ -152,7 +136,7 @@ TEST(EpGpuLowLatencyMode, SmallTwoOperationsOpenAtOnce) {  // the two halves nev
 
 TEST(EpGpuLowLatencyMode, SmallDispatchesWithoutCombineAndAnOldHandle) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 37);
+  const EpCase c = wide_case(3, 37);
   run_low_latency_group(c, [&](GpuGroup& group) {
     for (const bool defer : kDeferrals) {
       const GpuLowLatencyCall call{.reduction = Reduction::per_rank, .defer_receive = defer};
@@ -162,15 +146,15 @@ TEST(EpGpuLowLatencyMode, SmallDispatchesWithoutCombineAndAnOldHandle) {
       first.write_expert_output();
       for (int i = 0; i < 5; ++i) second.check(second.send().receive());
       // The handle outlives the rows.
-      first.check(first.answer(got).receive());
-      first.check(first.answer(got).receive());
+      first.check(first.combine(got).receive());
+      first.check(first.combine(got).receive());
     }
   });
 }
 
 TEST(EpGpuLowLatencyMode, InterleavedWithNormalMode) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 41);
+  const EpCase c = wide_case(4, 41);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
@@ -185,7 +169,7 @@ TEST(EpGpuLowLatencyMode, InterleavedWithNormalMode) {
 
 TEST(EpGpuLowLatencyMode, OwnStreamsAndEvents) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 43);
+  const EpCase c = wide_case(4, 43);
   run_low_latency_group(c, [&](GpuGroup& group) {
     CUstream_st* const streams[2] = {group.tensors.new_stream(), group.tensors.new_stream()};
     cudaEvent_t done = nullptr;
@@ -199,7 +183,7 @@ TEST(EpGpuLowLatencyMode, OwnStreamsAndEvents) {
       EXPECT_EQ(cudaEventSynchronize(done), cudaSuccess);
       round.check(got);
       round.write_expert_output();
-      round.check(round.answer(got).receive());
+      round.check(round.combine(got).receive());
       group.group.synchronize();
     }
     (void)cudaEventDestroy(done);
@@ -208,7 +192,7 @@ TEST(EpGpuLowLatencyMode, OwnStreamsAndEvents) {
 
 TEST(EpGpuLowLatencyMode, ManySkewedRounds) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(4, 47);
+  EpCase c = wide_case(4, 47);
   c.hidden = 128;
   c.max_tokens = 8;
   run_low_latency_group(c, [&](GpuGroup& group) {
@@ -225,10 +209,10 @@ TEST(EpGpuLowLatencyMode, ManySkewedRounds) {
   });
 }
 
-TEST(EpGpuLowLatencyMode,
-     FreeRunningChainKeepsItsResults) {  // nothing waits on the host between operations
+// Nothing waits on the host between operations.
+TEST(EpGpuLowLatencyMode, FreeRunningChainKeepsItsResults) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 53);
+  const EpCase c = wide_case(4, 53);
   run_low_latency_group(c, [&](GpuGroup& group) {
     for (const bool early : {true, false})
       for (const bool defer : kDeferrals) {
@@ -239,7 +223,7 @@ TEST(EpGpuLowLatencyMode,
         round.poison_out();
         for (int i = 0; i < 200; ++i) {
           const ep::LowLatencyReceived again = round.send().receive();
-          const Tensor out = round.answer(again).receive();
+          const Tensor out = round.combine(again).receive();
           if (i == 199) round.check(out);
           if (i == 199) round.check(again);
         }
@@ -260,7 +244,7 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
   const bool defer = GetParam();
   for (const Quantize quantize : {Quantize::none, Quantize::fp8_ue8m0})
     for (const Reduction reduction : kReductions) {
-      const EpCase c = small(3, 59);
+      const EpCase c = wide_case(3, 59);
       run_low_latency_group(c, [&](GpuGroup& group) {
         CUstream_st* const stream = group.tensors.new_stream();
         Round round(group, c,
@@ -276,15 +260,15 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
           const ep::LowLatencyReceived got = round.send().receive();
           round.check(got);
           round.write_expert_output();
-          round.check(round.answer(got).receive());
+          round.check(round.combine(got).receive());
         }
-        sync(group.world.team());  // kernels of others must not run into the capture of this
-                                   // thread's launches
+        // Kernels of other PEs must not overlap with the capture of this thread's launches.
+        sync(group.world.team());
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t replay = nullptr;
         ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
         const ep::LowLatencyReceived got = round.send().receive();
-        const Tensor out = round.answer(got).receive();
+        const Tensor out = round.combine(got).receive();
         ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
         ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
         for (std::uint64_t i = 0; i < 5; ++i) {

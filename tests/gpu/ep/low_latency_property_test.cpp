@@ -12,16 +12,16 @@ namespace {
 
 using Round = GpuLowLatencyRound;
 
-/// Both dispatches sent before either is received, likewise the combines.
+/// Sends both dispatches before receiving either, and both combines likewise.
 void run_both_open(Round& a, Round& b) {
   ep::PendingDispatch sent_a = a.send(), sent_b = b.send();
   const ep::LowLatencyReceived got_a = sent_a.receive(), got_b = sent_b.receive();
   a.check(got_a);
   b.check(got_b);
   a.write_expert_output();
-  ep::PendingCombine back_a = a.answer(got_a);
+  ep::PendingCombine back_a = a.combine(got_a);
   b.write_expert_output();  // the buffer of zero copy is that of the next combine
-  ep::PendingCombine back_b = b.answer(got_b);
+  ep::PendingCombine back_b = b.combine(got_b);
   const Tensor out_a = back_a.receive(), out_b = back_b.receive();
   a.check(out_a);
   b.check(out_b);

@@ -20,20 +20,6 @@ using ep::Quantize;
 using ep::Reduction;
 using Round = GpuLowLatencyRound;
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 384,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
-EpCase reseeded(EpCase c, std::uint64_t by) {
-  c.seed += by;
-  return c;
-}
-
 /// Rounds in a separate group: enough to use both halves of every buffer twice.
 void run_rounds(const EpCase& c, const GpuLowLatencyCall& call, int rounds = 4) {
   run_low_latency_group(c, [&](GpuGroup& group) {
@@ -41,9 +27,6 @@ void run_rounds(const EpCase& c, const GpuLowLatencyCall& call, int rounds = 4) 
       Round(group, reseeded(c, 100 * static_cast<std::uint64_t>(i)), call).run();
   });
 }
-
-constexpr bool kDeferrals[] = {
-    true, false};  // LowLatencyDispatchOptions.defer_receive, and that of the combine
 
 /// run_rounds with deferred receives, then with immediate ones.
 void run_rounds_of_both(const EpCase& c, GpuLowLatencyCall call, int rounds = 4) {
@@ -55,7 +38,6 @@ void run_rounds_of_both(const EpCase& c, GpuLowLatencyCall call, int rounds = 4)
 
 constexpr Quantize kQuantizes[] = {Quantize::none, Quantize::fp8, Quantize::fp8_power_of_two,
                                    Quantize::fp8_ue8m0};
-constexpr Reduction kReductions[] = {Reduction::per_rank, Reduction::exact};
 
 /// Ranks, and whether receives are deferred.
 class EpGpuLowLatency : public ::testing::TestWithParam<std::tuple<std::int32_t, bool>> {
@@ -72,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuLowLatency,
 
 TEST_P(EpGpuLowLatency, SmallEveryFormAndReduction) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(ranks());
+  const EpCase c = wide_case(ranks());
   run_low_latency_group(c, [&](GpuGroup& group) {
     std::uint64_t seed = 0;
     for (const Quantize quantize : kQuantizes)
@@ -91,7 +73,7 @@ TEST_P(EpGpuLowLatency, SmallEveryFormAndReduction) {
 TEST_P(EpGpuLowLatency, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small(ranks(), 3);
+    EpCase c = wide_case(ranks(), 3);
     c.load = load;
     run_rounds(c, {.defer_receive = deferred()});
     run_rounds(c, {.reduction = Reduction::exact, .defer_receive = deferred()});
@@ -105,7 +87,7 @@ TEST_P(EpGpuLowLatency, SmallNoTokensIdleRanksAndOneHotExpert) {
 TEST_P(EpGpuLowLatency, LogFmt) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t hidden : {8, 120, 512, 640, 1016, 1024, 5120, 7168}) {
-    EpCase c = small(ranks(), 5 + static_cast<std::uint64_t>(hidden));
+    EpCase c = wide_case(ranks(), 5 + static_cast<std::uint64_t>(hidden));
     c.hidden = hidden;
     c.max_tokens = 12;
     c.mixed_magnitudes = true;
@@ -127,7 +109,7 @@ TEST(EpGpuLowLatencyMode, SmallRowsFrom16BytesOn) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t hidden :
        {8, 16, 24, 48, 128, 144, 496, 512, 528, 2560, 4112, 7168, 8208, 16400}) {
-    EpCase c = small(3, 7 + static_cast<std::uint64_t>(hidden));
+    EpCase c = wide_case(3, 7 + static_cast<std::uint64_t>(hidden));
     c.hidden = hidden;
     c.max_tokens = 10;
     run_low_latency_group(c, [&](GpuGroup& group) {
@@ -148,7 +130,7 @@ TEST(EpGpuLowLatencyMode, EveryTopKUpTo32) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t ranks : {1, 4})
     for (const std::int32_t top_k : {1, 2, 3, 7, 8, 9, 16, 31, 32}) {
-      EpCase c = small(ranks, 11 + static_cast<std::uint64_t>(top_k));
+      EpCase c = wide_case(ranks, 11 + static_cast<std::uint64_t>(top_k));
       c.top_k = top_k;
       c.experts = ranks * 10;  // sometimes fewer than top_k: top-k slots stay empty
       c.mixed_magnitudes = true;
@@ -166,25 +148,26 @@ TEST(EpGpuLowLatencyMode, EveryTopKUpTo32) {
     }
 }
 
-TEST(EpGpuLowLatencyMode,
-     ManyTokensAndExperts) {  // more slots than a block looks at at a time, more experts than SMs
+// More slots than a block reads at a time, more experts than SMs.
+TEST(EpGpuLowLatencyMode, ManyTokensAndExperts) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(3, 13);
+  EpCase c = wide_case(3, 13);
   c.hidden = 128;
   c.max_tokens = 700;
   c.experts = 9;
   run_rounds_of_both(c, {.quantize = Quantize::fp8, .early_weights = true}, 3);
-  c = small(4, 17);
+  c = wide_case(4, 17);
   c.hidden = 64;
   c.experts = 4 * 200;
   c.top_k = 8;
   run_rounds_of_both(c, {}, 3);
 }
 
-TEST(EpGpuLowLatencyMode, FewBlocks) {  // Launch.sms
+// Launch.sms.
+TEST(EpGpuLowLatencyMode, FewBlocks) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t sms : {1, 2, 7, 1000}) {
-    const EpCase c = small(3, 19);
+    const EpCase c = wide_case(3, 19);
     run_rounds_of_both(c, {.quantize = Quantize::fp8, .launch = {.sms = sms}});
     run_rounds_of_both(c, {.reduction = Reduction::exact, .launch = {.sms = sms}});
   }

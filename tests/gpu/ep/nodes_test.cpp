@@ -37,7 +37,7 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
   if (c.nodes == 1) settings.transport_inside = "staged";
   run_threads(c.ranks, settings, [&](World& world) {
     if (c.nodes == 1)
-      EXPECT_EQ(world.shared_team().size(), 1) << "no other PE is reached by load and store";
+      EXPECT_EQ(world.shared_team().size(), 1) << "no other PE is reachable by load and store";
     ep::GroupOptions options = options_for(c);
     options.dtype = widest;
     GpuGroup owner(world, options);
@@ -58,10 +58,10 @@ TEST_P(EpGpuNodes, NormalModeMatchesTheReference) {
     GpuRound(owner, c,
              {.scales = 4,
               .scale_order = ScaleOrder::columns,
-              .place = AnswerPlace::in_place,
+              .place = OutputPlace::in_place,
               .biases = 2})
         .run();
-    GpuRound(owner, c, {.int32_topk = true, .place = AnswerPlace::heap, .out = true}).run();
+    GpuRound(owner, c, {.int32_topk = true, .place = OutputPlace::heap, .out = true}).run();
   });
 }
 
@@ -72,10 +72,10 @@ TEST_P(EpGpuNodes, RowsOfOtherKinds) {
       c,
       [&](GpuGroup& owner) {
         GpuRound(owner, c,
-                 {.dtype = DataType::float8_e4m3, .scales = 4, .answer = DataType::bfloat16})
+                 {.dtype = DataType::float8_e4m3, .scales = 4, .output_dtype = DataType::bfloat16})
             .run();
         GpuRound(owner, c,
-                 {.dtype = DataType::float32, .weights = false, .answer = DataType::float32})
+                 {.dtype = DataType::float32, .weights = false, .output_dtype = DataType::float32})
             .run();
       },
       DataType::float32);
@@ -105,7 +105,7 @@ TEST_P(EpGpuNodes, ExpertMajorRowsMatchTheReference) {
   });
 }
 
-TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
+TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupContinues) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small({4, 2}, 7);
   run_group(c, [&](GpuGroup& owner) {
@@ -125,8 +125,7 @@ TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
       ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
       expect_error(Code::unsupported, "which a captured stream cannot", call);
       cudaGraph_t graph = nullptr;
-      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess)
-          << "the capture is as good as it was";
+      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess) << "the capture continues";
       if (graph != nullptr) (void)cudaGraphDestroy(graph);
     };
     refused([&] { round.route(on); });
@@ -140,7 +139,7 @@ TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
     });
 
     round.check(round.combine(got));
-    quick.check(quick.answer(received).receive());
+    quick.check(quick.combine(received).receive());
     for (int i = 0; i < 2; ++i) {
       GpuRound(owner, c, {.dispatch = {.launch = on}, .combine = on}).run();
       GpuLowLatencyRound(owner, c, {.launch = on}).run();
@@ -148,13 +147,13 @@ TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupGoesOn) {
   });
 }
 
-TEST(EpGpuNodesMode, EachRankSaysOnceThatRowsGoThroughTheHost) {
+TEST(EpGpuNodesMode, EachRankLogsOnceThatRowsGoThroughTheHost) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small({4, 2}, 8);
   Settings settings = gpu_settings();
   settings.node_size = 2;
   settings.staging_size = std::size_t{1} << 30;
-  settings.log = "info";  // between nodes it is no reason for a warning
+  settings.log = "info";  // between nodes the message has level info
   testing::internal::CaptureStderr();
   run_threads(c.ranks, settings, [&](World& world) {
     GpuGroup owner(world, options_for(c));
@@ -170,8 +169,8 @@ TEST(EpGpuNodesMode, EachRankSaysOnceThatRowsGoThroughTheHost) {
   }
 }
 
-TEST(EpGpuNodesMode,
-     LowLatencyResultsLieInTwoPlacesInTurn) {  // deep_ep hands them out before they are received
+// deep_ep returns them before they are received.
+TEST(EpGpuNodesMode, LowLatencyResultsAlternateBetweenTwoBuffers) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small({4, 2}, 4);
   run_group(c, [&](GpuGroup& owner) {

@@ -27,11 +27,11 @@ ep::GroupOptions normal_options(const EpCase& c) {
   return options;
 }
 
-/// Two rounds, so that both notice boards are used, and a result overwrites another.
+/// Two rounds use both halves of the notice buffers, and the second result overwrites the first.
 void run_rounds(EpCase c, const GpuCall& call) {
   ep::GroupOptions options = normal_options(c);
   if (call.columns == 0) options.dtype = call.dtype;
-  if (call.answer == DataType::float32) options.dtype = DataType::float32;
+  if (call.output_dtype == DataType::float32) options.dtype = DataType::float32;
   options.max_scales = std::max<std::int64_t>(call.scales, 0);
   run_group(
       c,
@@ -45,42 +45,28 @@ void run_rounds(EpCase c, const GpuCall& call) {
       options);
 }
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
-EpCase reseeded(EpCase c, std::uint64_t by) {
-  c.seed += by;
-  return c;
-}
-
 class EpGpu : public ::testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EpGpu, ::testing::Values(1, 2, 3, 5, 8));
 
 TEST_P(EpGpu, SmallDispatchAndCombine) {
   SHOAL_SKIP_WITHOUT_GPU();
-  for (std::uint64_t seed = 1; seed <= 3; ++seed) run_rounds(small(GetParam(), seed), {});
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) run_rounds(small_case(GetParam(), seed), {});
 }
 
 TEST_P(EpGpu, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small(GetParam());
+    EpCase c = small_case(GetParam());
     c.load = load;
     run_rounds(c, {});
     run_rounds(c, {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens},
-                   .place = AnswerPlace::in_place});
+                   .place = OutputPlace::in_place});
   }
 }
 
 TEST_P(EpGpu, SmallWorstCaseRowsAlignmentAndCopyOut) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam(), 5);
+  const EpCase c = small_case(GetParam(), 5);
   const std::int64_t most = c.ranks * c.max_tokens;
   run_rounds(c, {.dispatch = {.expert_alignment = 16}});
   run_rounds(c, {.dispatch = {.worst_case_rows = most}});
@@ -91,12 +77,12 @@ TEST_P(EpGpu, SmallWorstCaseRowsAlignmentAndCopyOut) {
 
 TEST(EpGpuNormal, SmallPlacesOfExpertOutputBiasesAndOut) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 11);
+  const EpCase c = small_case(3, 11);
   run_group(
       c,
       [&](GpuGroup& group) {
-        for (const AnswerPlace place :
-             {AnswerPlace::staged, AnswerPlace::in_place, AnswerPlace::heap})
+        for (const OutputPlace place :
+             {OutputPlace::staged, OutputPlace::in_place, OutputPlace::heap})
           for (const int biases : {0, 1, 2})
             GpuRound(group, reseeded(c, 3 * biases),
                      {.place = place, .biases = biases, .out = biases != 1})
@@ -107,10 +93,11 @@ TEST(EpGpuNormal, SmallPlacesOfExpertOutputBiasesAndOut) {
 
 TEST(EpGpuNormal, SmallWithoutWeights) {
   SHOAL_SKIP_WITHOUT_GPU();
-  run_rounds(small(3, 2), {.weights = false});
-  run_rounds(small(3, 3), {.combine_weights = false});
-  run_rounds(small(3, 4), {.int32_topk = true});
-  run_rounds(small(3, 5), {.weights = false, .int32_topk = true, .dispatch = {.copy_out = true}});
+  run_rounds(small_case(3, 2), {.weights = false});
+  run_rounds(small_case(3, 3), {.combine_weights = false});
+  run_rounds(small_case(3, 4), {.int32_topk = true});
+  run_rounds(small_case(3, 5),
+             {.weights = false, .int32_topk = true, .dispatch = {.copy_out = true}});
 }
 
 TEST(EpGpuNormal, SmallRowTypes) {
@@ -118,15 +105,15 @@ TEST(EpGpuNormal, SmallRowTypes) {
   for (const DataType dtype : {DataType::bfloat16, DataType::float16, DataType::float32,
                                DataType::float8_e4m3, DataType::int8, DataType::uint8}) {
     SCOPED_TRACE(name_of(dtype));
-    EpCase c = small(4, 13);
+    EpCase c = small_case(4, 13);
     c.hidden = 272;
     GpuCall call{.dtype = dtype};
-    if (dtype == DataType::float16 || dtype == DataType::float32) call.answer = dtype;
-    if (dtype == DataType::int8) call.columns = 112;   // half a byte a channel and a bit
+    if (dtype == DataType::float16 || dtype == DataType::float32) call.output_dtype = dtype;
+    if (dtype == DataType::int8) call.columns = 112;   // slightly more than half a byte per channel
     if (dtype == DataType::uint8) call.columns = 544;  // as many bytes as a bfloat16 row
     run_rounds(c, call);
-    if (call.answer == dtype) {
-      call.place = AnswerPlace::in_place;
+    if (call.output_dtype == dtype) {
+      call.place = OutputPlace::in_place;
       call.biases = 2;
       run_rounds(c, call);
     }
@@ -138,7 +125,7 @@ TEST(EpGpuNormal, SmallRowTypes) {
 TEST(EpGpuNormal, SmallNvfp4RowsWithTheirScales) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t hidden : {288, 2048, 7168}) {
-    EpCase c = small(4, 14 + static_cast<std::uint64_t>(hidden));
+    EpCase c = small_case(4, 14 + static_cast<std::uint64_t>(hidden));
     c.hidden = hidden;
     GpuCall call{.dtype = DataType::uint8,
                  .columns = hidden / 2,
@@ -154,18 +141,20 @@ TEST(EpGpuNormal, SmallNvfp4RowsWithTheirScales) {
 
 TEST(EpGpuNormal, SmallFloat32GroupTakesShorterRowsAndExpertOutput) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 15);
+  const EpCase c = small_case(3, 15);
   ep::GroupOptions options = normal_options(c);
   options.dtype = DataType::float32;
   run_group(
       c,
       [&](GpuGroup& group) {
-        GpuRound(group, c, {.dtype = DataType::float32, .answer = DataType::float16, .biases = 1})
-            .run();
-        GpuRound(group, c, {.dtype = DataType::bfloat16, .answer = DataType::float32, .out = true})
+        GpuRound(group, c,
+                 {.dtype = DataType::float32, .output_dtype = DataType::float16, .biases = 1})
             .run();
         GpuRound(group, c,
-                 {.dtype = DataType::float8_e4m3, .scales = 1, .answer = DataType::bfloat16})
+                 {.dtype = DataType::bfloat16, .output_dtype = DataType::float32, .out = true})
+            .run();
+        GpuRound(group, c,
+                 {.dtype = DataType::float8_e4m3, .scales = 1, .output_dtype = DataType::bfloat16})
             .run();
       },
       options);
@@ -173,7 +162,7 @@ TEST(EpGpuNormal, SmallFloat32GroupTakesShorterRowsAndExpertOutput) {
 
 TEST(EpGpuNormal, SmallScalesOfAllLayouts) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(3, 17);
+  EpCase c = small_case(3, 17);
   c.hidden = 128;
   ep::GroupOptions options = normal_options(c);
   options.dtype = DataType::float8_e4m3;
@@ -198,9 +187,9 @@ TEST(EpGpuNormal, SmallScalesOfAllLayouts) {
 TEST(EpGpuNormal, CachedHandleGivesTheSameLayout) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t worst : {0, 4 * 24}) {
-    const EpCase c = small(4, 3);
+    const EpCase c = small_case(4, 3);
     const GpuCall call{
-        .scales = 2, .dispatch = {.worst_case_rows = worst}, .place = AnswerPlace::in_place};
+        .scales = 2, .dispatch = {.worst_case_rows = worst}, .place = OutputPlace::in_place};
     ep::GroupOptions options = normal_options(c);
     options.max_scales = 2;
     run_group(
@@ -210,7 +199,7 @@ TEST(EpGpuNormal, CachedHandleGivesTheSameLayout) {
           ep::Dispatched first = round.dispatch(round.route());
           round.check(first);
           const ep::Handle handle = first.handle;
-          first = {};  // the handle does not need the rows of its dispatch
+          first = {};  // the handle outlives the rows of its dispatch
           for (std::uint64_t repeat = 0; repeat < 3; ++repeat) {
             round.change_rows(100 + repeat);
             const ep::Dispatched again = round.dispatch(handle);
@@ -227,14 +216,14 @@ TEST(EpGpuNormal, CachedHandleGivesTheSameLayout) {
 TEST(EpGpuNormal, SmallShareOfSms) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t sms : {1, 2, 4, 8})
-    run_rounds(small(4, 19), {.dispatch = {.launch = {.sms = sms}}, .combine = {.sms = sms}});
+    run_rounds(small_case(4, 19), {.dispatch = {.launch = {.sms = sms}}, .combine = {.sms = sms}});
 }
 
 TEST(EpGpuNormal, EveryTopKUpTo32) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t ranks : {1, 3, 8})
     for (const std::int32_t top_k : {1, 2, 3, 5, 8, 9, 16, 31, 32}) {
-      EpCase c = small(ranks, 23 + top_k);
+      EpCase c = small_case(ranks, 23 + top_k);
       c.top_k = top_k;
       c.experts = ranks * 6;  // sometimes fewer than top_k: top-k slots stay empty
       run_rounds(c, {.biases = 1});
@@ -244,7 +233,7 @@ TEST(EpGpuNormal, EveryTopKUpTo32) {
 TEST(EpGpuNormal, ManyExperts) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t experts : {8, 72, 256, 1024}) {
-    EpCase c = small(8, 29);
+    EpCase c = small_case(8, 29);
     c.experts = experts;
     c.top_k = 8;
     c.max_tokens = 100;
@@ -255,38 +244,38 @@ TEST(EpGpuNormal, ManyExperts) {
 TEST(EpGpuNormal, RowsFrom16BytesTo64KiB) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t hidden : {8, 16, 24, 248, 256, 264, 520, 2048, 5128, 7168, 16384}) {
-    EpCase c = small(3, 31 + hidden);
+    EpCase c = small_case(3, 31 + hidden);
     c.hidden = hidden;
-    run_rounds(c, {.place = AnswerPlace::in_place});
+    run_rounds(c, {.place = OutputPlace::in_place});
   }
-  EpCase c = small(2, 37);
+  EpCase c = small_case(2, 37);
   c.hidden = 16384;
-  run_rounds(c, {.dtype = DataType::float32, .scales = 128, .answer = DataType::float32});
+  run_rounds(c, {.dtype = DataType::float32, .scales = 128, .output_dtype = DataType::float32});
 }
 
 TEST(EpGpuNormal, MoreTokensThanWarps) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(4, 41);
+  EpCase c = small_case(4, 41);
   c.experts = 64;
-  // A block of route takes 1024 at once, and eight of them a rank's: more than one, and more than
-  // one each.
+  // A block of the route kernel takes 1024 tokens at a time and a rank has at most eight blocks.
+  // The first case needs several blocks, the second several steps of a block.
   for (const auto& [tokens, hidden] : {std::pair{3000, 512}, {9500, 64}}) {
     c.max_tokens = tokens;
     c.hidden = hidden;
-    run_rounds(c, {.place = AnswerPlace::in_place, .samples = 200});
+    run_rounds(c, {.place = OutputPlace::in_place, .samples = 200});
   }
 }
 
 TEST(EpGpuNormal, SeveralResultsLiveAtOnce) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int32_t live : {1, 2, 3}) {
-    const EpCase c = small(3, 43);
+    const EpCase c = small_case(3, 43);
     ep::GroupOptions options = normal_options(c);
     options.live_results = live;
     run_group(
         c,
         [&](GpuGroup& group) {
-          GpuRound round(group, c, {.place = AnswerPlace::in_place});
+          GpuRound round(group, c, {.place = OutputPlace::in_place});
           const ep::Routing routing = round.route();
           std::vector<ep::Dispatched> held;
           for (std::int32_t i = 0; i < live; ++i) held.push_back(round.dispatch(routing));
@@ -295,7 +284,7 @@ TEST(EpGpuNormal, SeveralResultsLiveAtOnce) {
             round.write_expert_output(held[i]);
             round.check(round.combine(held[i]));
           }
-          held.erase(held.begin());  // released in any order, the room is found again
+          held.erase(held.begin());  // the memory of results released in any order is reused
           held.push_back(round.dispatch(routing));
           round.check(held.back());
         },
@@ -305,7 +294,7 @@ TEST(EpGpuNormal, SeveralResultsLiveAtOnce) {
 
 TEST(EpGpuNormal, OwnStreamsAndEvents) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 47);
+  const EpCase c = small_case(4, 47);
   run_group(
       c,
       [&](GpuGroup& group) {
@@ -318,8 +307,8 @@ TEST(EpGpuNormal, OwnStreamsAndEvents) {
         CUstream_st *const first = group.tensors.new_stream(), *const second =
                                                                    group.tensors.new_stream();
         const auto routed = event(), dispatched = event(), combined = event();
-        // Each call on another stream; the group keeps their order by itself, the events tell the
-        // caller.
+        // Each call uses another stream. The group keeps their order; the events order the caller's
+        // work.
         for (std::uint64_t seed = 47; seed < 50; ++seed) {
           EpCase now = c;
           now.seed = seed;
@@ -329,7 +318,7 @@ TEST(EpGpuNormal, OwnStreamsAndEvents) {
                             .launch = {.stream = first,
                                        .after = routed.get(),
                                        .done = dispatched.get()}},
-               .place = AnswerPlace::in_place,
+               .place = OutputPlace::in_place,
                .combine = {.stream = second, .after = dispatched.get(), .done = combined.get()}});
           const ep::Routing routing = round.route({.done = routed.get()});
           const ep::Dispatched got = round.dispatch(routing);
@@ -349,7 +338,7 @@ TEST(EpGpuNormal, OwnStreamsAndEvents) {
 TEST(EpGpuNormal, AfterHoldsACallBack) {
   SHOAL_SKIP_WITHOUT_GPU();
   // Events after slow work: dispatch must send the rows that this work writes.
-  const EpCase c = small(3, 53);
+  const EpCase c = small_case(3, 53);
   run_group(
       c,
       [&](GpuGroup& group) {
@@ -360,9 +349,9 @@ TEST(EpGpuNormal, AfterHoldsACallBack) {
         const std::size_t bytes = std::max<std::int64_t>(tokens * c.hidden * 2, 16);
         const Tensor big = group.tensors.empty(DataType::uint8, {std::int64_t{256} << 20});
         const Tensor x = group.tensors.empty(DataType::bfloat16, {tokens, c.hidden});
-        const auto lanes = c.topk(group.me);
+        const auto topk_idx = c.topk(group.me);
         const Tensor topk =
-            group.tensors.upload(TensorView(lanes.data(), DataType::int64, {tokens, c.top_k}));
+            group.tensors.upload(TensorView(topk_idx.data(), DataType::int64, {tokens, c.top_k}));
         const ep::Routing routing = group.group.route(topk);
         for (int value = 1; value <= 3; ++value) {
           for (int i = 0; i < 4; ++i) {
@@ -384,11 +373,11 @@ TEST(EpGpuNormal, AfterHoldsACallBack) {
 
 TEST(EpGpuNormal, AsynchronousCalls) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 59);
+  const EpCase c = small_case(4, 59);
   run_group(
       c,
       [&](GpuGroup& group) {
-        GpuRound round(group, c, {.place = AnswerPlace::in_place, .combine_weights = false});
+        GpuRound round(group, c, {.place = OutputPlace::in_place, .combine_weights = false});
         const ep::Routing routing = round.route();
         auto first = group.group.dispatch_async(round.x(), routing, round.dispatch_options());
         auto second = group.group.dispatch_async(round.x(), routing,
@@ -412,7 +401,7 @@ TEST(EpGpuNormal, AsynchronousCalls) {
 
 TEST(EpGpuNormal, SmallTwoGroupsOnHalvesOfTheWorld) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(2, 61);
+  const EpCase c = small_case(2, 61);
   run_threads(4, gpu_settings(), [&](World& world) {
     const Team half = world.team().split_2d(2).first;
     DeviceTensors tensors(world);
@@ -438,7 +427,7 @@ TEST(EpGpuNormal, SmallTwoGroupsOnHalvesOfTheWorld) {
 
 TEST(EpGpuNormal, GroupsOneAfterAnotherInTheSameMemory) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 67);
+  const EpCase c = small_case(4, 67);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
     const std::size_t before = world.heap().used();
     for (int i = 0; i < 5; ++i) {
@@ -456,7 +445,7 @@ TEST(EpGpuNormal, GroupsOneAfterAnotherInTheSameMemory) {
 
 TEST(EpGpuNormal, StatisticsCountWhatTheHostKnows) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3, 69);
+  const EpCase c = small_case(3, 69);
   run_group(
       c,
       [&](GpuGroup& group) {
@@ -490,7 +479,7 @@ TEST(EpGpuNormal, StatisticsCountWhatTheHostKnows) {
 
 TEST(EpGpuNormal, CloseWaitsForWhatIsQueued) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(4, 71);
+  const EpCase c = small_case(4, 71);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
     for (int i = 0; i < 5; ++i) {
       GpuGroup group(world, normal_options(c));
@@ -501,14 +490,14 @@ TEST(EpGpuNormal, CloseWaitsForWhatIsQueued) {
         round.combine(got);
       }
       group.group
-          .close();  // ranks' kernels may still be at it; the next group gets the same memory
+          .close();  // kernels of other ranks may still run; the next group gets the same memory
     }
   });
 }
 
 TEST(EpGpuNormal, SmallRoutingsAreNotReadOnTheHost) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(2);
+  const EpCase c = small_case(2);
   ep::GroupOptions options = options_for(c);
   run_group(
       c,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rounds of the other tests with ranks that are processes, each with a GPU or several with one.
+// The rounds of the other tests with processes as ranks, which have a GPU each or share one.
 // compute-sanitizer runs the kernels of one process one after another, so it can check ranks that
 // wait for each other only here.
 #include <gtest/gtest.h>
@@ -16,14 +16,14 @@ namespace {
 using ep::Quantize;
 using ep::Reduction;
 
-// Processes on one GPU take turns, a millisecond each, and a sanitizer makes a kernel take many of
-// them.
+// Processes on one GPU take turns of a millisecond, and under a sanitizer a kernel needs many
+// turns.
 constexpr Milliseconds kLimit{400'000};
 constexpr Milliseconds kTimeout{120'000};
 
-void run_member(const PeContext& pe, bool masks,
-                const std::function<void(GpuGroup&, const EpCase&)>& body,
-                DataType widest = DataType::bfloat16) {
+void run_pe(const PeContext& pe, bool masks,
+            const std::function<void(GpuGroup&, const EpCase&)>& body,
+            DataType widest = DataType::bfloat16) {
   Settings settings = pe.settings;
   settings.heap = "cuda";
   settings.symmetric_size = std::size_t{256} << 20;
@@ -45,14 +45,9 @@ void run_member(const PeContext& pe, bool masks,
   world.close();
 }
 
-EpCase reseeded(EpCase c, std::uint64_t by) {
-  c.seed += by;
-  return c;
-}
-
 /// A new layout, then the same layout again.
 void run_with_cached_handle(GpuGroup& group, const EpCase& c) {
-  GpuRound round(group, c, {.place = AnswerPlace::in_place});
+  GpuRound round(group, c, {.place = OutputPlace::in_place});
   const ep::Dispatched first = round.dispatch(round.route());
   round.check(first);
   round.change_rows(c.seed + 100);
@@ -62,13 +57,13 @@ void run_with_cached_handle(GpuGroup& group, const EpCase& c) {
   round.check(round.combine(again));
 }
 
-/// Expert outputs that are fetched from memory that Shoal did not allocate.
-void run_with_shared_answers(GpuGroup& group, const EpCase& c) {
+/// Combine fetches the expert output from memory that Shoal did not allocate.
+void run_with_shared_expert_output(GpuGroup& group, const EpCase& c) {
   const std::size_t bytes = static_cast<std::size_t>(c.ranks * c.max_tokens * c.hidden) * 2;
   const ForeignMemory memory(group.world, bytes, ForeignMemory::Kind::mapped);
   const SharedBuffer shared = group.world.heap().share_buffer(memory.data(), bytes);
   {
-    GpuRound round(group, c, {.place = AnswerPlace::in_place});
+    GpuRound round(group, c, {.place = OutputPlace::in_place});
     const ep::Dispatched got = round.dispatch(round.route());
     round.check(got);
     round.write_expert_output(got);
@@ -87,8 +82,8 @@ void run_with_shared_answers(GpuGroup& group, const EpCase& c) {
 }
 
 void run_normal_forms(GpuGroup& group, const EpCase& c) {
-  for (const auto place : {AnswerPlace::staged, AnswerPlace::in_place, AnswerPlace::heap})
-    GpuRound(group, c, {.place = place, .biases = place == AnswerPlace::heap ? 2 : 0}).run();
+  for (const auto place : {OutputPlace::staged, OutputPlace::in_place, OutputPlace::heap})
+    GpuRound(group, c, {.place = place, .biases = place == OutputPlace::heap ? 2 : 0}).run();
   GpuRound(group, reseeded(c, 1),
            {.dtype = DataType::float8_e4m3,
             .scales = 3,
@@ -98,31 +93,32 @@ void run_normal_forms(GpuGroup& group, const EpCase& c) {
   GpuRound(group, reseeded(c, 2),
            {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens}, .out = true})
       .run();
-  GpuRound(
-      group, reseeded(c, 3),
-      {.dtype = DataType::float32, .dispatch = {.copy_out = true}, .answer = DataType::float32})
+  GpuRound(group, reseeded(c, 3),
+           {.dtype = DataType::float32,
+            .dispatch = {.copy_out = true},
+            .output_dtype = DataType::float32})
       .run();
   run_with_cached_handle(group, reseeded(c, 4));
   EpCase few = reseeded(c, 5);  // up to three rows per token, in the memory of a rank-major result
   few.max_tokens = c.max_tokens / 4;
   check_expert_major(group.group, few, {.alignment = 4, .cached = 1}, mover(group));
-  run_with_shared_answers(group, reseeded(c, 6));
+  run_with_shared_expert_output(group, reseeded(c, 6));
 }
 
 SHOAL_PE_BODY(normal_mode) {
-  run_member(pe, false, run_normal_forms, DataType::float32);
+  run_pe(pe, false, run_normal_forms, DataType::float32);
 }
 
 /// Sums, rows and LogFMT rows, each with weights that travel early and late and with receives of
-/// both kinds; the other choices take turns.
+/// both kinds; the other options vary.
 void run_low_latency_forms(GpuGroup& group, const EpCase& c) {
   constexpr Quantize kQuantize[] = {Quantize::none, Quantize::fp8, Quantize::fp8_ue8m0};
   for (int turn = 0; turn < 4; ++turn)
-    for (int answers = 0; answers < 3; ++answers) {
-      const bool sums = answers == 0, log_fmt = answers == 2, even = turn == 0 || turn == 3;
+    for (int form = 0; form < 3; ++form) {
+      const bool sums = form == 0, log_fmt = form == 2, even = turn == 0 || turn == 3;
       GpuLowLatencyRound(
-          group, reseeded(c, static_cast<std::uint64_t>(turn * 3 + answers)),
-          {.quantize = kQuantize[(answers + turn) % 3],
+          group, reseeded(c, static_cast<std::uint64_t>(turn * 3 + form)),
+          {.quantize = kQuantize[(form + turn) % 3],
            .reduction = sums || (log_fmt && even) ? Reduction::per_rank : Reduction::exact,
            .log_fmt = log_fmt,
            .zero_copy = !log_fmt && sums == even,
@@ -133,14 +129,14 @@ void run_low_latency_forms(GpuGroup& group, const EpCase& c) {
 }
 
 SHOAL_PE_BODY(low_latency_mode) {
-  run_member(pe, false, run_low_latency_forms);
+  run_pe(pe, false, run_low_latency_forms);
 }
 SHOAL_PE_BODY(low_latency_mode_with_masks) {
-  run_member(pe, true, run_low_latency_forms);
+  run_pe(pe, true, run_low_latency_forms);
 }
 
 SHOAL_PE_BODY(rows_beyond_their_memory) {
-  run_member(pe, false, [](GpuGroup& group, const EpCase& c) {
+  run_pe(pe, false, [](GpuGroup& group, const EpCase& c) {
     const PlainInputs in(group.tensors, c, std::vector<std::int64_t>(c.max_tokens * c.top_k, 0));
     TensorView x = in.x;
     const Tensor small = group.tensors.empty(DataType::bfloat16, {1, 8});
@@ -191,12 +187,12 @@ TEST_F(EpGpuProcessesByCudaIpc, LowLatencyModeWithMasks) {
   run("low_latency_mode_with_masks");
 }
 
-// For run-gpu-tests --sanitizer, which fails where the tool does not find this. Whatever becomes of
-// the ranks.
+// For run-gpu-tests --sanitizer, which fails unless the tool reports this error. The results of the
+// ranks do not matter.
 TEST(EpGpuSanitizer, DISABLED_Control) {
   SHOAL_SKIP_WITHOUT_GPU();
-  for (const ProcessResult& member : run_pes(2, "rows_beyond_their_memory", {.limit = kLimit}))
-    std::cout << member.describe() << '\n';
+  for (const ProcessResult& pe : run_pes(2, "rows_beyond_their_memory", {.limit = kLimit}))
+    std::cout << pe.describe() << '\n';
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ void run_large(const EpCase& c, const GpuCall& call) {
   options.low_latency_max_tokens = 0;
   options.live_results = 1;
   options.dtype = call.dtype;
-  options.combine_staging = call.place == AnswerPlace::staged;
+  options.combine_staging = call.place == OutputPlace::staged;
   const std::size_t bytes = size_hint(options, c.ranks, DeviceKind::cuda).total();
   run_threads(c.ranks, gpu_settings((bytes >> 20) + 16), [&](World& world) {
     GpuGroup group(world, options);
@@ -54,7 +54,7 @@ TEST(EpGpuLarge, DeepSeekV3TrainingShape) {
              .max_tokens = 4096,
              .seed = 3,
              .holes = 0},
-            {.place = AnswerPlace::in_place, .samples = 200});
+            {.place = OutputPlace::in_place, .samples = 200});
 }
 
 TEST(EpGpuLarge, ManyTokensManyTopkSlotsManyExperts) {
@@ -77,7 +77,7 @@ TEST(EpGpuLarge, OneHotRank) {
        .max_tokens = 8192,
        .seed = 7,
        .load = Load::all_to_one},
-      {.dispatch = {.worst_case_rows = 4 * 8192}, .place = AnswerPlace::in_place, .samples = 200});
+      {.dispatch = {.worst_case_rows = 4 * 8192}, .place = OutputPlace::in_place, .samples = 200});
 }
 
 }  // namespace

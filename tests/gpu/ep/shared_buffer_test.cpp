@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// combine on GPUs of a y outside the heap: memory of any allocator that share_buffer has mapped,
-// fetched in place. The groups have no room for a copy, so none can be made.
+// combine on GPUs with y outside the heap: memory of any allocator that share_buffer has mapped is
+// fetched in place. The groups have no staging memory, so no copy can be made.
 #include <gtest/gtest.h>
 
 #include <exception>
@@ -19,16 +19,7 @@ namespace {
 
 using Kind = ForeignMemory::Kind;
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
-/// Any dtype of expert outputs, no room for copies.
+/// Expert output of any dtype, no staging memory.
 ep::GroupOptions options_of(const EpCase& c) {
   ep::GroupOptions options;
   options.max_tokens = c.max_tokens;
@@ -59,7 +50,7 @@ class Buffer {
       : owner_(owner),
         bytes_(kFront + static_cast<std::size_t>(c.ranks * c.max_tokens * c.hidden) * 4),
         memory_(owner.world, bytes_, kind) {}
-  /// Queued combines read it until all ranks have been heard of.
+  /// Queued combines read the buffer until they are complete on all ranks.
   ~Buffer() {
     if (std::uncaught_exceptions() == 0) owner_.tensors.settle();
   }
@@ -70,7 +61,7 @@ class Buffer {
     owner_.world.heap().unshare_buffer(*shared_);
     shared_.reset();
   }
-  /// The expert outputs of a round, moved here.
+  /// Copies the expert output of a round into the buffer.
   TensorView take(const TensorView& y) {
     TensorView here(memory_.data() + kFront, y.dtype, {y.shape[0], y.shape[1]});
     here.device = owner_.tensors.device();
@@ -91,24 +82,23 @@ ep::CombineOptions with_weights(const ep::Dispatched& got) {
   return options;
 }
 
-/// A dispatch whose expert outputs are in `buffer` on the ranks of `sharing`, in Dispatched::x on
-/// the others; summed and compared with the reference.
+/// Dispatches and combines. The expert output is in `buffer` on the ranks that `sharing` selects
+/// and in Dispatched::x on the others. The sums are compared with the reference.
 void check_round(GpuGroup& owner, const EpCase& c, DataType dtype, Buffer& buffer,
                  const std::function<bool(std::int32_t)>& sharing) {
-  GpuRound round(owner, c, {.dtype = dtype, .answer = dtype, .place = AnswerPlace::in_place});
+  GpuRound round(owner, c, {.dtype = dtype, .output_dtype = dtype, .place = OutputPlace::in_place});
   const ep::Dispatched got = round.dispatch(round.route());
   round.check(got);
   round.write_expert_output(got);
   TensorView y = round.y();
   if (sharing(owner.me)) {
     y = buffer.take(y);
-    if (y.bytes() > 0)
-      owner.tensors.poison(round.y());  // what lies in the heap must not be what is summed
+    if (y.bytes() > 0) owner.tensors.poison(round.y());  // combine must not read the heap
   }
   round.check(owner.group.combine(y, got.handle, with_weights(got)));
 }
 
-bool everybody(std::int32_t) {
+bool all_ranks(std::int32_t) {
   return true;
 }
 
@@ -118,32 +108,32 @@ INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuSharedBuffer, ::testing::Values(1, 2, 5, 8)
 TEST_P(EpGpuSharedBuffer, ExpertOutputOfAnyAllocatorIsFetchedFromWhereItIs) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Kind kind : {Kind::malloc, Kind::mapped, Kind::mapped_in_two_pieces})
-    run_group(small(GetParam()), [&](GpuGroup& group) {
-      Buffer buffer(group, small(GetParam()), kind);
+    run_group(small_case(GetParam()), [&](GpuGroup& group) {
+      Buffer buffer(group, small_case(GetParam()), kind);
       buffer.share();
       for (const DataType dtype : {DataType::bfloat16, DataType::float16, DataType::float32})
         for (std::uint64_t seed = 1; seed < 4; ++seed)
-          check_round(group, small(GetParam(), seed), dtype, buffer, everybody);
+          check_round(group, small_case(GetParam(), seed), dtype, buffer, all_ranks);
       buffer.unshare();
     });
 }
 
 TEST_P(EpGpuSharedBuffer, EachRankChoosesForItself) {
   SHOAL_SKIP_WITHOUT_GPU();
-  run_group(small(GetParam()), [&](GpuGroup& group) {
-    const auto other = std::make_unique<Buffer>(group, small(GetParam()), Kind::malloc);
+  run_group(small_case(GetParam()), [&](GpuGroup& group) {
+    const auto other = std::make_unique<Buffer>(group, small_case(GetParam()), Kind::malloc);
     if (group.me % 2 == 0) {  // numbers of shared ranges then differ between ranks
       other->share();
     } else {
       group.world.heap().share_buffer(nullptr, 0);
     }
-    Buffer buffer(group, small(GetParam()), Kind::malloc);
+    Buffer buffer(group, small_case(GetParam()), Kind::malloc);
     buffer.share();
     for (std::uint64_t seed = 1; seed < 4; ++seed) {
-      const auto some = [&](std::int32_t member) {
-        return (member + static_cast<std::int32_t>(seed)) % 3 != 0;
+      const auto some = [&](std::int32_t rank) {
+        return (rank + static_cast<std::int32_t>(seed)) % 3 != 0;
       };
-      check_round(group, small(GetParam(), seed), DataType::bfloat16, buffer, some);
+      check_round(group, small_case(GetParam(), seed), DataType::bfloat16, buffer, some);
     }
     buffer.unshare();
     if (group.me % 2 == 0)
@@ -156,12 +146,12 @@ TEST_P(EpGpuSharedBuffer, EachRankChoosesForItself) {
 TEST_P(EpGpuSharedBuffer, RanksWithoutRowsOrTokens) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small(GetParam());
+    EpCase c = small_case(GetParam());
     c.load = load;
     run_group(c, [&](GpuGroup& group) {
       Buffer buffer(group, c, Kind::malloc);
       buffer.share();
-      for (int i = 0; i < 2; ++i) check_round(group, c, DataType::bfloat16, buffer, everybody);
+      for (int i = 0; i < 2; ++i) check_round(group, c, DataType::bfloat16, buffer, all_ranks);
       buffer.unshare();
     });
   }
@@ -170,11 +160,11 @@ TEST_P(EpGpuSharedBuffer, RanksWithoutRowsOrTokens) {
 /// Compares with the same expert outputs in the heap, which other tests compare with the reference.
 TEST_P(EpGpuSharedBuffer, ExpertMajorOutputIsFetchedLikewise) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(GetParam());
+  EpCase c = small_case(GetParam());
   run_group(c, [&](GpuGroup& group) {
     Buffer buffer(group, c, Kind::malloc);
     buffer.share();
-    EpCase few = c;  // up to three rows a token
+    EpCase few = c;  // up to three rows per token
     few.max_tokens = c.max_tokens / 3;
     GpuRound round(group, few, {.weights = false});
     const ep::Dispatched got =
@@ -195,11 +185,11 @@ TEST_P(EpGpuSharedBuffer, ExpertMajorOutputIsFetchedLikewise) {
   });
 }
 
-/// A captured combine reads the buffer as long as it is replayed, whatever else is shared in
-/// between.
-TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
+/// Each replay of a captured combine reads the current contents of the buffer, even if another
+/// buffer is shared or unshared in between.
+TEST_P(EpGpuSharedBuffer, ReplaysFetchTheCurrentContentsOfTheBuffer) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam());
+  const EpCase c = small_case(GetParam());
   run_group(c, [&](GpuGroup& group) {
     CUstream_st* const stream = group.tensors.new_stream();
     Buffer buffer(group, c, Kind::malloc), other(group, c, Kind::mapped);
@@ -208,7 +198,7 @@ TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
     GpuRound round(
         group, c,
         {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens, .launch = {.stream = stream}},
-         .place = AnswerPlace::in_place,
+         .place = OutputPlace::in_place,
          .combine_weights = false,
          .padded = true});
     const Tensor out = group.tensors.empty(DataType::bfloat16, {c.max_tokens, c.hidden});
@@ -237,28 +227,29 @@ TEST_P(EpGpuSharedBuffer, ReplaysFetchWhatTheBufferHoldsThen) {
       write_expert_output();
       group.tensors.poison(out);
       graph.replay();
-      round.check(got);  // the rows as they were sent: what is summed lies in the buffer
+      round.check(got);  // the received rows are intact: the expert output is in the buffer
       round.check(back);
       if (replay == 1) other.share();
       if (replay == 3) other.unshare();
       if (replay % 2 == 1)
-        check_round(group, small(GetParam(), 10 + replay), DataType::float16, buffer, everybody);
+        check_round(group, small_case(GetParam(), 10 + replay), DataType::float16, buffer,
+                    all_ranks);
     }
     group.tensors.settle();
     buffer.unshare();
   });
 }
 
-TEST_P(EpGpuSharedBuffer, NumbersThatShareAnEntryComeAndGo) {
+TEST_P(EpGpuSharedBuffer, NumbersReuseTheEntriesOfTheTable) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam());
+  const EpCase c = small_case(GetParam());
   run_group(c, [&](GpuGroup& group) {
-    // More than a table has entries for (64): those of old numbers are used again.
+    // The table has 64 entries, so entries of old numbers are reused.
     for (int i = 0; i < 70; ++i) {
       Buffer buffer(group, c, Kind::malloc);
       buffer.share();
       if (i % 10 == 0 || i > 60)
-        check_round(group, small(GetParam(), i + 1), DataType::bfloat16, buffer, everybody);
+        check_round(group, small_case(GetParam(), i + 1), DataType::bfloat16, buffer, all_ranks);
       buffer.unshare();
     }
   });
@@ -266,11 +257,11 @@ TEST_P(EpGpuSharedBuffer, NumbersThatShareAnEntryComeAndGo) {
 
 TEST_P(EpGpuSharedBuffer, WhatIsNotSharedIsRefusedWithoutRoomForACopy) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam());
+  const EpCase c = small_case(GetParam());
   run_group(c, [&](GpuGroup& group) {
     Buffer buffer(group, c, Kind::malloc);
     barrier(group.world.team());  // allocation may wait for kernels that wait for this PE
-    GpuRound round(group, c, {.place = AnswerPlace::in_place});
+    GpuRound round(group, c, {.place = OutputPlace::in_place});
     const ep::Dispatched got = round.dispatch(round.route());
     round.check(got);
     round.write_expert_output(got);
@@ -285,8 +276,7 @@ TEST_P(EpGpuSharedBuffer, WhatIsNotSharedIsRefusedWithoutRoomForACopy) {
     round.check(group.group.combine(y, got.handle, with_weights(got)));
     buffer.unshare();
     refused();
-    round.check(
-        group.group.combine(round.y(), got.handle, with_weights(got)));  // no rank is out of step
+    round.check(group.group.combine(round.y(), got.handle, with_weights(got)));
   });
 }
 

@@ -18,7 +18,7 @@ namespace shoal::test {
 namespace {
 
 constexpr int kOperations = 10'000;
-// run-gpu-tests stops a program after 300 s; the rest is for the report.
+// run-gpu-tests stops a program after 300 s; the remaining time is for the report.
 constexpr std::chrono::seconds kLongest{270};
 
 EpCase soak_case(std::int32_t ranks, std::uint64_t seed) {
@@ -69,7 +69,7 @@ class Walk {
       normal_.push_back(std::make_unique<GpuRound>(
           group, c,
           GpuCall{
-              .scales = 2, .dispatch = {.worst_case_rows = most}, .place = AnswerPlace::in_place}));
+              .scales = 2, .dispatch = {.worst_case_rows = most}, .place = OutputPlace::in_place}));
     }
     std::uint64_t seed = first.seed + 50;
     for (const ExpertMajorCall& call : kExpertMajor)
@@ -103,23 +103,23 @@ class Walk {
         if (!sent_.empty() && received_.size() < 2) return low_latency_receive();
         [[fallthrough]];
       default:
-        if (!received_.empty() && answered_.size() < 2) return low_latency_answer();
-        if (!answered_.empty()) return low_latency_finish();
+        if (!received_.empty() && combining_.size() < 2) return low_latency_combine();
+        if (!combining_.empty()) return low_latency_finish();
         return combine_or_dispatch();
     }
   }
 
   void finish() {
     while (!sent_.empty()) {
-      if (received_.size() == 2) low_latency_answer();
-      if (answered_.size() == 2) low_latency_finish();
+      if (received_.size() == 2) low_latency_combine();
+      if (combining_.size() == 2) low_latency_finish();
       low_latency_receive();
     }
     while (!received_.empty()) {
-      if (answered_.size() == 2) low_latency_finish();
-      low_latency_answer();
+      if (combining_.size() == 2) low_latency_finish();
+      low_latency_combine();
     }
-    while (!answered_.empty()) low_latency_finish();
+    while (!combining_.empty()) low_latency_finish();
     while (!held_.empty()) combine();
   }
 
@@ -154,7 +154,7 @@ class Walk {
     held_.push_back({i, normal_[i]->dispatch(routings_[i])});
     normal_[i]->check(held_.back().got);
   }
-  /// The layout of a result that is still held.
+  /// Dispatches with the handle of a result that is still held.
   void dispatch_again() {
     const std::size_t i = held_.front().round;
     const ep::Handle layout = held_.front().got.handle;
@@ -179,8 +179,8 @@ class Walk {
       if (tensor->defined()) group_.tensors.poison(*tensor);
     held_.erase(at);
   }
-  /// Receives are made in the order of the sends: none is queued with its send while an earlier one
-  /// is still to be.
+  /// Receives follow the order of the sends, so a send must defer its receive while an earlier
+  /// receive is outstanding.
   template <typename Steps>
   static bool must_defer(const Steps& open) {
     return std::any_of(open.begin(), open.end(), [](const auto& step) { return step.deferred; });
@@ -197,23 +197,23 @@ class Walk {
     received_.push_back({round, pending.receive()});
     low_latency_[round]->check(received_.back().value);
   }
-  void low_latency_answer() {
+  void low_latency_combine() {
     const auto [round, got, deferred] = received_.front();
     received_.pop_front();
-    const bool defer = must_defer(answered_) || order_() % 2 == 0;
+    const bool defer = must_defer(combining_) || order_() % 2 == 0;
     low_latency_[round]->write_expert_output();
     low_latency_[round]->defer_receive(defer);
-    answered_.push_back({round, low_latency_[round]->answer(got), defer});
+    combining_.push_back({round, low_latency_[round]->combine(got), defer});
   }
   void low_latency_finish() {
-    auto [round, pending, deferred] = std::move(answered_.front());
-    answered_.pop_front();
+    auto [round, pending, deferred] = std::move(combining_.front());
+    combining_.pop_front();
     low_latency_[round]->check(pending.receive());
   }
 
   GpuGroup& group_;
-  std::mt19937_64 order_{12345};  // of all ranks
-  std::mt19937_64 delays_;        // of this one
+  std::mt19937_64 order_{12345};  // the same on all ranks
+  std::mt19937_64 delays_;        // of this rank
   std::vector<std::unique_ptr<GpuRound>> normal_;
   std::vector<std::unique_ptr<ExpertMajorRound>> expert_major_;
   std::vector<std::unique_ptr<GpuLowLatencyRound>> low_latency_;
@@ -221,7 +221,7 @@ class Walk {
   std::vector<Held> held_;
   std::deque<LowLatencyStep<ep::PendingDispatch>> sent_;
   std::deque<LowLatencyStep<ep::LowLatencyReceived>> received_;
-  std::deque<LowLatencyStep<ep::PendingCombine>> answered_;
+  std::deque<LowLatencyStep<ep::PendingCombine>> combining_;
 };
 
 void soak(std::int32_t ranks, int operations) {

@@ -175,10 +175,10 @@ TYPED_TEST(StreamAtomics, AmongEightPes) {
 
 /// Rounds of a ring on streams alone; the host checks only the end. The receiver copies each row
 /// into its log. `send(on, row, inbox, flag, round)` moves a row and sets its flag to the
-/// round, `answer(on, flag, round)` acknowledges the copy.
-template <typename Send, typename Answer>
+/// round, `acknowledge(on, flag, round)` acknowledges the copy.
+template <typename Send, typename Acknowledge>
 void run_ring(World& world, const TestStream& stream, std::size_t count, std::uint64_t rounds,
-              const Send& send, const Answer& answer) {
+              const Send& send, const Acknowledge& acknowledge) {
   const StreamOperations on(world, stream);
   const auto rows = world.heap().allocate<std::uint32_t>(rounds * count);
   const auto inbox = world.heap().allocate<std::uint32_t>(count);
@@ -192,7 +192,7 @@ void run_ring(World& world, const TestStream& stream, std::size_t count, std::ui
          round);
     on.wait_until(flags.data(), Compare::equal, round);
     on.put(log.on(world.my_pe()).subspan(first, count), Row(inbox.data(), count));
-    answer(on, flags.on(left(world))[1], round);
+    acknowledge(on, flags.on(left(world))[1], round);
     on.wait_until(flags.data() + 1, Compare::equal, round);
   }
   stream.synchronize();

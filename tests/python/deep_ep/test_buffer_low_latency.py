@@ -43,11 +43,11 @@ def make_inputs(seed=0, tokens=None):
 def expected_rows(x, topk_idx):
     """For each local expert (rows bfloat16 [n, H], source tokens [n], rows of each rank [R]),
     ordered by source rank, then token."""
-    local, everybody = E // dist.get_world_size(), of_all_ranks((x, topk_idx))
+    local, of_ranks = E // dist.get_world_size(), of_all_ranks((x, topk_idx))
     result = []
     for expert in range(dist.get_rank() * local, (dist.get_rank() + 1) * local):
-        tokens = [(idx == expert).any(1).nonzero()[:, 0] for _, idx in everybody]
-        rows = torch.cat([x_of[chosen] for (x_of, _), chosen in zip(everybody, tokens)])
+        tokens = [(idx == expert).any(1).nonzero()[:, 0] for _, idx in of_ranks]
+        rows = torch.cat([x_of[chosen] for (x_of, _), chosen in zip(of_ranks, tokens)])
         result.append((rows, torch.cat(tokens), [len(chosen) for chosen in tokens]))
     return result
 
@@ -244,7 +244,7 @@ def check_masks(_):
     check_bfloat16(_)
 
 
-def check_rank_that_does_not_answer(_):
+def check_rank_that_does_not_combine(_):
     """The others continue without it and report it."""
     os.environ["SHOAL_TIMEOUT_MS"] = "1500"
     buffer = make_buffer(enable_shrink=True)

@@ -103,6 +103,26 @@ def test_bad_ranks(monkeypatch):
         envs.init_dist(2, 2)
 
 
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_nccl_is_bound_to_the_gpu(monkeypatch, gpus):
+    passed = {}
+
+    def init_process_group(backend, init_method, world_size, rank, device_id=None):
+        passed.update(backend=backend, device_id=device_id)
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    monkeypatch.setattr(envs, "_local_rank", 0)  # init_dist sets it
+    with pytest.raises(RuntimeError, match="seen"):
+        envs.init_dist(1, 2)
+    if gpus:
+        assert passed == {"backend": "nccl", "device_id": torch.device("cuda", 1)}
+    else:
+        assert passed == {"backend": "gloo", "device_id": None}
+
+
 def test_seed_repeats():
     envs.init_seed(9)
     first = torch.rand(3), random.random()
@@ -203,7 +223,10 @@ def test_nic(monkeypatch, tmp_path):
     (tmp_path / "mlx5_9/ports/1/rate").write_text("400 Gb/sec (4X NDR)\n")
     monkeypatch.setattr(envs, "Path", lambda root, *parts: Path(tmp_path, *parts))
     assert envs.get_rdma_gbs("mlx5_9") == 50 and envs.check_fast_rdma_atomic_support("mlx5_9")
-    assert envs.get_rdma_gbs("mlx5_8") == 0 and not envs.check_fast_rdma_atomic_support("mlx5_8")
+    # Programs divide by the speed of a NIC that does not exist.
+    assert envs.get_rdma_gbs("mlx5_8") == envs.DEFAULT_RDMA_GBS == 50
+    assert envs.reported_rdma_gbs("mlx5_8") == 0
+    assert not envs.check_fast_rdma_atomic_support("mlx5_8")
     monkeypatch.setenv("EP_NIC_NAME", "mlx5_9")
     assert envs.get_rdma_gbs() == 50
     (tmp_path / "mlx5_9/hca_type").write_text("MT4129\n")
@@ -258,7 +281,7 @@ def test_find_packages(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     assert find_pkgs.find_pkg_root("made_up.part") == str(package)
     assert find_pkgs.find_pkg_root("made_up.other") is None
-    assert find_pkgs.find_pkg_root("nobody_has_this.part") is None
+    assert find_pkgs.find_pkg_root("unknown.part") is None
     for function, names in (
         (find_pkgs.find_nccl_root, ("EP_NCCL_ROOT_DIR", "NCCL_DIR")),
         (find_pkgs.find_nvshmem_root, ("EP_NVSHMEM_ROOT_DIR", "NVSHMEM_DIR")),

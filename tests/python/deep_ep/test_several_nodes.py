@@ -8,6 +8,17 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from buffer_cases import layout_of, make_inputs, my_tokens, the_buffer
+from elastic_cases import (
+    E,
+    Expected,
+    combined,
+    expert_output_of_ranks,
+    expert_output_of_slots,
+    local_expert_output,
+    make_buffer,
+)
+from elastic_cases import make_inputs as make_elastic_inputs
 from test_buffer_low_latency import check_bfloat16 as check_low_latency
 from test_buffer_low_latency import check_fp8 as check_low_latency_fp8
 from test_buffer_low_latency import check_hooks as check_low_latency_hooks
@@ -18,28 +29,14 @@ from test_buffer_normal import (
     check_growth_keeps_old_handles,
     check_internode_methods,
     check_worst_tokens,
-    layout_of,
-    make_inputs,
-    my_tokens,
-    the_buffer,
-)
-from test_elastic import (
-    E,
-    Expected,
-    expert_output_of_ranks,
-    combined,
-    make_buffer,
-    expert_output_of_slots,
-    local_expert_output,
 )
 from test_elastic import check_cached as check_elastic_cached
 from test_elastic import check_expert_major as check_elastic_expert_major
-from test_elastic import check_flat as check_elastic_flat
 from test_elastic import check_fp8_and_column_major_scales as check_elastic_fp8
 from test_elastic import check_order_of_sums as check_elastic_order_of_sums
+from test_elastic import check_rank_major as check_elastic_rank_major
 from test_elastic import check_reduction_orders_differ as check_elastic_reduction_orders_differ
 from test_elastic import check_without_cpu_sync as check_elastic_without_cpu_sync
-from test_elastic import make_inputs as make_elastic_inputs
 from torch_ranks import names_of_checks, run_checks
 
 if multiprocessing.parent_process() is not None:  # a rank, not the process that starts them

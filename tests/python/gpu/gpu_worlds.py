@@ -10,7 +10,7 @@ import torch
 
 import shoal
 
-SETTINGS = {"heap": "cuda", "symmetric_size": "512M", "timeout": 20_000}
+SETTINGS = {"heap": "cuda", "symmetric_size": "512M", "timeout": 20.0}
 
 
 def on_gpu(pes, body, **settings):
@@ -119,9 +119,9 @@ class Comm:
     def allgather(self, value):
         self._meeting.slot[self._rank] = value
         self._meeting.barrier.wait(60)
-        everybody = list(self._meeting.slot)
+        values = list(self._meeting.slot)
         self._meeting.barrier.wait(60)
-        return everybody
+        return values
 
     def bcast(self, value, root=0):
         return self.allgather(value)[root]

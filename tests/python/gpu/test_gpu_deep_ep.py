@@ -340,7 +340,7 @@ def test_normal_mode_in_a_graph():
     def body(buffer, comm):
         rank, ranks = comm.Get_rank(), comm.Get_size()
         x, topk_ids, topk_weights = make_inputs(rank, N, 12)
-        experts, everybody, out = (
+        experts, all_matrices, out = (
             local_experts(rank, ranks),
             all_experts().cuda(),
             torch.empty_like(x),
@@ -374,12 +374,12 @@ def test_normal_mode_in_a_graph():
             # A replay must not overwrite the rows or the layout of a plain call.
             rows, ids, weights, _, handle, _ = send()
             before = fetch(rows[: int((fetch(ids) >= 0).any(1).sum())])
-            kept = layer(x, topk_ids, topk_weights, everybody)
+            kept = layer(x, topk_ids, topk_weights, all_matrices)
             for to, new in zip((x, topk_ids, topk_weights), make_inputs(rank, N, 10 + seed)):
                 to.copy_(new)
             out.fill_(float("nan"))
             graph.replay()
-            assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), seed
+            assert close(out, layer(x, topk_ids, topk_weights, all_matrices), 2e-3), seed
             assert torch.equal(fetch(rows[: len(before)]), before), seed
             sums, *_ = buffer.combine(weighted_expert_output(rows, ids, weights, experts), handle)
             assert close(sums, kept, 2e-3), seed
@@ -432,7 +432,7 @@ def test_cached_dispatch_in_a_graph():
     assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
 
 
-def test_what_a_graph_cannot_capture_is_told():
+def test_what_a_graph_cannot_capture_is_reported():
     """The first call of a shape exchanges sizes. A sum of weights has no memory that outlives
     the graph."""
 

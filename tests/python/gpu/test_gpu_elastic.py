@@ -84,7 +84,7 @@ def check_in_a_graph(_):
 
 def replay(multiple):
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    experts, everybody = local_experts(rank, ranks), all_experts().cuda()
+    experts, all_matrices = local_experts(rank, ranks), all_experts().cuda()
     buffer = make_buffer(
         num_max_tokens_per_rank=16, hidden=H, num_topk=K, allow_multiple_reduction=multiple
     )
@@ -129,13 +129,13 @@ def replay(multiple):
                 to.copy_(new)
             out.fill_(float("nan"))
             graph.replay()
-            assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), (
+            assert close(out, layer(x, topk_ids, topk_weights, all_matrices), 2e-3), (
                 multiple,
                 expand,
                 seed,
             )
             step(expand)
-            assert close(out, layer(x, topk_ids, topk_weights, everybody), 2e-3), (
+            assert close(out, layer(x, topk_ids, topk_weights, all_matrices), 2e-3), (
                 multiple,
                 expand,
                 seed,

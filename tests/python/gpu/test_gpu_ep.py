@@ -100,7 +100,7 @@ def test_dispatch_and_combine():
     assert with_group(PES, body, **NORMAL) == [2] * PES
 
 
-def test_answers_in_memory_of_torch_are_fetched_from_there():
+def test_expert_output_in_memory_of_torch_is_fetched_from_there():
     """Shared buffers need no staging; this group has none (combine_staging)."""
 
     def on_world(world):
@@ -558,6 +558,6 @@ def test_a_member_that_does_not_come_is_named():
         return message
 
     messages = with_group(4, body, close=False, **{**NORMAL, "timeout": 0.5})
-    assert any("PE 2" in message and "GroupOptions.timeout" in message for message in messages), (
+    assert any("PE 2" in message and "Setting: timeout" in message for message in messages), (
         messages
     )

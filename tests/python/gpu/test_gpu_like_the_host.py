@@ -19,8 +19,14 @@ sys.path.insert(0, str(FOLDER / "deep_ep"))
 
 RANKS = {
     "deep_ep/test_buffer_normal": 4,
+    "deep_ep/test_buffer_errors": 4,
     "deep_ep/test_buffer_low_latency": 4,
+    "deep_ep/test_low_latency_forks": 4,
+    "deep_ep/test_low_latency_shapes": 4,
     "deep_ep/test_elastic": 4,
+    "deep_ep/test_hybrid": 4,
+    "deep_ep/test_elastic_arguments": 4,
+    "deep_ep/test_elastic_communication": 4,
     "deep_ep/test_several_nodes": 4,
     "deep_ep/test_int32_indices": 2,
     "deep_ep/test_callers": 8,

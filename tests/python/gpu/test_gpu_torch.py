@@ -156,7 +156,7 @@ def test_operators_run_on_the_current_stream():
             result = out.clone()
             settle()
             ranks_of_token = torch.stack(
-                [(idx // (EXPERTS // PES) == member).any(1) for member in range(PES)]
+                [(idx // (EXPERTS // PES) == pe).any(1) for pe in range(PES)]
             ).sum(0)
             close(result, fetch(x * ranks_of_token[:, None]))
             del received, out
@@ -191,17 +191,17 @@ def test_the_operators_in_a_graph():
         graph, kept = capture(layer)
         shoal.barrier(group.team)
         for factor in (1, 2, 3):
-            rows, indices, lanes = tokens_of(pe)
+            rows, indices, topk_weights = tokens_of(pe)
             (
                 x[: len(rows)].copy_(factor * rows),
                 idx[: len(rows)].copy_(indices),
-                weights[: len(rows)].copy_(lanes),
+                weights[: len(rows)].copy_(topk_weights),
             )
             out.fill_(float("nan"))
             graph.replay()
             close(
                 out[: len(rows)],
-                factor * rows * torch.where(indices < 0, 0, lanes).sum(1, keepdim=True),
+                factor * rows * torch.where(indices < 0, 0, topk_weights).sum(1, keepdim=True),
             )
         settle()
         shoal.barrier(group.team)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// capi.hpp: tests of the C ABI: PEs as threads, statuses that are expected, and views of the same
-// tensor in C and C++.
+// capi.hpp: tests of the C ABI: PEs as threads, expected statuses, and views of the same tensor in
+// C and C++.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ inline void expect_failure(shoal_status status, shoal_status wanted, const std::
   EXPECT_NE(std::string(shoal_last_error()).find(text), std::string::npos) << shoal_last_error();
 }
 
-/// Settings that end themselves.
+/// Settings that free themselves.
 class CSettings {
  public:
   CSettings() { ok(shoal_settings_create(&settings_)); }

@@ -31,7 +31,7 @@ void check(cudaError_t status, const char* what) {
   throw std::runtime_error(fmt::format("{}: {}", what, cudaGetErrorString(status)));
 }
 
-/// Pinned host memory, kept for the process: giving it back would synchronise the device.
+/// Pinned host memory, kept until the process ends: freeing it would synchronize the device.
 class Bounce {
  public:
   Bounce() {
@@ -178,7 +178,7 @@ DeviceTensors::DeviceTensors(const World& world) : memory_(std::make_shared<Memo
 DeviceTensors::~DeviceTensors() {
   try {
     settle();
-  } catch (const std::exception&) {  // the test has failed already, or will at its next call
+  } catch (const std::exception&) {  // the test has failed, or fails at its next call
   }
   for (const cudaStream_t stream : memory_->owned) (void)cudaStreamDestroy(stream);
 }
@@ -205,7 +205,8 @@ void DeviceTensors::follow(void* stream) {
 
 void DeviceTensors::unfollow(void* stream) {
   const auto last = static_cast<cudaStream_t>(stream);
-  std::erase(memory_->followed, last);  // whatever happens: it may be gone afterwards
+  // Erased even if a wait throws, because the caller may destroy the stream afterwards.
+  std::erase(memory_->followed, last);
   wait_for(last);
   settle();
 }

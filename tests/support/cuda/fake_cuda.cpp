@@ -79,8 +79,8 @@ CUresult device_attribute(int* value, CUdevice_attribute which, CUdevice) {
       {CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, options.multicast},
       {CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, options.stream_memory_ops}};
   *value = 0;
-  for (const auto& [name, answer] : known)
-    if (name == which) *value = answer;
+  for (const auto& [name, attribute] : known)
+    if (name == which) *value = attribute;
   return call.result;
 }
 CUresult device_memory(std::size_t* bytes, CUdevice) {

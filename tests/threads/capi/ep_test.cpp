@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI of groups and of normal mode with PEs as threads, bit by bit against the references of
-// ep_case.hpp.
+// checks/ep/case.hpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,16 +39,16 @@ TEST(CApiEp, RoutingSaysWhereTokensGo) {
     EXPECT_EQ(routing.ranks, c.ranks);
     EXPECT_EQ(routing.experts, c.experts);
     EXPECT_EQ(routing.rank_counts.dtype, SHOAL_NONE) << "of groups on GPUs";
-    const auto lanes = c.topk(pe.me);
-    expect_same("topk_idx", routing.topk_idx.data, lanes.data(), lanes.size() * 8, 8);
+    const auto topk_idx = c.topk(pe.me);
+    expect_same("topk_idx", routing.topk_idx.data, topk_idx.data(), topk_idx.size() * 8, 8);
     std::vector<std::int32_t> per_rank(c.ranks), per_expert(c.experts);
-    for (const std::int64_t expert : lanes)
+    for (const std::int64_t expert : topk_idx)
       if (expert >= 0) ++per_expert[expert];
     for (std::int64_t t = 0; t < routing.tokens; ++t)
       for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
         int32_t inside = -1;
         ok(shoal_ep_is_token_in_rank(&routing, t, rank, &inside));
-        const auto first = lanes.begin() + t * c.top_k;
+        const auto first = topk_idx.begin() + t * c.top_k;
         const bool wanted = std::any_of(first, first + c.top_k, [&](auto e) {
           return e >= 0 && e / c.local_experts() == rank;
         });
@@ -107,8 +107,8 @@ TEST(CApiEp, NormalModeMatchesTheReference) {
     view.topk_idx = Tensor(view_of(got.topk_idx), nullptr);
     view.topk_weights = Tensor(view_of(got.topk_weights), nullptr);
     view.rows = got.rows;
-    const Tensor answers = expert_output_of(c, pe.me, view);
-    const shoal_tensor y = c_tensor(answers);
+    const Tensor expert_output = expert_output_of(c, pe.me, view);
+    const shoal_tensor y = c_tensor(expert_output);
     shoal_ep_combined combined = SHOAL_EP_COMBINED_INIT;
     ok(shoal_ep_combine(pe.group, &y, got.handle, &combining, &combined));
     EXPECT_EQ(combined.x.data, out.data());

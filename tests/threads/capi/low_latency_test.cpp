@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI of low-latency mode with PEs as threads, bit by bit against the references of
-// ep_case.hpp.
+// checks/ep/case.hpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -115,7 +115,7 @@ TEST(CApiLowLatency, LogFmtAndCopiedHandle) {
     ok(shoal_ep_low_latency_handle_copy(got.handle, &handle));
     ok(shoal_ep_low_latency_received_release(&got));
     const Tensor out = Tensor::empty(DataType::bfloat16, {c.tokens(pe.me), c.hidden});
-    const shoal_tensor target = c_tensor(out), answers = c_tensor(y);
+    const shoal_tensor target = c_tensor(out), expert_output = c_tensor(y);
     shoal_ep_low_latency_combine_options combining = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
     combining.log_fmt = 1;
     combining.reduction = SHOAL_EXACT;
@@ -125,7 +125,7 @@ TEST(CApiLowLatency, LogFmtAndCopiedHandle) {
     const shoal_tensor waited_tensor = c_tensor({waited.data(), DataType::int64, {c.ranks}});
     combining.wait_ns = &waited_tensor;
     shoal_ep_pending_combine* pending = nullptr;
-    ok(shoal_ep_low_latency_combine(pe.group, &answers, &pe.topk_idx, &pe.weights, handle,
+    ok(shoal_ep_low_latency_combine(pe.group, &expert_output, &pe.topk_idx, &pe.weights, handle,
                                     &combining, &pending));
     shoal_ep_combined combined = SHOAL_EP_COMBINED_INIT;
     ok(shoal_ep_pending_combine_receive(pending, &combined));

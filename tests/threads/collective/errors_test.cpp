@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments that collectives reject, and PEs that disagree or do not come.
+// Arguments that collectives reject, and PEs that disagree or do not call.
 #include <gtest/gtest.h>
 
 #include <chrono>

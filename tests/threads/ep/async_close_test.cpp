@@ -90,7 +90,7 @@ TEST(EpAsyncClose, LaterCallsThrowClosed) {
   for (Rank& rank : leave_running(wide(2), 1, true, [](World&) {})) {
     try {
       rank.group.dispatch_async(rank.in.x, rank.routing);
-      FAIL() << "the world is closed";
+      FAIL() << "a dispatch on a closed world returned";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::closed);
     }
@@ -115,7 +115,7 @@ TEST(EpAsyncClose, OperationWithoutItsPeersFails) {
 }
 
 // An operation that waits for a promise that is never kept.
-TEST(EpAsyncClose, OperationAfterAFutureThatNeverComesFails) {
+TEST(EpAsyncClose, OperationAfterAFutureThatIsNeverReadyFails) {
   const EpCase c = wide(1);
   Rank rank(c, 0);
   std::promise<void> never;
@@ -128,7 +128,7 @@ TEST(EpAsyncClose, OperationAfterAFutureThatNeverComesFails) {
   });
   try {
     rank.futures[0].get();
-    FAIL() << "it has not begun";
+    FAIL() << "an operation that never began returned a result";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::closed);
   }

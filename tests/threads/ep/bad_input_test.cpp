@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every call of ep::Group with bad arguments: a clear Error, nothing changed, the group goes on
-// working.
+// Every call of ep::Group with bad arguments: it throws a precise Error, changes nothing and leaves
+// the group usable.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ EpCase small(std::int32_t ranks) {
 
 #define EXPECT_ERROR(code, text, call) expect_error(code, text, [&] { call; })
 
-TEST(EpBadInput, EveryCallSaysWhatIsWrongAndTheGroupGoesOn) {
+TEST(EpBadInput, EveryCallNamesTheBadArgumentAndLeavesTheGroupUsable) {
   const EpCase c = small(2);
   run_threads(2, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
@@ -208,7 +208,7 @@ TEST(EpBadInput, OptionsOfLowLatencyCombine) {
     refused("wait_ns has no data", {.wait_ns = TensorView(nullptr, DataType::int64, {c.ranks})});
     refused("reduction has the unknown value 7", {.reduction = static_cast<ep::Reduction>(7)});
 
-    // What is allowed is filled in, and the group has stayed in step.
+    // Valid options work afterwards: no call that threw has changed the group.
     std::memset(waited.data, 0, waited.bytes());
     const TensorView good(out.data, DataType::bfloat16, {tokens, c.hidden}),
         nanoseconds(waited.data, DataType::int64, {c.ranks});
@@ -223,7 +223,7 @@ TEST(EpBadInput, OptionsOfLowLatencyCombine) {
   });
 }
 
-TEST(EpBadInput, ErrorsOfAsynchronousCallsComeOutOfTheFuture) {
+TEST(EpBadInput, FuturesThrowErrorsOfAsynchronousCalls) {
   const EpCase c = small(2);
   run_threads(2, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
@@ -266,9 +266,9 @@ TEST(EpBadInput, TokensAndRanksThatARoutingDoesNotHave) {
       EXPECT_ERROR(Code::invalid_argument, "is_token_in_rank",
                    routing.is_token_in_rank(token, rank));
     EXPECT_ERROR(Code::invalid_argument, "is_token_in_rank", ep::Routing{}.is_token_in_rank(0, 0));
-    const auto lanes = c.topk(world.my_pe());
+    const auto topk_idx = c.topk(world.my_pe());
     for (std::int64_t t = 0; t < tokens; ++t) {
-      const auto ranks = ranks_of(c, lanes.data() + t * c.top_k);
+      const auto ranks = ranks_of(c, topk_idx.data() + t * c.top_k);
       for (std::int32_t rank = 0; rank < c.ranks; ++rank)
         EXPECT_EQ(routing.is_token_in_rank(t, rank),
                   std::find(ranks.begin(), ranks.end(), rank) != ranks.end());
@@ -341,7 +341,7 @@ TEST(EpBadInput, RanksThatDisagreeAllGetTheSameError) {
         Code::mismatch, "weights",
         group.dispatch(in.x, routing,
                        {.weights = world.my_pe() == 1 ? TensorView(in.weights) : TensorView()}));
-    check_normal(group, c);  // still in step
+    check_normal(group, c);  // the group stays usable
   });
 }
 
@@ -369,7 +369,7 @@ TEST(EpBadInput, UnequalNodesAreNamed) {
                    "equally many ranks on every node: 2 share memory with PE 0, 1 with PE 2",
                    ep::Group(three, options_for(small(3))));
     EpCase half = small(2);
-    ep::Group group(world.node_team(), options_for(half));  // one group a node, of the same size
+    ep::Group group(world.node_team(), options_for(half));  // one group per node, of the same size
     check_normal(group, half);
   });
 }

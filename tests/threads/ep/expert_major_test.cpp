@@ -34,25 +34,16 @@ void run_case(const EpCase& c, const ExpertMajorCall& call) {
   });
 }
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
 class EpExpertMajor : public ::testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EpExpertMajor, ::testing::Values(1, 2, 3, 5, 8));
 
 TEST_P(EpExpertMajor, AlignmentsWithExactSizes) {
   for (const std::int32_t alignment : {1, 16, 128})
-    run_case(small(GetParam()), {.alignment = alignment});
+    run_case(small_case(GetParam()), {.alignment = alignment});
 }
 
 TEST_P(EpExpertMajor, WorstCaseRowsCopyOutAndCachedHandles) {
-  const EpCase c = small(GetParam(), 5);
+  const EpCase c = small_case(GetParam(), 5);
   for (const std::int32_t alignment : {1, 16, 128}) {
     run_case(c, {.alignment = alignment, .worst_case = true, .cached = 2});
     run_case(c, {.alignment = alignment, .copy_out = true, .cached = 1});
@@ -61,17 +52,18 @@ TEST_P(EpExpertMajor, WorstCaseRowsCopyOutAndCachedHandles) {
 }
 
 TEST_P(EpExpertMajor, BiasesAndExpertOutputOfAnyKind) {
-  const EpCase c = small(GetParam(), 7);
+  const EpCase c = small_case(GetParam(), 7);
   run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
   run_case(c, {.alignment = 8, .biases = 2, .in_place = true});
-  run_case(c, {.dtype = DataType::float16, .answer = DataType::float16, .biases = 2});
-  run_case(c,
-           {.dtype = DataType::float32, .answer = DataType::float32, .alignment = 3, .biases = 1});
-  run_case(c, {.dtype = DataType::float32, .answer = DataType::bfloat16, .alignment = 4});
+  run_case(c, {.dtype = DataType::float16, .output_dtype = DataType::float16, .biases = 2});
+  run_case(
+      c,
+      {.dtype = DataType::float32, .output_dtype = DataType::float32, .alignment = 3, .biases = 1});
+  run_case(c, {.dtype = DataType::float32, .output_dtype = DataType::bfloat16, .alignment = 4});
 }
 
 TEST_P(EpExpertMajor, Float8RowsCarryTheirScales) {
-  EpCase c = small(GetParam(), 9);
+  EpCase c = small_case(GetParam(), 9);
   c.hidden = 256;
   run_case(c,
            {.dtype = DataType::float8_e4m3, .scales = 2, .scale_columns = true, .alignment = 128});
@@ -84,7 +76,7 @@ TEST_P(EpExpertMajor, Float8RowsCarryTheirScales) {
 
 TEST_P(EpExpertMajor, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small(GetParam());
+    EpCase c = small_case(GetParam());
     c.load = load;
     run_case(c, {.alignment = 16});
     run_case(c, {.alignment = 16, .worst_case = true});
@@ -116,7 +108,7 @@ TEST(EpExpertMajorMode, RandomShapes) {
 }
 
 TEST(EpExpertMajorMode, RankMajorAndExpertMajorInOneGroupInTurn) {
-  const EpCase c = small(4, 11);
+  const EpCase c = small_case(4, 11);
   const ExpertMajorCall call{.alignment = 16, .cached = 1};
   ep::GroupOptions options = expert_major_options(c, call);
   run_group(c, options, [&](World& world, ep::Group& group) {
@@ -126,7 +118,7 @@ TEST(EpExpertMajorMode, RankMajorAndExpertMajorInOneGroupInTurn) {
       check_normal(group, now);
       check_expert_major(group, now, call, host_tensors());
     }
-    // Both of one routing, held at the same time, and combined in the other order.
+    // Both layouts of one routing are held at the same time and combined in reverse order.
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
     const ep::Dispatched expert_major =
@@ -161,7 +153,7 @@ std::pair<Code, std::string> thrown(const std::function<void()>& call) {
 }
 
 TEST(EpExpertMajorMode, RanksThatDifferAreReported) {
-  const EpCase c = small(3, 13);
+  const EpCase c = small_case(3, 13);
   run_group(c, expert_major_options(c, {.alignment = 16}), [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
@@ -179,7 +171,7 @@ TEST(EpExpertMajorMode, RanksThatDifferAreReported) {
 }
 
 TEST(EpExpertMajorMode, BadArgumentsLeaveTheGroupUsable) {
-  const EpCase c = small(2, 15);
+  const EpCase c = small_case(2, 15);
   const ExpertMajorCall call{.alignment = 4};
   run_group(c, expert_major_options(c, call), [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
@@ -253,7 +245,7 @@ TEST(EpExpertMajorMode, ResultsThatDoNotFitAreRefusedOnAllRanks) {
 }
 
 TEST(EpExpertMajorMode, SmallRowsMakeRoomForMore) {
-  // Float8 rows in a group made for bfloat16 ones: about twice as many fit, gaps included.
+  // Float8 rows in a group created for bfloat16 rows: about twice as many fit, including gaps.
   const EpCase c{.ranks = 2,
                  .experts = 4,
                  .top_k = 2,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages about a failed group name the rank that failed first, not a rank that gave up because of
-// it.
+// Messages about a failed group name the rank that failed first, not a rank that timed out because
+// of it.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -21,8 +21,8 @@ std::string message_of(ep::Group& group, const Inputs& in, const ep::Routing& ro
   return "";
 }
 
-// PE 0 waits for PE 1, which does not come. PE 2 calls afterwards.
-TEST(EpFirstCause, ALaterCallNamesThePeThatDidNotCome) {
+// PE 0 waits for PE 1, which does not call dispatch. PE 2 calls it later.
+TEST(EpFirstCause, ALaterCallNamesTheMissingPe) {
   const EpCase c{.ranks = 3, .experts = 6, .top_k = 2, .hidden = 64, .max_tokens = 8, .seed = 1};
   std::atomic<bool> failed{false}, seen{false};
   const auto wait_until = [](const std::atomic<bool>& flag) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a group counts, what it owns and what it gives back.
+// Statistics of a group, the resources that it owns, and their release.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -14,17 +14,8 @@
 namespace shoal::test {
 namespace {
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
 TEST(EpLifecycle, StatisticsCountEveryOperationAndRow) {
-  const EpCase c = small(4, 5);
+  const EpCase c = small_case(4, 5);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const std::int32_t me = world.my_pe();
@@ -58,7 +49,7 @@ TEST(EpLifecycle, StatisticsCountEveryOperationAndRow) {
 }
 
 TEST(EpLifecycle, WaitTimeIsThatOfALateRank) {
-  const EpCase c = small(2, 6);
+  const EpCase c = small_case(2, 6);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
@@ -71,7 +62,7 @@ TEST(EpLifecycle, WaitTimeIsThatOfALateRank) {
 }
 
 TEST(EpLifecycle, OptionsAreThoseGiven) {
-  const EpCase c = small(2);
+  const EpCase c = small_case(2);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.dtype = DataType::float32;
@@ -97,7 +88,7 @@ TEST(EpLifecycle, OptionsAreThoseGiven) {
 }
 
 TEST(EpLifecycle, MovingAGroupMovesItsMemory) {
-  const EpCase c = small(3), other = small(3, 9);
+  const EpCase c = small_case(3), other = small_case(3, 9);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     const std::size_t none = world.heap().used();
     ep::Group group(world.team(), options_for(c));
@@ -120,7 +111,7 @@ std::ptrdiff_t entries(const char* directory) {
   return std::distance(std::filesystem::directory_iterator(directory), {});
 }
 
-/// Waits a moment for `count` to come down: a joined thread leaves /proc a little later.
+/// Waits briefly for `count` to fall, because a joined thread disappears from /proc with a delay.
 void expect_entries(const char* directory, std::ptrdiff_t count) {
   for (int i = 0; i < 2000 && entries(directory) > count; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -128,7 +119,7 @@ void expect_entries(const char* directory, std::ptrdiff_t count) {
 }
 
 TEST(EpLifecycle, TwoHundredGroupsLeaveNothingBehind) {
-  const EpCase c = small(2);
+  const EpCase c = small_case(2);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     const auto cycle = [&](bool close) {
       ep::GroupOptions options = options_for(c);
@@ -156,7 +147,7 @@ TEST(EpLifecycle, TwoHundredGroupsLeaveNothingBehind) {
   });
 }
 
-/// Every call of a group, for tests of groups that cannot do any.
+/// Makes every call of a group; for groups on which each call must fail.
 std::vector<std::pair<const char*, std::function<void(ep::Group&)>>> all_operations(
     const EpCase& c) {
   const auto in = std::make_shared<Inputs>(c, 0);
@@ -180,7 +171,7 @@ std::vector<std::pair<const char*, std::function<void(ep::Group&)>>> all_operati
 }
 
 TEST(EpLifecycle, AClosedGroupRefusesEveryOperation) {
-  const EpCase c = small(1);
+  const EpCase c = small_case(1);
   run_threads(1, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, 0);
@@ -195,8 +186,8 @@ TEST(EpLifecycle, AClosedGroupRefusesEveryOperation) {
   });
 }
 
-TEST(EpLifecycle, AGroupThatWasNeverMadeRefusesEveryCall) {
-  const EpCase c = small(1);
+TEST(EpLifecycle, ADefaultConstructedGroupRefusesEveryCall) {
+  const EpCase c = small_case(1);
   ep::Group group;
   group.close();
   for (const auto& [name, operation] : all_operations(c)) {

@@ -47,7 +47,7 @@ void run_case(const EpCase& c) {
       for (const auto reduction : {ep::Reduction::exact, ep::Reduction::per_rank})
         check_log_fmt(group, c, reduction);
     check_low_latency(group, c, ep::Reduction::exact,
-                      false);  // where bfloat16 rows lay in rows of LogFMT before
+                      false);  // bfloat16 rows in memory that held LogFMT rows before
   });
 }
 

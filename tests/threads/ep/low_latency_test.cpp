@@ -64,7 +64,7 @@ TEST_P(EpLowLatency, NoTokensIdleRanksAndOneHotExpert) {
   }
 }
 
-TEST(EpLowLatencyMode, LogFmtComesBackWithinItsError) {
+TEST(EpLowLatencyMode, LogFmtReturnsWithinItsError) {
   for (const std::int64_t hidden : {1024, 512, 640}) {
     EpCase c = small(3, 4);
     c.hidden = hidden;
@@ -98,21 +98,19 @@ TEST(EpLowLatencyMode, LogFmtComesBackWithinItsError) {
         ASSERT_NEAR(a, float_of_bf16(levels.as<std::uint16_t>()[i]), std::fabs(a) * 0.03F + 1e-6F);
         differs |= a != b;
       }
-      if (exact.size() > 1000) EXPECT_TRUE(differs) << "nothing was encoded";
+      if (exact.size() > 1000) EXPECT_TRUE(differs) << "no value was encoded";
     });
   }
 }
 
-TEST(EpLowLatencyMode,
-     ReceiveIsDeferredAndHoldsNothing) {  // send and receive are separate; work of the caller
-                                          // runs between
+// The caller works between send and receive.
+TEST(EpLowLatencyMode, ReceiveIsDeferredAndHoldsNothing) {
   const EpCase c = small(4, 5);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     ep::PendingDispatch pending;
     if (world.my_pe() == 0) {
-      // The others cannot be ready to receive before PE 0 has sent; their send has returned all the
-      // same.
+      // The others cannot be ready to receive before PE 0 has sent, but their send has returned.
       sync(world.team());
       pending = group.low_latency_dispatch(in.x, in.topk_idx, {.quantize = ep::Quantize::none});
     } else {
@@ -133,25 +131,26 @@ TEST(EpLowLatencyMode,
       return group.low_latency_combine(y, in.topk_idx, in.weights, got.handle,
                                        {.zero_copy = true, .reduction = ep::Reduction::exact});
     };
-    ep::PendingCombine answers;
-    if (world.my_pe() != 0) answers = combine();
-    if (world.my_pe() != 0) EXPECT_FALSE(answers.ready());
+    ep::PendingCombine pending_combine;
+    if (world.my_pe() != 0) pending_combine = combine();
+    if (world.my_pe() != 0) EXPECT_FALSE(pending_combine.ready());
     sync(world.team());
-    if (world.my_pe() == 0) answers = combine();
+    if (world.my_pe() == 0) pending_combine = combine();
     sync(world.team());
-    EXPECT_TRUE(answers.ready());
-    const Tensor out = answers.receive();
+    EXPECT_TRUE(pending_combine.ready());
+    const Tensor out = pending_combine.receive();
     const auto wanted = expected_low_latency(c, world.my_pe(), ep::Reduction::exact);
     expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
-    EXPECT_THROW(answers.receive(), Error);
+    EXPECT_THROW(pending_combine.receive(), Error);
     // The view was for that combine; the next one is sent from elsewhere.
     expect_error(Code::invalid_argument,
                  "with zero_copy y must be the view that next_combine_buffer returned", combine);
-    EXPECT_THROW(answers.ready(), Error);
+    EXPECT_THROW(pending_combine.ready(), Error);
   });
 }
 
-TEST(EpLowLatencyMode, TwoResultsLiveAtOnce) {  // the two halves never mix
+// The two halves never mix.
+TEST(EpLowLatencyMode, TwoResultsLiveAtOnce) {
   const EpCase a = small(4, 6);
   EpCase b = a;
   b.seed = 7;
@@ -163,7 +162,7 @@ TEST(EpLowLatencyMode, TwoResultsLiveAtOnce) {  // the two halves never mix
         group.low_latency_dispatch(in_b.x, in_b.topk_idx, {.quantize = ep::Quantize::none});
     const ep::LowLatencyReceived got_a = first.receive(), got_b = second.receive();
     check_low_latency_received(a, world.my_pe(),
-                               got_a);  // the second has not touched what the first received
+                               got_a);  // the second dispatch has not changed the first result
     check_low_latency_received(b, world.my_pe(), got_b);
     ep::PendingCombine back_a = group.low_latency_combine(
         got_a.x, in_a.topk_idx, in_a.weights, got_a.handle, {.reduction = ep::Reduction::exact});
@@ -173,12 +172,12 @@ TEST(EpLowLatencyMode, TwoResultsLiveAtOnce) {  // the two halves never mix
     const auto check = [&](const EpCase& c, const Inputs& in, const Tensor& out) {
       for (std::int64_t t = 0; t < c.tokens(world.my_pe()); ++t) {
         float weight = 0;
-        const auto lanes = c.topk(world.my_pe());
+        const auto topk_idx = c.topk(world.my_pe());
         for (std::int64_t ch = 0; ch < c.hidden; ++ch) {
           float sum = 0;
           for (std::int32_t k = 0; k < c.top_k; ++k) {
             weight = in.weights.as<float>()[t * c.top_k + k];
-            if (lanes[t * c.top_k + k] >= 0)
+            if (topk_idx[t * c.top_k + k] >= 0)
               sum += weight * float_of_bf16(c.value(world.my_pe(), t, ch));
           }
           ASSERT_EQ(out.as<std::uint16_t>()[t * c.hidden + ch], bf16_of(sum));
@@ -213,7 +212,7 @@ TEST(EpLowLatencyMode, StatisticsAddUp) {
     for (std::int32_t e = 0; e < c.local_experts(); ++e)
       EXPECT_EQ(counts.as<std::int32_t>()[e], 3 * wanted.tokens_per_expert[e]);
     if (world.my_pe() == 0)
-      EXPECT_GT(waited.as<std::int64_t>()[1], 10'000'000) << "PE 1 came 30 ms late";
+      EXPECT_GT(waited.as<std::int64_t>()[1], 10'000'000) << "PE 1 was 30 ms late";
     sync(world.team());
   });
 }
@@ -246,7 +245,7 @@ TEST(EpLowLatencyMode, WithoutMasksATimeoutNamesTheRankAndClosesTheGroup) {
           }
           try {
             group.low_latency_dispatch(in.x, in.topk_idx);
-            ADD_FAILURE() << "a failed group went on";
+            ADD_FAILURE() << "a failed group accepted a call";
           } catch (const Error& error) {
             EXPECT_EQ(error.code(), Code::closed);
           }

@@ -37,7 +37,7 @@ void run_case(const EpCase& c, std::chrono::milliseconds timeout,
 class EpMask : public testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Nodes, EpMask, testing::Values(1, 2, 4));
 
-TEST_P(EpMask, ARankThatStopsIsMaskedAndTheOthersGoOn) {
+TEST_P(EpMask, ARankThatStopsIsMaskedAndTheOthersContinue) {
   const EpCase c = small(12, GetParam());
   constexpr std::int32_t kGone = 2;
   constexpr std::chrono::milliseconds kTimeout(800);
@@ -54,7 +54,7 @@ TEST_P(EpMask, ARankThatStopsIsMaskedAndTheOthersGoOn) {
       const auto start = std::chrono::steady_clock::now();
       round.run(group, false);
       const auto elapsed = std::chrono::steady_clock::now() - start;
-      if (i > 0) EXPECT_LT(elapsed, kTimeout * 3 / 4) << "a masked rank is not waited for again";
+      if (i > 0) EXPECT_LT(elapsed, kTimeout * 3 / 4) << "no rank waits again for a masked rank";
     }
     EXPECT_EQ(group.masked(), mask);
     EXPECT_THROW(group.set_mask(world.my_pe(), true), Error);
@@ -66,7 +66,7 @@ TEST_P(EpMask, ARankThatStopsIsMaskedAndTheOthersGoOn) {
 
 // All ranks of a node stop. Waiting for them one after another would let the live ranks time out on
 // each other.
-TEST_P(EpMask, SeveralThatStopAreMaskedAndTheOthersKeepEachOther) {
+TEST_P(EpMask, SeveralThatStopAreMaskedAndTheOthersContinueTogether) {
   const EpCase c = small(15, GetParam());
   constexpr std::chrono::milliseconds kTimeout(600);
   run_case(c, kTimeout, [&](World& world, ep::Group& group) {
@@ -81,7 +81,7 @@ TEST_P(EpMask, SeveralThatStopAreMaskedAndTheOthersKeepEachOther) {
   });
 }
 
-TEST_P(EpMask, ALiveRankIsLeftOutAndComesBack) {
+TEST_P(EpMask, ALiveRankIsMaskedAndReturns) {
   const EpCase c = small(13, GetParam());
   constexpr std::int32_t kOut = 2;
   run_case(c, std::chrono::seconds(20), [&](World& world, ep::Group& group) {

@@ -41,7 +41,7 @@ Settings settings_for(const EpCase& c) {
   return settings;
 }
 
-/// How what travels between nodes is cut.
+/// How rows between nodes are split into chunks.
 struct Chunks {
   std::size_t bytes = Settings{}.ep_chunk;
   std::int64_t depth = Settings{}.ep_depth;
@@ -114,7 +114,7 @@ TEST_P(EpNodes, ExpertMajorLayoutScalesBiasesAndCachedHandles) {
         ExpertMajorCall{
             .dtype = DataType::float8_e4m3, .scales = 3, .scale_columns = true, .alignment = 8},
         ExpertMajorCall{.dtype = DataType::float32,
-                        .answer = DataType::float32,
+                        .output_dtype = DataType::float32,
                         .weights = false,
                         .biases = 1}}) {
     run_threads(c.ranks, settings_for(c), [&](World& world) {
@@ -210,11 +210,10 @@ TEST_P(EpNodes, LowLatencyStatisticsAddUp) {
       return TensorView(values.data(), type, {static_cast<std::int64_t>(values.size())});
     };
     const Pe late = c.ranks - 1;  // on another node than PE 0
-    const auto be_late =
-        [&] {  // than the others, which start together: threads may have come 40 ms apart
-          sync(world.team());
-          if (world.my_pe() == late) std::this_thread::sleep_for(std::chrono::milliseconds(80));
-        };
+    const auto be_late = [&] {    // the others start together: threads may arrive 40 ms apart
+      sync(world.team());
+      if (world.my_pe() == late) std::this_thread::sleep_for(std::chrono::milliseconds(80));
+    };
     for (int i = 0; i < 3; ++i) {
       if (i == 0) be_late();
       const ep::LowLatencyReceived got =
@@ -234,16 +233,16 @@ TEST_P(EpNodes, LowLatencyStatisticsAddUp) {
       EXPECT_EQ(counts[e], 3 * wanted.tokens_per_expert[e]);
     if (world.my_pe() == 0) {
       EXPECT_GT(waited[static_cast<std::size_t>(late)], 30'000'000)
-          << "PE " << late << " came 80 ms late";
+          << "PE " << late << "  was 80 ms late";
       EXPECT_GT(waited_back[static_cast<std::size_t>(late)], 30'000'000)
-          << "PE " << late << " answered 80 ms late";
+          << "PE " << late << " was 80 ms late";
     }
     EXPECT_GE(*std::min_element(waited.begin(), waited.end()), 0);
     EXPECT_GE(*std::min_element(waited_back.begin(), waited_back.end()), 0);
   });
 }
 
-// Such ranks would read sums as rows.
+// Ranks that round at different places would read sums as rows.
 TEST(EpNodesMode, RanksThatRoundAtDifferentPlacesAreDistinguished) {
   const EpCase c = small({4, 2}, 13);
   run_case(c, [&](World& world, ep::Group& group) {
@@ -305,7 +304,8 @@ TEST(EpNodesMode, SeveralGroupsOfDifferentPes) {
   });
 }
 
-TEST(EpNodesMode, EveryFormOverANetwork) {  // as above, where nothing else joins the nodes
+// Only the network connects the nodes.
+TEST(EpNodesMode, EveryFormOverANetwork) {
   SHOAL_SKIP_WITHOUT_OFI();
   const EpCase c = small({4, 2}, 32);
   Settings settings = settings_for(c);
@@ -336,7 +336,7 @@ TEST(EpNodesMode, WarmUp) {
   });
 }
 
-TEST(EpNodesMode, ARankThatDoesNotComeIsNamed) {
+TEST(EpNodesMode, AMissingRankIsNamed) {
   const EpCase c = small({4, 2}, 35);
   Settings settings = settings_for(c);
   settings.timeout = std::chrono::milliseconds(1000);
@@ -346,9 +346,9 @@ TEST(EpNodesMode, ARankThatDoesNotComeIsNamed) {
     if (world.my_pe() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     try {
       group.dispatch(in.x, group.route(in.topk_idx));
-      ADD_FAILURE() << "PE " << world.my_pe() << " got rows although PE 2 came too late";
+      ADD_FAILURE() << "PE " << world.my_pe() << " got rows although PE 2 was late";
     } catch (const Error& error) {
-      if (world.my_pe() == 2) return;  // the others gave up
+      if (world.my_pe() == 2) return;  // the others have timed out
       EXPECT_TRUE(error.code() == Code::timeout || error.code() == Code::peer_failed)
           << error.what();
       EXPECT_NE(std::string(error.what()).find("PE 2"), std::string::npos) << error.what();

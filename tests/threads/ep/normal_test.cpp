@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode with PEs as threads (E1, E2 inside a node, E4, A11), bit by bit against the naive
-// reference.
+// Normal mode with PEs as threads, bit by bit against the naive reference.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -22,27 +21,18 @@ void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& bo
   });
 }
 
-EpCase small(std::int32_t ranks, std::uint64_t seed = 1) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
-
 class EpNormal : public ::testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EpNormal, ::testing::Values(1, 2, 3, 5, 8));
 
 TEST_P(EpNormal, DispatchAndCombineMatchTheReference) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed)
-    run_case(small(GetParam(), seed),
-             [&](World&, ep::Group& group) { check_normal(group, small(GetParam(), seed)); });
+    run_case(small_case(GetParam(), seed),
+             [&](World&, ep::Group& group) { check_normal(group, small_case(GetParam(), seed)); });
 }
 
 TEST_P(EpNormal, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small(GetParam());
+    EpCase c = small_case(GetParam());
     c.load = load;
     run_case(c, [&](World&, ep::Group& group) {
       check_normal(group, c);
@@ -52,7 +42,7 @@ TEST_P(EpNormal, NoTokensIdleRanksAndOneHotExpert) {
 }
 
 TEST_P(EpNormal, WorstCaseRowsAlignmentAndCopyOut) {
-  const EpCase c = small(GetParam(), 5);
+  const EpCase c = small_case(GetParam(), 5);
   run_case(c, [&](World&, ep::Group& group) {
     check_normal(group, c, {.expert_alignment = 16});
     check_normal(group, c, {.worst_case_rows = c.ranks * c.max_tokens});
@@ -64,7 +54,7 @@ TEST_P(EpNormal, WorstCaseRowsAlignmentAndCopyOut) {
 }
 
 TEST(EpNormalMode, SeveralThreadsPerPe) {
-  const EpCase c = small(3, 9);
+  const EpCase c = small_case(3, 9);
   for (const bool by_setting : {false, true}) {  // GroupOptions.threads, or SHOAL_EP_THREADS
     Settings settings = ep_settings();
     settings.ep_threads = by_setting ? 3 : 1;
@@ -85,8 +75,9 @@ TEST(EpNormalMode, SeveralThreadsPerPe) {
   }
 }
 
-TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {  // the routing of one dispatch is reused
-  const EpCase c = small(4, 3);
+// The routing of one dispatch is reused.
+TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {
+  const EpCase c = small_case(4, 3);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     const ep::Dispatched first =
@@ -105,7 +96,7 @@ TEST(EpNormalMode, CachedHandleGivesTheSameLayout) {  // the routing of one disp
 }
 
 TEST(EpNormalMode, BiasIsAddedFirst) {
-  const EpCase c = small(3, 11);
+  const EpCase c = small_case(3, 11);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     const auto tokens = c.tokens(world.my_pe());
@@ -131,7 +122,7 @@ TEST(EpNormalMode, BiasIsAddedFirst) {
 }
 
 TEST(EpNormalMode, Float8RowsCarryTheirScales) {
-  EpCase c = small(4, 13);
+  EpCase c = small_case(4, 13);
   c.hidden = 256;
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
@@ -165,7 +156,7 @@ TEST(EpNormalMode, Float8RowsCarryTheirScales) {
         ASSERT_EQ(got.scales.as<float>()[i * 2 + g],
                   static_cast<float>(wanted.source_rank[i] * 100 + wanted.source_token[i] * 2 + g));
     }
-    // Experts answer float8 rows in bfloat16.
+    // Experts take float8 rows and return bfloat16.
     Tensor y = Tensor::empty(DataType::bfloat16, {got.rows, c.hidden});
     std::memset(y.data, 0, y.bytes());
     EXPECT_EQ(group.combine(y, got.handle).x.shape[0], tokens);
@@ -173,7 +164,7 @@ TEST(EpNormalMode, Float8RowsCarryTheirScales) {
 }
 
 TEST(EpNormalMode, AsynchronousOperationsKeepTheirOrder) {
-  const EpCase c = small(4, 21);
+  const EpCase c = small_case(4, 21);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
@@ -196,7 +187,7 @@ TEST(EpNormalMode, AsynchronousOperationsKeepTheirOrder) {
 }
 
 TEST(EpNormalMode, HeldResultsKeepTheirRowsAndBoundTheArea) {
-  EpCase c = small(3, 23);
+  EpCase c = small_case(3, 23);
   c.load = Load::all_to_one;
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
@@ -214,12 +205,12 @@ TEST(EpNormalMode, HeldResultsKeepTheirRowsAndBoundTheArea) {
     ASSERT_GE(held.size(), 2U);  // GroupOptions.live_results
     expect_same("held rows", held[1].x.data, held[0].x.data, held[0].rows * c.hidden * 2, 2);
     held.clear();
-    check_normal(group, c);  // and nothing is lost
+    check_normal(group, c);  // all memory is free again
   });
 }
 
 TEST(EpNormalMode, CloseRefusesWhileResultsAreHeld) {
-  const EpCase c = small(2, 25);
+  const EpCase c = small_case(2, 25);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
@@ -243,7 +234,7 @@ TEST(EpNormalMode, CloseRefusesWhileResultsAreHeld) {
 }
 
 TEST(EpNormalMode, TwoGroupsOnHalvesOfTheWorld) {
-  const EpCase c = small(2, 27);
+  const EpCase c = small_case(2, 27);
   run_threads(4, ep_settings(), [&](World& world) {
     const Team rows = world.team().split_2d(2).first;
     ep::Group group(rows, options_for(c));
@@ -253,7 +244,7 @@ TEST(EpNormalMode, TwoGroupsOnHalvesOfTheWorld) {
 }
 
 TEST(EpNormalMode, WarmupAndPreinitialize) {
-  EpCase c = small(3, 31);
+  EpCase c = small_case(3, 31);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.preinitialize = true;

@@ -88,7 +88,7 @@ TEST(EpOrder, AGroupOutlivesItsWorldWithoutHarm) {
   });
 }
 
-TEST(EpOrder, ARankThatWasMaskedFindsOutAndReadsNothingStale) {
+TEST(EpOrder, ARankThatWasMaskedGetsAnErrorAndReadsNothingStale) {
   const EpCase c = small(3);
   constexpr std::int32_t kLate = 1;
   run_threads(c.ranks, ep_settings(), [&](World& world) {
@@ -143,7 +143,8 @@ TEST(EpOrder, ADeadlineHoldsAlsoWhenTheWorldHasFailedElsewhere) {
       if (world.my_pe() == 2) {
         world.state().fail_world("failed on purpose");
       } else if (world.my_pe() == 1) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // alive, but stuck
+        // The PE is alive but does not call.
+        std::this_thread::sleep_for(std::chrono::milliseconds(1500));
       } else {
         const Inputs in(c, 0);
         const auto start = std::chrono::steady_clock::now();
@@ -172,7 +173,7 @@ TEST(EpOrder, AnEventThatFailedFailsWhatWaitsForIt) {
   });
 }
 
-TEST(EpOrder, WorkersPassOnWhatARangeThrows) {
+TEST(EpOrder, WorkersRethrowErrorsOfARange) {
   ep::host::WorkerPool pool(3);
   for (int round = 0; round < 3; ++round) {
     EXPECT_THROW(pool.for_ranges(30,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many operations in a row, with ranks skewed in time. Two cases alternate, so that stale rows,
-// counts or signals of the last two rounds would show.
+// Many operations in a row, with ranks skewed in time. Two cases alternate, so stale rows, counts
+// or signals of the last two rounds would change the result.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -17,8 +17,7 @@ EpCase small(std::uint64_t seed) {
   return {.ranks = 4, .experts = 12, .top_k = 4, .hidden = 64, .max_tokens = 12, .seed = seed};
 }
 
-/// Which of the two cases a round has: never the same pattern in both halves of a buffer that is
-/// used in turn.
+/// Which of the two cases a round uses. The pattern differs between the halves of a double buffer.
 std::size_t case_of(int round) {
   return static_cast<std::size_t>(round % 3 == 0);
 }
@@ -99,8 +98,8 @@ TEST(EpRepeat, TwoCombinesInFlight) {
     Skew skew(world.my_pe());
     for (int i = 0; i < kRounds; ++i) {
       const std::size_t first = case_of(i), second = 1 - first;
-      ep::PendingCombine a = rounds[first].answer(group, got[first], i % 2 == 0),
-                         b = rounds[second].answer(group, got[second], i % 5 < 2);
+      ep::PendingCombine a = rounds[first].combine(group, got[first], i % 2 == 0),
+                         b = rounds[second].combine(group, got[second], i % 5 < 2);
       skew();
       rounds[first].check(a.receive());
       rounds[second].check(b.receive());

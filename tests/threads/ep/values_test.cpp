@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values, dtypes and shapes of EP that the random cases leave out: what is rounded, when, and what
-// travels beside the rows.
+// Values, dtypes and shapes of EP that the random cases leave out: rounding, and the tensors that
+// are sent beside the rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,15 +15,6 @@
 
 namespace shoal::test {
 namespace {
-
-EpCase small(std::int32_t ranks, std::uint64_t seed) {
-  return {.ranks = ranks,
-          .experts = ranks * 3,
-          .top_k = 4,
-          .hidden = 96,
-          .max_tokens = 24,
-          .seed = seed};
-}
 
 float load(const TensorView& tensor, std::int64_t i) {
   return tensor.dtype == DataType::float32 ? tensor.as<float>()[i]
@@ -76,10 +67,10 @@ class EpFloats : public ::testing::TestWithParam<DataType> {};
 INSTANTIATE_TEST_SUITE_P(Formats, EpFloats, ::testing::Values(DataType::float16, DataType::float32),
                          [](const auto& format) { return std::string(name_of(format.param)); });
 
-TEST_P(EpFloats,
-       RowsArriveAsTheyWereAndSumsAreRoundedOnce) {  // sums in float32, in a fixed order
+// Sums in float32, in a fixed order.
+TEST_P(EpFloats, RowsArriveAsTheyWereAndSumsAreRoundedOnce) {
   const DataType dtype = GetParam();
-  const EpCase c = small(5, 17);
+  const EpCase c = small_case(5, 17);
   std::atomic<int> order_shows = 0, steps_show = 0;
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
@@ -105,13 +96,13 @@ TEST_P(EpFloats,
 
     const Tensor bias0 = bias_tensor(dtype, tokens, c.hidden, 1),
                  bias1 = bias_tensor(dtype, tokens, c.hidden, 2);
-    const std::vector<std::int64_t> lanes = c.topk(me);
+    const std::vector<std::int64_t> topk_idx = c.topk(me);
     for (const std::vector<TensorView>& biases :
          {std::vector<TensorView>{}, {bias0}, {bias0, bias1}}) {
       const ep::Combined back = group.combine(y, got.handle, {.bias = biases});
       ASSERT_EQ(back.x.dtype, dtype);
       for (std::int64_t i = 0; i < tokens * c.hidden; ++i) {
-        auto ranks = ranks_of(c, lanes.data() + i / c.hidden * c.top_k);
+        auto ranks = ranks_of(c, topk_idx.data() + i / c.hidden * c.top_k);
         const float sum = sum_of(dtype, biases, i, load(x, i), ranks);
         ASSERT_EQ(load(back.x, i), rounded(dtype, sum))
             << "element " << i << ", " << biases.size() << " biases";
@@ -127,7 +118,7 @@ TEST_P(EpFloats,
   });
   // Of float16 the sums are exact in float32, whatever the order; of float32 each step rounds.
   EXPECT_GT(dtype == DataType::float32 ? order_shows : steps_show, 100)
-      << "these values would not show a mistake";
+      << "these values would not reveal a wrong order";
 }
 
 Tensor as_int32(const Tensor& wide) {
@@ -138,7 +129,7 @@ Tensor as_int32(const Tensor& wide) {
 }
 
 TEST(EpValues, Int32IndicesMeanTheSameAsInt64) {
-  const EpCase c = small(4, 19);
+  const EpCase c = small_case(4, 19);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     Inputs in(c, world.my_pe());
@@ -177,7 +168,7 @@ std::int32_t payload(std::int32_t rank, std::int64_t token, std::int64_t i) {
 }
 
 TEST(EpValues, Int32ScalesAreCopiedBitByBit) {
-  EpCase c = small(4, 21);
+  EpCase c = small_case(4, 21);
   constexpr std::int64_t kScales = 5;  // one per 128 channels would be 1
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
@@ -207,7 +198,7 @@ TEST(EpValues, Int32ScalesAreCopiedBitByBit) {
 
 // top_k 32 of 96 experts: each token names every rank many times.
 TEST(EpValues, EveryTopkSlotOfTheLargestTopK) {
-  EpCase c = small(3, 23);
+  EpCase c = small_case(3, 23);
   c.experts = 96;
   c.top_k = ep::kMaxTopK;
   c.hidden = 272;
@@ -229,7 +220,7 @@ TEST(EpValues, EveryTopkSlotOfTheLargestTopK) {
 }
 
 TEST(EpValues, TheSmallestRows) {
-  EpCase c = small(3, 27);
+  EpCase c = small_case(3, 27);
   for (const std::int64_t hidden : {8, 16}) {
     c.hidden = hidden;
     run_threads(c.ranks, ep_settings(), [&](World& world) {
@@ -263,7 +254,7 @@ TEST(EpValues, TheSmallestRows) {
 }
 
 TEST(EpValues, ThreeLiveResultsOfAnySizes) {
-  const EpCase c = small(3, 29);
+  const EpCase c = small_case(3, 29);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.live_results = 3;
@@ -273,7 +264,7 @@ TEST(EpValues, ThreeLiveResultsOfAnySizes) {
     const std::int64_t largest = c.ranks * c.max_tokens;
     std::mt19937 random(5);  // the same numbers on all ranks
     std::vector<ep::Dispatched> held;
-    for (int i = 0; i < 300; ++i) {  // two are held, wherever they lie: there is room for one more
+    for (int i = 0; i < 300; ++i) {  // two results at any addresses leave room for one more
       while (held.size() > 2) held.erase(held.begin() + random() % held.size());
       held.push_back(
           group.dispatch(in.x, routing, {.worst_case_rows = random() % 2 ? largest : 0}));
@@ -296,7 +287,7 @@ struct CachedCall {
 };
 
 TEST(EpValues, CachedHandleTakesEveryOption) {
-  const EpCase c = small(4, 31);
+  const EpCase c = small_case(4, 31);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group group(world.team(), options_for(c));
     const std::int32_t me = world.my_pe();
@@ -342,10 +333,10 @@ TEST(EpValues, CachedHandleTakesEveryOption) {
                     wanted.weights.size() * 4, 4);
       // Each copy returns unchanged: x times the number of ranks, rounded once.
       const ep::Combined back = group.combine(got.x, got.handle);
-      const auto lanes = c.topk(me);
+      const auto topk_idx = c.topk(me);
       for (std::int64_t i = 0; i < x.size(); ++i) {
         const auto copies =
-            static_cast<float>(ranks_of(c, lanes.data() + i / c.hidden * c.top_k).size());
+            static_cast<float>(ranks_of(c, topk_idx.data() + i / c.hidden * c.top_k).size());
         ASSERT_EQ(back.x.as<std::uint16_t>()[i],
                   bf16_of(copies * float_of_bf16(x.as<std::uint16_t>()[i])));
       }
@@ -354,7 +345,7 @@ TEST(EpValues, CachedHandleTakesEveryOption) {
 }
 
 TEST(EpValues, HandlesOfAnotherGroupAreRefused) {
-  const EpCase c = small(2, 33);
+  const EpCase c = small_case(2, 33);
   run_threads(c.ranks, ep_settings(), [&](World& world) {
     ep::Group mine(world.team(), options_for(c)), other(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());

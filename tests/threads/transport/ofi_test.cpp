@@ -305,8 +305,6 @@ TEST(OfiMixed, SharesWordsWithSharedMemory) {
   SHOAL_SKIP_WITHOUT_OFI();
   Settings settings = world_settings();
   settings.transport_between = "ofi";
-  // Eight threads share the cores: a PE may wait long for one that is not scheduled.
-  settings.timeout = std::chrono::seconds(60);
   settings.node_size = 2;
   run_threads(4, settings, [](World& world) {
     update_together(world);

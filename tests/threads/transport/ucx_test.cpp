@@ -204,8 +204,6 @@ void check_mixed_atomics(World& world) {
 
 TEST_F(Ucx, SharesWordsWithSharedMemory) {
   Settings settings = ucx_settings();
-  // Eight threads share the cores: a PE may wait long for one that is not scheduled.
-  settings.timeout = std::chrono::seconds(60);
   settings.transport_inside = "shm";
   settings.node_size = 2;
   run_threads(4, settings, [](World& world) {

@@ -26,7 +26,7 @@ void run(const std::function<void(World&)>& body) {
   run_threads(kPes, world_settings(), [&](World& world) {
     body(world);
     barrier(world.team());
-    check_rma(world);  // whatever was refused, the world works
+    check_rma(world);  // the world stays usable after the refused calls
   });
 }
 

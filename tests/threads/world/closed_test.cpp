@@ -50,7 +50,9 @@ std::vector<Named> queries(const Remains& r) {
       {"heap", [&] { w.heap(); }},
       {"settings", [&] { w.settings(); }},
       {"init_phases", [&] { w.init_phases(); }},
+      {"bootstrap", [&] { w.bootstrap(); }},
       {"describe_transport", [&] { w.describe_transport(0); }},
+      {"connectivity", [&] { w.connectivity(); }},
       {"state", [&] { w.state(); }},
   };
 }

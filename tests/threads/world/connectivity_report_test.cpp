@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The connectivity map with the reasons of all PEs, gathered from a world.
-#include "world/fabric/connectivity_report.hpp"
+#include "shoal/connectivity.hpp"
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -14,9 +13,6 @@
 namespace shoal {
 namespace {
 
-using detail::PairReport;
-using detail::TransportVerdict;
-
 Settings settings_of_nodes(std::int64_t node_size) {
   Settings settings;
   settings.symmetric_size = 1 << 20;
@@ -24,25 +20,28 @@ Settings settings_of_nodes(std::int64_t node_size) {
   return settings;
 }
 
-const TransportVerdict& verdict(const detail::ConnectivityReport& report, Pe a, Pe b,
+const TransportVerdict& verdict(const ConnectivityReport& report, Pe a, Pe b,
                                 std::string_view transport) {
-  for (const PairReport& pair : report.pairs)
-    for (const TransportVerdict& found : pair.verdicts)
+  for (const PairConnectivity& pair : report.pairs)
+    for (const TransportVerdict& found : pair.transports)
       if (pair.a == a && pair.b == b && found.transport == transport) return found;
   throw std::runtime_error("no verdict");
 }
 
 TEST(ConnectivityReport, IsTheSameOnAllPes) {
   run_threads(4, settings_of_nodes(2), [](World& world) {
-    const detail::ConnectivityReport report = detail::report_connectivity(world.state());
-    test::expect(report.node_of == std::vector<std::int32_t>{0, 0, 1, 1}, "nodes");
-    test::expect(report.hosts.size() == 4 && !report.hosts[3].empty(), "hosts");
-    test::expect(std::none_of(report.nics.begin(), report.nics.end(),
-                              [](const auto& nics) { return nics.has_value(); }),
-                 "no network, no NICs");
-    test::expect(report.pairs.size() == 10 && report.heap.empty(), "every pair once");
+    const ConnectivityReport report = world.connectivity();
+    test::expect(report.pes.size() == 4, "PEs");
+    for (Pe pe = 0; pe < 4; ++pe) {
+      const PePlace& place = report.pes[static_cast<std::size_t>(pe)];
+      test::expect(place.node == pe / 2, "nodes");
+      test::expect(!place.host.empty() && report.same_host(0, pe), "hosts");
+      test::expect(!place.nics.has_value(), "no network, no NICs");
+    }
+    test::expect(report.same_node(2, 3) && !report.same_node(1, 2), "same node");
+    test::expect(report.pairs.size() == 10 && report.heap_pairs.empty(), "every pair once");
     const TransportVerdict& far = verdict(report, 0, 3, "shm");
-    test::expect(far.chosen && far.capabilities == transport::capability::all_operations,
+    test::expect(far.chosen && far.capabilities == "put get atomics signals",
                  "other nodes of one host: shared memory without loads and stores");
     test::expect(verdict(report, 0, 3, "self").why == "another PE", "what PE 3 says as well");
     test::expect(
@@ -54,8 +53,7 @@ TEST(ConnectivityReport, IsTheSameOnAllPes) {
 // The report is collective and may be made repeatedly.
 TEST(ConnectivityReport, MayBeAskedForAgain) {
   run_threads(2, settings_of_nodes(0), [](World& world) {
-    for (int i = 0; i < 3; ++i)
-      test::expect(detail::report_connectivity(world.state()).pairs.size() == 3, "three pairs");
+    for (int i = 0; i < 3; ++i) test::expect(world.connectivity().pairs.size() == 3, "three pairs");
   });
 }
 

@@ -156,7 +156,7 @@ TEST(SwallowedFailure, DoesNotMakeAnInnocentPeDiffer) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
-// A PE that waits for one that gave up learns why.
+// A PE that waits for a PE that timed out reports the cause of that timeout.
 TEST(SwallowedFailure, IsExplainedToThoseWhoWaitLater) {
   std::atomic<int> given_up = 0;
   std::atomic<int> done = 0;

@@ -253,8 +253,10 @@ TEST(CApiStructs, AnOlderStructHasDefaultsForWhatItLacks) {
   shoal_ep_group_options options = some_options();
   const std::uint64_t wanted = total_of(&options);
   options.size = offsetof(shoal_ep_group_options, dtype);
-  options.dtype = 77, options.live_results = -5,
-  options.combine_staging = 0;  // whatever lies behind an older struct
+  // The bytes after an older struct are arbitrary.
+  options.dtype = 77;
+  options.live_results = -5;
+  options.combine_staging = 0;
   EXPECT_EQ(total_of(&options), wanted);
   options.size = sizeof options;
   shoal_ep_sizes sizes = SHOAL_EP_SIZES_INIT;

@@ -178,8 +178,9 @@ EXPECT_MEMBER(shoal_ep_gated, owner, 8, shoal_owner*);
 EXPECT_MEMBER(shoal_ep_gated, topk_idx, 16, shoal_tensor);
 EXPECT_MEMBER(shoal_ep_gated, topk_weights, 104, shoal_tensor);
 
-/// No padding: a member that is appended later must not lie where an older program has whatever was
-/// in its padding. The compiler counts: a struct without padding is exactly as long as its members.
+/// No padding: a member that is appended later must not lie in padding, whose bytes an older
+/// program leaves undefined. The compiler counts: a struct without padding is exactly as long as
+/// its members.
 static_assert(std::has_unique_object_representations_v<shoal_tensor> &&
               std::has_unique_object_representations_v<shoal_ep_group_options> &&
               std::has_unique_object_representations_v<shoal_ep_launch> &&
@@ -236,11 +237,11 @@ TEST(CApiLayout, InitMacrosHaveTheDefaults) {
   const shoal_ep_low_latency_dispatch_options send = SHOAL_EP_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
   EXPECT_EQ(send.quantize, static_cast<int>(ep::LowLatencyDispatchOptions().quantize));
   EXPECT_EQ(send.defer_receive != 0, ep::LowLatencyDispatchOptions().defer_receive);
-  const shoal_ep_low_latency_combine_options answer = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
-  EXPECT_EQ(answer.reduction, static_cast<int>(ep::LowLatencyCombineOptions().reduction));
-  EXPECT_EQ(answer.defer_receive != 0, ep::LowLatencyCombineOptions().defer_receive);
-  EXPECT_EQ(answer.log_fmt != 0, ep::LowLatencyCombineOptions().log_fmt);
-  EXPECT_EQ(answer.zero_copy != 0, ep::LowLatencyCombineOptions().zero_copy);
+  const shoal_ep_low_latency_combine_options combine = SHOAL_EP_LOW_LATENCY_COMBINE_OPTIONS_INIT;
+  EXPECT_EQ(combine.reduction, static_cast<int>(ep::LowLatencyCombineOptions().reduction));
+  EXPECT_EQ(combine.defer_receive != 0, ep::LowLatencyCombineOptions().defer_receive);
+  EXPECT_EQ(combine.log_fmt != 0, ep::LowLatencyCombineOptions().log_fmt);
+  EXPECT_EQ(combine.zero_copy != 0, ep::LowLatencyCombineOptions().zero_copy);
   const shoal_ep_gate_options gate = SHOAL_EP_GATE_OPTIONS_INIT;
   const ep::GateOptions chosen;
   EXPECT_EQ(gate.experts, chosen.experts);

@@ -13,8 +13,8 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// Of a block on sm_90 and sm_100. The kernels also have static arrays: addresses by rank
-/// (dispatch.cu, combine.cu).
+/// Shared memory of a block on sm_90 and sm_100. The kernels also have static arrays: addresses by
+/// rank (dispatch.cu, combine.cu).
 constexpr std::uint32_t kSharedMemory = 227 << 10;
 const NormalLimits kHopper{.shared_bytes = kSharedMemory - kStaticSharedBytes};
 const NormalLimits kAmpere{
@@ -83,7 +83,7 @@ TEST(EpCudaPlan, AnyRowFits) {
   expect_combine(1000, 128 << 10, 32, {});
 }
 
-TEST(EpCudaPlan, WhatIsTunedByHandFitsAsWell) {
+TEST(EpCudaPlan, HandTunedPlansFitAsWell) {
   for (const std::int32_t warps : {-1, 0, 1, 7, 16, 17, 100})
     for (const std::int32_t stages : {-1, 0, 1, 2, 5, 8, 9, 100})
       for (const std::uint32_t row : {16U, 7168U, 14336U, 65536U, kMaxRowBytes}) {
@@ -99,7 +99,7 @@ TEST(EpCudaPlan, WhatIsTunedByHandFitsAsWell) {
 
 TEST(EpCudaPlan, EnoughBytesAreInFlight) {
   const NormalPlan bf16 = plan_dispatch(0, 7168 * 2, 0, kHopper, {});
-  EXPECT_GE(bf16.warps * bf16.stages, 14) << "bytes in flight a block make the bandwidth";
+  EXPECT_GE(bf16.warps * bf16.stages, 14) << "too few bytes in flight per block";
   const NormalPlan fp8 = plan_dispatch(0, 7168, 224, kHopper, {});
   EXPECT_GE(fp8.warps * fp8.stages, 28);
   const NormalPlan combine = plan_combine(0, 7168 * 2, 4096, 8, kHopper, {});
@@ -115,7 +115,7 @@ TEST(EpCudaPlan, ChunksAreAsLongAsMemoryAllows) {
     EXPECT_EQ(plan.segment_chunks, count) << tokens << " tokens, " << copies << " copies";
   };
   expect_chunks(4096, 2, 2048, 2);
-  expect_chunks(128, 2, 2048, 1);  // else some warps have nothing to do
+  expect_chunks(128, 2, 2048, 1);  // longer chunks would leave warps idle
   expect_chunks(4096, 4, 1024, 2);
   expect_chunks(4096, 8, 512, 4);
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a group in GPU memory keeps everything: pure functions of the options, without a GPU.
+// The memory layout of a group in GPU memory: pure functions of the options, without a GPU.
 #include <gtest/gtest.h>
 
 #include <random>
 #include <string>
 #include <vector>
 
+#include "checks/ep/case.hpp"
 #include "ep/cuda/layout.hpp"
 #include "ep/plan/arena.hpp"
 #include "shoal/error.hpp"
@@ -17,23 +18,13 @@ using detail::DeviceLayout;
 using detail::RegionLayout;
 using detail::SideRecord;
 
-GroupOptions deepseek() {
-  GroupOptions options;
-  options.max_tokens = 4096;
-  options.hidden = 7168;
-  options.top_k = 8;
-  options.experts = 256;
-  options.low_latency_max_tokens = 128;
-  return options;
-}
-
 struct Part {
   std::string name;
   std::size_t start, bytes, alignment;
 };
 
-/// Every part with the bytes that its users touch, counted from what device_layout.hpp says it
-/// holds.
+/// Every part with the bytes that its users access, computed from the contents that
+/// device_layout.hpp states.
 std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shape) {
   const std::size_t ranks = shape.ranks, tokens = shape.low_latency_max_tokens, top_k = shape.top_k;
   const std::size_t lines = ranks * detail::kLine;
@@ -83,11 +74,12 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
             sizeof(detail::DeviceNotice) + (shape.ranks + shape.local_experts) * 4);
   EXPECT_EQ(layout.notice_bytes % 64, 0U);
   EXPECT_GE(layout.packets * detail::kTopkSlotsPerPacket, static_cast<std::size_t>(shape.top_k));
-  // One answer a lane; where ranks may be masked, as many of each rank as it can have lanes.
-  const auto lanes = static_cast<std::size_t>(std::min(shape.top_k, shape.local_experts));
-  EXPECT_EQ(layout.rank_combine_rows, shape.mask_failed ? lanes : 0U);
+  // One combine row per top-k slot. If ranks may be masked, each rank has room for as many rows
+  // as a token can have top-k slots with experts of that rank.
+  const auto rank_rows = static_cast<std::size_t>(std::min(shape.top_k, shape.local_experts));
+  EXPECT_EQ(layout.rank_combine_rows, shape.mask_failed ? rank_rows : 0U);
   EXPECT_EQ(layout.token_combine_rows,
-            shape.mask_failed ? shape.ranks * lanes : static_cast<std::size_t>(shape.top_k));
+            shape.mask_failed ? shape.ranks * rank_rows : static_cast<std::size_t>(shape.top_k));
   // A slot holds a bfloat16 row, or float8 codes with scales behind them; both in 16-byte vectors.
   const std::size_t groups = (shape.hidden + 127) / 128;
   EXPECT_GE(layout.slot_bytes, static_cast<std::size_t>(shape.hidden) * 2);
@@ -100,7 +92,8 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
 }
 
 TEST(EpDeviceLayout, PartsDoNotOverlap) {
-  expect_apart(DeviceLayout(detail::make_shape(deepseek(), 8)), detail::make_shape(deepseek(), 8));
+  expect_apart(DeviceLayout(detail::make_shape(test::deepseek_options(), 8)),
+               detail::make_shape(test::deepseek_options(), 8));
   std::mt19937_64 random(5);
   const auto pick = [&](std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
@@ -129,9 +122,9 @@ TEST(EpDeviceLayout, PartsDoNotOverlap) {
 }
 
 TEST(EpDeviceLayout, SizesFollowTheOptions) {
-  const SizeHint base = size_hint(deepseek(), 8, DeviceKind::cuda);
+  const SizeHint base = size_hint(test::deepseek_options(), 8, DeviceKind::cuda);
   const auto changed = [](auto change, std::int32_t ranks = 8) {
-    GroupOptions options = deepseek();
+    GroupOptions options = test::deepseek_options();
     change(options);
     return size_hint(options, ranks, DeviceKind::cuda);
   };
@@ -151,14 +144,14 @@ TEST(EpDeviceLayout, SizesFollowTheOptions) {
   EXPECT_NEAR(static_cast<double>(twice.low_latency) / static_cast<double>(base.low_latency), 2.0,
               0.01);
   EXPECT_EQ(low_latency_size_hint(128, 7168, 8, 256, 8, DeviceKind::cuda), base.low_latency);
-  // Room is for the largest result alone where one is held: its rows, and what travels beside each.
+  // With one live result there is room for the largest result: its rows and their side records.
   const std::size_t row = 7168 * 2 + SideRecord(56 * 4, 8).bytes;
   const SizeHint one = changed([](auto& o) { o.live_results = 1, o.combine_staging = false; });
   EXPECT_NEAR(static_cast<double>(one.normal), static_cast<double>(8 * 4096 * row), 64.0 * 1024);
 }
 
 TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {
-  GroupOptions options = deepseek();
+  GroupOptions options = test::deepseek_options();
   options.live_results = 1;
   EXPECT_LE(size_hint(options, 8, DeviceKind::cuda).total(), 1'200'000'000U);
   options.low_latency_max_tokens = 0;
@@ -166,7 +159,7 @@ TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {
   EXPECT_LE(size_hint(options, 8, DeviceKind::cuda).total(), 600'000'000U);
 }
 
-TEST(EpDeviceLayout, SideRecordsHoldWhatTravelsBesideARow) {
+TEST(EpDeviceLayout, SideRecordsHoldTheFieldsBesideARow) {
   for (std::uint32_t scales = 0; scales <= 200; ++scales)
     for (std::uint32_t top_k = 1; top_k <= 32; ++top_k) {
       const SideRecord record(scales * 4, top_k);
@@ -192,9 +185,9 @@ TEST(EpDeviceLayout, RegionsHoldRowsThenRecords) {
       EXPECT_EQ(region.total % 4096, 0U);
       EXPECT_LT(region.total, rows * (row_bytes + record.bytes) + 128 + 4096);
     }
-  // Any dispatch that the checks let through fits into the region of the largest one, whatever its
-  // rows and scales.
-  const detail::Shape shape = detail::make_shape(deepseek(), 8);
+  // Any dispatch with valid options fits into the region of the largest one, whatever its rows and
+  // scales.
+  const detail::Shape shape = detail::make_shape(test::deepseek_options(), 8);
   const RegionLayout largest(
       shape.max_received(), shape.max_row_bytes,
       SideRecord(static_cast<std::uint32_t>(shape.max_scales * 4), shape.top_k).bytes);
@@ -207,9 +200,10 @@ TEST(EpDeviceLayout, RegionsHoldRowsThenRecords) {
                 largest.total);
 }
 
-TEST(EpDeviceLayout, LiveResultsFitIntoTheArena) {  // GroupOptions.live_results
+// GroupOptions.live_results.
+TEST(EpDeviceLayout, LiveResultsFitIntoTheArena) {
   for (const std::int32_t live : {1, 2, 3, 5}) {
-    GroupOptions options = deepseek();
+    GroupOptions options = test::deepseek_options();
     options.live_results = live;
     const detail::Shape shape = detail::make_shape(options, 8);
     const DeviceLayout layout(shape);
@@ -226,7 +220,7 @@ TEST(EpDeviceLayout, LiveResultsFitIntoTheArena) {  // GroupOptions.live_results
       EXPECT_EQ(*at % 4096, 0U);
       held.push_back(*at);
     }
-    for (std::size_t i = 0; i < held.size(); ++i) {  // whichever goes, its room is found again
+    for (std::size_t i = 0; i < held.size(); ++i) {  // the memory of any released result is reused
       arena.release(held[i]);
       const auto at = arena.take(largest);
       ASSERT_TRUE(at.has_value());

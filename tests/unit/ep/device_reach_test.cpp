@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What groups in GPU memory ask the world, on a driver without a GPU: where shared buffers lie, why
-// a PE is out of reach, and when a group warns of that.
+// Queries of groups in GPU memory to the world, on a driver without a GPU: addresses of shared
+// buffers, the reason why a PE is out of reach, and when a group warns about it.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-/// Id and start here of the range of `pe` around its buffer.
+/// Id of the range of `pe` around its buffer, and its address on this PE.
 void expect_range(const detail::SharedRanges& ranges, Pe pe, std::uint64_t id,
                   const std::byte* base) {
   const auto found = ranges.of(pe);
@@ -49,7 +49,7 @@ TEST(SharedRanges, AreFoundByAddressWhileTheyAreShared) {
     const auto place = ranges.find(mine.data() + 64, kMiB - 64);
     EXPECT_NE(place.id, 0u);
     EXPECT_EQ(place.offset, 64u);
-    EXPECT_EQ(ranges.find(mine.data() + 64, kMiB).id, 0u) << "leaves the buffer";
+    EXPECT_EQ(ranges.find(mine.data() + 64, kMiB).id, 0u) << "extends beyond the buffer";
     for (Pe pe = 0; pe < 3; ++pe) expect_range(ranges, pe, 1, shared.on(pe));
 
     const std::uint64_t known = ranges.version();
@@ -65,7 +65,7 @@ TEST(SharedRanges, AreFoundByAddressWhileTheyAreShared) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-TEST(SharedRanges, HaveNumbersThatGrowForEachOwner) {
+TEST(SharedRanges, HaveIncreasingNumbersPerOwner) {
   const FakeCuda fake({.gpus = 2});
   run_threads(2, gpu_world_settings(), [](World& world) {
     const auto& ranges = detail::shared_ranges(world.state());
@@ -89,7 +89,7 @@ TEST(SharedRanges, HaveNumbersThatGrowForEachOwner) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-TEST(SharedRanges, OfMemoryThatHasGoneIsNotFound) {
+TEST(SharedRanges, OfFreedMemoryAreNotFound) {
   const FakeCuda fake({.gpus = 1});
   run_threads(2, gpu_world_settings(), [](World& world) {
     const auto& ranges = detail::shared_ranges(world.state());
@@ -106,8 +106,8 @@ TEST(SharedRanges, OfMemoryThatHasGoneIsNotFound) {
   });
 }
 
-TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {  // a group of the two passes rows through the host:
-                                             // tests/gpu/ep_nodes_test
+// A group of these two PEs passes rows through the host: tests/gpu/ep/nodes_test.cpp.
+TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {
   const FakeCuda fake({.gpus = 2, .peer_access = [](int, int) { return false; }});
   run_threads(2, gpu_world_settings(), [](World& world) {
     EXPECT_EQ(world.state().load_store_domains(), (std::vector<std::int32_t>{0, 1}));
@@ -118,7 +118,7 @@ TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {  // a group of the two passes rows t
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-/// What members say, one after another, of a group of these PEs.
+/// What the ranks of a group of these PEs report, in order.
 std::vector<std::string> said(Settings settings, Pe n_pes) {
   std::vector<std::string> all(static_cast<std::size_t>(n_pes));
   run_threads(n_pes, settings, [&](World& world) {
@@ -136,7 +136,7 @@ std::vector<std::string> said(Settings settings, Pe n_pes) {
 constexpr const char* kThroughTheHost = "rows of this ep::Group go through host memory";
 
 TEST(GroupsOnGpus, WarnOfPairsWithoutPeerAccess) {
-  // GPUs 0 and 1 do not reach each other; GPU 2 reaches both and has nothing to say.
+  // GPUs 0 and 1 do not reach each other. GPU 2 reaches both and reports nothing.
   const FakeCuda fake({.gpus = 3, .peer_access = [](int a, int b) { return a == 2 || b == 2; }});
   const auto all = said(gpu_world_settings(), 3);
   for (const std::size_t pe : {0U, 1U}) {
@@ -152,7 +152,7 @@ TEST(GroupsOnGpus, WarnOfPairsWithoutPeerAccess) {
   EXPECT_EQ(all[2], "");
 }
 
-TEST(GroupsOnGpus, DoNotWarnOfWhatNodesAndSettingsMakeSo) {
+TEST(GroupsOnGpus, DoNotWarnIfNodesOrSettingsAreTheReason) {
   const FakeCuda fake({.gpus = 2});
   Settings nodes = gpu_world_settings(), asked = gpu_world_settings();
   nodes.node_size = 1;
@@ -167,8 +167,8 @@ TEST(GroupsOnGpus, DoNotWarnOfWhatNodesAndSettingsMakeSo) {
       << "nothing to say, and the level is back";
 }
 
-TEST(WorldOnGpus, HostsOfAnNvlinkDomainAreOne) {  // B3
-  SHOAL_SKIP_WITHOUT_OFI();                       // what is in host memory goes by a network
+TEST(WorldOnGpus, HostsOfAnNvlinkDomainAreOne) {
+  SHOAL_SKIP_WITHOUT_OFI();  // host memory is reached through a network
   if (const auto module =
           load_plugin(gpu_world_settings(), "transport_ofi", transport::kModuleSymbol);
       module.symbol == nullptr)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pure parts of the expert-major layout: where the blocks of experts lie, how many rows fit,
-// and what room a kernel has beside the table of experts.
+// The pure functions of the expert-major layout: positions of the blocks of experts, the number of
+// rows that fit, and the shared memory of a kernel beside the table of experts.
 #include <gtest/gtest.h>
 
 #include "ep/cuda/layout.hpp"
@@ -38,7 +38,7 @@ TEST(EpExpertMajorLayout, BlocksStartAtMultiplesBySourceThenToken) {
 
 TEST(EpExpertMajorLayout, MostRowsAreThoseOfAllExpertsAndGaps) {
   EXPECT_EQ(shape_of(2, 4).max_expert_major_rows(1),
-            2 * 64 * 2);  // two experts a member, four lanes
+            2 * 64 * 2);  // two experts per rank, four top-k slots
   EXPECT_EQ(shape_of(2, 16).max_expert_major_rows(8), 2 * 64 * 4 + 8 * 7);
 }
 
@@ -59,7 +59,7 @@ TEST(EpExpertMajorLayout, AsManyRowsAsFitAndNotOneMore) {
 }
 
 #ifdef SHOAL_WITH_CUDA
-TEST(EpExpertMajorPlan, TheTableFitsBehindTheStages) {
+TEST(EpExpertMajorPlan, TheTableFitsAfterTheStages) {
   for (const bool bulk : {true, false}) {
     const cuda::NormalLimits limits{.shared_bytes = 224 << 10, .bulk_copies = bulk};
     for (const std::uint32_t experts : {1U, 256U, 1024U, 8192U})

@@ -19,7 +19,7 @@ struct Choice {
   std::vector<double> weights;
 };
 
-/// By the text of gate.hpp: sort everything.
+/// The naive reference as documented in gate.hpp: sorts everything.
 Choice naive_gate(const std::vector<float>& logits, const std::vector<float>& bias,
                   const GateOptions& options) {
   const int experts = options.experts, size = experts / options.groups;

@@ -17,35 +17,25 @@ namespace {
 
 using test::EpCase;
 
-GroupOptions deepseek() {
-  GroupOptions options;
-  options.max_tokens = 4096;
-  options.hidden = 7168;
-  options.top_k = 8;
-  options.experts = 256;
-  options.low_latency_max_tokens = 128;
-  return options;
-}
-
 TEST(EpLayout, SizesFollowExpertsRanksAndTokens) {
-  const SizeHint base = size_hint(deepseek(), 8);
-  GroupOptions more = deepseek();
+  const SizeHint base = size_hint(test::deepseek_options(), 8);
+  GroupOptions more = test::deepseek_options();
   more.low_latency_max_tokens *= 2;
   EXPECT_NEAR(static_cast<double>(size_hint(more, 8).low_latency) / base.low_latency, 2.0, 0.01);
   EXPECT_EQ(size_hint(more, 8).normal, base.normal);
-  more = deepseek();
+  more = test::deepseek_options();
   more.max_tokens = 0;
   EXPECT_EQ(size_hint(more, 8).normal, 0U);
   EXPECT_EQ(low_latency_size_hint(128, 7168, 8, 256), base.low_latency);
-  // Headers per (source, token), rows per token, one answer per (expert, source, token), all twice:
-  // counted by hand.
+  // Headers per (source, token), rows per token and one combine row per (expert, source, token),
+  // all twice. Computed by hand.
   const double slots = 2.0 * 8 * 128 * (4 + 8 * 4 + 4), outbox = 2.0 * 128 * 7168 * 2;
-  const double answers = 2.0 * 256 * 128 * (7168 * 2 + 56 * 4);
-  EXPECT_NEAR(static_cast<double>(base.low_latency), slots + outbox + answers, 64 * 1024);
+  const double combine_rows = 2.0 * 256 * 128 * (7168 * 2 + 56 * 4);
+  EXPECT_NEAR(static_cast<double>(base.low_latency), slots + outbox + combine_rows, 64 * 1024);
 }
 
 TEST(EpLayout, PartsDoNotOverlapAndLieInOrder) {
-  const detail::Shape shape = detail::make_shape(deepseek(), 8);
+  const detail::Shape shape = detail::make_shape(test::deepseek_options(), 8);
   const host::GroupLayout layout(shape);
   const std::size_t starts[] = {
       layout.entered,         layout.finished,      layout.slots_sent,
@@ -63,7 +53,7 @@ TEST(EpLayout, PartsDoNotOverlapAndLieInOrder) {
 
 TEST(EpLayout, BadOptionsNameTheFieldAndItsLimits) {
   const auto message = [](auto change, std::int32_t ranks) -> std::string {
-    GroupOptions options = deepseek();
+    GroupOptions options = test::deepseek_options();
     change(options);
     try {
       size_hint(options, ranks);
@@ -128,9 +118,9 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
     options.top_k = c.top_k;
     options.experts = c.experts;
     const detail::Shape shape = detail::make_shape(options, c.ranks);
-    const auto lanes = c.topk(0);
+    const auto topk_idx = c.topk(0);
     const auto state = detail::make_routing(
-        detail::checked_topk(TensorView(lanes.data(), DataType::int64, {c.tokens(0), c.top_k}),
+        detail::checked_topk(TensorView(topk_idx.data(), DataType::int64, {c.tokens(0), c.top_k}),
                              shape, c.max_tokens, "test"),
         shape);
     const Routing routing{
@@ -140,38 +130,40 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
       for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
         bool here = false;
         for (std::int32_t k = 0; k < c.top_k; ++k)
-          here |= lanes[t * c.top_k + k] >= 0 && lanes[t * c.top_k + k] / c.local_experts() == rank;
+          here |= topk_idx[t * c.top_k + k] >= 0 &&
+                  topk_idx[t * c.top_k + k] / c.local_experts() == rank;
         EXPECT_EQ(routing.is_token_in_rank(t, rank), here);
         per_rank[rank] += here;
       }
-      std::int32_t last = -1;  // copies are ordered by the last lane of their member
+      std::int32_t last = -1;  // copies are ordered by the last top-k slot of their rank
       for (const detail::Copy& copy : routing.state->copies_of(t)) {
-        std::int32_t lane = -1;
+        std::int32_t topk_slot = -1;
         for (std::int32_t k = 0; k < c.top_k; ++k)
-          if (lanes[t * c.top_k + k] >= 0 &&
-              lanes[t * c.top_k + k] / c.local_experts() == copy.rank)
-            lane = k;
-        EXPECT_GT(lane, last);
-        last = lane;
+          if (topk_idx[t * c.top_k + k] >= 0 &&
+              topk_idx[t * c.top_k + k] / c.local_experts() == copy.rank)
+            topk_slot = k;
+        EXPECT_GT(topk_slot, last);
+        last = topk_slot;
       }
     }
-    for (std::int64_t expert : lanes)
+    for (std::int64_t expert : topk_idx)
       if (expert >= 0) ++per_expert[expert];
     EXPECT_EQ(routing.tokens_per_rank, per_rank);
     EXPECT_EQ(routing.tokens_per_expert, per_expert);
   }
 }
 
-TEST(EpRouting, RejectsBadIndicesByToken) {  // duplicate experts in a row are rejected
-  GroupOptions options = deepseek();
+// Duplicate experts of a token are rejected.
+TEST(EpRouting, RejectsBadIndicesByToken) {
+  GroupOptions options = test::deepseek_options();
   options.top_k = 2;
   const detail::Shape shape = detail::make_shape(options, 8);
-  const auto message = [&](std::vector<std::int64_t> lanes,
+  const auto message = [&](std::vector<std::int64_t> topk_idx,
                            DataType dtype = DataType::int64) -> std::string {
     try {
       detail::checked_topk(
-          TensorView(lanes.data(), dtype, {static_cast<std::int64_t>(lanes.size()) / 2, 2}), shape,
-          4, "route");
+          TensorView(topk_idx.data(), dtype, {static_cast<std::int64_t>(topk_idx.size()) / 2, 2}),
+          shape, 4, "route");
     } catch (const Error& error) {
       return error.what();
     }
@@ -218,8 +210,9 @@ TEST(EpArena, TakesShrinksAndReturnsWithoutOverlap) {
   EXPECT_TRUE(arena.take(kSize).has_value());
 }
 
-TEST(EpArena, HoldsAsManyResultsAsPromisedWhereverTheyLie) {  // GroupOptions.live_results
-  GroupOptions options = deepseek();
+// GroupOptions.live_results.
+TEST(EpArena, HoldsAsManyResultsAsPromisedWhereverTheyLie) {
+  GroupOptions options = test::deepseek_options();
   options.live_results = 2;
   const detail::Shape shape = detail::make_shape(options, 8);
   const std::size_t largest = host::ReceiveLayout(shape.max_received(), shape.max_row_bytes,
@@ -233,14 +226,15 @@ TEST(EpArena, HoldsAsManyResultsAsPromisedWhereverTheyLie) {  // GroupOptions.li
   EXPECT_TRUE(arena.take(largest).has_value()) << "one result is held, at " << *second;
 }
 
-TEST(EpArena, TightHoldsExactlyAsManyOfTheLargestAsPromised) {  // GroupOptions.live_results on GPUs
+// GroupOptions.live_results on GPUs.
+TEST(EpArena, TightHoldsExactlyAsManyOfTheLargestAsPromised) {
   constexpr std::size_t kPage = 4096, kLargest = 10 * kPage;
   for (const std::size_t most : {1, 2}) {
     EXPECT_EQ(detail::Arena::bytes_for(most, kLargest - 5), most * kLargest);
     detail::Arena arena(detail::Arena::bytes_for(most, kLargest), most);
     // Against a model: a region is granted exactly when fewer than `most` are held, whatever their
-    // sizes and the order in which they came and went; it never overlaps what is held, also not
-    // what a region may grow back to.
+    // sizes and the order of takes and releases. It never overlaps held regions, nor the size to
+    // which they may grow back.
     std::mt19937 random(static_cast<unsigned>(most));
     std::map<std::size_t, std::size_t> held;
     int granted = 0, refused = 0;
@@ -286,7 +280,7 @@ TEST(EpArena, OnlyOneAndTwoResultsAreTight) {
     detail::Arena arena(detail::Arena::bytes_for(results, 3 * kPage), results);
     std::size_t count = 0;
     while (arena.take(3 * kPage)) ++count;
-    EXPECT_EQ(count, 2 * results - 1) << "room for more is taken where there is some";
+    EXPECT_EQ(count, 2 * results - 1) << "a larger arena holds more results";
   }
   detail::Arena tight(detail::Arena::bytes_for(1, 3 * kPage), 1);
   EXPECT_FALSE(tight.take(3 * kPage + 1).has_value());

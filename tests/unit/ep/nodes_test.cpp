@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes of a group as the connectivity map tells them, and what the settings and the map say
-// about transports.
+// Nodes of a group derived from the connectivity map, and the transports that settings and map
+// select.
 #include "ep/plan/nodes.hpp"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ std::vector<Pe> pes(std::size_t count, Pe first = 10) {
   return result;
 }
 
-TEST(EpNodes, MembersInBlocks) {
+TEST(EpNodes, RanksInBlocks) {
   const std::int32_t domains[] = {4, 4, 7, 7, 1, 1};
   const Nodes nodes = make_nodes(domains, pes(6), 3);
   EXPECT_EQ(nodes.count, 3);
@@ -32,7 +32,8 @@ TEST(EpNodes, MembersInBlocks) {
   EXPECT_FALSE(nodes.here(4));
 }
 
-TEST(EpNodes, MembersInTurn) {  // as srun --distribution=cyclic numbers them
+// As srun --distribution=cyclic numbers them.
+TEST(EpNodes, RanksInTurn) {
   const std::int32_t domains[] = {0, 1, 2, 0, 1, 2};
   const Nodes nodes = make_nodes(domains, pes(6), 4);
   EXPECT_EQ(nodes.mine, 1);
@@ -41,7 +42,7 @@ TEST(EpNodes, MembersInTurn) {  // as srun --distribution=cyclic numbers them
   EXPECT_EQ(nodes.rail_peer(2), 5);
 }
 
-TEST(EpNodes, NumbersThoseElsewhere) {
+TEST(EpNodes, NumbersRanksOfOtherNodes) {
   const std::int32_t domains[] = {0, 1, 0, 1, 2, 2};
   const Nodes nodes = make_nodes(domains, pes(6), 0);
   for (std::int32_t owner = 0; owner < 6; ++owner) {

@@ -109,7 +109,7 @@ TEST(NumericLogfmt, ValuesFarBelowTheLargestBecomeZero) {
   EXPECT_EQ(got.values[0], 0.0f);
 }
 
-/// A block is cast only when all of its groups allow it; the others of the row are not concerned.
+/// A block is cast only when all of its groups allow it; other blocks of the row are unaffected.
 TEST(NumericLogfmt, BlocksThatMustNotBeCastAreExact) {
   const std::vector<void (*)(Bf16*)> spoilers = {
       [](Bf16* group) { group[5] = to_bf16(1.0f); },                        // not below 1
@@ -136,8 +136,8 @@ TEST(NumericLogfmt, BlockSizesFollowHidden) {
   EXPECT_EQ(logfmt_row_bytes(7168), 7168u * 2 + 56 * 4);
 }
 
-TEST(NumericLogfmt,
-     AZeroStretchesTheRangeToThirtyTwoOctaves) {  // log2(amin)' = max(log2 amin, log2 amax - 32)
+// Log2(amin)' = max(log2 amin, log2 amax - 32).
+TEST(NumericLogfmt, AZeroStretchesTheRangeToThirtyTwoOctaves) {
   LogfmtGroup group;
   for (const float value : {0.5f, 0.25f}) group = with_value(group, to_bf16(value));
   EXPECT_EQ(logfmt_scale(group).log_min, -2.0f);

@@ -22,7 +22,7 @@ constexpr std::size_t kChannelCounts[] = {8,   16,  24,  56,   64,   120,  128,
 constexpr int kRowCounts[] = {0, 1, 2, 3, 7, 8, 16, 32, 33};
 constexpr Store kStores[] = {Store::cached, Store::streamed};
 
-/// `count` elements that start `offset` bytes behind a multiple of 64, with a guard on both sides.
+/// `count` elements that start `offset` bytes after a multiple of 64, with a guard on both sides.
 template <typename T>
 class Row {
  public:
@@ -48,8 +48,8 @@ class Row {
   std::vector<std::uint8_t> memory_;
 };
 
-/// Bit patterns of a 16-bit float with everything that rounding has trouble with: specials,
-/// subnormals, ties, any exponent.
+/// Bit patterns of a 16-bit float that are difficult to round: specials, subnormals, ties, any
+/// exponent.
 class Patterns {
  public:
   explicit Patterns(bool specials) : specials_(specials) {}
@@ -86,7 +86,7 @@ class Patterns {
     return 8 * fraction(bits) / static_cast<float>(1 << (bits % 8));
   }
 
-  struct Random {  // cheaper than the standard library's, which took most of this test's time
+  struct Random {  // cheaper than the generators of the standard library
     std::uint64_t state = 20;
     std::uint64_t operator()() { return test::mix(++state); }
   };

@@ -35,6 +35,9 @@ TEST(CudaDriver, NamesErrors) {
   });
   expect_error(Code::system, "it: CUDA_ERROR_FAKE",
                [] { memory::cuda::check(memory::cuda::driver(), CUDA_ERROR_UNKNOWN, "it"); });
+  expect_error(Code::system, "; Setting: SHOAL_HEAP.", [] {
+    memory::cuda::check(memory::cuda::driver(), CUDA_ERROR_UNKNOWN, "it", "SHOAL_HEAP");
+  });
   memory::cuda::check(memory::cuda::driver(), CUDA_SUCCESS, "nothing");
 }
 
@@ -47,13 +50,13 @@ TEST(CudaDevice, IsChosenByIndexOrBySetting) {
   EXPECT_EQ(device->multiprocessors, 132);
   EXPECT_EQ(device->compute_capability, 90);
   EXPECT_EQ(device->granularity, std::size_t{2} << 20);
-  expect_error(Code::invalid_argument, "SHOAL_DEVICE is 3; this machine has GPUs 0 to 2",
+  expect_error(Code::invalid_argument, "SHOAL_DEVICE is 3; allowed: -1 to 2",
                [] { memory::open_device({.ordinal = 3}); });
 }
 
 TEST(CudaDevice, NeedsAGpu) {
   const FakeCuda fake({.gpus = 0});
-  expect_error(Code::unsupported, "shows no GPU", [] { memory::open_device({}); });
+  expect_error(Code::unsupported, "reports no GPU", [] { memory::open_device({}); });
   EXPECT_NE(memory::describe_gpus().unavailable.find("no GPU"), std::string::npos);
 }
 

@@ -76,8 +76,8 @@ TEST(InfoGpus, SaysHowSeveralPesShareAGpu) {
 
 TEST(InfoGpus, SaysWhyThereAreNone) {
   const Gpus gpus = gpus_of({.gpus = 0});
-  EXPECT_EQ(to_text(gpus), "GPUs: none: the CUDA driver shows no GPU\n");
-  EXPECT_EQ(to_json(gpus)["unavailable"], "the CUDA driver shows no GPU");
+  EXPECT_EQ(to_text(gpus), "GPUs: none: the CUDA driver reports no GPU\n");
+  EXPECT_EQ(to_json(gpus)["unavailable"], "the CUDA driver reports no GPU");
   EXPECT_TRUE(to_json(gpus)["gpus"].empty());
 }
 

@@ -145,20 +145,19 @@ TEST(Timeline, OfNothingIsNoDivisionByZero) {
 /// A world of `n` PEs on nodes of `per_node`: shm inside a node, ofi between nodes.
 WorldView world_of(Pe n, Pe per_node) {
   WorldView view;
-  for (Pe pe = 0; pe < n; ++pe) {
-    view.connectivity.hosts.emplace_back("h");
-    view.connectivity.node_of.push_back(pe / per_node);
-    view.connectivity.nics.emplace_back(std::vector<std::string>{"eth" + std::to_string(pe % 2)});
-  }
+  for (Pe pe = 0; pe < n; ++pe)
+    view.connectivity.pes.push_back(
+        {"h", 0, pe / per_node, std::vector<std::string>{"eth" + std::to_string(pe % 2)}});
+  const std::string all = "put get atomics signals";
   for (Pe a = 0; a < n; ++a)
     for (Pe b = a; b < n; ++b) {
       const bool near = a / per_node == b / per_node;
       view.connectivity.pairs.push_back(
           {a,
            b,
-           {{"self", 31, a == b, a == b ? "the PE itself" : "another PE"},
-            {"shm", 31, a != b && near, near ? "first" : "on another host"},
-            {"ofi", 30, !near, near ? "not wanted" : "first that does everything"}}});
+           {{"self", "load-store " + all, a == b, a == b ? "the PE itself" : "another PE"},
+            {"shm", "load-store " + all, a != b && near, near ? "first" : "on another host"},
+            {"ofi", all, !near, near ? "not wanted" : "first that does everything"}}});
     }
   return view;
 }
@@ -178,7 +177,7 @@ TEST(ConnectivityText, ListsThePairsOfAnOddGroup) {
   WorldView view = world_of(4, 4);
   for (auto& pair : view.connectivity.pairs)
     if (pair.a != pair.b && pair.b == 3)
-      pair.verdicts[1] = {"shm", 0, false, "in another network namespace"};
+      pair.transports[1] = {"shm", "nothing", false, "in another network namespace"};
   const std::string text = connectivity_text(view);
   EXPECT_NE(
       text.find("  PE 0 with 3; PE 1 with 3; PE 2 with 3\n    * none  no transport reaches\n"),

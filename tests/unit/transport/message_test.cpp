@@ -3,6 +3,7 @@
 // asked to, reorders.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <deque>
 #include <mutex>
 #include <random>
@@ -26,6 +27,8 @@ struct Wire {
   bool reorders = false;
   unsigned refuses = 0;  ///< one send in so many; 0: none
   bool cut = false;      ///< messages are lost, and probes fail
+  /// A PE says goodbye behind each reply, and both arrive in one poll.
+  std::atomic<bool> farewell{false};
 };
 Wire* wire = nullptr;
 
@@ -69,7 +72,13 @@ class FakeNetwork final : public Network {
     std::vector<std::byte> bytes(sizeof stamped + payload.bytes());
     std::memcpy(bytes.data(), &stamped, sizeof stamped);
     payload.pack(bytes.data() + sizeof stamped);
-    if (!wire->cut) wire->inbox[peer.pe].push_back(std::move(bytes));
+    auto& inbox = wire->inbox[peer.pe];
+    if (!wire->cut) inbox.push_back(std::move(bytes));
+    if (wire->farewell && message.kind == Kind::reply) {
+      stamped.kind = Kind::goodbye;
+      inbox.emplace_back(sizeof stamped);
+      std::memcpy(inbox.back().data(), &stamped, sizeof stamped);
+    }
     engine_.told(peer, stamped);
     if (message.kind == Kind::probe) peer.probing = false;
     return true;
@@ -84,20 +93,12 @@ class FakeNetwork final : public Network {
     return chunk_;
   }
   bool poll() override {
-    std::vector<std::byte> message;
-    {
-      const std::lock_guard lock(wire->mutex);
-      if (!in_flight_.empty() && wire->dice() % 4 == 0) finish(wire->dice() % in_flight_.size());
-      auto& inbox = wire->inbox[engine_.my_pe()];
-      if (!inbox.empty()) {
-        const auto at = static_cast<std::ptrdiff_t>(traits_.reorders ? wire->dice() % inbox.size()
-                                                                     : std::size_t{0});
-        message = std::move(inbox[static_cast<std::size_t>(at)]);
-        inbox.erase(inbox.begin() + at);
-      }
+    bool any = false;
+    while (deliver_one()) {
+      any = true;
+      if (!wire->farewell) break;
     }
-    if (!message.empty()) engine_.receive(message.data(), message.size());
-    return !message.empty();
+    return any;
   }
 
   bool writing(const Peer& peer) const noexcept override { return peer.writes != 0; }
@@ -122,6 +123,22 @@ class FakeNetwork final : public Network {
     Peer* peer;
   };
 
+  bool deliver_one() {
+    std::vector<std::byte> message;
+    {
+      const std::lock_guard lock(wire->mutex);
+      if (!in_flight_.empty() && wire->dice() % 4 == 0) finish(wire->dice() % in_flight_.size());
+      auto& inbox = wire->inbox[engine_.my_pe()];
+      if (!inbox.empty()) {
+        const auto at = static_cast<std::ptrdiff_t>(traits_.reorders ? wire->dice() % inbox.size()
+                                                                     : std::size_t{0});
+        message = std::move(inbox[static_cast<std::size_t>(at)]);
+        inbox.erase(inbox.begin() + at);
+      }
+    }
+    if (!message.empty()) engine_.receive(message.data(), message.size());
+    return !message.empty();
+  }
   void finish(std::size_t i) {
     const InFlight request = in_flight_[i];
     in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -225,6 +242,27 @@ TEST(MessageFailure, IsReportedByTheOperationAndOnceByQuiet) {
   });
 }
 
+// The last operation of a PE may complete in the same poll that finds the peer gone.
+TEST(MessageFailure, SparesAnOperationWhoseReplyArrivedWithAGoodbye) {
+  Wire over;
+  const Settings settings = pair_settings(16, 4096);
+  run_over(over, settings, settings, [&](Pair& pair) {
+    pair.meet();
+    if (pair.pe == 1) return;
+    pair.transport.quiet();
+    {
+      const std::lock_guard lock(over.mutex);
+      over.farewell = true;
+    }
+    EXPECT_EQ(pair.transport.atomic(1, AtomicOp::add, 8, 5, 0, 8), 0u);
+    pair.transport.quiet();
+    expect_error(Code::peer_failed, "transport fake has lost PE 1: left",
+                 [&] { pair.transport.atomic(1, AtomicOp::add, 8, 1, 0, 8); });
+    ASSERT_EQ(pair.transport.ended().size(), 1u);
+    EXPECT_EQ(pair.transport.ended()[0].description, "its connection (fake) ended: left");
+  });
+}
+
 TEST(MessageNumbers, WrapAround) {
   EXPECT_TRUE(not_before(5, 5));
   EXPECT_TRUE(not_before(6, 5));
@@ -233,7 +271,7 @@ TEST(MessageNumbers, WrapAround) {
   EXPECT_FALSE(not_before(0xfffffffe, 2));
 }
 
-// A message from another process is data: whatever leaves the segment is refused.
+// A message from another process is untrusted: addresses outside the segment are refused.
 TEST(MessageApply, RefusesWhatLeavesTheSegment) {
   constexpr std::size_t kBytes = 4096;
   const auto valid = [](const Message& message, std::size_t payload) {

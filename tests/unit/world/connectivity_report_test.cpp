@@ -13,8 +13,6 @@ namespace shoal {
 namespace {
 
 using detail::Connectivity;
-using detail::PairReport;
-using detail::TransportVerdict;
 using transport::Capabilities;
 namespace capability = transport::capability;
 
@@ -52,15 +50,15 @@ struct Case {
     return (static_cast<std::size_t>(from) * 4 + static_cast<std::size_t>(to)) * map.names.size() +
            t;
   }
-  std::vector<PairReport> explain() const {
+  std::vector<PairConnectivity> explain() const {
     return detail::explain(map, reasons, kNetworks, detail::chosen_for);
   }
 };
 
-TransportVerdict verdict(const std::vector<PairReport>& report, Pe a, Pe b,
+TransportVerdict verdict(const std::vector<PairConnectivity>& report, Pe a, Pe b,
                          std::string_view transport) {
-  for (const PairReport& pair : report)
-    for (const TransportVerdict& found : pair.verdicts)
+  for (const PairConnectivity& pair : report)
+    for (const TransportVerdict& found : pair.transports)
       if (pair.a == a && pair.b == b && found.transport == transport) return found;
   ADD_FAILURE() << "no verdict on " << transport << " for " << a << ", " << b;
   return {};
@@ -69,11 +67,12 @@ TransportVerdict verdict(const std::vector<PairReport>& report, Pe a, Pe b,
 TEST(ConnectivityReport, HasEveryPairAndEveryTransport) {
   const auto report = Case(true).explain();
   ASSERT_EQ(report.size(), 10u);
-  for (const PairReport& pair : report) {
+  for (const PairConnectivity& pair : report) {
     EXPECT_LE(pair.a, pair.b);
-    EXPECT_EQ(pair.verdicts.size(), 4u);  // ucx was not loaded
+    EXPECT_EQ(pair.transports.size(), 4u);  // ucx was not loaded
+    ASSERT_NE(pair.chosen(), nullptr);
     int chosen = 0;
-    for (const TransportVerdict& found : pair.verdicts) {
+    for (const TransportVerdict& found : pair.transports) {
       chosen += found.chosen;
       EXPECT_NE(found.why, "") << found.transport;
     }
@@ -86,7 +85,7 @@ TEST(ConnectivityReport, SaysWhyATransportIsTheOne) {
   EXPECT_EQ(verdict(report, 0, 1, "shm").why,
             "the first of shm, ofi, ucx that does everything, both ways");
   EXPECT_TRUE(verdict(report, 0, 1, "shm").chosen);
-  EXPECT_EQ(verdict(report, 1, 2, "ofi").capabilities, kAll);
+  EXPECT_EQ(verdict(report, 1, 2, "ofi").capabilities, transport::describe(kAll));
   EXPECT_TRUE(verdict(report, 1, 2, "ofi").chosen);
   EXPECT_EQ(verdict(report, 3, 3, "self").why, "the PE itself");
 }

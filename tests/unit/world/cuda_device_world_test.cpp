@@ -77,7 +77,7 @@ TEST(DeviceWorld, OfOnePeIsItself) {
   run_threads(1, gpu_world_settings(), check_bases);
 }
 
-TEST(DeviceWorld, RefusesMemoryThatNobodyAllocated) {
+TEST(DeviceWorld, RefusesUnallocatedMemory) {
   const FakeCuda fake({.gpus = 1});
   Settings settings = gpu_world_settings();
   settings.symmetric_size = std::size_t{1} << 30;

@@ -97,10 +97,10 @@ TEST(ControlLayout, KeepsEverythingApart) {
         ranges.emplace_back(layout.join_acknowledged(pe), 8);
       }
       for (std::int32_t team = 0; team < teams; ++team)
-        for (std::size_t member = 0; member < static_cast<std::size_t>(n); ++member)
+        for (std::size_t pe = 0; pe < static_cast<std::size_t>(n); ++pe)
           for (const std::uint64_t parity : {0u, 1u}) {
-            ranges.emplace_back(layout.flag(team, parity, member), 64);
-            ranges.emplace_back(layout.entry(team, parity, member), sizeof(detail::ExchangeEntry));
+            ranges.emplace_back(layout.flag(team, parity, pe), 64);
+            ranges.emplace_back(layout.entry(team, parity, pe), sizeof(detail::ExchangeEntry));
           }
       std::sort(ranges.begin(), ranges.end());
       for (std::size_t i = 0; i + 1 < ranges.size(); ++i)

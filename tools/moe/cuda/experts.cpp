@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/align.hpp"
 #include "base/check.hpp"
 #include "ep/numeric/float16.hpp"
 
@@ -17,10 +18,6 @@ using ep::numeric::Bf16;
 // a matrix of such a width with a multiple of 16 rows.
 constexpr std::int64_t kRowMultiple = 16;
 static_assert(kRowMultiple * 8 * sizeof(Bf16) % Products::kAlignment == 0);
-
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 /// Copies rows of `width` values to consecutive places from `target`, `stride` apart.
 void store_rows(const std::vector<float>& rows, std::int64_t width, Bf16* target,
@@ -49,7 +46,7 @@ void StreamMemory::reserve(std::size_t bytes, cudaStream_t stream) {
 CudaExperts::CudaExperts(const std::shared_ptr<const CublasLt>& library, const Options& options,
                          const Shape& shape, std::int32_t first_expert, cudaStream_t stream)
     : hidden_(shape.hidden),
-      width_(round_up(shape.ffn, kRowMultiple)),
+      width_(static_cast<std::int64_t>(align_up(shape.ffn, kRowMultiple))),
       stream_(stream),
       first_(library, 2 * width_, hidden_),
       second_(library, hidden_, width_),
@@ -88,7 +85,7 @@ std::int64_t CudaExperts::lay_out(std::span<const std::int64_t> counts) {
     require(rows <= std::numeric_limits<std::int32_t>::max(), Code::unsupported,
             "{} rows for the experts of one PE", rows);
     first_row_[e] = static_cast<std::int32_t>(rows);
-    rows += round_up(counts[e], kRowMultiple);
+    rows += static_cast<std::int64_t>(align_up(counts[e], kRowMultiple));
   }
   check_cuda(
       cudaMemcpyAsync(first_row_memory_.as<std::int32_t>(), first_row_.data(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// word.cuh: loads, atomics and comparisons of words of 4 or 8 bytes.
+// word.cuh: loads and atomics of words of 4 or 8 bytes.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,8 @@
 #include <shoal/operation.hpp>
 
 namespace shoal::device::detail {
+
+using shoal::detail::holds;
 
 /// The unsigned type of a word's width, as the instructions take it.
 template <Word T>
@@ -47,26 +49,6 @@ __device__ T atomic_on(AtomicOp op, T* address, T operand, T compare) {
       return static_cast<T>(atomicCAS_system(word, static_cast<AtomicBits<T>>(compare), value));
   }
   return T{};
-}
-
-/// Whether `seen` compares with `value` as asked.
-template <Word T>
-__device__ bool holds(T seen, Compare compare, T value) {
-  switch (compare) {
-    case Compare::equal:
-      return seen == value;
-    case Compare::not_equal:
-      return seen != value;
-    case Compare::greater:
-      return seen > value;
-    case Compare::greater_equal:
-      return seen >= value;
-    case Compare::less:
-      return seen < value;
-    case Compare::less_equal:
-      return seen <= value;
-  }
-  return false;
 }
 
 }  // namespace shoal::device::detail

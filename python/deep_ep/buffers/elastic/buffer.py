@@ -22,6 +22,7 @@ from ...utils.event import EventHandle, EventOverlap, profiled
 from ...utils.math import align
 from ...utils.semantic import native_assert, native_fail, value_or, weak_lru
 from ..checks import describe, expect
+from ..ending import close, warn_unless_destroyed
 from ..groups import detached
 from ..runtime import Operation, Runtime
 from . import sizes
@@ -139,25 +140,14 @@ class ElasticBuffer:
         )
 
     def __del__(self) -> None:
-        if getattr(self, "runtime", None) is not None and self.explicitly_destroy:
-            print(
-                "WARNING: deep_ep.ElasticBuffer was created with explicitly_destroy=True "
-                "and released without destroy()",
-                flush=True,
-            )
+        warn_unless_destroyed(self)
 
     def destroy(self) -> None:
         """Closes the buffer. Collective; later calls do nothing.
 
         Raises AssertionError without explicitly_destroy.
         """
-        expect(
-            self.explicitly_destroy,
-            "destroy: this buffer was created without explicitly_destroy=True",
-        )
-        if self.runtime is not None:
-            self.runtime.close()
-            self.runtime = None
+        if close(self):
             del self._dispatcher, self._combiner
 
     @staticmethod

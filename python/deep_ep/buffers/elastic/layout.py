@@ -116,3 +116,22 @@ def column_major(scales: torch.Tensor) -> torch.Tensor:
     out = torch.zeros((packs, align(rows, 4)), dtype=scales.dtype, device=scales.device)
     out[:, :rows] = scales.t()
     return out.t()[:rows]
+
+
+def sum_topk_slots(y: torch.Tensor, slot_rows: torch.Tensor) -> torch.Tensor:
+    """Expert-major rows summed per received token: float32, top-k slots ascending, rounded to the
+    dtype of y."""
+    total = torch.zeros((slot_rows.shape[0], y.shape[1]), dtype=torch.float32, device=y.device)
+    if y.shape[0] == 0:
+        return total.to(y.dtype)
+    for rows in slot_rows.unbind(1):
+        part = y.index_select(0, rows.clamp(min=0)).float()
+        total += part.masked_fill_((rows < 0)[:, None], 0)
+    return total.to(y.dtype)
+
+
+def weights_by_topk_slot(weights: torch.Tensor, slot_rows: torch.Tensor) -> torch.Tensor:
+    """float32 [rows, K] from one weight per expert-major row; 0 where a slot has no row."""
+    if weights.numel() == 0:
+        return torch.zeros(slot_rows.shape, dtype=weights.dtype, device=weights.device)
+    return weights[slot_rows.clamp(min=0)].masked_fill(slot_rows < 0, 0)

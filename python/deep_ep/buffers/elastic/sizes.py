@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ... import config as sizes
-from ...utils.envs import get_nvlink_gbs, get_rdma_gbs
+from ...utils.envs import get_nvlink_gbs, reported_rdma_gbs
 from ...utils.math import align
 
 PAGE = 2 << 20
@@ -79,7 +79,7 @@ def theoretical_num_sms(
         num_experts,
         num_topk,
         num_scaleout_topk,
-        rdma_gbs or get_rdma_gbs(),
+        rdma_gbs or reported_rdma_gbs(),
         nvlink_gbs or get_nvlink_gbs(),
         sm_read_gbs,
         sm_write_gbs,

@@ -14,15 +14,19 @@ from shoal._core.ep import HookedDispatch
 from ... import config as sizes
 from ...config import Config, topk_idx_t
 from ...utils.envs import check_nvlink_connections, check_torch_deterministic
-from ...utils.event import EventHandle, EventOverlap
+from ...utils.event import EventHandle, EventOverlap, profiling
 from ...utils.semantic import native_assert, native_fail
 from ..checks import expect, require_tensor
 from ..allocation import empty_strided
+from ..ending import close, warn_unless_destroyed
 from ..groups import DispatchTerms, detached
 from ..runtime import Runtime
+from .early_shapes import EarlyShapes
 from .handles import LowLatencyHandle
+from .local_memory import LocalMemory
 from .low_latency import LowLatencyMode
 from .normal import NormalMode
+from .overlap import Overlap
 
 # Half the time of torch.are_deterministic_algorithms_enabled, which returns the same.
 _deterministic = torch._C._get_deterministic_algorithms
@@ -31,9 +35,9 @@ _deterministic = torch._C._get_deterministic_algorithms
 class Buffer:
     """Dispatch and combine of expert-parallel tokens among the ranks of a group.
 
-        buffer = Buffer(group, num_nvl_bytes, num_rdma_bytes) per_rank, per_node, per_expert,
-        in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts) recv_x, recv_idx,
-        recv_weights, counts, handle, _ = buffer.dispatch(
+        buffer = Buffer(group, num_nvl_bytes, num_rdma_bytes)
+        per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, experts)
+        recv_x, recv_idx, recv_weights, counts, handle, _ = buffer.dispatch(
             x, None, per_rank, per_node, in_rank, per_expert, topk_idx, topk_weights
         )
         combined_x, _, _ = buffer.combine(expert_output, handle)
@@ -60,14 +64,18 @@ class Buffer:
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: Any = None,
+        use_fabric: bool = False,
+        num_topk: int = 0,
     ) -> None:
         """group: a torch.distributed group of any backend, or None with ``comm``, an mpi4py
         communicator. Collective.
 
         low_latency_mode: allows low-latency calls. explicitly_destroy: the program calls
         ``destroy``. enable_shrink: low-latency calls continue without ranks that time out.
-        num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: accepted without effect;
-        Shoal selects its transports.
+        num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: accepted
+        without effect; Shoal selects its transports and memory handles (SHOAL_CUDA_HANDLE).
+        num_topk: top-k of low-latency calls, for ``warmup_low_latency`` here with the sizes of the
+        latest size hint; default: EP_LOW_LATENCY_TOPK, else 8 with enable_shrink.
 
         Raises ValueError without group and comm, RuntimeError for sizes that are not multiples of
         128.
@@ -105,29 +113,25 @@ class Buffer:
             self.runtime, num_rdma_bytes, low_latency_mode, enable_shrink
         )
         self._hooked_paths = self._low_latency.hooked_paths
+        self._on_host = self.runtime.device.type == "cpu"
         self._empty_strided = empty_strided(self.runtime.device)
-        self._local: dict[bool, torch.Tensor] = {}
+        self._local_memory = LocalMemory(num_nvl_bytes, num_rdma_bytes, self.runtime.device)
+        if low_latency_mode:
+            known, is_default = EarlyShapes.agree(
+                self.runtime, num_rdma_bytes, num_topk, enable_shrink
+            )
+            if known is not None:
+                self._low_latency.create("Buffer", *known, provisional=is_default)
 
     def __del__(self) -> None:
-        if getattr(self, "runtime", None) is not None and self.explicitly_destroy:
-            print(
-                "WARNING: deep_ep.Buffer was created with explicitly_destroy=True "
-                "and released without destroy()",
-                flush=True,
-            )
+        warn_unless_destroyed(self)
 
     def destroy(self) -> None:
         """Closes the buffer. Collective; later calls do nothing.
 
         Raises AssertionError without explicitly_destroy.
         """
-        expect(
-            self.explicitly_destroy,
-            "destroy: this buffer was created without explicitly_destroy=True",
-        )
-        if self.runtime is not None:
-            self.runtime.close()
-            self.runtime = None
+        if close(self):
             self._hooked_paths.clear()
             del self._normal, self._low_latency
 
@@ -158,9 +162,7 @@ class Buffer:
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
         """``num_rdma_bytes`` for low-latency calls of these sizes."""
-        return sizes.get_low_latency_rdma_size_hint(
-            num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
-        )
+        return EarlyShapes.note(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
@@ -189,27 +191,8 @@ class Buffer:
         Returns one dimension, or the first elements in shape ``size``. The first call allocates the
         memory, later calls return the same. Shoal's own traffic does not use it.
         """
-        runtime = self._open("get_local_buffer_tensor")
-        total = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
-        native_assert(
-            0 <= offset <= total and offset % dtype.itemsize == 0,
-            f"get_local_buffer_tensor: offset is {offset}; "
-            f"allowed: multiples of {dtype.itemsize} up to {total}",
-        )
-        if use_rdma_buffer not in self._local:
-            self._local[use_rdma_buffer] = torch.zeros(
-                total, dtype=torch.uint8, device=runtime.device
-            )
-        end = total - (total - offset) % dtype.itemsize
-        flat = self._local[use_rdma_buffer][offset:end].view(dtype)
-        if size is None:
-            return flat
-        numel = torch.Size(size).numel()
-        expect(
-            flat.numel() >= numel,
-            f"get_local_buffer_tensor: {list(size)} of {dtype} in {flat.numel()} elements",
-        )
-        return flat[:numel].view(size)
+        self._open("get_local_buffer_tensor")
+        return self._local_memory.tensor(dtype, size, offset, use_rdma_buffer)
 
     def get_dispatch_layout(
         self,
@@ -376,22 +359,10 @@ class Buffer:
     ]:
         """``dispatch`` with a required ``config``."""
         expect(config is not None, "internode_dispatch: config is needed")
-        return self.dispatch(
-            x,
-            handle,
-            num_tokens_per_rank,
-            num_tokens_per_rdma_rank,
-            is_token_in_rank,
-            num_tokens_per_expert,
-            topk_idx,
-            topk_weights,
-            expert_alignment,
-            0,
-            config,
-            previous_event,
-            async_finish,
-            allocate_on_comm_stream,
-        )
+        layout = (num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank)
+        routing = (num_tokens_per_expert, topk_idx, topk_weights, expert_alignment)
+        events = (previous_event, async_finish, allocate_on_comm_stream)
+        return self.dispatch(x, handle, *layout, *routing, 0, config, *events)
 
     def internode_combine(
         self,
@@ -406,16 +377,8 @@ class Buffer:
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """``combine`` with a required ``config``."""
         expect(config is not None, "internode_combine: config is needed")
-        return self.combine(
-            x,
-            handle,
-            topk_weights,
-            bias,
-            config,
-            previous_event,
-            async_finish,
-            allocate_on_comm_stream,
-        )
+        events = (previous_event, async_finish, allocate_on_comm_stream)
+        return self.combine(x, handle, topk_weights, bias, config, *events)
 
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
@@ -425,6 +388,20 @@ class Buffer:
         call = "clean_low_latency_buffer"
         self._open(call)
         self._low_latency.check_sizes(call, num_max_dispatch_tokens_per_rank, hidden, num_experts)
+
+    def warmup_low_latency(
+        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int, num_topk: int
+    ) -> None:
+        """Creates what low-latency calls of these sizes use. Collective.
+
+        The first call of a shape would do so, and needs all ranks too: with enable_shrink, a rank
+        may be absent only after this call.
+        """
+        call = "warmup_low_latency"
+        self._open(call)
+        self._low_latency.create(
+            call, num_max_dispatch_tokens_per_rank, hidden, num_experts, num_topk
+        )
 
     def low_latency_dispatch(
         self,
@@ -439,7 +416,9 @@ class Buffer:
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
-    ) -> tuple[Any, torch.Tensor, tuple, EventOverlap, Callable[[], None] | None]:
+        use_nvfp4: bool = False,
+        x_global_scale: torch.Tensor | None = None,
+    ) -> tuple[Any, torch.Tensor, tuple, EventOverlap, Callable[[], object] | None]:
         """Sends tokens to fixed slots. Collective.
 
         N is num_max_dispatch_tokens_per_rank, the same on all ranks. x: bfloat16 [T, H], T <= N, H
@@ -447,17 +426,22 @@ class Buffer:
         scale per 128 channels. round_scale: scales are powers of two. use_ue8m0: scales are packed
         as bytes; needs round_scale. cumulative_local_expert_recv_stats: int32 [E / R]; the call
         adds the rows received. dispatch_wait_recv_cost_stats: int64 [R]; the call adds the
-        nanoseconds waited for each rank.
+        nanoseconds waited for each rank. use_nvfp4, without use_fp8: the receiver quantizes rows to
+        4 bits with an e4m3 scale per 16 channels, times ``x_global_scale``, one float32.
 
         Returns (recv_x, count, handle, event, hook). recv_x: bfloat16 [E / R, R * N, H], or
         (float8_e4m3fn of that shape, scales float32 [.., .., H / 128] or int32 [.., .., H / 512],
-        column-major). Rows 0 to count[e] - 1 of expert e are valid: after hook() with
+        column-major), or for use_nvfp4 (uint8 [R * N, H / 2, E / R], float8_e4m3fn [32, 4,
+        ceil(R * N / 128), 4, ceil(H / 64), E / R]), contiguous by expert (legacy/nvfp4.py).
+        Rows 0 to count[e] - 1 of expert e are valid: after hook() with
         return_recv_hook, and until two more dispatches have been received.
         """
         if _deterministic():
             check_torch_deterministic()
         form = (num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0)
-        if not async_finish and (path := self._hooked_paths.get(form)) is not None:
+        path = self._hooked_paths.get(form)
+        general = async_finish or use_nvfp4 or (self._on_host and profiling())
+        if path is not None and not general:
             # The fast path: one binding call. It returns None and has no effect where an argument
             # is not what earlier calls had.
             group = path.group
@@ -479,15 +463,11 @@ class Buffer:
                     sent()
                 return rows, counts, handle, EventOverlap(), sent if return_recv_hook else None
         self._open("low_latency_dispatch")
-        return self._low_latency.dispatch(
-            x,
-            topk_idx,
-            form,
-            cumulative_local_expert_recv_stats,
-            dispatch_wait_recv_cost_stats,
-            async_finish,
-            return_recv_hook,
-        )
+        stats = (cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
+        more = (*stats, async_finish, return_recv_hook)
+        if use_nvfp4:
+            return self._low_latency.dispatch_nvfp4(x, topk_idx, form, x_global_scale, *more)
+        return self._low_latency.dispatch(x, topk_idx, form, *more)
 
     def low_latency_combine(
         self,
@@ -501,19 +481,30 @@ class Buffer:
         return_recv_hook: bool = False,
         out: torch.Tensor | None = None,
         combine_wait_recv_cost_stats: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None] | None]:
+        overlap: bool = False,
+        packed_recv_count: torch.Tensor | None = None,
+        comp_signal: torch.Tensor | None = None,
+        block_m: int = 64,
+        threshold: int = 0,
+        num_sms: int = 0,
+        src_signals: torch.Tensor | None = None,
+        src_signal_expect_value: int = 0,
+    ) -> tuple[torch.Tensor, EventOverlap, Callable[[], object] | None]:
         """Sums expert output, weighted, at the sources of the tokens. Collective.
 
         x: bfloat16 [E / R, R * N, H], the expert output. topk_idx: as passed to the dispatch.
         topk_weights: float32 [T, K]. use_logfmt: rows travel with 10 bits per channel. zero_copy:
-        the expert output lies in get_next_low_latency_combine_buffer(handle).
+        the expert output lies in get_next_low_latency_combine_buffer(handle). overlap: waits first
+        until the signals of the GEMM that writes x have their value (legacy/overlap.py); other
+        arguments of the overlap, and num_sms (0: automatic), count only then.
 
         Returns (bfloat16 [T, H], which is ``out`` where given; event; hook), valid after hook()
         with return_recv_hook.
         """
         if _deterministic():
             check_torch_deterministic()
-        if not (async_finish or zero_copy) and type(handle) is LowLatencyHandle and self.runtime:
+        general = async_finish or zero_copy or overlap or (self._on_host and profiling())
+        if not general and type(handle) is LowLatencyHandle and self.runtime:
             # The fast path; without effect where it returns None.
             group, sent = handle.group, handle.sent
             if type(sent) is HookedDispatch:
@@ -538,17 +529,14 @@ class Buffer:
                         hook()
                     return sums, EventOverlap(), hook if return_recv_hook else None
         self._open("low_latency_combine")
+        signals = (packed_recv_count, comp_signal, block_m, threshold)
         return self._low_latency.combine(
-            x,
-            topk_idx,
-            topk_weights,
-            handle,
-            use_logfmt,
-            zero_copy,
-            async_finish,
-            return_recv_hook,
+            (x, topk_idx, topk_weights, handle),
+            (use_logfmt, zero_copy, async_finish, return_recv_hook),
             out,
             combine_wait_recv_cost_stats,
+            Overlap(*signals, src_signals, src_signal_expect_value) if overlap else None,
+            num_sms,
         )
 
     def get_next_low_latency_combine_buffer(self, handle: tuple) -> torch.Tensor:

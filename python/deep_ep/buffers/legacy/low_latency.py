@@ -8,18 +8,21 @@ the general path, which checks arguments and explains errors, and the masks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from ... import config as sizes
 from ...config import topk_idx_t
-from ...utils.event import EventOverlap
+from ...utils.event import EventHandle, EventOverlap, profiled, profiling
 from ...utils.semantic import native_assert, native_fail
 from ..checks import describe, require_tensor
 from ..runtime import Runtime
+from . import nvfp4
 from .handles import LowLatencyHandle
 from .low_latency_group import HookedPath, LowLatencyGroup, LowLatencyPool
+from .overlap import Overlap
 
 # Arguments that repeat: tokens per rank, experts, use_fp8, round_scale, use_ue8m0.
 Form = tuple[int, int, bool, bool, bool]
@@ -39,6 +42,7 @@ class LowLatencyMode:
             enable_shrink,
         )
         self._pool = LowLatencyPool(runtime.team, runtime.device, enable_shrink)
+        self._on_host = runtime.device.type == "cpu"
         self._checked: set[tuple[int, int, int]] = set()  # sizes of earlier calls
         self.hooked_paths: dict[Form, HookedPath] = {}
 
@@ -51,7 +55,7 @@ class LowLatencyMode:
         waits: torch.Tensor | None,
         async_finish: bool,
         return_recv_hook: bool,
-    ) -> tuple[Any, torch.Tensor, tuple, EventOverlap, Callable[[], None] | None]:
+    ) -> tuple[Any, torch.Tensor, tuple, EventOverlap, Callable[[], object] | None]:
         """``Buffer.low_latency_dispatch`` on the general path."""
         runtime = self._runtime
         n, num_experts, *_ = form
@@ -67,28 +71,59 @@ class LowLatencyMode:
             self.hooked_paths[form] = HookedPath(group, quantize)
         if return_recv_hook:
             options["stream"] = runtime.current_stream()
-            arrays, handle, hook = group.dispatch(x, topk_idx, quantize, options)
+            with self._range("dispatch_send_kernel"):
+                arrays, handle, hook = group.dispatch(x, topk_idx, quantize, options)
+            hook = self._traced("dispatch_receive_kernel", hook)
             return arrays.rows, arrays.counts, handle, EventOverlap(), hook
-        with runtime.operation("low_latency_dispatch", None, async_finish) as operation:
+        with (
+            runtime.operation("low_latency_dispatch", None, async_finish) as operation,
+            self._range("dispatch_impl"),
+        ):
             options.update(operation.launch)
             arrays, handle, receive = group.dispatch(x, topk_idx, quantize, options)
             receive()
         return arrays.rows, arrays.counts, handle, operation.overlap((x, topk_idx), ()), None
 
+    def dispatch_nvfp4(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, form: Form, global_scale: Any, *more: Any
+    ) -> tuple[Any, torch.Tensor, tuple, EventOverlap, Callable[[], object] | None]:
+        """``Buffer.low_latency_dispatch`` with use_nvfp4. ``more``: the arguments of ``dispatch``
+        after ``form``."""
+        call, runtime = "low_latency_dispatch", self._runtime
+        native_assert(not form[2], f"{call}: use_nvfp4=True needs use_fp8=False")
+        nvfp4.check_global_scale(call, global_scale, runtime.device)
+        rows, counts, handle, overlap, hook = self.dispatch(x, topk_idx, form, *more)
+        out = nvfp4.allocate(*rows.shape, runtime.device)
+        if hook is None:
+            if overlap.event is not None:
+                overlap.current_stream_wait()
+            nvfp4.quantize(rows, global_scale, out)
+            if overlap.event is not None:  # the result includes the quantization
+                overlap = EventOverlap(EventHandle())
+            return out, counts, handle, overlap, None
+
+        def receive() -> None:
+            hook()
+            nvfp4.quantize(rows, global_scale, out)
+
+        return out, counts, handle, overlap, receive
+
     def combine(
         self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor,
-        handle: tuple,
-        use_logfmt: bool,
-        zero_copy: bool,
-        async_finish: bool,
-        return_recv_hook: bool,
+        data: tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple],
+        flags: tuple[bool, bool, bool, bool],
         out: torch.Tensor | None,
         waits: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None] | None]:
-        """``Buffer.low_latency_combine`` on the general path."""
+        overlap: Overlap | None = None,
+        num_sms: int = 0,
+    ) -> tuple[torch.Tensor, EventOverlap, Callable[[], object] | None]:
+        """``Buffer.low_latency_combine`` on the general path.
+
+        data: x, topk_idx, topk_weights, handle. flags: use_logfmt, zero_copy, async_finish,
+        return_recv_hook.
+        """
+        x, topk_idx, topk_weights, handle = data
+        use_logfmt, zero_copy, async_finish, return_recv_hook = flags
         call, runtime = "low_latency_combine", self._runtime
         device = runtime.device
         group = self.group_of(call, handle)
@@ -101,10 +136,18 @@ class LowLatencyMode:
         if async_finish and return_recv_hook:
             native_fail(f"{call}: async_finish and return_recv_hook exclude each other")
         options = {"log_fmt": use_logfmt, "zero_copy": zero_copy, "defer_receive": return_recv_hook}
+        if num_sms > 0:
+            options["sms"] = num_sms
         if waits is not None:
             self._check_stats(call, None, 0, waits)
             options["wait_ns"] = waits
         y = self._expert_output(call, x, group, zero_copy)
+
+        def wait_for_output() -> None:
+            if overlap is not None:
+                stream = runtime.current_stream()
+                overlap.wait(call, group.result_shape[:2], device, stream, runtime.timeout)
+
         sums = (topk_idx.shape[0], group.shape.hidden)
         if out is None:
             out = torch.empty(sums, dtype=torch.bfloat16, device=device)
@@ -112,15 +155,32 @@ class LowLatencyMode:
             require_tensor(call, "out", out, (torch.bfloat16,), sums, device)
         if return_recv_hook:
             options["stream"] = runtime.current_stream()
-            return (
-                out,
-                EventOverlap(),
-                group.combine(y, topk_idx, topk_weights, handle, out, options),
-            )
-        with runtime.operation(call, None, async_finish) as operation:
+            with self._range("combine_send_kernel"):
+                wait_for_output()
+                hook = group.combine(y, topk_idx, topk_weights, handle, out, options)
+            return out, EventOverlap(), self._traced("combine_receive_kernel", hook)
+        with runtime.operation(call, None, async_finish) as operation, self._range("combine_impl"):
             options.update(operation.launch)
+            wait_for_output()
             group.combine(y, topk_idx, topk_weights, handle, out, options)()
         return out, operation.overlap((y, topk_idx, topk_weights, out), ()), None
+
+    def create(
+        self,
+        call: str,
+        max_tokens: int,
+        hidden: int,
+        num_experts: int,
+        top_k: int,
+        provisional: bool = False,
+    ) -> None:
+        """Creates what calls of these sizes use. Collective where it does not exist yet.
+
+        provisional: top-k is a default; the first call with another one replaces the group.
+        """
+        self.check_sizes(call, max_tokens, hidden, num_experts)
+        native_assert(top_k > 0, f"{call}: num_topk is {top_k}; at least 1 is allowed")
+        self._pool.get(hidden, top_k, num_experts, max_tokens, provisional)
 
     def group_of(self, call: str, handle: Any) -> LowLatencyGroup:
         """The group that issued a handle."""
@@ -222,6 +282,21 @@ class LowLatencyMode:
             self._enable_shrink,
             "Shrink mode must be enabled: create the buffer with enable_shrink=True",
         )
+
+    def _range(self, name: str) -> AbstractContextManager[object]:
+        """A profiler range on the host. On GPUs, kernels have the names that profilers look for."""
+        return profiled(name) if self._on_host else nullcontext()
+
+    def _traced(self, name: str, hook: Callable[[], object]) -> Callable[[], object]:
+        """``hook``, in a profiler range where a profiler runs now."""
+        if not (self._on_host and profiling()):
+            return hook
+
+        def traced() -> None:
+            with profiled(name):
+                hook()
+
+        return traced
 
 
 def _quantize(form: Form) -> str:

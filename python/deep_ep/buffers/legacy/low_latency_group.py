@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+import shoal
 import shoal.ep
 from shoal._core.ep import HookedCalls
 
@@ -125,6 +126,13 @@ class LowLatencyGroup:
         self.combine_buffer = None
         return pending.receive
 
+    def close(self) -> None:
+        """Frees the memory. Collective. No result may be in use."""
+        self.arrays.clear()
+        self._hooked_calls.clear()
+        del self.hooked_combine
+        self.group.close()
+
     def next_combine_buffer(self) -> torch.Tensor:
         """The memory from which the next combine sends expert output without a copy."""
         self.combine_buffer = to_torch(self.group.next_combine_buffer())
@@ -162,18 +170,41 @@ class LowLatencyPool:
         self._team, self._device, self._mask_failed = team, device, mask_failed
         self._groups: dict[tuple[int, int, int, int], LowLatencyGroup] = {}
         self._masked: set[int] = set()
+        self._provisional: tuple[int, int, int, int] | None = None
 
-    def get(self, hidden: int, top_k: int, experts: int, max_tokens: int) -> LowLatencyGroup:
-        """The group of this shape. Collective when it creates the group."""
+    def get(
+        self, hidden: int, top_k: int, experts: int, max_tokens: int, provisional: bool = False
+    ) -> LowLatencyGroup:
+        """The group of this shape. Collective when it creates the group.
+
+        A ``provisional`` group is closed where the first request names another top-k.
+        """
         key = (hidden, top_k, experts, max_tokens)
         group = self._groups.get(key)
+        if not provisional and (replaced := self._provisional) is not None:
+            self._provisional = None
+            if group is None and key[:1] + key[2:] == replaced[:1] + replaced[2:]:
+                self._groups.pop(replaced).close()
         if group is None:
-            shape = GroupShape(hidden, top_k, experts)
-            group = LowLatencyGroup(self._team, shape, max_tokens, self._mask_failed, self._device)
+            if provisional:
+                self._provisional = key
+            group = self._create(GroupShape(hidden, top_k, experts), max_tokens)
             self._groups[key] = group
             for rank in self._masked:
                 group.group.set_mask(rank, True)
         return group
+
+    def _create(self, shape: GroupShape, max_tokens: int) -> LowLatencyGroup:
+        try:
+            return LowLatencyGroup(self._team, shape, max_tokens, self._mask_failed, self._device)
+        except shoal.Error as error:
+            if self._mask_failed and hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(
+                    f"deep_ep: the first call of {shape} with {max_tokens} tokens creates its "
+                    "memory and needs all ranks. To go on without absent ranks, create it early: "
+                    "Buffer(num_topk=), EP_LOW_LATENCY_TOPK, or Buffer.warmup_low_latency."
+                )
+            raise
 
     def set_mask(self, rank: int, masked: bool) -> None:
         for group in self._groups.values():

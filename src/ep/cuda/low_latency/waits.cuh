@@ -73,9 +73,10 @@ __device__ inline void wait_failed(const DeviceGroup& group, Fault fault, Phase 
                                    std::uint64_t seen) {
   if (fault == Fault::none) return;
   if (group.mask_failed != 0) return mask(group, rank);
+  const std::uint64_t word = detail::failed_word(rank, fault == Fault::peer_failed);
   report_fault(group, fault, phase, operation, rank, epoch, seen);
   for (std::int32_t other = 0; other < group.ranks; ++other)
-    raise_signal(group, group.layout.failed, other, 1);
+    raise_signal(group, group.layout.failed, other, word);
 }
 
 /// Waits until `ready`, until `rank` is masked, or until the wait fails; true in the first case.

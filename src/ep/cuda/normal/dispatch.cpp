@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/align.hpp"
 #include "base/check.hpp"
 #include "ep/checks.hpp"
 #include "ep/cuda/normal/normal.hpp"
@@ -128,9 +129,9 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
     state_.statistics.rows_received += static_cast<std::uint64_t>(from_source);
   Dispatched received = describe(call, handle, region, rows, on);
   if (call.options.copy_out) group_.end(launch, on);
-  const std::int64_t alignment = call.options.expert_alignment;
+  const std::size_t alignment = call.options.expert_alignment;
   for (const std::int64_t tokens : tokens_per_expert)
-    received.tokens_per_expert.push_back((tokens + alignment - 1) / alignment * alignment);
+    received.tokens_per_expert.push_back(static_cast<std::int64_t>(align_up(tokens, alignment)));
   return received;
 }
 
@@ -153,6 +154,11 @@ void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_p
       shoal::detail::Clock::now() + waits * state_.timeout + std::chrono::seconds(1);
   const auto outcome = state_.world->poll(ready, deadline);
   group_.throw_reported();
+  if (outcome == shoal::detail::WaitOutcome::interrupted) {
+    state_.failure = fmt::format("dispatch (epoch {}) was interrupted on PE {}", state_.epoch,
+                                 state_.team.world_pe(state_.me));
+    throw Error(Code::system, state_.failure);
+  }
   if (outcome != shoal::detail::WaitOutcome::ready) {
     state_.failure = fmt::format(
         "dispatch (epoch {}): its kernel has not reported its sizes on PE {}; another kernel may hold the GPU, or a "

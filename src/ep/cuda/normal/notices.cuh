@@ -117,10 +117,13 @@ __device__ inline void finish_operation(const DeviceGroup& group, std::uint64_t 
     group.memory->finished[rank] = wanted;
   }
   __syncthreads();
-  // Ends the waits of the other ranks for this one.
+  // Ends the waits of the other ranks for this one. The report is complete: its writer, if not in
+  // this block, fenced it before its block was counted in `done`.
   if (aborted(group)) {
+    const auto fault = static_cast<Fault>(group.report->fault);
+    const std::uint64_t word = detail::failed_word(group.report->rank, fault == Fault::peer_failed);
     for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x)
-      raise_signal(group, group.layout.failed, rank, 1);
+      raise_signal(group, group.layout.failed, rank, word);
     return;  // the epoch stays, so that no later launch takes itself for a new operation
   }
   if (threadIdx.x != 0) return;

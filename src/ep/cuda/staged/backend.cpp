@@ -41,6 +41,11 @@ struct StagedPendingCombine final : PendingCombineState {
   Tensor sums, wait_ns;
 };
 
+/// The stream of a send, for its receive: events belong to the send alone.
+Launch stream_of(const Launch& launch) {
+  return {.stream = launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
+}
+
 /// The arrays of a low-latency dispatch. There are two sets, used in turn, as on every backend.
 struct ResultArrays {
   Tensor x;  ///< has room for bfloat16 rows in every form
@@ -269,9 +274,7 @@ std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(
 
 LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
   auto& pending = detail::of_backend<StagedPendingDispatch>(state, "low_latency_dispatch");
-  const Launch launch{
-      .stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
-  const StagedCall call = begin(launch);
+  const StagedCall call = begin(stream_of(pending.options.launch));
   call.fetch(pending.expert_counts.data, pending.options.expert_counts);
   call.fetch(pending.wait_ns.data, pending.options.wait_ns);
   call.fetched();
@@ -364,9 +367,7 @@ std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
 
 Tensor StagedBackend::receive(PendingCombineState& state) {
   auto& pending = detail::of_backend<StagedPendingCombine>(state, "low_latency_combine");
-  const Launch launch{
-      .stream = pending.options.launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
-  const StagedCall call = begin(launch);
+  const StagedCall call = begin(stream_of(pending.options.launch));
   call.fetch(pending.wait_ns.data, pending.options.wait_ns);
   call.fetched();
   const Tensor on_host = host_->receive(*pending.host);

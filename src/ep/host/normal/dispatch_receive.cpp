@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/align.hpp"
 #include "ep/host/normal/normal.hpp"
 
 namespace shoal::ep::host {
@@ -76,7 +77,7 @@ Dispatched dispatch_receive(HostGroup& group, const DispatchCall& call, const Di
   if (call.options.worst_case_rows == 0) {
     const std::int64_t alignment = call.options.expert_alignment;
     for (std::int64_t tokens : plan.tokens_per_expert)
-      received.tokens_per_expert.push_back((tokens + alignment - 1) / alignment * alignment);
+      received.tokens_per_expert.push_back(static_cast<std::int64_t>(align_up(tokens, alignment)));
   }
   received.rows = handle.received;
   received.handle = Handle(plan.handle);

@@ -109,16 +109,6 @@ std::shared_ptr<Region> take_region(HostGroup& group, const DispatchCall& call) 
   return offset ? std::make_shared<Region>(group.state.shared_from_this(), *offset) : nullptr;
 }
 
-/// The first row of the tokens of `source` at each rank. The rows of lower ranks precede it.
-std::vector<std::int32_t> first_rows(const Shape& shape, const NoticeBoard& board,
-                                     std::int32_t source) {
-  std::vector<std::int32_t> first(static_cast<std::size_t>(shape.ranks), 0);
-  for (std::int32_t before = 0; before < source; ++before)
-    for (std::int32_t rank = 0; rank < shape.ranks; ++rank)
-      first[rank] += board.rows_per_rank(before)[rank];
-  return first;
-}
-
 /// Where the rows of the rail peers' tokens start at the ranks of this node.
 void prepare_forwarding(const HostGroup& group, const NoticeBoard& board, HandleState& handle) {
   const auto& shape = group.state.shape;
@@ -134,7 +124,7 @@ void prepare_forwarding(const HostGroup& group, const NoticeBoard& board, Handle
       next = detail::make_expert_rows(shape, per_expert, peer, handle.expert_alignment).first;
       continue;
     }
-    next = first_rows(shape, board, peer);
+    next = detail::first_rows(handle.counts, shape.ranks, peer);
   }
 }
 
@@ -164,12 +154,12 @@ std::shared_ptr<HandleState> new_handle(const HostGroup& group, const DispatchCa
   handle->group = group.state.weak_from_this();
   handle->epoch = group.state.epoch;
   handle->counts.resize(static_cast<std::size_t>(ranks) * ranks);
-  handle->first_row = first_rows(group.state.shape, board, group.state.me);
   for (std::int32_t source = 0; source < ranks; ++source) {
     const std::int32_t* row = board.rows_per_rank(source);
     std::copy(row, row + ranks,
               handle->counts.begin() + static_cast<std::ptrdiff_t>(source) * ranks);
   }
+  handle->first_row = detail::first_rows(handle->counts, ranks, group.state.me);
   handle->received = handle->received_by(group.state.me);
   handle->expert_alignment = call.expert_alignment();
   if (handle->expert_alignment > 0) use_expert_major_layout(group, board, *handle);

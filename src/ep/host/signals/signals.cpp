@@ -76,18 +76,27 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
         "{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", step.operation, step.epoch,
         group.state.timeout.count(), where, group.state.world->describe_progress(world_pe),
         group.state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
+  if (outcome == WaitOutcome::interrupted)
+    return fmt::format("{} (epoch {}) was interrupted {}", step.operation, step.epoch, where);
   if (!culprit && has_failed(group, from)) culprit = from;
   const auto world_failure = group.state.world->failure();
   if (!culprit)
     return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where,
                        world_failure.value_or("a PE of the world failed"));
   const std::int32_t cause = cause_of(group, *culprit);
-  const std::string because =
-      cause == *culprit ? "" : fmt::format(" because of PE {}", group.state.world_pe(cause));
-  const std::string reason =
-      fmt::format("PE {} gave this group up{} ({})", group.state.world_pe(*culprit), because,
-                  world_failure.value_or("its own message says why"));
-  return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where, reason);
+  return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where,
+                     detail::describe_given_up(group.state, *culprit, cause));
+}
+
+/// Gives the group up and throws, after a wait for `from` that ended as `message` says.
+[[noreturn]] void fail_wait(HostGroup& group, std::int32_t from, WaitOutcome outcome,
+                            const std::string& message) {
+  const bool here = outcome == WaitOutcome::interrupted;
+  give_up(group, message, here ? group.state.me : first_cause(group, from));
+  throw Error(here                              ? Code::system
+              : outcome == WaitOutcome::timeout ? Code::timeout
+                                                : Code::peer_failed,
+              group.state.failure);
 }
 
 /// Whether `from`, which is late, waits directly or indirectly for a rank that has ended or is
@@ -150,10 +159,9 @@ void give_up(HostGroup& group, const std::string& reason, std::int32_t cause) {
   group.state.failure = reason;
   // An unreachable rank may be the reason.
   const transport::ScopedTimeout bound(transport::kFailureReportTimeout);
-  const auto value = static_cast<std::uint64_t>(cause) + 1;
   for (std::int32_t to = 0; to < group.state.shape.ranks; ++to) {
     try {
-      raise_signal(group, group.layout.failed, to, value);
+      raise_signal(group, group.layout.failed, to, detail::failed_word(cause, false));
     } catch (const std::exception& error) {
       log::debug("the failure could not be signalled to PE {}: {}", group.state.world_pe(to),
                  error.what());
@@ -168,9 +176,9 @@ void give_up(HostGroup& group, const std::exception& error) {
 }
 
 std::int32_t cause_of(const HostGroup& group, std::int32_t failed) {
-  const std::uint64_t value = read_signal(group, group.layout.failed, failed);
-  const bool named = value >= 1 && value <= static_cast<std::uint64_t>(group.state.shape.ranks);
-  return named ? static_cast<std::int32_t>(value) - 1 : failed;
+  return detail::first_cause(failed, group.state.shape.ranks, [&](std::int32_t rank) {
+    return read_signal(group, group.layout.failed, rank);
+  });
 }
 
 std::optional<std::int32_t> failed_rank(const HostGroup& group) {
@@ -183,10 +191,8 @@ void wait_signal(HostGroup& group, std::size_t signals, std::int32_t from, std::
                  const Step& step) {
   const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
   if (outcome == WaitOutcome::ready) return;
-  give_up(group, report(group, from, seen(group, signals, from, epoch), step, outcome),
-          first_cause(group, from));
-  throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed,
-              group.state.failure);
+  fail_wait(group, from, outcome,
+            report(group, from, seen(group, signals, from, epoch), step, outcome));
 }
 
 void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t from,
@@ -199,12 +205,9 @@ void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t
   group.state.statistics.wait_time += Clock::now() - start;
   const auto failed = failed_rank(group);
   if (outcome == WaitOutcome::ready && !failed) return;
-  give_up(group,
-          report(group, from, fmt::format("in epoch {}", step.epoch), step,
-                 failed ? WaitOutcome::peer_failed : outcome, failed),
-          first_cause(group, from));
-  throw Error(outcome == WaitOutcome::timeout ? Code::timeout : Code::peer_failed,
-              group.state.failure);
+  const WaitOutcome end = failed ? WaitOutcome::peer_failed : outcome;
+  fail_wait(group, from, end,
+            report(group, from, fmt::format("in epoch {}", step.epoch), step, end, failed));
 }
 
 void wait_all(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
@@ -238,6 +241,9 @@ bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std:
     outcome = poll_signal(group, signals, from, epoch);
   }
   if (outcome == WaitOutcome::ready) return true;
+  if (outcome == WaitOutcome::interrupted)  // says nothing about the other rank
+    fail_wait(group, from, outcome,
+              report(group, from, seen(group, signals, from, epoch), step, outcome));
   group.masked[from] = 1;
   log::warn("{} PE {} is masked from now on",
             report(group, from, seen(group, signals, from, epoch), step, outcome),

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of DeepEP's native module that programs import. Shoal's own native part is
+``shoal._core``.
+
+Functions about NCCL communicators and the native buffers exist only to say that they are absent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from .buffers import Buffer as _Buffer
+from .buffers.elastic.sizes import PAGE as _PAGE
+from .config import Config, topk_idx_t
+from .utils.event import EventHandle
+
+
+def is_sm90_compiled() -> bool:
+    """Whether FP8 and low-latency calls exist; always True."""
+    return True
+
+
+def init_jit(*_: Any) -> None:
+    """Has no effect: kernels are compiled with the package."""
+
+
+def get_low_latency_rdma_size_hint(
+    num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+) -> int:
+    """As ``Buffer.get_low_latency_rdma_size_hint``."""
+    return _Buffer.get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
+    )
+
+
+def get_elastic_buffer_alignment() -> int:
+    """Bytes: sizes of elastic buffers are multiples of it."""
+    return _PAGE
+
+
+def _absent(name: str, instead: str) -> NoReturn:
+    raise NotImplementedError(
+        f"deep_ep._C.{name} is not available: Shoal uses no NCCL and has no native buffer of "
+        f"DeepEP. Use {instead}"
+    )
+
+
+class Buffer:
+    """Absent: use ``deep_ep.Buffer``. Creating one raises NotImplementedError."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        _absent("Buffer", "deep_ep.Buffer")
+
+
+class ElasticBuffer:
+    """Absent: use ``deep_ep.ElasticBuffer``. Creating one raises NotImplementedError."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        _absent("ElasticBuffer", "deep_ep.ElasticBuffer")
+
+
+def create_cpu_handle(*_: Any) -> NoReturn:
+    """Absent; raises NotImplementedError."""
+    _absent("create_cpu_handle", "deep_ep.ElasticBuffer(num_cpu_bytes=)")
+
+
+def calculate_elastic_buffer_size(*_: Any) -> NoReturn:
+    """Absent; raises NotImplementedError."""
+    _absent("calculate_elastic_buffer_size", "deep_ep.ElasticBuffer.get_buffer_size_hint")
+
+
+def get_local_nccl_unique_id(*_: Any) -> NoReturn:
+    """Absent; raises NotImplementedError."""
+    _absent("get_local_nccl_unique_id", "a torch.distributed group")
+
+
+def create_nccl_comm(*_: Any) -> NoReturn:
+    """Absent; raises NotImplementedError."""
+    _absent("create_nccl_comm", "a torch.distributed group")
+
+
+def destroy_nccl_comm(*_: Any) -> NoReturn:
+    """Absent; raises NotImplementedError."""
+    _absent("destroy_nccl_comm", "a torch.distributed group")
+
+
+def get_physical_domain_size(*_: Any) -> NoReturn:
+    """Absent; raises NotImplementedError."""
+    _absent("get_physical_domain_size", "deep_ep.get_physical_domain_size with a group")
+
+
+def get_logical_domain_size(*_: Any) -> NoReturn:
+    """Absent; raises NotImplementedError."""
+    _absent("get_logical_domain_size", "deep_ep.get_logical_domain_size with a group")
+
+
+__all__ = [
+    "Buffer",
+    "Config",
+    "ElasticBuffer",
+    "EventHandle",
+    "calculate_elastic_buffer_size",
+    "create_cpu_handle",
+    "create_nccl_comm",
+    "destroy_nccl_comm",
+    "get_elastic_buffer_alignment",
+    "get_local_nccl_unique_id",
+    "get_logical_domain_size",
+    "get_low_latency_rdma_size_hint",
+    "get_physical_domain_size",
+    "init_jit",
+    "is_sm90_compiled",
+    "topk_idx_t",
+]

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a buffer ends, the same for both interfaces."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .checks import expect
+from .runtime import Runtime
+
+
+class Destroyable(Protocol):
+    runtime: Runtime | None
+    explicitly_destroy: bool
+
+
+def close(buffer: Destroyable) -> bool:
+    """Closes the runtime of the buffer; False if that has been done. Collective.
+
+    Raises AssertionError without explicitly_destroy.
+    """
+    expect(
+        buffer.explicitly_destroy,
+        "destroy: this buffer was created without explicitly_destroy=True",
+    )
+    if buffer.runtime is None:
+        return False
+    buffer.runtime.close()
+    buffer.runtime = None
+    return True
+
+
+def warn_unless_destroyed(buffer: Destroyable) -> None:
+    """For ``__del__``, which also runs when the constructor has raised."""
+    if getattr(buffer, "runtime", None) is not None and buffer.explicitly_destroy:
+        print(
+            f"WARNING: deep_ep.{type(buffer).__name__} was created with explicitly_destroy=True "
+            "and released without destroy()",
+            flush=True,
+        )

@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``HybridEPBuffer``: dispatch and combine with routing maps."""
+
+from __future__ import annotations
+
+import os
+import struct
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...config import topk_idx_t
+from ...utils.semantic import native_assert
+from ..checks import describe, expect
+from ..elastic import ElasticBuffer, EPHandle
+from . import routing
+from .handle import Configurer, HybridConfig, HybridHandle
+from .permute import Permutation, permutation, permute, unpermute, unpermute_weights
+
+_MAX_TOP_K = 32
+_SIZES = struct.Struct("<3q")  # tokens, experts per token, experts
+
+# Rows [N, H], scales [N, n], weights [N, K].
+Received = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+
+
+class HybridEPBuffer:
+    """Dispatch and combine of expert-parallel tokens, optionally grouped by expert.
+
+        buffer = HybridEPBuffer(group, hidden, max_tokens, num_local_experts)
+        x, probs, _, tokens_per_expert, handle = buffer.dispatch_with_permute(
+            hidden=hidden, routing_map=routing_map, probs=probs
+        )
+        combined, _ = buffer.combine_with_unpermute(hidden=expert_output, handle=handle)
+
+    T tokens of this rank, E experts, R ranks; a token selects at most 32 experts. Tensors lie on
+    the GPU, or on the CPU where there is no GPU or SHOAL_HEAP=host. Calls are collective.
+
+    Attributes: group, rank, group_size, local_rank, node_rank, num_of_nodes,
+    num_of_hybrid_ep_ranks_per_nvlink_domain, configurer, runtime.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        hidden_dim: int,
+        max_num_of_tokens_per_rank: int,
+        num_local_experts: int,
+        use_fp8: bool = False,
+        num_sms_dispatch_api: int | None = None,
+        num_sms_combine_api: int | None = None,
+        num_sms_preprocessing_api: int | None = None,
+        num_blocks_permute: int | None = None,
+        num_blocks_unpermute: int | None = None,
+        load_cached_kernels: bool = False,
+        use_shared_buffer: bool = True,
+        enable_custom_allgather: bool = False,
+        num_of_hybrid_ep_ranks_per_nvlink_domain: int | None = None,
+        use_mnnvl: bool | None = None,
+    ) -> None:
+        """max_num_of_tokens_per_rank: the most tokens of a rank; a blocking call with more makes
+        room. num_sms_dispatch_api, num_sms_combine_api: SMs on GPUs; default: automatic.
+
+        The other arguments are accepted without effect. Collective.
+        """
+        self.group, self.rank, self.group_size = group, dist.get_rank(group), group.size()
+        self._elastic = ElasticBuffer(
+            group,
+            num_max_tokens_per_rank=max(1, max_num_of_tokens_per_rank),
+            hidden=hidden_dim,
+            use_fp8_dispatch=use_fp8,
+        )
+        self.runtime = self._elastic.runtime
+        domain = int(os.environ.get("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN") or 0)
+        domain = domain or self._elastic.num_nvlink_ranks
+        expect(
+            self.group_size % domain == 0,
+            f"HybridEPBuffer: NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN is {domain}; "
+            f"allowed: divisors of the {self.group_size} ranks",
+        )
+        self.num_of_hybrid_ep_ranks_per_nvlink_domain = domain
+        self.node_rank, self.local_rank = divmod(self.rank, domain)
+        self.num_of_nodes = self.group_size // domain
+        config = HybridConfig(
+            hidden_dim,
+            max_num_of_tokens_per_rank,
+            num_local_experts,
+            domain,
+            self.num_of_nodes,
+            use_fp8,
+        )
+        self.configurer = Configurer(config)
+        self._sms = (num_sms_dispatch_api or 0, num_sms_combine_api or 0)
+        self._top_k = 1  # of blocking calls so far; a group of Shoal has a fixed top-k
+
+    def empty_jit_cache(self) -> None:
+        """Has no effect: nothing is compiled at run time."""
+
+    def update_template_config(
+        self,
+        hidden_dim: int | None = None,
+        num_of_tokens_per_rank: int | None = None,
+        num_local_experts: int | None = None,
+        pad_multiple: int | None = None,
+        use_fp8: bool | None = None,
+        fuse_permute_dispatch: bool = False,
+        **kwargs: Any,
+    ) -> HybridConfig:
+        """The sizes of a call; ``kwargs``, which tune DeepEP's kernels, are ignored."""
+        known = self.configurer.buffer_config
+        tokens = max(num_of_tokens_per_rank or 0, known.max_num_of_tokens_per_rank)
+        return HybridConfig(
+            hidden_dim or known.hidden_dim,
+            tokens,
+            num_local_experts or known.num_of_experts_per_rank,
+            known.num_of_ranks_per_node,
+            known.num_of_nodes,
+            known.use_fp8 if use_fp8 is None else use_fp8,
+            pad_multiple or 1,
+        )
+
+    def dispatch(
+        self,
+        hidden: torch.Tensor,
+        scaling_factor: torch.Tensor | None = None,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        num_of_experts: int | None = None,
+        probs: torch.Tensor | None = None,
+        routing_map: torch.Tensor | None = None,
+        num_dispatched_tokens_tensor: torch.Tensor | None = None,
+        num_dispatched_tokens: int | None = None,
+        handle: tuple | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, HybridHandle]:
+        """Sends each token once to each rank that holds one of its experts.
+
+        hidden: bfloat16 [T, H], or float8_e4m3fn or uint8 [T, H] with scaling_factor float32
+        [T, n]. Routing: routing_map bool [T, E] with probs float32 [T, E], or topk_idx [T, K] with
+        topk_weights and num_of_experts, or the handle of an earlier dispatch.
+        num_dispatched_tokens and its tensor have no effect.
+
+        Returns (rows [N, H] ordered by source rank and token; float32 [N, E / R * ranks of the
+        NVLink domain], which is zero outside the experts of this rank, or None; scales [N, n] or
+        None; handle).
+        """
+        call = "dispatch"
+        known = self._known(call, handle, permuted=False)
+        if known is None:
+            topk_idx, probs, experts = self._routing(
+                call, hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts
+            )
+            topk_idx = self._agree(call, hidden.shape[0], topk_idx, experts, None)
+            elastic = None
+        else:
+            topk_idx, experts, elastic = known.elastic.topk_idx, known.experts, known.elastic
+            probs = self._given_probs(hidden, probs, topk_weights, routing_map, topk_idx, experts)
+        weights = None if probs is None else routing.by_slot(probs, topk_idx)
+        received, local_idx, elastic = self._send(
+            hidden, scaling_factor, topk_idx, weights, experts, elastic, True
+        )
+        x, scales, weights = received
+        if known is None:
+            config = self._config(hidden, experts, None)
+            known = HybridHandle.make(elastic, local_idx, None, config, experts, False)
+        if weights is not None:
+            local = experts // self.group_size
+            columns = local * self.num_of_hybrid_ep_ranks_per_nvlink_domain
+            weights = weights.masked_fill(known.local_idx < 0, 0)
+            shape, first = (x.shape[0], columns), self.local_rank * local
+            weights = routing.by_expert(weights, known.local_idx, shape, first)
+        return x, weights, scales, known
+
+    def combine(
+        self, hidden: torch.Tensor, probs: torch.Tensor | None = None, handle: tuple | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Sums expert output, one row per received row, at the sources of the tokens.
+
+        hidden: bfloat16 [N, H]. probs: as ``dispatch`` returns them. Returns (bfloat16 [T, H],
+        float32 [T, E] or None).
+        """
+        call = "combine"
+        expect(handle is not None, f"{call}: handle is needed")
+        known = self._known(call, handle, permuted=False)
+        weights = None
+        if probs is not None:
+            local = known.experts // self.group_size
+            first = self.local_rank * local
+            local_probs = probs.float()[:, first : first + local]
+            weights = routing.by_slot(local_probs, known.local_idx)
+        return self._collect(hidden, weights, known)
+
+    def dispatch_with_permute(
+        self,
+        *,
+        hidden: torch.Tensor,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        num_of_experts_per_rank: int | None = None,
+        num_of_experts: int | None = None,
+        use_fp8: bool | None = None,
+        routing_map: torch.Tensor | None = None,
+        probs: torch.Tensor | None = None,
+        scaling_factor: torch.Tensor | None = None,
+        num_permuted_tokens: Any = None,
+        pad_multiple: int | None = None,
+        handle: tuple | None = None,
+        non_blocking: bool = False,
+        fuse_permute_dispatch: bool = False,
+        num_dispatched_tokens: int | None = None,
+        use_host_meta: bool | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor, HybridHandle]:
+        """``dispatch``, then one row per (token, local expert), grouped by expert.
+
+        pad_multiple: each group is padded with zeros to a multiple. non_blocking: no size reaches
+        the host of a GPU; the result has num_permuted_tokens rows, further rows are dropped, and
+        the overflow flag in the handle tells so. Blocking calls return as many rows as there are.
+        With ``handle``, the result has the rows of the earlier dispatch. use_fp8 follows from the
+        dtype of hidden; fuse_permute_dispatch changes the handle's form only.
+
+        Returns (rows [P, H], float32 [P] or None, scales [P, n] or None, rows of each local expert
+        with padding int64 [E / R], handle). In each group rows are ordered by source rank, then
+        token.
+        """
+        call = "dispatch_with_permute"
+        if use_host_meta is not None:
+            warnings.warn("use_host_meta is deprecated: pass non_blocking", stacklevel=2)
+            non_blocking = not use_host_meta
+        self._warn_of_count(num_dispatched_tokens)
+        multiple = pad_multiple or 1
+        known = self._known(call, handle, permuted=True)
+        if known is None:
+            topk_idx, probs, experts = self._routing(
+                call, hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts
+            )
+            native_assert(
+                not num_of_experts_per_rank or num_of_experts_per_rank * self.group_size == experts,
+                f"{call}: num_of_experts_per_rank is {num_of_experts_per_rank}; the routing has "
+                f"{experts} experts for {self.group_size} ranks",
+            )
+            limit = self._limit(call, non_blocking, num_permuted_tokens, multiple)
+            topk_idx = self._agree(call, hidden.shape[0], topk_idx, experts, limit)
+            elastic = None
+        else:
+            topk_idx, experts, elastic = known.elastic.topk_idx, known.experts, known.elastic
+            probs = self._given_probs(hidden, probs, topk_weights, routing_map, topk_idx, experts)
+            limit = None
+        weights = None if probs is None else routing.by_slot(probs, topk_idx)
+        synchronize = limit is None or hidden.device.type == "cpu"
+        received, local_idx, elastic = self._send(
+            hidden, scaling_factor, topk_idx, weights, experts, elastic, synchronize
+        )
+        if known is None:
+            order = self._order(elastic, local_idx, multiple, limit)
+            config = self._config(hidden, experts, pad_multiple)
+            known = HybridHandle.make(
+                elastic, local_idx, order, config, experts, fuse_permute_dispatch
+            )
+        x, scales, weights = permute(known.order, *received)
+        return x, weights, scales, known.order.tokens_per_expert, known
+
+    def combine_with_unpermute(
+        self,
+        *,
+        hidden: torch.Tensor,
+        probs: torch.Tensor | None = None,
+        handle: tuple | None = None,
+        pad_multiple: int | None = None,
+        fuse_unpermute_combine: bool = False,
+        num_dispatched_tokens: int | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Sums expert-major expert output at the sources of the tokens.
+
+        hidden: bfloat16 [P, H]; rows of a rank are summed in float32 and rounded before they are
+        sent. probs: float32 [P]. pad_multiple, which the handle knows, and fuse_unpermute_combine
+        have no effect. Returns (bfloat16 [T, H], float32 [T, E] or None).
+        """
+        call = "combine_with_unpermute"
+        self._warn_of_count(num_dispatched_tokens)
+        expect(handle is not None, f"{call}: handle is needed")
+        known = self._known(call, handle, permuted=True)
+        order = known.order
+        native_assert(
+            hidden.dim() == 2 and hidden.shape[0] == order.rows,
+            f"{call}: hidden is {describe(hidden)}; the dispatch returned {order.rows} rows",
+        )
+        weights = None
+        if probs is not None:
+            native_assert(
+                probs.numel() == order.rows,
+                f"{call}: probs are {describe(probs)}; the dispatch returned {order.rows} rows",
+            )
+            weights = unpermute_weights(order, probs.detach().float())
+        return self._collect(unpermute(order, hidden.detach()), weights, known)
+
+    @staticmethod
+    def _warn_of_count(num_dispatched_tokens: int | None) -> None:
+        if num_dispatched_tokens is not None:
+            warnings.warn("num_dispatched_tokens is deprecated and ignored", stacklevel=3)
+
+    @staticmethod
+    def _known(call: str, handle: Any, permuted: bool) -> HybridHandle | None:
+        if handle is None:
+            return None
+        native_assert(
+            isinstance(handle, HybridHandle) and (handle.order is not None) == permuted,
+            f"{call}: handle is a {type(handle).__name__}; allowed: the handle of dispatch"
+            f"{'_with_permute' if permuted else ''}, unchanged",
+        )
+        return handle
+
+    def _config(self, hidden: torch.Tensor, experts: int, pad_multiple: int | None) -> HybridConfig:
+        return self.update_template_config(
+            hidden.shape[1],
+            hidden.shape[0],
+            experts // self.group_size,
+            pad_multiple,
+            hidden.element_size() == 1,
+        )
+
+    def _routing(
+        self,
+        call: str,
+        hidden: torch.Tensor,
+        routing_map: Any,
+        probs: Any,
+        topk_idx: Any,
+        topk_weights: Any,
+        num_of_experts: int | None,
+    ) -> tuple[Any, torch.Tensor | None, int]:
+        """(top-k indices, or the routing map; probs float32 [T, E]; E) of a new dispatch."""
+        if routing_map is not None:
+            expect(
+                routing_map.dtype == torch.bool and routing_map.dim() == 2,
+                f"{call}: routing_map is {describe(routing_map)}; allowed: bool [T, E]",
+            )
+            chosen, experts = routing_map, routing_map.shape[1]
+        else:
+            expect(topk_idx is not None, f"{call}: routing_map, topk_idx or handle is needed")
+            expect(num_of_experts is not None, f"{call}: topk_idx needs num_of_experts")
+            chosen, experts = topk_idx.to(topk_idx_t).contiguous(), num_of_experts
+        native_assert(
+            hidden.dim() == 2 and chosen.shape[0] == hidden.shape[0],
+            f"{call}: hidden is {describe(hidden)}, the routing has {chosen.shape[0]} tokens",
+        )
+        native_assert(
+            experts > 0 and experts % self.group_size == 0,
+            f"{call}: the routing has {experts} experts; "
+            f"allowed: positive multiples of the {self.group_size} ranks",
+        )
+        given = self._given_probs(hidden, probs, topk_weights, routing_map, topk_idx, experts)
+        return chosen, given, experts
+
+    @staticmethod
+    def _given_probs(
+        hidden: torch.Tensor,
+        probs: Any,
+        topk_weights: Any,
+        routing_map: Any,
+        topk_idx: Any,
+        experts: int,
+    ) -> torch.Tensor | None:
+        """float32 [T, E] of ``probs`` or, without a routing map, of ``topk_weights``."""
+        if probs is None and topk_weights is not None and routing_map is None:
+            probs = routing.indices_to_map(topk_idx, topk_weights, hidden.shape[0], experts)[1]
+        if probs is None:
+            return None
+        native_assert(
+            tuple(probs.shape) == (hidden.shape[0], experts),
+            f"probs are {describe(probs)}; allowed: float32 [{hidden.shape[0]}, {experts}]",
+        )
+        return probs.detach().float()
+
+    @staticmethod
+    def _limit(call: str, non_blocking: bool, rows: Any, multiple: int) -> int | None:
+        """The rows of a result whose size does not reach the host; None: blocking."""
+        if not non_blocking:
+            return None
+        expect(
+            rows is not None and int(rows) >= 0 and int(rows) % multiple == 0,
+            f"{call}: num_permuted_tokens is {rows}; non_blocking needs a multiple of "
+            f"pad_multiple = {multiple}",
+        )
+        return int(rows)
+
+    def _agree(
+        self, call: str, tokens: int, chosen: torch.Tensor, experts: int, limit: int | None
+    ) -> torch.Tensor:
+        """Top-k indices with the same K on all ranks. Collective.
+
+        Blocking calls use the largest numbers of tokens and of experts per token of all ranks, and
+        make room for them. On GPUs a non-blocking call asks no other rank.
+        """
+        is_map = chosen.dtype == torch.bool
+        config = self.configurer.buffer_config
+        if limit is not None and chosen.device.type != "cpu":
+            known = max(1, config.max_num_of_tokens_per_rank)
+            native_assert(
+                tokens <= known, f"{call}: {tokens} tokens; at most {known} with non_blocking"
+            )
+            return routing.map_to_indices(chosen, min(experts, _MAX_TOP_K)) if is_map else chosen
+        most = chosen.shape[1]
+        if is_map:
+            most = int(chosen.sum(1).amax()) if chosen.numel() > 0 else 0
+        records = [
+            _SIZES.unpack(record)
+            for record in self.runtime.team.exchange(_SIZES.pack(tokens, most, experts))
+        ]
+        native_assert(
+            all(record[2] == experts for record in records),
+            f"{call}: ranks differ in the number of experts: {[record[2] for record in records]}",
+        )
+        tokens, most = (max(record[i] for record in records) for i in range(2))
+        native_assert(
+            most <= _MAX_TOP_K,
+            f"{call}: a token has {most} experts; at most {_MAX_TOP_K} are allowed",
+        )
+        config.max_num_of_tokens_per_rank = max(config.max_num_of_tokens_per_rank, tokens)
+        self._top_k = max(self._top_k, most)
+        if is_map:
+            return routing.map_to_indices(chosen, self._top_k)
+        missing = self._top_k - chosen.shape[1]
+        return torch.nn.functional.pad(chosen, (0, missing), value=-1)
+
+    def _send(
+        self,
+        hidden: torch.Tensor,
+        scales: torch.Tensor | None,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor | None,
+        experts: int,
+        handle: EPHandle | None,
+        synchronize: bool,
+    ) -> tuple[Received, torch.Tensor, EPHandle]:
+        """Sends rows. Returns them with local experts int64 [N, K] or -1, and the handle."""
+        rows: Any = hidden.detach().contiguous()
+        if scales is not None:
+            rows = (rows.view(torch.float8_e4m3fn), scales)
+        known = {"handle": handle}
+        if handle is None:
+            known = {
+                "topk_idx": topk_idx,
+                "num_experts": experts,
+                "num_max_tokens_per_rank": max(
+                    1, self.configurer.buffer_config.max_num_of_tokens_per_rank
+                ),
+                "do_cpu_sync": synchronize,
+            }
+        rows, _, weights, handle, _ = self._elastic.dispatch(
+            rows, topk_weights=weights, num_sms=self._sms[0], **known
+        )
+        x, scales = rows if isinstance(rows, tuple) else (rows, None)
+        return (x.view(hidden.dtype), scales, weights), handle.shoal.topk_idx, handle
+
+    def _collect(
+        self, rows: torch.Tensor, weights: torch.Tensor | None, known: HybridHandle
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Sums rank-major rows and weights [N, K] at the sources of the tokens."""
+        sums, weights, _ = self._elastic.combine(
+            rows.detach().contiguous(), known.elastic, topk_weights=weights, num_sms=self._sms[1]
+        )
+        if weights is None:
+            return sums, None
+        topk_idx = known.elastic.topk_idx
+        return sums, routing.by_expert(weights, topk_idx, (topk_idx.shape[0], known.experts))
+
+    @staticmethod
+    def _order(
+        elastic: EPHandle, local_idx: torch.Tensor, multiple: int, limit: int | None
+    ) -> Permutation:
+        """The expert-major order; ``limit``: its number of rows, None: as many as there are."""
+        counts = elastic.num_unaligned_recv_tokens_per_expert
+        if limit is not None:
+            return permutation(local_idx, counts, multiple, limit)
+        known = elastic.num_recv_tokens_per_expert_list  # on the host, without padding
+        padded = [-(-count // multiple) * multiple for count in known]
+        order = permutation(local_idx, counts, multiple, sum(padded))
+        # Blocking calls return the counts on the host.
+        return order._replace(tokens_per_expert=torch.tensor(padded, device="cpu"))

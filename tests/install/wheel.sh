@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# wheel.sh ENVIRONMENT: checks the package that `pip install .` installed into a Python environment:
+# its programs, its network transports and its launcher plug-ins, without environment variables that
+# say where they are.
+set -euo pipefail
+environment=$(cd "$1" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+unset PYTHONPATH LD_LIBRARY_PATH SHOAL_PLUGIN_DIR SHOAL_BIN_DIR
+export PATH="$environment/bin:$PATH"
+hash -r
+
+cat > ring.py <<'PYTHON'
+"""Each PE sends its number to the next one, over the transport that argv names."""
+
+import sys
+
+import numpy as np
+
+import shoal
+
+kind, pes = sys.argv[1], int(sys.argv[2])
+with shoal.World.open({"symmetric_size": "64M"}) as world:
+    me, n = world.my_pe, world.n_pes
+    assert n == pes, f"{n} PEs in place of {pes}"
+    box = world.zeros((1,), "int64")
+    world.put(box.on((me + 1) % n), np.array([me]))
+    shoal.barrier(world.team)
+    assert box.local.numpy()[0] == (me - 1) % n
+    used = world.describe_transport((me + 1) % n)
+    assert used.startswith(kind), used
+    group = shoal.ep.Group(world.team, hidden=64, top_k=1, experts=n, max_tokens=8, dtype="float32")
+    x = np.full((3, 64), me, np.float32)
+    received = group.dispatch(x, group.route(np.full((3, 1), (me + 1) % n)))
+    assert (np.asarray(received.x) == (me - 1) % n).all()
+    del received
+    group.close()
+    print(f"PE {me}: passed")
+PYTHON
+
+expect_two() {  # expect_two COMMAND...: both PEs report that they passed
+  local output
+  output=$("$@" 2>&1) || { echo "$*: $output" >&2; return 1; }
+  [ "$(grep -o 'PE [01]: passed' <<<"$output" | sort -u | wc -l)" = 2 ] || { echo "$*: $output" >&2; return 1; }
+}
+
+package=$(python -c 'import pathlib, shoal; print(pathlib.Path(shoal.__file__).parent)')
+case $package in "$environment"/*) ;; *) echo "shoal is $package, not of $environment" >&2; exit 1 ;; esac
+[ -z "$(find "$package" -type l)" ] || { echo "symbolic links in the package" >&2; exit 1; }
+python -c 'import shoal; print("shoal", shoal.__version__, shoal.run_threads(2, lambda world: world.my_pe, {"symmetric_size": "64M"}))'
+
+for program in shoal-run shoal-info; do
+  [ "$(command -v "$program")" = "$environment/bin/$program" ] || { echo "$program is not on PATH" >&2; exit 1; }
+  "$program" --help >/dev/null
+done
+info=$(shoal-info)
+modules=(ofi ucx)
+for module in "${modules[@]}"; do
+  [ -e "$package/lib/shoal/libshoal_transport_$module.so" ] || { echo "no transport $module" >&2; exit 1; }
+  grep -q "$module" <<<"$info" || { echo "shoal-info does not list $module: $info" >&2; exit 1; }
+done
+for launcher in pmi pmi2 mpi; do
+  [ -e "$package/lib/shoal/libshoal_bootstrap_$launcher.so" ] || { echo "no bootstrap $launcher" >&2; exit 1; }
+done
+
+expect_two shoal-run -n 2 python ring.py shm 2
+for module in "${modules[@]}"; do
+  SHOAL_TRANSPORT_INSIDE=$module expect_two shoal-run -n 2 python ring.py "$module" 2
+done
+if command -v mpirun >/dev/null; then
+  mpirun=(mpirun --oversubscribe --allow-run-as-root -n 2)
+  OMPI_MCA_btl=self,vader expect_two "${mpirun[@]}" python ring.py shm 2
+  OMPI_MCA_btl=self,vader SHOAL_TRANSPORT_INSIDE=ofi expect_two "${mpirun[@]}" python ring.py ofi 2
+  OMPI_MCA_btl=self,vader SHOAL_BOOTSTRAP=mpi SHOAL_TRANSPORT_INSIDE=ofi expect_two "${mpirun[@]}" python ring.py ofi 2
+  echo "wheel: programs, transports and launchers work; mpirun over ofi too"
+else
+  echo "wheel: programs and transports work; there is no mpirun"
+fi

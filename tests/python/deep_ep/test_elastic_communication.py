@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ElasticBuffer does besides dispatch and combine: tensors along a ring of ranks, gather
+sessions, engram tables. Also the names of its kernels in a profiler."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from elastic_cases import E, MIB, make_buffer, make_inputs
+from torch_ranks import names_of_checks, run_checks, seeded
+
+import deep_ep
+from deep_ep.utils import testing
+from deep_ep.utils.math import per_token_cast_to_fp8
+
+
+def check_ring(_):
+    """More tensors than slots in both directions, of several sizes and dtypes, arrive in order."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    buffer = make_buffer(num_bytes=2 * MIB, allow_hybrid_mode=False)
+    following, previous = (rank + 1) % ranks, (rank - 1) % ranks
+    for slots in (1, 3):
+        buffer.pp_set_config(4096, slots)
+
+        def tensor(source, towards, number):
+            generator = seeded(1000 * source + 100 * towards + number)
+            return torch.randn((5 + number, 16), generator=generator).to(
+                (torch.bfloat16, torch.float32)[number % 2]
+            )
+
+        for number in range(7):
+            buffer.pp_send(tensor(rank, 0, number), following)
+            buffer.pp_send(tensor(rank, 1, number), previous)
+            for source, towards in ((previous, 0), (following, 1)):
+                want = tensor(source, towards, number)
+                got = torch.empty_like(want)
+                buffer.pp_recv(got, source)
+                assert torch.equal(got, want)
+        for number in range(slots):  # all slots of a link in flight
+            buffer.pp_send(tensor(rank, 0, number), following)
+        for number in range(slots):
+            got = torch.empty_like(tensor(previous, 0, number))
+            buffer.pp_recv(got, previous)
+            assert torch.equal(got, tensor(previous, 0, number))
+    with pytest.raises(RuntimeError, match="neighbours"):
+        buffer.pp_send(got, (rank + 2) % ranks)
+    with pytest.raises(RuntimeError, match="up to 4096"):
+        buffer.pp_send(torch.zeros(4097, dtype=torch.int8), following)
+    with pytest.raises(RuntimeError, match="up to 4096"):
+        buffer.pp_recv(torch.zeros((4, 4)).t()[1:], previous)  # not contiguous
+    with pytest.raises(RuntimeError, match="num_bytes"):
+        buffer.pp_set_config(MIB, 4)
+    with pytest.raises(RuntimeError, match="num_max_tensor_bytes is 0"):
+        buffer.pp_set_config(0, 4)
+    with pytest.raises(RuntimeError, match="num_max_inflight_tensors is 0"):
+        buffer.pp_set_config(4096, 0)
+    buffer.destroy()
+
+
+def check_gather_sessions(_):
+    rank, ranks, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    shapes = [(3, 5), (16,)]
+    size = deep_ep.ElasticBuffer.get_agrs_num_max_session_bytes(group, shapes * 2, torch.bfloat16)
+    buffer = make_buffer(num_bytes=deep_ep.ElasticBuffer.get_agrs_buffer_size_hint(group, size))
+    for wrong, match in (
+        ((0, 2), "session_bytes is 0"),
+        ((size, 0), "is 0; allowed: 1"),
+        ((size, 33), "is 33"),
+    ):
+        with pytest.raises(RuntimeError, match=match):
+            buffer.agrs_set_config(*wrong)
+    with pytest.raises(RuntimeError, match="num_bytes is"):
+        buffer.agrs_set_config(buffer.num_bytes + 1, 2)
+    buffer.agrs_set_config(size, 2)
+
+    def part(source, session, i):
+        generator = seeded(100 * source + 10 * session + i)
+        return torch.randn(shapes[i % 2], generator=generator).bfloat16()
+
+    for session in range(5):
+        with buffer.agrs_new_session():
+            first, second = buffer.agrs_get_inplace_tensor(shapes, torch.bfloat16)
+            first.copy_(part(rank, session, 0))
+            second.copy_(part(rank, session, 1))
+            gathered_0, gathered_1, handle = buffer.all_gather((first, second))
+            assert gathered_0[rank].data_ptr() == first.data_ptr()
+            one = buffer.agrs_get_inplace_tensor(shapes[0], torch.bfloat16)
+            gathered_2, later = buffer.all_gather(part(rank, session, 2))
+            assert one.data_ptr() == gathered_2[rank].data_ptr()
+            handle()
+            later()
+            for i, gathered in enumerate((gathered_0, gathered_1, gathered_2)):
+                assert torch.equal(
+                    gathered, torch.stack([part(source, session, i) for source in range(ranks)])
+                )
+            with pytest.raises(RuntimeError, match="agrs_set_config allows"):
+                buffer.all_gather(part(rank, session, 2))
+            for wrong in (
+                torch.zeros(0),
+                torch.zeros((4, 4)).t(),
+                [part(rank, session, 2), torch.zeros(0)],
+            ):
+                with pytest.raises(RuntimeError, match="empty or not contiguous"):
+                    buffer.all_gather(wrong)
+            for again in (buffer.create_agrs_session, lambda: buffer.agrs_set_config(size, 2)):
+                with pytest.raises(RuntimeError, match="a session is active"):
+                    again()
+        with pytest.raises(RuntimeError, match="before its session ends"):
+            handle()
+    with pytest.raises(RuntimeError, match="no session is active"):
+        buffer.destroy_agrs_session()
+    with buffer.agrs_new_session(enabled=False), pytest.raises(RuntimeError, match="no session"):
+        buffer.all_gather(part(rank, 0, 0))
+    buffer.destroy()
+
+
+def check_engram(_):
+    rank, ranks, entries, width = dist.get_rank(), dist.get_world_size(), 10, 64
+    buffer = make_buffer(num_bytes=4 * MIB, num_cpu_bytes=2 * MIB)
+
+    def table(round_):
+        generator = seeded(round_)
+        return torch.randn((ranks * entries, width), generator=generator).bfloat16()
+
+    generator = seeded(rank)
+    for round_ in range(3):
+        full = table(round_)
+        buffer.engram_write(full[rank * entries : (rank + 1) * entries].contiguous())
+        indices = torch.randint(
+            0, ranks * entries, (3 + rank, 4), generator=generator, dtype=torch.int32
+        )
+        indices[0] = torch.tensor([8, 9, 10, 11])  # neighbours, of two ranks
+        data, scales = buffer.engram_fetch(indices)()
+        assert scales is None and torch.equal(data, full[indices.long()].flatten(1))
+    data, scales = per_token_cast_to_fp8(table(7))
+    buffer.engram_write(data[rank * entries : (rank + 1) * entries].contiguous(), scales)
+    for columns_first in (False, True):
+        got, got_scales = buffer.engram_fetch(indices, use_tma_aligned_col_major_sf=columns_first)()
+        assert torch.equal(got.view(torch.uint8), data.view(torch.uint8)[indices.long()].flatten(1))
+        assert torch.equal(got_scales, scales[indices.long()].flatten(1))
+    with pytest.raises(RuntimeError, match="out of 0 to 39"):
+        buffer.engram_fetch(indices + 40)
+    with pytest.raises(AssertionError, match="num_qps is 1000"):
+        buffer.engram_fetch(indices, num_qps=1000)
+    for wrong in (indices.long(), indices.flatten()):
+        with pytest.raises(RuntimeError, match=r"allowed: int32 \[T, n\]"):
+            buffer.engram_fetch(wrong)
+    with pytest.raises(RuntimeError, match="sf is required"):
+        buffer.engram_write(data[:entries])
+    with pytest.raises(RuntimeError, match="sf is required"):
+        buffer.engram_write(full[:entries], scales)
+    mine = data[:entries].contiguous()
+    for wrong in (
+        scales[1:].contiguous(),
+        scales.half(),
+        torch.ones((2, len(scales))).t(),
+        scales[:, 0],
+    ):
+        with pytest.raises(RuntimeError, match="allowed: contiguous elements of four bytes"):
+            buffer.engram_write(mine, wrong)
+    for wrong in (full.float()[:entries], full[:entries].t(), full[0]):
+        with pytest.raises(RuntimeError, match="allowed: contiguous bfloat16 or float8_e4m3fn"):
+            buffer.engram_write(wrong)
+    with pytest.raises(RuntimeError, match="rank . has . entries in"):  # on all ranks
+        buffer.engram_write(full[: entries - 1 if rank == 2 else entries - 2].contiguous())
+    # As before.
+    assert torch.equal(buffer.engram_fetch(indices)()[0].view(torch.uint8), got.view(torch.uint8))
+    with pytest.raises(RuntimeError, match="num_cpu_bytes"):
+        buffer.engram_write(torch.zeros((MIB, 2)).bfloat16())
+    buffer.destroy()
+
+
+def check_profilers_find_every_name(_):
+    """A profiler finds every name that DeepEP's test programs look for, as a kernel or as a
+    range."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    buffer = make_buffer(num_bytes=8 * MIB, num_cpu_bytes=2 * MIB)
+    x, topk_idx, weights = make_inputs(11, tokens=8)
+    buffer.pp_set_config(4096, 2)
+    buffer.engram_write(x)
+    wanted = torch.tensor([[0, 8 * ranks - 1]], dtype=torch.int32)
+
+    def step():
+        for expand in (False, True):
+            recv_x, _, _, handle, _ = buffer.dispatch(
+                x, topk_idx, weights, num_experts=E, do_expand=expand
+            )
+            buffer.combine(recv_x, handle)
+        buffer.pp_send(x, (rank + 1) % ranks)
+        buffer.pp_recv(torch.empty_like(x), (rank - 1) % ranks)
+        buffer.engram_fetch(wanted)()
+        buffer.barrier()
+
+    names = "dispatch_impl dispatch_copy_epilogue_impl combine_impl combine_reduce_epilogue_impl barrier "
+    names += "engram_fetch_impl engram_fetch_wait_impl send_impl recv_impl"
+    step()
+    times = testing.bench_kineto(step, tuple(names.split()), num_tests=2, flush_l2=False)
+    assert all(0 < time < 1 for time in times), dict(zip(names.split(), times))
+    buffer.destroy()
+
+
+CHECKS = names_of_checks(globals())
+results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_four_ranks(results, name):
+    results.verify(name)

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HybridEPBuffer on four ranks of a gloo group, against plain torch on gathered inputs."""
+
+import inspect
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch_ranks import names_of_checks, of_all_ranks, run_checks, seeded
+
+import deep_ep
+from deep_ep.hybrid_ep_buffer import indices_to_map
+from deep_ep.utils.math import per_token_cast_to_fp8
+
+H, E, MAX = 128, 8, 16
+_shared = []
+
+
+def the_buffer():
+    if not _shared:
+        _shared.append(deep_ep.HybridEPBuffer(dist.group.WORLD, H, MAX, E // 4))
+    return _shared[0]
+
+
+def make_inputs(seed, tokens=None):
+    """Rows, a routing map with 0 to 4 experts per token, and probabilities."""
+    generator = seeded(100 * seed + dist.get_rank())
+    tokens = (5, 0, MAX, 9)[dist.get_rank()] if tokens is None else tokens
+    x = torch.randn((tokens, H), generator=generator).bfloat16()
+    routing_map = torch.rand((tokens, E), generator=generator) < 0.25
+    excess = routing_map.cumsum(1) > 4
+    routing_map &= ~excess
+    probs = torch.rand((tokens, E), generator=generator) * routing_map
+    return x, routing_map, probs
+
+
+def expected(x, routing_map, probs, multiple=1):
+    """(rows, probs, padded counts) of this rank's experts, by source rank and token."""
+    everybody, local = of_all_ranks((x, routing_map, probs)), E // 4
+    rows, weights, counts = [], [], []
+    for expert in range(dist.get_rank() * local, (dist.get_rank() + 1) * local):
+        chosen = torch.cat([x_of[map_of[:, expert]] for x_of, map_of, _ in everybody])
+        gates = torch.cat([p_of[map_of[:, expert], expert] for _, map_of, p_of in everybody])
+        padding = -len(chosen) % multiple
+        rows.append(torch.nn.functional.pad(chosen, (0, 0, 0, padding)))
+        weights.append(torch.nn.functional.pad(gates, (0, padding)))
+        counts.append(len(rows[-1]))
+    return torch.cat(rows), torch.cat(weights), counts
+
+
+def check_permuted_rows_and_their_sums(_):
+    buffer = the_buffer()
+    for seed, multiple in enumerate((None, 1, 4, 16)):
+        x, routing_map, probs = make_inputs(seed)
+        recv, recv_probs, scales, counts, handle = buffer.dispatch_with_permute(
+            hidden=x,
+            routing_map=routing_map,
+            probs=probs,
+            num_of_experts_per_rank=E // 4,
+            pad_multiple=multiple,
+        )
+        rows, weights, padded = expected(x, routing_map, probs, multiple or 1)
+        assert torch.equal(recv, rows) and torch.equal(recv_probs, weights) and scales is None
+        assert counts.dtype == torch.int64 and counts.tolist() == padded
+        sums, sent_back = buffer.combine_with_unpermute(
+            hidden=recv, probs=recv_probs, handle=handle, pad_multiple=multiple
+        )
+        copies = routing_map.sum(1, keepdim=True)
+        assert torch.allclose(sums.float(), x.float() * copies, rtol=0.02, atol=1e-6)
+        assert torch.equal(sent_back, probs)
+        sums, sent_back = buffer.combine_with_unpermute(hidden=recv, handle=handle)
+        assert sent_back is None
+
+
+def check_a_handle_repeats_the_layout(_):
+    buffer = the_buffer()
+    x, routing_map, probs = make_inputs(5)
+    *_, handle = buffer.dispatch_with_permute(
+        hidden=x, routing_map=routing_map, probs=probs, pad_multiple=4
+    )
+    assert len(handle) == 9 and hash(handle) is not None
+    y = (x * 2).bfloat16()
+    recv, recv_probs, _, counts, again = buffer.dispatch_with_permute(
+        hidden=y, handle=handle, num_permuted_tokens=torch.tensor(1), pad_multiple=4
+    )
+    rows, _, padded = expected(y, routing_map, probs, 4)
+    assert torch.equal(recv, rows) and recv_probs is None and again is handle
+    assert counts.tolist() == padded
+    _, recv_probs, *_ = buffer.dispatch_with_permute(hidden=y, handle=handle, probs=probs)
+    assert torch.equal(recv_probs, expected(y, routing_map, probs, 4)[1])
+
+
+def check_fixed_number_of_rows(_):
+    """Non-blocking: more rows than needed are zeros, rows that do not fit are dropped."""
+    buffer = the_buffer()
+    x, routing_map, probs = make_inputs(6)
+    rows, weights, padded = expected(x, routing_map, probs, 4)
+    for limit in (128, 8):
+        recv, recv_probs, _, counts, handle = buffer.dispatch_with_permute(
+            hidden=x,
+            routing_map=routing_map,
+            probs=probs,
+            num_permuted_tokens=limit,
+            pad_multiple=4,
+            non_blocking=True,
+        )
+        kept = min(limit, len(rows))
+        assert recv.shape == (limit, H) and recv_probs.shape == (limit,)
+        assert torch.equal(recv[:kept], rows[:kept]) and not recv[kept:].any()
+        assert torch.equal(recv_probs[:kept], weights[:kept])
+        assert bool(handle[-1]) == (len(rows) > limit) and int(counts.sum()) == kept
+        if limit == 128:
+            assert counts.tolist() == padded
+        sums, sent_back = buffer.combine_with_unpermute(
+            hidden=recv, probs=recv_probs, handle=handle, pad_multiple=4
+        )
+        if limit == 128:
+            copies = routing_map.sum(1, keepdim=True)
+            assert torch.allclose(sums.float(), x.float() * copies, rtol=0.02, atol=1e-6)
+            assert torch.equal(sent_back, probs)
+        else:  # the reference of what was kept, by the probabilities that came back
+            assert bool((sent_back <= probs).all())
+
+
+def check_rows_without_permutation(_):
+    """Each token arrives once; probabilities have a column for each expert of the domain."""
+    buffer = the_buffer()
+    x, routing_map, probs = make_inputs(7)
+    recv, recv_probs, _, handle = buffer.dispatch(hidden=x, routing_map=routing_map, probs=probs)
+    first, local = dist.get_rank() * E // 4, E // 4
+    rows, maps, gates = [], [], []
+    for x_of, map_of, probs_of in of_all_ranks((x, routing_map, probs)):
+        here = map_of[:, first : first + local]
+        rows.append(x_of[here.any(1)])
+        maps.append(here[here.any(1)])
+        gates.append(probs_of[here.any(1), first : first + local])
+    assert torch.equal(recv, torch.cat(rows)) and recv_probs.shape == (len(recv), E)
+    assert torch.equal(recv_probs[:, first : first + local], torch.cat(gates))
+    assert torch.allclose(recv_probs.sum(), torch.cat(gates).sum())
+    assert len(handle) == 7 and torch.equal(handle[4], torch.cat(maps))
+    assert int(handle[3]) == len(recv)
+    copies = handle[4].sum(1, keepdim=True)
+    sums, sent_back = buffer.combine((recv * copies).bfloat16(), recv_probs, handle)
+    want = x.float() * routing_map.sum(1, keepdim=True)
+    assert torch.allclose(sums.float(), want, rtol=0.02, atol=1e-6)
+    assert torch.equal(sent_back, probs)
+    again, none, *_ = buffer.dispatch(hidden=x, handle=handle)
+    assert torch.equal(again, recv) and none is None
+
+
+def check_indices_in_place_of_a_map(_):
+    buffer = the_buffer()
+    x, *_ = make_inputs(8)
+    generator = seeded(dist.get_rank())
+    topk_idx = torch.rand((len(x), E), generator=generator).topk(2, dim=1).indices
+    topk_idx[torch.rand((len(x), 2), generator=generator) < 0.2] = -1
+    topk_weights = torch.rand((len(x), 2), generator=generator)
+    routing_map, probs = indices_to_map(topk_idx, topk_weights, len(x), E)
+    for token, (experts, gates) in enumerate(zip(topk_idx.tolist(), topk_weights.tolist())):
+        want = {e: g for e, g in zip(experts, gates) if e >= 0}
+        assert routing_map[token].nonzero()[:, 0].tolist() == sorted(want)
+        assert all(probs[token, e].item() == pytest.approx(g) for e, g in want.items())
+    for name in ("dispatch_with_permute", "dispatch"):
+        by_map = getattr(buffer, name)(hidden=x, routing_map=routing_map, probs=probs)
+        by_index = getattr(buffer, name)(
+            hidden=x, topk_idx=topk_idx, topk_weights=topk_weights, num_of_experts=E
+        )
+        assert torch.equal(by_map[0], by_index[0]) and torch.equal(by_map[1], by_index[1])
+
+
+def check_fp8(_):
+    buffer = the_buffer()
+    x, routing_map, probs = make_inputs(9)
+    data, scales = per_token_cast_to_fp8(x)
+    rows, _, counts = expected(x, routing_map, probs, 16)
+    want_data, want_scales = per_token_cast_to_fp8(rows)
+    for hidden in (data, data.view(torch.uint8)):
+        recv, _, recv_scales, padded, _ = buffer.dispatch_with_permute(
+            hidden=hidden, routing_map=routing_map, scaling_factor=scales, pad_multiple=16
+        )
+        assert recv.dtype == hidden.dtype and padded.tolist() == counts
+        assert torch.equal(recv.view(torch.uint8), want_data.view(torch.uint8))
+        tokens = rows.any(1)
+        assert torch.equal(recv_scales[tokens], want_scales[tokens])
+
+
+def check_more_tokens_than_the_constructor_names(_):
+    """One rank has more tokens; its group grows on all ranks."""
+    buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, H, 4, E // 4)
+    x, routing_map, probs = make_inputs(10, tokens=70 if dist.get_rank() == 2 else 3)
+    recv, *_ = buffer.dispatch_with_permute(hidden=x, routing_map=routing_map, probs=probs)
+    assert torch.equal(recv, expected(x, routing_map, probs)[0])
+    config = buffer.configurer.buffer_config
+    assert config.max_num_of_tokens_per_rank == 70 and config.hidden_dim == H
+    assert config.num_of_experts_per_rank == E // 4
+
+
+def check_two_nodes(_):
+    """Probabilities of rows without permutation have a column for each expert of the node."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_NODE_SIZE", "2")
+        buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, H, MAX, E // 4)
+    assert (buffer.num_of_nodes, buffer.node_rank) == (2, dist.get_rank() // 2)
+    x, routing_map, probs = make_inputs(13)
+    recv, recv_probs, *_, handle = buffer.dispatch_with_permute(
+        hidden=x, routing_map=routing_map, probs=probs
+    )
+    rows, weights, _ = expected(x, routing_map, probs)
+    assert torch.equal(recv, rows) and torch.equal(recv_probs, weights)
+    sums, sent_back = buffer.combine_with_unpermute(hidden=recv, probs=recv_probs, handle=handle)
+    copies = routing_map.sum(1, keepdim=True)
+    assert torch.allclose(sums.float(), x.float() * copies, rtol=0.02, atol=1e-6)
+    assert torch.equal(sent_back, probs)
+    recv, recv_probs, _, handle = buffer.dispatch(x, routing_map=routing_map, probs=probs)
+    assert recv_probs.shape == (len(recv), E // 2)
+    _, sent_back = buffer.combine(recv, recv_probs, handle)
+    assert torch.equal(sent_back, probs)
+
+
+def check_fused_handles(_):
+    buffer = the_buffer()
+    x, routing_map, probs = make_inputs(11)
+    recv, *_, handle = buffer.dispatch_with_permute(
+        hidden=x, routing_map=routing_map, probs=probs, fuse_permute_dispatch=True
+    )
+    sums, _ = buffer.combine_with_unpermute(hidden=recv, handle=handle, fuse_unpermute_combine=True)
+    assert len(handle) == 11 and sums.shape == x.shape
+
+
+def check_errors(_):
+    buffer = the_buffer()
+    x, routing_map, probs = make_inputs(12, tokens=4)
+
+    def fails(error, message, call, **arguments):
+        with pytest.raises(error, match=message):
+            call(**arguments)
+
+    send, collect = buffer.dispatch_with_permute, buffer.combine_with_unpermute
+    fails(AssertionError, "routing_map, topk_idx or handle", send, hidden=x)
+    fails(AssertionError, "bool", send, hidden=x, routing_map=probs)
+    fails(AssertionError, "num_of_experts", send, hidden=x, topk_idx=torch.zeros(4, 1).long())
+    fails(RuntimeError, "the routing has 4 tokens", send, hidden=x[:3], routing_map=routing_map)
+    fails(RuntimeError, "7 experts", send, hidden=x, routing_map=routing_map[:, :7])
+    fails(RuntimeError, "probs are", send, hidden=x, routing_map=routing_map, probs=probs[:, :3])
+    fails(
+        RuntimeError,
+        "num_of_experts_per_rank is 5",
+        send,
+        hidden=x,
+        routing_map=routing_map,
+        num_of_experts_per_rank=5,
+    )
+    fails(
+        AssertionError,
+        "num_permuted_tokens is None",
+        send,
+        hidden=x,
+        routing_map=routing_map,
+        non_blocking=True,
+    )
+    fails(AssertionError, "handle is needed", collect, hidden=x)
+    fails(RuntimeError, "allowed: the handle", collect, hidden=x, handle=(1, 2))
+    wide = torch.ones((1, 64), dtype=torch.bool)
+    fails(RuntimeError, "at most 32", send, hidden=x[:1], routing_map=wide)
+    recv, *_, handle = send(hidden=x, routing_map=routing_map)
+    fails(RuntimeError, "the dispatch returned", collect, hidden=recv[:0, :], handle=handle)
+    fails(RuntimeError, "unchanged", buffer.combine, hidden=recv, handle=handle)
+
+
+def test_parameters_are_found_by_inspection():
+    parameters = inspect.signature(deep_ep.HybridEPBuffer.dispatch_with_permute).parameters
+    for name in ("fuse_permute_dispatch", "non_blocking", "num_permuted_tokens", "use_fp8"):
+        assert name in parameters
+    assert (
+        "fuse_unpermute_combine"
+        in inspect.signature(deep_ep.HybridEPBuffer.combine_with_unpermute).parameters
+    )
+
+
+CHECKS = names_of_checks(globals())
+results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_four_ranks(results, name):
+    results.verify(name)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-latency options of DeepEP's branches: NVFP4 results, and the overlap of a combine with the
+GEMM that writes its input."""
+
+import contextlib
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch_ranks import names_of_checks, run_checks, seeded
+
+import deep_ep
+from deep_ep.buffers.legacy import nvfp4
+from deep_ep.utils.math import calc_diff
+
+H, K, E, N = 512, 3, 8, 40
+_shared = []
+
+
+def make_buffer(timeout_ms=None):
+    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(N, H, dist.get_world_size(), E)
+    with pytest.MonkeyPatch.context() as patch:
+        if timeout_ms is not None:
+            patch.setenv("SHOAL_TIMEOUT_MS", str(timeout_ms))
+        return deep_ep.Buffer(
+            dist.group.WORLD,
+            num_rdma_bytes=size,
+            low_latency_mode=True,
+            explicitly_destroy=True,
+            use_fabric=True,
+            num_topk=K,
+        )
+
+
+def the_buffer():
+    if not _shared:
+        _shared.append(make_buffer())
+    return _shared[0]
+
+
+def make_inputs():
+    generator = seeded(dist.get_rank())
+    x = torch.randn((N, H), generator=generator).bfloat16()
+    topk_idx = torch.rand((N, E), generator=generator).topk(K, dim=1).indices
+    return x, topk_idx, torch.rand((N, K), generator=generator)
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def reference(x, global_scale):
+    """(codes [rows, H], scales [rows, H / 16]) by a search for the nearest value."""
+    groups = x.float().cpu().numpy().reshape(len(x), -1, 16).astype(np.float64)
+    scales = np.abs(groups).max(-1) / 6 * global_scale
+    scales = torch.from_numpy(scales).float().to(torch.float8_e4m3fn)
+    factor = scales.double().numpy()[..., None] / global_scale
+    scaled = np.divide(groups, factor, out=np.zeros_like(groups), where=factor > 0)
+    distance = np.abs(np.abs(scaled)[..., None] - E2M1)
+    # Of two nearest values, the one with an even code.
+    codes = (distance + 1e-9 * (np.arange(8) % 2)).argmin(-1)
+    codes = codes | (np.signbit(scaled) << 3)
+    return codes.reshape(len(x), -1), scales
+
+
+def unswizzled(scales, rows):
+    """[experts, rows, H / 16] of the six-dimensional scales, element by element."""
+    tiles = scales.float().cpu().numpy()
+    lanes, quarters, _, columns, _, experts = tiles.shape
+    assert (lanes, quarters, columns) == (32, 4, 4)
+    result = np.zeros((experts, rows, H // 16), np.float32)
+    for row in range(rows):
+        for group in range(H // 16):
+            tile, inside = divmod(row, 128)
+            result[:, row, group] = tiles[inside % 32, inside // 32, tile, group % 4, group // 4, :]
+    return result
+
+
+def check_nvfp4(_):
+    buffer = the_buffer()
+    x, topk_idx, weights = make_inputs()
+    x[0, :16] = 0
+    plain, plain_count, *_ = buffer.low_latency_dispatch(x, topk_idx, N, E, use_fp8=False)
+    plain = plain.clone()
+    for hooks in (False, True):
+        for asynchronous in {False, not hooks}:
+            for scale in (None, torch.tensor(448 * 6 / 5.0)):
+                (values, scales), count, handle, event, hook = buffer.low_latency_dispatch(
+                    x,
+                    topk_idx,
+                    N,
+                    E,
+                    use_fp8=False,
+                    use_nvfp4=True,
+                    x_global_scale=scale,
+                    return_recv_hook=hooks,
+                    async_finish=asynchronous,
+                )
+                if hooks:
+                    hook()
+                elif asynchronous:
+                    event.current_stream_wait()
+                verify_nvfp4(values, scales, plain, count, scale)
+                assert torch.equal(count, plain_count)
+                y = nvfp4.dequantize(values, scales, scale)
+                sums, *_ = buffer.low_latency_combine(y, topk_idx, weights, handle)
+                assert calc_diff(sums, x.float() * weights.sum(1, keepdim=True)) < 2e-2
+
+
+def verify_nvfp4(values, scales, plain, count, scale):
+    rows = 4 * N
+    assert values.shape == (rows, H // 2, E // 4) and values.dtype == torch.uint8
+    assert scales.shape == (32, 4, -(-rows // 128), 4, H // 64, E // 4)
+    assert scales.dtype == torch.float8_e4m3fn
+    assert values.permute(2, 0, 1).is_contiguous()
+    assert scales.permute(5, 2, 4, 0, 1, 3).is_contiguous()
+    flat = unswizzled(scales, rows)
+    for expert, received in enumerate(count.tolist()):
+        codes, want = reference(plain[expert, :received], 1.0 if scale is None else scale.item())
+        packed = values[:received, :, expert].cpu().numpy()
+        assert np.array_equal(flat[expert, :received], want.float().numpy())
+        got = np.stack((packed & 15, packed >> 4), -1).reshape(received, H)
+        assert (got == codes).mean() > 0.999  # float32 against float64 at midpoints
+        back = nvfp4.dequantize(values, scales, scale)[expert, :received]
+        assert received == 0 or calc_diff(back, plain[expert, :received]) < 2e-2
+
+
+def check_errors_of_nvfp4(_):
+    buffer = the_buffer()
+    x, topk_idx, _ = make_inputs()
+    for options, message in (
+        ({}, "needs use_fp8=False"),
+        ({"use_fp8": False, "x_global_scale": 3.0}, "x_global_scale is float"),
+        ({"use_fp8": False, "x_global_scale": torch.ones(2)}, "allowed: one float32"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            buffer.low_latency_dispatch(x, topk_idx, N, E, use_nvfp4=True, **options)
+
+
+def in_parts(y, x, order, signal):
+    """A thread that writes x to y in blocks, each followed by its signal; on a GPU on a stream of
+    its own."""
+    on_stream = contextlib.nullcontext()
+    if y.is_cuda:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        on_stream = torch.cuda.stream(stream)
+
+    def write():
+        with on_stream:
+            for block in order:
+                time.sleep(0.005)
+                y[block] = x[block]
+                signal(block)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    return thread
+
+
+def check_a_combine_waits_for_the_signals_of_blocks(_):
+    """The expert output is complete only when the last block has its signal."""
+    buffer = the_buffer()
+    x, topk_idx, weights = make_inputs()
+    block_m, threshold = 16, 3
+    per_expert = -(-4 * N // block_m)
+    for hooks in (False, True):
+        recv, count, handle, *_ = buffer.low_latency_dispatch(x, topk_idx, N, E, use_fp8=False)
+        y, signals = torch.zeros_like(recv), torch.zeros(E // 4 * per_expert, dtype=torch.int32)
+        blocks = []
+        for expert, rows in enumerate(count.tolist()):
+            for first in range(0, rows, block_m):
+                blocks.append((expert, slice(first, first + block_m)))
+
+        def signal(block, signals=signals):
+            expert, rows = block
+            for _ in range(threshold):
+                signals[expert * per_expert + rows.start // block_m] += 1
+
+        writer = in_parts(y, recv, blocks, signal)
+        sums, _, hook = buffer.low_latency_combine(
+            y,
+            topk_idx,
+            weights,
+            handle,
+            overlap=True,
+            packed_recv_count=count,
+            comp_signal=signals,
+            block_m=block_m,
+            threshold=threshold,
+            num_sms=3,
+            return_recv_hook=hooks,
+        )
+        if hooks:
+            hook()
+        writer.join()
+        assert calc_diff(sums, x.float() * weights.sum(1, keepdim=True)) < 1e-5
+
+
+def check_a_combine_waits_for_the_signals_of_experts(_):
+    buffer = the_buffer()
+    x, topk_idx, weights = make_inputs()
+    for dtype in (torch.int32, torch.uint32):
+        recv, _, handle, *_ = buffer.low_latency_dispatch(x, topk_idx, N, E, use_fp8=False)
+        y, signals = torch.zeros_like(recv), torch.zeros(E // 4, dtype=dtype)
+
+        def signal(expert, signals=signals):
+            signals.view(torch.int32)[expert] += 5
+
+        writer = in_parts(y, recv, range(E // 4), signal)
+        sums, *_ = buffer.low_latency_combine(
+            y,
+            topk_idx,
+            weights,
+            handle,
+            overlap=True,
+            src_signals=signals,
+            src_signal_expect_value=5,
+        )
+        writer.join()
+        assert calc_diff(sums, x.float() * weights.sum(1, keepdim=True)) < 1e-5
+
+
+def check_errors_of_the_overlap(_):
+    buffer = make_buffer(timeout_ms=1500)
+    x, topk_idx, weights = make_inputs()
+    recv, count, handle, *_ = buffer.low_latency_dispatch(x, topk_idx, N, E, use_fp8=False)
+    signals = torch.zeros(E // 4 * 3, dtype=torch.int32)
+    blocks = {"packed_recv_count": count, "comp_signal": signals, "threshold": 1}
+    experts = {"src_signals": torch.zeros(2, dtype=torch.int32), "src_signal_expect_value": 1}
+
+    def fails(error, message, **options):
+        with pytest.raises(error, match=message):
+            buffer.low_latency_combine(recv, topk_idx, weights, handle, overlap=True, **options)
+
+    fails(RuntimeError, "either comp_signal or src_signals")
+    fails(RuntimeError, "either comp_signal or src_signals", **blocks, **experts)
+    fails(RuntimeError, "block_m is 0", **{**blocks, "block_m": 0})
+    fails(RuntimeError, "threshold 0", **{**blocks, "threshold": 0})
+    fails(RuntimeError, "comp_signal is", **{**blocks, "comp_signal": signals[:-1]})
+    fails(RuntimeError, "packed_recv_count is None", **{**blocks, "packed_recv_count": None})
+    fails(RuntimeError, "src_signals is", **{**experts, "src_signals": signals})
+    if x.is_cuda:  # a signal that does not come ends the program's work on a GPU
+        return
+    fails(TimeoutError, "block 0 of local expert 0 is 0 after 1.5 s, expected 1", **blocks)
+    fails(TimeoutError, "signal of local expert 0 is 0", **experts)
+    sums, *_ = buffer.low_latency_combine(recv, topk_idx, weights, handle, num_sms=4)
+    assert calc_diff(sums, x.float() * weights.sum(1, keepdim=True)) < 1e-5
+    buffer.destroy()
+
+
+CHECKS = names_of_checks(globals())
+results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_four_ranks(results, name):
+    results.verify(name)

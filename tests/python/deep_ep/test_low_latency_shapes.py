@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-latency shapes that exist before the first call, so that a rank may be absent from then on;
+and the profiler ranges of low-latency calls on the CPU."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch_ranks import names_of_checks, run_checks, seeded
+
+import deep_ep
+import shoal
+from deep_ep.utils import testing
+from deep_ep.utils.math import calc_diff
+
+H, K, E, N = 512, 2, 8, 16
+
+
+def make_buffer(timeout_ms=None, **options):
+    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(N, H, dist.get_world_size(), E)
+    with pytest.MonkeyPatch.context() as patch:
+        if timeout_ms is not None:
+            patch.setenv("SHOAL_TIMEOUT_MS", str(timeout_ms))
+        return deep_ep.Buffer(
+            dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True, **options
+        )
+
+
+def make_inputs(top_k=K):
+    generator = seeded(dist.get_rank())
+    x = torch.randn((N, H), generator=generator).bfloat16()
+    topk_idx = torch.rand((N, E), generator=generator).topk(top_k, dim=1).indices
+    return x, topk_idx, torch.rand((N, top_k), generator=generator)
+
+
+def finishes(buffer, ranks, top_k=K):
+    """Whether a pair sums the rows of the first ``ranks`` ranks, and only these are unmasked."""
+    x, topk_idx, weights = make_inputs(top_k)
+    recv, _, handle, *_ = buffer.low_latency_dispatch(x, topk_idx, N, E, use_fp8=False)
+    sums, *_ = buffer.low_latency_combine(recv, topk_idx, weights, handle)
+    reached = topk_idx < E // 4 * ranks
+    want = x.float() * (weights * reached).sum(1, keepdim=True)
+    status = torch.zeros(4, dtype=torch.int32)
+    buffer.low_latency_query_mask_buffer(status)
+    return calc_diff(sums, want) < 1e-5 and status.tolist() == [0] * ranks + [1] * (4 - ranks)
+
+
+def absent_from_the_start(buffer):
+    """Rank 3 does nothing; the others finish without it."""
+    if dist.get_rank() != 3:
+        assert all(finishes(buffer, 3) for _ in range(3))
+    dist.barrier()
+    buffer.destroy()
+
+
+def check_sizes_from_the_constructor(_):
+    absent_from_the_start(make_buffer(1500, enable_shrink=True, num_topk=K))
+
+
+def check_sizes_from_the_environment(_):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EP_LOW_LATENCY_TOPK", str(K))
+        buffer = make_buffer(1500, enable_shrink=True)
+    absent_from_the_start(buffer)
+
+
+def check_sizes_from_warmup(_):
+    buffer = make_buffer(1500, enable_shrink=True)
+    buffer.warmup_low_latency(N, H, E, K)
+    absent_from_the_start(buffer)
+
+
+def check_another_top_k_replaces_the_default(_):
+    buffer = make_buffer(enable_shrink=True)
+    pool = buffer._low_latency._pool
+    assert [key[1] for key in pool._groups] == [8]
+    assert finishes(buffer, 4)
+    assert [key[1] for key in pool._groups] == [K]
+    assert finishes(buffer, 4, top_k=3)
+    assert [key[1] for key in pool._groups] == [K, 3]
+    buffer.destroy()
+
+
+def check_the_default_top_k_is_kept(_):
+    buffer = make_buffer(enable_shrink=True)
+    assert finishes(buffer, 4, top_k=8) and finishes(buffer, 4)
+    assert [key[1] for key in buffer._low_latency._pool._groups] == [8, K]
+    buffer.destroy()
+
+
+def check_nothing_is_created_for_sizes_that_are_not_known(_):
+    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(N, H, 4, E)
+    if dist.get_rank() == 0:  # one rank knows other sizes
+        deep_ep.Buffer.get_low_latency_rdma_size_hint(2 * N, H, 4, E)
+    for options in ({"enable_shrink": True}, {"num_topk": K}, {}):
+        buffer = deep_ep.Buffer(
+            dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True, **options
+        )
+        assert not buffer._low_latency._pool._groups
+        buffer.destroy()
+
+
+def check_errors_of_warmup(_):
+    buffer = make_buffer()
+    for sizes, message in (
+        ((N, H, E, 0), "num_topk is 0"),
+        ((N, H + 1, E, K), "hidden is 513"),
+        ((100 * N, H, E, K), "num_rdma_bytes"),
+        ((N, H, E - 1, K), "num_experts is 7"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            buffer.warmup_low_latency(*sizes)
+    buffer.destroy()
+
+
+def check_profiler_ranges(_):
+    """A profiling program finds dispatch and combine, with hooks as two kernels each."""
+    buffer = make_buffer(num_topk=K)
+    x, topk_idx, weights = make_inputs()
+
+    def pair(hooks):
+        recv, _, handle, _, hook = buffer.low_latency_dispatch(
+            x, topk_idx, N, E, use_fp8=False, return_recv_hook=hooks
+        )
+        if hooks:
+            hook()
+        *_, hook = buffer.low_latency_combine(
+            recv, topk_idx, weights, handle, return_recv_hook=hooks
+        )
+        if hooks:
+            hook()
+
+    for hooks in (False, True):
+        times = testing.bench_kineto(lambda: pair(hooks), ("dispatch", "combine"), num_tests=3)
+        assert all(0 < time < 1 for time in times)
+    halves = testing.bench_kineto(
+        lambda: pair(True), ("dispatch", "combine"), num_tests=3, num_kernels_per_period=2
+    )
+    assert all(0 < half < 1 for pairs in halves for half in pairs)
+    buffer.destroy()
+
+
+def check_an_absent_rank_without_preparation(_):
+    """The error says how to prepare; last, because it ends the buffers' worlds."""
+    buffer = make_buffer(1500, enable_shrink=True)
+    if dist.get_rank() != 3:
+        with pytest.raises(shoal.Error) as error:
+            finishes(buffer, 3)  # the default top-k is another
+        notes = getattr(error.value, "__notes__", ["warmup_low_latency"])
+        assert "warmup_low_latency" in notes[0]
+    dist.barrier()
+
+
+CHECKS = names_of_checks(globals())
+results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_four_ranks(results, name):
+    results.verify(name)
