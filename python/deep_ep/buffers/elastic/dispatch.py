@@ -231,7 +231,7 @@ class Dispatcher:
             received.source_ends,
             [],
         )
-        return EPHandle(
+        handle = EPHandle(
             terms.do_expand,
             terms.num_experts,
             alignment,
@@ -250,8 +250,9 @@ class Dispatcher:
             ),
             None,
             None,
-            known,
         )
+        handle.shoal = known
+        return handle
 
     def _group(self, shape: GroupShape, terms: Terms, words: int) -> NormalGroup:
         """A group with room for the call; all ranks pass the same sizes."""

@@ -70,7 +70,6 @@ class EPHandle:
         dst_buffer_slot_idx: torch.Tensor | Callable[[], torch.Tensor],
         token_metadata_at_forward: torch.Tensor | None,
         channel_linked_list: torch.Tensor | None,
-        shoal: Any = None,
     ) -> None:
         expect(topk_idx is not None, "EPHandle: topk_idx is needed")
         self.do_expand = do_expand
@@ -89,7 +88,7 @@ class EPHandle:
         self.token_metadata_at_forward = token_metadata_at_forward
         self.channel_linked_list = channel_linked_list
         self.cached_recv_src_metadata_before_sort: torch.Tensor | None = None
-        self.shoal = shoal  # layout.ShoalLayout
+        self.shoal: Any = None  # layout.ShoalLayout, set by dispatch
 
     @functools.cached_property
     def recv_src_metadata(self) -> torch.Tensor:

@@ -24,13 +24,18 @@ class Layout(NamedTuple):
     is_token_in_rank: torch.Tensor
 
 
+def _versions(*tensors: torch.Tensor) -> tuple[int, ...]:
+    """Numbers that change when a tensor is written; inference tensors have none."""
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
 class RememberedRouting(NamedTuple):
     """A routing, kept by the ``is_token_in_rank`` that was made with it."""
 
     group: NormalGroup
     routing: Any
     topk_idx: torch.Tensor
-    versions: tuple[int, int]  # of topk_idx and is_token_in_rank
+    versions: tuple[int, ...]  # of topk_idx and is_token_in_rank
 
     @staticmethod
     def find(in_rank: torch.Tensor, topk_idx: torch.Tensor, group: NormalGroup) -> Any:
@@ -40,7 +45,7 @@ class RememberedRouting(NamedTuple):
             known is not None
             and known.topk_idx is topk_idx
             and known.group is group
-            and known.versions == (topk_idx._version, in_rank._version)
+            and known.versions == _versions(topk_idx, in_rank)
         ):
             return known.routing
         return None
@@ -55,7 +60,7 @@ def route_layout(
     per_rank = group.empty((num_ranks,), torch.int32)
     per_expert = group.empty((experts,), torch.int32)
     routing = group.route(topk_idx, stream, in_rank, per_rank, per_expert)
-    versions = (topk_idx._version, in_rank._version)
+    versions = _versions(topk_idx, in_rank)
     in_rank._shoal_routing = RememberedRouting(group, routing, topk_idx, versions)
     return Layout(per_rank, _count_nodes(in_rank, num_nodes), per_expert, in_rank)
 
