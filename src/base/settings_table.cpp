@@ -154,8 +154,8 @@ std::vector<SettingInfo> network_rows() {
           "limit.",
           4096, std::int64_t{1} << 40),
       text("SHOAL_PROGRESS_WAIT", "", scope, &S::progress_wait,
-           "What a network's progress thread does when idle: spin, yield its core, or sleep (up to "
-           "50 us).",
+           "What a network's progress thread does when idle: spin, yield its core, or sleep (about 50 us; "
+           "longer where a sleep itself takes long).",
            {"spin", "yield", "sleep"}),
       number(
           "SHOAL_PROGRESS_CORE", "", scope, &S::progress_core,

@@ -132,8 +132,8 @@ class Group {
                       const DispatchOptions& options = {});
 
   /// Copies what travelled beside the rows of a dispatch of this group to arrays of the caller, in
-  /// one kernel on GPUs. Local. Throws Error{invalid_argument} for an array that `received` does not
-  /// have and for another shape, dtype or device.
+  /// one kernel on GPUs. Local. Throws Error{invalid_argument} for an array that `received` lacks,
+  /// and for another shape, dtype or device.
   void unpack(const Dispatched& received, const UnpackOptions& to);
 
   /// Sums the expert output of each token at the token's own rank.

@@ -140,8 +140,8 @@ struct CombineOptions {
   TensorView weights{};
   /// int64 [rows, top_k]; optional, rank-major: weights of slots with -1 count as 0.
   TensorView topk_idx{};
-  /// int32 [rows, top_k]; optional, rank-major: y has any number of rows, and the expert output of a
-  /// received row is the sum of the rows of y that are listed here (-1: none), in float32 in
+  /// int32 [rows, top_k]; optional, rank-major: y has any number of rows, and the expert output of
+  /// a received row is the sum of the rows of y that are listed here (-1: none), in float32 in
   /// ascending top-k slots, rounded to y's dtype. `weights` are then float32 [rows of y], one for
   /// each row. y may not lie in the group's memory.
   TensorView topk_rows{};

@@ -39,8 +39,8 @@ struct Routing {
   bool is_token_in_rank(std::int64_t token, std::int32_t rank) const;
 };
 
-/// Arrays that Group::route fills for the caller, each optional and contiguous, in the memory of the
-/// group.
+/// Arrays that Group::route fills for the caller, each optional and contiguous, on the device of
+/// the group.
 struct RouteOptions {
   TensorView is_token_in_rank{};   ///< uint8 [tokens, R]: 1 where an expert of the token is there
   TensorView tokens_per_rank{};    ///< int32 [R]

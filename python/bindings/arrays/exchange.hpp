@@ -34,8 +34,8 @@ inline constexpr std::uintptr_t kLegacyStream = 1;
 /// nullopt for other arrays. Throws python_error where the export fails.
 std::optional<nanobind::dlpack::dltensor> exchange_view(nanobind::handle array);
 
-/// An array of this type over `tensor`, which it owns; a null object where the type cannot make one.
-/// The values must be ready on the current stream.
+/// An array of this type over `tensor`, which it owns; a null object where the type cannot make
+/// one. The values must be ready on the current stream.
 nanobind::object exchange_object(PyTypeObject* type, Tensor tensor);
 
 /// The current stream (cudaStream_t) of the library of the array, in this thread; 1 is the legacy

@@ -18,8 +18,8 @@ T chosen(T tuned, T otherwise) {
   return tuned > 0 ? tuned : otherwise;
 }
 
-/// Blocks beside those that fetch. Copies take a fraction of the time of the link; sums read several
-/// rows for each that they write.
+/// Blocks beside those that fetch. Copies take a fraction of the time of the link; sums read
+/// several rows for each that they write.
 std::int32_t extra_blocks(StagedOutput staging) {
   return staging == StagedOutput::sums ? 64 : staging == StagedOutput::rows ? 8 : 0;
 }
