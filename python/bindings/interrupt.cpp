@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kInterval{50};
 
 // Only the main thread uses these.
 PyObject *kept_type = nullptr, *kept_value = nullptr, *kept_traceback = nullptr;
-Clock::time_point next_question{};
+Clock::time_point next_question{};  // NOLINT(bugprone-throwing-static-initialization)
 
 bool in_main_thread() noexcept {
   return syscall(SYS_gettid) == getpid();

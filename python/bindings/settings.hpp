@@ -12,7 +12,7 @@ namespace shoal::python {
 /// name of a setting without SHOAL_ ({"symmetric_size": "1G"}). Durations are seconds: "timeout"
 /// stands for SHOAL_TIMEOUT_MS. Names with _ms take milliseconds. Throws Error{invalid_argument}
 /// for a name that no setting has and for values of a wrong type.
-Settings settings_from(nanobind::handle given);
+Settings settings_from(nanobind::handle argument);
 
 void bind_settings(nanobind::module_& module);
 

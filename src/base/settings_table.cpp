@@ -153,10 +153,11 @@ std::vector<SettingInfo> network_rows() {
           "Longer transfers over a network are cut into requests of this size, or of the network's "
           "limit.",
           4096, std::int64_t{1} << 40),
-      text("SHOAL_PROGRESS_WAIT", "", scope, &S::progress_wait,
-           "What a network's progress thread does when idle: spin, yield its core, or sleep (about 50 us; "
-           "longer where a sleep itself takes long).",
-           {"spin", "yield", "sleep"}),
+      text(
+          "SHOAL_PROGRESS_WAIT", "", scope, &S::progress_wait,
+          "What a network's progress thread does when idle: spin, yield its core, or sleep (about 50 us; "
+          "longer where a sleep itself takes long).",
+          {"spin", "yield", "sleep"}),
       number(
           "SHOAL_PROGRESS_CORE", "", scope, &S::progress_core,
           "Core of the progress thread of the first PE of a host; those of the other PEs take the "

@@ -35,7 +35,8 @@ SHOAL_PE_BODY(few_descriptors) {
 
 TEST(Limits, OpenFilesAreNamedWhereverTheyRunOut) {
 #ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "the sanitizer opens a pipe to look at an object, and reports a fault without one";
+  GTEST_SKIP()
+      << "the sanitizer opens a pipe to look at an object, and reports a fault without one";
 #endif
   bool opened = false;
   int failures = 0;

@@ -75,7 +75,7 @@ def test_bindings_tools_and_benchmarks_use_public_headers(tmp_path, file, includ
 
 def test_exceptions_are_for_the_files_that_are_listed(tmp_path):
     files = {
-        "tools/info/world.cpp": '#include "world/parts.hpp"\n',
+        "tools/info/topology.cpp": '#include "topology/machine.hpp"\n',
         "tools/run/main.cpp": '#include "base/log.hpp"\n',
         "bench/row_ops_bench.cpp": '#include "ep/host/rows/row_ops.hpp"\n',
     }

@@ -248,7 +248,7 @@ nb::object numpy_values(nb::handle self, const char* call) {
   return view.attr("view")(types.attr(dtype == DataType::bfloat16 ? "bfloat16" : "float8_e4m3fn"));
 }
 
-nb::object as_numpy(nb::object values, nb::handle dtype, nb::handle copy) {
+nb::object as_numpy(const nb::object& values, nb::handle dtype, nb::handle copy) {
   const bool same = dtype.is_none() ||
                     nb::module_::import_("numpy").attr("dtype")(dtype).equal(values.attr("dtype"));
   const bool wanted = !copy.is_none() && nb::cast<bool>(copy);

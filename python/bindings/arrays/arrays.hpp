@@ -87,10 +87,10 @@ class Inputs {
 
 /// NumPy's view of an array on the host, with the types of ml_dtypes for bfloat16 and float8_e4m3.
 /// Throws Error{invalid_argument} for an array on a GPU, Error{unsupported} without ml_dtypes.
-nb::object numpy_values(nb::handle array, const char* call);
+nb::object numpy_values(nb::handle self, const char* call);
 
 /// __array__ of an array: `values`, converted as numpy.asarray asks.
-nb::object as_numpy(nb::object values, nb::handle dtype, nb::handle copy);
+nb::object as_numpy(const nb::object& values, nb::handle dtype, nb::handle copy);
 
 /// Defines __array__ of a class that holds arrays but is none, so that NumPy explains itself.
 template <typename T>

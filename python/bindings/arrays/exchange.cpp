@@ -94,7 +94,7 @@ nb::object exchange_object(PyTypeObject* type, Tensor tensor) {
   exported->deleter = [](ExportedTensor* self) { delete self; };
   void* object = nullptr;
   if (function(exported.get(), &object) != 0) throw nb::python_error();
-  (void)exported.release();
+  exported.release();  // NOLINT(bugprone-unused-return-value): the importer owns it
   return nb::steal(static_cast<PyObject*>(object));
 }
 

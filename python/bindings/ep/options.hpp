@@ -20,10 +20,10 @@ ep::GroupOptions group_options_from(std::string_view call, const nb::kwargs& giv
 nb::dict to_dict(const ep::GroupOptions& options);
 
 /// "host" or "cuda". Throws Error{invalid_argument} for other values.
-DeviceKind heap_from(std::string_view call, nb::handle name);
+DeviceKind heap_from(std::string_view call, nb::handle given);
 
 /// "none", "fp8", "fp8_power_of_two" or "fp8_ue8m0". Throws Error{invalid_argument} for others.
-ep::Quantize quantize_from(std::string_view call, nb::handle name);
+ep::Quantize quantize_from(std::string_view call, nb::handle given);
 
 /// stream=, after=, done= and sms= of a call. Streams and events are numbers or objects of torch.
 /// Throws Error{invalid_argument} for an event that has no cudaEvent_t yet and for values of other

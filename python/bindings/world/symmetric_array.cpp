@@ -115,7 +115,7 @@ void bind_symmetric_arrays(nb::module_& module) {
       "An array at the same offset of every PE's heap; created by World.zeros. On the host, "
       "numpy.asarray(array) and array[...] access this PE's copy."_doc)
       .def_prop_ro(
-          "local", [](nb::object self) { return local_of(self); },
+          "local", [](nb::handle self) { return local_of(self); },
           nb::sig("def local(self) -> Array"), "This PE's copy, as an Array."_doc)
       .def("on", &on, nb::arg("pe"),
            "The copy of world PE `pe`, for put, get, signal and atomic."_doc)
@@ -124,7 +124,7 @@ void bind_symmetric_arrays(nb::module_& module) {
            "free() the memory is freed when the world closes; the garbage collector never frees "
            "it."_doc)
       .def_prop_ro(
-          "shape", [](nb::object self) { return local_of(self).attr("shape"); },
+          "shape", [](nb::handle self) { return local_of(self).attr("shape"); },
           nb::sig("def shape(self) -> tuple[int, ...]"), "Elements along each dimension."_doc)
       .def_prop_ro(
           "dtype",
@@ -133,10 +133,10 @@ void bind_symmetric_arrays(nb::module_& module) {
       .def_prop_ro(
           "nbytes", [](const SymmetricArray& self) { return self.local.bytes(); },
           "Bytes of all elements on one PE."_doc)
-      .def("__len__", [](nb::object self) { return nb::len(local_of(self)); })
+      .def("__len__", [](nb::handle self) { return nb::len(local_of(self)); })
       .def(
           "__array__",
-          [](nb::object self, nb::handle dtype, nb::handle copy) {
+          [](nb::handle self, nb::handle dtype, nb::handle copy) {
             return as_numpy(numpy_values(local_of(self), "__array__"), dtype, copy);
           },
           nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
@@ -144,13 +144,13 @@ void bind_symmetric_arrays(nb::module_& module) {
                   "typing.Any"))
       .def(
           "__getitem__",
-          [](nb::object self, nb::handle key) {
+          [](nb::handle self, nb::handle key) {
             return nb::object(numpy_values(local_of(self), "__getitem__")[key]);
           },
           nb::arg("key"), nb::sig("def __getitem__(self, key: typing.Any, /) -> typing.Any"))
       .def(
           "__setitem__",
-          [](nb::object self, nb::handle key, nb::handle value) {
+          [](nb::handle self, nb::handle key, nb::handle value) {
             numpy_values(local_of(self), "__setitem__")[key] = value;
           },
           nb::arg("key"), nb::arg("value"),

@@ -31,7 +31,7 @@ struct SymmetricArray {
 
 /// World.zeros. Collective. Throws Error{invalid_argument} for a dtype or shape that cannot be,
 /// Error{exhausted} where the heap is too small.
-SymmetricArray zeros(const World& world, nb::handle shape, nb::handle dtype);
+SymmetricArray zeros(const World& world, nb::handle given, nb::handle dtype);
 
 /// Throws Error{closed} where the array was freed or its world is closed.
 void check_alive(const SymmetricArray& array);

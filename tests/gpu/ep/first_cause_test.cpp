@@ -83,7 +83,13 @@ TEST(EpGpuFirstCause, ASurvivorOfALowLatencyRoundNamesThePeThatDidNotCome) {
     group.group.synchronize();
     sync(world.team());
     expect_the_absent_is_named(group, [&] {
-      round.run();
+      try {
+        round.run();
+      } catch (const Error&) {
+        throw;
+      } catch (const std::exception&) {
+        // The check of the rows, of which those of the absent PE are missing.
+      }
       group.group.synchronize();
     });
     sync(world.team());

@@ -89,8 +89,10 @@ void Normal::locate_expert_output(const TensorView& y, const CombineOptions& opt
     return;
   }
   const bool stage_rows = summed || (!in_heap && params.share == 0);
-  const bool reach_weights = weights.defined() && !summed && !options.topk_idx.defined() &&
-                             state_.world->heap().contains(weights.data, extent_of(weights));
+  const bool reach_weights =
+      weights.defined() &&
+      (weights.bytes() == 0 || (!summed && !options.topk_idx.defined() &&
+                                state_.world->heap().contains(weights.data, extent_of(weights))));
   if (!stage_rows && params.share == 0) params.y = offset_in_block(y);
   if (reach_weights) {
     params.y_weights = offset_in_block(weights);

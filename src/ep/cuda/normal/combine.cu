@@ -445,7 +445,7 @@ __global__ void __launch_bounds__(512, 1)
   }
   if constexpr (!kExpertMajor)
     if (static_cast<std::int32_t>(ticket) < params.staging.blocks)
-      stage_pieces<Format>(params, epoch);
+      stage_pieces<Format>(params, epoch, shared);
   ChunkRing<Format, kExpertMajor> ring(params, shared);
   const bool good = await_notices(group, epoch, Phase::combine_notify, kCombine) &&
                     find_sources<kExpertMajor>(params, epoch, leader, sources);

@@ -13,6 +13,7 @@
 // fence before its bulk copies.
 #pragma once
 
+#include "ep/cuda/device/tma.cuh"
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/normal/notices.cuh"
 
@@ -26,23 +27,93 @@ __device__ std::uint64_t* staged_flag(const DeviceGroup& group, std::int32_t of,
          static_cast<std::uint64_t>(owner) * group.layout.staged_pieces + piece;
 }
 
-/// One warp copies a row, 16 bytes a lane and load, with kBatch loads in flight.
-__device__ void stage_row(const NormalCombine& params, std::int64_t row, std::byte* to) {
-  constexpr std::uint32_t kBatch = 8;
-  const auto* const from =
-      reinterpret_cast<const int4*>(params.staging.rows + row * params.row_bytes);
-  auto* const out = reinterpret_cast<int4*>(to);
-  const std::uint32_t vectors = params.row_bytes / 16;
-  for (std::uint32_t first = lane_id(); first < vectors; first += 32 * kBatch) {
-    int4 batch[kBatch];
-#pragma unroll
-    for (std::uint32_t j = 0; j < kBatch; ++j)
-      if (first + 32 * j < vectors) batch[j] = __ldcs(from + first + 32 * j);
-#pragma unroll
-    for (std::uint32_t j = 0; j < kBatch; ++j)
-      if (first + 32 * j < vectors) out[first + 32 * j] = batch[j];
+#if __CUDA_ARCH__ >= 900
+/// Copies rows of one warp through its part of the block's shared memory, by bulk copies: a chunk
+/// is loaded while the one before it is stored. Its memory and barriers become the ChunkRing's.
+class StagedCopy {
+ public:
+  __device__ StagedCopy(const NormalCombine& params, std::byte* shared)
+      : row_bytes_(params.row_bytes) {
+    const std::uint32_t warp = threadIdx.x / 32;
+    const std::uint32_t bytes = params.stages * params.chunk_bytes * params.copies_per_token;
+    chunk_ = bytes / 2 / 128 * 128;
+    slots_ = shared + 3 * kBarrierBytes + static_cast<std::size_t>(warp) * bytes;
+    // A ChunkRing initialises its barriers from the first one on.
+    barriers_ = reinterpret_cast<std::uint64_t*>(shared) + warp * kMaxStages + kMaxStages - 2;
+    if (lane_id() == 0) {
+      for (int slot = 0; slot < 2; ++slot) barrier_init(&barriers_[slot], 1);
+      barriers_ready();
+      ptx::fence_proxy_async();
+    }
+    __syncwarp();
   }
-}
+
+  /// Lane 0 copies; the row is complete after finish().
+  __device__ void copy(const std::byte* from, std::byte* to) {
+    if (lane_id() != 0) return;
+    for (std::uint32_t at = 0; at < row_bytes_; at += chunk_) {
+      const std::uint32_t bytes = min(chunk_, row_bytes_ - at);
+      bulk_wait_read<0>();  // the store before the last one has left the slot
+      barrier_expect(&barriers_[loaded_ % 2], bytes);
+      bulk_load(slots_ + loaded_ % 2 * chunk_, from + at, bytes, &barriers_[loaded_ % 2]);
+      store();
+      to_ = to + at;
+      bytes_ = bytes;
+      ++loaded_;
+    }
+  }
+  __device__ void finish() {
+    if (lane_id() != 0) return;
+    store();
+    bulk_wait_all();
+  }
+
+ private:
+  /// Stores the chunk that was loaded last, if it has not been.
+  __device__ void store() {
+    if (bytes_ == 0) return;
+    const std::uint32_t last = loaded_ - 1;
+    barrier_wait(&barriers_[last % 2], last / 2 & 1);
+    bulk_store(to_, slots_ + last % 2 * chunk_, bytes_);
+    bulk_commit();
+    bytes_ = 0;
+  }
+
+  const std::uint32_t row_bytes_;
+  std::uint32_t chunk_;
+  std::byte* slots_;
+  std::uint64_t* barriers_;
+  std::uint32_t loaded_ = 0;
+  std::byte* to_ = nullptr;
+  std::uint32_t bytes_ = 0;  ///< of the chunk that is to be stored; 0: none
+};
+#else
+/// Without bulk copies: 16 bytes a lane and load, with kBatch loads in flight.
+class StagedCopy {
+ public:
+  __device__ StagedCopy(const NormalCombine& params, std::byte*) : row_bytes_(params.row_bytes) {}
+
+  __device__ void copy(const std::byte* from, std::byte* to) const {
+    constexpr std::uint32_t kBatch = 8;
+    const auto* const in = reinterpret_cast<const int4*>(from);
+    auto* const out = reinterpret_cast<int4*>(to);
+    const std::uint32_t vectors = row_bytes_ / 16;
+    for (std::uint32_t first = lane_id(); first < vectors; first += 32 * kBatch) {
+      int4 batch[kBatch];
+#pragma unroll
+      for (std::uint32_t j = 0; j < kBatch; ++j)
+        if (first + 32 * j < vectors) batch[j] = __ldcs(in + first + 32 * j);
+#pragma unroll
+      for (std::uint32_t j = 0; j < kBatch; ++j)
+        if (first + 32 * j < vectors) out[first + 32 * j] = batch[j];
+    }
+  }
+  __device__ void finish() const {}
+
+ private:
+  const std::uint32_t row_bytes_;
+};
+#endif
 
 /// One warp adds the expert-major rows of a received row: float32, top-k slots ascending, rounded
 /// once. Lane k has the row of top-k slot k, or -1.
@@ -102,8 +173,10 @@ __device__ void stage_weights(const NormalCombine& params, std::int64_t row,
 /// Copies pieces until none is left, and raises their flags. The whole block calls. Out of line, so
 /// that it takes no registers from the usual path.
 template <class Format>
-__device__ __noinline__ void stage_pieces(const NormalCombine& params, std::uint64_t epoch) {
+__device__ __noinline__ void stage_pieces(const NormalCombine& params, std::uint64_t epoch,
+                                          std::byte* shared) {
   __shared__ std::uint32_t taken;
+  StagedCopy copy(params, shared);
   const DeviceGroup& group = params.group;
   const CombineStaging& from = params.staging;
   if (aborted(group) || *params.handle.epoch == kRefused) return;
@@ -135,9 +208,10 @@ __device__ __noinline__ void stage_pieces(const NormalCombine& params, std::uint
       if (from.topk_rows != nullptr)
         stage_sum<Format>(params, row_of_slot, to);
       else if (from.rows != nullptr && rank != group.me)
-        stage_row(params, row, to);
+        copy.copy(from.rows + static_cast<std::int64_t>(row) * params.row_bytes, to);
       if (from.weights != nullptr) stage_weights(params, row, row_of_slot);
     }
+    copy.finish();
     __syncthreads();
     if (threadIdx.x == 0)
       ptx::st_release_sys_global(staged_flag(group, rank, group.me, piece), epoch);
