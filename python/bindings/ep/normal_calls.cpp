@@ -15,6 +15,7 @@
 #include "group.hpp"
 #include "normal.hpp"
 #include "options.hpp"
+#include "shoal/world.hpp"
 
 namespace shoal::python {
 namespace {
@@ -23,12 +24,15 @@ namespace {
 struct Results {
   std::shared_ptr<ep::Group> group;
   std::shared_ptr<void> heap;
-  nb::object type;            ///< of tensors
+  nb::object type;      ///< of tensors
+  std::int32_t device;  ///< index of the GPU
+  decltype(Exchange::current_stream) find_stream;
   std::atomic<int> held = 0;  ///< tensors in the group's memory
 };
 
 /// Keeps a tensor in the group's memory. Once it is released, in any thread, later calls may write
-/// there, after `stream` has read it.
+/// there. They are ordered after the stream of the dispatch, and after the stream that is current
+/// for the library when the tensor is released, on which it may have been read.
 struct HeldResult {  // destroyed in reverse order: the memory before the heap
   std::shared_ptr<Results> results;
   void* stream;
@@ -41,11 +45,32 @@ struct HeldResult {  // destroyed in reverse order: the memory before the heap
   HeldResult(const HeldResult&) = delete;
   HeldResult& operator=(const HeldResult&) = delete;
   ~HeldResult() {
-    if (stream != nullptr) results->group->order_after(stream);
+    if (stream != nullptr) {
+      results->group->order_after(stream);
+      if (void* const current = current_stream(); current != stream)
+        results->group->order_after(current);
+    }
     memory.reset();
     --results->held;
   }
+
+ private:
+  /// `stream` where the library does not report one. Needs no GIL: the table is C.
+  void* current_stream() const noexcept {
+    void* current = nullptr;
+    if (results->find_stream == nullptr ||
+        results->find_stream(nb::device::cuda::value, results->device, &current) != 0)
+      return stream;
+    return current == nullptr ? reinterpret_cast<void*>(kLegacyStream) : current;
+  }
 };
+
+std::int32_t device_of(nb::handle group) {
+  return nb::cast<Group&>(group).group.team().world().heap().device().index;
+}
+decltype(Exchange::current_stream) stream_function(nb::handle tensor_type) {
+  return exchange_of(reinterpret_cast<PyTypeObject*>(tensor_type.ptr())).current_stream;
+}
 
 TensorView view_of(nb::handle array, const char* what) {
   return array.is_none() ? TensorView{} : input(array, what).view;
@@ -83,8 +108,8 @@ class NormalCalls {
       : keeper_(nb::borrow(group)),
         group_(nb::cast<Group&>(group).group),
         results_(std::make_shared<Results>(nb::cast<Group&>(group).owner(),
-                                           nb::cast<Group&>(group).keeper,
-                                           nb::borrow(tensor_type))) {}
+                                           nb::cast<Group&>(group).keeper, nb::borrow(tensor_type),
+                                           device_of(group), stream_function(tensor_type))) {}
 
   int held() const { return results_->held; }
 
