@@ -24,7 +24,7 @@ namespace {
 struct Results {
   std::shared_ptr<ep::Group> group;
   std::shared_ptr<void> heap;
-  nb::object type;      ///< of tensors
+  PyTypeObject* type;   ///< of tensors; exchange_of keeps it alive, and this needs no GIL
   std::int32_t device;  ///< index of the GPU
   decltype(Exchange::current_stream) find_stream;
   std::atomic<int> held = 0;  ///< tensors in the group's memory
@@ -96,8 +96,7 @@ struct CallResult {
   nb::object take_x() {
     Tensor x = std::exchange(received.x, {});
     x.owner = std::make_shared<HeldResult>(results, stream, std::move(x.owner));
-    auto* const type = reinterpret_cast<PyTypeObject*>(results->type.ptr());
-    nb::object tensor = exchange_object(type, x);
+    nb::object tensor = exchange_object(results->type, x);
     return tensor.is_valid() ? tensor : output(std::move(x), kReady);
   }
 };
@@ -108,7 +107,8 @@ class NormalCalls {
       : keeper_(nb::borrow(group)),
         group_(nb::cast<Group&>(group).group),
         results_(std::make_shared<Results>(nb::cast<Group&>(group).owner(),
-                                           nb::cast<Group&>(group).keeper, nb::borrow(tensor_type),
+                                           nb::cast<Group&>(group).keeper,
+                                           reinterpret_cast<PyTypeObject*>(tensor_type.ptr()),
                                            device_of(group), stream_function(tensor_type))) {}
 
   int held() const { return results_->held; }
