@@ -139,6 +139,22 @@ TEST(EpCudaPlan, TuningIsReadByOperation) {
   EXPECT_EQ(tuning_of("dispatch=7x2,combine=16x3x512x8", "dispatch").segment_chunks, 0);
 }
 
+// Blocks that copy expert output stay within the SMs of the call and leave some that only fetch.
+TEST(EpCudaPlan, StagingSharesTheBlocksOfACombine) {
+  for (const StagedOutput staging : {StagedOutput::rows, StagedOutput::sums}) {
+    for (const std::int32_t wanted : {0, 1, 2, 3, 12, 24, 64}) {
+      const NormalPlan plan = plan_combine(wanted, 7168 * 2, 4096, 2, kHopper, {}, staging);
+      EXPECT_GE(plan.staging_blocks, 1) << wanted;
+      EXPECT_LE(plan.staging_blocks, plan.blocks) << wanted;
+      if (wanted > 0) EXPECT_EQ(plan.blocks, wanted);
+      if (wanted > 1) EXPECT_LT(plan.staging_blocks, plan.blocks) << wanted;
+      // A warp stages in two chunks of at least 128 bytes.
+      EXPECT_GE(plan.stages * static_cast<std::int32_t>(plan.stage_bytes) * 2, 256) << wanted;
+    }
+  }
+  EXPECT_EQ(plan_combine(24, 7168 * 2, 4096, 2, kHopper, {}).staging_blocks, 0);
+}
+
 }  // namespace
 }  // namespace shoal::ep::cuda
 
