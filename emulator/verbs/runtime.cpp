@@ -20,23 +20,19 @@ constexpr Time kLongestWatch = std::chrono::milliseconds(1);
 /// Wakes for packets that the client had taken before, after which the thread no longer asks to be
 /// woken.
 constexpr std::uint32_t kMostMisses = 4;
+/// Polls of a client without success after which it lets other threads run: its peer may need the
+/// core. Hardware has no such need.
+constexpr std::uint32_t kPollsBeforeYield = 16;
 /// Polls without success before the thread sleeps.
 constexpr int kPollsBeforeSleep = 16;
+/// Packets of a queue pair in flight: more than hardware has, as a peer may wait for its core.
+constexpr std::uint32_t kWindow = 512;
 /// Packets that are delivered before the NIC sends again.
 constexpr std::size_t kBatch = 64;
 
 std::unique_ptr<SharedMemoryWire> make_wire(const DeviceSettings& settings) {
   return std::make_unique<SharedMemoryWire>(SharedMemoryOptions{
       .file = settings.wire_file, .slots = settings.slots, .ring_bytes = settings.ring_bytes});
-}
-
-NicOptions options_of(const DeviceSettings& settings, std::uint16_t lid) {
-  NicOptions options = settings.nic;
-  options.lid = lid;
-  options.seed += lid;
-  // Differs from that of the last process with this LID, whose peers may still be sending.
-  options.first_queue_pair = 0x40 + (static_cast<std::uint32_t>(getpid()) & 0x3fff) * 0x40;
-  return options;
 }
 
 }  // namespace
@@ -51,11 +47,23 @@ std::shared_ptr<Runtime> Runtime::acquire() {
   return runtime;
 }
 
+NicOptions Runtime::nic_options() {
+  NicOptions options = settings_.nic;
+  options.lid = lid_;
+  options.seed += lid_;
+  options.window = kWindow;
+  // Differs from that of the last process with this LID, whose peers may still be sending.
+  options.first_queue_pair = 0x40 + (static_cast<std::uint32_t>(getpid()) & 0x3fff) * 0x40;
+  if (trace_) options.trace = [this](const TraceEvent& event) { trace_->write(event); };
+  return options;
+}
+
 Runtime::Runtime(const DeviceSettings& settings)
     : settings_(settings),
+      trace_(settings.trace_file.empty() ? nullptr : std::make_unique<Trace>(settings.trace_file)),
       wire_(make_wire(settings)),
       lid_(static_cast<SharedMemoryWire&>(*wire_).lid()),
-      nic_(options_of(settings, lid_), *wire_),
+      nic_(nic_options(), *wire_),
       deliver_([this](Packet&& packet) { nic_.receive(std::move(packet)); }),
       thread_([this] { run(); }) {}
 
@@ -125,9 +133,16 @@ void Runtime::ring(std::uint32_t qp_number) {
 }
 
 void Runtime::poll() {
-  if (!mutex_.try_lock()) return;
-  const Hold hold(*this, std::adopt_lock);
-  progress();
+  thread_local std::uint32_t empty = 0;
+  bool worked = false;
+  if (mutex_.try_lock()) {
+    const Hold hold(*this, std::adopt_lock);
+    worked = progress();
+  }
+  if (worked)
+    empty = 0;
+  else if (++empty % kPollsBeforeYield == 0)
+    std::this_thread::yield();
 }
 
 void Runtime::add_cell(std::uint32_t qp_number, std::uint64_t* cell) {

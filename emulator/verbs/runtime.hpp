@@ -16,6 +16,7 @@
 
 #include "engine/nic.hpp"
 #include "verbs/settings.hpp"
+#include "verbs/trace.hpp"
 #include "wire/live_wire.hpp"
 
 namespace shoal::emulator {
@@ -74,7 +75,10 @@ class Runtime {
   bool progress();
   void run();
 
+  NicOptions nic_options();
+
   const DeviceSettings settings_;
+  std::unique_ptr<Trace> trace_;
   std::unique_ptr<LiveWire> wire_;
   std::uint16_t lid_ = 0;
   Nic nic_;

@@ -14,7 +14,7 @@ namespace shoal::emulator {
 struct DeviceSettings {
   std::string wire_file;                 ///< from SHOAL_EMULATOR_DIRECTORY and SHOAL_EMULATOR_JOB
   std::uint32_t slots = 64;              ///< SHOAL_EMULATOR_PROCESSES
-  std::uint32_t ring_bytes = 1 << 18;    ///< SHOAL_EMULATOR_RING_BYTES
+  std::uint32_t ring_bytes = 1 << 19;    ///< SHOAL_EMULATOR_RING_BYTES
   Ordering ordering = Ordering::strict;  ///< SHOAL_EMULATOR_ORDERING
   NicOptions nic;                        ///< limits, arbitration, seed
   double loss = 0, duplication = 0, reordering = 0;

@@ -20,7 +20,7 @@ namespace shoal::emulator {
 struct SharedMemoryOptions {
   std::string file;                    ///< created where it does not exist; its folder must exist
   std::uint32_t slots = 64;            ///< processes at the same time, at most 64; of a new file
-  std::uint32_t ring_bytes = 1 << 18;  ///< a power of two; of a new file
+  std::uint32_t ring_bytes = 1 << 19;  ///< a power of two; of a new file
   std::uint16_t first_lid = 1;
 };
 
