@@ -226,7 +226,7 @@ TEST(MessageWindow, SmallerThanTheTargetGrantsDoesNotStall) {
   });
 }
 
-// A target that does not notice the RMA requests that it serves would fall asleep between its polls.
+// A target that does not notice the RMA requests that it serves would sleep between its polls.
 TEST(MessageAnnouncements, ArriveWhileRmaIsInFlight) {
   Wire over;
   over.hides_rma = true;
