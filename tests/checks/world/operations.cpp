@@ -67,9 +67,10 @@ void check_atomic_type(World& world) {
 void check_split(const Team& parent, Pe start, Pe stride, Pe count) {
   const Team team = parent.split_strided(start, stride, count);
   const Pe distance = parent.my_pe() - start;
-  const bool member = distance % stride == 0 && distance / stride >= 0 && distance / stride < count;
-  ASSERT_EQ(team.valid(), member) << start << " " << stride << " " << count;
-  if (!member) {
+  const bool in_team =
+      distance % stride == 0 && distance / stride >= 0 && distance / stride < count;
+  ASSERT_EQ(team.valid(), in_team) << start << " " << stride << " " << count;
+  if (!in_team) {
     EXPECT_EQ(team.my_pe(), -1);
     EXPECT_EQ(team.size(), 0);
     EXPECT_EQ(team.index(), -1);

@@ -28,7 +28,7 @@ void run(const std::function<void(World&)>& body,
   run_threads(kPes, settings, body);
 }
 
-TEST(Exchange, GathersAFewBytesInMemberOrder) {
+TEST(Exchange, GathersAFewBytesInPeOrder) {
   run([](World& world) {
     const Team team = world.team();
     for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kMaxExchangeBytes}) {
@@ -101,7 +101,7 @@ TEST(CollectiveErrors, AllToAllVRefusesBadSpans) {
   });
 }
 
-TEST(CollectiveErrors, EveryMemberLearnsOfADisagreement) {
+TEST(CollectiveErrors, EveryPeLearnsOfADisagreement) {
   run([](World& world) {
     test::CollectiveCheck check(world, 4096);
     const Team team = world.team();
@@ -152,7 +152,7 @@ TEST(CollectiveErrors, InvalidAndDestroyedTeamsAreRefused) {
   });
 }
 
-TEST(CollectiveErrors, AMissingMemberIsNamedInTime) {
+TEST(CollectiveErrors, AMissingPeIsNamedInTime) {
   constexpr std::chrono::milliseconds timeout(250);
   const auto body = [timeout](World& world) {
     test::CollectiveCheck check(world, 4096);

@@ -197,7 +197,7 @@ Dispatched Normal::describe(const detail::DispatchCall& call,
   const auto& shape = state_.shape;
   const detail::SideRecord record = record_of(call);
   const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
-  const std::int32_t lanes = call.topk_slots();
+  const std::int32_t slots = call.topk_slots();
   std::byte* const base = state_.block + group_.device.layout.arena + region->offset;
   const std::int64_t count = handle->result_rows;
   const auto view = [&](std::size_t offset, DataType dtype,
@@ -215,9 +215,9 @@ Dispatched Normal::describe(const detail::DispatchCall& call,
     received.scales = view(at, scales.dtype, {count, scales.shape[1]}, record.bytes);
   if (call.options.weights.defined())
     received.topk_weights =
-        view(at + record.weights, DataType::float32, {count, lanes}, record.bytes);
+        view(at + record.weights, DataType::float32, {count, slots}, record.bytes);
   if (!call.cached) {
-    received.topk_idx = view(at + record.topk_idx, DataType::int64, {count, lanes}, record.bytes);
+    received.topk_idx = view(at + record.topk_idx, DataType::int64, {count, slots}, record.bytes);
     received.source_token = view(at + record.source_token, DataType::int32, {count}, record.bytes);
   }
   received.rows_per_source = handle->rows_per_source;
