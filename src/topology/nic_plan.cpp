@@ -101,7 +101,10 @@ std::vector<std::vector<std::int32_t>> assign_by_distance(
     return *std::ranges::min_element(table[at(seat)]);
   };
   const auto give = [&](std::int32_t seat, std::int32_t nic, std::int32_t amount) {
-    amount > 0 ? (void)held[at(seat)].insert(nic) : (void)held[at(seat)].erase(nic);
+    if (amount > 0)
+      held[at(seat)].insert(nic);
+    else
+      held[at(seat)].erase(nic);
     load[at(nic)] += amount;
     card_load[at(card[at(nic)])] += amount;
   };

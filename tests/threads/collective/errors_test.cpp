@@ -117,7 +117,10 @@ TEST(CollectiveErrors, EveryPeLearnsOfADisagreement) {
              [&] { all_gather(team, target, source, odd ? 16 : 8); });
     disagree("root 2", [&] { broadcast(team, target, source, 8, odd ? 2 : 0); });
     disagree("PE 1: broadcast(8 bytes", [&] {
-      odd ? broadcast(team, target, source, 8, 0) : all_gather(team, target, source, 8);
+      if (odd)
+        broadcast(team, target, source, 8, 0);
+      else
+        all_gather(team, target, source, 8);
     });
     disagree("max of 4 int32", [&] {
       reduce(team, DataType::int32, odd ? ReduceOp::max : ReduceOp::min, target, source, 4);

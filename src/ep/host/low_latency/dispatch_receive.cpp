@@ -71,7 +71,10 @@ std::optional<LowLatencyDispatchNotice> wait_for_notice(HostGroup& group,
       &notice,
       group.state.block + group.layout.dispatch_notice(step.epoch, source, group.state.shape),
       sizeof notice);
-  if (notice.epoch != step.epoch) return masked_by(group, source, step), std::nullopt;
+  if (notice.epoch != step.epoch) {
+    masked_by(group, source, step);
+    return std::nullopt;
+  }
   require(
       notice.count >= 0 && notice.count <= group.state.shape.low_latency_max_tokens,
       Code::peer_failed, "low_latency_dispatch: PE {} announced {} rows; at most {} are possible",
