@@ -3,11 +3,32 @@
 not judged here: docs/performance.md."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(path.name for path in (ROOT / "bench").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_find_what_they_import(bin_dir, name):
+    packages = bin_dir.parent / "python"
+    if name in ("deep_ep_pairs.py", "python_overhead.py"):
+        pytest.importorskip("torch")
+        if not packages.exists():
+            pytest.skip("this build has no Python packages")
+    result = subprocess.run(
+        [sys.executable, ROOT / "bench" / name, "--help"],
+        env=os.environ | {"PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0 and "usage: " + name in result.stdout, result.stderr
 
 
 def test_bench_runs_on_a_small_shape(bin_dir, tmp_path):
