@@ -86,7 +86,7 @@ class Backend {
 };
 
 /// The backend for a team, and its nodes as that backend sees them. Local.
-Placement place_group(const Team& team);
+GroupPlacement place_group(const Team& team);
 /// `state` is complete up to its shape and timeout.
 std::unique_ptr<Backend> make_backend(GroupState& state, BackendKind kind);
 

@@ -213,9 +213,9 @@ std::vector<std::string> remarks(const Machine& machine, std::span<const Locatio
   return result;
 }
 
-std::vector<std::vector<Pe>> rails(const Placement& placement) {
-  std::vector<std::vector<Pe>> result(at(placement.pes_per_node));
-  for (const std::vector<Pe>& node : placement.nodes)
+std::vector<std::vector<Pe>> rails(const HostMap& hosts) {
+  std::vector<std::vector<Pe>> result(at(hosts.pes_per_node));
+  for (const std::vector<Pe>& node : hosts.nodes)
     for (std::size_t i = 0; i < node.size(); ++i) result[i].push_back(node[i]);
   return result;
 }
