@@ -208,7 +208,7 @@ void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const
 Tensor low_latency_combine_receive(HostGroup& group, PendingCombineState& pending) {
   const auto& shape = group.state.shape;
   const Step step{"low_latency_combine", Activity::low_latency_combine, pending.epoch, "receive",
-                  "its expert output"};
+                  "its expert outputs"};
   group.state.world->set_progress(step.activity, step.epoch, step.phase);
   wait_for_combine_rows(group, pending, step);
   const TensorView& given = pending.options.out;

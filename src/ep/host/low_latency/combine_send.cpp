@@ -123,7 +123,7 @@ CombineRowForm combine_row_form(const LowLatencyCombineOptions& options, bool re
 void wait_for_combine_buffer(HostGroup& group, std::uint64_t epoch) {
   if (epoch <= 2) return;
   const Step step{"low_latency_combine", Activity::low_latency_combine, epoch, "send",
-                  "word that it has fetched its rows"};
+                  "its acknowledgement of fetched rows"};
   for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
     wait_or_mask(group, group.layout.combine_read, rank, epoch - 2, step);
 }

@@ -112,7 +112,7 @@ Combined combine_receive(HostGroup& group, const TensorView& y, const HandleStat
   raise_local(group, group.layout.finished, epoch);
   wait_local(group, group.layout.finished, epoch,
              {"combine", shoal::detail::Activity::combine, epoch, "finish",
-              "word that it has fetched its rows"});
+              "its acknowledgement of fetched rows"});
   return combined;
 }
 

@@ -74,7 +74,7 @@ NoticeBoard combine_send(HostGroup& group, const TensorView& y, const HandleStat
   notice.dtype = static_cast<std::uint32_t>(y.dtype);
   notice.has_weights = options.weights.defined();
   const Step step{"combine", shoal::detail::Activity::combine, epoch, "notify",
-                  "its expert output"};
+                  "its expert outputs"};
   return exchange_notices(group, step, notice, nullptr, nullptr);
 }
 
