@@ -78,7 +78,7 @@ device::Team describe_team(const DeviceSide& side, const TeamState& team) {
   result.arrived = side.team_words(team.index);
   result.epoch = result.arrived + n_pes;
   result.generation = team.generation;
-  for (const Pe pe : team.pes) result.pe_mask[pe / 64] |= std::uint64_t{1} << (pe % 64);
+  for (const Pe pe : team.pes) result.members[pe / 64] |= std::uint64_t{1} << (pe % 64);
   return result;
 }
 

@@ -72,7 +72,7 @@ struct Team {
   std::uint64_t* arrived;    ///< in this PE's heap, by world PE: epoch of the last barrier entered
   std::uint64_t* epoch;      ///< in this PE's heap: epoch of the last barrier that this PE entered
   std::uint64_t generation;  ///< distinguishes teams that used the same index one after another
-  std::uint64_t pe_mask[kMaxPes / 64];  ///< bit p: world PE p belongs to the team
+  std::uint64_t members[kMaxPes / 64];  ///< bit p: world PE p belongs to the team
 };
 
 /// The result of wait_until_any and test_any when no variable compares as asked.

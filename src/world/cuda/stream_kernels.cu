@@ -232,7 +232,7 @@ const char* test(cuda::Stream stream, const Condition& condition, int* result) {
 }
 
 const char* barrier(cuda::Stream stream, const device::World& world, const device::Team& team) {
-  // A thread per PE, so that signals are sent and awaited side by side.
+  // A thread per member, so that signals go out and are waited for side by side.
   const unsigned threads =
       std::clamp((static_cast<unsigned>(world.n_pes) + 31) / 32 * 32, 32U, kThreads);
   barrier_kernel<<<1, threads, 0, stream>>>(world, team);

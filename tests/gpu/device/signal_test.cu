@@ -310,13 +310,13 @@ __global__ void cross(const __grid_constant__ device::World world,
   for (std::uint64_t round = 1; round <= rounds; ++round) {
     for (Pe pe = static_cast<Pe>(scope.rank()); pe < world.n_pes;
          pe += static_cast<Pe>(scope.size()))
-      if (device::detail::contains(team, pe))
+      if (device::detail::is_member(team, pe))
         put_value(world, table + world.my_pe, round * 100 + world.my_pe, pe);
     if (!barrier(scope, world, team)) return;
     std::uint64_t bad = 0;
     for (Pe pe = static_cast<Pe>(scope.rank()); pe < world.n_pes;
          pe += static_cast<Pe>(scope.size()))
-      if (device::detail::contains(team, pe))
+      if (device::detail::is_member(team, pe))
         bad += table[pe] != round * 100 + static_cast<std::uint64_t>(pe);
     if (bad != 0) atomicAdd(reinterpret_cast<unsigned long long*>(wrong), bad);
     if (!barrier(scope, world, team)) return;

@@ -241,21 +241,21 @@ TEST(StreamOperations, NeedAHeapInGpuMemory) {
   expect_error(Code::closed, "closed", [] { cuda::device_world(World()); });
 }
 
-TEST(StreamOperations, DescribeTeamsByTheirPes) {
+TEST(StreamOperations, DescribeTeamsByTheirMembers) {
   run_threads(3, world_settings(), [](World& world) {
     const auto side = std::make_shared<HostDeviceSide>(world, 1);
     world.state().set_device_side(side);
     Team outer = world.team().split_strided(0, 2, 2);
     if (outer.valid()) {
       StreamOperations(world, kStream).barrier(outer);
-      EXPECT_EQ(side->joined.pe_mask[0], 0b101u);
-      EXPECT_EQ(side->joined.pe_mask[1], 0u);
+      EXPECT_EQ(side->joined.members[0], 0b101u);
+      EXPECT_EQ(side->joined.members[1], 0u);
       EXPECT_EQ(side->joined.epoch - side->joined.arrived, 3);
       EXPECT_EQ(side->joined.arrived, side->team_words(outer.index()));
       EXPECT_EQ(side->joined.generation, outer.state().generation);
       outer.destroy();
     }
-    EXPECT_EQ(cuda::device_team(world.team()).pe_mask[0], 0b111u);
+    EXPECT_EQ(cuda::device_team(world.team()).members[0], 0b111u);
     EXPECT_NE(cuda::device_team(world.team()).arrived, side->joined.arrived);
     barrier(world.team());
   });

@@ -285,14 +285,14 @@ __device__ bool barrier(S scope, const World& world, const Team& team) {
   const auto step = static_cast<Pe>(scope.size());
   bool ok = true;
   for (Pe pe = first; pe < world.n_pes; pe += step) {
-    if (!detail::contains(team, pe) || pe == world.my_pe) continue;
+    if (!detail::is_member(team, pe) || pe == world.my_pe) continue;
     std::uint64_t* const theirs =
         detail::resolve(world, team.arrived + world.my_pe, sizeof(std::uint64_t), pe);
     if (theirs != nullptr) ptx::st_release_sys(theirs, epoch);
     ok = ok && theirs != nullptr;
   }
   for (Pe pe = first; pe < world.n_pes && ok; pe += step)
-    if (detail::contains(team, pe) && pe != world.my_pe)
+    if (detail::is_member(team, pe) && pe != world.my_pe)
       ok = detail::wait_for<std::uint64_t>(world, FailureKind::barrier, team.arrived + pe,
                                            Compare::greater_equal, epoch, pe);
   return scope.all(ok);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// team.cuh: the PEs and barrier epochs of a team.
+// team.cuh: membership and barrier epochs of a team.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 namespace shoal::device::detail {
 
 /// Whether world PE `pe` belongs to the team.
-__device__ inline bool contains(const Team& team, Pe pe) {
-  return (team.pe_mask[pe / 64] >> (pe % 64) & 1) != 0;
+__device__ inline bool is_member(const Team& team, Pe pe) {
+  return (team.members[pe / 64] >> (pe % 64) & 1) != 0;
 }
 
 /// The epoch of the barrier after `last`. `last` may stem from an earlier team with this index.
