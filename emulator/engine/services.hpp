@@ -101,8 +101,8 @@ bool gather(const Services& services, std::uint32_t domain, const std::vector<Da
 bool covered(const Services& services, std::uint32_t domain, const std::vector<DataSegment>& data,
              std::uint32_t access);
 
-/// Copies to memory that a client may poll: words of 4 and 8 bytes are stored as a whole, and the
-/// copy happens before later stores of this thread.
+/// Copies to memory that a client may poll: aligned words of 4 and 8 bytes are stored as a whole,
+/// after everything that this thread has copied before.
 void place(std::byte* to, std::span<const std::byte> bytes);
 
 }  // namespace shoal::emulator
