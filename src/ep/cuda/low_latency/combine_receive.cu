@@ -3,7 +3,8 @@
 // token in float32 and rounds once.
 //
 // Order of the sum, the same on every backend, so that results agree bit by bit; sums start at +0:
-//   sums           the ranks' rows in the order of their last top-k slots
+//   sums           the ranks' rows in the order of their last top-k slots; a rank whose notice says
+//                  that it sends expert outputs instead: as with per_rank
 //   rows, log_fmt  weight * row, top-k slots ascending; with per_rank reduction grouped by rank,
 //   each
 //                  group rounded to bfloat16, as if the rank had computed it
@@ -13,10 +14,11 @@
 // only. The first block has no token where other blocks can take them: it checks that all ranks
 // combine in the same form.
 //
-// Waits: the words of the rows themselves (self_signalling.cuh); for LogFMT-10, and in groups that
-// mask ranks, their flags. Publishes: the grant of the half, at the end, where the receive does not
-// directly follow its send; otherwise the next send grants it. Memory order: words of rows are
-// their own signals; flags are acquired at system scope before the row is loaded.
+// Waits: with sums whose weights did not travel with the dispatch, the notices of the ranks, which
+// come before their rows; the words of the rows themselves (self_signalling.cuh); for LogFMT-10,
+// and in groups that mask ranks, their flags. Publishes: the grant of the half, at the end, where
+// the receive does not directly follow its send; otherwise the next send grants it. Memory order:
+// words of rows are their own signals; flags are acquired at system scope before the row is loaded.
 //
 // Measured: with combine_send.cu, see dispatch_send.cu.
 #include "ep/cuda/device/vectors.cuh"
@@ -38,45 +40,74 @@ constexpr std::uint32_t kWindow = 4096;
 constexpr std::uint32_t kWindowGroups = kWindow / numeric::kGroupChannels,
                         kWindowBlocks = kWindow / 512;
 
+/// What a block knows about the ranks.
+struct RankStates {
+  bool masked[kMaxDeviceRanks];
+  /// CombineNoticeWord::kUnsummed, in groups without masks; there every rank is waited for anyway.
+  bool unsummed[kMaxDeviceRanks];
+};
+
 /// The combine rows of a token as its warps hold them: lane k has that of top-k slot k. Sums are in
 /// the last slot of each rank.
 struct TokenRows {
   TopkSlot slot;
-  std::uint32_t arrived;  ///< top-k slots whose row has arrived or will
+  std::uint32_t arrived;   ///< top-k slots whose row has arrived or will
+  std::uint32_t unsummed;  ///< with form sums: those whose row is an expert output
   float weight;
   std::uint32_t row;  ///< where the row starts, in chunks of 16 bytes from the first combine row
 };
 
 class CombineReceiver {
  public:
-  __device__ CombineReceiver(const LowLatencyCombineReceive& call, const bool* masked)
+  __device__ CombineReceiver(const LowLatencyCombineReceive& call, const RankStates& ranks)
       : call_(call),
         group_(call.group),
-        masked_(masked),
+        ranks_(ranks),
         epoch_(call.group.memory->combines_received + 1),
         expected_(CombineNoticeWord{call.form, call.exact != 0, call.weights_travelled != 0,
                                     call.handle.header->epoch}
                       .word(epoch_)) {}
 
+  /// Fills `ranks`. A barrier of the block has to follow.
+  __device__ void look_at_ranks(RankStates& ranks) const {
+    for (auto rank = static_cast<std::int32_t>(threadIdx.x); rank < group_.ranks;
+         rank += static_cast<std::int32_t>(blockDim.x)) {
+      ranks.masked[rank] = is_masked(group_, rank);
+      ranks.unsummed[rank] = self_signalling(group_) && may_be_unsummed() && wait_for_notice(rank);
+    }
+  }
+
+  /// The expert of this lane's top-k slot, or -1.
+  __device__ std::int32_t load_expert(std::int32_t token) const {
+    const auto me = static_cast<std::int32_t>(lane_id());
+    if (token >= call_.tokens || me >= group_.top_k) return -1;
+    return known_expert(group_,
+                        call_.handle.topk[static_cast<std::size_t>(token) * group_.top_k + me]);
+  }
+
   /// Waits for the combine rows of a token, as far as they have flags.
-  __device__ TokenRows wait(std::int32_t token) const {
+  __device__ TokenRows wait(std::int32_t token, std::int32_t expert) const {
     const std::uint32_t me = lane_id();
     const bool in_row = me < static_cast<std::uint32_t>(group_.top_k);
     const std::size_t at = static_cast<std::size_t>(token) * group_.top_k + me;
     TokenRows token_rows;
-    token_rows.slot = make_topk_slot(in_row ? known_expert(group_, call_.handle.topk[at]) : -1,
-                                     group_.local_experts);
+    token_rows.slot = make_topk_slot(expert, group_.local_experts);
     const bool sums = call_.form == CombineRowForm::sums;
-    token_rows.weight = !sums && in_row ? call_.pending.weights[at] : 0;
+    const bool awaited = token_rows.slot.rank >= 0 && !ranks_.masked[token_rows.slot.rank];
+    bool unsummed = false;
+    if (awaited && may_be_unsummed())
+      unsummed = self_signalling(group_) ? ranks_.unsummed[token_rows.slot.rank]
+                                         : wait_for_notice(token_rows.slot.rank);
+    token_rows.unsummed = __ballot_sync(kWarp, unsummed);
+    token_rows.weight = 1;  // of sums
+    if (in_row && (!sums || unsummed)) token_rows.weight = call_.weights[at];
     token_rows.row = 0;
     bool arrived = false;
-    if ((sums ? token_rows.slot.last : token_rows.slot.rank >= 0) &&
-        !masked_[token_rows.slot.rank]) {
+    if (awaited && (!sums || unsummed || token_rows.slot.last)) {
       const TopkSlot& topk_slot = token_rows.slot;
       const std::int32_t place =
-          sums ? combine_row_place(group_, topk_slot.rank, topk_slot.place, 0)
-               : combine_row_place(group_, topk_slot.rank, static_cast<std::int32_t>(me),
-                                   topk_slot.index_of_rank);
+          combine_row_place(group_, topk_slot.rank, static_cast<std::int32_t>(me),
+                            sums && !unsummed ? 0 : topk_slot.index_of_rank);
       const std::size_t index = combine_row_index(group_, call_.sizes, epoch_, token, place);
       token_rows.row =
           static_cast<std::uint32_t>(index * (group_.layout.combine_row_bytes / sizeof(uint4)));
@@ -139,7 +170,7 @@ class CombineReceiver {
           group_, rank, Phase::low_latency_combine_receive, kCombineOperation, epoch_,
           [&] { return ahead_of(said = ptx::ld_relaxed_sys_global(notice), epoch_) >= 0; }, notice,
           nullptr);
-      if (!came || said == expected_) continue;
+      if (!came || CombineNoticeWord::agree(said, expected_)) continue;
       group_.memory->dirty_combine[epoch_ & 1] = epoch_;
       report_fault(group_, Fault::mismatch, Phase::low_latency_combine_receive, kCombineOperation,
                    rank, epoch_, said, 0, 0, 0, false);
@@ -159,6 +190,21 @@ class CombineReceiver {
 
  private:
   __device__ bool ordered() const { return call_.grants != 0 || call_.wait_ns != nullptr; }
+  __device__ bool may_be_unsummed() const {
+    return call_.form == CombineRowForm::sums && call_.weights_travelled == 0;
+  }
+
+  /// Waits for the notice of a rank: whether it sends expert outputs instead of sums.
+  __device__ __noinline__ bool wait_for_notice(std::int32_t rank) const {
+    const std::uint64_t* const notice = combine_notice(group_, group_.me, epoch_, rank);
+    std::uint64_t said = 0, waited = 0;
+    wait_or_mask(
+        group_, rank, Phase::low_latency_combine_receive, kCombineOperation, epoch_,
+        [&] { return ahead_of(said = ptx::ld_relaxed_sys_global(notice), epoch_) >= 0; }, notice,
+        call_.wait_ns != nullptr ? &waited : nullptr);
+    note_wait(call_.longest_wait, rank, waited);
+    return is_epoch(said, epoch_) && (said & CombineNoticeWord::kUnsummed) != 0;
+  }
 
   /// For the statistics: how long the last word of a row takes. One warp measures.
   __device__ bool measures() const { return call_.wait_ns != nullptr && threadIdx.x < 32; }
@@ -182,9 +228,10 @@ class CombineReceiver {
         group_, rank, Phase::low_latency_combine_receive, kCombineOperation, epoch_,
         [&] {
           said = ptx::ld_relaxed_sys_global(notice);
-          here = ptx::ld_acquire_sys_global(flag) == expected_;
+          here = CombineNoticeWord::agree(ptx::ld_acquire_sys_global(flag), expected_);
           // A rank that combines in another form, or has masked this one, will not send the row.
-          return here || (ahead_of(said, epoch_) >= 0 && said != expected_);
+          return here ||
+                 (ahead_of(said, epoch_) >= 0 && !CombineNoticeWord::agree(said, expected_));
         },
         flag, call_.wait_ns != nullptr ? &waited : nullptr);
     note_wait(call_.longest_wait, rank, waited);
@@ -200,7 +247,7 @@ class CombineReceiver {
 
   const LowLatencyCombineReceive& call_;
   const DeviceGroup& group_;
-  const bool* const masked_;
+  const RankStates& ranks_;
   const std::uint64_t epoch_, expected_;
   std::uint32_t passed_ = 0;  ///< pass_epoch
 };
@@ -247,24 +294,54 @@ __device__ void for_token_rows(const TokenRows& token_rows, bool levels, F&& f, 
   }
 }
 
+/// The rows of a token in the order of the sum with levels: lane i has the top-k slot of row i.
+/// kEndsRank is set for the last row of each rank.
+constexpr std::uint32_t kEndsRank = 1u << 31;
+__device__ std::uint32_t order_by_rank(const TokenRows& token_rows) {
+  std::uint32_t mine = 0, next = 0;
+  for (std::uint32_t ranks = token_rows.slot.lasts; ranks != 0; ranks &= ranks - 1) {
+    const std::int32_t rank = __shfl_sync(kWarp, token_rows.slot.rank, __ffs(ranks) - 1);
+    std::uint32_t left = __ballot_sync(kWarp, token_rows.slot.rank == rank) & token_rows.arrived;
+    for (; left != 0; left &= left - 1, ++next)
+      if (lane_id() == next)
+        mine = static_cast<std::uint32_t>(__ffs(left) - 1) |
+               ((left & (left - 1)) == 0 ? kEndsRank : 0);
+  }
+  return mine;
+}
+
+/// How bfloat16 rows are added: each as it is; weighted; or weighted and grouped by rank.
+enum class RowAddition : std::uint8_t { plain, weighted, by_rank };
+
 /// Adds up bfloat16 rows, kAhead of them in flight.
-template <CombineRowForm kForm>
+template <RowAddition kAddition>
 __device__ void add_rows(const CombineReceiver& collector, const LowLatencyCombineReceive& call,
                          const TokenRows& token_rows, uint4* out) {
-  constexpr int kAhead = 8, kRankBits = 8;
+  constexpr bool kByRank = kAddition == RowAddition::by_rank;
+  constexpr int kAhead = kByRank ? 4 : 8, kRankBits = 8;
   static_assert(kMaxDeviceRanks <= 1 << kRankBits && kAhead * kRankBits <= 64);
   const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
+  // Rows are the bits of `all`: top-k slots, or positions in the order by rank.
+  std::uint32_t order = 0, all = token_rows.arrived;
+  if constexpr (kByRank) {
+    order = order_by_rank(token_rows);
+    all = all == 0 ? 0 : kWarp >> (32 - __popc(all));
+  }
+  const auto slot_of = [&](std::uint32_t rows) {
+    const int row = __ffs(rows) - 1;
+    return kByRank ? __shfl_sync(kWarp, order, row) : static_cast<std::uint32_t>(row);
+  };
   for (std::uint32_t first = threadIdx.x / 32 * 32; first < chunks; first += blockDim.x) {
     const std::uint32_t chunk = first + lane_id();
     RowSum sum;
     bool came = true;
-    for (std::uint32_t left = token_rows.arrived; left != 0;) {
+    for (std::uint32_t left = all; left != 0;) {
       std::uint32_t rows[kAhead], wanted = 0, ahead = left;
       std::uint64_t ranks = 0;  // packed, because the wait of one lane cannot shuffle
 #pragma unroll
       for (int i = 0; i < kAhead; ++i, ahead &= ahead - 1) {
         if (ahead == 0) continue;
-        const int lane = __ffs(ahead) - 1;
+        const auto lane = static_cast<int>(slot_of(ahead) & ~kEndsRank);
         rows[i] = __shfl_sync(kWarp, token_rows.row, lane);
         ranks |= static_cast<std::uint64_t>(__shfl_sync(kWarp, token_rows.slot.rank, lane))
                  << (i * kRankBits);
@@ -284,10 +361,14 @@ __device__ void add_rows(const CombineReceiver& collector, const LowLatencyCombi
         if (left == 0) continue;
         float values[8];
         Bfloat16Vector::widen(data[i], values);
-        if constexpr (kForm == CombineRowForm::sums)
+        if constexpr (kAddition == RowAddition::plain) {
           sum.add(values);
-        else
-          sum.add_weighted(values, __shfl_sync(kWarp, token_rows.weight, __ffs(left) - 1), false);
+        } else {
+          const std::uint32_t slot = slot_of(left);
+          sum.add_weighted(
+              values, __shfl_sync(kWarp, token_rows.weight, static_cast<int>(slot & 31u)), kByRank);
+          if (kByRank && (slot & kEndsRank) != 0) sum.end_level();
+        }
       }
     }
     if (chunk < chunks && came) out[chunk] = Bfloat16Vector::narrow(sum.total);
@@ -409,19 +490,19 @@ template <CombineRowForm kForm>
 __global__ void __launch_bounds__(kForm == CombineRowForm::log_fmt ? kDecodeThreads : kThreads, 1)
     combine_receive_kernel(const __grid_constant__ LowLatencyCombineReceive call) {
   begin_kernel(call.chained != 0);
-  __shared__ bool masked[kMaxDeviceRanks];
+  __shared__ RankStates ranks;
   const DeviceGroup& group = call.group;
-  for (auto rank = static_cast<std::int32_t>(threadIdx.x); rank < group.ranks;
-       rank += static_cast<std::int32_t>(blockDim.x))
-    masked[rank] = is_masked(group, rank);
-  CombineReceiver collector(call, masked);
+  CombineReceiver collector(call, ranks);
+  const auto blocks = static_cast<std::int32_t>(gridDim.x);
+  auto token = (static_cast<std::int32_t>(blockIdx.x) + blocks - 1) % blocks;
+  std::int32_t expert = collector.load_expert(token);  // before the wait
+  collector.look_at_ranks(ranks);
   __syncthreads();
   collector.pass();
   if (blockIdx.x == 0) collector.check_agreement();
-  const auto blocks = static_cast<std::int32_t>(gridDim.x);
-  for (auto token = (static_cast<std::int32_t>(blockIdx.x) + blocks - 1) % blocks;
-       token < call.tokens; token += blocks) {
-    TokenRows token_rows = collector.wait(token);
+  for (; token < call.tokens; token += blocks) {
+    TokenRows token_rows = collector.wait(token, expert);
+    expert = collector.load_expert(token + blocks);
     // With statistics, one warp must have measured before other warps take the words.
     if (kForm == CombineRowForm::log_fmt || group.mask_failed != 0 || call.wait_ns != nullptr)
       agree(token_rows);
@@ -429,8 +510,12 @@ __global__ void __launch_bounds__(kForm == CombineRowForm::log_fmt ? kDecodeThre
       __shared__ LogfmtWindow window;
       add_log_fmt(collector, call, token_rows, window, collector.out_row(token));
       collector.clear_rows(token_rows);
+    } else if constexpr (kForm == CombineRowForm::rows) {
+      add_rows<RowAddition::weighted>(collector, call, token_rows, collector.out_row(token));
+    } else if (token_rows.unsummed == 0) {
+      add_rows<RowAddition::plain>(collector, call, token_rows, collector.out_row(token));
     } else {
-      add_rows<kForm>(collector, call, token_rows, collector.out_row(token));
+      add_rows<RowAddition::by_rank>(collector, call, token_rows, collector.out_row(token));
     }
   }
   collector.end();

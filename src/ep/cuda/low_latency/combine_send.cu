@@ -4,17 +4,23 @@
 //
 // Moves from y, where the experts left it (2 B a channel and expert output), to combine rows at the
 // source of the token, by form:
-//   sums     one row per (token, rank), at the rank's place: the weighted sum over this rank's
-//   experts
-//            of the token, in float32, top-k slots ascending, rounded once to bfloat16
+//   sums     one row per (token, rank), at the last top-k slot of the rank: the weighted sum over
+//            this rank's experts of the token, in float32, top-k slots ascending, rounded once to
+//            bfloat16
 //   rows     one row per expert output, at its top-k slot, as it is
 //   log_fmt  likewise, in LogFMT-10
-// A block takes a (source, token) at a time, in the order in which the dispatch left them.
+// Sums need the weights of the token. Where they did not travel with the dispatch and the receive
+// is deferred, rows are sent in place of sums (CombineNoticeWord::kUnsummed): top_k rows per token
+// instead of one per rank of it.
+// A block takes a (source, token) at a time, in the order in which the dispatch left them, or some
+// of its rows where there are more blocks than pairs.
 //
-// Waits: `combine_read` of all ranks for the use before last of this half; with sums whose weights
-// did not travel with the dispatch, the stamped weights of each token. This rank sends its own
-// weights before it waits, so ranks do not wait for each other in a circle. Publishes: grants, a
-// notice to every rank, the rows (self_signalling.cuh); with flags, behind each row its flag.
+// Waits: `combine_read` of all ranks for the use before last of this half. Where dispatches and
+// combines take turns, it has come before: this rank has received an operation that the others sent
+// later. With sums whose weights did not travel, where the receive is not deferred, also the
+// stamped weights of each token; this rank sends its own before it waits, so ranks do not wait for
+// each other in a circle. Publishes: grants, a notice to every rank, the rows
+// (self_signalling.cuh); with flags, behind each row its flag.
 // Memory order: rows, weights and notices are words that are their own signals. A flag is a release
 // at system scope behind a barrier of the threads that stored the row.
 //
@@ -47,6 +53,7 @@ struct CombineItem {
   std::uint64_t stamped;  ///< the stamped weight at the time of the load, where weights come with
                           ///< the combine
   std::uint32_t topk_slots;  ///< those with an expert output
+  std::uint32_t own_slots;   ///< those that this item sends
 };
 
 class CombineSender {
@@ -65,7 +72,7 @@ class CombineSender {
   __device__ bool enter() {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
     if (blockIdx.x == 0 && threadIdx.x >= blockDim.x - 32) begin();
-    if (receives_weights()) give_weights();
+    if (gives_weights()) give_weights();
     bool usable = true;
     if (me < group_.ranks) {
       if (epoch_ > 2)
@@ -78,7 +85,7 @@ class CombineSender {
       masked_[me] = is_masked(group_, me);
       usable = !aborted(group_);
     }
-    if (call_.form != CombineRowForm::sums) keep_weights();
+    if (call_.keeps_weights != 0) keep_weights();
     usable = __syncthreads_and(usable) != 0;
     passed_ = pass_epoch(group_, KernelKind::low_latency_combine_send, call_.flags != 0);
     return usable;
@@ -88,14 +95,19 @@ class CombineSender {
   __device__ CombineItem load(std::int32_t number) const {
     CombineItem item;
     item.pair = {};
+    const std::uint32_t me = lane_id(), pair = static_cast<std::uint32_t>(number) >> call_.split;
     // Loads beyond the end of the list, so that the load does not depend on its length.
-    if (static_cast<std::uint32_t>(number) < slots_) item.pair = call_.handle.pairs[number];
-    if (number >= pairs_) item.pair = {};
-    const std::uint32_t me = lane_id();
+    if (pair < slots_) item.pair = call_.handle.pairs[pair];
+    if (number >= items()) item.pair = {};
     item.row = nullptr;
     item.weight = 0;
     item.stamped = 0;
-    if (item.pair.topk_slots >> me & 1) {
+    const std::uint32_t before = __popc(item.pair.topk_slots & ((1u << me) - 1));
+    const bool is_mine =
+        (item.pair.topk_slots >> me & 1) != 0 &&
+        ((static_cast<std::uint32_t>(number) ^ before) & (1u << call_.split) - 1) == 0;
+    item.own_slots = __ballot_sync(kWarp, is_mine);
+    if (is_mine) {
       if (receives_weights()) item.stamped = ptx::ld_relaxed_sys_global(weight_at(item.pair));
       const auto row = static_cast<std::uint32_t>(call_.handle.rows[handle_index(item.pair)]);
       // The row of a source that failed between the blocks of a receive may have no number.
@@ -112,15 +124,16 @@ class CombineSender {
                                                : wait_weight(item);
   }
 
-  __device__ std::int32_t pairs() const { return pairs_; }
+  __device__ std::int32_t items() const { return pairs_ << call_.split; }
 
   __device__ bool wanted(const CombineItem& item) const {
-    return item.pair.topk_slots != 0 && !masked_[item.pair.source];
+    return item.own_slots != 0 && !masked_[item.pair.source];
   }
 
-  /// combine_row_place of a sum, and of the expert output of a top-k slot.
+  /// combine_row_place of a sum, and of the expert output of a top-k slot. A sum takes the place of
+  /// its last top-k slot, where no other rank sends anything in any form.
   __device__ std::int32_t sum_place(const CombineItem& item) const {
-    return combine_row_place(group_, group_.me, item.pair.place, 0);
+    return combine_row_place(group_, group_.me, 31 - __clz(item.pair.topk_slots), 0);
   }
   __device__ std::int32_t row_place(const CombineItem& item, std::int32_t topk_slot) const {
     return combine_row_place(group_, group_.me, topk_slot,
@@ -184,10 +197,10 @@ class CombineSender {
   /// Raises the flags of an item, behind a barrier of the threads that stored its rows.
   __device__ void send_flags(const CombineItem& item) const {
     const std::uint32_t me = lane_id();
-    const bool sums = call_.form == CombineRowForm::sums;
+    const bool sums = sends_sums();
     const std::uint32_t warp = threadIdx.x / 32,
                         flags_warp = call_.form == CombineRowForm::log_fmt ? 0 : kThreads / 32;
-    if (warp != flags_warp || (sums ? me != 0 : (item.pair.topk_slots >> me & 1) == 0)) return;
+    if (warp != flags_warp || (sums ? me != 0 : (item.own_slots >> me & 1) == 0)) return;
     const std::int32_t place =
         sums ? sum_place(item) : row_place(item, static_cast<std::int32_t>(me));
     ptx::st_release_sys_global(
@@ -217,13 +230,18 @@ class CombineSender {
   __device__ std::uint64_t flag() const {
     return CombineNoticeWord{call_.form, call_.exact != 0, call_.weights_travelled != 0,
                              dispatch_epoch_}
-        .word(epoch_);
+               .word(epoch_) |
+           (call_.unsummed != 0 ? CombineNoticeWord::kUnsummed : 0);
   }
 
-  /// Whether weights come with this combine.
-  __device__ bool receives_weights() const {
+  __device__ bool sends_sums() const {
+    return call_.form == CombineRowForm::sums && call_.unsummed == 0;
+  }
+  /// Whether weights come with this combine. Ranks that send no sums give theirs to those that do.
+  __device__ bool gives_weights() const {
     return call_.form == CombineRowForm::sums && call_.weights_travelled == 0;
   }
+  __device__ bool receives_weights() const { return gives_weights() && call_.unsummed == 0; }
 
   /// Tells all ranks that this combine has begun. A warp of the first block calls.
   __device__ void begin() const {
@@ -276,7 +294,8 @@ class CombineSender {
         [&] {
           const std::uint64_t said = ptx::ld_relaxed_sys_global(notice);
           word = ptx::ld_relaxed_sys_global(at);
-          return ahead_of(word, epoch_) >= 0 || (ahead_of(said, epoch_) >= 0 && said != flag());
+          return ahead_of(word, epoch_) >= 0 ||
+                 (ahead_of(said, epoch_) >= 0 && !CombineNoticeWord::agree(said, flag()));
         },
         at, call_.longest_wait != nullptr ? &waited : nullptr);
     note_wait(call_.longest_wait, pair.source, waited);
@@ -466,7 +485,7 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
       sender.load(i);  // before the waits; later items, before the row of the last one
   if (sender.enter()) {
     RowsDone done;
-    for (; i < sender.pairs(); i += step) {
+    for (; i < sender.items(); i += step) {
       const CombineItem next = sender.load(i + step);
       if constexpr (kForm == CombineRowForm::log_fmt) {
         if (sender.wanted(item)) {
@@ -500,6 +519,19 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
 }
 
 }  // namespace low_latency
+
+/// Divides the rows of a pair among blocks that would have none: log2 of the number of parts.
+/// Assumes that other ranks have as many tokens as this one.
+std::uint32_t split_of_pairs(const LowLatencyCombineSend& call, std::int32_t blocks) {
+  const std::int64_t pairs = std::int64_t{call.group.ranks} * std::max(call.tokens, 1),
+                     most_pairs = std::int64_t{call.group.ranks} * call.sizes.max_tokens;
+  std::uint32_t split = 0;
+  while (1 << split < call.group.top_k && pairs << split < blocks &&
+         most_pairs << (split + 1) < kMaxLowLatencyRows)
+    ++split;
+  return split;
+}
+
 }  // namespace
 
 std::uint32_t log_fmt_shared_bytes(const DeviceGroup& group, std::int32_t hidden) {
@@ -509,21 +541,23 @@ std::uint32_t log_fmt_shared_bytes(const DeviceGroup& group, std::int32_t hidden
                                     blocks * sizeof(std::uint32_t));
 }
 
-void launch_low_latency_combine_send(const LowLatencyCombineSend& call,
-                                     const LowLatencyLimits& limits, cudaStream_t stream) {
+void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLatencyLimits& limits,
+                                     cudaStream_t stream) {
+  const CombineRowForm form = call.unsummed != 0 ? CombineRowForm::rows : call.form;
   const std::int32_t most = limits.most_blocks > 0
                                 ? limits.most_blocks
-                                : blocks_per_multiprocessor(call.form) * limits.multiprocessors;
-  // The largest possible number of pairs; only the device knows the actual one.
-  const auto blocks = static_cast<std::uint32_t>(
-      std::min<std::int64_t>(most, std::int64_t{call.group.ranks} * call.sizes.max_tokens));
-  switch (call.form) {
+                                : blocks_per_multiprocessor(form) * limits.multiprocessors;
+  call.split = form == CombineRowForm::sums ? 0 : split_of_pairs(call, most);
+  // The largest possible number of items; only the device knows the actual one.
+  const auto blocks = static_cast<std::uint32_t>(std::min<std::int64_t>(
+      most, std::int64_t{call.group.ranks} * call.sizes.max_tokens << call.split));
+  switch (form) {
     case CombineRowForm::sums:
       return launch(low_latency::combine_send_kernel<CombineRowForm::sums>, blocks,
-                    threads_of(call.form), 0, call, limits, stream);
+                    threads_of(form), 0, call, limits, stream);
     case CombineRowForm::rows:
       return launch(low_latency::combine_send_kernel<CombineRowForm::rows>, blocks,
-                    threads_of(call.form), 0, call, limits, stream);
+                    threads_of(form), 0, call, limits, stream);
     case CombineRowForm::log_fmt:
       return launch(low_latency::combine_send_kernel<CombineRowForm::log_fmt>, blocks, kThreads,
                     log_fmt_shared_bytes(call.group, call.sizes.hidden), call, limits, stream);

@@ -44,7 +44,7 @@ class LowLatency {
 
  private:
   LowLatencyReceived queue_receive(detail::PendingDispatchState& pending, bool behind_send);
-  Tensor queue_receive(detail::PendingCombineState& base, bool behind_send);
+  Tensor queue_receive(detail::PendingCombineState& base, const float* weights, bool behind_send);
 
   struct Parts;
   CudaGroup& group_;
