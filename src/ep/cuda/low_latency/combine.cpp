@@ -24,15 +24,6 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
       options.out.defined() || !group_.capturing(on), Code::invalid_argument,
       "low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the result's memory must outlive "
       "the graph");
-  if (form == CombineRowForm::log_fmt) {
-    const std::size_t needed =
-        log_fmt_shared_bytes(group_.device, static_cast<std::int32_t>(state.shape.hidden));
-    require(
-        needed + kLogfmtStaticBytes <= parts_->limits.shared_bytes, Code::unsupported,
-        "low_latency_combine: log_fmt puts rows together in {} bytes of shared memory, of which this GPU has {}; "
-        "GroupOptions.hidden is {}",
-        needed, parts_->limits.shared_bytes - kLogfmtStaticBytes, state.shape.hidden);
-  }
 
   auto pending = std::make_shared<CudaPendingCombine>();
   pending->group = state.shared_from_this();

@@ -6,13 +6,12 @@
 //   sums           the ranks' rows in the order of their last top-k slots; a rank whose notice says
 //                  that it sends expert outputs instead: as with per_rank
 //   rows, log_fmt  weight * row, top-k slots ascending; with per_rank reduction grouped by rank,
-//   each
-//                  group rounded to bfloat16, as if the rank had computed it
+//                  each group rounded to bfloat16, as if the rank had computed it
 //
-// Moves within this GPU's memory: reads 2 B a channel and combine row, writes one row per token. A
-// block takes a token, a thread a chunk of the row, which waits for that chunk of the combine rows
-// only. The first block has no token where other blocks can take them: it checks that all ranks
-// combine in the same form.
+// Moves within this GPU's memory: reads 2 B a channel and combine row (LogFMT-10: 1.25 B), writes
+// one row per token. A block takes a token, a thread a chunk of the row, which waits for that chunk
+// of the combine rows only; of LogFMT-10 rows, a warp takes 512 channels. The first block has no
+// token where other blocks can take them: it checks that all ranks combine in the same form.
 //
 // Waits: with sums whose weights did not travel with the dispatch, the notices of the ranks, which
 // come before their rows; the words of the rows themselves (self_signalling.cuh); for LogFMT-10,
@@ -24,37 +23,19 @@
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/grants.cuh"
 #include "ep/cuda/low_latency/launch.cuh"
-#include "ep/cuda/low_latency/logfmt.cuh"
-#include "ep/cuda/low_latency/topk_slots.cuh"
+#include "ep/cuda/low_latency/logfmt_decode.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
 
-/// Threads of a block that adds up rows: such a block fits on an SM beside a block of the send that
-/// it is chained to.
+/// Threads of a block: two chunks each of a row of 7168 channels, or a warp for each piece.
 constexpr std::uint32_t kThreads = 448;
-/// Threads of a block that decodes LogFMT-10.
-constexpr std::uint32_t kDecodeThreads = 256;
-/// Channels that it decodes at a time: a multiple of LogFMT blocks, which have 512 or 1024.
-constexpr std::uint32_t kWindow = 4096;
-constexpr std::uint32_t kWindowGroups = kWindow / numeric::kGroupChannels,
-                        kWindowBlocks = kWindow / 512;
-
+static_assert(kThreads == kLogfmtWarps * 32);
 /// What a block knows about the ranks.
 struct RankStates {
   bool masked[kMaxDeviceRanks];
   /// CombineNoticeWord::kUnsummed, in groups without masks; there every rank is waited for anyway.
   bool unsummed[kMaxDeviceRanks];
-};
-
-/// The combine rows of a token as its warps hold them: lane k has that of top-k slot k. Sums are in
-/// the last slot of each rank.
-struct TokenRows {
-  TopkSlot slot;
-  std::uint32_t arrived;   ///< top-k slots whose row has arrived or will
-  std::uint32_t unsummed;  ///< with form sums: those whose row is an expert output
-  float weight;
-  std::uint32_t row;  ///< where the row starts, in chunks of 16 bytes from the first combine row
 };
 
 class CombineReceiver {
@@ -132,11 +113,6 @@ class CombineReceiver {
     return reinterpret_cast<uint4*>(group_.block[group_.me] + group_.layout.combine_rows) + row +
            chunk;
   }
-  __device__ const std::byte* row_of(const TokenRows& token_rows, int lane) const {
-    return reinterpret_cast<const std::byte*>(
-        chunk_at(__shfl_sync(kWarp, token_rows.row, lane), 0));
-  }
-
   __device__ uint4* out_row(std::int32_t token) const {
     return reinterpret_cast<uint4*>(call_.out +
                                     static_cast<std::size_t>(token) * call_.sizes.hidden);
@@ -174,17 +150,6 @@ class CombineReceiver {
       group_.memory->dirty_combine[epoch_ & 1] = epoch_;
       report_fault(group_, Fault::mismatch, Phase::low_latency_combine_receive, kCombineOperation,
                    rank, epoch_, said, 0, 0, 0, false);
-    }
-  }
-
-  /// Writes sentinels over rows that had flags, for the next use of the half.
-  __device__ void clear_rows(const TokenRows& token_rows) const {
-    if (!self_signalling(group_)) return;
-    const auto chunks = static_cast<std::uint32_t>(group_.layout.combine_row_bytes / sizeof(uint4));
-    for (std::uint32_t left = token_rows.arrived; left != 0; left &= left - 1) {
-      const std::uint32_t row = __shfl_sync(kWarp, token_rows.row, __ffs(left) - 1);
-      for (std::uint32_t chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x)
-        *chunk_at(row, chunk) = uint4{kSentinel, kSentinel, kSentinel, kSentinel};
     }
   }
 
@@ -277,39 +242,6 @@ struct RowSum {
   }
 };
 
-/// Calls f(k) for the top-k slots k of `arrived`: ascending, or, with levels, rank by rank in the
-/// order of their last slots, with end() after each rank.
-template <typename F, typename End>
-__device__ void for_token_rows(const TokenRows& token_rows, bool levels, F&& f, End&& end) {
-  if (!levels) {
-    for (std::uint32_t left = token_rows.arrived; left != 0; left &= left - 1) f(__ffs(left) - 1);
-    return;
-  }
-  for (std::uint32_t ranks = token_rows.slot.lasts; ranks != 0; ranks &= ranks - 1) {
-    const std::int32_t rank = __shfl_sync(kWarp, token_rows.slot.rank, __ffs(ranks) - 1);
-    const std::uint32_t lanes =
-        __ballot_sync(kWarp, token_rows.slot.rank == rank) & token_rows.arrived;
-    for (std::uint32_t left = lanes; left != 0; left &= left - 1) f(__ffs(left) - 1);
-    if (lanes != 0) end();  // a rank that is left out adds nothing
-  }
-}
-
-/// The rows of a token in the order of the sum with levels: lane i has the top-k slot of row i.
-/// kEndsRank is set for the last row of each rank.
-constexpr std::uint32_t kEndsRank = 1u << 31;
-__device__ std::uint32_t order_by_rank(const TokenRows& token_rows) {
-  std::uint32_t mine = 0, next = 0;
-  for (std::uint32_t ranks = token_rows.slot.lasts; ranks != 0; ranks &= ranks - 1) {
-    const std::int32_t rank = __shfl_sync(kWarp, token_rows.slot.rank, __ffs(ranks) - 1);
-    std::uint32_t left = __ballot_sync(kWarp, token_rows.slot.rank == rank) & token_rows.arrived;
-    for (; left != 0; left &= left - 1, ++next)
-      if (lane_id() == next)
-        mine = static_cast<std::uint32_t>(__ffs(left) - 1) |
-               ((left & (left - 1)) == 0 ? kEndsRank : 0);
-  }
-  return mine;
-}
-
 /// How bfloat16 rows are added: each as it is; weighted; or weighted and grouped by rank.
 enum class RowAddition : std::uint8_t { plain, weighted, by_rank };
 
@@ -324,7 +256,7 @@ __device__ void add_rows(const CombineReceiver& collector, const LowLatencyCombi
   // Rows are the bits of `all`: top-k slots, or positions in the order by rank.
   std::uint32_t order = 0, all = token_rows.arrived;
   if constexpr (kByRank) {
-    order = order_by_rank(token_rows);
+    order = order_rows(token_rows, true);
     all = all == 0 ? 0 : kWarp >> (32 - __popc(all));
   }
   const auto slot_of = [&](std::uint32_t rows) {
@@ -375,103 +307,6 @@ __device__ void add_rows(const CombineReceiver& collector, const LowLatencyCombi
   }
 }
 
-/// The current window of every LogFMT-10 row of a token.
-struct LogfmtWindow {
-  numeric::LogfmtScale scales[kMaxTopK][kWindowGroups];
-  /// Offsets of the blocks in the row; highest bit: the block is cast.
-  std::uint32_t starts[kMaxTopK][kWindowBlocks];
-  std::uint32_t next[kMaxTopK];  ///< offset of the next window
-};
-
-/// Adds up LogFMT-10 rows, a window of channels at a time. Two threads share a unit of 16 values.
-__device__ void add_log_fmt(const CombineReceiver& collector, const LowLatencyCombineReceive& call,
-                            const TokenRows& token_rows, LogfmtWindow& window, uint4* out) {
-  constexpr std::uint32_t kCast = 1u << 31;
-  const LogfmtRow shape(static_cast<std::uint32_t>(call.sizes.hidden));
-  const bool levels = call.exact == 0;
-  const std::uint32_t me = lane_id(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  if (threadIdx.x < kMaxTopK) window.next[threadIdx.x] = shape.meta_bytes();
-  for (std::uint32_t start = 0; start < shape.hidden; start += kWindow) {
-    __syncthreads();
-    const std::uint32_t first_group = start / numeric::kGroupChannels;
-    const std::uint32_t groups = min(kWindowGroups, shape.groups - first_group);
-    const std::uint32_t first_block = start / shape.block_channels;
-    const std::uint32_t blocks = min(kWindow / shape.block_channels, shape.blocks - first_block);
-    const std::uint32_t groups_per_block = shape.block_channels / numeric::kGroupChannels;
-    // A warp reads the scales of a row, a lane those of a group.
-    std::uint32_t number = 0;
-    for (std::uint32_t left = token_rows.arrived; left != 0; left &= left - 1, ++number) {
-      const int lane = __ffs(left) - 1;
-      const std::byte* const row = collector.row_of(token_rows, lane);
-      if (number % warps != warp) continue;
-      bool castable = true;
-      if (me < groups) {
-        numeric::LogfmtGroup group;
-        const std::uint32_t word =
-            load_word(row + (first_group + me) * sizeof(numeric::LogfmtGroup));
-        group.largest.bits = static_cast<std::uint16_t>(word & 0xffffu);
-        group.smallest.bits = static_cast<std::uint16_t>(word >> 16);
-        window.scales[lane][me] = numeric::logfmt_scale(group);
-        castable = window.scales[lane][me].castable;
-      }
-      const std::uint32_t cast = __ballot_sync(kWarp, castable);
-      if (me != 0) continue;
-      std::uint32_t at = window.next[lane];
-      for (std::uint32_t b = 0; b < blocks; ++b) {
-        const std::uint32_t mask = (groups_per_block == 8 ? 0xffu : 0xfu) << b * groups_per_block;
-        const bool is_cast = (cast & mask) == mask;
-        window.starts[lane][b] = at | (is_cast ? kCast : 0);
-        at += shape.bytes_of(first_block + b, is_cast);
-      }
-      window.next[lane] = at;
-    }
-    __syncthreads();
-    const std::uint32_t chunks = min(kWindow, shape.hidden - start) / 8;
-    for (std::uint32_t first = warp * 32; first < chunks; first += blockDim.x) {
-      const std::uint32_t chunk = min(first + me, chunks - 1);  // whole warps iterate together
-      const std::uint32_t channel = chunk * 8, block = channel / shape.block_channels;
-      const std::uint32_t in_block = channel % shape.block_channels;
-      const std::uint32_t unit = in_block / kLogfmtUnit, half = in_block % kLogfmtUnit / 8;
-      const std::uint32_t count =
-          min(kLogfmtUnit, shape.channels_of(first_block + block) - unit * kLogfmtUnit);
-      RowSum sum;
-      for_token_rows(
-          token_rows, levels,
-          [&](int lane) {
-            const std::byte* const row = collector.row_of(token_rows, lane);
-            const float weight = __shfl_sync(kWarp, token_rows.weight, lane);
-            const std::uint32_t place = window.starts[lane][block];
-            const std::byte* const bytes = row + (place & ~kCast);
-            float values[8];
-            if ((place & kCast) == 0) {
-              const std::byte* const from =
-                  bytes + in_block * 2;  // rows start at any multiple of 4 bytes
-              Bfloat16Vector::widen(
-                  {load_word(from), load_word(from + 4), load_word(from + 8), load_word(from + 12)},
-                  values);
-            } else {
-              LogfmtBits bits;
-              const std::byte* const from = bytes + numeric::logfmt_bytes(unit * kLogfmtUnit);
-#pragma unroll
-              for (int i = 0; i < 5; ++i)
-                bits.words[i] = count == kLogfmtUnit || i < 3 ? load_word(from + 4 * i) : 0;
-              const std::uint32_t signs = bits.signs(count) >> (8 * half);
-              const numeric::LogfmtScale& scale =
-                  window.scales[lane][channel / numeric::kGroupChannels];
-#pragma unroll
-              for (std::uint32_t i = 0; i < 8; ++i)
-                values[i] = numeric::decode_logfmt(half == 0 ? bits.code(i) : bits.code(8 + i),
-                                                   (signs >> i & 1) != 0, scale);
-            }
-            sum.add_weighted(values, weight, levels);
-          },
-          [&] { sum.end_level(); });
-      if (first + me < chunks) out[start / 8 + chunk] = Bfloat16Vector::narrow(sum.total);
-    }
-  }
-  __syncthreads();
-}
-
 /// Reduces `arrived` to the rows that all warps have seen: they can differ for a rank that is being
 /// masked. All threads of the block call.
 __device__ void agree(TokenRows& token_rows) {
@@ -487,7 +322,7 @@ __device__ void agree(TokenRows& token_rows) {
 namespace low_latency {
 
 template <CombineRowForm kForm>
-__global__ void __launch_bounds__(kForm == CombineRowForm::log_fmt ? kDecodeThreads : kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     combine_receive_kernel(const __grid_constant__ LowLatencyCombineReceive call) {
   begin_kernel(call.chained != 0);
   __shared__ RankStates ranks;
@@ -507,9 +342,11 @@ __global__ void __launch_bounds__(kForm == CombineRowForm::log_fmt ? kDecodeThre
     if (kForm == CombineRowForm::log_fmt || group.mask_failed != 0 || call.wait_ns != nullptr)
       agree(token_rows);
     if constexpr (kForm == CombineRowForm::log_fmt) {
-      __shared__ LogfmtWindow window;
-      add_log_fmt(collector, call, token_rows, window, collector.out_row(token));
-      collector.clear_rows(token_rows);
+      __shared__ LogfmtDecoding shared;
+      LogfmtRows rows(token_rows, reinterpret_cast<std::byte*>(collector.chunk_at(0, 0)),
+                      static_cast<std::uint32_t>(call.sizes.hidden), call.exact == 0,
+                      self_signalling(group), shared);
+      rows.add_up(collector.out_row(token));
     } else if constexpr (kForm == CombineRowForm::rows) {
       add_rows<RowAddition::weighted>(collector, call, token_rows, collector.out_row(token));
     } else if (token_rows.unsummed == 0) {
@@ -534,6 +371,7 @@ void launch_low_latency_combine_receive(const LowLatencyCombineReceive& call,
   // The fewest rounds of chunks, and the fewest threads for that number of rounds.
   const std::uint32_t rounds = (chunks + kThreads - 1) / kThreads;
   const std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
+  const std::uint32_t pieces = (chunks * 8 + kLogfmtPiece - 1) / kLogfmtPiece;
   switch (call.form) {
     case CombineRowForm::sums:
       return launch(low_latency::combine_receive_kernel<CombineRowForm::sums>, blocks, threads, 0,
@@ -543,7 +381,7 @@ void launch_low_latency_combine_receive(const LowLatencyCombineReceive& call,
                     call, limits, stream);
     case CombineRowForm::log_fmt:
       return launch(low_latency::combine_receive_kernel<CombineRowForm::log_fmt>, blocks,
-                    kDecodeThreads, 0, call, limits, stream);
+                    std::min(kThreads, pieces * 32), 0, call, limits, stream);
   }
 }
 

@@ -236,9 +236,8 @@ struct LowLatencyProbe {
 /// What bounds the blocks of a launch.
 struct LowLatencyLimits {
   std::int32_t multiprocessors;
-  std::int32_t most_blocks;    ///< Launch::sms, or a share of a GPU that ranks share; 0: no bound
-  std::uint32_t shared_bytes;  ///< that a block can have
-  bool dependent_launch;       ///< kernels can be set up before the one in front has ended (sm_90)
+  std::int32_t most_blocks;  ///< Launch::sms, or a share of a GPU that ranks share; 0: no bound
+  bool dependent_launch;     ///< kernels can be set up before the one in front has ended (sm_90)
 };
 
 void launch_low_latency_dispatch_send(const LowLatencyDispatchSend& call,
@@ -250,11 +249,6 @@ void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLaten
 void launch_low_latency_combine_receive(const LowLatencyCombineReceive& call,
                                         const LowLatencyLimits& limits, cudaStream_t stream);
 void launch_low_latency_probe(const LowLatencyProbe& call, cudaStream_t stream);
-
-/// Dynamic shared memory of a block that sends LogFMT-10 rows, beside at most kLogfmtStaticBytes of
-/// static shared memory.
-std::uint32_t log_fmt_shared_bytes(const DeviceGroup& group, std::int32_t hidden);
-inline constexpr std::uint32_t kLogfmtStaticBytes = 1024;
 
 /// Loads a kernel and sets its shared-memory carve-out to that of the other kernels: an SM has one
 /// division between cache and shared memory for all of its blocks, and a kernel that wants another
@@ -272,7 +266,7 @@ void load_kernel(Kernel* kernel) {
 /// other PEs on this GPU.
 void load_low_latency_dispatch_send();
 void load_low_latency_dispatch_receive();
-void load_low_latency_combine_send(const LowLatencyLimits& limits);
+void load_low_latency_combine_send();
 void load_low_latency_combine_receive();
 void load_low_latency_probe();
 
