@@ -220,7 +220,7 @@ class LowLatencyBench {
       finish();
       const float tolerance = shape_.load_of > 0 ? kFewTermsTolerance : kTolerance;
       check_output(batch(set), output(), batch(set).factor, batch(set).size,
-                   fp8() ? kQuantizedTolerance : tolerance, stream_.get(),
+                   fp8() || log_fmt_ ? kQuantizedTolerance : tolerance, stream_.get(),
                    fmt::format("low latency {} {} tokens, set {}, {}", fp8() ? "fp8" : "bf16",
                                tokens_, set, when));
     }
