@@ -181,13 +181,13 @@ class StreamOperations {
                         RemoteSpan<std::uint64_t> flag, SignalOp op, std::uint64_t value) const;
 
   /// put_signal that starts when `*ready`, a signal of this PE's heap, is at least `at_least`;
-  /// nullptr: at once. Sets the flag to `value`. One kernel for few bytes; else a wait, a copy by
+  /// nullptr: at once. The target's PE sets it. Sets the flag to `value`. One kernel for few bytes; else a wait, a copy by
   /// a copy engine and a signal.
   void put_when(const std::uint64_t* ready, std::uint64_t at_least, RemoteAddress target,
                 const void* source, std::size_t bytes, RemoteSpan<std::uint64_t> flag,
                 std::uint64_t value) const;
   /// The other side of put_when: waits likewise, copies `bytes` bytes of this PE's heap at `source`
-  /// to local memory, then sets `flag` on any PE to `value`.
+  /// to local memory, then sets `flag` to `value` on the PE that sets `*ready`.
   void take_when(const std::uint64_t* ready, std::uint64_t at_least, void* target,
                  const void* source, std::size_t bytes, RemoteSpan<std::uint64_t> flag,
                  std::uint64_t value) const;

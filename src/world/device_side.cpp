@@ -58,8 +58,7 @@ std::string place(const FailureReport& report) {
 
 /// The PE that sets the variable, where it is known.
 std::string setter(const FailureReport& report) {
-  const bool known = report.kind == FailureKind::wait_until_all && report.awaited >= 0;
-  return known ? fmt::format(", which PE {} sets,", report.awaited) : std::string();
+  return report.awaited >= 0 ? fmt::format(", which PE {} sets,", report.awaited) : std::string();
 }
 
 std::uint64_t epoch_of(std::uint64_t word) {

@@ -42,12 +42,14 @@ struct Condition {
   std::uint64_t value = 0;
   std::size_t width = 0;  ///< 4 or 8
   bool is_signed = false;
+  Pe setter = -1;  ///< the PE that sets the variable, for failures; -1: not known
 };
 
 /// A wait, a copy and a signal (StreamOperations::put_when and take_when).
 struct Transfer {
   const std::uint64_t* ready = nullptr;  ///< nullptr: no wait
   std::uint64_t at_least = 0;
+  Pe setter = -1;  ///< of `ready`
   void* target = nullptr;
   const void* source = nullptr;
   std::size_t bytes = 0;

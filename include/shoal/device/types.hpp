@@ -27,7 +27,7 @@ enum class FailureKind : std::uint32_t {
 ///
 /// | field | set for |
 /// |---|---|
-/// | awaited | barrier, wait_until_all, bad_address, unreachable; -1 where no PE is known |
+/// | awaited | all kinds but bad_index; -1 where no PE is known |
 /// | offset | all kinds; of bad_index: which of the indices |
 /// | bytes | bad_address, unreachable |
 /// | compare, width, is_signed, waited_ns | waits and barrier |

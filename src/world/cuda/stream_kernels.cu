@@ -88,8 +88,8 @@ __global__ void copy_signal_kernel(std::uint8_t* target, const std::uint8_t* sou
 
 template <typename T>
 __global__ void wait_kernel(const __grid_constant__ device::World world, const T* variable,
-                            Compare compare, T value) {
-  device::wait_until(Thread{}, world, variable, compare, value);
+                            Compare compare, T value, Pe setter) {
+  dd::wait_for<T>(world, device::FailureKind::wait_until, variable, compare, value, setter);
 }
 
 template <typename T>
@@ -225,7 +225,8 @@ const char* copy_signal(cuda::Stream stream, void* target, const void* source, s
 const char* wait(cuda::Stream stream, const device::World& world, const Condition& condition) {
   return with_type(condition, [&]<typename T>(T) {
     wait_kernel<T><<<1, 1, 0, stream>>>(world, static_cast<const T*>(condition.variable),
-                                        condition.compare, static_cast<T>(condition.value));
+                                        condition.compare, static_cast<T>(condition.value),
+                                        condition.setter);
   });
 }
 

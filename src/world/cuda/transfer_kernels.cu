@@ -13,7 +13,6 @@ namespace shoal::detail::kernels {
 namespace {
 
 namespace dd = shoal::device::detail;
-using device::Block;
 
 /// A block of a transfer moves kThreads * dd::kUnroll * 16 bytes at once.
 constexpr unsigned kThreads = 1024;
@@ -26,9 +25,11 @@ constexpr std::size_t kMaxFetchBlocks = 64;
 __global__ void __launch_bounds__(kThreads)
     transfer_kernel(const __grid_constant__ device::World world,
                     const __grid_constant__ Transfer transfer) {
-  if (transfer.ready != nullptr && !device::wait_until(Block{}, world, transfer.ready,
-                                                       Compare::greater_equal, transfer.at_least))
-    return;
+  bool ready = true;
+  if (threadIdx.x == 0 && transfer.ready != nullptr)
+    ready = dd::wait_for<std::uint64_t>(world, device::FailureKind::wait_until, transfer.ready,
+                                        Compare::greater_equal, transfer.at_least, transfer.setter);
+  if (!__syncthreads_and(ready)) return;
   dd::copy<dd::Direction::get>(threadIdx.x, blockDim.x, transfer.target, transfer.source,
                                transfer.bytes);
   __syncthreads();

@@ -55,7 +55,7 @@ detail::Condition checked_condition(WorldState& state, const char* what, const v
           Code::invalid_argument,
           "{}: {} is no aligned word of {} bytes of this PE's symmetric heap of {} bytes at {}",
           what, variable, width, heap.size(), static_cast<const void*>(heap.base()));
-  return {variable, compare, value, width, is_signed};
+  return {variable, compare, value, width, is_signed, -1};
 }
 
 /// Bytes of this PE's heap.
@@ -252,7 +252,7 @@ void StreamOperations::put_when(const std::uint64_t* ready, std::uint64_t at_lea
   check_ready(world_.state(), "put_when", ready);
   std::byte* const base =
       reached(world, "put_when", target.pe, 0, capability::put | capability::signals);
-  device.transfer(stream_, {ready, at_least, base + offset, source, bytes,
+  device.transfer(stream_, {ready, at_least, target.pe, base + offset, source, bytes,
                             reinterpret_cast<std::uint64_t*>(base + flag_offset), value});
 }
 
@@ -266,7 +266,7 @@ void StreamOperations::take_when(const std::uint64_t* ready, std::uint64_t at_le
   check_local(device, "take_when", target, bytes);
   check_ready(world_.state(), "take_when", ready);
   std::byte* const base = reached(world, "take_when", flag.address.pe, 0, capability::signals);
-  device.transfer(stream_, {ready, at_least, target, source, bytes,
+  device.transfer(stream_, {ready, at_least, flag.address.pe, target, source, bytes,
                             reinterpret_cast<std::uint64_t*>(base + flag_offset), value});
 }
 

@@ -80,6 +80,7 @@ class HostDeviceSide final : public detail::DeviceSide {
     if (transfer.ready != nullptr && *transfer.ready < transfer.at_least)
       throw Error(Code::timeout, "a transfer would wait");
     ++calls;
+    awaited = transfer.setter;
     if (transfer.bytes != 0) std::memcpy(transfer.target, transfer.source, transfer.bytes);
     *transfer.flag = transfer.value;
   }
@@ -98,7 +99,7 @@ class HostDeviceSide final : public detail::DeviceSide {
   void wait_for_all(cuda::Stream, const device::Team& team, const std::uint64_t* flags,
                     std::uint64_t value) const override {
     joined = team, ++calls;
-    waited = {flags, Compare::greater_equal, value, sizeof *flags, false};
+    waited = {flags, Compare::greater_equal, value, sizeof *flags, false, -1};
   }
   void fetch_entries(cuda::Stream, const cuda::EntryFetch& fetch) const override {
     ++calls;
@@ -117,6 +118,7 @@ class HostDeviceSide final : public detail::DeviceSide {
   mutable detail::Condition waited;
   mutable device::Team joined{};
   mutable cuda::EntryFetch fetched;
+  mutable Pe awaited = -1;  ///< by the last transfer
   mutable device::FailureReport report{};
 
  private:

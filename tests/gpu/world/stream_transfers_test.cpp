@@ -134,6 +134,30 @@ TEST(StreamTransfers, WaitForAllNamesThePeSmall) {
       settings);
 }
 
+/// PE 1 takes nothing, so the third put of PE 0 finds no free slot, whichever way it goes.
+TEST(StreamTransfers, PutsNameThePeThatDoesNotTakeSmall) {
+  SHOAL_NEEDS_GPU();
+  Settings settings = cuda_settings();
+  settings.timeout = std::chrono::milliseconds(500);
+  run_gpu_pes(
+      2,
+      [](World& world, const TestStream& stream) {
+        const StreamOperations on(world, stream);
+        const auto data = world.heap().allocate<std::uint8_t>(1 << 20);
+        const auto flags = world.heap().allocate<std::uint64_t>(2);
+        if (world.my_pe() == 0)
+          for (const std::size_t bytes : {std::size_t{16}, data.size()}) {
+            on.put_when(flags.data() + 1, 1, data.on(1).address, data.data(), bytes, flags.on(1)[0],
+                        3);
+            stream.synchronize();
+            expect_error(Code::timeout, "which PE 1 sets, to be >= 1, seen 0",
+                         [&] { cuda::check_failures(world); });
+          }
+        barrier(world.team());
+      },
+      settings);
+}
+
 TEST(StreamTransfers, BarriersNameTheLatePeSmall) {
   SHOAL_NEEDS_GPU();
   Settings settings = cuda_settings();

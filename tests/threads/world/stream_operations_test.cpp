@@ -178,6 +178,7 @@ TEST(DeviceFailures, AreTakenOnceAndSayWhatHappened) {
 
     report = {};
     report.kind = device::FailureKind::wait_until;
+    report.awaited = -1;
     report.compare = Compare::greater_equal;
     report.width = 4;
     report.is_signed = 1;
@@ -203,7 +204,6 @@ TEST(DeviceFailures, AreTakenOnceAndSayWhatHappened) {
     report.width = 8;
     expect(Code::timeout, "wait_until_any on the GPU timed out");
     report.kind = device::FailureKind::wait_until_all;
-    report.awaited = -1;
     expect(Code::timeout, "variable at heap offset 4096 to be >= 7");
     report.awaited = 1;
     expect(Code::timeout, "variable at heap offset 4096, which PE 1 sets, to be >= 7");

@@ -25,6 +25,7 @@ TEST(StreamTransfers, GoToTheRightAddresses) {
       const StreamOperations on(world, kStream);
       const std::vector<std::uint32_t> values{1, 2, 3, 4};
       on.put_when(nullptr, 5, words.on(1)[8].address, values.data(), 16, flags.on(1)[2], 7);
+      EXPECT_EQ(side->awaited, 1);
       flags.data()[3] = 4;
       on.put_when(flags.data() + 3, 4, words.on(1)[16].address, values.data(), 8, flags.on(1)[3],
                   8);
