@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // reduced.cpp: combines of bfloat16 by where the expert output lies: in place, outside the heap
-// (staged), and expert-major outside the heap, whose rows of a token are summed before they are sent
-// (CombineOptions.topk_rows).
+// (staged), and expert-major outside the heap, whose rows of a token are summed before they are
+// sent (CombineOptions.topk_rows).
 #include <algorithm>
 
 #include "base/check.hpp"

@@ -62,7 +62,8 @@ struct LaunchContext {
 };
 LaunchContext launch_context(const shoal::World& world);
 /// Orders work queued on `after` from now on after the work queued on `before` so far. Can be
-/// captured.
+/// captured. A graph does not wait for work outside of it: where `after` is captured and `before`
+/// is not, the call has no effect.
 void order(const shoal::World& world, Stream before, Stream after);
 
 /// Whether this PE's GPU reaches the heaps of all PEs of the team by load and store, as operations
@@ -180,9 +181,9 @@ class StreamOperations {
   void put_signal_bytes(RemoteAddress target, const void* source, std::size_t bytes,
                         RemoteSpan<std::uint64_t> flag, SignalOp op, std::uint64_t value) const;
 
-  /// put_signal that starts when `*ready`, a signal of this PE's heap, is at least `at_least`;
-  /// nullptr: at once. The target's PE sets it. Sets the flag to `value`. One kernel for few bytes; else a wait, a copy by
-  /// a copy engine and a signal.
+  /// A put, then the flag set to `value`, when `*ready` is at least `at_least`. `ready` is a signal
+  /// of this PE's heap that the target's PE sets; nullptr: at once. One kernel for few bytes; else
+  /// a wait, a copy by a copy engine and a signal.
   void put_when(const std::uint64_t* ready, std::uint64_t at_least, RemoteAddress target,
                 const void* source, std::size_t bytes, RemoteSpan<std::uint64_t> flag,
                 std::uint64_t value) const;

@@ -105,7 +105,6 @@ class StreamCalls {
   void run(std::uintptr_t stream, Work&& work) const {
     constexpr std::uintptr_t kLegacy = 1;
     const nb::gil_scoped_release released;
-    cuda::check_failures(world_);
     auto* const on = reinterpret_cast<cuda::Stream>(stream);
     if (stream > kLegacy || !shares_gpu_) {
       work(cuda::StreamOperations(world_, on));
@@ -138,8 +137,8 @@ void bind_stream_calls(nb::module_& module) {
       "shoal::cuda::StreamOperations with the least host time, for callers that know the stream.\n\n"
       "stream: a cudaStream_t, 1 for the legacy default stream. other: a stream of this object, "
       "which takes work that the legacy stream cannot have where PEs share a GPU. Addresses are "
-      "numbers; signals are elements of int64 arrays of the heap. Every call first raises a failure "
-      "that an earlier one left."_doc)
+      "numbers; signals are elements of int64 arrays of the heap. Failures of the GPU are raised by "
+      "check() alone, so that a PE that has one does not fall out of step."_doc)
       .def(nb::init<const Team&, std::uintptr_t>(), nb::arg("team"), nb::arg("other"))
       .def_static("reaches", &StreamCalls::reaches, nb::arg("team"),
                   "Whether this PE's GPU reaches the heaps of all PEs of the team."_doc)

@@ -91,8 +91,8 @@ class CudaDeviceSide final : public DeviceSide {
 
  private:
   void lay_out_heap(const DeviceSideContext& context);
-  /// Whether all work of a stream is complete; false where that cannot be asked.
-  bool is_idle(Stream stream) const;
+  /// False where `before` has no work left, and where `after` is captured and `before` is not.
+  bool needs_event(Stream before, Stream after) const;
   void check_runtime(cudaError_t result, const char* what) const {
     require(result == cudaSuccess, Code::system, "{} failed on GPU {}: {}: {}", what,
             launch_.device, cudaGetErrorName(result), cudaGetErrorString(result));
@@ -207,14 +207,18 @@ void CudaDeviceSide::copy(Stream stream, void* target, const void* source,
         fmt::format("a copy of {} bytes did not start on GPU {}", bytes, launch_.device));
 }
 
-bool CudaDeviceSide::is_idle(Stream stream) const {
-  constexpr std::uintptr_t kLastSpecial = 2;  // default streams: not while another thread captures
-  if (reinterpret_cast<std::uintptr_t>(stream) <= kLastSpecial) return false;
-  cudaStreamCaptureStatus capture{};
-  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess ||
-      capture != cudaStreamCaptureStatusNone)
-    return false;
-  return driver_.stream_query(stream) == CUDA_SUCCESS;
+bool CudaDeviceSide::needs_event(Stream before, Stream after) const {
+  constexpr std::uintptr_t kLegacy = 1;  // cannot be asked while another thread captures
+  const auto is_legacy = [](Stream stream) {
+    return reinterpret_cast<std::uintptr_t>(stream) <= kLegacy;
+  };
+  const auto captured = [&](Stream stream) {
+    cudaStreamCaptureStatus status{};
+    return !is_legacy(stream) && cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+           status != cudaStreamCaptureStatusNone;
+  };
+  if (is_legacy(before) || captured(before)) return true;
+  return driver_.stream_query(before) != CUDA_SUCCESS && !captured(after);
 }
 
 void CudaDeviceSide::transfer(Stream stream, const Transfer& transfer) const {
@@ -254,11 +258,10 @@ void CudaDeviceSide::put_to_all(Stream stream, const device::Team& team,
   start("put_to_all", [&] { return kernels::put_to_all(stream, world_, team, put); });
 }
 
-/// Does nothing where `before` has no work left: events would cost more than all else that a small
-/// operation does.
+/// Events would cost more than all else that a small operation does.
 void CudaDeviceSide::order(Stream before, Stream after) const {
   device_->activate();
-  if (is_idle(before)) return;
+  if (!needs_event(before, after)) return;
   if (ordering_ == nullptr)
     check_runtime(cudaEventCreateWithFlags(&ordering_, cudaEventDisableTiming),
                   "creating an event");

@@ -101,8 +101,8 @@ __global__ void test_kernel(const T* variable, Compare compare, T value, int* re
 __global__ void barrier_kernel(const __grid_constant__ device::World world,
                                const __grid_constant__ device::Team team) {
 #if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
 #endif
   device::barrier(Block{}, world, team);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// host_device_side.hpp: a device side that runs the work of streams at once on the CPU, for tests of
-// shoal/cuda.hpp without a GPU.
+// host_device_side.hpp: a device side that runs the work of streams at once on the CPU, for tests
+// of shoal/cuda.hpp without a GPU.
 #pragma once
 
 #include <cstring>

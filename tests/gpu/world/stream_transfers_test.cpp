@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers on CUDA streams: puts and takes that wait, puts to all PEs, entries of a table; also the
-// barrier's deadline, which names the late PE, and its replay in a graph.
+// Transfers on CUDA streams: puts and takes that wait, puts to all PEs, entries of a table; also
+// the barrier's deadline, which names the late PE, and its replay in a graph.
 #include <gtest/gtest.h>
 
 #include <numeric>

@@ -183,13 +183,13 @@ def check_everything_on_streams(_):
         x, rank, ranks = torch.ones((2, 64)).bfloat16(), dist.get_rank(), dist.get_world_size()
         buffer.barrier()
         buffer.barrier(with_cpu_sync=True)
-        assert calls == {"barrier": 2, "check": 1}
+        assert calls == {"barrier": 2, "check": 2}
         buffer.engram_write(x)
         calls.clear()
         data, scales = buffer.engram_fetch(torch.zeros((0, 3), dtype=torch.int32))()
         assert data.shape == (0, 192) and scales is None
         buffer.engram_fetch(torch.tensor([[0, 1], [1, 0]], dtype=torch.int32))()
-        assert calls == {"fetch_entries": 2}
+        assert calls == {"fetch_entries": 2, "check": 2}
         buffer.pp_set_config(4096, 2)
         buffer.pp_send(x, (rank + 1) % ranks)
         buffer.pp_recv(torch.empty_like(x), (rank - 1) % ranks)
@@ -198,7 +198,7 @@ def check_everything_on_streams(_):
         with buffer.agrs_new_session():
             handle = buffer.all_gather((x, x.float()))[-1]
             handle()
-        assert calls == {"barrier": 1, "put_to_all": 1, "wait_for_all": 1}
+        assert calls == {"barrier": 1, "put_to_all": 1, "wait_for_all": 1, "check": 2}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(buffer.runtime, "capturing", lambda: True)
             for call in (

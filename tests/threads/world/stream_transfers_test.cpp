@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers on streams without a GPU: puts and takes that wait, puts to all PEs, fetches of entries.
-// The device side of these tests runs the work at once on the CPU.
+// Transfers on streams without a GPU: puts and takes that wait, puts to all PEs, fetches of
+// entries. The device side of these tests runs the work at once on the CPU.
 #include <gtest/gtest.h>
 
 #include "checks/world/host_device_side.hpp"

@@ -177,7 +177,7 @@ class ElasticBuffer:
             streams.barrier(runtime.current_stream(), use_comm_stream)
             if with_cpu_sync:
                 runtime.synchronize_stream()
-                streams.check()
+            streams.check()  # only now, so that the other ranks get past the barrier
             return
         with profiled("barrier_impl"):
             if runtime.comm_stream is not None:
@@ -265,7 +265,12 @@ class ElasticBuffer:
                     if stats is not None:
                         stats += handle.num_unaligned_recv_tokens_per_expert
                 outputs = make_outputs(
-                    received, handle, do_zero_padding, use_tma_aligned_col_major_sf
+                    received,
+                    handle,
+                    cached,
+                    do_zero_padding,
+                    use_tma_aligned_col_major_sf,
+                    operation.stream,
                 )
         recv_x, recv_scales, recv_topk_idx, recv_weights = outputs
         inputs = (rows, scales, terms.topk_idx, topk_weights)

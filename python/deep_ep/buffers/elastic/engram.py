@@ -120,6 +120,7 @@ class Engram:
     ) -> Callable[[], Fetched]:
         """The kernel checks the indices: a later call raises for one that is out of range."""
         runtime, sf, device = self._runtime, self._sf, self._runtime.device
+        streams.check()
         indices = indices.to(device).contiguous()
         rows, per_row = indices.shape
         words = 0 if sf is None else sf.shape[1]

@@ -95,6 +95,8 @@ class GatherSessions:
         else:
             self._put_on_host(parts, places, slot)
         self._used, self._call = end, self._call + 1
+        if self._streams is not None:
+            self._streams.check()
         return *places, self._waiter(slot, session)
 
     def _put_on_stream(
@@ -150,6 +152,7 @@ class GatherSessions:
                 self._streams.wait_for_all(
                     runtime.current_stream(), self._arrived, slot * runtime.num_ranks, session
                 )
+                self._streams.check()
                 return
             for peer in range(runtime.num_ranks):
                 if peer != runtime.rank:

@@ -65,6 +65,7 @@ class Ring:
                 number + 1,
             )
             self._sent[link] += 1
+            self._streams.check()
             return
         if number >= self._slots:
             world.wait_until(self._freed, ">=", number + 1 - self._slots, index=link)
@@ -95,6 +96,7 @@ class Ring:
                 number + 1,
             )
             self._received[link] += 1
+            self._streams.check()
             return
         world.wait_until(self._arrived, ">=", number + 1, index=link)
         target = tensor.detach().view(-1).view(torch.uint8)
