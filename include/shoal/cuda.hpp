@@ -67,7 +67,8 @@ LaunchContext launch_context(const shoal::World& world);
 void order(const shoal::World& world, Stream before, Stream after);
 
 /// Whether this PE's GPU reaches the heaps of all PEs of the team by load and store, as operations
-/// on streams and in kernels need. False without a device side.
+/// on streams and in kernels need. False without a device side, and in worlds of more than
+/// device::Team::kMaxPes PEs.
 bool reaches(const shoal::Team& team);
 
 /// A block of bytes that put_to_all copies: from local memory to `place`, an address in this PE's

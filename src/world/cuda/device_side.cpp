@@ -227,8 +227,8 @@ void CudaDeviceSide::transfer(Stream stream, const Transfer& transfer) const {
     return;
   }
   if (transfer.ready != nullptr)
-    wait(stream,
-         {transfer.ready, Compare::greater_equal, transfer.at_least, sizeof(std::uint64_t), false});
+    wait(stream, {transfer.ready, Compare::greater_equal, transfer.at_least, sizeof(std::uint64_t),
+                  false, transfer.setter});
   copy(stream, transfer.target, transfer.source, transfer.bytes);
   signal(stream, transfer.flag, SignalOp::set, transfer.value);
 }

@@ -128,6 +128,12 @@ const void* address_of(Kernel* kernel) {
   return reinterpret_cast<const void*>(kernel);
 }
 
+/// Threads of a block that copies so many bytes: one for each 16, in whole warps.
+unsigned threads_for(std::size_t bytes) {
+  const std::size_t warps = (bytes + 511) / 512;
+  return static_cast<unsigned>(std::clamp(warps * 32, std::size_t{32}, std::size_t{kThreads}));
+}
+
 }  // namespace
 
 const char* load_transfers() {
@@ -141,16 +147,16 @@ const char* load_transfers() {
 }
 
 const char* transfer(cuda::Stream stream, const device::World& world, const Transfer& transfer) {
-  const std::size_t units = (transfer.bytes + 15) / 16;
-  const auto threads = static_cast<unsigned>(
-      std::clamp((units + 31) / 32 * 32, std::size_t{32}, std::size_t{kThreads}));
-  transfer_kernel<<<1, threads, 0, stream>>>(world, transfer);
+  transfer_kernel<<<1, threads_for(transfer.bytes), 0, stream>>>(world, transfer);
   return started();
 }
 
 const char* put_to_all(cuda::Stream stream, const device::World& world, const device::Team& team,
                        const PutToAll& put) {
-  put_to_all_kernel<<<static_cast<unsigned>(world.n_pes), kThreads, 0, stream>>>(world, team, put);
+  std::size_t most = 0;
+  for (int i = 0; i < put.count; ++i) most = std::max(most, put.blocks[i].bytes);
+  put_to_all_kernel<<<static_cast<unsigned>(world.n_pes), threads_for(most), 0, stream>>>(
+      world, team, put);
   return started();
 }
 

@@ -119,7 +119,7 @@ void order(const shoal::World& world, Stream before, Stream after) {
 bool reaches(const Team& team) {
   const detail::TeamState& state = team.state();
   const WorldState& world = *state.world;
-  return state.world->device_side() != nullptr &&
+  return state.world->device_side() != nullptr && world.n_pes() <= device::Team::kMaxPes &&
          std::ranges::all_of(state.pes, [&](Pe pe) { return world.peer_base(pe) != nullptr; });
 }
 
