@@ -162,29 +162,6 @@ class NormalCalls {
     group_.unpack(result.received, to);
   }
 
-  void expand(nb::handle x, nb::handle topk_idx, nb::handle row_count, nb::handle expert_counts,
-              nb::handle expert_ends, nb::handle weights, nb::handle scales, nb::handle topk_rows,
-              bool numbered, nb::handle out, nb::handle out_weights, nb::handle out_scales,
-              nb::handle block_ends, bool zero_padding, std::uintptr_t stream) const {
-    const ep::ExpandOptions options{.x = view_of(x, "x"),
-                                    .topk_idx = view_of(topk_idx, "topk_idx"),
-                                    .row_count = view_of(row_count, "row_count"),
-                                    .expert_counts = view_of(expert_counts, "expert_counts"),
-                                    .expert_ends = view_of(expert_ends, "expert_ends"),
-                                    .weights = view_of(weights, "weights"),
-                                    .scales = view_of(scales, "scales"),
-                                    .topk_rows = view_of(topk_rows, "topk_rows"),
-                                    .numbered = numbered,
-                                    .out = view_of(out, "out"),
-                                    .out_weights = view_of(out_weights, "out_weights"),
-                                    .out_scales = view_of(out_scales, "out_scales"),
-                                    .block_ends = view_of(block_ends, "block_ends"),
-                                    .zero_padding = zero_padding,
-                                    .launch = launch_on(stream)};
-    const nb::gil_scoped_release released;
-    group_.expand(options);
-  }
-
   void combine(nb::handle y, const ep::Handle& handle, nb::handle weights, nb::handle topk_idx,
                nb::handle topk_rows, nb::handle biases, nb::handle out, nb::handle out_weights,
                std::uintptr_t stream, std::int32_t sms) const {
@@ -262,18 +239,6 @@ void bind_normal_calls(nb::module_& module) {
                    "expert_ends: typing.Any, source_ends: typing.Any) -> None"),
            "Copies what travelled beside the rows to these arrays, on the stream of the "
            "dispatch. The last three are for GPUs."_doc)
-      .def("expand", &NormalCalls::expand, nb::arg("x"), nb::arg("topk_idx"),
-           nb::arg("row_count").none(), nb::arg("expert_counts"), nb::arg("expert_ends"),
-           nb::arg("weights").none(), nb::arg("scales").none(), nb::arg("topk_rows"),
-           nb::arg("numbered"), nb::arg("out"), nb::arg("out_weights").none(),
-           nb::arg("out_scales").none(), nb::arg("block_ends").none(), nb::arg("zero_padding"),
-           nb::arg("stream"),
-           nb::sig("def expand(self, x: typing.Any, topk_idx: typing.Any, row_count: typing.Any, "
-                   "expert_counts: typing.Any, expert_ends: typing.Any, weights: typing.Any, "
-                   "scales: typing.Any, topk_rows: typing.Any, numbered: bool, out: typing.Any, "
-                   "out_weights: typing.Any, out_scales: typing.Any, block_ends: typing.Any, "
-                   "zero_padding: bool, stream: int) -> None"),
-           "Copies rank-major rows to expert-major order; see shoal::ep::ExpandOptions."_doc)
       .def("combine", &NormalCalls::combine, nb::arg("y"), nb::arg("handle"),
            nb::arg("weights").none(), nb::arg("topk_idx").none(), nb::arg("topk_rows").none(),
            nb::arg("biases"), nb::arg("out"), nb::arg("out_weights").none(), nb::arg("stream"),

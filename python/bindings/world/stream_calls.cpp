@@ -63,8 +63,8 @@ class StreamCalls {
                   std::size_t first, std::uint64_t value) const {
     std::vector<cuda::Block> list;
     for (const auto& [source, offset, bytes] : blocks)
-      list.push_back({places.local.as<std::byte>() + offset,
-                      reinterpret_cast<const void*>(source), bytes});
+      list.push_back(
+          {places.local.as<std::byte>() + offset, reinterpret_cast<const void*>(source), bytes});
     run(stream, [&](const cuda::StreamOperations& on) {
       on.put_to_all(team_, list, word(&flags, first), value);
     });
@@ -166,9 +166,9 @@ void bind_stream_calls(nb::module_& module) {
            nb::arg("first"), nb::arg("value"),
            "Holds the stream until flags[first + p] is at least `value` for every PE p."_doc)
       .def("fetch_entries", &StreamCalls::fetch_entries, nb::arg("stream"), nb::arg("part"),
-           nb::arg("entry_bytes"), nb::arg("entries_per_pe"), nb::arg("indices"),
-           nb::arg("count"), nb::arg("per_row"), nb::arg("target"), nb::arg("words_table"),
-           nb::arg("words"), nb::arg("words_target"), nb::arg("row_stride"), nb::arg("step"),
+           nb::arg("entry_bytes"), nb::arg("entries_per_pe"), nb::arg("indices"), nb::arg("count"),
+           nb::arg("per_row"), nb::arg("target"), nb::arg("words_table"), nb::arg("words"),
+           nb::arg("words_target"), nb::arg("row_stride"), nb::arg("step"),
            "Fetches entries of a table spread over the PEs; see shoal::cuda::EntryFetch."_doc);
 }
 

@@ -210,43 +210,6 @@ class NormalGroup:
             aligned.cumsum(0, dtype=torch.int32),
         )
 
-    def expand(
-        self,
-        x: torch.Tensor,
-        topk_idx: torch.Tensor,
-        row_count: torch.Tensor,
-        expert_counts: torch.Tensor,
-        expert_ends: torch.Tensor,
-        weights: torch.Tensor | None,
-        scales: torch.Tensor | None,
-        topk_rows: torch.Tensor,
-        numbered: bool,
-        out: torch.Tensor,
-        out_weights: torch.Tensor | None,
-        out_scales: torch.Tensor | None,
-        block_ends: torch.Tensor | None,
-        zero_padding: bool,
-        stream: int,
-    ) -> None:
-        """Rank-major rows in expert-major order; arguments as in shoal::ep::ExpandOptions."""
-        self._calls.expand(
-            as_rows(x),
-            topk_idx,
-            row_count,
-            expert_counts,
-            expert_ends,
-            weights,
-            scales,
-            topk_rows,
-            numbered,
-            as_rows(out),
-            out_weights,
-            out_scales,
-            block_ends,
-            zero_padding,
-            stream,
-        )
-
     def combine(
         self,
         y: torch.Tensor,

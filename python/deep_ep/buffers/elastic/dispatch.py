@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shoal._core.ep import expand
+
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert, value_or
 from ..checks import describe, expect, require_rows, require_tensor
-from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, detached
+from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, as_rows, detached
 from ..runtime import Runtime
 from . import layout
 from .handle import EPHandle
@@ -317,8 +319,9 @@ def _expand(
         out_scales = layout.empty_column_major(rows, scales)
     elif scales is not None:
         out_scales = known.group.empty((rows, scales.shape[1]), scales.dtype)
-    known.group.expand(
-        x,
+    expand(
+        known.group.group,
+        as_rows(x),
         known.topk_idx,
         known.source_ends[-1:],
         known.expert_counts,
@@ -327,7 +330,7 @@ def _expand(
         scales,
         known.topk_rows,
         cached,
-        out,
+        as_rows(out),
         out_weights,
         out_scales,
         None if cached else handle.psum_num_recv_tokens_per_expert,
