@@ -72,11 +72,13 @@ void order(const shoal::World& world, Stream before, Stream after);
 bool reaches(const shoal::Team& team);
 
 /// A block of bytes that put_to_all copies: from local memory to `place`, an address in this PE's
-/// heap that names the copy on every PE. With source == place this PE's copy is there already.
+/// heap that names the copy on every PE. With source == place this PE's copy is there already;
+/// others_only: it is written by other means.
 struct Block {
   void* place = nullptr;
   const void* source = nullptr;
   std::size_t bytes = 0;
+  bool others_only = false;
 };
 
 /// Entries of a table that is spread over the PEs of a world, chosen by indices in GPU memory.

@@ -16,8 +16,8 @@
 namespace shoal::python {
 namespace {
 
-/// (source, offset of the place in the heap array, bytes)
-using BlockTuple = std::tuple<std::uintptr_t, std::size_t, std::size_t>;
+/// (source, offset of the place in the heap array, bytes, others only)
+using BlockTuple = std::tuple<std::uintptr_t, std::size_t, std::size_t, bool>;
 
 class StreamCalls {
  public:
@@ -62,9 +62,9 @@ class StreamCalls {
                   const std::vector<BlockTuple>& blocks, const SymmetricArray& flags,
                   std::size_t first, std::uint64_t value) const {
     std::vector<cuda::Block> list;
-    for (const auto& [source, offset, bytes] : blocks)
-      list.push_back(
-          {places.local.as<std::byte>() + offset, reinterpret_cast<const void*>(source), bytes});
+    for (const auto& [source, offset, bytes, others_only] : blocks)
+      list.push_back({places.local.as<std::byte>() + offset, reinterpret_cast<const void*>(source),
+                      bytes, others_only});
     run(stream, [&](const cuda::StreamOperations& on) {
       on.put_to_all(team_, list, word(&flags, first), value);
     });
@@ -158,10 +158,11 @@ void bind_stream_calls(nb::module_& module) {
            nb::arg("value"),
            "Waits for ready[index], copies from byte `offset` of this PE's `source`, sets "
            "flags[flag] on `pe`."_doc)
-      .def("put_to_all", &StreamCalls::put_to_all, nb::arg("stream"), nb::arg("places"),
-           nb::arg("blocks"), nb::arg("flags"), nb::arg("first"), nb::arg("value"),
-           "Copies blocks (source, byte of `places`, bytes) to all PEs, then sets flags[first + "
-           "this PE] there."_doc)
+      .def(
+          "put_to_all", &StreamCalls::put_to_all, nb::arg("stream"), nb::arg("places"),
+          nb::arg("blocks"), nb::arg("flags"), nb::arg("first"), nb::arg("value"),
+          "Copies blocks (source, byte of `places`, bytes, others only) to all PEs, then sets flags[first + "
+          "this PE] there."_doc)
       .def("wait_for_all", &StreamCalls::wait_for_all, nb::arg("stream"), nb::arg("flags"),
            nb::arg("first"), nb::arg("value"),
            "Holds the stream until flags[first + p] is at least `value` for every PE p."_doc)

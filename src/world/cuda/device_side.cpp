@@ -73,8 +73,10 @@ class CudaDeviceSide final : public DeviceSide {
     start("test", [&] { return kernels::test(stream, condition, result); });
   }
   void barrier(Stream stream, const device::Team& team) const override {
-    start("barrier",
-          [&] { return kernels::barrier(stream, world_, team, launch_.pes_on_device == 1); });
+    start("barrier", [&] {
+      return kernels::barrier(stream, world_, team,
+                              launch_.pes_on_device == 1 && device_->compute_capability >= 90);
+    });
   }
   void transfer(Stream stream, const Transfer& transfer) const override;
   void put_to_all(Stream stream, const device::Team& team, std::span<const cuda::Block> blocks,
@@ -250,7 +252,8 @@ void CudaDeviceSide::put_to_all(Stream stream, const device::Team& team,
       for (const cuda::Block& block : blocks) {
         std::byte* const target = bases_[static_cast<std::size_t>(pe)] +
                                   (static_cast<std::byte*>(block.place) - world_.heap);
-        if (block.bytes != 0 && target != block.source)
+        const bool skipped = block.others_only && pe == world_.my_pe;
+        if (block.bytes != 0 && target != block.source && !skipped)
           copy(stream, target, block.source, block.bytes);
       }
     }

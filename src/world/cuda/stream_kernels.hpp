@@ -39,7 +39,7 @@ const char* copy_signal(cuda::Stream stream, void* target, const void* source, s
                         std::uint64_t* word, SignalOp op, std::uint64_t value);
 const char* wait(cuda::Stream stream, const device::World& world, const Condition& condition);
 const char* test(cuda::Stream stream, const Condition& condition, int* result);
-/// `alone`: no other PE uses this GPU, so the kernel may be set up while the one before it ends.
+/// `alone`: sm_90 and no other PE on this GPU: the kernel may be set up while the one before ends.
 const char* barrier(cuda::Stream stream, const device::World& world, const device::Team& team,
                     bool alone);
 /// Runs in one block; for few bytes.

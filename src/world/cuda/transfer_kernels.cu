@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < put.count; ++i) {
     const cuda::Block& block = put.blocks[i];
     std::byte* const target = base + (static_cast<std::byte*>(block.place) - world.heap);
-    if (target != block.source)
+    if (target != block.source && !(block.others_only && pe == world.my_pe))
       dd::copy<dd::Direction::get>(threadIdx.x, blockDim.x, target, block.source, block.bytes);
   }
   __syncthreads();

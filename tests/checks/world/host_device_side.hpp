@@ -90,7 +90,8 @@ class HostDeviceSide final : public detail::DeviceSide {
     for (std::byte* const base : bases_) {
       for (const cuda::Block& block : blocks) {
         std::byte* const target = base + (static_cast<std::byte*>(block.place) - world_.heap);
-        if (target != block.source) std::memcpy(target, block.source, block.bytes);
+        const bool skipped = block.others_only && base == world_.heap;
+        if (target != block.source && !skipped) std::memcpy(target, block.source, block.bytes);
       }
       const auto offset = reinterpret_cast<std::byte*>(flags + world_.my_pe) - world_.heap;
       *reinterpret_cast<std::uint64_t*>(base + offset) = value;

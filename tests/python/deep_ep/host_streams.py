@@ -52,10 +52,9 @@ class HostStreams:
     def put_to_all(self, stream, places, blocks, flags, first, value):
         self._count("put_to_all")
         for pe in range(self._world.n_pes):
-            for source, offset, size in blocks:
-                if torch.from_dlpack(places.local).data_ptr() + offset != source or (
-                    pe != self._world.my_pe
-                ):
+            for source, offset, size, others_only in blocks:
+                there = torch.from_dlpack(places.local).data_ptr() + offset == source
+                if pe != self._world.my_pe or not (there or others_only):
                     self._world.put(places.on(pe)[offset : offset + size], at(source, size))
             self._world.fence()
             self._signal(flags, first + self._world.my_pe, pe, value)

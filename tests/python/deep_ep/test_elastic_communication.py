@@ -199,6 +199,12 @@ def check_everything_on_streams(_):
             handle = buffer.all_gather((x, x.float()))[-1]
             handle()
         assert calls == {"barrier": 1, "put_to_all": 1, "wait_for_all": 1, "check": 2}
+        large = torch.full((70_000,), float(rank))  # this rank's copy is made apart
+        buffer.agrs_set_config(4 * MIB, 1)
+        with buffer.agrs_new_session():
+            gathered, handle = buffer.all_gather(large)
+            handle()
+            assert gathered[:, 0].tolist() == gathered[:, -1].tolist() == list(range(ranks))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(buffer.runtime, "capturing", lambda: True)
             for call in (

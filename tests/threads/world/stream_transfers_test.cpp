@@ -39,10 +39,12 @@ TEST(StreamTransfers, GoToTheRightAddresses) {
       EXPECT_EQ(taken, 11u);
       words.data()[40] = 12;
       const Block blocks[] = {{words.data() + 32, values.data(), 8},
-                              {words.data() + 40, words.data() + 40, 4}};
+                              {words.data() + 40, words.data() + 40, 4},
+                              {words.data() + 44, values.data(), 4, true}};
       on.put_to_all(world.team(), blocks, flags.data(), 6);
       EXPECT_EQ(side->joined.members[0], 0b11u);
       EXPECT_EQ(words.data()[33], 2u);
+      EXPECT_EQ(words.data()[44], 0u) << "only the others get it";
       on.wait_for_all(world.team(), flags.data(), 6);
       EXPECT_EQ(side->waited.variable, flags.data());
       EXPECT_EQ(side->waited.value, 6u);
@@ -54,6 +56,7 @@ TEST(StreamTransfers, GoToTheRightAddresses) {
       expected[16] = expected[32] = 1;
       expected[17] = expected[33] = 2;
       expected[40] = 12;
+      expected[44] = 1;
       EXPECT_EQ(std::vector<std::uint32_t>(words.data(), words.data() + 64), expected);
       EXPECT_EQ(std::vector<std::uint64_t>(flags.data(), flags.data() + 6),
                 (std::vector<std::uint64_t>{6, 0, 7, 8, 3, 0}));

@@ -23,6 +23,8 @@ from ..groups import to_torch
 from ..runtime import Runtime
 from .streams import StreamCalls, refuse_capture, settle
 
+_ONE_KERNEL = 128 << 10  # bytes that shoal puts to all ranks by one kernel
+
 
 class GatherSessions:
     """The gather buffer of one rank, which its sessions share."""
@@ -104,9 +106,13 @@ class GatherSessions:
     ) -> None:
         runtime, start = self._runtime, self._local.data_ptr()
         refuse_capture(runtime, "all_gather")
+        mine = [place[runtime.rank] for place in places]
+        sizes = [part.numel() * part.itemsize for part in parts]
+        # This rank's copy of many bytes overlaps with the transfers.
+        apart = sum(sizes) > _ONE_KERNEL
         blocks = [
-            (part.data_ptr(), place[runtime.rank].data_ptr() - start, part.numel() * part.itemsize)
-            for part, place in zip(parts, places)
+            (part.data_ptr(), one.data_ptr() - start, size, apart)
+            for part, one, size in zip(parts, mine, sizes)
         ]
         with runtime.operation("all_gather", None, True) as operation:
             streams.put_to_all(
@@ -118,6 +124,9 @@ class GatherSessions:
                 self._session,
             )
         operation.overlap(tuple(parts), ())
+        for part, one in zip(parts, mine):
+            if apart and one.data_ptr() != part.data_ptr():
+                one.copy_(part.detach())
 
     def _put_on_host(
         self, parts: list[torch.Tensor], places: list[torch.Tensor], slot: int
