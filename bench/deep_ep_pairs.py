@@ -14,6 +14,7 @@ import json
 import os
 import tempfile
 import time
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -171,13 +172,18 @@ class Others:
         )
 
     def ring(self):
-        """A send to the next rank and a receive from the one before, at a time."""
+        """Sends to the next rank on one stream, receives from the one before on another."""
         self.buffer.pp_set_config(self.size, 2)
         got = torch.empty_like(self.rows)
         following, previous = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
+        sends = nullcontext()
+        if self.case.device.type == "cuda":
+            torch.cuda.synchronize()
+            sends = torch.cuda.stream(torch.cuda.Stream())
 
         def call():
-            self.buffer.pp_send(self.rows, following)
+            with sends:
+                self.buffer.pp_send(self.rows, following)
             self.buffer.pp_recv(got, previous)
 
         return call, lambda: bool((got == previous).all())

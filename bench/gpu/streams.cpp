@@ -22,6 +22,7 @@ class StreamsBench {
         peers_(peers),
         shape_(options.shape),
         on_(world, stream_.get()),
+        sends_(world, second_.get()),
         next_((peers.me() + 1) % peers.count()),
         last_((peers.me() + peers.count() - 1) % peers.count()),
         source_(world.heap().allocate<std::byte>(kMostBytes)),
@@ -71,14 +72,14 @@ class StreamsBench {
             [&](std::int64_t) { on_.put_bytes(target_.on(next_).address, source_.data(), bytes); });
   }
 
-  /// A send to the next PE and a receive from the one before, with two slots.
+  /// Sends to the next PE on a second stream and receives from the one before, with two slots.
   void pipeline(std::size_t bytes) {
     measure("send and receive", "plain", bytes, [&](std::int64_t) {
       const std::size_t slot = sent_ % 2 * kMostBytes;
       ++sent_;
-      on_.put_when(sent_ <= 2 ? nullptr : flags_.data() + 1, sent_ <= 2 ? 0 : sent_ - 2,
-                   {next_, slots_.on(next_).address.offset + slot}, source_.data(), bytes,
-                   flags_.on(next_)[0], sent_);
+      sends_.put_when(sent_ <= 2 ? nullptr : flags_.data() + 1, sent_ <= 2 ? 0 : sent_ - 2,
+                      {next_, slots_.on(next_).address.offset + slot}, source_.data(), bytes,
+                      flags_.on(next_)[0], sent_);
       on_.take_when(flags_.data(), sent_, target_.data(), slots_.data() + slot, bytes,
                     flags_.on(last_)[1], sent_);
     });
@@ -120,8 +121,8 @@ class StreamsBench {
   World& world_;
   Peers& peers_;
   const Shape shape_;
-  const Stream stream_;
-  const cuda::StreamOperations on_;
+  const Stream stream_, second_;
+  const cuda::StreamOperations on_, sends_;
   const Pe next_, last_;
   const SymmetricArray<std::byte> source_, target_, slots_, gathered_;
   const SymmetricArray<std::uint64_t> flags_, all_flags_;
