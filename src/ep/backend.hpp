@@ -55,6 +55,7 @@ class Backend {
   virtual Routing route(const TensorView& topk_idx, const RouteOptions& options) = 0;
   virtual Dispatched dispatch(const DispatchCall& call) = 0;
   virtual void unpack(const Dispatched& received, const UnpackOptions& to) = 0;
+  virtual void expand(const ExpandOptions& options) = 0;
   virtual Combined combine(const TensorView& y, const HandleState& handle,
                            const CombineOptions& options) = 0;
 

@@ -134,6 +134,34 @@ struct UnpackOptions {
   Launch launch{};
 };
 
+/// Rank-major rows of a dispatch, for Group::expand, and where their copies go: a copy for each
+/// top-k slot whose expert is on this rank, grouped by expert. Arrays are contiguous unless stated
+/// otherwise; E is the number of local experts.
+///
+/// The block of expert e starts at expert_ends[e - 1] (0 for the first one) and holds
+/// expert_counts[e] rows in the order of x; padding follows up to expert_ends[e].
+struct ExpandOptions {
+  TensorView x{};         ///< [rows, n]; rows a multiple of 16 bytes
+  TensorView topk_idx{};  ///< int64 [rows, top_k]: local experts; -1: no copy
+  /// int32 [1], optional: only the first rows, as many as this says, have copies.
+  TensorView row_count{};
+  TensorView expert_counts{}, expert_ends{};  ///< int32 [E]; Dispatched's
+  TensorView weights{};                       ///< float32 [rows, top_k]; optional
+  TensorView scales{};  ///< float32 or int32 [rows, m]; optional. Elements of a row contiguous
+
+  /// int32 [rows, top_k], result: the copy of each top-k slot, -1: none. CombineOptions::topk_rows
+  /// takes it. Where `numbered`, it is the result of an earlier call for the same layout.
+  TensorView topk_rows{};
+  bool numbered = false;
+  TensorView out{};          ///< result, [copies, n]; with room for all blocks
+  TensorView out_weights{};  ///< result, float32 [copies]; with weights. 0 in rows without a token
+  TensorView out_scales{};   ///< result, [copies, m]; with scales. Any strides
+  TensorView block_ends{};   ///< result, int32 [E], optional: the end of each block before padding
+  /// Rows of `out` and `out_scales` without a token become 0; else they keep what they have.
+  bool zero_padding = false;
+  Launch launch{};
+};
+
 struct CombineOptions {
   /// float32 [rows, top_k], expert-major [rows, 1]; optional. Returned to the source rank and
   /// summed there like the rows; expert-major: each to its top-k slot.

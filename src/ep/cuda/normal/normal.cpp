@@ -114,6 +114,7 @@ void Normal::open() {
   preload_normal_dispatch(shared_bytes);
   preload_normal_combine(shared_bytes);
   preload_unpack();
+  preload_expand();
   check(cudaGetLastError(), "kernels of an ep::Group");
   const auto results = static_cast<std::size_t>(shape.live_results) + 2;
   if (shape.max_tokens > 0) {
@@ -167,6 +168,12 @@ void Normal::unpack(const Dispatched& received, const UnpackOptions& to) {
   cudaStream_t on = group_.begin(to.launch);
   launch_copies(detail::unpacked_arrays(state_, received, to), on);
   group_.end(to.launch, on);
+}
+
+void Normal::expand(const ExpandOptions& options) {
+  cudaStream_t on = group_.begin(options.launch);
+  launch_expand(expand_parameters(options), limits_.multiprocessors, on);
+  group_.end(options.launch, on);
 }
 
 std::shared_ptr<CudaHandle> Normal::make_handle(const detail::DispatchCall& call) {

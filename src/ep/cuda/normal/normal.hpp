@@ -48,6 +48,7 @@ class Normal {
   void open();
   Routing route(const TensorView& topk_idx, const RouteOptions& options);
   void unpack(const Dispatched& received, const UnpackOptions& to);
+  void expand(const ExpandOptions& options);
   Dispatched dispatch(const detail::DispatchCall& call);
   Combined combine(const TensorView& y, const detail::HandleState& state,
                    const CombineOptions& options);
