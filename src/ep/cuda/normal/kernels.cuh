@@ -131,14 +131,15 @@ struct SharedRange {
 /// Entries of each rank in a ShareTable: number n has entry n % kShareSlots.
 inline constexpr std::uint32_t kShareSlots = 64;
 
-/// unpack.cu: one array of four-byte elements that is copied.
+/// unpack.cu: one array that is copied, in words of four bytes.
 struct UnpackedArray {
   const std::uint32_t* from;  ///< rows contiguous
   std::uint32_t* to;
-  std::int64_t from_stride;      ///< elements between rows
-  std::int64_t to_stride, step;  ///< elements between rows, and between elements of a row
-  std::int64_t elements;         ///< of all rows
-  Divisor by_row;                ///< elements of a row
+  std::int64_t from_stride;      ///< words between rows
+  std::int64_t to_stride, step;  ///< words between rows, and between elements of a row
+  std::int64_t words;            ///< of all rows
+  Divisor by_row;                ///< words of a row
+  std::uint32_t wide;            ///< 1 for elements of two words, else 0
 };
 struct NormalUnpack {
   static constexpr int kMaxArrays = 8;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/check.hpp"
 #include "ep/numeric/arithmetic.hpp"
 #include "ep/numeric/float16.hpp"
 
@@ -28,6 +29,16 @@ void round_to(numeric::Bf16& element, float value) {
 }
 void round_to(numeric::Fp16& element, float value) {
   element = numeric::to_fp16(value);
+}
+
+void check_topk_rows(const TensorView& topk_rows, std::int64_t rows) {
+  const std::int64_t top_k = topk_rows.shape[1];
+  for (std::int64_t i = 0; i < topk_rows.size(); ++i) {
+    const std::int32_t row = topk_rows.as<std::int32_t>()[i];
+    require(row >= -1 && row < rows, Code::invalid_argument,
+            "combine: CombineOptions.topk_rows[{}, {}] is {}; allowed: -1 to {}", i / top_k,
+            i % top_k, row, rows - 1);
+  }
 }
 
 /// float32, top-k slots ascending, rounded once.
@@ -82,6 +93,7 @@ Tensor weights_of(const CombineOptions& options) {
 }  // namespace
 
 ExpertOutput prepare_expert_output(const TensorView& y, const CombineOptions& options) {
+  if (options.topk_rows.defined()) check_topk_rows(options.topk_rows, y.shape[0]);
   ExpertOutput output;
   output.y = options.topk_rows.defined() ? sum_rows_of(y, options.topk_rows) : Tensor(y, nullptr);
   if (options.weights.defined())
