@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a program gets from `deep_ep`: pairs, parts of them, and the first pair; in normal mode,
-from `HybridEPBuffer` and in low-latency mode (--parts).
+"""What a program gets from `deep_ep` in normal mode: pairs, parts of them, and the first pair.
 
 Runs over whichever `deep_ep` Python finds: Shoal's (PYTHONPATH=build/release/python) or DeepEP's. A
 pair is a layout (Buffer only), a dispatch and a combine with weights. Expert output lies in torch's
 memory. GPU times are means over a chain without host synchronization, on the slowest rank; host
-times are those of queueing the same calls. Results are checked before and after the chains. What
-the library lacks is left out.
+times are those of queueing the same calls. Results are checked before and after the chains.
+--parts adds pairs of `HybridEPBuffer` and low-latency calls, where the library has them.
 """
 
 import argparse
@@ -204,31 +203,14 @@ def measure(rank, ranks, a, path):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=ranks)
     case = Case(rank, ranks, a)
+    y = torch.randn(ranks * a.tokens, a.hidden, device=case.device).bfloat16()
     figures = {}
-    if "normal" in a.parts:
-        measure_normal(case, a, figures)
     if "hybrid" in a.parts and hasattr(deep_ep, "HybridEPBuffer"):
         measure_hybrid(case, a, figures)
     if "low-latency" in a.parts:
         measure_low_latency(Case(rank, ranks, low_latency_sizes(a)), figures)
-    if rank == 0:
-        report(a, ranks, figures)
-    dist.destroy_process_group()
-
-
-def report(a, ranks, figures):
-    result = {"library": deep_ep.__file__, "ranks": ranks, **vars(a), "figures": figures}
-    for key, value in figures.items():
-        print(f"{key:<66} {value if value is None else round(value, 1)}", flush=True)
-    if a.json:
-        result["library"] = os.path.basename(os.path.dirname(deep_ep.__file__))
-        with open(a.json, "w") as file:
-            json.dump(result, file, indent=1)
-
-
-def measure_normal(case, a, figures):
-    y = torch.randn(case.ranks * a.tokens, a.hidden, device=case.device).bfloat16()
-    for name, kind in (("Buffer", V1), ("ElasticBuffer", V2)):
+    kinds = (("Buffer", V1), ("ElasticBuffer", V2)) if "normal" in a.parts else ()
+    for name, kind in kinds:
         for sync in (True, False):
             key = f"{name}, {'with' if sync else 'without'} CPU sync"
             settle(case)
@@ -269,6 +251,15 @@ def measure_normal(case, a, figures):
             settle(case)
             one.buffer.destroy()
             del one
+    if rank == 0:
+        result = {"library": deep_ep.__file__, "ranks": ranks, **vars(a), "figures": figures}
+        for key, value in figures.items():
+            print(f"{key:<66} {value if value is None else round(value, 1)}", flush=True)
+        if a.json:
+            result["library"] = os.path.basename(os.path.dirname(deep_ep.__file__))
+            with open(a.json, "w") as file:
+                json.dump(result, file, indent=1)
+    dist.destroy_process_group()
 
 
 def measure_hybrid(case, a, figures):

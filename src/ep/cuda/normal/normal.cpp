@@ -64,7 +64,7 @@ void launch_copies(const std::vector<detail::ArrayCopy>& copies, cudaStream_t st
     const std::int64_t columns = from.rank == 1 ? 1 : from.shape[1];
     const std::int64_t step = to.rank == 1 || columns == 1 ? 1 : to.strides[1];
     require(from.size() * words < std::int64_t{1} << 31, Code::unsupported,
-            "unpack: {} has 2^31 words or more", from.describe());
+            "unpack: {} has 2^31 words or more", [&view = from] { return view.describe(); });
     params.arrays[params.count++] = {.from = from.as<std::uint32_t>(),
                                      .to = to.as<std::uint32_t>(),
                                      .from_stride = from.strides[0] * words,
