@@ -30,6 +30,9 @@ void check_combine_arrays(ep::Group& group, const EpCase& c, const TensorMover& 
 /// where other values were staged before.
 void check_combine_without_rows(ep::Group& group, const EpCase& c, const TensorMover& tensors);
 
+/// topk_rows with a row that y does not have, on GPUs: it is reported once and counts as -1.
+void check_row_outside(ep::Group& group, const EpCase& c, const TensorMover& tensors);
+
 /// Refused arrays of all these calls: wrong shapes, dtypes, strides and devices, no data, fields
 /// that the result lacks. No refused call writes to an array. Every rank must have tokens and rows.
 void check_refused_arrays(ep::Group& group, const EpCase& c, const TensorMover& tensors);

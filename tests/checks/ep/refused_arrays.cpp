@@ -177,6 +177,30 @@ void check_refused_combine(ep::Group& group, const EpCase& c, const TensorMover&
 
 }  // namespace
 
+void check_row_outside(ep::Group& group, const EpCase& c, const TensorMover& tensors) {
+  const Inputs host(c, group.team().my_pe());
+  const Tensor x = tensors.upload(host.x);
+  const ep::Dispatched got = group.dispatch(x, group.route(tensors.upload(host.topk_idx)));
+  const std::int64_t rows = got.rows, tokens = host.x.shape[0];
+  expect(rows > 0, "a rank without rows names none");
+  const CallerArray y(tensors, DataType::bfloat16, {rows, c.hidden}),
+      none(tensors, DataType::int32, {rows, c.top_k});
+  for (const auto& [slot, bad] :
+       {std::pair<std::int64_t, std::int64_t>{1, rows}, {0, -2}, {c.top_k - 1, 0x7fffffff}}) {
+    Tensor topk_rows = none.download();  // all -1
+    topk_rows.as<std::int32_t>()[(rows - 1) * c.top_k + slot] = static_cast<std::int32_t>(bad);
+    const ep::Combined combined =
+        group.combine(y.view(), got.handle, {.topk_rows = tensors.upload(topk_rows)});
+    expect_error(kBad,
+                 fmt::format("combine: CombineOptions.topk_rows[{}, {}] is {}; allowed: -1 to {}",
+                             rows - 1, slot, bad, rows - 1),
+                 [&] { group.synchronize(); });
+    group.synchronize();  // reported once
+    expect_tensor("sums of no rows", tensors, combined.x,
+                  std::vector<std::uint16_t>(tokens * c.hidden));
+  }
+}
+
 void check_refused_arrays(ep::Group& group, const EpCase& c, const TensorMover& tensors) {
   const Inputs host(c, group.team().my_pe());
   const Tensor x = tensors.upload(host.x), topk_idx = tensors.upload(host.topk_idx),

@@ -74,6 +74,13 @@ TEST(EpGpuCallerArraysRefused, SmallNamedAndWithoutEffect) {
                check_combine_arrays});
 }
 
+TEST(EpGpuCallerArraysRefused, SmallRowsOutsideTheExpertOutput) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = small_case(2, 43);
+  while (std::min(c.tokens(0), c.tokens(1)) < 2) ++c.seed;
+  run_case(c, {check_row_outside, check_combine_arrays});
+}
+
 /// Expert output for no row, although the rank received some: its rows are sums of nothing.
 TEST(EpGpuCallerArraysOfNothing, SmallSumsOfNoRows) {
   SHOAL_SKIP_WITHOUT_GPU();

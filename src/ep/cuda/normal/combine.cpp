@@ -105,7 +105,10 @@ void Normal::locate_expert_output(const TensorView& y, const CombineOptions& opt
   if (stage_rows) {
     params.y = layout.staging;
     staging.rows = group_.elements<std::byte>(y);
-    if (summed) staging.topk_rows = group_.elements<std::int32_t>(options.topk_rows);
+    if (summed) {
+      staging.topk_rows = group_.elements<std::int32_t>(options.topk_rows);
+      staging.row_count = static_cast<std::int32_t>(y.shape[0]);
+    }
   }
   if (!weights.defined() || reach_weights) return;
   params.y_weights = layout.staging_weights;

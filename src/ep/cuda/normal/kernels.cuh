@@ -154,6 +154,7 @@ struct CombineStaging {
   const float* weights;           ///< or nullptr. With topk_rows one for each of `rows`
   std::int64_t weight_stride;     ///< in elements
   const std::int64_t* topk_idx;   ///< [y_rows, top_k]: weights of slots below 0 count as 0
+  std::int32_t row_count;         ///< rows that topk_rows may name
   std::int32_t blocks;            ///< that stage before they fetch; 0: nothing is staged
 };
 
