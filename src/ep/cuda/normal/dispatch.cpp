@@ -164,7 +164,7 @@ void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_p
   // when this dispatch is queued on all ranks.
   const auto refused = [&] {
     const auto fault = static_cast<Fault>(group_.report->fault);
-    return fault != Fault::none && fault != Fault::bad_index && fault != Fault::two_experts;
+    return fault != Fault::none && !is_bad_index(fault);
   };
   const auto ready = [&] { return message.sequence == sequence_ || refused(); };
   // The kernel keeps the deadline of the operation. This longer one is for a kernel that never
