@@ -24,3 +24,10 @@ def empty_strided(device: torch.device) -> Allocate:
     return lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype, device=device
     )
+
+
+def capture_query() -> Callable[[], bool]:
+    """A function that returns whether a CUDA graph captures the current stream."""
+    return getattr(
+        torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+    )

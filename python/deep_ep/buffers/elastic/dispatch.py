@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shoal._core.ep import CallReceived
+
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert, value_or
 from ..checks import describe, expect, require_rows, require_tensor
-from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, detached
+from ..groups import DispatchTerms, GroupShape, NormalGroup, detached
 from ..runtime import Runtime
 from . import layout
 from .handle import EPHandle
@@ -40,7 +42,7 @@ class Terms(NamedTuple):
 class Sent(NamedTuple):
     """A new dispatch, before its handle is built."""
 
-    received: Received
+    received: CallReceived
     group: NormalGroup
     routing: Any
 
@@ -177,7 +179,7 @@ class Dispatcher:
         weights: torch.Tensor | None,
         stream: int,
         sms: int,
-    ) -> Received:
+    ) -> CallReceived:
         known: layout.ShoalLayout = handle.shoal
         what = self._what(terms, scales, weights, stream, sms)
         return known.group.dispatch(rows, known.handle, what)
@@ -207,7 +209,9 @@ class Dispatcher:
         topk_idx = terms.topk_idx.clone() if copy_topk_idx else terms.topk_idx
         local_experts, top_k = terms.num_experts // runtime.num_ranks, topk_idx.shape[1]
         slot_rows = None
-        expert_ends, counts = received.expert_ends, received.expert_counts
+        sent_along = received.layout
+        expert_ends, counts = sent_along.expert_ends, sent_along.expert_counts
+        source_ends = sent_along.source_ends
         if terms.do_expand:
             aligned = (counts + (alignment - 1)) // alignment * alignment
             starts = expert_ends - aligned
@@ -222,13 +226,13 @@ class Dispatcher:
         known = layout.ShoalLayout(
             sent.group,
             sent.routing,
-            received.handle,
+            sent_along.handle,
             terms.worst_rows,
             received.topk_idx,
             slot_rows,
             None if slot_rows is None else slot_rows.int(),
-            received.source_token,
-            received.source_ends,
+            sent_along,
+            source_ends,
             [],
         )
         handle = EPHandle(
@@ -241,7 +245,7 @@ class Dispatcher:
             received.x.shape[0],
             expert_major_rows,
             received.tokens_per_expert,
-            received.source_ends,
+            source_ends,
             expert_ends,
             counts,
             lambda: layout.source_metadata(known, terms.max_tokens),
@@ -281,7 +285,7 @@ def check_handle(call: str, handle: Any) -> None:
 
 
 def make_outputs(
-    received: Received, handle: EPHandle, zero_padding: bool, column_major_scales: bool
+    received: CallReceived, handle: EPHandle, zero_padding: bool, column_major_scales: bool
 ) -> Outputs:
     """The tensors that a dispatch returns, from the received rows."""
     recv_x, recv_scales, recv_weights = received.x, received.scales, received.topk_weights

@@ -19,17 +19,14 @@ from ...utils.semantic import native_assert, native_fail
 from ..checks import expect, require_tensor
 from ..allocation import empty_strided
 from ..ending import close, warn_unless_destroyed
-from ..groups import DispatchTerms, detached
+from ..groups import DispatchTerms, detached, tensors_of
 from ..runtime import Runtime
 from .early_shapes import EarlyShapes
-from .handles import LowLatencyHandle
+from .handles import LowLatencyHandle, NormalHandle
 from .local_memory import LocalMemory
 from .low_latency import LowLatencyMode
 from .normal import NormalMode
 from .overlap import Overlap
-
-# Half the time of torch.are_deterministic_algorithms_enabled, which returns the same.
-_deterministic = torch._C._get_deterministic_algorithms
 
 
 class Buffer:
@@ -209,6 +206,15 @@ class Buffer:
         event.
         """
         call = "get_dispatch_layout"
+        if self.runtime and not (previous_event or async_finish or allocate_on_comm_stream):
+            # The fast path: one binding call. It returns None and has no effect where an argument
+            # is not what earlier calls had.
+            group = self._normal.known.get(num_experts)
+            found = None if group is None else group.calls.try_layout(topk_idx, num_experts)
+            if found is not None:
+                self._normal.latest = group
+                per_rank, per_expert, in_rank = found
+                return per_rank, None, per_expert, in_rank, EventOverlap()
         runtime = self._open(call)
         require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (None, None), runtime.device)
         with runtime.operation(
@@ -252,6 +258,21 @@ class Buffer:
         runtime = self._open(call)
         check_torch_deterministic()
         rows, scales = x if isinstance(x, tuple) else (x, None)
+        if self._is_plain(previous_event, async_finish, allocate_on_comm_stream):
+            sms = self._sms(config)
+            if handle is None:
+                layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+                top_k = (topk_idx, topk_weights)
+                sent = self._normal.try_dispatch(
+                    rows, scales, layout, top_k, expert_alignment, num_worst_tokens, sms
+                )
+                if sent is not None:
+                    return *sent, EventOverlap()
+            elif type(handle) is NormalHandle and topk_idx is None and topk_weights is None:
+                received = handle.group.calls.try_redispatch(rows, scales, handle.layout, sms)
+                if received is not None:
+                    recv_x = received.x if scales is None else (received.x, received.scales)
+                    return recv_x, None, None, None, None, EventOverlap()
         self._normal.check_rows(call, rows, scales)
         with runtime.operation(
             call, previous_event, async_finish, allocate_on_comm_stream
@@ -299,7 +320,7 @@ class Buffer:
                 received, *result = self._normal.dispatch_new(rows, layout, topk_idx, terms)
         recv_x = received.x if scales is None else (received.x, received.scales)
         inputs = (rows, scales, topk_idx, topk_weights, is_token_in_rank)
-        return recv_x, *result, operation.overlap(inputs, received.tensors)
+        return recv_x, *result, operation.overlap(inputs, tensors_of(received))
 
     def combine(
         self,
@@ -322,6 +343,14 @@ class Buffer:
         call = "combine"
         runtime = self._open(call)
         check_torch_deterministic()
+        if (
+            bias is None
+            and type(handle) is NormalHandle
+            and self._is_plain(previous_event, async_finish, allocate_on_comm_stream)
+        ):
+            sums = handle.group.calls.try_combine(x, handle.layout, topk_weights, self._sms(config))
+            if sums is not None:
+                return *sums, EventOverlap()
         self._normal.check_handle(call, handle)
         biases = bias if isinstance(bias, tuple) else () if bias is None else (bias,)
         self._normal.check_combine(x, handle, topk_weights, biases)
@@ -331,7 +360,6 @@ class Buffer:
             sums, weights = handle.group.combine(
                 x,
                 handle.shoal,
-                handle.num_tokens,
                 topk_weights,
                 tuple(detached(one) for one in biases if one is not None),
                 operation.stream,
@@ -436,8 +464,7 @@ class Buffer:
         Rows 0 to count[e] - 1 of expert e are valid: after hook() with
         return_recv_hook, and until two more dispatches have been received.
         """
-        if _deterministic():
-            check_torch_deterministic()
+        check_torch_deterministic()
         form = (num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0)
         path = self._hooked_paths.get(form)
         general = async_finish or use_nvfp4 or (self._on_host and profiling())
@@ -501,8 +528,7 @@ class Buffer:
         Returns (bfloat16 [T, H], which is ``out`` where given; event; hook), valid after hook()
         with return_recv_hook.
         """
-        if _deterministic():
-            check_torch_deterministic()
+        check_torch_deterministic()
         general = async_finish or zero_copy or overlap or (self._on_host and profiling())
         if not general and type(handle) is LowLatencyHandle and self.runtime:
             # The fast path; without effect where it returns None.
@@ -568,6 +594,12 @@ class Buffer:
         if self.runtime is None:
             native_fail(f"{call}: this buffer has been destroyed")
         return self.runtime
+
+    def _is_plain(self, previous_event: Any, async_finish: bool, on_comm_stream: bool) -> bool:
+        """Whether a call of normal mode has no events, and no profiler wants its name."""
+        return not (
+            previous_event or async_finish or on_comm_stream or (self._on_host and profiling())
+        )
 
     @staticmethod
     def _sms(config: Config | None) -> int:

@@ -8,34 +8,36 @@ from typing import Any
 
 import torch
 
+from shoal._core.ep import CallReceived
+
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert
 from ..checks import describe, require_rows, require_tensor
-from ..groups import DispatchTerms, GroupShape, NormalGroup, Received
+from ..groups import DispatchTerms, GroupShape, NormalGroup
 from ..runtime import Runtime
 from .handles import NormalHandle
-from .layout import (
-    Layout,
-    RememberedRouting,
-    check_experts,
-    count_tokens,
-    ranks_as_experts,
-    route_layout,
-)
+from .layout import Layout, check_experts, count_tokens, ranks_as_experts, route_layout
 
 _EXCHANGE_BYTES = 512  # the most that Team.exchange takes
 
 # (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
 CallerLayout = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # (received, recv_topk_idx, recv_topk_weights, tokens per local expert, handle)
-NewDispatch = tuple[Received, torch.Tensor | None, torch.Tensor | None, list[int], NormalHandle]
+NewDispatch = tuple[CallReceived, torch.Tensor | None, torch.Tensor | None, list[int], NormalHandle]
 
 
 class NormalMode:
-    """Checks arguments and runs dispatches that have no handle yet."""
+    """Checks arguments and runs dispatches that have no handle yet.
+
+    Attributes: ``known``, the groups for the fast path of layouts, by number of experts; ``latest``,
+    that of the latest layout. Between nodes there is no fast path.
+    """
 
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
+        self._has_fast_path = runtime.get_num_rdma_ranks() == 1 and topk_idx_t == torch.int64
+        self.known: dict[int, NormalGroup] = {}
+        self.latest: NormalGroup | None = None
 
     def check_rows(self, call: str, x: Any, scales: Any) -> None:
         require_rows(call, x, scales is not None, self._runtime.device)
@@ -87,7 +89,34 @@ class NormalMode:
         group = runtime.groups.for_routing(num_experts, top_k, tokens)
         if group is None or topk_idx.dtype != torch.int64:
             return count_tokens(topk_idx, num_experts, ranks, nodes)
-        return route_layout(group, topk_idx, ranks, nodes, stream)
+        if self._has_fast_path:
+            self.latest = group
+        return route_layout(group, topk_idx, nodes, stream)
+
+    def try_dispatch(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        layout: tuple[torch.Tensor | None, ...],
+        top_k: tuple[torch.Tensor | None, ...],
+        alignment: int,
+        worst_rows: int,
+        sms: int,
+    ) -> tuple[Any, torch.Tensor, torch.Tensor, list[int], NormalHandle] | None:
+        """What Buffer.dispatch returns, without the event, along the layout of
+        get_dispatch_layout. None, without effect, where the general path is needed."""
+        group = self.latest
+        if group is None or worst_rows == 0:
+            return None
+        per_rank, in_rank, per_expert = layout
+        received = group.calls.try_dispatch(
+            rows, scales, per_rank, in_rank, per_expert, *top_k, alignment, worst_rows, sms
+        )
+        if received is None:
+            return None
+        handle = NormalHandle.make(group, received.layout, in_rank, self._runtime.rank, 1)
+        recv_x = received.x if scales is None else (received.x, received.scales)
+        return recv_x, received.topk_idx, received.topk_weights, [], handle
 
     def dispatch_new(
         self,
@@ -111,7 +140,7 @@ class NormalMode:
         shape = GroupShape(rows.shape[1], topk_idx.shape[1], experts)
         num_scales = 0 if terms.scales is None else terms.scales.shape[1]
         group = self._group(shape, rows.shape[0], num_scales, terms)
-        routing = RememberedRouting.find(in_rank, topk_idx, group)
+        routing = group.calls.remembered(in_rank, topk_idx)
         if routing is None:
             routing = group.route(topk_idx, terms.stream)
         if counted := routing.tokens_per_rank:
@@ -121,10 +150,12 @@ class NormalMode:
             )
         received = group.dispatch(rows, routing, terms)
         handle = NormalHandle.make(
-            group, received, in_rank, runtime.rank, runtime.get_num_rdma_ranks(), terms.worst_rows
+            group, received.layout, in_rank, runtime.rank, runtime.get_num_rdma_ranks()
         )
         if by_rank:
             return received, None, None, self._expert_totals(per_expert, terms.alignment), handle
+        if self._has_fast_path:
+            self.known[experts] = group
         idx = received.topk_idx
         if idx.dtype != topk_idx_t:
             idx = idx.to(topk_idx_t)
