@@ -34,7 +34,7 @@ void Normal::number_topk_slots(const CudaRouting& routing, cudaStream_t on) cons
                                    .experts = state_.shape.experts},
                                   on);
   // A captured launch has not run, and a replay of the graph may follow another routing.
-  if (!group_.capturing(on)) routing.topk_slots_numbered_by = &state_;
+  if (!group_.captures()) routing.topk_slots_numbered_by = &state_;
 }
 
 Dispatched Normal::dispatch(const detail::DispatchCall& call) {
@@ -44,11 +44,11 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   group_.throw_failed();
   const bool waits = call.options.worst_case_rows == 0 && !call.cached;
   require(
-      !waits || !group_.capturing(on), Code::invalid_argument,
+      !waits || !group_.captures(), Code::invalid_argument,
       "dispatch: without DispatchOptions.worst_case_rows the call waits for its sizes, which a captured stream "
       "cannot; set it, or use a cached handle");
   require(
-      !call.options.copy_out || !group_.capturing(on), Code::invalid_argument,
+      !call.options.copy_out || !group_.captures(), Code::invalid_argument,
       "dispatch: DispatchOptions.copy_out on a captured stream: the memory of results must outlive the graph; use "
       "the result where it lies");
   const auto& routing = detail::of_backend<CudaRouting>(*call.routing, "dispatch");
@@ -73,7 +73,7 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   const auto require_room = [&] {
     if (region == nullptr) detail::fail_no_room(state_, state_.world_pe(state_.me), rows);
   };
-  if (group_.capturing(on)) require_room();
+  if (group_.captures()) require_room();
 
   NormalDispatch params{};
   params.group = group_.device;
