@@ -135,8 +135,7 @@ struct NormalCalls::Beside {
 
 NormalCalls::NormalCalls(nb::handle_t<Group> group, nb::handle tensor_type, nb::object empty,
                          nb::tuple dtypes, nb::object capturing)
-    : keeper_(nb::borrow(group)),
-      group_(nb::cast<Group&>(group).group),
+    : group_(nb::cast<Group&>(group).group),
       tensors_(nb::cast<Group&>(group), tensor_type),
       maker_(std::move(empty)),
       bool_(dtypes[0]),
@@ -458,6 +457,9 @@ void bind_results(nb::module_& module) {
       .def_prop_ro(
           "rows", [](const CallLayout& self) { return self.handle.result_rows(); },
           "Rows of the result, unused ones included."_doc)
+      .def_prop_ro(
+          "received", [](const CallLayout& self) { return self.handle.received_rows(); },
+          "Rows with tokens; -1 on GPUs with worst_case_rows."_doc)
       .def_prop_ro(
           "tokens", [](const CallLayout& self) { return self.handle.tokens(); },
           "Tokens that this rank sent."_doc)

@@ -121,8 +121,7 @@ class NormalCalls {
   TensorView view_of_new(nb::handle tensor, DataType dtype, std::int64_t rows,
                          std::int64_t columns) const;
 
-  nb::object keeper_;
-  ep::Group& group_;
+  ep::Group& group_;  ///< which results_ keeps
   PlainTensors tensors_;
   TensorMaker maker_;
   nb::object bool_, int32_, int64_, float32_, capturing_;

@@ -2,6 +2,7 @@
 #include "tensors.hpp"
 
 #include "../arrays/arrays.hpp"
+#include "../docs.hpp"
 #include "shoal/world.hpp"
 
 namespace shoal::python {
@@ -64,6 +65,32 @@ bool PlainTensors::follow(ep::Launch& launch) const {
   }
   launch.stream = stream == nullptr ? reinterpret_cast<void*>(kLegacyStream) : stream;
   return true;
+}
+
+nb::object owning_scalar(nb::handle tensor_type, std::int64_t value, nb::object owned) {
+  struct Memory {
+    std::int64_t value;
+    nb::object owned;
+  };
+  const auto release = [](Memory* memory) {
+    if (!nb::is_alive()) return;  // the interpreter has ended: its objects stay
+    const nb::gil_scoped_acquire acquired;
+    delete memory;
+  };
+  const std::shared_ptr<Memory> memory(new Memory{value, std::move(owned)}, release);
+  Tensor tensor(TensorView(&memory->value, DataType::int64, {}), memory);
+  nb::object made =
+      exchange_object(reinterpret_cast<PyTypeObject*>(tensor_type.ptr()), std::move(tensor));
+  return made.is_valid() ? made : nb::none();
+}
+
+void bind_tensors(nb::module_& module) {
+  module.def(
+      "owning_scalar", &owning_scalar, nb::arg("tensor_type"), nb::arg("value"), nb::arg("owned"),
+      nb::sig("def owning_scalar(tensor_type: type, value: int, owned: object) -> "
+              "typing.Any"),
+      "An int64 scalar tensor on the host whose memory owns an object, for shoal.torch; None "
+      "where the library has no exchange table of DLPack."_doc);
 }
 
 nb::object TensorMaker::make(std::int64_t rows, std::int64_t columns, nb::handle dtype) {

@@ -70,4 +70,10 @@ class TensorMaker {
   std::size_t oldest_ = 0;
 };
 
+/// An int64 scalar on the host whose memory owns a Python object; None where tensors of this type
+/// cannot own memory of others.
+nb::object owning_scalar(nb::handle tensor_type, std::int64_t value, nb::object owned);
+
+void bind_tensors(nb::module_& module);
+
 }  // namespace shoal::python

@@ -15,11 +15,11 @@ import torch
 
 import shoal
 import shoal.ep
+from shoal._allocation import capture_query, empty_strided
 from shoal._core.ep import CallReceived, NormalCalls
 
 from ..utils.envs import is_set
 from ..utils.event import profiled
-from .allocation import capture_query, empty_strided
 
 
 class GroupShape(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from shoal._allocation import empty_strided
 from shoal._core.ep import HookedDispatch
 
 from ... import config as sizes
@@ -17,7 +18,6 @@ from ...utils.envs import check_nvlink_connections, check_torch_deterministic
 from ...utils.event import EventHandle, EventOverlap, profiling
 from ...utils.semantic import native_assert, native_fail
 from ..checks import expect, require_tensor
-from ..allocation import empty_strided
 from ..ending import close, warn_unless_destroyed
 from ..groups import DispatchTerms, detached, tensors_of
 from ..runtime import Runtime

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocation of results with little host time."""
+"""Functions of torch that allocate results and ask for captures with little host time."""
 
 from __future__ import annotations
 
