@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fast path of Buffer in normal mode: which calls take it, that it gives the results of the
+general path, and that unusual arguments leave it."""
+
+import contextlib
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from buffer_cases import (
+    E,
+    H,
+    MOST,
+    layout_of,
+    make_buffer,
+    make_inputs,
+    masked,
+    my_tokens,
+    plain_sum,
+)
+from torch_ranks import names_of_checks, run_checks
+
+from deep_ep.buffers.groups import NormalGroup
+from deep_ep.buffers.legacy.normal import NormalMode
+from deep_ep.utils import refs
+from deep_ep.utils.math import per_token_cast_to_fp8
+
+GENERAL = ((NormalMode, "layout"), (NormalMode, "dispatch_new"), (NormalGroup, "dispatch"))
+
+
+@contextlib.contextmanager
+def general_calls():
+    """Counts the calls of the general path, by name of the function."""
+    counts = {}
+
+    def counted(owner, name):
+        function = getattr(owner, name)
+
+        def call(*arguments):
+            counts[name] = counts.get(name, 0) + 1
+            return function(*arguments)
+
+        return mock.patch.object(owner, name, call)
+
+    with contextlib.ExitStack() as stack:
+        for owner, name in (*GENERAL, (NormalGroup, "combine")):
+            stack.enter_context(counted(owner, name))
+        yield counts
+
+
+def worst():
+    return MOST * dist.get_world_size()
+
+
+def dispatch(buffer, x, topk_idx, weights, layout=None, **options):
+    layout = layout or layout_of(buffer, topk_idx)
+    options = {"num_worst_tokens": worst(), **options}
+    return buffer.dispatch(x, topk_idx=topk_idx, topk_weights=weights, **layout, **options)
+
+
+def warm_buffer():
+    """A buffer after a first pair, which creates the group."""
+    buffer = make_buffer()
+    dispatch(buffer, *make_inputs(my_tokens()))
+    return buffer
+
+
+def check_later_pairs_take_it(_):
+    buffer = warm_buffer()
+    x, topk_idx, weights = make_inputs(my_tokens(), seed=1)
+    ref_x, ref_idx, ref_weights, ref_source, ref_counts = refs.dispatch(
+        x, topk_idx, weights, MOST, E
+    )
+    rows = len(ref_x)
+    with general_calls() as counts:
+        layout = layout_of(buffer, topk_idx)
+        recv_x, recv_idx, recv_weights, per_expert, handle, event = dispatch(
+            buffer, x, topk_idx, weights, layout
+        )
+        sums, summed_weights, _ = buffer.combine(recv_x, handle, topk_weights=recv_weights)
+        again, *rest = buffer.dispatch(2 * x, handle=handle)
+    assert counts == {}
+    assert recv_x.shape == (worst(), H) and torch.equal(recv_x[:rows], ref_x)
+    assert torch.equal(recv_idx[:rows], ref_idx) and bool((recv_idx[rows:] == -1).all())
+    assert torch.equal(recv_weights[:rows], masked(ref_weights, ref_idx))
+    assert per_expert == [] and event.event is None and rest[:4] == [None] * 4
+    assert torch.equal(sums, plain_sum(x, layout["is_token_in_rank"]))
+    assert torch.equal(summed_weights, masked(weights, topk_idx))
+    assert torch.equal(again[:rows], 2 * ref_x)
+    prefix, sent, _, source, in_rank, _ = handle
+    assert prefix[:, dist.get_rank()].tolist() == ref_counts.cumsum(0).tolist()
+    assert torch.equal(source[:rows], ref_source % MOST)
+    assert torch.equal(sent[:, 0], layout["num_tokens_per_rank"])
+    assert in_rank is layout["is_token_in_rank"]
+    local = E // dist.get_world_size()
+    counted = [int((ref_idx == e).sum()) for e in range(local)]
+    assert handle.layout.expert_counts.tolist() == counted
+    assert handle.layout.expert_ends.tolist() == torch.tensor(counted).cumsum(0).tolist()
+    buffer.destroy()
+
+
+def check_aligned_counts(_):
+    buffer = warm_buffer()
+    x, topk_idx, weights = make_inputs(my_tokens(), seed=2)
+    *_, handle, _ = dispatch(buffer, x, topk_idx, weights, expert_alignment=8)
+    counts = handle.layout.expert_counts
+    assert torch.equal(handle.layout.expert_ends, ((counts + 7) // 8 * 8).cumsum(0).int())
+    buffer.destroy()
+
+
+def check_float8_takes_it(_):
+    buffer = warm_buffer()
+    x, topk_idx, weights = make_inputs(my_tokens(), seed=3)
+    codes, scales = per_token_cast_to_fp8(x)
+    with general_calls() as counts:
+        (got, got_scales), *_, handle, _ = dispatch(buffer, (codes, scales), topk_idx, weights)
+        (again, _), *_ = buffer.dispatch((codes, scales.t().contiguous().t()), handle=handle)
+    assert counts == {} and got.dtype == torch.float8_e4m3fn
+    want, *_ = refs.dispatch(codes.view(torch.uint8), topk_idx, None, MOST, E)
+    want_scales, *_ = refs.dispatch(scales, topk_idx, None, MOST, E)
+    assert torch.equal(got.view(torch.uint8)[: len(want)], want)
+    assert torch.equal(again.view(torch.uint8)[: len(want)], want)
+    assert torch.equal(got_scales[: len(want)], want_scales)
+    buffer.destroy()
+
+
+def check_changed_tensors_leave_it(_):
+    """The routing of a layout counts only for the tensors as they were."""
+    buffer = warm_buffer()
+    x, topk_idx, weights = make_inputs(my_tokens(), seed=4)
+    layout = layout_of(buffer, topk_idx)
+    topk_idx.copy_(topk_idx.roll(1, 0))
+    for name, count in layout_of(buffer, topk_idx.clone()).items():
+        layout[name].copy_(count)
+    with general_calls() as counts:
+        recv_x, recv_idx, *_ = dispatch(buffer, x, topk_idx, weights, layout)
+    assert counts == {"dispatch_new": 1, "dispatch": 1}
+    ref_x, ref_idx, *_ = refs.dispatch(x, topk_idx, weights, MOST, E)
+    assert torch.equal(recv_x[: len(ref_x)], ref_x)
+    assert torch.equal(recv_idx[: len(ref_x)], ref_idx)
+    buffer.destroy()
+
+
+def check_wrong_arguments_are_explained(_):
+    """The general path raises what it raises without a fast path, on every rank, and nothing is
+    sent."""
+    buffer = warm_buffer()
+    x, topk_idx, weights = make_inputs(8, seed=5)
+    layout = layout_of(buffer, topk_idx)
+    wrong = dict(layout, num_tokens_per_rank=layout["num_tokens_per_rank"] + 1)
+    with pytest.raises(RuntimeError, match="num_tokens_per_rank is"):
+        dispatch(buffer, x, topk_idx, weights, wrong)
+    for other in (x.float(), x[:, :128].contiguous().t().contiguous().t(), x[:4]):
+        with pytest.raises(RuntimeError, match="dispatch: "):
+            dispatch(buffer, other, topk_idx, weights, layout)
+    with pytest.raises(RuntimeError, match="topk_weights is"):
+        dispatch(buffer, x, topk_idx, weights.double(), layout)
+    with pytest.raises(RuntimeError, match="topk_idx has values"):
+        buffer.get_dispatch_layout(topk_idx + E, E)
+    recv_x, _, recv_weights, _, handle, _ = dispatch(buffer, x, topk_idx, weights, layout)
+    with pytest.raises(RuntimeError, match="combine: x is"):
+        buffer.combine(recv_x[:1], handle)
+    sums, *_ = buffer.combine(recv_x, handle)
+    assert torch.equal(sums, plain_sum(x, layout["is_token_in_rank"]))
+    buffer.destroy()
+    with pytest.raises(RuntimeError, match="destroyed"):
+        buffer.get_dispatch_layout(topk_idx, E)
+
+
+def check_events_and_larger_calls_leave_it(_):
+    buffer = warm_buffer()
+    x, topk_idx, weights = make_inputs(8, seed=6)
+    layout = layout_of(buffer, topk_idx)
+    with general_calls() as counts:
+        *_, event = dispatch(buffer, x, topk_idx, weights, layout, async_finish=True)
+        assert counts.pop("dispatch_new") == 1 and event.event is not None
+        # More rows than the group has room for: all ranks replace it.
+        dispatch(buffer, x, topk_idx, weights, layout, num_worst_tokens=4 * worst())
+        assert counts.pop("dispatch_new") == 1
+        counts.clear()
+        dispatch(buffer, x, topk_idx, weights)
+    assert counts == {}, "the larger group has a fast path"
+    buffer.destroy()
+
+
+def check_held_results_are_copied(_):
+    """A caller may hold more results than there is room for."""
+    buffer = warm_buffer()
+    held = []
+    with general_calls() as counts:
+        for seed in range(12):
+            x, topk_idx, weights = make_inputs(16, seed=seed)
+            recv_x, *_ = dispatch(buffer, x, topk_idx, weights)
+            held.append((recv_x, refs.dispatch(x, topk_idx, None, MOST, E)[0]))
+    assert counts == {}
+    assert all(torch.equal(got[: len(want)], want) for got, want in held)
+    assert next(iter(buffer.runtime.groups)).calls.held < 12
+    buffer.destroy()
+
+
+CHECKS = names_of_checks(globals())
+results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_four_ranks(results, name):
+    results.verify(name)
