@@ -50,6 +50,7 @@ struct CallLayout {
   nb::object beside{};
   std::int64_t ranks = 0, local_experts = 0, worst_case_rows = 0;
 
+  nb::object all() const { return beside.is_valid() ? beside : nb::none(); }
   nb::object part(std::int64_t first, std::int64_t end) const;
   nb::object source_ends() const { return part(0, ranks); }
   nb::object expert_counts() const { return part(ranks, ranks + local_experts); }

@@ -30,6 +30,11 @@ class GroupShape(NamedTuple):
     experts: int
 
 
+# The result of a dispatch. Only ``x`` may lie in the symmetric heap; its memory returns to the heap
+# when the tensor is released.
+Received = CallReceived
+
+
 def to_torch(array: Any) -> torch.Tensor | None:
     """A shoal.Array as a tensor over the same memory."""
     return None if array is None else torch.from_dlpack(array)
@@ -38,17 +43,6 @@ def to_torch(array: Any) -> torch.Tensor | None:
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor without its gradient, which DLPack cannot export."""
     return tensor.detach() if tensor.requires_grad else tensor
-
-
-def tensors_of(received: CallReceived) -> tuple[torch.Tensor | None, ...]:
-    """The tensors of a dispatch; absent ones are None."""
-    return (
-        received.x,
-        received.scales,
-        received.topk_idx,
-        received.topk_weights,
-        received.layout.beside,
-    )
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
@@ -91,6 +85,7 @@ class NormalGroup:
         self._stay = 0 if is_set("EP_COPY_RECEIVED") else self.LIVE_RESULTS[device.type]
         self._captured: list[Any] = []
         self._on_gpu = device.type == "cuda"
+        self._empty = empty_strided(device)
         self.group = shoal.ep.Group(
             team,
             **shape._asdict(),
@@ -101,7 +96,7 @@ class NormalGroup:
         self.calls = NormalCalls(
             self.group,
             torch.Tensor,
-            empty_strided(device),
+            self._empty,
             (torch.bool, torch.int32, torch.int64, torch.float32),
             capture_query() if self._on_gpu else None,
         )
@@ -113,11 +108,15 @@ class NormalGroup:
         self._captured.append(created)
         self.calls.set_most_held(0)
 
+    def empty(self, extents: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised contiguous tensor of one or two dimensions."""
+        return self._empty(extents, (1,) if len(extents) == 1 else (extents[1], 1), dtype)
+
     def route(self, topk_idx: torch.Tensor, stream: int) -> Any:
         """A routing."""
         return self.calls.route(topk_idx, stream)
 
-    def dispatch(self, x: torch.Tensor, layout: Any, terms: DispatchTerms) -> CallReceived:
+    def dispatch(self, x: torch.Tensor, layout: Any, terms: DispatchTerms) -> Received:
         """Sends rows along a routing, or a handle of an earlier dispatch, which gives x and scales
         only."""
         stays = not (terms.captured or self._captured) and self.calls.held < self._stay

@@ -23,7 +23,7 @@ from ...utils.math import align
 from ...utils.semantic import native_assert, native_fail, value_or, weak_lru
 from ..checks import describe, expect
 from ..ending import close, warn_unless_destroyed
-from ..groups import detached, tensors_of
+from ..groups import detached
 from ..runtime import Operation, Runtime
 from . import sizes
 from .combine import Combiner
@@ -256,7 +256,7 @@ class ElasticBuffer:
                 )
         recv_x, recv_scales, recv_topk_idx, recv_weights = outputs
         inputs = (rows, scales, terms.topk_idx, topk_weights)
-        overlap = operation.overlap(inputs, (*outputs, *tensors_of(received), *handle.tensors))
+        overlap = operation.overlap(inputs, (*outputs, *received.tensors, *handle.tensors))
         recv_rows = recv_x if scales is None else (recv_x, recv_scales)
         return recv_rows, recv_topk_idx, recv_weights, handle, overlap
 

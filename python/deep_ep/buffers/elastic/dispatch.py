@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shoal._core.ep import CallReceived
-
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert, value_or
 from ..checks import describe, expect, require_rows, require_tensor
-from ..groups import DispatchTerms, GroupShape, NormalGroup, detached
+from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, detached
 from ..runtime import Runtime
 from . import layout
 from .handle import EPHandle
@@ -42,7 +40,7 @@ class Terms(NamedTuple):
 class Sent(NamedTuple):
     """A new dispatch, before its handle is built."""
 
-    received: CallReceived
+    received: Received
     group: NormalGroup
     routing: Any
 
@@ -179,7 +177,7 @@ class Dispatcher:
         weights: torch.Tensor | None,
         stream: int,
         sms: int,
-    ) -> CallReceived:
+    ) -> Received:
         known: layout.ShoalLayout = handle.shoal
         what = self._what(terms, scales, weights, stream, sms)
         return known.group.dispatch(rows, known.handle, what)
@@ -209,9 +207,7 @@ class Dispatcher:
         topk_idx = terms.topk_idx.clone() if copy_topk_idx else terms.topk_idx
         local_experts, top_k = terms.num_experts // runtime.num_ranks, topk_idx.shape[1]
         slot_rows = None
-        sent_along = received.layout
-        expert_ends, counts = sent_along.expert_ends, sent_along.expert_counts
-        source_ends = sent_along.source_ends
+        expert_ends, counts = received.expert_ends, received.expert_counts
         if terms.do_expand:
             aligned = (counts + (alignment - 1)) // alignment * alignment
             starts = expert_ends - aligned
@@ -226,13 +222,13 @@ class Dispatcher:
         known = layout.ShoalLayout(
             sent.group,
             sent.routing,
-            sent_along.handle,
+            received.handle,
             terms.worst_rows,
             received.topk_idx,
             slot_rows,
             None if slot_rows is None else slot_rows.int(),
-            sent_along,
-            source_ends,
+            received.source_token,
+            received.source_ends,
             [],
         )
         handle = EPHandle(
@@ -245,7 +241,7 @@ class Dispatcher:
             received.x.shape[0],
             expert_major_rows,
             received.tokens_per_expert,
-            source_ends,
+            received.source_ends,
             expert_ends,
             counts,
             lambda: layout.source_metadata(known, terms.max_tokens),
@@ -285,7 +281,7 @@ def check_handle(call: str, handle: Any) -> None:
 
 
 def make_outputs(
-    received: CallReceived, handle: EPHandle, zero_padding: bool, column_major_scales: bool
+    received: Received, handle: EPHandle, zero_padding: bool, column_major_scales: bool
 ) -> Outputs:
     """The tensors that a dispatch returns, from the received rows."""
     recv_x, recv_scales, recv_weights = received.x, received.scales, received.topk_weights

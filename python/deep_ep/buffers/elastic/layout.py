@@ -25,7 +25,7 @@ class ShoalLayout(NamedTuple):
     # int64 [rows, K]: expert-major row of each top-k slot, or -1; None in rank-major form
     slot_rows: torch.Tensor | None
     topk_rows: torch.Tensor | None  # the same as int32
-    layout: Any  # shoal's CallLayout
+    source_token: torch.Tensor  # int32 [rows]
     source_ends: torch.Tensor  # int32 [R]: rows from ranks 0 to i
     # the handle of the same layout in Shoal's expert-major form, once a combine needs it
     expert_major_handle: list[Any]
@@ -76,7 +76,7 @@ def source_metadata(known: ShoalLayout, max_tokens: int) -> torch.Tensor:
     number = torch.arange(local_idx.shape[0], dtype=torch.int32, device=local_idx.device)
     source = torch.bucketize(number, known.source_ends, right=True).int()
     last = last_topk_slot(local_idx)
-    ids = torch.where(last < 0, -1, source * max_tokens + known.layout.source_token)
+    ids = torch.where(last < 0, -1, source * max_tokens + known.source_token)
     column = torch.where(last < 0, -1, source * top_k + last)
     rows = torch.full_like(local_idx, -1) if slot_rows is None else slot_rows
     return torch.cat((ids[:, None].int(), column[:, None].int(), rows.int()), dim=1)

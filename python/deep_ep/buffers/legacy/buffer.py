@@ -19,7 +19,7 @@ from ...utils.event import EventHandle, EventOverlap, profiling
 from ...utils.semantic import native_assert, native_fail
 from ..checks import expect, require_tensor
 from ..ending import close, warn_unless_destroyed
-from ..groups import DispatchTerms, detached, tensors_of
+from ..groups import DispatchTerms, detached
 from ..runtime import Runtime
 from .early_shapes import EarlyShapes
 from .handles import LowLatencyHandle, NormalHandle
@@ -320,7 +320,7 @@ class Buffer:
                 received, *result = self._normal.dispatch_new(rows, layout, topk_idx, terms)
         recv_x = received.x if scales is None else (received.x, received.scales)
         inputs = (rows, scales, topk_idx, topk_weights, is_token_in_rank)
-        return recv_x, *result, operation.overlap(inputs, tensors_of(received))
+        return recv_x, *result, operation.overlap(inputs, received.tensors)
 
     def combine(
         self,

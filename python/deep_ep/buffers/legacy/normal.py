@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from shoal._core.ep import CallReceived
-
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert
 from ..checks import describe, require_rows, require_tensor
-from ..groups import DispatchTerms, GroupShape, NormalGroup
+from ..groups import DispatchTerms, GroupShape, NormalGroup, Received
 from ..runtime import Runtime
 from .handles import NormalHandle
 from .layout import Layout, check_experts, count_tokens, ranks_as_experts, route_layout
@@ -23,13 +21,13 @@ _EXCHANGE_BYTES = 512  # the most that Team.exchange takes
 # (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
 CallerLayout = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # (received, recv_topk_idx, recv_topk_weights, tokens per local expert, handle)
-NewDispatch = tuple[CallReceived, torch.Tensor | None, torch.Tensor | None, list[int], NormalHandle]
+NewDispatch = tuple[Received, torch.Tensor | None, torch.Tensor | None, list[int], NormalHandle]
 
 
 class NormalMode:
     """Checks arguments and runs dispatches that have no handle yet.
 
-    Attributes: ``known``, the groups for the fast path of layouts, by number of experts; ``latest``,
+    Attributes: ``known``, the groups for the fast path of layouts by number of experts; ``latest``,
     that of the latest layout. Between nodes there is no fast path.
     """
 
