@@ -25,6 +25,7 @@ from ..checks import describe, expect
 from ..ending import close, warn_unless_destroyed
 from ..groups import detached
 from ..runtime import Operation, Runtime
+from ..warmup import WarmElasticBuffer
 from . import sizes
 from .combine import Combiner
 from .dispatch import Dispatcher, check_handle, make_outputs
@@ -36,7 +37,7 @@ from .ring import Ring
 Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-class ElasticBuffer:
+class ElasticBuffer(WarmElasticBuffer):
     """Dispatch and combine of expert-parallel tokens, with sizes that each call passes.
 
         buffer = ElasticBuffer(group, num_max_tokens_per_rank=4096, hidden=7168, num_topk=8)
@@ -73,14 +74,16 @@ class ElasticBuffer:
         num_cpu_timeout_secs: int = 300,
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
+        num_experts: int = 0,
+        preinitialize: bool = False,
     ) -> None:
         """num_bytes, num_cpu_bytes (a part of num_bytes): multiples of 2 MiB. num_bytes=None: from
         the sizes that follow it.
 
         allow_multiple_reduction: expert outputs of one rank are summed and rounded before they are
         sent. num_cpu_timeout_secs: limit of any wait for another rank. sl_idx, num_gpu_timeout_secs
-        and num_allocated_qps are accepted without effect. Raises RuntimeError for sizes outside
-        their limits.
+        and num_allocated_qps are accepted without effect. preinitialize: ``warmup`` here, for
+        num_experts. Raises RuntimeError for sizes outside their limits.
         """
         native_assert(
             num_cpu_bytes % sizes.PAGE == 0 and (num_bytes is None or num_bytes % sizes.PAGE == 0),
@@ -109,6 +112,7 @@ class ElasticBuffer:
         self.group = group
         self.num_bytes, self.num_cpu_bytes = num_bytes, num_cpu_bytes
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        self.hidden, self.num_topk = hidden, num_topk
         self.deterministic = deterministic
         self.allow_hybrid_mode = allow_hybrid_mode
         self.allow_multiple_reduction = allow_multiple_reduction
@@ -127,6 +131,8 @@ class ElasticBuffer:
         self._ring = Ring(self.runtime)
         self._gather = GatherSessions(self.runtime)
         self._engram = Engram(self.runtime)
+        if preinitialize:
+            self.warmup(num_experts)
 
     def _set_domains(self, group: dist.ProcessGroup, allow_hybrid_mode: bool) -> None:
         """Sets the ranks and the two-level shape of the group. Collective."""
@@ -535,6 +541,7 @@ class ElasticBuffer:
     def _open(self, call: str) -> Runtime:
         if self.runtime is None:
             native_fail(f"{call}: this buffer has been destroyed")
+        self.runtime.await_preparation()
         return self.runtime
 
     def _operation(

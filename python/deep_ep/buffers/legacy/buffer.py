@@ -19,8 +19,9 @@ from ...utils.event import EventHandle, EventOverlap, profiling
 from ...utils.semantic import native_assert, native_fail
 from ..checks import expect, require_tensor
 from ..ending import close, warn_unless_destroyed
-from ..groups import DispatchTerms, detached
+from ..groups import detached
 from ..runtime import Runtime
+from ..warmup import WarmBuffer
 from .early_shapes import EarlyShapes
 from .handles import LowLatencyHandle, NormalHandle
 from .local_memory import LocalMemory
@@ -29,7 +30,7 @@ from .normal import NormalMode
 from .overlap import Overlap
 
 
-class Buffer:
+class Buffer(WarmBuffer):
     """Dispatch and combine of expert-parallel tokens among the ranks of a group.
 
         buffer = Buffer(group, num_nvl_bytes, num_rdma_bytes)
@@ -63,6 +64,10 @@ class Buffer:
         comm: Any = None,
         use_fabric: bool = False,
         num_topk: int = 0,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_experts: int = 0,
+        preinitialize: bool = False,
     ) -> None:
         """group: a torch.distributed group of any backend, or None with ``comm``, an mpi4py
         communicator. Collective.
@@ -72,7 +77,8 @@ class Buffer:
         num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: accepted
         without effect; Shoal selects its transports and memory handles (SHOAL_CUDA_HANDLE).
         num_topk: top-k of low-latency calls, for ``warmup_low_latency`` here with the sizes of the
-        latest size hint; default: EP_LOW_LATENCY_TOPK, else 8 with enable_shrink.
+        latest size hint; default: EP_LOW_LATENCY_TOPK, else 8 with enable_shrink. preinitialize:
+        ``warmup`` here, with the three sizes before it and num_topk.
 
         Raises ValueError without group and comm, RuntimeError for sizes that are not multiples of
         128.
@@ -119,6 +125,8 @@ class Buffer:
             )
             if known is not None:
                 self._low_latency.create("Buffer", *known, provisional=is_default)
+        if preinitialize:
+            self.warmup(num_max_tokens_per_rank, hidden, num_experts, num_topk)
 
     def __del__(self) -> None:
         warn_unless_destroyed(self)
@@ -206,7 +214,7 @@ class Buffer:
         event.
         """
         call = "get_dispatch_layout"
-        if self.runtime and not (previous_event or async_finish or allocate_on_comm_stream):
+        if self._is_idle() and not (previous_event or async_finish or allocate_on_comm_stream):
             # The fast path: one binding call. It returns None and has no effect where an argument
             # is not what earlier calls had.
             group = self._normal.known.get(num_experts)
@@ -258,14 +266,12 @@ class Buffer:
         runtime = self._open(call)
         check_torch_deterministic()
         rows, scales = x if isinstance(x, tuple) else (x, None)
+        layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+        top_k, limits = (topk_idx, topk_weights), (expert_alignment, num_worst_tokens)
+        sms = self._sms(config)
         if self._is_plain(previous_event, async_finish, allocate_on_comm_stream):
-            sms = self._sms(config)
             if handle is None:
-                layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
-                top_k = (topk_idx, topk_weights)
-                sent = self._normal.try_dispatch(
-                    rows, scales, layout, top_k, expert_alignment, num_worst_tokens, sms
-                )
+                sent = self._normal.try_dispatch(rows, scales, layout, top_k, *limits, sms)
                 if sent is not None:
                     return *sent, EventOverlap()
             elif type(handle) is NormalHandle and topk_idx is None and topk_weights is None:
@@ -277,47 +283,12 @@ class Buffer:
         with runtime.operation(
             call, previous_event, async_finish, allocate_on_comm_stream
         ) as operation:
-            sms = self._sms(config)
-            if handle is not None:
-                expect(
-                    topk_idx is None and topk_weights is None,
-                    f"{call}: a cached dispatch takes no topk_idx",
-                )
-                self._normal.check_handle(call, handle)
-                terms = DispatchTerms(
-                    scales=scales,
-                    worst_rows=handle.worst_rows,
-                    captured=runtime.capturing(),
-                    stream=operation.stream,
-                    sms=sms,
-                )
-                received = handle.group.dispatch(rows, handle.shoal, terms)
-                result = (None, None, None, None)
+            how = (*limits, operation.stream, sms)
+            if handle is None:
+                received, *result = self._normal.dispatch_new(rows, scales, layout, top_k, *how)
             else:
-                layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
-                expect(
-                    all(tensor is not None for tensor in layout),
-                    f"{call}: without handle num_tokens_per_rank, is_token_in_rank, "
-                    "num_tokens_per_expert are needed",
-                )
-                expect(
-                    (topk_idx is None) == (topk_weights is None),
-                    f"{call}: topk_idx and topk_weights come together",
-                )
-                expect(
-                    num_worst_tokens == 0 or topk_idx is not None,
-                    f"{call}: num_worst_tokens needs topk_idx",
-                )
-                terms = DispatchTerms(
-                    None if topk_weights is None else detached(topk_weights),
-                    scales,
-                    expert_alignment,
-                    num_worst_tokens,
-                    captured=runtime.capturing(),
-                    stream=operation.stream,
-                    sms=sms,
-                )
-                received, *result = self._normal.dispatch_new(rows, layout, topk_idx, terms)
+                received = self._normal.dispatch_cached(rows, scales, handle, top_k, *how[2:])
+                result = (None, None, None, None)
         recv_x = received.x if scales is None else (received.x, received.scales)
         inputs = (rows, scales, topk_idx, topk_weights, is_token_in_rank)
         return recv_x, *result, operation.overlap(inputs, received.tensors)
@@ -468,7 +439,7 @@ class Buffer:
         form = (num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0)
         path = self._hooked_paths.get(form)
         general = async_finish or use_nvfp4 or (self._on_host and profiling())
-        if path is not None and not general:
+        if path is not None and not general and self.runtime.preparation is None:
             # The fast path: one binding call. It returns None and has no effect where an argument
             # is not what earlier calls had.
             group = path.group
@@ -530,7 +501,7 @@ class Buffer:
         """
         check_torch_deterministic()
         general = async_finish or zero_copy or overlap or (self._on_host and profiling())
-        if not general and type(handle) is LowLatencyHandle and self.runtime:
+        if not general and type(handle) is LowLatencyHandle and self._is_idle():
             # The fast path; without effect where it returns None.
             group, sent = handle.group, handle.sent
             if type(sent) is HookedDispatch:
@@ -593,7 +564,13 @@ class Buffer:
     def _open(self, call: str) -> Runtime:
         if self.runtime is None:
             native_fail(f"{call}: this buffer has been destroyed")
+        if self.runtime.preparation is not None:
+            self.runtime.await_preparation()
         return self.runtime
+
+    def _is_idle(self) -> bool:
+        """Whether the buffer is open, and no warm-up is in progress."""
+        return self.runtime is not None and self.runtime.preparation is None
 
     def _is_plain(self, previous_event: Any, async_finish: bool, on_comm_stream: bool) -> bool:
         """Whether a call of normal mode has no events, and no profiler wants its name."""

@@ -10,8 +10,8 @@ import torch
 
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert
-from ..checks import describe, require_rows, require_tensor
-from ..groups import DispatchTerms, GroupShape, NormalGroup, Received
+from ..checks import describe, expect, require_rows, require_tensor
+from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, detached
 from ..runtime import Runtime
 from .handles import NormalHandle
 from .layout import Layout, check_experts, count_tokens, ranks_as_experts, route_layout
@@ -116,19 +116,63 @@ class NormalMode:
         recv_x = received.x if scales is None else (received.x, received.scales)
         return recv_x, received.topk_idx, received.topk_weights, [], handle
 
+    def dispatch_cached(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        handle: NormalHandle,
+        top_k: tuple[torch.Tensor | None, ...],
+        stream: int,
+        sms: int,
+    ) -> Received:
+        """Sends along the layout of ``handle``."""
+        expect(top_k == (None, None), "dispatch: a cached dispatch takes no topk_idx")
+        self.check_handle("dispatch", handle)
+        terms = DispatchTerms(
+            scales=scales,
+            worst_rows=handle.worst_rows,
+            captured=self._runtime.capturing(),
+            stream=stream,
+            sms=sms,
+        )
+        return handle.group.dispatch(rows, handle.shoal, terms)
+
     def dispatch_new(
         self,
         rows: torch.Tensor,
+        scales: torch.Tensor | None,
         layout: CallerLayout,
-        topk_idx: torch.Tensor | None,
-        terms: DispatchTerms,
+        top_k: tuple[torch.Tensor | None, ...],
+        alignment: int,
+        worst_rows: int,
+        stream: int,
+        sms: int,
     ) -> NewDispatch:
-        """Routes and sends. Without ``topk_idx``, tokens go to the ranks of
+        """Routes and sends. Without top-k indices, tokens go to the ranks of
         ``is_token_in_rank``."""
         runtime = self._runtime
+        topk_idx, topk_weights = top_k
+        expect(
+            all(tensor is not None for tensor in layout),
+            "dispatch: without handle num_tokens_per_rank, is_token_in_rank, "
+            "num_tokens_per_expert are needed",
+        )
+        by_rank = topk_idx is None
+        expect(
+            by_rank == (topk_weights is None), "dispatch: topk_idx and topk_weights come together"
+        )
+        expect(worst_rows == 0 or not by_rank, "dispatch: num_worst_tokens needs topk_idx")
+        terms = DispatchTerms(
+            None if topk_weights is None else detached(topk_weights),
+            scales,
+            alignment,
+            worst_rows,
+            captured=runtime.capturing(),
+            stream=stream,
+            sms=sms,
+        )
         per_rank, in_rank, per_expert = layout
         self._check_layout(rows.shape[0], layout, terms)
-        by_rank = topk_idx is None
         if by_rank:
             topk_idx = ranks_as_experts(in_rank)
             experts = runtime.num_ranks
