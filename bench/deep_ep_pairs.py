@@ -72,6 +72,10 @@ class V1:
         self.buffer = deep_ep.Buffer(group, 2 << 30, 0, explicitly_destroy=True)
         deep_ep.Buffer.set_num_sms(a.sms)
 
+    def warmup(self):
+        a = self.case.a
+        self.buffer.warmup(a.tokens, a.hidden, a.experts, a.top_k)
+
     def layout(self):
         return self.buffer.get_dispatch_layout(self.case.topk_idx, self.case.a.experts)
 
@@ -117,6 +121,9 @@ class V2:
             num_topk=a.top_k,
             explicitly_destroy=True,
         )
+
+    def warmup(self):
+        self.buffer.warmup(self.case.a.experts)
 
     def dispatch(self, fp8):
         case = self.case
@@ -168,14 +175,19 @@ def chain(case, call, count, skipped):
     return [1e6 * float(value) for value in times]
 
 
-def host_alone(case, call):
-    """Host time of one call behind an empty queue: the least of several, in us."""
+def host_time(case, call, calls=1):
+    """Host time of a call behind an empty queue: the least mean of several tries, in us.
+
+    One call alone follows a wait and finds cold caches; of eight in a row, as of a model's layers,
+    most do not.
+    """
     best = float("inf")
     for _ in range(12):
         settle(case)
         start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
+        for _ in range(calls):
+            call()
+        best = min(best, (time.perf_counter() - start) / calls)
     settle(case)
     return 1e6 * best
 
@@ -208,10 +220,17 @@ def measure(rank, ranks, a, path):
             start = time.perf_counter()
             one = kind(case, dist.group.WORLD, sync)
             made = time.perf_counter()
-            one.pair(False, y)
-            settle(case)
             figures[f"{key}: construction, ms"] = 1e3 * (made - start)
+            if a.warmup:
+                one.warmup()
+                settle(case)
+                figures[f"{key}: warmup, ms"] = 1e3 * (time.perf_counter() - made)
+                made = time.perf_counter()
+            one.pair(False, y)
+            if case.device.type == "cuda":
+                torch.cuda.synchronize()
             figures[f"{key}: first pair, ms"] = 1e3 * (time.perf_counter() - made)
+            settle(case)
             for fp8 in (False, True):
                 form = f"{key}, {'FP8' if fp8 else 'BF16'}"
                 if sync:
@@ -219,10 +238,24 @@ def measure(rank, ranks, a, path):
                 device, host = chain(case, lambda: one.pair(fp8, y), a.chain, a.skipped)
                 figures[f"{form}: new pair, us"] = device
                 figures[f"{form}: host time in the chain, us"] = host
-                figures[f"{form}: host time alone, us"] = host_alone(case, lambda: one.pair(fp8, y))
+                figures[f"{form}: host time alone, us"] = host_time(case, lambda: one.pair(fp8, y))
+                figures[f"{form}: host time, 8 in a row, us"] = host_time(
+                    case, lambda: one.pair(fp8, y), 8
+                )
                 figures[f"{form}: launches"] = launches(case, lambda: one.pair(fp8, y))
                 if sync:
                     case.check(fp8, *one.exact(fp8))
+            if kind is V1 and not sync:
+                handle = one.dispatch(False)[4]
+                for part, call in (
+                    ("layout", one.layout),
+                    ("layout and dispatch", lambda: one.dispatch(False)),
+                    ("combine", lambda: one.buffer.combine(y, handle)),
+                ):
+                    figures[f"Buffer, host time of {part}, 8 in a row, us"] = host_time(
+                        case, call, 8
+                    )
+                del handle
             if kind is V1 and sync:
                 figures["get_dispatch_layout, us"] = chain(case, one.layout, a.chain, 4)[0]
                 for fp8 in (False, True):
@@ -265,6 +298,7 @@ def main():
     parser.add_argument("--sms", type=int, default=24)
     parser.add_argument("--chain", type=int, default=112, help="calls that are timed")
     parser.add_argument("--skipped", type=int, default=16, help="calls before them")
+    parser.add_argument("--warmup", action="store_true", help="warm buffers up; Shoal only")
     parser.add_argument("--json", help="write the figures to this file")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

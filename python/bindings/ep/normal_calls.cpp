@@ -362,8 +362,9 @@ CallReceived NormalCalls::dispatch(nb::handle x, nb::handle layout, nb::handle w
 nb::object NormalCalls::try_dispatch(nb::handle x, nb::handle scales, nb::handle per_rank,
                                      nb::handle in_rank, nb::handle per_expert, nb::handle topk_idx,
                                      nb::handle topk_weights, std::int64_t alignment,
-                                     std::int64_t worst_case_rows, std::int32_t sms) {
-  if (!ready() || in_rank.is_none() || worst_case_rows < 1 ||
+                                     std::int64_t worst_case_rows, std::int32_t sms,
+                                     nb::handle agree) {
+  if (!ready() || in_rank.is_none() || worst_case_rows < 0 ||
       worst_case_rows > ranks_ * max_tokens_ || alignment < 1 || alignment > INT32_MAX)
     return nb::none();
   const nb::object found = remembered(in_rank, topk_idx);
@@ -380,6 +381,10 @@ nb::object NormalCalls::try_dispatch(nb::handle x, nb::handle scales, nb::handle
       !tensors_.take(options.weights, topk_weights, DataType::float32, {tokens, top_k_}) ||
       !tensors_.follow(options.launch) || captured())
     return nb::none();
+  if (worst_case_rows == 0) {
+    const std::int64_t count = options.scales.defined() ? options.scales.shape[1] : 0;
+    if (!nb::cast<bool>(nb::object(agree(tokens, count)))) return nb::none();
+  }
   return nb::cast(send(rows, &known.routing, nullptr, options, scales, held() < most_held_));
 }
 

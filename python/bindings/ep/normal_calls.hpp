@@ -90,9 +90,12 @@ class NormalCalls {
   CallReceived dispatch(nb::handle x, nb::handle layout, nb::handle weights, nb::handle scales,
                         std::int32_t alignment, std::int64_t worst_case_rows, bool all_weights,
                         bool stays, std::uintptr_t stream, std::int32_t sms);
+  /// Without worst_case_rows, asks agree(tokens, scales) last: whether ranks agree that the group
+  /// has room. Where it has none, returns None too.
   nb::object try_dispatch(nb::handle x, nb::handle scales, nb::handle per_rank, nb::handle in_rank,
                           nb::handle per_expert, nb::handle topk_idx, nb::handle topk_weights,
-                          std::int64_t alignment, std::int64_t worst_case_rows, std::int32_t sms);
+                          std::int64_t alignment, std::int64_t worst_case_rows, std::int32_t sms,
+                          nb::handle agree);
   nb::object try_redispatch(nb::handle x, nb::handle scales, const CallLayout& layout,
                             std::int32_t sms);
 

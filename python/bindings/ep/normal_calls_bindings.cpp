@@ -125,13 +125,14 @@ void bind_try(nb::class_<NormalCalls>& calls) {
       .def("try_dispatch", &NormalCalls::try_dispatch, nb::arg("x").none(),
            nb::arg("scales").none(), nb::arg("per_rank").none(), nb::arg("in_rank").none(),
            nb::arg("per_expert").none(), nb::arg("topk_idx").none(), nb::arg("topk_weights").none(),
-           nb::arg("alignment"), nb::arg("worst_case_rows"), nb::arg("sms"),
+           nb::arg("alignment"), nb::arg("worst_case_rows"), nb::arg("sms"), nb::arg("agree"),
            nb::sig("def try_dispatch(self, x: typing.Any, scales: typing.Any, per_rank: "
                    "typing.Any, in_rank: typing.Any, per_expert: typing.Any, topk_idx: "
                    "typing.Any, topk_weights: typing.Any, alignment: int, worst_case_rows: int, "
-                   "sms: int) -> CallReceived | None"),
+                   "sms: int, agree: typing.Any) -> CallReceived | None"),
            "dispatch of bfloat16 rows, or float8 rows with scales, and weights along the layout "
-           "that try_layout returned."_doc)
+           "that try_layout returned. Without worst_case_rows it asks agree(tokens, scales) last, "
+           "whether ranks agree that the group has room, and returns None where it has none."_doc)
       .def("try_redispatch", &NormalCalls::try_redispatch, nb::arg("x").none(),
            nb::arg("scales").none(), nb::arg("layout"), nb::arg("sms"),
            nb::sig("def try_redispatch(self, x: typing.Any, scales: typing.Any, layout: "

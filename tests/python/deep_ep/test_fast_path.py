@@ -21,7 +21,7 @@ from buffer_cases import (
 )
 from torch_ranks import names_of_checks, run_checks
 
-from deep_ep.buffers.groups import NormalGroup
+from deep_ep.buffers.groups import GroupPool, NormalGroup
 from deep_ep.buffers.legacy.normal import NormalMode
 from deep_ep.utils import refs
 from deep_ep.utils.math import per_token_cast_to_fp8
@@ -122,6 +122,34 @@ def check_float8_takes_it(_):
     assert torch.equal(got.view(torch.uint8)[: len(want)], want)
     assert torch.equal(again.view(torch.uint8)[: len(want)], want)
     assert torch.equal(got_scales[: len(want)], want_scales)
+    buffer.destroy()
+
+
+def check_with_sizes_on_the_host(_):
+    """Without num_worst_tokens ranks agree on the room once per dispatch, on any path."""
+    buffer = warm_buffer()
+    x, topk_idx, weights = make_inputs(my_tokens(), seed=7)
+    ref_x, ref_idx, *_ = refs.dispatch(x, topk_idx, weights, MOST, E)
+    local = E // dist.get_world_size()
+    with (
+        general_calls() as counts,
+        mock.patch.object(GroupPool, "agree", autospec=True, side_effect=GroupPool.agree) as agree,
+    ):
+        recv_x, recv_idx, _, per_expert, handle, _ = dispatch(
+            buffer, x, topk_idx, weights, num_worst_tokens=0, expert_alignment=4
+        )
+        sums, *_ = buffer.combine(recv_x, handle)
+    assert counts == {} and agree.call_count == 1
+    assert torch.equal(recv_x, ref_x) and torch.equal(recv_idx, ref_idx)
+    assert per_expert == [-(-int((ref_idx == e).sum()) // 4) * 4 for e in range(local)]
+    assert torch.equal(sums, plain_sum(x, handle[4]))
+    # One rank leaves the fast path, and one has more tokens than the group has room for.
+    for rank, tokens in ((1, 3), (2, 3), (2, 5 * MOST)):
+        count = tokens if rank == dist.get_rank() else 8
+        x, topk_idx, weights = make_inputs(count, seed=8)
+        options = {"async_finish": rank == 1 and dist.get_rank() == 1}
+        recv_x, *_ = dispatch(buffer, x, topk_idx, weights, num_worst_tokens=0, **options)
+        assert torch.equal(recv_x, refs.dispatch(x, topk_idx, None, 5 * MOST, E)[0])
     buffer.destroy()
 
 

@@ -36,6 +36,7 @@ class NormalMode:
         self._has_fast_path = runtime.get_num_rdma_ranks() == 1 and topk_idx_t == torch.int64
         self.known: dict[int, NormalGroup] = {}
         self.latest: NormalGroup | None = None
+        self._room: tuple[int, int] | None = None  # tokens and scales that this call agreed on
 
     def check_rows(self, call: str, x: Any, scales: Any) -> None:
         require_rows(call, x, scales is not None, self._runtime.device)
@@ -103,18 +104,29 @@ class NormalMode:
     ) -> tuple[Any, torch.Tensor, torch.Tensor, list[int], NormalHandle] | None:
         """What Buffer.dispatch returns, without the event, along the layout of
         get_dispatch_layout. None, without effect, where the general path is needed."""
-        group = self.latest
-        if group is None or worst_rows == 0:
+        group, self._room = self.latest, None
+        if group is None:
             return None
         per_rank, in_rank, per_expert = layout
+        how = (alignment, worst_rows, sms, self._agree_on_room)
         received = group.calls.try_dispatch(
-            rows, scales, per_rank, in_rank, per_expert, *top_k, alignment, worst_rows, sms
+            rows, scales, per_rank, in_rank, per_expert, *top_k, *how
         )
         if received is None:
             return None
         handle = NormalHandle.make(group, received.layout, in_rank, self._runtime.rank, 1)
         recv_x = received.x if scales is None else (received.x, received.scales)
-        return recv_x, received.topk_idx, received.topk_weights, [], handle
+        counts = received.tokens_per_expert
+        return recv_x, received.topk_idx, received.topk_weights, counts, handle
+
+    def _agree_on_room(self, tokens: int, scales: int) -> bool:
+        """Whether the latest group has room for what all ranks send. Collective."""
+        group = self.latest
+        room = self._runtime.groups.agree(group.shape, tokens, scales)
+        if room[0] <= group.max_tokens and room[1] <= group.max_scales:
+            return True
+        self._room = room  # the general path replaces the group
+        return False
 
     def dispatch_cached(
         self,
@@ -250,7 +262,8 @@ class NormalMode:
             f"dispatch: a CUDA graph cannot capture the first call of {shape} with {room} tokens; "
             "run it once before",
         )
-        return pool.get(shape, *pool.agree(shape, room, scales))
+        agreed, self._room = self._room, None
+        return pool.get(shape, *(agreed or pool.agree(shape, room, scales)))
 
     def _expert_totals(self, per_expert: torch.Tensor, alignment: int) -> list[int]:
         """Tokens of all ranks for each local expert, rounded up to ``alignment``. Collective."""
