@@ -388,6 +388,36 @@ nb::object NormalCalls::try_dispatch(nb::handle x, nb::handle scales, nb::handle
   return nb::cast(send(rows, &known.routing, nullptr, options, scales, held() < most_held_));
 }
 
+nb::object NormalCalls::try_send(nb::handle x, nb::handle scales, nb::handle topk_idx,
+                                 nb::handle topk_weights, std::int64_t alignment,
+                                 std::int64_t worst_case_rows, std::int64_t max_tokens,
+                                 std::int32_t sms) {
+  TensorView rows, indices;
+  ep::DispatchOptions options;
+  options.worst_case_rows = worst_case_rows;
+  options.launch.sms = sms;
+  options.all_weights = !topk_weights.is_none();
+  if (!ready() || worst_case_rows < 0 || worst_case_rows > ranks_ * max_tokens_ || alignment < 1 ||
+      alignment > INT32_MAX || !take_rows(rows, x, {}, options, scales))
+    return nb::none();
+  const std::int64_t tokens = rows.shape[0];
+  if (tokens > std::min(max_tokens, max_tokens_) ||
+      !tensors_.take(indices, topk_idx, DataType::int64, {tokens, top_k_}) ||
+      !tensors_.take_optional(options.weights, topk_weights, DataType::float32, {tokens, top_k_}) ||
+      !tensors_.follow(options.launch) || captured())
+    return nb::none();
+  options.expert_alignment = static_cast<std::int32_t>(alignment);
+  CallRouting made;
+  {
+    ep::Launch launch;
+    launch.stream = options.launch.stream;
+    const nb::gil_scoped_release released;
+    made.routing = group_.route(indices, launch);
+  }
+  CallReceived received = send(rows, &made.routing, nullptr, options, scales, held() < most_held_);
+  return nb::make_tuple(nb::cast(std::move(received)), nb::cast(std::move(made)));
+}
+
 nb::object NormalCalls::try_redispatch(nb::handle x, nb::handle scales, const CallLayout& layout,
                                        std::int32_t sms) {
   TensorView rows;
@@ -430,13 +460,14 @@ nb::tuple NormalCalls::combine(nb::handle y, const ep::Handle& handle, nb::handl
 }
 
 nb::object NormalCalls::try_combine(nb::handle y, const CallLayout& layout, nb::handle weights,
-                                    std::int32_t sms) {
+                                    nb::handle topk_idx, std::int32_t sms) {
   const std::int64_t rows = layout.handle.result_rows();
   TensorView output;
   ep::CombineOptions options;
   options.launch.sms = sms;
   if (!ready() || !tensors_.take(output, y, DataType::bfloat16, {rows, hidden_}) ||
       !tensors_.take_optional(options.weights, weights, DataType::float32, {rows, top_k_}) ||
+      !tensors_.take_optional(options.topk_idx, topk_idx, DataType::int64, {rows, top_k_}) ||
       !tensors_.follow(options.launch))
     return nb::none();
   return sum(output, y, layout.handle, options);

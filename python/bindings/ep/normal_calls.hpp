@@ -96,6 +96,10 @@ class NormalCalls {
                           nb::handle per_expert, nb::handle topk_idx, nb::handle topk_weights,
                           std::int64_t alignment, std::int64_t worst_case_rows, std::int32_t sms,
                           nb::handle agree);
+  /// Routes too. Returns (CallReceived, CallRouting).
+  nb::object try_send(nb::handle x, nb::handle scales, nb::handle topk_idx, nb::handle topk_weights,
+                      std::int64_t alignment, std::int64_t worst_case_rows, std::int64_t max_tokens,
+                      std::int32_t sms);
   nb::object try_redispatch(nb::handle x, nb::handle scales, const CallLayout& layout,
                             std::int32_t sms);
 
@@ -104,7 +108,7 @@ class NormalCalls {
                     nb::handle topk_rows, nb::handle biases, std::uintptr_t stream,
                     std::int32_t sms);
   nb::object try_combine(nb::handle y, const CallLayout& layout, nb::handle weights,
-                         std::int32_t sms);
+                         nb::handle topk_idx, std::int32_t sms);
 
  private:
   struct Beside;

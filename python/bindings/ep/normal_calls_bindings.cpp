@@ -133,16 +133,26 @@ void bind_try(nb::class_<NormalCalls>& calls) {
            "dispatch of bfloat16 rows, or float8 rows with scales, and weights along the layout "
            "that try_layout returned. Without worst_case_rows it asks agree(tokens, scales) last, "
            "whether ranks agree that the group has room, and returns None where it has none."_doc)
+      .def(
+          "try_send", &NormalCalls::try_send, nb::arg("x").none(), nb::arg("scales").none(),
+          nb::arg("topk_idx").none(), nb::arg("topk_weights").none(), nb::arg("alignment"),
+          nb::arg("worst_case_rows"), nb::arg("max_tokens"), nb::arg("sms"),
+          nb::sig(
+              "def try_send(self, x: typing.Any, scales: typing.Any, topk_idx: typing.Any, "
+              "topk_weights: typing.Any, alignment: int, worst_case_rows: int, max_tokens: int, sms: "
+              "int) -> tuple[CallReceived, CallRouting] | None"),
+          "route, and dispatch of bfloat16 rows, or float8 rows with scales; weights of all top-k "
+          "slots travel, where given."_doc)
       .def("try_redispatch", &NormalCalls::try_redispatch, nb::arg("x").none(),
            nb::arg("scales").none(), nb::arg("layout"), nb::arg("sms"),
            nb::sig("def try_redispatch(self, x: typing.Any, scales: typing.Any, layout: "
                    "CallLayout, sms: int) -> CallReceived | None"),
            "dispatch of rows along the layout of an earlier one."_doc)
       .def("try_combine", &NormalCalls::try_combine, nb::arg("y").none(), nb::arg("layout"),
-           nb::arg("weights").none(), nb::arg("sms"),
+           nb::arg("weights").none(), nb::arg("topk_idx").none(), nb::arg("sms"),
            nb::sig("def try_combine(self, y: typing.Any, layout: CallLayout, weights: typing.Any, "
-                   "sms: int) -> tuple | None"),
-           "combine of bfloat16 rows."_doc);
+                   "topk_idx: typing.Any, sms: int) -> tuple | None"),
+           "combine of bfloat16 rows; topk_idx as in combine."_doc);
 }
 
 }  // namespace

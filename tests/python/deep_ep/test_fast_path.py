@@ -11,6 +11,7 @@ import torch.distributed as dist
 from buffer_cases import (
     E,
     H,
+    K,
     MOST,
     layout_of,
     make_buffer,
@@ -21,6 +22,8 @@ from buffer_cases import (
 )
 from torch_ranks import names_of_checks, run_checks
 
+import deep_ep
+from deep_ep.buffers.elastic.dispatch import Dispatcher
 from deep_ep.buffers.groups import GroupPool, NormalGroup
 from deep_ep.buffers.legacy.normal import NormalMode
 from deep_ep.utils import refs
@@ -224,6 +227,104 @@ def check_held_results_are_copied(_):
     assert counts == {}
     assert all(torch.equal(got[: len(want)], want) for got, want in held)
     assert next(iter(buffer.runtime.groups)).calls.held < 12
+    buffer.destroy()
+
+
+def elastic_pair(buffer, x, topk_idx, weights, **options):
+    result = buffer.dispatch(x, topk_idx, weights, num_experts=E, **options)
+    recv_x, recv_idx, recv_weights, handle, _ = result
+    rows = recv_x[0].float().bfloat16() if isinstance(recv_x, tuple) else recv_x
+    sums, summed_weights, _ = buffer.combine(rows, handle, topk_weights=recv_weights)
+    return recv_x, recv_idx, recv_weights, handle, sums, summed_weights
+
+
+HANDLE_FIELDS = (
+    "do_expand num_experts expert_alignment num_max_tokens_per_rank num_sms topk_idx "
+    "num_recv_tokens num_expanded_tokens num_recv_tokens_per_expert_list "
+    "psum_num_recv_tokens_per_scaleup_rank psum_num_recv_tokens_per_expert "
+    "num_unaligned_recv_tokens_per_expert recv_src_metadata dst_buffer_slot_idx "
+    "token_metadata_at_forward channel_linked_list"
+).split()
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one == other
+
+
+def check_elastic_pairs(_):
+    """Later pairs give the results and handles of the first one, which takes the general path."""
+    for options in (
+        {"do_cpu_sync": True, "expert_alignment": 4},
+        {"do_cpu_sync": False, "num_sms": 6, "do_handle_copy": False},
+    ):
+        buffer = deep_ep.ElasticBuffer(
+            dist.group.WORLD,
+            num_max_tokens_per_rank=MOST,
+            hidden=H,
+            num_topk=K,
+            explicitly_destroy=True,
+        )
+        x, topk_idx, weights = make_inputs(my_tokens(), seed=9)
+        first = elastic_pair(buffer, x, topk_idx, weights, **options)
+        used = len(refs.dispatch(x, topk_idx, None, MOST, E)[0])
+        with (
+            mock.patch.object(Dispatcher, "send_new", side_effect=AssertionError),
+            mock.patch.object(NormalGroup, "combine", side_effect=AssertionError),
+        ):
+            again = elastic_pair(buffer, x, topk_idx, weights, **options)
+            codes = (x.to(torch.float8_e4m3fn), torch.ones(len(x), H // 128))
+            quantized = elastic_pair(buffer, codes, topk_idx, weights, **options)
+            unweighted = buffer.dispatch(x, topk_idx, num_experts=E, **options)
+        for one, other in zip(first[:3], again[:3]):
+            assert same(one[:used], other[:used])
+        assert same(first[4], again[4]) and same(first[5], again[5])
+        assert torch.equal(
+            quantized[0][0][:used].float(), first[0][:used].to(torch.float8_e4m3fn).float()
+        )
+        assert unweighted[2] is None and torch.equal(unweighted[0][:used], first[0][:used])
+        if not options["do_cpu_sync"]:
+            used = slice(0, used)  # other rows of source tokens are undefined
+        for name in HANDLE_FIELDS:
+            one, other = getattr(first[3], name), getattr(again[3], name)
+            if name == "recv_src_metadata" and isinstance(used, slice):
+                one, other = one[used], other[used]
+            assert same(one, other), name
+        assert isinstance(again[3], deep_ep.EPHandle)
+        with pytest.raises(AttributeError, match="no_such_field"):
+            again[3].no_such_field
+        cached, *_ = buffer.dispatch(2 * x, handle=again[3])
+        want = 2 * refs.dispatch(x, topk_idx, None, MOST, E)[0]
+        assert torch.equal(cached[: len(want)], want)
+        group, handle = next(iter(buffer.runtime.groups)), again[3]
+        del first, quantized, unweighted, cached, again, one, other
+        assert group.calls.held == 0, "a handle keeps no rows"
+        assert handle.num_experts == E
+        buffer.destroy()
+
+
+def check_elastic_arguments(_):
+    buffer = deep_ep.ElasticBuffer(
+        dist.group.WORLD,
+        num_max_tokens_per_rank=MOST,
+        hidden=H,
+        num_topk=K,
+        explicitly_destroy=True,
+    )
+    x, topk_idx, weights = make_inputs(MOST, seed=11)
+    elastic_pair(buffer, x, topk_idx, weights)
+    with pytest.raises(RuntimeError, match="at most num_max_tokens_per_rank = 8"):
+        buffer.dispatch(x, topk_idx, weights, num_experts=E, num_max_tokens_per_rank=8)
+    with pytest.raises(RuntimeError, match="x is"):
+        buffer.dispatch(x.float(), topk_idx, weights, num_experts=E)
+    recv_x, _, recv_weights, handle, _ = buffer.dispatch(x, topk_idx, weights, num_experts=E)
+    with pytest.raises(RuntimeError, match="combine: x is"):
+        buffer.combine(recv_x[1:], handle)
+    bias = torch.ones_like(x)
+    sums, *_ = buffer.combine(recv_x, handle, bias=bias)
+    plain, *_ = buffer.combine(recv_x, handle)
+    assert not torch.equal(sums, plain)
     buffer.destroy()
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After warmup() or preinitialize=True, first calls create nothing and exchange nothing; a warm-up in
-the background ends before the next call."""
+"""After warmup() or preinitialize=True, first calls create nothing and exchange nothing; a warm-up
+in the background ends before the next call."""
 
 import contextlib
 import threading

@@ -31,7 +31,7 @@ from .combine import Combiner
 from .dispatch import Dispatcher, check_handle, make_outputs
 from .engram import Engram
 from .gather import GatherSessions
-from .handle import EPHandle
+from .handle import EPHandle, LateHandle
 from .ring import Ring
 
 Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -223,6 +223,22 @@ class ElasticBuffer(WarmElasticBuffer):
         rows, scales = x if isinstance(x, tuple) else (x, None)
         self._check_call("dispatch", num_qps, previous_event, allocate_on_comm_stream)
         dispatcher, stats = self._dispatcher, cumulative_local_expert_recv_stats
+        plain = not (previous_event or previous_event_before_epilogue or async_with_compute_stream)
+        rank_major = not (do_expand or do_zero_padding or use_tma_aligned_col_major_sf)
+        if plain and rank_major and handle is None:
+            sent = stats is None and dispatcher.try_new(
+                rows,
+                scales,
+                (topk_idx, topk_weights),
+                num_experts,
+                value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank),
+                expert_alignment,
+                do_cpu_sync,
+                do_handle_copy,
+                num_sms,
+            )
+            if sent:
+                return *sent, EventOverlap()
         dispatcher.check_rows(rows, scales)
         expect(not do_zero_padding or do_expand, "dispatch: do_zero_padding needs do_expand")
         cached = handle is not None
@@ -293,6 +309,14 @@ class ElasticBuffer(WarmElasticBuffer):
         self._open("combine")
         check_torch_deterministic()
         self._check_call("combine", num_qps, previous_event, allocate_on_comm_stream)
+        plain = not (previous_event or previous_event_before_epilogue or async_with_compute_stream)
+        if plain and type(handle) is LateHandle and bias is None:
+            known = None if topk_weights is None else handle.received_topk_idx
+            sums = handle.group.calls.try_combine(
+                x, handle.layout, topk_weights, known, num_sms or handle.num_sms
+            )
+            if sums is not None:
+                return *sums, EventOverlap()
         check_handle("combine", handle)
         biases = self._unpack_bias(bias)
         combiner = self._combiner

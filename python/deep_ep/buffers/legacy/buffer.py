@@ -319,7 +319,9 @@ class Buffer(WarmBuffer):
             and type(handle) is NormalHandle
             and self._is_plain(previous_event, async_finish, allocate_on_comm_stream)
         ):
-            sums = handle.group.calls.try_combine(x, handle.layout, topk_weights, self._sms(config))
+            sums = handle.group.calls.try_combine(
+                x, handle.layout, topk_weights, None, self._sms(config)
+            )
             if sums is not None:
                 return *sums, EventOverlap()
         self._normal.check_handle(call, handle)
