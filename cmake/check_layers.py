@@ -30,7 +30,7 @@ TRANSPORT_REGISTRY = "src/transport/factories.cpp"
 MESSAGE_CORE = "message"
 NETWORK_TRANSPORTS = {"ofi", "ucx", "verbs"}
 MAX_LINES = 600
-SOURCE_FOLDERS = ["include", "src", "tools", "tests", "bench", "python"]
+SOURCE_FOLDERS = ["include", "src", "emulator", "tools", "tests", "bench", "python"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 # Bindings, tools and benchmarks use the public headers, and of src/ only what is listed here: a
 # header, or a folder with a slash at its end, for the files whose names begin so.
@@ -66,6 +66,8 @@ INTERNALS = {
     ("tools/figures/",): ("ep/cuda/layout.hpp", "ep/host/layout.hpp"),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+# The emulated NIC uses src/base alone, and its engine nothing but itself.
+EMULATOR, EMULATOR_USES, ENGINE = "emulator/", "base", "emulator/engine/"
 # Kernels receive their world as a parameter: a process holds several worlds, and several libraries
 # that contain Shoal's kernels. They would share a variable of device code, or need device linking.
 DEVICE_FOLDERS = ("include/", "src/")
@@ -120,6 +122,10 @@ def is_allowed_internal(name, included):
 def include_fault(root, file, target):
     """What is wrong with `file` including `target`, or None."""
     name = file.relative_to(root).as_posix()
+    if name.startswith(ENGINE) and "/" in target and (root / EMULATOR / target).is_file():
+        if not (EMULATOR + target).startswith(ENGINE):
+            return f'the engine includes "{target}"; allowed: {ENGINE}'
+        return None
     included = resolve(root, file, target)
     if included is None:
         return None
@@ -129,6 +135,8 @@ def include_fault(root, file, target):
         if is_allowed_internal(name, included):
             return None
         return f'"{target}" is internal; {name.split("/")[0]}/ uses public headers (INTERNALS lists the exceptions)'
+    if name.startswith(EMULATOR) and layer_of(included) != EMULATOR_USES:
+        return f'the emulator includes "{target}"; allowed: layer {EMULATOR_USES}'
     if not name.startswith("src/"):
         return None
     own, other = layer_of(name.removeprefix("src/")), layer_of(included)

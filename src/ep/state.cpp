@@ -12,7 +12,8 @@ namespace shoal::ep::detail {
 GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
     : GroupState(owner, wanted, place_group(owner)) {}
 
-GroupState::GroupState(const Team& owner, const GroupOptions& wanted, const Placement& placement)
+GroupState::GroupState(const Team& owner, const GroupOptions& wanted,
+                       const GroupPlacement& placement)
     : team(owner),
       options(wanted),
       world(owner.state().world),

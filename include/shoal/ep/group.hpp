@@ -196,6 +196,7 @@ class Group {
   /// operation meanwhile can be brought back; one that missed some stays out of step. Throws
   /// Error{invalid_argument} without mask_failed, for this rank, and out of range.
   void set_mask(std::int32_t rank, bool masked);
+  /// Unmasks all ranks, as set_mask does one.
   void clear_masks();
 
   // Both modes.

@@ -71,15 +71,15 @@ struct DispatchOptions {
 };
 
 /// The rows that a rank received. Tensors lie in the symmetric heap and stay valid while any copy
-/// of them lives; they must be gone before World::close. With `lanes` = top_k, or 1 in the
+/// of them lives; they must be gone before World::close. With `slots` = top_k, or 1 in the
 /// expert-major layout:
 ///
 /// | field | shape | set |
 /// |---|---|---|
 /// | x | [rows, hidden], dtype of the input | always |
 /// | scales | [rows, n], dtype of the input | when DispatchOptions::scales is given |
-/// | topk_idx | int64 [rows, lanes] | not with a cached handle |
-/// | topk_weights | float32 [rows, lanes] | when DispatchOptions::weights is given |
+/// | topk_idx | int64 [rows, slots] | not with a cached handle |
+/// | topk_weights | float32 [rows, slots] | when DispatchOptions::weights is given |
 /// | source_token | int32 [rows] | not with a cached handle |
 /// | expert_first_row | int32 [E / R + 1] | expert-major; on GPUs in device memory |
 /// | rows_per_source | [R] | always on the host; on GPUs without worst_case_rows |

@@ -9,6 +9,27 @@
 #include "memory/device.hpp"
 
 namespace shoal::ep::cuda {
+namespace {
+
+/// A stream that this thread may wait for while it captures a graph from another one.
+struct UncapturedStream {
+  UncapturedStream() {
+    check(cudaThreadExchangeStreamCaptureMode(&mode_), "capture mode of this thread");
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream for reading");
+  }
+  UncapturedStream(const UncapturedStream&) = delete;
+  UncapturedStream& operator=(const UncapturedStream&) = delete;
+  ~UncapturedStream() {
+    (void)cudaStreamDestroy(stream);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+  }
+  cudaStream_t stream = nullptr;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace
 
 CudaGroup::CudaGroup(GroupState& owner) : state(owner) {
   const memory::Device& gpu = *state.world->cuda();
@@ -129,11 +150,13 @@ bool CudaGroup::capturing(cudaStream_t on) const {
 std::vector<std::uint64_t> CudaGroup::failed_words() const {
   state.world->cuda()->activate();
   std::vector<std::uint64_t> words(static_cast<std::size_t>(state.shape.ranks));
+  // The group's stream may be under capture, or busy with a kernel that waits.
+  const UncapturedStream reading;
   check(cudaMemcpy2DAsync(words.data(), sizeof(std::uint64_t), state.block + device.layout.failed,
                           detail::kLine, sizeof(std::uint64_t), words.size(),
-                          cudaMemcpyDeviceToHost, stream),
+                          cudaMemcpyDeviceToHost, reading.stream),
         "state of the other ranks");
-  check(cudaStreamSynchronize(stream), "state of the other ranks");
+  check(cudaStreamSynchronize(reading.stream), "state of the other ranks");
   return words;
 }
 

@@ -402,9 +402,12 @@ TEST_P(EpGpuMismatch, SmallRanksThatDiffer) {
           expect_mismatch(g, [&] { (odd ? *other : bf16).dispatch(routing); });
         }
         const ep::Dispatched a = bf16.dispatch(routing);
-        expect_mismatch(g, [&] {
-          odd ? bf16.dispatch(routing) : bf16.dispatch(a.handle);
-        });  // new and cached layout
+        expect_mismatch(g, [&] {  // new and cached layout
+          if (odd)
+            bf16.dispatch(routing);
+          else
+            bf16.dispatch(a.handle);
+        });
         const ep::Dispatched b = bf16.dispatch(routing);
         bf16.check(b);
         bf16.write_expert_output(a);

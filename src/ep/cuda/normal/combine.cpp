@@ -158,7 +158,7 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
             ? Tensor(options.out_weights, nullptr)
             : group_.tensor(group_.allocate(routing.tokens * shape.top_k * sizeof(float)), 0,
                             DataType::float32, {routing.tokens, shape.top_k});
-    params.out_weights = combined.topk_weights.as<float>();
+    params.out_weights = const_cast<float*>(group_.elements<float>(combined.topk_weights));
   }
   params.dtype = static_cast<std::uint32_t>(y.dtype);
   const NormalPlan plan = plan_combine(

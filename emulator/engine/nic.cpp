@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/nic.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+namespace shoal::emulator {
+namespace {
+
+Counters& operator+=(Counters& sum, const Counters& more) {
+  sum.doorbells += more.doorbells;
+  sum.requests += more.requests;
+  sum.completions += more.completions;
+  sum.errors += more.errors;
+  sum.packets_sent += more.packets_sent;
+  sum.packets_received += more.packets_received;
+  sum.bytes_sent += more.bytes_sent;
+  sum.bytes_received += more.bytes_received;
+  sum.resent += more.resent;
+  sum.duplicates += more.duplicates;
+  sum.out_of_order += more.out_of_order;
+  sum.timeouts += more.timeouts;
+  sum.naks += more.naks;
+  sum.receiver_not_ready += more.receiver_not_ready;
+  return sum;
+}
+
+template <typename Object>
+Status destroy(std::map<std::uint32_t, std::shared_ptr<Object>>& objects, std::uint32_t number) {
+  const auto at = objects.find(number);
+  if (at == objects.end()) return Status::bad_resource;
+  if (at->second->users != 0) return Status::bad_resource_state;
+  objects.erase(at);
+  return Status::ok;
+}
+
+template <typename Object>
+Object* find_in(const std::map<std::uint32_t, std::shared_ptr<Object>>& objects,
+                std::uint32_t number) {
+  const auto at = objects.find(number);
+  return at == objects.end() ? nullptr : at->second.get();
+}
+
+void add_users(const QueuePairAttributes& attributes, std::int32_t change) {
+  const auto add = [change](auto& object) {
+    if (object) object->users += static_cast<std::uint32_t>(change);
+  };
+  add(attributes.send_completions);
+  add(attributes.receive_completions);
+  add(attributes.receives);
+}
+
+}  // namespace
+
+Nic::Nic(NicOptions options, Wire& wire)
+    : options_(std::move(options)),
+      wire_(wire),
+      keys_(options_.limits.keys),
+      random_(options_.seed) {}
+
+Counters Nic::counters() const {
+  Counters sum = of_destroyed_;
+  for (const auto& [number, pair] : pairs_) sum += pair->counters();
+  return sum;
+}
+
+Created<CompletionQueue> Nic::create_completion_queue(const CompletionQueueAttributes& attributes) {
+  if (attributes.entries == nullptr || !std::has_single_bit(attributes.size))
+    return {Status::bad_parameter, nullptr};
+  if (completion_queues_.size() >= options_.limits.completion_queues ||
+      attributes.size > options_.limits.completion_entries)
+    return {Status::limit_exceeded, nullptr};
+  auto queue = std::make_shared<CompletionQueue>(next_completion_queue_++, attributes);
+  completion_queues_[queue->number()] = queue;
+  return {Status::ok, std::move(queue)};
+}
+
+Created<ReceiveQueue> Nic::create_receive_queue(const ReceiveQueueAttributes& attributes) {
+  const std::uint32_t head = attributes.shared ? kSegmentBytes : 0;
+  if (attributes.memory == nullptr || attributes.doorbell_record == nullptr ||
+      !std::has_single_bit(attributes.size) || attributes.stride < head + kSegmentBytes ||
+      attributes.stride % kSegmentBytes != 0)
+    return {Status::bad_parameter, nullptr};
+  if (receive_queues_.size() >= options_.limits.receive_queues ||
+      attributes.size > options_.limits.receive_requests)
+    return {Status::limit_exceeded, nullptr};
+  auto queue = std::make_shared<ReceiveQueue>(next_receive_queue_++, attributes);
+  receive_queues_[queue->number()] = queue;
+  return {Status::ok, std::move(queue)};
+}
+
+Created<QueuePair> Nic::create_queue_pair(const QueuePairAttributes& attributes) {
+  const std::uint32_t blocks = attributes.ring.blocks;
+  if (blocks != 0 && (!std::has_single_bit(blocks) || attributes.ring.memory == nullptr ||
+                      attributes.doorbell_record == nullptr))
+    return {Status::bad_parameter, nullptr};
+  if (pairs_.size() >= options_.limits.queue_pairs || blocks > options_.limits.queue_blocks)
+    return {Status::limit_exceeded, nullptr};
+  auto pair = std::make_shared<QueuePair>(next_pair_++, attributes,
+                                          Services{options_, keys_, wire_, random_});
+  add_users(attributes, 1);
+  pairs_[pair->number()] = pair;
+  return {Status::ok, std::move(pair)};
+}
+
+Status Nic::destroy_completion_queue(std::uint32_t number) {
+  return destroy(completion_queues_, number);
+}
+
+Status Nic::destroy_receive_queue(std::uint32_t number) {
+  return destroy(receive_queues_, number);
+}
+
+Status Nic::destroy_queue_pair(std::uint32_t number) {
+  const auto at = pairs_.find(number);
+  if (at == pairs_.end()) return Status::bad_resource;
+  add_users(at->second->attributes(), -1);
+  of_destroyed_ += at->second->counters();
+  if (const auto ready = rank_.find(number); ready != rank_.end()) {
+    ready_.erase({ready->second, number});
+    rank_.erase(ready);
+  }
+  if (const auto timer = timer_of_.find(number); timer != timer_of_.end()) {
+    timers_.erase({timer->second, number});
+    timer_of_.erase(timer);
+  }
+  pairs_.erase(at);
+  return Status::ok;
+}
+
+QueuePair* Nic::find(std::uint32_t qp_number) {
+  return find_in(pairs_, qp_number);
+}
+CompletionQueue* Nic::find_completion_queue(std::uint32_t number) {
+  return find_in(completion_queues_, number);
+}
+ReceiveQueue* Nic::find_receive_queue(std::uint32_t number) {
+  return find_in(receive_queues_, number);
+}
+
+void Nic::doorbell(std::uint32_t qp_number) {
+  QueuePair* const pair = find(qp_number);
+  if (pair == nullptr) return;
+  ++pair->count().doorbells;
+  pair->trace(TraceEvent::Kind::doorbell, 0);
+  pair->doorbell();
+  ready(*pair);
+}
+
+void Nic::receive(Packet&& packet) {
+  QueuePair* const pair = find(packet.target_qp);
+  if (pair == nullptr) return;
+  pair->receive(std::move(packet));
+  update_timer(*pair);
+  ready(*pair);
+}
+
+void Nic::ready(QueuePair& pair) {
+  if (!pair.wants_to_send() || rank_.contains(pair.number())) return;
+  std::uint64_t rank = 0;
+  if (options_.arbitration == Arbitration::oldest_doorbell) rank = arrivals_++;
+  rank_[pair.number()] = rank;
+  ready_.insert({rank, pair.number()});
+}
+
+QueuePair* Nic::next_pair() {
+  if (left_in_turn_ != 0 && rank_.contains(current_)) return find(current_);
+  if (ready_.empty()) return nullptr;
+  auto next = ready_.begin();
+  if (options_.arbitration == Arbitration::by_number) {
+    next = ready_.upper_bound({0, current_});
+    if (next == ready_.end()) next = ready_.begin();
+  } else if (options_.arbitration == Arbitration::random) {
+    next = std::next(next, static_cast<std::ptrdiff_t>(random_() % ready_.size()));
+  }
+  current_ = next->second;
+  left_in_turn_ = std::max(1U, options_.quantum);
+  return find(current_);
+}
+
+void Nic::end_turn(QueuePair& pair) {
+  const auto at = rank_.find(pair.number());
+  if (at == rank_.end()) return;
+  const bool more = pair.wants_to_send();
+  const bool goes_behind =
+      options_.arbitration == Arbitration::oldest_doorbell && left_in_turn_ == 0;
+  if (more && !goes_behind) return;
+  ready_.erase({at->second, pair.number()});
+  rank_.erase(at);
+  left_in_turn_ = 0;
+  if (more) ready(pair);
+}
+
+void Nic::update_timer(const QueuePair& pair) {
+  const Time wanted = pair.next_timer();
+  const auto at = timer_of_.find(pair.number());
+  if (at != timer_of_.end()) {
+    if (at->second == wanted) return;
+    timers_.erase({at->second, pair.number()});
+    timer_of_.erase(at);
+  }
+  if (wanted == kNever) return;
+  timers_.insert({wanted, pair.number()});
+  timer_of_[pair.number()] = wanted;
+}
+
+bool Nic::progress() {
+  bool worked = false;
+  const Time now = wire_.now();
+  while (!timers_.empty() && timers_.begin()->first <= now) {
+    QueuePair& pair = *find(timers_.begin()->second);
+    pair.run_timers();
+    update_timer(pair);
+    ready(pair);
+    worked = true;
+  }
+  while (wire_.ready()) {
+    QueuePair* const pair = next_pair();
+    if (pair == nullptr) break;
+    if (pair->send_one()) {
+      worked = true;
+      if (left_in_turn_ != 0) --left_in_turn_;
+    }
+    update_timer(*pair);
+    end_turn(*pair);
+  }
+  return worked;
+}
+
+Time Nic::next_timer() const {
+  return timers_.empty() ? kNever : timers_.begin()->first;
+}
+
+}  // namespace shoal::emulator
