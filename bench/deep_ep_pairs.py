@@ -134,6 +134,7 @@ class V2:
             num_experts=case.a.experts,
             do_cpu_sync=self.sync,
             do_handle_copy=False,
+            num_sms=case.a.elastic_sms,
         )
 
     def pair(self, fp8, y, handle=None):
@@ -192,17 +193,24 @@ def host_time(case, call, calls=1):
     return 1e6 * best
 
 
-def launches(case, call):
-    """Kernels and copies that one call queues; None without a GPU."""
+def queued(case, call):
+    """(kernels and copies that one call queues, its calls of CUDA: name -> [number, us of each]);
+    None without a GPU. The profiler lengthens the calls."""
     if case.device.type != "cuda":
-        return None
-    activities = [torch.profiler.ProfilerActivity.CUDA]
+        return None, None
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     settle(case)
     with torch.profiler.profile(activities=activities) as profile:
         call()
-        torch.cuda.synchronize()
     settle(case)
-    return sum(e.device_type == torch.profiler.DeviceType.CUDA for e in profile.events())
+    launched, calls = 0, {}
+    for event in profile.events():
+        if event.device_type == torch.profiler.DeviceType.CUDA:
+            launched += 1
+        elif event.name.startswith("cu"):
+            number, total = calls.get(event.name, (0, 0.0))
+            calls[event.name] = (number + 1, total + event.cpu_time)
+    return launched, {name: [n, round(total / n, 2)] for name, (n, total) in calls.items()}
 
 
 def measure(rank, ranks, a, path):
@@ -242,7 +250,9 @@ def measure(rank, ranks, a, path):
                 figures[f"{form}: host time, 8 in a row, us"] = host_time(
                     case, lambda: one.pair(fp8, y), 8
                 )
-                figures[f"{form}: launches"] = launches(case, lambda: one.pair(fp8, y))
+                launched, calls = queued(case, lambda: one.pair(fp8, y))
+                figures[f"{form}: launches"] = launched
+                figures[f"{form}: calls of CUDA, [number, us]"] = calls
                 if sync:
                     case.check(fp8, *one.exact(fp8))
             if kind is V1 and not sync:
@@ -278,7 +288,8 @@ def measure(rank, ranks, a, path):
     if rank == 0:
         result = {"library": deep_ep.__file__, "ranks": ranks, **vars(a), "figures": figures}
         for key, value in figures.items():
-            print(f"{key:<66} {value if value is None else round(value, 1)}", flush=True)
+            shown = round(value, 1) if isinstance(value, (int, float)) else value
+            print(f"{key:<66} {shown}", flush=True)
         if a.json:
             result["library"] = os.path.basename(os.path.dirname(deep_ep.__file__))
             with open(a.json, "w") as file:
@@ -296,6 +307,7 @@ def main():
     parser.add_argument("--top-k", type=int, default=8)
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--sms", type=int, default=24)
+    parser.add_argument("--elastic-sms", type=int, default=0, help="0: the library chooses")
     parser.add_argument("--chain", type=int, default=112, help="calls that are timed")
     parser.add_argument("--skipped", type=int, default=16, help="calls before them")
     parser.add_argument("--warmup", action="store_true", help="warm buffers up; Shoal only")
