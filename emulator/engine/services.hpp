@@ -70,6 +70,8 @@ struct NicOptions {
   std::uint64_t seed = 1;
   /// Atomics of this NIC are atomic with respect to CPUs as well.
   bool global_atomics = true;
+  /// How long the bus delays writes to memory with relaxed ordering.
+  Time relaxed_delay{0};
   /// Messages move no bytes and need no keys: for studies of timing.
   bool timing_only = false;
   std::function<void(const TraceEvent&)> trace;
@@ -82,11 +84,14 @@ struct Counters {
                 receiver_not_ready = 0;
 };
 
+class RelaxedWrites;
+
 struct Services {
   NicOptions& options;
   MemoryKeys& keys;
   Wire& wire;
   std::mt19937_64& random;
+  RelaxedWrites& relaxed;
 };
 
 /// Copies between a message and the memory of its data segments, at `offset` bytes of the message.

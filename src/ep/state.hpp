@@ -102,6 +102,7 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
 
   std::mutex work_queue_mutex_;
   std::unique_ptr<WorkQueue> work_queue_;
+  std::atomic<bool> has_work_queue_ = false;
   bool closing_ = false;
 };
 

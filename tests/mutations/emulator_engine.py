@@ -23,6 +23,18 @@ TIMEOUT_S = 60
 # (what is wrong, file of emulator/engine, text, replacement)
 MUTATIONS = [
     (
+        "relaxed ordering ignored",
+        "responder.cpp",
+        "return services.options.relaxed_delay.count() > 0 &&",
+        "return false &&",
+    ),
+    (
+        "signals do not flush relaxed writes",
+        "responder.cpp",
+        "if (!is_relaxed(packet.remote_key)) qp_.services().relaxed.flush();",
+        "",
+    ),
+    (
         "duplicate atomic runs again",
         "responder.cpp",
         "if (replay.atomic)\n      replies_.push_back",

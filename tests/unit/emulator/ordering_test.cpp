@@ -62,6 +62,35 @@ TEST(EmulatorOrdering, AdaptiveRoutingCostsARoundTripBeforeASignal) {
   EXPECT_NEAR(static_cast<double>((unordered - strict).count()), 0, 100);
 }
 
+/// Whether data in memory with relaxed ordering is complete when a signal in other memory arrives.
+bool signal_follows_relaxed_data(bool relaxed_signal) {
+  NetworkOptions options;
+  options.nic.relaxed_delay = Time(3000);
+  Pair pair(options);
+  MemoryKeys& keys = pair.network.nic(1).keys();
+  const KeyAttributes all{.domain = 1,
+                          .address = pair.b.address(),
+                          .length = 4096,
+                          .memory = pair.b.bytes(),
+                          .access = kAllAccess | Access::relaxed_ordering};
+  const std::uint32_t strict = std::exchange(pair.b.key, keys.create(all));
+  pair.a.memory[0] = 7;
+  pair.a.write(pair.b, 0, 0, 8, {});
+  if (!relaxed_signal) pair.b.key = strict;
+  pair.a.atomic(pair.b, {.opcode = Opcode::fetch_add, .swap_or_add = 1}, 64, 8);
+  pair.network.run_until([&] { return pair.b.memory[8] != 0; });
+  const bool complete = pair.b.memory[0] == 7;
+  EXPECT_EQ(pair.sent().syndrome, Syndrome::none);
+  pair.network.run_until([] { return false; }, pair.network.now() + microseconds(10));
+  EXPECT_EQ(pair.b.memory[0], 7U);
+  return complete;
+}
+
+TEST(EmulatorOrdering, SignalsBelongInMemoryWithoutRelaxedOrdering) {
+  EXPECT_TRUE(signal_follows_relaxed_data(false));
+  EXPECT_FALSE(signal_follows_relaxed_data(true));
+}
+
 TEST(EmulatorOrdering, AtomicIsExecutedOnceWhenItsResponseIsLost) {
   for (const Ordering ordering : {Ordering::strict, Ordering::adaptive, Ordering::unordered}) {
     Pair pair({}, {}, {.ack_timeout = 6, .ordering = ordering});

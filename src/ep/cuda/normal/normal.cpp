@@ -64,9 +64,10 @@ void launch_copies(const std::vector<detail::ArrayCopy>& copies, cudaStream_t st
     const std::int64_t columns = from.rank == 1 ? 1 : from.shape[1];
     const std::int64_t step = to.rank == 1 || columns == 1 ? 1 : to.strides[1];
     require((from.rank == 1 || columns == 1 || from.strides[1] == 1) && (words == 1 || step == 1),
-            Code::invalid_argument, "unpack: rows of {} must be contiguous", to.describe());
+            Code::invalid_argument, "unpack: rows of {} must be contiguous",
+            [&view = to] { return view.describe(); });
     require(from.size() * words < std::int64_t{1} << 31, Code::unsupported,
-            "unpack: {} has 2^31 words or more", from.describe());
+            "unpack: {} has 2^31 words or more", [&view = from] { return view.describe(); });
     params.arrays[params.count++] = {
         .from = from.as<std::uint32_t>(),
         .to = to.as<std::uint32_t>(),

@@ -52,7 +52,7 @@ void check_staging(const HostGroup& group, const TensorView& y, const CombineOpt
         data.bytes() <= room, Code::invalid_argument,
         "combine: {} is {}, {} bytes outside the group's memory, which has room for a copy of {}; write the expert "
         "output to Dispatched::x, or raise GroupOptions.max_tokens (now {})",
-        name, data.describe(), data.bytes(), room, group.state.shape.max_tokens);
+        name, [&] { return data.describe(); }, data.bytes(), room, group.state.shape.max_tokens);
   };
   check("y", y, layout.staging_weights - layout.staging);
   if (options.weights.defined())
