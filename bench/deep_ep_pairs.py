@@ -78,6 +78,10 @@ class V1:
         self.buffer = deep_ep.Buffer(group, 2 << 30, 0, explicitly_destroy=True)
         deep_ep.Buffer.set_num_sms(a.sms)
 
+    def warmup(self):
+        a = self.case.a
+        self.buffer.warmup(a.tokens, a.hidden, a.experts, a.top_k)
+
     def layout(self):
         return self.buffer.get_dispatch_layout(self.case.topk_idx, self.case.a.experts)
 
@@ -124,6 +128,9 @@ class V2:
             explicitly_destroy=True,
         )
 
+    def warmup(self):
+        self.buffer.warmup(self.case.a.experts)
+
     def dispatch(self, fp8):
         case = self.case
         return self.buffer.dispatch(
@@ -133,6 +140,7 @@ class V2:
             num_experts=case.a.experts,
             do_cpu_sync=self.sync,
             do_handle_copy=False,
+            num_sms=case.a.elastic_sms,
         )
 
     def pair(self, fp8, y, handle=None):
@@ -289,29 +297,41 @@ def chain(case, call, count, skipped):
     return [1e6 * float(value) for value in times]
 
 
-def host_alone(case, call):
-    """Host time of one call behind an empty queue: the least of several, in us."""
+def host_time(case, call, calls=1):
+    """Host time of a call behind an empty queue: the least mean of several tries, in us.
+
+    One call alone follows a wait and finds cold caches; of eight in a row, as of a model's layers,
+    most do not.
+    """
     best = float("inf")
     for _ in range(12):
         settle(case)
         start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
+        for _ in range(calls):
+            call()
+        best = min(best, (time.perf_counter() - start) / calls)
     settle(case)
     return 1e6 * best
 
 
-def launches(case, call):
-    """Kernels and copies that one call queues; None without a GPU."""
+def queued(case, call):
+    """(kernels and copies that one call queues, its calls of CUDA: name -> [number, us of each]);
+    None without a GPU. The profiler lengthens the calls."""
     if case.device.type != "cuda":
-        return None
-    activities = [torch.profiler.ProfilerActivity.CUDA]
+        return None, None
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     settle(case)
     with torch.profiler.profile(activities=activities) as profile:
         call()
-        torch.cuda.synchronize()
     settle(case)
-    return sum(e.device_type == torch.profiler.DeviceType.CUDA for e in profile.events())
+    launched, calls = 0, {}
+    for event in profile.events():
+        if event.device_type == torch.profiler.DeviceType.CUDA:
+            launched += 1
+        elif event.name.startswith("cu"):
+            number, total = calls.get(event.name, (0, 0.0))
+            calls[event.name] = (number + 1, total + event.cpu_time)
+    return launched, {name: [n, round(total / n, 2)] for name, (n, total) in calls.items()}
 
 
 def measure(rank, ranks, a, path):
@@ -334,10 +354,17 @@ def measure(rank, ranks, a, path):
             start = time.perf_counter()
             one = kind(case, dist.group.WORLD, sync)
             made = time.perf_counter()
-            one.pair(False, y)
-            settle(case)
             figures[f"{key}: construction, ms"] = 1e3 * (made - start)
+            if a.warmup:
+                one.warmup()
+                settle(case)
+                figures[f"{key}: warmup, ms"] = 1e3 * (time.perf_counter() - made)
+                made = time.perf_counter()
+            one.pair(False, y)
+            if case.device.type == "cuda":
+                torch.cuda.synchronize()
             figures[f"{key}: first pair, ms"] = 1e3 * (time.perf_counter() - made)
+            settle(case)
             for fp8 in (False, True):
                 form = f"{key}, {'FP8' if fp8 else 'BF16'}"
                 if sync:
@@ -345,10 +372,26 @@ def measure(rank, ranks, a, path):
                 device, host = chain(case, lambda: one.pair(fp8, y), a.chain, a.skipped)
                 figures[f"{form}: new pair, us"] = device
                 figures[f"{form}: host time in the chain, us"] = host
-                figures[f"{form}: host time alone, us"] = host_alone(case, lambda: one.pair(fp8, y))
-                figures[f"{form}: launches"] = launches(case, lambda: one.pair(fp8, y))
+                figures[f"{form}: host time alone, us"] = host_time(case, lambda: one.pair(fp8, y))
+                figures[f"{form}: host time, 8 in a row, us"] = host_time(
+                    case, lambda: one.pair(fp8, y), 8
+                )
+                launched, calls = queued(case, lambda: one.pair(fp8, y))
+                figures[f"{form}: launches"] = launched
+                figures[f"{form}: calls of CUDA, [number, us]"] = calls
                 if sync:
                     case.check(fp8, *one.exact(fp8))
+            if kind is V1 and not sync:
+                handle = one.dispatch(False)[4]
+                for part, call in (
+                    ("layout", one.layout),
+                    ("layout and dispatch", lambda: one.dispatch(False)),
+                    ("combine", lambda: one.buffer.combine(y, handle)),
+                ):
+                    figures[f"Buffer, host time of {part}, 8 in a row, us"] = host_time(
+                        case, call, 8
+                    )
+                del handle
             if kind is V1 and sync:
                 figures["get_dispatch_layout, us"] = chain(case, one.layout, a.chain, 4)[0]
                 for fp8 in (False, True):
@@ -376,7 +419,8 @@ def measure(rank, ranks, a, path):
     if rank == 0:
         result = {"library": deep_ep.__file__, "ranks": ranks, **vars(a), "figures": figures}
         for key, value in figures.items():
-            print(f"{key:<66} {value if value is None else round(value, 1)}", flush=True)
+            shown = round(value, 1) if isinstance(value, (int, float)) else value
+            print(f"{key:<66} {shown}", flush=True)
         if a.json:
             result["library"] = os.path.basename(os.path.dirname(deep_ep.__file__))
             with open(a.json, "w") as file:
@@ -514,8 +558,10 @@ def main():
     parser.add_argument("--top-k", type=int, default=8)
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--sms", type=int, default=24)
+    parser.add_argument("--elastic-sms", type=int, default=0, help="0: the library chooses")
     parser.add_argument("--chain", type=int, default=112, help="calls that are timed")
     parser.add_argument("--skipped", type=int, default=16, help="calls before them")
+    parser.add_argument("--warmup", action="store_true", help="warm buffers up; Shoal only")
     parser.add_argument("--json", help="write the figures to this file")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

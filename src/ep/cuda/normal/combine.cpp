@@ -125,7 +125,7 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   const auto& routing = detail::of_backend<CudaRouting>(*handle.routing, "combine");
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
-  const bool captured = group_.capturing(on);
+  const bool captured = group_.captures();
   require(
       !captured ||
           (options.out.defined() && (!options.weights.defined() || options.out_weights.defined())),

@@ -107,6 +107,7 @@ void Normal::open() {
   limits_.bulk_copies = state_.world->cuda()->compute_capability >= 90;
   limits_.shared_bytes = static_cast<std::uint32_t>(shared_bytes) - kStaticSharedBytes;
   limits_.multiprocessors = group_.multiprocessors / group_.ranks_on_gpu;
+  limits_.ranks = shape.ranks;
   limits_.overlap_launches = group_.ranks_on_gpu == 1;
   preload_normal_dispatch(shared_bytes);
   preload_normal_combine(shared_bytes);
