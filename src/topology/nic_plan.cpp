@@ -101,7 +101,10 @@ std::vector<std::vector<std::int32_t>> assign_by_distance(
     return *std::ranges::min_element(table[at(seat)]);
   };
   const auto give = [&](std::int32_t seat, std::int32_t nic, std::int32_t amount) {
-    amount > 0 ? (void)held[at(seat)].insert(nic) : (void)held[at(seat)].erase(nic);
+    if (amount > 0)
+      held[at(seat)].insert(nic);
+    else
+      held[at(seat)].erase(nic);
     load[at(nic)] += amount;
     card_load[at(card[at(nic)])] += amount;
   };
@@ -191,7 +194,7 @@ std::vector<std::string> remarks(const Machine& machine, std::span<const Locatio
       return {"no NIC is there to use: PEs of this host reach no other host"};
     if (seats[seat].path.empty()) continue;
     for (const NicUse& use : plan.of_seat[seat])
-      if (use.distance > Distance::pxb)
+      if (use.distance > Distance::pxb && machine.nics[at(use.nic)].kind == Nic::Kind::rdma)
         result.push_back(fmt::format(
             "GPU {} ({}) is {} away from its NIC {}: GPUDirect RDMA passes a processor, which is slower than a PCIe "
             "switch; no PCIe switch joins the two",
@@ -210,9 +213,9 @@ std::vector<std::string> remarks(const Machine& machine, std::span<const Locatio
   return result;
 }
 
-std::vector<std::vector<Pe>> rails(const Placement& placement) {
-  std::vector<std::vector<Pe>> result(at(placement.pes_per_node));
-  for (const std::vector<Pe>& node : placement.nodes)
+std::vector<std::vector<Pe>> rails(const HostMap& hosts) {
+  std::vector<std::vector<Pe>> result(at(hosts.pes_per_node));
+  for (const std::vector<Pe>& node : hosts.nodes)
     for (std::size_t i = 0; i < node.size(); ++i) result[i].push_back(node[i]);
   return result;
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/check.hpp"
+#include "ep/expand.hpp"
 #include "ep/host/low_latency/low_latency.hpp"
 #include "ep/host/normal/expert_output.hpp"
 #include "ep/host/normal/normal.hpp"
@@ -32,6 +33,7 @@ class HostBackend final : public detail::Backend {
   Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
   Dispatched dispatch(const detail::DispatchCall& call) override;
   void unpack(const Dispatched& received, const UnpackOptions& to) override;
+  void expand(const ExpandOptions& options) override { detail::expand_on_host(options); }
   Combined combine(const TensorView& y, const HandleState& handle,
                    const CombineOptions& options) override;
 
@@ -129,7 +131,7 @@ Dispatched HostBackend::dispatch(const detail::DispatchCall& call) {
 Combined HostBackend::combine(const TensorView& y, const HandleState& handle,
                               const CombineOptions& options) {
   if (options.topk_rows.defined() || options.topk_idx.defined()) {
-    const ExpertOutput output = prepare_expert_output(y, options);
+    const ExpertOutput output = prepare_expert_output(y, options, &group_.workers);
     CombineOptions prepared = options;
     prepared.weights = output.weights;
     prepared.topk_rows = prepared.topk_idx = {};

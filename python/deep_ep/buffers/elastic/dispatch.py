@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shoal._core.ep import expand
+
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert, value_or
 from ..checks import describe, expect, require_rows, require_tensor
-from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, detached
+from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, as_rows, detached
 from ..runtime import Runtime
 from . import layout
-from .handle import EPHandle
+from .handle import EPHandle, LateHandle
 
 _CALL = "dispatch"
 _MAX_TOP_K = 32
@@ -51,6 +53,7 @@ class Dispatcher:
     def __init__(self, runtime: Runtime, allow_multiple_reduction: bool):
         self._runtime = runtime
         self._allow_multiple_reduction = allow_multiple_reduction
+        self._latest: NormalGroup | None = None  # of rank-major dispatches
 
     def check_rows(self, x: Any, scales: Any) -> None:
         require_rows(_CALL, x, scales is not None, self._runtime.device)
@@ -161,12 +164,52 @@ class Dispatcher:
     ) -> Sent:
         shape = GroupShape(rows.shape[1], terms.topk_idx.shape[1], terms.num_experts)
         group = self._group(shape, terms, 0 if scales is None else scales.shape[1])
+        if topk_idx_t == torch.int64:
+            self._latest = group
         topk_idx = terms.topk_idx
         routing = group.route(
             topk_idx if topk_idx.dtype == torch.int64 else topk_idx.long(), stream
         )
         what = self._what(terms, scales, weights, stream, sms)
         return Sent(group.dispatch(rows, routing, what), group, routing)
+
+    def try_new(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        top_k: tuple[torch.Tensor | None, torch.Tensor | None],
+        num_experts: int | None,
+        max_tokens: int,
+        expert_alignment: int | None,
+        do_cpu_sync: bool | None,
+        copy_topk_idx: bool,
+        num_sms: int,
+    ) -> tuple[Any, torch.Tensor, torch.Tensor | None, LateHandle] | None:
+        """A rank-major dispatch by one binding call. None, without effect, where an argument is not
+        what earlier calls had. Returns what ElasticBuffer.dispatch returns, without the event."""
+        group = self._latest
+        if group is None or num_experts != group.shape.experts or max_tokens > group.max_tokens:
+            return None
+        alignment = value_or(expert_alignment, 1)
+        most = max(1, self._runtime.num_ranks * max_tokens)
+        worst_rows = 0 if value_or(do_cpu_sync, True) else most
+        sent = group.calls.try_send(
+            rows, scales, *top_k, alignment, worst_rows, max_tokens, num_sms
+        )
+        if sent is None:
+            return None
+        received, routing = sent
+        # The handle keeps no rows: it needs their number only, which is that of the indices.
+        x, received.x = received.x, received.topk_idx
+        topk_idx = top_k[0].clone() if copy_topk_idx else top_k[0]
+        terms = Terms(topk_idx, False, num_experts, alignment, max_tokens, worst_rows)
+
+        def make() -> EPHandle:
+            return self.make_handle(terms, Sent(received, group, routing), False, num_sms)
+
+        handle = LateHandle(make, group, received.layout, received.topk_idx, num_sms)
+        recv_rows = x if scales is None else (x, received.scales)
+        return recv_rows, received.topk_idx, received.topk_weights, handle
 
     def send_cached(
         self,
@@ -206,13 +249,11 @@ class Dispatcher:
         runtime, received, alignment = self._runtime, sent.received, terms.alignment
         topk_idx = terms.topk_idx.clone() if copy_topk_idx else terms.topk_idx
         local_experts, top_k = terms.num_experts // runtime.num_ranks, topk_idx.shape[1]
-        slot_rows = None
+        topk_rows = None
         expert_ends, counts = received.expert_ends, received.expert_counts
-        if terms.do_expand:
-            aligned = (counts + (alignment - 1)) // alignment * alignment
-            starts = expert_ends - aligned
-            slot_rows = layout.expert_major_rows(received.topk_idx, starts)
-            expert_ends = starts + counts
+        if terms.do_expand:  # make_outputs fills both
+            topk_rows = sent.group.empty(tuple(received.topk_idx.shape), torch.int32)
+            expert_ends = torch.empty_like(expert_ends)
         if terms.worst_rows:
             expert_major_rows = layout.most_expert_major_rows(
                 runtime.num_ranks, terms.max_tokens, top_k, local_experts, alignment
@@ -225,10 +266,11 @@ class Dispatcher:
             received.handle,
             terms.worst_rows,
             received.topk_idx,
-            slot_rows,
-            None if slot_rows is None else slot_rows.int(),
+            topk_rows,
             received.source_token,
             received.source_ends,
+            counts,
+            received.expert_ends,
             [],
         )
         handle = EPHandle(
@@ -281,46 +323,59 @@ def check_handle(call: str, handle: Any) -> None:
 
 
 def make_outputs(
-    received: Received, handle: EPHandle, zero_padding: bool, column_major_scales: bool
+    received: Received,
+    handle: EPHandle,
+    cached: bool,
+    zero_padding: bool,
+    column_major_scales: bool,
+    stream: int,
 ) -> Outputs:
-    """The tensors that a dispatch returns, from the received rows."""
-    recv_x, recv_scales, recv_weights = received.x, received.scales, received.topk_weights
-    recv_topk_idx: torch.Tensor | None = None
+    """The tensors that a dispatch returns, from the received rows. Without ``cached`` it completes
+    the handle of an expert-major dispatch."""
     if handle.do_expand:
-        recv_x, recv_scales, recv_weights = _expert_major(
-            handle, recv_x, recv_scales, recv_weights, zero_padding
-        )
-    else:
-        recv_topk_idx = handle.shoal.topk_idx
-        if recv_topk_idx.dtype != topk_idx_t:
-            recv_topk_idx = recv_topk_idx.to(topk_idx_t)
+        return _expand(received, handle, cached, zero_padding, column_major_scales, stream)
+    recv_topk_idx, recv_scales = handle.shoal.topk_idx, received.scales
+    if recv_topk_idx.dtype != topk_idx_t:
+        recv_topk_idx = recv_topk_idx.to(topk_idx_t)
     if recv_scales is not None and column_major_scales:
         recv_scales = layout.column_major(recv_scales)
-    return recv_x, recv_scales, recv_topk_idx, recv_weights
+    return received.x, recv_scales, recv_topk_idx, received.topk_weights
 
 
-def _expert_major(
+def _expand(
+    received: Received,
     handle: EPHandle,
-    x: torch.Tensor,
-    scales: torch.Tensor | None,
-    weights: torch.Tensor | None,
+    cached: bool,
     zero_padding: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    column_major_scales: bool,
+    stream: int,
+) -> Outputs:
     """Rank-major rows, scales and weights in expert-major order."""
-    flat_slot = layout.flat_slot_of_row(handle.shoal.slot_rows, handle.num_expanded_tokens)
-    row = torch.where(flat_slot < 0, -1, flat_slot // handle.topk_idx.shape[1])
-    x = layout.gather_rows(x, row, zero_padding)
-    if scales is not None:
-        if len(scales) > 0:
-            scales = scales[row.clamp(min=0)]
-        else:
-            scales = scales.new_zeros((len(row), scales.shape[1]))
-        if zero_padding:
-            scales.masked_fill_((row < 0)[:, None], 0)
-    if weights is not None:
-        flat = weights.flatten()
-        if len(flat) > 0:
-            weights = flat[flat_slot.clamp(min=0)].masked_fill_(flat_slot < 0, 0)
-        else:
-            weights = flat.new_zeros(len(flat_slot))
-    return x, scales, weights
+    known, rows = handle.shoal, handle.num_expanded_tokens
+    x, scales, weights = received.x, received.scales, received.topk_weights
+    out = known.group.empty((rows, x.shape[1]), x.dtype)
+    out_weights = None if weights is None else known.group.empty((rows,), torch.float32)
+    out_scales = None
+    if scales is not None and column_major_scales:
+        out_scales = layout.empty_column_major(rows, scales)
+    elif scales is not None:
+        out_scales = known.group.empty((rows, scales.shape[1]), scales.dtype)
+    expand(
+        known.group.group,
+        as_rows(x),
+        known.topk_idx,
+        known.source_ends[-1:],
+        known.expert_counts,
+        known.expert_ends,
+        weights,
+        scales,
+        known.topk_rows,
+        cached,
+        as_rows(out),
+        out_weights,
+        out_scales,
+        None if cached else handle.psum_num_recv_tokens_per_expert,
+        zero_padding,
+        stream,
+    )
+    return out, out_scales, None, out_weights

@@ -11,6 +11,7 @@
 //                       rows
 //                       of all ranks
 //   combine             notify, fetch and sum, finish, in the same way
+//   expand              copies rank-major rows to expert-major order
 //
 // A dispatch is a scatter to final places: once the counts of all ranks are known, every source
 // knows the row of every token at every rank. A row is loaded once into shared memory and stored
@@ -131,20 +132,41 @@ struct SharedRange {
 /// Entries of each rank in a ShareTable: number n has entry n % kShareSlots.
 inline constexpr std::uint32_t kShareSlots = 64;
 
-/// unpack.cu: one array of four-byte elements that is copied.
+/// unpack.cu: one array that is copied, in words of four bytes.
 struct UnpackedArray {
   const std::uint32_t* from;  ///< rows contiguous
   std::uint32_t* to;
-  std::int64_t from_stride;      ///< elements between rows
-  std::int64_t to_stride, step;  ///< elements between rows, and between elements of a row
-  std::int64_t elements;         ///< of all rows
-  Divisor by_row;                ///< elements of a row
+  std::int64_t from_stride;      ///< words between rows
+  std::int64_t to_stride, step;  ///< words between rows, and between elements of a row
+  std::int64_t words;            ///< of all rows
+  Divisor by_row;                ///< words of a row
+  std::uint32_t wide;            ///< 1 for elements of two words, else 0
 };
 struct NormalUnpack {
   static constexpr int kMaxArrays = 8;
   UnpackedArray arrays[kMaxArrays];
   int count;
 };
+
+/// expand.cu. Fields as those of ExpandOptions; nullptr: not given.
+struct NormalExpand {
+  const std::byte* x;
+  std::byte* out;
+  std::uint32_t row_vectors;  ///< of 16 bytes
+  std::int32_t rows, out_rows, top_k, experts;
+  const std::int64_t* topk_idx;
+  const std::int32_t *row_count, *expert_counts, *expert_ends;
+  std::int32_t *topk_rows, *block_ends;
+  const float* weights;
+  float* out_weights;
+  const std::uint32_t* scales;
+  std::uint32_t* out_scales;
+  std::int64_t scale_stride, out_scale_stride, out_scale_step;  ///< in elements
+  std::int32_t scale_count;
+  std::uint32_t numbered, zero_padding;  ///< 0 or 1
+};
+/// Throws Error{unsupported} for more rows than a kernel counts.
+NormalExpand expand_parameters(const ExpandOptions& options);
 
 /// Expert output of this rank that other ranks do not reach (combine_staging.cuh).
 struct CombineStaging {
@@ -153,6 +175,7 @@ struct CombineStaging {
   const float* weights;           ///< or nullptr. With topk_rows one for each of `rows`
   std::int64_t weight_stride;     ///< in elements
   const std::int64_t* topk_idx;   ///< [y_rows, top_k]: weights of slots below 0 count as 0
+  std::int32_t row_count;         ///< rows that topk_rows may name
   std::int32_t blocks;            ///< that stage before they fetch; 0: nothing is staged
 };
 
@@ -207,6 +230,8 @@ void launch_normal_dispatch(const NormalDispatch& params, const NormalPlan& plan
 void launch_normal_combine(const NormalCombine& params, const NormalPlan& plan,
                            cudaStream_t stream);
 void launch_unpack(const NormalUnpack& params, cudaStream_t stream);
+/// `blocks`: those that run at once.
+void launch_expand(const NormalExpand& params, std::int32_t blocks, cudaStream_t stream);
 
 /// Load the code of the kernels and set their attributes, so that first calls do not pay for it.
 /// `shared_bytes` is the shared memory that a block can have on this GPU.
@@ -215,6 +240,7 @@ void preload_normal_number_topk_slots();
 void preload_normal_dispatch(int shared_bytes);
 void preload_normal_combine(int shared_bytes);
 void preload_unpack();
+void preload_expand();
 
 /// Epoch of a handle whose dispatch did not take place.
 inline constexpr std::uint64_t kRefused = ~std::uint64_t{0};

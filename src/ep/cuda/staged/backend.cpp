@@ -79,6 +79,7 @@ class StagedBackend final : public detail::Backend {
 
   Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
   void unpack(const Dispatched& received, const UnpackOptions& to) override;
+  void expand(const ExpandOptions& options) override;
   Dispatched dispatch(const detail::DispatchCall& given) override;
   Combined combine(const TensorView& y, const HandleState& handle,
                    const CombineOptions& given) override;
@@ -109,10 +110,13 @@ class StagedBackend final : public detail::Backend {
   void* stream() const override { return staging_.gpu->stream; }
   void synchronize() override {
     group_.world->cuda()->activate();
-    check(cudaStreamSynchronize(staging_.gpu->stream), "the group's stream");
+    check(poll_while_not_ready([this] { return cudaStreamQuery(staging_.gpu->stream); },
+                               "synchronize of an ep::Group"),
+          "the group's stream");
   }
   void drain() override {
-    synchronize();
+    group_.world->cuda()->activate();
+    check(cudaStreamSynchronize(staging_.gpu->stream), "the group's stream");
     if (staging_.block) staging_.block->unpin();  // the memory can be released next
   }
 
@@ -198,6 +202,12 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
 void StagedBackend::unpack(const Dispatched& received, const UnpackOptions& to) {
   const StagedCall call = begin(to.launch);
   launch_copies(detail::unpacked_arrays(group_, received, to), call.stream());
+  call.finish();
+}
+
+void StagedBackend::expand(const ExpandOptions& options) {
+  const StagedCall call = begin(options.launch);
+  launch_expand(expand_parameters(options), group_.world->cuda()->multiprocessors, call.stream());
   call.finish();
 }
 
