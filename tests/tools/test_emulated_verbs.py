@@ -138,9 +138,9 @@ def test_a_trace_is_written(environment, tmp_path, worker):
     traces = [path.read_text() for path in tmp_path.glob("trace.*")]
     assert len(traces) >= 2
     for trace in traces:
-        if "ready_to_send" in trace:
-            assert "sent send psn" in trace
-            assert "completion 0" in trace
+        if " state " in trace:  # a program may open the device more than once
+            assert re.search(r" sent \d+ send 1024\n", trace)
+            assert " completion 0 " in trace
 
 
 def test_libfabric_lists_the_device(environment):
@@ -182,7 +182,7 @@ def test_ucx_reliable_connection(environment, worker, test):
 
 def test_a_killed_peer_is_a_retry_error(environment, worker):
     """The kernel releases the slot of a killed process; the others go on."""
-    command = [program("ib_write_bw"), "-F", "-D", "30", "-p", str(port_of(worker, 70)), "-u", "5"]
+    command = [program("ib_write_bw"), "-F", "-D", "30", "-p", str(port_of(worker, 70)), "-u", "17"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     server = subprocess.Popen(command, env=environment, **quiet)
     time.sleep(1)
