@@ -124,6 +124,7 @@ TEST(Environment, MisspeltSettingsGetTheNearestName) {
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_EQ(warnings[0].find("did you mean"), std::string::npos);
   EXPECT_TRUE(warnings_of({{"SHOAL_TIMEOUT_MS", "5"}, {"SHOAL_TEST_PORT", "1"}}).empty());
+  EXPECT_TRUE(warnings_of({{"SHOAL_EMULATOR_LOSS", "0.1"}}).empty());  // read by the emulator
 }
 
 TEST(Environment, EveryVariableIsUsedIgnoredOrUnknown) {

@@ -44,6 +44,36 @@ TEST(EmulatorConnection, InlineWriteWrapsAtTheEndOfTheRing) {
   }
 }
 
+TEST(EmulatorConnection, NothingTimesOutWhenAllIsAcknowledged) {
+  Pair pair;
+  pair.a.write(pair.b, 0, 1024, 30000);
+  pair.a.read(pair.b, 0, 1024, 30000);
+  (void)pair.sent();
+  (void)pair.sent();
+  pair.network.run_until([] { return false; });
+  EXPECT_EQ(pair.a.pair->counters().timeouts, 0U);
+}
+
+TEST(EmulatorConnection, PacketsOfAnotherNicAreIgnored) {
+  Pair pair;
+  Packet packet;
+  packet.kind = PacketKind::write;
+  packet.first = packet.last = packet.ack_requested = true;
+  packet.source = 9;
+  packet.target = 2;
+  packet.target_qp = pair.b.pair->number();
+  packet.remote_key = pair.b.key;
+  packet.address = pair.b.address(0);
+  packet.payload.assign(8, std::byte{1});
+  const Packet copy = packet;
+  pair.network.nic(1).receive(std::move(packet));
+  EXPECT_EQ(pair.b.memory[0], 0U);
+  Packet own = copy;  // the same from the peer is executed
+  own.source = 1;
+  pair.network.nic(1).receive(std::move(own));
+  EXPECT_NE(pair.b.memory[0], 0U);
+}
+
 TEST(EmulatorConnection, ReadFetchesBytes) {
   Pair pair;
   for (const std::uint32_t length : {1U, 4096U, 20000U}) {
