@@ -140,10 +140,11 @@ def test_a_network_is_loaded_where_pairs_want_it(bin_dir):
     ] == "left out by SHOAL_TRANSPORT_INSIDE"
     assert all(isinstance(pe["nics"], list) for pe in found["connectivity"]["pes"])
     names = [phase["name"] for phase in found["init_timeline"]["pes"][0]["phases"]]
-    assert names[names.index("connectivity") :][:4] == [
+    assert names[names.index("connectivity") :][:5] == [
         "connectivity",
         "NIC choice",
         "network",
+        "network links",
         "network map",
     ]
 
