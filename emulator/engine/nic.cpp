@@ -57,7 +57,8 @@ Nic::Nic(NicOptions options, Wire& wire)
     : options_(std::move(options)),
       wire_(wire),
       keys_(options_.limits.keys),
-      random_(options_.seed) {}
+      random_(options_.seed),
+      next_pair_(options_.first_queue_pair) {}
 
 Counters Nic::counters() const {
   Counters sum = of_destroyed_;

@@ -83,7 +83,7 @@ class Nic {
   std::map<std::uint32_t, std::shared_ptr<QueuePair>> pairs_;
   std::map<std::uint32_t, std::shared_ptr<CompletionQueue>> completion_queues_;
   std::map<std::uint32_t, std::shared_ptr<ReceiveQueue>> receive_queues_;
-  std::uint32_t next_pair_ = 1, next_completion_queue_ = 1, next_receive_queue_ = 1;
+  std::uint32_t next_pair_, next_completion_queue_ = 1, next_receive_queue_ = 1;
   Counters of_destroyed_;
   // Queue pairs with something to send; arrival numbers for Arbitration::oldest_doorbell.
   std::set<std::pair<std::uint64_t, std::uint32_t>> ready_;

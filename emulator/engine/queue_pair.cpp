@@ -97,6 +97,8 @@ bool QueuePair::send_one() {
 
 void QueuePair::receive(Packet&& packet) {
   if (state_ != QpState::ready_to_receive && state_ != QpState::ready_to_send) return;
+  // Such as one for an earlier owner of this number.
+  if (packet.source != connection_.remote_lid) return;
   ++counters_.packets_received;
   counters_.bytes_received += packet.payload.size();
   trace(TraceEvent::Kind::received, packet.psn, packet.kind,

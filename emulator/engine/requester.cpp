@@ -244,6 +244,7 @@ void Requester::complete_front() {
     qp_.complete_send(request, Syndrome::none, bytes);
     if (qp_.state() == QpState::error) return;
   }
+  timeout_ = kNever;  // nothing is in flight
 }
 
 void Requester::advance(std::uint32_t end) {

@@ -68,6 +68,8 @@ struct NicOptions {
   /// strict).
   std::uint32_t reorder_limit = 256;
   std::uint64_t seed = 1;
+  /// Number of the first queue pair. NICs that take over a LID begin elsewhere than its last owner.
+  std::uint32_t first_queue_pair = 1;
   /// Atomics of this NIC are atomic with respect to CPUs as well.
   bool global_atomics = true;
   /// Messages move no bytes and need no keys: for studies of timing.

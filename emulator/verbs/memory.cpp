@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Protection domains and memory regions.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <memory>
+
+#include "verbs/objects.hpp"
+
+#undef ibv_reg_mr
+#undef ibv_reg_mr_iova
+
+namespace shoal::emulator {
+namespace {
+
+/// Whether all pages of the range are mapped.
+bool is_mapped(const void* address, std::size_t length) {
+  if (length == 0) return true;
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<std::uintptr_t>(address) / page * page;
+  const auto end = reinterpret_cast<std::uintptr_t>(address) + length;
+  if (end < first) return false;
+  // Asynchronous: only looks up the mappings.
+  return msync(reinterpret_cast<void*>(first), end - first, MS_ASYNC) == 0;
+}
+
+ibv_mr* register_memory(ibv_pd* domain, void* address, std::size_t length, std::uint64_t iova,
+                        unsigned access) {
+  constexpr unsigned kNeedsLocalWrite = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+  constexpr unsigned kKnown = IBV_ACCESS_LOCAL_WRITE | kNeedsLocalWrite | IBV_ACCESS_REMOTE_READ |
+                              IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB;
+  if ((access & ~(kKnown | IBV_ACCESS_OPTIONAL_RANGE)) != 0) return fail_with(EOPNOTSUPP);
+  if ((access & kNeedsLocalWrite) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0)
+    return fail_with(EINVAL);
+  if (!is_mapped(address, length)) return fail_with(EFAULT);
+  if ((access & IBV_ACCESS_ZERO_BASED) != 0) iova = 0;
+  Pd& owner = of(domain);
+  auto region = std::make_unique<Mr>();
+  const std::uint32_t key = owner.context->runtime->with_nic([&](Nic& nic) {
+    return nic.keys().create(
+        {.domain = owner.number,
+         .address = iova,
+         .length = length,
+         .memory = static_cast<std::byte*>(address),
+         .access = access & (Access::local_write | Access::remote_write | Access::remote_read |
+                             Access::remote_atomic | Access::relaxed_ordering)});
+  });
+  if (key == 0) return fail_with(ENOMEM);
+  region->domain = &owner;
+  region->base = {.context = owner.context->base(),
+                  .pd = domain,
+                  .addr = address,
+                  .length = length,
+                  .handle = key >> 8,
+                  .lkey = key,
+                  .rkey = key};
+  ++owner.users;
+  return &region.release()->base;
+}
+
+}  // namespace
+}  // namespace shoal::emulator
+
+using namespace shoal::emulator;
+
+extern "C" {
+
+ibv_pd* ibv_alloc_pd(ibv_context* context) {
+  auto domain = std::make_unique<Pd>();
+  domain->context = &of(context);
+  domain->number = of(context).next_domain++;
+  domain->base = {.context = context, .handle = domain->number};
+  ++of(context).objects;
+  return &domain.release()->base;
+}
+
+int ibv_dealloc_pd(ibv_pd* domain) {
+  if (of(domain).users != 0) return EBUSY;
+  --of(domain).context->objects;
+  delete &of(domain);
+  return 0;
+}
+
+ibv_mr* ibv_reg_mr(ibv_pd* domain, void* address, std::size_t length, int access) {
+  return register_memory(domain, address, length, reinterpret_cast<std::uint64_t>(address),
+                         static_cast<unsigned>(access));
+}
+
+ibv_mr* ibv_reg_mr_iova(ibv_pd* domain, void* address, std::size_t length, std::uint64_t iova,
+                        int access) {
+  return register_memory(domain, address, length, iova, static_cast<unsigned>(access));
+}
+
+ibv_mr* ibv_reg_mr_iova2(ibv_pd* domain, void* address, std::size_t length, std::uint64_t iova,
+                         unsigned access) {
+  return register_memory(domain, address, length, iova, access);
+}
+
+ibv_mr* ibv_reg_dmabuf_mr(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int) {
+  return fail_with(EOPNOTSUPP);
+}
+
+int ibv_rereg_mr(ibv_mr*, int, ibv_pd*, void*, std::size_t, int) {
+  return IBV_REREG_MR_ERR_CMD;
+}
+
+int ibv_dereg_mr(ibv_mr* region) {
+  Pd& owner = *of(region).domain;
+  owner.context->runtime->with_nic([&](Nic& nic) { return nic.keys().destroy(region->lkey); });
+  --owner.users;
+  delete &of(region);
+  return 0;
+}
+
+}  // extern "C"

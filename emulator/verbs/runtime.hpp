@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// runtime.hpp: the emulated NIC of this process, and the thread that makes it progress.
+//
+// One lock guards the NIC and the wire. Calls of the client make progress themselves where the lock
+// is free, so that latency needs no switch of threads. The thread covers clients that only wait in
+// memory, timers, and doorbells that are written as memory.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/nic.hpp"
+#include "verbs/settings.hpp"
+#include "verbs/trace.hpp"
+#include "wire/live_wire.hpp"
+
+namespace shoal::emulator {
+
+class Runtime {
+ public:
+  /// The NIC of this process; the first caller starts it and the last owner stops it. Throws
+  /// std::runtime_error where it cannot start.
+  static std::shared_ptr<Runtime> acquire();
+
+  explicit Runtime(const DeviceSettings& settings);
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  const DeviceSettings& settings() const { return settings_; }
+  std::uint16_t lid() const { return lid_; }
+
+  /// use(nic) under the lock.
+  template <typename Use>
+  auto with_nic(Use use) {
+    const Hold hold(*this);
+    return use(nic_);
+  }
+  /// A client has written the doorbell record of a queue pair.
+  void ring(std::uint32_t qp_number);
+  /// Makes progress if no other thread does.
+  void poll();
+
+  /// A word that clients write instead of a call of ring(): a doorbell register. The thread looks
+  /// at it until remove_cell().
+  void add_cell(std::uint32_t qp_number, std::uint64_t* cell);
+  void remove_cell(std::uint32_t qp_number);
+
+ private:
+  /// Holds the lock; doorbells that other threads ring meanwhile are served at its end.
+  class Hold {
+   public:
+    explicit Hold(Runtime& runtime) : runtime_(runtime) { runtime_.mutex_.lock(); }
+    Hold(Runtime& runtime, std::adopt_lock_t) : runtime_(runtime) {}
+    ~Hold() { runtime_.release(); }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+   private:
+    Runtime& runtime_;
+  };
+  struct Cell {
+    std::uint32_t qp_number;
+    std::uint64_t* word;
+  };
+
+  void release();
+  void serve_doorbells();
+  bool serve_cells();
+  bool progress();
+  void run();
+
+  NicOptions nic_options();
+
+  const DeviceSettings settings_;
+  std::unique_ptr<Trace> trace_;
+  std::unique_ptr<LiveWire> wire_;
+  std::uint16_t lid_ = 0;
+  Nic nic_;
+  LiveWire::Deliver deliver_;
+  std::mutex mutex_;
+
+  std::mutex rung_mutex_;
+  std::vector<std::uint32_t> rung_, serving_;
+  std::atomic<bool> any_rung_{false};
+  std::vector<Cell> cells_;
+  std::atomic<bool> any_cell_{false};
+
+  std::atomic<bool> stop_{false};
+  std::atomic<Time::rep> next_timer_{kNever.count()};  ///< of the NIC
+  std::atomic<Time::rep> asleep_until_{0};             ///< the thread, if it sleeps
+  std::uint32_t misses_ = 0;                           ///< wakes after which nothing was to be done
+  Time watch_{0};                                      ///< not 0: the client makes the progress
+  std::thread thread_;
+};
+
+}  // namespace shoal::emulator

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "wire/shared_memory_wire.hpp"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include "wire/packet_format.hpp"
+
+namespace shoal::emulator {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x31'65'72'69'77'68'73'00;  // "shwire1"
+/// Byte of the file that is locked while it is laid out; the slots' bytes come first.
+constexpr off_t kLayoutByte = 1 << 20;
+constexpr std::uint32_t kMostSlots = 64;
+/// A target that takes nothing for so long does not hold up the others.
+constexpr Time kStall = std::chrono::milliseconds(20);
+constexpr Time kCheckAlive = std::chrono::milliseconds(100);
+/// Packets that wait for a stalled target before more are dropped.
+constexpr std::size_t kMostBacklog = 4096;
+
+// A record is a word with its size, a word of padding, and a packet; sizes are multiples of 16. The
+// word kSkip says that the next record is at the start of the ring.
+constexpr std::uint32_t kRecordHead = 16, kSkip = 0xffffffff;
+constexpr std::uint32_t kMostRecord = kRecordHead + kPacketHeaderBytes + kMostPayloadBytes;
+
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t to) {
+  return (value + to - 1) / to * to;
+}
+
+bool lock_byte(int fd, off_t byte, bool wait) {
+  struct flock range = {};
+  range.l_type = F_WRLCK;
+  range.l_whence = SEEK_SET;
+  range.l_start = byte;
+  range.l_len = 1;
+  return fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &range) == 0;
+}
+
+void unlock_byte(int fd, off_t byte) {
+  struct flock range = {};
+  range.l_type = F_UNLCK;
+  range.l_whence = SEEK_SET;
+  range.l_start = byte;
+  range.l_len = 1;
+  (void)fcntl(fd, F_OFD_SETLK, &range);
+}
+
+[[noreturn]] void fail_errno(const std::string& what, const std::string& file) {
+  throw std::runtime_error(what + " " + file + ": " + std::generic_category().message(errno));
+}
+
+long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
+           const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value, timeout,
+                 nullptr, 0);
+}
+
+}  // namespace
+
+struct SharedMemoryWire::Header {
+  std::uint64_t magic;
+  std::uint32_t version, slots, ring_bytes;
+  std::atomic<std::uint32_t> next_slot;  ///< where the search for a free slot starts
+};
+
+/// Of the process that reads the rings of this target.
+struct alignas(64) SharedMemoryWire::Slot {
+  std::atomic<std::uint64_t> pending;   ///< sources with new packets
+  std::atomic<std::uint32_t> sleeping;  ///< futex: 1 while it sleeps
+};
+
+struct alignas(64) SharedMemoryWire::Ring {
+  std::atomic<std::uint64_t> written;
+  alignas(64) std::atomic<std::uint64_t> read;
+};
+
+Time LiveWire::now() const {
+  return std::chrono::steady_clock::now().time_since_epoch();
+}
+
+SharedMemoryWire::SharedMemoryWire(const SharedMemoryOptions& options)
+    : first_lid_(options.first_lid) {
+  if (options.slots == 0 || options.slots > kMostSlots)
+    throw std::runtime_error("a wire has 1 to 64 slots, not " + std::to_string(options.slots));
+  if (!std::has_single_bit(options.ring_bytes) || options.ring_bytes < 4 * kMostRecord)
+    throw std::runtime_error("a ring of a wire has a power of two of at least 32768 bytes, not " +
+                             std::to_string(options.ring_bytes));
+  try {
+    map_file(options);
+    take_slot(options.file);
+  } catch (...) {
+    close_file();
+    throw;
+  }
+  targets_.resize(slots_);
+}
+
+SharedMemoryWire::~SharedMemoryWire() {
+  close_file();
+}
+
+void SharedMemoryWire::close_file() {
+  if (base_ != nullptr) munmap(base_, mapped_);
+  if (fd_ >= 0) close(fd_);
+  base_ = nullptr;
+  fd_ = -1;
+}
+
+void SharedMemoryWire::create(const SharedMemoryOptions& options, std::uint64_t size) {
+  if (ftruncate(fd_, static_cast<off_t>(size)) != 0) fail_errno("cannot size", options.file);
+  Header header{kMagic, kWireVersion, options.slots, options.ring_bytes, 0};
+  if (pwrite(fd_, &header, sizeof header, 0) != static_cast<ssize_t>(sizeof header))
+    fail_errno("cannot write", options.file);
+}
+
+void SharedMemoryWire::map_file(const SharedMemoryOptions& options) {
+  const auto bytes_for = [](std::uint64_t slots, std::uint64_t ring_bytes) {
+    return round_up(sizeof(Header), 64) + slots * sizeof(Slot) +
+           slots * slots * (sizeof(Ring) + ring_bytes);
+  };
+  fd_ = open(options.file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd_ < 0) fail_errno("cannot open", options.file);
+  if (!lock_byte(fd_, kLayoutByte, true)) fail_errno("cannot lock", options.file);
+  struct stat info = {};
+  if (fstat(fd_, &info) != 0) fail_errno("cannot stat", options.file);
+  if (info.st_size == 0) create(options, bytes_for(options.slots, options.ring_bytes));
+  Header header{};
+  const ssize_t got = pread(fd_, &header, sizeof header, 0);
+  unlock_byte(fd_, kLayoutByte);
+  if (got != static_cast<ssize_t>(sizeof header) || header.magic != kMagic ||
+      header.version != kWireVersion || header.slots == 0 || header.slots > kMostSlots ||
+      !std::has_single_bit(header.ring_bytes))
+    throw std::runtime_error(options.file +
+                             " is no wire of this version of the emulator; remove the file");
+  slots_ = header.slots;
+  ring_bytes_ = header.ring_bytes;
+  mapped_ = bytes_for(slots_, ring_bytes_);
+  void* const at =
+      mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+  if (at == MAP_FAILED) fail_errno("cannot map", options.file);
+  base_ = static_cast<std::byte*>(at);
+}
+
+void SharedMemoryWire::take_slot(const std::string& file) {
+  // The slot after the last one taken, so that a new process rarely gets the LID of one that has
+  // just ended.
+  auto& next = reinterpret_cast<Header*>(base_)->next_slot;
+  const std::uint32_t start = next.load();
+  for (std::uint32_t i = 0; i < slots_; ++i) {
+    slot_ = (start + i) % slots_;
+    if (!lock_byte(fd_, slot_, false)) continue;
+    next.store((slot_ + 1) % slots_);
+    // What was sent to the last owner.
+    for (std::uint32_t source = 0; source < slots_; ++source)
+      ring(slot_, source).read.store(ring(slot_, source).written.load());
+    slot(slot_).pending.store(0);
+    slot(slot_).sleeping.store(0);
+    return;
+  }
+  throw std::runtime_error("all " + std::to_string(slots_) + " slots of the wire " + file +
+                           " are in use by other processes");
+}
+
+bool SharedMemoryWire::is_alive(std::uint32_t index) const {
+  if (index == slot_) return true;
+  struct flock range = {};
+  range.l_type = F_WRLCK;
+  range.l_whence = SEEK_SET;
+  range.l_start = index;
+  range.l_len = 1;
+  return fcntl(fd_, F_OFD_GETLK, &range) != 0 || range.l_type != F_UNLCK;
+}
+
+SharedMemoryWire::Slot& SharedMemoryWire::slot(std::uint32_t index) const {
+  return reinterpret_cast<Slot*>(base_ + round_up(sizeof(Header), 64))[index];
+}
+
+SharedMemoryWire::Ring& SharedMemoryWire::ring(std::uint32_t target, std::uint32_t source) const {
+  std::byte* const first = base_ + round_up(sizeof(Header), 64) + slots_ * sizeof(Slot);
+  return *reinterpret_cast<Ring*>(first + (std::uint64_t{target} * slots_ + source) *
+                                              (sizeof(Ring) + ring_bytes_));
+}
+
+std::byte* SharedMemoryWire::data(const Ring& ring) const {
+  return reinterpret_cast<std::byte*>(const_cast<Ring*>(&ring)) + sizeof(Ring);
+}
+
+bool SharedMemoryWire::reaches(std::uint16_t lid) const {
+  return lid >= first_lid_ && lid < first_lid_ + slots_;
+}
+
+bool SharedMemoryWire::push(std::uint32_t target, const Packet& packet) {
+  Ring& to = ring(target, slot_);
+  std::uint64_t written = to.written.load(std::memory_order_relaxed);
+  const std::uint64_t free = ring_bytes_ - (written - to.read.load(std::memory_order_acquire));
+  const std::uint64_t bytes =
+      round_up(kRecordHead + kPacketHeaderBytes + packet.payload.size(), 16);
+  const std::uint64_t to_end = ring_bytes_ - (written & (ring_bytes_ - 1));
+  const std::uint64_t skipped = to_end < bytes ? to_end : 0;
+  if (free < bytes + skipped) return false;
+  std::byte* at = data(to) + (written & (ring_bytes_ - 1));
+  if (skipped != 0) {
+    std::memcpy(at, &kSkip, sizeof kSkip);
+    at = data(to);
+    written += skipped;
+  }
+  const auto size =
+      static_cast<std::uint32_t>(kRecordHead + kPacketHeaderBytes + packet.payload.size());
+  std::memcpy(at, &size, sizeof size);
+  encode_header(packet, at + kRecordHead);
+  if (!packet.payload.empty())
+    std::memcpy(at + kRecordHead + kPacketHeaderBytes, packet.payload.data(),
+                packet.payload.size());
+  to.written.store(written + bytes, std::memory_order_release);
+  return true;
+}
+
+void SharedMemoryWire::announce(std::uint32_t target) {
+  // The fence orders the ring's counter before the test of the bit: either the reader sees the
+  // packet, or it has cleared the bit before and the bit is set again.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  Slot& reader = slot(target);
+  const std::uint64_t bit = std::uint64_t{1} << slot_;
+  if ((reader.pending.load(std::memory_order_relaxed) & bit) == 0)
+    reader.pending.fetch_or(bit, std::memory_order_seq_cst);
+  if (reader.sleeping.load(std::memory_order_seq_cst) != 0 && reader.sleeping.exchange(0) != 0)
+    futex(reader.sleeping, FUTEX_WAKE, 1, nullptr);
+}
+
+void SharedMemoryWire::send(Packet&& packet) {
+  if (!reaches(packet.target) || packet.payload.size() > kMostPayloadBytes) {
+    ++dropped_;
+    return;
+  }
+  const std::uint32_t index = packet.target - first_lid_;
+  Target& target = targets_[index];
+  if (target.backlog.empty()) {
+    if (push(index, packet)) return announce(index);
+    target.since = target.checked = now();
+    target.stalled = false;
+    backlogs_.push_back(index);
+    ++waiting_;
+  } else if (target.backlog.size() >= kMostBacklog) {
+    ++dropped_;
+    return;
+  }
+  target.backlog.push_back(std::move(packet));
+}
+
+bool SharedMemoryWire::flush() {
+  bool worked = false;
+  for (std::size_t i = 0; i < backlogs_.size();) {
+    const std::uint32_t index = backlogs_[i];
+    Target& target = targets_[index];
+    bool sent = false;
+    while (!target.backlog.empty() && push(index, target.backlog.front())) {
+      target.backlog.pop_front();
+      sent = true;
+    }
+    const Time time = now();
+    if (sent) {
+      announce(index);
+      target.since = time;
+    } else if (target.stalled && time - target.checked > kCheckAlive) {
+      target.checked = time;
+      if (!is_alive(index)) {
+        dropped_ += target.backlog.size();
+        target.backlog.clear();
+      }
+    }
+    const bool stalled = !sent && (target.stalled || time - target.since > kStall);
+    const bool empty = target.backlog.empty();
+    waiting_ += static_cast<std::uint32_t>(!stalled && !empty) -
+                static_cast<std::uint32_t>(!target.stalled);
+    target.stalled = stalled;
+    worked |= sent;
+    if (empty) {
+      backlogs_[i] = backlogs_.back();
+      backlogs_.pop_back();
+    } else {
+      ++i;
+    }
+  }
+  return worked;
+}
+
+std::size_t SharedMemoryWire::drain(std::uint32_t source, std::size_t most,
+                                    const Deliver& deliver) {
+  Ring& from = ring(slot_, source);
+  std::uint64_t read = from.read.load(std::memory_order_relaxed);
+  const std::uint64_t written = from.written.load(std::memory_order_acquire);
+  std::size_t count = 0;
+  while (read != written && count < most) {
+    const std::byte* const at = data(from) + (read & (ring_bytes_ - 1));
+    const std::uint64_t to_end = ring_bytes_ - (read & (ring_bytes_ - 1));
+    std::uint32_t size;
+    std::memcpy(&size, at, sizeof size);
+    if (size == kSkip) {
+      read += to_end;
+      continue;
+    }
+    Packet packet;
+    if (size < kRecordHead || size > to_end || size > kMostRecord ||
+        !decode_packet({at + kRecordHead, size - kRecordHead}, packet)) {
+      ++dropped_;  // not written by an emulator: what follows cannot be trusted either
+      read = written;
+      break;
+    }
+    read += round_up(size, 16);
+    from.read.store(read, std::memory_order_release);
+    ++count;
+    deliver(std::move(packet));
+  }
+  from.read.store(read, std::memory_order_release);
+  return count;
+}
+
+bool SharedMemoryWire::poll(std::size_t most, const Deliver& deliver) {
+  bool worked = flush();
+  Slot& own = slot(slot_);
+  if (own.pending.load(std::memory_order_relaxed) == 0) return worked;
+  std::uint64_t sources = own.pending.exchange(0, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (; sources != 0; sources &= sources - 1) {
+    if (most == 0) {  // for the next call
+      own.pending.fetch_or(sources, std::memory_order_seq_cst);
+      break;
+    }
+    const auto source = static_cast<std::uint32_t>(std::countr_zero(sources));
+    const std::size_t count = drain(source, most, deliver);
+    most -= count;
+    worked |= count != 0;
+    // It may have more, and announces only what comes after it was found empty.
+    if (most == 0) own.pending.fetch_or(sources & -sources, std::memory_order_seq_cst);
+  }
+  return worked;
+}
+
+bool SharedMemoryWire::sleep(Time longest) {
+  Slot& own = slot(slot_);
+  own.sleeping.store(1, std::memory_order_seq_cst);
+  if (own.pending.load(std::memory_order_seq_cst) == 0) {
+    const auto count = longest.count();
+    const timespec timeout{.tv_sec = count / 1'000'000'000, .tv_nsec = count % 1'000'000'000};
+    futex(own.sleeping, FUTEX_WAIT, 1, &timeout);
+  }
+  return own.sleeping.exchange(0, std::memory_order_relaxed) == 0;
+}
+
+void SharedMemoryWire::wake() {
+  Slot& own = slot(slot_);
+  if (own.sleeping.load(std::memory_order_seq_cst) != 0 && own.sleeping.exchange(0) != 0)
+    futex(own.sleeping, FUTEX_WAKE, 1, nullptr);
+}
+
+}  // namespace shoal::emulator

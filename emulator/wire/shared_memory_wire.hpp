@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// shared_memory_wire.hpp: packets between the processes of a host through shared memory.
+//
+// All processes map one file. It has a slot for each process, and a ring of bytes for each pair of
+// slots: one process writes it, one reads it. A slot belongs to the process that holds a lock on
+// one byte of the file, which the kernel releases when the process ends, so a process that dies
+// leaves nothing behind. Slot i has the LID first_lid + i.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "wire/live_wire.hpp"
+
+namespace shoal::emulator {
+
+struct SharedMemoryOptions {
+  std::string file;                    ///< created where it does not exist; its folder must exist
+  std::uint32_t slots = 64;            ///< processes at the same time, at most 64; of a new file
+  std::uint32_t ring_bytes = 1 << 19;  ///< a power of two; of a new file
+  std::uint16_t first_lid = 1;
+};
+
+class SharedMemoryWire final : public LiveWire {
+ public:
+  /// Throws std::runtime_error where the file cannot be used or no slot is free.
+  explicit SharedMemoryWire(const SharedMemoryOptions& options);
+  ~SharedMemoryWire() override;
+  SharedMemoryWire(const SharedMemoryWire&) = delete;
+  SharedMemoryWire& operator=(const SharedMemoryWire&) = delete;
+
+  std::uint16_t lid() const { return static_cast<std::uint16_t>(first_lid_ + slot_); }
+  /// Whether packets for `lid` travel on this wire.
+  bool reaches(std::uint16_t lid) const;
+
+  bool ready() const override { return waiting_ == 0; }
+  void send(Packet&& packet) override;
+  bool poll(std::size_t most, const Deliver& deliver) override;
+  bool busy() const override { return !backlogs_.empty(); }
+  bool sleep(Time longest) override;
+  void wake() override;
+  /// Packets that were dropped: for ended processes, or for more than a stopped one may be sent.
+  std::uint64_t dropped() const { return dropped_; }
+
+ private:
+  struct Header;
+  struct Slot;
+  struct Ring;
+  /// What waits for room in the ring to one target.
+  struct Target {
+    std::deque<Packet> backlog;
+    Time since{};          ///< of the last packet that went
+    bool stalled = false;  ///< does not hold up packets for others
+    Time checked{};        ///< when it was last seen alive
+  };
+
+  void map_file(const SharedMemoryOptions& options);
+  void create(const SharedMemoryOptions& options, std::uint64_t size);
+  void take_slot(const std::string& file);
+  void close_file();
+  bool is_alive(std::uint32_t slot) const;
+  Slot& slot(std::uint32_t index) const;
+  Ring& ring(std::uint32_t target, std::uint32_t source) const;
+  std::byte* data(const Ring& ring) const;
+  bool push(std::uint32_t target, const Packet& packet);
+  void announce(std::uint32_t target);
+  bool flush();
+  std::size_t drain(std::uint32_t source, std::size_t most, const Deliver& deliver);
+
+  int fd_ = -1;
+  std::byte* base_ = nullptr;
+  std::uint64_t mapped_ = 0;
+  std::uint32_t slots_ = 0, slot_ = 0;
+  std::uint32_t ring_bytes_ = 0;
+  std::uint16_t first_lid_ = 1;
+  std::vector<Target> targets_;
+  std::vector<std::uint32_t> backlogs_;  ///< targets with a backlog
+  std::uint32_t waiting_ = 0;            ///< those of them that are not stalled
+  std::uint64_t dropped_ = 0;
+};
+
+}  // namespace shoal::emulator
