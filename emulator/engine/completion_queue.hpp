@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "engine/types.hpp"
 
@@ -51,7 +52,7 @@ struct CompletionQueueAttributes {
   bool ignore_overrun = false;
 };
 
-class CompletionQueue {
+class CompletionQueue : public std::enable_shared_from_this<CompletionQueue> {
  public:
   CompletionQueue(std::uint32_t number, const CompletionQueueAttributes& attributes);
 

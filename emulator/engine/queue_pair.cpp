@@ -156,6 +156,7 @@ void QueuePair::fail() {
     requester_.posted(
         static_cast<std::uint16_t>(load_shared_be32(attributes_.doorbell_record + 4)));
   flush();
+  if (on_error) on_error();
 }
 
 void QueuePair::flush() {

@@ -6,6 +6,7 @@
 // Specification, volume 1, chapters 9 (transport) and 10 (states).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -70,6 +71,8 @@ class QueuePair {
   /// Earliest timer; kNever without one.
   Time next_timer() const { return requester_.next_timer(); }
   void run_timers();
+  /// Called when it has entered the error state and both queues are flushed.
+  std::function<void()> on_error;
 
   // For the two halves.
   void complete_send(const WorkRequest& request, Syndrome syndrome, std::uint32_t bytes);

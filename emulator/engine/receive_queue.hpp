@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -23,7 +24,7 @@ struct ReceiveQueueAttributes {
   std::uint32_t domain = 0;
 };
 
-class ReceiveQueue {
+class ReceiveQueue : public std::enable_shared_from_this<ReceiveQueue> {
  public:
   struct Request {
     std::uint16_t index = 0;

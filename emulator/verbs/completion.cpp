@@ -266,6 +266,7 @@ int ibv_destroy_cq(ibv_cq* handle) {
     return destroyed;
   });
   if (status != Status::ok) return errno_of(status);
+  if (queue.notification_page.data() != nullptr) context.runtime->unwatch(&queue);
   if (handle->channel != nullptr) {
     of(handle->channel).events.remove([&](const Cq* waiting) { return waiting == &queue; });
     --handle->channel->refcnt;

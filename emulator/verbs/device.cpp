@@ -198,11 +198,9 @@ ibv_context* ibv_open_device(ibv_device* to_open) {
 }
 
 int ibv_close_device(ibv_context* context) {
-  if (of(context).objects != 0) {
-    report("%s is closed with %u objects open", kName, of(context).objects.load());
-    errno = EBUSY;
-    return -1;
-  }
+  // Clients may destroy objects after it, or never: perftest forgets a completion queue. Then the
+  // context stays.
+  if (of(context).objects != 0) return 0;
   delete &of(context);
   return 0;
 }

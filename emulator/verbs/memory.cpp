@@ -12,9 +12,7 @@
 #undef ibv_reg_mr_iova
 
 namespace shoal::emulator {
-namespace {
 
-/// Whether all pages of the range are mapped.
 bool is_mapped(const void* address, std::size_t length) {
   if (length == 0) return true;
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -24,6 +22,8 @@ bool is_mapped(const void* address, std::size_t length) {
   // Asynchronous: only looks up the mappings.
   return msync(reinterpret_cast<void*>(first), end - first, MS_ASYNC) == 0;
 }
+
+namespace {
 
 ibv_mr* register_memory(ibv_pd* domain, void* address, std::size_t length, std::uint64_t iova,
                         unsigned access) {

@@ -17,6 +17,7 @@
 #include <mutex>
 #include <vector>
 
+#include "engine/big_endian.hpp"
 #include "mlx5/request_writer.hpp"
 #include "verbs/runtime.hpp"
 
@@ -104,7 +105,8 @@ struct Context {
   NumberTable<Srq> srqs;
   EventQueue<ibv_async_event> events;
   std::atomic<std::uint32_t> objects{0};
-  std::atomic<std::uint32_t> next_domain{1};
+  /// All contexts of the process share the NIC.
+  static inline std::atomic<std::uint32_t> next_domain{1};
 
   ibv_context* base() { return &verbs.context; }
 };
@@ -132,6 +134,7 @@ struct Cq {
   Pages memory;  ///< entries, then the doorbell record
   std::uint32_t size = 0;
   std::byte* record = nullptr;
+  Pages notification_page;  ///< for clients of mlx5dv, where the runtime watches it
   std::shared_ptr<CompletionQueue> queue;
   Qp* last_qp = nullptr;  ///< of the last CQE
   std::mutex mutex;       ///< of what follows
@@ -186,8 +189,8 @@ struct Qp {
   bool extended = false, signal_all = false;
   Pages memory;  ///< receive ring, send ring, doorbell record, doorbell register
   std::byte* record = nullptr;
-  std::uint64_t* cell = nullptr;
-  bool watched = false;  ///< the runtime watches `cell`
+  std::uint64_t* doorbell_register = nullptr;
+  bool watched = false;  ///< the runtime watches the register
   std::shared_ptr<QueuePair> pair;
   std::shared_ptr<ReceiveQueue> receives;
   Connection connection;
@@ -271,6 +274,9 @@ inline std::nullptr_t fail_with(int error) {
 }
 /// One line on stderr, as users see nothing but errno otherwise.
 void report(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+/// Whether all pages of the range are mapped.
+bool is_mapped(const void* address, std::size_t length);
 
 /// Writes data segments and the end mark of a receive request.
 void write_receive(std::byte* to, std::uint32_t most_segments, const ibv_recv_wr& request);

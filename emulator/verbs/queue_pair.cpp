@@ -68,7 +68,7 @@ void lay_out(Qp& qp, const Sizes& sizes) {
   qp.receive_ring = qp.memory.data();
   qp.send_ring = qp.memory.data() + aligned;
   qp.record = qp.send_ring + send;
-  qp.cell = reinterpret_cast<std::uint64_t*>(qp.record + 64);
+  qp.doorbell_register = reinterpret_cast<std::uint64_t*>(qp.record + 64);
   qp.blocks = sizes.blocks;
   qp.receive_size = sizes.receives;
   qp.receive_stride = sizes.receive_stride;
@@ -96,6 +96,14 @@ Status create_in_nic(Nic& nic, Qp& qp) {
   return created.status;
 }
 
+/// No receive of the shared queue belongs to the queue pair any more.
+void report_last_request(Qp& qp) {
+  ibv_async_event event{};
+  event.element.qp = qp.handle();
+  event.event_type = IBV_EVENT_QP_LAST_WQE_REACHED;
+  qp.context->events.push(event);
+}
+
 ibv_qp* create_qp(Pd& domain, ibv_qp_init_attr& init, bool small, bool extended) {
   Context& context = *domain.context;
   if (init.qp_type != IBV_QPT_RC) return fail_with(EOPNOTSUPP);
@@ -120,6 +128,7 @@ ibv_qp* create_qp(Pd& domain, ibv_qp_init_attr& init, bool small, bool extended)
   qp->most_inline = init.cap.max_inline_data;
   qp->most_receives = init.cap.max_recv_wr;
   qp->receive_segments = init.cap.max_recv_sge;
+  if (qp->srq != nullptr) qp->pair->on_error = [made = qp.get()] { report_last_request(*made); };
   qp->writer.emplace(qp->send_ring, qp->blocks, qp->pair->number());
   qp->init = init;
   qp->attributes.cap = init.cap;
@@ -337,7 +346,7 @@ int ibv_query_qp(ibv_qp* pair, ibv_qp_attr* attributes, int, ibv_qp_init_attr* i
 
 int ibv_destroy_qp(ibv_qp* pair) {
   Qp& qp = of(pair);
-  if (qp.watched) qp.context->runtime->remove_cell(pair->qp_num);
+  if (qp.watched) qp.context->runtime->unwatch(&qp);
   const Status status = with_queues(qp, [&](Nic& nic) {
     const Status destroyed = nic.destroy_queue_pair(pair->qp_num);
     if (destroyed != Status::ok) return destroyed;
@@ -347,8 +356,7 @@ int ibv_destroy_qp(ibv_qp* pair) {
   });
   if (status != Status::ok) return errno_of(status);
   qp.context->events.remove([&](const ibv_async_event& event) {
-    return event.event_type <= IBV_EVENT_PATH_MIG_ERR && event.event_type != IBV_EVENT_CQ_ERR &&
-           event.element.qp == pair;
+    return event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && event.element.qp == pair;
   });
   --qp.domain->users;
   delete &qp;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr Time kLongestSleep = std::chrono::milliseconds(5);
 constexpr Time kLongestClose = std::chrono::milliseconds(200);
-constexpr Time kCellPeriod = std::chrono::microseconds(20);
+constexpr Time kRegisterPeriod = std::chrono::microseconds(20);
 constexpr Time kFirstWatch = std::chrono::microseconds(50);
 constexpr Time kLongestWatch = std::chrono::milliseconds(1);
 /// Wakes for packets that the client had taken before, after which the thread no longer asks to be
@@ -79,7 +79,7 @@ Runtime::~Runtime() {
 bool Runtime::progress() {
   bool worked = wire_->poll(kBatch, deliver_);
   if (any_rung_.load(std::memory_order_relaxed)) serve_doorbells();
-  if (any_cell_.load(std::memory_order_relaxed)) worked |= serve_cells();
+  if (any_register_.load(std::memory_order_relaxed)) worked |= serve_registers();
   worked |= nic_.progress();
   const Time::rep timer = nic_.next_timer().count();
   next_timer_.store(timer, std::memory_order_relaxed);
@@ -97,13 +97,13 @@ void Runtime::serve_doorbells() {
   serving_.clear();
 }
 
-bool Runtime::serve_cells() {
+bool Runtime::serve_registers() {
   bool worked = false;
-  for (const Cell& cell : cells_) {
-    std::atomic_ref word(*cell.word);
+  for (const Register& at : registers_) {
+    std::atomic_ref word(*at.word);
     if (word.load(std::memory_order_relaxed) == 0) continue;
-    word.exchange(0, std::memory_order_acq_rel);  // before the doorbell record is read
-    nic_.doorbell(cell.qp_number);
+    // Before doorbell records are read: a later ring is seen in the next round.
+    at.on_write(nic_, word.exchange(0, std::memory_order_acq_rel));
     worked = true;
   }
   return worked;
@@ -145,17 +145,18 @@ void Runtime::poll() {
     std::this_thread::yield();
 }
 
-void Runtime::add_cell(std::uint32_t qp_number, std::uint64_t* cell) {
+void Runtime::watch(const void* owner, std::uint64_t* word,
+                    std::function<void(Nic&, std::uint64_t)> on_write) {
   const Hold hold(*this);
-  cells_.push_back({qp_number, cell});
-  any_cell_ = true;
+  registers_.push_back({owner, word, std::move(on_write)});
+  any_register_ = true;
   wire_->wake();
 }
 
-void Runtime::remove_cell(std::uint32_t qp_number) {
+void Runtime::unwatch(const void* owner) {
   const Hold hold(*this);
-  std::erase_if(cells_, [&](const Cell& cell) { return cell.qp_number == qp_number; });
-  any_cell_ = !cells_.empty();
+  std::erase_if(registers_, [&](const Register& at) { return at.owner == owner; });
+  any_register_ = !registers_.empty();
 }
 
 void Runtime::run() {
@@ -181,8 +182,8 @@ void Runtime::run() {
     }
     polls = 0;
     if (watch_.count() == 0 && misses_ >= kMostMisses) watch_ = kFirstWatch;
-    if (any_cell_) {
-      nap(kCellPeriod);
+    if (any_register_) {
+      nap(kRegisterPeriod);
     } else if (watch_.count() != 0) {
       nap(watch_);
       watch_ = std::min(2 * watch_, kLongestWatch);

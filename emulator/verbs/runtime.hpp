@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -46,10 +47,13 @@ class Runtime {
   /// Makes progress if no other thread does.
   void poll();
 
-  /// A word that clients write instead of a call of ring(): a doorbell register. The thread looks
-  /// at it until remove_cell().
-  void add_cell(std::uint32_t qp_number, std::uint64_t* cell);
-  void remove_cell(std::uint32_t qp_number);
+  /// Watches a doorbell register: a word that clients write instead of a call of ring(). The NIC
+  /// takes the word away and calls on_write(nic, word) with its lock held. Rings of several queue
+  /// pairs may meet in one register, so that only their doorbell records say what was posted.
+  void watch(const void* owner, std::uint64_t* word,
+             std::function<void(Nic&, std::uint64_t)> on_write);
+  /// Ends all watches of `owner`.
+  void unwatch(const void* owner);
 
  private:
   /// Holds the lock; doorbells that other threads ring meanwhile are served at its end.
@@ -64,14 +68,15 @@ class Runtime {
    private:
     Runtime& runtime_;
   };
-  struct Cell {
-    std::uint32_t qp_number;
+  struct Register {
+    const void* owner;
     std::uint64_t* word;
+    std::function<void(Nic&, std::uint64_t)> on_write;
   };
 
   void release();
   void serve_doorbells();
-  bool serve_cells();
+  bool serve_registers();
   bool progress();
   void run();
 
@@ -88,8 +93,8 @@ class Runtime {
   std::mutex rung_mutex_;
   std::vector<std::uint32_t> rung_, serving_;
   std::atomic<bool> any_rung_{false};
-  std::vector<Cell> cells_;
-  std::atomic<bool> any_cell_{false};
+  std::vector<Register> registers_;
+  std::atomic<bool> any_register_{false};
 
   std::atomic<bool> stop_{false};
   std::atomic<Time::rep> next_timer_{kNever.count()};  ///< of the NIC

@@ -14,8 +14,8 @@ namespace shoal::emulator {
 /// event format, which ui.perfetto.dev and chrome://tracing show, with a track for each queue pair.
 class Trace {
  public:
-  /// `%p` in the name stands for the process number. Throws std::runtime_error where the file cannot
-  /// be created.
+  /// `%p` in the name stands for the process number. Throws std::runtime_error where the file
+  /// cannot be created.
   explicit Trace(const std::string& name);
   ~Trace();
   Trace(const Trace&) = delete;
