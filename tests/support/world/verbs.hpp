@@ -11,6 +11,7 @@
 
 #include "base/plugin.hpp"
 #include "checks/world/operations.hpp"
+#include "support/process/process.hpp"
 #include "transport/module.hpp"
 
 namespace shoal::test {
@@ -41,6 +42,18 @@ class WithVerbs : public testing::Test {
  private:
   static inline const std::string kPrefix = "SHOAL_EMULATOR_";
 };
+
+/// The same for PEs that are processes.
+inline Environment verbs_environment(const std::string& timeout_ms) {
+  return {{"SHOAL_SYMMETRIC_SIZE", "4M"},
+          {"SHOAL_MAX_TEAMS", "40"},
+          {"SHOAL_TIMEOUT_MS", timeout_ms},
+          {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "20000"},
+          {"SHOAL_TRANSPORT_INSIDE", "verbs"},
+          {"SHOAL_TRANSPORT_BETWEEN", "verbs"},
+          {"SHOAL_VERBS_LIBRARY", kEmulatedIbverbs},
+          {"SHOAL_EMULATOR_JOB", "test-" + std::to_string(getpid())}};
+}
 
 inline Settings verbs_settings() {
   Settings settings = world_settings();
