@@ -169,7 +169,7 @@ void execute(QueuePair& pair, Request& request) {
   complete(pair);
 }
 
-/// Executes one request of the pair, or a piece of it: any before the first atomic that is not done.
+/// Executes one request of the pair, or a piece of it: any before the first atomic to come.
 void step(QueuePair& pair) {
   Fake& f = fake();
   if (pair.state != IBV_QPS_RTS || pair.requests.empty()) return;

@@ -29,6 +29,7 @@ Module inspect_module(const Settings& settings, std::string_view name) {
       transport::Probe probe = table.probe(settings);
       if (!probe.library.empty()) module.library = std::move(probe.library);
       module.missing = std::move(probe.missing);
+      if (!module.missing.empty()) module.library.clear();
     }
   } else {
     module.missing =

@@ -18,11 +18,14 @@ class Devices {
  public:
   explicit Devices(const Library& library)
       : library_(library), list_(library.get_device_list(&count_)) {
-    require(list_ != nullptr, Code::unsupported,
+    // ENOSYS: this kernel has no RDMA.
+    require(list_ != nullptr || errno == ENOSYS, Code::unsupported,
             "{} cannot list RDMA devices: {}. Setting: SHOAL_VERBS_LIBRARY", library.file,
             error_text(errno));
   }
-  ~Devices() { library_.free_device_list(list_); }
+  ~Devices() {
+    if (list_ != nullptr) library_.free_device_list(list_);
+  }
   Devices(const Devices&) = delete;
   Devices& operator=(const Devices&) = delete;
 

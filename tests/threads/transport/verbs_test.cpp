@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The verbs transport in worlds of threads, over the emulated NIC in each of its ordering tiers, and
+// The verbs transport in worlds of threads, over the emulated NIC in each of its ordering tiers,
 // with packets that are lost, doubled and reordered.
 #include <gtest/gtest.h>
 

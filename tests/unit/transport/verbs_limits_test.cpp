@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The start of the verbs transport over fake_ibverbs: order of queue pairs, choice of ports, and the
-// errors of settings and limits.
+// The start of the verbs transport over fake_ibverbs: order of queue pairs, choice of ports, errors
+// of settings and limits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include "fake_ibverbs/module.hpp"
@@ -12,6 +13,7 @@
 #ifdef SHOAL_FAKE_IBVERBS
 #include <infiniband/verbs.h>
 
+#include "transport/verbs/address.hpp"
 #include "transport/verbs/order.hpp"
 
 namespace shoal::test {
@@ -79,8 +81,27 @@ class VerbsStart : public WithFakeVerbs {
 TEST_F(VerbsStart, CreatesQueuePairsInTheChosenOrder) {
   Settings chosen = settings();
   chosen.verbs_queue_pairs = 2;
-  start(chosen, 5, 3);
-  EXPECT_EQ(counts().numbers.size(), 8u);
+  for (const char* order : {"rotated", "naive"}) {
+    chosen.verbs_queue_order = order;
+    const std::vector<std::byte> address = start(chosen, 5, 3);
+    // Queue pairs get ascending numbers; the address has them by PE.
+    constexpr std::size_t kEngine = 16;
+    const std::byte* const table = address.data() + kEngine +
+                                   sizeof(transport::verbs::AddressHeader) +
+                                   sizeof(transport::verbs::PortAddress);
+    std::vector<std::pair<std::uint32_t, Place>> created;
+    for (Pe pe = 0; pe < 5; ++pe)
+      for (std::size_t q = 0; q < 2; ++q) {
+        transport::verbs::QueueAddress queue;
+        std::memcpy(&queue, table + (static_cast<std::size_t>(pe) * 2 + q) * sizeof queue,
+                    sizeof queue);
+        if (queue.number != 0) created.push_back({queue.number, {pe, q}});
+      }
+    std::ranges::sort(created, {}, &std::pair<std::uint32_t, Place>::first);
+    std::vector<Place> places;
+    for (const auto& [number, place] : created) places.push_back(place);
+    EXPECT_EQ(places, creation_order(5, 3, 2, order == std::string("rotated"))) << order;
+  }
 }
 
 TEST_F(VerbsStart, AMissingLibraryNamesTheSetting) {
