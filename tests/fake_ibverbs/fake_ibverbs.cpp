@@ -64,6 +64,11 @@ Fake& fake() {
   return *instance;
 }
 
+void count_object(int change) {
+  const std::lock_guard lock(fake().mutex);
+  fake().counts.objects_left += static_cast<std::size_t>(change);
+}
+
 std::size_t draw(std::size_t below) {
   return fake().random() % below;
 }
@@ -276,7 +281,7 @@ const char* ibv_get_device_name(ibv_device* device) {
 }
 
 ibv_context* ibv_open_device(ibv_device* device) {
-  ++fake().counts.objects_left;
+  count_object(1);
   auto* const context = new ibv_context{};
   context->device = device;
   context->ops.poll_cq = poll_cq;
@@ -285,7 +290,7 @@ ibv_context* ibv_open_device(ibv_device* device) {
 }
 
 int ibv_close_device(ibv_context* context) {
-  --fake().counts.objects_left;
+  count_object(-1);
   delete context;
   return 0;
 }
@@ -340,14 +345,14 @@ int _ibv_query_gid_ex(ibv_context* context, std::uint32_t port, std::uint32_t in
 }
 
 ibv_pd* ibv_alloc_pd(ibv_context* context) {
-  ++fake().counts.objects_left;
+  count_object(1);
   auto* const pd = new ibv_pd{};
   pd->context = context;
   return pd;
 }
 
 int ibv_dealloc_pd(ibv_pd* pd) {
-  --fake().counts.objects_left;
+  count_object(-1);
   delete pd;
   return 0;
 }
@@ -386,8 +391,7 @@ ibv_cq* ibv_create_cq(ibv_context* context, int entries, void*, ibv_comp_channel
 }
 
 int ibv_destroy_cq(ibv_cq* cq) {
-  const std::lock_guard lock(fake().mutex);
-  --fake().counts.objects_left;
+  count_object(-1);
   delete static_cast<Queue*>(cq);
   return 0;
 }
