@@ -7,6 +7,7 @@
 
 #include "base/nap.hpp"
 #include "engine/big_endian.hpp"
+#include "wire/impaired_wire.hpp"
 #include "wire/shared_memory_wire.hpp"
 
 namespace shoal::emulator {
@@ -30,9 +31,15 @@ constexpr std::uint32_t kWindow = 512;
 /// Packets that are delivered before the NIC sends again.
 constexpr std::size_t kBatch = 64;
 
-std::unique_ptr<SharedMemoryWire> make_wire(const DeviceSettings& settings) {
-  return std::make_unique<SharedMemoryWire>(SharedMemoryOptions{
+/// The wire of this process, and its address on it.
+std::unique_ptr<LiveWire> make_wire(const DeviceSettings& settings, std::uint16_t& lid) {
+  auto shared = std::make_unique<SharedMemoryWire>(SharedMemoryOptions{
       .file = settings.wire_file, .slots = settings.slots, .ring_bytes = settings.ring_bytes});
+  lid = shared->lid();
+  Impairments impairments = settings.impairments;
+  if (!impairments.any()) return shared;
+  impairments.seed += lid;
+  return std::make_unique<ImpairedWire>(std::move(shared), impairments);
 }
 
 }  // namespace
@@ -61,8 +68,7 @@ NicOptions Runtime::nic_options() {
 Runtime::Runtime(const DeviceSettings& settings)
     : settings_(settings),
       trace_(settings.trace_file.empty() ? nullptr : std::make_unique<Trace>(settings.trace_file)),
-      wire_(make_wire(settings)),
-      lid_(static_cast<SharedMemoryWire&>(*wire_).lid()),
+      wire_(make_wire(settings, lid_)),
       nic_(nic_options(), *wire_),
       deliver_([this](Packet&& packet) { nic_.receive(std::move(packet)); }),
       thread_([this] { run(); }) {}
@@ -81,7 +87,7 @@ bool Runtime::progress() {
   if (any_rung_.load(std::memory_order_relaxed)) serve_doorbells();
   if (any_register_.load(std::memory_order_relaxed)) worked |= serve_registers();
   worked |= nic_.progress();
-  const Time::rep timer = nic_.next_timer().count();
+  const Time::rep timer = std::min(nic_.next_timer(), wire_->next_event()).count();
   next_timer_.store(timer, std::memory_order_relaxed);
   if (timer < asleep_until_.load(std::memory_order_relaxed)) wire_->wake();
   return worked;
@@ -191,7 +197,7 @@ void Runtime::run() {
     } else {
       const Time now = wire_->now();
       const Time timer(next_timer_.load(std::memory_order_relaxed));
-      const Time until = std::min({now + kLongestSleep, timer, wire_->next_event()});
+      const Time until = std::min(now + kLongestSleep, timer);
       if (until <= now) continue;
       asleep_until_.store(until.count(), std::memory_order_relaxed);
       woken = wire_->sleep(until - now);

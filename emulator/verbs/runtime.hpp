@@ -84,8 +84,8 @@ class Runtime {
 
   const DeviceSettings settings_;
   std::unique_ptr<Trace> trace_;
-  std::unique_ptr<LiveWire> wire_;
   std::uint16_t lid_ = 0;
+  std::unique_ptr<LiveWire> wire_;
   Nic nic_;
   LiveWire::Deliver deliver_;
   std::mutex mutex_;
@@ -97,7 +97,7 @@ class Runtime {
   std::atomic<bool> any_register_{false};
 
   std::atomic<bool> stop_{false};
-  std::atomic<Time::rep> next_timer_{kNever.count()};  ///< of the NIC
+  std::atomic<Time::rep> next_timer_{kNever.count()};  ///< of the NIC and the wire
   std::atomic<Time::rep> asleep_until_{0};             ///< the thread, if it sleeps
   std::uint32_t misses_ = 0;                           ///< wakes after which nothing was to be done
   Time watch_{0};                                      ///< not 0: the client makes the progress

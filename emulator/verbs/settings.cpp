@@ -98,12 +98,13 @@ DeviceSettings read_device_settings() {
   read_number("SHOAL_EMULATOR_MAX_MR", 1, 1 << 23, limits.keys);
   read_number("SHOAL_EMULATOR_MAX_QP_WR", 1, 1 << 15, limits.queue_blocks);
   read_number("SHOAL_EMULATOR_MAX_RD_ATOMIC", 1, 128, limits.reads_and_atomics);
-  read_probability("SHOAL_EMULATOR_LOSS", settings.loss);
-  read_probability("SHOAL_EMULATOR_DUPLICATION", settings.duplication);
-  read_probability("SHOAL_EMULATOR_REORDERING", settings.reordering);
+  read_probability("SHOAL_EMULATOR_LOSS", settings.impairments.loss);
+  read_probability("SHOAL_EMULATOR_DUPLICATION", settings.impairments.duplication);
+  read_probability("SHOAL_EMULATOR_REORDERING", settings.impairments.reordering);
   std::int64_t delay = 0;
   read_number("SHOAL_EMULATOR_DELAY_US", 0, 10'000'000, delay);
-  settings.delay = std::chrono::microseconds(delay);
+  settings.impairments.delay = std::chrono::microseconds(delay);
+  settings.impairments.seed = settings.nic.seed;
   if (const char* const file = find("SHOAL_EMULATOR_TRACE")) settings.trace_file = file;
   return settings;
 }

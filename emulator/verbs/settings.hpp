@@ -8,6 +8,7 @@
 #include <string>
 
 #include "engine/services.hpp"
+#include "wire/impaired_wire.hpp"
 
 namespace shoal::emulator {
 
@@ -17,9 +18,8 @@ struct DeviceSettings {
   std::uint32_t ring_bytes = 1 << 19;    ///< SHOAL_EMULATOR_RING_BYTES
   Ordering ordering = Ordering::strict;  ///< SHOAL_EMULATOR_ORDERING
   NicOptions nic;                        ///< limits, arbitration, seed
-  double loss = 0, duplication = 0, reordering = 0;
-  Time delay{0};
-  std::string trace_file;  ///< SHOAL_EMULATOR_TRACE
+  Impairments impairments;               ///< SHOAL_EMULATOR_LOSS and others
+  std::string trace_file;                ///< SHOAL_EMULATOR_TRACE
 };
 
 /// Throws std::runtime_error that names the variable, its value and what is allowed.

@@ -19,6 +19,8 @@ using Variables = std::map<std::string, std::string>;
 // Read by Shoal's scripts and tests rather than by the library.
 constexpr std::string_view kOfScripts[] = {"SHOAL_BIN_DIR", "SHOAL_SANITIZER_FILTER"};
 constexpr std::string_view kOfTests = "SHOAL_TEST_";
+/// Of the emulated NIC, which reads them itself (docs/guide/test-rdma-without-a-nic.md).
+constexpr std::string_view kOfEmulator = "SHOAL_EMULATOR_";
 
 const SettingInfo* find(std::string_view SettingInfo::* name, std::string_view value) {
   for (const SettingInfo& info : settings_table())
@@ -54,7 +56,7 @@ std::string_view nearest_setting(std::string_view name) {
 
 EnvironmentVariable inspect_shoal(const std::string& name) {
   if (find(&SettingInfo::name, name) != nullptr) return {name, VariableUse::used, name, ""};
-  if (name.starts_with(kOfTests) ||
+  if (name.starts_with(kOfTests) || name.starts_with(kOfEmulator) ||
       std::find(std::begin(kOfScripts), std::end(kOfScripts), name) != std::end(kOfScripts))
     return {name, VariableUse::used, "", ""};
   const std::string_view nearest = nearest_setting(name);

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unmodified RDMA programs on the emulated libibverbs and libmlx5 (docs/guide/
+test-rdma-without-a-nic.md). Programs that are not installed are skipped by name."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+DEADLINE_S = 60
+# What each program prints when it has finished its work.
+PINGPONG = [
+    ("ibv_rc_pingpong",),
+    ("ibv_rc_pingpong", "-e"),  # sleeps until a completion event
+    ("ibv_rc_pingpong", "-N"),  # the functions ibv_wr_*
+    ("ibv_rc_pingpong", "-t"),  # the functions ibv_start_poll
+    ("ibv_rc_pingpong", "-s", "300000", "-n", "100", "-m", "4096", "-c"),
+    ("ibv_srq_pingpong",),
+    ("ibv_srq_pingpong", "-e"),
+]
+PERFTEST = [
+    ("ib_write_bw", "-n", "500"),
+    ("ib_write_lat", "-n", "200"),
+    ("ib_read_bw", "-n", "500"),
+    ("ib_atomic_lat", "-n", "200"),
+    ("ib_atomic_bw", "-n", "200", "-A", "CMP_AND_SWAP"),
+    ("ib_send_bw", "-n", "500"),
+]
+
+
+def program(name):
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+@pytest.fixture
+def environment(bin_dir, tmp_path):
+    """Selects the emulated libraries, and a wire of this test's own."""
+    folder = bin_dir.parent / "lib" / "emulator"
+    if not (folder / "libibverbs.so.1").exists():
+        pytest.skip("the emulated libibverbs is not built: <infiniband/verbs.h> is not installed")
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder), "SHOAL_EMULATOR_DIRECTORY": str(tmp_path)}
+
+
+def run(command, environment):
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+
+
+def run_pair(command, environment, port):
+    """Runs a server and a client of the same command; both must succeed. Returns their outputs."""
+    command = [program(command[0]), *command[1:], "-p", str(port)]
+    server = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while True:  # until the server listens
+            time.sleep(0.2)
+            client = run([*command, "localhost"], environment)
+            refused = re.search("Couldn't connect|refused|connect", client.stdout + client.stderr)
+            if client.returncode == 0 or not refused or server.poll() is not None:
+                break
+            assert time.monotonic() < deadline, client.stdout + client.stderr
+        output = server.communicate(timeout=DEADLINE_S)[0]
+    finally:
+        server.kill()
+    assert client.returncode == 0, client.stdout + client.stderr + output
+    assert server.returncode == 0, output
+    return output, client.stdout
+
+
+def port_of(worker_id, index):
+    """A port for each test of each parallel worker."""
+    worker = int(re.sub(r"\D", "", worker_id) or 0)
+    return 21000 + 100 * worker + index
+
+
+@pytest.fixture
+def worker(request):
+    return getattr(request.config, "workerinput", {}).get("workerid", "master")
+
+
+def test_devinfo_shows_the_device(environment):
+    shown = run([program("ibv_devinfo"), "-v"], environment)
+    assert shown.returncode == 0, shown.stderr
+    for line in ("hca_id:\tmlx5_0", "PORT_ACTIVE", "link_layer:\t\tInfiniBand", "4129"):
+        assert line in shown.stdout
+    lid = int(re.search(r"port_lid:\s+(\d+)", shown.stdout)[1])
+    assert lid != 0
+
+
+@pytest.mark.parametrize("index", range(len(PINGPONG)))
+def test_pingpong(environment, worker, index):
+    server, client = run_pair(PINGPONG[index], environment, port_of(worker, index))
+    assert "iters in" in server
+    assert "iters in" in client
+
+
+@pytest.mark.parametrize("index", range(len(PERFTEST)))
+def test_perftest(environment, worker, index):
+    command = (*PERFTEST[index], "-F", "-d", "mlx5_0")
+    _, client = run_pair(command, environment, port_of(worker, 20 + index))
+    result = re.search(r"^\s*\d+\s+\d+\s+([\d.]+)\s+([\d.]+)", client, re.MULTILINE)
+    assert result, client
+    assert float(result[2]) > 0, client
+
+
+@pytest.mark.parametrize("ordering", ["adaptive", "unordered"])
+def test_orderings_and_loss(environment, worker, ordering):
+    environment["SHOAL_EMULATOR_ORDERING"] = ordering
+    environment["SHOAL_EMULATOR_LOSS"] = "0.01"
+    environment["SHOAL_EMULATOR_REORDERING"] = "0.05"
+    environment["SHOAL_EMULATOR_DUPLICATION"] = "0.01"
+    command = ("ibv_rc_pingpong", "-s", "20000", "-n", "100", "-c")
+    port = port_of(worker, 40 + ["adaptive", "unordered"].index(ordering))
+    server, _ = run_pair(command, environment, port)
+    assert "invalid data" not in server
+
+
+def test_a_setting_out_of_range_is_named(environment):
+    environment["SHOAL_EMULATOR_LOSS"] = "2"
+    shown = run([program("ibv_devinfo")], environment)
+    assert shown.returncode != 0
+    assert 'SHOAL_EMULATOR_LOSS is "2"; allowed: 0 to less than 1' in shown.stderr
+
+
+def test_a_trace_is_written(environment, tmp_path, worker):
+    environment["SHOAL_EMULATOR_TRACE"] = str(tmp_path / "trace.%p")
+    run_pair(("ibv_rc_pingpong", "-n", "10"), environment, port_of(worker, 50))
+    traces = [path.read_text() for path in tmp_path.glob("trace.*")]
+    assert len(traces) >= 2
+    for trace in traces:
+        if "ready_to_send" in trace:
+            assert "sent send psn" in trace
+            assert "completion 0" in trace
+
+
+def test_libfabric_lists_the_device(environment):
+    shown = run([program("fi_info"), "-p", "verbs"], environment)
+    if "No data available" in shown.stderr + shown.stdout:
+        pytest.skip("this libfabric has no verbs provider")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "domain: mlx5_0" in shown.stdout
+    assert "FI_PROTO_RDMA_CM_IB_RC" in shown.stdout
+
+
+# UCX uses a device only where /dev/infiniband/NAME is a character device.
+WITH_DEVICE_FILE = """
+old=$(mktemp -d) && mount --rbind /dev "$old" && mount -t tmpfs none /dev || exit 77
+for name in null zero random urandom tty; do
+  touch /dev/$name && mount --bind "$old/$name" /dev/$name
+done
+mkdir /dev/shm /dev/infiniband && mount --bind "$old/shm" /dev/shm
+ln -s /proc/self/fd /dev/fd
+ln -s /dev/null /dev/infiniband/uverbs0
+exec "$@"
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mount namespaces")
+@pytest.mark.parametrize("test", ["am_lat", "put_lat", "put_bw", "get"])
+def test_ucx_reliable_connection(environment, worker, test):
+    isolated = [program("unshare"), "-rm", "sh", "-c", WITH_DEVICE_FILE, "sh"]
+    probe = run([*isolated, "true"], environment)
+    if probe.returncode != 0:
+        pytest.skip("mount namespaces are not available")
+    perftest = [program("ucx_perftest"), "-d", "mlx5_0:1", "-x", "rc_verbs", "-n", "500"]
+    layout = ["-D", "zcopy"] if test == "get" else []
+    index = 60 + ["am_lat", "put_lat", "put_bw", "get"].index(test)
+    command = (*isolated, *perftest, "-w", "10", "-t", test, *layout)
+    _, client = run_pair(command, environment, port_of(worker, index))
+    assert "Final:" in client

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+// The emulated libibverbs and libmlx5 as a client loads them: by dlopen, with the symbol versions
+// and structures of rdma-core. Both ends of each connection are in this process.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <infiniband/mlx5dv.h>
+#include <infiniband/verbs.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/big_endian.hpp"
+#include "mlx5/command_format.hpp"
+#include "mlx5/request_writer.hpp"
+
+#undef ibv_reg_mr
+#undef ibv_query_port
+#undef ibv_get_device_list
+
+namespace shoal::emulator::test {
+namespace {
+
+constexpr auto kDeadline = std::chrono::seconds(20);
+constexpr int kAll = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+                     IBV_ACCESS_REMOTE_ATOMIC;
+
+/// The libraries beside this program, and a wire of its own.
+class Library {
+ public:
+  static Library& get() {
+    static Library library;
+    return library;
+  }
+  template <typename Function>
+  Function* verbs(Function*, const char* name, const char* version = "IBVERBS_1.1") {
+    return find<Function>(verbs_, name, version);
+  }
+  template <typename Function>
+  Function* direct(Function*, const char* name, const char* version = "MLX5_1.7") {
+    return find<Function>(direct_, name, version);
+  }
+
+ private:
+  Library() {
+    std::string folder = "/tmp/shoal-verbs-test-XXXXXX";
+    folder_ = mkdtemp(folder.data());
+    setenv("SHOAL_EMULATOR_DIRECTORY", folder_.c_str(), 1);
+    setenv("SHOAL_EMULATOR_MAX_CQ", "16", 1);
+    const auto lib = std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() /
+                     "lib" / "emulator";
+    verbs_ = dlopen((lib / "libibverbs.so.1").c_str(), RTLD_NOW | RTLD_LOCAL);
+    direct_ = dlopen((lib / "libmlx5.so.1").c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (verbs_ == nullptr || direct_ == nullptr) throw std::runtime_error(dlerror());
+  }
+  ~Library() { std::filesystem::remove_all(folder_); }
+  template <typename Function>
+  static Function* find(void* library, const char* name, const char* version) {
+    void* const found = dlvsym(library, name, version);
+    if (found == nullptr) throw std::runtime_error(std::string(name) + "@" + version);
+    return reinterpret_cast<Function*>(found);
+  }
+
+  std::string folder_;
+  void *verbs_, *direct_;
+};
+
+#define VERBS(name, ...) Library::get().verbs(&::name, #name __VA_OPT__(, ) __VA_ARGS__)
+#define DIRECT(name, ...) Library::get().direct(&::name, #name __VA_OPT__(, ) __VA_ARGS__)
+
+/// A device, its port, and memory.
+class VerbsLibrary : public ::testing::Test {
+ protected:
+  VerbsLibrary() {
+    int count = 0;
+    ibv_device** const list = VERBS(ibv_get_device_list)(&count);
+    EXPECT_EQ(count, 1);
+    context = VERBS(ibv_open_device)(list[0]);
+    VERBS(ibv_free_device_list)(list);
+    if (context == nullptr) throw std::runtime_error("no device");
+    EXPECT_EQ(verbs_get_ctx(context)->query_port(context, 1, &port, sizeof port), 0);
+    domain = VERBS(ibv_alloc_pd)(context);
+    region = VERBS(ibv_reg_mr)(domain, memory.data(), memory.size(), kAll);
+    EXPECT_NE(region, nullptr);
+  }
+  ~VerbsLibrary() override {
+    for (ibv_qp* pair : pairs) EXPECT_EQ(VERBS(ibv_destroy_qp)(pair), 0);
+    for (ibv_cq* queue : queues) EXPECT_EQ(VERBS(ibv_destroy_cq)(queue), 0);
+    EXPECT_EQ(VERBS(ibv_dereg_mr)(region), 0);
+    EXPECT_EQ(VERBS(ibv_dealloc_pd)(domain), 0);
+    EXPECT_EQ(VERBS(ibv_close_device)(context), 0);
+  }
+
+  ibv_cq* make_queue(ibv_comp_channel* channel = nullptr, int size = 64) {
+    ibv_cq* const queue = VERBS(ibv_create_cq)(context, size, nullptr, channel, 0);
+    if (queue != nullptr) queues.push_back(queue);
+    return queue;
+  }
+  ibv_qp* make_pair(ibv_cq* queue, std::uint32_t depth = 16) {
+    ibv_qp_init_attr init = {};
+    init.send_cq = init.recv_cq = queue;
+    init.cap = {.max_send_wr = depth,
+                .max_recv_wr = 16,
+                .max_send_sge = 2,
+                .max_recv_sge = 2,
+                .max_inline_data = 32};
+    init.qp_type = IBV_QPT_RC;
+    ibv_qp* const pair = VERBS(ibv_create_qp)(domain, &init);
+    if (pair != nullptr) pairs.push_back(pair);
+    return pair;
+  }
+  void connect(ibv_qp* pair, std::uint32_t remote, int timeout = 14) {
+    const auto modify = [&](ibv_qp_attr attributes, int mask) {
+      ASSERT_EQ(VERBS(ibv_modify_qp)(pair, &attributes, mask | IBV_QP_STATE), 0);
+    };
+    ibv_qp_attr attributes = {};
+    attributes.qp_state = IBV_QPS_INIT;
+    attributes.port_num = 1;
+    attributes.qp_access_flags = kAll;
+    modify(attributes, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    attributes.qp_state = IBV_QPS_RTR;
+    attributes.path_mtu = IBV_MTU_1024;
+    attributes.dest_qp_num = remote;
+    attributes.max_dest_rd_atomic = 4;
+    attributes.min_rnr_timer = 1;
+    attributes.ah_attr.dlid = port.lid;
+    attributes.ah_attr.port_num = 1;
+    modify(attributes, IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    attributes.qp_state = IBV_QPS_RTS;
+    attributes.timeout = static_cast<std::uint8_t>(timeout);
+    attributes.retry_cnt = attributes.rnr_retry = 2;
+    attributes.max_rd_atomic = 4;
+    modify(attributes, IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                           IBV_QP_MAX_QP_RD_ATOMIC);
+  }
+  ibv_wc wait(ibv_cq* queue) {
+    ibv_wc completion = {};
+    const auto end = std::chrono::steady_clock::now() + kDeadline;
+    while (ibv_poll_cq(queue, 1, &completion) == 0)
+      if (std::chrono::steady_clock::now() > end) {
+        ADD_FAILURE() << "nothing completes";
+        break;
+      }
+    return completion;
+  }
+  int post(ibv_qp* pair, ibv_wr_opcode opcode, std::size_t local, std::size_t remote,
+           std::uint32_t bytes, std::uint64_t id, unsigned flags = IBV_SEND_SIGNALED) {
+    ibv_sge part{.addr = address(local), .length = bytes, .lkey = region->lkey};
+    ibv_send_wr request = {}, *bad = nullptr;
+    request.wr_id = id;
+    request.sg_list = &part;
+    request.num_sge = 1;
+    request.opcode = opcode;
+    request.send_flags = flags;
+    if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+      request.wr.atomic = {
+          .remote_addr = address(remote), .compare_add = 5, .swap = 0, .rkey = region->rkey};
+    else
+      request.wr.rdma = {.remote_addr = address(remote), .rkey = region->rkey + bad_key};
+    return ibv_post_send(pair, &request, &bad);
+  }
+  int post_receive(ibv_qp* pair, std::size_t at, std::uint32_t bytes, std::uint64_t id) {
+    ibv_sge part{.addr = address(at), .length = bytes, .lkey = region->lkey};
+    ibv_recv_wr request = {}, *bad = nullptr;
+    request.wr_id = id;
+    request.sg_list = &part;
+    request.num_sge = 1;
+    return ibv_post_recv(pair, &request, &bad);
+  }
+  std::uint64_t address(std::size_t offset) const {
+    return reinterpret_cast<std::uint64_t>(memory.data()) + offset;
+  }
+
+  ibv_context* context = nullptr;
+  ibv_port_attr port = {};
+  ibv_pd* domain = nullptr;
+  ibv_mr* region = nullptr;
+  alignas(64) std::array<unsigned char, 65536> memory{};
+  std::uint32_t bad_key = 0;
+  std::vector<ibv_qp*> pairs;
+  std::vector<ibv_cq*> queues;
+};
+
+TEST_F(VerbsLibrary, PortIsAnActiveInfiniBandLink) {
+  EXPECT_NE(port.lid, 0);
+  EXPECT_EQ(port.state, IBV_PORT_ACTIVE);
+  EXPECT_EQ(port.link_layer, IBV_LINK_LAYER_INFINIBAND);
+  ibv_device_attr attributes = {};
+  EXPECT_EQ(VERBS(ibv_query_device)(context, &attributes), 0);
+  EXPECT_EQ(attributes.vendor_id, 0x02c9U);
+}
+
+TEST_F(VerbsLibrary, OperationsOfAReliableConnection) {
+  ibv_cq *a_queue = make_queue(), *b_queue = make_queue();
+  ibv_qp *a = make_pair(a_queue), *b = make_pair(b_queue);
+  connect(a, b->qp_num);
+  connect(b, a->qp_num);
+  std::memset(memory.data(), 7, 5000);
+  ASSERT_EQ(post(a, IBV_WR_RDMA_WRITE, 0, 8192, 5000, 1), 0);
+  ibv_wc done = wait(a_queue);
+  EXPECT_EQ(done.status, IBV_WC_SUCCESS);
+  EXPECT_EQ(done.wr_id, 1U);
+  EXPECT_EQ(done.opcode, IBV_WC_RDMA_WRITE);
+  EXPECT_EQ(memory[8192 + 4999], 7);
+  ASSERT_EQ(post(b, IBV_WR_RDMA_READ, 20000, 8192, 5000, 2), 0);
+  EXPECT_EQ(wait(b_queue).status, IBV_WC_SUCCESS);
+  EXPECT_EQ(memory[20000 + 4999], 7);
+  std::memset(memory.data() + 16, 0, 16);
+  ASSERT_EQ(post(a, IBV_WR_ATOMIC_FETCH_AND_ADD, 24, 16, 8, 3), 0);
+  EXPECT_EQ(wait(a_queue).opcode, IBV_WC_FETCH_ADD);
+  EXPECT_EQ(memory[16], 5);
+  ASSERT_EQ(post_receive(b, 30000, 100, 40), 0);
+  ASSERT_EQ(post(a, IBV_WR_SEND_WITH_IMM, 0, 0, 30, 4, IBV_SEND_SIGNALED | IBV_SEND_INLINE), 0);
+  done = wait(b_queue);
+  EXPECT_EQ(done.opcode, IBV_WC_RECV);
+  EXPECT_EQ(done.wr_id, 40U);
+  EXPECT_EQ(done.byte_len, 30U);
+  EXPECT_EQ(done.wc_flags, static_cast<unsigned>(IBV_WC_WITH_IMM));
+  EXPECT_EQ(wait(a_queue).status, IBV_WC_SUCCESS);
+}
+
+TEST_F(VerbsLibrary, AWrongKeyEndsTheConnectionAndFlushes) {
+  ibv_cq *a_queue = make_queue(), *b_queue = make_queue();
+  ibv_qp *a = make_pair(a_queue), *b = make_pair(b_queue);
+  connect(a, b->qp_num);
+  connect(b, a->qp_num);
+  bad_key = 0x100;
+  ASSERT_EQ(post(a, IBV_WR_RDMA_WRITE, 0, 0, 8, 1, 0), 0);  // unsignalled: reported all the same
+  bad_key = 0;
+  (void)post(a, IBV_WR_RDMA_WRITE, 0, 0, 8, 2, 0);
+  const ibv_wc first = wait(a_queue), second = wait(a_queue);
+  EXPECT_EQ(first.wr_id, 1U);
+  EXPECT_EQ(first.status, IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(second.wr_id, 2U);
+  EXPECT_EQ(second.status, IBV_WC_WR_FLUSH_ERR);
+}
+
+TEST_F(VerbsLibrary, NoPeerIsARetryError) {
+  ibv_cq* const queue = make_queue();
+  ibv_qp* const a = make_pair(queue);
+  connect(a, 0xffff00, 5);  // 131 us; no queue pair has this number
+  ASSERT_EQ(post(a, IBV_WR_RDMA_WRITE, 0, 0, 8, 9), 0);
+  EXPECT_EQ(wait(queue).status, IBV_WC_RETRY_EXC_ERR);
+}
+
+TEST_F(VerbsLibrary, AFullQueueAndMissingAttributesAreErrors) {
+  ibv_cq* const queue = make_queue();
+  ibv_qp* const a = make_pair(queue, 4);
+  EXPECT_EQ(post(a, IBV_WR_RDMA_WRITE, 0, 0, 8, 1), EINVAL);  // in the reset state
+  connect(a, 0xffff00, 20);
+  int posted = 0;
+  while (posted < 1000 && post(a, IBV_WR_RDMA_WRITE, 0, 0, 8, 1, 0) == 0) ++posted;
+  EXPECT_GE(posted, 4);
+  EXPECT_LT(posted, 1000);
+  EXPECT_EQ(post(a, IBV_WR_RDMA_WRITE, 0, 0, 8, 1, 0), ENOMEM);
+  ibv_qp_attr attributes = {};
+  attributes.qp_state = IBV_QPS_RESET;
+  EXPECT_EQ(VERBS(ibv_modify_qp)(a, &attributes, IBV_QP_STATE), 0);
+  attributes.qp_state = IBV_QPS_INIT;
+  attributes.port_num = 1;
+  EXPECT_EQ(VERBS(ibv_modify_qp)(a, &attributes, IBV_QP_STATE | IBV_QP_PORT), EINVAL);
+  EXPECT_EQ(a->state, IBV_QPS_RESET);
+}
+
+TEST_F(VerbsLibrary, QuotaIsAnErrorAndLeaksNothing) {
+  while (make_queue() != nullptr) ASSERT_LE(queues.size(), 16U);
+  EXPECT_EQ(errno, ENOMEM);
+  EXPECT_EQ(queues.size(), 16U);
+  EXPECT_EQ(VERBS(ibv_destroy_cq)(queues.back()), 0);
+  queues.pop_back();
+  EXPECT_NE(make_queue(), nullptr);
+}
+
+TEST_F(VerbsLibrary, UnmappedMemoryIsNotRegistered) {
+  EXPECT_EQ(VERBS(ibv_reg_mr)(domain, reinterpret_cast<void*>(4096), 4096, kAll), nullptr);
+  EXPECT_EQ(errno, EFAULT);
+  EXPECT_EQ(VERBS(ibv_reg_mr)(domain, memory.data(), 64, IBV_ACCESS_REMOTE_WRITE), nullptr);
+  EXPECT_EQ(errno, EINVAL);
+}
+
+TEST_F(VerbsLibrary, AnArmedQueueRaisesAnEvent) {
+  ibv_comp_channel* const channel = VERBS(ibv_create_comp_channel, "IBVERBS_1.0")(context);
+  ibv_cq* const queue = make_queue(channel);
+  ibv_qp* const a = make_pair(queue);
+  connect(a, a->qp_num);  // to itself
+  ASSERT_EQ(ibv_req_notify_cq(queue, 0), 0);
+  ASSERT_EQ(post(a, IBV_WR_RDMA_WRITE, 0, 64, 8, 1), 0);
+  ibv_cq* ready = nullptr;
+  void* client = nullptr;
+  ASSERT_EQ(VERBS(ibv_get_cq_event)(channel, &ready, &client), 0);
+  EXPECT_EQ(ready, queue);
+  VERBS(ibv_ack_cq_events)(queue, 1);
+  EXPECT_EQ(wait(queue).status, IBV_WC_SUCCESS);
+  EXPECT_EQ(VERBS(ibv_destroy_comp_channel, "IBVERBS_1.0")(channel), EBUSY);
+  pairs.clear();
+  queues.clear();
+  EXPECT_EQ(VERBS(ibv_destroy_qp)(a), 0);
+  EXPECT_EQ(VERBS(ibv_destroy_cq)(queue), 0);
+  EXPECT_EQ(VERBS(ibv_destroy_comp_channel, "IBVERBS_1.0")(channel), 0);
+}
+
+TEST_F(VerbsLibrary, ADirectClientPostsByDoorbellAlone) {
+  ibv_cq* const queue = make_queue();
+  ibv_qp* const a = make_pair(queue);
+  connect(a, a->qp_num);
+  mlx5dv_qp pair = {};
+  mlx5dv_cq completions = {};
+  mlx5dv_obj object = {};
+  object.qp = {.in = a, .out = &pair};
+  object.cq = {.in = queue, .out = &completions};
+  ASSERT_EQ(DIRECT(mlx5dv_init_obj, "MLX5_1.2")(&object, MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ), 0);
+  RequestWriter writer(static_cast<std::byte*>(pair.sq.buf), pair.sq.wqe_cnt, a->qp_num);
+  memory[0] = 42;
+  writer.start(Opcode::write, {.signalled = true}).remote(address(100), region->rkey);
+  writer.data(address(0), 1, region->lkey).finish();
+  const std::uint32_t counter = swap_bytes(std::uint32_t{writer.posted()});
+  std::atomic_ref(pair.dbrec[MLX5_SND_DBR]).store(counter, std::memory_order_release);
+  std::uint64_t word;
+  std::memcpy(&word, pair.sq.buf, sizeof word);
+  std::atomic_ref(*static_cast<std::uint64_t*>(pair.bf.reg)).store(word);
+  const auto* const cqe = static_cast<const volatile unsigned char*>(completions.buf);
+  const auto end = std::chrono::steady_clock::now() + kDeadline;
+  while (cqe[63] != 0 && std::chrono::steady_clock::now() < end) continue;
+  EXPECT_EQ(cqe[63], 0);  // a request's completion in the first lap
+  EXPECT_EQ(memory[100], 42);
+}
+
+}  // namespace
+}  // namespace shoal::emulator::test
