@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a program gets from `deep_ep` in normal mode: pairs, parts of them, and the first pair.
+"""What a program gets from `deep_ep` in normal mode: pairs, parts of them, and the first pair; and
+from the barrier, ring, gather and engram calls of `ElasticBuffer`.
 
 Runs over whichever `deep_ep` Python finds: Shoal's (PYTHONPATH=build/release/python) or DeepEP's. A
 pair is a layout (Buffer only), a dispatch and a combine with weights. Expert output lies in torch's
@@ -13,6 +14,7 @@ import json
 import os
 import tempfile
 import time
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -140,6 +142,121 @@ class V2:
         return received, self.buffer.combine(y, handle, topk_weights=weights)[0]
 
 
+class Others:
+    """Calls of `ElasticBuffer` besides dispatch and combine, each with `size` bytes to or from
+    another rank. Results are checked."""
+
+    ENTRY = 7168  # bfloat16 channels
+
+    def __init__(self, case, group, size):
+        self.case, self.group = case, group
+        self.rank, self.ranks = dist.get_rank(), case.ranks
+        self.entries = max(1, size // (2 * self.ENTRY))
+        self.size = 2 * self.ENTRY * self.entries
+        page = 2 << 20
+        table = -(-self.size // page) * page
+        sizes = (
+            deep_ep.ElasticBuffer.get_pp_buffer_size_hint(self.size, 2),
+            case.ranks * table,
+            table,
+        )
+        self.buffer = deep_ep.ElasticBuffer(
+            group,
+            num_bytes=max(sizes) + table,
+            num_cpu_bytes=table,
+            allow_hybrid_mode=False,
+            explicitly_destroy=True,
+        )
+        self.rows = torch.full(
+            (self.entries, self.ENTRY), self.rank, dtype=torch.bfloat16, device=case.device
+        )
+
+    def ring(self):
+        """Sends to the next rank on one stream, receives from the one before on another."""
+        self.buffer.pp_set_config(self.size, 2)
+        got = torch.empty_like(self.rows)
+        following, previous = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
+        sends = nullcontext()
+        if self.case.device.type == "cuda":
+            torch.cuda.synchronize()
+            sends = torch.cuda.stream(torch.cuda.Stream())
+
+        def call():
+            with sends:
+                self.buffer.pp_send(self.rows, following)
+            self.buffer.pp_recv(got, previous)
+
+        return call, lambda: bool((got == previous).all())
+
+    def gather(self):
+        """A session with one all-gather of `size` bytes of each rank."""
+        self.buffer.agrs_set_config(self.ranks * self.size, 1)
+        seen = []
+
+        def call():
+            with self.buffer.agrs_new_session():
+                gathered, wait = self.buffer.all_gather(self.rows)
+                wait()
+            seen[:] = [gathered]
+
+        return call, lambda: seen[0][:, 0, 0].tolist() == list(range(self.ranks))
+
+    def engram(self):
+        """Entries of the next rank in random order."""
+        self.buffer.engram_write(self.rows)
+        following = (self.rank + 1) % self.ranks
+        order = torch.randperm(self.entries, device=self.case.device).int()[:, None]
+        indices = order + following * self.entries
+        seen = []
+
+        def call():
+            seen[:] = [self.buffer.engram_fetch(indices)()[0]]
+
+        return call, lambda: bool((seen[0] == following).all())
+
+
+def measure_others(case, figures):
+    for size in (16 << 10, 64 << 20):
+        others = Others(case, dist.group.WORLD, size)
+        for name in ("ring", "gather", "engram"):
+            call, right = getattr(others, name)()
+            device, host = chain(case, call, 48, 8)
+            assert right(), name
+            key = f"ElasticBuffer, {name}, {others.size} bytes"
+            figures[f"{key}: us"] = device
+            figures[f"{key}: GB/s on a link"] = (
+                others.size * (case.ranks - 1 if name == "gather" else 1) / device / 1e3
+            )
+            figures[f"{key}: host time, us"] = host
+            figures[f"{key}: launches"] = launches(case, call)
+        settle(case)
+        others.buffer.destroy()
+
+
+def measure_expanded(case, buffer, figures):
+    """Expert-major dispatch, and the combine that sums a token's rows, beside the plain ones."""
+
+    def dispatch(expand):
+        return buffer.dispatch(
+            case.x,
+            topk_idx=case.topk_idx,
+            topk_weights=case.weights,
+            num_experts=case.a.experts,
+            do_cpu_sync=True,
+            do_handle_copy=False,
+            do_expand=expand,
+        )
+
+    for expand in (False, True):
+        key = f"ElasticBuffer, {'expert-major' if expand else 'rank-major'}"
+        figures[f"{key}: dispatch, us"] = chain(case, lambda: dispatch(expand), 48, 8)[0]
+        figures[f"{key}: launches of a dispatch"] = launches(case, lambda: dispatch(expand))
+        received, _, _, handle, _ = dispatch(expand)
+        rows = received.clone()  # outside the heap
+        figures[f"{key}: combine, us"] = chain(case, lambda: buffer.combine(rows, handle), 48, 8)[0]
+        del received, rows
+
+
 def settle(case):
     if case.device.type == "cuda":
         torch.cuda.synchronize()
@@ -238,10 +355,15 @@ def measure(rank, ranks, a, path):
                     )[0]
                 del received, rows
             if kind is V2 and sync:
-                figures["ElasticBuffer.barrier, us"] = chain(case, one.buffer.barrier, 64, 8)[0]
+                device, host = chain(case, one.buffer.barrier, 64, 8)
+                figures["ElasticBuffer.barrier, us"] = device
+                figures["ElasticBuffer.barrier: host time, us"] = host
+                figures["ElasticBuffer.barrier: launches"] = launches(case, one.buffer.barrier)
+                measure_expanded(case, one.buffer, figures)
             settle(case)
             one.buffer.destroy()
             del one
+    measure_others(case, figures)
     if rank == 0:
         result = {"library": deep_ep.__file__, "ranks": ranks, **vars(a), "figures": figures}
         for key, value in figures.items():

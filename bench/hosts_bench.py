@@ -15,36 +15,21 @@ import statistics
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests" / "net"))
+sys.path.insert(0, str(HERE.parent / "tests" / "hosts"))
 sys.path.insert(0, str(HERE))
 
 from hosts import SHARED, Network, why_not  # noqa: E402
 from launchers import by_hand, mpirun_options  # noqa: E402
-from run_bench import PAIR, print_table, summarise  # noqa: E402
+from run_bench import PAIR, make_parser, print_table, summarise  # noqa: E402
 
 TARGET = 2.0  # times as fast as MPI
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--bin",
-        type=pathlib.Path,
-        default=pathlib.Path("build/release/bin"),
-        help="folder of the programs",
-    )
+    parser = make_parser(__doc__, rounds=3, timeout=200)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--pes", type=int, default=2, help="PEs per host")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--transport", default="ofi", help="SHOAL_TRANSPORT_BETWEEN")
-    parser.add_argument(
-        "--json", type=pathlib.Path, help="also write everything measured to this file"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=200, help="seconds that one program may take"
-    )
     parser.add_argument(
         "shape",
         nargs="*",

@@ -21,29 +21,14 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from run_bench import run_once  # noqa: E402
+from run_bench import make_parser, run_once  # noqa: E402
 
 PUT, PING = "put + quiet", "put_signal round trip"
 BANDWIDTH_TARGET, LATENCY_TARGET = 0.85, 1.3  # of raw libfabric: put of 1 MiB, 8 B
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--bin",
-        type=pathlib.Path,
-        default=pathlib.Path("build/release/bin"),
-        help="folder of the programs",
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--timeout", type=float, default=200, help="seconds that one program may take"
-    )
-    parser.add_argument(
-        "--json", type=pathlib.Path, help="also write everything measured to this file"
-    )
+    parser = make_parser(__doc__, rounds=3, timeout=200)
     return parser.parse_args()
 
 

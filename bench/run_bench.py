@@ -25,9 +25,10 @@ SPEEDUP_TARGET = 3.0  # over MPI
 MEMCPY_TARGET = 0.5  # of memcpy's bandwidth
 
 
-def parse_arguments():
+def make_parser(description, rounds, timeout):
+    """A parser with the options that all scripts of this folder have."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--bin",
@@ -35,21 +36,26 @@ def parse_arguments():
         default=pathlib.Path("build/release/bin"),
         help="folder of the programs",
     )
-    parser.add_argument("--pes", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--iterations", type=int, default=16, help="timed pairs per round")
-    parser.add_argument("--quick", action="store_true", help="one short round, for a rough figure")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument(
+        "--timeout", type=float, default=timeout, help="seconds that one program may take"
+    )
     parser.add_argument(
         "--json", type=pathlib.Path, help="also write everything measured to this file"
     )
+    return parser
+
+
+def parse_arguments():
+    parser = make_parser(__doc__, rounds=5, timeout=300)
+    parser.add_argument("--pes", type=int, default=8)
+    parser.add_argument("--iterations", type=int, default=16, help="timed pairs per round")
+    parser.add_argument("--quick", action="store_true", help="one short round, for a rough figure")
     parser.add_argument("--no-rma", action="store_true", help="leave out the one-sided operations")
     parser.add_argument(
         "--require-targets",
         action="store_true",
         help="end with status 1 when a target is missed or MPI is absent",
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=300, help="seconds that one program may take"
     )
     parser.add_argument(
         "shape",

@@ -37,10 +37,10 @@ class Random {
 /// Four bfloat16 values of either sign with magnitudes from 1/8 to 2.
 std::uint64_t random_values(std::uint64_t bits) {
   std::uint64_t values = 0;
-  for (int lane = 0; lane < 4; ++lane) {
-    const std::uint64_t raw = bits >> (16 * lane) & 0xffff;
+  for (int part = 0; part < 4; ++part) {
+    const std::uint64_t raw = bits >> (16 * part) & 0xffff;
     const std::uint64_t value = (raw & 0x807f) | ((124 + (raw >> 7 & 3)) << 7);
-    values |= value << (16 * lane);
+    values |= value << (16 * part);
   }
   return values;
 }

@@ -9,7 +9,7 @@ is any, else 0.
 - No phrases that the style rules out (PHRASES).
 - No line of prose is wider than 100 columns. Tables, links and code blocks of pages may be.
 - Every source file has an SPDX line.
-- Every folder of sources has a README.
+- Every folder of sources has a README, which begins with a heading.
 """
 
 import io
@@ -189,6 +189,9 @@ def readme_faults(root, names):
     for folder in sorted(folders):
         if not folder.startswith(WITHOUT_README) and not (root / folder / "README.md").is_file():
             yield f"{folder}/README.md:1: missing; a folder of sources says what it contains"
+    for name in names:
+        if Path(name).name == "README.md" and not (root / name).read_text().startswith("# "):
+            yield f"{name}:1: does not begin with a heading"
 
 
 def faults(root):

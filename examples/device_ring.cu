@@ -52,7 +52,7 @@ void run_pe(shoal::World& world) {
   {
     auto inbox = world.heap().allocate<float>(kPes * kCount);
     auto arrived = world.heap().allocate<std::uint64_t>(kPes);  // zeroed on all PEs
-    auto rows = world.heap().allocate<float>(2 * kCount);       // the own row, then the sum
+    auto rows = world.heap().allocate<float>(2 * kCount);       // this PE's row, then the sum
     const float value = 1.0F + static_cast<float>(world.my_pe());
     world.put(rows.on(world.my_pe()).subspan(0, kCount), std::vector<float>(kCount, value));
 

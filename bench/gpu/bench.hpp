@@ -161,6 +161,10 @@ void run_low_latency(World& world, Peers& peers, const Options& options);
 void run_nodes(World& world, Peers& peers, const Options& options);
 /// Rows alone, pushed and pulled.
 void run_movement(World& world, Peers& peers, const Options& options);
+/// Operations on streams.
+void run_streams(World& world, Peers& peers, const Options& options);
+/// Combines by the place and the form of the expert output.
+void run_reduced(World& world, Peers& peers, const Options& options);
 /// `world_seconds`: how long World::open took.
 void run_start(World& world, Peers& peers, const Options& options, double world_seconds);
 

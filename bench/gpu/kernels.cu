@@ -5,6 +5,7 @@
 
 #include "ep/numeric/numeric.hpp"
 #include "gpu/kernels.hpp"
+#include "shoal/device/ptx.cuh"
 #include "shoal/error.hpp"
 
 namespace shoal::bench::gpu {
@@ -119,12 +120,10 @@ __global__ void compare_kernel(const std::uint16_t* x, const std::uint16_t* out,
 }
 
 __global__ void pause_kernel(std::int64_t nanoseconds) {
-  std::uint64_t start, now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  const std::uint64_t start = device::ptx::globaltimer();
   do {
     __nanosleep(200);
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - start < static_cast<std::uint64_t>(nanoseconds));
+  } while (device::ptx::globaltimer() - start < static_cast<std::uint64_t>(nanoseconds));
 }
 
 unsigned blocks(std::int64_t count) {

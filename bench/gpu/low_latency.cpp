@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // low_latency.cpp: low-latency mode: FP8 and BF16 dispatch, BF16 combine, by number of tokens.
 //
-// Times per point: free-running chains of pairs and of dispatches alone, plain and as replayed
-// graphs; pairs with an event after each operation; pairs with separate phases (the receive hook)
-// and a pause between them in which the rows arrive, so that the receive phase is timed without
-// waiting. Experts write to next_combine_buffer, so nothing is staged; weights come with the
-// combine. With --load-of, two GPUs carry what each GPU of a larger group would.
+// Times per point: free-running chains of pairs, with expert outputs in bfloat16 and in LogFMT-10,
+// and of dispatches alone, plain and as replayed graphs; pairs with an event after each operation;
+// pairs with separate phases (the receive hook) and a pause between them in which the rows arrive,
+// so that the receive phase is timed without waiting; the same with PEs that begin their sends one
+// after another, so that a send phase that waits for another PE is seen. Experts write to
+// next_combine_buffer, so nothing is staged; weights come with the combine. With --load-of, two
+// GPUs carry what each GPU of a larger group would.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,6 +22,8 @@ namespace {
 /// Longer than any exchange at these sizes, so that all rows have arrived when the receive phase
 /// starts.
 constexpr std::int64_t kGapNanoseconds = 300'000;
+/// By how much each PE begins a send later than the PE before it, in phases with staggered sends.
+constexpr std::int64_t kStaggerNanoseconds = 50'000;
 
 class LowLatencyBench {
  public:
@@ -44,8 +48,13 @@ class LowLatencyBench {
     time_chains();
     time_marked_pairs();
     deferred_ = true;  // only a deferred receive has a phase of its own
-    time_phases();
+    time_phases("hook", 0);
+    time_phases("hook, staggered", kStaggerNanoseconds);
     deferred_ = false;
+    log_fmt_ = true;
+    check_experts("with log_fmt");
+    time_chain_of("log_fmt pair", [this](std::int64_t i) { pair(i); }, 0);
+    log_fmt_ = false;
     check_experts("after the chains");
   }
 
@@ -72,7 +81,8 @@ class LowLatencyBench {
   ep::PendingCombine send_combine(std::int64_t i, const ep::LowLatencyReceived& received,
                                   const TensorView& outputs) {
     ep::LowLatencyCombineOptions options;
-    options.zero_copy = true;
+    options.zero_copy = !log_fmt_;
+    options.log_fmt = log_fmt_;
     options.out = output();
     options.defer_receive = deferred_;
     options.launch = launch();
@@ -119,14 +129,15 @@ class LowLatencyBench {
                  timing, bytes);
   }
 
-  void time_chains() {
+  void time_chain_of(const char* name, const Operation& operation, double bytes) {
     const auto done = [this] { finish(); };
-    const auto time = [&](const char* name, const Operation& operation, double bytes) {
-      add(name, "plain", time_chain(peers_, stream_.get(), shape_, operation, done), bytes);
-      add(name, "graph", time_graph(peers_, stream_.get(), shape_, operation, done), bytes);
-    };
-    time("pair", [this](std::int64_t i) { pair(i); }, dispatch_bytes() + combine_bytes());
-    time("dispatch", [this](std::int64_t i) { send_dispatch(i).receive(); }, dispatch_bytes());
+    add(name, "plain", time_chain(peers_, stream_.get(), shape_, operation, done), bytes);
+    add(name, "graph", time_graph(peers_, stream_.get(), shape_, operation, done), bytes);
+  }
+  void time_chains() {
+    time_chain_of("pair", [this](std::int64_t i) { pair(i); }, dispatch_bytes() + combine_bytes());
+    time_chain_of(
+        "dispatch", [this](std::int64_t i) { send_dispatch(i).receive(); }, dispatch_bytes());
   }
 
   void time_marked_pairs() {
@@ -141,22 +152,28 @@ class LowLatencyBench {
                });
   }
 
-  void time_phases() {
+  /// Each PE begins its sends `stagger` nanoseconds after the PE before it.
+  void time_phases(const char* how, std::int64_t stagger) {
     const char* const names[] = {"dispatch send", "dispatch receive", "combine send",
                                  "combine receive"};
-    time_steps("hook", {{names[0], 0}, {names[1], 0}, {names[2], 0}, {names[3], 0}},
-               [this](std::int64_t i, Marks& marks) {
+    time_steps(how, {{names[0], 0}, {names[1], 0}, {names[2], 0}, {names[3], 0}},
+               [this, stagger](std::int64_t i, Marks& marks) {
+                 const auto align = [&] {
+                   if (stagger > 0) pause(stream_.get(), 1 + stagger * peers_.me());
+                 };
                  const auto timed = [&](const auto& phase) {
                    marks.mark(stream_.get());
                    auto result = phase();
                    marks.mark(stream_.get());
                    return result;
                  };
+                 align();
                  auto dispatched = timed([&] { return send_dispatch(i); });
                  pause(stream_.get(), kGapNanoseconds);
                  const ep::LowLatencyReceived received =
                      timed([&] { return dispatched.receive(); });
                  const TensorView outputs = group_.next_combine_buffer();
+                 align();
                  auto combined = timed([&] { return send_combine(i, received, outputs); });
                  pause(stream_.get(), kGapNanoseconds);
                  timed([&] { return combined.receive(); });
@@ -203,7 +220,7 @@ class LowLatencyBench {
       finish();
       const float tolerance = shape_.load_of > 0 ? kFewTermsTolerance : kTolerance;
       check_output(batch(set), output(), batch(set).factor, batch(set).size,
-                   fp8() ? kQuantizedTolerance : tolerance, stream_.get(),
+                   fp8() || log_fmt_ ? kQuantizedTolerance : tolerance, stream_.get(),
                    fmt::format("low latency {} {} tokens, set {}, {}", fp8() ? "fp8" : "bf16",
                                tokens_, set, when));
     }
@@ -216,7 +233,7 @@ class LowLatencyBench {
   ep::Group group_;
   const Tensor factors_, output_;
   std::vector<DeviceBatch> batches_;
-  bool deferred_ = false;
+  bool deferred_ = false, log_fmt_ = false;
   std::int64_t tokens_ = 0;
   ep::Quantize quantize_ = ep::Quantize::fp8;
   double rows_ = 0;

@@ -52,6 +52,12 @@ std::size_t heap_bytes(const Options& options, const std::string& part, std::int
   if (part == "movement")
     return slack +
            static_cast<std::size_t>(options.shape.tokens * (pes + 1)) * options.shape.row_bytes();
+  if (part == "streams") return slack + (std::size_t{64} << 20) * static_cast<std::size_t>(pes + 4);
+  if (part == "reduced") {
+    ep::GroupOptions options_with_room = normal_options(options, options.shape.tokens);
+    options_with_room.combine_staging = true;
+    return slack + group(options_with_room);
+  }
   if (part == "low-latency")
     return slack + group(low_latency_options(options, low_latency_group_size(most)));
   return slack + group(normal_options(options, options.shape.tokens)) +
@@ -80,6 +86,8 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
   if (part == "low-latency") run_low_latency(world, peers, options);
   if (part == "nodes") run_nodes(world, peers, options);
   if (part == "movement") run_movement(world, peers, options);
+  if (part == "streams") run_streams(world, peers, options);
+  if (part == "reduced") run_reduced(world, peers, options);
   if (part == "start") run_start(world, peers, options, seconds.count());
   world.close();
 }
@@ -145,6 +153,12 @@ void declare(CLI::App& app, Options& options, std::string& part) {
   movement->add_option("--main-tokens", options.shape.tokens, "tokens per PE")
       ->capture_default_str();
   movement->add_option("--sms", options.sms, "SM counts, a list such as 8,16")->delimiter(',');
+  command("streams", "operations on streams: barrier, pipeline steps, puts to all, table entries");
+  CLI::App* const reduced =
+      command("reduced", "combines of expert output in place, staged, and expert-major");
+  reduced->add_option("--main-tokens", options.shape.tokens, "tokens per PE")
+      ->capture_default_str();
+  reduced->add_option("--sms", options.sms, "SM counts, a list such as 8,16")->delimiter(',');
   CLI::App* const start =
       command("start", "the first call against the steady one, and what the difference is");
   start->add_option("--main-tokens", options.shape.tokens, "tokens per PE in normal mode")

@@ -63,7 +63,7 @@ class NodesBench {
   }
 
  private:
-  static constexpr float kTolerance = 0.02F;  // bfloat16 rows, sums and answers
+  static constexpr float kTolerance = 0.02F;  // bfloat16 rows, sums and expert outputs
   static constexpr std::size_t kLong = std::size_t{64} << 20;
 
   ep::Launch launch() const {

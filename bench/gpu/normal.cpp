@@ -36,8 +36,8 @@ class NormalBench {
         options_(options),
         shape_(options.shape),
         max_tokens_(std::max(options.shape.tokens, std::ranges::max(options.tokens))),
-        // Before the group: answers need not be staged when they lie in the heap.
-        answers_(world.heap().allocate<std::uint16_t>(
+        // Before the group: expert output that lies in the heap need not be staged.
+        expert_output_(world.heap().allocate<std::uint16_t>(
             static_cast<std::size_t>(max_tokens_ * peers.count() * shape_.hidden))),
         group_(world.team(), normal_options(options, max_tokens_)),
         factors_(expert_factors(peers.me() * group_.local_experts(), group_.local_experts())),
@@ -46,13 +46,13 @@ class NormalBench {
     for (std::int32_t set = 0; set < kSets; ++set)
       batches_.push_back(make_device_batch(shape_, max_tokens_, peers, set, stream_.get()));
     const std::size_t part =
-        batches_[0].x.bytes();  // random answers: one part of the heap's buffer a member
+        batches_[0].x.bytes();  // random expert output: one part of the heap's buffer per rank
     for (std::int32_t pe = 0; pe < peers.count(); ++pe)
-      check(
-          cudaMemcpy(reinterpret_cast<char*>(answers_.data()) + static_cast<std::size_t>(pe) * part,
-                     batches_[static_cast<std::size_t>(pe % kSets)].x.data, part,
-                     cudaMemcpyDeviceToDevice),
-          "filling the answers");
+      check(cudaMemcpy(reinterpret_cast<char*>(expert_output_.data()) +
+                           static_cast<std::size_t>(pe) * part,
+                       batches_[static_cast<std::size_t>(pe % kSets)].x.data, part,
+                       cudaMemcpyDeviceToDevice),
+            "filling the expert output");
     group_.warmup();
   }
 
@@ -128,12 +128,12 @@ class NormalBench {
     return options;
   }
 
-  /// What the experts answer into: bfloat16 rows in place; FP8 rows into memory of the heap,
+  /// Where the expert output lies: in place for bfloat16 rows; for FP8 rows in memory of the heap,
   /// another part each time.
   TensorView outputs(const ep::Dispatched& received, std::int64_t i) const {
     if (!fp8()) return received.x;
     const std::int64_t rows = worst_case(), parts = max_tokens_ * peers_.count() / rows;
-    std::uint16_t* const data = answers_.data() + i % parts * rows * shape_.hidden;
+    std::uint16_t* const data = expert_output_.data() + i % parts * rows * shape_.hidden;
     TensorView view(data, DataType::bfloat16, {rows, shape_.hidden});
     view.device = output_.device;
     return view;
@@ -253,8 +253,8 @@ class NormalBench {
     }
   }
 
-  /// During a chain of bfloat16 the experts answer with what they got, so the last output is x
-  /// times the members that the token went to.
+  /// During a chain of bfloat16 the experts return the rows that they received, so the last output
+  /// is x times the number of ranks that received the token.
   void check_chain_output() {
     if (fp8()) return;
     const std::int64_t last = shape_.dropped + shape_.iterations - 1;
@@ -269,7 +269,7 @@ class NormalBench {
   const Shape shape_;
   const std::int64_t max_tokens_;
   const Stream stream_;
-  SymmetricArray<std::uint16_t> answers_;
+  SymmetricArray<std::uint16_t> expert_output_;
   ep::Group group_;
   const Tensor factors_, output_;
   std::vector<DeviceBatch> batches_;

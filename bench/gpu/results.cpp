@@ -69,7 +69,7 @@ Results::Results(Peers& peers, const Options& options, const std::string& part)
       "logical: bytes of the rows that a PE receives, its own included; combine moves as many rows back. "
       "gb_per_s: mean bytes of the PEs over the time of the slowest. "
       "link_bytes_per_pe: over the NVLinks of a PE's GPU per operation of the chain, by its counters; "
-      "raw: with headers, requests and answers";
+      "raw: with headers, requests and responses";
   json_["results"] = nlohmann::ordered_json::array();
   if (peers.me() == 0)
     fmt::print("{}: {} PEs on {} x {}\n{:<70} {:>10} {:>10} {:>10} {:>8} {:>9} {:>9} {:>9}\n",

@@ -39,7 +39,7 @@ BASE_SYSTEM = re.compile(
 GPU_SYSTEM = re.compile(
     r"^(libcuda|libnvidia-[\w-]+|libnvrtc[\w-]*|libcublas(Lt)?|libnccl)\.so(\.|$)"
 )
-SCRIPTS = ["run-gpu-tests", "run-gpu-bench", "gpu_machine.py"]
+SCRIPTS = ["run-gpu-tests", "run-gpu-bench", "gpu_machine.py", "gpu_results.py"]
 
 
 def fail(message):

@@ -99,7 +99,7 @@ Created<QueuePair> Nic::create_queue_pair(const QueuePairAttributes& attributes)
   if (pairs_.size() >= options_.limits.queue_pairs || blocks > options_.limits.queue_blocks)
     return {Status::limit_exceeded, nullptr};
   auto pair = std::make_shared<QueuePair>(next_pair_++, attributes,
-                                          Services{options_, keys_, wire_, random_});
+                                          Services{options_, keys_, wire_, random_, relaxed_});
   add_users(attributes, 1);
   pairs_[pair->number()] = pair;
   return {Status::ok, std::move(pair)};
@@ -209,6 +209,7 @@ void Nic::update_timer(const QueuePair& pair) {
 bool Nic::progress() {
   bool worked = false;
   const Time now = wire_.now();
+  relaxed_.run(now);
   while (!timers_.empty() && timers_.begin()->first <= now) {
     QueuePair& pair = *find(timers_.begin()->second);
     pair.run_timers();
@@ -230,7 +231,7 @@ bool Nic::progress() {
 }
 
 Time Nic::next_timer() const {
-  return timers_.empty() ? kNever : timers_.begin()->first;
+  return std::min(relaxed_.next(), timers_.empty() ? kNever : timers_.begin()->first);
 }
 
 }  // namespace shoal::emulator

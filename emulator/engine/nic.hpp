@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "engine/queue_pair.hpp"
+#include "engine/relaxed_writes.hpp"
 
 namespace shoal::emulator {
 
@@ -80,6 +81,7 @@ class Nic {
   Wire& wire_;
   MemoryKeys keys_;
   std::mt19937_64 random_;
+  RelaxedWrites relaxed_;
   std::map<std::uint32_t, std::shared_ptr<QueuePair>> pairs_;
   std::map<std::uint32_t, std::shared_ptr<CompletionQueue>> completion_queues_;
   std::map<std::uint32_t, std::shared_ptr<ReceiveQueue>> receive_queues_;

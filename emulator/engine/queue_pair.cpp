@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/big_endian.hpp"
+#include "engine/relaxed_writes.hpp"
 
 namespace shoal::emulator {
 namespace {
@@ -139,6 +140,7 @@ void QueuePair::complete_receive(const Completion& completion) {
   ++counters_.completions;
   if (completion.syndrome != Syndrome::none) ++counters_.errors;
   if (!attributes_.receive_completions) return;
+  services_.relaxed.flush();
   Completion entry = completion;
   entry.qp_number = number_;
   entry.remote_qp = connection_.remote_qp;

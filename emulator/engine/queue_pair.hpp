@@ -20,11 +20,12 @@ namespace shoal::emulator {
 /// Fixed at creation.
 struct QueuePairAttributes {
   std::uint32_t domain = 0;
-  std::shared_ptr<CompletionQueue> send_completions, receive_completions;
-  SendRing ring;  ///< no blocks: without a send queue
+  std::shared_ptr<CompletionQueue> send_completions = nullptr;
+  std::shared_ptr<CompletionQueue> receive_completions = nullptr;
+  SendRing ring = {};  ///< no blocks: without a send queue
   /// be32 counter of posted receives, then be32 counter of posted send blocks.
   std::byte* doorbell_record = nullptr;
-  std::shared_ptr<ReceiveQueue> receives;  ///< its own, a shared one, or none
+  std::shared_ptr<ReceiveQueue> receives = nullptr;  ///< its own, a shared one, or none
   std::uint32_t user_index = 0;
 };
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/queue_pair.hpp"
+#include "engine/relaxed_writes.hpp"
 
 namespace shoal::emulator {
 namespace {
@@ -173,10 +174,21 @@ bool Responder::execute(const Packet& packet, bool placed) {
 }
 
 void Responder::place_write(const Packet& packet) const {
-  if (qp_.services().options.timing_only || packet.payload.empty()) return;
-  place(qp_.services().keys.translate(packet.remote_key, qp_.attributes().domain, packet.address,
-                                      packet.payload.size(), Access::remote_write),
-        packet.payload);
+  const Services& services = qp_.services();
+  if (services.options.timing_only || packet.payload.empty()) return;
+  std::byte* const to =
+      services.keys.translate(packet.remote_key, qp_.attributes().domain, packet.address,
+                              packet.payload.size(), Access::remote_write);
+  if (is_relaxed(packet.remote_key))
+    return services.relaxed.delay(to, packet.payload, qp_.now() + services.options.relaxed_delay);
+  services.relaxed.flush();
+  place(to, packet.payload);
+}
+
+bool Responder::is_relaxed(std::uint32_t key) const {
+  const Services& services = qp_.services();
+  return services.options.relaxed_delay.count() > 0 &&
+         (services.keys.find(key)->access & Access::relaxed_ordering) != 0;
 }
 
 bool Responder::execute_write(const Packet& packet, bool placed) {
@@ -211,6 +223,7 @@ bool Responder::execute_send(const Packet& packet) {
 bool Responder::execute_read(const Packet& packet) {
   if (qp_.connection().remote_reads_and_atomics == 0) return refuse(AckCode::invalid_request);
   if (const std::uint8_t code = check(packet); code != AckCode::ack) return refuse(code);
+  qp_.services().relaxed.flush();
   keep({.psn = packet.psn, .packets = packets_of_read(packet)});
   reply_to_read(packet);
   return true;
@@ -233,6 +246,7 @@ bool Responder::execute_atomic(const Packet& packet) {
     std::byte* const at =
         qp_.services().keys.translate(packet.remote_key, qp_.attributes().domain, packet.address,
                                       operands.size, Access::remote_atomic);
+    if (!is_relaxed(packet.remote_key)) qp_.services().relaxed.flush();
     const bool global = qp_.services().options.global_atomics;
     replay.old_value = operands.size == 4 ? exchange<std::uint32_t>(at, operands, global)
                                           : exchange<std::uint64_t>(at, operands, global);

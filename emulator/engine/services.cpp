@@ -77,7 +77,6 @@ void place(std::byte* to, std::span<const std::byte> bytes) {
     std::atomic_ref(*reinterpret_cast<std::uint32_t*>(to)).store(word, std::memory_order_release);
   } else {
     std::memcpy(to, bytes.data(), bytes.size());
-    std::atomic_thread_fence(std::memory_order_release);
   }
 }
 

@@ -72,6 +72,8 @@ struct NicOptions {
   std::uint32_t first_queue_pair = 1;
   /// Atomics of this NIC are atomic with respect to CPUs as well.
   bool global_atomics = true;
+  /// How long the bus delays writes to memory with relaxed ordering.
+  Time relaxed_delay{0};
   /// Messages move no bytes and need no keys: for studies of timing.
   bool timing_only = false;
   std::function<void(const TraceEvent&)> trace;
@@ -84,11 +86,14 @@ struct Counters {
                 receiver_not_ready = 0;
 };
 
+class RelaxedWrites;
+
 struct Services {
   NicOptions& options;
   MemoryKeys& keys;
   Wire& wire;
   std::mt19937_64& random;
+  RelaxedWrites& relaxed;
 };
 
 /// Copies between a message and the memory of its data segments, at `offset` bytes of the message.
@@ -103,8 +108,8 @@ bool gather(const Services& services, std::uint32_t domain, const std::vector<Da
 bool covered(const Services& services, std::uint32_t domain, const std::vector<DataSegment>& data,
              std::uint32_t access);
 
-/// Copies to memory that a client may poll: words of 4 and 8 bytes are stored as a whole, and the
-/// copy happens before later stores of this thread.
+/// Copies to memory that a client may poll: aligned words of 4 and 8 bytes are stored as a whole,
+/// after everything that this thread has copied before.
 void place(std::byte* to, std::span<const std::byte> bytes);
 
 }  // namespace shoal::emulator

@@ -73,8 +73,8 @@ class UniqueId {
   /// socket_family. Throws Error{unsupported} when no interface fits, listing those that exist.
   static UniqueId create(const Settings& settings = {});
 
-  /// The text form, "shoal1:<host>:<port>:<key in hex>", for files, environment variables and
-  /// command lines. It is a secret.
+  /// The text form, "shoal1:<host>:<port>:<key in hex>", for files and environment variables. It is
+  /// a secret: keep it off command lines, which other users of the machine can read.
   std::string to_string() const;
   /// Throws Error{invalid_argument} stating the form.
   static UniqueId parse(std::string_view text);

@@ -24,8 +24,8 @@ namespace shoal {
 /// One transport for one pair of PEs.
 struct TransportVerdict {
   std::string transport;  ///< "self", "shm", "ofi", ...
-  std::string
-      capabilities;     ///< in both directions: "load-store put get atomics signals"; "nothing"
+  /// In both directions: "load-store put get atomics signals"; "nothing".
+  std::string capabilities;
   bool chosen = false;  ///< the pair uses this transport
   std::string why;      ///< why it is the pair's transport, or why it is not
 

@@ -89,8 +89,9 @@ class SymmetricHeap {
   void* malloc(std::size_t bytes);
   void* align(std::size_t alignment, std::size_t bytes);
   void* calloc(std::size_t count, std::size_t size);
-  /// Releases a result of malloc, calloc or align. Collective; nullptr does nothing. Throws
-  /// Error{invalid_argument} for any other pointer.
+  /// Releases a result of malloc, calloc or align. Collective; nullptr does nothing. Any other
+  /// pointer is Error{invalid_argument} on this PE alone, before the other PEs are involved: the
+  /// heap is unchanged and the call can be repeated with the right pointer.
   void free(void* pointer);
 
   /// Allocates `count` elements, zeroed, that release themselves. Collective. Throws as malloc.

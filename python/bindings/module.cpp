@@ -21,6 +21,7 @@ NB_MODULE(_core, module) {
   bind_team(module);
   bind_collectives(module);
   bind_world(module);
+  bind_stream_calls(module);
   nb::module_ ep = module.def_submodule("ep", "Expert-parallel dispatch and combine.");
   bind_group(ep);
 }

@@ -20,6 +20,8 @@ namespace shoal {
 /// would last ten times as long.
 class Backoff {
  public:
+  static constexpr std::chrono::microseconds kYieldTime{500};
+
   Backoff() = default;
   ~Backoff() { reset(); }
   Backoff(const Backoff&) = delete;
@@ -46,7 +48,7 @@ class Backoff {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::microseconds kYieldTime{500}, kSleep{5};
+  static constexpr std::chrono::microseconds kSleep{5};
   static constexpr unsigned long kSlackNs = 1000;
   Clock::time_point end_{};
   int slack_ = -1;  ///< the thread's own timer slack while it is changed; -1: it is not

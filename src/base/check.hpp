@@ -29,14 +29,25 @@ auto made(const Arg& arg) {
     return arg;
 }
 
+/// The format of a message of require.
+template <typename... Args>
+using MadeFormat = fmt::format_string<decltype(made(std::declval<const Args&>()))...>;
+
+/// The part of require that fails, apart from its callers: checks on the path of short operations
+/// take a comparison.
+template <typename... Args>
+[[noreturn, gnu::cold, gnu::noinline]] void fail_made(Code code, MadeFormat<Args...> format,
+                                                      const Args&... args) {
+  throw Error(code, fmt::format(format, made(args)...));
+}
+
 /// Throws Error{code} with the formatted message unless `condition` holds. Arguments may be
 /// functions (see made).
 template <typename... Args>
-void require(bool condition, Code code,
-             fmt::format_string<decltype(made(std::declval<const Args&>()))...> format,
-             const Args&... args) {
+[[gnu::always_inline]] inline void require(bool condition, Code code, MadeFormat<Args...> format,
+                                           const Args&... args) {
   if (!condition) [[unlikely]]
-    throw Error(code, fmt::format(format, made(args)...));
+    fail_made<Args...>(code, format, args...);
 }
 
 /// Throws Error{system} with the formatted message, followed by errno_text of `errno`.

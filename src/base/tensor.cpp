@@ -74,7 +74,8 @@ TensorView::TensorView(const void* data_in, DataType dtype_in,
   bool fits = true;  // an extent of 0 counts as 1: strides are products of some extents
   for (const std::int64_t extent : shape_in)
     fits = fits && !__builtin_mul_overflow(total, std::max<std::int64_t>(extent, 1), &total);
-  require(fits, Code::invalid_argument, "the tensor {} has more than 2^63 - 1 bytes", describe());
+  require(fits, Code::invalid_argument, "the tensor {} has more than 2^63 - 1 bytes",
+          [&] { return describe(); });
   std::int64_t stride = 1;
   for (i = rank - 1; i >= 0; --i) {
     strides[i] = stride;

@@ -64,11 +64,11 @@ shoal_status shoal_all_to_all_v(const shoal_team* team, void* target, const size
                                 const size_t* send_bytes, const size_t* send_offsets) {
   const char* call = "shoal_all_to_all_v";
   return guarded([&] {
-    const shoal::Team& members = team_of(team, call);
-    shoal::all_to_all_v(members, target, per_pe(members, receive_bytes, call, "receive_bytes"),
-                        per_pe(members, receive_offsets, call, "receive_offsets"), source,
-                        per_pe(members, send_bytes, call, "send_bytes"),
-                        per_pe(members, send_offsets, call, "send_offsets"));
+    const shoal::Team& pes = team_of(team, call);
+    shoal::all_to_all_v(pes, target, per_pe(pes, receive_bytes, call, "receive_bytes"),
+                        per_pe(pes, receive_offsets, call, "receive_offsets"), source,
+                        per_pe(pes, send_bytes, call, "send_bytes"),
+                        per_pe(pes, send_offsets, call, "send_offsets"));
   });
 }
 

@@ -84,7 +84,7 @@ void report_staging(const Team& team) {
       world.my_pe(), *named, shoal::detail::why_out_of_reach(world, *named));
 }
 
-Placement place_group(const Team& team) {
+GroupPlacement place_group(const Team& team) {
   const auto& world = *team.state().world;
   const Device device = device_of(world);
   if (device.kind == DeviceKind::cuda && all_reach(team))

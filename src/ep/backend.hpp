@@ -32,6 +32,8 @@ struct DispatchCall {
   }
   /// Top-k slots described beside a row of the result.
   std::int32_t topk_slots() const { return expert_alignment() > 0 ? 1 : routing->shape.top_k; }
+  /// Whether the number of rows has to reach the host before the call returns.
+  bool waits_for_sizes() const { return options.worst_case_rows == 0 && !cached; }
 };
 
 class Backend {
@@ -53,6 +55,7 @@ class Backend {
   virtual Routing route(const TensorView& topk_idx, const RouteOptions& options) = 0;
   virtual Dispatched dispatch(const DispatchCall& call) = 0;
   virtual void unpack(const Dispatched& received, const UnpackOptions& to) = 0;
+  virtual void expand(const ExpandOptions& options) = 0;
   virtual Combined combine(const TensorView& y, const HandleState& handle,
                            const CombineOptions& options) = 0;
 
@@ -84,7 +87,7 @@ class Backend {
 };
 
 /// The backend for a team, and its nodes as that backend sees them. Local.
-Placement place_group(const Team& team);
+GroupPlacement place_group(const Team& team);
 /// `state` is complete up to its shape and timeout.
 std::unique_ptr<Backend> make_backend(GroupState& state, BackendKind kind);
 

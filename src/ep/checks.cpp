@@ -137,13 +137,14 @@ void check_dispatch_options(const GroupState& group, const TensorView& x,
     check_tensor(group, "dispatch", "DispatchOptions.weights", options.weights,
                  {tokens, group.shape.top_k}, {DataType::float32});
   if (const TensorView& scales = options.scales; scales.defined()) {
-    require(scales.rank == 2 && scales.shape[0] == tokens && scales.shape[1] >= 1 &&
-                scales.shape[1] <= group.shape.max_scales &&
-                (scales.dtype == DataType::float32 || scales.dtype == DataType::int32),
-            Code::invalid_argument,
-            "dispatch: DispatchOptions.scales is {}; it must be float32 or int32 [{}, 1 to {}] "
-            "(GroupOptions.max_scales)",
-            scales.describe(), tokens, group.shape.max_scales);
+    require(
+        scales.rank == 2 && scales.shape[0] == tokens && scales.shape[1] >= 1 &&
+            scales.shape[1] <= group.shape.max_scales &&
+            (scales.dtype == DataType::float32 || scales.dtype == DataType::int32),
+        Code::invalid_argument,
+        "dispatch: DispatchOptions.scales is {}; it must be float32 or int32 [{}, 1 to {}] "
+        "(GroupOptions.max_scales)",
+        [&] { return scales.describe(); }, tokens, group.shape.max_scales);
     check_device(group.device, "dispatch", "DispatchOptions.scales", scales);
     require(tokens == 0 || scales.data != nullptr, Code::invalid_argument,
             "dispatch: DispatchOptions.scales has no data");

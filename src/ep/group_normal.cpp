@@ -5,6 +5,7 @@
 #include "ep/backend.hpp"
 #include "ep/calls.hpp"
 #include "ep/checks.hpp"
+#include "ep/expand.hpp"
 
 namespace shoal::ep {
 namespace detail {
@@ -73,6 +74,13 @@ void Group::unpack(const Dispatched& received, const UnpackOptions& to) {
   detail::check_handle(group, "unpack", received.handle);
   detail::check_launch(group, "unpack", to.launch);
   group.backend->unpack(received, to);
+}
+
+void Group::expand(const ExpandOptions& options) {
+  detail::GroupState& group = detail::idle_group(state_, "expand");
+  detail::check_launch(group, "expand", options.launch);
+  detail::check_expand(group, options);
+  group.backend->expand(options);
 }
 
 Dispatched Group::dispatch(const TensorView& x, const Routing& routing,

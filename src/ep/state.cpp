@@ -12,7 +12,8 @@ namespace shoal::ep::detail {
 GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
     : GroupState(owner, wanted, place_group(owner)) {}
 
-GroupState::GroupState(const Team& owner, const GroupOptions& wanted, const Placement& placement)
+GroupState::GroupState(const Team& owner, const GroupOptions& wanted,
+                       const GroupPlacement& placement)
     : team(owner),
       options(wanted),
       world(owner.state().world),
@@ -31,16 +32,13 @@ WorkQueue& GroupState::work_queue(const char* call) {
   const std::lock_guard lock(work_queue_mutex_);
   require(!closed && !closing_, Code::closed, "{}: the group is closed", call);
   if (!work_queue_) work_queue_ = std::make_unique<WorkQueue>();
+  has_work_queue_.store(true, std::memory_order_release);
   return *work_queue_;
 }
 
 void GroupState::drain_work_queue() {
-  WorkQueue* queue = nullptr;
-  {
-    const std::lock_guard lock(work_queue_mutex_);
-    queue = work_queue_.get();
-  }
-  if (queue != nullptr) queue->drain();
+  // The queue, once created, lives as long as the group.
+  if (has_work_queue_.load(std::memory_order_acquire)) work_queue_->drain();
 }
 
 std::string describe_given_up(const GroupState& group, std::int32_t by, std::int32_t cause) {

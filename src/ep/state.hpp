@@ -38,7 +38,7 @@ struct BlockPlan {
 };
 
 /// The backend of a group, and the nodes as that backend sees them.
-struct Placement {
+struct GroupPlacement {
   Device device;  ///< of the group's tensors
   BackendKind kind = BackendKind::host;
   Nodes nodes;
@@ -98,10 +98,11 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
   void close_with_world(shoal::detail::WorldEnd end) noexcept override;
 
  private:
-  GroupState(const Team& owner, const GroupOptions& wanted, const Placement& placement);
+  GroupState(const Team& owner, const GroupOptions& wanted, const GroupPlacement& placement);
 
   std::mutex work_queue_mutex_;
   std::unique_ptr<WorkQueue> work_queue_;
+  std::atomic<bool> has_work_queue_ = false;
   bool closing_ = false;
 };
 

@@ -25,8 +25,8 @@ void WorkQueue::drain() {
   changed_.wait(lock, [this] { return tasks_.empty() && !busy_; });
 }
 
-void WorkQueue::finish(std::chrono::milliseconds patience) {
-  await_until_ = (Clock::now() + patience).time_since_epoch().count();
+void WorkQueue::finish(std::chrono::milliseconds limit) {
+  await_until_ = (Clock::now() + limit).time_since_epoch().count();
   drain();
 }
 

@@ -42,7 +42,7 @@ class WorkQueue {
   void drain();
   /// As drain, but bounds the waits for `after`: a task whose `after` is not ready by then fails
   /// with Error{closed}. The caller submits nothing more.
-  void finish(std::chrono::milliseconds patience);
+  void finish(std::chrono::milliseconds limit);
 
  private:
   using Clock = std::chrono::steady_clock;

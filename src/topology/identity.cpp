@@ -43,8 +43,8 @@ HostIdentity read_host_identity(const std::string& override_id) {
   return {machine + "/" + boot, host_name()};
 }
 
-Placement place(std::span<const HostIdentity> hosts, std::int64_t node_size) {
-  Placement result;
+HostMap place(std::span<const HostIdentity> hosts, std::int64_t node_size) {
+  HostMap result;
   std::unordered_map<std::string, std::int32_t> numbers;
   std::vector<std::vector<Pe>> pes_of_host;
   for (std::size_t pe = 0; pe < hosts.size(); ++pe) {

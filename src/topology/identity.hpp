@@ -24,7 +24,7 @@ HostIdentity read_host_identity(const std::string& override_id);
 
 /// Hosts and nodes of the PEs of a world. A node is a host, or a part of one if SHOAL_NODE_SIZE
 /// splits hosts.
-struct Placement {
+struct HostMap {
   std::vector<std::int32_t> host_of;  ///< host number of each PE, numbered by first appearance
   std::vector<std::int32_t> node_of;  ///< node number of each PE
   std::vector<Pe> index_on_node;      ///< index of each PE on its node, in ascending PE order
@@ -36,6 +36,6 @@ struct Placement {
 /// Places PE i on hosts[i]. The distribution is free: block, round-robin or any other. Throws
 /// Error{invalid_argument} when hosts have unequal numbers of PEs, or when `node_size` (0: no
 /// split) does not divide that number.
-Placement place(std::span<const HostIdentity> hosts, std::int64_t node_size);
+HostMap place(std::span<const HostIdentity> hosts, std::int64_t node_size);
 
 }  // namespace shoal::topology

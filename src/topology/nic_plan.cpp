@@ -101,7 +101,10 @@ std::vector<std::vector<std::int32_t>> assign_by_distance(
     return *std::ranges::min_element(table[at(seat)]);
   };
   const auto give = [&](std::int32_t seat, std::int32_t nic, std::int32_t amount) {
-    amount > 0 ? (void)held[at(seat)].insert(nic) : (void)held[at(seat)].erase(nic);
+    if (amount > 0)
+      held[at(seat)].insert(nic);
+    else
+      held[at(seat)].erase(nic);
     load[at(nic)] += amount;
     card_load[at(card[at(nic)])] += amount;
   };
@@ -210,9 +213,9 @@ std::vector<std::string> remarks(const Machine& machine, std::span<const Locatio
   return result;
 }
 
-std::vector<std::vector<Pe>> rails(const Placement& placement) {
-  std::vector<std::vector<Pe>> result(at(placement.pes_per_node));
-  for (const std::vector<Pe>& node : placement.nodes)
+std::vector<std::vector<Pe>> rails(const HostMap& hosts) {
+  std::vector<std::vector<Pe>> result(at(hosts.pes_per_node));
+  for (const std::vector<Pe>& node : hosts.nodes)
     for (std::size_t i = 0; i < node.size(); ++i) result[i].push_back(node[i]);
   return result;
 }

@@ -67,7 +67,7 @@ std::vector<std::string> remarks(const Machine& machine, std::span<const Locatio
                                  const NicPlan& plan);
 
 /// Rail i: the PEs with index i on their nodes, by node.
-std::vector<std::vector<Pe>> rails(const Placement& placement);
+std::vector<std::vector<Pe>> rails(const HostMap& hosts);
 
 /// The planes that the NICs of one seat are on, ascending, each once.
 std::vector<std::int32_t> planes_of(const Machine& machine, std::span<const NicUse> nics);
@@ -78,7 +78,7 @@ std::vector<std::string> networks_of(const Machine& machine, std::span<const Nic
 
 /// The NICs of a PE, for its rail.
 struct RailEnd {
-  std::int32_t host = 0;              ///< as in Placement::host_of
+  std::int32_t host = 0;              ///< as in HostMap::host_of
   std::string host_name;              ///< for messages
   std::vector<std::string> nics;      ///< labels
   std::vector<std::string> networks;  ///< as networks_of has them

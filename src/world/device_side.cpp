@@ -31,6 +31,7 @@ const char* name_of(FailureKind kind) {
     case FailureKind::none:
     case FailureKind::bad_address:
     case FailureKind::unreachable:
+    case FailureKind::bad_index:
       break;
   }
   return "operation";
@@ -53,6 +54,11 @@ std::string number(std::uint64_t bits, const FailureReport& report) {
 std::string place(const FailureReport& report) {
   return fmt::format("block ({}, {}, {}), thread ({}, {}, {})", report.block[0], report.block[1],
                      report.block[2], report.thread[0], report.thread[1], report.thread[2]);
+}
+
+/// The PE that sets the variable, where it is known.
+std::string setter(const FailureReport& report) {
+  return report.awaited >= 0 ? fmt::format(", which PE {} sets,", report.awaited) : std::string();
 }
 
 std::uint64_t epoch_of(std::uint64_t word) {
@@ -115,15 +121,22 @@ Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
               "barrier {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
               report.waited_ns / 1'000'000, my_pe, n_pes, report.awaited, epoch_of(report.expected),
               epoch_of(report.seen), place(report)));
+    case FailureKind::bad_index:
+      return Error(
+          Code::invalid_argument,
+          fmt::format("fetch_entries on PE {} of {}: index {} is {}; the table has entries "
+                      "0 to {}; its result is zeros",
+                      my_pe, n_pes, report.offset, static_cast<std::int64_t>(report.seen),
+                      static_cast<std::int64_t>(report.expected) - 1));
     default:
       return Error(
           Code::timeout,
           fmt::format(
               "{} on the GPU timed out after {} ms on PE {} of {}: waiting for the {}-byte variable at "
-              "heap offset {} to be {} {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
+              "heap offset {}{} to be {} {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
               name_of(report.kind), report.waited_ns / 1'000'000, my_pe, n_pes, report.width,
-              report.offset, symbol_of(report.compare), number(report.expected, report),
-              number(report.seen, report), place(report)));
+              report.offset, setter(report), symbol_of(report.compare),
+              number(report.expected, report), number(report.seen, report), place(report)));
   }
 }
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "shoal/cuda.hpp"
@@ -41,6 +42,19 @@ struct Condition {
   std::uint64_t value = 0;
   std::size_t width = 0;  ///< 4 or 8
   bool is_signed = false;
+  Pe setter = -1;  ///< the PE that sets the variable, for failures; -1: not known
+};
+
+/// A wait, a copy and a signal (StreamOperations::put_when and take_when).
+struct Transfer {
+  const std::uint64_t* ready = nullptr;  ///< nullptr: no wait
+  std::uint64_t at_least = 0;
+  Pe setter = -1;  ///< of `ready`
+  void* target = nullptr;
+  const void* source = nullptr;
+  std::size_t bytes = 0;
+  std::uint64_t* flag = nullptr;
+  std::uint64_t value = 0;
 };
 
 class DeviceSide {
@@ -79,6 +93,13 @@ class DeviceSide {
   virtual void wait(cuda::Stream stream, const Condition& condition) const = 0;
   virtual void test(cuda::Stream stream, const Condition& condition, int* result) const = 0;
   virtual void barrier(cuda::Stream stream, const device::Team& team) const = 0;
+  virtual void transfer(cuda::Stream stream, const Transfer& transfer) const = 0;
+  virtual void put_to_all(cuda::Stream stream, const device::Team& team,
+                          std::span<const cuda::Block> blocks, std::uint64_t* flags,
+                          std::uint64_t value) const = 0;
+  virtual void wait_for_all(cuda::Stream stream, const device::Team& team,
+                            const std::uint64_t* flags, std::uint64_t value) const = 0;
+  virtual void fetch_entries(cuda::Stream stream, const cuda::EntryFetch& fetch) const = 0;
   virtual void order(cuda::Stream before, cuda::Stream after) const = 0;
 
  protected:

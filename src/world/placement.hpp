@@ -8,7 +8,7 @@
 namespace shoal::detail {
 
 /// Filled in while the world opens, constant afterwards. The vectors are indexed by PE.
-struct Placement : topology::Placement {
+struct Placement : topology::HostMap {
   Pe my_pe = 0;
   Pe n_pes = 0;
   memory::Token token{};  ///< names the world; only its PEs know it

@@ -54,7 +54,7 @@ bool World::is_open() const noexcept {
 }
 
 WorldState& World::state() const {
-  require(is_open(), Code::closed, "the world is closed");
+  require(state_ && state_->is_open(), Code::closed, "the world is closed");
   return *state_;
 }
 

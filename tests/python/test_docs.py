@@ -77,6 +77,24 @@ def test_pages_have_code_and_name_its_language(page):
     assert "python" in fences
 
 
+def test_sizes_of_groups_are_those_of_size_hint():
+    """The table in the section "Buffers" of clusters.md."""
+    import shoal.ep
+
+    page = (ROOT / "docs/guide/clusters.md").read_text()
+    rows = re.findall(r"^\| (\d+) \|((?: [\d.]+ GiB \|){4})$", page, re.MULTILINE)
+    assert [int(ranks) for ranks, _ in rows] == [8, 16, 32, 64, 128]
+    for ranks, cells in rows:
+        ranks, columns = int(ranks), []
+        for tokens in ({"max_tokens": 4096}, {"low_latency_max_tokens": 128}):
+            shape = {"hidden": 7168, "top_k": 8, "experts": 256, **tokens}
+            columns.append(shoal.ep.size_hint(ranks, nodes=ranks // 8, **shape)["total"])
+            columns.append(shoal.ep.size_hint(ranks, heap="cuda", **shape)["total"])
+        for written, size in zip(re.findall(r"[\d.]+", cells), columns, strict=True):
+            digits = len(written.partition(".")[2])
+            assert abs(float(written) - size / 2**30) < 0.51 * 10**-digits, (ranks, written, size)
+
+
 def test_hello_runs_on_four_pes(tmp_path):
     """The first block of the page, started with the page's command."""
     bin_dir = os.environ.get("SHOAL_BIN_DIR")

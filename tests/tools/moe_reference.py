@@ -75,3 +75,24 @@ def inner_magnitude(x, index, weight, weights):
         terms = np.abs(inner / (1 + np.exp(-inner)) * (x[token] @ up)) @ np.abs(down.T)
         np.add.at(result, token, weight[token, k][:, None] * terms)
     return result
+
+
+def make_inputs(seed, tokens, hidden, ffn, experts):
+    """Random arrays of a layer, with expert weights in float32, by the names of shoal-moe's
+    options."""
+    random = np.random.default_rng(seed)
+    return {
+        "tokens": to_bf16(random.standard_normal((tokens, hidden))),
+        "router": random.standard_normal((tokens, experts)).astype(np.float32),
+        "bias": (0.02 * random.standard_normal(experts)).astype(np.float32),
+        "weights": (random.standard_normal((experts, 3, hidden, ffn)) / 16).astype(np.float32),
+    }
+
+
+def save_inputs(folder, arrays):
+    """Writes the arrays to files; returns the options of shoal-moe that name them."""
+    options = []
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+        options += [f"--{name}", folder / f"{name}.npy"]
+    return options

@@ -3,11 +3,32 @@
 not judged here: docs/performance.md."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(path.name for path in (ROOT / "bench").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_find_what_they_import(bin_dir, name):
+    packages = bin_dir.parent / "python"
+    if name in ("deep_ep_pairs.py", "python_overhead.py"):
+        pytest.importorskip("torch")
+        if not packages.exists():
+            pytest.skip("this build has no Python packages")
+    result = subprocess.run(
+        [sys.executable, ROOT / "bench" / name, "--help"],
+        env=os.environ | {"PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0 and "usage: " + name in result.stdout, result.stderr
 
 
 def test_bench_runs_on_a_small_shape(bin_dir, tmp_path):
@@ -58,3 +79,23 @@ def test_bench_runs_on_a_small_shape(bin_dir, tmp_path):
         assert {entry["what"] for entry in data["ratios"]} >= {
             "dispatch + combine bf16, times as fast as MPI"
         }
+
+
+def test_experiments_on_emulated_nics(bin_dir, tmp_path):
+    report = tmp_path / "nic.json"
+    command = [bin_dir / "shoal-bench-nic", "--pes", "4", "--seeds", "1", "--json", report]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    data = json.loads(report.read_text())
+    assert {row["order"] for row in data["order"]} == {"naive", "rotated"}
+    assert all(row["complete"] for row in data["order"] if row["port_bytes"] == 0)
+    strict, adaptive, unordered = (row["signal_us"] for row in data["signals"][:3])
+    assert adaptive > strict + 3.9  # a round trip of 4 us
+    assert abs(unordered - strict) < 0.1
+    outcome = {row["receives"]: row["others_complete"] for row in data["receives"]}
+    assert outcome == {"independent": True, "shared": False}
+    assert all(0 < row["jain_all"] <= 1 for row in data["fairness"])
+    wrong = subprocess.run(
+        [bin_dir / "shoal-bench-nic", "orders"], capture_output=True, text=True, check=False
+    )
+    assert wrong.returncode == 2
+    assert "study is 'orders'; allowed: order" in wrong.stderr

@@ -162,7 +162,7 @@ def test_several_worlds_are_open_at_once(bin_dir, modules):
 
 
 @needs_mpirun
-def test_communicators_of_different_members(bin_dir):
+def test_communicators_of_different_pes(bin_dir):
     result = run([MPIRUN, *OPEN_MPI, "-np", 4, bin_dir / "mpi_probe"])
     assert result.returncode == 0, result.stdout + result.stderr
     assert sorted(result.stdout.split("\n")) == ["", *(f"rank {rank} of 4 ok" for rank in range(4))]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bundle runs where it is moved to, and its scripts say what happened: nothing that was skipped
-counts as passed (issue of the GPU backend)."""
+"""The bundle runs where it is moved to, and its scripts report what happened: a test that was
+skipped does not count as passed."""
 
 import importlib.machinery
 import importlib.util

@@ -17,9 +17,9 @@ def check(root, files, readme=True):
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
         if readme:
-            (path.parent / "README.md").touch()
+            (path.parent / "README.md").write_text("# Folder\n")
+        path.write_text(text)
     run = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True, timeout=30)
     assert run.stderr == ""
     return run.returncode, run.stdout.splitlines()
@@ -34,7 +34,7 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
         "src/base/a.cpp": cpp('// Sums rows in float32 (e4m3 inputs).\nauto x = h(A1, "H100");'),
         "python/shoal/a.py": f'# {LICENCE}"""Rows of a group."""\n',
         "docs/guide/a.md": f"Text.\n\n| {LONG}|\n\n```\n{LONG}\n```\n",
-        "tests/README.md": "| requirement | test |\n| requirement E1 | a |\n",
+        "tests/README.md": "# Tests\n\n| requirement | test |\n| requirement E1 | a |\n",
         "docs/data/a.json": "{}",
     }
     assert check(tmp_path, files) == (0, [])
@@ -69,6 +69,7 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
         ("python/shoal/a.py", f'# {LICENCE}"""{LONG}"""\n', "2: prose wider than 100 columns"),
         ("src/base/a.cpp", "int a;\n", '1: no line "SPDX-License-Identifier: Apache-2.0"'),
         ("cmake/a.cmake", "set(A 1)\n", '1: no line "SPDX-License-Identifier: Apache-2.0"'),
+        ("src/base/README.md", "#base : helpers\n", "1: does not begin with a heading"),
     ],
 )
 def test_reports_a_fault_with_its_line(tmp_path, file, text, fault):

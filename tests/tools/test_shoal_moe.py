@@ -17,18 +17,8 @@ def inputs(tmp_path):
     """inputs(tokens): arrays of a layer, their files, and the options that name the files."""
 
     def make(tokens, seed=0):
-        random = np.random.default_rng(seed)
-        arrays = {
-            "tokens": reference.to_bf16(random.standard_normal((tokens, HIDDEN))),
-            "router": random.standard_normal((tokens, EXPERTS)).astype(np.float32),
-            "bias": (0.02 * random.standard_normal(EXPERTS)).astype(np.float32),
-            "weights": (random.standard_normal((EXPERTS, 3, HIDDEN, FFN)) / 16).astype(np.float32),
-        }
-        options = []
-        for name, array in arrays.items():
-            np.save(tmp_path / f"{name}.npy", array)
-            options += [f"--{name}", tmp_path / f"{name}.npy"]
-        return arrays, options
+        arrays = reference.make_inputs(seed, tokens, HIDDEN, FFN, EXPERTS)
+        return arrays, reference.save_inputs(tmp_path, arrays)
 
     return make
 

@@ -112,18 +112,9 @@ def inputs(tmp_path):
     """inputs(tokens): arrays of a layer, weights in bfloat16, and the options of their files."""
 
     def make(tokens):
-        random = np.random.default_rng(tokens)
-        arrays = {
-            "tokens": reference.to_bf16(random.standard_normal((tokens, HIDDEN))),
-            "router": random.standard_normal((tokens, EXPERTS)).astype(np.float32),
-            "bias": (0.02 * random.standard_normal(EXPERTS)).astype(np.float32),
-            "weights": reference.to_bf16(random.standard_normal((EXPERTS, 3, HIDDEN, FFN)) / 16),
-        }
-        options = []
-        for name, array in arrays.items():
-            np.save(tmp_path / f"{name}.npy", array)
-            options += [f"--{name}", tmp_path / f"{name}.npy"]
-        return arrays, options
+        arrays = reference.make_inputs(tokens, tokens, HIDDEN, FFN, EXPERTS)
+        arrays["weights"] = reference.to_bf16(arrays["weights"])
+        return arrays, reference.save_inputs(tmp_path, arrays)
 
     return make
 

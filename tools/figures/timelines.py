@@ -4,12 +4,12 @@
 from svg import Canvas
 
 RANKS = ("rank 0", "rank 1", "rank 2")
-WIDTH, TOP, LANE, BOX = 1000, 62, 92, 34
+WIDTH, TOP, RANK_HEIGHT, BOX = 1000, 62, 92, 34
 LEFT = 78
 
 
 def _y(rank):
-    return TOP + rank * LANE
+    return TOP + rank * RANK_HEIGHT
 
 
 def _phases(canvas, phases):
@@ -57,7 +57,9 @@ def _heading(canvas, x1, x2, text):
 
 def normal(path):
     canvas = Canvas(
-        WIDTH, TOP + 3 * LANE + 34, "Normal mode: one dispatch and one combine of three ranks"
+        WIDTH,
+        TOP + 3 * RANK_HEIGHT + 34,
+        "Normal mode: one dispatch and one combine of three ranks",
     )
     _heading(canvas, 84, 512, "dispatch (epoch n)")
     _heading(canvas, 612, 984, "combine (epoch n + 1)")
@@ -80,7 +82,7 @@ def normal(path):
             (924, 984, "done", "green"),
         ],
     )
-    y = TOP + 3 * LANE
+    y = TOP + 3 * RANK_HEIGHT
     _legend(
         canvas,
         y,
@@ -106,7 +108,9 @@ def normal(path):
 
 def low_latency(path):
     canvas = Canvas(
-        WIDTH, TOP + 3 * LANE + 34, "Low-latency mode: one dispatch and one combine of three ranks"
+        WIDTH,
+        TOP + 3 * RANK_HEIGHT + 34,
+        "Low-latency mode: one dispatch and one combine of three ranks",
     )
     _heading(canvas, 84, 470, "dispatch (epoch n)")
     _heading(canvas, 570, 984, "combine (epoch n)")
@@ -125,7 +129,7 @@ def low_latency(path):
             (842, 984, "combine receive", "green"),
         ],
     )
-    y = TOP + 3 * LANE
+    y = TOP + 3 * RANK_HEIGHT
     _legend(
         canvas,
         y,

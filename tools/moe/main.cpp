@@ -34,17 +34,12 @@ namespace {
 constexpr int kCheckFailed = 1;
 constexpr int kError = 2;
 
-void declare(CLI::App& app, Options& options) {
-  app.description(
-      "A mixture-of-experts layer over Shoal: route, dispatch, experts, combine, check. Start it with shoal-run, or "
-      "with --pes.");
+void declare_inputs(CLI::App& app, Options& options) {
   const std::string inputs = "Inputs (.npy; generated from the seed by default)";
-  auto* tokens =
-      app.add_option("--tokens", options.tokens_file, "Activations, float [tokens, hidden]")
-          ->group(inputs);
-  auto* router =
-      app.add_option("--router", options.router_file, "Router logits, float [tokens, experts]")
-          ->group(inputs);
+  app.add_option("--tokens", options.tokens_file, "Activations, float [tokens, hidden]")
+      ->group(inputs);
+  app.add_option("--router", options.router_file, "Router logits, float [tokens, experts]")
+      ->group(inputs);
   app.add_option("--bias", options.bias_file, "Bias of the expert choice, float [experts]")
       ->group(inputs);
   app.add_option("--weights", options.weights_file,
@@ -57,12 +52,14 @@ void declare(CLI::App& app, Options& options) {
       ->check(CLI::Range(0.0, 10.0))
       ->capture_default_str()
       ->group(inputs);
+}
 
+void declare_shape(CLI::App& app, Options& options) {
   const std::string shape = "Shape";
   app.add_option("--tokens-per-pe", options.tokens_per_pe, "Tokens of each PE")
       ->check(CLI::Range(0, 1 << 20))
-      ->excludes(tokens)
-      ->excludes(router)
+      ->excludes("--tokens")
+      ->excludes("--router")
       ->capture_default_str()
       ->group(shape);
   app.add_option("--hidden", options.hidden,
@@ -85,7 +82,9 @@ void declare(CLI::App& app, Options& options) {
   app.add_option("--routed-scaling", options.routed_scaling, "Sum of a token's weights")
       ->capture_default_str()
       ->group(shape);
+}
 
+void declare_run(CLI::App& app, Options& options) {
   const std::string run = "Run";
   app.add_option_function<std::string>(
          "--mode",
@@ -133,6 +132,15 @@ void declare(CLI::App& app, Options& options) {
       ->group(run);
   app.add_option("--json", options.json_file, "Write all figures to this file")->group(run);
   app.add_flag("--ascii", options.ascii, "Draw with ASCII characters only")->group(run);
+}
+
+void declare(CLI::App& app, Options& options) {
+  app.description(
+      "A mixture-of-experts layer over Shoal: route, dispatch, experts, combine, check. Start it with shoal-run, or "
+      "with --pes.");
+  declare_inputs(app, options);
+  declare_shape(app, options);
+  declare_run(app, options);
 }
 
 /// Changes the largest value of the first token of the last PE that has tokens.

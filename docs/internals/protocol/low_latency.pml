@@ -40,7 +40,7 @@
 #endif
 
 /* Every word of the row of epoch e holds e. */
-#define UNWRITTEN 0
+#define SENTINEL 0
 #define AT(e, w) (((e) & 1) * 2 + (w))
 
 #ifdef COMBINE
@@ -100,7 +100,7 @@ inline take_word(e, w) {
   }
 #else
   d_step {
-    word[AT(e, w)] != UNWRITTEN ->
+    word[AT(e, w)] != SENTINEL ->
       assert(word[AT(e, w)] == e);
       untaken[AT(e, w)] = 0;
 #ifndef NO_CLEAR
@@ -275,7 +275,7 @@ inline arrive_word(i) {
 
 inline clear_word(i) {
   assert(!untaken[i]);  /* a clear hits only consumed words */
-  word[i] = UNWRITTEN;
+  word[i] = SENTINEL;
   clear_flies[i] = 0
 }
 

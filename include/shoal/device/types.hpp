@@ -19,6 +19,7 @@ enum class FailureKind : std::uint32_t {
   barrier,         ///< the deadline passed before PE `awaited` came
   bad_address,     ///< the PE does not exist or the range leaves the heap; nothing was done
   unreachable,     ///< this PE's GPU cannot reach the heap of PE `awaited`; nothing was done
+  bad_index,       ///< fetch_entries: `seen` is no index of the table's `expected` entries
 };
 
 /// The first failure in a kernel of this PE since the report was last taken. It lies in host memory
@@ -26,10 +27,11 @@ enum class FailureKind : std::uint32_t {
 ///
 /// | field | set for |
 /// |---|---|
-/// | awaited | barrier, bad_address, unreachable; -1 where no PE is known |
-/// | offset | all kinds |
+/// | awaited | all kinds but bad_index; -1 where no PE is known |
+/// | offset | all kinds; of bad_index: which of the indices |
 /// | bytes | bad_address, unreachable |
-/// | compare, width, is_signed, expected, seen, waited_ns | waits and barrier |
+/// | compare, width, is_signed, waited_ns | waits and barrier |
+/// | expected, seen | waits, barrier, bad_index |
 struct FailureReport {
   enum State : std::uint32_t { empty = 0, filling = 1, complete = 2 };
 

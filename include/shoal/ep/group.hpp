@@ -136,6 +136,11 @@ class Group {
   /// and for another shape, dtype or device.
   void unpack(const Dispatched& received, const UnpackOptions& to);
 
+  /// Copies rank-major rows to expert-major order, in one kernel on GPUs. Local; waits for no rank.
+  /// Rows are sent once per rank then, not once per expert as with DispatchOptions::expert_major.
+  /// Throws Error{invalid_argument} for wrong shapes, dtypes or devices.
+  void expand(const ExpandOptions& options);
+
   /// Sums the expert output of each token at the token's own rank.
   ///
   /// y: [rows, hidden] of bfloat16, float16 or float32, contiguous: the expert output for the rows
@@ -196,6 +201,7 @@ class Group {
   /// operation meanwhile can be brought back; one that missed some stays out of step. Throws
   /// Error{invalid_argument} without mask_failed, for this rank, and out of range.
   void set_mask(std::int32_t rank, bool masked);
+  /// Unmasks all ranks, as set_mask does one.
   void clear_masks();
 
   // Both modes.

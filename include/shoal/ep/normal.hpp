@@ -71,15 +71,15 @@ struct DispatchOptions {
 };
 
 /// The rows that a rank received. Tensors lie in the symmetric heap and stay valid while any copy
-/// of them lives; they must be gone before World::close. With `lanes` = top_k, or 1 in the
+/// of them lives; they must be gone before World::close. With `slots` = top_k, or 1 in the
 /// expert-major layout:
 ///
 /// | field | shape | set |
 /// |---|---|---|
 /// | x | [rows, hidden], dtype of the input | always |
 /// | scales | [rows, n], dtype of the input | when DispatchOptions::scales is given |
-/// | topk_idx | int64 [rows, lanes] | not with a cached handle |
-/// | topk_weights | float32 [rows, lanes] | when DispatchOptions::weights is given |
+/// | topk_idx | int64 [rows, slots] | not with a cached handle |
+/// | topk_weights | float32 [rows, slots] | when DispatchOptions::weights is given |
 /// | source_token | int32 [rows] | not with a cached handle |
 /// | expert_first_row | int32 [E / R + 1] | expert-major; on GPUs in device memory |
 /// | rows_per_source | [R] | always on the host; on GPUs without worst_case_rows |
@@ -131,6 +131,34 @@ struct UnpackOptions {
   TensorView topk_weights{};                                 ///< float32
   TensorView source_token{};                                 ///< int32
   TensorView expert_counts{}, expert_ends{}, source_ends{};  ///< int32; on GPUs
+  Launch launch{};
+};
+
+/// Rank-major rows of a dispatch, for Group::expand, and where their copies go: a copy for each
+/// top-k slot whose expert is on this rank, grouped by expert. Arrays are contiguous unless stated
+/// otherwise; E is the number of local experts.
+///
+/// The block of expert e starts at expert_ends[e - 1] (0 for the first one) and holds
+/// expert_counts[e] rows in the order of x; padding follows up to expert_ends[e].
+struct ExpandOptions {
+  TensorView x{};         ///< [rows, n]; rows a multiple of 16 bytes
+  TensorView topk_idx{};  ///< int64 [rows, top_k]: local experts; -1: no copy
+  /// int32 [1], optional: only the first rows, as many as this says, have copies.
+  TensorView row_count{};
+  TensorView expert_counts{}, expert_ends{};  ///< int32 [E]; Dispatched's
+  TensorView weights{};                       ///< float32 [rows, top_k]; optional
+  TensorView scales{};  ///< float32 or int32 [rows, m]; optional. Elements of a row contiguous
+
+  /// int32 [rows, top_k], result: the copy of each top-k slot, -1: none. CombineOptions::topk_rows
+  /// takes it. Where `numbered`, it is the result of an earlier call for the same layout.
+  TensorView topk_rows{};
+  bool numbered = false;
+  TensorView out{};          ///< result, [copies, n]; with room for all blocks
+  TensorView out_weights{};  ///< result, float32 [copies]; with weights. 0 in rows without a token
+  TensorView out_scales{};   ///< result, [copies, m]; with scales. Any strides
+  TensorView block_ends{};   ///< result, int32 [E], optional: the end of each block before padding
+  /// Rows of `out` and `out_scales` without a token become 0; else they keep what they have.
+  bool zero_padding = false;
   Launch launch{};
 };
 

@@ -55,18 +55,26 @@ Exchange inspect(PyTypeObject* type) {
 
 }  // namespace
 
-Exchange exchange_of(PyTypeObject* type) {
+const Exchange& exchange_of(PyTypeObject* type) {
   static std::mutex mutex;
   static auto& known = *new std::unordered_map<PyTypeObject*, Exchange>;
+  // The arrays of a call have one type, as a rule. Entries stay where they are.
+  thread_local const std::pair<PyTypeObject* const, Exchange>* last = nullptr;
+  if (last != nullptr && last->first == type) return last->second;
   {
     const std::lock_guard lock(mutex);
-    if (const auto found = known.find(type); found != known.end()) return found->second;
+    if (const auto found = known.find(type); found != known.end()) {
+      last = &*found;
+      return last->second;
+    }
   }
   const Exchange functions = inspect(type);
   const std::lock_guard lock(mutex);
+  const auto [entry, added] = known.emplace(type, functions);
   // A type in the table is kept alive, so that no other type can have its address.
-  if (known.emplace(type, functions).second) Py_INCREF(type);
-  return functions;
+  if (added) Py_INCREF(type);
+  last = &*entry;
+  return last->second;
 }
 
 std::optional<nb::dlpack::dltensor> exchange_view(nb::handle array) {

@@ -25,7 +25,7 @@ struct Exchange {
 };
 
 /// What is known of a type, cached.
-Exchange exchange_of(PyTypeObject* type);
+const Exchange& exchange_of(PyTypeObject* type);
 
 /// The legacy default stream, where 0 means no stream.
 inline constexpr std::uintptr_t kLegacyStream = 1;

@@ -198,6 +198,7 @@ void bind_group(nb::module_& module) {
   bind_low_latency(module, group);
   bind_hooked(module);
   bind_normal_calls(module);
+  bind_expand(module);
   bind_gate(module);
   bind_signals(module);
 }

@@ -14,5 +14,6 @@ void bind_shared_buffers(nb::module_& module, nb::class_<World>& world);
 void bind_one_sided(nb::class_<World>& world);
 void bind_team(nb::module_& module);
 void bind_collectives(nb::module_& module);
+void bind_stream_calls(nb::module_& module);
 
 }  // namespace shoal::python

@@ -39,7 +39,7 @@ int code_of(pmix_status_t status) {
   return status == PMIX_ERR_TIMEOUT ? SHOAL_BOOTSTRAP_TIMEOUT : SHOAL_BOOTSTRAP_FAILED;
 }
 
-pmix_proc_t everybody(const Process& own) {
+pmix_proc_t all_processes(const Process& own) {
   pmix_proc_t all = own.self;
   all.rank = PMIX_RANK_WILDCARD;
   return all;
@@ -70,7 +70,7 @@ int start(shoal_bootstrap_context* context, Process& own) {
   if (status != PMIX_SUCCESS)
     return report(context, status == PMIX_ERR_UNREACH ? SHOAL_BOOTSTRAP_ABSENT : code_of(status),
                   failure("PMIx_Init", status));
-  const pmix_proc_t all = everybody(own);
+  const pmix_proc_t all = all_processes(own);
   pmix_value_t* value = nullptr;
   status = PMIx_Get(&all, PMIX_JOB_SIZE, nullptr, 0, &value);
   if (status != PMIX_SUCCESS || value->type != PMIX_UINT32)
@@ -120,7 +120,7 @@ int broadcast(shoal_bootstrap_context* context, void*, char* text) {
   if (own.self.rank == 0)
     if (const pmix_status_t status = publish(key, text); status != PMIX_SUCCESS)
       return report(context, SHOAL_BOOTSTRAP_FAILED, failure("PMIx_Put and PMIx_Commit", status));
-  const pmix_proc_t all = everybody(own);
+  const pmix_proc_t all = all_processes(own);
   const std::array<pmix_info_t, 2> how = {info(PMIX_COLLECT_DATA, true), limit(context)};
   if (const pmix_status_t status = PMIx_Fence(&all, 1, how.data(), how.size());
       status != PMIX_SUCCESS)

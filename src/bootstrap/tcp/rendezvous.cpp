@@ -8,14 +8,14 @@
 namespace shoal::bootstrap {
 
 std::string Rendezvous::describe(Pe pe) const {
-  const Hello& hello = members_[static_cast<std::size_t>(pe)].hello;
+  const Hello& hello = states_[static_cast<std::size_t>(pe)].hello;
   return fmt::format("PE {} (pid {} on host {})", pe, hello.pid, hello.host);
 }
 
 std::vector<Pe> Rendezvous::pes_in(Presence presence) const {
   std::vector<Pe> pes;
-  for (std::size_t pe = 0; pe < members_.size(); ++pe)
-    if (members_[pe].presence == presence) pes.push_back(static_cast<Pe>(pe));
+  for (std::size_t pe = 0; pe < states_.size(); ++pe)
+    if (states_[pe].presence == presence) pes.push_back(static_cast<Pe>(pe));
   return pes;
 }
 
@@ -32,14 +32,14 @@ std::optional<Failure> Rendezvous::check(Pe pe, const Hello& hello) {
                                hello.n_pes - 1)};
   if (n_pes_ > 0 && hello.n_pes != n_pes_) {
     const auto first = std::ranges::find_if(
-        members_, [](const Member& member) { return member.presence != Presence::absent; });
+        states_, [](const PeState& state) { return state.presence != Presence::absent; });
     return Failure{
         Code::mismatch, pe,
         fmt::format("PEs give different numbers of PEs: PE {} gives {}, PE {} gives {}. Setting: "
                     "SHOAL_N_PES",
-                    first - members_.begin(), n_pes_, pe, hello.n_pes)};
+                    first - states_.begin(), n_pes_, pe, hello.n_pes)};
   }
-  if (n_pes_ > 0 && members_[static_cast<std::size_t>(pe)].presence != Presence::absent)
+  if (n_pes_ > 0 && states_[static_cast<std::size_t>(pe)].presence != Presence::absent)
     return Failure{Code::invalid_argument, pe,
                    fmt::format("{} gave {} as its PE, which is taken by {}. Setting: SHOAL_PE", who,
                                pe, describe(pe))};
@@ -61,13 +61,13 @@ std::optional<Failure> Rendezvous::join(Pe pe, const Hello& hello, Clock::time_p
   }
   if (n_pes_ == 0) {
     n_pes_ = hello.n_pes;
-    members_.resize(static_cast<std::size_t>(n_pes_));
+    states_.resize(static_cast<std::size_t>(n_pes_));
   }
   if (now + hello.left < deadline_) {
     limit_ = hello.limit;
     deadline_ = now + hello.left;
   }
-  members_[static_cast<std::size_t>(pe)] = {Presence::present, hello};
+  states_[static_cast<std::size_t>(pe)] = {Presence::present, hello};
   ++n_joined_;
   ++n_present_;
   if (n_joined_ == n_pes_) {
@@ -132,9 +132,9 @@ void Rendezvous::lost(Pe pe, const std::string& how) {
 }
 
 void Rendezvous::leave(Pe pe, Presence how) {
-  Member& member = members_[static_cast<std::size_t>(pe)];
-  if (member.presence != Presence::present) return;
-  member.presence = how;
+  PeState& state = states_[static_cast<std::size_t>(pe)];
+  if (state.presence != Presence::present) return;
+  state.presence = how;
   --n_present_;
   if (how == Presence::closed) ++n_closed_;
 }
@@ -177,8 +177,8 @@ void Rendezvous::fail(Failure failure) {
 
 void Rendezvous::broadcast(MessageType type, Pe about, std::uint64_t sequence,
                            const SharedBytes& payload) {
-  for (std::size_t pe = 0; pe < members_.size(); ++pe)
-    if (members_[pe].presence == Presence::present)
+  for (std::size_t pe = 0; pe < states_.size(); ++pe)
+    if (states_[pe].presence == Presence::present)
       messages_.push_back({static_cast<Pe>(pe), type, about, sequence, payload});
 }
 

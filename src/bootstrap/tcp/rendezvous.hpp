@@ -64,7 +64,7 @@ class Rendezvous {
 
  private:
   enum class Presence { absent, present, closed, gone };
-  struct Member {
+  struct PeState {
     Presence presence = Presence::absent;
     Hello hello;
   };
@@ -83,7 +83,7 @@ class Rendezvous {
   std::int32_t n_present_ = 0;
   std::int32_t n_closed_ = 0;
   std::int32_t n_refused_late_ = 0;
-  std::vector<Member> members_;
+  std::vector<PeState> states_;
   std::optional<Round> round_;
   std::uint64_t sequence_ = 1;  // of the current round
   std::chrono::milliseconds limit_{0};

@@ -32,6 +32,7 @@ class CudaBackend final : public detail::Backend {
   Routing route(const TensorView& topk_idx, const RouteOptions& options) override {
     return normal_.route(topk_idx, options);
   }
+  void expand(const ExpandOptions& options) override { normal_.expand(options); }
   void unpack(const Dispatched& received, const UnpackOptions& to) override {
     normal_.unpack(received, to);
   }

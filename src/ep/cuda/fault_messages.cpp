@@ -46,10 +46,10 @@ const char* awaited(Phase phase) {
     case Phase::low_latency_combine_receive:
       return "its expert outputs";
     case Phase::combine_finish:
-      return "word that it has fetched its rows";
+      return "its acknowledgement of fetched rows";
     case Phase::low_latency_dispatch_grant:
     case Phase::low_latency_combine_grant:
-      return "word that it has read its rows";
+      return "its acknowledgement of read rows";
     case Phase::low_latency_combine_weights:
       return "its weights";
   }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/check.hpp"
+#include "ep/expand.hpp"
 #include "ep/host/low_latency/low_latency.hpp"
 #include "ep/host/normal/expert_output.hpp"
 #include "ep/host/normal/normal.hpp"
@@ -32,6 +33,7 @@ class HostBackend final : public detail::Backend {
   Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
   Dispatched dispatch(const detail::DispatchCall& call) override;
   void unpack(const Dispatched& received, const UnpackOptions& to) override;
+  void expand(const ExpandOptions& options) override { detail::expand_on_host(options); }
   Combined combine(const TensorView& y, const HandleState& handle,
                    const CombineOptions& options) override;
 

@@ -64,41 +64,86 @@ SHOAL_HOST_DEVICE inline LogfmtGroup with_value(LogfmtGroup group, Bf16 value) {
   return group;
 }
 
-SHOAL_HOST_DEVICE inline LogfmtScale logfmt_scale(LogfmtGroup group) {
+/// LogfmtScale::castable, without the logarithms.
+SHOAL_HOST_DEVICE constexpr bool logfmt_castable(LogfmtGroup group) {
+  constexpr std::uint16_t kOne = 0x3f80;
+  return group.largest.bits < kOne && group.smallest.bits < group.largest.bits;
+}
+
+/// The part of LogfmtScale that decoding needs.
+struct LogfmtLevels {
+  float log_min, step, log_max;
+};
+
+SHOAL_HOST_DEVICE inline LogfmtLevels logfmt_levels(LogfmtGroup group) {
   const float log_max = log2(to_float(group.largest));
   const float lowest = sub(log_max, kLogfmtRange);
   const float log_smallest = log2(to_float(group.smallest));
   const float log_min = log_smallest > lowest ? log_smallest : lowest;
+  return {log_min, div(sub(log_max, log_min), kLogfmtSteps), log_max};
+}
+
+SHOAL_HOST_DEVICE inline LogfmtScale logfmt_scale(LogfmtGroup group) {
+  const LogfmtLevels levels = logfmt_levels(group);
   LogfmtScale scale;
-  scale.log_min = log_min;
-  scale.castable = log_max < 0.0f && log_min < log_max;
-  scale.step = div(sub(log_max, log_min), kLogfmtSteps);
+  scale.log_min = levels.log_min;
+  scale.castable = levels.log_max < 0.0f && levels.log_min < levels.log_max;
+  scale.step = levels.step;
   scale.inverse_step = div(1.0f, scale.step);
   const float middle = log2(mul(add(1.0f, exp2(scale.step)), 0.5f));
   scale.rounding = fma(-middle, scale.inverse_step, 2.0f);
   return scale;
 }
 
-/// The 9-bit magnitude code of a finite value in a castable group.
-SHOAL_HOST_DEVICE inline std::uint32_t encode_logfmt(float value, const LogfmtScale& scale) {
-  const float logarithm = log2(float_of(bits_of(value) & ~kSignBit));
+/// The code of a finite value with logarithm `logarithm`.
+SHOAL_HOST_DEVICE inline std::uint32_t logfmt_code(float logarithm, const LogfmtScale& scale) {
   const float code = fma(sub(logarithm, scale.log_min), scale.inverse_step, scale.rounding);
+#if defined(__CUDA_ARCH__)
+  const std::uint32_t whole = __float2uint_rz(code);  // 0 for negative numbers and NaN
+  return whole < kLogfmtCodes - 1 ? whole : kLogfmtCodes - 1;
+#else
   const float highest = static_cast<float>(kLogfmtCodes - 1);
   const float low = code > 0.0f ? code : 0.0f;
   return static_cast<std::uint32_t>(low < highest ? low : highest);
+#endif
+}
+/// The 9-bit magnitude code of a finite value in a castable group.
+SHOAL_HOST_DEVICE inline std::uint32_t encode_logfmt(float value, const LogfmtScale& scale) {
+  return logfmt_code(log2(float_of(bits_of(value) & ~kSignBit)), scale);
 }
 
-SHOAL_HOST_DEVICE inline float decode_logfmt(std::uint32_t code, bool negative,
-                                             const LogfmtScale& scale) {
-  const float magnitude = exp2(fma(static_cast<float>(code) - 1.0f, scale.step, scale.log_min));
+SHOAL_HOST_DEVICE inline float decode_logfmt(std::uint32_t code, bool negative, float log_min,
+                                             float step) {
+  const float magnitude = exp2(fma(static_cast<float>(code) - 1.0f, step, log_min));
   const float value = code == 0 ? 0.0f : magnitude;
   return float_of(bits_of(value) | (negative ? kSignBit : 0u));
+}
+SHOAL_HOST_DEVICE inline float decode_logfmt(std::uint32_t code, bool negative,
+                                             const LogfmtScale& scale) {
+  return decode_logfmt(code, negative, scale.log_min, scale.step);
+}
+
+// The same for castable groups whose log_min is at least kLogfmtNormal, with fewer instructions.
+// All codes but 0 stand for normal values there. A zero or subnormal is at least an octave below
+// log_min, more than 15 steps, and gets code 0 whatever its logarithm.
+
+inline constexpr float kLogfmtNormal = -125.0f;
+
+/// `magnitude` without sign.
+SHOAL_HOST_DEVICE inline std::uint32_t encode_logfmt_normal(float magnitude,
+                                                            const LogfmtScale& scale) {
+  return logfmt_code(log2_of_normal(magnitude), scale);
+}
+/// The magnitude of a code other than 0.
+SHOAL_HOST_DEVICE inline float logfmt_magnitude_normal(std::uint32_t code, float log_min,
+                                                       float step) {
+  return exp2_to_normal(fma(static_cast<float>(code) - 1.0f, step, log_min));
 }
 
 /// Whether a block with these groups is cast.
 SHOAL_HOST_DEVICE inline bool logfmt_can_encode(const LogfmtGroup* groups, std::size_t count) {
   bool castable = true;
-  for (std::size_t g = 0; g < count; ++g) castable = castable && logfmt_scale(groups[g]).castable;
+  for (std::size_t g = 0; g < count; ++g) castable = castable && logfmt_castable(groups[g]);
   return castable;
 }
 

@@ -19,6 +19,11 @@ namespace {
 
 /// Interval at which a waiting call asks the world and the network whether its peer is alive.
 constexpr std::chrono::milliseconds kProbeInterval{20};
+/// Longest time between two messages to a peer that serves RMA requests: it polls without sleep for
+/// Backoff::kYieldTime after each.
+constexpr std::chrono::microseconds kAnnouncementInterval = Backoff::kYieldTime / 2;
+/// Most bytes of requests between them: a message may arrive after the data of earlier writes.
+constexpr std::size_t kAnnouncementBytes = std::size_t{512} << 10;
 /// For completing what is in flight when a PE closes its world.
 constexpr std::chrono::milliseconds kLeaveTimeout{1000};
 
@@ -95,6 +100,7 @@ bool Engine::poll() {
     answering_[i] = answering_.back();
     answering_.pop_back();
   }
+  if (network_->traits().hides_rma) announce_all();
   return any;
 }
 
@@ -215,6 +221,8 @@ void Engine::transfer(const Operation& operation, Pe pe, Direction direction, st
       }
       if (peer.writes + peer.reads >= depth_) return false;
       const std::size_t now = std::min(length, bytes);
+      announce(peer);
+      check_peer(peer, operation);
       if (!network_->transfer(peer, {.direction = direction,
                                      .offset = offset,
                                      .local = local,
@@ -224,6 +232,7 @@ void Engine::transfer(const Operation& operation, Pe pe, Direction direction, st
         return false;
       }
       count_in_flight(peer.writes + peer.reads);
+      peer.unannounced += now;
       offset += now;
       local += now;
       bytes -= now;
@@ -233,6 +242,25 @@ void Engine::transfer(const Operation& operation, Pe pe, Direction direction, st
       try_ask(peer);  // where it fails, quiet asks
     return true;
   });
+}
+
+/// Sends a request without effect to a target of RMA requests that would otherwise sleep between
+/// polls, since it does not notice what it serves.
+void Engine::announce(Peer& peer) {
+  if (!network_->traits().hides_rma || !peer.connected) return;
+  if (peer.unannounced < kAnnouncementBytes &&
+      Clock::now() - peer.announced < kAnnouncementInterval)
+    return;
+  try_request(peer, {});  // where it fails, the next call tries again
+}
+
+/// The same for all targets of requests in flight.
+void Engine::announce_all() {
+  const Clock::time_point now = Clock::now();
+  if (now < next_announcement_) return;
+  next_announcement_ = now + kAnnouncementInterval;
+  for (Peer& peer : peers_)
+    if (peer.failure.empty() && (peer.writes != 0 || peer.reads != 0)) announce(peer);
 }
 
 void Engine::finish(const Operation& operation, Pe pe, Batch& batch) {

@@ -136,6 +136,8 @@ class Engine {
   bool is_done(Peer& peer, Mark& mark);
   bool is_busy(const Peer& peer) const noexcept;
   void count_in_flight(std::uint32_t now) noexcept;
+  void announce(Peer& peer);
+  void announce_all();
 
   // receive.cpp, with the lock held.
   void receive_request(Peer& peer, const Message& message, const std::byte* data,
@@ -161,6 +163,7 @@ class Engine {
   std::vector<std::byte> scratch_;  ///< of handshakes
   std::vector<Peer> peers_;         ///< by PE
   std::vector<Pe> answering_;       ///< peers with replies or acknowledgements to send
+  Clock::time_point next_announcement_{};
   std::atomic<std::uint32_t> caller_polls_{0};
   std::atomic<std::size_t> most_in_flight_{0};
 

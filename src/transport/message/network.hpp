@@ -33,6 +33,7 @@ struct Traits {
   bool reorders = false;             ///< messages may overtake each other
   bool probes = false;               ///< sending to a dead peer fails, so a probe finds it
   bool says_goodbye = false;         ///< peers would not notice an orderly end otherwise
+  bool hides_rma = false;            ///< a target's polls serve RMA requests, but return false
 };
 
 /// What a message must not overtake.

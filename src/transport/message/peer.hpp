@@ -3,6 +3,7 @@
 // lock.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -50,6 +51,9 @@ struct Peer {
   std::uint32_t writes = 0;  ///< requests of the network in flight
   std::uint32_t reads = 0;
   bool fenced = false;  ///< the next write waits until all earlier operations are complete
+  // Since the last message to it, where the network hides RMA (Traits).
+  std::size_t unannounced = 0;  ///< bytes of RMA requests
+  std::chrono::steady_clock::time_point announced{};
 
   // Requests from it.
   std::uint32_t received = 0;  ///< number of the newest; all up to it have been applied

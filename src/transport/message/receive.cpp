@@ -18,6 +18,9 @@ void Engine::stamp(const Peer& peer, Message& message) const noexcept {
 void Engine::told(Peer& peer, const Message& message) const noexcept {
   peer.told = message.acknowledged;
   peer.acknowledgement_due = false;
+  if (!network_->traits().hides_rma) return;
+  peer.unannounced = 0;
+  peer.announced = Clock::now();
 }
 
 void Engine::receive(const std::byte* data, std::size_t bytes) {

@@ -57,6 +57,7 @@ void Network::open_rails(const Context& context) {
     Line line;
     line.rail = std::make_unique<Rail>(std::move(info), requests + receives + kSenders);
     ordered_ = ordered_ && line.rail->messages_after_writes();
+    traits_.hides_rma = traits_.hides_rma || line.rail->target_progresses();
     local_registration_ = local_registration_ || line.rail->local_registration();
     line.segment = line.rail->register_memory(engine_.segment().base(), engine_.segment().size(),
                                               Peers::access);

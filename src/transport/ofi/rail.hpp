@@ -53,6 +53,10 @@ class Rail {
   bool messages_after_writes() const noexcept {
     return (info_->tx_attr->msg_order & info_->rx_attr->msg_order & FI_ORDER_SAW) != 0;
   }
+  /// Whether RMA advances only while the target polls.
+  bool target_progresses() const noexcept {
+    return info_->domain_attr->data_progress == FI_PROGRESS_MANUAL;
+  }
   std::size_t longest() const noexcept { return info_->ep_attr->max_msg_size; }
 
   /// Registers memory for local operations and, where `peers` says so, for RMA by peers.

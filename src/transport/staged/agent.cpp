@@ -8,6 +8,7 @@
 
 #include "base/backoff.hpp"
 #include "base/log.hpp"
+#include "base/nap.hpp"
 #include "memory/device_heap.hpp"
 #include "transport/words.hpp"
 
@@ -88,7 +89,7 @@ void Agent::run() {
     } else if (now - last < kAwakeAfterRequest) {
       backoff();
     } else {
-      std::this_thread::sleep_for(kSleep);
+      nap(kSleep);
     }
   }
 }

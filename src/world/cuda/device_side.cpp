@@ -27,6 +27,8 @@ using memory::cuda::address;
 constexpr std::size_t kCopyEngineBytes = std::size_t{256} << 10;
 /// Bytes that one block moves in the time of a second launch.
 constexpr std::size_t kFusedSignalBytes = std::size_t{32} << 10;
+/// Bytes that one block of a transfer moves in the time of two more launches.
+constexpr std::size_t kTransferBytes = std::size_t{128} << 10;
 
 class CudaDeviceSide final : public DeviceSide {
  public:
@@ -71,12 +73,28 @@ class CudaDeviceSide final : public DeviceSide {
     start("test", [&] { return kernels::test(stream, condition, result); });
   }
   void barrier(Stream stream, const device::Team& team) const override {
-    start("barrier", [&] { return kernels::barrier(stream, world_, team); });
+    start("barrier", [&] {
+      return kernels::barrier(stream, world_, team,
+                              launch_.pes_on_device == 1 && device_->compute_capability >= 90);
+    });
+  }
+  void transfer(Stream stream, const Transfer& transfer) const override;
+  void put_to_all(Stream stream, const device::Team& team, std::span<const cuda::Block> blocks,
+                  std::uint64_t* flags, std::uint64_t value) const override;
+  void wait_for_all(Stream stream, const device::Team& team, const std::uint64_t* flags,
+                    std::uint64_t value) const override {
+    start("wait_for_all",
+          [&] { return kernels::wait_for_all(stream, world_, team, flags, value); });
+  }
+  void fetch_entries(Stream stream, const cuda::EntryFetch& fetch) const override {
+    start("fetch_entries", [&] { return kernels::fetch_entries(stream, world_, fetch); });
   }
   void order(Stream before, Stream after) const override;
 
  private:
   void lay_out_heap(const DeviceSideContext& context);
+  /// False where `before` has no work left, and where `after` is captured and `before` is not.
+  bool needs_event(Stream before, Stream after) const;
   void check_runtime(cudaError_t result, const char* what) const {
     require(result == cudaSuccess, Code::system, "{} failed on GPU {}: {}: {}", what,
             launch_.device, cudaGetErrorName(result), cudaGetErrorString(result));
@@ -93,6 +111,7 @@ class CudaDeviceSide final : public DeviceSide {
   std::shared_ptr<memory::Device> device_;
   std::shared_ptr<CUstream_st> launch_stream_;  ///< owns launch_.priority
   const char* unusable_ = nullptr;              ///< why the kernels could not be loaded
+  std::vector<std::byte*> bases_;               ///< the heaps of all PEs; nullptr: not reached
   mutable cudaEvent_t ordering_ = nullptr;      ///< created at its first use
 };
 
@@ -145,7 +164,7 @@ void CudaDeviceSide::lay_out_heap(const DeviceSideContext& context) {
   team_words_ = reinterpret_cast<std::uint64_t*>(world_.heap + *offset);
   device_->zero(team_words_, bytes);
 
-  const std::vector<std::byte*>& bases = context.fabric.peer_bases();
+  const std::vector<std::byte*>& bases = bases_ = context.fabric.peer_bases();
   const std::ptrdiff_t stride = n_pes == 1 ? 0 : bases[1] - bases[0];
   bool window = true;
   for (std::size_t pe = 0; pe < n_pes; ++pe)
@@ -190,8 +209,62 @@ void CudaDeviceSide::copy(Stream stream, void* target, const void* source,
         fmt::format("a copy of {} bytes did not start on GPU {}", bytes, launch_.device));
 }
 
+bool CudaDeviceSide::needs_event(Stream before, Stream after) const {
+  constexpr std::uintptr_t kLegacy = 1;  // cannot be asked while another thread captures
+  const auto is_legacy = [](Stream stream) {
+    return reinterpret_cast<std::uintptr_t>(stream) <= kLegacy;
+  };
+  const auto captured = [&](Stream stream) {
+    cudaStreamCaptureStatus status{};
+    return !is_legacy(stream) && cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+           status != cudaStreamCaptureStatusNone;
+  };
+  if (is_legacy(before) || captured(before)) return true;
+  return driver_.stream_query(before) != CUDA_SUCCESS && !captured(after);
+}
+
+void CudaDeviceSide::transfer(Stream stream, const Transfer& transfer) const {
+  if (transfer.bytes <= kTransferBytes) {
+    start("transfer", [&] { return kernels::transfer(stream, world_, transfer); });
+    return;
+  }
+  if (transfer.ready != nullptr)
+    wait(stream, {transfer.ready, Compare::greater_equal, transfer.at_least, sizeof(std::uint64_t),
+                  false, transfer.setter});
+  copy(stream, transfer.target, transfer.source, transfer.bytes);
+  signal(stream, transfer.flag, SignalOp::set, transfer.value);
+}
+
+void CudaDeviceSide::put_to_all(Stream stream, const device::Team& team,
+                                std::span<const cuda::Block> blocks, std::uint64_t* flags,
+                                std::uint64_t value) const {
+  kernels::PutToAll put;
+  put.flags = flags;
+  put.value = value;
+  std::size_t bytes = 0;
+  for (const cuda::Block& block : blocks) bytes += block.bytes;
+  if (bytes <= kTransferBytes && blocks.size() <= kernels::PutToAll::kMaxBlocks) {
+    for (const cuda::Block& block : blocks) put.blocks[put.count++] = block;
+  } else {
+    for (Pe step = 1; step <= world_.n_pes; ++step) {
+      const Pe pe = (world_.my_pe + step) % world_.n_pes;
+      if ((team.members[pe / 64] >> (pe % 64) & 1) == 0) continue;
+      for (const cuda::Block& block : blocks) {
+        std::byte* const target = bases_[static_cast<std::size_t>(pe)] +
+                                  (static_cast<std::byte*>(block.place) - world_.heap);
+        const bool skipped = block.others_only && pe == world_.my_pe;
+        if (block.bytes != 0 && target != block.source && !skipped)
+          copy(stream, target, block.source, block.bytes);
+      }
+    }
+  }
+  start("put_to_all", [&] { return kernels::put_to_all(stream, world_, team, put); });
+}
+
+/// Events would cost more than all else that a small operation does.
 void CudaDeviceSide::order(Stream before, Stream after) const {
   device_->activate();
+  if (!needs_event(before, after)) return;
   if (ordering_ == nullptr)
     check_runtime(cudaEventCreateWithFlags(&ordering_, cudaEventDisableTiming),
                   "creating an event");

@@ -88,8 +88,8 @@ __global__ void copy_signal_kernel(std::uint8_t* target, const std::uint8_t* sou
 
 template <typename T>
 __global__ void wait_kernel(const __grid_constant__ device::World world, const T* variable,
-                            Compare compare, T value) {
-  device::wait_until(Thread{}, world, variable, compare, value);
+                            Compare compare, T value, Pe setter) {
+  dd::wait_for<T>(world, device::FailureKind::wait_until, variable, compare, value, setter);
 }
 
 template <typename T>
@@ -97,8 +97,13 @@ __global__ void test_kernel(const T* variable, Compare compare, T value, int* re
   *result = device::test(Thread{}, variable, compare, value) ? 1 : 0;
 }
 
+/// Can be set up while the kernel before it ends, and lets the next one do the same.
 __global__ void barrier_kernel(const __grid_constant__ device::World world,
                                const __grid_constant__ device::Team team) {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
   device::barrier(Block{}, world, team);
 }
 
@@ -165,7 +170,7 @@ const char* load() {
       return text_of(result);
     }
   }
-  return nullptr;
+  return load_transfers();
 }
 
 const char* copy(cuda::Stream stream, void* target, const void* source, std::size_t bytes) {
@@ -220,7 +225,8 @@ const char* copy_signal(cuda::Stream stream, void* target, const void* source, s
 const char* wait(cuda::Stream stream, const device::World& world, const Condition& condition) {
   return with_type(condition, [&]<typename T>(T) {
     wait_kernel<T><<<1, 1, 0, stream>>>(world, static_cast<const T*>(condition.variable),
-                                        condition.compare, static_cast<T>(condition.value));
+                                        condition.compare, static_cast<T>(condition.value),
+                                        condition.setter);
   });
 }
 
@@ -231,12 +237,21 @@ const char* test(cuda::Stream stream, const Condition& condition, int* result) {
   });
 }
 
-const char* barrier(cuda::Stream stream, const device::World& world, const device::Team& team) {
+const char* barrier(cuda::Stream stream, const device::World& world, const device::Team& team,
+                    bool alone) {
   // A thread per member, so that signals go out and are waited for side by side.
   const unsigned threads =
       std::clamp((static_cast<unsigned>(world.n_pes) + 31) / 32 * 32, 32U, kThreads);
-  barrier_kernel<<<1, threads, 0, stream>>>(world, team);
-  return started();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = alone ? 1 : 0;
+  return text_of(cudaLaunchKernelEx(&config, barrier_kernel, world, team));
 }
 
 }  // namespace shoal::detail::kernels

@@ -10,9 +10,20 @@
 
 namespace shoal::detail::kernels {
 
+/// The parameters of put_to_all.
+struct PutToAll {
+  static constexpr int kMaxBlocks = 16;
+  cuda::Block blocks[kMaxBlocks];
+  int count = 0;
+  std::uint64_t* flags = nullptr;
+  std::uint64_t value = 0;
+};
+
 /// Loads all kernels. A kernel that is loaded at its first launch waits for running kernels (CUDA
 /// programming guide, "Lazy Loading").
 const char* load();
+/// The part of load() for the kernels of transfer_kernels.cu.
+const char* load_transfers();
 
 /// For sizes below the start-up cost of a copy engine.
 const char* copy(cuda::Stream stream, void* target, const void* source, std::size_t bytes);
@@ -28,6 +39,17 @@ const char* copy_signal(cuda::Stream stream, void* target, const void* source, s
                         std::uint64_t* word, SignalOp op, std::uint64_t value);
 const char* wait(cuda::Stream stream, const device::World& world, const Condition& condition);
 const char* test(cuda::Stream stream, const Condition& condition, int* result);
-const char* barrier(cuda::Stream stream, const device::World& world, const device::Team& team);
+/// `alone`: sm_90 and no other PE on this GPU: the kernel may be set up while the one before ends.
+const char* barrier(cuda::Stream stream, const device::World& world, const device::Team& team,
+                    bool alone);
+/// Runs in one block; for few bytes.
+const char* transfer(cuda::Stream stream, const device::World& world, const Transfer& transfer);
+/// Runs in one block per PE; for few bytes. Without blocks it only signals.
+const char* put_to_all(cuda::Stream stream, const device::World& world, const device::Team& team,
+                       const PutToAll& put);
+const char* wait_for_all(cuda::Stream stream, const device::World& world, const device::Team& team,
+                         const std::uint64_t* flags, std::uint64_t value);
+const char* fetch_entries(cuda::Stream stream, const device::World& world,
+                          const cuda::EntryFetch& fetch);
 
 }  // namespace shoal::detail::kernels

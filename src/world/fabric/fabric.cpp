@@ -7,8 +7,7 @@
 
 namespace shoal::detail {
 
-HeapRoute Fabric::heap_route(Pe pe, transport::Capabilities needed) const {
-  if (!memory_.heap_on_gpu()) return {route(pe), memory_.layout().bytes()};
+HeapRoute Fabric::gpu_heap_route(Pe pe, transport::Capabilities needed) const {
   const auto i = static_cast<std::size_t>(pe);
   require((gpu_map_.capabilities[i] & needed) == needed, Code::unsupported,
           "PE {} cannot do {} on the heap of PE {} in GPU memory: {}", placement_.my_pe,
@@ -22,15 +21,6 @@ std::string why_out_of_reach(const WorldState& state, Pe pe) {
   if (!state.memory().heap_on_gpu())
     return "they are on different nodes (SHOAL_NODE_SIZE or the hosts say so)";
   return why_not(state.fabric().gpu_map(), state.my_pe(), state.my_pe(), pe);
-}
-
-void Fabric::quiet() {
-  for (const auto& transport : gpu_transports_) transport->quiet();
-  quiet_segments();
-}
-
-void Fabric::quiet_segments() {
-  for (const auto& transport : transports_) transport->quiet();
 }
 
 void Fabric::fence() const {

@@ -59,7 +59,11 @@ class Fabric {
   }
   /// The transport to the heap of `pe`. Makes the GPU's context current where the heap is in GPU
   /// memory. Throws Error{unsupported} where no transport has the capabilities `needed`.
-  HeapRoute heap_route(Pe pe, transport::Capabilities needed) const;
+  HeapRoute heap_route(Pe pe, transport::Capabilities needed) const {
+    if (memory_.heap_on_gpu()) [[unlikely]]
+      return gpu_heap_route(pe, needed);
+    return {route(pe), memory_.layout().bytes()};
+  }
   /// Start of the heap of `pe` where loads and stores reach it, else nullptr.
   std::byte* peer_base(Pe pe) const noexcept {
     const auto i = static_cast<std::size_t>(pe);
@@ -68,9 +72,14 @@ class Fabric {
   const std::vector<std::byte*>& peer_bases() const noexcept { return peer_bases_; }
 
   /// Returns when all earlier operations are complete at their targets.
-  void quiet();
+  void quiet() {
+    for (const auto& transport : gpu_transports_) transport->quiet();
+    quiet_segments();
+  }
   /// The same for the transports to segments.
-  void quiet_segments();
+  void quiet_segments() {
+    for (const auto& transport : transports_) transport->quiet();
+  }
   /// Orders earlier puts and atomics to each PE before later ones.
   void fence() const;
   /// Whether a network transport is in use, which needs progress() while this PE waits.
@@ -95,6 +104,7 @@ class Fabric {
   const std::optional<std::vector<std::string>>& nics() const noexcept { return nics_; }
 
  private:
+  HeapRoute gpu_heap_route(Pe pe, transport::Capabilities needed) const;
   void use_connections();
   std::byte* find_peer_base(Pe pe) const;
 

@@ -8,13 +8,15 @@
 
 #include "base/check.hpp"
 #include "world/memory/memory.hpp"
+#include "world/placement.hpp"
 #include "world/state.hpp"
 
 namespace shoal::detail {
 
 inline void check_pe(const WorldState& world, const char* what, Pe pe) {
-  require(pe >= 0 && pe < world.n_pes(), Code::invalid_argument,
-          "{}: PE {}; the world has PEs 0 to {}", what, pe, world.n_pes() - 1);
+  const Pe n_pes = world.placement().n_pes;
+  require(pe >= 0 && pe < n_pes, Code::invalid_argument, "{}: PE {}; the world has PEs 0 to {}",
+          what, pe, n_pes - 1);
 }
 
 /// Checks that [address, address + bytes) lies in the heap of a PE of the world and is backed by

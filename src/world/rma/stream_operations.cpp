@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The public calls of shoal/cuda.hpp. Each checks its arguments; the device side of the world
 // starts the work.
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -54,7 +55,27 @@ detail::Condition checked_condition(WorldState& state, const char* what, const v
           Code::invalid_argument,
           "{}: {} is no aligned word of {} bytes of this PE's symmetric heap of {} bytes at {}",
           what, variable, width, heap.size(), static_cast<const void*>(heap.base()));
-  return {variable, compare, value, width, is_signed};
+  return {variable, compare, value, width, is_signed, -1};
+}
+
+/// Bytes of this PE's heap.
+void check_in_heap(WorldState& state, const char* what, const void* address, std::size_t bytes) {
+  const SymmetricHeap& heap = state.heap();
+  require(bytes == 0 || heap.contains(address, bytes), Code::invalid_argument,
+          "{}: {} with {} bytes does not lie in this PE's symmetric heap of {} bytes at {}", what,
+          address, bytes, heap.size(), static_cast<const void*>(heap.base()));
+}
+
+/// A signal of this PE's heap, or nullptr.
+void check_ready(WorldState& state, const char* what, const std::uint64_t* ready) {
+  if (ready != nullptr)
+    (void)checked_condition(state, what, ready, Compare::greater_equal, 0, sizeof *ready, false);
+}
+
+/// An array of this PE's heap with a signal for each PE of the world.
+void check_flags(WorldState& state, const char* what, const std::uint64_t* flags) {
+  (void)checked_condition(state, what, flags, Compare::greater_equal, 0, sizeof *flags, false);
+  check_in_heap(state, what, flags, static_cast<std::size_t>(state.n_pes()) * sizeof *flags);
 }
 
 void check_local(const DeviceSide& side, const char* what, const void* buffer, std::size_t bytes) {
@@ -93,6 +114,13 @@ LaunchContext launch_context(const shoal::World& world) {
 void order(const shoal::World& world, Stream before, Stream after) {
   const DeviceSide& side = side_of(world.state());
   if (before != after) side.order(before, after);
+}
+
+bool reaches(const Team& team) {
+  const detail::TeamState& state = team.state();
+  const WorldState& world = *state.world;
+  return state.world->device_side() != nullptr && world.n_pes() <= device::Team::kMaxPes &&
+         std::ranges::all_of(state.pes, [&](Pe pe) { return world.peer_base(pe) != nullptr; });
 }
 
 StreamOperations::StreamOperations(shoal::World world, Stream stream)
@@ -212,6 +240,84 @@ void StreamOperations::put_signal_bytes(RemoteAddress target, const void* source
                      reinterpret_cast<std::uint64_t*>(base + flag_offset), op, value);
 }
 
+void StreamOperations::put_when(const std::uint64_t* ready, std::uint64_t at_least,
+                                RemoteAddress target, const void* source, std::size_t bytes,
+                                RemoteSpan<std::uint64_t> flag, std::uint64_t value) const {
+  const DeviceSide& device = side();
+  const WorldState& world = world_.state();
+  const std::size_t offset = checked(world, "put_when", target, bytes);
+  const std::size_t flag_offset = checked_signal(world, "put_when", flag);
+  detail::check_same_pe(target, flag);
+  check_local(device, "put_when", source, bytes);
+  check_ready(world_.state(), "put_when", ready);
+  std::byte* const base =
+      reached(world, "put_when", target.pe, 0, capability::put | capability::signals);
+  device.transfer(stream_, {ready, at_least, target.pe, base + offset, source, bytes,
+                            reinterpret_cast<std::uint64_t*>(base + flag_offset), value});
+}
+
+void StreamOperations::take_when(const std::uint64_t* ready, std::uint64_t at_least, void* target,
+                                 const void* source, std::size_t bytes,
+                                 RemoteSpan<std::uint64_t> flag, std::uint64_t value) const {
+  const DeviceSide& device = side();
+  const WorldState& world = world_.state();
+  const std::size_t flag_offset = checked_signal(world, "take_when", flag);
+  check_in_heap(world_.state(), "take_when", source, bytes);
+  check_local(device, "take_when", target, bytes);
+  check_ready(world_.state(), "take_when", ready);
+  std::byte* const base = reached(world, "take_when", flag.address.pe, 0, capability::signals);
+  device.transfer(stream_, {ready, at_least, flag.address.pe, target, source, bytes,
+                            reinterpret_cast<std::uint64_t*>(base + flag_offset), value});
+}
+
+void StreamOperations::put_to_all(const Team& team, std::span<const Block> blocks,
+                                  std::uint64_t* flags, std::uint64_t value) const {
+  constexpr const char* kCall = "put_to_all";
+  const DeviceSide& device = side();
+  const device::Team members = reached_team(kCall, team, capability::put | capability::signals);
+  check_flags(world_.state(), kCall, flags);
+  for (const Block& block : blocks) {
+    check_in_heap(world_.state(), kCall, block.place, block.bytes);
+    check_local(device, kCall, block.source, block.bytes);
+  }
+  device.put_to_all(stream_, members, blocks, flags, value);
+}
+
+void StreamOperations::wait_for_all(const Team& team, const std::uint64_t* flags,
+                                    std::uint64_t value) const {
+  const DeviceSide& device = side();
+  const device::Team members = reached_team("wait_for_all", team, {});
+  check_flags(world_.state(), "wait_for_all", flags);
+  device.wait_for_all(stream_, members, flags, value);
+}
+
+void StreamOperations::fetch_entries(const EntryFetch& fetch) const {
+  constexpr const char* kCall = "fetch_entries";
+  const DeviceSide& device = side();
+  require(fetch.entry_bytes >= 1 && fetch.entries_per_pe >= 1, Code::invalid_argument,
+          "fetch_entries: {} entries of {} bytes on each PE; both must be at least 1",
+          fetch.entries_per_pe, fetch.entry_bytes);
+  require(fetch.count >= 0 && fetch.words >= 0 && fetch.per_row >= 1, Code::invalid_argument,
+          "fetch_entries: {} indices, {} to a row, {} words for each; allowed: at least 0, 1 and 0",
+          fetch.count, fetch.per_row, fetch.words);
+  const auto entries = static_cast<std::size_t>(fetch.entries_per_pe);
+  std::size_t bytes = 0;
+  require(!__builtin_mul_overflow(entries, fetch.entry_bytes, &bytes), Code::invalid_argument,
+          "fetch_entries: {} entries of {} bytes are more bytes than can be counted", entries,
+          fetch.entry_bytes);
+  check_in_heap(world_.state(), kCall, fetch.part, bytes);
+  (void)reached_team(kCall, world_.team(), capability::get);
+  if (fetch.count == 0) return;
+  const auto count = static_cast<std::size_t>(fetch.count);
+  check_local(device, kCall, fetch.indices, count * sizeof(std::int32_t));
+  check_local(device, kCall, fetch.target, extent(fetch.entry_bytes, fetch.entry_bytes, count));
+  if (fetch.words > 0) {
+    check_local(device, kCall, fetch.words_table, sizeof(std::uint32_t));
+    check_local(device, kCall, fetch.words_target, sizeof(std::uint32_t));
+  }
+  device.fetch_entries(stream_, fetch);
+}
+
 void StreamOperations::wait_word(const void* variable, Compare compare, std::uint64_t value,
                                  std::size_t width, bool is_signed) const {
   const DeviceSide& device = side();
@@ -236,14 +342,18 @@ void StreamOperations::quiet() const {
   side();
 }
 
+device::Team StreamOperations::reached_team(const char* what, const Team& team,
+                                            std::uint32_t needed) const {
+  const detail::TeamState& state = team.state();
+  const WorldState& world = world_.state();
+  require(state.world.get() == &world, Code::invalid_argument, "{}: a team of another world", what);
+  for (const Pe pe : state.pes) reached(world, what, pe, 0, needed);
+  return detail::describe_team(side(), state);
+}
+
 void StreamOperations::barrier(const Team& team) const {
   const DeviceSide& device = side();
-  const detail::TeamState& state = team.state();
-  require(state.world.get() == &world_.state(), Code::invalid_argument,
-          "barrier: a team of another world");
-  const WorldState& world = world_.state();
-  for (const Pe pe : state.pes) reached(world, "barrier", pe, 0, capability::signals);
-  device.barrier(stream_, detail::describe_team(device, state));
+  device.barrier(stream_, reached_team("barrier", team, capability::signals));
 }
 
 }  // namespace shoal::cuda

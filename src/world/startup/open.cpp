@@ -177,7 +177,7 @@ void Opening::place(const Blobs& all) {
     std::string id = reader.text();
     hosts.push_back({std::move(id), reader.text()});
   }
-  static_cast<topology::Placement&>(placement_) = topology::place(hosts, settings_.node_size);
+  static_cast<topology::HostMap&>(placement_) = topology::place(hosts, settings_.node_size);
 }
 
 void Opening::open_device(BlobWriter& mine) {

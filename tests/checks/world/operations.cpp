@@ -7,6 +7,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
 #include "support/world/world_local.hpp"
 
@@ -67,9 +68,10 @@ void check_atomic_type(World& world) {
 void check_split(const Team& parent, Pe start, Pe stride, Pe count) {
   const Team team = parent.split_strided(start, stride, count);
   const Pe distance = parent.my_pe() - start;
-  const bool member = distance % stride == 0 && distance / stride >= 0 && distance / stride < count;
-  ASSERT_EQ(team.valid(), member) << start << " " << stride << " " << count;
-  if (!member) {
+  const bool in_team =
+      distance % stride == 0 && distance / stride >= 0 && distance / stride < count;
+  ASSERT_EQ(team.valid(), in_team) << start << " " << stride << " " << count;
+  if (!in_team) {
     EXPECT_EQ(team.my_pe(), -1);
     EXPECT_EQ(team.size(), 0);
     EXPECT_EQ(team.index(), -1);
@@ -514,6 +516,20 @@ void check_everything(World& world) {
   check_wait_index(world);
   check_peer_pointer(world);
   check_registered_buffers(world);
+}
+
+void check_growth(World& world) {
+  constexpr std::size_t kCount = std::size_t{20} << 20;
+  const Pe right = (world.my_pe() + 1) % world.n_pes();
+  const Pe left = (world.my_pe() + world.n_pes() - 1) % world.n_pes();
+  for (int round = 0; round < 3; ++round) {
+    void* const memory = world.heap().malloc(kCount * sizeof(int));
+    const std::size_t last = world.heap().offset_of(memory) + (kCount - 1) * sizeof(int);
+    world.put_value(RemoteSpan<int>{{right, last}, 1}, 100 * round + world.my_pe());
+    barrier(world.team());
+    EXPECT_EQ(world.get_value(RemoteSpan<int>{{world.my_pe(), last}, 1}), 100 * round + left);
+  }
+  barrier(world.team());
 }
 
 }  // namespace shoal::test

@@ -34,4 +34,8 @@ void check_registered_buffers(World& world);  ///< as source of put and target o
 /// All of the above.
 void check_everything(World& world);
 
+/// Three allocations of 80 MiB, so that a heap in GPU memory grows: each is written by another PE.
+/// They stay allocated.
+void check_growth(World& world);
+
 }  // namespace shoal::test

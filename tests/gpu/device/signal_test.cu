@@ -217,7 +217,10 @@ __global__ void gather(const __grid_constant__ device::World world, std::uint64_
   for (std::size_t k = 0; k < n; ++k) {
     const std::size_t index = wait_until_any(scope, world, flags, n, Compare::equal, 5, taken);
     if (index == device::kNoIndex) return;
-    if (scope.rank() == 0) order[k] = static_cast<std::int64_t>(index), taken[index] = 1;
+    if (scope.rank() == 0) {
+      order[k] = static_cast<std::int64_t>(index);
+      taken[index] = 1;
+    }
     scope.sync();
   }
   const bool none =

@@ -19,12 +19,13 @@ using ep::Quantize;
 using ep::Reduction;
 using Round = GpuLowLatencyRound;
 
-TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
-  SHOAL_SKIP_WITHOUT_GPU();
+/// A send phase waits for no rank: it ends while rank 0 has called nothing, in both halves.
+void expect_sends_do_not_wait(const GpuLowLatencyCall& call, bool masks) {
   const EpCase c = wide_case(4, 29);
-  run_low_latency_group(c, [&](GpuGroup& group) {
+  SCOPED_TRACE(call.describe() + (masks ? " masks" : ""));
+  const auto body = [&](GpuGroup& group) {
     World& world = group.world;
-    Round round(group, c, {.reduction = Reduction::exact});
+    Round round(group, c, call);
     const auto becomes_ready = [](const auto& pending) {
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
       while (!pending.ready())
@@ -66,7 +67,34 @@ TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
       EXPECT_THROW(pending_combine.ready(), Error);
       round.poison(got);
     }
-  });
+  };
+  run_low_latency_group(c, body, [&](ep::GroupOptions& options) { options.mask_failed = masks; });
+}
+
+TEST(EpGpuLowLatencyMode, SmallReceiveIsDeferred) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  for (const bool masks : {false, true})
+    for (const Reduction reduction : kReductions)
+      for (const bool early : {false, true})
+        expect_sends_do_not_wait({.reduction = reduction, .early_weights = early}, masks);
+  expect_sends_do_not_wait({.log_fmt = true}, false);
+}
+
+/// Ranks need not agree on defer_receive: those that defer send a row for each expert output, the
+/// others sums.
+TEST(EpGpuLowLatencyMode, SmallOnlySomeRanksDefer) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = wide_case(4, 31);
+  for (const bool masks : {false, true})
+    run_low_latency_group(
+        c,
+        [&](GpuGroup& group) {
+          for (int i = 0; i < 6; ++i) {
+            const GpuLowLatencyCall call{.defer_receive = (group.me + i / 2) % 2 == 0};
+            Round(group, reseeded(c, static_cast<std::uint64_t>(i)), call).run();
+          }
+        },
+        [&](ep::GroupOptions& options) { options.mask_failed = masks; });
 }
 
 // defer_receive = false.

@@ -86,7 +86,7 @@ TEST_P(EpGpuLowLatency, SmallNoTokensIdleRanksAndOneHotExpert) {
 
 TEST_P(EpGpuLowLatency, LogFmt) {
   SHOAL_SKIP_WITHOUT_GPU();
-  for (const std::int64_t hidden : {8, 120, 512, 640, 1016, 1024, 5120, 7168}) {
+  for (const std::int64_t hidden : {8, 120, 512, 640, 1016, 1024, 5120, 7168, 7688, 15360}) {
     EpCase c = wide_case(ranks(), 5 + static_cast<std::uint64_t>(hidden));
     c.hidden = hidden;
     c.max_tokens = 12;

@@ -30,16 +30,7 @@ SHOAL_PE_BODY(everything) {
 
 SHOAL_PE_BODY(growth) {
   World world = World::open({pe.settings, nullptr});
-  constexpr std::size_t kCount = std::size_t{20} << 20;
-  const Pe right = (world.my_pe() + 1) % world.n_pes();
-  const Pe left = (world.my_pe() + world.n_pes() - 1) % world.n_pes();
-  for (int round = 0; round < 3; ++round) {
-    void* const memory = world.heap().malloc(kCount * sizeof(int));
-    const std::size_t last = world.heap().offset_of(memory) + (kCount - 1) * sizeof(int);
-    world.put_value(RemoteSpan<int>{{right, last}, 1}, 100 * round + world.my_pe());
-    barrier(world.team());
-    EXPECT_EQ(world.get_value(RemoteSpan<int>{{world.my_pe(), last}, 1}), 100 * round + left);
-  }
+  check_growth(world);
   world.close();
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "shoal/collective.hpp"
+#include "shoal/device/ptx.cuh"
 #include "support/cuda/world_gpu.hpp"
 #include "support/world/world_local.hpp"
 
@@ -14,12 +15,11 @@ namespace {
 /// Waits until `*flag` is `value`, for at most ten seconds. Sets `*waited` to 1 on success, else to
 /// 2.
 __global__ void wait_for(const std::uint64_t* flag, std::uint64_t value, int* waited) {
-  std::uint64_t start = 0, now = 0, seen = 0;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  const std::uint64_t start = device::ptx::globaltimer();
+  std::uint64_t seen = 0;
   do {
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(flag) : "memory");
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (seen != value && now - start < 10'000'000'000ULL);
+    seen = device::ptx::ld_acquire_sys(flag);
+  } while (seen != value && device::ptx::globaltimer() - start < 10'000'000'000ULL);
   *waited = seen == value ? 1 : 2;
 }
 

@@ -36,11 +36,11 @@ def make_inputs(seed, tokens=None):
 
 def expected(x, routing_map, probs, multiple=1):
     """(rows, probs, padded counts) of this rank's experts, by source rank and token."""
-    everybody, local = of_all_ranks((x, routing_map, probs)), E // 4
+    all_ranks, local = of_all_ranks((x, routing_map, probs)), E // 4
     rows, weights, counts = [], [], []
     for expert in range(dist.get_rank() * local, (dist.get_rank() + 1) * local):
-        chosen = torch.cat([x_of[map_of[:, expert]] for x_of, map_of, _ in everybody])
-        gates = torch.cat([p_of[map_of[:, expert], expert] for _, map_of, p_of in everybody])
+        chosen = torch.cat([x_of[map_of[:, expert]] for x_of, map_of, _ in all_ranks])
+        gates = torch.cat([p_of[map_of[:, expert], expert] for _, map_of, p_of in all_ranks])
         padding = -len(chosen) % multiple
         rows.append(torch.nn.functional.pad(chosen, (0, 0, 0, padding)))
         weights.append(torch.nn.functional.pad(gates, (0, padding)))

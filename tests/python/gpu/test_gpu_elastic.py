@@ -172,6 +172,100 @@ def check_transfers(_):
     buffer.destroy()
 
 
+def kernels(call):
+    """The names of the kernels and copies that call() starts."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return [e.name for e in profile.events() if e.device_type == torch.profiler.DeviceType.CUDA]
+
+
+def check_transfers_on_streams(_):
+    """Several sizes, more messages than slots, without the host; one kernel for each small one."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    following, previous = (rank + 1) % ranks, (rank - 1) % ranks
+    buffer = make_buffer(num_bytes=64 << 20, num_cpu_bytes=2 << 20)
+    assert buffer._streams is not None
+    for size in (100, 50_000, 3 << 20):
+        buffer.pp_set_config(size, 2)
+        sent = [torch.full((size,), 10 * n + rank, dtype=torch.uint8).cuda() for n in range(5)]
+        got = [torch.zeros_like(one) for one in sent]
+        for one, to in zip(sent, got):
+            buffer.pp_send(one, following)
+            buffer.pp_recv(to, previous)
+        for n, one in enumerate(got):
+            assert bool((one == 10 * n + previous).all()), (size, n)
+    buffer.pp_set_config(4096, 2)
+    assert len(kernels(lambda: buffer.pp_send(sent[0][:100], following))) == 1
+    assert len(kernels(lambda: buffer.pp_recv(got[0][:100], previous))) == 1
+    for size in (8, 40_000, 1 << 20):
+        buffer.agrs_set_config(4 * ranks * size * 2, 2)
+        for session in range(3):
+            with buffer.agrs_new_session():
+                mine = buffer.agrs_get_inplace_tensor((size,), torch.float32)
+                mine.fill_(100 * session + rank)
+                other = torch.full((size,), -1.0 - rank, device="cuda")
+                first, second, wait = buffer.all_gather((mine, other))
+                del other
+                wait()
+                for source in range(ranks):
+                    assert bool((first[source] == 100 * session + source).all())
+                    assert bool((second[source] == -1 - source).all())
+
+    generator = torch.Generator().manual_seed(3)
+    table = torch.randn((ranks * 40, 128), generator=generator).cuda()
+    data, scales = table.to(torch.float8_e4m3fn), table[:, :3].contiguous()
+    buffer.engram_write(data[40 * rank : 40 * rank + 40].contiguous(), scales)
+    indices = torch.randint(0, ranks * 40, (9, 5), generator=generator, dtype=torch.int32).cuda()
+    for columns_first in (False, True):
+        got, got_scales = buffer.engram_fetch(indices, use_tma_aligned_col_major_sf=columns_first)()
+        want = data.view(torch.uint8)[indices.long()].flatten(1)
+        assert torch.equal(got.view(torch.uint8), want)
+        assert torch.equal(got_scales, scales[indices.long()].flatten(1))
+    assert len(kernels(lambda: buffer.engram_fetch(indices)())) == 1
+    bad = indices.clone()
+    bad[1, 2] = 40 * ranks
+    got, _ = buffer.engram_fetch(bad)()
+    assert bool((got.view(torch.uint8)[1, 256:384] == 0).all())
+    torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match=f"index 7 is {40 * ranks}; the table has entries 0 to"):
+        buffer.barrier()
+    buffer.barrier(with_cpu_sync=True)
+
+    def refused():
+        for call in (
+            lambda: buffer.pp_send(sent[0][:100], following),
+            lambda: buffer.pp_recv(sent[1][:100], previous),
+            buffer.create_agrs_session,
+        ):
+            with pytest.raises(RuntimeError, match="a CUDA graph cannot capture it"):
+                call()
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        capture(refused)
+    with pytest.raises(RuntimeError, match="is not memory that GPU"):
+        buffer.pp_send(torch.zeros(100), following)
+    buffer.barrier(with_cpu_sync=True)
+    buffer.destroy()
+
+
+def check_barriers(_):
+    """One kernel each; replays of a graph meet as often as they have barriers."""
+    buffer = make_buffer(num_bytes=2 << 20)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        buffer.barrier()
+        found = kernels(buffer.barrier)
+        assert len(found) == 1 and "barrier" in found[0], found
+        graph, _ = capture(lambda: [buffer.barrier() for _ in range(3)])
+        for _ in range(5):
+            graph.replay()
+            buffer.barrier(use_comm_stream=False)
+        settle()
+        buffer.barrier(with_cpu_sync=True)
+        del graph
+    buffer.destroy()
+
+
 CHECKS = names_of_checks(globals())
 
 

@@ -541,7 +541,7 @@ def test_what_the_gpu_finds_is_raised():
     assert all(with_group(PES, body, **NORMAL))
 
 
-def test_a_member_that_does_not_come_is_named():
+def test_a_missing_rank_is_named():
     def body(group, pe):
         rows, indices, _ = tokens_of(pe)
         x, routing = rows.cuda(), group.route(indices.cuda())

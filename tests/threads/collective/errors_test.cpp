@@ -28,7 +28,7 @@ void run(const std::function<void(World&)>& body,
   run_threads(kPes, settings, body);
 }
 
-TEST(Exchange, GathersAFewBytesInMemberOrder) {
+TEST(Exchange, GathersAFewBytesInPeOrder) {
   run([](World& world) {
     const Team team = world.team();
     for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kMaxExchangeBytes}) {
@@ -101,7 +101,7 @@ TEST(CollectiveErrors, AllToAllVRefusesBadSpans) {
   });
 }
 
-TEST(CollectiveErrors, EveryMemberLearnsOfADisagreement) {
+TEST(CollectiveErrors, EveryPeLearnsOfADisagreement) {
   run([](World& world) {
     test::CollectiveCheck check(world, 4096);
     const Team team = world.team();
@@ -117,7 +117,10 @@ TEST(CollectiveErrors, EveryMemberLearnsOfADisagreement) {
              [&] { all_gather(team, target, source, odd ? 16 : 8); });
     disagree("root 2", [&] { broadcast(team, target, source, 8, odd ? 2 : 0); });
     disagree("PE 1: broadcast(8 bytes", [&] {
-      odd ? broadcast(team, target, source, 8, 0) : all_gather(team, target, source, 8);
+      if (odd)
+        broadcast(team, target, source, 8, 0);
+      else
+        all_gather(team, target, source, 8);
     });
     disagree("max of 4 int32", [&] {
       reduce(team, DataType::int32, odd ? ReduceOp::max : ReduceOp::min, target, source, 4);
@@ -152,7 +155,7 @@ TEST(CollectiveErrors, InvalidAndDestroyedTeamsAreRefused) {
   });
 }
 
-TEST(CollectiveErrors, AMissingMemberIsNamedInTime) {
+TEST(CollectiveErrors, AMissingPeIsNamedInTime) {
   constexpr std::chrono::milliseconds timeout(250);
   const auto body = [timeout](World& world) {
     test::CollectiveCheck check(world, 4096);

@@ -134,7 +134,10 @@ TEST(EpLifecycle, TwoHundredGroupsLeaveNothingBehind) {
     const std::size_t used = world.heap().used();
     std::ptrdiff_t files = 0, threads = 0;
     sync(world.team());
-    if (world.my_pe() == 0) files = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+    if (world.my_pe() == 0) {
+      files = entries("/proc/self/fd");
+      threads = entries("/proc/self/task");
+    }
     sync(world.team());
     for (int i = 0; i < 200; ++i) cycle(i % 2 == 0);
     EXPECT_EQ(world.heap().used(), used);

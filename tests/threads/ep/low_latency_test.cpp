@@ -103,8 +103,13 @@ TEST(EpLowLatencyMode, LogFmtReturnsWithinItsError) {
   }
 }
 
-// The caller works between send and receive.
-TEST(EpLowLatencyMode, ReceiveIsDeferredAndHoldsNothing) {
+// The caller works between send and receive. A send waits for no rank: it ends while PE 0 has
+// called nothing.
+class EpLowLatencyDeferred : public testing::TestWithParam<ep::Reduction> {};
+INSTANTIATE_TEST_SUITE_P(Reductions, EpLowLatencyDeferred,
+                         testing::Values(ep::Reduction::per_rank, ep::Reduction::exact));
+
+TEST_P(EpLowLatencyDeferred, HoldsNothingAndSendsWithoutWaiting) {
   const EpCase c = small(4, 5);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
@@ -129,7 +134,7 @@ TEST(EpLowLatencyMode, ReceiveIsDeferredAndHoldsNothing) {
     write_low_latency_expert_output(c, world.my_pe(), got, y);
     const auto combine = [&] {
       return group.low_latency_combine(y, in.topk_idx, in.weights, got.handle,
-                                       {.zero_copy = true, .reduction = ep::Reduction::exact});
+                                       {.zero_copy = true, .reduction = GetParam()});
     };
     ep::PendingCombine pending_combine;
     if (world.my_pe() != 0) pending_combine = combine();
@@ -139,7 +144,7 @@ TEST(EpLowLatencyMode, ReceiveIsDeferredAndHoldsNothing) {
     sync(world.team());
     EXPECT_TRUE(pending_combine.ready());
     const Tensor out = pending_combine.receive();
-    const auto wanted = expected_low_latency(c, world.my_pe(), ep::Reduction::exact);
+    const auto wanted = expected_low_latency(c, world.my_pe(), GetParam());
     expect_same("combined", out.data, wanted.data(), wanted.size() * 2, 2);
     EXPECT_THROW(pending_combine.receive(), Error);
     // The view was for that combine; the next one is sent from elsewhere.

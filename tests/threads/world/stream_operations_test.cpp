@@ -4,13 +4,10 @@
 // failure reports.
 #include <gtest/gtest.h>
 
-#include <cstring>
-
-#include "checks/world/operations.hpp"
+#include "checks/world/host_device_side.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/cuda.hpp"
 #include "support/expect_error.hpp"
-#include "world/device_side.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -18,95 +15,6 @@ namespace {
 
 using cuda::Stream;
 using cuda::StreamOperations;
-
-/// Memory that this device side treats as unusable by the GPU.
-int forbidden[4];
-
-class HostDeviceSide final : public detail::DeviceSide {
- public:
-  explicit HostDeviceSide(const World& world, int sharing) {
-    world_.my_pe = world.my_pe();
-    world_.n_pes = world.n_pes();
-    world_.heap = world.heap().base();
-    world_.heap_bytes = world.heap().size();
-    world_.failure = &report;
-    launch_.pes_on_device = sharing;
-    words_.resize(static_cast<std::size_t>(world.settings().max_teams) * team_stride(world_.n_pes));
-    team_words_ = words_.data();
-  }
-
-  void check_local(const char* what, const void* memory, std::size_t) const override {
-    if (memory == forbidden)
-      throw Error(Code::invalid_argument, std::string(what) + ": not of the GPU");
-  }
-  void copy(Stream, void* target, const void* source, std::size_t bytes) const override {
-    ++calls;
-    std::memcpy(target, source, bytes);
-  }
-  void copy_strided(Stream, void* target, std::size_t target_stride, const void* source,
-                    std::size_t source_stride, std::size_t element,
-                    std::size_t count) const override {
-    ++calls;
-    for (std::size_t i = 0; i < count; ++i)
-      std::memcpy(static_cast<std::byte*>(target) + i * target_stride,
-                  static_cast<const std::byte*>(source) + i * source_stride, element);
-  }
-  void store(Stream, void* target, std::uint64_t value, std::size_t width) const override {
-    ++calls;
-    std::memcpy(target, &value, width);
-  }
-  void atomic(Stream, AtomicOp op, void* word, std::uint64_t operand, std::uint64_t compare,
-              std::size_t width, void* result) const override {
-    ++calls;
-    last = {op, operand, compare, width};
-    if (result != nullptr) std::memcpy(result, word, width);
-  }
-  void signal(Stream, std::uint64_t* word, SignalOp op, std::uint64_t value) const override {
-    ++calls;
-    *word = op == SignalOp::add ? *word + value : value;
-  }
-  void copy_signal(Stream stream, void* target, const void* source, std::size_t bytes,
-                   std::uint64_t* word, SignalOp op, std::uint64_t value) const override {
-    if (bytes != 0) std::memcpy(target, source, bytes);
-    signal(stream, word, op, value);
-  }
-  void wait(Stream, const detail::Condition& condition) const override {
-    waited = condition, ++calls;
-  }
-  void test(Stream, const detail::Condition& condition, int* result) const override {
-    waited = condition, ++calls;
-    *result = 7;
-  }
-  void barrier(Stream, const device::Team& team) const override { joined = team, ++calls; }
-  void order(Stream, Stream) const override { ++calls; }
-
-  struct Atomic {
-    AtomicOp op;
-    std::uint64_t operand, compare;
-    std::size_t width;
-  };
-  mutable int calls = 0;
-  mutable Atomic last{};
-  mutable detail::Condition waited;
-  mutable device::Team joined{};
-  mutable device::FailureReport report{};
-
- private:
-  std::vector<std::uint64_t> words_;
-};
-
-const Stream kStream = reinterpret_cast<Stream>(std::uintptr_t{4096});
-
-/// Runs `body` on PE 0 of two PEs, with a device side of its own.
-void run(const std::function<void(World&, HostDeviceSide&, const StreamOperations&)>& body) {
-  run_threads(2, world_settings(), [&](World& world) {
-    const auto side = std::make_shared<HostDeviceSide>(world, 2);
-    world.state().set_device_side(side);
-    const StreamOperations on(world, kStream);
-    if (world.my_pe() == 0) body(world, *side, on);
-    barrier(world.team());
-  });
-}
 
 TEST(StreamOperations, GoToTheRightAddresses) {
   run_threads(2, world_settings(), [](World& world) {
@@ -155,7 +63,7 @@ TEST(StreamOperations, GoToTheRightAddresses) {
 }
 
 TEST(StreamOperations, KeepTheSignOfWhatIsWaitedFor) {
-  run([](World& world, HostDeviceSide& side, const StreamOperations& on) {
+  run_with_host_side([](World& world, HostDeviceSide& side, const StreamOperations& on) {
     const auto* const word = reinterpret_cast<const std::int32_t*>(world.heap().base() + 8);
     on.wait_until(word, Compare::less, -5);
     EXPECT_EQ(side.waited.variable, word);
@@ -174,7 +82,7 @@ TEST(StreamOperations, KeepTheSignOfWhatIsWaitedFor) {
 }
 
 TEST(StreamOperations, RefuseBadArguments) {
-  run([](World& world, HostDeviceSide& side, const StreamOperations& on) {
+  run_with_host_side([](World& world, HostDeviceSide& side, const StreamOperations& on) {
     const std::size_t size = world.heap().size();
     std::byte two[2] = {};
     const RemoteAddress outside[] = {{0, size}, {0, size - 1}, {0, SIZE_MAX}, {-1, 0}, {2, 0}};
@@ -262,7 +170,7 @@ TEST(StreamOperations, DescribeTeamsByTheirMembers) {
 }
 
 TEST(DeviceFailures, AreTakenOnceAndSayWhatHappened) {
-  run([](World& world, HostDeviceSide& side, const StreamOperations&) {
+  run_with_host_side([](World& world, HostDeviceSide& side, const StreamOperations&) {
     EXPECT_FALSE(cuda::take_failure(world).has_value());
     device::FailureReport& report = side.report;
     report.state = device::FailureReport::filling;  // a kernel is writing
@@ -270,6 +178,7 @@ TEST(DeviceFailures, AreTakenOnceAndSayWhatHappened) {
 
     report = {};
     report.kind = device::FailureKind::wait_until;
+    report.awaited = -1;
     report.compare = Compare::greater_equal;
     report.width = 4;
     report.is_signed = 1;
@@ -294,6 +203,10 @@ TEST(DeviceFailures, AreTakenOnceAndSayWhatHappened) {
     report.kind = device::FailureKind::wait_until_any;
     report.width = 8;
     expect(Code::timeout, "wait_until_any on the GPU timed out");
+    report.kind = device::FailureKind::wait_until_all;
+    expect(Code::timeout, "variable at heap offset 4096 to be >= 7");
+    report.awaited = 1;
+    expect(Code::timeout, "variable at heap offset 4096, which PE 1 sets, to be >= 7");
     report.kind = device::FailureKind::barrier;
     report.awaited = 1;
     report.expected = (std::uint64_t{5} << device::Team::kEpochBits) + 12;
@@ -304,6 +217,11 @@ TEST(DeviceFailures, AreTakenOnceAndSayWhatHappened) {
     report.bytes = 16;
     report.awaited = 9;
     expect(Code::invalid_argument, "names 16 bytes at heap offset -8 of PE 9");
+    report.kind = device::FailureKind::bad_index;
+    report.offset = 3;
+    report.expected = 40;
+    report.seen = static_cast<std::uint64_t>(-2);
+    expect(Code::invalid_argument, "index 3 is -2; the table has entries 0 to 39");
     report.kind = device::FailureKind::unreachable;
     expect(Code::unsupported, "names PE 9, whose heap its GPU does not reach");
   });

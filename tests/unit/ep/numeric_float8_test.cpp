@@ -30,7 +30,10 @@ int nearest_e4m3(double x) {
   const double magnitude = std::min(std::abs(x), 1e6);
   for (int code = 0; code < 0x7f; ++code) {
     const double d = std::abs(e4m3_value(code) - magnitude);
-    if (d < distance || (d == distance && code % 2 == 0)) best = code, distance = d;
+    if (d < distance || (d == distance && code % 2 == 0)) {
+      best = code;
+      distance = d;
+    }
   }
   return std::signbit(x) ? best | 0x80 : best;
 }

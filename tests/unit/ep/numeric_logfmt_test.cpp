@@ -165,5 +165,49 @@ TEST(NumericLogfmt, LayoutIsNineBitCodesThenSigns) {
   }
 }
 
+Bf16 magnitude_of(std::uint32_t bits) {
+  return {static_cast<std::uint16_t>(bits)};
+}
+
+TEST(NumericLogfmt, CastableNeedsNoLogarithm) {
+  for (std::uint32_t largest = 0; largest < 0x8000; ++largest)
+    for (const std::uint32_t smallest :
+         {0u, 1u, 0x7fu, 0x80u, largest / 2, largest - 1, largest, largest + 1, 0x7f80u}) {
+      if (smallest > 0x7f80) continue;
+      const LogfmtGroup group{magnitude_of(largest), magnitude_of(smallest)};
+      ASSERT_EQ(logfmt_castable(group), logfmt_scale(group).castable) << largest << " " << smallest;
+    }
+}
+
+/// The shorter functions agree with the others bit by bit: for every magnitude that a group can
+/// hold, zeros and subnormals included, and for every code.
+TEST(NumericLogfmt, ShorterFunctionsGiveTheSameBits) {
+  const std::uint32_t kFirstNormal = 0x0080, kBelowOne = 0x3f7f;
+  std::size_t groups = 0;
+  for (std::uint32_t largest = kBelowOne; largest > kFirstNormal; largest -= 37)
+    for (const std::uint32_t smallest :
+         {0u, 3u, kFirstNormal, kFirstNormal + 70, kFirstNormal + 128, largest / 2, largest - 128,
+          largest - 1}) {
+      if (smallest >= largest) continue;
+      const LogfmtScale scale = logfmt_scale({magnitude_of(largest), magnitude_of(smallest)});
+      if (scale.log_min < kLogfmtNormal) continue;
+      ++groups;
+      for (std::uint32_t bits = 0; bits <= largest; bits += bits < 0x180 ? 1 : 13) {
+        const float value = to_float(magnitude_of(bits));
+        ASSERT_EQ(encode_logfmt_normal(value, scale), encode_logfmt(value, scale))
+            << largest << " " << smallest << " " << bits;
+      }
+      for (std::uint32_t code = 1; code < kLogfmtCodes; ++code)
+        ASSERT_EQ(bits_of(logfmt_magnitude_normal(code, scale.log_min, scale.step)),
+                  bits_of(decode_logfmt(code, false, scale)))
+            << largest << " " << smallest << " " << code;
+    }
+  EXPECT_GT(groups, 1000u);
+  for (std::uint32_t bits = kFirstNormal; bits < 0x7f80; ++bits) {
+    const float value = to_float(magnitude_of(bits));
+    ASSERT_EQ(bits_of(log2_of_normal(value)), bits_of(log2(value))) << bits;
+  }
+}
+
 }  // namespace
 }  // namespace shoal::ep::numeric

@@ -29,6 +29,10 @@ struct Wire {
   bool cut = false;      ///< messages are lost, and probes fail
   /// A PE says goodbye behind each reply, and both arrive in one poll.
   std::atomic<bool> farewell{false};
+  bool hides_rma = false;
+  /// RMA requests complete only once so many requests without effect have been sent.
+  unsigned awaited_announcements = 0;
+  unsigned announcements = 0;
 };
 Wire* wire = nullptr;
 
@@ -45,7 +49,8 @@ class FakeNetwork final : public Network {
                .window = static_cast<std::uint32_t>(context.settings->network_depth),
                .reorders = wire->reorders,
                .probes = true,
-               .says_goodbye = true};
+               .says_goodbye = true,
+               .hides_rma = wire->hides_rma};
   }
 
   const Traits& traits() const noexcept override { return traits_; }
@@ -72,6 +77,7 @@ class FakeNetwork final : public Network {
     std::vector<std::byte> bytes(sizeof stamped + payload.bytes());
     std::memcpy(bytes.data(), &stamped, sizeof stamped);
     payload.pack(bytes.data() + sizeof stamped);
+    if (message.kind == Kind::nothing && message.flags == 0) ++wire->announcements;
     auto& inbox = wire->inbox[peer.pe];
     if (!wire->cut) inbox.push_back(std::move(bytes));
     if (wire->farewell && message.kind == Kind::reply) {
@@ -127,7 +133,9 @@ class FakeNetwork final : public Network {
     std::vector<std::byte> message;
     {
       const std::lock_guard lock(wire->mutex);
-      if (!in_flight_.empty() && wire->dice() % 4 == 0) finish(wire->dice() % in_flight_.size());
+      const bool served = wire->announcements >= wire->awaited_announcements;
+      if (served && !in_flight_.empty() && wire->dice() % 4 == 0)
+        finish(wire->dice() % in_flight_.size());
       auto& inbox = wire->inbox[engine_.my_pe()];
       if (!inbox.empty()) {
         const auto at = static_cast<std::ptrdiff_t>(traits_.reorders ? wire->dice() % inbox.size()
@@ -215,6 +223,48 @@ TEST(MessageWindow, SmallerThanTheTargetGrantsDoesNotStall) {
     for (int i = 0; i < 100; ++i) pair.transport.signal(pair.other, 0, SignalOp::add, 1);
     EXPECT_TRUE(pair.wait_for(0, 100));
     if (pair.pe == 0) EXPECT_LE(pair.transport.most_in_flight(), 3u);
+  });
+}
+
+// A target that does not notice the RMA requests that it serves would sleep between its polls.
+TEST(MessageAnnouncements, ArriveWhileRmaIsInFlight) {
+  Wire over;
+  over.hides_rma = true;
+  const Settings settings = pair_settings(64, 4096);
+  run_over(over, settings, settings, [&](Pair& pair) {
+    pair.meet();
+    if (pair.pe == 1) return;
+    const auto announced = [&] {
+      const std::lock_guard lock(over.mutex);
+      return over.announcements;
+    };
+    {
+      const std::lock_guard lock(over.mutex);
+      over.awaited_announcements = over.announcements + 3;
+    }
+    std::vector<std::byte> data(1000);
+    pair.transport.get(data.data(), 1, 0, data.size());  // ends when the third has been sent
+    // Short transfers in quick succession share them: one per 250 us or 512 KiB.
+    constexpr unsigned kGets = 1000;
+    const unsigned before = announced();
+    const auto start = std::chrono::steady_clock::now();
+    for (unsigned i = 0; i < kGets; ++i) pair.transport.get(data.data(), 1, 0, data.size());
+    const auto intervals =
+        (std::chrono::steady_clock::now() - start) / std::chrono::microseconds(250);
+    EXPECT_LE(announced() - before, intervals + 3);
+    pair.transport.quiet();
+  });
+}
+
+TEST(MessageAnnouncements, AreNotSentWhereTargetsNoticeRma) {
+  Wire over;
+  const Settings settings = pair_settings(64, 4096);
+  run_over(over, settings, settings, [&](Pair& pair) {
+    if (pair.pe == 1) return;
+    std::vector<std::byte> data(100'000);
+    for (int i = 0; i < 20; ++i) pair.transport.get(data.data(), 1, 0, data.size());
+    const std::lock_guard lock(over.mutex);
+    EXPECT_EQ(over.announcements, 0u);
   });
 }
 

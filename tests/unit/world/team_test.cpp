@@ -16,7 +16,7 @@ namespace shoal {
 namespace {
 
 using topology::HostIdentity;
-using topology::Placement;
+using topology::HostMap;
 
 std::vector<HostIdentity> hosts(std::string_view letters) {
   std::vector<HostIdentity> result;
@@ -25,20 +25,20 @@ std::vector<HostIdentity> hosts(std::string_view letters) {
 }
 
 // Block, round-robin or neither.
-TEST(Placement, FollowsTheHostsInAnyOrder) {
-  const Placement block = topology::place(hosts("aabb"), 0);
+TEST(HostMap, FollowsTheHostsInAnyOrder) {
+  const HostMap block = topology::place(hosts("aabb"), 0);
   EXPECT_EQ(block.pes_per_node, 2);
   EXPECT_EQ(block.nodes, (std::vector<std::vector<Pe>>{{0, 1}, {2, 3}}));
   EXPECT_EQ(block.index_on_node, (std::vector<Pe>{0, 1, 0, 1}));
-  const Placement round_robin = topology::place(hosts("abab"), 0);
+  const HostMap round_robin = topology::place(hosts("abab"), 0);
   EXPECT_EQ(round_robin.nodes, (std::vector<std::vector<Pe>>{{0, 2}, {1, 3}}));
   EXPECT_EQ(round_robin.index_on_node, (std::vector<Pe>{0, 0, 1, 1}));
   EXPECT_EQ(topology::place(hosts("abbaab"), 0).nodes,
             (std::vector<std::vector<Pe>>{{0, 3, 4}, {1, 2, 5}}));
 }
 
-TEST(Placement, SplitsHostsIntoEmulatedNodes) {
-  const Placement split = topology::place(hosts("abababab"), 2);
+TEST(HostMap, SplitsHostsIntoEmulatedNodes) {
+  const HostMap split = topology::place(hosts("abababab"), 2);
   EXPECT_EQ(split.nodes, (std::vector<std::vector<Pe>>{{0, 2}, {4, 6}, {1, 3}, {5, 7}}));
   EXPECT_EQ(split.index_on_node, (std::vector<Pe>{0, 0, 1, 1, 0, 0, 1, 1}));
   EXPECT_EQ(split.index_on_host, (std::vector<Pe>{0, 0, 1, 1, 2, 2, 3, 3}));
@@ -46,7 +46,7 @@ TEST(Placement, SplitsHostsIntoEmulatedNodes) {
   EXPECT_EQ(split.node_of, (std::vector<std::int32_t>{0, 2, 0, 2, 1, 3, 1, 3}));
 }
 
-TEST(Placement, RefusesWhatIsUneven) {
+TEST(HostMap, RefusesWhatIsUneven) {
   for (const auto& [letters, size, text] :
        {std::tuple{"aab", 0, "host same-name (PE 2) has 1 PEs, host same-name (PE 0) has 2"},
         std::tuple{"aaabbb", 2, "SHOAL_NODE_SIZE is 2, which does not divide the 3 PEs"},

@@ -275,27 +275,32 @@ __device__ std::size_t test_any(S scope, const T* variables, std::size_t count, 
   return detail::broadcast(scope, found.index);
 }
 
+// Release: every thread that signals issues a fence and stores relaxed, so that the fence overlaps
+// with the load of the epoch.
 template <Scope S>
 __device__ bool barrier(S scope, const World& world, const Team& team) {
-  scope.sync();
-  const std::uint64_t epoch = detail::next_epoch(team, *team.epoch);
-  scope.sync();
-  if (scope.rank() == 0) *team.epoch = epoch;
   const auto first = static_cast<Pe>(scope.rank());
   const auto step = static_cast<Pe>(scope.size());
+  scope.sync();
+  const std::uint64_t last = *team.epoch;
+  if (first < world.n_pes) ptx::fence_acq_rel_sys();
+  const std::uint64_t epoch = detail::next_epoch(team, last);
   bool ok = true;
   for (Pe pe = first; pe < world.n_pes; pe += step) {
     if (!detail::is_member(team, pe) || pe == world.my_pe) continue;
     std::uint64_t* const theirs =
         detail::resolve(world, team.arrived + world.my_pe, sizeof(std::uint64_t), pe);
-    if (theirs != nullptr) ptx::st_release_sys(theirs, epoch);
+    if (theirs != nullptr) ptx::st_relaxed_sys(theirs, epoch);
     ok = ok && theirs != nullptr;
   }
   for (Pe pe = first; pe < world.n_pes && ok; pe += step)
     if (detail::is_member(team, pe) && pe != world.my_pe)
       ok = detail::wait_for<std::uint64_t>(world, FailureKind::barrier, team.arrived + pe,
                                            Compare::greater_equal, epoch, pe);
-  return scope.all(ok);
+  ok = scope.all(ok);  // all threads have loaded the epoch
+  if (scope.rank() == 0) *team.epoch = epoch;
+  scope.sync();
+  return ok;
 }
 
 }  // namespace shoal::device

@@ -32,6 +32,7 @@ from .engram import Engram
 from .gather import GatherSessions
 from .handle import EPHandle
 from .ring import Ring
+from .streams import stream_calls
 
 Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -124,9 +125,10 @@ class ElasticBuffer:
         )
         self._dispatcher = Dispatcher(self.runtime, allow_multiple_reduction)
         self._combiner = Combiner(self.runtime, allow_multiple_reduction)
-        self._ring = Ring(self.runtime)
-        self._gather = GatherSessions(self.runtime)
-        self._engram = Engram(self.runtime)
+        self._streams = stream_calls(self.runtime)
+        self._ring = Ring(self.runtime, self._streams)
+        self._gather = GatherSessions(self.runtime, self._streams)
+        self._engram = Engram(self.runtime, self._streams)
 
     def _set_domains(self, group: dist.ProcessGroup, allow_hybrid_mode: bool) -> None:
         """Sets the ranks and the two-level shape of the group. Collective."""
@@ -163,9 +165,20 @@ class ElasticBuffer:
     def barrier(
         self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True
     ) -> None:
-        """Waits for the work on the comm stream or the current stream, then for all ranks.
-        Collective."""
-        runtime = self._open("barrier")
+        """Holds the current stream until the streams of all ranks are here. Collective.
+
+        What they queued before is visible afterwards. use_comm_stream: the work on the comm stream
+        counts too. with_cpu_sync: the host waits as well, and an expired timeout is raised; without
+        it a later call of this buffer raises it. Can be captured in a CUDA graph. Waits on the host
+        on CPUs, and between GPUs that do not reach each other's memory.
+        """
+        runtime, streams = self._open("barrier"), self._streams
+        if streams is not None:
+            streams.barrier(runtime.current_stream(), use_comm_stream)
+            if with_cpu_sync:
+                runtime.synchronize_stream()
+            streams.check()  # only now, so that the other ranks get past the barrier
+            return
         with profiled("barrier_impl"):
             if runtime.comm_stream is not None:
                 if use_comm_stream:
@@ -252,7 +265,12 @@ class ElasticBuffer:
                     if stats is not None:
                         stats += handle.num_unaligned_recv_tokens_per_expert
                 outputs = make_outputs(
-                    received, handle, do_zero_padding, use_tma_aligned_col_major_sf
+                    received,
+                    handle,
+                    cached,
+                    do_zero_padding,
+                    use_tma_aligned_col_major_sf,
+                    operation.stream,
                 )
         recv_x, recv_scales, recv_topk_idx, recv_weights = outputs
         inputs = (rows, scales, terms.topk_idx, topk_weights)

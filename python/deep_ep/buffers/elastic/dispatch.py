@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shoal._core.ep import expand
+
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert, value_or
 from ..checks import describe, expect, require_rows, require_tensor
-from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, detached
+from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, as_rows, detached
 from ..runtime import Runtime
 from . import layout
 from .handle import EPHandle
@@ -206,13 +208,11 @@ class Dispatcher:
         runtime, received, alignment = self._runtime, sent.received, terms.alignment
         topk_idx = terms.topk_idx.clone() if copy_topk_idx else terms.topk_idx
         local_experts, top_k = terms.num_experts // runtime.num_ranks, topk_idx.shape[1]
-        slot_rows = None
+        topk_rows = None
         expert_ends, counts = received.expert_ends, received.expert_counts
-        if terms.do_expand:
-            aligned = (counts + (alignment - 1)) // alignment * alignment
-            starts = expert_ends - aligned
-            slot_rows = layout.expert_major_rows(received.topk_idx, starts)
-            expert_ends = starts + counts
+        if terms.do_expand:  # make_outputs fills both
+            topk_rows = sent.group.empty(tuple(received.topk_idx.shape), torch.int32)
+            expert_ends = torch.empty_like(expert_ends)
         if terms.worst_rows:
             expert_major_rows = layout.most_expert_major_rows(
                 runtime.num_ranks, terms.max_tokens, top_k, local_experts, alignment
@@ -225,10 +225,11 @@ class Dispatcher:
             received.handle,
             terms.worst_rows,
             received.topk_idx,
-            slot_rows,
-            None if slot_rows is None else slot_rows.int(),
+            topk_rows,
             received.source_token,
             received.source_ends,
+            counts,
+            received.expert_ends,
             [],
         )
         handle = EPHandle(
@@ -281,46 +282,59 @@ def check_handle(call: str, handle: Any) -> None:
 
 
 def make_outputs(
-    received: Received, handle: EPHandle, zero_padding: bool, column_major_scales: bool
+    received: Received,
+    handle: EPHandle,
+    cached: bool,
+    zero_padding: bool,
+    column_major_scales: bool,
+    stream: int,
 ) -> Outputs:
-    """The tensors that a dispatch returns, from the received rows."""
-    recv_x, recv_scales, recv_weights = received.x, received.scales, received.topk_weights
-    recv_topk_idx: torch.Tensor | None = None
+    """The tensors that a dispatch returns, from the received rows. Without ``cached`` it completes
+    the handle of an expert-major dispatch."""
     if handle.do_expand:
-        recv_x, recv_scales, recv_weights = _expert_major(
-            handle, recv_x, recv_scales, recv_weights, zero_padding
-        )
-    else:
-        recv_topk_idx = handle.shoal.topk_idx
-        if recv_topk_idx.dtype != topk_idx_t:
-            recv_topk_idx = recv_topk_idx.to(topk_idx_t)
+        return _expand(received, handle, cached, zero_padding, column_major_scales, stream)
+    recv_topk_idx, recv_scales = handle.shoal.topk_idx, received.scales
+    if recv_topk_idx.dtype != topk_idx_t:
+        recv_topk_idx = recv_topk_idx.to(topk_idx_t)
     if recv_scales is not None and column_major_scales:
         recv_scales = layout.column_major(recv_scales)
-    return recv_x, recv_scales, recv_topk_idx, recv_weights
+    return received.x, recv_scales, recv_topk_idx, received.topk_weights
 
 
-def _expert_major(
+def _expand(
+    received: Received,
     handle: EPHandle,
-    x: torch.Tensor,
-    scales: torch.Tensor | None,
-    weights: torch.Tensor | None,
+    cached: bool,
     zero_padding: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    column_major_scales: bool,
+    stream: int,
+) -> Outputs:
     """Rank-major rows, scales and weights in expert-major order."""
-    flat_slot = layout.flat_slot_of_row(handle.shoal.slot_rows, handle.num_expanded_tokens)
-    row = torch.where(flat_slot < 0, -1, flat_slot // handle.topk_idx.shape[1])
-    x = layout.gather_rows(x, row, zero_padding)
-    if scales is not None:
-        if len(scales) > 0:
-            scales = scales[row.clamp(min=0)]
-        else:
-            scales = scales.new_zeros((len(row), scales.shape[1]))
-        if zero_padding:
-            scales.masked_fill_((row < 0)[:, None], 0)
-    if weights is not None:
-        flat = weights.flatten()
-        if len(flat) > 0:
-            weights = flat[flat_slot.clamp(min=0)].masked_fill_(flat_slot < 0, 0)
-        else:
-            weights = flat.new_zeros(len(flat_slot))
-    return x, scales, weights
+    known, rows = handle.shoal, handle.num_expanded_tokens
+    x, scales, weights = received.x, received.scales, received.topk_weights
+    out = known.group.empty((rows, x.shape[1]), x.dtype)
+    out_weights = None if weights is None else known.group.empty((rows,), torch.float32)
+    out_scales = None
+    if scales is not None and column_major_scales:
+        out_scales = layout.empty_column_major(rows, scales)
+    elif scales is not None:
+        out_scales = known.group.empty((rows, scales.shape[1]), scales.dtype)
+    expand(
+        known.group.group,
+        as_rows(x),
+        known.topk_idx,
+        known.source_ends[-1:],
+        known.expert_counts,
+        known.expert_ends,
+        weights,
+        scales,
+        known.topk_rows,
+        cached,
+        as_rows(out),
+        out_weights,
+        out_scales,
+        None if cached else handle.psum_num_recv_tokens_per_expert,
+        zero_padding,
+        stream,
+    )
+    return out, out_scales, None, out_weights

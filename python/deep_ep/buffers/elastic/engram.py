@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engram storage: a table distributed over the ranks, read with one-sided gets."""
+"""Engram storage: a table distributed over the ranks. On GPUs that reach each other one kernel
+fetches entries on the comm stream; elsewhere the host gets them one by one."""
 
 from __future__ import annotations
 
@@ -10,11 +11,15 @@ import torch
 
 import shoal
 
+from ...utils.math import align
 from ...utils.semantic import native_assert
 from ..checks import describe
-from .layout import column_major
 from ..groups import to_torch
 from ..runtime import Runtime
+from .layout import column_major
+from .streams import StreamCalls, settle
+
+Fetched = tuple[torch.Tensor, torch.Tensor | None]
 
 _COUNT = struct.Struct("<2q")
 
@@ -22,8 +27,8 @@ _COUNT = struct.Struct("<2q")
 class Engram:
     """The entries of all ranks, n on each; entry i of rank r has number r * n + i."""
 
-    def __init__(self, runtime: Runtime):
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, streams: StreamCalls | None):
+        self._runtime, self._streams = runtime, streams
         self._bytes = 0
 
     def write(self, storage: torch.Tensor, sf: torch.Tensor | None) -> None:
@@ -53,7 +58,7 @@ class Engram:
             f"allowed: contiguous elements of four bytes [{total}, *]",
         )
         size = storage.numel() * storage.element_size()
-        # The exchange also orders this write after the fetches of all ranks.
+        # On the host, the exchange also orders this write after the fetches of all ranks.
         for rank, block in enumerate(runtime.team.exchange(_COUNT.pack(entries, size))):
             other = _COUNT.unpack(block)
             native_assert(
@@ -61,25 +66,32 @@ class Engram:
                 f"{call}: rank {rank} has {other[0]} entries in {other[1]} bytes, this one "
                 f"{entries} in {size}",
             )
+        streams = self._streams
+        if streams is not None:
+            streams.barrier(runtime.current_stream(), True)  # likewise
         if self._bytes != size:
             if self._bytes:
+                settle(runtime)
                 self._data.free()
             self._data = runtime.world.zeros((size,), "uint8")
             self._bytes = size
         to_torch(self._data.local).copy_(storage.detach().view(-1).view(torch.uint8))
         self._entries, self._hidden, self._dtype, self._sf = entries, hidden, storage.dtype, sf
-        runtime.synchronize_stream()
-        shoal.barrier(runtime.team)
+        if streams is not None:
+            streams.barrier(runtime.current_stream(), True)
+        else:
+            runtime.synchronize_stream()
+            shoal.barrier(runtime.team)
 
-    def fetch(
-        self, indices: torch.Tensor, columns_first: bool
-    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor | None]]:
+    def fetch(self, indices: torch.Tensor, columns_first: bool) -> Callable[[], Fetched]:
         call, runtime = "engram_fetch", self._runtime
         native_assert(self._bytes > 0, f"{call}: engram_write has not been called")
         native_assert(
             indices.dim() == 2 and indices.dtype == torch.int32,
             f"{call}: indices are {describe(indices)}; allowed: int32 [T, n]",
         )
+        if self._streams is not None:
+            return self._fetch_on_stream(self._streams, indices, columns_first)
         wanted, total = indices.flatten().tolist(), self._entries * runtime.num_ranks
         native_assert(
             not wanted or (min(wanted) >= 0 and max(wanted) < total),
@@ -95,11 +107,55 @@ class Engram:
         if scales is not None and columns_first:
             scales = column_major(scales)
 
-        def wait() -> tuple[torch.Tensor, torch.Tensor | None]:
+        def wait() -> Fetched:
             runtime.world.quiet()
             return data.view(self._dtype).view(
                 indices.shape[0], indices.shape[1] * self._hidden
             ), scales
+
+        return wait
+
+    def _fetch_on_stream(
+        self, streams: StreamCalls, indices: torch.Tensor, columns_first: bool
+    ) -> Callable[[], Fetched]:
+        """The kernel checks the indices: a later call raises for one that is out of range."""
+        runtime, sf, device = self._runtime, self._sf, self._runtime.device
+        streams.check()
+        indices = indices.to(device).contiguous()
+        rows, per_row = indices.shape
+        words = 0 if sf is None else sf.shape[1]
+        with runtime.operation("engram_fetch", None, True) as operation:
+            data = torch.empty((rows, per_row * self._hidden), dtype=self._dtype, device=device)
+            scales, storage, row_stride, step = None, None, per_row * words, 1
+            if sf is not None and columns_first:
+                row_stride, step = 1, align(rows, 4)
+                make = torch.empty if step == rows else torch.zeros  # zeros below the last row
+                storage = make((per_row * words, step), dtype=sf.dtype, device=device)
+                scales = storage.t()[:rows]
+            elif sf is not None:
+                scales = storage = torch.empty(
+                    (rows, per_row * words), dtype=sf.dtype, device=device
+                )
+            streams.fetch_entries(
+                operation.stream,
+                self._data,
+                self._hidden * self._dtype.itemsize,
+                self._entries,
+                indices.data_ptr(),
+                rows * per_row,
+                max(per_row, 1),
+                data.data_ptr(),
+                0 if sf is None else sf.data_ptr(),
+                words,
+                0 if storage is None else storage.data_ptr(),
+                row_stride,
+                step,
+            )
+        event = operation.overlap((indices, sf), (data, storage))
+
+        def wait() -> Fetched:
+            event.current_stream_wait()
+            return data, scales
 
         return wait
 

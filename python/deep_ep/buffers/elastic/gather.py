@@ -3,7 +3,8 @@
 
 A session allocates from the start of the buffer. A signal per call and source carries the number
 of the session, so signals are never reset. A session starts when all ranks have ended the previous
-one.
+one. On GPUs that reach each other, the comm stream puts, by one kernel or the copy engines, and the
+current stream waits.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from ...utils.semantic import native_assert
 from ..checks import describe
 from ..groups import to_torch
 from ..runtime import Runtime
+from .streams import StreamCalls, refuse_capture, settle
+
+_ONE_KERNEL = 128 << 10  # bytes that shoal puts to all ranks by one kernel
 
 
 class GatherSessions:
     """The gather buffer of one rank, which its sessions share."""
 
-    def __init__(self, runtime: Runtime):
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, streams: StreamCalls | None):
+        self._runtime, self._streams = runtime, streams
         self._bytes = self._calls = 0
         self._active = False
 
@@ -43,6 +47,7 @@ class GatherSessions:
         native_assert(not self._active, "agrs_set_config: a session is active")
         world = self._runtime.world
         if self._bytes:
+            settle(self._runtime)
             self._data.free()
             self._arrived.free()
         self._bytes, self._calls, self._session = max_bytes, max_calls, 0
@@ -53,8 +58,12 @@ class GatherSessions:
     def begin(self) -> None:
         native_assert(self._bytes > 0, "create_agrs_session: agrs_set_config has not been called")
         native_assert(not self._active, "create_agrs_session: a session is active")
-        self._runtime.synchronize_stream()
-        shoal.barrier(self._runtime.team)
+        if self._streams is not None:
+            refuse_capture(self._runtime, "create_agrs_session")
+            self._streams.barrier(self._runtime.current_stream(), True)
+        else:
+            self._runtime.synchronize_stream()
+            shoal.barrier(self._runtime.team)
         self._session += 1
         self._active, self._used, self._call = True, 0, 0
 
@@ -82,12 +91,52 @@ class GatherSessions:
             self._call < self._calls,
             f"{call}: call {self._call + 1} of a session; agrs_set_config allows {self._calls}",
         )
-        runtime, slot, session = self._runtime, self._call, self._session
+        slot, session = self._call, self._session
+        if self._streams is not None:
+            self._put_on_stream(self._streams, parts, places, slot)
+        else:
+            self._put_on_host(parts, places, slot)
+        self._used, self._call = end, self._call + 1
+        if self._streams is not None:
+            self._streams.check()
+        return *places, self._waiter(slot, session)
+
+    def _put_on_stream(
+        self, streams: StreamCalls, parts: list[torch.Tensor], places: list[torch.Tensor], slot: int
+    ) -> None:
+        runtime, start = self._runtime, self._local.data_ptr()
+        refuse_capture(runtime, "all_gather")
+        mine = [place[runtime.rank] for place in places]
+        sizes = [part.numel() * part.itemsize for part in parts]
+        # This rank's copy of many bytes overlaps with the transfers.
+        apart = sum(sizes) > _ONE_KERNEL
+        blocks = [
+            (part.data_ptr(), one.data_ptr() - start, size, apart)
+            for part, one, size in zip(parts, mine, sizes)
+        ]
+        with runtime.operation("all_gather", None, True) as operation:
+            streams.put_to_all(
+                operation.stream,
+                self._data,
+                blocks,
+                self._arrived,
+                slot * runtime.num_ranks,
+                self._session,
+            )
+        operation.overlap(tuple(parts), ())
+        for part, one in zip(parts, mine):
+            if apart and one.data_ptr() != part.data_ptr():
+                one.copy_(part.detach())
+
+    def _put_on_host(
+        self, parts: list[torch.Tensor], places: list[torch.Tensor], slot: int
+    ) -> None:
+        runtime = self._runtime
         for part, place in zip(parts, places):
             mine = place[runtime.rank]
             if mine.data_ptr() != part.data_ptr():
                 mine.copy_(part.detach())
-        self._runtime.synchronize_stream()
+        runtime.synchronize_stream()
         for step in range(1, runtime.num_ranks):
             peer = (runtime.rank + step) % runtime.num_ranks
             for place in places:
@@ -96,10 +145,8 @@ class GatherSessions:
                 runtime.world.put(self._data.on(peer)[start : start + source.numel()], source)
             runtime.world.fence()
             runtime.world.signal(
-                self._arrived.on(peer)[slot * runtime.num_ranks + runtime.rank], session
+                self._arrived.on(peer)[slot * runtime.num_ranks + runtime.rank], self._session
             )
-        self._used, self._call = end, self._call + 1
-        return *places, self._waiter(slot, session)
 
     def _waiter(self, slot: int, session: int) -> Callable[[], None]:
         runtime = self._runtime
@@ -109,6 +156,13 @@ class GatherSessions:
                 self._active and self._session == session,
                 "all_gather: call the handle before its session ends",
             )
+            if self._streams is not None:
+                refuse_capture(runtime, "all_gather")
+                self._streams.wait_for_all(
+                    runtime.current_stream(), self._arrived, slot * runtime.num_ranks, session
+                )
+                self._streams.check()
+                return
             for peer in range(runtime.num_ranks):
                 if peer != runtime.rank:
                     runtime.world.wait_until(

@@ -22,11 +22,12 @@ class ShoalLayout(NamedTuple):
     handle: Any
     worst_rows: int  # rank-major rows; 0: sizes were exchanged
     topk_idx: torch.Tensor  # int64 [rows, K]: local experts, -1 elsewhere
-    # int64 [rows, K]: expert-major row of each top-k slot, or -1; None in rank-major form
-    slot_rows: torch.Tensor | None
-    topk_rows: torch.Tensor | None  # the same as int32
+    # int32 [rows, K]: expert-major row of each top-k slot, or -1; None in rank-major form
+    topk_rows: torch.Tensor | None
     source_token: torch.Tensor  # int32 [rows]
     source_ends: torch.Tensor  # int32 [R]: rows from ranks 0 to i
+    expert_counts: torch.Tensor  # int32 [E / R]: rows of each local expert
+    expert_ends: torch.Tensor  # int32 [E / R]: sums of the aligned counts up to each expert
     # the handle of the same layout in Shoal's expert-major form, once a combine needs it
     expert_major_handle: list[Any]
 
@@ -71,7 +72,7 @@ def last_topk_slot(local_idx: torch.Tensor) -> torch.Tensor:
 
 def source_metadata(known: ShoalLayout, max_tokens: int) -> torch.Tensor:
     """EPHandle.recv_src_metadata."""
-    local_idx, slot_rows = known.topk_idx, known.slot_rows
+    local_idx, slot_rows = known.topk_idx, known.topk_rows
     top_k = local_idx.shape[1]
     number = torch.arange(local_idx.shape[0], dtype=torch.int32, device=local_idx.device)
     source = torch.bucketize(number, known.source_ends, right=True).int()
@@ -108,6 +109,13 @@ def gather_rows(x: torch.Tensor, index: torch.Tensor, zero_padding: bool) -> tor
     if zero_padding:
         out.masked_fill_((index < 0)[:, None], 0)
     return out.view(x.dtype)
+
+
+def empty_column_major(rows: int, scales: torch.Tensor) -> torch.Tensor:
+    """An uninitialised tensor [rows, *] like ``scales`` in the form of ``column_major``."""
+    packs, step = scales.shape[1], align(rows, 4)
+    out = torch.empty((packs, step), dtype=scales.dtype, device=scales.device)
+    return out.t()[:rows]
 
 
 def column_major(scales: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 """``pp_send`` and ``pp_recv``: tensors between neighbours of a ring, through slots in the heap.
 
 Each link has slots at its receiver. A sender takes them in turn and waits until the receiver has
-freed the next one. Both sides count, so signals carry increasing numbers and are never reset.
+freed the next one. Both sides count, so signals carry increasing numbers and are never reset. On
+GPUs that reach each other, the current stream waits, copies and signals, and the host goes on.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from ...utils.semantic import native_assert
 from ..checks import describe
 from ..groups import to_torch
 from ..runtime import Runtime
+from .streams import StreamCalls, refuse_capture, settle
 
 
 class Ring:
     """The two links of a rank: 0 to the next rank, 1 to the previous rank."""
 
-    def __init__(self, runtime: Runtime):
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, streams: StreamCalls | None):
+        self._runtime, self._streams = runtime, streams
         self._slots = 0
 
     def configure(self, max_bytes: int, slots: int) -> None:
@@ -34,6 +36,7 @@ class Ring:
         )
         world = self._runtime.world
         if self._slots:
+            settle(self._runtime)
             for array in (self._data, self._arrived, self._freed):
                 array.free()
         self._max_bytes, self._stride, self._slots = max_bytes, align(max_bytes, 32), slots
@@ -45,6 +48,25 @@ class Ring:
     def send(self, tensor: torch.Tensor, to: int) -> None:
         link = self._link("pp_send", tensor, to, towards_next=True)
         world, number = self._runtime.world, self._sent[link]
+        if self._streams is not None:
+            refuse_capture(self._runtime, "pp_send")
+            self._streams.put_when(
+                self._runtime.current_stream(),
+                self._freed if number >= self._slots else None,
+                link,
+                max(number + 1 - self._slots, 0),
+                to,
+                self._data,
+                self._start(link, number),
+                tensor.data_ptr(),
+                tensor.numel() * tensor.element_size(),
+                self._arrived,
+                link,
+                number + 1,
+            )
+            self._sent[link] += 1
+            self._streams.check()
+            return
         if number >= self._slots:
             world.wait_until(self._freed, ">=", number + 1 - self._slots, index=link)
         self._runtime.synchronize_stream()
@@ -57,6 +79,25 @@ class Ring:
     def receive(self, tensor: torch.Tensor, source: int) -> None:
         link = self._link("pp_recv", tensor, source, towards_next=False)
         world, number = self._runtime.world, self._received[link]
+        if self._streams is not None:
+            refuse_capture(self._runtime, "pp_recv")
+            self._streams.take_when(
+                self._runtime.current_stream(),
+                self._arrived,
+                link,
+                number + 1,
+                tensor.data_ptr(),
+                self._data,
+                self._start(link, number),
+                tensor.numel() * tensor.element_size(),
+                source,
+                self._freed,
+                link,
+                number + 1,
+            )
+            self._received[link] += 1
+            self._streams.check()
+            return
         world.wait_until(self._arrived, ">=", number + 1, index=link)
         target = tensor.detach().view(-1).view(torch.uint8)
         start = self._start(link, number)

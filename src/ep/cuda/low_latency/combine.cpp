@@ -24,15 +24,6 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
       options.out.defined() || !group_.capturing(on), Code::invalid_argument,
       "low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the result's memory must outlive "
       "the graph");
-  if (form == CombineRowForm::log_fmt) {
-    const std::size_t needed =
-        log_fmt_shared_bytes(group_.device, static_cast<std::int32_t>(state.shape.hidden));
-    require(
-        needed + kLogfmtStaticBytes <= parts_->limits.shared_bytes, Code::unsupported,
-        "low_latency_combine: log_fmt puts rows together in {} bytes of shared memory, of which this GPU has {}; "
-        "GroupOptions.hidden is {}",
-        needed, parts_->limits.shared_bytes - kLogfmtStaticBytes, state.shape.hidden);
-  }
 
   auto pending = std::make_shared<CudaPendingCombine>();
   pending->group = state.shared_from_this();
@@ -56,6 +47,10 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   call.form = form;
   call.exact = options.reduction == Reduction::exact ? 1 : 0;
   call.weights_travelled = handle.has_weights ? 1 : 0;
+  // A send whose receive is deferred must not wait for weights.
+  call.unsummed =
+      form == CombineRowForm::sums && !handle.has_weights && options.defer_receive ? 1 : 0;
+  call.keeps_weights = options.defer_receive ? 1 : 0;
   call.flags =
       options.defer_receive || group_.device.mask_failed != 0 || form == CombineRowForm::log_fmt
           ? 1
@@ -73,7 +68,8 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   else
     group_.end_first();
   state.low_latency_combine_epoch = pending->epoch;
-  if (!options.defer_receive) pending->received_already = queue_receive(*pending, true);
+  if (!options.defer_receive)
+    pending->received_already = queue_receive(*pending, call.weights, true);
   return pending;
 }
 
@@ -97,10 +93,11 @@ bool LowLatency::ready(const detail::PendingCombineState& base) {
 Tensor LowLatency::receive(detail::PendingCombineState& base) {
   auto& pending = detail::of_backend<CudaPendingCombine>(base, "low_latency_combine");
   return pending.received_already ? std::move(*pending.received_already)
-                                  : queue_receive(pending, false);
+                                  : queue_receive(pending, pending.view.weights, false);
 }
 
-Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_send) {
+Tensor LowLatency::queue_receive(detail::PendingCombineState& base, const float* weights,
+                                 bool behind_send) {
   GroupState& state = group_.state;
   auto& pending = detail::of_backend<CudaPendingCombine>(base, "low_latency_combine");
   const auto& handle =
@@ -119,14 +116,15 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, bool behind_
   call.form = form_of(options);
   call.exact = options.reduction == Reduction::exact ? 1 : 0;
   call.weights_travelled = handle.has_weights ? 1 : 0;
+  call.weights = weights;
   call.wait_ns = options.wait_ns.defined() ? options.wait_ns.as<std::int64_t>() : nullptr;
   call.longest_wait = parts_->waits_of_combine(pending.epoch);
   call.handle = handle.view;
   call.pending = pending.view;
   call.grants = behind_send ? 0 : 1;
-  // Other forms read what the send writes for them; statistics, how long it waited for weights.
+  // Statistics read how long the send waited for weights.
   const bool reads_of_send =
-      call.form != CombineRowForm::sums || (call.wait_ns != nullptr && !handle.has_weights);
+      call.form == CombineRowForm::sums && call.wait_ns != nullptr && !handle.has_weights;
   call.chained =
       behind_send && !reads_of_send && parts_->limits.dependent_launch && group_.ranks_on_gpu == 1
           ? 1

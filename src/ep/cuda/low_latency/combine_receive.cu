@@ -3,80 +3,92 @@
 // token in float32 and rounds once.
 //
 // Order of the sum, the same on every backend, so that results agree bit by bit; sums start at +0:
-//   sums           the ranks' rows in the order of their last top-k slots
+//   sums           the ranks' rows in the order of their last top-k slots; a rank whose notice says
+//                  that it sends expert outputs instead: as with per_rank
 //   rows, log_fmt  weight * row, top-k slots ascending; with per_rank reduction grouped by rank,
-//   each
-//                  group rounded to bfloat16, as if the rank had computed it
+//                  each group rounded to bfloat16, as if the rank had computed it
 //
-// Moves within this GPU's memory: reads 2 B a channel and combine row, writes one row per token. A
-// block takes a token, a thread a chunk of the row, which waits for that chunk of the combine rows
-// only. The first block has no token where other blocks can take them: it checks that all ranks
-// combine in the same form.
+// Moves within this GPU's memory: reads 2 B a channel and combine row (LogFMT-10: 1.25 B), writes
+// one row per token. A block takes a token, a thread a chunk of the row, which waits for that chunk
+// of the combine rows only; of LogFMT-10 rows, a warp takes 512 channels. The first block has no
+// token where other blocks can take them: it checks that all ranks combine in the same form.
 //
-// Waits: the words of the rows themselves (self_signalling.cuh); for LogFMT-10, and in groups that
-// mask ranks, their flags. Publishes: the grant of the half, at the end, where the receive does not
-// directly follow its send; otherwise the next send grants it. Memory order: words of rows are
-// their own signals; flags are acquired at system scope before the row is loaded.
+// Waits: with sums whose weights did not travel with the dispatch, the notices of the ranks, which
+// come before their rows; the words of the rows themselves (self_signalling.cuh); for LogFMT-10,
+// and in groups that mask ranks, their flags. Publishes: the grant of the half, at the end, where
+// the receive does not directly follow its send; otherwise the next send grants it. Memory order:
+// words of rows are their own signals; flags are acquired at system scope before the row is loaded.
 //
 // Measured: with combine_send.cu, see dispatch_send.cu.
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/grants.cuh"
 #include "ep/cuda/low_latency/launch.cuh"
-#include "ep/cuda/low_latency/logfmt.cuh"
-#include "ep/cuda/low_latency/topk_slots.cuh"
+#include "ep/cuda/low_latency/logfmt_decode.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
 
-/// Threads of a block that adds up rows: such a block fits on an SM beside a block of the send that
-/// it is chained to.
+/// Threads of a block: two chunks each of a row of 7168 channels, or a warp for each piece.
 constexpr std::uint32_t kThreads = 448;
-/// Threads of a block that decodes LogFMT-10.
-constexpr std::uint32_t kDecodeThreads = 256;
-/// Channels that it decodes at a time: a multiple of LogFMT blocks, which have 512 or 1024.
-constexpr std::uint32_t kWindow = 4096;
-constexpr std::uint32_t kWindowGroups = kWindow / numeric::kGroupChannels,
-                        kWindowBlocks = kWindow / 512;
-
-/// The combine rows of a token as its warps hold them: lane k has that of top-k slot k. Sums are in
-/// the last slot of each rank.
-struct TokenRows {
-  TopkSlot slot;
-  std::uint32_t arrived;  ///< top-k slots whose row has arrived or will
-  float weight;
-  std::uint32_t row;  ///< where the row starts, in chunks of 16 bytes from the first combine row
+static_assert(kThreads == kLogfmtWarps * 32);
+/// What a block knows about the ranks.
+struct RankStates {
+  bool masked[kMaxDeviceRanks];
+  /// CombineNoticeWord::kUnsummed, in groups without masks; there every rank is waited for anyway.
+  bool unsummed[kMaxDeviceRanks];
 };
 
 class CombineReceiver {
  public:
-  __device__ CombineReceiver(const LowLatencyCombineReceive& call, const bool* masked)
+  __device__ CombineReceiver(const LowLatencyCombineReceive& call, const RankStates& ranks)
       : call_(call),
         group_(call.group),
-        masked_(masked),
+        ranks_(ranks),
         epoch_(call.group.memory->combines_received + 1),
         expected_(CombineNoticeWord{call.form, call.exact != 0, call.weights_travelled != 0,
                                     call.handle.header->epoch}
                       .word(epoch_)) {}
 
+  /// Fills `ranks`. A barrier of the block has to follow.
+  __device__ void look_at_ranks(RankStates& ranks) const {
+    for (auto rank = static_cast<std::int32_t>(threadIdx.x); rank < group_.ranks;
+         rank += static_cast<std::int32_t>(blockDim.x)) {
+      ranks.masked[rank] = is_masked(group_, rank);
+      ranks.unsummed[rank] = self_signalling(group_) && may_be_unsummed() && wait_for_notice(rank);
+    }
+  }
+
+  /// The expert of this lane's top-k slot, or -1.
+  __device__ std::int32_t load_expert(std::int32_t token) const {
+    const auto me = static_cast<std::int32_t>(lane_id());
+    if (token >= call_.tokens || me >= group_.top_k) return -1;
+    return known_expert(group_,
+                        call_.handle.topk[static_cast<std::size_t>(token) * group_.top_k + me]);
+  }
+
   /// Waits for the combine rows of a token, as far as they have flags.
-  __device__ TokenRows wait(std::int32_t token) const {
+  __device__ TokenRows wait(std::int32_t token, std::int32_t expert) const {
     const std::uint32_t me = lane_id();
     const bool in_row = me < static_cast<std::uint32_t>(group_.top_k);
     const std::size_t at = static_cast<std::size_t>(token) * group_.top_k + me;
     TokenRows token_rows;
-    token_rows.slot = make_topk_slot(in_row ? known_expert(group_, call_.handle.topk[at]) : -1,
-                                     group_.local_experts);
+    token_rows.slot = make_topk_slot(expert, group_.local_experts);
     const bool sums = call_.form == CombineRowForm::sums;
-    token_rows.weight = !sums && in_row ? call_.pending.weights[at] : 0;
+    const bool awaited = token_rows.slot.rank >= 0 && !ranks_.masked[token_rows.slot.rank];
+    bool unsummed = false;
+    if (awaited && may_be_unsummed())
+      unsummed = self_signalling(group_) ? ranks_.unsummed[token_rows.slot.rank]
+                                         : wait_for_notice(token_rows.slot.rank);
+    token_rows.unsummed = __ballot_sync(kWarp, unsummed);
+    token_rows.weight = 1;  // of sums
+    if (in_row && (!sums || unsummed)) token_rows.weight = call_.weights[at];
     token_rows.row = 0;
     bool arrived = false;
-    if ((sums ? token_rows.slot.last : token_rows.slot.rank >= 0) &&
-        !masked_[token_rows.slot.rank]) {
+    if (awaited && (!sums || unsummed || token_rows.slot.last)) {
       const TopkSlot& topk_slot = token_rows.slot;
       const std::int32_t place =
-          sums ? combine_row_place(group_, topk_slot.rank, topk_slot.place, 0)
-               : combine_row_place(group_, topk_slot.rank, static_cast<std::int32_t>(me),
-                                   topk_slot.index_of_rank);
+          combine_row_place(group_, topk_slot.rank, static_cast<std::int32_t>(me),
+                            sums && !unsummed ? 0 : topk_slot.index_of_rank);
       const std::size_t index = combine_row_index(group_, call_.sizes, epoch_, token, place);
       token_rows.row =
           static_cast<std::uint32_t>(index * (group_.layout.combine_row_bytes / sizeof(uint4)));
@@ -101,11 +113,6 @@ class CombineReceiver {
     return reinterpret_cast<uint4*>(group_.block[group_.me] + group_.layout.combine_rows) + row +
            chunk;
   }
-  __device__ const std::byte* row_of(const TokenRows& token_rows, int lane) const {
-    return reinterpret_cast<const std::byte*>(
-        chunk_at(__shfl_sync(kWarp, token_rows.row, lane), 0));
-  }
-
   __device__ uint4* out_row(std::int32_t token) const {
     return reinterpret_cast<uint4*>(call_.out +
                                     static_cast<std::size_t>(token) * call_.sizes.hidden);
@@ -139,26 +146,30 @@ class CombineReceiver {
           group_, rank, Phase::low_latency_combine_receive, kCombineOperation, epoch_,
           [&] { return ahead_of(said = ptx::ld_relaxed_sys_global(notice), epoch_) >= 0; }, notice,
           nullptr);
-      if (!came || said == expected_) continue;
+      if (!came || CombineNoticeWord::agree(said, expected_)) continue;
       group_.memory->dirty_combine[epoch_ & 1] = epoch_;
       report_fault(group_, Fault::mismatch, Phase::low_latency_combine_receive, kCombineOperation,
                    rank, epoch_, said, 0, 0, 0, false);
     }
   }
 
-  /// Writes sentinels over rows that had flags, for the next use of the half.
-  __device__ void clear_rows(const TokenRows& token_rows) const {
-    if (!self_signalling(group_)) return;
-    const auto chunks = static_cast<std::uint32_t>(group_.layout.combine_row_bytes / sizeof(uint4));
-    for (std::uint32_t left = token_rows.arrived; left != 0; left &= left - 1) {
-      const std::uint32_t row = __shfl_sync(kWarp, token_rows.row, __ffs(left) - 1);
-      for (std::uint32_t chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x)
-        *chunk_at(row, chunk) = uint4{kSentinel, kSentinel, kSentinel, kSentinel};
-    }
-  }
-
  private:
   __device__ bool ordered() const { return call_.grants != 0 || call_.wait_ns != nullptr; }
+  __device__ bool may_be_unsummed() const {
+    return call_.form == CombineRowForm::sums && call_.weights_travelled == 0;
+  }
+
+  /// Waits for the notice of a rank: whether it sends expert outputs instead of sums.
+  __device__ __noinline__ bool wait_for_notice(std::int32_t rank) const {
+    const std::uint64_t* const notice = combine_notice(group_, group_.me, epoch_, rank);
+    std::uint64_t said = 0, waited = 0;
+    wait_or_mask(
+        group_, rank, Phase::low_latency_combine_receive, kCombineOperation, epoch_,
+        [&] { return ahead_of(said = ptx::ld_relaxed_sys_global(notice), epoch_) >= 0; }, notice,
+        call_.wait_ns != nullptr ? &waited : nullptr);
+    note_wait(call_.longest_wait, rank, waited);
+    return is_epoch(said, epoch_) && (said & CombineNoticeWord::kUnsummed) != 0;
+  }
 
   /// For the statistics: how long the last word of a row takes. One warp measures.
   __device__ bool measures() const { return call_.wait_ns != nullptr && threadIdx.x < 32; }
@@ -182,9 +193,10 @@ class CombineReceiver {
         group_, rank, Phase::low_latency_combine_receive, kCombineOperation, epoch_,
         [&] {
           said = ptx::ld_relaxed_sys_global(notice);
-          here = ptx::ld_acquire_sys_global(flag) == expected_;
+          here = CombineNoticeWord::agree(ptx::ld_acquire_sys_global(flag), expected_);
           // A rank that combines in another form, or has masked this one, will not send the row.
-          return here || (ahead_of(said, epoch_) >= 0 && said != expected_);
+          return here ||
+                 (ahead_of(said, epoch_) >= 0 && !CombineNoticeWord::agree(said, expected_));
         },
         flag, call_.wait_ns != nullptr ? &waited : nullptr);
     note_wait(call_.longest_wait, rank, waited);
@@ -200,7 +212,7 @@ class CombineReceiver {
 
   const LowLatencyCombineReceive& call_;
   const DeviceGroup& group_;
-  const bool* const masked_;
+  const RankStates& ranks_;
   const std::uint64_t epoch_, expected_;
   std::uint32_t passed_ = 0;  ///< pass_epoch
 };
@@ -230,41 +242,38 @@ struct RowSum {
   }
 };
 
-/// Calls f(k) for the top-k slots k of `arrived`: ascending, or, with levels, rank by rank in the
-/// order of their last slots, with end() after each rank.
-template <typename F, typename End>
-__device__ void for_token_rows(const TokenRows& token_rows, bool levels, F&& f, End&& end) {
-  if (!levels) {
-    for (std::uint32_t left = token_rows.arrived; left != 0; left &= left - 1) f(__ffs(left) - 1);
-    return;
-  }
-  for (std::uint32_t ranks = token_rows.slot.lasts; ranks != 0; ranks &= ranks - 1) {
-    const std::int32_t rank = __shfl_sync(kWarp, token_rows.slot.rank, __ffs(ranks) - 1);
-    const std::uint32_t lanes =
-        __ballot_sync(kWarp, token_rows.slot.rank == rank) & token_rows.arrived;
-    for (std::uint32_t left = lanes; left != 0; left &= left - 1) f(__ffs(left) - 1);
-    if (lanes != 0) end();  // a rank that is left out adds nothing
-  }
-}
+/// How bfloat16 rows are added: each as it is; weighted; or weighted and grouped by rank.
+enum class RowAddition : std::uint8_t { plain, weighted, by_rank };
 
 /// Adds up bfloat16 rows, kAhead of them in flight.
-template <CombineRowForm kForm>
+template <RowAddition kAddition>
 __device__ void add_rows(const CombineReceiver& collector, const LowLatencyCombineReceive& call,
                          const TokenRows& token_rows, uint4* out) {
-  constexpr int kAhead = 8, kRankBits = 8;
+  constexpr bool kByRank = kAddition == RowAddition::by_rank;
+  constexpr int kAhead = kByRank ? 4 : 8, kRankBits = 8;
   static_assert(kMaxDeviceRanks <= 1 << kRankBits && kAhead * kRankBits <= 64);
   const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
+  // Rows are the bits of `all`: top-k slots, or positions in the order by rank.
+  std::uint32_t order = 0, all = token_rows.arrived;
+  if constexpr (kByRank) {
+    order = order_rows(token_rows, true);
+    all = all == 0 ? 0 : kWarp >> (32 - __popc(all));
+  }
+  const auto slot_of = [&](std::uint32_t rows) {
+    const int row = __ffs(rows) - 1;
+    return kByRank ? __shfl_sync(kWarp, order, row) : static_cast<std::uint32_t>(row);
+  };
   for (std::uint32_t first = threadIdx.x / 32 * 32; first < chunks; first += blockDim.x) {
     const std::uint32_t chunk = first + lane_id();
     RowSum sum;
     bool came = true;
-    for (std::uint32_t left = token_rows.arrived; left != 0;) {
+    for (std::uint32_t left = all; left != 0;) {
       std::uint32_t rows[kAhead], wanted = 0, ahead = left;
       std::uint64_t ranks = 0;  // packed, because the wait of one lane cannot shuffle
 #pragma unroll
       for (int i = 0; i < kAhead; ++i, ahead &= ahead - 1) {
         if (ahead == 0) continue;
-        const int lane = __ffs(ahead) - 1;
+        const auto lane = static_cast<int>(slot_of(ahead) & ~kEndsRank);
         rows[i] = __shfl_sync(kWarp, token_rows.row, lane);
         ranks |= static_cast<std::uint64_t>(__shfl_sync(kWarp, token_rows.slot.rank, lane))
                  << (i * kRankBits);
@@ -284,111 +293,18 @@ __device__ void add_rows(const CombineReceiver& collector, const LowLatencyCombi
         if (left == 0) continue;
         float values[8];
         Bfloat16Vector::widen(data[i], values);
-        if constexpr (kForm == CombineRowForm::sums)
+        if constexpr (kAddition == RowAddition::plain) {
           sum.add(values);
-        else
-          sum.add_weighted(values, __shfl_sync(kWarp, token_rows.weight, __ffs(left) - 1), false);
+        } else {
+          const std::uint32_t slot = slot_of(left);
+          sum.add_weighted(
+              values, __shfl_sync(kWarp, token_rows.weight, static_cast<int>(slot & 31u)), kByRank);
+          if (kByRank && (slot & kEndsRank) != 0) sum.end_level();
+        }
       }
     }
     if (chunk < chunks && came) out[chunk] = Bfloat16Vector::narrow(sum.total);
   }
-}
-
-/// The current window of every LogFMT-10 row of a token.
-struct LogfmtWindow {
-  numeric::LogfmtScale scales[kMaxTopK][kWindowGroups];
-  /// Offsets of the blocks in the row; highest bit: the block is cast.
-  std::uint32_t starts[kMaxTopK][kWindowBlocks];
-  std::uint32_t next[kMaxTopK];  ///< offset of the next window
-};
-
-/// Adds up LogFMT-10 rows, a window of channels at a time. Two threads share a unit of 16 values.
-__device__ void add_log_fmt(const CombineReceiver& collector, const LowLatencyCombineReceive& call,
-                            const TokenRows& token_rows, LogfmtWindow& window, uint4* out) {
-  constexpr std::uint32_t kCast = 1u << 31;
-  const LogfmtRow shape(static_cast<std::uint32_t>(call.sizes.hidden));
-  const bool levels = call.exact == 0;
-  const std::uint32_t me = lane_id(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  if (threadIdx.x < kMaxTopK) window.next[threadIdx.x] = shape.meta_bytes();
-  for (std::uint32_t start = 0; start < shape.hidden; start += kWindow) {
-    __syncthreads();
-    const std::uint32_t first_group = start / numeric::kGroupChannels;
-    const std::uint32_t groups = min(kWindowGroups, shape.groups - first_group);
-    const std::uint32_t first_block = start / shape.block_channels;
-    const std::uint32_t blocks = min(kWindow / shape.block_channels, shape.blocks - first_block);
-    const std::uint32_t groups_per_block = shape.block_channels / numeric::kGroupChannels;
-    // A warp reads the scales of a row, a lane those of a group.
-    std::uint32_t number = 0;
-    for (std::uint32_t left = token_rows.arrived; left != 0; left &= left - 1, ++number) {
-      const int lane = __ffs(left) - 1;
-      const std::byte* const row = collector.row_of(token_rows, lane);
-      if (number % warps != warp) continue;
-      bool castable = true;
-      if (me < groups) {
-        numeric::LogfmtGroup group;
-        const std::uint32_t word =
-            load_word(row + (first_group + me) * sizeof(numeric::LogfmtGroup));
-        group.largest.bits = static_cast<std::uint16_t>(word & 0xffffu);
-        group.smallest.bits = static_cast<std::uint16_t>(word >> 16);
-        window.scales[lane][me] = numeric::logfmt_scale(group);
-        castable = window.scales[lane][me].castable;
-      }
-      const std::uint32_t cast = __ballot_sync(kWarp, castable);
-      if (me != 0) continue;
-      std::uint32_t at = window.next[lane];
-      for (std::uint32_t b = 0; b < blocks; ++b) {
-        const std::uint32_t mask = (groups_per_block == 8 ? 0xffu : 0xfu) << b * groups_per_block;
-        const bool is_cast = (cast & mask) == mask;
-        window.starts[lane][b] = at | (is_cast ? kCast : 0);
-        at += shape.bytes_of(first_block + b, is_cast);
-      }
-      window.next[lane] = at;
-    }
-    __syncthreads();
-    const std::uint32_t chunks = min(kWindow, shape.hidden - start) / 8;
-    for (std::uint32_t first = warp * 32; first < chunks; first += blockDim.x) {
-      const std::uint32_t chunk = min(first + me, chunks - 1);  // whole warps iterate together
-      const std::uint32_t channel = chunk * 8, block = channel / shape.block_channels;
-      const std::uint32_t in_block = channel % shape.block_channels;
-      const std::uint32_t unit = in_block / kLogfmtUnit, half = in_block % kLogfmtUnit / 8;
-      const std::uint32_t count =
-          min(kLogfmtUnit, shape.channels_of(first_block + block) - unit * kLogfmtUnit);
-      RowSum sum;
-      for_token_rows(
-          token_rows, levels,
-          [&](int lane) {
-            const std::byte* const row = collector.row_of(token_rows, lane);
-            const float weight = __shfl_sync(kWarp, token_rows.weight, lane);
-            const std::uint32_t place = window.starts[lane][block];
-            const std::byte* const bytes = row + (place & ~kCast);
-            float values[8];
-            if ((place & kCast) == 0) {
-              const std::byte* const from =
-                  bytes + in_block * 2;  // rows start at any multiple of 4 bytes
-              Bfloat16Vector::widen(
-                  {load_word(from), load_word(from + 4), load_word(from + 8), load_word(from + 12)},
-                  values);
-            } else {
-              LogfmtBits bits;
-              const std::byte* const from = bytes + numeric::logfmt_bytes(unit * kLogfmtUnit);
-#pragma unroll
-              for (int i = 0; i < 5; ++i)
-                bits.words[i] = count == kLogfmtUnit || i < 3 ? load_word(from + 4 * i) : 0;
-              const std::uint32_t signs = bits.signs(count) >> (8 * half);
-              const numeric::LogfmtScale& scale =
-                  window.scales[lane][channel / numeric::kGroupChannels];
-#pragma unroll
-              for (std::uint32_t i = 0; i < 8; ++i)
-                values[i] = numeric::decode_logfmt(half == 0 ? bits.code(i) : bits.code(8 + i),
-                                                   (signs >> i & 1) != 0, scale);
-            }
-            sum.add_weighted(values, weight, levels);
-          },
-          [&] { sum.end_level(); });
-      if (first + me < chunks) out[start / 8 + chunk] = Bfloat16Vector::narrow(sum.total);
-    }
-  }
-  __syncthreads();
 }
 
 /// Reduces `arrived` to the rows that all warps have seen: they can differ for a rank that is being
@@ -406,31 +322,37 @@ __device__ void agree(TokenRows& token_rows) {
 namespace low_latency {
 
 template <CombineRowForm kForm>
-__global__ void __launch_bounds__(kForm == CombineRowForm::log_fmt ? kDecodeThreads : kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     combine_receive_kernel(const __grid_constant__ LowLatencyCombineReceive call) {
   begin_kernel(call.chained != 0);
-  __shared__ bool masked[kMaxDeviceRanks];
+  __shared__ RankStates ranks;
   const DeviceGroup& group = call.group;
-  for (auto rank = static_cast<std::int32_t>(threadIdx.x); rank < group.ranks;
-       rank += static_cast<std::int32_t>(blockDim.x))
-    masked[rank] = is_masked(group, rank);
-  CombineReceiver collector(call, masked);
+  CombineReceiver collector(call, ranks);
+  const auto blocks = static_cast<std::int32_t>(gridDim.x);
+  auto token = (static_cast<std::int32_t>(blockIdx.x) + blocks - 1) % blocks;
+  std::int32_t expert = collector.load_expert(token);  // before the wait
+  collector.look_at_ranks(ranks);
   __syncthreads();
   collector.pass();
   if (blockIdx.x == 0) collector.check_agreement();
-  const auto blocks = static_cast<std::int32_t>(gridDim.x);
-  for (auto token = (static_cast<std::int32_t>(blockIdx.x) + blocks - 1) % blocks;
-       token < call.tokens; token += blocks) {
-    TokenRows token_rows = collector.wait(token);
+  for (; token < call.tokens; token += blocks) {
+    TokenRows token_rows = collector.wait(token, expert);
+    expert = collector.load_expert(token + blocks);
     // With statistics, one warp must have measured before other warps take the words.
     if (kForm == CombineRowForm::log_fmt || group.mask_failed != 0 || call.wait_ns != nullptr)
       agree(token_rows);
     if constexpr (kForm == CombineRowForm::log_fmt) {
-      __shared__ LogfmtWindow window;
-      add_log_fmt(collector, call, token_rows, window, collector.out_row(token));
-      collector.clear_rows(token_rows);
+      __shared__ LogfmtDecoding shared;
+      LogfmtRows rows(token_rows, reinterpret_cast<std::byte*>(collector.chunk_at(0, 0)),
+                      static_cast<std::uint32_t>(call.sizes.hidden), call.exact == 0,
+                      self_signalling(group), shared);
+      rows.add_up(collector.out_row(token));
+    } else if constexpr (kForm == CombineRowForm::rows) {
+      add_rows<RowAddition::weighted>(collector, call, token_rows, collector.out_row(token));
+    } else if (token_rows.unsummed == 0) {
+      add_rows<RowAddition::plain>(collector, call, token_rows, collector.out_row(token));
     } else {
-      add_rows<kForm>(collector, call, token_rows, collector.out_row(token));
+      add_rows<RowAddition::by_rank>(collector, call, token_rows, collector.out_row(token));
     }
   }
   collector.end();
@@ -449,6 +371,7 @@ void launch_low_latency_combine_receive(const LowLatencyCombineReceive& call,
   // The fewest rounds of chunks, and the fewest threads for that number of rounds.
   const std::uint32_t rounds = (chunks + kThreads - 1) / kThreads;
   const std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
+  const std::uint32_t pieces = (chunks * 8 + kLogfmtPiece - 1) / kLogfmtPiece;
   switch (call.form) {
     case CombineRowForm::sums:
       return launch(low_latency::combine_receive_kernel<CombineRowForm::sums>, blocks, threads, 0,
@@ -458,7 +381,7 @@ void launch_low_latency_combine_receive(const LowLatencyCombineReceive& call,
                     call, limits, stream);
     case CombineRowForm::log_fmt:
       return launch(low_latency::combine_receive_kernel<CombineRowForm::log_fmt>, blocks,
-                    kDecodeThreads, 0, call, limits, stream);
+                    std::min(kThreads, pieces * 32), 0, call, limits, stream);
   }
 }
 

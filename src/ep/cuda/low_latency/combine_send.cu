@@ -4,27 +4,34 @@
 //
 // Moves from y, where the experts left it (2 B a channel and expert output), to combine rows at the
 // source of the token, by form:
-//   sums     one row per (token, rank), at the rank's place: the weighted sum over this rank's
-//   experts
-//            of the token, in float32, top-k slots ascending, rounded once to bfloat16
+//   sums     one row per (token, rank), at the last top-k slot of the rank: the weighted sum over
+//            this rank's experts of the token, in float32, top-k slots ascending, rounded once to
+//            bfloat16
 //   rows     one row per expert output, at its top-k slot, as it is
-//   log_fmt  likewise, in LogFMT-10
-// A block takes a (source, token) at a time, in the order in which the dispatch left them.
+//   log_fmt  likewise, in LogFMT-10: 1.25 B a channel where the values can be cast
+// Sums need the weights of the token. Where they did not travel with the dispatch and the receive
+// is deferred, rows are sent in place of sums (CombineNoticeWord::kUnsummed): top_k rows per token
+// instead of one per rank of it.
+// A block takes a (source, token) at a time, in the order in which the dispatch left them, or some
+// of its rows where there are more blocks than pairs.
 //
-// Waits: `combine_read` of all ranks for the use before last of this half; with sums whose weights
-// did not travel with the dispatch, the stamped weights of each token. This rank sends its own
-// weights before it waits, so ranks do not wait for each other in a circle. Publishes: grants, a
-// notice to every rank, the rows (self_signalling.cuh); with flags, behind each row its flag.
+// Waits: `combine_read` of all ranks for the use before last of this half. Where dispatches and
+// combines take turns, it has come before: this rank has received an operation that the others sent
+// later. With sums whose weights did not travel, where the receive is not deferred, also the
+// stamped weights of each token; this rank sends its own before it waits, so ranks do not wait for
+// each other in a circle. Publishes: grants, a notice to every rank, the rows
+// (self_signalling.cuh); with flags, behind each row its flag.
 // Memory order: rows, weights and notices are words that are their own signals. A flag is a release
 // at system scope behind a barrier of the threads that stored the row.
 //
 // Measured: on two H200, 593 of 680 rows of 7168 channels over the link take 23 us for 64 tokens
 // and 35 us for 128: 338 GB/s for the second half, where bare stores reach 341
-// (docs/notebook/2026-11-22-gpu-low-latency.md).
+// (docs/notebook/2026-11-22-gpu-low-latency.md). Rows in place of sums, and LogFMT-10 rows as they
+// are encoded now, have not been measured.
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/grants.cuh"
 #include "ep/cuda/low_latency/launch.cuh"
-#include "ep/cuda/low_latency/logfmt.cuh"
+#include "ep/cuda/low_latency/logfmt_encode.cuh"
 #include "ep/cuda/low_latency/topk_slots.cuh"
 
 namespace shoal::ep::cuda {
@@ -33,10 +40,8 @@ namespace {
 /// Threads that send rows: with kAhead chunks each, 7168 channels leave no thread idle.
 constexpr std::uint32_t kThreads = 224;
 static_assert(kThreads >= kMaxDeviceRanks);
-/// As many blocks as the registers of an SM allow.
-constexpr std::int32_t blocks_per_multiprocessor(CombineRowForm form) {
-  return form == CombineRowForm::log_fmt ? 1 : 2;
-}
+/// Blocks per SM: as many as its registers allow.
+constexpr std::int32_t kBlocksPerMultiprocessor = 2;
 constexpr std::uint32_t kAhead = 4;  // chunks of 16 bytes that a thread has in flight
 
 /// One (source, token) as its warps hold it: lane k has the output of the expert in top-k slot k.
@@ -47,6 +52,7 @@ struct CombineItem {
   std::uint64_t stamped;  ///< the stamped weight at the time of the load, where weights come with
                           ///< the combine
   std::uint32_t topk_slots;  ///< those with an expert output
+  std::uint32_t own_slots;   ///< those that this item sends
 };
 
 class CombineSender {
@@ -65,7 +71,7 @@ class CombineSender {
   __device__ bool enter() {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
     if (blockIdx.x == 0 && threadIdx.x >= blockDim.x - 32) begin();
-    if (receives_weights()) give_weights();
+    if (gives_weights()) give_weights();
     bool usable = true;
     if (me < group_.ranks) {
       if (epoch_ > 2)
@@ -78,7 +84,7 @@ class CombineSender {
       masked_[me] = is_masked(group_, me);
       usable = !aborted(group_);
     }
-    if (call_.form != CombineRowForm::sums) keep_weights();
+    if (call_.keeps_weights != 0) keep_weights();
     usable = __syncthreads_and(usable) != 0;
     passed_ = pass_epoch(group_, KernelKind::low_latency_combine_send, call_.flags != 0);
     return usable;
@@ -88,14 +94,19 @@ class CombineSender {
   __device__ CombineItem load(std::int32_t number) const {
     CombineItem item;
     item.pair = {};
+    const std::uint32_t me = lane_id(), pair = static_cast<std::uint32_t>(number) >> call_.split;
     // Loads beyond the end of the list, so that the load does not depend on its length.
-    if (static_cast<std::uint32_t>(number) < slots_) item.pair = call_.handle.pairs[number];
-    if (number >= pairs_) item.pair = {};
-    const std::uint32_t me = lane_id();
+    if (pair < slots_) item.pair = call_.handle.pairs[pair];
+    if (number >= items()) item.pair = {};
     item.row = nullptr;
     item.weight = 0;
     item.stamped = 0;
-    if (item.pair.topk_slots >> me & 1) {
+    const std::uint32_t before = __popc(item.pair.topk_slots & ((1u << me) - 1));
+    const bool is_mine =
+        (item.pair.topk_slots >> me & 1) != 0 &&
+        ((static_cast<std::uint32_t>(number) ^ before) & (1u << call_.split) - 1) == 0;
+    item.own_slots = __ballot_sync(kWarp, is_mine);
+    if (is_mine) {
       if (receives_weights()) item.stamped = ptx::ld_relaxed_sys_global(weight_at(item.pair));
       const auto row = static_cast<std::uint32_t>(call_.handle.rows[handle_index(item.pair)]);
       // The row of a source that failed between the blocks of a receive may have no number.
@@ -112,15 +123,16 @@ class CombineSender {
                                                : wait_weight(item);
   }
 
-  __device__ std::int32_t pairs() const { return pairs_; }
+  __device__ std::int32_t items() const { return pairs_ << call_.split; }
 
   __device__ bool wanted(const CombineItem& item) const {
-    return item.pair.topk_slots != 0 && !masked_[item.pair.source];
+    return item.own_slots != 0 && !masked_[item.pair.source];
   }
 
-  /// combine_row_place of a sum, and of the expert output of a top-k slot.
+  /// combine_row_place of a sum, and of the expert output of a top-k slot. A sum takes the place of
+  /// its last top-k slot, where no other rank sends anything in any form.
   __device__ std::int32_t sum_place(const CombineItem& item) const {
-    return combine_row_place(group_, group_.me, item.pair.place, 0);
+    return combine_row_place(group_, group_.me, 31 - __clz(item.pair.topk_slots), 0);
   }
   __device__ std::int32_t row_place(const CombineItem& item, std::int32_t topk_slot) const {
     return combine_row_place(group_, group_.me, topk_slot,
@@ -178,16 +190,22 @@ class CombineSender {
     }
   }
 
-  __device__ void send_log_fmt(const CombineItem& item, std::byte* staged,
-                               std::uint32_t* castable) const;
+  __device__ void send_log_fmt(const CombineItem& item, LogfmtEncoding& shared) const {
+    for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
+      const int lane = __ffs(left) - 1;
+      send_log_fmt_row(reinterpret_cast<const uint4*>(row_of(item, lane)),
+                       static_cast<std::uint32_t>(call_.sizes.hidden),
+                       reinterpret_cast<std::uint32_t*>(target(item, row_place(item, lane))),
+                       shared);
+    }
+  }
 
   /// Raises the flags of an item, behind a barrier of the threads that stored its rows.
+  /// Called by the warp of the flags.
   __device__ void send_flags(const CombineItem& item) const {
     const std::uint32_t me = lane_id();
-    const bool sums = call_.form == CombineRowForm::sums;
-    const std::uint32_t warp = threadIdx.x / 32,
-                        flags_warp = call_.form == CombineRowForm::log_fmt ? 0 : kThreads / 32;
-    if (warp != flags_warp || (sums ? me != 0 : (item.pair.topk_slots >> me & 1) == 0)) return;
+    const bool sums = sends_sums();
+    if ((sums ? me != 0 : (item.own_slots >> me & 1) == 0)) return;
     const std::int32_t place =
         sums ? sum_place(item) : row_place(item, static_cast<std::int32_t>(me));
     ptx::st_release_sys_global(
@@ -217,13 +235,18 @@ class CombineSender {
   __device__ std::uint64_t flag() const {
     return CombineNoticeWord{call_.form, call_.exact != 0, call_.weights_travelled != 0,
                              dispatch_epoch_}
-        .word(epoch_);
+               .word(epoch_) |
+           (call_.unsummed != 0 ? CombineNoticeWord::kUnsummed : 0);
   }
 
-  /// Whether weights come with this combine.
-  __device__ bool receives_weights() const {
+  __device__ bool sends_sums() const {
+    return call_.form == CombineRowForm::sums && call_.unsummed == 0;
+  }
+  /// Whether weights come with this combine. Ranks that send no sums give theirs to those that do.
+  __device__ bool gives_weights() const {
     return call_.form == CombineRowForm::sums && call_.weights_travelled == 0;
   }
+  __device__ bool receives_weights() const { return gives_weights() && call_.unsummed == 0; }
 
   /// Tells all ranks that this combine has begun. A warp of the first block calls.
   __device__ void begin() const {
@@ -276,7 +299,8 @@ class CombineSender {
         [&] {
           const std::uint64_t said = ptx::ld_relaxed_sys_global(notice);
           word = ptx::ld_relaxed_sys_global(at);
-          return ahead_of(word, epoch_) >= 0 || (ahead_of(said, epoch_) >= 0 && said != flag());
+          return ahead_of(word, epoch_) >= 0 ||
+                 (ahead_of(said, epoch_) >= 0 && !CombineNoticeWord::agree(said, flag()));
         },
         at, call_.longest_wait != nullptr ? &waited : nullptr);
     note_wait(call_.longest_wait, pair.source, waited);
@@ -322,141 +346,42 @@ class CombineSender {
   std::uint32_t passed_ = 0;  ///< pass_epoch
 };
 
-/// Sends expert outputs in LogFMT-10. A row is assembled in shared memory, because the sizes of its
-/// parts depend on the values, and stored in units of 16 bytes. `castable` has a word for each
-/// block of the row: first whether all groups are castable, then the offset of the block, with
-/// kCast in its highest bit.
-__device__ void CombineSender::send_log_fmt(const CombineItem& item, std::byte* staged,
-                                            std::uint32_t* castable) const {
-  const LogfmtRow shape(static_cast<std::uint32_t>(call_.sizes.hidden));
-  constexpr std::uint32_t kThreadsPerGroup = numeric::kGroupChannels / kLogfmtUnit,
-                          kCast = 1u << 31;
-  auto* const groups = reinterpret_cast<numeric::LogfmtGroup*>(staged);
-  const std::uint32_t units = (shape.hidden + kLogfmtUnit - 1) / kLogfmtUnit;
-  const std::uint32_t units_per_block = shape.block_channels / kLogfmtUnit;
-  for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
-    const int lane = __ffs(left) - 1;
-    const std::uint16_t* const row = row_of(item, lane);
-    const auto load = [&](std::uint32_t unit, uint4(&data)[2]) {
-      const std::uint32_t chunk = 2 * unit, chunks = shape.hidden / 8;
-#pragma unroll
-      for (std::uint32_t i = 0; i < 2; ++i)
-        if (chunk + i < chunks) data[i] = __ldg(reinterpret_cast<const uint4*>(row) + chunk + i);
-      return unit >= units ? 0u : min(kLogfmtUnit, shape.hidden - unit * kLogfmtUnit);
-    };
-    const auto value_of = [](const uint4(&data)[2], std::uint32_t i) {
-      const std::uint32_t words[8] = {data[0].x, data[0].y, data[0].z, data[0].w,
-                                      data[1].x, data[1].y, data[1].z, data[1].w};
-      return numeric::Bf16{
-          static_cast<std::uint16_t>(i % 2 == 0 ? words[i / 2] & 0xffffu : words[i / 2] >> 16)};
-    };
-    for (std::uint32_t b = threadIdx.x; b < shape.blocks; b += kThreads) castable[b] = kCast;
-    __syncthreads();
-    for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += kThreads) {
-      const std::uint32_t unit = first + lane_id();
-      uint4 data[2];
-      const std::uint32_t count = load(unit, data);
-      numeric::LogfmtGroup group;
-#pragma unroll
-      for (std::uint32_t i = 0; i < kLogfmtUnit; ++i)
-        if (i < count) group = numeric::with_value(group, value_of(data, i));
-      std::uint32_t largest = group.largest.bits, smallest = group.smallest.bits;
-#pragma unroll
-      for (std::uint32_t distance = kThreadsPerGroup / 2; distance > 0; distance /= 2) {
-        largest = max(largest, __shfl_xor_sync(kWarp, largest, distance));
-        smallest = min(smallest, __shfl_xor_sync(kWarp, smallest, distance));
-      }
-      if (unit >= units || unit % kThreadsPerGroup != 0) continue;
-      group.largest.bits = static_cast<std::uint16_t>(largest);
-      group.smallest.bits = static_cast<std::uint16_t>(smallest);
-      groups[unit / kThreadsPerGroup] = group;
-      if (!numeric::logfmt_scale(group).castable) atomicAnd(castable + unit / units_per_block, 0u);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      std::uint32_t at = shape.meta_bytes();
-      for (std::uint32_t b = 0; b < shape.blocks; ++b) {
-        const std::uint32_t cast = castable[b];
-        castable[b] = at | cast;
-        at += shape.bytes_of(b, cast != 0);
-      }
-      castable[shape.blocks] = at;
-    }
-    __syncthreads();
-    for (std::uint32_t unit = threadIdx.x; unit < units; unit += kThreads) {
-      const std::uint32_t block = unit / units_per_block, in_block = unit % units_per_block;
-      const bool cast = (castable[block] & kCast) != 0;
-      std::byte* const to = staged + (castable[block] & ~kCast);
-      uint4 data[2];
-      const std::uint32_t count = load(unit, data);
-      const std::uint32_t words[8] = {data[0].x, data[0].y, data[0].z, data[0].w,
-                                      data[1].x, data[1].y, data[1].z, data[1].w};
-      if (!cast) {
-        auto* const out = reinterpret_cast<std::uint32_t*>(to + in_block * kLogfmtUnit * 2);
-#pragma unroll
-        for (std::uint32_t i = 0; i < 8; ++i)
-          if (2 * i < count) out[i] = words[i];
-        continue;
-      }
-      const numeric::LogfmtScale scale = numeric::logfmt_scale(groups[unit / kThreadsPerGroup]);
-      std::uint32_t codes[kLogfmtUnit], signs = 0;
-#pragma unroll
-      for (std::uint32_t i = 0; i < kLogfmtUnit; ++i) {
-        if (i >= count) continue;
-        const numeric::Bf16 value = value_of(data, i);
-        codes[i] = numeric::encode_logfmt(numeric::to_float(value), scale);
-        signs |= std::uint32_t{value.bits} >> 15 << i;
-      }
-      LogfmtBits bits;
-      bits.pack(codes, signs, count);
-      auto* const out =
-          reinterpret_cast<std::uint32_t*>(to + numeric::logfmt_bytes(in_block * kLogfmtUnit));
-#pragma unroll
-      for (std::uint32_t i = 0; i < 5; ++i)
-        if (count == kLogfmtUnit || i < 2) out[i] = bits.words[i];
-      if (count != kLogfmtUnit)
-        reinterpret_cast<std::uint16_t*>(out)[4] = static_cast<std::uint16_t>(bits.words[2]);
-    }
-    __syncthreads();
-    const std::uint32_t chunks = (castable[shape.blocks] + 15) / 16;
-    auto* const out = reinterpret_cast<uint4*>(target(item, row_place(item, lane)));
-    for (std::uint32_t chunk = threadIdx.x; chunk < chunks; chunk += kThreads)
-      out[chunk] = reinterpret_cast<const uint4*>(staged)[chunk];
-    __syncthreads();
-  }
-}
-
 /// Separates rows from their flags. A warp of its own raises the flags, because a release waits
 /// until all stores before it have arrived, and the next row need not wait for that. Each row has a
 /// barrier of its own in turn; all threads meet before a barrier is used again.
+template <std::uint32_t kRowThreads>
 class RowsDone {
  public:
   /// Called by the threads of the row when they have stored it.
-  __device__ void arrive() const { ptx::bar_arrive_any<kThreads + 32>(barrier()); }
+  __device__ void arrive() const { ptx::bar_arrive_any<kRowThreads + 32>(barrier()); }
   /// Called by the warp of the flags.
-  __device__ void wait() const { ptx::bar_sync_any<kThreads + 32>(barrier()); }
+  __device__ void wait() const { ptx::bar_sync_any<kRowThreads + 32>(barrier()); }
   __device__ void next() {
     if (++count_ % kBarriers == 0) __syncthreads();
   }
 
  private:
-  static constexpr std::uint32_t kBarriers = 14;  // a block has 16, 0 being that of __syncthreads
+  /// A block has 16: 0 is that of __syncthreads, 15 that of encode_barrier.
+  static constexpr std::uint32_t kBarriers = 14;
   __device__ std::uint32_t barrier() const { return 1 + count_ % kBarriers; }
   std::uint32_t count_ = 0;
 };
 
-/// Threads of a block, the warp of the flags included.
+/// Threads of a block that send rows. Behind them is the warp of the flags.
+constexpr std::uint32_t row_threads_of(CombineRowForm form) {
+  return form == CombineRowForm::log_fmt ? kLogfmtThreads : kThreads;
+}
 constexpr std::uint32_t threads_of(CombineRowForm form) {
-  return form == CombineRowForm::log_fmt ? kThreads : kThreads + 32;
+  return row_threads_of(form) + 32;
 }
 
 namespace low_latency {
 
 template <CombineRowForm kForm>
-__global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(kForm))
+__global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
     combine_send_kernel(const __grid_constant__ LowLatencyCombineSend call) {
   begin_kernel();
-  extern __shared__ uint4 staged[];
+  constexpr std::uint32_t kRowThreads = row_threads_of(kForm);
   __shared__ bool masked[kMaxDeviceRanks];
   CombineSender sender(call, masked);
   const auto step = static_cast<std::int32_t>(gridDim.x);
@@ -465,34 +390,27 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
   CombineItem item =
       sender.load(i);  // before the waits; later items, before the row of the last one
   if (sender.enter()) {
-    RowsDone done;
-    for (; i < sender.pairs(); i += step) {
+    RowsDone<kRowThreads> done;
+    for (; i < sender.items(); i += step) {
       const CombineItem next = sender.load(i + step);
-      if constexpr (kForm == CombineRowForm::log_fmt) {
-        if (sender.wanted(item)) {
-          auto* const bytes = reinterpret_cast<std::byte*>(staged);
-          sender.send_log_fmt(
-              item, bytes,
-              reinterpret_cast<std::uint32_t*>(bytes + call.group.layout.combine_row_bytes));
-          __syncthreads();
-          sender.send_flags(item);
-        }
+      if (threadIdx.x >= kRowThreads) {
+        if (call.flags == 0) break;
+        done.wait();
+        if (sender.wanted(item)) sender.send_flags(item);
       } else {
-        if (threadIdx.x >= kThreads) {
-          if (call.flags == 0) break;
-          done.wait();
-          if (sender.wanted(item)) sender.send_flags(item);
-        } else {
-          if (sender.wanted(item)) {
-            if constexpr (kForm == CombineRowForm::sums)
-              sender.send_sum(item);
-            else
-              sender.send_rows(item);
+        if (sender.wanted(item)) {
+          if constexpr (kForm == CombineRowForm::sums) {
+            sender.send_sum(item);
+          } else if constexpr (kForm == CombineRowForm::rows) {
+            sender.send_rows(item);
+          } else {
+            __shared__ LogfmtEncoding shared;
+            sender.send_log_fmt(item, shared);
           }
-          if (call.flags != 0) done.arrive();
         }
-        if (call.flags != 0) done.next();
+        if (call.flags != 0) done.arrive();
       }
+      if (call.flags != 0) done.next();
       item = next;
     }
   }
@@ -500,46 +418,48 @@ __global__ void __launch_bounds__(threads_of(kForm), blocks_per_multiprocessor(k
 }
 
 }  // namespace low_latency
-}  // namespace
 
-std::uint32_t log_fmt_shared_bytes(const DeviceGroup& group, std::int32_t hidden) {
-  // Words of `castable`: a row has blocks of at least 512 channels, and its end.
-  const std::size_t blocks = static_cast<std::size_t>(hidden) / 512 + 2;
-  return static_cast<std::uint32_t>(group.layout.combine_row_bytes +
-                                    blocks * sizeof(std::uint32_t));
+/// Divides the rows of a pair among blocks that would have none: log2 of the number of parts.
+/// Assumes that other ranks have as many tokens as this one.
+std::uint32_t split_of_pairs(const LowLatencyCombineSend& call, std::int32_t blocks) {
+  const std::int64_t pairs = std::int64_t{call.group.ranks} * std::max(call.tokens, 1),
+                     most_pairs = std::int64_t{call.group.ranks} * call.sizes.max_tokens;
+  std::uint32_t split = 0;
+  while (1 << split < call.group.top_k && pairs << split < blocks &&
+         most_pairs << (split + 1) < kMaxLowLatencyRows)
+    ++split;
+  return split;
 }
 
-void launch_low_latency_combine_send(const LowLatencyCombineSend& call,
-                                     const LowLatencyLimits& limits, cudaStream_t stream) {
+}  // namespace
+
+void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLatencyLimits& limits,
+                                     cudaStream_t stream) {
+  const CombineRowForm form = call.unsummed != 0 ? CombineRowForm::rows : call.form;
   const std::int32_t most = limits.most_blocks > 0
                                 ? limits.most_blocks
-                                : blocks_per_multiprocessor(call.form) * limits.multiprocessors;
-  // The largest possible number of pairs; only the device knows the actual one.
-  const auto blocks = static_cast<std::uint32_t>(
-      std::min<std::int64_t>(most, std::int64_t{call.group.ranks} * call.sizes.max_tokens));
-  switch (call.form) {
+                                : kBlocksPerMultiprocessor * limits.multiprocessors;
+  call.split = form == CombineRowForm::sums ? 0 : split_of_pairs(call, most);
+  // The largest possible number of items; only the device knows the actual one.
+  const auto blocks = static_cast<std::uint32_t>(std::min<std::int64_t>(
+      most, std::int64_t{call.group.ranks} * call.sizes.max_tokens << call.split));
+  switch (form) {
     case CombineRowForm::sums:
       return launch(low_latency::combine_send_kernel<CombineRowForm::sums>, blocks,
-                    threads_of(call.form), 0, call, limits, stream);
+                    threads_of(form), 0, call, limits, stream);
     case CombineRowForm::rows:
       return launch(low_latency::combine_send_kernel<CombineRowForm::rows>, blocks,
-                    threads_of(call.form), 0, call, limits, stream);
+                    threads_of(form), 0, call, limits, stream);
     case CombineRowForm::log_fmt:
-      return launch(low_latency::combine_send_kernel<CombineRowForm::log_fmt>, blocks, kThreads,
-                    log_fmt_shared_bytes(call.group, call.sizes.hidden), call, limits, stream);
+      return launch(low_latency::combine_send_kernel<CombineRowForm::log_fmt>, blocks,
+                    threads_of(form), 0, call, limits, stream);
   }
 }
 
-void load_low_latency_combine_send(const LowLatencyLimits& limits) {
+void load_low_latency_combine_send() {
   load_kernel(low_latency::combine_send_kernel<CombineRowForm::sums>);
   load_kernel(low_latency::combine_send_kernel<CombineRowForm::rows>);
   load_kernel(low_latency::combine_send_kernel<CombineRowForm::log_fmt>);
-  cudaFuncAttributes attributes{};
-  (void)cudaFuncGetAttributes(&attributes,
-                              low_latency::combine_send_kernel<CombineRowForm::log_fmt>);
-  (void)cudaFuncSetAttribute(low_latency::combine_send_kernel<CombineRowForm::log_fmt>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(limits.shared_bytes - attributes.sharedSizeBytes));
 }
 
 }  // namespace shoal::ep::cuda

@@ -242,7 +242,6 @@ class DispatchReceiver {
   struct ReceivedRow {
     std::int32_t source, token;
     std::size_t slot;          ///< slot_index
-    std::uint32_t place;       ///< SlotPacket::place
     std::int32_t expert;       ///< local; -1: elsewhere or none
     std::uint32_t row;         ///< index among the expert's rows, where this lane's copy goes
     std::uint32_t topk_slots;  ///< those with an expert here
@@ -269,7 +268,6 @@ class DispatchReceiver {
     constexpr auto kSlots = static_cast<std::uint32_t>(detail::kTopkSlotsPerPacket);
     const SlotPacket mine{__shfl_sync(kWarp, packet.low, me / kSlots),
                           __shfl_sync(kWarp, packet.high, me / kSlots)};
-    row.place = used ? SlotPacket{0, __shfl_sync(kWarp, packet.high, 0)}.place() : 0;
     row.expert =
         used && me < static_cast<std::uint32_t>(group_.top_k) ? mine.expert(me % kSlots) : -1;
     row.topk_slots = __ballot_sync(kWarp, row.expert >= 0);
@@ -296,7 +294,7 @@ class DispatchReceiver {
     if (piece == 0 && lane_id() == 0) {
       const std::int32_t behind = row.source - group_.me - 1;
       call_.handle.pairs[row.token * group_.ranks + (behind < 0 ? behind + group_.ranks : behind)] =
-          {row.source, row.token, static_cast<std::int32_t>(row.place) - 1, row.topk_slots};
+          {row.source, row.token, row.topk_slots};
     }
     if (row.topk_slots == 0) return;
     if (row.expert >= 0) row.row += rows_of(row.expert, 0, row.source);

@@ -12,7 +12,8 @@
 // and store it to each rank from there, 16 B a thread, while a warp of its own sends the header. A
 // launch therefore has at least two blocks, even where the caller allows one.
 //
-// Waits: `dispatch_read` of all ranks for the use before last of this half. Publishes: grants and a
+// Waits: `dispatch_read` of all ranks for the use before last of this half. Where dispatches and
+// combines take turns, it has come before, and the send waits for no rank. Publishes: grants and a
 // notice to every rank; the header of each token to every rank and its row to those that get it, in
 // no order (self_signalling.cuh); with flags, behind the row, a ready word. Memory order: words
 // that carry the epoch or are their own signal need none; a ready word is a release at system scope
@@ -290,13 +291,10 @@ __device__ void send_header(const LowLatencyDispatchSend& call, const LowLatency
   for (std::int32_t first = 0; first < call.group.ranks * packets; first += 32) {
     const std::int32_t i = first + static_cast<std::int32_t>(lane_id());
     const std::int32_t rank = i / packets, packet = i % packets;
-    std::uint32_t place = 0;
+    bool has_row = false;
 #pragma unroll 1
-    for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
-      const int lane = __ffs(left) - 1;
-      const auto place_there = static_cast<std::uint32_t>(__shfl_sync(kWarp, t.slot.place, lane));
-      if (__shfl_sync(kWarp, t.slot.rank, lane) == rank) place = 1 + place_there;
-    }
+    for (std::uint32_t left = t.targets; left != 0; left &= left - 1)
+      has_row = __shfl_sync(kWarp, t.slot.rank, __ffs(left) - 1) == rank || has_row;
     std::int32_t experts[detail::kTopkSlotsPerPacket];
     std::uint32_t number[detail::kTopkSlotsPerPacket];
 #pragma unroll
@@ -310,7 +308,7 @@ __device__ void send_header(const LowLatencyDispatchSend& call, const LowLatency
     }
     if (i < call.group.ranks * packets && !masked[rank])
       store_packet(slot_header(call.group, rank, slot) + packet * detail::kPacketBytes,
-                   SlotPacket::of(epoch, place, experts, number));
+                   SlotPacket::of(epoch, has_row, experts, number));
   }
 }
 

@@ -59,19 +59,17 @@ struct DispatchNoticeWord {
 /// Sixteen bytes of a slot's header, for two top-k slots.
 struct SlotPacket {
   std::uint64_t low;   ///< epoch (low 32 bits), two local experts of 16 bits; 0xffff: not here
-  std::uint64_t high;  ///< two row numbers of 24 bits; between them 8 bits of place()
+  std::uint64_t high;  ///< two row numbers of 24 bits; between them 8 bits for has_row()
 
-  SHOAL_HOST_DEVICE static constexpr SlotPacket of(std::uint64_t epoch, std::uint32_t place,
+  SHOAL_HOST_DEVICE static constexpr SlotPacket of(std::uint64_t epoch, bool has_row,
                                                    const std::int32_t (&expert)[2],
                                                    const std::uint32_t (&number)[2]) {
     return {(epoch & 0xffff'ffffu) | std::uint64_t{static_cast<std::uint16_t>(expert[0])} << 32 |
                 std::uint64_t{static_cast<std::uint16_t>(expert[1])} << 48,
-            number[0] | std::uint64_t{place} << 24 | std::uint64_t{number[1]} << 32};
+            number[0] | std::uint64_t{has_row} << 24 | std::uint64_t{number[1]} << 32};
   }
-  /// 1 + the receiver's place among the ranks of the token; 0: the token has no expert there.
-  SHOAL_HOST_DEVICE constexpr std::uint32_t place() const {
-    return static_cast<std::uint32_t>(high >> 24 & 0xffu);
-  }
+  /// Whether a row follows: the token has an expert at the receiver.
+  SHOAL_HOST_DEVICE constexpr bool has_row() const { return (high >> 24 & 0xffu) != 0; }
   SHOAL_HOST_DEVICE constexpr std::int32_t expert(std::uint32_t i) const {
     return static_cast<std::int16_t>(low >> (32 + 16 * i));
   }
@@ -97,6 +95,14 @@ struct CombineNoticeWord {
 
   /// In notices: the sender has masked the receiver.
   static constexpr std::uint64_t kLeftOut = std::uint64_t{1} << 36;
+  /// With form sums: the sender does not wait for weights and sends a row for each expert output,
+  /// which the receiver sums in the same way. Ranks need not agree on this.
+  static constexpr std::uint64_t kUnsummed = std::uint64_t{1} << 37;
+
+  /// Whether two words agree in all that ranks must agree on.
+  SHOAL_HOST_DEVICE static constexpr bool agree(std::uint64_t a, std::uint64_t b) {
+    return ((a ^ b) & ~kUnsummed) == 0;
+  }
 
   SHOAL_HOST_DEVICE constexpr std::uint64_t word(std::uint64_t epoch) const {
     return (epoch & 0xffff'ffffu) | static_cast<std::uint64_t>(form) << 32 |
@@ -108,7 +114,6 @@ struct CombineNoticeWord {
 /// One token of one source, as a dispatch leaves it for the combine.
 struct alignas(16) HandlePair {
   std::int32_t source, token;
-  std::int32_t place;        ///< this rank's place among the ranks of the token
   std::uint32_t topk_slots;  ///< a bit for each top-k slot whose expert is here; 0: none is
 };
 
@@ -188,7 +193,10 @@ struct LowLatencyCombineSend {
   std::int32_t tokens;
   CombineRowForm form;
   std::uint32_t exact, weights_travelled;
+  std::uint32_t unsummed;       ///< not 0: CombineNoticeWord::kUnsummed
+  std::uint32_t keeps_weights;  ///< not 0: the receive is deferred and needs a copy of the weights
   std::uint32_t flags;          ///< not 0: every combine row is followed by a flag
+  std::uint32_t split;  ///< log2 of the items into which a pair is divided; set by the launcher
   std::uint64_t* longest_wait;  ///< as the receive has it, for waits for weights; or nullptr
   HandleView handle;
   PendingView pending;
@@ -203,6 +211,7 @@ struct LowLatencyCombineReceive {
   std::int32_t tokens;
   CombineRowForm form;
   std::uint32_t exact, weights_travelled;
+  const float* weights;  ///< of this rank's tokens, or the copy of them in `pending`
   std::int64_t* wait_ns;
   std::uint64_t* longest_wait;
   HandleView handle;
@@ -227,25 +236,19 @@ struct LowLatencyProbe {
 /// What bounds the blocks of a launch.
 struct LowLatencyLimits {
   std::int32_t multiprocessors;
-  std::int32_t most_blocks;    ///< Launch::sms, or a share of a GPU that ranks share; 0: no bound
-  std::uint32_t shared_bytes;  ///< that a block can have
-  bool dependent_launch;       ///< kernels can be set up before the one in front has ended (sm_90)
+  std::int32_t most_blocks;  ///< Launch::sms, or a share of a GPU that ranks share; 0: no bound
+  bool dependent_launch;     ///< kernels can be set up before the one in front has ended (sm_90)
 };
 
 void launch_low_latency_dispatch_send(const LowLatencyDispatchSend& call,
                                       const LowLatencyLimits& limits, cudaStream_t stream);
 void launch_low_latency_dispatch_receive(LowLatencyDispatchReceive& call,
                                          const LowLatencyLimits& limits, cudaStream_t stream);
-void launch_low_latency_combine_send(const LowLatencyCombineSend& call,
-                                     const LowLatencyLimits& limits, cudaStream_t stream);
+void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLatencyLimits& limits,
+                                     cudaStream_t stream);
 void launch_low_latency_combine_receive(const LowLatencyCombineReceive& call,
                                         const LowLatencyLimits& limits, cudaStream_t stream);
 void launch_low_latency_probe(const LowLatencyProbe& call, cudaStream_t stream);
-
-/// Dynamic shared memory of a block that sends LogFMT-10 rows, beside at most kLogfmtStaticBytes of
-/// static shared memory.
-std::uint32_t log_fmt_shared_bytes(const DeviceGroup& group, std::int32_t hidden);
-inline constexpr std::uint32_t kLogfmtStaticBytes = 1024;
 
 /// Loads a kernel and sets its shared-memory carve-out to that of the other kernels: an SM has one
 /// division between cache and shared memory for all of its blocks, and a kernel that wants another
@@ -263,7 +266,7 @@ void load_kernel(Kernel* kernel) {
 /// other PEs on this GPU.
 void load_low_latency_dispatch_send();
 void load_low_latency_dispatch_receive();
-void load_low_latency_combine_send(const LowLatencyLimits& limits);
+void load_low_latency_combine_send();
 void load_low_latency_combine_receive();
 void load_low_latency_probe();
 

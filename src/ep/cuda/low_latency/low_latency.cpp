@@ -36,11 +36,7 @@ LowLatency::LowLatency(CudaGroup& group) : group_(group) {
   require(shape.hidden < std::int64_t{1} << 30, Code::unsupported,
           "GroupOptions.hidden is {}; on GPUs at most 2^30 - 1", shape.hidden);
   const memory::Device& gpu = *group.state.world->cuda();
-  int shared_bytes = 0;
-  check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu.device),
-        "shared memory");
   parts_->limits.multiprocessors = gpu.multiprocessors;
-  parts_->limits.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
   parts_->limits.dependent_launch = gpu.compute_capability >= 90;
   parts_->masked.assign(shape.ranks, 0);
   parts_->probe_stream = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);

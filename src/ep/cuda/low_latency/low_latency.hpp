@@ -4,9 +4,9 @@
 // An operation is two kernels, a send and a receive:
 //   dispatch_send.cu | dispatch_receive.cu      combine_send.cu | combine_receive.cu
 // A send waits for no other rank's part of the same operation, except for weights where those come
-// with the combine. No SM is held between send and receive. Slots and combine rows exist twice, by
-// parity of the epoch; a half is written again only when its reader has granted it (signals
-// dispatch_read and combine_read).
+// with a combine that is not deferred. No SM is held between send and receive. Slots and combine
+// rows exist twice, by parity of the epoch; a half is written again only when its reader has
+// granted it (signals dispatch_read and combine_read).
 #pragma once
 
 #include "ep/cuda/group.hpp"
@@ -44,7 +44,7 @@ class LowLatency {
 
  private:
   LowLatencyReceived queue_receive(detail::PendingDispatchState& pending, bool behind_send);
-  Tensor queue_receive(detail::PendingCombineState& base, bool behind_send);
+  Tensor queue_receive(detail::PendingCombineState& base, const float* weights, bool behind_send);
 
   struct Parts;
   CudaGroup& group_;

@@ -241,7 +241,7 @@ struct LowLatency::Parts {
   void load_kernels() const {
     load_low_latency_dispatch_send();
     load_low_latency_dispatch_receive();
-    load_low_latency_combine_send(limits);
+    load_low_latency_combine_send();
     load_low_latency_combine_receive();
     load_low_latency_probe();
   }

@@ -77,8 +77,8 @@ __device__ inline float weight_of(std::uint64_t stamped) {
 
 // Combine rows by (token, place).
 
-/// Place of a combine row among those of its token. `packed` is its top-k slot, or for sums the
-/// place of the rank; `local` is its number among the rows that `rank` sends for the token. Groups
+/// Place of a combine row among those of its token. `packed` is its top-k slot, for sums the last
+/// one of the rank; `local` is its number among the rows that `rank` sends for the token. Groups
 /// that mask ranks give every rank places of its own (DeviceLayout::rank_combine_rows).
 __device__ inline std::int32_t combine_row_place(const DeviceGroup& group, std::int32_t rank,
                                                  std::int32_t packed, std::int32_t local) {

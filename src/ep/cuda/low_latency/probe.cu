@@ -32,16 +32,15 @@ __device__ bool slots_arrived(const LowLatencyProbe& call, std::uint64_t epoch,
   for (auto token = static_cast<std::int32_t>(lane_id()); token < notice.tokens; token += 32) {
     const std::size_t slot = slot_index(group, call.sizes, epoch, source, token);
     bool here = true;
-    std::uint32_t place = 0;
+    bool has_row = false;
     for (std::uint32_t p = 0; p < group.layout.packets; ++p) {
       const SlotPacket packet =
           load_packet(slot_header(group, group.me, slot) + p * detail::kPacketBytes);
       here = here && ahead_of(packet.low, epoch) >= 0;  // as for the notice
-      place = packet.place();
+      has_row = packet.has_row();
     }
-    arrived =
-        arrived && here &&
-        (place == 0 || ptx::ld_relaxed_sys_global(slot_ready(group, group.me, slot)) >= epoch);
+    arrived = arrived && here &&
+              (!has_row || ptx::ld_relaxed_sys_global(slot_ready(group, group.me, slot)) >= epoch);
   }
   return arrived;
 }
@@ -54,13 +53,14 @@ __device__ bool combine_rows_arrived(const LowLatencyProbe& call, std::uint64_t 
   const TopkSlot topk_slot = make_topk_slot(
       in_row ? call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] : -1,
       group.local_experts);
-  const bool sums = call.form == CombineRowForm::sums;
-  if (!(sums ? topk_slot.last : topk_slot.rank >= 0) || !is_awaited(group, topk_slot.rank))
-    return true;
-  const std::int32_t place =
-      sums ? combine_row_place(group, topk_slot.rank, topk_slot.place, 0)
-           : combine_row_place(group, topk_slot.rank, static_cast<std::int32_t>(me),
-                               topk_slot.index_of_rank);
+  if (topk_slot.rank < 0 || !is_awaited(group, topk_slot.rank)) return true;
+  const std::uint64_t said =
+      ptx::ld_relaxed_sys_global(combine_notice(group, group.me, epoch, topk_slot.rank));
+  if (ahead_of(said, epoch) < 0) return false;
+  const bool sum = call.form == CombineRowForm::sums && (said & CombineNoticeWord::kUnsummed) == 0;
+  if (sum && !topk_slot.last) return true;
+  const std::int32_t place = combine_row_place(group, topk_slot.rank, static_cast<std::int32_t>(me),
+                                               sum ? 0 : topk_slot.index_of_rank);
   const std::size_t index = combine_row_index(group, call.sizes, epoch, token, place);
   return ahead_of(ptx::ld_relaxed_sys_global(combine_flag_at(group, group.me, index)), epoch) >= 0;
 }

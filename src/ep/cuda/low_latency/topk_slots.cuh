@@ -17,9 +17,8 @@ __device__ inline std::int32_t known_expert(const DeviceGroup& group, std::int32
 struct TopkSlot {
   std::int32_t expert, rank;   ///< the expert and its rank; -1: none
   bool last;                   ///< no later slot of the token goes to the same rank
-  std::int32_t place;          ///< where `last`: the rank's place among the ranks of the token
   std::int32_t index_of_rank;  ///< number of the slot among those of its rank
-  std::uint32_t lasts;         ///< of the warp: lanes with `last`, which are ordered by place
+  std::uint32_t lasts;         ///< of the warp: lanes with `last`
 };
 
 /// All lanes of the warp call.
@@ -31,7 +30,6 @@ __device__ inline TopkSlot make_topk_slot(std::int32_t expert, std::int32_t loca
   const std::uint32_t same = __match_any_sync(kWarp, slot.rank);
   slot.last = expert >= 0 && same >> me == 1;
   slot.lasts = __ballot_sync(kWarp, slot.last);
-  slot.place = __popc(slot.lasts & ((1u << me) - 1));
   slot.index_of_rank = __popc(same & ((1u << me) - 1));
   return slot;
 }

@@ -53,7 +53,7 @@ std::uint64_t Normal::reachable(const TensorView& data, std::size_t staging,
       data.shape[0] * row_bytes <= room, Code::invalid_argument,
       "combine: {} outside the symmetric heap has {} bytes, and there is room for a copy of {}; write the expert output to "
       "Dispatched::x, or raise GroupOptions.max_tokens (now {})",
-      data.describe(), data.shape[0] * row_bytes, room, state_.shape.max_tokens);
+      [&] { return data.describe(); }, data.shape[0] * row_bytes, room, state_.shape.max_tokens);
   check(cudaMemcpy2DAsync(state_.block + staging, row_bytes, data.data,
                           data.strides[0] * size_of(data.dtype), row_bytes, data.shape[0],
                           cudaMemcpyDeviceToDevice, on),

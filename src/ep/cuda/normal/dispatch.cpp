@@ -37,44 +37,38 @@ void Normal::number_topk_slots(const CudaRouting& routing, cudaStream_t on) cons
   if (!group_.capturing(on)) routing.topk_slots_numbered_by = &state_;
 }
 
-Dispatched Normal::dispatch(const detail::DispatchCall& call) {
-  const auto& shape = state_.shape;
-  const Launch& launch = call.options.launch;
-  cudaStream_t on = group_.begin(launch);
-  group_.throw_failed();
-  const bool waits = call.options.worst_case_rows == 0 && !call.cached;
+/// Shared memory of an expert-major dispatch for the first row of each expert.
+std::uint32_t Normal::table_bytes(const detail::DispatchCall& call) const {
+  if (call.expert_alignment() == 0) return 0;
+  return static_cast<std::uint32_t>(state_.shape.experts) * sizeof(std::int32_t);
+}
+
+void Normal::check_dispatch(const detail::DispatchCall& call, cudaStream_t on) const {
   require(
-      !waits || !group_.capturing(on), Code::invalid_argument,
+      !call.waits_for_sizes() || !group_.capturing(on), Code::invalid_argument,
       "dispatch: without DispatchOptions.worst_case_rows the call waits for its sizes, which a captured stream "
       "cannot; set it, or use a cached handle");
   require(
       !call.options.copy_out || !group_.capturing(on), Code::invalid_argument,
       "dispatch: DispatchOptions.copy_out on a captured stream: the memory of results must outlive the graph; use "
       "the result where it lies");
-  const auto& routing = detail::of_backend<CudaRouting>(*call.routing, "dispatch");
-  const bool expert_major = call.expert_alignment() > 0;
-  const std::uint32_t table_bytes =
-      expert_major ? static_cast<std::uint32_t>(shape.experts) * sizeof(std::int32_t) : 0;
   require(
-      !expert_major ||
+      call.expert_alignment() == 0 ||
           fits_with_table(static_cast<std::uint32_t>(call.row_bytes()),
-                          static_cast<std::uint32_t>(call.scale_bytes()), limits_, table_bytes),
+                          static_cast<std::uint32_t>(call.scale_bytes()), limits_,
+                          table_bytes(call)),
       Code::unsupported,
       "dispatch: DispatchOptions.expert_major with {} experts and rows of {} bytes: 4 bytes an expert and two rows must "
       "fit into {} bytes of a GPU's shared memory",
-      shape.experts, call.row_bytes() + call.scale_bytes(), limits_.shared_bytes);
-  auto handle = make_handle(call);
-  const std::int64_t rows = region_rows(call);
-  const detail::SideRecord record = record_of(call);
-  const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
-  const auto offset = state_.arena.take(layout.total);
-  const auto region =
-      offset ? std::make_shared<Region>(state_.shared_from_this(), *offset) : nullptr;
-  const auto require_room = [&] {
-    if (region == nullptr) detail::fail_no_room(state_, state_.world_pe(state_.me), rows);
-  };
-  if (group_.capturing(on)) require_room();
+      state_.shape.experts, call.row_bytes() + call.scale_bytes(), limits_.shared_bytes);
+}
 
+/// The parameters of the kernel, without the plan of its launch. `region` is nullptr where the
+/// arena has no room: the kernel then tells all ranks.
+NormalDispatch Normal::dispatch_parameters(const detail::DispatchCall& call,
+                                           const CudaRouting& routing, const CudaHandle& handle,
+                                           const Region* region, std::int64_t rows) const {
+  const auto& shape = state_.shape;
   NormalDispatch params{};
   params.group = group_.device;
   params.x = static_cast<const std::byte*>(call.x.data);
@@ -91,27 +85,34 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
     params.scale_count = static_cast<std::uint32_t>(scales.shape[1]);
   }
   params.routing = routing.arrays;
-  params.handle = handle->arrays;
+  params.handle = handle.arrays;
   params.cached = call.cached != nullptr;
-  params.region = region ? group_.device.layout.arena + region->offset : kNoRoom;
+  params.region = region != nullptr ? group_.device.layout.arena + region->offset : kNoRoom;
   params.region_rows = rows;
   params.expert_alignment = static_cast<std::uint32_t>(call.expert_alignment());
   params.count_alignment = static_cast<std::uint32_t>(call.options.expert_alignment);
   params.all_weights = call.options.all_weights ? 1 : 0;
-  params.fill = call.options.worst_case_rows > 0 && region;
+  params.fill = call.options.worst_case_rows > 0 && region != nullptr;
   params.dtype = static_cast<std::uint32_t>(call.x.dtype);
-  params.sizes = waits ? static_cast<SizesMessage*>(sizes_memory_.get()) : nullptr;
+  params.sizes = call.waits_for_sizes() ? static_cast<SizesMessage*>(sizes_memory_.get()) : nullptr;
+  return params;
+}
+
+/// Queues the kernel.
+void Normal::launch_dispatch(const detail::DispatchCall& call, const CudaRouting& routing,
+                             NormalDispatch params, cudaStream_t on) {
+  const Launch& launch = call.options.launch;
   params.sequence = ++sequence_;
   const NormalPlan plan = plan_dispatch(
       sms(launch), params.row_bytes, static_cast<std::uint32_t>(call.scale_bytes()), limits_,
-      tuning_of(state_.world->settings().ep_tuning, "dispatch"), table_bytes);
+      tuning_of(state_.world->settings().ep_tuning, "dispatch"), table_bytes(call));
   params.table_offset = plan.table_offset;
   params.stage_bytes = plan.stage_bytes;
   params.stages = static_cast<std::uint32_t>(plan.stages);
   params.warps = static_cast<std::uint32_t>(plan.warps);
   ++state_.epoch;
   state_.world->set_progress(shoal::detail::Activity::dispatch, state_.epoch, "queued");
-  if (expert_major) number_topk_slots(routing, on);
+  if (call.expert_alignment() > 0) number_topk_slots(routing, on);
   launch_normal_dispatch(params, plan, on);
   if (call.options.copy_out) {  // the call ends with the copies
     group_.end_first();
@@ -120,9 +121,29 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
     group_.end(launch, on);
   }
   ++state_.statistics.dispatches;
+}
+
+Dispatched Normal::dispatch(const detail::DispatchCall& call) {
+  const Launch& launch = call.options.launch;
+  cudaStream_t on = group_.begin(launch);
+  group_.throw_failed();
+  check_dispatch(call, on);
+  const auto& routing = detail::of_backend<CudaRouting>(*call.routing, "dispatch");
+  auto handle = make_handle(call);
+  const std::int64_t rows = region_rows(call);
+  const detail::RegionLayout layout(rows, call.row_bytes(), record_of(call).bytes);
+  const auto offset = state_.arena.take(layout.total);
+  const auto region =
+      offset ? std::make_shared<Region>(state_.shared_from_this(), *offset) : nullptr;
+  const auto require_room = [&] {
+    if (region == nullptr) detail::fail_no_room(state_, state_.world_pe(state_.me), rows);
+  };
+  if (group_.capturing(on)) require_room();
+  launch_dispatch(call, routing, dispatch_parameters(call, routing, *handle, region.get(), rows),
+                  on);
 
   std::vector<std::int64_t> tokens_per_expert;
-  if (waits) await_sizes(*handle, tokens_per_expert);
+  if (call.waits_for_sizes()) await_sizes(*handle, tokens_per_expert);
   if (!region) group_.synchronize();  // throws the refusal that every rank reports
   require_room();
   for (const std::int64_t from_source : handle->rows_per_source)
@@ -197,7 +218,7 @@ Dispatched Normal::describe(const detail::DispatchCall& call,
   const auto& shape = state_.shape;
   const detail::SideRecord record = record_of(call);
   const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
-  const std::int32_t lanes = call.topk_slots();
+  const std::int32_t slots = call.topk_slots();
   std::byte* const base = state_.block + group_.device.layout.arena + region->offset;
   const std::int64_t count = handle->result_rows;
   const auto view = [&](std::size_t offset, DataType dtype,
@@ -215,9 +236,9 @@ Dispatched Normal::describe(const detail::DispatchCall& call,
     received.scales = view(at, scales.dtype, {count, scales.shape[1]}, record.bytes);
   if (call.options.weights.defined())
     received.topk_weights =
-        view(at + record.weights, DataType::float32, {count, lanes}, record.bytes);
+        view(at + record.weights, DataType::float32, {count, slots}, record.bytes);
   if (!call.cached) {
-    received.topk_idx = view(at + record.topk_idx, DataType::int64, {count, lanes}, record.bytes);
+    received.topk_idx = view(at + record.topk_idx, DataType::int64, {count, slots}, record.bytes);
     received.source_token = view(at + record.source_token, DataType::int32, {count}, record.bytes);
   }
   received.rows_per_source = handle->rows_per_source;

@@ -11,6 +11,7 @@
 //                       rows
 //                       of all ranks
 //   combine             notify, fetch and sum, finish, in the same way
+//   expand              copies rank-major rows to expert-major order
 //
 // A dispatch is a scatter to final places: once the counts of all ranks are known, every source
 // knows the row of every token at every rank. A row is loaded once into shared memory and stored
@@ -146,6 +147,26 @@ struct NormalUnpack {
   int count;
 };
 
+/// expand.cu. Fields as those of ExpandOptions; nullptr: not given.
+struct NormalExpand {
+  const std::byte* x;
+  std::byte* out;
+  std::uint32_t row_vectors;  ///< of 16 bytes
+  std::int32_t rows, out_rows, top_k, experts;
+  const std::int64_t* topk_idx;
+  const std::int32_t *row_count, *expert_counts, *expert_ends;
+  std::int32_t *topk_rows, *block_ends;
+  const float* weights;
+  float* out_weights;
+  const std::uint32_t* scales;
+  std::uint32_t* out_scales;
+  std::int64_t scale_stride, out_scale_stride, out_scale_step;  ///< in elements
+  std::int32_t scale_count;
+  std::uint32_t numbered, zero_padding;  ///< 0 or 1
+};
+/// Throws Error{unsupported} for more rows than a kernel counts.
+NormalExpand expand_parameters(const ExpandOptions& options);
+
 /// Expert output of this rank that other ranks do not reach (combine_staging.cuh).
 struct CombineStaging {
   const std::byte* rows;          ///< or nullptr: the rows are reached where they lie
@@ -207,6 +228,8 @@ void launch_normal_dispatch(const NormalDispatch& params, const NormalPlan& plan
 void launch_normal_combine(const NormalCombine& params, const NormalPlan& plan,
                            cudaStream_t stream);
 void launch_unpack(const NormalUnpack& params, cudaStream_t stream);
+/// `blocks`: those that run at once.
+void launch_expand(const NormalExpand& params, std::int32_t blocks, cudaStream_t stream);
 
 /// Load the code of the kernels and set their attributes, so that first calls do not pay for it.
 /// `shared_bytes` is the shared memory that a block can have on this GPU.
@@ -215,6 +238,7 @@ void preload_normal_number_topk_slots();
 void preload_normal_dispatch(int shared_bytes);
 void preload_normal_combine(int shared_bytes);
 void preload_unpack();
+void preload_expand();
 
 /// Epoch of a handle whose dispatch did not take place.
 inline constexpr std::uint64_t kRefused = ~std::uint64_t{0};

@@ -64,9 +64,10 @@ void launch_copies(const std::vector<detail::ArrayCopy>& copies, cudaStream_t st
     const std::int64_t columns = from.rank == 1 ? 1 : from.shape[1];
     const std::int64_t step = to.rank == 1 || columns == 1 ? 1 : to.strides[1];
     require((from.rank == 1 || columns == 1 || from.strides[1] == 1) && (words == 1 || step == 1),
-            Code::invalid_argument, "unpack: rows of {} must be contiguous", to.describe());
+            Code::invalid_argument, "unpack: rows of {} must be contiguous",
+            [&view = to] { return view.describe(); });
     require(from.size() * words < std::int64_t{1} << 31, Code::unsupported,
-            "unpack: {} has 2^31 words or more", from.describe());
+            "unpack: {} has 2^31 words or more", [&view = from] { return view.describe(); });
     params.arrays[params.count++] = {
         .from = from.as<std::uint32_t>(),
         .to = to.as<std::uint32_t>(),
@@ -113,6 +114,7 @@ void Normal::open() {
   preload_normal_dispatch(shared_bytes);
   preload_normal_combine(shared_bytes);
   preload_unpack();
+  preload_expand();
   check(cudaGetLastError(), "kernels of an ep::Group");
   const auto results = static_cast<std::size_t>(shape.live_results) + 2;
   if (shape.max_tokens > 0) {
@@ -166,6 +168,12 @@ void Normal::unpack(const Dispatched& received, const UnpackOptions& to) {
   cudaStream_t on = group_.begin(to.launch);
   launch_copies(detail::unpacked_arrays(state_, received, to), on);
   group_.end(to.launch, on);
+}
+
+void Normal::expand(const ExpandOptions& options) {
+  cudaStream_t on = group_.begin(options.launch);
+  launch_expand(expand_parameters(options), limits_.multiprocessors, on);
+  group_.end(options.launch, on);
 }
 
 std::shared_ptr<CudaHandle> Normal::make_handle(const detail::DispatchCall& call) {

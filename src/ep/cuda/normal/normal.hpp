@@ -48,6 +48,7 @@ class Normal {
   void open();
   Routing route(const TensorView& topk_idx, const RouteOptions& options);
   void unpack(const Dispatched& received, const UnpackOptions& to);
+  void expand(const ExpandOptions& options);
   Dispatched dispatch(const detail::DispatchCall& call);
   Combined combine(const TensorView& y, const detail::HandleState& state,
                    const CombineOptions& options);
@@ -64,7 +65,14 @@ class Normal {
   }
   /// Queues number_topk_slots, unless the routing has its results.
   void number_topk_slots(const CudaRouting& routing, cudaStream_t on) const;
+  std::uint32_t table_bytes(const detail::DispatchCall& call) const;
+  void check_dispatch(const detail::DispatchCall& call, cudaStream_t on) const;
   std::shared_ptr<CudaHandle> make_handle(const detail::DispatchCall& call);
+  NormalDispatch dispatch_parameters(const detail::DispatchCall& call, const CudaRouting& routing,
+                                     const CudaHandle& handle, const detail::Region* region,
+                                     std::int64_t rows) const;
+  void launch_dispatch(const detail::DispatchCall& call, const CudaRouting& routing,
+                       NormalDispatch params, cudaStream_t on);
   void await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert);
   Dispatched describe(const detail::DispatchCall& call, const std::shared_ptr<CudaHandle>& handle,
                       const std::shared_ptr<detail::Region>& region, std::int64_t rows,

@@ -79,6 +79,7 @@ class StagedBackend final : public detail::Backend {
 
   Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
   void unpack(const Dispatched& received, const UnpackOptions& to) override;
+  void expand(const ExpandOptions& options) override;
   Dispatched dispatch(const detail::DispatchCall& given) override;
   Combined combine(const TensorView& y, const HandleState& handle,
                    const CombineOptions& given) override;
@@ -198,6 +199,12 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
 void StagedBackend::unpack(const Dispatched& received, const UnpackOptions& to) {
   const StagedCall call = begin(to.launch);
   launch_copies(detail::unpacked_arrays(group_, received, to), call.stream());
+  call.finish();
+}
+
+void StagedBackend::expand(const ExpandOptions& options) {
+  const StagedCall call = begin(options.launch);
+  launch_expand(expand_parameters(options), group_.world->cuda()->multiprocessors, call.stream());
   call.finish();
 }
 

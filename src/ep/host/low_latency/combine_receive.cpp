@@ -20,7 +20,7 @@ namespace {
 
 using shoal::detail::Activity;
 
-/// The answers to one token, in the order of summation.
+/// The combine rows of one token, in the order of summation.
 struct TokenRows {
   std::array<const std::byte*, kMaxTopK> rows;
   std::array<float, kMaxTopK> weights;
@@ -44,31 +44,32 @@ class CombineRowFinder {
                                          handle_.routing->tokens_per_expert[expert - 1]);
   }
 
-  void find(std::int64_t token, TokenRows& answers) const {
+  void find(std::int64_t token, TokenRows& token_rows) const {
     const auto& shape = group_.state.shape;
     const auto experts = handle_.routing->experts_of(token);
-    answers.count = answers.levels = 0;
+    token_rows.count = token_rows.levels = 0;
     if (options_.reduction == Reduction::exact) {
-      for (std::int32_t k = 0; k < shape.top_k; ++k) add(token, k, experts[k], answers);
+      for (std::int32_t k = 0; k < shape.top_k; ++k) add(token, k, experts[k], token_rows);
       return;
     }
     for (const detail::Copy& copy : handle_.routing->copies_of(token)) {
       if (form(copy.rank) == CombineRowForm::sums) {
-        add_sum(copy, answers);
+        add_sum(copy, token_rows);
       } else {
         for (std::int32_t k = 0; k < shape.top_k; ++k)
           if (experts[k] >= 0 && experts[k] / shape.local_experts == copy.rank)
-            add(token, k, experts[k], answers);
+            add(token, k, experts[k], token_rows);
       }
-      const std::int32_t end = answers.levels == 0 ? 0 : answers.level_ends[answers.levels - 1];
-      if (static_cast<std::int32_t>(answers.count) > end)  // a masked rank adds nothing
-        answers.level_ends[answers.levels++] = static_cast<std::int32_t>(answers.count);
+      const std::int32_t end =
+          token_rows.levels == 0 ? 0 : token_rows.level_ends[token_rows.levels - 1];
+      if (static_cast<std::int32_t>(token_rows.count) > end)  // a masked rank adds nothing
+        token_rows.level_ends[token_rows.levels++] = static_cast<std::int32_t>(token_rows.count);
     }
   }
 
  private:
   void add(std::int64_t token, std::int32_t topk_slot, std::int64_t expert,
-           TokenRows& answers) const {
+           TokenRows& token_rows) const {
     const auto& shape = group_.state.shape;
     if (expert < 0) return;
     const auto rank = static_cast<std::int32_t>(expert / shape.local_experts);
@@ -79,7 +80,7 @@ class CombineRowFinder {
         sizeof(LowLatencyCombineNotice));
     const std::int64_t row =
         first_row[local] + handle_.routing->expert_row_index[token * shape.top_k + topk_slot];
-    answers.rows[answers.count] =
+    token_rows.rows[token_rows.count] =
         group_.state.nodes.here(rank)
             ? group_.state.peers[rank] + group_.layout.combine_row(epoch_, local, row, shape)
             : group_.state.block +
@@ -88,21 +89,21 @@ class CombineRowFinder {
                       before_expert_[expert] +
                           handle_.routing->expert_row_index[token * shape.top_k + topk_slot],
                       shape);
-    answers.weights[answers.count++] = weights_[token * shape.top_k + topk_slot];
+    token_rows.weights[token_rows.count++] = weights_[token * shape.top_k + topk_slot];
   }
 
   CombineRowForm form(std::int32_t rank) const {
     return combine_row_form(options_, !group_.state.nodes.here(rank), handle_.has_weights);
   }
 
-  void add_sum(const detail::Copy& copy, TokenRows& answers) const {
+  void add_sum(const detail::Copy& copy, TokenRows& token_rows) const {
     if (group_.masked[copy.rank]) return;
-    answers.rows[answers.count] =
+    token_rows.rows[token_rows.count] =
         group_.state.block + group_.layout.remote_combine_row(
                                  epoch_,
                                  group_.state.nodes.remote_index(group_.state.me, copy.rank),
                                  copy.row, group_.state.shape);
-    answers.weights[answers.count++] = 1.0F;
+    token_rows.weights[token_rows.count++] = 1.0F;
   }
 
   const HostGroup& group_;
@@ -123,16 +124,17 @@ std::string describe(CombineRowForm form, bool exact) {
 }
 
 /// weighted_sum_rows for LogFMT rows: decoded to float32 one at a time.
-void weighted_sum_log_fmt(std::uint16_t* target, const TokenRows& answers, std::int64_t hidden,
+void weighted_sum_log_fmt(std::uint16_t* target, const TokenRows& token_rows, std::int64_t hidden,
                           std::vector<float>& scratch) {
   scratch.assign(3 * hidden, 0.0F);
   const std::span row(scratch.data(), hidden), level(scratch.data() + hidden, hidden),
       sum(scratch.data() + 2 * hidden, hidden);
   std::size_t next_level = 0;
-  for (std::size_t i = 0; i < answers.count; ++i) {
-    numeric::logfmt_decode_row(answers.rows[i], row);
-    for (std::int64_t c = 0; c < hidden; ++c) level[c] += answers.weights[i] * row[c];
-    if (answers.levels == 0 || static_cast<std::int32_t>(i) + 1 != answers.level_ends[next_level])
+  for (std::size_t i = 0; i < token_rows.count; ++i) {
+    numeric::logfmt_decode_row(token_rows.rows[i], row);
+    for (std::int64_t c = 0; c < hidden; ++c) level[c] += token_rows.weights[i] * row[c];
+    if (token_rows.levels == 0 ||
+        static_cast<std::int32_t>(i) + 1 != token_rows.level_ends[next_level])
       continue;
     ++next_level;
     for (std::int64_t c = 0; c < hidden; ++c) {
@@ -140,7 +142,7 @@ void weighted_sum_log_fmt(std::uint16_t* target, const TokenRows& answers, std::
       level[c] = 0;
     }
   }
-  const auto& total = answers.levels == 0 ? level : sum;
+  const auto& total = token_rows.levels == 0 ? level : sum;
   for (std::int64_t c = 0; c < hidden; ++c) target[c] = numeric::to_bf16(total[c]).bits;
 }
 
@@ -148,28 +150,28 @@ void sum_combine_rows(HostGroup& group, const PendingCombineState& pending, cons
   const std::int64_t hidden = group.state.shape.hidden;
   const CombineRowFinder finder(group, pending);
   group.workers.for_ranges(out.shape[0], [&](std::int64_t first, std::int64_t last) {
-    TokenRows answers;
+    TokenRows token_rows;
     std::vector<float> scratch;
     for (std::int64_t token = first; token < last; ++token) {
-      finder.find(token, answers);
+      finder.find(token, token_rows);
       std::uint16_t* target = out.as<std::uint16_t>() + token * hidden;
       if (pending.options.log_fmt) {
-        weighted_sum_log_fmt(target, answers, hidden, scratch);
+        weighted_sum_log_fmt(target, token_rows, hidden, scratch);
         continue;
       }
       std::array<const std::uint16_t*, kMaxTopK> rows;
       std::transform(
-          answers.rows.begin(), answers.rows.begin() + answers.count, rows.begin(),
+          token_rows.rows.begin(), token_rows.rows.begin() + token_rows.count, rows.begin(),
           [](const std::byte* row) { return reinterpret_cast<const std::uint16_t*>(row); });
-      weighted_sum_rows(target, {rows.data(), answers.count},
-                        {answers.weights.data(), answers.count},
-                        {answers.level_ends.data(), answers.levels}, hidden, Store::cached);
+      weighted_sum_rows(target, {rows.data(), token_rows.count},
+                        {token_rows.weights.data(), token_rows.count},
+                        {token_rows.level_ends.data(), token_rows.levels}, hidden, Store::cached);
     }
   });
 }
 
-/// Throws Error{mismatch}, on all ranks, when ranks answer different dispatches or in different
-/// formats.
+/// Throws Error{mismatch}, on all ranks, when ranks combine different dispatches or send rows of
+/// different forms.
 void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const Step& step) {
   std::optional<std::string> mismatch;
   for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank) {
@@ -189,15 +191,15 @@ void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const
     const bool exact = pending.options.reduction == Reduction::exact;
     if (notice.dispatch_epoch != pending.handle->epoch || notice.form != expected ||
         (notice.exact != 0) != exact)
-      mismatch =
-          fmt::format("PE {} expects answers to dispatch {}, {}; PE {} answers dispatch {} with {}",
-                      group.state.team.world_pe(group.state.me), pending.handle->epoch,
-                      describe(expected, exact), group.state.team.world_pe(rank),
-                      notice.dispatch_epoch, describe(notice.form, notice.exact != 0));
+      mismatch = fmt::format(
+          "PE {} combines dispatch {} and expects {}; PE {} combines dispatch {} and sends {}",
+          group.state.team.world_pe(group.state.me), pending.handle->epoch,
+          describe(expected, exact), group.state.team.world_pe(rank), notice.dispatch_epoch,
+          describe(notice.form, notice.exact != 0));
   }
   if (!mismatch) return;
   raise_or_mask(group, group.layout.combine_read,
-                step.epoch);  // stays in step: the answers count as fetched
+                step.epoch);  // stays in step: the rows count as fetched
   fail(Code::mismatch, "low_latency_combine {}: {}", step.epoch, *mismatch);
 }
 
@@ -206,7 +208,7 @@ void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const
 Tensor low_latency_combine_receive(HostGroup& group, PendingCombineState& pending) {
   const auto& shape = group.state.shape;
   const Step step{"low_latency_combine", Activity::low_latency_combine, pending.epoch, "receive",
-                  "its answers"};
+                  "its expert outputs"};
   group.state.world->set_progress(step.activity, step.epoch, step.phase);
   wait_for_combine_rows(group, pending, step);
   const TensorView& given = pending.options.out;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// low_latency_combine_send: makes the expert output available to the ranks whose tokens it answers.
+// low_latency_combine_send: makes the expert output available to the ranks that sent the tokens.
 //
 // With zero_copy y is in the group's memory already; otherwise its valid rows are copied there, or
 // encoded (LogFMT-10). A notice then tells every rank where its rows start for each expert. Ranks
@@ -22,7 +22,7 @@ const std::uint16_t* row_of(const TensorView& y, std::int64_t expert, std::int64
   return y.as<std::uint16_t>() + expert * y.strides[0] + row * y.strides[1];
 }
 
-/// Which form the answers to `source` have.
+/// The form of the combine rows for `source`.
 CombineRowForm form_for(const HostGroup& group, const LowLatencyHandleState& handle,
                         const LowLatencyCombineOptions& options, std::int32_t source) {
   return combine_row_form(options, !group.state.nodes.here(source),
@@ -62,12 +62,12 @@ void stage_rows(HostGroup& group, std::uint64_t epoch, const TensorView& y,
   });
 }
 
-/// Adds up the answers to each token of a source on another node and brings it the sums.
+/// Adds up the expert outputs for each token of a source on another node and sends it the sums.
 void send_sums(HostGroup& group, std::uint64_t epoch, const TensorView& y,
                const detail::RemoteTokens& tokens, std::int32_t to) {
   const auto& shape = group.state.shape;
   const GroupLayout& layout = group.layout;
-  const std::int32_t far = group.state.nodes.remote_index(group.state.me, to);
+  const std::int32_t remote = group.state.nodes.remote_index(group.state.me, to);
   group.workers.for_ranges(tokens.tokens(), [&](std::int64_t first, std::int64_t last) {
     std::array<const std::uint16_t*, kMaxTopK> rows;
     std::array<float, kMaxTopK> weights;
@@ -77,8 +77,8 @@ void send_sums(HostGroup& group, std::uint64_t epoch, const TensorView& y,
         rows[count] = row_of(y, part.expert, part.row);
         weights[count++] = part.weight;
       }
-      auto* target = reinterpret_cast<std::uint16_t*>(group.state.block +
-                                                      layout.remote_sum(epoch, far, token, shape));
+      auto* target = reinterpret_cast<std::uint16_t*>(
+          group.state.block + layout.remote_sum(epoch, remote, token, shape));
       weighted_sum_rows(target, {rows.data(), count}, {weights.data(), count}, {}, shape.hidden,
                         Store::cached);
     }
@@ -87,24 +87,24 @@ void send_sums(HostGroup& group, std::uint64_t epoch, const TensorView& y,
     put_remote(group, to,
                layout.remote_combine_row(epoch, group.state.nodes.remote_index(to, group.state.me),
                                          0, shape),
-               group.state.block + layout.remote_sum(epoch, far, 0, shape),
+               group.state.block + layout.remote_sum(epoch, remote, 0, shape),
                tokens.tokens() * layout.combine_row_stride);
 }
 
-/// Brings the answers to a source on another node, from where they lie: in the order of experts,
-/// then tokens.
+/// Sends the combine rows to a source on another node without a copy, ordered by expert, then
+/// token.
 void send_rows(HostGroup& group, std::uint64_t epoch, const LowLatencyHandleState& handle,
                std::int32_t to) {
   const auto& shape = group.state.shape;
   const GroupLayout& layout = group.layout;
-  const std::int32_t far = group.state.nodes.remote_index(to, group.state.me);
+  const std::int32_t remote = group.state.nodes.remote_index(to, group.state.me);
   std::int64_t sent = 0;
   for (std::int32_t expert = 0; expert < shape.local_experts; ++expert) {
     const std::int32_t first =
         handle.first_row[static_cast<std::size_t>(expert) * shape.ranks + to];
     const std::int32_t rows = end_row(handle, shape, expert, to) - first;
     if (rows == 0) continue;
-    put_remote(group, to, layout.remote_combine_row(epoch, far, sent, shape),
+    put_remote(group, to, layout.remote_combine_row(epoch, remote, sent, shape),
                group.state.block + layout.combine_row(epoch, expert, first, shape),
                rows * layout.combine_row_stride);
     sent += rows;
@@ -123,7 +123,7 @@ CombineRowForm combine_row_form(const LowLatencyCombineOptions& options, bool re
 void wait_for_combine_buffer(HostGroup& group, std::uint64_t epoch) {
   if (epoch <= 2) return;
   const Step step{"low_latency_combine", Activity::low_latency_combine, epoch, "send",
-                  "word that it has fetched its rows"};
+                  "its acknowledgement of fetched rows"};
   for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
     wait_or_mask(group, group.layout.combine_read, rank, epoch - 2, step);
 }

@@ -71,7 +71,10 @@ std::optional<LowLatencyDispatchNotice> wait_for_notice(HostGroup& group,
       &notice,
       group.state.block + group.layout.dispatch_notice(step.epoch, source, group.state.shape),
       sizeof notice);
-  if (notice.epoch != step.epoch) return masked_by(group, source, step), std::nullopt;
+  if (notice.epoch != step.epoch) {
+    masked_by(group, source, step);
+    return std::nullopt;
+  }
   require(
       notice.count >= 0 && notice.count <= group.state.shape.low_latency_max_tokens,
       Code::peer_failed, "low_latency_dispatch: PE {} announced {} rows; at most {} are possible",
@@ -154,7 +157,7 @@ class Expander {
   }
 
  private:
-  RemoteSlots far(std::int32_t source) const {
+  RemoteSlots layout_of(std::int32_t source) const {
     return {shape_, group_.layout, quantize_, incoming_[source].has_weights};
   }
   /// What the source on another node has sent: headers and rows.
@@ -166,11 +169,11 @@ class Expander {
   }
   const std::byte* slot(std::int32_t source, std::int64_t index) const {
     if (!group_.state.nodes.here(source))
-      return remote_slots(source) + index * far(source).header_bytes;
+      return remote_slots(source) + index * layout_of(source).header_bytes;
     return group_.state.block + group_.layout.slot(epoch_, source, index, shape_);
   }
   const std::byte* row(std::int32_t source, std::int64_t index, std::int32_t token) const {
-    if (const RemoteSlots slots = far(source); !group_.state.nodes.here(source))
+    if (const RemoteSlots slots = layout_of(source); !group_.state.nodes.here(source))
       return remote_slots(source) + slots.rows(incoming_[source].count) + index * slots.row_bytes;
     return group_.state.peers[source] + group_.layout.outbox_row(epoch_, token, shape_);
   }
@@ -231,7 +234,7 @@ void place_rows(const Expander& expander, const std::vector<Incoming>& incoming,
   }
 }
 
-/// Keeps for combine what it needs to add up the answers to tokens of other nodes: their slots are
+/// Keeps what combine needs to sum the expert outputs for tokens of other nodes: their slots are
 /// granted again.
 void keep_remote_tokens(const Expander& expander, const std::vector<Incoming>& incoming,
                         const HostGroup& group, LowLatencyHandleState& handle) {

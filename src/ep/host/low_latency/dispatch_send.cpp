@@ -75,7 +75,7 @@ void send_remote(HostGroup& group, std::uint64_t epoch, const detail::RoutingSta
 void wait_for_grant(HostGroup& group, std::uint64_t epoch) {
   if (epoch <= 2) return;
   const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "send",
-                  "word that it has read its rows"};
+                  "its acknowledgement of read rows"};
   for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
     wait_or_mask(group, group.layout.slots_read, rank, epoch - 2, step);
 }

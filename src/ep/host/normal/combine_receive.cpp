@@ -45,7 +45,7 @@ void fetch_weights(float* out, const HandleState& handle, std::int64_t token,
 
 /// All ranks are on this node: one pass over the tokens.
 void combine_local(HostGroup& group, const TensorView& y, const HandleState& handle,
-                   const CombineOptions& options, const LocalExpertOutput& answers,
+                   const CombineOptions& options, const LocalExpertOutput& outputs,
                    Combined& combined) {
   const detail::RoutingState& routing = *handle.routing;
   const std::int64_t hidden = y.shape[1];
@@ -64,19 +64,19 @@ void combine_local(HostGroup& group, const TensorView& y, const HandleState& han
       std::size_t count = 0;
       if (handle.expert_alignment > 0) {
         for (const TopkRow& at : TopkRows(handle, token))
-          rows[count++] = answers.rows[at.rank] + at.row * row_bytes;
+          rows[count++] = outputs.rows[at.rank] + at.row * row_bytes;
         sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count},
                  bias_row(0, token), bias_row(1, token), hidden, store);
         if (options.weights.defined())
           fetch_weights(combined.topk_weights.as<float>() + token * top_k, handle, token,
-                        answers.weights);
+                        outputs.weights);
         continue;
       }
       for (const Copy& copy : routing.copies_of(token)) {
         const std::int64_t row = handle.first_row[copy.rank] + copy.row;
         if (options.weights.defined())
-          weights[count] = reinterpret_cast<const float*>(answers.weights[copy.rank]) + row * top_k;
-        rows[count++] = answers.rows[copy.rank] + row * row_bytes;
+          weights[count] = reinterpret_cast<const float*>(outputs.weights[copy.rank]) + row * top_k;
+        rows[count++] = outputs.rows[copy.rank] + row * row_bytes;
       }
       sum_rows(y.dtype, combined.x.as<std::byte>() + token * row_bytes, {rows.data(), count},
                bias_row(0, token), bias_row(1, token), hidden, store);
@@ -94,7 +94,7 @@ Combined combine_receive(HostGroup& group, const TensorView& y, const HandleStat
   const std::uint64_t epoch = group.state.epoch;
   group.state.world->set_progress(shoal::detail::Activity::combine, epoch, "receive");
   const detail::RoutingState& routing = *handle.routing;
-  const LocalExpertOutput answers{bases(group, board, &NormalNotice::base),
+  const LocalExpertOutput outputs{bases(group, board, &NormalNotice::base),
                                   bases(group, board, &NormalNotice::weights)};
 
   Combined combined;
@@ -106,13 +106,13 @@ Combined combine_receive(HostGroup& group, const TensorView& y, const HandleStat
             ? Tensor(options.out_weights, nullptr)
             : Tensor::empty(DataType::float32, {routing.tokens, group.state.shape.top_k});
   if (group.state.nodes.count > 1)
-    combine_forward(group, y, handle, options, answers, combined);
+    combine_forward(group, y, handle, options, outputs, combined);
   else
-    combine_local(group, y, handle, options, answers, combined);
+    combine_local(group, y, handle, options, outputs, combined);
   raise_local(group, group.layout.finished, epoch);
   wait_local(group, group.layout.finished, epoch,
              {"combine", shoal::detail::Activity::combine, epoch, "finish",
-              "word that it has fetched its rows"});
+              "its acknowledgement of fetched rows"});
   return combined;
 }
 

@@ -50,9 +50,9 @@ void check_staging(const HostGroup& group, const TensorView& y, const CombineOpt
         name);
     require(
         data.bytes() <= room, Code::invalid_argument,
-        "combine: {} is {}, {} bytes outside the group's memory, which has room for a copy of {}; write the answers "
-        "to Dispatched::x, or raise GroupOptions.max_tokens (now {})",
-        name, data.describe(), data.bytes(), room, group.state.shape.max_tokens);
+        "combine: {} is {}, {} bytes outside the group's memory, which has room for a copy of {}; write the expert "
+        "output to Dispatched::x, or raise GroupOptions.max_tokens (now {})",
+        name, [&] { return data.describe(); }, data.bytes(), room, group.state.shape.max_tokens);
   };
   check("y", y, layout.staging_weights - layout.staging);
   if (options.weights.defined())
@@ -73,7 +73,8 @@ NoticeBoard combine_send(HostGroup& group, const TensorView& y, const HandleStat
   notice.rows = handle.result_rows;
   notice.dtype = static_cast<std::uint32_t>(y.dtype);
   notice.has_weights = options.weights.defined();
-  const Step step{"combine", shoal::detail::Activity::combine, epoch, "notify", "its answers"};
+  const Step step{"combine", shoal::detail::Activity::combine, epoch, "notify",
+                  "its expert outputs"};
   return exchange_notices(group, step, notice, nullptr, nullptr);
 }
 

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/trace.hpp"
+
+#include <cstdio>
+
+namespace shoal::emulator {
+namespace {
+
+const char* name_of(TraceEvent::Kind kind) {
+  switch (kind) {
+    case TraceEvent::Kind::doorbell:
+      return "doorbell";
+    case TraceEvent::Kind::sent:
+      return "sent";
+    case TraceEvent::Kind::resent:
+      return "resent";
+    case TraceEvent::Kind::received:
+      return "received";
+    case TraceEvent::Kind::duplicate:
+      return "duplicate";
+    case TraceEvent::Kind::out_of_order:
+      return "out_of_order";
+    case TraceEvent::Kind::dropped:
+      return "dropped";
+    case TraceEvent::Kind::completion:
+      return "completion";
+    case TraceEvent::Kind::timeout:
+      return "timeout";
+    case TraceEvent::Kind::state:
+      return "state";
+  }
+  return "?";
+}
+
+const char* name_of(PacketKind kind) {
+  switch (kind) {
+    case PacketKind::send:
+      return "send";
+    case PacketKind::write:
+      return "write";
+    case PacketKind::read_request:
+      return "read_request";
+    case PacketKind::atomic_request:
+      return "atomic_request";
+    case PacketKind::acknowledge:
+      return "acknowledge";
+    case PacketKind::read_response:
+      return "read_response";
+    case PacketKind::atomic_response:
+      return "atomic_response";
+  }
+  return "?";
+}
+
+bool names_packet(TraceEvent::Kind kind) {
+  return kind != TraceEvent::Kind::doorbell && kind != TraceEvent::Kind::completion &&
+         kind != TraceEvent::Kind::timeout && kind != TraceEvent::Kind::state;
+}
+
+double microseconds(Time time) {
+  return static_cast<double>(time.count()) / 1000;
+}
+
+}  // namespace
+
+std::string to_text(const TraceEvent& event) {
+  char line[160];
+  std::snprintf(line, sizeof line, "%12.3f nic %u qp %u %s %u %s %u", microseconds(event.time),
+                unsigned{event.nic}, event.qp_number, name_of(event.kind), event.value,
+                names_packet(event.kind) ? name_of(event.packet) : "-", event.bytes);
+  return line;
+}
+
+PerfettoTrace::PerfettoTrace(std::ostream& output) : output_(output) {
+  output_ << "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
+}
+
+PerfettoTrace::~PerfettoTrace() {
+  output_ << "\n]}\n";
+}
+
+void PerfettoTrace::add(const TraceEvent& event) {
+  char line[256];
+  const char* const packet = names_packet(event.kind) ? name_of(event.packet) : "";
+  std::snprintf(
+      line, sizeof line,
+      "%s\n{\"name\":\"%s%s%s\",\"ph\":\"i\",\"s\":\"t\",\"ts\":%.3f,\"pid\":%u,\"tid\":%u,"
+      "\"args\":{\"value\":%u,\"bytes\":%u}}",
+      first_ ? "" : ",", name_of(event.kind), *packet != '\0' ? " " : "", packet,
+      microseconds(event.time), unsigned{event.nic}, event.qp_number, event.value, event.bytes);
+  output_ << line;
+  first_ = false;
+}
+
+}  // namespace shoal::emulator

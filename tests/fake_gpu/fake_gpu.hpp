@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// fake_gpu.hpp: runs kernels on the host, so that their logic is tested where there is no GPU.
+//
+// A file of kernels is compiled as C++ behind this header. Launches run at once, block after block,
+// and the threads of a block are fibers that change at shuffles, barriers and polls. Memory is
+// sequentially consistent, so errors of memory order are not found. A wait for a later launch ends
+// the program with a message.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <utility>
+
+// The kernels are other ones than those of the library.
+#define cuda fake_cuda  // NOLINT
+
+#undef __device__
+#undef __global__
+#undef __host__
+#undef __shared__
+#undef __launch_bounds__
+#undef __grid_constant__
+#undef __noinline__
+#define __device__
+#define __global__
+#define __host__
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __noinline__
+#define __CUDACC__ 1
+
+namespace shoal::test::fake_gpu {
+
+struct Indices {
+  uint3 thread, block;
+  dim3 threads, blocks;
+};
+/// Of the fiber that runs.
+extern Indices indices;
+
+using WarpWords = std::array<std::uint64_t, 32>;
+
+/// All lanes of a warp call; each gets the words of all.
+WarpWords exchange(std::uint64_t word);
+/// Barrier of `threads` threads; of all that have not ended where it is 0. True if all gave true.
+bool wait_barrier(std::uint32_t barrier, std::uint32_t threads, bool value = true);
+void arrive_barrier(std::uint32_t barrier, std::uint32_t threads);
+/// Lets the other fibers run. Ends the program when nothing changes.
+void poll();
+void run(const std::function<void()>& kernel, std::uint32_t blocks, std::uint32_t threads);
+
+template <typename To, typename From>
+To bits_as(From value) {
+  static_assert(sizeof(From) <= sizeof(std::uint64_t) && sizeof(To) <= sizeof(std::uint64_t));
+  std::uint64_t word = 0;
+  std::memcpy(&word, &value, sizeof value);
+  To result;
+  std::memcpy(&result, &word, sizeof result);
+  return result;
+}
+
+}  // namespace shoal::test::fake_gpu
+
+inline uint3& threadIdx = shoal::test::fake_gpu::indices.thread;
+inline uint3& blockIdx = shoal::test::fake_gpu::indices.block;
+inline dim3& blockDim = shoal::test::fake_gpu::indices.threads;
+inline dim3& gridDim = shoal::test::fake_gpu::indices.blocks;
+using std::max;
+using std::min;
+
+template <typename T>
+T __shfl_sync(unsigned, T value, int lane) {
+  using namespace shoal::test::fake_gpu;
+  return bits_as<T>(exchange(bits_as<std::uint64_t>(value))[static_cast<unsigned>(lane) % 32]);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, unsigned distance) {
+  return __shfl_sync(mask, value, static_cast<int>(threadIdx.x % 32 ^ distance));
+}
+/// The lanes whose word equals `wanted`.
+inline unsigned fake_lanes_with(std::uint64_t word, std::uint64_t wanted) {
+  const auto words = shoal::test::fake_gpu::exchange(word);
+  unsigned lanes = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) lanes |= (words[lane] == wanted ? 1u : 0u) << lane;
+  return lanes;
+}
+inline unsigned __ballot_sync(unsigned, int value) {
+  return fake_lanes_with(value != 0 ? 1 : 0, 1);
+}
+inline int __all_sync(unsigned mask, int value) {
+  return __ballot_sync(mask, value) == ~0u ? 1 : 0;
+}
+inline int __any_sync(unsigned mask, int value) {
+  return __ballot_sync(mask, value) != 0 ? 1 : 0;
+}
+template <typename T>
+unsigned __match_any_sync(unsigned, T value) {
+  const auto word = shoal::test::fake_gpu::bits_as<std::uint64_t>(value);
+  return fake_lanes_with(word, word);
+}
+inline void __syncwarp() {
+  shoal::test::fake_gpu::exchange(0);
+}
+inline void __syncthreads() {
+  shoal::test::fake_gpu::wait_barrier(0, 0);
+}
+inline int __syncthreads_and(int value) {
+  return shoal::test::fake_gpu::wait_barrier(0, 0, value != 0) ? 1 : 0;
+}
+inline void __threadfence() {}
+inline void __threadfence_system() {}
+inline void __nanosleep(unsigned) {
+  shoal::test::fake_gpu::poll();
+}
+
+inline int __popc(unsigned value) {
+  return __builtin_popcount(value);
+}
+inline int __popcll(unsigned long long value) {
+  return __builtin_popcountll(value);
+}
+inline int __ffs(unsigned value) {
+  return __builtin_ffs(static_cast<int>(value));
+}
+inline int __clz(unsigned value) {
+  return value == 0 ? 32 : __builtin_clz(value);
+}
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(std::uint64_t{a} * b >> 32);
+}
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((std::uint64_t{high} << 32 | low) >> shift % 32);
+}
+inline unsigned __vmaxu2(unsigned a, unsigned b) {
+  return max(a & 0xffffu, b & 0xffffu) | max(a >> 16, b >> 16) << 16;
+}
+inline unsigned __vminu2(unsigned a, unsigned b) {
+  return min(a & 0xffffu, b & 0xffffu) | min(a >> 16, b >> 16) << 16;
+}
+inline float __uint_as_float(unsigned bits) {
+  return shoal::test::fake_gpu::bits_as<float>(bits);
+}
+inline unsigned __float_as_uint(float value) {
+  return shoal::test::fake_gpu::bits_as<unsigned>(value);
+}
+template <typename T>
+T __ldg(const T* from) {
+  return *from;
+}
+template <typename T>
+T __ldcg(const T* from) {
+  return *from;
+}
+
+// Fibers change at calls only, so these need no atomic access.
+template <typename T>
+T atomicExch(T* at, T value) {
+  return std::exchange(*at, value);
+}
+template <typename T>
+T atomicAdd(T* at, T value) {
+  return std::exchange(*at, *at + value);
+}
+template <typename T>
+T atomicMax(T* at, T value) {
+  return std::exchange(*at, max(*at, value));
+}
+template <typename T>
+T atomicAnd(T* at, T value) {
+  return std::exchange(*at, *at & value);
+}
+template <typename T>
+T atomicCAS(T* at, T expected, T value) {
+  return *at == expected ? std::exchange(*at, value) : *at;
+}
+
+template <typename Params>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params),
+                               const Params& params) {
+  const Params copy = params;
+  shoal::test::fake_gpu::run([&] { kernel(copy); }, config->gridDim.x, config->blockDim.x);
+  return cudaSuccess;
+}
+template <typename Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel*) {
+  return cudaSuccess;
+}
+template <typename Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
+  return cudaSuccess;
+}

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutations of the emulated NIC, each of which must make a test fail.
+
+Usage: emulator_engine.py [NAME...]. Compiles emulator/ and tests/unit/emulator once, then each
+mutated source, runs the tests and prints which test notices it. Exits with 1 when a mutation
+survives or its place is not found. A run takes about a minute on two cores.
+"""
+
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILER = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-c"]
+LIBRARIES = ["-lgtest", "-lgtest_main", "-lpthread"]
+TIMEOUT_S = 60
+
+# (what is wrong, file of emulator/engine, text, replacement)
+MUTATIONS = [
+    (
+        "relaxed ordering ignored",
+        "responder.cpp",
+        "return services.options.relaxed_delay.count() > 0 &&",
+        "return false &&",
+    ),
+    (
+        "signals do not flush relaxed writes",
+        "responder.cpp",
+        "if (!is_relaxed(packet.remote_key)) qp_.services().relaxed.flush();",
+        "",
+    ),
+    (
+        "duplicate atomic runs again",
+        "responder.cpp",
+        "if (replay.atomic)\n      replies_.push_back",
+        "if (replay.atomic && execute_atomic(packet))\n      replies_.push_back",
+    ),
+    (
+        "adaptive: atomic not held",
+        "requester.cpp",
+        "return !held || psn_distance",
+        "return true || psn_distance",
+    ),
+    (
+        "unordered: atomic not held at the responder",
+        "responder.cpp",
+        "if (distance > 0) return receive_early(std::move(packet));",
+        "if (distance > 0 && packet.kind != PacketKind::atomic_request) return receive_early(std::move(packet));",
+    ),
+    (
+        "fence ignored",
+        "requester.cpp",
+        "if (message.request.fenced && responses_due_ != 0) return false;",
+        "",
+    ),
+    (
+        "no limit of reads and atomics",
+        "requester.cpp",
+        "if (message.expects_response() && responses_due_ >= connection.reads_and_atomics) return false;",
+        "",
+    ),
+    (
+        "rnr count not reset",
+        "requester.cpp",
+        "  rnr_retries_ = qp_.connection().rnr_retry;\n  skip",
+        "  skip",
+    ),
+    (
+        "PSN compared without wrap",
+        "types.hpp",
+        "return static_cast<std::int32_t>((to - from) << 8) >> 8;",
+        "return static_cast<std::int32_t>((to & kPsnMask) - (from & kPsnMask));",
+    ),
+    ("owner bit constant", "completion_queue.cpp", "(number / attributes_.size) & 1", "0U"),
+    (
+        "no CQE for unsignalled errors",
+        "queue_pair.cpp",
+        "if (!failed && !request.signalled) return;",
+        "if (!request.signalled) return;",
+    ),
+    ("domain not checked", "memory_keys.cpp", "|| region->domain != domain", ""),
+    ("bounds not checked", "memory_keys.cpp", "length > region->length - offset", "false"),
+    (
+        "alignment not checked",
+        "responder.cpp",
+        "if (packet.address % bytes != 0) return AckCode::invalid_request;",
+        "",
+    ),
+    ("index not checked", "work_request.cpp", "(first >> 8 & 0xffff) == index &&", ""),
+    ("queue pair not checked", "work_request.cpp", "second >> 8 == qp_number &&", ""),
+    (
+        "shared receives taken in ring order",
+        "receive_queue.cpp",
+        "head_ = load_be<std::uint16_t>(at + 2);",
+        "head_ = static_cast<std::uint16_t>(head_ + 1);",
+    ),
+    (
+        "resend never happens",
+        "requester.cpp",
+        "if (number >= message->sent) return false;",
+        "return false;",
+    ),
+    (
+        "no timer",
+        "requester.cpp",
+        "  if (timeout_ == kNever) restart_timer();\n  return true;",
+        "  return true;",
+    ),
+    (
+        "replay depth 1",
+        "responder.cpp",
+        "if (replays_.size() >= qp_.connection().remote_reads_and_atomics) replays_.pop_front();",
+        "if (replays_.size() >= 1) replays_.pop_front();",
+    ),
+    (
+        "timeout halved",
+        "requester.cpp",
+        "static_cast<std::int64_t>(4096) <<",
+        "static_cast<std::int64_t>(2048) <<",
+    ),
+    (
+        "no round robin",
+        "nic.cpp",
+        "next = ready_.upper_bound({0, current_});",
+        "next = ready_.begin();",
+    ),
+    (
+        "boundary ignored",
+        "atomics.cpp",
+        "((a & ~boundary) + (b & ~boundary)) ^ ((a ^ b) & boundary)",
+        "a + b",
+    ),
+    ("duplicate early", "responder.cpp", "early_.contains(position)", "false"),
+    (
+        "rnr: packets behind are nak-ed",
+        "responder.cpp",
+        "nak_sent_ = true;  // packets",
+        "// packets",
+    ),
+]
+
+
+def compile_source(source, emulator, output):
+    include = ["-I", str(emulator), "-I", str(ROOT / "tests/unit/emulator")]
+    done = subprocess.run(
+        [*COMPILER, *include, str(source), "-o", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{source} does not compile: {done.stderr[:500]}")
+    return output
+
+
+def compile_all(folder):
+    """Object files by source name, of the unchanged tree."""
+    emulator = ROOT / "emulator"
+    sources = [
+        *(emulator / "engine").glob("*.cpp"),
+        *(emulator / "wire").glob("virtual_network.cpp"),
+        *(emulator / "mlx5").glob("request_writer.cpp"),
+        *(ROOT / "tests/unit/emulator").glob("*_test.cpp"),
+    ]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = pool.map(
+            lambda source: compile_source(source, emulator, folder / f"{source.stem}.o"), sources
+        )
+        return dict(zip((source.name for source in sources), objects, strict=True))
+
+
+def run_tests(objects, folder):
+    """The names of the tests that fail; None where the program does not end."""
+    program = folder / "tests"
+    subprocess.run(["c++", *map(str, objects.values()), "-o", str(program), *LIBRARIES], check=True)
+    try:
+        done = subprocess.run(
+            [program, "--gtest_brief=1"],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    failed = re.findall(r"^\[  FAILED  \] ([\w/.]+)", done.stdout, re.MULTILINE)
+    return sorted(set(failed)) or (
+        [f"ended with status {done.returncode}"] if done.returncode else []
+    )
+
+
+def mutated(objects, folder, file, text, replacement):
+    """Object files with one source changed; with a header changed, all sources of the engine."""
+    tree = folder / "emulator"
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(ROOT / "emulator", tree)
+    path = tree / "engine" / file
+    source = path.read_text()
+    if text not in source:
+        raise RuntimeError(f"emulator/engine/{file} has no {text!r}")
+    path.write_text(source.replace(text, replacement, 1))
+    changed = [path] if path.suffix == ".cpp" else list((tree / "engine").glob("*.cpp"))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = pool.map(
+            lambda one: compile_source(one, tree, folder / f"mutated_{one.stem}.o"), changed
+        )
+        return {**objects, **dict(zip((one.name for one in changed), made, strict=True))}
+
+
+def main(wanted):
+    survivors = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        objects = compile_all(folder)
+        if failed := run_tests(objects, folder):
+            print(f"tests fail without a mutation: {failed}")
+            return 1
+        for what, file, text, replacement in MUTATIONS:
+            if wanted and what not in wanted:
+                continue
+            try:
+                failed = run_tests(mutated(objects, folder, file, text, replacement), folder)
+            except RuntimeError as error:
+                failed = []
+                print(error)
+            survivors += failed == []
+            if failed is None:
+                noticed = f"the tests do not end within {TIMEOUT_S} s"
+            else:
+                noticed = ", ".join(failed[:2]) or "SURVIVES"
+            print(f"{what}: {noticed}", flush=True)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Group::expand on the host, and the arguments that it rejects.
+#include <gtest/gtest.h>
+
+#include "checks/ep/expand.hpp"
+#include "checks/ep/normal.hpp"
+#include "shoal/world.hpp"
+#include "support/expect_error.hpp"
+
+namespace shoal::test {
+namespace {
+
+/// A group of one rank with 8 local experts and top-k 4, and one of two ranks.
+void with_group(const std::function<void(ep::Group&)>& body) {
+  for (const int ranks : {1, 2})
+    run_threads(ranks, ep_settings(), [&](World& world) {
+      ep::Group group(world.team(),
+                      {.max_tokens = 64, .hidden = 64, .top_k = 4, .experts = 8 * ranks});
+      body(group);
+      group.close();
+    });
+}
+
+TEST(EpExpand, RowsWeightsAndScales) {
+  with_group([](ep::Group& group) {
+    for (const std::int32_t alignment : {1, 8, 128})
+      for (const bool zero : {false, true}) {
+        check_expand(group, {.alignment = alignment, .zero_padding = zero}, host_tensors());
+        check_expand(group,
+                     {.alignment = alignment,
+                      .spare = 9,
+                      .scales = 3,
+                      .columns_first = zero,
+                      .zero_padding = zero,
+                      .seed = 2},
+                     host_tensors());
+      }
+    check_expand(group, {.unused = 11, .alignment = 4, .spare = 3, .weights = false},
+                 host_tensors());
+    check_expand(group, {.rows = 0, .unused = 5, .spare = 3}, host_tensors());
+    check_expand(group, {.rows = 1, .elsewhere = 1}, host_tensors());
+    check_expand(group, {.rows = 20, .elsewhere = 0}, host_tensors());
+  });
+}
+
+TEST(EpExpand, RefusesBadArguments) {
+  run_threads(1, ep_settings(), [](World& world) {
+    ep::Group group(world.team(), {.max_tokens = 64, .hidden = 64, .top_k = 4, .experts = 8});
+    alignas(16) static std::byte memory[1 << 16];
+    const auto view = [](DataType dtype, std::initializer_list<std::int64_t> shape) {
+      return TensorView(memory, dtype, shape);
+    };
+    ep::ExpandOptions good;
+    good.x = view(DataType::bfloat16, {6, 64});
+    good.topk_idx = view(DataType::int64, {6, 4});
+    good.topk_rows = view(DataType::int32, {6, 4});
+    good.expert_counts = good.expert_ends = view(DataType::int32, {8});
+    good.out = view(DataType::bfloat16, {24, 64});
+    const auto refused = [&](const char* text, auto change) {
+      ep::ExpandOptions wrong = good;
+      change(wrong);
+      expect_error(Code::invalid_argument, text, [&] { group.expand(wrong); });
+    };
+    refused("must have two dimensions", [&](auto& o) { o.x = view(DataType::bfloat16, {384}); });
+    refused("out", [&](auto& o) { o.out = view(DataType::bfloat16, {24, 32}); });
+    refused("out", [&](auto& o) { o.out = view(DataType::float16, {24, 64}); });
+    refused("allowed: multiples of 16 bytes", [&](auto& o) { o.x.data = memory + 8; });
+    refused("rows of 6 bytes", [&](auto& o) {
+      o.x = view(DataType::bfloat16, {6, 3});
+      o.out = view(DataType::bfloat16, {24, 3});
+    });
+    refused("topk_idx", [&](auto& o) { o.topk_idx = view(DataType::int64, {6, 3}); });
+    refused("topk_idx", [&](auto& o) { o.topk_idx = view(DataType::int32, {6, 4}); });
+    refused("topk_rows", [&](auto& o) { o.topk_rows = {}; });
+    refused("expert_counts", [&](auto& o) { o.expert_counts = view(DataType::int32, {7}); });
+    refused("expert_ends", [&](auto& o) { o.expert_ends = {}; });
+    refused("row_count", [&](auto& o) { o.row_count = view(DataType::int32, {2}); });
+    refused("block_ends", [&](auto& o) { o.block_ends = view(DataType::int64, {8}); });
+    refused("weights and out_weights",
+            [&](auto& o) { o.weights = view(DataType::float32, {6, 4}); });
+    refused("out_weights", [&](auto& o) {
+      o.weights = view(DataType::float32, {6, 4});
+      o.out_weights = view(DataType::float32, {23});
+    });
+    refused("scales and out_scales", [&](auto& o) { o.scales = view(DataType::float32, {6, 2}); });
+    const auto scales = [&](TensorView from, TensorView to) {
+      refused("allowed: elements of four bytes", [&](auto& o) {
+        o.scales = from;
+        o.out_scales = to;
+      });
+    };
+    scales(view(DataType::float32, {5, 2}), view(DataType::float32, {24, 2}));
+    scales(view(DataType::float32, {6, 2}), view(DataType::float32, {24, 3}));
+    scales(view(DataType::float32, {6, 2}), view(DataType::int32, {24, 2}));
+    scales(view(DataType::float16, {6, 2}), view(DataType::float16, {24, 2}));
+    TensorView apart = view(DataType::float32, {6, 2});
+    apart.strides = {1, 6};
+    scales(apart, view(DataType::float32, {24, 2}));
+    group.close();
+  });
+}
+
+}  // namespace
+}  // namespace shoal::test
