@@ -7,9 +7,11 @@ Runs over whichever `deep_ep` Python finds: Shoal's (PYTHONPATH=build/release/py
 pair is a layout (Buffer only), a dispatch and a combine with weights. Expert output lies in torch's
 memory. GPU times are means over a chain without host synchronization, on the slowest rank; host
 times are those of queueing the same calls. Results are checked before and after the chains.
+--parts adds pairs of `HybridEPBuffer` and low-latency calls, where the library has them.
 """
 
 import argparse
+import inspect
 import json
 import os
 import tempfile
@@ -21,6 +23,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import deep_ep
+
+PARTS = ("normal", "hybrid", "low-latency")
 
 
 class Case:
@@ -74,6 +78,10 @@ class V1:
         self.buffer = deep_ep.Buffer(group, 2 << 30, 0, explicitly_destroy=True)
         deep_ep.Buffer.set_num_sms(a.sms)
 
+    def warmup(self):
+        a = self.case.a
+        self.buffer.warmup(a.tokens, a.hidden, a.experts, a.top_k)
+
     def layout(self):
         return self.buffer.get_dispatch_layout(self.case.topk_idx, self.case.a.experts)
 
@@ -120,6 +128,9 @@ class V2:
             explicitly_destroy=True,
         )
 
+    def warmup(self):
+        self.buffer.warmup(self.case.a.experts)
+
     def dispatch(self, fp8):
         case = self.case
         return self.buffer.dispatch(
@@ -129,6 +140,7 @@ class V2:
             num_experts=case.a.experts,
             do_cpu_sync=self.sync,
             do_handle_copy=False,
+            num_sms=case.a.elastic_sms,
         )
 
     def pair(self, fp8, y, handle=None):
@@ -285,29 +297,41 @@ def chain(case, call, count, skipped):
     return [1e6 * float(value) for value in times]
 
 
-def host_alone(case, call):
-    """Host time of one call behind an empty queue: the least of several, in us."""
+def host_time(case, call, calls=1):
+    """Host time of a call behind an empty queue: the least mean of several tries, in us.
+
+    One call alone follows a wait and finds cold caches; of eight in a row, as of a model's layers,
+    most do not.
+    """
     best = float("inf")
     for _ in range(12):
         settle(case)
         start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
+        for _ in range(calls):
+            call()
+        best = min(best, (time.perf_counter() - start) / calls)
     settle(case)
     return 1e6 * best
 
 
-def launches(case, call):
-    """Kernels and copies that one call queues; None without a GPU."""
+def queued(case, call):
+    """(kernels and copies that one call queues, its calls of CUDA: name -> [number, us of each]);
+    None without a GPU. The profiler lengthens the calls."""
     if case.device.type != "cuda":
-        return None
-    activities = [torch.profiler.ProfilerActivity.CUDA]
+        return None, None
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     settle(case)
     with torch.profiler.profile(activities=activities) as profile:
         call()
-        torch.cuda.synchronize()
     settle(case)
-    return sum(e.device_type == torch.profiler.DeviceType.CUDA for e in profile.events())
+    launched, calls = 0, {}
+    for event in profile.events():
+        if event.device_type == torch.profiler.DeviceType.CUDA:
+            launched += 1
+        elif event.name.startswith("cu"):
+            number, total = calls.get(event.name, (0, 0.0))
+            calls[event.name] = (number + 1, total + event.cpu_time)
+    return launched, {name: [n, round(total / n, 2)] for name, (n, total) in calls.items()}
 
 
 def measure(rank, ranks, a, path):
@@ -318,17 +342,29 @@ def measure(rank, ranks, a, path):
     case = Case(rank, ranks, a)
     y = torch.randn(ranks * a.tokens, a.hidden, device=case.device).bfloat16()
     figures = {}
-    for name, kind in (("Buffer", V1), ("ElasticBuffer", V2)):
+    if "hybrid" in a.parts and hasattr(deep_ep, "HybridEPBuffer"):
+        measure_hybrid(case, a, figures)
+    if "low-latency" in a.parts:
+        measure_low_latency(Case(rank, ranks, low_latency_sizes(a)), figures)
+    kinds = (("Buffer", V1), ("ElasticBuffer", V2)) if "normal" in a.parts else ()
+    for name, kind in kinds:
         for sync in (True, False):
             key = f"{name}, {'with' if sync else 'without'} CPU sync"
             settle(case)
             start = time.perf_counter()
             one = kind(case, dist.group.WORLD, sync)
             made = time.perf_counter()
-            one.pair(False, y)
-            settle(case)
             figures[f"{key}: construction, ms"] = 1e3 * (made - start)
+            if a.warmup:
+                one.warmup()
+                settle(case)
+                figures[f"{key}: warmup, ms"] = 1e3 * (time.perf_counter() - made)
+                made = time.perf_counter()
+            one.pair(False, y)
+            if case.device.type == "cuda":
+                torch.cuda.synchronize()
             figures[f"{key}: first pair, ms"] = 1e3 * (time.perf_counter() - made)
+            settle(case)
             for fp8 in (False, True):
                 form = f"{key}, {'FP8' if fp8 else 'BF16'}"
                 if sync:
@@ -336,10 +372,26 @@ def measure(rank, ranks, a, path):
                 device, host = chain(case, lambda: one.pair(fp8, y), a.chain, a.skipped)
                 figures[f"{form}: new pair, us"] = device
                 figures[f"{form}: host time in the chain, us"] = host
-                figures[f"{form}: host time alone, us"] = host_alone(case, lambda: one.pair(fp8, y))
-                figures[f"{form}: launches"] = launches(case, lambda: one.pair(fp8, y))
+                figures[f"{form}: host time alone, us"] = host_time(case, lambda: one.pair(fp8, y))
+                figures[f"{form}: host time, 8 in a row, us"] = host_time(
+                    case, lambda: one.pair(fp8, y), 8
+                )
+                launched, calls = queued(case, lambda: one.pair(fp8, y))
+                figures[f"{form}: launches"] = launched
+                figures[f"{form}: calls of CUDA, [number, us]"] = calls
                 if sync:
                     case.check(fp8, *one.exact(fp8))
+            if kind is V1 and not sync:
+                handle = one.dispatch(False)[4]
+                for part, call in (
+                    ("layout", one.layout),
+                    ("layout and dispatch", lambda: one.dispatch(False)),
+                    ("combine", lambda: one.buffer.combine(y, handle)),
+                ):
+                    figures[f"Buffer, host time of {part}, 8 in a row, us"] = host_time(
+                        case, call, 8
+                    )
+                del handle
             if kind is V1 and sync:
                 figures["get_dispatch_layout, us"] = chain(case, one.layout, a.chain, 4)[0]
                 for fp8 in (False, True):
@@ -367,7 +419,8 @@ def measure(rank, ranks, a, path):
     if rank == 0:
         result = {"library": deep_ep.__file__, "ranks": ranks, **vars(a), "figures": figures}
         for key, value in figures.items():
-            print(f"{key:<66} {value if value is None else round(value, 1)}", flush=True)
+            shown = round(value, 1) if isinstance(value, (int, float)) else value
+            print(f"{key:<66} {shown}", flush=True)
         if a.json:
             result["library"] = os.path.basename(os.path.dirname(deep_ep.__file__))
             with open(a.json, "w") as file:
@@ -375,18 +428,140 @@ def measure(rank, ranks, a, path):
     dist.destroy_process_group()
 
 
+def measure_hybrid(case, a, figures):
+    """Pairs with routing maps, rows grouped by expert: each token returns times its top-k."""
+    buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, a.hidden, a.tokens, a.experts // case.ranks)
+    routing_map = torch.zeros(a.tokens, a.experts, dtype=torch.bool, device=case.device)
+    routing_map.scatter_(1, case.topk_idx, True)
+    probs = torch.zeros(a.tokens, a.experts, device=case.device)
+    probs.scatter_(1, case.topk_idx, case.weights)
+
+    def dispatch(**options):
+        return buffer.dispatch_with_permute(
+            hidden=case.x,
+            routing_map=routing_map,
+            probs=probs,
+            num_of_experts_per_rank=a.experts // case.ranks,
+            **options,
+        )
+
+    def combine(rows, gates, handle):
+        return buffer.combine_with_unpermute(hidden=rows, probs=gates, handle=handle)
+
+    def pair(**options):
+        rows, gates, _, _, handle = dispatch(**options)
+        return combine(rows, gates, handle)
+
+    def check():
+        sums, gates = pair()
+        want = case.x.float() * a.top_k
+        error = (sums.float() - want).norm() / want.norm()
+        assert error < 0.01, f"HybridEPBuffer: relative error {error:.3f}"
+        assert torch.equal(gates, probs), "HybridEPBuffer: other probabilities came back"
+
+    check()
+    rows, gates, _, _, handle = dispatch()
+    # Enough rows for every rank, whatever the others have received.
+    most = torch.tensor([rows.shape[0]])
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    fixed = {"num_permuted_tokens": int(most), "non_blocking": True}
+    for name, call in (
+        ("new pair", pair),
+        ("new pair, non-blocking", lambda: pair(**fixed)),
+        ("dispatch_with_permute", dispatch),
+        ("combine_with_unpermute", lambda: combine(rows, gates, handle)),
+    ):
+        device, host = chain(case, call, a.chain, a.skipped)
+        figures[f"HybridEPBuffer, BF16: {name}, us"] = device
+        figures[f"HybridEPBuffer, BF16: {name}, host time in the chain, us"] = host
+    check()
+
+
+def low_latency_sizes(a):
+    return argparse.Namespace(**{**vars(a), "tokens": a.low_latency_tokens})
+
+
+def takes(call, *names):
+    return set(names) <= set(inspect.signature(call).parameters)
+
+
+def measure_low_latency(case, figures):
+    """Dispatches by the form of their rows, and combines, also with signals of a GEMM that have
+    their values: what the wait itself costs."""
+    a, local = case.a, case.a.experts // case.ranks
+    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(a.tokens, a.hidden, case.ranks, a.experts)
+    buffer = deep_ep.Buffer(
+        dist.group.WORLD,
+        0,
+        size,
+        low_latency_mode=True,
+        num_qps_per_rank=local,
+        explicitly_destroy=True,
+    )
+    forms = {"FP8": {"use_fp8": True}, "BF16": {"use_fp8": False}}
+    if takes(buffer.low_latency_dispatch, "use_nvfp4", "x_global_scale"):
+        scale = torch.tensor([448 * 6 / float(case.x.abs().max())], device=case.device)
+        forms["NVFP4"] = {"use_fp8": False, "use_nvfp4": True, "x_global_scale": scale}
+
+    def dispatch(form):
+        return buffer.low_latency_dispatch(
+            case.x, case.topk_idx, a.tokens, a.experts, **forms[form]
+        )
+
+    def combine(rows, handle, **options):
+        return buffer.low_latency_combine(rows, case.topk_idx, case.weights, handle, **options)
+
+    def check():
+        rows, _, handle, *_ = dispatch("BF16")
+        want = case.x.float() * case.weights.sum(1, keepdim=True)
+        error = (combine(rows, handle)[0].float() - want).norm() / want.norm()
+        assert error < 0.01, f"low latency: relative error {error:.3f}"
+
+    check()
+    for form in forms:
+        figures[f"low latency, {form}: dispatch, us"] = chain(
+            case, lambda form=form: dispatch(form), a.chain, a.skipped
+        )[0]
+    rows, counts, handle, *_ = dispatch("BF16")
+    waits = {"combine": {}}
+    if takes(buffer.low_latency_combine, "overlap", "comp_signal"):
+        block = 64
+        blocks = -(-rows.shape[1] // block)
+        signals = torch.ones(local * blocks, dtype=torch.int32, device=case.device)
+        waits["combine after complete signals"] = {
+            "overlap": True,
+            "packed_recv_count": counts,
+            "comp_signal": signals,
+            "block_m": block,
+            "threshold": 1,
+        }
+    for name, options in waits.items():
+        device, host = chain(
+            case, lambda options=options: combine(rows, handle, **options), a.chain, a.skipped
+        )
+        figures[f"low latency, BF16: {name}, us"] = device
+        figures[f"low latency, BF16: {name}, host time in the chain, us"] = host
+    check()
+    settle(case)
+    buffer.destroy()
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--tokens", type=int, default=4096, help="per rank")
+    parser.add_argument("--low-latency-tokens", type=int, default=128, help="per rank")
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--top-k", type=int, default=8)
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--sms", type=int, default=24)
+    parser.add_argument("--elastic-sms", type=int, default=0, help="0: the library chooses")
     parser.add_argument("--chain", type=int, default=112, help="calls that are timed")
     parser.add_argument("--skipped", type=int, default=16, help="calls before them")
+    parser.add_argument("--warmup", action="store_true", help="warm buffers up; Shoal only")
     parser.add_argument("--json", help="write the figures to this file")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,9 @@
 // chain. Before and after it, experts on the same group multiply rows by a factor of their own, and
 // the result is checked.
 #include <algorithm>
+#include <cstring>
 
+#include "base/check.hpp"
 #include "ep/host/rows/row_ops.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/ep/group.hpp"
@@ -55,6 +57,8 @@ class EpBench {
 
   std::vector<Measurement> run() {
     measure_normal();
+    measure_sums_of_rows();
+    measure_unpack();
     for (const ep::Quantize quantize : {ep::Quantize::none, ep::Quantize::fp8})
       for (const ep::Reduction reduction : {ep::Reduction::per_rank, ep::Reduction::exact})
         measure_low_latency({quantize, reduction, true});
@@ -130,8 +134,107 @@ class EpBench {
       }
       group_.combine(received.x, received.handle,
                      {.weights = {}, .bias = {}, .out = output_for(batch)});
-      check_output(batch, output_.as<std::uint16_t>(), shape_, false, when);
+      check_output(batch, output_.as<std::uint16_t>(), shape_, kTolerance, when);
     }
+  }
+
+  /// Of the rows of a batch: for each top-k slot with an expert here, its row in expert output of
+  /// one row per slot (CombineOptions::topk_rows).
+  struct SlotRows {
+    Tensor topk_rows;
+    std::int64_t count = 0;
+  };
+  SlotRows slot_rows(const ep::Dispatched& received) const {
+    SlotRows result{Tensor::empty(DataType::int32, {received.rows, shape_.top_k})};
+    for (std::int64_t i = 0; i < received.rows * shape_.top_k; ++i)
+      result.topk_rows.as<std::int32_t>()[i] = received.topk_idx.as<std::int64_t>()[i] < 0
+                                                   ? -1
+                                                   : static_cast<std::int32_t>(result.count++);
+    return result;
+  }
+
+  /// Pairs whose experts return one row per (token, expert); combine adds those of a received row.
+  void measure_sums_of_rows() {
+    std::vector<SlotRows> layouts;
+    std::int64_t most = 0;
+    for (const Batch& batch : batches_) {
+      layouts.push_back(slot_rows(dispatch(batch)));
+      most = std::max(most, layouts.back().count);
+    }
+    const Tensor memory =
+        Tensor::empty(DataType::bfloat16, {std::max<std::int64_t>(most, 1), shape_.hidden});
+    const auto combine = [&](const Batch& batch, const ep::Dispatched& received,
+                             const SlotRows& layout) {
+      TensorView y = memory;
+      y.shape[0] = layout.count;
+      ep::CombineOptions options;
+      options.topk_rows = layout.topk_rows;
+      options.out = output_for(batch);
+      group_.combine(y, received.handle, options);
+    };
+    const auto check = [&](const char* when) {
+      for (std::size_t set = 0; set < kBatches; ++set) {
+        const ep::Dispatched received = dispatch(batches_[set]);
+        write_slot_output(received, layouts[set], memory);
+        combine(batches_[set], received, layouts[set]);
+        check_output(batches_[set], output_.as<std::uint16_t>(), shape_, kFewTermsTolerance, when);
+      }
+    };
+    check("before the chain of sums of rows");
+    barrier(world_.team());
+    Times combines;
+    double bytes = 0;
+    for (std::int64_t i = -shape_.dropped; i < shape_.iterations; ++i) {
+      const auto set = static_cast<std::size_t>((i + shape_.dropped) % kBatches);
+      const ep::Dispatched received = dispatch(batches_[set]);
+      const Times start = now();
+      combine(batches_[set], received, layouts[set]);
+      if (i < 0) continue;
+      combines += now() - start;
+      bytes += static_cast<double>(layouts[set].count) * static_cast<double>(shape_.row_bytes());
+    }
+    check("after the chain of sums of rows");
+    const auto n = static_cast<double>(shape_.iterations);
+    add("combine bf16, one row per (token, expert)", combines / n, bytes / n);
+  }
+
+  /// Each expert of a received row writes its weighted output to the row of its slot.
+  void write_slot_output(const ep::Dispatched& received, const SlotRows& layout,
+                         const TensorView& y) const {
+    std::vector<std::int64_t> one(static_cast<std::size_t>(shape_.top_k), -1);
+    for (std::int64_t row = 0; row < received.rows; ++row)
+      for (std::int64_t k = 0; k < shape_.top_k; ++k) {
+        const std::int64_t i = row * shape_.top_k + k;
+        const std::int32_t at = layout.topk_rows.as<std::int32_t>()[i];
+        if (at < 0) continue;
+        one[static_cast<std::size_t>(k)] = received.topk_idx.as<std::int64_t>()[i];
+        apply_experts(y.as<std::uint16_t>() + at * shape_.hidden,
+                      received.x.as<std::uint16_t>() + row * shape_.hidden, one.data(),
+                      received.topk_weights.as<float>() + row * shape_.top_k, me_ * local_experts_,
+                      shape_);
+        one[static_cast<std::size_t>(k)] = -1;
+      }
+  }
+
+  /// What travelled beside the rows, copied to contiguous arrays.
+  void measure_unpack() {
+    const ep::Dispatched received = dispatch(batches_[0]);
+    const Tensor idx = Tensor::empty(DataType::int64, {received.rows, shape_.top_k}),
+                 weights = Tensor::empty(DataType::float32, {received.rows, shape_.top_k}),
+                 tokens = Tensor::empty(DataType::int32, {received.rows});
+    ep::UnpackOptions to;
+    to.topk_idx = idx;
+    to.topk_weights = weights;
+    to.source_token = tokens;
+    for (std::int64_t i = 0; i < shape_.dropped; ++i) group_.unpack(received, to);
+    barrier(world_.team());
+    const Times start = now();
+    for (std::int64_t i = 0; i < shape_.iterations; ++i) group_.unpack(received, to);
+    add("unpack", (now() - start) / static_cast<double>(shape_.iterations),
+        static_cast<double>(idx.bytes() + weights.bytes() + tokens.bytes()));
+    require(received.rows == 0 ||
+                std::memcmp(weights.data, received.topk_weights.data, weights.bytes()) == 0,
+            Code::mismatch, "unpacked weights differ from those of the dispatch");
   }
 
   void measure_low_latency(const LowLatencyMode& mode) {
@@ -203,8 +306,8 @@ class EpBench {
                                   row * expert_output.strides[1],
                               e * rows + row);
       combine_low_latency(batch, received, mode, expert_output);
-      check_output(batch, output_.as<std::uint16_t>(), shape_, mode.quantize != ep::Quantize::none,
-                   when);
+      check_output(batch, output_.as<std::uint16_t>(), shape_,
+                   mode.quantize == ep::Quantize::none ? kTolerance : kQuantizedTolerance, when);
     }
   }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the host time of a low-latency call from Python without a graph: deep_ep.Buffer and
-shoal.ep alternate on one rank.
+"""Measures the host time of calls from Python without a graph on one rank: deep_ep.Buffer,
+shoal.ep.Group and shoal.torch, in normal and low-latency mode, in turn.
 
 With few tokens the time is mostly the overhead of Python: argument checks, arrays, events. On the
 host backend the figure includes the (small) work. Calls with CUDA tensors return when their kernels
@@ -13,15 +13,25 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 import deep_ep
 import shoal
+import shoal.torch
 
 HIDDEN, EXPERTS, TOP_K, MAX_TOKENS = 512, 8, 2, 4
-TARGET_US = 15.0
+
+
+class Subject(NamedTuple):
+    """A function that makes `calls` calls, and the most microseconds that each may take."""
+
+    function: Callable[[], object]
+    calls: int
+    target_us: float
 
 
 def seconds_per_call(function, calls, device):
@@ -36,53 +46,104 @@ def seconds_per_call(function, calls, device):
     return taken
 
 
-def subjects(device):
-    """name -> a function with two calls: a dispatch and a combine, each with its receive."""
-    x = torch.randn(2, HIDDEN, device=device).bfloat16()
-    topk_idx = torch.tensor([[0, 3], [5, 1]], device=device)
-    weights = torch.rand(2, TOP_K, device=device)
+class Inputs:
+    """Tokens of one rank, and the groups and buffers of all subjects."""
 
-    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(MAX_TOKENS, HIDDEN, 1, EXPERTS)
-    buffer = deep_ep.Buffer(
-        dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True
-    )
+    def __init__(self, device):
+        self.x = torch.randn(2, HIDDEN, device=device).bfloat16()
+        self.topk_idx = torch.tensor([[0, 3], [5, 1]], device=device)
+        self.weights = torch.rand(2, TOP_K, device=device)
+        self.world = shoal.World.from_torch(
+            settings={"heap": "cuda" if device.type == "cuda" else "host", "symmetric_size": "256M"}
+        )
+        self.group = shoal.ep.Group(
+            self.world.team,
+            hidden=HIDDEN,
+            top_k=TOP_K,
+            experts=EXPERTS,
+            max_tokens=MAX_TOKENS,
+            low_latency_max_tokens=MAX_TOKENS,
+        )
+        size = deep_ep.Buffer.get_low_latency_rdma_size_hint(MAX_TOKENS, HIDDEN, 1, EXPERTS)
+        self.buffer = deep_ep.Buffer(
+            dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True
+        )
+        self.stream = (
+            torch.cuda.current_stream().cuda_stream or 1 if device.type == "cuda" else None
+        )
+
+    def close(self):
+        self.group.close()
+        self.world.close()
+        self.buffer.destroy()
+
+
+def low_latency(i):
+    """Dispatches and combines, each with its receive."""
 
     def without_hooks():
-        rows, _, handle, _, _ = buffer.low_latency_dispatch(
-            x, topk_idx, MAX_TOKENS, EXPERTS, use_fp8=False
+        rows, _, handle, _, _ = i.buffer.low_latency_dispatch(
+            i.x, i.topk_idx, MAX_TOKENS, EXPERTS, use_fp8=False
         )
-        buffer.low_latency_combine(rows, topk_idx, weights, handle)
+        i.buffer.low_latency_combine(rows, i.topk_idx, i.weights, handle)
 
     def drop_in():
-        rows, _, handle, _, hook = buffer.low_latency_dispatch(
-            x, topk_idx, MAX_TOKENS, EXPERTS, use_fp8=False, return_recv_hook=True
+        rows, _, handle, _, hook = i.buffer.low_latency_dispatch(
+            i.x, i.topk_idx, MAX_TOKENS, EXPERTS, use_fp8=False, return_recv_hook=True
         )
         hook()
-        _, _, hook = buffer.low_latency_combine(
-            rows, topk_idx, weights, handle, return_recv_hook=True
+        _, _, hook = i.buffer.low_latency_combine(
+            rows, i.topk_idx, i.weights, handle, return_recv_hook=True
         )
         hook()
-
-    world = shoal.World.from_torch(
-        settings={"heap": "cuda" if device.type == "cuda" else "host", "symmetric_size": "256M"}
-    )
-    group = shoal.ep.Group(
-        world.team, hidden=HIDDEN, top_k=TOP_K, experts=EXPERTS, low_latency_max_tokens=MAX_TOKENS
-    )
-    stream = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else None
 
     def core():
-        received = group.low_latency_dispatch(x, topk_idx, quantize="none", stream=stream).receive()
-        group.low_latency_combine(
-            received.x, topk_idx, weights, received.handle, stream=stream
+        received = i.group.low_latency_dispatch(
+            i.x, i.topk_idx, quantize="none", stream=i.stream
+        ).receive()
+        i.group.low_latency_combine(
+            received.x, i.topk_idx, i.weights, received.handle, stream=i.stream
         ).receive()
 
-    def end():
-        group.close()
-        world.close()
-        buffer.destroy()
+    return {
+        "deep_ep.Buffer": Subject(drop_in, 2, 15),
+        "without hooks": Subject(without_hooks, 2, 15),
+        "shoal.ep.Group": Subject(core, 2, 8),
+    }
 
-    return {"deep_ep.Buffer": drop_in, "without hooks": without_hooks, "shoal.ep.Group": core}, end
+
+def normal(i):
+    """Dispatches whose sizes no host waits for, and combines."""
+    rows = len(i.x)
+
+    def pair():
+        per_rank, per_node, per_expert, in_rank, _ = i.buffer.get_dispatch_layout(
+            i.topk_idx, EXPERTS
+        )
+        layout = (per_rank, per_node, in_rank, per_expert)
+        recv_x, _, recv_weights, _, handle, _ = i.buffer.dispatch(
+            i.x, None, *layout, i.topk_idx, i.weights, num_worst_tokens=rows
+        )
+        i.buffer.combine(recv_x, handle, topk_weights=recv_weights)
+
+    def core():
+        routing = i.group.route(i.topk_idx, stream=i.stream)
+        received = i.group.dispatch(
+            i.x, routing, weights=i.weights, worst_case_rows=rows, stream=i.stream
+        )
+        i.group.combine(received.x, received.handle, stream=i.stream)
+
+    def in_torch(x, weights):
+        received = shoal.torch.dispatch(i.group, x, i.topk_idx, weights, worst_case_rows=rows)
+        shoal.torch.combine(i.group, received.x, received)
+
+    x, weights = i.x.clone().requires_grad_(), i.weights.clone().requires_grad_()
+    return {
+        "deep_ep.Buffer, normal: pair": Subject(pair, 1, 60),
+        "shoal.ep.Group, normal": Subject(core, 3, 15),
+        "shoal.torch": Subject(lambda: in_torch(i.x, i.weights), 2, 15),
+        "shoal.torch, with gradients": Subject(lambda: in_torch(x, weights), 2, 15),
+    }
 
 
 def main():
@@ -90,27 +151,33 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--calls", type=int, default=500, help="pairs per round")
+    parser.add_argument("--calls", type=int, default=300, help="runs of each function per round")
     parser.add_argument("--json", help="write the figures to this file")
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    functions, end = subjects(device)
-    rounds = {name: [] for name in functions}
+    inputs = Inputs(device)
+    subjects = {**low_latency(inputs), **normal(inputs)}
+    rounds = {name: [] for name in subjects}
     for _ in range(arguments.rounds + 1):  # the first one warms up
-        for name, function in functions.items():
-            rounds[name].append(1e6 / 2 * seconds_per_call(function, arguments.calls, device))
+        for name, one in subjects.items():
+            taken = seconds_per_call(one.function, arguments.calls, device)
+            rounds[name].append(1e6 / one.calls * taken)
     figures = {
-        name: {"best_us": min(all_[1:]), "median_us": statistics.median(all_[1:])}
+        name: {
+            "best_us": min(all_[1:]),
+            "median_us": statistics.median(all_[1:]),
+            "target_us": subjects[name].target_us,
+        }
         for name, all_ in rounds.items()
     }
     for name, figure in figures.items():
         print(
-            f"{name:<16} {figure['best_us']:6.1f} us per low-latency call (median of rounds {figure['median_us']:.1f}), {device.type}"
+            f"{name:<30} {figure['best_us']:6.1f} us (median of rounds {figure['median_us']:.1f}, "
+            f"target {figure['target_us']:g}), {device.type}"
         )
-    print(f"target: {TARGET_US:g} us for deep_ep.Buffer")
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(
@@ -123,7 +190,7 @@ def main():
                 file,
                 indent=1,
             )
-    end()
+    inputs.close()
     dist.destroy_process_group()
 
 

@@ -224,7 +224,7 @@ class NormalMode {
       const Exchange exchange = dispatch(batch, plan, ignored);
       apply_experts(batch, plan, exchange);
       combine(plan, exchange, ignored);
-      check_output(batch, output_.as<std::uint16_t>(), shape_, false, when);
+      check_output(batch, output_.as<std::uint16_t>(), shape_, kTolerance, when);
     }
   }
 
@@ -432,7 +432,8 @@ class LowLatencyMode {
         apply_expert(y_.as<std::uint16_t>() + place.place * hidden, x.data(), expert, shape_);
       }
       combine(plan, exchange, ignored);
-      check_output(batch, output_.as<std::uint16_t>(), shape_, quantize_, when);
+      check_output(batch, output_.as<std::uint16_t>(), shape_,
+                   quantize_ ? kQuantizedTolerance : kTolerance, when);
     }
   }
 

@@ -202,8 +202,7 @@ void apply_expert(std::uint16_t* target, const std::uint16_t* x, std::int64_t ex
 }
 
 void check_output(const Batch& batch, const std::uint16_t* output, const Shape& shape,
-                  bool quantized, const char* what) {
-  const float tolerance = quantized ? kQuantizedTolerance : kTolerance;
+                  float tolerance, const char* what) {
   for (std::int64_t token = 0; token < batch.tokens; ++token) {
     float factor = 0, size = 0;
     for (std::int64_t k = 0; k < shape.top_k; ++k) {

@@ -82,14 +82,14 @@ void apply_expert(std::uint16_t* target, const std::uint16_t* x, std::int64_t ex
 /// The rounding error of a result, relative to the sum of the magnitudes of its terms. All expert
 /// output and partial sums are rounded to the 8 bits of bfloat16, quantised rows to the 4 of e4m3.
 inline constexpr float kTolerance = 0x1p-7f, kQuantizedTolerance = 0x1.4p-4f;
-/// For tokens with a single expert, where three roundings do not average out.
+/// For tokens with a single expert, where three roundings do not average out, and for expert output
+/// of one row per (token, expert), which is rounded once more.
 inline constexpr float kFewTermsTolerance = 0x1.8p-7f;
 
 /// Checks that `output` [tokens, hidden] is the weighted sum of the expert output for `batch`, up
-/// to the rounding of bfloat16. `quantized`: rows went through FP8. Throws Error{mismatch} with
-/// token and channel otherwise.
+/// to `tolerance`. Throws Error{mismatch} with token and channel otherwise.
 void check_output(const Batch& batch, const std::uint16_t* output, const Shape& shape,
-                  bool quantized, const char* what);
+                  float tolerance, const char* what);
 
 /// Seconds of the clock, and of processor time of this process. Processor time is the cost of an
 /// operation on a machine shared with other programs, or with more PEs than cores; it includes

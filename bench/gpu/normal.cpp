@@ -3,9 +3,9 @@
 //
 // Every dispatch sets worst_case_rows, so that no size reaches the host and a chain runs freely.
 // Times per point: chains of pairs (route, dispatch, combine), the same with an event between
-// operations, and chains of one operation: route, dispatch, dispatch with a cached handle, combine.
-// Results are checked before and after with experts that apply a function of their own id; so is
-// the last output of the free-running chain.
+// operations, and chains of one operation: dispatch, dispatch with a cached handle, combine,
+// unpack. Results are checked before and after with experts that apply a function of their own id;
+// so is the last output of the free-running chain.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,6 +42,10 @@ class NormalBench {
         group_(world.team(), normal_options(options, max_tokens_)),
         factors_(expert_factors(peers.me() * group_.local_experts(), group_.local_experts())),
         output_(device_tensor(DataType::bfloat16, {max_tokens_, shape_.hidden})),
+        unpacked_idx_(device_tensor(DataType::int64, {max_tokens_ * peers.count(), shape_.top_k})),
+        unpacked_weights_(
+            device_tensor(DataType::float32, {max_tokens_ * peers.count(), shape_.top_k})),
+        unpacked_tokens_(device_tensor(DataType::int32, {max_tokens_ * peers.count()})),
         results_(peers, options, "normal") {
     for (std::int32_t set = 0; set < kSets; ++set)
       batches_.push_back(make_device_batch(shape_, max_tokens_, peers, set, stream_.get()));
@@ -229,6 +233,27 @@ class NormalBench {
     alone("dispatch cached", [this](std::int64_t i) { dispatch_cached(i); }, dispatch_bytes());
     const ep::Dispatched received = dispatch(0);
     alone("combine", [&](std::int64_t i) { combine(received, i); }, rows_ * combine_row());
+    time_unpack(received, alone);
+  }
+
+  /// What travelled beside the rows, copied to contiguous arrays.
+  template <class Alone>
+  void time_unpack(const ep::Dispatched& received, const Alone& alone) {
+    const std::int64_t rows = worst_case();
+    const auto part = [](const Tensor& memory, std::initializer_list<std::int64_t> extents) {
+      TensorView view(memory.data, memory.dtype, extents);
+      view.device = memory.device;
+      return view;
+    };
+    ep::UnpackOptions to;
+    to.topk_idx = part(unpacked_idx_, {rows, shape_.top_k});
+    to.topk_weights = part(unpacked_weights_, {rows, shape_.top_k});
+    to.source_token = part(unpacked_tokens_, {rows});
+    to.launch = launch();
+    alone(
+        "unpack", [&](std::int64_t) { group_.unpack(received, to); },
+        static_cast<double>(to.topk_idx.bytes() + to.topk_weights.bytes() +
+                            to.source_token.bytes()));
   }
 
   void check_experts(const std::string& when) {
@@ -272,6 +297,7 @@ class NormalBench {
   SymmetricArray<std::uint16_t> expert_output_;
   ep::Group group_;
   const Tensor factors_, output_;
+  const Tensor unpacked_idx_, unpacked_weights_, unpacked_tokens_;
   std::vector<DeviceBatch> batches_;
   Results results_;
 

@@ -74,7 +74,7 @@ void Mesh::connect(std::uint32_t pe) {
 }
 
 void Mesh::observe(const TraceEvent& event) {
-  if (event.kind != TraceEvent::Kind::received) return;
+  if (event.kind != TraceEvent::Kind::executed) return;
   const std::uint32_t to = event.nic - 1U;
   if (to >= places_.size() || event.qp_number >= places_[to].size()) return;
   const Place& place = places_[to][event.qp_number];

@@ -165,6 +165,8 @@ bool Responder::execute(const Packet& packet, bool placed) {
       done = execute_atomic(packet);
   }
   if (!done) return false;
+  qp_.trace(TraceEvent::Kind::executed, packet.psn, packet.kind,
+            placed ? packet.length : static_cast<std::uint32_t>(packet.payload.size()));
   expected_ = psn_add(expected_, psns);
   position_ += psns;
   if (packet.last) messages_ = psn_add(messages_, 1);

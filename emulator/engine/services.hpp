@@ -41,6 +41,7 @@ struct TraceEvent {
     sent,
     resent,
     received,
+    executed,
     duplicate,
     out_of_order,
     dropped,

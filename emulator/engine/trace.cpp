@@ -16,6 +16,8 @@ const char* name_of(TraceEvent::Kind kind) {
       return "resent";
     case TraceEvent::Kind::received:
       return "received";
+    case TraceEvent::Kind::executed:
+      return "executed";
     case TraceEvent::Kind::duplicate:
       return "duplicate";
     case TraceEvent::Kind::out_of_order:

@@ -15,7 +15,12 @@ using InterruptCheck = bool (*)() noexcept;
 /// Sets the function that a thread calls about every millisecond while it waits for other PEs;
 /// nullptr: none, the initial state. Where it returns true, the wait throws Error{system}: "...
 /// was interrupted". What the wait belonged to is then in the state that errors.md describes for a
-/// timeout. Waits for kernels on a GPU go on. May be called by any thread.
+/// timeout. ep::Group::synchronize is interrupted too; its work on the GPU goes on, and the group
+/// stays usable. May be called by any thread.
+///
+/// Not interrupted, but bounded by the deadlines of what they wait for: kernels on a GPU that wait
+/// for other PEs; the end of groups and worlds, which waits for such kernels; and work of a group's
+/// own thread (dispatch_async), for which only the binding's waits are interrupted.
 void set_interrupt_check(InterruptCheck check) noexcept;
 
 }  // namespace shoal

@@ -88,7 +88,9 @@ struct GpuInfo {
   std::uint64_t memory = 0;  ///< bytes
   int multiprocessors = 0;
   int compute_capability = 0;
-  bool has_vmm = false, has_fd = false, has_fabric = false;
+  bool has_vmm = false, has_fd = false;
+  bool has_fabric = false;         ///< memory has been exported as a fabric handle
+  std::string fabric_refused;      ///< why it was not although the GPU has such handles
   bool multicast = false;          ///< NVLink multicast; Shoal does not use it
   bool stream_memory_ops = false;  ///< 64-bit, at any alignment of 8
   /// By ordinal: "self", "yes", "yes, no atomics", or why there is no peer access.

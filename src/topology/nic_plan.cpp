@@ -194,7 +194,7 @@ std::vector<std::string> remarks(const Machine& machine, std::span<const Locatio
       return {"no NIC is there to use: PEs of this host reach no other host"};
     if (seats[seat].path.empty()) continue;
     for (const NicUse& use : plan.of_seat[seat])
-      if (use.distance > Distance::pxb)
+      if (use.distance > Distance::pxb && machine.nics[at(use.nic)].kind == Nic::Kind::rdma)
         result.push_back(fmt::format(
             "GPU {} ({}) is {} away from its NIC {}: GPUDirect RDMA passes a processor, which is slower than a PCIe "
             "switch; no PCIe switch joins the two",

@@ -92,8 +92,8 @@ def start(body, *arguments):
     )
 
 
-def interrupt(process):
-    """Seconds from the signal to the report."""
+def interrupt(process, rest=""):
+    """Seconds from the signal to the report; ``rest``: what the process prints after it."""
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.3)
     sent = time.monotonic()
@@ -101,7 +101,7 @@ def interrupt(process):
     line = process.stdout.readline()
     took = time.monotonic() - sent
     output, errors = process.communicate(timeout=30)
-    assert line == "interrupted\n", line + output + errors
+    assert line == "interrupted\n" and output == rest, line + output + errors
     return took
 
 

@@ -6,6 +6,7 @@ all ranks.
 """
 
 import functools
+from unittest import mock
 
 import pytest
 
@@ -272,6 +273,30 @@ def check_rows_kept_until_backward(group):
         except shoal.ExhaustedError as error:
             assert not copy_out and "live_results" in str(error)
         assert copy_out == (len(kept) == 16)
+
+
+@on_groups()
+def check_plain_calls_need_no_operator(group):
+    """Ordinary tensors take the path without operators, with their results and gradients. A
+    profiler sees operators."""
+    x, idx, weights = tokens_of(group)
+    results = []
+    for operators in (False, True):
+        inputs = [x.detach().requires_grad_(), weights.detach().requires_grad_()]
+        if operators:
+            with torch.profiler.profile() as profile:
+                received = shoal.torch.dispatch(group, inputs[0], idx, inputs[1])
+                out = shoal.torch.combine(group, received.x * 2, received)
+            names = {event.name for event in profile.events()}
+            assert {"shoal::dispatch", "shoal::combine"} <= names
+        else:
+            with mock.patch.object(ops, "register", side_effect=AssertionError):
+                received = shoal.torch.dispatch(group, inputs[0], idx, inputs[1])
+                out = shoal.torch.combine(group, received.x * 2, received)
+        ((out * out.detach()).sum() + (received.topk_weights**2).sum()).backward()
+        results.append((*received[:4], out, inputs[0].grad, inputs[1].grad))
+    for one, other in zip(*results):
+        assert one.dtype == other.dtype and torch.equal(one, other)
 
 
 @on_groups()

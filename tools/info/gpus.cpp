@@ -20,8 +20,39 @@ std::string mps_folder() {
 Gpus collect_gpus() {
   std::error_code error;
   const bool mps = std::filesystem::exists(mps_folder() + "/control", error);
-  return {memory::describe_gpus(), mps ? mps_folder() : ""};
+  Gpus gpus{memory::describe_gpus(), mps ? mps_folder() : ""};
+  std::vector<std::string> addresses;
+  for (const memory::GpuInfo& gpu : gpus.report.gpus) addresses.push_back(gpu.pci);
+  gpus.nvlinks = topology::read_nvlinks(addresses);
+  return gpus;
 }
+
+namespace {
+
+std::string fabric_text(const memory::GpuInfo& gpu) {
+  return gpu.fabric_refused.empty() ? yes_or_no(gpu.has_fabric)
+                                    : fmt::format("no ({})", gpu.fabric_refused);
+}
+
+nlohmann::json nvlinks_json(const topology::NvLinks& links, const std::string& pci) {
+  constexpr std::string_view kPeers[] = {"GPU", "processor", "switch", "unknown"};
+  nlohmann::json list = nlohmann::json::array();
+  const topology::NvLinkGpu* const gpu = links.of(pci);
+  if (gpu == nullptr) return list;
+  for (const topology::NvLink& link : gpu->links)
+    list.push_back({{"active", link.active},
+                    {"peer", link.active ? kPeers[static_cast<std::size_t>(link.peer)] : ""},
+                    {"pci", link.pci},
+                    {"version", link.version}});
+  return list;
+}
+
+std::string why_unknown(const topology::NvLinks& links, const std::string& pci) {
+  const topology::NvLinkGpu* const gpu = links.of(pci);
+  return gpu != nullptr ? gpu->unavailable : links.unavailable;
+}
+
+}  // namespace
 
 std::string to_text(const Gpus& gpus) {
   const memory::GpuReport& report = gpus.report;
@@ -37,8 +68,9 @@ std::string to_text(const Gpus& gpus) {
     text += fmt::format(
         "         virtual memory: {}; handles: fd {}, fabric {}; 64-bit stream memory operations: {}; NVLink "
         "multicast: {} (not used)\n",
-        yes_or_no(gpu.has_vmm), yes_or_no(gpu.has_fd), yes_or_no(gpu.has_fabric),
+        yes_or_no(gpu.has_vmm), yes_or_no(gpu.has_fd), fabric_text(gpu),
         yes_or_no(gpu.stream_memory_ops), yes_or_no(gpu.multicast));
+    text += fmt::format("         NVLink: {}\n", topology::describe(gpus.nvlinks, gpu.pci));
   }
   text += "  peer access, from the GPU of the row:\n";
   for (std::size_t i = 0; i < report.gpus.size(); ++i)
@@ -61,7 +93,10 @@ nlohmann::json to_json(const Gpus& gpus) {
                     {"virtual_memory", gpu.has_vmm},
                     {"handle_fd", gpu.has_fd},
                     {"handle_fabric", gpu.has_fabric},
+                    {"fabric_refused", gpu.fabric_refused},
                     {"nvlink_multicast", gpu.multicast},
+                    {"nvlinks", nvlinks_json(gpus.nvlinks, gpu.pci)},
+                    {"nvlinks_unavailable", why_unknown(gpus.nvlinks, gpu.pci)},
                     {"stream_memory_operations", gpu.stream_memory_ops},
                     {"peers", gpu.peers}});
   return {{"gpus", list},

@@ -6,12 +6,14 @@
 #include <string>
 
 #include "memory/device.hpp"
+#include "topology/nvlink.hpp"
 
 namespace shoal::info {
 
 struct Gpus {
   memory::GpuReport report;
   std::string mps;  ///< folder of the MPS daemon's pipes; empty if none runs
+  topology::NvLinks nvlinks{};
 };
 
 Gpus collect_gpus();

@@ -55,21 +55,27 @@ std::vector<Entry> entries_of(const Machine& machine) {
   return entries;
 }
 
-std::string distances_text(const Machine& machine) {
-  const std::vector<Entry> entries = entries_of(machine);
+/// "NV18" for GPUs that links join, else the distance over PCIe.
+std::string shown_distance(const Topology& topology, const Entry& a, const Entry& b) {
+  const std::int32_t links = links_between(topology.nvlinks, a.at->pci(), b.at->pci());
+  return links > 0 ? fmt::format("NV{}", links) : std::string(name_of(distance(*a.at, *b.at)));
+}
+
+std::string distances_text(const Topology& topology) {
+  const std::vector<Entry> entries = entries_of(topology.machine);
   if (entries.size() < 2) return "";
   std::size_t width = 5;
   for (const Entry& entry : entries) width = std::max(width, entry.name.size() + 1);
   std::string text = fmt::format(
       "Distances (PIX: one PCIe switch, PXB: several, PHB: a host bridge, NODE: several of one NUMA node, SYS: "
-      "between NUMA nodes):\n  {:{}}",
+      "between NUMA nodes, NVn: n NVLink links, direct or through switches):\n  {:{}}",
       "", width);
   for (const Entry& column : entries) text += fmt::format("{:<{}}", column.name, width);
   text += "\n";
   for (const Entry& row : entries) {
     text += fmt::format("  {:<{}}", row.name, width);
     for (const Entry& column : entries)
-      text += fmt::format("{:<{}}", &row == &column ? "-" : name_of(distance(*row.at, *column.at)),
+      text += fmt::format("{:<{}}", &row == &column ? "-" : shown_distance(topology, row, column),
                           width);
     text += "\n";
   }
@@ -150,6 +156,11 @@ Topology collect_topology(const std::string& machine_file, std::int32_t pes) {
   topology.plan = plan_nics(topology.machine, topology.seats, nic_binding(settings));
   topology.remarks = remarks(topology.machine, topology.seats, topology.plan);
   topology.local_index = static_cast<std::int32_t>(settings.local_index);
+  if (machine_file.empty()) {
+    std::vector<std::string> gpus;
+    for (const Gpu& gpu : topology.machine.gpus) gpus.emplace_back(gpu.at.pci());
+    topology.nvlinks = read_nvlinks(gpus);
+  }
   return topology;
 }
 
@@ -168,8 +179,8 @@ std::vector<std::int32_t> users_of(const Topology& topology, std::size_t nic) {
 
 std::string to_text(const Topology& topology) {
   return fmt::format("Machine: {}, NUMA nodes: {}\n", topology.name, topology.machine.numa_nodes) +
-         devices_text(topology.machine) + distances_text(topology.machine) +
-         picture_text(topology) + plan_text(topology);
+         devices_text(topology.machine) + distances_text(topology) + picture_text(topology) +
+         plan_text(topology);
 }
 
 nlohmann::json to_json(const Topology& topology) {
@@ -194,9 +205,11 @@ nlohmann::json to_json(const Topology& topology) {
   for (const Entry& row : entries_of(machine))
     for (const Entry& column : entries_of(machine))
       if (row.name != column.name)
-        distances.push_back({{"from", row.name},
-                             {"to", column.name},
-                             {"distance", name_of(distance(*row.at, *column.at))}});
+        distances.push_back(
+            {{"from", row.name},
+             {"to", column.name},
+             {"distance", name_of(distance(*row.at, *column.at))},
+             {"nvlinks", links_between(topology.nvlinks, row.at->pci(), column.at->pci())}});
   for (std::size_t seat = 0; seat < topology.seats.size(); ++seat) {
     json uses = json::array();
     for (const NicUse& use : topology.plan.of_seat[seat])

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "topology/nic_plan.hpp"
+#include "topology/nvlink.hpp"
 
 namespace shoal::info {
 
@@ -18,6 +19,7 @@ struct Topology {
   topology::NicPlan plan;
   std::vector<std::string> remarks;
   std::int32_t local_index = -1;  ///< SHOAL_LOCAL_INDEX
+  topology::NvLinks nvlinks{};    ///< of this machine; empty for a described one
 };
 
 /// Reads the machine in `machine_file` (docs/internals/topology.md), or this machine if it is

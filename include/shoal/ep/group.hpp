@@ -221,9 +221,10 @@ class Group {
   /// group.
   void order_after(void* stream) const noexcept;
   /// Waits until the group's work on the GPU is done, and throws what failed there: Error{timeout}
-  /// naming who waited for whom in which phase, Error{invalid_argument} for indices that route
-  /// found out of range, Error{mismatch}. Calls that wait for a size throw the same; later calls
-  /// throw Error{closed}. Does nothing on the host.
+  /// naming who waited for whom in which phase, Error{invalid_argument} for indices that route or
+  /// combine found out of range, Error{mismatch}. Calls that wait for a size throw the same; later
+  /// calls throw Error{closed}. An interrupt (shoal/interrupt.hpp) ends only the wait. Does nothing
+  /// on the host.
   void synchronize();
 
  private:

@@ -171,7 +171,8 @@ struct CombineOptions {
   /// int32 [rows, top_k]; optional, rank-major: y has any number of rows, and the expert output of
   /// a received row is the sum of the rows of y that are listed here (-1: none), in float32 in
   /// ascending top-k slots, rounded to y's dtype. `weights` are then float32 [rows of y], one for
-  /// each row. y may not lie in the group's memory.
+  /// each row. y may not lie in the group's memory. An index outside y is
+  /// Error{invalid_argument}; where GPUs find it, it counts as -1 and Group::synchronize throws.
   TensorView topk_rows{};
   /// 0, 1 or 2 tensors [tokens, hidden] of y's dtype, added before the rows.
   std::vector<TensorView> bias{};

@@ -9,6 +9,7 @@
 #include "../docs.hpp"
 #include "../world/world.hpp"
 #include "options.hpp"
+#include "tensors.hpp"
 
 namespace shoal::python {
 namespace {
@@ -199,6 +200,7 @@ void bind_group(nb::module_& module) {
   bind_hooked(module);
   bind_normal_calls(module);
   bind_expand(module);
+  bind_tensors(module);
   bind_gate(module);
   bind_signals(module);
 }

@@ -9,13 +9,12 @@
 #include <nanobind/stl/string.h>
 
 #include <array>
-#include <initializer_list>
 #include <stdexcept>
 
-#include "../arrays/exchange.hpp"
 #include "../docs.hpp"
 #include "group.hpp"
 #include "options.hpp"
+#include "tensors.hpp"
 
 namespace shoal::python {
 namespace {
@@ -72,23 +71,18 @@ class HookedCalls {
               nb::handle other_rows)
       : keeper_(nb::borrow(group)),
         group_(nb::cast<Group&>(group).group),
-        on_gpu_(nb::cast<Group&>(group).on_gpu),
-        type_(nb::borrow(rows.type())),
-        exchange_(exchange_of(Py_TYPE(rows.ptr()))),
+        tensors_(nb::cast<Group&>(group), rows.type()),
         quantize_(quantize),
         hidden_(group_.options().hidden),
         top_k_(group_.options().top_k),
         max_tokens_(group_.options().low_latency_max_tokens),
         local_experts_(group_.local_experts()),
         ranks_(group_.team().size()) {
-    if (exchange_.view == nullptr || (on_gpu_ && exchange_.current_stream == nullptr)) return;
+    if (!tensors_.usable()) return;
     for (const auto& [half, tensor] : {std::pair{0, rows}, std::pair{1, other_rows}}) {
-      nb::dlpack::dltensor view;
-      if (exchange_.view(tensor.ptr(), &view) != 0) throw nb::python_error();
-      places_[half] = static_cast<std::byte*>(view.data) + view.byte_offset;
-      home_ = view.device;
+      const auto view = exchange_view(tensor);
+      places_[half] = static_cast<std::byte*>(view->data) + view->byte_offset;
     }
-    usable_ = true;
   }
 
   nb::object dispatch(nb::handle x, nb::handle topk_idx, unsigned half, nb::handle expert_counts,
@@ -97,12 +91,13 @@ class HookedCalls {
     ep::LowLatencyDispatchOptions options;
     options.quantize = quantize_;
     options.defer_receive = defer_receive;
-    if (!usable_ || !take(rows, x, DataType::bfloat16, {kAny, hidden_}) ||
+    if (!tensors_.usable() || !tensors_.take(rows, x, DataType::bfloat16, {kAny, hidden_}) ||
         rows.shape[0] > max_tokens_ ||
-        !take(indices, topk_idx, DataType::int64, {rows.shape[0], top_k_}) ||
-        !take_optional(options.expert_counts, expert_counts, DataType::int32, {local_experts_}) ||
-        !take_optional(options.wait_ns, wait_ns, DataType::int64, {ranks_}) ||
-        !follow(options.launch))
+        !tensors_.take(indices, topk_idx, DataType::int64, {rows.shape[0], top_k_}) ||
+        !tensors_.take_optional(options.expert_counts, expert_counts, DataType::int32,
+                                {local_experts_}) ||
+        !tensors_.take_optional(options.wait_ns, wait_ns, DataType::int64, {ranks_}) ||
+        !tensors_.follow(options.launch))
       return nb::none();
     HookedDispatch sent{{},
                         {keeper_, nb::borrow(x), nb::borrow(topk_idx), nb::borrow(expert_counts),
@@ -120,7 +115,7 @@ class HookedCalls {
   nb::object combine(nb::handle y, nb::handle topk_idx, nb::handle topk_weights, nb::handle sent,
                      nb::handle out, nb::handle wait_ns, nb::handle log_fmt,
                      bool defer_receive) const {
-    if (!usable_ || !PyBool_Check(log_fmt.ptr()) || !nb::isinstance<HookedDispatch>(sent))
+    if (!tensors_.usable() || !PyBool_Check(log_fmt.ptr()) || !nb::isinstance<HookedDispatch>(sent))
       return nb::none();
     const auto& dispatch = nb::cast<const HookedDispatch&>(sent);
     TensorView rows, indices, weights;
@@ -128,12 +123,13 @@ class HookedCalls {
     options.log_fmt = log_fmt.is(Py_True);
     options.defer_receive = defer_receive;
     if (!dispatch.handle.valid() ||
-        !take(indices, topk_idx, DataType::int64, {dispatch.tokens, top_k_}) ||
-        !take(weights, topk_weights, DataType::float32, {dispatch.tokens, top_k_}) ||
-        !take(rows, y, DataType::bfloat16, {local_experts_, ranks_ * max_tokens_, hidden_}) ||
-        !take(options.out, out, DataType::bfloat16, {dispatch.tokens, hidden_}) ||
-        !take_optional(options.wait_ns, wait_ns, DataType::int64, {ranks_}) ||
-        !follow(options.launch))
+        !tensors_.take(indices, topk_idx, DataType::int64, {dispatch.tokens, top_k_}) ||
+        !tensors_.take(weights, topk_weights, DataType::float32, {dispatch.tokens, top_k_}) ||
+        !tensors_.take(rows, y, DataType::bfloat16,
+                       {local_experts_, ranks_ * max_tokens_, hidden_}) ||
+        !tensors_.take(options.out, out, DataType::bfloat16, {dispatch.tokens, hidden_}) ||
+        !tensors_.take_optional(options.wait_ns, wait_ns, DataType::int64, {ranks_}) ||
+        !tensors_.follow(options.launch))
       return nb::none();
     HookedCombine hook{{},
                        {keeper_, nb::borrow(y), nb::borrow(topk_idx), nb::borrow(topk_weights),
@@ -146,48 +142,14 @@ class HookedCalls {
   }
 
  private:
-  static constexpr std::int64_t kAny = -1;  // any extent
-
-  /// Whether the array has this dtype and shape and the expected type and device; then sets `view`.
-  bool take(TensorView& view, nb::handle array, DataType dtype,
-            std::initializer_list<std::int64_t> shape) const {
-    if (Py_TYPE(array.ptr()) != reinterpret_cast<PyTypeObject*>(type_.ptr())) return false;
-    nb::dlpack::dltensor from;
-    if (exchange_.view(array.ptr(), &from) != 0) {
-      PyErr_Clear();
-      return false;
-    }
-    if (from.device.device_type != home_.device_type || from.device.device_id != home_.device_id)
-      return false;
-    return plain_view(view, from, dtype, shape);
-  }
-  bool take_optional(TensorView& view, nb::handle array, DataType dtype,
-                     std::initializer_list<std::int64_t> shape) const {
-    return array.is_none() || take(view, array, dtype, shape);
-  }
-
-  /// Selects the current stream of the library of the arrays. False where it does not report one.
-  bool follow(ep::Launch& launch) const {
-    if (!on_gpu_) return true;
-    void* stream = nullptr;
-    if (exchange_.current_stream(home_.device_type, home_.device_id, &stream) != 0) {
-      PyErr_Clear();
-      return false;
-    }
-    launch.stream = stream == nullptr ? reinterpret_cast<void*>(kLegacyStream) : stream;
-    return true;
-  }
+  static constexpr std::int64_t kAny = PlainTensors::kAny;
 
   nb::object keeper_;
   ep::Group& group_;
-  bool on_gpu_;
-  nb::object type_;
-  Exchange exchange_;
+  PlainTensors tensors_;
   ep::Quantize quantize_;
   std::int64_t hidden_, top_k_, max_tokens_, local_experts_, ranks_;
-  nb::dlpack::device home_{};
   std::array<const void*, 2> places_{};
-  bool usable_ = false;
 };
 
 }  // namespace

@@ -1,34 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// ep/normal_calls.cpp: the fast path of deep_ep's normal-mode calls.
-//
-// A model makes such calls for every layer, so host time counts: arguments are positional, the
-// caller names the stream and allocates results with the allocator of its library, and only the
-// rows lie in the group's memory.
-#include <nanobind/stl/vector.h>
+#include "normal_calls.hpp"
 
-#include <atomic>
-#include <memory>
+#include <algorithm>
 #include <utility>
 
-#include "../arrays/exchange.hpp"
-#include "../docs.hpp"
-#include "group.hpp"
-#include "normal.hpp"
-#include "options.hpp"
+#include "../arrays/arrays.hpp"
 #include "shoal/world.hpp"
 
 namespace shoal::python {
 namespace {
-
-/// What the tensors of results share with the group that made them.
-struct Results {
-  std::shared_ptr<ep::Group> group;
-  std::shared_ptr<void> heap;
-  PyTypeObject* type;   ///< of tensors; exchange_of keeps it alive, and this needs no GIL
-  std::int32_t device;  ///< index of the GPU
-  decltype(Exchange::current_stream) find_stream;
-  std::atomic<int> held = 0;  ///< tensors in the group's memory
-};
 
 /// Keeps a tensor in the group's memory. Once it is released, in any thread, later calls may write
 /// there. They are ordered after the stream of the dispatch, and after the stream that is current
@@ -65,8 +45,8 @@ struct HeldResult {  // destroyed in reverse order: the memory before the heap
   }
 };
 
-std::int32_t device_of(nb::handle group) {
-  return nb::cast<Group&>(group).group.team().world().heap().device().index;
+Device device_of(nb::handle group) {
+  return nb::cast<Group&>(group).group.team().world().heap().device();
 }
 decltype(Exchange::current_stream) stream_function(nb::handle tensor_type) {
   return exchange_of(reinterpret_cast<PyTypeObject*>(tensor_type.ptr())).current_stream;
@@ -83,172 +63,414 @@ ep::Launch launch_on(std::uintptr_t stream, std::int32_t sms = 0) {
   return launch;
 }
 
-struct CallRouting {
-  ep::Routing routing;
-};
+PyObject* interned(const char* name) {
+  return PyUnicode_InternFromString(name);
+}
 
-/// A dispatch. `x` is given away once.
-struct CallResult {
-  std::shared_ptr<Results> results;
-  void* stream;
-  ep::Dispatched received;
+nb::object dtype_of(nb::handle tensor) {
+  static PyObject* const kName = interned("dtype");
+  const nb::object dtype = nb::steal(PyObject_GetAttr(tensor.ptr(), kName));
+  if (!dtype.is_valid()) nb::raise_python_error();
+  return dtype;
+}
 
-  nb::object take_x() {
-    Tensor x = std::exchange(received.x, {});
-    x.owner = std::make_shared<HeldResult>(results, stream, std::move(x.owner));
-    nb::object tensor = exchange_object(results->type, x);
-    return tensor.is_valid() ? tensor : output(std::move(x), kReady);
-  }
-};
+/// A number that changes when a tensor is written; inference tensors have none.
+std::int64_t version_of(nb::handle tensor) {
+  static PyObject* const kInference = interned("is_inference");
+  static PyObject* const kVersion = interned("_version");
+  const nb::object inference = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), kInference));
+  if (!inference.is_valid()) nb::raise_python_error();
+  if (inference.is(Py_True)) return 0;
+  const nb::object version = nb::steal(PyObject_GetAttr(tensor.ptr(), kVersion));
+  if (!version.is_valid()) nb::raise_python_error();
+  return nb::cast<std::int64_t>(version);
+}
 
-class NormalCalls {
- public:
-  NormalCalls(nb::handle_t<Group> group, nb::handle tensor_type)
-      : keeper_(nb::borrow(group)),
-        group_(nb::cast<Group&>(group).group),
-        results_(std::make_shared<Results>(nb::cast<Group&>(group).owner(),
-                                           nb::cast<Group&>(group).keeper,
-                                           reinterpret_cast<PyTypeObject*>(tensor_type.ptr()),
-                                           device_of(group), stream_function(tensor_type))) {}
+/// The attribute of is_token_in_rank that holds its CallRouting.
+PyObject* routing_name() {
+  static PyObject* const kName = interned("_shoal_routing");
+  return kName;
+}
 
-  int held() const { return results_->held; }
-
-  CallRouting route(nb::handle topk_idx, nb::handle in_rank, nb::handle per_rank,
-                    nb::handle per_expert, std::uintptr_t stream) const {
-    const TensorView indices = view_of(topk_idx, "topk_idx");
-    const ep::RouteOptions options{.is_token_in_rank = view_of(in_rank, "in_rank"),
-                                   .tokens_per_rank = view_of(per_rank, "per_rank"),
-                                   .tokens_per_expert = view_of(per_expert, "per_expert"),
-                                   .launch = launch_on(stream)};
-    const nb::gil_scoped_release released;
-    return {group_.route(indices, options)};
-  }
-
-  /// layout: a CallRouting, or a Handle.
-  CallResult dispatch(nb::handle x, nb::handle layout, nb::handle weights, nb::handle scales,
-                      std::int32_t alignment, std::int64_t worst_case_rows, bool all_weights,
-                      std::uintptr_t stream, std::int32_t sms) const {
-    const TensorView rows = view_of(x, "x");
-    ep::DispatchOptions options;
-    options.weights = view_of(weights, "weights");
-    options.scales = view_of(scales, "scales");
-    options.expert_alignment = alignment;
-    options.worst_case_rows = worst_case_rows;
-    options.all_weights = all_weights;
-    options.launch = launch_on(stream, sms);
-    const CallRouting* const routing =
-        nb::isinstance<CallRouting>(layout) ? &nb::cast<const CallRouting&>(layout) : nullptr;
-    const ep::Handle* const handle =
-        routing == nullptr ? &nb::cast<const ep::Handle&>(layout) : nullptr;
-    const nb::gil_scoped_release released;
-    return {results_, options.launch.stream,
-            routing != nullptr ? group_.dispatch(rows, routing->routing, options)
-                               : group_.dispatch(rows, *handle, options)};
-  }
-
-  void unpack(const CallResult& result, nb::handle scales, nb::handle topk_idx,
-              nb::handle topk_weights, nb::handle source_token, nb::handle expert_counts,
-              nb::handle expert_ends, nb::handle source_ends) const {
-    const ep::UnpackOptions to{
-        .scales = view_of(scales, "scales"),
-        .topk_idx = view_of(topk_idx, "topk_idx"),
-        .topk_weights = view_of(topk_weights, "topk_weights"),
-        .source_token = view_of(source_token, "source_token"),
-        .expert_counts = view_of(expert_counts, "expert_counts"),
-        .expert_ends = view_of(expert_ends, "expert_ends"),
-        .source_ends = view_of(source_ends, "source_ends"),
-        .launch = launch_on(reinterpret_cast<std::uintptr_t>(result.stream))};
-    const nb::gil_scoped_release released;
-    group_.unpack(result.received, to);
-  }
-
-  void combine(nb::handle y, const ep::Handle& handle, nb::handle weights, nb::handle topk_idx,
-               nb::handle topk_rows, nb::handle biases, nb::handle out, nb::handle out_weights,
-               std::uintptr_t stream, std::int32_t sms) const {
-    const TensorView rows = view_of(y, "y");
-    ep::CombineOptions options;
-    options.weights = view_of(weights, "weights");
-    options.topk_idx = view_of(topk_idx, "topk_idx");
-    options.topk_rows = view_of(topk_rows, "topk_rows");
-    for (const nb::handle bias : biases) options.bias.push_back(view_of(bias, "bias"));
-    options.out = view_of(out, "out");
-    options.out_weights = view_of(out_weights, "out_weights");
-    options.launch = launch_on(stream, sms);
-    const nb::gil_scoped_release released;
-    (void)group_.combine(rows, handle, options);
-  }
-
- private:
-  nb::object keeper_;
-  ep::Group& group_;
-  std::shared_ptr<Results> results_;
-};
+/// What the GPU computes of a dispatch beside its rows, from received indices on the host.
+void count_on_host(const ep::Dispatched& received, const ep::UnpackOptions& to, std::int64_t rows,
+                   std::int64_t top_k, std::int32_t alignment) {
+  std::int32_t ends = 0;
+  for (std::size_t rank = 0; rank < received.rows_per_source.size(); ++rank)
+    to.source_ends.as<std::int32_t>()[rank] = ends +=
+        static_cast<std::int32_t>(received.rows_per_source[rank]);
+  auto* const counts = to.expert_counts.as<std::int32_t>();
+  const std::int64_t experts = to.expert_counts.shape[0];
+  std::fill_n(counts, experts, 0);
+  const auto* const indices = to.topk_idx.as<std::int64_t>();
+  for (std::int64_t i = 0; i < rows * top_k; ++i)
+    if (indices[i] >= 0) ++counts[indices[i]];
+  ends = 0;
+  for (std::int64_t e = 0; e < experts; ++e)
+    to.expert_ends.as<std::int32_t>()[e] = ends +=
+        (counts[e] + alignment - 1) / alignment * alignment;
+}
 
 }  // namespace
 
-void bind_normal_calls(nb::module_& module) {
-  nb::class_<CallRouting>(module, "CallRouting", "A routing of NormalCalls."_doc)
-      .def_prop_ro(
-          "tokens_per_rank", [](const CallRouting& self) { return self.routing.tokens_per_rank; },
-          "Empty on GPUs."_doc);
-  nb::class_<CallResult>(module, "CallResult", "A dispatch of NormalCalls."_doc)
-      .def("take_x", &CallResult::take_x, nb::sig("def take_x(self) -> typing.Any"),
-           "The rows, a tensor in the group's memory; once."_doc)
-      .def_prop_ro(
-          "rows", [](const CallResult& self) { return self.received.handle.result_rows(); },
-          "Rows of the result, unused ones included."_doc)
-      .def_prop_ro(
-          "rows_per_source", [](const CallResult& self) { return self.received.rows_per_source; },
-          "[ranks]; empty on GPUs with worst_case_rows."_doc)
-      .def_prop_ro(
-          "tokens_per_expert",
-          [](const CallResult& self) { return self.received.tokens_per_expert; },
-          "[local experts], aligned; empty with worst_case_rows."_doc)
-      .def_prop_ro(
-          "handle", [](const CallResult& self) { return self.received.handle; },
-          nb::rv_policy::move, "For combine, and for dispatches of the same layout."_doc);
-  nb::class_<NormalCalls>(
-      module, "NormalCalls",
-      "Normal-mode calls of one group with the least host time, for callers that know the stream "
-      "and allocate the results.\n\n"
-      "tensor_type: the type of tensors. stream: a cudaStream_t, 0 on the host. Arguments and "
-      "errors are otherwise those of Group's calls; optional arrays are None."_doc)
-      .def(nb::init<nb::handle_t<Group>, nb::handle>(), nb::arg("group"), nb::arg("tensor_type"),
-           nb::sig("def __init__(self, group: Group, tensor_type: type) -> None"))
-      .def_prop_ro("held", &NormalCalls::held, "Results of take_x that are in use."_doc)
-      .def("route", &NormalCalls::route, nb::arg("topk_idx"), nb::arg("in_rank").none(),
-           nb::arg("per_rank").none(), nb::arg("per_expert").none(), nb::arg("stream"),
-           nb::sig("def route(self, topk_idx: typing.Any, in_rank: typing.Any, per_rank: "
-                   "typing.Any, per_expert: typing.Any, stream: int) -> CallRouting"),
-           "Group.route. Fills in_rank (bool [tokens, ranks]), per_rank (int32 [ranks]) and "
-           "per_expert (int32 [experts])."_doc)
-      .def("dispatch", &NormalCalls::dispatch, nb::arg("x"), nb::arg("layout"),
-           nb::arg("weights").none(), nb::arg("scales").none(), nb::arg("alignment"),
-           nb::arg("worst_case_rows"), nb::arg("all_weights"), nb::arg("stream"), nb::arg("sms"),
-           nb::sig("def dispatch(self, x: typing.Any, layout: CallRouting | Handle, weights: "
-                   "typing.Any, scales: typing.Any, alignment: int, worst_case_rows: int, "
-                   "all_weights: bool, stream: int, sms: int) -> CallResult"),
-           "Group.dispatch. all_weights: weights of top-k slots with experts elsewhere travel "
-           "too."_doc)
-      .def("unpack", &NormalCalls::unpack, nb::arg("result"), nb::arg("scales").none(),
-           nb::arg("topk_idx").none(), nb::arg("topk_weights").none(),
-           nb::arg("source_token").none(), nb::arg("expert_counts").none(),
-           nb::arg("expert_ends").none(), nb::arg("source_ends").none(),
-           nb::sig("def unpack(self, result: CallResult, scales: typing.Any, topk_idx: typing.Any, "
-                   "topk_weights: typing.Any, source_token: typing.Any, expert_counts: typing.Any, "
-                   "expert_ends: typing.Any, source_ends: typing.Any) -> None"),
-           "Copies what travelled beside the rows to these arrays, on the stream of the "
-           "dispatch. The last three are for GPUs."_doc)
-      .def("combine", &NormalCalls::combine, nb::arg("y"), nb::arg("handle"),
-           nb::arg("weights").none(), nb::arg("topk_idx").none(), nb::arg("topk_rows").none(),
-           nb::arg("biases"), nb::arg("out"), nb::arg("out_weights").none(), nb::arg("stream"),
-           nb::arg("sms"),
-           nb::sig("def combine(self, y: typing.Any, handle: Handle, weights: typing.Any, "
-                   "topk_idx: typing.Any, topk_rows: typing.Any, biases: tuple, out: typing.Any, "
-                   "out_weights: typing.Any, stream: int, sms: int) -> None"),
-           "Group.combine into out and out_weights. topk_idx: weights of top-k slots with -1 count "
-           "as 0. topk_rows (int32 [rows, top_k]): the rows of y that are added for each received "
-           "row."_doc);
+nb::object CallLayout::part(std::int64_t first, std::int64_t end) const {
+  if (!beside.is_valid()) return nb::none();
+  const nb::object from = nb::int_(first), to = end < 0 ? nb::none() : nb::object(nb::int_(end));
+  const nb::object range = nb::steal(PySlice_New(from.ptr(), to.ptr(), nullptr));
+  return nb::object(beside[range]);
+}
+
+/// The new tensors of a dispatch, and where they are filled from.
+struct NormalCalls::Beside {
+  nb::object scales = nb::none(), topk_idx = nb::none(), topk_weights = nb::none(), beside;
+  ep::UnpackOptions to;
+  bool any() const {
+    return to.scales.defined() || to.topk_idx.defined() || to.topk_weights.defined();
+  }
+};
+
+NormalCalls::NormalCalls(nb::handle_t<Group> group, nb::handle tensor_type, nb::object empty,
+                         nb::tuple dtypes, nb::object capturing)
+    : group_(nb::cast<Group&>(group).group),
+      tensors_(nb::cast<Group&>(group), tensor_type),
+      maker_(std::move(empty)),
+      bool_(dtypes[0]),
+      int32_(dtypes[1]),
+      int64_(dtypes[2]),
+      float32_(dtypes[3]),
+      capturing_(std::move(capturing)),
+      hidden_(group_.options().hidden),
+      top_k_(group_.options().top_k),
+      experts_(group_.options().experts),
+      local_experts_(group_.local_experts()),
+      ranks_(group_.team().size()),
+      max_tokens_(group_.options().max_tokens),
+      max_scales_(group_.options().max_scales),
+      device_(device_of(group)),
+      results_(std::make_shared<Results>(nb::cast<Group&>(group).owner(),
+                                         nb::cast<Group&>(group).keeper,
+                                         reinterpret_cast<PyTypeObject*>(tensor_type.ptr()),
+                                         device_.index, stream_function(tensor_type))) {}
+
+bool NormalCalls::captured() const {
+  if (capturing_.is_none()) return false;
+  const nb::object found = nb::steal(PyObject_CallNoArgs(capturing_.ptr()));
+  if (!found.is_valid()) nb::raise_python_error();
+  return found.is(Py_True);
+}
+
+TensorView NormalCalls::view_of_new(nb::handle tensor, DataType dtype, std::int64_t rows,
+                                    std::int64_t columns) const {
+  TensorView view;
+  if (tensors_.usable()) {
+    const auto from = exchange_view(tensor);
+    view.data = static_cast<std::byte*>(from->data) + from->byte_offset;
+  } else {
+    view.data = input(tensor, "result").view.data;
+  }
+  view.dtype = dtype;
+  view.rank = columns < 0 ? 1 : 2;
+  view.shape = {rows, std::max<std::int64_t>(columns, 0)};
+  view.strides = {columns < 0 ? 1 : columns, columns < 0 ? 0 : 1};
+  view.device = device_;
+  return view;
+}
+
+CallRouting NormalCalls::route(nb::handle topk_idx, std::uintptr_t stream) const {
+  const TensorView indices = view_of(topk_idx, "topk_idx");
+  const nb::gil_scoped_release released;
+  return {group_.route(indices, {.launch = launch_on(stream)})};
+}
+
+nb::tuple NormalCalls::make_layout(nb::handle topk_idx, const TensorView& indices,
+                                   const ep::Launch& launch) {
+  const std::int64_t tokens = indices.shape[0];
+  const nb::object in_rank = maker_.make(tokens, ranks_, bool_);
+  const nb::object per_rank = maker_.make(ranks_, -1, int32_);
+  const nb::object per_expert = maker_.make(experts_, -1, int32_);
+  const ep::RouteOptions options{
+      .is_token_in_rank = view_of_new(in_rank, DataType::uint8, tokens, ranks_),
+      .tokens_per_rank = view_of_new(per_rank, DataType::int32, ranks_, -1),
+      .tokens_per_expert = view_of_new(per_expert, DataType::int32, experts_, -1),
+      .launch = launch};
+  CallRouting made{{}, results_, nb::borrow(topk_idx), per_rank, per_expert};
+  {
+    const nb::gil_scoped_release released;
+    made.routing = group_.route(indices, options);
+  }
+  made.topk_idx_version = version_of(topk_idx);
+  made.in_rank_version = version_of(in_rank);
+  const nb::object routing = nb::cast(std::move(made));
+  if (PyObject_SetAttr(in_rank.ptr(), routing_name(), routing.ptr()) != 0) nb::raise_python_error();
+  return nb::make_tuple(per_rank, per_expert, in_rank);
+}
+
+nb::tuple NormalCalls::layout(nb::handle topk_idx, std::uintptr_t stream) {
+  return make_layout(topk_idx, view_of(topk_idx, "topk_idx"), launch_on(stream));
+}
+
+nb::object NormalCalls::try_layout(nb::handle topk_idx, std::int64_t experts) {
+  TensorView indices;
+  ep::Launch launch;
+  if (!ready() || experts != experts_ ||
+      !tensors_.take(indices, topk_idx, DataType::int64, {PlainTensors::kAny, top_k_}) ||
+      indices.shape[0] > max_tokens_ || !tensors_.follow(launch))
+    return nb::none();
+  const auto* const index = indices.as<std::int64_t>();
+  if (device_.kind == DeviceKind::host &&
+      !std::all_of(index, index + indices.size(),
+                   [&](std::int64_t expert) { return expert >= -1 && expert < experts; }))
+    return nb::none();
+  return make_layout(topk_idx, indices, launch);
+}
+
+nb::object NormalCalls::remembered(nb::handle in_rank, nb::handle topk_idx) const {
+  nb::object found = nb::steal(PyObject_GetAttr(in_rank.ptr(), routing_name()));
+  if (!found.is_valid()) PyErr_Clear();
+  if (!found.is_valid() || !nb::isinstance<CallRouting>(found)) return nb::none();
+  const auto& known = nb::cast<const CallRouting&>(found);
+  const bool same = known.made_by == results_ && known.topk_idx.is(topk_idx) &&
+                    known.topk_idx_version == version_of(topk_idx) &&
+                    known.in_rank_version == version_of(in_rank);
+  return same ? found : nb::none();
+}
+
+bool NormalCalls::counts_differ(const CallRouting& known, nb::handle per_rank,
+                                nb::handle per_expert) const {
+  if (!known.per_rank.is(per_rank) || !known.per_expert.is(per_expert)) return true;
+  if (device_.kind == DeviceKind::cuda) return false;  // a look would stall the stream
+  const auto& counts = known.routing.tokens_per_rank;
+  const auto* const given = view_of_new(per_rank, DataType::int32, ranks_, -1).as<std::int32_t>();
+  return !std::equal(counts.begin(), counts.end(), given);
+}
+
+/// Rows of bfloat16, or of float8 with scales. tokens: nullopt for any number.
+bool NormalCalls::take_rows(TensorView& rows, nb::handle x, std::optional<std::int64_t> tokens,
+                            ep::DispatchOptions& options, nb::handle scales) const {
+  const bool scaled = !scales.is_none();
+  if (!tensors_.take(rows, x, scaled ? DataType::float8_e4m3 : DataType::bfloat16,
+                     {tokens.value_or(PlainTensors::kAny), hidden_}) ||
+      hidden_ * static_cast<std::int64_t>(size_of(rows.dtype)) % 16 != 0)
+    return false;
+  return !scaled || (tensors_.take_scales(options.scales, scales, rows.shape[0]) &&
+                     options.scales.shape[1] <= max_scales_);
+}
+
+NormalCalls::Beside NormalCalls::allocate_beside(std::int64_t rows,
+                                                 const ep::DispatchOptions& options,
+                                                 nb::handle scales, bool is_new) {
+  Beside made;
+  made.to.launch.stream = options.launch.stream;
+  if (options.scales.defined()) {
+    const std::int64_t columns = options.scales.shape[1];
+    made.scales = maker_.make(rows, columns, dtype_of(scales));
+    made.to.scales = view_of_new(made.scales, options.scales.dtype, rows, columns);
+  }
+  if (options.weights.defined()) {
+    made.topk_weights = maker_.make(rows, top_k_, float32_);
+    made.to.topk_weights = view_of_new(made.topk_weights, DataType::float32, rows, top_k_);
+  }
+  if (!is_new) return made;
+  made.topk_idx = maker_.make(rows, top_k_, int64_);
+  made.to.topk_idx = view_of_new(made.topk_idx, DataType::int64, rows, top_k_);
+  const std::int64_t counts = ranks_ + 2 * local_experts_;
+  made.beside = maker_.make(counts + rows, -1, int32_);
+  const TensorView all = view_of_new(made.beside, DataType::int32, counts + rows, -1);
+  std::int64_t next = 0;
+  for (const auto& [part, extent] :
+       {std::pair{&made.to.source_ends, ranks_}, std::pair{&made.to.expert_counts, local_experts_},
+        std::pair{&made.to.expert_ends, local_experts_}, std::pair{&made.to.source_token, rows}}) {
+    *part = all;
+    part->data = all.as<std::int32_t>() + next;
+    part->shape[0] = extent;
+    next += extent;
+  }
+  return made;
+}
+
+nb::object NormalCalls::take_x(ep::Dispatched& received, void* stream, bool stays) const {
+  Tensor x = std::exchange(received.x, {});
+  x.owner = std::make_shared<HeldResult>(results_, stream, std::move(x.owner));
+  nb::object tensor = exchange_object(results_->type, x);
+  if (!tensor.is_valid())
+    tensor = nb::module_::import_("torch").attr("from_dlpack")(output(std::move(x), kReady));
+  return stays ? tensor : nb::object(tensor.attr("clone")());
+}
+
+CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routing,
+                               const ep::Handle* handle, const ep::DispatchOptions& options,
+                               nb::handle scales, bool stays) {
+  const bool is_new = handle == nullptr;
+  // Known sizes: the arrays come first, and one stretch without the GIL does the rest.
+  std::int64_t count = options.worst_case_rows;
+  if (count == 0 && !is_new) count = handle->result_rows();
+  const bool known = count > 0 && count <= ranks_ * max_tokens_;
+  Beside beside;
+  if (known) beside = allocate_beside(count, options, scales, is_new);
+  const auto fill = [&](const ep::Dispatched& received) {
+    if (!beside.any()) return;
+    ep::UnpackOptions to = beside.to;
+    const bool on_host = device_.kind == DeviceKind::host;
+    if (on_host) to.source_ends = to.expert_counts = to.expert_ends = {};
+    group_.unpack(received, to);
+    if (on_host && is_new)
+      count_on_host(received, beside.to, count, top_k_, options.expert_alignment);
+  };
+  ep::Dispatched received;
+  {
+    const nb::gil_scoped_release released;
+    received =
+        is_new ? group_.dispatch(rows, *routing, options) : group_.dispatch(rows, *handle, options);
+    if (known) fill(received);
+  }
+  if (!known) {
+    count = received.handle.result_rows();
+    beside = allocate_beside(count, options, scales, is_new);
+    const nb::gil_scoped_release released;
+    fill(received);
+  }
+  CallReceived result;
+  result.x = take_x(received, options.launch.stream, stays);
+  result.scales = std::move(beside.scales);
+  result.topk_idx = std::move(beside.topk_idx);
+  result.topk_weights = std::move(beside.topk_weights);
+  result.layout = {std::move(received.handle), std::move(beside.beside), ranks_, local_experts_,
+                   options.worst_case_rows};
+  if (options.worst_case_rows == 0)
+    result.tokens_per_expert = std::move(received.tokens_per_expert);
+  return result;
+}
+
+CallReceived NormalCalls::dispatch(nb::handle x, nb::handle layout, nb::handle weights,
+                                   nb::handle scales, std::int32_t alignment,
+                                   std::int64_t worst_case_rows, bool all_weights, bool stays,
+                                   std::uintptr_t stream, std::int32_t sms) {
+  const TensorView rows = view_of(x, "x");
+  ep::DispatchOptions options;
+  options.weights = view_of(weights, "weights");
+  options.scales = view_of(scales, "scales");
+  options.expert_alignment = alignment;
+  options.worst_case_rows = worst_case_rows;
+  options.all_weights = all_weights;
+  options.launch = launch_on(stream, sms);
+  if (nb::isinstance<CallRouting>(layout))
+    return send(rows, &nb::cast<const CallRouting&>(layout).routing, nullptr, options, scales,
+                stays);
+  return send(rows, nullptr, &nb::cast<const ep::Handle&>(layout), options, scales, stays);
+}
+
+nb::object NormalCalls::try_dispatch(nb::handle x, nb::handle scales, nb::handle per_rank,
+                                     nb::handle in_rank, nb::handle per_expert, nb::handle topk_idx,
+                                     nb::handle topk_weights, std::int64_t alignment,
+                                     std::int64_t worst_case_rows, std::int32_t sms,
+                                     nb::handle agree) {
+  if (!ready() || in_rank.is_none() || worst_case_rows < 0 ||
+      worst_case_rows > ranks_ * max_tokens_ || alignment < 1 || alignment > INT32_MAX)
+    return nb::none();
+  const nb::object found = remembered(in_rank, topk_idx);
+  if (found.is_none()) return nb::none();
+  const auto& known = nb::cast<const CallRouting&>(found);
+  if (counts_differ(known, per_rank, per_expert)) return nb::none();
+  const std::int64_t tokens = known.routing.tokens();
+  TensorView rows;
+  ep::DispatchOptions options;
+  options.expert_alignment = static_cast<std::int32_t>(alignment);
+  options.worst_case_rows = worst_case_rows;
+  options.launch.sms = sms;
+  if (!take_rows(rows, x, tokens, options, scales) ||
+      !tensors_.take(options.weights, topk_weights, DataType::float32, {tokens, top_k_}) ||
+      !tensors_.follow(options.launch) || captured())
+    return nb::none();
+  if (worst_case_rows == 0) {
+    const std::int64_t count = options.scales.defined() ? options.scales.shape[1] : 0;
+    if (!nb::cast<bool>(nb::object(agree(tokens, count)))) return nb::none();
+  }
+  return nb::cast(send(rows, &known.routing, nullptr, options, scales, held() < most_held_));
+}
+
+nb::object NormalCalls::try_send(nb::handle x, nb::handle scales, nb::handle topk_idx,
+                                 nb::handle topk_weights, std::int64_t alignment,
+                                 std::int64_t worst_case_rows, std::int64_t max_tokens,
+                                 std::int32_t sms) {
+  TensorView rows, indices;
+  ep::DispatchOptions options;
+  options.worst_case_rows = worst_case_rows;
+  options.launch.sms = sms;
+  options.all_weights = !topk_weights.is_none();
+  if (!ready() || worst_case_rows < 0 || worst_case_rows > ranks_ * max_tokens_ || alignment < 1 ||
+      alignment > INT32_MAX || !take_rows(rows, x, {}, options, scales))
+    return nb::none();
+  const std::int64_t tokens = rows.shape[0];
+  if (tokens > std::min(max_tokens, max_tokens_) ||
+      !tensors_.take(indices, topk_idx, DataType::int64, {tokens, top_k_}) ||
+      !tensors_.take_optional(options.weights, topk_weights, DataType::float32, {tokens, top_k_}) ||
+      !tensors_.follow(options.launch) || captured())
+    return nb::none();
+  options.expert_alignment = static_cast<std::int32_t>(alignment);
+  CallRouting made;
+  {
+    ep::Launch launch;
+    launch.stream = options.launch.stream;
+    const nb::gil_scoped_release released;
+    made.routing = group_.route(indices, launch);
+  }
+  CallReceived received = send(rows, &made.routing, nullptr, options, scales, held() < most_held_);
+  return nb::make_tuple(nb::cast(std::move(received)), nb::cast(std::move(made)));
+}
+
+nb::object NormalCalls::try_redispatch(nb::handle x, nb::handle scales, const CallLayout& layout,
+                                       std::int32_t sms) {
+  TensorView rows;
+  ep::DispatchOptions options;
+  options.worst_case_rows = layout.worst_case_rows;
+  options.launch.sms = sms;
+  if (!ready() || !take_rows(rows, x, layout.handle.tokens(), options, scales) ||
+      !tensors_.follow(options.launch) || captured())
+    return nb::none();
+  return nb::cast(send(rows, nullptr, &layout.handle, options, scales, held() < most_held_));
+}
+
+nb::tuple NormalCalls::sum(const TensorView& rows, nb::handle y, const ep::Handle& handle,
+                           ep::CombineOptions& options) {
+  const std::int64_t tokens = handle.tokens();
+  const nb::object out = maker_.make(tokens, hidden_, dtype_of(y));
+  options.out = view_of_new(out, rows.dtype, tokens, hidden_);
+  nb::object out_weights = nb::none();
+  if (options.weights.defined()) {
+    out_weights = maker_.make(tokens, top_k_, float32_);
+    options.out_weights = view_of_new(out_weights, DataType::float32, tokens, top_k_);
+  }
+  {
+    const nb::gil_scoped_release released;
+    (void)group_.combine(rows, handle, options);
+  }
+  return nb::make_tuple(out, out_weights);
+}
+
+nb::tuple NormalCalls::combine(nb::handle y, const ep::Handle& handle, nb::handle weights,
+                               nb::handle topk_idx, nb::handle topk_rows, nb::handle biases,
+                               std::uintptr_t stream, std::int32_t sms) {
+  ep::CombineOptions options;
+  options.weights = view_of(weights, "weights");
+  options.topk_idx = view_of(topk_idx, "topk_idx");
+  options.topk_rows = view_of(topk_rows, "topk_rows");
+  for (const nb::handle bias : biases) options.bias.push_back(view_of(bias, "bias"));
+  options.launch = launch_on(stream, sms);
+  return sum(view_of(y, "y"), y, handle, options);
+}
+
+nb::object NormalCalls::try_combine(nb::handle y, const CallLayout& layout, nb::handle weights,
+                                    nb::handle topk_idx, std::int32_t sms) {
+  const std::int64_t rows = layout.handle.result_rows();
+  TensorView output;
+  ep::CombineOptions options;
+  options.launch.sms = sms;
+  if (!ready() || !tensors_.take(output, y, DataType::bfloat16, {rows, hidden_}) ||
+      !tensors_.take_optional(options.weights, weights, DataType::float32, {rows, top_k_}) ||
+      !tensors_.take_optional(options.topk_idx, topk_idx, DataType::int64, {rows, top_k_}) ||
+      !tensors_.follow(options.launch))
+    return nb::none();
+  return sum(output, y, layout.handle, options);
 }
 
 }  // namespace shoal::python

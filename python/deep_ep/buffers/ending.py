@@ -25,6 +25,7 @@ def close(buffer: Destroyable) -> bool:
     )
     if buffer.runtime is None:
         return False
+    buffer.runtime.await_preparation()
     buffer.runtime.close()
     buffer.runtime = None
     return True

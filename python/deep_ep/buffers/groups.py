@@ -15,11 +15,11 @@ import torch
 
 import shoal
 import shoal.ep
-from shoal._core.ep import CallRouting, NormalCalls
+from shoal._allocation import capture_query, empty_strided
+from shoal._core.ep import CallReceived, NormalCalls
 
 from ..utils.envs import is_set
 from ..utils.event import profiled
-from .allocation import empty_strided
 
 
 class GroupShape(NamedTuple):
@@ -30,29 +30,9 @@ class GroupShape(NamedTuple):
     experts: int
 
 
-class Received(NamedTuple):
-    """The tensors of one dispatch. Only ``x`` may lie in the symmetric heap; its memory returns to
-    the heap when the tensor is released.
-
-    source_ends: int32 [R], rows from ranks 0 to i. expert_counts, expert_ends: int32 [E / R],
-    tokens of each local expert, and sums of the aligned counts. A cached dispatch has x and scales
-    only.
-    """
-
-    x: torch.Tensor
-    scales: torch.Tensor | None
-    topk_idx: torch.Tensor | None
-    topk_weights: torch.Tensor | None
-    source_token: torch.Tensor | None
-    source_ends: torch.Tensor | None
-    expert_counts: torch.Tensor | None
-    expert_ends: torch.Tensor | None
-    tokens_per_expert: list[int]  # aligned; [] where no size reaches the host
-    handle: Any
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        return self[:8]
+# The result of a dispatch. Only ``x`` may lie in the symmetric heap; its memory returns to the heap
+# when the tensor is released.
+Received = CallReceived
 
 
 def to_torch(array: Any) -> torch.Tensor | None:
@@ -113,35 +93,36 @@ class NormalGroup:
             max_scales=max_scales,
             live_results=self._stay + 1,
         )
-        self._ranks, self._local_experts = team.size, shape.experts // team.size
-        self._calls = NormalCalls(self.group, torch.Tensor)
+        self.calls = NormalCalls(
+            self.group,
+            torch.Tensor,
+            self._empty,
+            (torch.bool, torch.int32, torch.int64, torch.float32),
+            capture_query() if self._on_gpu else None,
+        )
+        self.calls.set_most_held(self._stay)
 
     def keep_captured(self, created: Any) -> None:
-        """Keeps what a captured dispatch of ``group`` writes to."""
+        """Keeps what a captured dispatch of ``group`` writes to. Every replay writes there, so
+        later results are copied."""
         self._captured.append(created)
+        self.calls.set_most_held(0)
 
     def empty(self, extents: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised contiguous tensor of one or two dimensions."""
         return self._empty(extents, (1,) if len(extents) == 1 else (extents[1], 1), dtype)
 
-    def route(
-        self,
-        topk_idx: torch.Tensor,
-        stream: int,
-        in_rank: torch.Tensor | None = None,
-        per_rank: torch.Tensor | None = None,
-        per_expert: torch.Tensor | None = None,
-    ) -> Any:
-        """A routing; fills the tensors that are given."""
-        return self._calls.route(topk_idx, in_rank, per_rank, per_expert, stream)
+    def route(self, topk_idx: torch.Tensor, stream: int) -> Any:
+        """A routing."""
+        return self.calls.route(topk_idx, stream)
 
     def dispatch(self, x: torch.Tensor, layout: Any, terms: DispatchTerms) -> Received:
-        """Sends rows along a routing, or a handle of an earlier dispatch."""
-        is_new = isinstance(layout, CallRouting)
-        stays = not (terms.captured or self._captured) and self._calls.held < self._stay
+        """Sends rows along a routing, or a handle of an earlier dispatch, which gives x and scales
+        only."""
+        stays = not (terms.captured or self._captured) and self.calls.held < self._stay
         # On GPUs the kernels have the names that profilers look for.
         with nullcontext() if self._on_gpu else profiled("dispatch_impl"):
-            result = self._calls.dispatch(
+            received = self.calls.dispatch(
                 as_rows(x),
                 layout,
                 terms.weights,
@@ -149,72 +130,20 @@ class NormalGroup:
                 terms.alignment,
                 terms.worst_rows,
                 terms.all_weights,
+                stays,
                 terms.stream,
                 terms.sms,
             )
         if terms.captured:
-            # Every replay writes to their places in the heap.
-            self._captured += (layout, result.handle)
-        rows = result.take_x()
-        if not isinstance(rows, torch.Tensor):
-            rows = torch.from_dlpack(rows)
-        if rows.dtype != x.dtype:
-            rows = rows.view(x.dtype)
-        return self._unpack(result, rows if stays else rows.clone(), terms, is_new)
-
-    def _unpack(self, result: Any, x: torch.Tensor, terms: DispatchTerms, is_new: bool) -> Received:
-        rows, top_k, empty = x.shape[0], self.shape.top_k, self._empty
-        scales = weights = idx = source = source_ends = counts = expert_ends = None
-        if terms.scales is not None:
-            count = terms.scales.shape[1]
-            scales = empty((rows, count), (count, 1), terms.scales.dtype)
-        if terms.weights is not None:
-            weights = empty((rows, top_k), (top_k, 1), torch.float32)
-        if not is_new:
-            if scales is not None or weights is not None:
-                self._calls.unpack(result, scales, None, weights, None, None, None, None)
-            return Received(x, scales, None, weights, None, None, None, None, [], result.handle)
-        idx = empty((rows, top_k), (top_k, 1), torch.int64)
-        source = empty((rows,), (1,), torch.int32)
-        if self._on_gpu:
-            source_ends = empty((self._ranks,), (1,), torch.int32)
-            counts = empty((self._local_experts,), (1,), torch.int32)
-            expert_ends = empty((self._local_experts,), (1,), torch.int32)
-        self._calls.unpack(result, scales, idx, weights, source, counts, expert_ends, source_ends)
-        if not self._on_gpu:
-            source_ends, counts, expert_ends = self._count(result, idx, terms.alignment)
-        tokens_per_expert = [] if terms.worst_rows else result.tokens_per_expert
-        return Received(
-            x,
-            scales,
-            idx,
-            weights,
-            source,
-            source_ends,
-            counts,
-            expert_ends,
-            tokens_per_expert,
-            result.handle,
-        )
-
-    def _count(
-        self, result: Any, idx: torch.Tensor, alignment: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """source_ends, expert_counts and expert_ends on the CPU."""
-        source_ends = torch.tensor(result.rows_per_source, dtype=torch.int32)
-        counts = torch.bincount(idx[idx >= 0], minlength=self._local_experts).int()
-        aligned = (counts + (alignment - 1)) // alignment * alignment
-        return (
-            source_ends.cumsum(0, dtype=torch.int32),
-            counts,
-            aligned.cumsum(0, dtype=torch.int32),
-        )
+            self.keep_captured((layout, received.layout.handle))
+        if received.x.dtype != x.dtype:
+            received.x = received.x.view(x.dtype)
+        return received
 
     def combine(
         self,
         y: torch.Tensor,
         handle: Any,
-        tokens: int,
         weights: torch.Tensor | None,
         biases: tuple[torch.Tensor, ...],
         stream: int,
@@ -222,28 +151,14 @@ class NormalGroup:
         topk_idx: torch.Tensor | None = None,
         topk_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The sums of the expert output, and of weights where given; ``tokens`` is what the
-        dispatch sent. topk_idx, topk_rows: as in shoal."""
-        hidden, top_k = self.shape.hidden, self.shape.top_k
-        out = self._empty((tokens, hidden), (hidden, 1), y.dtype)
-        out_weights = None
+        """The sums of the expert output, and of weights where given. topk_idx, topk_rows: as in
+        shoal."""
         if weights is not None:
-            out_weights = self._empty((tokens, top_k), (top_k, 1), torch.float32)
             weights = detached(weights)
         with nullcontext() if self._on_gpu else profiled("combine_impl"):
-            self._calls.combine(
-                detached(y),
-                handle,
-                weights,
-                topk_idx,
-                topk_rows,
-                biases,
-                out,
-                out_weights,
-                stream,
-                sms,
+            return self.calls.combine(
+                detached(y), handle, weights, topk_idx, topk_rows, biases, stream, sms
             )
-        return out, out_weights
 
 
 class GroupPool:
@@ -290,6 +205,7 @@ class GroupPool:
         if group is not None and group.max_tokens >= tokens and group.max_scales >= scales:
             return group
         if group is not None:
+            group.calls.retire()
             self._replaced.append(group)
             tokens, scales = max(tokens, group.max_tokens), max(scales, group.max_scales)
         nominal = -(-shape.hidden // 128)

@@ -91,11 +91,19 @@ class Runtime:
         self.team = self.world.team
         self.rank, self.num_ranks = self.world.my_pe, self.world.n_pes
         self.groups = GroupPool(self.team, self.device)
+        self.preparation: Any = None  # a warmup.Preparation in progress
         self.comm_stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
             self.comm_stream = (shared_comm_stream if share_stream else new_comm_stream)(
                 self.device
             )
+
+    def await_preparation(self) -> None:
+        """Waits for a warm-up in the background and raises its error; nothing in its thread."""
+        preparation = self.preparation
+        if preparation is not None and not preparation.is_here():
+            self.preparation = None
+            preparation.wait()
 
     def is_available(self) -> bool:
         """Whether the world is open."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import ops
+from . import eager, ops
 
 
 class Received(NamedTuple):
@@ -54,9 +54,12 @@ def dispatch(
 
     Raises shoal.Error as `Group.route` and `Group.dispatch` do.
     """
-    rows = torch.ops.shoal.dispatch(
-        x, topk_idx, topk_weights, _number(group), worst_case_rows, copy_out
-    )
+    if eager.fits(x, topk_idx, topk_weights):
+        rows = eager.dispatch(x, topk_idx, topk_weights, group, worst_case_rows, copy_out)
+    else:
+        rows = torch.ops.shoal.dispatch(
+            x, topk_idx, topk_weights, _number(group), worst_case_rows, copy_out
+        )
     return Received(*rows, x.shape[0])
 
 
@@ -68,5 +71,6 @@ def combine(group: Any, y: Tensor, received: Received) -> Tensor:
     hidden] of the dtype of y. Differentiable in y; backward sends the gradient of each token to the
     ranks of its experts, and is collective too.
     """
-    x, _ = torch.ops.shoal.combine(y, None, received.handle, _number(group), received.tokens)
-    return x
+    if eager.fits(y, received.handle):
+        return eager.combine(y, None, received.handle, group)[0]
+    return torch.ops.shoal.combine(y, None, received.handle, _number(group), received.tokens)[0]

@@ -20,18 +20,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._core.ep import owning_scalar
+
 _groups: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     handle: Any  # shoal.ep.Handle
     worst_case_rows: int
     copy_out: bool
     rows: int | Tensor  # rows with tokens; on GPUs with worst_case_rows int32 [1] on the device
-    elsewhere: Tensor  # bool [rows, top_k]: top-k slots without a local expert
+    elsewhere: (
+        Tensor | None
+    )  # bool [rows, top_k]: top-k slots without a local expert; for gradients
 
 
-_layouts: dict[int, _Layout] = {}
+_layouts: dict[int, Layout] = {}
 _numbers = itertools.count(1)
 
 
@@ -56,7 +60,7 @@ def _group(number: int) -> Any:
         ) from None
 
 
-def _layout(handle: Tensor) -> _Layout:
+def layout_of(handle: Tensor) -> Layout:
     number = int(handle)
     try:
         return _layouts[number]
@@ -67,13 +71,28 @@ def _layout(handle: Tensor) -> _Layout:
         ) from None
 
 
-def _handle_of(layout: _Layout) -> Tensor:
+class _Entry:
+    """What the memory of a handle tensor owns: the entry of its layout in the table."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int):
+        self._number = number
+
+    def __del__(self, pop=_layouts.pop) -> None:
+        pop(self._number, None)
+
+
+def handle_of(layout: Layout) -> Tensor:
     """A handle tensor that owns the layout."""
     number = next(_numbers)
-    memory = np.array([number])
+    handle = owning_scalar(Tensor, number, _Entry(number))
+    if handle is None:  # torch before 2.10
+        memory = np.array([number])
+        weakref.finalize(memory, _layouts.pop, number, None).atexit = False
+        handle = torch.from_numpy(memory).view(())
     _layouts[number] = layout
-    weakref.finalize(memory, _layouts.pop, number, None).atexit = False
-    return torch.from_numpy(memory).view(())
+    return handle
 
 
 def _tensor(array: Any) -> Tensor:
@@ -90,7 +109,7 @@ def _result(array: Any, copy_out: bool) -> Tensor:
     return _copy(array) if copy_out and array.device != "cpu" else _tensor(array)
 
 
-def _argument(tensor: Tensor) -> Tensor:
+def contiguous(tensor: Tensor) -> Tensor:
     """A contiguous tensor without gradient, as DLPack exports it."""
     if tensor.numel() == 0:  # contiguous() keeps the strides of empty tensors
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
@@ -101,12 +120,13 @@ def _stream(tensor: Tensor) -> int | None:
     return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else None
 
 
-def _clear_unused(x: Tensor, layout: _Layout) -> Tensor:
+def clear_unused(x: Tensor, layout: Layout) -> Tensor:
     """Sets rows without a token to 0: they may hold NaN, which a multiplication by 0 keeps."""
     if not layout.worst_case_rows:
         return x
     if isinstance(layout.rows, int):
-        x[layout.rows :] = 0
+        if layout.rows < x.shape[0]:
+            x[layout.rows :] = 0
         return x
     return x.masked_fill_(
         (torch.arange(x.shape[0], device=x.device) >= layout.rows).unsqueeze(1), 0
@@ -125,11 +145,11 @@ def dispatch(
     """Returns x [rows, hidden], topk_idx [rows, k], topk_weights [rows, k], source_token [rows] and
     the handle."""
     ep_group, stream = _group(group), _stream(x)
-    routing = ep_group.route(_argument(topk_idx), stream=stream)
+    routing = ep_group.route(contiguous(topk_idx), stream=stream)
     received = ep_group.dispatch(
-        _argument(x),
+        contiguous(x),
         routing,
-        weights=_argument(topk_weights),
+        weights=contiguous(topk_weights),
         worst_case_rows=worst_case_rows,
         copy_out=copy_out and not x.is_cuda,
         stream=stream,
@@ -140,9 +160,9 @@ def dispatch(
     # Copies of the small tensors, because the originals would keep the rows in the group's memory.
     idx, source = _copy(received.topk_idx), _copy(received.source_token)
     weights = _copy(received.topk_weights)
-    layout = _Layout(received.handle, worst_case_rows, copy_out, rows, idx < 0)
-    x = _clear_unused(_result(received.x, copy_out), layout)
-    return x, idx, weights, source, _handle_of(layout)
+    layout = Layout(received.handle, worst_case_rows, copy_out, rows, idx < 0)
+    x = clear_unused(_result(received.x, copy_out), layout)
+    return x, idx, weights, source, handle_of(layout)
 
 
 @dispatch.register_fake
@@ -167,11 +187,11 @@ def redispatch(
 
     Returns x [rows, hidden] and weights [rows, k], which are [0, 0] without weights.
     """
-    layout = _layout(handle)
+    layout = layout_of(handle)
     received = _group(group).dispatch(
-        _argument(x),
+        contiguous(x),
         layout.handle,
-        weights=None if weights is None else _argument(weights),
+        weights=None if weights is None else contiguous(weights),
         worst_case_rows=layout.worst_case_rows,
         copy_out=layout.copy_out and not x.is_cuda,
         stream=_stream(x),
@@ -180,7 +200,7 @@ def redispatch(
         received_weights = x.new_empty((0, 0), dtype=torch.float32)
     else:
         received_weights = _result(received.topk_weights, layout.copy_out)
-    return _clear_unused(_result(received.x, layout.copy_out), layout), received_weights
+    return clear_unused(_result(received.x, layout.copy_out), layout), received_weights
 
 
 @redispatch.register_fake
@@ -198,12 +218,12 @@ def combine(
     Returns x [tokens, hidden] and weights [tokens, k], which are [0, 0] without weights. A top-k
     slot whose expert is elsewhere adds nothing to the weights, whatever its value.
     """
-    layout = _layout(handle)
+    layout = layout_of(handle)
     if weights is not None:
-        weights = _argument(weights).masked_fill(layout.elsewhere, 0)
+        weights = contiguous(weights).masked_fill(layout.elsewhere, 0)
     out = y.new_empty((tokens, y.shape[1])) if y.is_cuda else None
     combined = _group(group).combine(
-        _argument(y), layout.handle, weights=weights, out=out, stream=_stream(y)
+        contiguous(y), layout.handle, weights=weights, out=out, stream=_stream(y)
     )
     if weights is None:
         sums = y.new_empty((0, 0), dtype=torch.float32)

@@ -112,6 +112,7 @@ void CudaGroup::throw_reported() {
   }
   // The other faults leave the group usable. Each is reported once.
   const std::int64_t token = report->token, value = report->value, allowed = report->allowed;
+  const std::uint64_t slot = report->seen;  // of a bad row
   report->fault = static_cast<std::uint32_t>(Fault::none);
   switch (fault) {
     case Fault::mismatch:
@@ -143,6 +144,10 @@ void CudaGroup::throw_reported() {
       fail(Code::invalid_argument,
            "{}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none. It counts as -1",
            operation_of(*report), token, allowed, value, state.shape.experts - 1);
+    case Fault::bad_row:
+      fail(Code::invalid_argument,
+           "combine: CombineOptions.topk_rows[{}, {}] is {}; allowed: -1 to {}. It counts as -1",
+           token, slot, value, allowed);
     default:
       fail(Code::invalid_argument,
            "{}: topk_idx[{}] names expert {} twice; each expert may stand once in a row",

@@ -195,6 +195,11 @@ void CudaGroup::drain() {
 }
 
 void CudaGroup::synchronize() {
+  state.world->cuda()->activate();
+  // After an interrupt the group is as before, and its work goes on.
+  (void)poll_while_not_ready(
+      [this] { return last_stream == stream ? cudaStreamQuery(stream) : cudaEventQuery(between_); },
+      "synchronize of an ep::Group");
   drain();
   throw_reported();
 }

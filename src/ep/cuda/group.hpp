@@ -50,6 +50,8 @@ struct CudaGroup {
   /// work may come between the two kernels.
   void end_first() { check(cudaGetLastError(), "launch of a kernel"); }
   bool capturing(cudaStream_t on) const;
+  /// Whether the stream of the call that began last is captured; asks no driver.
+  bool captures() const { return begun_.captured; }
   /// Whether the last call was captured, and its stream still is.
   bool last_call_captures() const { return begun_.captured && capturing(begun_.on); }
   /// Throws where the GPU has reported a fatal fault. Other reports are thrown by calls that wait:

@@ -2,13 +2,16 @@
 #include "ep/cuda/resources.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/backoff.hpp"
 #include "base/check.hpp"
+#include "base/interrupt.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
 
@@ -18,6 +21,22 @@ void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();  // clears it, so that the next launch reports its own
   fail(Code::system, "{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+cudaError_t poll_while_not_ready(const std::function<cudaError_t()>& query, const char* what) {
+  constexpr std::chrono::milliseconds kBetweenQuestions{1};
+  auto asked = std::chrono::steady_clock::now();
+  Backoff backoff;
+  for (;;) {
+    const cudaError_t result = query();
+    if (result != cudaErrorNotReady) return result;
+    (void)cudaGetLastError();  // not an error, yet the runtime keeps it as one
+    if (const auto now = std::chrono::steady_clock::now(); now - asked >= kBetweenQuestions) {
+      asked = now;
+      throw_if_interrupted(what);
+    }
+    backoff();
+  }
 }
 
 GroupResources::GroupResources(const memory::Device& gpu)

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 namespace shoal::memory {
@@ -15,6 +16,10 @@ namespace shoal::ep::cuda {
 
 /// Throws Error{system} with CUDA's reason, naming the call, unless `status` is success.
 void check(cudaError_t status, const char* what);
+
+/// Polls `query` until it no longer returns cudaErrorNotReady, and asks about every millisecond
+/// whether the wait was interrupted: Error{system} naming `what`. Returns the last result.
+cudaError_t poll_while_not_ready(const std::function<cudaError_t()>& query, const char* what);
 
 /// A high-priority stream that does not synchronise with the null stream, and the group's own pool
 /// of device memory. They live as long as memory of the pool does. Nothing here synchronises the

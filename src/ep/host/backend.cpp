@@ -131,7 +131,7 @@ Dispatched HostBackend::dispatch(const detail::DispatchCall& call) {
 Combined HostBackend::combine(const TensorView& y, const HandleState& handle,
                               const CombineOptions& options) {
   if (options.topk_rows.defined() || options.topk_idx.defined()) {
-    const ExpertOutput output = prepare_expert_output(y, options);
+    const ExpertOutput output = prepare_expert_output(y, options, &group_.workers);
     CombineOptions prepared = options;
     prepared.weights = output.weights;
     prepared.topk_rows = prepared.topk_idx = {};

@@ -20,19 +20,6 @@ int attribute(const Driver& driver, CUdevice device, CUdevice_attribute which) {
   return driver.device_attribute(&value, which, device) == CUDA_SUCCESS ? value : 0;
 }
 
-/// The attribute reports the capability of the GPU. Only an export shows whether the machine's
-/// fabric manager permits it.
-bool fabric_works(const Driver& driver, int device, std::size_t granularity) {
-  const CUmemAllocationProp properties = heap_properties(device, CU_MEM_HANDLE_TYPE_FABRIC);
-  CUmemGenericAllocationHandle memory{};
-  if (driver.mem_create(&memory, granularity, &properties, 0) != CUDA_SUCCESS) return false;
-  CUmemFabricHandle handle{};
-  const bool works =
-      driver.mem_export(&handle, memory, CU_MEM_HANDLE_TYPE_FABRIC, 0) == CUDA_SUCCESS;
-  driver.mem_release(memory);
-  return works;
-}
-
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(const DeviceRequest& request);
@@ -111,7 +98,7 @@ void CudaDevice::describe_self(const DeviceRequest& request) {
     description_.has_fabric =
         request.probe_fabric &&
         attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0 &&
-        fabric_works(driver_, device, granularity);
+        export_fabric(driver_, device, granularity) == CUDA_SUCCESS;
   }
   description_.granularity = granularity;
 }

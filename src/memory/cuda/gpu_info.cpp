@@ -3,9 +3,18 @@
 #include "base/check.hpp"
 #include "memory/cuda/backend.hpp"
 #include "memory/cuda/driver.hpp"
+#include "memory/cuda/window.hpp"
 
 namespace shoal::memory::cuda {
 namespace {
+
+CUresult try_fabric(const Driver& driver, int ordinal) {
+  const CUmemAllocationProp properties = heap_properties(ordinal, CU_MEM_HANDLE_TYPE_FABRIC);
+  std::size_t granularity = 0;
+  const CUresult result =
+      driver.granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  return result == CUDA_SUCCESS ? export_fabric(driver, ordinal, granularity) : result;
+}
 
 GpuInfo describe_gpu(const Driver& driver, int ordinal, int count) {
   GpuInfo info;
@@ -25,7 +34,11 @@ GpuInfo describe_gpu(const Driver& driver, int ordinal, int count) {
                             attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   info.has_vmm = attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0;
   info.has_fd = attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0;
-  info.has_fabric = attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0;
+  if (info.has_vmm && attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0) {
+    const CUresult result = try_fabric(driver, ordinal);
+    info.has_fabric = result == CUDA_SUCCESS;
+    if (!info.has_fabric) info.fabric_refused = describe(driver, result);
+  }
   info.multicast = attribute(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED) != 0;
   info.stream_memory_ops = attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS) != 0;
   for (int other = 0; other < count; ++other) {

@@ -27,6 +27,18 @@ CUmemAllocationProp heap_properties(int device, CUmemAllocationHandleType handle
   return properties;
 }
 
+CUresult export_fabric(const Driver& driver, int device, std::size_t granularity) {
+  const CUmemAllocationProp properties = heap_properties(device, CU_MEM_HANDLE_TYPE_FABRIC);
+  CUmemGenericAllocationHandle memory{};
+  if (const CUresult result = driver.mem_create(&memory, granularity, &properties, 0);
+      result != CUDA_SUCCESS)
+    return result;
+  CUmemFabricHandle handle{};
+  const CUresult result = driver.mem_export(&handle, memory, CU_MEM_HANDLE_TYPE_FABRIC, 0);
+  driver.mem_release(memory);
+  return result;
+}
+
 std::shared_ptr<Window> Window::open(const Token& world, Pe n_pes, std::size_t stride,
                                      std::size_t alignment) {
   auto& registry = Registry::instance();

@@ -23,6 +23,10 @@ namespace shoal::memory::cuda {
 /// Properties of heap memory that can be exported as `handle`.
 CUmemAllocationProp heap_properties(int device, CUmemAllocationHandleType handle);
 
+/// Allocates `granularity` bytes and exports them as a fabric handle. The attribute of a GPU
+/// reports its capability; only an export shows whether the machine permits it.
+CUresult export_fabric(const Driver& driver, int device, std::size_t granularity);
+
 class Window {
  public:
   /// The window of a world in this process. The first PE of the process that calls reserves the

@@ -13,7 +13,8 @@ from deep_ep import Buffer, ElasticBuffer
 SIGNATURES = {
     Buffer.__init__: "self group num_nvl_bytes=0 num_rdma_bytes=0 low_latency_mode=False num_qps_per_rank=24 "
     "allow_nvlink_for_low_latency_mode=True allow_mnnvl=False explicitly_destroy=False "
-    "enable_shrink=False comm=None use_fabric=False num_topk=0",
+    "enable_shrink=False comm=None use_fabric=False num_topk=0 num_max_tokens_per_rank=0 hidden=0 "
+    "num_experts=0 preinitialize=False",
     Buffer.get_dispatch_layout: "self topk_idx num_experts previous_event=None async_finish=False "
     "allocate_on_comm_stream=False",
     Buffer.dispatch: "self x handle=None num_tokens_per_rank=None num_tokens_per_rdma_rank=None is_token_in_rank=None "
@@ -55,7 +56,10 @@ SIGNATURES = {
     "allow_multiple_reduction=True "
     "prefer_overlap_with_compute=True sl_idx=3 num_allocated_qps=0 num_cpu_timeout_secs=300 "
     "num_gpu_timeout_secs=100 "
-    "explicitly_destroy=False",
+    "explicitly_destroy=False num_experts=0 preinitialize=False",
+    Buffer.warmup: "self num_max_tokens_per_rank hidden num_experts num_topk background=False",
+    ElasticBuffer.warmup: "self num_experts num_topk=0 num_max_tokens_per_rank=0 hidden=0 do_expand=False "
+    "background=False",
     ElasticBuffer.dispatch: "self x topk_idx=None topk_weights=None cumulative_local_expert_recv_stats=None "
     "num_experts=None num_max_tokens_per_rank=None expert_alignment=None num_sms=0 num_qps=0 "
     "previous_event=None "

@@ -2,9 +2,11 @@
 """Worlds whose PEs are threads that share one GPU. Torch's current stream of each thread is its
 own."""
 
+import contextlib
 import gc
 import threading
 import time
+import traceback
 
 import torch
 
@@ -28,7 +30,11 @@ def on_gpu(pes, body, **settings):
             settle()
         return result
 
-    return shoal.run_threads(pes, pe, {**SETTINGS, **settings})
+    try:
+        return shoal.run_threads(pes, pe, {**SETTINGS, **settings})
+    except BaseException as error:
+        release([error])
+        raise
 
 
 def warm_up():
@@ -130,6 +136,25 @@ class Comm:
         self.allgather(None)
 
 
+def fail(world, error):
+    """Ends a world after an exception, so that the calls of its other PEs end as well."""
+    with contextlib.suppress(Exception):
+        world.__exit__(type(error), error, None)
+
+
+def release(errors):
+    """Frees what the frames of failed PEs hold, and waits until the GPU is idle: groups whose
+    kernels still wait would hold the next test's kernels back."""
+    for error in errors:
+        seen = error
+        while seen is not None:
+            traceback.clear_frames(seen.__traceback__)
+            seen = seen.__context__
+    gc.collect()
+    with contextlib.suppress(Exception):  # an error of the GPU is one of the failed PEs'
+        torch.cuda.synchronize()
+
+
 def on_threads(pes, body):
     """body(comm) on `pes` threads, each with its own stream, as on_gpu but without a world. The
     first exception is raised again."""
@@ -156,6 +181,7 @@ def on_threads(pes, body):
         thread.join(120)
     first = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
     if errors:
+        release(errors)
         raise (first or errors)[0]
     assert not any(thread.is_alive() for thread in threads), "a PE has not ended after 120 s"
     return results

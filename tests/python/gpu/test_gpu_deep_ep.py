@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_worlds import capture, delay, fetch, on_threads, settle
+from gpu_worlds import capture, delay, fail, fetch, on_threads, settle
 
 from deep_ep import Buffer
 from deep_ep.utils import testing
@@ -65,10 +65,12 @@ def with_buffer(ranks, body, **options):
             result = body(buffer, comm)
             settle()
             comm.Barrier()  # destroy() waits for the whole GPU
-        except Exception as error:  # fails the world
-            buffer.runtime.world.__exit__(type(error), error, None)
+            buffer.destroy()
+        except BaseException as error:
+            if buffer.runtime is not None:
+                fail(buffer.runtime.world, error)
+            del buffer  # this frame lives on with the exception
             raise
-        buffer.destroy()
         return result
 
     return on_threads(ranks, pe)
@@ -433,8 +435,7 @@ def test_cached_dispatch_in_a_graph():
 
 
 def test_what_a_graph_cannot_capture_is_reported():
-    """The first call of a shape exchanges sizes. A sum of weights has no memory that outlives
-    the graph."""
+    """The first call of a shape exchanges sizes."""
 
     def body(buffer, comm):
         x, topk_ids, topk_weights = make_inputs(comm.Get_rank(), N, 15)
@@ -456,7 +457,7 @@ def test_what_a_graph_cannot_capture_is_reported():
             comm.Barrier()
 
         refused("cannot capture the first call", lambda: buffer.dispatch(x, **topk, **layout))
-        rows, _, weights, _, handle, _ = buffer.dispatch(x, **topk, **layout)
+        rows, _, _, _, handle, _ = buffer.dispatch(x, **topk, **layout)
         more = torch.cat([x] * 9)  # 72 tokens, where there is room for 16
         refused(
             "cannot capture the first call",
@@ -468,11 +469,53 @@ def test_what_a_graph_cannot_capture_is_reported():
                 **{**layout, "is_token_in_rank": torch.cat([layout["is_token_in_rank"]] * 9)},
             ),
         )
-        refused(
-            "cannot combine weights", lambda: buffer.combine(rows, handle, topk_weights=weights)
-        )
         sums, *_ = buffer.combine(rows, handle)
         return close(sums, x.float() * layout["is_token_in_rank"].sum(1, keepdim=True), 2e-3)
+
+    assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
+
+
+def test_combine_with_weights_in_a_graph():
+    """The sums of rows and of weights lie in the graph's memory pool; a replay reads the rows and
+    weights of its time."""
+
+    def body(buffer, comm):
+        x, topk_ids, topk_weights = make_inputs(comm.Get_rank(), N, 16)
+        layout = layout_of(buffer, topk_ids)
+        rows, _, weights, _, handle, _ = buffer.dispatch(
+            x,
+            topk_idx=topk_ids,
+            topk_weights=topk_weights,
+            num_worst_tokens=N * comm.Get_size(),
+            **layout,
+        )
+        y, given = rows.clone(), weights.clone()
+
+        def step():
+            return buffer.combine(y, handle, topk_weights=given)[:2]
+
+        want = x.float() * layout["is_token_in_rank"].sum(1, keepdim=True)
+        plain, plain_weights = step()
+        assert close(plain, want, 2e-3) and torch.equal(fetch(plain_weights), fetch(topk_weights))
+        settle()
+        comm.Barrier()  # no other work runs during captures
+        graph, (sums, combined_weights) = capture(step)
+        comm.Barrier()
+        for factor in (1, 2, 0.5):
+            y.copy_(rows * factor)
+            given.copy_(weights * factor)
+            sums.fill_(float("nan"))
+            combined_weights.fill_(float("nan"))
+            graph.replay()
+            assert close(sums, want * factor, 2e-3), factor
+            assert torch.equal(fetch(combined_weights), fetch(topk_weights * factor)), factor
+        again, again_weights = step()  # a plain call after replays
+        assert torch.equal(fetch(again), fetch(sums))
+        assert torch.equal(fetch(again_weights), fetch(combined_weights))
+        settle()
+        comm.Barrier()
+        del graph
+        return True
 
     assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
 

@@ -97,6 +97,23 @@ TEST(EpCudaPlan, HandTunedPlansFitAsWell) {
       }
 }
 
+/// What was measured to saturate the link: 16 blocks between two GPUs, 8 to 12 between eight. More
+/// blocks change nothing; fewer take longer.
+TEST(EpCudaPlan, DispatchesSaturateTheLink) {
+  const auto blocks = [](std::uint32_t row, std::int32_t ranks) {
+    NormalLimits limits = kHopper;
+    limits.ranks = ranks;
+    return plan_dispatch(0, row, 0, limits, {}).blocks;
+  };
+  for (const std::uint32_t row : {7168U, 14336U}) EXPECT_EQ(blocks(row, 2), 16) << row;
+  EXPECT_EQ(blocks(14336, 1), 16);
+  EXPECT_EQ(blocks(14336, 4), 11);
+  EXPECT_EQ(blocks(14336, 8), 10);
+  EXPECT_EQ(blocks(14336, 64), 9);
+  EXPECT_EQ(blocks(7168, 8), 12);
+  EXPECT_EQ(blocks(7168, 64), 12);
+}
+
 TEST(EpCudaPlan, EnoughBytesAreInFlight) {
   const NormalPlan bf16 = plan_dispatch(0, 7168 * 2, 0, kHopper, {});
   EXPECT_GE(bf16.warps * bf16.stages, 14) << "too few bytes in flight per block";

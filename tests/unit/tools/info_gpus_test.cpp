@@ -64,6 +64,45 @@ TEST(InfoGpus, SaysWhatEachCanDo) {
   EXPECT_EQ(to_json(rich)["gpus"][0]["stream_memory_operations"], true);
 }
 
+TEST(InfoGpus, ReportsFabricHandlesOnlyWhereTheyCanBeExported) {
+  const Gpus refused =
+      gpus_of({.gpus = 1, .failing_function = "mem_export", .failure = CUDA_ERROR_NOT_PERMITTED});
+  expect_text(refused, "handles: fd yes, fabric no (");
+  EXPECT_EQ(to_json(refused)["gpus"][0]["handle_fabric"], false);
+  EXPECT_NE(to_json(refused)["gpus"][0]["fabric_refused"], "");
+  const Gpus full =
+      gpus_of({.gpus = 1, .failing_function = "mem_create", .failure = CUDA_ERROR_OUT_OF_MEMORY});
+  expect_text(full, "fabric no (");
+  const Gpus without = gpus_of({.gpus = 1, .fabric = false});
+  expect_text(without, "fabric no;");
+  EXPECT_EQ(to_json(without)["gpus"][0]["fabric_refused"], "");
+
+  const FakeCuda fake({.gpus = 2});
+  EXPECT_TRUE(memory::describe_gpus().gpus[1].has_fabric);
+  EXPECT_EQ(FakeCuda::leaks(), "") << "what was exported is released";
+}
+
+TEST(InfoGpus, ShowsNvLinks) {
+  Gpus gpus = gpus_of({.gpus = 2});
+  expect_text(gpus, "         NVLink: not known\n");
+  const std::string first = gpus.report.gpus[0].pci, second = gpus.report.gpus[1].pci;
+  const topology::NvLink link{.active = true,
+                              .peer = topology::NvLink::Peer::nvswitch,
+                              .pci = "0000:06:00.0",
+                              .version = 4};
+  gpus.nvlinks.gpus = {{first, {link, link, {}}, ""}, {second, {}, "no permission"}};
+  expect_text(gpus, "         NVLink: 2 of 3 links active: 2 to switches; NVLink version 4\n");
+  expect_text(gpus, "         NVLink: not known: no permission\n");
+  const nlohmann::json json = to_json(gpus)["gpus"];
+  EXPECT_EQ(json[0]["nvlinks"],
+            nlohmann::json::parse(
+                R"([{"active": true, "peer": "switch", "pci": "0000:06:00.0", "version": 4},
+                    {"active": true, "peer": "switch", "pci": "0000:06:00.0", "version": 4},
+                    {"active": false, "peer": "", "pci": "", "version": 0}])"));
+  EXPECT_EQ(json[0]["nvlinks_unavailable"], "");
+  EXPECT_EQ(json[1]["nvlinks_unavailable"], "no permission");
+}
+
 TEST(InfoGpus, SaysHowSeveralPesShareAGpu) {
   const Gpus without = gpus_of({.gpus = 1}), with = gpus_of({.gpus = 1}, "/run/mps");
   expect_text(

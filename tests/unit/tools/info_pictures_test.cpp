@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "info/system.hpp"
 #include "info/text.hpp"
 #include "info/topology.hpp"
 #include "info/world.hpp"
@@ -75,6 +76,26 @@ TEST(TreeOfAMachine, ShowsDevicesWithoutAKnownPlace) {
   EXPECT_EQ(tree.children[0].label, "NUMA node not known");
   EXPECT_EQ(tree.children[0].children[0].label, "host bridge pci0000:00");
   EXPECT_EQ(tree.children[1].label, "no PCI device");
+}
+
+TEST(DistancesOfAMachine, ShowNvLinkLinksBetweenGpus) {
+  Topology topology = topology_of("dgx_h100");
+  const auto pci = [&](std::size_t gpu) {
+    return std::string(topology.machine.gpus[gpu].at.pci());
+  };
+  const auto cell = [&] {  // of GPU 0 and GPU 1
+    const std::string text = to_text(topology);
+    const std::size_t row = text.find("\n  GPU 0", text.find("Distances (")) + 1;
+    return words_of(text.substr(row, text.find('\n', row) - row)).at(3);
+  };
+  const auto json = [&] { return to_json(topology)["distances"][0]; };
+  EXPECT_EQ(cell(), "NODE");
+  EXPECT_EQ(json()["nvlinks"], 0);
+  const topology::NvLink link{.active = true, .peer = topology::NvLink::Peer::nvswitch};
+  topology.nvlinks.gpus = {{pci(0), std::vector(18, link)}, {pci(1), std::vector(18, link)}};
+  EXPECT_EQ(cell(), "NV18");
+  EXPECT_EQ(json()["nvlinks"], 18);
+  EXPECT_EQ(json()["distance"], "NODE") << "the distance over PCIe";
 }
 
 TEST(PictureOfAMachine, IsWellFormedAndHasEveryDevice) {

@@ -205,6 +205,17 @@ TEST(NicPlan, SaysWhatIsMissing) {
   EXPECT_TRUE(remarks(dgx, host_seats(dgx, 0), plan_nics(dgx, host_seats(dgx, 0), {})).empty());
 }
 
+TEST(NicPlan, HasNoRemarkOnRdmaWithoutAnRdmaDevice) {
+  Machine machine = flat(2, 2);
+  const auto seats = host_seats(machine, 0);
+  for (const Nic::Kind kind : {Nic::Kind::network, Nic::Kind::software}) {
+    for (Nic& nic : machine.nics) nic.kind = kind;
+    const auto found = remarks(machine, seats, plan_nics(machine, seats, {}));
+    for (const std::string& remark : found)
+      EXPECT_EQ(remark.find("GPUDirect RDMA"), std::string::npos) << remark;
+  }
+}
+
 TEST(NicPlan, SaysThatPlanesDiffer) {
   const Machine machine = described("two_planes");
   const auto seats = host_seats(machine, 0);

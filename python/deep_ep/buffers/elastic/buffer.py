@@ -25,19 +25,20 @@ from ..checks import describe, expect
 from ..ending import close, warn_unless_destroyed
 from ..groups import detached
 from ..runtime import Operation, Runtime
+from ..warmup import WarmElasticBuffer
 from . import sizes
 from .combine import Combiner
 from .dispatch import Dispatcher, check_handle, make_outputs
 from .engram import Engram
 from .gather import GatherSessions
-from .handle import EPHandle
+from .handle import EPHandle, LateHandle
 from .ring import Ring
 from .streams import stream_calls
 
 Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-class ElasticBuffer:
+class ElasticBuffer(WarmElasticBuffer):
     """Dispatch and combine of expert-parallel tokens, with sizes that each call passes.
 
         buffer = ElasticBuffer(group, num_max_tokens_per_rank=4096, hidden=7168, num_topk=8)
@@ -74,14 +75,16 @@ class ElasticBuffer:
         num_cpu_timeout_secs: int = 300,
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
+        num_experts: int = 0,
+        preinitialize: bool = False,
     ) -> None:
         """num_bytes, num_cpu_bytes (a part of num_bytes): multiples of 2 MiB. num_bytes=None: from
         the sizes that follow it.
 
         allow_multiple_reduction: expert outputs of one rank are summed and rounded before they are
         sent. num_cpu_timeout_secs: limit of any wait for another rank. sl_idx, num_gpu_timeout_secs
-        and num_allocated_qps are accepted without effect. Raises RuntimeError for sizes outside
-        their limits.
+        and num_allocated_qps are accepted without effect. preinitialize: ``warmup`` here, for
+        num_experts. Raises RuntimeError for sizes outside their limits.
         """
         native_assert(
             num_cpu_bytes % sizes.PAGE == 0 and (num_bytes is None or num_bytes % sizes.PAGE == 0),
@@ -110,6 +113,7 @@ class ElasticBuffer:
         self.group = group
         self.num_bytes, self.num_cpu_bytes = num_bytes, num_cpu_bytes
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        self.hidden, self.num_topk = hidden, num_topk
         self.deterministic = deterministic
         self.allow_hybrid_mode = allow_hybrid_mode
         self.allow_multiple_reduction = allow_multiple_reduction
@@ -129,6 +133,8 @@ class ElasticBuffer:
         self._ring = Ring(self.runtime, self._streams)
         self._gather = GatherSessions(self.runtime, self._streams)
         self._engram = Engram(self.runtime, self._streams)
+        if preinitialize:
+            self.warmup(num_experts)
 
     def _set_domains(self, group: dist.ProcessGroup, allow_hybrid_mode: bool) -> None:
         """Sets the ranks and the two-level shape of the group. Collective."""
@@ -230,6 +236,22 @@ class ElasticBuffer:
         rows, scales = x if isinstance(x, tuple) else (x, None)
         self._check_call("dispatch", num_qps, previous_event, allocate_on_comm_stream)
         dispatcher, stats = self._dispatcher, cumulative_local_expert_recv_stats
+        plain = not (previous_event or previous_event_before_epilogue or async_with_compute_stream)
+        rank_major = not (do_expand or do_zero_padding or use_tma_aligned_col_major_sf)
+        if plain and rank_major and handle is None:
+            sent = stats is None and dispatcher.try_new(
+                rows,
+                scales,
+                (topk_idx, topk_weights),
+                num_experts,
+                value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank),
+                expert_alignment,
+                do_cpu_sync,
+                do_handle_copy,
+                num_sms,
+            )
+            if sent:
+                return *sent, EventOverlap()
         dispatcher.check_rows(rows, scales)
         expect(not do_zero_padding or do_expand, "dispatch: do_zero_padding needs do_expand")
         cached = handle is not None
@@ -305,6 +327,14 @@ class ElasticBuffer:
         self._open("combine")
         check_torch_deterministic()
         self._check_call("combine", num_qps, previous_event, allocate_on_comm_stream)
+        plain = not (previous_event or previous_event_before_epilogue or async_with_compute_stream)
+        if plain and type(handle) is LateHandle and bias is None:
+            known = None if topk_weights is None else handle.received_topk_idx
+            sums = handle.group.calls.try_combine(
+                x, handle.layout, topk_weights, known, num_sms or handle.num_sms
+            )
+            if sums is not None:
+                return *sums, EventOverlap()
         check_handle("combine", handle)
         biases = self._unpack_bias(bias)
         combiner = self._combiner
@@ -317,7 +347,6 @@ class ElasticBuffer:
             sums, summed_weights = handle.shoal.group.combine(
                 output.y,
                 combiner.target(handle, operation.stream),
-                handle.topk_idx.shape[0],
                 output.weights,
                 tuple(detached(one) for one in biases),
                 operation.stream,
@@ -554,6 +583,7 @@ class ElasticBuffer:
     def _open(self, call: str) -> Runtime:
         if self.runtime is None:
             native_fail(f"{call}: this buffer has been destroyed")
+        self.runtime.await_preparation()
         return self.runtime
 
     def _operation(

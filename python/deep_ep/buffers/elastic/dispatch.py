@@ -19,7 +19,7 @@ from ..checks import describe, expect, require_rows, require_tensor
 from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, as_rows, detached
 from ..runtime import Runtime
 from . import layout
-from .handle import EPHandle
+from .handle import EPHandle, LateHandle
 
 _CALL = "dispatch"
 _MAX_TOP_K = 32
@@ -53,6 +53,7 @@ class Dispatcher:
     def __init__(self, runtime: Runtime, allow_multiple_reduction: bool):
         self._runtime = runtime
         self._allow_multiple_reduction = allow_multiple_reduction
+        self._latest: NormalGroup | None = None  # of rank-major dispatches
 
     def check_rows(self, x: Any, scales: Any) -> None:
         require_rows(_CALL, x, scales is not None, self._runtime.device)
@@ -163,12 +164,52 @@ class Dispatcher:
     ) -> Sent:
         shape = GroupShape(rows.shape[1], terms.topk_idx.shape[1], terms.num_experts)
         group = self._group(shape, terms, 0 if scales is None else scales.shape[1])
+        if topk_idx_t == torch.int64:
+            self._latest = group
         topk_idx = terms.topk_idx
         routing = group.route(
             topk_idx if topk_idx.dtype == torch.int64 else topk_idx.long(), stream
         )
         what = self._what(terms, scales, weights, stream, sms)
         return Sent(group.dispatch(rows, routing, what), group, routing)
+
+    def try_new(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        top_k: tuple[torch.Tensor | None, torch.Tensor | None],
+        num_experts: int | None,
+        max_tokens: int,
+        expert_alignment: int | None,
+        do_cpu_sync: bool | None,
+        copy_topk_idx: bool,
+        num_sms: int,
+    ) -> tuple[Any, torch.Tensor, torch.Tensor | None, LateHandle] | None:
+        """A rank-major dispatch by one binding call. None, without effect, where an argument is not
+        what earlier calls had. Returns what ElasticBuffer.dispatch returns, without the event."""
+        group = self._latest
+        if group is None or num_experts != group.shape.experts or max_tokens > group.max_tokens:
+            return None
+        alignment = value_or(expert_alignment, 1)
+        most = max(1, self._runtime.num_ranks * max_tokens)
+        worst_rows = 0 if value_or(do_cpu_sync, True) else most
+        sent = group.calls.try_send(
+            rows, scales, *top_k, alignment, worst_rows, max_tokens, num_sms
+        )
+        if sent is None:
+            return None
+        received, routing = sent
+        # The handle keeps no rows: it needs their number only, which is that of the indices.
+        x, received.x = received.x, received.topk_idx
+        topk_idx = top_k[0].clone() if copy_topk_idx else top_k[0]
+        terms = Terms(topk_idx, False, num_experts, alignment, max_tokens, worst_rows)
+
+        def make() -> EPHandle:
+            return self.make_handle(terms, Sent(received, group, routing), False, num_sms)
+
+        handle = LateHandle(make, group, received.layout, received.topk_idx, num_sms)
+        recv_rows = x if scales is None else (x, received.scales)
+        return recv_rows, received.topk_idx, received.topk_weights, handle
 
     def send_cached(
         self,

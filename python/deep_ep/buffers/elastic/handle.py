@@ -119,3 +119,31 @@ class EPHandle:
         channel_linked_list: torch.Tensor | None,
     ) -> None:
         """Has no effect: rows are always ordered by source rank and token."""
+
+
+class LateHandle(EPHandle):
+    """An EPHandle whose attributes are made when one of them is read first: most programs only pass
+    it to the combine.
+
+    group, layout, received_topk_idx: what the combine needs.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], EPHandle],
+        group: Any,
+        layout: Any,
+        received_topk_idx: torch.Tensor,
+        num_sms: int,
+    ) -> None:
+        # Not that of EPHandle: its attributes come later.
+        self._make: Callable[[], EPHandle] | None = make
+        self.group, self.layout = group, layout
+        self.received_topk_idx, self.num_sms = received_topk_idx, num_sms
+
+    def __getattr__(self, name: str) -> Any:
+        make = self.__dict__.pop("_make", None)
+        if make is None:
+            raise AttributeError(f"'EPHandle' object has no attribute '{name}'")
+        self.__dict__.update(make().__dict__)
+        return getattr(self, name)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from shoal._allocation import empty_strided
 from shoal._core.ep import HookedDispatch
 
 from ... import config as sizes
@@ -17,22 +18,19 @@ from ...utils.envs import check_nvlink_connections, check_torch_deterministic
 from ...utils.event import EventHandle, EventOverlap, profiling
 from ...utils.semantic import native_assert, native_fail
 from ..checks import expect, require_tensor
-from ..allocation import empty_strided
 from ..ending import close, warn_unless_destroyed
-from ..groups import DispatchTerms, detached
+from ..groups import detached
 from ..runtime import Runtime
+from ..warmup import WarmBuffer
 from .early_shapes import EarlyShapes
-from .handles import LowLatencyHandle
+from .handles import LowLatencyHandle, NormalHandle
 from .local_memory import LocalMemory
 from .low_latency import LowLatencyMode
 from .normal import NormalMode
 from .overlap import Overlap
 
-# Half the time of torch.are_deterministic_algorithms_enabled, which returns the same.
-_deterministic = torch._C._get_deterministic_algorithms
 
-
-class Buffer:
+class Buffer(WarmBuffer):
     """Dispatch and combine of expert-parallel tokens among the ranks of a group.
 
         buffer = Buffer(group, num_nvl_bytes, num_rdma_bytes)
@@ -66,6 +64,10 @@ class Buffer:
         comm: Any = None,
         use_fabric: bool = False,
         num_topk: int = 0,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_experts: int = 0,
+        preinitialize: bool = False,
     ) -> None:
         """group: a torch.distributed group of any backend, or None with ``comm``, an mpi4py
         communicator. Collective.
@@ -75,7 +77,8 @@ class Buffer:
         num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: accepted
         without effect; Shoal selects its transports and memory handles (SHOAL_CUDA_HANDLE).
         num_topk: top-k of low-latency calls, for ``warmup_low_latency`` here with the sizes of the
-        latest size hint; default: EP_LOW_LATENCY_TOPK, else 8 with enable_shrink.
+        latest size hint; default: EP_LOW_LATENCY_TOPK, else 8 with enable_shrink. preinitialize:
+        ``warmup`` here, with the three sizes before it and num_topk.
 
         Raises ValueError without group and comm, RuntimeError for sizes that are not multiples of
         128.
@@ -122,6 +125,8 @@ class Buffer:
             )
             if known is not None:
                 self._low_latency.create("Buffer", *known, provisional=is_default)
+        if preinitialize:
+            self.warmup(num_max_tokens_per_rank, hidden, num_experts, num_topk)
 
     def __del__(self) -> None:
         warn_unless_destroyed(self)
@@ -209,6 +214,15 @@ class Buffer:
         event.
         """
         call = "get_dispatch_layout"
+        if self._is_idle() and not (previous_event or async_finish or allocate_on_comm_stream):
+            # The fast path: one binding call. It returns None and has no effect where an argument
+            # is not what earlier calls had.
+            group = self._normal.known.get(num_experts)
+            found = None if group is None else group.calls.try_layout(topk_idx, num_experts)
+            if found is not None:
+                self._normal.latest = group
+                per_rank, per_expert, in_rank = found
+                return per_rank, None, per_expert, in_rank, EventOverlap()
         runtime = self._open(call)
         require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (None, None), runtime.device)
         with runtime.operation(
@@ -252,51 +266,29 @@ class Buffer:
         runtime = self._open(call)
         check_torch_deterministic()
         rows, scales = x if isinstance(x, tuple) else (x, None)
+        layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+        top_k, limits = (topk_idx, topk_weights), (expert_alignment, num_worst_tokens)
+        sms = self._sms(config)
+        if self._is_plain(previous_event, async_finish, allocate_on_comm_stream):
+            if handle is None:
+                sent = self._normal.try_dispatch(rows, scales, layout, top_k, *limits, sms)
+                if sent is not None:
+                    return *sent, EventOverlap()
+            elif type(handle) is NormalHandle and topk_idx is None and topk_weights is None:
+                received = handle.group.calls.try_redispatch(rows, scales, handle.layout, sms)
+                if received is not None:
+                    recv_x = received.x if scales is None else (received.x, received.scales)
+                    return recv_x, None, None, None, None, EventOverlap()
         self._normal.check_rows(call, rows, scales)
         with runtime.operation(
             call, previous_event, async_finish, allocate_on_comm_stream
         ) as operation:
-            sms = self._sms(config)
-            if handle is not None:
-                expect(
-                    topk_idx is None and topk_weights is None,
-                    f"{call}: a cached dispatch takes no topk_idx",
-                )
-                self._normal.check_handle(call, handle)
-                terms = DispatchTerms(
-                    scales=scales,
-                    worst_rows=handle.worst_rows,
-                    captured=runtime.capturing(),
-                    stream=operation.stream,
-                    sms=sms,
-                )
-                received = handle.group.dispatch(rows, handle.shoal, terms)
-                result = (None, None, None, None)
+            how = (*limits, operation.stream, sms)
+            if handle is None:
+                received, *result = self._normal.dispatch_new(rows, scales, layout, top_k, *how)
             else:
-                layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
-                expect(
-                    all(tensor is not None for tensor in layout),
-                    f"{call}: without handle num_tokens_per_rank, is_token_in_rank, "
-                    "num_tokens_per_expert are needed",
-                )
-                expect(
-                    (topk_idx is None) == (topk_weights is None),
-                    f"{call}: topk_idx and topk_weights come together",
-                )
-                expect(
-                    num_worst_tokens == 0 or topk_idx is not None,
-                    f"{call}: num_worst_tokens needs topk_idx",
-                )
-                terms = DispatchTerms(
-                    None if topk_weights is None else detached(topk_weights),
-                    scales,
-                    expert_alignment,
-                    num_worst_tokens,
-                    captured=runtime.capturing(),
-                    stream=operation.stream,
-                    sms=sms,
-                )
-                received, *result = self._normal.dispatch_new(rows, layout, topk_idx, terms)
+                received = self._normal.dispatch_cached(rows, scales, handle, top_k, *how[2:])
+                result = (None, None, None, None)
         recv_x = received.x if scales is None else (received.x, received.scales)
         inputs = (rows, scales, topk_idx, topk_weights, is_token_in_rank)
         return recv_x, *result, operation.overlap(inputs, received.tensors)
@@ -322,6 +314,16 @@ class Buffer:
         call = "combine"
         runtime = self._open(call)
         check_torch_deterministic()
+        if (
+            bias is None
+            and type(handle) is NormalHandle
+            and self._is_plain(previous_event, async_finish, allocate_on_comm_stream)
+        ):
+            sums = handle.group.calls.try_combine(
+                x, handle.layout, topk_weights, None, self._sms(config)
+            )
+            if sums is not None:
+                return *sums, EventOverlap()
         self._normal.check_handle(call, handle)
         biases = bias if isinstance(bias, tuple) else () if bias is None else (bias,)
         self._normal.check_combine(x, handle, topk_weights, biases)
@@ -331,7 +333,6 @@ class Buffer:
             sums, weights = handle.group.combine(
                 x,
                 handle.shoal,
-                handle.num_tokens,
                 topk_weights,
                 tuple(detached(one) for one in biases if one is not None),
                 operation.stream,
@@ -436,12 +437,11 @@ class Buffer:
         Rows 0 to count[e] - 1 of expert e are valid: after hook() with
         return_recv_hook, and until two more dispatches have been received.
         """
-        if _deterministic():
-            check_torch_deterministic()
+        check_torch_deterministic()
         form = (num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0)
         path = self._hooked_paths.get(form)
         general = async_finish or use_nvfp4 or (self._on_host and profiling())
-        if path is not None and not general:
+        if path is not None and not general and self.runtime.preparation is None:
             # The fast path: one binding call. It returns None and has no effect where an argument
             # is not what earlier calls had.
             group = path.group
@@ -501,10 +501,9 @@ class Buffer:
         Returns (bfloat16 [T, H], which is ``out`` where given; event; hook), valid after hook()
         with return_recv_hook.
         """
-        if _deterministic():
-            check_torch_deterministic()
+        check_torch_deterministic()
         general = async_finish or zero_copy or overlap or (self._on_host and profiling())
-        if not general and type(handle) is LowLatencyHandle and self.runtime:
+        if not general and type(handle) is LowLatencyHandle and self._is_idle():
             # The fast path; without effect where it returns None.
             group, sent = handle.group, handle.sent
             if type(sent) is HookedDispatch:
@@ -567,7 +566,19 @@ class Buffer:
     def _open(self, call: str) -> Runtime:
         if self.runtime is None:
             native_fail(f"{call}: this buffer has been destroyed")
+        if self.runtime.preparation is not None:
+            self.runtime.await_preparation()
         return self.runtime
+
+    def _is_idle(self) -> bool:
+        """Whether the buffer is open, and no warm-up is in progress."""
+        return self.runtime is not None and self.runtime.preparation is None
+
+    def _is_plain(self, previous_event: Any, async_finish: bool, on_comm_stream: bool) -> bool:
+        """Whether a call of normal mode has no events, and no profiler wants its name."""
+        return not (
+            previous_event or async_finish or on_comm_stream or (self._on_host and profiling())
+        )
 
     @staticmethod
     def _sms(config: Config | None) -> int:

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
-from ..groups import NormalGroup, Received
+from shoal._core.ep import CallLayout
+
+from ..groups import NormalGroup
 
 _NODE = 8
+_INSIDE_NODE, _BETWEEN_NODES = (None,) * 6, (None,) * 10  # in place of the tensors
 
 
 class NormalHandle(tuple):
@@ -20,49 +23,55 @@ class NormalHandle(tuple):
     starts at 0. Entries that describe the queues of DeepEP are -1. The tensors are computed on the
     current stream when one of them is accessed first.
 
-    Attributes: ``group`` (the NormalGroup), ``shoal`` (Shoal's handle), ``num_tokens`` sent,
-    ``rows`` received including padding, ``worst_rows`` as requested (0: sizes are exchanged).
+    Attributes: ``group`` (the NormalGroup), ``layout`` (Shoal's layout), ``shoal`` (Shoal's
+    handle), ``num_tokens`` sent, ``rows`` received including padding, ``worst_rows`` as requested
+    (0: sizes are exchanged).
     """
 
     group: NormalGroup
-    shoal: Any
-    num_tokens: int
-    rows: int
-    worst_rows: int
-    _inputs: tuple[Any, ...]
-    _entries: tuple[torch.Tensor, ...] | None
+    layout: CallLayout
+    _inputs: tuple[torch.Tensor, int, int]  # is_token_in_rank, rank, number of nodes
+    _entries: tuple[torch.Tensor, ...] | None = None
 
     @classmethod
     def make(
         cls,
         group: NormalGroup,
-        received: Received,
+        layout: CallLayout,
         is_token_in_rank: torch.Tensor,
         rank: int,
         num_nodes: int,
-        worst_rows: int,
     ) -> NormalHandle:
         """The handle of a dispatch."""
-        handle = cls((None,) * (10 if num_nodes > 1 else 6))
-        handle.group, handle.shoal, handle.worst_rows = group, received.handle, worst_rows
-        handle.num_tokens, handle.rows = is_token_in_rank.shape[0], received.x.shape[0]
-        handle._inputs = (
-            received.source_token,
-            received.source_ends,
-            is_token_in_rank,
-            rank,
-            num_nodes,
-        )
-        handle._entries = None
+        handle = cls(_BETWEEN_NODES if num_nodes > 1 else _INSIDE_NODE)
+        handle.group, handle.layout = group, layout
+        handle._inputs = (is_token_in_rank, rank, num_nodes)
         return handle
+
+    @property
+    def shoal(self) -> Any:
+        return self.layout.handle
+
+    @property
+    def num_tokens(self) -> int:
+        return self.layout.tokens
+
+    @property
+    def rows(self) -> int:
+        return self.layout.rows
+
+    @property
+    def worst_rows(self) -> int:
+        return self.layout.worst_case_rows
 
     def _all(self) -> tuple[torch.Tensor, ...]:
         if self._entries is None:
-            source_token, prefix, in_rank, rank, num_nodes = self._inputs
+            in_rank, rank, num_nodes = self._inputs
+            prefix = self.layout.source_ends
             if num_nodes > 1:
                 self._entries = _between_nodes(self.rows, prefix, in_rank, rank, num_nodes)
             else:
-                self._entries = _inside_node(source_token, prefix, in_rank, rank)
+                self._entries = _inside_node(self.layout.source_token, prefix, in_rank, rank)
         return self._entries
 
     def __getitem__(self, index: Any) -> Any:

@@ -7,7 +7,7 @@ group, which the dispatch that follows takes over.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -24,44 +24,9 @@ class Layout(NamedTuple):
     is_token_in_rank: torch.Tensor
 
 
-def _versions(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """Numbers that change when a tensor is written; inference tensors have none."""
-    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
-
-
-class RememberedRouting(NamedTuple):
-    """A routing, kept by the ``is_token_in_rank`` that was made with it."""
-
-    group: NormalGroup
-    routing: Any
-    topk_idx: torch.Tensor
-    versions: tuple[int, ...]  # of topk_idx and is_token_in_rank
-
-    @staticmethod
-    def find(in_rank: torch.Tensor, topk_idx: torch.Tensor, group: NormalGroup) -> Any:
-        """The routing of these tensors for ``group``; None where they changed since."""
-        known = getattr(in_rank, "_shoal_routing", None)
-        if (
-            known is not None
-            and known.topk_idx is topk_idx
-            and known.group is group
-            and known.versions == _versions(topk_idx, in_rank)
-        ):
-            return known.routing
-        return None
-
-
-def route_layout(
-    group: NormalGroup, topk_idx: torch.Tensor, num_ranks: int, num_nodes: int, stream: int
-) -> Layout:
+def route_layout(group: NormalGroup, topk_idx: torch.Tensor, num_nodes: int, stream: int) -> Layout:
     """The layout by a routing of ``group``, which in_rank remembers."""
-    tokens, experts = topk_idx.shape[0], group.shape.experts
-    in_rank = group.empty((tokens, num_ranks), torch.bool)
-    per_rank = group.empty((num_ranks,), torch.int32)
-    per_expert = group.empty((experts,), torch.int32)
-    routing = group.route(topk_idx, stream, in_rank, per_rank, per_expert)
-    versions = _versions(topk_idx, in_rank)
-    in_rank._shoal_routing = RememberedRouting(group, routing, topk_idx, versions)
+    per_rank, per_expert, in_rank = group.calls.layout(topk_idx, stream)
     return Layout(per_rank, _count_nodes(in_rank, num_nodes), per_expert, in_rank)
 
 

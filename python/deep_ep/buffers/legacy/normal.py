@@ -10,18 +10,11 @@ import torch
 
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert
-from ..checks import describe, require_rows, require_tensor
-from ..groups import DispatchTerms, GroupShape, NormalGroup, Received
+from ..checks import describe, expect, require_rows, require_tensor
+from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, detached
 from ..runtime import Runtime
 from .handles import NormalHandle
-from .layout import (
-    Layout,
-    RememberedRouting,
-    check_experts,
-    count_tokens,
-    ranks_as_experts,
-    route_layout,
-)
+from .layout import Layout, check_experts, count_tokens, ranks_as_experts, route_layout
 
 _EXCHANGE_BYTES = 512  # the most that Team.exchange takes
 
@@ -32,10 +25,18 @@ NewDispatch = tuple[Received, torch.Tensor | None, torch.Tensor | None, list[int
 
 
 class NormalMode:
-    """Checks arguments and runs dispatches that have no handle yet."""
+    """Checks arguments and runs dispatches that have no handle yet.
+
+    Attributes: ``known``, the groups for the fast path of layouts by number of experts; ``latest``,
+    that of the latest layout. Between nodes there is no fast path.
+    """
 
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
+        self._has_fast_path = runtime.get_num_rdma_ranks() == 1 and topk_idx_t == torch.int64
+        self.known: dict[int, NormalGroup] = {}
+        self.latest: NormalGroup | None = None
+        self._room: tuple[int, int] | None = None  # tokens and scales that this call agreed on
 
     def check_rows(self, call: str, x: Any, scales: Any) -> None:
         require_rows(call, x, scales is not None, self._runtime.device)
@@ -87,21 +88,103 @@ class NormalMode:
         group = runtime.groups.for_routing(num_experts, top_k, tokens)
         if group is None or topk_idx.dtype != torch.int64:
             return count_tokens(topk_idx, num_experts, ranks, nodes)
-        return route_layout(group, topk_idx, ranks, nodes, stream)
+        if self._has_fast_path:
+            self.latest = group
+        return route_layout(group, topk_idx, nodes, stream)
+
+    def try_dispatch(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        layout: tuple[torch.Tensor | None, ...],
+        top_k: tuple[torch.Tensor | None, ...],
+        alignment: int,
+        worst_rows: int,
+        sms: int,
+    ) -> tuple[Any, torch.Tensor, torch.Tensor, list[int], NormalHandle] | None:
+        """What Buffer.dispatch returns, without the event, along the layout of
+        get_dispatch_layout. None, without effect, where the general path is needed."""
+        group, self._room = self.latest, None
+        if group is None:
+            return None
+        per_rank, in_rank, per_expert = layout
+        how = (alignment, worst_rows, sms, self._agree_on_room)
+        received = group.calls.try_dispatch(
+            rows, scales, per_rank, in_rank, per_expert, *top_k, *how
+        )
+        if received is None:
+            return None
+        handle = NormalHandle.make(group, received.layout, in_rank, self._runtime.rank, 1)
+        recv_x = received.x if scales is None else (received.x, received.scales)
+        counts = received.tokens_per_expert
+        return recv_x, received.topk_idx, received.topk_weights, counts, handle
+
+    def _agree_on_room(self, tokens: int, scales: int) -> bool:
+        """Whether the latest group has room for what all ranks send. Collective."""
+        group = self.latest
+        room = self._runtime.groups.agree(group.shape, tokens, scales)
+        if room[0] <= group.max_tokens and room[1] <= group.max_scales:
+            return True
+        self._room = room  # the general path replaces the group
+        return False
+
+    def dispatch_cached(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        handle: NormalHandle,
+        top_k: tuple[torch.Tensor | None, ...],
+        stream: int,
+        sms: int,
+    ) -> Received:
+        """Sends along the layout of ``handle``."""
+        expect(top_k == (None, None), "dispatch: a cached dispatch takes no topk_idx")
+        self.check_handle("dispatch", handle)
+        terms = DispatchTerms(
+            scales=scales,
+            worst_rows=handle.worst_rows,
+            captured=self._runtime.capturing(),
+            stream=stream,
+            sms=sms,
+        )
+        return handle.group.dispatch(rows, handle.shoal, terms)
 
     def dispatch_new(
         self,
         rows: torch.Tensor,
+        scales: torch.Tensor | None,
         layout: CallerLayout,
-        topk_idx: torch.Tensor | None,
-        terms: DispatchTerms,
+        top_k: tuple[torch.Tensor | None, ...],
+        alignment: int,
+        worst_rows: int,
+        stream: int,
+        sms: int,
     ) -> NewDispatch:
-        """Routes and sends. Without ``topk_idx``, tokens go to the ranks of
+        """Routes and sends. Without top-k indices, tokens go to the ranks of
         ``is_token_in_rank``."""
         runtime = self._runtime
+        topk_idx, topk_weights = top_k
+        expect(
+            all(tensor is not None for tensor in layout),
+            "dispatch: without handle num_tokens_per_rank, is_token_in_rank, "
+            "num_tokens_per_expert are needed",
+        )
+        by_rank = topk_idx is None
+        expect(
+            by_rank == (topk_weights is None), "dispatch: topk_idx and topk_weights come together"
+        )
+        expect(worst_rows == 0 or not by_rank, "dispatch: num_worst_tokens needs topk_idx")
+        terms = DispatchTerms(
+            None if topk_weights is None else detached(topk_weights),
+            scales,
+            alignment,
+            worst_rows,
+            captured=runtime.capturing(),
+            stream=stream,
+            sms=sms,
+        )
         per_rank, in_rank, per_expert = layout
         self._check_layout(rows.shape[0], layout, terms)
-        by_rank = topk_idx is None
         if by_rank:
             topk_idx = ranks_as_experts(in_rank)
             experts = runtime.num_ranks
@@ -111,7 +194,7 @@ class NormalMode:
         shape = GroupShape(rows.shape[1], topk_idx.shape[1], experts)
         num_scales = 0 if terms.scales is None else terms.scales.shape[1]
         group = self._group(shape, rows.shape[0], num_scales, terms)
-        routing = RememberedRouting.find(in_rank, topk_idx, group)
+        routing = group.calls.remembered(in_rank, topk_idx)
         if routing is None:
             routing = group.route(topk_idx, terms.stream)
         if counted := routing.tokens_per_rank:
@@ -121,10 +204,12 @@ class NormalMode:
             )
         received = group.dispatch(rows, routing, terms)
         handle = NormalHandle.make(
-            group, received, in_rank, runtime.rank, runtime.get_num_rdma_ranks(), terms.worst_rows
+            group, received.layout, in_rank, runtime.rank, runtime.get_num_rdma_ranks()
         )
         if by_rank:
             return received, None, None, self._expert_totals(per_expert, terms.alignment), handle
+        if self._has_fast_path:
+            self.known[experts] = group
         idx = received.topk_idx
         if idx.dtype != topk_idx_t:
             idx = idx.to(topk_idx_t)
@@ -177,7 +262,8 @@ class NormalMode:
             f"dispatch: a CUDA graph cannot capture the first call of {shape} with {room} tokens; "
             "run it once before",
         )
-        return pool.get(shape, *pool.agree(shape, room, scales))
+        agreed, self._room = self._room, None
+        return pool.get(shape, *(agreed or pool.agree(shape, room, scales)))
 
     def _expert_totals(self, per_expert: torch.Tensor, alignment: int) -> list[int]:
         """Tokens of all ranks for each local expert, rounded up to ``alignment``. Collective."""

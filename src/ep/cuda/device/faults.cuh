@@ -32,8 +32,14 @@ enum class Fault : std::uint32_t {
   too_many_expert_major,  ///< rows of an expert-major result
   bad_index,
   two_experts,  ///< a token names an expert twice
+  bad_row,      ///< in CombineOptions::topk_rows
   no_dispatch,  ///< the handle belongs to a dispatch that was refused
 };
+
+/// Faults of indices that the caller gave, which count as none: the operation takes place.
+SHOAL_HOST_DEVICE constexpr bool is_bad_index(Fault fault) {
+  return fault == Fault::bad_index || fault == Fault::two_experts || fault == Fault::bad_row;
+}
 
 /// A fault that was found on the GPU. One report a group, in host memory that the device writes;
 /// `fault` is written last.
@@ -67,11 +73,8 @@ __device__ inline void report_fault(const DeviceGroup& group, Fault fault, Phase
     if (held == kFatal) return;
   }
   FaultReport& report = *group.report;
-  const bool bad_index = fault == Fault::bad_index || fault == Fault::two_experts;
-  const auto reported = static_cast<Fault>(report.fault);
-  const bool bad_index_reported = reported == Fault::bad_index || reported == Fault::two_experts;
-  const bool replaces =
-      bad_index_reported && (!bad_index || (report.phase == phase && token < report.token));
+  const bool replaces = is_bad_index(static_cast<Fault>(report.fault)) &&
+                        (!is_bad_index(fault) || (report.phase == phase && token < report.token));
   if (fatal || report.fault == static_cast<std::uint32_t>(Fault::none) || replaces) {
     report.phase = phase;
     report.operation = operation;

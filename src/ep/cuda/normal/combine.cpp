@@ -90,8 +90,8 @@ void Normal::locate_expert_output(const TensorView& y, const CombineOptions& opt
   }
   const bool stage_rows = summed || (!in_heap && params.share == 0);
   const bool reach_weights =
-      weights.defined() &&
-      (weights.bytes() == 0 || (!summed && !options.topk_idx.defined() &&
+      weights.defined() && !summed &&
+      (weights.bytes() == 0 || (!options.topk_idx.defined() &&
                                 state_.world->heap().contains(weights.data, extent_of(weights))));
   if (!stage_rows && params.share == 0) params.y = offset_in_block(y);
   if (reach_weights) {
@@ -104,8 +104,11 @@ void Normal::locate_expert_output(const TensorView& y, const CombineOptions& opt
   staging.blocks = 1;  // raised by the plan
   if (stage_rows) {
     params.y = layout.staging;
-    staging.rows = y.as<std::byte>();
-    if (summed) staging.topk_rows = group_.elements<std::int32_t>(options.topk_rows);
+    staging.rows = group_.elements<std::byte>(y);
+    if (summed) {
+      staging.topk_rows = group_.elements<std::int32_t>(options.topk_rows);
+      staging.row_count = static_cast<std::int32_t>(y.shape[0]);
+    }
   }
   if (!weights.defined() || reach_weights) return;
   params.y_weights = layout.staging_weights;
@@ -122,7 +125,7 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   const auto& routing = detail::of_backend<CudaRouting>(*handle.routing, "combine");
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
-  const bool captured = group_.capturing(on);
+  const bool captured = group_.captures();
   require(
       !captured ||
           (options.out.defined() && (!options.weights.defined() || options.out_weights.defined())),

@@ -170,6 +170,27 @@ __device__ void stage_weights(const NormalCombine& params, std::int64_t row,
   to[row * top_k + slot] = weight;
 }
 
+/// The row of y that CombineOptions::topk_rows names for this lane's top-k slot of a received row;
+/// -1: none. Reports a row that y does not have. One warp calls.
+__device__ std::int32_t staged_row_of_slot(const NormalCombine& params, std::uint64_t epoch,
+                                           std::int32_t row) {
+  const CombineStaging& from = params.staging;
+  const auto slot = static_cast<std::int32_t>(lane_id());
+  const std::int32_t given =
+      slot < params.group.top_k
+          ? from.topk_rows[static_cast<std::int64_t>(row) * params.group.top_k + slot]
+          : -1;
+  const bool outside = given < -1 || given >= from.row_count;
+  const std::uint32_t bad = __ballot_sync(~0u, outside);
+  if (bad == 0) return given;
+  if (slot == __ffs(bad) - 1)
+    report_fault(params.group, Fault::bad_row, Phase::combine_fetch,
+                 static_cast<std::uint32_t>(detail::Operation::combine), params.group.me, epoch,
+                 static_cast<std::uint64_t>(slot), row, given, from.row_count - 1, false);
+  __syncwarp();
+  return outside ? -1 : given;
+}
+
 /// Copies pieces until none is left, and raises their flags. The whole block calls. Out of line, so
 /// that it takes no registers from the usual path.
 template <class Format>
@@ -202,8 +223,7 @@ __device__ __noinline__ void stage_pieces(const NormalCombine& params, std::uint
     for (std::int32_t row = first + static_cast<std::int32_t>(threadIdx.x / 32); row < end;
          row += static_cast<std::int32_t>(blockDim.x / 32)) {
       std::int32_t row_of_slot = -1;
-      if (from.topk_rows != nullptr && static_cast<std::int32_t>(lane_id()) < group.top_k)
-        row_of_slot = from.topk_rows[static_cast<std::int64_t>(row) * group.top_k + lane_id()];
+      if (from.topk_rows != nullptr) row_of_slot = staged_row_of_slot(params, epoch, row);
       std::byte* const to = staging + static_cast<std::int64_t>(row) * params.row_bytes;
       if (from.topk_rows != nullptr)
         stage_sum<Format>(params, row_of_slot, to);

@@ -34,7 +34,7 @@ void Normal::number_topk_slots(const CudaRouting& routing, cudaStream_t on) cons
                                    .experts = state_.shape.experts},
                                   on);
   // A captured launch has not run, and a replay of the graph may follow another routing.
-  if (!group_.capturing(on)) routing.topk_slots_numbered_by = &state_;
+  if (!group_.captures()) routing.topk_slots_numbered_by = &state_;
 }
 
 /// Shared memory of an expert-major dispatch for the first row of each expert.
@@ -43,13 +43,13 @@ std::uint32_t Normal::table_bytes(const detail::DispatchCall& call) const {
   return static_cast<std::uint32_t>(state_.shape.experts) * sizeof(std::int32_t);
 }
 
-void Normal::check_dispatch(const detail::DispatchCall& call, cudaStream_t on) const {
+void Normal::check_dispatch(const detail::DispatchCall& call) const {
   require(
-      !call.waits_for_sizes() || !group_.capturing(on), Code::invalid_argument,
+      !call.waits_for_sizes() || !group_.captures(), Code::invalid_argument,
       "dispatch: without DispatchOptions.worst_case_rows the call waits for its sizes, which a captured stream "
       "cannot; set it, or use a cached handle");
   require(
-      !call.options.copy_out || !group_.capturing(on), Code::invalid_argument,
+      !call.options.copy_out || !group_.captures(), Code::invalid_argument,
       "dispatch: DispatchOptions.copy_out on a captured stream: the memory of results must outlive the graph; use "
       "the result where it lies");
   require(
@@ -127,7 +127,7 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   const Launch& launch = call.options.launch;
   cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
-  check_dispatch(call, on);
+  check_dispatch(call);
   const auto& routing = detail::of_backend<CudaRouting>(*call.routing, "dispatch");
   auto handle = make_handle(call);
   const std::int64_t rows = region_rows(call);
@@ -138,7 +138,7 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   const auto require_room = [&] {
     if (region == nullptr) detail::fail_no_room(state_, state_.world_pe(state_.me), rows);
   };
-  if (group_.capturing(on)) require_room();
+  if (group_.captures()) require_room();
   launch_dispatch(call, routing, dispatch_parameters(call, routing, *handle, region.get(), rows),
                   on);
 
@@ -164,7 +164,7 @@ void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_p
   // when this dispatch is queued on all ranks.
   const auto refused = [&] {
     const auto fault = static_cast<Fault>(group_.report->fault);
-    return fault != Fault::none && fault != Fault::bad_index && fault != Fault::two_experts;
+    return fault != Fault::none && !is_bad_index(fault);
   };
   const auto ready = [&] { return message.sequence == sequence_ || refused(); };
   // The kernel keeps the deadline of the operation. This longer one is for a kernel that never

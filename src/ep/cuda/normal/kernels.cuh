@@ -132,14 +132,15 @@ struct SharedRange {
 /// Entries of each rank in a ShareTable: number n has entry n % kShareSlots.
 inline constexpr std::uint32_t kShareSlots = 64;
 
-/// unpack.cu: one array of four-byte elements that is copied.
+/// unpack.cu: one array that is copied, in words of four bytes.
 struct UnpackedArray {
   const std::uint32_t* from;  ///< rows contiguous
   std::uint32_t* to;
-  std::int64_t from_stride;      ///< elements between rows
-  std::int64_t to_stride, step;  ///< elements between rows, and between elements of a row
-  std::int64_t elements;         ///< of all rows
-  Divisor by_row;                ///< elements of a row
+  std::int64_t from_stride;      ///< words between rows
+  std::int64_t to_stride, step;  ///< words between rows, and between elements of a row
+  std::int64_t words;            ///< of all rows
+  Divisor by_row;                ///< words of a row
+  std::uint32_t wide;            ///< 1 for elements of two words, else 0
 };
 struct NormalUnpack {
   static constexpr int kMaxArrays = 8;
@@ -174,6 +175,7 @@ struct CombineStaging {
   const float* weights;           ///< or nullptr. With topk_rows one for each of `rows`
   std::int64_t weight_stride;     ///< in elements
   const std::int64_t* topk_idx;   ///< [y_rows, top_k]: weights of slots below 0 count as 0
+  std::int32_t row_count;         ///< rows that topk_rows may name
   std::int32_t blocks;            ///< that stage before they fetch; 0: nothing is staged
 };
 

@@ -63,19 +63,16 @@ void launch_copies(const std::vector<detail::ArrayCopy>& copies, cudaStream_t st
     const auto words = static_cast<std::int64_t>(size_of(from.dtype) / 4);
     const std::int64_t columns = from.rank == 1 ? 1 : from.shape[1];
     const std::int64_t step = to.rank == 1 || columns == 1 ? 1 : to.strides[1];
-    require((from.rank == 1 || columns == 1 || from.strides[1] == 1) && (words == 1 || step == 1),
-            Code::invalid_argument, "unpack: rows of {} must be contiguous",
-            [&view = to] { return view.describe(); });
     require(from.size() * words < std::int64_t{1} << 31, Code::unsupported,
             "unpack: {} has 2^31 words or more", [&view = from] { return view.describe(); });
-    params.arrays[params.count++] = {
-        .from = from.as<std::uint32_t>(),
-        .to = to.as<std::uint32_t>(),
-        .from_stride = from.strides[0] * words,
-        .to_stride = to.strides[0] * words,
-        .step = step,
-        .elements = from.size() * words,
-        .by_row = Divisor(static_cast<std::uint32_t>(columns * words))};
+    params.arrays[params.count++] = {.from = from.as<std::uint32_t>(),
+                                     .to = to.as<std::uint32_t>(),
+                                     .from_stride = from.strides[0] * words,
+                                     .to_stride = to.strides[0] * words,
+                                     .step = step * words,
+                                     .words = from.size() * words,
+                                     .by_row = Divisor(static_cast<std::uint32_t>(columns * words)),
+                                     .wide = words == 2 ? 1U : 0U};
   }
   launch_unpack(params, stream);
 }
@@ -110,6 +107,7 @@ void Normal::open() {
   limits_.bulk_copies = state_.world->cuda()->compute_capability >= 90;
   limits_.shared_bytes = static_cast<std::uint32_t>(shared_bytes) - kStaticSharedBytes;
   limits_.multiprocessors = group_.multiprocessors / group_.ranks_on_gpu;
+  limits_.ranks = shape.ranks;
   limits_.overlap_launches = group_.ranks_on_gpu == 1;
   preload_normal_dispatch(shared_bytes);
   preload_normal_combine(shared_bytes);

@@ -66,7 +66,7 @@ class Normal {
   /// Queues number_topk_slots, unless the routing has its results.
   void number_topk_slots(const CudaRouting& routing, cudaStream_t on) const;
   std::uint32_t table_bytes(const detail::DispatchCall& call) const;
-  void check_dispatch(const detail::DispatchCall& call, cudaStream_t on) const;
+  void check_dispatch(const detail::DispatchCall& call) const;
   std::shared_ptr<CudaHandle> make_handle(const detail::DispatchCall& call);
   NormalDispatch dispatch_parameters(const detail::DispatchCall& call, const CudaRouting& routing,
                                      const CudaHandle& handle, const detail::Region* region,

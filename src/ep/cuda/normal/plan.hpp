@@ -39,6 +39,7 @@ struct NormalLimits {
   std::uint32_t shared_bytes = 224 << 10;  ///< dynamic shared memory of a block
   /// For one rank: blocks wait for each other and must all be resident.
   std::int32_t multiprocessors = 132;
+  std::int32_t ranks = 8;   ///< of the group
   bool bulk_copies = true;  ///< sm_90 and later
   /// Not where ranks share a GPU: kernels that are set up early would take the room of others.
   bool overlap_launches = true;

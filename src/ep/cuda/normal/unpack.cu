@@ -20,11 +20,12 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t start = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   for (int a = 0; a < params.count; ++a) {
     const UnpackedArray& array = params.arrays[a];
-    for (std::int64_t i = start; i < array.elements;
+    for (std::int64_t i = start; i < array.words;
          i += static_cast<std::int64_t>(gridDim.x) * kThreads) {
       const std::uint32_t row = array.by_row.quotient(static_cast<std::uint32_t>(i));
       const std::uint32_t column = static_cast<std::uint32_t>(i) - row * array.by_row.divisor;
-      array.to[row * array.to_stride + column * array.step] =
+      const std::uint32_t element = column >> array.wide, word = column & array.wide;
+      array.to[row * array.to_stride + element * array.step + word] =
           array.from[row * array.from_stride + column];
     }
   }
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void launch_unpack(const NormalUnpack& params, cudaStream_t stream) {
   std::int64_t most = 0;
-  for (int a = 0; a < params.count; ++a) most = std::max(most, params.arrays[a].elements);
+  for (int a = 0; a < params.count; ++a) most = std::max(most, params.arrays[a].words);
   if (most == 0) return;
   const std::int64_t blocks = std::min((most + kThreads - 1) / kThreads, kMostBlocks);
   unpack_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);

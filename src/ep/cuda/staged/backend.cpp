@@ -110,10 +110,13 @@ class StagedBackend final : public detail::Backend {
   void* stream() const override { return staging_.gpu->stream; }
   void synchronize() override {
     group_.world->cuda()->activate();
-    check(cudaStreamSynchronize(staging_.gpu->stream), "the group's stream");
+    check(poll_while_not_ready([this] { return cudaStreamQuery(staging_.gpu->stream); },
+                               "synchronize of an ep::Group"),
+          "the group's stream");
   }
   void drain() override {
-    synchronize();
+    group_.world->cuda()->activate();
+    check(cudaStreamSynchronize(staging_.gpu->stream), "the group's stream");
     if (staging_.block) staging_.block->unpin();  // the memory can be released next
   }
 

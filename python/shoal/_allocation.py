@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocation of results with little host time."""
+"""Functions of torch that allocate results and ask for captures with little host time."""
 
 from __future__ import annotations
 
@@ -23,4 +23,11 @@ def empty_strided(device: torch.device) -> Allocate:
         return guards._empty_strided_cuda if device.type == "cuda" else guards._empty_strided_cpu
     return lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype, device=device
+    )
+
+
+def capture_query() -> Callable[[], bool]:
+    """A function that returns whether a CUDA graph captures the current stream."""
+    return getattr(
+        torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
     )

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// ep/normal_calls.hpp: normal-mode calls of one group for deep_ep, one binding call per operation.
+//
+// A model makes such calls for every layer, so host time counts. Arguments are positional, results
+// are allocated with the allocator of the caller's library, and only the rows lie in the group's
+// memory. Each operation has two forms. The first accepts all arrays that Group's call accepts, and
+// explains errors; the caller names the stream. The second (try_) takes tensors that are exactly as
+// expected, on the current stream, compares them and creates nothing that only errors need; for any
+// other argument it returns None and has no effect.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../arrays/exchange.hpp"
+#include "group.hpp"
+#include "tensors.hpp"
+
+namespace shoal::python {
+
+/// What the tensors of results share with the group that made them.
+struct Results {
+  std::shared_ptr<ep::Group> group;
+  std::shared_ptr<void> heap;
+  PyTypeObject* type;   ///< of tensors; exchange_of keeps it alive, and this needs no GIL
+  std::int32_t device;  ///< index of the GPU
+  decltype(Exchange::current_stream) find_stream;
+  std::atomic<int> held = 0;  ///< tensors in the group's memory
+};
+
+/// A routing. One that was made with a layout also has the tensors of that layout and their
+/// versions, so that the dispatch that gets them finds it.
+struct CallRouting {
+  ep::Routing routing;
+  std::shared_ptr<Results> made_by{};
+  nb::object topk_idx{}, per_rank{}, per_expert{};
+  std::int64_t topk_idx_version = 0, in_rank_version = 0;
+};
+
+/// The layout of a dispatch: what its combine and later dispatches of the same layout need.
+struct CallLayout {
+  ep::Handle handle;
+  /// int32: source_ends [ranks], expert_counts and expert_ends [local experts], source_token
+  /// [rows]. Undefined for a dispatch along the layout of another.
+  nb::object beside{};
+  std::int64_t ranks = 0, local_experts = 0, worst_case_rows = 0;
+
+  nb::object all() const { return beside.is_valid() ? beside : nb::none(); }
+  nb::object part(std::int64_t first, std::int64_t end) const;
+  nb::object source_ends() const { return part(0, ranks); }
+  nb::object expert_counts() const { return part(ranks, ranks + local_experts); }
+  nb::object expert_ends() const { return part(ranks + local_experts, ranks + 2 * local_experts); }
+  nb::object source_token() const { return part(ranks + 2 * local_experts, -1); }
+};
+
+/// The result of a dispatch; absent tensors are None. `x` keeps the group's memory.
+struct CallReceived {
+  nb::object x, scales, topk_idx, topk_weights;
+  CallLayout layout;
+  std::vector<std::int64_t> tokens_per_expert;
+};
+
+class NormalCalls {
+ public:
+  /// empty: a function (shape, strides, dtype). dtypes: bool, int32, int64, float32. capturing: a
+  /// function that returns whether the current stream is captured, or None.
+  NormalCalls(nb::handle_t<Group> group, nb::handle tensor_type, nb::object empty, nb::tuple dtypes,
+              nb::object capturing);
+
+  int held() const { return results_->held; }
+  /// Turns the try_ calls off, for a group that another one replaces.
+  void retire() { retired_ = true; }
+  /// Whether the try_ dispatches leave room for one more result in the group's memory: the most
+  /// that callers hold there. Others are copied.
+  void set_most_held(int most) { most_held_ = most; }
+
+  CallRouting route(nb::handle topk_idx, std::uintptr_t stream) const;
+  /// (tokens per rank, tokens per expert, is_token_in_rank). The last one remembers the routing.
+  nb::tuple layout(nb::handle topk_idx, std::uintptr_t stream);
+  nb::object try_layout(nb::handle topk_idx, std::int64_t experts);
+  /// The CallRouting of a layout that this object made, unless a tensor changed since; else None.
+  nb::object remembered(nb::handle in_rank, nb::handle topk_idx) const;
+
+  /// layout: a CallRouting, or a Handle. stays: the rows may stay in the group's memory.
+  CallReceived dispatch(nb::handle x, nb::handle layout, nb::handle weights, nb::handle scales,
+                        std::int32_t alignment, std::int64_t worst_case_rows, bool all_weights,
+                        bool stays, std::uintptr_t stream, std::int32_t sms);
+  /// Without worst_case_rows, asks agree(tokens, scales) last: whether ranks agree that the group
+  /// has room. Where it has none, returns None too.
+  nb::object try_dispatch(nb::handle x, nb::handle scales, nb::handle per_rank, nb::handle in_rank,
+                          nb::handle per_expert, nb::handle topk_idx, nb::handle topk_weights,
+                          std::int64_t alignment, std::int64_t worst_case_rows, std::int32_t sms,
+                          nb::handle agree);
+  /// Routes too. Returns (CallReceived, CallRouting).
+  nb::object try_send(nb::handle x, nb::handle scales, nb::handle topk_idx, nb::handle topk_weights,
+                      std::int64_t alignment, std::int64_t worst_case_rows, std::int64_t max_tokens,
+                      std::int32_t sms);
+  nb::object try_redispatch(nb::handle x, nb::handle scales, const CallLayout& layout,
+                            std::int32_t sms);
+
+  /// (sums, sums of weights or None)
+  nb::tuple combine(nb::handle y, const ep::Handle& handle, nb::handle weights, nb::handle topk_idx,
+                    nb::handle topk_rows, nb::handle biases, std::uintptr_t stream,
+                    std::int32_t sms);
+  nb::object try_combine(nb::handle y, const CallLayout& layout, nb::handle weights,
+                         nb::handle topk_idx, std::int32_t sms);
+
+ private:
+  struct Beside;
+
+  bool ready() const { return tensors_.usable() && !retired_; }
+  bool captured() const;
+  nb::tuple make_layout(nb::handle topk_idx, const TensorView& indices, const ep::Launch& launch);
+  bool counts_differ(const CallRouting& known, nb::handle per_rank, nb::handle per_expert) const;
+  bool take_rows(TensorView& rows, nb::handle x, std::optional<std::int64_t> tokens,
+                 ep::DispatchOptions& options, nb::handle scales) const;
+  CallReceived send(const TensorView& rows, const ep::Routing* routing, const ep::Handle* handle,
+                    const ep::DispatchOptions& options, nb::handle scales, bool stays);
+  Beside allocate_beside(std::int64_t rows, const ep::DispatchOptions& options, nb::handle scales,
+                         bool is_new);
+  nb::object take_x(ep::Dispatched& received, void* stream, bool stays) const;
+  nb::tuple sum(const TensorView& rows, nb::handle y, const ep::Handle& handle,
+                ep::CombineOptions& options);
+  TensorView view_of_new(nb::handle tensor, DataType dtype, std::int64_t rows,
+                         std::int64_t columns) const;
+
+  ep::Group& group_;  ///< which results_ keeps
+  PlainTensors tensors_;
+  TensorMaker maker_;
+  nb::object bool_, int32_, int64_, float32_, capturing_;
+  std::int64_t hidden_, top_k_, experts_, local_experts_, ranks_, max_tokens_, max_scales_;
+  Device device_;
+  std::shared_ptr<Results> results_;
+  int most_held_ = 0;
+  bool retired_ = false;
+};
+
+}  // namespace shoal::python

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// ep/normal_calls_bindings.cpp: the Python classes of normal_calls.hpp.
+#include <nanobind/stl/vector.h>
+
+#include "../docs.hpp"
+#include "normal_calls.hpp"
+
+namespace shoal::python {
+namespace {
+
+void bind_results(nb::module_& module) {
+  nb::class_<CallRouting>(module, "CallRouting", "A routing of NormalCalls."_doc)
+      .def_prop_ro(
+          "tokens_per_rank", [](const CallRouting& self) { return self.routing.tokens_per_rank; },
+          "Empty on GPUs."_doc);
+  nb::class_<CallLayout>(module, "CallLayout",
+                         "The layout of a dispatch of NormalCalls. Tensors are int32; None for a "
+                         "dispatch along another layout."_doc)
+      .def_ro("handle", &CallLayout::handle, nb::rv_policy::copy,
+              "For combine, and for dispatches of the same layout."_doc)
+      .def_ro("worst_case_rows", &CallLayout::worst_case_rows, "As passed."_doc)
+      .def_prop_ro(
+          "rows", [](const CallLayout& self) { return self.handle.result_rows(); },
+          "Rows of the result, unused ones included."_doc)
+      .def_prop_ro(
+          "received", [](const CallLayout& self) { return self.handle.received_rows(); },
+          "Rows with tokens; -1 on GPUs with worst_case_rows."_doc)
+      .def_prop_ro(
+          "tokens", [](const CallLayout& self) { return self.handle.tokens(); },
+          "Tokens that this rank sent."_doc)
+      .def_prop_ro(
+          "beside",
+          [](const CallLayout& self) { return self.beside.is_valid() ? self.beside : nb::none(); },
+          nb::sig("def beside(self) -> typing.Any"),
+          "The tensor of which the others are parts."_doc)
+      .def_prop_ro("source_ends", &CallLayout::source_ends,
+                   nb::sig("def source_ends(self) -> typing.Any"),
+                   "[ranks]: rows from ranks 0 to i."_doc)
+      .def_prop_ro("expert_counts", &CallLayout::expert_counts,
+                   nb::sig("def expert_counts(self) -> typing.Any"),
+                   "[local experts]: tokens of each."_doc)
+      .def_prop_ro("expert_ends", &CallLayout::expert_ends,
+                   nb::sig("def expert_ends(self) -> typing.Any"),
+                   "[local experts]: sums of the aligned counts."_doc)
+      .def_prop_ro("source_token", &CallLayout::source_token,
+                   nb::sig("def source_token(self) -> typing.Any"),
+                   "[rows]: index of the token at its source."_doc);
+  nb::class_<CallReceived>(module, "CallReceived", "The result of a dispatch of NormalCalls."_doc)
+      .def_rw("x", &CallReceived::x, nb::for_getter(nb::sig("def x(self) -> typing.Any")),
+              nb::for_setter(nb::sig("def x(self, value: typing.Any, /) -> None")),
+              "[rows, hidden], in the group's memory or a copy."_doc)
+      .def_ro("scales", &CallReceived::scales, nb::sig("def scales(self) -> typing.Any"),
+              "[rows, n] or None."_doc)
+      .def_ro("topk_idx", &CallReceived::topk_idx, nb::sig("def topk_idx(self) -> typing.Any"),
+              "int64 [rows, top_k]: local experts, -1 elsewhere; None along another layout."_doc)
+      .def_ro("topk_weights", &CallReceived::topk_weights,
+              nb::sig("def topk_weights(self) -> typing.Any"), "float32 [rows, top_k] or None."_doc)
+      .def_ro("layout", &CallReceived::layout, nb::rv_policy::copy,
+              "What the combine needs. Does not keep the rows."_doc)
+      .def_prop_ro(
+          "handle", [](const CallReceived& self) { return self.layout.handle; },
+          nb::rv_policy::move, "That of the layout."_doc)
+      .def_prop_ro(
+          "source_ends", [](const CallReceived& self) { return self.layout.source_ends(); },
+          nb::sig("def source_ends(self) -> typing.Any"), "That of the layout."_doc)
+      .def_prop_ro(
+          "expert_counts", [](const CallReceived& self) { return self.layout.expert_counts(); },
+          nb::sig("def expert_counts(self) -> typing.Any"), "That of the layout."_doc)
+      .def_prop_ro(
+          "expert_ends", [](const CallReceived& self) { return self.layout.expert_ends(); },
+          nb::sig("def expert_ends(self) -> typing.Any"), "That of the layout."_doc)
+      .def_prop_ro(
+          "source_token", [](const CallReceived& self) { return self.layout.source_token(); },
+          nb::sig("def source_token(self) -> typing.Any"), "That of the layout."_doc)
+      .def_prop_ro(
+          "tensors",
+          [](const CallReceived& self) {
+            return nb::make_tuple(self.x, self.scales, self.topk_idx, self.topk_weights,
+                                  self.layout.all());
+          },
+          nb::sig("def tensors(self) -> tuple"), "All tensors and None."_doc)
+      .def_ro("tokens_per_expert", &CallReceived::tokens_per_expert,
+              "[local experts], aligned; empty with worst_case_rows."_doc);
+}
+
+void bind_general(nb::class_<NormalCalls>& calls) {
+  calls
+      .def("route", &NormalCalls::route, nb::arg("topk_idx"), nb::arg("stream"),
+           nb::sig("def route(self, topk_idx: typing.Any, stream: int) -> CallRouting"),
+           "Group.route."_doc)
+      .def(
+          "layout", &NormalCalls::layout, nb::arg("topk_idx"), nb::arg("stream"),
+          nb::sig("def layout(self, topk_idx: typing.Any, stream: int) -> tuple"),
+          "Group.route, and (tokens per rank int32, tokens per expert int32, is_token_in_rank bool "
+          "[tokens, ranks]). The last one remembers the routing."_doc)
+      .def("remembered", &NormalCalls::remembered, nb::arg("in_rank"), nb::arg("topk_idx"),
+           nb::sig("def remembered(self, in_rank: typing.Any, topk_idx: typing.Any) -> CallRouting "
+                   "| None"),
+           "The routing of a layout; None where it is another's or a tensor has changed."_doc)
+      .def("dispatch", &NormalCalls::dispatch, nb::arg("x"), nb::arg("layout"),
+           nb::arg("weights").none(), nb::arg("scales").none(), nb::arg("alignment"),
+           nb::arg("worst_case_rows"), nb::arg("all_weights"), nb::arg("stays"), nb::arg("stream"),
+           nb::arg("sms"),
+           nb::sig("def dispatch(self, x: typing.Any, layout: CallRouting | Handle, weights: "
+                   "typing.Any, scales: typing.Any, alignment: int, worst_case_rows: int, "
+                   "all_weights: bool, stays: bool, stream: int, sms: int) -> CallReceived"),
+           "Group.dispatch and Group.unpack. all_weights: weights of top-k slots with experts "
+           "elsewhere travel too. stays: x may lie in the group's memory."_doc)
+      .def("combine", &NormalCalls::combine, nb::arg("y"), nb::arg("handle"),
+           nb::arg("weights").none(), nb::arg("topk_idx").none(), nb::arg("topk_rows").none(),
+           nb::arg("biases"), nb::arg("stream"), nb::arg("sms"),
+           nb::sig("def combine(self, y: typing.Any, handle: Handle, weights: typing.Any, "
+                   "topk_idx: typing.Any, topk_rows: typing.Any, biases: tuple, stream: int, sms: "
+                   "int) -> tuple"),
+           "Group.combine: (sums, sums of weights or None). topk_idx: weights of top-k slots with "
+           "-1 count as 0. topk_rows (int32 [rows, top_k]): the rows of y that are added for each "
+           "received row."_doc);
+}
+
+void bind_try(nb::class_<NormalCalls>& calls) {
+  calls
+      .def("try_layout", &NormalCalls::try_layout, nb::arg("topk_idx").none(), nb::arg("experts"),
+           nb::sig("def try_layout(self, topk_idx: typing.Any, experts: int) -> tuple | None"),
+           "layout."_doc)
+      .def("try_dispatch", &NormalCalls::try_dispatch, nb::arg("x").none(),
+           nb::arg("scales").none(), nb::arg("per_rank").none(), nb::arg("in_rank").none(),
+           nb::arg("per_expert").none(), nb::arg("topk_idx").none(), nb::arg("topk_weights").none(),
+           nb::arg("alignment"), nb::arg("worst_case_rows"), nb::arg("sms"), nb::arg("agree"),
+           nb::sig("def try_dispatch(self, x: typing.Any, scales: typing.Any, per_rank: "
+                   "typing.Any, in_rank: typing.Any, per_expert: typing.Any, topk_idx: "
+                   "typing.Any, topk_weights: typing.Any, alignment: int, worst_case_rows: int, "
+                   "sms: int, agree: typing.Any) -> CallReceived | None"),
+           "dispatch of bfloat16 rows, or float8 rows with scales, and weights along the layout "
+           "that try_layout returned. Without worst_case_rows it asks agree(tokens, scales) last, "
+           "whether ranks agree that the group has room, and returns None where it has none."_doc)
+      .def(
+          "try_send", &NormalCalls::try_send, nb::arg("x").none(), nb::arg("scales").none(),
+          nb::arg("topk_idx").none(), nb::arg("topk_weights").none(), nb::arg("alignment"),
+          nb::arg("worst_case_rows"), nb::arg("max_tokens"), nb::arg("sms"),
+          nb::sig(
+              "def try_send(self, x: typing.Any, scales: typing.Any, topk_idx: typing.Any, "
+              "topk_weights: typing.Any, alignment: int, worst_case_rows: int, max_tokens: int, sms: "
+              "int) -> tuple[CallReceived, CallRouting] | None"),
+          "route, and dispatch of bfloat16 rows, or float8 rows with scales; weights of all top-k "
+          "slots travel, where given."_doc)
+      .def("try_redispatch", &NormalCalls::try_redispatch, nb::arg("x").none(),
+           nb::arg("scales").none(), nb::arg("layout"), nb::arg("sms"),
+           nb::sig("def try_redispatch(self, x: typing.Any, scales: typing.Any, layout: "
+                   "CallLayout, sms: int) -> CallReceived | None"),
+           "dispatch of rows along the layout of an earlier one."_doc)
+      .def("try_combine", &NormalCalls::try_combine, nb::arg("y").none(), nb::arg("layout"),
+           nb::arg("weights").none(), nb::arg("topk_idx").none(), nb::arg("sms"),
+           nb::sig("def try_combine(self, y: typing.Any, layout: CallLayout, weights: typing.Any, "
+                   "topk_idx: typing.Any, sms: int) -> tuple | None"),
+           "combine of bfloat16 rows; topk_idx as in combine."_doc);
+}
+
+}  // namespace
+
+void bind_normal_calls(nb::module_& module) {
+  bind_results(module);
+  nb::class_<NormalCalls> calls(
+      module, "NormalCalls",
+      "Normal-mode calls of one group with the least host time.\n\n"
+      "tensor_type: the type of tensors. empty: a function (shape, strides, dtype) that allocates "
+      "results. dtypes: the library's bool, int32, int64 and float32. capturing: a function that "
+      "returns whether the current stream is captured, or None. stream: a cudaStream_t, 0 on the "
+      "host. Arguments and errors are otherwise those of Group's calls; optional arrays are None. "
+      "The try_ calls use the current stream; they return None and have no effect where an "
+      "argument is not a contiguous tensor of the dtype and shape that Group's call documents."_doc);
+  calls
+      .def(nb::init<nb::handle_t<Group>, nb::handle, nb::object, nb::tuple, nb::object>(),
+           nb::arg("group"), nb::arg("tensor_type"), nb::arg("empty"), nb::arg("dtypes"),
+           nb::arg("capturing").none(),
+           nb::sig("def __init__(self, group: Group, tensor_type: type, empty: typing.Any, dtypes: "
+                   "tuple, capturing: typing.Any) -> None"))
+      .def_prop_ro("held", &NormalCalls::held, "Results in the group's memory that are in use."_doc)
+      .def("set_most_held", &NormalCalls::set_most_held, nb::arg("most"),
+           "Results that may lie in the group's memory after a try_ dispatch; 0 at first."_doc)
+      .def("retire", &NormalCalls::retire, "From now on the try_ calls return None."_doc);
+  bind_general(calls);
+  bind_try(calls);
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dispatch and combine of ordinary tensors, outside compiled code, with little host time.
+
+The results and gradients are those of the operators (ops.py), which cost ten times as much: torch
+passes each of them through several layers of Python.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _allocation
+from .._core.ep import NormalCalls
+from . import ops
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_DTYPES = (torch.bool, torch.int32, torch.int64, torch.float32)
+_calls: weakref.WeakKeyDictionary[Any, NormalCalls] = weakref.WeakKeyDictionary()
+
+
+def fits(*tensors: Tensor) -> bool:
+    """Whether calls with these tensors need no operator: no compiler, tracer or profiler sees
+    them."""
+    if torch.compiler.is_compiling():
+        return False
+    for tensor in tensors:  # a third of the time of a generator expression
+        if type(tensor) not in _PLAIN:
+            return False
+    return (
+        torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch.autograd.profiler._is_profiler_enabled
+    )
+
+
+def _calls_of(group: Any, device: torch.device) -> NormalCalls:
+    calls = _calls.get(group)
+    if calls is None:
+        query = _allocation.capture_query() if device.type == "cuda" else None
+        calls = NormalCalls(group, Tensor, _allocation.empty_strided(device), _DTYPES, query)
+        _calls[group] = calls
+    return calls
+
+
+def _stream(tensor: Tensor) -> int:
+    """The current stream for shoal; 0 on the CPU."""
+    if not tensor.is_cuda:
+        return 0
+    # The function of torch's compiled code: torch.cuda.current_stream() takes 10 us.
+    return torch._C._cuda_getCurrentRawStream(tensor.device.index) or 1  # 1: the default stream
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A contiguous tensor."""
+    return tensor if tensor.is_contiguous() and tensor.numel() > 0 else ops.contiguous(tensor)
+
+
+def _result(received: Any, layout: ops.Layout) -> Tensor:
+    return ops.clear_unused(received.x, layout) if layout.worst_case_rows else received.x
+
+
+def _send(
+    x: Tensor,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    group: Any,
+    worst_case_rows: int,
+    copy_out: bool,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    calls, stream = _calls_of(group, x.device), _stream(x)
+    routing = calls.route(_plain(topk_idx), stream)
+    weights = _plain(topk_weights)
+    received = calls.dispatch(
+        _plain(x), routing, weights, None, 1, worst_case_rows, False, not copy_out, stream, 0
+    )
+    sent, idx = received.layout, received.topk_idx
+    rows = sent.received
+    if rows < 0 and worst_case_rows:
+        rows = sent.source_ends[-1:]
+    elsewhere = idx < 0 if with_gradient else None
+    layout = ops.Layout(sent.handle, worst_case_rows, copy_out, rows, elsewhere)
+    source = sent.source_token
+    return _result(received, layout), idx, received.topk_weights, source, ops.handle_of(layout)
+
+
+def _send_again(
+    x: Tensor, weights: Tensor | None, handle: Tensor, group: Any
+) -> tuple[Tensor, Tensor | None]:
+    layout = ops.layout_of(handle)
+    received = _calls_of(group, x.device).dispatch(
+        _plain(x),
+        layout.handle,
+        None if weights is None else _plain(weights),
+        None,
+        1,
+        layout.worst_case_rows,
+        False,
+        not layout.copy_out,
+        _stream(x),
+        0,
+    )
+    return _result(received, layout), received.topk_weights
+
+
+def _sum(
+    y: Tensor, weights: Tensor | None, handle: Tensor, group: Any
+) -> tuple[Tensor, Tensor | None]:
+    layout = ops.layout_of(handle)
+    if weights is not None:
+        weights = _plain(weights).masked_fill(layout.elsewhere, 0)
+    return _calls_of(group, y.device).combine(
+        _plain(y), layout.handle, weights, None, None, (), _stream(y), 0
+    )
+
+
+class _Dispatch(torch.autograd.Function):
+    """The gradient of a dispatch that has been sent; the other results need none."""
+
+    @staticmethod
+    def forward(ctx, x, topk_weights, group, sent):
+        received_x, _, received_weights, _, handle = sent
+        ctx.group = group
+        ctx.save_for_backward(handle)
+        return received_x, received_weights
+
+    @staticmethod
+    def backward(ctx, grad_x, grad_weights):
+        (handle,) = ctx.saved_tensors
+        grad_x, grad_weights = combine(grad_x, grad_weights, handle, ctx.group)
+        return grad_x, grad_weights, None, None
+
+
+class _Redispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weights, handle, group):
+        ctx.group, ctx.weighted = group, weights is not None
+        ctx.save_for_backward(handle)
+        return _send_again(x, weights, handle, group)
+
+    @staticmethod
+    def backward(ctx, grad_x, grad_weights):
+        (handle,) = ctx.saved_tensors
+        grads = combine(grad_x, grad_weights if ctx.weighted else None, handle, ctx.group)
+        return *grads, None, None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, weights, handle, group):
+        ctx.group, ctx.weighted = group, weights is not None
+        ctx.save_for_backward(handle)
+        return _sum(y, weights, handle, group)
+
+    @staticmethod
+    def backward(ctx, grad_x, grad_weights):
+        (handle,) = ctx.saved_tensors
+        grads = redispatch(grad_x, grad_weights if ctx.weighted else None, handle, ctx.group)
+        return *grads, None, None
+
+
+def _needs_gradient(first: Tensor, second: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and (
+        first.requires_grad or (second is not None and second.requires_grad)
+    )
+
+
+def dispatch(
+    x: Tensor,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    group: Any,
+    worst_case_rows: int,
+    copy_out: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As torch.ops.shoal.dispatch, for a group in place of its number."""
+    needs = _needs_gradient(x, topk_weights)
+    sent = _send(x, topk_idx, topk_weights, group, worst_case_rows, copy_out, needs)
+    if not needs:
+        return sent
+    _, idx, _, source, handle = sent
+    received_x, received_weights = _Dispatch.apply(x, topk_weights, group, sent)
+    return received_x, idx, received_weights, source, handle
+
+
+def redispatch(
+    x: Tensor, weights: Tensor | None, handle: Tensor, group: Any
+) -> tuple[Tensor, Tensor | None]:
+    """As torch.ops.shoal.redispatch, with None without weights."""
+    if _needs_gradient(x, weights):
+        return _Redispatch.apply(x, weights, handle, group)
+    return _send_again(x, weights, handle, group)
+
+
+def combine(
+    y: Tensor, weights: Tensor | None, handle: Tensor, group: Any
+) -> tuple[Tensor, Tensor | None]:
+    """As torch.ops.shoal.combine, with None without weights."""
+    if _needs_gradient(y, weights):
+        return _Combine.apply(y, weights, handle, group)
+    return _sum(y, weights, handle, group)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After warmup() or preinitialize=True, first calls create nothing and exchange nothing; a warm-up
+in the background ends before the next call."""
+
+import contextlib
+import threading
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from buffer_cases import E, H, K, MOST, layout_of, make_inputs, masked, my_tokens, plain_sum
+from torch_ranks import names_of_checks, run_checks
+
+import deep_ep
+from deep_ep.buffers import groups, warmup
+from deep_ep.utils import refs
+
+SIZES = {"num_max_tokens_per_rank": MOST, "hidden": H, "num_experts": E, "num_topk": K}
+
+
+@contextlib.contextmanager
+def collectives():
+    """The names of collective steps inside the block."""
+    names = []
+
+    def noted(owner, name):
+        function = getattr(owner, name)
+
+        def call(*arguments, **options):
+            names.append(name)
+            return function(*arguments, **options)
+
+        return mock.patch.object(owner, name, call)
+
+    with noted(groups.GroupPool, "agree"), noted(groups.NormalGroup, "__init__"):
+        yield names
+
+
+def run_pair(buffer, seed):
+    """A pair of Buffer against references."""
+    x, topk_idx, weights = make_inputs(my_tokens(), seed=seed)
+    layout = layout_of(buffer, topk_idx)
+    recv_x, recv_idx, recv_weights, _, handle, _ = buffer.dispatch(
+        x,
+        topk_idx=topk_idx,
+        topk_weights=weights,
+        num_worst_tokens=MOST * dist.get_world_size(),
+        **layout,
+    )
+    want, ref_idx, *_ = refs.dispatch(x, topk_idx, weights, MOST, E)
+    assert torch.equal(recv_x[: len(want)], want)
+    assert torch.equal(recv_idx[: len(want)], ref_idx)
+    sums, summed_weights, _ = buffer.combine(recv_x, handle, topk_weights=recv_weights)
+    assert torch.equal(sums, plain_sum(x, layout["is_token_in_rank"]))
+    assert torch.equal(summed_weights, masked(weights, topk_idx))
+
+
+def run_elastic_pair(buffer, seed):
+    x, topk_idx, weights = make_inputs(my_tokens(), seed=seed)
+    recv_x, _, recv_weights, handle, _ = buffer.dispatch(
+        x, topk_idx, weights, num_experts=E, do_cpu_sync=False
+    )
+    want, *_ = refs.dispatch(x, topk_idx, weights, MOST, E)
+    assert torch.equal(recv_x[: len(want)], want)
+    sums, *_ = buffer.combine(recv_x, handle, topk_weights=recv_weights)
+    in_rank = torch.stack(
+        [
+            (topk_idx // (E // dist.get_world_size()) == rank).any(1)
+            for rank in range(dist.get_world_size())
+        ],
+        dim=1,
+    )
+    assert torch.equal(sums, plain_sum(x, in_rank))
+
+
+def make(**options):
+    return deep_ep.Buffer(dist.group.WORLD, 1 << 20, explicitly_destroy=True, **options)
+
+
+def make_elastic(**options):
+    return deep_ep.ElasticBuffer(
+        dist.group.WORLD,
+        num_max_tokens_per_rank=MOST,
+        hidden=H,
+        num_topk=K,
+        explicitly_destroy=True,
+        **options,
+    )
+
+
+def check_without_a_warmup_the_first_pair_is_collective(_):
+    buffer = make()
+    with collectives() as names:
+        run_pair(buffer, 1)
+    assert names == ["agree", "__init__"]
+    buffer.destroy()
+
+
+def check_first_pairs(_):
+    for buffer in (make(), make(**SIZES, preinitialize=True)):
+        buffer.warmup(**SIZES)
+        assert len(list(buffer.runtime.groups)) == 1
+        with collectives() as names:
+            run_pair(buffer, 1)
+        assert names == []
+        buffer.destroy()
+
+
+def check_the_constructor_prepares(_):
+    buffer = make(**SIZES, preinitialize=True)
+    with collectives() as names:
+        run_pair(buffer, 2)
+    assert names == []
+    buffer.destroy()
+    elastic = make_elastic(num_experts=E, preinitialize=True)
+    with collectives() as names:
+        run_elastic_pair(elastic, 2)
+    assert names == []
+    elastic.destroy()
+
+
+def check_elastic_warmup(_):
+    buffer = make_elastic()
+    buffer.warmup(E)
+    with collectives() as names:
+        run_elastic_pair(buffer, 3)
+    assert names == []
+    buffer.warmup(E, do_expand=True)
+    x, topk_idx, weights = make_inputs(my_tokens(), seed=3)
+    with collectives() as names:
+        buffer.dispatch(x, topk_idx, weights, num_experts=E, do_expand=True)
+    assert names == []
+    buffer.destroy()
+
+
+def check_in_the_background(_):
+    """The call returns before the work is done; the next one waits for it."""
+    for buffer, call, arguments in (
+        (make(), run_pair, SIZES),
+        (make_elastic(), run_elastic_pair, {"num_experts": E}),
+    ):
+        may_run, agree = threading.Event(), groups.GroupPool.agree
+
+        def held(*values):
+            assert may_run.wait(30)
+            return agree(*values)
+
+        with mock.patch.object(groups.GroupPool, "agree", held):
+            buffer.warmup(**arguments, background=True)
+            preparation = buffer.runtime.preparation
+            assert preparation is not None and not preparation.is_here()
+            may_run.set()
+            call(buffer, 4)
+        assert buffer.runtime.preparation is None
+        with collectives() as names:
+            call(buffer, 5)
+        assert names == []
+        buffer.warmup(**arguments, background=True)
+        buffer.destroy()  # waits too
+
+
+def check_errors(_):
+    buffer = make()
+    for name, value in (
+        ("num_max_tokens_per_rank", 0),
+        ("hidden", 12),
+        ("num_experts", E + 1),
+        ("num_topk", 33),
+    ):
+        with pytest.raises(RuntimeError, match=f"warmup: {name} is {value}"):
+            buffer.warmup(**{**SIZES, name: value})
+    with pytest.raises(RuntimeError, match="num_experts is 0"):
+        make_elastic(preinitialize=True)
+    different = {**SIZES, "hidden": H * (1 + dist.get_rank() % 2)}
+    with pytest.raises(RuntimeError, match="ranks differ in what they pass"):
+        buffer.warmup(**different)
+    buffer.warmup(**different, background=True)
+    with pytest.raises(RuntimeError, match="ranks differ in what they pass"):
+        buffer.get_comm_stream()
+    run_pair(buffer, 6)
+    buffer.destroy()
+
+
+def check_generated_tokens(_):
+    sizes = warmup.Sizes(4, 6, 128, 8, 3)
+    x, topk_idx, weights = sizes.inputs(torch.device("cpu"))
+    assert x.shape == (6, 128) and weights.shape == topk_idx.shape == (6, 3)
+    assert all(len(set(row)) == 3 for row in topk_idx.tolist())
+    counts = torch.bincount(topk_idx.flatten(), minlength=8)
+    assert counts.max() - counts.min() <= 1
+
+
+CHECKS = names_of_checks(globals())
+results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_four_ranks(results, name):
+    results.verify(name)
