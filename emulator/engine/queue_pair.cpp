@@ -62,7 +62,7 @@ Status QueuePair::modify(QpState state, const Connection& connection) {
     fail();
     return Status::ok;
   }
-  const QpState before = std::exchange(state_, state);
+  const QpState before = state_.exchange(state);
   connection_ = connection;
   trace(TraceEvent::Kind::state, static_cast<std::uint32_t>(state));
   if (state == QpState::reset) {
@@ -153,7 +153,7 @@ void QueuePair::complete_receive(const Completion& completion) {
 void QueuePair::fail() {
   if (state_ == QpState::error) return;
   state_ = QpState::error;
-  trace(TraceEvent::Kind::state, static_cast<std::uint32_t>(state_));
+  trace(TraceEvent::Kind::state, static_cast<std::uint32_t>(state()));
   if (attributes_.ring.blocks != 0 && attributes_.doorbell_record != nullptr)
     requester_.posted(
         static_cast<std::uint16_t>(load_shared_be32(attributes_.doorbell_record + 4)));

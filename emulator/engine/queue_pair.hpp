@@ -6,6 +6,7 @@
 // Specification, volume 1, chapters 9 (transport) and 10 (states).
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -54,7 +55,8 @@ class QueuePair {
   std::uint32_t number() const { return number_; }
   const QueuePairAttributes& attributes() const { return attributes_; }
   const Connection& connection() const { return connection_; }
-  QpState state() const { return state_; }
+  /// Any thread may ask.
+  QpState state() const { return state_.load(std::memory_order_relaxed); }
   const Counters& counters() const { return counters_; }
 
   /// Moves to `state` with `connection`. Status::bad_qp_state for a transition that the
@@ -94,7 +96,7 @@ class QueuePair {
   const QueuePairAttributes attributes_;
   const Services services_;
   Connection connection_;
-  QpState state_ = QpState::reset;
+  std::atomic<QpState> state_{QpState::reset};
   Counters counters_;
   Requester requester_;
   Responder responder_;

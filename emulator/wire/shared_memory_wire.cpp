@@ -229,13 +229,10 @@ bool SharedMemoryWire::push(std::uint32_t target, const Packet& packet) {
 }
 
 void SharedMemoryWire::announce(std::uint32_t target) {
-  // The fence orders the ring's counter before the test of the bit: either the reader sees the
-  // packet, or it has cleared the bit before and the bit is set again.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // Either the reader takes the bit after this, and sees the packet, or the bit stays for its next
+  // look.
   Slot& reader = slot(target);
-  const std::uint64_t bit = std::uint64_t{1} << slot_;
-  if ((reader.pending.load(std::memory_order_relaxed) & bit) == 0)
-    reader.pending.fetch_or(bit, std::memory_order_seq_cst);
+  reader.pending.fetch_or(std::uint64_t{1} << slot_, std::memory_order_seq_cst);
   if (reader.sleeping.load(std::memory_order_seq_cst) != 0 && reader.sleeping.exchange(0) != 0)
     futex(reader.sleeping, FUTEX_WAKE, 1, nullptr);
 }
@@ -333,7 +330,6 @@ bool SharedMemoryWire::poll(std::size_t most, const Deliver& deliver) {
   Slot& own = slot(slot_);
   if (own.pending.load(std::memory_order_relaxed) == 0) return worked;
   std::uint64_t sources = own.pending.exchange(0, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   for (; sources != 0; sources &= sources - 1) {
     if (most == 0) {  // for the next call
       own.pending.fetch_or(sources, std::memory_order_seq_cst);
