@@ -96,11 +96,7 @@ constexpr std::string_view kWithoutEquivalent[] = {
     "IB_ADDR_RANGE",
     "IB_DISABLE_DMABUF",
     "IB_ENABLE_RELAXED_ORDERING",
-    "IB_GID_INDEX",
-    "IB_NUM_RC_PER_DEVICE",
     "IB_ROCE_VERSION_NUM",
-    "IB_SL",
-    "IB_TRAFFIC_CLASS",
     "QP_DEPTH",
     "SRQ_DEPTH",
     // build and installation
@@ -156,10 +152,12 @@ std::optional<std::string> word(const std::string& text, Words words) {
 
 Translation remote_transport(const std::string& text) {
   // No network between nodes: what remains are PEs that share memory or reach each other's GPU.
-  if (auto ours =
-          word(text, {{"none", "shm,cuda_p2p,staged"}, {"libfabric", "ofi"}, {"ucx", "ucx"}}))
+  if (auto ours = word(text, {{"none", "shm,cuda_p2p,staged"},
+                              {"libfabric", "ofi"},
+                              {"ucx", "ucx"},
+                              {"ibrc", "verbs,ofi,ucx"}}))
     return {ours, ""};
-  for (const std::string_view theirs : {"ibrc", "ibdevx", "ibgda"})
+  for (const std::string_view theirs : {"ibdevx", "ibgda"})
     if (lower(text) == theirs)
       return {
           std::nullopt,

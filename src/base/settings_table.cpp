@@ -130,12 +130,12 @@ std::vector<SettingInfo> network_rows() {
   return {
       text(
           "SHOAL_TRANSPORT_INSIDE", "", scope, &S::transport_inside,
-          "Transports between PEs of one node, by preference: comma list of shm, ofi, ucx, and for "
-          "heaps in GPU memory cuda_p2p, staged. automatic: all of them in that order."),
+          "Transports between PEs of one node, by preference: comma list of shm, ofi, ucx, verbs, and "
+          "for heaps in GPU memory cuda_p2p, staged. automatic: all of them in that order."),
       text(
           "SHOAL_TRANSPORT_BETWEEN", "NVSHMEM_REMOTE_TRANSPORT", scope, &S::transport_between,
           "Transports between PEs of different nodes, by preference: comma list of shm (emulated "
-          "nodes of one host), ofi (or libfabric), ucx, and for heaps in GPU memory cuda_p2p, "
+          "nodes of one host), ofi (or libfabric), ucx, verbs, and for heaps in GPU memory cuda_p2p, "
           "staged. automatic: all of them in that order. A network's library is loaded when a pair "
           "of PEs needs it."),
       text("SHOAL_OFI_PROVIDER", "NVSHMEM_LIBFABRIC_PROVIDER", scope, &S::ofi_provider,
@@ -144,6 +144,36 @@ std::vector<SettingInfo> network_rows() {
       text("SHOAL_UCX_TLS", "", scope, &S::ucx_tls,
            "Transports that UCX may use, as its own UCX_TLS. Empty: UCX decides, without shared "
            "memory."),
+      text(
+          "SHOAL_VERBS_LIBRARY", "", scope, &S::verbs_library,
+          "The libibverbs of the transport verbs: a file, or a name that the dynamic linker searches for."),
+      number("SHOAL_VERBS_QUEUE_PAIRS", "NVSHMEM_IB_NUM_RC_PER_DEVICE", scope,
+             &S::verbs_queue_pairs, "Queue pairs for each peer on each port.", 1, 32),
+      text(
+          "SHOAL_VERBS_QUEUE_ORDER", "", scope, &S::verbs_queue_order,
+          "Order in which a PE creates its queue pairs. rotated: starting with its right neighbour; "
+          "naive: by PE, which makes all PEs serve PE 0 first on NICs that prefer low numbers.",
+          {"rotated", "naive"}),
+      number("SHOAL_VERBS_DEPTH", "", scope, &S::verbs_depth,
+             "Requests in a send queue; further ones wait in the call. The device has a limit.", 16,
+             32'768),
+      number("SHOAL_VERBS_INLINE", "", scope, &S::verbs_inline,
+             "Bytes that are copied into a request, up to the limit of the device.", 0, 1024),
+      number("SHOAL_VERBS_SIGNAL_INTERVAL", "", scope, &S::verbs_signal_interval,
+             "Requests per completion, where nothing waits for one of them.", 1, 1024),
+      number("SHOAL_VERBS_RETRIES", "", scope, &S::verbs_retries,
+             "How often a queue pair repeats a request before it is in error.", 0, 7),
+      number("SHOAL_VERBS_TIMEOUT", "", scope, &S::verbs_timeout,
+             "Time before a request is repeated: 4.096 us * 2^value. 0: never.", 0, 31),
+      number(
+          "SHOAL_VERBS_GID_INDEX", "NVSHMEM_IB_GID_INDEX", scope, &S::verbs_gid_index,
+          "Entry of the GID table. -1: RoCE v2 with an IPv4 address on Ethernet, none on InfiniBand.",
+          -1, 255),
+      number("SHOAL_VERBS_SERVICE_LEVEL", "NVSHMEM_IB_SL", scope, &S::verbs_service_level,
+             "InfiniBand service level, or priority on Ethernet.", 0, 15),
+      number("SHOAL_VERBS_TRAFFIC_CLASS", "NVSHMEM_IB_TRAFFIC_CLASS", scope,
+             &S::verbs_traffic_class, "Traffic class of packets with a global route header.", 0,
+             255),
       number(
           "SHOAL_NETWORK_DEPTH", "", scope, &S::network_depth,
           "Requests that a PE may have in flight to one other PE; further ones wait in the call.",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Network transports are modules, so that neither building nor loading Shoal needs their libraries
-// (libfabric, UCX).
+// (libfabric, UCX, libibverbs).
 #include <array>
 
 #include "base/check.hpp"
@@ -40,7 +40,7 @@ class Unavailable final : public Transport {
 }  // namespace
 
 std::span<const std::string_view> network_names() {
-  static constexpr std::array<std::string_view, 2> names = {"ofi", "ucx"};
+  static constexpr std::array<std::string_view, 3> names = {"ofi", "ucx", "verbs"};
   return names;
 }
 

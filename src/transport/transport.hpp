@@ -97,10 +97,14 @@ class Transport {
   /// Name in settings and messages: "shm", "ofi", ...
   virtual std::string_view name() const noexcept = 0;
 
-  // Startup: every PE calls address(), the world all-gathers the results, every PE calls connect().
+  // Startup: every PE calls address(), the world all-gathers the results, every PE calls open() and
+  // then, when all have, connect().
 
   /// What peers need to reach this PE. Empty where a network is not available.
   virtual std::vector<std::byte> address() = 0;
+  /// Gets ready for what peers send once they call connect(). May be left out where a network
+  /// repeats what arrived too early.
+  virtual void open(std::span<const std::vector<std::byte>> /*addresses*/) {}
   /// Connects every wanted PE whose address is not empty. A PE that cannot be connected is no
   /// error: reach() has the reason.
   virtual void connect(std::span<const std::vector<std::byte>> addresses) = 0;
@@ -172,7 +176,7 @@ using Factory = std::unique_ptr<Transport> (*)(const Context& context);
 
 /// The transports inside a host, the preferred one first. Only factories.cpp lists them.
 std::span<const Factory> factories();
-/// Names of the network transports, the preferred one first: "ofi", "ucx".
+/// Names of the network transports, the preferred one first: "ofi", "ucx", "verbs".
 std::span<const std::string_view> network_names();
 /// Loads the module of a network transport and constructs this PE's side. Returns
 /// make_unavailable() with the reason where that fails.

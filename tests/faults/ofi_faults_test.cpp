@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors of a PE whose peer over libfabric dies or stops.
+// Errors of a PE whose peer over libfabric or verbs dies or stops.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -10,6 +10,7 @@
 #include "support/expect_error.hpp"
 #include "support/process/process.hpp"
 #include "support/world/ofi.hpp"
+#include "support/world/verbs.hpp"
 
 namespace shoal::test {
 namespace {
@@ -53,10 +54,10 @@ class OfiPeer : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { SHOAL_SKIP_WITHOUT_OFI(); }
 };
+class VerbsPeer : public WithVerbs, public testing::WithParamInterface<const char*> {};
 
-TEST_P(OfiPeer, IsReportedWhenItDies) {
-  PeGroup group =
-      start_pes(3, "operate_on_pe_1", {.env = environment("30000"), .argument = GetParam()});
+void kill_pe_1(const Environment& chosen, const char* operation) {
+  PeGroup group = start_pes(3, "operate_on_pe_1", {.env = chosen, .argument = operation});
   for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("ready")) << process.err();
   usleep(100'000);
   const auto start = Clock::now();
@@ -70,20 +71,42 @@ TEST_P(OfiPeer, IsReportedWhenItDies) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Operations, OfiPeer,
-                         testing::Values("put", "get", "atomic", "signal", "quiet", "wait"),
-                         [](const auto& parameter) { return std::string(parameter.param); });
+TEST_P(OfiPeer, IsReportedWhenItDies) {
+  kill_pe_1(environment("30000"), GetParam());
+}
+
+// Retries are exceeded after 8 * 67 ms.
+TEST_P(VerbsPeer, IsReportedWhenItDies) {
+  Environment chosen = verbs_environment("30000");
+  chosen["SHOAL_VERBS_TIMEOUT"] = "14";
+  kill_pe_1(chosen, GetParam());
+}
+
+const auto kOperations = testing::Values("put", "get", "atomic", "signal", "quiet", "wait");
+const auto name_of_operation = [](const auto& parameter) { return std::string(parameter.param); };
+INSTANTIATE_TEST_SUITE_P(Operations, OfiPeer, kOperations, name_of_operation);
+INSTANTIATE_TEST_SUITE_P(Operations, VerbsPeer, kOperations, name_of_operation);
 
 // A stopped PE is not dead: the deadline passes, and the message names the network.
-TEST(OfiStoppedPeer, TimesOut) {
-  SHOAL_SKIP_WITHOUT_OFI();
-  PeGroup group =
-      start_pes(2, "operate_on_pe_1", {.env = environment("1500"), .argument = "atomic"});
+void stop_pe_1(const Environment& chosen, const std::string& network) {
+  PeGroup group = start_pes(2, "operate_on_pe_1", {.env = chosen, .argument = "atomic"});
   for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("ready")) << process.err();
   group.pes[1].send(SIGSTOP);
   const ProcessResult result = group.pes[0].wait();
   EXPECT_TRUE(result.ok()) << result.describe();
-  expect_parts(result.out, {"timeout: ", "tcp;ofi_rxm", "SHOAL_TIMEOUT_MS"});
+  expect_parts(result.out, {"timeout: ", network, "SHOAL_TIMEOUT_MS"});
+}
+
+TEST(OfiStoppedPeer, TimesOut) {
+  SHOAL_SKIP_WITHOUT_OFI();
+  stop_pe_1(environment("1500"), "tcp;ofi_rxm");
+}
+
+// An emulated NIC stops with its process: without a limit of retries it looks like a slow one.
+TEST_F(WithVerbs, AStoppedPeerTimesOut) {
+  Environment chosen = verbs_environment("1500");
+  chosen["SHOAL_VERBS_TIMEOUT"] = "20";  // 4 s, eight times
+  stop_pe_1(chosen, "queue pair 1 of 1 for PE 1 on ");
 }
 
 }  // namespace

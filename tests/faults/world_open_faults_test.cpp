@@ -28,7 +28,7 @@ using When = StepBootstrap::When;
 /// outside an all-gather: in the connect of a transport.
 constexpr const char* kSteps[] = {"bootstrap",    "identity", "heap",         "transports",
                                   "connectivity", "teams",    "final barrier"};
-constexpr const char* kNetworkSteps[] = {"NIC choice", "network",
+constexpr const char* kNetworkSteps[] = {"NIC choice", "network", "network links",
                                          "network map"};  // of a world that wants one
 
 std::vector<std::string> places() {

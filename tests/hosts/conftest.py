@@ -33,16 +33,23 @@ def bin_dir():
     return pathlib.Path(directory).resolve()
 
 
+def emulated_verbs(bin_dir):
+    return bin_dir.parent / "lib/emulator/libibverbs.so.1"
+
+
 @pytest.fixture(scope="session")
 def host_checks(bin_dir):
     return bin_dir / "host_checks"
 
 
 @pytest.fixture
-def environment():
-    """Small heaps, and timeouts that only a hanging test reaches."""
+def environment(bin_dir, tmp_path):
+    """Small heaps, and timeouts that only a hanging test reaches. Verbs use the emulated NIC, whose
+    packets travel through a file that all emulated hosts see."""
     timeout = str(round(hosts.scaled(TIMEOUT_MS)))
     return {
+        "SHOAL_VERBS_LIBRARY": str(emulated_verbs(bin_dir)),
+        "SHOAL_EMULATOR_DIRECTORY": str(tmp_path),
         "SHOAL_SYMMETRIC_SIZE": "64M",
         "SHOAL_TIMEOUT_MS": timeout,
         "SHOAL_BOOTSTRAP_TIMEOUT_MS": timeout,
@@ -72,5 +79,7 @@ def needs(bin_dir):
         module = bin_dir.parent / "lib/shoal" / f"libshoal_transport_{transport}.so"
         if not module.exists():
             pytest.skip(f"this build has no {module.name}")
+        if transport == "verbs" and not emulated_verbs(bin_dir).exists():
+            pytest.skip("this build has no emulated NIC")
 
     return skip_without

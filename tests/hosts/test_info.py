@@ -8,7 +8,7 @@ from hosts import SHARED
 from launchers import by_hand
 
 LOOK = ["--connectivity", "--init-timeline", "--json"]
-NETWORK_PHASES = ["NIC choice", "network", "network map"]
+NETWORK_PHASES = ["NIC choice", "network", "network links", "network map"]
 PHASES = [
     "settings",
     "bootstrap",

@@ -13,6 +13,8 @@ CASES = [
     ("ofi", 4, 2),
     ("ucx", 2, 2),
     ("ucx", 3, 1),
+    ("verbs", 2, 2),
+    ("verbs", 3, 1),
 ]  # hosts, PEs on each
 
 

@@ -66,7 +66,7 @@ def test_all_sections_as_one_document(bin_dir):
         "init_timeline",
     }
     assert every["build"]["version"] == every["shoal"]
-    assert [module["name"] for module in every["build"]["networks"]] == ["ofi", "ucx"]
+    assert [module["name"] for module in every["build"]["networks"]] == ["ofi", "ucx", "verbs"]
     for module in every["build"]["networks"]:
         assert bool(module["library"]) != bool(module["missing"]), (
             "either the library that it uses, or why it is not available"
@@ -103,6 +103,7 @@ def test_connectivity_of_emulated_nodes(bin_dir):
             "shm",
             "ofi",
             "ucx",
+            "verbs",
         }
         assert all(transport["why"] for transport in pair["transports"])
     (far,) = [pair for pair in found["pairs"] if (pair["a"], pair["b"]) == (1, 2)]
@@ -140,10 +141,11 @@ def test_a_network_is_loaded_where_pairs_want_it(bin_dir):
     ] == "left out by SHOAL_TRANSPORT_INSIDE"
     assert all(isinstance(pe["nics"], list) for pe in found["connectivity"]["pes"])
     names = [phase["name"] for phase in found["init_timeline"]["pes"][0]["phases"]]
-    assert names[names.index("connectivity") :][:4] == [
+    assert names[names.index("connectivity") :][:5] == [
         "connectivity",
         "NIC choice",
         "network",
+        "network links",
         "network map",
     ]
 

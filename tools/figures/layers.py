@@ -54,7 +54,7 @@ ROWS = [
             ("self · shm", "one host"),
             ("cuda_p2p", "NVLink, PCIe"),
             ("staged", "GPU via host memory"),
-            ("ofi · ucx", "libfabric, UCX"),
+            ("ofi · ucx · verbs", "libfabric, UCX, RDMA"),
         ],
     ),
     (

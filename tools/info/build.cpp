@@ -23,12 +23,19 @@ Module inspect_module(const Settings& settings, std::string_view name) {
   Module module{std::string(name), plugin.file, "", plugin.reason};
   if (plugin.symbol == nullptr) return module;
   const auto& table = *static_cast<const transport::Module*>(plugin.symbol);
-  if (table.version == transport::kModuleVersion)
+  if (table.version == transport::kModuleVersion) {
     module.library = table.library;
-  else
+    if (table.probe != nullptr) {
+      transport::Probe probe = table.probe(settings);
+      if (!probe.library.empty()) module.library = std::move(probe.library);
+      module.missing = std::move(probe.missing);
+      if (!module.missing.empty()) module.library.clear();
+    }
+  } else {
     module.missing =
         fmt::format("it belongs to another build of Shoal (table version {}, expected {})",
                     table.version, transport::kModuleVersion);
+  }
   return module;
 }
 

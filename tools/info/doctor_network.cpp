@@ -53,7 +53,7 @@ Finding modules(const Subject& subject) {
         name,
         fmt::format("none of {}, so worlds of several hosts do not open: {}",
                     fmt::join(missing, ", "), why),
-        "install libfabric-dev or libucx-dev and build Shoal again, or set SHOAL_PLUGIN_DIR to the folder of "
+        "install libfabric-dev, libucx-dev or libibverbs-dev and build Shoal again, or set SHOAL_PLUGIN_DIR to the folder of "
         "libshoal_transport_*.so");
   return ok(name, fmt::format("{}", fmt::join(there, ", ")));
 }

@@ -21,17 +21,19 @@ namespace shoal::transport::message {
 
 /// Constants of one PE's network, which decide what travels as a message.
 struct Traits {
-  std::string_view name;          ///< of the transport: "ofi"
-  std::size_t rails = 1;          ///< endpoints of this PE
-  std::size_t payload_bytes = 0;  ///< longest payload of a message
-  std::size_t put_bytes = 0;      ///< longest put that is a message
-  std::size_t put_nbi_bytes = 0;  ///< the same for put_nbi; words are messages always
-  std::size_t get_bytes = 0;      ///< the same for gets
-  std::uint32_t window = 1;       ///< requests that each peer may have in flight to this PE
-  bool reorders = false;          ///< messages may overtake each other
-  bool probes = false;            ///< sending to a dead peer fails, so a probe finds it
-  bool says_goodbye = false;      ///< peers would not notice an orderly end otherwise
-  bool hides_rma = false;         ///< a target's polls serve RMA requests, but return false
+  std::string_view name;             ///< of the transport: "ofi"
+  std::size_t rails = 1;             ///< endpoints of this PE
+  std::size_t payload_bytes = 0;     ///< longest payload of a message
+  std::size_t put_bytes = 0;         ///< longest put that is a message
+  std::size_t put_signal_bytes = 0;  ///< the same with a signal, where that is more
+  std::size_t put_nbi_bytes = 0;     ///< the same for put_nbi
+  std::size_t get_bytes = 0;         ///< the same for gets
+  bool words_are_messages = true;    ///< put_nbi and gets of words are messages always
+  std::uint32_t window = 1;          ///< requests that each peer may have in flight to this PE
+  bool reorders = false;             ///< messages may overtake each other
+  bool probes = false;               ///< sending to a dead peer fails, so a probe finds it
+  bool says_goodbye = false;         ///< peers would not notice an orderly end otherwise
+  bool hides_rma = false;            ///< a target's polls serve RMA requests, but return false
 };
 
 /// What a message must not overtake.

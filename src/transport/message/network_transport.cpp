@@ -36,7 +36,8 @@ NetworkTransport::~NetworkTransport() {
   engine_->leave();
 }
 
-void NetworkTransport::connect(std::span<const std::vector<std::byte>> addresses) {
+void NetworkTransport::open(std::span<const std::vector<std::byte>> addresses) {
+  opened_ = true;
   for (Pe pe = 0; pe < context_.n_pes; ++pe) {
     const auto i = static_cast<std::size_t>(pe);
     if (!context_.wanted[i]) continue;
@@ -50,6 +51,10 @@ void NetworkTransport::connect(std::span<const std::vector<std::byte>> addresses
     }
   }
   engine_->listen();
+}
+
+void NetworkTransport::connect(std::span<const std::vector<std::byte>> addresses) {
+  if (!opened_) open(addresses);
   progress_.emplace(*engine_, fmt::format("shoal-{}", traits_.name), progress_core());
   Handshake handshake(*engine_);
   // Half of the time, so that a PE whose attempts all fail is not late for the next step.
@@ -131,14 +136,14 @@ void NetworkTransport::put_nbi(Pe pe, std::size_t offset, const void* source, st
   Engine& to = engine(pe, "put_nbi");
   if (bytes == 0) return;
   const Operation operation{"put_nbi", bytes};
-  if (bytes <= traits_.put_nbi_bytes || is_word_at(offset, bytes))
+  if (bytes <= traits_.put_nbi_bytes || (traits_.words_are_messages && is_word_at(offset, bytes)))
     return to.request(operation, pe, put_request(offset, source, bytes));
   to.transfer(operation, pe, Direction::write, offset, bytes_of(source), bytes, nullptr);
 }
 
 void NetworkTransport::start_get(const Operation& operation, void* target, Pe pe,
                                  std::size_t offset, std::size_t bytes, Batch* batch) {
-  const bool word = is_word_at(offset, bytes);
+  const bool word = traits_.words_are_messages && is_word_at(offset, bytes);
   if (!word && bytes > traits_.get_bytes)
     return engine_->transfer(operation, pe, Direction::read, offset, bytes_of(target), bytes,
                              batch);
@@ -255,7 +260,7 @@ void NetworkTransport::put_signal(Pe pe, std::size_t offset, const void* source,
                                   std::size_t signal_offset, SignalOp op, std::uint64_t value) {
   Engine& to = engine(pe, "put_signal");
   const Operation operation{"put_signal", bytes};
-  if (bytes <= traits_.put_bytes) {
+  if (bytes <= std::max(traits_.put_bytes, traits_.put_signal_bytes)) {
     Request request = put_request(offset, source, bytes);
     request.message.set_signal(signal_offset, op, value);
     request.after = After::writes;

@@ -23,6 +23,7 @@ class NetworkTransport final : public Transport {
 
   std::string_view name() const noexcept override { return traits_.name; }
   std::vector<std::byte> address() override { return engine_->address(); }
+  void open(std::span<const std::vector<std::byte>> addresses) override;
   void connect(std::span<const std::vector<std::byte>> addresses) override;
   Reach reach(Pe pe) const override { return reach_[static_cast<std::size_t>(pe)]; }
 
@@ -58,6 +59,7 @@ class NetworkTransport final : public Transport {
   const Context context_;
   const Traits traits_;
   std::vector<Reach> reach_;  ///< by PE
+  bool opened_ = false;
   const std::unique_ptr<Engine> engine_;
   std::optional<ProgressThread> progress_;  ///< ends before the engine
 };

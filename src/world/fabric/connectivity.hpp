@@ -45,7 +45,7 @@ struct Connectivity {
 
 /// The transports that users can name, in the order of "automatic": for control blocks and for
 /// heaps on the host, and for heaps in GPU memory.
-inline constexpr std::array<std::string_view, 3> kHostTransports = {"shm", "ofi", "ucx"};
+inline constexpr std::array<std::string_view, 4> kHostTransports = {"shm", "ofi", "ucx", "verbs"};
 inline constexpr std::array<std::string_view, 2> kHeapTransports = {"cuda_p2p", "staged"};
 
 /// Fills `inside` and `between` from SHOAL_TRANSPORT_INSIDE and SHOAL_TRANSPORT_BETWEEN with the

@@ -48,7 +48,8 @@ class Fabric {
   /// Throws Error{unsupported} where the NICs of a rail cannot reach each other.
   void check_nics(const Blobs& all);
   void start_network(transport::Context context, BlobWriter& mine);
-  void connect_network(const Blobs& all);
+  void open_network(const Blobs& all);
+  void connect_network();
   /// Releases the transports.
   void release() noexcept;
 
@@ -110,6 +111,7 @@ class Fabric {
   const Placement& placement_;
   const Memory& memory_;
   std::string network_;
+  Blobs network_addresses_;  ///< by PE
   std::optional<std::vector<std::string>> nics_;
   // Declared before the transports, hence destroyed after them.
   std::vector<std::shared_ptr<const void>> kept_;

@@ -82,11 +82,19 @@ void Fabric::start_network(transport::Context context, BlobWriter& mine) {
   mine.bytes(transports_.back()->address());
 }
 
-void Fabric::connect_network(const Blobs& all) {
-  Blobs addresses;
-  for (const auto& blob : all) addresses.push_back(BlobReader(blob).bytes());
+void Fabric::open_network(const Blobs& all) {
+  network_addresses_.clear();
+  for (const auto& blob : all) network_addresses_.push_back(BlobReader(blob).bytes());
   try {
-    transports_.back()->connect(addresses);
+    transports_.back()->open(network_addresses_);
+  } catch (const std::exception& error) {
+    transports_.back() = transport::make_unavailable(network_, error.what());
+  }
+}
+
+void Fabric::connect_network() {
+  try {
+    transports_.back()->connect(network_addresses_);
   } catch (const std::exception& error) {
     transports_.back() = transport::make_unavailable(network_, error.what());
   }

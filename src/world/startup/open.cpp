@@ -69,7 +69,8 @@ class Opening {
   void choose_nics(BlobWriter& mine);
   void check_nics(const Blobs& all);
   void start_network(BlobWriter& mine);
-  void connect_network(const Blobs& all);
+  void open_network(const Blobs& all);
+  void connect_network(const Blobs&);
   void make_teams(BlobWriter&);
   void nothing(BlobWriter&) {}
   void nothing(const Blobs&) {}
@@ -96,7 +97,8 @@ const Opening::Phase Opening::kPhases[] = {
     {"transports", &Opening::start_transports, &Opening::connect_transports},
     {"connectivity", &Opening::describe_connections, &Opening::choose_connections},
     {"NIC choice", &Opening::choose_nics, &Opening::check_nics, When::network},
-    {"network", &Opening::start_network, &Opening::connect_network, When::network},
+    {"network", &Opening::start_network, &Opening::open_network, When::network},
+    {"network links", &Opening::nothing, &Opening::connect_network, When::network},
     {"network map", &Opening::describe_connections, &Opening::choose_connections, When::network},
     {"teams", &Opening::make_teams, &Opening::nothing},
     {"final barrier", &Opening::nothing, &Opening::nothing},
@@ -267,8 +269,11 @@ void Opening::check_nics(const Blobs& all) {
 void Opening::start_network(BlobWriter& mine) {
   fabric_.start_network(transport_context(), mine);
 }
-void Opening::connect_network(const Blobs& all) {
-  fabric_.connect_network(all);
+void Opening::open_network(const Blobs& all) {
+  fabric_.open_network(all);
+}
+void Opening::connect_network(const Blobs&) {
+  fabric_.connect_network();
 }
 
 void Opening::make_teams(BlobWriter&) {

@@ -38,11 +38,20 @@ void Pair::meet() {
   EXPECT_TRUE(wait_for(kMeeting, ++meetings));
 }
 
-void run_pair(transport::Factory make, const Settings& first, const Settings& second,
-              const std::function<void(Pair&)>& body) {
+namespace {
+
+/// Two PEs as threads, connected as far as they fit together.
+void start_pair(
+    transport::Factory make, const Settings& first, const Settings& second,
+    const std::vector<std::string>& nics,
+    const std::function<void(Pe, transport::Transport&, memory::Segment* const*)>& body) {
   auto bootstraps = thread_bootstraps(2);
-  std::vector<std::shared_ptr<memory::Segment>> segments;
-  for (int pe = 0; pe < 2; ++pe) segments.push_back(memory::Segment::create(kPairSegmentBytes));
+  std::shared_ptr<memory::Segment> segments[2];
+  memory::Segment* raw[2];
+  for (int pe = 0; pe < 2; ++pe) {
+    segments[pe] = memory::Segment::create(kPairSegmentBytes);
+    raw[pe] = segments[pe].get();
+  }
   std::barrier<> end(2);  // neither transport ends while the other is in use
   std::vector<std::thread> threads;
   for (Pe pe = 0; pe < 2; ++pe)
@@ -52,22 +61,45 @@ void run_pair(transport::Factory make, const Settings& first, const Settings& se
       context.my_pe = pe;
       context.n_pes = 2;
       context.host_of = context.node_of = one_host;
-      context.segment = segments[static_cast<std::size_t>(pe)];
+      context.segment = segments[pe];
       context.settings = pe == 0 ? &first : &second;
       context.wanted = {pe == 1, pe == 0};
+      context.nics = nics;
       context.timeout = std::chrono::seconds(20);
       context.check = [] {};
       const auto transport = make(context);
       Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(pe)];
-      transport->connect(bootstrap.all_gather(transport->address(), "address"));
-      EXPECT_EQ(transport->reach(1 - pe).capabilities, transport::capability::all_operations)
-          << transport->reach(1 - pe).reason;
-      Pair pair{pe, 1 - pe, *transport, segments[static_cast<std::size_t>(pe)]->base(),
-                segments[static_cast<std::size_t>(1 - pe)]->base()};
-      body(pair);
+      const auto addresses = bootstrap.all_gather(transport->address(), "address");
+      transport->open(addresses);
+      bootstrap.all_gather({}, "open");
+      transport->connect(addresses);
+      body(pe, *transport, raw);
       end.arrive_and_wait();
     });
   for (auto& thread : threads) thread.join();
+}
+
+}  // namespace
+
+void run_pair(transport::Factory make, const Settings& first, const Settings& second,
+              const std::function<void(Pair&)>& body, std::vector<std::string> nics) {
+  start_pair(
+      make, first, second, nics,
+      [&](Pe pe, transport::Transport& transport, memory::Segment* const* segments) {
+        EXPECT_EQ(transport.reach(1 - pe).capabilities, transport::capability::all_operations)
+            << transport.reach(1 - pe).reason;
+        Pair pair{pe, 1 - pe, transport, segments[pe]->base(), segments[1 - pe]->base()};
+        body(pair);
+      });
+}
+
+void run_unconnected_pair(transport::Factory make, const Settings& first, const Settings& second,
+                          const std::function<void(const std::string&)>& look) {
+  start_pair(make, first, second, {},
+             [&](Pe pe, transport::Transport& transport, memory::Segment* const*) {
+               EXPECT_EQ(transport.reach(1 - pe).capabilities, 0u);
+               look(transport.reach(1 - pe).reason);
+             });
 }
 
 Settings pair_settings(std::int64_t depth, std::size_t chunk) {

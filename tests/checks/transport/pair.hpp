@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "shoal/settings.hpp"
 #include "transport/transport.hpp"
@@ -35,9 +37,12 @@ struct Pair {
   std::uint64_t meetings = 0;
 };
 
-/// Connects two PEs and runs `body` on both. `settings`: of PE 0 and PE 1.
+/// Connects two PEs and runs `body` on both. `settings`: of PE 0 and PE 1. `nics`: of both.
 void run_pair(transport::Factory make, const Settings& first, const Settings& second,
-              const std::function<void(Pair&)>& body);
+              const std::function<void(Pair&)>& body, std::vector<std::string> nics = {});
+/// Two PEs that do not fit together; `look` sees the reason of each.
+void run_unconnected_pair(transport::Factory make, const Settings& first, const Settings& second,
+                          const std::function<void(const std::string&)>& look);
 
 /// Settings with this SHOAL_NETWORK_DEPTH and SHOAL_NETWORK_CHUNK.
 Settings pair_settings(std::int64_t depth, std::size_t chunk);

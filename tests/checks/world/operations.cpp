@@ -131,7 +131,8 @@ void check_identity(World& world) {
   if (in_gpu_memory(world)) expected.insert(expected.begin() + 3, "device");
   bool network = false;  // some pair, which need not be one of this PE's, needs one
   for (const std::string& name : names) network |= name == "network";
-  if (network) expected.insert(expected.end() - 2, {"NIC choice", "network", "network map"});
+  if (network)
+    expected.insert(expected.end() - 2, {"NIC choice", "network", "network links", "network map"});
   EXPECT_EQ(names, expected);
   std::chrono::nanoseconds sum{};
   for (const InitPhase& phase : world.init_phases()) {

@@ -31,7 +31,8 @@ TEST(NvshmemVariables, EveryTransportOfNvshmemIsAccepted) {
     const Settings settings = settings_of({{"NVSHMEM_REMOTE_TRANSPORT", transport}});
     EXPECT_NO_THROW(settings.validate()) << transport;
   }
-  EXPECT_EQ(settings_of({{"NVSHMEM_REMOTE_TRANSPORT", "ibrc"}}).transport_between, "automatic");
+  EXPECT_EQ(settings_of({{"NVSHMEM_REMOTE_TRANSPORT", "ibdevx"}}).transport_between, "automatic");
+  EXPECT_EQ(settings_of({{"NVSHMEM_REMOTE_TRANSPORT", "IBRC"}}).transport_between, "verbs,ofi,ucx");
   EXPECT_EQ(settings_of({{"NVSHMEM_REMOTE_TRANSPORT", "libfabric"}}).transport_between, "ofi");
   EXPECT_EQ(settings_of({{"NVSHMEM_REMOTE_TRANSPORT", "UCX"}}).transport_between, "ucx");
   EXPECT_EQ(settings_of({{"NVSHMEM_REMOTE_TRANSPORT", "none"}}).transport_between,
@@ -39,9 +40,9 @@ TEST(NvshmemVariables, EveryTransportOfNvshmemIsAccepted) {
 }
 
 TEST(NvshmemVariables, ATransportThatShoalLacksIsNamedInAWarning) {
-  const auto warnings = warnings_of({{"NVSHMEM_REMOTE_TRANSPORT", "ibrc"}});
+  const auto warnings = warnings_of({{"NVSHMEM_REMOTE_TRANSPORT", "ibdevx"}});
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_NE(warnings[0].find("NVSHMEM_REMOTE_TRANSPORT: \"ibrc\""), std::string::npos)
+  EXPECT_NE(warnings[0].find("NVSHMEM_REMOTE_TRANSPORT: \"ibdevx\""), std::string::npos)
       << warnings[0];
   EXPECT_TRUE(warnings_of({{"NVSHMEM_REMOTE_TRANSPORT", "ucx"}}).empty());
 }

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// address.hpp: what a PE tells its peers: its ports, its memory, and a queue pair for each of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace shoal::transport::verbs {
+
+/// Ports of a PE times queue pairs per peer and port.
+inline constexpr std::size_t kMaxConnections = 32;
+
+/// Registered memory of a PE as RDMA names it.
+struct RemoteMemory {
+  std::uint64_t base = 0;
+  std::uint32_t key = 0;
+};
+
+/// How packets reach a port.
+struct PathAddress {
+  std::uint8_t gid[16] = {};
+  std::uint16_t lid = 0;
+  std::uint8_t mtu = 0;       ///< enum ibv_mtu
+  std::uint8_t ethernet = 0;  ///< 1: RoCE
+};
+
+struct PortAddress {
+  char name[64] = {};  ///< for messages
+  PathAddress path;
+  RemoteMemory segment, scratch, rings;
+  std::uint64_t connections = 0;  ///< with a ring in `rings`
+};
+
+/// One queue pair, which waits for that of one peer.
+struct QueueAddress {
+  std::uint32_t number = 0;  ///< 0: none
+  std::uint32_t first_packet = 0;
+  std::uint32_t ring = 0;  ///< index of its ring in PortAddress::rings
+};
+
+/// In front of `ports` times (PortAddress, then QueueAddress by PE and queue pair).
+struct AddressHeader {
+  std::uint64_t format = 1;
+  std::uint32_t ports = 0;
+  std::uint32_t queue_pairs = 0;  ///< per peer and port
+  std::uint32_t n_pes = 0;
+};
+
+}  // namespace shoal::transport::verbs

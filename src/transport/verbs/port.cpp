@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/verbs/port.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "base/system_error.hpp"
+
+namespace shoal::transport::verbs {
+namespace {
+
+/// libibverbs' list of devices.
+class Devices {
+ public:
+  explicit Devices(const Library& library)
+      : library_(library), list_(library.get_device_list(&count_)) {
+    // ENOSYS: this kernel has no RDMA.
+    require(list_ != nullptr || errno == ENOSYS, Code::unsupported,
+            "{} cannot list RDMA devices: {}. Setting: SHOAL_VERBS_LIBRARY", library.file,
+            error_text(errno));
+  }
+  ~Devices() {
+    if (list_ != nullptr) library_.free_device_list(list_);
+  }
+  Devices(const Devices&) = delete;
+  Devices& operator=(const Devices&) = delete;
+
+  std::span<ibv_device*> all() const { return {list_, static_cast<std::size_t>(count_)}; }
+  Handle<ibv_context> open(ibv_device* device) const {
+    Handle<ibv_context> context(library_.open_device(device), library_.close_device);
+    require(context != nullptr, Code::unsupported, "{} cannot open RDMA device {}: {}",
+            library_.file, library_.get_device_name(device), error_text(errno));
+    return context;
+  }
+  Handle<ibv_context> open(const std::string& name) const {
+    for (ibv_device* const device : all())
+      if (library_.get_device_name(device) == name) return open(device);
+    fail(Code::unsupported, "RDMA device {} is not there any more", name);
+  }
+
+ private:
+  const Library& library_;
+  int count_ = 0;
+  ibv_device** list_;
+};
+
+bool is_zero(const ibv_gid& gid) {
+  return gid.global.subnet_prefix == 0 && gid.global.interface_id == 0;
+}
+
+/// An IPv4 address as a GID: ::ffff:a.b.c.d.
+bool is_ipv4(const ibv_gid& gid) {
+  constexpr std::uint8_t kPrefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  return std::memcmp(gid.raw, kPrefix, sizeof kPrefix) == 0;
+}
+
+}  // namespace
+
+std::string error_text(int code) {
+  return errno_text(code < 0 ? -code : code);
+}
+
+std::string PortOffer::label() const {
+  return fmt::format("{}:{}", device, port);
+}
+
+PortChoice choose_ports(std::span<const PortOffer> offers, std::span<const std::string> nics,
+                        bool only_these) {
+  PortChoice choice;
+  const auto add = [&](auto&& fits) {
+    const auto found = std::ranges::find_if(
+        offers, [&](const PortOffer& offer) { return offer.active && fits(offer); });
+    const auto index = static_cast<std::size_t>(found - offers.begin());
+    if (found != offers.end() && std::ranges::find(choice.ports, index) == choice.ports.end())
+      choice.ports.push_back(index);
+  };
+  for (const std::string& nic : nics)
+    add([&](const PortOffer& offer) { return offer.device == nic || offer.label() == nic; });
+  if (choice.ports.empty() && (nics.empty() || !only_these))
+    add([](const PortOffer&) { return true; });
+  if (!choice.ports.empty()) return choice;
+  std::vector<std::string> labels;
+  for (const PortOffer& offer : offers)
+    labels.push_back(offer.label() + (offer.active ? "" : " (not active)"));
+  choice.reason = only_these && !nics.empty()
+                      ? fmt::format(
+                            "none of the NICs {} is an active RDMA port; RDMA ports: {}. Setting: "
+                            "SHOAL_NIC_LIST",
+                            fmt::join(nics, ", "), fmt::join(labels, ", "))
+                      : fmt::format("no RDMA port is active: {}", fmt::join(labels, ", "));
+  return choice;
+}
+
+std::vector<PortOffer> list_ports(const Library& library) {
+  const Devices devices(library);
+  std::vector<PortOffer> offers;
+  for (ibv_device* const device : devices.all()) {
+    const Handle<ibv_context> context = devices.open(device);
+    ibv_device_attr attributes{};
+    if (library.query_device(context.get(), &attributes) != 0) continue;
+    for (std::uint8_t port = 1; port <= attributes.phys_port_cnt; ++port) {
+      ibv_port_attr state{};
+      const bool known = library.query_port(context.get(), port, state) == 0;
+      offers.push_back(
+          {library.get_device_name(device), port, known && state.state == IBV_PORT_ACTIVE});
+    }
+  }
+  require(!offers.empty(), Code::unsupported, "{} finds no RDMA device", library.file);
+  return offers;
+}
+
+Port::Port(std::shared_ptr<const Library> library, const PortOffer& offer, const Settings& settings,
+           std::size_t completions)
+    : library_(std::move(library)), label_(offer.label()), number_(offer.port) {
+  const auto check = [&](const char* call, int code) {
+    require(code == 0, Code::unsupported, "{} of {} fails: {}", call, label_, error_text(code));
+  };
+  context_ = Devices(*library_).open(offer.device);
+  check("ibv_query_device", library_->query_device(context_.get(), &device_));
+  check("ibv_query_port", library_->query_port(context_.get(), number_, port_));
+  require(device_.atomic_cap != IBV_ATOMIC_NONE, Code::unsupported,
+          "{} has no RDMA atomics, which tell a PE that data have arrived", label_);
+  choose_gid(settings.verbs_gid_index);
+  domain_ = {library_->alloc_pd(context_.get()), library_->dealloc_pd};
+  check("ibv_alloc_pd", domain_ == nullptr ? errno : 0);
+  const auto entries = static_cast<int>(
+      std::min<std::size_t>(completions, static_cast<std::size_t>(device_.max_cqe)));
+  queue_ = {library_->create_cq(context_.get(), entries, nullptr, nullptr, 0),
+            library_->destroy_cq};
+  require(queue_ != nullptr, Code::unsupported,
+          "a completion queue of {} entries (device {}: at most {}) cannot be created: {}. "
+          "Settings: SHOAL_VERBS_DEPTH, SHOAL_VERBS_QUEUE_PAIRS",
+          entries, label_, device_.max_cqe, error_text(errno));
+}
+
+/// RoCE: the given entry, else the first RoCE v2 one with an IPv4 address, else the first RoCE v2
+/// one, else entry 0. InfiniBand routes by LID unless an entry is given.
+void Port::choose_gid(std::int64_t wanted) {
+  routed_ = port_.link_layer == IBV_LINK_LAYER_ETHERNET || wanted >= 0;
+  if (!routed_) return;
+  const int entries = port_.gid_tbl_len;
+  require(wanted < entries, Code::unsupported,
+          "SHOAL_VERBS_GID_INDEX is {}; {} has entries 0 to {}", wanted, label_, entries - 1);
+  int best = static_cast<int>(std::max<std::int64_t>(wanted, 0));
+  for (int i = 0, rank = 0; wanted < 0 && library_->query_gid_ex != nullptr && i < entries; ++i) {
+    ibv_gid_entry entry{};
+    const int code = library_->query_gid_ex(context_.get(), number_, static_cast<std::uint32_t>(i),
+                                            &entry, 0, sizeof entry);
+    if (code != 0 || entry.gid_type != IBV_GID_TYPE_ROCE_V2) continue;
+    const int its_rank = is_ipv4(entry.gid) ? 2 : 1;
+    if (its_rank > rank) rank = its_rank, best = i;
+  }
+  const int code = library_->query_gid(context_.get(), number_, best, &gid_);
+  require(code == 0 && !is_zero(gid_), Code::unsupported,
+          "entry {} of the GID table of {} is empty. Setting: SHOAL_VERBS_GID_INDEX", best, label_);
+  gid_index_ = static_cast<std::uint8_t>(best);
+}
+
+PathAddress Port::path() const {
+  PathAddress address;
+  std::memcpy(address.gid, gid_.raw, sizeof address.gid);
+  address.lid = port_.lid;
+  address.mtu = static_cast<std::uint8_t>(port_.active_mtu);
+  address.ethernet = port_.link_layer == IBV_LINK_LAYER_ETHERNET ? 1 : 0;
+  return address;
+}
+
+Region Port::register_memory(void* memory, std::size_t bytes, Peers peers) const {
+  // Never with relaxed ordering: words and counters must not overtake the data before them.
+  const int access = IBV_ACCESS_LOCAL_WRITE |
+                     (peers == Peers::access ? IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
+                                                   IBV_ACCESS_REMOTE_ATOMIC
+                                             : 0);
+  Region region{{library_->reg_mr(domain_.get(), memory, bytes, access), library_->dereg_mr}};
+  require(region.handle != nullptr, Code::unsupported,
+          "{} bytes cannot be registered with {} (at most {} bytes in {} regions): {}. Setting: "
+          "SHOAL_SYMMETRIC_SIZE; limit: locked memory (ulimit -l)",
+          bytes, label_, device_.max_mr_size, device_.max_mr, error_text(errno));
+  return region;
+}
+
+int Port::poll(std::span<ibv_wc> completions) const noexcept {
+  return ibv_poll_cq(queue_.get(), static_cast<int>(completions.size()), completions.data());
+}
+
+}  // namespace shoal::transport::verbs

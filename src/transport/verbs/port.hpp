@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// port.hpp: a port of an RDMA device with its protection domain, completion queue and registered
+// memory. Not thread-safe: the engine's lock guards it.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shoal/settings.hpp"
+#include "transport/verbs/address.hpp"
+#include "transport/verbs/library.hpp"
+
+namespace shoal::transport::verbs {
+
+/// An object of libibverbs with the function that releases it.
+template <typename T>
+using Handle = std::unique_ptr<T, int (*)(T*)>;
+
+/// "Invalid argument" for 22 and -22.
+std::string error_text(int code);
+
+struct PortOffer {
+  std::string device;  ///< "mlx5_0"
+  std::uint8_t port;   ///< from 1
+  bool active;
+
+  std::string label() const;  ///< "mlx5_0:1"
+};
+
+struct PortChoice {
+  std::vector<std::size_t> ports;  ///< indices of offers
+  std::string reason;              ///< where there are none
+};
+
+/// One port for each of `nics` ("mlx5_0:1", "mlx5_0") that is an active RDMA port, in their order.
+/// Without any: the first active port, unless `only_these` (the user named them). Pure function.
+PortChoice choose_ports(std::span<const PortOffer> offers, std::span<const std::string> nics,
+                        bool only_these);
+
+/// All ports of all devices. Throws Error{unsupported} where there are none.
+std::vector<PortOffer> list_ports(const Library& library);
+
+/// Whether peers may access registered memory.
+enum class Peers : std::uint8_t { no_access, access };
+
+/// Memory registered with a port.
+struct Region {
+  Handle<ibv_mr> handle{nullptr, nullptr};
+
+  std::uint32_t local_key() const noexcept { return handle->lkey; }
+  RemoteMemory remote() const noexcept {
+    return {reinterpret_cast<std::uintptr_t>(handle->addr), handle->rkey};
+  }
+};
+
+class Port {
+ public:
+  /// Opens a port and makes a completion queue for `completions` entries, or as many as the device
+  /// has. Throws Error{unsupported}.
+  Port(std::shared_ptr<const Library> library, const PortOffer& offer, const Settings& settings,
+       std::size_t completions);
+
+  const Library& library() const noexcept { return *library_; }
+  const std::string& label() const noexcept { return label_; }
+  const ibv_device_attr& device() const noexcept { return device_; }
+  const ibv_port_attr& attributes() const noexcept { return port_; }
+  std::uint8_t number() const noexcept { return number_; }
+  std::uint8_t gid_index() const noexcept { return gid_index_; }
+  /// Whether packets need a global route header: RoCE, or a GID that the user chose.
+  bool routed() const noexcept { return routed_; }
+  PathAddress path() const;
+  ibv_pd* domain() const noexcept { return domain_.get(); }
+  ibv_cq* queue() const noexcept { return queue_.get(); }
+  /// Entries of the completion queue.
+  std::size_t completions() const noexcept { return static_cast<std::size_t>(queue_->cqe); }
+
+  /// Throws Error{unsupported} naming the limits.
+  Region register_memory(void* memory, std::size_t bytes, Peers peers) const;
+  /// Completed requests. Negative: the completion queue is in error.
+  int poll(std::span<ibv_wc> completions) const noexcept;
+
+ private:
+  void choose_gid(std::int64_t wanted);
+
+  std::shared_ptr<const Library> library_;
+  std::string label_;
+  std::uint8_t number_;
+  bool routed_ = false;
+  std::uint8_t gid_index_ = 0;
+  ibv_gid gid_{};
+  ibv_device_attr device_{};
+  ibv_port_attr port_{};
+  Handle<ibv_context> context_{nullptr, nullptr};
+  Handle<ibv_pd> domain_{nullptr, nullptr};
+  Handle<ibv_cq> queue_{nullptr, nullptr};
+};
+
+}  // namespace shoal::transport::verbs

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// queue_pair.hpp: a reliable connection to a queue pair of one peer. It has no receive queue.
+#pragma once
+
+#include <string>
+
+#include "shoal/heap.hpp"
+#include "transport/verbs/port.hpp"
+
+namespace shoal::transport::verbs {
+
+/// What all queue pairs of a port have in common: settings, within the limits of the device.
+struct QueueLimits {
+  std::uint32_t depth = 0;         ///< requests in a send queue
+  std::uint32_t inline_bytes = 0;  ///< asked for; the device may give more
+  std::uint8_t atomics = 0;        ///< reads and atomics in flight, per direction
+  std::uint8_t retries = 0;
+  std::uint8_t timeout = 0;  ///< 4.096 us * 2^timeout
+  std::uint8_t service_level = 0;
+  std::uint8_t traffic_class = 0;
+
+  /// Throws Error{unsupported} where a setting exceeds a limit of the device, with both.
+  static QueueLimits of(const Port& port, const Settings& settings, std::size_t queue_pairs);
+};
+
+class QueuePair {
+ public:
+  /// Which one it is, for messages: "queue pair 2 of 4 for PE 7 on mlx5_0:1 (PE 3)".
+  struct Name {
+    Pe my_pe;
+    Pe peer;
+    std::size_t index;
+    std::size_t count;
+  };
+
+  /// Creates it in state INIT. `existing`: queue pairs that the port has, for the message. Throws
+  /// Error{unsupported}.
+  QueuePair(const Port& port, const QueueLimits& limits, const Name& name, std::size_t existing);
+
+  /// What the peer needs.
+  std::uint32_t number() const noexcept { return handle_->qp_num; }
+  std::uint32_t first_packet() const noexcept { return first_packet_; }
+  std::uint32_t inline_bytes() const noexcept { return inline_bytes_; }
+
+  /// Changes to RTR and RTS. Throws Error{unsupported} with the attributes, their limits and the
+  /// settings.
+  void connect(const PathAddress& path, const QueueAddress& peer);
+  /// Ends all requests with an error.
+  void stop() noexcept;
+  /// Error number, 0 for success.
+  int post(ibv_send_wr& first) noexcept;
+  std::string describe() const;
+
+ private:
+  void change(ibv_qp_attr& attributes, int mask, const std::string& detail);
+  void to_init();
+  void to_receive(const PathAddress& path, const QueueAddress& peer);
+  void to_send();
+
+  const Port& port_;
+  const QueueLimits limits_;
+  const Name name_;
+  std::uint32_t first_packet_;
+  std::uint32_t inline_bytes_ = 0;
+  Handle<ibv_qp> handle_{nullptr, nullptr};
+};
+
+}  // namespace shoal::transport::verbs

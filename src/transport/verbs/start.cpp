@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// The start and the end of a verbs network: ports, memory, queue pairs, addresses.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/backoff.hpp"
+#include "base/check.hpp"
+#include "base/log.hpp"
+#include "transport/message/pieces.hpp"
+#include "transport/verbs/network.hpp"
+#include "transport/verbs/order.hpp"
+
+namespace shoal::transport::verbs {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kBounces = 32;  ///< per port
+/// For the last messages of a PE that closes its world.
+constexpr std::chrono::milliseconds kCloseTimeout{1000};
+
+std::byte* allocate_zeroed(std::size_t bytes) {
+  const std::size_t size = (bytes + kPage - 1) / kPage * kPage;
+  auto* const memory = static_cast<std::byte*>(std::aligned_alloc(kPage, size));
+  require(memory != nullptr, Code::system, "transport verbs: no memory for {} bytes", size);
+  std::memset(memory, 0, size);
+  return memory;
+}
+
+template <typename T>
+void append(std::vector<std::byte>& bytes, const T& value) {
+  const auto* const start = reinterpret_cast<const std::byte*>(&value);
+  bytes.insert(bytes.end(), start, start + sizeof value);
+}
+
+/// The value at `index` of an array that begins at `offset`. The length has been checked.
+template <typename T>
+T value_at(std::span<const std::byte> bytes, std::size_t offset, std::size_t index = 0) {
+  T value;
+  std::memcpy(&value, bytes.data() + offset + index * sizeof value, sizeof value);
+  return value;
+}
+
+}  // namespace
+
+Network::Network(message::Engine& engine, const Context& context)
+    : engine_(engine),
+      settings_(*context.settings),
+      n_pes_(context.n_pes),
+      queue_pairs_(static_cast<std::size_t>(context.settings->verbs_queue_pairs)),
+      library_(load_library(context.settings->verbs_library)),
+      links_(static_cast<std::size_t>(context.n_pes)) {
+  const auto n_peers =
+      static_cast<std::size_t>(std::count(context.wanted.begin(), context.wanted.end(), true));
+  open_ports(context, n_peers);
+  create_queue_pairs(context);
+  const std::size_t connections = lines_.size() * queue_pairs_;
+  traits_ = {
+      .name = kName,
+      .rails = connections,
+      .payload_bytes = kPayloadBytes,
+      .put_signal_bytes = kPayloadBytes,
+      .words_are_messages = false,
+      .window = static_cast<std::uint32_t>(std::min<std::int64_t>(settings_.network_depth, kSlots)),
+      .probes = true,
+      .says_goodbye = true};
+  // Requests without a completion may fill neither a send queue, a completion queue nor the depth.
+  std::size_t interval = static_cast<std::size_t>(settings_.verbs_signal_interval);
+  interval = std::min(interval, static_cast<std::size_t>(settings_.verbs_depth) / 4);
+  interval =
+      std::min(interval, static_cast<std::size_t>(settings_.network_depth) / (2 * connections));
+  for (const auto& line : lines_)
+    interval = std::min(
+        interval, line->port->completions() / (2 * std::max<std::size_t>(line->queue_pairs, 1)));
+  interval_ = static_cast<std::uint32_t>(std::max<std::size_t>(interval, 1));
+}
+
+Network::~Network() = default;
+
+void Network::open_ports(const Context& context, std::size_t n_peers) {
+  const std::vector<PortOffer> offers = list_ports(*library_);
+  const bool only_these = !settings_.nic_list.empty() || !settings_.nic_mapping.empty();
+  const PortChoice choice = choose_ports(offers, context.nics, only_these);
+  require(!choice.ports.empty(), Code::unsupported, "{}", choice.reason);
+  require(choice.ports.size() * queue_pairs_ <= kMaxConnections, Code::unsupported,
+          "{} queue pairs for each peer on each of {} ports are more than {}. Settings: "
+          "SHOAL_VERBS_QUEUE_PAIRS, SHOAL_NIC_LIST",
+          queue_pairs_, choice.ports.size(), kMaxConnections);
+  const std::size_t queue_pairs = n_peers * queue_pairs_;
+  for (const std::size_t port : choice.ports) {
+    auto line = std::make_unique<Line>();
+    line->port =
+        std::make_unique<Port>(library_, offers[port], settings_,
+                               queue_pairs * static_cast<std::size_t>(settings_.verbs_depth));
+    line->limits = QueueLimits::of(*line->port, settings_, queue_pairs);
+    make_memory(*line, queue_pairs);
+    lines_.push_back(std::move(line));
+  }
+}
+
+void Network::make_memory(Line& line, std::size_t connections) {
+  line.layout.connections = connections;
+  line.rings.reset(allocate_zeroed(line.layout.bytes()));
+  line.bounces.reset(allocate_zeroed(kBounces * kBounceBytes));
+  for (std::size_t i = 0; i < kBounces; ++i)
+    line.free_bounces.push_back(line.bounces.get() + i * kBounceBytes);
+  const Port& port = *line.port;
+  line.segment =
+      port.register_memory(engine_.segment().base(), engine_.segment().size(), Peers::access);
+  line.scratch =
+      port.register_memory(engine_.scratch().data(), engine_.scratch().size(), Peers::access);
+  line.rings_region = port.register_memory(line.rings.get(), line.layout.bytes(), Peers::access);
+  line.bounces_region =
+      port.register_memory(line.bounces.get(), kBounces * kBounceBytes, Peers::no_access);
+}
+
+void Network::create_queue_pairs(const Context& context) {
+  const bool rotated = settings_.verbs_queue_order == "rotated";
+  for (std::size_t l = 0; l < lines_.size(); ++l) {
+    Line& line = *lines_[l];
+    for (const Place& place : creation_order(n_pes_, context.my_pe, queue_pairs_, rotated)) {
+      const auto pe = static_cast<std::size_t>(place.pe);
+      if (!context.wanted[pe]) continue;
+      const auto id = static_cast<std::uint32_t>(connections_.size());
+      auto connection = std::make_unique<Connection>(Connection{
+          .line = line, .peer = engine_.peer(place.pe), .id = id, .index = line.queue_pairs});
+      const QueuePair::Name name{context.my_pe, place.pe, place.index, queue_pairs_};
+      connection->queue =
+          std::make_unique<QueuePair>(*line.port, line.limits, name, line.queue_pairs);
+      connection->posted.resize(line.limits.depth);
+      ++line.queue_pairs;
+      Link& link = links_[pe];
+      link.all.resize(lines_.size() * queue_pairs_);
+      link.all[l * queue_pairs_ + place.index] = connection.get();
+      connections_.push_back(std::move(connection));
+    }
+  }
+  log::debug("PE {}: transport verbs: {} queue pairs on {} ports, {} order", context.my_pe,
+             connections_.size(), lines_.size(), settings_.verbs_queue_order);
+}
+
+std::vector<std::byte> Network::address() {
+  std::vector<std::byte> bytes;
+  AddressHeader header;
+  header.ports = static_cast<std::uint32_t>(lines_.size());
+  header.queue_pairs = static_cast<std::uint32_t>(queue_pairs_);
+  header.n_pes = static_cast<std::uint32_t>(n_pes_);
+  append(bytes, header);
+  for (std::size_t l = 0; l < lines_.size(); ++l) {
+    const Line& line = *lines_[l];
+    PortAddress port;
+    std::strncpy(port.name, line.port->label().c_str(), sizeof port.name - 1);
+    port.path = line.port->path();
+    port.segment = line.segment.remote();
+    port.scratch = line.scratch.remote();
+    port.rings = line.rings_region.remote();
+    port.connections = line.layout.connections;
+    append(bytes, port);
+    for (const Link& link : links_)
+      for (std::size_t q = 0; q < queue_pairs_; ++q) {
+        QueueAddress queue;
+        if (!link.all.empty()) {
+          const Connection& connection = *link.all[l * queue_pairs_ + q];
+          queue = {connection.queue->number(), connection.queue->first_packet(),
+                   static_cast<std::uint32_t>(connection.index)};
+        }
+        append(bytes, queue);
+      }
+  }
+  return bytes;
+}
+
+void Network::open(Peer& peer, std::span<const std::byte> bytes) {
+  require(bytes.size() >= sizeof(AddressHeader), Code::mismatch,
+          "its address has {} bytes, expected at least {}", bytes.size(), sizeof(AddressHeader));
+  const auto header = value_at<AddressHeader>(bytes, 0);
+  require(header.queue_pairs == queue_pairs_, Code::mismatch,
+          "it makes {} queue pairs per peer, this PE {}. Setting: SHOAL_VERBS_QUEUE_PAIRS",
+          header.queue_pairs, queue_pairs_);
+  const std::size_t queues = static_cast<std::size_t>(n_pes_) * queue_pairs_;
+  const std::size_t port_bytes = sizeof(PortAddress) + queues * sizeof(QueueAddress);
+  require(header.format == AddressHeader{}.format && header.ports >= 1 &&
+              header.n_pes == static_cast<std::uint32_t>(n_pes_) &&
+              bytes.size() == sizeof header + header.ports * port_bytes,
+          Code::mismatch, "its address has {} bytes for {} ports and {} PEs", bytes.size(),
+          header.ports, header.n_pes);
+  Link& link = this->link(peer);
+  const std::size_t ports = std::min<std::size_t>(header.ports, lines_.size());
+  link.all.resize(ports * queue_pairs_);
+  for (std::size_t l = 0; l < ports; ++l) {
+    const std::size_t at = sizeof header + l * port_bytes;
+    const auto port = value_at<PortAddress>(bytes, at);
+    const auto first = static_cast<std::size_t>(engine_.my_pe()) * queue_pairs_;
+    for (std::size_t q = 0; q < queue_pairs_; ++q) {
+      Connection& connection = *link.all[l * queue_pairs_ + q];
+      const auto queue = value_at<QueueAddress>(bytes, at + sizeof port, first + q);
+      connect(connection, port, queue);
+    }
+  }
+  peer.rails = link.all.size();
+  link.home = message::home_rail(static_cast<std::size_t>(engine_.my_pe()),
+                                 static_cast<std::size_t>(peer.pe), peer.rails);
+  link.next = link.home;
+}
+
+void Network::connect(Connection& connection, const PortAddress& port, const QueueAddress& queue) {
+  const Port& mine = *connection.line.port;
+  require(queue.number != 0 && queue.ring < port.connections, Code::mismatch,
+          "it has no queue pair for this PE");
+  require(port.path.ethernet == mine.path().ethernet, Code::mismatch,
+          "its port {} is {}, this PE's port {} is {}. Setting: SHOAL_NIC_LIST", port.name,
+          port.path.ethernet != 0 ? "Ethernet" : "InfiniBand", mine.label(),
+          mine.path().ethernet != 0 ? "Ethernet" : "InfiniBand");
+  const RingLayout layout{port.connections};
+  const auto at = [&](std::size_t offset) {
+    return RemoteMemory{port.rings.base + offset, port.rings.key};
+  };
+  connection.segment = port.segment;
+  connection.scratch = port.scratch;
+  connection.ring = at(layout.incoming(queue.ring));
+  connection.arrived = at(RingLayout::arrived(queue.ring));
+  connection.freed = at(RingLayout::freed(queue.ring));
+  connection.queue->connect(port.path, queue);
+  connection.open = true;
+}
+
+/// Lets the last messages leave.
+void Network::close() noexcept {
+  const auto deadline = message::Clock::now() + kCloseTimeout;
+  Backoff backoff;
+  const auto busy = [&] {
+    return std::ranges::any_of(connections_, [](const auto& connection) {
+      return connection->open && connection->issued != connection->completed;
+    });
+  };
+  while (busy() && message::Clock::now() < deadline) {
+    for (Link& link : links_) settle(link);
+    if (!poll()) backoff();
+  }
+  // Requests that still arrive must not be answered.
+  for (const auto& connection : connections_)
+    engine_.fail_peer(connection->peer, "this PE has closed the transport");
+}
+
+std::string Network::description() const {
+  std::vector<std::string> labels;
+  for (const auto& line : lines_) labels.push_back(line->port->label());
+  return fmt::format("{} queue pairs on {}", connections_.size(), fmt::join(labels, ", "));
+}
+
+std::string Network::route(const Peer& peer) const {
+  const Link& link = this->link(peer);
+  const Connection& home = *link.all[link.home];
+  return fmt::format("{}, {} requests queued", home.queue->describe(),
+                     home.issued - home.completed);
+}
+
+}  // namespace shoal::transport::verbs

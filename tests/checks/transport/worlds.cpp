@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checks/transport/worlds.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "checks/collective/reference.hpp"
+#include "checks/world/operations.hpp"
+#include "shoal/collective.hpp"
+
+namespace shoal::test {
+namespace {
+
+Pe right(const World& world) {
+  return (world.my_pe() + 1) % world.n_pes();
+}
+Pe left(const World& world) {
+  return (world.my_pe() + world.n_pes() - 1) % world.n_pes();
+}
+
+}  // namespace
+
+void check_long_transfers(World& world) {
+  constexpr std::size_t kBytes = (std::size_t{2} << 20) + 77;
+  const auto box = world.heap().allocate<std::byte>(kBytes + 64);
+  const auto flag = world.heap().allocate<std::uint64_t>(1);
+  const auto made = [](Pe pe, std::uint64_t round) {
+    return random_bytes(kBytes, static_cast<std::uint64_t>(pe) * 100 + round);
+  };
+  for (std::uint64_t round = 1; round <= 3; ++round) {
+    const Bytes out = made(world.my_pe(), round);
+    if (round == 2) {
+      world.put_nbi(box.on(right(world)).subspan(3, kBytes), out);
+      world.signal_set(flag.on(right(world)), round);
+    } else {
+      world.put_signal(box.on(right(world)).subspan(3, kBytes), out, flag.on(right(world)),
+                       SignalOp::set, round);
+    }
+    world.signal_wait_until(flag.data(), Compare::equal, round);
+    EXPECT_EQ(std::memcmp(box.data() + 3, made(left(world), round).data(), kBytes), 0)
+        << "round " << round;
+    EXPECT_EQ(box[2], std::byte{0});
+    EXPECT_EQ(box[kBytes + 3], std::byte{0});
+    Bytes in(kBytes);
+    world.get(std::span(in), box.on(right(world)).subspan(3, kBytes));
+    EXPECT_TRUE(in == out) << "round " << round;
+    std::fill(in.begin(), in.end(), std::byte{0});
+    world.get_nbi(std::span(in), box.on(right(world)).subspan(3, kBytes));
+    world.quiet();
+    EXPECT_TRUE(in == out) << "round " << round;
+    barrier(world.team());
+  }
+}
+
+void check_data_before_signals(World& world) {
+  constexpr std::uint64_t kRounds = 10'000;
+  constexpr std::size_t kWords = 3000;
+  const auto data = world.heap().allocate<std::uint64_t>(kWords);
+  const auto flags =
+      world.heap().allocate<std::uint64_t>(2);  // 0: data has come, 1: data has been read
+  barrier(world.team());
+  std::vector<std::uint64_t> out(kWords);
+  std::uint64_t wrong = 0;
+  for (std::uint64_t round = 1; round <= kRounds; ++round) {
+    const std::size_t words = round % 4 == 0 ? kWords : 1 + round % 600;
+    std::fill(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(words), round);
+    const auto there = data.on(right(world)).subspan(0, words);
+    if (round % 2 == 0) {
+      world.put_nbi(there, std::span<const std::uint64_t>(out).first(words));
+      world.signal_set(flags.on(right(world))[0], round);
+    } else {
+      world.put_signal(there, std::span<const std::uint64_t>(out).first(words),
+                       flags.on(right(world))[0], SignalOp::set, round);
+    }
+    world.signal_wait_until(flags.data(), Compare::equal, round);
+    for (std::size_t i = 0; i < words; ++i) wrong += data[i] != round;
+    world.signal_set(flags.on(left(world))[1], round);
+    world.wait_until(flags.data() + 1, Compare::equal, round);
+    world.quiet();
+  }
+  EXPECT_EQ(wrong, 0u);
+  barrier(world.team());
+}
+
+void check_mixed_atomics(World& world) {
+  constexpr std::uint64_t kTimes = 2000;
+  const auto words = world.heap().allocate<std::uint64_t>(4);
+  const auto small = world.heap().allocate<std::uint32_t>(2);
+  barrier(world.team());
+  const Pe target = 1;
+  for (std::uint64_t i = 0; i < kTimes; ++i) {
+    world.atomic_fetch_add(words.on(target)[0], std::uint64_t{3});
+    world.signal_add(words.on(target)[1], 1);
+    world.atomic_fetch_add(small.on(target)[0], 1u);
+    for (std::uint64_t seen = world.atomic_fetch(words.on(target)[2]);;) {
+      const std::uint64_t before = world.atomic_compare_swap(words.on(target)[2], seen, seen + 2);
+      if (before == seen) break;
+      seen = before;
+    }
+  }
+  world.quiet();
+  barrier(world.team());
+  const auto n = static_cast<std::uint64_t>(world.n_pes());
+  EXPECT_EQ(world.atomic_fetch(words.on(target)[0]), 3 * n * kTimes);
+  EXPECT_EQ(world.atomic_fetch(words.on(target)[1]), n * kTimes);
+  EXPECT_EQ(world.atomic_fetch(words.on(target)[2]), 2 * n * kTimes);
+  EXPECT_EQ(world.atomic_fetch(small.on(target)[0]), static_cast<std::uint32_t>(n * kTimes));
+  barrier(world.team());
+}
+
+void check_words_are_whole(World& world) {
+  const auto word = world.heap().allocate<std::uint64_t>(1);
+  constexpr std::uint64_t kLast = 20'000;
+  constexpr std::uint64_t kTwice = 0x1'0000'0001;
+  barrier(world.team());
+  if (world.my_pe() == 0) {
+    for (std::uint64_t i = 1; i <= kLast; ++i) world.put_value(word.on(1)[0], i * kTwice);
+  } else {
+    const std::atomic_ref<std::uint64_t> here(*word.data());
+    std::uint64_t seen = 0, torn = 0;
+    while (seen < kLast * kTwice) {
+      const std::uint64_t now = here.load(std::memory_order_acquire);
+      torn += now % kTwice != 0 || now < seen;
+      seen = now;
+    }
+    EXPECT_EQ(torn, 0u);
+  }
+  barrier(world.team());
+}
+
+void check_threads_of_a_pe(World& world) {
+  constexpr std::size_t kThreads = 3, kTimes = 300, kWords = 2500;
+  const auto sums = world.heap().allocate<std::uint64_t>(1);
+  const auto boxes = world.heap().allocate<std::uint64_t>(kThreads * kWords);
+  barrier(world.team());
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] {
+      std::vector<std::uint64_t> out(kWords), in(kWords);
+      for (std::size_t i = 0; i < kTimes; ++i) {
+        std::iota(out.begin(), out.end(), i * 10'000 + t);
+        const auto there = boxes.on(right(world)).subspan(t * kWords, kWords);
+        world.put(there, out);
+        world.quiet();
+        world.get(std::span(in), there);
+        ASSERT_EQ(in, out);
+        world.atomic_fetch_add(sums.on(0)[0], std::uint64_t{1});
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  barrier(world.team());
+  EXPECT_EQ(world.atomic_fetch(sums.on(0)[0]), 2 * kThreads * kTimes);
+  barrier(world.team());
+}
+
+}  // namespace shoal::test

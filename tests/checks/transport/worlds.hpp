@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// worlds.hpp: checks of worlds whose PEs reach each other over a network.
+#pragma once
+
+#include "shoal/world.hpp"
+
+namespace shoal::test {
+
+/// Long transfers in both directions at once, cut at chunks, at odd offsets. Two PEs or more.
+void check_long_transfers(World& world);
+/// A PE that sees the signal sees the data, for lengths on both sides of the longest message.
+void check_data_before_signals(World& world);
+/// All PEs update the same words of PE 1, some through shared memory and some over the network.
+void check_mixed_atomics(World& world);
+/// A PE that polls a word never sees half of a put. Two PEs.
+void check_words_are_whole(World& world);
+/// Threads of a PE that call at once share its network. Two PEs.
+void check_threads_of_a_pe(World& world);
+
+}  // namespace shoal::test

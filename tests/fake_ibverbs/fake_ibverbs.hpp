@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// fake_ibverbs.hpp: what tests set and see of the fake libibverbs. The two functions are found with
+// dlsym.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace shoal::test {
+
+struct FakeVerbsOptions {
+  unsigned seed = 1;
+  int devices = 1;
+  bool active = true;  ///< ports
+  bool atomics = true;
+  bool ethernet = false;  ///< RoCE ports; GID 3 is a RoCE v2 one with an IPv4 address
+  int max_qp = 1000;
+  int max_qp_wr = 4096;
+  int max_cqe = 100'000;
+  int max_atomics = 4;
+  int create_limit = 1000;            ///< queue pairs that really fit
+  int inline_limit = 256;             ///< queue pairs that ask for more cannot be created
+  int refused_state = -1;             ///< enum ibv_qp_state that queue pairs cannot change to
+  std::size_t fail_after = SIZE_MAX;  ///< requests until every further one exceeds its retries
+};
+
+struct FakeVerbsCounts {
+  std::vector<std::uint32_t> peers;    ///< of each queue pair created: the number it connected to
+  std::vector<std::uint32_t> numbers;  ///< of each queue pair, in order of creation
+  std::size_t requests = 0;
+  std::size_t completions = 0;
+  std::size_t doorbells = 0;
+  std::size_t most_in_queue = 0;  ///< requests of one send queue
+  std::size_t refused = 0;        ///< requests that a full queue did not take
+  std::size_t overruns = 0;       ///< completions that a full completion queue lost
+  std::size_t reordered = 0;      ///< pieces placed before an older piece of their queue pair
+  std::size_t receives = 0;       ///< room in receive queues that was asked for
+  std::size_t objects_left = 0;   ///< not destroyed
+};
+
+using FakeVerbsReset = void (*)(const FakeVerbsOptions&);
+using FakeVerbsCount = FakeVerbsCounts (*)();
+
+}  // namespace shoal::test

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// verbs.hpp: settings of worlds whose PEs reach each other by RDMA verbs on an emulated NIC, also
+// inside a host.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "base/plugin.hpp"
+#include "checks/world/operations.hpp"
+#include "support/process/process.hpp"
+#include "transport/module.hpp"
+
+namespace shoal::test {
+
+#ifdef SHOAL_EMULATED_IBVERBS
+inline const char* const kEmulatedIbverbs = SHOAL_EMULATED_IBVERBS;
+#else
+inline const char* const kEmulatedIbverbs = "";
+#endif
+
+/// Skips its tests, with the reason, without the module or the emulated NIC. The NIC's settings are
+/// environment variables, which it reads when the first world of the process opens it.
+class WithVerbs : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (*kEmulatedIbverbs == '\0') GTEST_SKIP() << "this build has no emulated libibverbs";
+    const Plugin plugin = load_plugin(Settings(), "transport_verbs", transport::kModuleSymbol);
+    if (plugin.symbol == nullptr) GTEST_SKIP() << "no verbs here: " << plugin.reason;
+    emulate("JOB", "test-" + std::to_string(getpid()));
+    for (const char* name : {"ORDERING", "LOSS", "DUPLICATION", "REORDERING", "MAX_QP", "SEED"})
+      unsetenv((kPrefix + name).c_str());
+  }
+  /// Sets SHOAL_EMULATOR_<name> for the next world.
+  static void emulate(const std::string& name, const std::string& value) {
+    setenv((kPrefix + name).c_str(), value.c_str(), 1);
+  }
+
+ private:
+  static inline const std::string kPrefix = "SHOAL_EMULATOR_";
+};
+
+/// The same for PEs that are processes.
+inline Environment verbs_environment(const std::string& timeout_ms) {
+  return {{"SHOAL_SYMMETRIC_SIZE", "4M"},
+          {"SHOAL_MAX_TEAMS", "40"},
+          {"SHOAL_TIMEOUT_MS", timeout_ms},
+          {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "20000"},
+          {"SHOAL_TRANSPORT_INSIDE", "verbs"},
+          {"SHOAL_TRANSPORT_BETWEEN", "verbs"},
+          {"SHOAL_VERBS_LIBRARY", kEmulatedIbverbs},
+          {"SHOAL_EMULATOR_JOB", "test-" + std::to_string(getpid())}};
+}
+
+inline Settings verbs_settings() {
+  Settings settings = world_settings();
+  settings.transport_inside = "verbs";
+  settings.transport_between = "verbs";
+  settings.verbs_library = kEmulatedIbverbs;
+  settings.max_teams = 40;
+  return settings;
+}
+
+}  // namespace shoal::test

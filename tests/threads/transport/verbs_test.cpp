@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// The verbs transport in worlds of threads, over the emulated NIC in each of its ordering tiers,
+// with packets that are lost, doubled and reordered.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "checks/collective/reference.hpp"
+#include "checks/transport/worlds.hpp"
+#include "shoal/collective.hpp"
+#include "support/expect_error.hpp"
+#include "support/process/progress_time.hpp"
+#include "support/world/verbs.hpp"
+#include "support/world/world_local.hpp"
+
+namespace shoal::test {
+namespace {
+
+using Verbs = WithVerbs;
+
+void check_operations(World& world) {
+  for (Pe pe = 0; pe < world.n_pes(); ++pe)
+    EXPECT_EQ(world.describe_transport(pe).find("verbs: put get atomics signals") == 0,
+              pe != world.my_pe())
+        << world.describe_transport(pe);
+  check_everything(world);
+}
+
+class VerbsWorld : public Verbs, public testing::WithParamInterface<Pe> {};
+
+TEST_P(VerbsWorld, DoesEverything) {
+  run_threads(GetParam(), verbs_settings(), check_operations);
+}
+
+TEST_P(VerbsWorld, RunsCollectives) {
+  run_threads(GetParam(), verbs_settings(),
+              [](World& world) { run_random_collectives(world, 60, 4711); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, VerbsWorld, testing::Values(2, 3, 5),
+                         testing::PrintToStringParamName());
+
+class VerbsTier : public Verbs, public testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override {
+    Verbs::SetUp();
+    emulate("ORDERING", GetParam());
+    if (GetParam() != std::string("strict")) emulate("REORDERING", "0.3");
+  }
+};
+
+TEST_P(VerbsTier, DoesEverything) {
+  Settings settings = verbs_settings();
+  settings.verbs_queue_pairs = 2;
+  run_threads(3, settings, check_operations);
+}
+
+TEST_P(VerbsTier, ShowsDataBeforeItsSignal) {
+  run_threads(2, verbs_settings(), check_data_before_signals);
+}
+
+TEST_P(VerbsTier, RunsCollectives) {
+  run_threads(3, verbs_settings(), [](World& world) { run_random_collectives(world, 40, 17); });
+}
+
+TEST_P(VerbsTier, CutsLongTransfers) {
+  for (const std::size_t chunk : {std::size_t{4096}, std::size_t{100'000}, std::size_t{1} << 30}) {
+    Settings settings = verbs_settings();
+    settings.network_chunk = chunk;
+    settings.verbs_queue_pairs = 3;
+    run_threads(2, settings, check_long_transfers);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, VerbsTier, testing::Values("strict", "adaptive", "unordered"),
+                         [](const auto& instance) { return std::string(instance.param); });
+
+// One request in flight is enough for all operations; so is the smallest queue.
+TEST_F(Verbs, WorksAtDepthOne) {
+  Settings settings = verbs_settings();
+  settings.network_depth = 1;
+  settings.network_chunk = 4096;
+  settings.verbs_depth = 16;
+  settings.verbs_inline = 0;
+  run_threads(3, settings, check_operations);
+}
+
+TEST_F(Verbs, SharesWordsWithSharedMemory) {
+  Settings settings = verbs_settings();
+  settings.transport_inside = "shm";
+  settings.node_size = 2;
+  run_threads(4, settings, [](World& world) {
+    const Pe remote = (world.my_pe() + 2) % 4;
+    EXPECT_EQ(world.describe_transport(remote).find("verbs: "), 0u)
+        << world.describe_transport(remote);
+    EXPECT_EQ(world.describe_transport(world.my_pe() ^ 1).find("shm: "), 0u);
+    check_mixed_atomics(world);
+    run_random_collectives(world, 20, 17);
+  });
+}
+
+TEST_F(Verbs, PutsWordsWhole) {
+  run_threads(2, verbs_settings(), check_words_are_whole);
+}
+
+TEST_F(Verbs, ServesSeveralThreadsOfAPe) {
+  run_threads(2, verbs_settings(), check_threads_of_a_pe);
+}
+
+TEST_F(Verbs, FollowsTheProgressWaitSetting) {
+  expect_progress_waits_as_told(verbs_settings(), "shoal-verbs");
+}
+
+TEST_F(Verbs, WorksInTheNaiveOrder) {
+  Settings settings = verbs_settings();
+  settings.verbs_queue_order = "naive";
+  run_threads(3, settings, check_operations);
+}
+
+// Soak: one packet of a hundred is lost, some are doubled, some overtake others.
+class VerbsSoak : public Verbs {
+ protected:
+  static void survive(const char* ordering) {
+    emulate("ORDERING", ordering);
+    emulate("LOSS", "0.01");
+    emulate("DUPLICATION", "0.01");
+    emulate("REORDERING", "0.05");
+    Settings settings = verbs_settings();
+    settings.verbs_timeout = 14;  // 67 ms
+    run_threads(2, settings, [](World& world) {
+      check_everything(world);
+      run_random_collectives(world, 40, 99);
+    });
+  }
+};
+
+TEST_F(VerbsSoak, SurvivesLossAndReordering) {
+  survive("strict");
+}
+
+// The emulated NIC exceeds its retries when it loses packets in this tier.
+TEST_F(VerbsSoak, DISABLED_SurvivesLossUnderAdaptiveRouting) {
+  survive("adaptive");
+}
+
+TEST_F(Verbs, AQuotaThatIsUsedUpIsNamed) {
+  emulate("MAX_QP", "2");
+  expect_error(Code::unsupported, "Setting: SHOAL_VERBS_QUEUE_PAIRS",
+               [] { run_threads(4, verbs_settings(), check_rma); });
+}
+
+}  // namespace
+}  // namespace shoal::test

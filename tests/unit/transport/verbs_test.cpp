@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// The verbs transport between two PEs that are threads, over fake_ibverbs: writes are placed in any
+// order until an atomic waits for them, and queues take no more than they hold.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "fake_ibverbs/module.hpp"
+#include "support/expect_error.hpp"
+
+namespace shoal::test {
+namespace {
+
+struct Shape {
+  const char* name;
+  std::int64_t depth;
+  std::size_t chunk;
+  std::int64_t queue_pairs = 1, queue_depth = 512, inline_bytes = 128, interval = 1;
+};
+
+class VerbsOrder : public WithFakeVerbs, public testing::WithParamInterface<Shape> {
+ protected:
+  void run(const std::function<void(Pair&)>& body) {
+    const Shape& shape = GetParam();
+    Settings chosen = settings(shape.depth, shape.chunk);
+    chosen.verbs_queue_pairs = shape.queue_pairs;
+    chosen.verbs_depth = shape.queue_depth;
+    chosen.verbs_inline = shape.inline_bytes;
+    chosen.verbs_signal_interval = shape.interval;
+    reset({.seed = 4711});
+    run_pair(module->make, chosen, chosen, body);
+    const FakeVerbsCounts seen = counts();
+    EXPECT_EQ(seen.refused, 0u) << "a send queue was posted to that had no room";
+    EXPECT_EQ(seen.overruns, 0u);
+    EXPECT_EQ(seen.receives, 0u) << "no receive queue is needed";
+    EXPECT_LE(seen.most_in_queue, static_cast<std::size_t>(shape.queue_depth));
+    EXPECT_LT(seen.doorbells, seen.requests) << "a message and its atomic share a doorbell";
+    EXPECT_LT(seen.completions, seen.requests) << "messages need no completion of their own";
+    if (shape.interval > 1) EXPECT_LT(2 * seen.completions, seen.requests);
+    if (shape.depth > 4) EXPECT_GT(seen.reordered, 10u) << "the fake is not adverse";
+  }
+};
+
+TEST_P(VerbsOrder, SignalsFollowData) {
+  run(check_signals_follow_data);
+}
+TEST_P(VerbsOrder, FencesOrderPuts) {
+  run(check_fences_order_puts);
+}
+TEST_P(VerbsOrder, QuietCompletesEverything) {
+  run(check_quiet_completes_everything);
+}
+TEST_P(VerbsOrder, AtomicsAndSignalsAreAppliedOnceInOrder) {
+  run(check_atomics_and_signals_are_applied_once_in_order);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, VerbsOrder,
+                         testing::Values(Shape{"one_at_a_time", 1, 4096}, Shape{"few", 7, 20'000},
+                                         Shape{"many", 256, std::size_t{1} << 20},
+                                         Shape{"small_queue", 256, 4096, 1, 16, 0},
+                                         Shape{"three_queue_pairs", 64, 5000, 3, 64, 256},
+                                         Shape{"rare_completions", 256, 4096, 2, 512, 128, 32}),
+                         [](const auto& instance) { return instance.param.name; });
+
+// More messages than a ring holds, in both directions, while the peer reads none for a while.
+TEST_F(WithFakeVerbs, FullRingsHoldSendersBack) {
+  run_pair(module->make, settings(256), settings(256), [](Pair& pair) {
+    constexpr std::uint64_t kTimes = 5000;
+    for (std::uint64_t i = 0; i < kTimes; ++i)
+      pair.transport.signal(pair.other, 64, SignalOp::add, 1);
+    pair.transport.quiet();
+    pair.meet();
+    EXPECT_EQ(pair.word(64).load(), kTimes);
+  });
+  EXPECT_EQ(counts().refused, 0u);
+}
+
+// Requests that the network cannot carry out end the connection with the reason; quiet reports it.
+TEST_F(WithFakeVerbs, AQueuePairInErrorNamesThePeerAndTheReason) {
+  reset({.fail_after = 400});
+  run_pair(module->make, settings(), settings(), [](Pair& pair) {
+    const std::uint64_t value = 1;
+    expect_error(Code::peer_failed, "transport retry counter exceeded (status 12, vendor 0x81)",
+                 [&] {
+                   for (int i = 0; i < 1000; ++i) {
+                     pair.transport.put(pair.other, 64, &value, sizeof value);
+                     pair.transport.quiet();
+                   }
+                 });
+    const auto ended = pair.transport.ended();
+    ASSERT_EQ(ended.size(), 1u);
+    EXPECT_EQ(ended[0].pe, pair.other);
+  });
+}
+
+TEST_F(WithFakeVerbs, RoutesByTheGidOfRoce) {
+  reset({.ethernet = true});
+  run_pair(module->make, settings(), settings(), check_quiet_completes_everything);
+}
+
+// Ports of a PE are its rails.
+TEST_F(WithFakeVerbs, SpreadsLongTransfersOverPorts) {
+  reset({.devices = 2});
+  run_pair(module->make, settings(), settings(), check_signals_follow_data, {"fake_0:1", "fake_1"});
+  EXPECT_EQ(counts().numbers.size(), 4u);
+}
+
+}  // namespace
+}  // namespace shoal::test
