@@ -32,7 +32,7 @@ Syndrome syndrome_of(std::uint8_t ack_code) {
 
 void Requester::start() {
   const Connection& connection = qp_.connection();
-  next_psn_ = highest_ = acked_ = connection.send_psn;
+  next_psn_ = highest_ = acked_ = proves_loss_from_ = connection.send_psn;
   retries_ = connection.retry_count;
   rnr_retries_ = connection.rnr_retry;
 }
@@ -58,10 +58,18 @@ bool Requester::may_send(const Message& message) const {
     return false;
   if (message.sent != 0) return true;
   if (message.request.fenced && responses_due_ != 0) return false;
-  if (message.expects_response() && responses_due_ >= connection.reads_and_atomics) return false;
+  if (message.expects_response() && !has_replay_room()) return false;
   const bool held =
       connection.ordering == Ordering::adaptive && message.request.opcode != Opcode::write;
   return !held || psn_distance(acked_, message.first_psn) >= 0;
+}
+
+bool Requester::has_replay_room() const {
+  // The responder keeps as many for replay, complete ones included. Any from the oldest incomplete
+  // one on may be asked for again.
+  std::uint32_t kept = 0;
+  for (std::size_t i = 0; i < cursor_; ++i) kept += messages_[i].expects_response() ? 1 : 0;
+  return kept < qp_.connection().reads_and_atomics;
 }
 
 bool Requester::wants_to_send() const {
@@ -264,12 +272,19 @@ void Requester::acknowledged(const Packet& packet) {
   if (packet.ack_code != AckCode::ack) return refused(packet);
   advance(psn_add(packet.psn, 1));
   complete_front();
+  check_lost_response(packet.psn);
+}
+
+void Requester::check_lost_response(std::uint32_t psn) {
   if (messages_.empty() || qp_.connection().ordering != Ordering::strict) return;
-  // On one path, responses come before acknowledgements of later packets: they were lost.
+  // On one path, responses come in order. Those to packets sent before the last such loss prove
+  // nothing new.
   const Message& front = messages_.front();
-  if (front.expects_response() && cursor_ > 0 &&
-      psn_distance(acked_, psn_add(front.first_psn, front.packets)) > 0 && use_retry())
-    go_back_to(0);
+  if (!front.expects_response() || cursor_ == 0 || psn_distance(psn, proves_loss_from_) < 0 ||
+      psn_distance(psn, psn_add(front.first_psn, front.packets)) < 0)
+    return;
+  proves_loss_from_ = highest_;
+  go_back_to(0);
 }
 
 void Requester::refused(const Packet& packet) {
@@ -330,6 +345,7 @@ void Requester::responded(Packet&& packet) {
     if (message->sent == message->packets && responses_due_ > 0) --responses_due_;
     advance(psn_add(message->first_psn, message->packets));
     complete_front();
+    check_lost_response(packet.psn);
   } else {
     retries_ = qp_.connection().retry_count;
     restart_timer();

@@ -53,6 +53,10 @@ class Requester {
   };
 
   bool may_send(const Message& message) const;
+  /// Whether another read or atomic may be in flight.
+  bool has_replay_room() const;
+  /// Sends again where an answer to `psn` shows that the response to the oldest message is lost.
+  void check_lost_response(std::uint32_t psn);
   /// Reads the request at fetched_.
   Syndrome take_request(WorkRequest& request);
   /// Appends the next request as a message.
@@ -83,12 +87,13 @@ class Requester {
   std::deque<Message> messages_;  ///< oldest first
   std::size_t cursor_ = 0;        ///< the message that is being sent
   std::uint16_t fetched_ = 0, posted_ = 0;
-  std::uint32_t next_psn_ = 0;        ///< of the next new message
-  std::uint32_t highest_ = 0;         ///< one behind the last PSN ever sent
-  std::uint32_t acked_ = 0;           ///< first PSN that is not acknowledged
-  std::deque<std::uint32_t> resend_;  ///< PSNs that the peer misses, for orderings but strict
-  std::uint32_t responses_due_ = 0;   ///< reads and atomics in flight
-  std::uint32_t since_request_ = 0;   ///< packets since the last request for an acknowledgement
+  std::uint32_t next_psn_ = 0;          ///< of the next new message
+  std::uint32_t highest_ = 0;           ///< one behind the last PSN ever sent
+  std::uint32_t acked_ = 0;             ///< first PSN that is not acknowledged
+  std::deque<std::uint32_t> resend_;    ///< PSNs that the peer misses, for orderings but strict
+  std::uint32_t proves_loss_from_ = 0;  ///< see check_lost_response
+  std::uint32_t responses_due_ = 0;     ///< reads and atomics in flight
+  std::uint32_t since_request_ = 0;     ///< packets since the last request for an acknowledgement
   std::uint8_t retries_ = 0, rnr_retries_ = 0;
   Time timeout_ = kNever;       ///< of the oldest packet in flight
   Time paused_until_ = kNever;  ///< by an RNR; kNever: not paused

@@ -139,7 +139,7 @@ TEST_F(VerbsSoak, SurvivesLossAndReordering) {
 }
 
 // The emulated NIC exceeds its retries when it loses packets in this tier.
-TEST_F(VerbsSoak, DISABLED_SurvivesLossUnderAdaptiveRouting) {
+TEST_F(VerbsSoak, SurvivesLossUnderAdaptiveRouting) {
   survive("adaptive");
 }
 

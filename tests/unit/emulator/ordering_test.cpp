@@ -141,6 +141,27 @@ TEST(EmulatorOrdering, LostResponsesOfManyAtomicsAreReplayed) {
   EXPECT_EQ(pair.b.memory[1], sum);
 }
 
+TEST(EmulatorOrdering, ManyAtomicsAndWritesInFlightSurviveLoss) {
+  for (const Ordering ordering : {Ordering::strict, Ordering::adaptive, Ordering::unordered})
+    for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+      Pair pair({.paths = 4, .path_skew = Time(300), .loss = 0.1, .seed = seed}, {.blocks = 1024},
+                {.ack_timeout = 6,
+                 .reads_and_atomics = 4,
+                 .remote_reads_and_atomics = 4,
+                 .ordering = ordering});
+      for (std::size_t i = 0; i < 200; ++i) {
+        pair.a.write(pair.b, 0, 8192, 64, {});
+        pair.a.atomic(pair.b, {.opcode = Opcode::fetch_add, .swap_or_add = 1}, 8, 64 + 8 * i);
+      }
+      for (std::size_t i = 0; i < 200; ++i) {
+        ASSERT_EQ(pair.sent().syndrome, Syndrome::none)
+            << i << ", ordering " << static_cast<int>(ordering) << ", seed " << seed;
+        ASSERT_EQ(pair.a.memory[8 + i], i);
+      }
+      ASSERT_EQ(pair.b.memory[1], 200U);
+    }
+}
+
 TEST(EmulatorOrdering, FenceWaitsForTheReadBeforeIt) {
   for (const bool fenced : {false, true}) {
     Pair pair({.latency = Time(20000)});
