@@ -130,7 +130,7 @@ struct NormalCalls::Beside {
 };
 
 NormalCalls::NormalCalls(nb::handle_t<Group> group, nb::handle tensor_type, nb::object empty,
-                         nb::tuple dtypes, nb::object capturing)
+                         const nb::tuple& dtypes, nb::object capturing)
     : group_(nb::cast<Group&>(group).group),
       tensors_(nb::cast<Group&>(group), tensor_type),
       maker_(std::move(empty)),

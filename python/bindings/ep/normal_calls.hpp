@@ -69,8 +69,8 @@ class NormalCalls {
  public:
   /// empty: a function (shape, strides, dtype). dtypes: bool, int32, int64, float32. capturing: a
   /// function that returns whether the current stream is captured, or None.
-  NormalCalls(nb::handle_t<Group> group, nb::handle tensor_type, nb::object empty, nb::tuple dtypes,
-              nb::object capturing);
+  NormalCalls(nb::handle_t<Group> group, nb::handle tensor_type, nb::object empty,
+              const nb::tuple& dtypes, nb::object capturing);
 
   int held() const { return results_->held; }
   /// Turns the try_ calls off, for a group that another one replaces.

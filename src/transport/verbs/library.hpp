@@ -7,10 +7,20 @@
 
 #include <infiniband/verbs.h>
 
+#include <cstring>
 #include <memory>
 #include <string>
 
 namespace shoal::transport::verbs {
+
+/// An attribute structure of libibverbs, all zeros. Some of its enumerations have no name for zero,
+/// so it is not value-initialized.
+template <typename Attributes>
+Attributes zeroed() {
+  Attributes attributes;
+  std::memset(&attributes, 0, sizeof attributes);
+  return attributes;
+}
 
 struct Library {
   std::string file;  ///< as SHOAL_VERBS_LIBRARY names it

@@ -103,7 +103,7 @@ std::vector<PortOffer> list_ports(const Library& library) {
     ibv_device_attr attributes{};
     if (library.query_device(context.get(), &attributes) != 0) continue;
     for (std::uint8_t port = 1; port <= attributes.phys_port_cnt; ++port) {
-      ibv_port_attr state{};
+      auto state = zeroed<ibv_port_attr>();
       const bool known = library.query_port(context.get(), port, state) == 0;
       offers.push_back(
           {library.get_device_name(device), port, known && state.state == IBV_PORT_ACTIVE});

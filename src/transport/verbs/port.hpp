@@ -91,7 +91,7 @@ class Port {
   std::uint8_t gid_index_ = 0;
   ibv_gid gid_{};
   ibv_device_attr device_{};
-  ibv_port_attr port_{};
+  ibv_port_attr port_ = zeroed<ibv_port_attr>();
   Handle<ibv_context> context_{nullptr, nullptr};
   Handle<ibv_pd> domain_{nullptr, nullptr};
   Handle<ibv_cq> queue_{nullptr, nullptr};

@@ -68,7 +68,7 @@ QueueLimits QueueLimits::of(const Port& port, const Settings& settings, std::siz
 QueuePair::QueuePair(const Port& port, const QueueLimits& limits, const Name& name,
                      std::size_t existing)
     : port_(port), limits_(limits), name_(name), first_packet_(random_packet_number()) {
-  ibv_qp_init_attr wanted{};
+  auto wanted = zeroed<ibv_qp_init_attr>();
   wanted.send_cq = wanted.recv_cq = port.queue();
   wanted.qp_type = IBV_QPT_RC;
   wanted.cap.max_send_wr = limits.depth;
@@ -97,7 +97,7 @@ void QueuePair::change(ibv_qp_attr& attributes, int mask, const std::string& det
 }
 
 void QueuePair::to_init() {
-  ibv_qp_attr attributes{};
+  auto attributes = zeroed<ibv_qp_attr>();
   attributes.qp_state = IBV_QPS_INIT;
   attributes.port_num = port_.number();
   attributes.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
@@ -116,7 +116,7 @@ void QueuePair::connect(const PathAddress& path, const QueueAddress& peer) {
 }
 
 void QueuePair::to_receive(const PathAddress& path, const QueueAddress& peer) {
-  ibv_qp_attr attributes{};
+  auto attributes = zeroed<ibv_qp_attr>();
   attributes.qp_state = IBV_QPS_RTR;
   const std::uint8_t mtu =
       std::min(path.mtu, static_cast<std::uint8_t>(port_.attributes().active_mtu));
@@ -148,7 +148,7 @@ void QueuePair::to_receive(const PathAddress& path, const QueueAddress& peer) {
 }
 
 void QueuePair::to_send() {
-  ibv_qp_attr attributes{};
+  auto attributes = zeroed<ibv_qp_attr>();
   attributes.qp_state = IBV_QPS_RTS;
   attributes.sq_psn = first_packet_;
   attributes.timeout = limits_.timeout;
@@ -166,7 +166,7 @@ void QueuePair::to_send() {
 }
 
 void QueuePair::stop() noexcept {
-  ibv_qp_attr attributes{};
+  auto attributes = zeroed<ibv_qp_attr>();
   attributes.qp_state = IBV_QPS_ERR;
   port_.library().modify_qp(handle_.get(), &attributes, IBV_QP_STATE);
 }
