@@ -97,15 +97,9 @@ class ElasticBuffer(WarmElasticBuffer):
         )
         self._set_domains(group, allow_hybrid_mode)
         if num_bytes is None:
-            expect(
-                num_max_tokens_per_rank > 0 and hidden > 0,
-                "either num_bytes or num_max_tokens_per_rank and hidden are needed",
-            )
-            num_bytes = sizes.buffer_size(
+            num_bytes = sizes.required_size(
                 self.get_physical_domain_size(),
-                num_max_tokens_per_rank,
-                hidden,
-                num_topk,
+                (num_max_tokens_per_rank, hidden, num_topk),
                 use_fp8_dispatch,
                 allow_hybrid_mode,
                 allow_multiple_reduction,

@@ -10,6 +10,7 @@ import torch
 from ... import config as sizes
 from ...utils.envs import get_nvlink_gbs, reported_rdma_gbs
 from ...utils.math import align
+from ..checks import expect
 
 PAGE = 2 << 20
 _SMS_WITHOUT_GPU = 132  # an H100: the CPU then gets the number that a GPU program gets
@@ -37,6 +38,23 @@ def buffer_size(
         num_nvlink_ranks=per_node,
         allow_multiple_reduction=multiple_reduction,
     )
+
+
+def required_size(
+    physical: tuple[int, int],
+    shape: tuple[int, int, int],
+    use_fp8: bool,
+    hybrid: bool,
+    multiple_reduction: bool,
+) -> int:
+    """buffer_size for a buffer of this ``shape``: tokens per rank, hidden, top-k. The first two
+    must be given."""
+    tokens, hidden, top_k = shape
+    expect(
+        tokens > 0 and hidden > 0,
+        "either num_bytes or num_max_tokens_per_rank and hidden are needed",
+    )
+    return buffer_size(physical, tokens, hidden, top_k, use_fp8, hybrid, multiple_reduction)
 
 
 def engram_storage_size(
