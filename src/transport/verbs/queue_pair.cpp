@@ -26,12 +26,18 @@ std::uint32_t random_packet_number() {
 
 const char* name_of(ibv_qp_state state) {
   switch (state) {
+    case IBV_QPS_RESET:
+      return "RESET";
     case IBV_QPS_INIT:
       return "INIT";
     case IBV_QPS_RTR:
       return "RTR";
     case IBV_QPS_RTS:
       return "RTS";
+    case IBV_QPS_SQD:
+      return "SQD";
+    case IBV_QPS_SQE:
+      return "SQE";
     default:
       return "ERR";
   }
@@ -163,6 +169,13 @@ void QueuePair::to_send() {
                      "SHOAL_VERBS_RETRIES",
                      limits_.timeout, limits_.retries, limits_.atomics,
                      port_.device().max_qp_init_rd_atom));
+}
+
+std::string QueuePair::state() const {
+  auto attributes = zeroed<ibv_qp_attr>();
+  auto init = zeroed<ibv_qp_init_attr>();
+  const int code = port_.library().query_qp(handle_.get(), &attributes, IBV_QP_STATE, &init);
+  return code == 0 ? name_of(attributes.qp_state) : error_text(code);
 }
 
 void QueuePair::stop() noexcept {

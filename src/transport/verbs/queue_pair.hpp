@@ -46,6 +46,8 @@ class QueuePair {
   /// Changes to RTR and RTS. Throws Error{unsupported} with the attributes, their limits and the
   /// settings.
   void connect(const PathAddress& path, const QueueAddress& peer);
+  /// "RTS", as the device says.
+  std::string state() const;
   /// Ends all requests with an error.
   void stop() noexcept;
   /// Error number, 0 for success.
