@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// threads_called.hpp: the threads of this process by name: their ids, their allowed processors and
-// their processor time.
+// threads_called.hpp: the threads of this process by name: their ids, their allowed processors, and
+// whether they sleep.
 #pragma once
 
 #include <sched.h>
 #include <sys/types.h>
 
-#include <chrono>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 namespace shoal::test {
@@ -47,24 +44,16 @@ inline std::set<std::set<int>> cores_of(std::string_view name) {
   return cores;
 }
 
-/// Processor time that a thread of this process has used.
-inline std::chrono::nanoseconds processor_time(pid_t thread) {
-  constexpr int kOfOneThread = 4, kScheduled = 2;  // how Linux makes a clock of a thread
-  const auto clock =
-      static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3) | kOfOneThread | kScheduled);
-  timespec now{};
-  if (clock_gettime(clock, &now) != 0) return {};
-  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
-}
-
-/// Processor time that all threads of this name take while no thread waits for them.
-inline std::chrono::nanoseconds idle_time(std::string_view name, std::chrono::milliseconds during) {
-  std::chrono::nanoseconds before{}, after{};
-  const std::vector<pid_t> threads = threads_called(name);
-  for (const pid_t thread : threads) before += processor_time(thread);
-  std::this_thread::sleep_for(during);
-  for (const pid_t thread : threads) after += processor_time(thread);
-  return after - before;
+/// How many threads of this name sleep, for a time or until something happens.
+inline int threads_asleep(std::string_view name) {
+  int asleep = 0;
+  for (const pid_t thread : threads_called(name)) {
+    std::string status;
+    std::getline(std::ifstream("/proc/self/task/" + std::to_string(thread) + "/stat"), status);
+    const std::size_t end = status.rfind(')');  // of the name; the state follows
+    asleep += end != std::string::npos && end + 2 < status.size() && status[end + 2] == 'S' ? 1 : 0;
+  }
+  return asleep;
 }
 
 }  // namespace shoal::test
