@@ -99,13 +99,15 @@ void bind_general(nb::class_<NormalCalls>& calls) {
            "The routing of a layout; None where it is another's or a tensor has changed."_doc)
       .def("dispatch", &NormalCalls::dispatch, nb::arg("x"), nb::arg("layout"),
            nb::arg("weights").none(), nb::arg("scales").none(), nb::arg("alignment"),
-           nb::arg("worst_case_rows"), nb::arg("all_weights"), nb::arg("stays"), nb::arg("stream"),
-           nb::arg("sms"),
+           nb::arg("worst_case_rows"), nb::arg("all_weights"), nb::arg("stays"),
+           nb::arg("clear_unused"), nb::arg("stream"), nb::arg("sms"),
            nb::sig("def dispatch(self, x: typing.Any, layout: CallRouting | Handle, weights: "
                    "typing.Any, scales: typing.Any, alignment: int, worst_case_rows: int, "
-                   "all_weights: bool, stays: bool, stream: int, sms: int) -> CallReceived"),
+                   "all_weights: bool, stays: bool, clear_unused: bool, stream: int, sms: int) -> "
+                   "CallReceived"),
            "Group.dispatch and Group.unpack. all_weights: weights of top-k slots with experts "
-           "elsewhere travel too. stays: x may lie in the group's memory."_doc)
+           "elsewhere travel too. stays: x may lie in the group's memory. clear_unused: rows "
+           "without a token become 0."_doc)
       .def("combine", &NormalCalls::combine, nb::arg("y"), nb::arg("handle"),
            nb::arg("weights").none(), nb::arg("topk_idx").none(), nb::arg("topk_rows").none(),
            nb::arg("biases"), nb::arg("stream"), nb::arg("sms"),

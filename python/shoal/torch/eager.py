@@ -59,8 +59,21 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() and tensor.numel() > 0 else ops.contiguous(tensor)
 
 
-def _result(received: Any, layout: ops.Layout) -> Tensor:
-    return ops.clear_unused(received.x, layout) if layout.worst_case_rows else received.x
+class _Elsewhere:
+    """Top-k slots without a local expert, found when a gradient needs them."""
+
+    __slots__ = ("_topk_idx", "_version")
+
+    def __init__(self, topk_idx: Tensor):
+        self._topk_idx, self._version = topk_idx, topk_idx._version
+
+    def __call__(self) -> Tensor:
+        if self._topk_idx._version != self._version:
+            raise RuntimeError(
+                "shoal.torch: the topk_idx that a dispatch returned was modified in place; "
+                "the gradient of the dispatch needs it as it was"
+            )
+        return self._topk_idx < 0
 
 
 def _send(
@@ -75,17 +88,14 @@ def _send(
     calls, stream = _calls_of(group, x.device), _stream(x)
     routing = calls.route(_plain(topk_idx), stream)
     weights = _plain(topk_weights)
+    clear = worst_case_rows > 0
     received = calls.dispatch(
-        _plain(x), routing, weights, None, 1, worst_case_rows, False, not copy_out, stream, 0
+        _plain(x), routing, weights, None, 1, worst_case_rows, False, not copy_out, clear, stream, 0
     )
     sent, idx = received.layout, received.topk_idx
-    rows = sent.received
-    if rows < 0 and worst_case_rows:
-        rows = sent.source_ends[-1:]
-    elsewhere = idx < 0 if with_gradient else None
-    layout = ops.Layout(sent.handle, worst_case_rows, copy_out, rows, elsewhere)
-    source = sent.source_token
-    return _result(received, layout), idx, received.topk_weights, source, ops.handle_of(layout)
+    elsewhere = _Elsewhere(idx) if with_gradient else None
+    layout = ops.Layout(sent.handle, worst_case_rows, copy_out, sent, elsewhere)
+    return received.x, idx, received.topk_weights, sent.source_token, ops.handle_of(layout)
 
 
 def _send_again(
@@ -101,10 +111,11 @@ def _send_again(
         layout.worst_case_rows,
         False,
         not layout.copy_out,
+        layout.worst_case_rows > 0,
         _stream(x),
         0,
     )
-    return _result(received, layout), received.topk_weights
+    return received.x, received.topk_weights
 
 
 def _sum(
@@ -112,7 +123,7 @@ def _sum(
 ) -> tuple[Tensor, Tensor | None]:
     layout = ops.layout_of(handle)
     if weights is not None:
-        weights = _plain(weights).masked_fill(layout.elsewhere, 0)
+        weights = _plain(weights).masked_fill(ops.elsewhere_of(layout), 0)
     return _calls_of(group, y.device).combine(
         _plain(y), layout.handle, weights, None, None, (), _stream(y), 0
     )

@@ -172,6 +172,22 @@ void check_unpacked_values(ep::Group& group, const ep::Dispatched& got, const Te
   same("unpacked scales", of_rows, scales);
 }
 
+/// Rows without a token become 0; the others stay as they are.
+void check_cleared_rows(ep::Group& group, const ep::Dispatched& got, const TensorMover& tensors,
+                        const EpCase& c) {
+  const Tensor dirty = tensors.download(got.x);
+  const std::size_t used = expected_dispatch(c, group.team().my_pe()).source_token.size() *
+                           static_cast<std::size_t>(got.x.shape[1]) * size_of(got.x.dtype);
+  std::memset(dirty.as<std::byte>() + used, 0x41, got.x.bytes() - used);
+  tensors.write(got.x, dirty);
+  group.unpack(got, {.clear_unused = true});
+  group.synchronize();
+  std::memset(dirty.as<std::byte>() + used, 0, got.x.bytes() - used);
+  const Tensor after = tensors.download(got.x);
+  expect_same(named("rows beside those that are cleared", c), after.data, dirty.data,
+              got.x.bytes(), 1);
+}
+
 }  // namespace
 
 void check_unpack(ep::Group& group, const EpCase& c, const TensorMover& tensors) {
@@ -185,6 +201,7 @@ void check_unpack(ep::Group& group, const EpCase& c, const TensorMover& tensors)
     const ep::Dispatched again =
         group.dispatch(in.x, got.handle, {.weights = in.weights, .worst_case_rows = worst});
     unpack_everyhow(group, again, tensors, c);
+    check_cleared_rows(group, again, tensors, c);
   }
   const ep::Dispatched bare = group.dispatch(in.x, routing);
   unpack_everyhow(group, bare, tensors, c);
