@@ -69,9 +69,9 @@ void Attachment::set_numbers(NicOptions& options) const {
   }
   options.lowest_queue_pair = (udp_->slot() << UdpWire::kSlotShift) + kFirstNumber;
   options.queue_pair_numbers = (1U << UdpWire::kSlotShift) - kFirstNumber;
-  options.first_queue_pair = options.lowest_queue_pair +
-                             process % (options.queue_pair_numbers / kNumbersOfProcess) *
-                                 kNumbersOfProcess;
+  options.first_queue_pair =
+      options.lowest_queue_pair +
+      process % (options.queue_pair_numbers / kNumbersOfProcess) * kNumbersOfProcess;
 }
 
 std::optional<std::uint16_t> Attachment::route(std::uint16_t lid, const Gid* gid,

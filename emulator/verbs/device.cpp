@@ -89,8 +89,7 @@ void fill_port(const Context& context, ibv_port_attr& to) {
   to.active_width = 2;    // four lanes
   to.active_speed = 128;  // NDR: 100 Gb/s a lane
   to.phys_state = up ? kLinkUp : kDisabled;
-  to.link_layer =
-      attachment.is_ethernet() ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND;
+  to.link_layer = attachment.is_ethernet() ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND;
 }
 
 void fill_gid(const Context& context, ibv_gid& gid) {

@@ -233,9 +233,10 @@ bool find_path(const Qp& qp, const ibv_qp_attr& kept, Connection& to) {
   const auto lid = runtime.route(path.dlid, path.is_global != 0 ? &gid : nullptr, to.remote_qp);
   const std::uint32_t most = runtime.attachment().mtu();
   if (!lid)
-    report("queue pair %#x cannot reach queue pair %#x: on the UDP wire, a path has a GID, "
-           "::ffff:<IPv4 address>, and a queue-pair number of an emulated NIC",
-           qp.pair->number(), to.remote_qp);
+    report(
+        "queue pair %#x cannot reach queue pair %#x: on the UDP wire, a path has a GID, "
+        "::ffff:<IPv4 address>, and a queue-pair number of an emulated NIC",
+        qp.pair->number(), to.remote_qp);
   else if (to.mtu > most)
     report("queue pair %#x has a path MTU of %u; this port has %u", qp.pair->number(), to.mtu,
            most);

@@ -88,8 +88,8 @@ UdpWire::UdpWire(const UdpOptions& options)
                              std::to_string(slots_) + " from port " + std::to_string(first_port_));
   if (socket_.number < 0 || wake_.number < 0) fail_errno("cannot make a socket");
   choose_interface(options.interface);
-  const auto most = static_cast<std::size_t>(
-      std::max(ask(socket_.number, SIOCGIFMTU, interface_).ifr_mtu, 0));
+  const auto most =
+      static_cast<std::size_t>(std::max(ask(socket_.number, SIOCGIFMTU, interface_).ifr_mtu, 0));
   for (mtu_ = kMostPayloadBytes; mtu_ > 256 && mtu_ + kHeadBytes + kIpAndUdpBytes > most;)
     mtu_ /= 2;
   size_buffer(options.buffer_bytes);
@@ -177,8 +177,9 @@ std::uint16_t UdpWire::peer(std::uint32_t address, std::uint32_t slot) {
 
 /// All peers together may fill the socket's buffer.
 std::uint32_t UdpWire::window() const {
-  return std::max(buffer_cost_ / static_cast<std::uint32_t>(std::max<std::size_t>(peers_.size(), 1)),
-                  kLeastWindow);
+  return std::max(
+      buffer_cost_ / static_cast<std::uint32_t>(std::max<std::size_t>(peers_.size(), 1)),
+      kLeastWindow);
 }
 
 void UdpWire::send(Packet&& packet) {
@@ -351,7 +352,8 @@ bool UdpWire::poll(std::size_t most, const Deliver& deliver) {
 
 Time UdpWire::next_event() const {
   Time next = kNever;
-  for (const std::uint32_t index : held_) next = std::min(next, peers_[index].held_since + kSilence);
+  for (const std::uint32_t index : held_)
+    next = std::min(next, peers_[index].held_since + kSilence);
   return next;
 }
 

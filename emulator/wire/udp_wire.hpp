@@ -29,7 +29,7 @@ struct UdpOptions {
   /// loopback.
   std::string interface;
   std::uint16_t first_port = 14791;
-  std::uint32_t slots = 64;                ///< processes of a host at the same time, at most 64
+  std::uint32_t slots = 64;               ///< processes of a host at the same time, at most 64
   std::uint32_t buffer_bytes = 8U << 20;  ///< of the socket; the kernel may grant less
 };
 
@@ -37,7 +37,9 @@ class UdpWire final : public LiveWire {
  public:
   /// Bits of a queue-pair number below the slot.
   static constexpr unsigned kSlotShift = 18;
-  static constexpr std::uint32_t slot_of(std::uint32_t qp_number) { return qp_number >> kSlotShift; }
+  static constexpr std::uint32_t slot_of(std::uint32_t qp_number) {
+    return qp_number >> kSlotShift;
+  }
 
   /// Throws std::runtime_error where there is no such interface or no port is free.
   explicit UdpWire(const UdpOptions& options);
