@@ -131,7 +131,9 @@ def over_udp(environment):
 def test_programs_over_udp(over_udp, worker, index):
     server, client = run_pair(BETWEEN_HOSTS[index], over_udp, port_of(worker, 60 + index))
     assert "invalid data" not in server
-    assert "iters in" in client or re.search(r"^\s*\d+\s+\d+\s+[\d.]+", client, re.MULTILINE), client
+    assert "iters in" in client or re.search(r"^\s*\d+\s+\d+\s+[\d.]+", client, re.MULTILINE), (
+        client
+    )
 
 
 def test_devinfo_shows_a_roce_port(over_udp):
