@@ -7,8 +7,8 @@
 // slot. Packets carry LIDs that have a meaning in this process alone: peer() gives them out.
 //
 // Packets to one peer that have one size travel in one system call (segmentation offload), and
-// arrive in one. Datagrams that are lost are the business of queue pairs; flow control (datagram.hpp)
-// prevents that a slow receiver causes it.
+// arrive in one. Queue pairs send again what is lost; flow control (datagram.hpp) keeps a slow
+// receiver from causing it.
 #pragma once
 
 #include <netinet/in.h>

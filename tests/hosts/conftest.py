@@ -44,8 +44,8 @@ def host_checks(bin_dir):
 
 @pytest.fixture
 def environment(bin_dir):
-    """Small heaps, and timeouts that only a hanging test reaches. Verbs use the emulated NIC with its
-    wire between hosts."""
+    """Small heaps, and timeouts that only a hanging test reaches. Verbs use the emulated NIC with
+    its wire between hosts."""
     timeout = str(round(hosts.scaled(TIMEOUT_MS)))
     return {
         "SHOAL_VERBS_LIBRARY": str(emulated_verbs(bin_dir)),
