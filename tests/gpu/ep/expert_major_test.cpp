@@ -3,11 +3,10 @@
 // the naive reference, alternating with rank-major calls.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "checks/ep/expert_major_cases.hpp"
 #include "checks/ep/gpu_normal.hpp"
 #include "support/cuda/graph.hpp"
+#include "support/draws.hpp"
 
 namespace shoal::test {
 namespace {
@@ -79,27 +78,26 @@ INSTANTIATE_TEST_SUITE_P(Seeds, EpGpuExpertMajorProperty, ::testing::Range<std::
 
 TEST_P(EpGpuExpertMajorProperty, RandomShapesMatchTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
-  std::mt19937_64 random(GetParam() * 104729);
-  const auto pick = [&](std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
-  };
+  Draws draws(GetParam() * 104729);
   EpCase c;
   c.seed = GetParam();
-  c.ranks = static_cast<std::int32_t>(pick(1, 8));
-  c.experts = c.ranks * static_cast<std::int32_t>(pick(0, 1) == 0 ? pick(1, 9) : pick(1, 128));
-  c.top_k = static_cast<std::int32_t>(pick(1, 4) == 4 ? 32 : pick(1, 12));
-  c.hidden = 8 * (pick(0, 3) > 0 ? pick(1, 60) : pick(1, 600));
-  c.max_tokens =
-      pick(0, 3) > 0 ? pick(1, 40) : pick(1, 200);  // numbering takes more than one step of a warp
-  c.load = static_cast<Load>(pick(0, 9) < 7 ? 0 : pick(0, 3));
-  c.holes = static_cast<double>(pick(0, 4)) / 8;
-  run_case(c, {.weights = pick(0, 3) > 0,
-               .alignment = static_cast<std::int32_t>(pick(1, 20)),
-               .worst_case = pick(0, 1) == 1,
-               .copy_out = pick(0, 3) == 0,
-               .biases = static_cast<int>(pick(0, 2)),
-               .cached = static_cast<int>(pick(0, 1)),
-               .sms = static_cast<std::int32_t>(pick(0, 10))});
+  c.ranks = static_cast<std::int32_t>(draws.pick(1, 8));
+  c.experts = c.ranks * static_cast<std::int32_t>(draws.pick(0, 1) == 0 ? draws.pick(1, 9)
+                                                                        : draws.pick(1, 128));
+  c.top_k = static_cast<std::int32_t>(draws.pick(1, 4) == 4 ? 32 : draws.pick(1, 12));
+  c.hidden = 8 * (draws.pick(0, 3) > 0 ? draws.pick(1, 60) : draws.pick(1, 600));
+  c.max_tokens = draws.pick(0, 3) > 0
+                     ? draws.pick(1, 40)
+                     : draws.pick(1, 200);  // numbering takes more than one step of a warp
+  c.load = static_cast<Load>(draws.pick(0, 9) < 7 ? 0 : draws.pick(0, 3));
+  c.holes = static_cast<double>(draws.pick(0, 4)) / 8;
+  run_case(c, {.weights = draws.pick(0, 3) > 0,
+               .alignment = static_cast<std::int32_t>(draws.pick(1, 20)),
+               .worst_case = draws.pick(0, 1) == 1,
+               .copy_out = draws.pick(0, 3) == 0,
+               .biases = static_cast<int>(draws.pick(0, 2)),
+               .cached = static_cast<int>(draws.pick(0, 1)),
+               .sms = static_cast<std::int32_t>(draws.pick(0, 10))});
 }
 
 TEST(EpGpuExpertMajorLarge, ManyTokensManyExperts) {

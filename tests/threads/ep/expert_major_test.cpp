@@ -4,11 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <random>
 
 #include "checks/ep/expert_major_cases.hpp"
 #include "checks/ep/normal.hpp"
 #include "shoal/world.hpp"
+#include "support/draws.hpp"
 
 namespace shoal::test {
 namespace {
@@ -63,26 +63,23 @@ TEST_P(EpExpertMajor, NoTokensIdleRanksAndOneHotExpert) {
 }
 
 TEST(EpExpertMajorMode, RandomShapes) {
-  std::mt19937_64 random(17);
-  const auto pick = [&](std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
-  };
+  Draws draws(17);
   for (int round = 0; round < 24; ++round) {
     EpCase c;
-    c.seed = static_cast<std::uint64_t>(pick(1, 1 << 20));
-    c.ranks = static_cast<std::int32_t>(pick(1, 7));
-    c.experts = c.ranks * static_cast<std::int32_t>(pick(1, 9));
-    c.top_k = static_cast<std::int32_t>(pick(1, 4) == 4 ? 32 : pick(1, 12));
-    c.hidden = 8 * pick(1, 60);
-    c.max_tokens = pick(1, 40);
-    c.load = static_cast<Load>(pick(0, 9) < 7 ? 0 : pick(0, 3));
-    c.holes = static_cast<double>(pick(0, 4)) / 8;
-    run_case(c, {.weights = pick(0, 3) > 0,
-                 .alignment = static_cast<std::int32_t>(pick(1, 20)),
-                 .worst_case = pick(0, 1) == 1,
-                 .copy_out = pick(0, 3) == 0,
-                 .biases = static_cast<int>(pick(0, 2)),
-                 .cached = static_cast<int>(pick(0, 1))});
+    c.seed = static_cast<std::uint64_t>(draws.pick(1, 1 << 20));
+    c.ranks = static_cast<std::int32_t>(draws.pick(1, 7));
+    c.experts = c.ranks * static_cast<std::int32_t>(draws.pick(1, 9));
+    c.top_k = static_cast<std::int32_t>(draws.pick(1, 4) == 4 ? 32 : draws.pick(1, 12));
+    c.hidden = 8 * draws.pick(1, 60);
+    c.max_tokens = draws.pick(1, 40);
+    c.load = static_cast<Load>(draws.pick(0, 9) < 7 ? 0 : draws.pick(0, 3));
+    c.holes = static_cast<double>(draws.pick(0, 4)) / 8;
+    run_case(c, {.weights = draws.pick(0, 3) > 0,
+                 .alignment = static_cast<std::int32_t>(draws.pick(1, 20)),
+                 .worst_case = draws.pick(0, 1) == 1,
+                 .copy_out = draws.pick(0, 3) == 0,
+                 .biases = static_cast<int>(draws.pick(0, 2)),
+                 .cached = static_cast<int>(draws.pick(0, 1))});
   }
 }
 
