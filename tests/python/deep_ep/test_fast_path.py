@@ -15,6 +15,7 @@ from buffer_cases import (
     MOST,
     layout_of,
     make_buffer,
+    make_elastic,
     make_inputs,
     masked,
     my_tokens,
@@ -277,13 +278,7 @@ def check_elastic_pairs(_):
         {"do_cpu_sync": True, "expert_alignment": 4},
         {"do_cpu_sync": False, "num_sms": 6, "do_handle_copy": False},
     ):
-        buffer = deep_ep.ElasticBuffer(
-            dist.group.WORLD,
-            num_max_tokens_per_rank=MOST,
-            hidden=H,
-            num_topk=K,
-            explicitly_destroy=True,
-        )
+        buffer = make_elastic()
         x, topk_idx, weights = make_inputs(my_tokens(), seed=9)
         first = elastic_pair(buffer, x, topk_idx, weights, **options)
         used = len(refs.dispatch(x, topk_idx, None, MOST, E)[0])
@@ -323,13 +318,7 @@ def check_elastic_pairs(_):
 
 
 def check_elastic_arguments(_):
-    buffer = deep_ep.ElasticBuffer(
-        dist.group.WORLD,
-        num_max_tokens_per_rank=MOST,
-        hidden=H,
-        num_topk=K,
-        explicitly_destroy=True,
-    )
+    buffer = make_elastic()
     x, topk_idx, weights = make_inputs(MOST, seed=11)
     elastic_pair(buffer, x, topk_idx, weights)
     with pytest.raises(RuntimeError, match="at most num_max_tokens_per_rank = 8"):
