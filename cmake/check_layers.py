@@ -49,6 +49,7 @@ INTERNALS = {
         "memory/device.hpp",
         "topology/",
         "transport/module.hpp",
+        "transport/verbs/requirements.hpp",
     ),
     # shoal-moe computes the sums and roundings of its reference as the library does, bit by bit.
     ("tools/moe/",): ("ep/numeric/", "memory/device.hpp"),
