@@ -59,7 +59,10 @@ void check_long_transfers(World& world) {
 }
 
 void check_data_before_signals(World& world) {
-  constexpr std::uint64_t kRounds = 10'000;
+  check_data_before_signals_for(world, 10'000);
+}
+
+void check_data_before_signals_for(World& world, std::uint64_t rounds) {
   constexpr std::size_t kWords = 3000;
   const auto data = world.heap().allocate<std::uint64_t>(kWords);
   const auto flags =
@@ -67,7 +70,7 @@ void check_data_before_signals(World& world) {
   barrier(world.team());
   std::vector<std::uint64_t> out(kWords);
   std::uint64_t wrong = 0;
-  for (std::uint64_t round = 1; round <= kRounds; ++round) {
+  for (std::uint64_t round = 1; round <= rounds; ++round) {
     const std::size_t words = round % 4 == 0 ? kWords : 1 + round % 600;
     std::fill(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(words), round);
     const auto there = data.on(right(world)).subspan(0, words);

@@ -2,6 +2,7 @@
 // worlds.hpp: checks of worlds whose PEs reach each other over a network.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 #include "shoal/world.hpp"
@@ -14,6 +15,7 @@ void check_operations_over(World& world, std::string_view transport);
 void check_long_transfers(World& world);
 /// A PE that sees the signal sees the data, for lengths on both sides of the longest message.
 void check_data_before_signals(World& world);
+void check_data_before_signals_for(World& world, std::uint64_t rounds);
 /// All PEs update the same words of PE 1, some through shared memory and some over the network.
 void check_mixed_atomics(World& world);
 /// A PE that polls a word never sees half of a put. Two PEs.
