@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "verbs/runtime.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "base/nap.hpp"
 #include "engine/big_endian.hpp"
-#include "wire/impaired_wire.hpp"
-#include "wire/shared_memory_wire.hpp"
 
 namespace shoal::emulator {
 namespace {
@@ -31,17 +27,6 @@ constexpr std::uint32_t kWindow = 512;
 /// Packets that are delivered before the NIC sends again.
 constexpr std::size_t kBatch = 64;
 
-/// The wire of this process, and its address on it.
-std::unique_ptr<LiveWire> make_wire(const DeviceSettings& settings, std::uint16_t& lid) {
-  auto shared = std::make_unique<SharedMemoryWire>(SharedMemoryOptions{
-      .file = settings.wire_file, .slots = settings.slots, .ring_bytes = settings.ring_bytes});
-  lid = shared->lid();
-  Impairments impairments = settings.impairments;
-  if (!impairments.any()) return shared;
-  impairments.seed += lid;
-  return std::make_unique<ImpairedWire>(std::move(shared), impairments);
-}
-
 }  // namespace
 
 std::shared_ptr<Runtime> Runtime::acquire() {
@@ -56,11 +41,10 @@ std::shared_ptr<Runtime> Runtime::acquire() {
 
 NicOptions Runtime::nic_options() {
   NicOptions options = settings_.nic;
-  options.lid = lid_;
-  options.seed += lid_;
+  options.lid = lid();
+  options.seed += lid();
   options.window = kWindow;
-  // Differs from that of the last process with this LID, whose peers may still be sending.
-  options.first_queue_pair = 0x40 + (static_cast<std::uint32_t>(getpid()) & 0x3fff) * 0x40;
+  attachment_.set_numbers(options);
   if (trace_) options.trace = [this](const TraceEvent& event) { trace_->write(event); };
   return options;
 }
@@ -68,7 +52,8 @@ NicOptions Runtime::nic_options() {
 Runtime::Runtime(const DeviceSettings& settings)
     : settings_(settings),
       trace_(settings.trace_file.empty() ? nullptr : std::make_unique<Trace>(settings.trace_file)),
-      wire_(make_wire(settings, lid_)),
+      attachment_(settings),
+      wire_(&attachment_.wire()),
       nic_(nic_options(), *wire_),
       deliver_([this](Packet&& packet) { nic_.receive(std::move(packet)); }),
       thread_([this] { run(); }) {}
@@ -87,6 +72,7 @@ bool Runtime::progress() {
   if (any_rung_.load(std::memory_order_relaxed)) serve_doorbells();
   if (any_register_.load(std::memory_order_relaxed)) worked |= serve_registers();
   worked |= nic_.progress();
+  wire_->flush();
   const Time::rep timer = std::min(nic_.next_timer(), wire_->next_event()).count();
   next_timer_.store(timer, std::memory_order_relaxed);
   if (timer < asleep_until_.load(std::memory_order_relaxed)) wire_->wake();

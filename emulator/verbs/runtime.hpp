@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "engine/nic.hpp"
+#include "verbs/attachment.hpp"
 #include "verbs/settings.hpp"
 #include "verbs/trace.hpp"
 #include "wire/live_wire.hpp"
@@ -34,7 +35,12 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   const DeviceSettings& settings() const { return settings_; }
-  std::uint16_t lid() const { return lid_; }
+  std::uint16_t lid() const { return attachment_.lid(); }
+  const Attachment& attachment() const { return attachment_; }
+  /// Of a peer; see Attachment. With the lock of the NIC.
+  std::optional<std::uint16_t> route(std::uint16_t lid, const Gid* gid, std::uint32_t qp_number) {
+    return attachment_.route(lid, gid, qp_number);
+  }
 
   /// use(nic) under the lock.
   template <typename Use>
@@ -86,8 +92,8 @@ class Runtime {
 
   const DeviceSettings settings_;
   std::unique_ptr<Trace> trace_;
-  std::uint16_t lid_ = 0;
-  std::unique_ptr<LiveWire> wire_;
+  Attachment attachment_;
+  LiveWire* const wire_;
   Nic nic_;
   LiveWire::Deliver deliver_;
   std::mutex mutex_;
