@@ -463,7 +463,8 @@ int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
   const std::lock_guard lock(f.mutex);
   const auto own = std::ranges::find_if(
       f.pairs, [&](const auto& pair) { return pair.second->context == context; });
-  if (f.options.event < 0 || own == f.pairs.end() || !f.told.insert(context).second)
+  if (f.options.event < 0 || f.counts.requests < f.options.event_after || own == f.pairs.end() ||
+      !f.told.insert(context).second)
     return errno = EAGAIN, -1;
   *event = {};
   event->event_type = static_cast<ibv_event_type>(f.options.event);

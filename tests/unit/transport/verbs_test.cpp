@@ -79,12 +79,13 @@ TEST_F(WithFakeVerbs, FullRingsHoldSendersBack) {
 
 // Requests that the network cannot carry out end the connection with the reason; quiet reports it.
 TEST_F(WithFakeVerbs, AQueuePairInErrorNamesThePeerAndTheReason) {
-  reset({.fail_after = 400});
+  reset({.fail_after = 2000});  // not during the handshake
   run_pair(module->make, settings(), settings(), [](Pair& pair) {
     const std::uint64_t value = 1;
+    pair.meet();  // connected
     expect_error(Code::peer_failed, "transport retry counter exceeded (status 12, vendor 0x81)",
                  [&] {
-                   for (int i = 0; i < 1000; ++i) {
+                   for (int i = 0; i < 10'000; ++i) {
                      pair.transport.put(pair.other, 64, &value, sizeof value);
                      pair.transport.quiet();
                    }
@@ -102,9 +103,10 @@ TEST_F(WithFakeVerbs, AsynchronousEventsNameTheirCause) {
        {std::pair{IBV_EVENT_QP_ACCESS_ERR, "the device refused a request of the peer: the memory"},
         std::pair{IBV_EVENT_CQ_ERR, "the completion queue has overflowed or is broken"},
         std::pair{IBV_EVENT_DEVICE_FATAL, "the device reports a fatal error"}}) {
-    reset({.event = event});
+    reset({.event = event, .event_after = 2000});  // not during the handshake
     run_pair(module->make, settings(), settings(), [&, text = cause](Pair& pair) {
       const std::uint64_t value = 1;
+      pair.meet();
       expect_error(Code::peer_failed, text, [&] {
         for (;;) {
           pair.transport.put(pair.other, 64, &value, sizeof value);
