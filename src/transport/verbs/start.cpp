@@ -127,8 +127,7 @@ void Network::create_queue_pairs(const Context& context) {
       auto connection = std::make_unique<Connection>(Connection{
           .line = line, .peer = engine_.peer(place.pe), .id = id, .index = line.queue_pairs});
       const QueuePair::Name name{context.my_pe, place.pe, place.index, queue_pairs_};
-      connection->queue =
-          std::make_unique<QueuePair>(*line.port, line.limits, name, line.queue_pairs);
+      connection->queue = make_queue_pair(*line.port, line.limits, name, line.queue_pairs);
       connection->posted.resize(line.limits.depth);
       ++line.queue_pairs;
       Link& link = links_[pe];
