@@ -24,8 +24,8 @@ constexpr std::uint32_t kMostMisses = 4;
 /// Polls of a client without success after which it lets other threads run: its peer may need the
 /// core. Hardware has no such need.
 constexpr std::uint32_t kPollsBeforeYield = 16;
-/// Polls without success before the thread sleeps.
-constexpr int kPollsBeforeSleep = 16;
+/// Polls without success before the thread sleeps. Registers wake no thread that sleeps.
+constexpr int kPollsBeforeSleep = 16, kPollsOfRegisters = 1000;
 /// Packets of a queue pair in flight: more than hardware has, as a peer may wait for its core.
 constexpr std::uint32_t kWindow = 512;
 /// Packets that are delivered before the NIC sends again.
@@ -182,7 +182,8 @@ void Runtime::run() {
       ++misses_;
     }
     woken = false;
-    if (++polls < kPollsBeforeSleep && watch_.count() == 0) {
+    const int most = any_register_ ? kPollsOfRegisters : kPollsBeforeSleep;
+    if (++polls < most && watch_.count() == 0) {
       std::this_thread::yield();
       continue;
     }

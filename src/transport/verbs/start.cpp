@@ -246,7 +246,8 @@ void Network::close() noexcept {
 std::string Network::description() const {
   std::vector<std::string> labels;
   for (const auto& line : lines_) labels.push_back(line->port->label());
-  return fmt::format("{} queue pairs on {}", connections_.size(), fmt::join(labels, ", "));
+  return fmt::format("{} queue pairs on {}{}", connections_.size(), fmt::join(labels, ", "),
+                     settings_.verbs_interface == "devx" ? ", by device commands" : "");
 }
 
 std::string Network::route(const Peer& peer) const {
