@@ -204,6 +204,15 @@ TEST(WorkQueue, DataRequestsOfEverySizeAtEveryPlaceOfTheRing) {
     }
 }
 
+// A length of 0 in a request means 2^31.
+TEST(WorkQueue, EmptyPartsAreLeftOut) {
+  Ring ring(4);
+  const mlx5::Part parts[] = {{kLocal, 0}, {kLocal, 8}, {kLocal, 0}};
+  mlx5::write_data(ring.queue, 3, mlx5::Opcode::write, kRemote, parts, 3, {});
+  ASSERT_EQ(ring.decoded(3).data.size(), 1u);
+  EXPECT_EQ(ring.decoded(3).data[0].length, 8u);
+}
+
 TEST(WorkQueue, InlineRequestsOfEveryLength) {
   Ring ring(16);
   std::vector<std::byte> data(mlx5::kMostInline);
@@ -256,6 +265,17 @@ TEST(WorkQueue, RequestThenRecordThenDoorbell) {
     ASSERT_FALSE(completion.failed);
     ASSERT_EQ(client.sum(), i);
     ASSERT_EQ(client.completed, client.posted);
+  }
+}
+
+TEST(WorkQueue, ACompletionFreesAllBlocksOfItsRequest) {
+  Client client({});
+  mlx5::Completion completion;
+  for (int i = 0; i < 100; ++i) {
+    client.publish(client.write_inline(200, {.signalled = true}));
+    ASSERT_TRUE(client.wait(completion));
+    ASSERT_EQ(client.completed, client.posted);
+    ASSERT_EQ(client.posted, 4U * (i + 1));
   }
 }
 
