@@ -110,6 +110,34 @@ class V1:
         rows = (received[0] if fp8 else received).shape[0]
         return self.buffer.combine(y[:rows], handle or new, topk_weights=weights)
 
+    def pair_of_events(self, y):
+        """A pair on the comm stream, each call behind the event of the one before, as Megatron-LM
+        makes it."""
+        case, after = self.case, deep_ep.utils.EventOverlap(deep_ep.utils.EventHandle())
+        on_comm = {"async_finish": True, "allocate_on_comm_stream": True}
+        per_rank, per_node, per_expert, in_rank, after = self.buffer.get_dispatch_layout(
+            case.topk_idx, case.a.experts, previous_event=after, **on_comm
+        )
+        received, _, weights, _, handle, after = self.buffer.dispatch(
+            case.x,
+            topk_idx=case.topk_idx,
+            topk_weights=case.weights,
+            num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=per_node,
+            is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert,
+            previous_event=after,
+            num_worst_tokens=self.worst,
+            **on_comm,
+        )
+        after.current_stream_wait()
+        after = deep_ep.utils.EventOverlap(deep_ep.utils.EventHandle())
+        sums, _, after = self.buffer.combine(
+            y[: received.shape[0]], handle, topk_weights=weights, previous_event=after, **on_comm
+        )
+        after.current_stream_wait()
+        return sums
+
     def exact(self, fp8):
         received, _, weights, _, handle, _ = self.dispatch(fp8)
         return received, self.buffer.combine(
@@ -389,6 +417,14 @@ def measure(rank, ranks, a, path):
                 figures[f"{form}: calls of CUDA, [number, us]"] = calls
                 if sync:
                     case.check(fp8, *one.exact(fp8))
+            if kind is V1:
+                form = f"{key}, BF16, with events on the comm stream"
+                device, host = chain(case, lambda: one.pair_of_events(y), a.chain, a.skipped)
+                figures[f"{form}: new pair, us"] = device
+                figures[f"{form}: host time in the chain, us"] = host
+                figures[f"{form}: host time, 8 in a row, us"] = host_time(
+                    case, lambda: one.pair_of_events(y), 8
+                )
             if kind is V1 and not sync:
                 handle = one.dispatch(False)[4]
                 for part, call in (

@@ -8,7 +8,7 @@
 namespace shoal::python {
 namespace {
 
-void bind_results(nb::module_& module) {
+void bind_layouts(nb::module_& module) {
   nb::class_<CallRouting>(module, "CallRouting", "A routing of NormalCalls."_doc)
       .def_prop_ro(
           "tokens_per_rank", [](const CallRouting& self) { return self.routing.tokens_per_rank; },
@@ -45,6 +45,9 @@ void bind_results(nb::module_& module) {
       .def_prop_ro("source_token", &CallLayout::source_token,
                    nb::sig("def source_token(self) -> typing.Any"),
                    "[rows]: index of the token at its source."_doc);
+}
+
+void bind_received(nb::module_& module) {
   nb::class_<CallReceived>(module, "CallReceived", "The result of a dispatch of NormalCalls."_doc)
       .def_rw("x", &CallReceived::x, nb::for_getter(nb::sig("def x(self) -> typing.Any")),
               nb::for_setter(nb::sig("def x(self, value: typing.Any, /) -> None")),
@@ -160,7 +163,8 @@ void bind_try(nb::class_<NormalCalls>& calls) {
 }  // namespace
 
 void bind_normal_calls(nb::module_& module) {
-  bind_results(module);
+  bind_layouts(module);
+  bind_received(module);
   nb::class_<NormalCalls> calls(
       module, "NormalCalls",
       "Normal-mode calls of one group with the least host time.\n\n"

@@ -146,32 +146,21 @@ class _Dispatch(torch.autograd.Function):
         return grad_x, grad_weights, None, None
 
 
-class _Redispatch(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
+    """A redispatch or a combine. The gradient of each is the other."""
+
     @staticmethod
-    def forward(ctx, x, weights, handle, group):
-        ctx.group, ctx.weighted = group, weights is not None
+    def forward(ctx, rows, weights, handle, group, send, send_gradient):
+        ctx.group, ctx.weighted, ctx.send_gradient = group, weights is not None, send_gradient
         ctx.save_for_backward(handle)
-        return _send_again(x, weights, handle, group)
+        return send(rows, weights, handle, group)
 
     @staticmethod
-    def backward(ctx, grad_x, grad_weights):
+    def backward(ctx, grad_rows, grad_weights):
         (handle,) = ctx.saved_tensors
-        grads = combine(grad_x, grad_weights if ctx.weighted else None, handle, ctx.group)
-        return *grads, None, None
-
-
-class _Combine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, weights, handle, group):
-        ctx.group, ctx.weighted = group, weights is not None
-        ctx.save_for_backward(handle)
-        return _sum(y, weights, handle, group)
-
-    @staticmethod
-    def backward(ctx, grad_x, grad_weights):
-        (handle,) = ctx.saved_tensors
-        grads = redispatch(grad_x, grad_weights if ctx.weighted else None, handle, ctx.group)
-        return *grads, None, None
+        grad_weights = grad_weights if ctx.weighted else None
+        grads = ctx.send_gradient(grad_rows, grad_weights, handle, ctx.group)
+        return *grads, None, None, None, None
 
 
 def _needs_gradient(first: Tensor, second: Tensor | None) -> bool:
@@ -203,7 +192,7 @@ def redispatch(
 ) -> tuple[Tensor, Tensor | None]:
     """As torch.ops.shoal.redispatch, with None without weights."""
     if _needs_gradient(x, weights):
-        return _Redispatch.apply(x, weights, handle, group)
+        return _Exchange.apply(x, weights, handle, group, _send_again, combine)
     return _send_again(x, weights, handle, group)
 
 
@@ -212,5 +201,5 @@ def combine(
 ) -> tuple[Tensor, Tensor | None]:
     """As torch.ops.shoal.combine, with None without weights."""
     if _needs_gradient(y, weights):
-        return _Combine.apply(y, weights, handle, group)
+        return _Exchange.apply(y, weights, handle, group, _sum, redispatch)
     return _sum(y, weights, handle, group)

@@ -59,6 +59,7 @@ class LibraryQueuePair final : public QueuePair {
     inline_bytes_ = wanted.cap.max_inline_data;
   }
   std::uint32_t number() const noexcept override { return handle_->qp_num; }
+  bool is(const ibv_qp* handle) const noexcept override { return handle_.get() == handle; }
   void stop() noexcept override {
     auto attributes = zeroed<ibv_qp_attr>();
     attributes.qp_state = IBV_QPS_ERR;

@@ -40,6 +40,8 @@ class QueuePair {
 
   /// What the peer needs.
   virtual std::uint32_t number() const noexcept = 0;
+  /// Whether it is the queue pair that an event names. Those of device commands have no events.
+  virtual bool is(const ibv_qp* /*handle*/) const noexcept { return false; }
   std::uint32_t first_packet() const noexcept { return first_packet_; }
   std::uint32_t inline_bytes() const noexcept { return inline_bytes_; }
 

@@ -44,6 +44,15 @@ std::string named(const char* what, const EpCase& c) {
 
 }  // namespace
 
+std::vector<EpCase> caller_array_cases(std::int32_t ranks) {
+  std::vector<EpCase> cases;
+  for (const Load load : {Load::random, Load::some_idle, Load::all_to_one, Load::none}) {
+    cases.push_back(small_case(ranks, 41));
+    cases.back().load = load;
+  }
+  return cases;
+}
+
 ep::GroupOptions caller_array_options(const EpCase& c) {
   ep::GroupOptions options = options_for(c);
   options.low_latency_max_tokens = 0;
@@ -184,8 +193,8 @@ void check_cleared_rows(ep::Group& group, const ep::Dispatched& got, const Tenso
   group.synchronize();
   std::memset(dirty.as<std::byte>() + used, 0, got.x.bytes() - used);
   const Tensor after = tensors.download(got.x);
-  expect_same(named("rows beside those that are cleared", c), after.data, dirty.data,
-              got.x.bytes(), 1);
+  expect_same(named("rows beside those that are cleared", c), after.data, dirty.data, got.x.bytes(),
+              1);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "gpu/device/world.hpp"
+#include "support/cuda/graph.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
@@ -119,8 +120,6 @@ constexpr const char* kAfterFailure = "the end of a test";
 
 TEST(StreamTransfers, WaitForAllNamesThePeSmall) {
   SHOAL_NEEDS_GPU();
-  Settings settings = cuda_settings();
-  settings.timeout = std::chrono::milliseconds(500);
   run_gpu_pes(
       2,
       [](World& world, const TestStream& stream) {
@@ -135,13 +134,11 @@ TEST(StreamTransfers, WaitForAllNamesThePeSmall) {
         }
         world.bootstrap().barrier(kAfterFailure);
       },
-      settings);
+      settings_for_timeouts());
 }
 
 /// PE 1 takes nothing, so a put of PE 0 finds no free slot.
 void check_put_without_taker(std::size_t bytes) {
-  Settings settings = cuda_settings();
-  settings.timeout = std::chrono::milliseconds(500);
   run_gpu_pes(
       2,
       [bytes](World& world, const TestStream& stream) {
@@ -157,7 +154,7 @@ void check_put_without_taker(std::size_t bytes) {
         }
         world.bootstrap().barrier(kAfterFailure);
       },
-      settings);
+      settings_for_timeouts());
 }
 TEST(StreamTransfers, PutsNameThePeThatDoesNotTakeSmall) {
   SHOAL_NEEDS_GPU();
@@ -170,8 +167,6 @@ TEST(StreamTransfers, LongPutsNameThePeThatDoesNotTakeSmall) {
 
 TEST(StreamTransfers, BarriersNameTheLatePeSmall) {
   SHOAL_NEEDS_GPU();
-  Settings settings = cuda_settings();
-  settings.timeout = std::chrono::milliseconds(500);
   run_gpu_pes(
       2,
       [](World& world, const TestStream& stream) {
@@ -187,7 +182,7 @@ TEST(StreamTransfers, BarriersNameTheLatePeSmall) {
         }
         world.bootstrap().barrier(kAfterFailure);
       },
-      settings);
+      settings_for_timeouts());
 }
 
 /// Every entry size and alignment, with words beside the entries in both orders.
@@ -297,26 +292,19 @@ TEST(StreamTransfers, BarriersAreReplayed) {
     const auto counter = world.heap().allocate<std::uint64_t>(1);
     const auto seen = world.heap().allocate<std::uint64_t>(1);
     barrier(world.team());
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    on.atomic(AtomicOp::add, counter.on(right(world))[0], 1, nullptr);
-    on.barrier(world.team());
-    on.get(seen.span(), counter.on(world.my_pe()));
-    on.barrier(world.team());
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamEndCapture(stream, &graph));
-    std::size_t nodes = 0;
-    check_cuda(cudaGraphGetNodes(graph, nullptr, &nodes));
-    EXPECT_EQ(nodes, 4U) << "a barrier is one kernel";
-    cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0));
+    const Graph graph(stream, [&] {
+      on.atomic(AtomicOp::add, counter.on(right(world))[0], 1, nullptr);
+      on.barrier(world.team());
+      on.get(seen.span(), counter.on(world.my_pe()));
+      on.barrier(world.team());
+    });
+    EXPECT_EQ(graph.nodes(), 4U) << "a barrier is one kernel";
     for (std::uint64_t replay = 1; replay <= 50; ++replay) {
-      check_cuda(cudaGraphLaunch(executable, stream));
+      graph.replay();
       stream.synchronize();
       cuda::check_failures(world);
       ASSERT_EQ(fetch(world, seen)[0], replay);
     }
-    check_cuda(cudaGraphExecDestroy(executable));
-    check_cuda(cudaGraphDestroy(graph));
     barrier(world.team());
   });
 }

@@ -14,31 +14,37 @@
 
 namespace shoal::test {
 
-/// How often threads of this name are found asleep when they are looked at 100 times in an idle
-/// world of two PEs. On a loaded machine a thread that does not sleep waits for a core, which is
-/// another state.
-inline int found_asleep(const Settings& settings, std::string_view name) {
-  constexpr int kLooks = 100;
-  constexpr std::chrono::milliseconds kBetween{3};
-  int found = 0;
+/// How often threads of this name go to sleep per millisecond of their processor time, in an idle
+/// world of two PEs. Other work on the machine changes neither.
+inline double sleeps_per_millisecond(const Settings& settings, std::string_view name) {
+  constexpr std::uint64_t kSleeps = 20;
+  constexpr std::chrono::milliseconds kRunning{100}, kAtMost{60'000};
+  double rate = 0;
   run_threads(2, settings, [&](World& world) {
     barrier(world.team());
-    if (world.my_pe() == 0)
-      for (int look = 0; look < kLooks; ++look) {
-        std::this_thread::sleep_for(kBetween);
-        found += threads_asleep(name);
-      }
+    if (world.my_pe() == 0) {
+      const ThreadTimes before = times_of_threads(name);
+      const auto end = std::chrono::steady_clock::now() + kAtMost;
+      ThreadTimes passed;
+      do {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        passed = times_of_threads(name) - before;
+      } while (passed.sleeps < kSleeps && passed.running < kRunning &&
+               std::chrono::steady_clock::now() < end);
+      rate = static_cast<double>(passed.sleeps) /
+             std::chrono::duration<double, std::milli>(passed.running).count();
+    }
     world.bootstrap().barrier("the end of an idle world");  // its PE 1 does not poll
   });
-  return found;
+  return rate;
 }
 
-/// SHOAL_PROGRESS_WAIT: threads that sleep are found asleep, those that spin hardly ever.
+/// SHOAL_PROGRESS_WAIT: threads that sleep do so after each look, those that spin hardly ever.
 inline void expect_progress_waits_as_told(Settings settings, std::string_view name) {
   settings.progress_wait = "spin";
-  const int spinning = found_asleep(settings, name);
+  const double spinning = sleeps_per_millisecond(settings, name);
   settings.progress_wait = "sleep";
-  EXPECT_GT(found_asleep(settings, name), 2 * spinning) << "of two threads, at 100 times";
+  EXPECT_GT(sleeps_per_millisecond(settings, name), 4 * spinning);
 }
 
 }  // namespace shoal::test

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// threads_called.hpp: the threads of this process by name: their ids, their allowed processors, and
-// whether they sleep.
+// threads_called.hpp: the threads of this process by name: their ids, their allowed processors, how
+// long they have run and how often they have slept.
 #pragma once
 
 #include <sched.h>
 #include <sys/types.h>
 
+#include <chrono>
+#include <cstdint>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -44,16 +47,31 @@ inline std::set<std::set<int>> cores_of(std::string_view name) {
   return cores;
 }
 
-/// How many threads of this name sleep, for a time or until something happens.
-inline int threads_asleep(std::string_view name) {
-  int asleep = 0;
-  for (const pid_t thread : threads_called(name)) {
-    std::string status;
-    std::getline(std::ifstream("/proc/self/task/" + std::to_string(thread) + "/stat"), status);
-    const std::size_t end = status.rfind(')');  // of the name; the state follows
-    asleep += end != std::string::npos && end + 2 < status.size() && status[end + 2] == 'S' ? 1 : 0;
+/// What threads have done so far.
+struct ThreadTimes {
+  std::chrono::nanoseconds running{};
+  std::uint64_t sleeps = 0;  ///< times that they gave their core up to wait for something
+  friend ThreadTimes operator-(const ThreadTimes& later, const ThreadTimes& earlier) {
+    return {later.running - earlier.running, later.sleeps - earlier.sleeps};
   }
-  return asleep;
+};
+
+/// The sum over all threads of this name.
+inline ThreadTimes times_of_threads(std::string_view name) {
+  constexpr int kOfOneThread = 4, kScheduled = 2;  // how Linux makes a clock of a thread
+  constexpr std::string_view kSleeps = "voluntary_ctxt_switches:";
+  ThreadTimes all;
+  for (const pid_t thread : threads_called(name)) {
+    timespec now{};
+    const auto clock =
+        static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3) | kOfOneThread | kScheduled);
+    if (clock_gettime(clock, &now) == 0)
+      all.running += std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+    std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with(kSleeps)) all.sleeps += std::stoull(line.substr(kSleeps.size()));
+  }
+  return all;
 }
 
 }  // namespace shoal::test
