@@ -126,6 +126,7 @@ class Session {
   /// What every command needs to get anywhere.
   void prepare(Command opcode) {
     std::byte* const in = in_.data();
+    if (in_.size() < qp_context::kCommandBytes) return;
     if (opcode == Command::create_cq) {
       set(in + cq_context::kAt, cq_context::kRecordUmemValid, 1);
       set(in + cq_context::kAt, cq_context::kRecordUmem, setup_.umem->umem_id);
