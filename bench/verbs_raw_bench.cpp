@@ -24,7 +24,6 @@
 #include <new>
 
 #include "base/check.hpp"
-#include "base/system_error.hpp"
 #include "report.hpp"
 #include "shoal_bench.hpp"
 
@@ -46,12 +45,12 @@ std::string size_name(std::size_t bytes) {
 }
 
 void check(const char* call, int code) {
-  require(code == 0, Code::system, "{}: {}", call, errno_text(code));
+  require(code == 0, Code::system, "{}: {}", call, std::strerror(code));
 }
 
 template <typename T>
 T* made(const char* call, T* object) {
-  require(object != nullptr, Code::system, "{}: {}", call, errno_text(errno));
+  require(object != nullptr, Code::system, "{}: {}", call, std::strerror(errno));
   return object;
 }
 
@@ -92,6 +91,8 @@ class Raw {
     request.send_flags = IBV_SEND_SIGNALED;
     post(request, 1);
   }
+  /// A fetch-and-add in the peer's memory, executed by its NIC.
+  void fetch_add();
   void write_and_signal(std::size_t bytes);
   /// Returns when all requests are complete.
   void drain() {
@@ -111,6 +112,7 @@ class Raw {
  private:
   void connect(Blackboard::Entry& mine, const Blackboard::Entry& theirs, ibv_mtu mtu);
   ibv_send_wr data(ibv_wr_opcode opcode, std::size_t bytes);
+  ibv_send_wr add_one(std::size_t offset);
   void post(ibv_send_wr& first, std::uint64_t completions);
   int poll();
   void progress();
@@ -203,19 +205,29 @@ ibv_send_wr Raw::data(ibv_wr_opcode opcode, std::size_t bytes) {
   return request;
 }
 
+ibv_send_wr Raw::add_one(std::size_t offset) {
+  sink_ = {reinterpret_cast<std::uintptr_t>(&memory_->sink), sizeof memory_->sink, region_->lkey};
+  ibv_send_wr request{};
+  request.sg_list = &sink_;
+  request.num_sge = 1;
+  request.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.wr.atomic.remote_addr = base_ + offset;
+  request.wr.atomic.rkey = key_;
+  request.wr.atomic.compare_add = 1;
+  return request;
+}
+
+void Raw::fetch_add() {
+  auto request = add_one(offsetof(Memory, target));
+  post(request, 1);
+}
+
 void Raw::write_and_signal(std::size_t bytes) {
   while (posted_ - completed_ >= kWindow) progress();
   auto write = data(IBV_WR_RDMA_WRITE, bytes);
   if (bytes <= kInline) write.send_flags = IBV_SEND_INLINE;
-  sink_ = {reinterpret_cast<std::uintptr_t>(&memory_->sink), sizeof memory_->sink, region_->lkey};
-  ibv_send_wr signal{};
-  signal.sg_list = &sink_;
-  signal.num_sge = 1;
-  signal.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
-  signal.send_flags = IBV_SEND_SIGNALED;
-  signal.wr.atomic.remote_addr = base_ + offsetof(Memory, signals);
-  signal.wr.atomic.rkey = key_;
-  signal.wr.atomic.compare_add = 1;
+  auto signal = add_one(offsetof(Memory, signals));
   write.next = &signal;
   post(write, 1);
 }
@@ -268,6 +280,7 @@ class RawBench {
         for (std::uint64_t i = 0; i < kWindow; ++i) raw_.write(bytes);
       });
     }
+    alone("atomic fetch_add", iterations_, 0, [&] { raw_.fetch_add(); });
     for (const std::size_t bytes : {std::size_t{8}, std::size_t{1} << 10, std::size_t{64} << 10})
       time("put_signal round trip " + size_name(bytes), repetitions(bytes, iterations_), 0,
            [&] { round_trip(bytes); });

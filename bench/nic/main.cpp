@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <ctime>
 #include <fstream>
 
 #include "nic/studies.hpp"
@@ -89,6 +90,31 @@ json signals() {
   return rows;
 }
 
+/// Processor time that the simulation takes: 1 ms of all-to-all, 256 NICs.
+json scale() {
+  json rows = json::array();
+  for (const Ordering ordering : {Ordering::strict, Ordering::adaptive}) {
+    AllToAllOptions options;
+    options.tokens = 820;
+    options.mesh.pes = 256;
+    options.mesh.ordering = ordering;
+    options.mesh.network.paths = ordering == Ordering::strict ? 1 : 4;
+    options.mesh.network.path_skew = Time(200);
+    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t core = std::clock();
+    const json result = all_to_all(options);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    rows.push_back({{"pes", 256},
+                    {"ordering", result["ordering"]},
+                    {"complete", result["complete"]},
+                    {"makespan_us", result["makespan_us"]},
+                    {"processor_s", static_cast<double>(std::clock() - core) / CLOCKS_PER_SEC},
+                    {"seconds", took.count()}});
+    fmt::print("{}\n", rows.back().dump());
+  }
+  return rows;
+}
+
 json receives() {
   json rows = json::array();
   for (const std::uint32_t senders : {4U, 16U})
@@ -124,7 +150,8 @@ int main(int argc, char** argv) {
   app.add_option("--seeds", seeds, "runs with different routing")->capture_default_str();
   app.add_option("--json", output, "also write everything to this file");
   std::vector<std::string> studies{"order", "signals", "receives", "fairness"};
-  app.add_option("study", studies, "order, signals, receives, fairness; all without an argument");
+  app.add_option("study", studies,
+                 "order, signals, receives, fairness, scale; the first four without an argument");
   CLI11_PARSE(app, argc, argv);
   nlohmann::json all = nlohmann::json::object();
   for (const std::string& study : studies) {
@@ -138,10 +165,13 @@ int main(int argc, char** argv) {
       all[study] = receives();
     else if (study == "fairness")
       all[study] = fair();
+    else if (study == "scale")
+      all[study] = scale();
     else {
-      fmt::print(stderr,
-                 "shoal-bench-nic: study is '{}'; allowed: order, signals, receives, fairness\n",
-                 study);
+      fmt::print(
+          stderr,
+          "shoal-bench-nic: study is '{}'; allowed: order, signals, receives, fairness, scale\n",
+          study);
       return 2;
     }
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;

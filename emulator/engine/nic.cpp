@@ -103,6 +103,7 @@ Created<QueuePair> Nic::create_queue_pair(const QueuePairAttributes& attributes)
                                           Services{options_, keys_, wire_, random_, relaxed_});
   add_users(attributes, 1);
   pairs_[pair->number()] = pair;
+  by_number_.push_back(pair.get());
   return {Status::ok, std::move(pair)};
 }
 
@@ -129,20 +130,17 @@ Status Nic::destroy_queue_pair(std::uint32_t number) {
   if (at == pairs_.end()) return Status::bad_resource;
   add_users(at->second->attributes(), -1);
   of_destroyed_ += at->second->counters();
-  if (const auto ready = rank_.find(number); ready != rank_.end()) {
-    ready_.erase({ready->second, number});
-    rank_.erase(ready);
-  }
-  if (const auto timer = timer_of_.find(number); timer != timer_of_.end()) {
-    timers_.erase({timer->second, number});
-    timer_of_.erase(timer);
-  }
+  const QueuePair::Schedule& schedule = at->second->schedule;
+  if (schedule.ready) ready_.erase({schedule.rank, number});
+  if (schedule.look != kNever) timers_.erase({schedule.look, number});
+  by_number_[number - options_.first_queue_pair] = nullptr;
   pairs_.erase(at);
   return Status::ok;
 }
 
 QueuePair* Nic::find(std::uint32_t qp_number) {
-  return find_in(pairs_, qp_number);
+  const std::uint32_t index = qp_number - options_.first_queue_pair;  // wraps below the first
+  return index < by_number_.size() ? by_number_[index] : nullptr;
 }
 CompletionQueue* Nic::find_completion_queue(std::uint32_t number) {
   return find_in(completion_queues_, number);
@@ -169,15 +167,17 @@ void Nic::receive(Packet&& packet) {
 }
 
 void Nic::ready(QueuePair& pair) {
-  if (!pair.wants_to_send() || rank_.contains(pair.number())) return;
-  std::uint64_t rank = 0;
-  if (options_.arbitration == Arbitration::oldest_doorbell) rank = arrivals_++;
-  rank_[pair.number()] = rank;
-  ready_.insert({rank, pair.number()});
+  QueuePair::Schedule& schedule = pair.schedule;
+  if (schedule.ready || !pair.wants_to_send()) return;
+  schedule.ready = true;
+  schedule.rank = options_.arbitration == Arbitration::oldest_doorbell ? arrivals_++ : 0;
+  ready_.insert({schedule.rank, pair.number()});
 }
 
 QueuePair* Nic::next_pair() {
-  if (left_in_turn_ != 0 && rank_.contains(current_)) return find(current_);
+  if (left_in_turn_ != 0)
+    if (QueuePair* const pair = find(current_); pair != nullptr && pair->schedule.ready)
+      return pair;
   if (ready_.empty()) return nullptr;
   auto next = ready_.begin();
   if (options_.arbitration == Arbitration::by_number) {
@@ -192,29 +192,27 @@ QueuePair* Nic::next_pair() {
 }
 
 void Nic::end_turn(QueuePair& pair) {
-  const auto at = rank_.find(pair.number());
-  if (at == rank_.end()) return;
+  QueuePair::Schedule& schedule = pair.schedule;
+  if (!schedule.ready) return;
   const bool more = pair.wants_to_send();
   const bool goes_behind =
       options_.arbitration == Arbitration::oldest_doorbell && left_in_turn_ == 0;
   if (more && !goes_behind) return;
-  ready_.erase({at->second, pair.number()});
-  rank_.erase(at);
+  ready_.erase({schedule.rank, pair.number()});
+  schedule.ready = false;
   left_in_turn_ = 0;
   if (more) ready(pair);
 }
 
-void Nic::update_timer(const QueuePair& pair) {
+/// A timer that moves back, as with every acknowledgement, keeps its entry: it moves when its time
+/// has come.
+void Nic::update_timer(QueuePair& pair) {
   const Time wanted = pair.next_timer();
-  const auto at = timer_of_.find(pair.number());
-  if (at != timer_of_.end()) {
-    if (at->second == wanted) return;
-    timers_.erase({at->second, pair.number()});
-    timer_of_.erase(at);
-  }
-  if (wanted == kNever) return;
+  Time& look = pair.schedule.look;
+  if (wanted >= look) return;
+  if (look != kNever) timers_.erase({look, pair.number()});
+  look = wanted;
   timers_.insert({wanted, pair.number()});
-  timer_of_[pair.number()] = wanted;
 }
 
 bool Nic::progress() {
@@ -223,10 +221,14 @@ bool Nic::progress() {
   relaxed_.run(now);
   while (!timers_.empty() && timers_.begin()->first <= now) {
     QueuePair& pair = *find(timers_.begin()->second);
-    pair.run_timers();
+    timers_.erase(timers_.begin());
+    pair.schedule.look = kNever;
+    if (pair.next_timer() <= now) {
+      pair.run_timers();
+      ready(pair);
+      worked = true;
+    }
     update_timer(pair);
-    ready(pair);
-    worked = true;
   }
   while (wire_.ready()) {
     QueuePair* const pair = next_pair();

@@ -68,7 +68,7 @@ class Nic {
   /// Runs timers that are due and sends while the wire accepts packets. Returns whether it did
   /// anything.
   bool progress();
-  /// When progress() has a timer to run; kNever without one.
+  /// When progress() may have a timer to run, at the latest; kNever without one.
   Time next_timer() const;
 
  private:
@@ -76,7 +76,7 @@ class Nic {
   void ready(QueuePair& pair);
   QueuePair* next_pair();
   void end_turn(QueuePair& pair);
-  void update_timer(const QueuePair& pair);
+  void update_timer(QueuePair& pair);
 
   NicOptions options_;
   Wire& wire_;
@@ -84,17 +84,16 @@ class Nic {
   std::mt19937_64 random_;
   RelaxedWrites relaxed_;
   std::map<std::uint32_t, std::shared_ptr<QueuePair>> pairs_;
+  std::vector<QueuePair*> by_number_;  ///< from first_queue_pair on; nullptr: destroyed
   std::map<std::uint32_t, std::shared_ptr<CompletionQueue>> completion_queues_;
   std::map<std::uint32_t, std::shared_ptr<ReceiveQueue>> receive_queues_;
   std::uint32_t next_pair_, next_completion_queue_ = 1, next_receive_queue_ = 1;
   Counters of_destroyed_;
   // Queue pairs with something to send; arrival numbers for Arbitration::oldest_doorbell.
   std::set<std::pair<std::uint64_t, std::uint32_t>> ready_;
-  std::map<std::uint32_t, std::uint64_t> rank_;  ///< the first part of a ready pair's entry
   std::uint64_t arrivals_ = 0;
   std::uint32_t current_ = 0, left_in_turn_ = 0;
-  std::set<std::pair<Time, std::uint32_t>> timers_;
-  std::map<std::uint32_t, Time> timer_of_;
+  std::set<std::pair<Time, std::uint32_t>> timers_;  ///< by QueuePair::Schedule::look
 };
 
 }  // namespace shoal::emulator

@@ -4,6 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "engine/atomics.hpp"
@@ -32,6 +35,29 @@ struct AckCode {
                                 kind_mask = 0x60;
 };
 
+/// Allocates elements without a value: they are written right after.
+template <typename T>
+struct Uninitialized : std::allocator<T> {
+  template <typename U>
+  struct rebind {
+    using other = Uninitialized<U>;
+  };
+  Uninitialized() = default;
+  template <typename U>
+  Uninitialized(const Uninitialized<U>&) noexcept {}
+
+  template <typename U>
+  void construct(U* at) noexcept {
+    ::new (static_cast<void*>(at)) U;
+  }
+  template <typename U, typename... Arguments>
+  void construct(U* at, Arguments&&... arguments) {
+    ::new (static_cast<void*>(at)) U(std::forward<Arguments>(arguments)...);
+  }
+};
+
+using Payload = std::vector<std::byte, Uninitialized<std::byte>>;
+
 /// The fields of all headers (BTH, RETH, AETH, AtomicETH, immediate) and the payload.
 struct Packet {
   PacketKind kind = PacketKind::send;
@@ -52,7 +78,7 @@ struct Packet {
   std::uint32_t immediate = 0;
   std::uint64_t address = 0;  ///< where this packet's bytes go, or come from
   AtomicOperands atomic;      ///< atomic_response: the old value in swap_or_add
-  std::vector<std::byte> payload;
+  Payload payload;
 
   /// On the wire, with the headers of InfiniBand and its link.
   std::size_t wire_bytes() const;

@@ -106,7 +106,9 @@ bool decode_packet(std::span<const std::byte> bytes, Packet& packet) {
                    .compare = header.compare,
                    .swap_mask = header.swap_mask,
                    .compare_mask_or_boundary = header.compare_mask_or_boundary};
-  packet.payload.assign(bytes.begin() + kPacketHeaderBytes, bytes.end());
+  packet.payload.resize(bytes.size() - kPacketHeaderBytes);
+  if (!packet.payload.empty())
+    std::memcpy(packet.payload.data(), bytes.data() + kPacketHeaderBytes, packet.payload.size());
   return true;
 }
 

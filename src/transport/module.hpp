@@ -5,6 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "transport/transport.hpp"
 
@@ -12,13 +15,29 @@ namespace shoal::transport {
 
 /// To be raised with every change of Transport, Context or Settings: a module works only with the
 /// build that it belongs to.
-inline constexpr std::uint64_t kModuleVersion = 7;
+inline constexpr std::uint64_t kModuleVersion = 8;
 inline constexpr const char* kModuleSymbol = "shoal_transport_module";
 
 /// Whether a network can work on this machine.
 struct Probe {
   std::string library;  ///< for messages: "libibverbs.so.1, mlx5_0:1, mlx5_1:1 (not active)"
   std::string missing;  ///< why it cannot; empty if it can
+};
+
+/// A queue pair of an open world.
+struct QueuePairReport {
+  Pe peer = 0;
+  std::uint32_t number = 0;
+  std::string state;  ///< "RTS"
+  std::size_t in_flight = 0, depth = 0;
+};
+
+/// A port of a NIC, with its queue pairs of the open worlds of this process.
+struct NicReport {
+  std::string port;                                          ///< "mlx5_0:1"
+  std::vector<std::pair<std::string, std::string>> facts;    ///< {"link", "InfiniBand"}
+  std::vector<std::pair<std::string, std::int64_t>> limits;  ///< {"queue pairs", 131072}
+  std::vector<QueuePairReport> queue_pairs;
 };
 
 /// The table that a module exports as `extern "C" const shoal::transport::Module
@@ -31,6 +50,8 @@ struct Module {
   Factory make;
   /// nullptr: works wherever the module can be loaded.
   Probe (*probe)(const Settings& settings) = nullptr;
+  /// nullptr: it knows nothing of NICs. Throws Error{unsupported} where they cannot be listed.
+  std::vector<NicReport> (*nics)(const Settings& settings) = nullptr;
 };
 
 }  // namespace shoal::transport

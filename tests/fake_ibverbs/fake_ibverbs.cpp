@@ -451,6 +451,12 @@ int ibv_destroy_qp(ibv_qp* qp) {
   return 0;
 }
 
+int ibv_query_qp(ibv_qp* qp, ibv_qp_attr* attributes, int, ibv_qp_init_attr*) {
+  const std::lock_guard lock(fake().mutex);
+  attributes->qp_state = static_cast<QueuePair*>(qp)->state;
+  return 0;
+}
+
 /// The event of the options, once for each context.
 int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
   Fake& f = fake();

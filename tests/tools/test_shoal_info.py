@@ -48,6 +48,7 @@ def test_all_sections_as_text(bin_dir):
         "Machine: this one",
         "NIC plan, ",
         "Connectivity of 1 PE",
+        "RDMA NICs of 1 PE",
         "Start of a world of 1 PE",
     ]:
         assert title in result.stdout, title
@@ -63,6 +64,7 @@ def test_all_sections_as_one_document(bin_dir):
         "gpus",
         "topology",
         "connectivity",
+        "nics",
         "init_timeline",
     }
     assert every["build"]["version"] == every["shoal"]
@@ -108,6 +110,42 @@ def test_connectivity_of_emulated_nodes(bin_dir):
         assert all(transport["why"] for transport in pair["transports"])
     (far,) = [pair for pair in found["pairs"] if (pair["a"], pair["b"]) == (1, 2)]
     assert "load-store" not in [t["capabilities"] for t in far["transports"] if t["chosen"]][0]
+
+
+def test_nics_and_queue_pairs(bin_dir, tmp_path):
+    library = bin_dir.parent / "lib" / "emulator" / "libibverbs.so.1"
+    if not library.exists():
+        pytest.skip("the emulated libibverbs is not built: <infiniband/verbs.h> is not installed")
+    settings = {
+        "SHOAL_VERBS_LIBRARY": str(library),
+        "SHOAL_EMULATOR_DIRECTORY": str(tmp_path),
+        "SHOAL_EMULATOR_MAX_QP": "77",
+        "SHOAL_EMULATOR_ATOMICS": "nic",
+        "SHOAL_TRANSPORT_INSIDE": "verbs",
+        "SHOAL_VERBS_QUEUE_PAIRS": "2",
+        "SHOAL_VERBS_DEPTH": "400",
+    }
+    pes = document(bin_dir, "--nics", pes=3, **settings)["nics"]["pes"]
+    assert len(pes) == 3
+    for number, pe in enumerate(pes):
+        (nic,) = pe["nics"]
+        assert nic["port"] == "mlx5_0:1"
+        assert nic["facts"]["state"] == "active"
+        assert nic["facts"]["atomics"] == "among operations of this NIC"
+        assert nic["limits"]["queue pairs"] == 77
+        pairs = nic["queue_pairs"]
+        others = [(number + 1 + i) % 3 for i in range(2)]
+        assert [pair["peer"] for pair in pairs] == [*others, *others], "in the order of creation"
+        assert len({pair["number"] for pair in pairs}) == 4
+        assert {(pair["state"], pair["depth"]) for pair in pairs} == {("RTS", 400)}
+    text = info(bin_dir, "--nics", pes=2, **settings).stdout
+    assert "RDMA NICs of 2 PEs" in text
+    assert "to PE 1  RTS  0 of 400 requests in flight" in text
+
+
+def test_without_nics_the_reason_is_shown(bin_dir):
+    found = document(bin_dir, "--nics", SHOAL_VERBS_LIBRARY="libnothing.so")["nics"]["pes"]
+    assert "libnothing.so" in found[0]["missing"]
 
 
 def test_a_transport_that_is_left_out_is_said_so(bin_dir):

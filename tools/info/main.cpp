@@ -27,7 +27,7 @@ using namespace shoal::info;
 
 struct Options {
   bool all = false, build = false, settings = false, page = false, gpus = false, topology = false;
-  bool connectivity = false, timeline = false, doctor = false, json = false;
+  bool connectivity = false, nics = false, timeline = false, doctor = false, json = false;
   std::string machine, root, svg;
   std::int32_t pes = 0;
 };
@@ -93,6 +93,12 @@ void add_world(const Options& options, const WorldView& view, Output& output) {
       *json = connectivity_json(view);
       return std::string();
     });
+  if (options.nics)
+    output.add("nics", [&](nlohmann::json* json) {
+      if (json == nullptr) return nics_text(view);
+      *json = nics_json(view);
+      return std::string();
+    });
   if (options.timeline)
     output.add("init_timeline", [&](nlohmann::json* json) {
       if (!options.topology) write_svg(options.svg, timeline_svg(view));
@@ -124,16 +130,16 @@ int run(Options options) {
   Output output(options.json);
   if (options.all)
     options.build = options.settings = options.gpus = options.topology = options.connectivity =
-        options.timeline = true;
-  const bool nothing = !options.settings && !options.topology && !options.connectivity &&
-                       !options.timeline && !options.doctor;
+        options.nics = options.timeline = true;
+  const bool of_world = options.connectivity || options.nics || options.timeline;
+  const bool nothing = !options.settings && !options.topology && !of_world && !options.doctor;
   if (nothing && !options.build && !options.gpus) options.build = options.gpus = true;
 
   // All PEs of a world open it and collect the same results; one of them prints.
   std::optional<WorldView> view;
-  if (options.connectivity || options.timeline) {
+  if (of_world) {
     try {
-      view = collect_world();
+      view = collect_world(options.nics);
       if (view->my_pe != 0) return EXIT_SUCCESS;
     } catch (const shoal::Error& error) {
       output.fail("world", error.what());
@@ -168,6 +174,8 @@ int main(int argc, char** argv) try {
                "GPUs, NICs, distances, a tree, and the NICs of every PE");
   app.add_flag("--connectivity", options.connectivity,
                "The transport of every pair of PEs, and why no other");
+  app.add_flag("--nics", options.nics,
+               "RDMA NICs with their limits, and the queue pairs of a world with their states");
   app.add_flag("--init-timeline", options.timeline,
                "The phases of the start of a world, with times");
   app.add_flag("--doctor", options.doctor,

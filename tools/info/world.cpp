@@ -12,17 +12,26 @@
 namespace shoal::info {
 namespace {
 
+/// The documents of all PEs.
+std::vector<nlohmann::json> gather(const World& world, const nlohmann::json& mine,
+                                   const char* what) {
+  const std::string text = mine.dump();
+  std::vector<nlohmann::json> all;
+  for (const auto& blob : world.bootstrap().all_gather(std::as_bytes(std::span(text)), what)) {
+    const auto* const first = reinterpret_cast<const char*>(blob.data());
+    all.push_back(nlohmann::json::parse(first, first + blob.size()));
+  }
+  return all;
+}
+
 std::vector<PeTimeline> gather_timelines(const World& world) {
   nlohmann::json mine = nlohmann::json::array();
   for (const InitPhase& phase : world.init_phases())
     mine.push_back({phase.name, phase.duration.count(), phase.waited.count()});
-  const std::string text = mine.dump();
-  const auto bytes = std::as_bytes(std::span(text));
   std::vector<PeTimeline> timelines;
-  for (const auto& blob : world.bootstrap().all_gather(bytes, "timelines")) {
+  for (const nlohmann::json& phases : gather(world, mine, "timelines")) {
     PeTimeline& timeline = timelines.emplace_back();
-    const auto* const first = reinterpret_cast<const char*>(blob.data());
-    for (const auto& phase : nlohmann::json::parse(first, first + blob.size()))
+    for (const auto& phase : phases)
       timeline.phases.push_back({phase[0], std::chrono::nanoseconds(phase[1].get<std::int64_t>()),
                                  std::chrono::nanoseconds(phase[2].get<std::int64_t>())});
   }
@@ -31,12 +40,13 @@ std::vector<PeTimeline> gather_timelines(const World& world) {
 
 }  // namespace
 
-WorldView collect_world() {
+WorldView collect_world(bool with_nics) {
   World world = World::open(WorldOptions::from_environment());
   WorldView view;
   view.my_pe = world.my_pe();
   view.connectivity = world.connectivity();
   view.timelines = gather_timelines(world);
+  if (with_nics) view.nics = gather(world, collect_nics(), "nics");
   world.close();
   return view;
 }

@@ -3,7 +3,7 @@
 // each phase of the start.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -17,19 +17,27 @@ struct PeTimeline {
   std::vector<InitPhase> phases;
 };
 
+/// The RDMA NICs of one PE and its queue pairs on them, as JSON; {"missing": reason} without NICs.
+using PeNics = nlohmann::json;
+
 struct WorldView {
   Pe my_pe = 0;
   ConnectivityReport connectivity;
   std::vector<PeTimeline> timelines;  ///< indexed by PE
+  std::vector<PeNics> nics;           ///< indexed by PE; empty: not asked for
 };
 
 /// Opens a world from the environment of this process, alone or under a launcher, collects the view
 /// and closes the world. Collective. All PEs get the same view, except my_pe. Throws like
 /// World::open.
-WorldView collect_world();
+WorldView collect_world(bool with_nics);
 
 std::string connectivity_text(const WorldView& view);
 nlohmann::json connectivity_json(const WorldView& view);
+
+PeNics collect_nics();
+std::string nics_text(const WorldView& view);
+nlohmann::json nics_json(const WorldView& view);
 
 std::string timeline_text(const WorldView& view);
 nlohmann::json timeline_json(const WorldView& view);

@@ -121,6 +121,7 @@ void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
   Clock::time_point next_probe = start + kProbeInterval;
   Deadline deadline(wait_deadline(settings_.timeout), start);
   Backoff backoff;
+  int empty = 0;
   for (;;) {
     bool any = false;
     caller_polls_.fetch_add(1, std::memory_order_relaxed);
@@ -138,8 +139,10 @@ void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
     }
     if (any) {
       backoff.reset();
-    } else {
+      empty = 0;
+    } else if (++empty >= network_->traits().polls_per_yield) {
       backoff();
+      empty = 0;
     }
   }
 }

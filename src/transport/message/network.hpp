@@ -34,6 +34,7 @@ struct Traits {
   bool probes = false;               ///< sending to a dead peer fails, so a probe finds it
   bool says_goodbye = false;         ///< peers would not notice an orderly end otherwise
   bool hides_rma = false;            ///< a target's polls serve RMA requests, but return false
+  int polls_per_yield = 1;           ///< polls without success before a waiting call yields
 };
 
 /// What a message must not overtake.

@@ -55,6 +55,7 @@ std::shared_ptr<const Library> load_library(const std::string& file) {
   load(library->destroy_cq, "ibv_destroy_cq");
   load(library->create_qp, "ibv_create_qp");
   load(library->modify_qp, "ibv_modify_qp");
+  load(library->query_qp, "ibv_query_qp");
   load(library->destroy_qp, "ibv_destroy_qp");
   load(library->get_async_event, "ibv_get_async_event");
   load(library->ack_async_event, "ibv_ack_async_event");

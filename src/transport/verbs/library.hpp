@@ -41,6 +41,7 @@ struct Library {
   decltype(&::ibv_destroy_cq) destroy_cq = nullptr;
   decltype(&::ibv_create_qp) create_qp = nullptr;
   decltype(&::ibv_modify_qp) modify_qp = nullptr;
+  decltype(&::ibv_query_qp) query_qp = nullptr;
   decltype(&::ibv_destroy_qp) destroy_qp = nullptr;
   decltype(&::ibv_get_async_event) get_async_event = nullptr;
   decltype(&::ibv_ack_async_event) ack_async_event = nullptr;

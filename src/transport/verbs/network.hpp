@@ -23,6 +23,7 @@
 
 #include "transport/message/engine.hpp"
 #include "transport/message/network.hpp"
+#include "transport/module.hpp"
 #include "transport/verbs/queue_pair.hpp"
 #include "transport/verbs/ring.hpp"
 
@@ -63,6 +64,9 @@ class Network final : public message::Network {
   bool is_complete(Peer& peer, std::uint64_t newest) override;
   void abandon(Batch& batch) noexcept override;
   void drop(Peer& peer) noexcept override;
+
+  /// The queue pairs of the port with this label.
+  std::vector<QueuePairReport> queue_pairs(const std::string& port) const;
 
   std::string description() const override;
   std::string route(const Peer& peer) const override;

@@ -97,21 +97,29 @@ PortChoice choose_ports(std::span<const PortOffer> offers, std::span<const std::
   return choice;
 }
 
-std::vector<PortOffer> list_ports(const Library& library) {
+std::vector<PortAttributes> query_ports(const Library& library) {
   const Devices devices(library);
-  std::vector<PortOffer> offers;
+  std::vector<PortAttributes> ports;
   for (ibv_device* const device : devices.all()) {
     const Handle<ibv_context> context = devices.open(device);
     ibv_device_attr attributes{};
     if (library.query_device(context.get(), &attributes) != 0) continue;
-    for (std::uint8_t port = 1; port <= attributes.phys_port_cnt; ++port) {
-      auto state = zeroed<ibv_port_attr>();
-      const bool known = library.query_port(context.get(), port, state) == 0;
-      offers.push_back(
-          {library.get_device_name(device), port, known && state.state == IBV_PORT_ACTIVE});
+    for (std::uint8_t number = 1; number <= attributes.phys_port_cnt; ++number) {
+      PortAttributes port;
+      port.device = attributes;
+      const bool known = library.query_port(context.get(), number, port.port) == 0;
+      port.offer = {library.get_device_name(device), number,
+                    known && port.port.state == IBV_PORT_ACTIVE};
+      ports.push_back(std::move(port));
     }
   }
-  require(!offers.empty(), Code::unsupported, "{} finds no RDMA device", library.file);
+  require(!ports.empty(), Code::unsupported, "{} finds no RDMA device", library.file);
+  return ports;
+}
+
+std::vector<PortOffer> list_ports(const Library& library) {
+  std::vector<PortOffer> offers;
+  for (PortAttributes& port : query_ports(library)) offers.push_back(std::move(port.offer));
   return offers;
 }
 

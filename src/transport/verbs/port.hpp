@@ -34,6 +34,13 @@ struct PortOffer {
   std::string label() const;  ///< "mlx5_0:1"
 };
 
+/// A port with what libibverbs says of it.
+struct PortAttributes {
+  PortOffer offer;
+  ibv_device_attr device{};
+  ibv_port_attr port = zeroed<ibv_port_attr>();
+};
+
 struct PortChoice {
   std::vector<std::size_t> ports;  ///< indices of offers
   std::string reason;              ///< where there are none
@@ -45,6 +52,8 @@ PortChoice choose_ports(std::span<const PortOffer> offers, std::span<const std::
                         bool only_these);
 
 /// All ports of all devices. Throws Error{unsupported} where there are none.
+std::vector<PortAttributes> query_ports(const Library& library);
+/// The same, names and states alone.
 std::vector<PortOffer> list_ports(const Library& library);
 
 /// Whether peers may access registered memory.

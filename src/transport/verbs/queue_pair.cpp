@@ -27,12 +27,18 @@ std::uint32_t random_packet_number() {
 
 const char* name_of(ibv_qp_state state) {
   switch (state) {
+    case IBV_QPS_RESET:
+      return "RESET";
     case IBV_QPS_INIT:
       return "INIT";
     case IBV_QPS_RTR:
       return "RTR";
     case IBV_QPS_RTS:
       return "RTS";
+    case IBV_QPS_SQD:
+      return "SQD";
+    case IBV_QPS_SQE:
+      return "SQE";
     default:
       return "ERR";
   }
@@ -60,6 +66,12 @@ class LibraryQueuePair final : public QueuePair {
   }
   std::uint32_t number() const noexcept override { return handle_->qp_num; }
   bool is(const ibv_qp* handle) const noexcept override { return handle_.get() == handle; }
+  std::string state() const override {
+    auto attributes = zeroed<ibv_qp_attr>();
+    auto init = zeroed<ibv_qp_init_attr>();
+    const int code = port_.library().query_qp(handle_.get(), &attributes, IBV_QP_STATE, &init);
+    return code == 0 ? name_of(attributes.qp_state) : error_text(code);
+  }
   void stop() noexcept override {
     auto attributes = zeroed<ibv_qp_attr>();
     attributes.qp_state = IBV_QPS_ERR;

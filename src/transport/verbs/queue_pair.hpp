@@ -48,6 +48,8 @@ class QueuePair {
   /// Changes to RTR and RTS. Throws Error{unsupported} with the attributes, their limits and the
   /// settings.
   void connect(const PathAddress& path, const QueueAddress& peer);
+  /// "RTS", as the device says.
+  virtual std::string state() const = 0;
   /// Ends all requests with an error.
   virtual void stop() noexcept = 0;
   /// Error number, 0 for success.

@@ -12,6 +12,7 @@
 #include "transport/message/pieces.hpp"
 #include "transport/verbs/network.hpp"
 #include "transport/verbs/order.hpp"
+#include "transport/verbs/report.hpp"
 #include "transport/verbs/requirements.hpp"
 
 namespace shoal::transport::verbs {
@@ -66,7 +67,8 @@ Network::Network(message::Engine& engine, const Context& context)
       .words_are_messages = false,
       .window = static_cast<std::uint32_t>(std::min<std::int64_t>(settings_.network_depth, kSlots)),
       .probes = true,
-      .says_goodbye = true};
+      .says_goodbye = true,
+      .polls_per_yield = 16};  // a poll reads memory alone
   // Requests without a completion may fill neither a send queue, a completion queue nor the depth.
   std::size_t interval = static_cast<std::size_t>(settings_.verbs_signal_interval);
   interval = std::min(interval, static_cast<std::size_t>(settings_.verbs_depth) / 4);
@@ -76,9 +78,12 @@ Network::Network(message::Engine& engine, const Context& context)
     interval = std::min(
         interval, line->port->completions() / (2 * std::max<std::size_t>(line->queue_pairs, 1)));
   interval_ = static_cast<std::uint32_t>(std::max<std::size_t>(interval, 1));
+  list_network(*this);
 }
 
-Network::~Network() = default;
+Network::~Network() {
+  unlist_network(*this);
+}
 
 void Network::open_ports(const Context& context, std::size_t n_peers) {
   const std::vector<PortOffer> offers = list_ports(*library_);

@@ -4,6 +4,7 @@
 #include "transport/message/network_transport.hpp"
 #include "transport/module.hpp"
 #include "transport/verbs/network.hpp"
+#include "transport/verbs/report.hpp"
 
 namespace shoal::transport {
 namespace {
@@ -29,8 +30,10 @@ Probe probe(const Settings& settings) {
 
 extern "C" {
 __attribute__((visibility("default"))) extern const Module shoal_transport_module;
-const Module shoal_transport_module = {kModuleVersion, "verbs", "libibverbs",
-                                       message::make_network_transport<verbs::Network>, probe};
+const Module shoal_transport_module = {
+    kModuleVersion, "verbs",
+    "libibverbs",   message::make_network_transport<verbs::Network>,
+    probe,          verbs::report_nics};
 }
 
 }  // namespace shoal::transport

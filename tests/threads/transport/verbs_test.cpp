@@ -150,6 +150,22 @@ TEST_F(VerbsSoak, SurvivesLossUnderAdaptiveRouting) {
   survive("adaptive", 11);  // 8 ms
 }
 
+TEST_F(VerbsSoak, SurvivesLossInTheUnorderedTier) {
+  survive("unordered", 11);
+}
+
+// NIC atomics that are atomic among each other alone would lose updates of PEs that share memory
+// with the target, so processors execute all atomics.
+TEST_F(Verbs, SharesWordsWhereTheNicIsNotAtomicTowardsProcessors) {
+  emulate("ATOMICS", "nic");
+  Settings settings = verbs_settings();
+  settings.transport_inside = "shm";
+  settings.node_size = 2;
+  run_threads(4, settings, [](World& world) {
+    for (int i = 0; i < 3; ++i) check_mixed_atomics(world);
+  });
+}
+
 TEST_F(Verbs, AQuotaThatIsUsedUpIsNamed) {
   emulate("MAX_QP", "2");
   expect_error(Code::unsupported, "Setting: SHOAL_VERBS_QUEUE_PAIRS",

@@ -290,6 +290,30 @@ TEST_F(VerbsLibrary, ALostCompletionRaisesAnEvent) {
   VERBS(ibv_ack_async_event)(&event);
 }
 
+// Atomics of the NIC and of processors on one word: none is lost (IBV_ATOMIC_GLOB).
+TEST_F(VerbsLibrary, AtomicsAgreeWithThoseOfProcessors) {
+  ibv_device_attr device{};
+  ASSERT_EQ(VERBS(ibv_query_device)(context, &device), 0);
+  ASSERT_EQ(device.atomic_cap, IBV_ATOMIC_GLOB);
+  ibv_cq* const queue = make_queue();
+  ibv_qp* const a = make_pair(queue);
+  connect(a, a->qp_num);
+  auto& word = *reinterpret_cast<std::uint64_t*>(memory.data() + 1024);
+  std::atomic<bool> stop{false};
+  std::uint64_t added = 0;
+  std::thread processor([&] {
+    for (; !stop; ++added) std::atomic_ref(word).fetch_add(1'000'000);
+  });
+  constexpr std::uint64_t kTimes = 1000;
+  for (std::uint64_t i = 0; i < kTimes; ++i) {
+    ASSERT_EQ(post(a, IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 1024, 8, 1), 0);
+    EXPECT_EQ(wait(queue).status, IBV_WC_SUCCESS);
+  }
+  stop = true;
+  processor.join();
+  EXPECT_EQ(word, added * 1'000'000 + kTimes * 5);
+}
+
 // The bus delays writes to memory with relaxed ordering beyond their completion.
 TEST_F(VerbsLibrary, RelaxedMemoryIsWrittenLate) {
   alignas(64) std::array<unsigned char, 64> target{};

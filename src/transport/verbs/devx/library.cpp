@@ -103,6 +103,7 @@ std::shared_ptr<const Library> load_library(const std::string& file,
   load(library->general_cmd, "mlx5dv_devx_general_cmd");
   load(library->obj_create, "mlx5dv_devx_obj_create");
   load(library->obj_modify, "mlx5dv_devx_obj_modify");
+  load(library->obj_query, "mlx5dv_devx_obj_query");
   load(library->obj_destroy, "mlx5dv_devx_obj_destroy");
   return library;
 }

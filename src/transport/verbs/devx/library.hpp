@@ -28,6 +28,7 @@ struct Library {
   decltype(&::mlx5dv_devx_general_cmd) general_cmd = nullptr;
   decltype(&::mlx5dv_devx_obj_create) obj_create = nullptr;
   decltype(&::mlx5dv_devx_obj_modify) obj_modify = nullptr;
+  decltype(&::mlx5dv_devx_obj_query) obj_query = nullptr;
   decltype(&::mlx5dv_devx_obj_destroy) obj_destroy = nullptr;
 
   /// Opens a device for device commands. Throws Error{unsupported} where it has none. The caller

@@ -2,6 +2,7 @@
 #include "transport/verbs/devx/queue_pair.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -168,6 +169,17 @@ std::string QueuePair::modify(ibv_qp_attr& attributes, int /*mask*/) {
   const int code = device_.library().obj_modify(object_.get(), command.in(), command.in_bytes(),
                                                 command.out(), command.out_bytes());
   return code == 0 ? std::string() : command.problem(code);
+}
+
+std::string QueuePair::state() const {
+  constexpr std::array kNames = {"RESET", "INIT", "RTR", "RTS", "SQE", "SQD", "ERR"};
+  Command command(mlx5::Command::query_qp, mlx5::command::kAnswerBytes, f::kAt + f::kBytes);
+  mlx5::set(command.in(), mlx5::command::kObject, queue_.number);
+  const int code = device_.library().obj_query(object_.get(), command.in(), command.in_bytes(),
+                                               command.out(), command.out_bytes());
+  if (code != 0) return command.problem(code);
+  const std::uint32_t state = mlx5::get(command.out() + f::kAt, f::kState);
+  return state < kNames.size() ? kNames[state] : "ERR";
 }
 
 void QueuePair::stop() noexcept {

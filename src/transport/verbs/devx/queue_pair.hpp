@@ -17,6 +17,7 @@ class QueuePair final : public verbs::QueuePair {
   ~QueuePair() override;
 
   std::uint32_t number() const noexcept override { return queue_.number; }
+  std::string state() const override;
   void stop() noexcept override;
   /// ENOMEM where the chain finds no room. A chain is posted as a whole or not at all.
   int post(ibv_send_wr& first) noexcept override;
