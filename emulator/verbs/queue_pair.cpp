@@ -104,6 +104,22 @@ void report_last_request(Qp& qp) {
   qp.context->events.push(event);
 }
 
+/// A request of the peer was refused.
+void report_refusal(Qp& qp, std::uint8_t code) {
+  ibv_async_event event{};
+  event.element.qp = qp.handle();
+  event.event_type = code == AckCode::access_error      ? IBV_EVENT_QP_ACCESS_ERR
+                     : code == AckCode::invalid_request ? IBV_EVENT_QP_REQ_ERR
+                                                        : IBV_EVENT_QP_FATAL;
+  qp.context->events.push(event);
+}
+
+bool is_of_queue_pair(const ibv_async_event& event) {
+  return event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED ||
+         event.event_type == IBV_EVENT_QP_ACCESS_ERR || event.event_type == IBV_EVENT_QP_REQ_ERR ||
+         event.event_type == IBV_EVENT_QP_FATAL;
+}
+
 ibv_qp* create_qp(Pd& domain, ibv_qp_init_attr& init, bool small, bool extended) {
   Context& context = *domain.context;
   if (init.qp_type != IBV_QPT_RC) return fail_with(EOPNOTSUPP);
@@ -129,6 +145,7 @@ ibv_qp* create_qp(Pd& domain, ibv_qp_init_attr& init, bool small, bool extended)
   qp->most_receives = init.cap.max_recv_wr;
   qp->receive_segments = init.cap.max_recv_sge;
   if (qp->srq != nullptr) qp->pair->on_error = [made = qp.get()] { report_last_request(*made); };
+  qp->pair->on_refused = [made = qp.get()](std::uint8_t code) { report_refusal(*made, code); };
   qp->writer.emplace(qp->send_ring, qp->blocks, qp->pair->number());
   qp->init = init;
   qp->attributes.cap = init.cap;
@@ -377,7 +394,7 @@ int ibv_destroy_qp(ibv_qp* pair) {
   });
   if (status != Status::ok) return errno_of(status);
   qp.context->events.remove([&](const ibv_async_event& event) {
-    return event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && event.element.qp == pair;
+    return is_of_queue_pair(event) && event.element.qp == pair;
   });
   --qp.domain->users;
   delete &qp;

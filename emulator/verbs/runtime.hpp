@@ -84,6 +84,8 @@ class Runtime {
   void serve_doorbells();
   bool serve_registers();
   bool progress();
+  bool clients_poll(Time now);
+  void sleep(Time now);
   void run();
 
   NicOptions nic_options();
@@ -105,8 +107,9 @@ class Runtime {
   std::atomic<bool> stop_{false};
   std::atomic<Time::rep> next_timer_{kNever.count()};  ///< of the NIC and the wire
   std::atomic<Time::rep> asleep_until_{0};             ///< the thread, if it sleeps
-  std::uint32_t misses_ = 0;                           ///< wakes after which nothing was to be done
-  Time watch_{0};                                      ///< not 0: the client makes the progress
+  std::atomic<std::uint64_t> client_polls_{0};
+  std::uint64_t polls_seen_ = 0;  ///< of client_polls_, by the thread
+  Time polls_seen_at_{0};
   std::thread thread_;
 };
 

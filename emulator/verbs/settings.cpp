@@ -103,6 +103,9 @@ DeviceSettings read_device_settings() {
                    {"random", Arbitration::random},
                    {"oldest_doorbell", Arbitration::oldest_doorbell}}),
               settings.nic.arbitration);
+  read_choice("SHOAL_EMULATOR_ATOMICS",
+              std::to_array<std::pair<std::string_view, bool>>({{"global", true}, {"nic", false}}),
+              settings.nic.global_atomics);
   read_number("SHOAL_EMULATOR_QUANTUM", 1, 1 << 20, settings.nic.quantum);
   read_number("SHOAL_EMULATOR_SEED", 0, ~std::uint64_t{0}, settings.nic.seed);
   read_number("SHOAL_EMULATOR_MAX_QP", 1, 1 << 20, limits.queue_pairs);
@@ -116,6 +119,9 @@ DeviceSettings read_device_settings() {
   std::int64_t delay = 0;
   read_number("SHOAL_EMULATOR_DELAY_US", 0, 10'000'000, delay);
   settings.impairments.delay = std::chrono::microseconds(delay);
+  std::int64_t relaxed = 0;
+  read_number("SHOAL_EMULATOR_RELAXED_DELAY_US", 0, 10'000'000, relaxed);
+  settings.nic.relaxed_delay = std::chrono::microseconds(relaxed);
   settings.impairments.seed = settings.nic.seed;
   if (const char* const file = find("SHOAL_EMULATOR_TRACE")) settings.trace_file = file;
   return settings;

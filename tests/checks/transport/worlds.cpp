@@ -7,24 +7,24 @@
 #include <atomic>
 #include <cstring>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "checks/collective/reference.hpp"
 #include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
+#include "support/world/neighbours.hpp"
 
 namespace shoal::test {
-namespace {
-
-Pe right(const World& world) {
-  return (world.my_pe() + 1) % world.n_pes();
+void check_operations_over(World& world, std::string_view transport) {
+  for (Pe pe = 0; pe < world.n_pes(); ++pe)
+    EXPECT_EQ(world.describe_transport(pe).starts_with(std::string(transport) +
+                                                       ": put get atomics signals"),
+              pe != world.my_pe())
+        << world.describe_transport(pe);
+  check_everything(world);
 }
-Pe left(const World& world) {
-  return (world.my_pe() + world.n_pes() - 1) % world.n_pes();
-}
-
-}  // namespace
 
 void check_long_transfers(World& world) {
   constexpr std::size_t kBytes = (std::size_t{2} << 20) + 77;
@@ -59,7 +59,10 @@ void check_long_transfers(World& world) {
 }
 
 void check_data_before_signals(World& world) {
-  constexpr std::uint64_t kRounds = 10'000;
+  check_data_before_signals_for(world, 10'000);
+}
+
+void check_data_before_signals_for(World& world, std::uint64_t rounds) {
   constexpr std::size_t kWords = 3000;
   const auto data = world.heap().allocate<std::uint64_t>(kWords);
   const auto flags =
@@ -67,7 +70,7 @@ void check_data_before_signals(World& world) {
   barrier(world.team());
   std::vector<std::uint64_t> out(kWords);
   std::uint64_t wrong = 0;
-  for (std::uint64_t round = 1; round <= kRounds; ++round) {
+  for (std::uint64_t round = 1; round <= rounds; ++round) {
     const std::size_t words = round % 4 == 0 ? kWords : 1 + round % 600;
     std::fill(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(words), round);
     const auto there = data.on(right(world)).subspan(0, words);

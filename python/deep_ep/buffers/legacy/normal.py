@@ -79,6 +79,17 @@ class NormalMode:
                     call, "bias", one, (x.dtype,), (handle.num_tokens, shape.hidden), device
                 )
 
+    def try_layout(self, topk_idx: torch.Tensor, num_experts: int) -> Layout | None:
+        """The result of get_dispatch_layout, by one binding call on the current stream. None,
+        without effect, where an argument is not what earlier calls had."""
+        group = self.known.get(num_experts)
+        found = None if group is None else group.calls.try_layout(topk_idx, num_experts)
+        if found is None:
+            return None
+        self.latest = group
+        per_rank, per_expert, in_rank = found
+        return per_rank, None, per_expert, in_rank
+
     def layout(self, topk_idx: torch.Tensor, num_experts: int, stream: int) -> Layout:
         """The result of get_dispatch_layout."""
         runtime = self._runtime
@@ -101,9 +112,9 @@ class NormalMode:
         alignment: int,
         worst_rows: int,
         sms: int,
-    ) -> tuple[Any, torch.Tensor, torch.Tensor, list[int], NormalHandle] | None:
-        """What Buffer.dispatch returns, without the event, along the layout of
-        get_dispatch_layout. None, without effect, where the general path is needed."""
+    ) -> NewDispatch | None:
+        """A dispatch along the layout of get_dispatch_layout, by one binding call on the current
+        stream. None, without effect, where the general path is needed."""
         group, self._room = self.latest, None
         if group is None:
             return None
@@ -115,9 +126,8 @@ class NormalMode:
         if received is None:
             return None
         handle = NormalHandle.make(group, received.layout, in_rank, self._runtime.rank, 1)
-        recv_x = received.x if scales is None else (received.x, received.scales)
         counts = received.tokens_per_expert
-        return recv_x, received.topk_idx, received.topk_weights, counts, handle
+        return received, received.topk_idx, received.topk_weights, counts, handle
 
     def _agree_on_room(self, tokens: int, scales: int) -> bool:
         """Whether the latest group has room for what all ranks send. Collective."""
