@@ -38,7 +38,7 @@ PUBLIC_ONLY = ("python/", "tools/", "bench/")
 INTERNALS = {
     # Header-only: rounding up; the message of a public Error.
     ("tools/", "bench/"): ("base/align.hpp", "base/check.hpp"),
-    # Header-only: the text of an errno.
+    # The text of an errno.
     ("bench/verbs_raw_bench.cpp",): ("base/system_error.hpp",),
     # Header-only: how programs are started.
     ("tools/run/job.cpp",): ("base/process_environment.hpp",),

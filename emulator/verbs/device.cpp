@@ -134,6 +134,10 @@ void set_operations(Context& context) {
 
 }  // namespace
 
+bool is_emulated(const ibv_device* one) {
+  return one == &device().base;
+}
+
 int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attributes,
                std::size_t size) {
   if (port != 1) return EINVAL;

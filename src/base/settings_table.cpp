@@ -153,6 +153,15 @@ std::vector<SettingInfo> verbs_rows() {
       text(
           "SHOAL_VERBS_LIBRARY", "", scope, &S::verbs_library,
           "The libibverbs of the transport verbs: a file, or a name that the dynamic linker searches for."),
+      text(
+          "SHOAL_VERBS_INTERFACE", "", scope, &S::verbs_interface,
+          "How the transport verbs creates and drives its queues. verbs: by libibverbs, on any device; "
+          "devx: by device commands and in memory of its own, as kernels need it, on mlx5 devices.",
+          {"verbs", "devx"}),
+      text(
+          "SHOAL_VERBS_MLX5_LIBRARY", "", scope, &S::verbs_mlx5_library,
+          "The libmlx5 of SHOAL_VERBS_INTERFACE=devx: a file, or a name that is searched for beside "
+          "SHOAL_VERBS_LIBRARY and then by the dynamic linker."),
       number("SHOAL_VERBS_QUEUE_PAIRS", "NVSHMEM_IB_NUM_RC_PER_DEVICE", scope,
              &S::verbs_queue_pairs, "Queue pairs for each peer on each port.", 1, 32),
       text(

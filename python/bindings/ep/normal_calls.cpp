@@ -356,8 +356,8 @@ CallReceived NormalCalls::dispatch(nb::handle x, nb::handle layout, nb::handle w
   options.all_weights = all_weights;
   options.launch = launch_on(stream, sms);
   if (nb::isinstance<CallRouting>(layout))
-    return send(rows, &nb::cast<const CallRouting&>(layout).routing, nullptr, options, scales, stays,
-                clear_unused);
+    return send(rows, &nb::cast<const CallRouting&>(layout).routing, nullptr, options, scales,
+                stays, clear_unused);
   return send(rows, nullptr, &nb::cast<const ep::Handle&>(layout), options, scales, stays,
               clear_unused);
 }

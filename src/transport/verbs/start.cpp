@@ -149,8 +149,7 @@ void Network::create_queue_pairs(const Context& context) {
       auto connection = std::make_unique<Connection>(Connection{
           .line = line, .peer = engine_.peer(place.pe), .id = id, .index = line.queue_pairs});
       const QueuePair::Name name{context.my_pe, place.pe, place.index, queue_pairs_};
-      connection->queue =
-          std::make_unique<QueuePair>(*line.port, line.limits, name, line.queue_pairs);
+      connection->queue = make_queue_pair(*line.port, line.limits, name, line.queue_pairs);
       connection->posted.resize(line.limits.depth);
       ++line.queue_pairs;
       Link& link = links_[pe];
@@ -269,7 +268,8 @@ void Network::close() noexcept {
 std::string Network::description() const {
   std::vector<std::string> labels;
   for (const auto& line : lines_) labels.push_back(line->port->label());
-  return fmt::format("{} queue pairs on {}", connections_.size(), fmt::join(labels, ", "));
+  return fmt::format("{} queue pairs on {}{}", connections_.size(), fmt::join(labels, ", "),
+                     settings_.verbs_interface == "devx" ? ", by device commands" : "");
 }
 
 std::string Network::route(const Peer& peer) const {

@@ -113,6 +113,17 @@ TEST_F(Verbs, WorksInTheNaiveOrder) {
   run_threads(3, settings, check_operations);
 }
 
+// The setting of these tests is in effect: device commands need a libmlx5.
+TEST_F(Verbs, UsesTheInterfaceOfTheSetting) {
+  Settings settings = verbs_settings();
+  settings.verbs_mlx5_library = "libmlx5-is-not-here.so";
+  const auto run = [&] { run_threads(2, settings, check_rma); };
+  if (verbs_interface() == "devx")
+    expect_error(Code::unsupported, "libmlx5 cannot be loaded", run);
+  else
+    run();
+}
+
 // Soak: one packet of a hundred is lost, some are doubled, some overtake others.
 class VerbsSoak : public Verbs {
  protected:

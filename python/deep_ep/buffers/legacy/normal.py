@@ -24,6 +24,26 @@ CallerLayout = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 NewDispatch = tuple[Received, torch.Tensor | None, torch.Tensor | None, list[int], NormalHandle]
 
 
+def _routing(
+    group: NormalGroup,
+    topk_idx: torch.Tensor,
+    per_rank: torch.Tensor,
+    in_rank: torch.Tensor,
+    stream: int,
+) -> Any:
+    """The routing of the layout call that returned ``in_rank``, or a new one. Its counts must be
+    the caller's."""
+    routing = group.calls.remembered(in_rank, topk_idx)
+    if routing is None:
+        routing = group.route(topk_idx, stream)
+    if counted := routing.tokens_per_rank:
+        native_assert(
+            counted == per_rank.tolist(),
+            f"dispatch: num_tokens_per_rank is {per_rank.tolist()}, by topk_idx {counted}",
+        )
+    return routing
+
+
 class NormalMode:
     """Checks arguments and runs dispatches that have no handle yet.
 
@@ -204,14 +224,7 @@ class NormalMode:
         shape = GroupShape(rows.shape[1], topk_idx.shape[1], experts)
         num_scales = 0 if terms.scales is None else terms.scales.shape[1]
         group = self._group(shape, rows.shape[0], num_scales, terms)
-        routing = group.calls.remembered(in_rank, topk_idx)
-        if routing is None:
-            routing = group.route(topk_idx, terms.stream)
-        if counted := routing.tokens_per_rank:
-            native_assert(
-                counted == per_rank.tolist(),
-                f"dispatch: num_tokens_per_rank is {per_rank.tolist()}, by topk_idx {counted}",
-            )
+        routing = _routing(group, topk_idx, per_rank, in_rank, terms.stream)
         received = group.dispatch(rows, routing, terms)
         handle = NormalHandle.make(
             group, received.layout, in_rank, runtime.rank, runtime.get_num_rdma_ranks()

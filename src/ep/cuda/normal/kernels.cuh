@@ -147,8 +147,8 @@ struct NormalUnpack {
   UnpackedArray arrays[kMaxArrays];
   int count;
   // UnpackOptions::clear_unused:
-  uint4* cleared;                 ///< the rows; nullptr: they keep what they have
-  std::int64_t vectors;           ///< of 16 bytes, in all rows
+  uint4* cleared;        ///< the rows; nullptr: they keep what they have
+  std::int64_t vectors;  ///< of 16 bytes, in all rows
   std::int64_t row_vectors;
   const std::int32_t* row_count;  ///< rows with a token
 };
