@@ -122,6 +122,8 @@ const char* name_of(mlx5::Command command) {
       return "INIT2RTR_QP";
     case mlx5::Command::rtr_to_rts:
       return "RTR2RTS_QP";
+    case mlx5::Command::query_qp:
+      return "QUERY_QP";
     case mlx5::Command::to_error:
       return "2ERR_QP";
     default:
