@@ -91,6 +91,9 @@ DeviceSettings read_device_settings() {
                    {"random", Arbitration::random},
                    {"oldest_doorbell", Arbitration::oldest_doorbell}}),
               settings.nic.arbitration);
+  read_choice("SHOAL_EMULATOR_WORDS",
+              std::to_array<std::pair<std::string_view, bool>>({{"whole", true}, {"bytes", false}}),
+              settings.nic.whole_words);
   read_number("SHOAL_EMULATOR_QUANTUM", 1, 1 << 20, settings.nic.quantum);
   read_number("SHOAL_EMULATOR_SEED", 0, ~std::uint64_t{0}, settings.nic.seed);
   read_number("SHOAL_EMULATOR_MAX_QP", 1, 1 << 20, limits.queue_pairs);

@@ -31,7 +31,8 @@ class WithVerbs : public testing::Test {
     const Plugin plugin = load_plugin(Settings(), "transport_verbs", transport::kModuleSymbol);
     if (plugin.symbol == nullptr) GTEST_SKIP() << "no verbs here: " << plugin.reason;
     emulate("JOB", "test-" + std::to_string(getpid()));
-    for (const char* name : {"ORDERING", "LOSS", "DUPLICATION", "REORDERING", "MAX_QP", "SEED"})
+    for (const char* name :
+         {"ORDERING", "LOSS", "DUPLICATION", "REORDERING", "MAX_QP", "SEED", "WORDS"})
       unsetenv((kPrefix + name).c_str());
   }
   /// Sets SHOAL_EMULATOR_<name> for the next world.
