@@ -7,12 +7,15 @@ Runs over whichever `deep_ep` Python finds: Shoal's (PYTHONPATH=build/release/py
 pair is a layout (Buffer only), a dispatch and a combine with weights. Expert output lies in torch's
 memory. GPU times are means over a chain without host synchronization, on the slowest rank; host
 times are those of queueing the same calls. Results are checked before and after the chains.
---parts adds pairs of `HybridEPBuffer` and low-latency calls, where the library has them.
+Launches are counted by torch's profiler, which slows all later calls of its process down by a
+factor of up to three; so processes of their own count them when all times are known. --parts
+adds pairs of `HybridEPBuffer` and low-latency calls, where the library has them.
 """
 
 import argparse
 import inspect
 import json
+import math
 import os
 import tempfile
 import time
@@ -106,6 +109,34 @@ class V1:
         received, _, weights, _, new, _ = self.dispatch(fp8, handle)
         rows = (received[0] if fp8 else received).shape[0]
         return self.buffer.combine(y[:rows], handle or new, topk_weights=weights)
+
+    def pair_of_events(self, y):
+        """A pair on the comm stream, each call behind the event of the one before, as Megatron-LM
+        makes it."""
+        case, after = self.case, deep_ep.utils.EventOverlap(deep_ep.utils.EventHandle())
+        on_comm = {"async_finish": True, "allocate_on_comm_stream": True}
+        per_rank, per_node, per_expert, in_rank, after = self.buffer.get_dispatch_layout(
+            case.topk_idx, case.a.experts, previous_event=after, **on_comm
+        )
+        received, _, weights, _, handle, after = self.buffer.dispatch(
+            case.x,
+            topk_idx=case.topk_idx,
+            topk_weights=case.weights,
+            num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=per_node,
+            is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert,
+            previous_event=after,
+            num_worst_tokens=self.worst,
+            **on_comm,
+        )
+        after.current_stream_wait()
+        after = deep_ep.utils.EventOverlap(deep_ep.utils.EventHandle())
+        sums, _, after = self.buffer.combine(
+            y[: received.shape[0]], handle, topk_weights=weights, previous_event=after, **on_comm
+        )
+        after.current_stream_wait()
+        return sums
 
     def exact(self, fp8):
         received, _, weights, _, handle, _ = self.dispatch(fp8)
@@ -240,7 +271,7 @@ def measure_others(case, figures):
                 others.size * (case.ranks - 1 if name == "gather" else 1) / device / 1e3
             )
             figures[f"{key}: host time, us"] = host
-            figures[f"{key}: launches"] = launches(case, call)
+            figures[f"{key}: launches"] = queued(case, call)[0]
         settle(case)
         others.buffer.destroy()
 
@@ -262,11 +293,11 @@ def measure_expanded(case, buffer, figures):
     for expand in (False, True):
         key = f"ElasticBuffer, {'expert-major' if expand else 'rank-major'}"
         figures[f"{key}: dispatch, us"] = chain(case, lambda: dispatch(expand), 48, 8)[0]
-        figures[f"{key}: launches of a dispatch"] = launches(case, lambda: dispatch(expand))
+        figures[f"{key}: launches of a dispatch"] = queued(case, lambda: dispatch(expand))[0]
         received, _, _, handle, _ = dispatch(expand)
         rows = received.clone()  # outside the heap
         figures[f"{key}: combine, us"] = chain(case, lambda: buffer.combine(rows, handle), 48, 8)[0]
-        del received, rows
+        received = rows = None
 
 
 def settle(case):
@@ -277,6 +308,9 @@ def settle(case):
 
 def chain(case, call, count, skipped):
     """(time of a call on the slowest rank, host time of queueing one), in us."""
+    if case.a.counts:
+        call()
+        return [math.nan, math.nan]
     for _ in range(skipped):
         call()
     settle(case)
@@ -303,6 +337,8 @@ def host_time(case, call, calls=1):
     One call alone follows a wait and finds cold caches; of eight in a row, as of a model's layers,
     most do not.
     """
+    if case.a.counts:
+        return math.nan
     best = float("inf")
     for _ in range(12):
         settle(case)
@@ -315,9 +351,9 @@ def host_time(case, call, calls=1):
 
 
 def queued(case, call):
-    """(kernels and copies that one call queues, its calls of CUDA: name -> [number, us of each]);
-    None without a GPU. The profiler lengthens the calls."""
-    if case.device.type != "cuda":
+    """(kernels and copies that one call queues, its calls of CUDA: name -> [number, us of each]).
+    The profiler lengthens the calls. None in the processes that measure times."""
+    if not case.a.counts:
         return None, None
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     settle(case)
@@ -381,6 +417,14 @@ def measure(rank, ranks, a, path):
                 figures[f"{form}: calls of CUDA, [number, us]"] = calls
                 if sync:
                     case.check(fp8, *one.exact(fp8))
+            if kind is V1:
+                form = f"{key}, BF16, with events on the comm stream"
+                device, host = chain(case, lambda: one.pair_of_events(y), a.chain, a.skipped)
+                figures[f"{form}: new pair, us"] = device
+                figures[f"{form}: host time in the chain, us"] = host
+                figures[f"{form}: host time, 8 in a row, us"] = host_time(
+                    case, lambda: one.pair_of_events(y), 8
+                )
             if kind is V1 and not sync:
                 handle = one.dispatch(False)[4]
                 for part, call in (
@@ -391,7 +435,7 @@ def measure(rank, ranks, a, path):
                     figures[f"Buffer, host time of {part}, 8 in a row, us"] = host_time(
                         case, call, 8
                     )
-                del handle
+                handle = None
             if kind is V1 and sync:
                 figures["get_dispatch_layout, us"] = chain(case, one.layout, a.chain, 4)[0]
                 for fp8 in (False, True):
@@ -405,27 +449,35 @@ def measure(rank, ranks, a, path):
                     figures[f"combine, expert output in {place}, us"] = chain(
                         case, lambda: one.buffer.combine(rows, handle), a.chain, 4
                     )[0]
-                del received, rows
+                received = rows = None
             if kind is V2 and sync:
                 device, host = chain(case, one.buffer.barrier, 64, 8)
                 figures["ElasticBuffer.barrier, us"] = device
                 figures["ElasticBuffer.barrier: host time, us"] = host
-                figures["ElasticBuffer.barrier: launches"] = launches(case, one.buffer.barrier)
+                figures["ElasticBuffer.barrier: launches"] = queued(case, one.buffer.barrier)[0]
                 measure_expanded(case, one.buffer, figures)
             settle(case)
             one.buffer.destroy()
-            del one
+            one = None
     measure_others(case, figures)
     if rank == 0:
-        result = {"library": deep_ep.__file__, "ranks": ranks, **vars(a), "figures": figures}
-        for key, value in figures.items():
-            shown = round(value, 1) if isinstance(value, (int, float)) else value
-            print(f"{key:<66} {shown}", flush=True)
-        if a.json:
-            result["library"] = os.path.basename(os.path.dirname(deep_ep.__file__))
-            with open(a.json, "w") as file:
-                json.dump(result, file, indent=1)
+        with open(f"{path}.json", "w") as file:
+            json.dump(figures, file)
     dist.destroy_process_group()
+
+
+def measured(a, counts):
+    """The figures of processes that count launches, or of those that measure everything else."""
+    a = argparse.Namespace(**{**vars(a), "counts": counts})
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "store")
+        mp.spawn(measure, (a.ranks, a, path), nprocs=a.ranks)
+        with open(f"{path}.json") as file:
+            return json.load(file)
+
+
+def is_figure(value):
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def measure_hybrid(case, a, figures):
@@ -474,6 +526,7 @@ def measure_hybrid(case, a, figures):
         device, host = chain(case, call, a.chain, a.skipped)
         figures[f"HybridEPBuffer, BF16: {name}, us"] = device
         figures[f"HybridEPBuffer, BF16: {name}, host time in the chain, us"] = host
+        figures[f"HybridEPBuffer, BF16: {name}, launches"] = queued(case, call)[0]
     check()
 
 
@@ -522,6 +575,8 @@ def measure_low_latency(case, figures):
         figures[f"low latency, {form}: dispatch, us"] = chain(
             case, lambda form=form: dispatch(form), a.chain, a.skipped
         )[0]
+        launched = queued(case, lambda form=form: dispatch(form))[0]
+        figures[f"low latency, {form}: launches of a dispatch"] = launched
     rows, counts, handle, *_ = dispatch("BF16")
     waits = {"combine": {}}
     if takes(buffer.low_latency_combine, "overlap", "comp_signal"):
@@ -564,8 +619,22 @@ def main():
     parser.add_argument("--warmup", action="store_true", help="warm buffers up; Shoal only")
     parser.add_argument("--json", help="write the figures to this file")
     a = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(measure, (a.ranks, a, os.path.join(folder, "store")), nprocs=a.ranks)
+    figures = measured(a, counts=False)
+    launches = measured(a, counts=True) if torch.cuda.is_available() else {}
+    for key, value in figures.items():
+        figures[key] = value if is_figure(value) else launches.get(key)
+        if is_figure(figures[key]):
+            value = figures[key]
+            shown = round(value, 1) if isinstance(value, (int, float)) else value
+            print(f"{key:<66} {shown}")
+    if a.json:
+        result = {
+            "library": os.path.basename(os.path.dirname(deep_ep.__file__)),
+            **{name: value for name, value in vars(a).items() if name != "json"},
+            "figures": {key: value for key, value in figures.items() if is_figure(value)},
+        }
+        with open(a.json, "w") as file:
+            json.dump(result, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ alone, in alternating rounds.
 
 Baselines: shoal-bench-ofi (libfabric's RMA; its own rma tests are not packaged), fi_pingpong
 (libfabric's messages) and ucx_perftest. The output names programs that are not installed.
+
+With --hosts: ofi over TCP and verbs on the emulated NIC over UDP, between two hosts emulated by
+namespaces. Needs root, as tests/hosts does.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent / "tests" / "hosts"))
 
 from run_bench import make_parser, run_once  # noqa: E402
 
@@ -29,6 +33,8 @@ BANDWIDTH_TARGET, LATENCY_TARGET = 0.85, 1.3  # of raw libfabric: put of 1 MiB, 
 
 def parse_arguments():
     parser = make_parser(__doc__, rounds=3, timeout=200)
+    parser.add_argument("--hosts", action="store_true", help="between two emulated hosts")
+    parser.add_argument("--mtu", type=int, default=1500, help="of the network between hosts")
     return parser.parse_args()
 
 
@@ -108,8 +114,69 @@ def perftest(arguments):
     return rows
 
 
+def between(arguments, network, transport):
+    """shoal-bench rma between two hosts, one PE on each."""
+    from launchers import by_hand
+
+    result = pathlib.Path("/run/shared/rma.json")
+    environment = {
+        "SHOAL_TRANSPORT_BETWEEN": transport,
+        "SHOAL_OFI_PROVIDER": "tcp;ofi_rxm",
+        "SHOAL_VERBS_LIBRARY": (arguments.bin / "../lib/emulator/libibverbs.so.1").resolve(),
+        "SHOAL_EMULATOR_WIRE": "udp",
+        "SHOAL_EMULATOR_UDP_INTERFACE": "rail0",
+    }
+    if transport == "ofi":
+        environment["SHOAL_NIC_LIST"] = "rail0"
+    command = [(arguments.bin / "shoal-bench").resolve(), "rma", "--json", result]
+    results = by_hand(network, command, 1, environment).wait(arguments.timeout)
+    if not all(program.ok for program in results):
+        sys.exit("network_bench: " + "\n".join(map(str, results)))
+    path = network.login.path(result)
+    text = path.read_text()
+    path.unlink()
+    return rows_of(json.loads(text))
+
+
+def compare_hosts(arguments):
+    from hosts import Network, why_not
+
+    if reason := why_not():
+        sys.exit(f"network_bench: {reason}")
+    rounds = {"ofi": [], "verbs": []}
+    with Network(hosts=2, rails=1) as network:
+        network.set_mtu(arguments.mtu)
+        for number in range(arguments.rounds):
+            for transport, rows in rounds.items():
+                print(f"round {number + 1} of {arguments.rounds}: {transport}", file=sys.stderr)
+                rows.append(between(arguments, network, transport))
+    medians = medians_of(rounds)
+    print(
+        f"two hosts, MTU {arguments.mtu}\n\n"
+        "| operation | ofi us | verbs us | verbs / ofi |\n|---|---:|---:|---:|"
+    )
+    for row, seconds in medians["ofi"].items():
+        other = medians["verbs"][row]
+        print(f"| {row} | {seconds * 1e6:.1f} | {other * 1e6:.1f} | {other / seconds:.2f} |")
+    write(arguments, {"mtu": arguments.mtu, "rounds": arguments.rounds, "seconds": medians})
+
+
+def medians_of(rounds):
+    return {
+        name: {row: statistics.median(one[row] for one in of) for row in of[0]}
+        for name, of in rounds.items()
+    }
+
+
+def write(arguments, everything):
+    if arguments.json:
+        arguments.json.write_text(json.dumps(everything, indent=2) + "\n")
+
+
 def main():
     arguments = parse_arguments()
+    if arguments.hosts:
+        return compare_hosts(arguments)
     runs = {
         "shoal ofi": lambda: shoal(arguments, "ofi"),
         "libfabric": lambda: raw_libfabric(arguments),
@@ -128,10 +195,7 @@ def main():
         for name, run in runs.items():
             print(f"round {number + 1} of {arguments.rounds}: {name}", file=sys.stderr)
             rounds[name].append(run())
-    medians = {
-        name: {row: statistics.median(one[row] for one in of) for row in of[0]}
-        for name, of in rounds.items()
-    }
+    medians = medians_of(rounds)
 
     mine, raw, ucx = medians["shoal ofi"], medians["libfabric"], medians["shoal ucx"]
     print(
@@ -149,19 +213,15 @@ def main():
         f"put of 1 MiB: {bandwidth:.0%} of libfabric's bandwidth (target {BANDWIDTH_TARGET:.0%}); "
         f"8 B: {latency:.2f} of its latency (target {LATENCY_TARGET})"
     )
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps(
-                {
-                    "rounds": arguments.rounds,
-                    "seconds": medians,
-                    "put_1MiB_bandwidth_of_libfabric": bandwidth,
-                    "latency_8B_of_libfabric": latency,
-                },
-                indent=2,
-            )
-            + "\n"
-        )
+    write(
+        arguments,
+        {
+            "rounds": arguments.rounds,
+            "seconds": medians,
+            "put_1MiB_bandwidth_of_libfabric": bandwidth,
+            "latency_8B_of_libfabric": latency,
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -244,19 +244,19 @@ def tokens_axis(axes, tokens):
     axes.set_xlabel("tokens per PE")
 
 
-def plot_latency(data, peers, folder):
-    setup, points = data
-    figure, axes = pyplot.subplots(figsize=(7.5, 5.2))
-    pair = [
-        ("pair", "fp8", "graph", "FP8 pair, graph", "#7a3fa0", "-"),
-        ("pair", "fp8", "plain", "FP8 pair, plain launches", "#7a3fa0", ":"),
-        ("pair", "bf16", "graph", "BF16 pair, graph", "#b0467f", "-"),
-    ]
-    single = [
-        (operation, form, "in pair", name, colour, "-") for operation, form, name, colour in SERIES
-    ]
-    all_tokens = sorted({key[3] for key in points})
-    for operation, form, launch, name, colour, style in [*pair, *single]:
+# Series of plot_latency: operation, format, launch, name, colour, style of the line.
+LATENCY_PAIRS = [
+    ("pair", "fp8", "graph", "FP8 pair, graph", "#7a3fa0", "-"),
+    ("pair", "fp8", "plain", "FP8 pair, plain launches", "#7a3fa0", ":"),
+    ("pair", "bf16", "graph", "BF16 pair, graph", "#b0467f", "-"),
+]
+LATENCY_SINGLES = [
+    (operation, form, "in pair", name, colour, "-") for operation, form, name, colour in SERIES
+]
+
+
+def plot_measured_latency(axes, points):
+    for operation, form, launch, name, colour, style in [*LATENCY_PAIRS, *LATENCY_SINGLES]:
         line = sorted(
             (key[3], entry["seconds"]["max"] * 1e6)
             for key, entry in points.items()
@@ -271,6 +271,9 @@ def plot_latency(data, peers, folder):
                 markersize=4,
                 zorder=5,
             )
+
+
+def plot_latency_limits(axes, setup, all_tokens, link_gb_per_s):
     remote = ranks_per_token(setup) * (setup["pes"] - 1) / setup["pes"]
     scales = -(-setup["hidden"] // 128) * 4
     for form, row, colour in [
@@ -278,7 +281,7 @@ def plot_latency(data, peers, folder):
         ("BF16", 2 * setup["hidden"], "#b0467f"),
     ]:
         bound = [
-            count * remote * (row + 2 * setup["hidden"]) / peers["link_gb_per_s"] * 1e-3
+            count * remote * (row + 2 * setup["hidden"]) / link_gb_per_s * 1e-3
             for count in all_tokens
         ]
         axes.plot(
@@ -287,38 +290,48 @@ def plot_latency(data, peers, folder):
             "--",
             color=colour,
             linewidth=1.1,
-            label=f"limit, {form} pair: its bytes at {peers['link_gb_per_s']} GB/s,\none copy per rank, no launch or signal",
+            label=f"limit, {form} pair: its bytes at {link_gb_per_s} GB/s,\none copy per rank, no launch or signal",
         )
-    if same_shape(
-        {key: value for key, value in setup.items() if key != "experts"},
-        peers["low_latency"]["setup"],
-    ):
-        for marker, system in zip(MARKERS, peers["low_latency"]["systems"]):
-            colours = {
-                "dispatch": SERIES[0][3] if system["format"] == "fp8" else SERIES[1][3],
-                "combine": SERIES[2][3],
-                "pair": pair[0][4] if system["format"] == "fp8" else pair[2][4],
-            }
-            for operation, colour in colours.items():
-                axes.plot(
-                    [peers["low_latency"]["setup"]["tokens"]],
-                    [system[operation]],
-                    marker,
-                    markerfacecolor="white",
-                    markeredgecolor=colour,
-                    markersize=6.5,
-                    zorder=6,
-                )
-            words = system["system"].replace(" (", "\n(")
+
+
+def plot_peers_latency(axes, low_latency):
+    for marker, system in zip(MARKERS, low_latency["systems"]):
+        colours = {
+            "dispatch": SERIES[0][3] if system["format"] == "fp8" else SERIES[1][3],
+            "combine": SERIES[2][3],
+            "pair": LATENCY_PAIRS[0][4] if system["format"] == "fp8" else LATENCY_PAIRS[2][4],
+        }
+        for operation, colour in colours.items():
             axes.plot(
-                [],
-                [],
+                [low_latency["setup"]["tokens"]],
+                [system[operation]],
                 marker,
                 markerfacecolor="white",
-                markeredgecolor=GREY,
-                linestyle="none",
-                label=words,
+                markeredgecolor=colour,
+                markersize=6.5,
+                zorder=6,
             )
+        words = system["system"].replace(" (", "\n(")
+        axes.plot(
+            [],
+            [],
+            marker,
+            markerfacecolor="white",
+            markeredgecolor=GREY,
+            linestyle="none",
+            label=words,
+        )
+
+
+def plot_latency(data, peers, folder):
+    setup, points = data
+    figure, axes = pyplot.subplots(figsize=(7.5, 5.2))
+    all_tokens = sorted({key[3] for key in points})
+    plot_measured_latency(axes, points)
+    plot_latency_limits(axes, setup, all_tokens, peers["link_gb_per_s"])
+    without_experts = {key: value for key, value in setup.items() if key != "experts"}
+    if same_shape(without_experts, peers["low_latency"]["setup"]):
+        plot_peers_latency(axes, peers["low_latency"])
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(ticker.LogLocator(base=10, subs=(1, 2, 5)))
     axes.yaxis.set_minor_locator(ticker.NullLocator())

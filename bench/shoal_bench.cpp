@@ -30,7 +30,7 @@ namespace {
 
 struct Arguments {
   Shape shape;
-  std::int64_t rma_iterations = 1000;
+  RmaOptions rma;
   std::string json_path;
   bool ep = false;
 };
@@ -43,8 +43,10 @@ void declare(CLI::App& app, Arguments& arguments) {
   ep->callback([&arguments] { arguments.ep = true; });
   CLI::App* const rma =
       app.add_subcommand("rma", "put, get, atomics, signals, barrier and all-to-all");
-  rma->add_option("--iterations", arguments.rma_iterations, "repetitions of each small operation")
+  rma->add_option("--iterations", arguments.rma.iterations, "repetitions of each small operation")
       ->capture_default_str();
+  rma->add_option("--sizes", arguments.rma.sizes, "sizes of puts and gets, in bytes; default: all");
+  rma->add_flag("--heap", arguments.rma.heap, "local memory lies in the symmetric heap");
   for (CLI::App* const command : {ep, rma})
     command->add_option("--json", arguments.json_path, "also write the results to this file");
 }
@@ -64,7 +66,7 @@ int main(int argc, char** argv) {
     if (arguments.ep)
       shoal::bench::run_ep(world, arguments.shape, arguments.json_path);
     else
-      shoal::bench::run_rma(world, arguments.rma_iterations, arguments.json_path);
+      shoal::bench::run_rma(world, arguments.rma, arguments.json_path);
     world.close();
     return 0;
   } catch (const std::exception& error) {

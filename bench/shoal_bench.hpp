@@ -2,7 +2,9 @@
 // shoal_bench.hpp: the benchmarks of shoal-bench. Every PE of the world runs them; PE 0 prints.
 #pragma once
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "report.hpp"
 #include "shoal/world.hpp"
@@ -10,8 +12,17 @@
 namespace shoal::bench {
 
 void run_ep(World& world, const Shape& shape, const std::string& json_path);
+struct RmaOptions {
+  std::int64_t iterations = 1000;  ///< of each small operation
+  bool heap = false;               ///< local memory lies in the heap, which networks register
+  std::vector<std::size_t> sizes;  ///< of puts and gets; empty: all
+
+  bool has(std::size_t bytes) const {
+    return sizes.empty() || std::find(sizes.begin(), sizes.end(), bytes) != sizes.end();
+  }
+};
 /// PEs 0 and 1 measure while the others wait; all PEs take part in barrier and all-to-all.
-void run_rma(World& world, std::int64_t iterations, const std::string& json_path);
+void run_rma(World& world, const RmaOptions& options, const std::string& json_path);
 
 Gather gather_through(World& world);
 

@@ -34,12 +34,13 @@ class Random {
   std::uint64_t state_;
 };
 
-/// Four bfloat16 values of either sign with magnitudes from 1/8 to 2.
+/// Four bfloat16 values of either sign with magnitudes from 1/32 to 1/2: below 1 when multiplied by
+/// the factor of any expert, so that LogFMT-10 casts them.
 std::uint64_t random_values(std::uint64_t bits) {
   std::uint64_t values = 0;
   for (int part = 0; part < 4; ++part) {
     const std::uint64_t raw = bits >> (16 * part) & 0xffff;
-    const std::uint64_t value = (raw & 0x807f) | ((124 + (raw >> 7 & 3)) << 7);
+    const std::uint64_t value = (raw & 0x807f) | ((122 + (raw >> 7 & 3)) << 7);
     values |= value << (16 * part);
   }
   return values;

@@ -38,6 +38,10 @@ PUBLIC_ONLY = ("python/", "tools/", "bench/")
 INTERNALS = {
     # Header-only: rounding up; the message of a public Error.
     ("tools/", "bench/"): ("base/align.hpp", "base/check.hpp"),
+    # The text of an errno.
+    ("bench/verbs_raw_bench.cpp",): ("base/system_error.hpp",),
+    # Header-only: how programs are started.
+    ("tools/run/job.cpp",): ("base/process_environment.hpp",),
     # shoal-run writes its own messages to the log.
     ("tools/run/main.cpp",): ("base/log.hpp",),
     # shoal-info reports the parts of a build and of a machine that programs never see.
@@ -47,6 +51,7 @@ INTERNALS = {
         "memory/device.hpp",
         "topology/",
         "transport/module.hpp",
+        "transport/verbs/requirements.hpp",
     ),
     # shoal-moe computes the sums and roundings of its reference as the library does, bit by bit.
     ("tools/moe/",): ("ep/numeric/", "memory/device.hpp"),

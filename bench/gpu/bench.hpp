@@ -62,6 +62,9 @@ struct DeviceBatch {
   Tensor x, quantized, scales, topk_idx, weights;
   Tensor factor, size;  ///< float32 [tokens]: the output is x * factor, the sum of terms of `size`
   Tensor ranks;         ///< float32 [tokens]: number of ranks of the token's experts
+  /// int64 [1], of check_output: made here because cudaFree waits for all kernels of a GPU, also
+  /// for those of another PE that wait for this one.
+  Tensor first_bad;
 };
 /// One set of inputs of this PE, in bfloat16 and in FP8.
 DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Peers& peers,

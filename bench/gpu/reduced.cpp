@@ -56,6 +56,8 @@ void run_reduced(World& world, Peers& peers, const Options& options) {
     check(cudaStreamSynchronize(stream.get()), "waiting for a chain");
   };
   for (const std::int32_t sms : options.sms) {
+    // PEs that share a GPU have freed the arrays of the round before: cudaFree waits for kernels.
+    peers.barrier();
     const ep::Launch launch{.stream = stream.get(), .after = nullptr, .done = nullptr, .sms = sms};
     const ep::Routing routing = group.route(batch.topk_idx, launch);
     ep::DispatchOptions dispatch;

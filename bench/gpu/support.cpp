@@ -84,6 +84,7 @@ DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Pee
   batch.ranks = upload(ranks);
   batch.quantized = device_tensor(DataType::float8_e4m3, {tokens, shape.hidden});
   batch.scales = device_tensor(DataType::float32, {tokens, (shape.hidden + 127) / 128});
+  batch.first_bad = device_tensor(DataType::int64, {1});
   quantize(stream, batch.x, batch.quantized, batch.scales);
   check(cudaStreamSynchronize(stream), "making the inputs");
   return batch;
@@ -183,7 +184,7 @@ Timing time_graph(Peers& peers, cudaStream_t stream, const Shape& shape, const O
 void check_output(const DeviceBatch& batch, const TensorView& out, const TensorView& factor,
                   const TensorView& size, float tolerance, cudaStream_t stream,
                   const std::string& what) {
-  const Tensor first_bad = device_tensor(DataType::int64, {1});
+  const Tensor& first_bad = batch.first_bad;
   check(cudaMemsetAsync(first_bad.data, 0xff, sizeof(std::uint64_t), stream),
         "clearing the result of a comparison");
   compare(stream, first_rows(batch.x, out.shape[0]), out, factor, size, tolerance,

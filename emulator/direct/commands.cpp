@@ -200,6 +200,16 @@ Status read_transition(Command opcode, const std::byte* in, const DeviceSettings
   }
 }
 
+/// The peer by the path in the context. On an Ethernet its GID counts, otherwise its LID. False
+/// where there is none, or its packets are larger than those of the port.
+bool find_path(Runtime& runtime, const std::byte* in, Connection& to) {
+  Gid gid;
+  std::memcpy(gid.data(), in + qp_context::kAt + qp_context::kRemoteGid, gid.size());
+  const auto lid = runtime.route(to.remote_lid, &gid, to.remote_qp);
+  to.remote_lid = lid.value_or(0);
+  return lid && to.mtu <= runtime.attachment().mtu();
+}
+
 std::uint32_t state_number(QpState state) {
   constexpr std::uint32_t kError = 6;
   return state == QpState::error ? kError : static_cast<std::uint32_t>(state);
@@ -323,13 +333,15 @@ Status modify_object(DevxObject& object, std::span<const std::byte> in) {
   if (get(in.data(), command::kObject) != object.number) return Status::bad_resource;
   QpState state = QpState::reset;
   Connection connection = object.connection;
-  const Runtime& runtime = *object.context->runtime;
+  Runtime& runtime = *object.context->runtime;
   const Status read =
       read_transition(opcode_of(in), in.data(), runtime.settings(), state, connection);
   if (read != Status::ok) return read;
-  return object.context->runtime->with_nic([&](Nic& nic) {
+  return runtime.with_nic([&](Nic& nic) {
     QueuePair* const pair = nic.find(object.number);
     if (pair == nullptr) return Status::bad_resource;
+    if (state == QpState::ready_to_receive && !find_path(runtime, in.data(), connection))
+      return Status::bad_parameter;
     const Status status = pair->modify(state, connection);
     if (status != Status::ok) return status;
     object.connection = connection;
@@ -372,7 +384,8 @@ Status execute(Context& context, std::span<const std::byte> in, std::span<std::b
       return query_capabilities(context, in, out);
     case Command::query_vport:
       if (out.size() < vport::kAnswerBytes) return Status::bad_output_length;
-      set(out.data(), vport::kLid, context.runtime->lid());
+      set(out.data(), vport::kLid,
+          context.runtime->attachment().is_ethernet() ? 0 : context.runtime->lid());
       return Status::ok;
     case Command::alloc_pd:
       set(out.data(), command::kObject, context.next_domain++);

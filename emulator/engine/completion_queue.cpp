@@ -41,8 +41,10 @@ bool CompletionQueue::full() const {
 }
 
 bool CompletionQueue::push(const Completion& completion) {
-  if (failed_ || full()) {
+  if (failed_) return false;
+  if (full()) {
     failed_ = true;
+    if (on_overrun) on_overrun();
     return false;
   }
   const std::uint64_t number = produced_++;

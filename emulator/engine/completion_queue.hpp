@@ -67,6 +67,8 @@ class CompletionQueue : public std::enable_shared_from_this<CompletionQueue> {
   void arm(std::uint32_t command_and_counter);
   /// Called when an armed queue gets a CQE.
   std::function<void()> on_event;
+  /// Called when the first CQE is lost.
+  std::function<void()> on_overrun;
   /// References by queue pairs; a queue in use cannot be destroyed.
   std::uint32_t users = 0;
 

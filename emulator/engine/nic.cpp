@@ -96,13 +96,24 @@ Created<QueuePair> Nic::create_queue_pair(const QueuePairAttributes& attributes)
   if (blocks != 0 && (!std::has_single_bit(blocks) || attributes.ring.memory == nullptr ||
                       attributes.doorbell_record == nullptr))
     return {Status::bad_parameter, nullptr};
-  if (pairs_.size() >= options_.limits.queue_pairs || blocks > options_.limits.queue_blocks)
+  if (pairs_.size() >= std::min(options_.limits.queue_pairs, options_.queue_pair_numbers) ||
+      blocks > options_.limits.queue_blocks)
     return {Status::limit_exceeded, nullptr};
-  auto pair = std::make_shared<QueuePair>(next_pair_++, attributes,
+  auto pair = std::make_shared<QueuePair>(take_pair_number(), attributes,
                                           Services{options_, keys_, wire_, random_, relaxed_});
   add_users(attributes, 1);
   pairs_[pair->number()] = pair;
   return {Status::ok, std::move(pair)};
+}
+
+/// There is a free one.
+std::uint32_t Nic::take_pair_number() {
+  while (true) {
+    const std::uint32_t number = next_pair_++;
+    if (next_pair_ == options_.lowest_queue_pair + options_.queue_pair_numbers)
+      next_pair_ = options_.lowest_queue_pair;
+    if (!pairs_.contains(number)) return number;
+  }
 }
 
 Status Nic::destroy_completion_queue(std::uint32_t number) {

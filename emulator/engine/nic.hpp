@@ -72,6 +72,7 @@ class Nic {
   Time next_timer() const;
 
  private:
+  std::uint32_t take_pair_number();
   void ready(QueuePair& pair);
   QueuePair* next_pair();
   void end_turn(QueuePair& pair);

@@ -76,6 +76,17 @@ class QueuePair {
   void run_timers();
   /// Called when it has entered the error state and both queues are flushed.
   std::function<void()> on_error;
+  /// Called when a request of the peer is refused with this AckCode, before the error state.
+  std::function<void(std::uint8_t)> on_refused;
+
+  /// The NIC's notes about it: its place among those that are ready to send, and when the NIC looks
+  /// at its timer.
+  struct Schedule {
+    bool ready = false;
+    std::uint64_t rank = 0;  ///< while `ready`
+    Time look = kNever;      ///< not after next_timer()
+  };
+  Schedule schedule;
 
   // For the two halves.
   void complete_send(const WorkRequest& request, Syndrome syndrome, std::uint32_t bytes);

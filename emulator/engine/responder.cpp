@@ -315,6 +315,7 @@ bool Responder::refuse(std::uint8_t code) {
   nak_sent_ = true;  // packets behind it are dropped until it comes again
   replies_.push_back({.psn = expected_, .ack_code = code});
   if ((code & AckCode::kind_mask) == AckCode::rnr) return false;
+  if (qp_.on_refused) qp_.on_refused(code);
   qp_.fail();
   return false;
 }

@@ -71,6 +71,8 @@ struct NicOptions {
   std::uint64_t seed = 1;
   /// Number of the first queue pair. NICs that take over a LID begin elsewhere than its last owner.
   std::uint32_t first_queue_pair = 1;
+  /// Numbers that queue pairs have. After the last one comes the lowest again.
+  std::uint32_t lowest_queue_pair = 1, queue_pair_numbers = kPsnMask;
   /// Atomics of this NIC are atomic with respect to CPUs as well.
   bool global_atomics = true;
   /// Aligned words are placed by one store, as by DMA. Otherwise byte by byte, as by the processor

@@ -80,7 +80,7 @@ constexpr Field kState{0x0, 31, 28}, kService{0x0, 23, 16}, kOrdering0{0x4, 25, 
     kRemoteAtomic{0x90, 13, 13}, kOrdering1{0x90, 3, 3}, kMinRnr{0x94, 28, 24},
     kReceivePsn{0x94, 23, 0}, kReceiveCq{0x9c, 23, 0}, kReceiveType{0xac, 26, 24},
     kSrq{0xac, 23, 0}, kRecordUmemValid{0xd0, 28, 28}, kRecordUmem{0xe4};
-constexpr std::size_t kRecordOffset = 0xa0;
+constexpr std::size_t kRecordOffset = 0xa0, kRemoteGid = 0x28;
 constexpr std::size_t kUmemOffset = 0x100;  // of the command
 constexpr Field kUmem{0x108}, kUmemValid{0x10c, 31, 31};
 /// Bits of kOptional.

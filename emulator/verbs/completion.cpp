@@ -94,6 +94,13 @@ Cq* create_cq(Context& context, std::uint32_t entries, ibv_comp_channel* channel
         {.entries = queue->memory.data(), .size = queue->size, .doorbell_record = queue->record});
     if (result.object && channel != nullptr)
       result.object->on_event = [made, channel] { of(channel).events.push(made); };
+    if (result.object)
+      result.object->on_overrun = [made] {
+        ibv_async_event event{};
+        event.element.cq = reinterpret_cast<ibv_cq*>(&made->base);
+        event.event_type = IBV_EVENT_CQ_ERR;
+        made->context->events.push(event);
+      };
     return result;
   });
   if (created.status != Status::ok) return fail_with(errno_of(created.status));
@@ -262,10 +269,13 @@ int ibv_destroy_cq(ibv_cq* handle) {
   Context& context = *queue.context;
   const Status status = context.runtime->with_nic([&](Nic& nic) {
     const Status destroyed = nic.destroy_completion_queue(queue.queue->number());
-    if (destroyed == Status::ok) queue.queue->on_event = nullptr;
+    if (destroyed == Status::ok) queue.queue->on_event = queue.queue->on_overrun = nullptr;
     return destroyed;
   });
   if (status != Status::ok) return errno_of(status);
+  context.events.remove([&](const ibv_async_event& event) {
+    return event.event_type == IBV_EVENT_CQ_ERR && event.element.cq == handle;
+  });
   if (queue.notification_page.data() != nullptr) context.runtime->unwatch(&queue);
   if (handle->channel != nullptr) {
     of(handle->channel).events.remove([&](const Cq* waiting) { return waiting == &queue; });

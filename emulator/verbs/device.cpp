@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of devices, contexts, and queries.
+#include <net/if.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -23,7 +25,7 @@ constexpr const char* kName = "mlx5_0";
 constexpr std::uint32_t kVendor = 0x02c9, kPart = 4129;  // ConnectX-7
 constexpr std::uint32_t kSoftwareVendor = 0xffffff;      // as soft-RoCE
 constexpr std::uint64_t kGuidPrefix = 0x0253'686f'616c'0000;
-constexpr std::uint64_t kLinkLocal = 0xfe80'0000'0000'0000;
+constexpr std::uint8_t kLinkUp = 5, kDisabled = 3;  // physical states
 constexpr std::uint16_t kDefaultPartition = 0xffff;
 
 Device& device() {
@@ -73,24 +75,28 @@ void fill_device(const Context& context, ibv_device_attr& to) {
 
 void fill_port(const Context& context, ibv_port_attr& to) {
   to = {};
-  to.state = IBV_PORT_ACTIVE;
-  to.max_mtu = to.active_mtu = IBV_MTU_4096;
+  const Attachment& attachment = context.runtime->attachment();
+  const bool up = attachment.link_up();
+  to.state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
+  to.max_mtu = IBV_MTU_4096;
+  to.active_mtu = static_cast<ibv_mtu>(std::bit_width(attachment.mtu()) - 8);
   to.gid_tbl_len = 1;
   to.max_msg_sz = static_cast<std::uint32_t>(context.runtime->settings().nic.limits.message_bytes);
   to.pkey_tbl_len = 1;
-  to.lid = context.runtime->lid();
+  to.lid = attachment.is_ethernet() ? 0 : attachment.lid();
   to.sm_lid = 1;
   to.max_vl_num = 1;
   to.subnet_timeout = 18;
   to.active_width = 2;    // four lanes
   to.active_speed = 128;  // NDR: 100 Gb/s a lane
-  to.phys_state = 5;      // link up
-  to.link_layer = IBV_LINK_LAYER_INFINIBAND;
+  to.phys_state = up ? kLinkUp : kDisabled;
+  to.link_layer = attachment.is_ethernet() ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND;
 }
 
 void fill_gid(const Context& context, ibv_gid& gid) {
-  gid.global.subnet_prefix = swap_bytes(kLinkLocal);
-  gid.global.interface_id = swap_bytes(kGuidPrefix | context.runtime->lid());
+  const Gid own = context.runtime->attachment().gid();
+  static_assert(sizeof gid == sizeof own);
+  std::memcpy(&gid, own.data(), own.size());
 }
 
 void set_operations(Context& context) {
@@ -251,7 +257,9 @@ int _ibv_query_gid_ex(ibv_context* context, std::uint32_t port, std::uint32_t in
   ibv_gid_entry all = {};
   fill_gid(of(context), all.gid);
   all.port_num = 1;
-  all.gid_type = IBV_GID_TYPE_IB;
+  const Attachment& attachment = of(context).runtime->attachment();
+  all.gid_type = attachment.is_ethernet() ? IBV_GID_TYPE_ROCE_V2 : IBV_GID_TYPE_IB;
+  all.ndev_ifindex = if_nametoindex(attachment.interface().c_str());
   std::memcpy(entry, &all, std::min(size, sizeof all));
   return 0;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Protection domains and memory regions.
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -25,14 +26,19 @@ bool is_mapped(const void* address, std::size_t length) {
 
 namespace {
 
-ibv_mr* register_memory(ibv_pd* domain, void* address, std::size_t length, std::uint64_t iova,
-                        unsigned access) {
+/// 0, or why no memory is registered with these rights.
+int check_access(unsigned access) {
   constexpr unsigned kNeedsLocalWrite = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
   constexpr unsigned kKnown = IBV_ACCESS_LOCAL_WRITE | kNeedsLocalWrite | IBV_ACCESS_REMOTE_READ |
                               IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB;
-  if ((access & ~(kKnown | IBV_ACCESS_OPTIONAL_RANGE)) != 0) return fail_with(EOPNOTSUPP);
-  if ((access & kNeedsLocalWrite) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0)
-    return fail_with(EINVAL);
+  if ((access & ~(kKnown | IBV_ACCESS_OPTIONAL_RANGE)) != 0) return EOPNOTSUPP;
+  if ((access & kNeedsLocalWrite) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0) return EINVAL;
+  return 0;
+}
+
+ibv_mr* register_memory(ibv_pd* domain, void* address, std::size_t length, std::uint64_t iova,
+                        unsigned access) {
+  if (const int error = check_access(access); error != 0) return fail_with(error);
   if (!is_mapped(address, length)) return fail_with(EFAULT);
   if ((access & IBV_ACCESS_ZERO_BASED) != 0) iova = 0;
   Pd& owner = of(domain);
@@ -97,8 +103,34 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* domain, void* address, std::size_t length, std:
   return register_memory(domain, address, length, iova, access);
 }
 
-ibv_mr* ibv_reg_dmabuf_mr(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int) {
-  return fail_with(EOPNOTSUPP);
+/// Any file descriptor that processors can map: a dma-buf of udmabuf, or a memfd for tests. Others,
+/// such as that of a GPU's memory, are refused with EOPNOTSUPP.
+ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t length,
+                          std::uint64_t iova, int fd, int access) {
+  if (const int error = check_access(static_cast<unsigned>(access)); error != 0)
+    return fail_with(error);
+  const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  const std::uint64_t first = offset / page * page;
+  const std::size_t bytes = length + (offset - first);
+  struct stat info = {};
+  if (length == 0 || (iova - offset) % page != 0) return fail_with(EINVAL);
+  if (fstat(fd, &info) != 0) return fail_with(EBADF);
+  if (info.st_size > 0 && offset + length > static_cast<std::uint64_t>(info.st_size))
+    return fail_with(EINVAL);
+  void* const mapped =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(first));
+  if (mapped == MAP_FAILED) return fail_with(EOPNOTSUPP);
+  ibv_mr* const region = register_memory(domain, static_cast<std::byte*>(mapped) + (offset - first),
+                                         length, iova, static_cast<unsigned>(access));
+  if (region == nullptr) {
+    const int error = errno;
+    munmap(mapped, bytes);
+    return fail_with(error);
+  }
+  region->addr = reinterpret_cast<void*>(iova);
+  of(region).mapped = mapped;
+  of(region).mapped_bytes = bytes;
+  return region;
 }
 
 int ibv_rereg_mr(ibv_mr*, int, ibv_pd*, void*, std::size_t, int) {
@@ -109,6 +141,7 @@ int ibv_dereg_mr(ibv_mr* region) {
   Pd& owner = *of(region).domain;
   owner.context->runtime->with_nic([&](Nic& nic) { return nic.keys().destroy(region->lkey); });
   --owner.users;
+  if (of(region).mapped != nullptr) munmap(of(region).mapped, of(region).mapped_bytes);
   delete &of(region);
   return 0;
 }

@@ -121,6 +121,8 @@ struct Pd {
 struct Mr {
   ibv_mr base{};
   Pd* domain = nullptr;
+  void* mapped = nullptr;  ///< pages of a dma-buf, which this object maps
+  std::size_t mapped_bytes = 0;
 };
 
 struct Channel {

@@ -104,6 +104,22 @@ void report_last_request(Qp& qp) {
   qp.context->events.push(event);
 }
 
+/// A request of the peer was refused.
+void report_refusal(Qp& qp, std::uint8_t code) {
+  ibv_async_event event{};
+  event.element.qp = qp.handle();
+  event.event_type = code == AckCode::access_error      ? IBV_EVENT_QP_ACCESS_ERR
+                     : code == AckCode::invalid_request ? IBV_EVENT_QP_REQ_ERR
+                                                        : IBV_EVENT_QP_FATAL;
+  qp.context->events.push(event);
+}
+
+bool is_of_queue_pair(const ibv_async_event& event) {
+  return event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED ||
+         event.event_type == IBV_EVENT_QP_ACCESS_ERR || event.event_type == IBV_EVENT_QP_REQ_ERR ||
+         event.event_type == IBV_EVENT_QP_FATAL;
+}
+
 ibv_qp* create_qp(Pd& domain, ibv_qp_init_attr& init, bool small, bool extended) {
   Context& context = *domain.context;
   if (init.qp_type != IBV_QPT_RC) return fail_with(EOPNOTSUPP);
@@ -129,6 +145,7 @@ ibv_qp* create_qp(Pd& domain, ibv_qp_init_attr& init, bool small, bool extended)
   qp->most_receives = init.cap.max_recv_wr;
   qp->receive_segments = init.cap.max_recv_sge;
   if (qp->srq != nullptr) qp->pair->on_error = [made = qp.get()] { report_last_request(*made); };
+  qp->pair->on_refused = [made = qp.get()](std::uint8_t code) { report_refusal(*made, code); };
   qp->writer.emplace(qp->send_ring, qp->blocks, qp->pair->number());
   qp->init = init;
   qp->attributes.cap = init.cap;
@@ -197,7 +214,6 @@ bool apply(const ibv_qp_attr& from, int mask, ibv_qp_attr& kept, Connection& to)
   }
   if (has(IBV_QP_AV)) {
     kept.ah_attr = from.ah_attr;
-    to.remote_lid = from.ah_attr.dlid;
     if (from.ah_attr.port_num != 0 && from.ah_attr.port_num != 1) return false;
   }
   if (has(IBV_QP_PATH_MTU)) {
@@ -224,6 +240,26 @@ constexpr int kKnownMask = IBV_QP_STATE | IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS
                            IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_RQ_PSN |
                            IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER | IBV_QP_SQ_PSN |
                            IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_PATH_MIG_STATE | IBV_QP_DEST_QPN;
+
+/// Finds the peer that `kept` names. Says why there is none.
+bool find_path(const Qp& qp, const ibv_qp_attr& kept, Connection& to) {
+  Runtime& runtime = *qp.context->runtime;
+  const ibv_ah_attr& path = kept.ah_attr;
+  Gid gid;
+  std::memcpy(gid.data(), path.grh.dgid.raw, gid.size());
+  const auto lid = runtime.route(path.dlid, path.is_global != 0 ? &gid : nullptr, to.remote_qp);
+  const std::uint32_t most = runtime.attachment().mtu();
+  if (!lid)
+    report(
+        "queue pair %#x cannot reach queue pair %#x: on the UDP wire, a path has a GID, "
+        "::ffff:<IPv4 address>, and a queue-pair number of an emulated NIC",
+        qp.pair->number(), to.remote_qp);
+  else if (to.mtu > most)
+    report("queue pair %#x has a path MTU of %u; this port has %u", qp.pair->number(), to.mtu,
+           most);
+  to.remote_lid = lid.value_or(0);
+  return lid && to.mtu <= most;
+}
 
 ibv_qp_state current_state(const Qp& qp) {
   switch (qp.pair->state()) {
@@ -318,6 +354,8 @@ int ibv_modify_qp(ibv_qp* pair, ibv_qp_attr* attributes, int mask) {
     Connection connection = qp.connection;
     ibv_qp_attr kept = qp.attributes;
     if (!apply(*attributes, mask, kept, connection)) return EINVAL;
+    if ((mask & (IBV_QP_AV | IBV_QP_PATH_MTU)) != 0 && !find_path(qp, kept, connection))
+      return EINVAL;
     connection.ordering = qp.context->runtime->settings().ordering;
     const Status status = qp.pair->modify(state, connection);
     if (status != Status::ok) return errno_of(status);
@@ -356,7 +394,7 @@ int ibv_destroy_qp(ibv_qp* pair) {
   });
   if (status != Status::ok) return errno_of(status);
   qp.context->events.remove([&](const ibv_async_event& event) {
-    return event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && event.element.qp == pair;
+    return is_of_queue_pair(event) && event.element.qp == pair;
   });
   --qp.domain->users;
   delete &qp;

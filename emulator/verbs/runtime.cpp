@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "verbs/runtime.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "base/nap.hpp"
 #include "engine/big_endian.hpp"
-#include "wire/impaired_wire.hpp"
-#include "wire/shared_memory_wire.hpp"
 
 namespace shoal::emulator {
 namespace {
@@ -16,31 +12,20 @@ namespace {
 constexpr Time kLongestSleep = std::chrono::milliseconds(5);
 constexpr Time kLongestClose = std::chrono::milliseconds(200);
 constexpr Time kRegisterPeriod = std::chrono::microseconds(20);
+/// The thread keeps away, for these times, while clients poll at least every kOften.
 constexpr Time kFirstWatch = std::chrono::microseconds(50);
-constexpr Time kLongestWatch = std::chrono::milliseconds(1);
-/// Wakes for packets that the client had taken before, after which the thread no longer asks to be
-/// woken.
-constexpr std::uint32_t kMostMisses = 4;
+constexpr Time kLongestWatch = std::chrono::microseconds(500);
+constexpr Time kOften = std::chrono::microseconds(10);
+/// How long the thread polls without success before it sleeps: requests of peers often follow each
+/// other, and a NIC would not have to be woken.
+constexpr Time kPollTime = std::chrono::microseconds(50);
 /// Polls of a client without success after which it lets other threads run: its peer may need the
 /// core. Hardware has no such need.
 constexpr std::uint32_t kPollsBeforeYield = 16;
-/// Polls without success before the thread sleeps.
-constexpr int kPollsBeforeSleep = 16;
 /// Packets of a queue pair in flight: more than hardware has, as a peer may wait for its core.
 constexpr std::uint32_t kWindow = 512;
 /// Packets that are delivered before the NIC sends again.
 constexpr std::size_t kBatch = 64;
-
-/// The wire of this process, and its address on it.
-std::unique_ptr<LiveWire> make_wire(const DeviceSettings& settings, std::uint16_t& lid) {
-  auto shared = std::make_unique<SharedMemoryWire>(SharedMemoryOptions{
-      .file = settings.wire_file, .slots = settings.slots, .ring_bytes = settings.ring_bytes});
-  lid = shared->lid();
-  Impairments impairments = settings.impairments;
-  if (!impairments.any()) return shared;
-  impairments.seed += lid;
-  return std::make_unique<ImpairedWire>(std::move(shared), impairments);
-}
 
 }  // namespace
 
@@ -56,11 +41,10 @@ std::shared_ptr<Runtime> Runtime::acquire() {
 
 NicOptions Runtime::nic_options() {
   NicOptions options = settings_.nic;
-  options.lid = lid_;
-  options.seed += lid_;
+  options.lid = lid();
+  options.seed += lid();
   options.window = kWindow;
-  // Differs from that of the last process with this LID, whose peers may still be sending.
-  options.first_queue_pair = 0x40 + (static_cast<std::uint32_t>(getpid()) & 0x3fff) * 0x40;
+  attachment_.set_numbers(options);
   if (trace_) options.trace = [this](const TraceEvent& event) { trace_->write(event); };
   return options;
 }
@@ -68,7 +52,8 @@ NicOptions Runtime::nic_options() {
 Runtime::Runtime(const DeviceSettings& settings)
     : settings_(settings),
       trace_(settings.trace_file.empty() ? nullptr : std::make_unique<Trace>(settings.trace_file)),
-      wire_(make_wire(settings, lid_)),
+      attachment_(settings),
+      wire_(&attachment_.wire()),
       nic_(nic_options(), *wire_),
       deliver_([this](Packet&& packet) { nic_.receive(std::move(packet)); }),
       thread_([this] { run(); }) {}
@@ -87,6 +72,7 @@ bool Runtime::progress() {
   if (any_rung_.load(std::memory_order_relaxed)) serve_doorbells();
   if (any_register_.load(std::memory_order_relaxed)) worked |= serve_registers();
   worked |= nic_.progress();
+  wire_->flush();
   const Time::rep timer = std::min(nic_.next_timer(), wire_->next_event()).count();
   next_timer_.store(timer, std::memory_order_relaxed);
   if (timer < asleep_until_.load(std::memory_order_relaxed)) wire_->wake();
@@ -139,6 +125,7 @@ void Runtime::ring(std::uint32_t qp_number) {
 }
 
 void Runtime::poll() {
+  client_polls_.fetch_add(1, std::memory_order_relaxed);
   thread_local std::uint32_t empty = 0;
   bool worked = false;
   if (mutex_.try_lock()) {
@@ -165,44 +152,49 @@ void Runtime::unwatch(const void* owner) {
   any_register_ = !registers_.empty();
 }
 
+/// Whether clients have polled so often since the last call that they need no thread.
+bool Runtime::clients_poll(Time now) {
+  const std::uint64_t polls = client_polls_.load(std::memory_order_relaxed);
+  const bool often = (polls - polls_seen_) * kOften >= now - polls_seen_at_;
+  polls_seen_ = polls;
+  polls_seen_at_ = now;
+  return often;
+}
+
+/// Sleeps until a packet, a timer or a doorbell.
+void Runtime::sleep(Time now) {
+  if (any_register_) return nap(kRegisterPeriod);
+  const Time timer(next_timer_.load(std::memory_order_relaxed));
+  const Time until = std::min(now + kLongestSleep, timer);
+  if (until <= now) return;
+  asleep_until_.store(until.count(), std::memory_order_relaxed);
+  wire_->sleep(until - now);
+  asleep_until_.store(0, std::memory_order_relaxed);
+}
+
 void Runtime::run() {
-  bool woken = false;
-  int polls = 0;
+  Time worked_at = wire_->now();
+  Time watch = kFirstWatch;
   while (!stop_.load(std::memory_order_relaxed)) {
+    const Time now = wire_->now();
+    if (now - polls_seen_at_ >= kFirstWatch) {
+      if (clients_poll(now)) {
+        nap(watch);
+        watch = std::min(2 * watch, kLongestWatch);
+        continue;
+      }
+      watch = kFirstWatch;
+    }
     bool worked = false;
     if (mutex_.try_lock()) {
       const Hold hold(*this, std::adopt_lock);
       worked = progress();
     }
-    if (worked) {
-      misses_ = 0;
-      watch_ = Time(0);
-      polls = 0;
-    } else if (woken) {
-      ++misses_;
-    }
-    woken = false;
-    if (++polls < kPollsBeforeSleep && watch_.count() == 0) {
+    if (worked) worked_at = now;
+    if (now - worked_at < kPollTime)
       std::this_thread::yield();
-      continue;
-    }
-    polls = 0;
-    if (watch_.count() == 0 && misses_ >= kMostMisses) watch_ = kFirstWatch;
-    if (any_register_) {
-      nap(kRegisterPeriod);
-    } else if (watch_.count() != 0) {
-      nap(watch_);
-      watch_ = std::min(2 * watch_, kLongestWatch);
-      misses_ = 0;
-    } else {
-      const Time now = wire_->now();
-      const Time timer(next_timer_.load(std::memory_order_relaxed));
-      const Time until = std::min(now + kLongestSleep, timer);
-      if (until <= now) continue;
-      asleep_until_.store(until.count(), std::memory_order_relaxed);
-      woken = wire_->sleep(until - now);
-      asleep_until_.store(0, std::memory_order_relaxed);
-    }
+    else
+      sleep(now);
   }
 }
 

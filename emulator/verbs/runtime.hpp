@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "engine/nic.hpp"
+#include "verbs/attachment.hpp"
 #include "verbs/settings.hpp"
 #include "verbs/trace.hpp"
 #include "wire/live_wire.hpp"
@@ -34,7 +35,12 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   const DeviceSettings& settings() const { return settings_; }
-  std::uint16_t lid() const { return lid_; }
+  std::uint16_t lid() const { return attachment_.lid(); }
+  const Attachment& attachment() const { return attachment_; }
+  /// Of a peer; see Attachment. With the lock of the NIC.
+  std::optional<std::uint16_t> route(std::uint16_t lid, const Gid* gid, std::uint32_t qp_number) {
+    return attachment_.route(lid, gid, qp_number);
+  }
 
   /// use(nic) under the lock.
   template <typename Use>
@@ -78,14 +84,16 @@ class Runtime {
   void serve_doorbells();
   bool serve_registers();
   bool progress();
+  bool clients_poll(Time now);
+  void sleep(Time now);
   void run();
 
   NicOptions nic_options();
 
   const DeviceSettings settings_;
   std::unique_ptr<Trace> trace_;
-  std::uint16_t lid_ = 0;
-  std::unique_ptr<LiveWire> wire_;
+  Attachment attachment_;
+  LiveWire* const wire_;
   Nic nic_;
   LiveWire::Deliver deliver_;
   std::mutex mutex_;
@@ -99,8 +107,9 @@ class Runtime {
   std::atomic<bool> stop_{false};
   std::atomic<Time::rep> next_timer_{kNever.count()};  ///< of the NIC and the wire
   std::atomic<Time::rep> asleep_until_{0};             ///< the thread, if it sleeps
-  std::uint32_t misses_ = 0;                           ///< wakes after which nothing was to be done
-  Time watch_{0};                                      ///< not 0: the client makes the progress
+  std::atomic<std::uint64_t> client_polls_{0};
+  std::uint64_t polls_seen_ = 0;  ///< of client_polls_, by the thread
+  Time polls_seen_at_{0};
   std::thread thread_;
 };
 

@@ -71,6 +71,12 @@ std::string wire_file() {
   return file + "/shoal-emulator-" + std::to_string(getuid()) + "-" + std::string(name) + ".wire";
 }
 
+void read_udp(UdpOptions& udp) {
+  if (const char* const interface = find("SHOAL_EMULATOR_UDP_INTERFACE")) udp.interface = interface;
+  read_number("SHOAL_EMULATOR_UDP_PORT", 1024, 65472, udp.first_port);
+  read_number("SHOAL_EMULATOR_UDP_BUFFER_BYTES", 1 << 16, 1 << 30, udp.buffer_bytes);
+}
+
 }  // namespace
 
 DeviceSettings read_device_settings() {
@@ -79,6 +85,12 @@ DeviceSettings read_device_settings() {
   settings.wire_file = wire_file();
   read_number("SHOAL_EMULATOR_PROCESSES", 1, 64, settings.slots);
   read_number("SHOAL_EMULATOR_RING_BYTES", 1 << 15, 1 << 26, settings.ring_bytes);
+  read_udp(settings.udp);
+  settings.udp.slots = settings.slots;
+  read_choice("SHOAL_EMULATOR_WIRE",
+              std::to_array<std::pair<std::string_view, WireKind>>(
+                  {{"shared_memory", WireKind::shared_memory}, {"udp", WireKind::udp}}),
+              settings.wire);
   read_choice(
       "SHOAL_EMULATOR_ORDERING",
       std::to_array<std::pair<std::string_view, Ordering>>({{"strict", Ordering::strict},
@@ -94,6 +106,9 @@ DeviceSettings read_device_settings() {
   read_choice("SHOAL_EMULATOR_WORDS",
               std::to_array<std::pair<std::string_view, bool>>({{"whole", true}, {"bytes", false}}),
               settings.nic.whole_words);
+  read_choice("SHOAL_EMULATOR_ATOMICS",
+              std::to_array<std::pair<std::string_view, bool>>({{"global", true}, {"nic", false}}),
+              settings.nic.global_atomics);
   read_number("SHOAL_EMULATOR_QUANTUM", 1, 1 << 20, settings.nic.quantum);
   read_number("SHOAL_EMULATOR_SEED", 0, ~std::uint64_t{0}, settings.nic.seed);
   read_number("SHOAL_EMULATOR_MAX_QP", 1, 1 << 20, limits.queue_pairs);
@@ -107,6 +122,9 @@ DeviceSettings read_device_settings() {
   std::int64_t delay = 0;
   read_number("SHOAL_EMULATOR_DELAY_US", 0, 10'000'000, delay);
   settings.impairments.delay = std::chrono::microseconds(delay);
+  std::int64_t relaxed = 0;
+  read_number("SHOAL_EMULATOR_RELAXED_DELAY_US", 0, 10'000'000, relaxed);
+  settings.nic.relaxed_delay = std::chrono::microseconds(relaxed);
   settings.impairments.seed = settings.nic.seed;
   if (const char* const file = find("SHOAL_EMULATOR_TRACE")) settings.trace_file = file;
   return settings;

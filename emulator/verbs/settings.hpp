@@ -9,10 +9,18 @@
 
 #include "engine/services.hpp"
 #include "wire/impaired_wire.hpp"
+#include "wire/udp_wire.hpp"
 
 namespace shoal::emulator {
 
+enum class WireKind : std::uint8_t {
+  shared_memory,  ///< between the processes of a host
+  udp,            ///< between hosts
+};
+
 struct DeviceSettings {
+  WireKind wire = WireKind::shared_memory;  ///< SHOAL_EMULATOR_WIRE
+  UdpOptions udp;                           ///< SHOAL_EMULATOR_UDP_INTERFACE and others
   std::string wire_file;                 ///< from SHOAL_EMULATOR_DIRECTORY and SHOAL_EMULATOR_JOB
   std::uint32_t slots = 64;              ///< SHOAL_EMULATOR_PROCESSES
   std::uint32_t ring_bytes = 1 << 19;    ///< SHOAL_EMULATOR_RING_BYTES

@@ -12,6 +12,7 @@
 #include "verbs/objects.hpp"
 
 using shoal::emulator::fail_with;
+using shoal::emulator::of;
 using shoal::emulator::report;
 
 extern "C" {
@@ -59,8 +60,9 @@ const char* ibv_get_sysfs_path() {
 int ibv_read_sysfs_file(const char*, const char*, char*, std::size_t) {
   return -1;
 }
-int ibv_query_gid_type(ibv_context*, std::uint8_t, unsigned, unsigned* type) {
-  *type = 0;  // InfiniBand
+int ibv_query_gid_type(ibv_context* context, std::uint8_t, unsigned, unsigned* type) {
+  constexpr unsigned kInfiniBand = 0, kRoceV2 = 1;
+  *type = of(context).runtime->attachment().is_ethernet() ? kRoceV2 : kInfiniBand;
   return 0;
 }
 int ibv_dontfork_range(void*, std::size_t) {

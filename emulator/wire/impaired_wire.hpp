@@ -32,6 +32,7 @@ class ImpairedWire final : public LiveWire {
   bool ready() const override { return wire_->ready(); }
   void send(Packet&& packet) override;
   bool poll(std::size_t most, const Deliver& deliver) override;
+  bool flush() override { return wire_->flush(); }
   Time next_event() const override;
   bool busy() const override { return !held_.empty() || wire_->busy(); }
   bool sleep(Time longest) override { return wire_->sleep(longest); }

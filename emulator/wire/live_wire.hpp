@@ -16,6 +16,8 @@ class LiveWire : public Wire {
   Time now() const override;
   /// Sends what waits, and delivers up to `most` arrived packets. Returns whether it did anything.
   virtual bool poll(std::size_t most, const Deliver& deliver) = 0;
+  /// Sends what send() has gathered. Returns whether there was anything.
+  virtual bool flush() { return false; }
   /// When poll() has something to do without a packet arriving; kNever without such a time.
   virtual Time next_event() const { return kNever; }
   /// Whether packets wait to be sent.

@@ -2,7 +2,7 @@
 // shoal/interrupt.hpp: ending the waits of a process from outside, for bindings to languages that
 // handle signals themselves.
 //
-//   shoal::set_interrupt_check([] { return std::exchange(ctrl_c, 0) != 0; });
+//   shoal::set_interrupt_check([]() noexcept { return std::exchange(ctrl_c, 0) != 0; });
 #pragma once
 
 #include <shoal/config.hpp>

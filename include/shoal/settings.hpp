@@ -122,6 +122,9 @@ struct Settings {
   /// The field `launcher` alone.
   static std::map<std::string, std::string> launcher_environment();
 
+  /// Whether the symmetric heap is in GPU memory (SHOAL_HEAP=cuda).
+  bool heap_on_gpu() const noexcept { return heap == "cuda"; }
+
   /// Checks every field against the table, for programs that fill fields by hand. Throws as
   /// from_environment.
   void validate() const;

@@ -248,6 +248,14 @@ def get_elastic_buffer_size(
     return align(max(dispatch_token * dispatch_tokens, combine_token * combine_tokens), 2 << 20)
 
 
+def _expected_parts(n: int, num_experts: int, num_topk: int) -> float:
+    """The expected number of n equal parts of the experts that a token selects."""
+    untouched = math.comb(num_experts - num_experts // n, num_topk) / math.comb(
+        num_experts, num_topk
+    )
+    return n * (1 - untouched)
+
+
 def get_theoretical_num_sms(
     num_experts: int,
     num_topk: int,
@@ -279,18 +287,11 @@ def get_theoretical_num_sms(
     assert num_experts % r == 0, f"num_experts: got {num_experts}, need a multiple of {r} ranks"
     assert 1 <= num_topk <= num_experts, f"num_topk: got {num_topk}, need 1 to {num_experts}"
 
-    def expected_parts(n: int) -> float:
-        """The expected number of n equal parts of the experts that a token selects."""
-        untouched = math.comb(num_experts - num_experts // n, num_topk) / math.comb(
-            num_experts, num_topk
-        )
-        return n * (1 - untouched)
-
     # Traffic and SM work per row sent.
-    rows = expected_parts(r)
+    rows = _expected_parts(r, num_experts, num_topk)
     read = 1 / rows
     if so > 1:
-        node_rows = expected_parts(so)
+        node_rows = _expected_parts(so, num_experts, num_topk)
         read += node_rows / rows
         write = 1 / rows + node_rows / (rows * so) + 1
         nvlink, rdma = 1 - 1 / su, node_rows * (1 - 1 / so) / rows

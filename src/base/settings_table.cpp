@@ -125,7 +125,7 @@ std::vector<SettingInfo> world_rows() {
   };
 }
 
-std::vector<SettingInfo> network_rows() {
+std::vector<SettingInfo> transport_rows() {
   constexpr View scope = "network";
   return {
       text(
@@ -144,6 +144,12 @@ std::vector<SettingInfo> network_rows() {
       text("SHOAL_UCX_TLS", "", scope, &S::ucx_tls,
            "Transports that UCX may use, as its own UCX_TLS. Empty: UCX decides, without shared "
            "memory."),
+  };
+}
+
+std::vector<SettingInfo> verbs_rows() {
+  constexpr View scope = "network";
+  return {
       text(
           "SHOAL_VERBS_LIBRARY", "", scope, &S::verbs_library,
           "The libibverbs of the transport verbs: a file, or a name that the dynamic linker searches for."),
@@ -176,6 +182,12 @@ std::vector<SettingInfo> network_rows() {
       number("SHOAL_VERBS_TRAFFIC_CLASS", "NVSHMEM_IB_TRAFFIC_CLASS", scope,
              &S::verbs_traffic_class, "Traffic class of packets with a global route header.", 0,
              255),
+  };
+}
+
+std::vector<SettingInfo> progress_rows() {
+  constexpr View scope = "network";
+  return {
       number(
           "SHOAL_NETWORK_DEPTH", "", scope, &S::network_depth,
           "Requests that a PE may have in flight to one other PE; further ones wait in the call.",
@@ -198,6 +210,12 @@ std::vector<SettingInfo> network_rows() {
       text("SHOAL_PLUGIN_DIR", "", scope, &S::plugin_dir,
            "Folder of Shoal's own plug-ins (network transports, bootstraps). Empty: the folder "
            "shoal beside libshoal."),
+  };
+}
+
+std::vector<SettingInfo> nic_rows() {
+  constexpr View scope = "network";
+  return {
       text(
           "SHOAL_NIC_LIST", "NVSHMEM_HCA_LIST", scope, &S::nic_list,
           "NIC ports that may be used, by preference: comma list of name or name:port; a leading ^ "
@@ -267,7 +285,8 @@ std::vector<SettingInfo> diagnosis_rows() {
 
 std::vector<SettingInfo> all_rows() {
   std::vector<SettingInfo> rows;
-  for (auto* part : {bootstrap_rows, world_rows, network_rows, ep_rows, diagnosis_rows}) {
+  for (auto* part : {bootstrap_rows, world_rows, transport_rows, verbs_rows, progress_rows,
+                     nic_rows, ep_rows, diagnosis_rows}) {
     std::vector<SettingInfo> more = part();
     rows.insert(rows.end(), more.begin(), more.end());
   }

@@ -34,6 +34,9 @@ std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const Dispatched
   add("expert_counts", received.expert_counts, to.expert_counts);
   add("expert_ends", received.expert_ends, to.expert_ends);
   add("source_ends", received.source_ends, to.source_ends);
+  require(!to.clear_unused || (received.x.defined() && !received.expert_first_row.defined()),
+          Code::invalid_argument,
+          "unpack: UnpackOptions.clear_unused is set; the dispatch has no rank-major rows");
   return copies;
 }
 

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 
 #undef ibv_query_port
 #undef ibv_reg_mr
@@ -53,6 +54,7 @@ struct Fake {
   std::mt19937 random{1};
   std::vector<std::unique_ptr<ibv_device>> devices;
   std::map<std::uint32_t, QueuePair*> pairs;
+  std::set<ibv_context*> told;  ///< of the event
   std::map<std::uint32_t, ibv_mr*> regions;
   std::map<std::uint32_t, bool> remote_access;
   std::uint32_t next_number = 0x100, next_key = 0x5000;
@@ -249,6 +251,7 @@ __attribute__((visibility("default"))) void fake_ibverbs_reset(const FakeVerbsOp
   const std::size_t left = f.counts.objects_left;
   f.counts = {};
   f.counts.objects_left = left;
+  f.told.clear();
   f.random.seed(options.seed);
 }
 
@@ -284,6 +287,7 @@ ibv_context* ibv_open_device(ibv_device* device) {
   count_object(1);
   auto* const context = new ibv_context{};
   context->device = device;
+  context->async_fd = -1;
   context->ops.poll_cq = poll_cq;
   context->ops.post_send = post_send;
   return context;
@@ -303,6 +307,7 @@ int ibv_query_device(ibv_context*, ibv_device_attr* attributes) {
   attributes->max_qp_wr = options.max_qp_wr;
   attributes->max_cqe = options.max_cqe;
   attributes->max_qp_rd_atom = attributes->max_qp_init_rd_atom = options.max_atomics;
+  attributes->max_res_rd_atom = options.most_reads_and_atomics;
   attributes->max_mr = 100;
   attributes->max_mr_size = SIZE_MAX;
   attributes->atomic_cap = options.atomics ? IBV_ATOMIC_HCA : IBV_ATOMIC_NONE;
@@ -445,6 +450,22 @@ int ibv_destroy_qp(ibv_qp* qp) {
   delete pair;
   return 0;
 }
+
+/// The event of the options, once for each context.
+int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
+  Fake& f = fake();
+  const std::lock_guard lock(f.mutex);
+  const auto own = std::ranges::find_if(
+      f.pairs, [&](const auto& pair) { return pair.second->context == context; });
+  if (f.options.event < 0 || own == f.pairs.end() || !f.told.insert(context).second)
+    return errno = EAGAIN, -1;
+  *event = {};
+  event->event_type = static_cast<ibv_event_type>(f.options.event);
+  event->element.qp = own->second;
+  return 0;
+}
+
+void ibv_ack_async_event(ibv_async_event*) {}
 
 const char* ibv_wc_status_str(ibv_wc_status status) {
   return status == IBV_WC_RETRY_EXC_ERR ? "transport retry counter exceeded" : "an error";

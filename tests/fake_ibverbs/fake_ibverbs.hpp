@@ -22,6 +22,8 @@ struct FakeVerbsOptions {
   int create_limit = 1000;            ///< queue pairs that really fit
   int inline_limit = 256;             ///< queue pairs that ask for more cannot be created
   int refused_state = -1;             ///< enum ibv_qp_state that queue pairs cannot change to
+  int event = -1;                     ///< enum ibv_event_type of a queue pair, once a device
+  int most_reads_and_atomics = 0;     ///< of all queue pairs; 0: not reported
   std::size_t fail_after = SIZE_MAX;  ///< requests until every further one exceeds its retries
 };
 

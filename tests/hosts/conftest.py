@@ -43,13 +43,13 @@ def host_checks(bin_dir):
 
 
 @pytest.fixture
-def environment(bin_dir, tmp_path):
-    """Small heaps, and timeouts that only a hanging test reaches. Verbs use the emulated NIC, whose
-    packets travel through a file that all emulated hosts see."""
+def environment(bin_dir):
+    """Small heaps, and timeouts that only a hanging test reaches. Verbs use the emulated NIC with
+    its wire between hosts."""
     timeout = str(round(hosts.scaled(TIMEOUT_MS)))
     return {
         "SHOAL_VERBS_LIBRARY": str(emulated_verbs(bin_dir)),
-        "SHOAL_EMULATOR_DIRECTORY": str(tmp_path),
+        "SHOAL_EMULATOR_WIRE": "udp",
         "SHOAL_SYMMETRIC_SIZE": "64M",
         "SHOAL_TIMEOUT_MS": timeout,
         "SHOAL_BOOTSTRAP_TIMEOUT_MS": timeout,

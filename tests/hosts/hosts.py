@@ -276,6 +276,14 @@ class Network:
     def heal(self, host, rail):
         self._ip(self.login, [f"link set h{host.number}r{rail} up"])
 
+    def set_mtu(self, bytes_):
+        """Sets the largest packet of all rails."""
+        for rail in range(self.rails):
+            ends = [f"link set h{host.number}r{rail} mtu {bytes_}" for host in self.hosts]
+            self._ip(self.login, [*ends, f"link set switch{rail} mtu {bytes_}"])
+            for host in self.hosts:
+                self._ip(host, [f"link set rail{rail} mtu {bytes_}"])
+
     def shape(self, rate, hosts=None):
         """Limits the rate at which each host sends on each rail, such as "1gbit"; None: no
         limit."""

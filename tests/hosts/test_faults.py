@@ -90,6 +90,19 @@ def test_one_cut_rail_of_a_pe_that_has_two_is_reported(running, rail):
     expect_reported(dict(enumerate(job.programs)), cut, lambda pe: {1 - pe})
 
 
+# Two rails of the hosts are up; the emulated NIC is on the first one.
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_cut_link_is_reported_over_verbs_with_its_cause(running, fault):
+    network, job = cut_in_the_middle(running, "verbs", fault, rails=[0])
+    reports = "".join(program.out for program in job.programs)
+    assert "transport retry count exceeded" in reports, reports
+    network.heal(network.hosts[1], 0)
+    network.login.path(SHARED / "again.new").write_text(session(network) + "\n")
+    network.login.path(SHARED / "again.new").rename(network.login.path(SHARED / "again"))
+    for _, _, line in job.lines(30).values():
+        assert line.endswith("new world ok")
+
+
 def test_a_cut_link_is_reported_over_ucx(running):
     # No new world here: UCX 1.13 sometimes aborts the process when it closes a world whose TCP
     # connections have broken.
@@ -104,7 +117,7 @@ def test_a_host_that_dies_is_reported_by_the_others(running, fault):
     expect_reported({0: job.programs[0], 1: job.programs[1]}, died, other_host)
 
 
-@pytest.mark.parametrize("transport", ["ofi", "ucx"])
+@pytest.mark.parametrize("transport", ["ofi", "ucx", "verbs"])
 def test_low_latency_goes_on_without_a_host_that_died(
     make_network, host_checks, environment, needs, transport
 ):

@@ -55,19 +55,43 @@ def test_ep_in_both_modes(
     expect_lines(lines, n_hosts, per_host, transport, "ep ok")
 
 
-def test_ep_with_skewed_pes(make_network, host_checks, environment, needs):
-    needs("ofi")
+@pytest.mark.parametrize("transport", ["ofi", "verbs"])
+def test_ep_with_skewed_pes(make_network, host_checks, environment, needs, transport):
+    needs(transport)
+    environment["SHOAL_TRANSPORT_BETWEEN"] = transport
     lines = by_hand(make_network(hosts=2), [host_checks, "soak"], 2, environment).lines(90)
-    expect_lines(lines, 2, 2, "ofi", "soak ok")
+    expect_lines(lines, 2, 2, transport, "soak ok")
 
 
-def test_results_are_right_on_a_slow_lossy_network(make_network, host_checks, environment, needs):
-    needs("ofi")
+# Verbs: the emulated NIC repeats what is lost.
+@pytest.mark.parametrize("transport", ["ofi", "verbs"])
+def test_results_are_right_on_a_slow_lossy_network(
+    make_network, host_checks, environment, needs, transport
+):
+    needs(transport)
+    environment |= {"SHOAL_TRANSPORT_BETWEEN": transport, "SHOAL_VERBS_TIMEOUT": 14}  # 67 ms
     network = make_network(hosts=2)
     network.shape("1gbit")
     network.lose(10)
     lines = by_hand(network, [host_checks, "collectives", "ep"], 2, environment).lines(90)
-    expect_lines(lines, 2, 2, "ofi", "collectives ok, ep ok")
+    expect_lines(lines, 2, 2, transport, "collectives ok, ep ok")
+
+
+@pytest.mark.parametrize("ordering", ["adaptive", "unordered"])
+def test_results_are_right_where_the_network_reorders(
+    make_network, host_checks, environment, needs, ordering
+):
+    needs("verbs")
+    environment |= {
+        "SHOAL_TRANSPORT_BETWEEN": "verbs",
+        "SHOAL_VERBS_TIMEOUT": 14,
+        "SHOAL_EMULATOR_ORDERING": ordering,
+        "SHOAL_EMULATOR_REORDERING": 0.1,  # by the NIC: not every kernel has netem
+    }
+    network = make_network(hosts=2)
+    network.lose(1)
+    lines = by_hand(network, [host_checks, "world", "ep"], 2, environment).lines(90)
+    expect_lines(lines, 2, 2, "verbs", "world ok, ep ok")
 
 
 def grown(network, job):

@@ -14,19 +14,12 @@
 #include "shoal/collective.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/expect_error.hpp"
+#include "support/process/cuda_heap.hpp"
 #include "support/process/process.hpp"
 #include "support/world/world_local.hpp"
 
 namespace shoal::test {
 namespace {
-
-Environment environment(const std::string& handle, const std::string& size = "8M") {
-  return {{"SHOAL_HEAP", "cuda"},
-          {"SHOAL_CUDA_HANDLE", handle},
-          {"SHOAL_SYMMETRIC_SIZE", size},
-          {"SHOAL_MAX_TEAMS", "40"},
-          {"SHOAL_TIMEOUT_MS", "20000"}};
-}
 
 void run(const Settings& settings, void (*body)(World&)) {
   World world = World::open({settings, nullptr});
@@ -117,34 +110,34 @@ SHOAL_PE_BODY(two_threads_each) {
 class CudaHeapOfProcesses : public testing::TestWithParam<const char*> {};
 
 TEST_P(CudaHeapOfProcesses, DoesEverything) {
-  expect_success(run_pes(3, "everything", {.env = environment(GetParam())}));
+  expect_success(run_pes(3, "everything", {.env = cuda_heap_environment(GetParam())}));
 }
 TEST_P(CudaHeapOfProcesses, DoesEverythingWithThreads) {
-  expect_success(run_pes(2, "two_threads_each", {.env = environment(GetParam())}));
+  expect_success(run_pes(2, "two_threads_each", {.env = cuda_heap_environment(GetParam())}));
 }
 TEST_P(CudaHeapOfProcesses, SharesBuffersOfAnyAllocator) {
-  expect_success(run_pes(3, "sharing", {.env = environment(GetParam())}));
-  expect_success(
-      run_pes(2, "two_threads_each", {.env = environment(GetParam()), .argument = "sharing"}));
+  expect_success(run_pes(3, "sharing", {.env = cuda_heap_environment(GetParam())}));
+  expect_success(run_pes(2, "two_threads_each",
+                         {.env = cuda_heap_environment(GetParam()), .argument = "sharing"}));
 }
 INSTANTIATE_TEST_SUITE_P(Handles, CudaHeapOfProcesses, testing::Values("fd", "fabric", "ipc"),
                          [](const auto& handle) { return std::string(handle.param); });
 
 TEST(CudaHeapGrowthOfProcesses, ExchangesNewMemory) {
-  expect_success(run_pes(3, "growth", {.env = environment("fd", "512M")}));
-  expect_success(run_pes(3, "growth", {.env = environment("fabric", "512M")}));
-  expect_success(
-      run_pes(2, "two_threads_each", {.env = environment("fd", "512M"), .argument = "growth"}));
+  expect_success(run_pes(3, "growth", {.env = cuda_heap_environment("fd", "512M")}));
+  expect_success(run_pes(3, "growth", {.env = cuda_heap_environment("fabric", "512M")}));
+  expect_success(run_pes(2, "two_threads_each",
+                         {.env = cuda_heap_environment("fd", "512M"), .argument = "growth"}));
 }
 
 TEST(SharedBuffersOfProcesses, FailOnAllPesAndCanBeRepeated) {
-  expect_success(run_pes(3, "sharing_with_failures", {.env = environment("fd")}));
+  expect_success(run_pes(3, "sharing_with_failures", {.env = cuda_heap_environment("fd")}));
 }
 
 TEST(CudaHeapGrowthOfProcesses, FailsOnAllPesAndCanBeRepeated) {
   for (const char* const function : {"mem_create", "mem_export", "mem_import"})
     expect_success(run_pes(3, "growth_with_a_failure",
-                           {.env = environment("fd", "1G"), .argument = function}));
+                           {.env = cuda_heap_environment("fd", "1G"), .argument = function}));
 }
 
 }  // namespace

@@ -4,28 +4,24 @@
 // shapes with one size at its limit.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "checks/ep/normal.hpp"
 #include "shoal/world.hpp"
+#include "support/draws.hpp"
 
 namespace shoal::test {
 namespace {
 
 EpCase random_case(std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  const auto pick = [&](std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random() % (high - low + 1));
-  };
+  Draws draws(seed);
   EpCase c;
   c.seed = seed;
-  c.ranks = static_cast<std::int32_t>(pick(1, 7));
-  c.experts = c.ranks * static_cast<std::int32_t>(pick(1, 9));
-  c.top_k = static_cast<std::int32_t>(pick(1, 4) == 4 ? 32 : pick(1, 12));
-  c.hidden = 8 * pick(1, 160);
-  c.max_tokens = pick(1, 40);
-  c.load = static_cast<Load>(pick(0, 9) < 7 ? 0 : pick(0, 3));
-  c.holes = static_cast<double>(pick(0, 4)) / 8;
+  c.ranks = static_cast<std::int32_t>(draws.pick(1, 7));
+  c.experts = c.ranks * static_cast<std::int32_t>(draws.pick(1, 9));
+  c.top_k = static_cast<std::int32_t>(draws.pick(1, 4) == 4 ? 32 : draws.pick(1, 12));
+  c.hidden = 8 * draws.pick(1, 160);
+  c.max_tokens = draws.pick(1, 40);
+  c.load = static_cast<Load>(draws.pick(0, 9) < 7 ? 0 : draws.pick(0, 3));
+  c.holes = static_cast<double>(draws.pick(0, 4)) / 8;
   return c;
 }
 

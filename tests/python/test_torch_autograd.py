@@ -207,6 +207,20 @@ def check_slots_of_other_ranks_get_no_gradient(group):
 
 
 @on_groups()
+def check_changed_indices_are_reported_by_backward(group):
+    x, idx, weights = tokens_of(group)
+    received = shoal.torch.dispatch(group, x, idx, weights)
+    loss = received.topk_weights.sum()
+    kept = received.topk_idx.clone()
+    received.topk_idx.fill_(0)
+    with pytest.raises(RuntimeError, match="topk_idx that a dispatch returned was modified"):
+        loss.backward(retain_graph=True)
+    received.topk_idx.copy_(kept)
+    with pytest.raises(RuntimeError, match="modified in place"):
+        loss.backward()
+
+
+@on_groups()
 def check_gradient_of_the_gradient(group):
     x, idx, weights = tokens_of(group)
     matrices = local_matrices(group)
@@ -275,7 +289,7 @@ def check_rows_kept_until_backward(group):
         assert copy_out == (len(kept) == 16)
 
 
-@on_groups()
+@on_groups(live_results=4)  # two results are kept, and backward sends
 def check_plain_calls_need_no_operator(group):
     """Ordinary tensors take the path without operators, with their results and gradients. A
     profiler sees operators."""

@@ -314,34 +314,19 @@ def shoal_run(bin_dir, *arguments, **environment):
     return run([bin_dir / "shoal-run", *arguments], **environment)
 
 
+def on_hosts(bin_dir, hosts, *arguments):
+    """shoal-run through mpirun of Open MPI."""
+    launcher = ["--launcher", MPIRUN, "--launcher-args", " ".join(OPEN_MPI)]
+    return shoal_run(bin_dir, "--hosts", hosts, *launcher, *arguments)
+
+
 @needs_mpirun
 def test_hosts_through_open_mpi(bin_dir):
-    result = shoal_run(
-        bin_dir,
-        "--hosts",
-        "localhost:3",
-        "--launcher",
-        MPIRUN,
-        "--launcher-args",
-        " ".join(OPEN_MPI),
-        "--no-label",
-        bin_dir / "bootstrap_probe",
-        "--worlds",
-        1,
+    result = on_hosts(
+        bin_dir, "localhost:3", "--no-label", bin_dir / "bootstrap_probe", "--worlds", 1
     )
     expect(result, 3, "uid")
-    result = shoal_run(
-        bin_dir,
-        "--hosts",
-        "localhost:2",
-        "--launcher",
-        MPIRUN,
-        "--launcher-args",
-        " ".join(OPEN_MPI),
-        "sh",
-        "-c",
-        "exit 5",
-    )
+    result = on_hosts(bin_dir, "localhost:2", "sh", "-c", "exit 5")
     assert result.returncode == 5
     assert f"{MPIRUN} (pid " in result.stderr and "exited with status 5" in result.stderr
 
@@ -367,14 +352,9 @@ def test_hosts_through_hydra(bin_dir):
 def test_hosts_keep_the_secret_from_command_lines(bin_dir):
     # printf is a shell built-in, so the test itself puts the key on no command line.
     script = 'printf %s "${SHOAL_UNIQUE_ID##*:}" | grep -laF -f - /proc/[0-9]*/cmdline | wc -l'
-    result = shoal_run(
+    result = on_hosts(
         bin_dir,
-        "--hosts",
         "localhost:2",
-        "--launcher",
-        MPIRUN,
-        "--launcher-args",
-        " ".join(OPEN_MPI),
         "--no-label",
         "sh",
         "-c",

@@ -30,6 +30,14 @@ PERFTEST = [
     ("ib_atomic_bw", "-n", "200", "-A", "CMP_AND_SWAP"),
     ("ib_send_bw", "-n", "500"),
 ]
+# Over the wire between hosts; a RoCE address is one of the GID table.
+BETWEEN_HOSTS = [
+    ("ibv_rc_pingpong", "-g", "0", "-c"),
+    ("ibv_rc_pingpong", "-g", "0", "-e", "-s", "300000", "-n", "100", "-m", "4096"),
+    ("ibv_srq_pingpong", "-g", "0"),
+    ("ib_write_bw", "-n", "500", "-F", "-d", "mlx5_0"),
+    ("ib_atomic_lat", "-n", "200", "-F", "-d", "mlx5_0", "-x", "0"),
+]
 
 
 def program(name):
@@ -111,6 +119,43 @@ def test_perftest(environment, worker, index):
     result = re.search(r"^\s*\d+\s+\d+\s+([\d.]+)\s+([\d.]+)", client, re.MULTILINE)
     assert result, client
     assert float(result[2]) > 0, client
+
+
+@pytest.fixture
+def over_udp(environment):
+    """The wire between hosts, on the loopback interface."""
+    return environment | {"SHOAL_EMULATOR_WIRE": "udp", "SHOAL_EMULATOR_UDP_INTERFACE": "lo"}
+
+
+@pytest.mark.parametrize("index", range(len(BETWEEN_HOSTS)))
+def test_programs_over_udp(over_udp, worker, index):
+    server, client = run_pair(BETWEEN_HOSTS[index], over_udp, port_of(worker, 60 + index))
+    assert "invalid data" not in server
+    assert "iters in" in client or re.search(r"^\s*\d+\s+\d+\s+[\d.]+", client, re.MULTILINE), (
+        client
+    )
+
+
+def test_devinfo_shows_a_roce_port(over_udp):
+    shown = run([program("ibv_devinfo"), "-v"], over_udp)
+    assert shown.returncode == 0, shown.stderr
+    assert "link_layer:\t\tEthernet" in shown.stdout
+    assert re.search(r"GID\[\s*0\]:\s+(::ffff:127.0.0.1|0{4}:.*:ffff:7f00:0001)", shown.stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("SHOAL_EMULATOR_WIRE", "tcp", 'is "tcp"; allowed: shared_memory, udp'),
+        ("SHOAL_EMULATOR_UDP_INTERFACE", "nope0", 'no interface is or has "nope0"; interfaces'),
+        ("SHOAL_EMULATOR_UDP_PORT", "80", 'is "80"; allowed: 1024 to 65472'),
+        ("SHOAL_EMULATOR_UDP_BUFFER_BYTES", "1", 'is "1"; allowed: 65536 to'),
+    ],
+)
+def test_a_bad_setting_of_the_udp_wire_is_named(over_udp, name, value, message):
+    shown = run([program("ibv_devinfo")], over_udp | {name: value})
+    assert shown.returncode != 0
+    assert message in shown.stderr
 
 
 @pytest.mark.parametrize("ordering", ["adaptive", "unordered"])

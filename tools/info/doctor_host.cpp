@@ -44,11 +44,11 @@ Finding locked_memory(const Subject& subject) {
   if (subject.rdma.empty()) return not_applicable(name, "only RDMA devices need locked memory");
   if (*limit == kUnlimited) return ok(name, "unlimited");
   const std::uint64_t need =
-      subject.settings.heap == "cuda" ? 64 << 20 : subject.settings.symmetric_size;
-  const std::string found = fmt::format("{}; RDMA devices lock {} of each PE", bytes_text(*limit),
-                                        subject.settings.heap == "cuda"
-                                            ? "about 64 MiB (control words)"
-                                            : fmt::format("its heap of {}", bytes_text(need)));
+      subject.settings.heap_on_gpu() ? 64 << 20 : subject.settings.symmetric_size;
+  const std::string found =
+      fmt::format("{}; RDMA devices lock {} of each PE", bytes_text(*limit),
+                  subject.settings.heap_on_gpu() ? "about 64 MiB (control words)"
+                                                 : fmt::format("its heap of {}", bytes_text(need)));
   if (*limit >= need) return ok(name, found);
   return fault(
       name, found,
@@ -98,7 +98,7 @@ std::uint64_t cgroup_limit(const System& system) {
 
 Finding memory_for_heaps(const Subject& subject) {
   const std::string name = "memory for heaps";
-  if (subject.settings.heap == "cuda")
+  if (subject.settings.heap_on_gpu())
     return not_applicable(name, "SHOAL_HEAP=cuda: heaps are in GPU memory");
   const std::uint64_t total = meminfo(subject.system, "MemTotal");
   if (total == 0) return not_applicable(name, "/proc/meminfo does not show the size of the memory");

@@ -10,6 +10,7 @@
 
 #include "info/doctor.hpp"
 #include "info/text.hpp"
+#include "transport/verbs/requirements.hpp"
 
 namespace shoal::info {
 namespace {
@@ -237,6 +238,15 @@ Finding queue_depth(const Subject& subject) {
   const std::string why = fmt::format(
       "{} requests may be in flight to each PE; {} Gb/s take {} of 7168 bytes that last 10 us",
       depth, rate, need);
+  const std::int64_t posted = subject.settings.verbs_depth;
+  const auto full =
+      static_cast<std::int64_t>(transport::verbs::required_depth(static_cast<std::size_t>(depth)));
+  if (depth >= need && posted < full)
+    return warning(name,
+                   fmt::format("the transport verbs has send queues of {} requests, {} requests in "
+                               "flight to each PE fill {}: calls wait for room",
+                               posted, depth, full),
+                   fmt::format("SHOAL_VERBS_DEPTH={}", (full + 63) / 64 * 64));
   if (depth >= need) return ok(name, why);
   return warning(name, why + ": a PE that sends to one other cannot fill the link",
                  fmt::format("SHOAL_NETWORK_DEPTH={}", (need + 63) / 64 * 64));

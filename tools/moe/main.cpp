@@ -266,7 +266,7 @@ int run_threads(const Options& options, const Settings& settings) {
 
 int run_program(Options options, std::string usage_error) {
   Settings settings = Settings::from_environment();
-  if (!options.backend) options.backend = settings.heap == "cuda" ? Backend::cuda : Backend::host;
+  if (!options.backend) options.backend = settings.heap_on_gpu() ? Backend::cuda : Backend::host;
   settings.heap = options.on_gpu() ? "cuda" : "host";
   if (options.pes > 0 && settings.n_pes >= 0 && usage_error.empty())
     usage_error =

@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "base/check.hpp"
+#include "base/process_environment.hpp"
 
 namespace shoal::run {
 namespace {
@@ -30,23 +31,6 @@ sigset_t handled_set() {
   sigemptyset(&set);
   for (const int signal : kHandled) sigaddset(&set, signal);
   return set;
-}
-
-std::vector<std::string> environment_with(const std::map<std::string, std::string>& changes) {
-  std::vector<std::string> merged;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
-    if (!changes.contains(std::string(text.substr(0, text.find('='))))) merged.emplace_back(text);
-  }
-  for (const auto& [name, value] : changes) merged.push_back(name + "=" + value);
-  return merged;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& texts) {
-  std::vector<char*> result;
-  for (auto& text : texts) result.push_back(text.data());
-  result.push_back(nullptr);
-  return result;
 }
 
 struct Pipe {
@@ -112,7 +96,7 @@ Job::~Job() {
 void Job::start(int index) {
   if (!options_.launcher) options_.env["SHOAL_PE"] = std::to_string(index);
   std::vector<std::string> variables = environment_with(options_.env);
-  const std::vector<char*> argv = pointers(options_.argv), envp = pointers(variables);
+  const std::vector<char*> argv = null_terminated(options_.argv), envp = null_terminated(variables);
   Pe pe{.index = index, .streams = {}};
   Pipe out, err;
   const Pipe failure = Pipe::open();

@@ -206,8 +206,8 @@ class Group {
 
   // Both modes.
 
-  /// Runs operations of the largest size on made-up tokens: loads code, touches the pages that such
-  /// operations use, and meets all ranks. Collective.
+  /// Runs operations of the largest size on generated tokens: loads code, touches the pages that
+  /// such operations use, and contacts all ranks. Collective.
   void warmup();
 
   Statistics statistics() const;

@@ -57,8 +57,8 @@ struct LowLatencyDispatchOptions {
   /// float32 [tokens, top_k]; optional: the weights of the later combine, which then travel with
   /// the rows. On GPUs combine then needs no exchange of its own; between nodes, and on GPUs where
   /// its receive is deferred, it returns one row per (token, rank) instead of one per (token,
-  /// expert), unless it is exact or log_fmt. The
-  /// weights must be unchanged at combine; on the host other weights are Error{invalid_argument}.
+  /// expert), unless it is exact or log_fmt. The weights must be unchanged at combine; on the host
+  /// other weights are Error{invalid_argument}.
   TensorView weights{};
   /// false: the receive is queued at once after the send, which on GPUs saves the time between two
   /// kernels; receive() then returns the result. All earlier ones must have been received.

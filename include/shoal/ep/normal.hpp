@@ -131,6 +131,9 @@ struct UnpackOptions {
   TensorView topk_weights{};                                 ///< float32
   TensorView source_token{};                                 ///< int32
   TensorView expert_counts{}, expert_ends{}, source_ends{};  ///< int32; on GPUs
+  /// Rows of Dispatched::x without a token become 0 (DispatchOptions::worst_case_rows); else they
+  /// hold anything. Rank-major results only.
+  bool clear_unused = false;
   Launch launch{};
 };
 

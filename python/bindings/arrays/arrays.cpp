@@ -330,14 +330,10 @@ nb::object output(Tensor tensor, std::uintptr_t stream) {
   return tensor.defined() ? nb::cast(Array{std::move(tensor), stream}) : nb::none();
 }
 
-void bind_arrays(nb::module_& module) {
-  nb::class_<Array>(
-      module, "Array",
-      "An array of Shoal, in ordinary memory, in the symmetric heap or on a GPU.\n\n"
-      "Exports DLPack: torch.from_dlpack(array), jax.dlpack.from_dlpack(array), "
-      "numpy.from_dlpack(array) and cupy.from_dlpack(array) access the same memory. On the host, "
-      "numpy.asarray(array) and array[...] do so too; bfloat16 and float8_e4m3 need ml_dtypes. The "
-      "memory stays valid while the array or anything created from it lives."_doc)
+namespace {
+
+void bind_fields(nb::class_<Array>& array) {
+  array
       .def_prop_ro(
           "shape", [](const Array& self) { return to_tuple(self.tensor.shape, self.tensor.rank); },
           "Elements along each dimension."_doc)
@@ -362,10 +358,13 @@ void bind_arrays(nb::module_& module) {
                throw nb::type_error("len() of an array without dimensions");
              return self.tensor.shape[0];
            })
-      .def("__repr__",
-           [](const Array& self) {
-             return fmt::format("shoal.Array({}, {})", self.tensor.describe(), device_of(self));
-           })
+      .def("__repr__", [](const Array& self) {
+        return fmt::format("shoal.Array({}, {})", self.tensor.describe(), device_of(self));
+      });
+}
+
+void bind_protocols(nb::class_<Array>& array) {
+  array
       .def("__array__", &array_protocol, nb::arg("dtype") = nb::none(),
            nb::arg("copy") = nb::none(),
            nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> "
@@ -392,8 +391,21 @@ void bind_arrays(nb::module_& module) {
            })
       .def("numpy", &to_numpy_array,
            "The same memory as a NumPy array. bfloat16 becomes uint16 and float8_e4m3 uint8, "
-           "because "
-           "NumPy has neither. Raises InvalidArgumentError for arrays on a GPU."_doc);
+           "because NumPy has neither. Raises InvalidArgumentError for arrays on a GPU."_doc);
+}
+
+}  // namespace
+
+void bind_arrays(nb::module_& module) {
+  nb::class_<Array> array(
+      module, "Array",
+      "An array of Shoal, in ordinary memory, in the symmetric heap or on a GPU.\n\n"
+      "Exports DLPack: torch.from_dlpack(array), jax.dlpack.from_dlpack(array), "
+      "numpy.from_dlpack(array) and cupy.from_dlpack(array) access the same memory. On the host, "
+      "numpy.asarray(array) and array[...] do so too; bfloat16 and float8_e4m3 need ml_dtypes. The "
+      "memory stays valid while the array or anything created from it lives."_doc);
+  bind_fields(array);
+  bind_protocols(array);
 }
 
 }  // namespace shoal::python

@@ -299,7 +299,7 @@ nb::object NormalCalls::take_x(ep::Dispatched& received, void* stream, bool stay
 
 CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routing,
                                const ep::Handle* handle, const ep::DispatchOptions& options,
-                               nb::handle scales, bool stays) {
+                               nb::handle scales, bool stays, bool clear_unused) {
   const bool is_new = handle == nullptr;
   // Known sizes: the arrays come first, and one stretch without the GIL does the rest.
   std::int64_t count = options.worst_case_rows;
@@ -307,9 +307,11 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
   const bool known = count > 0 && count <= ranks_ * max_tokens_;
   Beside beside;
   if (known) beside = allocate_beside(count, options, scales, is_new);
+  beside.to.launch.stream = options.launch.stream;
   const auto fill = [&](const ep::Dispatched& received) {
-    if (!beside.any()) return;
+    if (!beside.any() && !clear_unused) return;
     ep::UnpackOptions to = beside.to;
+    to.clear_unused = clear_unused;
     const bool on_host = device_.kind == DeviceKind::host;
     if (on_host) to.source_ends = to.expert_counts = to.expert_ends = {};
     group_.unpack(received, to);
@@ -344,7 +346,7 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
 CallReceived NormalCalls::dispatch(nb::handle x, nb::handle layout, nb::handle weights,
                                    nb::handle scales, std::int32_t alignment,
                                    std::int64_t worst_case_rows, bool all_weights, bool stays,
-                                   std::uintptr_t stream, std::int32_t sms) {
+                                   bool clear_unused, std::uintptr_t stream, std::int32_t sms) {
   const TensorView rows = view_of(x, "x");
   ep::DispatchOptions options;
   options.weights = view_of(weights, "weights");
@@ -355,8 +357,9 @@ CallReceived NormalCalls::dispatch(nb::handle x, nb::handle layout, nb::handle w
   options.launch = launch_on(stream, sms);
   if (nb::isinstance<CallRouting>(layout))
     return send(rows, &nb::cast<const CallRouting&>(layout).routing, nullptr, options, scales,
-                stays);
-  return send(rows, nullptr, &nb::cast<const ep::Handle&>(layout), options, scales, stays);
+                stays, clear_unused);
+  return send(rows, nullptr, &nb::cast<const ep::Handle&>(layout), options, scales, stays,
+              clear_unused);
 }
 
 nb::object NormalCalls::try_dispatch(nb::handle x, nb::handle scales, nb::handle per_rank,

@@ -89,7 +89,7 @@ class NormalCalls {
   /// layout: a CallRouting, or a Handle. stays: the rows may stay in the group's memory.
   CallReceived dispatch(nb::handle x, nb::handle layout, nb::handle weights, nb::handle scales,
                         std::int32_t alignment, std::int64_t worst_case_rows, bool all_weights,
-                        bool stays, std::uintptr_t stream, std::int32_t sms);
+                        bool stays, bool clear_unused, std::uintptr_t stream, std::int32_t sms);
   /// Without worst_case_rows, asks agree(tokens, scales) last: whether ranks agree that the group
   /// has room. Where it has none, returns None too.
   nb::object try_dispatch(nb::handle x, nb::handle scales, nb::handle per_rank, nb::handle in_rank,
@@ -120,7 +120,8 @@ class NormalCalls {
   bool take_rows(TensorView& rows, nb::handle x, std::optional<std::int64_t> tokens,
                  ep::DispatchOptions& options, nb::handle scales) const;
   CallReceived send(const TensorView& rows, const ep::Routing* routing, const ep::Handle* handle,
-                    const ep::DispatchOptions& options, nb::handle scales, bool stays);
+                    const ep::DispatchOptions& options, nb::handle scales, bool stays,
+                    bool clear_unused = false);
   Beside allocate_beside(std::int64_t rows, const ep::DispatchOptions& options, nb::handle scales,
                          bool is_new);
   nb::object take_x(ep::Dispatched& received, void* stream, bool stays) const;

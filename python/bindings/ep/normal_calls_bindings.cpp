@@ -8,7 +8,7 @@
 namespace shoal::python {
 namespace {
 
-void bind_results(nb::module_& module) {
+void bind_layouts(nb::module_& module) {
   nb::class_<CallRouting>(module, "CallRouting", "A routing of NormalCalls."_doc)
       .def_prop_ro(
           "tokens_per_rank", [](const CallRouting& self) { return self.routing.tokens_per_rank; },
@@ -45,6 +45,9 @@ void bind_results(nb::module_& module) {
       .def_prop_ro("source_token", &CallLayout::source_token,
                    nb::sig("def source_token(self) -> typing.Any"),
                    "[rows]: index of the token at its source."_doc);
+}
+
+void bind_received(nb::module_& module) {
   nb::class_<CallReceived>(module, "CallReceived", "The result of a dispatch of NormalCalls."_doc)
       .def_rw("x", &CallReceived::x, nb::for_getter(nb::sig("def x(self) -> typing.Any")),
               nb::for_setter(nb::sig("def x(self, value: typing.Any, /) -> None")),
@@ -99,13 +102,15 @@ void bind_general(nb::class_<NormalCalls>& calls) {
            "The routing of a layout; None where it is another's or a tensor has changed."_doc)
       .def("dispatch", &NormalCalls::dispatch, nb::arg("x"), nb::arg("layout"),
            nb::arg("weights").none(), nb::arg("scales").none(), nb::arg("alignment"),
-           nb::arg("worst_case_rows"), nb::arg("all_weights"), nb::arg("stays"), nb::arg("stream"),
-           nb::arg("sms"),
+           nb::arg("worst_case_rows"), nb::arg("all_weights"), nb::arg("stays"),
+           nb::arg("clear_unused"), nb::arg("stream"), nb::arg("sms"),
            nb::sig("def dispatch(self, x: typing.Any, layout: CallRouting | Handle, weights: "
                    "typing.Any, scales: typing.Any, alignment: int, worst_case_rows: int, "
-                   "all_weights: bool, stays: bool, stream: int, sms: int) -> CallReceived"),
+                   "all_weights: bool, stays: bool, clear_unused: bool, stream: int, sms: int) -> "
+                   "CallReceived"),
            "Group.dispatch and Group.unpack. all_weights: weights of top-k slots with experts "
-           "elsewhere travel too. stays: x may lie in the group's memory."_doc)
+           "elsewhere travel too. stays: x may lie in the group's memory. clear_unused: rows "
+           "without a token become 0."_doc)
       .def("combine", &NormalCalls::combine, nb::arg("y"), nb::arg("handle"),
            nb::arg("weights").none(), nb::arg("topk_idx").none(), nb::arg("topk_rows").none(),
            nb::arg("biases"), nb::arg("stream"), nb::arg("sms"),
@@ -158,7 +163,8 @@ void bind_try(nb::class_<NormalCalls>& calls) {
 }  // namespace
 
 void bind_normal_calls(nb::module_& module) {
-  bind_results(module);
+  bind_layouts(module);
+  bind_received(module);
   nb::class_<NormalCalls> calls(
       module, "NormalCalls",
       "Normal-mode calls of one group with the least host time.\n\n"

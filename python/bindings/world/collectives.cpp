@@ -40,16 +40,16 @@ void check_equal(const char* what, const TensorView& target, const TensorView& s
           source.describe());
 }
 
-}  // namespace
-
-void bind_collectives(nb::module_& module) {
+void bind_barriers(nb::module_& module) {
   module.def(
       "barrier", &barrier, nb::arg("team"), nb::call_guard<nb::gil_scoped_release>(),
       "Completes this PE's operations, then waits for all PEs of the team. Raises TimeoutError, "
-      "naming "
-      "the PE that is late."_doc);
+      "naming the PE that is late."_doc);
   module.def("sync", &sync, nb::arg("team"), nb::call_guard<nb::gil_scoped_release>(),
              "Waits for all PEs of the team."_doc);
+}
+
+void bind_copies(nb::module_& module) {
   module.def(
       "broadcast",
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source, Pe root) {
@@ -87,8 +87,10 @@ void bind_collectives(nb::module_& module) {
       },
       nb::arg("team"), nb::arg("target"), nb::arg("source"),
       "Copies block j of the `source` of PE i to block i of the `target` of PE j. Arrays have as "
-      "many "
-      "equal blocks as the team has PEs."_doc);
+      "many equal blocks as the team has PEs."_doc);
+}
+
+void bind_reductions(nb::module_& module) {
   module.def(
       "reduce",
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source,
@@ -103,8 +105,7 @@ void bind_collectives(nb::module_& module) {
       },
       nb::arg("team"), nb::arg("target"), nb::arg("source"), nb::arg("op") = "sum",
       "Reduces element-wise over all PEs, in their order, with the same bits on every PE and in "
-      "every "
-      "call."_doc);
+      "every call."_doc);
   module.def(
       "reduce_scatter",
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source,
@@ -119,6 +120,14 @@ void bind_collectives(nb::module_& module) {
       },
       nb::arg("team"), nb::arg("target"), nb::arg("source"), nb::arg("op") = "sum",
       "As reduce, but PE i gets block i of the result."_doc);
+}
+
+}  // namespace
+
+void bind_collectives(nb::module_& module) {
+  bind_barriers(module);
+  bind_copies(module);
+  bind_reductions(module);
 }
 
 }  // namespace shoal::python

@@ -163,9 +163,7 @@ std::int64_t atomic(const World& world, const std::string& op, const RemoteArray
                                          : static_cast<std::int64_t>(before);
 }
 
-}  // namespace
-
-void bind_one_sided(nb::class_<World>& world) {
+void bind_copies(nb::class_<World>& world) {
   world
       .def(
           "put",
@@ -205,7 +203,11 @@ void bind_one_sided(nb::class_<World>& world) {
           nb::arg("target"), nb::arg("source"), nb::kw_only(), nb::arg("dtype") = nb::none(),
           nb::sig("def get_nbi(self, target: typing.Any, source: RemoteArray, *, dtype: typing.Any "
                   "= None) -> None"),
-          "As get, but the data is valid after quiet()."_doc)
+          "As get, but the data is valid after quiet()."_doc);
+}
+
+void bind_signals(nb::class_<World>& world) {
+  world
       .def("put_signal", &put_signal, nb::arg("target"), nb::arg("source"), nb::arg("flag"),
            nb::arg("value"), nb::arg("op") = "set", nb::kw_only(), nb::arg("dtype") = nb::none(),
            nb::sig(
@@ -215,19 +217,25 @@ void bind_one_sided(nb::class_<World>& world) {
            "data."_doc)
       .def("signal", &signal, nb::arg("flag"), nb::arg("value"), nb::arg("op") = "set",
            "Sets (op=\"set\") or adds to (\"add\") an int64 element of another PE."_doc)
-      .def(
-          "wait_until", &wait_until, nb::arg("array"), nb::arg("compare"), nb::arg("value"),
-          nb::arg("index") = 0,
-          "Waits until an int64 element of this PE compares with `value` by ==, !=, >, >=, < or "
-          "<=, and "
-          "returns it. Raises TimeoutError after SHOAL_TIMEOUT_MS, PeerFailedError when a PE fails."_doc)
+      .def("wait_until", &wait_until, nb::arg("array"), nb::arg("compare"), nb::arg("value"),
+           nb::arg("index") = 0,
+           "Waits until an int64 element of this PE compares with `value` by ==, !=, >, >=, < or "
+           "<=, and returns it. Raises TimeoutError after SHOAL_TIMEOUT_MS, PeerFailedError when a "
+           "PE fails."_doc)
       .def("test", &test, nb::arg("array"), nb::arg("compare"), nb::arg("value"),
-           nb::arg("index") = 0, "Whether wait_until returns without waiting."_doc)
+           nb::arg("index") = 0, "Whether wait_until returns without waiting."_doc);
+}
+
+}  // namespace
+
+void bind_one_sided(nb::class_<World>& world) {
+  bind_copies(world);
+  bind_signals(world);
+  world
       .def("atomic", &atomic, nb::arg("op"), nb::arg("target"), nb::arg("operand") = 0,
            nb::arg("compare") = 0,
            "fetch, set, add, and, or, xor, swap or compare_swap on an int32 or int64 element. "
-           "Returns the "
-           "previous value."_doc)
+           "Returns the previous value."_doc)
       .def("fence", &World::fence, nb::call_guard<nb::gil_scoped_release>(),
            "Orders earlier puts and atomics before later ones to the same PE."_doc)
       .def(

@@ -109,6 +109,25 @@ nb::object heap_output(Tensor tensor, const std::shared_ptr<void>& keeper, std::
   return output(std::move(tensor), stream);
 }
 
+namespace {
+
+void bind_remote_arrays(nb::module_& module) {
+  nb::class_<RemoteArray> remote(
+      module, "RemoteArray",
+      "Elements of a SymmetricArray on one PE; a slice selects some of them."_doc);
+  refuse_numpy(remote, "its elements by World.get");
+  remote.def_ro("pe", &RemoteArray::pe, "World PE that owns the elements."_doc)
+      .def("__len__", [](const RemoteArray& self) { return self.count; })
+      .def("__getitem__", &slice)
+      .def("__getitem__", &element)
+      .def("__repr__", [](const RemoteArray& self) {
+        return fmt::format("shoal.RemoteArray({} elements of {} on PE {})", self.count,
+                           name_of(self.dtype), self.pe);
+      });
+}
+
+}  // namespace
+
 void bind_symmetric_arrays(nb::module_& module) {
   nb::class_<SymmetricArray>(
       module, "SymmetricArray",
@@ -165,18 +184,7 @@ void bind_symmetric_arrays(nb::module_& module) {
             device.kind == DeviceKind::cuda ? fmt::format("cuda:{}", device.index) : "cpu",
             self.offset);
       });
-  nb::class_<RemoteArray> remote(
-      module, "RemoteArray",
-      "Elements of a SymmetricArray on one PE; a slice selects some of them."_doc);
-  refuse_numpy(remote, "its elements by World.get");
-  remote.def_ro("pe", &RemoteArray::pe, "World PE that owns the elements."_doc)
-      .def("__len__", [](const RemoteArray& self) { return self.count; })
-      .def("__getitem__", &slice)
-      .def("__getitem__", &element)
-      .def("__repr__", [](const RemoteArray& self) {
-        return fmt::format("shoal.RemoteArray({} elements of {} on PE {})", self.count,
-                           name_of(self.dtype), self.pe);
-      });
+  bind_remote_arrays(module);
 }
 
 }  // namespace shoal::python

@@ -131,6 +131,7 @@ class NormalGroup:
                 terms.worst_rows,
                 terms.all_weights,
                 stays,
+                False,
                 terms.stream,
                 terms.sms,
             )

@@ -59,8 +59,21 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() and tensor.numel() > 0 else ops.contiguous(tensor)
 
 
-def _result(received: Any, layout: ops.Layout) -> Tensor:
-    return ops.clear_unused(received.x, layout) if layout.worst_case_rows else received.x
+class _Elsewhere:
+    """Top-k slots without a local expert, found when a gradient needs them."""
+
+    __slots__ = ("_topk_idx", "_version")
+
+    def __init__(self, topk_idx: Tensor):
+        self._topk_idx, self._version = topk_idx, topk_idx._version
+
+    def __call__(self) -> Tensor:
+        if self._topk_idx._version != self._version:
+            raise RuntimeError(
+                "shoal.torch: the topk_idx that a dispatch returned was modified in place; "
+                "the gradient of the dispatch needs it as it was"
+            )
+        return self._topk_idx < 0
 
 
 def _send(
@@ -75,17 +88,14 @@ def _send(
     calls, stream = _calls_of(group, x.device), _stream(x)
     routing = calls.route(_plain(topk_idx), stream)
     weights = _plain(topk_weights)
+    clear = worst_case_rows > 0
     received = calls.dispatch(
-        _plain(x), routing, weights, None, 1, worst_case_rows, False, not copy_out, stream, 0
+        _plain(x), routing, weights, None, 1, worst_case_rows, False, not copy_out, clear, stream, 0
     )
     sent, idx = received.layout, received.topk_idx
-    rows = sent.received
-    if rows < 0 and worst_case_rows:
-        rows = sent.source_ends[-1:]
-    elsewhere = idx < 0 if with_gradient else None
-    layout = ops.Layout(sent.handle, worst_case_rows, copy_out, rows, elsewhere)
-    source = sent.source_token
-    return _result(received, layout), idx, received.topk_weights, source, ops.handle_of(layout)
+    elsewhere = _Elsewhere(idx) if with_gradient else None
+    layout = ops.Layout(sent.handle, worst_case_rows, copy_out, sent, elsewhere)
+    return received.x, idx, received.topk_weights, sent.source_token, ops.handle_of(layout)
 
 
 def _send_again(
@@ -101,10 +111,11 @@ def _send_again(
         layout.worst_case_rows,
         False,
         not layout.copy_out,
+        layout.worst_case_rows > 0,
         _stream(x),
         0,
     )
-    return _result(received, layout), received.topk_weights
+    return received.x, received.topk_weights
 
 
 def _sum(
@@ -112,7 +123,7 @@ def _sum(
 ) -> tuple[Tensor, Tensor | None]:
     layout = ops.layout_of(handle)
     if weights is not None:
-        weights = _plain(weights).masked_fill(layout.elsewhere, 0)
+        weights = _plain(weights).masked_fill(ops.elsewhere_of(layout), 0)
     return _calls_of(group, y.device).combine(
         _plain(y), layout.handle, weights, None, None, (), _stream(y), 0
     )
@@ -135,32 +146,21 @@ class _Dispatch(torch.autograd.Function):
         return grad_x, grad_weights, None, None
 
 
-class _Redispatch(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
+    """A redispatch or a combine. The gradient of each is the other."""
+
     @staticmethod
-    def forward(ctx, x, weights, handle, group):
-        ctx.group, ctx.weighted = group, weights is not None
+    def forward(ctx, rows, weights, handle, group, send, send_gradient):
+        ctx.group, ctx.weighted, ctx.send_gradient = group, weights is not None, send_gradient
         ctx.save_for_backward(handle)
-        return _send_again(x, weights, handle, group)
+        return send(rows, weights, handle, group)
 
     @staticmethod
-    def backward(ctx, grad_x, grad_weights):
+    def backward(ctx, grad_rows, grad_weights):
         (handle,) = ctx.saved_tensors
-        grads = combine(grad_x, grad_weights if ctx.weighted else None, handle, ctx.group)
-        return *grads, None, None
-
-
-class _Combine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, weights, handle, group):
-        ctx.group, ctx.weighted = group, weights is not None
-        ctx.save_for_backward(handle)
-        return _sum(y, weights, handle, group)
-
-    @staticmethod
-    def backward(ctx, grad_x, grad_weights):
-        (handle,) = ctx.saved_tensors
-        grads = redispatch(grad_x, grad_weights if ctx.weighted else None, handle, ctx.group)
-        return *grads, None, None
+        grad_weights = grad_weights if ctx.weighted else None
+        grads = ctx.send_gradient(grad_rows, grad_weights, handle, ctx.group)
+        return *grads, None, None, None, None
 
 
 def _needs_gradient(first: Tensor, second: Tensor | None) -> bool:
@@ -192,7 +192,7 @@ def redispatch(
 ) -> tuple[Tensor, Tensor | None]:
     """As torch.ops.shoal.redispatch, with None without weights."""
     if _needs_gradient(x, weights):
-        return _Redispatch.apply(x, weights, handle, group)
+        return _Exchange.apply(x, weights, handle, group, _send_again, combine)
     return _send_again(x, weights, handle, group)
 
 
@@ -201,5 +201,5 @@ def combine(
 ) -> tuple[Tensor, Tensor | None]:
     """As torch.ops.shoal.combine, with None without weights."""
     if _needs_gradient(y, weights):
-        return _Combine.apply(y, weights, handle, group)
+        return _Exchange.apply(y, weights, handle, group, _sum, redispatch)
     return _sum(y, weights, handle, group)

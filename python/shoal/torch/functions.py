@@ -42,7 +42,8 @@ def dispatch(
     [tokens, top_k], -1: no expert. topk_weights: float32 [tokens, top_k].
 
     Differentiable in x and topk_weights, any number of times. Backward combines the gradients. It
-    is collective too, so every rank runs it, including ranks that received no rows.
+    is collective too, so every rank runs it, including ranks that received no rows. It needs the
+    returned topk_idx unchanged; change a clone of it.
 
     worst_case_rows: the number of rows of the result, at most ranks * max_tokens. Rows without a
     token are 0 and have topk_idx -1. Sizes are then known before the call, which torch.compile

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._core.ep import owning_scalar
+from .._core.ep import CallLayout, owning_scalar
 
 _groups: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -29,10 +30,10 @@ class Layout(NamedTuple):
     handle: Any  # shoal.ep.Handle
     worst_case_rows: int
     copy_out: bool
-    rows: int | Tensor  # rows with tokens; on GPUs with worst_case_rows int32 [1] on the device
-    elsewhere: (
-        Tensor | None
-    )  # bool [rows, top_k]: top-k slots without a local expert; for gradients
+    # Rows with tokens; on GPUs with worst_case_rows int32 [1] on the device. Or what knows them.
+    rows: int | Tensor | CallLayout
+    # bool [rows, top_k]: top-k slots without a local expert; for gradients. Or a function of them.
+    elsewhere: Tensor | Callable[[], Tensor] | None
 
 
 _layouts: dict[int, Layout] = {}
@@ -69,6 +70,11 @@ def layout_of(handle: Tensor) -> Layout:
             f"shoal.torch: handle {number} belongs to no dispatch whose handle tensor is alive; "
             "pass the tensor that dispatch returned, not a copy of its value"
         ) from None
+
+
+def elsewhere_of(layout: Layout) -> Tensor:
+    found = layout.elsewhere
+    return found if isinstance(found, Tensor) else found()
 
 
 class _Entry:
@@ -124,13 +130,14 @@ def clear_unused(x: Tensor, layout: Layout) -> Tensor:
     """Sets rows without a token to 0: they may hold NaN, which a multiplication by 0 keeps."""
     if not layout.worst_case_rows:
         return x
-    if isinstance(layout.rows, int):
-        if layout.rows < x.shape[0]:
-            x[layout.rows :] = 0
+    rows = layout.rows
+    if isinstance(rows, CallLayout):
+        rows = rows.received if rows.received >= 0 else rows.source_ends[-1:]
+    if isinstance(rows, int):
+        if rows < x.shape[0]:
+            x[rows:] = 0
         return x
-    return x.masked_fill_(
-        (torch.arange(x.shape[0], device=x.device) >= layout.rows).unsqueeze(1), 0
-    )
+    return x.masked_fill_((torch.arange(x.shape[0], device=x.device) >= rows).unsqueeze(1), 0)
 
 
 @torch.library.custom_op("shoal::dispatch", mutates_args=())
@@ -220,7 +227,7 @@ def combine(
     """
     layout = layout_of(handle)
     if weights is not None:
-        weights = contiguous(weights).masked_fill(layout.elsewhere, 0)
+        weights = contiguous(weights).masked_fill(elsewhere_of(layout), 0)
     out = y.new_empty((tokens, y.shape[1])) if y.is_cuda else None
     combined = _group(group).combine(
         contiguous(y), layout.handle, weights=weights, out=out, stream=_stream(y)

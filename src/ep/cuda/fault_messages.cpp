@@ -75,57 +75,49 @@ const char* operation_of(const FaultReport& report) {
   }
 }
 
-}  // namespace
-
-void CudaGroup::throw_failed() {
-  require(state.failure.empty(), Code::closed, "the group failed before: {}", state.failure);
-  const auto fault = static_cast<Fault>(report->fault);
-  if (fault == Fault::timeout || fault == Fault::peer_failed) throw_reported();
+/// For the faults after which the group cannot continue.
+[[noreturn]] void throw_fatal(CudaGroup& group, Fault fault) {
+  GroupState& state = group.state;
+  const FaultReport& report = *group.report;
+  const Pe pe = state.team.world_pe(report.rank);
+  const std::uint64_t epoch = report.epoch;
+  const std::string waited =
+      fmt::format("on PE {} of {}: waiting for {} from PE {}, expected epoch {}, seen {}, phase {}",
+                  state.team.world_pe(state.me), state.world->n_pes(), awaited(report.phase), pe,
+                  epoch, static_cast<std::uint64_t>(report.seen), phase_name(report.phase));
+  if (fault == Fault::timeout) {
+    state.failure = fmt::format(
+        "{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", operation_of(report), epoch,
+        state.timeout.count(), waited, state.world->describe_progress(pe),
+        state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
+    throw Error(Code::timeout, state.failure);
+  }
+  state.failure =
+      fmt::format("{} (epoch {}) failed {}; {}", operation_of(report), epoch, waited,
+                  detail::describe_given_up(state, report.rank, group.cause_of(report.rank)));
+  throw Error(Code::peer_failed, state.failure);
 }
 
-void CudaGroup::throw_reported() {
-  const auto fault = static_cast<Fault>(report->fault);
-  if (fault == Fault::none) return;
-  const Pe pe = state.team.world_pe(report->rank);
-  const Pe my_pe = state.team.world_pe(state.me);
-  const std::uint64_t epoch = report->epoch;
-  const auto waited = [&] {
-    return fmt::format(
-        "on PE {} of {}: waiting for {} from PE {}, expected epoch {}, seen {}, phase {}", my_pe,
-        state.world->n_pes(), awaited(report->phase), pe, epoch,
-        static_cast<std::uint64_t>(report->seen), phase_name(report->phase));
-  };
-  switch (fault) {
-    case Fault::timeout:
-      state.failure = fmt::format(
-          "{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", operation_of(*report), epoch,
-          state.timeout.count(), waited(), state.world->describe_progress(pe),
-          state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
-      throw Error(Code::timeout, state.failure);
-    case Fault::peer_failed:
-      state.failure =
-          fmt::format("{} (epoch {}) failed {}; {}", operation_of(*report), epoch, waited(),
-                      detail::describe_given_up(state, report->rank, cause_of(report->rank)));
-      throw Error(Code::peer_failed, state.failure);
-    default:
-      break;
-  }
-  // The other faults leave the group usable. Each is reported once.
-  const std::int64_t token = report->token, value = report->value, allowed = report->allowed;
-  const std::uint64_t slot = report->seen;  // of a bad row
-  report->fault = static_cast<std::uint32_t>(Fault::none);
+/// For the faults that leave the group usable.
+[[noreturn]] void throw_refused(CudaGroup& group, Fault fault) {
+  const GroupState& state = group.state;
+  const FaultReport& report = *group.report;
+  const Pe pe = state.team.world_pe(report.rank);
+  const std::uint64_t epoch = report.epoch;
+  const std::int64_t token = report.token, value = report.value, allowed = report.allowed;
+  group.report->fault = static_cast<std::uint32_t>(Fault::none);  // each is reported once
   switch (fault) {
     case Fault::mismatch:
       fail(
           Code::mismatch,
           "ranks of the group call different operations: PE {} and PE {} differ in operation, dtype, scales, weights "
           "or handle ({}, epoch {})",
-          state.team.world_pe(0), pe, operation_of(*report), epoch);
+          state.team.world_pe(0), pe, operation_of(report), epoch);
     case Fault::no_dispatch:
       fail(
           Code::invalid_argument,
           "{} (epoch {}): the handle is of a dispatch that did not take place; Group::synchronize says why",
-          operation_of(*report), epoch);
+          operation_of(report), epoch);
     case Fault::no_room:
       detail::fail_no_room(state, pe, state.shape.max_received());
     case Fault::too_many_rows:
@@ -143,16 +135,31 @@ void CudaGroup::throw_reported() {
     case Fault::bad_index:
       fail(Code::invalid_argument,
            "{}: topk_idx[{}, {}] is {}; allowed: 0 to {}, or -1 for none. It counts as -1",
-           operation_of(*report), token, allowed, value, state.shape.experts - 1);
+           operation_of(report), token, allowed, value, state.shape.experts - 1);
     case Fault::bad_row:
       fail(Code::invalid_argument,
            "combine: CombineOptions.topk_rows[{}, {}] is {}; allowed: -1 to {}. It counts as -1",
-           token, slot, value, allowed);
+           token, static_cast<std::uint64_t>(report.seen), value, allowed);
     default:
       fail(Code::invalid_argument,
            "{}: topk_idx[{}] names expert {} twice; each expert may stand once in a row",
-           operation_of(*report), token, value);
+           operation_of(report), token, value);
   }
+}
+
+}  // namespace
+
+void CudaGroup::throw_failed() {
+  require(state.failure.empty(), Code::closed, "the group failed before: {}", state.failure);
+  const auto fault = static_cast<Fault>(report->fault);
+  if (fault == Fault::timeout || fault == Fault::peer_failed) throw_fatal(*this, fault);
+}
+
+void CudaGroup::throw_reported() {
+  const auto fault = static_cast<Fault>(report->fault);
+  if (fault == Fault::none) return;
+  if (fault == Fault::timeout || fault == Fault::peer_failed) throw_fatal(*this, fault);
+  throw_refused(*this, fault);
 }
 
 }  // namespace shoal::ep::cuda

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/check.hpp"
 #include "ep/expand.hpp"
@@ -13,6 +14,16 @@
 
 namespace shoal::ep::host {
 namespace {
+
+/// Sets the rows of a result that hold no token to 0.
+void clear_unused(const Dispatched& received) {
+  const TensorView& x = received.x;
+  const std::int64_t used = std::accumulate(received.rows_per_source.begin(),
+                                            received.rows_per_source.end(), std::int64_t{0});
+  const std::size_t row_bytes = static_cast<std::size_t>(x.shape[1]) * size_of(x.dtype);
+  std::memset(x.as<std::byte>() + static_cast<std::size_t>(used) * row_bytes, 0,
+              static_cast<std::size_t>(x.shape[0] - used) * row_bytes);
+}
 
 class HostBackend final : public detail::Backend {
  public:
@@ -117,6 +128,7 @@ Routing HostBackend::route(const TensorView& topk_idx, const RouteOptions& optio
 void HostBackend::unpack(const Dispatched& received, const UnpackOptions& to) {
   for (const auto& copy : detail::unpacked_arrays(group_.state, received, to))
     detail::copy_array(copy);
+  if (to.clear_unused) clear_unused(received);
 }
 
 Dispatched HostBackend::dispatch(const detail::DispatchCall& call) {

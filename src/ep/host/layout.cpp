@@ -42,8 +42,17 @@ OutboxLayout::OutboxLayout(std::int64_t hidden, bool quantized) {
 }
 
 GroupLayout::GroupLayout(const Shape& shape, const Settings& settings) {
-  const std::size_t ranks = shape.ranks;
   Cursor cursor;
+  place_control(cursor, shape);
+  cursor.at = control_end = cursor.aligned(kPage);
+  place_normal(cursor, shape, settings);
+  cursor.at = normal_end = cursor.aligned(kPage);
+  place_low_latency(cursor, shape);
+  total = cursor.aligned(kPage);
+}
+
+void GroupLayout::place_control(Cursor& cursor, const Shape& shape) {
+  const std::size_t ranks = shape.ranks;
   entered = cursor.take(ranks * kLine);
   finished = cursor.take(ranks * kLine);
   slots_sent = cursor.take(ranks * kLine);
@@ -60,9 +69,9 @@ GroupLayout::GroupLayout(const Shape& shape, const Settings& settings) {
   combine_notice_bytes =
       align_up(sizeof(LowLatencyCombineNotice) + shape.local_experts * sizeof(std::int32_t), kLine);
   combine_notices = cursor.take(product(2, ranks, combine_notice_bytes));
-  control_end = cursor.aligned(kPage);
+}
 
-  cursor.at = control_end;
+void GroupLayout::place_normal(Cursor& cursor, const Shape& shape, const Settings& settings) {
   arena_bytes = largest_result = 0;
   if (shape.max_tokens > 0) {
     largest_result =
@@ -85,9 +94,10 @@ GroupLayout::GroupLayout(const Shape& shape, const Settings& settings) {
   const std::size_t ring = product(shape.nodes, chunk_depth, chunk_bytes);
   chunks_out = cursor.take(ring, kPage);
   chunks_in = cursor.take(ring, kPage);
-  normal_end = cursor.aligned(kPage);
+}
 
-  cursor.at = normal_end;
+void GroupLayout::place_low_latency(Cursor& cursor, const Shape& shape) {
+  const std::size_t ranks = shape.ranks;
   const std::size_t tokens = shape.low_latency_max_tokens;
   const std::size_t remote = shape.remote_ranks();
   slot_bytes = align_up(sizeof(SlotHeader) + shape.top_k * sizeof(std::int32_t), 8);
@@ -106,7 +116,6 @@ GroupLayout::GroupLayout(const Shape& shape, const Settings& settings) {
   remote_sums = cursor.take(product(2, remote, tokens, combine_row_stride), kPage);
   remote_combine_rows =
       cursor.take(product(2, remote, shape.max_combine_rows(), combine_row_stride), kPage);
-  total = cursor.aligned(kPage);
 }
 
 }  // namespace shoal::ep::host

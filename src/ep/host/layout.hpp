@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ep/plan/cursor.hpp"
 #include "ep/plan/notices.hpp"
 #include "ep/plan/shape.hpp"
 #include "shoal/settings.hpp"
@@ -157,6 +158,11 @@ struct GroupLayout {
            (((epoch & 1) * shape.local_experts + local_expert) * shape.low_latency_rows() + row) *
                combine_row_stride;
   }
+
+ private:
+  void place_control(detail::Cursor& cursor, const Shape& shape);
+  void place_normal(detail::Cursor& cursor, const Shape& shape, const Settings& settings);
+  void place_low_latency(detail::Cursor& cursor, const Shape& shape);
 };
 
 }  // namespace shoal::ep::host

@@ -12,6 +12,7 @@
 #include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "transport/message/handshake.hpp"
+#include "transport/message/header.hpp"
 #include "transport/scoped_timeout.hpp"
 
 namespace shoal::transport::message {
@@ -70,10 +71,7 @@ std::vector<std::byte> Engine::address() {
 }
 
 void Engine::add_peer(Pe pe, std::span<const std::byte> bytes) {
-  AddressHeader header;
-  require(bytes.size() >= sizeof header, Code::mismatch,
-          "its address has {} bytes, expected at least {}", bytes.size(), sizeof header);
-  std::memcpy(&header, bytes.data(), sizeof header);
+  const auto header = header_of<AddressHeader>(bytes);
   require(header.segment_bytes == segment_->size(), Code::mismatch,
           "its segment has {} bytes, expected {}", header.segment_bytes, segment_->size());
   require(header.window >= 1, Code::mismatch, "it grants a window of no messages");

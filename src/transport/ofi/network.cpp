@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "transport/message/header.hpp"
 #include "transport/ofi/pieces.hpp"
 
 namespace shoal::transport::ofi {
@@ -117,10 +118,7 @@ std::vector<std::byte> Network::address() {
 }
 
 void Network::open(Peer& peer, std::span<const std::byte> bytes) {
-  AddressHeader header;
-  require(bytes.size() >= sizeof header, Code::mismatch,
-          "its address has {} bytes, expected at least {}", bytes.size(), sizeof header);
-  std::memcpy(&header, bytes.data(), sizeof header);
+  auto header = message::header_of<AddressHeader>(bytes);
   header.provider[sizeof header.provider - 1] = '\0';
   require(header.rails >= 1 && header.rails <= kMaxRails &&
               bytes.size() == sizeof header + header.rails * sizeof(RailAddress),

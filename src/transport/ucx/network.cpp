@@ -8,6 +8,7 @@
 
 #include "base/backoff.hpp"
 #include "base/check.hpp"
+#include "transport/message/header.hpp"
 
 namespace shoal::transport::ucx {
 namespace {
@@ -169,10 +170,7 @@ std::vector<std::byte> Network::address() {
 }
 
 void Network::open(Peer& peer, std::span<const std::byte> address) {
-  AddressHeader header;
-  require(address.size() >= sizeof header, Code::mismatch,
-          "its address has {} bytes, expected at least {}", address.size(), sizeof header);
-  std::memcpy(&header, address.data(), sizeof header);
+  const auto header = message::header_of<AddressHeader>(address);
   require(header.format == kFormat, Code::mismatch, "its address has format {}, expected {}",
           header.format, kFormat);
   address = address.subspan(sizeof header);

@@ -56,6 +56,8 @@ std::shared_ptr<const Library> load_library(const std::string& file) {
   load(library->create_qp, "ibv_create_qp");
   load(library->modify_qp, "ibv_modify_qp");
   load(library->destroy_qp, "ibv_destroy_qp");
+  load(library->get_async_event, "ibv_get_async_event");
+  load(library->ack_async_event, "ibv_ack_async_event");
   load(library->wc_status_str, "ibv_wc_status_str");
   library->query_gid_ex =
       reinterpret_cast<decltype(library->query_gid_ex)>(dlsym(handle, "_ibv_query_gid_ex"));

@@ -42,6 +42,8 @@ struct Library {
   decltype(&::ibv_create_qp) create_qp = nullptr;
   decltype(&::ibv_modify_qp) modify_qp = nullptr;
   decltype(&::ibv_destroy_qp) destroy_qp = nullptr;
+  decltype(&::ibv_get_async_event) get_async_event = nullptr;
+  decltype(&::ibv_ack_async_event) ack_async_event = nullptr;
   decltype(&::ibv_wc_status_str) wc_status_str = nullptr;
   decltype(&::_ibv_query_gid_ex) query_gid_ex = nullptr;  ///< nullptr before rdma-core 33
 

@@ -7,16 +7,48 @@
 #include <cstring>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "transport/message/pieces.hpp"
 
 namespace shoal::transport::verbs {
 namespace {
 
 constexpr int kPollEntries = 32;
+/// Longer transfers are cut, so that completions come often: a call without any for
+/// Backoff::kYieldTime would sleep between its polls.
+constexpr std::size_t kLongestRequest = std::size_t{256} << 10;
+/// Polls per look for asynchronous events, which costs a system call.
+constexpr std::uint32_t kPollsPerEvent = 4096;
 constexpr int kPollRounds = 4;  ///< bounds how long one poll holds the lock
 /// A request's wr_id: the connection, then the low bits of its number.
 constexpr unsigned kNumberBits = 40;
 constexpr std::uint64_t kNumberMask = (std::uint64_t{1} << kNumberBits) - 1;
+
+/// What an event means for connections; nullptr: nothing.
+const char* text_of(ibv_event_type event) {
+  switch (event) {
+    case IBV_EVENT_QP_ACCESS_ERR:
+      return "the device refused a request of the peer: the memory or the right it names is not "
+             "registered";
+    case IBV_EVENT_QP_REQ_ERR:
+      return "the device refused a request of the peer as invalid";
+    case IBV_EVENT_QP_FATAL:
+      return "the device reports a fatal error of the queue pair";
+    case IBV_EVENT_CQ_ERR:
+      return "the completion queue has overflowed or is broken";
+    case IBV_EVENT_DEVICE_FATAL:
+      return "the device reports a fatal error";
+    case IBV_EVENT_PORT_ERR:
+      return "the port is down: cable, switch, or ip link";
+    default:
+      return nullptr;
+  }
+}
+
+bool concerns_queue_pair(ibv_event_type event) {
+  return event == IBV_EVENT_QP_ACCESS_ERR || event == IBV_EVENT_QP_REQ_ERR ||
+         event == IBV_EVENT_QP_FATAL;
+}
 
 const char* name_of(ibv_wr_opcode opcode) {
   switch (opcode) {
@@ -36,7 +68,33 @@ bool Network::poll() {
   // Rings first: a goodbye arrives before the failures that the end of its sender causes.
   for (const auto& connection : connections_) any = read_ring(*connection) || any;
   for (const auto& line : lines_) any = read_completions(*line) || any;
+  if (++polls_ % kPollsPerEvent == 0)
+    for (const auto& line : lines_) read_events(*line);
   return any;
+}
+
+/// Asynchronous events: what the device finds wrong beside requests of this PE.
+void Network::read_events(Line& line) {
+  ibv_async_event event{};
+  while (line.port->take_event(event)) {
+    const char* const text = text_of(event.event_type);
+    if (text == nullptr) {
+      if (event.event_type == IBV_EVENT_PORT_ACTIVE) line.trouble.clear();
+      continue;
+    }
+    const bool of_pair = concerns_queue_pair(event.event_type);
+    if (event.event_type == IBV_EVENT_PORT_ERR) {
+      line.trouble = text;  // requests are repeated until their retries end
+      log::warn("PE {}: {}: {}", engine_.my_pe(), line.port->label(), text);
+      continue;
+    }
+    for (const auto& connection : connections_) {
+      if (&connection->line != &line || (of_pair && !connection->queue->is(event.element.qp)))
+        continue;
+      engine_.fail_peer(connection->peer,
+                        fmt::format("{}: {}", connection->queue->describe(), text));
+    }
+  }
 }
 
 std::uint64_t Network::counter(const Connection& connection, std::size_t offset) const noexcept {
@@ -97,12 +155,15 @@ void Network::handle(Connection& connection, const ibv_wc& completion) {
   const std::uint64_t number = connection.completed + ahead;
   if (completion.status == IBV_WC_SUCCESS) return retire(connection, number + 1, false);
   retire(connection, number, false);
+  read_events(connection.line);  // they may have the cause
+  const std::string& trouble = connection.line.trouble;
   engine_.fail_peer(
       connection.peer,
-      fmt::format("{} is in error: {} (status {}, vendor {:#x}). Settings: SHOAL_VERBS_TIMEOUT, "
-                  "SHOAL_VERBS_RETRIES",
+      fmt::format("{} is in error: {} (status {}, vendor {:#x}){}{}. Settings: "
+                  "SHOAL_VERBS_TIMEOUT, SHOAL_VERBS_RETRIES",
                   connection.queue->describe(), library_->wc_status_str(completion.status),
-                  static_cast<int>(completion.status), completion.vendor_err));
+                  static_cast<int>(completion.status), completion.vendor_err,
+                  trouble.empty() ? "" : "; ", trouble));
   retire(connection, number + 1, true);
 }
 
@@ -243,7 +304,7 @@ bool Network::is_registered(const std::byte* local, std::size_t bytes) const noe
 
 std::size_t Network::request_bytes(const Peer& peer, const std::byte* local,
                                    std::size_t bytes) const {
-  std::size_t longest = settings_.network_chunk;
+  std::size_t longest = std::min<std::size_t>(settings_.network_chunk, kLongestRequest);
   for (const auto& line : lines_)
     longest = std::min<std::size_t>(longest, line->port->attributes().max_msg_sz);
   if (!is_registered(local, bytes)) longest = std::min(longest, kBounceBytes);
@@ -291,7 +352,8 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   request.send_flags = inlined ? IBV_SEND_INLINE : 0;
   request.wr.rdma.remote_addr = remote.base + transfer.offset;
   request.wr.rdma.rkey = remote.key;
-  add(connection, request, posted, posted.batch != nullptr ? Completion::own : Completion::due);
+  // A call that waits for its memory is complete soon, and a quiet behind it needs nothing more.
+  add(connection, request, posted, transfer.batch != nullptr ? Completion::own : Completion::due);
   if (!submit(connection, request, 1)) {
     if (bounced) line.free_bounces.push_back(posted.bounce);
     return false;

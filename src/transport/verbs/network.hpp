@@ -97,6 +97,7 @@ class Network final : public message::Network {
     std::vector<std::byte*> free_bounces;
     std::size_t queue_pairs = 0;
     std::size_t in_flight = 0;  ///< requests in its send queues
+    std::string trouble{};      ///< of the port, by its newest event; empty: none
   };
   /// One queue pair with its ring.
   struct Connection {
@@ -131,12 +132,14 @@ class Network final : public message::Network {
   };
 
   void open_ports(const Context& context, std::size_t n_peers);
+  void check_demand(Line& line, std::size_t queue_pairs) const;
   void make_memory(Line& line, std::size_t connections);
   void create_queue_pairs(const Context& context);
   void connect(Connection& connection, const PortAddress& port, const QueueAddress& queue);
   bool read_ring(Connection& connection);
   void tell_freed(Connection& connection);
   bool read_completions(Line& line);
+  void read_events(Line& line);
   void handle(Connection& connection, const ibv_wc& completion);
   void retire(Connection& connection, std::uint64_t end, bool failed);
   void finish(Connection& connection, const Posted& posted, bool failed);
@@ -160,6 +163,7 @@ class Network final : public message::Network {
   const Pe n_pes_;
   const std::size_t queue_pairs_;  ///< per peer and port
   message::Traits traits_;
+  std::uint32_t polls_ = 0;
   std::uint32_t interval_ = 1;  ///< a completion at least every so many requests
   std::shared_ptr<const Library> library_;
   std::vector<std::unique_ptr<Line>> lines_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/verbs/port.hpp"
 
+#include <fcntl.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -123,6 +124,8 @@ Port::Port(std::shared_ptr<const Library> library, const PortOffer& offer, const
     require(code == 0, Code::unsupported, "{} of {} fails: {}", call, label_, error_text(code));
   };
   context_ = Devices(*library_).open(offer.device);
+  if (const int flags = fcntl(context_->async_fd, F_GETFL); flags >= 0)
+    fcntl(context_->async_fd, F_SETFL, flags | O_NONBLOCK);  // take_event() does not wait
   check("ibv_query_device", library_->query_device(context_.get(), &device_));
   check("ibv_query_port", library_->query_port(context_.get(), number_, port_));
   require(device_.atomic_cap != IBV_ATOMIC_NONE, Code::unsupported,
@@ -189,6 +192,13 @@ Region Port::register_memory(void* memory, std::size_t bytes, Peers peers) const
           "SHOAL_SYMMETRIC_SIZE; limit: locked memory (ulimit -l)",
           bytes, label_, device_.max_mr_size, device_.max_mr, error_text(errno));
   return region;
+}
+
+bool Port::take_event(ibv_async_event& event) const noexcept {
+  if (library_->get_async_event(context_.get(), &event) != 0) return false;
+  // At once: destroying its object waits until it is acknowledged.
+  library_->ack_async_event(&event);
+  return true;
 }
 
 int Port::poll(std::span<ibv_wc> completions) const noexcept {

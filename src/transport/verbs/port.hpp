@@ -83,6 +83,8 @@ class Port {
   Region register_memory(void* memory, std::size_t bytes, Peers peers) const;
   /// Completed requests. Negative: the completion queue is in error.
   int poll(std::span<ibv_wc> completions) const noexcept;
+  /// Takes an asynchronous event of the device; false without one.
+  bool take_event(ibv_async_event& event) const noexcept;
 
  private:
   void choose_gid(std::int64_t wanted);

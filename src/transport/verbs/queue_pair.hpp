@@ -38,6 +38,7 @@ class QueuePair {
   QueuePair(const Port& port, const QueueLimits& limits, const Name& name, std::size_t existing);
 
   /// What the peer needs.
+  bool is(const ibv_qp* handle) const noexcept { return handle_.get() == handle; }
   std::uint32_t number() const noexcept { return handle_->qp_num; }
   std::uint32_t first_packet() const noexcept { return first_packet_; }
   std::uint32_t inline_bytes() const noexcept { return inline_bytes_; }

@@ -12,6 +12,7 @@
 #include "transport/message/pieces.hpp"
 #include "transport/verbs/network.hpp"
 #include "transport/verbs/order.hpp"
+#include "transport/verbs/requirements.hpp"
 
 namespace shoal::transport::verbs {
 namespace {
@@ -95,9 +96,30 @@ void Network::open_ports(const Context& context, std::size_t n_peers) {
         std::make_unique<Port>(library_, offers[port], settings_,
                                queue_pairs * static_cast<std::size_t>(settings_.verbs_depth));
     line->limits = QueueLimits::of(*line->port, settings_, queue_pairs);
+    check_demand(*line, queue_pairs);
     make_memory(*line, queue_pairs);
     lines_.push_back(std::move(line));
   }
+}
+
+/// Compares what this world needs of the port's queues with what the device has.
+void Network::check_demand(Line& line, std::size_t queue_pairs) const {
+  const ibv_device_attr& device = line.port->device();
+  const Demand demand{
+      .port = line.port->label(),
+      .network_depth = static_cast<std::size_t>(settings_.network_depth),
+      .depth = line.limits.depth,
+      .queue_pairs = queue_pairs,
+      .each = queue_pairs_,
+      .most_depth = static_cast<std::size_t>(device.max_qp_wr),
+      .completions = line.port->completions(),
+      .most_atomics = static_cast<std::size_t>(std::max(device.max_res_rd_atom, 0))};
+  const std::string reason = refusal(demand);
+  require(reason.empty(), Code::unsupported, "{}", reason);
+  line.limits.atomics = static_cast<std::uint8_t>(atomics_of(demand, line.limits.atomics));
+  if (engine_.my_pe() != 0) return;  // all PEs have the same settings
+  for (const std::string& shortfall : shortfalls(demand))
+    log::warn("transport verbs: {}", shortfall);
 }
 
 void Network::make_memory(Line& line, std::size_t connections) {

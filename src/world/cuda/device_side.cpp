@@ -220,7 +220,8 @@ bool CudaDeviceSide::needs_event(Stream before, Stream after) const {
            status != cudaStreamCaptureStatusNone;
   };
   if (is_legacy(before) || captured(before)) return true;
-  return driver_.stream_query(before) != CUDA_SUCCESS && !captured(after);
+  // A query by a thread that captures invalidates its capture.
+  return !captured(after) && driver_.stream_query(before) != CUDA_SUCCESS;
 }
 
 void CudaDeviceSide::transfer(Stream stream, const Transfer& transfer) const {

@@ -107,7 +107,7 @@ const Opening::Phase Opening::kPhases[] = {
 std::shared_ptr<WorldState> Opening::run() {
   for (const Phase& phase : kPhases) {
     if (phase.when == When::network) continue;
-    if (phase.when == When::cuda && settings_.heap != "cuda") continue;
+    if (phase.when == When::cuda && !settings_.heap_on_gpu()) continue;
     run(phase);
     if (phase.prepare != &Opening::describe_connections) continue;
     while (!fabric_.network().empty())

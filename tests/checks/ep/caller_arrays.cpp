@@ -44,6 +44,15 @@ std::string named(const char* what, const EpCase& c) {
 
 }  // namespace
 
+std::vector<EpCase> caller_array_cases(std::int32_t ranks) {
+  std::vector<EpCase> cases;
+  for (const Load load : {Load::random, Load::some_idle, Load::all_to_one, Load::none}) {
+    cases.push_back(small_case(ranks, 41));
+    cases.back().load = load;
+  }
+  return cases;
+}
+
 ep::GroupOptions caller_array_options(const EpCase& c) {
   ep::GroupOptions options = options_for(c);
   options.low_latency_max_tokens = 0;
@@ -172,6 +181,22 @@ void check_unpacked_values(ep::Group& group, const ep::Dispatched& got, const Te
   same("unpacked scales", of_rows, scales);
 }
 
+/// Rows without a token become 0; the others stay as they are.
+void check_cleared_rows(ep::Group& group, const ep::Dispatched& got, const TensorMover& tensors,
+                        const EpCase& c) {
+  const Tensor dirty = tensors.download(got.x);
+  const std::size_t used = expected_dispatch(c, group.team().my_pe()).source_token.size() *
+                           static_cast<std::size_t>(got.x.shape[1]) * size_of(got.x.dtype);
+  std::memset(dirty.as<std::byte>() + used, 0x41, got.x.bytes() - used);
+  tensors.write(got.x, dirty);
+  group.unpack(got, {.clear_unused = true});
+  group.synchronize();
+  std::memset(dirty.as<std::byte>() + used, 0, got.x.bytes() - used);
+  const Tensor after = tensors.download(got.x);
+  expect_same(named("rows beside those that are cleared", c), after.data, dirty.data, got.x.bytes(),
+              1);
+}
+
 }  // namespace
 
 void check_unpack(ep::Group& group, const EpCase& c, const TensorMover& tensors) {
@@ -185,6 +210,7 @@ void check_unpack(ep::Group& group, const EpCase& c, const TensorMover& tensors)
     const ep::Dispatched again =
         group.dispatch(in.x, got.handle, {.weights = in.weights, .worst_case_rows = worst});
     unpack_everyhow(group, again, tensors, c);
+    check_cleared_rows(group, again, tensors, c);
   }
   const ep::Dispatched bare = group.dispatch(in.x, routing);
   unpack_everyhow(group, bare, tensors, c);

@@ -5,12 +5,17 @@
 // case.hpp. Arrays without elements have no data. Every difference throws.
 #pragma once
 
+#include <vector>
+
 #include "checks/ep/expert_major.hpp"
 
 namespace shoal::test {
 
 /// options_for(c), with room for the scales that check_unpack sends.
 ep::GroupOptions caller_array_options(const EpCase& c);
+
+/// Ranks without tokens, ranks without rows, and ranks with neither.
+std::vector<EpCase> caller_array_cases(std::int32_t ranks);
 
 /// Every subset of the arrays of RouteOptions.
 void check_route_arrays(ep::Group& group, const EpCase& c, const TensorMover& tensors);

@@ -58,6 +58,12 @@ inline EpCase wide_case(std::int32_t ranks, std::uint64_t seed = 1) {
   c.hidden = 384;
   return c;
 }
+/// The ranks that rank `me` masks where `out` and the others continue as two groups.
+inline std::vector<int> mask_of_split(std::int32_t out, std::int32_t me, std::int32_t ranks) {
+  std::vector<int> mask(ranks, me == out ? 1 : 0);
+  mask[out] = me == out ? 0 : 1;
+  return mask;
+}
 /// The sizes of DeepSeek-V3.
 inline ep::GroupOptions deepseek_options() {
   ep::GroupOptions options;

@@ -184,4 +184,23 @@ void check_expand(ep::Group& group, const ExpandCase& c, const TensorMover& tens
   }
 }
 
+void check_small_expands(ep::Group& group, const TensorMover& tensors) {
+  for (const std::int32_t alignment : {1, 8, 128})
+    for (const bool zero : {false, true}) {
+      check_expand(group, {.alignment = alignment, .zero_padding = zero}, tensors);
+      check_expand(group,
+                   {.alignment = alignment,
+                    .spare = 9,
+                    .scales = 3,
+                    .columns_first = zero,
+                    .zero_padding = zero,
+                    .seed = 2},
+                   tensors);
+    }
+  check_expand(group, {.unused = 11, .alignment = 4, .spare = 3, .weights = false}, tensors);
+  check_expand(group, {.rows = 0, .unused = 5, .spare = 3}, tensors);
+  check_expand(group, {.rows = 1, .elsewhere = 1}, tensors);
+  check_expand(group, {.rows = 20, .elsewhere = 0}, tensors);
+}
+
 }  // namespace shoal::test

@@ -23,5 +23,7 @@ struct ExpandCase {
 /// A call that numbers the slots, and one that reuses their numbers for other rows. Rows that no
 /// token fills keep what was in them without zero_padding.
 void check_expand(ep::Group& group, const ExpandCase& c, const TensorMover& tensors);
+/// check_expand with alignments, padding, unused rows, no rows, and all or no slots elsewhere.
+void check_small_expands(ep::Group& group, const TensorMover& tensors);
 
 }  // namespace shoal::test

@@ -114,6 +114,10 @@ void check_refused_unpack(ep::Group& group, const TensorMover& tensors,
   lacks("source_ends", cached, &ep::UnpackOptions::source_ends, DataType::int32);
   expect_error(kBad, "handle is not of a dispatch of this group",
                [&] { group.unpack(ep::Dispatched{}, good); });
+  ep::Dispatched without_rows = received;
+  without_rows.x = {};
+  expect_error(kBad, "UnpackOptions.clear_unused is set; the dispatch has no rank-major rows",
+               [&] { group.unpack(without_rows, {.clear_unused = true}); });
   group.synchronize();
   for (const CallerArray* const array : {&weights, &topk_idx, &tokens})
     array->expect_untouched("an array of a refused unpack");

@@ -7,24 +7,24 @@
 #include <atomic>
 #include <cstring>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "checks/collective/reference.hpp"
 #include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
+#include "support/world/neighbours.hpp"
 
 namespace shoal::test {
-namespace {
-
-Pe right(const World& world) {
-  return (world.my_pe() + 1) % world.n_pes();
+void check_operations_over(World& world, std::string_view transport) {
+  for (Pe pe = 0; pe < world.n_pes(); ++pe)
+    EXPECT_EQ(world.describe_transport(pe).starts_with(std::string(transport) +
+                                                       ": put get atomics signals"),
+              pe != world.my_pe())
+        << world.describe_transport(pe);
+  check_everything(world);
 }
-Pe left(const World& world) {
-  return (world.my_pe() + world.n_pes() - 1) % world.n_pes();
-}
-
-}  // namespace
 
 void check_long_transfers(World& world) {
   constexpr std::size_t kBytes = (std::size_t{2} << 20) + 77;

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "shoal/world.hpp"
 
 namespace shoal::test {
 
+/// `transport` alone reaches all other PEs, and check_everything holds over it.
+void check_operations_over(World& world, std::string_view transport);
 /// Long transfers in both directions at once, cut at chunks, at odd offsets. Two PEs or more.
 void check_long_transfers(World& world);
 /// A PE that sees the signal sees the data, for lengths on both sides of the longest message.

@@ -9,6 +9,7 @@
 
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
+#include "support/world/neighbours.hpp"
 #include "support/world/world_local.hpp"
 
 namespace shoal::test {
@@ -16,13 +17,6 @@ namespace {
 
 void sync(World& world) {
   world.state().sync(world.team().state(), "test");
-}
-
-Pe right(const World& world) {
-  return (world.my_pe() + 1) % world.n_pes();
-}
-Pe left(const World& world) {
-  return (world.my_pe() + world.n_pes() - 1) % world.n_pes();
 }
 
 template <typename T>

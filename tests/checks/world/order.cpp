@@ -11,17 +11,11 @@
 #include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
+#include "support/world/neighbours.hpp"
 #include "support/world/world_local.hpp"
 
 namespace shoal::test {
 namespace {
-
-Pe right(const World& world) {
-  return (world.my_pe() + 1) % world.n_pes();
-}
-Pe left(const World& world) {
-  return (world.my_pe() + world.n_pes() - 1) % world.n_pes();
-}
 
 template <typename T>
 void check_unsigned_atomics(World& world) {

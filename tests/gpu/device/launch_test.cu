@@ -11,6 +11,7 @@
 #include "gpu/device/world.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/device.hpp"
+#include "support/cuda/graph.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
@@ -73,17 +74,10 @@ void check_meeting(World& world, const TestStream& stream) {
   };
   barrier(world.team());
   for (int i = 0; i < 3; ++i) launch();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  launch();
-  check_cuda(cudaStreamEndCapture(stream, &graph));
-  check_cuda(cudaGraphInstantiate(&executable, graph, 0));
-  for (int i = 0; i < 2; ++i) check_cuda(cudaGraphLaunch(executable, stream));
+  const Graph graph(stream, launch);
+  for (int i = 0; i < 2; ++i) graph.replay();
   stream.synchronize();
   EXPECT_EQ(fetch(world, counts), (std::vector<unsigned>{5 * fitting, 0, 0}));
-  check_cuda(cudaGraphExecDestroy(executable));
-  check_cuda(cudaGraphDestroy(graph));
   barrier(world.team());
 }
 

@@ -9,6 +9,7 @@
 #include "gpu/device/world.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/device.hpp"
+#include "support/cuda/graph.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
@@ -368,22 +369,17 @@ TEST(DeviceBarrier, IsCapturedAndReplayed) {
     const auto wrong = world.heap().allocate<std::uint64_t>(1);
     device::resident_blocks(world, cross<Block>, 64, 0);  // loads it
     barrier(world.team());
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    device::launch_collective(world, stream, {.grid = 1, .block = 64}, cross<Block>,
-                              cuda::device_world(world), cuda::device_team(world.team()),
-                              table.data(), wrong.data(), std::uint64_t{3});
-    check_cuda(cudaStreamEndCapture(stream, &graph));
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0));
-    for (int replay = 0; replay < 20; ++replay) check_cuda(cudaGraphLaunch(executable, stream));
+    const Graph graph(stream, [&] {
+      device::launch_collective(world, stream, {.grid = 1, .block = 64}, cross<Block>,
+                                cuda::device_world(world), cuda::device_team(world.team()),
+                                table.data(), wrong.data(), std::uint64_t{3});
+    });
+    for (int replay = 0; replay < 20; ++replay) graph.replay();
     stream.synchronize();
     cuda::check_failures(world);
     EXPECT_EQ(fetch(world, wrong)[0], 0u);
     EXPECT_EQ(fetch(world, table)[static_cast<std::size_t>(world.my_pe())],
               300u + static_cast<unsigned>(world.my_pe()));
-    check_cuda(cudaGraphExecDestroy(executable));
-    check_cuda(cudaGraphDestroy(graph));
     barrier(world.team());
   });
 }

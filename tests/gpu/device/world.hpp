@@ -50,6 +50,13 @@ inline Settings cuda_settings() {
   return settings;
 }
 
+/// cuda_settings for tests in which a wait times out.
+inline Settings settings_for_timeouts() {
+  Settings settings = cuda_settings();
+  settings.timeout = std::chrono::milliseconds(500);
+  return settings;
+}
+
 inline void check_cuda(cudaError_t result) {
   if (result != cudaSuccess) throw Error(Code::system, cudaGetErrorString(result));
 }

@@ -393,8 +393,7 @@ TEST_P(EpGpuCaptureLowLatency, ARankIsMaskedBetweenReplaysAndReturns) {
         CUstream_st* const stream = g.tensors.new_stream();
         // All ranks agree that the group splits into {kOut} and the others. Each part replays
         // independently.
-        std::vector<int> mask(c.ranks, g.me == kOut ? 1 : 0);
-        mask[kOut] = g.me == kOut ? 0 : 1;
+        const std::vector<int> mask = mask_of_split(kOut, g.me, c.ranks);
         std::uint64_t seed = 0;
         for (const ep::Reduction reduction : {ep::Reduction::per_rank, ep::Reduction::exact}) {
           LowLatencyGraph graph(g, c,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The expert-major layout of normal mode (DispatchOptions.expert_major) on GPUs, bit by bit against
 // the naive reference, alternating with rank-major calls.
-#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
-#include <random>
-
+#include "checks/ep/expert_major_cases.hpp"
 #include "checks/ep/gpu_normal.hpp"
+#include "support/cuda/graph.hpp"
+#include "support/draws.hpp"
 
 namespace shoal::test {
 namespace {
@@ -36,47 +36,33 @@ void run_case(const EpCase& c, const ExpertMajorCall& call) {
   });
 }
 
+void run_cases(const std::vector<ExpertMajorCase>& cases) {
+  for (const ExpertMajorCase& one : cases) run_case(one.c, one.call);
+}
+
 class EpGpuExpertMajor : public ::testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuExpertMajor, ::testing::Values(1, 2, 3, 5, 8));
 
 TEST_P(EpGpuExpertMajor, SmallAlignmentsWithExactSizes) {
   SHOAL_SKIP_WITHOUT_GPU();
-  for (const std::int32_t alignment : {1, 16, 128})
-    run_case(small_case(GetParam()), {.alignment = alignment});
+  run_cases(exact_size_cases(GetParam()));
 }
 
 TEST_P(EpGpuExpertMajor, SmallWorstCaseRowsCopyOutAndCachedHandles) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small_case(GetParam(), 5);
-  for (const std::int32_t alignment : {1, 16, 128}) {
-    run_case(c, {.alignment = alignment, .worst_case = true, .cached = 2});
-    run_case(c, {.alignment = alignment, .copy_out = true, .cached = 1});
-  }
-  run_case(c, {.weights = false, .alignment = 16, .cached = 2});
+  run_cases(worst_case_and_copy_out_cases(GetParam()));
 }
 
 TEST_P(EpGpuExpertMajor, SmallBiasesAndExpertOutputOfAnyKind) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small_case(GetParam(), 7);
-  run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
-  run_case(c, {.alignment = 8, .biases = 2, .in_place = true});
-  run_case(c, {.dtype = DataType::float16, .output_dtype = DataType::float16, .biases = 2});
-  run_case(
-      c,
-      {.dtype = DataType::float32, .output_dtype = DataType::float32, .alignment = 3, .biases = 1});
+  run_cases(bias_and_output_cases(GetParam()));
 }
 
 TEST_P(EpGpuExpertMajor, SmallFloat8RowsCarryTheirScales) {
   SHOAL_SKIP_WITHOUT_GPU();
+  run_cases(scale_cases(GetParam()));
   EpCase c = small_case(GetParam(), 9);
   c.hidden = 256;
-  run_case(c,
-           {.dtype = DataType::float8_e4m3, .scales = 2, .scale_columns = true, .alignment = 128});
-  run_case(c, {.dtype = DataType::float8_e4m3,
-               .scales = 5,
-               .alignment = 16,
-               .worst_case = true,
-               .cached = 1});
   run_case(c, {.dtype = DataType::float8_e4m3,
                .scales = 8,
                .alignment = 4});  // scales that are copied in bulk
@@ -84,12 +70,7 @@ TEST_P(EpGpuExpertMajor, SmallFloat8RowsCarryTheirScales) {
 
 TEST_P(EpGpuExpertMajor, SmallNoTokensIdleRanksAndOneHotExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
-  for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small_case(GetParam());
-    c.load = load;
-    run_case(c, {.alignment = 16});
-    run_case(c, {.alignment = 16, .worst_case = true});
-  }
+  run_cases(uneven_cases(GetParam()));
 }
 
 class EpGpuExpertMajorProperty : public ::testing::TestWithParam<std::uint64_t> {};
@@ -97,27 +78,26 @@ INSTANTIATE_TEST_SUITE_P(Seeds, EpGpuExpertMajorProperty, ::testing::Range<std::
 
 TEST_P(EpGpuExpertMajorProperty, RandomShapesMatchTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
-  std::mt19937_64 random(GetParam() * 104729);
-  const auto pick = [&](std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
-  };
+  Draws draws(GetParam() * 104729);
   EpCase c;
   c.seed = GetParam();
-  c.ranks = static_cast<std::int32_t>(pick(1, 8));
-  c.experts = c.ranks * static_cast<std::int32_t>(pick(0, 1) == 0 ? pick(1, 9) : pick(1, 128));
-  c.top_k = static_cast<std::int32_t>(pick(1, 4) == 4 ? 32 : pick(1, 12));
-  c.hidden = 8 * (pick(0, 3) > 0 ? pick(1, 60) : pick(1, 600));
-  c.max_tokens =
-      pick(0, 3) > 0 ? pick(1, 40) : pick(1, 200);  // numbering takes more than one step of a warp
-  c.load = static_cast<Load>(pick(0, 9) < 7 ? 0 : pick(0, 3));
-  c.holes = static_cast<double>(pick(0, 4)) / 8;
-  run_case(c, {.weights = pick(0, 3) > 0,
-               .alignment = static_cast<std::int32_t>(pick(1, 20)),
-               .worst_case = pick(0, 1) == 1,
-               .copy_out = pick(0, 3) == 0,
-               .biases = static_cast<int>(pick(0, 2)),
-               .cached = static_cast<int>(pick(0, 1)),
-               .sms = static_cast<std::int32_t>(pick(0, 10))});
+  c.ranks = static_cast<std::int32_t>(draws.pick(1, 8));
+  c.experts = c.ranks * static_cast<std::int32_t>(draws.pick(0, 1) == 0 ? draws.pick(1, 9)
+                                                                        : draws.pick(1, 128));
+  c.top_k = static_cast<std::int32_t>(draws.pick(1, 4) == 4 ? 32 : draws.pick(1, 12));
+  c.hidden = 8 * (draws.pick(0, 3) > 0 ? draws.pick(1, 60) : draws.pick(1, 600));
+  c.max_tokens = draws.pick(0, 3) > 0
+                     ? draws.pick(1, 40)
+                     : draws.pick(1, 200);  // numbering takes more than one step of a warp
+  c.load = static_cast<Load>(draws.pick(0, 9) < 7 ? 0 : draws.pick(0, 3));
+  c.holes = static_cast<double>(draws.pick(0, 4)) / 8;
+  run_case(c, {.weights = draws.pick(0, 3) > 0,
+               .alignment = static_cast<std::int32_t>(draws.pick(1, 20)),
+               .worst_case = draws.pick(0, 1) == 1,
+               .copy_out = draws.pick(0, 3) == 0,
+               .biases = static_cast<int>(draws.pick(0, 2)),
+               .cached = static_cast<int>(draws.pick(0, 1)),
+               .sms = static_cast<std::int32_t>(draws.pick(0, 10))});
 }
 
 TEST(EpGpuExpertMajorLarge, ManyTokensManyExperts) {
@@ -206,10 +186,6 @@ TEST(EpGpuExpertMajor, SmallResultsThatDoNotFitAreRefusedOnAllRanks) {
   });
 }
 
-void check_cuda(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
-
 TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c{.ranks = 4, .experts = 16, .top_k = 5, .hidden = 264, .max_tokens = 40, .seed = 1};
@@ -239,21 +215,20 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
     group.group.warmup();
     tensors.settle();
 
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    const ep::Routing routing = group.group.route(topk, {.stream = stream});
-    const ep::Dispatched got = group.group.dispatch(x, routing, options);
-    group.group.combine(got.x, got.handle, {.out = out, .launch = {.stream = stream}});
-    check_cuda(cudaStreamEndCapture(stream, &graph));
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0));
+    ep::Routing routing;
+    ep::Dispatched got;
+    const Graph graph(stream, [&] {
+      routing = group.group.route(topk, {.stream = stream});
+      got = group.group.dispatch(x, routing, options);
+      group.group.combine(got.x, got.handle, {.out = out, .launch = {.stream = stream}});
+    });
     for (std::uint64_t replay = 1; replay <= 10; ++replay) {
       EpCase now = c;
       now.seed = replay;
       const Tensor topk_idx = topk_of(replay);
       tensors.write(topk, topk_idx);
       tensors.poison(out);
-      check_cuda(cudaGraphLaunch(executable, stream));
+      graph.replay();
       const Tensor sums = tensors.download(out), idx = tensors.download(got.topk_idx);
       const ExpectedExpertMajor wanted = expected_expert_major(now, group.me, 16);
       for (std::int64_t i = 0; i < worst; ++i)
@@ -270,8 +245,6 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
       if (replay % 4 == 0) check_expert_major(group.group, now, {.alignment = 16}, mover(group));
     }
     group.group.synchronize();
-    (void)cudaGraphExecDestroy(executable);
-    (void)cudaGraphDestroy(graph);
   });
 }
 

@@ -63,16 +63,15 @@ void expect_timeout(const std::string& phase, const std::string& wanted,
       round.write_expert_output(got);
       group.group.synchronize();
     }
+    const auto called = [&] {
+      call(round, got);
+      group.group.synchronize();
+    };
     sync(world.team());
     if (group.me != kAbsent) {
       const auto start = Clock::now();
       Code code{};
-      const std::string message = caught(
-          [&] {
-            call(round, got);
-            group.group.synchronize();
-          },
-          code);
+      const std::string message = caught(called, code);
       const auto took = Clock::now() - start;
       // A rank that learns of another's failure before its own deadline reports that failure.
       EXPECT_TRUE(code == Code::timeout || code == Code::peer_failed) << message;
@@ -92,12 +91,7 @@ void expect_timeout(const std::string& phase, const std::string& wanted,
     sync(world.team());         // the world stays usable
     if (group.me == kAbsent) {  // calls too late and gets the error
       Code code{};
-      const std::string message = caught(
-          [&] {
-            call(round, got);
-            group.group.synchronize();
-          },
-          code);
+      const std::string message = caught(called, code);
       EXPECT_TRUE(code == Code::timeout || code == Code::peer_failed || code == Code::closed)
           << message;
     }

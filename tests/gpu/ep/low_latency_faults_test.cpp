@@ -125,8 +125,7 @@ TEST(EpGpuLowLatencyMode, ALiveRankIsMaskedAndReturns) {
       [&](GpuGroup& group) {
         // All ranks agree that the group splits into {kOut} and the others. Each part continues
         // independently.
-        std::vector<int> mask(c.ranks, group.me == kOut ? 1 : 0);
-        mask[kOut] = group.me == kOut ? 0 : 1;
+        const std::vector<int> mask = mask_of_split(kOut, group.me, c.ranks);
         for (const Reduction reduction : kReductions) {
           Round full(group, c, {.reduction = reduction});
           Round part(group, c, {.reduction = reduction, .zero_copy = true, .masked = mask});
@@ -161,8 +160,7 @@ TEST(EpGpuLowLatencyMode, ARankThatIsMaskedGetsAnError) {
         Round(group, c, {}).run();
         group.group.synchronize();
         sync(group.world.team());
-        std::vector<int> mask(c.ranks, group.me == kOut ? 1 : 0);
-        mask[kOut] = group.me == kOut ? 0 : 1;
+        const std::vector<int> mask = mask_of_split(kOut, group.me, c.ranks);
         if (group.me != kOut) group.group.set_mask(kOut, true);
         sync(group.world.team());
         const auto start = std::chrono::steady_clock::now();

@@ -10,6 +10,7 @@
 
 #include "checks/ep/gpu_low_latency.hpp"
 #include "shoal/collective.hpp"
+#include "support/cuda/graph.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
@@ -292,13 +293,12 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
         }
         // Kernels of other PEs must not overlap with the capture of this thread's launches.
         sync(group.world.team());
-        cudaGraph_t graph = nullptr;
-        cudaGraphExec_t replay = nullptr;
-        ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-        const ep::LowLatencyReceived got = round.send().receive();
-        const Tensor out = round.combine(got).receive();
-        ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-        ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+        ep::LowLatencyReceived got;
+        Tensor out;
+        const Graph graph(stream, [&] {
+          got = round.send().receive();
+          out = round.combine(got).receive();
+        });
         for (std::uint64_t i = 0; i < 5; ++i) {
           if (i == 3)
             Round(group, reseeded(c, 1000), {.quantize = quantize, .defer_receive = defer})
@@ -309,16 +309,14 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
           round.poison(got);
           // Expert outputs depend on the received rows, so each graph runs twice: the first replay
           // yields the rows, the second one the result.
-          ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+          graph.replay();
           round.check(got);
           round.write_expert_output();
           round.poison_out();
-          ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+          graph.replay();
           round.check(out);
         }
         group.tensors.settle();
-        (void)cudaGraphExecDestroy(replay);
-        (void)cudaGraphDestroy(graph);
       });
     }
 }

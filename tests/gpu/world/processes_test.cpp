@@ -6,6 +6,7 @@
 
 #include "shoal/collective.hpp"
 #include "support/cuda/world_gpu.hpp"
+#include "support/process/cuda_heap.hpp"
 #include "support/process/process.hpp"
 
 namespace shoal::test {
@@ -13,14 +14,6 @@ namespace {
 
 // Processes on one GPU are time-sliced, about a millisecond each.
 constexpr Milliseconds kLimit{240'000};
-
-Environment environment(const std::string& handle, const std::string& size = "8M") {
-  return {{"SHOAL_HEAP", "cuda"},
-          {"SHOAL_CUDA_HANDLE", handle},
-          {"SHOAL_SYMMETRIC_SIZE", size},
-          {"SHOAL_MAX_TEAMS", "40"},
-          {"SHOAL_TIMEOUT_MS", "20000"}};
-}
 
 SHOAL_PE_BODY(everything) {
   World world = World::open({pe.settings, nullptr});
@@ -49,10 +42,12 @@ class ProcessesOnGpu : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(ProcessesOnGpu, DoEverything) {
-  expect_success(run_pes(4, "everything", {.env = environment(GetParam()), .limit = kLimit}));
+  expect_success(
+      run_pes(4, "everything", {.env = cuda_heap_environment(GetParam()), .limit = kLimit}));
 }
 TEST_P(ProcessesOnGpu, ExchangeNewMemory) {
-  expect_success(run_pes(4, "growth", {.env = environment(GetParam(), "512M"), .limit = kLimit}));
+  expect_success(
+      run_pes(4, "growth", {.env = cuda_heap_environment(GetParam(), "512M"), .limit = kLimit}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Handles, ProcessesOnGpu, testing::Values("fd", "fabric", "ipc"),

@@ -9,6 +9,7 @@
 
 #include "gpu/device/world.hpp"
 #include "shoal/collective.hpp"
+#include "support/cuda/graph.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
@@ -274,8 +275,6 @@ TEST(StreamOperations, BarriersOfTeams) {
 
 TEST(StreamOperations, TestsAndDeadlinesSmall) {
   SHOAL_NEEDS_GPU();
-  Settings settings = cuda_settings();
-  settings.timeout = std::chrono::milliseconds(500);
   run_gpu_pes(
       1,
       [](World& world, const TestStream& stream) {
@@ -297,7 +296,7 @@ TEST(StreamOperations, TestsAndDeadlinesSmall) {
         stream.synchronize();
         cuda::check_failures(world);
       },
-      settings);
+      settings_for_timeouts());
 }
 
 /// A captured ring with barriers, replayed. Signals count up, so each replay waits for its own.
@@ -315,22 +314,19 @@ TEST(StreamOperations, GraphsAreCapturedAndReplayed) {
          std::vector<std::uint8_t>(large.size(), static_cast<std::uint8_t>(world.my_pe() + 1)));
     barrier(world.team());
 
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    on.barrier(world.team());
-    on.atomic(AtomicOp::add, counter.on(right(world)), 2, nullptr);
-    on.put(landing.on(right(world)), std::span<const std::uint8_t>(large.data(), large.size()));
-    on.fence();
-    on.atomic(AtomicOp::add, landed.on(right(world)), 1, nullptr);
-    on.quiet();
-    on.barrier(world.team());
-    on.get(landings.span(), landed.on(world.my_pe()));
-    on.get(sum.span(), counter.on(world.my_pe()));
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamEndCapture(stream, &graph));
-    cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0));
+    const Graph graph(stream, [&] {
+      on.barrier(world.team());
+      on.atomic(AtomicOp::add, counter.on(right(world)), 2, nullptr);
+      on.put(landing.on(right(world)), std::span<const std::uint8_t>(large.data(), large.size()));
+      on.fence();
+      on.atomic(AtomicOp::add, landed.on(right(world)), 1, nullptr);
+      on.quiet();
+      on.barrier(world.team());
+      on.get(landings.span(), landed.on(world.my_pe()));
+      on.get(sum.span(), counter.on(world.my_pe()));
+    });
     for (std::uint64_t replay = 1; replay <= 20; ++replay) {
-      check_cuda(cudaGraphLaunch(executable, stream));
+      graph.replay();
       stream.synchronize();
       cuda::check_failures(world);
       ASSERT_EQ(fetch(world, sum)[0], 2 * replay);
@@ -338,8 +334,6 @@ TEST(StreamOperations, GraphsAreCapturedAndReplayed) {
     }
     EXPECT_EQ(fetch(world, landing),
               std::vector<std::uint8_t>(large.size(), static_cast<std::uint8_t>(left(world) + 1)));
-    check_cuda(cudaGraphExecDestroy(executable));
-    check_cuda(cudaGraphDestroy(graph));
     barrier(world.team());
   });
 }
@@ -377,7 +371,7 @@ TEST(StreamOperations, GuideExampleSmall) {
     on.put_signal(in.on(next), std::span<const float>(out.data(), out.size()), arrived.on(next),
                   SignalOp::add, 1);
     on.wait_until(arrived.data(), Compare::greater_equal, 1);  // holds the stream, not the host
-    on.barrier(world.team());  // the streams of all PEs have come to here
+    on.barrier(world.team());                                  // waits for the streams of all PEs
     check_cuda(cudaStreamSynchronize(stream));
     cuda::check_failures(world);
     // [streams]

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "gpu/device/world.hpp"
+#include "support/cuda/graph.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
@@ -113,10 +114,12 @@ TEST(StreamTransfers, PutToAllOfEverySize) {
   });
 }
 
+/// Its limit is that of startup: a barrier of the world would run out of time beside the operation
+/// that does.
+constexpr const char* kAfterFailure = "the end of a test";
+
 TEST(StreamTransfers, WaitForAllNamesThePeSmall) {
   SHOAL_NEEDS_GPU();
-  Settings settings = cuda_settings();
-  settings.timeout = std::chrono::milliseconds(500);
   run_gpu_pes(
       2,
       [](World& world, const TestStream& stream) {
@@ -129,39 +132,41 @@ TEST(StreamTransfers, WaitForAllNamesThePeSmall) {
           expect_error(Code::timeout, "which PE 1 sets, to be >= 1, seen 0",
                        [&] { cuda::check_failures(world); });
         }
-        barrier(world.team());
+        world.bootstrap().barrier(kAfterFailure);
       },
-      settings);
+      settings_for_timeouts());
 }
 
-/// PE 1 takes nothing, so the third put of PE 0 finds no free slot, whichever way it goes.
-TEST(StreamTransfers, PutsNameThePeThatDoesNotTakeSmall) {
-  SHOAL_NEEDS_GPU();
-  Settings settings = cuda_settings();
-  settings.timeout = std::chrono::milliseconds(500);
+/// PE 1 takes nothing, so a put of PE 0 finds no free slot.
+void check_put_without_taker(std::size_t bytes) {
   run_gpu_pes(
       2,
-      [](World& world, const TestStream& stream) {
+      [bytes](World& world, const TestStream& stream) {
         const StreamOperations on(world, stream);
-        const auto data = world.heap().allocate<std::uint8_t>(1 << 20);
+        const auto data = world.heap().allocate<std::uint8_t>(bytes);
         const auto flags = world.heap().allocate<std::uint64_t>(2);
-        if (world.my_pe() == 0)
-          for (const std::size_t bytes : {std::size_t{16}, data.size()}) {
-            on.put_when(flags.data() + 1, 1, data.on(1).address, data.data(), bytes, flags.on(1)[0],
-                        3);
-            stream.synchronize();
-            expect_error(Code::timeout, "which PE 1 sets, to be >= 1, seen 0",
-                         [&] { cuda::check_failures(world); });
-          }
-        barrier(world.team());
+        if (world.my_pe() == 0) {
+          on.put_when(flags.data() + 1, 1, data.on(1).address, data.data(), bytes, flags.on(1)[0],
+                      3);
+          stream.synchronize();
+          expect_error(Code::timeout, "which PE 1 sets, to be >= 1, seen 0",
+                       [&] { cuda::check_failures(world); });
+        }
+        world.bootstrap().barrier(kAfterFailure);
       },
-      settings);
+      settings_for_timeouts());
+}
+TEST(StreamTransfers, PutsNameThePeThatDoesNotTakeSmall) {
+  SHOAL_NEEDS_GPU();
+  check_put_without_taker(16);
+}
+TEST(StreamTransfers, LongPutsNameThePeThatDoesNotTakeSmall) {
+  SHOAL_NEEDS_GPU();
+  check_put_without_taker(1 << 20);
 }
 
 TEST(StreamTransfers, BarriersNameTheLatePeSmall) {
   SHOAL_NEEDS_GPU();
-  Settings settings = cuda_settings();
-  settings.timeout = std::chrono::milliseconds(500);
   run_gpu_pes(
       2,
       [](World& world, const TestStream& stream) {
@@ -175,9 +180,9 @@ TEST(StreamTransfers, BarriersNameTheLatePeSmall) {
           expect_error(Code::timeout, "waiting for PE 1, expected barrier 2, seen 1",
                        [&] { cuda::check_failures(world); });
         }
-        barrier(world.team());
+        world.bootstrap().barrier(kAfterFailure);
       },
-      settings);
+      settings_for_timeouts());
 }
 
 /// Every entry size and alignment, with words beside the entries in both orders.
@@ -287,26 +292,19 @@ TEST(StreamTransfers, BarriersAreReplayed) {
     const auto counter = world.heap().allocate<std::uint64_t>(1);
     const auto seen = world.heap().allocate<std::uint64_t>(1);
     barrier(world.team());
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    on.atomic(AtomicOp::add, counter.on(right(world))[0], 1, nullptr);
-    on.barrier(world.team());
-    on.get(seen.span(), counter.on(world.my_pe()));
-    on.barrier(world.team());
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamEndCapture(stream, &graph));
-    std::size_t nodes = 0;
-    check_cuda(cudaGraphGetNodes(graph, nullptr, &nodes));
-    EXPECT_EQ(nodes, 4U) << "a barrier is one kernel";
-    cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0));
+    const Graph graph(stream, [&] {
+      on.atomic(AtomicOp::add, counter.on(right(world))[0], 1, nullptr);
+      on.barrier(world.team());
+      on.get(seen.span(), counter.on(world.my_pe()));
+      on.barrier(world.team());
+    });
+    EXPECT_EQ(graph.nodes(), 4U) << "a barrier is one kernel";
     for (std::uint64_t replay = 1; replay <= 50; ++replay) {
-      check_cuda(cudaGraphLaunch(executable, stream));
+      graph.replay();
       stream.synchronize();
       cuda::check_failures(world);
       ASSERT_EQ(fetch(world, seen)[0], replay);
     }
-    check_cuda(cudaGraphExecDestroy(executable));
-    check_cuda(cudaGraphDestroy(graph));
     barrier(world.team());
   });
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs, buffers and references for the tests of Buffer in normal mode."""
+"""Inputs, buffers and references for the tests of Buffer and ElasticBuffer in normal mode."""
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,18 @@ H, K, E, MOST = 256, 4, 16, 64
 
 def make_buffer(**options):
     return deep_ep.Buffer(dist.group.WORLD, 1 << 20, explicitly_destroy=True, **options)
+
+
+def make_elastic(**options):
+    """An ElasticBuffer of the same sizes."""
+    return deep_ep.ElasticBuffer(
+        dist.group.WORLD,
+        num_max_tokens_per_rank=MOST,
+        hidden=H,
+        num_topk=K,
+        explicitly_destroy=True,
+        **options,
+    )
 
 
 _shared = []

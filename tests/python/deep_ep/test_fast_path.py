@@ -15,6 +15,7 @@ from buffer_cases import (
     MOST,
     layout_of,
     make_buffer,
+    make_elastic,
     make_inputs,
     masked,
     my_tokens,
@@ -26,7 +27,7 @@ import deep_ep
 from deep_ep.buffers.elastic.dispatch import Dispatcher
 from deep_ep.buffers.groups import GroupPool, NormalGroup
 from deep_ep.buffers.legacy.normal import NormalMode
-from deep_ep.utils import refs
+from deep_ep.utils import EventHandle, EventOverlap, refs
 from deep_ep.utils.math import per_token_cast_to_fp8
 
 GENERAL = ((NormalMode, "layout"), (NormalMode, "dispatch_new"), (NormalGroup, "dispatch"))
@@ -199,13 +200,31 @@ def check_wrong_arguments_are_explained(_):
         buffer.get_dispatch_layout(topk_idx, E)
 
 
-def check_events_and_larger_calls_leave_it(_):
+def check_events_keep_it_and_larger_calls_leave_it(_):
     buffer = warm_buffer()
     x, topk_idx, weights = make_inputs(8, seed=6)
-    layout = layout_of(buffer, topk_idx)
+    on_comm = {"async_finish": True, "allocate_on_comm_stream": True}
     with general_calls() as counts:
-        *_, event = dispatch(buffer, x, topk_idx, weights, layout, async_finish=True)
-        assert counts.pop("dispatch_new") == 1 and event.event is not None
+        per_rank, _, per_expert, in_rank, event = buffer.get_dispatch_layout(
+            topk_idx, E, previous_event=EventOverlap(EventHandle()), **on_comm
+        )
+        layout = {
+            "num_tokens_per_rank": per_rank,
+            "is_token_in_rank": in_rank,
+            "num_tokens_per_expert": per_expert,
+        }
+        recv_x, _, recv_weights, _, handle, event = dispatch(
+            buffer, x, topk_idx, weights, layout, previous_event=event, **on_comm
+        )
+        event.current_stream_wait()
+        *sums, event = buffer.combine(recv_x, handle, recv_weights, previous_event=event, **on_comm)
+        assert event.event is not None
+        event.current_stream_wait()
+        plain = dispatch(buffer, x, topk_idx, weights)
+        plain_sums = buffer.combine(plain[0], plain[4], plain[2])
+        assert all(torch.equal(one, other) for one, other in zip(sums, plain_sums))
+        assert counts == {}, "calls with events have a fast path"
+        layout = layout_of(buffer, topk_idx)
         # More rows than the group has room for: all ranks replace it.
         dispatch(buffer, x, topk_idx, weights, layout, num_worst_tokens=4 * worst())
         assert counts.pop("dispatch_new") == 1
@@ -259,13 +278,7 @@ def check_elastic_pairs(_):
         {"do_cpu_sync": True, "expert_alignment": 4},
         {"do_cpu_sync": False, "num_sms": 6, "do_handle_copy": False},
     ):
-        buffer = deep_ep.ElasticBuffer(
-            dist.group.WORLD,
-            num_max_tokens_per_rank=MOST,
-            hidden=H,
-            num_topk=K,
-            explicitly_destroy=True,
-        )
+        buffer = make_elastic()
         x, topk_idx, weights = make_inputs(my_tokens(), seed=9)
         first = elastic_pair(buffer, x, topk_idx, weights, **options)
         used = len(refs.dispatch(x, topk_idx, None, MOST, E)[0])
@@ -305,13 +318,7 @@ def check_elastic_pairs(_):
 
 
 def check_elastic_arguments(_):
-    buffer = deep_ep.ElasticBuffer(
-        dist.group.WORLD,
-        num_max_tokens_per_rank=MOST,
-        hidden=H,
-        num_topk=K,
-        explicitly_destroy=True,
-    )
+    buffer = make_elastic()
     x, topk_idx, weights = make_inputs(MOST, seed=11)
     elastic_pair(buffer, x, topk_idx, weights)
     with pytest.raises(RuntimeError, match="at most num_max_tokens_per_rank = 8"):

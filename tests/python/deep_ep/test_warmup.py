@@ -9,7 +9,19 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from buffer_cases import E, H, K, MOST, layout_of, make_inputs, masked, my_tokens, plain_sum
+from buffer_cases import (
+    E,
+    H,
+    K,
+    MOST,
+    layout_of,
+    make_buffer,
+    make_elastic,
+    make_inputs,
+    masked,
+    my_tokens,
+    plain_sum,
+)
 from torch_ranks import names_of_checks, run_checks
 
 import deep_ep
@@ -74,23 +86,8 @@ def run_elastic_pair(buffer, seed):
     assert torch.equal(sums, plain_sum(x, in_rank))
 
 
-def make(**options):
-    return deep_ep.Buffer(dist.group.WORLD, 1 << 20, explicitly_destroy=True, **options)
-
-
-def make_elastic(**options):
-    return deep_ep.ElasticBuffer(
-        dist.group.WORLD,
-        num_max_tokens_per_rank=MOST,
-        hidden=H,
-        num_topk=K,
-        explicitly_destroy=True,
-        **options,
-    )
-
-
 def check_without_a_warmup_the_first_pair_is_collective(_):
-    buffer = make()
+    buffer = make_buffer()
     with collectives() as names:
         run_pair(buffer, 1)
     assert names == ["agree", "__init__"]
@@ -98,7 +95,7 @@ def check_without_a_warmup_the_first_pair_is_collective(_):
 
 
 def check_first_pairs(_):
-    for buffer in (make(), make(**SIZES, preinitialize=True)):
+    for buffer in (make_buffer(), make_buffer(**SIZES, preinitialize=True)):
         buffer.warmup(**SIZES)
         assert len(list(buffer.runtime.groups)) == 1
         with collectives() as names:
@@ -108,7 +105,7 @@ def check_first_pairs(_):
 
 
 def check_the_constructor_prepares(_):
-    buffer = make(**SIZES, preinitialize=True)
+    buffer = make_buffer(**SIZES, preinitialize=True)
     with collectives() as names:
         run_pair(buffer, 2)
     assert names == []
@@ -137,7 +134,7 @@ def check_elastic_warmup(_):
 def check_in_the_background(_):
     """The call returns before the work is done; the next one waits for it."""
     for buffer, call, arguments in (
-        (make(), run_pair, SIZES),
+        (make_buffer(), run_pair, SIZES),
         (make_elastic(), run_elastic_pair, {"num_experts": E}),
     ):
         may_run, agree = threading.Event(), groups.GroupPool.agree
@@ -161,7 +158,7 @@ def check_in_the_background(_):
 
 
 def check_errors(_):
-    buffer = make()
+    buffer = make_buffer()
     for name, value in (
         ("num_max_tokens_per_rank", 0),
         ("hidden", 12),

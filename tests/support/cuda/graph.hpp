@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <functional>
 #include <stdexcept>
 
@@ -33,6 +34,11 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
+  std::size_t nodes() const {
+    std::size_t count = 0;
+    check(cudaGraphGetNodes(graph_, nullptr, &count));
+    return count;
+  }
   void replay() const { check(cudaGraphLaunch(executable_, stream_)); }
 
  private:

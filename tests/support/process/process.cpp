@@ -18,6 +18,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/process_environment.hpp"
+
 namespace shoal::test {
 namespace {
 
@@ -26,23 +28,6 @@ using Clock = std::chrono::steady_clock;
 constexpr Milliseconds kPoll{2};
 constexpr std::string_view kBodyFlag = "--shoal-pe-body=";
 constexpr std::string_view kArgumentFlag = "--shoal-pe-argument=";
-
-std::vector<std::string> merged_environment(const Environment& extra) {
-  std::vector<std::string> merged;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
-    if (!extra.contains(std::string(text.substr(0, text.find('='))))) merged.emplace_back(text);
-  }
-  for (const auto& [name, value] : extra) merged.push_back(name + "=" + value);
-  return merged;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& texts) {
-  std::vector<char*> result;
-  for (auto& text : texts) result.push_back(text.data());
-  result.push_back(nullptr);
-  return result;
-}
 
 int make_output() {
   const int fd = memfd_create("shoal-test-output", MFD_CLOEXEC);
@@ -84,9 +69,9 @@ std::string ProcessResult::describe() const {
 Process::Process(const std::vector<std::string>& argv, const Environment& extra)
     : out_fd_(make_output()), err_fd_(make_output()) {
   std::vector<std::string> arguments = argv;
-  std::vector<std::string> variables = merged_environment(extra);
-  std::vector<char*> argument_pointers = pointers(arguments);
-  std::vector<char*> variable_pointers = pointers(variables);
+  std::vector<std::string> variables = environment_with(extra);
+  std::vector<char*> argument_pointers = null_terminated(arguments);
+  std::vector<char*> variable_pointers = null_terminated(variables);
   const pid_t parent = getpid();
   pid_ = fork();
   if (pid_ < 0) throw std::runtime_error("fork failed");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// progress_time.hpp: processor time of a network transport's progress threads while it is idle.
+// progress_time.hpp: whether the progress threads of a network transport sleep while it is idle.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,28 +14,37 @@
 
 namespace shoal::test {
 
-/// Processor time that the threads of this name take in 300 ms of an idle world of two PEs.
-inline std::chrono::nanoseconds idle_time_of_progress(const Settings& settings,
-                                                      std::string_view name) {
-  std::chrono::nanoseconds taken{};
+/// How often threads of this name go to sleep per millisecond of their processor time, in an idle
+/// world of two PEs. Other work on the machine changes neither.
+inline double sleeps_per_millisecond(const Settings& settings, std::string_view name) {
+  constexpr std::uint64_t kSleeps = 20;
+  constexpr std::chrono::milliseconds kRunning{100}, kAtMost{60'000};
+  double rate = 0;
   run_threads(2, settings, [&](World& world) {
     barrier(world.team());
-    if (world.my_pe() == 0)
-      taken = idle_time(name, std::chrono::milliseconds(300));
-    else
-      std::this_thread::sleep_for(std::chrono::milliseconds(320));
-    barrier(world.team());
+    if (world.my_pe() == 0) {
+      const ThreadTimes before = times_of_threads(name);
+      const auto end = std::chrono::steady_clock::now() + kAtMost;
+      ThreadTimes passed;
+      do {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        passed = times_of_threads(name) - before;
+      } while (passed.sleeps < kSleeps && passed.running < kRunning &&
+               std::chrono::steady_clock::now() < end);
+      rate = static_cast<double>(passed.sleeps) /
+             std::chrono::duration<double, std::milli>(passed.running).count();
+    }
+    world.bootstrap().barrier("the end of an idle world");  // its PE 1 does not poll
   });
-  return taken;
+  return rate;
 }
 
-/// SHOAL_PROGRESS_WAIT: threads that sleep take less than those that spin.
+/// SHOAL_PROGRESS_WAIT: threads that sleep do so after each look, those that spin hardly ever.
 inline void expect_progress_waits_as_told(Settings settings, std::string_view name) {
-  settings.progress_wait = "sleep";
-  const auto asleep = idle_time_of_progress(settings, name);
   settings.progress_wait = "spin";
-  EXPECT_GT(idle_time_of_progress(settings, name), 2 * asleep)
-      << "nanoseconds of two threads in 300 ms";
+  const double spinning = sleeps_per_millisecond(settings, name);
+  settings.progress_wait = "sleep";
+  EXPECT_GT(sleeps_per_millisecond(settings, name), 4 * spinning);
 }
 
 }  // namespace shoal::test

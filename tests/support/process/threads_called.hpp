@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// threads_called.hpp: the threads of this process by name: their ids, their allowed processors and
-// their processor time.
+// threads_called.hpp: the threads of this process by name: their ids, their allowed processors, how
+// long they have run and how often they have slept.
 #pragma once
 
 #include <sched.h>
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstdint>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 namespace shoal::test {
@@ -47,24 +47,31 @@ inline std::set<std::set<int>> cores_of(std::string_view name) {
   return cores;
 }
 
-/// Processor time that a thread of this process has used.
-inline std::chrono::nanoseconds processor_time(pid_t thread) {
-  constexpr int kOfOneThread = 4, kScheduled = 2;  // how Linux makes a clock of a thread
-  const auto clock =
-      static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3) | kOfOneThread | kScheduled);
-  timespec now{};
-  if (clock_gettime(clock, &now) != 0) return {};
-  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
-}
+/// What threads have done so far.
+struct ThreadTimes {
+  std::chrono::nanoseconds running{};
+  std::uint64_t sleeps = 0;  ///< times that they gave their core up to wait for something
+  friend ThreadTimes operator-(const ThreadTimes& later, const ThreadTimes& earlier) {
+    return {later.running - earlier.running, later.sleeps - earlier.sleeps};
+  }
+};
 
-/// Processor time that all threads of this name take while no thread waits for them.
-inline std::chrono::nanoseconds idle_time(std::string_view name, std::chrono::milliseconds during) {
-  std::chrono::nanoseconds before{}, after{};
-  const std::vector<pid_t> threads = threads_called(name);
-  for (const pid_t thread : threads) before += processor_time(thread);
-  std::this_thread::sleep_for(during);
-  for (const pid_t thread : threads) after += processor_time(thread);
-  return after - before;
+/// The sum over all threads of this name.
+inline ThreadTimes times_of_threads(std::string_view name) {
+  constexpr int kOfOneThread = 4, kScheduled = 2;  // how Linux makes a clock of a thread
+  constexpr std::string_view kSleeps = "voluntary_ctxt_switches:";
+  ThreadTimes all;
+  for (const pid_t thread : threads_called(name)) {
+    timespec now{};
+    const auto clock =
+        static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3) | kOfOneThread | kScheduled);
+    if (clock_gettime(clock, &now) == 0)
+      all.running += std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+    std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with(kSleeps)) all.sleeps += std::stoull(line.substr(kSleeps.size()));
+  }
+  return all;
 }
 
 }  // namespace shoal::test

@@ -29,34 +29,24 @@ void run_case(const EpCase& c, const std::vector<Check>& checks) {
 class EpCallerArrays : public ::testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EpCallerArrays, ::testing::Values(1, 2, 3, 5));
 
-/// Ranks without tokens, ranks without rows, and ranks with neither.
-std::vector<EpCase> cases(std::int32_t ranks) {
-  std::vector<EpCase> list;
-  for (const Load load : {Load::random, Load::some_idle, Load::all_to_one, Load::none}) {
-    list.push_back(small_case(ranks, 41));
-    list.back().load = load;
-  }
-  return list;
-}
-
 TEST_P(EpCallerArrays, Route) {
-  for (const EpCase& c : cases(GetParam())) run_case(c, {check_route_arrays});
+  for (const EpCase& c : caller_array_cases(GetParam())) run_case(c, {check_route_arrays});
 }
 
 TEST_P(EpCallerArrays, Unpack) {
-  for (const EpCase& c : cases(GetParam())) run_case(c, {check_unpack});
+  for (const EpCase& c : caller_array_cases(GetParam())) run_case(c, {check_unpack});
 }
 
 TEST_P(EpCallerArrays, AllWeights) {
-  for (const EpCase& c : cases(GetParam())) run_case(c, {check_all_weights});
+  for (const EpCase& c : caller_array_cases(GetParam())) run_case(c, {check_all_weights});
 }
 
 TEST_P(EpCallerArrays, Combine) {
-  for (const EpCase& c : cases(GetParam())) run_case(c, {check_combine_arrays});
+  for (const EpCase& c : caller_array_cases(GetParam())) run_case(c, {check_combine_arrays});
 }
 
 TEST(EpCallerArraysOfNodes, EveryCall) {
-  for (EpCase c : cases(4)) {
+  for (EpCase c : caller_array_cases(4)) {
     c.nodes = 2;
     run_case(c, {check_route_arrays, check_unpack, check_all_weights, check_combine_arrays});
   }

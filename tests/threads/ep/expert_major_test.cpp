@@ -4,11 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <random>
 
-#include "checks/ep/expert_major.hpp"
+#include "checks/ep/expert_major_cases.hpp"
 #include "checks/ep/normal.hpp"
 #include "shoal/world.hpp"
+#include "support/draws.hpp"
 
 namespace shoal::test {
 namespace {
@@ -34,76 +34,52 @@ void run_case(const EpCase& c, const ExpertMajorCall& call) {
   });
 }
 
+void run_cases(const std::vector<ExpertMajorCase>& cases) {
+  for (const ExpertMajorCase& one : cases) run_case(one.c, one.call);
+}
+
 class EpExpertMajor : public ::testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EpExpertMajor, ::testing::Values(1, 2, 3, 5, 8));
 
 TEST_P(EpExpertMajor, AlignmentsWithExactSizes) {
-  for (const std::int32_t alignment : {1, 16, 128})
-    run_case(small_case(GetParam()), {.alignment = alignment});
+  run_cases(exact_size_cases(GetParam()));
 }
 
 TEST_P(EpExpertMajor, WorstCaseRowsCopyOutAndCachedHandles) {
-  const EpCase c = small_case(GetParam(), 5);
-  for (const std::int32_t alignment : {1, 16, 128}) {
-    run_case(c, {.alignment = alignment, .worst_case = true, .cached = 2});
-    run_case(c, {.alignment = alignment, .copy_out = true, .cached = 1});
-  }
-  run_case(c, {.weights = false, .alignment = 16, .cached = 2});
+  run_cases(worst_case_and_copy_out_cases(GetParam()));
 }
 
 TEST_P(EpExpertMajor, BiasesAndExpertOutputOfAnyKind) {
-  const EpCase c = small_case(GetParam(), 7);
-  run_case(c, {.alignment = 8, .biases = 1, .in_place = true});
-  run_case(c, {.alignment = 8, .biases = 2, .in_place = true});
-  run_case(c, {.dtype = DataType::float16, .output_dtype = DataType::float16, .biases = 2});
-  run_case(
-      c,
-      {.dtype = DataType::float32, .output_dtype = DataType::float32, .alignment = 3, .biases = 1});
-  run_case(c, {.dtype = DataType::float32, .output_dtype = DataType::bfloat16, .alignment = 4});
+  run_cases(bias_and_output_cases(GetParam()));
+  run_case(small_case(GetParam(), 7), {.dtype = DataType::float32, .alignment = 4});
 }
 
 TEST_P(EpExpertMajor, Float8RowsCarryTheirScales) {
-  EpCase c = small_case(GetParam(), 9);
-  c.hidden = 256;
-  run_case(c,
-           {.dtype = DataType::float8_e4m3, .scales = 2, .scale_columns = true, .alignment = 128});
-  run_case(c, {.dtype = DataType::float8_e4m3,
-               .scales = 5,
-               .alignment = 16,
-               .worst_case = true,
-               .cached = 1});
+  run_cases(scale_cases(GetParam()));
 }
 
 TEST_P(EpExpertMajor, NoTokensIdleRanksAndOneHotExpert) {
-  for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
-    EpCase c = small_case(GetParam());
-    c.load = load;
-    run_case(c, {.alignment = 16});
-    run_case(c, {.alignment = 16, .worst_case = true});
-  }
+  run_cases(uneven_cases(GetParam()));
 }
 
 TEST(EpExpertMajorMode, RandomShapes) {
-  std::mt19937_64 random(17);
-  const auto pick = [&](std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
-  };
+  Draws draws(17);
   for (int round = 0; round < 24; ++round) {
     EpCase c;
-    c.seed = static_cast<std::uint64_t>(pick(1, 1 << 20));
-    c.ranks = static_cast<std::int32_t>(pick(1, 7));
-    c.experts = c.ranks * static_cast<std::int32_t>(pick(1, 9));
-    c.top_k = static_cast<std::int32_t>(pick(1, 4) == 4 ? 32 : pick(1, 12));
-    c.hidden = 8 * pick(1, 60);
-    c.max_tokens = pick(1, 40);
-    c.load = static_cast<Load>(pick(0, 9) < 7 ? 0 : pick(0, 3));
-    c.holes = static_cast<double>(pick(0, 4)) / 8;
-    run_case(c, {.weights = pick(0, 3) > 0,
-                 .alignment = static_cast<std::int32_t>(pick(1, 20)),
-                 .worst_case = pick(0, 1) == 1,
-                 .copy_out = pick(0, 3) == 0,
-                 .biases = static_cast<int>(pick(0, 2)),
-                 .cached = static_cast<int>(pick(0, 1))});
+    c.seed = static_cast<std::uint64_t>(draws.pick(1, 1 << 20));
+    c.ranks = static_cast<std::int32_t>(draws.pick(1, 7));
+    c.experts = c.ranks * static_cast<std::int32_t>(draws.pick(1, 9));
+    c.top_k = static_cast<std::int32_t>(draws.pick(1, 4) == 4 ? 32 : draws.pick(1, 12));
+    c.hidden = 8 * draws.pick(1, 60);
+    c.max_tokens = draws.pick(1, 40);
+    c.load = static_cast<Load>(draws.pick(0, 9) < 7 ? 0 : draws.pick(0, 3));
+    c.holes = static_cast<double>(draws.pick(0, 4)) / 8;
+    run_case(c, {.weights = draws.pick(0, 3) > 0,
+                 .alignment = static_cast<std::int32_t>(draws.pick(1, 20)),
+                 .worst_case = draws.pick(0, 1) == 1,
+                 .copy_out = draws.pick(0, 3) == 0,
+                 .biases = static_cast<int>(draws.pick(0, 2)),
+                 .cached = static_cast<int>(draws.pick(0, 1))});
   }
 }
 

@@ -87,8 +87,7 @@ TEST_P(EpMask, ALiveRankIsMaskedAndReturns) {
   run_case(c, std::chrono::seconds(20), [&](World& world, ep::Group& group) {
     const std::int32_t me = world.my_pe();
     // All ranks agree that the group splits into {kOut} and the others; both parts continue.
-    std::vector<int> mask(c.ranks, me == kOut ? 1 : 0);
-    mask[kOut] = me == kOut ? 0 : 1;
+    const std::vector<int> mask = mask_of_split(kOut, me, c.ranks);
     for (const auto reduction : {ep::Reduction::exact, ep::Reduction::per_rank}) {
       const LowLatencyRound full(c, me, reduction), part(c, me, reduction, mask);
       for (int turn = 0; turn < 2; ++turn) {

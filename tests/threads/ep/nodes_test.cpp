@@ -63,6 +63,14 @@ void run_case(const EpCase& c, const std::function<void(World&, ep::Group&)>& bo
   });
 }
 
+/// A low-latency dispatch of the rows as they are, with their weights.
+ep::LowLatencyReceived received_bfloat16(ep::Group& group, const Inputs& in) {
+  return group
+      .low_latency_dispatch(in.x, in.topk_idx,
+                            {.quantize = ep::Quantize::none, .weights = in.weights})
+      .receive();
+}
+
 class EpNodes : public ::testing::TestWithParam<Grid> {};
 INSTANTIATE_TEST_SUITE_P(Grids, EpNodes,
                          ::testing::Values(Grid{2, 2}, Grid{4, 2}, Grid{3, 3}, Grid{6, 2},
@@ -182,11 +190,7 @@ TEST_P(EpNodes, LogFmtAndSeveralThreadsWithEarlyWeights) {
   const auto body = [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     check_low_latency(group, c, ep::Reduction::per_rank, true, true);
-    const ep::LowLatencyReceived got =
-        group
-            .low_latency_dispatch(in.x, in.topk_idx,
-                                  {.quantize = ep::Quantize::none, .weights = in.weights})
-            .receive();
+    const ep::LowLatencyReceived got = received_bfloat16(group, in);
     Tensor y = Tensor::empty(DataType::bfloat16, {c.local_experts(), got.x.shape[1], c.hidden});
     write_low_latency_expert_output(c, world.my_pe(), got, y);
     const Tensor out =
@@ -247,11 +251,7 @@ TEST(EpNodesMode, RanksThatRoundAtDifferentPlacesAreDistinguished) {
   const EpCase c = small({4, 2}, 13);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
-    const ep::LowLatencyReceived got =
-        group
-            .low_latency_dispatch(in.x, in.topk_idx,
-                                  {.quantize = ep::Quantize::none, .weights = in.weights})
-            .receive();
+    const ep::LowLatencyReceived got = received_bfloat16(group, in);
     const auto reduction = world.my_pe() == 1 ? ep::Reduction::exact : ep::Reduction::per_rank;
     ep::PendingCombine sent = group.low_latency_combine(got.x, in.topk_idx, in.weights, got.handle,
                                                         {.reduction = reduction});
@@ -264,11 +264,7 @@ TEST(EpNodesMode, WeightsThatChangeBetweenDispatchAndCombineAreRefused) {
   const EpCase c = small({4, 2}, 14);
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
-    const ep::LowLatencyReceived got =
-        group
-            .low_latency_dispatch(in.x, in.topk_idx,
-                                  {.quantize = ep::Quantize::none, .weights = in.weights})
-            .receive();
+    const ep::LowLatencyReceived got = received_bfloat16(group, in);
     Tensor other = Tensor::empty(DataType::float32, {c.tokens(world.my_pe()), c.top_k});
     std::fill_n(other.as<float>(), other.size(), 9.0F);
     if (other.size() > 0)

@@ -31,11 +31,7 @@ namespace {
 using Ucx = WithUcx;
 
 void check_operations(World& world) {
-  for (Pe pe = 0; pe < world.n_pes(); ++pe)
-    EXPECT_EQ(world.describe_transport(pe).find("ucx: put get atomics signals") == 0,
-              pe != world.my_pe())
-        << world.describe_transport(pe);
-  check_everything(world);
+  check_operations_over(world, "ucx");
 }
 
 class UcxWorld : public Ucx, public testing::WithParamInterface<Pe> {};

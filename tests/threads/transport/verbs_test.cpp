@@ -19,11 +19,7 @@ namespace {
 using Verbs = WithVerbs;
 
 void check_operations(World& world) {
-  for (Pe pe = 0; pe < world.n_pes(); ++pe)
-    EXPECT_EQ(world.describe_transport(pe).find("verbs: put get atomics signals") == 0,
-              pe != world.my_pe())
-        << world.describe_transport(pe);
-  check_everything(world);
+  check_operations_over(world, "verbs");
 }
 
 class VerbsWorld : public Verbs, public testing::WithParamInterface<Pe> {};

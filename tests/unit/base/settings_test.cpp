@@ -39,6 +39,12 @@ TEST(Settings, AreReadByNameAndByAlias) {
   EXPECT_EQ(settings_of({{"SHOAL_MAX_TEAMS", "9"}, {"NVSHMEM_MAX_TEAMS", "40"}}).max_teams, 9);
 }
 
+TEST(Settings, TellWhereTheHeapIs) {
+  EXPECT_FALSE(Settings().heap_on_gpu());
+  EXPECT_FALSE(settings_of({{"SHOAL_HEAP", "host"}}).heap_on_gpu());
+  EXPECT_TRUE(settings_of({{"SHOAL_HEAP", "CUDA"}}).heap_on_gpu());
+}
+
 TEST(Settings, ChoiceWithATextOfItsOwn) {
   EXPECT_EQ(settings_of({{"SHOAL_BOOTSTRAP", "Plugin:/My/File.so"}}).bootstrap,
             "plugin:/My/File.so");

@@ -213,6 +213,22 @@ TEST(EmulatorErrors, TransitionsFollowTheSpecification) {
   EXPECT_EQ(pair.modify(QpState::reset, {}), Status::ok);
 }
 
+TEST(EmulatorErrors, NumbersOfQueuePairsStayInTheirRange) {
+  NetworkOptions options;
+  options.nic.lowest_queue_pair = 0x100;
+  options.nic.queue_pair_numbers = 4;
+  options.nic.first_queue_pair = 0x102;
+  VirtualNetwork network(options);
+  Nic& nic = network.nic(0);
+  std::vector<std::uint32_t> numbers;
+  for (int i = 0; i < 3; ++i) numbers.push_back(nic.create_queue_pair({}).object->number());
+  EXPECT_EQ(numbers, (std::vector<std::uint32_t>{0x102, 0x103, 0x100}));
+  EXPECT_EQ(nic.destroy_queue_pair(0x103), Status::ok);
+  for (const std::uint32_t expected : {0x101U, 0x103U})  // 0x102 is in use
+    EXPECT_EQ(nic.create_queue_pair({}).object->number(), expected);
+  EXPECT_EQ(nic.create_queue_pair({}).status, Status::limit_exceeded);
+}
+
 TEST(EmulatorErrors, QuotasAreRefusedAndLeaveNothing) {
   NetworkOptions options;
   options.nic.limits = {.queue_pairs = 2,

@@ -36,6 +36,7 @@ class Library {
     folder_ = mkdtemp(folder.data());
     setenv("SHOAL_EMULATOR_DIRECTORY", folder_.c_str(), 1);
     setenv("SHOAL_EMULATOR_MAX_CQ", "16", 1);
+    setenv("SHOAL_EMULATOR_RELAXED_DELAY_US", "50000", 1);  // memory with relaxed ordering alone
     const auto lib = std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() /
                      "lib" / "emulator";
     verbs_ = dlopen((lib / "libibverbs.so.1").c_str(), RTLD_NOW | RTLD_LOCAL);

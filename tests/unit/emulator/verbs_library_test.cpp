@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -11,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/big_endian.hpp"
@@ -258,6 +261,104 @@ TEST_F(VerbsLibrary, AnArmedQueueRaisesAnEvent) {
   EXPECT_EQ(VERBS(ibv_destroy_qp)(a), 0);
   EXPECT_EQ(VERBS(ibv_destroy_cq)(queue), 0);
   EXPECT_EQ(VERBS(ibv_destroy_comp_channel, "IBVERBS_1.0")(channel), 0);
+}
+
+TEST_F(VerbsLibrary, ARefusedRequestRaisesAnEventAtItsTarget) {
+  ibv_cq *a_queue = make_queue(), *b_queue = make_queue();
+  ibv_qp *a = make_pair(a_queue), *b = make_pair(b_queue);
+  connect(a, b->qp_num);
+  connect(b, a->qp_num);
+  bad_key = 0x100;
+  ASSERT_EQ(post(a, IBV_WR_RDMA_WRITE, 0, 0, 8, 1), 0);
+  EXPECT_EQ(wait(a_queue).status, IBV_WC_REM_ACCESS_ERR);
+  ibv_async_event event{};
+  ASSERT_EQ(VERBS(ibv_get_async_event)(context, &event), 0);
+  EXPECT_EQ(event.event_type, IBV_EVENT_QP_ACCESS_ERR);
+  EXPECT_EQ(event.element.qp, b);
+  VERBS(ibv_ack_async_event)(&event);
+}
+
+TEST_F(VerbsLibrary, ALostCompletionRaisesAnEvent) {
+  ibv_cq* const small = make_queue(nullptr, 1);
+  ibv_qp* const a = make_pair(small);
+  connect(a, a->qp_num);
+  for (int i = 0; i < 8; ++i) (void)post(a, IBV_WR_RDMA_WRITE, 0, 64, 8, 1);
+  ibv_async_event event{};
+  ASSERT_EQ(VERBS(ibv_get_async_event)(context, &event), 0);
+  EXPECT_EQ(event.event_type, IBV_EVENT_CQ_ERR);
+  EXPECT_EQ(event.element.cq, small);
+  VERBS(ibv_ack_async_event)(&event);
+}
+
+// The bus delays writes to memory with relaxed ordering beyond their completion.
+TEST_F(VerbsLibrary, RelaxedMemoryIsWrittenLate) {
+  alignas(64) std::array<unsigned char, 64> target{};
+  ibv_mr* const relaxed =
+      VERBS(ibv_reg_mr)(domain, target.data(), target.size(), kAll | IBV_ACCESS_RELAXED_ORDERING);
+  ASSERT_NE(relaxed, nullptr);
+  ibv_cq* const queue = make_queue();
+  ibv_qp* const a = make_pair(queue);
+  connect(a, a->qp_num);
+  memory[0] = 77;
+  ibv_sge part{.addr = address(0), .length = 1, .lkey = region->lkey};
+  ibv_send_wr request = {}, *bad = nullptr;
+  request.sg_list = &part;
+  request.num_sge = 1;
+  request.opcode = IBV_WR_RDMA_WRITE;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.wr.rdma = {.remote_addr = reinterpret_cast<std::uint64_t>(target.data()),
+                     .rkey = relaxed->rkey};
+  const auto start = std::chrono::steady_clock::now();
+  ASSERT_EQ(ibv_post_send(a, &request, &bad), 0);
+  EXPECT_EQ(wait(queue).status, IBV_WC_SUCCESS);
+  const std::atomic_ref<unsigned char> word(target[0]);
+  const unsigned char seen = word.load();
+  const auto now = std::chrono::steady_clock::now();
+  if (now - start < std::chrono::milliseconds(50)) EXPECT_EQ(seen, 0);
+  while (word.load() != 77 && std::chrono::steady_clock::now() < now + kDeadline)
+    std::this_thread::yield();
+  EXPECT_EQ(word.load(), 77);
+  EXPECT_EQ(VERBS(ibv_dereg_mr)(relaxed), 0);
+}
+
+// The file descriptor stands for a dma-buf.
+TEST_F(VerbsLibrary, MemoryOfAFileDescriptorIsRegistered) {
+  const int fd = memfd_create("dma-buf", 0);
+  ASSERT_EQ(ftruncate(fd, 8192), 0);
+  constexpr std::uint64_t kIova = 0x7000'0000'1000;
+  ibv_mr* const buffer =
+      VERBS(ibv_reg_dmabuf_mr, "IBVERBS_1.12")(domain, 4096, 4096, kIova, fd, kAll);
+  ASSERT_NE(buffer, nullptr) << std::strerror(errno);
+  EXPECT_EQ(VERBS(ibv_reg_dmabuf_mr, "IBVERBS_1.12")(domain, 4096, 8192, kIova, fd, kAll), nullptr);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(VERBS(ibv_reg_dmabuf_mr, "IBVERBS_1.12")(domain, 0, 4096, kIova, -1, kAll), nullptr);
+  EXPECT_EQ(errno, EBADF);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);  // cannot be mapped
+  EXPECT_EQ(VERBS(ibv_reg_dmabuf_mr, "IBVERBS_1.12")(domain, 0, 4096, kIova, ends[0], kAll),
+            nullptr);
+  EXPECT_EQ(errno, EOPNOTSUPP);
+  close(ends[0]);
+  close(ends[1]);
+
+  ibv_cq* const queue = make_queue();
+  ibv_qp* const a = make_pair(queue);
+  connect(a, a->qp_num);
+  memory[0] = 77;
+  ibv_sge part{.addr = address(0), .length = 64, .lkey = region->lkey};
+  ibv_send_wr request = {}, *bad = nullptr;
+  request.sg_list = &part;
+  request.num_sge = 1;
+  request.opcode = IBV_WR_RDMA_WRITE;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.wr.rdma = {.remote_addr = kIova + 128, .rkey = buffer->rkey};
+  ASSERT_EQ(ibv_post_send(a, &request, &bad), 0);
+  EXPECT_EQ(wait(queue).status, IBV_WC_SUCCESS);
+  unsigned char seen = 0;
+  ASSERT_EQ(pread(fd, &seen, 1, 4096 + 128), 1);
+  EXPECT_EQ(seen, 77);
+  EXPECT_EQ(VERBS(ibv_dereg_mr)(buffer), 0);
+  close(fd);
 }
 
 TEST_F(VerbsLibrary, ADirectClientPostsByDoorbellAlone) {

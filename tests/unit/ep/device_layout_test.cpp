@@ -2,7 +2,6 @@
 // The memory layout of a group in GPU memory: pure functions of the options, without a GPU.
 #include <gtest/gtest.h>
 
-#include <random>
 #include <string>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include "ep/cuda/layout.hpp"
 #include "ep/plan/arena.hpp"
 #include "shoal/error.hpp"
+#include "support/draws.hpp"
 
 namespace shoal::ep {
 namespace {
@@ -95,23 +95,21 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
 TEST(EpDeviceLayout, PartsDoNotOverlap) {
   expect_apart(DeviceLayout(detail::make_shape(test::deepseek_options(), 8)),
                detail::make_shape(test::deepseek_options(), 8));
-  std::mt19937_64 random(5);
-  const auto pick = [&](std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
-  };
+  test::Draws draws(5);
   for (int i = 0; i < 500; ++i) {
-    const auto ranks = static_cast<std::int32_t>(pick(1, detail::kMaxDeviceRanks));
+    const auto ranks = static_cast<std::int32_t>(draws.pick(1, detail::kMaxDeviceRanks));
     GroupOptions options;
-    options.max_tokens = pick(0, 3) == 0 ? 0 : pick(1, 8192);
-    options.low_latency_max_tokens = options.max_tokens == 0 || pick(0, 1) == 1 ? pick(1, 512) : 0;
-    options.hidden = 16 * pick(1, 1024);
-    options.top_k = static_cast<std::int32_t>(pick(1, 32));
-    options.experts = ranks * static_cast<std::int32_t>(pick(1, 16));
-    options.live_results = static_cast<std::int32_t>(pick(1, 4));
-    options.max_scales = pick(0, 200);
-    options.combine_staging = pick(0, 1) == 1;
-    options.mask_failed = pick(0, 1) == 1;
-    options.dtype = pick(0, 1) == 1 ? DataType::bfloat16 : DataType::float8_e4m3;
+    options.max_tokens = draws.pick(0, 3) == 0 ? 0 : draws.pick(1, 8192);
+    options.low_latency_max_tokens =
+        options.max_tokens == 0 || draws.pick(0, 1) == 1 ? draws.pick(1, 512) : 0;
+    options.hidden = 16 * draws.pick(1, 1024);
+    options.top_k = static_cast<std::int32_t>(draws.pick(1, 32));
+    options.experts = ranks * static_cast<std::int32_t>(draws.pick(1, 16));
+    options.live_results = static_cast<std::int32_t>(draws.pick(1, 4));
+    options.max_scales = draws.pick(0, 200);
+    options.combine_staging = draws.pick(0, 1) == 1;
+    options.mask_failed = draws.pick(0, 1) == 1;
+    options.dtype = draws.pick(0, 1) == 1 ? DataType::bfloat16 : DataType::float8_e4m3;
     const detail::Shape shape = detail::make_shape(options, ranks);
     const DeviceLayout layout(shape);
     expect_apart(layout, shape);

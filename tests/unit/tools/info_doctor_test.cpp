@@ -281,6 +281,10 @@ TEST(DoctorOfNetworks, QueueDepth) {
   expect(subject, "queue depth", State::warning, "400 Gb/s take 70", "SHOAL_NETWORK_DEPTH=128");
   subject.settings.network_depth = 70;
   expect(subject, "queue depth", State::ok, "70 requests", "");
+  subject.settings.verbs_depth = 199;  // 70 transfers, 64 messages with atomics, 2 more
+  expect(subject, "queue depth", State::warning, "fill 200", "SHOAL_VERBS_DEPTH=256");
+  subject.settings.verbs_depth = 200;
+  expect(subject, "queue depth", State::ok, "70 requests", "");
 }
 
 TEST(DoctorOfHosts, Limits) {

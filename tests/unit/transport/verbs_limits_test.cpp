@@ -15,6 +15,7 @@
 
 #include "transport/verbs/address.hpp"
 #include "transport/verbs/order.hpp"
+#include "transport/verbs/requirements.hpp"
 
 namespace shoal::test {
 namespace {
@@ -167,6 +168,63 @@ TEST_F(VerbsStart, LimitsOfTheDeviceAreNamedWithTheSetting) {
   chosen.verbs_queue_pairs = 16;
   expect_refusal(chosen, {"16 queue pairs for each peer on each of 3 ports are more than 32"}, 2,
                  {"fake_0", "fake_1", "fake_2"});
+}
+
+TEST_F(VerbsStart, EveryQueuePairNeedsRoomInTheCompletionQueueAndAnAtomic) {
+  Settings chosen = settings();
+  chosen.verbs_queue_pairs = 2;
+  reset({.max_cqe = 15});
+  expect_refusal(chosen,
+                 {"the completion queue of fake_0:1 has 15 entries",
+                  "8 queue pairs need at least "
+                  "16",
+                  "SHOAL_VERBS_QUEUE_PAIRS (2)"},
+                 5);
+  reset({.max_cqe = 16});
+  start(chosen, 5);
+  reset({.most_reads_and_atomics = 7});
+  expect_refusal(chosen,
+                 {"fake_0:1 serves 7 reads and atomics at a time; 8 queue pairs need one each",
+                  "SHOAL_VERBS_QUEUE_PAIRS (2)"},
+                 5);
+  reset({.most_reads_and_atomics = 8});
+  start(chosen, 5);
+}
+
+TEST(VerbsRequirements, ShortfallsNameNeedLimitAndSetting) {
+  using transport::verbs::Demand;
+  Demand demand{.port = "mlx5_0:1",
+                .network_depth = 256,
+                .depth = 512,
+                .queue_pairs = 6,
+                .most_depth = 32'768,
+                .completions = 6 * 512};
+  EXPECT_EQ(transport::verbs::required_depth(256), 386u);
+  EXPECT_TRUE(shortfalls(demand).empty());  // the defaults
+  demand.depth = 385;
+  ASSERT_EQ(shortfalls(demand).size(), 1u);
+  EXPECT_EQ(shortfalls(demand)[0],
+            "send queues of mlx5_0:1 have 385 requests, SHOAL_NETWORK_DEPTH=256 fills 386, so "
+            "calls wait for room: set SHOAL_VERBS_DEPTH=386 (device: at most 32768)");
+  demand.most_depth = 385;
+  EXPECT_NE(shortfalls(demand)[0].find("the device has at most 385: set SHOAL_VERBS_DEPTH=385 and "
+                                       "a smaller SHOAL_NETWORK_DEPTH"),
+            std::string::npos);
+  demand.depth = 512;
+  demand.completions = 6 * 386 - 1;
+  ASSERT_EQ(shortfalls(demand).size(), 1u);
+  EXPECT_NE(shortfalls(demand)[0].find("has 2315 entries, the most of the device; 6 queue pairs "
+                                       "fill 2316"),
+            std::string::npos)
+      << shortfalls(demand)[0];
+}
+
+TEST(VerbsRequirements, ReadsAndAtomicsAreShared) {
+  using transport::verbs::atomics_of;
+  EXPECT_EQ(atomics_of({.queue_pairs = 6, .most_atomics = 100}, 16), 16u);
+  EXPECT_EQ(atomics_of({.queue_pairs = 10, .most_atomics = 100}, 16), 10u);
+  EXPECT_EQ(atomics_of({.queue_pairs = 10, .most_atomics = 0}, 16), 16u);
+  EXPECT_EQ(atomics_of({.queue_pairs = 101, .most_atomics = 100}, 16), 0u);
 }
 
 TEST_F(VerbsStart, StateChangesNameTheAttributesAndTheirLimits) {

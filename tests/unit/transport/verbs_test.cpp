@@ -7,6 +7,8 @@
 
 #include "fake_ibverbs/module.hpp"
 #include "support/expect_error.hpp"
+#ifdef SHOAL_FAKE_IBVERBS
+#include <infiniband/verbs.h>
 
 namespace shoal::test {
 namespace {
@@ -93,6 +95,32 @@ TEST_F(WithFakeVerbs, AQueuePairInErrorNamesThePeerAndTheReason) {
   });
 }
 
+// What the device finds wrong without a request of this PE: a refused request of the peer, a lost
+// completion.
+TEST_F(WithFakeVerbs, AsynchronousEventsNameTheirCause) {
+  for (const auto& [event, cause] :
+       {std::pair{IBV_EVENT_QP_ACCESS_ERR, "the device refused a request of the peer: the memory"},
+        std::pair{IBV_EVENT_CQ_ERR, "the completion queue has overflowed or is broken"},
+        std::pair{IBV_EVENT_DEVICE_FATAL, "the device reports a fatal error"}}) {
+    reset({.event = event});
+    run_pair(module->make, settings(), settings(), [&, text = cause](Pair& pair) {
+      const std::uint64_t value = 1;
+      expect_error(Code::peer_failed, text, [&] {
+        for (;;) {
+          pair.transport.put(pair.other, 64, &value, sizeof value);
+          pair.transport.quiet();
+        }
+      });
+    });
+  }
+}
+
+// A port that is down stops nothing by itself: requests are repeated.
+TEST_F(WithFakeVerbs, APortThatIsDownIsNoFailureYet) {
+  reset({.event = IBV_EVENT_PORT_ERR});
+  run_pair(module->make, settings(), settings(), check_quiet_completes_everything);
+}
+
 TEST_F(WithFakeVerbs, RoutesByTheGidOfRoce) {
   reset({.ethernet = true});
   run_pair(module->make, settings(), settings(), check_quiet_completes_everything);
@@ -107,3 +135,4 @@ TEST_F(WithFakeVerbs, SpreadsLongTransfersOverPorts) {
 
 }  // namespace
 }  // namespace shoal::test
+#endif

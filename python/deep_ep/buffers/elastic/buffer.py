@@ -28,7 +28,7 @@ from ..runtime import Operation, Runtime
 from ..warmup import WarmElasticBuffer
 from . import sizes
 from .combine import Combiner
-from .dispatch import Dispatcher, check_handle, make_outputs
+from .dispatch import Dispatcher, OutputForm, check_handle
 from .engram import Engram
 from .gather import GatherSessions
 from .handle import EPHandle, LateHandle
@@ -248,8 +248,7 @@ class ElasticBuffer(WarmElasticBuffer):
                 return *sent, EventOverlap()
         dispatcher.check_rows(rows, scales)
         expect(not do_zero_padding or do_expand, "dispatch: do_zero_padding needs do_expand")
-        cached = handle is not None
-        if cached:
+        if handle is not None:
             terms = dispatcher.cached_terms(
                 handle,
                 rows,
@@ -269,25 +268,9 @@ class ElasticBuffer(WarmElasticBuffer):
         with self._operation(
             "dispatch", previous_event, previous_event_before_epilogue, async_with_compute_stream
         ) as operation:
+            form = OutputForm(do_handle_copy, do_zero_padding, use_tma_aligned_col_major_sf)
             sent_with = (rows, scales, topk_weights, operation.stream, num_sms)
-            if cached:
-                received = dispatcher.send_cached(handle, terms, *sent_with)
-            else:
-                sent = dispatcher.send_new(terms, *sent_with)
-                received = sent.received
-            with profiled("dispatch_copy_epilogue_impl"):
-                if not cached:
-                    handle = dispatcher.make_handle(terms, sent, do_handle_copy, num_sms)
-                    if stats is not None:
-                        stats += handle.num_unaligned_recv_tokens_per_expert
-                outputs = make_outputs(
-                    received,
-                    handle,
-                    cached,
-                    do_zero_padding,
-                    use_tma_aligned_col_major_sf,
-                    operation.stream,
-                )
+            received, handle, outputs = dispatcher.send(terms, handle, form, stats, *sent_with)
         recv_x, recv_scales, recv_topk_idx, recv_weights = outputs
         inputs = (rows, scales, terms.topk_idx, topk_weights)
         overlap = operation.overlap(inputs, (*outputs, *received.tensors, *handle.tensors))

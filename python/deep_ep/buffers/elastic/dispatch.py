@@ -14,6 +14,7 @@ import torch
 from shoal._core.ep import expand
 
 from ...config import topk_idx_t
+from ...utils.event import profiled
 from ...utils.semantic import native_assert, value_or
 from ..checks import describe, expect, require_rows, require_tensor
 from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, as_rows, detached
@@ -37,6 +38,14 @@ class Terms(NamedTuple):
     alignment: int
     max_tokens: int
     worst_rows: int  # rank-major rows to return; 0: sizes are exchanged
+
+
+class OutputForm(NamedTuple):
+    """How a dispatch builds the tensors that it returns."""
+
+    copy_topk_idx: bool
+    zero_padding: bool
+    column_major_scales: bool
 
 
 class Sent(NamedTuple):
@@ -153,6 +162,33 @@ class Dispatcher:
             extents = (terms.num_experts // self._runtime.num_ranks,)
             require_tensor(_CALL, name, stats, (torch.int32,), extents, device)
 
+    def send(
+        self,
+        terms: Terms,
+        handle: EPHandle | None,
+        form: OutputForm,
+        stats: torch.Tensor | None,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        stream: int,
+        sms: int,
+    ) -> tuple[Received, EPHandle, Outputs]:
+        """Sends, along the layout of ``handle`` where given, and builds what the dispatch returns.
+        Adds the rows of a new dispatch to ``stats``."""
+        cached = handle is not None
+        if handle is not None:
+            received = self.send_cached(handle, terms, rows, scales, weights, stream, sms)
+        else:
+            sent = self.send_new(terms, rows, scales, weights, stream, sms)
+            received = sent.received
+        with profiled("dispatch_copy_epilogue_impl"):
+            if handle is None:
+                handle = self.make_handle(terms, sent, form.copy_topk_idx, sms)
+                if stats is not None:
+                    stats += handle.num_unaligned_recv_tokens_per_expert
+            return received, handle, _make_outputs(received, handle, cached, form, stream)
+
     def send_new(
         self,
         terms: Terms,
@@ -251,7 +287,7 @@ class Dispatcher:
         local_experts, top_k = terms.num_experts // runtime.num_ranks, topk_idx.shape[1]
         topk_rows = None
         expert_ends, counts = received.expert_ends, received.expert_counts
-        if terms.do_expand:  # make_outputs fills both
+        if terms.do_expand:  # _expand fills both
             topk_rows = sent.group.empty(tuple(received.topk_idx.shape), torch.int32)
             expert_ends = torch.empty_like(expert_ends)
         if terms.worst_rows:
@@ -322,33 +358,23 @@ def check_handle(call: str, handle: Any) -> None:
     )
 
 
-def make_outputs(
-    received: Received,
-    handle: EPHandle,
-    cached: bool,
-    zero_padding: bool,
-    column_major_scales: bool,
-    stream: int,
+def _make_outputs(
+    received: Received, handle: EPHandle, cached: bool, form: OutputForm, stream: int
 ) -> Outputs:
     """The tensors that a dispatch returns, from the received rows. Without ``cached`` it completes
     the handle of an expert-major dispatch."""
     if handle.do_expand:
-        return _expand(received, handle, cached, zero_padding, column_major_scales, stream)
+        return _expand(received, handle, cached, form, stream)
     recv_topk_idx, recv_scales = handle.shoal.topk_idx, received.scales
     if recv_topk_idx.dtype != topk_idx_t:
         recv_topk_idx = recv_topk_idx.to(topk_idx_t)
-    if recv_scales is not None and column_major_scales:
+    if recv_scales is not None and form.column_major_scales:
         recv_scales = layout.column_major(recv_scales)
     return received.x, recv_scales, recv_topk_idx, received.topk_weights
 
 
 def _expand(
-    received: Received,
-    handle: EPHandle,
-    cached: bool,
-    zero_padding: bool,
-    column_major_scales: bool,
-    stream: int,
+    received: Received, handle: EPHandle, cached: bool, form: OutputForm, stream: int
 ) -> Outputs:
     """Rank-major rows, scales and weights in expert-major order."""
     known, rows = handle.shoal, handle.num_expanded_tokens
@@ -356,7 +382,7 @@ def _expand(
     out = known.group.empty((rows, x.shape[1]), x.dtype)
     out_weights = None if weights is None else known.group.empty((rows,), torch.float32)
     out_scales = None
-    if scales is not None and column_major_scales:
+    if scales is not None and form.column_major_scales:
         out_scales = layout.empty_column_major(rows, scales)
     elif scales is not None:
         out_scales = known.group.empty((rows, scales.shape[1]), scales.dtype)
@@ -375,7 +401,7 @@ def _expand(
         out_weights,
         out_scales,
         None if cached else handle.psum_num_recv_tokens_per_expert,
-        zero_padding,
+        form.zero_padding,
         stream,
     )
     return out, out_scales, None, out_weights

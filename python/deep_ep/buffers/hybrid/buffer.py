@@ -17,12 +17,12 @@ from ..checks import describe, expect
 from ..elastic import ElasticBuffer, EPHandle
 from . import routing
 from .handle import Configurer, HybridConfig, HybridHandle
-from .permute import Permutation, permutation, permute, unpermute, unpermute_weights
+from .permute import permutation, permute, unpermute, unpermute_weights
 
 _MAX_TOP_K = 32
 _SIZES = struct.Struct("<3q")  # tokens, experts per token, experts
 
-# Rows [N, H], scales [N, n], weights [N, K].
+# Rows [N, H], scales [N, n], weights [N, K]; by expert [P, H], [P, n], [P].
 Received = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
@@ -152,18 +152,14 @@ class HybridEPBuffer:
                 call, hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts
             )
             topk_idx = self._agree(call, hidden.shape[0], topk_idx, experts, None)
-            elastic = None
+            send: dict[str, Any] = self._new_layout(topk_idx, experts, True)
         else:
-            topk_idx, experts, elastic = known.elastic.topk_idx, known.experts, known.elastic
+            topk_idx, experts, send = known.elastic.topk_idx, known.experts, known.layout
             probs = self._given_probs(hidden, probs, topk_weights, routing_map, topk_idx, experts)
         weights = None if probs is None else routing.by_slot(probs, topk_idx)
-        received, local_idx, elastic = self._send(
-            hidden, scaling_factor, topk_idx, weights, experts, elastic, True
-        )
-        x, scales, weights = received
+        (x, scales, weights), elastic = self._send(hidden, scaling_factor, weights, send)
         if known is None:
-            config = self._config(hidden, experts, None)
-            known = HybridHandle.make(elastic, local_idx, None, config, experts, False)
+            known = HybridHandle(elastic, self._config(hidden, experts, None), experts)
         if weights is not None:
             local = experts // self.group_size
             columns = local * self.num_of_hybrid_ep_ranks_per_nvlink_domain
@@ -241,24 +237,29 @@ class HybridEPBuffer:
             )
             limit = self._limit(call, non_blocking, num_permuted_tokens, multiple)
             topk_idx = self._agree(call, hidden.shape[0], topk_idx, experts, limit)
-            elastic = None
+            synchronize = limit is None or hidden.device.type == "cpu"
+            send: dict[str, Any] = self._new_layout(topk_idx, experts, synchronize)
+            if limit is None:
+                send |= {"do_expand": True, "do_zero_padding": True, "expert_alignment": multiple}
         else:
-            topk_idx, experts, elastic = known.elastic.topk_idx, known.experts, known.elastic
+            topk_idx, experts, send = known.elastic.topk_idx, known.experts, known.layout
             probs = self._given_probs(hidden, probs, topk_weights, routing_map, topk_idx, experts)
             limit = None
         weights = None if probs is None else routing.by_slot(probs, topk_idx)
-        synchronize = limit is None or hidden.device.type == "cpu"
-        received, local_idx, elastic = self._send(
-            hidden, scaling_factor, topk_idx, weights, experts, elastic, synchronize
-        )
+        received, elastic = self._send(hidden, scaling_factor, weights, send)
         if known is None:
-            order = self._order(elastic, local_idx, multiple, limit)
-            config = self._config(hidden, experts, pad_multiple)
-            known = HybridHandle.make(
-                elastic, local_idx, order, config, experts, fuse_permute_dispatch
+            config, fused = self._config(hidden, experts, pad_multiple), fuse_permute_dispatch
+            places = None
+            if limit is not None:
+                counts = elastic.num_unaligned_recv_tokens_per_expert
+                places = permutation(elastic.shoal.topk_idx, counts, multiple, limit)
+            known = HybridHandle(
+                elastic, config, experts, permuted=True, places=places, fused=fused
             )
-        x, scales, weights = permute(known.order, *received)
-        return x, weights, scales, known.order.tokens_per_expert, known
+        if known.places is not None:
+            received = permute(known.places, *received)
+        x, scales, weights = received
+        return x, weights, scales, known.tokens_per_expert, known
 
     def combine_with_unpermute(
         self,
@@ -280,19 +281,21 @@ class HybridEPBuffer:
         self._warn_of_count(num_dispatched_tokens)
         expect(handle is not None, f"{call}: handle is needed")
         known = self._known(call, handle, permuted=True)
-        order = known.order
         native_assert(
-            hidden.dim() == 2 and hidden.shape[0] == order.rows,
-            f"{call}: hidden is {describe(hidden)}; the dispatch returned {order.rows} rows",
+            hidden.dim() == 2 and hidden.shape[0] == known.rows,
+            f"{call}: hidden is {describe(hidden)}; the dispatch returned {known.rows} rows",
         )
         weights = None
         if probs is not None:
             native_assert(
-                probs.numel() == order.rows,
-                f"{call}: probs are {describe(probs)}; the dispatch returned {order.rows} rows",
+                probs.numel() == known.rows,
+                f"{call}: probs are {describe(probs)}; the dispatch returned {known.rows} rows",
             )
-            weights = unpermute_weights(order, probs.detach().float())
-        return self._collect(unpermute(order, hidden.detach()), weights, known)
+            weights = probs.detach().float().flatten()
+        if known.places is not None:
+            hidden = unpermute(known.places, hidden.detach())
+            weights = None if weights is None else unpermute_weights(known.places, weights)
+        return self._collect(hidden, weights, known)
 
     @staticmethod
     def _warn_of_count(num_dispatched_tokens: int | None) -> None:
@@ -304,7 +307,7 @@ class HybridEPBuffer:
         if handle is None:
             return None
         native_assert(
-            isinstance(handle, HybridHandle) and (handle.order is not None) == permuted,
+            isinstance(handle, HybridHandle) and handle.permuted == permuted,
             f"{call}: handle is a {type(handle).__name__}; allowed: the handle of dispatch"
             f"{'_with_permute' if permuted else ''}, unchanged",
         )
@@ -423,40 +426,40 @@ class HybridEPBuffer:
         missing = self._top_k - chosen.shape[1]
         return torch.nn.functional.pad(chosen, (0, missing), value=-1)
 
+    def _new_layout(
+        self, topk_idx: torch.Tensor, experts: int, synchronize: bool
+    ) -> dict[str, Any]:
+        """The layout arguments of a dispatch of the elastic buffer."""
+        return {
+            "topk_idx": topk_idx,
+            "num_experts": experts,
+            "num_max_tokens_per_rank": max(
+                1, self.configurer.buffer_config.max_num_of_tokens_per_rank
+            ),
+            "do_cpu_sync": synchronize,
+        }
+
     def _send(
         self,
         hidden: torch.Tensor,
         scales: torch.Tensor | None,
-        topk_idx: torch.Tensor,
         weights: torch.Tensor | None,
-        experts: int,
-        handle: EPHandle | None,
-        synchronize: bool,
-    ) -> tuple[Received, torch.Tensor, EPHandle]:
-        """Sends rows. Returns them with local experts int64 [N, K] or -1, and the handle."""
+        layout: dict[str, Any],
+    ) -> tuple[Received, EPHandle]:
         rows: Any = hidden.detach().contiguous()
         if scales is not None:
             rows = (rows.view(torch.float8_e4m3fn), scales)
-        known = {"handle": handle}
-        if handle is None:
-            known = {
-                "topk_idx": topk_idx,
-                "num_experts": experts,
-                "num_max_tokens_per_rank": max(
-                    1, self.configurer.buffer_config.max_num_of_tokens_per_rank
-                ),
-                "do_cpu_sync": synchronize,
-            }
         rows, _, weights, handle, _ = self._elastic.dispatch(
-            rows, topk_weights=weights, num_sms=self._sms[0], **known
+            rows, topk_weights=weights, num_sms=self._sms[0], **layout
         )
         x, scales = rows if isinstance(rows, tuple) else (rows, None)
-        return (x.view(hidden.dtype), scales, weights), handle.shoal.topk_idx, handle
+        return (x.view(hidden.dtype), scales, weights), handle
 
     def _collect(
         self, rows: torch.Tensor, weights: torch.Tensor | None, known: HybridHandle
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sums rank-major rows and weights [N, K] at the sources of the tokens."""
+        """Sums rows and weights, in the form of the elastic dispatch, at the sources of the
+        tokens."""
         sums, weights, _ = self._elastic.combine(
             rows.detach().contiguous(), known.elastic, topk_weights=weights, num_sms=self._sms[1]
         )
@@ -464,17 +467,3 @@ class HybridEPBuffer:
             return sums, None
         topk_idx = known.elastic.topk_idx
         return sums, routing.by_expert(weights, topk_idx, (topk_idx.shape[0], known.experts))
-
-    @staticmethod
-    def _order(
-        elastic: EPHandle, local_idx: torch.Tensor, multiple: int, limit: int | None
-    ) -> Permutation:
-        """The expert-major order; ``limit``: its number of rows, None: as many as there are."""
-        counts = elastic.num_unaligned_recv_tokens_per_expert
-        if limit is not None:
-            return permutation(local_idx, counts, multiple, limit)
-        known = elastic.num_recv_tokens_per_expert_list  # on the host, without padding
-        padded = [-(-count // multiple) * multiple for count in known]
-        order = permutation(local_idx, counts, multiple, sum(padded))
-        # Blocking calls return the counts on the host.
-        return order._replace(tokens_per_expert=torch.tensor(padded, device="cpu"))

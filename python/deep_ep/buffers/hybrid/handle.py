@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,44 +39,89 @@ class HybridHandle(tuple):
     ``dispatch_with_permute``.
 
     Entries that programs use have values: the number of received rows, the map of local experts,
-    the number of tokens, the config and the overflow flag. Maps of DeepEP's queues are None.
+    the number of tokens, the config and the overflow flag. Maps of DeepEP's queues are None. The
+    entries are made when the tuple is first looked into: most programs only pass it on.
 
-    Attributes: ``elastic`` (the EPHandle), ``local_idx`` (int64 [N, K], local experts or -1),
-    ``order`` (the Permutation; None without permute), ``experts``.
+    Attributes: ``elastic`` (the EPHandle), ``experts``, ``permuted`` (of dispatch_with_permute),
+    ``places`` (the Permutation of rank-major rows; None: the elastic dispatch returned expert-major
+    rows, or they stay rank-major), ``rows`` (of the result), ``tokens_per_expert``.
     """
 
     elastic: EPHandle
-    local_idx: torch.Tensor
-    order: Permutation | None
     experts: int
+    permuted: bool
+    places: Permutation | None
+    rows: int
+    tokens_per_expert: torch.Tensor | None
 
-    @classmethod
-    def make(
-        cls,
+    def __new__(
+        cls, *_args: Any, permuted: bool = False, fused: bool = False, **_more: Any
+    ) -> HybridHandle:
+        return super().__new__(cls, (None,) * (7 if not permuted else 11 if fused else 9))
+
+    def __init__(
+        self,
         elastic: EPHandle,
-        local_idx: torch.Tensor,
-        order: Permutation | None,
         config: HybridConfig,
         experts: int,
-        fused: bool,
-    ) -> HybridHandle:
-        local_experts = config.num_of_experts_per_rank
+        permuted: bool = False,
+        places: Permutation | None = None,
+        fused: bool = False,
+    ) -> None:
+        self.elastic, self.experts, self.permuted = elastic, experts, permuted
+        self.places, self._config, self._fused = places, config, fused
+        self.tokens_per_expert = None
+        if places is not None:
+            self.rows, self.tokens_per_expert = places.rows, places.tokens_per_expert
+        elif permuted:
+            self.rows = elastic.num_expanded_tokens
+            # Blocking calls return the counts on the host.
+            counts = elastic.num_recv_tokens_per_expert_list
+            self.tokens_per_expert = torch.tensor(counts, dtype=torch.int64, device="cpu")
+        else:
+            self.rows = elastic.num_recv_tokens
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """The layout arguments of a dispatch that repeats this one."""
+        expanded = self.elastic.do_expand
+        return {"handle": self.elastic, "do_expand": expanded, "do_zero_padding": expanded}
+
+    @property
+    def local_idx(self) -> torch.Tensor:
+        """int64 [N, K]: local experts of the rank-major rows, or -1."""
+        return self.elastic.shoal.topk_idx
+
+    @functools.cached_property
+    def _entries(self) -> tuple[Any, ...]:
+        local_experts, local_idx = self._config.num_of_experts_per_rank, self.local_idx
         local_map = torch.zeros(
             (local_idx.shape[0], local_experts + 1), dtype=torch.bool, device=local_idx.device
         )
         column = torch.where(local_idx < 0, local_experts, local_idx)
         local_map.scatter_(1, column, True)
         received = (local_idx >= 0).any(1).sum(dtype=torch.int32)[None]
-        tokens = elastic.topk_idx.shape[0]
         entries: tuple[Any, ...] = (None, None, None, received, local_map[:, :local_experts])
-        if order is None:
-            entries += (tokens, config)
-        elif fused:
-            entries += (None, order.slot_rows, order.tokens_per_expert)
-            entries += (tokens, config, order.overflow)
+        after = (self.elastic.topk_idx.shape[0], self._config)
+        if not self.permuted:
+            return entries + after
+        if self.places is not None:
+            slot_rows, overflow = self.places.slot_rows, self.places.overflow
         else:
-            entries += (order.slot_rows, tokens, config, order.overflow)
-        handle = cls(entries)
-        handle.elastic, handle.local_idx = elastic, local_idx
-        handle.order, handle.experts = order, experts
-        return handle
+            slot_rows = self.elastic.shoal.topk_rows.long()
+            overflow = torch.zeros(1, dtype=torch.bool, device=local_idx.device)
+        if self._fused:
+            entries += (None, slot_rows, self.tokens_per_expert)
+        else:
+            entries += (slot_rows,)
+        return (*entries, *after, overflow)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._entries[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._entries)
+
+    # The entries hold tensors, which are not compared.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__

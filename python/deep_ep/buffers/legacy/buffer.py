@@ -214,21 +214,20 @@ class Buffer(WarmBuffer):
         event.
         """
         call = "get_dispatch_layout"
-        if self._is_idle() and not (previous_event or async_finish or allocate_on_comm_stream):
-            # The fast path: one binding call. It returns None and has no effect where an argument
-            # is not what earlier calls had.
-            group = self._normal.known.get(num_experts)
-            found = None if group is None else group.calls.try_layout(topk_idx, num_experts)
-            if found is not None:
-                self._normal.latest = group
-                per_rank, per_expert, in_rank = found
-                return per_rank, None, per_expert, in_rank, EventOverlap()
+        plain = not (previous_event or async_finish or allocate_on_comm_stream)
+        if plain and self._is_idle():
+            layout = self._normal.try_layout(topk_idx, num_experts)
+            if layout is not None:
+                return *layout, EventOverlap()
         runtime = self._open(call)
-        require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (None, None), runtime.device)
         with runtime.operation(
             call, previous_event, async_finish, allocate_on_comm_stream
         ) as operation:
-            layout = self._normal.layout(topk_idx, num_experts, operation.stream)
+            layout = None if plain else self._normal.try_layout(topk_idx, num_experts)
+            if layout is None:
+                extents = (None, None)
+                require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), extents, runtime.device)
+                layout = self._normal.layout(topk_idx, num_experts, operation.stream)
         return *layout, operation.overlap((topk_idx,), layout)
 
     def dispatch(
@@ -269,29 +268,41 @@ class Buffer(WarmBuffer):
         layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
         top_k, limits = (topk_idx, topk_weights), (expert_alignment, num_worst_tokens)
         sms = self._sms(config)
-        if self._is_plain(previous_event, async_finish, allocate_on_comm_stream):
+
+        def result(received: Any, *others: Any) -> tuple[Any, ...]:
+            return received.x if scales is None else (received.x, received.scales), *others
+
+        def try_fast() -> tuple[Any, ...] | None:
+            """One binding call on the current stream; None, without effect, where an argument is
+            not what earlier calls had."""
+            if self._on_host and profiling():
+                return None
             if handle is None:
-                sent = self._normal.try_dispatch(rows, scales, layout, top_k, *limits, sms)
-                if sent is not None:
-                    return *sent, EventOverlap()
-            elif type(handle) is NormalHandle and topk_idx is None and topk_weights is None:
-                received = handle.group.calls.try_redispatch(rows, scales, handle.layout, sms)
-                if received is not None:
-                    recv_x = received.x if scales is None else (received.x, received.scales)
-                    return recv_x, None, None, None, None, EventOverlap()
-        self._normal.check_rows(call, rows, scales)
+                return self._normal.try_dispatch(rows, scales, layout, top_k, *limits, sms)
+            if type(handle) is not NormalHandle or not (topk_idx is topk_weights is None):
+                return None
+            received = handle.group.calls.try_redispatch(rows, scales, handle.layout, sms)
+            return None if received is None else (received, None, None, None, None)
+
+        plain = not (previous_event or async_finish or allocate_on_comm_stream)
+        sent = try_fast() if plain else None  # once: where sizes are exchanged it is collective
+        if sent is not None:
+            return *result(*sent), EventOverlap()
         with runtime.operation(
             call, previous_event, async_finish, allocate_on_comm_stream
         ) as operation:
-            how = (*limits, operation.stream, sms)
-            if handle is None:
-                received, *result = self._normal.dispatch_new(rows, scales, layout, top_k, *how)
-            else:
-                received = self._normal.dispatch_cached(rows, scales, handle, top_k, *how[2:])
-                result = (None, None, None, None)
-        recv_x = received.x if scales is None else (received.x, received.scales)
+            if not plain:
+                sent = try_fast()
+            if sent is None:
+                self._normal.check_rows(call, rows, scales)
+                how = (*limits, operation.stream, sms)
+                if handle is None:
+                    sent = self._normal.dispatch_new(rows, scales, layout, top_k, *how)
+                else:
+                    received = self._normal.dispatch_cached(rows, scales, handle, top_k, *how[2:])
+                    sent = (received, None, None, None, None)
         inputs = (rows, scales, topk_idx, topk_weights, is_token_in_rank)
-        return recv_x, *result, operation.overlap(inputs, received.tensors)
+        return *result(*sent), operation.overlap(inputs, sent[0].tensors)
 
     def combine(
         self,
@@ -314,31 +325,37 @@ class Buffer(WarmBuffer):
         call = "combine"
         runtime = self._open(call)
         check_torch_deterministic()
-        if (
-            bias is None
-            and type(handle) is NormalHandle
-            and self._is_plain(previous_event, async_finish, allocate_on_comm_stream)
-        ):
-            sums = handle.group.calls.try_combine(
-                x, handle.layout, topk_weights, None, self._sms(config)
-            )
-            if sums is not None:
-                return *sums, EventOverlap()
-        self._normal.check_handle(call, handle)
+        sms = self._sms(config)
+
+        def try_fast() -> tuple[torch.Tensor, torch.Tensor | None] | None:
+            """As in dispatch."""
+            usual = bias is None and type(handle) is NormalHandle
+            if not usual or (self._on_host and profiling()):
+                return None
+            return handle.group.calls.try_combine(x, handle.layout, topk_weights, None, sms)
+
+        plain = not (previous_event or async_finish or allocate_on_comm_stream)
+        sums = try_fast() if plain else None
+        if sums is not None:
+            return *sums, EventOverlap()
         biases = bias if isinstance(bias, tuple) else () if bias is None else (bias,)
-        self._normal.check_combine(x, handle, topk_weights, biases)
         with runtime.operation(
             call, previous_event, async_finish, allocate_on_comm_stream
         ) as operation:
-            sums, weights = handle.group.combine(
-                x,
-                handle.shoal,
-                topk_weights,
-                tuple(detached(one) for one in biases if one is not None),
-                operation.stream,
-                self._sms(config),
-            )
-        return sums, weights, operation.overlap((x, topk_weights, *biases), (sums, weights))
+            if not plain:
+                sums = try_fast()
+            if sums is None:
+                self._normal.check_handle(call, handle)
+                self._normal.check_combine(x, handle, topk_weights, biases)
+                sums = handle.group.combine(
+                    x,
+                    handle.shoal,
+                    topk_weights,
+                    tuple(detached(one) for one in biases if one is not None),
+                    operation.stream,
+                    sms,
+                )
+        return *sums, operation.overlap((x, topk_weights, *biases), sums)
 
     def internode_dispatch(
         self,
@@ -573,12 +590,6 @@ class Buffer(WarmBuffer):
     def _is_idle(self) -> bool:
         """Whether the buffer is open, and no warm-up is in progress."""
         return self.runtime is not None and self.runtime.preparation is None
-
-    def _is_plain(self, previous_event: Any, async_finish: bool, on_comm_stream: bool) -> bool:
-        """Whether a call of normal mode has no events, and no profiler wants its name."""
-        return not (
-            previous_event or async_finish or on_comm_stream or (self._on_host and profiling())
-        )
 
     @staticmethod
     def _sms(config: Config | None) -> int:

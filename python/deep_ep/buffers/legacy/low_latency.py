@@ -231,6 +231,7 @@ class LowLatencyMode:
         ranks, device = self._runtime.num_ranks, self._runtime.device
         call = "low_latency_query_mask_buffer"
         require_tensor(call, "mask_status", status, (torch.int32,), (ranks,), device)
+        self._runtime.synchronize_stream()  # calls that are queued may mask ranks
         masked = self._pool.masked()
         status.copy_(torch.tensor([rank in masked for rank in range(ranks)], dtype=torch.int32))
 

@@ -24,6 +24,26 @@ CallerLayout = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 NewDispatch = tuple[Received, torch.Tensor | None, torch.Tensor | None, list[int], NormalHandle]
 
 
+def _routing(
+    group: NormalGroup,
+    topk_idx: torch.Tensor,
+    per_rank: torch.Tensor,
+    in_rank: torch.Tensor,
+    stream: int,
+) -> Any:
+    """The routing of the layout call that returned ``in_rank``, or a new one. Its counts must be
+    the caller's."""
+    routing = group.calls.remembered(in_rank, topk_idx)
+    if routing is None:
+        routing = group.route(topk_idx, stream)
+    if counted := routing.tokens_per_rank:
+        native_assert(
+            counted == per_rank.tolist(),
+            f"dispatch: num_tokens_per_rank is {per_rank.tolist()}, by topk_idx {counted}",
+        )
+    return routing
+
+
 class NormalMode:
     """Checks arguments and runs dispatches that have no handle yet.
 
@@ -79,6 +99,17 @@ class NormalMode:
                     call, "bias", one, (x.dtype,), (handle.num_tokens, shape.hidden), device
                 )
 
+    def try_layout(self, topk_idx: torch.Tensor, num_experts: int) -> Layout | None:
+        """The result of get_dispatch_layout, by one binding call on the current stream. None,
+        without effect, where an argument is not what earlier calls had."""
+        group = self.known.get(num_experts)
+        found = None if group is None else group.calls.try_layout(topk_idx, num_experts)
+        if found is None:
+            return None
+        self.latest = group
+        per_rank, per_expert, in_rank = found
+        return per_rank, None, per_expert, in_rank
+
     def layout(self, topk_idx: torch.Tensor, num_experts: int, stream: int) -> Layout:
         """The result of get_dispatch_layout."""
         runtime = self._runtime
@@ -101,9 +132,9 @@ class NormalMode:
         alignment: int,
         worst_rows: int,
         sms: int,
-    ) -> tuple[Any, torch.Tensor, torch.Tensor, list[int], NormalHandle] | None:
-        """What Buffer.dispatch returns, without the event, along the layout of
-        get_dispatch_layout. None, without effect, where the general path is needed."""
+    ) -> NewDispatch | None:
+        """A dispatch along the layout of get_dispatch_layout, by one binding call on the current
+        stream. None, without effect, where the general path is needed."""
         group, self._room = self.latest, None
         if group is None:
             return None
@@ -115,9 +146,8 @@ class NormalMode:
         if received is None:
             return None
         handle = NormalHandle.make(group, received.layout, in_rank, self._runtime.rank, 1)
-        recv_x = received.x if scales is None else (received.x, received.scales)
         counts = received.tokens_per_expert
-        return recv_x, received.topk_idx, received.topk_weights, counts, handle
+        return received, received.topk_idx, received.topk_weights, counts, handle
 
     def _agree_on_room(self, tokens: int, scales: int) -> bool:
         """Whether the latest group has room for what all ranks send. Collective."""
@@ -194,14 +224,7 @@ class NormalMode:
         shape = GroupShape(rows.shape[1], topk_idx.shape[1], experts)
         num_scales = 0 if terms.scales is None else terms.scales.shape[1]
         group = self._group(shape, rows.shape[0], num_scales, terms)
-        routing = group.calls.remembered(in_rank, topk_idx)
-        if routing is None:
-            routing = group.route(topk_idx, terms.stream)
-        if counted := routing.tokens_per_rank:
-            native_assert(
-                counted == per_rank.tolist(),
-                f"dispatch: num_tokens_per_rank is {per_rank.tolist()}, by topk_idx {counted}",
-            )
+        routing = _routing(group, topk_idx, per_rank, in_rank, terms.stream)
         received = group.dispatch(rows, routing, terms)
         handle = NormalHandle.make(
             group, received.layout, in_rank, runtime.rank, runtime.get_num_rdma_ranks()

@@ -3,6 +3,30 @@
 #include "ep/cuda/low_latency/parts.hpp"
 
 namespace shoal::ep::cuda {
+namespace {
+
+/// What follows from the caller's arguments alone.
+LowLatencyCombineSend send_of(const TensorView& y, const TensorView& weights,
+                              const CudaLowLatencyHandle& handle,
+                              const LowLatencyCombineOptions& options) {
+  LowLatencyCombineSend call{};
+  call.y = y.as<std::uint16_t>();
+  call.expert_stride = y.strides[0];
+  call.row_stride = y.strides[1];
+  call.weights = weights.as<float>();
+  call.tokens = static_cast<std::int32_t>(handle.routing->tokens);
+  call.form = form_of(options);
+  call.exact = options.reduction == Reduction::exact ? 1 : 0;
+  call.weights_travelled = handle.has_weights ? 1 : 0;
+  // A send whose receive is deferred must not wait for weights.
+  call.unsummed =
+      call.form == CombineRowForm::sums && !handle.has_weights && options.defer_receive ? 1 : 0;
+  call.keeps_weights = options.defer_receive ? 1 : 0;
+  call.handle = handle.view;
+  return call;
+}
+
+}  // namespace
 
 std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
     const TensorView& y, const TensorView&, const TensorView& weights,
@@ -10,7 +34,6 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
     const LowLatencyCombineOptions& options) {
   GroupState& state = group_.state;
   const auto& handle = detail::of_backend<CudaLowLatencyHandle>(*base, "low_latency_combine");
-  const CombineRowForm form = form_of(options);
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
   require(
@@ -36,28 +59,15 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   pending->out = options.out.defined() ? Tensor(options.out, nullptr)
                                        : parts_->combined(handle.routing->tokens);
 
-  LowLatencyCombineSend call{};
+  LowLatencyCombineSend call = send_of(y, weights, handle, options);
   call.group = group_.device;
   call.sizes = parts_->sizes();
-  call.y = y.as<std::uint16_t>();
-  call.expert_stride = y.strides[0];
-  call.row_stride = y.strides[1];
-  call.weights = weights.as<float>();
-  call.tokens = static_cast<std::int32_t>(handle.routing->tokens);
-  call.form = form;
-  call.exact = options.reduction == Reduction::exact ? 1 : 0;
-  call.weights_travelled = handle.has_weights ? 1 : 0;
-  // A send whose receive is deferred must not wait for weights.
-  call.unsummed =
-      form == CombineRowForm::sums && !handle.has_weights && options.defer_receive ? 1 : 0;
-  call.keeps_weights = options.defer_receive ? 1 : 0;
-  call.flags =
-      options.defer_receive || group_.device.mask_failed != 0 || form == CombineRowForm::log_fmt
-          ? 1
-          : 0;
+  call.flags = options.defer_receive || group_.device.mask_failed != 0 ||
+                       call.form == CombineRowForm::log_fmt
+                   ? 1
+                   : 0;
   call.longest_wait =
       options.wait_ns.defined() ? parts_->waits_of_combine(pending->epoch) : nullptr;
-  call.handle = handle.view;
   call.pending = pending->view;
   call.serial = pending->serial;
   state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending->epoch,

@@ -53,8 +53,15 @@ class CombineReceiver {
   __device__ void look_at_ranks(RankStates& ranks) const {
     for (auto rank = static_cast<std::int32_t>(threadIdx.x); rank < group_.ranks;
          rank += static_cast<std::int32_t>(blockDim.x)) {
+      const bool asks = self_signalling(group_) && may_be_unsummed();
+      // Of both halves, because the load of the epoch, which says which one counts, is in flight.
+      std::uint64_t early[2] = {};
+      for (std::uint64_t half = 0; asks && half < 2; ++half)
+        early[half] = ptx::ld_relaxed_sys_global(combine_notice(group_, group_.me, half, rank));
+      const std::uint64_t said = (epoch_ & 1) != 0 ? early[1] : early[0];
       ranks.masked[rank] = is_masked(group_, rank);
-      ranks.unsummed[rank] = self_signalling(group_) && may_be_unsummed() && wait_for_notice(rank);
+      ranks.unsummed[rank] =
+          asks && (is_epoch(said, epoch_) ? says_unsummed(said) : wait_for_notice(rank));
     }
   }
 
@@ -168,7 +175,10 @@ class CombineReceiver {
         [&] { return ahead_of(said = ptx::ld_relaxed_sys_global(notice), epoch_) >= 0; }, notice,
         call_.wait_ns != nullptr ? &waited : nullptr);
     note_wait(call_.longest_wait, rank, waited);
-    return is_epoch(said, epoch_) && (said & CombineNoticeWord::kUnsummed) != 0;
+    return is_epoch(said, epoch_) && says_unsummed(said);
+  }
+  __device__ static bool says_unsummed(std::uint64_t said) {
+    return (said & CombineNoticeWord::kUnsummed) != 0;
   }
 
   /// For the statistics: how long the last word of a row takes. One warp measures.
@@ -242,15 +252,19 @@ struct RowSum {
   }
 };
 
+/// Rows that a thread has in flight; expert outputs in place of sums: in a receive directly behind
+/// its send, and in a deferred one.
+constexpr int kRowsAhead = 8, kFewAhead = 2, kManyAhead = 4;
+
 /// How bfloat16 rows are added: each as it is; weighted; or weighted and grouped by rank.
 enum class RowAddition : std::uint8_t { plain, weighted, by_rank };
 
 /// Adds up bfloat16 rows, kAhead of them in flight.
-template <RowAddition kAddition>
+template <RowAddition kAddition, int kAhead>
 __device__ void add_rows(const CombineReceiver& collector, const LowLatencyCombineReceive& call,
                          const TokenRows& token_rows, uint4* out) {
   constexpr bool kByRank = kAddition == RowAddition::by_rank;
-  constexpr int kAhead = kByRank ? 4 : 8, kRankBits = 8;
+  constexpr int kRankBits = 8;
   static_assert(kMaxDeviceRanks <= 1 << kRankBits && kAhead * kRankBits <= 64);
   const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
   // Rows are the bits of `all`: top-k slots, or positions in the order by rank.
@@ -321,7 +335,9 @@ __device__ void agree(TokenRows& token_rows) {
 
 namespace low_latency {
 
-template <CombineRowForm kForm>
+/// kUnsummedAhead: rows in flight of ranks that send expert outputs in place of sums. More of them
+/// take registers from the sums, so only deferred receives, which mostly get such rows, have many.
+template <CombineRowForm kForm, int kUnsummedAhead>
 __global__ void __launch_bounds__(kThreads, 1)
     combine_receive_kernel(const __grid_constant__ LowLatencyCombineReceive call) {
   begin_kernel(call.chained != 0);
@@ -348,11 +364,14 @@ __global__ void __launch_bounds__(kThreads, 1)
                       self_signalling(group), shared);
       rows.add_up(collector.out_row(token));
     } else if constexpr (kForm == CombineRowForm::rows) {
-      add_rows<RowAddition::weighted>(collector, call, token_rows, collector.out_row(token));
+      add_rows<RowAddition::weighted, kRowsAhead>(collector, call, token_rows,
+                                                  collector.out_row(token));
     } else if (token_rows.unsummed == 0) {
-      add_rows<RowAddition::plain>(collector, call, token_rows, collector.out_row(token));
+      add_rows<RowAddition::plain, kRowsAhead>(collector, call, token_rows,
+                                               collector.out_row(token));
     } else {
-      add_rows<RowAddition::by_rank>(collector, call, token_rows, collector.out_row(token));
+      add_rows<RowAddition::by_rank, kUnsummedAhead>(collector, call, token_rows,
+                                                     collector.out_row(token));
     }
   }
   collector.end();
@@ -372,23 +391,29 @@ void launch_low_latency_combine_receive(const LowLatencyCombineReceive& call,
   const std::uint32_t rounds = (chunks + kThreads - 1) / kThreads;
   const std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
   const std::uint32_t pieces = (chunks * 8 + kLogfmtPiece - 1) / kLogfmtPiece;
+  const auto start = [&](auto* kernel, std::uint32_t block_threads) {
+    launch(kernel, blocks, block_threads, 0, call, limits, stream);
+  };
+  using low_latency::combine_receive_kernel;
   switch (call.form) {
     case CombineRowForm::sums:
-      return launch(low_latency::combine_receive_kernel<CombineRowForm::sums>, blocks, threads, 0,
-                    call, limits, stream);
+      return start(call.grants == 0 ? combine_receive_kernel<CombineRowForm::sums, kFewAhead>
+                                    : combine_receive_kernel<CombineRowForm::sums, kManyAhead>,
+                   threads);
     case CombineRowForm::rows:
-      return launch(low_latency::combine_receive_kernel<CombineRowForm::rows>, blocks, threads, 0,
-                    call, limits, stream);
+      return start(combine_receive_kernel<CombineRowForm::rows, 0>, threads);
     case CombineRowForm::log_fmt:
-      return launch(low_latency::combine_receive_kernel<CombineRowForm::log_fmt>, blocks,
-                    std::min(kThreads, pieces * 32), 0, call, limits, stream);
+      return start(combine_receive_kernel<CombineRowForm::log_fmt, 0>,
+                   std::min(kThreads, pieces * 32));
   }
 }
 
 void load_low_latency_combine_receive() {
-  load_kernel(low_latency::combine_receive_kernel<CombineRowForm::sums>);
-  load_kernel(low_latency::combine_receive_kernel<CombineRowForm::rows>);
-  load_kernel(low_latency::combine_receive_kernel<CombineRowForm::log_fmt>);
+  using low_latency::combine_receive_kernel;
+  load_kernel(combine_receive_kernel<CombineRowForm::sums, kFewAhead>);
+  load_kernel(combine_receive_kernel<CombineRowForm::sums, kManyAhead>);
+  load_kernel(combine_receive_kernel<CombineRowForm::rows, 0>);
+  load_kernel(combine_receive_kernel<CombineRowForm::log_fmt, 0>);
 }
 
 }  // namespace shoal::ep::cuda

@@ -27,7 +27,7 @@
 // Measured: on two H200, 593 of 680 rows of 7168 channels over the link take 23 us for 64 tokens
 // and 35 us for 128: 338 GB/s for the second half, where bare stores reach 341
 // (docs/notebook/2026-11-22-gpu-low-latency.md). Rows in place of sums, and LogFMT-10 rows as they
-// are encoded now, have not been measured.
+// are encoded now: on one GPU only (docs/notebook/2026-11-23-low-latency-sends.md).
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/grants.cuh"
 #include "ep/cuda/low_latency/launch.cuh"

@@ -27,6 +27,13 @@ inline constexpr std::uint32_t kLogfmtWindow = kLogfmtWarps * kLogfmtPiece,
                                kLogfmtWindowGroups = kLogfmtWarps * kLogfmtPieceGroups;
 static_assert(kLogfmtWindow % 1024 == 0 && kLogfmtWindowGroups < 64);
 
+/// Where word `w` of a piece that stays bfloat16 lies in shared memory, so that lanes with eight
+/// consecutive words each use different banks.
+inline constexpr std::uint32_t kLogfmtStagedWords = kLogfmtRawWords + kLogfmtRawWords / 8;
+__device__ inline std::uint32_t staged_raw_word(std::uint32_t w) {
+  return w + w / 8;
+}
+
 /// Words are loaded past the first-level cache, which does not track what other GPUs write.
 __device__ inline std::uint32_t load_word(const void* at) {
   return __ldcg(static_cast<const unsigned int*>(at));

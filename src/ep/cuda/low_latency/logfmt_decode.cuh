@@ -3,7 +3,7 @@
 //
 // A warp has a piece of all rows, so it computes the scales of eight rows at once, one a lane, and
 // sums in registers. It loads the words of the next row while it decodes one; words go through
-// shared memory, because a lane needs five consecutive ones.
+// shared memory, because a lane needs five or eight consecutive ones.
 #pragma once
 
 #include "ep/cuda/device/vectors.cuh"
@@ -16,7 +16,7 @@ namespace shoal::ep::cuda {
 /// What the warps of a block share.
 struct LogfmtDecoding {
   std::uint64_t castable[kMaxTopK];  ///< bits of the groups of a window, of row i of the sum
-  std::uint32_t words[kLogfmtWarps][kLogfmtCastWords];
+  std::uint32_t words[kLogfmtWarps][kLogfmtStagedWords];
 };
 
 /// Sixteen channels of a sum. With levels, rows are grouped by rank and each group is rounded to
@@ -142,29 +142,45 @@ class LogfmtRows {
     return i < count_ && group < row_.groups ? load_word(row + group) : 0;
   }
 
-  /// Loads the words of this warp's piece of row i, which is cast, and clears them.
-  __device__ void fetch(std::uint32_t (&words)[5], std::uint32_t* at, std::uint32_t here) const {
-    const std::uint32_t most = logfmt_words(here);
+  /// Words of this warp's piece that a lane has at a time: of a piece that stays bfloat16, and of
+  /// one that is cast.
+  static constexpr std::uint32_t kRawWords = kLogfmtRawWords / 32,
+                                 kCastWords = kLogfmtCastWords / 32;
+
+  /// Loads the words of this warp's piece of a row, `here` channels, and clears them.
+  __device__ void fetch(std::uint32_t (&words)[kRawWords], std::uint32_t* at, std::uint32_t here,
+                        bool is_cast) const {
+    const std::uint32_t most = is_cast ? logfmt_words(here) : here / 2;
 #pragma unroll
-    for (std::uint32_t k = 0; k < 5; ++k) {
+    for (std::uint32_t k = 0; k < kRawWords; ++k) {
       const std::uint32_t word = me_ + 32 * k;
       words[k] = word < most ? load_word(at + word) : 0;
     }
     if (!clears_) return;
 #pragma unroll
-    for (std::uint32_t k = 0; k < 5; ++k)
+    for (std::uint32_t k = 0; k < kRawWords; ++k)
       if (me_ + 32 * k < most) at[me_ + 32 * k] = kSentinel;
   }
 
+  /// Puts fetched words where the lanes that need them find them.
+  __device__ void stage(const std::uint32_t (&words)[kRawWords], bool is_cast) const {
+    __syncwarp();
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRawWords; ++k) {
+      const std::uint32_t word = me_ + 32 * k;
+      if (!is_cast || k < kCastWords)
+        shared_.words[piece_][is_cast ? word : staged_raw_word(word)] = words[k];
+    }
+    __syncwarp();
+  }
+
   /// Adds this warp's piece of a row that is not cast: the lane's words, eight or four.
-  __device__ void add_raw(LogfmtUnitSum& sum, std::uint32_t* at, std::uint32_t count,
-                          float weight) const {
-    std::uint32_t* const words = at + me_ * (kLogfmtUnit / 2);
+  __device__ void add_raw(LogfmtUnitSum& sum, std::uint32_t count, float weight) const {
 #pragma unroll
     for (std::uint32_t k = 0; k < kLogfmtUnit / 2; ++k) {
       if (2 * k >= count) continue;
-      const std::uint32_t pair = load_word(words + k);
-      if (clears_) words[k] = kSentinel;
+      const std::uint32_t pair =
+          shared_.words[piece_][staged_raw_word(me_ * (kLogfmtUnit / 2) + k)];
       sum.add(2 * k, weight, __uint_as_float(pair << 16));
       sum.add(2 * k + 1, weight, __uint_as_float(pair & 0xffff'0000u));
     }
@@ -181,8 +197,8 @@ class LogfmtRows {
       return row_at(i) + __shfl_sync(kWarp, words, static_cast<int>(i));
     };
     LogfmtUnitSum sum;
-    std::uint32_t ahead[5];
-    if (count_ > 0 && (cast & 1) != 0) fetch(ahead, at(0), here);
+    std::uint32_t ahead[kRawWords];
+    if (count_ > 0) fetch(ahead, at(0), here, (cast & 1) != 0);
     numeric::LogfmtLevels levels{};
     std::uint32_t normal = 0;
 #pragma unroll 1
@@ -199,18 +215,15 @@ class LogfmtRows {
                   step = __shfl_sync(kWarp, levels.step, of_group);
       const bool is_cast = (cast >> i & 1) != 0;
       LogfmtBits bits;
+      stage(ahead, is_cast);
       if (is_cast) {
-        __syncwarp();
 #pragma unroll
-        for (std::uint32_t k = 0; k < 5; ++k) shared_.words[piece_][me_ + 32 * k] = ahead[k];
-        __syncwarp();
-#pragma unroll
-        for (std::uint32_t k = 0; k < 5; ++k) bits.words[k] = shared_.words[piece_][me_ * 5 + k];
+        for (std::uint32_t k = 0; k < kCastWords; ++k)
+          bits.words[k] = shared_.words[piece_][me_ * kCastWords + k];
       }
-      if (i + 1 < count_ && (cast >> (i + 1) & 1) != 0) fetch(ahead, at(i + 1), here);
-      std::uint32_t* const raw = at(i);
+      if (i + 1 < count_) fetch(ahead, at(i + 1), here, (cast >> (i + 1) & 1) != 0);
       if (!is_cast)
-        add_raw(sum, raw, count, weight);
+        add_raw(sum, count, weight);
       else if ((normal >> (j * kLogfmtPieceGroups) & 0xfu) == 0xfu)
         add_unit<true>(sum, bits, count, weight, log_min, step);
       else

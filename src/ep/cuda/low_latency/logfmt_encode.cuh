@@ -19,7 +19,7 @@ struct LogfmtEncoding {
   std::uint32_t groups[kLogfmtWindowGroups];  ///< LogfmtGroup, as it travels
   numeric::LogfmtScale scales[kLogfmtWindowGroups];
   std::uint32_t castable[2];  ///< bits of the groups
-  std::uint32_t words[kLogfmtWarps][kLogfmtCastWords];
+  std::uint32_t words[kLogfmtWarps][kLogfmtStagedWords];
 };
 
 /// The group of which this lane has 16 values, eight of them twice, or, with `count` 0, none. All
@@ -111,9 +111,17 @@ __device__ inline void send_log_fmt_row(const uint4* from, std::uint32_t channel
     const std::uint32_t here = row.channels_from(start + piece * kLogfmtPiece, kLogfmtPiece);
     if (here == 0) continue;
     if (!pieces.is_cast(piece)) {
-      const auto* const words =
-          reinterpret_cast<const std::uint32_t*>(from) + (start + piece * kLogfmtPiece) / 2;
-      for (std::uint32_t i = me; i < here / 2; i += 32) to[i] = __ldg(words + i);
+      __syncwarp();  // words of the row before have been read
+#pragma unroll
+      for (std::uint32_t i = 0; i < kLogfmtUnit / 2; ++i)
+        if (2 * i < count)
+          shared.words[piece][staged_raw_word(me * (kLogfmtUnit / 2) + i)] = values[i];
+      __syncwarp();
+#pragma unroll
+      for (std::uint32_t i = 0; i < kLogfmtUnit / 2; ++i) {
+        const std::uint32_t word = me + 32 * i;
+        if (word < here / 2) to[word] = shared.words[piece][staged_raw_word(word)];
+      }
       continue;
     }
     const numeric::LogfmtScale scale = shared.scales[threadIdx.x / kLogfmtGroupLanes];
@@ -121,10 +129,15 @@ __device__ inline void send_log_fmt_row(const uint4* from, std::uint32_t channel
         __all_sync(kWarp, count == 0 || scale.log_min >= numeric::kLogfmtNormal) != 0;
     const LogfmtBits bits =
         normal ? encode_unit<true>(values, scale, count) : encode_unit<false>(values, scale, count);
+    __syncwarp();
 #pragma unroll
     for (std::uint32_t i = 0; i < 5; ++i) shared.words[piece][me * 5 + i] = bits.words[i];
     __syncwarp();
-    for (std::uint32_t i = me; i < logfmt_words(here); i += 32) to[i] = shared.words[piece][i];
+#pragma unroll
+    for (std::uint32_t i = 0; i < 5; ++i) {
+      const std::uint32_t word = me + 32 * i;
+      if (word < logfmt_words(here)) to[word] = shared.words[piece][word];
+    }
   }
 }
 

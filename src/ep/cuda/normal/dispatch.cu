@@ -106,6 +106,39 @@ class RowRing {
   std::uint32_t upcoming_ = 0, loaded_ = 0, sent_ = 0;
   DispatchToken tokens_[kMaxStages];
 };
+
+/// Stores a row that has been loaded, with the scales behind it, at each of its targets, and writes
+/// their records.
+template <bool kExpertMajor>
+__device__ void send_row(const NormalDispatch& params, const detail::SideRecord& record,
+                         const DispatchTargets& targets, const std::int32_t* expert_rows,
+                         const DispatchToken& token, const std::byte* row,
+                         std::uint32_t bulk_scales) {
+  const std::uint32_t scale_bytes = params.scale_count * 4;
+  if constexpr (kExpertMajor) {
+    const TopkSlotTarget target = topk_slot_target(params, record, targets, expert_rows, token);
+    if (target.row != nullptr) {
+      bulk_store(target.row, row, params.row_bytes);
+      if (bulk_scales > 0) bulk_store(target.record, row + params.row_bytes, bulk_scales);
+    }
+    bulk_commit();
+    write_topk_slot_records(params, record, target, token);
+    if (scale_bytes > bulk_scales) write_topk_slot_scales(params, target, token);
+  } else {
+    const std::uint32_t copies = __popc(__ballot_sync(~0u, token.copy != kNoCopy));
+    if (lane_id() < copies) {
+      const std::int32_t rank = copy_rank(token.copy), row_index = copy_row_index(token.copy);
+      bulk_store(targets.rows[rank] + static_cast<std::int64_t>(row_index) * params.row_bytes, row,
+                 params.row_bytes);
+      if (bulk_scales > 0)
+        bulk_store(targets.records[rank] + static_cast<std::int64_t>(row_index) * record.bytes,
+                   row + params.row_bytes, bulk_scales);
+    }
+    bulk_commit();
+    write_records(params, record, targets, token, copies);
+    if (scale_bytes > bulk_scales) write_scales(params, record, targets, token, copies);
+  }
+}
 #else
 /// Copies a row without bulk copies: 16 bytes a lane and copy, kBatch loads in flight. target_of(c)
 /// is where copy c goes; nullptr where there is none.
@@ -130,7 +163,53 @@ __device__ void copy_row(const NormalDispatch& params, const DispatchToken& t, s
     }
   }
 }
+
+/// Copies the row of a token to each of its targets and writes their records.
+template <bool kExpertMajor>
+__device__ void send_row(const NormalDispatch& params, const detail::SideRecord& record,
+                         const DispatchTargets& targets, const std::int32_t* expert_rows,
+                         const DispatchToken& token) {
+  if constexpr (kExpertMajor) {
+    const TopkSlotTarget target = topk_slot_target(params, record, targets, expert_rows, token);
+    copy_row(params, token, params.group.top_k,
+             [&](std::uint32_t lane) { return of_lane(target.row, lane); });
+    write_topk_slot_records(params, record, target, token);
+    if (params.scale_count > 0) write_topk_slot_scales(params, target, token);
+  } else {
+    const std::uint32_t copies = __popc(__ballot_sync(~0u, token.copy != kNoCopy));
+    copy_row(params, token, copies, [&](std::uint32_t c) {
+      const std::int32_t copy = __shfl_sync(~0u, token.copy, c);
+      return targets.rows[copy_rank(copy)] +
+             static_cast<std::int64_t>(copy_row_index(copy)) * params.row_bytes;
+    });
+    write_records(params, record, targets, token, copies);
+    if (params.scale_count > 0) write_scales(params, record, targets, token, copies);
+  }
+}
 #endif
+
+/// The leader publishes this rank's counts and the region that it grants to the others.
+template <bool kExpertMajor>
+__device__ void announce(const NormalDispatch& params, std::uint64_t epoch,
+                         detail::DeviceNotice& notice) {
+  if (threadIdx.x == 0)
+    notice = {params.region,
+              detail::kNoRoom,
+              params.cached ? *params.handle.epoch : 0,
+              params.region_rows,
+              kDispatch,
+              params.dtype,
+              params.row_bytes,
+              params.scale_count * 4,
+              params.weights != nullptr,
+              0,
+              gridDim.x,
+              kExpertMajor ? params.expert_alignment : 0};
+  __syncthreads();
+  publish_notice<kExpertMajor>(params.group, epoch, notice,
+                               params.cached ? nullptr : params.routing.rank_counts,
+                               params.routing.expert_counts);
+}
 
 // Profiling scripts written for DeepEP find the kernel by this name.
 template <bool kExpertMajor>
@@ -146,28 +225,9 @@ __global__ void __launch_bounds__(512, 1)
   const detail::SideRecord record(params.scale_count * 4, kExpertMajor ? 1 : group.top_k);
   auto* const expert_rows =
       reinterpret_cast<std::int32_t*>(shared + params.table_offset);  // kExpertMajor
-  const std::uint32_t scale_bytes = params.scale_count * 4;
   const std::uint32_t bulk_scales = bulk_scale_bytes(params);
 
-  if (leader) {
-    if (threadIdx.x == 0)
-      targets.notice = {params.region,
-                        detail::kNoRoom,
-                        params.cached ? *params.handle.epoch : 0,
-                        params.region_rows,
-                        kDispatch,
-                        params.dtype,
-                        params.row_bytes,
-                        scale_bytes,
-                        params.weights != nullptr,
-                        0,
-                        gridDim.x,
-                        kExpertMajor ? params.expert_alignment : 0};
-    __syncthreads();
-    publish_notice<kExpertMajor>(group, epoch, targets.notice,
-                                 params.cached ? nullptr : params.routing.rank_counts,
-                                 params.routing.expert_counts);
-  }
+  if (leader) announce<kExpertMajor>(params, epoch, targets.notice);
 
 #if __CUDA_ARCH__ >= 900
   // Rows are loaded while the counts are on their way.
@@ -185,30 +245,7 @@ __global__ void __launch_bounds__(512, 1)
   for (; !ring.empty(); ring.pop()) {
     const std::byte* const row = ring.await();
     if (!good) continue;  // loads must not write shared memory after the block has ended
-    const DispatchToken& token = ring.front();
-    if constexpr (kExpertMajor) {
-      const TopkSlotTarget target = topk_slot_target(params, record, targets, expert_rows, token);
-      if (target.row != nullptr) {
-        bulk_store(target.row, row, params.row_bytes);
-        if (bulk_scales > 0) bulk_store(target.record, row + params.row_bytes, bulk_scales);
-      }
-      bulk_commit();
-      write_topk_slot_records(params, record, target, token);
-      if (scale_bytes > bulk_scales) write_topk_slot_scales(params, target, token);
-    } else {
-      const std::uint32_t copies = __popc(__ballot_sync(~0u, token.copy != kNoCopy));
-      if (lane_id() < copies) {
-        const std::int32_t rank = copy_rank(token.copy), row_index = copy_row_index(token.copy);
-        bulk_store(targets.rows[rank] + static_cast<std::int64_t>(row_index) * params.row_bytes,
-                   row, params.row_bytes);
-        if (bulk_scales > 0)
-          bulk_store(targets.records[rank] + static_cast<std::int64_t>(row_index) * record.bytes,
-                     row + params.row_bytes, bulk_scales);
-      }
-      bulk_commit();
-      write_records(params, record, targets, token, copies);
-      if (scale_bytes > bulk_scales) write_scales(params, record, targets, token, copies);
-    }
+    send_row<kExpertMajor>(params, record, targets, expert_rows, ring.front(), row, bulk_scales);
     // Frees the stage of the previous row.
     bulk_wait_read<1>();
     __syncwarp();
@@ -219,23 +256,8 @@ __global__ void __launch_bounds__(512, 1)
     const std::uint32_t number =
         __shfl_sync(~0u, lane_id() == 0 ? take_work(group, KernelKind::normal) : 0u, 0);
     if (!good || number >= static_cast<std::uint32_t>(params.tokens)) break;
-    const DispatchToken token = load_token<kExpertMajor>(params, static_cast<std::int32_t>(number));
-    if constexpr (kExpertMajor) {
-      const TopkSlotTarget target = topk_slot_target(params, record, targets, expert_rows, token);
-      copy_row(params, token, group.top_k,
-               [&](std::uint32_t lane) { return of_lane(target.row, lane); });
-      write_topk_slot_records(params, record, target, token);
-      if (scale_bytes > 0) write_topk_slot_scales(params, target, token);
-    } else {
-      const std::uint32_t copies = __popc(__ballot_sync(~0u, token.copy != kNoCopy));
-      copy_row(params, token, copies, [&](std::uint32_t c) {
-        const std::int32_t copy = __shfl_sync(~0u, token.copy, c);
-        return targets.rows[copy_rank(copy)] +
-               static_cast<std::int64_t>(copy_row_index(copy)) * params.row_bytes;
-      });
-      write_records(params, record, targets, token, copies);
-      if (scale_bytes > 0) write_scales(params, record, targets, token, copies);
-    }
+    send_row<kExpertMajor>(params, record, targets, expert_rows,
+                           load_token<kExpertMajor>(params, static_cast<std::int32_t>(number)));
   }
 #endif
   if (good && params.fill)

@@ -146,6 +146,11 @@ struct NormalUnpack {
   static constexpr int kMaxArrays = 8;
   UnpackedArray arrays[kMaxArrays];
   int count;
+  // UnpackOptions::clear_unused:
+  uint4* cleared;        ///< the rows; nullptr: they keep what they have
+  std::int64_t vectors;  ///< of 16 bytes, in all rows
+  std::int64_t row_vectors;
+  const std::int32_t* row_count;  ///< rows with a token
 };
 
 /// expand.cu. Fields as those of ExpandOptions; nullptr: not given.

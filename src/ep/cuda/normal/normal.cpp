@@ -56,8 +56,18 @@ std::size_t handle_bytes(const detail::Shape& shape) {
 
 }  // namespace
 
-void launch_copies(const std::vector<detail::ArrayCopy>& copies, cudaStream_t stream) {
+void launch_unpack(const Dispatched& received, const std::vector<detail::ArrayCopy>& copies,
+                   bool clear_unused, cudaStream_t stream) {
   NormalUnpack params{};
+  if (clear_unused && received.x.size() > 0) {
+    const TensorView& x = received.x;
+    const auto per_row = static_cast<std::int64_t>(size_of(x.dtype)) * x.shape[1] /
+                         static_cast<std::int64_t>(sizeof(uint4));
+    params.cleared = x.as<uint4>();
+    params.row_vectors = per_row;
+    params.vectors = x.shape[0] * per_row;
+    params.row_count = received.row_count.as<std::int32_t>();
+  }
   static_assert(NormalUnpack::kMaxArrays >= 7);
   for (const auto& [from, to] : copies) {
     const auto words = static_cast<std::int64_t>(size_of(from.dtype) / 4);
@@ -164,7 +174,7 @@ Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
 
 void Normal::unpack(const Dispatched& received, const UnpackOptions& to) {
   cudaStream_t on = group_.begin(to.launch);
-  launch_copies(detail::unpacked_arrays(state_, received, to), on);
+  launch_unpack(received, detail::unpacked_arrays(state_, received, to), to.clear_unused, on);
   group_.end(to.launch, on);
 }
 

@@ -36,8 +36,9 @@ struct CudaHandle : detail::HandleState {
   std::vector<std::int64_t> rows_per_source;  ///< empty: the sizes never reached the host
 };
 
-/// Copies all arrays in one kernel.
-void launch_copies(const std::vector<detail::ArrayCopy>& copies, cudaStream_t stream);
+/// Group::unpack in one kernel.
+void launch_unpack(const Dispatched& received, const std::vector<detail::ArrayCopy>& copies,
+                   bool clear_unused, cudaStream_t stream);
 
 /// The calls of normal mode; the arguments have been checked (ep/backend.hpp).
 class Normal {

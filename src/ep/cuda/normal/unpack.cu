@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// unpack.cu: what travelled beside the rows of a dispatch, as contiguous arrays.
+// unpack.cu: what travelled beside the rows of a dispatch, as contiguous arrays; zeros in rows
+// without a token.
 //
 // Moves: the side records of a result (detail::SideRecord), read once from the group's memory and
 // written to arrays of the caller, four bytes a thread and step. Waits for nothing: it follows the
@@ -29,12 +30,16 @@ __global__ void __launch_bounds__(kThreads)
           array.from[row * array.from_stride + column];
     }
   }
+  if (params.cleared == nullptr) return;
+  for (std::int64_t i = *params.row_count * params.row_vectors + start; i < params.vectors;
+       i += static_cast<std::int64_t>(gridDim.x) * kThreads)
+    params.cleared[i] = uint4{};
 }
 
 }  // namespace
 
 void launch_unpack(const NormalUnpack& params, cudaStream_t stream) {
-  std::int64_t most = 0;
+  std::int64_t most = params.vectors;
   for (int a = 0; a < params.count; ++a) most = std::max(most, params.arrays[a].words);
   if (most == 0) return;
   const std::int64_t blocks = std::min((most + kThreads - 1) / kThreads, kMostBlocks);

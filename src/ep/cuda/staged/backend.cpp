@@ -201,7 +201,8 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
 
 void StagedBackend::unpack(const Dispatched& received, const UnpackOptions& to) {
   const StagedCall call = begin(to.launch);
-  launch_copies(detail::unpacked_arrays(group_, received, to), call.stream());
+  launch_unpack(received, detail::unpacked_arrays(group_, received, to), to.clear_unused,
+                call.stream());
   call.finish();
 }
 

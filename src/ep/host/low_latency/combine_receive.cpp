@@ -176,26 +176,20 @@ void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const
   std::optional<std::string> mismatch;
   for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank) {
     const WaitTimer timer(pending.options.wait_ns, rank);
-    if (!wait_or_mask(group, group.layout.combine_ready, rank, step.epoch, step)) continue;
-    LowLatencyCombineNotice notice;
-    std::memcpy(
-        &notice,
-        group.state.block + group.layout.combine_notice(step.epoch, rank, group.state.shape),
-        sizeof notice);
-    if (notice.epoch != step.epoch) {
-      masked_by(group, rank, step);
-      continue;
-    }
+    const auto notice = wait_for_notice<LowLatencyCombineNotice>(
+        group, group.layout.combine_ready,
+        group.layout.combine_notice(step.epoch, rank, group.state.shape), rank, step);
+    if (!notice) continue;
     const CombineRowForm expected = combine_row_form(pending.options, !group.state.nodes.here(rank),
                                                      pending.handle->has_weights);
     const bool exact = pending.options.reduction == Reduction::exact;
-    if (notice.dispatch_epoch != pending.handle->epoch || notice.form != expected ||
-        (notice.exact != 0) != exact)
+    if (notice->dispatch_epoch != pending.handle->epoch || notice->form != expected ||
+        (notice->exact != 0) != exact)
       mismatch = fmt::format(
           "PE {} combines dispatch {} and expects {}; PE {} combines dispatch {} and sends {}",
           group.state.team.world_pe(group.state.me), pending.handle->epoch,
-          describe(expected, exact), group.state.team.world_pe(rank), notice.dispatch_epoch,
-          describe(notice.form, notice.exact != 0));
+          describe(expected, exact), group.state.team.world_pe(rank), notice->dispatch_epoch,
+          describe(notice->form, notice->exact != 0));
   }
   if (!mismatch) return;
   raise_or_mask(group, group.layout.combine_read,

@@ -121,11 +121,9 @@ CombineRowForm combine_row_form(const LowLatencyCombineOptions& options, bool re
 }
 
 void wait_for_combine_buffer(HostGroup& group, std::uint64_t epoch) {
-  if (epoch <= 2) return;
-  const Step step{"low_latency_combine", Activity::low_latency_combine, epoch, "send",
-                  "its acknowledgement of fetched rows"};
-  for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
-    wait_or_mask(group, group.layout.combine_read, rank, epoch - 2, step);
+  wait_for_readers_of_half(group, group.layout.combine_read,
+                           {"low_latency_combine", Activity::low_latency_combine, epoch, "send",
+                            "its acknowledgement of fetched rows"});
 }
 
 std::uint64_t low_latency_combine_send(HostGroup& group, const TensorView& y,

@@ -60,25 +60,17 @@ struct Incoming {
   bool has_weights;
 };
 
-/// The notice of one source; nullopt where it is masked, or has masked this rank.
-std::optional<LowLatencyDispatchNotice> wait_for_notice(HostGroup& group,
+std::optional<LowLatencyDispatchNotice> wait_for_source(HostGroup& group,
                                                         PendingDispatchState& pending,
                                                         std::int32_t source, const Step& step) {
   const WaitTimer timer(pending.options.wait_ns, source);
-  if (!wait_or_mask(group, group.layout.slots_sent, source, step.epoch, step)) return std::nullopt;
-  LowLatencyDispatchNotice notice;
-  std::memcpy(
-      &notice,
-      group.state.block + group.layout.dispatch_notice(step.epoch, source, group.state.shape),
-      sizeof notice);
-  if (notice.epoch != step.epoch) {
-    masked_by(group, source, step);
-    return std::nullopt;
-  }
-  require(
-      notice.count >= 0 && notice.count <= group.state.shape.low_latency_max_tokens,
-      Code::peer_failed, "low_latency_dispatch: PE {} announced {} rows; at most {} are possible",
-      group.state.team.world_pe(source), notice.count, group.state.shape.low_latency_max_tokens);
+  const auto notice = wait_for_notice<LowLatencyDispatchNotice>(
+      group, group.layout.slots_sent,
+      group.layout.dispatch_notice(step.epoch, source, group.state.shape), source, step);
+  const std::int64_t most = group.state.shape.low_latency_max_tokens;
+  require(!notice || (notice->count >= 0 && notice->count <= most), Code::peer_failed,
+          "low_latency_dispatch: PE {} announced {} rows; at most {} are possible",
+          group.state.team.world_pe(source), notice ? notice->count : 0, most);
   return notice;
 }
 
@@ -91,7 +83,7 @@ std::vector<Incoming> wait_for_slots(HostGroup& group, PendingDispatchState& pen
   std::optional<std::pair<std::int32_t, std::uint32_t>> first,
       other;  // ranks that differ in quantize
   for (std::int32_t source = 0; source < group.state.shape.ranks; ++source) {
-    const auto notice = wait_for_notice(group, pending, source, step);
+    const auto notice = wait_for_source(group, pending, source, step);
     incoming.push_back({source, notice ? notice->count : 0, notice && notice->has_weights != 0});
     if (!notice) continue;
     if (!first) first = {source, notice->quantize};

@@ -71,15 +71,6 @@ void send_remote(HostGroup& group, std::uint64_t epoch, const detail::RoutingSta
                out, bytes);
 }
 
-/// Waits until the readers of the use before last of this half have acknowledged it.
-void wait_for_grant(HostGroup& group, std::uint64_t epoch) {
-  if (epoch <= 2) return;
-  const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "send",
-                  "its acknowledgement of read rows"};
-  for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
-    wait_or_mask(group, group.layout.slots_read, rank, epoch - 2, step);
-}
-
 }  // namespace
 
 std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
@@ -89,7 +80,9 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
   const auto& shape = group.state.shape;
   const std::uint64_t epoch = ++group.state.low_latency_dispatch_epoch;
   group.state.world->set_progress(Activity::low_latency_dispatch, epoch, "send");
-  wait_for_grant(group, epoch);
+  wait_for_readers_of_half(group, group.layout.slots_read,
+                           {"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "send",
+                            "its acknowledgement of read rows"});
 
   group.workers.for_ranges(routing->tokens, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t token = first; token < last; ++token) {

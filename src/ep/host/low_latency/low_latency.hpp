@@ -10,6 +10,10 @@
 // combine_read). Dispatch and combine have epochs of their own.
 #pragma once
 
+#include <chrono>
+#include <cstring>
+#include <optional>
+
 #include "ep/host/group.hpp"
 #include "ep/host/rows/row_ops.hpp"
 #include "ep/host/rows/store_choice.hpp"
@@ -54,6 +58,19 @@ std::uint64_t low_latency_combine_send(HostGroup& group, const TensorView& y,
                                        const LowLatencyCombineOptions& options);
 /// Fetches the combine rows of this rank's tokens and forms the weighted sums.
 Tensor low_latency_combine_receive(HostGroup& group, PendingCombineState& pending);
+
+/// The notice at `offset` of this rank's block that `from` announces by `signals`; nullopt where it
+/// is masked, or has masked this rank.
+template <class Notice>
+std::optional<Notice> wait_for_notice(HostGroup& group, std::size_t signals, std::size_t offset,
+                                      std::int32_t from, const Step& step) {
+  if (!wait_or_mask(group, signals, from, step.epoch, step)) return std::nullopt;
+  Notice notice;
+  std::memcpy(&notice, group.state.block + offset, sizeof notice);
+  if (notice.epoch == step.epoch) return notice;
+  masked_by(group, from, step);
+  return std::nullopt;
+}
 
 /// Adds the duration of its scope to `wait_ns[rank]` (int64 [ranks], or undefined).
 class WaitTimer {

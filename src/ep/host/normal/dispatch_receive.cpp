@@ -20,19 +20,15 @@ Tensor result(const DispatchPlan& plan, bool copy_out, const std::byte* at, Data
   return copy;
 }
 
-}  // namespace
-
-Dispatched dispatch_receive(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan) {
-  const auto& shape = group.state.shape;
+/// Rows that no token fills: those between the blocks of experts, and those that worst_case_rows
+/// has too many.
+void clear_unused_rows(const HostGroup& group, const DispatchCall& call, const DispatchPlan& plan) {
   const HandleState& handle = *plan.handle;
   const ReceiveLayout& layout = plan.layout[group.state.me];
   std::byte* base = plan.target[group.state.me];
-
-  const std::int64_t rows = handle.result_rows;
   const std::int32_t experts = call.topk_slots();
   const bool expert_major = handle.expert_alignment > 0;
-  // Rows that no token fills: between the blocks of experts, and what worst_case_rows has too many.
-  const auto fill = [&](std::int64_t first, std::int64_t end) {
+  const auto clear = [&](std::int64_t first, std::int64_t end) {
     if (!call.cached) {
       auto* idx = reinterpret_cast<std::int64_t*>(base + layout.topk_idx);
       std::fill(idx + first * experts, idx + end * experts, -1);
@@ -45,10 +41,24 @@ Dispatched dispatch_receive(HostGroup& group, const DispatchCall& call, const Di
     }
   };
   if (expert_major)
-    for (std::int32_t e = 0; e < shape.local_experts; ++e)
-      fill(handle.expert_rows.blocks[e] + handle.expert_rows.counts[e],
-           handle.expert_rows.blocks[e + 1]);
-  fill(handle.received, rows);
+    for (std::int32_t e = 0; e < group.state.shape.local_experts; ++e)
+      clear(handle.expert_rows.blocks[e] + handle.expert_rows.counts[e],
+            handle.expert_rows.blocks[e + 1]);
+  clear(handle.received, handle.result_rows);
+}
+
+}  // namespace
+
+Dispatched dispatch_receive(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan) {
+  const auto& shape = group.state.shape;
+  const HandleState& handle = *plan.handle;
+  const ReceiveLayout& layout = plan.layout[group.state.me];
+  std::byte* base = plan.target[group.state.me];
+
+  const std::int64_t rows = handle.result_rows;
+  const std::int32_t experts = call.topk_slots();
+  const bool expert_major = handle.expert_alignment > 0;
+  clear_unused_rows(group, call, plan);
   wait_local(group, group.layout.finished, group.state.epoch,
              {"dispatch", shoal::detail::Activity::dispatch, group.state.epoch, "receive", "rows"});
 

@@ -251,6 +251,12 @@ bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std:
   return false;
 }
 
+void wait_for_readers_of_half(HostGroup& group, std::size_t signals, const Step& step) {
+  if (step.epoch <= 2) return;
+  for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
+    wait_or_mask(group, signals, rank, step.epoch - 2, step);
+}
+
 void masked_by(HostGroup& group, std::int32_t from, const Step& step) {
   const Pe pe = group.state.team.world_pe(from);
   require(group.state.options.mask_failed, Code::peer_failed,

@@ -81,6 +81,10 @@ void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t
 bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
                   const Step& step);
 
+/// Waits until all ranks have acknowledged, by `signals`, that they have read the half of a double
+/// buffer that the operation with the epoch of `step` writes: its use before last.
+void wait_for_readers_of_half(HostGroup& group, std::size_t signals, const Step& step);
+
 /// Called when a notice of `from` shows that it has masked this rank. Masks it in turn; throws
 /// Error{peer_failed} if the group does not mask failed ranks.
 void masked_by(HostGroup& group, std::int32_t from, const Step& step);

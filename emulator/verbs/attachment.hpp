@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// attachment.hpp: how the NIC of this process is attached to its wire, and the addresses there.
+//
+// The wire inside a host is an InfiniBand link: peers have LIDs. The wire between hosts is an
+// Ethernet with RoCE v2: a peer's GID is the IPv4 address of its host, its queue-pair number says
+// which process of that host it is.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/services.hpp"
+#include "verbs/settings.hpp"
+#include "wire/live_wire.hpp"
+#include "wire/udp_wire.hpp"
+
+namespace shoal::emulator {
+
+/// As on the wire: network byte order.
+using Gid = std::array<std::uint8_t, 16>;
+
+class Attachment {
+ public:
+  /// Throws std::runtime_error where the wire cannot be used.
+  explicit Attachment(const DeviceSettings& settings);
+
+  LiveWire& wire() const { return *wire_; }
+  bool is_ethernet() const { return udp_ != nullptr; }
+  /// Name of this NIC in packets, and its LID on InfiniBand.
+  std::uint16_t lid() const { return lid_; }
+  Gid gid() const;
+  /// Largest payload of a packet: a power of two from 256 to 4096.
+  std::uint32_t mtu() const;
+  bool link_up() const { return udp_ == nullptr || udp_->link_up(); }
+  /// Of the Ethernet; empty on InfiniBand.
+  std::string interface() const { return udp_ == nullptr ? "" : udp_->interface(); }
+
+  /// Numbers that queue pairs of this process have.
+  void set_numbers(NicOptions& options) const;
+  /// The LID by which packets reach queue pair `qp_number` of the NIC with this address, where
+  /// `gid` is nullptr without a global address. Nothing where the wire has no such address. With
+  /// the lock of the NIC.
+  std::optional<std::uint16_t> route(std::uint16_t lid, const Gid* gid, std::uint32_t qp_number);
+
+ private:
+  void attach_udp(const DeviceSettings& settings);
+  void attach_shared_memory(const DeviceSettings& settings);
+
+  std::unique_ptr<LiveWire> wire_;
+  UdpWire* udp_ = nullptr;  ///< within wire_
+  std::uint16_t lid_ = 0;
+};
+
+}  // namespace shoal::emulator

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// requirements.hpp: what a world needs of a port's queues. Pure functions.
+//
+// Less than required() is correct, but calls wait for room where they would not have to. Less than
+// least() cannot work: a message is two requests, which are posted together.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "transport/verbs/ring.hpp"
+
+namespace shoal::transport::verbs {
+
+/// What a device offers and a world uses, per port.
+struct Demand {
+  std::string port{};             ///< "mlx5_0:1"
+  std::size_t network_depth = 0;  ///< SHOAL_NETWORK_DEPTH
+  std::size_t depth = 0;          ///< SHOAL_VERBS_DEPTH
+  std::size_t queue_pairs = 0;    ///< of this PE on the port
+  std::size_t each = 1;           ///< SHOAL_VERBS_QUEUE_PAIRS
+  std::size_t most_depth = 0;     ///< of the device
+  std::size_t completions = 0;    ///< entries of the completion queue that was made
+  std::size_t most_atomics = 0;   ///< reads and atomics that the device serves; 0: not known
+};
+
+/// Requests that one queue pair holds where no call waits for room: SHOAL_NETWORK_DEPTH transfers,
+/// the messages and replies that a ring takes, each with its atomic, the return of slots, and the
+/// write of a quiet.
+constexpr std::size_t required_depth(std::size_t network_depth) {
+  return network_depth + 2 * std::min(2 * network_depth, kSlots) + 2;
+}
+
+/// Reads and atomics that each queue pair may have in flight: `wanted`, or an equal share of what
+/// the device serves.
+constexpr std::size_t atomics_of(const Demand& demand, std::size_t wanted) {
+  if (demand.most_atomics == 0 || demand.queue_pairs == 0) return wanted;
+  return std::min(wanted, demand.most_atomics / demand.queue_pairs);
+}
+
+/// Why the world cannot open; empty where it can.
+inline std::string refusal(const Demand& demand) {
+  const std::size_t least = 2 * demand.queue_pairs;
+  if (demand.completions < least)
+    return fmt::format(
+        "the completion queue of {} has {} entries, the most of the device; {} queue pairs need at "
+        "least {}. Settings: SHOAL_VERBS_QUEUE_PAIRS ({}), SHOAL_NIC_LIST (more ports)",
+        demand.port, demand.completions, demand.queue_pairs, least, demand.each);
+  if (atomics_of(demand, 1) == 0)
+    return fmt::format(
+        "{} serves {} reads and atomics at a time; {} queue pairs need one each. Settings: "
+        "SHOAL_VERBS_QUEUE_PAIRS ({}), SHOAL_NIC_LIST (more ports)",
+        demand.port, demand.most_atomics, demand.queue_pairs, demand.each);
+  return "";
+}
+
+/// What makes calls wait for room, with the remedy.
+inline std::vector<std::string> shortfalls(const Demand& demand) {
+  std::vector<std::string> found;
+  const std::size_t needed = required_depth(demand.network_depth);
+  if (demand.depth < needed)
+    found.push_back(fmt::format(
+        "send queues of {} have {} requests, SHOAL_NETWORK_DEPTH={} fills {}, so calls wait for "
+        "room: {}",
+        demand.port, demand.depth, demand.network_depth, needed,
+        needed <= demand.most_depth
+            ? fmt::format("set SHOAL_VERBS_DEPTH={} (device: at most {})", needed,
+                          demand.most_depth)
+            : fmt::format("the device has at most {}: set SHOAL_VERBS_DEPTH={} and a smaller "
+                          "SHOAL_NETWORK_DEPTH",
+                          demand.most_depth, demand.most_depth)));
+  const std::size_t entries = demand.queue_pairs * std::min(needed, demand.depth);
+  if (demand.completions < entries)
+    found.push_back(fmt::format(
+        "the completion queue of {} has {} entries, the most of the device; {} queue pairs fill "
+        "{}, so calls wait for room: set SHOAL_VERBS_QUEUE_PAIRS (now {}) or SHOAL_NETWORK_DEPTH "
+        "(now {}) lower, or use more ports (SHOAL_NIC_LIST)",
+        demand.port, demand.completions, demand.queue_pairs, entries, demand.each,
+        demand.network_depth));
+  return found;
+}
+
+}  // namespace shoal::transport::verbs
