@@ -74,7 +74,7 @@ struct Settings {
   std::int64_t verbs_depth = 512;
   std::int64_t verbs_inline = 128;
   std::int64_t verbs_signal_interval = 1;
-  std::int64_t verbs_retries = 7;
+  std::int64_t verbs_retries = 6;
   std::int64_t verbs_timeout = 16;
   std::int64_t verbs_gid_index = -1;
   std::int64_t verbs_service_level = 0;

@@ -177,7 +177,9 @@ std::vector<SettingInfo> verbs_rows() {
       number("SHOAL_VERBS_SIGNAL_INTERVAL", "", scope, &S::verbs_signal_interval,
              "Requests per completion, where nothing waits for one of them.", 1, 1024),
       number("SHOAL_VERBS_RETRIES", "", scope, &S::verbs_retries,
-             "How often a queue pair repeats a request before it is in error.", 0, 7),
+             "How often a queue pair repeats a request before it is in error. 7: without end on "
+             "soft-RoCE.",
+             0, 7),
       number("SHOAL_VERBS_TIMEOUT", "", scope, &S::verbs_timeout,
              "Time before a request is repeated: 4.096 us * 2^value. 0: never.", 0, 31),
       number(

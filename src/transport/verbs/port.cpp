@@ -50,6 +50,9 @@ class Devices {
   ibv_device** list_;
 };
 
+/// The vendor that soft-RoCE reports: none.
+constexpr std::uint32_t kSoftRoceVendor = 0xffffff;
+
 bool is_zero(const ibv_gid& gid) {
   return gid.global.subnet_prefix == 0 && gid.global.interface_id == 0;
 }
@@ -200,12 +203,17 @@ void Port::choose_gid(std::int64_t wanted) {
   gid_index_ = static_cast<std::uint8_t>(best);
 }
 
+bool Port::is_software() const noexcept {
+  return device_.vendor_id == kSoftRoceVendor;
+}
+
 PathAddress Port::path() const {
   PathAddress address;
   std::memcpy(address.gid, gid_.raw, sizeof address.gid);
   address.lid = port_.lid;
   address.mtu = static_cast<std::uint8_t>(port_.active_mtu);
   address.ethernet = port_.link_layer == IBV_LINK_LAYER_ETHERNET ? 1 : 0;
+  address.software = is_software() ? 1 : 0;
   return address;
 }
 

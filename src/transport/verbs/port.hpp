@@ -87,6 +87,9 @@ class Port {
   std::uint8_t gid_index() const noexcept { return gid_index_; }
   /// Whether packets need a global route header: RoCE, or a GID that the user chose.
   bool routed() const noexcept { return routed_; }
+  /// Whether the device is a program of the kernel (soft-RoCE). It copies as processors do, so PEs
+  /// may see half of a word that it places.
+  bool is_software() const noexcept;
   PathAddress path() const;
   ibv_pd* domain() const noexcept { return domain_.get(); }
   /// Of libibverbs; null where device commands make the queues.

@@ -243,6 +243,11 @@ void Network::connect(Connection& connection, const PortAddress& port, const Que
   const auto at = [&](std::size_t offset) {
     return RemoteMemory{port.rings.base + offset, port.rings.key};
   };
+  // Its device would place and read words in pieces.
+  if (port.path.software != 0 || mine.is_software()) {
+    traits_.words_are_messages = true;
+    traits_.put_bytes = sizeof(std::uint64_t);
+  }
   connection.segment = port.segment;
   connection.scratch = port.scratch;
   connection.ring = at(layout.incoming(queue.ring));

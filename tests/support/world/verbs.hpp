@@ -38,7 +38,7 @@ class WithVerbs : public testing::Test {
     if (plugin.symbol == nullptr) GTEST_SKIP() << "no verbs here: " << plugin.reason;
     emulate("JOB", "test-" + std::to_string(getpid()));
     for (const char* name :
-         {"ORDERING", "LOSS", "DUPLICATION", "REORDERING", "MAX_QP", "SEED", "ATOMICS"})
+         {"ORDERING", "LOSS", "DUPLICATION", "REORDERING", "MAX_QP", "SEED", "ATOMICS", "WORDS"})
       unsetenv((kPrefix + name).c_str());
   }
   /// Sets SHOAL_EMULATOR_<name> for the next world.

@@ -99,6 +99,16 @@ TEST_F(Verbs, PutsWordsWhole) {
   run_threads(2, verbs_settings(), check_words_are_whole);
 }
 
+// As soft-RoCE, which copies with a processor.
+TEST_F(Verbs, PutsWordsWholeOnADeviceThatPlacesBytes) {
+  emulate("WORDS", "bytes");
+  run_threads(2, verbs_settings(), [](World& world) {
+    check_words_are_whole(world);
+    check_rma(world);
+    check_fence(world);
+  });
+}
+
 TEST_F(Verbs, ServesSeveralThreadsOfAPe) {
   run_threads(2, verbs_settings(), check_threads_of_a_pe);
 }
