@@ -12,10 +12,12 @@
 #include <span>
 #include <vector>
 
-#include "mlx5/command_format.hpp"
+#include "base/mlx5/command_format.hpp"
 #include "verbs/objects.hpp"
 
 namespace shoal::emulator {
+
+using namespace mlx5;  // of commands
 
 /// Registered memory of a client, which commands name by number.
 struct Umem {

@@ -64,12 +64,13 @@ using namespace shoal::emulator;
 
 extern "C" {
 
-bool mlx5dv_is_supported(ibv_device*) {
-  return true;  // no other device is listed
+bool mlx5dv_is_supported(ibv_device* device) {
+  return is_emulated(device);
 }
 
 ibv_context* mlx5dv_open_device(ibv_device* device, mlx5dv_context_attr* attributes) {
   constexpr std::uint32_t kKnown = MLX5DV_CONTEXT_FLAGS_DEVX;
+  if (!is_emulated(device)) return fail_with(EOPNOTSUPP);
   if ((attributes->flags & ~kKnown) != 0 || attributes->comp_mask != 0)
     return fail_with(EOPNOTSUPP);
   return ibv_open_device(device);

@@ -184,7 +184,8 @@ void Responder::place_write(const Packet& packet) const {
   if (is_relaxed(packet.remote_key))
     return services.relaxed.delay(to, packet.payload, qp_.now() + services.options.relaxed_delay);
   services.relaxed.flush();
-  place(to, packet.payload);
+  if (services.options.whole_words) return place(to, packet.payload);
+  place_in_pieces(to, packet.payload);
 }
 
 bool Responder::is_relaxed(std::uint32_t key) const {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <thread>
 
 namespace shoal::emulator {
 namespace {
@@ -77,6 +78,14 @@ void place(std::byte* to, std::span<const std::byte> bytes) {
     std::atomic_ref(*reinterpret_cast<std::uint32_t*>(to)).store(word, std::memory_order_release);
   } else {
     std::memcpy(to, bytes.data(), bytes.size());
+  }
+}
+
+void place_in_pieces(std::byte* to, std::span<const std::byte> bytes) {
+  constexpr std::size_t kWord = 8;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    std::atomic_ref(to[i]).store(bytes[i], std::memory_order_release);
+    if (bytes.size() <= kWord && 2 * (i + 1) == bytes.size()) std::this_thread::yield();
   }
 }
 

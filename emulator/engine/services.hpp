@@ -75,6 +75,9 @@ struct NicOptions {
   std::uint32_t lowest_queue_pair = 1, queue_pair_numbers = kPsnMask;
   /// Atomics of this NIC are atomic with respect to CPUs as well.
   bool global_atomics = true;
+  /// Aligned words are placed by one store, as by DMA. Otherwise byte by byte, as by the processor
+  /// that a device in software copies with.
+  bool whole_words = true;
   /// How long the bus delays writes to memory with relaxed ordering.
   Time relaxed_delay{0};
   /// Messages move no bytes and need no keys: for studies of timing.
@@ -114,5 +117,7 @@ bool covered(const Services& services, std::uint32_t domain, const std::vector<D
 /// Copies to memory that a client may poll: aligned words of 4 and 8 bytes are stored as a whole,
 /// after everything that this thread has copied before.
 void place(std::byte* to, std::span<const std::byte> bytes);
+/// The same byte by byte; the processor may be taken away within a word.
+void place_in_pieces(std::byte* to, std::span<const std::byte> bytes);
 
 }  // namespace shoal::emulator

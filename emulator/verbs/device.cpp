@@ -23,6 +23,7 @@ namespace {
 
 constexpr const char* kName = "mlx5_0";
 constexpr std::uint32_t kVendor = 0x02c9, kPart = 4129;  // ConnectX-7
+constexpr std::uint32_t kSoftwareVendor = 0xffffff;      // as soft-RoCE
 constexpr std::uint64_t kGuidPrefix = 0x0253'686f'616c'0000;
 constexpr std::uint8_t kLinkUp = 5, kDisabled = 3;  // physical states
 constexpr std::uint16_t kDefaultPartition = 0xffff;
@@ -50,7 +51,7 @@ void fill_device(const Context& context, ibv_device_attr& to) {
   to.node_guid = to.sys_image_guid = device().guid;
   to.max_mr_size = ~std::uint64_t{0};
   to.page_size_cap = ~std::uint64_t{0xfff};
-  to.vendor_id = kVendor;
+  to.vendor_id = options.whole_words ? kVendor : kSoftwareVendor;
   to.vendor_part_id = kPart;
   to.max_qp = static_cast<int>(limits.queue_pairs);
   to.max_qp_wr = static_cast<int>(limits.queue_blocks);
@@ -133,6 +134,10 @@ void set_operations(Context& context) {
 }
 
 }  // namespace
+
+bool is_emulated(const ibv_device* one) {
+  return one == &device().base;
+}
 
 int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attributes,
                std::size_t size) {

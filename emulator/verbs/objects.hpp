@@ -286,6 +286,8 @@ void write_receive(std::byte* to, std::uint32_t most_segments, const ibv_recv_wr
 // Functions that clients call through the context or an object.
 int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attributes,
                std::size_t size);
+/// Whether a device is that of this library.
+bool is_emulated(const ibv_device* device);
 int query_device_extended(ibv_context* context, const ibv_query_device_ex_input* input,
                           ibv_device_attr_ex* attributes, std::size_t size);
 ibv_cq_ex* create_cq_extended(ibv_context* context, ibv_cq_init_attr_ex* attributes);

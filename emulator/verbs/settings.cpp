@@ -103,6 +103,9 @@ DeviceSettings read_device_settings() {
                    {"random", Arbitration::random},
                    {"oldest_doorbell", Arbitration::oldest_doorbell}}),
               settings.nic.arbitration);
+  read_choice("SHOAL_EMULATOR_WORDS",
+              std::to_array<std::pair<std::string_view, bool>>({{"whole", true}, {"bytes", false}}),
+              settings.nic.whole_words);
   read_choice("SHOAL_EMULATOR_ATOMICS",
               std::to_array<std::pair<std::string_view, bool>>({{"global", true}, {"nic", false}}),
               settings.nic.global_atomics);

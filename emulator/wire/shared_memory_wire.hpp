@@ -67,7 +67,7 @@ class SharedMemoryWire final : public LiveWire {
   std::byte* data(const Ring& ring) const;
   bool push(std::uint32_t target, const Packet& packet);
   void announce(std::uint32_t target);
-  bool flush();
+  bool flush() override;
   std::size_t drain(std::uint32_t source, std::size_t most, const Deliver& deliver);
 
   int fd_ = -1;

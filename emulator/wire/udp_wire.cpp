@@ -188,13 +188,11 @@ void UdpWire::send(Packet&& packet) {
     ++dropped_;
     return;
   }
+  if (!waiting_.empty()) return waiting_.push_back(std::move(packet));
   Peer& peer = peers_[index];
   const std::size_t bytes = kHeadBytes + packet.payload.size();
   std::byte* const at = append(index, bytes);
-  if (at == nullptr) {
-    ++dropped_;
-    return;
-  }
+  if (at == nullptr) return waiting_.push_back(std::move(packet));  // few: ready() is false now
   encode_head(peer.flow.next(session_, bytes, window()), at);
   encode_header(packet, at + kDatagramHeadBytes);
   if (!packet.payload.empty())
@@ -268,11 +266,14 @@ UdpWire::Outcome UdpWire::send_bytes(const Peer& peer, std::span<const std::byte
 }
 
 bool UdpWire::flush() {
-  if (gathered_.empty()) return false;
+  if (!busy()) return false;
   std::size_t done = 0;
   while (done < gathered_.size() && send_gathered(peers_[gathered_[done]])) ++done;
   gathered_.erase(gathered_.begin(), gathered_.begin() + static_cast<std::ptrdiff_t>(done));
-  return done != 0;
+  if (!gathered_.empty() || waiting_.empty()) return done != 0;
+  for (std::deque<Packet> again = std::exchange(waiting_, {}); !again.empty(); again.pop_front())
+    send(std::move(again.front()));
+  return flush() || done != 0;
 }
 
 void UdpWire::send_head(Peer& peer) {

@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -56,12 +57,12 @@ class UdpWire final : public LiveWire {
   /// too many peers.
   std::uint16_t peer(std::uint32_t address, std::uint32_t slot);
 
-  bool ready() const override { return held_.empty() && !blocked_; }
+  bool ready() const override { return held_.empty() && !blocked_ && waiting_.empty(); }
   void send(Packet&& packet) override;
   bool poll(std::size_t most, const Deliver& deliver) override;
   bool flush() override;
   Time next_event() const override;
-  bool busy() const override { return !gathered_.empty(); }
+  bool busy() const override { return !gathered_.empty() || !waiting_.empty(); }
   bool sleep(Time longest) override;
   void wake() override;
   /// Datagrams that were not sent, or were none of a peer.
@@ -107,6 +108,7 @@ class UdpWire final : public LiveWire {
   std::vector<Peer> peers_;  ///< by LID, less 1
   std::unordered_map<std::uint64_t, std::uint32_t> by_address_;
   std::vector<std::uint32_t> gathered_;  ///< peers with something gathered
+  std::deque<Packet> waiting_;           ///< that came while the socket was blocked
   std::vector<std::uint32_t> held_;      ///< peers without room
   std::atomic<bool> blocked_{false};     ///< the socket takes nothing at present
   std::atomic<bool> sleeping_{false};

@@ -67,12 +67,14 @@ struct Settings {
   std::string ofi_provider = "automatic";
   std::string ucx_tls;
   std::string verbs_library = "libibverbs.so.1";
+  std::string verbs_interface = "verbs";
+  std::string verbs_mlx5_library = "libmlx5.so.1";
   std::int64_t verbs_queue_pairs = 1;
   std::string verbs_queue_order = "rotated";
   std::int64_t verbs_depth = 512;
   std::int64_t verbs_inline = 128;
   std::int64_t verbs_signal_interval = 1;
-  std::int64_t verbs_retries = 7;
+  std::int64_t verbs_retries = 6;
   std::int64_t verbs_timeout = 16;
   std::int64_t verbs_gid_index = -1;
   std::int64_t verbs_service_level = 0;

@@ -153,6 +153,15 @@ std::vector<SettingInfo> verbs_rows() {
       text(
           "SHOAL_VERBS_LIBRARY", "", scope, &S::verbs_library,
           "The libibverbs of the transport verbs: a file, or a name that the dynamic linker searches for."),
+      text(
+          "SHOAL_VERBS_INTERFACE", "", scope, &S::verbs_interface,
+          "How the transport verbs creates and drives its queues. verbs: by libibverbs, on any device; "
+          "devx: by device commands and in memory of its own, as kernels need it, on mlx5 devices.",
+          {"verbs", "devx"}),
+      text(
+          "SHOAL_VERBS_MLX5_LIBRARY", "", scope, &S::verbs_mlx5_library,
+          "The libmlx5 of SHOAL_VERBS_INTERFACE=devx: a file, or a name that is searched for beside "
+          "SHOAL_VERBS_LIBRARY and then by the dynamic linker."),
       number("SHOAL_VERBS_QUEUE_PAIRS", "NVSHMEM_IB_NUM_RC_PER_DEVICE", scope,
              &S::verbs_queue_pairs, "Queue pairs for each peer on each port.", 1, 32),
       text(
@@ -168,7 +177,9 @@ std::vector<SettingInfo> verbs_rows() {
       number("SHOAL_VERBS_SIGNAL_INTERVAL", "", scope, &S::verbs_signal_interval,
              "Requests per completion, where nothing waits for one of them.", 1, 1024),
       number("SHOAL_VERBS_RETRIES", "", scope, &S::verbs_retries,
-             "How often a queue pair repeats a request before it is in error.", 0, 7),
+             "How often a queue pair repeats a request before it is in error. 7: without end on "
+             "soft-RoCE.",
+             0, 7),
       number("SHOAL_VERBS_TIMEOUT", "", scope, &S::verbs_timeout,
              "Time before a request is repeated: 4.096 us * 2^value. 0: never.", 0, 31),
       number(

@@ -15,6 +15,7 @@ CASES = [
     ("ucx", 3, 1),
     ("verbs", 2, 2),
     ("verbs", 3, 1),
+    ("verbs", 4, 2),
 ]  # hosts, PEs on each
 
 

@@ -19,9 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPILER = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-c"]
 LIBRARIES = ["-lgtest", "-lgtest_main", "-lpthread"]
 TIMEOUT_S = 60
-TESTS = ["errors", "ordering", "reliable_connection"]
+TESTS = ["errors", "ordering", "reliable_connection", "udp_wire"]
+WIRES = ["virtual_network", "udp_wire", "datagram", "packet_format", "shared_memory_wire"]
 
-# (what is wrong, file of emulator/engine, text, replacement)
+# (what is wrong, file of emulator/engine or another folder of emulator, text, replacement)
 MUTATIONS = [
     (
         "reads and atomics in flight outnumber those kept for replay",
@@ -149,6 +150,52 @@ MUTATIONS = [
         "nak_sent_ = true;  // packets",
         "// packets",
     ),
+    ("queue-pair numbers collide", "nic.cpp", "if (!pairs_.contains(number)) return", "return"),
+    ("UDP: a full receiver holds up nothing", "wire/udp_wire.cpp", "  held_.push_back(index);", ""),
+    (
+        "UDP: a silent peer holds up for ever",
+        "wire/udp_wire.cpp",
+        "time - peer.held_since < kSilence",
+        "true",
+    ),
+    (
+        "UDP: a receiver that reads much says nothing",
+        "wire/udp_wire.cpp",
+        "if (flow.owes_head(window())) send_head(peers_[sender_]);",
+        "",
+    ),
+    (
+        "UDP: datagrams of any size travel together",
+        "wire/udp_wire.cpp",
+        "bytes <= peer.segment",
+        "true",
+    ),
+    (
+        "UDP: a wake is lost",
+        "wire/udp_wire.cpp",
+        "(void)!write(wake_.number",
+        "(void)(wake_.number",
+    ),
+    ("UDP: strangers are heard", "wire/udp_wire.cpp", "|| sender_ == kNoPeer", ""),
+    ("UDP: room is not given back", "wire/datagram.cpp", "  read_by_peer_ = head.seen;", ""),
+    (
+        "UDP: a new process goes on with the numbers of the old one",
+        "wire/datagram.cpp",
+        "if (head.session != peer_session_) {",
+        "if (peer_session_ == 0) {",
+    ),
+    (
+        "UDP: costs compared without wrap",
+        "wire/datagram.cpp",
+        "static_cast<std::int32_t>(head.sequence - seen_) > 0",
+        "head.sequence > seen_",
+    ),
+    (
+        "UDP: heads for an earlier process are believed",
+        "wire/datagram.cpp",
+        "if (head.of_session != session) return;",
+        "",
+    ),
 ]
 
 
@@ -170,7 +217,7 @@ def compile_all(folder):
     emulator = ROOT / "emulator"
     sources = [
         *(emulator / "engine").glob("*.cpp"),
-        *(emulator / "wire").glob("virtual_network.cpp"),
+        *(emulator / "wire" / f"{name}.cpp" for name in WIRES),
         *(emulator / "mlx5").glob("request_writer.cpp"),
         *(ROOT / "tests/unit/emulator" / f"{name}_test.cpp" for name in TESTS),
     ]
@@ -206,10 +253,10 @@ def mutated(objects, folder, file, text, replacement):
     tree = folder / "emulator"
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(ROOT / "emulator", tree)
-    path = tree / "engine" / file
+    path = tree / (file if "/" in file else f"engine/{file}")
     source = path.read_text()
     if text not in source:
-        raise RuntimeError(f"emulator/engine/{file} has no {text!r}")
+        raise RuntimeError(f"emulator: {file} has no {text!r}")
     path.write_text(source.replace(text, replacement, 1))
     changed = [path] if path.suffix == ".cpp" else list((tree / "engine").glob("*.cpp"))
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

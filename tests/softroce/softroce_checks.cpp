@@ -2,7 +2,7 @@
 // softroce_checks: one PE of a world in the guest, for the tests in this folder. The environment
 // says which PE it is, as for any program; the arguments name the checks, which run in order:
 //
-//   operations, collectives, order, long, words, threads, ep
+//   operations, collectives, order, long, words, ep
 //                the checks in tests/checks, fewer of them where they take long by emulation
 //   loss         puts until an error occurs; prints that it is running, then the error and when
 //   die          the same, but the last PE ends without notice
@@ -87,8 +87,7 @@ const std::map<std::string, void (*)(World&)> kChecks = {
     {"collectives", [](World& world) { run_random_collectives(world, 20, 11); }},
     {"order", [](World& world) { check_data_before_signals_for(world, 150); }},
     {"long", check_long_transfers},
-    {"words", check_words_are_whole},
-    {"threads", check_threads_of_a_pe},
+    {"words", [](World& world) { check_words_are_whole_for(world, 4000); }},
     {"ep", check_ep},
     {"loss", [](World& world) { fail_eventually(world, false); }},
     {"die", [](World& world) { fail_eventually(world, true); }},

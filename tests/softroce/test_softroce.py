@@ -30,7 +30,7 @@ SETTINGS = {
     "SHOAL_MAX_TEAMS": "40",
     "SHOAL_TIMEOUT_MS": "30000",
 }
-LIMIT_S = 100
+LIMIT_S = 200  # of a command; seconds on an idle machine
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,8 @@ def test_the_devices_are_active(guest):
     assert {"rxe_a", "rxe_b"} <= set(shown.out.split()), shown.out
 
 
-@pytest.mark.parametrize("checks", [("operations", "collectives"), ("order", "long"), ("ep",),
-                                    ("words", "threads")], ids="-".join)  # fmt: skip
+@pytest.mark.parametrize("checks", [("operations", "collectives"), ("order", "long"), ("words", "ep")],
+                         ids="-".join)  # fmt: skip
 def test_checks_pass(world, checks):
     result = world(*checks)
     assert passed(result, *checks), result.out

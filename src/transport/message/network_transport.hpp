@@ -57,7 +57,7 @@ class NetworkTransport final : public Transport {
   std::int64_t progress_core() const;
 
   const Context context_;
-  const Traits traits_;
+  const Traits& traits_;  ///< of the engine's network, which may change them until it is connected
   std::vector<Reach> reach_;  ///< by PE
   bool opened_ = false;
   const std::unique_ptr<Engine> engine_;
@@ -73,7 +73,7 @@ std::unique_ptr<Transport> make_network_transport(const Context& context) {
   if (!wanted) return make_unavailable(N::kName, "not needed: another transport reaches it");
   auto engine = std::make_unique<Engine>(context, N::kMaxRails);
   auto network = std::make_unique<N>(*engine, context);
-  const Traits traits = network->traits();
+  const Traits& traits = network->traits();
   engine->attach(std::move(network));
   return std::make_unique<NetworkTransport>(context, std::move(engine), traits);
 }

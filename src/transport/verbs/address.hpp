@@ -22,6 +22,7 @@ struct PathAddress {
   std::uint16_t lid = 0;
   std::uint8_t mtu = 0;       ///< enum ibv_mtu
   std::uint8_t ethernet = 0;  ///< 1: RoCE
+  std::uint8_t software = 0;  ///< 1: the device copies with a processor
 };
 
 struct PortAddress {
@@ -40,7 +41,7 @@ struct QueueAddress {
 
 /// In front of `ports` times (PortAddress, then QueueAddress by PE and queue pair).
 struct AddressHeader {
-  std::uint64_t format = 1;
+  std::uint64_t format = 2;
   std::uint32_t ports = 0;
   std::uint32_t queue_pairs = 0;  ///< per peer and port
   std::uint32_t n_pes = 0;

@@ -2,7 +2,8 @@
 // network.hpp: RDMA verbs as the network of a message core. A connection is a reliable queue pair;
 // a PE has SHOAL_VERBS_QUEUE_PAIRS of them for each peer and port.
 //
-// Data travel as RDMA writes and reads, single words too: an aligned word is placed by one store.
+// Data travel as RDMA writes and reads, single words too: NICs place an aligned word by one store.
+// Devices in software (soft-RoCE) do not; words to and from them are messages.
 // Messages travel as RDMA writes into rings, completed by an RDMA atomic (ring.hpp). Atomics and
 // signals on words of the heap are messages: the target's processor applies them, so they agree
 // with those of PEs that share memory with the target, whatever the atomicity of its NIC.

@@ -10,6 +10,7 @@
 
 #include "base/check.hpp"
 #include "base/system_error.hpp"
+#include "transport/verbs/devx/device.hpp"
 
 namespace shoal::transport::verbs {
 namespace {
@@ -37,9 +38,9 @@ class Devices {
             library_.file, library_.get_device_name(device), error_text(errno));
     return context;
   }
-  Handle<ibv_context> open(const std::string& name) const {
+  ibv_device* find(const std::string& name) const {
     for (ibv_device* const device : all())
-      if (library_.get_device_name(device) == name) return open(device);
+      if (library_.get_device_name(device) == name) return device;
     fail(Code::unsupported, "RDMA device {} is not there any more", name);
   }
 
@@ -48,6 +49,9 @@ class Devices {
   int count_ = 0;
   ibv_device** list_;
 };
+
+/// The vendor that soft-RoCE reports: none.
+constexpr std::uint32_t kSoftRoceVendor = 0xffffff;
 
 bool is_zero(const ibv_gid& gid) {
   return gid.global.subnet_prefix == 0 && gid.global.interface_id == 0;
@@ -128,7 +132,7 @@ Port::Port(std::shared_ptr<const Library> library, const PortOffer& offer, const
   const auto check = [&](const char* call, int code) {
     require(code == 0, Code::unsupported, "{} of {} fails: {}", call, label_, error_text(code));
   };
-  context_ = Devices(*library_).open(offer.device);
+  open(offer.device, settings);
   if (const int flags = fcntl(context_->async_fd, F_GETFL); flags >= 0)
     fcntl(context_->async_fd, F_SETFL, flags | O_NONBLOCK);  // take_event() does not wait
   check("ibv_query_device", library_->query_device(context_.get(), &device_));
@@ -138,6 +142,34 @@ Port::Port(std::shared_ptr<const Library> library, const PortOffer& offer, const
   choose_gid(settings.verbs_gid_index);
   domain_ = {library_->alloc_pd(context_.get()), library_->dealloc_pd};
   check("ibv_alloc_pd", domain_ == nullptr ? errno : 0);
+  create_queue(completions);
+}
+
+Port::~Port() = default;
+
+void Port::open(const std::string& device, const Settings& settings) {
+  const Devices devices(*library_);
+  ibv_device* const found = devices.find(device);
+  if (settings.verbs_interface != "devx") {
+    context_ = devices.open(found);
+    return;
+  }
+  devx_library_ = devx::load_library(settings.verbs_mlx5_library, settings.verbs_library);
+  context_ = {devx_library_->open(found, device), library_->close_device};
+}
+
+std::size_t Port::completions() const noexcept {
+  return devx_ != nullptr ? devx_->completions() : static_cast<std::size_t>(queue_->cqe);
+}
+
+void Port::create_queue(std::size_t completions) {
+  if (devx_library_ != nullptr) {
+    require(port_.link_layer != IBV_LINK_LAYER_ETHERNET, Code::unsupported,
+            "{} is Ethernet; SHOAL_VERBS_INTERFACE=devx connects InfiniBand ports only", label_);
+    devx_ = std::make_unique<devx::Device>(
+        devx_library_, devx::Place{context_.get(), domain_.get(), label_}, completions);
+    return;
+  }
   const auto entries = static_cast<int>(
       std::min<std::size_t>(completions, static_cast<std::size_t>(device_.max_cqe)));
   queue_ = {library_->create_cq(context_.get(), entries, nullptr, nullptr, 0),
@@ -171,12 +203,17 @@ void Port::choose_gid(std::int64_t wanted) {
   gid_index_ = static_cast<std::uint8_t>(best);
 }
 
+bool Port::is_software() const noexcept {
+  return device_.vendor_id == kSoftRoceVendor;
+}
+
 PathAddress Port::path() const {
   PathAddress address;
   std::memcpy(address.gid, gid_.raw, sizeof address.gid);
   address.lid = port_.lid;
   address.mtu = static_cast<std::uint8_t>(port_.active_mtu);
   address.ethernet = port_.link_layer == IBV_LINK_LAYER_ETHERNET ? 1 : 0;
+  address.software = is_software() ? 1 : 0;
   return address;
 }
 
@@ -202,6 +239,7 @@ bool Port::take_event(ibv_async_event& event) const noexcept {
 }
 
 int Port::poll(std::span<ibv_wc> completions) const noexcept {
+  if (devx_ != nullptr) return devx_->poll(completions);
   return ibv_poll_cq(queue_.get(), static_cast<int>(completions.size()), completions.data());
 }
 

@@ -14,6 +14,11 @@
 
 namespace shoal::transport::verbs {
 
+namespace devx {
+class Device;
+struct Library;
+}  // namespace devx
+
 /// An object of libibverbs with the function that releases it.
 template <typename T>
 using Handle = std::unique_ptr<T, int (*)(T*)>;
@@ -70,6 +75,9 @@ class Port {
   /// has. Throws Error{unsupported}.
   Port(std::shared_ptr<const Library> library, const PortOffer& offer, const Settings& settings,
        std::size_t completions);
+  ~Port();
+  Port(const Port&) = delete;
+  Port& operator=(const Port&) = delete;
 
   const Library& library() const noexcept { return *library_; }
   const std::string& label() const noexcept { return label_; }
@@ -79,11 +87,17 @@ class Port {
   std::uint8_t gid_index() const noexcept { return gid_index_; }
   /// Whether packets need a global route header: RoCE, or a GID that the user chose.
   bool routed() const noexcept { return routed_; }
+  /// Whether the device is a program of the kernel (soft-RoCE). It copies as processors do, so PEs
+  /// may see half of a word that it places.
+  bool is_software() const noexcept;
   PathAddress path() const;
   ibv_pd* domain() const noexcept { return domain_.get(); }
+  /// Of libibverbs; null where device commands make the queues.
   ibv_cq* queue() const noexcept { return queue_.get(); }
+  /// SHOAL_VERBS_INTERFACE=devx; else null.
+  devx::Device* devx() const noexcept { return devx_.get(); }
   /// Entries of the completion queue.
-  std::size_t completions() const noexcept { return static_cast<std::size_t>(queue_->cqe); }
+  std::size_t completions() const noexcept;
 
   /// Throws Error{unsupported} naming the limits.
   Region register_memory(void* memory, std::size_t bytes, Peers peers) const;
@@ -93,7 +107,9 @@ class Port {
   bool take_event(ibv_async_event& event) const noexcept;
 
  private:
+  void open(const std::string& device, const Settings& settings);
   void choose_gid(std::int64_t wanted);
+  void create_queue(std::size_t completions);
 
   std::shared_ptr<const Library> library_;
   std::string label_;
@@ -106,6 +122,8 @@ class Port {
   Handle<ibv_context> context_{nullptr, nullptr};
   Handle<ibv_pd> domain_{nullptr, nullptr};
   Handle<ibv_cq> queue_{nullptr, nullptr};
+  std::shared_ptr<const devx::Library> devx_library_;
+  std::unique_ptr<devx::Device> devx_;
 };
 
 }  // namespace shoal::transport::verbs

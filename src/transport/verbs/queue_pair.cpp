@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/check.hpp"
+#include "transport/verbs/devx/queue_pair.hpp"
 
 namespace shoal::transport::verbs {
 namespace {
@@ -47,6 +48,49 @@ int bytes_of(std::uint8_t mtu) {
   return 128 << mtu;
 }
 
+/// Created and driven by libibverbs.
+class LibraryQueuePair final : public QueuePair {
+ public:
+  LibraryQueuePair(const Port& port, const QueueLimits& limits, const Name& name,
+                   std::size_t existing)
+      : QueuePair(port, limits, name) {
+    auto wanted = zeroed<ibv_qp_init_attr>();
+    wanted.send_cq = wanted.recv_cq = port.queue();
+    wanted.qp_type = IBV_QPT_RC;
+    wanted.cap.max_send_wr = limits.depth;
+    wanted.cap.max_send_sge = 1;
+    wanted.cap.max_inline_data = limits.inline_bytes;
+    handle_ = {port.library().create_qp(port.domain(), &wanted), port.library().destroy_qp};
+    if (handle_ == nullptr) refuse_creation(error_text(errno), existing);
+    inline_bytes_ = wanted.cap.max_inline_data;
+  }
+  std::uint32_t number() const noexcept override { return handle_->qp_num; }
+  bool is(const ibv_qp* handle) const noexcept override { return handle_.get() == handle; }
+  std::string state() const override {
+    auto attributes = zeroed<ibv_qp_attr>();
+    auto init = zeroed<ibv_qp_init_attr>();
+    const int code = port_.library().query_qp(handle_.get(), &attributes, IBV_QP_STATE, &init);
+    return code == 0 ? name_of(attributes.qp_state) : error_text(code);
+  }
+  void stop() noexcept override {
+    auto attributes = zeroed<ibv_qp_attr>();
+    attributes.qp_state = IBV_QPS_ERR;
+    port_.library().modify_qp(handle_.get(), &attributes, IBV_QP_STATE);
+  }
+  int post(ibv_send_wr& first) noexcept override {
+    ibv_send_wr* refused = nullptr;
+    return ibv_post_send(handle_.get(), &first, &refused);
+  }
+
+ private:
+  std::string modify(ibv_qp_attr& attributes, int mask) override {
+    const int code = port_.library().modify_qp(handle_.get(), &attributes, mask);
+    return code == 0 ? std::string() : error_text(code);
+  }
+
+  Handle<ibv_qp> handle_{nullptr, nullptr};
+};
+
 }  // namespace
 
 QueueLimits QueueLimits::of(const Port& port, const Settings& settings, std::size_t queue_pairs) {
@@ -71,24 +115,27 @@ QueueLimits QueueLimits::of(const Port& port, const Settings& settings, std::siz
   return limits;
 }
 
-QueuePair::QueuePair(const Port& port, const QueueLimits& limits, const Name& name,
-                     std::size_t existing)
-    : port_(port), limits_(limits), name_(name), first_packet_(random_packet_number()) {
-  auto wanted = zeroed<ibv_qp_init_attr>();
-  wanted.send_cq = wanted.recv_cq = port.queue();
-  wanted.qp_type = IBV_QPT_RC;
-  wanted.cap.max_send_wr = limits.depth;
-  wanted.cap.max_send_sge = 1;
-  wanted.cap.max_inline_data = limits.inline_bytes;
-  handle_ = {port.library().create_qp(port.domain(), &wanted), port.library().destroy_qp};
-  require(handle_ != nullptr, Code::unsupported,
-          "{} cannot be created: {}; {} others exist (device: at most {}), send queue {} (at most "
-          "{}), inline {} bytes. Settings: SHOAL_VERBS_QUEUE_PAIRS, SHOAL_VERBS_DEPTH, "
-          "SHOAL_VERBS_INLINE",
-          describe(), error_text(errno), existing, port.device().max_qp, limits.depth,
-          port.device().max_qp_wr, limits.inline_bytes);
-  inline_bytes_ = wanted.cap.max_inline_data;
-  to_init();
+QueuePair::QueuePair(const Port& port, const QueueLimits& limits, const Name& name)
+    : port_(port), limits_(limits), name_(name), first_packet_(random_packet_number()) {}
+
+std::unique_ptr<QueuePair> make_queue_pair(const Port& port, const QueueLimits& limits,
+                                           const QueuePair::Name& name, std::size_t existing) {
+  std::unique_ptr<QueuePair> pair;
+  if (port.devx() != nullptr)
+    pair = std::make_unique<devx::QueuePair>(port, limits, name, existing);
+  else
+    pair = std::make_unique<LibraryQueuePair>(port, limits, name, existing);
+  pair->to_init();
+  return pair;
+}
+
+void QueuePair::refuse_creation(const std::string& problem, std::size_t existing) const {
+  fail(Code::unsupported,
+       "{} cannot be created: {}; {} others exist (device: at most {}), send queue {} (at most "
+       "{}), inline {} bytes. Settings: SHOAL_VERBS_QUEUE_PAIRS, SHOAL_VERBS_DEPTH, "
+       "SHOAL_VERBS_INLINE",
+       describe(), problem, existing, port_.device().max_qp, limits_.depth,
+       port_.device().max_qp_wr, limits_.inline_bytes);
 }
 
 std::string QueuePair::describe() const {
@@ -97,9 +144,9 @@ std::string QueuePair::describe() const {
 }
 
 void QueuePair::change(ibv_qp_attr& attributes, int mask, const std::string& detail) {
-  const int code = port_.library().modify_qp(handle_.get(), &attributes, mask);
-  require(code == 0, Code::unsupported, "{} does not change to {}: {}; {}", describe(),
-          name_of(attributes.qp_state), error_text(code), detail);
+  const std::string problem = modify(attributes, mask);
+  require(problem.empty(), Code::unsupported, "{} does not change to {}: {}; {}", describe(),
+          name_of(attributes.qp_state), problem, detail);
 }
 
 void QueuePair::to_init() {
@@ -169,24 +216,6 @@ void QueuePair::to_send() {
                      "SHOAL_VERBS_RETRIES",
                      limits_.timeout, limits_.retries, limits_.atomics,
                      port_.device().max_qp_init_rd_atom));
-}
-
-std::string QueuePair::state() const {
-  auto attributes = zeroed<ibv_qp_attr>();
-  auto init = zeroed<ibv_qp_init_attr>();
-  const int code = port_.library().query_qp(handle_.get(), &attributes, IBV_QP_STATE, &init);
-  return code == 0 ? name_of(attributes.qp_state) : error_text(code);
-}
-
-void QueuePair::stop() noexcept {
-  auto attributes = zeroed<ibv_qp_attr>();
-  attributes.qp_state = IBV_QPS_ERR;
-  port_.library().modify_qp(handle_.get(), &attributes, IBV_QP_STATE);
-}
-
-int QueuePair::post(ibv_send_wr& first) noexcept {
-  ibv_send_wr* refused = nullptr;
-  return ibv_post_send(handle_.get(), &first, &refused);
 }
 
 }  // namespace shoal::transport::verbs

@@ -2,6 +2,7 @@
 // queue_pair.hpp: a reliable connection to a queue pair of one peer. It has no receive queue.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "shoal/heap.hpp"
@@ -33,13 +34,14 @@ class QueuePair {
     std::size_t count;
   };
 
-  /// Creates it in state INIT. `existing`: queue pairs that the port has, for the message. Throws
-  /// Error{unsupported}.
-  QueuePair(const Port& port, const QueueLimits& limits, const Name& name, std::size_t existing);
+  virtual ~QueuePair() = default;
+  QueuePair(const QueuePair&) = delete;
+  QueuePair& operator=(const QueuePair&) = delete;
 
   /// What the peer needs.
-  bool is(const ibv_qp* handle) const noexcept { return handle_.get() == handle; }
-  std::uint32_t number() const noexcept { return handle_->qp_num; }
+  virtual std::uint32_t number() const noexcept = 0;
+  /// Whether it is the queue pair that an event names. Those of device commands have no events.
+  virtual bool is(const ibv_qp* /*handle*/) const noexcept { return false; }
   std::uint32_t first_packet() const noexcept { return first_packet_; }
   std::uint32_t inline_bytes() const noexcept { return inline_bytes_; }
 
@@ -47,25 +49,39 @@ class QueuePair {
   /// settings.
   void connect(const PathAddress& path, const QueueAddress& peer);
   /// "RTS", as the device says.
-  std::string state() const;
+  virtual std::string state() const = 0;
   /// Ends all requests with an error.
-  void stop() noexcept;
+  virtual void stop() noexcept = 0;
   /// Error number, 0 for success.
-  int post(ibv_send_wr& first) noexcept;
+  virtual int post(ibv_send_wr& first) noexcept = 0;
   std::string describe() const;
 
+ protected:
+  QueuePair(const Port& port, const QueueLimits& limits, const Name& name);
+  /// Changes its state. Empty, or why not.
+  virtual std::string modify(ibv_qp_attr& attributes, int mask) = 0;
+  [[noreturn]] void refuse_creation(const std::string& problem, std::size_t existing) const;
+
+  const Port& port_;
+  const QueueLimits limits_;
+  std::uint32_t inline_bytes_ = 0;
+
  private:
+  friend std::unique_ptr<QueuePair> make_queue_pair(const Port& port, const QueueLimits& limits,
+                                                    const Name& name, std::size_t existing);
+
   void change(ibv_qp_attr& attributes, int mask, const std::string& detail);
   void to_init();
   void to_receive(const PathAddress& path, const QueueAddress& peer);
   void to_send();
 
-  const Port& port_;
-  const QueueLimits limits_;
   const Name name_;
   std::uint32_t first_packet_;
-  std::uint32_t inline_bytes_ = 0;
-  Handle<ibv_qp> handle_{nullptr, nullptr};
 };
+
+/// A queue pair in state INIT, by the interface of the port. `existing`: queue pairs that the port
+/// has, for the message. Throws Error{unsupported}.
+std::unique_ptr<QueuePair> make_queue_pair(const Port& port, const QueueLimits& limits,
+                                           const QueuePair::Name& name, std::size_t existing);
 
 }  // namespace shoal::transport::verbs

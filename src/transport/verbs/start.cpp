@@ -154,8 +154,7 @@ void Network::create_queue_pairs(const Context& context) {
       auto connection = std::make_unique<Connection>(Connection{
           .line = line, .peer = engine_.peer(place.pe), .id = id, .index = line.queue_pairs});
       const QueuePair::Name name{context.my_pe, place.pe, place.index, queue_pairs_};
-      connection->queue =
-          std::make_unique<QueuePair>(*line.port, line.limits, name, line.queue_pairs);
+      connection->queue = make_queue_pair(*line.port, line.limits, name, line.queue_pairs);
       connection->posted.resize(line.limits.depth);
       ++line.queue_pairs;
       Link& link = links_[pe];
@@ -244,6 +243,11 @@ void Network::connect(Connection& connection, const PortAddress& port, const Que
   const auto at = [&](std::size_t offset) {
     return RemoteMemory{port.rings.base + offset, port.rings.key};
   };
+  // Its device would place and read words in pieces.
+  if (port.path.software != 0 || mine.is_software()) {
+    traits_.words_are_messages = true;
+    traits_.put_bytes = sizeof(std::uint64_t);
+  }
   connection.segment = port.segment;
   connection.scratch = port.scratch;
   connection.ring = at(layout.incoming(queue.ring));
@@ -274,7 +278,8 @@ void Network::close() noexcept {
 std::string Network::description() const {
   std::vector<std::string> labels;
   for (const auto& line : lines_) labels.push_back(line->port->label());
-  return fmt::format("{} queue pairs on {}", connections_.size(), fmt::join(labels, ", "));
+  return fmt::format("{} queue pairs on {}{}", connections_.size(), fmt::join(labels, ", "),
+                     settings_.verbs_interface == "devx" ? ", by device commands" : "");
 }
 
 std::string Network::route(const Peer& peer) const {

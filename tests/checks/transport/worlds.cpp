@@ -118,16 +118,19 @@ void check_mixed_atomics(World& world) {
 }
 
 void check_words_are_whole(World& world) {
+  check_words_are_whole_for(world, 20'000);
+}
+
+void check_words_are_whole_for(World& world, std::uint64_t puts) {
   const auto word = world.heap().allocate<std::uint64_t>(1);
-  constexpr std::uint64_t kLast = 20'000;
   constexpr std::uint64_t kTwice = 0x1'0000'0001;
   barrier(world.team());
   if (world.my_pe() == 0) {
-    for (std::uint64_t i = 1; i <= kLast; ++i) world.put_value(word.on(1)[0], i * kTwice);
+    for (std::uint64_t i = 1; i <= puts; ++i) world.put_value(word.on(1)[0], i * kTwice);
   } else {
     const std::atomic_ref<std::uint64_t> here(*word.data());
     std::uint64_t seen = 0, torn = 0;
-    while (seen < kLast * kTwice) {
+    while (seen < puts * kTwice) {
       const std::uint64_t now = here.load(std::memory_order_acquire);
       torn += now % kTwice != 0 || now < seen;
       seen = now;

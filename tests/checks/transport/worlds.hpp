@@ -20,6 +20,7 @@ void check_data_before_signals_for(World& world, std::uint64_t rounds);
 void check_mixed_atomics(World& world);
 /// A PE that polls a word never sees half of a put. Two PEs.
 void check_words_are_whole(World& world);
+void check_words_are_whole_for(World& world, std::uint64_t puts);
 /// Threads of a PE that call at once share its network. Two PEs.
 void check_threads_of_a_pe(World& world);
 

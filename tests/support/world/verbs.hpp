@@ -22,6 +22,12 @@ inline const char* const kEmulatedIbverbs = SHOAL_EMULATED_IBVERBS;
 inline const char* const kEmulatedIbverbs = "";
 #endif
 
+/// SHOAL_VERBS_INTERFACE of all worlds of this program: CMake runs each program once for each.
+inline std::string verbs_interface() {
+  const char* const chosen = std::getenv("SHOAL_TEST_VERBS_INTERFACE");
+  return chosen != nullptr ? chosen : "verbs";
+}
+
 /// Skips its tests, with the reason, without the module or the emulated NIC. The NIC's settings are
 /// environment variables, which it reads when the first world of the process opens it.
 class WithVerbs : public testing::Test {
@@ -32,7 +38,7 @@ class WithVerbs : public testing::Test {
     if (plugin.symbol == nullptr) GTEST_SKIP() << "no verbs here: " << plugin.reason;
     emulate("JOB", "test-" + std::to_string(getpid()));
     for (const char* name :
-         {"ORDERING", "LOSS", "DUPLICATION", "REORDERING", "MAX_QP", "SEED", "ATOMICS"})
+         {"ORDERING", "LOSS", "DUPLICATION", "REORDERING", "MAX_QP", "SEED", "ATOMICS", "WORDS"})
       unsetenv((kPrefix + name).c_str());
   }
   /// Sets SHOAL_EMULATOR_<name> for the next world.
@@ -53,6 +59,7 @@ inline Environment verbs_environment(const std::string& timeout_ms) {
           {"SHOAL_TRANSPORT_INSIDE", "verbs"},
           {"SHOAL_TRANSPORT_BETWEEN", "verbs"},
           {"SHOAL_VERBS_LIBRARY", kEmulatedIbverbs},
+          {"SHOAL_VERBS_INTERFACE", verbs_interface()},
           {"SHOAL_EMULATOR_JOB", "test-" + std::to_string(getpid())}};
 }
 
@@ -61,6 +68,7 @@ inline Settings verbs_settings() {
   settings.transport_inside = "verbs";
   settings.transport_between = "verbs";
   settings.verbs_library = kEmulatedIbverbs;
+  settings.verbs_interface = verbs_interface();
   settings.max_teams = 40;
   return settings;
 }

@@ -99,6 +99,16 @@ TEST_F(Verbs, PutsWordsWhole) {
   run_threads(2, verbs_settings(), check_words_are_whole);
 }
 
+// As soft-RoCE, which copies with a processor.
+TEST_F(Verbs, PutsWordsWholeOnADeviceThatPlacesBytes) {
+  emulate("WORDS", "bytes");
+  run_threads(2, verbs_settings(), [](World& world) {
+    check_words_are_whole(world);
+    check_rma(world);
+    check_fence(world);
+  });
+}
+
 TEST_F(Verbs, ServesSeveralThreadsOfAPe) {
   run_threads(2, verbs_settings(), check_threads_of_a_pe);
 }
@@ -111,6 +121,17 @@ TEST_F(Verbs, WorksInTheNaiveOrder) {
   Settings settings = verbs_settings();
   settings.verbs_queue_order = "naive";
   run_threads(3, settings, check_operations);
+}
+
+// The setting of these tests is in effect: device commands need a libmlx5.
+TEST_F(Verbs, UsesTheInterfaceOfTheSetting) {
+  Settings settings = verbs_settings();
+  settings.verbs_mlx5_library = "libmlx5-is-not-here.so";
+  const auto run = [&] { run_threads(2, settings, check_rma); };
+  if (verbs_interface() == "devx")
+    expect_error(Code::unsupported, "libmlx5 cannot be loaded", run);
+  else
+    run();
 }
 
 // Soak: one packet of a hundred is lost, some are doubled, some overtake others.

@@ -10,15 +10,17 @@
 #include <cstring>
 #include <vector>
 
+#include "base/mlx5/command_format.hpp"
 #include "engine/big_endian.hpp"
 #include "engine/completion_queue.hpp"
-#include "mlx5/command_format.hpp"
 #include "mlx5/request_writer.hpp"
 #include "verbs_library.hpp"
 
 #undef ibv_get_device_list
 
 namespace shoal::emulator::test {
+
+using namespace mlx5;
 namespace {
 
 constexpr auto kDeadline = std::chrono::seconds(20);

@@ -7,10 +7,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
-#include "engine/big_endian.hpp"
+#include "base/mlx5/format.hpp"
 
-namespace shoal::emulator {
+namespace shoal::mlx5 {
 
 struct Field {
   std::size_t offset;  ///< bytes
@@ -22,15 +23,25 @@ struct Field {
 };
 
 inline std::uint32_t get(const std::byte* at, Field field) {
-  return load_be<std::uint32_t>(at + field.offset) >> field.low & field.mask();
+  std::uint32_t word;
+  std::memcpy(&word, at + field.offset, sizeof word);
+  return big(word) >> field.low & field.mask();
 }
 inline void set(std::byte* at, Field field, std::uint32_t value) {
-  const std::uint32_t before = load_be<std::uint32_t>(at + field.offset);
+  std::uint32_t word;
+  std::memcpy(&word, at + field.offset, sizeof word);
   const std::uint32_t mask = field.mask() << field.low;
-  store_be(at + field.offset, (before & ~mask) | (value << field.low & mask));
+  word = big((big(word) & ~mask) | (value << field.low & mask));
+  std::memcpy(at + field.offset, &word, sizeof word);
 }
 inline std::uint64_t get64(const std::byte* at, std::size_t offset) {
-  return load_be<std::uint64_t>(at + offset);
+  std::uint64_t word;
+  std::memcpy(&word, at + offset, sizeof word);
+  return big(word);
+}
+inline void set64(std::byte* at, std::size_t offset, std::uint64_t value) {
+  const std::uint64_t word = big(value);
+  std::memcpy(at + offset, &word, sizeof word);
 }
 
 enum class Command : std::uint16_t {
@@ -51,7 +62,7 @@ enum class Command : std::uint16_t {
 
 /// Of every command and answer.
 namespace command {
-constexpr Field kOpcode{0x0, 31, 16}, kModifier{0x4, 15, 0}, kStatus{0x0, 31, 24},
+constexpr Field kOpcode{0x0, 31, 16}, kModifier{0x4, 15, 0}, kStatus{0x0, 31, 24}, kSyndrome{0x4},
     kObject{0x8, 23, 0};
 constexpr std::size_t kAnswerBytes = 16;
 }  // namespace command
@@ -60,7 +71,8 @@ constexpr std::size_t kAnswerBytes = 16;
 namespace cq_context {
 constexpr std::size_t kAt = 0x10, kCommandBytes = 0x60;
 constexpr Field kRecordUmemValid{0x0, 25, 25}, kEntrySize{0x0, 23, 21}, kCollapsed{0x0, 20, 20},
-    kIgnoreOverrun{0x0, 17, 17}, kCompressed{0x0, 14, 14}, kRecordUmem{0x4}, kLogSize{0xc, 28, 24};
+    kIgnoreOverrun{0x0, 17, 17}, kCompressed{0x0, 14, 14}, kRecordUmem{0x4}, kLogSize{0xc, 28, 24},
+    kUarPage{0xc, 23, 0}, kEventQueue{0x14};
 constexpr std::size_t kRecordOffset = 0x38;
 constexpr std::size_t kUmemOffset = 0x50;  // of the command
 constexpr Field kUmem{0x58}, kUmemValid{0x5c, 31, 31};
@@ -70,17 +82,21 @@ constexpr Field kUmem{0x58}, kUmemValid{0x5c, 31, 31};
 namespace qp_context {
 constexpr std::size_t kAt = 0x18, kBytes = 232, kCommandBytes = 272;
 constexpr Field kOptional{0x10};  // of the command
-constexpr Field kState{0x0, 31, 28}, kService{0x0, 23, 16}, kOrdering0{0x4, 25, 25},
-    kOrderingForce{0x4, 24, 24}, kDomain{0x4, 23, 0}, kMtu{0x8, 31, 29}, kLogReceives{0x8, 22, 19},
-    kLogReceiveStride{0x8, 18, 16}, kNoSendQueue{0x8, 15, 15}, kLogSendBlocks{0x8, 14, 11},
-    kUarPage{0xc, 23, 0}, kUserIndex{0x10, 23, 0}, kRemoteQp{0x14, 23, 0}, kRemoteLid{0x1c, 15, 0},
-    kAckTimeout{0x20, 31, 27}, kLogReads{0x70, 23, 21}, kRetryCount{0x70, 18, 16},
+constexpr Field kState{0x0, 31, 28}, kService{0x0, 23, 16}, kMigration{0x0, 12, 11},
+    kOrdering0{0x4, 25, 25}, kOrderingForce{0x4, 24, 24}, kDomain{0x4, 23, 0}, kMtu{0x8, 31, 29},
+    kLogMaxMessage{0x8, 28, 24}, kLogReceives{0x8, 22, 19}, kLogReceiveStride{0x8, 18, 16},
+    kNoSendQueue{0x8, 15, 15}, kLogSendBlocks{0x8, 14, 11}, kUarPage{0xc, 23, 0},
+    kUserIndex{0x10, 23, 0}, kRemoteQp{0x14, 23, 0}, kGlobal{0x1c, 23, 23}, kRemoteLid{0x1c, 15, 0},
+    kAckTimeout{0x20, 31, 27}, kSourceGid{0x20, 23, 16}, kHops{0x20, 7, 0},
+    kTrafficClass{0x24, 27, 20}, kServiceLevel{0x3c, 27, 24}, kPort{0x3c, 23, 16},
+    kLogAckRequest{0x70, 31, 28}, kLogReads{0x70, 23, 21}, kRetryCount{0x70, 18, 16},
     kRnrRetry{0x70, 15, 13}, kSendPsn{0x78, 23, 0}, kSendCq{0x7c, 23, 0},
     kLogRemoteReads{0x90, 23, 21}, kRemoteRead{0x90, 15, 15}, kRemoteWrite{0x90, 14, 14},
-    kRemoteAtomic{0x90, 13, 13}, kOrdering1{0x90, 3, 3}, kMinRnr{0x94, 28, 24},
-    kReceivePsn{0x94, 23, 0}, kReceiveCq{0x9c, 23, 0}, kReceiveType{0xac, 26, 24},
-    kSrq{0xac, 23, 0}, kRecordUmemValid{0xd0, 28, 28}, kRecordUmem{0xe4};
-constexpr std::size_t kRecordOffset = 0xa0, kRemoteGid = 0x28;
+    kRemoteAtomic{0x90, 13, 13}, kAtomicMode{0x90, 19, 16}, kOrdering1{0x90, 3, 3},
+    kMinRnr{0x94, 28, 24}, kReceivePsn{0x94, 23, 0}, kReceiveCq{0x9c, 23, 0},
+    kReceiveType{0xac, 26, 24}, kSrq{0xac, 23, 0}, kRecordUmemValid{0xd0, 28, 28},
+    kRecordUmem{0xe4};
+constexpr std::size_t kRemoteGid = 0x28, kRecordOffset = 0xa0;
 constexpr std::size_t kUmemOffset = 0x100;  // of the command
 constexpr Field kUmem{0x108}, kUmemValid{0x10c, 31, 31};
 /// Bits of kOptional.
@@ -120,4 +136,4 @@ constexpr std::size_t kAnswerBytes = 0x10 + 0x200;
 constexpr Field kLid{0x10 + 0x5c, 31, 16};
 }  // namespace vport
 
-}  // namespace shoal::emulator
+}  // namespace shoal::mlx5

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/verbs/devx/device.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "base/mlx5/host_bus.hpp"
+#include "base/system_error.hpp"
+#include "transport/verbs/devx/queue_pair.hpp"
+
+namespace shoal::transport::verbs::devx {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+ibv_wc_status status_of(mlx5::Syndrome syndrome) {
+  using mlx5::Syndrome;
+  switch (syndrome) {
+    case Syndrome::none:
+      return IBV_WC_SUCCESS;
+    case Syndrome::local_length:
+      return IBV_WC_LOC_LEN_ERR;
+    case Syndrome::local_qp_operation:
+      return IBV_WC_LOC_QP_OP_ERR;
+    case Syndrome::local_protection:
+      return IBV_WC_LOC_PROT_ERR;
+    case Syndrome::flushed:
+      return IBV_WC_WR_FLUSH_ERR;
+    case Syndrome::memory_window_bind:
+      return IBV_WC_MW_BIND_ERR;
+    case Syndrome::bad_response:
+      return IBV_WC_BAD_RESP_ERR;
+    case Syndrome::local_access:
+      return IBV_WC_LOC_ACCESS_ERR;
+    case Syndrome::remote_invalid_request:
+      return IBV_WC_REM_INV_REQ_ERR;
+    case Syndrome::remote_access:
+      return IBV_WC_REM_ACCESS_ERR;
+    case Syndrome::remote_operation:
+      return IBV_WC_REM_OP_ERR;
+    case Syndrome::retry_exceeded:
+      return IBV_WC_RETRY_EXC_ERR;
+    case Syndrome::rnr_retry_exceeded:
+      return IBV_WC_RNR_RETRY_EXC_ERR;
+    case Syndrome::remote_aborted:
+      return IBV_WC_REM_ABORT_ERR;
+  }
+  return IBV_WC_GENERAL_ERR;
+}
+
+std::uint32_t number_of(const Library& library, ibv_pd* domain, const std::string& label) {
+  mlx5dv_pd out{};
+  mlx5dv_obj object{};
+  object.pd.in = domain;
+  object.pd.out = &out;
+  const int code = library.init_obj(&object, MLX5DV_OBJ_PD);
+  require(code == 0, Code::unsupported,
+          "{} does not tell the number of a protection domain of {}: {}", library.file, label,
+          errno_text(code));
+  return out.pdn;
+}
+
+}  // namespace
+
+QueueMemory::QueueMemory(const Library& library, const Place& place, std::size_t bytes,
+                         std::uint8_t fill, const std::string& what) {
+  const std::size_t size = (bytes + kPage - 1) / kPage * kPage;
+  memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, size)));
+  require(memory_ != nullptr, Code::system, "transport verbs: no memory for {} bytes", size);
+  std::memset(memory_.get(), fill, size);
+  umem_ = {library.umem_reg(place.context, memory_.get(), size, IBV_ACCESS_LOCAL_WRITE),
+           library.umem_dereg};
+  require(umem_ != nullptr, Code::unsupported,
+          "{} bytes of {} cannot be registered with {}: {}. Limit: locked memory (ulimit -l)", size,
+          what, place.label, errno_text(errno));
+}
+
+Device::Device(std::shared_ptr<const Library> library, Place place, std::size_t completions)
+    : library_(std::move(library)),
+      place_(std::move(place)),
+      domain_(number_of(*library_, place_.domain, place_.label)) {
+  query_limits();
+  // Without write combining, where the device has such pages.
+  for (const std::uint32_t type : {MLX5DV_UAR_ALLOC_TYPE_NC, MLX5DV_UAR_ALLOC_TYPE_BF}) {
+    page_ = {library_->alloc_uar(place_.context, type), library_->free_uar};
+    if (page_ != nullptr) break;
+  }
+  require(page_ != nullptr, Code::unsupported, "{} gives no doorbell page: {}", place_.label,
+          errno_text(errno));
+  create_queue(completions);
+}
+
+void Device::query_limits() {
+  namespace f = mlx5::capability;
+  Command command(mlx5::Command::query_hca_cap, mlx5::command::kAnswerBytes, f::kAnswerBytes);
+  constexpr std::uint32_t kCurrent = 1;
+  mlx5::set(command.in(), mlx5::command::kModifier, f::kGeneral << 1 | kCurrent);
+  const int code = library_->general_cmd(place_.context, command.in(), command.in_bytes(),
+                                         command.out(), command.out_bytes());
+  require(code == 0, Code::unsupported, "the limits of {} cannot be read: {}", place_.label,
+          command.problem(code));
+  const std::byte* const at = command.out() + f::kAt;
+  const auto power = [&](mlx5::Field field) {
+    return std::uint32_t{1} << std::min(mlx5::get(at, field), std::uint32_t{24});
+  };
+  most_blocks_ = std::min(power(f::kLogMaxQpSize), mlx5::kMostBlocks);
+  most_entries_ = power(f::kLogMaxCqSize);
+  most_request_bytes_ = mlx5::get(at, f::kMaxRequestBytes);
+}
+
+Object Device::create(Command& command, std::string& problem) const {
+  errno = 0;
+  Object object(library_->obj_create(place_.context, command.in(), command.in_bytes(),
+                                     command.out(), command.out_bytes()),
+                library_->obj_destroy);
+  if (object == nullptr) problem = command.problem(errno);
+  return object;
+}
+
+void Device::create_queue(std::size_t completions) {
+  namespace f = mlx5::cq_context;
+  const auto entries = static_cast<std::uint32_t>(
+      std::min<std::size_t>(std::bit_ceil(completions + 1), most_entries_));
+  const std::size_t record = entries * sizeof(mlx5::CompletionEntry);
+  memory_ =
+      std::make_unique<QueueMemory>(*library_, place_, record + sizeof(mlx5::CompletionRecord),
+                                    mlx5::kUnusedEntry, "a completion queue");
+  auto* const record_at = new (memory_->at(record)) mlx5::CompletionRecord{};
+  ring_ = {reinterpret_cast<const mlx5::CompletionEntry*>(memory_->at(0)),
+           static_cast<std::uint32_t>(std::bit_width(entries) - 1), &record_at->consumed};
+  std::uint32_t events = 0;
+  const int code = library_->query_eqn(place_.context, 0, &events);
+  require(code == 0, Code::unsupported, "{} has no event queue: {}", place_.label,
+          errno_text(code));
+  Command command(mlx5::Command::create_cq, f::kCommandBytes + 0xb0);
+  std::byte* const in = command.in();
+  std::byte* const at = in + f::kAt;
+  mlx5::set(at, f::kLogSize, ring_.log_size);
+  mlx5::set(at, f::kUarPage, doorbell_page());
+  mlx5::set(at, f::kEventQueue, events);
+  mlx5::set(at, f::kRecordUmemValid, 1);
+  mlx5::set(at, f::kRecordUmem, memory_->number());
+  mlx5::set64(at, f::kRecordOffset, record);
+  mlx5::set(in, f::kUmemValid, 1);
+  mlx5::set(in, f::kUmem, memory_->number());
+  mlx5::set64(in, f::kUmemOffset, 0);
+  std::string problem;
+  object_ = create(command, problem);
+  require(object_ != nullptr, Code::unsupported,
+          "a completion queue of {} entries (device {}: at most {}) cannot be created: {}. "
+          "Settings: SHOAL_VERBS_DEPTH, SHOAL_VERBS_QUEUE_PAIRS",
+          entries, place_.label, most_entries_, problem);
+  number_ = command.object();
+}
+
+void Device::add(QueuePair& pair) {
+  pairs_[pair.number()] = &pair;
+}
+
+int Device::poll(std::span<ibv_wc> completions) noexcept {
+  const mlx5::HostBus bus;
+  mlx5::Completion entry;
+  std::size_t count = 0;
+  const std::uint32_t before = consumed_;
+  while (count < completions.size() && mlx5::next(ring_, consumed_, bus, entry)) {
+    const auto pair = pairs_.find(entry.queue_pair);
+    if (pair == pairs_.end()) continue;  // destroyed
+    ibv_wc& to = completions[count++];
+    std::memset(&to, 0, sizeof to);
+    to.wr_id = pair->second->completed(entry.index);
+    to.status = entry.failed ? status_of(entry.syndrome) : IBV_WC_SUCCESS;
+    to.vendor_err = entry.vendor;
+    to.qp_num = entry.queue_pair;
+  }
+  if (consumed_ != before) mlx5::release(ring_, consumed_, bus);
+  return static_cast<int>(count);
+}
+
+}  // namespace shoal::transport::verbs::devx

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// device.hpp: what the queue pairs of a port share when device commands create them: the doorbell
+// page, the completion queue, and memory that the device may use.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+
+#include "base/mlx5/work_queue.hpp"
+#include "transport/verbs/devx/library.hpp"
+
+namespace shoal::transport::verbs::devx {
+
+class QueuePair;
+
+/// What a context, a protection domain and a name for messages are needed for.
+struct Place {
+  ibv_context* context;
+  ibv_pd* domain;
+  std::string label;  ///< "mlx5_0:1"
+};
+
+/// Zeroed or filled memory of this process in which the device has queues.
+class QueueMemory {
+ public:
+  /// Throws Error{unsupported} naming `what` it is for.
+  QueueMemory(const Library& library, const Place& place, std::size_t bytes, std::uint8_t fill,
+              const std::string& what);
+
+  std::byte* at(std::size_t offset) const noexcept { return memory_.get() + offset; }
+  std::uint32_t number() const noexcept { return umem_->umem_id; }
+
+ private:
+  struct FreeMemory {
+    void operator()(std::byte* memory) const noexcept { std::free(memory); }
+  };
+
+  std::unique_ptr<std::byte, FreeMemory> memory_;
+  std::unique_ptr<mlx5dv_devx_umem, int (*)(mlx5dv_devx_umem*)> umem_{nullptr, nullptr};
+};
+
+/// An object that a command made; destroyed by the device when it goes.
+using Object = std::unique_ptr<mlx5dv_devx_obj, int (*)(mlx5dv_devx_obj*)>;
+
+class Device {
+ public:
+  /// Makes a completion queue for `completions` entries. Throws Error{unsupported}.
+  Device(std::shared_ptr<const Library> library, Place place, std::size_t completions);
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const Library& library() const noexcept { return *library_; }
+  const Place& place() const noexcept { return place_; }
+  std::uint32_t domain() const noexcept { return domain_; }
+  std::uint32_t doorbell_page() const noexcept { return page_->page_id; }
+  std::uint64_t* doorbell() const noexcept { return static_cast<std::uint64_t*>(page_->reg_addr); }
+  std::uint32_t queue() const noexcept { return number_; }
+  /// Entries of the completion queue.
+  std::size_t completions() const noexcept { return std::size_t{1} << ring_.log_size; }
+  /// Limits of a send queue.
+  std::uint32_t most_blocks() const noexcept { return most_blocks_; }
+  std::uint32_t most_request_bytes() const noexcept { return most_request_bytes_; }
+
+  /// Executes CREATE_*. Null with a reason in `problem` when it fails.
+  Object create(Command& command, std::string& problem) const;
+
+  /// Completed requests, of queue pairs that are known.
+  int poll(std::span<ibv_wc> completions) noexcept;
+  void add(QueuePair& pair);
+  void remove(std::uint32_t number) noexcept { pairs_.erase(number); }
+
+ private:
+  void query_limits();
+  void create_queue(std::size_t completions);
+
+  const std::shared_ptr<const Library> library_;
+  const Place place_;
+  std::uint32_t domain_ = 0;
+  std::uint32_t most_blocks_ = 0, most_request_bytes_ = 0, most_entries_ = 0;
+  std::unique_ptr<mlx5dv_devx_uar, void (*)(mlx5dv_devx_uar*)> page_{nullptr, nullptr};
+  std::unique_ptr<QueueMemory> memory_;
+  Object object_{nullptr, nullptr};  ///< before its memory
+  std::uint32_t number_ = 0;
+  mlx5::CompletionQueue ring_;
+  std::uint32_t consumed_ = 0;
+  std::unordered_map<std::uint32_t, QueuePair*> pairs_;  ///< by number
+};
+
+}  // namespace shoal::transport::verbs::devx

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// library.hpp: libmlx5, loaded at run time, and its device commands. Only this folder includes its
+// header.
+#pragma once
+
+#include <infiniband/mlx5dv.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/mlx5/command_format.hpp"
+
+namespace shoal::transport::verbs::devx {
+
+struct Library {
+  std::string file;  ///< that was loaded
+
+  decltype(&::mlx5dv_is_supported) is_supported = nullptr;
+  decltype(&::mlx5dv_open_device) open_device = nullptr;
+  decltype(&::mlx5dv_init_obj) init_obj = nullptr;
+  decltype(&::mlx5dv_devx_alloc_uar) alloc_uar = nullptr;
+  decltype(&::mlx5dv_devx_free_uar) free_uar = nullptr;
+  decltype(&::mlx5dv_devx_umem_reg) umem_reg = nullptr;
+  decltype(&::mlx5dv_devx_umem_dereg) umem_dereg = nullptr;
+  decltype(&::mlx5dv_devx_query_eqn) query_eqn = nullptr;
+  decltype(&::mlx5dv_devx_general_cmd) general_cmd = nullptr;
+  decltype(&::mlx5dv_devx_obj_create) obj_create = nullptr;
+  decltype(&::mlx5dv_devx_obj_modify) obj_modify = nullptr;
+  decltype(&::mlx5dv_devx_obj_query) obj_query = nullptr;
+  decltype(&::mlx5dv_devx_obj_destroy) obj_destroy = nullptr;
+
+  /// Opens a device for device commands. Throws Error{unsupported} where it has none. The caller
+  /// closes it by libibverbs.
+  ibv_context* open(ibv_device* device, const std::string& name) const;
+};
+
+/// Loads `file`; of a name without a folder, the file beside `verbs_file` comes first. It stays
+/// loaded until the process ends. Throws Error{unsupported}.
+std::shared_ptr<const Library> load_library(const std::string& file, const std::string& verbs_file);
+
+/// "CREATE_QP".
+const char* name_of(mlx5::Command command);
+
+/// A command and its answer, in the format of the device.
+class Command {
+ public:
+  Command(mlx5::Command opcode, std::size_t bytes,
+          std::size_t answer_bytes = mlx5::command::kAnswerBytes);
+
+  mlx5::Command opcode() const noexcept { return opcode_; }
+  std::byte* in() noexcept { return in_.data(); }
+  std::size_t in_bytes() const noexcept { return in_.size(); }
+  std::byte* out() noexcept { return out_.data(); }
+  const std::byte* out() const noexcept { return out_.data(); }
+  std::size_t out_bytes() const noexcept { return out_.size(); }
+  std::uint32_t object() const { return mlx5::get(out_.data(), mlx5::command::kObject); }
+  /// Why it failed with the error number `code`:
+  /// "CREATE_QP: limit exceeded (status 0x8, syndrome 0x2)", or the text of the error number.
+  std::string problem(int code) const;
+
+ private:
+  mlx5::Command opcode_;
+  std::vector<std::byte> in_, out_;
+};
+
+}  // namespace shoal::transport::verbs::devx

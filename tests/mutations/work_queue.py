@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutations of src/base/mlx5/work_queue.hpp and format.hpp, each of which must make
+tests/unit/emulator/work_queue_test.cpp fail.
+
+Usage: work_queue.py [NAME...]. Exits with 1 when a mutation survives or its place is not found. A
+run takes about three minutes on two cores.
+"""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from emulator_engine import COMPILER, ROOT, compile_all, run_tests
+import subprocess
+
+# (what is wrong, file of src/base/mlx5, text, replacement)
+MUTATIONS = [
+    (
+        "doorbell before the record",
+        "work_queue.hpp",
+        "  bus.store_record(queue.record, big(last.next & 0xffff));\n  bus.order_record();\n"
+        "  bus.ring(queue.doorbell, last.control);",
+        "  bus.ring(queue.doorbell, last.control);\n"
+        "  bus.store_record(queue.record, big(last.next & 0xffff));\n  bus.order_record();",
+    ),
+    ("no barrier before the doorbell", "work_queue.hpp", "  bus.order_record();\n", ""),
+    (
+        "stale doorbell record",
+        "work_queue.hpp",
+        "big(last.next & 0xffff)",
+        "big((last.next - 1) & 0xffff)",
+    ),
+    (
+        "end of a request taken as one block",
+        "work_queue.hpp",
+        "{index + blocks_of(segments),",
+        "{index + 1,",
+    ),
+    (
+        "size of a request off by one",
+        "work_queue.hpp",
+        "queue.number, segments,",
+        "queue.number, segments + 1,",
+    ),
+    (
+        "requests do not wrap at the end of the ring",
+        "work_queue.hpp",
+        "ring[(index * kBlockSegments + i) & (blocks * kBlockSegments - 1)]",
+        "ring[(index & (blocks - 1)) * kBlockSegments + i]",
+    ),
+    (
+        "indices are not those of the requests",
+        "work_queue.hpp",
+        "control_segment(opcode, static_cast<std::uint16_t>(index),",
+        "control_segment(opcode, static_cast<std::uint16_t>(index & (queue.blocks - 1)),",
+    ),
+    (
+        "completions of earlier requests count again",
+        "work_queue.hpp",
+        "  if (ahead >= posted - completed) return completed;\n",
+        "",
+    ),
+    (
+        "indices compared without wrap",
+        "work_queue.hpp",
+        "static_cast<std::uint16_t>(index - completed)",
+        "index - completed",
+    ),
+    (
+        "a completion frees one block",
+        "work_queue.hpp",
+        "completed + ahead + blocks_at(queue, completed + ahead)",
+        "completed + ahead + 1",
+    ),
+    (
+        "owner bit ignored",
+        "work_queue.hpp",
+        " || (state & 1) != (consumed >> queue.log_size & 1))",
+        ")",
+    ),
+    (
+        "owner bit of the wrong lap",
+        "work_queue.hpp",
+        "(consumed >> queue.log_size & 1)",
+        "(consumed >> (queue.log_size + 1) & 1)",
+    ),
+    (
+        "an unused entry taken as a completion",
+        "work_queue.hpp",
+        "  if ((state >> 4 & 0xf) == kCompletionInvalid) return false;\n",
+        "",
+    ),
+    (
+        "entries are not given back",
+        "work_queue.hpp",
+        "bus.store_record(queue.record, big(consumed & kConsumedMask));",
+        "",
+    ),
+    ("errors taken as success", "format.hpp", "kCompletionError = 13", "kCompletionError = 12"),
+    (
+        "empty parts are written",
+        "work_queue.hpp",
+        "    if (parts[i].bytes != 0)  // a length of 0 means 2^31\n",
+        "",
+    ),
+    ("inline bytes without their mark", "work_queue.hpp", "big(bytes | kInlineFlag)", "big(bytes)"),
+    (
+        "inline bytes shifted",
+        "work_queue.hpp",
+        "kSegmentBytes + at - kInlineHeader",
+        "kSegmentBytes + at - kInlineHeader + 1",
+    ),
+    ("signal bit lost", "format.hpp", "signalled ? 0x08u : 0u", "signalled ? 0x04u : 0u"),
+    ("fence bit lost", "format.hpp", "(fenced ? 0x80u : 0u)", "(fenced ? 0x00u : 0u)"),
+    (
+        "operands of an atomic exchanged",
+        "work_queue.hpp",
+        "atomic_segment(swap_or_add, compare)",
+        "atomic_segment(compare, swap_or_add)",
+    ),
+    (
+        "doorbell with its halves exchanged",
+        "work_queue.hpp",
+        "std::uint64_t{control.words[1]} << 32 | control.words[0]",
+        "std::uint64_t{control.words[0]} << 32 | control.words[1]",
+    ),
+]
+
+
+def compile_test(sources, output):
+    """The test with the headers of the folder `sources`. False where it does not compile."""
+    include = [sources, ROOT / "include", ROOT / "emulator", ROOT / "tests/unit/emulator"]
+    test = ROOT / "tests/unit/emulator/work_queue_test.cpp"
+    flags = [flag for folder in include for flag in ("-I", str(folder))]
+    done = subprocess.run([*COMPILER, *flags, str(test), "-o", str(output)], check=False)
+    return done.returncode == 0
+
+
+def mutate(folder, file, text, replacement):
+    """A copy of src/base with one change; None where its place is not found."""
+    sources = folder / "src"
+    shutil.rmtree(sources, ignore_errors=True)
+    shutil.copytree(ROOT / "src/base", sources / "base")
+    path = sources / "base/mlx5" / file
+    source = path.read_text()
+    if text not in source:
+        return None
+    path.write_text(source.replace(text, replacement, 1))
+    return sources
+
+
+def main(wanted):
+    survivors = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        objects = {
+            file: path
+            for file, path in compile_all(folder).items()
+            if not file.endswith("_test.cpp")
+        }
+        test = folder / "work_queue_test.o"
+        objects[test.name] = test
+        if not compile_test(ROOT / "src", test) or (failed := run_tests(objects, folder)):
+            print(f"tests fail without a mutation: {failed}")
+            return 1
+        for what, file, text, replacement in MUTATIONS:
+            if wanted and what not in wanted:
+                continue
+            sources = mutate(folder, file, text, replacement)
+            if sources is None:
+                noticed = f"src/base/mlx5/{file} has no {text!r}"
+                survivors += 1
+            elif not compile_test(sources, test):
+                noticed = "does not compile"
+                survivors += 1
+            else:
+                failed = run_tests(objects, folder)
+                survivors += failed == []
+                noticed = "the tests do not end"
+                if failed is not None:
+                    noticed = ", ".join(failed[:2]) or "SURVIVES"
+            print(f"{what}: {noticed}", flush=True)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
