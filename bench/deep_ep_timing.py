@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of calls of `deep_ep` for deep_ep_pairs.py: of the GPU, of the host, and what a call queues.
+"""Times of calls of `deep_ep` for deep_ep_pairs.py: of GPU and host, and what a call queues.
 
 `case` has the options of the program (`a`) and the device.
 """
