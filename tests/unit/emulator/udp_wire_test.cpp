@@ -83,8 +83,7 @@ TEST_F(UdpWireTest, PacketsArriveInOrderAndWhole) {
     for (std::uint32_t i = 0; i < count; ++i) {
       EXPECT_EQ(got[i].psn, sent + i);
       EXPECT_EQ(got[i].source, b.peer(a.address(), a.slot()));
-      EXPECT_EQ(got[i].payload,
-                std::vector<std::byte>(bytes_of(i), static_cast<std::byte>(sent + i)));
+      EXPECT_EQ(got[i].payload, Payload(bytes_of(i), static_cast<std::byte>(sent + i)));
     }
     sent += count;
   }
