@@ -18,6 +18,7 @@ void check_data_before_signals(World& world);
 void check_data_before_signals_for(World& world, std::uint64_t rounds);
 /// All PEs update the same words of PE 1, some through shared memory and some over the network.
 void check_mixed_atomics(World& world);
+void check_mixed_atomics_for(World& world, std::uint64_t times);
 /// A PE that polls a word never sees half of a put. Two PEs.
 void check_words_are_whole(World& world);
 void check_words_are_whole_for(World& world, std::uint64_t puts);

@@ -316,15 +316,15 @@ TEST_F(VerbsLibrary, AtomicsAgreeWithThoseOfProcessors) {
 
 // The bus delays writes to memory with relaxed ordering beyond their completion.
 TEST_F(VerbsLibrary, RelaxedMemoryIsWrittenLate) {
-  alignas(64) std::array<unsigned char, 64> target{};
+  alignas(64) std::array<std::uint64_t, 8> target{};
   ibv_mr* const relaxed =
-      VERBS(ibv_reg_mr)(domain, target.data(), target.size(), kAll | IBV_ACCESS_RELAXED_ORDERING);
+      VERBS(ibv_reg_mr)(domain, target.data(), sizeof target, kAll | IBV_ACCESS_RELAXED_ORDERING);
   ASSERT_NE(relaxed, nullptr);
   ibv_cq* const queue = make_queue();
   ibv_qp* const a = make_pair(queue);
   connect(a, a->qp_num);
   memory[0] = 77;
-  ibv_sge part{.addr = address(0), .length = 1, .lkey = region->lkey};
+  ibv_sge part{.addr = address(0), .length = 8, .lkey = region->lkey};
   ibv_send_wr request = {}, *bad = nullptr;
   request.sg_list = &part;
   request.num_sge = 1;
@@ -335,8 +335,8 @@ TEST_F(VerbsLibrary, RelaxedMemoryIsWrittenLate) {
   const auto start = std::chrono::steady_clock::now();
   ASSERT_EQ(ibv_post_send(a, &request, &bad), 0);
   EXPECT_EQ(wait(queue).status, IBV_WC_SUCCESS);
-  const std::atomic_ref<unsigned char> word(target[0]);
-  const unsigned char seen = word.load();
+  const std::atomic_ref word(target[0]);
+  const std::uint64_t seen = word.load();
   const auto now = std::chrono::steady_clock::now();
   if (now - start < std::chrono::milliseconds(50)) EXPECT_EQ(seen, 0);
   while (word.load() != 77 && std::chrono::steady_clock::now() < now + kDeadline)
