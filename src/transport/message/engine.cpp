@@ -211,7 +211,9 @@ bool Engine::try_ask(Peer& peer) {
 void Engine::transfer(const Operation& operation, Pe pe, Direction direction, std::size_t offset,
                       std::byte* local, std::size_t bytes, Batch* batch, Ask ask) {
   Peer& peer = this->peer(pe);
-  const std::size_t length = network_->request_bytes(peer, local, bytes);
+  const std::size_t length = network_->request_bytes(
+      peer,
+      {.direction = direction, .offset = offset, .local = local, .bytes = bytes, .batch = batch});
   Mark mark;
   wait(operation, pe, [&] {
     while (bytes != 0) {

@@ -77,9 +77,8 @@ class Network {
   virtual bool send(Peer& peer, const Message& message, const Payload& payload, After after) = 0;
   /// Starts an RMA request. Returns false as send does.
   virtual bool transfer(Peer& peer, const Transfer& transfer) = 0;
-  /// Length of the requests that a transfer of `bytes` bytes is cut into.
-  virtual std::size_t request_bytes(const Peer& peer, const std::byte* local,
-                                    std::size_t bytes) const = 0;
+  /// Length of the requests that a long transfer is cut into.
+  virtual std::size_t request_bytes(const Peer& peer, const Transfer& transfer) const = 0;
   /// Makes progress. Returns false when there was nothing to do.
   virtual bool poll() = 0;
   /// Closes all connections; called once, when no other thread uses the engine any more.

@@ -302,13 +302,12 @@ bool Network::is_registered(const std::byte* local, std::size_t bytes) const noe
   return local >= segment.base() && local + bytes <= segment.base() + segment.size();
 }
 
-std::size_t Network::request_bytes(const Peer& peer, const std::byte* local,
-                                   std::size_t bytes) const {
+std::size_t Network::request_bytes(const Peer& peer, const Transfer& transfer) const {
   std::size_t longest = std::min<std::size_t>(settings_.network_chunk, kLongestRequest);
   for (const auto& line : lines_)
     longest = std::min<std::size_t>(longest, line->port->attributes().max_msg_sz);
-  if (!is_registered(local, bytes)) longest = std::min(longest, kBounceBytes);
-  return message::piece_bytes(bytes, peer.rails, longest);
+  if (!is_registered(transfer.local, transfer.bytes)) longest = std::min(longest, kBounceBytes);
+  return message::piece_bytes(transfer.bytes, peer.rails, longest);
 }
 
 std::size_t Network::connection_of(const Link& link, const Transfer& transfer) const noexcept {
