@@ -9,6 +9,7 @@
 #include <atomic>
 
 #include <chrono>
+#include <cstring>
 #include <iostream>
 
 #include "support/expect_error.hpp"
@@ -97,6 +98,26 @@ SHOAL_PE_BODY(give_up_a_call) {
     EXPECT_EQ(std::ranges::count(local, std::byte{3}), kBytes) << "the late reply was stored";
 }
 
+// PE 1 stops in the middle of its reply to a read of PE 0, which closes its world.
+SHOAL_PE_BODY(close_in_the_middle_of_a_read) {
+  World world = World::open({pe.settings, nullptr});
+  constexpr std::size_t kBytes = 96 << 20;
+  const auto box = world.heap().allocate<std::byte>(kBytes);
+  const auto process = world.heap().allocate<std::uint64_t>(1);
+  std::memset(box.data(), world.my_pe(), kBytes);
+  if (world.my_pe() == 1) {
+    world.put_value(process.on(0)[0], static_cast<std::uint64_t>(getpid()));
+    for (;;) pause();
+  }
+  world.wait_until(process.data(), Compare::not_equal, 0);
+  world.get_nbi(std::span(box.data(), kBytes), box.on(1));
+  while (std::atomic_ref(box.data()[0]).load() == std::byte{0}) usleep(10);
+  kill(static_cast<pid_t>(*process.data()), SIGSTOP);
+  expect_error(Code::timeout, "1 reads are in flight", [&] { world.quiet(); });
+  EXPECT_EQ(box.data()[kBytes - 1], std::byte{0}) << "the read is complete";
+  world = World();
+}
+
 class OfiPeer : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { SHOAL_SKIP_WITHOUT_OFI(); }
@@ -147,6 +168,16 @@ void stop_pe_1(const Environment& chosen, const std::string& network) {
 TEST(OfiStoppedPeer, TimesOut) {
   SHOAL_SKIP_WITHOUT_OFI();
   stop_pe_1(environment("1500"), "tcp;ofi_rxm");
+}
+
+TEST(OfiStoppedPeer, StopsInTheMiddleOfARead) {
+  SHOAL_SKIP_WITHOUT_OFI();
+  Environment chosen = environment("500");
+  chosen["SHOAL_SYMMETRIC_SIZE"] = "128M";
+  chosen["SHOAL_NETWORK_CHUNK"] = "128M";
+  PeGroup group = start_pes(2, "close_in_the_middle_of_a_read", {.env = chosen});
+  const ProcessResult result = group.pes[0].wait();
+  EXPECT_TRUE(result.ok()) << result.describe();
 }
 
 class GivenUp : public testing::TestWithParam<const char*> {};

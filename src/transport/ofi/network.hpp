@@ -21,6 +21,7 @@
 // requests and those of the peer each cause at most one message back.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <span>
 #include <string>
@@ -133,6 +134,11 @@ class Network final : public message::Network {
     Request* bounce;
   };
 
+  static std::array<Registered*, 5> regions(Line& line) noexcept {
+    return {&line.segment, &line.scratch, &line.messages_region, &line.outgoing_region,
+            &line.bounces_region};
+  }
+  bool completes_reads_twice() const noexcept;
   void open_rails(const Context& context);
   void make_pools();
   void post_receive(Line& line, Request& request);
@@ -158,6 +164,7 @@ class Network final : public message::Network {
   bool local_registration_ = false;  ///< buffers of local operations must be registered
   std::vector<Request> requests_;    ///< of RMA
   FreeList free_;
+  std::size_t reading_ = 0;  ///< reads in flight
   std::vector<Link> links_;  ///< by PE
   std::vector<Line> lines_;  ///< last: they use the memory above
 };
