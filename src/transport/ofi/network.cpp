@@ -22,6 +22,16 @@ constexpr std::size_t kSenders = 64;  ///< per rail
 constexpr int kPollRounds = 4;        ///< bounds how long one poll holds the lock
 constexpr int kPollEntries = 32;
 
+/// What networks leave open until the process ends.
+struct LeftOpen {
+  std::vector<std::unique_ptr<Rail>> rails;
+  std::vector<Registered> regions;
+};
+LeftOpen& left_open() {
+  static LeftOpen& left = *new LeftOpen;
+  return left;
+}
+
 }  // namespace
 
 Network::Network(message::Engine& engine, const Context& context)
@@ -105,8 +115,9 @@ Network::~Network() {
     log::debug("PE {}: transport ofi: leaves its endpoints open: {} reads are in flight",
                engine_.my_pe(), reading_);
     for (Line& line : lines_) {
-      for (Registered* const region : regions(line)) (void)region->region.release();
-      line.rail->leave_open();
+      for (Registered* const region : regions(line))
+        left_open().regions.push_back(std::move(*region));
+      left_open().rails.push_back(std::move(line.rail));
     }
     return;
   }

@@ -59,15 +59,6 @@ class Rail {
   }
   std::size_t longest() const noexcept { return info_->ep_attr->max_msg_size; }
 
-  /// The destructor closes nothing.
-  void leave_open() noexcept {
-    (void)endpoint_.release();
-    (void)peers_.release();
-    (void)queue_.release();
-    (void)domain_.release();
-    (void)fabric_.release();
-  }
-
   /// Registers memory for local operations and, where `peers` says so, for RMA by peers.
   Registered register_memory(void* memory, std::size_t bytes, Peers peers);
   /// This endpoint's address, into `address`.
