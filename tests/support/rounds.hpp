@@ -7,7 +7,7 @@ namespace shoal::test {
 /// `few` under the thread sanitizer, which makes a round trip up to 50 times slower and sees a race
 /// from the order of two accesses, not from their collision.
 template <typename T>
-constexpr T rounds(T many, [[maybe_unused]] T few) {
+constexpr T rounds([[maybe_unused]] T many, [[maybe_unused]] T few) {
 #ifdef __SANITIZE_THREAD__
   return few;
 #else
