@@ -80,7 +80,7 @@ void fill_port(const Context& context, ibv_port_attr& to) {
   to.state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
   to.max_mtu = IBV_MTU_4096;
   to.active_mtu = static_cast<ibv_mtu>(std::bit_width(attachment.mtu()) - 8);
-  to.gid_tbl_len = 1;
+  to.gid_tbl_len = Attachment::kGids;
   to.max_msg_sz = static_cast<std::uint32_t>(context.runtime->settings().nic.limits.message_bytes);
   to.pkey_tbl_len = 1;
   to.lid = attachment.is_ethernet() ? 0 : attachment.lid();

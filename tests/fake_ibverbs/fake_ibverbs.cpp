@@ -356,6 +356,14 @@ ibv_pd* ibv_alloc_pd(ibv_context* context) {
   return pd;
 }
 
+ibv_ah* ibv_create_ah(ibv_pd*, ibv_ah_attr*) {
+  return errno = EOPNOTSUPP, nullptr;
+}
+
+int ibv_destroy_ah(ibv_ah*) {
+  return EOPNOTSUPP;
+}
+
 int ibv_dealloc_pd(ibv_pd* pd) {
   count_object(-1);
   delete pd;
