@@ -476,7 +476,10 @@ int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
     return errno = EAGAIN, -1;
   *event = {};
   event->event_type = static_cast<ibv_event_type>(f.options.event);
-  event->element.qp = own->second;
+  if (f.options.event_port != 0)
+    event->element.port_num = f.options.event_port;
+  else
+    event->element.qp = own->second;
   return 0;
 }
 
