@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <ostream>
 #include <set>
 #include <thread>
 #include <vector>
@@ -89,6 +90,10 @@ struct Variant {
   const char *name, *interface;
   bool ethernet;
 };
+
+void PrintTo(const Variant& variant, std::ostream* to) {
+  *to << variant.name;
+}
 
 class VerbsQueuePair : public WithVerbs, public testing::WithParamInterface<Variant> {
  protected:
