@@ -129,6 +129,7 @@ std::string World::describe_transport(Pe pe) const {
   const std::size_t chosen = map.transport_of[i];
   std::string text = fmt::format("{}: {}; control {}", map.names[chosen],
                                  transport::describe(map.capabilities[i]), control);
+  if (const std::string note = fabric.heap_note(pe); !note.empty()) text += "; " + note;
   for (std::size_t t = 0; t < chosen; ++t)
     if (!map.reasons[i][t].empty())
       text += fmt::format("; {}: {}", map.names[t], map.reasons[i][t]);

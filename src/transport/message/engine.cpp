@@ -209,7 +209,7 @@ bool Engine::try_ask(Peer& peer) {
 }
 
 void Engine::transfer(const Operation& operation, Pe pe, Direction direction, std::size_t offset,
-                      std::byte* local, std::size_t bytes, Batch* batch, Ask ask) {
+                      std::byte* local, std::size_t bytes, Batch* batch, Ask ask, Region region) {
   Peer& peer = this->peer(pe);
   const std::size_t length = network_->request_bytes(peer, local, bytes);
   Mark mark;
@@ -225,6 +225,7 @@ void Engine::transfer(const Operation& operation, Pe pe, Direction direction, st
       announce(peer);
       check_peer(peer, operation);
       if (!network_->transfer(peer, {.direction = direction,
+                                     .region = region,
                                      .offset = offset,
                                      .local = local,
                                      .bytes = now,
