@@ -55,6 +55,7 @@ class StagedTransport final : public Transport {
     HeapAccess* const access = direct_[static_cast<std::size_t>(pe)];
     if (access != nullptr) return "data " + access->describe(pe);
     const std::string_view network = context_.host_route(pe).name();
+    if (network == "shm") return "";  // no NIC takes part
     return fmt::format("data through host memory: transport {} does not access GPU memory",
                        network);
   }

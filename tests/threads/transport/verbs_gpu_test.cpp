@@ -46,7 +46,7 @@ void expect_data(World& world, const std::string& how) {
   for (Pe pe = 0; pe < world.n_pes(); ++pe) {
     const std::string found = world.describe_transport(pe);
     if (pe != world.my_pe())
-      EXPECT_NE(found.find("control verbs; data " + how), std::string::npos) << found;
+      EXPECT_NE(found.find("; data " + how + "; control verbs"), std::string::npos) << found;
   }
 }
 
