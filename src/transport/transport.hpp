@@ -50,6 +50,14 @@ struct Reach {
   std::string reason;
 };
 
+/// What a call keeps in flight towards one PE at most.
+struct Load {
+  std::string call;      ///< "dispatch"
+  std::size_t puts = 0;  ///< each of `bytes` bytes
+  std::size_t bytes = 0;
+  std::size_t signals = 0;  ///< and other messages
+};
+
 class Transport;
 class HeapAccess;
 
@@ -164,6 +172,12 @@ class Transport {
   /// How it carries operations to `pe`, beyond its capabilities, for reports. Empty: nothing to
   /// say.
   virtual std::string note(Pe /*pe*/) const { return ""; }
+
+  /// Why calls with these loads towards `pe` would wait for room in queues, with the remedy. Empty
+  /// where they would not, or where nothing is known.
+  virtual std::vector<std::string> shortfalls(Pe /*pe*/, std::span<const Load> /*loads*/) const {
+    return {};
+  }
 
   /// The most requests of one kind that were in flight to one PE at a time, which
   /// SHOAL_NETWORK_DEPTH bounds. 0: not counted.

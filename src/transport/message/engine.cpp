@@ -314,6 +314,11 @@ void Engine::fence(Pe pe) {
   if (network_->writing(peer) || peer.sent != peer.acknowledged) peer.fenced = true;
 }
 
+std::vector<std::string> Engine::shortfalls(Pe pe, std::span<const Load> loads) {
+  const std::lock_guard guard(lock_);
+  return network_->shortfalls(peer(pe), loads);
+}
+
 void Engine::quiet() {
   const Operation operation{"quiet"};
   std::vector<Mark> marks(peers_.size());

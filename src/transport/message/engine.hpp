@@ -95,6 +95,7 @@ class Engine {
   void leave() noexcept;
 
   std::span<const Transport::Ended> ended() noexcept;
+  std::vector<std::string> shortfalls(Pe pe, std::span<const Load> loads);
   std::size_t most_in_flight() const noexcept {
     return most_in_flight_.load(std::memory_order_relaxed);
   }

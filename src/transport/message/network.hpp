@@ -16,6 +16,7 @@
 
 #include "transport/message/message.hpp"
 #include "transport/message/peer.hpp"
+#include "transport/transport.hpp"
 
 namespace shoal::transport::message {
 
@@ -111,6 +112,12 @@ class Network {
   /// Whether all transfers up to `newest` are complete at the target, apart from a needed
   /// acknowledgement. May start what brings that about.
   virtual bool is_complete(Peer& peer, std::uint64_t newest) = 0;
+
+  /// As Transport::shortfalls.
+  virtual std::vector<std::string> shortfalls(const Peer& /*peer*/,
+                                              std::span<const Load> /*loads*/) const {
+    return {};
+  }
 
   // Failure.
   /// A call that uses `batch` gives up: its memory must not be accessed any more where the library

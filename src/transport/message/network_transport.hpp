@@ -46,6 +46,9 @@ class NetworkTransport final : public Transport {
   void fence(Pe pe) override;
   void quiet() override { engine_->quiet(); }
   bool progress() noexcept override { return engine_->progress(); }
+  std::vector<std::string> shortfalls(Pe pe, std::span<const Load> loads) const override {
+    return engine_->shortfalls(pe, loads);
+  }
   HeapAccess* heap_access() noexcept override { return heap_ ? &*heap_ : nullptr; }
   std::size_t most_in_flight() const noexcept override { return engine_->most_in_flight(); }
   std::span<const Ended> ended() noexcept override { return engine_->ended(); }

@@ -68,6 +68,7 @@ class Network final : public message::Network {
   bool needs_acknowledgement(const Peer& /*peer*/) const noexcept override { return false; }
   std::uint64_t newest(const Peer& /*peer*/) const noexcept override { return 0; }
   bool is_complete(Peer& peer, std::uint64_t newest) override;
+  std::vector<std::string> shortfalls(const Peer& peer, std::span<const Load> loads) const override;
   void abandon(Batch& batch) noexcept override;
   void drop(Peer& peer) noexcept override;
 

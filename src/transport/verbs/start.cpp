@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "base/backoff.hpp"
 #include "base/check.hpp"
@@ -124,7 +125,7 @@ void Network::check_demand(Line& line, std::size_t queue_pairs) const {
   require(reason.empty(), Code::unsupported, "{}", reason);
   line.limits.atomics = static_cast<std::uint8_t>(atomics_of(demand, line.limits.atomics));
   if (engine_.my_pe() != 0) return;  // all PEs have the same settings
-  for (const std::string& shortfall : shortfalls(demand))
+  for (const std::string& shortfall : verbs::shortfalls(demand))
     log::warn("transport verbs: {}", shortfall);
 }
 
@@ -268,6 +269,22 @@ void Network::connect(Connection& connection, const PortAddress& port, const Que
   connection.freed = at(RingLayout::freed(queue.ring));
   connection.queue->connect(port.path, queue);
   connection.open = true;
+}
+
+std::vector<std::string> Network::shortfalls(const Peer& peer, std::span<const Load> loads) const {
+  const Link& link = this->link(peer);
+  if (link.all.empty()) return {};
+  const Port& port = *link.all.front()->line.port;
+  // Memory of segments and heaps, which is never copied.
+  const std::size_t longest =
+      request_bytes(peer, engine_.segment().base(), std::numeric_limits<std::uint32_t>::max());
+  return verbs::shortfalls(
+      PeerQueues{.queue_pairs = link.all.size(),
+                 .piece_bytes = longest,
+                 .depth = link.all.front()->posted.size(),
+                 .most_depth = static_cast<std::size_t>(port.device().max_qp_wr),
+                 .network_depth = static_cast<std::size_t>(settings_.network_depth)},
+      loads);
 }
 
 /// Lets the last messages leave.
