@@ -140,15 +140,15 @@ TEST_F(VerbsGpu, KeepsTheOrderOfFences) {
   run_threads(2, gpu_settings(), [](World& world) {
     const auto words = world.heap().allocate<std::uint64_t>(512);
     const Pe peer = 1 - world.my_pe();
-    for (std::uint64_t round = 1; round <= 50; ++round) {
-      world.put_value(words.on(peer)[3], round);
+    for (std::uint64_t round = 1; round <= 100; ++round) {
+      world.put_nbi(words.on(peer)[3], std::span<const std::uint64_t>(&round, 1));
       world.fence();
       const std::vector<std::uint64_t> many(512, round + 1000);
       world.put(words.on(peer), std::span<const std::uint64_t>(many));
       barrier(world.team());
       EXPECT_EQ(local(world, words), many) << "the put is the newer one";
       barrier(world.team());
-      world.put(words.on(peer), std::span<const std::uint64_t>(many));
+      world.put_nbi(words.on(peer), std::span<const std::uint64_t>(many));
       world.fence();
       world.put_value(words.on(peer)[3], round);
       barrier(world.team());
