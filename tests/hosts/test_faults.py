@@ -110,8 +110,9 @@ def test_a_cut_link_is_reported_over_ucx(running):
 
 
 @pytest.mark.parametrize("fault", ["fault-collective", "fault-low-latency"])
-def test_a_host_that_dies_is_reported_by_the_others(running, fault):
-    network, job = running("ofi", fault)
+@pytest.mark.parametrize("transport", ["ofi", "verbs"])
+def test_a_host_that_dies_is_reported_by_the_others(running, transport, fault):
+    network, job = running(transport, fault)
     died = time.monotonic()
     network.hosts[1].die()
     expect_reported({0: job.programs[0], 1: job.programs[1]}, died, other_host)

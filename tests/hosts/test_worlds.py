@@ -141,7 +141,7 @@ def test_a_pe_that_is_given_one_rail_leaves_the_other_alone(
         assert rails[1 - index] < BOOTSTRAP_BYTES
 
 
-@pytest.mark.parametrize("transport", ["ofi", "ucx"])
+@pytest.mark.parametrize("transport", ["ofi", "ucx", "verbs"])
 def test_a_token_crosses_once_and_one_row_comes_back(
     make_network, host_checks, environment, needs, transport
 ):

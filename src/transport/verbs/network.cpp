@@ -367,7 +367,10 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   request.wr.rdma.remote_addr = remote.base;
   request.wr.rdma.rkey = remote.key;
   // A call that waits for its memory is complete soon, and a quiet behind it needs nothing more.
-  add(connection, request, posted, transfer.batch != nullptr ? Completion::own : Completion::due);
+  // Nor does one behind a lone put. Puts that follow each other share completions.
+  const bool alone = connection.issued == connection.completed;
+  add(connection, request, posted,
+      alone || transfer.batch != nullptr ? Completion::own : Completion::due);
   if (!submit(connection, request, 1)) {
     if (bounced) line.free_bounces.push_back(posted.bounce);
     return false;

@@ -14,6 +14,7 @@
 #include "checks/collective/reference.hpp"
 #include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
+#include "support/rounds.hpp"
 #include "support/world/neighbours.hpp"
 
 namespace shoal::test {
@@ -27,7 +28,7 @@ void check_operations_over(World& world, std::string_view transport) {
 }
 
 void check_long_transfers(World& world) {
-  constexpr std::size_t kBytes = (std::size_t{2} << 20) + 77;
+  constexpr std::size_t kBytes = rounds(std::size_t{2} << 20, std::size_t{512} << 10) + 77;
   const auto box = world.heap().allocate<std::byte>(kBytes + 64);
   const auto flag = world.heap().allocate<std::uint64_t>(1);
   const auto made = [](Pe pe, std::uint64_t round) {
@@ -59,7 +60,7 @@ void check_long_transfers(World& world) {
 }
 
 void check_data_before_signals(World& world) {
-  check_data_before_signals_for(world, 10'000);
+  check_data_before_signals_for(world, rounds(10'000, 1000));
 }
 
 void check_data_before_signals_for(World& world, std::uint64_t rounds) {
@@ -92,12 +93,7 @@ void check_data_before_signals_for(World& world, std::uint64_t rounds) {
 }
 
 void check_mixed_atomics(World& world) {
-#ifdef __SANITIZE_THREAD__
-  // Each round trip takes a millisecond, and a race is seen in the first.
-  check_mixed_atomics_for(world, 200);
-#else
-  check_mixed_atomics_for(world, 2000);
-#endif
+  check_mixed_atomics_for(world, rounds(2000, 200));
 }
 
 void check_mixed_atomics_for(World& world, std::uint64_t times) {
@@ -126,7 +122,7 @@ void check_mixed_atomics_for(World& world, std::uint64_t times) {
 }
 
 void check_words_are_whole(World& world) {
-  check_words_are_whole_for(world, 20'000);
+  check_words_are_whole_for(world, rounds(20'000, 4000));
 }
 
 void check_words_are_whole_for(World& world, std::uint64_t puts) {

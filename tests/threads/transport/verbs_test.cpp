@@ -6,11 +6,13 @@
 #include <string>
 
 #include "checks/collective/reference.hpp"
+#include "checks/transport/tunings.hpp"
 #include "checks/transport/worlds.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/ep/group.hpp"
 #include "support/expect_error.hpp"
 #include "support/process/progress_time.hpp"
+#include "support/rounds.hpp"
 #include "support/world/verbs.hpp"
 #include "support/world/world_local.hpp"
 
@@ -71,6 +73,39 @@ TEST_P(VerbsTier, CutsLongTransfers) {
 
 INSTANTIATE_TEST_SUITE_P(Tiers, VerbsTier, testing::Values("strict", "adaptive", "unordered"),
                          [](const auto& instance) { return std::string(instance.param); });
+
+class VerbsTuning : public Verbs, public testing::WithParamInterface<Tuning> {
+ protected:
+  static Settings settings() { return tuned(verbs_settings(), GetParam()); }
+};
+
+TEST_P(VerbsTuning, MovesTransfersLongerThanAChunk) {
+  run_threads(2, settings(), [](World& world) { check_chunks(world, GetParam().chunk); });
+}
+
+TEST_P(VerbsTuning, KeepsManyRequestsInFlightBounded) {
+  run_threads(2, settings(), [](World& world) { check_many_requests(world, GetParam().depth); });
+}
+
+TEST_P(VerbsTuning, SignalsAfterData) {
+  run_threads(2, settings(),
+              [](World& world) { check_signals_after_data(world, rounds(3000, 300)); });
+}
+
+TEST_P(VerbsTuning, RunsCollectives) {
+  run_threads(3, settings(), [](World& world) { run_random_collectives(world, 10, 3); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Tunings, VerbsTuning,
+                         testing::Values(Tuning{"default", 256, 1 << 20},
+                                         Tuning{"depth_1", 1, 1 << 20},
+                                         Tuning{"small_chunk", 4, 4096},
+                                         Tuning{"sleep", 256, 1 << 20, "sleep"}),
+                         [](const auto& instance) { return std::string(instance.param.name); });
+
+TEST_P(VerbsTier, FenceOrdersPuts) {
+  run_threads(2, verbs_settings(), check_fence_between_puts);
+}
 
 // One request in flight is enough for all operations; so is the smallest queue.
 TEST_F(Verbs, WorksAtDepthOne) {
