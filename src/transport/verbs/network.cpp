@@ -38,10 +38,36 @@ const char* text_of(ibv_event_type event) {
       return "the completion queue has overflowed or is broken";
     case IBV_EVENT_DEVICE_FATAL:
       return "the device reports a fatal error";
-    case IBV_EVENT_PORT_ERR:
-      return "the port is down: cable, switch, or ip link";
     default:
       return nullptr;
+  }
+}
+
+/// What an event of a port means; nullptr: the event is of something else, or needs no report.
+const char* port_text_of(ibv_event_type event) {
+  switch (event) {
+    case IBV_EVENT_PORT_ERR:
+      return "the port is down: cable, switch, or ip link";
+    case IBV_EVENT_LID_CHANGE:
+      return "the subnet manager has given the port another LID, so packets to the old one get lost";
+    case IBV_EVENT_GID_CHANGE:
+      return "the port's GID table has changed, so an address that peers use may be gone";
+    default:
+      return nullptr;
+  }
+}
+
+/// Of a port: "PORT_ERR", as libibverbs' enumeration has it.
+const char* name_of(ibv_event_type event) {
+  switch (event) {
+    case IBV_EVENT_PORT_ERR:
+      return "PORT_ERR";
+    case IBV_EVENT_PORT_ACTIVE:
+      return "PORT_ACTIVE";
+    case IBV_EVENT_LID_CHANGE:
+      return "LID_CHANGE";
+    default:
+      return "GID_CHANGE";
   }
 }
 
@@ -73,21 +99,34 @@ bool Network::poll() {
   return any;
 }
 
+/// Nothing fails yet: requests are repeated until their retries end. Events are those of all ports
+/// of the device.
+void Network::note_port_event(Line& line, const ibv_async_event& event) {
+  if (event.element.port_num != line.port->number()) return;
+  const char* const name = name_of(event.event_type);
+  if (event.event_type == IBV_EVENT_PORT_ACTIVE) {
+    if (!line.trouble.empty())
+      log::info("PE {}: {}: event {}: the port is active again", engine_.my_pe(),
+                line.port->label(), name);
+    line.trouble.clear();
+    return;
+  }
+  line.trouble = fmt::format("event {} of port {}: {}", name, line.port->label(),
+                             port_text_of(event.event_type));
+  log::warn("PE {}: {}", engine_.my_pe(), line.trouble);
+}
+
 /// Asynchronous events: what the device finds wrong beside requests of this PE.
 void Network::read_events(Line& line) {
   ibv_async_event event{};
   while (line.port->take_event(event)) {
+    if (event.event_type == IBV_EVENT_PORT_ACTIVE || port_text_of(event.event_type) != nullptr) {
+      note_port_event(line, event);
+      continue;
+    }
     const char* const text = text_of(event.event_type);
-    if (text == nullptr) {
-      if (event.event_type == IBV_EVENT_PORT_ACTIVE) line.trouble.clear();
-      continue;
-    }
+    if (text == nullptr) continue;
     const bool of_pair = concerns_queue_pair(event.event_type);
-    if (event.event_type == IBV_EVENT_PORT_ERR) {
-      line.trouble = text;  // requests are repeated until their retries end
-      log::warn("PE {}: {}: {}", engine_.my_pe(), line.port->label(), text);
-      continue;
-    }
     for (const auto& connection : connections_) {
       if (&connection->line != &line || (of_pair && !connection->queue->is(event.element.qp)))
         continue;

@@ -152,6 +152,7 @@ class Network final : public message::Network {
   void tell_freed(Connection& connection);
   bool read_completions(Line& line);
   void read_events(Line& line);
+  void note_port_event(Line& line, const ibv_async_event& event);
   void handle(Connection& connection, const ibv_wc& completion);
   void retire(Connection& connection, std::uint64_t end, bool failed);
   void finish(Connection& connection, const Posted& posted, bool failed);

@@ -168,8 +168,6 @@ std::size_t Port::completions() const noexcept {
 
 void Port::create_queue(std::size_t completions) {
   if (devx_library_ != nullptr) {
-    require(port_.link_layer != IBV_LINK_LAYER_ETHERNET, Code::unsupported,
-            "{} is Ethernet; SHOAL_VERBS_INTERFACE=devx connects InfiniBand ports only", label_);
     devx_ = std::make_unique<devx::Device>(
         devx_library_, devx::Place{context_.get(), domain_.get(), label_}, completions);
     return;
@@ -187,7 +185,7 @@ void Port::create_queue(std::size_t completions) {
 /// RoCE: the given entry, else the first RoCE v2 one with an IPv4 address, else the first RoCE v2
 /// one, else entry 0. InfiniBand routes by LID unless an entry is given.
 void Port::choose_gid(std::int64_t wanted) {
-  routed_ = port_.link_layer == IBV_LINK_LAYER_ETHERNET || wanted >= 0;
+  routed_ = is_ethernet() || wanted >= 0;
   if (!routed_) return;
   const int entries = port_.gid_tbl_len;
   require(wanted < entries, Code::unsupported,
@@ -216,7 +214,7 @@ PathAddress Port::path() const {
   std::memcpy(address.gid, gid_.raw, sizeof address.gid);
   address.lid = port_.lid;
   address.mtu = static_cast<std::uint8_t>(port_.active_mtu);
-  address.ethernet = port_.link_layer == IBV_LINK_LAYER_ETHERNET ? 1 : 0;
+  address.ethernet = is_ethernet() ? 1 : 0;
   address.software = is_software() ? 1 : 0;
   return address;
 }

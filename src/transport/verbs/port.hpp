@@ -85,6 +85,8 @@ class Port {
   const ibv_port_attr& attributes() const noexcept { return port_; }
   std::uint8_t number() const noexcept { return number_; }
   std::uint8_t gid_index() const noexcept { return gid_index_; }
+  /// RoCE, not InfiniBand.
+  bool is_ethernet() const noexcept { return port_.link_layer == IBV_LINK_LAYER_ETHERNET; }
   /// Whether packets need a global route header: RoCE, or a GID that the user chose.
   bool routed() const noexcept { return routed_; }
   /// Whether the device is a program of the kernel (soft-RoCE). It copies as processors do, so PEs

@@ -74,6 +74,17 @@ TEST_P(VerbsTier, CutsLongTransfers) {
 INSTANTIATE_TEST_SUITE_P(Tiers, VerbsTier, testing::Values("strict", "adaptive", "unordered"),
                          [](const auto& instance) { return std::string(instance.param); });
 
+// The wire between hosts: a RoCE port instead of an InfiniBand one.
+TEST_F(Verbs, DoesEverythingOverRoce) {
+  use_udp();
+  Settings settings = verbs_settings();
+  settings.verbs_queue_pairs = 2;
+  run_threads(3, settings, [](World& world) {
+    check_operations(world);
+    run_random_collectives(world, 20, 4711);
+  });
+}
+
 class VerbsTuning : public Verbs, public testing::WithParamInterface<Tuning> {
  protected:
   static Settings settings() { return tuned(verbs_settings(), GetParam()); }
