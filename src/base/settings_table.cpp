@@ -192,6 +192,11 @@ std::vector<SettingInfo> verbs_rows() {
       number("SHOAL_VERBS_TRAFFIC_CLASS", "NVSHMEM_IB_TRAFFIC_CLASS", scope,
              &S::verbs_traffic_class, "Traffic class of packets with a global route header.", 0,
              255),
+      text("SHOAL_VERBS_GPU_MEMORY", "", scope, &S::verbs_gpu_memory,
+           "How NICs access heaps in GPU memory. dmabuf: by dma-buf; peermem: by address, with the "
+           "kernel module nvidia-peermem; automatic: the first of both that works, otherwise data "
+           "pass through host memory; off: data always pass through host memory.",
+           {"automatic", "dmabuf", "peermem", "off"}),
   };
 }
 

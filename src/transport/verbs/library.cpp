@@ -62,6 +62,8 @@ std::shared_ptr<const Library> load_library(const std::string& file) {
   load(library->get_async_event, "ibv_get_async_event");
   load(library->ack_async_event, "ibv_ack_async_event");
   load(library->wc_status_str, "ibv_wc_status_str");
+  library->reg_dmabuf_mr =
+      reinterpret_cast<decltype(library->reg_dmabuf_mr)>(dlsym(handle, "ibv_reg_dmabuf_mr"));
   library->query_gid_ex =
       reinterpret_cast<decltype(library->query_gid_ex)>(dlsym(handle, "_ibv_query_gid_ex"));
   return library;

@@ -336,7 +336,7 @@ void Network::settle(Link& link) {
   }
 }
 
-bool Network::is_registered(const std::byte* local, std::size_t bytes) const noexcept {
+bool Network::in_segment(const std::byte* local, std::size_t bytes) const noexcept {
   const memory::Segment& segment = engine_.segment();
   return local >= segment.base() && local + bytes <= segment.base() + segment.size();
 }
@@ -345,7 +345,8 @@ std::size_t Network::request_bytes(const Peer& peer, const Transfer& transfer) c
   std::size_t longest = std::min<std::size_t>(settings_.network_chunk, kLongestRequest);
   for (const auto& line : lines_)
     longest = std::min<std::size_t>(longest, line->port->attributes().max_msg_sz);
-  if (!is_registered(transfer.local, transfer.bytes)) longest = std::min(longest, kBounceBytes);
+  if (!in_heap(transfer.local) && !in_segment(transfer.local, transfer.bytes))
+    longest = std::min(longest, kBounceBytes);
   return message::piece_bytes(transfer.bytes, peer.rails, longest);
 }
 
@@ -355,25 +356,39 @@ std::size_t Network::connection_of(const Link& link, const Transfer& transfer) c
   return (link.next + 1) % link.all.size();
 }
 
+std::uint32_t Network::local_key(const Line& line, const Transfer& transfer) const noexcept {
+  // The handshake's local memory is scratch also where it reads the segment.
+  if (transfer.rail != Transfer::kAnyRail) return line.scratch.local_key();
+  if (in_heap(transfer.local)) return heap_->local_key(transfer.local, line.index);
+  return line.segment.local_key();
+}
+
+RemoteMemory Network::target(const Connection& connection,
+                             const Transfer& transfer) const noexcept {
+  if (transfer.region == message::Region::heap)
+    return heap_->remote(connection.peer.pe, transfer.offset, connection.line.index);
+  const bool scratch = transfer.region == message::Region::scratch;
+  const RemoteMemory& memory = scratch ? connection.scratch : connection.segment;
+  return {memory.base + transfer.offset, memory.key};
+}
+
 bool Network::transfer(Peer& peer, const Transfer& transfer) {
   Link& link = this->link(peer);
   const std::size_t chosen = connection_of(link, transfer);
   Connection& connection = *link.all[chosen];
   Line& line = connection.line;
   const bool write = transfer.direction == Direction::write;
-  const bool scratch = transfer.region == message::Region::scratch;
-  const bool inlined = write && transfer.bytes <= connection.queue->inline_bytes();
-  // The handshake's local memory is scratch also where it reads the segment.
-  const bool local_scratch = transfer.rail != Transfer::kAnyRail;
-  const bool bounced = !inlined && !local_scratch && !is_registered(transfer.local, transfer.bytes);
+  const bool gpu = in_heap(transfer.local);  // processors do not read it
+  const bool inlined = write && !gpu && transfer.bytes <= connection.queue->inline_bytes();
+  const bool bounced = !inlined && !gpu && transfer.rail == Transfer::kAnyRail &&
+                       !in_segment(transfer.local, transfer.bytes);
   if (!connection.open || !has_room(connection, 1) || (bounced && line.free_bounces.empty()))
     return false;
   Posted posted{.use = write ? Posted::Use::write : Posted::Use::read,
                 .batch = write && (inlined || bounced) ? nullptr : transfer.batch,
                 .bytes = transfer.bytes};
   ibv_sge local{reinterpret_cast<std::uintptr_t>(transfer.local),
-                static_cast<std::uint32_t>(transfer.bytes),
-                local_scratch ? line.scratch.local_key() : line.segment.local_key()};
+                static_cast<std::uint32_t>(transfer.bytes), local_key(line, transfer)};
   if (bounced) {
     posted.bounce = line.free_bounces.back();
     posted.target = write ? nullptr : transfer.local;
@@ -382,13 +397,13 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
     local.addr = reinterpret_cast<std::uintptr_t>(posted.bounce);
     local.lkey = line.bounces_region.local_key();
   }
-  const RemoteMemory& remote = scratch ? connection.scratch : connection.segment;
+  const RemoteMemory remote = target(connection, transfer);
   ibv_send_wr request{};
   request.sg_list = &local;
   request.num_sge = 1;
   request.opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
   request.send_flags = inlined ? IBV_SEND_INLINE : 0;
-  request.wr.rdma.remote_addr = remote.base + transfer.offset;
+  request.wr.rdma.remote_addr = remote.base;
   request.wr.rdma.rkey = remote.key;
   // A call that waits for its memory is complete soon, and a quiet behind it needs nothing more.
   // Nor does one behind a lone put. Puts that follow each other share completions.

@@ -103,6 +103,11 @@ class Port {
 
   /// Throws Error{unsupported} naming the limits.
   Region register_memory(void* memory, std::size_t bytes, Peers peers) const;
+  /// GPU memory at `start`, which peers may access, by a dma-buf that begins there. Throws
+  /// Error{unsupported}.
+  Region register_dma_buf(int fd, std::byte* start, std::size_t bytes) const;
+  /// The same by its address. Without a handle where that fails: errno says why.
+  Region register_address(std::byte* start, std::size_t bytes) const noexcept;
   /// Completed requests. Negative: the completion queue is in error.
   int poll(std::span<ibv_wc> completions) const noexcept;
   /// Takes an asynchronous event of the device; false without one.
