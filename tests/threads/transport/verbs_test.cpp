@@ -115,6 +115,9 @@ INSTANTIATE_TEST_SUITE_P(Tunings, VerbsTuning,
                          [](const auto& instance) { return std::string(instance.param.name); });
 
 TEST_P(VerbsTier, FenceOrdersPuts) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "it polls words of a put that has no signal, which the sanitizer reports";
+#endif
   run_threads(2, verbs_settings(), check_fence_between_puts);
 }
 
