@@ -85,12 +85,7 @@ MUTATIONS = [
         "return static_cast<std::int32_t>((to & kPsnMask) - (from & kPsnMask));",
     ),
     ("owner bit constant", "completion_queue.cpp", "(number / attributes_.size) & 1", "0U"),
-    (
-        "wrong MAC address ignored",
-        "queue_pair.cpp",
-        "if (connection_.misaddressed) return;",
-        "",
-    ),
+    ("wrong MAC address ignored", "queue_pair.cpp", "if (connection_.misaddressed) return;", ""),
     (
         "no CQE for unsignalled errors",
         "queue_pair.cpp",
