@@ -4,6 +4,7 @@
 #include <mutex>
 
 namespace shoal::transport::message {
+
 std::vector<std::byte> HeapRma::add(std::size_t offset, std::size_t bytes) {
   const std::lock_guard guard(engine_.lock());
   return memory_.add(offset, bytes);
