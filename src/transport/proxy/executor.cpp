@@ -58,7 +58,7 @@ bool Executor::step() noexcept {
 
 bool Executor::take() {
   int taken = 0;
-  for (; taken < kTakesPerStep && state() == State::running; ++taken) {
+  for (; taken < kTakesPerStep; ++taken) {
     const auto request = read_request(ring_, next_);
     if (!request) break;
     const std::uint64_t position = next_++;

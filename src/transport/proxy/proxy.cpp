@@ -26,6 +26,8 @@ namespace {
 
 using device::proxy::State;
 
+/// After this time without a request, the thread sleeps between two looks at the ring.
+constexpr std::chrono::milliseconds kIdle{2};
 constexpr std::chrono::microseconds kSleep{50};
 /// After a failure or an abort there is nothing to do.
 constexpr std::chrono::milliseconds kEndedSleep{1};
@@ -63,15 +65,22 @@ void ProxyThread::run() {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, nullptr);
   Backoff backoff;
+  auto last = std::chrono::steady_clock::now();  // when there was something to do
   while (!stop_.load(std::memory_order_acquire)) {
     if (executor_.state() != State::running) {
       std::this_thread::sleep_for(kEndedSleep);
-    } else if (executor_.step()) {
+      continue;
+    }
+    const bool any = executor_.step();
+    if (context_.wait == "spin") continue;
+    const auto now = std::chrono::steady_clock::now();
+    if (any) {
+      last = now;
       backoff.reset();
-    } else if (context_.wait == "sleep" && !executor_.busy()) {
-      nap(kSleep);
-    } else if (context_.wait != "spin") {
+    } else if (executor_.busy() || (context_.wait != "sleep" && now - last < kIdle)) {
       backoff();
+    } else {
+      nap(kSleep);
     }
   }
 }

@@ -86,6 +86,8 @@ class StagedTransport final : public Transport {
 
   void fence(Pe) override {}  // the other PE serves requests in order
   void quiet() override { requester_.quiet(); }
+  bool has_room(Pe pe) override { return requester_.has_room(pe); }
+  bool reached(Pe pe, Point& point) override { return requester_.reached(pe, point); }
 
  private:
   const Context context_;

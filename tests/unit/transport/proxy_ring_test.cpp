@@ -219,6 +219,8 @@ TEST_F(ProxyRing, KeepsResultsUntilTheyAreTaken) {
   run(executor);
   EXPECT_TRUE(is_complete(second));
   EXPECT_EQ(executor.completed(), 1U);
+  EXPECT_EQ(Producer::wait_all(memory_.ring(), 1), Outcome::ok);
+  EXPECT_EQ(Producer::wait_all(memory_.ring(), 2), Outcome::timeout);
   std::uint64_t before = 99;
   EXPECT_EQ(Producer::wait_value(memory_.ring(), second, before), Outcome::ok);
   EXPECT_EQ(before, 5U);
