@@ -266,6 +266,7 @@ TEST_F(ProxyRing, GivesUpRequestsWithoutProgress) {
     std::this_thread::sleep_for(1ms);
   }
   EXPECT_EQ(Producer::wait(memory_.ring(), slow), Outcome::failed);
+  ASSERT_TRUE(executor.failure().has_value());
   EXPECT_EQ(executor.failure()->code(), Code::timeout);
   test::expect_parts(executor.failure()->what(),
                      {"no progress for 20 ms towards PE 1", "SHOAL_TIMEOUT_MS"});
