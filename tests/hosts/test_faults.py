@@ -91,11 +91,16 @@ def test_one_cut_rail_of_a_pe_that_has_two_is_reported(running, rail):
 
 
 # Two rails of the hosts are up; the emulated NIC is on the first one.
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_cut_link_is_reported_over_verbs_with_its_cause(running, fault):
+@pytest.mark.parametrize(
+    ("fault", "interface"), [*((fault, "verbs") for fault in FAULTS), ("fault-low-latency", "devx")]
+)
+def test_a_cut_link_is_reported_over_verbs_with_its_cause(running, environment, fault, interface):
+    environment["SHOAL_VERBS_INTERFACE"] = interface
     network, job = cut_in_the_middle(running, "verbs", fault, rails=[0])
     reports = "".join(program.out for program in job.programs)
     assert "transport retry count exceeded" in reports, reports
+    cut = "".join(program.out + program.err for program in job.programs[2:])
+    assert "event PORT_ERR of port mlx5_0:1: the port is down: cable, switch, or ip link" in cut
     network.heal(network.hosts[1], 0)
     network.login.path(SHARED / "again.new").write_text(session(network) + "\n")
     network.login.path(SHARED / "again.new").rename(network.login.path(SHARED / "again"))
@@ -110,8 +115,9 @@ def test_a_cut_link_is_reported_over_ucx(running):
 
 
 @pytest.mark.parametrize("fault", ["fault-collective", "fault-low-latency"])
-def test_a_host_that_dies_is_reported_by_the_others(running, fault):
-    network, job = running("ofi", fault)
+@pytest.mark.parametrize("transport", ["ofi", "verbs"])
+def test_a_host_that_dies_is_reported_by_the_others(running, transport, fault):
+    network, job = running(transport, fault)
     died = time.monotonic()
     network.hosts[1].die()
     expect_reported({0: job.programs[0], 1: job.programs[1]}, died, other_host)

@@ -50,4 +50,16 @@ inline float made_up(std::uint64_t hash) {
   return value / static_cast<float>(1 << ((hash >> 40) % 7));
 }
 
+/// Fills memory with bytes of `seed`; holds() finds them there.
+inline void fill(std::byte* memory, std::size_t bytes, std::uint64_t seed) {
+  for (std::size_t i = 0; i < bytes; ++i)
+    memory[i] = static_cast<std::byte>(mix(seed + i / 8) >> (8 * (i % 8)));
+}
+
+inline bool holds(const std::byte* memory, std::size_t bytes, std::uint64_t seed) {
+  for (std::size_t i = 0; i < bytes; ++i)
+    if (memory[i] != static_cast<std::byte>(mix(seed + i / 8) >> (8 * (i % 8)))) return false;
+  return true;
+}
+
 }  // namespace shoal::test

@@ -230,12 +230,11 @@ bool Requester::has_room(Pe pe) {
 bool Requester::reached(Pe pe, Transport::Point& point) {
   constexpr std::chrono::milliseconds kCheckInterval{1};
   const std::lock_guard guard(mutex_);
-  if (!point.set) {
-    point.set = true;
-    point.transfer = sent_[static_cast<std::size_t>(pe)];
+  if (!point.counted) {
+    point.counted = true;
+    point.number = sent_[static_cast<std::size_t>(pe)];
   }
-  const bool done = reply_word(pe, offsetof(Reply, completed)) >= point.transfer;
-  if (done) {
+  if (reply_word(pe, offsetof(Reply, completed)) >= point.number) {
     check_reply(pe, "operation");
     return true;
   }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "checks/collective/reference.hpp"
+#include "checks/transport/tunings.hpp"
 #include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
@@ -60,144 +61,27 @@ TEST_P(OfiWorld, RunsCollectives) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, OfiWorld, testing::Values(2, 3, 5), pes);
 
-struct Tuning {
-  const char* name;
-  std::int64_t depth;
-  std::size_t chunk;
-  const char* wait;
-  std::int64_t core;
-};
-
 class OfiTuning : public testing::TestWithParam<Tuning> {
  protected:
   void SetUp() override { SHOAL_SKIP_WITHOUT_OFI(); }
-  static Settings tuned() {
-    Settings settings = ofi_settings();
-    settings.symmetric_size = 32 << 20;
-    settings.network_depth = GetParam().depth;
-    settings.network_chunk = GetParam().chunk;
-    settings.progress_wait = GetParam().wait;
-    settings.progress_core = GetParam().core;
-    return settings;
-  }
+  static Settings settings() { return tuned(ofi_settings(), GetParam()); }
 };
 
-void fill(std::byte* memory, std::size_t bytes, std::uint64_t seed) {
-  for (std::size_t i = 0; i < bytes; ++i)
-    memory[i] = static_cast<std::byte>(mix(seed + i / 8) >> (8 * (i % 8)));
-}
-
-bool holds(const std::byte* memory, std::size_t bytes, std::uint64_t seed) {
-  for (std::size_t i = 0; i < bytes; ++i)
-    if (memory[i] != static_cast<std::byte>(mix(seed + i / 8) >> (8 * (i % 8)))) return false;
-  return true;
-}
-
-// Sizes around the chunk, odd addresses, one and many requests in flight.
 TEST_P(OfiTuning, MovesTransfersLongerThanAChunk) {
-  run_threads(2, tuned(), [](World& world) {
-    constexpr std::size_t kBytes = (5 << 20) + 123;
-    const auto box = world.heap().allocate<std::byte>(kBytes);
-    std::vector<std::byte> mine(kBytes), back(kBytes);
-    const Pe other = 1 - world.my_pe();
-    std::uint64_t seed = 1;
-    for (const std::size_t bytes : {std::size_t{5}, std::size_t{4096}, GetParam().chunk - 1,
-                                    GetParam().chunk + 1, kBytes - 3}) {
-      if (bytes > kBytes - 3) continue;
-      ++seed;
-      fill(mine.data(), bytes, seed * 1000 + static_cast<std::uint64_t>(world.my_pe()));
-      world.put(box.on(other).subspan(3, bytes), std::span<const std::byte>(mine.data(), bytes));
-      world.quiet();
-      sync(world);
-      expect(holds(box.data() + 3, bytes, seed * 1000 + static_cast<std::uint64_t>(other)),
-             "put is whole");
-      world.get(std::span(back.data(), bytes), box.on(other).subspan(3, bytes));
-      expect(std::memcmp(back.data(), mine.data(), bytes) == 0, "get is whole");
-      sync(world);
-    }
-  });
-}
-
-std::size_t most_in_flight(World& world, Pe pe) {
-  return world.state().fabric().route(pe).most_in_flight();
+  run_threads(2, settings(), [](World& world) { check_chunks(world, GetParam().chunk); });
 }
 
 TEST_P(OfiTuning, KeepsManyRequestsInFlightBounded) {
-  run_threads(2, tuned(), [](World& world) {
-    constexpr std::size_t kCount = 3000, kBytes = 96;
-    const auto box = world.heap().allocate<std::byte>(kCount * kBytes);
-    const auto words = world.heap().allocate<std::uint64_t>(kCount);
-    const Pe other = 1 - world.my_pe();
-    std::vector<std::byte> mine(kCount * kBytes);
-    fill(mine.data(), mine.size(), static_cast<std::uint64_t>(world.my_pe()));
-    for (std::size_t i = 0; i < kCount; ++i) {
-      world.put_nbi(box.on(other).subspan(i * kBytes, kBytes),
-                    std::span<const std::byte>(mine.data() + i * kBytes, kBytes));
-      world.put_value(words.on(other)[i], i * 3 + 1);
-      world.atomic_fetch_add(words.on(other)[i], std::uint64_t{1});
-    }
-    world.quiet();
-    sync(world);
-    expect(holds(box.data(), mine.size(), static_cast<std::uint64_t>(other)), "data");
-    for (std::size_t i = 0; i < kCount; ++i)
-      expect(words[i] == i * 3 + 2, fmt::format("word {} is {}", i, words[i]));
-    // Both ways at once, from the heap into the heap.
-    const auto copy = world.heap().allocate<std::byte>(kCount * kBytes);
-    for (std::size_t i = 0; i < kCount; ++i)
-      world.get_nbi(std::span(copy.data() + i * kBytes, kBytes),
-                    box.on(other).subspan(i * kBytes, kBytes));
-    world.quiet();
-    expect(std::memcmp(copy.data(), mine.data(), mine.size()) == 0, "what came back");
-    const std::size_t most = most_in_flight(world, other),
-                      depth = static_cast<std::size_t>(GetParam().depth);
-    expect(most <= depth && most >= std::min<std::size_t>(depth, 4),
-           fmt::format("{} were in flight at most", most));
-    sync(world);
-  });
+  run_threads(2, settings(), [](World& world) { check_many_requests(world, GetParam().depth); });
 }
 
-// A PE that sees the signal sees the data, for any size, and for blocking and nbi puts.
 TEST_P(OfiTuning, SignalsAfterData) {
   const int rounds = GetParam().depth == 1 ? 2000 : 10'000;
-  run_threads(2, tuned(), [&](World& world) {
-    constexpr std::size_t kSizes[] = {8, 24, 200, 1024, 5000};
-    const auto box = world.heap().allocate<std::byte>(8192);
-    const auto flag = world.heap().allocate<std::uint64_t>(2);
-    std::vector<std::byte> data(8192);
-    const Pe me = world.my_pe();
-    for (int i = 1; i <= rounds; ++i) {
-      const auto number = static_cast<std::uint64_t>(i);
-      const std::size_t bytes = kSizes[mix(number) % std::size(kSizes)];
-      if (me == i % 2) {
-        fill(data.data(), bytes, number);
-        const std::span<const std::byte> source(data.data(), bytes);
-        const auto target = box.on(1 - me).subspan(0, bytes);
-        switch (i / 2 % 3) {
-          case 0:
-            world.put_signal(target, source, flag.on(1 - me)[0], SignalOp::set, number);
-            break;
-          case 1:
-            world.put(target, source);
-            world.signal_set(flag.on(1 - me)[0], number);
-            break;
-          default:
-            world.put_nbi(target, source);
-            world.fence();
-            world.put_value(flag.on(1 - me)[0], number);
-            world.quiet();
-        }
-      } else {
-        world.signal_wait_until(&flag[0], Compare::equal, number);
-        expect(holds(box.data(), bytes, number),
-               fmt::format("round {}: the signal came before {} bytes", i, bytes));
-      }
-    }
-    sync(world);
-  });
+  run_threads(2, settings(), [&](World& world) { check_signals_after_data(world, rounds); });
 }
 
 TEST_P(OfiTuning, RunsCollectives) {
-  run_threads(3, tuned(), [](World& world) {
+  run_threads(3, settings(), [](World& world) {
     run_random_collectives(world, std::string_view(GetParam().wait) == "spin" ? 3 : 10, 3);
   });
 }
@@ -241,36 +125,9 @@ TEST(OfiProgress, FollowsTheProgressWaitSetting) {
   expect_progress_waits_as_told(ofi_settings(), "shoal-ofi");
 }
 
-// A fence orders two puts to different places for a PE that polls without a signal, whatever the
-// provider's write order.
 TEST(OfiOrder, FenceOrdersPuts) {
   SHOAL_SKIP_WITHOUT_OFI();
-  run_threads(2, ofi_settings(), [](World& world) {
-    constexpr std::size_t kWords = 512;
-    const auto first = world.heap().allocate<std::uint64_t>(kWords);
-    const auto second = world.heap().allocate<std::uint64_t>(kWords);
-    std::vector<std::uint64_t> data(kWords);
-    const auto last = [](const SymmetricArray<std::uint64_t>& array) {
-      return std::atomic_ref(array.data()[kWords - 1]).load(std::memory_order_acquire);
-    };
-    constexpr std::uint64_t kRounds = 500;
-    if (world.my_pe() == 0) {
-      for (std::uint64_t i = 1; i <= kRounds; ++i) {
-        std::fill(data.begin(), data.end(), i);
-        world.put_nbi(first.on(1), std::span<const std::uint64_t>(data));
-        world.fence();
-        world.put(second.on(1), std::span<const std::uint64_t>(data));
-        world.quiet();
-      }
-    } else {
-      for (std::uint64_t seen = 0; seen < kRounds;) {
-        seen = std::max(seen, last(second));
-        expect(last(first) >= seen, "the second put was seen before the first");
-        std::this_thread::yield();
-      }
-    }
-    sync(world);
-  });
+  run_threads(2, ofi_settings(), check_fence_between_puts);
 }
 
 void update_together(World& world) {
