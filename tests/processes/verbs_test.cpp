@@ -61,7 +61,7 @@ void check_ep_between_nodes(World& world) {
 SHOAL_PE_BODY(verbs_ep) {
   World world = World::open({pe.settings, nullptr});
   check_ep_between_nodes(world);
-  check_mixed_atomics(world);
+  check_mixed_atomics_for(world, 500);
   world.close();
 }
 
