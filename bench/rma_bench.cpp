@@ -165,7 +165,10 @@ void run_rma(World& world, const RmaOptions& options, const std::string& json_pa
   report.pes = world.n_pes();
   report.setup.emplace_back("local memory", options.heap ? "in the heap" : "private");
   report.setup.emplace_back("transport", world.describe_transport(1 % world.n_pes()));
-  const std::vector<Measurement> measurements = RmaBench(world, options).run();
+  std::vector<Measurement> measurements = RmaBench(world, options).run();
+  if (world.n_pes() > 1 && options.has(8))
+    for (Measurement& measured : measure_proxy(world, options.iterations))
+      measurements.push_back(std::move(measured));
   publish(report, measurements, gather_through(world), json_path);
 }
 

@@ -23,6 +23,8 @@ struct RmaOptions {
 };
 /// PEs 0 and 1 measure while the others wait; all PEs take part in barrier and all-to-all.
 void run_rma(World& world, const RmaOptions& options, const std::string& json_path);
+/// Puts from PE 0 to PE 1 through the ring of a proxy.
+std::vector<Measurement> measure_proxy(World& world, std::int64_t iterations);
 
 Gather gather_through(World& world);
 

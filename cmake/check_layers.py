@@ -38,6 +38,13 @@ PUBLIC_ONLY = ("python/", "tools/", "bench/")
 INTERNALS = {
     # Header-only: rounding up; the message of a public Error.
     ("tools/", "bench/"): ("base/align.hpp", "base/check.hpp"),
+    # A ring that a thread posts to.
+    ("bench/proxy_bench.cpp",): (
+        "transport/proxy.hpp",
+        "transport/proxy/thread_platform.hpp",
+        "world/fabric/fabric.hpp",
+        "world/state.hpp",
+    ),
     # The text of an errno.
     ("bench/verbs_raw_bench.cpp",): ("base/system_error.hpp",),
     # Header-only: the formats of mlx5 queues.

@@ -84,6 +84,8 @@ struct Settings {
   std::size_t network_chunk = std::size_t{1} << 20;
   std::string progress_wait = "yield";
   std::int64_t progress_core = -1;
+  std::int64_t proxy_slots = 1024;
+  std::int64_t proxy_core = -1;
   std::string plugin_dir;
 
   // Which NICs a PE uses.

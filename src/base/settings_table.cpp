@@ -222,6 +222,16 @@ std::vector<SettingInfo> progress_rows() {
           "Core of the progress thread of the first PE of a host; those of the other PEs take the "
           "next cores. -1: not bound.",
           -1, kMaxIndex),
+      number(
+          "SHOAL_PROXY_SLOTS", "", scope, &S::proxy_slots,
+          "Requests of kernels to PEs that their GPU does not reach which may be incomplete at a "
+          "time; further ones wait. 0: kernels do not reach these PEs.",
+          0, 65'536),
+      number(
+          "SHOAL_PROXY_CORE", "", scope, &S::proxy_core,
+          "Core of the thread that executes these requests, of the first PE of a host; those of the "
+          "other PEs take the next cores. -1: not bound.",
+          -1, kMaxIndex),
       text("SHOAL_PLUGIN_DIR", "", scope, &S::plugin_dir,
            "Folder of Shoal's own plug-ins (network transports, bootstraps). Empty: the folder "
            "shoal beside libshoal."),

@@ -33,6 +33,16 @@ void Transport::put_signal(Pe pe, std::size_t offset, const void* source, std::s
   signal(pe, signal_offset, op, value);
 }
 
+void Transport::atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                           std::uint64_t compare, std::size_t width, std::uint64_t* before) {
+  *before = atomic(pe, op, offset, operand, compare, width);
+}
+
+bool Transport::reached(Pe /*pe*/, Point& /*point*/) {
+  quiet();
+  return true;
+}
+
 std::string describe(Capabilities capabilities) {
   static constexpr struct {
     Capabilities bit;

@@ -163,6 +163,29 @@ class Transport {
   /// buffers are free or filled.
   virtual void quiet() = 0;
 
+  // For a caller with many operations in flight, which must not wait for one of them (proxy.hpp).
+
+  /// A point in the order of the operations to one PE, for reached().
+  struct Point {
+    bool set = false;
+    std::uint32_t request = 0;
+    std::uint64_t transfer = 0;
+    bool counted = false;
+    std::uint64_t number = 0;  ///< of a request that another PE serves
+    std::chrono::steady_clock::time_point next_probe{};
+  };
+  /// Whether an operation to `pe` would start without waiting, as far as is known: another thread
+  /// may take the room.
+  virtual bool has_room(Pe /*pe*/) { return true; }
+  /// As atomic, but `before` may be written until quiet() or a later point is reached. Default:
+  /// atomic.
+  virtual void atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                          std::uint64_t compare, std::size_t width, std::uint64_t* before);
+  /// Whether all puts, atomics and signals to `pe` that started before the first call with this
+  /// `point` are complete at their target. Makes progress; does not wait for the peer where the
+  /// transport can tell without waiting. Throws Error{peer_failed}. Default: quiet, then true.
+  virtual bool reached(Pe pe, Point& point);
+
   /// Makes progress without waiting, for a thread that polls memory and has nothing else to do.
   /// Returns whether it found something to do.
   virtual bool progress() noexcept { return false; }

@@ -32,9 +32,19 @@ const char* name_of(FailureKind kind) {
     case FailureKind::bad_address:
     case FailureKind::unreachable:
     case FailureKind::bad_index:
+    case FailureKind::proxy_failed:
+    case FailureKind::proxy_timeout:
+    case FailureKind::proxy_aborted:
       break;
   }
   return "operation";
+}
+
+/// An operation of the proxy, by its kind.
+const char* proxy_operation(std::uint64_t kind) {
+  constexpr const char* names[] = {"operation", "put",    "put_value",
+                                   "atomic",    "signal", "fence or quiet"};
+  return names[kind < std::size(names) ? kind : 0];
 }
 
 const char* symbol_of(Compare compare) {
@@ -113,6 +123,28 @@ Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
               "an operation in a kernel of PE {} of {} names PE {}, whose heap its GPU does not reach "
               "({}); nothing was done",
               my_pe, n_pes, report.awaited, place(report)));
+    case FailureKind::proxy_failed:
+      return Error(
+          static_cast<Code>(report.expected),
+          fmt::format(
+              "{} of {} bytes at heap offset {} of PE {} failed in the proxy of PE {} of {}: {} "
+              "({})",
+              proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe,
+              n_pes, name_of(static_cast<Code>(report.expected)), place(report)));
+    case FailureKind::proxy_timeout:
+      return Error(
+          Code::timeout,
+          fmt::format(
+              "{} of {} bytes at heap offset {} of PE {} in a kernel of PE {} of {} waited {} ms "
+              "for the proxy ({}); Setting: SHOAL_TIMEOUT_MS.",
+              proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe,
+              n_pes, report.waited_ns / 1'000'000, place(report)));
+    case FailureKind::proxy_aborted:
+      return Error(
+          Code::closed,
+          fmt::format("an operation in a kernel of PE {} of {} on PE {} was given up, since "
+                      "the world ended ({})",
+                      my_pe, n_pes, report.awaited, place(report)));
     case FailureKind::barrier:
       return Error(
           Code::timeout,

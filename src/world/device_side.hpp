@@ -101,6 +101,8 @@ class DeviceSide {
                             const std::uint64_t* flags, std::uint64_t value) const = 0;
   virtual void fetch_entries(cuda::Stream stream, const cuda::EntryFetch& fetch) const = 0;
   virtual void order(cuda::Stream before, cuda::Stream after) const = 0;
+  /// The first error of the proxy, which serves heaps that this GPU does not reach.
+  virtual std::optional<Error> proxy_failure() const { return std::nullopt; }
 
  protected:
   DeviceSide() = default;

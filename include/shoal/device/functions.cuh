@@ -20,6 +20,13 @@
 // 16, and one store for a word of 4 or 8 bytes at a multiple of its size. Words must lie at a
 // multiple of their size (not checked).
 //
+// Heaps out of reach. Where this GPU does not reach a heap with loads and stores and the world has
+// a proxy (World::proxy), put, put_value, put_strided, put_signal, signal, atomics and barrier post
+// requests, which a thread of this PE executes over the network. put, put_strided and put_signal
+// return when the data are at their target; their source must be GPU memory, not shared memory or
+// the stack. Atomics with a result wait for it. put_value, atomic_set and signal do not wait:
+// quiet(scope, world) does. Gets and peer_pointer fail.
+//
 // Failure. Nothing traps. A wait returns false after World::timeout_ns. When a PE does not exist or
 // cannot be reached, or a remote range leaves the heap, the call does nothing and results are zero.
 // The first failure is kept in World::failure; shoal::cuda::check_failures throws it on the host.
@@ -107,6 +114,13 @@ __device__ void fence(S scope);
 /// Returns when what the scope stored before is visible everywhere.
 template <Scope S>
 __device__ void quiet(S scope);
+
+/// The same, and for all requests that kernels of this PE posted to the proxy before. Return false
+/// when one of them has failed, or the deadline passed.
+template <Scope S>
+__device__ bool fence(S scope, const World& world);
+template <Scope S>
+__device__ bool quiet(S scope, const World& world);
 
 // Signals: 64-bit words of the heap.
 

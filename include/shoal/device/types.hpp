@@ -10,6 +10,10 @@
 
 namespace shoal::device {
 
+namespace proxy {
+struct Ring;
+}
+
 /// Why a FailureReport was written.
 enum class FailureKind : std::uint32_t {
   none = 0,
@@ -20,6 +24,9 @@ enum class FailureKind : std::uint32_t {
   bad_address,     ///< the PE does not exist or the range leaves the heap; nothing was done
   unreachable,     ///< this PE's GPU cannot reach the heap of PE `awaited`; nothing was done
   bad_index,       ///< fetch_entries: `seen` is no index of the table's `expected` entries
+  proxy_failed,    ///< an earlier request to the proxy failed: operation `seen`, Code `expected`
+  proxy_timeout,   ///< the deadline passed before the proxy had room or completed operation `seen`
+  proxy_aborted,   ///< the world was closed or failed while the proxy had requests
 };
 
 /// The first failure in a kernel of this PE since the report was last taken. It lies in host memory
@@ -29,9 +36,9 @@ enum class FailureKind : std::uint32_t {
 /// |---|---|
 /// | awaited | all kinds but bad_index; -1 where no PE is known |
 /// | offset | all kinds; of bad_index: which of the indices |
-/// | bytes | bad_address, unreachable |
+/// | bytes | bad_address, unreachable, proxy_failed, proxy_timeout |
 /// | compare, width, is_signed, waited_ns | waits and barrier |
-/// | expected, seen | waits, barrier, bad_index |
+/// | expected, seen | waits, barrier, bad_index, proxy_failed, proxy_timeout (seen alone) |
 struct FailureReport {
   enum State : std::uint32_t { empty = 0, filling = 1, complete = 2 };
 
@@ -63,6 +70,8 @@ struct World {
   FailureReport* failure;    ///< in host memory
   Pe my_pe;
   Pe n_pes;
+  const proxy::Ring* proxy;  ///< nullptr, or serves heaps that this GPU does not reach; in this
+                             ///< GPU's memory
 };
 
 /// A team as kernels of its PEs see it, from shoal::cuda::device_team. Valid until the team is

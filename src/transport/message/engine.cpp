@@ -289,13 +289,39 @@ void Engine::abandon(Batch& batch) noexcept {
       }
 }
 
+bool Engine::has_room(Pe pe) {
+  const std::lock_guard guard(lock_);
+  const Peer& peer = this->peer(pe);
+  if (!peer.failure.empty()) return true;  // the operation throws
+  return peer.sent - peer.acknowledged < peer.window &&
+         !peer.expected[(peer.sent + 1) % peer.window].waiting && peer.writes + peer.reads < depth_;
+}
+
+bool Engine::reached(Pe pe, Transport::Point& point) {
+  const Clock::time_point now = Clock::now();
+  if (now >= point.next_probe) {
+    if (point.set) check_alive(pe);
+    point.next_probe = now + kProbeInterval;
+  }
+  caller_polls_.fetch_add(1, std::memory_order_relaxed);
+  const std::lock_guard guard(lock_);
+  poll();
+  Peer& peer = this->peer(pe);
+  // A peer may leave in the poll that completes the last operation: that is no failure.
+  if (!peer.failure.empty() && !peer.lost && peer.sent == peer.acknowledged) return true;
+  check_peer(peer, {"quiet"});
+  return is_done(peer, point);
+}
+
 /// Whether all that was sent and written before the first call with this mark is complete at its
 /// target.
 bool Engine::is_done(Peer& peer, Mark& mark) {
   if (!mark.set) {
     const bool asked = peer.sent == peer.acknowledged || peer.asked == peer.sent;
     if ((!asked || network_->needs_acknowledgement(peer)) && !try_ask(peer)) return false;
-    mark = {true, peer.sent, network_->newest(peer)};
+    mark.set = true;
+    mark.request = peer.sent;
+    mark.transfer = network_->newest(peer);
   }
   const bool written = network_->is_complete(peer, mark.transfer);
   if (!written || !not_before(peer.acknowledged, mark.request)) return false;

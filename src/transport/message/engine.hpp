@@ -91,6 +91,10 @@ class Engine {
   void abandon(Batch& batch) noexcept;
   void fence(Pe pe);
   void quiet();
+  /// Whether a request and a transfer to the peer would start now; true where it has failed.
+  bool has_room(Pe pe);
+  /// Transport::reached. Polls once.
+  bool reached(Pe pe, Transport::Point& point);
   /// Completes what is in flight, within a second, and says goodbye to the peers.
   void leave() noexcept;
 
@@ -118,12 +122,7 @@ class Engine {
  private:
   friend class Handshake;
 
-  /// A point in the order of operations to a peer.
-  struct Mark {
-    bool set = false;
-    std::uint32_t request = 0;
-    std::uint64_t transfer = 0;
-  };
+  using Mark = Transport::Point;
 
   template <typename Ready>
   void wait(const Operation& operation, Pe pe, Ready&& ready);

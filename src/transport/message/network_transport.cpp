@@ -228,24 +228,37 @@ void NetworkTransport::get_strided(void* target, std::size_t target_stride, Pe p
   });
 }
 
-std::uint64_t NetworkTransport::atomic(Pe pe, AtomicOp op, std::size_t offset,
-                                       std::uint64_t operand, std::uint64_t compare,
-                                       std::size_t width) {
-  Engine& at = engine(pe, "atomic");
-  const Operation operation{"atomic", width};
-  std::uint64_t before = 0;
+Request NetworkTransport::atomic_request(AtomicOp op, std::size_t offset, std::uint64_t operand,
+                                         std::uint64_t compare, std::size_t width, void* before) {
   Request request;
   request.message.kind = Kind::fetch;
   request.message.op = op;
   request.message.width = request.reply.width = static_cast<std::uint8_t>(width);
   request.message.offset = offset;
   request.message.word = {operand, compare};
-  request.reply.target = bytes_of(&before);
+  request.reply.target = bytes_of(before);
+  return request;
+}
+
+std::uint64_t NetworkTransport::atomic(Pe pe, AtomicOp op, std::size_t offset,
+                                       std::uint64_t operand, std::uint64_t compare,
+                                       std::size_t width) {
+  Engine& at = engine(pe, "atomic");
+  const Operation operation{"atomic", width};
+  std::uint64_t before = 0;
+  Request request = atomic_request(op, offset, operand, compare, width, &before);
   blocking(operation, pe, [&](Batch* batch) {
     request.reply.batch = batch;
     at.request(operation, pe, request);
   });
   return before;
+}
+
+void NetworkTransport::atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                                  std::uint64_t compare, std::size_t width, std::uint64_t* before) {
+  Engine& at = engine(pe, "atomic");
+  *before = 0;  // the reply has `width` bytes
+  at.request({"atomic", width}, pe, atomic_request(op, offset, operand, compare, width, before));
 }
 
 void NetworkTransport::signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {

@@ -45,6 +45,10 @@ class NetworkTransport final : public Transport {
                   std::size_t signal_offset, SignalOp op, std::uint64_t value) override;
   void fence(Pe pe) override;
   void quiet() override { engine_->quiet(); }
+  bool has_room(Pe pe) override { return engine(pe, "put_nbi").has_room(pe); }
+  void atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                  std::uint64_t compare, std::size_t width, std::uint64_t* before) override;
+  bool reached(Pe pe, Point& point) override { return engine(pe, "quiet").reached(pe, point); }
   bool progress() noexcept override { return engine_->progress(); }
   std::vector<std::string> shortfalls(Pe pe, std::span<const Load> loads) const override {
     return engine_->shortfalls(pe, loads);
@@ -61,6 +65,8 @@ class NetworkTransport final : public Transport {
   Request put_request(std::size_t offset, const void* source, std::size_t bytes) const;
   void start_get(const Operation& operation, void* target, Pe pe, std::size_t offset,
                  std::size_t bytes, Batch* batch);
+  static Request atomic_request(AtomicOp op, std::size_t offset, std::uint64_t operand,
+                                std::uint64_t compare, std::size_t width, void* before);
   std::int64_t progress_core() const;
 
   const Context context_;

@@ -197,17 +197,53 @@ void Requester::await(Pe pe, const char* what, std::uint64_t number) {
     backoff();
     if (polls % kPollsBetweenChecks != 0) continue;
     throw_if_interrupted(what);
-    const std::string failure = failure_ ? failure_(pe) : "";
-    require(failure.empty(), Code::peer_failed,
-            "{} of PE {} on the heap of PE {} in GPU memory: {}", what, my_pe_, pe, failure);
+    check_alive(pe, what);
     require(!deadline.passed(Clock::now()), Code::timeout,
             "{} timed out after {} ms on PE {}: transport staged: PE {} has completed {} of {} "
             "requests. Setting: SHOAL_TIMEOUT_MS",
             what, timeout_.count(), my_pe_, pe, completed(), sent_[static_cast<std::size_t>(pe)]);
   }
+  check_reply(pe, what);
+}
+
+void Requester::check_alive(Pe pe, const char* what) const {
+  const std::string failure = failure_ ? failure_(pe) : "";
+  require(failure.empty(), Code::peer_failed, "{} of PE {} on the heap of PE {} in GPU memory: {}",
+          what, my_pe_, pe, failure);
+}
+
+void Requester::check_reply(Pe pe, const char* what) const {
   require(reply_word(pe, offsetof(Reply, failed)) == 0, Code::system,
           "{} of PE {} on the heap of PE {} in GPU memory failed there: {}", what, my_pe_, pe,
           [&] { return reply_reason(pe); });
+}
+
+bool Requester::has_room(Pe pe) {
+  const std::lock_guard guard(mutex_);
+  if (sent_[static_cast<std::size_t>(pe)] - reply_word(pe, offsetof(Reply, completed)) >=
+      layout_.depth())
+    return false;
+  const Use& next = uses_[next_chunk_];
+  return next.pe < 0 || reply_word(next.pe, offsetof(Reply, completed)) >= next.number;
+}
+
+bool Requester::reached(Pe pe, Transport::Point& point) {
+  constexpr std::chrono::milliseconds kCheckInterval{1};
+  const std::lock_guard guard(mutex_);
+  if (!point.counted) {
+    point.counted = true;
+    point.number = sent_[static_cast<std::size_t>(pe)];
+  }
+  if (reply_word(pe, offsetof(Reply, completed)) >= point.number) {
+    check_reply(pe, "operation");
+    return true;
+  }
+  host_route_(pe).progress();
+  if (const Clock::time_point now = Clock::now(); now >= point.next_probe) {
+    check_alive(pe, "operation");
+    point.next_probe = now + kCheckInterval;
+  }
+  return false;
 }
 
 }  // namespace shoal::transport::staged

@@ -27,6 +27,9 @@ class Requester {
                        std::uint64_t compare, std::size_t width);
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value);
   void quiet();
+  /// Transport::has_room and Transport::reached. They do not wait.
+  bool has_room(Pe pe);
+  bool reached(Pe pe, Transport::Point& point);
 
  private:
   /// The request that uses one of this PE's chunks.
@@ -41,6 +44,8 @@ class Requester {
   void finish_gets();
   void send(Pe pe, const char* what, Request request);
   void await(Pe pe, const char* what, std::uint64_t number);
+  void check_alive(Pe pe, const char* what) const;
+  void check_reply(Pe pe, const char* what) const;
   template <typename Each>
   void cut(Pe pe, const char* what, Kind kind, std::size_t offset, const Elements& local,
            std::size_t stride, Each&& each);

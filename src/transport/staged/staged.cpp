@@ -118,6 +118,16 @@ class StagedTransport final : public Transport {
       if (direct_[static_cast<std::size_t>(pe)] != nullptr)
         return context_.host_route(pe).quiet();  // of all PEs
   }
+  bool has_room(Pe pe) override {
+    return requester_.has_room(pe) && context_.host_route(pe).has_room(pe);
+  }
+  /// Requests and, where the network writes to the heap itself, its writes.
+  bool reached(Pe pe, Point& point) override {
+    const bool served = requester_.reached(pe, point);
+    return (direct_[static_cast<std::size_t>(pe)] == nullptr ||
+            context_.host_route(pe).reached(pe, point)) &&
+           served;
+  }
 
  private:
   /// The network that copies these bytes itself; nullptr: they pass through chunks. Words are the

@@ -4,12 +4,15 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <vector>
 
 #include "base/check.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/stream_pool.hpp"
+#include "shoal/device/detail/proxy_ring.hpp"
+#include "transport/proxy.hpp"
 #include "world/cuda/make_device_side.hpp"
 #include "world/cuda/stream_kernels.hpp"
 #include "world/fabric/fabric.hpp"
@@ -29,6 +32,9 @@ constexpr std::size_t kCopyEngineBytes = std::size_t{256} << 10;
 constexpr std::size_t kFusedSignalBytes = std::size_t{32} << 10;
 /// Bytes that one block of a transfer moves in the time of two more launches.
 constexpr std::size_t kTransferBytes = std::size_t{128} << 10;
+
+/// In the heap: head and known completions of the proxy's ring, and its description for kernels.
+constexpr std::size_t kProxyWords = 2 + sizeof(device::proxy::Ring) / sizeof(std::uint64_t);
 
 class CudaDeviceSide final : public DeviceSide {
  public:
@@ -90,8 +96,12 @@ class CudaDeviceSide final : public DeviceSide {
     start("fetch_entries", [&] { return kernels::fetch_entries(stream, world_, fetch); });
   }
   void order(Stream before, Stream after) const override;
+  std::optional<Error> proxy_failure() const override {
+    return proxy_ == nullptr ? std::nullopt : proxy_->failure();
+  }
 
  private:
+  void start_proxy(const DeviceSideContext& context);
   void lay_out_heap(const DeviceSideContext& context);
   /// False where `before` has no work left, and where `after` is captured and `before` is not.
   bool needs_event(Stream before, Stream after) const;
@@ -113,6 +123,9 @@ class CudaDeviceSide final : public DeviceSide {
   const char* unusable_ = nullptr;              ///< why the kernels could not be loaded
   std::vector<std::byte*> bases_;               ///< the heaps of all PEs; nullptr: not reached
   mutable cudaEvent_t ordering_ = nullptr;      ///< created at its first use
+  std::uint64_t* proxy_words_ = nullptr;        ///< in the heap: the ring's head, copy and Ring
+  void* proxy_memory_ = nullptr;                ///< of the ring, pinned
+  std::unique_ptr<transport::Proxy> proxy_;     ///< where a heap is out of reach
 };
 
 CudaDeviceSide::CudaDeviceSide(const DeviceSideContext& context)
@@ -139,12 +152,58 @@ CudaDeviceSide::CudaDeviceSide(const DeviceSideContext& context)
   check(driver_, driver_.host_alloc(&report, sizeof(FailureReport), CU_MEMHOSTALLOC_PORTABLE),
         "cannot pin host memory for failure reports");
   world_.failure = new (report) FailureReport{};
+  start_proxy(context);
 }
 
 CudaDeviceSide::~CudaDeviceSide() {
+  proxy_.reset();
   if (driver_.set_current(device_->context) != CUDA_SUCCESS) return;
   if (ordering_ != nullptr) cudaEventDestroy(ordering_);
   driver_.host_free(world_.failure);
+  if (proxy_memory_ != nullptr) driver_.host_free(proxy_memory_);
+}
+
+/// Starts the proxy where kernels cannot reach a heap by loads and stores, but the host can.
+void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
+  const auto slots = static_cast<std::uint64_t>(context.settings.proxy_slots);
+  bool wanted = false;
+  for (std::size_t pe = 0; pe < bases_.size(); ++pe)
+    wanted |= bases_[pe] == nullptr &&
+              (context.fabric.gpu_map().capabilities[pe] & transport::capability::put) != 0;
+  if (slots == 0 || !wanted) return;
+  const std::size_t bytes = transport::proxy_ring_bytes(slots);
+  check(driver_, driver_.host_alloc(&proxy_memory_, bytes, CU_MEMHOSTALLOC_PORTABLE),
+        fmt::format("cannot pin {} bytes for the ring of the proxy; setting: SHOAL_PROXY_SLOTS",
+                    bytes));
+  std::memset(proxy_memory_, 0, bytes);
+  device::proxy::Ring ring{};
+  transport::place_proxy_ring(ring, static_cast<std::byte*>(proxy_memory_), slots);
+  ring.head = proxy_words_;
+  ring.known = proxy_words_ + 1;
+  ring.timeout_ns = world_.timeout_ns;
+  auto* const place = proxy_words_ + 2;
+  check(driver_, driver_.copy(address(place), address(&ring), sizeof ring, device_->stream),
+        "cannot copy the description of the proxy's ring to the GPU");
+  device_->synchronize("the set-up of the proxy");
+  const Placement& placement = context.placement;
+  std::int64_t core = context.settings.proxy_core;
+  if (core >= 0)  // of the first PE of the host; the next core for the next PE
+    core += std::count(placement.host_of.begin(), placement.host_of.begin() + placement.my_pe,
+                       placement.host_of[placement.me()]);
+  proxy_ = transport::make_proxy({.my_pe = placement.my_pe,
+                                  .n_pes = placement.n_pes,
+                                  .heap_bytes = world_.heap_bytes,
+                                  .ring = ring,
+                                  .timeout = context.settings.timeout,
+                                  .route =
+                                      [&fabric = context.fabric](Pe pe) {
+                                        const HeapRoute route = fabric.heap_route(
+                                            pe, transport::capability::all_operations);
+                                        return transport::ProxyRoute{route.transport, route.start};
+                                      },
+                                  .wait = context.settings.progress_wait,
+                                  .core = core});
+  world_.proxy = reinterpret_cast<const device::proxy::Ring*>(place);
 }
 
 /// Allocates the words of all teams and, where the heaps do not lie at equal distances, the table
@@ -154,7 +213,7 @@ void CudaDeviceSide::lay_out_heap(const DeviceSideContext& context) {
   const auto n_pes = static_cast<std::size_t>(context.placement.n_pes);
   const auto teams = static_cast<std::size_t>(context.settings.max_teams);
   const std::size_t team_words = teams * team_stride(context.placement.n_pes);
-  const std::size_t words = team_words + n_pes;
+  const std::size_t words = team_words + n_pes + kProxyWords;
   const std::size_t bytes = words * sizeof(std::uint64_t);
   const auto offset = memory.heap().allocate(bytes, alignof(std::uint64_t));
   require(offset && *offset + bytes <= memory.heap_mapped(), Code::exhausted,
@@ -163,6 +222,8 @@ void CudaDeviceSide::lay_out_heap(const DeviceSideContext& context) {
           teams, n_pes, bytes, memory.heap_mapped());
   team_words_ = reinterpret_cast<std::uint64_t*>(world_.heap + *offset);
   device_->zero(team_words_, bytes);
+
+  proxy_words_ = team_words_ + team_words + n_pes;
 
   const std::vector<std::byte*>& bases = bases_ = context.fabric.peer_bases();
   const std::ptrdiff_t stride = n_pes == 1 ? 0 : bases[1] - bases[0];

@@ -94,17 +94,31 @@ device::Team device_team(const Team& team) {
   return detail::describe_team(side_of(*state.world), state);
 }
 
+namespace {
+
+/// The proxy knows more about its failure than a kernel that waited for it. Its failure lasts:
+/// requests that no kernel waits for are lost as well.
+std::optional<Error> failure_in_kernels(const shoal::World& world) {
+  const DeviceSide& side = side_of(world.state());
+  const device::World& view = side.world();
+  const auto report = detail::take_report(*view.failure);
+  const bool of_proxy = !report || report->kind == device::FailureKind::proxy_failed;
+  if (of_proxy)
+    if (auto failure = side.proxy_failure()) return failure;
+  if (!report) return std::nullopt;
+  return detail::describe_report(*report, view.my_pe, view.n_pes);
+}
+
+}  // namespace
+
 void check_failures(const shoal::World& world) {
-  const device::World& view = side_of(world.state()).world();
-  if (const auto report = detail::take_report(*view.failure))
-    throw detail::describe_report(*report, view.my_pe, view.n_pes);
+  if (const auto failure = failure_in_kernels(world)) throw Error(*failure);
 }
 
 std::optional<std::string> take_failure(const shoal::World& world) {
-  const device::World& view = side_of(world.state()).world();
-  const auto report = detail::take_report(*view.failure);
-  if (!report) return std::nullopt;
-  return detail::describe_report(*report, view.my_pe, view.n_pes).what();
+  const auto failure = failure_in_kernels(world);
+  if (!failure) return std::nullopt;
+  return failure->what();
 }
 
 LaunchContext launch_context(const shoal::World& world) {

@@ -99,10 +99,11 @@ inline void run_gpu_pes(Pe n_pes, const std::function<void(World&, const TestStr
 }
 
 /// Four PEs on two emulated nodes: kernels find heaps through a table, and half of the heaps are
-/// out of reach.
+/// out of reach, since there is no proxy.
 inline Settings settings_in_nodes() {
   Settings settings = cuda_settings();
   settings.node_size = 2;
+  settings.proxy_slots = 0;
   return settings;
 }
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <shoal/device/detail/failure.cuh>
+#include <shoal/device/detail/unreached.cuh>
 
 namespace shoal::device::detail {
 
@@ -15,23 +15,21 @@ __device__ inline std::byte* base_of(const World& world, Pe pe) {
                                 : world.window + static_cast<std::size_t>(pe) * world.stride;
 }
 
-/// The copy of [local, local + bytes) on `pe`. Returns nullptr and reports when the PE does not
-/// exist, the range leaves the heap, or this GPU cannot reach it.
+/// The copy of [local, local + bytes) on `pe`. Returns nullptr when the PE does not exist, the
+/// range leaves the heap, or this GPU cannot reach it.
+template <typename T>
+__device__ T* reach(const World& world, T* local, std::size_t bytes, Pe pe) {
+  const std::size_t offset = heap_offset(world, local);
+  std::byte* const base = exists(world, offset, bytes, pe) ? base_of(world, pe) : nullptr;
+  return base == nullptr ? nullptr : reinterpret_cast<T*>(base + offset);
+}
+
+/// reach(); reports what is wrong.
 template <typename T>
 __device__ T* resolve(const World& world, T* local, std::size_t bytes, Pe pe) {
-  const auto offset =
-      static_cast<std::size_t>(reinterpret_cast<const std::byte*>(local) - world.heap);
-  const bool exists = static_cast<std::uint32_t>(pe) < static_cast<std::uint32_t>(world.n_pes) &&
-                      offset <= world.heap_bytes && bytes <= world.heap_bytes - offset;
-  std::byte* const base = exists ? base_of(world, pe) : nullptr;
-  if (base != nullptr) return reinterpret_cast<T*>(base + offset);
-  FailureReport report{};
-  report.kind = exists ? FailureKind::unreachable : FailureKind::bad_address;
-  report.awaited = pe;
-  report.offset = offset;
-  report.bytes = bytes;
-  record(world, report);
-  return nullptr;
+  T* const there = reach(world, local, bytes, pe);
+  if (there == nullptr) report_unreached(world, local, bytes, pe);
+  return there;
 }
 
 /// Bytes from the first to the last of `count` elements; 2^64 - 1 on overflow.

@@ -25,9 +25,11 @@ template <Scope S>
 __device__ void put_bytes(S scope, const World& world, void* target, const void* source,
                           std::size_t bytes, Pe pe) {
   scope.sync();
-  std::byte* const to = detail::resolve(world, static_cast<std::byte*>(target), bytes, pe);
+  std::byte* const to = detail::reach(world, static_cast<std::byte*>(target), bytes, pe);
   if (to != nullptr)
     detail::copy<detail::Direction::put>(scope.rank(), scope.size(), to, source, bytes);
+  else
+    detail::put_unreached(world, scope.rank(), target, source, bytes, pe, nullptr, {}, 0);
   scope.sync();
 }
 
@@ -59,8 +61,8 @@ __device__ void get(S scope, const World& world, T* target, const std::type_iden
 template <typename T>
 __device__ void put_value(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
   static_assert(std::is_trivially_copyable_v<T>);
-  T* const to = detail::resolve(world, target, sizeof(T), pe);
-  if (to == nullptr) return;
+  T* const to = detail::reach(world, target, sizeof(T), pe);
+  if (to == nullptr) return detail::put_value_unreached(world, target, value, pe);
   if constexpr (Word<T>)
     ptx::st_relaxed_sys(reinterpret_cast<detail::Bits<T>*>(to),
                         static_cast<detail::Bits<T>>(value));
@@ -82,12 +84,17 @@ __device__ void put_strided(S scope, const World& world, T* target, std::size_t 
                             const std::type_identity_t<T>* source, std::size_t source_stride,
                             std::size_t count, Pe pe) {
   scope.sync();
-  T* const to = detail::resolve(world, target,
-                                detail::extent(sizeof(T), target_stride * sizeof(T), count), pe);
+  const std::size_t bytes = detail::extent(sizeof(T), target_stride * sizeof(T), count);
+  T* const to = detail::reach(world, target, bytes, pe);
   if (to != nullptr)
     detail::copy_strided<detail::Direction::put>(
         scope.rank(), scope.size(), reinterpret_cast<std::uint8_t*>(to), target_stride * sizeof(T),
         reinterpret_cast<const std::uint8_t*>(source), source_stride * sizeof(T), sizeof(T), count);
+  else
+    detail::put_strided_unreached(world, scope.rank(), scope.size(),
+                                  reinterpret_cast<std::byte*>(target), target_stride * sizeof(T),
+                                  reinterpret_cast<const std::byte*>(source),
+                                  source_stride * sizeof(T), sizeof(T), count, bytes, pe);
   scope.sync();
 }
 
@@ -109,23 +116,31 @@ __device__ void get_strided(S scope, const World& world, T* target, std::size_t 
 template <Word T>
 __device__ T atomic(AtomicOp op, const World& world, T* target, std::type_identity_t<T> operand,
                     Pe pe, std::type_identity_t<T> compare) {
-  T* const word = detail::resolve(world, target, sizeof(T), pe);
-  return word == nullptr ? T{} : detail::atomic_on<T>(op, word, operand, compare);
+  using Bits = detail::Bits<T>;
+  T* const word = detail::reach(world, target, sizeof(T), pe);
+  if (word != nullptr) return detail::atomic_on<T>(op, word, operand, compare);
+  return static_cast<T>(detail::atomic_unreached(world, op, target, static_cast<Bits>(operand),
+                                                 static_cast<Bits>(compare), sizeof(T), pe, true));
 }
 
 template <Word T>
 __device__ T atomic_fetch(const World& world, const T* target, Pe pe) {
-  const T* const word = detail::resolve(world, target, sizeof(T), pe);
-  return word == nullptr
-             ? T{}
-             : static_cast<T>(ptx::ld_relaxed_sys(reinterpret_cast<const detail::Bits<T>*>(word)));
+  const T* const word = detail::reach(world, target, sizeof(T), pe);
+  if (word == nullptr)
+    return static_cast<T>(
+        detail::atomic_unreached(world, AtomicOp::fetch, target, 0, 0, sizeof(T), pe, true));
+  return static_cast<T>(ptx::ld_relaxed_sys(reinterpret_cast<const detail::Bits<T>*>(word)));
 }
 
 template <Word T>
 __device__ void atomic_set(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
-  T* const word = detail::resolve(world, target, sizeof(T), pe);
+  T* const word = detail::reach(world, target, sizeof(T), pe);
   using Bits = detail::Bits<T>;
-  if (word != nullptr) ptx::st_relaxed_sys(reinterpret_cast<Bits*>(word), static_cast<Bits>(value));
+  if (word != nullptr)
+    ptx::st_relaxed_sys(reinterpret_cast<Bits*>(word), static_cast<Bits>(value));
+  else
+    detail::atomic_unreached(world, AtomicOp::set, target, static_cast<Bits>(value), 0, sizeof(T),
+                             pe, false);
 }
 
 template <Word T>
@@ -172,13 +187,30 @@ __device__ void quiet(S scope) {
 }
 
 template <Scope S>
+__device__ bool fence(S scope, const World& world) {
+  fence(scope);
+  const bool ok =
+      world.proxy == nullptr || scope.rank() != 0 || detail::order_unreached(world, false);
+  return scope.all(ok);
+}
+
+template <Scope S>
+__device__ bool quiet(S scope, const World& world) {
+  quiet(scope);
+  const bool ok =
+      world.proxy == nullptr || scope.rank() != 0 || detail::order_unreached(world, true);
+  return scope.all(ok);
+}
+
+template <Scope S>
 __device__ void signal(S scope, const World& world, std::uint64_t* flag, SignalOp op,
                        std::uint64_t value, Pe pe) {
   scope.sync();
   if (scope.rank() != 0) return;
-  std::uint64_t* const word = detail::resolve(world, flag, sizeof *flag, pe);
-  if (word == nullptr) return;
-  if (op == SignalOp::add) {
+  std::uint64_t* const word = detail::reach(world, flag, sizeof *flag, pe);
+  if (word == nullptr) {
+    detail::signal_unreached(world, flag, op, value, pe);
+  } else if (op == SignalOp::add) {
     ptx::red_release_sys_add(word, value);
   } else {
     ptx::st_release_sys(word, value);
@@ -192,8 +224,11 @@ __device__ void put_signal(S scope, const World& world, T* target,
   static_assert(std::is_trivially_copyable_v<T>);
   scope.sync();
   const std::size_t bytes = detail::extent(sizeof(T), sizeof(T), count);
-  T* const to = detail::resolve(world, target, bytes, pe);
-  if (to == nullptr) return;
+  T* const to = detail::reach(world, target, bytes, pe);
+  if (to == nullptr) {
+    detail::put_unreached(world, scope.rank(), target, source, bytes, pe, flag, op, value);
+    return scope.sync();
+  }
   detail::copy<detail::Direction::put>(scope.rank(), scope.size(), to, source, bytes);
   signal(scope, world, flag, op, value, pe);
 }
@@ -288,10 +323,12 @@ __device__ bool barrier(S scope, const World& world, const Team& team) {
   bool ok = true;
   for (Pe pe = first; pe < world.n_pes; pe += step) {
     if (!detail::is_member(team, pe) || pe == world.my_pe) continue;
-    std::uint64_t* const theirs =
-        detail::resolve(world, team.arrived + world.my_pe, sizeof(std::uint64_t), pe);
-    if (theirs != nullptr) ptx::st_relaxed_sys(theirs, epoch);
-    ok = ok && theirs != nullptr;
+    std::uint64_t* const mine = team.arrived + world.my_pe;
+    std::uint64_t* const theirs = detail::reach(world, mine, sizeof *mine, pe);
+    if (theirs != nullptr)
+      ptx::st_relaxed_sys(theirs, epoch);
+    else
+      ok = detail::signal_unreached(world, mine, SignalOp::set, epoch, pe) && ok;
   }
   for (Pe pe = first; pe < world.n_pes && ok; pe += step)
     if (detail::is_member(team, pe) && pe != world.my_pe)
