@@ -46,7 +46,7 @@ struct alignas(64) Shared {
 };
 
 struct Queue {
-  mlx5::SendQueue sends;
+  mlx5::SendQueue sends;  ///< at least 4 slots
   /// As many entries as the ring has slots: one for each request, the cause of an error is found.
   /// One entry (collapsed): the NIC overwrites it, flushed requests may hide the cause.
   mlx5::CompletionQueue completions;
@@ -213,9 +213,21 @@ SHOAL_HOST_DEVICE Status wait(const Queue& queue, std::uint64_t target, std::uin
   return Status::ok;
 }
 
+/// For the report of a wait() that timed out or was aborted. The queue has not ended.
+SHOAL_HOST_DEVICE inline Failure unfinished(const Queue& queue, Status status,
+                                            std::uint64_t target) {
+  Failure failure;
+  failure.cause = status == Status::aborted ? Cause::aborted : Cause::timed_out;
+  failure.step = Step::completion;
+  failure.index = static_cast<std::uint32_t>(target - 1) & kIndexMask;
+  failure.peer = queue.peer;
+  failure.queue_pair = queue.sends.number;
+  return failure;
+}
+
 /// Gives the calling thread `n` slots from `first` on, at most all, when the requests that held
-/// them are complete. A deadline that passes while it waits ends the queue: others may have reserved
-/// the slots behind these, so they cannot be returned.
+/// them are complete. A deadline that passes while it waits ends the queue: others may have
+/// reserved the slots behind these, so they cannot be returned.
 template <typename Platform>
 SHOAL_HOST_DEVICE Status reserve(const Queue& queue, std::uint32_t n, std::uint64_t deadline,
                                  Platform& platform, std::uint64_t& first) {

@@ -46,8 +46,8 @@ std::string name_of(const ::testing::TestParamInfo<Kind>& info) {
 
 class SharedQueue : public ::testing::TestWithParam<Kind> {
  protected:
-  /// Of virtual time, or of a busy machine.
-  std::uint64_t soon() { return runner->now() + 60'000'000'000; }
+  /// A second of virtual time, or a minute of a busy machine.
+  std::uint64_t soon() { return runner->now() + (with_fibers() ? 1'000'000'000 : 60'000'000'000); }
   QueueShape shape(std::uint32_t blocks = 16, Ordering ordering = Ordering::strict) {
     return {.blocks = blocks, .collapsed = GetParam().collapsed, .ordering = ordering};
   }
@@ -64,10 +64,11 @@ class SharedQueue : public ::testing::TestWithParam<Kind> {
 struct Mix {
   SharedQueues& queues;
   Runner& runner;
-  std::uint64_t operations, deadline;
+  std::uint64_t operations, patience;
   std::set<std::uint64_t> before{};
   std::mutex mutex{};
 
+  std::uint64_t deadline() { return runner.now() + patience; }
   void run(std::size_t task) {
     TestPlatform platform(runner);
     const gda::Queue& queue = queues.queue();
@@ -79,21 +80,21 @@ struct Mix {
       if (i % 4 == 0) {
         status = add(platform, queue, word);
       } else if (i % 4 == 1) {
-        status = gda::signal(queue, {queues.at_peer(0), 1}, deadline, platform, ticket);
+        status = gda::signal(queue, {queues.at_peer(0), 1}, deadline(), platform, ticket);
       } else {
-        status = gda::put(queue, queues.from(word, i % 4 == 2), queues.at_peer(word), 8, deadline,
+        status = gda::put(queue, queues.from(word, i % 4 == 2), queues.at_peer(word), 8, deadline(),
                           platform, ticket);
         if (status == gda::Status::ok && i % 4 == 3)
-          status = gda::wait(queue, ticket, deadline, platform);
+          status = gda::wait(queue, ticket, deadline(), platform);
       }
       ASSERT_EQ(status, gda::Status::ok) << "task " << task << ", operation " << i;
     }
-    ASSERT_EQ(gda::quiet(queue, deadline, platform), gda::Status::ok);
+    ASSERT_EQ(gda::quiet(queue, deadline(), platform), gda::Status::ok);
   }
   gda::Status add(TestPlatform& platform, const gda::Queue& queue, std::size_t word) {
     std::uint64_t old = ~0ULL;
     const auto status = gda::fetch_add(queue, queues.at_peer(1), 1, queues.result(word + 1),
-                                       deadline, platform, old);
+                                       deadline(), platform, old);
     const std::lock_guard lock(mutex);
     EXPECT_TRUE(before.insert(old).second) << old << " twice";
     return status;
@@ -105,7 +106,7 @@ TEST_P(SharedQueue, ManyTasksOnATinyQueue) {
   constexpr std::size_t kTasks = 8;
   runner = make_runner(GetParam().tasks, 4711, 8);
   SharedQueues queues(shape());
-  Mix mix{queues, *runner, count(12600, 3000, 300), soon()};
+  Mix mix{queues, *runner, count(12600, 3000, 300), soon() - runner->now()};
   runner->run(queues, kTasks, [&](std::size_t task) { mix.run(task); });
   EXPECT_EQ(queues.seen(0), kTasks * (mix.operations / 4));
   EXPECT_EQ(queues.seen(1), kTasks * (mix.operations / 4));
@@ -143,7 +144,7 @@ TEST_P(SharedQueue, IndicesWrapInEverySize) {
     runner = make_runner(GetParam().tasks, blocks, 16);
     SharedQueues queues(shape(blocks));
     constexpr std::uint64_t kTasks = 3;
-    const std::uint64_t operations = count(24000, 6000, 1000);
+    const std::uint64_t operations = count(22000, 6000, 1000);
     runner->run(queues, kTasks, [&](std::size_t task) {
       TestPlatform platform(*runner);
       const gda::Queue& queue = queues.queue();
@@ -441,6 +442,10 @@ TEST_P(SharedQueue, AWaitHasADeadline) {
     EXPECT_EQ(gda::wait(queues.queue(), ticket, runner->now() + 2'000'000, platform),
               gda::Status::timed_out);
     EXPECT_EQ(gda::failure_of(queues.queue(), platform).cause, Cause::none);
+    const Failure late = gda::unfinished(queues.queue(), gda::Status::timed_out, ticket);
+    EXPECT_EQ(late.step, Step::completion);
+    EXPECT_EQ(late.index, 0u);
+    EXPECT_EQ(late.peer, 7u);
     light = true;
     EXPECT_EQ(gda::wait(queues.queue(), ticket, soon(), platform), gda::Status::ok);
   });

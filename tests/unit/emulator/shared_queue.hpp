@@ -278,7 +278,7 @@ class Fibers : public Runner {
     for (std::uint64_t turn = 0; running != 0; ++turn) {
       current_ = random_() % (tasks + 1);
       if (current_ == tasks) {
-        queues.serve(Time(static_cast<std::int64_t>(random_() % 2000)));
+        queues.serve(Time(static_cast<std::int64_t>(random_() % 6000)));
         continue;
       }
       Fiber& fiber = fibers_[current_];
