@@ -65,14 +65,6 @@ MUTATIONS = [
         "false;",
     ),
     (
-        "whether it is the last one read before it is published",
-        "queue.hpp",
-        "  platform.store(&shared.ready, end);\n"
-        "  const bool is_last = platform.load(&shared.reserved) == end;\n",
-        "  const bool is_last = platform.load(&shared.reserved) == first + n;\n"
-        "  platform.store(&shared.ready, end);\n",
-    ),
-    (
         "full batches do not ring",
         "queue.hpp",
         "!is_last && first / queue.batch == end / queue.batch",

@@ -123,7 +123,8 @@ TEST_P(SharedQueue, NoRequestWaitsForADoorbell) {
   constexpr std::size_t kTasks = 6;
   for (std::uint64_t seed = 0; seed < count(150, 50, 10); ++seed) {
     runner = make_runner(GetParam().tasks, seed);
-    SharedQueues queues(shape(1024));
+    // In the second size, the doorbell is also left to tasks that wait for room.
+    SharedQueues queues(shape(seed % 2 == 0 ? 1024 : 16));
     queues.queue().batch = 1024;
     runner->run(queues, kTasks, [&](std::size_t) {
       TestPlatform platform(*runner);
@@ -136,6 +137,27 @@ TEST_P(SharedQueue, NoRequestWaitsForADoorbell) {
     ASSERT_EQ(queues.seen(0), kTasks * 20) << "seed " << seed;
     EXPECT_LE(queues.doorbells(), kTasks * 20);
   }
+}
+
+// The doorbell of a request was left to a thread that does not publish.
+TEST_P(SharedQueue, AWaitRingsForItsRequests) {
+  SharedQueues queues(shape());
+  runner->run(queues, 1, [&](std::size_t) {
+    TestPlatform platform(*runner);
+    const gda::Queue& queue = queues.queue();
+    const gda::Signal add{queues.at_peer(0), 1};
+    std::uint64_t first = 0, second = 0;
+    ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, first), gda::Status::ok);
+    ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, second), gda::Status::ok);
+    gda::detail::write_signal(queue, first, 1, add);
+    ASSERT_EQ(gda::commit(queue, first, 1, {}, soon(), platform), gda::Status::ok);
+    EXPECT_EQ(queue.shared->rung, 0u);
+    EXPECT_EQ(gda::wait(queue, first + 1, soon(), platform), gda::Status::ok);
+    gda::detail::write_signal(queue, second, 1, add);
+    ASSERT_EQ(gda::commit(queue, second, 1, {}, soon(), platform), gda::Status::ok);
+    EXPECT_EQ(gda::quiet(queue, soon(), platform), gda::Status::ok);
+  });
+  EXPECT_EQ(queues.seen(0), 2u);
 }
 
 // Quiet long after others have lapped the queue, and every size of it.
