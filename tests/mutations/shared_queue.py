@@ -120,8 +120,8 @@ MUTATIONS = [
     (
         "the entry that counts already counts again",
         "queue.hpp",
-        "  if (ahead < queue.sends.blocks)\n",
-        "",
+        "  if (ahead < queue.sends.blocks) platform",
+        "  platform",
     ),
     (
         "completions compared without wrap",
@@ -165,6 +165,12 @@ MUTATIONS = [
         "queue.hpp",
         "  if (is_unused(state)) return;\n  // 65535",
         "  // 65535",
+    ),
+    (
+        "an unused entry of many taken as a completion",
+        "queue.hpp",
+        "if (is_unused(state) || ",
+        "if (",
     ),
     (
         "errors taken as success",

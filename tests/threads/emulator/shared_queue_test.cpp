@@ -18,32 +18,6 @@ using gda::Failure;
 using gda::SignalKind;
 using gda::Step;
 
-enum class Tasks { fibers, threads };
-
-struct Kind {
-  Tasks tasks;
-  bool collapsed;
-};
-
-std::unique_ptr<Runner> make_runner(Tasks tasks, std::uint64_t seed, unsigned one_in = 4) {
-  if (tasks == Tasks::fibers) return std::make_unique<Fibers>(seed, one_in);
-  return std::make_unique<Threads>(seed);
-}
-
-std::vector<Kind> kinds() {
-  std::vector<Kind> all;
-  for (const bool collapsed : {false, true}) {
-    if (kHasFibers) all.push_back({Tasks::fibers, collapsed});
-    all.push_back({Tasks::threads, collapsed});
-  }
-  return all;
-}
-
-std::string name_of(const ::testing::TestParamInfo<Kind>& info) {
-  return std::string(info.param.tasks == Tasks::fibers ? "Fibers" : "Threads") +
-         (info.param.collapsed ? "Collapsed" : "EntryEach");
-}
-
 class SharedQueue : public ::testing::TestWithParam<Kind> {
  protected:
   /// A second of virtual time, or a minute of a busy machine.
@@ -111,6 +85,7 @@ TEST_P(SharedQueue, ManyTasksOnATinyQueue) {
   EXPECT_EQ(queues.seen(0), kTasks * (mix.operations / 4));
   EXPECT_EQ(queues.seen(1), kTasks * (mix.operations / 4));
   EXPECT_EQ(mix.before.size(), kTasks * (mix.operations / 4));
+  ASSERT_FALSE(mix.before.empty());
   EXPECT_EQ(*mix.before.rbegin(), mix.before.size() - 1);
   for (std::size_t task = 0; task < kTasks; ++task) {
     const std::uint64_t last = mix.operations - (mix.operations % 4 == 0 ? 1 : 0);
@@ -123,8 +98,10 @@ TEST_P(SharedQueue, NoRequestWaitsForADoorbell) {
   constexpr std::size_t kTasks = 6;
   for (std::uint64_t seed = 0; seed < count(150, 50, 10); ++seed) {
     runner = make_runner(GetParam().tasks, seed);
-    // In the second size, the doorbell is also left to tasks that wait for room.
-    SharedQueues queues(shape(seed % 2 == 0 ? 1024 : 16));
+    // In small rings the doorbell is also left to tasks that wait for room. In the smallest, more
+    // slots are reserved than two laps have.
+    constexpr std::uint32_t kBlocks[] = {1024, 16, 4};
+    SharedQueues queues(shape(kBlocks[seed % 3]));
     queues.queue().batch = 1024;
     runner->run(queues, kTasks, [&](std::size_t) {
       TestPlatform platform(*runner);
@@ -160,9 +137,53 @@ TEST_P(SharedQueue, AWaitRingsForItsRequests) {
   EXPECT_EQ(queues.seen(0), 2u);
 }
 
+// A batch has a doorbell even while other threads have slots behind it.
+TEST_P(SharedQueue, FullBatchesRing) {
+  SharedQueues queues(shape());
+  runner->run(queues, 1, [&](std::size_t) {
+    TestPlatform platform(*runner);
+    const gda::Queue& queue = queues.queue();
+    std::uint64_t first = 0;
+    for (int i = 0; i < 10; ++i)
+      ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, first), gda::Status::ok);
+    for (std::uint64_t i = 0; i < 10; ++i) {
+      gda::detail::write_signal(queue, i, 1, {queues.at_peer(0), 1});
+      const gda::Commit options{.ring = i == 5};
+      ASSERT_EQ(gda::commit(queue, i, 1, options, soon(), platform), gda::Status::ok);
+      constexpr std::uint64_t kRung[] = {0, 0, 0, 4, 4, 6, 6, 8, 8, 10};
+      EXPECT_EQ(queue.shared->rung, kRung[i]) << i;
+    }
+    EXPECT_EQ(gda::quiet(queue, soon(), platform), gda::Status::ok);
+  });
+  EXPECT_EQ(queues.seen(0), 10u);
+}
+
+// An entry is old when it is used: it completes nothing that is not complete.
+TEST_P(SharedQueue, AnOldEntryIsNotTakenForANewOne) {
+  SharedQueues queues(shape(32768));
+  runner->run(queues, 1, [&](std::size_t) {
+    TestPlatform platform(*runner);
+    const gda::Queue& queue = queues.queue();
+    std::uint64_t ticket = 0;
+    const auto post = [&] {
+      ASSERT_EQ(gda::signal(queue, {queues.at_peer(0), 1}, soon(), platform, ticket),
+                gda::Status::ok);
+    };
+    post();
+    ASSERT_EQ(gda::quiet(queue, soon(), platform), gda::Status::ok);
+    LatePlatform late(*runner);
+    late.others = [&] {
+      for (int i = 0; i < 40000; ++i) post();
+      ASSERT_EQ(gda::quiet(queue, soon(), platform), gda::Status::ok);
+    };
+    EXPECT_TRUE(gda::poll(queue, 2, late));
+    EXPECT_EQ(queue.shared->completed, queue.shared->ready);
+  });
+}
+
 // Quiet long after others have lapped the queue, and every size of it.
 TEST_P(SharedQueue, IndicesWrapInEverySize) {
-  for (const std::uint32_t blocks : {4u, 32u, 1024u, 32768u}) {
+  for (const std::uint32_t blocks : {4u, 1024u, 32768u}) {
     runner = make_runner(GetParam().tasks, blocks, 16);
     SharedQueues queues(shape(blocks));
     constexpr std::uint64_t kTasks = 3;
@@ -315,56 +336,6 @@ TEST_P(SharedQueue, CompareSwapHasOneWinner) {
   EXPECT_EQ(wins, queues.seen(3));
   EXPECT_GE(wins, 1u);
 }
-
-/// Tasks as the lanes of one group.
-class Lanes {
- public:
-  Lanes(Runner& runner, std::uint32_t size) : runner_(runner), size_(size), flags_(size) {}
-
-  struct Lane {
-    Lanes& all;
-    std::uint32_t index;
-    std::uint32_t rank() const { return index; }
-    std::uint32_t size() const { return all.size_; }
-    void sync() const { all.meet(); }
-    std::uint64_t broadcast(std::uint64_t value) const {
-      if (index == 0) all.value_ = value;
-      all.meet();
-      const std::uint64_t result = all.value_;
-      all.meet();
-      return result;
-    }
-    std::uint32_t count_before(bool flag, std::uint32_t& total) const {
-      all.flags_[index] = flag ? 1 : 0;
-      all.meet();
-      std::uint32_t before = 0;
-      total = 0;
-      for (std::uint32_t i = 0; i < all.size_; ++i) {
-        total += all.flags_[i];
-        if (i < index) before += all.flags_[i];
-      }
-      all.meet();
-      return before;
-    }
-  };
-
- private:
-  void meet() {
-    const std::uint32_t lap = lap_.load();
-    if (arrived_.fetch_add(1) + 1 == size_) {
-      arrived_ = 0;
-      ++lap_;
-      return;
-    }
-    while (lap_.load() == lap) runner_.step(true);
-  }
-
-  Runner& runner_;
-  std::uint32_t size_;
-  std::atomic<std::uint32_t> arrived_ = 0, lap_ = 0;
-  std::uint64_t value_ = 0;
-  std::vector<std::uint32_t> flags_;
-};
 
 // Two groups of lanes, each lane with a put of its own and some without.
 TEST_P(SharedQueue, LanesPutTogether) {
@@ -581,6 +552,27 @@ TEST(SharedQueueFailure, FitsIntoAWord) {
   EXPECT_EQ(same.index, failure.index);
   EXPECT_EQ(same.peer, failure.peer);
   EXPECT_EQ(same.queue_pair, failure.queue_pair);
+}
+
+// Except that a flushed request gives way to the request that failed.
+TEST(SharedQueueFailure, TheFirstCauseStays) {
+  SharedQueues queues({});
+  const gda::Queue& queue = queues.queue();
+  gda::HostPlatform platform;
+  const Failure wrong{.cause = Cause::nic, .syndrome = mlx5::Syndrome::remote_access};
+  const Failure flushed{.cause = Cause::nic, .syndrome = mlx5::Syndrome::flushed};
+  const Failure late{.cause = Cause::timed_out, .step = Step::room};
+  const auto cause = [&] { return gda::encode(gda::failure_of(queue, platform)); };
+  gda::end(queue, flushed, platform);
+  gda::end(queue, late, platform);
+  EXPECT_EQ(cause(), gda::encode(flushed));
+  gda::end(queue, wrong, platform);
+  EXPECT_EQ(cause(), gda::encode(wrong));
+  for (const Failure& later : {flushed, late}) gda::end(queue, later, platform);
+  EXPECT_EQ(cause(), gda::encode(wrong));
+  queue.shared->failure = 0;
+  for (const Failure& next : {late, wrong}) gda::end(queue, next, platform);
+  EXPECT_EQ(cause(), gda::encode(late));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SharedQueue, ::testing::ValuesIn(kinds()), name_of);

@@ -6,12 +6,15 @@
 #include <gtest/gtest.h>
 #include <ucontext.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/nic.hpp"
@@ -102,8 +105,9 @@ class SharedQueues {
     line->ring.resize(std::size_t{shape.blocks} * 4);
     const std::uint32_t entries = shape.collapsed ? 1 : shape.blocks;
     line->entries.resize(entries);
-    std::memset(static_cast<void*>(line->entries.data()), mlx5::kUnusedEntry,
-                line->entries.size() * sizeof line->entries[0]);
+    // As drivers leave it: nothing but the state says that an entry is unused.
+    for (mlx5::CompletionEntry& entry : line->entries)
+      entry.index_state = mlx5::big(mlx5::kCompletionInvalid << 4);
     Nic& nic = network.nic(0);
     const auto made =
         nic.create_completion_queue({.entries = reinterpret_cast<std::byte*>(line->entries.data()),
@@ -283,7 +287,8 @@ class Fibers : public Runner {
       }
       Fiber& fiber = fibers_[current_];
       if (fiber.ended || turn < fiber.held_until) continue;
-      if (random_() % 4096 == 0) fiber.held_until = turn + random_() % 20000;
+      if (random_() % 8192 == 0)
+        fiber.held_until = turn + random_() % (random_() % 8 == 0 ? 20000 : 1000);
       swapcontext(&main_, &fiber.context);
       if (fiber.ended) --running;
     }
@@ -317,6 +322,95 @@ class Fibers : public Runner {
   ucontext_t main_{};
   std::vector<Fiber> fibers_;
   std::size_t current_ = 0;
+};
+
+/// How the tasks of a test run, and the form of its completion queues.
+enum class Tasks { fibers, threads };
+
+struct Kind {
+  Tasks tasks;
+  bool collapsed;
+};
+
+inline std::unique_ptr<Runner> make_runner(Tasks tasks, std::uint64_t seed, unsigned one_in = 4) {
+  if (tasks == Tasks::fibers) return std::make_unique<Fibers>(seed, one_in);
+  return std::make_unique<Threads>(seed);
+}
+
+inline std::vector<Kind> kinds() {
+  std::vector<Kind> all;
+  for (const bool collapsed : {false, true}) {
+    if (kHasFibers) all.push_back({Tasks::fibers, collapsed});
+    all.push_back({Tasks::threads, collapsed});
+  }
+  return all;
+}
+
+inline std::string name_of(const ::testing::TestParamInfo<Kind>& info) {
+  return std::string(info.param.tasks == Tasks::fibers ? "Fibers" : "Threads") +
+         (info.param.collapsed ? "Collapsed" : "EntryEach");
+}
+
+/// Calls `others` between the first look at an entry and what follows.
+struct LatePlatform : TestPlatform {
+  using TestPlatform::TestPlatform;
+  std::uint32_t load_entry(const std::uint32_t* word) {
+    const std::uint32_t value = TestPlatform::load_entry(word);
+    const std::function<void()> now = std::exchange(others, nullptr);
+    if (now) now();
+    return value;
+  }
+  std::function<void()> others;
+};
+
+/// Tasks as the lanes of one group.
+class Lanes {
+ public:
+  Lanes(Runner& runner, std::uint32_t size) : runner_(runner), size_(size), flags_(size) {}
+
+  struct Lane {
+    Lanes& all;
+    std::uint32_t index;
+    std::uint32_t rank() const { return index; }
+    std::uint32_t size() const { return all.size_; }
+    void sync() const { all.meet(); }
+    std::uint64_t broadcast(std::uint64_t value) const {
+      if (index == 0) all.value_ = value;
+      all.meet();
+      const std::uint64_t result = all.value_;
+      all.meet();
+      return result;
+    }
+    std::uint32_t count_before(bool flag, std::uint32_t& total) const {
+      all.flags_[index] = flag ? 1 : 0;
+      all.meet();
+      std::uint32_t before = 0;
+      total = 0;
+      for (std::uint32_t i = 0; i < all.size_; ++i) {
+        total += all.flags_[i];
+        if (i < index) before += all.flags_[i];
+      }
+      all.meet();
+      return before;
+    }
+  };
+
+ private:
+  void meet() {
+    const std::uint32_t lap = lap_.load();
+    if (arrived_.fetch_add(1) + 1 == size_) {
+      arrived_ = 0;
+      ++lap_;
+      return;
+    }
+    while (lap_.load() == lap) runner_.step(true);
+  }
+
+  Runner& runner_;
+  std::uint32_t size_;
+  std::atomic<std::uint32_t> arrived_ = 0, lap_ = 0;
+  std::uint64_t value_ = 0;
+  std::vector<std::uint32_t> flags_;
 };
 
 }  // namespace shoal::emulator::test
