@@ -3,7 +3,7 @@
 tests/threads/emulator/shared_queue_test.cpp fail.
 
 Usage: shared_queue.py [NAME...]. Exits with 1 when a mutation survives or its place is not found. A
-run takes about ten minutes on two cores.
+run takes about fifteen minutes on two cores.
 """
 
 import re

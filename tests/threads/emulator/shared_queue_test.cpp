@@ -162,7 +162,7 @@ TEST_P(SharedQueue, FullBatchesRing) {
 TEST_P(SharedQueue, AnOldEntryIsNotTakenForANewOne) {
   SharedQueues queues(shape(32768));
   runner->run(queues, 1, [&](std::size_t) {
-    TestPlatform platform(*runner);
+    PlainPlatform platform(*runner);
     const gda::Queue& queue = queues.queue();
     std::uint64_t ticket = 0;
     const auto post = [&] {
@@ -425,8 +425,7 @@ TEST_P(SharedQueue, AnUnreachablePeerIsAFailure) {
 // A deadline ends a wait, and the queue goes on.
 TEST_P(SharedQueue, AWaitHasADeadline) {
   SharedQueues queues(shape());
-  std::atomic<bool> light = false;
-  queues.network.drop_if([&](const Packet&) { return !light.load(); });
+  queues.deaf = true;
   runner->run(queues, 1, [&](std::size_t) {
     TestPlatform platform(*runner);
     std::uint64_t ticket = 0;
@@ -439,7 +438,7 @@ TEST_P(SharedQueue, AWaitHasADeadline) {
     EXPECT_EQ(late.step, Step::completion);
     EXPECT_EQ(late.index, 0u);
     EXPECT_EQ(late.peer, 7u);
-    light = true;
+    queues.deaf = false;
     EXPECT_EQ(gda::wait(queues.queue(), ticket, soon(), platform), gda::Status::ok);
   });
   EXPECT_EQ(queues.seen(0), 1u);
@@ -448,19 +447,26 @@ TEST_P(SharedQueue, AWaitHasADeadline) {
 // A task that finds no room in time leaves slots that are never written: the queue ends for all.
 TEST_P(SharedQueue, ADeadlineForRoomEndsTheQueue) {
   SharedQueues queues(shape());
-  queues.network.drop_if([](const Packet&) { return true; });
+  queues.deaf = true;
   runner->run(queues, 4, [&](std::size_t task) {
     TestPlatform platform(*runner);
     gda::Status status = gda::Status::ok;
     std::uint64_t ticket = 0;
-    const std::uint64_t deadline = task == 0 ? runner->now() + 3'000'000 : soon();
-    for (int i = 0; i < 20 && status == gda::Status::ok; ++i)
+    Failure failure;
+    while (failure.cause == Cause::none) {
+      const std::uint64_t deadline = task == 0 ? runner->now() + 3'000'000 : soon();
       status = gda::signal(queues.queue(), {queues.at_peer(0), 1}, deadline, platform, ticket);
-    const Failure failure = gda::failure_of(queues.queue(), platform);
+      failure = gda::failure_of(queues.queue(), platform);
+    }
     EXPECT_EQ(failure.cause, Cause::timed_out);
-    EXPECT_EQ(status, task == 0 ? gda::Status::timed_out : gda::Status::failed) << task;
-    EXPECT_TRUE(failure.step == Step::room) << static_cast<int>(failure.step);
-    EXPECT_GE(failure.index, 15u);
+    if (task == 0)
+      EXPECT_EQ(status, gda::Status::timed_out);
+    else
+      EXPECT_NE(status, gda::Status::timed_out) << task;
+    if (with_fibers()) {  // a thread may be held between its slot and its request
+      EXPECT_EQ(failure.step, Step::room);
+      EXPECT_GE(failure.index, 16u);
+    }
     EXPECT_EQ(gda::signal(queues.queue(), {queues.at_peer(0), 1}, soon(), platform, ticket),
               gda::Status::failed);
   });
@@ -473,10 +479,13 @@ TEST_P(SharedQueue, ADeadlineForEarlierRequestsEndsTheQueue) {
     TestPlatform platform(*runner);
     std::uint64_t first = 0, ticket = 0;
     ASSERT_EQ(gda::reserve(queues.queue(), 1, soon(), platform, first), gda::Status::ok);
-    EXPECT_EQ(gda::signal(queues.queue(), {queues.at_peer(0), 1}, runner->now() + 2'000'000,
-                          platform, ticket),
-              gda::Status::timed_out);
-    const Failure failure = gda::failure_of(queues.queue(), platform);
+    Failure failure;
+    while (failure.cause == Cause::none) {
+      EXPECT_EQ(gda::signal(queues.queue(), {queues.at_peer(0), 1}, runner->now() + 2'000'000,
+                            platform, ticket),
+                gda::Status::timed_out);
+      failure = gda::failure_of(queues.queue(), platform);
+    }
     EXPECT_EQ(failure.step, Step::order);
     EXPECT_EQ(failure.index, 1u);
     EXPECT_EQ(gda::commit(queues.queue(), first, 1, {}, soon(), platform), gda::Status::ok)
@@ -486,7 +495,7 @@ TEST_P(SharedQueue, ADeadlineForEarlierRequestsEndsTheQueue) {
 
 TEST_P(SharedQueue, TheAbortWordEndsWaits) {
   SharedQueues queues(shape());
-  queues.network.drop_if([](const Packet&) { return true; });
+  queues.deaf = true;
   std::atomic<bool> abort = false;
   std::atomic<int> waiting = 0;
   runner->run(queues, 3, [&](std::size_t task) {

@@ -66,6 +66,7 @@ class SharedQueues {
   /// The engine: looks at the doorbells, then runs for `time`.
   void serve(Time time) {
     for (auto& line : lines_) {
+      if (deaf) break;
       const std::uint64_t doorbell =
           std::atomic_ref(line->doorbell).load(std::memory_order_acquire);
       if (doorbell == line->answered) continue;
@@ -78,6 +79,7 @@ class SharedQueues {
   VirtualNetwork network;
   std::vector<std::uint64_t> local, remote;
   std::uint32_t key = 0, remote_key = 0;
+  std::atomic<bool> deaf = false;  ///< does not look at doorbells
 
  private:
   struct Line {
@@ -163,9 +165,19 @@ class Runner {
   virtual std::uint64_t now() = 0;
 };
 
-/// A platform whose steps a runner interleaves.
-struct TestPlatform : gda::HostPlatform {
-  explicit TestPlatform(Runner& on) : runner(on) {}
+/// A platform that waits as a runner wants it.
+struct PlainPlatform : gda::HostPlatform {
+  explicit PlainPlatform(Runner& on) : runner(on) {}
+
+  std::uint64_t now() { return runner.now(); }
+  void pause() { runner.step(true); }
+
+  Runner& runner;
+};
+
+/// And whose steps a runner interleaves.
+struct TestPlatform : PlainPlatform {
+  using PlainPlatform::PlainPlatform;
 
   void store_record(std::uint32_t* word, std::uint32_t value) {
     runner.step(false);
@@ -206,10 +218,6 @@ struct TestPlatform : gda::HostPlatform {
     HostPlatform::raise(word, value);
   }
   void order_requests() { runner.step(false); }
-  std::uint64_t now() { return runner.now(); }
-  void pause() { runner.step(true); }
-
-  Runner& runner;
 };
 
 /// Threads beside the engine, which this thread runs.
