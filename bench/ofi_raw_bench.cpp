@@ -12,37 +12,22 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 #include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <new>
 
 #include "base/check.hpp"
+#include "raw_loop.hpp"
 #include "report.hpp"
 
 namespace shoal::bench {
 namespace {
 
-constexpr std::size_t kLargest = std::size_t{4} << 20;
-constexpr std::size_t kSizes[] = {8,        64,        1 << 10, 4 << 10, 16 << 10,
-                                  64 << 10, 256 << 10, 1 << 20, kLargest};
-constexpr std::uint64_t kWindow = 16;
 constexpr std::size_t kMessage = 64;
 constexpr std::chrono::seconds kLimit{30};  ///< without any completion
-
-std::string size_name(std::size_t bytes) {
-  if (bytes >= 1 << 20) return fmt::format("{} MiB", bytes >> 20);
-  return bytes >= 1 << 10 ? fmt::format("{} KiB", bytes >> 10) : fmt::format("{} B", bytes);
-}
 
 void check(const char* call, long code) {
   require(code >= 0, Code::system, "{}: {}", call, fi_strerror(static_cast<int>(-code)));
@@ -185,48 +170,31 @@ void Raw::progress() {
   }
 }
 
-std::int64_t repetitions(std::size_t bytes, std::int64_t iterations) {
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>((std::size_t{256} << 20) / bytes), 16,
-                                  iterations);
-}
-
-/// Process 0 measures; process 1 takes the other end of each measurement.
 class RawBench {
  public:
-  RawBench(Raw& raw, int me, std::int64_t iterations)
-      : raw_(raw), me_(me), iterations_(iterations) {}
+  RawBench(Raw& raw, int me, std::int64_t iterations) : raw_(raw), loop_(me, iterations) {}
 
   std::vector<Measurement> run() {
     for (const std::size_t bytes : kSizes) {
-      const std::int64_t count = repetitions(bytes, iterations_);
+      const std::int64_t count = loop_.repetitions(bytes);
       const auto size = static_cast<double>(bytes);
-      time("put + quiet " + size_name(bytes), count, size, [&] { put_and_flush(bytes, 1); });
-      if (me_ == 0) {
-        time("get " + size_name(bytes), count, size, [&] { raw_.read(bytes); });
+      loop_.time(put_name(bytes), count, size, [&] { put_and_flush(bytes, 1); });
+      if (loop_.me() == 0) {
+        loop_.time(get_name(bytes), count, size, [&] { raw_.read(bytes); });
         raw_.send();
       } else {
         raw_.wait_message();
       }
-      time(fmt::format("{} put_nbi {}", kWindow, size_name(bytes)), count, size * kWindow,
-           [&] { put_and_flush(bytes, kWindow); });
+      loop_.time(window_name(bytes), count, size * kWindow, [&] { put_and_flush(bytes, kWindow); });
     }
-    for (const std::size_t bytes : {std::size_t{8}, std::size_t{1} << 10, std::size_t{64} << 10})
-      time("put_signal round trip " + size_name(bytes), repetitions(bytes, iterations_), 0,
-           [&] { round_trip(bytes); });
-    return std::move(measurements_);
+    for (const std::size_t bytes : kRoundTripSizes)
+      loop_.time(round_trip_name(bytes), loop_.repetitions(bytes), 0, [&] { round_trip(bytes); });
+    return loop_.take();
   }
 
  private:
-  template <typename Body>
-  void time(const std::string& name, std::int64_t count, double bytes, Body body) {
-    body();
-    const Times start = now();
-    for (std::int64_t i = 0; i < count; ++i) body();
-    if (me_ == 0)
-      measurements_.push_back({name, (now() - start) / static_cast<double>(count), bytes});
-  }
   void put_and_flush(std::size_t bytes, std::uint64_t writes) {
-    if (me_ == 0) {
+    if (loop_.me() == 0) {
       for (std::uint64_t i = 0; i < writes; ++i) raw_.write(bytes);
       issued_ += writes;
       raw_.send();
@@ -238,39 +206,26 @@ class RawBench {
     }
   }
   void round_trip(std::size_t bytes) {
-    if (me_ == 1) raw_.wait_message();
+    if (loop_.me() == 1) raw_.wait_message();
     raw_.write(bytes);
     raw_.send();
-    if (me_ == 0) raw_.wait_message();
+    if (loop_.me() == 0) raw_.wait_message();
   }
 
   Raw& raw_;
-  const int me_;
-  const std::int64_t iterations_;
+  RawLoop loop_;
   std::uint64_t issued_ = 0;
-  std::vector<Measurement> measurements_;
 };
 
 void run(const std::string& provider, std::int64_t iterations, const std::string& json_path) {
-  void* const shared =
-      mmap(nullptr, sizeof(Blackboard), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) fail_errno("mmap");
-  auto* const board = new (shared) Blackboard{};
-  const pid_t child = fork();
-  if (child < 0) fail_errno("fork");
-  const int me = child == 0 ? 1 : 0;
-  if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const auto raw = std::make_unique<Raw>(provider, *board, me);
-  const std::vector<Measurement> measurements = RawBench(*raw, me, iterations).run();
-  if (me == 1) _exit(0);  // skips closing the endpoint, which could wait forever
-  int status = 0;
-  waitpid(child, &status, 0);
   Report report;
   report.program = "shoal-bench-ofi";
-  report.basis = "bytes of the transfers of one process";
-  report.pes = 1;
   report.setup.emplace_back("provider", provider);
-  publish(report, measurements, [](const std::vector<double>& mine) { return mine; }, json_path);
+  std::unique_ptr<Raw> raw;
+  run_two_processes<Blackboard>(report, json_path, [&](Blackboard& board, int me) {
+    raw = std::make_unique<Raw>(provider, board, me);
+    return RawBench(*raw, me, iterations).run();
+  });
 }
 
 }  // namespace

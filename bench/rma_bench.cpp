@@ -6,22 +6,13 @@
 #include <cstring>
 
 #include "base/check.hpp"
+#include "rma_rows.hpp"
 #include "shoal/collective.hpp"
 #include "shoal_bench.hpp"
 
 namespace shoal::bench {
 
 namespace {
-
-constexpr std::size_t kLargest = std::size_t{4} << 20;
-constexpr std::size_t kSizes[] = {8,        64,        1 << 10, 4 << 10, 16 << 10,
-                                  64 << 10, 256 << 10, 1 << 20, kLargest};
-constexpr std::size_t kWindow = 16;  ///< operations in flight in a bandwidth measurement
-
-std::string size_name(std::size_t bytes) {
-  if (bytes >= 1 << 20) return fmt::format("{} MiB", bytes >> 20);
-  return bytes >= 1 << 10 ? fmt::format("{} KiB", bytes >> 10) : fmt::format("{} B", bytes);
-}
 
 class RmaBench {
  public:
@@ -49,10 +40,8 @@ class RmaBench {
   }
 
  private:
-  /// Enough repetitions to measure, few enough for large sizes.
   std::int64_t repetitions(std::size_t bytes) const {
-    return std::clamp<std::int64_t>(static_cast<std::int64_t>((std::size_t{256} << 20) / bytes), 16,
-                                    iterations_);
+    return bench::repetitions(bytes, iterations_);
   }
 
   /// PE 0 runs `body` `count` times between two barriers.
@@ -77,17 +66,15 @@ class RmaBench {
   void measure_size(std::size_t bytes) {
     const auto size = static_cast<double>(bytes);
     const std::span<std::byte> local(local_.data(), bytes);
-    measure("put + quiet " + size_name(bytes), repetitions(bytes), size, [&] {
+    measure(put_name(bytes), repetitions(bytes), size, [&] {
       world_.put(target(bytes), local);
       world_.quiet();
     });
-    measure("get " + size_name(bytes), repetitions(bytes), size,
-            [&] { world_.get(local, target(bytes)); });
-    measure(fmt::format("{} put_nbi {}", kWindow, size_name(bytes)), repetitions(bytes),
-            size * kWindow, [&] {
-              for (std::size_t i = 0; i < kWindow; ++i) world_.put_nbi(target(bytes), local);
-              world_.quiet();
-            });
+    measure(get_name(bytes), repetitions(bytes), size, [&] { world_.get(local, target(bytes)); });
+    measure(window_name(bytes), repetitions(bytes), size * kWindow, [&] {
+      for (std::size_t i = 0; i < kWindow; ++i) world_.put_nbi(target(bytes), local);
+      world_.quiet();
+    });
   }
 
   void measure_small() {
@@ -124,8 +111,8 @@ class RmaBench {
   void measure_round_trips() {
     measure_round_trip("signal round trip", iterations_,
                        [&](Pe to, std::uint64_t value) { world_.signal_set(flag_.on(to), value); });
-    for (const std::size_t bytes : {std::size_t{8}, std::size_t{1} << 10, std::size_t{64} << 10})
-      measure_round_trip("put_signal round trip " + size_name(bytes), repetitions(bytes),
+    for (const std::size_t bytes : kRoundTripSizes)
+      measure_round_trip(round_trip_name(bytes), repetitions(bytes),
                          [&](Pe to, std::uint64_t value) {
                            world_.put_signal(remote_.on(to).subspan(0, bytes),
                                              std::span<const std::byte>(local_.data(), bytes),

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs shoal-bench rma over verbs and the bare write loop of shoal-bench-verbs on the same emulated
-NIC, in alternating rounds, and compares them with the targets.
+"""Runs shoal-bench rma over verbs, with both interfaces (SHOAL_VERBS_INTERFACE: verbs, devx), and
+the bare write loops of shoal-bench-verbs on the same emulated NIC, in alternating rounds, and
+compares them with the targets.
 
-A ratio is the median over the rounds of the ratios of two runs that follow each other, so that
-other load on the machine affects both alike.
+The bare loop of an interface uses it alone: libibverbs, or requests and completions in memory. The
+targets are shares of the bare loop over libibverbs, whatever the interface. A ratio is the median
+over the rounds of the ratios of two runs of one round, so that other load on the machine affects
+both alike.
 """
 
 import json
@@ -16,12 +19,17 @@ from run_bench import make_parser, run_once
 
 BANDWIDTH_TARGET, LATENCY_TARGET = 0.85, 1.3  # of the bare loop: put of 1 MiB, 8 B
 LARGE, SMALL = "put + quiet 1 MiB", "put + quiet 8 B"
+INTERFACES = ["verbs", "devx"]
+BARE = "bare"  # of libibverbs: what ratios are to
 
 
 def parse_arguments():
     parser = make_parser(__doc__, rounds=15, timeout=120)
     parser.add_argument(
         "--library", help="the libibverbs of both; default: the emulator beside the programs"
+    )
+    parser.add_argument(
+        "--interfaces", nargs="*", choices=INTERFACES, default=INTERFACES, help="default: both"
     )
     parser.add_argument("--sizes", nargs="*", default=["8", "1048576"], help="sizes, in bytes")
     parser.add_argument("--iterations", type=int, default=300)
@@ -36,13 +44,22 @@ def rows_of(result):
 
 
 def programs(arguments):
+    """(name, interface, command): "bare", "verbs", "verbs private", "bare devx", ..."""
     options = ["--iterations", str(arguments.iterations), "--sizes", *arguments.sizes]
     rma = [arguments.bin / "shoal-run", "--no-label", "-n", "2", arguments.bin / "shoal-bench"]
-    return {
-        "bare": [arguments.bin / "shoal-bench-verbs", *options],
-        "heap": [*rma, "rma", "--heap", *options],
-        "private": [*rma, "rma", *options],
-    }
+    bare = [arguments.bin / "shoal-bench-verbs", *options, "--interface"]
+    found = [(BARE, "verbs", [*bare, "verbs"])]
+    for interface in arguments.interfaces:
+        if interface != "verbs":
+            found.append((f"{BARE} {interface}", interface, [*bare, interface]))
+        found.append((interface, interface, [*rma, "rma", "--heap", *options]))
+        found.append((f"{interface} private", interface, [*rma, "rma", *options]))
+    return found
+
+
+def run(interface, command, timeout):
+    os.environ["SHOAL_VERBS_INTERFACE"] = interface
+    return rows_of(run_once(list(map(str, command)), timeout))
 
 
 def measure(arguments):
@@ -57,39 +74,51 @@ def measure(arguments):
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
         rounds.append(
             {
-                name: rows_of(run_once(list(map(str, command)), arguments.timeout))
-                for name, command in programs(arguments).items()
+                name: run(interface, command, arguments.timeout)
+                for name, interface, command in programs(arguments)
             }
         )
     return rounds
 
 
+def table(rounds):
+    """One line per operation; of each program its median in us, and the ratio to the bare loop."""
+    others = [name for name in rounds[0] if name != BARE]
+    lines = [
+        f"| operation | {BARE} us | " + " | ".join(f"{name} us | ratio" for name in others) + " |",
+        "|---|" + "---:|" * (1 + 2 * len(others)),
+    ]
+    for row in rounds[0][BARE]:
+        cells = [f"{median(rounds, BARE, row) * 1e6:.1f}"]
+        for name in others:
+            cells += [f"{median(rounds, name, row) * 1e6:.1f}", f"{ratio(rounds, name, row):.2f}"]
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def median(rounds, name, row):
+    return statistics.median(one[name][row] for one in rounds)
+
+
+def ratio(rounds, name, row):
+    return statistics.median(one[name][row] / one[BARE][row] for one in rounds)
+
+
 def main():
     arguments = parse_arguments()
     rounds = measure(arguments)
-
-    def median(name, row):
-        return statistics.median(one[name][row] for one in rounds)
-
-    def ratio(name, row):
-        return statistics.median(one[name][row] / one["bare"][row] for one in rounds)
-
-    print("| operation | bare us | verbs us | ratio | from private memory us | ratio |")
-    print("|---|---:|---:|---:|---:|---:|")
-    for row in rounds[0]["bare"]:
-        cells = [f"{median('bare', row) * 1e6:.1f}"]
-        for name in ("heap", "private"):
-            cells += [f"{median(name, row) * 1e6:.1f}", f"{ratio(name, row):.2f}"]
-        print(f"| {row} | " + " | ".join(cells) + " |")
-    bandwidth, latency = 1 / ratio("heap", LARGE), ratio("heap", SMALL)
-    print(
-        f"put of 1 MiB: {bandwidth:.0%} of the bare loop's bandwidth (target "
-        f"{BANDWIDTH_TARGET:.0%}); 8 B put + quiet: {latency:.2f} of its latency (target "
-        f"{LATENCY_TARGET})"
-    )
+    print(table(rounds))
+    missed = False
+    for name in arguments.interfaces:
+        bandwidth, latency = 1 / ratio(rounds, name, LARGE), ratio(rounds, name, SMALL)
+        print(
+            f"{name}: put of 1 MiB: {bandwidth:.0%} of the bare loop's bandwidth (target "
+            f"{BANDWIDTH_TARGET:.0%}); 8 B put + quiet: {latency:.2f} of its latency (target "
+            f"{LATENCY_TARGET})"
+        )
+        missed |= bandwidth < BANDWIDTH_TARGET or latency > LATENCY_TARGET
     if arguments.json:
         arguments.json.write_text(json.dumps({"rounds": rounds}, indent=1) + "\n")
-    missed = bandwidth < BANDWIDTH_TARGET or latency > LATENCY_TARGET
     return 1 if missed and arguments.require_targets else 0
 
 

@@ -5,44 +5,32 @@
 //
 // "put + quiet" is a write and its completion; "put_signal round trip" is a write and a fetch-and-
 // add behind it, in both directions. The peer polls its completion queue meanwhile, as a PE does
-// that waits.
+// that waits. --interface devx does the same without libibverbs: the baseline of
+// SHOAL_VERBS_INTERFACE=devx.
 #include <fmt/format.h>
 #include <infiniband/verbs.h>
 #include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <new>
+#include <optional>
 
 #include "base/check.hpp"
+#include "raw_loop.hpp"
 #include "report.hpp"
 #include "shoal_bench.hpp"
+#include "verbs_raw_direct.hpp"
 
 namespace shoal::bench {
 namespace {
 
-constexpr std::size_t kLargest = std::size_t{4} << 20;
-constexpr std::size_t kSizes[] = {8,        64,        1 << 10, 4 << 10, 16 << 10,
-                                  64 << 10, 256 << 10, 1 << 20, kLargest};
-constexpr std::uint64_t kWindow = 16;
 constexpr std::uint32_t kInline = 64;
 constexpr std::chrono::seconds kLimit{30};  ///< without any completion
 constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
                         IBV_ACCESS_REMOTE_ATOMIC;
-
-std::string size_name(std::size_t bytes) {
-  if (bytes >= 1 << 20) return fmt::format("{} MiB", bytes >> 20);
-  return bytes >= 1 << 10 ? fmt::format("{} KiB", bytes >> 10) : fmt::format("{} B", bytes);
-}
 
 void check(const char* call, int code) {
   require(code == 0, Code::system, "{}: {}", call, std::strerror(code));
@@ -78,7 +66,8 @@ struct Blackboard {
 /// A queue pair that counts its completions. Lives until the process ends.
 class Raw {
  public:
-  Raw(Blackboard& board, int me);
+  /// `direct`: without libibverbs once they are connected.
+  Raw(Blackboard& board, int me, bool direct);
 
   void write(std::size_t bytes) {
     auto request = data(IBV_WR_RDMA_WRITE, bytes);
@@ -121,6 +110,7 @@ class Raw {
   ibv_cq* queue_ = nullptr;
   ibv_qp* pair_ = nullptr;
   ibv_mr* region_ = nullptr;
+  std::optional<DirectQueues> direct_;
   ibv_sge part_{}, sink_{};
   std::uint64_t base_ = 0;  ///< of the peer's memory
   std::uint32_t key_ = 0;
@@ -128,7 +118,7 @@ class Raw {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-Raw::Raw(Blackboard& board, int me) {
+Raw::Raw(Blackboard& board, int me, bool direct) {
   ibv_device** const devices = made("ibv_get_device_list", ibv_get_device_list(nullptr));
   require(devices[0] != nullptr, Code::unsupported, "there is no RDMA device");
   ibv_context* const context = made("ibv_open_device", ibv_open_device(devices[0]));
@@ -159,6 +149,7 @@ Raw::Raw(Blackboard& board, int me) {
   base_ = theirs.base;
   key_ = theirs.key;
   connect(mine, theirs, port.active_mtu);
+  if (direct) direct_.emplace(pair_, queue_);
 }
 
 void Raw::connect(Blackboard::Entry& mine, const Blackboard::Entry& theirs, ibv_mtu mtu) {
@@ -233,16 +224,17 @@ void Raw::write_and_signal(std::size_t bytes) {
 }
 
 void Raw::post(ibv_send_wr& first, std::uint64_t completions) {
+  posted_ += completions;
+  if (direct_) return direct_->post(first);
   ibv_send_wr* refused = nullptr;
   check("ibv_post_send", ibv_post_send(pair_, &first, &refused));
-  posted_ += completions;
 }
 
 int Raw::poll() {
   ibv_wc completions[32];
-  const int count = ibv_poll_cq(queue_, 32, completions);
+  const int count = direct_ ? direct_->poll() : ibv_poll_cq(queue_, 32, completions);
   require(count >= 0, Code::system, "ibv_poll_cq fails");
-  for (int i = 0; i < count; ++i)
+  for (int i = 0; i < count && !direct_; ++i)
     require(completions[i].status == IBV_WC_SUCCESS, Code::system, "a request failed: {}",
             ibv_wc_status_str(completions[i].status));
   completed_ += static_cast<std::uint64_t>(count);
@@ -258,94 +250,68 @@ void Raw::progress() {
   require(now - last_ < kLimit, Code::timeout, "no operation completed for {} s", kLimit.count());
 }
 
-std::int64_t repetitions(std::size_t bytes, std::int64_t iterations) {
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>((std::size_t{256} << 20) / bytes), 16,
-                                  iterations);
-}
-
-/// Process 0 measures; process 1 takes the other end of each measurement.
 class RawBench {
  public:
   RawBench(Raw& raw, Blackboard& board, int me, const RmaOptions& options)
-      : raw_(raw), board_(board), me_(me), options_(options), iterations_(options.iterations) {}
+      : raw_(raw), board_(board), options_(options), loop_(me, options.iterations) {}
 
   std::vector<Measurement> run() {
     for (const std::size_t bytes : kSizes) {
       if (!options_.has(bytes)) continue;
-      const std::int64_t count = repetitions(bytes, iterations_);
+      const std::int64_t count = loop_.repetitions(bytes);
       const auto size = static_cast<double>(bytes);
-      alone("put + quiet " + size_name(bytes), count, size, [&] { raw_.write(bytes); });
-      alone("get " + size_name(bytes), count, size, [&] { raw_.read(bytes); });
-      alone(fmt::format("{} put_nbi {}", kWindow, size_name(bytes)), count, size * kWindow, [&] {
+      alone(put_name(bytes), count, size, [&] { raw_.write(bytes); });
+      alone(get_name(bytes), count, size, [&] { raw_.read(bytes); });
+      alone(window_name(bytes), count, size * kWindow, [&] {
         for (std::uint64_t i = 0; i < kWindow; ++i) raw_.write(bytes);
       });
     }
-    alone("atomic fetch_add", iterations_, 0, [&] { raw_.fetch_add(); });
-    for (const std::size_t bytes : {std::size_t{8}, std::size_t{1} << 10, std::size_t{64} << 10})
-      time("put_signal round trip " + size_name(bytes), repetitions(bytes, iterations_), 0,
-           [&] { round_trip(bytes); });
+    alone("atomic fetch_add", loop_.iterations(), 0, [&] { raw_.fetch_add(); });
+    for (const std::size_t bytes : kRoundTripSizes)
+      loop_.time(round_trip_name(bytes), loop_.repetitions(bytes), 0, [&] { round_trip(bytes); });
     raw_.drain();
-    board_.finished[me_] = true;
-    while (!board_.finished[1 - me_]) raw_.serve();
-    return std::move(measurements_);
+    board_.finished[loop_.me()] = true;
+    while (!board_.finished[1 - loop_.me()]) raw_.serve();
+    return loop_.take();
   }
 
  private:
-  template <typename Body>
-  void time(const std::string& name, std::int64_t count, double bytes, Body body) {
-    body();
-    const Times start = now();
-    for (std::int64_t i = 0; i < count; ++i) body();
-    if (me_ == 0)
-      measurements_.push_back({name, (now() - start) / static_cast<double>(count), bytes});
-  }
   /// `post` and its completion, in process 0.
   template <typename Post>
   void alone(const std::string& name, std::int64_t count, double bytes, Post post) {
     ++number_;
-    while (me_ != 0 && board_.measured.load(std::memory_order_acquire) < number_) raw_.serve();
-    if (me_ != 0) return;
-    time(name, count, bytes, [&] {
+    const bool other = loop_.me() != 0;
+    while (other && board_.measured.load(std::memory_order_acquire) < number_) raw_.serve();
+    if (other) return;
+    loop_.time(name, count, bytes, [&] {
       post();
       raw_.drain();
     });
     board_.measured.store(number_, std::memory_order_release);
   }
   void round_trip(std::size_t bytes) {
-    if (me_ == 1) raw_.wait_signal();
+    if (loop_.me() == 1) raw_.wait_signal();
     raw_.write_and_signal(bytes);
-    if (me_ == 0) raw_.wait_signal();
+    if (loop_.me() == 0) raw_.wait_signal();
   }
 
   Raw& raw_;
   Blackboard& board_;
-  const int me_;
   const RmaOptions& options_;
-  const std::int64_t iterations_;
+  RawLoop loop_;
   std::uint64_t number_ = 0;
-  std::vector<Measurement> measurements_;
 };
 
-void run(const RmaOptions& options, const std::string& json_path) {
-  void* const shared =
-      mmap(nullptr, sizeof(Blackboard), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) fail_errno("mmap");
-  auto* const board = new (shared) Blackboard{};
-  const pid_t child = fork();
-  if (child < 0) fail_errno("fork");
-  const int me = child == 0 ? 1 : 0;
-  if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const auto raw = std::make_unique<Raw>(*board, me);
-  const std::vector<Measurement> measurements = RawBench(*raw, *board, me, options).run();
-  if (me == 1) _exit(0);  // the device closes when the process ends
-  int status = 0;
-  waitpid(child, &status, 0);
+void run(const RmaOptions& options, const std::string& interface, const std::string& json_path) {
   Report report;
   report.program = "shoal-bench-verbs";
-  report.basis = "bytes of the transfers of one process";
-  report.pes = 1;
   report.setup.emplace_back("device", "the first of libibverbs");
-  publish(report, measurements, [](const std::vector<double>& mine) { return mine; }, json_path);
+  report.setup.emplace_back("interface", interface);
+  std::unique_ptr<Raw> raw;
+  run_two_processes<Blackboard>(report, json_path, [&](Blackboard& board, int me) {
+    raw = std::make_unique<Raw>(board, me, interface == "devx");
+    return RawBench(*raw, board, me, options).run();
+  });
 }
 
 }  // namespace
@@ -354,15 +320,20 @@ void run(const RmaOptions& options, const std::string& json_path) {
 int main(int argc, char** argv) {
   CLI::App app("Measures RDMA verbs alone, between two processes of this host.",
                "shoal-bench-verbs");
-  std::string json_path;
+  std::string json_path, interface = "verbs";
   shoal::bench::RmaOptions options;
+  app.add_option("--interface", interface,
+                 "verbs: post and poll by libibverbs; devx: in memory, as "
+                 "SHOAL_VERBS_INTERFACE=devx")
+      ->check(CLI::IsMember({"verbs", "devx"}))
+      ->capture_default_str();
   app.add_option("--iterations", options.iterations, "repetitions of each small operation")
       ->capture_default_str();
   app.add_option("--sizes", options.sizes, "sizes of puts and gets, in bytes; default: all");
   app.add_option("--json", json_path, "also write the results to this file");
   CLI11_PARSE(app, argc, argv);
   try {
-    shoal::bench::run(options, json_path);
+    shoal::bench::run(options, interface, json_path);
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "shoal-bench-verbs: {}\n", error.what());

@@ -40,6 +40,8 @@ INTERNALS = {
     ("tools/", "bench/"): ("base/align.hpp", "base/check.hpp"),
     # The text of an errno.
     ("bench/verbs_raw_bench.cpp",): ("base/system_error.hpp",),
+    # Header-only: the formats of mlx5 queues.
+    ("bench/verbs_raw_direct.hpp",): ("base/mlx5/",),
     # Header-only: how programs are started.
     ("tools/run/job.cpp",): ("base/process_environment.hpp",),
     # shoal-run writes its own messages to the log.

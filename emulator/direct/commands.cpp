@@ -200,14 +200,25 @@ Status read_transition(Command opcode, const std::byte* in, const DeviceSettings
   }
 }
 
-/// The peer by the path in the context. On an Ethernet its GID counts, otherwise its LID. False
-/// where there is none, or its packets are larger than those of the port.
-bool find_path(Runtime& runtime, const std::byte* in, Connection& to) {
+/// The peer by the path in the context: on an Ethernet by GID and MAC address, otherwise by LID.
+/// Packets to a MAC address that is not the one of the GID get lost. UDP source port, traffic class
+/// and hop limit have no effect here. On an Ethernet the bit for a global header is reserved.
+Status find_path(Runtime& runtime, const std::byte* at, Connection& to) {
+  namespace f = qp_context;
+  const Attachment& attachment = runtime.attachment();
+  const bool global = attachment.is_ethernet() || get(at, f::kGlobal) != 0;
+  if (get(at, f::kPort) > 1) return Status::bad_parameter;  // 0: that of RST2INIT
+  if (global && get(at, f::kSourceGid) >= Attachment::kGids) return Status::bad_index;
   Gid gid;
-  std::memcpy(gid.data(), in + qp_context::kAt + qp_context::kRemoteGid, gid.size());
+  std::memcpy(gid.data(), at + f::kRemoteGid, gid.size());
   const auto lid = runtime.route(to.remote_lid, &gid, to.remote_qp);
-  to.remote_lid = lid.value_or(0);
-  return lid && to.mtu <= runtime.attachment().mtu();
+  if (!lid || to.mtu > attachment.mtu()) return Status::bad_parameter;
+  to.remote_lid = *lid;
+  if (!attachment.is_ethernet()) return Status::ok;
+  Mac mac;
+  std::memcpy(mac.data(), at + f::kRemoteMac, mac.size());
+  to.misaddressed = mac != Attachment::mac_of(gid);
+  return Status::ok;
 }
 
 std::uint32_t state_number(QpState state) {
@@ -229,7 +240,7 @@ void write_context(const QueuePair& pair, const DevxObject& object, std::byte* a
   set(at, f::kLogSendBlocks, object.log_blocks);
   set(at, f::kUserIndex, pair.attributes().user_index);
   set(at, f::kRemoteQp, connection.remote_qp);
-  set(at, f::kRemoteLid, connection.remote_lid);
+  std::memcpy(at + f::kPath, object.path.data(), object.path.size());
   set(at, f::kAckTimeout, connection.ack_timeout);
   set(at, f::kLogReads, log(connection.reads_and_atomics));
   set(at, f::kRetryCount, connection.retry_count);
@@ -245,7 +256,7 @@ void write_context(const QueuePair& pair, const DevxObject& object, std::byte* a
   set(at, f::kReceivePsn, connection.receive_psn);
 }
 
-void write_general(const NicLimits& limits, std::byte* at) {
+void write_general(const NicLimits& limits, bool ethernet, std::byte* at) {
   namespace f = capability;
   const auto log = [](std::uint32_t value) {
     return static_cast<std::uint32_t>(std::bit_width(value) - 1);
@@ -256,7 +267,8 @@ void write_general(const NicLimits& limits, std::byte* at) {
   set(at, f::kLogMaxCq, log(limits.completion_queues));
   set(at, f::kLogReads, log(limits.reads_and_atomics));
   set(at, f::kLogRemoteReads, log(limits.reads_and_atomics));
-  set(at, f::kPortType, 0);  // InfiniBand
+  set(at, f::kPortType, ethernet);
+  set(at, f::kHasRoce, ethernet);
   set(at, f::kPorts, 1);
   set(at, f::kLogMaxMessage, 30);
   set(at, f::kOutOfOrderWrites, 1);
@@ -268,14 +280,27 @@ void write_general(const NicLimits& limits, std::byte* at) {
   set(at, f::kMaxRequestBytes, 1024);
 }
 
+void write_roce(std::byte* at) {
+  namespace f = capability;
+  constexpr std::uint32_t kVersion2 = 4, kIpv4 = 2, kPort = 4791;
+  set(at, f::kChoosesUdpSource, 1);
+  set(at, f::kRoceVersions, kVersion2);
+  set(at, f::kL3Types, kIpv4);
+  set(at, f::kUdpTarget, kPort);
+  set(at, f::kLeastUdpSource, 0xc000);
+  set(at, f::kMostUdpSource, 0xffff);
+  set(at, f::kAddresses, Attachment::kGids);
+}
+
 Status query_capabilities(const Context& context, std::span<const std::byte> in,
                           std::span<std::byte> out) {
   namespace f = capability;
   if (out.size() < f::kAnswerBytes) return Status::bad_output_length;
   std::byte* const at = out.data() + f::kAt;
+  const bool ethernet = context.runtime->attachment().is_ethernet();
   switch (get(in.data(), command::kModifier) >> 1) {
     case f::kGeneral:
-      write_general(context.runtime->settings().nic.limits, at);
+      write_general(context.runtime->settings().nic.limits, ethernet, at);
       return Status::ok;
     case f::kAtomic:
       set(at, f::kHostEndian, 1);  // 8-byte results come in the host's order
@@ -286,8 +311,10 @@ Status query_capabilities(const Context& context, std::span<const std::byte> in,
     case f::kGeneral2:
       set(at, f::kOrderingForce, 1);
       return Status::ok;
-    case f::kOdp:
     case f::kRoce:
+      if (ethernet) write_roce(at);
+      return Status::ok;
+    case f::kOdp:
       return Status::ok;  // none
     default:
       return Status::bad_parameter;
@@ -340,10 +367,13 @@ Status modify_object(DevxObject& object, std::span<const std::byte> in) {
   return runtime.with_nic([&](Nic& nic) {
     QueuePair* const pair = nic.find(object.number);
     if (pair == nullptr) return Status::bad_resource;
-    if (state == QpState::ready_to_receive && !find_path(runtime, in.data(), connection))
-      return Status::bad_parameter;
+    const std::byte* const at = in.data() + qp_context::kAt;
+    const bool has_path = state == QpState::ready_to_receive;
+    const Status found = has_path ? find_path(runtime, at, connection) : Status::ok;
+    if (found != Status::ok) return found;
     const Status status = pair->modify(state, connection);
     if (status != Status::ok) return status;
+    if (has_path) std::memcpy(object.path.data(), at + qp_context::kPath, object.path.size());
     object.connection = connection;
     if (state == QpState::ready_to_send) nic.doorbell(object.number);
     return Status::ok;

@@ -4,6 +4,7 @@
 
 #include <infiniband/mlx5dv.h>
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -45,6 +46,7 @@ struct DevxObject {
   Uar* uar = nullptr;        ///< of a queue pair
   Connection connection;     ///< of a queue pair
   std::uint32_t log_receives = 0, log_blocks = 0;
+  std::array<std::byte, qp_context::kPathBytes> path{};  ///< as the client gave it
 };
 
 /// Umems, doorbell pages and queue pairs by their numbers, which are those of the process.

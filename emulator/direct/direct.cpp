@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "verbs/address_handle.hpp"
 #include "verbs/objects.hpp"
 
 namespace shoal::emulator {
@@ -83,11 +84,14 @@ int mlx5dv_query_device(ibv_context*, mlx5dv_context* out) {
 }
 
 int mlx5dv_init_obj(mlx5dv_obj* object, std::uint64_t types) {
-  constexpr std::uint64_t kKnown = MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ | MLX5DV_OBJ_SRQ | MLX5DV_OBJ_PD;
+  constexpr std::uint64_t kKnown =
+      MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ | MLX5DV_OBJ_SRQ | MLX5DV_OBJ_AH | MLX5DV_OBJ_PD;
   if ((types & ~kKnown) != 0) return EOPNOTSUPP;
   if ((types & MLX5DV_OBJ_QP) != 0) show(of(object->qp.in), *object->qp.out);
   if ((types & MLX5DV_OBJ_CQ) != 0) show(of(object->cq.in), *object->cq.out);
   if ((types & MLX5DV_OBJ_SRQ) != 0) show(of(object->srq.in), *object->srq.out);
+  if ((types & MLX5DV_OBJ_AH) != 0)
+    *object->ah.out = {.av = &of(object->ah.in).vector, .comp_mask = 0};
   if ((types & MLX5DV_OBJ_PD) != 0)
     *object->pd.out = {.pdn = of(object->pd.in).number, .comp_mask = 0};
   return 0;

@@ -176,6 +176,7 @@ void QueuePair::transmit(Packet&& packet, bool again) {
   if (again) ++counters_.resent;
   trace(again ? TraceEvent::Kind::resent : TraceEvent::Kind::sent, packet.psn, packet.kind,
         static_cast<std::uint32_t>(packet.payload.size()));
+  if (connection_.misaddressed) return;  // the network has no port for it
   services_.wire.send(std::move(packet));
 }
 

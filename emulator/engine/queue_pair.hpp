@@ -43,6 +43,7 @@ struct Connection {
   std::uint8_t remote_reads_and_atomics = 16;   ///< that this end answers
   std::uint32_t access = 0;                     ///< Access bits granted to the peer
   Ordering ordering = Ordering::strict;
+  bool misaddressed = false;  ///< its packets have a MAC address that is not the remote port's
 };
 
 /// Pause that a receiver demands by an RNR code (IBTA, table 45).

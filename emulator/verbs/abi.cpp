@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "verbs/address_handle.hpp"
 #include "verbs/objects.hpp"
 
 static_assert(sizeof(ibv_context) == 328);
@@ -40,6 +41,8 @@ static_assert(sizeof(ibv_port_attr) == 52 && sizeof(ibv_qp_attr) == 144);
 static_assert(sizeof(mlx5dv_qp) == 96 && sizeof(mlx5dv_cq) == 48 && sizeof(mlx5dv_srq) == 48);
 static_assert(sizeof(mlx5dv_obj) == 112 && sizeof(mlx5dv_devx_uar) == 40);
 static_assert(sizeof(mlx5dv_devx_umem_in) == 48);
+static_assert(sizeof(ibv_ah) == 24 && sizeof(mlx5dv_ah) == 16 && sizeof(mlx5_wqe_av) == 48);
+static_assert(offsetof(mlx5_wqe_av, rmac) == 20 && offsetof(mlx5_wqe_av, rgid) == 32);
 
 // Handles are the beginning of the objects behind them.
 #pragma GCC diagnostic ignored "-Winvalid-offsetof"
@@ -47,4 +50,5 @@ static_assert(offsetof(shoal::emulator::Context, verbs) == 0);
 static_assert(offsetof(shoal::emulator::Qp, base) == 0);
 static_assert(offsetof(shoal::emulator::Cq, base) == 0);
 static_assert(offsetof(shoal::emulator::Srq, base) == 0);
+static_assert(offsetof(shoal::emulator::Ah, base) == 0);
 static_assert(offsetof(shoal::emulator::Channel, base) == 0);

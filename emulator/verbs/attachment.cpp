@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "wire/packet_format.hpp"
 #include "wire/shared_memory_wire.hpp"
@@ -20,6 +21,16 @@ constexpr std::size_t kPrefixBytes = 12;
 constexpr std::uint32_t kFirstNumber = 0x40;
 /// Numbers between those of two processes, of which one starts where the other has ended.
 constexpr std::uint32_t kNumbersOfProcess = 0x40;
+
+bool is_ipv4(const Gid& gid) {
+  return std::equal(kIpv4.begin(), kIpv4.begin() + kPrefixBytes, gid.begin());
+}
+
+std::uint32_t address_of(const Gid& gid) {
+  std::uint32_t address = 0;
+  for (std::size_t i = kPrefixBytes; i < gid.size(); ++i) address = address << 8 | gid[i];
+  return address;
+}
 
 }  // namespace
 
@@ -74,14 +85,23 @@ void Attachment::set_numbers(NicOptions& options) const {
       process % (options.queue_pair_numbers / kNumbersOfProcess) * kNumbersOfProcess;
 }
 
+std::optional<Mac> Attachment::mac_of(const Gid& gid) {
+  if (!is_ipv4(gid)) return std::nullopt;
+  return Mac{0x02, 0x53, gid[12], gid[13], gid[14], gid[15]};
+}
+
+int Attachment::resolve(const Gid& gid, Mac& mac) const {
+  const auto found = mac_of(gid);
+  if (!is_ethernet() || !found) return EINVAL;
+  mac = *found;
+  return udp_->route_error(address_of(gid));
+}
+
 std::optional<std::uint16_t> Attachment::route(std::uint16_t lid, const Gid* gid,
                                                std::uint32_t qp_number) {
   if (!is_ethernet()) return lid;
-  if (gid == nullptr || !std::equal(kIpv4.begin(), kIpv4.begin() + kPrefixBytes, gid->begin()))
-    return std::nullopt;
-  std::uint32_t address = 0;
-  for (std::size_t i = kPrefixBytes; i < gid->size(); ++i) address = address << 8 | (*gid)[i];
-  const std::uint16_t found = udp_->peer(address, UdpWire::slot_of(qp_number));
+  if (gid == nullptr || !is_ipv4(*gid)) return std::nullopt;
+  const std::uint16_t found = udp_->peer(address_of(*gid), UdpWire::slot_of(qp_number));
   return found == 0 ? std::nullopt : std::optional(found);
 }
 

@@ -3,7 +3,8 @@
 //
 // The wire inside a host is an InfiniBand link: peers have LIDs. The wire between hosts is an
 // Ethernet with RoCE v2: a peer's GID is the IPv4 address of its host, its queue-pair number says
-// which process of that host it is.
+// which process of that host it is. Its MAC address is 02:53 and then the four bytes of the IPv4
+// address: packets to any other MAC address get lost, as behind a switch.
 #pragma once
 
 #include <array>
@@ -21,6 +22,7 @@ namespace shoal::emulator {
 
 /// As on the wire: network byte order.
 using Gid = std::array<std::uint8_t, 16>;
+using Mac = std::array<std::uint8_t, 6>;
 
 class Attachment {
  public:
@@ -37,6 +39,13 @@ class Attachment {
   bool link_up() const { return udp_ == nullptr || udp_->link_up(); }
   /// Of the Ethernet; empty on InfiniBand.
   std::string interface() const { return udp_ == nullptr ? "" : udp_->interface(); }
+
+  /// Entries of the GID table.
+  static constexpr std::uint32_t kGids = 1;
+  /// MAC address of the port with this GID; nothing where the GID is no IPv4 address.
+  static std::optional<Mac> mac_of(const Gid& gid);
+  /// Error number where the port with this GID cannot be reached: EINVAL or that of its route.
+  int resolve(const Gid& gid, Mac& mac) const;
 
   /// Numbers that queue pairs of this process have.
   void set_numbers(NicOptions& options) const;

@@ -80,7 +80,7 @@ void fill_port(const Context& context, ibv_port_attr& to) {
   to.state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN;
   to.max_mtu = IBV_MTU_4096;
   to.active_mtu = static_cast<ibv_mtu>(std::bit_width(attachment.mtu()) - 8);
-  to.gid_tbl_len = 1;
+  to.gid_tbl_len = Attachment::kGids;
   to.max_msg_sz = static_cast<std::uint32_t>(context.runtime->settings().nic.limits.message_bytes);
   to.pkey_tbl_len = 1;
   to.lid = attachment.is_ethernet() ? 0 : attachment.lid();
@@ -201,6 +201,12 @@ ibv_context* ibv_open_device(ibv_device* to_open) {
     context->runtime = Runtime::acquire();
     set_operations(*context);
     context->base()->device = to_open;
+    context->runtime->watch_link(context.get(), [made = context.get()](bool up) {
+      ibv_async_event event{};
+      event.event_type = up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR;
+      event.element.port_num = 1;
+      made->events.push(event);
+    });
     return context.release()->base();
   } catch (const std::exception& error) {
     report("%s cannot be opened: %s", kName, error.what());
@@ -212,6 +218,7 @@ int ibv_close_device(ibv_context* context) {
   // Clients may destroy objects after it, or never: perftest forgets a completion queue. Then the
   // context stays.
   if (of(context).objects != 0) return 0;
+  of(context).runtime->unwatch_link(&of(context));
   delete &of(context);
   return 0;
 }

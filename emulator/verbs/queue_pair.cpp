@@ -215,6 +215,8 @@ bool apply(const ibv_qp_attr& from, int mask, ibv_qp_attr& kept, Connection& to)
   if (has(IBV_QP_AV)) {
     kept.ah_attr = from.ah_attr;
     if (from.ah_attr.port_num != 0 && from.ah_attr.port_num != 1) return false;
+    if (from.ah_attr.is_global != 0 && from.ah_attr.grh.sgid_index >= Attachment::kGids)
+      return false;
   }
   if (has(IBV_QP_PATH_MTU)) {
     if (from.path_mtu < IBV_MTU_256 || from.path_mtu > IBV_MTU_4096) return false;

@@ -11,6 +11,7 @@ namespace {
 
 constexpr Time kLongestSleep = std::chrono::milliseconds(5);
 constexpr Time kLongestClose = std::chrono::milliseconds(200);
+constexpr Time kLinkPeriod = std::chrono::milliseconds(50);
 constexpr Time kRegisterPeriod = std::chrono::microseconds(20);
 /// The thread keeps away, for these times, while clients poll at least every kOften.
 constexpr Time kFirstWatch = std::chrono::microseconds(50);
@@ -152,6 +153,26 @@ void Runtime::unwatch(const void* owner) {
   any_register_ = !registers_.empty();
 }
 
+void Runtime::watch_link(const void* owner, std::function<void(bool)> on_change) {
+  const std::lock_guard lock(link_mutex_);
+  link_watches_[owner] = std::move(on_change);
+}
+
+void Runtime::unwatch_link(const void* owner) {
+  const std::lock_guard lock(link_mutex_);
+  link_watches_.erase(owner);
+}
+
+void Runtime::check_link(Time now) {
+  if (now < next_link_check_) return;
+  next_link_check_ = now + kLinkPeriod;
+  const bool up = attachment_.link_up();
+  if (up == link_was_up_) return;
+  link_was_up_ = up;
+  const std::lock_guard lock(link_mutex_);
+  for (const auto& [owner, on_change] : link_watches_) on_change(up);
+}
+
 /// Whether clients have polled so often since the last call that they need no thread.
 bool Runtime::clients_poll(Time now) {
   const std::uint64_t polls = client_polls_.load(std::memory_order_relaxed);
@@ -175,8 +196,10 @@ void Runtime::sleep(Time now) {
 void Runtime::run() {
   Time worked_at = wire_->now();
   Time watch = kFirstWatch;
+  link_was_up_ = attachment_.link_up();
   while (!stop_.load(std::memory_order_relaxed)) {
     const Time now = wire_->now();
+    check_link(now);
     if (now - polls_seen_at_ >= kFirstWatch) {
       if (clients_poll(now)) {
         nap(watch);

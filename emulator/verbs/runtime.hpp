@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -58,6 +59,10 @@ class Runtime {
   /// pairs may meet in one register, so that only their doorbell records say what was posted.
   void watch(const void* owner, std::uint64_t* word,
              std::function<void(Nic&, std::uint64_t)> on_write);
+  /// Calls on_change(up) from the NIC's thread when the port's link goes down or comes up, until
+  /// unwatch_link(). A link inside a host is always up.
+  void watch_link(const void* owner, std::function<void(bool)> on_change);
+  void unwatch_link(const void* owner);
   /// Ends all watches of `owner`.
   void unwatch(const void* owner);
 
@@ -81,6 +86,7 @@ class Runtime {
   };
 
   void release();
+  void check_link(Time now);
   void serve_doorbells();
   bool serve_registers();
   bool progress();
@@ -103,6 +109,11 @@ class Runtime {
   std::atomic<bool> any_rung_{false};
   std::vector<Register> registers_;
   std::atomic<bool> any_register_{false};
+
+  std::mutex link_mutex_;  ///< of link_watches_; held while they are called
+  std::map<const void*, std::function<void(bool)>> link_watches_;
+  bool link_was_up_ = true;  ///< of the thread, as the next
+  Time next_link_check_{0};
 
   std::atomic<bool> stop_{false};
   std::atomic<Time::rep> next_timer_{kNever.count()};  ///< of the NIC and the wire

@@ -17,27 +17,18 @@ using shoal::emulator::report;
 
 extern "C" {
 
-ibv_ah* ibv_create_ah(ibv_pd*, ibv_ah_attr*) {
-  report("address handles belong to unreliable datagrams, which are not emulated");
-  return fail_with(EOPNOTSUPP);
-}
-int ibv_destroy_ah(ibv_ah*) {
-  return EOPNOTSUPP;
-}
 int ibv_init_ah_from_wc(ibv_context*, std::uint8_t, ibv_wc*, ibv_grh*, ibv_ah_attr*) {
   errno = EOPNOTSUPP;
   return -1;
 }
-ibv_ah* ibv_create_ah_from_wc(ibv_pd* domain, ibv_wc*, ibv_grh*, std::uint8_t) {
-  return ibv_create_ah(domain, nullptr);
+ibv_ah* ibv_create_ah_from_wc(ibv_pd*, ibv_wc*, ibv_grh*, std::uint8_t) {
+  report("datagrams are not emulated, so none has an address to reply to");
+  return fail_with(EOPNOTSUPP);
 }
 int ibv_attach_mcast(ibv_qp*, const ibv_gid*, std::uint16_t) {
   return EOPNOTSUPP;
 }
 int ibv_detach_mcast(ibv_qp*, const ibv_gid*, std::uint16_t) {
-  return EOPNOTSUPP;
-}
-int ibv_resolve_eth_l2_from_gid(ibv_context*, ibv_ah_attr*, std::uint8_t*, std::uint16_t*) {
   return EOPNOTSUPP;
 }
 ibv_pd* ibv_import_pd(ibv_context*, std::uint32_t) {

@@ -157,6 +157,18 @@ bool UdpWire::link_up() const {
          (IFF_UP | IFF_RUNNING);
 }
 
+int UdpWire::route_error(std::uint32_t address) const {
+  const Descriptor probe(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_in end{};
+  end.sin_family = AF_INET;
+  end.sin_addr.s_addr = htonl(address_);
+  const auto* const at = reinterpret_cast<const sockaddr*>(&end);
+  if (probe.number < 0 || bind(probe.number, at, sizeof end) != 0) return errno;
+  end.sin_addr.s_addr = htonl(address);
+  end.sin_port = htons(first_port_);
+  return connect(probe.number, at, sizeof end) == 0 ? 0 : errno;
+}
+
 std::uint16_t UdpWire::peer(std::uint32_t address, std::uint32_t slot) {
   if (slot >= slots_) return 0;
   const auto port = static_cast<std::uint16_t>(first_port_ + slot);

@@ -53,6 +53,9 @@ class UdpWire final : public LiveWire {
   /// Whether the interface has a link. Any thread may ask.
   bool link_up() const;
 
+  /// Error number where the kernel has no route from this interface to `address`; 0: it has one.
+  int route_error(std::uint32_t address) const;
+
   /// By which LID packets reach the process with this slot at `address`; 0: slot without a port, or
   /// too many peers.
   std::uint16_t peer(std::uint32_t address, std::uint32_t slot);

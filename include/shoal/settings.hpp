@@ -79,6 +79,7 @@ struct Settings {
   std::int64_t verbs_gid_index = -1;
   std::int64_t verbs_service_level = 0;
   std::int64_t verbs_traffic_class = 0;
+  std::string verbs_gpu_memory = "automatic";
   std::int64_t network_depth = 256;
   std::size_t network_chunk = std::size_t{1} << 20;
   std::string progress_wait = "yield";

@@ -155,14 +155,18 @@ Translation remote_transport(const std::string& text) {
   if (auto ours = word(text, {{"none", "shm,cuda_p2p,staged"},
                               {"libfabric", "ofi"},
                               {"ucx", "ucx"},
-                              {"ibrc", "verbs,ofi,ucx"}}))
+                              {"ibrc", "verbs,ofi,ucx"},
+                              {"ibdevx", "verbs,ofi,ucx"}}))
     return {ours, ""};
-  for (const std::string_view theirs : {"ibdevx", "ibgda"})
-    if (lower(text) == theirs)
-      return {
-          std::nullopt,
-          fmt::format("Shoal has no transport {}; the transport is chosen automatically", theirs)};
+  if (lower(text) == "ibgda")
+    return {std::nullopt, "Shoal has no transport ibgda; the transport is chosen automatically"};
   return {text, ""};
+}
+
+/// Two of NVSHMEM's transports are the transport verbs, with different interfaces.
+Translation verbs_interface(const std::string& text, const Lookup& lookup) {
+  if (lookup("SHOAL_TRANSPORT_BETWEEN")) return {std::nullopt, ""};  // takes its place
+  return {word(text, {{"ibrc", "verbs"}, {"ibdevx", "devx"}}), ""};
 }
 
 Translation bootstrap(const std::string& text, const Lookup& lookup) {
@@ -205,6 +209,7 @@ Translation provider(const std::string& text) {
 Translation translate(const SettingInfo& info, const std::string& text, const Lookup& lookup) {
   if (info.alias == "NVSHMEM_ENABLE_NIC_PE_MAPPING") return {boolean(text), ""};
   if (text.empty()) return {std::nullopt, ""};
+  if (info.name == "SHOAL_VERBS_INTERFACE") return verbs_interface(text, lookup);
   if (info.alias == "NVSHMEM_REMOTE_TRANSPORT") return remote_transport(text);
   if (info.alias == "NVSHMEM_BOOTSTRAP") return bootstrap(text, lookup);
   if (info.alias == "NVSHMEM_DEBUG") return debug(text);

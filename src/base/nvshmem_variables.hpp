@@ -23,7 +23,8 @@ struct Translation {
 };
 
 /// Translates `text`, the value of the NVSHMEM variable `info.alias`, into a value of the Shoal
-/// setting `info`. `lookup` reads other NVSHMEM variables that NVSHMEM combines with this one.
+/// setting `info`. `lookup` reads other variables that decide with this one. One NVSHMEM variable
+/// may stand for several settings.
 /// Values that NVSHMEM itself rejects are returned unchanged: the setting's own check rejects them.
 Translation translate(const SettingInfo& info, const std::string& text, const Lookup& lookup);
 

@@ -154,9 +154,10 @@ std::vector<SettingInfo> verbs_rows() {
           "SHOAL_VERBS_LIBRARY", "", scope, &S::verbs_library,
           "The libibverbs of the transport verbs: a file, or a name that the dynamic linker searches for."),
       text(
-          "SHOAL_VERBS_INTERFACE", "", scope, &S::verbs_interface,
-          "How the transport verbs creates and drives its queues. verbs: by libibverbs, on any device; "
-          "devx: by device commands and in memory of its own, as kernels need it, on mlx5 devices.",
+          "SHOAL_VERBS_INTERFACE", "NVSHMEM_REMOTE_TRANSPORT", scope, &S::verbs_interface,
+          "How the transport verbs creates and drives its queues. verbs (NVSHMEM: ibrc): by libibverbs, "
+          "on any device; devx (NVSHMEM: ibdevx): by device commands and in memory of its own, as "
+          "kernels need it, on mlx5 devices.",
           {"verbs", "devx"}),
       text(
           "SHOAL_VERBS_MLX5_LIBRARY", "", scope, &S::verbs_mlx5_library,
@@ -191,6 +192,11 @@ std::vector<SettingInfo> verbs_rows() {
       number("SHOAL_VERBS_TRAFFIC_CLASS", "NVSHMEM_IB_TRAFFIC_CLASS", scope,
              &S::verbs_traffic_class, "Traffic class of packets with a global route header.", 0,
              255),
+      text("SHOAL_VERBS_GPU_MEMORY", "", scope, &S::verbs_gpu_memory,
+           "How NICs access heaps in GPU memory. dmabuf: by dma-buf; peermem: by address, with the "
+           "kernel module nvidia-peermem; automatic: the first of both that works, otherwise data "
+           "pass through host memory; off: data always pass through host memory.",
+           {"automatic", "dmabuf", "peermem", "off"}),
   };
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "memory/host/segment.hpp"
 #include "memory/process_id.hpp"
 
 struct CUctx_st;     // CUcontext
@@ -32,6 +33,12 @@ struct DeviceDescription {
   /// Memory can be passed as fabric handles, across hosts of an NVLink domain.
   std::uint32_t has_fabric = 0;
   std::uint64_t granularity = 0;  ///< of mappings, in bytes
+};
+
+/// Whether NICs may access memory of a GPU (GPUDirect RDMA).
+struct NicAccess {
+  std::string obstacle{};    ///< why not; empty if they may
+  std::string no_dma_buf{};  ///< why memory cannot be exported as a dma-buf; empty if it can
 };
 
 /// The GPU that one PE uses, through the device's primary context, so that the CUDA runtime and
@@ -64,6 +71,11 @@ class Device {
   virtual void zero(void* target, std::size_t bytes) const = 0;
 
   virtual const DeviceDescription& description() const noexcept = 0;
+
+  virtual NicAccess nic_access() const = 0;
+  /// A dma-buf of GPU memory, page-aligned at both ends, inside one allocation; the caller closes
+  /// it. Throws Error{unsupported} where the driver has none, Error{system} where it fails.
+  virtual FileDescriptor export_dma_buf(const std::byte* start, std::size_t bytes) const = 0;
 
  protected:
   Device() = default;

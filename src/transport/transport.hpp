@@ -50,7 +50,16 @@ struct Reach {
   std::string reason;
 };
 
+/// What a call keeps in flight towards one PE at most.
+struct Load {
+  std::string call;      ///< "dispatch"
+  std::size_t puts = 0;  ///< each of `bytes` bytes
+  std::size_t bytes = 0;
+  std::size_t signals = 0;  ///< and other messages
+};
+
 class Transport;
+class HeapAccess;
 
 /// Input of a transport's constructor. Members without another lifetime are valid until connect()
 /// returns.
@@ -60,7 +69,7 @@ struct Context {
   std::span<const std::int32_t> host_of;  ///< by PE; PEs of one host have equal numbers
   std::span<const std::int32_t> node_of;  ///< by PE; a node is a host or a part of one
   std::shared_ptr<memory::Segment> segment;
-  std::shared_ptr<memory::DeviceHeap> device_heap;  ///< heap_factories() only, else nullptr
+  std::shared_ptr<memory::DeviceHeap> device_heap;  ///< nullptr where heaps are on the host
   const Settings* settings = nullptr;               ///< lives as long as the world
   /// Networks: by PE, whether this transport must connect it. reach() of the others has no
   /// capabilities.
@@ -157,6 +166,18 @@ class Transport {
   /// Makes progress without waiting, for a thread that polls memory and has nothing else to do.
   /// Returns whether it found something to do.
   virtual bool progress() noexcept { return false; }
+
+  /// Networks that access heaps in GPU memory; else nullptr.
+  virtual HeapAccess* heap_access() noexcept { return nullptr; }
+  /// How it carries operations to `pe`, beyond its capabilities, for reports. Empty: nothing to
+  /// say.
+  virtual std::string note(Pe /*pe*/) const { return ""; }
+
+  /// Why calls with these loads towards `pe` would wait for room in queues, with the remedy. Empty
+  /// where they would not, or where nothing is known.
+  virtual std::vector<std::string> shortfalls(Pe /*pe*/, std::span<const Load> /*loads*/) const {
+    return {};
+  }
 
   /// The most requests of one kind that were in flight to one PE at a time, which
   /// SHOAL_NETWORK_DEPTH bounds. 0: not counted.

@@ -127,8 +127,10 @@ std::string World::describe_transport(Pe pe) const {
     return fmt::format("none: {}; control {}",
                        detail::why_not(map, world.my_pe(), world.my_pe(), pe), control);
   const std::size_t chosen = map.transport_of[i];
-  std::string text = fmt::format("{}: {}; control {}", map.names[chosen],
-                                 transport::describe(map.capabilities[i]), control);
+  const std::string note = fabric.heap_note(pe);
+  std::string text = fmt::format("{}: {}{}{}; control {}", map.names[chosen],
+                                 transport::describe(map.capabilities[i]), note.empty() ? "" : "; ",
+                                 note, control);
   for (std::size_t t = 0; t < chosen; ++t)
     if (!map.reasons[i][t].empty())
       text += fmt::format("; {}: {}", map.names[t], map.reasons[i][t]);

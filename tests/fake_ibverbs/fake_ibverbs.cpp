@@ -356,6 +356,14 @@ ibv_pd* ibv_alloc_pd(ibv_context* context) {
   return pd;
 }
 
+ibv_ah* ibv_create_ah(ibv_pd*, ibv_ah_attr*) {
+  return errno = EOPNOTSUPP, nullptr;
+}
+
+int ibv_destroy_ah(ibv_ah*) {
+  return EOPNOTSUPP;
+}
+
 int ibv_dealloc_pd(ibv_pd* pd) {
   count_object(-1);
   delete pd;
@@ -468,7 +476,10 @@ int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
     return errno = EAGAIN, -1;
   *event = {};
   event->event_type = static_cast<ibv_event_type>(f.options.event);
-  event->element.qp = own->second;
+  if (f.options.event_port != 0)
+    event->element.port_num = f.options.event_port;
+  else
+    event->element.qp = own->second;
   return 0;
 }
 

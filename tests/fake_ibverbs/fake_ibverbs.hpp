@@ -24,6 +24,7 @@ struct FakeVerbsOptions {
   int refused_state = -1;             ///< enum ibv_qp_state that queue pairs cannot change to
   int event = -1;                     ///< enum ibv_event_type of a queue pair, once a device
   std::size_t event_after = 0;        ///< requests until then
+  int event_port = 0;                 ///< not 0: the event is of this port, not of a queue pair
   int most_reads_and_atomics = 0;     ///< of all queue pairs; 0: not reported
   std::size_t fail_after = SIZE_MAX;  ///< requests until every further one exceeds its retries
 };

@@ -2,9 +2,15 @@
 // Errors of a PE whose peer over libfabric or verbs dies or stops.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <iostream>
 
 #include "support/expect_error.hpp"
@@ -48,6 +54,76 @@ SHOAL_PE_BODY(operate_on_pe_1) {
   } catch (const Error& error) {
     std::cout << name_of(error.code()) << ": " << error.what() << std::endl;
   }
+}
+
+/// Without the timeout of the world, which is short here.
+void wait_for_word(std::uint64_t& word) {
+  while (std::atomic_ref(word).load() == 0) usleep(1000);
+}
+
+/// Calls `operation` until it times out. The memory that it used may then be freed and reused.
+template <typename Operation>
+void expect_timeout(const Operation& operation) {
+  expect_error(Code::timeout, {}, [&] {
+    for (;;) operation();
+  });
+}
+
+// PE 0 stops PE 1, gives up a blocking call, reuses or unmaps its local memory, and lets PE 1
+// continue, which serves the call late.
+SHOAL_PE_BODY(give_up_a_call) {
+  World world = World::open({pe.settings, nullptr});
+  constexpr std::size_t kBytes = 4096;
+  const auto box = world.heap().allocate<std::byte>(kBytes);
+  const auto process = world.heap().allocate<std::uint64_t>(1);
+  std::fill_n(box.data(), kBytes, std::byte{1});
+  if (world.my_pe() == 1) {
+    world.put_value(process.on(0)[0], static_cast<std::uint64_t>(getpid()));
+    wait_for_word(*process.data());
+    return;
+  }
+  wait_for_word(*process.data());
+  const auto other = static_cast<pid_t>(*process.data());
+  void* const pages =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const std::span local(static_cast<std::byte*>(pages), kBytes);
+  kill(other, SIGSTOP);
+  if (pe.argument == "get") {
+    expect_timeout([&] { world.get(local, box.on(1)); });
+  } else {
+    expect_timeout([&] { world.put(box.on(1), std::span<const std::byte>(local)); });
+    munmap(pages, kBytes);
+  }
+  std::fill_n(box.data(), kBytes, std::byte{2});
+  if (pe.argument == "get") std::ranges::fill(local, std::byte{3});
+  kill(other, SIGCONT);
+  world.atomic_fetch(process.on(1));  // PE 1 serves requests again
+  world.put_value(process.on(1)[0], std::uint64_t{1});
+  world.quiet();
+  if (pe.argument == "get")
+    EXPECT_EQ(std::ranges::count(local, std::byte{3}), kBytes) << "the late reply was stored";
+}
+
+// PE 1 stops in the middle of its reply to a read of PE 0, which closes its world.
+SHOAL_PE_BODY(close_in_the_middle_of_a_read) {
+  World world = World::open({pe.settings, nullptr});
+  constexpr std::size_t kBytes = 48 << 20;
+  const auto box = world.heap().allocate<std::byte>(kBytes);
+  const auto process = world.heap().allocate<std::uint64_t>(1);
+  std::memset(box.data(), world.my_pe(), kBytes);
+  if (world.my_pe() == 1) {
+    world.put_value(process.on(0)[0], static_cast<std::uint64_t>(getpid()));
+    for (;;) pause();
+  }
+  wait_for_word(*process.data());
+  world.get_nbi(std::span(box.data(), kBytes), box.on(1));
+  while (std::atomic_ref(box.data()[0]).load() == std::byte{0}) usleep(10);
+  kill(static_cast<pid_t>(*process.data()), SIGSTOP);
+  expect_error(Code::timeout, "1 reads are in flight", [&] { world.quiet(); });
+  EXPECT_EQ(box.data()[kBytes - 1], std::byte{0}) << "the read is complete";
+  world = World();
+  // Without the leak check of sanitizers: libfabric's objects stay open.
+  std::_Exit(testing::Test::HasFailure() ? 1 : 0);
 }
 
 class OfiPeer : public testing::TestWithParam<const char*> {
@@ -101,6 +177,28 @@ TEST(OfiStoppedPeer, TimesOut) {
   SHOAL_SKIP_WITHOUT_OFI();
   stop_pe_1(environment("1500"), "tcp;ofi_rxm");
 }
+
+TEST(OfiStoppedPeer, StopsInTheMiddleOfARead) {
+  SHOAL_SKIP_WITHOUT_OFI();
+  Environment chosen = environment("500");
+  chosen["SHOAL_SYMMETRIC_SIZE"] = "64M";
+  chosen["SHOAL_NETWORK_CHUNK"] = "64M";
+  PeGroup group = start_pes(2, "close_in_the_middle_of_a_read", {.env = chosen});
+  const ProcessResult result = group.pes[0].wait();
+  EXPECT_TRUE(result.ok()) << result.describe();
+}
+
+class GivenUp : public testing::TestWithParam<const char*> {};
+
+TEST_P(GivenUp, LeavesLocalMemoryAlone) {
+  SHOAL_SKIP_WITHOUT_OFI();
+  PeGroup group =
+      start_pes(2, "give_up_a_call", {.env = environment("700"), .argument = GetParam()});
+  for (const ProcessResult& result : wait_all(group.pes))
+    EXPECT_TRUE(result.ok()) << result.describe();
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, GivenUp, testing::Values("put", "get"), name_of_operation);
 
 // An emulated NIC stops with its process: without a limit of retries it looks like a slow one.
 TEST_F(WithVerbs, AStoppedPeerTimesOut) {

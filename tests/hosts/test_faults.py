@@ -91,11 +91,16 @@ def test_one_cut_rail_of_a_pe_that_has_two_is_reported(running, rail):
 
 
 # Two rails of the hosts are up; the emulated NIC is on the first one.
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_cut_link_is_reported_over_verbs_with_its_cause(running, fault):
+@pytest.mark.parametrize(
+    ("fault", "interface"), [*((fault, "verbs") for fault in FAULTS), ("fault-low-latency", "devx")]
+)
+def test_a_cut_link_is_reported_over_verbs_with_its_cause(running, environment, fault, interface):
+    environment["SHOAL_VERBS_INTERFACE"] = interface
     network, job = cut_in_the_middle(running, "verbs", fault, rails=[0])
     reports = "".join(program.out for program in job.programs)
     assert "transport retry count exceeded" in reports, reports
+    cut = "".join(program.out + program.err for program in job.programs[2:])
+    assert "event PORT_ERR of port mlx5_0:1: the port is down: cable, switch, or ip link" in cut
     network.heal(network.hosts[1], 0)
     network.login.path(SHARED / "again.new").write_text(session(network) + "\n")
     network.login.path(SHARED / "again.new").rename(network.login.path(SHARED / "again"))

@@ -95,6 +95,39 @@ def test_results_are_right_where_the_network_reorders(
     expect_lines(lines, 2, 2, "verbs", "world ok, ep ok")
 
 
+# Queues that device commands create, which take the MAC address of the peer's host.
+def test_world_collectives_and_ep_over_device_commands(
+    make_network, host_checks, environment, needs
+):
+    needs("verbs")
+    environment |= {"SHOAL_TRANSPORT_BETWEEN": "verbs", "SHOAL_VERBS_INTERFACE": "devx"}
+    checks = [host_checks, "world", "collectives", "ep"]
+    lines = by_hand(make_network(hosts=2), checks, 2, environment).lines(90)
+    expect_lines(lines, 2, 2, "verbs", "world ok, collectives ok, ep ok")
+
+
+# The bootstrap is on the first rail, RDMA on the second.
+def test_a_peer_whose_mac_address_is_not_found_is_named(
+    make_network, host_checks, environment, needs
+):
+    needs("verbs")
+    environment |= {
+        "SHOAL_TRANSPORT_BETWEEN": "verbs",
+        "SHOAL_VERBS_INTERFACE": "devx",
+        "SHOAL_EMULATOR_UDP_INTERFACE": "rail1",
+    }
+    network = make_network(hosts=2)
+    peer = network.hosts[1].address(rail=1)
+    network.hosts[0].check(["ip", "route", "add", "unreachable", f"{peer}/32"])
+    results = by_hand(network, [host_checks, "world"], 1, environment).wait(60)
+    assert not any(result.ok for result in results)
+    text = "".join(result.out + result.err for result in results)
+    assert (
+        "queue pair 1 of 1 for PE 1 on mlx5_0:1 (PE 0) does not change to RTR: the MAC address of "
+        f"GID ::ffff:{peer} cannot be resolved: No route to host" in text
+    ), text
+
+
 def grown(network, job):
     """Bytes that the job moved over each rail of each host. The job must succeed."""
 

@@ -86,6 +86,12 @@ MUTATIONS = [
     ),
     ("owner bit constant", "completion_queue.cpp", "(number / attributes_.size) & 1", "0U"),
     (
+        "wrong MAC address ignored",
+        "queue_pair.cpp",
+        "if (connection_.misaddressed) return;",
+        "",
+    ),
+    (
         "no CQE for unsignalled errors",
         "queue_pair.cpp",
         "if (!failed && !request.signalled) return;",

@@ -61,7 +61,7 @@ void check_ep_between_nodes(World& world) {
 SHOAL_PE_BODY(verbs_ep) {
   World world = World::open({pe.settings, nullptr});
   check_ep_between_nodes(world);
-  check_mixed_atomics(world);
+  check_mixed_atomics_for(world, 500);
   world.close();
 }
 
@@ -101,6 +101,14 @@ TEST_P(VerbsProcesses, RunBothModesOfExpertParallelism) {
 
 INSTANTIATE_TEST_SUITE_P(Tiers, VerbsProcesses, testing::Values("strict", "adaptive", "unordered"),
                          [](const auto& instance) { return std::string(instance.param); });
+
+// The wire between hosts, on the loopback interface: a RoCE port.
+TEST_F(WithVerbs, ProcessesReachEachOtherOverRoce) {
+  Environment chosen = environment("adaptive");
+  chosen["SHOAL_EMULATOR_WIRE"] = "udp";
+  chosen["SHOAL_EMULATOR_UDP_INTERFACE"] = "lo";
+  expect_success(run_pes(2, "verbs_everything", {.env = chosen}));
+}
 
 // One packet of a hundred is lost, as many are doubled, some overtake others.
 TEST_F(WithVerbs, ProcessesSurviveLossAndReordering) {

@@ -34,6 +34,27 @@ def test_scripts_find_what_they_import(bin_dir, name):
     assert result.returncode == 0 and "usage: " + name in result.stdout, result.stderr
 
 
+def test_bare_loops_of_verbs_have_the_rows_of_rma(bin_dir, tmp_path):
+    program = bin_dir / "shoal-bench-verbs"
+    if not program.exists():
+        pytest.skip("this build has no emulated NIC")
+
+    def rows(*command):
+        report = tmp_path / "rows.json"
+        options = ["--iterations", "16", "--sizes", "8", "--json", report]
+        environment = os.environ | {"SHOAL_EMULATOR_JOB": f"bench-{os.getpid()}"}
+        subprocess.run(
+            [*command, *options], env=environment, check=True, timeout=60, capture_output=True
+        )
+        results = json.loads(report.read_text())["results"]
+        return [row["name"] for row in results if row["seconds"]["max"] > 0]
+
+    bare = rows(program, "--interface", "verbs")
+    assert len(bare) == 7
+    assert rows(program, "--interface", "devx") == bare
+    assert set(bare) <= set(rows(bin_dir / "shoal-run", "-n", "2", bin_dir / "shoal-bench", "rma"))
+
+
 def test_bench_runs_on_a_small_shape(bin_dir, tmp_path):
     report = tmp_path / "bench.json"
     shape = [

@@ -16,7 +16,7 @@ def run(bin_dir, **variables):
 def test_variables_without_effect_are_named_once_and_end_no_job(bin_dir):
     output = run(
         bin_dir,
-        NVSHMEM_REMOTE_TRANSPORT="ibdevx",
+        NVSHMEM_REMOTE_TRANSPORT="ibgda",
         NVSHMEM_MAX_TEAMS="7",
         NVSHMEM_DEBUG="VERSION",
         NVSHMEM_ENABLE_NIC_PE_MAPPING="true",
@@ -24,7 +24,7 @@ def test_variables_without_effect_are_named_once_and_end_no_job(bin_dir):
         SHOAL_TIMEOUT="5",
     )
     assert output.count("without effect on Shoal: NVSHMEM_QP_DEPTH") == 1, output
-    assert output.count('NVSHMEM_REMOTE_TRANSPORT: "ibdevx"') == 1, output
+    assert output.count('NVSHMEM_REMOTE_TRANSPORT: "ibgda"') == 1, output
     assert output.count("did you mean SHOAL_TIMEOUT_MS?") == 1, output
 
 

@@ -88,7 +88,8 @@ constexpr Field kState{0x0, 31, 28}, kService{0x0, 23, 16}, kMigration{0x0, 12, 
     kNoSendQueue{0x8, 15, 15}, kLogSendBlocks{0x8, 14, 11}, kUarPage{0xc, 23, 0},
     kUserIndex{0x10, 23, 0}, kRemoteQp{0x14, 23, 0}, kGlobal{0x1c, 23, 23}, kRemoteLid{0x1c, 15, 0},
     kAckTimeout{0x20, 31, 27}, kSourceGid{0x20, 23, 16}, kHops{0x20, 7, 0},
-    kTrafficClass{0x24, 27, 20}, kServiceLevel{0x3c, 27, 24}, kPort{0x3c, 23, 16},
+    kTrafficClass{0x24, 27, 20}, kDscp{0x38, 21, 16}, kUdpSource{0x38, 15, 0},
+    kPriority{0x3c, 30, 28}, kServiceLevel{0x3c, 27, 24}, kPort{0x3c, 23, 16},
     kLogAckRequest{0x70, 31, 28}, kLogReads{0x70, 23, 21}, kRetryCount{0x70, 18, 16},
     kRnrRetry{0x70, 15, 13}, kSendPsn{0x78, 23, 0}, kSendCq{0x7c, 23, 0},
     kLogRemoteReads{0x90, 23, 21}, kRemoteRead{0x90, 15, 15}, kRemoteWrite{0x90, 14, 14},
@@ -96,7 +97,9 @@ constexpr Field kState{0x0, 31, 28}, kService{0x0, 23, 16}, kMigration{0x0, 12, 
     kMinRnr{0x94, 28, 24}, kReceivePsn{0x94, 23, 0}, kReceiveCq{0x9c, 23, 0},
     kReceiveType{0xac, 26, 24}, kSrq{0xac, 23, 0}, kRecordUmemValid{0xd0, 28, 28},
     kRecordUmem{0xe4};
-constexpr std::size_t kRemoteGid = 0x28, kRecordOffset = 0xa0;
+/// The address path: on an Ethernet, the last 6 bytes are the destination's MAC address.
+constexpr std::size_t kPath = 0x18, kPathBytes = 44, kRemoteGid = 0x28, kRemoteMac = 0x3e,
+                      kRecordOffset = 0xa0;
 constexpr std::size_t kUmemOffset = 0x100;  // of the command
 constexpr Field kUmem{0x108}, kUmemValid{0x10c, 31, 31};
 /// Bits of kOptional.
@@ -124,11 +127,15 @@ enum Type : std::uint32_t { kGeneral = 0, kOdp = 2, kAtomic = 3, kRoce = 4, kGen
 constexpr Field kLogMaxQpSize{0x10, 23, 16}, kLogMaxQp{0x10, 4, 0}, kLogMaxCqSize{0x18, 23, 16},
     kLogMaxCq{0x18, 4, 0}, kLogReads{0x28, 21, 16}, kLogRemoteReads{0x28, 5, 0},
     kPortType{0x34, 9, 8}, kPorts{0x34, 7, 0}, kLogMaxMessage{0x38, 28, 24},
-    kOutOfOrderWrites{0x38, 21, 21}, kCqeVersion{0x3c, 3, 0}, kHasAtomics{0x40, 1, 1},
-    kIgnoreOverrun{0x44, 31, 31}, kBlueFlame{0x4c, 31, 31}, kLogRegister{0x4c, 20, 16},
-    kMaxRequestBytes{0x50, 15, 0}, kOutOfOrderAll{0x64, 11, 11};
+    kOutOfOrderWrites{0x38, 21, 21}, kCqeVersion{0x3c, 3, 0}, kHasRoce{0x40, 2, 2},
+    kHasAtomics{0x40, 1, 1}, kIgnoreOverrun{0x44, 31, 31}, kBlueFlame{0x4c, 31, 31},
+    kLogRegister{0x4c, 20, 16}, kMaxRequestBytes{0x50, 15, 0}, kOutOfOrderAll{0x64, 11, 11};
 constexpr Field kOrderingForce{0x10, 23, 23};  // general_2
 constexpr Field kHostEndian{0x8, 31, 30}, kOperations{0x10}, kSizes{0x14}, kPciAtomics{0x50};
+// RoCE
+constexpr Field kChoosesUdpSource{0x0, 27, 27}, kL3Types{0x10, 19, 16}, kRoceVersions{0x10, 7, 0},
+    kUdpTarget{0x14, 15, 0}, kMostUdpSource{0x18, 31, 16}, kLeastUdpSource{0x18, 15, 0},
+    kAddresses{0x1c, 15, 0};
 }  // namespace capability
 
 namespace vport {

@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "ep/expand.hpp"
+#include "ep/host/loads.hpp"
 #include "ep/host/low_latency/low_latency.hpp"
 #include "ep/host/normal/expert_output.hpp"
 #include "ep/host/normal/normal.hpp"
@@ -35,7 +36,10 @@ class HostBackend final : public detail::Backend {
   }
   // Only signals and notices need a known start. Zeroing the payload would touch pages that may
   // never be used.
-  void open() override { std::memset(group_.state.block, 0, group_.layout.control_end); }
+  void open() override {
+    std::memset(group_.state.block, 0, group_.layout.control_end);
+    report_shortfalls(group_);
+  }
   std::optional<std::int32_t> failed_rank() const override { return host::failed_rank(group_); }
   std::int32_t cause_of(std::int32_t failed) const override {
     return host::cause_of(group_, failed);

@@ -37,6 +37,8 @@ class CudaDevice final : public Device {
           fmt::format("cannot set {} bytes of GPU {} to zero", bytes, device));
   }
   const DeviceDescription& description() const noexcept override { return description_; }
+  NicAccess nic_access() const override;
+  FileDescriptor export_dma_buf(const std::byte* start, std::size_t bytes) const override;
 
  private:
   void describe_self(const DeviceRequest& request);
@@ -101,6 +103,36 @@ void CudaDevice::describe_self(const DeviceRequest& request) {
         export_fabric(driver_, device, granularity) == CUDA_SUCCESS;
   }
   description_.granularity = granularity;
+}
+
+NicAccess CudaDevice::nic_access() const {
+  const auto has = [&](CUdevice_attribute which) { return attribute(driver_, handle_, which); };
+  NicAccess access;
+  if (has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED) == 0 ||
+      (description_.has_vmm != 0 &&
+       has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) == 0))
+    access.obstacle = fmt::format("GPU {} has no GPUDirect RDMA", device);
+  else if (has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING) <
+           CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER)
+    access.obstacle =
+        fmt::format("kernels of GPU {} may see a signal before the data that a NIC wrote", device);
+  if (driver_.range_handle == nullptr)
+    access.no_dma_buf = "the CUDA driver has no cuMemGetHandleForAddressRange (since CUDA 11.7)";
+  else if (has(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) == 0)
+    access.no_dma_buf = fmt::format(
+        "GPU {} has no dma-buf, which needs NVIDIA's open kernel modules and Linux 5.12", device);
+  return access;
+}
+
+FileDescriptor CudaDevice::export_dma_buf(const std::byte* start, std::size_t bytes) const {
+  const NicAccess access = nic_access();
+  require(access.no_dma_buf.empty(), Code::unsupported, "{}", access.no_dma_buf);
+  activate();
+  int fd = -1;
+  check(driver_,
+        driver_.range_handle(&fd, address(start), bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
+        [&] { return fmt::format("GPU {} exports no dma-buf of {} bytes", device, bytes); });
+  return FileDescriptor(fd);
 }
 
 void CudaDevice::synchronize(CUstream on, const char* what) const {

@@ -42,6 +42,11 @@ Loaded load() {
   SHOAL_CUDA_DRIVER_FUNCTIONS(SHOAL_CUDA_RESOLVE)
 #undef SHOAL_CUDA_RESOLVE
   if (!loaded.why.empty()) return loaded;
+#define SHOAL_CUDA_FIND(field, function) \
+  table.field =                          \
+      reinterpret_cast<decltype(table.field)>(dlsym(library, SHOAL_CUDA_EXPANDED_TEXT(function)));
+  SHOAL_CUDA_OPTIONAL_DRIVER_FUNCTIONS(SHOAL_CUDA_FIND)
+#undef SHOAL_CUDA_FIND
   if (const CUresult result = table.init(0); result != CUDA_SUCCESS)
     loaded.why = fmt::format("the CUDA driver cannot be initialized: {}", describe(table, result));
   return loaded;

@@ -64,10 +64,14 @@ namespace shoal::memory::cuda {
   X(ipc_open, cuIpcOpenMemHandle)                           \
   X(ipc_close, cuIpcCloseMemHandle)
 
+// Functions of newer drivers; nullptr in older ones.
+#define SHOAL_CUDA_OPTIONAL_DRIVER_FUNCTIONS(X) X(range_handle, cuMemGetHandleForAddressRange)
+
 struct Driver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): the name of a member
 #define SHOAL_CUDA_FIELD(field, function) decltype(&::function) field = nullptr;
   SHOAL_CUDA_DRIVER_FUNCTIONS(SHOAL_CUDA_FIELD)
+  SHOAL_CUDA_OPTIONAL_DRIVER_FUNCTIONS(SHOAL_CUDA_FIELD)
 #undef SHOAL_CUDA_FIELD
 };
 

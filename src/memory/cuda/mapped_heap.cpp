@@ -87,7 +87,8 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
                     : context_.handle == HandleKind::fabric
                         ? CU_MEM_HANDLE_TYPE_FABRIC
                         : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  const CUmemAllocationProp properties = heap_properties(device_->device, kind);
+  const CUmemAllocationProp properties =
+      heap_properties(device_->device, kind, device_->nic_access().obstacle.empty());
   CUmemGenericAllocationHandle memory{};
   check(driver_, driver_.mem_create(&memory, addition.bytes, &properties, 0),
         fmt::format(

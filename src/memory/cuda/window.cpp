@@ -18,12 +18,13 @@ struct Registry {
 
 }  // namespace
 
-CUmemAllocationProp heap_properties(int device, CUmemAllocationHandleType handle) {
+CUmemAllocationProp heap_properties(int device, CUmemAllocationHandleType handle, bool for_nics) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device;
   properties.requestedHandleTypes = handle;
+  properties.allocFlags.gpuDirectRDMACapable = for_nics ? 1 : 0;
   return properties;
 }
 

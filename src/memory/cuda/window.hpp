@@ -20,8 +20,9 @@
 
 namespace shoal::memory::cuda {
 
-/// Properties of heap memory that can be exported as `handle`.
-CUmemAllocationProp heap_properties(int device, CUmemAllocationHandleType handle);
+/// Properties of heap memory that can be exported as `handle`. `for_nics`: NICs may access it.
+CUmemAllocationProp heap_properties(int device, CUmemAllocationHandleType handle,
+                                    bool for_nics = false);
 
 /// Allocates `granularity` bytes and exports them as a fabric handle. The attribute of a GPU
 /// reports its capability; only an export shows whether the machine permits it.

@@ -209,9 +209,11 @@ bool Engine::try_ask(Peer& peer) {
 }
 
 void Engine::transfer(const Operation& operation, Pe pe, Direction direction, std::size_t offset,
-                      std::byte* local, std::size_t bytes, Batch* batch, Ask ask) {
+                      std::byte* local, std::size_t bytes, Batch* batch, Ask ask, Region region) {
   Peer& peer = this->peer(pe);
-  const std::size_t length = network_->request_bytes(peer, local, bytes);
+  const std::size_t length = network_->request_bytes(
+      peer,
+      {.direction = direction, .offset = offset, .local = local, .bytes = bytes, .batch = batch});
   Mark mark;
   wait(operation, pe, [&] {
     while (bytes != 0) {
@@ -225,6 +227,7 @@ void Engine::transfer(const Operation& operation, Pe pe, Direction direction, st
       announce(peer);
       check_peer(peer, operation);
       if (!network_->transfer(peer, {.direction = direction,
+                                     .region = region,
                                      .offset = offset,
                                      .local = local,
                                      .bytes = now,
@@ -311,6 +314,11 @@ void Engine::fence(Pe pe) {
   const std::lock_guard guard(lock_);
   Peer& peer = this->peer(pe);
   if (network_->writing(peer) || peer.sent != peer.acknowledged) peer.fenced = true;
+}
+
+std::vector<std::string> Engine::shortfalls(Pe pe, std::span<const Load> loads) {
+  const std::lock_guard guard(lock_);
+  return network_->shortfalls(peer(pe), loads);
 }
 
 void Engine::quiet() {

@@ -81,10 +81,11 @@ class Engine {
   // Operations on connected peers. Throw Error{timeout} and Error{peer_failed}.
   /// Sends a request once the window has room.
   void request(const Operation& operation, Pe pe, const Request& request);
-  /// Starts RMA between local memory and the segment of `pe`. `batch`: counts what uses the local
-  /// memory; nullptr: only quiet waits for it.
+  /// Starts RMA between local memory and the segment (or heap) of `pe`. `batch`: counts what uses
+  /// the local memory; nullptr: only quiet waits for it.
   void transfer(const Operation& operation, Pe pe, Direction direction, std::size_t offset,
-                std::byte* local, std::size_t bytes, Batch* batch, Ask ask = Ask::later);
+                std::byte* local, std::size_t bytes, Batch* batch, Ask ask = Ask::later,
+                Region region = Region::segment);
   /// Waits until nothing of the batch is pending. A call that throws must abandon its batch.
   void finish(const Operation& operation, Pe pe, Batch& batch);
   void abandon(Batch& batch) noexcept;
@@ -94,6 +95,7 @@ class Engine {
   void leave() noexcept;
 
   std::span<const Transport::Ended> ended() noexcept;
+  std::vector<std::string> shortfalls(Pe pe, std::span<const Load> loads);
   std::size_t most_in_flight() const noexcept {
     return most_in_flight_.load(std::memory_order_relaxed);
   }

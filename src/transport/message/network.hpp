@@ -16,6 +16,7 @@
 
 #include "transport/message/message.hpp"
 #include "transport/message/peer.hpp"
+#include "transport/transport.hpp"
 
 namespace shoal::transport::message {
 
@@ -40,8 +41,8 @@ struct Traits {
 /// What a message must not overtake.
 enum class After : std::uint8_t { nothing, writes };
 
-/// Memory that peers may read and write by RMA.
-enum class Region : std::uint8_t { segment, scratch };
+/// Memory that peers may read and write by RMA. heap: in GPU memory, where segments have none.
+enum class Region : std::uint8_t { segment, scratch, heap };
 
 /// One RMA request.
 struct Transfer {
@@ -54,6 +55,20 @@ struct Transfer {
   Batch* batch = nullptr;
 
   static constexpr int kAnyRail = -1;
+};
+
+/// Heaps in GPU memory as a network registers them: transport/heap_access.hpp.
+class HeapMemory {
+ public:
+  virtual ~HeapMemory() = default;
+
+  virtual std::vector<std::byte> add(std::size_t offset, std::size_t bytes) = 0;
+  virtual void connect(Pe pe, std::span<const std::byte> blob) = 0;
+  virtual void roll_back(std::size_t offset) noexcept = 0;
+  /// Bytes from `offset` on that one request can copy; 0: none.
+  virtual std::size_t piece(Pe pe, std::size_t offset, const std::byte* local,
+                            std::size_t bytes) const = 0;
+  virtual std::string describe(Pe pe) const = 0;
 };
 
 class Network {
@@ -77,9 +92,10 @@ class Network {
   virtual bool send(Peer& peer, const Message& message, const Payload& payload, After after) = 0;
   /// Starts an RMA request. Returns false as send does.
   virtual bool transfer(Peer& peer, const Transfer& transfer) = 0;
-  /// Length of the requests that a transfer of `bytes` bytes is cut into.
-  virtual std::size_t request_bytes(const Peer& peer, const std::byte* local,
-                                    std::size_t bytes) const = 0;
+  /// nullptr: it does not access GPU memory.
+  virtual HeapMemory* heap_memory() noexcept { return nullptr; }
+  /// Length of the requests that a long transfer is cut into.
+  virtual std::size_t request_bytes(const Peer& peer, const Transfer& transfer) const = 0;
   /// Makes progress. Returns false when there was nothing to do.
   virtual bool poll() = 0;
   /// Closes all connections; called once, when no other thread uses the engine any more.
@@ -95,6 +111,12 @@ class Network {
   /// Whether all transfers up to `newest` are complete at the target, apart from a needed
   /// acknowledgement. May start what brings that about.
   virtual bool is_complete(Peer& peer, std::uint64_t newest) = 0;
+
+  /// As Transport::shortfalls.
+  virtual std::vector<std::string> shortfalls(const Peer& /*peer*/,
+                                              std::span<const Load> /*loads*/) const {
+    return {};
+  }
 
   // Failure.
   /// A call that uses `batch` gives up: its memory must not be accessed any more where the library

@@ -9,11 +9,6 @@
 namespace shoal::transport::message {
 namespace {
 
-/// RMA reads the source of a write through the pointer that reads write to.
-std::byte* bytes_of(const void* memory) {
-  return static_cast<std::byte*>(const_cast<void*>(memory));
-}
-
 Request signal_request(std::size_t offset, SignalOp op, std::uint64_t value) {
   Request request;
   request.message.set_signal(offset, op, value);
@@ -24,11 +19,12 @@ Request signal_request(std::size_t offset, SignalOp op, std::uint64_t value) {
 }  // namespace
 
 NetworkTransport::NetworkTransport(const Context& context, std::unique_ptr<Engine> engine,
-                                   const Traits& traits)
+                                   const Traits& traits, HeapMemory* heap)
     : context_(context),
       traits_(traits),
       reach_(static_cast<std::size_t>(context.n_pes)),
       engine_(std::move(engine)) {
+  if (heap != nullptr) heap_.emplace(*engine_, *heap, context.my_pe);
   for (Reach& reach : reach_) reach.reason = "not needed: another transport reaches it";
 }
 

@@ -22,6 +22,16 @@ constexpr std::size_t kSenders = 64;  ///< per rail
 constexpr int kPollRounds = 4;        ///< bounds how long one poll holds the lock
 constexpr int kPollEntries = 32;
 
+/// What networks leave open until the process ends.
+struct LeftOpen {
+  std::vector<std::unique_ptr<Rail>> rails;
+  std::vector<Registered> regions;
+};
+LeftOpen& left_open() {
+  static LeftOpen& left = *new LeftOpen;
+  return left;
+}
+
 }  // namespace
 
 Network::Network(message::Engine& engine, const Context& context)
@@ -91,12 +101,29 @@ void Network::make_pools() {
   }
 }
 
+/// Whether libfabric crashes when an endpoint closes between the start and the end of a read's
+/// reply. The tcp provider before 1.18 then completes the read twice, the second time without its
+/// context (https://github.com/ofiwg/libfabric/pull/8660).
+bool Network::completes_reads_twice() const noexcept {
+  return FI_VERSION_LT(fi_version(), FI_VERSION(1, 18)) && provider_.starts_with("tcp");
+}
+
 Network::~Network() {
+  if (reading_ != 0 && completes_reads_twice()) {
+    // Only a failure leaves reads in flight. Nothing polls these endpoints any more, so they access
+    // no memory. Their sockets stay open until the process ends.
+    log::debug("PE {}: transport ofi: leaves its endpoints open: {} reads are in flight",
+               engine_.my_pe(), reading_);
+    for (Line& line : lines_) {
+      for (Registered* const region : regions(line))
+        left_open().regions.push_back(std::move(*region));
+      left_open().rails.push_back(std::move(line.rail));
+    }
+    return;
+  }
   // Regions before endpoints, endpoints before the memory that they receive into.
   for (Line& line : lines_) {
-    for (Registered* const region : {&line.segment, &line.scratch, &line.messages_region,
-                                     &line.outgoing_region, &line.bounces_region})
-      region->region.reset();
+    for (Registered* const region : regions(line)) region->region.reset();
     line.rail.reset();
   }
 }
@@ -226,11 +253,12 @@ void Network::complete(Request& request) {
   }
   const bool write = request.use == Request::Use::write;
   peer.finish(write ? Direction::write : Direction::read, request.batch);
-  if (write) --link(peer).rails[request.rail].writes;
-  if (request.bounce != nullptr) {
-    if (request.target != nullptr) std::memcpy(request.target, request.buffer, request.bytes);
-    line.bouncers.give(request.bounce);
-  }
+  if (write)
+    --link(peer).rails[request.rail].writes;
+  else
+    --reading_;
+  if (request.target != nullptr) std::memcpy(request.target, request.buffer, request.bytes);
+  if (request.bounce != nullptr) line.bouncers.give(request.bounce);
   free_.give(&request);
 }
 
@@ -291,18 +319,30 @@ bool Network::needs_acknowledgement(const Peer& peer) const noexcept {
   return link(peer).written;
 }
 
-bool Network::is_registered(const std::byte* local, std::size_t bytes) const noexcept {
-  if (!local_registration_) return true;
+bool Network::in_segment(const Transfer& transfer) const noexcept {
   const memory::Segment& segment = engine_.segment();
-  return local >= segment.base() && local + bytes <= segment.base() + segment.size();
+  return transfer.local >= segment.base() &&
+         transfer.local + transfer.bytes <= segment.base() + segment.size();
 }
 
-std::size_t Network::request_bytes(const Peer& peer, const std::byte* local,
-                                   std::size_t bytes) const {
+/// Whether the provider needs a registered buffer in place of the local memory.
+bool Network::bounces(const Transfer& transfer) const noexcept {
+  return local_registration_ && transfer.region != message::Region::scratch &&
+         !in_segment(transfer);
+}
+
+/// Whether the caller may free the local memory while the request is in flight.
+bool Network::copies(const Transfer& transfer) const noexcept {
+  return !local_registration_ && transfer.batch != nullptr &&
+         transfer.region != message::Region::scratch && !in_segment(transfer) &&
+         (transfer.direction == Direction::read || transfer.bytes <= kBounceBytes);
+}
+
+std::size_t Network::request_bytes(const Peer& peer, const Transfer& transfer) const {
   std::size_t longest = engine_.settings().network_chunk;
   for (const Line& line : lines_) longest = std::min(longest, line.rail->longest());
-  if (!is_registered(local, bytes)) longest = std::min(longest, kBounceBytes);
-  return piece_bytes(bytes, peer.rails, longest);
+  if (bounces(transfer) || copies(transfer)) longest = std::min(longest, kBounceBytes);
+  return piece_bytes(transfer.bytes, peer.rails, longest);
 }
 
 std::size_t Network::rail_of(const Link& link, const Transfer& transfer) const noexcept {
@@ -317,21 +357,24 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   Line& line = lines_[rail];
   const bool write = transfer.direction == Direction::write;
   const bool scratch = transfer.region == message::Region::scratch;
-  const bool bounced = !scratch && !is_registered(transfer.local, transfer.bytes);
+  const bool bounced = bounces(transfer), copied = copies(transfer);
   if (free_.empty() || (bounced && line.bouncers.empty())) return false;
   Request& request = *free_.take();
   request.use = write ? Request::Use::write : Request::Use::read;
   request.probe = false;
   request.rail = static_cast<std::uint8_t>(rail);
   request.pe = peer.pe;
+  if (copied && request.copy == nullptr)
+    request.copy = std::make_unique_for_overwrite<std::byte[]>(kBounceBytes);
+  const bool buffered = bounced || copied;
   request.bounce = bounced ? line.bouncers.take() : nullptr;
-  request.buffer = bounced ? request.bounce->buffer : nullptr;
-  request.target = write ? nullptr : transfer.local;
+  request.buffer = bounced ? request.bounce->buffer : copied ? request.copy.get() : nullptr;
+  request.target = buffered && !write ? transfer.local : nullptr;
   request.bytes = transfer.bytes;
-  // A write from a bounce buffer does not use the caller's memory any more.
-  request.batch = write && bounced ? nullptr : transfer.batch;
-  if (write && bounced) std::memcpy(request.buffer, transfer.local, transfer.bytes);
-  std::byte* const memory = bounced ? request.buffer : transfer.local;
+  // A write from a buffer does not use the caller's memory any more.
+  request.batch = write && buffered ? nullptr : transfer.batch;
+  if (write && buffered) std::memcpy(request.buffer, transfer.local, transfer.bytes);
+  std::byte* const memory = buffered ? request.buffer : transfer.local;
   const Registered& region = bounced ? line.bounces_region : scratch ? line.scratch : line.segment;
   Link::OnRail& on = link.rails[rail];
   const RemoteMemory remote = scratch ? on.scratch : on.segment;
@@ -350,6 +393,8 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   if (write) {
     ++on.writes;
     link.written = !delivery_;
+  } else {
+    ++reading_;
   }
   if (transfer.rail == Transfer::kAnyRail && transfer.bytes >= kSpreadBytes) link.next = rail;
   return true;

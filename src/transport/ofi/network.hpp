@@ -10,11 +10,18 @@
 // complete when a later message is acknowledged. Otherwise writes ask for FI_DELIVERY_COMPLETE, and
 // a message waits for the writes that its rail does not order.
 //
+// Local memory. The library may access the memory of a request as long as the endpoint is open, and
+// cannot cancel a request. When a blocking call gives up, its caller may free or reuse that memory.
+// Blocking calls therefore transfer through buffers that this class owns: all reads, and writes of
+// up to 64 KiB. A longer write that is given up must find its memory mapped, or the peer is lost.
+// The segment needs no buffers: it outlives the network.
+//
 // Bounds. All requests and buffers come from pools; a call that finds none free polls. A receiver
 // posts 2 * window buffers for each peer, and kSpareMessages for messages without a number: its own
 // requests and those of the peer each cause at most one message back.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <span>
 #include <string>
@@ -51,8 +58,7 @@ class Network final : public message::Network {
 
   bool send(Peer& peer, const Message& message, const Payload& payload, After after) override;
   bool transfer(Peer& peer, const Transfer& transfer) override;
-  std::size_t request_bytes(const Peer& peer, const std::byte* local,
-                            std::size_t bytes) const override;
+  std::size_t request_bytes(const Peer& peer, const Transfer& transfer) const override;
   bool poll() override;
 
   bool writing(const Peer& peer) const noexcept override;
@@ -74,11 +80,12 @@ class Network final : public message::Network {
     std::uint8_t rail;
     Pe pe;
     Batch* batch;
-    Request* bounce;    ///< whose buffer stands for the caller's memory
-    std::byte* buffer;  ///< of a message, or of `bounce`
-    void* target;       ///< of a bounced read
+    Request* bounce;    ///< whose registered buffer stands for the caller's memory
+    std::byte* buffer;  ///< of a message, of `bounce`, or `copy`
+    void* target;       ///< of a bounced or copied read
     std::size_t bytes;
     Request* next;
+    std::unique_ptr<std::byte[]> copy;  ///< stands for the caller's memory
   };
   class FreeList {
    public:
@@ -127,6 +134,11 @@ class Network final : public message::Network {
     Request* bounce;
   };
 
+  static std::array<Registered*, 5> regions(Line& line) noexcept {
+    return {&line.segment, &line.scratch, &line.messages_region, &line.outgoing_region,
+            &line.bounces_region};
+  }
+  bool completes_reads_twice() const noexcept;
   void open_rails(const Context& context);
   void make_pools();
   void post_receive(Line& line, Request& request);
@@ -134,7 +146,9 @@ class Network final : public message::Network {
   void handle_fault(std::size_t rail);
   void complete(Request& request);
   void fail(Peer& peer, long code, std::size_t rail);
-  bool is_registered(const std::byte* local, std::size_t bytes) const noexcept;
+  bool in_segment(const Transfer& transfer) const noexcept;
+  bool bounces(const Transfer& transfer) const noexcept;
+  bool copies(const Transfer& transfer) const noexcept;
   bool follows_writes(const Peer& peer) const noexcept;
   std::size_t rail_of(const Link& link, const Transfer& transfer) const noexcept;
   Link& link(const Peer& peer) noexcept { return links_[static_cast<std::size_t>(peer.pe)]; }
@@ -150,6 +164,7 @@ class Network final : public message::Network {
   bool local_registration_ = false;  ///< buffers of local operations must be registered
   std::vector<Request> requests_;    ///< of RMA
   FreeList free_;
+  std::size_t reading_ = 0;  ///< reads in flight
   std::vector<Link> links_;  ///< by PE
   std::vector<Line> lines_;  ///< last: they use the memory above
 };

@@ -24,13 +24,14 @@ class Copies {
   void to_chunk(std::byte* chunk, const Elements& source) const;
   void from_chunk(const Elements& target, const std::byte* chunk) const;
 
+  bool on_gpu(const void* pointer) const;
+
   /// Pins the memory, so that copies with the GPU need no intermediate buffer. Where that fails,
   /// copies are slower.
   void pin(void* memory, std::size_t bytes);
   void unpin() noexcept;
 
  private:
-  bool on_gpu(const void* pointer) const;
   void rows(const Elements& target, const Elements& source) const;
 
   const memory::cuda::Driver& driver_;

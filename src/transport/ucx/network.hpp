@@ -49,8 +49,7 @@ class Network final : public message::Network {
 
   bool send(Peer& peer, const Message& message, const Payload& payload, After after) override;
   bool transfer(Peer& peer, const Transfer& transfer) override;
-  std::size_t request_bytes(const Peer& /*peer*/, const std::byte* /*local*/,
-                            std::size_t /*bytes*/) const override {
+  std::size_t request_bytes(const Peer& /*peer*/, const Transfer& /*transfer*/) const override {
     return chunk_;
   }
   bool poll() override;

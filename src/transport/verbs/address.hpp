@@ -39,12 +39,14 @@ struct QueueAddress {
   std::uint32_t ring = 0;  ///< index of its ring in PortAddress::rings
 };
 
-/// In front of `ports` times (PortAddress, then QueueAddress by PE and queue pair).
+/// In front of `ports` times (PortAddress, then QueueAddress by PE and queue pair), and the first
+/// step of the heap in GPU memory.
 struct AddressHeader {
-  std::uint64_t format = 2;
+  std::uint64_t format = 3;
   std::uint32_t ports = 0;
   std::uint32_t queue_pairs = 0;  ///< per peer and port
   std::uint32_t n_pes = 0;
+  std::uint32_t heap_bytes = 0;  ///< 0: heaps are on the host
 };
 
 }  // namespace shoal::transport::verbs

@@ -57,9 +57,13 @@ std::shared_ptr<const Library> load_library(const std::string& file) {
   load(library->modify_qp, "ibv_modify_qp");
   load(library->query_qp, "ibv_query_qp");
   load(library->destroy_qp, "ibv_destroy_qp");
+  load(library->create_ah, "ibv_create_ah");
+  load(library->destroy_ah, "ibv_destroy_ah");
   load(library->get_async_event, "ibv_get_async_event");
   load(library->ack_async_event, "ibv_ack_async_event");
   load(library->wc_status_str, "ibv_wc_status_str");
+  library->reg_dmabuf_mr =
+      reinterpret_cast<decltype(library->reg_dmabuf_mr)>(dlsym(handle, "ibv_reg_dmabuf_mr"));
   library->query_gid_ex =
       reinterpret_cast<decltype(library->query_gid_ex)>(dlsym(handle, "_ibv_query_gid_ex"));
   return library;

@@ -36,6 +36,7 @@ struct Library {
   decltype(&::ibv_alloc_pd) alloc_pd = nullptr;
   decltype(&::ibv_dealloc_pd) dealloc_pd = nullptr;
   decltype(&::ibv_reg_mr) reg_mr = nullptr;
+  decltype(&::ibv_reg_dmabuf_mr) reg_dmabuf_mr = nullptr;  ///< nullptr before rdma-core 34
   decltype(&::ibv_dereg_mr) dereg_mr = nullptr;
   decltype(&::ibv_create_cq) create_cq = nullptr;
   decltype(&::ibv_destroy_cq) destroy_cq = nullptr;
@@ -43,6 +44,8 @@ struct Library {
   decltype(&::ibv_modify_qp) modify_qp = nullptr;
   decltype(&::ibv_query_qp) query_qp = nullptr;
   decltype(&::ibv_destroy_qp) destroy_qp = nullptr;
+  decltype(&::ibv_create_ah) create_ah = nullptr;
+  decltype(&::ibv_destroy_ah) destroy_ah = nullptr;
   decltype(&::ibv_get_async_event) get_async_event = nullptr;
   decltype(&::ibv_ack_async_event) ack_async_event = nullptr;
   decltype(&::ibv_wc_status_str) wc_status_str = nullptr;

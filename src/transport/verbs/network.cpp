@@ -38,10 +38,36 @@ const char* text_of(ibv_event_type event) {
       return "the completion queue has overflowed or is broken";
     case IBV_EVENT_DEVICE_FATAL:
       return "the device reports a fatal error";
-    case IBV_EVENT_PORT_ERR:
-      return "the port is down: cable, switch, or ip link";
     default:
       return nullptr;
+  }
+}
+
+/// What an event of a port means; nullptr: the event is of something else, or needs no report.
+const char* port_text_of(ibv_event_type event) {
+  switch (event) {
+    case IBV_EVENT_PORT_ERR:
+      return "the port is down: cable, switch, or ip link";
+    case IBV_EVENT_LID_CHANGE:
+      return "the subnet manager has given the port another LID, so packets to the old one get lost";
+    case IBV_EVENT_GID_CHANGE:
+      return "the port's GID table has changed, so an address that peers use may be gone";
+    default:
+      return nullptr;
+  }
+}
+
+/// Of a port: "PORT_ERR", as libibverbs' enumeration has it.
+const char* name_of(ibv_event_type event) {
+  switch (event) {
+    case IBV_EVENT_PORT_ERR:
+      return "PORT_ERR";
+    case IBV_EVENT_PORT_ACTIVE:
+      return "PORT_ACTIVE";
+    case IBV_EVENT_LID_CHANGE:
+      return "LID_CHANGE";
+    default:
+      return "GID_CHANGE";
   }
 }
 
@@ -73,21 +99,34 @@ bool Network::poll() {
   return any;
 }
 
+/// Nothing fails yet: requests are repeated until their retries end. Events are those of all ports
+/// of the device.
+void Network::note_port_event(Line& line, const ibv_async_event& event) {
+  if (event.element.port_num != line.port->number()) return;
+  const char* const name = name_of(event.event_type);
+  if (event.event_type == IBV_EVENT_PORT_ACTIVE) {
+    if (!line.trouble.empty())
+      log::info("PE {}: {}: event {}: the port is active again", engine_.my_pe(),
+                line.port->label(), name);
+    line.trouble.clear();
+    return;
+  }
+  line.trouble = fmt::format("event {} of port {}: {}", name, line.port->label(),
+                             port_text_of(event.event_type));
+  log::warn("PE {}: {}", engine_.my_pe(), line.trouble);
+}
+
 /// Asynchronous events: what the device finds wrong beside requests of this PE.
 void Network::read_events(Line& line) {
   ibv_async_event event{};
   while (line.port->take_event(event)) {
+    if (event.event_type == IBV_EVENT_PORT_ACTIVE || port_text_of(event.event_type) != nullptr) {
+      note_port_event(line, event);
+      continue;
+    }
     const char* const text = text_of(event.event_type);
-    if (text == nullptr) {
-      if (event.event_type == IBV_EVENT_PORT_ACTIVE) line.trouble.clear();
-      continue;
-    }
+    if (text == nullptr) continue;
     const bool of_pair = concerns_queue_pair(event.event_type);
-    if (event.event_type == IBV_EVENT_PORT_ERR) {
-      line.trouble = text;  // requests are repeated until their retries end
-      log::warn("PE {}: {}: {}", engine_.my_pe(), line.port->label(), text);
-      continue;
-    }
     for (const auto& connection : connections_) {
       if (&connection->line != &line || (of_pair && !connection->queue->is(event.element.qp)))
         continue;
@@ -297,18 +336,18 @@ void Network::settle(Link& link) {
   }
 }
 
-bool Network::is_registered(const std::byte* local, std::size_t bytes) const noexcept {
+bool Network::in_segment(const std::byte* local, std::size_t bytes) const noexcept {
   const memory::Segment& segment = engine_.segment();
   return local >= segment.base() && local + bytes <= segment.base() + segment.size();
 }
 
-std::size_t Network::request_bytes(const Peer& peer, const std::byte* local,
-                                   std::size_t bytes) const {
+std::size_t Network::request_bytes(const Peer& peer, const Transfer& transfer) const {
   std::size_t longest = std::min<std::size_t>(settings_.network_chunk, kLongestRequest);
   for (const auto& line : lines_)
     longest = std::min<std::size_t>(longest, line->port->attributes().max_msg_sz);
-  if (!is_registered(local, bytes)) longest = std::min(longest, kBounceBytes);
-  return message::piece_bytes(bytes, peer.rails, longest);
+  if (!in_heap(transfer.local) && !in_segment(transfer.local, transfer.bytes))
+    longest = std::min(longest, kBounceBytes);
+  return message::piece_bytes(transfer.bytes, peer.rails, longest);
 }
 
 std::size_t Network::connection_of(const Link& link, const Transfer& transfer) const noexcept {
@@ -317,25 +356,39 @@ std::size_t Network::connection_of(const Link& link, const Transfer& transfer) c
   return (link.next + 1) % link.all.size();
 }
 
+std::uint32_t Network::local_key(const Line& line, const Transfer& transfer) const noexcept {
+  // The handshake's local memory is scratch also where it reads the segment.
+  if (transfer.rail != Transfer::kAnyRail) return line.scratch.local_key();
+  if (in_heap(transfer.local)) return heap_->local_key(transfer.local, line.index);
+  return line.segment.local_key();
+}
+
+RemoteMemory Network::target(const Connection& connection,
+                             const Transfer& transfer) const noexcept {
+  if (transfer.region == message::Region::heap)
+    return heap_->remote(connection.peer.pe, transfer.offset, connection.line.index);
+  const bool scratch = transfer.region == message::Region::scratch;
+  const RemoteMemory& memory = scratch ? connection.scratch : connection.segment;
+  return {memory.base + transfer.offset, memory.key};
+}
+
 bool Network::transfer(Peer& peer, const Transfer& transfer) {
   Link& link = this->link(peer);
   const std::size_t chosen = connection_of(link, transfer);
   Connection& connection = *link.all[chosen];
   Line& line = connection.line;
   const bool write = transfer.direction == Direction::write;
-  const bool scratch = transfer.region == message::Region::scratch;
-  const bool inlined = write && transfer.bytes <= connection.queue->inline_bytes();
-  // The handshake's local memory is scratch also where it reads the segment.
-  const bool local_scratch = transfer.rail != Transfer::kAnyRail;
-  const bool bounced = !inlined && !local_scratch && !is_registered(transfer.local, transfer.bytes);
+  const bool gpu = in_heap(transfer.local);  // processors do not read it
+  const bool inlined = write && !gpu && transfer.bytes <= connection.queue->inline_bytes();
+  const bool bounced = !inlined && !gpu && transfer.rail == Transfer::kAnyRail &&
+                       !in_segment(transfer.local, transfer.bytes);
   if (!connection.open || !has_room(connection, 1) || (bounced && line.free_bounces.empty()))
     return false;
   Posted posted{.use = write ? Posted::Use::write : Posted::Use::read,
                 .batch = write && (inlined || bounced) ? nullptr : transfer.batch,
                 .bytes = transfer.bytes};
   ibv_sge local{reinterpret_cast<std::uintptr_t>(transfer.local),
-                static_cast<std::uint32_t>(transfer.bytes),
-                local_scratch ? line.scratch.local_key() : line.segment.local_key()};
+                static_cast<std::uint32_t>(transfer.bytes), local_key(line, transfer)};
   if (bounced) {
     posted.bounce = line.free_bounces.back();
     posted.target = write ? nullptr : transfer.local;
@@ -344,13 +397,13 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
     local.addr = reinterpret_cast<std::uintptr_t>(posted.bounce);
     local.lkey = line.bounces_region.local_key();
   }
-  const RemoteMemory& remote = scratch ? connection.scratch : connection.segment;
+  const RemoteMemory remote = target(connection, transfer);
   ibv_send_wr request{};
   request.sg_list = &local;
   request.num_sge = 1;
   request.opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
   request.send_flags = inlined ? IBV_SEND_INLINE : 0;
-  request.wr.rdma.remote_addr = remote.base + transfer.offset;
+  request.wr.rdma.remote_addr = remote.base;
   request.wr.rdma.rkey = remote.key;
   // A call that waits for its memory is complete soon, and a quiet behind it needs nothing more.
   // Nor does one behind a lone put. Puts that follow each other share completions.

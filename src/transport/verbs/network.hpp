@@ -8,6 +8,8 @@
 // signals on words of the heap are messages: the target's processor applies them, so they agree
 // with those of PEs that share memory with the target, whatever the atomicity of its NIC.
 //
+// Data of heaps in GPU memory travel alike where the ports can register them (heap.hpp).
+//
 // Order of a message after writes. On one queue pair it follows by itself in every ordering tier,
 // because the atomic behind it waits until all earlier writes are placed. A message after writes on
 // other queue pairs waits for their completions.
@@ -18,6 +20,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +28,7 @@
 #include "transport/message/engine.hpp"
 #include "transport/message/network.hpp"
 #include "transport/module.hpp"
+#include "transport/verbs/heap.hpp"
 #include "transport/verbs/queue_pair.hpp"
 #include "transport/verbs/ring.hpp"
 
@@ -54,8 +58,8 @@ class Network final : public message::Network {
 
   bool send(Peer& peer, const Message& message, const Payload& payload, After after) override;
   bool transfer(Peer& peer, const Transfer& transfer) override;
-  std::size_t request_bytes(const Peer& peer, const std::byte* local,
-                            std::size_t bytes) const override;
+  std::size_t request_bytes(const Peer& peer, const Transfer& transfer) const override;
+  message::HeapMemory* heap_memory() noexcept override { return heap_ ? &*heap_ : nullptr; }
   bool poll() override;
   void close() noexcept override;
 
@@ -63,6 +67,7 @@ class Network final : public message::Network {
   bool needs_acknowledgement(const Peer& /*peer*/) const noexcept override { return false; }
   std::uint64_t newest(const Peer& /*peer*/) const noexcept override { return 0; }
   bool is_complete(Peer& peer, std::uint64_t newest) override;
+  std::vector<std::string> shortfalls(const Peer& peer, std::span<const Load> loads) const override;
   void abandon(Batch& batch) noexcept override;
   void drop(Peer& peer) noexcept override;
 
@@ -93,12 +98,13 @@ class Network final : public message::Network {
 
   /// A port with this PE's memory on it.
   struct Line {
-    std::unique_ptr<Port> port;
-    QueueLimits limits;
+    std::size_t index;  ///< in lines_
+    std::unique_ptr<Port> port{};
+    QueueLimits limits{};
     RingLayout layout{0};
-    Memory rings, bounces;
-    Region segment, scratch, rings_region, bounces_region;
-    std::vector<std::byte*> free_bounces;
+    Memory rings{}, bounces{};
+    Region segment{}, scratch{}, rings_region{}, bounces_region{};
+    std::vector<std::byte*> free_bounces{};
     std::size_t queue_pairs = 0;
     std::size_t in_flight = 0;  ///< requests in its send queues
     std::string trouble{};      ///< of the port, by its newest event; empty: none
@@ -138,12 +144,14 @@ class Network final : public message::Network {
   void open_ports(const Context& context, std::size_t n_peers);
   void check_demand(Line& line, std::size_t queue_pairs) const;
   void make_memory(Line& line, std::size_t connections);
+  void register_heap(const Context& context);
   void create_queue_pairs(const Context& context);
   void connect(Connection& connection, const PortAddress& port, const QueueAddress& queue);
   bool read_ring(Connection& connection);
   void tell_freed(Connection& connection);
   bool read_completions(Line& line);
   void read_events(Line& line);
+  void note_port_event(Line& line, const ibv_async_event& event);
   void handle(Connection& connection, const ibv_wc& completion);
   void retire(Connection& connection, std::uint64_t end, bool failed);
   void finish(Connection& connection, const Posted& posted, bool failed);
@@ -153,7 +161,10 @@ class Network final : public message::Network {
   void settle(Link& link);
   void fill_atomic(const Connection& connection, ibv_send_wr& request, ibv_sge& sink,
                    RemoteMemory counter, std::uint64_t add) const noexcept;
-  bool is_registered(const std::byte* local, std::size_t bytes) const noexcept;
+  bool in_segment(const std::byte* local, std::size_t bytes) const noexcept;
+  bool in_heap(const std::byte* local) const noexcept { return heap_ && heap_->contains(local); }
+  std::uint32_t local_key(const Line& line, const Transfer& transfer) const noexcept;
+  RemoteMemory target(const Connection& connection, const Transfer& transfer) const noexcept;
   bool follows_writes(const Peer& peer) const noexcept;
   std::size_t connection_of(const Link& link, const Transfer& transfer) const noexcept;
   std::uint64_t counter(const Connection& connection, std::size_t offset) const noexcept;
@@ -171,6 +182,8 @@ class Network final : public message::Network {
   std::uint32_t interval_ = 1;  ///< a completion at least every so many requests
   std::shared_ptr<const Library> library_;
   std::vector<std::unique_ptr<Line>> lines_;
+  std::optional<Heap> heap_;             ///< in GPU memory; after the ports that it uses
+  std::vector<std::byte> heap_address_;  ///< of its first step
   std::vector<std::unique_ptr<Connection>> connections_;  ///< after the lines that they use
   std::vector<Link> links_;                               ///< by PE
 };

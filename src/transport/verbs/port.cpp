@@ -53,6 +53,10 @@ class Devices {
 /// The vendor that soft-RoCE reports: none.
 constexpr std::uint32_t kSoftRoceVendor = 0xffffff;
 
+// Never with relaxed ordering: words and counters must not overtake the data before them.
+constexpr int kPeersMayAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
+                                IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+
 bool is_zero(const ibv_gid& gid) {
   return gid.global.subnet_prefix == 0 && gid.global.interface_id == 0;
 }
@@ -164,8 +168,6 @@ std::size_t Port::completions() const noexcept {
 
 void Port::create_queue(std::size_t completions) {
   if (devx_library_ != nullptr) {
-    require(port_.link_layer != IBV_LINK_LAYER_ETHERNET, Code::unsupported,
-            "{} is Ethernet; SHOAL_VERBS_INTERFACE=devx connects InfiniBand ports only", label_);
     devx_ = std::make_unique<devx::Device>(
         devx_library_, devx::Place{context_.get(), domain_.get(), label_}, completions);
     return;
@@ -183,7 +185,7 @@ void Port::create_queue(std::size_t completions) {
 /// RoCE: the given entry, else the first RoCE v2 one with an IPv4 address, else the first RoCE v2
 /// one, else entry 0. InfiniBand routes by LID unless an entry is given.
 void Port::choose_gid(std::int64_t wanted) {
-  routed_ = port_.link_layer == IBV_LINK_LAYER_ETHERNET || wanted >= 0;
+  routed_ = is_ethernet() || wanted >= 0;
   if (!routed_) return;
   const int entries = port_.gid_tbl_len;
   require(wanted < entries, Code::unsupported,
@@ -212,23 +214,34 @@ PathAddress Port::path() const {
   std::memcpy(address.gid, gid_.raw, sizeof address.gid);
   address.lid = port_.lid;
   address.mtu = static_cast<std::uint8_t>(port_.active_mtu);
-  address.ethernet = port_.link_layer == IBV_LINK_LAYER_ETHERNET ? 1 : 0;
+  address.ethernet = is_ethernet() ? 1 : 0;
   address.software = is_software() ? 1 : 0;
   return address;
 }
 
 Region Port::register_memory(void* memory, std::size_t bytes, Peers peers) const {
-  // Never with relaxed ordering: words and counters must not overtake the data before them.
-  const int access = IBV_ACCESS_LOCAL_WRITE |
-                     (peers == Peers::access ? IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
-                                                   IBV_ACCESS_REMOTE_ATOMIC
-                                             : 0);
+  const int access = peers == Peers::access ? kPeersMayAccess : IBV_ACCESS_LOCAL_WRITE;
   Region region{{library_->reg_mr(domain_.get(), memory, bytes, access), library_->dereg_mr}};
   require(region.handle != nullptr, Code::unsupported,
           "{} bytes cannot be registered with {} (at most {} bytes in {} regions): {}. Setting: "
           "SHOAL_SYMMETRIC_SIZE; limit: locked memory (ulimit -l)",
           bytes, label_, device_.max_mr_size, device_.max_mr, error_text(errno));
   return region;
+}
+
+Region Port::register_dma_buf(int fd, std::byte* start, std::size_t bytes) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(start);
+  Region region{{library_->reg_dmabuf_mr(domain_.get(), 0, bytes, address, fd, kPeersMayAccess),
+                 library_->dereg_mr}};
+  require(region.handle != nullptr, Code::unsupported,
+          "{} bytes of GPU memory cannot be registered with {} as a dma-buf: {}. Setting: "
+          "SHOAL_VERBS_GPU_MEMORY",
+          bytes, label_, error_text(errno));
+  return region;
+}
+
+Region Port::register_address(std::byte* start, std::size_t bytes) const noexcept {
+  return {{library_->reg_mr(domain_.get(), start, bytes, kPeersMayAccess), library_->dereg_mr}};
 }
 
 bool Port::take_event(ibv_async_event& event) const noexcept {

@@ -85,6 +85,8 @@ class Port {
   const ibv_port_attr& attributes() const noexcept { return port_; }
   std::uint8_t number() const noexcept { return number_; }
   std::uint8_t gid_index() const noexcept { return gid_index_; }
+  /// RoCE, not InfiniBand.
+  bool is_ethernet() const noexcept { return port_.link_layer == IBV_LINK_LAYER_ETHERNET; }
   /// Whether packets need a global route header: RoCE, or a GID that the user chose.
   bool routed() const noexcept { return routed_; }
   /// Whether the device is a program of the kernel (soft-RoCE). It copies as processors do, so PEs
@@ -101,6 +103,11 @@ class Port {
 
   /// Throws Error{unsupported} naming the limits.
   Region register_memory(void* memory, std::size_t bytes, Peers peers) const;
+  /// GPU memory at `start`, which peers may access, by a dma-buf that begins there. Throws
+  /// Error{unsupported}.
+  Region register_dma_buf(int fd, std::byte* start, std::size_t bytes) const;
+  /// The same by its address. Without a handle where that fails: errno says why.
+  Region register_address(std::byte* start, std::size_t bytes) const noexcept;
   /// Completed requests. Negative: the completion queue is in error.
   int poll(std::span<ibv_wc> completions) const noexcept;
   /// Takes an asynchronous event of the device; false without one.

@@ -9,9 +9,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "transport/message/pieces.hpp"
+#include "transport/transport.hpp"
 #include "transport/verbs/ring.hpp"
 
 namespace shoal::transport::verbs {
@@ -81,6 +84,58 @@ inline std::vector<std::string> shortfalls(const Demand& demand) {
         "(now {}) lower, or use more ports (SHOAL_NIC_LIST)",
         demand.port, demand.completions, demand.queue_pairs, entries, demand.each,
         demand.network_depth));
+  return found;
+}
+
+/// The queue pairs of one peer, and what its calls may use.
+struct PeerQueues {
+  std::size_t queue_pairs = 1;    ///< on all ports
+  std::size_t piece_bytes = 0;    ///< longest request
+  std::size_t depth = 0;          ///< SHOAL_VERBS_DEPTH
+  std::size_t most_depth = 0;     ///< of the device
+  std::size_t network_depth = 0;  ///< SHOAL_NETWORK_DEPTH
+};
+
+/// RMA requests of a load. Long puts are cut into pieces.
+constexpr std::size_t requests_of(const Load& load, const PeerQueues& queues) {
+  if (load.bytes == 0) return 0;
+  const std::size_t piece =
+      message::piece_bytes(load.bytes, queues.queue_pairs, queues.piece_bytes);
+  return load.puts * ((load.bytes + piece - 1) / piece);
+}
+
+/// Requests that a load keeps in flight on the queue pair of messages: its share of long puts, or
+/// all short ones; each message with its atomic; the return of slots and the write of a quiet.
+constexpr std::size_t required_depth(const Load& load, const PeerQueues& queues) {
+  const std::size_t all = std::min(requests_of(load, queues), queues.network_depth);
+  const std::size_t spread = load.bytes < message::kSpreadBytes ? 1 : queues.queue_pairs;
+  return (all + spread - 1) / spread + 2 * std::min(load.signals, kSlots) + 2;
+}
+
+/// What makes calls with these loads wait for room, with the remedy.
+inline std::vector<std::string> shortfalls(const PeerQueues& queues, std::span<const Load> loads) {
+  std::vector<std::string> found;
+  for (const Load& load : loads) {
+    const std::size_t requests = requests_of(load, queues);
+    if (requests > queues.network_depth)
+      found.push_back(fmt::format(
+          "{} has {} requests for one PE in flight, SHOAL_NETWORK_DEPTH={} allows fewer, so it "
+          "waits for room: set SHOAL_NETWORK_DEPTH={} and a SHOAL_VERBS_DEPTH that fits, or a "
+          "larger SHOAL_NETWORK_CHUNK",
+          load.call, requests, queues.network_depth, requests));
+    const std::size_t needed = required_depth(load, queues);
+    if (queues.depth < needed)
+      found.push_back(fmt::format(
+          "{} has {} requests on one queue pair in flight, send queues have {}, so it waits for "
+          "room: {}",
+          load.call, needed, queues.depth,
+          needed <= queues.most_depth
+              ? fmt::format("set SHOAL_VERBS_DEPTH={} (device: at most {})", needed,
+                            queues.most_depth)
+              : fmt::format("the device has at most {}: set a larger SHOAL_VERBS_QUEUE_PAIRS or "
+                            "SHOAL_NETWORK_CHUNK",
+                            queues.most_depth)));
+  }
   return found;
 }
 

@@ -57,6 +57,7 @@ Network::Network(message::Engine& engine, const Context& context)
   const auto n_peers =
       static_cast<std::size_t>(std::count(context.wanted.begin(), context.wanted.end(), true));
   open_ports(context, n_peers);
+  register_heap(context);
   create_queue_pairs(context);
   const std::size_t connections = lines_.size() * queue_pairs_;
   traits_ = {
@@ -96,7 +97,7 @@ void Network::open_ports(const Context& context, std::size_t n_peers) {
           queue_pairs_, choice.ports.size(), kMaxConnections);
   const std::size_t queue_pairs = n_peers * queue_pairs_;
   for (const std::size_t port : choice.ports) {
-    auto line = std::make_unique<Line>();
+    auto line = std::make_unique<Line>(Line{.index = lines_.size()});
     line->port =
         std::make_unique<Port>(library_, offers[port], settings_,
                                queue_pairs * static_cast<std::size_t>(settings_.verbs_depth));
@@ -123,7 +124,7 @@ void Network::check_demand(Line& line, std::size_t queue_pairs) const {
   require(reason.empty(), Code::unsupported, "{}", reason);
   line.limits.atomics = static_cast<std::uint8_t>(atomics_of(demand, line.limits.atomics));
   if (engine_.my_pe() != 0) return;  // all PEs have the same settings
-  for (const std::string& shortfall : shortfalls(demand))
+  for (const std::string& shortfall : verbs::shortfalls(demand))
     log::warn("transport verbs: {}", shortfall);
 }
 
@@ -141,6 +142,14 @@ void Network::make_memory(Line& line, std::size_t connections) {
   line.rings_region = port.register_memory(line.rings.get(), line.layout.bytes(), Peers::access);
   line.bounces_region =
       port.register_memory(line.bounces.get(), kBounces * kBounceBytes, Peers::no_access);
+}
+
+void Network::register_heap(const Context& context) {
+  if (context.device_heap == nullptr) return;
+  std::vector<const Port*> ports;
+  for (const auto& line : lines_) ports.push_back(line->port.get());
+  heap_.emplace(context.device_heap, settings_, context.my_pe, n_pes_, std::move(ports));
+  heap_address_ = heap_->add(0, context.device_heap->mapped());
 }
 
 void Network::create_queue_pairs(const Context& context) {
@@ -173,6 +182,7 @@ std::vector<std::byte> Network::address() {
   header.ports = static_cast<std::uint32_t>(lines_.size());
   header.queue_pairs = static_cast<std::uint32_t>(queue_pairs_);
   header.n_pes = static_cast<std::uint32_t>(n_pes_);
+  header.heap_bytes = static_cast<std::uint32_t>(heap_address_.size());
   append(bytes, header);
   for (std::size_t l = 0; l < lines_.size(); ++l) {
     const Line& line = *lines_[l];
@@ -195,6 +205,7 @@ std::vector<std::byte> Network::address() {
         append(bytes, queue);
       }
   }
+  bytes.insert(bytes.end(), heap_address_.begin(), heap_address_.end());
   return bytes;
 }
 
@@ -209,7 +220,8 @@ void Network::open(Peer& peer, std::span<const std::byte> bytes) {
   const std::size_t port_bytes = sizeof(PortAddress) + queues * sizeof(QueueAddress);
   require(header.format == AddressHeader{}.format && header.ports >= 1 &&
               header.n_pes == static_cast<std::uint32_t>(n_pes_) &&
-              bytes.size() == sizeof header + header.ports * port_bytes,
+              header.heap_bytes == heap_address_.size() &&
+              bytes.size() == sizeof header + header.ports * port_bytes + header.heap_bytes,
           Code::mismatch, "its address has {} bytes for {} ports and {} PEs", bytes.size(),
           header.ports, header.n_pes);
   Link& link = this->link(peer);
@@ -225,6 +237,7 @@ void Network::open(Peer& peer, std::span<const std::byte> bytes) {
       connect(connection, port, queue);
     }
   }
+  if (heap_) heap_->connect(peer.pe, bytes.last(header.heap_bytes));
   peer.rails = link.all.size();
   link.home = message::home_rail(static_cast<std::size_t>(engine_.my_pe()),
                                  static_cast<std::size_t>(peer.pe), peer.rails);
@@ -255,6 +268,23 @@ void Network::connect(Connection& connection, const PortAddress& port, const Que
   connection.freed = at(RingLayout::freed(queue.ring));
   connection.queue->connect(port.path, queue);
   connection.open = true;
+}
+
+std::vector<std::string> Network::shortfalls(const Peer& peer, std::span<const Load> loads) const {
+  const Link& link = this->link(peer);
+  if (link.all.empty()) return {};
+  const Port& port = *link.all.front()->line.port;
+  // Memory of segments and heaps, which is never copied.
+  const std::size_t longest = request_bytes(peer, {.direction = Direction::write,
+                                                   .local = engine_.segment().base(),
+                                                   .bytes = engine_.segment().size()});
+  return verbs::shortfalls(
+      PeerQueues{.queue_pairs = link.all.size(),
+                 .piece_bytes = longest,
+                 .depth = link.all.front()->posted.size(),
+                 .most_depth = static_cast<std::size_t>(port.device().max_qp_wr),
+                 .network_depth = static_cast<std::size_t>(settings_.network_depth)},
+      loads);
 }
 
 /// Lets the last messages leave.

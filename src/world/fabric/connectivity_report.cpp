@@ -115,6 +115,23 @@ std::vector<PairConnectivity> explain(const Connectivity& map, Reasons reasons,
   return report;
 }
 
+/// Adds to the verdict on the chosen transport of each pair what its PEs note about it:
+/// `notes[a][b]` by PE a towards PE b.
+void add_notes(std::vector<PairConnectivity>& pairs,
+               std::span<const std::vector<std::string>> notes) {
+  for (PairConnectivity& pair : pairs) {
+    const auto a = static_cast<std::size_t>(pair.a), b = static_cast<std::size_t>(pair.b);
+    const std::string& first = notes[a][b];
+    const std::string& second = notes[b][a];
+    if (pair.a == pair.b || (first.empty() && second.empty())) continue;
+    for (TransportVerdict& verdict : pair.transports)
+      if (verdict.chosen)
+        verdict.why += first == second
+                           ? "; " + first
+                           : fmt::format("; PE {}: {}; PE {}: {}", pair.a, first, pair.b, second);
+  }
+}
+
 ConnectivityReport report_connectivity(WorldState& state) {
   const Fabric& fabric = state.fabric();
   const Connectivity* const maps[] = {&fabric.host_map(), &fabric.gpu_map()};
@@ -127,10 +144,16 @@ ConnectivityReport report_connectivity(WorldState& state) {
   for (const Connectivity* map : maps)
     for (const auto& of_pe : map->reasons)
       for (const std::string& reason : of_pe) mine.text(reason);
+  const bool on_gpu = state.memory().heap_on_gpu();
+  for (Pe pe = 0; on_gpu && pe < state.placement().n_pes; ++pe)
+    mine.text(fabric.gpu_map().capabilities[static_cast<std::size_t>(pe)] == 0
+                  ? std::string()
+                  : fabric.heap_note(pe));
   const auto blobs = state.bootstrap().all_gather(mine.take(), "connectivity report");
 
   ConnectivityReport report;
   std::vector<std::vector<std::vector<std::string>>> reasons[2];
+  std::vector<std::vector<std::string>> notes;
   for (const auto& blob : blobs) {
     BlobReader reader(blob);
     const std::size_t pe = report.pes.size();
@@ -144,10 +167,14 @@ ConnectivityReport report_connectivity(WorldState& state) {
       for (auto& row : of_pe)
         for (std::size_t t = 0; t < maps[i]->names.size(); ++t) row.push_back(reader.text());
     }
+    auto& of_pe = notes.emplace_back();
+    for (std::size_t i = 0; on_gpu && i < blobs.size(); ++i) of_pe.push_back(reader.text());
   }
   report.pairs = explain(*maps[0], reasons[0], transport::network_names(), chosen_for);
-  if (state.memory().heap_on_gpu())
+  if (on_gpu) {
     report.heap_pairs = explain(*maps[1], reasons[1], {}, chosen_for_heap);
+    add_notes(report.heap_pairs, notes);
+  }
   return report;
 }
 

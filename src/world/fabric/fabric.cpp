@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "world/fabric/fabric.hpp"
 
-#include "base/check.hpp"
+#include <algorithm>
 
+#include "base/check.hpp"
+#include "transport/heap_access.hpp"
 #include "world/state.hpp"
 
 namespace shoal::detail {
@@ -36,9 +38,39 @@ bool Fabric::uses_network() const noexcept {
 
 bool Fabric::progress() noexcept {
   bool any = false;
-  for (std::size_t i = transport::factories().size(); i < transports_.size(); ++i)
-    any |= transports_[i]->progress();
+  for (const auto& network : networks()) any |= network->progress();
   return any;
+}
+
+std::vector<std::byte> Fabric::add_heap(std::size_t offset, std::size_t bytes) {
+  constexpr std::size_t kBytes = transport::HeapAccess::kBlobBytes;
+  std::vector<std::byte> all;
+  for (const auto& network : networks()) {
+    all.resize(all.size() + kBytes);  // zeros: it does not access GPU memory
+    if (transport::HeapAccess* const access = network->heap_access(); access != nullptr)
+      std::ranges::copy(access->add(offset, bytes), all.end() - kBytes);
+  }
+  return all;
+}
+
+void Fabric::connect_heap(const Blobs& all) {
+  constexpr std::size_t kBytes = transport::HeapAccess::kBlobBytes;
+  for (std::size_t n = 0; n < networks().size(); ++n) {
+    transport::HeapAccess* const access = networks()[n]->heap_access();
+    if (access == nullptr) continue;
+    Blobs blobs;
+    for (const auto& of_pe : all) {
+      const auto start = of_pe.begin() + static_cast<std::ptrdiff_t>(n * kBytes);
+      blobs.emplace_back(start, start + kBytes);
+    }
+    access->connect(blobs);
+  }
+}
+
+void Fabric::roll_back_heap(std::size_t offset) noexcept {
+  for (const auto& network : networks())
+    if (transport::HeapAccess* const access = network->heap_access(); access != nullptr)
+      access->roll_back(offset);
 }
 
 void Fabric::release() noexcept {

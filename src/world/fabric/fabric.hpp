@@ -69,6 +69,16 @@ class Fabric {
     const auto i = static_cast<std::size_t>(pe);
     return i < peer_bases_.size() ? peer_bases_[i] : nullptr;
   }
+  /// How data of the heap of `pe` in GPU memory travel, for reports; may be empty.
+  std::string heap_note(Pe pe) const {
+    return gpu_transports_[gpu_map_.transport_of[static_cast<std::size_t>(pe)]]->note(pe);
+  }
+  // Growth of heaps in GPU memory, which networks may access: add_heap's results, by PE, go to
+  // connect_heap. Empty where no network is in use. As transport/heap_access.hpp.
+  std::vector<std::byte> add_heap(std::size_t offset, std::size_t bytes);
+  void connect_heap(const Blobs& all);
+  void roll_back_heap(std::size_t offset) noexcept;
+
   const std::vector<std::byte*>& peer_bases() const noexcept { return peer_bases_; }
 
   /// Returns when all earlier operations are complete at their targets.
@@ -104,6 +114,9 @@ class Fabric {
   const std::optional<std::vector<std::string>>& nics() const noexcept { return nics_; }
 
  private:
+  std::span<const std::unique_ptr<transport::Transport>> networks() const noexcept {
+    return transports().subspan(transport::factories().size());
+  }
   HeapRoute gpu_heap_route(Pe pe, transport::Capabilities needed) const;
   void use_connections();
   std::byte* find_peer_base(Pe pe) const;

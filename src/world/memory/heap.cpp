@@ -73,6 +73,24 @@ std::size_t product(std::size_t count, std::size_t size) {
   return size != 0 && count > kTooMuch / size ? kTooMuch : count * size;
 }
 
+/// All-gather of `mine`, which has the same size on every PE.
+std::vector<std::vector<std::byte>> exchange_blobs(WorldState& state,
+                                                   const std::vector<std::byte>& mine,
+                                                   const char* what) {
+  std::vector<std::vector<std::byte>> blobs(state.world_team().pes.size());
+  for (std::size_t done = 0; done < mine.size();) {
+    const std::size_t bytes = std::min(mine.size() - done, WorldState::kExchangeBytes);
+    const auto all = state.exchange(state.world_team(), mine.data() + done, bytes, what);
+    auto at = all.begin();
+    for (auto& blob : blobs) {
+      blob.insert(blob.end(), at, at + static_cast<std::ptrdiff_t>(bytes));
+      at += static_cast<std::ptrdiff_t>(bytes);
+    }
+    done += bytes;
+  }
+  return blobs;
+}
+
 /// Backs the first `bytes` bytes of the heap of every PE with memory. Collective. Throws on all PEs
 /// or on none, and changes nothing when it throws.
 void grow(WorldState& state, std::size_t bytes) {
@@ -88,10 +106,7 @@ void grow(WorldState& state, std::size_t bytes) {
   });
   try {
     agree_on_outcome(state, added, kGrow);
-    const auto all = state.exchange(state.world_team(), mine.data(), mine.size(), kGrow);
-    std::vector<std::vector<std::byte>> blobs;
-    for (auto at = all.begin(); at != all.end(); at += static_cast<std::ptrdiff_t>(mine.size()))
-      blobs.emplace_back(at, at + static_cast<std::ptrdiff_t>(mine.size()));
+    const auto blobs = exchange_blobs(state, mine, kGrow);
     const auto check = [&] {
       if (const auto failure = state.failure()) fail(Code::peer_failed, "{}", *failure);
     };
@@ -99,7 +114,15 @@ void grow(WorldState& state, std::size_t bytes) {
       heap.connect(blobs, {placement.token, placement.my_pe, state.settings().timeout, check});
     });
     agree_on_outcome(state, connected, kGrow);
+    if (state.fabric().uses_network()) {
+      std::vector<std::byte> keys;
+      const auto registered = attempt(
+          [&] { keys = state.fabric().add_heap(heap.mapped(), heap.step(bytes) - heap.mapped()); });
+      agree_on_outcome(state, registered, kGrow);
+      state.fabric().connect_heap(exchange_blobs(state, keys, kGrow));
+    }
   } catch (...) {
+    state.fabric().roll_back_heap(heap.mapped());
     heap.roll_back();
     throw;
   }

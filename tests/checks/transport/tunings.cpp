@@ -40,7 +40,7 @@ Settings tuned(Settings settings, const Tuning& tuning) {
 }
 
 void check_chunks(World& world, std::size_t chunk) {
-  constexpr std::size_t kBytes = (5 << 20) + 123;
+  constexpr std::size_t kBytes = rounds<std::size_t>(5 << 20, 1 << 20) + 123;
   const auto box = world.heap().allocate<std::byte>(kBytes);
   std::vector<std::byte> mine(kBytes), back(kBytes);
   const Pe other = 1 - world.my_pe();
@@ -62,7 +62,7 @@ void check_chunks(World& world, std::size_t chunk) {
 }
 
 void check_many_requests(World& world, std::int64_t depth_setting) {
-  constexpr std::size_t kCount = 3000, kBytes = 96;
+  constexpr std::size_t kCount = rounds(3000, 600), kBytes = 96;
   const auto box = world.heap().allocate<std::byte>(kCount * kBytes);
   const auto words = world.heap().allocate<std::uint64_t>(kCount);
   const Pe other = 1 - world.my_pe();
@@ -93,13 +93,13 @@ void check_many_requests(World& world, std::int64_t depth_setting) {
   sync(world);
 }
 
-void check_signals_after_data(World& world, int rounds) {
+void check_signals_after_data(World& world, int times) {
   constexpr std::size_t kSizes[] = {8, 24, 200, 1024, 5000};
   const auto box = world.heap().allocate<std::byte>(8192);
   const auto flag = world.heap().allocate<std::uint64_t>(2);
   std::vector<std::byte> data(8192);
   const Pe me = world.my_pe();
-  for (int i = 1; i <= rounds; ++i) {
+  for (int i = 1; i <= times; ++i) {
     const auto number = static_cast<std::uint64_t>(i);
     const std::size_t bytes = kSizes[mix(number) % std::size(kSizes)];
     if (me == i % 2) {

@@ -27,7 +27,7 @@ void check_chunks(World& world, std::size_t chunk);
 /// Thousands of requests at once: never more in flight than the depth.
 void check_many_requests(World& world, std::int64_t depth_setting);
 /// A PE that sees the signal sees the data, for any size, and for blocking and nbi puts.
-void check_signals_after_data(World& world, int rounds);
+void check_signals_after_data(World& world, int times);
 /// A fence orders two puts to different places for a PE that polls without a signal, whatever the
 /// order in which the network writes.
 void check_fence_between_puts(World& world);

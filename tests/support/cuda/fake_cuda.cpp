@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
@@ -76,6 +77,10 @@ CUresult device_attribute(int* value, CUdevice_attribute which, CUdevice) {
       {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, options.vmm},
       {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, options.fd},
       {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, options.fabric},
+      {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, options.gpu_direct},
+      {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, options.gpu_direct},
+      {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, options.ordered_writes ? 100 : 0},
+      {CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, options.dma_buf},
       {CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, options.multicast},
       {CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, options.stream_memory_ops}};
   *value = 0;
@@ -302,8 +307,12 @@ CUresult mem_create(CUmemGenericAllocationHandle* handle, std::size_t bytes,
   if (bytes == 0 || bytes % kGranularity != 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = take(device, bytes); result != CUDA_SUCCESS) return result;
   *handle = state().next_handle++;
-  state().allocations[*handle] = {memory_of(device, bytes, "vmm"), bytes, device,
-                                  static_cast<int>(properties->requestedHandleTypes), true};
+  state().allocations[*handle] = {memory_of(device, bytes, "vmm"),
+                                  bytes,
+                                  device,
+                                  static_cast<int>(properties->requestedHandleTypes),
+                                  true,
+                                  properties->allocFlags.gpuDirectRDMACapable != 0};
   return CUDA_SUCCESS;
 }
 CUresult mem_release(CUmemGenericAllocationHandle handle) {
@@ -328,8 +337,12 @@ CUresult mem_map(CUdeviceptr address, std::size_t bytes, std::size_t offset,
   if (mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, fd,
            static_cast<off_t>(offset)) == MAP_FAILED)
     return CUDA_ERROR_UNKNOWN;
-  state().mappings[address] = {bytes, entry->second.device, fd, entry->second.handles,
-                               std::exchange(entry->second.charged, false)};
+  state().mappings[address] = {bytes,
+                               entry->second.device,
+                               fd,
+                               entry->second.handles,
+                               std::exchange(entry->second.charged, false),
+                               entry->second.for_nics};
   return CUDA_SUCCESS;
 }
 CUresult mem_unmap(CUdeviceptr address, std::size_t bytes) {
@@ -437,10 +450,25 @@ CUresult ipc_close(CUdeviceptr address) {
   return drop_mapping(address);
 }
 
+/// Whole mappings that were allocated for NICs.
+CUresult range_handle(void* handle, CUdeviceptr address, std::size_t bytes,
+                      CUmemRangeHandleType kind, unsigned long long) {
+  const Call call("range_handle", true);
+  if (!call) return call.result;
+  const auto entry = state().mappings.find(address);
+  if (kind != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || !state().options.dma_buf ||
+      entry == state().mappings.end() || entry->second.bytes != bytes || !entry->second.for_nics)
+    return CUDA_ERROR_INVALID_VALUE;
+  const int fd = dma_buf_of(entry->second.fd);
+  std::memcpy(handle, &fd, sizeof fd);
+  return CUDA_SUCCESS;
+}
+
 constexpr Driver kDriver = [] {
   Driver table;
 #define SHOAL_FAKE(field, function) table.field = field;
   SHOAL_CUDA_DRIVER_FUNCTIONS(SHOAL_FAKE)
+  SHOAL_CUDA_OPTIONAL_DRIVER_FUNCTIONS(SHOAL_FAKE)
 #undef SHOAL_FAKE
   return table;
 }();
@@ -477,6 +505,15 @@ std::string FakeCuda::leaks() {
   for (const auto& [number, what] : left)
     if (number != 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", number, what);
   return text;
+}
+
+int FakeCuda::dma_bufs() {
+  int open = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    if (device_of_fd(fd) >= 0 && (fcntl(fd, F_GETFL) & kDmaBufMode) != 0) ++open;
+  }
+  return open;
 }
 
 int FakeCuda::calls(const std::string& function) {

@@ -18,6 +18,9 @@ struct FakeCudaOptions {
   int gpus = 8;
   bool vmm = true, fd = true, fabric = true;
   bool native_atomics = true;
+  bool gpu_direct = true;      ///< NICs may access its memory
+  bool ordered_writes = true;  ///< kernels see a NIC's writes in order
+  bool dma_buf = true;
   bool multicast = false, stream_memory_ops = false;
   std::size_t memory = std::size_t{1} << 30;       ///< of each GPU, counted in this process
   std::function<bool(int, int)> peer_access = {};  ///< by two GPU indices; empty: everywhere
@@ -45,6 +48,8 @@ class FakeCuda {
   /// Resources that were not released, such as "2 mappings, 1 streams"; empty if there are none.
   /// Released streams go to the pool, which this call empties.
   static std::string leaks();
+  /// Open descriptors of dma-bufs in this process.
+  static int dma_bufs();
   /// Number of calls of a function until now.
   static int calls(const std::string& function);
 };

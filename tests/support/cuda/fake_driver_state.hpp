@@ -34,6 +34,7 @@ struct Allocation {
   int device = 0;
   int handles = 0;       // types of handles that it can be exported as
   bool charged = false;  // counts as used memory of this process, until its mapping does
+  bool for_nics = false;
 };
 struct Mapping {
   std::size_t bytes = 0;
@@ -41,6 +42,7 @@ struct Mapping {
   int fd = -1;  // kept for mem_retain
   int handles = 0;
   bool charged = false;
+  bool for_nics = false;
   unsigned long long number = next_number();  // never used twice
   static unsigned long long next_number() {
     static std::atomic<unsigned long long> last{0};
@@ -132,6 +134,12 @@ inline bool known(CUdeviceptr address) {
   };
   return inside(state().reserved, [](std::size_t bytes) { return bytes; }) ||
          inside(state().mappings, [](const Mapping& mapping) { return mapping.bytes; });
+}
+
+/// Another open file of the same memory, which tests tell apart by its mode.
+inline constexpr int kDmaBufMode = O_APPEND;
+inline int dma_buf_of(int fd) {
+  return open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDWR | O_CLOEXEC | kDmaBufMode);
 }
 
 /// The name of another process's descriptor. Fabric and IPC handles contain it.

@@ -37,9 +37,14 @@ class WithVerbs : public testing::Test {
     const Plugin plugin = load_plugin(Settings(), "transport_verbs", transport::kModuleSymbol);
     if (plugin.symbol == nullptr) GTEST_SKIP() << "no verbs here: " << plugin.reason;
     emulate("JOB", "test-" + std::to_string(getpid()));
-    for (const char* name :
-         {"ORDERING", "LOSS", "DUPLICATION", "REORDERING", "MAX_QP", "SEED", "ATOMICS", "WORDS"})
+    for (const char* name : {"ORDERING", "LOSS", "DUPLICATION", "REORDERING", "MAX_QP", "SEED",
+                             "ATOMICS", "WORDS", "WIRE", "UDP_INTERFACE"})
       unsetenv((kPrefix + name).c_str());
+  }
+  /// The next world's NIC has the wire between hosts: a RoCE port, here on the loopback interface.
+  static void use_udp() {
+    emulate("WIRE", "udp");
+    emulate("UDP_INTERFACE", "lo");
   }
   /// Sets SHOAL_EMULATOR_<name> for the next world.
   static void emulate(const std::string& name, const std::string& value) {

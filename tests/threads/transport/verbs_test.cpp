@@ -9,6 +9,7 @@
 #include "checks/transport/tunings.hpp"
 #include "checks/transport/worlds.hpp"
 #include "shoal/collective.hpp"
+#include "shoal/ep/group.hpp"
 #include "support/expect_error.hpp"
 #include "support/process/progress_time.hpp"
 #include "support/rounds.hpp"
@@ -72,6 +73,17 @@ TEST_P(VerbsTier, CutsLongTransfers) {
 
 INSTANTIATE_TEST_SUITE_P(Tiers, VerbsTier, testing::Values("strict", "adaptive", "unordered"),
                          [](const auto& instance) { return std::string(instance.param); });
+
+// The wire between hosts: a RoCE port instead of an InfiniBand one.
+TEST_F(Verbs, DoesEverythingOverRoce) {
+  use_udp();
+  Settings settings = verbs_settings();
+  settings.verbs_queue_pairs = 2;
+  run_threads(3, settings, [](World& world) {
+    check_operations(world);
+    run_random_collectives(world, 20, 4711);
+  });
+}
 
 class VerbsTuning : public Verbs, public testing::WithParamInterface<Tuning> {
  protected:
@@ -209,6 +221,42 @@ TEST_F(Verbs, SharesWordsWhereTheNicIsNotAtomicTowardsProcessors) {
   run_threads(4, settings, [](World& world) {
     for (int i = 0; i < 3; ++i) check_mixed_atomics(world);
   });
+}
+
+/// What rank 0 reports when a group of two nodes is created.
+std::string reported_by_group(const Settings& settings) {
+  std::string text;
+  run_threads(2, settings, [&](World& world) {
+    barrier(world.team());
+    if (world.my_pe() == 0) testing::internal::CaptureStderr();
+    const ep::Group group(
+        world.team(),
+        {.max_tokens = 64, .hidden = 2048, .top_k = 2, .experts = 8, .low_latency_max_tokens = 64});
+    if (world.my_pe() == 0) text = testing::internal::GetCapturedStderr();
+    barrier(world.team());
+  });
+  return text;
+}
+
+TEST_F(Verbs, GroupsReportQueuesThatAreShorterThanTheirCalls) {
+  Settings settings = verbs_settings();
+  settings.symmetric_size = std::size_t{64} << 20;
+  settings.node_size = 1;
+  EXPECT_EQ(reported_by_group(settings), "") << "the defaults suffice";
+  settings.verbs_depth = 16;
+  const std::string few = reported_by_group(settings);
+  for (const char* call : {"normal mode has", "low_latency_combine has"})
+    EXPECT_NE(few.find(std::string("ep::Group of 2 ranks: transport verbs: ") + call),
+              std::string::npos)
+        << few;
+  EXPECT_NE(few.find("send queues have 16, so it waits for room: set SHOAL_VERBS_DEPTH="),
+            std::string::npos)
+      << few;
+  settings.verbs_depth = 512;
+  settings.network_depth = 64;
+  settings.network_chunk = 4096;
+  EXPECT_NE(reported_by_group(settings).find("SHOAL_NETWORK_DEPTH=64 allows fewer"),
+            std::string::npos);
 }
 
 TEST_F(Verbs, AQuotaThatIsUsedUpIsNamed) {

@@ -31,7 +31,7 @@ TEST(NvshmemVariables, EveryTransportOfNvshmemIsAccepted) {
     const Settings settings = settings_of({{"NVSHMEM_REMOTE_TRANSPORT", transport}});
     EXPECT_NO_THROW(settings.validate()) << transport;
   }
-  EXPECT_EQ(settings_of({{"NVSHMEM_REMOTE_TRANSPORT", "ibdevx"}}).transport_between, "automatic");
+  EXPECT_EQ(settings_of({{"NVSHMEM_REMOTE_TRANSPORT", "ibgda"}}).transport_between, "automatic");
   EXPECT_EQ(settings_of({{"NVSHMEM_REMOTE_TRANSPORT", "IBRC"}}).transport_between, "verbs,ofi,ucx");
   EXPECT_EQ(settings_of({{"NVSHMEM_REMOTE_TRANSPORT", "libfabric"}}).transport_between, "ofi");
   EXPECT_EQ(settings_of({{"NVSHMEM_REMOTE_TRANSPORT", "UCX"}}).transport_between, "ucx");
@@ -39,10 +39,35 @@ TEST(NvshmemVariables, EveryTransportOfNvshmemIsAccepted) {
             "shm,cuda_p2p,staged");
 }
 
+TEST(NvshmemVariables, IbrcAndIbdevxAreVerbsWithTheirInterface) {
+  for (const char* theirs : {"ibdevx", "IBDEVX"}) {
+    const Settings settings = settings_of({{"NVSHMEM_REMOTE_TRANSPORT", theirs}});
+    EXPECT_EQ(settings.transport_between, "verbs,ofi,ucx");
+    EXPECT_EQ(settings.verbs_interface, "devx");
+    EXPECT_TRUE(warnings_of({{"NVSHMEM_REMOTE_TRANSPORT", theirs}}).empty());
+  }
+  for (const char* theirs : {"ibrc", "ucx", "libfabric", "none", "ibgda"})
+    EXPECT_EQ(settings_of({{"NVSHMEM_REMOTE_TRANSPORT", theirs}}).verbs_interface, "verbs")
+        << theirs;
+}
+
+TEST(NvshmemVariables, ShoalsNamesDecideAboutTheInterfaceOfVerbs) {
+  EXPECT_EQ(
+      settings_of({{"NVSHMEM_REMOTE_TRANSPORT", "ibdevx"}, {"SHOAL_VERBS_INTERFACE", "verbs"}})
+          .verbs_interface,
+      "verbs");
+  const Variables both = {{"NVSHMEM_REMOTE_TRANSPORT", "ibdevx"},
+                          {"SHOAL_TRANSPORT_BETWEEN", "verbs"}};
+  EXPECT_EQ(settings_of(both).verbs_interface, "verbs");
+  EXPECT_EQ(
+      warnings_of(both),
+      std::vector<std::string>{"NVSHMEM_REMOTE_TRANSPORT: SHOAL_TRANSPORT_BETWEEN is set as well"});
+}
+
 TEST(NvshmemVariables, ATransportThatShoalLacksIsNamedInAWarning) {
-  const auto warnings = warnings_of({{"NVSHMEM_REMOTE_TRANSPORT", "ibdevx"}});
+  const auto warnings = warnings_of({{"NVSHMEM_REMOTE_TRANSPORT", "ibgda"}});
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_NE(warnings[0].find("NVSHMEM_REMOTE_TRANSPORT: \"ibdevx\""), std::string::npos)
+  EXPECT_NE(warnings[0].find("NVSHMEM_REMOTE_TRANSPORT: \"ibgda\""), std::string::npos)
       << warnings[0];
   EXPECT_TRUE(warnings_of({{"NVSHMEM_REMOTE_TRANSPORT", "ucx"}}).empty());
 }

@@ -156,6 +156,14 @@ TEST(EmulatorErrors, CountOfPausesStartsAgainAfterProgress) {
   }
 }
 
+TEST(EmulatorErrors, PacketsToAWrongMacAddressDoNotArrive) {
+  Pair pair({}, {}, {.ack_timeout = 10, .retry_count = 2, .misaddressed = true});
+  pair.a.write(pair.b, 0, 64, 8);
+  EXPECT_EQ(pair.sent().syndrome, Syndrome::retry_exceeded);
+  EXPECT_EQ(pair.b.pair->counters().packets_received, 0U);
+  EXPECT_EQ(pair.a.pair->counters().packets_sent, 3U);
+}
+
 TEST(EmulatorErrors, DeadPeerTakesTheRetriesAndTimeoutsThatWereSet) {
   for (const std::uint8_t retries : {0, 1, 3}) {
     Pair pair({}, {}, {.ack_timeout = 10, .retry_count = retries});

@@ -95,9 +95,7 @@ class FakeNetwork final : public Network {
     peer.start(transfer.direction, transfer.batch);
     return true;
   }
-  std::size_t request_bytes(const Peer&, const std::byte*, std::size_t) const override {
-    return chunk_;
-  }
+  std::size_t request_bytes(const Peer&, const Transfer&) const override { return chunk_; }
   bool poll() override {
     bool any = false;
     while (deliver_one()) {

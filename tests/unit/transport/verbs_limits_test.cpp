@@ -219,6 +219,52 @@ TEST(VerbsRequirements, ShortfallsNameNeedLimitAndSetting) {
       << shortfalls(demand)[0];
 }
 
+TEST(VerbsRequirements, LoadsOfAPeerAreCutAndSpread) {
+  using transport::Load;
+  using transport::verbs::PeerQueues;
+  using transport::verbs::required_depth;
+  const PeerQueues one{
+      .piece_bytes = 262'144, .depth = 16, .most_depth = 32'768, .network_depth = 256};
+  PeerQueues four = one;
+  four.queue_pairs = 4;
+  // 4 chunks of 3 pieces; each of 8 signals is two requests; and 2 more.
+  const Load chunks{"normal mode", 4, 786'432, 8};
+  EXPECT_EQ(requests_of(chunks, one), 12u);
+  EXPECT_EQ(required_depth(chunks, one), 12u + 16 + 2);
+  EXPECT_EQ(requests_of(chunks, four), 16u) << "a piece for every queue pair";
+  EXPECT_EQ(required_depth(chunks, four), 4u + 16 + 2);
+  const Load rows{"low_latency_combine", 32, 2047, 6};
+  EXPECT_EQ(required_depth(rows, one), required_depth(rows, four)) << "short puts are not spread";
+  EXPECT_EQ(required_depth({"", 0, 0, 1000}, one), 2u * 64 + 2) << "a ring of messages";
+}
+
+TEST(VerbsRequirements, ShortfallsOfLoadsNameCallNeedLimitAndSetting) {
+  using transport::Load;
+  transport::verbs::PeerQueues queues{
+      .piece_bytes = 4096, .depth = 218, .most_depth = 1024, .network_depth = 200};
+  const std::vector<Load> loads{{"low_latency_dispatch", 2, 409'600, 8}};
+  const auto found = [&] { return shortfalls(queues, loads); };
+  EXPECT_TRUE(found().empty()) << found()[0];
+  queues.depth = 217;
+  ASSERT_EQ(found().size(), 1u);
+  EXPECT_EQ(found()[0],
+            "low_latency_dispatch has 218 requests on one queue pair in flight, send queues have "
+            "217, so it waits for room: set SHOAL_VERBS_DEPTH=218 (device: at most 1024)");
+  queues.most_depth = 217;
+  ASSERT_EQ(found().size(), 1u);
+  EXPECT_NE(found()[0].find("the device has at most 217: set a larger SHOAL_VERBS_QUEUE_PAIRS or "
+                            "SHOAL_NETWORK_CHUNK"),
+            std::string::npos)
+      << found()[0];
+  queues.depth = 218;
+  queues.network_depth = 199;
+  ASSERT_EQ(found().size(), 1u);
+  EXPECT_EQ(found()[0],
+            "low_latency_dispatch has 200 requests for one PE in flight, SHOAL_NETWORK_DEPTH=199 "
+            "allows fewer, so it waits for room: set SHOAL_NETWORK_DEPTH=200 and a "
+            "SHOAL_VERBS_DEPTH that fits, or a larger SHOAL_NETWORK_CHUNK");
+}
+
 TEST(VerbsRequirements, ReadsAndAtomicsAreShared) {
   using transport::verbs::atomics_of;
   EXPECT_EQ(atomics_of({.queue_pairs = 6, .most_atomics = 100}, 16), 16u);

@@ -8,12 +8,15 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <ostream>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "support/expect_error.hpp"
 #include "support/world/verbs.hpp"
 #include "transport/verbs/devx/device.hpp"
+#include "transport/verbs/devx/path.hpp"
 #include "transport/verbs/queue_pair.hpp"
 
 namespace shoal::test {
@@ -82,11 +85,26 @@ struct Rig {
   std::vector<std::unique_ptr<ibv_sge>> sources;
 };
 
-class VerbsQueuePair : public WithVerbs, public testing::WithParamInterface<const char*> {
+/// An interface, and the wire of the NIC: InfiniBand, or RoCE over UDP.
+struct Variant {
+  const char *name, *interface;
+  bool ethernet;
+};
+
+void PrintTo(const Variant& variant, std::ostream* to) {
+  *to << variant.name;
+}
+
+class VerbsQueuePair : public WithVerbs, public testing::WithParamInterface<Variant> {
  protected:
+  void SetUp() override {
+    WithVerbs::SetUp();
+    if (GetParam().ethernet) use_udp();
+  }
+  static bool uses_devx() { return GetParam().interface == std::string("devx"); }
   static Settings settings() {
     Settings chosen = verbs_settings();
-    chosen.verbs_interface = GetParam();
+    chosen.verbs_interface = GetParam().interface;
     chosen.verbs_depth = 16;
     return chosen;
   }
@@ -94,8 +112,8 @@ class VerbsQueuePair : public WithVerbs, public testing::WithParamInterface<cons
 
 TEST_P(VerbsQueuePair, UsesTheChosenInterface) {
   const Rig rig(settings());
-  EXPECT_EQ(rig.port.devx() != nullptr, GetParam() == std::string("devx"));
-  EXPECT_EQ(rig.port.queue() != nullptr, GetParam() == std::string("verbs"));
+  EXPECT_EQ(rig.port.devx() != nullptr, uses_devx());
+  EXPECT_EQ(rig.port.queue() != nullptr, !uses_devx());
 }
 
 TEST_P(VerbsQueuePair, WritesReadsAndChangesWords) {
@@ -251,7 +269,7 @@ TEST_P(VerbsQueuePair, StatesThatAreRefusedNameTheReason) {
   Rig rig(settings());
   PathAddress path = rig.port.path();
   path.mtu = 0;
-  const bool devx = GetParam() == std::string("devx");
+  const bool devx = uses_devx();
   expect_error(Code::unsupported,
                devx ? "does not change to RTR: INIT2RTR_QP: bad parameter (status 0x3, syndrome "
                       "0x0); path MTU"
@@ -259,8 +277,18 @@ TEST_P(VerbsQueuePair, StatesThatAreRefusedNameTheReason) {
                [&] { rig.a->connect(path, {rig.b->number(), 0, 0}); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Interfaces, VerbsQueuePair, testing::Values("verbs", "devx"),
-                         [](const auto& instance) { return std::string(instance.param); });
+TEST_P(VerbsQueuePair, IsOnTheWireOfItsVariant) {
+  const Rig rig(settings());
+  EXPECT_EQ(rig.port.is_ethernet(), GetParam().ethernet);
+  EXPECT_EQ(rig.port.routed(), GetParam().ethernet);
+}
+
+INSTANTIATE_TEST_SUITE_P(Interfaces, VerbsQueuePair,
+                         testing::Values(Variant{"verbs", "verbs", false},
+                                         Variant{"devx", "devx", false},
+                                         Variant{"verbs_over_roce", "verbs", true},
+                                         Variant{"devx_over_roce", "devx", true}),
+                         [](const auto& instance) { return std::string(instance.param.name); });
 
 class VerbsDevx : public WithVerbs {
  protected:
@@ -292,6 +320,36 @@ TEST_F(VerbsDevx, ADeviceWithoutItIsNamed) {
   expect_error(Code::unsupported, "fake_0 is no mlx5 device for " + chosen.verbs_mlx5_library, [&] {
     Port port(load_library(SHOAL_FAKE_IBVERBS), {"fake_0", 1, true}, chosen, 16);
   });
+}
+
+// On RoCE the command needs the MAC address of the peer.
+TEST_F(VerbsDevx, AnAddressThatCannotBeResolvedIsNamedWithThePeer) {
+  use_udp();
+  Rig rig(settings());
+  const auto refused = [&](const PathAddress& path, const char* text) {
+    expect_error(Code::unsupported, text, [&] { rig.a->connect(path, {rig.b->number(), 0, 0}); });
+    EXPECT_EQ(rig.a->state(), "INIT");
+  };
+  PathAddress path = rig.port.path();
+  path.gid[12] = 203, path.gid[14] = 113;  // 203.0.113.1: no route from the loopback interface
+  refused(path,
+          "queue pair 1 of 1 for PE 1 on mlx5_0:1 (PE 0) does not change to RTR: the MAC address "
+          "of GID ::ffff:203.0.113.1 cannot be resolved: ");
+  path.gid[10] = 0;
+  refused(path,
+          "cannot be resolved: Invalid argument; path MTU 4096 (port: 4096), remote LID 0, "
+          "GID index 0");
+  rig.connect();
+}
+
+// Whatever the lower 14 bits of a port are, it is one of RoCE v2; different queue pairs have
+// different ones, so that switches spread them over paths.
+TEST(VerbsDevxPath, UdpSourcePortsDiffer) {
+  std::set<std::uint16_t> ports;
+  for (std::uint32_t number = 0x40; number < 0x140; ++number)
+    ports.insert(devx::udp_source_port(number, number ^ 0x40000));
+  EXPECT_GE(*ports.begin(), 0xc000);
+  EXPECT_GT(ports.size(), 200u);
 }
 
 TEST_F(VerbsDevx, LimitsAreNamedWithTheSettings) {

@@ -119,8 +119,33 @@ TEST_F(WithFakeVerbs, AsynchronousEventsNameTheirCause) {
 
 // A port that is down stops nothing by itself: requests are repeated.
 TEST_F(WithFakeVerbs, APortThatIsDownIsNoFailureYet) {
-  reset({.event = IBV_EVENT_PORT_ERR});
+  reset({.event = IBV_EVENT_PORT_ERR, .event_port = 1});
   run_pair(module->make, settings(), settings(), check_quiet_completes_everything);
+}
+
+// The failure that follows names the port and the event; events of the device's other ports are not
+// its reason.
+TEST_F(WithFakeVerbs, AFailureNamesTheEventOfItsPort) {
+  for (const auto& [event, port, reason] :
+       {std::tuple{
+            IBV_EVENT_PORT_ERR, 1,
+            "; event PORT_ERR of port fake_0:1: the port is down: cable, switch, or ip link. "
+            "Settings: SHOAL_VERBS_TIMEOUT"},
+        std::tuple{IBV_EVENT_LID_CHANGE, 1, "; event LID_CHANGE of port fake_0:1: the subnet"},
+        std::tuple{IBV_EVENT_GID_CHANGE, 1, "; event GID_CHANGE of port fake_0:1: the port's GID"},
+        std::tuple{IBV_EVENT_PORT_ERR, 2, "vendor 0x81). Settings"}}) {
+    reset({.event = event, .event_port = port, .fail_after = 2000});
+    run_pair(module->make, settings(), settings(), [text = reason](Pair& pair) {
+      const std::uint64_t value = 1;
+      pair.meet();
+      expect_error(Code::peer_failed, text, [&] {
+        for (int i = 0; i < 10'000; ++i) {
+          pair.transport.put(pair.other, 64, &value, sizeof value);
+          pair.transport.quiet();
+        }
+      });
+    });
+  }
 }
 
 TEST_F(WithFakeVerbs, RoutesByTheGidOfRoce) {

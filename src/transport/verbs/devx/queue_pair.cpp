@@ -5,10 +5,10 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cstring>
 
 #include "base/check.hpp"
 #include "base/mlx5/host_bus.hpp"
+#include "transport/verbs/devx/path.hpp"
 #include "transport/verbs/port.hpp"
 
 namespace shoal::transport::verbs::devx {
@@ -46,19 +46,8 @@ void set_access(std::byte* at, int access) {
   mlx5::set(at, f::kAtomicMode, kAtomicsOfIb);
 }
 
-void set_path(std::byte* at, const ibv_ah_attr& path) {
-  mlx5::set(at, f::kRemoteLid, path.dlid);
-  mlx5::set(at, f::kServiceLevel, path.sl);
-  mlx5::set(at, f::kPort, path.port_num);
-  if (path.is_global == 0) return;
-  mlx5::set(at, f::kGlobal, 1);
-  mlx5::set(at, f::kSourceGid, path.grh.sgid_index);
-  mlx5::set(at, f::kHops, path.grh.hop_limit);
-  mlx5::set(at, f::kTrafficClass, path.grh.traffic_class);
-  std::memcpy(at + f::kRemoteGid, path.grh.dgid.raw, sizeof path.grh.dgid.raw);
-}
-
-/// Writes what libibverbs takes from these attributes in a change to their state.
+/// Writes what libibverbs takes from these attributes in a change to their state. The path is
+/// path.hpp's.
 void set_attributes(std::byte* at, const ibv_qp_attr& from) {
   mlx5::set(at, f::kMigration, kMigrated);
   switch (from.qp_state) {
@@ -74,7 +63,6 @@ void set_attributes(std::byte* at, const ibv_qp_attr& from) {
       mlx5::set(at, f::kLogRemoteReads, log_of(from.max_dest_rd_atomic));
       mlx5::set(at, f::kAtomicMode, kAtomicsOfIb);
       mlx5::set(at, f::kMinRnr, from.min_rnr_timer);
-      set_path(at, from.ah_attr);
       break;
     case IBV_QPS_RTS:
       mlx5::set(at, f::kSendPsn, from.sq_psn);
@@ -165,7 +153,14 @@ void QueuePair::create(std::size_t existing) {
 std::string QueuePair::modify(ibv_qp_attr& attributes, int /*mask*/) {
   Command command(command_for(attributes.qp_state), f::kCommandBytes);
   mlx5::set(command.in(), mlx5::command::kObject, queue_.number);
-  set_attributes(command.in() + f::kAt, attributes);
+  std::byte* const at = command.in() + f::kAt;
+  set_attributes(at, attributes);
+  if (attributes.qp_state == IBV_QPS_RTR) {
+    const std::uint16_t udp_source = udp_source_port(queue_.number, attributes.dest_qp_num);
+    const std::string problem =
+        set_path(at, device_.library(), port_, attributes.ah_attr, udp_source);
+    if (!problem.empty()) return problem;
+  }
   const int code = device_.library().obj_modify(object_.get(), command.in(), command.in_bytes(),
                                                 command.out(), command.out_bytes());
   return code == 0 ? std::string() : command.problem(code);

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// heap_access.hpp: direct access of a network to heaps in GPU memory, by NICs. Only data: words and
+// atomics of such heaps belong to the GPUs.
+//
+// Memory is added in collective steps, as in memory/device_heap.hpp: every PE calls add, the blobs
+// are exchanged, and every PE calls connect, or roll_back if one failed.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shoal/heap.hpp"
+
+namespace shoal::transport {
+
+class HeapAccess {
+ public:
+  virtual ~HeapAccess() = default;
+
+  static constexpr std::size_t kBlobBytes = 640;
+  /// Registers bytes [offset, offset + bytes) of this PE's heap. Returns at most kBlobBytes bytes.
+  /// Where that is impossible, nothing is registered; Error{unsupported} if the settings ask for
+  /// it.
+  virtual std::vector<std::byte> add(std::size_t offset, std::size_t bytes) = 0;
+  /// `blobs`: by PE. Those of PEs that this network does not connect are ignored.
+  virtual void connect(std::span<const std::vector<std::byte>> blobs) = 0;
+  /// Unregisters what was added from `offset` on.
+  virtual void roll_back(std::size_t offset) noexcept = 0;
+
+  /// Whether these bytes of the heap of `pe` can be copied to or from `local`, which is host memory
+  /// or in this PE's heap.
+  virtual bool reaches(Pe pe, std::size_t offset, const void* local, std::size_t bytes) = 0;
+  /// "by RDMA (dma-buf)", or "through host memory: GPU 0 has no GPUDirect RDMA".
+  virtual std::string describe(Pe pe) = 0;
+
+  // As the operations of Transport, for ranges that reaches() accepts.
+  virtual void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) = 0;
+  virtual void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) = 0;
+  virtual void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) = 0;
+  virtual void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) = 0;
+};
+
+}  // namespace shoal::transport
