@@ -125,6 +125,20 @@ json receives() {
   return rows;
 }
 
+json posts() {
+  json rows = json::array();
+  const auto add = [&](std::uint32_t threads, bool shared, std::uint32_t chain) {
+    rows.push_back(post_rate(threads, shared, chain));
+    fmt::print("{}\n", rows.back().dump());
+  };
+  for (const std::uint32_t chain : {1U, 32U}) {
+    add(1, false, chain);
+    add(1, true, chain);
+    add(4, true, chain);
+  }
+  return rows;
+}
+
 json fair() {
   json rows = json::array();
   for (const bool one_target : {false, true})
@@ -150,8 +164,9 @@ int main(int argc, char** argv) {
   app.add_option("--seeds", seeds, "runs with different routing")->capture_default_str();
   app.add_option("--json", output, "also write everything to this file");
   std::vector<std::string> studies{"order", "signals", "receives", "fairness"};
-  app.add_option("study", studies,
-                 "order, signals, receives, fairness, scale; the first four without an argument");
+  app.add_option(
+      "study", studies,
+      "order, signals, receives, fairness, scale, posts; the first four without an argument");
   CLI11_PARSE(app, argc, argv);
   nlohmann::json all = nlohmann::json::object();
   for (const std::string& study : studies) {
@@ -167,10 +182,12 @@ int main(int argc, char** argv) {
       all[study] = fair();
     else if (study == "scale")
       all[study] = scale();
+    else if (study == "posts")
+      all[study] = posts();
     else {
       fmt::print(
           stderr,
-          "shoal-bench-nic: study is '{}'; allowed: order, signals, receives, fairness, scale\n",
+          "shoal-bench-nic: study is '{}'; allowed: order, signals, receives, fairness, scale, posts\n",
           study);
       return 2;
     }

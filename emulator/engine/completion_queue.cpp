@@ -28,6 +28,16 @@ Entry encode(const Completion& completion) {
   return entry;
 }
 
+/// Stores all of an entry but its last word while clients may read the entry that it replaces.
+void store_words(std::byte* to, const Entry& entry) {
+  for (std::size_t at = 0; at + sizeof(std::uint32_t) < kCqeBytes; at += sizeof(std::uint32_t)) {
+    std::uint32_t word;
+    std::memcpy(&word, entry.data() + at, sizeof word);
+    std::atomic_ref<std::uint32_t>(*reinterpret_cast<std::uint32_t*>(to + at))
+        .store(word, std::memory_order_relaxed);
+  }
+}
+
 }  // namespace
 
 CompletionQueue::CompletionQueue(std::uint32_t number, const CompletionQueueAttributes& attributes)
@@ -56,7 +66,10 @@ bool CompletionQueue::push(const Completion& completion) {
                              std::uint32_t{completion.solicited} << 1 | owner;
   // The last word, which clients poll, holds request index, signature and owner. It is stored as a
   // whole, after the rest.
-  std::memcpy(to, entry.data(), kCqeBytes - 4);
+  if (attributes_.collapsed)
+    store_words(to, entry);
+  else
+    std::memcpy(to, entry.data(), kCqeBytes - 4);
   std::uint32_t word;
   entry[63] = static_cast<std::byte>(last);
   std::memcpy(&word, entry.data() + 60, sizeof word);

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// operations.hpp: puts, signals and atomics on a shared queue (queue.hpp). For host and device
+// code.
+//
+//   std::uint64_t ticket;
+//   Status status = put_signal(queue, source, remote, bytes, signal, deadline, platform, ticket);
+//   ...
+//   status = wait(queue, ticket, deadline, platform);  // the source may be changed
+//
+// Operations are for one thread each; put_each() is for the lanes of a warp. Operations of one
+// thread on one queue reach the peer in this order:
+//   signals and atomics   behind everything before them, in every ordering
+//   puts                  behind everything before them in Ordering::strict, else in any order:
+//                         fence() before a put that must come later
+// A signal says that all puts before it on its queue are visible at the peer.
+//
+// Functions return Status::refused, and post nothing, for words that are not aligned to 8 bytes.
+#pragma once
+
+#include "transport/gda/queue.hpp"
+
+namespace shoal::transport::gda {
+
+/// Inline bytes of a request of one block.
+inline constexpr std::uint32_t kInlineBytes =
+    mlx5::kBlockBytes - 2 * mlx5::kSegmentBytes - mlx5::kInlineHeader;
+
+/// Local memory as this code and the NIC name it. Without `bytes` (memory that this code cannot
+/// read) nothing is sent inline.
+struct Source {
+  const std::byte* bytes = nullptr;
+  mlx5::Memory memory;
+};
+
+enum class SignalKind : std::uint8_t { add, set };
+
+/// A change to a word of 8 bytes at the peer.
+struct Signal {
+  mlx5::Memory word;
+  std::uint64_t value = 0;
+  SignalKind kind = SignalKind::add;
+};
+
+/// Where the NIC stores the value before of an atomic. One thread at a time may use it.
+struct Result {
+  const std::uint64_t* word = nullptr;
+  mlx5::Memory memory;
+};
+
+namespace detail {
+
+SHOAL_HOST_DEVICE constexpr bool is_aligned(const mlx5::Memory& word) {
+  return word.address % sizeof(std::uint64_t) == 0;
+}
+
+/// Requests of a signal. A write may pass the writes before it unless the queue is strict. There,
+/// an atomic that adds 0 waits for them, and the write waits for the atomic.
+SHOAL_HOST_DEVICE constexpr std::uint32_t requests_of(const Queue& queue, const Signal& signal) {
+  return signal.kind == SignalKind::set && queue.ordering != Ordering::strict ? 2 : 1;
+}
+
+SHOAL_HOST_DEVICE inline void write_word(const Queue& queue, std::uint64_t index,
+                                         const Signal& signal, mlx5::Flags flags) {
+  mlx5::write_inline(queue.sends, static_cast<std::uint32_t>(index), signal.word,
+                     reinterpret_cast<const std::byte*>(&signal.value), sizeof signal.value, flags);
+}
+SHOAL_HOST_DEVICE inline void write_add(const Queue& queue, std::uint64_t index,
+                                        const Signal& signal, std::uint64_t value,
+                                        mlx5::Flags flags) {
+  mlx5::write_atomic(queue.sends, static_cast<std::uint32_t>(index), mlx5::Opcode::fetch_add,
+                     signal.word, value, 0, queue.sink, flags);
+}
+
+/// Writes `signal` as the last requests of a reservation of `n` requests from `first` on.
+SHOAL_HOST_DEVICE inline void write_signal(const Queue& queue, std::uint64_t first, std::uint32_t n,
+                                           const Signal& signal) {
+  const std::uint64_t last = first + n - 1;
+  if (signal.kind == SignalKind::add) return write_add(queue, last, signal, signal.value, {true});
+  const bool strict = queue.ordering == Ordering::strict;
+  if (!strict) write_add(queue, last - 1, signal, 0, {queue.is_signalled(n - 2, n)});
+  write_word(queue, last, signal, {.signalled = true, .fenced = !strict});
+}
+
+SHOAL_HOST_DEVICE inline void write_put(const Queue& queue, std::uint64_t index,
+                                        const Source& source, const mlx5::Memory& remote,
+                                        std::uint32_t bytes, mlx5::Flags flags) {
+  const auto block = static_cast<std::uint32_t>(index);
+  if (source.bytes != nullptr && bytes <= kInlineBytes) {
+    mlx5::write_inline(queue.sends, block, remote, source.bytes, bytes, flags);
+    return;
+  }
+  const mlx5::Part part{source.memory, bytes};
+  mlx5::write_data(queue.sends, block, mlx5::Opcode::write, remote, &part, 1, flags);
+}
+
+SHOAL_HOST_DEVICE constexpr mlx5::Memory behind(const mlx5::Memory& memory, std::uint64_t bytes) {
+  return {memory.address + bytes, memory.key};
+}
+SHOAL_HOST_DEVICE constexpr Source behind(const Source& source, std::uint64_t bytes) {
+  return {source.bytes == nullptr ? nullptr : source.bytes + bytes, behind(source.memory, bytes)};
+}
+
+/// Posts the messages of a put, as many as fit into the ring at once, until at most `left` are
+/// left. Moves `source`, `remote` and `bytes` on.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status post_messages(const Queue& queue, Source& source, mlx5::Memory& remote,
+                                       std::uint64_t& bytes, std::uint64_t left,
+                                       std::uint64_t deadline, Platform& platform,
+                                       std::uint64_t& ticket) {
+  const std::uint64_t largest = queue.largest_message;
+  for (;;) {
+    const std::uint64_t messages = bytes / largest + (bytes % largest != 0);
+    if (messages <= left) return Status::ok;
+    const std::uint64_t room = queue.sends.blocks / 2, more = messages - left;
+    const auto n = static_cast<std::uint32_t>(more < room ? more : room);
+    std::uint64_t first = 0;
+    const Status status = reserve(queue, n, deadline, platform, first);
+    if (status != Status::ok) return status;
+    for (std::uint32_t i = 0; i < n; ++i) {
+      const auto now = static_cast<std::uint32_t>(bytes < largest ? bytes : largest);
+      write_put(queue, first + i, source, remote, now, {queue.is_signalled(i, n)});
+      source = behind(source, now);
+      remote = behind(remote, now);
+      bytes -= now;
+    }
+    ticket = first + n;
+    const Status published = commit(queue, first, n, {}, deadline, platform);
+    if (published != Status::ok) return published;
+  }
+}
+
+/// Posts one atomic and waits for its result.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status run_atomic(const Queue& queue, mlx5::Opcode opcode,
+                                    const mlx5::Memory& word, std::uint64_t swap_or_add,
+                                    std::uint64_t compare, const Result& result,
+                                    std::uint64_t deadline, Platform& platform,
+                                    std::uint64_t& before) {
+  if (!is_aligned(word)) return Status::refused;
+  std::uint64_t first = 0;
+  Status status = reserve(queue, 1, deadline, platform, first);
+  if (status != Status::ok) return status;
+  mlx5::write_atomic(queue.sends, static_cast<std::uint32_t>(first), opcode, word, swap_or_add,
+                     compare, result.memory, {.signalled = true});
+  status = commit(queue, first, 1, {.ring = true}, deadline, platform);
+  if (status == Status::ok) status = wait(queue, first + 1, deadline, platform);
+  if (status == Status::ok) before = platform.load(result.word);
+  return status;
+}
+
+}  // namespace detail
+
+/// Writes `bytes` bytes to the peer. `ticket` is for wait(): before it returns, `source` must not
+/// change, except up to kInlineBytes bytes that this code can read.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status put(const Queue& queue, Source source, mlx5::Memory remote,
+                             std::uint64_t bytes, std::uint64_t deadline, Platform& platform,
+                             std::uint64_t& ticket) {
+  ticket = 0;  // nothing to wait for
+  return detail::post_messages(queue, source, remote, bytes, 0, deadline, platform, ticket);
+}
+
+/// Changes a word of the peer behind everything posted before on this queue.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status signal(const Queue& queue, const Signal& signal, std::uint64_t deadline,
+                                Platform& platform, std::uint64_t& ticket) {
+  if (!detail::is_aligned(signal.word)) return Status::refused;
+  const std::uint32_t n = detail::requests_of(queue, signal);
+  std::uint64_t first = 0;
+  const Status status = reserve(queue, n, deadline, platform, first);
+  if (status != Status::ok) return status;
+  detail::write_signal(queue, first, n, signal);
+  ticket = first + n;
+  return commit(queue, first, n, {}, deadline, platform);
+}
+
+/// Writes `bytes` bytes, then changes a word of the peer: who sees the word changed sees the bytes.
+/// The last message and the signal are handed to the NIC together.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status put_signal(const Queue& queue, Source source, mlx5::Memory remote,
+                                    std::uint64_t bytes, const Signal& signal,
+                                    std::uint64_t deadline, Platform& platform,
+                                    std::uint64_t& ticket) {
+  if (!detail::is_aligned(signal.word)) return Status::refused;
+  Status status =
+      detail::post_messages(queue, source, remote, bytes, 1, deadline, platform, ticket);
+  if (status != Status::ok) return status;
+  const std::uint32_t data = bytes != 0 ? 1 : 0;
+  const std::uint32_t n = data + detail::requests_of(queue, signal);
+  std::uint64_t first = 0;
+  status = reserve(queue, n, deadline, platform, first);
+  if (status != Status::ok) return status;
+  if (data != 0)
+    detail::write_put(queue, first, source, remote, static_cast<std::uint32_t>(bytes),
+                      {queue.is_signalled(0, n)});
+  detail::write_signal(queue, first, n, signal);
+  ticket = first + n;
+  return commit(queue, first, n, {}, deadline, platform);
+}
+
+/// Adds to a word of the peer, atomic among operations of its NIC. `before` is its value before.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status fetch_add(const Queue& queue, const mlx5::Memory& word,
+                                   std::uint64_t value, const Result& result,
+                                   std::uint64_t deadline, Platform& platform,
+                                   std::uint64_t& before) {
+  return detail::run_atomic(queue, mlx5::Opcode::fetch_add, word, value, 0, result, deadline,
+                            platform, before);
+}
+
+/// Stores `value` in a word of the peer that is `expected`. `before` is its value before.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status compare_swap(const Queue& queue, const mlx5::Memory& word,
+                                      std::uint64_t expected, std::uint64_t value,
+                                      const Result& result, std::uint64_t deadline,
+                                      Platform& platform, std::uint64_t& before) {
+  return detail::run_atomic(queue, mlx5::Opcode::compare_swap, word, value, expected, result,
+                            deadline, platform, before);
+}
+
+/// Orders all puts that were published before this call before everything posted after it.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status fence(const Queue& queue, std::uint64_t deadline, Platform& platform) {
+  return queue.ordering == Ordering::strict ? Status::ok : quiet(queue, deadline, platform);
+}
+
+/// A put of each lane of a group, of at most one message, with one reservation and one doorbell.
+/// All lanes call; those with `bytes` of 0 take no slot. All get the same status and ticket.
+///
+/// A Group has rank(), size(), sync() (which orders the memory accesses of its lanes), broadcast(v)
+/// of rank 0, and count_before(flag, total): lanes of a lower rank whose flag is set, and of all.
+template <typename Group, typename Platform>
+SHOAL_HOST_DEVICE Status put_each(const Group& group, const Queue& queue, const Source& source,
+                                  const mlx5::Memory& remote, std::uint32_t bytes,
+                                  std::uint64_t deadline, Platform& platform,
+                                  std::uint64_t& ticket) {
+  const bool is_leader = group.rank() == 0;
+  std::uint32_t n = 0, refused = 0;
+  const std::uint32_t mine = group.count_before(bytes != 0, n);
+  group.count_before(bytes > queue.largest_message, refused);
+  ticket = 0;
+  if (refused != 0) return Status::refused;
+  if (n == 0) return Status::ok;
+  Status status = Status::ok;
+  std::uint64_t first = 0;
+  if (is_leader) status = reserve(queue, n, deadline, platform, first);
+  status = static_cast<Status>(group.broadcast(static_cast<std::uint64_t>(status)));
+  if (status != Status::ok) return status;
+  first = group.broadcast(first);
+  if (bytes != 0)
+    detail::write_put(queue, first + mine, source, remote, bytes, {queue.is_signalled(mine, n)});
+  group.sync();  // the leader publishes for all
+  if (is_leader) status = commit(queue, first, n, {}, deadline, platform);
+  ticket = first + n;
+  return static_cast<Status>(group.broadcast(static_cast<std::uint64_t>(status)));
+}
+
+}  // namespace shoal::transport::gda

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// queue.hpp: a send queue of an mlx5 NIC that many threads share: warps of a GPU, or threads of a
+// processor. For host and device code; operations.hpp has the operations on top of it.
+//
+//   std::uint64_t first;                                // 1. reserve n slots
+//   if (reserve(queue, n, deadline, platform, first) != Status::ok) ...
+//   mlx5::write_data(queue.sends, first + i, ...);      // 2. write each request at its own index
+//   commit(queue, first, n, {}, deadline, platform);    // 3. publish, ring the doorbell if due
+//   wait(queue, first + n, deadline, platform);         // 4. until the NIC has completed them
+//
+// A slot is one block of 64 bytes and every request takes one, so an index is a number of requests.
+// Counters have 64 bits and never wrap; the NIC sees 16 bits of them. At all times
+//   completed <= rung <= ready <= reserved,   and written requests - completed <= slots.
+//
+// A Platform is a Bus (base/mlx5/work_queue.hpp) plus access to the words that threads share
+// (host_platform.hpp, cuda_platform.cuh):
+//   load(word)                  loads before all later accesses of this thread (acquire)
+//   store(word, value)          stores after all earlier accesses of this thread (release)
+//   add(word, value)            adds; returns the value before
+//   raise(word, value)          stores the larger of both; acquire and release
+//   replace(word, seen, value)  stores if the word is `seen`, else loads it into `seen`; acquire
+//                               and release
+//   order_requests()            orders requests before the record that another thread will store
+//   load_cause(word)            loads a part of a completion that may be overwritten meanwhile
+//   now(), aborted(), pause()   nanoseconds; whether the abort word is set; between two looks
+//
+// docs/internals/gda.md gives the reasons and the order of memory accesses.
+#pragma once
+
+#include "base/mlx5/work_queue.hpp"
+#include "transport/gda/failure.hpp"
+
+namespace shoal::transport::gda {
+
+/// What a queue pair guarantees for the data of its requests (docs/internals/gda.md).
+enum class Ordering : std::uint8_t { strict, adaptive, unordered };
+
+/// Words that the users of a queue share. Zero at first.
+struct alignas(64) Shared {
+  std::uint64_t reserved = 0;   ///< slots given to threads
+  std::uint64_t ready = 0;      ///< requests that are written, without a gap
+  std::uint64_t rung = 0;       ///< requests that a doorbell covers
+  std::uint64_t completed = 0;  ///< requests known to be complete
+  std::uint64_t lock = 0;       ///< 1: a thread stores record and doorbell
+  std::uint64_t failure = 0;    ///< encode(Failure); not 0: the queue has ended
+};
+
+struct Queue {
+  mlx5::SendQueue sends;  ///< at least 4 slots
+  /// As many entries as the ring has slots: one for each request, the cause of an error is found.
+  /// One entry (collapsed): the NIC overwrites it, flushed requests may hide the cause.
+  mlx5::CompletionQueue completions;
+  Shared* shared = nullptr;
+  Ordering ordering = Ordering::strict;
+  std::uint32_t batch = 32;  ///< requests after which the doorbell is rung at the latest
+  std::uint32_t largest_message = 1U << 30;  ///< bytes of one request
+  mlx5::Memory sink;                         ///< 8 bytes for results of atomics without a reader
+  std::uint32_t peer = 0;                    ///< for failure reports
+
+  SHOAL_HOST_DEVICE bool collapsed() const { return completions.log_size == 0; }
+  /// Whether request `i` of a reservation of `n` has a completion of its own.
+  SHOAL_HOST_DEVICE bool is_signalled(std::uint32_t i, std::uint32_t n) const {
+    return !collapsed() || i + 1 == n;
+  }
+};
+
+/// Records why the queue ended. The first cause stays; only that of requests flushed behind it may
+/// have come before it.
+template <typename Platform>
+SHOAL_HOST_DEVICE void end(const Queue& queue, const Failure& failure, Platform& platform) {
+  const std::uint64_t word = encode(failure);
+  const bool is_cause = failure.cause == Cause::nic && !is_flushed(word);
+  std::uint64_t seen = platform.load(&queue.shared->failure);
+  while (seen == 0 || (is_cause && is_flushed(seen)))
+    if (platform.replace(&queue.shared->failure, seen, word)) return;
+}
+
+/// Why the queue has ended; Cause::none if it has not.
+template <typename Platform>
+SHOAL_HOST_DEVICE Failure failure_of(const Queue& queue, Platform& platform) {
+  return decode(platform.load(&queue.shared->failure), queue.peer, queue.sends.number);
+}
+
+/// Status::ok while there is nothing to end a wait.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status check(const Queue& queue, std::uint64_t deadline, Platform& platform) {
+  if (platform.load(&queue.shared->failure) != 0) return Status::failed;
+  if (platform.aborted()) return Status::aborted;
+  return platform.now() < deadline ? Status::ok : Status::timed_out;
+}
+
+/// Ends the queue for a thread that leaves slots unwritten: no other thread may wait for them.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status abandon(const Queue& queue, Status status, Step step, std::uint64_t index,
+                                 Platform& platform) {
+  Failure failure;
+  failure.cause = status == Status::aborted ? Cause::aborted : Cause::timed_out;
+  failure.step = step;
+  failure.index = static_cast<std::uint32_t>(index) & kIndexMask;
+  if (status != Status::failed) end(queue, failure, platform);
+  return status;
+}
+
+namespace detail {
+
+SHOAL_HOST_DEVICE constexpr bool is_error(std::uint32_t state) {
+  return (state >> 4 & 0xf) == mlx5::kCompletionError;
+}
+SHOAL_HOST_DEVICE constexpr bool is_unused(std::uint32_t state) {
+  return (state >> 4 & 0xf) == mlx5::kCompletionInvalid;
+}
+
+/// Ends the queue with the error in `entry`, of request `index`.
+template <typename Platform>
+SHOAL_HOST_DEVICE void end_by(const Queue& queue, const mlx5::CompletionEntry& entry,
+                              std::uint64_t index, Platform& platform) {
+  // Bytes 52 to 55: the last two are vendor code and syndrome.
+  const std::uint32_t cause =
+      mlx5::big(platform.load_cause(reinterpret_cast<const std::uint32_t*>(entry.unused + 52)));
+  const std::uint32_t operation = mlx5::big(platform.load_cause(&entry.operation));
+  Failure failure;
+  failure.cause = Cause::nic;
+  failure.syndrome = static_cast<mlx5::Syndrome>(cause & 0xff);
+  failure.vendor = static_cast<std::uint8_t>(cause >> 8);
+  failure.opcode = static_cast<mlx5::Opcode>(operation >> 24);
+  failure.index = static_cast<std::uint32_t>(index) & kIndexMask;
+  end(queue, failure, platform);
+}
+
+/// Reads the only entry of a collapsed queue. `completed` was loaded before it: a newer entry can
+/// only be taken for an older one, never the reverse.
+template <typename Platform>
+SHOAL_HOST_DEVICE void poll_collapsed(const Queue& queue, std::uint64_t completed,
+                                      Platform& platform) {
+  const mlx5::CompletionEntry& entry = *queue.completions.entries;
+  const std::uint32_t state = mlx5::big(platform.load_entry(&entry.index_state));
+  if (is_unused(state)) return;
+  // 65535 where it is the one that `completed` counts.
+  const auto ahead = static_cast<std::uint16_t>((state >> 16) - completed);
+  if (is_error(state)) return end_by(queue, entry, completed + ahead, platform);
+  if (ahead < queue.sends.blocks) platform.raise(&queue.shared->completed, completed + ahead + 1);
+}
+
+/// Reads the entry of request `target - 1`. It completes all requests before it.
+template <typename Platform>
+SHOAL_HOST_DEVICE void poll_entry(const Queue& queue, std::uint64_t completed, std::uint64_t target,
+                                  Platform& platform) {
+  const std::uint32_t slots = queue.sends.blocks;
+  const mlx5::CompletionEntry* const entries = queue.completions.entries;
+  // Its slot still belongs to a request before it. The thread that waits for that one looks.
+  if (target - completed > slots) return;
+  const std::uint64_t last = target - 1;
+  std::uint32_t state = mlx5::big(platform.load_entry(&entries[last & (slots - 1)].index_state));
+  // The owner bit of an entry changes from lap to lap.
+  if (is_unused(state) || (state & 1) != (last >> queue.completions.log_size & 1)) return;
+  if (!is_error(state)) {
+    platform.raise(&queue.shared->completed, target);
+    return;
+  }
+  for (std::uint64_t i = completed; i <= last; ++i) {  // the first error is the cause
+    const mlx5::CompletionEntry& entry = entries[i & (slots - 1)];
+    state = mlx5::big(platform.load_entry(&entry.index_state));
+    if (is_error(state)) return end_by(queue, entry, i, platform);
+  }
+}
+
+}  // namespace detail
+
+/// Looks once whether the requests before `target` are complete.
+template <typename Platform>
+SHOAL_HOST_DEVICE bool poll(const Queue& queue, std::uint64_t target, Platform& platform) {
+  const std::uint64_t completed = platform.load(&queue.shared->completed);
+  if (completed >= target) return true;
+  if (queue.collapsed())
+    detail::poll_collapsed(queue, completed, platform);
+  else
+    detail::poll_entry(queue, completed, target, platform);
+  return platform.load(&queue.shared->completed) >= target;
+}
+
+/// Tells the NIC of all requests that are ready, unless another thread is about to.
+template <typename Platform>
+SHOAL_HOST_DEVICE void try_ring(const Queue& queue, Platform& platform) {
+  Shared& shared = *queue.shared;
+  std::uint64_t free = 0;
+  if (!platform.replace(&shared.lock, free, 1)) return;
+  // Loaded under the lock: records never go back.
+  const std::uint64_t ready = platform.load(&shared.ready);
+  if (ready > platform.load(&shared.rung)) {
+    const auto next = static_cast<std::uint32_t>(ready & 0xffff);
+    platform.store_record(queue.sends.record, mlx5::big(next));
+    platform.order_record();
+    // The next index, without a size: a thread that rings for others does not know their requests.
+    platform.ring(queue.sends.doorbell,
+                  std::uint64_t{mlx5::big(queue.sends.number << 8)} << 32 | mlx5::big(next << 8));
+    platform.store(&shared.rung, ready);
+  }
+  platform.store(&shared.lock, 0);
+}
+
+/// Waits until the requests before `target`, which are published, are complete. A deadline that
+/// passes does not end the queue.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status wait(const Queue& queue, std::uint64_t target, std::uint64_t deadline,
+                              Platform& platform) {
+  while (!poll(queue, target, platform)) {
+    // Their doorbell may have been left to a thread that publishes later, or never.
+    if (platform.load(&queue.shared->rung) < target) try_ring(queue, platform);
+    const Status status = check(queue, deadline, platform);
+    if (status != Status::ok) return status;
+    platform.pause();
+  }
+  return Status::ok;
+}
+
+/// For the report of a wait() that timed out or was aborted. The queue has not ended.
+SHOAL_HOST_DEVICE inline Failure unfinished(const Queue& queue, Status status,
+                                            std::uint64_t target) {
+  Failure failure;
+  failure.cause = status == Status::aborted ? Cause::aborted : Cause::timed_out;
+  failure.step = Step::completion;
+  failure.index = static_cast<std::uint32_t>(target - 1) & kIndexMask;
+  failure.peer = queue.peer;
+  failure.queue_pair = queue.sends.number;
+  return failure;
+}
+
+/// Gives the calling thread `n` slots from `first` on, at most all, when the requests that held
+/// them are complete. A deadline that passes while it waits ends the queue: others may have
+/// reserved the slots behind these, so they cannot be returned.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status reserve(const Queue& queue, std::uint32_t n, std::uint64_t deadline,
+                                 Platform& platform, std::uint64_t& first) {
+  Shared& shared = *queue.shared;
+  if (n == 0 || n > queue.sends.blocks) return Status::refused;
+  const Status before = check(queue, deadline, platform);
+  if (before != Status::ok) return before;
+  first = platform.add(&shared.reserved, n);
+  const std::uint64_t end = first + n, slots = queue.sends.blocks;
+  while (end > slots && !poll(queue, end - slots, platform)) {
+    // The room may be that of requests whose doorbell was left to this thread.
+    if (platform.load(&shared.rung) < platform.load(&shared.ready)) try_ring(queue, platform);
+    const Status status = check(queue, deadline, platform);
+    if (status != Status::ok) return abandon(queue, status, Step::room, first, platform);
+    platform.pause();
+  }
+  return Status::ok;
+}
+
+struct Commit {
+  bool ring = false;  ///< now, whatever other threads are about to do
+};
+
+/// Publishes `n` requests written from `first` on, after all that were reserved earlier. Rings the
+/// doorbell when no other thread has reserved slots behind them, when a batch is full, or when
+/// `options` say so. Fails where the queue has ended, or ends it.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status commit(const Queue& queue, std::uint64_t first, std::uint32_t n,
+                                Commit options, std::uint64_t deadline, Platform& platform) {
+  Shared& shared = *queue.shared;
+  platform.order_requests();
+  while (platform.load(&shared.ready) != first) {
+    const Status status = check(queue, deadline, platform);
+    if (status != Status::ok) return abandon(queue, status, Step::order, first, platform);
+    platform.pause();
+  }
+  const std::uint64_t end = first + n;
+  platform.store(&shared.ready, end);
+  const bool is_last = platform.load(&shared.reserved) == end;
+  if (!options.ring && !is_last && first / queue.batch == end / queue.batch) return Status::ok;
+  while (platform.load(&shared.rung) < end) {
+    try_ring(queue, platform);
+    if (platform.load(&shared.rung) >= end) break;
+    const Status status = check(queue, deadline, platform);
+    if (status != Status::ok) return abandon(queue, status, Step::doorbell, first, platform);
+    platform.pause();
+  }
+  return Status::ok;
+}
+
+/// Waits until all requests that were published before this call are complete: their sources may
+/// be changed, and their data are at the peer.
+template <typename Platform>
+SHOAL_HOST_DEVICE Status quiet(const Queue& queue, std::uint64_t deadline, Platform& platform) {
+  return wait(queue, platform.load(&queue.shared->ready), deadline, platform);
+}
+
+}  // namespace shoal::transport::gda
