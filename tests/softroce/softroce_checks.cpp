@@ -14,8 +14,11 @@
 
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
+#include <thread>
 
 #include "checks/collective/reference.hpp"
 #include "checks/ep/normal.hpp"
@@ -58,6 +61,22 @@ void check_ep(World& world) {
   group.close();
 }
 
+/// Returns when every PE has seen its error, at the latest after 20 s. A PE that left earlier would
+/// be the cause that the others report. The network is cut, so files say it.
+void wait_until_all_have_seen(const World& world) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / "softroce-seen";
+  fs::create_directories(folder);
+  std::ofstream(folder / std::to_string(world.my_pe())).close();
+  const auto all_seen = [&] {
+    for (int pe = 0; pe < world.n_pes(); ++pe)
+      if (!fs::exists(folder / std::to_string(pe))) return false;
+    return true;
+  };
+  for (const auto start = Clock::now(); !all_seen() && seconds_since(start) < 20;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}
+
 /// Puts 4 KiB to the next PE until an error occurs. `dies`: the last PE ends after some rounds.
 void fail_eventually(World& world, bool dies) {
   const auto box = world.heap().allocate<std::byte>(4096);
@@ -79,6 +98,7 @@ void fail_eventually(World& world, bool dies) {
     fmt::print("PE {} has seen code {} after {:.1f} s: {}\n", world.my_pe(), name_of(error.code()),
                seconds_since(last), error.what());
     std::fflush(stdout);
+    if (!dies) wait_until_all_have_seen(world);
   }
 }
 

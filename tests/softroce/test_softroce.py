@@ -129,7 +129,8 @@ def test_a_cut_link_is_reported(world, retries, text):
         " >/tmp/out 2>&1 & until [ $(grep -c running /tmp/out) = 2 ]; do sleep 0.1; done; "
         f"{cut} wait; cat /tmp/out; {on_all_ends('del dev {} root')}"
     )
-    result = world("loss", after=after, VERBS_RETRIES=retries, TIMEOUT_MS=4000)
+    before = "rm -rf /tmp/softroce-seen; "
+    result = world("loss", before=before, after=after, VERBS_RETRIES=retries, TIMEOUT_MS=4000)
     assert len(re.findall(f"PE . has {text}", result.out)) == 2, result.out
 
 
