@@ -122,6 +122,12 @@ __device__ inline std::uint32_t keep_in_register(std::uint32_t value) {
   return value;
 }
 
+/// The dynamic shared memory of the block.
+__device__ inline std::byte* dynamic_shared() {
+  extern __shared__ __align__(128) std::byte dynamic_shared_bytes[];
+  return dynamic_shared_bytes;
+}
+
 // Dependent launches (sm_90 and later; nothing before).
 
 /// Allows the next kernel of the stream to be set up while this one runs.

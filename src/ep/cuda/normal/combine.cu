@@ -373,7 +373,7 @@ class ChunkRing {
 template <class Format, AddedRows kRows>
 __global__ void __launch_bounds__(512, 1)
     combine_impl(const __grid_constant__ NormalCombine params) {
-  extern __shared__ __align__(128) std::byte shared[];
+  std::byte* const shared = ptx::dynamic_shared();
   __shared__ CombineSources sources;
   const DeviceGroup& group = params.group;
   ptx::griddepcontrol_wait();
