@@ -14,6 +14,7 @@ import shoal
 from shoal._unwinding import at_end, fail_world, handled_exception, unwinding_exception
 
 from ..utils.event import EventHandle, EventOverlap
+from ..utils.streams import current_stream, switch_stream
 from .checks import expect
 from .groups import GroupPool
 
@@ -131,7 +132,7 @@ class Runtime:
     def synchronize_stream(self) -> None:
         """Waits on the host for the current stream; nothing on the CPU."""
         if self.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
+            current_stream().synchronize()
 
     def capturing(self) -> bool:
         """Whether a CUDA graph captures the current stream; the host cannot exchange sizes then."""
@@ -216,9 +217,9 @@ class Operation:
             # The current stream would wait for the comm stream on both sides.
             self._comm = None
         elif self._comm is not None:
-            self._compute = torch.cuda.current_stream()
-            self._scope = torch.cuda.stream(self._comm)
-            self._scope.__enter__()
+            self._compute = current_stream()
+            self._replaced = current_stream(self._comm.device_index)  # may be another device's
+            switch_stream(self._comm)
             if self._previous is None:
                 self._comm.wait_stream(self._compute)
             else:
@@ -232,7 +233,9 @@ class Operation:
         if self._asynchronous and kind is None:
             self._event = EventHandle()
         if self._comm is not None:
-            self._scope.__exit__(kind, error, trace)
+            if self._replaced is not self._compute:
+                switch_stream(self._replaced)
+            switch_stream(self._compute)
             if not self._asynchronous:
                 self._compute.wait_stream(self._comm)
 

@@ -21,6 +21,7 @@ from ...utils.envs import (
 from ...utils.event import EventHandle, EventOverlap, profiled
 from ...utils.math import align
 from ...utils.semantic import native_assert, native_fail, value_or, weak_lru
+from ...utils.streams import current_stream
 from ..checks import describe, expect
 from ..ending import close, warn_unless_destroyed
 from ..groups import detached
@@ -182,10 +183,10 @@ class ElasticBuffer(WarmElasticBuffer):
         with profiled("barrier_impl"):
             if runtime.comm_stream is not None:
                 if use_comm_stream:
-                    runtime.comm_stream.wait_stream(torch.cuda.current_stream())
+                    runtime.comm_stream.wait_stream(current_stream())
                     runtime.comm_stream.synchronize()
                 else:
-                    torch.cuda.current_stream().synchronize()
+                    current_stream().synchronize()
             shoal.barrier(runtime.team)
 
     def dispatch(
