@@ -73,7 +73,7 @@ class EventHandle:
     def current_stream_wait(self) -> None:
         """Makes the current stream wait; the host waits only for host work."""
         if self._event is not None:
-            self._event.wait(current_stream())
+            current_stream().wait_event(self._event)
         if self._host_wait is not None:
             self._host_wait()
 

@@ -30,7 +30,5 @@ def current_stream(device: int | None = None) -> torch.cuda.Stream:
 def switch_stream(stream: torch.cuda.Stream) -> None:
     """Makes a stream current, and its device."""
     torch._C._cuda_setStream(
-        stream_id=stream.stream_id,
-        device_index=stream.device_index,
-        device_type=stream.device_type,
+        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
     )
