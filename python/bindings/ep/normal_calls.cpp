@@ -523,7 +523,7 @@ nb::object NormalCalls::try_sum(nb::handle y, const nb::dict& table, nb::handle 
   ep::CombineOptions options;
   if (!take_any_rows(output, y, handle.result_rows()) || !tensors_.follow(options.launch))
     return nb::none();
-  return sum(output, y, handle, options)[0];
+  return sum(output, y, handle, options);
 }
 
 }  // namespace shoal::python

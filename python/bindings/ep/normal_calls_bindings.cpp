@@ -165,10 +165,10 @@ void bind_try(nb::class_<NormalCalls>& calls) {
            "route and dispatch for shoal.torch: (x, topk_idx, topk_weights, source_token, "
            "Handle)."_doc)
       .def("try_sum", &NormalCalls::try_sum, nb::arg("y"), nb::arg("table"), nb::arg("scalar"),
-           nb::sig("def try_sum(self, y: typing.Any, table: dict, scalar: typing.Any) -> "
-                   "typing.Any"),
+           nb::sig("def try_sum(self, y: typing.Any, table: dict, scalar: typing.Any) -> tuple | "
+                   "None"),
            "combine for shoal.torch, along the handle that starts the tuple under the number of "
-           "the scalar: the sums."_doc);
+           "the scalar."_doc);
 }
 
 }  // namespace

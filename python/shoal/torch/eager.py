@@ -153,7 +153,7 @@ def _sum(
 def _sum_rows(y: Tensor, handle: Tensor, group: Any) -> Tensor:
     calls = _calls.get(group) or _calls_of(group, y.device)
     sums = calls.try_sum(y, ops._layouts, handle)
-    return _sum(y, None, handle, group)[0] if sums is None else sums
+    return (_sum(y, None, handle, group) if sums is None else sums)[0]
 
 
 class _Dispatch(Function):
