@@ -129,6 +129,18 @@ class Runtime:
         # The function of torch's compiled code: torch.cuda.current_stream() takes 10 us.
         return torch._C._cuda_getCurrentRawStream(self.device.index) or 1  # 0 is no stream in shoal
 
+    def comm_event(self) -> EventHandle:
+        """The work queued so far on the comm stream."""
+        return (
+            EventHandle() if self.comm_stream is None else EventHandle.on_stream(self.comm_stream)
+        )
+
+    def used_on_comm_stream(self, tensor: torch.Tensor) -> None:
+        """Keeps the memory of a tensor of the current stream until work that is queued on the comm
+        stream has ended."""
+        if self.comm_stream is not None:
+            tensor.record_stream(self.comm_stream)
+
     def synchronize_stream(self) -> None:
         """Waits on the host for the current stream; nothing on the CPU."""
         if self.device.type == "cuda":

@@ -415,10 +415,8 @@ class ElasticBuffer(WarmElasticBuffer):
         The returned function waits and returns (data [T, n * H], scales [T, n * packs] or None).
         """
         self._open("engram_fetch")
-        expect(
-            num_qps <= self.num_allocated_qps,
-            f"engram_fetch: num_qps is {num_qps} of {self.num_allocated_qps}",
-        )
+        if num_qps > self.num_allocated_qps:
+            expect(False, f"engram_fetch: num_qps is {num_qps} of {self.num_allocated_qps}")
         with profiled("engram_fetch_impl"):
             wait = self._engram.fetch(indices, use_tma_aligned_col_major_sf)
 
@@ -548,7 +546,8 @@ class ElasticBuffer(WarmElasticBuffer):
     def _open(self, call: str) -> Runtime:
         if self.runtime is None:
             native_fail(f"{call}: this buffer has been destroyed")
-        self.runtime.await_preparation()
+        if self.runtime.preparation is not None:
+            self.runtime.await_preparation()
         return self.runtime
 
     def _operation(
@@ -561,11 +560,7 @@ class ElasticBuffer(WarmElasticBuffer):
     def _check_call(
         self, call: str, num_qps: int, previous_event: Any, allocate_on_comm_stream: bool
     ) -> None:
-        expect(
-            num_qps <= self.num_allocated_qps,
-            f"{call}: num_qps is {num_qps}; {self.num_allocated_qps} are allocated",
-        )
-        expect(
-            previous_event is None or allocate_on_comm_stream,
-            f"{call}: previous_event needs allocate_on_comm_stream=True",
-        )
+        if num_qps > self.num_allocated_qps:
+            expect(False, f"{call}: num_qps is {num_qps}; {self.num_allocated_qps} are allocated")
+        if previous_event is not None and not allocate_on_comm_stream:
+            expect(False, f"{call}: previous_event needs allocate_on_comm_stream=True")
