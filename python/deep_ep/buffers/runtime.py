@@ -229,25 +229,41 @@ class Operation:
             # The current stream would wait for the comm stream on both sides.
             self._comm = None
         elif self._comm is not None:
-            self._compute = current_stream()
-            self._replaced = current_stream(self._comm.device_index)  # may be another device's
-            switch_stream(self._comm)
+            self._switch(self._comm)
+            return self
+        self._stream = self._runtime.current_stream() or 0
+        return self
+
+    def _switch(self, comm: torch.cuda.Stream) -> None:
+        """Makes the comm stream current, behind what it waits for."""
+        self._compute = current_stream()
+        device = comm.device_index
+        same = self._compute.device_index == device
+        self._replaced = self._compute if same else current_stream(device)
+        self._stream = comm.cuda_stream
+        switch_stream(comm)
+        try:
             if self._previous is None:
-                self._comm.wait_stream(self._compute)
+                comm.wait_stream(self._compute)
             else:
                 self._previous.current_stream_wait()
             for event in self._also:
                 event.current_stream_wait()
-        self._stream = self._runtime.current_stream() or 0
-        return self
+        except BaseException:
+            self._switch_back()
+            raise
+
+    def _switch_back(self) -> None:
+        if self._replaced is not self._compute:
+            switch_stream(self._replaced)
+        switch_stream(self._compute)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self._asynchronous and kind is None:
-            self._event = EventHandle()
+            comm = self._comm
+            self._event = EventHandle() if comm is None else EventHandle.on_stream(comm)
         if self._comm is not None:
-            if self._replaced is not self._compute:
-                switch_stream(self._replaced)
-            switch_stream(self._compute)
+            self._switch_back()
             if not self._asynchronous:
                 self._compute.wait_stream(self._comm)
 

@@ -92,10 +92,18 @@ def test_an_operation_restores_the_streams_and_the_device(cuda, device, fails):
 
 
 def test_an_asynchronous_operation_waits_for_the_caller_only(cuda, monkeypatch):
-    monkeypatch.setattr(runtime, "EventHandle", lambda: cuda.current[0])
+    monkeypatch.setattr(runtime.EventHandle, "on_stream", lambda stream: stream.cuda_stream)
     operation = operation_on(0, 99, asynchronous=True)
     with operation:
         pass
     assert operation._event == 99, "the event is recorded on the stream of the operation"
     compute = streams.current_stream()
     assert operation._runtime.comm_stream.waited == [compute] and compute.waited == []
+
+
+def test_an_event_that_cannot_be_waited_for_leaves_the_stream(cuda):
+    operation = operation_on(1, 99)
+    operation.also_wait("no event")
+    with pytest.raises(AttributeError), operation:
+        pass
+    assert cuda.device == 0 and cuda.current == {0: DEFAULT, 1: DEFAULT}
