@@ -208,38 +208,32 @@ bool Engine::try_ask(Peer& peer) {
   return try_request(peer, request);
 }
 
-void Engine::transfer(const Operation& operation, Pe pe, Direction direction, std::size_t offset,
-                      std::byte* local, std::size_t bytes, Batch* batch, Ask ask, Region region) {
+void Engine::transfer(const Operation& operation, Pe pe, const Transfer& whole, Ask ask) {
   Peer& peer = this->peer(pe);
-  const std::size_t length = network_->request_bytes(
-      peer,
-      {.direction = direction, .offset = offset, .local = local, .bytes = bytes, .batch = batch});
+  const std::size_t length = network_->request_bytes(peer, whole);
+  std::size_t started = 0;
   Mark mark;
   wait(operation, pe, [&] {
-    while (bytes != 0) {
+    while (started != whole.bytes) {
       check_peer(peer, operation);
-      if (direction == Direction::write && peer.fenced) {
+      if (whole.direction == Direction::write && peer.fenced) {
         if (!is_done(peer, mark)) return false;
         peer.fenced = false;
       }
       if (peer.writes + peer.reads >= depth_) return false;
-      const std::size_t now = std::min(length, bytes);
+      Transfer request = whole;
+      request.offset += started;
+      request.local += started;
+      request.bytes = std::min(length, whole.bytes - started);
       announce(peer);
       check_peer(peer, operation);
-      if (!network_->transfer(peer, {.direction = direction,
-                                     .region = region,
-                                     .offset = offset,
-                                     .local = local,
-                                     .bytes = now,
-                                     .batch = batch})) {
+      if (!network_->transfer(peer, request)) {
         check_peer(peer, operation);
         return false;
       }
       count_in_flight(peer.writes + peer.reads);
-      peer.unannounced += now;
-      offset += now;
-      local += now;
-      bytes -= now;
+      peer.unannounced += request.bytes;
+      started += request.bytes;
     }
     if (ask == Ask::now && network_->needs_acknowledgement(peer) &&
         not_before(peer.acknowledged, peer.asked))

@@ -81,11 +81,9 @@ class Engine {
   // Operations on connected peers. Throw Error{timeout} and Error{peer_failed}.
   /// Sends a request once the window has room.
   void request(const Operation& operation, Pe pe, const Request& request);
-  /// Starts RMA between local memory and the segment (or heap) of `pe`. `batch`: counts what uses
+  /// Starts RMA, in requests of the length that the network wants. `whole.batch` counts what uses
   /// the local memory; nullptr: only quiet waits for it.
-  void transfer(const Operation& operation, Pe pe, Direction direction, std::size_t offset,
-                std::byte* local, std::size_t bytes, Batch* batch, Ask ask = Ask::later,
-                Region region = Region::segment);
+  void transfer(const Operation& operation, Pe pe, const Transfer& whole, Ask ask = Ask::later);
   /// Waits until nothing of the batch is pending. A call that throws must abandon its batch.
   void finish(const Operation& operation, Pe pe, Batch& batch);
   void abandon(Batch& batch) noexcept;

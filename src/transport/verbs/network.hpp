@@ -28,7 +28,7 @@
 #include "transport/message/engine.hpp"
 #include "transport/message/network.hpp"
 #include "transport/module.hpp"
-#include "transport/verbs/heap.hpp"
+#include "transport/verbs/heap_registration.hpp"
 #include "transport/verbs/queue_pair.hpp"
 #include "transport/verbs/ring.hpp"
 
@@ -59,7 +59,9 @@ class Network final : public message::Network {
   bool send(Peer& peer, const Message& message, const Payload& payload, After after) override;
   bool transfer(Peer& peer, const Transfer& transfer) override;
   std::size_t request_bytes(const Peer& peer, const Transfer& transfer) const override;
-  message::HeapMemory* heap_memory() noexcept override { return heap_ ? &*heap_ : nullptr; }
+  message::HeapRegistration* heap_registration() noexcept override {
+    return heap_ ? &*heap_ : nullptr;
+  }
   bool poll() override;
   void close() noexcept override;
 
@@ -103,7 +105,7 @@ class Network final : public message::Network {
     QueueLimits limits{};
     RingLayout layout{0};
     Memory rings{}, bounces{};
-    Region segment{}, scratch{}, rings_region{}, bounces_region{};
+    MemoryRegion segment{}, scratch{}, rings_region{}, bounces_region{};
     std::vector<std::byte*> free_bounces{};
     std::size_t queue_pairs = 0;
     std::size_t in_flight = 0;  ///< requests in its send queues
@@ -182,8 +184,8 @@ class Network final : public message::Network {
   std::uint32_t interval_ = 1;  ///< a completion at least every so many requests
   std::shared_ptr<const Library> library_;
   std::vector<std::unique_ptr<Line>> lines_;
-  std::optional<Heap> heap_;             ///< in GPU memory; after the ports that it uses
-  std::vector<std::byte> heap_address_;  ///< of its first step
+  std::optional<HeapRegistration> heap_;  ///< in GPU memory; after the ports that it uses
+  std::vector<std::byte> heap_address_;   ///< of its first step
   std::vector<std::unique_ptr<Connection>> connections_;  ///< after the lines that they use
   std::vector<Link> links_;                               ///< by PE
 };
