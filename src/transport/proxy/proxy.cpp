@@ -26,10 +26,10 @@ namespace {
 
 using device::proxy::State;
 
-/// After this time without a request, the thread sleeps between two looks at the ring.
+/// After this time without a request, the thread sleeps between two polls of the ring.
 constexpr std::chrono::milliseconds kIdle{2};
 constexpr std::chrono::microseconds kSleep{50};
-/// After a failure or an abort there is nothing to do.
+/// Interval at which the thread of a ring that has ended looks for its own end.
 constexpr std::chrono::milliseconds kEndedSleep{1};
 
 class ProxyThread final : public Proxy {
@@ -138,13 +138,13 @@ void ProxyMemory::Free::operator()(void* memory) const noexcept {
 
 ProxyMemory::ProxyMemory(std::uint64_t n_slots, std::chrono::milliseconds timeout) {
   const std::size_t bytes = proxy_ring_bytes(n_slots);
-  constexpr std::size_t kProducerBytes = 128;  // `head` and `known`, a cache line each
+  constexpr std::size_t kProducerBytes = 128;  // `head` and `completed_copy`, a cache line each
   memory_.reset(
       static_cast<std::byte*>(::operator new(bytes + kProducerBytes, std::align_val_t{64})));
   std::memset(memory_.get(), 0, bytes + kProducerBytes);
   place_proxy_ring(ring_, memory_.get(), n_slots);
   ring_.head = reinterpret_cast<std::uint64_t*>(memory_.get() + bytes);
-  ring_.known = ring_.head + 8;
+  ring_.completed_copy = ring_.head + 8;
   ring_.timeout_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(timeout).count());
 }
 
