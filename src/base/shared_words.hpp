@@ -23,7 +23,7 @@ void store_release(T* word, T value) noexcept {
 }
 
 /// Stores `value` if it is larger than the word; acquire and release.
-inline void raise(std::uint64_t* word, std::uint64_t value) noexcept {
+inline void raise_to(std::uint64_t* word, std::uint64_t value) noexcept {
   const std::atomic_ref atomic(*word);
   std::uint64_t seen = atomic.load(std::memory_order_acquire);
   while (seen < value && !atomic.compare_exchange_weak(seen, value, std::memory_order_acq_rel,

@@ -24,7 +24,7 @@ struct HostPlatform : mlx5::HostBus {
     return std::atomic_ref(*word).compare_exchange_strong(seen, value, std::memory_order_acq_rel,
                                                           std::memory_order_acquire);
   }
-  void raise(std::uint64_t* word, std::uint64_t value) const noexcept { shoal::raise(word, value); }
+  void raise(std::uint64_t* word, std::uint64_t value) const noexcept { raise_to(word, value); }
   /// On x86, the release store of `published` orders them before the record of any thread that
   /// reads it.
   void order_requests() const noexcept {

@@ -40,7 +40,7 @@ struct ThreadPlatform {
   }
   /// Raises the word to `value`, if it is lower.
   static void raise_local(std::uint64_t* word, std::uint64_t value) noexcept {
-    shoal::raise(word, value);
+    raise_to(word, value);
   }
 
   static std::uint64_t clock_ns() noexcept { return steady_ns(); }
