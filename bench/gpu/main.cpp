@@ -53,6 +53,7 @@ std::size_t heap_bytes(const Options& options, const std::string& part, std::int
     return slack +
            static_cast<std::size_t>(options.shape.tokens * (pes + 1)) * options.shape.row_bytes();
   if (part == "streams") return slack + (std::size_t{64} << 20) * static_cast<std::size_t>(pes + 4);
+  if (part == "device") return slack;
   if (part == "reduced") {
     ep::GroupOptions options_with_room = normal_options(options, options.shape.tokens);
     options_with_room.combine_staging = true;
@@ -87,6 +88,7 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
   if (part == "nodes") run_nodes(world, peers, options);
   if (part == "movement") run_movement(world, peers, options);
   if (part == "streams") run_streams(world, peers, options);
+  if (part == "device") run_device(world, peers, options);
   if (part == "reduced") run_reduced(world, peers, options);
   if (part == "start") run_start(world, peers, options, seconds.count());
   world.close();
@@ -154,6 +156,7 @@ void declare(CLI::App& app, Options& options, std::string& part) {
       ->capture_default_str();
   movement->add_option("--sms", options.sms, "SM counts, a list such as 8,16")->delimiter(',');
   command("streams", "operations on streams: barrier, pipeline steps, puts to all, table entries");
+  command("device", "operations inside kernels: put, put_signal, atomic, signal and wait, barrier");
   CLI::App* const reduced =
       command("reduced", "combines of expert output in place, staged, and expert-major");
   reduced->add_option("--main-tokens", options.shape.tokens, "tokens per PE")

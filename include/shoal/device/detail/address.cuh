@@ -9,10 +9,12 @@
 
 namespace shoal::device::detail {
 
-/// The heap of `pe`, a PE of the world; nullptr when this GPU cannot reach it.
+/// The heap of `pe`, a PE of the world; nullptr when this GPU cannot reach it. The table never
+/// changes while kernels run: the compiler may move its load out of a loop.
 __device__ inline std::byte* base_of(const World& world, Pe pe) {
-  return world.bases != nullptr ? world.bases[pe]
-                                : world.window + static_cast<std::size_t>(pe) * world.stride;
+  if (world.bases == nullptr) return world.window + static_cast<std::size_t>(pe) * world.stride;
+  const auto* const bases = reinterpret_cast<const unsigned long long*>(world.bases);
+  return reinterpret_cast<std::byte*>(__ldg(bases + pe));
 }
 
 /// The copy of [local, local + bytes) on `pe`. Returns nullptr when the PE does not exist, the

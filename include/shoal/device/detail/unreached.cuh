@@ -2,8 +2,9 @@
 // unreached.cuh: operations on heaps that this GPU does not reach with loads and stores. They are
 // posted to the proxy where the world has one, and reported as failures otherwise.
 //
-// None of these functions is inlined: they would cost their callers registers on the path of
-// ordinary loads and stores.
+// These functions are not inlined, because they would cost their callers registers on the path of
+// ordinary loads and stores; and they take the world by value, because a kernel that passes its
+// address on reads it again for every operation.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +30,7 @@ __device__ inline bool exists(const World& world, std::size_t offset, std::size_
 }
 
 /// Reports that the PE or the range does not exist, or that this GPU cannot reach it.
-__device__ __noinline__ inline void report_unreached(const World& world, const void* local,
+__device__ __noinline__ inline void report_unreached(World world, const void* local,
                                                      std::size_t bytes, Pe pe) {
   FailureReport report{};
   report.offset = heap_offset(world, local);
@@ -88,7 +89,7 @@ __device__ inline void add_signal(proxy::Request& request, const World& world,
 
 /// Thread 0 of the scope puts; `flag`: nullptr, or a signal after the data. The source must be
 /// memory that the host's copies reach: not shared memory, not the stack.
-__device__ __noinline__ inline void put_unreached(const World& world, unsigned rank, void* target,
+__device__ __noinline__ inline void put_unreached(World world, unsigned rank, void* target,
                                                   const void* source, std::size_t bytes, Pe pe,
                                                   const std::uint64_t* flag, SignalOp op,
                                                   std::uint64_t value) {
@@ -107,7 +108,7 @@ __device__ __noinline__ inline void put_unreached(const World& world, unsigned r
 /// The elements of a strided put; the threads of a scope share them. Requests of one thread to one
 /// PE complete in order, so the wait for the last covers all.
 __device__ __noinline__ inline void put_strided_unreached(
-    const World& world, unsigned rank, unsigned size, std::byte* target, std::size_t target_stride,
+    World world, unsigned rank, unsigned size, std::byte* target, std::size_t target_stride,
     const std::byte* source, std::size_t source_stride, std::size_t element, std::size_t count,
     std::size_t bytes, Pe pe) {
   if (!proxied(world, target, bytes, pe)) return;
@@ -123,7 +124,7 @@ __device__ __noinline__ inline void put_strided_unreached(
 }
 
 /// The low `width` bytes of `value`. Does not wait.
-__device__ __noinline__ inline void put_value_unreached(const World& world, void* target,
+__device__ __noinline__ inline void put_value_unreached(World world, void* target,
                                                         std::uint64_t value, unsigned width,
                                                         Pe pe) {
   if (!proxied(world, target, width, pe)) return;
@@ -151,7 +152,7 @@ __device__ void put_value_unreached(const World& world, T* target, const T& valu
 }
 
 /// Does not wait.
-__device__ __noinline__ inline bool signal_unreached(const World& world, const std::uint64_t* flag,
+__device__ __noinline__ inline bool signal_unreached(World world, const std::uint64_t* flag,
                                                      SignalOp op, std::uint64_t value, Pe pe) {
   if (!proxied(world, flag, sizeof *flag, pe)) return false;
   proxy::Request request{};
@@ -162,7 +163,7 @@ __device__ __noinline__ inline bool signal_unreached(const World& world, const s
 }
 
 /// Returns the value before, or 0 after a failure. With `result` false it does not wait.
-__device__ __noinline__ inline std::uint64_t atomic_unreached(const World& world, AtomicOp op,
+__device__ __noinline__ inline std::uint64_t atomic_unreached(World world, AtomicOp op,
                                                               const void* word,
                                                               std::uint64_t operand,
                                                               std::uint64_t compare, unsigned width,
@@ -187,7 +188,7 @@ __device__ __noinline__ inline std::uint64_t atomic_unreached(const World& world
 }
 
 /// A fence, or with `complete` a quiet, of what this PE's kernels have posted.
-__device__ __noinline__ inline bool order_unreached(const World& world, bool complete) {
+__device__ __noinline__ inline bool order_unreached(World world, bool complete) {
   proxy::Request request{};
   request.kind = proxy::Kind::fence;
   if (!complete) return post(world, request, false);
