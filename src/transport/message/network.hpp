@@ -89,7 +89,7 @@ class Network {
 
   /// Sends a message with its payload. `After::writes`: it arrives after the data of all earlier
   /// writes to the peer; the network may hold it back for that, together with later requests.
-  /// Calls Engine::stamp right before it hands the message to its library and Engine::told after.
+  /// Calls Engine::stamp right before it hands the message to its library and Engine::sent after.
   /// Returns false when it cannot take the message now: poll and try again, or the peer has failed.
   virtual bool send(Peer& peer, const Message& message, const Payload& payload, After after) = 0;
   /// Starts an RMA request. Returns false as send does.

@@ -300,7 +300,7 @@ bool Network::send(Peer& peer, const Message& message, const Payload& payload, A
     if (code != -FI_EAGAIN) fail(peer, code, rail);
     return false;
   }
-  engine_.told(peer, stamped);
+  engine_.sent(peer, stamped);
   if (message::is_request(message.kind)) link.written = false;  // covered by its acknowledgement
   return true;
 }

@@ -11,7 +11,7 @@
 // Data of heaps in GPU memory travel alike where the ports can register them (heap.hpp).
 //
 // Order of a message after writes. On one queue pair it follows by itself in every ordering tier,
-// because the atomic behind it waits until all earlier writes are placed. A message after writes on
+// because the atomic after it waits until all earlier writes are placed. A message after writes on
 // other queue pairs waits for their completions.
 //
 // Bounds. A send queue has SHOAL_VERBS_DEPTH requests, a completion queue as many entries as

@@ -58,7 +58,7 @@ std::uint32_t number_of(const Library& library, ibv_pd* domain, const std::strin
   object.pd.out = &out;
   const int code = library.init_obj(&object, MLX5DV_OBJ_PD);
   require(code == 0, Code::unsupported,
-          "{} does not tell the number of a protection domain of {}: {}", library.file, label,
+          "{} does not report the number of a protection domain of {}: {}", library.file, label,
           errno_text(code));
   return out.pdn;
 }
@@ -95,7 +95,7 @@ Device::Device(std::shared_ptr<const Library> library, Place place, std::size_t 
 
 void Device::query_limits() {
   namespace f = mlx5::capability;
-  Command command(mlx5::Command::query_hca_cap, mlx5::command::kAnswerBytes, f::kAnswerBytes);
+  Command command(mlx5::Command::query_hca_cap, mlx5::command::kResponseBytes, f::kResponseBytes);
   constexpr std::uint32_t kCurrent = 1;
   mlx5::set(command.in(), mlx5::command::kModifier, f::kGeneral << 1 | kCurrent);
   const int code = library_->general_cmd(place_.context, command.in(), command.in_bytes(),

@@ -168,7 +168,7 @@ std::string QueuePair::modify(ibv_qp_attr& attributes, int /*mask*/) {
 
 std::string QueuePair::state() const {
   constexpr std::array kNames = {"RESET", "INIT", "RTR", "RTS", "SQE", "SQD", "ERR"};
-  Command command(mlx5::Command::query_qp, mlx5::command::kAnswerBytes, f::kAt + f::kBytes);
+  Command command(mlx5::Command::query_qp, mlx5::command::kResponseBytes, f::kAt + f::kBytes);
   mlx5::set(command.in(), mlx5::command::kObject, queue_.number);
   const int code = device_.library().obj_query(object_.get(), command.in(), command.in_bytes(),
                                                command.out(), command.out_bytes());
