@@ -18,7 +18,6 @@
 // requests may be in flight on its port, a ring kSlots messages. A call that finds no room polls.
 #pragma once
 
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <span>
@@ -29,6 +28,7 @@
 #include "transport/message/network.hpp"
 #include "transport/module.hpp"
 #include "transport/verbs/heap_registration.hpp"
+#include "transport/verbs/pages.hpp"
 #include "transport/verbs/queue_pair.hpp"
 #include "transport/verbs/ring.hpp"
 
@@ -93,10 +93,6 @@ class Network final : public message::Network {
   };
   /// Whether a request has a completion of its own. `due`: every so many requests.
   enum class Completion : std::uint8_t { none, due, own };
-  struct FreeMemory {
-    void operator()(std::byte* memory) const noexcept { std::free(memory); }
-  };
-  using Memory = std::unique_ptr<std::byte, FreeMemory>;
 
   /// A port with this PE's memory on it.
   struct Line {
@@ -104,7 +100,7 @@ class Network final : public message::Network {
     std::unique_ptr<Port> port{};
     QueueLimits limits{};
     RingLayout layout{0};
-    Memory rings{}, bounces{};
+    Pages rings{}, bounces{};
     MemoryRegion segment{}, scratch{}, rings_region{}, bounces_region{};
     std::vector<std::byte*> free_bounces{};
     std::size_t queue_pairs = 0;

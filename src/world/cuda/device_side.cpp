@@ -201,7 +201,7 @@ void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
                                             pe, transport::capability::all_operations);
                                         return transport::ProxyRoute{route.transport, route.start};
                                       },
-                                  .wait = context.settings.progress_wait,
+                                  .wait = progress_wait_of(context.settings.progress_wait),
                                   .core = core});
   world_.proxy = reinterpret_cast<const device::proxy::Ring*>(place);
 }

@@ -109,7 +109,8 @@ QueuePair::QueuePair(const Port& port, const QueueLimits& limits, const Name& na
                      std::size_t existing)
     : verbs::QueuePair(port, limits, name),
       device_(*port.devx()),
-      memory_(device_.library(), device_.place(), memory_bytes(device_, limits), 0, describe()) {
+      memory_(device_.library(), device_.place(), memory_bytes(device_, limits), std::byte{0},
+              describe()) {
   inline_bytes_ = limits.inline_bytes;
   queue_.blocks = ring_blocks(device_, limits);
   queue_.ring = reinterpret_cast<mlx5::Segment*>(memory_.at(0));
