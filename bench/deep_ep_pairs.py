@@ -112,7 +112,7 @@ class V1:
         return self.buffer.combine(y[:rows], handle or new, topk_weights=weights)
 
     def pair_of_events(self, y):
-        """A pair on the comm stream, each call behind the event of the one before, as Megatron-LM
+        """A pair on the comm stream, each call after the event of the one before, as Megatron-LM
         makes it."""
         case, after = self.case, deep_ep.utils.EventOverlap(deep_ep.utils.EventHandle())
         on_comm = {"async_finish": True, "allocate_on_comm_stream": True}

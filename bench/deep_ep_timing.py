@@ -43,7 +43,7 @@ def chain(case, call, count, skipped):
 
 
 def host_time(case, call, calls=1):
-    """Host time of a call behind an empty queue: the least mean of several tries, in us.
+    """Host time of a call on an empty queue: the least mean of several tries, in us.
 
     One call alone follows a wait and finds cold caches; of eight in a row, as of a model's layers,
     most do not.

@@ -35,7 +35,7 @@ std::unique_ptr<transport::Proxy> start(World& world, const transport::ProxyMemo
                                           pe, transport::capability::all_operations);
                                       return transport::ProxyRoute{route.transport, route.start};
                                     },
-                                .wait = world.settings().progress_wait,
+                                .wait = progress_wait_of(world.settings().progress_wait),
                                 .core = world.settings().proxy_core});
 }
 

@@ -4,7 +4,7 @@
 // names and meanings.
 //
 // "put + quiet" is a write and its completion; "put_signal round trip" is a write and a fetch-and-
-// add behind it, in both directions. The peer polls its completion queue meanwhile, as a PE does
+// add after it, in both directions. The peer polls its completion queue meanwhile, as a PE does
 // that waits. --interface devx does the same without libibverbs: the baseline of
 // SHOAL_VERBS_INTERFACE=devx.
 #include <fmt/format.h>

@@ -8,6 +8,7 @@ is any, else 0.
 - Text refers only to what a reader of the repository can open: no codes of requirements.
 - No phrases that the style rules out (PHRASES).
 - No line of prose is wider than 100 columns. Tables, links and code blocks of pages may be.
+- Comments have no rulers and no line that breaks early in a sentence, as a formatter leaves them.
 - Every source file has an SPDX line.
 - Every folder of sources has a README, which begins with a heading.
 """
@@ -45,6 +46,10 @@ PHRASES = {
     r"\bthe one and only\b": "the only",
 }
 PHRASES = {re.compile(pattern, re.IGNORECASE): advice for pattern, advice in PHRASES.items()}
+RULER = re.compile(r"^\s*(?://+|#)\s*[-=*_]{4,}\s*\S{0,40}\s*[-=*_]*\s*$")
+COMMENT_LINE = re.compile(r"^(\s*)(//+<?) (\S.*)$")
+# A line breaks early where the first word of the next would leave this many columns free.
+EARLY = 20
 README_FOLDERS = (
     "include",
     "src",
@@ -152,6 +157,21 @@ def wide_lines(path, text):
             yield number
 
 
+def early_breaks(lines):
+    """Lines of comments that break in a sentence although the next word fits."""
+    for number, (line, following) in enumerate(zip(lines, lines[1:]), 1):
+        one, two = COMMENT_LINE.match(line), COMMENT_LINE.match(following)
+        if not one or not two or one.groups()[:2] != two.groups()[:2]:
+            continue
+        text, word = one[3], two[3].split()[0]
+        is_layout = "  " in text or "  " in two[3] or SPDX in text or text[0] in "-*|"
+        is_item = word[0] in "-*|<" or word[0].isdigit()
+        if is_layout or is_item or text.endswith((".", ":", ";", "?", ")")):
+            continue
+        if len(line) + 1 + len(word) + EARLY <= WIDTH:
+            yield number
+
+
 def is_source(name):
     path = Path(name)
     return (
@@ -175,6 +195,13 @@ def file_faults(root, name):
         for phrase, advice in PHRASES.items():
             if match := phrase.search(part):
                 yield f'{name}:{number}: "{match.group()}": {advice}'
+    if path.suffix in C_LIKE | HASH_LIKE:
+        lines = text.splitlines()
+        for number in early_breaks(lines):
+            yield f"{name}:{number}: the comment breaks early in a sentence"
+        for number, line in enumerate(lines, 1):
+            if RULER.match(line):
+                yield f"{name}:{number}: a ruler"
     for number in wide_lines(path, text):
         yield f"{name}:{number}: prose wider than {WIDTH} columns"
 

@@ -7,7 +7,7 @@
 // to the end of its work on the GPU, of the slowest PE; all PEs start each call together. Without
 // --no-warmup, groups are created with preinitialize or warmed up by a call; first / steady then
 // shows what remains. Inputs and outputs exist before the group, as those of a model do; the
-// warm-up does not use them. The first pair directly follows the warm-up; steady pairs behind a
+// warm-up does not use them. The first pair directly follows the warm-up; steady pairs after a
 // pause show what a later first pair would cost.
 #include <fmt/format.h>
 
@@ -64,7 +64,7 @@ class StartBench {
     const double creation = seconds_of([&] { group = ep::Group(world_.team(), group_options); });
     double warmup = 0;
     if (options_.warmup && !options_.preinitialize) warmup = seconds_of([&] { group.warmup(); });
-    // Nothing in between: behind a pause a pair takes longer, whichever it is.
+    // Nothing in between: after a pause a pair takes longer, whichever it is.
     std::vector<double> seconds;
     for (int call = 0; call < kCalls; ++call)
       seconds.push_back(time_pair(group, batch, output, low_latency));

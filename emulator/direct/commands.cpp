@@ -295,7 +295,7 @@ void write_roce(std::byte* at) {
 Status query_capabilities(const Context& context, std::span<const std::byte> in,
                           std::span<std::byte> out) {
   namespace f = capability;
-  if (out.size() < f::kAnswerBytes) return Status::bad_output_length;
+  if (out.size() < f::kResponseBytes) return Status::bad_output_length;
   std::byte* const at = out.data() + f::kAt;
   const bool ethernet = context.runtime->attachment().is_ethernet();
   switch (get(in.data(), command::kModifier) >> 1) {
@@ -413,7 +413,7 @@ Status execute(Context& context, std::span<const std::byte> in, std::span<std::b
     case Command::query_hca_cap:
       return query_capabilities(context, in, out);
     case Command::query_vport:
-      if (out.size() < vport::kAnswerBytes) return Status::bad_output_length;
+      if (out.size() < vport::kResponseBytes) return Status::bad_output_length;
       set(out.data(), vport::kLid,
           context.runtime->attachment().is_ethernet() ? 0 : context.runtime->lid());
       return Status::ok;

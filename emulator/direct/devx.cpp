@@ -18,14 +18,14 @@ std::span<std::byte> bytes_of(void* at, std::size_t size) {
   return {static_cast<std::byte*>(at), size};
 }
 
-/// Writes the status of an answer; what the functions return for it.
-int answer(std::span<std::byte> out, Status status) {
+/// Writes the status of a response; what the functions return for it.
+int respond(std::span<std::byte> out, Status status) {
   if (out.size() >= 4) set(out.data(), command::kStatus, static_cast<std::uint32_t>(status));
   return status == Status::ok ? 0 : EREMOTEIO;
 }
 
 bool has_lengths(std::span<const std::byte> in, std::span<const std::byte> out) {
-  return in.size() >= command::kAnswerBytes && out.size() >= command::kAnswerBytes;
+  return in.size() >= command::kResponseBytes && out.size() >= command::kResponseBytes;
 }
 
 Umem* register_umem(ibv_context* context, void* address, std::size_t bytes, std::uint32_t access) {
@@ -133,7 +133,7 @@ int mlx5dv_devx_general_cmd(ibv_context* context, const void* in, std::size_t in
   const auto to = bytes_of(out, out_bytes);
   if (!has_lengths(command, to)) return EINVAL;
   std::memset(out, 0, out_bytes);
-  return answer(to, execute(of(context), command, to));
+  return respond(to, execute(of(context), command, to));
 }
 
 mlx5dv_devx_obj* mlx5dv_devx_obj_create(ibv_context* context, const void* in, std::size_t in_bytes,
@@ -143,7 +143,7 @@ mlx5dv_devx_obj* mlx5dv_devx_obj_create(ibv_context* context, const void* in, st
   if (!has_lengths(command, to)) return fail_with(EINVAL);
   std::memset(out, 0, out_bytes);
   std::unique_ptr<DevxObject> object;
-  const int error = answer(to, create_object(of(context), command, to, object));
+  const int error = respond(to, create_object(of(context), command, to, object));
   if (error != 0) return fail_with(error);
   return static_cast<mlx5dv_devx_obj*>(object.release());
 }
@@ -154,7 +154,7 @@ int mlx5dv_devx_obj_query(mlx5dv_devx_obj* object, const void* in, std::size_t i
   const auto to = bytes_of(out, out_bytes);
   if (!has_lengths(command, to)) return EINVAL;
   std::memset(out, 0, out_bytes);
-  return answer(to, query_object(*object, command, to));
+  return respond(to, query_object(*object, command, to));
 }
 
 int mlx5dv_devx_obj_modify(mlx5dv_devx_obj* object, const void* in, std::size_t in_bytes, void* out,
@@ -163,7 +163,7 @@ int mlx5dv_devx_obj_modify(mlx5dv_devx_obj* object, const void* in, std::size_t 
   const auto to = bytes_of(out, out_bytes);
   if (!has_lengths(command, to)) return EINVAL;
   std::memset(out, 0, out_bytes);
-  return answer(to, modify_object(*object, command));
+  return respond(to, modify_object(*object, command));
 }
 
 int mlx5dv_devx_obj_destroy(mlx5dv_devx_obj* object) {

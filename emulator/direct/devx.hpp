@@ -60,7 +60,7 @@ class DevxTables {
   std::uint32_t next = 1;
 };
 
-/// Executes a command that creates an object. On success `object` is set and the answer names it.
+/// Executes a command that creates an object. On success `object` is set and the response names it.
 Status create_object(Context& context, std::span<const std::byte> in, std::span<std::byte> out,
                      std::unique_ptr<DevxObject>& object);
 /// Executes a command on `object`.

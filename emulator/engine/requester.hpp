@@ -88,7 +88,7 @@ class Requester {
   std::size_t cursor_ = 0;        ///< the message that is being sent
   std::uint16_t fetched_ = 0, posted_ = 0;
   std::uint32_t next_psn_ = 0;          ///< of the next new message
-  std::uint32_t highest_ = 0;           ///< one behind the last PSN ever sent
+  std::uint32_t highest_ = 0;           ///< one after the last PSN ever sent
   std::uint32_t acked_ = 0;             ///< first PSN that is not acknowledged
   std::deque<std::uint32_t> resend_;    ///< PSNs that the peer misses, for orderings but strict
   std::uint32_t proves_loss_from_ = 0;  ///< see check_lost_response

@@ -312,7 +312,7 @@ void Responder::acknowledge() {
 
 bool Responder::refuse(std::uint8_t code) {
   if (code == AckCode::rnr) code |= qp_.connection().min_rnr_timer & 0x1f;
-  nak_sent_ = true;  // packets behind it are dropped until it comes again
+  nak_sent_ = true;  // packets after it are dropped until it comes again
   replies_.push_back({.psn = expected_, .ack_code = code});
   if ((code & AckCode::kind_mask) == AckCode::rnr) return false;
   if (qp_.on_refused) qp_.on_refused(code);

@@ -214,7 +214,7 @@ void UdpWire::send(Packet&& packet) {
   held_.push_back(index);
 }
 
-/// Room for a datagram behind those that are gathered; nullptr where the socket is blocked.
+/// Room for a datagram after those that are gathered; nullptr where the socket is blocked.
 std::byte* UdpWire::append(std::uint32_t index, std::size_t bytes) {
   Peer& peer = peers_[index];
   const std::size_t before = peer.gathered.size();

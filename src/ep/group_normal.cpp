@@ -104,7 +104,7 @@ Combined Group::combine(const TensorView& y, const Handle& handle, const Combine
 
 namespace {
 
-/// Queues `run(group)` behind `after`; the result is complete when the future is ready.
+/// Queues `run(group)` after `after`; the result is complete when the future is ready.
 template <typename Run>
 auto submit(const std::shared_ptr<detail::GroupState>& state, const char* call, Future after,
             Run run) {

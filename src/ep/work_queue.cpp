@@ -1,7 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/work_queue.hpp"
 
+#include <pthread.h>
+
+#include "base/service_thread.hpp"
+
 namespace shoal::ep::detail {
+
+WorkQueue::WorkQueue() {
+  const SignalsBlocked blocked;
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "shoal-ep");
+}
 
 WorkQueue::~WorkQueue() {
   {

@@ -19,7 +19,7 @@ namespace shoal::ep::detail {
 
 class WorkQueue {
  public:
-  WorkQueue() : thread_([this] { run(); }) {}
+  WorkQueue();
   /// Waits until the queue is empty.
   ~WorkQueue();
   WorkQueue(const WorkQueue&) = delete;

@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 
+#include "base/service_thread.hpp"
 #include "shoal/device/detail/proxy_ring.hpp"
 #include "shoal/error.hpp"
 #include "shoal/heap.hpp"
@@ -41,8 +42,8 @@ struct ProxyContext {
   std::function<ProxyRoute(Pe)> route{};
   /// Why the PE is known to have failed or ended; empty while it lives. May be null.
   std::function<std::string(Pe)> failure{};
-  std::string wait = "yield";  ///< SHOAL_PROGRESS_WAIT
-  std::int64_t core = -1;      ///< core of the thread; -1: not bound
+  ProgressWait wait = ProgressWait::yield;
+  std::int64_t core = -1;  ///< core of the thread; -1: not bound
 };
 
 class Proxy {

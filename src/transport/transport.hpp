@@ -59,7 +59,7 @@ struct Load {
 };
 
 class Transport;
-class HeapAccess;
+class HeapRma;
 
 /// Input of a transport's constructor. Members without another lifetime are valid until connect()
 /// returns.
@@ -191,7 +191,7 @@ class Transport {
   virtual bool progress() noexcept { return false; }
 
   /// Networks that access heaps in GPU memory; else nullptr.
-  virtual HeapAccess* heap_access() noexcept { return nullptr; }
+  virtual HeapRma* heap_rma() noexcept { return nullptr; }
   /// How it carries operations to `pe`, beyond its capabilities, for reports. Empty: nothing to
   /// say.
   virtual std::string note(Pe /*pe*/) const { return ""; }

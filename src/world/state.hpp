@@ -88,9 +88,9 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
 
   /// Polls `ready` until it returns true: SHOAL_SPIN times at once, then with a backoff. About once
   /// per millisecond it also checks the deadline, the health of the other PEs and for interrupts.
-  /// `awaited` is the
-  /// PE that this one waits for, where there is a single one: a PE that left without closing the
-  /// world fails only waits for itself and waits for any PE.
+  ///
+  /// `awaited` is the PE that this one waits for, where there is a single one: a PE that left
+  /// without closing the world fails only waits for itself and waits for any PE.
   static constexpr Pe kAnyPe = -1;
   template <typename Ready>
   WaitOutcome poll(Ready&& ready, Clock::time_point deadline, Pe awaited = kAnyPe) {

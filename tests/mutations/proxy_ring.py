@@ -79,8 +79,8 @@ MUTATIONS = [
     (
         "requests complete when they start",
         EXECUTOR,
-        "if (!lane.route->transport.reached(lane.pe, lane.point)) return false;",
-        "(void)lane.route->transport.reached(lane.pe, lane.point);",
+        "if (!queue.route->transport.reached(queue.pe, queue.point)) return false;",
+        "(void)queue.route->transport.reached(queue.pe, queue.point);",
         False,
     ),
     (
@@ -100,8 +100,8 @@ MUTATIONS = [
     (
         "the copy of the completed position runs ahead",
         RING,
-        "Platform::raise_local(ring.known, completed);\n    return",
-        "Platform::raise_local(ring.known, completed + 1);\n    return",
+        "Platform::raise_local(ring.completed_copy, completed);\n    return",
+        "Platform::raise_local(ring.completed_copy, completed + 1);\n    return",
         False,
     ),
     (
@@ -145,24 +145,24 @@ MUTATIONS = [
     (
         "one slow peer stops all",
         EXECUTOR,
-        "    if (!lane.empty()) {\n      ++i;",
-        "    if (!lane.empty()) {\n      if (lane.started.empty()) break;\n      ++i;",
+        "    if (!queue.empty()) {\n      ++i;",
+        "    if (!queue.empty()) {\n      if (queue.started.empty()) break;\n      ++i;",
         False,
     ),
     (
         "room is not asked for",
         EXECUTOR,
-        "  if (!transport.has_room(lane.pe)) return false;\n",
+        "  if (!transport.has_room(queue.pe)) return false;\n",
         "",
         False,
     ),
-    ("fence ignored", EXECUTOR, "if (!lane.started.empty()) break;", "", False),
+    ("fence ignored", EXECUTOR, "if (!queue.started.empty()) break;", "", False),
     (
         "signal before the data",
         EXECUTOR,
-        "      if (!start_put(lane, next)) return false;\n      break;",
-        "      transport.signal(lane.pe, lane.route->start + request.signal_offset, SignalOp::set,\n"
-        "                       request.signal_value);\n      return start_put(lane, next);",
+        "      if (!start_put(queue, next)) return false;\n      break;",
+        "      transport.signal(queue.pe, queue.route->start + request.signal_offset, SignalOp::set,\n"
+        "                       request.signal_value);\n      return start_put(queue, next);",
         False,
     ),
     (
@@ -179,7 +179,7 @@ MUTATIONS = [
         "return offset + bytes > heap_bytes;",
         False,
     ),
-    ("no deadline", EXECUTOR, "if (lane.deadline.passed(Clock::now()))", "if (false)", False),
+    ("no deadline", EXECUTOR, "if (queue.deadline.passed(Clock::now()))", "if (false)", False),
     (
         "health of the peer not asked",
         EXECUTOR,

@@ -24,15 +24,15 @@ MUTATIONS = [
         "published before it is written",
         "operations.hpp",
         "  detail::write_signal(queue, first, n, signal);\n  ticket = first + n;\n"
-        "  return commit(queue, first, n, {}, deadline, platform);\n}\n\n/// Writes `bytes` bytes, then",
-        "  ticket = first + n;\n  const Status done = commit(queue, first, n, {}, deadline, platform);\n"
+        "  return publish(queue, first, n, {}, deadline, platform);\n}\n\n/// Writes `bytes` bytes, then",
+        "  ticket = first + n;\n  const Outcome done = publish(queue, first, n, {}, deadline, platform);\n"
         "  detail::write_signal(queue, first, n, signal);\n  return done;\n}\n\n/// Writes `bytes` bytes, then",
     ),
     (
         "published out of order",
         "queue.hpp",
-        "while (platform.load(&shared.ready) != first) {",
-        "while (platform.load(&shared.ready) > first) {",
+        "while (platform.load(&shared.published) != first) {",
+        "while (platform.load(&shared.published) > first) {",
     ),
     (
         "no wait for room",
@@ -49,7 +49,7 @@ MUTATIONS = [
     (
         "who waits for room does not ring",
         "queue.hpp",
-        "    if (platform.load(&shared.rung) < platform.load(&shared.ready)) try_ring(queue, platform);\n",
+        "    if (platform.load(&shared.rung) < platform.load(&shared.published)) try_ring(queue, platform);\n",
         "",
     ),
     (
@@ -81,12 +81,12 @@ MUTATIONS = [
         "queue.hpp",
         "  std::uint64_t free = 0;\n  if (!platform.replace(&shared.lock, free, 1)) return;\n"
         "  // Loaded under the lock: records never go back.\n"
-        "  const std::uint64_t ready = platform.load(&shared.ready);\n"
-        "  if (ready > platform.load(&shared.rung)) {",
+        "  const std::uint64_t published = platform.load(&shared.published);\n"
+        "  if (published > platform.load(&shared.rung)) {",
         "  std::uint64_t free = 0;\n"
-        "  const std::uint64_t ready = platform.load(&shared.ready);\n"
+        "  const std::uint64_t published = platform.load(&shared.published);\n"
         "  if (!platform.replace(&shared.lock, free, 1)) return;\n"
-        "  if (ready != platform.load(&shared.rung)) {",
+        "  if (published != platform.load(&shared.rung)) {",
     ),
     ("the lock stays taken", "queue.hpp", "  platform.store(&shared.lock, 0);\n", ""),
     (
@@ -102,8 +102,8 @@ MUTATIONS = [
     (
         "the record is that of the last request",
         "queue.hpp",
-        "static_cast<std::uint32_t>(ready & 0xffff)",
-        "static_cast<std::uint32_t>((ready - 1) & 0xffff)",
+        "static_cast<std::uint32_t>(published & 0xffff)",
+        "static_cast<std::uint32_t>((published - 1) & 0xffff)",
     ),
     (
         "the doorbell is not rung",
@@ -193,32 +193,32 @@ MUTATIONS = [
     (
         "waits do not look at failures",
         "queue.hpp",
-        "  if (platform.load(&queue.shared->failure) != 0) return Status::failed;\n",
+        "  if (platform.load(&queue.shared->failure) != 0) return Outcome::failed;\n",
         "",
     ),
     (
         "waits do not look at the abort word",
         "queue.hpp",
-        "  if (platform.aborted()) return Status::aborted;\n",
+        "  if (platform.aborted()) return Outcome::aborted;\n",
         "",
     ),
     (
         "waits have no deadline",
         "queue.hpp",
-        "platform.now() < deadline ? Status::ok : Status::timed_out",
-        "Status::ok",
+        "platform.now() < deadline ? Outcome::ok : Outcome::timeout",
+        "Outcome::ok",
     ),
     (
         "a hole does not end the queue",
         "queue.hpp",
-        "  if (status != Status::failed) end(queue, failure, platform);\n",
+        "  if (outcome != Outcome::failed) end(queue, failure, platform);\n",
         "",
     ),
     (
         "quiet returns at once",
         "queue.hpp",
-        "return wait(queue, platform.load(&queue.shared->ready), deadline, platform);",
-        "return Status::ok;",
+        "return wait(queue, platform.load(&queue.shared->published), deadline, platform);",
+        "return Outcome::ok;",
     ),
     (
         "wait returns at once",
@@ -266,8 +266,8 @@ MUTATIONS = [
     (
         "a fence of an adaptive queue does nothing",
         "operations.hpp",
-        "queue.ordering == Ordering::strict ? Status::ok",
-        "true ? Status::ok",
+        "queue.ordering == Ordering::strict ? Outcome::ok",
+        "true ? Outcome::ok",
     ),
     (
         "a signal before its data",
@@ -275,7 +275,7 @@ MUTATIONS = [
         "post_messages(queue, source, remote, bytes, 1, deadline",
         "post_messages(queue, source, remote, bytes, 100, deadline",
     ),
-    ("messages are not moved on", "operations.hpp", "      remote = behind(remote, now);\n", ""),
+    ("messages are not moved on", "operations.hpp", "      remote = advance(remote, now);\n", ""),
     (
         "unreadable sources sent inline",
         "operations.hpp",
@@ -285,7 +285,7 @@ MUTATIONS = [
     (
         "results read before they are there",
         "operations.hpp",
-        "  if (status == Status::ok) status = wait(queue, first + 1, deadline, platform);\n",
+        "  if (outcome == Outcome::ok) outcome = wait(queue, first + 1, deadline, platform);\n",
         "",
     ),
     (

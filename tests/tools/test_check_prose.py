@@ -32,6 +32,7 @@ def cpp(text):
 def test_accepts_a_tree_that_follows_the_rules(tmp_path):
     files = {
         "src/base/a.cpp": cpp('// Sums rows in float32 (e4m3 inputs).\nauto x = h(A1, "H100");'),
+        "src/base/b.cpp": cpp("// First.\n// Then this.\n//\n// Words:\n//   a  b\n//   c  d"),
         "python/shoal/a.py": f'# {LICENCE}"""Rows of a group."""\n',
         "docs/guide/a.md": f"Text.\n\n| {LONG}|\n\n```\n{LONG}\n```\n",
         "tests/README.md": "# Tests\n\n| requirement | test |\n| requirement E1 | a |\n",
@@ -55,6 +56,13 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
             f'# {LICENCE}"""Text (requirements A4)."""\n',
             "2: code of a requirement: requirements A4",
         ),
+        (
+            "src/base/a.cpp",
+            cpp("// Waits for the\n// other PEs of the world."),
+            "2: the comment breaks early in a sentence",
+        ),
+        ("src/base/a.cpp", cpp("// ---- state ----"), "2: a ruler"),
+        ("python/shoal/a.py", f"# {LICENCE}# ------\n", "2: a ruler"),
         ("docs/guide/a.md", "Settings (A10).", "1: code of a requirement: (A10)"),
         ("src/base/a.cpp", cpp("// DESIGN.md, idea 2"), '2: "DESIGN.md": a page outside the tree'),
         ("src/base/a.cpp", cpp('f("Nobody waits");'), '2: "Nobody": name the subject'),

@@ -34,6 +34,11 @@ def test_readme_is_short(page):
     assert len(lines) <= 20
 
 
+def test_overviews_are_short():
+    assert len((ROOT / "docs/performance.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "docs/internals/architecture.md").read_text().split()) <= 2000
+
+
 def test_readmes_have_the_same_code_and_links():
     english, chinese = ((ROOT / page).read_text() for page in READMES)
     assert code_blocks("README.md") == code_blocks("README.zh.md")

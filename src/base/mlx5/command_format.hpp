@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // command_format.hpp: fields of device commands (DEVX), as clients of mlx5dv write them.
 //
-// Commands and answers are big endian. A field is a range of bits of the 32-bit word at an offset.
+// Commands and responses are big endian. A field is a range of bits of the 32-bit word at an
+// offset.
 // Source: rdma-core, providers/mlx5/mlx5_ifc.h.
 #pragma once
 
@@ -60,11 +61,11 @@ enum class Command : std::uint16_t {
   alloc_pd = 0x800,
 };
 
-/// Of every command and answer.
+/// Of every command and response.
 namespace command {
 constexpr Field kOpcode{0x0, 31, 16}, kModifier{0x4, 15, 0}, kStatus{0x0, 31, 24}, kSyndrome{0x4},
     kObject{0x8, 23, 0};
-constexpr std::size_t kAnswerBytes = 16;
+constexpr std::size_t kResponseBytes = 16;
 }  // namespace command
 
 /// Context of a completion queue, and what follows it in CREATE_CQ.
@@ -120,9 +121,9 @@ constexpr std::size_t kUmemOffset = 0x68;  // of the command
 constexpr std::uint32_t kTranslated = 1;   // of kMode
 }  // namespace key_context
 
-/// Answers of QUERY_HCA_CAP, at kAt.
+/// Responses of QUERY_HCA_CAP, at kAt.
 namespace capability {
-constexpr std::size_t kAt = 0x10, kAnswerBytes = 4112;
+constexpr std::size_t kAt = 0x10, kResponseBytes = 4112;
 enum Type : std::uint32_t { kGeneral = 0, kOdp = 2, kAtomic = 3, kRoce = 4, kGeneral2 = 0x20 };
 constexpr Field kLogMaxQpSize{0x10, 23, 16}, kLogMaxQp{0x10, 4, 0}, kLogMaxCqSize{0x18, 23, 16},
     kLogMaxCq{0x18, 4, 0}, kLogReads{0x28, 21, 16}, kLogRemoteReads{0x28, 5, 0},
@@ -139,7 +140,7 @@ constexpr Field kChoosesUdpSource{0x0, 27, 27}, kL3Types{0x10, 19, 16}, kRoceVer
 }  // namespace capability
 
 namespace vport {
-constexpr std::size_t kAnswerBytes = 0x10 + 0x200;
+constexpr std::size_t kResponseBytes = 0x10 + 0x200;
 constexpr Field kLid{0x10 + 0x5c, 31, 16};
 }  // namespace vport
 

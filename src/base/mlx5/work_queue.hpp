@@ -39,7 +39,7 @@ struct SendQueue {
 
 /// A request that was written.
 struct Posted {
-  std::uint32_t next = 0;     ///< number of the block behind it
+  std::uint32_t next = 0;     ///< number of the block after it
   std::uint64_t control = 0;  ///< its first 8 bytes as stored: the value of a doorbell
 };
 
@@ -166,7 +166,7 @@ SHOAL_HOST_DEVICE void release(const CompletionQueue& queue, std::uint32_t consu
 
 /// Reads the only entry of a collapsed queue, which each completion of a queue pair overwrites.
 /// False when there was none yet. What it names completes all earlier requests: completed_after().
-/// An error stays visible, but its syndrome may be that of a request flushed behind it.
+/// An error stays visible, but its syndrome may be that of a request flushed after it.
 template <typename Bus>
 SHOAL_HOST_DEVICE bool newest(const CompletionQueue& queue, Bus& bus, Completion& completion) {
   const CompletionEntry& entry = *queue.entries;

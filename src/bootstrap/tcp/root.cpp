@@ -2,7 +2,7 @@
 #include "bootstrap/tcp/root.hpp"
 
 #include <poll.h>
-#include <signal.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -12,6 +12,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "base/service_thread.hpp"
 #include "base/system_error.hpp"
 
 namespace shoal::bootstrap {
@@ -44,11 +45,9 @@ Root::Root(Fd listener, const Key& key, std::chrono::milliseconds grace)
       rendezvous_(grace),
       creator_(getpid()) {
   if (!wake_.valid()) fail_errno("the bootstrap could not create an event descriptor");
-  sigset_t all, before;  // the program's own threads handle signals
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_setname_np(thread_.native_handle(), "shoal-root");
 }
 
 Root::~Root() {

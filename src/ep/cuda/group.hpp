@@ -63,7 +63,7 @@ struct CudaGroup {
   std::optional<std::int32_t> ask_failed_rank();
   /// The first cause of the failure of `rank`, which has given the group up; reads GPU memory.
   std::int32_t cause_of(std::int32_t rank) const;
-  /// Device memory in stream order behind the last call; contents undefined.
+  /// Device memory in stream order after the last call; contents undefined.
   std::shared_ptr<void> allocate(std::size_t bytes) const;
   /// A tensor in `memory`.
   Tensor tensor(const std::shared_ptr<void>& memory, std::size_t offset, DataType dtype,
@@ -92,7 +92,7 @@ struct CudaGroup {
   std::mutex readers_mutex_;
   std::vector<cudaStream_t> readers_;  ///< streams that later calls are ordered after
   cudaEvent_t read_ = nullptr;         // recorded on each of them in turn
-  cudaEvent_t between_ = nullptr;      // recorded behind each call on a stream of the caller
+  cudaEvent_t between_ = nullptr;      // recorded after each call on a stream of the caller
   bool under_way_ = true;  // calls may be in progress: another stream has to wait for them
   /// The call that began last, so that the driver is asked only once whether its stream is
   /// captured.

@@ -26,7 +26,7 @@ cudaError_t poll_while_not_ready(const std::function<cudaError_t()>& query, cons
 /// device: other PEs on this GPU can be waiting for this one.
 ///
 /// The pool is the group's own because its memory is used on the streams of calls. Those are
-/// ordered one behind the other (CudaGroup::begin), on whatever stream the memory is freed.
+/// ordered one after the other (CudaGroup::begin), on whatever stream the memory is freed.
 struct GroupResources {
   std::shared_ptr<CUstream_st> taken_stream;
   cudaStream_t stream;  ///< taken_stream.get()

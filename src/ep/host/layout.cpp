@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/align.hpp"
 #include "base/checked.hpp"
 #include "ep/host/internode/wire.hpp"
 #include "ep/plan/arena.hpp"
@@ -13,8 +14,6 @@ namespace {
 
 using detail::Cursor;
 using detail::scale_groups;
-
-constexpr std::size_t kPage = kPageBytes;
 
 template <typename... Factors>
 std::size_t product(Factors... factors) {
@@ -31,7 +30,7 @@ ReceiveLayout::ReceiveLayout(std::int64_t rows, std::size_t row_bytes, std::size
   topk_idx = cursor.take(rows * topk_slots * sizeof(std::int64_t));
   weights = cursor.take(rows * topk_slots * sizeof(float));
   source_token = cursor.take(rows * sizeof(std::int32_t));
-  total = align_up(cursor.at, kPage);
+  total = align_up(cursor.at, kPageBytes);
 }
 
 OutboxLayout::OutboxLayout(std::int64_t hidden, bool quantized) {
@@ -44,11 +43,11 @@ OutboxLayout::OutboxLayout(std::int64_t hidden, bool quantized) {
 GroupLayout::GroupLayout(const Shape& shape, const Settings& settings) {
   Cursor cursor;
   place_control(cursor, shape);
-  cursor.at = control_end = cursor.aligned(kPage);
+  cursor.at = control_end = cursor.aligned(kPageBytes);
   place_normal(cursor, shape, settings);
-  cursor.at = normal_end = cursor.aligned(kPage);
+  cursor.at = normal_end = cursor.aligned(kPageBytes);
   place_low_latency(cursor, shape);
-  total = cursor.aligned(kPage);
+  total = cursor.aligned(kPageBytes);
 }
 
 void GroupLayout::place_control(Cursor& cursor, const Shape& shape) {
@@ -79,10 +78,10 @@ void GroupLayout::place_normal(Cursor& cursor, const Shape& shape, const Setting
             .total;
     arena_bytes = detail::Arena::first_fit_bytes_for(shape.live_results, largest_result);
   }
-  arena = cursor.take(arena_bytes, kPage);
+  arena = cursor.take(arena_bytes, kPageBytes);
   const std::int64_t staged = shape.combine_staging ? shape.max_received() : 0;
-  staging = cursor.take(product(staged, shape.max_combine_row_bytes), kPage);
-  staging_weights = cursor.take(product(staged, shape.top_k, sizeof(float)), kPage);
+  staging = cursor.take(product(staged, shape.max_combine_row_bytes), kPageBytes);
+  staging_weights = cursor.take(product(staged, shape.top_k, sizeof(float)), kPageBytes);
   chunk_bytes = chunk_depth = 0;
   if (shape.nodes > 1 && shape.max_tokens > 0) {
     const TokenMessage token(shape.max_row_bytes, shape.max_scales * 4, shape.top_k, true);
@@ -92,8 +91,8 @@ void GroupLayout::place_normal(Cursor& cursor, const Shape& shape, const Setting
         std::max(settings.ep_chunk, sizeof(ChunkHeader) + std::max(token.total, sum.total)), kLine);
   }
   const std::size_t ring = product(shape.nodes, chunk_depth, chunk_bytes);
-  chunks_out = cursor.take(ring, kPage);
-  chunks_in = cursor.take(ring, kPage);
+  chunks_out = cursor.take(ring, kPageBytes);
+  chunks_in = cursor.take(ring, kPageBytes);
 }
 
 void GroupLayout::place_low_latency(Cursor& cursor, const Shape& shape) {
@@ -101,21 +100,21 @@ void GroupLayout::place_low_latency(Cursor& cursor, const Shape& shape) {
   const std::size_t tokens = shape.low_latency_max_tokens;
   const std::size_t remote = shape.remote_ranks();
   slot_bytes = align_up(sizeof(SlotHeader) + shape.top_k * sizeof(std::int32_t), 8);
-  slots = cursor.take(product(2, ranks, tokens, slot_bytes), kPage);
+  slots = cursor.take(product(2, ranks, tokens, slot_bytes), kPageBytes);
   outbox_bytes =
       std::max(OutboxLayout(shape.hidden, false).total, OutboxLayout(shape.hidden, true).total);
-  outbox = cursor.take(product(2, tokens, outbox_bytes), kPage);
+  outbox = cursor.take(product(2, tokens, outbox_bytes), kPageBytes);
   // LogFMT keeps its ranges before the row.
   combine_row_stride = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 16);
   combine_rows = cursor.take(
-      product(2, shape.local_experts, shape.low_latency_rows(), combine_row_stride), kPage);
+      product(2, shape.local_experts, shape.low_latency_rows(), combine_row_stride), kPageBytes);
   remote_slots_bytes =
       align_up(tokens * remote_header_bytes(true, shape), kLine) + product(tokens, outbox_bytes);
-  remote_out = cursor.take(product(2, remote, remote_slots_bytes), kPage);
-  remote_in = cursor.take(product(2, remote, remote_slots_bytes), kPage);
-  remote_sums = cursor.take(product(2, remote, tokens, combine_row_stride), kPage);
+  remote_out = cursor.take(product(2, remote, remote_slots_bytes), kPageBytes);
+  remote_in = cursor.take(product(2, remote, remote_slots_bytes), kPageBytes);
+  remote_sums = cursor.take(product(2, remote, tokens, combine_row_stride), kPageBytes);
   remote_combine_rows =
-      cursor.take(product(2, remote, shape.max_combine_rows(), combine_row_stride), kPage);
+      cursor.take(product(2, remote, shape.max_combine_rows(), combine_row_stride), kPageBytes);
 }
 
 }  // namespace shoal::ep::host

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 
+#include "base/align.hpp"
 #include "base/checked.hpp"
 
 namespace shoal::ep::detail {
@@ -66,7 +67,6 @@ class Arena {
 
  private:
   static constexpr std::size_t kTightest = 2;
-  static constexpr std::size_t kPage = kPageBytes;
   static constexpr const char* kOption = "ep::GroupOptions.live_results";
 
   std::optional<std::size_t> take_end(std::size_t bytes) {
@@ -86,7 +86,7 @@ class Arena {
 
   /// At least one page, so that no two regions start at the same offset.
   static std::size_t pages(std::size_t bytes) {
-    return bytes <= kPage ? kPage : checked_align_up(kOption, bytes, kPage);
+    return bytes <= kPageBytes ? kPageBytes : checked_align_up(kOption, bytes, kPageBytes);
   }
 
   const std::size_t size_;

@@ -8,15 +8,15 @@
 namespace shoal::transport::gda {
 
 /// Outcome of a call.
-enum class Status : std::uint8_t {
+enum class Outcome : std::uint8_t {
   ok,
-  failed,     ///< the queue has ended: failure_of() says why
-  timed_out,  ///< the deadline passed; the queue goes on
-  aborted,    ///< the abort word is set
-  refused,    ///< wrong arguments: nothing was posted
+  failed,   ///< the queue has ended: failure_of() says why
+  timeout,  ///< the deadline passed; the queue goes on
+  aborted,  ///< the abort word is set
+  refused,  ///< wrong arguments: nothing was posted
 };
 
-enum class Cause : std::uint8_t { none, nic, timed_out, aborted };
+enum class Cause : std::uint8_t { none, nic, timeout, aborted };
 
 /// What a thread was waiting for.
 enum class Step : std::uint8_t {

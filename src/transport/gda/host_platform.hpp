@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// host_platform.hpp: shared queues (queue.hpp) for threads of a processor.
+// host_platform.hpp: the Platform of shared queues (queue.hpp) for threads of a processor.
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <thread>
 
 #include "base/mlx5/host_bus.hpp"
+#include "base/shared_words.hpp"
 
 namespace shoal::transport::gda {
 
 struct HostPlatform : mlx5::HostBus {
   const std::atomic<bool>* abort = nullptr;
 
-  std::uint64_t load(const std::uint64_t* word) const noexcept {
-    return std::atomic_ref(*const_cast<std::uint64_t*>(word)).load(std::memory_order_acquire);
-  }
+  std::uint64_t load(const std::uint64_t* word) const noexcept { return load_acquire(word); }
   void store(std::uint64_t* word, std::uint64_t value) const noexcept {
-    std::atomic_ref(*word).store(value, std::memory_order_release);
+    store_release(word, value);
   }
   std::uint64_t add(std::uint64_t* word, std::uint64_t value) const noexcept {
     return std::atomic_ref(*word).fetch_add(value, std::memory_order_relaxed);
@@ -26,25 +24,16 @@ struct HostPlatform : mlx5::HostBus {
     return std::atomic_ref(*word).compare_exchange_strong(seen, value, std::memory_order_acq_rel,
                                                           std::memory_order_acquire);
   }
-  void raise(std::uint64_t* word, std::uint64_t value) const noexcept {
-    std::uint64_t seen = load(word);
-    while (seen < value && !replace(word, seen, value)) {
-    }
-  }
-  /// The release store of `ready` orders them before the record of any thread that reads it.
+  void raise(std::uint64_t* word, std::uint64_t value) const noexcept { raise_to(word, value); }
+  /// On x86, the release store of `published` orders them before the record of any thread that
+  /// reads it.
   void order_requests() const noexcept {
 #if defined(__aarch64__)
     __asm__ volatile("dmb oshst" ::: "memory");
 #endif
   }
-  std::uint32_t load_cause(const std::uint32_t* word) const noexcept {
-    return std::atomic_ref(*const_cast<std::uint32_t*>(word)).load(std::memory_order_relaxed);
-  }
-  std::uint64_t now() const noexcept {
-    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                          std::chrono::steady_clock::now().time_since_epoch())
-                                          .count());
-  }
+  std::uint32_t load_cause(const std::uint32_t* word) const noexcept { return load_relaxed(word); }
+  std::uint64_t now() const noexcept { return steady_ns(); }
   bool aborted() const noexcept {
     return abort != nullptr && abort->load(std::memory_order_relaxed);
   }

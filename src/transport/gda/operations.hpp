@@ -3,18 +3,18 @@
 // code.
 //
 //   std::uint64_t ticket;
-//   Status status = put_signal(queue, source, remote, bytes, signal, deadline, platform, ticket);
+//   Outcome outcome = put_signal(queue, source, remote, bytes, signal, deadline, platform, ticket);
 //   ...
-//   status = wait(queue, ticket, deadline, platform);  // the source may be changed
+//   outcome = wait(queue, ticket, deadline, platform);  // the source may be changed
 //
 // Operations are for one thread each; put_each() is for the lanes of a warp. Operations of one
 // thread on one queue reach the peer in this order:
-//   signals and atomics   behind everything before them, in every ordering
-//   puts                  behind everything before them in Ordering::strict, else in any order:
-//                         fence() before a put that must come later
-// A signal says that all puts before it on its queue are visible at the peer.
+//   signals and atomics   after everything posted before them, in every ordering
+//   puts                  after everything posted before them in Ordering::strict, else in any
+//                         order: call fence() before a put that must arrive later
+// A peer that sees a signal sees the data of all earlier puts of its queue.
 //
-// Functions return Status::refused, and post nothing, for words that are not aligned to 8 bytes.
+// Functions return Outcome::refused, and post nothing, for words that are not aligned to 8 bytes.
 #pragma once
 
 #include "transport/gda/queue.hpp"
@@ -93,59 +93,59 @@ SHOAL_HOST_DEVICE inline void write_put(const Queue& queue, std::uint64_t index,
   mlx5::write_data(queue.sends, block, mlx5::Opcode::write, remote, &part, 1, flags);
 }
 
-SHOAL_HOST_DEVICE constexpr mlx5::Memory behind(const mlx5::Memory& memory, std::uint64_t bytes) {
+SHOAL_HOST_DEVICE constexpr mlx5::Memory advance(const mlx5::Memory& memory, std::uint64_t bytes) {
   return {memory.address + bytes, memory.key};
 }
-SHOAL_HOST_DEVICE constexpr Source behind(const Source& source, std::uint64_t bytes) {
-  return {source.bytes == nullptr ? nullptr : source.bytes + bytes, behind(source.memory, bytes)};
+SHOAL_HOST_DEVICE constexpr Source advance(const Source& source, std::uint64_t bytes) {
+  return {source.bytes == nullptr ? nullptr : source.bytes + bytes, advance(source.memory, bytes)};
 }
 
 /// Posts the messages of a put, as many as fit into the ring at once, until at most `left` are
 /// left. Moves `source`, `remote` and `bytes` on.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status post_messages(const Queue& queue, Source& source, mlx5::Memory& remote,
-                                       std::uint64_t& bytes, std::uint64_t left,
-                                       std::uint64_t deadline, Platform& platform,
-                                       std::uint64_t& ticket) {
+SHOAL_HOST_DEVICE Outcome post_messages(const Queue& queue, Source& source, mlx5::Memory& remote,
+                                        std::uint64_t& bytes, std::uint64_t left,
+                                        std::uint64_t deadline, Platform& platform,
+                                        std::uint64_t& ticket) {
   const std::uint64_t largest = queue.largest_message;
   for (;;) {
     const std::uint64_t messages = bytes / largest + (bytes % largest != 0);
-    if (messages <= left) return Status::ok;
+    if (messages <= left) return Outcome::ok;
     const std::uint64_t room = queue.sends.blocks / 2, more = messages - left;
     const auto n = static_cast<std::uint32_t>(more < room ? more : room);
     std::uint64_t first = 0;
-    const Status status = reserve(queue, n, deadline, platform, first);
-    if (status != Status::ok) return status;
+    const Outcome outcome = reserve(queue, n, deadline, platform, first);
+    if (outcome != Outcome::ok) return outcome;
     for (std::uint32_t i = 0; i < n; ++i) {
       const auto now = static_cast<std::uint32_t>(bytes < largest ? bytes : largest);
       write_put(queue, first + i, source, remote, now, {queue.is_signalled(i, n)});
-      source = behind(source, now);
-      remote = behind(remote, now);
+      source = advance(source, now);
+      remote = advance(remote, now);
       bytes -= now;
     }
     ticket = first + n;
-    const Status published = commit(queue, first, n, {}, deadline, platform);
-    if (published != Status::ok) return published;
+    const Outcome published = publish(queue, first, n, {}, deadline, platform);
+    if (published != Outcome::ok) return published;
   }
 }
 
 /// Posts one atomic and waits for its result.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status run_atomic(const Queue& queue, mlx5::Opcode opcode,
-                                    const mlx5::Memory& word, std::uint64_t swap_or_add,
-                                    std::uint64_t compare, const Result& result,
-                                    std::uint64_t deadline, Platform& platform,
-                                    std::uint64_t& before) {
-  if (!is_aligned(word)) return Status::refused;
+SHOAL_HOST_DEVICE Outcome run_atomic(const Queue& queue, mlx5::Opcode opcode,
+                                     const mlx5::Memory& word, std::uint64_t swap_or_add,
+                                     std::uint64_t compare, const Result& result,
+                                     std::uint64_t deadline, Platform& platform,
+                                     std::uint64_t& before) {
+  if (!is_aligned(word)) return Outcome::refused;
   std::uint64_t first = 0;
-  Status status = reserve(queue, 1, deadline, platform, first);
-  if (status != Status::ok) return status;
+  Outcome outcome = reserve(queue, 1, deadline, platform, first);
+  if (outcome != Outcome::ok) return outcome;
   mlx5::write_atomic(queue.sends, static_cast<std::uint32_t>(first), opcode, word, swap_or_add,
                      compare, result.memory, {.signalled = true});
-  status = commit(queue, first, 1, {.ring = true}, deadline, platform);
-  if (status == Status::ok) status = wait(queue, first + 1, deadline, platform);
-  if (status == Status::ok) before = platform.load(result.word);
-  return status;
+  outcome = publish(queue, first, 1, {.ring = true}, deadline, platform);
+  if (outcome == Outcome::ok) outcome = wait(queue, first + 1, deadline, platform);
+  if (outcome == Outcome::ok) before = platform.load(result.word);
+  return outcome;
 }
 
 }  // namespace detail
@@ -153,106 +153,106 @@ SHOAL_HOST_DEVICE Status run_atomic(const Queue& queue, mlx5::Opcode opcode,
 /// Writes `bytes` bytes to the peer. `ticket` is for wait(): before it returns, `source` must not
 /// change, except up to kInlineBytes bytes that this code can read.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status put(const Queue& queue, Source source, mlx5::Memory remote,
-                             std::uint64_t bytes, std::uint64_t deadline, Platform& platform,
-                             std::uint64_t& ticket) {
+SHOAL_HOST_DEVICE Outcome put(const Queue& queue, Source source, mlx5::Memory remote,
+                              std::uint64_t bytes, std::uint64_t deadline, Platform& platform,
+                              std::uint64_t& ticket) {
   ticket = 0;  // nothing to wait for
   return detail::post_messages(queue, source, remote, bytes, 0, deadline, platform, ticket);
 }
 
-/// Changes a word of the peer behind everything posted before on this queue.
+/// Changes a word of the peer after everything posted before on this queue.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status signal(const Queue& queue, const Signal& signal, std::uint64_t deadline,
-                                Platform& platform, std::uint64_t& ticket) {
-  if (!detail::is_aligned(signal.word)) return Status::refused;
+SHOAL_HOST_DEVICE Outcome signal(const Queue& queue, const Signal& signal, std::uint64_t deadline,
+                                 Platform& platform, std::uint64_t& ticket) {
+  if (!detail::is_aligned(signal.word)) return Outcome::refused;
   const std::uint32_t n = detail::requests_of(queue, signal);
   std::uint64_t first = 0;
-  const Status status = reserve(queue, n, deadline, platform, first);
-  if (status != Status::ok) return status;
+  const Outcome outcome = reserve(queue, n, deadline, platform, first);
+  if (outcome != Outcome::ok) return outcome;
   detail::write_signal(queue, first, n, signal);
   ticket = first + n;
-  return commit(queue, first, n, {}, deadline, platform);
+  return publish(queue, first, n, {}, deadline, platform);
 }
 
-/// Writes `bytes` bytes, then changes a word of the peer: who sees the word changed sees the bytes.
+/// Writes `bytes` bytes, then changes a word of the peer: a reader of the new word sees the bytes.
 /// The last message and the signal are handed to the NIC together.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status put_signal(const Queue& queue, Source source, mlx5::Memory remote,
-                                    std::uint64_t bytes, const Signal& signal,
-                                    std::uint64_t deadline, Platform& platform,
-                                    std::uint64_t& ticket) {
-  if (!detail::is_aligned(signal.word)) return Status::refused;
-  Status status =
+SHOAL_HOST_DEVICE Outcome put_signal(const Queue& queue, Source source, mlx5::Memory remote,
+                                     std::uint64_t bytes, const Signal& signal,
+                                     std::uint64_t deadline, Platform& platform,
+                                     std::uint64_t& ticket) {
+  if (!detail::is_aligned(signal.word)) return Outcome::refused;
+  Outcome outcome =
       detail::post_messages(queue, source, remote, bytes, 1, deadline, platform, ticket);
-  if (status != Status::ok) return status;
+  if (outcome != Outcome::ok) return outcome;
   const std::uint32_t data = bytes != 0 ? 1 : 0;
   const std::uint32_t n = data + detail::requests_of(queue, signal);
   std::uint64_t first = 0;
-  status = reserve(queue, n, deadline, platform, first);
-  if (status != Status::ok) return status;
+  outcome = reserve(queue, n, deadline, platform, first);
+  if (outcome != Outcome::ok) return outcome;
   if (data != 0)
     detail::write_put(queue, first, source, remote, static_cast<std::uint32_t>(bytes),
                       {queue.is_signalled(0, n)});
   detail::write_signal(queue, first, n, signal);
   ticket = first + n;
-  return commit(queue, first, n, {}, deadline, platform);
+  return publish(queue, first, n, {}, deadline, platform);
 }
 
 /// Adds to a word of the peer, atomic among operations of its NIC. `before` is its value before.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status fetch_add(const Queue& queue, const mlx5::Memory& word,
-                                   std::uint64_t value, const Result& result,
-                                   std::uint64_t deadline, Platform& platform,
-                                   std::uint64_t& before) {
+SHOAL_HOST_DEVICE Outcome fetch_add(const Queue& queue, const mlx5::Memory& word,
+                                    std::uint64_t value, const Result& result,
+                                    std::uint64_t deadline, Platform& platform,
+                                    std::uint64_t& before) {
   return detail::run_atomic(queue, mlx5::Opcode::fetch_add, word, value, 0, result, deadline,
                             platform, before);
 }
 
 /// Stores `value` in a word of the peer that is `expected`. `before` is its value before.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status compare_swap(const Queue& queue, const mlx5::Memory& word,
-                                      std::uint64_t expected, std::uint64_t value,
-                                      const Result& result, std::uint64_t deadline,
-                                      Platform& platform, std::uint64_t& before) {
+SHOAL_HOST_DEVICE Outcome compare_swap(const Queue& queue, const mlx5::Memory& word,
+                                       std::uint64_t expected, std::uint64_t value,
+                                       const Result& result, std::uint64_t deadline,
+                                       Platform& platform, std::uint64_t& before) {
   return detail::run_atomic(queue, mlx5::Opcode::compare_swap, word, value, expected, result,
                             deadline, platform, before);
 }
 
 /// Orders all puts that were published before this call before everything posted after it.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status fence(const Queue& queue, std::uint64_t deadline, Platform& platform) {
-  return queue.ordering == Ordering::strict ? Status::ok : quiet(queue, deadline, platform);
+SHOAL_HOST_DEVICE Outcome fence(const Queue& queue, std::uint64_t deadline, Platform& platform) {
+  return queue.ordering == Ordering::strict ? Outcome::ok : quiet(queue, deadline, platform);
 }
 
 /// A put of each lane of a group, of at most one message, with one reservation and one doorbell.
-/// All lanes call; those with `bytes` of 0 take no slot. All get the same status and ticket.
+/// All lanes call; those with `bytes` of 0 take no slot. All get the same outcome and ticket.
 ///
 /// A Group has rank(), size(), sync() (which orders the memory accesses of its lanes), broadcast(v)
 /// of rank 0, and count_before(flag, total): lanes of a lower rank whose flag is set, and of all.
 template <typename Group, typename Platform>
-SHOAL_HOST_DEVICE Status put_each(const Group& group, const Queue& queue, const Source& source,
-                                  const mlx5::Memory& remote, std::uint32_t bytes,
-                                  std::uint64_t deadline, Platform& platform,
-                                  std::uint64_t& ticket) {
+SHOAL_HOST_DEVICE Outcome put_each(const Group& group, const Queue& queue, const Source& source,
+                                   const mlx5::Memory& remote, std::uint32_t bytes,
+                                   std::uint64_t deadline, Platform& platform,
+                                   std::uint64_t& ticket) {
   const bool is_leader = group.rank() == 0;
   std::uint32_t n = 0, refused = 0;
   const std::uint32_t mine = group.count_before(bytes != 0, n);
   group.count_before(bytes > queue.largest_message, refused);
   ticket = 0;
-  if (refused != 0) return Status::refused;
-  if (n == 0) return Status::ok;
-  Status status = Status::ok;
+  if (refused != 0) return Outcome::refused;
+  if (n == 0) return Outcome::ok;
+  Outcome outcome = Outcome::ok;
   std::uint64_t first = 0;
-  if (is_leader) status = reserve(queue, n, deadline, platform, first);
-  status = static_cast<Status>(group.broadcast(static_cast<std::uint64_t>(status)));
-  if (status != Status::ok) return status;
+  if (is_leader) outcome = reserve(queue, n, deadline, platform, first);
+  outcome = static_cast<Outcome>(group.broadcast(static_cast<std::uint64_t>(outcome)));
+  if (outcome != Outcome::ok) return outcome;
   first = group.broadcast(first);
   if (bytes != 0)
     detail::write_put(queue, first + mine, source, remote, bytes, {queue.is_signalled(mine, n)});
   group.sync();  // the leader publishes for all
-  if (is_leader) status = commit(queue, first, n, {}, deadline, platform);
+  if (is_leader) outcome = publish(queue, first, n, {}, deadline, platform);
   ticket = first + n;
-  return static_cast<Status>(group.broadcast(static_cast<std::uint64_t>(status)));
+  return static_cast<Outcome>(group.broadcast(static_cast<std::uint64_t>(outcome)));
 }
 
 }  // namespace shoal::transport::gda

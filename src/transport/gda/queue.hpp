@@ -3,14 +3,14 @@
 // processor. For host and device code; operations.hpp has the operations on top of it.
 //
 //   std::uint64_t first;                                // 1. reserve n slots
-//   if (reserve(queue, n, deadline, platform, first) != Status::ok) ...
+//   if (reserve(queue, n, deadline, platform, first) != Outcome::ok) ...
 //   mlx5::write_data(queue.sends, first + i, ...);      // 2. write each request at its own index
-//   commit(queue, first, n, {}, deadline, platform);    // 3. publish, ring the doorbell if due
+//   publish(queue, first, n, {}, deadline, platform);    // 3. publish, ring the doorbell if due
 //   wait(queue, first + n, deadline, platform);         // 4. until the NIC has completed them
 //
 // A slot is one block of 64 bytes and every request takes one, so an index is a number of requests.
 // Counters have 64 bits and never wrap; the NIC sees 16 bits of them. At all times
-//   completed <= rung <= ready <= reserved,   and written requests - completed <= slots.
+//   completed <= rung <= published <= reserved,   and written requests - completed <= slots.
 //
 // A Platform is a Bus (base/mlx5/work_queue.hpp) plus access to the words that threads share
 // (host_platform.hpp, cuda_platform.cuh):
@@ -38,7 +38,7 @@ enum class Ordering : std::uint8_t { strict, adaptive, unordered };
 /// Words that the users of a queue share. Zero at first.
 struct alignas(64) Shared {
   std::uint64_t reserved = 0;   ///< slots given to threads
-  std::uint64_t ready = 0;      ///< requests that are written, without a gap
+  std::uint64_t published = 0;  ///< requests that are written, without a gap
   std::uint64_t rung = 0;       ///< requests that a doorbell covers
   std::uint64_t completed = 0;  ///< requests known to be complete
   std::uint64_t lock = 0;       ///< 1: a thread stores record and doorbell
@@ -64,8 +64,8 @@ struct Queue {
   }
 };
 
-/// Records why the queue ended. The first cause stays; only that of requests flushed behind it may
-/// have come before it.
+/// Records why the queue ended. The first cause stays, except that an error of flushed requests is
+/// replaced by the error that flushed them.
 template <typename Platform>
 SHOAL_HOST_DEVICE void end(const Queue& queue, const Failure& failure, Platform& platform) {
   const std::uint64_t word = encode(failure);
@@ -81,24 +81,24 @@ SHOAL_HOST_DEVICE Failure failure_of(const Queue& queue, Platform& platform) {
   return decode(platform.load(&queue.shared->failure), queue.peer, queue.sends.number);
 }
 
-/// Status::ok while there is nothing to end a wait.
+/// Outcome::ok while there is nothing to end a wait.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status check(const Queue& queue, std::uint64_t deadline, Platform& platform) {
-  if (platform.load(&queue.shared->failure) != 0) return Status::failed;
-  if (platform.aborted()) return Status::aborted;
-  return platform.now() < deadline ? Status::ok : Status::timed_out;
+SHOAL_HOST_DEVICE Outcome check(const Queue& queue, std::uint64_t deadline, Platform& platform) {
+  if (platform.load(&queue.shared->failure) != 0) return Outcome::failed;
+  if (platform.aborted()) return Outcome::aborted;
+  return platform.now() < deadline ? Outcome::ok : Outcome::timeout;
 }
 
 /// Ends the queue for a thread that leaves slots unwritten: no other thread may wait for them.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status abandon(const Queue& queue, Status status, Step step, std::uint64_t index,
-                                 Platform& platform) {
+SHOAL_HOST_DEVICE Outcome abandon(const Queue& queue, Outcome outcome, Step step,
+                                  std::uint64_t index, Platform& platform) {
   Failure failure;
-  failure.cause = status == Status::aborted ? Cause::aborted : Cause::timed_out;
+  failure.cause = outcome == Outcome::aborted ? Cause::aborted : Cause::timeout;
   failure.step = step;
   failure.index = static_cast<std::uint32_t>(index) & kIndexMask;
-  if (status != Status::failed) end(queue, failure, platform);
-  return status;
+  if (outcome != Outcome::failed) end(queue, failure, platform);
+  return outcome;
 }
 
 namespace detail {
@@ -112,8 +112,8 @@ SHOAL_HOST_DEVICE constexpr bool is_unused(std::uint32_t state) {
 
 /// Ends the queue with the error in `entry`, of request `index`.
 template <typename Platform>
-SHOAL_HOST_DEVICE void end_by(const Queue& queue, const mlx5::CompletionEntry& entry,
-                              std::uint64_t index, Platform& platform) {
+SHOAL_HOST_DEVICE void end_with(const Queue& queue, const mlx5::CompletionEntry& entry,
+                                std::uint64_t index, Platform& platform) {
   // Bytes 52 to 55: the last two are vendor code and syndrome.
   const std::uint32_t cause =
       mlx5::big(platform.load_cause(reinterpret_cast<const std::uint32_t*>(entry.unused + 52)));
@@ -127,17 +127,17 @@ SHOAL_HOST_DEVICE void end_by(const Queue& queue, const mlx5::CompletionEntry& e
   end(queue, failure, platform);
 }
 
-/// Reads the only entry of a collapsed queue. `completed` was loaded before it: a newer entry can
-/// only be taken for an older one, never the reverse.
+/// Reads the only entry of a collapsed queue. `completed` was loaded before the entry, which
+/// is therefore that of the last request in `completed` or of a later one.
 template <typename Platform>
 SHOAL_HOST_DEVICE void poll_collapsed(const Queue& queue, std::uint64_t completed,
                                       Platform& platform) {
   const mlx5::CompletionEntry& entry = *queue.completions.entries;
   const std::uint32_t state = mlx5::big(platform.load_entry(&entry.index_state));
   if (is_unused(state)) return;
-  // 65535 where it is the one that `completed` counts.
+  // 65535 if the entry is that of the last request in `completed`.
   const auto ahead = static_cast<std::uint16_t>((state >> 16) - completed);
-  if (is_error(state)) return end_by(queue, entry, completed + ahead, platform);
+  if (is_error(state)) return end_with(queue, entry, completed + ahead, platform);
   if (ahead < queue.sends.blocks) platform.raise(&queue.shared->completed, completed + ahead + 1);
 }
 
@@ -147,7 +147,7 @@ SHOAL_HOST_DEVICE void poll_entry(const Queue& queue, std::uint64_t completed, s
                                   Platform& platform) {
   const std::uint32_t slots = queue.sends.blocks;
   const mlx5::CompletionEntry* const entries = queue.completions.entries;
-  // Its slot still belongs to a request before it. The thread that waits for that one looks.
+  // Its slot still belongs to an earlier request: the thread that waits for that one reads it.
   if (target - completed > slots) return;
   const std::uint64_t last = target - 1;
   std::uint32_t state = mlx5::big(platform.load_entry(&entries[last & (slots - 1)].index_state));
@@ -160,7 +160,7 @@ SHOAL_HOST_DEVICE void poll_entry(const Queue& queue, std::uint64_t completed, s
   for (std::uint64_t i = completed; i <= last; ++i) {  // the first error is the cause
     const mlx5::CompletionEntry& entry = entries[i & (slots - 1)];
     state = mlx5::big(platform.load_entry(&entry.index_state));
-    if (is_error(state)) return end_by(queue, entry, i, platform);
+    if (is_error(state)) return end_with(queue, entry, i, platform);
   }
 }
 
@@ -178,22 +178,22 @@ SHOAL_HOST_DEVICE bool poll(const Queue& queue, std::uint64_t target, Platform& 
   return platform.load(&queue.shared->completed) >= target;
 }
 
-/// Tells the NIC of all requests that are ready, unless another thread is about to.
+/// Hands all published requests to the NIC, unless another thread is about to.
 template <typename Platform>
 SHOAL_HOST_DEVICE void try_ring(const Queue& queue, Platform& platform) {
   Shared& shared = *queue.shared;
   std::uint64_t free = 0;
   if (!platform.replace(&shared.lock, free, 1)) return;
   // Loaded under the lock: records never go back.
-  const std::uint64_t ready = platform.load(&shared.ready);
-  if (ready > platform.load(&shared.rung)) {
-    const auto next = static_cast<std::uint32_t>(ready & 0xffff);
+  const std::uint64_t published = platform.load(&shared.published);
+  if (published > platform.load(&shared.rung)) {
+    const auto next = static_cast<std::uint32_t>(published & 0xffff);
     platform.store_record(queue.sends.record, mlx5::big(next));
     platform.order_record();
     // The next index, without a size: a thread that rings for others does not know their requests.
     platform.ring(queue.sends.doorbell,
                   std::uint64_t{mlx5::big(queue.sends.number << 8)} << 32 | mlx5::big(next << 8));
-    platform.store(&shared.rung, ready);
+    platform.store(&shared.rung, published);
   }
   platform.store(&shared.lock, 0);
 }
@@ -201,23 +201,23 @@ SHOAL_HOST_DEVICE void try_ring(const Queue& queue, Platform& platform) {
 /// Waits until the requests before `target`, which are published, are complete. A deadline that
 /// passes does not end the queue.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status wait(const Queue& queue, std::uint64_t target, std::uint64_t deadline,
-                              Platform& platform) {
+SHOAL_HOST_DEVICE Outcome wait(const Queue& queue, std::uint64_t target, std::uint64_t deadline,
+                               Platform& platform) {
   while (!poll(queue, target, platform)) {
     // Their doorbell may have been left to a thread that publishes later, or never.
     if (platform.load(&queue.shared->rung) < target) try_ring(queue, platform);
-    const Status status = check(queue, deadline, platform);
-    if (status != Status::ok) return status;
+    const Outcome outcome = check(queue, deadline, platform);
+    if (outcome != Outcome::ok) return outcome;
     platform.pause();
   }
-  return Status::ok;
+  return Outcome::ok;
 }
 
-/// For the report of a wait() that timed out or was aborted. The queue has not ended.
-SHOAL_HOST_DEVICE inline Failure unfinished(const Queue& queue, Status status,
-                                            std::uint64_t target) {
+/// The report of a wait() that ended with Outcome::timeout or aborted. The queue goes on.
+SHOAL_HOST_DEVICE inline Failure failure_of_wait(const Queue& queue, Outcome outcome,
+                                                 std::uint64_t target) {
   Failure failure;
-  failure.cause = status == Status::aborted ? Cause::aborted : Cause::timed_out;
+  failure.cause = outcome == Outcome::aborted ? Cause::aborted : Cause::timeout;
   failure.step = Step::completion;
   failure.index = static_cast<std::uint32_t>(target - 1) & kIndexMask;
   failure.peer = queue.peer;
@@ -227,62 +227,63 @@ SHOAL_HOST_DEVICE inline Failure unfinished(const Queue& queue, Status status,
 
 /// Gives the calling thread `n` slots from `first` on, at most all, when the requests that held
 /// them are complete. A deadline that passes while it waits ends the queue: others may have
-/// reserved the slots behind these, so they cannot be returned.
+/// reserved the slots after these, so they cannot be returned.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status reserve(const Queue& queue, std::uint32_t n, std::uint64_t deadline,
-                                 Platform& platform, std::uint64_t& first) {
+SHOAL_HOST_DEVICE Outcome reserve(const Queue& queue, std::uint32_t n, std::uint64_t deadline,
+                                  Platform& platform, std::uint64_t& first) {
   Shared& shared = *queue.shared;
-  if (n == 0 || n > queue.sends.blocks) return Status::refused;
-  const Status before = check(queue, deadline, platform);
-  if (before != Status::ok) return before;
+  if (n == 0 || n > queue.sends.blocks) return Outcome::refused;
+  const Outcome before = check(queue, deadline, platform);
+  if (before != Outcome::ok) return before;
   first = platform.add(&shared.reserved, n);
   const std::uint64_t end = first + n, slots = queue.sends.blocks;
   while (end > slots && !poll(queue, end - slots, platform)) {
     // The room may be that of requests whose doorbell was left to this thread.
-    if (platform.load(&shared.rung) < platform.load(&shared.ready)) try_ring(queue, platform);
-    const Status status = check(queue, deadline, platform);
-    if (status != Status::ok) return abandon(queue, status, Step::room, first, platform);
+    if (platform.load(&shared.rung) < platform.load(&shared.published)) try_ring(queue, platform);
+    const Outcome outcome = check(queue, deadline, platform);
+    if (outcome != Outcome::ok) return abandon(queue, outcome, Step::room, first, platform);
     platform.pause();
   }
-  return Status::ok;
+  return Outcome::ok;
 }
 
-struct Commit {
-  bool ring = false;  ///< now, whatever other threads are about to do
+struct PublishOptions {
+  bool ring = false;  ///< rings in any case
 };
 
 /// Publishes `n` requests written from `first` on, after all that were reserved earlier. Rings the
-/// doorbell when no other thread has reserved slots behind them, when a batch is full, or when
-/// `options` say so. Fails where the queue has ended, or ends it.
+/// doorbell when no other thread has reserved slots after them, when a batch is full, or when
+/// `options` say so. Fails where the queue has ended; ends the queue where a wait of its own fails.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status commit(const Queue& queue, std::uint64_t first, std::uint32_t n,
-                                Commit options, std::uint64_t deadline, Platform& platform) {
+SHOAL_HOST_DEVICE Outcome publish(const Queue& queue, std::uint64_t first, std::uint32_t n,
+                                  PublishOptions options, std::uint64_t deadline,
+                                  Platform& platform) {
   Shared& shared = *queue.shared;
   platform.order_requests();
-  while (platform.load(&shared.ready) != first) {
-    const Status status = check(queue, deadline, platform);
-    if (status != Status::ok) return abandon(queue, status, Step::order, first, platform);
+  while (platform.load(&shared.published) != first) {
+    const Outcome outcome = check(queue, deadline, platform);
+    if (outcome != Outcome::ok) return abandon(queue, outcome, Step::order, first, platform);
     platform.pause();
   }
   const std::uint64_t end = first + n;
-  platform.store(&shared.ready, end);
+  platform.store(&shared.published, end);
   const bool is_last = platform.load(&shared.reserved) == end;
-  if (!options.ring && !is_last && first / queue.batch == end / queue.batch) return Status::ok;
+  if (!options.ring && !is_last && first / queue.batch == end / queue.batch) return Outcome::ok;
   while (platform.load(&shared.rung) < end) {
     try_ring(queue, platform);
     if (platform.load(&shared.rung) >= end) break;
-    const Status status = check(queue, deadline, platform);
-    if (status != Status::ok) return abandon(queue, status, Step::doorbell, first, platform);
+    const Outcome outcome = check(queue, deadline, platform);
+    if (outcome != Outcome::ok) return abandon(queue, outcome, Step::doorbell, first, platform);
     platform.pause();
   }
-  return Status::ok;
+  return Outcome::ok;
 }
 
 /// Waits until all requests that were published before this call are complete: their sources may
 /// be changed, and their data are at the peer.
 template <typename Platform>
-SHOAL_HOST_DEVICE Status quiet(const Queue& queue, std::uint64_t deadline, Platform& platform) {
-  return wait(queue, platform.load(&queue.shared->ready), deadline, platform);
+SHOAL_HOST_DEVICE Outcome quiet(const Queue& queue, std::uint64_t deadline, Platform& platform) {
+  return wait(queue, platform.load(&queue.shared->published), deadline, platform);
 }
 
 }  // namespace shoal::transport::gda

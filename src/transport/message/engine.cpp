@@ -52,7 +52,7 @@ Engine::Engine(const Context& context, std::size_t rails)
       peers_(static_cast<std::size_t>(context.n_pes)) {
   std::memcpy(&world_, context.world.data(), sizeof world_);
   for (Pe pe = 0; pe < context.n_pes; ++pe) peer(pe).pe = pe;
-  answering_.reserve(peers_.size());
+  replying_.reserve(peers_.size());
   failed_.reserve(peers_.size());
   ended_.reserve(peers_.size());
 }
@@ -88,15 +88,15 @@ void Engine::listen() {
 
 bool Engine::poll() {
   const bool any = network_->poll();
-  for (std::size_t i = 0; i < answering_.size();) {
-    Peer& peer = this->peer(answering_[i]);
-    if (!send_answers(peer)) {
+  for (std::size_t i = 0; i < replying_.size();) {
+    Peer& peer = this->peer(replying_[i]);
+    if (!send_replies(peer)) {
       ++i;  // the network is busy
       continue;
     }
     peer.listed = false;
-    answering_[i] = answering_.back();
-    answering_.pop_back();
+    replying_[i] = replying_.back();
+    replying_.pop_back();
   }
   if (network_->traits().hides_rma) announce_all();
   return any;
@@ -208,38 +208,32 @@ bool Engine::try_ask(Peer& peer) {
   return try_request(peer, request);
 }
 
-void Engine::transfer(const Operation& operation, Pe pe, Direction direction, std::size_t offset,
-                      std::byte* local, std::size_t bytes, Batch* batch, Ask ask, Region region) {
+void Engine::transfer(const Operation& operation, Pe pe, const Transfer& whole, Ask ask) {
   Peer& peer = this->peer(pe);
-  const std::size_t length = network_->request_bytes(
-      peer,
-      {.direction = direction, .offset = offset, .local = local, .bytes = bytes, .batch = batch});
-  Mark mark;
+  const std::size_t length = network_->request_bytes(peer, whole);
+  std::size_t started = 0;
+  Transport::Point point;
   wait(operation, pe, [&] {
-    while (bytes != 0) {
+    while (started != whole.bytes) {
       check_peer(peer, operation);
-      if (direction == Direction::write && peer.fenced) {
-        if (!is_done(peer, mark)) return false;
+      if (whole.direction == Direction::write && peer.fenced) {
+        if (!is_done(peer, point)) return false;
         peer.fenced = false;
       }
       if (peer.writes + peer.reads >= depth_) return false;
-      const std::size_t now = std::min(length, bytes);
+      Transfer request = whole;
+      request.offset += started;
+      request.local += started;
+      request.bytes = std::min(length, whole.bytes - started);
       announce(peer);
       check_peer(peer, operation);
-      if (!network_->transfer(peer, {.direction = direction,
-                                     .region = region,
-                                     .offset = offset,
-                                     .local = local,
-                                     .bytes = now,
-                                     .batch = batch})) {
+      if (!network_->transfer(peer, request)) {
         check_peer(peer, operation);
         return false;
       }
       count_in_flight(peer.writes + peer.reads);
-      peer.unannounced += now;
-      offset += now;
-      local += now;
-      bytes -= now;
+      peer.unannounced += request.bytes;
+      started += request.bytes;
     }
     if (ask == Ask::now && network_->needs_acknowledgement(peer) &&
         not_before(peer.acknowledged, peer.asked))
@@ -313,21 +307,21 @@ bool Engine::reached(Pe pe, Transport::Point& point) {
   return is_done(peer, point);
 }
 
-/// Whether all that was sent and written before the first call with this mark is complete at its
+/// Whether all that was sent and written before the first call with this point is complete at its
 /// target.
-bool Engine::is_done(Peer& peer, Mark& mark) {
-  if (!mark.set) {
+bool Engine::is_done(Peer& peer, Transport::Point& point) {
+  if (!point.set) {
     const bool asked = peer.sent == peer.acknowledged || peer.asked == peer.sent;
     if ((!asked || network_->needs_acknowledgement(peer)) && !try_ask(peer)) return false;
-    mark.set = true;
-    mark.request = peer.sent;
-    mark.transfer = network_->newest(peer);
+    point.set = true;
+    point.request = peer.sent;
+    point.transfer = network_->newest(peer);
   }
-  const bool written = network_->is_complete(peer, mark.transfer);
-  if (!written || !not_before(peer.acknowledged, mark.request)) return false;
+  const bool written = network_->is_complete(peer, point.transfer);
+  if (!written || !not_before(peer.acknowledged, point.request)) return false;
   return peer.replies_awaited == 0 ||
          std::none_of(peer.expected.begin(), peer.expected.end(), [&](const Expected& expected) {
-           return expected.waiting && not_before(mark.request, expected.sequence);
+           return expected.waiting && not_before(point.request, expected.sequence);
          });
 }
 
@@ -349,12 +343,12 @@ std::vector<std::string> Engine::shortfalls(Pe pe, std::span<const Load> loads) 
 
 void Engine::quiet() {
   const Operation operation{"quiet"};
-  std::vector<Mark> marks(peers_.size());
+  std::vector<Transport::Point> points(peers_.size());
   wait(operation, -1, [&] {
     bool all = true;
     for (Peer& peer : peers_) {
       if (!peer.failure.empty() || !is_busy(peer)) continue;
-      const bool done = is_done(peer, marks[static_cast<std::size_t>(peer.pe)]);
+      const bool done = is_done(peer, points[static_cast<std::size_t>(peer.pe)]);
       if (!done || peer.reads != 0) all = false;
     }
     return all;

@@ -81,11 +81,9 @@ class Engine {
   // Operations on connected peers. Throw Error{timeout} and Error{peer_failed}.
   /// Sends a request once the window has room.
   void request(const Operation& operation, Pe pe, const Request& request);
-  /// Starts RMA between local memory and the segment (or heap) of `pe`. `batch`: counts what uses
+  /// Starts RMA, in requests of the length that the network wants. `whole.batch` counts what uses
   /// the local memory; nullptr: only quiet waits for it.
-  void transfer(const Operation& operation, Pe pe, Direction direction, std::size_t offset,
-                std::byte* local, std::size_t bytes, Batch* batch, Ask ask = Ask::later,
-                Region region = Region::segment);
+  void transfer(const Operation& operation, Pe pe, const Transfer& whole, Ask ask = Ask::later);
   /// Waits until nothing of the batch is pending. A call that throws must abandon its batch.
   void finish(const Operation& operation, Pe pe, Batch& batch);
   void abandon(Batch& batch) noexcept;
@@ -112,17 +110,15 @@ class Engine {
   Peer& peer(Pe pe) noexcept { return peers_[static_cast<std::size_t>(pe)]; }
   /// Fills in what a message says about its sender.
   void stamp(const Peer& peer, Message& message) const noexcept;
-  /// The stamped message is on its way.
-  void told(Peer& peer, const Message& message) const noexcept;
+  /// The network has taken the stamped message.
+  void sent(Peer& peer, const Message& message) const noexcept;
   void receive(const std::byte* data, std::size_t bytes);
   void fail_peer(Peer& peer, std::string reason);
   /// Sends replies and acknowledgements to the peer in the next poll.
-  void answer_later(Peer& peer);
+  void reply_later(Peer& peer);
 
  private:
   friend class Handshake;
-
-  using Mark = Transport::Point;
 
   template <typename Ready>
   void wait(const Operation& operation, Pe pe, Ready&& ready);
@@ -134,7 +130,7 @@ class Engine {
   // With the lock held.
   bool try_request(Peer& peer, const Request& request);
   bool try_ask(Peer& peer);
-  bool is_done(Peer& peer, Mark& mark);
+  bool is_done(Peer& peer, Transport::Point& point);
   bool is_busy(const Peer& peer) const noexcept;
   void count_in_flight(std::uint32_t now) noexcept;
   void announce(Peer& peer);
@@ -148,9 +144,9 @@ class Engine {
   void receive_reply(Peer& peer, const Message& message, const std::byte* payload,
                      std::size_t bytes);
   void receive_hello(Peer& peer, const Message& message);
-  void answer(Peer& peer, const Message& message);
-  bool try_answer(Peer& peer, const Message& message);
-  bool send_answers(Peer& peer);
+  void send_reply(Peer& peer, const Message& message);
+  bool try_reply(Peer& peer, const Message& message);
+  bool send_replies(Peer& peer);
 
   const Pe my_pe_;
   const Settings& settings_;
@@ -163,7 +159,7 @@ class Engine {
   const std::size_t scratch_rails_;
   std::vector<std::byte> scratch_;  ///< of handshakes
   std::vector<Peer> peers_;         ///< by PE
-  std::vector<Pe> answering_;       ///< peers with replies or acknowledgements to send
+  std::vector<Pe> replying_;        ///< peers with replies or acknowledgements to send
   Clock::time_point next_announcement_{};
   std::atomic<std::uint32_t> caller_polls_{0};
   std::atomic<std::size_t> most_in_flight_{0};

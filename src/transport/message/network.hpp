@@ -41,7 +41,7 @@ struct Traits {
 /// What a message must not overtake.
 enum class After : std::uint8_t { nothing, writes };
 
-/// Memory that peers may read and write by RMA. heap: in GPU memory, where segments have none.
+/// Memory that peers may read and write by RMA. heap: in GPU memory; segments are host memory.
 enum class Region : std::uint8_t { segment, scratch, heap };
 
 /// One RMA request.
@@ -57,10 +57,12 @@ struct Transfer {
   static constexpr int kAnyRail = -1;
 };
 
-/// Heaps in GPU memory as a network registers them: transport/heap_access.hpp.
-class HeapMemory {
+/// Heaps in GPU memory, registered with the library of a network: this PE's heap, and what its
+/// peers have sent about theirs. NetworkHeapRma moves data with it. The collective steps are those
+/// of transport/heap_rma.hpp.
+class HeapRegistration {
  public:
-  virtual ~HeapMemory() = default;
+  virtual ~HeapRegistration() = default;
 
   virtual std::vector<std::byte> add(std::size_t offset, std::size_t bytes) = 0;
   virtual void connect(Pe pe, std::span<const std::byte> blob) = 0;
@@ -87,13 +89,13 @@ class Network {
 
   /// Sends a message with its payload. `After::writes`: it arrives after the data of all earlier
   /// writes to the peer; the network may hold it back for that, together with later requests.
-  /// Calls Engine::stamp right before it hands the message to its library and Engine::told after.
+  /// Calls Engine::stamp right before it hands the message to its library and Engine::sent after.
   /// Returns false when it cannot take the message now: poll and try again, or the peer has failed.
   virtual bool send(Peer& peer, const Message& message, const Payload& payload, After after) = 0;
   /// Starts an RMA request. Returns false as send does.
   virtual bool transfer(Peer& peer, const Transfer& transfer) = 0;
-  /// nullptr: it does not access GPU memory.
-  virtual HeapMemory* heap_memory() noexcept { return nullptr; }
+  /// nullptr: the network does not access GPU memory.
+  virtual HeapRegistration* heap_registration() noexcept { return nullptr; }
   /// Length of the requests that a long transfer is cut into.
   virtual std::size_t request_bytes(const Peer& peer, const Transfer& transfer) const = 0;
   /// Makes progress. Returns false when there was nothing to do.

@@ -19,7 +19,7 @@ Request signal_request(std::size_t offset, SignalOp op, std::uint64_t value) {
 }  // namespace
 
 NetworkTransport::NetworkTransport(const Context& context, std::unique_ptr<Engine> engine,
-                                   const Traits& traits, HeapMemory* heap)
+                                   const Traits& traits, HeapRegistration* heap)
     : context_(context),
       traits_(traits),
       reach_(static_cast<std::size_t>(context.n_pes)),
@@ -124,7 +124,13 @@ void NetworkTransport::put(Pe pe, std::size_t offset, const void* source, std::s
     return to.request(operation, pe, request);
   }
   blocking(operation, pe, [&](Batch* batch) {
-    to.transfer(operation, pe, Direction::write, offset, bytes_of(source), bytes, batch, Ask::now);
+    to.transfer(operation, pe,
+                {.direction = Direction::write,
+                 .offset = offset,
+                 .local = bytes_of(source),
+                 .bytes = bytes,
+                 .batch = batch},
+                Ask::now);
   });
 }
 
@@ -134,15 +140,21 @@ void NetworkTransport::put_nbi(Pe pe, std::size_t offset, const void* source, st
   const Operation operation{"put_nbi", bytes};
   if (bytes <= traits_.put_nbi_bytes || (traits_.words_are_messages && is_word_at(offset, bytes)))
     return to.request(operation, pe, put_request(offset, source, bytes));
-  to.transfer(operation, pe, Direction::write, offset, bytes_of(source), bytes, nullptr);
+  to.transfer(
+      operation, pe,
+      {.direction = Direction::write, .offset = offset, .local = bytes_of(source), .bytes = bytes});
 }
 
 void NetworkTransport::start_get(const Operation& operation, void* target, Pe pe,
                                  std::size_t offset, std::size_t bytes, Batch* batch) {
   const bool word = traits_.words_are_messages && is_word_at(offset, bytes);
   if (!word && bytes > traits_.get_bytes)
-    return engine_->transfer(operation, pe, Direction::read, offset, bytes_of(target), bytes,
-                             batch);
+    return engine_->transfer(operation, pe,
+                             {.direction = Direction::read,
+                              .offset = offset,
+                              .local = bytes_of(target),
+                              .bytes = bytes,
+                              .batch = batch});
   Request request;
   request.message.offset = offset;
   request.reply.target = bytes_of(target);
@@ -183,8 +195,12 @@ void NetworkTransport::put_strided(Pe pe, std::size_t offset, std::size_t target
   if (element > traits_.payload_bytes)
     return blocking(operation, pe, [&](Batch* batch) {
       for (std::size_t i = 0; i < count; ++i)
-        to.transfer(operation, pe, Direction::write, offset + i * target_stride,
-                    from + i * source_stride, element, batch);
+        to.transfer(operation, pe,
+                    {.direction = Direction::write,
+                     .offset = offset + i * target_stride,
+                     .local = from + i * source_stride,
+                     .bytes = element,
+                     .batch = batch});
     });
   const std::size_t per_message = traits_.payload_bytes / element;
   for (std::size_t first = 0; first < count; first += per_message) {
@@ -209,8 +225,12 @@ void NetworkTransport::get_strided(void* target, std::size_t target_stride, Pe p
   const std::size_t per_message = traits_.payload_bytes / element;
   blocking(operation, pe, [&](Batch* batch) {
     for (std::size_t i = 0; per_message == 0 && i < count; ++i)
-      from.transfer(operation, pe, Direction::read, offset + i * source_stride,
-                    to + i * target_stride, element, batch);
+      from.transfer(operation, pe,
+                    {.direction = Direction::read,
+                     .offset = offset + i * source_stride,
+                     .local = to + i * target_stride,
+                     .bytes = element,
+                     .batch = batch});
     for (std::size_t first = 0; per_message != 0 && first < count; first += per_message) {
       const std::size_t n = std::min(per_message, count - first);
       Request request;
@@ -276,7 +296,12 @@ void NetworkTransport::put_signal(Pe pe, std::size_t offset, const void* source,
     return to.request(operation, pe, request);
   }
   blocking(operation, pe, [&](Batch* batch) {
-    to.transfer(operation, pe, Direction::write, offset, bytes_of(source), bytes, batch);
+    to.transfer(operation, pe,
+                {.direction = Direction::write,
+                 .offset = offset,
+                 .local = bytes_of(source),
+                 .bytes = bytes,
+                 .batch = batch});
     to.request(operation, pe, signal_request(signal_offset, op, value));
   });
 }

@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "transport/message/engine.hpp"
-#include "transport/message/heap_rma.hpp"
+#include "transport/message/network_heap_rma.hpp"
 #include "transport/message/progress_thread.hpp"
 #include "transport/transport.hpp"
 
@@ -21,7 +21,7 @@ class NetworkTransport final : public Transport {
  public:
   /// `heap`: nullptr without access to heaps in GPU memory.
   NetworkTransport(const Context& context, std::unique_ptr<Engine> engine, const Traits& traits,
-                   HeapMemory* heap);
+                   HeapRegistration* heap);
   ~NetworkTransport() override;
 
   std::string_view name() const noexcept override { return traits_.name; }
@@ -53,7 +53,7 @@ class NetworkTransport final : public Transport {
   std::vector<std::string> shortfalls(Pe pe, std::span<const Load> loads) const override {
     return engine_->shortfalls(pe, loads);
   }
-  HeapAccess* heap_access() noexcept override { return heap_ ? &*heap_ : nullptr; }
+  HeapRma* heap_rma() noexcept override { return heap_ ? &*heap_ : nullptr; }
   std::size_t most_in_flight() const noexcept override { return engine_->most_in_flight(); }
   std::span<const Ended> ended() noexcept override { return engine_->ended(); }
 
@@ -74,7 +74,7 @@ class NetworkTransport final : public Transport {
   std::vector<Reach> reach_;  ///< by PE
   bool opened_ = false;
   const std::unique_ptr<Engine> engine_;
-  std::optional<HeapRma> heap_;
+  std::optional<NetworkHeapRma> heap_;
   std::optional<ProgressThread> progress_;  ///< ends before the engine
 };
 
@@ -88,7 +88,7 @@ std::unique_ptr<Transport> make_network_transport(const Context& context) {
   auto engine = std::make_unique<Engine>(context, N::kMaxRails);
   auto network = std::make_unique<N>(*engine, context);
   const Traits& traits = network->traits();
-  HeapMemory* const heap = network->heap_memory();
+  HeapRegistration* const heap = network->heap_registration();
   engine->attach(std::move(network));
   return std::make_unique<NetworkTransport>(context, std::move(engine), traits, heap);
 }

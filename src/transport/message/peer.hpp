@@ -57,10 +57,10 @@ struct Peer {
 
   // Requests from it.
   std::uint32_t received = 0;  ///< number of the newest; all up to it have been applied
-  std::uint32_t told = 0;      ///< the newest that it knows to be applied
+  std::uint32_t reported = 0;  ///< the newest that it knows to be applied
   bool acknowledgement_due = false;
   std::deque<Message> unsent;  ///< replies and welcomes that the network has not taken yet
-  bool listed = false;         ///< in Engine::answering_
+  bool listed = false;         ///< in Engine::replying_
   bool probing = false;        ///< a probe has neither arrived nor failed
   std::map<std::uint32_t, std::vector<std::byte>> early;  ///< requests that overtook others
 

@@ -12,7 +12,6 @@
 #include "base/backoff.hpp"
 #include "base/log.hpp"
 #include "base/nap.hpp"
-#include "transport/message/signals_blocked.hpp"
 
 namespace shoal::transport::message {
 namespace {
@@ -32,15 +31,9 @@ void schedule_as_batch() {
 
 }  // namespace
 
-ProgressThread::Policy ProgressThread::policy_of(const std::string& setting) {
-  if (setting == "spin") return Policy::spin;
-  if (setting == "sleep") return Policy::sleep;
-  return Policy::yield;
-}
-
 ProgressThread::ProgressThread(Engine& engine, const std::string& name, std::int64_t core)
-    : engine_(engine), policy_(policy_of(engine.settings().progress_wait)) {
-  const SignalsBlocked blocked;  // the thread never runs the program's signal handlers
+    : engine_(engine), wait_(progress_wait_of(engine.settings().progress_wait)) {
+  const SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), name.c_str());
   if (core >= 0) bind(core);
@@ -52,17 +45,14 @@ ProgressThread::~ProgressThread() {
 }
 
 void ProgressThread::bind(std::int64_t core) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (core < CPU_SETSIZE) CPU_SET(static_cast<std::size_t>(core), &set);
-  const int error = pthread_setaffinity_np(thread_.native_handle(), sizeof set, &set);
+  const int error = bind_to_core(thread_, core);
   if (error != 0)
     log::warn("PE {}: cannot bind the progress thread to core {}: {}. Setting: SHOAL_PROGRESS_CORE",
               engine_.my_pe(), core, std::strerror(error));
 }
 
 void ProgressThread::run() {
-  if (policy_ != Policy::spin) schedule_as_batch();
+  if (wait_ != ProgressWait::spin) schedule_as_batch();
   prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   std::chrono::nanoseconds rest = kShortRest;
   std::uint32_t caller_polls = engine_.caller_polls();
@@ -70,7 +60,7 @@ void ProgressThread::run() {
   for (int idle = 0; !stop_.load(std::memory_order_acquire);) {
     // A caller that polls, holds the lock or waits for it makes better use of the core.
     if (const std::uint32_t now = engine_.caller_polls();
-        policy_ != Policy::spin && (now != caller_polls || engine_.lock().busy())) {
+        wait_ != ProgressWait::spin && (now != caller_polls || engine_.lock().busy())) {
       caller_polls = now;
       nap(rest);
       rest = std::min(2 * rest, kLongRest);
@@ -89,9 +79,9 @@ void ProgressThread::run() {
     idle = any ? 0 : idle + 1;
     if (any) {
       backoff.reset();
-    } else if (policy_ == Policy::spin) {
+    } else if (wait_ == ProgressWait::spin) {
       pause_core();
-    } else if (policy_ == Policy::yield || idle < kPollsBeforeSleep) {
+    } else if (wait_ == ProgressWait::yield || idle < kPollsBeforeSleep) {
       backoff();
     } else {
       nap(std::min(kLongestSleep, kSleepStep * (idle - kPollsBeforeSleep)));

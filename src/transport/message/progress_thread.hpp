@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 
+#include "base/service_thread.hpp"
 #include "transport/message/engine.hpp"
 
 namespace shoal::transport::message {
@@ -20,15 +21,11 @@ class ProgressThread {
   ProgressThread& operator=(const ProgressThread&) = delete;
 
  private:
-  /// What the thread does while there is nothing to do (SHOAL_PROGRESS_WAIT).
-  enum class Policy : std::uint8_t { spin, yield, sleep };
-
-  static Policy policy_of(const std::string& setting);
   void bind(std::int64_t core);
   void run();
 
   Engine& engine_;
-  const Policy policy_;
+  const ProgressWait wait_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

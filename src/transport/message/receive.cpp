@@ -15,8 +15,8 @@ void Engine::stamp(const Peer& peer, Message& message) const noexcept {
   message.acknowledged = peer.applied();
 }
 
-void Engine::told(Peer& peer, const Message& message) const noexcept {
-  peer.told = message.acknowledged;
+void Engine::sent(Peer& peer, const Message& message) const noexcept {
+  peer.reported = message.acknowledged;
   peer.acknowledgement_due = false;
   if (!network_->traits().hides_rma) return;
   peer.unannounced = 0;
@@ -52,7 +52,7 @@ void Engine::receive(const std::byte* data, std::size_t bytes) {
     }
     case Kind::probe:
       peer.acknowledgement_due = true;
-      return answer_later(peer);
+      return reply_later(peer);
     case Kind::goodbye:
       return fail_peer(peer, "left");
     default:
@@ -81,7 +81,7 @@ void Engine::receive_request(Peer& peer, const Message& message, const std::byte
     std::memcpy(&request, early.data(), sizeof request);
     apply_request(peer, request, early.data() + sizeof request, early.size() - sizeof request);
   }
-  if (peer.acknowledgement_due) answer_later(peer);
+  if (peer.acknowledgement_due) reply_later(peer);
 }
 
 void Engine::apply_request(Peer& peer, const Message& message, const std::byte* payload,
@@ -97,7 +97,7 @@ void Engine::apply_request(Peer& peer, const Message& message, const std::byte* 
   reply.kind = Kind::reply;
   reply.flags = 0;
   if (message.kind == Kind::fetch) reply.word.operand = before;
-  answer(peer, reply);
+  send_reply(peer, reply);
 }
 
 void Engine::receive_reply(Peer& peer, const Message& message, const std::byte* payload,
@@ -132,18 +132,18 @@ void Engine::receive_hello(Peer& peer, const Message& message) {
   const std::size_t at = scratch_offset(peer.pe, message.offset, scratch_rails_, Slot::incoming);
   welcome.word.operand =
       is_pattern(scratch_.data() + at, world_, peer.pe, my_pe_, message.offset) ? 1 : 0;
-  answer(peer, welcome);
+  send_reply(peer, welcome);
 }
 
 /// Sends a reply or welcome, now or as soon as the network takes it.
-void Engine::answer(Peer& peer, const Message& message) {
-  if (peer.unsent.empty() && try_answer(peer, message)) return;
+void Engine::send_reply(Peer& peer, const Message& message) {
+  if (peer.unsent.empty() && try_reply(peer, message)) return;
   if (!peer.failure.empty()) return;
   peer.unsent.push_back(message);
-  answer_later(peer);
+  reply_later(peer);
 }
 
-bool Engine::try_answer(Peer& peer, const Message& message) {
+bool Engine::try_reply(Peer& peer, const Message& message) {
   Payload payload;
   if (message.kind == Kind::reply && message.width == 0)  // to Kind::get
     payload = {segment_->base() + message.offset, message.elements.bytes, message.elements.count,
@@ -151,18 +151,18 @@ bool Engine::try_answer(Peer& peer, const Message& message) {
   return network_->send(peer, message, payload, After::nothing);
 }
 
-void Engine::answer_later(Peer& peer) {
+void Engine::reply_later(Peer& peer) {
   if (peer.listed) return;
   peer.listed = true;
-  answering_.push_back(peer.pe);
+  replying_.push_back(peer.pe);
 }
 
 /// False: the network took only a part.
-bool Engine::send_answers(Peer& peer) {
+bool Engine::send_replies(Peer& peer) {
   while (!peer.unsent.empty()) {
     const Message message = peer.unsent.front();
     peer.unsent.pop_front();  // before it is sent: a reply acknowledges its request
-    const bool taken = try_answer(peer, message);
+    const bool taken = try_reply(peer, message);
     if (!peer.failure.empty()) return true;
     if (taken) continue;
     peer.unsent.push_front(message);

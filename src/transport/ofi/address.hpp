@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// address.hpp: what a PE tells its peers about its endpoints.
+// address.hpp: what a PE sends to its peers about its endpoints.
 #pragma once
 
 #include <cstddef>

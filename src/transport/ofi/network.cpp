@@ -9,7 +9,8 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "transport/message/header.hpp"
-#include "transport/ofi/pieces.hpp"
+#include "transport/message/pieces.hpp"
+#include "transport/ofi/window.hpp"
 
 namespace shoal::transport::ofi {
 namespace {
@@ -159,8 +160,8 @@ void Network::open(Peer& peer, std::span<const std::byte> bytes) {
     std::memcpy(&address, bytes.data() + sizeof header + r * sizeof address, sizeof address);
     link.rails.push_back({lines_[r].rail->insert(address), address.segment, address.scratch, 0});
   }
-  link.home = home_rail(static_cast<std::size_t>(engine_.my_pe()),
-                        static_cast<std::size_t>(peer.pe), peer.rails);
+  link.home = message::home_rail(static_cast<std::size_t>(engine_.my_pe()),
+                                 static_cast<std::size_t>(peer.pe), peer.rails);
   link.next = link.home;
 }
 
@@ -299,7 +300,7 @@ bool Network::send(Peer& peer, const Message& message, const Payload& payload, A
     if (code != -FI_EAGAIN) fail(peer, code, rail);
     return false;
   }
-  engine_.told(peer, stamped);
+  engine_.sent(peer, stamped);
   if (message::is_request(message.kind)) link.written = false;  // covered by its acknowledgement
   return true;
 }
@@ -342,12 +343,12 @@ std::size_t Network::request_bytes(const Peer& peer, const Transfer& transfer) c
   std::size_t longest = engine_.settings().network_chunk;
   for (const Line& line : lines_) longest = std::min(longest, line.rail->longest());
   if (bounces(transfer) || copies(transfer)) longest = std::min(longest, kBounceBytes);
-  return piece_bytes(transfer.bytes, peer.rails, longest);
+  return message::piece_bytes(transfer.bytes, peer.rails, longest);
 }
 
 std::size_t Network::rail_of(const Link& link, const Transfer& transfer) const noexcept {
   if (transfer.rail != Transfer::kAnyRail) return static_cast<std::size_t>(transfer.rail);
-  if (transfer.bytes < kSpreadBytes) return link.home;
+  if (transfer.bytes < message::kSpreadBytes) return link.home;
   return (link.next + 1) % link.rails.size();
 }
 
@@ -396,7 +397,8 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   } else {
     ++reading_;
   }
-  if (transfer.rail == Transfer::kAnyRail && transfer.bytes >= kSpreadBytes) link.next = rail;
+  if (transfer.rail == Transfer::kAnyRail && transfer.bytes >= message::kSpreadBytes)
+    link.next = rail;
   return true;
 }
 

@@ -18,7 +18,7 @@ using device::proxy::State;
 
 namespace {
 
-/// Requests taken per step, and started per lane and step, so that completions are not held up.
+/// Most requests taken per step, and started per queue and step: completions are served in between.
 constexpr int kTakesPerStep = 64, kStartsPerStep = 32;
 /// Length of the transfers that a long put is cut into; the room of the transport is checked before
 /// each.
@@ -31,8 +31,8 @@ Executor::Executor(const ProxyContext& context)
     : context_(context),
       ring_(context.ring),
       entries_(context.ring.n_slots),
-      lanes_(static_cast<std::size_t>(context.n_pes)) {
-  for (std::size_t pe = 0; pe < lanes_.size(); ++pe) lanes_[pe].pe = static_cast<Pe>(pe);
+      queues_(static_cast<std::size_t>(context.n_pes)) {
+  for (std::size_t pe = 0; pe < queues_.size(); ++pe) queues_[pe].pe = static_cast<Pe>(pe);
 }
 
 bool Executor::step() noexcept {
@@ -42,18 +42,18 @@ bool Executor::step() noexcept {
   const bool health = now >= next_check_;
   if (health) next_check_ = now + kCheckInterval;
   for (std::size_t i = 0; i < active_.size() && state() == State::running;) {
-    Lane& lane = lanes_[static_cast<std::size_t>(active_[i])];
-    any |= serve(lane);
-    if (state() == State::running) check(lane, health);
-    if (!lane.empty()) {
+    PeQueue& queue = queues_[static_cast<std::size_t>(active_[i])];
+    any |= serve(queue);
+    if (state() == State::running) check(queue, health);
+    if (!queue.empty()) {
       ++i;
       continue;
     }
-    lane.active = false;
+    queue.active = false;
     active_[i] = active_.back();
     active_.pop_back();
   }
-  return publish() || any;
+  return free_slots() || any;
 }
 
 bool Executor::take() {
@@ -75,40 +75,40 @@ void Executor::accept(std::uint64_t position, const Request& request) {
   Entry& taken = entry(position);
   taken = Entry{.request = request};
   if (request.kind != Kind::fence)
-    return append(lanes_[static_cast<std::size_t>(request.pe)], position);
+    return append(queues_[static_cast<std::size_t>(request.pe)], position);
   for (const Pe pe : active_) {
-    lanes_[static_cast<std::size_t>(pe)].waiting.push_back(position);
-    ++taken.lanes;
+    queues_[static_cast<std::size_t>(pe)].waiting.push_back(position);
+    ++taken.queues;
   }
-  if (taken.lanes == 0) complete(position);
+  if (taken.queues == 0) complete(position);
 }
 
-void Executor::append(Lane& lane, std::uint64_t position) {
-  if (!lane.active) {
-    lane.active = true;
-    active_.push_back(lane.pe);
-    renew(lane);
+void Executor::append(PeQueue& queue, std::uint64_t position) {
+  if (!queue.active) {
+    queue.active = true;
+    active_.push_back(queue.pe);
+    renew(queue);
   }
-  lane.waiting.push_back(position);
+  queue.waiting.push_back(position);
 }
 
-/// Errors of the transport belong to the oldest request of the lane that they can stem from.
-bool Executor::serve(Lane& lane) {
+/// Reports an error of the transport for the oldest request that can have caused it.
+bool Executor::serve(PeQueue& queue) {
   std::uint64_t blamed = 0;
   try {
     bool any = false;
-    if (!lane.started.empty()) {
-      blamed = lane.started.front();
-      any = finish_started(lane);
+    if (!queue.started.empty()) {
+      blamed = queue.started.front();
+      any = finish_started(queue);
     }
-    if (!lane.waiting.empty()) {
-      blamed = lane.waiting.front();
-      any |= start_waiting(lane);
+    if (!queue.waiting.empty()) {
+      blamed = queue.waiting.front();
+      any |= start_waiting(queue);
     }
-    if (any) renew(lane);
+    if (any) renew(queue);
     return any;
   } catch (const Error& error) {
-    if (!lane.waiting.empty()) blamed = std::min(blamed, lane.waiting.front());
+    if (!queue.waiting.empty()) blamed = std::min(blamed, queue.waiting.front());
     fail(error.code(), blamed, entry(blamed).request, std::string(error.reason()));
   } catch (const std::exception& error) {
     fail(Code::system, blamed, entry(blamed).request, error.what());
@@ -116,43 +116,43 @@ bool Executor::serve(Lane& lane) {
   return true;
 }
 
-bool Executor::start_waiting(Lane& lane) {
+bool Executor::start_waiting(PeQueue& queue) {
   int started = 0;
-  for (; started < kStartsPerStep && !lane.waiting.empty(); ++started) {
-    const std::uint64_t position = lane.waiting.front();
+  for (; started < kStartsPerStep && !queue.waiting.empty(); ++started) {
+    const std::uint64_t position = queue.waiting.front();
     Entry& next = entry(position);
     if (next.request.kind == Kind::fence) {
-      if (!lane.started.empty()) break;
-      lane.waiting.pop_front();
-      if (--next.lanes == 0) complete(position);
+      if (!queue.started.empty()) break;
+      queue.waiting.pop_front();
+      if (--next.queues == 0) complete(position);
       continue;
     }
-    if (!start(lane, position)) break;
-    lane.waiting.pop_front();
-    lane.started.push_back(position);
+    if (!start(queue, position)) break;
+    queue.waiting.pop_front();
+    queue.started.push_back(position);
   }
   return started != 0;
 }
 
 /// False: the transport has no room for the rest of the request.
-bool Executor::start(Lane& lane, std::uint64_t position) {
-  if (!lane.route) lane.route.emplace(context_.route(lane.pe));
-  Transport& transport = lane.route->transport;
-  if (!transport.has_room(lane.pe)) return false;
+bool Executor::start(PeQueue& queue, std::uint64_t position) {
+  if (!queue.route) queue.route.emplace(context_.route(queue.pe));
+  Transport& transport = queue.route->transport;
+  if (!transport.has_room(queue.pe)) return false;
   Entry& next = entry(position);
   const Request& request = next.request;
-  const std::size_t offset = lane.route->start + request.offset;
+  const std::size_t offset = queue.route->start + request.offset;
   switch (request.kind) {
     case Kind::put:
-      if (!start_put(lane, next)) return false;
+      if (!start_put(queue, next)) return false;
       break;
     case Kind::put_value:  // its slot is not reused before the request is finished
-      transport.put_nbi(lane.pe, offset,
+      transport.put_nbi(queue.pe, offset,
                         &ring_.slots[position % ring_.n_slots].words[device::proxy::kSourceWord],
                         request.width);
       break;
     case Kind::atomic:
-      transport.atomic_nbi(lane.pe, request.op, offset, request.operand, request.compare,
+      transport.atomic_nbi(queue.pe, request.op, offset, request.operand, request.compare,
                            request.width, &response(position).value);
       return true;
     case Kind::signal:
@@ -160,38 +160,38 @@ bool Executor::start(Lane& lane, std::uint64_t position) {
       break;
   }
   if ((request.flags & (kSignalSet | kSignalAdd)) != 0)
-    transport.signal(lane.pe, lane.route->start + request.signal_offset,
+    transport.signal(queue.pe, queue.route->start + request.signal_offset,
                      (request.flags & kSignalSet) != 0 ? SignalOp::set : SignalOp::add,
                      request.signal_value);
   return true;
 }
 
-bool Executor::start_put(Lane& lane, Entry& entry) {
+bool Executor::start_put(PeQueue& queue, Entry& entry) {
   const Request& request = entry.request;
-  Transport& transport = lane.route->transport;
+  Transport& transport = queue.route->transport;
   while (entry.started_bytes < request.bytes) {
-    if (entry.started_bytes != 0 && !transport.has_room(lane.pe)) return false;
+    if (entry.started_bytes != 0 && !transport.has_room(queue.pe)) return false;
     const std::uint64_t now = std::min(kTransferBytes, request.bytes - entry.started_bytes);
-    transport.put_nbi(lane.pe, lane.route->start + request.offset + entry.started_bytes,
+    transport.put_nbi(queue.pe, queue.route->start + request.offset + entry.started_bytes,
                       reinterpret_cast<const std::byte*>(request.source) + entry.started_bytes,
                       now);
     entry.started_bytes += now;
-    renew(lane);
+    renew(queue);
   }
   return true;
 }
 
-bool Executor::finish_started(Lane& lane) {
-  if (!lane.pointed) {
-    lane.pointed = true;
-    lane.point = {};
-    lane.covered = lane.started.back();
+bool Executor::finish_started(PeQueue& queue) {
+  if (!queue.point_set) {
+    queue.point_set = true;
+    queue.point = {};
+    queue.covered = queue.started.back();
   }
-  if (!lane.route->transport.reached(lane.pe, lane.point)) return false;
-  lane.pointed = false;
-  while (!lane.started.empty() && lane.started.front() <= lane.covered) {
-    complete(lane.started.front());
-    lane.started.pop_front();
+  if (!queue.route->transport.reached(queue.pe, queue.point)) return false;
+  queue.point_set = false;
+  while (!queue.started.empty() && queue.started.front() <= queue.covered) {
+    complete(queue.started.front());
+    queue.started.pop_front();
   }
   return true;
 }
@@ -202,7 +202,7 @@ void Executor::complete(std::uint64_t position) noexcept {
 }
 
 /// Frees the slots of finished requests.
-bool Executor::publish() noexcept {
+bool Executor::free_slots() noexcept {
   const std::uint64_t before = completed_;
   while (completed_ != next_) {
     const Entry& oldest = entry(completed_);
@@ -217,19 +217,21 @@ bool Executor::publish() noexcept {
   return true;
 }
 
-void Executor::check(Lane& lane, bool health) {
-  if (lane.empty()) return;
-  const std::uint64_t position = lane.started.empty() ? lane.waiting.front() : lane.started.front();
+void Executor::check(PeQueue& queue, bool health) {
+  if (queue.empty()) return;
+  const std::uint64_t position =
+      queue.started.empty() ? queue.waiting.front() : queue.started.front();
   const Request& request = entry(position).request;
   if (health && context_.failure) {
-    const std::string reason = context_.failure(lane.pe);
+    const std::string reason = context_.failure(queue.pe);
     if (!reason.empty())
-      return fail(Code::peer_failed, position, request, fmt::format("PE {}: {}", lane.pe, reason));
+      return fail(Code::peer_failed, position, request, fmt::format("PE {}: {}", queue.pe, reason));
   }
-  if (lane.deadline.passed(Clock::now()))
+  if (queue.deadline.passed(Clock::now()))
     fail(Code::timeout, position, request,
          fmt::format("no progress for {} ms towards PE {}, {} requests started and {} waiting",
-                     context_.timeout.count(), lane.pe, lane.started.size(), lane.waiting.size()));
+                     context_.timeout.count(), queue.pe, queue.started.size(),
+                     queue.waiting.size()));
 }
 
 void Executor::fail(Code code, std::uint64_t position, const Request& request,

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // executor.hpp: takes requests from a ring, starts them over the transports, and completes them.
 //
-// Lanes. The requests to one PE form a lane and start in the order of their positions. Lanes are
-// independent: one whose transport has no room (Transport::has_room) holds its requests back while
-// the others go on. The ring bounds all of them, because a slot is reused only after its request,
-// and all before it, are finished.
+// Queues. The requests to one PE form a queue and start in the order of their positions. While a
+// transport has no room for one queue (Transport::has_room), the other queues go on. The ring
+// bounds all queues, because a slot is reused only after its request, and all before it, are
+// finished.
 //
-// Completion. A lane has one point (Transport::reached) on its way at a time, which covers all
-// requests that started before it. A fence holds back the later requests of each lane until the
+// Completion. A queue waits for one point (Transport::reached) at a time, which covers all requests
+// that started before it. A fence holds back the later requests of each queue until the
 // earlier ones are complete.
 //
-// Failure. The first error of a request, or a lane that makes no progress for the timeout, fails
+// Failure. The first error of a request, or a queue that makes no progress for the timeout, fails
 // the ring.
 #pragma once
 
@@ -50,16 +50,16 @@ class Executor {
   struct Entry {
     Request request;
     std::uint64_t started_bytes = 0;  ///< of a put: requests of the transport that have started
-    std::uint32_t lanes = 0;          ///< of a fence: lanes that it still holds back
+    std::uint32_t queues = 0;         ///< of a fence: queues that it still holds back
     bool complete = false;
   };
 
-  struct Lane {
+  struct PeQueue {
     Pe pe = -1;
     std::optional<ProxyRoute> route;    ///< found at the first request
     std::deque<std::uint64_t> waiting;  ///< positions, to be started
     std::deque<std::uint64_t> started;
-    bool pointed = false;
+    bool point_set = false;
     Transport::Point point;
     std::uint64_t covered = 0;  ///< the last position that `point` covers
     Deadline deadline{Clock::time_point{}};
@@ -74,25 +74,25 @@ class Executor {
   }
   bool take();
   void accept(std::uint64_t position, const Request& request);
-  void append(Lane& lane, std::uint64_t position);
-  bool serve(Lane& lane);
-  bool start_waiting(Lane& lane);
-  bool start(Lane& lane, std::uint64_t position);
-  bool start_put(Lane& lane, Entry& entry);
-  bool finish_started(Lane& lane);
+  void append(PeQueue& queue, std::uint64_t position);
+  bool serve(PeQueue& queue);
+  bool start_waiting(PeQueue& queue);
+  bool start(PeQueue& queue, std::uint64_t position);
+  bool start_put(PeQueue& queue, Entry& entry);
+  bool finish_started(PeQueue& queue);
   void complete(std::uint64_t position) noexcept;
-  bool publish() noexcept;
-  void check(Lane& lane, bool health);
-  void renew(Lane& lane) { lane.deadline = Deadline(Clock::now() + context_.timeout); }
+  bool free_slots() noexcept;
+  void check(PeQueue& queue, bool health);
+  void renew(PeQueue& queue) { queue.deadline = Deadline(Clock::now() + context_.timeout); }
   void fail(Code code, std::uint64_t position, const Request& request,
             const std::string& reason) noexcept;
 
   const ProxyContext context_;
   const device::proxy::Ring ring_;
-  std::vector<Entry> entries_;  ///< by slot
-  std::vector<Lane> lanes_;     ///< by PE
-  std::vector<Pe> active_;      ///< lanes with requests
-  std::uint64_t next_ = 0;      ///< position to be taken next
+  std::vector<Entry> entries_;   ///< by slot
+  std::vector<PeQueue> queues_;  ///< by PE
+  std::vector<Pe> active_;       ///< queues with requests
+  std::uint64_t next_ = 0;       ///< position to be taken next
   std::uint64_t completed_ = 0;
   Clock::time_point next_check_{};
 

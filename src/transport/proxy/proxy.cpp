@@ -5,10 +5,8 @@
 // wait, and a world on shared memory has no progress thread. While requests are in flight it polls
 // the network itself (Transport::reached), and the progress thread rests.
 #include <pthread.h>
-#include <sched.h>
 
 #include <atomic>
-#include <csignal>
 #include <cstring>
 #include <new>
 #include <thread>
@@ -26,16 +24,17 @@ namespace {
 
 using device::proxy::State;
 
-/// After this time without a request, the thread sleeps between two looks at the ring.
+/// After this time without a request, the thread sleeps between two polls of the ring.
 constexpr std::chrono::milliseconds kIdle{2};
 constexpr std::chrono::microseconds kSleep{50};
-/// After a failure or an abort there is nothing to do.
+/// Interval at which the thread of a ring that has ended looks for its own end.
 constexpr std::chrono::milliseconds kEndedSleep{1};
 
 class ProxyThread final : public Proxy {
  public:
-  explicit ProxyThread(const ProxyContext& context)
-      : context_(context), executor_(context), thread_([this] { run(); }) {
+  explicit ProxyThread(const ProxyContext& context) : context_(context), executor_(context) {
+    const SignalsBlocked blocked;
+    thread_ = std::thread([this] { run(); });
     pthread_setname_np(thread_.native_handle(), "shoal-proxy");
     if (context.core >= 0) bind();
   }
@@ -61,9 +60,6 @@ class ProxyThread final : public Proxy {
 };
 
 void ProxyThread::run() {
-  sigset_t all;  // the thread never runs the program's signal handlers
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, nullptr);
   Backoff backoff;
   auto last = std::chrono::steady_clock::now();  // when there was something to do
   while (!stop_.load(std::memory_order_acquire)) {
@@ -72,12 +68,12 @@ void ProxyThread::run() {
       continue;
     }
     const bool any = executor_.step();
-    if (context_.wait == "spin") continue;
+    if (context_.wait == ProgressWait::spin) continue;
     const auto now = std::chrono::steady_clock::now();
     if (any) {
       last = now;
       backoff.reset();
-    } else if (executor_.busy() || (context_.wait != "sleep" && now - last < kIdle)) {
+    } else if (executor_.busy() || (context_.wait != ProgressWait::sleep && now - last < kIdle)) {
       backoff();
     } else {
       nap(kSleep);
@@ -86,10 +82,7 @@ void ProxyThread::run() {
 }
 
 void ProxyThread::bind() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (context_.core < CPU_SETSIZE) CPU_SET(static_cast<std::size_t>(context_.core), &set);
-  const int error = pthread_setaffinity_np(thread_.native_handle(), sizeof set, &set);
+  const int error = bind_to_core(thread_, context_.core);
   if (error != 0)
     log::warn("PE {}: cannot bind the proxy's thread to core {}: {}. Setting: SHOAL_PROXY_CORE",
               context_.my_pe, context_.core, std::strerror(error));
@@ -138,13 +131,13 @@ void ProxyMemory::Free::operator()(void* memory) const noexcept {
 
 ProxyMemory::ProxyMemory(std::uint64_t n_slots, std::chrono::milliseconds timeout) {
   const std::size_t bytes = proxy_ring_bytes(n_slots);
-  constexpr std::size_t kProducerBytes = 128;  // `head` and `known`, a cache line each
+  constexpr std::size_t kProducerBytes = 128;  // `head` and `completed_copy`, a cache line each
   memory_.reset(
       static_cast<std::byte*>(::operator new(bytes + kProducerBytes, std::align_val_t{64})));
   std::memset(memory_.get(), 0, bytes + kProducerBytes);
   place_proxy_ring(ring_, memory_.get(), n_slots);
   ring_.head = reinterpret_cast<std::uint64_t*>(memory_.get() + bytes);
-  ring_.known = ring_.head + 8;
+  ring_.completed_copy = ring_.head + 8;
   ring_.timeout_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(timeout).count());
 }
 

@@ -9,6 +9,7 @@
 #include "base/backoff.hpp"
 #include "base/log.hpp"
 #include "base/nap.hpp"
+#include "base/service_thread.hpp"
 #include "memory/device_heap.hpp"
 #include "transport/words.hpp"
 
@@ -58,10 +59,11 @@ Agent::Agent(const Context& context, const Layout& layout, Transport& own,
       heap_(context.device_heap),
       area_(context.staging),
       my_pe_(context.my_pe),
-      spin_(context.settings->progress_wait == "spin"),
+      spin_(progress_wait_of(context.settings->progress_wait) == ProgressWait::spin),
       host_route_(context.host_route),
       own_(own) {
   for (const Pe pe : peers) peers_.push_back({.pe = pe});
+  const SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), "shoal-staged");
 }

@@ -5,7 +5,7 @@
 
 #include "base/check.hpp"
 #include "memory/device_heap.hpp"
-#include "transport/heap_access.hpp"
+#include "transport/heap_rma.hpp"
 #include "transport/staged/agent.hpp"
 #include "transport/staged/requester.hpp"
 
@@ -45,15 +45,15 @@ class StagedTransport final : public Transport {
   void carry(std::span<const Pe> pes) override {
     if (pes.empty()) return;
     for (const Pe pe : pes)
-      direct_[static_cast<std::size_t>(pe)] = context_.host_route(pe).heap_access();
+      direct_[static_cast<std::size_t>(pe)] = context_.host_route(pe).heap_rma();
     copies_.pin(context_.segment->base() + context_.staging + layout_.chunks(),
                 layout_.bytes() - layout_.chunks());
     agent_.emplace(context_, layout_, *own_, pes);
   }
 
   std::string note(Pe pe) const override {
-    HeapAccess* const access = direct_[static_cast<std::size_t>(pe)];
-    if (access != nullptr) return "data " + access->describe(pe);
+    HeapRma* const rma = direct_[static_cast<std::size_t>(pe)];
+    if (rma != nullptr) return "data " + rma->describe(pe);
     const std::string_view network = context_.host_route(pe).name();
     if (network == "shm") return "";  // no NIC takes part
     return fmt::format("data through host memory: transport {} does not access GPU memory",
@@ -61,24 +61,24 @@ class StagedTransport final : public Transport {
   }
 
   void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override {
-    if (HeapAccess* const access = direct(pe, offset, source, bytes))
-      return access->put(pe, offset, source, bytes);
+    if (HeapRma* const rma = direct(pe, offset, source, bytes))
+      return rma->put(pe, offset, source, bytes);
     put_nbi(pe, offset, source, bytes);
     requester_.finish(pe);
   }
   void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) override {
-    if (HeapAccess* const access = direct(pe, offset, target, bytes))
-      return access->get(target, pe, offset, bytes);
+    if (HeapRma* const rma = direct(pe, offset, target, bytes))
+      return rma->get(target, pe, offset, bytes);
     requester_.get(pe, offset, {bytes_of(target), bytes, 1, bytes}, bytes);
   }
   void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override {
-    if (HeapAccess* const access = direct(pe, offset, source, bytes))
-      return access->put_nbi(pe, offset, source, bytes);
+    if (HeapRma* const rma = direct(pe, offset, source, bytes))
+      return rma->put_nbi(pe, offset, source, bytes);
     requester_.put(pe, offset, {bytes_of(source), bytes, 1, bytes}, bytes);
   }
   void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) override {
-    if (HeapAccess* const access = direct(pe, offset, target, bytes))
-      return access->get_nbi(target, pe, offset, bytes);
+    if (HeapRma* const rma = direct(pe, offset, target, bytes))
+      return rma->get_nbi(target, pe, offset, bytes);
     requester_.start_get(pe, offset, {bytes_of(target), bytes, 1, bytes}, bytes);
   }
   void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
@@ -132,15 +132,14 @@ class StagedTransport final : public Transport {
  private:
   /// The network that copies these bytes itself; nullptr: they pass through chunks. Words are the
   /// business of the other PE's GPU, as atomics are.
-  HeapAccess* direct(Pe pe, std::size_t offset, const void* local, std::size_t bytes) const {
-    HeapAccess* const access = direct_[static_cast<std::size_t>(pe)];
+  HeapRma* direct(Pe pe, std::size_t offset, const void* local, std::size_t bytes) const {
+    HeapRma* const rma = direct_[static_cast<std::size_t>(pe)];
     const bool word = (bytes == 4 || bytes == 8) && offset % bytes == 0;
-    if (access == nullptr || word || bytes == 0) return nullptr;
+    if (rma == nullptr || word || bytes == 0) return nullptr;
     const std::byte* const base = heap_->base(context_.my_pe);
     const bool own = local >= base && local < base + heap_->size();
-    if (!access->reaches(pe, offset, local, bytes) || (!own && copies_.on_gpu(local)))
-      return nullptr;
-    return access;
+    if (!rma->reaches(pe, offset, local, bytes) || (!own && copies_.on_gpu(local))) return nullptr;
+    return rma;
   }
 
   const Context context_;
@@ -149,7 +148,7 @@ class StagedTransport final : public Transport {
   staged::Copies copies_;
   const std::unique_ptr<Transport> own_;
   staged::Requester requester_;
-  std::vector<HeapAccess*> direct_;     ///< by PE; nullptr: the network does not access GPU memory
+  std::vector<HeapRma*> direct_;        ///< by PE; nullptr: the network does not access GPU memory
   std::optional<staged::Agent> agent_;  ///< after carry() with PEs
 };
 

@@ -12,7 +12,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "transport/message/signals_blocked.hpp"
+#include "base/service_thread.hpp"
 
 namespace shoal::transport::ucx {
 namespace {
@@ -113,7 +113,7 @@ std::string text_of(ucs_status_t status) {
 
 Library::Library(const Context& context) {
   silence_log();
-  const message::SignalsBlocked blocked;  // UCX starts a thread
+  const SignalsBlocked blocked;  // UCX starts a thread
   const std::lock_guard lock(starting());
   const std::string& tls = context.settings->ucx_tls;
   const std::string devices = devices_for(context);

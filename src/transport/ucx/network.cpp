@@ -288,7 +288,7 @@ void Network::transmit(Outgoing& outgoing) {
   param.user_data = &outgoing;
   void* const status = ucp_am_send_nbx(link.endpoint, kMessageId, nullptr, 0,
                                        outgoing.buffer.data(), outgoing.bytes, &param);
-  engine_.told(link.peer, message);
+  engine_.sent(link.peer, message);
   if (UCS_PTR_IS_PTR(status)) return;
   if (outgoing.kind == Kind::acknowledge) link.acknowledging = false;
   free_outgoing_.push_back(&outgoing);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// address.hpp: what a PE tells its peers: its ports, its memory, and a queue pair for each of them.
+// address.hpp: what a PE sends to its peers: its ports, its memory, and a queue pair for each of
+// them.
 #pragma once
 
 #include <cstddef>

@@ -308,7 +308,7 @@ bool Network::send(Peer& peer, const Message& message, const Payload& payload, A
       probe ? Completion::own : Completion::due);
   if (!submit(connection, write, 2)) return false;
   ++connection.sent;
-  engine_.told(peer, stamped);
+  engine_.sent(peer, stamped);
   return true;
 }
 
@@ -405,8 +405,8 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   request.send_flags = inlined ? IBV_SEND_INLINE : 0;
   request.wr.rdma.remote_addr = remote.base;
   request.wr.rdma.rkey = remote.key;
-  // A call that waits for its memory is complete soon, and a quiet behind it needs nothing more.
-  // Nor does one behind a lone put. Puts that follow each other share completions.
+  // A call that waits for its memory is complete soon, and a quiet after it needs nothing more.
+  // Nor does one after a lone put. Puts that follow each other share completions.
   const bool alone = connection.issued == connection.completed;
   add(connection, request, posted,
       alone || transfer.batch != nullptr ? Completion::own : Completion::due);

@@ -11,14 +11,13 @@
 // Data of heaps in GPU memory travel alike where the ports can register them (heap.hpp).
 //
 // Order of a message after writes. On one queue pair it follows by itself in every ordering tier,
-// because the atomic behind it waits until all earlier writes are placed. A message after writes on
+// because the atomic after it waits until all earlier writes are placed. A message after writes on
 // other queue pairs waits for their completions.
 //
 // Bounds. A send queue has SHOAL_VERBS_DEPTH requests, a completion queue as many entries as
 // requests may be in flight on its port, a ring kSlots messages. A call that finds no room polls.
 #pragma once
 
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <span>
@@ -28,7 +27,8 @@
 #include "transport/message/engine.hpp"
 #include "transport/message/network.hpp"
 #include "transport/module.hpp"
-#include "transport/verbs/heap.hpp"
+#include "transport/verbs/heap_registration.hpp"
+#include "transport/verbs/pages.hpp"
 #include "transport/verbs/queue_pair.hpp"
 #include "transport/verbs/ring.hpp"
 
@@ -59,7 +59,9 @@ class Network final : public message::Network {
   bool send(Peer& peer, const Message& message, const Payload& payload, After after) override;
   bool transfer(Peer& peer, const Transfer& transfer) override;
   std::size_t request_bytes(const Peer& peer, const Transfer& transfer) const override;
-  message::HeapMemory* heap_memory() noexcept override { return heap_ ? &*heap_ : nullptr; }
+  message::HeapRegistration* heap_registration() noexcept override {
+    return heap_ ? &*heap_ : nullptr;
+  }
   bool poll() override;
   void close() noexcept override;
 
@@ -91,10 +93,6 @@ class Network final : public message::Network {
   };
   /// Whether a request has a completion of its own. `due`: every so many requests.
   enum class Completion : std::uint8_t { none, due, own };
-  struct FreeMemory {
-    void operator()(std::byte* memory) const noexcept { std::free(memory); }
-  };
-  using Memory = std::unique_ptr<std::byte, FreeMemory>;
 
   /// A port with this PE's memory on it.
   struct Line {
@@ -102,8 +100,8 @@ class Network final : public message::Network {
     std::unique_ptr<Port> port{};
     QueueLimits limits{};
     RingLayout layout{0};
-    Memory rings{}, bounces{};
-    Region segment{}, scratch{}, rings_region{}, bounces_region{};
+    Pages rings{}, bounces{};
+    MemoryRegion segment{}, scratch{}, rings_region{}, bounces_region{};
     std::vector<std::byte*> free_bounces{};
     std::size_t queue_pairs = 0;
     std::size_t in_flight = 0;  ///< requests in its send queues
@@ -182,8 +180,8 @@ class Network final : public message::Network {
   std::uint32_t interval_ = 1;  ///< a completion at least every so many requests
   std::shared_ptr<const Library> library_;
   std::vector<std::unique_ptr<Line>> lines_;
-  std::optional<Heap> heap_;             ///< in GPU memory; after the ports that it uses
-  std::vector<std::byte> heap_address_;  ///< of its first step
+  std::optional<HeapRegistration> heap_;  ///< in GPU memory; after the ports that it uses
+  std::vector<std::byte> heap_address_;   ///< of its first step
   std::vector<std::unique_ptr<Connection>> connections_;  ///< after the lines that they use
   std::vector<Link> links_;                               ///< by PE
 };

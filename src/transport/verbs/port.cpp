@@ -219,9 +219,9 @@ PathAddress Port::path() const {
   return address;
 }
 
-Region Port::register_memory(void* memory, std::size_t bytes, Peers peers) const {
+MemoryRegion Port::register_memory(void* memory, std::size_t bytes, Peers peers) const {
   const int access = peers == Peers::access ? kPeersMayAccess : IBV_ACCESS_LOCAL_WRITE;
-  Region region{{library_->reg_mr(domain_.get(), memory, bytes, access), library_->dereg_mr}};
+  MemoryRegion region{{library_->reg_mr(domain_.get(), memory, bytes, access), library_->dereg_mr}};
   require(region.handle != nullptr, Code::unsupported,
           "{} bytes cannot be registered with {} (at most {} bytes in {} regions): {}. Setting: "
           "SHOAL_SYMMETRIC_SIZE; limit: locked memory (ulimit -l)",
@@ -229,10 +229,11 @@ Region Port::register_memory(void* memory, std::size_t bytes, Peers peers) const
   return region;
 }
 
-Region Port::register_dma_buf(int fd, std::byte* start, std::size_t bytes) const {
+MemoryRegion Port::register_dma_buf(int fd, std::byte* start, std::size_t bytes) const {
   const auto address = reinterpret_cast<std::uintptr_t>(start);
-  Region region{{library_->reg_dmabuf_mr(domain_.get(), 0, bytes, address, fd, kPeersMayAccess),
-                 library_->dereg_mr}};
+  MemoryRegion region{
+      {library_->reg_dmabuf_mr(domain_.get(), 0, bytes, address, fd, kPeersMayAccess),
+       library_->dereg_mr}};
   require(region.handle != nullptr, Code::unsupported,
           "{} bytes of GPU memory cannot be registered with {} as a dma-buf: {}. Setting: "
           "SHOAL_VERBS_GPU_MEMORY",
@@ -240,7 +241,7 @@ Region Port::register_dma_buf(int fd, std::byte* start, std::size_t bytes) const
   return region;
 }
 
-Region Port::register_address(std::byte* start, std::size_t bytes) const noexcept {
+MemoryRegion Port::register_address(std::byte* start, std::size_t bytes) const noexcept {
   return {{library_->reg_mr(domain_.get(), start, bytes, kPeersMayAccess), library_->dereg_mr}};
 }
 

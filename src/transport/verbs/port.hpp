@@ -60,7 +60,7 @@ std::vector<PortOffer> list_ports(const Library& library);
 enum class Peers : std::uint8_t { no_access, access };
 
 /// Memory registered with a port.
-struct Region {
+struct MemoryRegion {
   Handle<ibv_mr> handle{nullptr, nullptr};
 
   std::uint32_t local_key() const noexcept { return handle->lkey; }
@@ -102,12 +102,12 @@ class Port {
   std::size_t completions() const noexcept;
 
   /// Throws Error{unsupported} naming the limits.
-  Region register_memory(void* memory, std::size_t bytes, Peers peers) const;
+  MemoryRegion register_memory(void* memory, std::size_t bytes, Peers peers) const;
   /// GPU memory at `start`, which peers may access, by a dma-buf that begins there. Throws
   /// Error{unsupported}.
-  Region register_dma_buf(int fd, std::byte* start, std::size_t bytes) const;
+  MemoryRegion register_dma_buf(int fd, std::byte* start, std::size_t bytes) const;
   /// The same by its address. Without a handle where that fails: errno says why.
-  Region register_address(std::byte* start, std::size_t bytes) const noexcept;
+  MemoryRegion register_address(std::byte* start, std::size_t bytes) const noexcept;
   /// Completed requests. Negative: the completion queue is in error.
   int poll(std::span<ibv_wc> completions) const noexcept;
   /// Takes an asynchronous event of the device; false without one.

@@ -18,18 +18,9 @@
 namespace shoal::transport::verbs {
 namespace {
 
-constexpr std::size_t kPage = 4096;
 constexpr std::size_t kBounces = 32;  ///< per port
 /// For the last messages of a PE that closes its world.
 constexpr std::chrono::milliseconds kCloseTimeout{1000};
-
-std::byte* allocate_zeroed(std::size_t bytes) {
-  const std::size_t size = (bytes + kPage - 1) / kPage * kPage;
-  auto* const memory = static_cast<std::byte*>(std::aligned_alloc(kPage, size));
-  require(memory != nullptr, Code::system, "transport verbs: no memory for {} bytes", size);
-  std::memset(memory, 0, size);
-  return memory;
-}
 
 template <typename T>
 void append(std::vector<std::byte>& bytes, const T& value) {
@@ -131,8 +122,8 @@ void Network::check_demand(Line& line, std::size_t queue_pairs) const {
 
 void Network::make_memory(Line& line, std::size_t connections) {
   line.layout.connections = connections;
-  line.rings.reset(allocate_zeroed(line.layout.bytes()));
-  line.bounces.reset(allocate_zeroed(kBounces * kBounceBytes));
+  line.rings = allocate_pages(line.layout.bytes());
+  line.bounces = allocate_pages(kBounces * kBounceBytes);
   for (std::size_t i = 0; i < kBounces; ++i)
     line.free_bounces.push_back(line.bounces.get() + i * kBounceBytes);
   const Port& port = *line.port;

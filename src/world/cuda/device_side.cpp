@@ -33,7 +33,7 @@ constexpr std::size_t kFusedSignalBytes = std::size_t{32} << 10;
 /// Bytes that one block of a transfer moves in the time of two more launches.
 constexpr std::size_t kTransferBytes = std::size_t{128} << 10;
 
-/// In the heap: head and known completions of the proxy's ring, and its description for kernels.
+/// In the heap: `head` and `completed_copy` of the proxy's ring, and the Ring for kernels.
 constexpr std::size_t kProxyWords = 2 + sizeof(device::proxy::Ring) / sizeof(std::uint64_t);
 
 class CudaDeviceSide final : public DeviceSide {
@@ -179,7 +179,7 @@ void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
   device::proxy::Ring ring{};
   transport::place_proxy_ring(ring, static_cast<std::byte*>(proxy_memory_), slots);
   ring.head = proxy_words_;
-  ring.known = proxy_words_ + 1;
+  ring.completed_copy = proxy_words_ + 1;
   ring.timeout_ns = world_.timeout_ns;
   auto* const place = proxy_words_ + 2;
   check(driver_, driver_.copy(address(place), address(&ring), sizeof ring, device_->stream),
@@ -201,7 +201,7 @@ void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
                                             pe, transport::capability::all_operations);
                                         return transport::ProxyRoute{route.transport, route.start};
                                       },
-                                  .wait = context.settings.progress_wait,
+                                  .wait = progress_wait_of(context.settings.progress_wait),
                                   .core = core});
   world_.proxy = reinterpret_cast<const device::proxy::Ring*>(place);
 }

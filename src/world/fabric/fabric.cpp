@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/check.hpp"
-#include "transport/heap_access.hpp"
+#include "transport/heap_rma.hpp"
 #include "world/state.hpp"
 
 namespace shoal::detail {
@@ -43,34 +43,33 @@ bool Fabric::progress() noexcept {
 }
 
 std::vector<std::byte> Fabric::add_heap(std::size_t offset, std::size_t bytes) {
-  constexpr std::size_t kBytes = transport::HeapAccess::kBlobBytes;
+  constexpr std::size_t kBytes = transport::HeapRma::kBlobBytes;
   std::vector<std::byte> all;
   for (const auto& network : networks()) {
     all.resize(all.size() + kBytes);  // zeros: it does not access GPU memory
-    if (transport::HeapAccess* const access = network->heap_access(); access != nullptr)
-      std::ranges::copy(access->add(offset, bytes), all.end() - kBytes);
+    if (transport::HeapRma* const rma = network->heap_rma(); rma != nullptr)
+      std::ranges::copy(rma->add(offset, bytes), all.end() - kBytes);
   }
   return all;
 }
 
 void Fabric::connect_heap(const Blobs& all) {
-  constexpr std::size_t kBytes = transport::HeapAccess::kBlobBytes;
+  constexpr std::size_t kBytes = transport::HeapRma::kBlobBytes;
   for (std::size_t n = 0; n < networks().size(); ++n) {
-    transport::HeapAccess* const access = networks()[n]->heap_access();
-    if (access == nullptr) continue;
+    transport::HeapRma* const rma = networks()[n]->heap_rma();
+    if (rma == nullptr) continue;
     Blobs blobs;
     for (const auto& of_pe : all) {
       const auto start = of_pe.begin() + static_cast<std::ptrdiff_t>(n * kBytes);
       blobs.emplace_back(start, start + kBytes);
     }
-    access->connect(blobs);
+    rma->connect(blobs);
   }
 }
 
 void Fabric::roll_back_heap(std::size_t offset) noexcept {
   for (const auto& network : networks())
-    if (transport::HeapAccess* const access = network->heap_access(); access != nullptr)
-      access->roll_back(offset);
+    if (transport::HeapRma* const rma = network->heap_rma(); rma != nullptr) rma->roll_back(offset);
 }
 
 void Fabric::release() noexcept {

@@ -74,7 +74,7 @@ class Fabric {
     return gpu_transports_[gpu_map_.transport_of[static_cast<std::size_t>(pe)]]->note(pe);
   }
   // Growth of heaps in GPU memory, which networks may access: add_heap's results, by PE, go to
-  // connect_heap. Empty where no network is in use. As transport/heap_access.hpp.
+  // connect_heap. Empty where no network is in use. As transport/heap_rma.hpp.
   std::vector<std::byte> add_heap(std::size_t offset, std::size_t bytes);
   void connect_heap(const Blobs& all);
   void roll_back_heap(std::size_t offset) noexcept;

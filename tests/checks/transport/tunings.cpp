@@ -35,7 +35,6 @@ Settings tuned(Settings settings, const Tuning& tuning) {
   settings.network_depth = tuning.depth;
   settings.network_chunk = tuning.chunk;
   settings.progress_wait = tuning.wait;
-  settings.progress_core = tuning.core;
   return settings;
 }
 

@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <ostream>
+#include <string>
+
+#include <gtest/gtest.h>
 
 #include "shoal/settings.hpp"
 #include "shoal/world.hpp"
@@ -17,8 +19,19 @@ struct Tuning {
   std::int64_t depth;
   std::size_t chunk;
   const char* wait = "yield";
-  std::int64_t core = -1;
 };
+
+/// The tunings that every network transport is tested with.
+inline constexpr Tuning kTunings[] = {
+    {"default", 256, 1 << 20},
+    {"depth_1", 1, 1 << 20},
+    {"small_chunk", 4, 4096},
+    {"sleep", 256, 1 << 20, "sleep"},
+};
+/// For INSTANTIATE_TEST_SUITE_P.
+inline std::string name_of(const testing::TestParamInfo<Tuning>& instance) {
+  return instance.param.name;
+}
 
 Settings tuned(Settings settings, const Tuning& tuning);
 

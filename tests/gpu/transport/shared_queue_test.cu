@@ -43,7 +43,7 @@ __global__ void run_operations(gda::Queue queue, gda::CudaPlatform platform, Pin
   const gda::Source unreadable{nullptr, {0x9000, 6}};
   std::uint64_t ticket = 0, before = 0;
   unsigned bad = 0;
-  const auto expect = [&](gda::Status status) { bad += status != gda::Status::ok ? 1 : 0; };
+  const auto expect = [&](gda::Outcome outcome) { bad += outcome != gda::Outcome::ok ? 1 : 0; };
   for (int i = 0; i < repeats; ++i) {
     expect(gda::put_each(warp, queue, unreadable, remote, threadIdx.x % 3 == 0 ? 0 : 4096, deadline,
                          platform, ticket));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// threads_called.hpp: the threads of this process by name: their ids, their allowed processors, how
-// long they have run and how often they have slept.
+// threads_called.hpp: the threads of this process by name: their ids, their allowed processors, the
+// signals that they block, how long they have run and how often they have slept.
 #pragma once
 
 #include <sched.h>
@@ -45,6 +45,20 @@ inline std::set<std::set<int>> cores_of(std::string_view name) {
   std::set<std::set<int>> cores;
   for (const pid_t thread : threads_called(name)) cores.insert(cores_of(thread));
   return cores;
+}
+
+/// Whether all threads of this name block this signal; false where there are none.
+inline bool all_block(std::string_view name, int signal) {
+  constexpr std::string_view kBlocked = "SigBlk:";
+  const std::vector<pid_t> threads = threads_called(name);
+  for (const pid_t thread : threads) {
+    std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with(kBlocked) &&
+          (std::stoull(line.substr(kBlocked.size()), nullptr, 16) >> (signal - 1) & 1) == 0)
+        return false;
+  }
+  return !threads.empty();
 }
 
 /// What threads have done so far.

@@ -38,7 +38,7 @@ class WorldProxy {
              },
          .failure =
              [&state](Pe pe) { return std::string(state.has_failed(pe) ? "it has failed" : ""); },
-         .wait = world.settings().progress_wait});
+         .wait = progress_wait_of(world.settings().progress_wait)});
   }
 
   const device::proxy::Ring& ring() const { return memory_.ring(); }

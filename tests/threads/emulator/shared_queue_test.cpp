@@ -49,29 +49,29 @@ struct Mix {
     const std::size_t word = 8 + 8 * task;
     std::uint64_t ticket = 0;
     for (std::uint64_t i = 1; i <= operations; ++i) {
-      gda::Status status = gda::Status::ok;
+      gda::Outcome outcome = gda::Outcome::ok;
       queues.local[word] = i;  // its last reader was waited for
       if (i % 4 == 0) {
-        status = add(platform, queue, word);
+        outcome = add(platform, queue, word);
       } else if (i % 4 == 1) {
-        status = gda::signal(queue, {queues.at_peer(0), 1}, deadline(), platform, ticket);
+        outcome = gda::signal(queue, {queues.at_peer(0), 1}, deadline(), platform, ticket);
       } else {
-        status = gda::put(queue, queues.from(word, i % 4 == 2), queues.at_peer(word), 8, deadline(),
-                          platform, ticket);
-        if (status == gda::Status::ok && i % 4 == 3)
-          status = gda::wait(queue, ticket, deadline(), platform);
+        outcome = gda::put(queue, queues.from(word, i % 4 == 2), queues.at_peer(word), 8,
+                           deadline(), platform, ticket);
+        if (outcome == gda::Outcome::ok && i % 4 == 3)
+          outcome = gda::wait(queue, ticket, deadline(), platform);
       }
-      ASSERT_EQ(status, gda::Status::ok) << "task " << task << ", operation " << i;
+      ASSERT_EQ(outcome, gda::Outcome::ok) << "task " << task << ", operation " << i;
     }
-    ASSERT_EQ(gda::quiet(queue, deadline(), platform), gda::Status::ok);
+    ASSERT_EQ(gda::quiet(queue, deadline(), platform), gda::Outcome::ok);
   }
-  gda::Status add(TestPlatform& platform, const gda::Queue& queue, std::size_t word) {
+  gda::Outcome add(TestPlatform& platform, const gda::Queue& queue, std::size_t word) {
     std::uint64_t old = ~0ULL;
-    const auto status = gda::fetch_add(queue, queues.at_peer(1), 1, queues.result(word + 1),
-                                       deadline(), platform, old);
+    const auto outcome = gda::fetch_add(queue, queues.at_peer(1), 1, queues.result(word + 1),
+                                        deadline(), platform, old);
     const std::lock_guard lock(mutex);
     EXPECT_TRUE(before.insert(old).second) << old << " twice";
-    return status;
+    return outcome;
   }
 };
 
@@ -108,7 +108,7 @@ TEST_P(SharedQueue, NoRequestWaitsForADoorbell) {
       std::uint64_t ticket = 0;
       for (int i = 0; i < 20; ++i)
         EXPECT_EQ(gda::signal(queues.queue(), {queues.at_peer(0), 1}, soon(), platform, ticket),
-                  gda::Status::ok);
+                  gda::Outcome::ok);
     });
     for (int i = 0; i < 100 && queues.seen(0) != kTasks * 20; ++i) queues.serve(Time(10000));
     ASSERT_EQ(queues.seen(0), kTasks * 20) << "seed " << seed;
@@ -124,15 +124,15 @@ TEST_P(SharedQueue, AWaitRingsForItsRequests) {
     const gda::Queue& queue = queues.queue();
     const gda::Signal add{queues.at_peer(0), 1};
     std::uint64_t first = 0, second = 0;
-    ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, first), gda::Status::ok);
-    ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, second), gda::Status::ok);
+    ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, first), gda::Outcome::ok);
+    ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, second), gda::Outcome::ok);
     gda::detail::write_signal(queue, first, 1, add);
-    ASSERT_EQ(gda::commit(queue, first, 1, {}, soon(), platform), gda::Status::ok);
+    ASSERT_EQ(gda::publish(queue, first, 1, {}, soon(), platform), gda::Outcome::ok);
     EXPECT_EQ(queue.shared->rung, 0u);
-    EXPECT_EQ(gda::wait(queue, first + 1, soon(), platform), gda::Status::ok);
+    EXPECT_EQ(gda::wait(queue, first + 1, soon(), platform), gda::Outcome::ok);
     gda::detail::write_signal(queue, second, 1, add);
-    ASSERT_EQ(gda::commit(queue, second, 1, {}, soon(), platform), gda::Status::ok);
-    EXPECT_EQ(gda::quiet(queue, soon(), platform), gda::Status::ok);
+    ASSERT_EQ(gda::publish(queue, second, 1, {}, soon(), platform), gda::Outcome::ok);
+    EXPECT_EQ(gda::quiet(queue, soon(), platform), gda::Outcome::ok);
   });
   EXPECT_EQ(queues.seen(0), 2u);
 }
@@ -145,15 +145,15 @@ TEST_P(SharedQueue, FullBatchesRing) {
     const gda::Queue& queue = queues.queue();
     std::uint64_t first = 0;
     for (int i = 0; i < 10; ++i)
-      ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, first), gda::Status::ok);
+      ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, first), gda::Outcome::ok);
     for (std::uint64_t i = 0; i < 10; ++i) {
       gda::detail::write_signal(queue, i, 1, {queues.at_peer(0), 1});
-      const gda::Commit options{.ring = i == 5};
-      ASSERT_EQ(gda::commit(queue, i, 1, options, soon(), platform), gda::Status::ok);
+      const gda::PublishOptions options{.ring = i == 5};
+      ASSERT_EQ(gda::publish(queue, i, 1, options, soon(), platform), gda::Outcome::ok);
       constexpr std::uint64_t kRung[] = {0, 0, 0, 4, 4, 6, 6, 8, 8, 10};
       EXPECT_EQ(queue.shared->rung, kRung[i]) << i;
     }
-    EXPECT_EQ(gda::quiet(queue, soon(), platform), gda::Status::ok);
+    EXPECT_EQ(gda::quiet(queue, soon(), platform), gda::Outcome::ok);
   });
   EXPECT_EQ(queues.seen(0), 10u);
 }
@@ -167,17 +167,17 @@ TEST_P(SharedQueue, AnOldEntryIsNotTakenForANewOne) {
     std::uint64_t ticket = 0;
     const auto post = [&] {
       ASSERT_EQ(gda::signal(queue, {queues.at_peer(0), 1}, soon(), platform, ticket),
-                gda::Status::ok);
+                gda::Outcome::ok);
     };
     post();
-    ASSERT_EQ(gda::quiet(queue, soon(), platform), gda::Status::ok);
+    ASSERT_EQ(gda::quiet(queue, soon(), platform), gda::Outcome::ok);
     LatePlatform late(*runner);
     late.others = [&] {
       for (int i = 0; i < 40000; ++i) post();
-      ASSERT_EQ(gda::quiet(queue, soon(), platform), gda::Status::ok);
+      ASSERT_EQ(gda::quiet(queue, soon(), platform), gda::Outcome::ok);
     };
     EXPECT_TRUE(gda::poll(queue, 2, late));
-    EXPECT_EQ(queue.shared->completed, queue.shared->ready);
+    EXPECT_EQ(queue.shared->completed, queue.shared->published);
   });
 }
 
@@ -194,14 +194,14 @@ TEST_P(SharedQueue, IndicesWrapInEverySize) {
       std::uint64_t ticket = 0, first = 0;
       for (std::uint64_t i = 0; i < operations; ++i) {
         ASSERT_EQ(gda::signal(queue, {queues.at_peer(task), 1}, soon(), platform, ticket),
-                  gda::Status::ok);
+                  gda::Outcome::ok);
         if (i == 0) first = ticket;
         if (i % 1000 == 999) {
-          ASSERT_EQ(gda::wait(queue, ticket, soon(), platform), gda::Status::ok);
+          ASSERT_EQ(gda::wait(queue, ticket, soon(), platform), gda::Outcome::ok);
           ASSERT_EQ(queues.seen(task), i + 1) << "complete too early";
         }
       }
-      EXPECT_EQ(gda::wait(queue, first, soon(), platform), gda::Status::ok);
+      EXPECT_EQ(gda::wait(queue, first, soon(), platform), gda::Outcome::ok);
     });
     for (std::size_t task = 0; task < kTasks; ++task) EXPECT_EQ(queues.seen(task), operations);
   }
@@ -222,14 +222,14 @@ void check_put_signal(Runner& runner, SharedQueues& queues, std::size_t lines, S
       const gda::Signal change{queues.at_peer(signal), kind == SignalKind::add ? 1 : i, kind};
       ASSERT_EQ(gda::put_signal(queue, queues.from(word), queues.at_peer(word), kWords * 8, change,
                                 deadline, platform, ticket),
-                gda::Status::ok);
+                gda::Outcome::ok);
       while (queues.seen(signal) != i) {
-        ASSERT_EQ(gda::check(queue, deadline, platform), gda::Status::ok);
+        ASSERT_EQ(gda::check(queue, deadline, platform), gda::Outcome::ok);
         platform.pause();
       }
       for (std::size_t k = 0; k < kWords; ++k)
         ASSERT_EQ(queues.remote[word + k], i * 1000 + k) << "signal " << i << " before word " << k;
-      ASSERT_EQ(gda::wait(queue, ticket, deadline, platform), gda::Status::ok);
+      ASSERT_EQ(gda::wait(queue, ticket, deadline, platform), gda::Outcome::ok);
     }
   });
 }
@@ -273,21 +273,21 @@ TEST_P(SharedQueue, FencesAndSignalsOrderEarlierPuts) {
           return gda::put(queues.queue(), queues.from(data), queues.at_peer(word), 8, soon(),
                           platform, ticket);
         };
-        for (std::size_t k = 0; k < 5; ++k) ASSERT_EQ(put(data + k), gda::Status::ok);
+        for (std::size_t k = 0; k < 5; ++k) ASSERT_EQ(put(data + k), gda::Outcome::ok);
         if (i % 2 == 0) {
-          ASSERT_EQ(gda::fence(queues.queue(), soon(), platform), gda::Status::ok);
-          ASSERT_EQ(put(flag), gda::Status::ok);
+          ASSERT_EQ(gda::fence(queues.queue(), soon(), platform), gda::Outcome::ok);
+          ASSERT_EQ(put(flag), gda::Outcome::ok);
         } else {
           ASSERT_EQ(gda::signal(queues.queue(), {queues.at_peer(flag), i, SignalKind::set}, soon(),
                                 platform, ticket),
-                    gda::Status::ok);
+                    gda::Outcome::ok);
         }
         while (queues.seen(flag) != i) {
-          ASSERT_EQ(gda::check(queues.queue(), soon(), platform), gda::Status::ok);
+          ASSERT_EQ(gda::check(queues.queue(), soon(), platform), gda::Outcome::ok);
           platform.pause();
         }
         for (std::size_t k = 0; k < 5; ++k) ASSERT_EQ(queues.seen(data + k), i) << k;
-        ASSERT_EQ(gda::wait(queues.queue(), ticket, soon(), platform), gda::Status::ok);
+        ASSERT_EQ(gda::wait(queues.queue(), ticket, soon(), platform), gda::Outcome::ok);
       }
     });
     if (HasFailure()) return;
@@ -305,13 +305,13 @@ TEST_P(SharedQueue, LongPutsAreCutIntoMessages) {
     TestPlatform platform(*runner);
     const std::size_t to = task * 4096;
     std::uint64_t ticket = 0;
-    const auto status =
+    const auto outcome =
         task == 0 ? gda::put(queues.queue(), queues.from(0), queues.at_peer(to), kWords * 8, soon(),
                              platform, ticket)
                   : gda::put_signal(queues.queue(), queues.from(0), queues.at_peer(to), kWords * 8,
                                     {queues.at_peer(9000), 5}, soon(), platform, ticket);
-    ASSERT_EQ(status, gda::Status::ok);
-    ASSERT_EQ(gda::wait(queues.queue(), ticket, soon(), platform), gda::Status::ok);
+    ASSERT_EQ(outcome, gda::Outcome::ok);
+    ASSERT_EQ(gda::wait(queues.queue(), ticket, soon(), platform), gda::Outcome::ok);
   });
   EXPECT_EQ(queues.seen(9000), 5u);
   for (std::size_t task = 0; task < 2; ++task)
@@ -329,7 +329,7 @@ TEST_P(SharedQueue, CompareSwapHasOneWinner) {
       std::uint64_t before = ~0ULL;
       ASSERT_EQ(gda::compare_swap(queues.queue(), queues.at_peer(3), i, i + 1,
                                   queues.result(task * 8), soon(), platform, before),
-                gda::Status::ok);
+                gda::Outcome::ok);
       if (before == i) ++wins;
     }
   });
@@ -354,8 +354,8 @@ TEST_P(SharedQueue, LanesPutTogether) {
       std::uint64_t ticket = 0;
       ASSERT_EQ(gda::put_each(lane, queues.queue(), queues.from(word, i % 2 == 0),
                               queues.at_peer(word), active ? 8 : 0, soon(), platform, ticket),
-                gda::Status::ok);
-      ASSERT_EQ(gda::wait(queues.queue(), ticket, soon(), platform), gda::Status::ok);
+                gda::Outcome::ok);
+      ASSERT_EQ(gda::wait(queues.queue(), ticket, soon(), platform), gda::Outcome::ok);
       ASSERT_EQ(queues.seen(word), active ? i : i - 1);
     }
   });
@@ -372,19 +372,19 @@ TEST_P(SharedQueue, ErrorsReachAllTasks) {
     runner->run(queues, kTasks, [&](std::size_t task) {
       TestPlatform platform(*runner);
       const gda::Queue& queue = queues.queue();
-      gda::Status status = gda::Status::ok;
+      gda::Outcome outcome = gda::Outcome::ok;
       std::uint64_t ticket = 0;
-      for (std::uint64_t i = 0; status == gda::Status::ok; ++i) {
+      for (std::uint64_t i = 0; outcome == gda::Outcome::ok; ++i) {
         gda::Signal signal{queues.at_peer(task), 1};
         const bool fails = task == 0 && i == 40;
         if (fails) signal.word.key ^= 0x100;
-        status = gda::signal(queue, signal, soon(), platform, ticket);
+        outcome = gda::signal(queue, signal, soon(), platform, ticket);
         if (fails) wrong = ticket - 1;
-        if (status == gda::Status::ok && i % 8 == 7)
-          status = gda::wait(queue, ticket, soon(), platform);
+        if (outcome == gda::Outcome::ok && i % 8 == 7)
+          outcome = gda::wait(queue, ticket, soon(), platform);
         if (i > 100000) break;
       }
-      EXPECT_EQ(status, gda::Status::failed) << "task " << task;
+      EXPECT_EQ(outcome, gda::Outcome::failed) << "task " << task;
       failures[task] = gda::failure_of(queue, platform);
     });
     for (const Failure& failure : failures) {
@@ -414,7 +414,7 @@ TEST_P(SharedQueue, AnUnreachablePeerIsAFailure) {
         gda::signal(queues.queue(), {queues.at_peer(0), 1}, soon(), platform, ticket));
     EXPECT_EQ(gda::fetch_add(queues.queue(), queues.at_peer(0), 1, queues.result(8 * task), soon(),
                              platform, before),
-              gda::Status::failed);
+              gda::Outcome::failed);
     const Failure failure = gda::failure_of(queues.queue(), platform);
     if (failure.syndrome != mlx5::Syndrome::flushed)
       EXPECT_EQ(failure.syndrome, mlx5::Syndrome::retry_exceeded);
@@ -430,16 +430,16 @@ TEST_P(SharedQueue, AWaitHasADeadline) {
     TestPlatform platform(*runner);
     std::uint64_t ticket = 0;
     ASSERT_EQ(gda::signal(queues.queue(), {queues.at_peer(0), 1}, soon(), platform, ticket),
-              gda::Status::ok);
+              gda::Outcome::ok);
     EXPECT_EQ(gda::wait(queues.queue(), ticket, runner->now() + 2'000'000, platform),
-              gda::Status::timed_out);
+              gda::Outcome::timeout);
     EXPECT_EQ(gda::failure_of(queues.queue(), platform).cause, Cause::none);
-    const Failure late = gda::unfinished(queues.queue(), gda::Status::timed_out, ticket);
+    const Failure late = gda::failure_of_wait(queues.queue(), gda::Outcome::timeout, ticket);
     EXPECT_EQ(late.step, Step::completion);
     EXPECT_EQ(late.index, 0u);
     EXPECT_EQ(late.peer, 7u);
     queues.deaf = false;
-    EXPECT_EQ(gda::wait(queues.queue(), ticket, soon(), platform), gda::Status::ok);
+    EXPECT_EQ(gda::wait(queues.queue(), ticket, soon(), platform), gda::Outcome::ok);
   });
   EXPECT_EQ(queues.seen(0), 1u);
 }
@@ -450,25 +450,25 @@ TEST_P(SharedQueue, ADeadlineForRoomEndsTheQueue) {
   queues.deaf = true;
   runner->run(queues, 4, [&](std::size_t task) {
     TestPlatform platform(*runner);
-    gda::Status status = gda::Status::ok;
+    gda::Outcome outcome = gda::Outcome::ok;
     std::uint64_t ticket = 0;
     Failure failure;
     while (failure.cause == Cause::none) {
       const std::uint64_t deadline = task == 0 ? runner->now() + 3'000'000 : soon();
-      status = gda::signal(queues.queue(), {queues.at_peer(0), 1}, deadline, platform, ticket);
+      outcome = gda::signal(queues.queue(), {queues.at_peer(0), 1}, deadline, platform, ticket);
       failure = gda::failure_of(queues.queue(), platform);
     }
-    EXPECT_EQ(failure.cause, Cause::timed_out);
+    EXPECT_EQ(failure.cause, Cause::timeout);
     if (task == 0)
-      EXPECT_EQ(status, gda::Status::timed_out);
+      EXPECT_EQ(outcome, gda::Outcome::timeout);
     else
-      EXPECT_NE(status, gda::Status::timed_out) << task;
+      EXPECT_NE(outcome, gda::Outcome::timeout) << task;
     if (with_fibers()) {  // a thread may be held between its slot and its request
       EXPECT_EQ(failure.step, Step::room);
       EXPECT_GE(failure.index, 16u);
     }
     EXPECT_EQ(gda::signal(queues.queue(), {queues.at_peer(0), 1}, soon(), platform, ticket),
-              gda::Status::failed);
+              gda::Outcome::failed);
   });
 }
 
@@ -478,17 +478,17 @@ TEST_P(SharedQueue, ADeadlineForEarlierRequestsEndsTheQueue) {
   runner->run(queues, 1, [&](std::size_t) {
     TestPlatform platform(*runner);
     std::uint64_t first = 0, ticket = 0;
-    ASSERT_EQ(gda::reserve(queues.queue(), 1, soon(), platform, first), gda::Status::ok);
+    ASSERT_EQ(gda::reserve(queues.queue(), 1, soon(), platform, first), gda::Outcome::ok);
     Failure failure;
     while (failure.cause == Cause::none) {
       EXPECT_EQ(gda::signal(queues.queue(), {queues.at_peer(0), 1}, runner->now() + 2'000'000,
                             platform, ticket),
-                gda::Status::timed_out);
+                gda::Outcome::timeout);
       failure = gda::failure_of(queues.queue(), platform);
     }
     EXPECT_EQ(failure.step, Step::order);
     EXPECT_EQ(failure.index, 1u);
-    EXPECT_EQ(gda::commit(queues.queue(), first, 1, {}, soon(), platform), gda::Status::ok)
+    EXPECT_EQ(gda::publish(queues.queue(), first, 1, {}, soon(), platform), gda::Outcome::ok)
         << "its turn had come";
   });
 }
@@ -507,11 +507,11 @@ TEST_P(SharedQueue, TheAbortWordEndsWaits) {
       while (waiting != 3) platform.pause();
       abort = true;
     }
-    gda::Status status = gda::Status::ok;
-    while (status == gda::Status::ok)
-      status = gda::signal(queues.queue(), {queues.at_peer(0), 1}, soon(), platform, ticket);
-    EXPECT_TRUE(status == gda::Status::aborted || status == gda::Status::failed);
-    if (status == gda::Status::failed)
+    gda::Outcome outcome = gda::Outcome::ok;
+    while (outcome == gda::Outcome::ok)
+      outcome = gda::signal(queues.queue(), {queues.at_peer(0), 1}, soon(), platform, ticket);
+    EXPECT_TRUE(outcome == gda::Outcome::aborted || outcome == gda::Outcome::failed);
+    if (outcome == gda::Outcome::failed)
       EXPECT_EQ(gda::failure_of(queues.queue(), platform).cause, Cause::aborted);
   });
 }
@@ -524,21 +524,21 @@ TEST_P(SharedQueue, RefusesWithoutPosting) {
     mlx5::Memory odd = queues.at_peer(0);
     odd.address += 4;
     const gda::Queue& queue = queues.queue();
-    EXPECT_EQ(gda::signal(queue, {odd, 1}, soon(), platform, ticket), gda::Status::refused);
+    EXPECT_EQ(gda::signal(queue, {odd, 1}, soon(), platform, ticket), gda::Outcome::refused);
     EXPECT_EQ(gda::put_signal(queue, queues.from(0), queues.at_peer(1), 100, {odd, 1}, soon(),
                               platform, ticket),
-              gda::Status::refused);
+              gda::Outcome::refused);
     EXPECT_EQ(gda::fetch_add(queue, odd, 1, queues.result(0), soon(), platform, ticket),
-              gda::Status::refused);
-    EXPECT_EQ(gda::reserve(queue, 17, soon(), platform, first), gda::Status::refused);
-    EXPECT_EQ(gda::reserve(queue, 0, soon(), platform, first), gda::Status::refused);
+              gda::Outcome::refused);
+    EXPECT_EQ(gda::reserve(queue, 17, soon(), platform, first), gda::Outcome::refused);
+    EXPECT_EQ(gda::reserve(queue, 0, soon(), platform, first), gda::Outcome::refused);
     EXPECT_EQ(gda::put(queue, queues.from(0), queues.at_peer(1), 0, soon(), platform, ticket),
-              gda::Status::ok);
+              gda::Outcome::ok);
     EXPECT_EQ(ticket, 0u);
     EXPECT_EQ(queue.shared->reserved, 0u);
     EXPECT_EQ(gda::signal(queue, {queues.at_peer(0), 9}, soon(), platform, ticket),
-              gda::Status::ok);
-    EXPECT_EQ(gda::quiet(queue, soon(), platform), gda::Status::ok);
+              gda::Outcome::ok);
+    EXPECT_EQ(gda::quiet(queue, soon(), platform), gda::Outcome::ok);
   });
   EXPECT_EQ(queues.seen(0), 9u);
 }
@@ -570,7 +570,7 @@ TEST(SharedQueueFailure, TheFirstCauseStays) {
   gda::HostPlatform platform;
   const Failure wrong{.cause = Cause::nic, .syndrome = mlx5::Syndrome::remote_access};
   const Failure flushed{.cause = Cause::nic, .syndrome = mlx5::Syndrome::flushed};
-  const Failure late{.cause = Cause::timed_out, .step = Step::room};
+  const Failure late{.cause = Cause::timeout, .step = Step::room};
   const auto cause = [&] { return gda::encode(gda::failure_of(queue, platform)); };
   gda::end(queue, flushed, platform);
   gda::end(queue, late, platform);

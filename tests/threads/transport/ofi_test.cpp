@@ -86,12 +86,7 @@ TEST_P(OfiTuning, RunsCollectives) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Tunings, OfiTuning,
-                         testing::Values(Tuning{"default", 256, 1 << 20, "yield", -1},
-                                         Tuning{"depth_1", 1, 1 << 20, "yield", -1},
-                                         Tuning{"small_chunk", 4, 4096, "yield", -1},
-                                         Tuning{"sleep", 256, 1 << 20, "sleep", -1}),
-                         [](const auto& parameter) { return std::string(parameter.param.name); });
+INSTANTIATE_TEST_SUITE_P(Tunings, OfiTuning, testing::ValuesIn(kTunings), name_of);
 
 // Few steps: a progress thread that spins on the core of a PE costs it a time slice per step.
 TEST(OfiProgress, SpinsOnCoresOfItsOwn) {

@@ -107,12 +107,7 @@ TEST_P(VerbsTuning, RunsCollectives) {
   run_threads(3, settings(), [](World& world) { run_random_collectives(world, 10, 3); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Tunings, VerbsTuning,
-                         testing::Values(Tuning{"default", 256, 1 << 20},
-                                         Tuning{"depth_1", 1, 1 << 20},
-                                         Tuning{"small_chunk", 4, 4096},
-                                         Tuning{"sleep", 256, 1 << 20, "sleep"}),
-                         [](const auto& instance) { return std::string(instance.param.name); });
+INSTANTIATE_TEST_SUITE_P(Tunings, VerbsTuning, testing::ValuesIn(kTunings), name_of);
 
 TEST_P(VerbsTier, FenceOrdersPuts) {
 #ifdef __SANITIZE_THREAD__

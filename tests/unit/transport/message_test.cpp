@@ -85,7 +85,7 @@ class FakeNetwork final : public Network {
       inbox.emplace_back(sizeof stamped);
       std::memcpy(inbox.back().data(), &stamped, sizeof stamped);
     }
-    engine_.told(peer, stamped);
+    engine_.sent(peer, stamped);
     if (message.kind == Kind::probe) peer.probing = false;
     return true;
   }

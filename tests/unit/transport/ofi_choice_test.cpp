@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which endpoints become rails, and how transfers are cut: pure functions of transport ofi.
+// Which endpoints become rails, and how large windows are: pure functions of transport ofi.
 #include <gtest/gtest.h>
 
 #include "transport/ofi/choice.hpp"
-#include "transport/ofi/pieces.hpp"
+#include "transport/ofi/window.hpp"
 
 namespace shoal::transport::ofi {
 namespace {
@@ -67,32 +67,8 @@ TEST(OfiChoice, TakesProvidersWithoutNics) {
   EXPECT_EQ(rails({{.domain = "shm"}}, {"eth0"}), (Rails{0}));
 }
 
-TEST(OfiPieces, AreCutAndSpread) {
-  constexpr std::size_t kMiB = std::size_t{1} << 20;
-  EXPECT_EQ(piece_bytes(100, 1, kMiB), 100u);
-  EXPECT_EQ(piece_bytes(kMiB, 1, kMiB), kMiB);
-  EXPECT_EQ(piece_bytes(kMiB + 1, 1, kMiB), kMiB);
-  EXPECT_EQ(piece_bytes(kMiB, 2, kMiB), kMiB / 2) << "a piece for each rail";
-  EXPECT_EQ(piece_bytes(kMiB, 4, 4096), 4096u) << "never longer than allowed";
-  EXPECT_EQ(piece_bytes(100'000, 4, kMiB), kSmallestShare) << "nor needlessly short";
-  EXPECT_EQ(piece_bytes(1, 8, kMiB), 1u);
-  // Every transfer ends: pieces are not empty and not longer than the rest.
-  for (const std::size_t bytes :
-       {std::size_t{1}, std::size_t{63}, 3 * kMiB + 5, std::size_t{1} << 45})
-    for (const std::size_t count : {1, 2, 3, 16}) {
-      const std::size_t piece = piece_bytes(bytes, count, kMiB);
-      EXPECT_GE(piece, 1u);
-      EXPECT_LE(piece, std::min(bytes, kMiB));
-    }
-}
-
-TEST(OfiPieces, HomeRailIsTheSameForBothEnds) {
-  for (std::size_t a = 0; a < 6; ++a)
-    for (std::size_t b = 0; b < 6; ++b) EXPECT_EQ(home_rail(a, b, 4), home_rail(b, a, 4));
-}
-
 // All requests in flight to a receiver fit into its buffers.
-TEST(OfiPieces, WindowsNeverOverrunAReceiver) {
+TEST(OfiWindow, NeverOverrunsAReceiver) {
   EXPECT_EQ(window_of(2048, 1, 256, kSpareMessages), 256u);
   for (const std::size_t peers : {1, 2, 7, 100, 300})
     for (const std::size_t depth : {1, 16, 65'536}) {

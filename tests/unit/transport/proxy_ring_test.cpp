@@ -189,7 +189,7 @@ TEST_F(ProxyRing, DoesNotWaitForASlowPeer) {
   EXPECT_TRUE(is_complete(slow));
 }
 
-TEST_F(ProxyRing, FencesHoldBackLaterRequestsOfALane) {
+TEST_F(ProxyRing, FencesHoldBackLaterRequestsToAPe) {
   Executor executor = make();
   transport_.reachable[1] = false;
   post(value(1, 0, 1));

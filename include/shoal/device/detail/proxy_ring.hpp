@@ -81,8 +81,8 @@ enum class State : std::uint32_t { running = 0, failed = 1, aborted = 2 };
 
 /// Shared state in pinned memory. The consumer writes all of it.
 struct Control {
-  alignas(
-      64) std::uint64_t completed;  ///< all earlier positions are finished: their slots are free
+  /// All earlier positions are finished: their slots are free.
+  alignas(64) std::uint64_t completed;
   alignas(64) State state;
   // The first cause, complete before `state` is `failed`.
   Kind kind;
@@ -98,8 +98,8 @@ struct Ring {
   Slot* slots;
   Response* responses;
   Control* control;
-  std::uint64_t* head;   ///< next position to reserve, in memory near the producers
-  std::uint64_t* known;  ///< copy of Control::completed, beside `head`
+  std::uint64_t* head;            ///< next position to reserve, in memory near the producers
+  std::uint64_t* completed_copy;  ///< of Control::completed, beside `head`; may lag behind it
   std::uint64_t n_slots;
   std::uint64_t timeout_ns;
 };
@@ -127,7 +127,7 @@ struct Producer {
   /// Waits until `ready` returns true.
   template <typename Ready>
   SHOAL_HOST_DEVICE static Outcome poll(const Ring& ring, Ready&& ready) {
-    constexpr int kPollsPerCheck = 32;  // a look at the state costs as much as a poll
+    constexpr int kPollsPerCheck = 32;  // reading the state costs as much as a poll
     std::uint64_t start = 0;
     for (bool last = false;;) {
       for (int i = 0; i < kPollsPerCheck; ++i) {
@@ -159,15 +159,15 @@ struct Producer {
 
   /// Whether `position` may be written: the request before it in the same slot is finished.
   SHOAL_HOST_DEVICE static bool has_room(const Ring& ring, std::uint64_t position) {
-    if (position - Platform::load_acquire_local(ring.known) < ring.n_slots) return true;
+    if (position - Platform::load_acquire_local(ring.completed_copy) < ring.n_slots) return true;
     const std::uint64_t completed = Platform::load_acquire_system(&ring.control->completed);
-    Platform::raise_local(ring.known, completed);
+    Platform::raise_local(ring.completed_copy, completed);
     return position - completed < ring.n_slots;
   }
 
   /// Posts a request. `ticket` is set when the outcome is ok; otherwise nothing has happened. While
-  /// the ring has room, a post does not look at the state, which is far away: it may succeed after
-  /// a failure, and the wait for the ticket returns the failure.
+  /// the ring has room, a post does not read the state, which is in memory of the host: it may
+  /// succeed after a failure, and the wait for the ticket returns the failure.
   SHOAL_HOST_DEVICE static Outcome post(const Ring& ring, const Request& request, Ticket& ticket) {
     const Outcome reserved = poll(ring, [&] {
       std::uint64_t position = Platform::load_acquire_local(ring.head);
@@ -212,11 +212,11 @@ struct Producer {
   }
   /// Waits until all requests before the ticket are complete at their targets.
   SHOAL_HOST_DEVICE static Outcome wait_all(const Ring& ring, Ticket ticket) {
-    if (Platform::load_acquire_local(ring.known) >= ticket) return Outcome::ok;
+    if (Platform::load_acquire_local(ring.completed_copy) >= ticket) return Outcome::ok;
     return poll(ring, [&] {
       const std::uint64_t completed = Platform::load_acquire_system(&ring.control->completed);
       if (completed < ticket) return false;
-      Platform::raise_local(ring.known, completed);
+      Platform::raise_local(ring.completed_copy, completed);
       return true;
     });
   }

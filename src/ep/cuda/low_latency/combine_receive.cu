@@ -252,7 +252,7 @@ struct RowSum {
   }
 };
 
-/// Rows that a thread has in flight; expert outputs in place of sums: in a receive directly behind
+/// Rows that a thread has in flight; expert outputs in place of sums: in a receive right after
 /// its send, and in a deferred one.
 constexpr int kRowsAhead = 8, kFewAhead = 2, kManyAhead = 4;
 

@@ -20,9 +20,9 @@
 // later. With sums whose weights did not travel, where the receive is not deferred, also the
 // stamped weights of each token; this rank sends its own before it waits, so ranks do not wait for
 // each other in a circle. Publishes: grants, a notice to every rank, the rows
-// (self_signalling.cuh); with flags, behind each row its flag.
+// (self_signalling.cuh); with flags, after each row its flag.
 // Memory order: rows, weights and notices are words that are their own signals. A flag is a release
-// at system scope behind a barrier of the threads that stored the row.
+// at system scope after a barrier of the threads that stored the row.
 //
 // Measured: on two H200, 593 of 680 rows of 7168 channels over the link take 23 us for 64 tokens
 // and 35 us for 128: 338 GB/s for the second half, where bare stores reach 341
@@ -200,7 +200,7 @@ class CombineSender {
     }
   }
 
-  /// Raises the flags of an item, behind a barrier of the threads that stored its rows.
+  /// Raises the flags of an item, after a barrier of the threads that stored its rows.
   /// Called by the warp of the flags.
   __device__ void send_flags(const CombineItem& item) const {
     const std::uint32_t me = lane_id();
@@ -367,7 +367,7 @@ class RowsDone {
   std::uint32_t count_ = 0;
 };
 
-/// Threads of a block that send rows. Behind them is the warp of the flags.
+/// Threads of a block that send rows. The warp of the flags follows them.
 constexpr std::uint32_t row_threads_of(CombineRowForm form) {
   return form == CombineRowForm::log_fmt ? kLogfmtThreads : kThreads;
 }

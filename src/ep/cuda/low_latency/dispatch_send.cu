@@ -15,9 +15,9 @@
 // Waits: `dispatch_read` of all ranks for the use before last of this half. Where dispatches and
 // combines take turns, it has come before, and the send waits for no rank. Publishes: grants and a
 // notice to every rank; the header of each token to every rank and its row to those that get it, in
-// no order (self_signalling.cuh); with flags, behind the row, a ready word. Memory order: words
+// no order (self_signalling.cuh); with flags, after the row, a ready word. Memory order: words
 // that carry the epoch or are their own signal need none; a ready word is a release at system scope
-// behind a barrier of the threads that store the row.
+// after a barrier of the threads that store the row.
 //
 // Measured: dispatch and combine of 128 tokens of 7168 channels, FP8 there and BF16 back, take 30
 // us on two H200, of which 8 us are the links' time at 355 GB/s; the rest is latency
@@ -175,7 +175,7 @@ class ExpertRowCounts {
     row_barrier(static_cast<std::uint32_t>(threads_));
   }
 
-  /// Sends each count to the rank of its expert, behind count(from).
+  /// Sends each count to the rank of its expert, after count(from).
   __device__ void send(std::int32_t from, std::uint64_t epoch, const bool* masked) const {
     const DeviceGroup& group = call_.group;
 #pragma unroll 1
@@ -323,7 +323,7 @@ __device__ void send_weights(const LowLatencyDispatchSend& call, const LowLatenc
   }
 }
 
-/// Publishes the row, a rank a lane; called behind a barrier of the threads that stored it.
+/// Publishes the row, a rank a lane; called after a barrier of the threads that stored it.
 __device__ void send_ready(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
                            std::uint64_t epoch, std::size_t slot) {
   if (threadIdx.x < 32 && (t.targets >> lane_id() & 1) != 0)

@@ -2,7 +2,7 @@
 // grants.cuh: a rank grants a half of its slots or combine rows to the others when it has read them
 // (signals dispatch_read and combine_read).
 //
-// A receive directly behind its send raises no signal: the next send does when it begins, so that
+// A receive right after its send raises no signal: the next send does when it begins, so that
 // the receive pays for no fence.
 #pragma once
 
@@ -69,7 +69,7 @@ __device__ void begin_send(const DeviceGroup& group, const HalfGrants& own, cons
 }
 
 /// Grants a half at the end of a receive that does not directly follow its send: the next send can
-/// be the one after next for this half, and others would wait for it. One lane a rank calls, behind
+/// be the one after next for this half, and others would wait for it. One lane a rank calls, after
 /// all writes of the launch.
 __device__ inline void grant_at_end(const DeviceGroup& group, const HalfGrants& grants,
                                     std::int32_t rank, std::uint64_t epoch) {

@@ -10,7 +10,7 @@
 // that a receiver computes the place of every row while the rows are on their way. A notice word
 // says how many tokens there are (DispatchNoticeWord); another, at the start of a combine, says in
 // which form its rank sends combine rows (CombineNoticeWord). Packets and words carry the epoch and
-// are written atomically, so nothing has to be ordered behind them. The low bit of the epoch
+// are written atomically, so nothing has to be ordered after them. The low bit of the epoch
 // chooses the half.
 //
 // Rows have no signal, see self_signalling.cuh. A send whose receive is deferred raises flags all
@@ -126,7 +126,7 @@ struct HandleHeader {
 /// The arrays of a handle, in device memory.
 struct HandleView {
   HandleHeader* header;
-  HandlePair* pairs;   ///< [tokens][ranks]; the sources of a token start behind this rank
+  HandlePair* pairs;   ///< [tokens][ranks]; the sources of a token start after this rank
   std::int32_t* rows;  ///< [ranks][tokens][top_k]: row index over all local experts, where the pair
                        ///< has the top-k slot
   float* weights;      ///< [ranks][tokens][top_k], likewise, where weights travel with the dispatch

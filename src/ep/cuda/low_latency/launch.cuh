@@ -23,7 +23,7 @@ __device__ inline void end_chained(bool chained) {
 }
 
 /// Counts the blocks that have read the epoch: returns to thread 0 how many got here before, for
-/// end_kernel. All threads call, behind a barrier of the block before which they have read the
+/// end_kernel. All threads call, after a barrier of the block before which they have read the
 /// epoch.
 __device__ inline std::uint32_t pass_epoch(const DeviceGroup& group, KernelKind kernel,
                                            bool ordered) {
@@ -32,7 +32,7 @@ __device__ inline std::uint32_t pass_epoch(const DeviceGroup& group, KernelKind 
 }
 
 /// Ends a block. One block of the launch calls `last`, by warp 0 (`ordered`) or its first thread.
-/// With `ordered` that is the block that ends last, behind the reads and writes of all blocks.
+/// With `ordered` that is the block that ends last, after the reads and writes of all blocks.
 /// Without it, it is a block that ends after all blocks have read the epoch; no block waits. All
 /// threads call.
 template <typename Last>

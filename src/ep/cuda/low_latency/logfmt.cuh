@@ -107,7 +107,7 @@ struct LogfmtBits {
     words[word] |= code << shift;
     if (shift > 23) words[word + 1] |= code >> (32 - shift);
   }
-  /// Behind all codes. A tail may have any codes behind its eighth.
+  /// After all codes. A tail may have any codes after its eighth.
   __device__ void put_signs(std::uint32_t signs, std::uint32_t count) {
     words[4] |= signs << 16;
     if (count < kLogfmtUnit) words[2] = (words[2] & 0xffu) | (signs & 0xffu) << 8;

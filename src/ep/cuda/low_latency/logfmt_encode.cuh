@@ -92,7 +92,7 @@ __device__ inline void send_log_fmt_row(const uint4* from, std::uint32_t channel
                                         std::uint32_t* out, LogfmtEncoding& shared) {
   const LogfmtRow row(channels);
   const std::uint32_t me = lane_id(), piece = threadIdx.x / 32;
-  std::uint32_t window = row.groups;  // where it starts in the row: behind the groups
+  std::uint32_t window = row.groups;  // where it starts in the row: after the groups
   for (std::uint32_t start = 0; start < row.hidden; start += kLogfmtWindow) {
     const std::uint32_t first = start + threadIdx.x * kLogfmtUnit,
                         count = row.channels_from(first, kLogfmtUnit);

@@ -80,7 +80,7 @@ std::vector<int> LowLatency::masked() {
   return all;
 }
 
-/// Takes effect behind the calls that are queued and before any later call.
+/// Takes effect after the calls that are queued and before any later call.
 void LowLatency::set_mask(std::int32_t rank, bool masked) {
   cudaStream_t on = group_.begin({});
   parts_->masked[rank] = masked ? 1 : 0;

@@ -4,7 +4,7 @@
 //
 // Copies per operation: every input once to the host, every output once to the GPU; expert outputs
 // go directly to where the host backend fetches them. Calls wait, because between nodes a host has
-// to progress the network anyway. They keep the order of streams: inputs are read behind the work
+// to progress the network anyway. They keep the order of streams: inputs are read after the work
 // on the call's stream, and outputs are on that stream when the call returns.
 #include "ep/cuda/backend.hpp"
 #include "base/check.hpp"

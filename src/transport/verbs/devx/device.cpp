@@ -14,8 +14,6 @@
 namespace shoal::transport::verbs::devx {
 namespace {
 
-constexpr std::size_t kPage = 4096;
-
 ibv_wc_status status_of(mlx5::Syndrome syndrome) {
   using mlx5::Syndrome;
   switch (syndrome) {
@@ -58,7 +56,7 @@ std::uint32_t number_of(const Library& library, ibv_pd* domain, const std::strin
   object.pd.out = &out;
   const int code = library.init_obj(&object, MLX5DV_OBJ_PD);
   require(code == 0, Code::unsupported,
-          "{} does not tell the number of a protection domain of {}: {}", library.file, label,
+          "{} does not report the number of a protection domain of {}: {}", library.file, label,
           errno_text(code));
   return out.pdn;
 }
@@ -66,11 +64,9 @@ std::uint32_t number_of(const Library& library, ibv_pd* domain, const std::strin
 }  // namespace
 
 QueueMemory::QueueMemory(const Library& library, const Place& place, std::size_t bytes,
-                         std::uint8_t fill, const std::string& what) {
-  const std::size_t size = (bytes + kPage - 1) / kPage * kPage;
-  memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, size)));
-  require(memory_ != nullptr, Code::system, "transport verbs: no memory for {} bytes", size);
-  std::memset(memory_.get(), fill, size);
+                         std::byte fill, const std::string& what) {
+  const std::size_t size = align_up(bytes, kPageBytes);
+  memory_ = allocate_pages(bytes, fill);
   umem_ = {library.umem_reg(place.context, memory_.get(), size, IBV_ACCESS_LOCAL_WRITE),
            library.umem_dereg};
   require(umem_ != nullptr, Code::unsupported,
@@ -95,7 +91,7 @@ Device::Device(std::shared_ptr<const Library> library, Place place, std::size_t 
 
 void Device::query_limits() {
   namespace f = mlx5::capability;
-  Command command(mlx5::Command::query_hca_cap, mlx5::command::kAnswerBytes, f::kAnswerBytes);
+  Command command(mlx5::Command::query_hca_cap, mlx5::command::kResponseBytes, f::kResponseBytes);
   constexpr std::uint32_t kCurrent = 1;
   mlx5::set(command.in(), mlx5::command::kModifier, f::kGeneral << 1 | kCurrent);
   const int code = library_->general_cmd(place_.context, command.in(), command.in_bytes(),
@@ -127,7 +123,7 @@ void Device::create_queue(std::size_t completions) {
   const std::size_t record = entries * sizeof(mlx5::CompletionEntry);
   memory_ =
       std::make_unique<QueueMemory>(*library_, place_, record + sizeof(mlx5::CompletionRecord),
-                                    mlx5::kUnusedEntry, "a completion queue");
+                                    std::byte{mlx5::kUnusedEntry}, "a completion queue");
   auto* const record_at = new (memory_->at(record)) mlx5::CompletionRecord{};
   ring_ = {reinterpret_cast<const mlx5::CompletionEntry*>(memory_->at(0)),
            static_cast<std::uint32_t>(std::bit_width(entries) - 1), &record_at->consumed};

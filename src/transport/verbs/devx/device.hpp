@@ -3,7 +3,6 @@
 // page, the completion queue, and memory that the device may use.
 #pragma once
 
-#include <cstdlib>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,6 +10,7 @@
 
 #include "base/mlx5/work_queue.hpp"
 #include "transport/verbs/devx/library.hpp"
+#include "transport/verbs/pages.hpp"
 
 namespace shoal::transport::verbs::devx {
 
@@ -27,18 +27,14 @@ struct Place {
 class QueueMemory {
  public:
   /// Throws Error{unsupported} naming `what` it is for.
-  QueueMemory(const Library& library, const Place& place, std::size_t bytes, std::uint8_t fill,
+  QueueMemory(const Library& library, const Place& place, std::size_t bytes, std::byte fill,
               const std::string& what);
 
   std::byte* at(std::size_t offset) const noexcept { return memory_.get() + offset; }
   std::uint32_t number() const noexcept { return umem_->umem_id; }
 
  private:
-  struct FreeMemory {
-    void operator()(std::byte* memory) const noexcept { std::free(memory); }
-  };
-
-  std::unique_ptr<std::byte, FreeMemory> memory_;
+  Pages memory_;
   std::unique_ptr<mlx5dv_devx_umem, int (*)(mlx5dv_devx_umem*)> umem_{nullptr, nullptr};
 };
 

@@ -25,7 +25,7 @@ std::string find_file(const std::string& file, const std::string& verbs_file) {
   return std::filesystem::exists(beside, ignored) ? beside.string() : file;
 }
 
-/// Of the status byte of an answer.
+/// Of the status byte of a response.
 const char* status_text(std::uint32_t status) {
   switch (status) {
     case 0x00:
@@ -55,7 +55,7 @@ const char* status_text(std::uint32_t status) {
     case 0x50:
       return "bad length of the command";
     case 0x51:
-      return "bad length of the answer";
+      return "bad length of the response";
     default:
       return "unknown status";
   }
@@ -131,8 +131,8 @@ const char* name_of(mlx5::Command command) {
   }
 }
 
-Command::Command(mlx5::Command opcode, std::size_t bytes, std::size_t answer_bytes)
-    : opcode_(opcode), in_(bytes), out_(answer_bytes) {
+Command::Command(mlx5::Command opcode, std::size_t bytes, std::size_t response_bytes)
+    : opcode_(opcode), in_(bytes), out_(response_bytes) {
   mlx5::set(in(), mlx5::command::kOpcode, static_cast<std::uint32_t>(opcode));
 }
 

@@ -43,11 +43,11 @@ std::shared_ptr<const Library> load_library(const std::string& file, const std::
 /// "CREATE_QP".
 const char* name_of(mlx5::Command command);
 
-/// A command and its answer, in the format of the device.
+/// A command and its response, in the format of the device.
 class Command {
  public:
   Command(mlx5::Command opcode, std::size_t bytes,
-          std::size_t answer_bytes = mlx5::command::kAnswerBytes);
+          std::size_t response_bytes = mlx5::command::kResponseBytes);
 
   mlx5::Command opcode() const noexcept { return opcode_; }
   std::byte* in() noexcept { return in_.data(); }

@@ -38,10 +38,10 @@ std::string resolve(const Library& library, const Port& port, ibv_ah_attr& path,
   object.ah.out = &shown;
   const int code = library.init_obj(&object, MLX5DV_OBJ_AH);
   if (code != 0)
-    return fmt::format("{} does not tell the MAC address of GID {}: {}", library.file, gid,
+    return fmt::format("{} does not report the MAC address of GID {}: {}", library.file, gid,
                        errno_text(code));
   std::copy(std::begin(shown.av->rmac), std::end(shown.av->rmac), mac.begin());
-  return mac == Mac{} ? fmt::format("{} tells no MAC address of GID {}", library.file, gid) : "";
+  return mac == Mac{} ? fmt::format("{} reports no MAC address for GID {}", library.file, gid) : "";
 }
 
 void set_global(std::byte* at, const ibv_global_route& route) {

@@ -14,7 +14,7 @@
 namespace shoal::transport::verbs::devx {
 
 /// Writes `path` to the context of a queue pair at `at`. Returns why it cannot, or "": on RoCE, no
-/// route or no answer from the peer's host.
+/// route or no reply from the peer's host.
 std::string set_path(std::byte* at, const Library& library, const Port& port, ibv_ah_attr& path,
                      std::uint16_t udp_source);
 

@@ -109,7 +109,8 @@ QueuePair::QueuePair(const Port& port, const QueueLimits& limits, const Name& na
                      std::size_t existing)
     : verbs::QueuePair(port, limits, name),
       device_(*port.devx()),
-      memory_(device_.library(), device_.place(), memory_bytes(device_, limits), 0, describe()) {
+      memory_(device_.library(), device_.place(), memory_bytes(device_, limits), std::byte{0},
+              describe()) {
   inline_bytes_ = limits.inline_bytes;
   queue_.blocks = ring_blocks(device_, limits);
   queue_.ring = reinterpret_cast<mlx5::Segment*>(memory_.at(0));
@@ -168,7 +169,7 @@ std::string QueuePair::modify(ibv_qp_attr& attributes, int /*mask*/) {
 
 std::string QueuePair::state() const {
   constexpr std::array kNames = {"RESET", "INIT", "RTR", "RTS", "SQE", "SQD", "ERR"};
-  Command command(mlx5::Command::query_qp, mlx5::command::kAnswerBytes, f::kAt + f::kBytes);
+  Command command(mlx5::Command::query_qp, mlx5::command::kResponseBytes, f::kAt + f::kBytes);
   mlx5::set(command.in(), mlx5::command::kObject, queue_.number);
   const int code = device_.library().obj_query(object_.get(), command.in(), command.in_bytes(),
                                                command.out(), command.out_bytes());

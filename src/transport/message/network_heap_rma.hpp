@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// heap_rma.hpp: RMA of a message core on heaps in GPU memory.
+// network_heap_rma.hpp: the HeapRma of a message core: RMA requests on the heaps that its network
+// has registered.
 #pragma once
 
-#include "transport/heap_access.hpp"
+#include "transport/heap_rma.hpp"
 #include "transport/message/engine.hpp"
 
 namespace shoal::transport::message {
@@ -12,10 +13,10 @@ inline std::byte* bytes_of(const void* memory) {
   return static_cast<std::byte*>(const_cast<void*>(memory));
 }
 
-class HeapRma final : public HeapAccess {
+class NetworkHeapRma final : public HeapRma {
  public:
-  HeapRma(Engine& engine, HeapMemory& memory, Pe my_pe)
-      : engine_(engine), memory_(memory), my_pe_(my_pe) {}
+  NetworkHeapRma(Engine& engine, HeapRegistration& registration, Pe my_pe)
+      : engine_(engine), registration_(registration), my_pe_(my_pe) {}
 
   std::vector<std::byte> add(std::size_t offset, std::size_t bytes) override;
   void connect(std::span<const std::vector<std::byte>> blobs) override;
@@ -35,7 +36,7 @@ class HeapRma final : public HeapAccess {
            std::byte* local, std::size_t bytes);
 
   Engine& engine_;
-  HeapMemory& memory_;  ///< with the engine's lock held
+  HeapRegistration& registration_;  ///< with the engine's lock held
   const Pe my_pe_;
 };
 

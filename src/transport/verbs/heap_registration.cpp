@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/verbs/heap.hpp"
+#include "transport/verbs/heap_registration.hpp"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "transport/heap_access.hpp"
+#include "transport/heap_rma.hpp"
 
 namespace shoal::transport::verbs {
 namespace {
@@ -17,7 +17,7 @@ struct StepAddress {
   std::uint64_t ports = 0;  ///< 0: not registered
   RemoteMemory memory[kMaxConnections] = {};
 };
-static_assert(sizeof(StepAddress) <= HeapAccess::kBlobBytes);
+static_assert(sizeof(StepAddress) <= HeapRma::kBlobBytes);
 
 /// The step with the byte at `offset`; nullptr without one.
 template <typename Steps>
@@ -29,15 +29,16 @@ auto* step_at(Steps& steps, std::size_t offset) noexcept {
 
 }  // namespace
 
-Heap::Heap(std::shared_ptr<memory::DeviceHeap> heap, const Settings& settings, Pe my_pe, Pe n_pes,
-           std::vector<const Port*> ports)
+HeapRegistration::HeapRegistration(std::shared_ptr<memory::DeviceHeap> heap,
+                                   const Settings& settings, Pe my_pe, Pe n_pes,
+                                   std::vector<const Port*> ports)
     : heap_(std::move(heap)),
       setting_(settings.verbs_gpu_memory),
       my_pe_(my_pe),
       ports_(std::move(ports)),
       remote_(static_cast<std::size_t>(n_pes)) {}
 
-std::vector<std::byte> Heap::add(std::size_t offset, std::size_t bytes) {
+std::vector<std::byte> HeapRegistration::add(std::size_t offset, std::size_t bytes) {
   std::byte* const start = heap_->base(my_pe_) + offset;
   Step step{offset, bytes, {}};
   try {
@@ -62,7 +63,7 @@ std::vector<std::byte> Heap::add(std::size_t offset, std::size_t bytes) {
 }
 
 /// By dma-buf, else by address, as far as the setting allows. Throws Error with the reasons.
-std::vector<Region> Heap::register_step(std::byte* start, std::size_t bytes) {
+std::vector<MemoryRegion> HeapRegistration::register_step(std::byte* start, std::size_t bytes) {
   require(setting_ != "off", Code::unsupported, "SHOAL_VERBS_GPU_MEMORY is off");
   const memory::NicAccess access = heap_->device().nic_access();
   require(access.obstacle.empty(), Code::unsupported, "{}", access.obstacle);
@@ -71,7 +72,7 @@ std::vector<Region> Heap::register_step(std::byte* start, std::size_t bytes) {
   std::string reasons;
   if (setting_ != "peermem") {
     try {
-      std::vector<Region> regions = register_dma_buf(start, bytes);
+      std::vector<MemoryRegion> regions = register_dma_buf(start, bytes);
       method_ = "dma-buf";
       return regions;
     } catch (const Error& error) {
@@ -79,9 +80,9 @@ std::vector<Region> Heap::register_step(std::byte* start, std::size_t bytes) {
       reasons = fmt::format("{}; ", error.reason());
     }
   }
-  std::vector<Region> regions;
+  std::vector<MemoryRegion> regions;
   for (const Port* const port : ports_) {
-    Region region = port->register_address(start, bytes);
+    MemoryRegion region = port->register_address(start, bytes);
     require(region.handle != nullptr, Code::unsupported,
             "{}{} bytes of GPU memory cannot be registered with {} by their address: {} (kernel "
             "module nvidia-peermem). Setting: SHOAL_VERBS_GPU_MEMORY",
@@ -93,18 +94,19 @@ std::vector<Region> Heap::register_step(std::byte* start, std::size_t bytes) {
 }
 
 /// The regions keep the memory of the dma-buf; its descriptor is closed.
-std::vector<Region> Heap::register_dma_buf(std::byte* start, std::size_t bytes) const {
+std::vector<MemoryRegion> HeapRegistration::register_dma_buf(std::byte* start,
+                                                             std::size_t bytes) const {
   for (const Port* const port : ports_)
     require(port->library().reg_dmabuf_mr != nullptr, Code::unsupported,
             "{} has no ibv_reg_dmabuf_mr (since rdma-core 34)", port->library().file);
   const memory::FileDescriptor exported = heap_->device().export_dma_buf(start, bytes);
-  std::vector<Region> regions;
+  std::vector<MemoryRegion> regions;
   for (const Port* const port : ports_)
     regions.push_back(port->register_dma_buf(exported.get(), start, bytes));
   return regions;
 }
 
-void Heap::connect(Pe pe, std::span<const std::byte> blob) {
+void HeapRegistration::connect(Pe pe, std::span<const std::byte> blob) {
   StepAddress address;
   if (blob.size() < sizeof address) return;  // a PE without this network
   std::memcpy(&address, blob.data(), sizeof address);
@@ -115,23 +117,23 @@ void Heap::connect(Pe pe, std::span<const std::byte> blob) {
   remote_[static_cast<std::size_t>(pe)].push_back(std::move(step));
 }
 
-void Heap::roll_back(std::size_t offset) noexcept {
+void HeapRegistration::roll_back(std::size_t offset) noexcept {
   std::erase_if(steps_, [&](const Step& step) { return step.offset >= offset; });
   for (auto& of_pe : remote_)
     std::erase_if(of_pe, [&](const RemoteStep& step) { return step.offset >= offset; });
 }
 
-bool Heap::contains(const std::byte* local) const noexcept {
+bool HeapRegistration::contains(const std::byte* local) const noexcept {
   const std::byte* const base = heap_->base(my_pe_);
   return local >= base && local < base + heap_->size();
 }
 
-const Heap::Step* Heap::find(const std::byte* local) const noexcept {
+const HeapRegistration::Step* HeapRegistration::find(const std::byte* local) const noexcept {
   return step_at(steps_, static_cast<std::size_t>(local - heap_->base(my_pe_)));
 }
 
-std::size_t Heap::piece(Pe pe, std::size_t offset, const std::byte* local,
-                        std::size_t bytes) const {
+std::size_t HeapRegistration::piece(Pe pe, std::size_t offset, const std::byte* local,
+                                    std::size_t bytes) const {
   const RemoteStep* const there = step_at(remote_[static_cast<std::size_t>(pe)], offset);
   if (there == nullptr || there->memory.empty()) return 0;
   bytes = std::min(bytes, there->offset + there->bytes - offset);
@@ -142,7 +144,7 @@ std::size_t Heap::piece(Pe pe, std::size_t offset, const std::byte* local,
   return std::min(bytes, here->offset + here->bytes - at);
 }
 
-std::string Heap::describe(Pe pe) const {
+std::string HeapRegistration::describe(Pe pe) const {
   const auto& there = remote_[static_cast<std::size_t>(pe)];
   if (!obstacle_.empty()) return fmt::format("through host memory: {}", obstacle_);
   if (there.empty() || there.back().memory.empty())
@@ -150,11 +152,11 @@ std::string Heap::describe(Pe pe) const {
   return fmt::format("by RDMA ({})", method_);
 }
 
-std::uint32_t Heap::local_key(const std::byte* local, std::size_t port) const noexcept {
+std::uint32_t HeapRegistration::local_key(const std::byte* local, std::size_t port) const noexcept {
   return find(local)->regions[port].local_key();
 }
 
-RemoteMemory Heap::remote(Pe pe, std::size_t offset, std::size_t port) const noexcept {
+RemoteMemory HeapRegistration::remote(Pe pe, std::size_t offset, std::size_t port) const noexcept {
   const RemoteStep& step = *step_at(remote_[static_cast<std::size_t>(pe)], offset);
   const RemoteMemory& memory = step.memory[port];
   return {memory.base + (offset - step.offset), memory.key};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// heap.hpp: this PE's heap in GPU memory, registered with its ports, and the heaps of its peers.
+// heap_registration.hpp: this PE's heap in GPU memory, registered with its ports, and the heaps of
+// its peers.
 //
 // Each step of the heap's growth is registered once with every port: as a dma-buf that the CUDA
 // driver exports, or by its address, which the kernel module nvidia-peermem translates. A step that
@@ -16,12 +17,12 @@
 
 namespace shoal::transport::verbs {
 
-class Heap final : public message::HeapMemory {
+class HeapRegistration final : public message::HeapRegistration {
  public:
   /// `ports`: at most kMaxConnections; they outlive this. Throws Error{unsupported} where
   /// SHOAL_VERBS_GPU_MEMORY asks for a registration that is impossible.
-  Heap(std::shared_ptr<memory::DeviceHeap> heap, const Settings& settings, Pe my_pe, Pe n_pes,
-       std::vector<const Port*> ports);
+  HeapRegistration(std::shared_ptr<memory::DeviceHeap> heap, const Settings& settings, Pe my_pe,
+                   Pe n_pes, std::vector<const Port*> ports);
 
   std::vector<std::byte> add(std::size_t offset, std::size_t bytes) override;
   void connect(Pe pe, std::span<const std::byte> blob) override;
@@ -39,15 +40,15 @@ class Heap final : public message::HeapMemory {
  private:
   struct Step {
     std::size_t offset, bytes;
-    std::vector<Region> regions;  ///< by port; empty: not registered
+    std::vector<MemoryRegion> regions;  ///< by port; empty: not registered
   };
   struct RemoteStep {
     std::size_t offset, bytes;
     std::vector<RemoteMemory> memory;  ///< by port; empty: not registered
   };
 
-  std::vector<Region> register_step(std::byte* start, std::size_t bytes);
-  std::vector<Region> register_dma_buf(std::byte* start, std::size_t bytes) const;
+  std::vector<MemoryRegion> register_step(std::byte* start, std::size_t bytes);
+  std::vector<MemoryRegion> register_dma_buf(std::byte* start, std::size_t bytes) const;
   const Step* find(const std::byte* local) const noexcept;
 
   const std::shared_ptr<memory::DeviceHeap> heap_;

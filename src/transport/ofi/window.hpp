@@ -1,21 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// pieces.hpp: how large windows are. Pure functions.
+// window.hpp: how many requests each sender may have in flight to a PE. Pure functions.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 
-#include "transport/message/pieces.hpp"
-
 namespace shoal::transport::ofi {
 
 /// Messages that a PE may send to a peer besides requests and their replies.
 inline constexpr std::size_t kSpareMessages = 4;
-
-using message::home_rail;
-using message::kSmallestShare;
-using message::kSpreadBytes;
-using message::piece_bytes;
 
 /// Requests that each of `peers` senders may have in flight to a PE whose endpoint takes
 /// `receive_size` receive buffers. At most `depth`, at least 1.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// heap_access.hpp: direct access of a network to heaps in GPU memory, by NICs. Only data: words and
-// atomics of such heaps belong to the GPUs.
+// heap_rma.hpp: puts and gets of a network on heaps in GPU memory, where the NIC reads and writes
+// that memory itself. Only data: words and atomics of such heaps belong to the GPUs.
 //
-// Memory is added in collective steps, as in memory/device_heap.hpp: every PE calls add, the blobs
-// are exchanged, and every PE calls connect, or roll_back if one failed.
+// Transport::heap_rma() returns it; the transport `staged` uses it in place of its copies through
+// host memory. Memory is added in collective steps, as in memory/device_heap.hpp: every PE calls
+// add, the blobs are exchanged, and every PE calls connect, or roll_back if one failed.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +16,9 @@
 
 namespace shoal::transport {
 
-class HeapAccess {
+class HeapRma {
  public:
-  virtual ~HeapAccess() = default;
+  virtual ~HeapRma() = default;
 
   static constexpr std::size_t kBlobBytes = 640;
   /// Registers bytes [offset, offset + bytes) of this PE's heap. Returns at most kBlobBytes bytes.
