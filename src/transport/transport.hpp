@@ -189,6 +189,9 @@ class Transport {
   /// Makes progress without waiting, for a thread that polls memory and has nothing else to do.
   /// Returns whether it found something to do.
   virtual bool progress() noexcept { return false; }
+  /// Calls of progress() without success after which a waiting thread yields its core: more than 1
+  /// where a call costs less than a yield.
+  virtual int polls_per_yield() const noexcept { return 1; }
 
   /// Networks that access heaps in GPU memory; else nullptr.
   virtual HeapRma* heap_rma() noexcept { return nullptr; }

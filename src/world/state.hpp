@@ -102,7 +102,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
     Backoff backoff;
     Clock::time_point next_check = Clock::now() + std::chrono::milliseconds(1);
     for (int polls = 0;;) {
-      backoff();
+      if (polls % polls_per_yield_ == 0) backoff();
       if (networked_ && progress_networks()) backoff.reset();
       if (ready()) return WaitOutcome::ready;
       if (++polls % 16 != 0) continue;
@@ -220,7 +220,8 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   std::shared_ptr<Bootstrap> bootstrap_;
   std::vector<InitPhase> phases_;
   std::int64_t spin_ = 0;
-  bool networked_ = false;  ///< poll has to progress networks
+  bool networked_ = false;   ///< poll has to progress networks
+  int polls_per_yield_ = 1;  ///< of poll
   std::atomic<bool> open_ = false;
 
   // In the order of creation; each part refers only to earlier ones.

@@ -102,6 +102,10 @@ bool Engine::poll() {
   return any;
 }
 
+int Engine::polls_per_yield() const noexcept {
+  return network_->traits().polls_per_yield;
+}
+
 bool Engine::progress() noexcept {
   caller_polls_.fetch_add(1, std::memory_order_relaxed);
   if (!lock_.try_lock()) return false;  // the thread that has it polls
@@ -140,7 +144,7 @@ void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
     if (any) {
       backoff.reset();
       empty = 0;
-    } else if (++empty >= network_->traits().polls_per_yield) {
+    } else if (++empty >= polls_per_yield()) {
       backoff();
       empty = 0;
     }

@@ -73,6 +73,7 @@ class Engine {
   bool poll();
   /// Takes the lock if it is free, and polls. For a PE that waits for memory to change.
   bool progress() noexcept;
+  int polls_per_yield() const noexcept;
   /// Changes whenever a caller polls: the progress thread may rest meanwhile.
   std::uint32_t caller_polls() const noexcept {
     return caller_polls_.load(std::memory_order_relaxed);

@@ -50,6 +50,7 @@ class NetworkTransport final : public Transport {
                   std::uint64_t compare, std::size_t width, std::uint64_t* before) override;
   bool reached(Pe pe, Point& point) override { return engine(pe, "quiet").reached(pe, point); }
   bool progress() noexcept override { return engine_->progress(); }
+  int polls_per_yield() const noexcept override { return engine_->polls_per_yield(); }
   std::vector<std::string> shortfalls(Pe pe, std::span<const Load> loads) const override {
     return engine_->shortfalls(pe, loads);
   }

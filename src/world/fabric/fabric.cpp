@@ -42,6 +42,13 @@ bool Fabric::progress() noexcept {
   return any;
 }
 
+int Fabric::polls_per_yield() const noexcept {
+  int polls = 0;
+  for (const auto& network : networks())
+    polls = polls == 0 ? network->polls_per_yield() : std::min(polls, network->polls_per_yield());
+  return std::max(polls, 1);
+}
+
 std::vector<std::byte> Fabric::add_heap(std::size_t offset, std::size_t bytes) {
   constexpr std::size_t kBytes = transport::HeapRma::kBlobBytes;
   std::vector<std::byte> all;

@@ -96,6 +96,8 @@ class Fabric {
   bool uses_network() const noexcept;
   /// Advances the networks. Never waits. Returns whether anything advanced.
   bool progress() noexcept;
+  /// The smallest number of the networks; 1 without any.
+  int polls_per_yield() const noexcept;
   /// Keeps memory that a network may still access, until the transports are gone.
   void keep(std::shared_ptr<const void> memory) noexcept { kept_.push_back(std::move(memory)); }
 

@@ -283,6 +283,7 @@ void Opening::make_teams(BlobWriter&) {
   state_->health_ = std::make_unique<Health>(placement_, memory_, fabric_, state_->bootstrap_);
   state_->spin_ = settings_.spin;
   state_->networked_ = fabric_.uses_network();
+  state_->polls_per_yield_ = fabric_.polls_per_yield();
   if (memory_.heap_on_gpu())
     state_->device_side_ = make_device_side({settings_, placement_, memory_, fabric_});
 }
