@@ -81,6 +81,10 @@ class RmaBench {
     const RemoteSpan<std::uint64_t> word = flag_.on(1 % world_.n_pes());
     measure("atomic fetch_add", iterations_, 0, [&] { world_.atomic_fetch_add(word, 1); });
     measure("signal_add", iterations_, 0, [&] { world_.signal_add(word, 1); });
+    measure(std::to_string(kWindow) + " signal_add + quiet", iterations_, 0, [&] {
+      for (std::size_t i = 0; i < kWindow; ++i) world_.signal_add(word, 1);
+      world_.quiet();
+    });
     barrier(world_.team());
     world_.put_value(flag_.on(world_.my_pe())[0], 0);
     barrier(world_.team());

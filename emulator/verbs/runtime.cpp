@@ -222,3 +222,9 @@ void Runtime::run() {
 }
 
 }  // namespace shoal::emulator
+
+/// Whether a client serves requests of its peers when it polls. No other libibverbs has this
+/// function.
+extern "C" __attribute__((visibility("default"))) int shoal_emulator_progresses_in_polls() {
+  return 1;
+}

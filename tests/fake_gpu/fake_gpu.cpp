@@ -3,8 +3,12 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -15,11 +19,37 @@ constexpr std::size_t kStackBytes = 256 << 10;
 /// Changes of fibers without any progress, after which no fiber can go on.
 constexpr std::uint64_t kIdleChanges = 5'000'000;
 
+struct BulkStore {
+  void* to;
+  std::uint32_t from, bytes;
+  std::vector<std::byte> data;  // once shared memory has been read
+  void read() {
+    if (data.empty()) data.assign(at_shared(from), at_shared(from) + bytes);
+  }
+};
 struct Fiber {
   ucontext_t context{};
   std::vector<char> stack = std::vector<char>(kStackBytes);
   Indices indices{};
   bool ended = false;
+  std::vector<BulkStore> stores;                    // of the group that is open
+  std::deque<std::vector<BulkStore>> store_groups;  // not awaited yet
+};
+/// A barrier of bulk copies.
+struct BulkBarrier {
+  std::uint32_t arrivals = 0, awaited = 0, phase = 0;
+  std::int64_t bytes = 0;  // announced and not loaded
+
+  void settle() {
+    if (awaited > 0 || bytes != 0) return;
+    awaited = arrivals;
+    ++phase;
+  }
+};
+struct BulkLoad {
+  std::uint32_t to;
+  const void* from;
+  std::uint32_t bytes, barrier;
 };
 struct Warp {
   WarpWords given{}, taken{};
@@ -45,14 +75,19 @@ struct Block {
   std::uint64_t idle = 0;
   ucontext_t scheduler{};
   const std::function<void()>* kernel = nullptr;
+  std::map<std::uint32_t, BulkBarrier> bulk_barriers;
+  std::vector<BulkLoad> loads;  // that wait
+  std::uint32_t all_loads = 0;
 } block;
 
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "fake GPU: block %u, thread %u: %s\n", indices.block.x, indices.thread.x,
+               what);
+  std::abort();
+}
+
 void change() {
-  if (++block.idle > kIdleChanges) {
-    std::fprintf(stderr, "fake GPU: block %u waits for what never comes (thread %u)\n",
-                 indices.block.x, indices.thread.x);
-    std::abort();
-  }
+  if (++block.idle > kIdleChanges) fail("waits for what never comes");
   Fiber& me = *block.fibers[block.now];
   swapcontext(&me.context, &block.scheduler);
   indices = me.indices;
@@ -61,6 +96,7 @@ void change() {
 void enter() {
   (*block.kernel)();
   Fiber& me = *block.fibers[block.now];
+  if (!me.stores.empty() || !me.store_groups.empty()) fail("ends before its bulk stores");
   me.ended = true;
   --block.running;
   block.idle = 0;
@@ -70,6 +106,8 @@ void enter() {
 void prepare(std::uint32_t number, std::uint32_t blocks, std::uint32_t threads) {
   block.warps.assign((threads + 31) / 32, {});
   block.barriers = {};
+  block.bulk_barriers.clear();
+  if (!block.loads.empty()) fail("the block before ended before its bulk loads");
   block.running = threads;
   block.idle = 0;
   while (block.fibers.size() < threads) block.fibers.push_back(std::make_unique<Fiber>());
@@ -88,6 +126,7 @@ void prepare(std::uint32_t number, std::uint32_t blocks, std::uint32_t threads) 
 }  // namespace
 
 Indices indices;
+alignas(128) std::byte dynamic_shared[228 << 10];
 
 WarpWords exchange(std::uint64_t word) {
   Warp& warp = block.warps[indices.thread.x / 32];
@@ -130,6 +169,96 @@ bool wait_barrier(std::uint32_t number, std::uint32_t threads, bool value) {
 
 void poll() {
   change();
+}
+
+namespace {
+
+constexpr std::uint32_t kFirstAddress = 1 << 20;
+
+BulkBarrier& bulk_barrier(std::uint32_t address) {
+  const auto found = block.bulk_barriers.find(address);
+  if (found == block.bulk_barriers.end()) fail("a bulk barrier is used before its start");
+  return found->second;
+}
+
+void require_aligned(std::uint32_t shared, const void* global, std::uint32_t bytes) {
+  if ((shared | reinterpret_cast<std::uintptr_t>(global) | bytes) % 16 != 0 || bytes == 0)
+    fail("a bulk copy is not aligned, or empty");
+}
+
+void complete(const BulkLoad& load) {
+  std::memcpy(at_shared(load.to), load.from, load.bytes);
+  BulkBarrier& barrier = bulk_barrier(load.barrier);
+  barrier.bytes -= load.bytes;
+  barrier.settle();
+  block.idle = 0;
+}
+
+}  // namespace
+
+std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(kFirstAddress +
+                                    (static_cast<const std::byte*>(pointer) - dynamic_shared));
+}
+std::byte* at_shared(std::uint32_t address) {
+  return dynamic_shared + (address - kFirstAddress);
+}
+
+void init_bulk_barrier(std::uint32_t barrier, std::uint32_t arrivals) {
+  if (!block.bulk_barriers.emplace(barrier, BulkBarrier{arrivals, arrivals}).second)
+    fail("a bulk barrier is started twice");
+}
+void end_bulk_barrier(std::uint32_t barrier) {
+  if (bulk_barrier(barrier).bytes != 0) fail("a bulk barrier ends before its loads");
+  block.bulk_barriers.erase(barrier);
+}
+void arrive_bulk_barrier(std::uint32_t address, std::uint32_t bytes) {
+  BulkBarrier& barrier = bulk_barrier(address);
+  if (barrier.awaited == 0) fail("too many arrivals at a bulk barrier");
+  --barrier.awaited;
+  barrier.bytes += bytes;
+  barrier.settle();
+}
+void wait_bulk_barrier(std::uint32_t address, std::uint32_t parity) {
+  while ((bulk_barrier(address).phase & 1) == parity) {
+    const auto load = std::find_if(block.loads.rbegin(), block.loads.rend(),
+                                   [&](const BulkLoad& l) { return l.barrier == address; });
+    if (load == block.loads.rend()) {
+      change();
+      continue;
+    }
+    complete(*load);
+    block.loads.erase(std::next(load).base());
+  }
+}
+void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier) {
+  require_aligned(to, from, bytes);
+  const BulkLoad load{to, from, bytes, barrier};
+  if (block.all_loads++ % 3 == 0)
+    complete(load);
+  else
+    block.loads.push_back(load);
+}
+
+void bulk_store(void* to, std::uint32_t from, std::uint32_t bytes) {
+  require_aligned(from, to, bytes);
+  block.fibers[block.now]->stores.push_back({to, from, bytes, {}});
+}
+void commit_bulk_stores() {
+  Fiber& me = *block.fibers[block.now];
+  me.store_groups.push_back(std::exchange(me.stores, {}));
+}
+void wait_bulk_stores(std::size_t pending) {
+  Fiber& me = *block.fibers[block.now];
+  read_bulk_stores(pending);
+  for (; me.store_groups.size() > pending; me.store_groups.pop_front())
+    for (const BulkStore& store : me.store_groups.front())
+      std::memcpy(store.to, store.data.data(), store.bytes);
+}
+void read_bulk_stores(std::size_t pending) {
+  Fiber& me = *block.fibers[block.now];
+  for (std::size_t group = 0; group + pending < me.store_groups.size(); ++group)
+    for (BulkStore& store : me.store_groups[group]) store.read();
 }
 
 void run(const std::function<void()>& kernel, std::uint32_t blocks, std::uint32_t threads) {

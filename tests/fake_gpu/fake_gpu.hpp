@@ -43,6 +43,7 @@ struct Indices {
 };
 /// Of the fiber that runs.
 extern Indices indices;
+extern std::byte dynamic_shared[228 << 10];
 
 using WarpWords = std::array<std::uint64_t, 32>;
 
@@ -53,6 +54,22 @@ bool wait_barrier(std::uint32_t barrier, std::uint32_t threads, bool value = tru
 void arrive_barrier(std::uint32_t barrier, std::uint32_t threads);
 /// Lets the other fibers run. Ends the program when nothing changes.
 void poll();
+
+// Bulk copies and their barriers. Addresses in shared memory are relative. A load takes place at
+// once or when its barrier is awaited, in turn; a store when its group is awaited. What reads or
+// writes too early gets other data.
+
+std::uint32_t shared_address(const void* pointer);
+std::byte* at_shared(std::uint32_t address);
+void init_bulk_barrier(std::uint32_t barrier, std::uint32_t arrivals);
+void end_bulk_barrier(std::uint32_t barrier);
+void arrive_bulk_barrier(std::uint32_t barrier, std::uint32_t bytes);
+void wait_bulk_barrier(std::uint32_t barrier, std::uint32_t parity);
+void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier);
+void bulk_store(void* to, std::uint32_t from, std::uint32_t bytes);
+void commit_bulk_stores();
+void wait_bulk_stores(std::size_t pending);
+void read_bulk_stores(std::size_t pending);
 void run(const std::function<void()>& kernel, std::uint32_t blocks, std::uint32_t threads);
 
 template <typename To, typename From>
@@ -114,6 +131,7 @@ inline int __syncthreads_and(int value) {
   return shoal::test::fake_gpu::wait_barrier(0, 0, value != 0) ? 1 : 0;
 }
 inline void __threadfence() {}
+inline void __threadfence_block() {}
 inline void __threadfence_system() {}
 inline void __nanosleep(unsigned) {
   shoal::test::fake_gpu::poll();
@@ -152,6 +170,23 @@ inline unsigned __float_as_uint(float value) {
 template <typename T>
 T __ldg(const T* from) {
   return *from;
+}
+template <typename T>
+T __ldcs(const T* from) {
+  return *from;
+}
+template <typename T>
+void __stcs(T* to, T value) {
+  *to = value;
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  unsigned most = 0;
+  for (const std::uint64_t word : shoal::test::fake_gpu::exchange(value))
+    most = max(most, static_cast<unsigned>(word));
+  return most;
+}
+inline std::size_t __cvta_generic_to_shared(const void* pointer) {
+  return shoal::test::fake_gpu::shared_address(pointer);
 }
 template <typename T>
 T __ldcg(const T* from) {

@@ -258,7 +258,8 @@ bool NormalCalls::take_rows(TensorView& rows, nb::handle x, std::optional<std::i
 
 NormalCalls::Beside NormalCalls::allocate_beside(std::int64_t rows,
                                                  const ep::DispatchOptions& options,
-                                                 nb::handle scales, bool is_new) {
+                                                 nb::handle scales, bool is_new,
+                                                 Counts with_counts) {
   Beside made;
   made.to.launch.stream = options.launch.stream;
   if (options.scales.defined()) {
@@ -273,6 +274,11 @@ NormalCalls::Beside NormalCalls::allocate_beside(std::int64_t rows,
   if (!is_new) return made;
   made.topk_idx = maker_.make(rows, top_k_, int64_);
   made.to.topk_idx = view_of_new(made.topk_idx, DataType::int64, rows, top_k_);
+  if (with_counts == Counts::no) {
+    made.beside = maker_.make(rows, -1, int32_);
+    made.to.source_token = view_of_new(made.beside, DataType::int32, rows, -1);
+    return made;
+  }
   const std::int64_t counts = ranks_ + 2 * local_experts_;
   made.beside = maker_.make(counts + rows, -1, int32_);
   const TensorView all = view_of_new(made.beside, DataType::int32, counts + rows, -1);
@@ -299,14 +305,14 @@ nb::object NormalCalls::take_x(ep::Dispatched& received, void* stream, bool stay
 
 CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routing,
                                const ep::Handle* handle, const ep::DispatchOptions& options,
-                               nb::handle scales, bool stays, bool clear_unused) {
+                               nb::handle scales, bool stays, bool clear_unused, Counts counts) {
   const bool is_new = handle == nullptr;
   // Known sizes: the arrays come first, and one stretch without the GIL does the rest.
   std::int64_t count = options.worst_case_rows;
   if (count == 0 && !is_new) count = handle->result_rows();
   const bool known = count > 0 && count <= ranks_ * max_tokens_;
   Beside beside;
-  if (known) beside = allocate_beside(count, options, scales, is_new);
+  if (known) beside = allocate_beside(count, options, scales, is_new, counts);
   beside.to.launch.stream = options.launch.stream;
   const auto fill = [&](const ep::Dispatched& received) {
     if (!beside.any() && !clear_unused) return;
@@ -315,7 +321,7 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
     const bool on_host = device_.kind == DeviceKind::host;
     if (on_host) to.source_ends = to.expert_counts = to.expert_ends = {};
     group_.unpack(received, to);
-    if (on_host && is_new)
+    if (on_host && is_new && counts == Counts::yes)
       count_on_host(received, beside.to, count, top_k_, options.expert_alignment);
   };
   ep::Dispatched received;
@@ -327,7 +333,7 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
   }
   if (!known) {
     count = received.handle.result_rows();
-    beside = allocate_beside(count, options, scales, is_new);
+    beside = allocate_beside(count, options, scales, is_new, counts);
     const nb::gil_scoped_release released;
     fill(received);
   }
@@ -336,8 +342,9 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
   result.scales = std::move(beside.scales);
   result.topk_idx = std::move(beside.topk_idx);
   result.topk_weights = std::move(beside.topk_weights);
-  result.layout = {std::move(received.handle), std::move(beside.beside), ranks_, local_experts_,
-                   options.worst_case_rows};
+  const bool counted = counts == Counts::yes;
+  result.layout = {std::move(received.handle), std::move(beside.beside), counted ? ranks_ : 0,
+                   counted ? local_experts_ : 0, options.worst_case_rows};
   if (options.worst_case_rows == 0)
     result.tokens_per_expert = std::move(received.tokens_per_expert);
   return result;
@@ -474,6 +481,49 @@ nb::object NormalCalls::try_combine(nb::handle y, const CallLayout& layout, nb::
       !tensors_.follow(options.launch))
     return nb::none();
   return sum(output, y, layout.handle, options);
+}
+
+bool NormalCalls::take_any_rows(TensorView& rows, nb::handle x, std::int64_t count) const {
+  for (const DataType dtype : {DataType::bfloat16, DataType::float32, DataType::float16})
+    if (tensors_.take(rows, x, dtype, {count, hidden_})) return true;
+  return false;
+}
+
+nb::object NormalCalls::try_exchange(nb::handle x, nb::handle topk_idx, nb::handle topk_weights,
+                                     std::int64_t worst_case_rows, bool copy_out) {
+  TensorView rows, indices;
+  ep::DispatchOptions options;
+  options.worst_case_rows = worst_case_rows;
+  if (!ready() || worst_case_rows < 0 || worst_case_rows > ranks_ * max_tokens_ ||
+      !take_any_rows(rows, x, PlainTensors::kAny))
+    return nb::none();
+  const std::int64_t tokens = rows.shape[0];
+  if (tokens > max_tokens_ ||
+      !tensors_.take(indices, topk_idx, DataType::int64, {tokens, top_k_}) ||
+      !tensors_.take(options.weights, topk_weights, DataType::float32, {tokens, top_k_}) ||
+      !tensors_.follow(options.launch) || captured())
+    return nb::none();
+  ep::Routing routing;
+  {
+    const nb::gil_scoped_release released;
+    routing = group_.route(indices, options.launch);
+  }
+  CallReceived received = send(rows, &routing, nullptr, options, nb::none(), !copy_out,
+                               worst_case_rows > 0, Counts::no);
+  return nb::make_tuple(std::move(received.x), std::move(received.topk_idx),
+                        std::move(received.topk_weights), std::move(received.layout.beside),
+                        std::move(received.layout.handle));
+}
+
+nb::object NormalCalls::try_sum(nb::handle y, const nb::dict& table, nb::handle scalar) {
+  const nb::object entry = ready() ? table_entry(tensors_, table, scalar) : nb::object();
+  if (!entry.is_valid()) return nb::none();
+  const auto& handle = nb::cast<const ep::Handle&>(nb::object(entry[0]));
+  TensorView output;
+  ep::CombineOptions options;
+  if (!take_any_rows(output, y, handle.result_rows()) || !tensors_.follow(options.launch))
+    return nb::none();
+  return sum(output, y, handle, options);
 }
 
 }  // namespace shoal::python

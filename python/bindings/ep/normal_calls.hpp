@@ -46,7 +46,8 @@ struct CallRouting {
 struct CallLayout {
   ep::Handle handle;
   /// int32: source_ends [ranks], expert_counts and expert_ends [local experts], source_token
-  /// [rows]. Undefined for a dispatch along the layout of another.
+  /// [rows]. Undefined for a dispatch along the layout of another; source_token alone, with 0 ranks
+  /// and experts, for shoal.torch.
   nb::object beside{};
   std::int64_t ranks = 0, local_experts = 0, worst_case_rows = 0;
 
@@ -110,8 +111,16 @@ class NormalCalls {
   nb::object try_combine(nb::handle y, const CallLayout& layout, nb::handle weights,
                          nb::handle topk_idx, std::int32_t sms);
 
+  /// For shoal.torch: routes and sends rows of any dtype that a group takes, and clears unused
+  /// rows. Returns (x, topk_idx, topk_weights, source_token, Handle).
+  nb::object try_exchange(nb::handle x, nb::handle topk_idx, nb::handle topk_weights,
+                          std::int64_t worst_case_rows, bool copy_out);
+  /// The sums along the handle that starts the tuple of a scalar of table_scalar.
+  nb::object try_sum(nb::handle y, const nb::dict& table, nb::handle scalar);
+
  private:
   struct Beside;
+  enum class Counts : bool { no, yes };  ///< whether a layout has more than source_token
 
   bool ready() const { return tensors_.usable() && !retired_; }
   bool captured() const;
@@ -121,9 +130,10 @@ class NormalCalls {
                  ep::DispatchOptions& options, nb::handle scales) const;
   CallReceived send(const TensorView& rows, const ep::Routing* routing, const ep::Handle* handle,
                     const ep::DispatchOptions& options, nb::handle scales, bool stays,
-                    bool clear_unused = false);
+                    bool clear_unused = false, Counts counts = Counts::yes);
   Beside allocate_beside(std::int64_t rows, const ep::DispatchOptions& options, nb::handle scales,
-                         bool is_new);
+                         bool is_new, Counts counts);
+  bool take_any_rows(TensorView& rows, nb::handle x, std::int64_t count) const;
   nb::object take_x(ep::Dispatched& received, void* stream, bool stays) const;
   nb::tuple sum(const TensorView& rows, nb::handle y, const ep::Handle& handle,
                 ep::CombineOptions& options);

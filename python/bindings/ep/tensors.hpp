@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <vector>
 
 #include "../arrays/exchange.hpp"
@@ -37,6 +38,8 @@ class PlainTensors {
   }
   /// Two dimensions of any strides, of float32 or int32.
   bool take_scales(TensorView& view, nb::handle array, std::int64_t rows) const;
+  /// The value of an int64 scalar on the host; nullopt for other arrays.
+  std::optional<std::int64_t> host_scalar(nb::handle array) const;
   /// Selects the current stream of the library. False where it does not report one.
   bool follow(ep::Launch& launch) const;
 
@@ -70,9 +73,11 @@ class TensorMaker {
   std::size_t oldest_ = 0;
 };
 
-/// An int64 scalar on the host whose memory owns a Python object; None where tensors of this type
-/// cannot own memory of others.
-nb::object owning_scalar(nb::handle tensor_type, std::int64_t value, nb::object owned);
+/// An int64 scalar on the host, the number under which `table` holds `entry` as long as the memory
+/// of the scalar lives. None where tensors of this type cannot own memory of others.
+nb::object table_scalar(nb::handle tensor_type, nb::dict table, nb::handle entry);
+/// The entry of a scalar that table_scalar returned; a null object for other arrays.
+nb::object table_entry(const PlainTensors& tensors, const nb::dict& table, nb::handle scalar);
 
 void bind_tensors(nb::module_& module);
 

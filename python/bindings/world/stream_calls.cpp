@@ -65,7 +65,7 @@ class StreamCalls {
     for (const auto& [source, offset, bytes, others_only] : blocks)
       list.push_back({places.local.as<std::byte>() + offset, reinterpret_cast<const void*>(source),
                       bytes, others_only});
-    run(stream, [&](const cuda::StreamOperations& on) {
+    behind(stream, [&](const cuda::StreamOperations& on) {
       on.put_to_all(team_, list, word(&flags, first), value);
     });
   }
@@ -82,7 +82,7 @@ class StreamCalls {
                      std::int64_t per_row, std::uintptr_t target, std::uintptr_t words_table,
                      std::int64_t words, std::uintptr_t words_target, std::int64_t row_stride,
                      std::int64_t step) const {
-    run(stream, [&](const cuda::StreamOperations& on) {
+    behind(stream, [&](const cuda::StreamOperations& on) {
       on.fetch_entries({.part = part.local.data,
                         .entry_bytes = entry_bytes,
                         .entries_per_pe = entries_per_pe,
@@ -113,6 +113,15 @@ class StreamCalls {
     cuda::order(world_, on, other_);
     work(cuda::StreamOperations(world_, other_));
     cuda::order(world_, other_, on);
+  }
+
+  /// Calls work(operations on the other stream), after what the stream has queued so far.
+  template <typename Work>
+  void behind(std::uintptr_t stream, Work&& work) const {
+    const nb::gil_scoped_release released;
+    auto* const before = reinterpret_cast<cuda::Stream>(stream);
+    if (before != other_) cuda::order(world_, before, other_);
+    work(cuda::StreamOperations(world_, other_));
   }
 
   /// A signal of this PE's heap; nullptr for nullptr.
@@ -158,19 +167,20 @@ void bind_stream_calls(nb::module_& module) {
            nb::arg("value"),
            "Waits for ready[index], copies from byte `offset` of this PE's `source`, sets "
            "flags[flag] on `pe`."_doc)
-      .def(
-          "put_to_all", &StreamCalls::put_to_all, nb::arg("stream"), nb::arg("places"),
-          nb::arg("blocks"), nb::arg("flags"), nb::arg("first"), nb::arg("value"),
-          "Copies blocks (source, byte of `places`, bytes, others only) to all PEs, then sets flags[first + "
-          "this PE] there."_doc)
+      .def("put_to_all", &StreamCalls::put_to_all, nb::arg("stream"), nb::arg("places"),
+           nb::arg("blocks"), nb::arg("flags"), nb::arg("first"), nb::arg("value"),
+           "Copies blocks (source, byte of `places`, bytes, others only) to all PEs, then sets "
+           "flags[first + this PE] there; on the other stream, after the work on `stream`."_doc)
       .def("wait_for_all", &StreamCalls::wait_for_all, nb::arg("stream"), nb::arg("flags"),
            nb::arg("first"), nb::arg("value"),
            "Holds the stream until flags[first + p] is at least `value` for every PE p."_doc)
-      .def("fetch_entries", &StreamCalls::fetch_entries, nb::arg("stream"), nb::arg("part"),
-           nb::arg("entry_bytes"), nb::arg("entries_per_pe"), nb::arg("indices"), nb::arg("count"),
-           nb::arg("per_row"), nb::arg("target"), nb::arg("words_table"), nb::arg("words"),
-           nb::arg("words_target"), nb::arg("row_stride"), nb::arg("step"),
-           "Fetches entries of a table spread over the PEs; see shoal::cuda::EntryFetch."_doc);
+      .def(
+          "fetch_entries", &StreamCalls::fetch_entries, nb::arg("stream"), nb::arg("part"),
+          nb::arg("entry_bytes"), nb::arg("entries_per_pe"), nb::arg("indices"), nb::arg("count"),
+          nb::arg("per_row"), nb::arg("target"), nb::arg("words_table"), nb::arg("words"),
+          nb::arg("words_target"), nb::arg("row_stride"), nb::arg("step"),
+          "Fetches entries of a table spread over the PEs, as shoal::cuda::EntryFetch says; on the "
+          "other stream, after the work on `stream`."_doc);
 }
 
 }  // namespace shoal::python

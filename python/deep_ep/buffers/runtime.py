@@ -14,6 +14,7 @@ import shoal
 from shoal._unwinding import at_end, fail_world, handled_exception, unwinding_exception
 
 from ..utils.event import EventHandle, EventOverlap
+from ..utils.streams import current_stream, switch_stream
 from .checks import expect
 from .groups import GroupPool
 
@@ -128,10 +129,22 @@ class Runtime:
         # The function of torch's compiled code: torch.cuda.current_stream() takes 10 us.
         return torch._C._cuda_getCurrentRawStream(self.device.index) or 1  # 0 is no stream in shoal
 
+    def comm_event(self) -> EventHandle:
+        """The work queued so far on the comm stream."""
+        return (
+            EventHandle() if self.comm_stream is None else EventHandle.on_stream(self.comm_stream)
+        )
+
+    def used_on_comm_stream(self, tensor: torch.Tensor) -> None:
+        """Keeps the memory of a tensor of the current stream until work that is queued on the comm
+        stream has ended."""
+        if self.comm_stream is not None:
+            tensor.record_stream(self.comm_stream)
+
     def synchronize_stream(self) -> None:
         """Waits on the host for the current stream; nothing on the CPU."""
         if self.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
+            current_stream().synchronize()
 
     def capturing(self) -> bool:
         """Whether a CUDA graph captures the current stream; the host cannot exchange sizes then."""
@@ -216,23 +229,41 @@ class Operation:
             # The current stream would wait for the comm stream on both sides.
             self._comm = None
         elif self._comm is not None:
-            self._compute = torch.cuda.current_stream()
-            self._scope = torch.cuda.stream(self._comm)
-            self._scope.__enter__()
+            self._switch(self._comm)
+            return self
+        self._stream = self._runtime.current_stream() or 0
+        return self
+
+    def _switch(self, comm: torch.cuda.Stream) -> None:
+        """Makes the comm stream current, behind what it waits for."""
+        self._compute = current_stream()
+        device = comm.device_index
+        same = self._compute.device_index == device
+        self._replaced = self._compute if same else current_stream(device)
+        self._stream = comm.cuda_stream
+        switch_stream(comm)
+        try:
             if self._previous is None:
-                self._comm.wait_stream(self._compute)
+                comm.wait_stream(self._compute)
             else:
                 self._previous.current_stream_wait()
             for event in self._also:
                 event.current_stream_wait()
-        self._stream = self._runtime.current_stream() or 0
-        return self
+        except BaseException:
+            self._switch_back()
+            raise
+
+    def _switch_back(self) -> None:
+        if self._replaced is not self._compute:
+            switch_stream(self._replaced)
+        switch_stream(self._compute)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self._asynchronous and kind is None:
-            self._event = EventHandle()
+            comm = self._comm
+            self._event = EventHandle() if comm is None else EventHandle.on_stream(comm)
         if self._comm is not None:
-            self._scope.__exit__(kind, error, trace)
+            self._switch_back()
             if not self._asynchronous:
                 self._compute.wait_stream(self._comm)
 

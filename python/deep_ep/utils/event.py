@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .streams import current_stream
+
 _NOTHING = nullcontext()
 
 
@@ -44,7 +46,7 @@ class EventHandle:
         self.tensors_to_record: tuple[Any, ...] = ()
         # Nothing is queued before torch initialises CUDA, and current_stream() would initialise it.
         if torch.cuda.is_initialized():
-            self._event = torch.cuda.current_stream().record_event()
+            self._event = current_stream().record_event()
 
     @classmethod
     def on_stream(cls, stream: "torch.cuda.Stream") -> "EventHandle":
@@ -71,7 +73,7 @@ class EventHandle:
     def current_stream_wait(self) -> None:
         """Makes the current stream wait; the host waits only for host work."""
         if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
+            current_stream().wait_event(self._event)
         if self._host_wait is not None:
             self._host_wait()
 

@@ -21,17 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._core.ep import CallLayout, owning_scalar
+from .._core.ep import table_scalar
 
 _groups: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class Layout(NamedTuple):
-    handle: Any  # shoal.ep.Handle
+    handle: Any  # shoal.ep.Handle; the first entry, for NormalCalls.try_sum
     worst_case_rows: int
     copy_out: bool
-    # Rows with tokens; on GPUs with worst_case_rows int32 [1] on the device. Or what knows them.
-    rows: int | Tensor | CallLayout
     # bool [rows, top_k]: top-k slots without a local expert; for gradients. Or a function of them.
     elsewhere: Tensor | Callable[[], Tensor] | None
 
@@ -77,27 +75,15 @@ def elsewhere_of(layout: Layout) -> Tensor:
     return found if isinstance(found, Tensor) else found()
 
 
-class _Entry:
-    """What the memory of a handle tensor owns: the entry of its layout in the table."""
-
-    __slots__ = ("_number",)
-
-    def __init__(self, number: int):
-        self._number = number
-
-    def __del__(self, pop=_layouts.pop) -> None:
-        pop(self._number, None)
-
-
 def handle_of(layout: Layout) -> Tensor:
     """A handle tensor that owns the layout."""
-    number = next(_numbers)
-    handle = owning_scalar(Tensor, number, _Entry(number))
+    handle = table_scalar(Tensor, _layouts, layout)
     if handle is None:  # torch before 2.10
-        memory = np.array([number])
+        memory = np.array([-next(_numbers)])
+        number = int(memory[0])
         weakref.finalize(memory, _layouts.pop, number, None).atexit = False
         handle = torch.from_numpy(memory).view(())
-    _layouts[number] = layout
+        _layouts[number] = layout
     return handle
 
 
@@ -126,17 +112,14 @@ def _stream(tensor: Tensor) -> int | None:
     return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else None
 
 
-def clear_unused(x: Tensor, layout: Layout) -> Tensor:
+def clear_unused(x: Tensor, received: Any, worst_case_rows: int) -> Tensor:
     """Sets rows without a token to 0: they may hold NaN, which a multiplication by 0 keeps."""
-    if not layout.worst_case_rows:
+    if not worst_case_rows:
         return x
-    rows = layout.rows
-    if isinstance(rows, CallLayout):
-        rows = rows.received if rows.received >= 0 else rows.source_ends[-1:]
-    if isinstance(rows, int):
-        if rows < x.shape[0]:
-            x[rows:] = 0
+    if received.rows >= 0:
+        x[received.rows :] = 0
         return x
+    rows = _tensor(received.row_count)
     return x.masked_fill_((torch.arange(x.shape[0], device=x.device) >= rows).unsqueeze(1), 0)
 
 
@@ -161,14 +144,11 @@ def dispatch(
         copy_out=copy_out and not x.is_cuda,
         stream=stream,
     )
-    rows: int | Tensor = received.rows
-    if received.rows < 0:
-        rows = _copy(received.row_count)
     # Copies of the small tensors, because the originals would keep the rows in the group's memory.
     idx, source = _copy(received.topk_idx), _copy(received.source_token)
     weights = _copy(received.topk_weights)
-    layout = Layout(received.handle, worst_case_rows, copy_out, rows, idx < 0)
-    x = clear_unused(_result(received.x, copy_out), layout)
+    layout = Layout(received.handle, worst_case_rows, copy_out, idx < 0)
+    x = clear_unused(_result(received.x, copy_out), received, worst_case_rows)
     return x, idx, weights, source, handle_of(layout)
 
 
@@ -207,7 +187,8 @@ def redispatch(
         received_weights = x.new_empty((0, 0), dtype=torch.float32)
     else:
         received_weights = _result(received.topk_weights, layout.copy_out)
-    return clear_unused(_result(received.x, layout.copy_out), layout), received_weights
+    x = _result(received.x, layout.copy_out)
+    return clear_unused(x, received, layout.worst_case_rows), received_weights
 
 
 @redispatch.register_fake

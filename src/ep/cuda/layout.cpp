@@ -37,6 +37,7 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   combine_flags = cursor.take(product(2, tokens, token_combine_rows, sizeof(std::uint64_t)));
   staged_pieces = shape.combine_staging ? (shape.max_tokens + kStagedRows - 1) / kStagedRows : 0;
   staged_flags = cursor.take(product(ranks, staged_pieces, sizeof(std::uint64_t)));
+  staged_counts = cursor.take(product(ranks, staged_pieces, sizeof(std::uint32_t)));
   control_end = cursor.aligned(kPage);
 
   cursor.at = control_end;

@@ -70,7 +70,7 @@ struct DeviceNotice {
   std::uint64_t staged;  ///< combine: not 0 where rows or weights are staged while others fetch
 };
 
-/// Rows of a piece of staged expert output: enough for all warps of a block.
+/// Rows of a piece of staged expert output, which has one flag.
 inline constexpr std::int32_t kStagedRows = 32;
 
 /// Offsets in the group's block of the heap. The layout of an entry is in brackets; [2] is the
@@ -104,6 +104,9 @@ struct DeviceLayout {
   std::size_t combine_flags;
   /// [ranks][staged_pieces] words: epoch of the combine for which that rank has staged the piece.
   std::size_t staged_flags, staged_pieces;
+  /// [ranks][staged_pieces] uint32: rows of a piece for that rank that this rank has staged; 0
+  /// between combines.
+  std::size_t staged_counts;
   std::size_t control_end;
 
   // Normal mode.

@@ -34,7 +34,8 @@ struct Traits {
   bool reorders = false;             ///< messages may overtake each other
   bool probes = false;               ///< sending to a dead peer fails, so a probe finds it
   bool says_goodbye = false;         ///< peers would not notice an orderly end otherwise
-  bool hides_rma = false;            ///< a target's polls serve RMA requests, but return false
+  bool hides_rma = false;            ///< a target's polls serve RMA requests, but return false;
+                                     ///< senders announce such requests every 250 us
   int polls_per_yield = 1;           ///< polls without success before a waiting call yields
 };
 

@@ -66,6 +66,7 @@ std::shared_ptr<const Library> load_library(const std::string& file) {
       reinterpret_cast<decltype(library->reg_dmabuf_mr)>(dlsym(handle, "ibv_reg_dmabuf_mr"));
   library->query_gid_ex =
       reinterpret_cast<decltype(library->query_gid_ex)>(dlsym(handle, "_ibv_query_gid_ex"));
+  library->emulated = dlsym(handle, "shoal_emulator_progresses_in_polls") != nullptr;
   return library;
 }
 

@@ -23,7 +23,8 @@ Attributes zeroed() {
 }
 
 struct Library {
-  std::string file;  ///< as SHOAL_VERBS_LIBRARY names it
+  std::string file;       ///< as SHOAL_VERBS_LIBRARY names it
+  bool emulated = false;  ///< Shoal's emulated NIC, which serves peers when this process polls
 
   decltype(&::ibv_get_device_list) get_device_list = nullptr;
   decltype(&::ibv_free_device_list) free_device_list = nullptr;

@@ -61,6 +61,7 @@ Network::Network(message::Engine& engine, const Context& context)
       .window = static_cast<std::uint32_t>(std::min<std::int64_t>(settings_.network_depth, kSlots)),
       .probes = true,
       .says_goodbye = true,
+      .hides_rma = library_->emulated,
       .polls_per_yield = 16};  // a poll reads memory alone
   // Requests without a completion may fill neither a send queue, a completion queue nor the depth.
   std::size_t interval = static_cast<std::size_t>(settings_.verbs_signal_interval);

@@ -47,6 +47,16 @@ TEST_P(EpGpuCallerArrays, SmallCombine) {
   for (const EpCase& c : caller_array_cases(GetParam())) run_case(c, {check_combine_arrays});
 }
 
+// Several pieces of staged rows for each rank, and several segments and chunks of a row.
+TEST_P(EpGpuCallerArrays, LongCombine) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  EpCase c = small_case(GetParam(), 53);
+  c.hidden = 2056;
+  c.max_tokens = 100;
+  c.full = true;
+  run_case(c, {check_combine_arrays});
+}
+
 // Rows pass through host memory.
 TEST(EpGpuCallerArraysOfNodes, EveryCall) {
   SHOAL_SKIP_WITHOUT_GPU();

@@ -115,6 +115,33 @@ def check_gather_sessions(_):
     buffer.destroy()
 
 
+def check_results_of_sessions_are_tensors_of_their_own(_):
+    """Equal sessions share memory, and no attribute of a tensor; one in inference mode leaves
+    later ones usable for gradients."""
+    buffer = make_buffer(num_bytes=2 * MIB)
+    buffer.agrs_set_config(1 << 16, 2)
+    x = torch.full((3, 4), float(dist.get_rank()))
+
+    def gather():
+        with buffer.agrs_new_session():
+            gathered, handle = buffer.all_gather(x)
+            handle()
+            return gathered, buffer.agrs_get_inplace_tensor((2, 2), torch.bfloat16)
+
+    with torch.inference_mode():
+        first = gather()
+    second, third = gather(), gather()
+    assert first[0].data_ptr() == second[0].data_ptr() == third[0].data_ptr()
+    second[0].requires_grad_()
+    assert not third[0].requires_grad and not gather()[0].requires_grad
+    weight = torch.ones(4, requires_grad=True)
+    (third[0] * weight).sum().backward()
+    ranks = dist.get_world_size()
+    assert weight.grad.tolist() == [3 * sum(range(ranks))] * 4
+    assert third[1].shape == (2, 2) and third[1].dtype == torch.bfloat16
+    buffer.destroy()
+
+
 def check_engram(_):
     rank, ranks, entries, width = dist.get_rank(), dist.get_world_size(), 10, 64
     buffer = make_buffer(num_bytes=4 * MIB, num_cpu_bytes=2 * MIB)

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from deep_ep.utils import EventHandle, EventOverlap
+from deep_ep.utils import EventHandle, EventOverlap, event
 
 
 class FakeEvent:
@@ -31,7 +31,7 @@ def streams(monkeypatch):
     """A list whose last item is the current stream of an imitated CUDA."""
     current = [FakeStream("compute")]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[-1])
+    monkeypatch.setattr(event, "current_stream", lambda: current[-1])
     return current
 
 

@@ -317,6 +317,52 @@ def check_elastic_pairs(_):
         buffer.destroy()
 
 
+def check_elastic_events_and_cached_dispatches(_):
+    """They take the fast path too, and return what plain calls return."""
+    buffer = make_elastic()
+    x, topk_idx, weights = make_inputs(my_tokens(), seed=12)
+    plain = elastic_pair(buffer, x, topk_idx, weights)
+    on_comm = {"async_with_compute_stream": True, "allocate_on_comm_stream": True}
+    with (
+        mock.patch.object(Dispatcher, "send", side_effect=AssertionError),
+        mock.patch.object(NormalGroup, "combine", side_effect=AssertionError),
+    ):
+        recv_x, recv_idx, recv_weights, handle, event = buffer.dispatch(
+            x,
+            topk_idx,
+            weights,
+            num_experts=E,
+            previous_event=buffer.capture(),
+            previous_event_before_epilogue=buffer.capture(),
+            **on_comm,
+        )
+        event.current_stream_wait()
+        *sums, event = buffer.combine(recv_x, handle, recv_weights, previous_event=event, **on_comm)
+        event.current_stream_wait()
+        again, again_idx, again_weights, same_handle, event = buffer.dispatch(
+            2 * x, handle=handle, **on_comm
+        )
+        event.current_stream_wait()
+        codes, scales = per_token_cast_to_fp8(x)
+        (quantized, got_scales), *_ = buffer.dispatch((codes, scales), handle=handle)
+    assert all(same(one, other) for one, other in zip((recv_x, recv_idx, recv_weights), plain[:3]))
+    assert all(same(one, other) for one, other in zip(sums, plain[4:]))
+    assert torch.equal(again, 2 * recv_x) and torch.equal(again_idx, recv_idx)
+    assert again_weights is None and same_handle is handle
+    assert torch.equal(got_scales, refs.dispatch(scales, topk_idx, None, MOST, E)[0])
+    assert quantized.dtype == torch.float8_e4m3fn and len(quantized) == len(recv_x)
+    handle.tensors  # before and after the attributes exist
+    assert handle.num_experts == E and len(handle.tensors) >= 3
+    # A cached dispatch with weights takes the general path.
+    again, _, again_weights, *_ = buffer.dispatch(x, topk_weights=weights, handle=handle)
+    assert same(again, recv_x) and same(again_weights, recv_weights)
+    with pytest.raises(RuntimeError, match="tokens; the dispatch of the handle had"):
+        buffer.dispatch(x.new_zeros((len(x) + 1, H)), handle=handle)
+    with pytest.raises(AssertionError, match="num_experts is"):
+        buffer.dispatch(x, handle=handle, num_experts=2 * E)
+    buffer.destroy()
+
+
 def check_elastic_arguments(_):
     buffer = make_elastic()
     x, topk_idx, weights = make_inputs(MOST, seed=11)

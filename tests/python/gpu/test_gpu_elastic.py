@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist
-from gpu_worlds import capture, settle
+from gpu_worlds import capture, delay, settle
 from test_gpu_deep_ep import (
     E,
     H,
@@ -22,6 +22,7 @@ from test_gpu_deep_ep import (
 from torch_ranks import names_of_checks, run_checks
 
 from deep_ep import ElasticBuffer
+from deep_ep.utils.streams import current_stream
 
 
 def make_buffer(**options):
@@ -263,6 +264,52 @@ def check_barriers(_):
         settle()
         buffer.barrier(with_cpu_sync=True)
         del graph
+    buffer.destroy()
+
+
+def check_streams_of_torch(_):
+    """deep_ep reads and sets the current stream as torch does."""
+    buffer = make_buffer(num_bytes=2 << 20)
+    comm, others = buffer.get_comm_stream(), [torch.cuda.Stream() for _ in range(3)]
+    for stream in (torch.cuda.current_stream(), *others, *others):
+        with torch.cuda.stream(stream):
+            assert current_stream() == stream == torch.cuda.current_stream()
+            with pytest.raises(ValueError), buffer.runtime.operation("test", None, True) as one:
+                assert current_stream() == comm == torch.cuda.current_stream()
+                assert one.stream == comm.cuda_stream
+                raise ValueError
+            assert current_stream() == stream == torch.cuda.current_stream()
+    buffer.destroy()
+
+
+def check_events(_):
+    """Pairs with events after a delay on either stream have the results of plain pairs."""
+    rank = dist.get_rank()
+    buffer = make_buffer(num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    comm = buffer.get_comm_stream()
+    on_comm = {"async_with_compute_stream": True, "allocate_on_comm_stream": True}
+    for seed in range(4):
+        x, topk_ids, topk_weights = make_inputs(rank, 9, seed)
+        new = {"topk_idx": topk_ids, "topk_weights": topk_weights, "num_experts": E}
+        recv_x, ids, weights, handle, _ = buffer.dispatch(x, **new, do_cpu_sync=False)
+        want = [ids.clone(), *buffer.combine(recv_x, handle, topk_weights=weights)[:2]]
+        for late in (torch.cuda.current_stream(), comm):
+            written = torch.zeros_like(x)
+            with torch.cuda.stream(late):
+                delay()
+            written.copy_(x)
+            recv_x, ids, weights, handle, event = buffer.dispatch(
+                written, **new, do_cpu_sync=False, previous_event=buffer.capture(), **on_comm
+            )
+            event.current_stream_wait()
+            sums, summed, event = buffer.combine(
+                recv_x, handle, topk_weights=weights, previous_event=buffer.capture(), **on_comm
+            )
+            del recv_x, weights, written
+            event.current_stream_wait()
+            for got, one in zip((ids, sums, summed), want):
+                assert torch.equal(got, one)
+    settle()
     buffer.destroy()
 
 

@@ -172,6 +172,20 @@ TEST(EpCudaPlan, StagingSharesTheBlocksOfACombine) {
   EXPECT_EQ(plan_combine(24, 7168 * 2, 4096, 2, kHopper, {}).staging_blocks, 0);
 }
 
+// A rank that is alone stages nothing. Sums keep the blocks that read the rows.
+TEST(EpCudaPlan, NothingIsStagedForTheRankItself) {
+  NormalLimits alone = kHopper;
+  alone.ranks = 1;
+  const auto plan = [&](StagedOutput staging, const NormalLimits& limits) {
+    return plan_combine(0, 7168 * 2, 4096, 8, limits, {}, staging);
+  };
+  for (const StagedOutput staging :
+       {StagedOutput::none, StagedOutput::weights, StagedOutput::rows, StagedOutput::sums})
+    EXPECT_EQ(plan(staging, alone).staging_blocks, 0);
+  EXPECT_EQ(plan(StagedOutput::rows, alone).blocks, plan(StagedOutput::none, alone).blocks);
+  EXPECT_EQ(plan(StagedOutput::sums, alone).blocks, plan(StagedOutput::sums, kHopper).blocks);
+}
+
 }  // namespace
 }  // namespace shoal::ep::cuda
 

@@ -44,6 +44,7 @@ std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shap
       {"slot_ready", layout.slot_ready, 2 * ranks * tokens * 8, 8},
       {"combine_flags", layout.combine_flags, 2 * tokens * layout.token_combine_rows * 8, 8},
       {"staged_flags", layout.staged_flags, ranks * layout.staged_pieces * 8, 8},
+      {"staged_counts", layout.staged_counts, ranks * layout.staged_pieces * 4, 4},
       {"arena", layout.arena, layout.arena_bytes, 4096},
       {"staging", layout.staging, staged * shape.max_combine_row_bytes, 128},
       {"staging_weights", layout.staging_weights, staged * top_k * 4, 16},
@@ -64,7 +65,7 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
       EXPECT_TRUE(parts[i].bytes == 0 || parts[j].bytes == 0 ||
                   parts[j].start + parts[j].bytes <= parts[i].start || end <= parts[j].start)
           << parts[i].name << " and " << parts[j].name;
-    const bool control = i < 12;
+    const bool control = i < 13;
     EXPECT_TRUE(parts[i].bytes == 0 ||
                 (control ? end <= layout.control_end : parts[i].start >= layout.control_end))
         << parts[i].name << ": only the control part is zeroed when a group starts";

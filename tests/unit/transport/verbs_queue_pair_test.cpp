@@ -322,6 +322,12 @@ TEST_F(VerbsDevx, ADeviceWithoutItIsNamed) {
   });
 }
 
+// Its targets serve requests when they poll, so senders announce what they send.
+TEST(VerbsLibrary, TheEmulatedNicIsToldFromOthers) {
+  EXPECT_TRUE(load_library(kEmulatedIbverbs)->emulated);
+  EXPECT_FALSE(load_library(SHOAL_FAKE_IBVERBS)->emulated);
+}
+
 // On RoCE the command needs the MAC address of the peer.
 TEST_F(VerbsDevx, AnAddressThatCannotBeResolvedIsNamedWithThePeer) {
   use_udp();

@@ -21,6 +21,7 @@ from ...utils.envs import (
 from ...utils.event import EventHandle, EventOverlap, profiled
 from ...utils.math import align
 from ...utils.semantic import native_assert, native_fail, value_or, weak_lru
+from ...utils.streams import current_stream
 from ..checks import describe, expect
 from ..ending import close, warn_unless_destroyed
 from ..groups import detached
@@ -121,7 +122,9 @@ class ElasticBuffer(WarmElasticBuffer):
         self.runtime = Runtime(
             group, None, num_bytes, timeout=num_cpu_timeout_secs, share_stream=True
         )
-        self._dispatcher = Dispatcher(self.runtime, allow_multiple_reduction)
+        self._dispatcher = Dispatcher(
+            self.runtime, allow_multiple_reduction, num_max_tokens_per_rank
+        )
         self._combiner = Combiner(self.runtime, allow_multiple_reduction)
         self._streams = stream_calls(self.runtime)
         self._ring = Ring(self.runtime, self._streams)
@@ -182,10 +185,10 @@ class ElasticBuffer(WarmElasticBuffer):
         with profiled("barrier_impl"):
             if runtime.comm_stream is not None:
                 if use_comm_stream:
-                    runtime.comm_stream.wait_stream(torch.cuda.current_stream())
+                    runtime.comm_stream.wait_stream(current_stream())
                     runtime.comm_stream.synchronize()
                 else:
-                    torch.cuda.current_stream().synchronize()
+                    current_stream().synchronize()
             shoal.barrier(runtime.team)
 
     def dispatch(
@@ -230,52 +233,40 @@ class ElasticBuffer(WarmElasticBuffer):
         rows, scales = x if isinstance(x, tuple) else (x, None)
         self._check_call("dispatch", num_qps, previous_event, allocate_on_comm_stream)
         dispatcher, stats = self._dispatcher, cumulative_local_expert_recv_stats
-        plain = not (previous_event or previous_event_before_epilogue or async_with_compute_stream)
+        form = OutputForm(do_handle_copy, do_zero_padding, use_tma_aligned_col_major_sf)
+        limits = (num_experts, num_max_tokens_per_rank, expert_alignment)
         rank_major = not (do_expand or do_zero_padding or use_tma_aligned_col_major_sf)
-        if plain and rank_major and handle is None:
-            sent = stats is None and dispatcher.try_new(
-                rows,
-                scales,
-                (topk_idx, topk_weights),
-                num_experts,
-                value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank),
-                expert_alignment,
-                do_cpu_sync,
-                do_handle_copy,
-                num_sms,
-            )
-            if sent:
-                return *sent, EventOverlap()
-        dispatcher.check_rows(rows, scales)
-        expect(not do_zero_padding or do_expand, "dispatch: do_zero_padding needs do_expand")
-        if handle is not None:
-            terms = dispatcher.cached_terms(
-                handle,
-                rows,
-                topk_idx,
-                num_experts,
-                num_max_tokens_per_rank,
-                expert_alignment,
-                do_expand,
-            )
-            expect(stats is None, "dispatch: a cached dispatch takes no statistics")
-        else:
-            max_tokens = value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank)
-            terms = dispatcher.new_terms(
-                rows, topk_idx, num_experts, max_tokens, expert_alignment, do_cpu_sync, do_expand
-            )
-        dispatcher.check_metadata(terms, topk_weights, stats)
+
+        def try_fast() -> Any:
+            """By one binding call on the current stream; None, without effect, where an argument is
+            not what earlier calls had."""
+            if not rank_major or stats is not None:
+                return None
+            if handle is None:
+                how = (limits, do_cpu_sync, do_handle_copy, num_sms)
+                return dispatcher.try_new(rows, scales, topk_idx, topk_weights, *how)
+            if topk_idx is topk_weights is None and limits == (None, None, None):
+                return dispatcher.try_cached(rows, scales, handle, num_sms)
+            return None
+
+        plain = not (previous_event or previous_event_before_epilogue or async_with_compute_stream)
+        sent = try_fast() if plain else None  # once: where sizes are exchanged it is collective
+        if sent is not None:
+            return *sent, EventOverlap()
         with self._operation(
             "dispatch", previous_event, previous_event_before_epilogue, async_with_compute_stream
         ) as operation:
-            form = OutputForm(do_handle_copy, do_zero_padding, use_tma_aligned_col_major_sf)
-            sent_with = (rows, scales, topk_weights, operation.stream, num_sms)
-            received, handle, outputs = dispatcher.send(terms, handle, form, stats, *sent_with)
-        recv_x, recv_scales, recv_topk_idx, recv_weights = outputs
-        inputs = (rows, scales, terms.topk_idx, topk_weights)
-        overlap = operation.overlap(inputs, (*outputs, *received.tensors, *handle.tensors))
-        recv_rows = recv_x if scales is None else (recv_x, recv_scales)
-        return recv_rows, recv_topk_idx, recv_weights, handle, overlap
+            if not plain:
+                sent = try_fast()
+            if sent is None:
+                arguments = (rows, scales, topk_idx, topk_weights, handle, stats)
+                how = (limits, do_cpu_sync, do_expand, form, operation.stream, num_sms)
+                sent = dispatcher.send(*arguments, *how)
+        recv_x, recv_topk_idx, recv_weights, handle = sent
+        inputs = (rows, scales, topk_idx, topk_weights)
+        recv_rows = recv_x if isinstance(recv_x, tuple) else (recv_x,)
+        outputs = (*recv_rows, recv_topk_idx, recv_weights, *handle.tensors)
+        return *sent, operation.overlap(inputs, outputs)
 
     def combine(
         self,
@@ -304,35 +295,32 @@ class ElasticBuffer(WarmElasticBuffer):
         self._open("combine")
         check_torch_deterministic()
         self._check_call("combine", num_qps, previous_event, allocate_on_comm_stream)
-        plain = not (previous_event or previous_event_before_epilogue or async_with_compute_stream)
-        if plain and type(handle) is LateHandle and bias is None:
+
+        def try_fast() -> tuple[torch.Tensor, torch.Tensor | None] | None:
+            """As in dispatch."""
+            if type(handle) is not LateHandle or bias is not None:
+                return None
             known = None if topk_weights is None else handle.received_topk_idx
-            sums = handle.group.calls.try_combine(
-                x, handle.layout, topk_weights, known, num_sms or handle.num_sms
-            )
-            if sums is not None:
-                return *sums, EventOverlap()
-        check_handle("combine", handle)
+            sms = num_sms or handle.num_sms
+            return handle.group.calls.try_combine(x, handle.layout, topk_weights, known, sms)
+
+        plain = not (previous_event or previous_event_before_epilogue or async_with_compute_stream)
+        sums = try_fast() if plain else None
+        if sums is not None:
+            return *sums, EventOverlap()
         biases = self._unpack_bias(bias)
-        combiner = self._combiner
-        combiner.check(x, handle, topk_weights, biases)
         with self._operation(
             "combine", previous_event, previous_event_before_epilogue, async_with_compute_stream
         ) as operation:
-            with profiled("combine_reduce_epilogue_impl"):  # in the kernel, unlike in DeepEP
-                output = combiner.prepare(x, handle, topk_weights)
-            sums, summed_weights = handle.shoal.group.combine(
-                output.y,
-                combiner.target(handle, operation.stream),
-                output.weights,
-                tuple(detached(one) for one in biases),
-                operation.stream,
-                num_sms or handle.num_sms,
-                output.topk_idx,
-                output.topk_rows,
-            )
-        inputs = (x, topk_weights, *biases)
-        return sums, summed_weights, operation.overlap(inputs, (sums, summed_weights))
+            if not plain:
+                sums = try_fast()
+            if sums is None:
+                check_handle("combine", handle)
+                self._combiner.check(x, handle, topk_weights, biases)
+                sums = self._combiner.sum(
+                    x, handle, topk_weights, biases, operation.stream, num_sms
+                )
+        return *sums, operation.overlap((x, topk_weights, *biases), sums)
 
     def pp_set_config(self, num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> None:
         """Allocates slots for pp_send and pp_recv, for each direction of the ring. Collective."""
@@ -427,10 +415,8 @@ class ElasticBuffer(WarmElasticBuffer):
         The returned function waits and returns (data [T, n * H], scales [T, n * packs] or None).
         """
         self._open("engram_fetch")
-        expect(
-            num_qps <= self.num_allocated_qps,
-            f"engram_fetch: num_qps is {num_qps} of {self.num_allocated_qps}",
-        )
+        if num_qps > self.num_allocated_qps:
+            expect(False, f"engram_fetch: num_qps is {num_qps} of {self.num_allocated_qps}")
         with profiled("engram_fetch_impl"):
             wait = self._engram.fetch(indices, use_tma_aligned_col_major_sf)
 
@@ -560,7 +546,8 @@ class ElasticBuffer(WarmElasticBuffer):
     def _open(self, call: str) -> Runtime:
         if self.runtime is None:
             native_fail(f"{call}: this buffer has been destroyed")
-        self.runtime.await_preparation()
+        if self.runtime.preparation is not None:
+            self.runtime.await_preparation()
         return self.runtime
 
     def _operation(
@@ -573,11 +560,7 @@ class ElasticBuffer(WarmElasticBuffer):
     def _check_call(
         self, call: str, num_qps: int, previous_event: Any, allocate_on_comm_stream: bool
     ) -> None:
-        expect(
-            num_qps <= self.num_allocated_qps,
-            f"{call}: num_qps is {num_qps}; {self.num_allocated_qps} are allocated",
-        )
-        expect(
-            previous_event is None or allocate_on_comm_stream,
-            f"{call}: previous_event needs allocate_on_comm_stream=True",
-        )
+        if num_qps > self.num_allocated_qps:
+            expect(False, f"{call}: num_qps is {num_qps}; {self.num_allocated_qps} are allocated")
+        if previous_event is not None and not allocate_on_comm_stream:
+            expect(False, f"{call}: previous_event needs allocate_on_comm_stream=True")

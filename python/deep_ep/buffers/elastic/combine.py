@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...utils.event import profiled
 from ...utils.semantic import native_assert
 from ..checks import require_tensor
+from ..groups import detached
 from ..runtime import Runtime
 from . import layout
 from .handle import EPHandle
@@ -60,6 +62,29 @@ class Combiner:
             )
             extents = (rows,) if handle.do_expand else (rows, shape.top_k)
             require_tensor(_CALL, "topk_weights", topk_weights, (torch.float32,), extents, device)
+
+    def sum(
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        topk_weights: torch.Tensor | None,
+        biases: tuple[torch.Tensor, ...],
+        stream: int,
+        num_sms: int,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The sums of checked arguments, and those of the weights where given."""
+        with profiled("combine_reduce_epilogue_impl"):  # in the kernel, unlike in DeepEP
+            output = self.prepare(x, handle, topk_weights)
+        return handle.shoal.group.combine(
+            output.y,
+            self.target(handle, stream),
+            output.weights,
+            tuple(detached(one) for one in biases),
+            stream,
+            num_sms or handle.num_sms,
+            output.topk_idx,
+            output.topk_rows,
+        )
 
     def prepare(
         self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None

@@ -27,6 +27,10 @@ _MAX_TOP_K = 32
 
 # (recv_x, scales, recv_topk_idx, recv_topk_weights)
 Outputs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+# num_experts, num_max_tokens_per_rank and expert_alignment as passed
+Limits = tuple[int | None, int | None, int | None]
+# What ElasticBuffer.dispatch returns, without the event
+Results = tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]
 
 
 class Terms(NamedTuple):
@@ -59,9 +63,11 @@ class Sent(NamedTuple):
 class Dispatcher:
     """Dispatches of one elastic buffer."""
 
-    def __init__(self, runtime: Runtime, allow_multiple_reduction: bool):
+    def __init__(self, runtime: Runtime, allow_multiple_reduction: bool, max_tokens: int):
+        """max_tokens: per rank, of calls that do not name it."""
         self._runtime = runtime
         self._allow_multiple_reduction = allow_multiple_reduction
+        self._max_tokens = max_tokens
         self._latest: NormalGroup | None = None  # of rank-major dispatches
 
     def check_rows(self, x: Any, scales: Any) -> None:
@@ -77,13 +83,13 @@ class Dispatcher:
         self,
         x: torch.Tensor,
         topk_idx: torch.Tensor | None,
-        num_experts: int | None,
-        max_tokens: int,
-        expert_alignment: int | None,
+        limits: Limits,
         do_cpu_sync: bool | None,
         do_expand: bool,
     ) -> Terms:
         """The terms of a dispatch without a handle, checked."""
+        num_experts, max_tokens, expert_alignment = limits
+        max_tokens = value_or(max_tokens, self._max_tokens)
         expect(
             topk_idx is not None and num_experts is not None,
             f"{_CALL}: topk_idx and num_experts are needed",
@@ -164,22 +170,32 @@ class Dispatcher:
 
     def send(
         self,
-        terms: Terms,
-        handle: EPHandle | None,
-        form: OutputForm,
-        stats: torch.Tensor | None,
         rows: torch.Tensor,
         scales: torch.Tensor | None,
+        topk_idx: torch.Tensor | None,
         weights: torch.Tensor | None,
+        handle: EPHandle | None,
+        stats: torch.Tensor | None,
+        limits: Limits,
+        do_cpu_sync: bool | None,
+        do_expand: bool,
+        form: OutputForm,
         stream: int,
         sms: int,
-    ) -> tuple[Received, EPHandle, Outputs]:
-        """Sends, along the layout of ``handle`` where given, and builds what the dispatch returns.
-        Adds the rows of a new dispatch to ``stats``."""
+    ) -> Results:
+        """Checks the arguments and sends, along the layout of ``handle`` where given. Adds the rows
+        of a new dispatch to ``stats``."""
+        self.check_rows(rows, scales)
+        expect(not form.zero_padding or do_expand, f"{_CALL}: do_zero_padding needs do_expand")
         cached = handle is not None
         if handle is not None:
+            terms = self.cached_terms(handle, rows, topk_idx, *limits, do_expand)
+            expect(stats is None, f"{_CALL}: a cached dispatch takes no statistics")
+            self.check_metadata(terms, weights, None)
             received = self.send_cached(handle, terms, rows, scales, weights, stream, sms)
         else:
+            terms = self.new_terms(rows, topk_idx, limits, do_cpu_sync, do_expand)
+            self.check_metadata(terms, weights, stats)
             sent = self.send_new(terms, rows, scales, weights, stream, sms)
             received = sent.received
         with profiled("dispatch_copy_epilogue_impl"):
@@ -187,7 +203,10 @@ class Dispatcher:
                 handle = self.make_handle(terms, sent, form.copy_topk_idx, sms)
                 if stats is not None:
                     stats += handle.num_unaligned_recv_tokens_per_expert
-            return received, handle, _make_outputs(received, handle, cached, form, stream)
+            x, x_scales, recv_idx, recv_weights = _make_outputs(
+                received, handle, cached, form, stream
+            )
+        return x if scales is None else (x, x_scales), recv_idx, recv_weights, handle
 
     def send_new(
         self,
@@ -213,39 +232,53 @@ class Dispatcher:
         self,
         rows: torch.Tensor,
         scales: torch.Tensor | None,
-        top_k: tuple[torch.Tensor | None, torch.Tensor | None],
-        num_experts: int | None,
-        max_tokens: int,
-        expert_alignment: int | None,
+        topk_idx: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        limits: Limits,
         do_cpu_sync: bool | None,
         copy_topk_idx: bool,
         num_sms: int,
-    ) -> tuple[Any, torch.Tensor, torch.Tensor | None, LateHandle] | None:
-        """A rank-major dispatch by one binding call. None, without effect, where an argument is not
-        what earlier calls had. Returns what ElasticBuffer.dispatch returns, without the event."""
-        group = self._latest
+    ) -> Results | None:
+        """A new rank-major dispatch by one binding call on the current stream. None, without
+        effect, where an argument is not what earlier calls had."""
+        group, (num_experts, max_tokens, alignment) = self._latest, limits
+        max_tokens = self._max_tokens if max_tokens is None else max_tokens
         if group is None or num_experts != group.shape.experts or max_tokens > group.max_tokens:
             return None
-        alignment = value_or(expert_alignment, 1)
+        alignment = 1 if alignment is None else alignment
         most = max(1, self._runtime.num_ranks * max_tokens)
-        worst_rows = 0 if value_or(do_cpu_sync, True) else most
+        worst_rows = 0 if do_cpu_sync is None or do_cpu_sync else most
         sent = group.calls.try_send(
-            rows, scales, *top_k, alignment, worst_rows, max_tokens, num_sms
+            rows, scales, topk_idx, weights, alignment, worst_rows, max_tokens, num_sms
         )
         if sent is None:
             return None
         received, routing = sent
+        recv_x, recv_idx = received.x, received.topk_idx
         # The handle keeps no rows: it needs their number only, which is that of the indices.
-        x, received.x = received.x, received.topk_idx
-        topk_idx = top_k[0].clone() if copy_topk_idx else top_k[0]
-        terms = Terms(topk_idx, False, num_experts, alignment, max_tokens, worst_rows)
+        received.x = recv_idx
+        topk_idx = topk_idx.clone() if copy_topk_idx else topk_idx
 
         def make() -> EPHandle:
+            terms = Terms(topk_idx, False, num_experts, alignment, max_tokens, worst_rows)
             return self.make_handle(terms, Sent(received, group, routing), False, num_sms)
 
-        handle = LateHandle(make, group, received.layout, received.topk_idx, num_sms)
-        recv_rows = x if scales is None else (x, received.scales)
-        return recv_rows, received.topk_idx, received.topk_weights, handle
+        handle = LateHandle(make, group, received.layout, topk_idx, recv_idx, num_sms)
+        recv_rows = recv_x if scales is None else (recv_x, received.scales)
+        return recv_rows, recv_idx, received.topk_weights, handle
+
+    @staticmethod
+    def try_cached(
+        rows: torch.Tensor, scales: torch.Tensor | None, handle: EPHandle, num_sms: int
+    ) -> Results | None:
+        """A dispatch along the layout of ``handle`` alone, as try_new."""
+        if type(handle) is not LateHandle:
+            return None
+        received = handle.group.calls.try_redispatch(rows, scales, handle.layout, num_sms)
+        if received is None:
+            return None
+        recv_rows = received.x if scales is None else (received.x, received.scales)
+        return recv_rows, handle.received_topk_idx, None, handle
 
     def send_cached(
         self,

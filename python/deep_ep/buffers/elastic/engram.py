@@ -10,9 +10,10 @@ from collections.abc import Callable
 import torch
 
 import shoal
+from shoal._allocation import empty_strided
 
 from ...utils.math import align
-from ...utils.semantic import native_assert
+from ...utils.semantic import native_assert, native_fail
 from ..checks import describe
 from ..groups import to_torch
 from ..runtime import Runtime
@@ -29,6 +30,7 @@ class Engram:
 
     def __init__(self, runtime: Runtime, streams: StreamCalls | None):
         self._runtime, self._streams = runtime, streams
+        self._empty_strided = empty_strided(runtime.device)
         self._bytes = 0
 
     def write(self, storage: torch.Tensor, sf: torch.Tensor | None) -> None:
@@ -85,11 +87,10 @@ class Engram:
 
     def fetch(self, indices: torch.Tensor, columns_first: bool) -> Callable[[], Fetched]:
         call, runtime = "engram_fetch", self._runtime
-        native_assert(self._bytes > 0, f"{call}: engram_write has not been called")
-        native_assert(
-            indices.dim() == 2 and indices.dtype == torch.int32,
-            f"{call}: indices are {describe(indices)}; allowed: int32 [T, n]",
-        )
+        if self._bytes == 0:
+            native_fail(f"{call}: engram_write has not been called")
+        if indices.dim() != 2 or indices.dtype != torch.int32:
+            native_fail(f"{call}: indices are {describe(indices)}; allowed: int32 [T, n]")
         if self._streams is not None:
             return self._fetch_on_stream(self._streams, indices, columns_first)
         wanted, total = indices.flatten().tolist(), self._entries * runtime.num_ranks
@@ -124,40 +125,43 @@ class Engram:
         indices = indices.to(device).contiguous()
         rows, per_row = indices.shape
         words = 0 if sf is None else sf.shape[1]
-        with runtime.operation("engram_fetch", None, True) as operation:
-            data = torch.empty((rows, per_row * self._hidden), dtype=self._dtype, device=device)
-            scales, storage, row_stride, step = None, None, per_row * words, 1
-            if sf is not None and columns_first:
-                row_stride, step = 1, align(rows, 4)
-                make = torch.empty if step == rows else torch.zeros  # zeros below the last row
-                storage = make((per_row * words, step), dtype=sf.dtype, device=device)
-                scales = storage.t()[:rows]
-            elif sf is not None:
-                scales = storage = torch.empty(
-                    (rows, per_row * words), dtype=sf.dtype, device=device
-                )
-            streams.fetch_entries(
-                operation.stream,
-                self._data,
-                self._hidden * self._dtype.itemsize,
-                self._entries,
-                indices.data_ptr(),
-                rows * per_row,
-                max(per_row, 1),
-                data.data_ptr(),
-                0 if sf is None else sf.data_ptr(),
-                words,
-                0 if storage is None else storage.data_ptr(),
-                row_stride,
-                step,
-            )
-        event = operation.overlap((indices, sf), (data, storage))
+        data = self._empty((rows, per_row * self._hidden), self._dtype)
+        scales, storage, row_stride, step = None, None, per_row * words, 1
+        if sf is not None and columns_first:
+            row_stride, step = 1, align(rows, 4)
+            storage = self._empty((per_row * words, step), sf.dtype)
+            if step != rows:
+                storage.zero_()  # below the last row
+            scales = storage.t()[:rows]
+        elif sf is not None:
+            scales = storage = self._empty((rows, per_row * words), sf.dtype)
+        streams.fetch_entries(
+            runtime.current_stream(),
+            self._data,
+            self._hidden * self._dtype.itemsize,
+            self._entries,
+            indices.data_ptr(),
+            rows * per_row,
+            max(per_row, 1),
+            data.data_ptr(),
+            0 if sf is None else sf.data_ptr(),
+            words,
+            0 if storage is None else storage.data_ptr(),
+            row_stride,
+            step,
+        )
+        event = runtime.comm_event()
+        for tensor in (indices, data) if sf is None else (indices, data, sf, storage):
+            runtime.used_on_comm_stream(tensor)
 
         def wait() -> Fetched:
             event.current_stream_wait()
             return data, scales
 
         return wait
+
+    def _empty(self, extents: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        return self._empty_strided(extents, (extents[1], 1), dtype)
 
 
 def _runs(numbers: list[int], per_owner: int) -> list[tuple[int, int, int]]:

@@ -17,12 +17,13 @@ import torch
 import shoal
 
 from ...utils.math import align
-from ...utils.semantic import native_assert
+from ...utils.semantic import native_assert, native_fail
 from ..checks import describe
 from ..groups import to_torch
 from ..runtime import Runtime
 from .streams import StreamCalls, refuse_capture, settle
 
+_MOST_VIEWS = 256
 _ONE_KERNEL = 128 << 10  # bytes that shoal puts to all ranks by one kernel
 
 
@@ -54,6 +55,8 @@ class GatherSessions:
         self._data = world.zeros((align(max_bytes, 32),), "uint8")
         self._arrived = world.zeros((max_calls * self._runtime.num_ranks,), "int64")
         self._local = to_torch(self._data.local)
+        # Places by offset, shape and dtype: sessions repeat them, and a view takes 2 us.
+        self._views: dict[tuple[int, torch.Size, torch.dtype], torch.Tensor] = {}
 
     def begin(self) -> None:
         native_assert(self._bytes > 0, "create_agrs_session: agrs_set_config has not been called")
@@ -74,7 +77,7 @@ class GatherSessions:
     def inplace(self, shapes: Any, dtype: torch.dtype) -> torch.Tensor | tuple[torch.Tensor, ...]:
         single = isinstance(shapes, torch.Size) or not isinstance(shapes[0], Sequence)
         wanted = [torch.Size(shape) for shape in ([shapes] if single else shapes)]
-        places, _ = self._places("agrs_get_inplace_tensor", [(shape, dtype) for shape in wanted])
+        _, places, _ = self._places("agrs_get_inplace_tensor", [(shape, dtype) for shape in wanted])
         mine = tuple(place[self._runtime.rank] for place in places)
         return mine[0] if single else mine
 
@@ -82,18 +85,16 @@ class GatherSessions:
         call = "all_gather"
         parts = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         for part in parts:
-            native_assert(
-                part.is_contiguous() and part.numel() > 0,
-                f"{call}: {describe(part)} is empty or not contiguous",
+            if not part.is_contiguous() or part.numel() == 0:
+                native_fail(f"{call}: {describe(part)} is empty or not contiguous")
+        starts, places, end = self._places(call, [(part.shape, part.dtype) for part in parts])
+        if self._call >= self._calls:
+            native_fail(
+                f"{call}: call {self._call + 1} of a session; agrs_set_config allows {self._calls}"
             )
-        places, end = self._places(call, [(part.shape, part.dtype) for part in parts])
-        native_assert(
-            self._call < self._calls,
-            f"{call}: call {self._call + 1} of a session; agrs_set_config allows {self._calls}",
-        )
         slot, session = self._call, self._session
         if self._streams is not None:
-            self._put_on_stream(self._streams, parts, places, slot)
+            self._put_on_stream(self._streams, parts, starts, places, slot)
         else:
             self._put_on_host(parts, places, slot)
         self._used, self._call = end, self._call + 1
@@ -102,31 +103,38 @@ class GatherSessions:
         return *places, self._waiter(slot, session)
 
     def _put_on_stream(
-        self, streams: StreamCalls, parts: list[torch.Tensor], places: list[torch.Tensor], slot: int
+        self,
+        streams: StreamCalls,
+        parts: list[torch.Tensor],
+        starts: list[int],
+        places: list[torch.Tensor],
+        slot: int,
     ) -> None:
-        runtime, start = self._runtime, self._local.data_ptr()
+        runtime = self._runtime
         refuse_capture(runtime, "all_gather")
-        mine = [place[runtime.rank] for place in places]
         sizes = [part.numel() * part.itemsize for part in parts]
         # This rank's copy of many bytes overlaps with the transfers.
         apart = sum(sizes) > _ONE_KERNEL
         blocks = [
-            (part.data_ptr(), one.data_ptr() - start, size, apart)
-            for part, one, size in zip(parts, mine, sizes)
+            (part.data_ptr(), start + runtime.rank * size, size, apart)
+            for part, start, size in zip(parts, starts, sizes)
         ]
-        with runtime.operation("all_gather", None, True) as operation:
-            streams.put_to_all(
-                operation.stream,
-                self._data,
-                blocks,
-                self._arrived,
-                slot * runtime.num_ranks,
-                self._session,
-            )
-        operation.overlap(tuple(parts), ())
-        for part, one in zip(parts, mine):
-            if apart and one.data_ptr() != part.data_ptr():
-                one.copy_(part.detach())
+        streams.put_to_all(
+            runtime.current_stream(),
+            self._data,
+            blocks,
+            self._arrived,
+            slot * runtime.num_ranks,
+            self._session,
+        )
+        for part in parts:
+            runtime.used_on_comm_stream(part)
+        if not apart:
+            return
+        for part, place in zip(parts, places):
+            mine = place[runtime.rank]
+            if mine.data_ptr() != part.data_ptr():
+                mine.copy_(part.detach())
 
     def _put_on_host(
         self, parts: list[torch.Tensor], places: list[torch.Tensor], slot: int
@@ -152,10 +160,8 @@ class GatherSessions:
         runtime = self._runtime
 
         def wait() -> None:
-            native_assert(
-                self._active and self._session == session,
-                "all_gather: call the handle before its session ends",
-            )
+            if not self._active or self._session != session:
+                native_fail("all_gather: call the handle before its session ends")
             if self._streams is not None:
                 refuse_capture(runtime, "all_gather")
                 self._streams.wait_for_all(
@@ -173,19 +179,26 @@ class GatherSessions:
 
     def _places(
         self, call: str, parts: list[tuple[torch.Size, torch.dtype]]
-    ) -> tuple[list[torch.Tensor], int]:
-        """A tensor [R, *shape] in the buffer for each of ``parts``, and the offset of their end."""
-        native_assert(self._active, f"{call}: no session is active")
-        places, at = [], self._used
+    ) -> tuple[list[int], list[torch.Tensor], int]:
+        """For each of ``parts`` the offset of its place in the buffer and the place, a tensor [R,
+        *shape]; and the offset of their end."""
+        if not self._active:
+            native_fail(f"{call}: no session is active")
+        starts, places, at = [], [], self._used
         for shape, dtype in parts:
             size = self._runtime.num_ranks * shape.numel() * dtype.itemsize
-            native_assert(
-                at + size <= self._bytes,
-                f"{call}: the session needs {at + size} bytes; "
-                f"agrs_set_config allows {self._bytes}",
-            )
-            places.append(
-                self._local[at : at + size].view(dtype).view(self._runtime.num_ranks, *shape)
-            )
+            if at + size > self._bytes:
+                native_fail(
+                    f"{call}: the session needs {at + size} bytes; "
+                    f"agrs_set_config allows {self._bytes}"
+                )
+            place = self._views.get((at, shape, dtype))
+            if place is None:
+                place = self._local[at : at + size].view(dtype)
+                place = place.view(self._runtime.num_ranks, *shape)
+                if len(self._views) < _MOST_VIEWS and not place.is_inference():
+                    self._views[at, shape, dtype] = place
+            starts.append(at)
+            places.append(place.detach())  # the caller's own object
             at += align(size, 32)
-        return places, at
+        return starts, places, at

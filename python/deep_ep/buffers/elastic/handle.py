@@ -106,6 +106,8 @@ class EPHandle:
             self.psum_num_recv_tokens_per_scaleup_rank,
             self.psum_num_recv_tokens_per_expert,
             self.num_unaligned_recv_tokens_per_expert,
+            self.shoal.topk_idx,
+            self.shoal.topk_rows,
         )
 
     def deterministic_sort(
@@ -125,7 +127,7 @@ class LateHandle(EPHandle):
     """An EPHandle whose attributes are made when one of them is read first: most programs only pass
     it to the combine.
 
-    group, layout, received_topk_idx: what the combine needs.
+    group, layout, received_topk_idx: what combines and cached dispatches need.
     """
 
     def __init__(
@@ -133,13 +135,18 @@ class LateHandle(EPHandle):
         make: Callable[[], EPHandle],
         group: Any,
         layout: Any,
+        sent_topk_idx: torch.Tensor,
         received_topk_idx: torch.Tensor,
         num_sms: int,
     ) -> None:
         # Not that of EPHandle: its attributes come later.
         self._make: Callable[[], EPHandle] | None = make
-        self.group, self.layout = group, layout
+        self.group, self.layout, self._sent_topk_idx = group, layout, sent_topk_idx
         self.received_topk_idx, self.num_sms = received_topk_idx, num_sms
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        return self._sent_topk_idx, self.received_topk_idx, self.layout.beside
 
     def __getattr__(self, name: str) -> Any:
         make = self.__dict__.pop("_make", None)

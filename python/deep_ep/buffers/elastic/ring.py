@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from ...utils.math import align
-from ...utils.semantic import native_assert
+from ...utils.semantic import native_assert, native_fail
 from ..checks import describe
 from ..groups import to_torch
 from ..runtime import Runtime
@@ -114,18 +114,17 @@ class Ring:
 
         With two ranks both neighbours are the next one.
         """
-        native_assert(self._slots > 0, f"{call}: pp_set_config has not been called")
+        if self._slots == 0:
+            native_fail(f"{call}: pp_set_config has not been called")
         rank, ranks = self._runtime.rank, self._runtime.num_ranks
         step = 1 if towards_next else -1
         neighbours = [(rank + step) % ranks, (rank - step) % ranks]
-        native_assert(
-            peer in neighbours,
-            f"{call}: rank {peer}; allowed: the neighbours {neighbours} of {rank}",
-        )
+        if peer not in neighbours:
+            native_fail(f"{call}: rank {peer}; allowed: the neighbours {neighbours} of {rank}")
         size = tensor.numel() * tensor.element_size()
-        native_assert(
-            tensor.is_contiguous() and 0 < size <= self._max_bytes,
-            f"{call}: {describe(tensor)}, {size} bytes; "
-            f"allowed: contiguous tensors of up to {self._max_bytes}",
-        )
+        if not tensor.is_contiguous() or not 0 < size <= self._max_bytes:
+            native_fail(
+                f"{call}: {describe(tensor)}, {size} bytes; "
+                f"allowed: contiguous tensors of up to {self._max_bytes}"
+            )
         return neighbours.index(peer)

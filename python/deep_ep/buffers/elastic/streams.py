@@ -8,7 +8,7 @@ import torch
 import shoal
 from shoal._core import StreamCalls
 
-from ...utils.semantic import native_assert
+from ...utils.semantic import native_fail
 from ..runtime import Runtime
 
 
@@ -33,7 +33,7 @@ def settle(runtime: Runtime) -> None:
 
 def refuse_capture(runtime: Runtime, call: str) -> None:
     """Raises RuntimeError in a CUDA graph: its replays would repeat the number of the call."""
-    native_assert(
-        not runtime.capturing(),
-        f"{call}: a CUDA graph cannot capture it, because every call has a number of its own",
-    )
+    if runtime.capturing():
+        native_fail(
+            f"{call}: a CUDA graph cannot capture it, because every call has a number of its own"
+        )

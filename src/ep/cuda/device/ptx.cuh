@@ -73,6 +73,17 @@ __device__ inline void red_release_sys_global_add(std::uint64_t* at, std::uint64
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
+/// Within this GPU. Returns the value before.
+__device__ inline std::uint32_t atom_acq_rel_gpu_global_add(std::uint32_t* at,
+                                                            std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(at), "r"(value)
+               : "memory");
+  return before;
+}
+
 /// Sixteen bytes read or written as one: PTX makes a relaxed access of type b128 single-copy
 /// atomic.
 __device__ inline void ld_relaxed_sys_global_b128(const std::byte* at, std::uint64_t& low,
@@ -109,6 +120,12 @@ __device__ inline std::uint64_t globaltimer() {
 __device__ inline std::uint32_t keep_in_register(std::uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
+}
+
+/// The dynamic shared memory of the block.
+__device__ inline std::byte* dynamic_shared() {
+  extern __shared__ __align__(128) std::byte dynamic_shared_bytes[];
+  return dynamic_shared_bytes;
 }
 
 // Dependent launches (sm_90 and later; nothing before).
@@ -194,6 +211,9 @@ __device__ inline void st_shared_v4(std::uint32_t to, const uint4& value) {
 
 __device__ inline void mbarrier_init(std::uint32_t barrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ inline void mbarrier_inval(std::uint32_t barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ inline void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -70,9 +70,15 @@ template <int pending>
 __device__ void bulk_wait_read() {
   ptx::cp_async_bulk_wait_group_read<pending>();
 }
+/// Waits until at most `pending` groups of this thread's stores are incomplete; the others are
+/// visible to it.
+template <int pending>
+__device__ void bulk_wait() {
+  ptx::cp_async_bulk_wait_group<pending>();
+}
 /// Waits until all stores of this thread are complete and visible to it.
 __device__ inline void bulk_wait_all() {
-  ptx::cp_async_bulk_wait_group<0>();
+  bulk_wait<0>();
 }
 
 }  // namespace shoal::ep::cuda

@@ -164,13 +164,17 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
     params.out_weights = const_cast<float*>(group_.elements<float>(combined.topk_weights));
   }
   params.dtype = static_cast<std::uint32_t>(y.dtype);
+  // A token's rows at this rank are added one by one where topk_rows names them.
+  const std::int32_t stage_rows =
+      params.staging.topk_rows != nullptr ? shape.top_k : params.copies_per_token;
   const NormalPlan plan = plan_combine(
-      sms(options.launch), params.row_bytes, params.tokens, params.copies_per_token, limits_,
+      sms(options.launch), params.row_bytes, params.tokens, stage_rows, limits_,
       tuning_of(state_.world->settings().ep_tuning, "combine"), staging_of(params.staging));
   params.staging.blocks = plan.staging_blocks;
   params.chunk_bytes = plan.stage_bytes;
   params.stages = static_cast<std::uint32_t>(plan.stages);
   params.warps = static_cast<std::uint32_t>(plan.warps);
+  params.stage_rows = static_cast<std::uint32_t>(stage_rows);
   params.segment_chunks = plan.segment_chunks;
   ++state_.epoch;
   state_.world->set_progress(shoal::detail::Activity::combine, state_.epoch, "queued");

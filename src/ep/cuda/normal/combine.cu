@@ -7,12 +7,10 @@
 // a few chunks ahead, and added in float32: biases first, then the ranks in the order of the
 // routing (expert-major: top-k slots ascending), rounded once. Weights travel with the first chunk.
 //
-// A rank's rows lie in its block of the heap or in a buffer that it shares
-// (SymmetricHeap::share_buffer), as its notice says. Where a shared buffer is mapped here is read
-// from a table in host memory, once a block and such rank.
-//
-// Rows or weights that other ranks do not reach are copied to the staging area meanwhile
-// (combine_staging.cuh).
+// Where the rows are: combine_sources.cuh. Rows or weights that other ranks do not reach are copied
+// to the staging area meanwhile (combine_staging.cuh), or summed to it (combine_sums.cuh). With
+// CombineOptions::topk_rows, the row of a token at this rank itself is a sum as well, which never
+// leaves the registers: the rows that it consists of are fetched beside those of the other ranks.
 //
 // Waits: `entered` of all ranks (where their expert outputs are), then, in the block that ends
 // last, `finished` of all ranks: they have fetched this rank's expert outputs, which may change
@@ -23,172 +21,34 @@
 // GB/s raw on the link (docs/notebook/2026-11-22-gpu-normal-mode.md).
 #include <algorithm>
 
-#include "ep/cuda/device/tma.cuh"
-#include "ep/cuda/device/vectors.cuh"
-#include "ep/cuda/normal/combine_staging.cuh"
-#include "ep/cuda/normal/notices.cuh"
+#include "ep/cuda/normal/combine_sources.cuh"
+#include "ep/cuda/normal/combine_sums.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
 
 constexpr std::uint32_t kCombine = static_cast<std::uint32_t>(detail::Operation::combine);
 
-/// Where this rank's rows are, by rank; in shared memory.
-struct CombineSources {
-  const std::byte* rows[kMaxDeviceRanks];     // the first row at each rank
-  const std::byte* weights[kMaxDeviceRanks];  // likewise
-  std::uint32_t weight_stride[kMaxDeviceRanks];
-  std::uint32_t pieces[kMaxDeviceRanks];  // known to be staged, from the first one
-  bool any_staged;
-  detail::DeviceNotice notice;
+/// Rows of this rank itself for an item, where they are summed by the combine. Lane k has the row
+/// of y for top-k slot k.
+struct LocalRows {
+  std::uint32_t position = 0;     ///< among the copies of the token
+  bool exist = false;             ///< whether the token has a copy here
+  std::int32_t row = 0;           ///< as received
+  std::int32_t row_of_slot = -1;  ///< as topk_rows names it, unchecked
 };
 
-/// A row to be added: that of a rank (rank-major), or of a top-k slot (expert-major).
-template <bool kExpertMajor>
-struct TokenCopy {
-  std::int32_t copy = kNoCopy;
-  __device__ bool exists() const { return copy != kNoCopy; }
-  __device__ std::int32_t rank() const { return copy_rank(copy); }
-  __device__ std::int64_t row() const { return copy_row_index(copy); }
-  __device__ TokenCopy of_lane(std::uint32_t lane) const { return {__shfl_sync(~0u, copy, lane)}; }
-};
-template <>
-struct TokenCopy<true> {
-  std::int32_t rank_ = -1, at = 0;
-  __device__ bool exists() const { return rank_ >= 0; }
-  __device__ std::int32_t rank() const { return rank_; }
-  __device__ std::int64_t row() const { return at; }
-  __device__ TokenCopy of_lane(std::uint32_t lane) const {
-    return {__shfl_sync(~0u, rank_, lane), __shfl_sync(~0u, at, lane)};
-  }
-};
-
-template <bool kExpertMajor>
-__device__ TokenCopy<kExpertMajor> load_copy(const NormalCombine& params, std::int64_t token) {
-  if (token >= params.tokens || static_cast<std::int32_t>(lane_id()) >= params.copies_per_token)
-    return {};
-  const std::int64_t i = token * params.copies_per_token + lane_id();
-  if constexpr (kExpertMajor) {
-    const auto expert = static_cast<std::int32_t>(params.topk_idx[i]);
-    if (expert < 0) return {};
-    return {expert / params.group.local_experts,
-            params.handle.expert_rows[expert] + params.expert_row_indices[i]};
-  } else {
-    return {params.copies[i]};
-  }
-}
-
-template <bool kExpertMajor>
-__device__ const std::byte* row_of(const NormalCombine& params, const CombineSources& sources,
-                                   const TokenCopy<kExpertMajor>& copy) {
-  return sources.rows[copy.rank()] + copy.row() * params.row_bytes;
-}
-template <bool kExpertMajor>
-__device__ const std::byte* weights_of(const CombineSources& sources,
-                                       const TokenCopy<kExpertMajor>& copy) {
-  return sources.weights[copy.rank()] + copy.row() * sources.weight_stride[copy.rank()];
-}
-
-/// Where the range that `rank` shares under number `id` is mapped for this GPU; nullptr where the
-/// host has not entered it.
-__device__ const std::byte* shared_range(const NormalCombine& params, std::int32_t rank,
-                                         std::uint64_t id) {
-  const volatile SharedRange& range = params.shares[rank * kShareSlots + id % kShareSlots];
-  return range.id == id ? range.base : nullptr;
-}
-
-__device__ const volatile detail::DeviceNotice& notice_of(const DeviceGroup& group,
-                                                          std::uint64_t epoch, std::int32_t rank) {
-  return *reinterpret_cast<const volatile detail::DeviceNotice*>(
-      notice_at(group, group.me, epoch, rank));
-}
-
-/// The rest of find_sources where ranks disagree or expert outputs lie outside the heap. Out of
-/// line, so that it takes no registers from the usual path. The whole block calls; true when the
-/// operation takes place.
-template <bool kExpertMajor>
-__device__ __noinline__ bool find_shared_sources(const NormalCombine& params, std::uint64_t epoch,
-                                                 bool leader, CombineSources& sources) {
-  const DeviceGroup& group = params.group;
-  bool good = true, known = true, staged = false;
-  for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x) {
-    good = good && agrees(group, epoch, rank);
-    const auto& notice = notice_of(group, epoch, rank);
-    const std::uint64_t share = notice.share;
-    const std::int64_t first = kExpertMajor ? 0 : params.handle.first_row[rank];
-    if (notice.staged != 0) {
-      staged = true;
-      sources.pieces[rank] = 0;
-    }
-    if (rank == group.me && params.staging.rows != nullptr && params.staging.topk_rows == nullptr)
-      sources.rows[rank] = params.staging.rows + first * params.row_bytes;
-    if (share == 0) continue;
-    const std::byte* const base = shared_range(params, rank, share);
-    sources.rows[rank] = base + notice.region + first * params.row_bytes;
-    if (base != nullptr) continue;
-    // That rank or this one called share_buffer and combine in another order than the others.
-    known = false;
-    if (leader) report_refused(group, Fault::mismatch, Phase::combine_notify, rank, epoch);
-  }
-  if (staged) sources.any_staged = true;
-  if (__syncthreads_and(good && known)) return true;
-  if (leader && threadIdx.x == 0) report_mismatch(group, epoch, Phase::combine_notify);
-  return false;
-}
-
-/// Reads from the notices whether ranks agree and where their expert outputs are. True when the
-/// operation takes place.
-template <bool kExpertMajor>
-__device__ bool find_sources(const NormalCombine& params, std::uint64_t epoch, bool leader,
-                             CombineSources& sources) {
-  const DeviceGroup& group = params.group;
-  bool ordinary = true;
-  if (threadIdx.x == 0) sources.any_staged = false;
-  for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x) {
-    const auto& notice = notice_of(group, epoch, rank);
-    ordinary = ordinary && agrees(group, epoch, rank) & (notice.share == 0) & (notice.staged == 0);
-    sources.pieces[rank] = kAllPieces;
-    const std::int64_t first = kExpertMajor ? 0 : params.handle.first_row[rank];
-    sources.rows[rank] = group.block[rank] + notice.region + first * params.row_bytes;
-    sources.weight_stride[rank] = notice.weight_stride;
-    sources.weights[rank] = group.block[rank] + notice.weights + first * notice.weight_stride;
-  }
-  return __syncthreads_and(ordinary) ||
-         find_shared_sources<kExpertMajor>(params, epoch, leader, sources);
-}
-
-/// Sums the weights of a token over its ranks in order; lane k has those of top-k slot k.
-template <bool kExpertMajor>
-__device__ void sum_weights(const NormalCombine& params, const CombineSources& sources,
-                            std::int64_t token, const TokenCopy<kExpertMajor>& copy,
-                            std::uint32_t copies) {
-  const auto lane = static_cast<std::int32_t>(lane_id());
-  float sum = 0;
-  if constexpr (kExpertMajor) {  // each top-k slot has one
-    if (copy.exists())
-      sum = ptx::ld_relaxed_sys_global(reinterpret_cast<const float*>(weights_of(sources, copy)));
-    copies = 0;
-  }
-  for (std::uint32_t c = 0; c < copies; ++c) {
-    const auto* const from = reinterpret_cast<const float*>(weights_of(sources, copy.of_lane(c)));
-    if (lane < params.group.top_k) sum = numeric::add(sum, ptx::ld_relaxed_sys_global(from + lane));
-  }
-  if (lane < params.group.top_k) params.out_weights[token * params.group.top_k + lane] = sum;
-}
-
-/// Waits until the rows of a token are staged; lanes with `mine` have one. The whole warp calls.
-template <bool kExpertMajor>
-__device__ void await_rows(const NormalCombine& params, CombineSources& sources,
-                           std::uint64_t epoch, const TokenCopy<kExpertMajor>& copy, bool mine) {
-  if constexpr (kExpertMajor) return;  // staged before the launch
-  if (mine) {
-    std::uint32_t* const known = &sources.pieces[copy.rank()];
-    if (*static_cast<volatile std::uint32_t*>(known) <= copy.row() / detail::kStagedRows)
-      await_piece(params, epoch, copy.rank(), copy.row(), known);
-  }
-  __threadfence_block();  // another warp may have acquired the flag
-  __syncwarp();
-  ptx::fence_proxy_async();
+/// The local rows of a token whose copies the lanes have. The whole warp calls.
+__device__ LocalRows load_local_rows(const NormalCombine& params, const CombineSources& sources,
+                                     const TokenCopy<AddedRows::of_ranks_summed>& copy) {
+  LocalRows rows;
+  const std::uint32_t here = __ballot_sync(~0u, copy.exists() && copy.rank() == params.group.me);
+  if (here == 0) return rows;
+  rows.position = __ffs(static_cast<int>(here)) - 1;
+  rows.exist = true;
+  rows.row = sources.first_local_row + static_cast<std::int32_t>(copy.of_lane(rows.position).row());
+  rows.row_of_slot = load_row_of_slot(params, rows.row);
+  return rows;
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -200,55 +60,47 @@ __device__ void add_biases(const NormalCombine& params, std::int64_t offset,
     if (bias != nullptr) add_vector<Format>(sum, *reinterpret_cast<const uint4*>(bias + offset));
 }
 
-/// Sums kParts parts of the result, of sixteen bytes each and kCombineStep apart; the first is at
-/// `offset` from the start of `out`. Biases first, then `copies` chunks in shared memory, one
-/// behind another.
-template <class Format, int kParts>
+/// Sums kParts parts of the result; the first is at `offset` from the start of `out`. Biases first,
+/// then the chunks. Chunks `local` to `local + local_count` are first summed and rounded.
+template <class Format, int kParts, bool kLocalSums>
 __device__ void sum_parts(const NormalCombine& params, std::int64_t offset, SharedAddress from,
-                          std::uint32_t copies) {
+                          std::uint32_t stride, std::uint32_t copies, std::uint32_t local = 0,
+                          std::uint32_t local_count = 0) {
   float sums[kParts][Format::kCount] = {};
   if (params.bias[0] != nullptr || params.bias[1] != nullptr)
     for (int i = 0; i < kParts; ++i) add_biases<Format>(params, offset + i * kCombineStep, sums[i]);
-#pragma unroll(4 / kParts)
-  for (std::uint32_t c = 0; c < copies; ++c) {
-    uint4 parts[kParts];
+  if constexpr (kLocalSums) {
+    add_chunks<Format, kParts>(sums, from, stride, 0, local);
+    if (local_count > 0) {
+      float level[kParts][Format::kCount] = {};
+      add_chunks<Format, kParts>(level, from, stride, local, local + local_count);
 #pragma unroll
-    for (int i = 0; i < kParts; ++i)
-      parts[i] = ptx::ld_shared_v4(from + c * params.chunk_bytes + i * kCombineStep);
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) add_vector<Format>(sums[i], parts[i]);
+      for (int i = 0; i < kParts; ++i) add_vector<Format>(sums[i], Format::narrow(level[i]));
+    }
+    local += local_count;
   }
+  add_chunks<Format, kParts>(sums, from, stride, local, copies);
 #pragma unroll
   for (int i = 0; i < kParts; ++i)
     __stcs(reinterpret_cast<uint4*>(params.out + offset + i * kCombineStep),
            Format::narrow(sums[i]));
 }
 
-/// The chunks of one warp's work, in order; each stage has a chunk of every copy. A work item is a
-/// segment of a token, a few chunks: short enough for warps to end together. The copies of an item
-/// are loaded one item ahead, and its number is taken two items ahead.
-///
-/// With few SMs the number of instructions is the limit
-/// (docs/notebook/2026-11-22-gpu-normal-mode.md), so nothing is computed again for each chunk.
-template <class Format, bool kExpertMajor>
+/// Of a stage's note, in its second word: copies, the first local one, and how many are local.
+[[maybe_unused]] constexpr std::uint32_t kLocal = 8, kLocalCount = 16;
+
+/// The chunks of one warp's work, in order. A work item is a segment of a token, a few chunks:
+/// short enough for warps to end together. The copies of an item are loaded one item ahead, and its
+/// number is taken two items ahead; where local rows are summed, one item more.
+template <class Format, AddedRows kRows>
 class ChunkRing {
  public:
+  static constexpr bool kLocalSums = kRows == AddedRows::of_ranks_summed;
+
   __device__ ChunkRing(const NormalCombine& params, std::byte* shared)
       : params_(params),
-        stage_bytes_(params.chunk_bytes * params.copies_per_token),
-        segment_bytes_(params.segment_chunks * params.chunk_bytes) {
-    const std::uint32_t warp = threadIdx.x / 32;
-    auto* const barriers = reinterpret_cast<std::uint64_t*>(shared) + warp * kMaxStages;
-    const SharedAddress start = shared_address(shared);
-    barriers_ = ptx::keep_in_register(start + warp * kMaxStages * sizeof(std::uint64_t));
-    in_flight_ = ptx::keep_in_register(start + kBarrierBytes + warp * kMaxStages * sizeof(uint4));
-    stages_ =
-        ptx::keep_in_register(start + 3 * kBarrierBytes + warp * params.stages * stage_bytes_);
-    if (lane_id() == 0) {
-      for (std::uint32_t s = 0; s < params.stages; ++s) barrier_init(&barriers[s], 1);
-      barriers_ready();
-    }
-    __syncwarp();
+        segment_bytes_(params.segment_chunks * params.chunk_bytes),
+        stages_(params, shared) {
     take();
     next_ = load_item();
   }
@@ -256,11 +108,15 @@ class ChunkRing {
   template <bool kStaged>
   __device__ void run(CombineSources& sources, std::uint64_t epoch) {
     ptx::fence_proxy_async();  // bulk copies read what the ranks wrote
-    next_item();
+    if constexpr (kLocalSums) {
+      after_ = next_;
+      shift(sources);
+    }
+    next_item(sources);
 #pragma unroll 1
-    for (std::uint32_t s = 0; s + 1 < params_.stages; ++s) load<kStaged>(sources, epoch);
+    for (std::uint32_t s = 0; s < stages_.ahead(); ++s) load<kStaged>(sources, epoch);
 #pragma unroll 1
-    while (summed_ != loaded_) {
+    while (!stages_.all_added()) {
       load<kStaged>(sources, epoch);
       sum(sources);
     }
@@ -269,7 +125,7 @@ class ChunkRing {
  private:
   struct Item {
     std::uint32_t token = 0, at = 0;
-    TokenCopy<kExpertMajor> copy;
+    TokenCopy<kRows> copy;
   };
 
   __device__ bool exists(const Item& item) const {
@@ -286,89 +142,152 @@ class ChunkRing {
     item.token = params_.by_segments.quotient(number);
     item.at = (number - item.token * params_.by_segments.divisor) * segment_bytes_;
     if (!exists(item)) return item;
-    item.copy = load_copy<kExpertMajor>(params_, item.token);
+    item.copy = load_copy<kRows>(params_, item.token);
     take();
     return item;
   }
-  __device__ void next_item() {
+  /// Where local rows are summed: next_ is the item after, whose copies have arrived.
+  __device__ void shift(const CombineSources& sources) {
+    next_ = after_;
+    if (!exists(next_)) return;
+    next_local_ = load_local_rows(params_, sources, {next_.copy.copy});
+    after_ = load_item();
+  }
+  __device__ void next_item(const CombineSources& sources) {
     item_ = next_;
     is_new_ = true;
     end_ = min(item_.at + segment_bytes_, params_.row_bytes);
-    if (exists(item_)) next_ = load_item();
+    if (!exists(item_)) return;
+    if constexpr (kLocalSums) {
+      local_ = next_local_;
+      shift(sources);
+    } else {
+      next_ = load_item();
+    }
   }
 
   /// Computes where the copies of the item are, and where in a stage this lane's copy goes.
-  __device__ void look_up(const CombineSources& sources) {
-    const std::uint32_t votes = __ballot_sync(~0u, item_.copy.exists());
+  __device__ void look_up(const CombineSources& sources, std::uint64_t epoch) {
+    const std::uint32_t votes = __ballot_sync(~0u, item_.copy.exists()),
+                        before = (1u << lane_id()) - 1;
     copies_ = __popc(votes);
-    // Rank-major, the lanes that have a row are the first ones.
-    mine_ = kExpertMajor ? item_.copy.exists() : lane_id() < copies_;
-    place_ =
-        (kExpertMajor ? __popc(votes & ((1u << lane_id()) - 1)) : lane_id()) * params_.chunk_bytes;
+    // The copies that ranks have are those of the first lanes.
+    mine_ = kRows == AddedRows::of_experts ? item_.copy.exists() : lane_id() < copies_;
+    place_ = kRows == AddedRows::of_experts ? __popc(votes & before) : lane_id();
+    if constexpr (kLocalSums) look_up_local(epoch, before);
     if (mine_) from_ = row_of(params_, sources, item_.copy) + item_.at;
     is_new_ = false;
+  }
+  /// Replaces the copy at this rank by the rows that it is the sum of.
+  __device__ void look_up_local(std::uint64_t epoch, std::uint32_t before) {
+    local_count_ = 0;
+    summed_here_ = false;
+    if (local_.exist) {
+      const std::int32_t row =
+          checked_row_of_slot(params_, epoch, local_.row, local_.row_of_slot, item_.at == 0);
+      const std::uint32_t slots = __ballot_sync(~0u, row >= 0);
+      summed_here_ = row >= 0;
+      local_count_ = __popc(slots);
+      local_place_ = local_.position + __popc(slots & before);
+      local_from_ =
+          params_.staging.rows + static_cast<std::int64_t>(row) * params_.row_bytes + item_.at;
+      mine_ = mine_ && lane_id() != local_.position;
+      if (lane_id() > local_.position) place_ += local_count_ - 1;
+      copies_ += local_count_ - 1;
+    }
+    chunk_ = chunk_of_stage(stages_.stage_bytes(), copies_);
+  }
+
+  /// Waits until the rows of the item are staged, if other ranks stage them.
+  __device__ void await_rows(CombineSources& sources, std::uint64_t epoch) {
+    if constexpr (kRows == AddedRows::of_experts) return;  // staged before the launch
+    const std::int32_t rank = mine_ ? item_.copy.rank() : 0;
+    const std::int64_t row = mine_ ? item_.copy.row() : 0;
+    const std::uint32_t staged = __shfl_sync(~0u, staged_, rank % 32);
+    const bool unknown = mine_ && (rank >= 32 || staged <= row / detail::kStagedRows);
+    if (__ballot_sync(~0u, unknown) == 0) return;
+    if (unknown) {
+      std::uint32_t* const known = &sources.pieces[rank];
+      if (*static_cast<volatile std::uint32_t*>(known) <= row / detail::kStagedRows)
+        await_piece(params_, epoch, rank, row, known);
+    }
+    __syncwarp();
+    // Other warps may have acquired these flags.
+    if (static_cast<std::int32_t>(lane_id()) < params_.group.ranks)
+      staged_ = static_cast<volatile std::uint32_t*>(sources.pieces)[lane_id()];
+    __threadfence_block();
+    __syncwarp();
+    ptx::fence_proxy_async();
   }
 
   template <bool kStaged>
   __device__ void load(CombineSources& sources, std::uint64_t epoch) {
     if (!exists(item_)) return;
     if (is_new_) {
-      look_up(sources);
-      if constexpr (kStaged) await_rows(params_, sources, epoch, item_.copy, mine_);
+      look_up(sources, epoch);
+      if constexpr (kStaged) await_rows(sources, epoch);
     }
-    const std::uint32_t bytes = min(params_.chunk_bytes, end_ - item_.at);
-    const SharedAddress barrier = barriers_ + load_stage_ * sizeof(std::uint64_t);
-    if (lane_id() == 0) {
-      ptx::st_shared_v4(in_flight_ + load_stage_ * sizeof(uint4),
-                        {item_.token, copies_, item_.at, bytes});
-      barrier_expect(barrier, bytes * copies_);
+    const std::uint32_t bytes = min(kLocalSums ? chunk_ : params_.chunk_bytes, end_ - item_.at);
+    std::uint32_t copies = copies_;
+    if constexpr (kLocalSums) copies |= local_.position << kLocal | local_count_ << kLocalCount;
+    stages_.begin_load({item_.token, copies, item_.at, bytes}, bytes * copies_);
+    const std::uint32_t stride = kLocalSums ? bytes : params_.chunk_bytes;
+    if (mine_) stages_.load(place_ * stride, from_, bytes);
+    if constexpr (kLocalSums) {
+      if (summed_here_) stages_.load(local_place_ * stride, local_from_, bytes);
+      local_from_ += bytes;
     }
-    __syncwarp();
-    if (mine_) bulk_load(stages_ + load_stage_ * stage_bytes_ + place_, from_, bytes, barrier);
-    if (++load_stage_ == params_.stages) load_stage_ = 0;
-    ++loaded_;
+    stages_.end_load();
     item_.at += bytes;
     from_ += bytes;
-    if (item_.at == end_) next_item();
+    if (item_.at == end_) next_item(sources);
+  }
+
+  __device__ void sum_weights_of(const CombineSources& sources, std::uint32_t token) const {
+    const TokenCopy<kRows> copy = load_copy<kRows>(params_, token);
+    sum_weights<kRows>(params_, sources, token, copy, __popc(__ballot_sync(~0u, copy.exists())));
   }
 
   __device__ void sum(const CombineSources& sources) {
-    const auto [token, copies, at, bytes] =
-        ptx::ld_shared_v4(in_flight_ + sum_stage_ * sizeof(uint4));
-    if (at == 0 && params_.out_weights != nullptr)
-      sum_weights(params_, sources, token, load_copy<kExpertMajor>(params_, token), copies);
-    barrier_wait(barriers_ + sum_stage_ * sizeof(std::uint64_t), sum_parity_);
+    const auto [token, copies, at, bytes] = stages_.note();
+    if (at == 0 && params_.out_weights != nullptr) sum_weights_of(sources, token);
     const std::int64_t start = static_cast<std::int64_t>(token) * params_.row_bytes + at;
-    const SharedAddress stage = stages_ + sum_stage_ * stage_bytes_;
-    std::uint32_t v = lane_id() * 16;
-#pragma unroll 1
-    for (; v + kCombineStep < bytes; v += 2 * kCombineStep)
-      sum_parts<Format, 2>(params_, start + v, stage + v, copies);
-    if (v < bytes) sum_parts<Format, 1>(params_, start + v, stage + v, copies);
-    __syncwarp();  // the stage may be written again
-    if (++sum_stage_ == params_.stages) {
-      sum_stage_ = 0;
-      sum_parity_ ^= 1;
-    }
-    ++summed_;
+    const SharedAddress stage = stages_.await();
+    for_parts(bytes, [&, copies = copies, bytes = bytes](auto parts, std::uint32_t v) {
+      constexpr int kParts = decltype(parts)::value;
+      if constexpr (kLocalSums)
+        sum_parts<Format, kParts, true>(params_, start + v, stage + v, bytes, copies & 0xffu,
+                                        copies >> kLocal & 0xffu, copies >> kLocalCount);
+      else
+        sum_parts<Format, kParts, false>(params_, start + v, stage + v, params_.chunk_bytes,
+                                         copies);
+    });
+    stages_.end_add();
   }
 
   const NormalCombine& params_;
-  const std::uint32_t stage_bytes_, segment_bytes_;
-  SharedAddress barriers_, stages_;
-  SharedAddress in_flight_;  ///< by stage: token, copies, first byte, bytes
-  std::uint32_t load_stage_ = 0, loaded_ = 0, sum_stage_ = 0, sum_parity_ = 0, summed_ = 0;
+  const std::uint32_t segment_bytes_;
+  ChunkStages stages_;
   std::uint32_t upcoming_ = 0;  ///< number of the item that was taken last, in lane 0
   Item item_, next_;            ///< item_ is being loaded, from `at` on
   bool is_new_ = true, mine_ = false;
   std::uint32_t end_ = 0, copies_ = 0, place_ = 0;
   const std::byte* from_ = nullptr;
+  std::uint32_t staged_ = 0;  ///< pieces of rank `lane` that this warp may fetch
+  // Where local rows are summed:
+  Item after_;  ///< next_ has its local rows, this one only its copies
+  LocalRows local_, next_local_;
+  std::uint32_t chunk_ = 0, local_count_ = 0, local_place_ = 0;
+  bool summed_here_ = false;
+  const std::byte* local_from_ = nullptr;
 };
 #else
 /// Without bulk copies: a warp loads and adds a token's rows, 16 bytes a lane.
-template <class Format, bool kExpertMajor>
+template <class Format, AddedRows kRows>
 class ChunkRing {
  public:
+  static constexpr bool kLocalSums = kRows == AddedRows::of_ranks_summed;
+
   __device__ ChunkRing(const NormalCombine& params, std::byte*) : params_(params) {}
 
   template <bool kStaged>
@@ -377,30 +296,67 @@ class ChunkRing {
       const std::uint32_t token =
           __shfl_sync(~0u, lane_id() == 0 ? take_work(params_.group, KernelKind::normal) : 0u, 0);
       if (token >= static_cast<std::uint32_t>(params_.tokens)) return;
-      const TokenCopy<kExpertMajor> copy = load_copy<kExpertMajor>(params_, token);
-      const std::uint32_t copies =
-          kExpertMajor ? params_.copies_per_token : __popc(__ballot_sync(~0u, copy.exists()));
-      if constexpr (kStaged) await_rows(params_, sources, epoch, copy, copy.exists());
-      if (params_.out_weights != nullptr) sum_weights(params_, sources, token, copy, copies);
+      const TokenCopy<kRows> copy = load_copy<kRows>(params_, token);
+      const std::uint32_t copies = kRows == AddedRows::of_experts
+                                       ? params_.copies_per_token
+                                       : __popc(__ballot_sync(~0u, copy.exists()));
+      std::int32_t row_of_slot = -1;
+      if constexpr (kLocalSums) {
+        const LocalRows local = load_local_rows(params_, sources, copy);
+        row_of_slot = checked_row_of_slot(params_, epoch, local.row, local.row_of_slot, true);
+      }
+      if constexpr (kStaged) await_rows(sources, epoch, copy);
+      if (params_.out_weights != nullptr) sum_weights<kRows>(params_, sources, token, copy, copies);
       for (std::uint32_t v = 0; v < params_.row_bytes; v += kCombineStep) {
         const std::uint32_t at = v + lane_id() * 16;
         const bool inside = at < params_.row_bytes;
-        sum_all(sources, token, at, inside, copy, copies);
+        sum_all(sources, token, at, inside, copy, copies, row_of_slot);
       }
     }
   }
 
  private:
+  __device__ void await_rows(CombineSources& sources, std::uint64_t epoch,
+                             const TokenCopy<kRows>& copy) const {
+    if constexpr (kRows == AddedRows::of_experts) return;  // staged before the launch
+    if (copy.exists()) {
+      std::uint32_t* const known = &sources.pieces[copy.rank()];
+      if (*static_cast<volatile std::uint32_t*>(known) <= copy.row() / detail::kStagedRows)
+        await_piece(params_, epoch, copy.rank(), copy.row(), known);
+    }
+    __threadfence_block();  // another warp may have acquired the flag
+    __syncwarp();
+  }
+
+  /// The sum of this rank's rows, rounded.
+  __device__ uint4 sum_local(std::int32_t row_of_slot, std::uint32_t at, bool inside) const {
+    float sum[Format::kCount] = {};
+    for (std::uint32_t left = __ballot_sync(~0u, row_of_slot >= 0); left != 0; left &= left - 1) {
+      const std::int64_t row = __shfl_sync(~0u, row_of_slot, __ffs(static_cast<int>(left)) - 1);
+      const std::byte* const from = params_.staging.rows + row * params_.row_bytes + at;
+      if (inside) add_vector<Format>(sum, __ldcs(reinterpret_cast<const uint4*>(from)));
+    }
+    return Format::narrow(sum);
+  }
+
   __device__ void sum_all(const CombineSources& sources, std::int64_t token, std::uint32_t at,
-                          bool inside, const TokenCopy<kExpertMajor>& copy, std::uint32_t copies) {
+                          bool inside, const TokenCopy<kRows>& copy, std::uint32_t copies,
+                          std::int32_t row_of_slot) {
     float sum[Format::kCount] = {};
     const std::int64_t offset = token * params_.row_bytes + at;
     for (const std::byte* const bias : params_.bias)
       if (inside && bias != nullptr)
         add_vector<Format>(sum, *reinterpret_cast<const uint4*>(bias + offset));
     for (std::uint32_t c = 0; c < copies; ++c) {
-      const TokenCopy<kExpertMajor> from = copy.of_lane(c);
-      if (kExpertMajor && !from.exists()) continue;
+      const TokenCopy<kRows> from = copy.of_lane(c);
+      if (kRows == AddedRows::of_experts && !from.exists()) continue;
+      if constexpr (kLocalSums) {
+        if (from.rank() == params_.group.me) {
+          const uint4 local = sum_local(row_of_slot, at, inside);
+          if (inside) add_vector<Format>(sum, local);
+          continue;
+        }
+      }
       const std::byte* const row = row_of(params_, sources, from);
       if (inside)
         add_vector<Format>(sum,
@@ -414,10 +370,10 @@ class ChunkRing {
 #endif
 
 // Profiling scripts written for DeepEP find the kernel by this name.
-template <class Format, bool kExpertMajor>
+template <class Format, AddedRows kRows>
 __global__ void __launch_bounds__(512, 1)
     combine_impl(const __grid_constant__ NormalCombine params) {
-  extern __shared__ __align__(128) std::byte shared[];
+  std::byte* const shared = ptx::dynamic_shared();
   __shared__ CombineSources sources;
   const DeviceGroup& group = params.group;
   ptx::griddepcontrol_wait();
@@ -439,17 +395,18 @@ __global__ void __launch_bounds__(512, 1)
                         gridDim.x,
                         0,
                         params.share,
-                        params.staging.blocks > 0};
+                        params.staging.rows != nullptr || params.staging.weights != nullptr};
     __syncthreads();
     publish_notice(group, epoch, sources.notice, nullptr, nullptr);
   }
-  if constexpr (!kExpertMajor)
-    if (static_cast<std::int32_t>(ticket) < params.staging.blocks)
-      stage_pieces<Format>(params, epoch, shared);
-  ChunkRing<Format, kExpertMajor> ring(params, shared);
+  if (static_cast<std::int32_t>(ticket) < params.staging.blocks) {
+    if constexpr (kRows == AddedRows::of_ranks) stage_copies(params, epoch, shared);
+    if constexpr (kRows == AddedRows::of_ranks_summed) stage_sums<Format>(params, epoch, shared);
+  }
+  ChunkRing<Format, kRows> ring(params, shared);
   const bool good = await_notices(group, epoch, Phase::combine_notify, kCombine) &&
-                    find_sources<kExpertMajor>(params, epoch, leader, sources);
-  if (good && sources.any_staged)
+                    find_sources<kRows>(params, epoch, leader, sources);
+  if (good && (kRows == AddedRows::of_ranks_summed || sources.any_staged))
     ring.template run<true>(sources, epoch);
   else if (good)
     ring.template run<false>(sources, epoch);
@@ -458,7 +415,9 @@ __global__ void __launch_bounds__(512, 1)
 
 template <class Format>
 void preload(int shared_bytes) {
-  for (const auto kernel : {combine_impl<Format, false>, combine_impl<Format, true>}) {
+  for (const auto kernel :
+       {combine_impl<Format, AddedRows::of_ranks>, combine_impl<Format, AddedRows::of_experts>,
+        combine_impl<Format, AddedRows::of_ranks_summed>}) {
     cudaFuncAttributes attributes;
     (void)cudaFuncGetAttributes(&attributes, kernel);
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -470,8 +429,11 @@ template <class Format>
 void launch_as(NormalCombine params, const NormalPlan& plan, cudaStream_t stream) {
   const std::uint32_t segment = params.segment_chunks * params.chunk_bytes;
   params.by_segments = Divisor(std::max(1U, (params.row_bytes + segment - 1) / segment));
-  launch(params.expert_major != 0 ? combine_impl<Format, true> : combine_impl<Format, false>,
-         params, plan, stream);
+  auto* kernel = combine_impl<Format, AddedRows::of_ranks>;
+  if (params.expert_major != 0) kernel = combine_impl<Format, AddedRows::of_experts>;
+  if (params.staging.topk_rows != nullptr)
+    kernel = combine_impl<Format, AddedRows::of_ranks_summed>;
+  launch(kernel, params, plan, stream);
 }
 
 }  // namespace

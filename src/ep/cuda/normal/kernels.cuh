@@ -205,6 +205,7 @@ struct NormalCombine {
   float* out_weights;  ///< [tokens, top_k], or nullptr
   std::uint32_t dtype;
   std::uint32_t chunk_bytes, stages, warps;
+  std::uint32_t stage_rows;  ///< chunks that a stage has room for
   CombineStaging staging;
   std::uint32_t segment_chunks;  ///< chunks of a token that a warp sums at a time
   Divisor by_segments;           ///< segments of a token; set by the launcher

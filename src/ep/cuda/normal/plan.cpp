@@ -19,13 +19,15 @@ T chosen(T tuned, T otherwise) {
 }
 
 /// Blocks beside those that fetch. Copies take a fraction of the time of the link; sums read
-/// several rows for each that they write.
-std::int32_t extra_blocks(StagedOutput staging) {
-  return staging == StagedOutput::sums ? 64 : staging == StagedOutput::rows ? 8 : 0;
+/// several rows for each that they write, also for this rank itself.
+std::int32_t extra_blocks(StagedOutput staging, std::int32_t ranks) {
+  if (staging == StagedOutput::sums) return 64;
+  return staging == StagedOutput::rows && ranks > 1 ? 8 : 0;
 }
 
-/// Blocks that stage before they fetch.
-std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks) {
+/// Blocks that stage before they fetch. What a rank sends to itself is not staged.
+std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks, std::int32_t ranks) {
+  if (ranks == 1) return 0;
   switch (staging) {
     case StagedOutput::none:
       return 0;
@@ -34,7 +36,7 @@ std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks) {
     case StagedOutput::rows:
       return std::max(1, blocks / 3);
     case StagedOutput::sums:
-      return std::max(1, blocks * 4 / 5);
+      return std::max(1, blocks * 3 / 5);
   }
   return 0;
 }
@@ -114,8 +116,8 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   constexpr std::uint32_t kSegmentBytes = 2 << 10, kManyBytes = 32 << 10;
   NormalPlan plan;
   plan.overlap_launches = limits.overlap_launches;
-  plan.blocks = chosen_blocks(blocks, 16 + extra_blocks(staging), limits);
-  plan.staging_blocks = staging_blocks(staging, plan.blocks);
+  plan.blocks = chosen_blocks(blocks, 16 + extra_blocks(staging, limits.ranks), limits);
+  plan.staging_blocks = staging_blocks(staging, plan.blocks, limits.ranks);
   if (!limits.bulk_copies) {
     plan.warps = kWithoutBulkCopies;
     plan.stages = 1;

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// combine_sources.cuh: where the rows and weights that a combine adds are.
+//
+// A token's rows are named by its routing: a row of each of its ranks, or, after an expert-major
+// dispatch, of each top-k slot. A rank's rows lie in its block of the heap or in a buffer that it
+// shares (SymmetricHeap::share_buffer), as its notice says. Where a shared buffer is mapped here is
+// read from a table in host memory, once a block and such rank. Rows and weights of this rank that
+// others do not reach are read where they lie.
+#pragma once
+
+#include "ep/cuda/normal/combine_staging.cuh"
+#include "ep/cuda/normal/notices.cuh"
+
+namespace shoal::ep::cuda {
+namespace {
+
+/// What a combine adds for a token.
+enum class AddedRows : std::uint8_t {
+  of_ranks,    ///< a row of each rank
+  of_experts,  ///< a row of each top-k slot: the layout is expert-major
+  /// A row of each rank. That of this rank is the sum of the rows that CombineOptions::topk_rows
+  /// names, rounded; those of other ranks have been summed there.
+  of_ranks_summed
+};
+
+/// Where this rank's rows are, by rank; in shared memory.
+struct CombineSources {
+  const std::byte* rows[kMaxDeviceRanks];     // the first row at each rank
+  const std::byte* weights[kMaxDeviceRanks];  // likewise
+  std::uint32_t weight_stride[kMaxDeviceRanks];
+  std::uint32_t pieces[kMaxDeviceRanks];  // known to be staged, from the first one
+  std::int32_t first_local_row;           // of those that this rank received from itself
+  bool any_staged;
+  detail::DeviceNotice notice;
+};
+
+/// A row to be added: that of a rank, or of a top-k slot.
+template <AddedRows kRows>
+struct TokenCopy {
+  std::int32_t copy = kNoCopy;
+  __device__ bool exists() const { return copy != kNoCopy; }
+  __device__ std::int32_t rank() const { return copy_rank(copy); }
+  __device__ std::int64_t row() const { return copy_row_index(copy); }
+  __device__ TokenCopy of_lane(std::uint32_t lane) const { return {__shfl_sync(~0u, copy, lane)}; }
+};
+template <>
+struct TokenCopy<AddedRows::of_experts> {
+  std::int32_t rank_ = -1, at = 0;
+  __device__ bool exists() const { return rank_ >= 0; }
+  __device__ std::int32_t rank() const { return rank_; }
+  __device__ std::int64_t row() const { return at; }
+  __device__ TokenCopy of_lane(std::uint32_t lane) const {
+    return {__shfl_sync(~0u, rank_, lane), __shfl_sync(~0u, at, lane)};
+  }
+};
+
+template <AddedRows kRows>
+__device__ TokenCopy<kRows> load_copy(const NormalCombine& params, std::int64_t token) {
+  if (token >= params.tokens || static_cast<std::int32_t>(lane_id()) >= params.copies_per_token)
+    return {};
+  const std::int64_t i = token * params.copies_per_token + lane_id();
+  if constexpr (kRows == AddedRows::of_experts) {
+    const auto expert = static_cast<std::int32_t>(params.topk_idx[i]);
+    if (expert < 0) return {};
+    return {expert / params.group.local_experts,
+            params.handle.expert_rows[expert] + params.expert_row_indices[i]};
+  } else {
+    return {params.copies[i]};
+  }
+}
+
+template <AddedRows kRows>
+__device__ const std::byte* row_of(const NormalCombine& params, const CombineSources& sources,
+                                   const TokenCopy<kRows>& copy) {
+  return sources.rows[copy.rank()] + copy.row() * params.row_bytes;
+}
+template <AddedRows kRows>
+__device__ const std::byte* weights_of(const CombineSources& sources,
+                                       const TokenCopy<kRows>& copy) {
+  return sources.weights[copy.rank()] + copy.row() * sources.weight_stride[copy.rank()];
+}
+
+/// Where the range that `rank` shares under number `id` is mapped for this GPU; nullptr where the
+/// host has not entered it.
+__device__ const std::byte* shared_range(const NormalCombine& params, std::int32_t rank,
+                                         std::uint64_t id) {
+  const volatile SharedRange& range = params.shares[rank * kShareSlots + id % kShareSlots];
+  return range.id == id ? range.base : nullptr;
+}
+
+__device__ const volatile detail::DeviceNotice& notice_of(const DeviceGroup& group,
+                                                          std::uint64_t epoch, std::int32_t rank) {
+  return *reinterpret_cast<const volatile detail::DeviceNotice*>(
+      notice_at(group, group.me, epoch, rank));
+}
+
+/// The rest of find_sources where ranks disagree or expert outputs lie outside the heap. Out of
+/// line, so that it takes no registers from the usual path. The whole block calls; true when the
+/// operation takes place.
+template <AddedRows kRows>
+__device__ __noinline__ bool find_shared_sources(const NormalCombine& params, std::uint64_t epoch,
+                                                 bool leader, CombineSources& sources) {
+  const DeviceGroup& group = params.group;
+  bool good = true, known = true, staged = false;
+  for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x) {
+    good = good && agrees(group, epoch, rank);
+    const auto& notice = notice_of(group, epoch, rank);
+    const std::uint64_t share = notice.share;
+    const std::int64_t first = kRows == AddedRows::of_experts ? 0 : params.handle.first_row[rank];
+    if (notice.staged != 0 && rank != group.me) {
+      staged = true;
+      sources.pieces[rank] = 0;
+    }
+    if (rank == group.me && params.staging.rows != nullptr && kRows == AddedRows::of_ranks)
+      sources.rows[rank] = params.staging.rows + first * params.row_bytes;
+    if (share == 0) continue;
+    const std::byte* const base = shared_range(params, rank, share);
+    sources.rows[rank] = base + notice.region + first * params.row_bytes;
+    if (base != nullptr) continue;
+    // That rank or this one called share_buffer and combine in another order than the others.
+    known = false;
+    if (leader) report_refused(group, Fault::mismatch, Phase::combine_notify, rank, epoch);
+  }
+  if (staged) sources.any_staged = true;
+  if (__syncthreads_and(good && known)) return true;
+  if (leader && threadIdx.x == 0) report_mismatch(group, epoch, Phase::combine_notify);
+  return false;
+}
+
+/// Reads from the notices whether ranks agree and where their expert outputs are. True when the
+/// operation takes place.
+template <AddedRows kRows>
+__device__ bool find_sources(const NormalCombine& params, std::uint64_t epoch, bool leader,
+                             CombineSources& sources) {
+  const DeviceGroup& group = params.group;
+  bool ordinary = true;
+  if (threadIdx.x == 0) sources.any_staged = false;
+  for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x) {
+    const auto& notice = notice_of(group, epoch, rank);
+    ordinary = ordinary && agrees(group, epoch, rank) & (notice.share == 0) & (notice.staged == 0);
+    sources.pieces[rank] = kAllPieces;
+    const std::int64_t first = kRows == AddedRows::of_experts ? 0 : params.handle.first_row[rank];
+    if (rank == group.me) sources.first_local_row = static_cast<std::int32_t>(first);
+    sources.rows[rank] = group.block[rank] + notice.region + first * params.row_bytes;
+    sources.weight_stride[rank] = notice.weight_stride;
+    sources.weights[rank] = group.block[rank] + notice.weights + first * notice.weight_stride;
+  }
+  return __syncthreads_and(ordinary) || find_shared_sources<kRows>(params, epoch, leader, sources);
+}
+
+/// Sums the weights of a token over its ranks in order; lane k has those of top-k slot k.
+template <AddedRows kRows>
+__device__ void sum_weights(const NormalCombine& params, const CombineSources& sources,
+                            std::int64_t token, const TokenCopy<kRows>& copy,
+                            std::uint32_t copies) {
+  const auto lane = static_cast<std::int32_t>(lane_id());
+  float sum = 0;
+  if constexpr (kRows == AddedRows::of_experts) {  // each top-k slot has one
+    if (copy.exists())
+      sum = ptx::ld_relaxed_sys_global(reinterpret_cast<const float*>(weights_of(sources, copy)));
+    copies = 0;
+  }
+  for (std::uint32_t c = 0; c < copies; ++c) {
+    const TokenCopy<kRows> from = copy.of_lane(c);
+    if (lane >= params.group.top_k) continue;
+    if (from.rank() == params.group.me && params.staging.weights != nullptr)
+      sum = numeric::add(sum, weight_of_slot(params, sources.first_local_row + from.row(), lane));
+    else
+      sum =
+          numeric::add(sum, ptx::ld_relaxed_sys_global(
+                                reinterpret_cast<const float*>(weights_of(sources, from)) + lane));
+  }
+  if (lane < params.group.top_k) params.out_weights[token * params.group.top_k + lane] = sum;
+}
+
+}  // namespace
+}  // namespace shoal::ep::cuda
