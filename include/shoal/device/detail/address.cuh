@@ -9,12 +9,12 @@
 
 namespace shoal::device::detail {
 
-/// The heap of `pe`, a PE of the world; nullptr when this GPU cannot reach it. The table never
-/// changes while kernels run: the compiler may move its load out of a loop.
+/// The heap of `pe`, a PE of the world; nullptr when this GPU cannot reach it. An ordinary load: a
+/// pointer from __ldg could alias anything, and the compiler would read the world again for every
+/// operation of a loop.
 __device__ inline std::byte* base_of(const World& world, Pe pe) {
-  if (world.bases == nullptr) return world.window + static_cast<std::size_t>(pe) * world.stride;
-  const auto* const bases = reinterpret_cast<const unsigned long long*>(world.bases);
-  return reinterpret_cast<std::byte*>(__ldg(bases + pe));
+  return world.bases != nullptr ? world.bases[pe]
+                                : world.window + static_cast<std::size_t>(pe) * world.stride;
 }
 
 /// The copy of [local, local + bytes) on `pe`. Returns nullptr when the PE does not exist, the
