@@ -31,9 +31,8 @@ std::unique_ptr<transport::Proxy> start(World& world, const transport::ProxyMemo
                                 .timeout = world.settings().timeout,
                                 .route =
                                     [&state](Pe pe) {
-                                      const detail::HeapRoute route = state.fabric().heap_route(
+                                      return state.fabric().heap_route(
                                           pe, transport::capability::all_operations);
-                                      return transport::ProxyRoute{route.transport, route.start};
                                     },
                                 .wait = progress_wait_of(world.settings().progress_wait),
                                 .core = world.settings().proxy_core});

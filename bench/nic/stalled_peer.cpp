@@ -49,6 +49,46 @@ struct Sender {
   std::uint64_t handled = 0;
 };
 
+struct Lids {
+  std::uint16_t source, target;
+};
+
+/// Creates and connects the queue pairs of a sender, and writes its messages.
+void start(Sender& pair, emulator::Nic& from, emulator::Nic& to, const Lids& lids,
+           const Receives& receives, std::uint32_t messages) {
+  const auto depth = std::bit_ceil(messages + 1);
+  pair.ring.resize(std::size_t{depth} * emulator::kBlockBytes);
+  const auto queue = [](emulator::Nic& nic, auto& entry) {
+    return nic
+        .create_completion_queue(
+            {.entries = entry.data(), .size = 1, .collapsed = true, .ignore_overrun = true})
+        .object;
+  };
+  pair.sent = queue(from, pair.sent_entry);
+  pair.received = queue(to, pair.received_entry);
+  pair.source = from.create_queue_pair({.send_completions = pair.sent,
+                                        .ring = {pair.ring.data(), depth},
+                                        .doorbell_record = pair.record.data()})
+                    .object;
+  pair.target =
+      to.create_queue_pair({.receive_completions = pair.received, .receives = receives.queue})
+          .object;
+  const auto connect = [](emulator::QueuePair& end, std::uint16_t lid, std::uint32_t number) {
+    const emulator::Connection connection{
+        .remote_lid = lid, .remote_qp = number, .min_rnr_timer = 1};
+    for (const auto state : {QpState::init, QpState::ready_to_receive, QpState::ready_to_send})
+      (void)end.modify(state, connection);
+  };
+  connect(*pair.source, lids.target, pair.target->number());
+  connect(*pair.target, lids.source, pair.source->number());
+  emulator::RequestWriter writer(pair.ring.data(), depth, pair.source->number());
+  for (std::uint32_t m = 0; m < messages; ++m) {
+    writer.start(emulator::Opcode::send, {}).data(0, 4096, 0);
+    writer.finish();
+  }
+  emulator::store_be(pair.record.data() + 4, std::uint32_t{writer.posted()});
+}
+
 }  // namespace
 
 nlohmann::json stalled_peer(bool shared, std::uint32_t senders, std::uint32_t messages) {
@@ -64,44 +104,15 @@ nlohmann::json stalled_peer(bool shared, std::uint32_t senders, std::uint32_t me
   for (Receives& one : receives) one.post(shared ? each * senders : each);
 
   std::deque<Sender> pairs(senders);
-  const auto depth = std::bit_ceil(messages + 1);
   for (std::uint32_t i = 0; i < senders; ++i) {
     Sender& pair = pairs[i];
-    pair.ring.resize(std::size_t{depth} * emulator::kBlockBytes);
-    const auto queue = [](emulator::Nic& nic, auto& entry) {
-      return nic
-          .create_completion_queue(
-              {.entries = entry.data(), .size = 1, .collapsed = true, .ignore_overrun = true})
-          .object;
-    };
-    pair.sent = queue(network.nic(i), pair.sent_entry);
-    pair.received = queue(target_nic, pair.received_entry);
-    pair.source = network.nic(i)
-                      .create_queue_pair({.send_completions = pair.sent,
-                                          .ring = {pair.ring.data(), depth},
-                                          .doorbell_record = pair.record.data()})
-                      .object;
-    pair.target = target_nic
-                      .create_queue_pair({.receive_completions = pair.received,
-                                          .receives = receives[shared ? 0 : i].queue})
-                      .object;
-    const auto connect = [](emulator::QueuePair& from, std::uint16_t lid, std::uint32_t to) {
-      const emulator::Connection connection{.remote_lid = lid, .remote_qp = to, .min_rnr_timer = 1};
-      for (const auto state : {QpState::init, QpState::ready_to_receive, QpState::ready_to_send})
-        (void)from.modify(state, connection);
-    };
-    connect(*pair.source, static_cast<std::uint16_t>(senders + 1), pair.target->number());
-    connect(*pair.target, static_cast<std::uint16_t>(i + 1), pair.source->number());
-    emulator::RequestWriter writer(pair.ring.data(), depth, pair.source->number());
-    for (std::uint32_t m = 0; m < messages; ++m) {
-      writer.start(emulator::Opcode::send, {}).data(0, 4096, 0);
-      writer.finish();
-    }
-    emulator::store_be(pair.record.data() + 4, std::uint32_t{writer.posted()});
+    start(pair, network.nic(i), target_nic,
+          {static_cast<std::uint16_t>(i + 1), static_cast<std::uint16_t>(senders + 1)},
+          receives[shared ? 0 : i], messages);
     network.doorbell(i, pair.source->number());
   }
 
-  // Whoever handles PE 0's messages has stalled: their receives are not posted again.
+  // The thread that handles PE 0's messages has stalled: their receives are not posted again.
   const auto handle = [&] {
     bool done = true;
     for (std::uint32_t i = 1; i < senders; ++i) {

@@ -2,6 +2,9 @@
 // service_thread.hpp: what the library's own threads have in common.
 #pragma once
 
+#include <pthread.h>
+#include <sched.h>
+
 #include <csignal>
 #include <cstdint>
 #include <string_view>

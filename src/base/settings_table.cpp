@@ -214,7 +214,7 @@ std::vector<SettingInfo> progress_rows() {
           4096, std::int64_t{1} << 40),
       text(
           "SHOAL_PROGRESS_WAIT", "", scope, &S::progress_wait,
-          "What a network's progress thread does when idle: spin, yield its core, or sleep (about 50 us; "
+          "What a thread that serves other PEs or kernels does when idle: spin, yield its core, or sleep (about 50 us; "
           "longer where a sleep itself takes long).",
           {"spin", "yield", "sleep"}),
       number(
@@ -224,7 +224,7 @@ std::vector<SettingInfo> progress_rows() {
           -1, kMaxIndex),
       number(
           "SHOAL_PROXY_SLOTS", "", scope, &S::proxy_slots,
-          "Requests of kernels to PEs that their GPU does not reach which may be incomplete at a "
+          "For requests of kernels to PEs that their GPU does not reach: how many may be incomplete at a "
           "time; further ones wait. 0: kernels do not reach these PEs.",
           0, 65'536),
       number(

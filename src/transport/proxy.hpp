@@ -20,16 +20,9 @@
 #include "shoal/device/detail/proxy_ring.hpp"
 #include "shoal/error.hpp"
 #include "shoal/heap.hpp"
+#include "transport/heap_route.hpp"
 
 namespace shoal::transport {
-
-class Transport;
-
-/// The way to the heap of one PE: `start` is the offset of the heap as `transport` counts.
-struct ProxyRoute {
-  Transport& transport;
-  std::size_t start;
-};
 
 /// Input of make_proxy. All of it must stay valid until the proxy is destroyed.
 struct ProxyContext {
@@ -39,7 +32,7 @@ struct ProxyContext {
   device::proxy::Ring ring{};           ///< zeroed memory, by addresses of the consumer
   std::chrono::milliseconds timeout{};  ///< of a request, from its start to its completion
   /// The transport to the heap of a PE. Throws Error{unsupported}. Called by the proxy's thread.
-  std::function<ProxyRoute(Pe)> route{};
+  std::function<HeapRoute(Pe)> route{};
   /// Why the PE is known to have failed or ended; empty while it lives. May be null.
   std::function<std::string(Pe)> failure{};
   ProgressWait wait = ProgressWait::yield;

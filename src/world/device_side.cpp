@@ -75,6 +75,29 @@ std::uint64_t epoch_of(std::uint64_t word) {
   return word & ((std::uint64_t{1} << device::Team::kEpochBits) - 1);
 }
 
+Error describe_proxy_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
+  if (report.kind == FailureKind::proxy_failed)
+    return Error(
+        static_cast<Code>(report.expected),
+        fmt::format(
+            "{} of {} bytes at heap offset {} of PE {} failed in the proxy of PE {} of {}: {} "
+            "({})",
+            proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe, n_pes,
+            name_of(static_cast<Code>(report.expected)), place(report)));
+  if (report.kind == FailureKind::proxy_timeout)
+    return Error(
+        Code::timeout,
+        fmt::format(
+            "{} of {} bytes at heap offset {} of PE {} in a kernel of PE {} of {} waited {} ms "
+            "for the proxy ({}); Setting: SHOAL_TIMEOUT_MS.",
+            proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe, n_pes,
+            report.waited_ns / 1'000'000, place(report)));
+  return Error(Code::closed,
+               fmt::format("an operation in a kernel of PE {} of {} on PE {} was given up, since "
+                           "the world ended ({})",
+                           my_pe, n_pes, report.awaited, place(report)));
+}
+
 }  // namespace
 
 std::shared_ptr<DeviceSide> make_device_side(const DeviceSideContext& context) {
@@ -124,27 +147,9 @@ Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
               "({}); nothing was done",
               my_pe, n_pes, report.awaited, place(report)));
     case FailureKind::proxy_failed:
-      return Error(
-          static_cast<Code>(report.expected),
-          fmt::format(
-              "{} of {} bytes at heap offset {} of PE {} failed in the proxy of PE {} of {}: {} "
-              "({})",
-              proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe,
-              n_pes, name_of(static_cast<Code>(report.expected)), place(report)));
     case FailureKind::proxy_timeout:
-      return Error(
-          Code::timeout,
-          fmt::format(
-              "{} of {} bytes at heap offset {} of PE {} in a kernel of PE {} of {} waited {} ms "
-              "for the proxy ({}); Setting: SHOAL_TIMEOUT_MS.",
-              proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe,
-              n_pes, report.waited_ns / 1'000'000, place(report)));
     case FailureKind::proxy_aborted:
-      return Error(
-          Code::closed,
-          fmt::format("an operation in a kernel of PE {} of {} on PE {} was given up, since "
-                      "the world ended ({})",
-                      my_pe, n_pes, report.awaited, place(report)));
+      return describe_proxy_report(report, my_pe, n_pes);
     case FailureKind::barrier:
       return Error(
           Code::timeout,

@@ -9,8 +9,6 @@
 namespace shoal::ep::detail {
 namespace {
 
-constexpr std::size_t kPage = kPageBytes;
-
 template <typename... Factors>
 std::size_t product(Factors... factors) {
   return checked_mul(Cursor::kOption, factors...);
@@ -38,7 +36,7 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   staged_pieces = shape.combine_staging ? (shape.max_tokens + kStagedRows - 1) / kStagedRows : 0;
   staged_flags = cursor.take(product(ranks, staged_pieces, sizeof(std::uint64_t)));
   staged_counts = cursor.take(product(ranks, staged_pieces, sizeof(std::uint32_t)));
-  control_end = cursor.aligned(kPage);
+  control_end = cursor.aligned(kPageBytes);
 
   cursor.at = control_end;
   arena_bytes = largest_result = 0;
@@ -47,11 +45,11 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
     largest_result = RegionLayout(shape.max_received(), shape.max_row_bytes, record.bytes).total;
     arena_bytes = Arena::bytes_for(shape.live_results, largest_result);
   }
-  arena = cursor.take(arena_bytes, kPage);
+  arena = cursor.take(arena_bytes, kPageBytes);
   const std::size_t staged = shape.combine_staging ? shape.max_received() : 0;
-  staging = cursor.take(product(staged, shape.max_combine_row_bytes), kPage);
-  staging_weights = cursor.take(product(staged, top_k, sizeof(float)), kPage);
-  normal_end = cursor.aligned(kPage);
+  staging = cursor.take(product(staged, shape.max_combine_row_bytes), kPageBytes);
+  staging_weights = cursor.take(product(staged, top_k, sizeof(float)), kPageBytes);
+  normal_end = cursor.aligned(kPageBytes);
 
   cursor.at = normal_end;
   slot_weights = cursor.take(product(2, ranks, tokens, top_k, sizeof(float)));
@@ -63,7 +61,7 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   // A LogFMT-10 row has its scales in front of it.
   combine_row_bytes = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 128);
   combine_rows = cursor.take(product(2, tokens, token_combine_rows, combine_row_bytes));
-  total = cursor.aligned(kPage);
+  total = cursor.aligned(kPageBytes);
 }
 
 }  // namespace shoal::ep::detail

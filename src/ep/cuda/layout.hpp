@@ -37,7 +37,7 @@ struct SideRecord {
         bytes(source_token + 16) {}
 };
 
-/// A region with room for `rows` rows: x at offset 0, side records behind it.
+/// A region with room for `rows` rows: x at offset 0, side records after it.
 struct RegionLayout {
   std::uint64_t records, total;
 

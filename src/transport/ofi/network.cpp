@@ -9,19 +9,21 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "transport/message/header.hpp"
+#include "transport/message/limits.hpp"
 #include "transport/message/pieces.hpp"
 #include "transport/ofi/window.hpp"
 
 namespace shoal::transport::ofi {
 namespace {
 
+using message::kBounceBytes;
+using message::kBounces;
+using message::kPollEntries;
+using message::kPollRounds;
+
 constexpr std::size_t kPayloadBytes = 192;
 constexpr std::size_t kMessageBytes = sizeof(Message) + kPayloadBytes;
-constexpr std::size_t kBounceBytes = std::size_t{64} << 10;
-constexpr std::size_t kBounces = 32;  ///< per rail
 constexpr std::size_t kSenders = 64;  ///< per rail
-constexpr int kPollRounds = 4;        ///< bounds how long one poll holds the lock
-constexpr int kPollEntries = 32;
 
 /// What networks leave open until the process ends.
 struct LeftOpen {

@@ -56,7 +56,7 @@ class Executor {
 
   struct PeQueue {
     Pe pe = -1;
-    std::optional<ProxyRoute> route;    ///< found at the first request
+    std::optional<HeapRoute> route;     ///< found at the first request
     std::deque<std::uint64_t> waiting;  ///< positions, to be started
     std::deque<std::uint64_t> started;
     bool point_set = false;

@@ -9,14 +9,13 @@
 #include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "transport/message/header.hpp"
+#include "transport/message/limits.hpp"
 
 namespace shoal::transport::ucx {
 namespace {
 
 constexpr unsigned kMessageId = 1;
 constexpr int kPollSteps = 32;  ///< bounds how long one poll holds the lock
-/// For the last messages of a PE that closes its world, and for closing its endpoints.
-constexpr std::chrono::milliseconds kCloseTimeout{1000};
 
 /// Longest payload of a message: about a token row. Up to here, a copy at each end costs less than
 /// the round trip of a flush (over TCP on a loaded machine, 14336 bytes and a signal take 160 us
@@ -367,10 +366,10 @@ std::string Network::route(const Peer& peer) const {
   return fmt::format("{} held until a flush", link(peer).held.size());
 }
 
-/// Polls until `done()`, at most for kCloseTimeout.
+/// Polls until `done()`, at most for message::kCloseTimeout.
 template <typename Done>
 void Network::poll_until(Done&& done) {
-  const auto deadline = message::Clock::now() + kCloseTimeout;
+  const auto deadline = message::Clock::now() + message::kCloseTimeout;
   Backoff backoff;
   while (!done() && message::Clock::now() < deadline) {
     if (poll()) {

@@ -8,18 +8,21 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "transport/message/limits.hpp"
 #include "transport/message/pieces.hpp"
 
 namespace shoal::transport::verbs {
 namespace {
 
-constexpr int kPollEntries = 32;
+using message::kBounceBytes;
+using message::kPollEntries;
+using message::kPollRounds;
+
 /// Longer transfers are cut, so that completions come often: a call without any for
 /// Backoff::kYieldTime would sleep between its polls.
 constexpr std::size_t kLongestRequest = std::size_t{256} << 10;
 /// Polls per look for asynchronous events, which costs a system call.
 constexpr std::uint32_t kPollsPerEvent = 4096;
-constexpr int kPollRounds = 4;  ///< bounds how long one poll holds the lock
 /// A request's wr_id: the connection, then the low bits of its number.
 constexpr unsigned kNumberBits = 40;
 constexpr std::uint64_t kNumberMask = (std::uint64_t{1} << kNumberBits) - 1;

@@ -80,8 +80,6 @@ class Network final : public message::Network {
   std::string route(const Peer& peer) const override;
 
  private:
-  static constexpr std::size_t kBounceBytes = std::size_t{64} << 10;
-
   /// What a request in a send queue is for.
   struct Posted {
     enum class Use : std::uint8_t { write, read, message, probe, other };

@@ -9,6 +9,7 @@
 #include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "transport/message/limits.hpp"
 #include "transport/message/pieces.hpp"
 #include "transport/verbs/network.hpp"
 #include "transport/verbs/order.hpp"
@@ -18,9 +19,9 @@
 namespace shoal::transport::verbs {
 namespace {
 
-constexpr std::size_t kBounces = 32;  ///< per port
-/// For the last messages of a PE that closes its world.
-constexpr std::chrono::milliseconds kCloseTimeout{1000};
+using message::kBounceBytes;
+using message::kBounces;
+using message::kCloseTimeout;
 
 template <typename T>
 void append(std::vector<std::byte>& bytes, const T& value) {

@@ -190,19 +190,16 @@ void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
   if (core >= 0)  // of the first PE of the host; the next core for the next PE
     core += std::count(placement.host_of.begin(), placement.host_of.begin() + placement.my_pe,
                        placement.host_of[placement.me()]);
-  proxy_ = transport::make_proxy({.my_pe = placement.my_pe,
-                                  .n_pes = placement.n_pes,
-                                  .heap_bytes = world_.heap_bytes,
-                                  .ring = ring,
-                                  .timeout = context.settings.timeout,
-                                  .route =
-                                      [&fabric = context.fabric](Pe pe) {
-                                        const HeapRoute route = fabric.heap_route(
-                                            pe, transport::capability::all_operations);
-                                        return transport::ProxyRoute{route.transport, route.start};
-                                      },
-                                  .wait = progress_wait_of(context.settings.progress_wait),
-                                  .core = core});
+  proxy_ = transport::make_proxy(
+      {.my_pe = placement.my_pe,
+       .n_pes = placement.n_pes,
+       .heap_bytes = world_.heap_bytes,
+       .ring = ring,
+       .timeout = context.settings.timeout,
+       .route = [&fabric = context.fabric](
+                    Pe pe) { return fabric.heap_route(pe, transport::capability::all_operations); },
+       .wait = progress_wait_of(context.settings.progress_wait),
+       .core = core});
   world_.proxy = reinterpret_cast<const device::proxy::Ring*>(place);
 }
 

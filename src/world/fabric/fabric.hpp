@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "shoal/settings.hpp"
+#include "transport/heap_route.hpp"
 #include "transport/transport.hpp"
 #include "world/fabric/connectivity.hpp"
 #include "world/memory/memory.hpp"
@@ -19,11 +20,7 @@ namespace shoal::detail {
 
 class BlobWriter;
 
-/// The way to the heap of one PE: `start` is the offset of the heap as `transport` counts.
-struct HeapRoute {
-  transport::Transport& transport;
-  std::size_t start;
-};
+using transport::HeapRoute;
 
 /// Two sets of transports: those that reach the segments (host memory), and, where the heap is in
 /// GPU memory, those that reach the heaps. One transport of each set serves a pair of PEs.

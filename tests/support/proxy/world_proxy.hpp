@@ -32,9 +32,7 @@ class WorldProxy {
          .timeout = world.settings().timeout,
          .route =
              [&state](Pe pe) {
-               const detail::HeapRoute route =
-                   state.fabric().heap_route(pe, transport::capability::all_operations);
-               return transport::ProxyRoute{route.transport, route.start};
+               return state.fabric().heap_route(pe, transport::capability::all_operations);
              },
          .failure =
              [&state](Pe pe) { return std::string(state.has_failed(pe) ? "it has failed" : ""); },

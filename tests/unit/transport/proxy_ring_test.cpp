@@ -94,7 +94,7 @@ class ProxyRing : public testing::Test {
                      .heap_bytes = kHeap,
                      .ring = memory_.ring(),
                      .timeout = timeout,
-                     .route = [this](Pe) { return ProxyRoute{transport_, kStart}; },
+                     .route = [this](Pe) { return HeapRoute{transport_, kStart}; },
                      .failure = [this](Pe pe) { return pe == dead_ ? "killed" : ""; }});
   }
   Ticket post(const Request& request) {
@@ -304,7 +304,7 @@ TEST_F(ProxyRing, CutsLongPutsWhereTheTransportHasNoRoom) {
                      .heap_bytes = source.size(),
                      .ring = memory_.ring(),
                      .timeout = 10s,
-                     .route = [this](Pe) { return ProxyRoute{transport_, kStart}; }});
+                     .route = [this](Pe) { return HeapRoute{transport_, kStart}; }});
   post({.kind = Kind::put,
         .pe = 1,
         .source = reinterpret_cast<std::uintptr_t>(source.data()),
@@ -406,7 +406,7 @@ TEST(ProxyRingThreads, OrderWhatProducersStore) {
   FakeTransport transport;
   Executor executor(
       {.my_pe = 0, .n_pes = 2, .heap_bytes = kHeap, .ring = ring, .timeout = 20s, .route = [&](Pe) {
-         return ProxyRoute{transport, kStart};
+         return HeapRoute{transport, kStart};
        }});
   std::vector<std::thread> producers;
   std::atomic<int> wrong{0};

@@ -8,7 +8,7 @@
 //
 // Memory order: a rank raises a signal by a release at system scope, and a wait ends with an
 // acquire at system scope, so everything that the raising thread wrote or saw before is visible
-// behind the wait. Bulk copies need more, see tma.cuh.
+// after the wait. Bulk copies need more, see tma.cuh.
 #pragma once
 
 #include "ep/cuda/device/faults.cuh"

@@ -2,7 +2,7 @@
 // combine_chunks.cuh: chunks of rows on their way through shared memory (sm_90 and later).
 //
 // A warp has a ring of stages. A stage holds a chunk of every row that is added to one part of the
-// result, one behind another. All lanes start bulk copies into the stage that is loaded; the warp
+// result, one after another. All lanes start bulk copies into the stage that is loaded; the warp
 // adds up the stage that was loaded first.
 //
 // With few SMs the number of instructions is the limit

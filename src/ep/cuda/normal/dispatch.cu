@@ -107,7 +107,7 @@ class RowRing {
   DispatchToken tokens_[kMaxStages];
 };
 
-/// Stores a row that has been loaded, with the scales behind it, at each of its targets, and writes
+/// Stores a row that has been loaded, with the scales after it, at each of its targets, and writes
 /// their records.
 template <bool kExpertMajor>
 __device__ void send_row(const NormalDispatch& params, const detail::SideRecord& record,

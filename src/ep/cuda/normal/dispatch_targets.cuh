@@ -40,7 +40,7 @@ __device__ void report_refusal(const NormalDispatch& params, std::uint64_t epoch
   }
 }
 
-/// The counts of `source`, behind its notice: int32 rows for each rank, tokens for each expert.
+/// The counts of `source`, after its notice: int32 rows for each rank, tokens for each expert.
 __device__ const std::int32_t* counts_of(const DeviceGroup& group, std::uint64_t epoch,
                                          std::int32_t source) {
   return reinterpret_cast<const std::int32_t*>(notice_at(group, group.me, epoch, source) +

@@ -106,7 +106,7 @@ __device__ void clear_row(const NormalExpand& params, std::int64_t row) {
     params.out_scales[row * params.out_scale_stride + s * params.out_scale_step] = 0;
 }
 
-/// The rows behind each block of experts, and behind all of them.
+/// The rows after each block of experts, and after all of them.
 __device__ void clear_padding(const NormalExpand& params) {
   const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
   for (std::int32_t e = blockIdx.x; e < params.experts; e += gridDim.x) {

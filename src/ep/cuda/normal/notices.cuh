@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // notices.cuh: how the ranks of a normal operation agree on it at its start, and end it together.
 //
-// Every rank writes a notice (detail::DeviceNotice), for a dispatch with counts behind it, to every
+// Every rank writes a notice (detail::DeviceNotice), for a dispatch with counts after it, to every
 // rank and raises `entered`. All ranks then see the same notices and decide alike whether the
 // operation takes place. At the end every block adds 1 to `finished` at every rank.
 //

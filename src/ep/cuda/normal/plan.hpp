@@ -25,7 +25,7 @@ inline constexpr std::uint32_t kMaxRowBytes = 96 << 10;
 /// How a kernel is launched.
 struct NormalPlan {
   std::int32_t blocks = 0, warps = 0, stages = 0;
-  std::uint32_t table_offset = 0;  ///< in shared memory, behind the stages
+  std::uint32_t table_offset = 0;  ///< in shared memory, after the stages
   std::uint32_t stage_bytes = 0, shared_bytes = 0, segment_chunks = 0;
   bool overlap_launches = false;    ///< the kernel may be set up while the one before it ends
   std::int32_t staging_blocks = 0;  ///< of `blocks`: those of a combine that stage first

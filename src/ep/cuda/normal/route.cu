@@ -142,7 +142,7 @@ struct RankPlace {
 };
 __device__ RankPlace place_of(const NormalRoute& params, const IndexTile& tile, std::int32_t rank) {
   RankPlace place;
-  std::int32_t after = 0;  // ranks whose last top-k slot is behind that of `rank`
+  std::int32_t after = 0;  // ranks whose last top-k slot is after that of `rank`
   std::uint64_t seen[kMaxDeviceRanks / 64] = {};
   for (std::int32_t k = params.group.top_k; k-- > 0;) {
     const std::int32_t expert = tile.expert(k);
