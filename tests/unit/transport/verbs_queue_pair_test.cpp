@@ -80,7 +80,7 @@ struct Rig {
   Port port;
   QueueLimits limits;
   std::vector<std::uint64_t> memory;
-  Region region;
+  MemoryRegion region;
   std::unique_ptr<QueuePair> a, b;
   std::vector<std::unique_ptr<ibv_sge>> sources;
 };
