@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Measures the host time of calls from Python without a graph on one rank: deep_ep.Buffer,
-shoal.ep.Group and shoal.torch, in normal and low-latency mode, in turn.
+shoal.ep.Group and shoal.torch, in normal and low-latency mode, and deep_ep.ElasticBuffer, in turn.
 
 With few tokens the time is mostly the overhead of Python: argument checks, arrays, events. On the
 host backend the figure includes the (small) work. Calls with CUDA tensors return when their kernels
@@ -31,7 +31,7 @@ class Subject(NamedTuple):
 
     function: Callable[[], object]
     calls: int
-    target_us: float
+    target_us: float | None = None
 
 
 def seconds_per_call(function, calls, device):
@@ -68,6 +68,15 @@ class Inputs:
         self.buffer = deep_ep.Buffer(
             dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True
         )
+        self.elastic = deep_ep.ElasticBuffer(
+            dist.group.WORLD,
+            num_bytes=64 << 20,
+            num_cpu_bytes=32 << 20,
+            num_max_tokens_per_rank=MAX_TOKENS,
+            hidden=HIDDEN,
+            num_topk=TOP_K,
+            explicitly_destroy=True,
+        )
         self.stream = (
             torch.cuda.current_stream().cuda_stream or 1 if device.type == "cuda" else None
         )
@@ -76,6 +85,7 @@ class Inputs:
         self.group.close()
         self.world.close()
         self.buffer.destroy()
+        self.elastic.destroy()
 
 
 def low_latency(i):
@@ -126,6 +136,32 @@ def normal(i):
         )
         i.buffer.combine(recv_x, handle, topk_weights=recv_weights)
 
+    def pair_with_events():
+        on_comm = {"async_finish": True, "allocate_on_comm_stream": True}
+        per_rank, per_node, per_expert, in_rank, event = i.buffer.get_dispatch_layout(
+            i.topk_idx, EXPERTS, previous_event=deep_ep.Buffer.capture(), **on_comm
+        )
+        layout = (per_rank, per_node, in_rank, per_expert)
+        recv_x, _, recv_weights, _, handle, event = i.buffer.dispatch(
+            i.x,
+            None,
+            *layout,
+            i.topk_idx,
+            i.weights,
+            num_worst_tokens=rows,
+            previous_event=event,
+            **on_comm,
+        )
+        event.current_stream_wait()
+        *_, event = i.buffer.combine(
+            recv_x,
+            handle,
+            topk_weights=recv_weights,
+            previous_event=deep_ep.Buffer.capture(),
+            **on_comm,
+        )
+        event.current_stream_wait()
+
     def core():
         routing = i.group.route(i.topk_idx, stream=i.stream)
         received = i.group.dispatch(
@@ -140,9 +176,55 @@ def normal(i):
     x, weights = i.x.clone().requires_grad_(), i.weights.clone().requires_grad_()
     return {
         "deep_ep.Buffer, normal: pair": Subject(pair, 1, 60),
+        "deep_ep.Buffer: pair with events": Subject(pair_with_events, 1),
         "shoal.ep.Group, normal": Subject(core, 3, 15),
         "shoal.torch": Subject(lambda: in_torch(i.x, i.weights), 2, 15),
         "shoal.torch, with gradients": Subject(lambda: in_torch(x, weights), 2, 15),
+    }
+
+
+def elastic(i):
+    """Pairs, and the calls beside dispatch and combine, of one rank with itself."""
+    buffer, part = i.elastic, torch.zeros(7168, dtype=torch.bfloat16, device=i.x.device)
+    buffer.agrs_set_config(1 << 20, 1)
+    buffer.pp_set_config(1 << 16, 2)
+    buffer.engram_write(i.x)
+    entries = torch.zeros((4, 2), dtype=torch.int32, device=i.x.device)
+
+    def pair(**options):
+        def after():
+            return {"previous_event": deep_ep.Buffer.capture(), **options} if options else {}
+
+        recv_x, _, weights, handle, event = buffer.dispatch(
+            i.x,
+            i.topk_idx,
+            i.weights,
+            num_experts=EXPERTS,
+            do_cpu_sync=False,
+            do_handle_copy=False,
+            **after(),
+        )
+        if options:
+            event.current_stream_wait()
+        *_, event = buffer.combine(recv_x, handle, topk_weights=weights, **after())
+        if options:
+            event.current_stream_wait()
+
+    def gather():
+        with buffer.agrs_new_session():
+            buffer.all_gather(part)[-1]()
+
+    def ring():
+        buffer.pp_send(part, 0)
+        buffer.pp_recv(part, 0)
+
+    on_comm = {"async_with_compute_stream": True, "allocate_on_comm_stream": True}
+    return {
+        "deep_ep.ElasticBuffer: pair": Subject(pair, 1, 60),
+        "ElasticBuffer: pair with events": Subject(lambda: pair(**on_comm), 1),
+        "ElasticBuffer: gather session": Subject(gather, 1),
+        "ElasticBuffer: pp_send, pp_recv": Subject(ring, 2),
+        "ElasticBuffer: engram fetch": Subject(lambda: buffer.engram_fetch(entries)(), 1),
     }
 
 
@@ -159,7 +241,7 @@ def main():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     inputs = Inputs(device)
-    subjects = {**low_latency(inputs), **normal(inputs)}
+    subjects = {**low_latency(inputs), **normal(inputs), **elastic(inputs)}
     rounds = {name: [] for name in subjects}
     for _ in range(arguments.rounds + 1):  # the first one warms up
         for name, one in subjects.items():
@@ -174,9 +256,10 @@ def main():
         for name, all_ in rounds.items()
     }
     for name, figure in figures.items():
+        target = "" if figure["target_us"] is None else f", target {figure['target_us']:g}"
         print(
-            f"{name:<30} {figure['best_us']:6.1f} us (median of rounds {figure['median_us']:.1f}, "
-            f"target {figure['target_us']:g}), {device.type}"
+            f"{name:<32} {figure['best_us']:6.1f} us (median of rounds {figure['median_us']:.1f}"
+            f"{target}), {device.type}"
         )
     if arguments.json:
         with open(arguments.json, "w") as file:

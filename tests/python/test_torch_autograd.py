@@ -6,6 +6,7 @@ all ranks.
 """
 
 import functools
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -18,7 +19,7 @@ from torch_ranks import all_ranks, each_group, names_of_checks, run_checks, seed
 import shoal
 import shoal.ep
 import shoal.torch
-from shoal.torch import ops
+from shoal.torch import eager, ops
 
 HIDDEN, EXPERTS, TOP_K, MAX_TOKENS = 16, 8, 3, 12
 TOKENS = (12, 5, 0, 9)  # by rank; one has none
@@ -204,6 +205,18 @@ def check_slots_of_other_ranks_get_no_gradient(group):
     received.topk_weights.exp().sum().backward()
     close(weights.grad, torch.where(idx < 0, 0, weights.exp()).detach())
     assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+@on_groups()
+def check_infinite_slopes_of_other_ranks_stay_there(group):
+    """The slope of sqrt is infinite at these 0; the gradients of the others stay finite."""
+    for by_operators in (False, True):
+        x, idx, weights = tokens_of(group)
+        with mock.patch.object(eager, "fits", lambda *_: False) if by_operators else nullcontext():
+            received = shoal.torch.dispatch(group, x, idx, weights)
+        assert bool((received.topk_weights == 0).any()) or not len(received.x)
+        received.topk_weights.sqrt().sum().backward()
+        close(weights.grad, torch.where(idx < 0, 0, 0.5 / weights.sqrt()).detach())
 
 
 @on_groups()

@@ -61,7 +61,6 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
   constexpr const char* kCall = "low_latency_dispatch";
   PendingDispatch phase{{{}, nb::borrow(self), {}, {}, nullptr}, {}};
   ep::LowLatencyDispatchOptions options;
-  nb::kwargs launch;
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
     if (name == "quantize")
@@ -75,9 +74,8 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
     else if (name == "defer_receive")
       options.defer_receive = argument<bool>(kCall, name, value);
     else
-      launch[key] = value;
+      read_launch(kCall, name, value, options.launch);
   }
-  options.launch = launch_from(kCall, launch);
   refuse_gradient(kCall, "x", x, nullptr);
   const TensorView rows = phase.arrays.read(x, "x");
   follow(options.launch, nb::cast<Group&>(self), phase.arrays.last());
@@ -95,7 +93,6 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
   constexpr const char* kCall = "low_latency_combine";
   PendingCombine phase{{}, nb::borrow(self), {}, nb::none(), nullptr};
   ep::LowLatencyCombineOptions options;
-  nb::kwargs launch;
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
     if (name == "log_fmt")
@@ -112,9 +109,8 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
     else if (name == "defer_receive")
       options.defer_receive = argument<bool>(kCall, name, value);
     else
-      launch[key] = value;
+      read_launch(kCall, name, value, options.launch);
   }
-  options.launch = launch_from(kCall, launch);
   refuse_gradient(kCall, "y", y, nullptr);
   refuse_gradient(kCall, "topk_weights", topk_weights, nullptr);
   const TensorView rows = phase.arrays.read(y, "y");

@@ -224,7 +224,6 @@ void bind_calls(nb::class_<Group>& group) {
 
 NormalOptions dispatch_options_from(std::string_view call, const nb::kwargs& given) {
   NormalOptions options;
-  nb::kwargs launch;
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
     if (name == "weights") {
@@ -243,15 +242,13 @@ NormalOptions dispatch_options_from(std::string_view call, const nb::kwargs& giv
     else if (name == "copy_out")
       options.dispatch.copy_out = argument<bool>(call, name, value);
     else
-      launch[key] = value;
+      read_launch(call, name, value, options.dispatch.launch);
   }
-  options.dispatch.launch = launch_from(call, launch);
   return options;
 }
 
 NormalOptions combine_options_from(std::string_view call, const nb::kwargs& given) {
   NormalOptions options;
-  nb::kwargs launch;
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
     if (name == "dtype")
@@ -264,9 +261,8 @@ NormalOptions combine_options_from(std::string_view call, const nb::kwargs& give
     else if (name == "bias")
       read_bias(options, value);
     else
-      launch[key] = value;
+      read_launch(call, name, value, options.combine.launch);
   }
-  options.combine.launch = launch_from(call, launch);
   return options;
 }
 

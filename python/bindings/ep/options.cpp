@@ -131,21 +131,24 @@ ep::Quantize quantize_from(std::string_view call, nb::handle given) {
   return ep::Quantize::fp8_ue8m0;
 }
 
+void read_launch(std::string_view call, const std::string& name, nb::handle value,
+                 ep::Launch& launch) {
+  if (name == "stream")
+    launch.stream = stream_from(call, value);
+  else if (name == "after")
+    launch.after = event_from(call, name, value);
+  else if (name == "done")
+    launch.done = event_from(call, name, value);
+  else if (name == "sms")
+    launch.sms = argument<std::int32_t>(call, name, value);
+  else
+    throw nb::type_error(fmt::format("{}: unexpected argument \"{}\"", call, name).c_str());
+}
+
 ep::Launch launch_from(std::string_view call, const nb::kwargs& given) {
   ep::Launch launch;
-  for (const auto& [key, value] : given) {
-    const std::string name = nb::cast<std::string>(key);
-    if (name == "stream")
-      launch.stream = stream_from(call, value);
-    else if (name == "after")
-      launch.after = event_from(call, name, value);
-    else if (name == "done")
-      launch.done = event_from(call, name, value);
-    else if (name == "sms")
-      launch.sms = argument<std::int32_t>(call, name, value);
-    else
-      throw nb::type_error(fmt::format("{}: unexpected argument \"{}\"", call, name).c_str());
-  }
+  for (const auto& [key, value] : given)
+    read_launch(call, nb::cast<std::string>(key), value, launch);
   return launch;
 }
 

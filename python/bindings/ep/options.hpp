@@ -25,9 +25,11 @@ DeviceKind heap_from(std::string_view call, nb::handle given);
 /// "none", "fp8", "fp8_power_of_two" or "fp8_ue8m0". Throws Error{invalid_argument} for others.
 ep::Quantize quantize_from(std::string_view call, nb::handle given);
 
-/// stream=, after=, done= and sms= of a call. Streams and events are numbers or objects of torch.
-/// Throws Error{invalid_argument} for an event that has no cudaEvent_t yet and for values of other
-/// types, TypeError for other names.
+/// Sets what stream=, after=, done= or sms= of a call gives. Streams and events are numbers or
+/// objects of torch. Throws Error{invalid_argument} for an event that has no cudaEvent_t yet and
+/// for values of other types, TypeError for other names.
+void read_launch(std::string_view call, const std::string& name, nb::handle value,
+                 ep::Launch& launch);
 ep::Launch launch_from(std::string_view call, const nb::kwargs& given);
 
 /// Where a call names no stream, sets the one on which its first argument `main` is ready, so that

@@ -63,21 +63,25 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() and tensor.numel() > 0 else ops.contiguous(tensor)
 
 
-class _Elsewhere:
-    """Top-k slots without a local expert, found when a gradient needs them."""
+class _Indices:
+    """The topk_idx that a dispatch returned, for a gradient; called, the top-k slots without a
+    local expert."""
 
     __slots__ = ("_topk_idx", "_version")
 
     def __init__(self, topk_idx: Tensor):
         self._topk_idx, self._version = topk_idx, topk_idx._version
 
-    def __call__(self) -> Tensor:
+    def unchanged(self) -> Tensor:
         if self._topk_idx._version != self._version:
             raise RuntimeError(
                 "shoal.torch: the topk_idx that a dispatch returned was modified in place; "
                 "the gradient of the dispatch needs it as it was"
             )
-        return self._topk_idx < 0
+        return self._topk_idx
+
+    def __call__(self) -> Tensor:
+        return self.unchanged() < 0
 
 
 def _send(
@@ -95,7 +99,7 @@ def _send(
     if sent is None:
         sent = _send_any(x, topk_idx, topk_weights, calls, worst_case_rows, copy_out)
     received_x, idx, weights, source, layout = sent
-    elsewhere = _Elsewhere(idx) if with_gradient else None
+    elsewhere = _Indices(idx) if with_gradient else None
     handle = ops.handle_of(ops.Layout(layout, worst_case_rows, copy_out, elsewhere))
     return received_x, idx, weights, source, handle
 
@@ -142,11 +146,15 @@ def _send_again(
 def _sum(
     y: Tensor, weights: Tensor | None, handle: Tensor, group: Any
 ) -> tuple[Tensor, Tensor | None]:
-    layout = ops.layout_of(handle)
+    layout, indices = ops.layout_of(handle), None
     if weights is not None:
-        weights = _plain(weights).masked_fill(ops.elsewhere_of(layout), 0)
+        weights = _plain(weights)
+        if isinstance(layout.elsewhere, _Indices):  # the kernel leaves these top-k slots out
+            indices = layout.elsewhere.unchanged()
+        else:
+            weights = weights.masked_fill(ops.elsewhere_of(layout), 0)
     return _calls_of(group, y.device).combine(
-        _plain(y), layout.handle, weights, None, None, (), _stream(y), 0
+        _plain(y), layout.handle, weights, indices, None, (), _stream(y), 0
     )
 
 

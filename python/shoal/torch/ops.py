@@ -109,7 +109,8 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 
 def _stream(tensor: Tensor) -> int | None:
-    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else None
+    # The function of torch's compiled code: torch.cuda.current_stream() takes 10 us.
+    return torch._C._cuda_getCurrentRawStream(tensor.device.index) if tensor.is_cuda else None
 
 
 def clear_unused(x: Tensor, received: Any, worst_case_rows: int) -> Tensor:

@@ -39,6 +39,7 @@ CudaGroup::CudaGroup(GroupState& owner) : state(owner) {
           "an ep::Group on GPUs has at most {} ranks; this team has {}", kMaxDeviceRanks,
           state.shape.ranks);
   resources = std::make_shared<GroupResources>(gpu);
+  recent_.emplace(resources);
   stream = resources->stream;
   last_stream = stream;
   for (cudaEvent_t* const event : {&between_, &read_})
@@ -56,6 +57,7 @@ CudaGroup::~CudaGroup() {
     log::warn("an ep::Group could not reach its GPU: {}", error.what());
   }
   // Kernels of a failed group end at their deadlines.
+  if (left_) (void)cudaEventRecord(between_, last_stream);
   if (last_stream != stream) (void)cudaEventSynchronize(between_);
   (void)cudaStreamSynchronize(stream);
   (void)cudaEventDestroy(between_);
@@ -100,6 +102,9 @@ cudaStream_t CudaGroup::begin(const Launch& launch) {
     if (on != last_stream && (under_way_ || last_stream == stream)) {
       if (last_stream == stream)
         check(cudaEventRecord(between_, stream), "order of an ep::Group's calls");
+      else
+        switches_ = true;
+      record_left();
       check(cudaStreamWaitEvent(on, between_, 0), "order of an ep::Group's calls");
     }
     last_stream = on;
@@ -135,10 +140,16 @@ void CudaGroup::end(const Launch& launch, cudaStream_t on) {
   record(on);
 }
 
-void CudaGroup::record(cudaStream_t on) const {
+void CudaGroup::record(cudaStream_t on) {
   const bool captured = on == begun_.on ? begun_.captured : capturing(on);
-  if (on != stream && !captured)
-    check(cudaEventRecord(between_, on), "order of an ep::Group's calls");
+  if (on == stream || captured) return;
+  left_ = !switches_ && (on == nullptr || on == cudaStreamLegacy);
+  if (!left_) check(cudaEventRecord(between_, on), "order of an ep::Group's calls");
+}
+
+void CudaGroup::record_left() {
+  if (left_) check(cudaEventRecord(between_, last_stream), "order of an ep::Group's calls");
+  left_ = false;
 }
 
 bool CudaGroup::capturing(cudaStream_t on) const {
@@ -173,8 +184,8 @@ std::int32_t CudaGroup::cause_of(std::int32_t rank) const {
                              [&](std::int32_t by) { return words[static_cast<std::size_t>(by)]; });
 }
 
-std::shared_ptr<void> CudaGroup::allocate(std::size_t bytes) const {
-  return resources->allocate(bytes, last_stream, resources);
+std::shared_ptr<void> CudaGroup::allocate(std::size_t bytes) {
+  return recent_->take(bytes, last_stream);
 }
 
 Tensor CudaGroup::tensor(const std::shared_ptr<void>& memory, std::size_t offset, DataType dtype,
@@ -186,6 +197,7 @@ Tensor CudaGroup::tensor(const std::shared_ptr<void>& memory, std::size_t offset
 
 void CudaGroup::drain() {
   state.world->cuda()->activate();
+  record_left();
   if (last_stream == stream)
     check(cudaStreamSynchronize(stream), "work of an ep::Group");
   else
@@ -196,6 +208,7 @@ void CudaGroup::drain() {
 
 void CudaGroup::synchronize() {
   state.world->cuda()->activate();
+  record_left();
   // After an interrupt the group is as before, and its work goes on.
   (void)poll_while_not_ready(
       [this] { return last_stream == stream ? cudaStreamQuery(stream) : cudaEventQuery(between_); },

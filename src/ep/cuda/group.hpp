@@ -45,7 +45,7 @@ struct CudaGroup {
   /// may destroy its stream from now on.
   void end(const Launch& launch, cudaStream_t on);
   /// Orders later calls after the work queued so far, even if this call throws.
-  void record(cudaStream_t on) const;
+  void record(cudaStream_t on);
   /// Reports errors of the first of two launches of a call. It records nothing, because no other
   /// work may come between the two kernels.
   void end_first() { check(cudaGetLastError(), "launch of a kernel"); }
@@ -64,7 +64,7 @@ struct CudaGroup {
   /// The first cause of the failure of `rank`, which has given the group up; reads GPU memory.
   std::int32_t cause_of(std::int32_t rank) const;
   /// Device memory in stream order after the last call; contents undefined.
-  std::shared_ptr<void> allocate(std::size_t bytes) const;
+  std::shared_ptr<void> allocate(std::size_t bytes);
   /// A tensor in `memory`.
   Tensor tensor(const std::shared_ptr<void>& memory, std::size_t offset, DataType dtype,
                 std::initializer_list<std::int64_t> shape) const;
@@ -88,11 +88,19 @@ struct CudaGroup {
   /// The `failed` words of all ranks at this one.
   std::vector<std::uint64_t> failed_words() const;
   void wait_for_readers(cudaStream_t on);
+  /// Records between_ where `record` has left that for later.
+  void record_left();
 
+  std::optional<RecentMemory> recent_;
   std::mutex readers_mutex_;
   std::vector<cudaStream_t> readers_;  ///< streams that later calls are ordered after
   cudaEvent_t read_ = nullptr;         // recorded on each of them in turn
   cudaEvent_t between_ = nullptr;      // recorded after each call on a stream of the caller
+  // As long as all calls have been on the legacy default stream, between_ is recorded when one
+  // comes on another stream: an event takes a microsecond of the host, and parts the kernels of
+  // neighbouring calls. Other streams can be destroyed or captured by then.
+  bool left_ = false;      // between_ has still to be recorded after the last call
+  bool switches_ = false;  // a call has followed one on another stream
   bool under_way_ = true;  // calls may be in progress: another stream has to wait for them
   /// The call that began last, so that the driver is asked only once whether its stream is
   /// captured.

@@ -103,6 +103,48 @@ std::shared_ptr<void> BlockPool::take() {
           }};
 }
 
+struct RecentMemory::Kept {
+  static constexpr std::size_t kMost = 4;
+  struct Block {
+    std::size_t bytes;
+    std::shared_ptr<void> memory;
+  };
+  std::mutex mutex;
+  std::vector<Block> blocks;  // the last one was released last
+
+  /// A block of this size; nullptr where there is none.
+  std::shared_ptr<void> find(std::size_t bytes) {
+    const std::lock_guard lock(mutex);
+    const auto found = std::find_if(blocks.rbegin(), blocks.rend(),
+                                    [&](const Block& block) { return block.bytes == bytes; });
+    if (found == blocks.rend()) return nullptr;
+    std::shared_ptr<void> memory = std::move(found->memory);
+    blocks.erase(std::next(found).base());
+    return memory;
+  }
+  void keep(std::size_t bytes, std::shared_ptr<void> memory) {
+    std::shared_ptr<void> oldest;  // freed without the lock
+    const std::lock_guard lock(mutex);
+    if (blocks.size() == kMost) {
+      oldest = std::move(blocks.front().memory);
+      blocks.erase(blocks.begin());
+    }
+    blocks.push_back({bytes, std::move(memory)});
+  }
+};
+
+RecentMemory::RecentMemory(std::shared_ptr<GroupResources> resources)
+    : resources_(std::move(resources)), kept_(std::make_shared<Kept>()) {}
+
+std::shared_ptr<void> RecentMemory::take(std::size_t bytes, cudaStream_t on) const {
+  std::shared_ptr<void> memory = kept_->find(bytes);
+  if (memory == nullptr) memory = resources_->allocate(bytes, on, resources_);
+  void* const pointer = memory.get();
+  return {pointer, [bytes, kept = kept_, memory = std::move(memory)](void*) mutable {
+            kept->keep(bytes, std::move(memory));
+          }};
+}
+
 namespace {
 
 struct Pinned {

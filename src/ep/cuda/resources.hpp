@@ -60,6 +60,21 @@ class BlockPool {
   std::shared_ptr<Blocks> blocks_;
 };
 
+/// Device memory of results. Keeps a few blocks that were released last for calls that need the
+/// same number of bytes: the driver takes a microsecond or more for each of an allocation and its
+/// release. Work that uses a block is ordered as with BlockPool.
+class RecentMemory {
+ public:
+  explicit RecentMemory(std::shared_ptr<GroupResources> resources);
+  /// Memory in stream order on `on`; contents undefined.
+  std::shared_ptr<void> take(std::size_t bytes, cudaStream_t on) const;
+
+ private:
+  struct Kept;
+  std::shared_ptr<GroupResources> resources_;
+  std::shared_ptr<Kept> kept_;
+};
+
 /// Zeroed host memory that the GPU reads and writes. It is kept for the next user and never freed.
 std::shared_ptr<void> take_pinned(std::size_t bytes);
 

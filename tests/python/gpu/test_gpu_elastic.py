@@ -282,6 +282,32 @@ def check_streams_of_torch(_):
     buffer.destroy()
 
 
+def check_calls_on_changing_streams(_):
+    """Calls follow each other in the order of the program, on the default stream and others, where
+    nothing but the group orders the streams."""
+    buffer = make_buffer(num_max_tokens_per_rank=16, hidden=H, num_topk=K)
+    default, other = torch.cuda.current_stream(), torch.cuda.Stream()
+    inputs = [make_inputs(dist.get_rank(), 9, seed) for seed in range(6)]
+
+    def pair(x, topk_ids, topk_weights):
+        recv_x, ids, weights, handle, _ = buffer.dispatch(
+            x, topk_idx=topk_ids, topk_weights=topk_weights, num_experts=E, do_cpu_sync=False
+        )
+        return ids, *buffer.combine(recv_x, handle, topk_weights=weights)[:2]
+
+    wanted = [[one.cpu() for one in pair(*one)] for one in inputs]  # on the default stream alone
+    torch.cuda.synchronize()
+    results = []
+    for number, one in enumerate(inputs):
+        with torch.cuda.stream(default if number % 2 == 0 else other):
+            delay(5)  # a call on the other stream would overtake this one
+            results.append(pair(*one))
+    torch.cuda.synchronize()
+    for got, want in zip(results, wanted):
+        assert all(torch.equal(one.cpu(), two) for one, two in zip(got, want))
+    buffer.destroy()
+
+
 def check_events(_):
     """Pairs with events after a delay on either stream have the results of plain pairs."""
     rank = dist.get_rank()

@@ -11,6 +11,7 @@ import torch
 from shoal._core.ep import wait_signals
 
 from ...utils.semantic import native_assert
+from ...utils.streams import current_stream
 from ..checks import require_tensor
 
 _POLL_SECONDS = 20e-6
@@ -52,7 +53,7 @@ class Overlap(NamedTuple):
         if stream is None:
             self._poll(call, signals, counts, value, timeout)
             return
-        signals.record_stream(torch.cuda.current_stream())
+        signals.record_stream(current_stream())
         wait_signals(
             signals.data_ptr(),
             0 if counts is None else counts.data_ptr(),

@@ -44,7 +44,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
       parts_->combines_received + 1);
   parts_->open("low_latency_combine", on);
   require(
-      options.out.defined() || !group_.capturing(on), Code::invalid_argument,
+      options.out.defined() || !group_.captures(), Code::invalid_argument,
       "low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the result's memory must outlive "
       "the graph");
 
@@ -52,7 +52,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   pending->group = state.shared_from_this();
   pending->handle = base;
   pending->options = options;
-  pending->block = parts_->take(parts_->pendings, on);
+  pending->block = parts_->take(parts_->pendings);
   pending->view = pending_view(pending->block.get(), state.shape);
   pending->serial = ++parts_->serial;
   pending->epoch = state.low_latency_combine_epoch + 1;

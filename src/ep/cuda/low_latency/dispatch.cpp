@@ -26,7 +26,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   routing->shape = state.shape;
   routing->tokens = topk_idx.shape[0];
   handle->routing = std::move(routing);
-  handle->block = parts_->take(parts_->handles, on);
+  handle->block = parts_->take(parts_->handles);
   handle->view = handle_view(handle->block.get(), state.shape);
   handle->serial = ++parts_->serial;
   handle->has_weights = options.weights.defined();

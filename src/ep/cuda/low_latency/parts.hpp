@@ -166,11 +166,12 @@ struct LowLatency::Parts {
     }
   }
 
-  /// A block of a pool. Keeps some blocks free for captured calls, which cannot allocate.
-  std::shared_ptr<void> take(BlockPool& pool, cudaStream_t on) const {
+  /// A block of a pool, for the call that began last. Keeps some blocks free for captured calls,
+  /// which cannot allocate.
+  std::shared_ptr<void> take(BlockPool& pool) const {
     constexpr std::size_t kAhead = 2;
     auto block = pool.take();
-    if (!group.capturing(on)) pool.reserve(kAhead);
+    if (!group.captures()) pool.reserve(kAhead);
     return block;
   }
 
