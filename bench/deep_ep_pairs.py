@@ -89,11 +89,11 @@ class V1:
     def layout(self):
         return self.buffer.get_dispatch_layout(self.case.topk_idx, self.case.a.experts)
 
-    def dispatch(self, fp8, handle=None):
+    def dispatch(self, fp8, handle=None, layout=None):
         case = self.case
         if handle is not None:
             return self.buffer.dispatch(case.rows(fp8), handle=handle)
-        per_rank, per_node, per_expert, in_rank, _ = self.layout()
+        per_rank, per_node, per_expert, in_rank, _ = layout or self.layout()
         return self.buffer.dispatch(
             case.rows(fp8),
             None,
@@ -105,6 +105,15 @@ class V1:
             case.weights,
             num_worst_tokens=self.worst,
         )
+
+    def steps(self, y):
+        """A pair; yields the name of each part when its call has returned."""
+        layout = self.layout()
+        yield "layout"
+        received, _, weights, _, handle, _ = self.dispatch(False, None, layout)
+        yield "dispatch"
+        self.buffer.combine(y[: received.shape[0]], handle, topk_weights=weights)
+        yield "combine"
 
     def pair(self, fp8, y, handle=None):
         received, _, weights, _, new, _ = self.dispatch(fp8, handle)
@@ -174,6 +183,12 @@ class V2:
             do_handle_copy=False,
             num_sms=case.a.elastic_sms,
         )
+
+    def steps(self, y):
+        received, _, weights, handle, _ = self.dispatch(False)
+        yield "dispatch"
+        self.buffer.combine(y[: received.shape[0]], handle, topk_weights=weights)
+        yield "combine"
 
     def pair(self, fp8, y, handle=None):
         received, _, weights, new, _ = self.dispatch(fp8)
@@ -301,6 +316,20 @@ def measure_expanded(case, buffer, figures):
         received = rows = None
 
 
+def measure_first_pair(case, one, y, key, figures):
+    start = last = time.perf_counter()
+    parts = []
+    for name in one.steps(y):
+        now = time.perf_counter()
+        parts.append((name, now - last))
+        last = now
+    if case.device.type == "cuda":
+        torch.cuda.synchronize()
+    figures[f"{key}: first pair, ms"] = 1e3 * (time.perf_counter() - start)
+    for name, seconds in parts:
+        figures[f"{key}: first {name}, host time, ms"] = 1e3 * seconds
+
+
 def measure(rank, ranks, a, path):
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -327,10 +356,7 @@ def measure(rank, ranks, a, path):
                 settle(case)
                 figures[f"{key}: warmup, ms"] = 1e3 * (time.perf_counter() - made)
                 made = time.perf_counter()
-            one.pair(False, y)
-            if case.device.type == "cuda":
-                torch.cuda.synchronize()
-            figures[f"{key}: first pair, ms"] = 1e3 * (time.perf_counter() - made)
+            measure_first_pair(case, one, y, key, figures)
             settle(case)
             for fp8 in (False, True):
                 form = f"{key}, {'FP8' if fp8 else 'BF16'}"

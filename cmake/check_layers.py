@@ -74,6 +74,8 @@ INTERNALS = {
     ): ("ep/host/rows/row_ops.hpp",),
     # deep_ep's combine holds a stream until a GEMM has signalled; C++ programs use events.
     ("python/bindings/ep/signals.cpp",): ("ep/cuda/low_latency/wait_signals.hpp",),
+    # deep_ep's low-latency dispatch quantizes received rows; C++ programs have no such call.
+    ("python/bindings/ep/nvfp4.cpp",): ("ep/cuda/low_latency/quantize_nvfp4.hpp",),
     # Header-only: queues whose rate a study measures.
     ("bench/nic/",): ("base/mlx5/", "transport/gda/"),
     # Kernels that measure the copies of the library's kernels; experts that quantize as they do.

@@ -201,7 +201,7 @@ std::uint32_t shared_address(const void* pointer) {
                                     (static_cast<const std::byte*>(pointer) - dynamic_shared));
 }
 std::byte* at_shared(std::uint32_t address) {
-  return dynamic_shared + (address - kFirstAddress);
+  return dynamic_shared + static_cast<std::int32_t>(address - kFirstAddress);
 }
 
 void init_bulk_barrier(std::uint32_t barrier, std::uint32_t arrivals) {

@@ -203,6 +203,7 @@ void bind_group(nb::module_& module) {
   bind_tensors(module);
   bind_gate(module);
   bind_signals(module);
+  bind_nvfp4(module);
 }
 
 }  // namespace shoal::python

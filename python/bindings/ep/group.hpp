@@ -55,5 +55,6 @@ void bind_normal_calls(nb::module_& module);
 void bind_expand(nb::module_& module);
 void bind_gate(nb::module_& module);
 void bind_signals(nb::module_& module);
+void bind_nvfp4(nb::module_& module);
 
 }  // namespace shoal::python

@@ -7,6 +7,7 @@ warm-up makes calls of the largest size on generated tokens, in this thread or i
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,11 @@ import torch
 
 from ..config import topk_idx_t
 from ..utils.semantic import native_assert
-from .groups import GroupShape
+from .groups import GroupShape, NormalGroup
 from .runtime import Runtime
 
 _MAX_TOP_K = 32
+_MOST_PREPARED_BYTES = 512 << 20
 
 
 class Preparation:
@@ -114,8 +116,40 @@ def prepare(runtime: Runtime, work: Callable[[], None], background: bool) -> Non
         complete()
 
 
+def prepare_unknown_sizes(runtime: Runtime, num_bytes: int) -> None:
+    """Does what the first group of a process needs whatever its sizes: loads the kernels and takes
+    memory for the heap, up to ``num_bytes`` and 512 MiB. Collective; nothing on the CPU.
+
+    A group is created and closed. Heap memory stays taken, so a later group of that size takes
+    none.
+    """
+    if runtime.device.type == "cuda":
+        create_and_close(runtime, num_bytes)
+
+
+def create_and_close(runtime: Runtime, num_bytes: int) -> None:
+    """A group of about ``num_bytes``, at most 512 MiB; a small one where the size of the heap was
+    chosen, or ranks are on several nodes. Collective."""
+    shape = GroupShape(hidden=1024, top_k=1, experts=runtime.num_ranks)
+    whole = "SHOAL_SYMMETRIC_SIZE" not in os.environ
+    whole = whole and runtime.world.pes_per_node == runtime.num_ranks
+    # Two results and a staging area, of bfloat16 rows from every rank.
+    bytes_of_token = 3 * runtime.num_ranks * shape.hidden * 2
+    tokens = min(num_bytes, _MOST_PREPARED_BYTES) // bytes_of_token if whole else 0
+    tokens, scales = runtime.groups.agree(shape, max(tokens, 16), shape.hidden // 128)
+    group = NormalGroup(runtime.team, shape, tokens, scales, runtime.device)
+    group.group.close()
+
+
 class WarmBuffer:
     """``warmup`` of ``Buffer``."""
+
+    def _prepare(self, preinitialize: bool, *known: int) -> None:
+        """What the constructor does ahead of the first call."""
+        if preinitialize:
+            self.warmup(*known)
+        elif self.num_nvl_bytes > 0:
+            prepare_unknown_sizes(self.runtime, self.num_nvl_bytes)
 
     def warmup(
         self,

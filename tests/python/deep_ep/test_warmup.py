@@ -3,6 +3,7 @@
 in the background ends before the next call."""
 
 import contextlib
+import os
 import threading
 from unittest import mock
 
@@ -25,6 +26,7 @@ from buffer_cases import (
 from torch_ranks import names_of_checks, run_checks
 
 import deep_ep
+import shoal
 from deep_ep.buffers import groups, warmup
 from deep_ep.utils import refs
 
@@ -115,6 +117,33 @@ def check_the_constructor_prepares(_):
         run_elastic_pair(elastic, 2)
     assert names == []
     elastic.destroy()
+
+
+def check_a_group_of_unknown_sizes(_):
+    """What constructors do on GPUs: a group of about that many bytes, which is closed."""
+    buffer = make_buffer()
+    runtime, created = buffer.runtime, []
+
+    class Noted(groups.NormalGroup):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            created.append(self)
+
+    with mock.patch.object(warmup, "NormalGroup", Noted), mock.patch.dict(os.environ):
+        os.environ.pop("SHOAL_SYMMETRIC_SIZE", None)
+        warmup.create_and_close(runtime, 3 << 20)
+        assert created[0].max_tokens == (3 << 20) // (3 * 4 * 1024 * 2)
+        warmup.create_and_close(runtime, 0)
+        assert created[1].max_tokens == 16
+        os.environ["SHOAL_SYMMETRIC_SIZE"] = "1G"
+        warmup.create_and_close(runtime, 3 << 20)
+        assert created[2].max_tokens == 16
+    assert list(runtime.groups) == []
+    for group in created:
+        with pytest.raises(shoal.errors.ClosedError):
+            group.group.synchronize()
+    run_pair(buffer, 7)
+    buffer.destroy()
 
 
 def check_elastic_warmup(_):

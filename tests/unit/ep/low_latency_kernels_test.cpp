@@ -29,6 +29,7 @@ struct Case {
   std::vector<std::int32_t> tokens = {4, 2, 0};  ///< of each rank
   bool masks = false;
   std::int32_t blocks = 3;
+  bool bulk = false;  ///< bulk copies where the kernels have them
 };
 
 /// How a rank combines.
@@ -120,6 +121,7 @@ class Ranks {
   explicit Ranks(const Case& c) : c_(c), shape_(shape_of(c)), layout_(shape_) {
     limits_.multiprocessors = 2;
     limits_.most_blocks = c.blocks;
+    limits_.dependent_launch = c.bulk;
     for (std::int32_t rank = 0; rank < c.ranks; ++rank) ranks_.emplace_back(shape_, layout_.total);
     for (std::int32_t me = 0; me < c.ranks; ++me) {
       Rank& rank = ranks_[me];
@@ -409,6 +411,22 @@ TEST(LowLatencyKernelsOf, EightRanks) {
                .tokens = {2, 1, 2, 2, 1, 0, 2, 1},
                .blocks = 5});
   for (const Combine& combine : {kLogfmt, kSums}) ranks.round(combine, Values::plain);
+}
+
+// Aligned pieces of LogFMT-10 rows are copied in bulk, in one window and in two.
+TEST_P(LowLatencyKernels, LogfmtInBulk) {
+  for (const std::int64_t hidden : {512, 2048, 7680}) {
+    SCOPED_TRACE("hidden " + std::to_string(hidden));
+    Ranks ranks({.hidden = hidden, .tokens = {3, 2, 1}, .masks = GetParam(), .bulk = true});
+    for (const Combine& combine : {kLogfmt, kExactLogfmt}) ranks.round(combine, Values::mixed);
+  }
+}
+
+// Items of LogFMT-10 rows are handed out: the first block gets nearly all of them here, more than
+// it keeps numbers of.
+TEST(LowLatencyKernelsOf, ManyLogfmtItems) {
+  Ranks ranks({.hidden = 128, .tokens = {20, 15, 9}, .blocks = 2});
+  ranks.round(kLogfmt, Values::plain);
 }
 
 }  // namespace

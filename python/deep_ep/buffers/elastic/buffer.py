@@ -26,7 +26,7 @@ from ..checks import describe, expect
 from ..ending import close, warn_unless_destroyed
 from ..groups import detached
 from ..runtime import Operation, Runtime
-from ..warmup import WarmElasticBuffer
+from ..warmup import WarmElasticBuffer, prepare_unknown_sizes
 from . import sizes
 from .combine import Combiner
 from .dispatch import Dispatcher, OutputForm, check_handle
@@ -132,6 +132,8 @@ class ElasticBuffer(WarmElasticBuffer):
         self._engram = Engram(self.runtime, self._streams)
         if preinitialize:
             self.warmup(num_experts)
+        else:
+            prepare_unknown_sizes(self.runtime, num_bytes)
 
     def _set_domains(self, group: dist.ProcessGroup, allow_hybrid_mode: bool) -> None:
         """Sets the ranks and the two-level shape of the group. Collective."""

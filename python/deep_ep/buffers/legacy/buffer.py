@@ -42,7 +42,8 @@ class Buffer(WarmBuffer):
 
     Tensors lie on the GPU, or on the CPU where there is no GPU or SHOAL_HEAP=host; results are the
     same. All calls that communicate are collective. ``num_nvl_bytes`` and ``num_rdma_bytes`` are
-    the values of the size hints; memory is taken when calls need it.
+    the values of the size hints; memory is taken when calls need it, except that a constructor on
+    a GPU takes up to 512 MiB of num_nvl_bytes.
 
     Attributes: rank, group, group_size, num_nvl_bytes, num_rdma_bytes, low_latency_mode,
     explicitly_destroy, enable_shrink, runtime.
@@ -125,8 +126,7 @@ class Buffer(WarmBuffer):
             )
             if known is not None:
                 self._low_latency.create("Buffer", *known, provisional=is_default)
-        if preinitialize:
-            self.warmup(num_max_tokens_per_rank, hidden, num_experts, num_topk)
+        self._prepare(preinitialize, num_max_tokens_per_rank, hidden, num_experts, num_topk)
 
     def __del__(self) -> None:
         warn_unless_destroyed(self)

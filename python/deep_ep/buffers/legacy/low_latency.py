@@ -97,14 +97,14 @@ class LowLatencyMode:
         if hook is None:
             if overlap.event is not None:
                 overlap.current_stream_wait()
-            nvfp4.quantize(rows, global_scale, out)
+            nvfp4.quantize(rows, counts, global_scale, out, runtime.current_stream())
             if overlap.event is not None:  # the result includes the quantization
                 overlap = EventOverlap(EventHandle())
             return out, counts, handle, overlap, None
 
         def receive() -> None:
             hook()
-            nvfp4.quantize(rows, global_scale, out)
+            nvfp4.quantize(rows, counts, global_scale, out, runtime.current_stream())
 
         return out, counts, handle, overlap, receive
 

@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 
+from shoal._core.ep import quantize_nvfp4
+
 from ...utils.semantic import native_assert
 from ..checks import describe
 
 GROUP = 16  # channels that share a scale
 E2M1_MAX = 6.0
+_E4M3_MAX = 448.0
 
 # Scales lie in tiles of 128 rows x 4 groups: [row % 32][row / 32][group], as the tensor cores of
 # Blackwell read them.
@@ -54,15 +57,40 @@ def allocate(experts: int, rows: int, hidden: int, device: torch.device) -> tupl
     return values.permute(1, 2, 0), tiles.permute(3, 4, 1, 5, 2, 0)
 
 
-def quantize(x: torch.Tensor, global_scale: torch.Tensor | None, out: tuple) -> None:
-    """Writes bfloat16 [experts, rows, hidden] to ``out``, the result of ``allocate``."""
+def quantize(
+    x: torch.Tensor,
+    counts: torch.Tensor,
+    global_scale: torch.Tensor | None,
+    out: tuple,
+    stream: int | None,
+) -> None:
+    """Writes bfloat16 [experts, rows, hidden] to ``out``, the result of ``allocate``: on ``stream``
+    the first ``counts`` rows of each expert, on the CPU all."""
+    if stream is None:
+        _quantize_on_host(x, global_scale, out)
+        return
+    experts, rows, hidden = x.shape
+    quantize_nvfp4(
+        x.data_ptr(),
+        counts.data_ptr(),
+        0 if global_scale is None else global_scale.data_ptr(),
+        out[0].data_ptr(),
+        out[1].data_ptr(),
+        experts,
+        rows,
+        hidden,
+        stream,
+    )
+
+
+def _quantize_on_host(x: torch.Tensor, global_scale: torch.Tensor | None, out: tuple) -> None:
     values, scales = out[0].permute(2, 0, 1), out[1].permute(5, 2, 4, 0, 1, 3)
     experts, rows, hidden = x.shape
     groups = x.view(experts, rows, hidden // GROUP, GROUP).float()
     scale = groups.abs().amax(-1) / E2M1_MAX
     if global_scale is not None:
         scale = scale * global_scale
-    scale = scale.to(torch.float8_e4m3fn)
+    scale = scale.clamp(max=_E4M3_MAX).to(torch.float8_e4m3fn)
     factor = scale.float()
     if global_scale is not None:
         factor = factor / global_scale

@@ -335,9 +335,10 @@ __device__ void agree(TokenRows& token_rows) {
 
 namespace low_latency {
 
-/// kUnsummedAhead: rows in flight of ranks that send expert outputs in place of sums. More of them
-/// take registers from the sums, so only deferred receives, which mostly get such rows, have many.
-template <CombineRowForm kForm, int kUnsummedAhead>
+/// kVariant: with sums, rows in flight of ranks that send expert outputs in place of them. More of
+/// them take registers from the sums, so only deferred receives, which mostly get such rows, have
+/// many. With LogFMT-10, whether rows are copied in bulk.
+template <CombineRowForm kForm, int kVariant>
 __global__ void __launch_bounds__(kThreads, 1)
     combine_receive_kernel(const __grid_constant__ LowLatencyCombineReceive call) {
   begin_kernel(call.chained != 0);
@@ -351,6 +352,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   collector.pass();
   if (blockIdx.x == 0) collector.check_agreement();
+  constexpr bool kBulk = kForm == CombineRowForm::log_fmt && kVariant != 0;
+  LogfmtBulkRows bulk;
+  if constexpr (kBulk) bulk.open(logfmt_decoding<kBulk>());
   for (; token < call.tokens; token += blocks) {
     TokenRows token_rows = collector.wait(token, expert);
     expert = collector.load_expert(token + blocks);
@@ -358,10 +362,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (kForm == CombineRowForm::log_fmt || group.mask_failed != 0 || call.wait_ns != nullptr)
       agree(token_rows);
     if constexpr (kForm == CombineRowForm::log_fmt) {
-      __shared__ LogfmtDecoding shared;
-      LogfmtRows rows(token_rows, reinterpret_cast<std::byte*>(collector.chunk_at(0, 0)),
-                      static_cast<std::uint32_t>(call.sizes.hidden), call.exact == 0,
-                      self_signalling(group), shared);
+      ptx::fence_proxy_async();  // the flags have been acquired
+      LogfmtRows<kBulk> rows(token_rows, reinterpret_cast<std::byte*>(collector.chunk_at(0, 0)),
+                             static_cast<std::uint32_t>(call.sizes.hidden), call.exact == 0,
+                             self_signalling(group), logfmt_decoding<kBulk>(), &bulk);
       rows.add_up(collector.out_row(token));
     } else if constexpr (kForm == CombineRowForm::rows) {
       add_rows<RowAddition::weighted, kRowsAhead>(collector, call, token_rows,
@@ -370,8 +374,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       add_rows<RowAddition::plain, kRowsAhead>(collector, call, token_rows,
                                                collector.out_row(token));
     } else {
-      add_rows<RowAddition::by_rank, kUnsummedAhead>(collector, call, token_rows,
-                                                     collector.out_row(token));
+      add_rows<RowAddition::by_rank, kVariant>(collector, call, token_rows,
+                                               collector.out_row(token));
     }
   }
   collector.end();
@@ -403,7 +407,9 @@ void launch_low_latency_combine_receive(const LowLatencyCombineReceive& call,
     case CombineRowForm::rows:
       return start(combine_receive_kernel<CombineRowForm::rows, 0>, threads);
     case CombineRowForm::log_fmt:
-      return start(combine_receive_kernel<CombineRowForm::log_fmt, 0>,
+      return start(limits.dependent_launch && logfmt_pieces_are_aligned(chunks * 8)
+                       ? combine_receive_kernel<CombineRowForm::log_fmt, 1>
+                       : combine_receive_kernel<CombineRowForm::log_fmt, 0>,
                    std::min(kThreads, pieces * 32));
   }
 }
@@ -414,6 +420,7 @@ void load_low_latency_combine_receive() {
   load_kernel(combine_receive_kernel<CombineRowForm::sums, kManyAhead>);
   load_kernel(combine_receive_kernel<CombineRowForm::rows, 0>);
   load_kernel(combine_receive_kernel<CombineRowForm::log_fmt, 0>);
+  load_kernel(combine_receive_kernel<CombineRowForm::log_fmt, 1>);
 }
 
 }  // namespace shoal::ep::cuda

@@ -367,6 +367,45 @@ class RowsDone {
   std::uint32_t count_ = 0;
 };
 
+/// The numbers of a block's items. LogFMT-10 rows take long to encode, and random routing gives
+/// some blocks half as many again as others; so the first number of a block is fixed, and the
+/// others are handed out, each two items ahead. All threads call; those that send rows meet first.
+class ItemNumbers {
+ public:
+  /// All threads meet between it and the first next().
+  __device__ ItemNumbers(const DeviceGroup& group, std::int32_t first, std::int32_t* shared)
+      : group_(group), shared_(shared) {
+    if (threadIdx.x != 0) return;
+    shared_[0] = first;
+    shared_[1] = take();
+  }
+  /// The number after that of the item that the block is at. Valid after the rows of the item
+  /// before have been sent.
+  __device__ std::int32_t next() const { return shared_[(at_ + 1) % kKept]; }
+  /// Takes the number after the next one; thread 0 publishes it in end_item.
+  __device__ void begin_item() {
+    if (threadIdx.x == 0) taken_ = take();
+  }
+  __device__ void end_item() {
+    if (threadIdx.x == 0) shared_[(at_ + 2) % kKept] = taken_;
+    ++at_;
+  }
+
+  /// More than the items by which the warp of the flags can be late.
+  static constexpr std::uint32_t kKept = 32;
+
+ private:
+  __device__ std::int32_t take() const {
+    return static_cast<std::int32_t>(gridDim.x +
+                                     take_work(group_, KernelKind::low_latency_combine_send));
+  }
+
+  const DeviceGroup& group_;
+  std::int32_t* const shared_;  ///< [kKept]
+  std::uint32_t at_ = 0;
+  std::int32_t taken_ = 0;  ///< in thread 0
+};
+
 /// Threads of a block that send rows. The warp of the flags follows them.
 constexpr std::uint32_t row_threads_of(CombineRowForm form) {
   return form == CombineRowForm::log_fmt ? kLogfmtThreads : kThreads;
@@ -399,19 +438,52 @@ __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
         if (sender.wanted(item)) sender.send_flags(item);
       } else {
         if (sender.wanted(item)) {
-          if constexpr (kForm == CombineRowForm::sums) {
+          if constexpr (kForm == CombineRowForm::sums)
             sender.send_sum(item);
-          } else if constexpr (kForm == CombineRowForm::rows) {
+          else
             sender.send_rows(item);
-          } else {
-            __shared__ LogfmtEncoding shared;
-            sender.send_log_fmt(item, shared);
-          }
         }
         if (call.flags != 0) done.arrive();
       }
       if (call.flags != 0) done.next();
       item = next;
+    }
+  }
+  sender.end();
+}
+
+template <>
+__global__ void __launch_bounds__(threads_of(CombineRowForm::log_fmt), kBlocksPerMultiprocessor)
+    combine_send_kernel<CombineRowForm::log_fmt>(
+        const __grid_constant__ LowLatencyCombineSend call) {
+  begin_kernel();
+  __shared__ bool masked[kMaxDeviceRanks];
+  __shared__ std::int32_t kept[ItemNumbers::kKept];
+  __shared__ LogfmtEncoding shared;
+  CombineSender sender(call, masked);
+  auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) % gridDim.x);
+  CombineItem item = sender.load(i);
+  ItemNumbers numbers(call.group, i, kept);
+  if (sender.enter()) {
+    RowsDone<kLogfmtThreads> done;
+    while (i < sender.items()) {
+      if (threadIdx.x >= kLogfmtThreads) {
+        done.wait();
+        if (sender.wanted(item)) sender.send_flags(item);
+        i = numbers.next();
+        numbers.end_item();
+        item = sender.load(i);
+      } else {
+        encode_barrier();  // the next number is there
+        i = numbers.next();
+        const CombineItem next = sender.load(i);
+        numbers.begin_item();
+        if (sender.wanted(item)) sender.send_log_fmt(item, shared);
+        numbers.end_item();
+        done.arrive();
+        item = next;
+      }
+      done.next();
     }
   }
   sender.end();

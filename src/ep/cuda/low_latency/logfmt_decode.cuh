@@ -2,10 +2,12 @@
 // logfmt_decode.cuh: a block of threads adds up the LogFMT-10 rows of a token.
 //
 // A warp has a piece of all rows, so it computes the scales of eight rows at once, one a lane, and
-// sums in registers. It loads the words of the next row while it decodes one; words go through
-// shared memory, because a lane needs five or eight consecutive ones.
+// sums in registers. Words go through shared memory, because a lane needs five or eight consecutive
+// ones: by bulk copies a few rows ahead where all pieces are aligned, else through registers one
+// row ahead.
 #pragma once
 
+#include "ep/cuda/device/tma.cuh"
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/logfmt.cuh"
 #include "ep/cuda/low_latency/self_signalling.cuh"
@@ -13,10 +15,70 @@
 
 namespace shoal::ep::cuda {
 
+/// Rows ahead by bulk copies, as many as fit into static shared memory.
+inline constexpr std::uint32_t kLogfmtBulkRows = 3;
+/// Whether all pieces of rows of so many channels start at multiples of 16 bytes.
+SHOAL_HOST_DEVICE constexpr bool logfmt_pieces_are_aligned(std::uint32_t channels) {
+  return channels % kLogfmtPiece == 0;
+}
+
 /// What the warps of a block share.
+template <bool kBulk>
 struct LogfmtDecoding {
+  static constexpr std::uint32_t kWords =
+      kBulk ? kLogfmtBulkRows * kLogfmtRawWords : kLogfmtStagedWords;
   std::uint64_t castable[kMaxTopK];  ///< bits of the groups of a window, of row i of the sum
-  std::uint32_t words[kLogfmtWarps][kLogfmtStagedWords];
+  std::uint64_t barriers[kLogfmtWarps][kBulk ? kLogfmtBulkRows : 1];
+  alignas(16) std::uint32_t words[kLogfmtWarps][kWords];
+};
+
+template <bool kBulk>
+__device__ LogfmtDecoding<kBulk>& logfmt_decoding() {
+  __shared__ LogfmtDecoding<kBulk> shared;
+  return shared;
+}
+
+/// Bulk copies of rows into shared memory, by one warp, over the life of a kernel (sm_90 and
+/// later).
+class LogfmtBulkRows {
+ public:
+#if __CUDA_ARCH__ >= 900
+  __device__ void open(LogfmtDecoding<true>& shared) {
+    barriers_ = shared_address(shared.barriers[threadIdx.x / 32]);
+    words_ = shared_address(shared.words[threadIdx.x / 32]);
+    if (lane_id() == 0) {
+      for (std::uint32_t slot = 0; slot < kLogfmtBulkRows; ++slot)
+        ptx::mbarrier_init(barrier(slot), 1);
+      barriers_ready();
+    }
+    __syncwarp();
+  }
+
+  /// The calling lane starts the copy of a row; what its slot held before has been read.
+  __device__ void load(std::uint32_t row, const std::uint32_t* from, std::uint32_t words) const {
+    const std::uint32_t slot = row % kLogfmtBulkRows;
+    barrier_expect(barrier(slot), words * 4);
+    bulk_load(words_ + slot * kLogfmtRawWords * 4, from, words * 4, barrier(slot));
+  }
+  /// Waits for a row, in order. The whole warp calls.
+  __device__ void wait(std::uint32_t row) {
+    const std::uint32_t slot = row % kLogfmtBulkRows;
+    barrier_wait(barrier(slot), parities_ >> slot & 1);
+    parities_ ^= 1u << slot;
+  }
+
+ private:
+  __device__ SharedAddress barrier(std::uint32_t slot) const {
+    return barriers_ + slot * sizeof(std::uint64_t);
+  }
+
+  SharedAddress barriers_ = 0, words_ = 0;
+  std::uint32_t parities_ = 0;
+#else
+  __device__ void open(LogfmtDecoding<true>&) {}
+  __device__ void load(std::uint32_t, const std::uint32_t*, std::uint32_t) const {}
+  __device__ void wait(std::uint32_t) {}
+#endif
 };
 
 /// Sixteen channels of a sum. With levels, rows are grouped by rank and each group is rounded to
@@ -59,15 +121,18 @@ __device__ void add_unit(LogfmtUnitSum& sum, const LogfmtBits& bits, std::uint32
 
 /// The rows of a token. All threads of a block call: a warp for each piece of the row, at most
 /// kLogfmtWarps.
+template <bool kBulk>
 class LogfmtRows {
  public:
   /// `clears`: words are replaced by the sentinel when they have been read.
   __device__ LogfmtRows(const TokenRows& token_rows, std::byte* rows, std::uint32_t channels,
-                        bool by_rank, bool clears, LogfmtDecoding& shared)
+                        bool by_rank, bool clears, LogfmtDecoding<kBulk>& shared,
+                        LogfmtBulkRows* bulk)
       : row_(channels),
         by_rank_(by_rank),
         clears_(clears),
         shared_(shared),
+        bulk_(bulk),
         me_(lane_id()),
         piece_(threadIdx.x / 32) {
     count_ = static_cast<std::uint32_t>(__popc(token_rows.arrived));
@@ -174,13 +239,31 @@ class LogfmtRows {
     __syncwarp();
   }
 
+  /// Lane i starts the copy of this warp's piece of row i, if row i is one of `count` from `first`.
+  __device__ void copy_rows(std::uint32_t first, std::uint32_t count, std::uint32_t here,
+                            std::uint32_t words, std::uint32_t cast) const {
+    if (me_ - first < count && me_ < count_)
+      bulk_->load(me_, at_ + words, (cast >> me_ & 1) != 0 ? logfmt_words(here) : here / 2);
+  }
+  /// Clears this warp's piece of a row.
+  __device__ void clear(std::uint32_t* at, std::uint32_t here, bool is_cast) const {
+    const std::uint32_t most = is_cast ? logfmt_words(here) : here / 2;
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRawWords; ++k)
+      if (me_ + 32 * k < most) at[me_ + 32 * k] = kSentinel;
+  }
+
+  /// Word `w` of a piece that is not cast, in shared memory.
+  __device__ std::uint32_t raw_word(std::uint32_t slot, std::uint32_t w) const {
+    return shared_.words[piece_][kBulk ? slot * kLogfmtRawWords + w : staged_raw_word(w)];
+  }
   /// Adds this warp's piece of a row that is not cast: the lane's words, eight or four.
-  __device__ void add_raw(LogfmtUnitSum& sum, std::uint32_t count, float weight) const {
+  __device__ void add_raw(LogfmtUnitSum& sum, std::uint32_t slot, std::uint32_t count,
+                          float weight) const {
 #pragma unroll
     for (std::uint32_t k = 0; k < kLogfmtUnit / 2; ++k) {
       if (2 * k >= count) continue;
-      const std::uint32_t pair =
-          shared_.words[piece_][staged_raw_word(me_ * (kLogfmtUnit / 2) + k)];
+      const std::uint32_t pair = raw_word(slot, me_ * (kLogfmtUnit / 2) + k);
       sum.add(2 * k, weight, __uint_as_float(pair << 16));
       sum.add(2 * k + 1, weight, __uint_as_float(pair & 0xffff'0000u));
     }
@@ -198,7 +281,10 @@ class LogfmtRows {
     };
     LogfmtUnitSum sum;
     std::uint32_t ahead[kRawWords];
-    if (count_ > 0) fetch(ahead, at(0), here, (cast & 1) != 0);
+    if constexpr (kBulk)
+      copy_rows(0, kLogfmtBulkRows, here, words, cast);
+    else if (count_ > 0)
+      fetch(ahead, at(0), here, (cast & 1) != 0);
     numeric::LogfmtLevels levels{};
     std::uint32_t normal = 0;
 #pragma unroll 1
@@ -214,20 +300,32 @@ class LogfmtRows {
                   log_min = __shfl_sync(kWarp, levels.log_min, of_group),
                   step = __shfl_sync(kWarp, levels.step, of_group);
       const bool is_cast = (cast >> i & 1) != 0;
+      const std::uint32_t slot = kBulk ? i % kLogfmtBulkRows : 0;
       LogfmtBits bits;
-      stage(ahead, is_cast);
+      if constexpr (kBulk)
+        bulk_->wait(i);
+      else
+        stage(ahead, is_cast);
       if (is_cast) {
 #pragma unroll
         for (std::uint32_t k = 0; k < kCastWords; ++k)
-          bits.words[k] = shared_.words[piece_][me_ * kCastWords + k];
+          bits.words[k] = shared_.words[piece_][slot * kLogfmtRawWords + me_ * kCastWords + k];
+      } else {
+        add_raw(sum, slot, count, weight);
       }
-      if (i + 1 < count_) fetch(ahead, at(i + 1), here, (cast >> (i + 1) & 1) != 0);
-      if (!is_cast)
-        add_raw(sum, count, weight);
-      else if ((normal >> (j * kLogfmtPieceGroups) & 0xfu) == 0xfu)
-        add_unit<true>(sum, bits, count, weight, log_min, step);
-      else
-        add_unit<false>(sum, bits, count, weight, log_min, step);
+      if constexpr (kBulk) {
+        __syncwarp();  // the slot has been read
+        copy_rows(i + kLogfmtBulkRows, 1, here, words, cast);
+        if (clears_) clear(at(i), here, is_cast);
+      } else if (i + 1 < count_) {
+        fetch(ahead, at(i + 1), here, (cast >> (i + 1) & 1) != 0);
+      }
+      if (is_cast) {
+        if ((normal >> (j * kLogfmtPieceGroups) & 0xfu) == 0xfu)
+          add_unit<true>(sum, bits, count, weight, log_min, step);
+        else
+          add_unit<false>(sum, bits, count, weight, log_min, step);
+      }
       if (by_rank_ && (ends_ >> i & 1) != 0) sum.end_level();
     }
 #pragma unroll
@@ -241,7 +339,8 @@ class LogfmtRows {
 
   const LogfmtRow row_;
   const bool by_rank_, clears_;
-  LogfmtDecoding& shared_;
+  LogfmtDecoding<kBulk>& shared_;
+  LogfmtBulkRows* const bulk_;  ///< with kBulk
   const std::uint32_t me_, piece_;
   std::uint32_t count_;  ///< rows
   std::uint32_t ends_;   ///< rows that are the last of their rank
