@@ -22,7 +22,7 @@ T chosen(T tuned, T otherwise) {
 /// several rows for each that they write, also for this rank itself.
 std::int32_t extra_blocks(StagedOutput staging, std::int32_t ranks) {
   if (staging == StagedOutput::sums) return 80;
-  return staging == StagedOutput::rows && ranks > 1 ? 8 : 0;
+  return staging == StagedOutput::rows && ranks > 1 ? 32 : 0;
 }
 
 /// Blocks that stage before they fetch. What a rank sends to itself is not staged. Few blocks copy
