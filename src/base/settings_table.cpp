@@ -281,8 +281,8 @@ std::vector<SettingInfo> ep_rows() {
              1024),
       text("SHOAL_EP_TUNING", "", scope, &S::ep_tuning,
            "For measurements: shape of the normal-mode kernels on GPUs, such as "
-           "dispatch=7x2,combine=16x3x512x8 (warps x rows in flight; warps x stages x bytes of a "
-           "chunk x chunks of a segment)."),
+           "dispatch=7x2,combine=16x3x512x8x6 (warps x rows in flight; warps x stages x bytes of a "
+           "chunk x chunks of a segment x blocks that stage)."),
       number("SHOAL_EP_CHUNK", "", scope, &S::ep_chunk,
              "Bytes per message between nodes in normal mode; the same on all PEs. Small chunks "
              "overlap more, large ones cost less each.",

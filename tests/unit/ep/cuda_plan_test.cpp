@@ -154,6 +154,7 @@ TEST(EpCudaPlan, TuningIsReadByOperation) {
   expect("dispatch=12", "dispatch", 12, 0, 0);
   EXPECT_EQ(tuning_of("dispatch=7x2,combine=16x3x512x8", "combine").segment_chunks, 8);
   EXPECT_EQ(tuning_of("dispatch=7x2,combine=16x3x512x8", "dispatch").segment_chunks, 0);
+  EXPECT_EQ(tuning_of("combine=16x3x512x8x6", "combine").staging_blocks, 6);
 }
 
 // Blocks that copy expert output stay within the SMs of the call and leave some that only fetch.
@@ -165,11 +166,28 @@ TEST(EpCudaPlan, StagingSharesTheBlocksOfACombine) {
       EXPECT_LE(plan.staging_blocks, plan.blocks) << wanted;
       if (wanted > 0) EXPECT_EQ(plan.blocks, wanted);
       if (wanted > 1) EXPECT_LT(plan.staging_blocks, plan.blocks) << wanted;
-      // A warp stages in two chunks of at least 128 bytes.
-      EXPECT_GE(plan.stages * static_cast<std::int32_t>(plan.stage_bytes) * 2, 256) << wanted;
+      const auto warps = static_cast<std::uint32_t>(plan.warps);
+      EXPECT_LE(warps * plan.copy_bytes, plan.shared_bytes) << wanted;
+      // A warp copies in two chunks of at least 128 bytes.
+      if (staging == StagedOutput::rows) EXPECT_GE(plan.copy_bytes, 256u) << wanted;
     }
   }
   EXPECT_EQ(plan_combine(24, 7168 * 2, 4096, 2, kHopper, {}).staging_blocks, 0);
+}
+
+// Copies pass the same queues as what other blocks fetch.
+TEST(EpCudaPlan, FetchesLeaveRoomForCopies) {
+  for (const std::int32_t blocks : {24, 32, 64, 96}) {
+    const auto in_flight = [&](StagedOutput staging) {
+      const NormalPlan plan = plan_combine(blocks, 7168 * 2, 4096, 2, kHopper, {}, staging);
+      const auto bytes =
+          static_cast<std::uint32_t>(plan.warps * plan.stages) * plan.stage_bytes * 2;
+      return static_cast<std::uint64_t>(plan.blocks - plan.staging_blocks) * bytes;
+    };
+    EXPECT_LE(in_flight(StagedOutput::rows), 3200u << 10) << blocks;
+    EXPECT_GE(in_flight(StagedOutput::rows), 1600u << 10) << blocks;
+    EXPECT_GT(in_flight(StagedOutput::none), 4000u << 10) << blocks;
+  }
 }
 
 // A rank that is alone stages nothing. Sums keep the blocks that read the rows.

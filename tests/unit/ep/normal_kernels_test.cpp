@@ -228,6 +228,7 @@ class Ranks {
     plan = plan_combine(c_.blocks, params.row_bytes, params.tokens,
                         static_cast<std::int32_t>(params.stage_rows), limits_, c_.tuning, staged);
     staging.blocks = plan.staging_blocks;
+    staging.copy_bytes = plan.copy_bytes;
     params.chunk_bytes = plan.stage_bytes;
     params.stages = static_cast<std::uint32_t>(plan.stages);
     params.warps = static_cast<std::uint32_t>(plan.warps);

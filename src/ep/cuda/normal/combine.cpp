@@ -171,6 +171,7 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
       sms(options.launch), params.row_bytes, params.tokens, stage_rows, limits_,
       tuning_of(state_.world->settings().ep_tuning, "combine"), staging_of(params.staging));
   params.staging.blocks = plan.staging_blocks;
+  params.staging.copy_bytes = plan.copy_bytes;
   params.chunk_bytes = plan.stage_bytes;
   params.stages = static_cast<std::uint32_t>(plan.stages);
   params.warps = static_cast<std::uint32_t>(plan.warps);

@@ -165,7 +165,7 @@ class StagedCopies {
   __device__ StagedCopies(const NormalCombine& params, std::byte* shared)
       : params_(params), units_(params, kCopiedRows) {
     const std::uint32_t warp = threadIdx.x / 32;
-    const std::uint32_t bytes = params.stages * params.chunk_bytes * params.stage_rows;
+    const std::uint32_t bytes = params.staging.copy_bytes;
     chunk_ = bytes / 2 / 128 * 128;
     slots_ = shared_address(shared) + 3 * kBarrierBytes + warp * bytes;
     barriers_ = shared_address(shared) + warp * kMaxStages * sizeof(std::uint64_t);

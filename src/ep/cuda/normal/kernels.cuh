@@ -182,6 +182,7 @@ struct CombineStaging {
   const std::int64_t* topk_idx;   ///< [y_rows, top_k]: weights of slots below 0 count as 0
   std::int32_t row_count;         ///< rows that topk_rows may name
   std::int32_t blocks;            ///< that stage before they fetch; 0: nothing is staged
+  std::uint32_t copy_bytes;       ///< of shared memory, for each warp that copies rows
 };
 
 /// combine.cu

@@ -21,11 +21,12 @@ T chosen(T tuned, T otherwise) {
 /// Blocks beside those that fetch. Copies take a fraction of the time of the link; sums read
 /// several rows for each that they write, also for this rank itself.
 std::int32_t extra_blocks(StagedOutput staging, std::int32_t ranks) {
-  if (staging == StagedOutput::sums) return 64;
+  if (staging == StagedOutput::sums) return 80;
   return staging == StagedOutput::rows && ranks > 1 ? 8 : 0;
 }
 
-/// Blocks that stage before they fetch. What a rank sends to itself is not staged.
+/// Blocks that stage before they fetch. What a rank sends to itself is not staged. Few blocks copy
+/// 30 GB/s each beside fetches that fill the link, so they are more than a third.
 std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks, std::int32_t ranks) {
   if (ranks == 1) return 0;
   switch (staging) {
@@ -34,11 +35,20 @@ std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks, std::int3
     case StagedOutput::weights:
       return std::min(2, blocks);
     case StagedOutput::rows:
-      return std::max(1, blocks / 3);
+      return std::max({1, blocks / 3, std::min(16, blocks * 5 / 12)});
     case StagedOutput::sums:
-      return std::max(1, blocks * 3 / 5);
+      return std::max(1, blocks / 2);
   }
   return 0;
+}
+
+/// Bytes that a block may have in flight while others copy. Fetches beyond what the link needs wait
+/// in queues that the copies pass too: with 43 fetching blocks, a combine took 264 us with 8 MB in
+/// flight and 211 with 2 MB; with 22 blocks, 269 us with 4.3 MB, 236 with 3.2 and 315 with 1.
+/// (docs/notebook/2026-11-24-combine-outside-the-heap.md)
+std::uint32_t in_flight_beside_copies(std::int32_t fetching_blocks) {
+  constexpr std::uint32_t kOfTheLink = 3200 << 10, kLeast = 48 << 10;
+  return std::max(kLeast, kOfTheLink / static_cast<std::uint32_t>(std::max(1, fetching_blocks)));
 }
 
 /// The fewest blocks of a dispatch that saturate the link. Eight SMs send as many bytes as the link
@@ -65,8 +75,8 @@ NormalTuning tuning_of(const std::string& setting, const char* operation) {
   if (at == std::string::npos) return tuning;
   const char* next = setting.data() + at + key.size();
   const char* const end = setting.data() + setting.size();
-  for (std::int32_t* const field :
-       {&tuning.warps, &tuning.stages, &tuning.chunk_bytes, &tuning.segment_chunks}) {
+  for (std::int32_t* const field : {&tuning.warps, &tuning.stages, &tuning.chunk_bytes,
+                                    &tuning.segment_chunks, &tuning.staging_blocks}) {
     const auto [behind, error] = std::from_chars(next, end, *field);
     if (error != std::errc() || behind == end || *behind != 'x') break;
     next = behind + 1;
@@ -118,6 +128,8 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   plan.overlap_launches = limits.overlap_launches;
   plan.blocks = chosen_blocks(blocks, 16 + extra_blocks(staging, limits.ranks), limits);
   plan.staging_blocks = staging_blocks(staging, plan.blocks, limits.ranks);
+  if (plan.staging_blocks != 0 && tuning.staging_blocks != 0)
+    plan.staging_blocks = std::min(tuning.staging_blocks, plan.blocks);
   if (!limits.bulk_copies) {
     plan.warps = kWithoutBulkCopies;
     plan.stages = 1;
@@ -128,9 +140,12 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   const auto copies = static_cast<std::uint32_t>(copies_per_token);
   // Barriers, and a uint4 for each stage.
   const std::uint32_t room = limits.shared_bytes - 3 * kBarrierBytes;
-  plan.stages = std::clamp(chosen(tuning.stages, 3), 2, static_cast<std::int32_t>(kMaxStages));
-  plan.warps =
-      std::min(chosen<std::int32_t>(tuning.warps, kMaxWarps), static_cast<std::int32_t>(kMaxWarps));
+  // Sums of many rows do best with fewer warps and stages, and longer chunks in them.
+  const bool sums = staging == StagedOutput::sums;
+  plan.stages =
+      std::clamp(chosen(tuning.stages, sums ? 2 : 3), 2, static_cast<std::int32_t>(kMaxStages));
+  plan.warps = std::min(chosen<std::int32_t>(tuning.warps, sums ? 12 : kMaxWarps),
+                        static_cast<std::int32_t>(kMaxWarps));
   // Chunks are multiples of what a warp adds at a time. Longer chunks need fewer instructions a
   // byte, so they are as long as memory allows, but no longer than a segment.
   constexpr std::uint32_t kStep = kCombineStep, kLargestChunk = 8 << 10;
@@ -143,13 +158,19 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   };
   while (bytes() > room && chunk > kStep) chunk -= kStep;
   while (bytes() > room && plan.warps > 1) --plan.warps;
+  if (staging == StagedOutput::rows && plan.staging_blocks != 0) {
+    const std::uint32_t enough = in_flight_beside_copies(plan.blocks - plan.staging_blocks);
+    while (tuning.chunk_bytes == 0 && bytes() > enough && chunk > kStep) chunk -= kStep;
+    plan.copy_bytes = room / static_cast<std::uint32_t>(plan.warps) / 128 * 128;
+  }
   plan.stage_bytes = chunk;
   const std::int64_t bytes_of_warp = std::int64_t{tokens} * row_bytes / (plan.blocks * plan.warps);
   const std::int32_t segment =
       std::max<std::int32_t>(kSegmentBytes / chunk, bytes_of_warp >= kManyBytes ? 2 : 1);
   plan.segment_chunks = static_cast<std::uint32_t>(chosen(tuning.segment_chunks, segment));
   plan.segment_chunks = std::clamp(plan.segment_chunks, 1u, 64u);
-  plan.shared_bytes = 3 * kBarrierBytes + bytes();
+  plan.shared_bytes = 3 * kBarrierBytes +
+                      std::max(bytes(), static_cast<std::uint32_t>(plan.warps) * plan.copy_bytes);
   return plan;
 }
 

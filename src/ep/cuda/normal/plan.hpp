@@ -29,6 +29,7 @@ struct NormalPlan {
   std::uint32_t stage_bytes = 0, shared_bytes = 0, segment_chunks = 0;
   bool overlap_launches = false;    ///< the kernel may be set up while the one before it ends
   std::int32_t staging_blocks = 0;  ///< of `blocks`: those of a combine that stage first
+  std::uint32_t copy_bytes = 0;     ///< of shared memory, for each warp that stages copies
 };
 
 /// What a combine copies to the staging area (combine_staging.cuh).
@@ -47,10 +48,10 @@ struct NormalLimits {
 
 /// What a measurement sets by hand (SHOAL_EP_TUNING); 0: the plan chooses.
 struct NormalTuning {
-  std::int32_t warps = 0, stages = 0, chunk_bytes = 0, segment_chunks = 0;
+  std::int32_t warps = 0, stages = 0, chunk_bytes = 0, segment_chunks = 0, staging_blocks = 0;
 };
-/// Parses "dispatch=7x2,combine=16x3x512x8": for a dispatch warps x rows in flight; for a combine
-/// warps x stages x bytes of a chunk x chunks of a segment.
+/// Parses "dispatch=7x2,combine=16x3x512x8x6": for a dispatch warps x rows in flight; for a combine
+/// warps x stages x bytes of a chunk x chunks of a segment x blocks that stage.
 NormalTuning tuning_of(const std::string& setting, const char* operation);
 
 /// The plan of a dispatch. `blocks` of 0 is the number that measured best. `table_bytes` of shared
