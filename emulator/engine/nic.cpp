@@ -130,6 +130,7 @@ Status Nic::destroy_queue_pair(std::uint32_t number) {
   if (at == pairs_.end()) return Status::bad_resource;
   add_users(at->second->attributes(), -1);
   of_destroyed_ += at->second->counters();
+  at->second->trace(TraceEvent::Kind::destroyed, 0);
   const QueuePair::Schedule& schedule = at->second->schedule;
   if (schedule.ready) ready_.erase({schedule.rank, number});
   if (schedule.look != kNever) timers_.erase({schedule.look, number});

@@ -189,7 +189,8 @@ void QueuePair::trace(TraceEvent::Kind kind, std::uint32_t value, PacketKind pac
                            .qp_number = number_,
                            .value = value,
                            .packet = packet,
-                           .bytes = bytes});
+                           .bytes = bytes,
+                           .counters = kind == TraceEvent::Kind::destroyed ? &counters_ : nullptr});
 }
 
 }  // namespace shoal::emulator

@@ -35,6 +35,13 @@ enum class Arbitration : std::uint8_t {
   oldest_doorbell,  ///< round robin in the order in which queue pairs became ready
 };
 
+struct Counters {
+  std::uint64_t doorbells = 0, requests = 0, completions = 0, errors = 0;
+  std::uint64_t packets_sent = 0, packets_received = 0, bytes_sent = 0, bytes_received = 0;
+  std::uint64_t resent = 0, duplicates = 0, out_of_order = 0, timeouts = 0, naks = 0,
+                receiver_not_ready = 0;
+};
+
 struct TraceEvent {
   enum class Kind : std::uint8_t {
     doorbell,
@@ -48,6 +55,7 @@ struct TraceEvent {
     completion,
     timeout,
     state,
+    destroyed,
   };
   Kind kind = Kind::sent;
   Time time{};
@@ -56,6 +64,7 @@ struct TraceEvent {
   std::uint32_t value = 0;  ///< PSN; completion: syndrome; state: QpState
   PacketKind packet = PacketKind::send;
   std::uint32_t bytes = 0;
+  const Counters* counters = nullptr;  ///< destroyed: what the queue pair did; else null
 };
 
 struct NicOptions {
@@ -83,13 +92,6 @@ struct NicOptions {
   /// Messages move no bytes and need no keys: for studies of timing.
   bool timing_only = false;
   std::function<void(const TraceEvent&)> trace;
-};
-
-struct Counters {
-  std::uint64_t doorbells = 0, requests = 0, completions = 0, errors = 0;
-  std::uint64_t packets_sent = 0, packets_received = 0, bytes_sent = 0, bytes_received = 0;
-  std::uint64_t resent = 0, duplicates = 0, out_of_order = 0, timeouts = 0, naks = 0,
-                receiver_not_ready = 0;
 };
 
 class RelaxedWrites;

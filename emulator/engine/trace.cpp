@@ -2,6 +2,7 @@
 #include "engine/trace.hpp"
 
 #include <cstdio>
+#include <utility>
 
 namespace shoal::emulator {
 namespace {
@@ -30,6 +31,8 @@ const char* name_of(TraceEvent::Kind kind) {
       return "timeout";
     case TraceEvent::Kind::state:
       return "state";
+    case TraceEvent::Kind::destroyed:
+      return "destroyed";
   }
   return "?";
 }
@@ -56,11 +59,36 @@ const char* name_of(PacketKind kind) {
 
 bool names_packet(TraceEvent::Kind kind) {
   return kind != TraceEvent::Kind::doorbell && kind != TraceEvent::Kind::completion &&
-         kind != TraceEvent::Kind::timeout && kind != TraceEvent::Kind::state;
+         kind != TraceEvent::Kind::timeout && kind != TraceEvent::Kind::state &&
+         kind != TraceEvent::Kind::destroyed;
 }
 
 double microseconds(Time time) {
   return static_cast<double>(time.count()) / 1000;
+}
+
+/// The counters that are not 0, each as `before`, its name, `between` and its value.
+std::string list(const Counters* counters, const char* before, const char* between) {
+  std::string text;
+  if (counters == nullptr) return text;
+  const std::pair<const char*, std::uint64_t> all[] = {
+      {"doorbells", counters->doorbells},
+      {"requests", counters->requests},
+      {"completions", counters->completions},
+      {"errors", counters->errors},
+      {"packets_sent", counters->packets_sent},
+      {"packets_received", counters->packets_received},
+      {"bytes_sent", counters->bytes_sent},
+      {"bytes_received", counters->bytes_received},
+      {"resent", counters->resent},
+      {"duplicates", counters->duplicates},
+      {"out_of_order", counters->out_of_order},
+      {"timeouts", counters->timeouts},
+      {"naks", counters->naks},
+      {"receiver_not_ready", counters->receiver_not_ready}};
+  for (const auto& [name, value] : all)
+    if (value != 0) text.append(before).append(name).append(between).append(std::to_string(value));
+  return text;
 }
 
 }  // namespace
@@ -70,7 +98,7 @@ std::string to_text(const TraceEvent& event) {
   std::snprintf(line, sizeof line, "%12.3f nic %u qp %u %s %u %s %u", microseconds(event.time),
                 unsigned{event.nic}, event.qp_number, name_of(event.kind), event.value,
                 names_packet(event.kind) ? name_of(event.packet) : "-", event.bytes);
-  return line;
+  return line + list(event.counters, " ", "=");
 }
 
 PerfettoTrace::PerfettoTrace(std::ostream& output) : output_(output) {
@@ -87,10 +115,10 @@ void PerfettoTrace::add(const TraceEvent& event) {
   std::snprintf(
       line, sizeof line,
       "%s\n{\"name\":\"%s%s%s\",\"ph\":\"i\",\"s\":\"t\",\"ts\":%.3f,\"pid\":%u,\"tid\":%u,"
-      "\"args\":{\"value\":%u,\"bytes\":%u}}",
+      "\"args\":{\"value\":%u,\"bytes\":%u",
       first_ ? "" : ",", name_of(event.kind), *packet != '\0' ? " " : "", packet,
       microseconds(event.time), unsigned{event.nic}, event.qp_number, event.value, event.bytes);
-  output_ << line;
+  output_ << line << list(event.counters, ",\"", "\":") << "}}";
   first_ = false;
 }
 

@@ -12,11 +12,12 @@
 
 namespace shoal::emulator {
 
-/// One line: time in microseconds, NIC, queue pair, event, PSN or other value, packet, bytes.
+/// One line: time in microseconds, NIC, queue pair, event, PSN or other value, packet, bytes; at
+/// the end of a queue pair its counters that are not 0.
 std::string to_text(const TraceEvent& event);
 
 /// Writes the JSON trace format of Chrome: a process per NIC, a thread per queue pair, an instant
-/// event per TraceEvent. Complete when destroyed.
+/// event per TraceEvent, with the counters of a queue pair at its end. Complete when destroyed.
 class PerfettoTrace {
  public:
   explicit PerfettoTrace(std::ostream& output);

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # wheel.sh ENVIRONMENT: checks the package that `pip install .` installed into a Python environment:
-# its programs, its network transports and its launcher plug-ins, without environment variables that
-# say where they are.
+# its programs, its network transports, its launcher plug-ins and its emulated NIC, without
+# environment variables that say where they are.
 set -euo pipefail
 environment=$(cd "$1" && pwd)
 work=$(mktemp -d)
@@ -56,7 +56,7 @@ for program in shoal-run shoal-info; do
   "$program" --help >/dev/null
 done
 info=$(shoal-info)
-modules=(ofi ucx)
+modules=(ofi ucx verbs)
 for module in "${modules[@]}"; do
   [ -e "$package/lib/shoal/libshoal_transport_$module.so" ] || { echo "no transport $module" >&2; exit 1; }
   grep -q "$module" <<<"$info" || { echo "shoal-info does not list $module: $info" >&2; exit 1; }
@@ -66,15 +66,25 @@ for launcher in pmi pmi2 mpi; do
 done
 
 expect_two shoal-run -n 2 python ring.py shm 2
-for module in "${modules[@]}"; do
+for module in ofi ucx; do
   SHOAL_TRANSPORT_INSIDE=$module expect_two shoal-run -n 2 python ring.py "$module" 2
 done
+emulator=$package/lib/emulator
+export SHOAL_EMULATOR_DIRECTORY=$work
+for interface in verbs devx; do  # without symbolic links: one file a library
+  [ "$(ls "$emulator")" = $'libibverbs.so.1\nlibmlx5.so.1' ] || { ls -l "$emulator" >&2; exit 1; }
+  SHOAL_TRANSPORT_INSIDE=verbs SHOAL_VERBS_INTERFACE=$interface SHOAL_VERBS_LIBRARY=$emulator/libibverbs.so.1 \
+    expect_two shoal-run -n 2 python ring.py verbs 2
+done
+if command -v ibv_devinfo >/dev/null; then
+  LD_LIBRARY_PATH=$emulator ibv_devinfo | grep -q 'hca_id:.mlx5_0' || { echo "no emulated device" >&2; exit 1; }
+fi
 if command -v mpirun >/dev/null; then
   mpirun=(mpirun --oversubscribe --allow-run-as-root -n 2)
   OMPI_MCA_btl=self,vader expect_two "${mpirun[@]}" python ring.py shm 2
   OMPI_MCA_btl=self,vader SHOAL_TRANSPORT_INSIDE=ofi expect_two "${mpirun[@]}" python ring.py ofi 2
   OMPI_MCA_btl=self,vader SHOAL_BOOTSTRAP=mpi SHOAL_TRANSPORT_INSIDE=ofi expect_two "${mpirun[@]}" python ring.py ofi 2
-  echo "wheel: programs, transports and launchers work; mpirun over ofi too"
+  echo "wheel: programs, transports, launchers and the emulated NIC work; mpirun over ofi too"
 else
-  echo "wheel: programs and transports work; there is no mpirun"
+  echo "wheel: programs, transports and the emulated NIC work; there is no mpirun"
 fi

@@ -61,6 +61,31 @@ MUTATIONS = [
         "if (distance > 0 && packet.kind != PacketKind::atomic_request) return receive_early(std::move(packet));",
     ),
     (
+        "writes are placed in order in every tier",
+        "responder.cpp",
+        "early.placed = check(packet) == AckCode::ack;",
+        "early.placed = false;",
+    ),
+    (
+        "a full completion queue overwrites entries",
+        "completion_queue.cpp",
+        ">= attributes_.size;",
+        "> kPsnMask;",
+    ),
+    ("requests are not flushed after an error", "queue_pair.cpp", "  requester_.flush();\n", ""),
+    (
+        "a destroyed queue pair still uses its queues",
+        "nic.cpp",
+        "add_users(at->second->attributes(), -1);",
+        "",
+    ),
+    (
+        "a quota counts one too many",
+        "nic.cpp",
+        "pairs_.size() >= std::min(",
+        "pairs_.size() > std::min(",
+    ),
+    (
         "fence ignored",
         "requester.cpp",
         "if (message.request.fenced && responses_due_ != 0) return false;",

@@ -186,6 +186,7 @@ def test_a_trace_is_written(environment, tmp_path, worker):
         if " state " in trace:  # a program may open the device more than once
             assert re.search(r" sent \d+ send 1024\n", trace)
             assert " completion 0 " in trace
+            assert re.search(r" destroyed 0 - 0 doorbells=\d+ requests=\d+ ", trace)
 
 
 def test_libfabric_lists_the_device(environment):

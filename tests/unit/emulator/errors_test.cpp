@@ -237,6 +237,22 @@ TEST(EmulatorErrors, NumbersOfQueuePairsStayInTheirRange) {
   EXPECT_EQ(nic.create_queue_pair({}).status, Status::limit_exceeded);
 }
 
+TEST(EmulatorErrors, QueuesAreFreeWithoutQueuePairs) {
+  VirtualNetwork network({});
+  Nic& nic = network.nic(0);
+  std::vector<std::byte> memory(1 << 16);
+  const auto completions =
+      nic.create_completion_queue({.entries = memory.data(), .size = 64}).object;
+  const std::uint32_t queue = completions->number();
+  const auto pair = nic.create_queue_pair({.send_completions = completions,
+                                           .ring = {memory.data(), 128},
+                                           .doorbell_record = memory.data() + (1 << 15)})
+                        .object->number();
+  EXPECT_EQ(nic.destroy_completion_queue(queue), Status::bad_resource_state);
+  EXPECT_EQ(nic.destroy_queue_pair(pair), Status::ok);
+  EXPECT_EQ(nic.destroy_completion_queue(queue), Status::ok);
+}
+
 TEST(EmulatorErrors, QuotasAreRefusedAndLeaveNothing) {
   NetworkOptions options;
   options.nic.limits = {.queue_pairs = 2,

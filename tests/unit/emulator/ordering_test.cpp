@@ -46,6 +46,24 @@ TEST(EmulatorOrdering, WrittenFlagFollowsDataOnlyUnderStrictOrdering) {
   EXPECT_FALSE(flag_follows_data(Ordering::unordered, false));
 }
 
+TEST(EmulatorOrdering, AnImmediateFollowsDataInEveryTier) {
+  for (const Ordering ordering : {Ordering::strict, Ordering::adaptive, Ordering::unordered})
+    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+      Pair pair(several_paths(seed), {}, {.mtu = 1024, .ordering = ordering});
+      constexpr std::size_t kWords = 2048;
+      for (std::size_t i = 0; i < kWords; ++i) pair.a.memory[i] = i + 1;
+      pair.b.post_receive(32 << 10, 0);
+      pair.a.write(pair.b, 0, 0, kWords * 8, {});
+      pair.a.writer->start(Opcode::write_immediate, {.signalled = true, .immediate = 7})
+          .remote(pair.b.address(0), pair.b.key);
+      pair.a.finish();
+      EXPECT_EQ(pair.wait(pair.b.received).immediate, 7U);
+      std::size_t stale = 0;
+      for (std::size_t i = 0; i < kWords; ++i) stale += pair.b.memory[i] != i + 1 ? 1 : 0;
+      EXPECT_EQ(stale, 0U) << "tier " << static_cast<int>(ordering) << ", seed " << seed;
+    }
+}
+
 Time put_with_signal(Ordering ordering) {
   Pair pair({.latency = Time(5000)}, {}, {.ordering = ordering});
   pair.a.write(pair.b, 0, 0, 4096, {});

@@ -32,6 +32,7 @@ TEST(EmulatorTrace, HoldsEveryPacketAndIsValidJson) {
     EXPECT_EQ(pair.a.pair->counters().requests, 1U);
     EXPECT_EQ(pair.a.pair->counters().completions, 1U);
     EXPECT_EQ(pair.network.nic(0).counters().doorbells, 1U);
+    EXPECT_EQ(pair.network.nic(0).destroy_queue_pair(pair.a.pair->number()), Status::ok);
   }
   const auto json = nlohmann::json::parse(output.str());
   std::uint64_t packets = 0;
@@ -39,6 +40,14 @@ TEST(EmulatorTrace, HoldsEveryPacketAndIsValidJson) {
     packets += event.at("name").get<std::string>().starts_with("sent") ? 1 : 0;
   EXPECT_EQ(packets, sent);
   EXPECT_EQ(json.at("traceEvents").size(), lines.size());
+  const auto& last = json.at("traceEvents").back();
+  EXPECT_EQ(last.at("name"), "destroyed");
+  EXPECT_EQ(last.at("args").at("bytes_sent"), 10000U);
+  EXPECT_FALSE(last.at("args").contains("timeouts")) << "counters of 0 are left out";
+  EXPECT_NE(lines.back().find(" destroyed 0 - 0 doorbells=1 requests=1 completions=1 "
+                              "packets_sent=3 "),
+            std::string::npos)
+      << lines.back();
   EXPECT_NE(std::find_if(lines.begin(), lines.end(),
                          [](const std::string& line) {
                            return line.find("nic 1 qp 1 sent 0 write 4096") != std::string::npos;
