@@ -88,12 +88,6 @@ __device__ const std::byte* shared_range(const NormalCombine& params, std::int32
   return range.id == id ? range.base : nullptr;
 }
 
-__device__ const volatile detail::DeviceNotice& notice_of(const DeviceGroup& group,
-                                                          std::uint64_t epoch, std::int32_t rank) {
-  return *reinterpret_cast<const volatile detail::DeviceNotice*>(
-      notice_at(group, group.me, epoch, rank));
-}
-
 /// The rest of find_sources where ranks disagree or expert outputs lie outside the heap. Out of
 /// line, so that it takes no registers from the usual path. The whole block calls; true when the
 /// operation takes place.

@@ -27,8 +27,7 @@ __device__ void report_refusal(const NormalDispatch& params, std::uint64_t epoch
   const DeviceGroup& group = params.group;
   if (report_mismatch(group, epoch, Phase::dispatch_notify)) return;
   for (std::int32_t rank = 0; rank < group.ranks; ++rank) {
-    const auto& notice = *reinterpret_cast<const volatile detail::DeviceNotice*>(
-        notice_at(group, group.me, epoch, rank));
+    const volatile detail::DeviceNotice& notice = notice_of(group, epoch, rank);
     const bool no_room = notice.region == detail::kNoRoom;
     const std::int64_t room = notice.rows, received = targets.received[rank];
     if (!no_room && received <= room) continue;
@@ -135,8 +134,7 @@ __device__ bool find_targets(const NormalDispatch& params, std::uint64_t epoch,
         received += rows;
       }
     }
-    const auto& notice = *reinterpret_cast<const volatile detail::DeviceNotice*>(
-        notice_at(group, group.me, epoch, rank));
+    const volatile detail::DeviceNotice& notice = notice_of(group, epoch, rank);
     const std::uint64_t region = notice.region;
     const std::int64_t room = notice.rows;
     good = good && region != detail::kNoRoom && received <= room;

@@ -22,6 +22,14 @@ __device__ inline std::byte* notice_at(const DeviceGroup& group, std::int32_t of
          ((epoch & 1) * static_cast<std::uint64_t>(group.ranks) + rank) * group.layout.notice_bytes;
 }
 
+/// What `rank` has written for one epoch in this rank's block: complete once its `entered` is there.
+__device__ inline const volatile detail::DeviceNotice& notice_of(const DeviceGroup& group,
+                                                                 std::uint64_t epoch,
+                                                                 std::int32_t rank) {
+  return *reinterpret_cast<const volatile detail::DeviceNotice*>(
+      notice_at(group, group.me, epoch, rank));
+}
+
 /// Writes the notice, and the counts where given, to every rank, then raises `entered` there. A
 /// rank gets the counts of its own experts, or with kAllExperts of all. The whole block calls.
 template <bool kAllExperts = false>
@@ -61,10 +69,8 @@ __device__ inline bool await_notices(const DeviceGroup& group, std::uint64_t epo
 /// Whether the notices of `rank` and of rank 0 describe the same operation. Every rank computes the
 /// same result.
 __device__ inline bool agrees(const DeviceGroup& group, std::uint64_t epoch, std::int32_t rank) {
-  const auto& first =
-      *reinterpret_cast<const volatile detail::DeviceNotice*>(notice_at(group, group.me, epoch, 0));
-  const auto& other = *reinterpret_cast<const volatile detail::DeviceNotice*>(
-      notice_at(group, group.me, epoch, rank));
+  const volatile detail::DeviceNotice& first = notice_of(group, epoch, 0);
+  const volatile detail::DeviceNotice& other = notice_of(group, epoch, rank);
   // `&` rather than `&&` issues all loads at once; they are served by the second-level cache.
   return (first.operation == other.operation) & (first.dtype == other.dtype) &
          (first.row_bytes == other.row_bytes) & (first.scale_bytes == other.scale_bytes) &
@@ -73,8 +79,7 @@ __device__ inline bool agrees(const DeviceGroup& group, std::uint64_t epoch, std
 }
 /// Reports the first rank that does not agree; false when all do. One thread calls.
 __device__ inline bool report_mismatch(const DeviceGroup& group, std::uint64_t epoch, Phase phase) {
-  const auto& first =
-      *reinterpret_cast<const volatile detail::DeviceNotice*>(notice_at(group, group.me, epoch, 0));
+  const volatile detail::DeviceNotice& first = notice_of(group, epoch, 0);
   if (first.handle_epoch == kRefused) {
     report_refused(group, Fault::no_dispatch, phase, 0, epoch);
     return true;
@@ -109,8 +114,7 @@ __device__ inline void finish_operation(const DeviceGroup& group, std::uint64_t 
   if (!last) return;
   for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x) {
     if (!good && rank != group.me) continue;
-    const auto& notice = *reinterpret_cast<const volatile detail::DeviceNotice*>(
-        notice_at(group, group.me, epoch, rank));
+    const volatile detail::DeviceNotice& notice = notice_of(group, epoch, rank);
     const std::uint64_t wanted =
         group.memory->finished[rank] + (rank == group.me ? gridDim.x : notice.blocks);
     if (!aborted(group)) wait_signal(group, group.layout.finished, rank, wanted, phase, operation);
