@@ -22,7 +22,7 @@ __device__ inline std::byte* notice_at(const DeviceGroup& group, std::int32_t of
          ((epoch & 1) * static_cast<std::uint64_t>(group.ranks) + rank) * group.layout.notice_bytes;
 }
 
-/// What `rank` has written for one epoch in this rank's block: complete once its `entered` is there.
+/// What `rank` has written for one epoch in this rank's block, once its `entered` is there.
 __device__ inline const volatile detail::DeviceNotice& notice_of(const DeviceGroup& group,
                                                                  std::uint64_t epoch,
                                                                  std::int32_t rank) {
