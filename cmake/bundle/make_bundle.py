@@ -23,12 +23,7 @@ SIZE_LIMIT = 40 << 20
 PROGRAMS = ["shoal-run", "shoal-info", "shoal-moe", "shoal-bench"]
 # Besides all tests of tests/gpu: examples, random shapes against references, and the host side of
 # the GPU backend. They also show that the moved libraries work.
-OTHERS = [
-    "example_*",
-    "property_ep_test",
-    "unit_*cuda*_test",
-    "unit_memory_stream_pool_test",
-]
+OTHERS = ["example_*", "property_ep_test", "unit_*cuda*_test", "unit_memory_stream_pool_test"]
 # In every glibc system (libudev: with util-linux): taken from the target, which has to be no older
 # than this machine.
 BASE_SYSTEM = re.compile(
