@@ -34,6 +34,12 @@ def parse_arguments():
     parser.add_argument("--sizes", nargs="*", default=["8", "1048576"], help="sizes, in bytes")
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument(
+        "--bind",
+        choices=["none", "core"],
+        default="none",
+        help="core: bind the two processes of all programs to cores of their own",
+    )
+    parser.add_argument(
         "--require-targets", action="store_true", help="end with status 1 when a target is missed"
     )
     return parser.parse_args()
@@ -46,8 +52,10 @@ def rows_of(result):
 def programs(arguments):
     """(name, interface, command): "bare", "verbs", "verbs private", "bare devx", ..."""
     options = ["--iterations", str(arguments.iterations), "--sizes", *arguments.sizes]
-    rma = [arguments.bin / "shoal-run", "--no-label", "-n", "2", arguments.bin / "shoal-bench"]
-    bare = [arguments.bin / "shoal-bench-verbs", *options, "--interface"]
+    bind = ["--bind", arguments.bind]
+    launcher = [arguments.bin / "shoal-run", "--no-label", "-n", "2", *bind]
+    rma = [*launcher, arguments.bin / "shoal-bench"]
+    bare = [arguments.bin / "shoal-bench-verbs", *options, *bind, "--interface"]
     found = [(BARE, "verbs", [*bare, "verbs"])]
     for interface in arguments.interfaces:
         if interface != "verbs":

@@ -21,6 +21,7 @@
 #include "base/check.hpp"
 #include "raw_loop.hpp"
 #include "report.hpp"
+#include "run/cores.hpp"
 #include "shoal_bench.hpp"
 #include "verbs_raw_direct.hpp"
 
@@ -302,13 +303,26 @@ class RawBench {
   std::uint64_t number_ = 0;
 };
 
-void run(const RmaOptions& options, const std::string& interface, const std::string& json_path) {
+/// Binds this thread, and threads that it starts, as shoal-run --bind core binds PE `me` of two.
+void bind_to_share(int me) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const auto shares = run::share_cores(run::available_processors(), 2);
+  for (const int processor : shares[static_cast<std::size_t>(me)])
+    CPU_SET(static_cast<std::size_t>(processor), &set);
+  if (sched_setaffinity(0, sizeof set, &set) != 0) fail_errno("cannot bind to cores");
+}
+
+void run(const RmaOptions& options, const std::string& interface, const std::string& bind,
+         const std::string& json_path) {
   Report report;
   report.program = "shoal-bench-verbs";
   report.setup.emplace_back("device", "the first of libibverbs");
   report.setup.emplace_back("interface", interface);
+  report.setup.emplace_back("bind", bind);
   std::unique_ptr<Raw> raw;
   run_two_processes<Blackboard>(report, json_path, [&](Blackboard& board, int me) {
+    if (bind == "core") bind_to_share(me);
     raw = std::make_unique<Raw>(board, me, interface == "devx");
     return RawBench(*raw, board, me, options).run();
   });
@@ -320,12 +334,15 @@ void run(const RmaOptions& options, const std::string& interface, const std::str
 int main(int argc, char** argv) {
   CLI::App app("Measures RDMA verbs alone, between two processes of this host.",
                "shoal-bench-verbs");
-  std::string json_path, interface = "verbs";
+  std::string json_path, interface = "verbs", bind = "none";
   shoal::bench::RmaOptions options;
   app.add_option("--interface", interface,
                  "verbs: post and poll by libibverbs; devx: in memory, as "
                  "SHOAL_VERBS_INTERFACE=devx")
       ->check(CLI::IsMember({"verbs", "devx"}))
+      ->capture_default_str();
+  app.add_option("--bind", bind, "core: bind the two processes as shoal-run --bind core does")
+      ->check(CLI::IsMember({"none", "core"}))
       ->capture_default_str();
   app.add_option("--iterations", options.iterations, "repetitions of each small operation")
       ->capture_default_str();
@@ -333,7 +350,7 @@ int main(int argc, char** argv) {
   app.add_option("--json", json_path, "also write the results to this file");
   CLI11_PARSE(app, argc, argv);
   try {
-    shoal::bench::run(options, interface, json_path);
+    shoal::bench::run(options, interface, bind, json_path);
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "shoal-bench-verbs: {}\n", error.what());

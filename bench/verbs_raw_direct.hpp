@@ -12,7 +12,7 @@
 
 #include "base/check.hpp"
 #include "base/mlx5/host_bus.hpp"
-#include "base/mlx5/work_queue.hpp"
+#include "shoal/device/detail/mlx5/work_queue.hpp"
 
 namespace shoal::bench {
 

@@ -8,12 +8,13 @@ survives or its place is not found. A run takes about a minute on two cores.
 
 import concurrent.futures
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from loop import NotRun, replace_in, run_mutations, run_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-c"]
@@ -53,6 +54,18 @@ MUTATIONS = [
         "requester.cpp",
         "return !held || psn_distance",
         "return true || psn_distance",
+    ),
+    (
+        "adaptive: write with an immediate not held",
+        "requester.cpp",
+        "message.request.opcode != Opcode::write;",
+        "message.request.opcode != Opcode::write && message.request.opcode != Opcode::write_immediate;",
+    ),
+    (
+        "a write with an immediate is executed before its turn",
+        "responder.cpp",
+        "if (distance > 0) return receive_early(std::move(packet));",
+        "if (distance > 0 && !packet.has_immediate) return receive_early(std::move(packet));",
     ),
     (
         "unordered: atomic not held at the responder",
@@ -165,9 +178,10 @@ MUTATIONS = [
     ),
     (
         "boundary ignored",
-        "atomics.cpp",
-        "((a & ~boundary) + (b & ~boundary)) ^ ((a ^ b) & boundary)",
-        "a + b",
+        "responder.cpp",
+        "  const AtomicOperands& operands = packet.atomic;\n",
+        "  AtomicOperands operands = packet.atomic;\n"
+        "  if (operands.opcode == Opcode::masked_fetch_add) operands.compare_mask_or_boundary = 0;\n",
     ),
     ("duplicate early", "responder.cpp", "early_.contains(position)", "false"),
     (
@@ -234,7 +248,7 @@ def compile_source(source, emulator, output):
         check=False,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"{source} does not compile: {done.stderr[:500]}")
+        raise NotRun(f"{source} does not compile: {done.stderr[:500]}")
     return output
 
 
@@ -254,24 +268,11 @@ def compile_all(folder):
         return dict(zip((source.name for source in sources), objects, strict=True))
 
 
-def run_tests(objects, folder):
-    """The names of the tests that fail; None where the program does not end."""
+def run_linked(objects, folder):
+    """What fails in the tests of these object files; an empty text where all pass."""
     program = folder / "tests"
     subprocess.run(["c++", *map(str, objects.values()), "-o", str(program), *LIBRARIES], check=True)
-    try:
-        done = subprocess.run(
-            [program, "--gtest_brief=1"],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    failed = re.findall(r"^\[  FAILED  \] ([\w/.]+)", done.stdout, re.MULTILINE)
-    return sorted(set(failed)) or (
-        [f"ended with status {done.returncode}"] if done.returncode else []
-    )
+    return run_tests([program], TIMEOUT_S)
 
 
 def mutated(objects, folder, file, text, replacement):
@@ -280,10 +281,7 @@ def mutated(objects, folder, file, text, replacement):
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(ROOT / "emulator", tree)
     path = tree / (file if "/" in file else f"engine/{file}")
-    source = path.read_text()
-    if text not in source:
-        raise RuntimeError(f"emulator: {file} has no {text!r}")
-    path.write_text(source.replace(text, replacement, 1))
+    replace_in(path, text, replacement)
     changed = [path] if path.suffix == ".cpp" else list((tree / "engine").glob("*.cpp"))
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         made = pool.map(
@@ -293,28 +291,15 @@ def mutated(objects, folder, file, text, replacement):
 
 
 def main(wanted):
-    survivors = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         objects = compile_all(folder)
-        if failed := run_tests(objects, folder):
+        if failed := run_linked(objects, folder):
             print(f"tests fail without a mutation: {failed}")
             return 1
-        for what, file, text, replacement in MUTATIONS:
-            if wanted and what not in wanted:
-                continue
-            try:
-                failed = run_tests(mutated(objects, folder, file, text, replacement), folder)
-            except RuntimeError as error:
-                failed = []
-                print(error)
-            survivors += failed == []
-            if failed is None:
-                noticed = f"the tests do not end within {TIMEOUT_S} s"
-            else:
-                noticed = ", ".join(failed[:2]) or "SURVIVES"
-            print(f"{what}: {noticed}", flush=True)
-    return 1 if survivors else 0
+        return run_mutations(
+            MUTATIONS, wanted, lambda *change: run_linked(mutated(objects, folder, *change), folder)
+        )
 
 
 if __name__ == "__main__":

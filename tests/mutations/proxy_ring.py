@@ -8,12 +8,13 @@ run takes about ten minutes on two cores.
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from loop import NotRun, replace_in, run_mutations, run_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-DFMT_SHARED"]
@@ -202,33 +203,20 @@ def compile_test(tree, output, sanitize):
 
 
 def failed_tests(program, sanitize):
-    """Names of failed tests; None where they do not end."""
-    command = [str(program), "--gtest_brief=1"]
-    command += [f"--gtest_filter={THREADS}"] if sanitize else []
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    failed = re.findall(r"^\[  FAILED  \] ([\w/.]+)", done.stdout, re.MULTILINE)
-    return sorted(set(failed)) or (["a data race, or a crash"] if done.returncode != 0 else [])
+    """What fails; an empty text where all tests pass."""
+    only = [f"--gtest_filter={THREADS}"] if sanitize else []
+    return run_tests([program, *only], TIMEOUT_S)
 
 
 def mutate(tree, file, text, replacement):
-    """A copy of the mutated folders with one change. False where its place is not found."""
+    """A copy of the mutated folders with one change."""
     shutil.rmtree(tree, ignore_errors=True)
     for folder in ("src/transport/proxy", "include/shoal"):
         shutil.copytree(ROOT / folder, tree / folder)
-    source = (tree / file).read_text()
-    if text not in source:
-        return False
-    (tree / file).write_text(source.replace(text, replacement, 1))
-    return True
+    replace_in(tree / file, text, replacement)
 
 
 def main(wanted):
-    survivors = 0
     with tempfile.TemporaryDirectory() as name:
         tree, program = Path(name) / "tree", Path(name) / "test"
         for sanitize in (False, True):
@@ -237,22 +225,14 @@ def main(wanted):
             ):
                 print(f"tests fail without a mutation: {failed}")
                 return 1
-        for what, file, text, replacement, sanitize in MUTATIONS:
-            if wanted and what not in wanted:
-                continue
-            if not mutate(tree, file, text, replacement):
-                noticed, lost = f"{file} has no {text!r}", True
-            elif not compile_test(tree, program, sanitize):
-                noticed, lost = "does not compile", True
-            else:
-                failed = failed_tests(program, sanitize)
-                lost = failed == []
-                noticed = "the tests do not end"
-                if failed is not None:
-                    noticed = ", ".join(failed[:2]) or "SURVIVES"
-            survivors += lost
-            print(f"{what}: {noticed}", flush=True)
-    return 1 if survivors else 0
+
+        def notice(file, text, replacement, sanitize):
+            mutate(tree, file, text, replacement)
+            if not compile_test(tree, program, sanitize):
+                raise NotRun("does not compile")
+            return failed_tests(program, sanitize)
+
+        return run_mutations(MUTATIONS, wanted, notice)
 
 
 if __name__ == "__main__":

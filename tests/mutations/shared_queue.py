@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutations of src/transport/gda/, each of which must make
+"""Mutations of include/shoal/device/detail/gda/, each of which must make
 tests/threads/emulator/shared_queue_test.cpp fail.
 
 Usage: shared_queue.py [NAME...]. Exits with 1 when a mutation survives or its place is not found. A
 run takes about fifteen minutes on two cores.
 """
 
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from loop import NotRun, replace_in, run_mutations, run_tests
+
 from emulator_engine import COMPILER, LIBRARIES, ROOT, compile_source
 
 TIMEOUT_S = 90
 TEST = ROOT / "tests/threads/emulator/shared_queue_test.cpp"
 
-# (what is wrong, file of src/transport/gda, text, replacement)
+# (what is wrong, file of include/shoal/device/detail/gda, text, replacement)
 MUTATIONS = [
     (
         "published before it is written",
@@ -316,7 +317,7 @@ def compile_emulator(folder):
 
 def compile_test(sources, output):
     """The test with the headers of the folder `sources`. False where it does not compile."""
-    include = [sources, ROOT / "src", ROOT / "include", ROOT / "emulator", ROOT / "tests"]
+    include = [sources, ROOT / "src", ROOT / "emulator", ROOT / "tests"]
     flags = [flag for folder in include for flag in ("-I", str(folder))]
     done = subprocess.run(
         [*COMPILER, *flags, str(TEST), "-o", str(output)], capture_output=True, check=False
@@ -325,62 +326,36 @@ def compile_test(sources, output):
 
 
 def mutate(folder, file, text, replacement):
-    """A copy of src/transport/gda with one change; None where its place is not found."""
-    sources = folder / "src"
+    """A copy of include/ with one change."""
+    sources = folder / "include"
     shutil.rmtree(sources, ignore_errors=True)
-    shutil.copytree(ROOT / "src/transport/gda", sources / "transport/gda")
-    path = sources / "transport/gda" / file
-    source = path.read_text()
-    if source.count(text) != 1:
-        return None
-    path.write_text(source.replace(text, replacement))
+    shutil.copytree(ROOT / "include", sources)
+    replace_in(sources / "shoal/device/detail/gda" / file, text, replacement, once=True)
     return sources
 
 
-def run_test(objects, folder):
-    """The first test that fails, or what else is wrong; an empty string where all pass."""
+def run_linked(objects, folder):
+    """What fails; an empty text where all tests pass."""
     program = folder / "tests"
     subprocess.run(["c++", *map(str, objects), "-o", str(program), *LIBRARIES], check=True)
-    try:
-        done = subprocess.run(
-            [program, "--gtest_brief=1", "--gtest_fail_fast"],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "the test does not end"
-    failed = re.search(r"^\[  FAILED  \] ([\w/.]+)", done.stdout, re.MULTILINE)
-    if failed:
-        return failed[1]
-    return f"the test ends with status {done.returncode}" if done.returncode else ""
+    return run_tests([program, "--gtest_fail_fast"], TIMEOUT_S)
 
 
 def main(wanted):
-    survivors = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         test = folder / "shared_queue_test.o"
         objects = [*compile_emulator(folder), test]
-        if not compile_test(ROOT / "src", test) or (failed := run_test(objects, folder)):
+        if not compile_test(ROOT / "include", test) or (failed := run_linked(objects, folder)):
             print(f"the test fails without a mutation: {failed}")
             return 1
-        for what, file, text, replacement in MUTATIONS:
-            if wanted and what not in wanted:
-                continue
-            sources = mutate(folder, file, text, replacement)
-            if sources is None:
-                noticed = f"NOT RUN: src/transport/gda/{file} does not have {text!r} once"
-                survivors += 1
-            elif not compile_test(sources, test):
-                noticed = "NOT RUN: does not compile"
-                survivors += 1
-            else:
-                noticed = run_test(objects, folder)
-                survivors += noticed == ""
-            print(f"{what}: {noticed or 'SURVIVES'}", flush=True)
-    return 1 if survivors else 0
+
+        def notice(*change):
+            if not compile_test(mutate(folder, *change), test):
+                raise NotRun("does not compile")
+            return run_linked(objects, folder)
+
+        return run_mutations(MUTATIONS, wanted, notice)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutations of src/base/mlx5/work_queue.hpp and format.hpp, each of which must make
+"""Mutations of work_queue.hpp and format.hpp in include/shoal/device/detail/mlx5, each must make
 tests/unit/emulator/work_queue_test.cpp fail.
 
 Usage: work_queue.py [NAME...]. Exits with 1 when a mutation survives or its place is not found. A
@@ -7,14 +7,15 @@ run takes about three minutes on two cores.
 """
 
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from emulator_engine import COMPILER, ROOT, compile_all, run_tests
-import subprocess
+from emulator_engine import COMPILER, ROOT, compile_all, run_linked
+from loop import NotRun, replace_in, run_mutations
 
-# (what is wrong, file of src/base/mlx5, text, replacement)
+# (what is wrong, file of include/shoal/device/detail/mlx5, text, replacement)
 MUTATIONS = [
     (
         "doorbell before the record",
@@ -130,7 +131,7 @@ MUTATIONS = [
 
 def compile_test(sources, output):
     """The test with the headers of the folder `sources`. False where it does not compile."""
-    include = [sources, ROOT / "include", ROOT / "emulator", ROOT / "tests/unit/emulator"]
+    include = [sources, ROOT / "src", ROOT / "emulator", ROOT / "tests/unit/emulator"]
     test = ROOT / "tests/unit/emulator/work_queue_test.cpp"
     flags = [flag for folder in include for flag in ("-I", str(folder))]
     done = subprocess.run([*COMPILER, *flags, str(test), "-o", str(output)], check=False)
@@ -138,20 +139,15 @@ def compile_test(sources, output):
 
 
 def mutate(folder, file, text, replacement):
-    """A copy of src/base with one change; None where its place is not found."""
-    sources = folder / "src"
+    """A copy of include/ with one change."""
+    sources = folder / "include"
     shutil.rmtree(sources, ignore_errors=True)
-    shutil.copytree(ROOT / "src/base", sources / "base")
-    path = sources / "base/mlx5" / file
-    source = path.read_text()
-    if text not in source:
-        return None
-    path.write_text(source.replace(text, replacement, 1))
+    shutil.copytree(ROOT / "include", sources)
+    replace_in(sources / "shoal/device/detail/mlx5" / file, text, replacement)
     return sources
 
 
 def main(wanted):
-    survivors = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         objects = {
@@ -161,27 +157,16 @@ def main(wanted):
         }
         test = folder / "work_queue_test.o"
         objects[test.name] = test
-        if not compile_test(ROOT / "src", test) or (failed := run_tests(objects, folder)):
+        if not compile_test(ROOT / "include", test) or (failed := run_linked(objects, folder)):
             print(f"tests fail without a mutation: {failed}")
             return 1
-        for what, file, text, replacement in MUTATIONS:
-            if wanted and what not in wanted:
-                continue
-            sources = mutate(folder, file, text, replacement)
-            if sources is None:
-                noticed = f"src/base/mlx5/{file} has no {text!r}"
-                survivors += 1
-            elif not compile_test(sources, test):
-                noticed = "does not compile"
-                survivors += 1
-            else:
-                failed = run_tests(objects, folder)
-                survivors += failed == []
-                noticed = "the tests do not end"
-                if failed is not None:
-                    noticed = ", ".join(failed[:2]) or "SURVIVES"
-            print(f"{what}: {noticed}", flush=True)
-    return 1 if survivors else 0
+
+        def notice(*change):
+            if not compile_test(mutate(folder, *change), test):
+                raise NotRun("does not compile")
+            return run_linked(objects, folder)
+
+        return run_mutations(MUTATIONS, wanted, notice)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,41 @@ TEST(ShoalRun, Nodes) {
   EXPECT_EQ(odd.out.find("started"), std::string::npos);
 }
 
+/// The processors on which each PE may run, by PE, as Linux writes them: "0-1".
+std::vector<std::string> processors_of_pes(const std::string& options, int n_pes) {
+  const auto result = shoal_run(fmt::format("-n {} {}", n_pes, options),
+                                "grep Cpus_allowed_list /proc/self/status");
+  EXPECT_TRUE(result.ok()) << result.describe();
+  std::vector<std::string> found(static_cast<std::size_t>(n_pes));
+  std::istringstream lines(result.out);
+  for (std::string pe, name, processors; lines >> pe >> name >> processors;)
+    found.at(static_cast<std::size_t>(std::stoi(pe.substr(1)))) = processors;
+  return found;
+}
+
+TEST(ShoalRun, BindsPesToCoresOfTheirOwn) {
+  const auto unbound = processors_of_pes("--bind none", 2);
+  EXPECT_EQ(unbound[0], unbound[1]);
+  EXPECT_EQ(processors_of_pes("", 2), unbound) << "the default";
+  if (shoal_run("-n 2 --bind core", "true").err.find("may use 1 core") != std::string::npos)
+    GTEST_SKIP() << "this machine has one core";
+  const auto bound = processors_of_pes("--bind core", 2);
+  EXPECT_NE(bound[0], bound[1]);
+  for (const auto& processors : bound) EXPECT_NE(processors, unbound[0]);
+}
+
+TEST(ShoalRun, BindingIsRefusedWithoutACoreForEachPe) {
+  const auto many = shoal_run("-n 9999 --bind core", "echo started");
+  EXPECT_EQ(many.exit_status, 125);
+  EXPECT_NE(many.err.find("--bind core: 9999 PEs, but shoal-run may use "), std::string::npos)
+      << many.describe();
+  const auto hosts = shoal_run("--hosts a,b --bind core", "echo started");
+  EXPECT_EQ(hosts.exit_status, 125);
+  EXPECT_NE(hosts.err.find("--launcher-args '--bind-to core'"), std::string::npos)
+      << hosts.describe();
+  EXPECT_EQ(many.out + hosts.out, "");
+}
+
 TEST(ShoalRun, FailedPeIsReportedAndItsStatusReturned) {
   const auto result = shoal_run("-n 3 --grace 0.2", "test $SHOAL_PE != 1 || exit 7; sleep 30");
   EXPECT_EQ(result.exit_status, 7) << result.describe();

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -46,8 +47,9 @@ struct Pipe {
 struct Child {
   const Keeper* keeper;
   pid_t launcher;
-  int out, err;  ///< -1: those of shoal-run
-  int failure;   ///< receives errno if the program cannot be executed
+  int out, err;                 ///< -1: those of shoal-run
+  const cpu_set_t* processors;  ///< to bind to; null: not bound
+  int failure;                  ///< receives errno if the program cannot be executed
   char** argv;
   char** envp;
 };
@@ -64,10 +66,19 @@ struct Child {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
+  if (child.processors != nullptr)  // processors that have gone offline are no reason to fail
+    (void)sched_setaffinity(0, sizeof *child.processors, child.processors);
   execvpe(child.argv[0], child.argv, child.envp);
   const int error = errno;
   [[maybe_unused]] const ssize_t written = write(child.failure, &error, sizeof error);
   _exit(kStatusNotFound);
+}
+
+cpu_set_t set_of(const std::vector<int>& processors) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int processor : processors) CPU_SET(static_cast<std::size_t>(processor), &set);
+  return set;
 }
 
 }  // namespace
@@ -107,10 +118,14 @@ void Job::start(int index) {
     pe.streams = {{out.read_end, STDOUT_FILENO, labeler}, {err.read_end, STDERR_FILENO, labeler}};
     for (const auto& stream : pe.streams) fcntl(stream.from, F_SETFL, O_NONBLOCK);
   }
+  const bool bound = !options_.processors.empty();
+  const cpu_set_t processors =
+      set_of(bound ? options_.processors[static_cast<std::size_t>(index)] : std::vector<int>());
   const Child child{&keeper_,
                     getpid(),
                     out.write_end,
                     err.write_end,
+                    bound ? &processors : nullptr,
                     failure.write_end,
                     const_cast<char**>(argv.data()),
                     const_cast<char**>(envp.data())};

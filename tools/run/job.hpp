@@ -20,7 +20,9 @@ struct JobOptions {
   int n_pes = 1;
   std::vector<std::string> argv;           ///< the program, looked up in PATH, and its arguments
   std::map<std::string, std::string> env;  ///< for all PEs; each PE also gets SHOAL_PE
-  bool launcher = false;                   ///< argv is a launcher, which starts and numbers the PEs
+  std::vector<std::vector<int>>
+      processors;         ///< of each PE, to bind it to; empty: PEs are not bound
+  bool launcher = false;  ///< argv is a launcher, which starts and numbers the PEs
   /// Puts "[3] " before each line of PE 3. Without it, the PEs write to shoal-run's own outputs.
   bool label = true;
   std::chrono::milliseconds timeout{0};  ///< for the whole job; 0: none

@@ -14,6 +14,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "run/cores.hpp"
 #include "run/hosts.hpp"
 #include "run/job.hpp"
 #include "shoal/bootstrap.hpp"
@@ -44,6 +45,7 @@ struct CommandLine {
   std::string launcher = "automatic";
   std::string launcher_args;
   bool dry_run = false;
+  std::string bind = "none";
   int nodes = 0;
   double timeout_s = 0;
   double grace_s = 2;
@@ -68,6 +70,10 @@ void complete(CommandLine& line, std::vector<std::string> rest) {
     throw CLI::ValidationError("--launcher, --launcher-args, --dry-run", "are for --hosts");
   if (!line.hosts.empty() && line.nodes > 0)
     throw CLI::ValidationError("--nodes", "emulates hosts; --hosts has real ones");
+  if (!line.hosts.empty() && line.bind != "none")
+    throw CLI::ValidationError("--bind",
+                               "is for PEs on this machine; with --hosts use the options "
+                               "of the launcher, such as --launcher-args '--bind-to core'");
   if (line.nodes > 0 && n % line.nodes != 0)
     throw CLI::ValidationError("--nodes", "is " + std::to_string(line.nodes) +
                                               ", which does not divide -n " + std::to_string(n));
@@ -102,6 +108,8 @@ int run_here(CommandLine& line, shoal::Settings settings, const shoal::run::Keep
   line.job.env["SHOAL_N_PES"] = std::to_string(n);
   line.job.env["SHOAL_UNIQUE_ID"] = id.to_string();
   if (line.nodes > 0) line.job.env["SHOAL_NODE_SIZE"] = std::to_string(n / line.nodes);
+  if (line.bind == "core")
+    line.job.processors = shoal::run::share_cores(shoal::run::available_processors(), n);
   return shoal::run::Job(line.job, keeper).run();
 }
 
@@ -185,6 +193,12 @@ int main(int argc, char** argv) {
       ->type_name("WORDS");
   app.add_flag("--dry-run", line.dry_run,
                "With --hosts: print the launcher's command and do not run it");
+  app.add_option("--bind", line.bind,
+                 "core: bind each PE, with all its threads, to an equal share of the cores that "
+                 "shoal-run may use; at most one PE per core. none: the kernel places the threads. "
+                 "Default: none")
+      ->check(CLI::IsMember({"none", "core"}))
+      ->type_name("WHAT");
   app.add_option("--timeout", line.timeout_s,
                  "End the job after this many seconds. Default: 0, no limit")
       ->check(CLI::Range(0.0, 1e6))

@@ -18,10 +18,18 @@ namespace {
 
 constexpr int kPollsBeforeSleep = 64;
 constexpr std::chrono::nanoseconds kSleepStep{1'000}, kLongestSleep{50'000};
-/// While callers poll.
-constexpr std::chrono::nanoseconds kShortRest{20'000}, kLongRest{160'000};
+/// While callers poll. A rest is about as long as they have polled so far: at most kLongRest, or
+/// where timers are slow (nap.hpp), kRestShare times the cost of a nap up to kLongestRest. Naps on
+/// the core of a polling caller then take less than a tenth of it.
+constexpr std::chrono::nanoseconds kShortRest{20'000}, kLongRest{160'000}, kLongestRest{500'000};
+constexpr int kRestShare = 50;
 /// The default of 50 us would double the sleeps.
 constexpr unsigned long kTimerSlackNs = 1'000;
+
+std::chrono::nanoseconds longest_rest() {
+  const std::chrono::nanoseconds cost(nap_cost().load(std::memory_order_relaxed));
+  return std::clamp(kRestShare * cost, kLongRest, kLongestRest);
+}
 
 /// Makes the thread wait for a free core when it wakes, rather than preempt a PE.
 void schedule_as_batch() {
@@ -63,7 +71,7 @@ void ProgressThread::run() {
         wait_ != ProgressWait::spin && (now != caller_polls || engine_.lock().busy())) {
       caller_polls = now;
       nap(rest);
-      rest = std::min(2 * rest, kLongRest);
+      rest = std::min(2 * rest, longest_rest());
       continue;
     }
     rest = kShortRest;

@@ -80,6 +80,26 @@ TEST(EmulatorOrdering, AdaptiveRoutingCostsARoundTripBeforeASignal) {
   EXPECT_NEAR(static_cast<double>((unordered - strict).count()), 0, 100);
 }
 
+Time put_with_immediate(Ordering ordering) {
+  Pair pair({.latency = Time(5000)}, {}, {.ordering = ordering});
+  pair.b.post_receive(32 << 10, 0);
+  pair.a.write(pair.b, 0, 0, 4096, {});
+  pair.a.writer->start(Opcode::write_immediate, {.signalled = true, .immediate = 7})
+      .remote(pair.b.address(0), pair.b.key);
+  pair.a.finish();
+  EXPECT_EQ(pair.wait(pair.b.received).immediate, 7U);
+  return pair.network.now();
+}
+
+// Under adaptive routing the requester holds it as it holds an atomic.
+TEST(EmulatorOrdering, AdaptiveRoutingCostsARoundTripBeforeAnImmediate) {
+  const Time strict = put_with_immediate(Ordering::strict);
+  const Time adaptive = put_with_immediate(Ordering::adaptive);
+  const Time unordered = put_with_immediate(Ordering::unordered);
+  EXPECT_NEAR(static_cast<double>((adaptive - strict).count()), 10000, 500);
+  EXPECT_NEAR(static_cast<double>((unordered - strict).count()), 0, 100);
+}
+
 /// Whether data in memory with relaxed ordering is complete when a signal in other memory arrives.
 bool signal_follows_relaxed_data(bool relaxed_signal) {
   NetworkOptions options;
