@@ -275,7 +275,7 @@ class Others:
 
 
 def measure_others(case, figures):
-    for size in (16 << 10, 64 << 20):
+    for size in (16 << 10, 64 << 20, 256 << 20):
         others = Others(case, dist.group.WORLD, size)
         for name in ("ring", "gather", "engram"):
             call, right = getattr(others, name)()
@@ -330,6 +330,101 @@ def measure_first_pair(case, one, y, key, figures):
         figures[f"{key}: first {name}, host time, ms"] = 1e3 * seconds
 
 
+def make_buffer(case, kind, key, sync, figures):
+    """A buffer, warmed up with --warmup."""
+    settle(case)
+    start = time.perf_counter()
+    one = kind(case, dist.group.WORLD, sync)
+    made = time.perf_counter()
+    figures[f"{key}: construction, ms"] = 1e3 * (made - start)
+    if case.a.warmup:
+        one.warmup()
+        settle(case)
+        figures[f"{key}: warmup, ms"] = 1e3 * (time.perf_counter() - made)
+    return one
+
+
+def measure_pairs(case, one, fp8, sync, y, form, figures):
+    """New pairs of one form of rows; their results before and after where sizes are exact."""
+    a = case.a
+    if sync:
+        case.check(fp8, *one.exact(fp8))
+    device, host = chain(case, lambda: one.pair(fp8, y), a.chain, a.skipped)
+    figures[f"{form}: new pair, us"] = device
+    figures[f"{form}: host time in the chain, us"] = host
+    figures[f"{form}: host time alone, us"] = host_time(case, lambda: one.pair(fp8, y))
+    in_a_row = host_time(case, lambda: one.pair(fp8, y), 8)
+    figures[f"{form}: host time, 8 in a row, us"] = in_a_row
+    launched, calls = queued(case, lambda: one.pair(fp8, y))
+    figures[f"{form}: launches"] = launched
+    figures[f"{form}: calls of CUDA, [number, us]"] = calls
+    if sync:
+        case.check(fp8, *one.exact(fp8))
+
+
+def measure_pairs_of_events(case, one, y, key, figures):
+    form = f"{key}, BF16, with events on the comm stream"
+    device, host = chain(case, lambda: one.pair_of_events(y), case.a.chain, case.a.skipped)
+    figures[f"{form}: new pair, us"] = device
+    figures[f"{form}: host time in the chain, us"] = host
+    in_a_row = host_time(case, lambda: one.pair_of_events(y), 8)
+    figures[f"{form}: host time, 8 in a row, us"] = in_a_row
+
+
+def measure_host_parts(case, one, y, figures):
+    """Host time of the calls of a pair of `Buffer`."""
+    handle = one.dispatch(False)[4]
+    for part, call in (
+        ("layout", one.layout),
+        ("layout and dispatch", lambda: one.dispatch(False)),
+        ("combine", lambda: one.buffer.combine(y, handle)),
+    ):
+        figures[f"Buffer, host time of {part}, 8 in a row, us"] = host_time(case, call, 8)
+
+
+def measure_cached_pairs(case, one, y, figures):
+    """The layout, pairs with a handle, and combines of `Buffer`."""
+    a = case.a
+    figures["get_dispatch_layout, us"] = chain(case, one.layout, a.chain, 4)[0]
+    for fp8 in (False, True):
+        *_, handle, _ = one.dispatch(fp8)
+        figures[f"Buffer, cached handle, {'FP8' if fp8 else 'BF16'}: pair, us"] = chain(
+            case, lambda fp8=fp8, handle=handle: one.pair(fp8, y, handle), a.chain, a.skipped
+        )[0]
+    received, _, _, _, handle, _ = one.dispatch(False)
+    torch_rows = y[: received.shape[0]]
+    for place, rows in (("torch memory", torch_rows), ("received rows", received)):
+        figures[f"combine, expert output in {place}, us"] = chain(
+            case, lambda rows=rows: one.buffer.combine(rows, handle), a.chain, 4
+        )[0]
+
+
+def measure_barrier(case, buffer, figures):
+    device, host = chain(case, buffer.barrier, 64, 8)
+    figures["ElasticBuffer.barrier, us"] = device
+    figures["ElasticBuffer.barrier: host time, us"] = host
+    figures["ElasticBuffer.barrier: launches"] = queued(case, buffer.barrier)[0]
+
+
+def measure_buffer(case, name, kind, sync, y, figures):
+    """All figures of one buffer in normal mode."""
+    key = f"{name}, {'with' if sync else 'without'} CPU sync"
+    one = make_buffer(case, kind, key, sync, figures)
+    measure_first_pair(case, one, y, key, figures)
+    settle(case)
+    for fp8 in (False, True):
+        form = f"{key}, {'FP8' if fp8 else 'BF16'}"
+        measure_pairs(case, one, fp8, sync, y, form, figures)
+    if kind is V1:
+        measure_pairs_of_events(case, one, y, key, figures)
+        (measure_cached_pairs if sync else measure_host_parts)(case, one, y, figures)
+    elif sync:
+        measure_barrier(case, one.buffer, figures)
+        measure_expanded(case, one.buffer, figures)
+    settle(case)
+    one.buffer.destroy()
+
+
 def measure(rank, ranks, a, path):
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -345,77 +440,7 @@ def measure(rank, ranks, a, path):
     kinds = (("Buffer", V1), ("ElasticBuffer", V2)) if "normal" in a.parts else ()
     for name, kind in kinds:
         for sync in (True, False):
-            key = f"{name}, {'with' if sync else 'without'} CPU sync"
-            settle(case)
-            start = time.perf_counter()
-            one = kind(case, dist.group.WORLD, sync)
-            made = time.perf_counter()
-            figures[f"{key}: construction, ms"] = 1e3 * (made - start)
-            if a.warmup:
-                one.warmup()
-                settle(case)
-                figures[f"{key}: warmup, ms"] = 1e3 * (time.perf_counter() - made)
-                made = time.perf_counter()
-            measure_first_pair(case, one, y, key, figures)
-            settle(case)
-            for fp8 in (False, True):
-                form = f"{key}, {'FP8' if fp8 else 'BF16'}"
-                if sync:
-                    case.check(fp8, *one.exact(fp8))
-                device, host = chain(case, lambda: one.pair(fp8, y), a.chain, a.skipped)
-                figures[f"{form}: new pair, us"] = device
-                figures[f"{form}: host time in the chain, us"] = host
-                figures[f"{form}: host time alone, us"] = host_time(case, lambda: one.pair(fp8, y))
-                figures[f"{form}: host time, 8 in a row, us"] = host_time(
-                    case, lambda: one.pair(fp8, y), 8
-                )
-                launched, calls = queued(case, lambda: one.pair(fp8, y))
-                figures[f"{form}: launches"] = launched
-                figures[f"{form}: calls of CUDA, [number, us]"] = calls
-                if sync:
-                    case.check(fp8, *one.exact(fp8))
-            if kind is V1:
-                form = f"{key}, BF16, with events on the comm stream"
-                device, host = chain(case, lambda: one.pair_of_events(y), a.chain, a.skipped)
-                figures[f"{form}: new pair, us"] = device
-                figures[f"{form}: host time in the chain, us"] = host
-                figures[f"{form}: host time, 8 in a row, us"] = host_time(
-                    case, lambda: one.pair_of_events(y), 8
-                )
-            if kind is V1 and not sync:
-                handle = one.dispatch(False)[4]
-                for part, call in (
-                    ("layout", one.layout),
-                    ("layout and dispatch", lambda: one.dispatch(False)),
-                    ("combine", lambda: one.buffer.combine(y, handle)),
-                ):
-                    figures[f"Buffer, host time of {part}, 8 in a row, us"] = host_time(
-                        case, call, 8
-                    )
-                handle = None
-            if kind is V1 and sync:
-                figures["get_dispatch_layout, us"] = chain(case, one.layout, a.chain, 4)[0]
-                for fp8 in (False, True):
-                    *_, handle, _ = one.dispatch(fp8)
-                    figures[f"Buffer, cached handle, {'FP8' if fp8 else 'BF16'}: pair, us"] = chain(
-                        case, lambda: one.pair(fp8, y, handle), a.chain, a.skipped
-                    )[0]
-                received, _, _, _, handle, _ = one.dispatch(False)
-                torch_rows = y[: received.shape[0]]
-                for place, rows in (("torch memory", torch_rows), ("received rows", received)):
-                    figures[f"combine, expert output in {place}, us"] = chain(
-                        case, lambda: one.buffer.combine(rows, handle), a.chain, 4
-                    )[0]
-                received = rows = None
-            if kind is V2 and sync:
-                device, host = chain(case, one.buffer.barrier, 64, 8)
-                figures["ElasticBuffer.barrier, us"] = device
-                figures["ElasticBuffer.barrier: host time, us"] = host
-                figures["ElasticBuffer.barrier: launches"] = queued(case, one.buffer.barrier)[0]
-                measure_expanded(case, one.buffer, figures)
-            settle(case)
-            one.buffer.destroy()
-            one = None
+            measure_buffer(case, name, kind, sync, y, figures)
     measure_others(case, figures)
     if rank == 0:
         with open(f"{path}.json", "w") as file:

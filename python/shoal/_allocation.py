@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 import torch
@@ -11,6 +12,7 @@ import torch
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 
 
+@functools.cache
 def empty_strided(device: torch.device) -> Allocate:
     """A function (shape, strides, dtype) that allocates a tensor on the CPU or the current GPU.
 
@@ -26,6 +28,7 @@ def empty_strided(device: torch.device) -> Allocate:
     )
 
 
+@functools.cache
 def capture_query() -> Callable[[], bool]:
     """A function that returns whether a CUDA graph captures the current stream."""
     return getattr(

@@ -22,6 +22,8 @@ import pytest
 # A hanging rank fails its test, not the test run.
 DEADLINE_S = 120
 NOT_RUN = "not run: an earlier check failed"
+# Their stand-in for streams (deep_ep/host_streams.py) copies from addresses of the host.
+HOST_ONLY = {"check_everything_on_streams"}
 
 
 def names_of_checks(namespace):
@@ -98,7 +100,9 @@ def _rank(rank, n_ranks, module, device, store, pipe, environment):
         "gloo", init_method=f"file://{store}", rank=rank, world_size=n_ranks, timeout=timeout
     )
     namespace = vars(importlib.import_module(module))
-    names = names_of_checks(namespace)
+    names = [
+        name for name in names_of_checks(namespace) if device == "cpu" or name not in HOST_ONLY
+    ]
     result = dict.fromkeys(names, NOT_RUN)
     name = names[0]
     settings = {

@@ -204,6 +204,7 @@ void bind_group(nb::module_& module) {
   bind_gate(module);
   bind_signals(module);
   bind_nvfp4(module);
+  bind_routing_maps(module);
 }
 
 }  // namespace shoal::python

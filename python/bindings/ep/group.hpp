@@ -56,5 +56,6 @@ void bind_expand(nb::module_& module);
 void bind_gate(nb::module_& module);
 void bind_signals(nb::module_& module);
 void bind_nvfp4(nb::module_& module);
+void bind_routing_maps(nb::module_& module);
 
 }  // namespace shoal::python

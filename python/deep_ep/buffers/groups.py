@@ -211,10 +211,19 @@ class GroupPool:
             tokens, scales = max(tokens, group.max_tokens), max(scales, group.max_scales)
         nominal = -(-shape.hidden // 128)
         group = NormalGroup(
-            self._team, shape, _power_of_two(tokens), max(scales, nominal), self._device
+            self._team, shape, power_of_two(tokens), max(scales, nominal), self._device
         )
         self._groups[shape] = group
         return group
+
+    def add(self, group: NormalGroup) -> None:
+        """Makes a group the current one of its shape, for which there is none."""
+        self._groups[group.shape] = group
+
+    def clear(self) -> None:
+        """Forgets all groups, without closing them."""
+        self._groups.clear()
+        self._replaced.clear()
 
     def existing(self, shape: GroupShape) -> NormalGroup | None:
         """The current group of ``shape``, or None; local."""
@@ -232,6 +241,6 @@ class GroupPool:
         return iter([*self._groups.values(), *self._replaced])
 
 
-def _power_of_two(tokens: int) -> int:
+def power_of_two(tokens: int) -> int:
     """``tokens`` rounded up to a power of two, at least 16."""
     return 1 << (max(tokens, 16) - 1).bit_length()

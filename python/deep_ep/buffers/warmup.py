@@ -7,20 +7,45 @@ warm-up makes calls of the largest size on generated tokens, in this thread or i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+import shoal
+
 from ..config import topk_idx_t
+from ..utils.envs import fills_new_tensors
 from ..utils.semantic import native_assert
-from .groups import GroupShape, NormalGroup
+from .groups import GroupShape, NormalGroup, power_of_two
 from .runtime import Runtime
 
 _MAX_TOP_K = 32
 _MOST_PREPARED_BYTES = 512 << 20
+_MOST_EXPERTS = 512
+_USUAL_TOP_K = 8
+_REHEARSED_TOKENS = 16
+_CPU = torch.device("cpu")
+# Of a group that no rank can create.
+_REFUSALS = (
+    shoal.errors.InvalidArgumentError,
+    shoal.errors.UnsupportedError,
+    shoal.errors.ExhaustedError,
+)
+
+
+class Known(NamedTuple):
+    """Sizes that a constructor was given; 0: unknown."""
+
+    tokens: int
+    hidden: int
+    top_k: int
+
+
+UNKNOWN = Known(0, 0, 0)
 
 
 class Preparation:
@@ -86,14 +111,16 @@ class Sizes:
         first = torch.arange(tokens, device=device)[:, None] * top_k
         topk_idx = (first + torch.arange(top_k, device=device)) % experts
         x = torch.zeros((tokens, hidden), dtype=torch.bfloat16, device=device)
-        return x, topk_idx, torch.ones((tokens, top_k), device=device)
+        # Programs set default dtypes.
+        return x, topk_idx, torch.ones((tokens, top_k), dtype=torch.float32, device=device)
 
 
 def forms_of(x: torch.Tensor) -> list[Any]:
     """The rows of a warm-up: bfloat16, and float8 with scales where the hidden size allows it."""
     if x.shape[1] % 128 != 0:
         return [x]
-    scales = torch.ones((x.shape[0], x.shape[1] // 128), device=x.device)
+    groups = x.shape[1] // 128
+    scales = torch.ones((x.shape[0], groups), dtype=torch.float32, device=x.device)
     return [x, (x.to(torch.float8_e4m3fn), scales)]
 
 
@@ -116,29 +143,80 @@ def prepare(runtime: Runtime, work: Callable[[], None], background: bool) -> Non
         complete()
 
 
-def prepare_unknown_sizes(runtime: Runtime, num_bytes: int) -> None:
-    """Does what the first group of a process needs whatever its sizes: loads the kernels and takes
-    memory for the heap, up to ``num_bytes`` and 512 MiB. Collective; nothing on the CPU.
+def prepare_unknown_sizes(buffer: Any, num_bytes: int, known: Known = UNKNOWN) -> None:
+    """``rehearse`` on a GPU; nothing on the CPU."""
+    if buffer.runtime.device.type == "cuda":
+        rehearse(buffer, num_bytes, known)
 
-    A group is created and closed. Heap memory stays taken, so a later group of that size takes
-    none.
+
+def rehearse(buffer: Any, num_bytes: int, known: Known = UNKNOWN) -> None:
+    """Does what a first pair needs whatever its sizes: takes memory for the heap, loads kernels,
+    and runs the code of calls once. Collective.
+
+    A group is created, makes two small pairs where that is possible, and is closed. Heap memory
+    stays taken, so a later group of at most that size takes none. The group has the ``known`` sizes
+    where they are given, else about ``num_bytes``, at most 512 MiB; it is small where the size of
+    the heap was chosen, or ranks are on several nodes.
     """
-    if runtime.device.type == "cuda":
-        create_and_close(runtime, num_bytes)
-
-
-def create_and_close(runtime: Runtime, num_bytes: int) -> None:
-    """A group of about ``num_bytes``, at most 512 MiB; a small one where the size of the heap was
-    chosen, or ranks are on several nodes. Collective."""
-    shape = GroupShape(hidden=1024, top_k=1, experts=runtime.num_ranks)
-    whole = "SHOAL_SYMMETRIC_SIZE" not in os.environ
-    whole = whole and runtime.world.pes_per_node == runtime.num_ranks
-    # Two results and a staging area, of bfloat16 rows from every rank.
-    bytes_of_token = 3 * runtime.num_ranks * shape.hidden * 2
-    tokens = min(num_bytes, _MOST_PREPARED_BYTES) // bytes_of_token if whole else 0
-    tokens, scales = runtime.groups.agree(shape, max(tokens, 16), shape.hidden // 128)
-    group = NormalGroup(runtime.team, shape, tokens, scales, runtime.device)
+    runtime = buffer.runtime
+    group = _first_group(runtime, num_bytes, known)
+    if _may_make_pairs(runtime):
+        runtime.groups.add(group)
+        try:
+            _rehearse_pairs(buffer, group.shape)
+        finally:
+            buffer._forget_groups()
+            runtime.groups.clear()
     group.group.close()
+
+
+def _rehearse_pairs(buffer: Any, shape: GroupShape) -> None:
+    runtime, (hidden, top_k, experts) = buffer.runtime, shape
+    sizes = Sizes(runtime.num_ranks, _REHEARSED_TOKENS, hidden, experts, top_k)
+    x, topk_idx, weights = (one.to(runtime.device) for one in sizes.inputs(_CPU))
+    worst_rows = _REHEARSED_TOKENS * runtime.num_ranks
+    for first in (True, False):
+        buffer._pair(x, topk_idx.to(topk_idx_t), weights, experts, worst_rows, first)
+    runtime.synchronize_stream()
+
+
+def _may_make_pairs(runtime: Runtime) -> bool:
+    """Whether all ranks can make pairs now. Collective.
+
+    Not where two ranks have the same GPU, because memory that one allocates could wait for a kernel
+    of the other, which waits for it; nor where a rank makes torch fill new tensors, which calls
+    refuse (check_torch_deterministic).
+    """
+    gpu = runtime.rank.to_bytes(16, "little")
+    if runtime.device.type == "cuda":
+        uuid = getattr(torch.cuda.get_device_properties(runtime.device), "uuid", None)
+        gpu = bytes(16) if uuid is None else bytes(uuid.bytes)  # torch before 2.4 has none
+    ready = not fills_new_tensors()
+    ranks = runtime.team.exchange(gpu + bytes([ready]))
+    return all(rank[16] for rank in ranks) and len({rank[:16] for rank in ranks}) == len(ranks)
+
+
+def _first_group(runtime: Runtime, num_bytes: int, known: Known) -> NormalGroup:
+    ranks = runtime.num_ranks
+    whole = "SHOAL_SYMMETRIC_SIZE" not in os.environ and runtime.world.pes_per_node == ranks
+    top_k = known.top_k or _USUAL_TOP_K
+    sized = min(known.tokens, known.hidden) > 0
+    if whole and sized and known.hidden % 8 == 0 and top_k <= _MAX_TOP_K:
+        # More experts take more memory, and no program has more than a few hundred.
+        shape = GroupShape(known.hidden, top_k, -(-_MOST_EXPERTS // ranks) * ranks)
+        # Limits of sizes are those of the first dispatch, which reports them.
+        with contextlib.suppress(*_REFUSALS):
+            return _agreed_group(runtime, shape, power_of_two(known.tokens))
+    shape = GroupShape(hidden=1024, top_k=1, experts=ranks)
+    # Two results and a staging area, of bfloat16 rows from every rank.
+    bytes_of_token = 3 * ranks * shape.hidden * 2
+    tokens = min(num_bytes, _MOST_PREPARED_BYTES) // bytes_of_token if whole else 0
+    return _agreed_group(runtime, shape, max(tokens, _REHEARSED_TOKENS))
+
+
+def _agreed_group(runtime: Runtime, shape: GroupShape, tokens: int) -> NormalGroup:
+    tokens, scales = runtime.groups.agree(shape, tokens, -(-shape.hidden // 128))
+    return NormalGroup(runtime.team, shape, tokens, scales, runtime.device)
 
 
 class WarmBuffer:
@@ -149,7 +227,41 @@ class WarmBuffer:
         if preinitialize:
             self.warmup(*known)
         elif self.num_nvl_bytes > 0:
-            prepare_unknown_sizes(self.runtime, self.num_nvl_bytes)
+            prepare_unknown_sizes(self, self.num_nvl_bytes)
+
+    def _pair(
+        self,
+        rows: Any,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor,
+        num_experts: int,
+        worst_rows: int,
+        first: bool = False,
+    ) -> None:
+        """first: runs the code of a first pair."""
+        if first:
+            # Twice as many experts are those of no group.
+            self.get_dispatch_layout(topk_idx, 2 * num_experts)
+        counts = self.get_dispatch_layout(topk_idx, num_experts)
+        per_rank, per_node, per_expert, in_rank, _ = counts
+        if first:
+            self._forget_groups()
+        received, _, received_weights, _, handle, _ = self.dispatch(
+            rows,
+            None,
+            per_rank,
+            per_node,
+            in_rank,
+            per_expert,
+            topk_idx,
+            weights,
+            num_worst_tokens=worst_rows,
+        )
+        self.combine(expert_output_of(received), handle, topk_weights=received_weights)
+
+    def _forget_groups(self) -> None:
+        """The next calls take the general path, which the first ones of a program take."""
+        self._normal.forget_groups()
 
     def warmup(
         self,
@@ -175,21 +287,7 @@ class WarmBuffer:
             topk_idx = topk_idx.to(topk_idx_t)
             for rows in forms_of(x):
                 for worst in (most * runtime.num_ranks, 0):
-                    counts = self.get_dispatch_layout(topk_idx, num_experts)
-                    per_rank, per_node, per_expert, in_rank, _ = counts
-                    received, _, received_weights, _, handle, _ = self.dispatch(
-                        rows,
-                        None,
-                        per_rank,
-                        per_node,
-                        in_rank,
-                        per_expert,
-                        topk_idx,
-                        weights,
-                        num_worst_tokens=worst,
-                    )
-                    y = expert_output_of(received)
-                    self.combine(y, handle, topk_weights=received_weights)
+                    self._pair(rows, topk_idx, weights, num_experts, worst)
 
         prepare(runtime, work, background)
 
@@ -225,16 +323,45 @@ class WarmElasticBuffer:
             topk_idx = topk_idx.to(topk_idx_t)
             for rows in forms_of(x):
                 for cpu_sync in (False, True):
-                    received, _, received_weights, handle, _ = self.dispatch(
-                        rows,
-                        topk_idx,
-                        weights,
-                        num_experts=num_experts,
-                        num_max_tokens_per_rank=most,
-                        do_cpu_sync=cpu_sync,
-                        do_expand=do_expand,
+                    self._elastic_pair(
+                        rows, topk_idx, weights, num_experts, most, cpu_sync, do_expand
                     )
-                    y = expert_output_of(received)
-                    self.combine(y, handle, topk_weights=received_weights)
 
         prepare(runtime, work, background)
+
+    def _pair(
+        self,
+        rows: Any,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor,
+        num_experts: int,
+        worst_rows: int,
+        first: bool = False,
+    ) -> None:
+        most = worst_rows // self.runtime.num_ranks
+        self._elastic_pair(rows, topk_idx, weights, num_experts, most, False, False)
+
+    def _elastic_pair(
+        self,
+        rows: Any,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor,
+        num_experts: int,
+        most: int,
+        cpu_sync: bool,
+        expand: bool,
+    ) -> None:
+        received, _, received_weights, handle, _ = self.dispatch(
+            rows,
+            topk_idx,
+            weights,
+            num_experts=num_experts,
+            num_max_tokens_per_rank=most,
+            do_cpu_sync=cpu_sync,
+            do_expand=expand,
+        )
+        self.combine(expert_output_of(received), handle, topk_weights=received_weights)
+
+    def _forget_groups(self) -> None:
+        """The next calls take the general path, which the first ones of a program take."""
+        self._dispatcher.forget_groups()

@@ -185,6 +185,11 @@ def check_nvlink_connections(group: dist.ProcessGroup | None) -> None:
 _deterministic = torch._C._get_deterministic_algorithms
 
 
+def fills_new_tensors() -> bool:
+    """Whether torch fills new tensors for determinism."""
+    return _deterministic() and torch.utils.deterministic.fill_uninitialized_memory
+
+
 def check_torch_deterministic() -> None:
     """Raises AssertionError where torch fills new tensors for determinism.
 

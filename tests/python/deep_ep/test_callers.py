@@ -284,7 +284,8 @@ def check_sglang_one_buffer_for_both_modes(_):
     for turn in range(2):
         # One rank has no tokens.
         x, topk_ids, topk_weights = make_inputs((4 + 3 * rank) % N, 10 + turn)
-        previous = Buffer.capture()
+        quantized = per_token_cast_to_fp8(x)
+        previous = Buffer.capture()  # of all that the two calls read
         per_rank, per_rdma_rank, per_expert, in_rank, previous = buffer.get_dispatch_layout(
             topk_ids,
             E,
@@ -293,7 +294,7 @@ def check_sglang_one_buffer_for_both_modes(_):
             allocate_on_comm_stream=previous is not None,
         )
         received, ids, weights, counts, handle, event = buffer.dispatch(
-            per_token_cast_to_fp8(x),
+            quantized,
             topk_idx=topk_ids,
             topk_weights=topk_weights,
             num_tokens_per_rank=per_rank,

@@ -95,7 +95,7 @@ def check_fixed_number_of_rows(_):
     buffer = the_buffer()
     x, routing_map, probs = make_inputs(6)
     rows, weights, padded = expected(x, routing_map, probs, 4)
-    for limit in (128, 8):
+    for limit in (128, 8, 0):
         recv, recv_probs, _, counts, handle = buffer.dispatch_with_permute(
             hidden=x,
             routing_map=routing_map,

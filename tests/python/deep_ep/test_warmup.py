@@ -5,6 +5,7 @@ in the background ends before the next call."""
 import contextlib
 import os
 import threading
+import types
 from unittest import mock
 
 import pytest
@@ -119,10 +120,10 @@ def check_the_constructor_prepares(_):
     elastic.destroy()
 
 
-def check_a_group_of_unknown_sizes(_):
-    """What constructors do on GPUs: a group of about that many bytes, which is closed."""
-    buffer = make_buffer()
-    runtime, created = buffer.runtime, []
+@contextlib.contextmanager
+def created_groups():
+    """The groups that rehearsals create, in a heap of the default size."""
+    created = []
 
     class Noted(groups.NormalGroup):
         def __init__(self, *arguments):
@@ -131,19 +132,100 @@ def check_a_group_of_unknown_sizes(_):
 
     with mock.patch.object(warmup, "NormalGroup", Noted), mock.patch.dict(os.environ):
         os.environ.pop("SHOAL_SYMMETRIC_SIZE", None)
-        warmup.create_and_close(runtime, 3 << 20)
-        assert created[0].max_tokens == (3 << 20) // (3 * 4 * 1024 * 2)
-        warmup.create_and_close(runtime, 0)
-        assert created[1].max_tokens == 16
-        os.environ["SHOAL_SYMMETRIC_SIZE"] = "1G"
-        warmup.create_and_close(runtime, 3 << 20)
-        assert created[2].max_tokens == 16
-    assert list(runtime.groups) == []
+        yield created
+
+
+def has_closed(created):
     for group in created:
         with pytest.raises(shoal.errors.ClosedError):
             group.group.synchronize()
-    run_pair(buffer, 7)
+    return True
+
+
+def check_a_rehearsal_with_unknown_sizes(_):
+    """What constructors do on GPUs: pairs in a group of about that many bytes, which is closed."""
+    buffer = make_buffer()
+    with created_groups() as created:
+        warmup.rehearse(buffer, 3 << 20)
+        assert created[0].max_tokens == (3 << 20) // (3 * 4 * 1024 * 2)
+        warmup.rehearse(buffer, 0)
+        assert created[1].max_tokens == 16
+        os.environ["SHOAL_SYMMETRIC_SIZE"] = "1G"
+        warmup.rehearse(buffer, 3 << 20)
+        assert created[2].max_tokens == 16
+    assert list(buffer.runtime.groups) == [] and has_closed(created)
+    with collectives() as names:
+        run_pair(buffer, 7)
+    assert names == ["agree", "__init__"], "no call takes a closed group"
     buffer.destroy()
+
+
+def check_a_rehearsal_with_known_sizes(_):
+    """The group has the memory of the first one that a call needs."""
+    buffer = make_elastic()
+    with created_groups() as created:
+        warmup.rehearse(buffer, 0, warmup.Known(MOST, H, K))
+        shape = created[0].shape
+        assert (shape.hidden, shape.top_k, created[0].max_tokens) == (H, K, MOST)
+        assert shape.experts >= E
+        warmup.rehearse(buffer, 0, warmup.Known(MOST, 1 << 40, K))  # refused: sizes are unknown
+        assert len(created) == 2 and created[1].max_tokens == 16
+        warmup.rehearse(buffer, 0, warmup.Known(MOST, H + 4, K))
+        assert created[2].shape.hidden != H + 4
+        warmup.rehearse(buffer, 0, warmup.Known(MOST, H, 0))  # as HybridEPBuffer
+        assert created[3].shape.hidden == H and created[3].max_tokens == MOST
+    assert list(buffer.runtime.groups) == [] and has_closed(created)
+    run_elastic_pair(buffer, 8)
+    buffer.destroy()
+
+
+def check_a_rehearsal_takes_both_paths(_):
+    """Pairs of the general path and of the one of later calls."""
+    for buffer, owner, name in (
+        (make_buffer(), "_normal", "dispatch_new"),
+        (make_elastic(), "_dispatcher", "send_new"),
+    ):
+        mode = getattr(buffer, owner)
+        with mock.patch.object(mode, name, wraps=getattr(mode, name)) as general:
+            with mock.patch.object(buffer, "dispatch", wraps=buffer.dispatch) as dispatch:
+                warmup.rehearse(buffer, 0)
+        assert dispatch.call_count == 2 and general.call_count == 1
+        buffer.destroy()
+
+
+def check_when_a_rehearsal_makes_no_pairs(_):
+    """Ranks that share a GPU, and a rank on which torch fills new tensors."""
+    buffer, rank = make_buffer(), dist.get_rank()
+    on_gpu = types.SimpleNamespace(device=torch.device("cuda", 0), team=buffer.runtime.team)
+    on_gpu.rank = rank
+    for gpu, alone in ((rank, True), (rank // 2, False)):
+        uuid = types.SimpleNamespace(bytes=[gpu] * 16)
+        properties = types.SimpleNamespace(uuid=uuid)
+        with mock.patch.object(torch.cuda, "get_device_properties", lambda _, p=properties: p):
+            assert warmup._may_make_pairs(on_gpu) == alone
+    assert warmup._may_make_pairs(buffer.runtime)
+    torch.use_deterministic_algorithms(rank == 1)
+    try:
+        assert not warmup._may_make_pairs(buffer.runtime)
+        with created_groups() as created:
+            with mock.patch.object(buffer, "dispatch", wraps=buffer.dispatch) as dispatch:
+                warmup.rehearse(buffer, 0)
+        assert dispatch.call_count == 0 and has_closed(created)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    buffer.destroy()
+
+
+def check_default_dtypes_do_not_matter(_):
+    """Constructors run while a program builds a model in bfloat16."""
+    for buffer in (make_buffer(), make_elastic()):
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            warmup.rehearse(buffer, 0)
+            buffer.warmup(**SIZES)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        buffer.destroy()
 
 
 def check_elastic_warmup(_):

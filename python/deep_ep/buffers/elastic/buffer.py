@@ -26,7 +26,7 @@ from ..checks import describe, expect
 from ..ending import close, warn_unless_destroyed
 from ..groups import detached
 from ..runtime import Operation, Runtime
-from ..warmup import WarmElasticBuffer, prepare_unknown_sizes
+from ..warmup import Known, WarmElasticBuffer, prepare_unknown_sizes
 from . import sizes
 from .combine import Combiner
 from .dispatch import Dispatcher, OutputForm, check_handle
@@ -133,7 +133,7 @@ class ElasticBuffer(WarmElasticBuffer):
         if preinitialize:
             self.warmup(num_experts)
         else:
-            prepare_unknown_sizes(self.runtime, num_bytes)
+            prepare_unknown_sizes(self, num_bytes, Known(num_max_tokens_per_rank, hidden, num_topk))
 
     def _set_domains(self, group: dist.ProcessGroup, allow_hybrid_mode: bool) -> None:
         """Sets the ranks and the two-level shape of the group. Collective."""
@@ -269,6 +269,23 @@ class ElasticBuffer(WarmElasticBuffer):
         recv_rows = recv_x if isinstance(recv_x, tuple) else (recv_x,)
         outputs = (*recv_rows, recv_topk_idx, recv_weights, *handle.tensors)
         return *sent, operation.overlap(inputs, outputs)
+
+    def _dispatch_expert_major(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor | None,
+        limits: tuple[int, int, int],
+        do_cpu_sync: bool,
+        form: OutputForm,
+        num_sms: int,
+    ) -> Any:
+        """A new dispatch in an expert-major form that DeepEP's interface does not have."""
+        runtime = self._open("dispatch")
+        check_torch_deterministic()
+        arguments = (rows, scales, topk_idx, weights, None, None, limits, do_cpu_sync, True, form)
+        return self._dispatcher.send(*arguments, runtime.current_stream() or 0, num_sms)
 
     def combine(
         self,

@@ -50,6 +50,7 @@ class OutputForm(NamedTuple):
     copy_topk_idx: bool
     zero_padding: bool
     column_major_scales: bool
+    expert_major_rows: int | None = None  # others are dropped; None: as many as there can be
 
 
 class Sent(NamedTuple):
@@ -69,6 +70,10 @@ class Dispatcher:
         self._allow_multiple_reduction = allow_multiple_reduction
         self._max_tokens = max_tokens
         self._latest: NormalGroup | None = None  # of rank-major dispatches
+
+    def forget_groups(self) -> None:
+        """Takes the general path for the next dispatch."""
+        self._latest = None
 
     def check_rows(self, x: Any, scales: Any) -> None:
         require_rows(_CALL, x, scales is not None, self._runtime.device)
@@ -199,13 +204,17 @@ class Dispatcher:
             sent = self.send_new(terms, rows, scales, weights, stream, sms)
             received = sent.received
         with profiled("dispatch_copy_epilogue_impl"):
-            if handle is None:
-                handle = self.make_handle(terms, sent, form.copy_topk_idx, sms)
+            if handle is None and not do_expand and stats is None:
+                outputs = _rank_major_outputs(received, received.topk_idx, form)
+                handle = self._late_handle(terms, sent, form.copy_topk_idx, sms)
+            else:
+                if handle is None:
+                    how = (form.copy_topk_idx, sms, form.expert_major_rows)
+                    handle = self.make_handle(terms, sent, *how)
                 if stats is not None:
                     stats += handle.num_unaligned_recv_tokens_per_expert
-            x, x_scales, recv_idx, recv_weights = _make_outputs(
-                received, handle, cached, form, stream
-            )
+                outputs = _make_outputs(received, handle, cached, form, stream)
+        x, x_scales, recv_idx, recv_weights = outputs
         return x if scales is None else (x, x_scales), recv_idx, recv_weights, handle
 
     def send_new(
@@ -255,17 +264,28 @@ class Dispatcher:
             return None
         received, routing = sent
         recv_x, recv_idx = received.x, received.topk_idx
-        # The handle keeps no rows: it needs their number only, which is that of the indices.
-        received.x = recv_idx
-        topk_idx = topk_idx.clone() if copy_topk_idx else topk_idx
-
-        def make() -> EPHandle:
-            terms = Terms(topk_idx, False, num_experts, alignment, max_tokens, worst_rows)
-            return self.make_handle(terms, Sent(received, group, routing), False, num_sms)
-
-        handle = LateHandle(make, group, received.layout, topk_idx, recv_idx, num_sms)
+        terms = Terms(topk_idx, False, num_experts, alignment, max_tokens, worst_rows)
+        handle = self._late_handle(terms, Sent(received, group, routing), copy_topk_idx, num_sms)
         recv_rows = recv_x if scales is None else (recv_x, received.scales)
         return recv_rows, recv_idx, received.topk_weights, handle
+
+    def _late_handle(
+        self, terms: Terms, sent: Sent, copy_topk_idx: bool, num_sms: int
+    ) -> LateHandle:
+        """The handle of a new rank-major dispatch, which keeps no rows."""
+        received = sent.received
+        # Of the rows the handle needs their number only, which is that of the indices.
+        received.x = received.topk_idx
+        if copy_topk_idx:
+            terms = terms._replace(topk_idx=terms.topk_idx.clone())
+        return LateHandle(
+            lambda: self.make_handle(terms, sent, False, num_sms),
+            sent.group,
+            received.layout,
+            terms.topk_idx,
+            received.topk_idx,
+            num_sms,
+        )
 
     @staticmethod
     def try_cached(
@@ -313,7 +333,14 @@ class Dispatcher:
             sms=sms,
         )
 
-    def make_handle(self, terms: Terms, sent: Sent, copy_topk_idx: bool, num_sms: int) -> EPHandle:
+    def make_handle(
+        self,
+        terms: Terms,
+        sent: Sent,
+        copy_topk_idx: bool,
+        num_sms: int,
+        expert_major_rows: int | None = None,
+    ) -> EPHandle:
         """The handle of a new dispatch."""
         runtime, received, alignment = self._runtime, sent.received, terms.alignment
         topk_idx = terms.topk_idx.clone() if copy_topk_idx else terms.topk_idx
@@ -323,7 +350,9 @@ class Dispatcher:
         if terms.do_expand:  # _expand fills both
             topk_rows = sent.group.empty(tuple(received.topk_idx.shape), torch.int32)
             expert_ends = torch.empty_like(expert_ends)
-        if terms.worst_rows:
+        if expert_major_rows is not None:
+            pass
+        elif terms.worst_rows:
             expert_major_rows = layout.most_expert_major_rows(
                 runtime.num_ranks, terms.max_tokens, top_k, local_experts, alignment
             )
@@ -398,9 +427,12 @@ def _make_outputs(
     the handle of an expert-major dispatch."""
     if handle.do_expand:
         return _expand(received, handle, cached, form, stream)
-    recv_topk_idx, recv_scales = handle.shoal.topk_idx, received.scales
-    if recv_topk_idx.dtype != topk_idx_t:
-        recv_topk_idx = recv_topk_idx.to(topk_idx_t)
+    return _rank_major_outputs(received, handle.shoal.topk_idx, form)
+
+
+def _rank_major_outputs(received: Received, topk_idx: torch.Tensor, form: OutputForm) -> Outputs:
+    recv_scales = received.scales
+    recv_topk_idx = topk_idx if topk_idx.dtype == topk_idx_t else topk_idx.to(topk_idx_t)
     if recv_scales is not None and form.column_major_scales:
         recv_scales = layout.column_major(recv_scales)
     return received.x, recv_scales, recv_topk_idx, received.topk_weights

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 from ...config import topk_idx_t
-from ...utils.semantic import native_assert
+from ...utils.semantic import native_assert, native_fail
 from ..checks import describe, expect
 from ..elastic import ElasticBuffer, EPHandle
+from ..elastic.dispatch import OutputForm
 from . import routing
 from .handle import Configurer, HybridConfig, HybridHandle
-from .permute import permutation, permute, unpermute, unpermute_weights
 
 _MAX_TOP_K = 32
 _SIZES = struct.Struct("<3q")  # tokens, experts per token, experts
@@ -93,7 +93,11 @@ class HybridEPBuffer:
         )
         self.configurer = Configurer(config)
         self._sms = (num_sms_dispatch_api or 0, num_sms_combine_api or 0)
-        self._top_k = 1  # of blocking calls so far; a group of Shoal has a fixed top-k
+        # Of blocking calls so far; a group of Shoal has a fixed top-k. On GPUs also the most of
+        # this rank, as the kernel found it.
+        self._top_k = 1
+        device = self.runtime.device
+        self._most = None if device.type == "cpu" else torch.zeros(1, dtype=torch.int32).to(device)
 
     def empty_jit_cache(self) -> None:
         """Has no effect: nothing is compiled at run time."""
@@ -151,19 +155,17 @@ class HybridEPBuffer:
             topk_idx, probs, experts = self._routing(
                 call, hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts
             )
-            topk_idx = self._agree(call, hidden.shape[0], topk_idx, experts, None)
-            send: dict[str, Any] = self._new_layout(topk_idx, experts, True)
+            topk_idx, weights = self._agree(call, topk_idx, probs, experts, None)
+            send = self._new_layout(topk_idx, experts, routing_map is None)
         else:
-            topk_idx, experts, send = known.elastic.topk_idx, known.experts, known.layout
-            probs = self._given_probs(hidden, probs, topk_weights, routing_map, topk_idx, experts)
-        weights = None if probs is None else routing.by_slot(probs, topk_idx)
+            experts, send = known.experts, known.layout
+            weights = self._known_weights(known, hidden, probs, topk_weights, routing_map)
         (x, scales, weights), elastic = self._send(hidden, scaling_factor, weights, send)
         if known is None:
             known = HybridHandle(elastic, self._config(hidden, experts, None), experts)
         if weights is not None:
             local = experts // self.group_size
             columns = local * self.num_of_hybrid_ep_ranks_per_nvlink_domain
-            weights = weights.masked_fill(known.local_idx < 0, 0)
             shape, first = (x.shape[0], columns), self.local_rank * local
             weights = routing.by_expert(weights, known.local_idx, shape, first)
         return x, weights, scales, known
@@ -236,28 +238,15 @@ class HybridEPBuffer:
                 f"{experts} experts for {self.group_size} ranks",
             )
             limit = self._limit(call, non_blocking, num_permuted_tokens, multiple)
-            topk_idx = self._agree(call, hidden.shape[0], topk_idx, experts, limit)
-            synchronize = limit is None or hidden.device.type == "cpu"
-            send: dict[str, Any] = self._new_layout(topk_idx, experts, synchronize)
-            if limit is None:
-                send |= {"do_expand": True, "do_zero_padding": True, "expert_alignment": multiple}
-        else:
-            topk_idx, experts, send = known.elastic.topk_idx, known.experts, known.layout
-            probs = self._given_probs(hidden, probs, topk_weights, routing_map, topk_idx, experts)
-            limit = None
-        weights = None if probs is None else routing.by_slot(probs, topk_idx)
-        received, elastic = self._send(hidden, scaling_factor, weights, send)
-        if known is None:
-            config, fused = self._config(hidden, experts, pad_multiple), fuse_permute_dispatch
-            places = None
-            if limit is not None:
-                counts = elastic.num_unaligned_recv_tokens_per_expert
-                places = permutation(elastic.shoal.topk_idx, counts, multiple, limit)
-            known = HybridHandle(
-                elastic, config, experts, permuted=True, places=places, fused=fused
+            topk_idx, weights = self._agree(call, topk_idx, probs, experts, limit)
+            received, elastic = self._send_expert_major(
+                hidden, scaling_factor, topk_idx, weights, experts, multiple, limit
             )
-        if known.places is not None:
-            received = permute(known.places, *received)
+            config, fused = self._config(hidden, experts, pad_multiple), fuse_permute_dispatch
+            known = HybridHandle(elastic, config, experts, permuted=True, limit=limit, fused=fused)
+        else:
+            weights = self._known_weights(known, hidden, probs, topk_weights, routing_map)
+            received, _ = self._send(hidden, scaling_factor, weights, known.layout)
         x, scales, weights = received
         return x, weights, scales, known.tokens_per_expert, known
 
@@ -281,20 +270,17 @@ class HybridEPBuffer:
         self._warn_of_count(num_dispatched_tokens)
         expect(handle is not None, f"{call}: handle is needed")
         known = self._known(call, handle, permuted=True)
-        native_assert(
-            hidden.dim() == 2 and hidden.shape[0] == known.rows,
-            f"{call}: hidden is {describe(hidden)}; the dispatch returned {known.rows} rows",
-        )
+        if hidden.dim() != 2 or hidden.shape[0] != known.rows:
+            native_fail(
+                f"{call}: hidden is {describe(hidden)}; the dispatch returned {known.rows} rows"
+            )
         weights = None
         if probs is not None:
-            native_assert(
-                probs.numel() == known.rows,
-                f"{call}: probs are {describe(probs)}; the dispatch returned {known.rows} rows",
-            )
+            if probs.numel() != known.rows:
+                native_fail(
+                    f"{call}: probs are {describe(probs)}; the dispatch returned {known.rows} rows"
+                )
             weights = probs.detach().float().flatten()
-        if known.places is not None:
-            hidden = unpermute(known.places, hidden.detach())
-            weights = None if weights is None else unpermute_weights(known.places, weights)
         return self._collect(hidden, weights, known)
 
     @staticmethod
@@ -343,10 +329,10 @@ class HybridEPBuffer:
             expect(topk_idx is not None, f"{call}: routing_map, topk_idx or handle is needed")
             expect(num_of_experts is not None, f"{call}: topk_idx needs num_of_experts")
             chosen, experts = topk_idx.to(topk_idx_t).contiguous(), num_of_experts
-        native_assert(
-            hidden.dim() == 2 and chosen.shape[0] == hidden.shape[0],
-            f"{call}: hidden is {describe(hidden)}, the routing has {chosen.shape[0]} tokens",
-        )
+        if hidden.dim() != 2 or chosen.shape[0] != hidden.shape[0]:
+            native_fail(
+                f"{call}: hidden is {describe(hidden)}, the routing has {chosen.shape[0]} tokens"
+            )
         native_assert(
             experts > 0 and experts % self.group_size == 0,
             f"{call}: the routing has {experts} experts; "
@@ -369,11 +355,24 @@ class HybridEPBuffer:
             probs = routing.indices_to_map(topk_idx, topk_weights, hidden.shape[0], experts)[1]
         if probs is None:
             return None
-        native_assert(
-            tuple(probs.shape) == (hidden.shape[0], experts),
-            f"probs are {describe(probs)}; allowed: float32 [{hidden.shape[0]}, {experts}]",
-        )
+        if tuple(probs.shape) != (hidden.shape[0], experts):
+            native_fail(
+                f"probs are {describe(probs)}; allowed: float32 [{hidden.shape[0]}, {experts}]"
+            )
         return probs.detach().float()
+
+    def _known_weights(
+        self,
+        known: HybridHandle,
+        hidden: torch.Tensor,
+        probs: Any,
+        topk_weights: Any,
+        routing_map: Any,
+    ) -> torch.Tensor | None:
+        """The weights of a dispatch along the layout of ``known``, by top-k slot."""
+        topk_idx, experts = known.elastic.topk_idx, known.experts
+        probs = self._given_probs(hidden, probs, topk_weights, routing_map, topk_idx, experts)
+        return None if probs is None else routing.by_slot(probs, topk_idx)
 
     @staticmethod
     def _limit(call: str, non_blocking: bool, rows: Any, multiple: int) -> int | None:
@@ -388,24 +387,49 @@ class HybridEPBuffer:
         return int(rows)
 
     def _agree(
-        self, call: str, tokens: int, chosen: torch.Tensor, experts: int, limit: int | None
-    ) -> torch.Tensor:
-        """Top-k indices with the same K on all ranks. Collective.
+        self,
+        call: str,
+        chosen: torch.Tensor,
+        probs: torch.Tensor | None,
+        experts: int,
+        limit: int | None,
+    ) -> routing.Slots:
+        """The routing, a map or top-k indices, with the same K on all ranks. Collective.
 
         Blocking calls use the largest numbers of tokens and of experts per token of all ranks, and
         make room for them. On GPUs a non-blocking call asks no other rank.
         """
-        is_map = chosen.dtype == torch.bool
-        config = self.configurer.buffer_config
-        if limit is not None and chosen.device.type != "cpu":
-            known = max(1, config.max_num_of_tokens_per_rank)
+        is_map, tokens = chosen.dtype == torch.bool, chosen.shape[0]
+        if limit is not None and self._most is not None:
+            known = max(1, self.configurer.buffer_config.max_num_of_tokens_per_rank)
             native_assert(
                 tokens <= known, f"{call}: {tokens} tokens; at most {known} with non_blocking"
             )
-            return routing.map_to_indices(chosen, min(experts, _MAX_TOP_K)) if is_map else chosen
-        most = chosen.shape[1]
-        if is_map:
+            if is_map:
+                return routing.slots_of_map(chosen, probs, min(experts, _MAX_TOP_K))
+            weights = None if probs is None else routing.by_slot(probs, chosen)
+            return routing.Slots(chosen.clone(), weights)  # the handle keeps it
+        slots = None
+        if is_map and self._most is not None:
+            slots = routing.slots_of_map(chosen, probs, self._top_k, self._most)
+            most = int(self._most)
+        elif is_map:
             most = int(chosen.sum(1).amax()) if chosen.numel() > 0 else 0
+        else:
+            most = chosen.shape[1]
+        self._agree_on_sizes(call, tokens, most, experts)
+        if not is_map:
+            missing = self._top_k - chosen.shape[1]
+            topk_idx = torch.nn.functional.pad(chosen, (0, missing), value=-1)
+            return routing.Slots(
+                topk_idx, None if probs is None else routing.by_slot(probs, topk_idx)
+            )
+        if slots is None or slots.topk_idx.shape[1] < self._top_k:
+            slots = routing.slots_of_map(chosen, probs, self._top_k)
+        return slots
+
+    def _agree_on_sizes(self, call: str, tokens: int, most: int, experts: int) -> None:
+        """Raises top-k and the number of tokens to the most of all ranks. Collective."""
         records = [
             _SIZES.unpack(record)
             for record in self.runtime.team.exchange(_SIZES.pack(tokens, most, experts))
@@ -415,29 +439,56 @@ class HybridEPBuffer:
             f"{call}: ranks differ in the number of experts: {[record[2] for record in records]}",
         )
         tokens, most = (max(record[i] for record in records) for i in range(2))
+        if most > _MAX_TOP_K and self._most is not None:
+            self._most.zero_()  # later calls may have fewer
         native_assert(
             most <= _MAX_TOP_K,
             f"{call}: a token has {most} experts; at most {_MAX_TOP_K} are allowed",
         )
+        config = self.configurer.buffer_config
         config.max_num_of_tokens_per_rank = max(config.max_num_of_tokens_per_rank, tokens)
         self._top_k = max(self._top_k, most)
-        if is_map:
-            return routing.map_to_indices(chosen, self._top_k)
-        missing = self._top_k - chosen.shape[1]
-        return torch.nn.functional.pad(chosen, (0, missing), value=-1)
 
-    def _new_layout(
-        self, topk_idx: torch.Tensor, experts: int, synchronize: bool
-    ) -> dict[str, Any]:
-        """The layout arguments of a dispatch of the elastic buffer."""
+    def _most_tokens(self) -> int:
+        return max(1, self.configurer.buffer_config.max_num_of_tokens_per_rank)
+
+    def _new_layout(self, topk_idx: torch.Tensor, experts: int, copy: bool) -> dict[str, Any]:
+        """The layout arguments of a dispatch of the elastic buffer. copy: the handle must not keep
+        the tensor, which may be the caller's."""
         return {
             "topk_idx": topk_idx,
             "num_experts": experts,
-            "num_max_tokens_per_rank": max(
-                1, self.configurer.buffer_config.max_num_of_tokens_per_rank
-            ),
-            "do_cpu_sync": synchronize,
+            "num_max_tokens_per_rank": self._most_tokens(),
+            "do_cpu_sync": True,
+            "do_handle_copy": copy,
         }
+
+    def _send_expert_major(
+        self,
+        hidden: torch.Tensor,
+        scales: torch.Tensor | None,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor | None,
+        experts: int,
+        multiple: int,
+        limit: int | None,
+    ) -> tuple[Received, EPHandle]:
+        """A new dispatch; the result has ``limit`` rows where it is given."""
+        rows = hidden.detach().contiguous()
+        if scales is not None:
+            rows = rows.view(torch.float8_e4m3fn)
+        x, _, weights, handle = self._elastic._dispatch_expert_major(
+            rows,
+            scales,
+            topk_idx,
+            weights,
+            (experts, self._most_tokens(), multiple),
+            limit is None or self._most is None,
+            OutputForm(False, True, False, limit),
+            self._sms[0],
+        )
+        x, scales = x if isinstance(x, tuple) else (x, None)
+        return (x.view(hidden.dtype), scales, weights), handle
 
     def _send(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..elastic import EPHandle
-from .permute import Permutation
+from .routing import rows_of_experts
 
 
 @dataclass(eq=False)  # hashable, as handles are
@@ -43,14 +43,12 @@ class HybridHandle(tuple):
     entries are made when the tuple is first looked into: most programs only pass it on.
 
     Attributes: ``elastic`` (the EPHandle), ``experts``, ``permuted`` (of dispatch_with_permute),
-    ``places`` (the Permutation of rank-major rows; None: the elastic dispatch returned expert-major
-    rows, or they stay rank-major), ``rows`` (of the result), ``tokens_per_expert``.
+    ``rows`` (of the result), ``tokens_per_expert``.
     """
 
     elastic: EPHandle
     experts: int
     permuted: bool
-    places: Permutation | None
     rows: int
     tokens_per_expert: torch.Tensor | None
 
@@ -65,21 +63,21 @@ class HybridHandle(tuple):
         config: HybridConfig,
         experts: int,
         permuted: bool = False,
-        places: Permutation | None = None,
+        limit: int | None = None,
         fused: bool = False,
     ) -> None:
+        """limit: the rows of a result whose size does not reach the host."""
         self.elastic, self.experts, self.permuted = elastic, experts, permuted
-        self.places, self._config, self._fused = places, config, fused
-        self.tokens_per_expert = None
-        if places is not None:
-            self.rows, self.tokens_per_expert = places.rows, places.tokens_per_expert
+        self._config, self._fused = config, fused
+        self.tokens_per_expert = self._overflow = None
+        self.rows = elastic.num_expanded_tokens if permuted else elastic.num_recv_tokens
+        if limit is not None:
+            ends = elastic.shoal.expert_ends
+            self.tokens_per_expert, self._overflow = rows_of_experts(ends, limit)
         elif permuted:
-            self.rows = elastic.num_expanded_tokens
             # Blocking calls return the counts on the host.
             counts = elastic.num_recv_tokens_per_expert_list
             self.tokens_per_expert = torch.tensor(counts, dtype=torch.int64, device="cpu")
-        else:
-            self.rows = elastic.num_recv_tokens
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -105,10 +103,8 @@ class HybridHandle(tuple):
         after = (self.elastic.topk_idx.shape[0], self._config)
         if not self.permuted:
             return entries + after
-        if self.places is not None:
-            slot_rows, overflow = self.places.slot_rows, self.places.overflow
-        else:
-            slot_rows = self.elastic.shoal.topk_rows.long()
+        slot_rows, overflow = self.elastic.shoal.topk_rows.long(), self._overflow
+        if overflow is None:
             overflow = torch.zeros(1, dtype=torch.bool, device=local_idx.device)
         if self._fused:
             entries += (None, slot_rows, self.tokens_per_expert)

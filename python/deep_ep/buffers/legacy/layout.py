@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``Buffer.get_dispatch_layout``: token counts from top-k indices.
 
-The first call for a number of experts counts in plain torch. Later calls use the routing of a
-group, which the dispatch that follows takes over.
+The first call for a number of experts counts by a kernel without a group, on the CPU in plain
+torch. Later calls use the routing of a group, which the dispatch that follows takes over.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from typing import NamedTuple
 
 import torch
 
+from shoal._core.ep import count_tokens as count_on_gpu
+
 from ...utils.semantic import native_assert
 from ..groups import NormalGroup
+
+
+# Of the kernel.
+_MOST_RANKS, _MOST_EXPERTS = 128, 8192
 
 
 class Layout(NamedTuple):
@@ -56,12 +62,14 @@ def _count_nodes(in_rank: torch.Tensor, num_nodes: int) -> torch.Tensor | None:
 
 
 def count_tokens(
-    topk_idx: torch.Tensor, num_experts: int, num_ranks: int, num_nodes: int
+    topk_idx: torch.Tensor, num_experts: int, num_ranks: int, num_nodes: int, stream: int
 ) -> Layout:
-    """The layout of [T, K] expert indices; -1 is no expert.
+    """The layout of [T, K] expert indices; -1 is no expert. stream: 0 on the CPU.
 
     A token counts once per rank and once per node.
     """
+    if stream and num_ranks <= _MOST_RANKS and num_experts <= _MOST_EXPERTS:
+        return _count_by_kernel(topk_idx.contiguous(), num_experts, num_ranks, num_nodes, stream)
     tokens = topk_idx.shape[0]
     experts = topk_idx.long()
     # One extra column counts the top-k slots without an expert.
@@ -75,6 +83,28 @@ def count_tokens(
     in_rank = in_rank[:, :num_ranks].contiguous()
     per_node = _count_nodes(in_rank, num_nodes)
     return Layout(in_rank.sum(0, dtype=torch.int32), per_node, per_expert[:num_experts], in_rank)
+
+
+def _count_by_kernel(
+    topk_idx: torch.Tensor, num_experts: int, num_ranks: int, num_nodes: int, stream: int
+) -> Layout:
+    (tokens, top_k), device = topk_idx.shape, topk_idx.device
+    per_rank = torch.empty(num_ranks, dtype=torch.int32, device=device)
+    per_expert = torch.empty(num_experts, dtype=torch.int32, device=device)
+    in_rank = torch.empty((tokens, num_ranks), dtype=torch.bool, device=device)
+    count_on_gpu(
+        topk_idx.data_ptr(),
+        topk_idx.dtype == torch.int64,
+        tokens,
+        top_k,
+        num_experts,
+        num_ranks,
+        per_rank.data_ptr(),
+        per_expert.data_ptr(),
+        in_rank.data_ptr(),
+        stream,
+    )
+    return Layout(per_rank, _count_nodes(in_rank, num_nodes), per_expert, in_rank)
 
 
 def ranks_as_experts(is_token_in_rank: torch.Tensor) -> torch.Tensor:

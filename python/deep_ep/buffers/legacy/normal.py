@@ -58,6 +58,11 @@ class NormalMode:
         self.latest: NormalGroup | None = None
         self._room: tuple[int, int] | None = None  # tokens and scales that this call agreed on
 
+    def forget_groups(self) -> None:
+        """Takes the general path for the next calls."""
+        self.known.clear()
+        self.latest = None
+
     def check_rows(self, call: str, x: Any, scales: Any) -> None:
         require_rows(call, x, scales is not None, self._runtime.device)
         native_assert(
@@ -118,7 +123,7 @@ class NormalMode:
         tokens, top_k = topk_idx.shape
         group = runtime.groups.for_routing(num_experts, top_k, tokens)
         if group is None or topk_idx.dtype != torch.int64:
-            return count_tokens(topk_idx, num_experts, ranks, nodes)
+            return count_tokens(topk_idx, num_experts, ranks, nodes, stream)
         if self._has_fast_path:
             self.latest = group
         return route_layout(group, topk_idx, nodes, stream)
