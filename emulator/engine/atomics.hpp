@@ -20,10 +20,35 @@ struct AtomicOperands {
   std::uint64_t compare_mask_or_boundary = 0;
 };
 
-/// The value after the operation.
-std::uint64_t apply_atomic(const AtomicOperands& operands, std::uint64_t old_value);
-
 /// Sum without carries out of the bits that are set in `boundary`.
-std::uint64_t add_within_fields(std::uint64_t a, std::uint64_t b, std::uint64_t boundary);
+constexpr std::uint64_t add_within_fields(std::uint64_t a, std::uint64_t b,
+                                          std::uint64_t boundary) {
+  // Add all bits below the top bit of each field, then that bit without its carry.
+  return ((a & ~boundary) + (b & ~boundary)) ^ ((a ^ b) & boundary);
+}
+
+/// The value after the operation.
+constexpr std::uint64_t apply_atomic(const AtomicOperands& operands, std::uint64_t old_value) {
+  const std::uint64_t width = operands.size == 4 ? 0xffffffff : ~std::uint64_t{0};
+  std::uint64_t value = old_value;
+  switch (operands.opcode) {
+    case Opcode::compare_swap:
+      if (old_value == operands.compare) value = operands.swap_or_add;
+      break;
+    case Opcode::masked_compare_swap:
+      if (((old_value ^ operands.compare) & operands.compare_mask_or_boundary & width) == 0)
+        value = (old_value & ~operands.swap_mask) | (operands.swap_or_add & operands.swap_mask);
+      break;
+    case Opcode::fetch_add:
+      value = old_value + operands.swap_or_add;
+      break;
+    case Opcode::masked_fetch_add:
+      value = add_within_fields(old_value, operands.swap_or_add, operands.compare_mask_or_boundary);
+      break;
+    default:
+      break;
+  }
+  return value & width;
+}
 
 }  // namespace shoal::emulator

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// execute.hpp: queue pairs as the dispatcher keeps them, the execution of one request, and its
+// completion entry. For host and device code.
+#pragma once
+
+#include "gpu/bits.hpp"
+#include "gpu/request.hpp"
+
+namespace shoal::emulator::gpu {
+
+inline constexpr std::uint64_t kNoStop = ~std::uint64_t{0};
+
+/// Numbers of requests: completed <= issued <= fetched <= completed + kWindow.
+struct Pair {
+  QueuePairConfig config;
+  CompletionQueueConfig queue;
+  KeyTable peer_keys;
+  std::uint64_t completed = 0, issued = 0, fetched = 0;
+  std::uint64_t stop = kNoStop;  ///< the first request that is refused: none from it on is executed
+  std::uint32_t block = 0;       ///< after the requests that are fetched; 16 bits
+  std::uint32_t posted = 0;      ///< the doorbell record; 16 bits
+  Ended ended = Ended::no;
+  bool failed = false;    ///< in the error state
+  bool unfenced = false;  ///< something was executed after the last fence
+  QueuePairReport report;
+  Request window[kWindow];
+
+  SHOAL_HOST_DEVICE Request& at(std::uint64_t number) { return window[number % kWindow]; }
+  SHOAL_HOST_DEVICE const Request& at(std::uint64_t number) const {
+    return window[number % kWindow];
+  }
+};
+
+/// A queue pair without requests. Its window may be anything.
+SHOAL_HOST_DEVICE inline void initialize(const NicState& state, std::uint32_t number, Pair& pair) {
+  pair.config = state.pairs[number];
+  pair.queue = state.completions[pair.config.completions];
+  pair.peer_keys = state.tables[pair.config.table];
+  pair.completed = pair.issued = pair.fetched = 0;
+  pair.block = pair.posted = 0;
+  pair.ended = Ended::no;
+  pair.failed = pair.unfenced = false;
+  pair.stop = kNoStop;
+  pair.report = {};
+}
+
+/// What is left of the current part of a request, in jobs whose targets begin at 16 bytes.
+class Chunks {
+ public:
+  SHOAL_HOST_DEVICE explicit Chunks(const Request& request)
+      : first_(request.offset), end_(request.part_bytes) {
+    const std::byte* const to =
+        request.opcode == Opcode::read ? request.local : request.remote + request.moved;
+    skew_ = detail::offset_in(to + first_, sizeof(Vector));
+  }
+  SHOAL_HOST_DEVICE std::uint32_t count() const {
+    return (end_ - first_ + (end_ == first_ ? 0 : skew_) + kChunkBytes - 1) / kChunkBytes;
+  }
+  /// In the part; offset(count()) is its end.
+  SHOAL_HOST_DEVICE std::uint32_t offset(std::uint32_t i) const {
+    if (i == 0) return first_;
+    return i >= count() ? end_ : first_ + i * kChunkBytes - skew_;
+  }
+  SHOAL_HOST_DEVICE std::uint32_t bytes(std::uint32_t i) const { return offset(i + 1) - offset(i); }
+
+ private:
+  std::uint32_t first_, end_, skew_ = 0;
+};
+
+/// Whether the dispatcher executes the request itself.
+SHOAL_HOST_DEVICE inline bool is_direct(const Request& request) {
+  return request.bytes <= kDirectBytes || is_atomic(request.opcode);
+}
+
+/// Finds the memory at the peer, or says why the peer refuses the request.
+template <typename Platform>
+SHOAL_HOST_DEVICE Syndrome find_remote(const Platform& platform, const Pair& pair,
+                                       Request& request) {
+  std::uint32_t access = Access::remote_atomic;
+  if (request.opcode == Opcode::write) access = Access::remote_write;
+  if (request.opcode == Opcode::read) access = Access::remote_read;
+  if ((pair.config.peer_access & access) == 0) return Syndrome::remote_access;
+  if (is_atomic(request.opcode) && request.remote_address % request.bytes != 0)
+    return Syndrome::remote_invalid_request;
+  if (request.bytes == 0) return Syndrome::none;
+  request.remote = translate(platform, pair.peer_keys, request.remote_key, pair.config.peer_domain,
+                             request.remote_address, request.bytes, access);
+  return request.remote == nullptr ? Syndrome::remote_access : Syndrome::none;
+}
+
+namespace detail {
+
+template <typename T, typename Platform>
+SHOAL_HOST_DEVICE std::uint64_t exchange(const Platform& platform, std::byte* at,
+                                         const AtomicOperands& operands) {
+  T* const word = reinterpret_cast<T*>(at);
+  if (operands.opcode == Opcode::fetch_add)
+    return platform.add_far(word, static_cast<T>(operands.swap_or_add));
+  T seen = platform.template load<T>(at);
+  while (!platform.replace_far(word, seen, static_cast<T>(apply_atomic(operands, seen)))) {
+  }
+  return seen;
+}
+
+/// Results of 8 bytes are in host order, those of 4 in network order, as on ConnectX-7.
+template <typename Platform>
+SHOAL_HOST_DEVICE void run_atomic(const Platform& platform, const QueuePairConfig& pair,
+                                  Request& request) {
+  const AtomicOperands operands = operands_of(platform, pair, request);
+  const bool is_wide = operands.size == 8;
+  const std::uint64_t before = is_wide
+                                   ? exchange<std::uint64_t>(platform, request.remote, operands)
+                                   : exchange<std::uint32_t>(platform, request.remote, operands);
+  const std::uint64_t result = is_wide ? before : mlx5::big(static_cast<std::uint32_t>(before));
+  if (is_wide && offset_in(request.local, 8) == 0)
+    return platform.template store<std::uint64_t>(request.local, result);
+  if (!is_wide && offset_in(request.local, 4) == 0)
+    return platform.template store<std::uint32_t>(request.local,
+                                                  static_cast<std::uint32_t>(result));
+  for (std::uint32_t i = 0; i < request.bytes; ++i)
+    platform.template store<std::uint8_t>(request.local + i,
+                                          static_cast<std::uint8_t>(result >> 8 * i));
+}
+
+}  // namespace detail
+
+/// Executes a request, by one lane. Its syndrome says whether the peer has refused it.
+template <typename Platform>
+SHOAL_HOST_DEVICE void run_direct(const Platform& platform, const Pair& pair,
+                                  const KeyTable& own_keys, Request& request) {
+  if (request.opcode == Opcode::nop) return;
+  request.syndrome = find_remote(platform, pair, request);
+  if (request.syndrome != Syndrome::none) return;
+  if (is_atomic(request.opcode)) return detail::run_atomic(platform, pair.config, request);
+  if (request.bytes == 0) return;
+  do {
+    std::byte* const remote = request.remote + request.moved;
+    const bool reads = request.opcode == Opcode::read;
+    copy(platform, reads ? request.local : remote, reads ? remote : request.local,
+         request.part_bytes, 0, 1);
+  } while (next_part(platform, pair.config, own_keys, request) &&
+           request.syndrome == Syndrome::none);
+}
+
+SHOAL_HOST_DEVICE inline std::byte* entry_at(const CompletionQueueConfig& queue,
+                                             std::uint64_t number) {
+  const std::uint64_t size = std::uint64_t{1} << queue.log_size;
+  return queue.entries + (number & (size - 1)) * sizeof(mlx5::CompletionEntry);
+}
+
+/// Writes all of entry `number` of a completion queue but its last word.
+template <typename Platform>
+SHOAL_HOST_DEVICE void write_entry(const Platform& platform, const Pair& pair, std::uint64_t number,
+                                   const Request& request, Syndrome syndrome, std::uint64_t now) {
+  constexpr std::uint32_t kNumberMask = 0xffffff;
+  const bool failed = syndrome != Syndrome::none;
+  std::byte* const to = entry_at(pair.queue, number);
+  const auto two = [](std::uint32_t first, std::uint32_t second) {
+    return std::uint64_t{mlx5::big(second)} << 32 | mlx5::big(first);
+  };
+  const auto time = static_cast<std::uint32_t>(now);
+  const std::uint32_t last = failed ? (time & ~0xffU) | static_cast<std::uint32_t>(syndrome) : time;
+  platform.template store<Vector>(to, {0, 0});
+  platform.template store<Vector>(to + 16, {0, two(pair.config.peer_number & kNumberMask, 0)});
+  platform.template store<Vector>(
+      to + 32, {two(pair.config.user_index, 0), two(0, failed ? 0 : request.bytes)});
+  platform.template store<std::uint64_t>(to + 48, two(static_cast<std::uint32_t>(now >> 32), last));
+  platform.template store<std::uint32_t>(
+      to + 56, mlx5::big(std::uint32_t{static_cast<std::uint8_t>(request.opcode)} << 24 |
+                         (pair.config.number & kNumberMask)));
+}
+
+/// Writes the last word, which clients look at.
+template <typename Platform>
+SHOAL_HOST_DEVICE void finish_entry(const Platform& platform, const CompletionQueueConfig& queue,
+                                    std::uint64_t number, const Request& request,
+                                    Syndrome syndrome) {
+  std::byte* const to = entry_at(queue, number);
+  const std::uint32_t opcode = syndrome == Syndrome::none ? 0 : mlx5::kCompletionError;
+  const std::uint32_t owner = queue.collapsed ? 0 : (number >> queue.log_size) & 1;
+  platform.template store<std::uint32_t>(
+      to + 60, mlx5::big(std::uint32_t{request.index} << 16 | opcode << 4 | owner));
+}
+
+}  // namespace shoal::emulator::gpu

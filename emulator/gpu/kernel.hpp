@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// kernel.hpp: the NIC on a GPU as a kernel that runs until it is stopped.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "gpu/state.hpp"
+
+namespace shoal::emulator::gpu {
+
+/// Of a block. More would leave too few registers for the dispatcher.
+inline constexpr int kMostWarps = 16;
+
+/// Block 0 has the dispatcher; all other warps are workers. `state` is in memory of this thread's
+/// GPU; `pairs` is the most queue pairs that it will have. Loads the kernel with `load_only`,
+/// without launching it.
+cudaError_t launch_nic(NicState* state, std::uint32_t pairs, int blocks, int warps,
+                       cudaStream_t stream, bool load_only = false);
+
+}  // namespace shoal::emulator::gpu

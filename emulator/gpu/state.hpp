@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// state.hpp: what the NIC on a GPU shares with its host and with its clients, all of it in memory
+// of that GPU except Control. For host and device code.
+//
+// The host writes everything before the NIC starts, and regions of memory also while it runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/types.hpp"
+
+namespace shoal::emulator::gpu {
+
+/// Requests of a queue pair that the NIC has read and that are not complete.
+inline constexpr std::uint32_t kWindow = 32;
+inline constexpr std::uint32_t kMostPairs = 64;
+/// Bytes of a job, except the first and the last of a message.
+inline constexpr std::uint32_t kChunkBytes = 8192;
+/// The dispatcher moves messages up to this size itself.
+inline constexpr std::uint32_t kDirectBytes = 256;
+inline constexpr std::uint32_t kMostMessageBytes = 1U << 30;
+/// Index of the first memory key; small keys have meanings of their own.
+inline constexpr std::uint32_t kFirstKey = 0x10;
+
+/// Registered memory. All fields are read while the host may write them; `key` is written last.
+struct Region {
+  std::uint64_t key = 0;  ///< 0: none
+  std::uint64_t domain = 0;
+  std::uint64_t access = 0;   ///< Access bits (engine/memory_keys.hpp)
+  std::uint64_t address = 0;  ///< of the first byte, as requests name it
+  std::uint64_t length = 0;
+  std::uint64_t memory = 0;  ///< the first byte, as this GPU reaches it
+};
+
+/// The keys of one NIC as another reaches them: region i has the key (i + kFirstKey) << 8.
+struct KeyTable {
+  const Region* regions = nullptr;
+  std::uint32_t count = 0;
+};
+
+struct CompletionQueueConfig {
+  std::byte* entries = nullptr;
+  std::uint32_t log_size = 0;
+  bool collapsed = false;
+};
+
+/// Why a queue pair ends without a request of its own that fails: the word `ended`.
+enum class Ended : std::uint64_t {
+  no,
+  peer_is_gone,  ///< no request is acknowledged any more
+  refused,       ///< it has refused a request of the peer
+};
+
+struct QueuePairConfig {
+  std::uint32_t number = 0;
+  std::uint32_t blocks = 0;               ///< of the send ring; a power of two
+  const std::byte* ring = nullptr;        ///< of 64-byte blocks
+  const std::uint32_t* record = nullptr;  ///< the send counter of its doorbell record, big endian
+  std::uint32_t completions = 0;          ///< its completion queue: an index
+  std::uint32_t domain = 0;
+  std::uint32_t user_index = 0;
+  Ordering ordering = Ordering::strict;
+  // Of the peer.
+  std::uint32_t table = 0;  ///< its key table: an index; 0 is the NIC's own
+  std::uint32_t peer_number = 0;
+  std::uint32_t peer_domain = 0;
+  std::uint32_t peer_access = 0;        ///< Access bits that it grants
+  std::uint64_t* ended = nullptr;       ///< Ended
+  std::uint64_t* peer_ended = nullptr;  ///< that of the peer; nullptr: out of reach
+};
+
+/// What a queue pair did, for the host.
+struct QueuePairReport {
+  std::uint64_t failed = 0;  ///< 1: in the error state
+  std::uint64_t requests = 0, completions = 0, errors = 0, bytes = 0;
+};
+
+/// A copy for one worker.
+struct Job {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  std::uint64_t bytes = 0;
+  std::uint64_t* pending = nullptr;  ///< jobs of the request that are not done
+};
+
+/// Jobs from the dispatcher to the workers. Each worker takes the next number and waits for the job
+/// with that number.
+struct JobRing {
+  alignas(128) std::uint64_t taken = 0;      ///< numbers given to workers
+  alignas(128) std::uint64_t published = 0;  ///< jobs that are written; kClosed: no more follow
+  alignas(128) Job* jobs = nullptr;
+  /// Number of the last job done in the slot, plus one.
+  std::uint64_t* done = nullptr;
+  std::uint32_t size = 0;  ///< a power of two
+};
+
+inline constexpr std::uint64_t kClosed = std::uint64_t{1} << 63;
+
+/// Why the NIC has stopped.
+enum class Stopped : std::uint64_t { no, by_owner, owner_silent, lifetime };
+
+/// In memory of the host that the GPU reaches.
+struct Control {
+  alignas(64) std::uint64_t stop = 0;     ///< 1: the NIC has to stop
+  std::uint64_t heartbeat = 0;            ///< the owner counts
+  alignas(64) std::uint64_t stopped = 0;  ///< Stopped
+};
+
+/// Times in nanoseconds.
+struct Timing {
+  std::uint64_t byte_cost = 0;        ///< 2^-16 ns of a byte; 0: not throttled
+  std::uint64_t burst = 8000;         ///< idle time that may be made up for
+  std::uint64_t delay = 0;            ///< one way
+  std::uint64_t reorder = 0;          ///< most by which writes are late, unless the order is strict
+  std::uint64_t retry = 500'000'000;  ///< until a silent peer is given up
+  std::uint64_t owner_timeout = 2'000'000'000;  ///< without a heartbeat; 0: never
+  std::uint64_t lifetime = 3600'000'000'000;
+  std::uint64_t seed = 1;
+};
+
+struct NicState {
+  Timing timing;
+  /// May grow while the NIC runs; what belongs to the new ones is written before.
+  std::uint64_t n_pairs = 0;
+  const QueuePairConfig* pairs = nullptr;
+  const CompletionQueueConfig* completions = nullptr;
+  const KeyTable* tables = nullptr;
+  std::uint64_t* pending = nullptr;  ///< kWindow for each queue pair
+  QueuePairReport* reports = nullptr;
+  Control* control = nullptr;
+  JobRing ring;
+};
+
+}  // namespace shoal::emulator::gpu

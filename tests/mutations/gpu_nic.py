@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutations of emulator/gpu/, each of which must make tests/threads/emulator/gpu_nic_test.cpp fail.
+
+Usage: gpu_nic.py [NAME...]. Exits with 1 when a mutation survives or its place is not found. A run
+takes about ten minutes on two cores.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from loop import NotRun, replace_in, run_mutations
+
+from emulator_engine import COMPILER, ROOT
+from shared_queue import compile_emulator, run_linked
+
+TEST = ROOT / "tests/threads/emulator/gpu_nic_test.cpp"
+
+# (what is wrong, file of emulator/gpu, text, replacement)
+MUTATIONS = [
+    (
+        "strict writes overtake",
+        "dispatcher.hpp",
+        "(pair.config.ordering != Ordering::strict && request.opcode == Opcode::write)",
+        "request.opcode == Opcode::write",
+    ),
+    (
+        "atomics overtake",
+        "dispatcher.hpp",
+        "(pair.config.ordering != Ordering::strict && request.opcode == Opcode::write)",
+        "pair.config.ordering != Ordering::strict",
+    ),
+    (
+        "writes never overtake",
+        "dispatcher.hpp",
+        "(pair.config.ordering != Ordering::strict && request.opcode == Opcode::write)",
+        "false",
+    ),
+    (
+        "adaptive atomics do not wait for acknowledgements",
+        "dispatcher.hpp",
+        "if (pair.config.ordering == Ordering::adaptive &&",
+        "if (false &&",
+    ),
+    ("fences ignored", "dispatcher.hpp", "if (!request.fenced) return true;", "return true;"),
+    ("executed before it has arrived", "dispatcher.hpp", " || request.arrival > now_)", ")"),
+    (
+        "acknowledged at once",
+        "dispatcher.hpp",
+        "now_ >= request.executed_at + timing_.delay",
+        "true",
+    ),
+    ("not throttled", "dispatcher.hpp", "if (timing_.byte_cost == 0) return true;", "return true;"),
+    (
+        "complete while jobs run",
+        "dispatcher.hpp",
+        "platform_.load_word(&pending[(pair.completed + i) % kWindow]) != 0)",
+        "false)",
+    ),
+    (
+        "fails while jobs run",
+        "dispatcher.hpp",
+        "if (cause != Syndrome::none && is_idle(pair, pending))",
+        "if (cause != Syndrome::none)",
+    ),
+    (
+        "a slot of the ring of jobs is written again too early",
+        "dispatcher.hpp",
+        "platform_.load_word(&done_[number & (n_jobs_ - 1)]) == number - n_jobs_ + 1",
+        "true",
+    ),
+    (
+        "jobs stay unpublished",
+        "dispatcher.hpp",
+        "    publish();\n    return moved",
+        "    return moved",
+    ),
+    (
+        "a request that lies in several blocks is read as one block",
+        "dispatcher.hpp",
+        "more = request.blocks == 1;",
+        "more = true;",
+    ),
+    (
+        "the window is too large",
+        "dispatcher.hpp",
+        "const auto room = kWindow - static_cast",
+        "const auto room = 32 + kWindow - static_cast",
+    ),
+    (
+        "a refused request stops those before it",
+        "dispatcher.hpp",
+        "pair.completed + i >= pair.stop",
+        "pair.stop != kNoStop",
+    ),
+    (
+        "a refused request does not stop those after it",
+        "dispatcher.hpp",
+        "pair.completed + i >= pair.stop",
+        "false",
+    ),
+    (
+        "the peer does not learn that it has refused",
+        "dispatcher.hpp",
+        "if (pair.config.peer_ended != nullptr)",
+        "if (false)",
+    ),
+    ("silent peers are not given up", "dispatcher.hpp", "return silent && ", "return false && "),
+    (
+        "unsignalled requests complete",
+        "dispatcher.hpp",
+        "return failed || pair.at(pair.completed + i).signalled;",
+        "return true;",
+    ),
+    ("owner bit constant", "execute.hpp", "(number >> queue.log_size) & 1", "0"),
+    ("heartbeats ignored", "dispatcher.hpp", "timing_.owner_timeout != 0 &&", "false &&"),
+    ("endless life", "dispatcher.hpp", "now_ - scratch_.start > timing_.lifetime", "false"),
+    ("key not checked", "request.hpp", "its_key != key || ", ""),
+    ("domain not checked", "request.hpp", "its_domain != domain || ", ""),
+    ("bounds not checked", "request.hpp", "length > its_length - offset", "false"),
+    ("access not checked", "request.hpp", "(its_access & access) != access", "false"),
+    (
+        "rights of the connection ignored",
+        "execute.hpp",
+        "(pair.config.peer_access & access) == 0",
+        "false",
+    ),
+    ("unaligned atomics", "execute.hpp", "request.remote_address % request.bytes != 0", "false"),
+    (
+        "inline bytes do not wrap",
+        "request.hpp",
+        "request.bytes < to_end ? request.bytes : static_cast<std::uint32_t>(to_end)",
+        "request.bytes",
+    ),
+    ("parts are not counted", "request.hpp", "  request.moved += request.part_bytes;\n", ""),
+    ("the end is not copied", "copy.hpp", "bytes % kUnit);", "0);"),
+    (
+        "words in pieces",
+        "copy.hpp",
+        "(void)(copy_word<std::uint64_t>(platform, to, from, bytes) ||",
+        "(void)(",
+    ),
+]
+
+
+def compile_test(emulator, output):
+    """The test with the headers of the folder `emulator`. False where it does not compile."""
+    include = [emulator, ROOT / "include", ROOT / "src", ROOT / "tests"]
+    flags = [flag for folder in include for flag in ("-I", str(folder))]
+    done = subprocess.run(
+        [*COMPILER, *flags, str(TEST), "-o", str(output)], capture_output=True, check=False
+    )
+    return done.returncode == 0
+
+
+def mutate(folder, file, text, replacement):
+    """A copy of emulator/ with one change."""
+    emulator = folder / "emulator"
+    shutil.rmtree(emulator, ignore_errors=True)
+    shutil.copytree(ROOT / "emulator", emulator)
+    replace_in(emulator / "gpu" / file, text, replacement, once=True)
+    return emulator
+
+
+def main(wanted):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        test = folder / "gpu_nic_test.o"
+        objects = [*compile_emulator(folder), test]
+        if not compile_test(ROOT / "emulator", test) or (failed := run_linked(objects, folder)):
+            print(f"the test fails without a mutation: {failed}")
+            return 1
+
+        def notice(*change):
+            if not compile_test(mutate(folder, *change), test):
+                raise NotRun("does not compile")
+            return run_linked(objects, folder)
+
+        return run_mutations(MUTATIONS, wanted, notice)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
