@@ -80,6 +80,8 @@ struct Settings {
   std::int64_t verbs_service_level = 0;
   std::int64_t verbs_traffic_class = 0;
   std::string verbs_gpu_memory = "automatic";
+  std::string gda = "off";
+  std::int64_t gda_queue_pairs = 1;
   std::int64_t network_depth = 256;
   std::size_t network_chunk = std::size_t{1} << 20;
   std::string progress_wait = "yield";
@@ -101,6 +103,7 @@ struct Settings {
   std::string ep_tuning;
   std::size_t ep_chunk = std::size_t{512} << 10;
   std::int64_t ep_depth = 4;
+  std::string ep_between_nodes = "automatic";
 
   // Diagnosis.
   std::string log = "warn";

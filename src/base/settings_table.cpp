@@ -91,12 +91,14 @@ std::vector<SettingInfo> world_rows() {
           "CUDA index of this PE's GPU when SHOAL_HEAP is cuda. Several PEs may share a GPU. -1: "
           "index of the PE on its host, modulo the number of GPUs.",
           -1, 1023),
-      text("SHOAL_CUDA_HANDLE", "NVSHMEM_CUMEM_HANDLE_TYPE", scope, &S::cuda_handle,
-           "How processes share GPU memory. fd: file descriptors, inside a host. fabric: handles "
-           "that also work between the hosts of an NVLink domain. ipc: CUDA IPC, which takes the "
-           "whole heap at once. automatic: fd; fabric if PEs are on several hosts and all GPUs "
-           "support it; ipc if a GPU supports neither.",
-           {"automatic", "fd", "fabric", "ipc"}),
+      text(
+          "SHOAL_CUDA_HANDLE", "NVSHMEM_CUMEM_HANDLE_TYPE", scope, &S::cuda_handle,
+          "How processes share GPU memory. fd: file descriptors, inside a host. fabric: handles "
+          "that also work between the hosts of an NVLink domain. ipc: CUDA IPC, which takes the "
+          "whole heap at once. pinned: the heap is in pinned host memory, which NICs without access "
+          "to GPU memory reach, and other processes and GPUs do not. automatic: fd; fabric if PEs are on "
+          "several hosts and all GPUs support it; ipc if a GPU supports neither.",
+          {"automatic", "fd", "fabric", "ipc", "pinned"}),
       number(
           "SHOAL_STAGING_SIZE", "", scope, &S::staging_size,
           "Host memory of each PE through which expert-parallel groups in GPU memory reach other "
@@ -197,6 +199,14 @@ std::vector<SettingInfo> verbs_rows() {
            "kernel module nvidia-peermem; automatic: the first of both that works, otherwise data "
            "pass through host memory; off: data always pass through host memory.",
            {"automatic", "dmabuf", "peermem", "off"}),
+      text(
+          "SHOAL_GDA", "", scope, &S::gda,
+          "Whether the transport verbs creates queue pairs for kernels, beside its own, where heaps "
+          "are in GPU memory. automatic: where it can (SHOAL_VERBS_INTERFACE=devx and registered "
+          "heaps); on: an error where it cannot; off: never.",
+          {"off", "automatic", "on"}),
+      number("SHOAL_GDA_QUEUE_PAIRS", "", scope, &S::gda_queue_pairs,
+             "Queue pairs for kernels for each peer, each with SHOAL_VERBS_DEPTH slots.", 1, 32),
   };
 }
 
@@ -292,6 +302,13 @@ std::vector<SettingInfo> ep_rows() {
           "Chunks in flight to one other node in normal mode; the same on all PEs. With 4, one is "
           "sent while another travels and a third is read.",
           1, 1024),
+      text(
+          "SHOAL_EP_BETWEEN_NODES", "", scope, &S::ep_between_nodes,
+          "How groups in GPU memory move rows to ranks that NVLink does not reach; the same on all "
+          "PEs. kernels: GPU kernels start the transfers of the modes that have such kernels, and a "
+          "group that cannot have them is an error; staged: the host does, through its memory; "
+          "automatic: kernels where possible.",
+          {"automatic", "kernels", "staged"}),
   };
 }
 

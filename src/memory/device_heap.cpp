@@ -29,7 +29,7 @@ void require_all(std::span<const DeviceDescription> devices, const char* setting
 }  // namespace
 
 std::string_view name_of(HandleKind kind) noexcept {
-  constexpr std::string_view names[] = {"fd", "fabric", "ipc"};
+  constexpr std::string_view names[] = {"fd", "fabric", "ipc", "pinned"};
   return names[static_cast<std::size_t>(kind)];
 }
 
@@ -42,6 +42,7 @@ HandleKind choose_handle(std::string_view setting, std::span<const DeviceDescrip
     return one.has_vmm != 0 && one.has_fabric != 0;
   };
   if (setting == "ipc") return HandleKind::ipc;
+  if (setting == "pinned") return HandleKind::pinned;
   if (setting == "fd") {
     require_all(devices, "fd", "does not pass memory as file descriptors; allowed: ipc, automatic",
                 with_fd);
@@ -80,6 +81,7 @@ GpuReport describe_gpus() {
 }
 std::unique_ptr<DeviceHeap> make_device_heap(DeviceHeapContext context) {
   if (context.handle == HandleKind::ipc) return cuda::make_ipc_heap(std::move(context));
+  if (context.handle == HandleKind::pinned) return cuda::make_pinned_heap(std::move(context));
   return cuda::make_mapped_heap(std::move(context));
 }
 std::unique_ptr<SharedBuffers> make_shared_buffers(std::shared_ptr<Device> device) {

@@ -20,8 +20,8 @@
 
 namespace shoal::memory {
 
-/// How processes share GPU memory.
-enum class HandleKind : std::uint32_t { fd, fabric, ipc };
+/// How processes share GPU memory. pinned: not at all, the heap is in pinned host memory.
+enum class HandleKind : std::uint32_t { fd, fabric, ipc, pinned };
 std::string_view name_of(HandleKind kind) noexcept;
 
 /// The kind for a world: `setting` is SHOAL_CUDA_HANDLE. automatic: fd; fabric if PEs are on
@@ -75,6 +75,9 @@ class DeviceHeap {
   virtual const std::string& obstacle(Pe pe) const noexcept = 0;
   /// Whether atomic operations of this PE's GPU work on the heap of `pe`.
   virtual bool atomics(Pe pe) const noexcept = 0;
+
+  /// Whether the heap is in host memory that the GPU reaches, instead of GPU memory.
+  virtual bool on_host() const noexcept { return false; }
 
   const Device& device() const noexcept { return *device_; }
 

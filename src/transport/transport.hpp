@@ -59,6 +59,7 @@ struct Load {
 };
 
 class Transport;
+class DeviceQueues;
 class HeapRma;
 
 /// Input of a transport's constructor. Members without another lifetime are valid until connect()
@@ -195,6 +196,8 @@ class Transport {
 
   /// Networks that access heaps in GPU memory; else nullptr.
   virtual HeapRma* heap_rma() noexcept { return nullptr; }
+  /// Networks with queues for kernels; else nullptr.
+  virtual const DeviceQueues* device_queues() const noexcept { return nullptr; }
   /// How it carries operations to `pe`, beyond its capabilities, for reports. Empty: nothing to
   /// say.
   virtual std::string note(Pe /*pe*/) const { return ""; }

@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "base/check.hpp"
+#include "shoal/device/detail/gda/failure.hpp"
 #include "world/placement.hpp"
 #include "world/teams/team_state.hpp"
 #ifdef SHOAL_WITH_CUDA
@@ -15,6 +16,7 @@
 namespace shoal::detail {
 namespace {
 
+namespace gda = device::gda;
 using device::FailureKind;
 using device::FailureReport;
 
@@ -35,6 +37,9 @@ const char* name_of(FailureKind kind) {
     case FailureKind::proxy_failed:
     case FailureKind::proxy_timeout:
     case FailureKind::proxy_aborted:
+    case FailureKind::gda_failed:
+    case FailureKind::gda_timeout:
+    case FailureKind::gda_aborted:
       break;
   }
   return "operation";
@@ -75,6 +80,13 @@ std::uint64_t epoch_of(std::uint64_t word) {
   return word & ((std::uint64_t{1} << device::Team::kEpochBits) - 1);
 }
 
+Error describe_closed(const FailureReport& report, Pe my_pe, Pe n_pes) {
+  return Error(Code::closed,
+               fmt::format("an operation in a kernel of PE {} of {} on PE {} was given up, since "
+                           "the world ended ({})",
+                           my_pe, n_pes, report.awaited, place(report)));
+}
+
 Error describe_proxy_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
   if (report.kind == FailureKind::proxy_failed)
     return Error(
@@ -92,10 +104,39 @@ Error describe_proxy_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
             "for the proxy ({}); Setting: SHOAL_TIMEOUT_MS.",
             proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe, n_pes,
             report.waited_ns / 1'000'000, place(report)));
-  return Error(Code::closed,
-               fmt::format("an operation in a kernel of PE {} of {} on PE {} was given up, since "
-                           "the world ended ({})",
-                           my_pe, n_pes, report.awaited, place(report)));
+  return describe_closed(report, my_pe, n_pes);
+}
+
+/// Why a queue of a NIC has ended.
+std::string gda_cause(const gda::Failure& failure) {
+  if (failure.cause == gda::Cause::nic)
+    return fmt::format("request {} ended with syndrome {:#x} (vendor {:#x})", failure.index,
+                       static_cast<unsigned>(failure.syndrome), failure.vendor);
+  constexpr const char* steps[] = {"nothing", "room in the queue", "the order of requests",
+                                   "the doorbell", "a completion"};
+  const auto step = static_cast<std::size_t>(failure.step);
+  return fmt::format("request {} waited too long for {}", failure.index,
+                     steps[step < std::size(steps) ? step : 0]);
+}
+
+Error describe_gda_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
+  constexpr const char* names[] = {"operation", "put", "put_value", "signal", "fence or quiet"};
+  const auto queue_pair = static_cast<std::uint32_t>(report.seen >> 8);
+  const gda::Failure failure =
+      gda::decode(report.expected, static_cast<std::uint32_t>(report.awaited), queue_pair);
+  if (report.kind == FailureKind::gda_aborted || failure.cause == gda::Cause::aborted)
+    return describe_closed(report, my_pe, n_pes);
+  const auto number = report.seen & 0xff;
+  const std::string what = fmt::format(
+      "{} of {} bytes at heap offset {} of PE {} by queue pair {:#x} in a kernel of PE {} of {}",
+      names[number < std::size(names) ? number : 0], report.bytes, report.offset, report.awaited,
+      queue_pair, my_pe, n_pes);
+  if (report.kind == FailureKind::gda_timeout)
+    return Error(Code::timeout,
+                 fmt::format("{} waited {} ms for the NIC ({}); Setting: SHOAL_TIMEOUT_MS.", what,
+                             report.waited_ns / 1'000'000, place(report)));
+  return Error(failure.cause == gda::Cause::timeout ? Code::timeout : Code::peer_failed,
+               fmt::format("{} failed: {} ({})", what, gda_cause(failure), place(report)));
 }
 
 }  // namespace
@@ -150,6 +191,10 @@ Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
     case FailureKind::proxy_timeout:
     case FailureKind::proxy_aborted:
       return describe_proxy_report(report, my_pe, n_pes);
+    case FailureKind::gda_failed:
+    case FailureKind::gda_timeout:
+    case FailureKind::gda_aborted:
+      return describe_gda_report(report, my_pe, n_pes);
     case FailureKind::barrier:
       return Error(
           Code::timeout,

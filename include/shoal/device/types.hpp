@@ -13,6 +13,9 @@ namespace shoal::device {
 namespace proxy {
 struct Ring;
 }
+namespace gda {
+struct Routes;
+}
 
 /// Why a FailureReport was written.
 enum class FailureKind : std::uint32_t {
@@ -27,6 +30,9 @@ enum class FailureKind : std::uint32_t {
   proxy_failed,    ///< an earlier request to the proxy failed: operation `seen`, Code `expected`
   proxy_timeout,   ///< the deadline passed before the proxy had room or completed operation `seen`
   proxy_aborted,   ///< the world was closed or failed while the proxy had requests
+  gda_failed,      ///< a queue of the NIC has ended: cause `expected`
+  gda_timeout,     ///< the deadline passed before the NIC had completed an operation
+  gda_aborted,     ///< the world was closed while the NIC had requests
 };
 
 /// The first failure in a kernel of this PE since the report was last taken. It lies in host memory
@@ -36,9 +42,12 @@ enum class FailureKind : std::uint32_t {
 /// |---|---|
 /// | awaited | all kinds but bad_index; -1 where no PE is known |
 /// | offset | all kinds; of bad_index: which of the indices |
-/// | bytes | bad_address, unreachable, proxy_failed, proxy_timeout |
-/// | compare, width, is_signed, waited_ns | waits and barrier |
-/// | expected, seen | waits, barrier, bad_index, proxy_failed, proxy_timeout (seen alone) |
+/// | bytes | bad_address, unreachable, proxy_failed, proxy_timeout, gda |
+/// | compare, width, is_signed, waited_ns | waits and barrier; waited_ns: gda_timeout |
+/// | expected, seen | waits, barrier, bad_index, proxy_failed, proxy_timeout (seen alone), gda |
+///
+/// Of gda, `seen` is the operation plus 256 times the number of the queue pair, and `expected` the
+/// word that says why the queue ended.
 struct FailureReport {
   enum State : std::uint32_t { empty = 0, filling = 1, complete = 2 };
 
@@ -72,6 +81,8 @@ struct World {
   Pe n_pes;
   const proxy::Ring* proxy;  ///< nullptr, or serves heaps that this GPU does not reach; in this
                              ///< GPU's memory
+  const gda::Routes* gda;    ///< nullptr, or queues of a NIC to such heaps, which serve what they
+                             ///< can; never without `proxy`
 };
 
 /// A team as kernels of its PEs see it, from shoal::cuda::device_team. Valid until the team is

@@ -80,7 +80,8 @@ struct SizeHint {
 /// The memory of a group of `ranks` ranks, spread evenly over `nodes` nodes. Local and pure.
 ///
 /// A group of GPU tensors on several nodes takes host memory (SHOAL_STAGING_SIZE): ask with
-/// DeviceKind::host for it. Throws Error{invalid_argument} for options outside their limits.
+/// DeviceKind::host for it. Kernels that send rows between nodes take memory of the heap as well.
+/// Throws Error{invalid_argument} for options outside their limits.
 SizeHint size_hint(const GroupOptions& options, std::int32_t ranks,
                    DeviceKind heap = DeviceKind::host, std::int32_t nodes = 1);
 /// The low-latency part alone.

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "base/mlx5/format.hpp"
+#include "shoal/device/detail/mlx5/format.hpp"
 
 namespace shoal::mlx5 {
 

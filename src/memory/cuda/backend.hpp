@@ -11,6 +11,7 @@ std::shared_ptr<Device> open_device(const DeviceRequest& request);
 GpuReport describe_gpus();
 std::unique_ptr<DeviceHeap> make_mapped_heap(DeviceHeapContext context);
 std::unique_ptr<DeviceHeap> make_ipc_heap(DeviceHeapContext context);
+std::unique_ptr<DeviceHeap> make_pinned_heap(DeviceHeapContext context);
 std::unique_ptr<SharedBuffers> make_shared_buffers(std::shared_ptr<Device> device);
 
 }  // namespace shoal::memory::cuda

@@ -8,7 +8,7 @@
 #include "base/mlx5/host_bus.hpp"
 #include "base/shared_words.hpp"
 
-namespace shoal::transport::gda {
+namespace shoal::device::gda {
 
 struct HostPlatform : mlx5::HostBus {
   const std::atomic<bool>* abort = nullptr;
@@ -52,4 +52,4 @@ struct OneThread {
   }
 };
 
-}  // namespace shoal::transport::gda
+}  // namespace shoal::device::gda

@@ -99,6 +99,7 @@ class Engine {
 
   std::span<const Transport::Ended> ended() noexcept;
   std::vector<std::string> shortfalls(Pe pe, std::span<const Load> loads);
+  const DeviceQueues* device_queues() const noexcept { return network_->device_queues(); }
   std::size_t most_in_flight() const noexcept {
     return most_in_flight_.load(std::memory_order_relaxed);
   }

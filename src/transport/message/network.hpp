@@ -97,6 +97,8 @@ class Network {
   virtual bool transfer(Peer& peer, const Transfer& transfer) = 0;
   /// nullptr: the network does not access GPU memory.
   virtual HeapRegistration* heap_registration() noexcept { return nullptr; }
+  /// nullptr: the network has no queues for kernels.
+  virtual const DeviceQueues* device_queues() const noexcept { return nullptr; }
   /// Length of the requests that a long transfer is cut into.
   virtual std::size_t request_bytes(const Peer& peer, const Transfer& transfer) const = 0;
   /// Makes progress. Returns false when there was nothing to do.

@@ -55,6 +55,7 @@ class NetworkTransport final : public Transport {
     return engine_->shortfalls(pe, loads);
   }
   HeapRma* heap_rma() noexcept override { return heap_ ? &*heap_ : nullptr; }
+  const DeviceQueues* device_queues() const noexcept override { return engine_->device_queues(); }
   std::size_t most_in_flight() const noexcept override { return engine_->most_in_flight(); }
   std::span<const Ended> ended() noexcept override { return engine_->ended(); }
 

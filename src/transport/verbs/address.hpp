@@ -40,14 +40,16 @@ struct QueueAddress {
   std::uint32_t ring = 0;  ///< index of its ring in PortAddress::rings
 };
 
-/// In front of `ports` times (PortAddress, then QueueAddress by PE and queue pair), and the first
-/// step of the heap in GPU memory.
+/// In front of `ports` times (PortAddress, then QueueAddress by PE and queue pair), the first step
+/// of the heap in GPU memory, and QueueAddress by PE and queue pair for kernels.
 struct AddressHeader {
-  std::uint64_t format = 3;
+  std::uint64_t format = 4;
   std::uint32_t ports = 0;
   std::uint32_t queue_pairs = 0;  ///< per peer and port
   std::uint32_t n_pes = 0;
-  std::uint32_t heap_bytes = 0;  ///< 0: heaps are on the host
+  std::uint32_t heap_bytes = 0;     ///< 0: heaps are on the host
+  std::uint32_t kernel_queues = 0;  ///< per peer, for kernels
+  std::uint32_t unused = 0;
 };
 
 }  // namespace shoal::transport::verbs

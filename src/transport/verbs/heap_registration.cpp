@@ -65,6 +65,10 @@ std::vector<std::byte> HeapRegistration::add(std::size_t offset, std::size_t byt
 /// By dma-buf, else by address, as far as the setting allows. Throws Error with the reasons.
 std::vector<MemoryRegion> HeapRegistration::register_step(std::byte* start, std::size_t bytes) {
   require(setting_ != "off", Code::unsupported, "SHOAL_VERBS_GPU_MEMORY is off");
+  if (heap_->on_host()) {
+    method_ = "host memory";
+    return register_by_address(start, bytes, "pinned host memory");
+  }
   const memory::NicAccess access = heap_->device().nic_access();
   require(access.obstacle.empty(), Code::unsupported, "{}", access.obstacle);
   for (const Port* const port : ports_)
@@ -80,16 +84,23 @@ std::vector<MemoryRegion> HeapRegistration::register_step(std::byte* start, std:
       reasons = fmt::format("{}; ", error.reason());
     }
   }
+  method_ = "peer memory";
+  return register_by_address(start, bytes, "GPU memory", reasons);
+}
+
+std::vector<MemoryRegion> HeapRegistration::register_by_address(std::byte* start, std::size_t bytes,
+                                                                const char* what,
+                                                                const std::string& reasons) const {
   std::vector<MemoryRegion> regions;
   for (const Port* const port : ports_) {
     MemoryRegion region = port->register_address(start, bytes);
     require(region.handle != nullptr, Code::unsupported,
-            "{}{} bytes of GPU memory cannot be registered with {} by their address: {} (kernel "
-            "module nvidia-peermem). Setting: SHOAL_VERBS_GPU_MEMORY",
-            reasons, bytes, port->label(), error_text(errno));
+            "{}{} bytes of {} cannot be registered with {} by their address: {}{}. Setting: "
+            "SHOAL_VERBS_GPU_MEMORY",
+            reasons, bytes, what, port->label(), error_text(errno),
+            heap_->on_host() ? "" : " (kernel module nvidia-peermem)");
     regions.push_back(std::move(region));
   }
-  method_ = "peer memory";
   return regions;
 }
 
@@ -142,6 +153,10 @@ std::size_t HeapRegistration::piece(Pe pe, std::size_t offset, const std::byte* 
   if (here == nullptr || here->regions.empty()) return 0;
   const auto at = static_cast<std::size_t>(local - heap_->base(my_pe_));
   return std::min(bytes, here->offset + here->bytes - at);
+}
+
+std::size_t HeapRegistration::first_step(Pe pe) const {
+  return piece(pe, 0, base(), heap_->size());
 }
 
 std::string HeapRegistration::describe(Pe pe) const {

@@ -31,6 +31,10 @@ class HeapRegistration final : public message::HeapRegistration {
                     std::size_t bytes) const override;
   std::string describe(Pe pe) const override;
 
+  /// Start of this PE's heap.
+  const std::byte* base() const noexcept { return heap_->base(my_pe_); }
+  /// Bytes from the start of the heaps of this PE and of `pe` that are registered on both; 0: none.
+  std::size_t first_step(Pe pe) const;
   /// Whether memory of this process lies in this PE's heap.
   bool contains(const std::byte* local) const noexcept;
   // For ranges that piece() accepted; `port` is an index of ports.
@@ -49,6 +53,10 @@ class HeapRegistration final : public message::HeapRegistration {
 
   std::vector<MemoryRegion> register_step(std::byte* start, std::size_t bytes);
   std::vector<MemoryRegion> register_dma_buf(std::byte* start, std::size_t bytes) const;
+  /// `reasons`: why other ways failed, for the error.
+  std::vector<MemoryRegion> register_by_address(std::byte* start, std::size_t bytes,
+                                                const char* what,
+                                                const std::string& reasons = "") const;
   const Step* find(const std::byte* local) const noexcept;
 
   const std::shared_ptr<memory::DeviceHeap> heap_;

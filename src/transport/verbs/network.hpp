@@ -28,6 +28,7 @@
 #include "transport/message/network.hpp"
 #include "transport/module.hpp"
 #include "transport/verbs/heap_registration.hpp"
+#include "transport/verbs/kernel_queues.hpp"
 #include "transport/verbs/pages.hpp"
 #include "transport/verbs/queue_pair.hpp"
 #include "transport/verbs/ring.hpp"
@@ -61,6 +62,9 @@ class Network final : public message::Network {
   std::size_t request_bytes(const Peer& peer, const Transfer& transfer) const override;
   message::HeapRegistration* heap_registration() noexcept override {
     return heap_ ? &*heap_ : nullptr;
+  }
+  const DeviceQueues* device_queues() const noexcept override {
+    return kernel_queues_ ? &*kernel_queues_ : nullptr;
   }
   bool poll() override;
   void close() noexcept override;
@@ -142,6 +146,7 @@ class Network final : public message::Network {
   void make_memory(Line& line, std::size_t connections);
   void register_heap(const Context& context);
   void create_queue_pairs(const Context& context);
+  void create_kernel_queues(const Context& context);
   void connect(Connection& connection, const PortAddress& port, const QueueAddress& queue);
   bool read_ring(Connection& connection);
   void tell_freed(Connection& connection);
@@ -182,6 +187,7 @@ class Network final : public message::Network {
   std::vector<std::byte> heap_address_;   ///< of its first step
   std::vector<std::unique_ptr<Connection>> connections_;  ///< after the lines that they use
   std::vector<Link> links_;                               ///< by PE
+  std::optional<KernelQueues> kernel_queues_;             ///< of the first port
 };
 
 }  // namespace shoal::transport::verbs

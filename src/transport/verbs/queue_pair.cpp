@@ -129,6 +129,16 @@ std::unique_ptr<QueuePair> make_queue_pair(const Port& port, const QueueLimits& 
   return pair;
 }
 
+std::unique_ptr<devx::QueuePair> make_kernel_queue_pair(const Port& port, const QueueLimits& limits,
+                                                        const QueuePair::Name& name,
+                                                        std::size_t existing,
+                                                        const devx::CompletionQueue& completions) {
+  auto pair = std::make_unique<devx::QueuePair>(port, limits, name, existing, completions);
+  QueuePair& made = *pair;
+  made.to_init();
+  return pair;
+}
+
 void QueuePair::refuse_creation(const std::string& problem, std::size_t existing) const {
   fail(Code::unsupported,
        "{} cannot be created: {}; {} others exist (device: at most {}), send queue {} (at most "

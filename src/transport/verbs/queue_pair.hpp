@@ -10,6 +10,11 @@
 
 namespace shoal::transport::verbs {
 
+namespace devx {
+class CompletionQueue;
+class QueuePair;
+}  // namespace devx
+
 /// What all queue pairs of a port have in common: settings, within the limits of the device.
 struct QueueLimits {
   std::uint32_t depth = 0;         ///< requests in a send queue
@@ -69,6 +74,9 @@ class QueuePair {
  private:
   friend std::unique_ptr<QueuePair> make_queue_pair(const Port& port, const QueueLimits& limits,
                                                     const Name& name, std::size_t existing);
+  friend std::unique_ptr<devx::QueuePair> make_kernel_queue_pair(
+      const Port& port, const QueueLimits& limits, const Name& name, std::size_t existing,
+      const devx::CompletionQueue& completions);
 
   void change(ibv_qp_attr& attributes, int mask, const std::string& detail);
   void to_init();
@@ -78,6 +86,12 @@ class QueuePair {
   const Name name_;
   std::uint32_t first_packet_;
 };
+
+/// A queue pair for kernels in state INIT, of a port with device commands.
+std::unique_ptr<devx::QueuePair> make_kernel_queue_pair(const Port& port, const QueueLimits& limits,
+                                                        const QueuePair::Name& name,
+                                                        std::size_t existing,
+                                                        const devx::CompletionQueue& completions);
 
 /// A queue pair in state INIT, by the interface of the port. `existing`: queue pairs that the port
 /// has, for the message. Throws Error{unsupported}.

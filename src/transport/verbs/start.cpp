@@ -51,6 +51,7 @@ Network::Network(message::Engine& engine, const Context& context)
   open_ports(context, n_peers);
   register_heap(context);
   create_queue_pairs(context);
+  create_kernel_queues(context);
   const std::size_t connections = lines_.size() * queue_pairs_;
   traits_ = {
       .name = kName,
@@ -169,6 +170,21 @@ void Network::create_queue_pairs(const Context& context) {
              connections_.size(), lines_.size(), settings_.verbs_queue_order);
 }
 
+void Network::create_kernel_queues(const Context& context) {
+  if (settings_.gda == "off" || !heap_) return;
+  const Line& line = *lines_.front();
+  const auto sink = reinterpret_cast<std::uintptr_t>(line.rings.get() + RingLayout::sink());
+  kernel_queues_.emplace(KernelQueues::Options{.settings = settings_,
+                                               .port = *line.port,
+                                               .heap = *heap_,
+                                               .limits = line.limits,
+                                               .my_pe = context.my_pe,
+                                               .n_pes = n_pes_,
+                                               .wanted = context.wanted,
+                                               .existing = line.queue_pairs,
+                                               .sink = {sink, line.rings_region.local_key()}});
+}
+
 std::vector<std::byte> Network::address() {
   std::vector<std::byte> bytes;
   AddressHeader header;
@@ -176,6 +192,7 @@ std::vector<std::byte> Network::address() {
   header.queue_pairs = static_cast<std::uint32_t>(queue_pairs_);
   header.n_pes = static_cast<std::uint32_t>(n_pes_);
   header.heap_bytes = static_cast<std::uint32_t>(heap_address_.size());
+  if (kernel_queues_) header.kernel_queues = static_cast<std::uint32_t>(kernel_queues_->each());
   append(bytes, header);
   for (std::size_t l = 0; l < lines_.size(); ++l) {
     const Line& line = *lines_[l];
@@ -199,6 +216,8 @@ std::vector<std::byte> Network::address() {
       }
   }
   bytes.insert(bytes.end(), heap_address_.begin(), heap_address_.end());
+  if (kernel_queues_)
+    for (const QueueAddress& queue : kernel_queues_->addresses()) append(bytes, queue);
   return bytes;
 }
 
@@ -211,10 +230,12 @@ void Network::open(Peer& peer, std::span<const std::byte> bytes) {
           header.queue_pairs, queue_pairs_);
   const std::size_t queues = static_cast<std::size_t>(n_pes_) * queue_pairs_;
   const std::size_t port_bytes = sizeof(PortAddress) + queues * sizeof(QueueAddress);
+  const std::size_t kernel_queues = static_cast<std::size_t>(n_pes_) * header.kernel_queues;
   require(header.format == AddressHeader{}.format && header.ports >= 1 &&
               header.n_pes == static_cast<std::uint32_t>(n_pes_) &&
               header.heap_bytes == heap_address_.size() &&
-              bytes.size() == sizeof header + header.ports * port_bytes + header.heap_bytes,
+              bytes.size() == sizeof header + header.ports * port_bytes + header.heap_bytes +
+                                  kernel_queues * sizeof(QueueAddress),
           Code::mismatch, "its address has {} bytes for {} ports and {} PEs", bytes.size(),
           header.ports, header.n_pes);
   Link& link = this->link(peer);
@@ -230,7 +251,16 @@ void Network::open(Peer& peer, std::span<const std::byte> bytes) {
       connect(connection, port, queue);
     }
   }
-  if (heap_) heap_->connect(peer.pe, bytes.last(header.heap_bytes));
+  const std::size_t heap_at = sizeof header + header.ports * port_bytes;
+  if (heap_) heap_->connect(peer.pe, bytes.subspan(heap_at, header.heap_bytes));
+  if (kernel_queues_) {
+    std::vector<QueueAddress> theirs;
+    for (std::size_t q = 0; q < header.kernel_queues; ++q)
+      theirs.push_back(value_at<QueueAddress>(
+          bytes, heap_at + header.heap_bytes,
+          static_cast<std::size_t>(engine_.my_pe()) * header.kernel_queues + q));
+    kernel_queues_->connect(peer.pe, value_at<PortAddress>(bytes, sizeof header).path, theirs);
+  }
   peer.rails = link.all.size();
   link.home = message::home_rail(static_cast<std::size_t>(engine_.my_pe()),
                                  static_cast<std::size_t>(peer.pe), peer.rails);

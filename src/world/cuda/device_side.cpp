@@ -13,6 +13,7 @@
 #include "memory/cuda/stream_pool.hpp"
 #include "shoal/device/detail/proxy_ring.hpp"
 #include "transport/proxy.hpp"
+#include "world/cuda/kernel_routes.hpp"
 #include "world/cuda/make_device_side.hpp"
 #include "world/cuda/stream_kernels.hpp"
 #include "world/fabric/fabric.hpp"
@@ -102,6 +103,7 @@ class CudaDeviceSide final : public DeviceSide {
 
  private:
   void start_proxy(const DeviceSideContext& context);
+  void map_queues(const DeviceSideContext& context);
   void lay_out_heap(const DeviceSideContext& context);
   /// False where `before` has no work left, and where `after` is captured and `before` is not.
   bool needs_event(Stream before, Stream after) const;
@@ -126,6 +128,7 @@ class CudaDeviceSide final : public DeviceSide {
   std::uint64_t* proxy_words_ = nullptr;        ///< in the heap: the ring's head, copy and Ring
   void* proxy_memory_ = nullptr;                ///< of the ring, pinned
   std::unique_ptr<transport::Proxy> proxy_;     ///< where a heap is out of reach
+  std::unique_ptr<KernelRoutes> routes_;        ///< where a network has queues for kernels
 };
 
 CudaDeviceSide::CudaDeviceSide(const DeviceSideContext& context)
@@ -153,10 +156,12 @@ CudaDeviceSide::CudaDeviceSide(const DeviceSideContext& context)
         "cannot pin host memory for failure reports");
   world_.failure = new (report) FailureReport{};
   start_proxy(context);
+  map_queues(context);
 }
 
 CudaDeviceSide::~CudaDeviceSide() {
   proxy_.reset();
+  routes_.reset();
   if (driver_.set_current(device_->context) != CUDA_SUCCESS) return;
   if (ordering_ != nullptr) cudaEventDestroy(ordering_);
   driver_.host_free(world_.failure);
@@ -201,6 +206,15 @@ void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
        .wait = progress_wait_of(context.settings.progress_wait),
        .core = core});
   world_.proxy = reinterpret_cast<const device::proxy::Ring*>(place);
+}
+
+/// Only beside the proxy, which serves what NICs cannot do.
+void CudaDeviceSide::map_queues(const DeviceSideContext& context) {
+  if (world_.proxy == nullptr) return;
+  std::vector<const transport::DeviceQueues*> queues;
+  for (Pe pe = 0; pe < world_.n_pes; ++pe) queues.push_back(context.fabric.device_queues(pe));
+  routes_ = std::make_unique<KernelRoutes>(*device_, queues, world_.heap, world_.timeout_ns);
+  world_.gda = routes_->get();
 }
 
 /// Allocates the words of all teams and, where the heaps do not lie at equal distances, the table

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "transport/device_queues.hpp"
 #include "transport/heap_rma.hpp"
 #include "world/state.hpp"
 
@@ -47,6 +48,18 @@ int Fabric::polls_per_yield() const noexcept {
   for (const auto& network : networks())
     polls = polls == 0 ? network->polls_per_yield() : std::min(polls, network->polls_per_yield());
   return std::max(polls, 1);
+}
+
+std::string Fabric::heap_note(Pe pe) const {
+  std::string note = gpu_transports_[gpu_map_.transport_of[static_cast<std::size_t>(pe)]]->note(pe);
+  if (const auto* const queues = device_queues(pe); queues != nullptr)
+    note += (note.empty() ? "" : "; ") + queues->describe(pe);
+  return note;
+}
+
+const transport::DeviceQueues* Fabric::device_queues(Pe pe) const noexcept {
+  if (!memory_.heap_on_gpu() || pe == placement_.my_pe || peer_base(pe) != nullptr) return nullptr;
+  return route(pe).device_queues();
 }
 
 std::vector<std::byte> Fabric::add_heap(std::size_t offset, std::size_t bytes) {

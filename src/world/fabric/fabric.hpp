@@ -67,9 +67,10 @@ class Fabric {
     return i < peer_bases_.size() ? peer_bases_[i] : nullptr;
   }
   /// How data of the heap of `pe` in GPU memory travel, for reports; may be empty.
-  std::string heap_note(Pe pe) const {
-    return gpu_transports_[gpu_map_.transport_of[static_cast<std::size_t>(pe)]]->note(pe);
-  }
+  std::string heap_note(Pe pe) const;
+  /// Queues that lead this PE's kernels to the heap of `pe` in GPU memory, where its loads and
+  /// stores do not; nullptr where SHOAL_GDA is off or no network has them.
+  const transport::DeviceQueues* device_queues(Pe pe) const noexcept;
   // Growth of heaps in GPU memory, which networks may access: add_heap's results, by PE, go to
   // connect_heap. Empty where no network is in use. As transport/heap_rma.hpp.
   std::vector<std::byte> add_heap(std::size_t offset, std::size_t bytes);

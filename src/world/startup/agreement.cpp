@@ -20,6 +20,7 @@ std::vector<SharedField> shared_fields(const Settings& settings, const ControlLa
       {"SHOAL_STAGED_DEPTH", std::to_string(settings.staged_depth)},
       {"SHOAL_EP_CHUNK", std::to_string(settings.ep_chunk)},
       {"SHOAL_EP_DEPTH", std::to_string(settings.ep_depth)},
+      {"SHOAL_EP_BETWEEN_NODES", settings.ep_between_nodes},
       {"SHOAL_TRANSPORT_INSIDE", settings.transport_inside},
       {"SHOAL_TRANSPORT_BETWEEN", settings.transport_between},
       {"the size of the control block", std::to_string(layout.bytes())},

@@ -11,13 +11,13 @@
 
 #include "base/mlx5/host_bus.hpp"
 #include "gpu/device/world.hpp"
-#include "transport/gda/cuda_platform.cuh"
-#include "transport/gda/operations.hpp"
+#include "shoal/device/detail/gda/cuda_platform.cuh"
+#include "shoal/device/detail/gda/operations.hpp"
 
 namespace shoal::test {
 namespace {
 
-namespace gda = transport::gda;
+namespace gda = device::gda;
 
 constexpr std::uint32_t kSlots = 64;
 

@@ -152,6 +152,11 @@ CUresult stream_query(CUstream stream) {
 CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
   const Call call("pointer_attribute");
   if (!call) return call.result;
+  if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER &&
+      state().registered.contains(reinterpret_cast<void*>(address))) {
+    *static_cast<CUdeviceptr*>(data) = address;
+    return CUDA_SUCCESS;
+  }
   if (!known(address)) return CUDA_ERROR_INVALID_VALUE;
   const auto next = state().mappings.upper_bound(address);
   const Mapping mapping = next == state().mappings.begin() ? Mapping{} : std::prev(next)->second;

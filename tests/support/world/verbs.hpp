@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 
 #include "base/plugin.hpp"
@@ -16,11 +17,17 @@
 
 namespace shoal::test {
 
+/// That of this build or, in a bundle, of the folder that the program is in; empty without one.
+inline const std::string kEmulatedIbverbs = [] {
 #ifdef SHOAL_EMULATED_IBVERBS
-inline const char* const kEmulatedIbverbs = SHOAL_EMULATED_IBVERBS;
-#else
-inline const char* const kEmulatedIbverbs = "";
+  const std::filesystem::path built = SHOAL_EMULATED_IBVERBS;
+  if (std::filesystem::exists(built)) return built.string();
+  const auto here = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  const auto moved = here.parent_path() / "lib" / "emulator" / built.filename();
+  if (std::filesystem::exists(moved)) return moved.string();
 #endif
+  return std::string();
+}();
 
 /// SHOAL_VERBS_INTERFACE of all worlds of this program: CMake runs each program once for each.
 inline std::string verbs_interface() {
@@ -33,7 +40,7 @@ inline std::string verbs_interface() {
 class WithVerbs : public testing::Test {
  protected:
   void SetUp() override {
-    if (*kEmulatedIbverbs == '\0') GTEST_SKIP() << "this build has no emulated libibverbs";
+    if (kEmulatedIbverbs.empty()) GTEST_SKIP() << "this build has no emulated libibverbs";
     const Plugin plugin = load_plugin(Settings(), "transport_verbs", transport::kModuleSymbol);
     if (plugin.symbol == nullptr) GTEST_SKIP() << "no verbs here: " << plugin.reason;
     emulate("JOB", "test-" + std::to_string(getpid()));

@@ -19,13 +19,13 @@
 
 #include "engine/nic.hpp"
 #include "rig.hpp"
+#include "shoal/device/detail/gda/operations.hpp"
 #include "transport/gda/host_platform.hpp"
-#include "transport/gda/operations.hpp"
 #include "wire/virtual_network.hpp"
 
 namespace shoal::emulator::test {
 
-namespace gda = transport::gda;
+namespace gda = device::gda;
 
 struct QueueShape {
   std::uint32_t blocks = 16;

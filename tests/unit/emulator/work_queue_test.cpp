@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work queues that their owner drives by memory alone (base/mlx5/work_queue.hpp), on the emulated
+// Work queues that their owner drives by memory alone (mlx5/work_queue.hpp), on the emulated
 // NIC: formats as the NIC decodes them, order of request, record and doorbell, wraps, owner bits,
 // collapsed queues, errors.
-#include "base/mlx5/work_queue.hpp"
+#include "shoal/device/detail/mlx5/work_queue.hpp"
 
 #include <gtest/gtest.h>
 

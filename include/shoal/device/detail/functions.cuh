@@ -328,7 +328,7 @@ __device__ bool barrier(S scope, const World& world, const Team& team) {
     if (theirs != nullptr)
       ptx::st_relaxed_sys(theirs, epoch);
     else
-      ok = detail::signal_unreached(world, mine, SignalOp::set, epoch, pe) && ok;
+      ok = detail::arrive_unreached(world, mine, epoch, pe) && ok;
   }
   for (Pe pe = first; pe < world.n_pes && ok; pe += step)
     if (detail::is_member(team, pe) && pe != world.my_pe)

@@ -65,7 +65,7 @@ std::uint32_t number_of(const Library& library, ibv_pd* domain, const std::strin
 
 QueueMemory::QueueMemory(const Library& library, const Place& place, std::size_t bytes,
                          std::byte fill, const std::string& what) {
-  const std::size_t size = align_up(bytes, kPageBytes);
+  const std::size_t size = bytes_ = align_up(bytes, kPageBytes);
   memory_ = allocate_pages(bytes, fill);
   umem_ = {library.umem_reg(place.context, memory_.get(), size, IBV_ACCESS_LOCAL_WRITE),
            library.umem_dereg};
@@ -86,7 +86,9 @@ Device::Device(std::shared_ptr<const Library> library, Place place, std::size_t 
   }
   require(page_ != nullptr, Code::unsupported, "{} gives no doorbell page: {}", place_.label,
           errno_text(errno));
-  create_queue(completions);
+  const auto entries = static_cast<std::uint32_t>(
+      std::min<std::size_t>(std::bit_ceil(completions + 1), most_entries_));
+  queue_ = std::make_unique<CompletionQueue>(*this, entries, Overrun::error);
 }
 
 void Device::query_limits() {
@@ -116,39 +118,38 @@ Object Device::create(Command& command, std::string& problem) const {
   return object;
 }
 
-void Device::create_queue(std::size_t completions) {
+CompletionQueue::CompletionQueue(const Device& device, std::uint32_t entries, Overrun overrun)
+    : memory_(device.library(), device.place(),
+              entries * sizeof(mlx5::CompletionEntry) + sizeof(mlx5::CompletionRecord),
+              std::byte{mlx5::kUnusedEntry}, "a completion queue") {
   namespace f = mlx5::cq_context;
-  const auto entries = static_cast<std::uint32_t>(
-      std::min<std::size_t>(std::bit_ceil(completions + 1), most_entries_));
   const std::size_t record = entries * sizeof(mlx5::CompletionEntry);
-  memory_ =
-      std::make_unique<QueueMemory>(*library_, place_, record + sizeof(mlx5::CompletionRecord),
-                                    std::byte{mlx5::kUnusedEntry}, "a completion queue");
-  auto* const record_at = new (memory_->at(record)) mlx5::CompletionRecord{};
-  ring_ = {reinterpret_cast<const mlx5::CompletionEntry*>(memory_->at(0)),
+  auto* const record_at = new (memory_.at(record)) mlx5::CompletionRecord{};
+  ring_ = {reinterpret_cast<const mlx5::CompletionEntry*>(memory_.at(0)),
            static_cast<std::uint32_t>(std::bit_width(entries) - 1), &record_at->consumed};
   std::uint32_t events = 0;
-  const int code = library_->query_eqn(place_.context, 0, &events);
-  require(code == 0, Code::unsupported, "{} has no event queue: {}", place_.label,
+  const int code = device.library().query_eqn(device.place().context, 0, &events);
+  require(code == 0, Code::unsupported, "{} has no event queue: {}", device.place().label,
           errno_text(code));
   Command command(mlx5::Command::create_cq, f::kCommandBytes + 0xb0);
   std::byte* const in = command.in();
   std::byte* const at = in + f::kAt;
   mlx5::set(at, f::kLogSize, ring_.log_size);
-  mlx5::set(at, f::kUarPage, doorbell_page());
+  mlx5::set(at, f::kIgnoreOverrun, overrun == Overrun::ignored);
+  mlx5::set(at, f::kUarPage, device.doorbell_page());
   mlx5::set(at, f::kEventQueue, events);
   mlx5::set(at, f::kRecordUmemValid, 1);
-  mlx5::set(at, f::kRecordUmem, memory_->number());
+  mlx5::set(at, f::kRecordUmem, memory_.number());
   mlx5::set64(at, f::kRecordOffset, record);
   mlx5::set(in, f::kUmemValid, 1);
-  mlx5::set(in, f::kUmem, memory_->number());
+  mlx5::set(in, f::kUmem, memory_.number());
   mlx5::set64(in, f::kUmemOffset, 0);
   std::string problem;
-  object_ = create(command, problem);
+  object_ = device.create(command, problem);
   require(object_ != nullptr, Code::unsupported,
           "a completion queue of {} entries (device {}: at most {}) cannot be created: {}. "
           "Settings: SHOAL_VERBS_DEPTH, SHOAL_VERBS_QUEUE_PAIRS",
-          entries, place_.label, most_entries_, problem);
+          entries, device.place().label, device.most_entries(), problem);
   number_ = command.object();
 }
 
@@ -161,7 +162,7 @@ int Device::poll(std::span<ibv_wc> completions) noexcept {
   mlx5::Completion entry;
   std::size_t count = 0;
   const std::uint32_t before = consumed_;
-  while (count < completions.size() && mlx5::next(ring_, consumed_, bus, entry)) {
+  while (count < completions.size() && mlx5::next(queue_->ring(), consumed_, bus, entry)) {
     const auto pair = pairs_.find(entry.queue_pair);
     if (pair == pairs_.end()) continue;  // destroyed
     ibv_wc& to = completions[count++];
@@ -171,7 +172,7 @@ int Device::poll(std::span<ibv_wc> completions) noexcept {
     to.vendor_err = entry.vendor;
     to.qp_num = entry.queue_pair;
   }
-  if (consumed_ != before) mlx5::release(ring_, consumed_, bus);
+  if (consumed_ != before) mlx5::release(queue_->ring(), consumed_, bus);
   return static_cast<int>(count);
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "base/mlx5/work_queue.hpp"
+#include "shoal/device/detail/mlx5/work_queue.hpp"
 #include "transport/verbs/devx/library.hpp"
 #include "transport/verbs/pages.hpp"
 
@@ -31,15 +31,39 @@ class QueueMemory {
               const std::string& what);
 
   std::byte* at(std::size_t offset) const noexcept { return memory_.get() + offset; }
+  /// Whole pages.
+  std::size_t bytes() const noexcept { return bytes_; }
   std::uint32_t number() const noexcept { return umem_->umem_id; }
 
  private:
   Pages memory_;
+  std::size_t bytes_ = 0;
   std::unique_ptr<mlx5dv_devx_umem, int (*)(mlx5dv_devx_umem*)> umem_{nullptr, nullptr};
 };
 
 /// An object that a command made; destroyed by the device when it goes.
 using Object = std::unique_ptr<mlx5dv_devx_obj, int (*)(mlx5dv_devx_obj*)>;
+
+class Device;
+
+/// Completion queues differ in what happens when more completions arrive than they have entries.
+enum class Overrun : std::uint8_t { error, ignored };
+
+class CompletionQueue {
+ public:
+  /// `entries`: a power of two. Throws Error{unsupported}.
+  CompletionQueue(const Device& device, std::uint32_t entries, Overrun overrun);
+
+  std::uint32_t number() const noexcept { return number_; }
+  const mlx5::CompletionQueue& ring() const noexcept { return ring_; }
+  const QueueMemory& memory() const noexcept { return memory_; }
+
+ private:
+  QueueMemory memory_;
+  mlx5::CompletionQueue ring_;
+  Object object_{nullptr, nullptr};  ///< before its memory
+  std::uint32_t number_ = 0;
+};
 
 class Device {
  public:
@@ -53,12 +77,14 @@ class Device {
   std::uint32_t domain() const noexcept { return domain_; }
   std::uint32_t doorbell_page() const noexcept { return page_->page_id; }
   std::uint64_t* doorbell() const noexcept { return static_cast<std::uint64_t*>(page_->reg_addr); }
-  std::uint32_t queue() const noexcept { return number_; }
+  std::uint32_t queue() const noexcept { return queue_->number(); }
   /// Entries of the completion queue.
-  std::size_t completions() const noexcept { return std::size_t{1} << ring_.log_size; }
+  std::size_t completions() const noexcept { return std::size_t{1} << queue_->ring().log_size; }
   /// Limits of a send queue.
   std::uint32_t most_blocks() const noexcept { return most_blocks_; }
   std::uint32_t most_request_bytes() const noexcept { return most_request_bytes_; }
+  /// Of a completion queue.
+  std::uint32_t most_entries() const noexcept { return most_entries_; }
 
   /// Executes CREATE_*. Null with a reason in `problem` when it fails.
   Object create(Command& command, std::string& problem) const;
@@ -70,17 +96,13 @@ class Device {
 
  private:
   void query_limits();
-  void create_queue(std::size_t completions);
 
   const std::shared_ptr<const Library> library_;
   const Place place_;
   std::uint32_t domain_ = 0;
   std::uint32_t most_blocks_ = 0, most_request_bytes_ = 0, most_entries_ = 0;
   std::unique_ptr<mlx5dv_devx_uar, void (*)(mlx5dv_devx_uar*)> page_{nullptr, nullptr};
-  std::unique_ptr<QueueMemory> memory_;
-  Object object_{nullptr, nullptr};  ///< before its memory
-  std::uint32_t number_ = 0;
-  mlx5::CompletionQueue ring_;
+  std::unique_ptr<CompletionQueue> queue_;
   std::uint32_t consumed_ = 0;
   std::unordered_map<std::uint32_t, QueuePair*> pairs_;  ///< by number
 };

@@ -111,23 +111,37 @@ QueuePair::QueuePair(const Port& port, const QueueLimits& limits, const Name& na
       device_(*port.devx()),
       memory_(device_.library(), device_.place(), memory_bytes(device_, limits), std::byte{0},
               describe()) {
-  inline_bytes_ = limits.inline_bytes;
-  queue_.blocks = ring_blocks(device_, limits);
+  lay_out();
+  ids_.resize(queue_.blocks);
+  create(existing, device_.queue());
+  device_.add(*this);
+}
+
+QueuePair::QueuePair(const Port& port, const QueueLimits& limits, const Name& name,
+                     std::size_t existing, const CompletionQueue& completions)
+    : verbs::QueuePair(port, limits, name),
+      device_(*port.devx()),
+      memory_(device_.library(), device_.place(), memory_bytes(device_, limits), std::byte{0},
+              describe()) {
+  lay_out();
+  create(existing, completions.number());
+}
+
+void QueuePair::lay_out() {
+  inline_bytes_ = limits_.inline_bytes;
+  queue_.blocks = ring_blocks(device_, limits_);
   queue_.ring = reinterpret_cast<mlx5::Segment*>(memory_.at(0));
   auto* const record = reinterpret_cast<mlx5::DoorbellRecord*>(
       memory_.at(std::size_t{queue_.blocks} * mlx5::kBlockBytes));
   queue_.record = &record->sends;
   queue_.doorbell = device_.doorbell();
-  ids_.resize(queue_.blocks);
-  create(existing);
-  device_.add(*this);
 }
 
 QueuePair::~QueuePair() {
   device_.remove(queue_.number);
 }
 
-void QueuePair::create(std::size_t existing) {
+void QueuePair::create(std::size_t existing, std::uint32_t completions) {
   Command command(mlx5::Command::create_qp, f::kCommandBytes);
   std::byte* const in = command.in();
   std::byte* const at = in + f::kAt;
@@ -136,8 +150,8 @@ void QueuePair::create(std::size_t existing) {
   mlx5::set(at, f::kLogSendBlocks, log_of(queue_.blocks));
   mlx5::set(at, f::kUarPage, device_.doorbell_page());
   mlx5::set(at, f::kUserIndex, static_cast<std::uint32_t>(existing));
-  mlx5::set(at, f::kSendCq, device_.queue());
-  mlx5::set(at, f::kReceiveCq, device_.queue());
+  mlx5::set(at, f::kSendCq, completions);
+  mlx5::set(at, f::kReceiveCq, completions);
   mlx5::set(at, f::kReceiveType, kNoReceives);
   mlx5::set(at, f::kRecordUmemValid, 1);
   mlx5::set(at, f::kRecordUmem, memory_.number());

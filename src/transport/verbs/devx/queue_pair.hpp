@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // queue_pair.hpp: a reliable connection that device commands create. The transport writes its work
-// requests, rings its doorbell and reads its completions itself (base/mlx5/work_queue.hpp).
+// requests, rings its doorbell and reads its completions itself (mlx5/work_queue.hpp).
 #pragma once
 
 #include <vector>
@@ -14,11 +14,17 @@ class QueuePair final : public verbs::QueuePair {
  public:
   /// As verbs::make_queue_pair, in state RESET.
   QueuePair(const Port& port, const QueueLimits& limits, const Name& name, std::size_t existing);
+  /// With a completion queue of its own. Nothing may be posted by post(): kernels write requests
+  /// and read completions.
+  QueuePair(const Port& port, const QueueLimits& limits, const Name& name, std::size_t existing,
+            const CompletionQueue& completions);
   ~QueuePair() override;
 
   std::uint32_t number() const noexcept override { return queue_.number; }
   std::string state() const override;
   void stop() noexcept override;
+  const mlx5::SendQueue& sends() const noexcept { return queue_; }
+  const QueueMemory& memory() const noexcept { return memory_; }
   /// ENOMEM where the chain finds no room. A chain is posted as a whole or not at all.
   int post(ibv_send_wr& first) noexcept override;
 
@@ -28,7 +34,8 @@ class QueuePair final : public verbs::QueuePair {
 
  private:
   std::string modify(ibv_qp_attr& attributes, int mask) override;
-  void create(std::size_t existing);
+  void lay_out();
+  void create(std::size_t existing, std::uint32_t completions);
   /// Writes a request at posted_. Error number, 0 for success.
   int write(const ibv_send_wr& request, mlx5::Posted& posted) noexcept;
 

@@ -12,7 +12,7 @@
 // Counters have 64 bits and never wrap; the NIC sees 16 bits of them. At all times
 //   completed <= rung <= published <= reserved,   and written requests - completed <= slots.
 //
-// A Platform is a Bus (base/mlx5/work_queue.hpp) plus access to the words that threads share
+// A Platform is a Bus (../mlx5/work_queue.hpp) plus access to the words that threads share
 // (host_platform.hpp, cuda_platform.cuh):
 //   load(word)                  loads before all later accesses of this thread (acquire)
 //   store(word, value)          stores after all earlier accesses of this thread (release)
@@ -27,10 +27,10 @@
 // docs/internals/gda.md gives the reasons and the order of memory accesses.
 #pragma once
 
-#include "base/mlx5/work_queue.hpp"
-#include "transport/gda/failure.hpp"
+#include <shoal/device/detail/gda/failure.hpp>
+#include <shoal/device/detail/mlx5/work_queue.hpp>
 
-namespace shoal::transport::gda {
+namespace shoal::device::gda {
 
 /// What a queue pair guarantees for the data of its requests (docs/internals/gda.md).
 enum class Ordering : std::uint8_t { strict, adaptive, unordered };
@@ -286,4 +286,4 @@ SHOAL_HOST_DEVICE Outcome quiet(const Queue& queue, std::uint64_t deadline, Plat
   return wait(queue, platform.load(&queue.shared->published), deadline, platform);
 }
 
-}  // namespace shoal::transport::gda
+}  // namespace shoal::device::gda

@@ -5,11 +5,11 @@
 // reads or writes has scope sys.
 #pragma once
 
-#include "transport/gda/ptx.cuh"
+#include <shoal/device/detail/gda/ptx.cuh>
 
 #ifdef __CUDACC__
 
-namespace shoal::transport::gda {
+namespace shoal::device::gda {
 
 struct CudaPlatform {
   const std::uint32_t* abort = nullptr;  ///< in memory that the host can write
@@ -82,6 +82,6 @@ struct Warp {
   static constexpr std::uint32_t kAll = 0xffffffff;
 };
 
-}  // namespace shoal::transport::gda
+}  // namespace shoal::device::gda
 
 #endif

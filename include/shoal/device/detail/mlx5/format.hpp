@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "shoal/config.hpp"
+#include <shoal/config.hpp>
 
 namespace shoal::mlx5 {
 

@@ -3,9 +3,9 @@
 // code.
 #pragma once
 
-#include "base/mlx5/format.hpp"
+#include <shoal/device/detail/mlx5/format.hpp>
 
-namespace shoal::transport::gda {
+namespace shoal::device::gda {
 
 /// Outcome of a call.
 enum class Outcome : std::uint8_t {
@@ -69,4 +69,4 @@ SHOAL_HOST_DEVICE constexpr bool is_flushed(std::uint64_t word) {
   return failure.cause == Cause::nic && failure.syndrome == mlx5::Syndrome::flushed;
 }
 
-}  // namespace shoal::transport::gda
+}  // namespace shoal::device::gda

@@ -5,11 +5,11 @@
 
 #include <cstdint>
 
-#include "shoal/device/ptx.cuh"
+#include <shoal/device/ptx.cuh>
 
 #ifdef __CUDACC__
 
-namespace shoal::transport::gda::ptx {
+namespace shoal::device::gda::ptx {
 
 __device__ inline std::uint64_t ld_acquire_gpu(const std::uint64_t* at) {
   std::uint64_t value;
@@ -51,6 +51,6 @@ __device__ inline void st_mmio_relaxed_sys(std::uint64_t* at, std::uint64_t valu
   asm volatile("st.mmio.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-}  // namespace shoal::transport::gda::ptx
+}  // namespace shoal::device::gda::ptx
 
 #endif

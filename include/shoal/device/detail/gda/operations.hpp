@@ -17,9 +17,9 @@
 // Functions return Outcome::refused, and post nothing, for words that are not aligned to 8 bytes.
 #pragma once
 
-#include "transport/gda/queue.hpp"
+#include <shoal/device/detail/gda/queue.hpp>
 
-namespace shoal::transport::gda {
+namespace shoal::device::gda {
 
 /// Inline bytes of a request of one block.
 inline constexpr std::uint32_t kInlineBytes =
@@ -255,4 +255,4 @@ SHOAL_HOST_DEVICE Outcome put_each(const Group& group, const Queue& queue, const
   return static_cast<Outcome>(group.broadcast(static_cast<std::uint64_t>(outcome)));
 }
 
-}  // namespace shoal::transport::gda
+}  // namespace shoal::device::gda

@@ -20,7 +20,7 @@
 // requests, records and completions.
 #pragma once
 
-#include "base/mlx5/format.hpp"
+#include <shoal/device/detail/mlx5/format.hpp>
 
 namespace shoal::mlx5 {
 

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// proxied.cuh: requests to the proxy, and reports of ranges that do not exist or are out of reach.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <shoal/device/detail/failure.cuh>
+#include <shoal/device/detail/proxy_platform.cuh>
+#include <shoal/device/detail/proxy_ring.hpp>
+#include <shoal/device/types.hpp>
+
+namespace shoal::device::detail {
+
+using ProxyProducer = proxy::Producer<GpuPlatform>;
+
+__device__ inline std::size_t heap_offset(const World& world, const void* local) {
+  return static_cast<std::size_t>(static_cast<const std::byte*>(local) - world.heap);
+}
+
+/// Whether [offset, offset + bytes) of `pe` exists.
+__device__ inline bool exists(const World& world, std::size_t offset, std::size_t bytes, Pe pe) {
+  return static_cast<std::uint32_t>(pe) < static_cast<std::uint32_t>(world.n_pes) &&
+         offset <= world.heap_bytes && bytes <= world.heap_bytes - offset;
+}
+
+/// Reports that the PE or the range does not exist, or that this GPU cannot reach it.
+__device__ __noinline__ inline void report_unreached(World world, const void* local,
+                                                     std::size_t bytes, Pe pe) {
+  FailureReport report{};
+  report.offset = heap_offset(world, local);
+  report.kind =
+      exists(world, report.offset, bytes, pe) ? FailureKind::unreachable : FailureKind::bad_address;
+  report.awaited = pe;
+  report.bytes = bytes;
+  record(world, report);
+}
+
+/// Whether the proxy can serve [local, local + bytes) of `pe`; reports where it cannot.
+__device__ inline bool proxied(const World& world, const void* local, std::size_t bytes, Pe pe) {
+  if (world.proxy != nullptr && exists(world, heap_offset(world, local), bytes, pe)) return true;
+  report_unreached(world, local, bytes, pe);
+  return false;
+}
+
+/// Reports how a post or wait ended: the first cause of the ring where it has failed. Returns
+/// whether it was ok.
+__device__ inline bool check_outcome(const World& world, const proxy::Request& request,
+                                     proxy::Outcome outcome) {
+  if (outcome == proxy::Outcome::ok) return true;
+  const proxy::Control& control = *world.proxy->control;
+  const bool failed = outcome == proxy::Outcome::failed;
+  FailureReport report{};
+  report.kind = outcome == proxy::Outcome::timeout   ? FailureKind::proxy_timeout
+                : outcome == proxy::Outcome::aborted ? FailureKind::proxy_aborted
+                                                     : FailureKind::proxy_failed;
+  report.awaited = failed ? control.pe : request.pe;
+  report.offset = failed ? control.offset : request.offset;
+  report.bytes = failed                             ? control.bytes
+                 : request.kind == proxy::Kind::put ? request.bytes
+                                                    : request.width;
+  report.expected = failed ? static_cast<std::uint64_t>(control.code) : 0;
+  report.seen = static_cast<std::uint64_t>(failed ? control.kind : request.kind);
+  report.waited_ns = failed ? 0 : world.proxy->timeout_ns;
+  record(world, report);
+  return false;
+}
+
+/// Posts the request; with `complete`, waits until it is complete.
+__device__ inline bool post(const World& world, const proxy::Request& request, bool complete) {
+  proxy::Ticket ticket = 0;
+  proxy::Outcome outcome = ProxyProducer::post(*world.proxy, request, ticket);
+  if (outcome == proxy::Outcome::ok && complete)
+    outcome = ProxyProducer::wait(*world.proxy, ticket);
+  return check_outcome(world, request, outcome);
+}
+
+__device__ inline void add_signal(proxy::Request& request, const World& world,
+                                  const std::uint64_t* flag, SignalOp op, std::uint64_t value) {
+  request.flags = op == SignalOp::set ? proxy::kSignalSet : proxy::kSignalAdd;
+  request.signal_offset = heap_offset(world, flag);
+  request.signal_value = value;
+}
+
+/// Waits for what kernels of this PE have posted to the proxy.
+__device__ inline bool drain_proxy(const World& world) {
+  proxy::Request request{};
+  request.kind = proxy::Kind::fence;
+  const proxy::Ticket ticket = ProxyProducer::quiet_ticket(*world.proxy);
+  return check_outcome(world, request, ProxyProducer::wait_all(*world.proxy, ticket));
+}
+
+}  // namespace shoal::device::detail
