@@ -66,7 +66,7 @@ bool should_reach(const shoal::detail::WorldState& world, Pe pe) {
 
 }  // namespace
 
-void report_staging(const Team& team) {
+void report_between_nodes(const Team& team, const BetweenNodes& ways) {
   const auto& world = *team.state().world;
   std::optional<Pe> named;  // preferably one that should be in reach
   bool surprising = false;
@@ -77,11 +77,24 @@ void report_staging(const Team& team) {
     if (surprising || !named) named = pe;
   }
   if (!named) return;  // PEs that do not reach each other report it
+  const std::string why = shoal::detail::why_out_of_reach(world, *named);
+  const auto level = surprising ? log::Level::warn : log::Level::info;
+  if (ways.normal && ways.low_latency) {
+    log::print(
+        level,
+        "PE {}: kernels of this ep::Group send rows over the network: the heap of PE {} is out of reach: {}",
+        world.my_pe(), *named, why);
+    return;
+  }
+  const char* const rows = ways.normal        ? "low-latency rows"
+                           : ways.low_latency ? "rows of normal mode"
+                                              : "rows";
   log::print(
-      surprising ? log::Level::warn : log::Level::info,
-      "PE {}: rows of this ep::Group go through host memory, which is slower, and its calls cannot be captured "
-      "in graphs: the heap of PE {} is out of reach: {}",
-      world.my_pe(), *named, shoal::detail::why_out_of_reach(world, *named));
+      level,
+      "PE {}: {} of this ep::Group go through host memory, which is slower, and its calls cannot be captured in "
+      "graphs: the heap of PE {} is out of reach: {}{}{}",
+      world.my_pe(), rows, *named, why,
+      ways.reason.empty() ? "" : "; kernels do not send them: ", ways.reason);
 }
 
 GroupPlacement place_group(const Team& team) {
@@ -100,7 +113,9 @@ std::unique_ptr<Backend> make_backend(GroupState& state, BackendKind kind) {
   if (kind == BackendKind::host) return host::make_backend(state, 1);
 #ifdef SHOAL_WITH_CUDA
   if (kind == BackendKind::staged)
-    return cuda::make_staged_backend(state, host::make_backend(state, threads_when_staged(state)));
+    return cuda::make_backend_between_nodes(
+        state,
+        cuda::make_staged_backend(state, host::make_backend(state, threads_when_staged(state))));
   return cuda::make_backend(state);
 #else
   fail(Code::unsupported, "this build has no {} backend for an ep::Group", name_of(kind));

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ep/pending.hpp"
@@ -45,6 +46,8 @@ class Backend {
   virtual BlockPlan block_plan() const = 0;
   /// Called once the group has its memory, before any other rank proceeds.
   virtual void open() = 0;
+  /// Returns what open took beside that memory. Collective.
+  virtual void release() {}
   /// A rank that has given up the group, if this is known without effort. Asked at every call.
   virtual std::optional<std::int32_t> failed_rank() const = 0;
   /// The rank that made `failed` give up the group: `failed` itself, or one that it waited for.
@@ -91,9 +94,15 @@ GroupPlacement place_group(const Team& team);
 /// `state` is complete up to its shape and timeout.
 std::unique_ptr<Backend> make_backend(GroupState& state, BackendKind kind);
 
-/// Logs why the rows of a group of this team pass through host memory, on a PE that does not reach
-/// all others: a warning where the GPUs of a node should reach each other; information where nodes
-/// or settings are the cause.
-void report_staging(const Team& team);
+/// How the rows of a group go that NVLink does not join: what does not go through host memory, and
+/// why not all of it.
+struct BetweenNodes {
+  bool normal = false, low_latency = false;  ///< by kernels
+  std::string reason;                        ///< why a mode is not; empty: it has no such kernels
+};
+/// Logs it on a PE that does not reach all others: a warning where rows pass through host memory
+/// and the GPUs of a node should reach each other; information where nodes or settings are the
+/// cause.
+void report_between_nodes(const Team& team, const BetweenNodes& ways);
 
 }  // namespace shoal::ep::detail

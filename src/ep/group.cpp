@@ -58,6 +58,7 @@ void take_memory(GroupState& state) {
 bool release_memory(GroupState& state) {
   state.backend->drain();  // queued work still uses the memory
   if (any_pe(state, state.arena.regions() > 0, "ep group close")) return false;
+  state.backend->release();
   if (state.plan.staging)
     state.world->release_staging(state.host_offset);
   else

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/check.hpp"
+#include "ep/cuda/internode/layout.hpp"
 #include "ep/cuda/layout.hpp"
 #include "ep/host/layout.hpp"
+#include "shoal/settings.hpp"
 
 namespace shoal::ep {
 
@@ -14,7 +16,14 @@ SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind h
   const detail::Shape shape = detail::make_shape(options, ranks, nodes);
   if (heap == DeviceKind::cuda) {
     const detail::DeviceLayout layout(shape);
-    return {layout.control_end, layout.normal_end - layout.control_end,
+    std::size_t rails = 0;
+    if (nodes > 1 && options.max_tokens > 0) {
+      const Settings settings;
+      const detail::RailLayout rail(shape, layout.notice_bytes, layout.total, settings.ep_chunk,
+                                    static_cast<std::uint32_t>(settings.ep_depth));
+      rails = rail.end - rail.start;
+    }
+    return {layout.control_end, layout.normal_end - layout.control_end + rails,
             layout.total - layout.normal_end};
   }
   const host::GroupLayout layout(shape);

@@ -5,6 +5,10 @@
 // and the threads of a block are fibers that change at shuffles, barriers and polls. Memory is
 // sequentially consistent, so errors of memory order are not found. A wait for a later launch ends
 // the program with a message.
+//
+// Each thread of the host has a GPU of its own, so ranks that wait for each other run in threads
+// (run_concurrently). A block then runs to its end before the next one starts: a block that waits
+// for a later one of its launch does not end.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,7 +33,7 @@
 #define __device__
 #define __global__
 #define __host__
-#define __shared__ static
+#define __shared__ static thread_local
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __noinline__
@@ -42,8 +46,8 @@ struct Indices {
   dim3 threads, blocks;
 };
 /// Of the fiber that runs.
-extern Indices indices;
-extern std::byte dynamic_shared[228 << 10];
+extern thread_local Indices indices;
+alignas(128) extern thread_local std::byte dynamic_shared[228 << 10];
 
 using WarpWords = std::array<std::uint64_t, 32>;
 
@@ -54,6 +58,8 @@ bool wait_barrier(std::uint32_t barrier, std::uint32_t threads, bool value = tru
 void arrive_barrier(std::uint32_t barrier, std::uint32_t threads);
 /// Lets the other fibers run. Ends the program when nothing changes.
 void poll();
+/// From now on a wait of this thread may be for another thread: it ends by the kernel's deadline.
+void run_concurrently();
 
 // Bulk copies and their barriers. Addresses in shared memory are relative. A load takes place at
 // once or when its barrier is awaited, in turn; a store when its group is awaited. What reads or
@@ -84,10 +90,10 @@ To bits_as(From value) {
 
 }  // namespace shoal::test::fake_gpu
 
-inline uint3& threadIdx = shoal::test::fake_gpu::indices.thread;
-inline uint3& blockIdx = shoal::test::fake_gpu::indices.block;
-inline dim3& blockDim = shoal::test::fake_gpu::indices.threads;
-inline dim3& gridDim = shoal::test::fake_gpu::indices.blocks;
+inline thread_local uint3& threadIdx = shoal::test::fake_gpu::indices.thread;
+inline thread_local uint3& blockIdx = shoal::test::fake_gpu::indices.block;
+inline thread_local dim3& blockDim = shoal::test::fake_gpu::indices.threads;
+inline thread_local dim3& gridDim = shoal::test::fake_gpu::indices.blocks;
 using std::max;
 using std::min;
 
@@ -95,6 +101,11 @@ template <typename T>
 T __shfl_sync(unsigned, T value, int lane) {
   using namespace shoal::test::fake_gpu;
   return bits_as<T>(exchange(bits_as<std::uint64_t>(value))[static_cast<unsigned>(lane) % 32]);
+}
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, int distance) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  return __shfl_sync(mask, value, lane >= distance ? lane - distance : lane);
 }
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, unsigned distance) {
@@ -184,6 +195,15 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   for (const std::uint64_t word : shoal::test::fake_gpu::exchange(value))
     most = max(most, static_cast<unsigned>(word));
   return most;
+}
+inline int __reduce_add_sync(unsigned, int value) {
+  int sum = 0;
+  for (const std::uint64_t word : shoal::test::fake_gpu::exchange(static_cast<unsigned>(value)))
+    sum += static_cast<int>(static_cast<unsigned>(word));
+  return sum;
+}
+inline int __float_as_int(float value) {
+  return shoal::test::fake_gpu::bits_as<int>(value);
 }
 inline std::size_t __cvta_generic_to_shared(const void* pointer) {
   return shoal::test::fake_gpu::shared_address(pointer);

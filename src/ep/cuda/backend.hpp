@@ -11,5 +11,9 @@ std::unique_ptr<detail::Backend> make_backend(detail::GroupState& state);
 /// For groups whose memory is on the host (BackendKind::staged); `host` is the host backend.
 std::unique_ptr<detail::Backend> make_staged_backend(detail::GroupState& state,
                                                      std::unique_ptr<detail::Backend> host);
+/// The same, where a mode that has kernels for ranks that NVLink does not reach uses them, and the
+/// other one uses `staged`.
+std::unique_ptr<detail::Backend> make_backend_between_nodes(
+    detail::GroupState& state, std::unique_ptr<detail::Backend> staged);
 
 }  // namespace shoal::ep::cuda

@@ -3,6 +3,7 @@
 #include "base/check.hpp"
 #include "ep/checks.hpp"
 #include "ep/cuda/group.hpp"
+#include "world/device_side.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -27,6 +28,9 @@ const char* phase_name(Phase phase) {
     case Phase::low_latency_combine_grant:
     case Phase::low_latency_combine_weights:
       return "send";
+    case Phase::dispatch_rail:
+    case Phase::combine_rail:
+      return "rail";
   }
   return "unknown";
 }
@@ -52,6 +56,10 @@ const char* awaited(Phase phase) {
       return "its acknowledgement of read rows";
     case Phase::low_latency_combine_weights:
       return "its weights";
+    case Phase::dispatch_rail:
+      return "tokens, or room for them,";
+    case Phase::combine_rail:
+      return "sums, or room for them,";
   }
   return "unknown";
 }
@@ -62,10 +70,12 @@ const char* operation_of(const FaultReport& report) {
       return "route";
     case Phase::dispatch_notify:
     case Phase::dispatch_receive:
+    case Phase::dispatch_rail:
       return "dispatch";
     case Phase::combine_notify:
     case Phase::combine_fetch:
     case Phase::combine_finish:
+    case Phase::combine_rail:
       return "combine";
     case Phase::low_latency_dispatch_grant:
     case Phase::low_latency_dispatch_receive:
@@ -75,20 +85,35 @@ const char* operation_of(const FaultReport& report) {
   }
 }
 
+/// The first error of the thread that serves ranks out of reach, if there is one.
+std::optional<Error> failure_of_network(const GroupState& state) {
+  const auto* const side = state.world->device_side();
+  return side == nullptr ? std::nullopt : side->proxy_failure();
+}
+
 /// For the faults after which the group cannot continue.
 [[noreturn]] void throw_fatal(CudaGroup& group, Fault fault) {
   GroupState& state = group.state;
   const FaultReport& report = *group.report;
   const Pe pe = state.team.world_pe(report.rank);
   const std::uint64_t epoch = report.epoch;
+  const auto network = failure_of_network(state);
+  if (fault == Fault::network) {
+    state.failure = fmt::format(
+        "{} (epoch {}) failed on PE {} of {}: the network did not take what kernels send to PE {}: {}",
+        operation_of(report), epoch, state.team.world_pe(state.me), state.world->n_pes(), pe,
+        network ? network->what() : "no room in its queue within the timeout");
+    throw Error(network ? network->code() : Code::timeout, state.failure);
+  }
   const std::string waited =
       fmt::format("on PE {} of {}: waiting for {} from PE {}, expected epoch {}, seen {}, phase {}",
                   state.team.world_pe(state.me), state.world->n_pes(), awaited(report.phase), pe,
                   epoch, static_cast<std::uint64_t>(report.seen), phase_name(report.phase));
   if (fault == Fault::timeout) {
     state.failure = fmt::format(
-        "{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", operation_of(report), epoch,
+        "{} (epoch {}) timed out after {} ms {}; {}{}. Setting: {}.", operation_of(report), epoch,
         state.timeout.count(), waited, state.world->describe_progress(pe),
+        network ? fmt::format("; its network had failed: {}", network->what()) : "",
         state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
     throw Error(Code::timeout, state.failure);
   }
@@ -152,13 +177,13 @@ const char* operation_of(const FaultReport& report) {
 void CudaGroup::throw_failed() {
   require(state.failure.empty(), Code::closed, "the group failed before: {}", state.failure);
   const auto fault = static_cast<Fault>(report->fault);
-  if (fault == Fault::timeout || fault == Fault::peer_failed) throw_fatal(*this, fault);
+  if (is_fatal(fault)) throw_fatal(*this, fault);
 }
 
 void CudaGroup::throw_reported() {
   const auto fault = static_cast<Fault>(report->fault);
   if (fault == Fault::none) return;
-  if (fault == Fault::timeout || fault == Fault::peer_failed) throw_fatal(*this, fault);
+  if (is_fatal(fault)) throw_fatal(*this, fault);
   throw_refused(*this, fault);
 }
 

@@ -65,10 +65,14 @@ CudaGroup::~CudaGroup() {
 }
 
 void CudaGroup::open() {
+  open(detail::DeviceLayout(state.shape), state.peers);
+}
+
+void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* const> blocks) {
   state.world->cuda()->activate();
-  device.layout = detail::DeviceLayout(state.shape);
-  for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank)
-    device.block[rank] = state.peers[rank];
+  device.layout = layout;
+  std::copy(blocks.begin(), blocks.end(), device.block);
+  std::byte* const mine = blocks[static_cast<std::size_t>(state.me)];
   device.report = report;
   device.timeout_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(state.timeout).count());
   device.ranks = state.shape.ranks;
@@ -77,19 +81,18 @@ void CudaGroup::open() {
   device.local_experts = state.shape.local_experts;
   device.top_k = state.shape.top_k;
   device.mask_failed = state.options.mask_failed ? 1 : 0;
-  check(cudaMemsetAsync(state.block, 0, device.layout.control_end, stream),
-        "signals of an ep::Group");
+  check(cudaMemsetAsync(mine, 0, device.layout.control_end, stream), "signals of an ep::Group");
   // Empty rows of low-latency mode hold kSentinel.
-  check(cudaMemsetAsync(state.block + device.layout.normal_end, 0xff,
+  check(cudaMemsetAsync(mine + device.layout.normal_end, 0xff,
                         device.layout.total - device.layout.normal_end, stream),
         "slots of an ep::Group");
   check(cudaMemsetAsync(device.memory, 0, sizeof(GroupMemory), stream), "memory of an ep::Group");
   check(cudaStreamSynchronize(stream), "start of an ep::Group");
-  const auto& mine = state.world->cuda()->description().uuid;
-  const auto all = state.world->exchange(state.team.state(), mine.data(), mine.size(), "ep group");
+  const auto& uuid = state.world->cuda()->description().uuid;
+  const auto all = state.world->exchange(state.team.state(), uuid.data(), uuid.size(), "ep group");
   ranks_on_gpu = 0;
-  for (std::size_t at = 0; at < all.size(); at += mine.size())
-    ranks_on_gpu += std::memcmp(all.data() + at, mine.data(), mine.size()) == 0 ? 1 : 0;
+  for (std::size_t at = 0; at < all.size(); at += uuid.size())
+    ranks_on_gpu += std::memcmp(all.data() + at, uuid.data(), uuid.size()) == 0 ? 1 : 0;
 }
 
 cudaStream_t CudaGroup::begin(const Launch& launch) {
@@ -163,9 +166,10 @@ std::vector<std::uint64_t> CudaGroup::failed_words() const {
   std::vector<std::uint64_t> words(static_cast<std::size_t>(state.shape.ranks));
   // The group's stream may be under capture, or busy with a kernel that waits.
   const UncapturedStream reading;
-  check(cudaMemcpy2DAsync(words.data(), sizeof(std::uint64_t), state.block + device.layout.failed,
-                          detail::kLine, sizeof(std::uint64_t), words.size(),
-                          cudaMemcpyDeviceToHost, reading.stream),
+  check(cudaMemcpy2DAsync(words.data(), sizeof(std::uint64_t),
+                          device.block[state.me] + device.layout.failed, detail::kLine,
+                          sizeof(std::uint64_t), words.size(), cudaMemcpyDeviceToHost,
+                          reading.stream),
         "state of the other ranks");
   check(cudaStreamSynchronize(reading.stream), "state of the other ranks");
   return words;

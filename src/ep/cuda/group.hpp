@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -79,6 +80,9 @@ struct CudaGroup {
   }
   /// Initialises this rank's block and completes `device`.
   void open();
+  /// The same for a block that is not the one of GroupState: its layout, and every rank's copy of
+  /// it as an address here.
+  void open(const detail::DeviceLayout& layout, std::span<std::byte* const> blocks);
   /// Waits for all calls; throws a fatal fault.
   void drain();
   /// Waits for all calls; throws any fault.

@@ -83,7 +83,7 @@ struct DeviceLayout {
   /// over all operations.
   std::size_t entered, finished;
   /// Low latency: grants of halves. The second word of a line holds the epoch of the last send that
-  /// has begun.
+  /// has begun; between nodes, the third one of combine_read that of the last weights sent.
   std::size_t dispatch_read, combine_read;
   /// failed_word (ep/plan/notices.hpp) when that rank has given the group up; else 0. Low latency,
   /// mask_failed: the second word of a line changes while that rank waits for a third one.

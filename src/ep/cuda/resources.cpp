@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/align.hpp"
 #include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/interrupt.hpp"
@@ -39,20 +40,76 @@ cudaError_t poll_while_not_ready(const std::function<cudaError_t()>& query, cons
   }
 }
 
+namespace {
+
+/// Pools of closed groups. A later group finds the memory of its small arrays there; the first
+/// allocation of a new pool maps memory, which takes the driver far longer.
+class MemoryPools {
+ public:
+  static MemoryPools& instance() {
+    static auto* pools = new MemoryPools;  // never destroyed: groups may outlive static objects
+    return *pools;
+  }
+
+  cudaMemPool_t take(int device) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = free_.find(device); found != free_.end()) {
+        const cudaMemPool_t pool = found->second;
+        free_.erase(found);
+        return pool;
+      }
+    }
+    return make(device);
+  }
+
+  /// Keeps a pool of small arrays. One that holds more, as of results whose release is still queued
+  /// on a stream, returns its memory.
+  void give_back(int device, cudaMemPool_t pool) {
+    constexpr std::uint64_t kMost = 64 << 20;  // a pool grows by 32 MiB at least
+    std::uint64_t reserved = 0;
+    const bool known =
+        cudaMemPoolTrimTo(pool, kMost) == cudaSuccess &&
+        cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved) == cudaSuccess;
+    if (!known || reserved > kMost) {
+      (void)cudaMemPoolDestroy(pool);
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    free_.emplace(device, pool);
+  }
+
+ private:
+  static cudaMemPool_t make(int device) {
+    constexpr const char* kWhat = "memory pool of an ep::Group";
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location = {cudaMemLocationTypeDevice, device};
+    cudaMemPool_t pool = nullptr;
+    check(cudaMemPoolCreate(&pool, &properties), kWhat);
+    std::uint64_t all = ~std::uint64_t{0};  // keeps memory that results leave for later ones
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all), kWhat);
+    // A later group must not wait on its stream for kernels of an earlier one.
+    int none = 0;
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &none), kWhat);
+    return pool;
+  }
+
+  std::mutex mutex_;
+  std::multimap<int, cudaMemPool_t> free_;
+};
+
+}  // namespace
+
 GroupResources::GroupResources(const memory::Device& gpu)
     : taken_stream(memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::highest)),
       stream(taken_stream.get()) {
-  cudaMemPoolProps properties{};
-  properties.allocType = cudaMemAllocationTypePinned;
-  properties.location = {cudaMemLocationTypeDevice, gpu.device};
-  check(cudaMemPoolCreate(&pool, &properties), "memory pool of an ep::Group");
-  std::uint64_t all = ~std::uint64_t{0};  // keeps memory that results leave for later ones
-  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all),
-        "memory pool of an ep::Group");
+  device = gpu.device;
+  pool = MemoryPools::instance().take(device);
 }
 
 GroupResources::~GroupResources() {
-  (void)cudaMemPoolDestroy(pool);
+  MemoryPools::instance().give_back(device, pool);
 }
 
 std::shared_ptr<void> GroupResources::allocate(std::size_t bytes, cudaStream_t on,
@@ -61,6 +118,10 @@ std::shared_ptr<void> GroupResources::allocate(std::size_t bytes, cudaStream_t o
   check(cudaMallocFromPoolAsync(&memory, std::max<std::size_t>(bytes, 16), pool, on),
         "memory of an ep::Group");
   return {memory, [self](void* pointer) { (void)cudaFreeAsync(pointer, self->stream); }};
+}
+
+namespace {
+constexpr const char* kBlockMemory = "memory for the layout of an operation";
 }
 
 struct BlockPool::Blocks {
@@ -74,12 +135,21 @@ BlockPool::BlockPool(std::size_t bytes, std::shared_ptr<GroupResources> resource
     : bytes_(bytes), blocks_(std::make_shared<Blocks>(std::move(resources))) {}
 
 void BlockPool::reserve(std::size_t blocks) {
+  std::size_t missing = blocks;
   {
     const std::lock_guard lock(blocks_->mutex);
-    if (blocks_->free.size() >= blocks) return;
+    missing -= std::min(missing, blocks_->free.size());
   }
-  std::vector<std::shared_ptr<void>> taken;
-  for (std::size_t i = 0; i < blocks; ++i) taken.push_back(take());
+  if (missing == 0) return;
+  const auto& resources = blocks_->resources;
+  constexpr std::size_t kAlignment = 256;  // that of separate allocations
+  const std::size_t step = align_up(bytes_, kAlignment);
+  const std::shared_ptr<void> all =
+      resources->allocate(missing * step, resources->stream, resources);
+  check(cudaStreamSynchronize(resources->stream), kBlockMemory);
+  const std::lock_guard lock(blocks_->mutex);
+  for (std::size_t i = 0; i < missing; ++i)
+    blocks_->free.emplace_back(all, static_cast<std::byte*>(all.get()) + i * step);
 }
 
 std::shared_ptr<void> BlockPool::take() {
@@ -94,7 +164,7 @@ std::shared_ptr<void> BlockPool::take() {
   if (block == nullptr) {
     const auto& resources = blocks_->resources;
     block = resources->allocate(bytes_, resources->stream, resources);
-    check(cudaStreamSynchronize(resources->stream), "memory for the layout of an operation");
+    check(cudaStreamSynchronize(resources->stream), kBlockMemory);
   }
   void* const pointer = block.get();
   return {pointer, [blocks = blocks_, block = std::move(block)](void*) mutable {
@@ -147,6 +217,9 @@ std::shared_ptr<void> RecentMemory::take(std::size_t bytes, cudaStream_t on) con
 
 namespace {
 
+/// A page: groups of other sizes find each other's memory.
+constexpr std::size_t kPinnedStep = 4096;
+
 struct Pinned {
   std::mutex mutex;
   std::multimap<std::size_t, void*> free;
@@ -159,6 +232,7 @@ struct Pinned {
 }  // namespace
 
 std::shared_ptr<void> take_pinned(std::size_t bytes) {
+  bytes = align_up(bytes, kPinnedStep);
   auto& pinned = Pinned::instance();
   void* memory = nullptr;
   {

@@ -21,16 +21,17 @@ void check(cudaError_t status, const char* what);
 /// whether the wait was interrupted: Error{system} naming `what`. Returns the last result.
 cudaError_t poll_while_not_ready(const std::function<cudaError_t()>& query, const char* what);
 
-/// A high-priority stream that does not synchronise with the null stream, and the group's own pool
-/// of device memory. They live as long as memory of the pool does. Nothing here synchronises the
-/// device: other PEs on this GPU can be waiting for this one.
+/// A high-priority stream that does not synchronise with the null stream, and a pool of device
+/// memory. The group has them for as long as memory of the pool lives; later groups take them over.
+/// Nothing here synchronises the device: other PEs on this GPU can be waiting for this one.
 ///
-/// The pool is the group's own because its memory is used on the streams of calls. Those are
-/// ordered one after the other (CudaGroup::begin), on whatever stream the memory is freed.
+/// No other group has the pool meanwhile, because its memory is used on the streams of calls. Those
+/// are ordered one after the other (CudaGroup::begin), on whatever stream the memory is freed.
 struct GroupResources {
   std::shared_ptr<CUstream_st> taken_stream;
   cudaStream_t stream;  ///< taken_stream.get()
   cudaMemPool_t pool = nullptr;
+  int device = 0;
   explicit GroupResources(const memory::Device& gpu);
   ~GroupResources();
   GroupResources(const GroupResources&) = delete;

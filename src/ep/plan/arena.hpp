@@ -27,6 +27,13 @@ class Arena {
   explicit Arena(std::size_t size, std::size_t results = 0)
       : size_(size), most_(results <= kTightest ? results : 0) {}
 
+  /// Another size, while no region is taken.
+  void reset(std::size_t size, std::size_t results) {
+    std::lock_guard lock(mutex_);
+    size_ = size;
+    most_ = results <= kTightest ? results : 0;
+  }
+
   /// Bytes of an arena (size, results) for regions of at most `largest` bytes. Throws
   /// Error{invalid_argument} when they exceed 64 bits.
   static std::size_t bytes_for(std::size_t results, std::size_t largest) {
@@ -89,8 +96,8 @@ class Arena {
     return bytes <= kPageBytes ? kPageBytes : checked_align_up(kOption, bytes, kPageBytes);
   }
 
-  const std::size_t size_;
-  const std::size_t most_;  // 0: as many as there is room for
+  std::size_t size_;
+  std::size_t most_;  // 0: as many as there is room for
   mutable std::mutex mutex_;
   std::map<std::size_t, std::size_t> regions_;  // offset to length
 };

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -187,12 +188,29 @@ Tensor GpuLowLatencyRound::weights_on_host() const {
   return weights;
 }
 
+Settings low_latency_settings(std::int32_t pes, std::size_t mebibytes) {
+  const char* const text = std::getenv("SHOAL_TEST_NODES");
+  const std::int32_t nodes = text == nullptr ? 1 : std::atoi(text);
+  if (nodes < 2 || pes < 2) return mebibytes == 0 ? gpu_settings() : gpu_settings(mebibytes);
+  // A block for each remote rank.
+  const auto blocks = static_cast<std::size_t>(pes);
+  Settings settings = gpu_settings(mebibytes == 0 ? 2048 : mebibytes * blocks);
+  settings.node_size = pes % nodes == 0 ? pes / nodes : 1;
+  settings.staging_size = std::size_t{1} << 30;
+  settings.ep_between_nodes = "kernels";
+  if (const char* const transport = std::getenv("SHOAL_TEST_TRANSPORT"); transport != nullptr) {
+    settings.transport_between = transport;
+    settings.ofi_provider = "tcp;ofi_rxm";
+  }
+  return settings;
+}
+
 void run_low_latency_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
                            const std::function<void(ep::GroupOptions&)>& change) {
   ep::GroupOptions options = options_for(c);
   options.max_tokens = 0;
   if (change) change(options);
-  run_threads(c.ranks, gpu_settings(), [&](World& world) {
+  run_threads(c.ranks, low_latency_settings(c.ranks), [&](World& world) {
     GpuGroup group(world, options);
     body(group);
   });

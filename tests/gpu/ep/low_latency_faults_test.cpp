@@ -305,7 +305,7 @@ TEST(EpGpuLowLatencyMode, SmallDifferentOptionsAreAMismatch) {
 TEST(EpGpuLowLatencyMode, WarmUpAndGroupsOneAfterAnother) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = wide_case(4, 97);
-  run_threads(c.ranks, gpu_settings(), [&](World& world) {
+  run_threads(c.ranks, low_latency_settings(c.ranks), [&](World& world) {
     for (int i = 0; i < 4; ++i) {
       ep::GroupOptions options = options_for(c);
       options.max_tokens = 0;

@@ -370,7 +370,7 @@ TEST(EpGpuLowLatencyLate, AResultWithoutMemoryIsRefusedBeforeAnythingIsSent) {
   group_options.low_latency_max_tokens = c.max_tokens;
   const std::size_t bytes = size_hint(group_options, c.ranks, DeviceKind::cuda).total();
   for (const bool defer : {true, false})
-    run_threads(c.ranks, gpu_settings((bytes >> 20) + 16), [&](World& world) {
+    run_threads(c.ranks, low_latency_settings(c.ranks, (bytes >> 20) + 16), [&](World& world) {
       GpuGroup group(world, group_options);
       const std::vector<std::int64_t> topk_idx(static_cast<std::size_t>(c.max_tokens), 0);
       const PlainInputs in(group.tensors, c, topk_idx);
@@ -414,7 +414,7 @@ TEST(EpGpuLowLatencyLate, SmallTensorsWithoutElementsNeedNoMemory) {
       .ranks = 3, .experts = 6, .top_k = 2, .hidden = 256, .max_tokens = 4, .seed = 5, .holes = 0};
   ep::GroupOptions options = options_for(c);
   options.low_latency_max_tokens = c.max_tokens;
-  run_threads(c.ranks, gpu_settings(), [&](World& world) {
+  run_threads(c.ranks, low_latency_settings(c.ranks), [&](World& world) {
     GpuGroup group(world, options);
     const auto nothing = [&](DataType dtype, std::int64_t columns) {
       TensorView view(nullptr, dtype, {0, columns});

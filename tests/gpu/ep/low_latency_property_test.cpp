@@ -40,22 +40,23 @@ TEST_P(EpGpuLowLatencyProperty, RandomShapesMatchTheReference) {
   ep::GroupOptions options = options_for(drawn.c);
   options.max_tokens = 0;
   const std::size_t bytes = ep::size_hint(options, drawn.c.ranks, DeviceKind::cuda).total();
-  run_threads(drawn.c.ranks, gpu_settings((bytes >> 20) + 16), [&](World& world) {
-    GpuGroup group(world, options);
-    EpCase first = drawn.c, second = drawn.c;
-    for (const LowLatencyDraw::Step& step : drawn.steps) {
-      first.seed += 1000;
-      second.seed = first.seed + 500;
-      Round a(group, first, step.first);
-      if (!step.both_open) {
-        a.run();
-        continue;
-      }
-      Round b(group, second, step.second);
-      run_both_open(a, b);
-    }
-    group.group.synchronize();
-  });
+  run_threads(drawn.c.ranks, low_latency_settings(drawn.c.ranks, (bytes >> 20) + 16),
+              [&](World& world) {
+                GpuGroup group(world, options);
+                EpCase first = drawn.c, second = drawn.c;
+                for (const LowLatencyDraw::Step& step : drawn.steps) {
+                  first.seed += 1000;
+                  second.seed = first.seed + 500;
+                  Round a(group, first, step.first);
+                  if (!step.both_open) {
+                    a.run();
+                    continue;
+                  }
+                  Round b(group, second, step.second);
+                  run_both_open(a, b);
+                }
+                group.group.synchronize();
+              });
 }
 
 }  // namespace

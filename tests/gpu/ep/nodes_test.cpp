@@ -12,10 +12,12 @@ namespace {
 
 struct Grid {
   std::int32_t ranks, nodes;
+  bool kernels = false;  ///< that send between nodes, in modes that have them
 };
 void PrintTo(const Grid& grid, std::ostream* out) {
   *out << grid.ranks << " ranks on " << grid.nodes
-       << (grid.nodes == 1 ? " node without NVLink" : " nodes");
+       << (grid.nodes == 1 ? " node without NVLink" : " nodes")
+       << (grid.kernels ? ", kernels" : ", staged");
 }
 
 EpCase small(const Grid& grid, std::uint64_t seed = 1) {
@@ -29,11 +31,12 @@ EpCase small(const Grid& grid, std::uint64_t seed = 1) {
 }
 
 void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
-               DataType widest = DataType::bfloat16) {
+               DataType widest = DataType::bfloat16, bool kernels = false) {
   SCOPED_TRACE(c.describe());
   Settings settings = gpu_settings();
   settings.node_size = c.ranks / c.nodes;
   settings.staging_size = std::size_t{1} << 30;
+  settings.ep_between_nodes = kernels ? "kernels" : "staged";
   if (c.nodes == 1) settings.transport_inside = "staged";
   run_threads(c.ranks, settings, [&](World& world) {
     if (c.nodes == 1)
@@ -48,21 +51,25 @@ void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
 class EpGpuNodes : public ::testing::TestWithParam<Grid> {};
 INSTANTIATE_TEST_SUITE_P(Grids, EpGpuNodes,
                          ::testing::Values(Grid{2, 2}, Grid{4, 2}, Grid{6, 3}, Grid{8, 2},
-                                           Grid{2, 1}, Grid{5, 1}));
+                                           Grid{2, 1}, Grid{5, 1}, Grid{2, 2, true},
+                                           Grid{4, 2, true}, Grid{8, 2, true}, Grid{5, 1, true}));
 
 TEST_P(EpGpuNodes, NormalModeMatchesTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam());
-  run_group(c, [&](GpuGroup& owner) {
-    GpuRound(owner, c, {}).run();
-    GpuRound(owner, c,
-             {.scales = 4,
-              .scale_order = ScaleOrder::columns,
-              .place = OutputPlace::in_place,
-              .biases = 2})
-        .run();
-    GpuRound(owner, c, {.int32_topk = true, .place = OutputPlace::heap, .out = true}).run();
-  });
+  run_group(
+      c,
+      [&](GpuGroup& owner) {
+        GpuRound(owner, c, {}).run();
+        GpuRound(owner, c,
+                 {.scales = 4,
+                  .scale_order = ScaleOrder::columns,
+                  .place = OutputPlace::in_place,
+                  .biases = 2})
+            .run();
+        GpuRound(owner, c, {.int32_topk = true, .place = OutputPlace::heap, .out = true}).run();
+      },
+      DataType::bfloat16, GetParam().kernels);
 }
 
 TEST_P(EpGpuNodes, RowsOfOtherKinds) {
@@ -78,31 +85,37 @@ TEST_P(EpGpuNodes, RowsOfOtherKinds) {
                  {.dtype = DataType::float32, .weights = false, .output_dtype = DataType::float32})
             .run();
       },
-      DataType::float32);
+      DataType::float32, GetParam().kernels);
 }
 
 TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small(GetParam(), 3);
-  run_group(c, [&](GpuGroup& owner) {
-    for (const GpuLowLatencyCall& call :
-         {GpuLowLatencyCall{}, GpuLowLatencyCall{.zero_copy = true},
-          GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .out = true},
-          GpuLowLatencyCall{.quantize = ep::Quantize::fp8_ue8m0, .zero_copy = true},
-          GpuLowLatencyCall{.reduction = ep::Reduction::exact},
-          GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true}})
-      GpuLowLatencyRound(owner, c, call).run();
-  });
+  run_group(
+      c,
+      [&](GpuGroup& owner) {
+        for (const GpuLowLatencyCall& call :
+             {GpuLowLatencyCall{}, GpuLowLatencyCall{.zero_copy = true},
+              GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .out = true},
+              GpuLowLatencyCall{.quantize = ep::Quantize::fp8_ue8m0, .zero_copy = true},
+              GpuLowLatencyCall{.reduction = ep::Reduction::exact},
+              GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true}})
+          GpuLowLatencyRound(owner, c, call).run();
+      },
+      DataType::bfloat16, GetParam().kernels);
 }
 
 TEST_P(EpGpuNodes, ExpertMajorRowsMatchTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
   EpCase c = small(GetParam(), 6);
-  run_group(c, [&](GpuGroup& owner) {
-    EpCase few = c;  // up to three rows per token, in the memory of a rank-major result
-    few.max_tokens = c.max_tokens / 4;
-    check_expert_major(owner.group, few, {.alignment = 4, .cached = 1}, mover(owner));
-  });
+  run_group(
+      c,
+      [&](GpuGroup& owner) {
+        EpCase few = c;  // up to three rows per token, in the memory of a rank-major result
+        few.max_tokens = c.max_tokens / 4;
+        check_expert_major(owner.group, few, {.alignment = 4, .cached = 1}, mover(owner));
+      },
+      DataType::bfloat16, GetParam().kernels);
 }
 
 TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupContinues) {
@@ -153,6 +166,7 @@ TEST(EpGpuNodesMode, EachRankLogsOnceThatRowsGoThroughTheHost) {
   Settings settings = gpu_settings();
   settings.node_size = 2;
   settings.staging_size = std::size_t{1} << 30;
+  settings.ep_between_nodes = "staged";
   settings.log = "info";  // between nodes the message has level info
   testing::internal::CaptureStderr();
   run_threads(c.ranks, settings, [&](World& world) {
@@ -166,6 +180,27 @@ TEST(EpGpuNodesMode, EachRankLogsOnceThatRowsGoThroughTheHost) {
     const std::size_t first = said.find(text);
     EXPECT_NE(first, std::string::npos) << said;
     EXPECT_EQ(said.find(text, first + 1), std::string::npos) << said;
+  }
+}
+
+TEST(EpGpuNodesMode, WithoutAProxyRowsGoThroughTheHostUnlessKernelsAreRequired) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = small({4, 2}, 9);
+  for (const char* const way : {"kernels", "automatic"}) {
+    Settings settings = gpu_settings();
+    settings.node_size = 2;
+    settings.staging_size = std::size_t{1} << 30;
+    settings.proxy_slots = 0;
+    settings.ep_between_nodes = way;
+    run_threads(c.ranks, settings, [&](World& world) {
+      if (settings.ep_between_nodes == "kernels") {
+        expect_error(Code::unsupported, "SHOAL_EP_BETWEEN_NODES is kernels, but",
+                     [&] { ep::Group(world.team(), options_for(c)); });
+        return;
+      }
+      GpuGroup owner(world, options_for(c));
+      GpuLowLatencyRound(owner, c, {}).run();
+    });
   }
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "checks/ep/case.hpp"
+#include "ep/cuda/internode/layout.hpp"
 #include "ep/cuda/layout.hpp"
 #include "ep/plan/arena.hpp"
 #include "shoal/error.hpp"
@@ -227,6 +228,46 @@ TEST(EpDeviceLayout, LiveResultsFitIntoTheArena) {
       held[i] = *at;
     }
   }
+}
+
+// Rings hold a token and a sum at least, the words of a slot are apart, and nothing overlaps.
+TEST(EpRailLayout, PartsOfAllGroupsAreApart) {
+  for (const std::int32_t nodes : {2, 4, 16})
+    for (const std::size_t chunk : {std::size_t{1}, std::size_t{512} << 10})
+      for (const std::uint32_t depth : {1U, 4U, 1000U}) {
+        detail::Shape shape = detail::make_shape(test::deepseek_options(), nodes * 4, nodes);
+        const DeviceLayout device(shape);
+        const detail::RailLayout rail(shape, device.notice_bytes, device.total, chunk, depth);
+        const auto slots = static_cast<std::size_t>(nodes) * rail.depth;
+        EXPECT_GE(rail.depth, detail::kMinRailDepth);
+        EXPECT_LE(rail.depth, detail::kMaxRailDepth);
+        EXPECT_GE(rail.arrived, device.total);
+        EXPECT_GE(rail.read, rail.arrived + slots * 8);
+        EXPECT_GE(rail.control_end, rail.read + slots * 8);
+        EXPECT_GE(rail.notices, rail.control_end);
+        EXPECT_GE(rail.out,
+                  rail.notices + 2 * static_cast<std::size_t>(shape.ranks) * device.notice_bytes);
+        EXPECT_GE(rail.in, rail.out + slots * rail.chunk_bytes);
+        EXPECT_GE(rail.end, rail.in + slots * rail.chunk_bytes);
+        EXPECT_EQ(rail.slot(nodes - 1, rail.depth - 1, rail.chunk_bytes),
+                  (slots - 1) * rail.chunk_bytes);
+        EXPECT_GE(rail.chunk_bytes, chunk);
+        const auto top_k = static_cast<std::uint32_t>(shape.top_k);
+        EXPECT_GE(rail.chunk_bytes,
+                  detail::RailToken(static_cast<std::uint32_t>(shape.max_row_bytes),
+                                    static_cast<std::uint32_t>(shape.max_scales * 4), top_k, true)
+                      .total);
+        EXPECT_GE(
+            rail.chunk_bytes,
+            detail::RailSum(static_cast<std::uint32_t>(shape.max_combine_row_bytes), top_k, true)
+                .total);
+      }
+}
+
+// The bytes that docs/internals/protocol/normal-between-nodes.md states.
+TEST(EpRailLayout, MessagesOfTheTrainingShape) {
+  EXPECT_EQ(detail::RailToken(7168 * 2, 0, 8, true).total, 14448U);
+  EXPECT_EQ(detail::RailSum(7168 * 2, 8, true).total, 14368U);
 }
 
 }  // namespace

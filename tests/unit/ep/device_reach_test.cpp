@@ -119,14 +119,15 @@ TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {
 }
 
 /// What the ranks of a group of these PEs report, in order.
-std::vector<std::string> said(Settings settings, Pe n_pes) {
+std::vector<std::string> said(Settings settings, Pe n_pes,
+                              const ep::detail::BetweenNodes& ways = {}) {
   std::vector<std::string> all(static_cast<std::size_t>(n_pes));
   run_threads(n_pes, settings, [&](World& world) {
     for (Pe pe = 0; pe < n_pes; ++pe) {
       barrier(world.team());
       if (pe != world.my_pe()) continue;
       testing::internal::CaptureStderr();
-      ep::detail::report_staging(world.team());
+      ep::detail::report_between_nodes(world.team(), ways);
       all[static_cast<std::size_t>(pe)] = testing::internal::GetCapturedStderr();
     }
     barrier(world.team());
@@ -165,6 +166,27 @@ TEST(GroupsOnGpus, DoNotWarnIfNodesOrSettingsAreTheReason) {
   }
   EXPECT_EQ(said(gpu_world_settings(), 2), std::vector<std::string>(2))
       << "nothing to say, and the level is back";
+}
+
+TEST(GroupsOnGpus, SayWhichModeKernelsServeAndWhyNotTheOther) {
+  const FakeCuda fake({.gpus = 2});
+  Settings settings = gpu_world_settings();
+  settings.node_size = 1;
+  settings.log = "info";
+  for (const std::string& text : said(settings, 2, {false, true, {}}))
+    EXPECT_NE(text.find("rows of normal mode of this ep::Group go through host memory"),
+              std::string::npos)
+        << text;
+  for (const std::string& text : said(settings, 2, {true, false, "they are few"}))
+    EXPECT_NE(text.find("low-latency rows of this ep::Group go through host memory"),
+              std::string::npos)
+        << text;
+  for (const std::string& text : said(settings, 2, {false, false, "no proxy"}))
+    EXPECT_NE(text.find("; kernels do not send them: no proxy"), std::string::npos) << text;
+  for (const std::string& text : said(settings, 2, {true, true, {}})) {
+    EXPECT_NE(text.find("kernels of this ep::Group send rows over the network"), std::string::npos);
+    EXPECT_EQ(text.find("host memory"), std::string::npos) << text;
+  }
 }
 
 TEST(WorldOnGpus, HostsOfAnNvlinkDomainAreOne) {

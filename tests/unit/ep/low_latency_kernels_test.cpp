@@ -15,13 +15,16 @@
 #include <vector>
 
 #include "ep/cuda/device/faults.cuh"
+#include "ep/cuda/low_latency/between_nodes.cuh"
 #include "ep/cuda/low_latency/kernels.cuh"
+#include "ep/cuda/low_latency/network.cuh"
 #include "ep/numeric/rows.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
 
 using numeric::Bf16;
+using test::fake_gpu::network;
 
 struct Case {
   std::int32_t ranks = 3, experts = 9, top_k = 5;
@@ -30,6 +33,12 @@ struct Case {
   bool masks = false;
   std::int32_t blocks = 3;
   bool bulk = false;  ///< bulk copies where the kernels have them
+  /// Ranks of a node, which reach each other by loads and stores; 0: all ranks.
+  std::int32_t node_size = 0;
+
+  bool is_remote(std::int32_t a, std::int32_t b) const {
+    return node_size != 0 && a / node_size != b / node_size;
+  }
 };
 
 /// How a rank combines.
@@ -89,6 +98,8 @@ struct Rank {
         source_token(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows())),
         layout(static_cast<std::size_t>(shape.local_experts * shape.ranks)),
         waits(static_cast<std::size_t>(shape.ranks)),
+        scales(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows()) *
+               detail::scale_groups(shape.hidden)),
         received(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows() *
                                           shape.hidden)) {}
 
@@ -98,6 +109,8 @@ struct Rank {
   PendingView pending() { return {pending_header.data(), pending_weights.data()}; }
 
   Array<std::byte> block;
+  std::vector<Array<std::byte>> outboxes;  ///< one for each rank, used for remote ones
+  RemoteRanks remote{};
   Array<GroupMemory> memory;
   Array<FaultReport> report;
   Array<HandleHeader> header;
@@ -109,6 +122,7 @@ struct Rank {
   Array<std::int32_t> counts, source_token;
   Array<std::int64_t> layout;
   Array<std::uint64_t> waits;
+  Array<float> scales;
   Array<std::uint16_t> received;
   DeviceGroup group{};
   std::vector<std::uint16_t> x, y, out;
@@ -119,6 +133,8 @@ struct Rank {
 class Ranks {
  public:
   explicit Ranks(const Case& c) : c_(c), shape_(shape_of(c)), layout_(shape_) {
+    network = {};
+    ranks_.reserve(static_cast<std::size_t>(c.ranks));
     limits_.multiprocessors = 2;
     limits_.most_blocks = c.blocks;
     limits_.dependent_launch = c.bulk;
@@ -127,8 +143,18 @@ class Ranks {
       Rank& rank = ranks_[me];
       DeviceGroup& group = rank.group;
       group.layout = layout_;
-      for (std::int32_t other = 0; other < c.ranks; ++other)
+      rank.remote.world.my_pe = me;
+      rank.remote.world.heap = rank.block.data();
+      network.heaps.push_back(rank.block.data());
+      for (std::int32_t other = 0; other < c.ranks; ++other) {
         group.block[other] = ranks_[other].block.data();
+        if (!c.is_remote(me, other)) continue;
+        rank.remote.rank[rank.remote.count] = static_cast<std::int16_t>(other);
+        rank.remote.pe[rank.remote.count++] = static_cast<std::int16_t>(other);
+        // What lies in it at first is never sent.
+        group.block[other] = rank.outboxes.emplace_back(layout_.total, 0x11).data();
+        std::memset(group.block[other], 0, layout_.control_end);
+      }
       group.memory = rank.memory.data();
       group.report = rank.report.data();
       group.timeout_ns = 1'000'000'000;
@@ -145,17 +171,37 @@ class Ranks {
     }
   }
 
-  /// A dispatch and a combine, in which rank r combines as combines[r] says.
-  void round(const std::vector<Combine>& combines, Values values, bool travelled = false) {
+  /// How rows of later dispatches travel.
+  void quantize(Quantize quantize) { quantize_ = quantize; }
+
+  void dispatch(bool travelled = false) {
     for (Rank& rank : ranks_) draw_tokens(rank);
     for (Rank& rank : ranks_) send_dispatch(rank, travelled);
+    network.deliver(++serial_);
     for (Rank& rank : ranks_) receive_dispatch(rank, travelled);
+    network.deliver(++serial_);
+    for (Rank& rank : ranks_) check_received(rank, travelled);
+  }
+
+  /// A dispatch and a combine, in which rank r combines as combines[r] says.
+  void round(const std::vector<Combine>& combines, Values values, bool travelled = false) {
+    dispatch(travelled);
     for (Rank& rank : ranks_) draw_outputs(rank, values);
-    for (Rank& rank : ranks_) send_combine(rank, combines[me(rank)], travelled);
+    for (Rank& rank : ranks_)
+      if (sums_between_nodes(rank, combines[me(rank)], travelled))
+        launch_low_latency_forward_weights(
+            {rank.group, sizes(), rank.remote, rank.handle(), rank.weights.data(), tokens(rank)},
+            nullptr);
+    network.deliver(++serial_);
+    for (Rank& rank : ranks_) {
+      send_combine(rank, combines[me(rank)], travelled);
+      network.deliver(++serial_);
+    }
     for (Rank& rank : ranks_) {
       receive_combine(rank, combines[me(rank)], travelled);
       check(rank, combines[me(rank)]);
     }
+    network.deliver(++serial_);
     for (Rank& rank : ranks_) check_cleared(rank);
   }
   void round(const Combine& combine, Values values, bool travelled = false) {
@@ -197,10 +243,15 @@ class Ranks {
     call.topk_is_64 = 1;
     call.weights = travelled ? rank.weights.data() : nullptr;
     call.tokens = tokens(rank);
+    call.quantize = static_cast<std::uint32_t>(quantize_);
     call.flags = 1;
     call.handle = rank.handle();
     call.serial = ++serial_;
     launch_low_latency_dispatch_send(call, limits_, nullptr);
+    if (rank.remote.count > 0)
+      launch_low_latency_forward_dispatch({rank.group, sizes(), rank.remote, call.tokens,
+                                           row_bytes(), travelled ? 1U : 0U, call.flags},
+                                          nullptr);
   }
 
   void receive_dispatch(Rank& rank, bool travelled) {
@@ -214,9 +265,58 @@ class Ranks {
     call.layout = rank.layout.data();
     call.longest_wait = rank.waits.data();
     call.handle = rank.handle();
+    call.quantize = static_cast<std::uint32_t>(quantize_);
+    call.scales = rank.scales.data();
     call.grants = 1;
+    wait_arrival(rank, Arrival::dispatch);
     launch_low_latency_dispatch_receive(call, limits_, nullptr);
+    forward_signals(rank);
     ASSERT_EQ(rank.report.data()->fault, 0u);
+  }
+
+  std::uint32_t row_bytes() const {
+    return static_cast<std::uint32_t>(quantize_ == Quantize::none
+                                          ? shape_.hidden * 2
+                                          : layout_.slot_scales +
+                                                (detail::scale_groups(shape_.hidden) + 3) / 4 * 16);
+  }
+  bool sums_between_nodes(const Rank& rank, const Combine& combine, bool travelled) const {
+    return rank.remote.count > 0 && combine.form == CombineRowForm::sums && !combine.deferred &&
+           !travelled && !c_.masks;
+  }
+  void wait_arrival(Rank& rank, Arrival what) {
+    if (rank.remote.count == 0) return;
+    launch_low_latency_wait_arrival({rank.group, rank.remote, what, rank.waits.data()}, nullptr);
+  }
+  void forward_signals(Rank& rank) {
+    if (rank.remote.count > 0)
+      launch_low_latency_forward_signals({rank.group, rank.remote}, nullptr);
+  }
+
+  /// Every row has the bytes of its token, and its weights.
+  void check_received(Rank& rank, bool travelled) {
+    const std::size_t bytes = shape_.hidden * (quantize_ == Quantize::none ? 2 : 1);
+    for (Rank& source : ranks_)
+      for (std::int32_t token = 0; token < tokens(source); ++token)
+        for (std::int32_t k = 0; k < c_.top_k; ++k) {
+          const std::size_t at = static_cast<std::size_t>(token) * c_.top_k + k;
+          if (rank_of(source, at) != rank.group.me) continue;
+          const std::size_t slot =
+              (source.group.me * shape_.low_latency_max_tokens + token) * c_.top_k + k;
+          const std::int64_t row = rank.rows.data()[slot];
+          ASSERT_EQ(rank.source_token.data()[row], token);
+          if (travelled) ASSERT_EQ(rank.kept.data()[slot], source.weights[at]);
+          const auto* const got = reinterpret_cast<const std::byte*>(rank.received.data()) +
+                                  static_cast<std::size_t>(row) * bytes;
+          const std::uint16_t* const sent = &source.x[token * shape_.hidden];
+          std::vector<std::uint8_t> codes(shape_.hidden);
+          std::vector<float> scales(detail::scale_groups(shape_.hidden));
+          numeric::quantize_row({reinterpret_cast<const Bf16*>(sent), codes.size()},
+                                numeric::ScaleRounding::none, codes, scales);
+          const void* const wanted =
+              quantize_ == Quantize::none ? static_cast<const void*>(sent) : codes.data();
+          ASSERT_EQ(std::memcmp(got, wanted, bytes), 0) << "rank " << me(rank) << ", row " << row;
+        }
   }
 
   /// NaNs in rows that no token has.
@@ -263,13 +363,23 @@ class Ranks {
     call.form = combine.form;
     call.exact = combine.exact ? 1 : 0;
     call.weights_travelled = travelled ? 1 : 0;
-    call.unsummed = combine.form == CombineRowForm::sums && combine.deferred && !travelled ? 1 : 0;
+    call.unsummed = combine.form == CombineRowForm::sums && !travelled &&
+                            (combine.deferred || (rank.remote.count > 0 && c_.masks))
+                        ? 1
+                        : 0;
     call.keeps_weights = 1;
-    call.flags = combine.deferred || c_.masks ? 1 : 0;
+    call.flags = combine.deferred || c_.masks || combine.form == CombineRowForm::log_fmt ? 1 : 0;
     call.handle = rank.handle();
     call.pending = rank.pending();
     call.serial = ++serial_;
+    if (sums_between_nodes(rank, combine, travelled)) wait_arrival(rank, Arrival::combine_weights);
     launch_low_latency_combine_send(call, limits_, nullptr);
+    const bool unsummed = call.unsummed != 0;
+    if (rank.remote.count > 0)
+      launch_low_latency_forward_combine(
+          {rank.group, sizes(), rank.remote, rank.handle(),
+           unsummed ? CombineRowForm::rows : call.form, call.flags, unsummed ? call.tokens : 0},
+          nullptr);
     ASSERT_EQ(rank.report.data()->fault, 0u);
   }
 
@@ -288,7 +398,9 @@ class Ranks {
     call.handle = rank.handle();
     call.pending = rank.pending();
     call.grants = 1;
+    wait_arrival(rank, Arrival::combine);
     launch_low_latency_combine_receive(call, limits_, nullptr);
+    forward_signals(rank);
     ASSERT_EQ(rank.report.data()->fault, 0u);
   }
 
@@ -364,6 +476,7 @@ class Ranks {
   std::vector<Rank> ranks_;
   std::mt19937 random_{5};
   std::uint64_t serial_ = 0;
+  Quantize quantize_ = Quantize::none;
 };
 
 class LowLatencyKernels : public testing::TestWithParam<bool> {};
@@ -427,6 +540,60 @@ TEST_P(LowLatencyKernels, LogfmtInBulk) {
 TEST(LowLatencyKernelsOf, ManyLogfmtItems) {
   Ranks ranks({.hidden = 128, .tokens = {20, 15, 9}, .blocks = 2});
   ranks.round(kLogfmt, Values::plain);
+}
+
+/// Ranks on nodes: the kernels of one node fill outboxes, and what is forwarded arrives in any
+/// order. Results are compared with the same reference.
+struct Grid {
+  std::int32_t ranks, node_size;
+  bool masks;
+};
+class LowLatencyKernelsOnNodes : public testing::TestWithParam<Grid> {};
+INSTANTIATE_TEST_SUITE_P(Grids, LowLatencyKernelsOnNodes,
+                         testing::Values(Grid{2, 1, false}, Grid{8, 4, false}, Grid{8, 2, false},
+                                         Grid{3, 1, true}, Grid{4, 2, true}),
+                         [](const auto& tested) {
+                           return std::to_string(tested.param.ranks) + "_by_" +
+                                  std::to_string(tested.param.node_size) +
+                                  (tested.param.masks ? "_masks" : "");
+                         });
+
+TEST_P(LowLatencyKernelsOnNodes, EveryFormMatchesTheReference) {
+  const Grid grid = GetParam();
+  std::vector<std::int32_t> tokens = {3, 1, 0, 1, 1, 1, 0, 1};
+  tokens.resize(grid.ranks);
+  Ranks ranks({.ranks = grid.ranks,
+               .experts = grid.ranks * 3,
+               .hidden = 656,
+               .tokens = tokens,
+               .masks = grid.masks,
+               .blocks = 2,
+               .node_size = grid.node_size});
+  // Every form is followed by another one in its half.
+  // The last rank sums with weights of the others; where a rank is alone on its node, all do.
+  std::vector<Combine> now(grid.ranks, grid.node_size == 1 ? kNow : kSums);
+  now.back() = kNow;
+  ranks.round(now, Values::mixed);
+  for (const Combine& combine : {kSums, kLogfmt, kRows, kExactLogfmt})
+    ranks.round(combine, Values::mixed);
+  ranks.round(now, Values::mixed);
+  ranks.round(kNow, Values::plain, true);
+  ranks.quantize(Quantize::fp8);
+  ranks.round(kSums, Values::plain, true);
+}
+
+// Neighbouring slots travel in one put where rows fill them, up to 32 at a time.
+TEST(LowLatencyKernelsOf, RunsOfSlotsArePutTogether) {
+  const auto puts = [](std::int64_t hidden, Quantize quantize) {
+    Ranks ranks({2, 16, 8, hidden, {40, 0}, false, 3, false, 1});
+    ranks.quantize(quantize);
+    network.puts = network.put_bytes = 0;
+    ranks.dispatch();
+    return network.puts;
+  };
+  // With 7 experts or more of 16, every token has one at the other rank, except by chance.
+  EXPECT_LE(puts(1024, Quantize::none), 2U * 3 + 4) << "runs, and tables of two ranks";
+  EXPECT_GE(puts(1024, Quantize::fp8), 35U) << "float8 rows fill half of a slot";
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The combine of normal mode on a fake GPU, bit by bit: expert output in the heap, outside it, and
-// with a row for each top-k slot.
+// with a row for each top-k slot. At the end the forms of a routing.
 //
 // Ranks run one after another. What a rank would get from later ones is there before it starts:
 // their notices, and flags of rows that an earlier round has staged. A flag of an earlier rank has
@@ -17,6 +17,7 @@
 
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/normal/routing_maps.hpp"
 #include "ep/numeric/rows.hpp"
 
 namespace shoal::ep::cuda {
@@ -403,6 +404,132 @@ TEST(EpNormalKernels, RowsOutsideTheExpertOutput) {
     EXPECT_EQ(report.token, row);
     EXPECT_EQ(report.value, rank.rows * 4);
     EXPECT_EQ(report.allowed, rank.rows * 4 - 1);
+  }
+}
+
+struct Routed {
+  std::int32_t tokens = 70, experts = 48, top_k = 5;
+  std::vector<std::int64_t> topk_idx;  ///< ascending, then -1
+  std::vector<float> weights;          ///< 0 where there is no expert
+  std::vector<std::uint8_t> map;
+  std::vector<float> probs;  ///< not 0 elsewhere either
+
+  explicit Routed(std::int32_t most) {
+    std::mt19937 random(static_cast<unsigned>(most));
+    map.assign(static_cast<std::size_t>(tokens * experts), 0);
+    for (std::int32_t i = 0; i < tokens * experts; ++i)
+      probs.push_back(static_cast<float>(random() % 1000 + 1));
+    for (std::int32_t token = 0; token < tokens; ++token) draw(token, most, random);
+  }
+  std::size_t at(std::int32_t token, std::int32_t expert) const {
+    return static_cast<std::size_t>(token * experts + expert);
+  }
+
+ private:
+  void draw(std::int32_t token, std::int32_t most, std::mt19937& random) {
+    std::vector<std::int32_t> all(static_cast<std::size_t>(experts));
+    std::iota(all.begin(), all.end(), 0);
+    std::ranges::shuffle(all, random);
+    const auto chosen = static_cast<std::int32_t>(token == 7 ? most : random() % (most + 1));
+    std::sort(all.begin(), all.begin() + chosen);
+    for (std::int32_t k = 0; k < chosen; ++k) map[at(token, all[k])] = 1;
+    for (std::int32_t k = 0; k < top_k; ++k) {
+      topk_idx.push_back(k < chosen ? all[k] : -1);
+      weights.push_back(k < chosen ? probs[at(token, all[k])] : 0);
+    }
+  }
+};
+
+TEST(EpRoutingMaps, TopkOfMap) {
+  for (const std::int32_t most : {0, 3, 5, 9}) {  // with 9, only the first five fit
+    SCOPED_TRACE(most);
+    const Routed routed(most);
+    for (const std::int32_t before : {0, 6}) {
+      std::vector<std::int64_t> topk_idx(routed.topk_idx.size(), 77);
+      std::vector<float> weights(routed.weights.size(), 77);
+      std::int32_t seen = before;
+      EXPECT_EQ(
+          launch_topk_of_map({routed.map.data(), routed.probs.data(), topk_idx.data(),
+                              weights.data(), &seen, routed.tokens, routed.experts, routed.top_k},
+                             nullptr),
+          cudaSuccess);
+      EXPECT_EQ(topk_idx, routed.topk_idx);
+      EXPECT_EQ(weights, routed.weights);
+      EXPECT_EQ(seen, std::max(before, most));
+    }
+    std::vector<std::int64_t> topk_idx(routed.topk_idx.size(), 77);
+    (void)launch_topk_of_map({routed.map.data(), nullptr, topk_idx.data(), nullptr, nullptr,
+                              routed.tokens, routed.experts, routed.top_k},
+                             nullptr);
+    EXPECT_EQ(topk_idx, routed.topk_idx);
+  }
+}
+
+TEST(EpRoutingMaps, MapOfTopk) {
+  const Routed routed(5);
+  for (const std::int32_t first : {0, 16}) {
+    const std::int32_t columns = routed.experts + 2 * first;
+    std::vector<float> map(static_cast<std::size_t>(routed.tokens * columns), 77);
+    (void)launch_map_of_topk({routed.topk_idx.data(), routed.weights.data(), map.data(),
+                              routed.tokens, routed.top_k, columns, first},
+                             nullptr);
+    for (std::int32_t token = 0; token < routed.tokens; ++token)
+      for (std::int32_t column = 0; column < columns; ++column) {
+        const std::int32_t expert = column - first;
+        const bool chosen =
+            expert >= 0 && expert < routed.experts && routed.map[routed.at(token, expert)] != 0;
+        EXPECT_EQ(map[static_cast<std::size_t>(token * columns + column)],
+                  chosen ? routed.probs[routed.at(token, expert)] : 0)
+            << token << ", " << column;
+      }
+  }
+}
+
+TEST(EpRoutingMaps, CountTokens) {
+  const Routed routed(5);
+  const std::vector<std::int32_t> narrow(routed.topk_idx.begin(), routed.topk_idx.end());
+  for (const std::int32_t ranks : {1, 4, 48})
+    for (const bool wide : {true, false}) {
+      std::vector<std::int32_t> per_rank(static_cast<std::size_t>(ranks), 77), want_ranks(ranks);
+      std::vector<std::int32_t> per_expert(static_cast<std::size_t>(routed.experts), 77);
+      std::vector<std::int32_t> want_experts(static_cast<std::size_t>(routed.experts));
+      std::vector<std::uint8_t> in_rank(static_cast<std::size_t>(routed.tokens * ranks), 77);
+      std::vector<std::uint8_t> want(in_rank.size(), 0);
+      for (std::int32_t token = 0; token < routed.tokens; ++token)
+        for (std::int32_t expert = 0; expert < routed.experts; ++expert) {
+          if (routed.map[routed.at(token, expert)] == 0) continue;
+          ++want_experts[static_cast<std::size_t>(expert)];
+          want[static_cast<std::size_t>(token * ranks + expert * ranks / routed.experts)] = 1;
+        }
+      for (std::size_t i = 0; i < want.size(); ++i)
+        want_ranks[i % static_cast<std::size_t>(ranks)] += want[i];
+      const void* const topk_idx =
+          wide ? static_cast<const void*>(routed.topk_idx.data()) : narrow.data();
+      (void)launch_count_tokens({topk_idx, wide, routed.tokens, routed.top_k, routed.experts, ranks,
+                                 per_rank.data(), per_expert.data(), in_rank.data()},
+                                nullptr);
+      EXPECT_EQ(per_rank, want_ranks);
+      EXPECT_EQ(per_expert, want_experts);
+      EXPECT_EQ(in_rank, want);
+    }
+  CountTokens refused{};
+  refused.experts = 8193;
+  refused.ranks = 1;
+  EXPECT_EQ(launch_count_tokens(refused, nullptr), cudaErrorInvalidValue);
+  refused.experts = refused.ranks = 129;
+  EXPECT_EQ(launch_count_tokens(refused, nullptr), cudaErrorInvalidValue);
+}
+
+TEST(EpRoutingMaps, BlockRows) {
+  const std::vector<std::int32_t> ends = {4, 4, 12, 16};
+  const std::pair<std::int64_t, std::vector<std::int64_t>> cases[] = {
+      {20, {4, 0, 8, 4}}, {16, {4, 0, 8, 4}}, {8, {4, 0, 4, 0}}, {0, {0, 0, 0, 0}}};
+  for (const auto& [room, want] : cases) {
+    std::vector<std::int64_t> rows(4, 77);
+    std::uint8_t overflow = 77;
+    (void)launch_block_rows({ends.data(), rows.data(), &overflow, 4, room}, nullptr);
+    EXPECT_EQ(rows, want);
+    EXPECT_EQ(overflow, room < 16 ? 1 : 0);
   }
 }
 

@@ -20,6 +20,8 @@ enum class Phase : std::uint32_t {
   low_latency_combine_weights,
   low_latency_combine_grant,    ///< word that combine rows have been read
   low_latency_combine_receive,  ///< combine rows
+  dispatch_rail,                ///< between nodes: chunks of tokens, or room for them at the peer
+  combine_rail,                 ///< between nodes: chunks of sums, or room for them
 };
 
 enum class Fault : std::uint32_t {
@@ -34,7 +36,13 @@ enum class Fault : std::uint32_t {
   two_experts,  ///< a token names an expert twice
   bad_row,      ///< in CombineOptions::topk_rows
   no_dispatch,  ///< the handle belongs to a dispatch that was refused
+  network,      ///< it refused what was to be sent to the rank
 };
+
+/// Faults after which the group cannot continue.
+SHOAL_HOST_DEVICE constexpr bool is_fatal(Fault fault) {
+  return fault == Fault::timeout || fault == Fault::peer_failed || fault == Fault::network;
+}
 
 /// Faults of indices that the caller gave, which count as none: the operation takes place.
 SHOAL_HOST_DEVICE constexpr bool is_bad_index(Fault fault) {

@@ -72,7 +72,10 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   call.serial = pending->serial;
   state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending->epoch,
                             "send queued");
+  if (group_.device.mask_failed != 0) wait_arrival(Arrival::combine_grants, nullptr, on);
+  prepare_sums(call, options.defer_receive, on);
   launch_low_latency_combine_send(call, parts_->limits_for(options.launch), on);
+  forward(call, on);
   if (options.defer_receive)
     group_.end(options.launch, on);
   else
@@ -135,13 +138,12 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, const float*
   // Statistics read how long the send waited for weights.
   const bool reads_of_send =
       call.form == CombineRowForm::sums && call.wait_ns != nullptr && !handle.has_weights;
-  call.chained =
-      behind_send && !reads_of_send && parts_->limits.dependent_launch && group_.ranks_on_gpu == 1
-          ? 1
-          : 0;
+  call.chained = behind_send && !reads_of_send && parts_->chains() ? 1 : 0;
   state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending.epoch,
                             "receive queued");
+  wait_arrival(Arrival::combine, call.wait_ns != nullptr ? call.longest_wait : nullptr, on);
   launch_low_latency_combine_receive(call, parts_->limits_for(launch), on);
+  forward_signals(on);
   ++parts_->combines_received;
   group_.end(launch, on);
   return std::move(pending.out);

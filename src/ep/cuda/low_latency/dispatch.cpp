@@ -44,7 +44,9 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   call.handle = handle->view;
   call.serial = handle->serial;
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, epoch, "send queued");
+  if (group_.device.mask_failed != 0) wait_arrival(Arrival::dispatch_grants, nullptr, on);
   launch_low_latency_dispatch_send(call, parts_->limits_for(options.launch), on);
+  forward(call, on);
   if (options.defer_receive)
     group_.end(options.launch, on);
   else
@@ -127,10 +129,12 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   call.longest_wait = parts_->waits_of_dispatch();
   call.handle = handle.view;
   call.grants = behind_send ? 0 : 1;
-  call.chained = behind_send && parts_->limits.dependent_launch && group_.ranks_on_gpu == 1 ? 1 : 0;
+  call.chained = behind_send && parts_->chains() ? 1 : 0;
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, handle.epoch,
                             "receive queued");
+  wait_arrival(Arrival::dispatch, call.wait_ns != nullptr ? call.longest_wait : nullptr, on);
   launch_low_latency_dispatch_receive(call, parts_->limits_for(launch), on);
+  forward_signals(on);
   ++parts_->dispatches_received;
   group_.end(launch, on);
   return received;

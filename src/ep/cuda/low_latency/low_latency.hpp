@@ -14,6 +14,11 @@
 
 namespace shoal::ep::cuda {
 
+enum class Arrival : std::uint32_t;
+struct LowLatencyCombineSend;
+struct LowLatencyDispatchSend;
+struct RemoteRanks;
+
 /// The low-latency calls of a group; the arguments have been checked (ep/backend.hpp).
 class LowLatency {
  public:
@@ -39,12 +44,23 @@ class LowLatency {
   void set_mask(std::int32_t rank, bool masked);
   void clear_masks();
 
+  /// For groups between nodes, before the first call: the ranks that kernels reach over the
+  /// network. DeviceGroup::block has their outboxes.
+  void connect(const RemoteRanks& remote);
   /// Allocates what the first calls would allocate.
   void preload();
 
  private:
   LowLatencyReceived queue_receive(detail::PendingDispatchState& pending, bool behind_send);
   Tensor queue_receive(detail::PendingCombineState& base, const float* weights, bool behind_send);
+  // The kernels that groups with remote ranks have beside the others (between_nodes.cuh); nothing
+  // in other groups.
+  void wait_arrival(Arrival what, std::uint64_t* longest_wait, cudaStream_t on) const;
+  void forward(const LowLatencyDispatchSend& sent, cudaStream_t on) const;
+  void forward(const LowLatencyCombineSend& sent, cudaStream_t on) const;
+  /// Decides whether the send sums between nodes, and exchanges the weights for that.
+  void prepare_sums(LowLatencyCombineSend& send, bool deferred, cudaStream_t on) const;
+  void forward_signals(cudaStream_t on) const;
 
   struct Parts;
   CudaGroup& group_;

@@ -13,6 +13,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "ep/cuda/low_latency/between_nodes.cuh"
 #include "ep/cuda/low_latency/kernels.cuh"
 #include "ep/cuda/low_latency/low_latency.hpp"
 #include "ep/plan/cursor.hpp"
@@ -113,6 +114,7 @@ struct LowLatency::Parts {
   ResultHalves results, float8_results, combine_buffers;
   std::shared_ptr<void> longest_wait;  ///< [3][ranks]: dispatch, even and odd combines
   LowLatencyLimits limits{};
+  RemoteRanks remote{};
   std::uint64_t serial = 0;
   std::uint64_t dispatches_received = 0, combines_received = 0;  ///< receives that are queued
   std::vector<int> masked;  ///< by set_mask, or found in the report and logged
@@ -220,6 +222,10 @@ struct LowLatency::Parts {
   std::uint64_t* waits_of_dispatch() const {
     return static_cast<std::uint64_t*>(longest_wait.get());
   }
+  /// Whether a receive can start before its send has ended: nothing comes between the two.
+  bool chains() const {
+    return limits.dependent_launch && group.ranks_on_gpu == 1 && remote.count == 0;
+  }
   /// Two combines can be in progress, of which the later one can already wait for weights.
   std::uint64_t* waits_of_combine(std::uint64_t epoch) const {
     return waits_of_dispatch() + (1 + (epoch & 1)) * static_cast<std::size_t>(shape().ranks);
@@ -245,6 +251,8 @@ struct LowLatency::Parts {
     load_low_latency_combine_send();
     load_low_latency_combine_receive();
     load_low_latency_probe();
+    load_low_latency_forward();
+    load_low_latency_wait_arrival();
   }
 
   /// The reply to `probe`. Its kernel runs beside everything else on the GPU; the reply is no where

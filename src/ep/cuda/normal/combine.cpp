@@ -9,13 +9,12 @@ namespace shoal::ep::cuda {
 using detail::HandleState;
 using detail::kNoRoom;
 
-namespace {
-
-/// Bytes from the first to the last element of rows.
 std::size_t extent_of(const TensorView& data) {
   return ((data.shape[0] - 1) * data.strides[0] + (data.rank > 1 ? data.shape[1] : 1)) *
          size_of(data.dtype);
 }
+
+namespace {
 
 StagedOutput staging_of(const CombineStaging& staging) {
   if (staging.blocks == 0) return StagedOutput::none;
@@ -27,7 +26,7 @@ StagedOutput staging_of(const CombineStaging& staging) {
 
 std::uint64_t Normal::offset_in_block(const TensorView& data) const {
   if (data.bytes() == 0) return group_.device.layout.staging;  // without rows, never read
-  return static_cast<std::uint64_t>(static_cast<const std::byte*>(data.data) - state_.block);
+  return static_cast<std::uint64_t>(static_cast<const std::byte*>(data.data) - block());
 }
 
 void Normal::require_staging() const {
@@ -54,7 +53,7 @@ std::uint64_t Normal::reachable(const TensorView& data, std::size_t staging,
       "combine: {} outside the symmetric heap has {} bytes, and there is room for a copy of {}; write the expert output to "
       "Dispatched::x, or raise GroupOptions.max_tokens (now {})",
       [&] { return data.describe(); }, data.shape[0] * row_bytes, room, state_.shape.max_tokens);
-  check(cudaMemcpy2DAsync(state_.block + staging, row_bytes, data.data,
+  check(cudaMemcpy2DAsync(block() + staging, row_bytes, data.data,
                           data.strides[0] * size_of(data.dtype), row_bytes, data.shape[0],
                           cudaMemcpyDeviceToDevice, on),
         "staging of the expert output");
@@ -135,7 +134,6 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
 
   NormalCombine params{};
   params.group = group_.device;
-  locate_expert_output(y, options, handle.expert_alignment > 0, params, on);
   params.y_rows = handle.result_rows;
   params.row_bytes = static_cast<std::uint32_t>(shape.hidden * size_of(y.dtype));
   params.tokens = static_cast<std::int32_t>(routing.tokens);
@@ -146,6 +144,11 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   params.topk_idx = routing.arrays.topk_idx;
   params.expert_row_indices = routing.arrays.expert_row_indices;
   params.handle = handle.arrays;
+  params.dtype = static_cast<std::uint32_t>(y.dtype);
+  if (internode_ != nullptr)
+    stage_expert_output(y, options, params, on);
+  else
+    locate_expert_output(y, options, params.expert_major != 0, params, on);
   for (std::size_t b = 0; b < options.bias.size(); ++b)
     params.bias[b] = static_cast<const std::byte*>(options.bias[b].data);
   Combined combined;
@@ -163,12 +166,25 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
                             DataType::float32, {routing.tokens, shape.top_k});
     params.out_weights = const_cast<float*>(group_.elements<float>(combined.topk_weights));
   }
-  params.dtype = static_cast<std::uint32_t>(y.dtype);
+  ++state_.epoch;
+  state_.world->set_progress(shoal::detail::Activity::combine, state_.epoch, "queued");
+  if (internode_ != nullptr) {
+    launch_combine_between_nodes(params, routing, handle, options.launch, on);
+  } else {
+    launch_combine_on_node(params, options.launch, on);
+  }
+  group_.end(options.launch, on);
+  ++state_.statistics.combines;
+  return combined;
+}
+
+/// Completes the plan of a combine inside one node, and queues it.
+void Normal::launch_combine_on_node(NormalCombine params, const Launch& launch, cudaStream_t on) {
   // A token's rows at this rank are added one by one where topk_rows names them.
   const std::int32_t stage_rows =
-      params.staging.topk_rows != nullptr ? shape.top_k : params.copies_per_token;
+      params.staging.topk_rows != nullptr ? state_.shape.top_k : params.copies_per_token;
   const NormalPlan plan = plan_combine(
-      sms(options.launch), params.row_bytes, params.tokens, stage_rows, limits_,
+      sms(launch), params.row_bytes, params.tokens, stage_rows, limits_,
       tuning_of(state_.world->settings().ep_tuning, "combine"), staging_of(params.staging));
   params.staging.blocks = plan.staging_blocks;
   params.staging.copy_bytes = plan.copy_bytes;
@@ -177,12 +193,7 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   params.warps = static_cast<std::uint32_t>(plan.warps);
   params.stage_rows = static_cast<std::uint32_t>(stage_rows);
   params.segment_chunks = plan.segment_chunks;
-  ++state_.epoch;
-  state_.world->set_progress(shoal::detail::Activity::combine, state_.epoch, "queued");
   launch_normal_combine(params, plan, on);
-  group_.end(options.launch, on);
-  ++state_.statistics.combines;
-  return combined;
 }
 
 }  // namespace shoal::ep::cuda

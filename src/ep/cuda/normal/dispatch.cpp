@@ -53,7 +53,7 @@ void Normal::check_dispatch(const detail::DispatchCall& call) const {
       "dispatch: DispatchOptions.copy_out on a captured stream: the memory of results must outlive the graph; use "
       "the result where it lies");
   require(
-      call.expert_alignment() == 0 ||
+      call.expert_alignment() == 0 || internode_ != nullptr ||
           fits_with_table(static_cast<std::uint32_t>(call.row_bytes()),
                           static_cast<std::uint32_t>(call.scale_bytes()), limits_,
                           table_bytes(call)),
@@ -61,6 +61,7 @@ void Normal::check_dispatch(const detail::DispatchCall& call) const {
       "dispatch: DispatchOptions.expert_major with {} experts and rows of {} bytes: 4 bytes an expert and two rows must "
       "fit into {} bytes of a GPU's shared memory",
       state_.shape.experts, call.row_bytes() + call.scale_bytes(), limits_.shared_bytes);
+  if (internode_ != nullptr) check_dispatch_between_nodes(call);
 }
 
 /// The parameters of the kernel, without the plan of its launch. `region` is nullptr where the
@@ -100,7 +101,7 @@ NormalDispatch Normal::dispatch_parameters(const detail::DispatchCall& call,
 
 /// Queues the kernel.
 void Normal::launch_dispatch(const detail::DispatchCall& call, const CudaRouting& routing,
-                             NormalDispatch params, cudaStream_t on) {
+                             const CudaHandle& handle, NormalDispatch params, cudaStream_t on) {
   const Launch& launch = call.options.launch;
   params.sequence = ++sequence_;
   const NormalPlan plan = plan_dispatch(
@@ -113,7 +114,10 @@ void Normal::launch_dispatch(const detail::DispatchCall& call, const CudaRouting
   ++state_.epoch;
   state_.world->set_progress(shoal::detail::Activity::dispatch, state_.epoch, "queued");
   if (call.expert_alignment() > 0) number_topk_slots(routing, on);
-  launch_normal_dispatch(params, plan, on);
+  if (internode_ != nullptr)
+    launch_dispatch_between_nodes(params, routing, handle, launch, on);
+  else
+    launch_normal_dispatch(params, plan, on);
   if (call.options.copy_out) {  // the call ends with the copies
     group_.end_first();
     group_.record(on);
@@ -139,8 +143,8 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
     if (region == nullptr) detail::fail_no_room(state_, state_.world_pe(state_.me), rows);
   };
   if (group_.captures()) require_room();
-  launch_dispatch(call, routing, dispatch_parameters(call, routing, *handle, region.get(), rows),
-                  on);
+  launch_dispatch(call, routing, *handle,
+                  dispatch_parameters(call, routing, *handle, region.get(), rows), on);
 
   std::vector<std::int64_t> tokens_per_expert;
   if (call.waits_for_sizes()) await_sizes(*handle, tokens_per_expert);
@@ -219,7 +223,7 @@ Dispatched Normal::describe(const detail::DispatchCall& call,
   const detail::SideRecord record = record_of(call);
   const detail::RegionLayout layout(rows, call.row_bytes(), record.bytes);
   const std::int32_t slots = call.topk_slots();
-  std::byte* const base = state_.block + group_.device.layout.arena + region->offset;
+  std::byte* const base = block() + group_.device.layout.arena + region->offset;
   const std::int64_t count = handle->result_rows;
   const auto view = [&](std::size_t offset, DataType dtype,
                         std::initializer_list<std::int64_t> extents, std::size_t stride_bytes) {

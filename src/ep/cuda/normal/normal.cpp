@@ -2,6 +2,8 @@
 #include "ep/cuda/normal/normal.hpp"
 
 #include <algorithm>
+#include <mutex>
+#include <set>
 
 #include "base/check.hpp"
 #include "ep/checks.hpp"
@@ -42,16 +44,42 @@ HandleArrays handle_arrays(std::byte* block, const detail::Shape& shape, std::si
   return arrays;
 }
 
-std::size_t routing_bytes(const detail::Shape& shape) {
-  std::size_t bytes = 0;
-  routing_arrays(nullptr, std::max(shape.max_tokens, shape.low_latency_max_tokens), shape, &bytes);
-  return bytes;
+/// Bytes of the arrays between nodes, which lie after the others.
+template <typename Take>
+std::size_t node_arrays_bytes(Take take, const Internode& internode) {
+  ArrayCursor cursor(nullptr);
+  (internode.*take)(cursor);
+  return cursor.bytes();
 }
 
-std::size_t handle_bytes(const detail::Shape& shape) {
+std::size_t routing_bytes(const detail::Shape& shape, const Internode* internode) {
+  std::size_t bytes = 0;
+  routing_arrays(nullptr, std::max(shape.max_tokens, shape.low_latency_max_tokens), shape, &bytes);
+  return bytes +
+         (internode == nullptr ? 0 : node_arrays_bytes(&Internode::routing_arrays, *internode));
+}
+
+std::size_t handle_bytes(const detail::Shape& shape, const Internode* internode) {
   std::size_t bytes = 0;
   handle_arrays(nullptr, shape, &bytes);
-  return bytes;
+  return bytes +
+         (internode == nullptr ? 0 : node_arrays_bytes(&Internode::handle_arrays, *internode));
+}
+
+/// Loads the kernels where no group of this process has loaded them on this GPU.
+void preload_once(int device, int shared_bytes) {
+  static std::mutex mutex;
+  static std::set<int> loaded;
+  const std::lock_guard lock(mutex);
+  if (loaded.contains(device)) return;
+  preload_normal_route();
+  preload_normal_number_topk_slots();
+  preload_normal_dispatch(shared_bytes);
+  preload_normal_combine(shared_bytes);
+  preload_unpack();
+  preload_expand();
+  check(cudaGetLastError(), "kernels of an ep::Group");
+  loaded.insert(device);
 }
 
 }  // namespace
@@ -87,11 +115,12 @@ void launch_unpack(const Dispatched& received, const std::vector<detail::ArrayCo
   launch_unpack(params, stream);
 }
 
-Normal::Normal(CudaGroup& group)
+Normal::Normal(CudaGroup& group, const Internode* internode)
     : state_(group.state),
       group_(group),
-      routings_(routing_bytes(group.state.shape), group.resources),
-      handles_(handle_bytes(group.state.shape), group.resources),
+      internode_(internode),
+      routings_(routing_bytes(group.state.shape, internode), group.resources),
+      handles_(handle_bytes(group.state.shape, internode), group.resources),
       shares_(group.state) {
   const std::size_t scales = group.state.shape.max_scales * 4;
   require(
@@ -112,18 +141,12 @@ void Normal::open() {
   check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                                state_.device.index),
         "shared memory of a block");
-  preload_normal_route();
-  preload_normal_number_topk_slots();
   limits_.bulk_copies = state_.world->cuda()->compute_capability >= 90;
   limits_.shared_bytes = static_cast<std::uint32_t>(shared_bytes) - kStaticSharedBytes;
   limits_.multiprocessors = group_.multiprocessors / group_.ranks_on_gpu;
   limits_.ranks = shape.ranks;
   limits_.overlap_launches = group_.ranks_on_gpu == 1;
-  preload_normal_dispatch(shared_bytes);
-  preload_normal_combine(shared_bytes);
-  preload_unpack();
-  preload_expand();
-  check(cudaGetLastError(), "kernels of an ep::Group");
+  preload_once(state_.device.index, shared_bytes);
   const auto results = static_cast<std::size_t>(shape.live_results) + 2;
   if (shape.max_tokens > 0) {
     routings_.reserve(results);
@@ -154,6 +177,11 @@ Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
   params.rank_counts = options.tokens_per_rank.as<std::int32_t>();
   params.expert_counts = options.tokens_per_expert.as<std::int32_t>();
   launch_normal_route(params, on);
+  if (internode_ != nullptr) {
+    ArrayCursor cursor(static_cast<std::byte*>(state->block.get()) + routing_bytes(shape, nullptr));
+    state->node_arrays = internode_->routing_arrays(cursor);
+    internode_->route(params, state->node_arrays, on);
+  }
   group_.end(launch, on);
 
   const auto view = [&](const void* array, DataType dtype,
@@ -197,6 +225,11 @@ std::shared_ptr<CudaHandle> Normal::make_handle(const detail::DispatchCall& call
   handle->block = handles_.take();
   handle->arrays =
       handle_arrays(static_cast<std::byte*>(handle->block.get()), state_.shape, nullptr);
+  if (internode_ != nullptr) {
+    ArrayCursor cursor(static_cast<std::byte*>(handle->block.get()) +
+                       handle_bytes(state_.shape, nullptr));
+    handle->rail_arrays = internode_->handle_arrays(cursor);
+  }
   handle->received = -1;
   handle->result_rows = call.options.worst_case_rows;
   handle->expert_alignment = call.expert_alignment();

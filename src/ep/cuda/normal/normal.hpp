@@ -10,6 +10,7 @@
 
 #include "ep/backend.hpp"
 #include "ep/cuda/group.hpp"
+#include "ep/cuda/internode/internode.hpp"
 #include "ep/cuda/normal/kernels.cuh"
 #include "ep/cuda/normal/shares.hpp"
 #include "ep/unpack.hpp"
@@ -21,6 +22,7 @@ struct CudaRouting : detail::RoutingState {
   CudaRouting() { backend = kBackend; }
 
   RoutingArrays arrays{};
+  NodeRouting node_arrays{};  ///< of a group on several nodes
   /// The group on whose streams RoutingArrays::expert_row_indices has been computed. Other groups
   /// compute it again, because nothing orders their streams.
   mutable std::atomic<const GroupState*> topk_slots_numbered_by = nullptr;
@@ -32,9 +34,13 @@ struct CudaHandle : detail::HandleState {
   CudaHandle() { backend = kBackend; }
 
   HandleArrays arrays{};
+  RailHandle rail_arrays{};  ///< of a group on several nodes
   std::shared_ptr<void> block;
   std::vector<std::int64_t> rows_per_source;  ///< empty: the sizes never reached the host
 };
+
+/// Bytes from the first to the last element of rows.
+std::size_t extent_of(const TensorView& data);
 
 /// Group::unpack in one kernel.
 void launch_unpack(const Dispatched& received, const std::vector<detail::ArrayCopy>& copies,
@@ -43,7 +49,8 @@ void launch_unpack(const Dispatched& received, const std::vector<detail::ArrayCo
 /// The calls of normal mode; the arguments have been checked (ep/backend.hpp).
 class Normal {
  public:
-  explicit Normal(CudaGroup& group);
+  /// `internode` is nullptr for a group on one node.
+  explicit Normal(CudaGroup& group, const Internode* internode = nullptr);
 
   /// Loads the kernels and reserves memory. Called when the group has its memory.
   void open();
@@ -73,7 +80,7 @@ class Normal {
                                      const CudaHandle& handle, const detail::Region* region,
                                      std::int64_t rows) const;
   void launch_dispatch(const detail::DispatchCall& call, const CudaRouting& routing,
-                       NormalDispatch params, cudaStream_t on);
+                       const CudaHandle& handle, NormalDispatch params, cudaStream_t on);
   void await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert);
   Dispatched describe(const detail::DispatchCall& call, const std::shared_ptr<CudaHandle>& handle,
                       const std::shared_ptr<detail::Region>& region, std::int64_t rows,
@@ -84,9 +91,24 @@ class Normal {
   void require_staging() const;
   void locate_expert_output(const TensorView& y, const CombineOptions& options, bool expert_major,
                             NormalCombine& params, cudaStream_t on);
+  void launch_combine_on_node(NormalCombine params, const Launch& launch, cudaStream_t on);
+
+  // Between nodes (internode/normal_calls.cpp).
+  void check_dispatch_between_nodes(const detail::DispatchCall& call) const;
+  void launch_dispatch_between_nodes(const NormalDispatch& params, const CudaRouting& routing,
+                                     const CudaHandle& handle, const Launch& launch,
+                                     cudaStream_t on) const;
+  void stage_expert_output(const TensorView& y, const CombineOptions& options,
+                           NormalCombine& params, cudaStream_t on);
+  void launch_combine_between_nodes(const NormalCombine& params, const CudaRouting& routing,
+                                    const CudaHandle& handle, const Launch& launch,
+                                    cudaStream_t on) const;
+
+  std::byte* block() const { return group_.device.block[state_.me]; }
 
   GroupState& state_;
   CudaGroup& group_;
+  const Internode* const internode_;
   BlockPool routings_, handles_;
   ShareTable shares_;
   NormalLimits limits_;

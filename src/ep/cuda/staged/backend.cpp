@@ -60,9 +60,7 @@ class StagedBackend final : public detail::Backend {
         layout_(group.shape, group.world->settings()),
         staging_{.gpu = std::make_shared<GroupResources>(*group.world->cuda()),
                  .pool = std::make_shared<PinnedPool>(),
-                 .block = {}} {
-    detail::report_staging(group.team);
-  }
+                 .block = {}} {}
 
   detail::BackendKind kind() const override { return detail::BackendKind::staged; }
   detail::BlockPlan block_plan() const override {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <type_traits>
 
 #include "ep/numeric/float16.hpp"
 #include "fake_gpu/fake_gpu.hpp"
@@ -12,10 +13,11 @@ namespace shoal::ep::cuda::ptx {
 
 template <typename T>
 T ld_relaxed_sys_global(const T* at) {
+  if constexpr (std::is_integral_v<T>) return __atomic_load_n(at, __ATOMIC_RELAXED);
   return *at;
 }
 inline std::uint64_t ld_acquire_sys_global(const std::uint64_t* at) {
-  return *at;
+  return __atomic_load_n(at, __ATOMIC_ACQUIRE);
 }
 inline void st_relaxed_sys_global(std::uint32_t* at, std::uint32_t value) {
   *at = value;
@@ -27,10 +29,10 @@ inline void st_relaxed_sys_global(uint4* at, const uint4& data) {
   *at = data;
 }
 inline void st_release_sys_global(std::uint64_t* at, std::uint64_t value) {
-  *at = value;
+  __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 inline void red_release_sys_global_add(std::uint64_t* at, std::uint64_t value) {
-  *at += value;
+  __atomic_fetch_add(at, value, __ATOMIC_RELEASE);
 }
 inline std::uint32_t atom_acq_rel_gpu_global_add(std::uint32_t* at, std::uint32_t value) {
   return atomicAdd(at, value);

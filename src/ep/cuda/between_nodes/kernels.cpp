@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/cuda/between_nodes/kernels.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "ep/cuda/low_latency/remote_ranks.hpp"
+#include "memory/device.hpp"
+#include "world/device_side.hpp"
+
+namespace shoal::ep::cuda {
+namespace {
+
+/// The layout of the block for kernels.
+detail::DeviceLayout layout_for(const GroupState& state) {
+  detail::Shape shape = state.shape;
+  shape.max_tokens = 0;
+  shape.combine_staging = false;
+  return detail::DeviceLayout(shape);
+}
+
+/// By rank: equal numbers where loads and stores reach.
+std::vector<std::int32_t> domains_of(const GroupState& state) {
+  const auto& of_pe = state.world->load_store_domains();
+  std::vector<std::int32_t> domains;
+  for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank)
+    domains.push_back(of_pe[static_cast<std::size_t>(state.world_pe(rank))]);
+  return domains;
+}
+
+/// Of the rank with the most ranks in other domains: memory has the same size on all.
+std::size_t most_outboxes(const std::vector<std::int32_t>& domains) {
+  std::size_t most = 0;
+  for (const std::int32_t domain : domains)
+    most = std::max<std::size_t>(
+        most, domains.size() - std::count(domains.begin(), domains.end(), domain));
+  return most;
+}
+
+}  // namespace
+
+std::optional<std::string> why_no_kernels(const GroupState& state) {
+  const auto& world = *state.world;
+  if (world.settings().ep_between_nodes == "staged")
+    return std::string("SHOAL_EP_BETWEEN_NODES is staged");
+  if (state.shape.ranks > detail::kMaxDeviceRanks)
+    return fmt::format("a group with kernels has at most {} ranks; this one has {}",
+                       detail::kMaxDeviceRanks, state.shape.ranks);
+  if (world.device_side() == nullptr || world.device_side()->world().proxy == nullptr)
+    return fmt::format("PE {} has no proxy (SHOAL_PROXY_SLOTS)", world.my_pe());
+  return std::nullopt;
+}
+
+Kernels::Kernels(GroupState& state) : group(state) {
+  if (kLowLatencyBetweenNodes && state.shape.low_latency_max_tokens > 0) low_latency.emplace(group);
+  if (!kNormalBetweenNodes || state.shape.max_tokens == 0) return;
+  std::vector<Pe> pes;
+  for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) pes.push_back(state.world_pe(rank));
+  try {
+    const detail::Nodes nodes = detail::make_nodes(domains_of(state), pes, state.me);
+    // Sums are rounded by node, as the staged backend sees nodes.
+    if (nodes.node_of != state.nodes.node_of)
+      why_not_normal = "ranks of one host do not reach each other's GPUs";
+    else
+      why_not_normal = Internode::why_not(state.shape, nodes).value_or("");
+    if (why_not_normal.empty()) normal = std::make_unique<NormalKernels>(state, nodes);
+  } catch (const Error& error) {  // unequal nodes, or more than this mode has room for
+    if (error.code() != Code::unsupported) throw;
+    why_not_normal = error.what();
+  }
+}
+
+void Kernels::open() {
+  const GroupState& state = group.state;
+  auto& world = *state.world;
+  const auto domains = domains_of(state);
+  const detail::DeviceLayout layout = layout_for(state);
+  const std::size_t outboxes = most_outboxes(domains);
+  memory_ = static_cast<std::byte*>(world.heap().malloc((1 + outboxes) * layout.total));
+  const std::size_t offset = world.heap().offset_of(memory_);
+  RemoteRanks remote{};
+  remote.world = world.device_side()->world();
+  std::vector<std::byte*> blocks;
+  for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
+    const Pe pe = state.world_pe(rank);
+    if (domains[rank] == domains[state.me]) {
+      blocks.push_back(world.peer_base(pe) + offset);
+      continue;
+    }
+    blocks.push_back(memory_ + (1 + static_cast<std::size_t>(remote.count)) * layout.total);
+    remote.rank[remote.count] = static_cast<std::int16_t>(rank);
+    remote.pe[remote.count++] = static_cast<std::int16_t>(pe);
+  }
+  world.cuda()->activate();
+  for (std::size_t box = 1; box <= outboxes; ++box)
+    check(cudaMemsetAsync(memory_ + box * layout.total, 0, layout.control_end, group.stream),
+          "outboxes of an ep::Group");
+  group.open(layout, blocks);
+  if (low_latency) low_latency->connect(remote);
+  if (!normal) return;
+  try {
+    normal->open();
+  } catch (const Error& error) {
+    if (error.code() != Code::exhausted) throw;
+    why_not_normal = error.what();
+    normal.reset();
+  }
+}
+
+void Kernels::release() {
+  if (normal) normal->release();
+  if (memory_ != nullptr) group.state.world->heap().free(memory_);
+  memory_ = nullptr;
+}
+
+}  // namespace shoal::ep::cuda

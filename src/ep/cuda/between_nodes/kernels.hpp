@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// kernels.hpp: the modes of a group between nodes whose kernels send rows over the network.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ep/cuda/between_nodes/normal_kernels.hpp"
+#include "ep/cuda/group.hpp"
+#include "ep/cuda/low_latency/low_latency.hpp"
+
+namespace shoal::ep::cuda {
+
+/// Modes that have kernels between nodes.
+inline constexpr bool kNormalBetweenNodes = true;
+inline constexpr bool kLowLatencyBetweenNodes = true;
+
+/// Why kernels of this PE cannot send to ranks that NVLink does not reach; nullopt: they can.
+std::optional<std::string> why_no_kernels(const GroupState& state);
+
+/// The group on its GPU, and its modes. A mode that is nullptr is staged.
+///
+/// A group between nodes has up to three blocks: that of GroupState, in host memory, for what is
+/// staged, and in the heap one for low-latency mode (a DeviceLayout without normal mode) and one
+/// for normal mode.
+class Kernels {
+ public:
+  explicit Kernels(GroupState& state);
+
+  /// Takes the memory. Collective. Throws Error{exhausted} on all ranks where the heap is full.
+  void open();
+  /// Returns it. Collective.
+  void release();
+
+  CudaGroup group;
+  std::optional<LowLatency> low_latency;
+  std::unique_ptr<NormalKernels> normal;
+  std::string why_not_normal;  ///< empty: `normal`, or the group has no normal mode
+
+ private:
+  std::byte* memory_ = nullptr;
+};
+
+}  // namespace shoal::ep::cuda

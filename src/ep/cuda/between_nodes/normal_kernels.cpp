@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/cuda/between_nodes/normal_kernels.hpp"
+
+namespace shoal::ep::cuda {
+namespace {
+
+detail::DeviceLayout layout_of(const GroupState& state) {
+  detail::Shape shape = state.shape;
+  shape.low_latency_max_tokens = 0;
+  return detail::DeviceLayout(shape);
+}
+
+}  // namespace
+
+NormalKernels::NormalKernels(GroupState& state, const detail::Nodes& nodes)
+    : group(state),
+      layout_(layout_of(state)),
+      internode_(group, nodes, layout_.total),
+      calls(group, &internode_) {}
+
+void NormalKernels::open() {
+  GroupState& state = group.state;
+  auto& heap = state.world->heap();
+  memory_ = static_cast<std::byte*>(heap.malloc(internode_.end()));
+  const std::size_t offset = heap.offset_of(memory_);
+  std::vector<std::byte*> blocks;
+  for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
+    std::byte* const base = state.world->peer_base(state.world_pe(rank));
+    blocks.push_back(base == nullptr ? nullptr : base + offset);
+  }
+  group.open(layout_, blocks);
+  state.arena.reset(layout_.arena_bytes, static_cast<std::size_t>(state.shape.live_results));
+  internode_.open();
+  calls.open();
+}
+
+void NormalKernels::drain() {
+  group.drain();
+  launch_quiet(internode_.grid().world, group.stream);
+  check(cudaStreamSynchronize(group.stream), "end of an ep::Group's transfers");
+}
+
+void NormalKernels::release() {
+  if (memory_ != nullptr) group.state.world->heap().free(memory_);
+  memory_ = nullptr;
+}
+
+}  // namespace shoal::ep::cuda

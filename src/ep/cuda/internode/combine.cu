@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+// combine.cu: combine between nodes.
+//
+// Moves: for each token that this rank forwarded, the rows of the ranks of this node to their sum,
+// and the sums to the rail peer that sent the token, in chunks. For each token of this rank, the
+// sums of all nodes to one row of `out`.
+//
+// Order of additions, all in float32: inside a node the ranks in the order of the routing
+// (expert-major: top-k slots ascending), rounded to the type of the rows; then biases and the nodes
+// by the last top-k slot that names each, rounded once. The node of this rank is summed and rounded
+// like the others.
+//
+// Waits: `entered` of all ranks; `arrived` and `read` of chunks; in the block that ends last,
+// `finished` of the ranks of this node: they have read this rank's expert output. Publishes:
+// notices and `entered`; chunks with `arrived`; `read` of a chunk whose sums have all been added;
+// `finished`.
+#include "ep/cuda/device/vectors.cuh"
+#include "ep/cuda/internode/rail.cuh"
+
+namespace shoal::ep::cuda {
+namespace {
+
+constexpr std::uint32_t kOperation = static_cast<std::uint32_t>(detail::Operation::combine);
+/// Tokens that are summed when all their sums are there: a lane looks for those of one. At most the
+/// sums of a chunk, so that the tokens span two chunks of a peer at most.
+constexpr std::uint32_t kTile = 32;
+
+struct CombineState {
+  // Of the ranks of this node: expert output and weights.
+  const std::byte* rows[kMaxDeviceRanks];
+  const std::byte* weights[kMaxDeviceRanks];
+  std::uint32_t weight_stride[kMaxDeviceRanks];
+  std::uint32_t send_sums[kMaxDeviceRanks], receive_sums[kMaxDeviceRanks];  ///< by node
+  detail::DeviceNotice notice;
+  RailWork work;
+};
+
+template <class Format>
+class Combine {
+ public:
+  __device__ Combine(const InternodeCombine& params, CombineState& state, std::uint64_t epoch)
+      : all_(params),
+        params_(params.normal),
+        rail_{params.normal.group, params.grid},
+        state_(state),
+        epoch_(epoch),
+        message_(params.normal.row_bytes, static_cast<std::uint32_t>(params.normal.group.top_k),
+                 params.normal.out_weights != nullptr),
+        room_(static_cast<std::uint32_t>(params.grid.layout.chunk_bytes / message_.total)),
+        tile_(min(kTile, room_)) {}
+
+  __device__ void announce() {
+    if (threadIdx.x == 0)
+      state_.notice = {params_.y,
+                       params_.y_weights,
+                       *params_.handle.epoch,
+                       params_.y_rows,
+                       kOperation,
+                       params_.dtype,
+                       params_.row_bytes,
+                       0,
+                       params_.out_weights != nullptr,
+                       params_.weight_stride,
+                       gridDim.x};
+    __syncthreads();
+    publish_to_nodes<false>(rail_, epoch_, Phase::combine_notify, state_.notice, nullptr, nullptr,
+                            [](std::int32_t) { return 0; });
+  }
+
+  /// Whether the operation takes place. The whole block calls.
+  __device__ bool find(bool leader) {
+    const DeviceGroup& group = params_.group;
+    const NodeGrid& grid = all_.grid;
+    if (!await_notices(group, epoch_, Phase::combine_notify, kOperation)) return false;
+    bool good = true;
+    for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x) {
+      good = good && agrees(group, epoch_, rank);
+      if (!grid.here(rank)) continue;
+      const auto& notice = notice_of(group, epoch_, rank);
+      state_.rows[rank] = group.block[rank] + notice.region;
+      state_.weights[rank] = group.block[rank] + notice.weights;
+      state_.weight_stride[rank] = notice.weight_stride;
+    }
+    if (!__syncthreads_and(good)) {
+      if (leader && threadIdx.x == 0) report_mismatch(group, epoch_, Phase::combine_notify);
+      return false;
+    }
+    for (std::int32_t node = threadIdx.x; node < grid.nodes; node += blockDim.x) {
+      const bool remote = node != grid.mine;
+      state_.send_sums[node] = remote ? static_cast<std::uint32_t>(all_.rail.counts[node]) : 0;
+      state_.receive_sums[node] =
+          remote ? static_cast<std::uint32_t>(all_.routing.counts[node]) : 0;
+    }
+    __syncthreads();
+    return true;
+  }
+
+  __device__ void run() {
+    for (;;) {
+      if (threadIdx.x < 32) {
+        const RailWork work = next();
+        if (threadIdx.x == 0) state_.work = work;
+      }
+      __syncthreads();
+      const RailWork work = state_.work;
+      if (work.action == RailAction::end) return;
+      if (work.action == RailAction::send)
+        send(work.node, work.chunk);
+      else
+        sum_tile(work.chunk);
+      __syncthreads();
+    }
+  }
+
+  __device__ void settle() const {
+    for (std::int32_t node = threadIdx.x; node < all_.grid.nodes; node += blockDim.x)
+      settle_rail(all_.grid, node, chunks_of(state_.send_sums[node], room_),
+                  chunks_of(state_.receive_sums[node], room_));
+    if (threadIdx.x == 0) *all_.grid.tiles = 0;
+  }
+  __device__ const Rail& rail() const { return rail_; }
+
+ private:
+  static constexpr int kParts = 4;  ///< of a row, loaded at a time by a lane
+
+  /// The first warp calls; lane 0 has the result.
+  __device__ RailWork next() {
+    const NodeGrid& grid = all_.grid;
+    IdleBlock idle(rail_, epoch_, Phase::combine_rail, kOperation);
+    for (;;) {
+      RailWork work{};
+      std::int32_t awaited = -1;
+      bool found = false;
+      for (std::int32_t i = 1; lane_id() == 0 && !found && i < grid.nodes; ++i) {
+        work.node = (grid.mine + i) % grid.nodes;
+        bool left = false;
+        found = rail_.take_send(work.node, chunks_of(state_.send_sums[work.node], room_),
+                                work.chunk, left);
+        if (left) awaited = work.node;
+      }
+      work.action = RailAction::send;
+      if (__shfl_sync(~0u, found ? 1 : 0, 0) != 0) return work;
+      const std::uint32_t tile = __shfl_sync(
+          ~0u, lane_id() == 0 ? *static_cast<volatile std::uint32_t*>(grid.tiles) : 0u, 0);
+      bool tiles_left = false;
+      if (tile * tile_ < static_cast<std::uint32_t>(params_.tokens)) {
+        tiles_left = true;
+        const std::int32_t missing = missing_sums(tile * tile_ + lane_id());
+        const std::uint32_t waiting = __ballot_sync(~0u, missing >= 0);
+        if (waiting == 0) {
+          const bool taken = lane_id() == 0 && atomicCAS(grid.tiles, tile, tile + 1) == tile;
+          work.action = RailAction::local;
+          work.chunk = tile;
+          if (__shfl_sync(~0u, taken ? 1 : 0, 0) != 0) return work;
+          continue;
+        }
+        const std::int32_t node = __shfl_sync(~0u, missing, __ffs(static_cast<int>(waiting)) - 1);
+        if (lane_id() == 0) awaited = node;
+      }
+      bool go_on = false;
+      if (lane_id() == 0) go_on = awaited >= 0 && idle.wait(awaited);
+      if (__shfl_sync(~0u, go_on ? 1 : 0, 0) == 0) return RailWork{};
+    }
+  }
+
+  __device__ std::int32_t node_copy(std::uint32_t token, std::int32_t c) const {
+    return all_.routing
+        .copies[static_cast<std::int64_t>(token) * all_.routing.copies_per_token + c];
+  }
+  /// Number of the chunk with the sum of a token, and the sum.
+  __device__ std::uint64_t chunk_number(std::int32_t copy) const {
+    return all_.grid.rails[copy_rank(copy)].received +
+           static_cast<std::uint32_t>(copy_row_index(copy)) / room_;
+  }
+  __device__ const std::byte* sum_of(std::int32_t copy) const {
+    return rail_.in(copy_rank(copy), chunk_number(copy)) +
+           static_cast<std::uint32_t>(copy_row_index(copy)) % room_ * message_.total;
+  }
+
+  /// A node whose sum of this lane's token has not arrived; -1: none.
+  __device__ std::int32_t missing_sums(std::uint32_t token) const {
+    if (lane_id() >= tile_ || token >= static_cast<std::uint32_t>(params_.tokens)) return -1;
+    for (std::int32_t c = 0; c < all_.routing.copies_per_token; ++c) {
+      const std::int32_t copy = node_copy(token, c);
+      if (copy == kNoCopy) return -1;
+      const std::int32_t node = copy_rank(copy);
+      if (node != all_.grid.mine && !rail_.has_arrived(node, chunk_number(copy))) return node;
+    }
+    return -1;
+  }
+
+  __device__ const uint4* row_vectors(std::int32_t copy) const {
+    return reinterpret_cast<const uint4*>(state_.rows[copy_rank(copy)] +
+                                          static_cast<std::int64_t>(copy_row_index(copy)) *
+                                              params_.row_bytes);
+  }
+  __device__ const float* weights_of(std::int32_t copy) const {
+    return reinterpret_cast<const float*>(state_.weights[copy_rank(copy)] +
+                                          static_cast<std::int64_t>(copy_row_index(copy)) *
+                                              state_.weight_stride[copy_rank(copy)]);
+  }
+
+  /// Adds parts of a row, from vector `first` on, 32 vectors apart.
+  __device__ void add_row(float (&sums)[kParts][Format::kCount], const uint4* row,
+                          std::uint32_t first, std::uint32_t vectors) const {
+    uint4 parts[kParts];
+#pragma unroll
+    for (int i = 0; i < kParts; ++i)
+      if (first + 32 * i < vectors) parts[i] = __ldcg(row + first + 32 * i);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i)
+      if (first + 32 * i < vectors) add_vector<Format>(sums[i], parts[i]);
+  }
+  /// Adds the rows of `copy` in the lanes of `votes`.
+  __device__ void add_rows(float (&sums)[kParts][Format::kCount], std::int32_t copy,
+                           std::uint32_t votes, std::uint32_t first, std::uint32_t vectors) const {
+    for (std::uint32_t left = votes; left != 0; left &= left - 1)
+      add_row(sums, row_vectors(__shfl_sync(~0u, copy, __ffs(static_cast<int>(left)) - 1)), first,
+              vectors);
+  }
+  __device__ void store_row(uint4* to, const float (&sums)[kParts][Format::kCount],
+                            std::uint32_t first, std::uint32_t vectors) const {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i)
+      if (first + 32 * i < vectors) to[first + 32 * i] = Format::narrow(sums[i]);
+  }
+  /// Adds the weights of the copies to `sum`, which lane k has for top-k slot k.
+  __device__ void add_weights(float& sum, std::int32_t copy, std::uint32_t votes) const {
+    const auto lane = static_cast<std::int32_t>(lane_id());
+    if (params_.expert_major != 0) {
+      if (copy != kNoCopy) sum = ptx::ld_relaxed_sys_global(weights_of(copy));
+      return;
+    }
+    for (std::uint32_t left = votes; left != 0; left &= left - 1) {
+      const std::int32_t from = __shfl_sync(~0u, copy, __ffs(static_cast<int>(left)) - 1);
+      if (lane < params_.group.top_k)
+        sum = numeric::add(sum, ptx::ld_relaxed_sys_global(weights_of(from) + lane));
+    }
+  }
+
+  __device__ void send(std::int32_t node, std::uint32_t chunk) {
+    const std::uint64_t number = all_.grid.rails[node].sent + chunk;
+    std::byte* const out = rail_.out(node, number);
+    const std::uint32_t first = chunk * room_, end = min(first + room_, state_.send_sums[node]);
+    for (std::uint32_t i = first + threadIdx.x / 32; i < end; i += blockDim.x / 32)
+      sum_for_peer(node, i, out + (i - first) * message_.total);
+    __syncthreads();
+    if (threadIdx.x == 0)
+      rail_.send(node, number, static_cast<std::size_t>(end - first) * message_.total, epoch_,
+                 Phase::combine_rail, kOperation);
+  }
+
+  __device__ void sum_for_peer(std::int32_t node, std::uint32_t index, std::byte* to) const {
+    const auto lane = static_cast<std::int32_t>(lane_id());
+    const std::int32_t top_k = params_.group.top_k;
+    const std::int32_t copy =
+        lane < top_k
+            ? all_.rail
+                  .rows[(node * all_.rail.stride + index) * static_cast<std::int64_t>(top_k) + lane]
+            : kNoCopy;
+    const std::uint32_t votes = __ballot_sync(~0u, copy != kNoCopy);
+    const std::uint32_t vectors = params_.row_bytes / 16;
+    for (std::uint32_t first = lane_id(); first < vectors + lane_id(); first += 32 * kParts) {
+      float sums[kParts][Format::kCount] = {};
+      add_rows(sums, copy, votes, first, vectors);
+      store_row(reinterpret_cast<uint4*>(to), sums, first, vectors);
+    }
+    if (params_.out_weights == nullptr) return;
+    float weight = 0;
+    add_weights(weight, copy, votes);
+    if (lane < top_k) reinterpret_cast<float*>(to + message_.weights)[lane] = weight;
+  }
+
+  /// The rows of a token of this rank on this node, by lane.
+  __device__ std::int32_t local_copy(std::uint32_t token) const {
+    const auto lane = static_cast<std::int32_t>(lane_id());
+    if (lane >= params_.copies_per_token) return kNoCopy;
+    const std::int64_t i = static_cast<std::int64_t>(token) * params_.copies_per_token + lane;
+    if (params_.expert_major != 0) {
+      const auto expert = static_cast<std::int32_t>(params_.topk_idx[i]);
+      const std::int32_t rank = expert < 0 ? -1 : expert / params_.group.local_experts;
+      return rank >= 0 && all_.grid.here(rank)
+                 ? pack_copy(rank,
+                             params_.handle.expert_rows[expert] + params_.expert_row_indices[i])
+                 : kNoCopy;
+    }
+    const std::int32_t copy = params_.copies[i];
+    if (copy == kNoCopy || !all_.grid.here(copy_rank(copy))) return kNoCopy;
+    return pack_copy(copy_rank(copy),
+                     params_.handle.first_row[copy_rank(copy)] + copy_row_index(copy));
+  }
+
+  __device__ void sum_tile(std::uint32_t tile) {
+    const std::uint32_t first = tile * tile_,
+                        end = min(first + tile_, static_cast<std::uint32_t>(params_.tokens));
+    for (std::uint32_t token = first + threadIdx.x / 32; token < end; token += blockDim.x / 32)
+      sum_token(token);
+  }
+
+  __device__ void sum_token(std::uint32_t token) {
+    const auto lane = static_cast<std::int32_t>(lane_id());
+    const std::int32_t local = local_copy(token);
+    const std::uint32_t local_votes = __ballot_sync(~0u, local != kNoCopy);
+    const std::int32_t of_node =
+        lane < all_.routing.copies_per_token ? node_copy(token, lane) : kNoCopy;
+    const std::uint32_t node_count = __popc(__ballot_sync(~0u, of_node != kNoCopy));
+    const std::uint32_t vectors = params_.row_bytes / 16;
+    const std::int64_t start = static_cast<std::int64_t>(token) * params_.row_bytes;
+    for (std::uint32_t first = lane_id(); first < vectors + lane_id(); first += 32 * kParts) {
+      float sums[kParts][Format::kCount] = {};
+      for (const std::byte* const bias : params_.bias)
+        if (bias != nullptr)
+          add_row(sums, reinterpret_cast<const uint4*>(bias + start), first, vectors);
+      for (std::uint32_t n = 0; n < node_count; ++n) {
+        const std::int32_t copy = __shfl_sync(~0u, of_node, static_cast<int>(n));
+        if (copy_rank(copy) != all_.grid.mine) {
+          add_row(sums, reinterpret_cast<const uint4*>(sum_of(copy)), first, vectors);
+          continue;
+        }
+        float level[kParts][Format::kCount] = {};
+        add_rows(level, local, local_votes, first, vectors);
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) add_vector<Format>(sums[i], Format::narrow(level[i]));
+      }
+      store_row(reinterpret_cast<uint4*>(params_.out + start), sums, first, vectors);
+    }
+    if (params_.out_weights != nullptr) sum_weights(token, of_node, node_count, local, local_votes);
+    __syncwarp();
+    if (of_node != kNoCopy && copy_rank(of_node) != all_.grid.mine) count_consumed(of_node);
+  }
+
+  __device__ void sum_weights(std::uint32_t token, std::int32_t of_node, std::uint32_t node_count,
+                              std::int32_t local, std::uint32_t local_votes) const {
+    const auto lane = static_cast<std::int32_t>(lane_id());
+    const std::int32_t top_k = params_.group.top_k;
+    float sum = 0;
+    for (std::uint32_t n = 0; n < node_count; ++n) {
+      const std::int32_t copy = __shfl_sync(~0u, of_node, static_cast<int>(n));
+      if (copy_rank(copy) == all_.grid.mine)
+        add_weights(sum, local, local_votes);
+      else if (lane < top_k)
+        sum = numeric::add(
+            sum, __ldcg(reinterpret_cast<const float*>(sum_of(copy) + message_.weights) + lane));
+    }
+    if (lane < top_k) params_.out_weights[static_cast<std::int64_t>(token) * top_k + lane] = sum;
+  }
+
+  /// Counts a sum that has been added; who counts the last one of a chunk releases it.
+  __device__ void count_consumed(std::int32_t copy) const {
+    const std::int32_t node = copy_rank(copy);
+    const std::uint32_t chunk = static_cast<std::uint32_t>(copy_row_index(copy)) / room_;
+    const std::uint64_t number = chunk_number(copy);
+    std::uint32_t& count = all_.grid.rails[node].consumed[number % all_.grid.layout.depth];
+    const std::uint32_t sums = min(room_, state_.receive_sums[node] - chunk * room_);
+    if (ptx::atom_acq_rel_gpu_global_add(&count, 1) + 1 != sums) return;
+    count = 0;
+    rail_.release(node, number, epoch_, Phase::combine_rail, kOperation);
+  }
+
+  const InternodeCombine& all_;
+  const NormalCombine& params_;
+  const Rail rail_;
+  CombineState& state_;
+  const std::uint64_t epoch_;
+  const detail::RailSum message_;
+  const std::uint32_t room_;  ///< sums of a chunk
+  const std::uint32_t tile_;  ///< tokens of a tile
+};
+
+template <class Format>
+__global__ void __launch_bounds__(kRailWarps * 32, 1)
+    internode_combine_impl(const __grid_constant__ InternodeCombine params) {
+  __shared__ CombineState state;
+  const DeviceGroup& group = params.normal.group;
+  const std::uint64_t epoch = group.memory->epoch + 1;
+  const bool leader = take_ticket(group, KernelKind::normal) == 0;
+  Combine<Format> combine(params, state, epoch);
+  if (leader) combine.announce();
+  const bool good = combine.find(leader);
+  if (good) combine.run();
+  finish_on_node(combine.rail(), epoch, good, Phase::combine_finish, kOperation, [&] {
+    if (good) combine.settle();
+  });
+}
+
+using CombineKernel = void (*)(InternodeCombine);
+
+CombineKernel kernel_for(std::uint32_t dtype) {
+  switch (static_cast<DataType>(dtype)) {
+    case DataType::float32:
+      return internode_combine_impl<Float32Vector>;
+    case DataType::float16:
+      return internode_combine_impl<Float16Vector>;
+    default:
+      return internode_combine_impl<Bfloat16Vector>;
+  }
+}
+
+}  // namespace
+
+void launch_internode_combine(const InternodeCombine& params, const NormalPlan& plan,
+                              cudaStream_t stream) {
+  launch(kernel_for(params.normal.dtype), params, plan, stream);
+}
+
+void preload_internode_combine() {
+  cudaFuncAttributes attributes;
+  for (const DataType dtype : {DataType::float32, DataType::float16, DataType::bfloat16})
+    (void)cudaFuncGetAttributes(&attributes, kernel_for(static_cast<std::uint32_t>(dtype)));
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/cuda/internode/internode.hpp"
+
+#include <algorithm>
+
+#include "world/device_side.hpp"
+
+namespace shoal::ep::cuda {
+namespace {
+
+detail::Shape with_nodes(detail::Shape shape, std::int32_t nodes) {
+  shape.nodes = nodes;
+  return shape;
+}
+
+/// Entries of a routing or handle for each node.
+std::int64_t tokens_of(const detail::Shape& shape) {
+  return std::max(shape.max_tokens, shape.low_latency_max_tokens);
+}
+
+}  // namespace
+
+Internode::Internode(CudaGroup& group, const detail::Nodes& nodes, std::size_t start)
+    : group_(group), shape_(with_nodes(group.state.shape, nodes.count)) {
+  const auto& settings = group.state.world->settings();
+  const detail::DeviceLayout device(shape_);
+  grid_.layout = detail::RailLayout(shape_, device.notice_bytes, start, settings.ep_chunk,
+                                    static_cast<std::uint32_t>(settings.ep_depth));
+  grid_.nodes = nodes.count;
+  grid_.size = nodes.size;
+  grid_.mine = nodes.mine;
+  grid_.rail = nodes.rail;
+  for (std::int32_t rank = 0; rank < shape_.ranks; ++rank)
+    grid_.pes[rank] = group.state.world_pe(rank);
+}
+
+std::optional<std::string> Internode::why_not(const detail::Shape& shape,
+                                              const detail::Nodes& nodes) {
+  for (std::int32_t rank = 0; rank < shape.ranks; ++rank)
+    if (nodes.node_of[static_cast<std::size_t>(rank)] != rank / nodes.size)
+      return "kernels of normal mode need the ranks of a node to follow each other in the team";
+  if (internode_table_bytes(shape, true) > kMaxInternodeTable)
+    return fmt::format(
+        "kernels of normal mode between nodes serve {} experts at most; this group has {}",
+        kMaxInternodeTable / 8, shape.experts);
+  if (shape.max_received() >= kMaxDeviceTokens)
+    return fmt::format(
+        "kernels of normal mode between nodes count {} rows of a result at most; "
+        "GroupOptions.max_tokens allows {}",
+        kMaxDeviceTokens - 1, shape.max_received());
+  return std::nullopt;
+}
+
+void Internode::open() {
+  const std::size_t rails = static_cast<std::size_t>(grid_.nodes) * sizeof(RailState);
+  rails_ = group_.resources->allocate(rails + 128, group_.stream, group_.resources);
+  check(cudaMemsetAsync(rails_.get(), 0, rails + 128, group_.stream), "rails of an ep::Group");
+  check(cudaMemsetAsync(group_.device.block[group_.state.me] + grid_.layout.start, 0,
+                        grid_.layout.control_end - grid_.layout.start, group_.stream),
+        "rails of an ep::Group");
+  check(cudaStreamSynchronize(group_.stream), "rails of an ep::Group");
+  grid_.rails = static_cast<RailState*>(rails_.get());
+  grid_.tiles = reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(rails_.get()) + rails);
+  grid_.world = group_.state.world->device_side()->world();
+  preload_list_node_tokens();
+  preload_internode_dispatch();
+  preload_stage_output();
+  preload_quiet();
+  preload_internode_combine();
+  check(cudaGetLastError(), "kernels of an ep::Group between nodes");
+}
+
+NodeRouting Internode::routing_arrays(detail::ArrayCursor& cursor) const {
+  NodeRouting arrays{};
+  const auto tokens = static_cast<std::size_t>(tokens_of(shape_));
+  arrays.copies_per_token = std::min(shape_.top_k, grid_.nodes);
+  arrays.stride = tokens_of(shape_);
+  arrays.copies =
+      cursor.take<std::int32_t>(tokens * static_cast<std::size_t>(arrays.copies_per_token));
+  arrays.counts = cursor.take<std::int32_t>(static_cast<std::size_t>(grid_.nodes));
+  arrays.tokens = cursor.take<std::int32_t>(tokens * static_cast<std::size_t>(grid_.nodes));
+  return arrays;
+}
+
+RailHandle Internode::handle_arrays(detail::ArrayCursor& cursor) const {
+  RailHandle arrays{};
+  arrays.stride = shape_.max_tokens;
+  arrays.counts = cursor.take<std::int32_t>(static_cast<std::size_t>(grid_.nodes));
+  arrays.rows = cursor.take<std::int32_t>(
+      static_cast<std::size_t>(shape_.max_tokens * shape_.top_k * grid_.nodes));
+  return arrays;
+}
+
+void Internode::route(NormalRoute params, const NodeRouting& routing, cudaStream_t on) const {
+  // A node is to this kernel a rank with the experts of all its ranks.
+  params.group.ranks = grid_.nodes;
+  params.group.local_experts *= grid_.size;
+  params.copies_per_token = routing.copies_per_token;
+  params.out.copies = routing.copies;
+  params.out.rank_counts = routing.counts;
+  params.is_token_in_rank = nullptr;
+  params.rank_counts = params.expert_counts = nullptr;
+  launch_normal_route(params, on);
+  launch_list_node_tokens({routing, params.tokens}, on);
+}
+
+NormalPlan Internode::plan(std::int32_t wished, std::int32_t most,
+                           std::uint32_t table_bytes) const {
+  constexpr std::int32_t kBlocks = 24;
+  NormalPlan plan;
+  plan.blocks = std::clamp(wished > 0 ? wished : kBlocks, 1, std::max(1, most));
+  plan.warps = kRailWarps;
+  plan.shared_bytes = table_bytes;
+  return plan;
+}
+
+std::uint32_t internode_table_bytes(const detail::Shape& shape, bool expert_major) {
+  return static_cast<std::uint32_t>(expert_major ? 2 * shape.experts : shape.ranks) *
+         static_cast<std::uint32_t>(sizeof(std::int32_t));
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// between_nodes.cpp: the launches that groups with remote ranks have beside the others.
+#include "ep/cuda/low_latency/low_latency.hpp"
+#include "ep/cuda/low_latency/parts.hpp"
+#include "ep/numeric/numeric.hpp"
+
+namespace shoal::ep::cuda {
+namespace {
+
+/// Bytes of a dispatched row as it travels.
+std::uint32_t row_bytes(const LowLatencyDispatchSend& sent) {
+  const auto hidden = static_cast<std::size_t>(sent.sizes.hidden);
+  if (sent.quantize == static_cast<std::uint32_t>(Quantize::none))
+    return static_cast<std::uint32_t>(hidden * sizeof(std::uint16_t));
+  // Scales are stored four at a time.
+  return static_cast<std::uint32_t>(sent.group.layout.slot_scales +
+                                    align_up(scale_groups(hidden), 4) * sizeof(float));
+}
+
+}  // namespace
+
+void LowLatency::connect(const RemoteRanks& remote) {
+  parts_->remote = remote;
+}
+
+void LowLatency::wait_arrival(Arrival what, std::uint64_t* longest_wait, cudaStream_t on) const {
+  if (parts_->remote.count == 0) return;
+  launch_low_latency_wait_arrival({group_.device, parts_->remote, what, longest_wait}, on);
+}
+
+void LowLatency::forward(const LowLatencyDispatchSend& sent, cudaStream_t on) const {
+  if (parts_->remote.count == 0) return;
+  launch_low_latency_forward_dispatch(
+      {sent.group, sent.sizes, parts_->remote, sent.tokens, row_bytes(sent),
+       sent.weights != nullptr ? 1U : 0U, sent.flags},
+      on);
+}
+
+void LowLatency::prepare_sums(LowLatencyCombineSend& send, bool deferred, cudaStream_t on) const {
+  if (parts_->remote.count == 0 || send.form != CombineRowForm::sums || send.weights_travelled != 0)
+    return;
+  // Deferred sends wait for nothing. In groups that mask ranks, the send could not tell ranks of
+  // other nodes that it waits for a third one.
+  send.unsummed = deferred || group_.device.mask_failed != 0 ? 1 : 0;
+  if (send.unsummed != 0) return;
+  launch_low_latency_forward_weights(
+      {send.group, send.sizes, parts_->remote, send.handle, send.weights, send.tokens}, on);
+  wait_arrival(Arrival::combine_weights, send.longest_wait, on);
+}
+
+void LowLatency::forward(const LowLatencyCombineSend& sent, cudaStream_t on) const {
+  if (parts_->remote.count == 0) return;
+  const bool unsummed = sent.unsummed != 0;
+  launch_low_latency_forward_combine(
+      {sent.group, sent.sizes, parts_->remote, sent.handle,
+       unsummed ? CombineRowForm::rows : sent.form, sent.flags, unsummed ? sent.tokens : 0},
+      on);
+}
+
+void LowLatency::forward_signals(cudaStream_t on) const {
+  if (parts_->remote.count == 0) return;
+  launch_low_latency_forward_signals({group_.device, parts_->remote}, on);
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// between_nodes.cuh: the kernels of low-latency mode that groups have beside the others when loads
+// and stores do not reach all ranks (remote_ranks.hpp): their parameters and launchers.
+//
+//   send | forward_dispatch or forward_combine      wait_arrival | receive | forward_signals
+//   forward_weights | wait_arrival, before the send of a combine that sums without deferring
+//
+// A forward puts what the send left in the outboxes, then signals: its notice tells a rank that all
+// rows of the operation have arrived. wait_arrival waits for the notices, so the receive finds all
+// remote rows in place, in whatever order the network wrote them.
+#pragma once
+
+#include "ep/cuda/low_latency/kernels.cuh"
+#include "ep/cuda/low_latency/remote_ranks.hpp"
+
+namespace shoal::ep::cuda {
+
+/// forward.cu, after dispatch_send.cu.
+struct LowLatencyForwardDispatch {
+  DeviceGroup group;
+  LowLatencySizes sizes;
+  RemoteRanks remote;
+  std::int32_t tokens;
+  std::uint32_t row_bytes;  ///< of a slot, as they travel
+  std::uint32_t has_weights, flags;
+};
+
+/// forward.cu, after combine_send.cu.
+struct LowLatencyForwardCombine {
+  DeviceGroup group;
+  LowLatencySizes sizes;
+  RemoteRanks remote;
+  HandleView handle;
+  CombineRowForm form;  ///< `rows` where sums are left to the receiver
+  std::uint32_t flags;
+  /// This rank's, whose weights go before its rows; 0: they are not wanted, or have been sent.
+  std::int32_t weights_of_tokens;
+};
+
+/// forward.cu, before combine_send.cu.
+struct LowLatencyForwardWeights {
+  DeviceGroup group;
+  LowLatencySizes sizes;
+  RemoteRanks remote;
+  HandleView handle;
+  const float* weights;  ///< [tokens][top_k]
+  std::int32_t tokens;
+};
+
+/// forward.cu, after a receive: grants, and word of a failure.
+struct LowLatencyForwardSignals {
+  DeviceGroup group;
+  RemoteRanks remote;
+};
+
+/// What wait_arrival.cu waits for.
+enum class Arrival : std::uint32_t {
+  dispatch_grants,  ///< before a send, where ranks are masked
+  combine_grants,
+  combine_weights,  ///< before a send that sums with them
+  dispatch,
+  combine,
+};
+
+/// wait_arrival.cu
+struct LowLatencyWaitArrival {
+  DeviceGroup group;
+  RemoteRanks remote;
+  Arrival what;
+  std::uint64_t* longest_wait;  ///< [ranks], as in the receive; or nullptr
+};
+
+void launch_low_latency_forward_dispatch(const LowLatencyForwardDispatch& call,
+                                         cudaStream_t stream);
+void launch_low_latency_forward_combine(const LowLatencyForwardCombine& call, cudaStream_t stream);
+void launch_low_latency_forward_weights(const LowLatencyForwardWeights& call, cudaStream_t stream);
+void launch_low_latency_forward_signals(const LowLatencyForwardSignals& call, cudaStream_t stream);
+void launch_low_latency_wait_arrival(const LowLatencyWaitArrival& call, cudaStream_t stream);
+void load_low_latency_forward();
+void load_low_latency_wait_arrival();
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Normal mode between nodes on fake GPUs, bit by bit: every rank is a thread with a GPU that runs
+// one block at a time, and puts between nodes are delayed and reordered.
+#include "fake_gpu/fake_gpu.hpp"
+//
+#include <gtest/gtest.h>
+
+#include "unit/ep/internode_ranks.hpp"
+
+namespace shoal::ep::cuda {
+namespace {
+
+void run(const Case& c) {
+  SCOPED_TRACE(c.describe());
+  Ranks(c).run();
+}
+
+TEST(EpInternodeKernels, TwoNodesOfOneRank) {
+  run({.nodes = 2, .size = 1, .max_tokens = 31, .seed = 1});
+}
+TEST(EpInternodeKernels, TwoNodesOfTwoRanks) {
+  run({.nodes = 2, .size = 2, .seed = 2});
+}
+TEST(EpInternodeKernels, TwoNodesOfFourRanks) {
+  run({.nodes = 2, .size = 4, .max_tokens = 9, .chunk = 500, .blocks = 2, .warps = 1, .seed = 3});
+}
+TEST(EpInternodeKernels, FourNodesOfTwoRanks) {
+  run({.nodes = 4, .size = 2, .max_tokens = 9, .chunk = 500, .blocks = 2, .warps = 1, .seed = 4});
+}
+
+TEST(EpInternodeKernels, ExpertMajor) {
+  run({.local_experts = 4, .top_k = 5, .alignment = 4, .seed = 5});
+  run({.nodes = 3, .size = 1, .top_k = 3, .scales = 3, .alignment = 1, .seed = 6});
+}
+
+TEST(EpInternodeKernels, SumsOfTopkSlots) {
+  run({.hidden = 1040, .max_tokens = 4, .chunk = 5000, .summed = true, .seed = 14});
+}
+
+TEST(EpInternodeKernels, ScalesAndBiases) {
+  run({.nodes = 3,
+       .size = 2,
+       .top_k = 2,
+       .weighted = false,
+       .biased = true,
+       .scales = 5,
+       .seed = 7});
+}
+
+// Chunks with room for one token, and rings that an operation does not fill.
+TEST(EpInternodeKernels, SmallAndLargeChunks) {
+  run({.chunk = 1, .blocks = 2, .seed = 8});
+  run({.chunk = 1 << 14, .depth = 5, .blocks = 1, .warps = 4, .seed = 9});
+}
+
+TEST(EpInternodeKernels, RanksWithoutTokens) {
+  run({.empty = true, .seed = 10});
+  run({.nodes = 3, .size = 1, .alignment = 2, .empty = true, .seed = 11});
+}
+
+// One row for each token and remote node, and a notice for each remote rank.
+TEST(EpInternodeKernels, BytesBetweenNodes) {
+  const Case c{.nodes = 3, .size = 2, .seed = 12};
+  Ranks ranks(c);
+  ranks.start_network();
+  ranks.each([&](std::int32_t me) { ranks.dispatch(me, false); });
+  std::size_t rows = 0;
+  for (std::int32_t me = 0; me < c.ranks(); ++me)
+    for (std::int32_t node = 0; node < c.nodes; ++node)
+      if (node != me / c.size) rows += static_cast<std::size_t>(ranks.rank(me).node_counts[node]);
+  const detail::RailToken message(static_cast<std::uint32_t>(c.hidden) * 2, 0, 4, true);
+  const std::size_t notice =
+      sizeof(detail::DeviceNotice) +
+      static_cast<std::size_t>(c.ranks() + c.local_experts) * sizeof(std::int32_t);
+  EXPECT_EQ(ranks.network().bytes,
+            rows * message.total + static_cast<std::size_t>(c.ranks() * 4) * notice);
+  ranks.stop_network();
+}
+
+// A rank that receives nothing reports a timeout; its rail peer, which waits for tokens, reports
+// that or the word of the first.
+TEST(EpInternodeKernels, ALostRankEndsTheWaits) {
+  const Case c{.nodes = 2, .size = 1, .seed = 13};
+  Ranks ranks(c);
+  ranks.timeout_ns = 200'000'000;
+  ranks.start_network();
+  ranks.each([&](std::int32_t me) { ranks.dispatch(me, false); });
+  ranks.network().lost_pe = 1;
+  ranks.each([&](std::int32_t me) { ranks.dispatch_only(me, true); });
+  for (std::int32_t me = 0; me < 2; ++me) {
+    const FaultReport& report = ranks.rank(me).report[0];
+    const auto fault = static_cast<Fault>(report.fault);
+    EXPECT_TRUE(fault == Fault::timeout || (me == 0 && fault == Fault::peer_failed));
+    EXPECT_EQ(std::int32_t{report.rank}, 1 - me);
+    EXPECT_EQ(std::uint64_t{report.epoch}, 2U);
+  }
+  EXPECT_TRUE(ranks.rank(1).report[0].phase == Phase::dispatch_notify);
+  EXPECT_TRUE(ranks.rank(0).report[0].phase == Phase::dispatch_rail);
+  ranks.stop_network();
+}
+
+// A rank whose network refuses to send to another one says so, and the other ranks give up with it.
+TEST(EpInternodeKernels, ARefusedPutIsReported) {
+  const Case c{.nodes = 2, .size = 2, .seed = 15};
+  Ranks ranks(c);
+  ranks.timeout_ns = 500'000'000;
+  ranks.start_network();
+  ranks.each([&](std::int32_t me) { ranks.dispatch(me, false); });
+  ranks.network().refused_pe = 3;
+  ranks.each([&](std::int32_t me) { ranks.dispatch_only(me, true); });
+  for (std::int32_t me = 0; me < 2; ++me) {
+    const FaultReport& report = ranks.rank(me).report[0];
+    const auto fault = static_cast<Fault>(report.fault);
+    EXPECT_TRUE(fault == Fault::network || fault == Fault::peer_failed) << report.fault;
+    if (fault == Fault::network) EXPECT_EQ(std::int32_t{report.rank}, 3);
+  }
+  for (std::int32_t me = 2; me < 4; ++me)
+    EXPECT_NE(static_cast<Fault>(ranks.rank(me).report[0].fault), Fault::none);
+  ranks.stop_network();
+}
+
+}  // namespace
+}  // namespace shoal::ep::cuda
