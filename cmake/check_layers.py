@@ -76,6 +76,8 @@ INTERNALS = {
     ("python/bindings/ep/signals.cpp",): ("ep/cuda/low_latency/wait_signals.hpp",),
     # deep_ep's low-latency dispatch quantizes received rows; C++ programs have no such call.
     ("python/bindings/ep/nvfp4.cpp",): ("ep/cuda/low_latency/quantize_nvfp4.hpp",),
+    # deep_ep has forms of a routing that C++ programs do not.
+    ("python/bindings/ep/routing_maps.cpp",): ("ep/cuda/normal/routing_maps.hpp",),
     # Header-only: queues whose rate a study measures.
     ("bench/nic/",): ("base/mlx5/", "transport/gda/"),
     # Kernels that measure the copies of the library's kernels; experts that quantize as they do.

@@ -35,6 +35,7 @@ struct Options {
       true;  ///< start: call warmup before the first operation; false: preinitialize is so, too
   bool preinitialize = true;  ///< start: GroupOptions.preinitialize
   std::string json_path;
+  std::string between_nodes;  ///< SHOAL_EP_BETWEEN_NODES where it is not that of the environment
 };
 
 /// The control plane of the benchmark: the bootstrap, which works with every kind of heap.

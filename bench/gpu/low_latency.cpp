@@ -7,7 +7,9 @@
 // so that the receive phase is timed without waiting; the same with PEs that begin their sends one
 // after another, so that a send phase that waits for another PE is seen. Experts write to
 // next_combine_buffer, so nothing is staged; weights come with the combine. With --load-of, two
-// GPUs carry what each GPU of a larger group would.
+// GPUs carry what each GPU of a larger group would. With SHOAL_NODE_SIZE the PEs are on emulated
+// nodes, and everything is measured twice: with kernels that send over the network, and through
+// host memory, where graphs and phases do not exist.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,6 +33,7 @@ class LowLatencyBench {
                   std::int64_t max_tokens)
       : peers_(peers),
         shape_(options.shape),
+        between_nodes_(options.between_nodes),
         results_(results),
         group_(world.team(), low_latency_options(options, max_tokens)),
         factors_(expert_factors(peers.me() * group_.local_experts(), group_.local_experts())),
@@ -47,6 +50,7 @@ class LowLatencyBench {
     check_experts("before the chains");
     time_chains();
     time_marked_pairs();
+    if (staged()) return;
     deferred_ = true;  // only a deferred receive has a phase of its own
     time_phases("hook", 0);
     time_phases("hook, staggered", kStaggerNanoseconds);
@@ -62,6 +66,7 @@ class LowLatencyBench {
 
  private:
   bool fp8() const { return quantize_ == ep::Quantize::fp8; }
+  bool staged() const { return between_nodes_ == "staged"; }
   const DeviceBatch& batch(std::int64_t i) const {
     return batches_[static_cast<std::size_t>(i % kSets)];
   }
@@ -122,16 +127,18 @@ class LowLatencyBench {
   double combine_bytes() const { return rows_ * static_cast<double>(shape_.row_bytes()); }
 
   void add(const char* operation, const char* how, const Timing& timing, double bytes) {
-    results_.add({{"operation", operation},
+    Labels labels{{"operation", operation},
                   {"format", fp8() ? "fp8" : "bf16"},
                   {"launch", how},
-                  {"tokens", tokens_}},
-                 timing, bytes);
+                  {"tokens", tokens_}};
+    if (!between_nodes_.empty()) labels["between_nodes"] = between_nodes_;
+    results_.add(labels, timing, bytes);
   }
 
   void time_chain_of(const char* name, const Operation& operation, double bytes) {
     const auto done = [this] { finish(); };
     add(name, "plain", time_chain(peers_, stream_.get(), shape_, operation, done), bytes);
+    if (staged()) return;
     add(name, "graph", time_graph(peers_, stream_.get(), shape_, operation, done), bytes);
   }
   void time_chains() {
@@ -228,6 +235,7 @@ class LowLatencyBench {
 
   Peers& peers_;
   const Shape shape_;
+  const std::string between_nodes_;
   Results& results_;
   const Stream stream_;
   ep::Group group_;

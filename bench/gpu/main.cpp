@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/check.hpp"
+#include "gpu/nic_bench.hpp"
 #include "options.hpp"
 
 namespace shoal::bench::gpu {
@@ -59,8 +60,11 @@ std::size_t heap_bytes(const Options& options, const std::string& part, std::int
     options_with_room.combine_staging = true;
     return slack + group(options_with_room);
   }
-  if (part == "low-latency")
-    return slack + group(low_latency_options(options, low_latency_group_size(most)));
+  if (part == "low-latency") {
+    const std::size_t block = group(low_latency_options(options, low_latency_group_size(most)));
+    // Between nodes, one more for each remote rank at most.
+    return slack + block * (options.between_nodes.empty() ? 1 : static_cast<std::size_t>(pes));
+  }
   return slack + group(normal_options(options, options.shape.tokens)) +
          group(low_latency_options(options, options.shape.low_latency_tokens));
 }
@@ -75,6 +79,7 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
     settings.node_size = std::max(1, peers.count() / 2);
     settings.transport_between = "staged";
   }
+  if (!options.between_nodes.empty()) settings.ep_between_nodes = options.between_nodes;
   World world = World::open({settings, bootstrap});
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   {  // The CUDA runtime calls of this thread go to the GPU that the world chose for this PE.
@@ -111,6 +116,18 @@ void run_pes_as_threads(const Options& options, const std::string& part) {
     });
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
+}
+
+/// The same with each way to send between nodes; the results of the second one go to a file of
+/// their own.
+void run_each_way(Options options, const std::string& part) {
+  const std::string path = options.json_path;
+  for (const std::string way : {"kernels", "staged"}) {
+    options.between_nodes = way;
+    if (!path.empty() && way == "staged") options.json_path = path + ".staged.json";
+    fmt::print("between nodes: {}\n", way);
+    run_pes_as_threads(options, part);
+  }
 }
 
 void declare(CLI::App& app, Options& options, std::string& part) {
@@ -172,6 +189,20 @@ void declare(CLI::App& app, Options& options, std::string& part) {
                   "make groups without preinitialize, then warm them up");
 }
 
+/// A part without worlds.
+void declare_nic(CLI::App& app, NicBenchOptions& options, std::string& part) {
+  CLI::App* const sub =
+      app.add_subcommand("nic", "kernels that write through the emulated NIC that is a kernel");
+  sub->add_option("--from", options.here, "GPU that writes")->capture_default_str();
+  sub->add_option("--to", options.there, "GPU that is written to")->capture_default_str();
+  sub->add_option("--sms", options.sms, "SMs of each NIC, 1 to 4")->capture_default_str();
+  sub->add_option("--rate", options.rate, "throttle in GB/s")->capture_default_str();
+  sub->add_option("--delay", options.delay_ns, "one-way delay in nanoseconds")
+      ->capture_default_str();
+  sub->add_option("--json", options.json_path, "also write the results to this file");
+  sub->callback([&part] { part = "nic"; });
+}
+
 void prepare(Options& options, const std::string& part, const CLI::App& app, std::int32_t pes) {
   const bool sweeps = part == "normal" || part == "low-latency";
   const bool own_tokens = sweeps && app.get_subcommand(part)->count("--tokens") > 0;
@@ -202,15 +233,23 @@ int main(int argc, char** argv) {
   gpu::Options options;
   options.shape.low_latency_tokens = 128;
   std::string part;
+  gpu::NicBenchOptions nic;
   gpu::declare(app, options, part);
+  gpu::declare_nic(app, nic, part);
   CLI11_PARSE(app, argc, argv);
   try {
+    if (part == "nic") {
+      gpu::run_nic(nic);
+      return 0;
+    }
     const shoal::Settings settings = shoal::Settings::from_environment();
     const bool launched = settings.n_pes > 0;
     gpu::prepare(options, part, app,
                  launched ? static_cast<std::int32_t>(settings.n_pes) : options.pes);
     if (launched)
       gpu::run_pe(options, part, shoal::make_bootstrap(settings));
+    else if (part == "low-latency" && settings.node_size > 0)
+      gpu::run_each_way(options, part);
     else
       gpu::run_pes_as_threads(options, part);
     return 0;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// nodes.cpp: GPUs on several (emulated) nodes, which do not reach each other's memory: groups that
-// pass rows through the host, and put, get and atomics on heaps through transport "staged".
+// nodes.cpp: GPUs on several (emulated) nodes, which do not reach each other's memory: groups whose
+// rows are sent by kernels or pass through the host (SHOAL_EP_BETWEEN_NODES), and put, get and
+// atomics on heaps.
 //
-// Calls wait for the network, so times are the host's, between barriers. "copies" is the lower
-// bound of any path through the host: the rows of the pair once to pinned host memory and once
-// back.
+// Times are the host's, between barriers. "pair" waits for its sizes; "pairs in a chain" are queued
+// without waiting, which only kernels allow, and are timed together. "copies" is the lower bound of
+// any path through the host: the rows of the pair once to pinned host memory and once back.
 #include <chrono>
 
 #include "base/check.hpp"
@@ -56,7 +57,9 @@ class NodesBench {
     check_output(batch_, output_, batch_.factor, batch_.size, kTolerance, stream_.get(),
                  "pair between nodes");
     const double bytes = 2 * rows * static_cast<double>(shape_.row_bytes());
+    results_.note("rows between nodes", world_.settings().ep_between_nodes);
     time("pair", bytes, shape_.iterations, pair);
+    time_chain(routing, bytes);
     time_copies(static_cast<std::size_t>(bytes / 2));
     time_operations();
     group_.close();
@@ -94,6 +97,36 @@ class NodesBench {
     }
     peers_.barrier();
     results_.add({{"operation", operation}, {"tokens", shape_.tokens}}, timing, bytes);
+  }
+
+  /// Pairs of the largest result, without waiting between them; the time of one.
+  void time_chain(const ep::Routing& routing, double bytes) {
+    constexpr int kPairs = 8;
+    ep::DispatchOptions options;
+    options.weights = batch_.weights;
+    options.worst_case_rows = shape_.tokens * peers_.count();
+    options.launch = launch();
+    ep::CombineOptions back;
+    back.out = output_;
+    back.launch = launch();
+    const auto chain = [&] {
+      for (int i = 0; i < kPairs; ++i) {
+        const ep::Dispatched received = group_.dispatch(batch_.x, routing, options);
+        group_.combine(received.x, received.handle, back);
+      }
+      check(cudaStreamSynchronize(stream_.get()), "a chain of pairs");
+    };
+    chain();
+    Timing timing;
+    peers_.barrier();
+    for (std::int64_t i = 0; i < shape_.iterations; ++i) {
+      const auto start = Clock::now();
+      chain();
+      timing.samples.push_back(seconds_since(start) / kPairs);
+      timing.mean += timing.samples.back() / static_cast<double>(shape_.iterations);
+    }
+    peers_.barrier();
+    results_.add({{"operation", "pairs in a chain"}, {"tokens", shape_.tokens}}, timing, bytes);
   }
 
   void time_copies(std::size_t bytes) {

@@ -7,13 +7,13 @@
 
 #include "base/mlx5/host_bus.hpp"
 #include "nic/studies.hpp"
+#include "shoal/device/detail/gda/operations.hpp"
 #include "transport/gda/host_platform.hpp"
-#include "transport/gda/operations.hpp"
 
 namespace shoal::bench::nic {
 namespace {
 
-namespace gda = transport::gda;
+namespace gda = device::gda;
 
 constexpr std::uint32_t kBlocks = 1024, kLogBlocks = 10;
 constexpr std::uint64_t kNever = ~0ULL >> 1;

@@ -36,7 +36,7 @@ def test_models_hold_and_mutations_fail(report):
     assert runs(report) and all(good for good, _, _ in runs(report)), report.stdout
 
 
-@pytest.mark.parametrize("model", ["normal", "low_latency"])
+@pytest.mark.parametrize("model", ["normal", "low_latency", "rail"])
 def test_every_mutation_that_a_model_names_is_tried(report, model):
     head = (PROTOCOL / f"{model}.pml").read_text().split("*/")[0]
     named = set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", head.split("must fail:")[1]))
