@@ -55,7 +55,7 @@ class MemoryPools {
     {
       const std::lock_guard lock(mutex_);
       if (const auto found = free_.find(device); found != free_.end()) {
-        const cudaMemPool_t pool = found->second;
+        cudaMemPool_t pool = found->second;
         free_.erase(found);
         return pool;
       }

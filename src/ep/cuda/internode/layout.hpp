@@ -61,7 +61,7 @@ struct RailLayout {
 
   RailLayout() = default;
   /// `start` is a multiple of kPageBytes; `chunk` bytes are the wish of a setting.
-  RailLayout(const Shape& shape, std::size_t notice_bytes, std::size_t start, std::size_t chunk,
+  RailLayout(const Shape& shape, std::size_t notice, std::size_t from, std::size_t chunk,
              std::uint32_t depth);
 
   /// Offset of the slot of chunk `number` of a node, in an array of `bytes` each.
