@@ -72,13 +72,12 @@ struct NoGate {
 };
 
 /// The share of lane `lane` of `lanes` of a copy. Calls gate() after it has loaded what it can
-/// before its first store; all lanes call it together.
-template <typename Platform, typename Gate = NoGate>
+/// before its first store; all lanes call it together. A lane has up to `kAtOnce` loads under way.
+template <std::uint32_t kAtOnce, typename Platform, typename Gate = NoGate>
 SHOAL_HOST_DEVICE void copy(const Platform& platform, std::byte* to, const std::byte* from,
                             std::uint64_t bytes, std::uint32_t lane, std::uint32_t lanes,
                             const Gate& gate = {}) {
   constexpr std::uint64_t kUnit = sizeof(Vector);
-  constexpr std::uint32_t kAtOnce = 16;  // of 32 lanes: a job
   const std::uint64_t to_unit = (kUnit - detail::offset_in(to, kUnit)) & (kUnit - 1);
   const std::uint64_t head = to_unit < bytes ? to_unit : bytes;
   const std::uint64_t units = (bytes - head) / kUnit;

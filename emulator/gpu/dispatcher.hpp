@@ -3,7 +3,7 @@
 // order that each queue pair guarantees, and writes completions. It moves small messages and
 // executes atomics itself; workers (worker.hpp) copy the others. For host and device code.
 //
-// A request is fetched (read and checked), issued (on its way; `arrival` is when it reaches the
+// A request is fetched (read and checked), issued (on its way; `time` is when it reaches the
 // peer), started (jobs of it are handed out), executed, and complete when its acknowledgement is
 // back. In each of these the requests of a queue pair keep their order, except that writes are
 // executed in any order unless the queue pair is strict.
@@ -98,17 +98,21 @@ class Dispatcher {
   }
 
   SHOAL_HOST_DEVICE bool may_go_on() {
-    constexpr std::uint64_t kPeriod = 20'000;
+    constexpr std::uint64_t kPeriod = 100'000;
     if (now_ < scratch_.next_check) return true;
     take_new_pairs();
     return platform_.ask([&] {
       Stopped stopped = Stopped::no;
-      const std::uint64_t heartbeat = platform_.load_far(&control_.heartbeat);
+      // Far away: both loads are under way together.
+      const auto word = [&](const std::uint64_t& of) {
+        return platform_.template load<std::uint64_t>(reinterpret_cast<const std::byte*>(&of));
+      };
+      const std::uint64_t heartbeat = word(control_.heartbeat), stop = word(control_.stop);
       if (heartbeat != scratch_.heartbeat) {
         scratch_.heartbeat = heartbeat;
         scratch_.heartbeat_at = now_;
       }
-      if (platform_.load_far(&control_.stop) != 0)
+      if (stop != 0)
         stopped = Stopped::by_owner;
       else if (timing_.owner_timeout != 0 && now_ - scratch_.heartbeat_at > timing_.owner_timeout)
         stopped = Stopped::owner_silent;
@@ -124,10 +128,12 @@ class Dispatcher {
   /// Whether the queue pair has something to do.
   SHOAL_HOST_DEVICE bool look(Pair& pair) const {
     constexpr std::uint32_t kIndex = 0xffff;
-    const auto* const ended = reinterpret_cast<const std::byte*>(pair.config.ended);
-    pair.ended = static_cast<Ended>(platform_.template load<std::uint64_t>(ended));
+    // Both loads are under way together.
+    const auto ended = platform_.template load<std::uint64_t>(
+        reinterpret_cast<const std::byte*>(pair.config.ended));
     if (pair.config.record != nullptr)
       pair.posted = mlx5::big(platform_.load_record(pair.config.record)) & kIndex;
+    pair.ended = static_cast<Ended>(ended);
     return pair.posted != pair.block || pair.fetched != pair.completed ||
            (pair.ended == Ended::refused && !pair.failed);
   }
@@ -137,57 +143,64 @@ class Dispatcher {
     std::uint64_t* const counters = counters_ + std::size_t{number} * kWindow;
     for (int turn = 0; turn < 2; ++turn) {
       if (pair.failed) return flush(pair, number);
-      fetch(pair);
-      issue(pair, number);
+      if (!fetch(pair, number) && pair.issued != pair.fetched)
+        platform_.one([&] { send(pair, number); });
+      moves_ = true;
       for (int i = 0; i < kRounds && execute(pair, counters); ++i) read_clock();
-      settle(pair, counters);
+      if (moves_) settle(pair, counters);
       if (!complete(pair, number, counters)) return;
       read_clock();
     }
   }
 
-  SHOAL_HOST_DEVICE void fetch(Pair& pair) {
+  /// Reads what fits into the window and sends it. Whether there was anything.
+  SHOAL_HOST_DEVICE bool fetch(Pair& pair, std::uint32_t number) {
     const std::uint32_t waiting = (pair.posted - pair.block) & 0xffff;
     const auto room = kWindow - static_cast<std::uint32_t>(pair.fetched - pair.completed);
     const std::uint32_t n = waiting < room ? waiting : room;
-    if (n == 0) return;
+    if (n == 0) return false;
     // As if each request had one block: those after one with more are read again later.
     platform_.lanes(n, [&](std::uint32_t i) {
       decode(platform_, pair.config, own_keys_, static_cast<std::uint16_t>(pair.block + i),
              pair.at(pair.fetched + i));
     });
     platform_.one([&] {
-      std::uint32_t blocks = 0, taken = 0;
-      bool more = true;
-      for (; more && taken < n; ++taken) {
-        Request& request = pair.at(pair.fetched + taken);
-        more = request.blocks == 1;
-        if (request.blocks > waiting - blocks) {  // the doorbell record ends within it
-          const std::uint16_t index = request.index;
-          request = {};
-          request.index = index;
-          request.blocks = static_cast<std::uint8_t>(waiting - blocks);
-          request.syndrome = Syndrome::local_qp_operation;
-        }
-        blocks += request.blocks;
-      }
-      pair.fetched += taken;
-      pair.block = (pair.block + blocks) & 0xffff;
-      pair.report.requests += taken;
+      take(pair, n, waiting);
+      if (!pair.failed) send(pair, number);
     });
+    return true;
   }
 
-  /// Sends what the queue pair's ordering and fences allow.
-  SHOAL_HOST_DEVICE void issue(Pair& pair, std::uint32_t number) {
-    if (pair.issued == pair.fetched || pair.stop != kNoStop) return;
-    platform_.one([&] {
-      for (; pair.issued < pair.fetched; ++pair.issued) {
-        Request& request = pair.at(pair.issued);
-        if (request.syndrome != Syndrome::none || !may_be_sent(pair, request)) return;
-        request.time = now_ + timing_.delay + lateness(pair, request, number);
-        request.state = RequestState::issued;
+  /// Adds the `n` requests that were read, of `waiting` blocks, to the window. By one lane.
+  SHOAL_HOST_DEVICE void take(Pair& pair, std::uint32_t n, std::uint32_t waiting) const {
+    std::uint32_t blocks = 0, taken = 0;
+    bool more = true;
+    for (; more && taken < n; ++taken) {
+      Request& request = pair.at(pair.fetched + taken);
+      more = request.blocks == 1;
+      if (request.blocks > waiting - blocks) {  // the doorbell record ends within it
+        const std::uint16_t index = request.index;
+        request = {};
+        request.index = index;
+        request.blocks = static_cast<std::uint8_t>(waiting - blocks);
+        request.syndrome = Syndrome::local_qp_operation;
       }
-    });
+      blocks += request.blocks;
+    }
+    pair.fetched += taken;
+    pair.block = (pair.block + blocks) & 0xffff;
+    pair.report.requests += taken;
+  }
+
+  /// Sends what the queue pair's ordering and fences allow. By one lane.
+  SHOAL_HOST_DEVICE void send(Pair& pair, std::uint32_t number) const {
+    if (pair.stop != kNoStop) return;
+    for (; pair.issued < pair.fetched; ++pair.issued) {
+      Request& request = pair.at(pair.issued);
+      if (request.syndrome != Syndrome::none || !may_be_sent(pair, request)) return;
+      request.time = now_ + timing_.delay + lateness(pair, request, number);
+      request.state = RequestState::issued;
+    }
   }
 
   SHOAL_HOST_DEVICE bool may_be_sent(const Pair& pair, const Request& request) const {
@@ -219,6 +232,7 @@ class Dispatcher {
     const auto n = static_cast<std::uint32_t>(pair.issued - pair.completed);
     if (n == 0 || pair.ended != Ended::no) return false;
     const Found found = find(pair, n);
+    moves_ = found.started != 0 || (found.ready & ~found.direct) != 0;
     if (found.ready == 0) return false;
     if (pair.unfenced && (found.direct & found.in_order) != 0) fence(pair);
     const std::uint32_t moved = execute_direct(pair, n, found.direct);
@@ -281,21 +295,12 @@ class Dispatcher {
     platform_.one([&] { pair.unfenced = false; });
   }
 
-  /// Executes those of `wanted` that the link has room for.
+  /// Executes the requests `wanted` if the link has room. Returns what it has executed.
   SHOAL_HOST_DEVICE std::uint32_t execute_direct(Pair& pair, std::uint32_t n,
                                                  std::uint32_t wanted) {
-    if (wanted == 0) return 0;
-    const auto now = static_cast<std::uint32_t>(platform_.ask([&] {
-      std::uint32_t granted = 0;
-      for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
-        const std::uint32_t i = lowest(left);
-        if (!jobs_.take_link(pair.at(pair.completed + i).bytes, now_)) break;
-        granted |= 1U << i;
-      }
-      return granted;
-    }));
+    if (wanted == 0 || jobs_.is_booked(now_)) return 0;
     const std::uint32_t refused = platform_.mask(n, [&](std::uint32_t i) {
-      if ((now >> i & 1) == 0) return false;
+      if ((wanted >> i & 1) == 0) return false;
       Request& request = pair.at(pair.completed + i);
       run_direct(platform_, pair, own_keys_, request);
       request.time = now_;
@@ -303,10 +308,14 @@ class Dispatcher {
       return request.syndrome != Syndrome::none;
     });
     platform_.one([&] {
-      pair.unfenced = pair.unfenced || now != 0;
+      std::uint64_t bytes = 0;
+      for (std::uint32_t left = wanted; left != 0; left &= left - 1)
+        bytes += pair.at(pair.completed + lowest(left)).bytes;
+      jobs_.take_link(bytes, now_);
+      pair.unfenced = true;
       stop_at(pair, refused);
     });
-    return now;
+    return wanted;
   }
 
   /// Finds the memory of the requests `wanted`. Whether all may go on.
@@ -385,8 +394,7 @@ class Dispatcher {
     }
     const bool silent = pair.ended == Ended::peer_is_gone && (front.state == RequestState::issued ||
                                                               front.state == RequestState::started);
-    return silent && now_ > front.time + timing_.retry ? Syndrome::retry_exceeded
-                                                          : Syndrome::none;
+    return silent && now_ > front.time + timing_.retry ? Syndrome::retry_exceeded : Syndrome::none;
   }
 
   /// Whether no worker moves data of the queue pair.
@@ -417,7 +425,7 @@ class Dispatcher {
 
   /// In the error state: completes everything that is posted.
   SHOAL_HOST_DEVICE void flush(Pair& pair, std::uint32_t number) {
-    fetch(pair);
+    (void)fetch(pair, number);
     const auto n = static_cast<std::uint32_t>(pair.fetched - pair.completed);
     if (n != 0) pop(pair, n, Syndrome::flushed);
     platform_.one([&] {
@@ -444,20 +452,22 @@ class Dispatcher {
       if (is_written(i))
         write_entry(platform_, pair, entry_of(i), pair.at(pair.completed + i), syndrome, now_);
     });
-    if (written != 0) fence(pair);
+    if (written != 0) platform_.fence();
     platform_.lanes(n, [&](std::uint32_t i) {
       if (is_written(i))
         finish_entry(platform_, queue, entry_of(i), pair.at(pair.completed + i), syndrome);
     });
     platform_.one([&] {
       const std::uint32_t count = count_bits(written);
+      if (count != 0) pair.unfenced = false;
       scratch_.produced[pair.config.completions] = produced + count;
       pair.report.completions += count;
-      for (std::uint32_t i = 0; i < n; ++i)
-        if (failed)
-          ++pair.report.errors;
-        else
-          pair.report.bytes += pair.at(pair.completed + i).bytes;
+      std::uint64_t bytes = 0;
+      for (std::uint32_t i = 0; i < n; ++i) bytes += pair.at(pair.completed + i).bytes;
+      if (failed)
+        pair.report.errors += n;
+      else
+        pair.report.bytes += bytes;
       pair.completed += n;
       if (pair.issued < pair.completed) pair.issued = pair.completed;
     });
@@ -480,6 +490,7 @@ class Dispatcher {
   const Platform& platform_;
   Jobs<Platform> jobs_;
   std::uint64_t now_ = 0;
+  bool moves_ = true;  ///< the queue pair that is served may have requests that are moved by jobs
 };
 
 }  // namespace shoal::emulator::gpu

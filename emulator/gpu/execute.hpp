@@ -156,8 +156,8 @@ SHOAL_HOST_DEVICE void run_direct(const Platform& platform, const Pair& pair,
   do {
     std::byte* const remote = request.remote + request.moved;
     const bool reads = request.opcode == Opcode::read;
-    copy(platform, reads ? request.local : remote, reads ? remote : request.local,
-         request.part_bytes, 0, 1);
+    copy<4>(platform, reads ? request.local : remote, reads ? remote : request.local,
+            request.part_bytes, 0, 1);
   } while (next_part(platform, pair.config, own_keys, request) &&
            request.syndrome == Syndrome::none);
 }

@@ -51,12 +51,10 @@ class Jobs {
     return timing_.byte_cost != 0 && scratch_.free_at > horizon(now);
   }
 
-  /// Takes the link for a message that is moved at once. By one lane.
-  SHOAL_HOST_DEVICE bool take_link(std::uint64_t bytes, std::uint64_t now) {
-    if (is_booked(now)) return false;
+  /// Takes the link for messages that are moved at once. By one lane.
+  SHOAL_HOST_DEVICE void take_link(std::uint64_t bytes, std::uint64_t now) {
     make_up(now);
     scratch_.free_at += bytes * timing_.byte_cost;
-    return true;
   }
 
   /// Hands out jobs of the requests `wanted` of the window, which are started, in their order.
@@ -69,8 +67,8 @@ class Jobs {
       const std::uint32_t room = slots < left ? slots : left;
       if (room == 0 || is_booked(now)) break;
       const std::uint64_t written = scratch_.written;
-      const auto n = static_cast<std::uint32_t>(
-          platform_.ask([&] { return plan(pair, wanted, room, now); }));
+      const auto n =
+          static_cast<std::uint32_t>(platform_.ask([&] { return plan(pair, wanted, room, now); }));
       platform_.lanes(n, [&](std::uint32_t i) {
         write_job(pair, i, counters, jobs_[(written + i) & (n_jobs_ - 1)]);
       });
@@ -140,8 +138,7 @@ class Jobs {
                                 static_cast<std::uint8_t>(jobs)};
       for (std::uint32_t i = 0; i < taken; ++i)
         scratch_.share_of[jobs + i] = static_cast<std::uint8_t>(share);
-      scratch_.free_at +=
-          std::uint64_t{chunks.offset(taken) - request.offset} * timing_.byte_cost;
+      scratch_.free_at += std::uint64_t{chunks.offset(taken) - request.offset} * timing_.byte_cost;
       request.offset = chunks.offset(taken);
       request.jobs += taken;
       pair.jobs += taken;
@@ -169,9 +166,10 @@ class Jobs {
     job.bytes = chunks.bytes(chunk);
     job.after = request.before;
     job.is_ordered = is_strict(pair) ? 1 : 0;
-    job.start = timing_.byte_cost == 0
-                    ? 0
-                    : start_ + ((share.start + (offset - share.offset) * timing_.byte_cost) >> kShift);
+    job.start =
+        timing_.byte_cost == 0
+            ? 0
+            : start_ + ((share.start + (offset - share.offset) * timing_.byte_cost) >> kShift);
   }
 
   /// Where the current part of the first request that is left is handed out, makes its next part

@@ -21,7 +21,7 @@ inline constexpr std::uint32_t kChunkBytes = 8192;
 inline constexpr std::uint32_t kDirectBytes = 256;
 inline constexpr std::uint32_t kMostMessageBytes = 1U << 30;
 /// Most jobs of a strict queue pair that are handed out and not done.
-inline constexpr std::uint32_t kStrictJobs = 96;
+inline constexpr std::uint32_t kStrictJobs = 128;
 /// Index of the first memory key; small keys have meanings of their own.
 inline constexpr std::uint32_t kFirstKey = 0x10;
 
@@ -85,7 +85,7 @@ struct alignas(16) Job {
   std::uint64_t* counter = nullptr;  ///< counts jobs that are done
   std::uint64_t start = 0;           ///< when the link is free for it
   std::uint32_t bytes = 0;
-  std::uint32_t after = 0;    ///< is_ordered: it stores nothing before the counter is there
+  std::uint32_t after = 0;  ///< is_ordered: it stores nothing before the counter is there
   std::uint32_t is_ordered = 0;
 };
 

@@ -36,10 +36,11 @@ class Worker {
     // Where warps may wait here, they have the data in registers when they may store them.
     if constexpr (!Platform::kWaits)
       if (!may_store()) return WorkerState::waiting;
-    copy(platform_, job_.to, job_.from, job_.bytes, platform_.lane(), platform_.width(), [&] {
-      while (!may_store()) {
-      }
-    });
+    copy<kAtOnce>(platform_, job_.to, job_.from, job_.bytes, platform_.lane(), platform_.width(),
+                  [&] {
+                    while (!may_store()) {
+                    }
+                  });
     platform_.one([&] {
       platform_.fence();
       platform_.count(job_.counter);
@@ -52,6 +53,9 @@ class Worker {
   }
 
  private:
+  /// Of 32 lanes: a whole job.
+  static constexpr std::uint32_t kAtOnce = kChunkBytes / sizeof(Vector) / 32;
+
   /// Whether the jobs before it that it has to follow are done. They have smaller numbers, so they
   /// do not wait for this one.
   SHOAL_HOST_DEVICE bool may_store() const {

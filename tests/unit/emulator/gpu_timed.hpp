@@ -20,11 +20,12 @@ namespace shoal::emulator::test {
 
 /// Nanoseconds.
 struct NicCosts {
-  std::uint64_t access = 500;     ///< a load that others may have changed; a release
+  std::uint64_t access = 500;  ///< a load that others may have changed; a release
   std::uint64_t fence = 900;
-  std::uint64_t collective = 250; ///< one call of all lanes
-  std::uint64_t job = 4500;       ///< copy of 8 KiB, with its fence
-  std::uint64_t poll = 600;       ///< between two looks of a worker
+  std::uint64_t collective = 250;  ///< one call of all lanes
+  std::uint64_t job = 4500;        ///< copy of 8 KiB, with its fence
+  std::uint64_t store = 2000;      ///< of it, after its data are there
+  std::uint64_t poll = 600;        ///< between two looks of a worker
 };
 
 /// The dispatcher's: every access moves its clock, and `hook` lets the others catch up.
@@ -94,17 +95,29 @@ struct TimedDispatcherPlatform : gpu::HostPlatform {
   }
 };
 
-/// A worker's: what it adds is seen when its job ends.
+/// A worker's: its job counts as done when its time has passed. While it waits for the jobs before
+/// it, its data are on their way.
 struct TimedWorkerPlatform : gpu::HostPlatform {
-  struct Added {
+  struct Done {
     std::uint64_t at;
     std::uint64_t* word;
   };
   std::uint64_t clock = 0;
   const NicCosts* costs = nullptr;
-  std::vector<Added>* added = nullptr;
+  const std::uint64_t* published = nullptr;
+  std::vector<Done>* done = nullptr;
+  mutable std::uint64_t loading_since = 0;  ///< 0: not yet
 
-  void count(std::uint64_t* word) const { added->push_back({clock + costs->job, word}); }
+  std::uint64_t load_word(const std::uint64_t* word) const {
+    if (word != published && loading_since == 0) loading_since = clock;
+    return HostPlatform::load_word(word);
+  }
+  void count(std::uint64_t* word) const {
+    const std::uint64_t loaded_at =
+        (loading_since == 0 ? clock : loading_since) + costs->job - costs->store;
+    done->push_back({std::max(loaded_at, clock) + costs->store, word});
+    loading_since = 0;
+  }
   std::uint64_t now() const { return clock; }
 };
 
@@ -126,7 +139,8 @@ class TimedNic {
     for (std::uint32_t i = 0; i < shape.workers; ++i) {
       platforms_.push_back({});
       platforms_.back().costs = &costs_;
-      platforms_.back().added = &added_;
+      platforms_.back().done = &done_;
+      platforms_.back().published = &nics.a.state().ring.published;
       workers_.emplace_back(nics.a.state().ring, platforms_.back());
     }
     dispatcher_.emplace(nics.a.state(), scratch_, pairs_.data(), platform_);
@@ -156,18 +170,18 @@ class TimedNic {
       std::size_t next = 0;
       for (std::size_t i = 1; i < platforms_.size(); ++i)
         if (platforms_[i].clock < platforms_[next].clock) next = i;
-      const auto soonest = std::ranges::min_element(added_, {}, &TimedWorkerPlatform::Added::at);
-      const std::uint64_t added_at =
-          soonest == added_.end() ? std::numeric_limits<std::uint64_t>::max() : soonest->at;
+      const auto soonest = std::ranges::min_element(done_, {}, &TimedWorkerPlatform::Done::at);
+      const std::uint64_t done_at =
+          soonest == done_.end() ? std::numeric_limits<std::uint64_t>::max() : soonest->at;
       TimedWorkerPlatform& platform = platforms_[next];
-      if (std::min(platform.clock, added_at) >= clock_) return;
-      if (added_at <= platform.clock) {
+      if (std::min(platform.clock, done_at) >= clock_) return;
+      if (done_at <= platform.clock) {
         std::atomic_ref(*soonest->word).fetch_add(1);
-        added_.erase(soonest);
+        done_.erase(soonest);
         continue;
       }
       const bool worked = workers_[next].step() == gpu::WorkerState::worked;
-      platform.clock += worked ? costs_.job : costs_.poll;
+      platform.clock = worked ? done_.back().at : platform.clock + costs_.poll;
     }
   }
 
@@ -197,7 +211,7 @@ class TimedNic {
   std::optional<gpu::Dispatcher<TimedDispatcherPlatform>> dispatcher_;
   std::deque<TimedWorkerPlatform> platforms_;
   std::deque<gpu::Worker<TimedWorkerPlatform>> workers_;
-  std::vector<TimedWorkerPlatform::Added> added_;
+  std::vector<TimedWorkerPlatform::Done> done_;
 };
 
 }  // namespace shoal::emulator::test
