@@ -234,7 +234,7 @@ class Dispatcher {
     const Found found = find(pair, n);
     moves_ = found.started != 0 || (found.ready & ~found.direct) != 0;
     if (found.ready == 0) return false;
-    if (pair.unfenced && (found.direct & found.in_order) != 0) fence(pair);
+    if (pair.unfenced && (found.ready & found.in_order) != 0) fence(pair);
     const std::uint32_t moved = execute_direct(pair, n, found.direct);
     const std::uint32_t by_jobs = found.ready & ~found.direct;
     const std::uint32_t unstarted = by_jobs & ~found.started;

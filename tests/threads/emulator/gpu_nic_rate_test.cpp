@@ -68,6 +68,26 @@ TEST_P(GpuNicRate, NothingIsEarly) {
   EXPECT_NEAR(static_cast<double>(steps.clock - start), kBytes, 20'000);
 }
 
+// Messages that the dispatcher moves itself; it may move a window of them at once.
+TEST_P(GpuNicRate, SmallMessagesTakeTheLink) {
+  constexpr std::uint32_t kBytes = 256, kMessages = 256;
+  GpuShape shape{.blocks = 512, .ordering = GetParam()};
+  shape.timing.byte_cost = 20 * 65536;  // 0.05 GB/s
+  GpuNics nics(shape);
+  RandomSteps steps(nics, 1);
+  RandomClient client(steps);
+  std::uint64_t ticket = 0;
+  const std::uint64_t start = steps.clock;
+  for (std::uint32_t i = 0; i < kMessages; ++i)
+    ASSERT_EQ(gda::put(nics.a.queue(), nics.a.from(0, false), nics.a.at_peer(0), kBytes, ~0ULL,
+                       client, ticket),
+              gda::Outcome::ok);
+  ASSERT_EQ(gda::wait(nics.a.queue(), ticket, ~0ULL, client), gda::Outcome::ok);
+  const std::uint64_t window = std::uint64_t{gpu::kWindow} * kBytes * 20;
+  EXPECT_GE(steps.clock - start + window + shape.timing.ahead + shape.timing.burst,
+            std::uint64_t{kMessages} * kBytes * 20);
+}
+
 INSTANTIATE_TEST_SUITE_P(Tiers, GpuNicRate, ::testing::ValuesIn(kOrderings),
                          [](const auto& made) { return kTierNames[static_cast<int>(made.param)]; });
 
