@@ -47,12 +47,7 @@ MUTATIONS = [
     ),
     ("fences ignored", "dispatcher.hpp", "if (!request.fenced) return true;", "return true;"),
     ("executed before it has arrived", "dispatcher.hpp", "request.time <= now_ && ", ""),
-    (
-        "acknowledged at once",
-        "dispatcher.hpp",
-        "now_ >= request.time + timing_.delay",
-        "true",
-    ),
+    ("acknowledged at once", "dispatcher.hpp", "now_ >= request.time + timing_.delay", "true"),
     (
         "jobs do not wait for the link",
         "worker.hpp",
@@ -72,12 +67,7 @@ MUTATIONS = [
         "if (scratch_.free_at < earliest) scratch_.free_at = earliest;",
         "",
     ),
-    (
-        "small messages do not take the link",
-        "dispatcher.hpp",
-        "jobs_.take_link(bytes, now_);",
-        "",
-    ),
+    ("small messages do not take the link", "dispatcher.hpp", "jobs_.take_link(bytes, now_);", ""),
     ("strict jobs do not wait for each other", "worker.hpp", "job_.is_ordered == 0 ||", "true ||"),
     (
         "strict jobs wait for those before the request was started",
@@ -128,12 +118,7 @@ MUTATIONS = [
         "platform_.load_word(&done_[number & (n_jobs_ - 1)]) == number - n_jobs_ + 1",
         "true",
     ),
-    (
-        "jobs stay unpublished",
-        "jobs.hpp",
-        "    publish();\n    return 0;",
-        "    return 0;",
-    ),
+    ("jobs stay unpublished", "jobs.hpp", "    publish();\n    return 0;", "    return 0;"),
     (
         "a request that lies in several blocks is read as one block",
         "dispatcher.hpp",

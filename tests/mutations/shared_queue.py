@@ -59,12 +59,7 @@ MUTATIONS = [
         "    if (platform.load(&queue.shared->rung) < target) try_ring(queue, platform);\n",
         "",
     ),
-    (
-        "the last one does not ring",
-        "queue.hpp",
-        "reserved == end;",
-        "false;",
-    ),
+    ("the last one does not ring", "queue.hpp", "reserved == end;", "false;"),
     (
         "full batches do not ring",
         "queue.hpp",
