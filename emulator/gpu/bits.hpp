@@ -33,4 +33,10 @@ SHOAL_HOST_DEVICE inline std::uint32_t count_bits(std::uint32_t bits) {
 #endif
 }
 
+/// Several sets of lanes.
+template <std::uint32_t kCount>
+struct Masks {
+  std::uint32_t at[kCount] = {};
+};
+
 }  // namespace shoal::emulator::gpu

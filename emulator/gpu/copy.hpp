@@ -67,33 +67,48 @@ SHOAL_HOST_DEVICE void copy_edge(const Platform& platform, std::byte* to, const 
 
 }  // namespace detail
 
-/// The share of lane `lane` of `lanes` of a copy.
-template <typename Platform>
+struct NoGate {
+  SHOAL_HOST_DEVICE void operator()() const {}
+};
+
+/// The share of lane `lane` of `lanes` of a copy. Calls gate() after it has loaded what it can
+/// before its first store; all lanes call it together. A lane has up to `kAtOnce` loads under way.
+template <std::uint32_t kAtOnce, typename Platform, typename Gate = NoGate>
 SHOAL_HOST_DEVICE void copy(const Platform& platform, std::byte* to, const std::byte* from,
-                            std::uint64_t bytes, std::uint32_t lane, std::uint32_t lanes) {
+                            std::uint64_t bytes, std::uint32_t lane, std::uint32_t lanes,
+                            const Gate& gate = {}) {
   constexpr std::uint64_t kUnit = sizeof(Vector);
-  constexpr int kAtOnce = 8;
   const std::uint64_t to_unit = (kUnit - detail::offset_in(to, kUnit)) & (kUnit - 1);
   const std::uint64_t head = to_unit < bytes ? to_unit : bytes;
-  if (lane == 0) detail::copy_edge(platform, to, from, head);
-  to += head;
-  from += head;
-  bytes -= head;
-  const std::uint64_t units = bytes / kUnit;
-  std::uint64_t at = lane;
-  if (detail::offset_in(from, kUnit) == 0)
-    for (; at + (kAtOnce - 1) * lanes < units; at += kAtOnce * lanes) {
+  const std::uint64_t units = (bytes - head) / kUnit;
+  bool is_open = false;
+  const auto open = [&] {
+    if (!is_open) gate();
+    is_open = true;
+  };
+  if (detail::offset_in(from + head, kUnit) == 0) {
+    for (std::uint64_t base = 0; base < units; base += kAtOnce * lanes) {
       Vector values[kAtOnce];
-      for (int i = 0; i < kAtOnce; ++i)
-        values[i] = platform.template load<Vector>(from + (at + i * lanes) * kUnit);
-      for (int i = 0; i < kAtOnce; ++i)
-        platform.template store<Vector>(to + (at + i * lanes) * kUnit, values[i]);
+      const std::uint64_t at = base + lane;
+      for (std::uint32_t i = 0; i < kAtOnce; ++i)
+        if (at + i * lanes < units)
+          values[i] = platform.template load<Vector>(from + head + (at + i * lanes) * kUnit);
+      open();
+      for (std::uint32_t i = 0; i < kAtOnce; ++i)
+        if (at + i * lanes < units)
+          platform.template store<Vector>(to + head + (at + i * lanes) * kUnit, values[i]);
     }
-  for (; at < units; at += lanes)
-    platform.template store<Vector>(to + at * kUnit,
-                                    detail::load_any<Vector>(platform, from + at * kUnit));
-  if (lane == 0)
-    detail::copy_edge(platform, to + units * kUnit, from + units * kUnit, bytes % kUnit);
+    open();
+  } else {
+    open();
+    for (std::uint64_t at = lane; at < units; at += lanes)
+      platform.template store<Vector>(to + head + at * kUnit,
+                                      detail::load_any<Vector>(platform, from + head + at * kUnit));
+  }
+  if (lane != 0) return;
+  detail::copy_edge(platform, to, from, head);
+  const std::uint64_t end = head + units * kUnit;
+  detail::copy_edge(platform, to + end, from + end, bytes - end);
 }
 
 }  // namespace shoal::emulator::gpu

@@ -5,6 +5,7 @@
 // and other GPUs access has scope sys.
 #pragma once
 
+#include "gpu/bits.hpp"
 #include "gpu/ptx.cuh"
 #include "shoal/device/ptx.cuh"
 
@@ -15,6 +16,8 @@ namespace shoal::emulator::gpu {
 /// All lanes of the warp call each function. The barrier in front lets every lane read what one of
 /// them is going to change.
 struct CudaPlatform {
+  static constexpr bool kWaits = true;
+
   template <typename Function>
   __device__ void lanes(std::uint32_t n, Function function) const {
     __syncwarp();
@@ -28,6 +31,16 @@ struct CudaPlatform {
     const std::uint32_t bits = __ballot_sync(kAll, holds);
     __syncwarp();
     return bits;
+  }
+  template <std::uint32_t kCount, typename Function>
+  __device__ Masks<kCount> masks(std::uint32_t n, Function function) const {
+    __syncwarp();
+    const std::uint32_t bits = lane() < n ? function(lane()) : 0;
+    Masks<kCount> masks;
+    for (std::uint32_t i = 0; i < kCount; ++i)
+      masks.at[i] = __ballot_sync(kAll, (bits >> i & 1) != 0);
+    __syncwarp();
+    return masks;
   }
   template <typename Function>
   __device__ void one(Function function) const {
@@ -53,9 +66,7 @@ struct CudaPlatform {
   __device__ void store_word(std::uint64_t* word, std::uint64_t value) const {
     ptx::st_release_gpu(word, value);
   }
-  __device__ std::uint64_t add(std::uint64_t* word, std::uint64_t value) const {
-    return ptx::atom_acq_rel_gpu_add(word, value);
-  }
+  __device__ void count(std::uint64_t* word) const { ptx::red_relaxed_gpu_add(word, 1); }
   __device__ std::uint64_t load_far(const std::uint64_t* word) const {
     return device::ptx::ld_acquire_sys(word);
   }

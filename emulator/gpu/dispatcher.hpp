@@ -3,7 +3,7 @@
 // order that each queue pair guarantees, and writes completions. It moves small messages and
 // executes atomics itself; workers (worker.hpp) copy the others. For host and device code.
 //
-// A request is fetched (read and checked), issued (on its way; `arrival` is when it reaches the
+// A request is fetched (read and checked), issued (on its way; `time` is when it reaches the
 // peer), started (jobs of it are handed out), executed, and complete when its acknowledgement is
 // back. In each of these the requests of a queue pair keep their order, except that writes are
 // executed in any order unless the queue pair is strict.
@@ -11,8 +11,10 @@
 // A Platform has, besides what copy.hpp needs:
 //   lanes(n, f)            calls f(i) for all i < n, each by one lane
 //   mask(n, f)             the bits i < n for which f(i) holds; n is at most 32
+//   masks<k>(n, f)         at[j]: the bits i < n for which f(i) has bit j
 //   one(f), ask(f)         calls f by one lane; ask() returns its result to all
-//   load_word(w), store_word(w, v), add(w, v)   words of the NIC: acquire, release, both
+//   load_word(w), store_word(w, v)   words of the NIC: acquire, release
+//   count(w)               adds 1 to a word of the NIC, after fence()
 //   load_far(w), store_far(w, v)   words that hosts and other GPUs access as well
 //   load_record(w)         a doorbell record: acquire
 //   add_far, replace_far   atomics without order, on memory of the peer as well
@@ -22,19 +24,16 @@
 // All of them order memory among the lanes.
 #pragma once
 
-#include "gpu/execute.hpp"
+#include "gpu/jobs.hpp"
 
 namespace shoal::emulator::gpu {
 
 /// What the dispatcher keeps, in memory of its own.
 struct Scratch {
-  std::uint64_t start = 0;       ///< of its clock
-  std::uint64_t free_at = 0;     ///< 2^-16 ns since `start`: when the link is free
-  std::uint64_t published = 0;   ///< jobs that workers know
-  std::uint64_t written = 0;     ///< jobs
-  std::uint64_t free_until = 0;  ///< jobs that have a slot
+  std::uint64_t start = 0;  ///< of its clock
   std::uint64_t next_check = 0, heartbeat = 0, heartbeat_at = 0;
   std::uint64_t produced[kMostPairs] = {};  ///< by completion queue
+  JobScratch jobs;
 };
 
 template <typename Platform>
@@ -47,20 +46,18 @@ class Dispatcher {
         n_pairs_word_(&state.n_pairs),
         state_(state),
         own_keys_(state.tables[0]),
-        pending_(state.pending),
+        counters_(state.counters),
         reports_(state.reports),
         control_(*state.control),
-        published_(&state.ring.published),
-        jobs_(state.ring.jobs),
-        done_(state.ring.done),
-        n_jobs_(state.ring.size),
         scratch_(scratch),
         pairs_(pairs),
-        platform_(platform) {
+        platform_(platform),
+        jobs_(state, scratch.jobs, platform) {
     platform_.one([&] {
       scratch_ = {};
       scratch_.start = scratch_.heartbeat_at = platform_.now();
     });
+    jobs_.set_start(scratch_.start);
     take_new_pairs();
   }
 
@@ -80,7 +77,7 @@ class Dispatcher {
   /// After the last step: workers end when all jobs are done.
   SHOAL_HOST_DEVICE void close() {
     platform_.lanes(n_pairs_, [&](std::uint32_t i) { report(pairs_[i], i); });
-    platform_.one([&] { platform_.store_word(published_, scratch_.published | kClosed); });
+    jobs_.close();
   }
 
  private:
@@ -101,17 +98,21 @@ class Dispatcher {
   }
 
   SHOAL_HOST_DEVICE bool may_go_on() {
-    constexpr std::uint64_t kPeriod = 20'000;
+    constexpr std::uint64_t kPeriod = 100'000;
     if (now_ < scratch_.next_check) return true;
     take_new_pairs();
     return platform_.ask([&] {
       Stopped stopped = Stopped::no;
-      const std::uint64_t heartbeat = platform_.load_far(&control_.heartbeat);
+      // Far away: both loads are under way together.
+      const auto word = [&](const std::uint64_t& of) {
+        return platform_.template load<std::uint64_t>(reinterpret_cast<const std::byte*>(&of));
+      };
+      const std::uint64_t heartbeat = word(control_.heartbeat), stop = word(control_.stop);
       if (heartbeat != scratch_.heartbeat) {
         scratch_.heartbeat = heartbeat;
         scratch_.heartbeat_at = now_;
       }
-      if (platform_.load_far(&control_.stop) != 0)
+      if (stop != 0)
         stopped = Stopped::by_owner;
       else if (timing_.owner_timeout != 0 && now_ - scratch_.heartbeat_at > timing_.owner_timeout)
         stopped = Stopped::owner_silent;
@@ -127,70 +128,79 @@ class Dispatcher {
   /// Whether the queue pair has something to do.
   SHOAL_HOST_DEVICE bool look(Pair& pair) const {
     constexpr std::uint32_t kIndex = 0xffff;
-    const auto* const ended = reinterpret_cast<const std::byte*>(pair.config.ended);
-    pair.ended = static_cast<Ended>(platform_.template load<std::uint64_t>(ended));
+    // Both loads are under way together.
+    const auto ended = platform_.template load<std::uint64_t>(
+        reinterpret_cast<const std::byte*>(pair.config.ended));
     if (pair.config.record != nullptr)
       pair.posted = mlx5::big(platform_.load_record(pair.config.record)) & kIndex;
+    pair.ended = static_cast<Ended>(ended);
     return pair.posted != pair.block || pair.fetched != pair.completed ||
            (pair.ended == Ended::refused && !pair.failed);
   }
 
   SHOAL_HOST_DEVICE void serve(std::uint32_t number) {
     Pair& pair = pairs_[number];
-    std::uint64_t* const pending = pending_ + std::size_t{number} * kWindow;
+    std::uint64_t* const counters = counters_ + std::size_t{number} * kWindow;
     for (int turn = 0; turn < 2; ++turn) {
       if (pair.failed) return flush(pair, number);
-      fetch(pair);
-      issue(pair, number);
-      for (int i = 0; i < kRounds && execute(pair, pending); ++i) read_clock();
-      settle(pair, pending);
-      if (!complete(pair, number, pending)) return;
+      if (!fetch(pair, number) && pair.issued != pair.fetched)
+        platform_.one([&] { send(pair, number); });
+      moves_ = true;
+      for (int i = 0; i < kRounds && execute(pair, counters); ++i) read_clock();
+      if (moves_) settle(pair, counters);
+      if (!complete(pair, number, counters)) return;
       read_clock();
     }
   }
 
-  SHOAL_HOST_DEVICE void fetch(Pair& pair) {
+  /// Reads what fits into the window and sends it. Whether there was anything.
+  SHOAL_HOST_DEVICE bool fetch(Pair& pair, std::uint32_t number) {
     const std::uint32_t waiting = (pair.posted - pair.block) & 0xffff;
     const auto room = kWindow - static_cast<std::uint32_t>(pair.fetched - pair.completed);
     const std::uint32_t n = waiting < room ? waiting : room;
-    if (n == 0) return;
+    if (n == 0) return false;
     // As if each request had one block: those after one with more are read again later.
     platform_.lanes(n, [&](std::uint32_t i) {
       decode(platform_, pair.config, own_keys_, static_cast<std::uint16_t>(pair.block + i),
              pair.at(pair.fetched + i));
     });
     platform_.one([&] {
-      std::uint32_t blocks = 0, taken = 0;
-      bool more = true;
-      for (; more && taken < n; ++taken) {
-        Request& request = pair.at(pair.fetched + taken);
-        more = request.blocks == 1;
-        if (request.blocks > waiting - blocks) {  // the doorbell record ends within it
-          const std::uint16_t index = request.index;
-          request = {};
-          request.index = index;
-          request.blocks = static_cast<std::uint8_t>(waiting - blocks);
-          request.syndrome = Syndrome::local_qp_operation;
-        }
-        blocks += request.blocks;
-      }
-      pair.fetched += taken;
-      pair.block = (pair.block + blocks) & 0xffff;
-      pair.report.requests += taken;
+      take(pair, n, waiting);
+      if (!pair.failed) send(pair, number);
     });
+    return true;
   }
 
-  /// Sends what the queue pair's ordering and fences allow.
-  SHOAL_HOST_DEVICE void issue(Pair& pair, std::uint32_t number) {
-    if (pair.issued == pair.fetched || pair.stop != kNoStop) return;
-    platform_.one([&] {
-      for (; pair.issued < pair.fetched; ++pair.issued) {
-        Request& request = pair.at(pair.issued);
-        if (request.syndrome != Syndrome::none || !may_be_sent(pair, request)) return;
-        request.arrival = now_ + timing_.delay + lateness(pair, request, number);
-        request.state = RequestState::issued;
+  /// Adds the `n` requests that were read, of `waiting` blocks, to the window. By one lane.
+  SHOAL_HOST_DEVICE void take(Pair& pair, std::uint32_t n, std::uint32_t waiting) const {
+    std::uint32_t blocks = 0, taken = 0;
+    bool more = true;
+    for (; more && taken < n; ++taken) {
+      Request& request = pair.at(pair.fetched + taken);
+      more = request.blocks == 1;
+      if (request.blocks > waiting - blocks) {  // the doorbell record ends within it
+        const std::uint16_t index = request.index;
+        request = {};
+        request.index = index;
+        request.blocks = static_cast<std::uint8_t>(waiting - blocks);
+        request.syndrome = Syndrome::local_qp_operation;
       }
-    });
+      blocks += request.blocks;
+    }
+    pair.fetched += taken;
+    pair.block = (pair.block + blocks) & 0xffff;
+    pair.report.requests += taken;
+  }
+
+  /// Sends what the queue pair's ordering and fences allow. By one lane.
+  SHOAL_HOST_DEVICE void send(Pair& pair, std::uint32_t number) const {
+    if (pair.stop != kNoStop) return;
+    for (; pair.issued < pair.fetched; ++pair.issued) {
+      Request& request = pair.at(pair.issued);
+      if (request.syndrome != Syndrome::none || !may_be_sent(pair, request)) return;
+      request.time = now_ + timing_.delay + lateness(pair, request, number);
+      request.state = RequestState::issued;
+    }
   }
 
   SHOAL_HOST_DEVICE bool may_be_sent(const Pair& pair, const Request& request) const {
@@ -218,32 +228,60 @@ class Dispatcher {
   }
 
   /// Executes or starts requests that have arrived. Whether it may have to be called again.
-  SHOAL_HOST_DEVICE bool execute(Pair& pair, std::uint64_t* pending) {
+  SHOAL_HOST_DEVICE bool execute(Pair& pair, std::uint64_t* counters) {
     const auto n = static_cast<std::uint32_t>(pair.issued - pair.completed);
     if (n == 0 || pair.ended != Ended::no) return false;
-    const auto in_window = [&](std::uint32_t i) -> Request& { return pair.at(pair.completed + i); };
-    const std::uint32_t open = platform_.mask(
-        n, [&](std::uint32_t i) { return in_window(i).state != RequestState::executed; });
-    if (open == 0) return false;
-    const std::uint32_t first = lowest(open);
-    const std::uint32_t ready = platform_.mask(n, [&](std::uint32_t i) {
-      const Request& request = in_window(i);
-      if ((open >> i & 1) == 0 || pair.completed + i >= pair.stop || request.arrival > now_)
-        return false;
-      if (request.state == RequestState::started) return !request.all_handed_out();
-      return i == first || may_overtake(pair, request);
+    const Found found = find(pair, n);
+    moves_ = found.started != 0 || (found.ready & ~found.direct) != 0;
+    if (found.ready == 0) return false;
+    if (pair.unfenced && (found.ready & found.in_order) != 0) fence(pair);
+    const std::uint32_t moved = execute_direct(pair, n, found.direct);
+    const std::uint32_t by_jobs = found.ready & ~found.direct;
+    const std::uint32_t unstarted = by_jobs & ~found.started;
+    if (by_jobs != 0 && !jobs_.is_booked(now_) && start(pair, n, unstarted, counters)) {
+      const std::uint32_t failed = jobs_.hand_out(pair, by_jobs, counters, now_);
+      if (failed != 0) platform_.one([&] { stop_at(pair, failed); });  // the rest is not moved
+    }
+    return moved != 0 && moved == found.ready;
+  }
+
+  /// Requests of the window that may go on, as bits.
+  struct Found {
+    std::uint32_t ready = 0;
+    std::uint32_t direct = 0;    ///< of them, those that the dispatcher executes itself
+    std::uint32_t in_order = 0;  ///< the first, unless it may overtake
+    std::uint32_t started = 0;
+  };
+
+  SHOAL_HOST_DEVICE Found find(const Pair& pair, std::uint32_t n) const {
+    constexpr std::uint32_t kOpen = 1, kReady = 2, kOvertakes = 4, kDirect = 8, kStarted = 16,
+                            kFollowed = 32;
+    const auto bits = platform_.template masks<6>(n, [&](std::uint32_t i) -> std::uint32_t {
+      const Request& request = pair.at(pair.completed + i);
+      if (request.state == RequestState::executed) return 0;
+      const bool is_started = request.state == RequestState::started;
+      const bool is_handed_out = is_started && request.all_handed_out();
+      const bool is_ready =
+          pair.completed + i < pair.stop && request.time <= now_ && !is_handed_out;
+      const bool is_write = request.opcode == Opcode::write;
+      return kOpen | (is_ready ? kReady : 0) | (may_overtake(pair, request) ? kOvertakes : 0) |
+             (is_direct(request) && !is_started ? kDirect : 0) | (is_started ? kStarted : 0) |
+             (is_write && (is_handed_out || is_ready) ? kFollowed : 0);
     });
-    if (ready == 0) return false;
-    if (pair.unfenced && (ready >> first & 1) != 0 && !may_overtake(pair, in_window(first)))
-      fence(pair);
-    const std::uint32_t direct = platform_.mask(
-        n, [&](std::uint32_t i) { return (ready >> i & 1) != 0 && is_direct(in_window(i)); });
-    const std::uint32_t moved = execute_direct(pair, n, direct);
-    if ((ready & ~direct) != 0 && start(pair, n, ready & ~direct, pending))
-      for (std::uint32_t left = ready & ~direct; left != 0; left &= left - 1)
-        hand_out(pair, lowest(left), &pending[(pair.completed + lowest(left)) % kWindow]);
-    publish();
-    return moved != 0 && moved == ready;
+    const std::uint32_t open = bits.at[0], direct = bits.at[3];
+    const std::uint32_t first = open & ~(open - 1);
+    Found found{.started = bits.at[4]};
+    found.in_order = first & ~bits.at[2];
+    found.ready = bits.at[1] & (first | bits.at[2]);
+    found.direct = found.ready & direct;
+    if (!is_strict(pair) || (first & bits.at[5] & ~direct) == 0) return found;
+    // Writes behind one that is moved by jobs are moved by jobs too: each job waits for those of
+    // the writes before it.
+    const std::uint32_t barrier = open & ~bits.at[5];
+    const std::uint32_t until = barrier == 0 ? ~0U : (barrier & ~(barrier - 1)) - 1;
+    found.ready |= bits.at[1] & bits.at[5] & until;
+    found.direct &= first;
+    return found;
   }
 
   /// Whether a request may be executed before those in front of it.
@@ -257,48 +295,48 @@ class Dispatcher {
     platform_.one([&] { pair.unfenced = false; });
   }
 
-  /// Executes those of `wanted` that the link has room for.
+  /// Executes the requests `wanted` if the link has room. Returns what it has executed.
   SHOAL_HOST_DEVICE std::uint32_t execute_direct(Pair& pair, std::uint32_t n,
                                                  std::uint32_t wanted) {
-    if (wanted == 0) return 0;
-    const auto now = static_cast<std::uint32_t>(platform_.ask([&] {
-      std::uint32_t granted = 0;
-      for (std::uint32_t left = wanted; left != 0; left &= left - 1) {
-        const std::uint32_t i = lowest(left);
-        if (!take_link(pair.at(pair.completed + i).bytes)) break;
-        granted |= 1U << i;
-      }
-      return granted;
-    }));
+    if (wanted == 0 || jobs_.is_booked(now_)) return 0;
     const std::uint32_t refused = platform_.mask(n, [&](std::uint32_t i) {
-      if ((now >> i & 1) == 0) return false;
+      if ((wanted >> i & 1) == 0) return false;
       Request& request = pair.at(pair.completed + i);
       run_direct(platform_, pair, own_keys_, request);
-      request.executed_at = now_;
+      request.time = now_;
       request.state = RequestState::executed;
       return request.syndrome != Syndrome::none;
     });
     platform_.one([&] {
-      pair.unfenced = pair.unfenced || now != 0;
+      std::uint64_t bytes = 0;
+      for (std::uint32_t left = wanted; left != 0; left &= left - 1)
+        bytes += pair.at(pair.completed + lowest(left)).bytes;
+      jobs_.take_link(bytes, now_);
+      pair.unfenced = true;
       stop_at(pair, refused);
     });
-    return now;
+    return wanted;
   }
 
-  /// Finds the memory of those of `wanted` that are not started yet. Whether all may go on.
+  /// Finds the memory of the requests `wanted`. Whether all may go on.
   SHOAL_HOST_DEVICE bool start(Pair& pair, std::uint32_t n, std::uint32_t wanted,
-                               std::uint64_t* pending) {
+                               std::uint64_t* counters) {
+    if (wanted == 0) return true;
     const std::uint32_t refused = platform_.mask(n, [&](std::uint32_t i) {
+      if ((wanted >> i & 1) == 0) return false;
       Request& request = pair.at(pair.completed + i);
-      if ((wanted >> i & 1) == 0 || request.state == RequestState::started) return false;
       request.syndrome = find_remote(platform_, pair, request);
       if (request.syndrome == Syndrome::none) {
         request.state = RequestState::started;
-        count_jobs(request, &pending[(pair.completed + i) % kWindow]);
+        request.before = request.jobs = is_strict(pair) ? pair.jobs : 0;
+        // No job counts there: the last request that used it is complete. Jobs are published later.
+        if (!is_strict(pair))
+          platform_.template store<std::uint64_t>(
+              reinterpret_cast<std::byte*>(&counters[counter_of(pair, i)]), 0);
         return false;
       }
       request.state = RequestState::executed;
-      request.executed_at = now_;
+      request.time = now_;
       return true;
     });
     if (refused != 0) platform_.one([&] { stop_at(pair, refused); });
@@ -311,117 +349,24 @@ class Dispatcher {
       pair.stop = pair.completed + lowest(refused);
   }
 
-  /// Adds the jobs of the current part, none of which is handed out. The store of `published`
-  /// comes after it.
-  SHOAL_HOST_DEVICE void count_jobs(const Request& request, std::uint64_t* pending) const {
-    const std::uint64_t count = Chunks(request).count();
-    // Workers decrement only what they were handed out: the first part finds 0.
-    if (request.moved == 0)
-      platform_.template store<std::uint64_t>(reinterpret_cast<std::byte*>(pending), count);
-    else
-      platform_.add(pending, count);
-  }
-
-  /// Hands out as many jobs of request `i` of the window as there is room for on the link and in
-  /// the ring of jobs.
-  SHOAL_HOST_DEVICE void hand_out(Pair& pair, std::uint32_t i, std::uint64_t* pending) {
-    Request& request = pair.at(pair.completed + i);
-    while (hand_out_part(request, pending)) {
-      const bool more = platform_.ask([&] {
-        if (!next_part(platform_, pair.config, own_keys_, request)) return false;
-        if (request.syndrome == Syndrome::none) {
-          count_jobs(request, pending);
-          return true;
-        }
-        stop_at(pair, 1U << i);  // the rest of it is not moved
-        return false;
-      }) != 0;
-      if (!more) return;
-    }
-  }
-
-  /// Of the current part. Whether all of it is handed out.
-  SHOAL_HOST_DEVICE bool hand_out_part(Request& request, std::uint64_t* pending) {
-    for (;;) {
-      const std::uint64_t written = scratch_.written;
-      const Chunks chunks(request);
-      const std::uint32_t room = free_slots();
-      const auto n = static_cast<std::uint32_t>(platform_.ask([&] {
-        std::uint32_t taken = 0;
-        while (taken < room && taken < chunks.count() && take_link(chunks.bytes(taken))) ++taken;
-        return taken;
-      }));
-      if (n == 0) return request.offset == request.part_bytes;
-      platform_.lanes(n, [&](std::uint32_t i) {
-        Job& job = jobs_[(written + i) & (n_jobs_ - 1)];
-        std::byte* const local = request.local + chunks.offset(i);
-        std::byte* const remote = request.remote + request.moved + chunks.offset(i);
-        const bool reads = request.opcode == Opcode::read;
-        job = {reads ? local : remote, reads ? remote : local, chunks.bytes(i), pending};
-      });
-      platform_.one([&] {
-        request.offset = chunks.offset(n);
-        scratch_.written = written + n;
-      });
-      // Workers begin while the rest is written.
-      if (scratch_.written - scratch_.published >= kLanes) publish();
-    }
-  }
-
-  /// Slots of the ring of jobs that may be written, at most 32. Their last jobs are done.
-  SHOAL_HOST_DEVICE std::uint32_t free_slots() {
-    const auto known = static_cast<std::uint32_t>(scratch_.free_until - scratch_.written);
-    if (known != 0) return known;
-    const std::uint64_t written = scratch_.written;
-    const std::uint32_t free = platform_.mask(kLanes, [&](std::uint32_t i) {
-      const std::uint64_t number = written + i;
-      if (i >= n_jobs_) return false;
-      return number < n_jobs_ ||
-             platform_.load_word(&done_[number & (n_jobs_ - 1)]) == number - n_jobs_ + 1;
-    });
-    const std::uint32_t count = free == ~0U ? kLanes : lowest(~free);
-    platform_.one([&] { scratch_.free_until = written + count; });
-    return count;
-  }
-
-  /// Makes the jobs that are written known to the workers.
-  SHOAL_HOST_DEVICE void publish() {
-    if (scratch_.published == scratch_.written) return;
-    platform_.one([&] {
-      scratch_.published = scratch_.written;
-      platform_.store_word(published_, scratch_.written);
-    });
-  }
-
-  /// Takes the link for `bytes` bytes, if it is free by now.
-  SHOAL_HOST_DEVICE bool take_link(std::uint64_t bytes) {
-    constexpr unsigned kShift = 16;
-    if (timing_.byte_cost == 0) return true;
-    const std::uint64_t now = now_ - scratch_.start, burst = timing_.burst;
-    const std::uint64_t earliest = now > burst ? (now - burst) << kShift : 0;
-    if (scratch_.free_at < earliest) scratch_.free_at = earliest;
-    if (scratch_.free_at > now << kShift) return false;
-    scratch_.free_at += bytes * timing_.byte_cost;
-    return true;
-  }
-
   /// Notes the requests whose jobs are done.
-  SHOAL_HOST_DEVICE void settle(Pair& pair, const std::uint64_t* pending) {
+  SHOAL_HOST_DEVICE void settle(Pair& pair, const std::uint64_t* counters) {
     const auto n = static_cast<std::uint32_t>(pair.issued - pair.completed);
     const std::uint32_t done = platform_.mask(n, [&](std::uint32_t i) {
       Request& request = pair.at(pair.completed + i);
-      if (request.state != RequestState::started || !request.all_handed_out() ||
-          platform_.load_word(&pending[(pair.completed + i) % kWindow]) != 0)
-        return false;
+      if (request.state != RequestState::started) return false;
+      const std::uint64_t counter = platform_.load_word(&counters[counter_of(pair, i)]);
+      if (is_strict(pair)) pair.jobs_done = static_cast<std::uint32_t>(counter);
+      if (!request.all_handed_out() || !has_reached(counter, request.jobs)) return false;
       request.state = RequestState::executed;
-      request.executed_at = now_;
+      request.time = now_;
       return true;
     });
     if (done != 0) platform_.one([&] { pair.unfenced = true; });
   }
 
   /// Completes requests in their order. Whether there were any.
-  SHOAL_HOST_DEVICE bool complete(Pair& pair, std::uint32_t number, const std::uint64_t* pending) {
+  SHOAL_HOST_DEVICE bool complete(Pair& pair, std::uint32_t number, const std::uint64_t* counters) {
     const auto n = static_cast<std::uint32_t>(pair.issued - pair.completed);
     const std::uint32_t good = platform_.mask(n, [&](std::uint32_t i) {
       const Request& request = pair.at(pair.completed + i);
@@ -430,12 +375,12 @@ class Dispatcher {
     const std::uint32_t count = good == ~0U ? kLanes : lowest(~good);
     if (count != 0) pop(pair, count, Syndrome::none);
     const Syndrome cause = cause_of_failure(pair);
-    if (cause != Syndrome::none && is_idle(pair, pending)) fail(pair, number, cause);
+    if (cause != Syndrome::none && is_idle(pair, counters)) fail(pair, number, cause);
     return count != 0 || pair.failed;
   }
 
   SHOAL_HOST_DEVICE bool is_acknowledged(const Request& request) const {
-    return request.state == RequestState::executed && now_ >= request.executed_at + timing_.delay;
+    return request.state == RequestState::executed && now_ >= request.time + timing_.delay;
   }
 
   /// Why the queue pair has to fail now; Syndrome::flushed where the peer has refused something.
@@ -449,19 +394,16 @@ class Dispatcher {
     }
     const bool silent = pair.ended == Ended::peer_is_gone && (front.state == RequestState::issued ||
                                                               front.state == RequestState::started);
-    return silent && now_ > front.arrival + timing_.retry ? Syndrome::retry_exceeded
-                                                          : Syndrome::none;
+    return silent && now_ > front.time + timing_.retry ? Syndrome::retry_exceeded : Syndrome::none;
   }
 
   /// Whether no worker moves data of the queue pair.
-  SHOAL_HOST_DEVICE bool is_idle(const Pair& pair, const std::uint64_t* pending) {
+  SHOAL_HOST_DEVICE bool is_idle(const Pair& pair, const std::uint64_t* counters) {
     const auto n = static_cast<std::uint32_t>(pair.issued - pair.completed);
     return platform_.mask(n, [&](std::uint32_t i) {
       const Request& request = pair.at(pair.completed + i);
-      // Without the jobs that are not handed out.
       return request.state == RequestState::started &&
-             platform_.load_word(&pending[(pair.completed + i) % kWindow]) !=
-                 Chunks(request).count();
+             !has_reached(platform_.load_word(&counters[counter_of(pair, i)]), request.jobs);
     }) == 0;
   }
 
@@ -483,7 +425,7 @@ class Dispatcher {
 
   /// In the error state: completes everything that is posted.
   SHOAL_HOST_DEVICE void flush(Pair& pair, std::uint32_t number) {
-    fetch(pair);
+    (void)fetch(pair, number);
     const auto n = static_cast<std::uint32_t>(pair.fetched - pair.completed);
     if (n != 0) pop(pair, n, Syndrome::flushed);
     platform_.one([&] {
@@ -510,20 +452,22 @@ class Dispatcher {
       if (is_written(i))
         write_entry(platform_, pair, entry_of(i), pair.at(pair.completed + i), syndrome, now_);
     });
-    if (written != 0) fence(pair);
+    if (written != 0) platform_.fence();
     platform_.lanes(n, [&](std::uint32_t i) {
       if (is_written(i))
         finish_entry(platform_, queue, entry_of(i), pair.at(pair.completed + i), syndrome);
     });
     platform_.one([&] {
       const std::uint32_t count = count_bits(written);
+      if (count != 0) pair.unfenced = false;
       scratch_.produced[pair.config.completions] = produced + count;
       pair.report.completions += count;
-      for (std::uint32_t i = 0; i < n; ++i)
-        if (failed)
-          ++pair.report.errors;
-        else
-          pair.report.bytes += pair.at(pair.completed + i).bytes;
+      std::uint64_t bytes = 0;
+      for (std::uint32_t i = 0; i < n; ++i) bytes += pair.at(pair.completed + i).bytes;
+      if (failed)
+        pair.report.errors += n;
+      else
+        pair.report.bytes += bytes;
       pair.completed += n;
       if (pair.issued < pair.completed) pair.issued = pair.completed;
     });
@@ -538,17 +482,15 @@ class Dispatcher {
   const NicState& state_;
   std::uint32_t n_pairs_ = 0;
   const KeyTable own_keys_;
-  std::uint64_t* const pending_;
+  std::uint64_t* const counters_;
   QueuePairReport* const reports_;
   Control& control_;
-  std::uint64_t* const published_;
-  Job* const jobs_;
-  std::uint64_t* const done_;
-  const std::uint32_t n_jobs_;
   Scratch& scratch_;
   Pair* const pairs_;
   const Platform& platform_;
+  Jobs<Platform> jobs_;
   std::uint64_t now_ = 0;
+  bool moves_ = true;  ///< the queue pair that is served may have requests that are moved by jobs
 };
 
 }  // namespace shoal::emulator::gpu

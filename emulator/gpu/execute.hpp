@@ -19,6 +19,8 @@ struct Pair {
   std::uint64_t stop = kNoStop;  ///< the first request that is refused: none from it on is executed
   std::uint32_t block = 0;       ///< after the requests that are fetched; 16 bits
   std::uint32_t posted = 0;      ///< the doorbell record; 16 bits
+  std::uint32_t jobs = 0;        ///< handed out so far; modulo 2^32, as the next one
+  std::uint32_t jobs_done = 0;   ///< of a strict queue pair, as last seen
   Ended ended = Ended::no;
   bool failed = false;    ///< in the error state
   bool unfenced = false;  ///< something was executed after the last fence
@@ -37,18 +39,36 @@ SHOAL_HOST_DEVICE inline void initialize(const NicState& state, std::uint32_t nu
   pair.queue = state.completions[pair.config.completions];
   pair.peer_keys = state.tables[pair.config.table];
   pair.completed = pair.issued = pair.fetched = 0;
-  pair.block = pair.posted = 0;
+  pair.block = pair.posted = pair.jobs = pair.jobs_done = 0;
   pair.ended = Ended::no;
   pair.failed = pair.unfenced = false;
   pair.stop = kNoStop;
   pair.report = {};
 }
 
+SHOAL_HOST_DEVICE inline bool is_strict(const Pair& pair) {
+  return pair.config.ordering == Ordering::strict;
+}
+
+/// Which of the kWindow counters of a queue pair counts the jobs of request `i` of the window that
+/// are done. Strict queue pairs have one for all, which is never reset: a job is done when all
+/// before it are, so the counter orders them.
+SHOAL_HOST_DEVICE inline std::uint32_t counter_of(const Pair& pair, std::uint32_t i) {
+  return is_strict(pair) ? 0 : static_cast<std::uint32_t>((pair.completed + i) % kWindow);
+}
+
+/// Whether a counter of jobs has come to `target`; modulo 2^32.
+SHOAL_HOST_DEVICE inline bool has_reached(std::uint64_t counter, std::uint32_t target) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(counter) - target) >= 0;
+}
+
 /// What is left of the current part of a request, in jobs whose targets begin at 16 bytes.
 class Chunks {
  public:
-  SHOAL_HOST_DEVICE explicit Chunks(const Request& request)
-      : first_(request.offset), end_(request.part_bytes) {
+  SHOAL_HOST_DEVICE explicit Chunks(const Request& request) : Chunks(request, request.offset) {}
+  /// From `offset` on.
+  SHOAL_HOST_DEVICE Chunks(const Request& request, std::uint32_t offset)
+      : first_(offset), end_(request.part_bytes) {
     const std::byte* const to =
         request.opcode == Opcode::read ? request.local : request.remote + request.moved;
     skew_ = detail::offset_in(to + first_, sizeof(Vector));
@@ -136,8 +156,8 @@ SHOAL_HOST_DEVICE void run_direct(const Platform& platform, const Pair& pair,
   do {
     std::byte* const remote = request.remote + request.moved;
     const bool reads = request.opcode == Opcode::read;
-    copy(platform, reads ? request.local : remote, reads ? remote : request.local,
-         request.part_bytes, 0, 1);
+    copy<4>(platform, reads ? request.local : remote, reads ? remote : request.local,
+            request.part_bytes, 0, 1);
   } while (next_part(platform, pair.config, own_keys, request) &&
            request.syndrome == Syndrome::none);
 }

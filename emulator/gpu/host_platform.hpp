@@ -7,11 +7,15 @@
 #include <thread>
 
 #include "base/shared_words.hpp"
+#include "gpu/bits.hpp"
 #include "gpu/copy.hpp"
 
 namespace shoal::emulator::gpu {
 
 struct HostPlatform {
+  /// Whether a worker may wait for another one inside a step.
+  static constexpr bool kWaits = false;
+
   // The lanes of a warp, one after the other.
   template <typename Function>
   void lanes(std::uint32_t n, Function function) const {
@@ -22,6 +26,15 @@ struct HostPlatform {
     std::uint32_t bits = 0;
     for (std::uint32_t i = 0; i < n; ++i) bits |= (function(i) ? 1U : 0U) << i;
     return bits;
+  }
+  template <std::uint32_t kCount, typename Function>
+  Masks<kCount> masks(std::uint32_t n, Function function) const {
+    Masks<kCount> masks;
+    for (std::uint32_t i = 0; i < n; ++i) {
+      const std::uint32_t bits = function(i);
+      for (std::uint32_t j = 0; j < kCount; ++j) masks.at[j] |= (bits >> j & 1) << i;
+    }
+    return masks;
   }
   template <typename Function>
   void one(Function function) const {
@@ -38,8 +51,8 @@ struct HostPlatform {
   void store_word(std::uint64_t* word, std::uint64_t value) const noexcept {
     store_release(word, value);
   }
-  std::uint64_t add(std::uint64_t* word, std::uint64_t value) const noexcept {
-    return std::atomic_ref(*word).fetch_add(value, std::memory_order_acq_rel);
+  void count(std::uint64_t* word) const noexcept {
+    std::atomic_ref(*word).fetch_add(1, std::memory_order_acq_rel);
   }
   std::uint64_t load_far(const std::uint64_t* word) const noexcept { return load_acquire(word); }
   void store_far(std::uint64_t* word, std::uint64_t value) const noexcept {

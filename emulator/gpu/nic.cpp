@@ -101,7 +101,7 @@ struct Nic::Implementation {
     configs.allocate(kMostPairs);
     queues.allocate(kMostPairs);
     tables.allocate(kMostPeers + 1);
-    pending.allocate(std::size_t{kMostPairs} * kWindow);
+    counters.allocate(std::size_t{kMostPairs} * kWindow);
     reports.allocate(kMostPairs);
     ended.allocate(kMostPairs);
     jobs.allocate(kJobs);
@@ -122,7 +122,7 @@ struct Nic::Implementation {
     configs.free();
     queues.free();
     tables.free();
-    pending.free();
+    counters.free();
     reports.free();
     ended.free();
     jobs.free();
@@ -229,7 +229,7 @@ struct Nic::Implementation {
     value.pairs = configs.get();
     value.completions = queues.get();
     value.tables = tables.get();
-    value.pending = pending.get();
+    value.counters = counters.get();
     value.reports = reports.get();
     check(cudaHostGetDevicePointer(reinterpret_cast<void**>(&value.control), control, 0),
           "mapping its control words");
@@ -269,7 +269,7 @@ struct Nic::Implementation {
   DeviceArray<CompletionQueueConfig> queues;
   DeviceArray<KeyTable> tables;
   std::vector<DeviceArray<Region>> regions;  ///< by table; 0 is its own
-  DeviceArray<std::uint64_t> pending, ended, done;
+  DeviceArray<std::uint64_t> counters, ended, done;
   DeviceArray<QueuePairReport> reports;
   DeviceArray<Job> jobs;
 

@@ -44,13 +44,8 @@ __device__ inline std::uint64_t ld_acquire_gpu(const std::uint64_t* at) {
 __device__ inline void st_release_gpu(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
-__device__ inline std::uint64_t atom_acq_rel_gpu_add(std::uint64_t* at, std::uint64_t value) {
-  std::uint64_t before;
-  asm volatile("atom.acq_rel.gpu.add.u64 %0, [%1], %2;"
-               : "=l"(before)
-               : "l"(at), "l"(value)
-               : "memory");
-  return before;
+__device__ inline void red_relaxed_gpu_add(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("red.relaxed.gpu.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 __device__ inline std::uint64_t atom_relaxed_sys_add(std::uint64_t* at, std::uint64_t value) {
   std::uint64_t before;

@@ -18,16 +18,18 @@ enum class RequestState : std::uint8_t { fetched, issued, started, executed };
 /// A request in the window of its queue pair.
 struct Request {
   std::uint64_t remote_address = 0;
-  std::uint64_t arrival = 0;      ///< at the peer, the earliest
-  std::uint64_t executed_at = 0;  ///< RequestState::executed
-  std::byte* remote = nullptr;    ///< RequestState::started: the memory at remote_address
-  std::byte* local = nullptr;     ///< memory of the current part
+  std::uint64_t time = 0;       ///< of arrival at the peer, the earliest; then of execution
+  std::byte* remote = nullptr;  ///< RequestState::started: the memory at remote_address
+  std::byte* local = nullptr;   ///< memory of the current part
   std::uint32_t remote_key = 0;
   std::uint32_t bytes = 0;
   std::uint32_t part_bytes = 0;  ///< of the current part
   std::uint32_t offset = 0;      ///< in the current part: handed to workers
   std::uint32_t moved = 0;       ///< bytes of the parts before it
-  std::uint16_t index = 0;       ///< of the first block
+  // Modulo 2^32, on the counter of its jobs (counter_of()):
+  std::uint32_t before = 0;  ///< its jobs wait until the counter is there
+  std::uint32_t jobs = 0;    ///< what the counter is when all that were handed out are done
+  std::uint16_t index = 0;   ///< of the first block
   std::uint8_t blocks = 1;
   std::uint8_t segments = 1;
   std::uint8_t segment = 0;  ///< of the current part

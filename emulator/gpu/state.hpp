@@ -20,6 +20,8 @@ inline constexpr std::uint32_t kChunkBytes = 8192;
 /// The dispatcher moves messages up to this size itself.
 inline constexpr std::uint32_t kDirectBytes = 256;
 inline constexpr std::uint32_t kMostMessageBytes = 1U << 30;
+/// Most jobs of a strict queue pair that are handed out and not done.
+inline constexpr std::uint32_t kStrictJobs = 128;
 /// Index of the first memory key; small keys have meanings of their own.
 inline constexpr std::uint32_t kFirstKey = 0x10;
 
@@ -77,11 +79,14 @@ struct QueuePairReport {
 };
 
 /// A copy for one worker.
-struct Job {
+struct alignas(16) Job {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
-  std::uint64_t bytes = 0;
-  std::uint64_t* pending = nullptr;  ///< jobs of the request that are not done
+  std::uint64_t* counter = nullptr;  ///< counts jobs that are done
+  std::uint64_t start = 0;           ///< when the link is free for it
+  std::uint32_t bytes = 0;
+  std::uint32_t after = 0;  ///< is_ordered: it stores nothing before the counter is there
+  std::uint32_t is_ordered = 0;
 };
 
 /// Jobs from the dispatcher to the workers. Each worker takes the next number and waits for the job
@@ -111,6 +116,7 @@ struct Control {
 struct Timing {
   std::uint64_t byte_cost = 0;        ///< 2^-16 ns of a byte; 0: not throttled
   std::uint64_t burst = 8000;         ///< idle time that may be made up for
+  std::uint64_t ahead = 16'000;       ///< by which jobs may be handed out before they start
   std::uint64_t delay = 0;            ///< one way
   std::uint64_t reorder = 0;          ///< most by which writes are late, unless the order is strict
   std::uint64_t retry = 500'000'000;  ///< until a silent peer is given up
@@ -126,7 +132,7 @@ struct NicState {
   const QueuePairConfig* pairs = nullptr;
   const CompletionQueueConfig* completions = nullptr;
   const KeyTable* tables = nullptr;
-  std::uint64_t* pending = nullptr;  ///< kWindow for each queue pair
+  std::uint64_t* counters = nullptr;  ///< of jobs that are done: kWindow for each queue pair
   QueuePairReport* reports = nullptr;
   Control* control = nullptr;
   JobRing ring;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/copy.hpp"
+#include "gpu/execute.hpp"
 #include "gpu/state.hpp"
 
 namespace shoal::emulator::gpu {
@@ -16,38 +17,62 @@ class Worker {
   SHOAL_HOST_DEVICE Worker(JobRing& ring, const Platform& platform)
       : ring_(ring), jobs_(ring.jobs), done_(ring.done), size_(ring.size), platform_(platform) {}
 
-  /// Does its next job if it is there. Jobs begin in the order of their numbers.
+  /// Does its next job if it is there and may begin. Jobs are taken in the order of their numbers.
   SHOAL_HOST_DEVICE WorkerState step() {
     if (!has_number_) {
       number_ = platform_.ask([&] { return platform_.add_far(&ring_.taken, std::uint64_t{1}); });
       has_number_ = true;
     }
-    const std::uint64_t published =
-        platform_.ask([&] { return platform_.load_word(&ring_.published); });
-    if ((published & ~kClosed) <= number_)
-      return (published & kClosed) == 0 ? WorkerState::waiting : WorkerState::closed;
-    const std::uint32_t slot = static_cast<std::uint32_t>(number_) & (size_ - 1);
-    const Job job = jobs_[slot];
-    copy(platform_, job.to, job.from, job.bytes, platform_.lane(), platform_.width());
-    platform_.fence();
+    if (!has_job_) {
+      if ((published_ & ~kClosed) <= number_)
+        published_ = platform_.ask([&] { return platform_.load_word(&ring_.published); });
+      if ((published_ & ~kClosed) <= number_)
+        return (published_ & kClosed) == 0 ? WorkerState::waiting : WorkerState::closed;
+      job_ = jobs_[number_ & (size_ - 1)];
+      has_job_ = true;
+    }
+    if (job_.start != 0 && platform_.ask([&] { return platform_.now(); }) < job_.start)
+      return WorkerState::waiting;
+    // Where warps may wait here, they have the data in registers when they may store them.
+    if constexpr (!Platform::kWaits)
+      if (!may_store()) return WorkerState::waiting;
+    copy<kAtOnce>(platform_, job_.to, job_.from, job_.bytes, platform_.lane(), platform_.width(),
+                  [&] {
+                    while (!may_store()) {
+                    }
+                  });
     platform_.one([&] {
-      platform_.add(job.pending, ~std::uint64_t{0});
+      platform_.fence();
+      platform_.count(job_.counter);
       // The job was read before the fence.
-      platform_.template store<std::uint64_t>(reinterpret_cast<std::byte*>(&done_[slot]),
-                                              number_ + 1);
+      platform_.template store<std::uint64_t>(
+          reinterpret_cast<std::byte*>(&done_[number_ & (size_ - 1)]), number_ + 1);
     });
-    has_number_ = false;
+    has_number_ = has_job_ = false;
     return WorkerState::worked;
   }
 
  private:
+  /// Of 32 lanes: a whole job.
+  static constexpr std::uint32_t kAtOnce = kChunkBytes / sizeof(Vector) / 32;
+
+  /// Whether the jobs before it that it has to follow are done. They have smaller numbers, so they
+  /// do not wait for this one.
+  SHOAL_HOST_DEVICE bool may_store() const {
+    return job_.is_ordered == 0 || platform_.ask([&] {
+      return has_reached(platform_.load_word(job_.counter), job_.after);
+    }) != 0;
+  }
+
   JobRing& ring_;
   const Job* const jobs_;
   std::uint64_t* const done_;
   const std::uint32_t size_;
   const Platform& platform_;
   std::uint64_t number_ = 0;
-  bool has_number_ = false;
+  std::uint64_t published_ = 0;  ///< as last seen
+  Job job_;
+  bool has_number_ = false, has_job_ = false;
 };
 
 }  // namespace shoal::emulator::gpu

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutations of emulator/gpu/, each of which must make tests/threads/emulator/gpu_nic_test.cpp fail.
+"""Mutations of emulator/gpu/, each of which must make tests/threads/emulator/gpu_nic_test.cpp or
+gpu_nic_rate_test.cpp fail.
 
 Usage: gpu_nic.py [NAME...]. Exits with 1 when a mutation survives or its place is not found. A run
 takes about ten minutes on two cores.
@@ -16,7 +17,7 @@ from loop import NotRun, replace_in, run_mutations
 from emulator_engine import COMPILER, ROOT
 from shared_queue import compile_emulator, run_linked
 
-TEST = ROOT / "tests/threads/emulator/gpu_nic_test.cpp"
+TESTS = [ROOT / f"tests/threads/emulator/gpu_nic{part}_test.cpp" for part in ("", "_rate")]
 
 # (what is wrong, file of emulator/gpu, text, replacement)
 MUTATIONS = [
@@ -45,38 +46,79 @@ MUTATIONS = [
         "if (false &&",
     ),
     ("fences ignored", "dispatcher.hpp", "if (!request.fenced) return true;", "return true;"),
-    ("executed before it has arrived", "dispatcher.hpp", " || request.arrival > now_)", ")"),
+    ("executed before it has arrived", "dispatcher.hpp", "request.time <= now_ && ", ""),
+    ("acknowledged at once", "dispatcher.hpp", "now_ >= request.time + timing_.delay", "true"),
     (
-        "acknowledged at once",
-        "dispatcher.hpp",
-        "now_ >= request.executed_at + timing_.delay",
-        "true",
+        "jobs do not wait for the link",
+        "worker.hpp",
+        "platform_.now(); }) < job_.start)",
+        "platform_.now(); }) < 1)",
     ),
-    ("not throttled", "dispatcher.hpp", "if (timing_.byte_cost == 0) return true;", "return true;"),
+    ("nothing is handed out ahead", "jobs.hpp", "start_ + timing_.ahead) <<", "start_) <<"),
+    (
+        "everything is handed out ahead",
+        "jobs.hpp",
+        "return (now - start_ + timing_.ahead) << kShift;",
+        "return ~std::uint64_t{0};",
+    ),
+    (
+        "an idle link saves all its time",
+        "jobs.hpp",
+        "if (scratch_.free_at < earliest) scratch_.free_at = earliest;",
+        "",
+    ),
+    ("small messages do not take the link", "dispatcher.hpp", "jobs_.take_link(bytes, now_);", ""),
+    ("strict jobs do not wait for each other", "worker.hpp", "job_.is_ordered == 0 ||", "true ||"),
+    (
+        "strict jobs wait for those before the request was started",
+        "jobs.hpp",
+        "request.before = request.jobs = pair.jobs;",
+        "request.jobs = pair.jobs;",
+    ),
+    (
+        "strict writes one by one",
+        "dispatcher.hpp",
+        "if (!is_strict(pair) || (first",
+        "if (true || (first",
+    ),
+    (
+        "strict atomics follow writes",
+        "dispatcher.hpp",
+        "(is_write && (is_handed_out || is_ready) ? kFollowed : 0)",
+        "(is_handed_out || is_ready ? kFollowed : 0)",
+    ),
+    (
+        "any number of strict jobs",
+        "jobs.hpp",
+        "if (under_way >= kStrictJobs) return 0;",
+        "return kLanes;",
+    ),
+    (
+        "stored before the gate",
+        "copy.hpp",
+        "          values[i] = platform.template load<Vector>(from + head + (at + i * lanes) * kUnit);\n"
+        "      open();\n",
+        "          values[i] = platform.template load<Vector>(from + head + (at + i * lanes) * kUnit);\n",
+    ),
     (
         "complete while jobs run",
         "dispatcher.hpp",
-        "platform_.load_word(&pending[(pair.completed + i) % kWindow]) != 0)",
-        "false)",
+        "!has_reached(counter, request.jobs)) return false;",
+        "false) return false;",
     ),
     (
         "fails while jobs run",
         "dispatcher.hpp",
-        "if (cause != Syndrome::none && is_idle(pair, pending))",
+        "if (cause != Syndrome::none && is_idle(pair, counters))",
         "if (cause != Syndrome::none)",
     ),
     (
         "a slot of the ring of jobs is written again too early",
-        "dispatcher.hpp",
+        "jobs.hpp",
         "platform_.load_word(&done_[number & (n_jobs_ - 1)]) == number - n_jobs_ + 1",
         "true",
     ),
-    (
-        "jobs stay unpublished",
-        "dispatcher.hpp",
-        "    publish();\n    return moved",
-        "    return moved",
-    ),
+    ("jobs stay unpublished", "jobs.hpp", "    publish();\n    return 0;", "    return 0;"),
     (
         "a request that lies in several blocks is read as one block",
         "dispatcher.hpp",
@@ -92,14 +134,14 @@ MUTATIONS = [
     (
         "a refused request stops those before it",
         "dispatcher.hpp",
-        "pair.completed + i >= pair.stop",
-        "pair.stop != kNoStop",
+        "pair.completed + i < pair.stop",
+        "pair.stop == kNoStop",
     ),
     (
         "a refused request does not stop those after it",
         "dispatcher.hpp",
-        "pair.completed + i >= pair.stop",
-        "false",
+        "pair.completed + i < pair.stop",
+        "true",
     ),
     (
         "the peer does not learn that it has refused",
@@ -145,14 +187,17 @@ MUTATIONS = [
 ]
 
 
-def compile_test(emulator, output):
-    """The test with the headers of the folder `emulator`. False where it does not compile."""
+def compile_tests(emulator, outputs):
+    """The tests with the headers of the folder `emulator`. False where one does not compile."""
     include = [emulator, ROOT / "include", ROOT / "src", ROOT / "tests"]
     flags = [flag for folder in include for flag in ("-I", str(folder))]
-    done = subprocess.run(
-        [*COMPILER, *flags, str(TEST), "-o", str(output)], capture_output=True, check=False
-    )
-    return done.returncode == 0
+    compilers = [
+        subprocess.Popen(
+            [*COMPILER, *flags, str(test), "-o", str(output)], stderr=subprocess.DEVNULL
+        )
+        for test, output in zip(TESTS, outputs, strict=True)
+    ]
+    return not any([compiler.wait() for compiler in compilers])
 
 
 def mutate(folder, file, text, replacement):
@@ -167,14 +212,14 @@ def mutate(folder, file, text, replacement):
 def main(wanted):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        test = folder / "gpu_nic_test.o"
-        objects = [*compile_emulator(folder), test]
-        if not compile_test(ROOT / "emulator", test) or (failed := run_linked(objects, folder)):
+        tests = [folder / f"{test.stem}.o" for test in TESTS]
+        objects = [*compile_emulator(folder), *tests]
+        if not compile_tests(ROOT / "emulator", tests) or (failed := run_linked(objects, folder)):
             print(f"the test fails without a mutation: {failed}")
             return 1
 
         def notice(*change):
-            if not compile_test(mutate(folder, *change), test):
+            if not compile_tests(mutate(folder, *change), tests):
                 raise NotRun("does not compile")
             return run_linked(objects, folder)
 

@@ -59,12 +59,7 @@ MUTATIONS = [
         "    if (platform.load(&queue.shared->rung) < target) try_ring(queue, platform);\n",
         "",
     ),
-    (
-        "the last one does not ring",
-        "queue.hpp",
-        "platform.load(&shared.reserved) == end;",
-        "false;",
-    ),
+    ("the last one does not ring", "queue.hpp", "reserved == end;", "false;"),
     (
         "full batches do not ring",
         "queue.hpp",
@@ -74,19 +69,20 @@ MUTATIONS = [
     (
         "no lock around the doorbell",
         "queue.hpp",
-        "if (!platform.replace(&shared.lock, free, 1)) return;",
+        "if (!platform.replace(&shared.lock, free, 1)) return false;",
         "platform.replace(&shared.lock, free, 1);",
     ),
     (
         "record read before the lock",
         "queue.hpp",
-        "  std::uint64_t free = 0;\n  if (!platform.replace(&shared.lock, free, 1)) return;\n"
-        "  // Loaded under the lock: records never go back.\n"
+        "  std::uint64_t free = 0;\n  if (!platform.replace(&shared.lock, free, 1)) return false;\n"
+        "  // Loaded under the lock: records never go back. Both loads are under way together.\n"
+        "  const std::uint64_t rung = platform.peek(&shared.rung);\n"
         "  const std::uint64_t published = platform.load(&shared.published);\n"
-        "  if (published > platform.load(&shared.rung)) {",
+        "  if (published > rung) {",
         "  std::uint64_t free = 0;\n"
         "  const std::uint64_t published = platform.load(&shared.published);\n"
-        "  if (!platform.replace(&shared.lock, free, 1)) return;\n"
+        "  if (!platform.replace(&shared.lock, free, 1)) return false;\n"
         "  if (published != platform.load(&shared.rung)) {",
     ),
     ("the lock stays taken", "queue.hpp", "  platform.store(&shared.lock, 0);\n", ""),

@@ -14,6 +14,7 @@ struct HostPlatform : mlx5::HostBus {
   const std::atomic<bool>* abort = nullptr;
 
   std::uint64_t load(const std::uint64_t* word) const noexcept { return load_acquire(word); }
+  std::uint64_t peek(const std::uint64_t* word) const noexcept { return load_relaxed(word); }
   void store(std::uint64_t* word, std::uint64_t value) const noexcept {
     store_release(word, value);
   }

@@ -532,7 +532,7 @@ TEST(GpuNicCopy, BytesArriveAndAlignedWordsAreStoredAtOnce) {
         to.fill(std::byte{0});
         sizes.clear();
         for (std::uint32_t lane = 0; lane < 3; ++lane)
-          gpu::copy(platform, &to[target], &from[source], bytes, lane, 3);
+          gpu::copy<4>(platform, &to[target], &from[source], bytes, lane, 3);
         for (std::size_t i = 0; i < to.size(); ++i)
           ASSERT_EQ(to[i],
                     i >= target && i < target + bytes ? from[source + i - target] : std::byte{0})
@@ -540,6 +540,26 @@ TEST(GpuNicCopy, BytesArriveAndAlignedWordsAreStoredAtOnce) {
         if (bytes == 8 && target % 8 == 0) ASSERT_EQ(sizes, std::vector<std::size_t>{8});
         if (bytes == 4 && target % 4 == 0) ASSERT_EQ(sizes, std::vector<std::size_t>{4});
       }
+}
+
+// All lanes pass the gate once, before their first store.
+TEST(GpuNicCopy, TheGateIsBeforeTheFirstStore) {
+  alignas(16) std::array<std::byte, 1024> from{}, to{};
+  std::vector<std::size_t> sizes;
+  CountingPlatform platform;
+  platform.sizes = &sizes;
+  for (const std::size_t source : {0, 3})
+    for (const std::size_t target : {0, 3})
+      for (const std::size_t bytes : {0, 5, 16, 200, 900})
+        for (std::uint32_t lane = 0; lane < 3; ++lane) {
+          sizes.clear();
+          int calls = 0;
+          gpu::copy<4>(platform, &to[target], &from[source], bytes, lane, 3, [&] {
+            ++calls;
+            EXPECT_TRUE(sizes.empty());
+          });
+          EXPECT_EQ(calls, 1) << source << " " << target << " " << bytes << " " << lane;
+        }
 }
 
 }  // namespace

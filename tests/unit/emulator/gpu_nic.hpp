@@ -43,11 +43,10 @@ struct EnginePlatform : gpu::HostPlatform {
     HostPlatform::store_word(word, value);
     step();
   }
-  std::uint64_t add(std::uint64_t* word, std::uint64_t value) const {
+  void count(std::uint64_t* word) const {
     step();
-    const std::uint64_t before = HostPlatform::add(word, value);
+    HostPlatform::count(word);
     step();
-    return before;
   }
   std::uint32_t load_record(const std::uint32_t* word) const {
     const std::uint32_t value = HostPlatform::load_record(word);
@@ -113,7 +112,7 @@ class GpuEnd {
                           .ended = &line.ended,
                           .peer_ended = &peer.lines_[i]->ended});
     }
-    pending_.assign(lines_.size() * gpu::kWindow, 0);
+    counters_.assign(lines_.size() * gpu::kWindow, 0);
     reports_.resize(lines_.size());
     jobs_.resize(shape_.jobs);
     done_.assign(shape_.jobs, 0);
@@ -122,7 +121,7 @@ class GpuEnd {
               .pairs = configs_.data(),
               .completions = completions_.data(),
               .tables = tables_.data(),
-              .pending = pending_.data(),
+              .counters = counters_.data(),
               .reports = reports_.data(),
               .control = &control,
               .ring = {}};
@@ -156,6 +155,8 @@ class GpuEnd {
   }
   const gpu::QueuePairReport& report(std::size_t i = 0) const { return reports_[i]; }
   gpu::Region& region() { return regions_[0]; }
+  /// For a dispatcher and workers of the caller's.
+  gpu::NicState& state() { return state_; }
 
   /// The next entry of a completion queue, by owner bit.
   std::optional<Seen> poll(std::size_t i = 0) {
@@ -229,7 +230,7 @@ class GpuEnd {
   std::array<gpu::KeyTable, 2> tables_;
   std::vector<gpu::CompletionQueueConfig> completions_;
   std::vector<gpu::QueuePairConfig> configs_;
-  std::vector<std::uint64_t> pending_, done_;
+  std::vector<std::uint64_t> counters_, done_;
   std::vector<gpu::QueuePairReport> reports_;
   std::vector<gpu::Job> jobs_;
   gpu::NicState state_;

@@ -198,6 +198,11 @@ struct TestPlatform : PlainPlatform {
     runner.step(false);
     return value;
   }
+  std::uint64_t peek(const std::uint64_t* word) {
+    const std::uint64_t value = HostPlatform::peek(word);
+    runner.step(false);
+    return value;
+  }
   void store(std::uint64_t* word, std::uint64_t value) {
     runner.step(false);
     HostPlatform::store(word, value);

@@ -33,6 +33,9 @@ struct CudaPlatform {
   __device__ std::uint64_t load(const std::uint64_t* word) const {
     return ptx::ld_acquire_gpu(word);
   }
+  __device__ std::uint64_t peek(const std::uint64_t* word) const {
+    return ptx::ld_relaxed_gpu(word);
+  }
   __device__ void store(std::uint64_t* word, std::uint64_t value) const {
     ptx::st_release_gpu(word, value);
   }
@@ -48,11 +51,9 @@ struct CudaPlatform {
     seen = before;
     return replaced;
   }
+  /// The release store of `published` is enough on this GPU.
   __device__ void order_requests() const {
-    if (ring_on_gpu)
-      ptx::fence_acq_rel_gpu();
-    else
-      device::ptx::fence_acq_rel_sys();
+    if (!ring_on_gpu) device::ptx::fence_acq_rel_sys();
   }
   __device__ std::uint32_t load_cause(const std::uint32_t* word) const {
     return device::ptx::ld_relaxed_sys(word);

@@ -16,6 +16,11 @@ __device__ inline std::uint64_t ld_acquire_gpu(const std::uint64_t* at) {
   asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
   return value;
 }
+__device__ inline std::uint64_t ld_relaxed_gpu(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
 __device__ inline void st_release_gpu(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
@@ -42,9 +47,6 @@ __device__ inline void atom_acq_rel_gpu_max(std::uint64_t* at, std::uint64_t val
                : "=l"(before)
                : "l"(at), "l"(value)
                : "memory");
-}
-__device__ inline void fence_acq_rel_gpu() {
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 /// Registers of devices: neither combined nor repeated.
 __device__ inline void st_mmio_relaxed_sys(std::uint64_t* at, std::uint64_t value) {

@@ -15,6 +15,7 @@
 // A Platform is a Bus (../mlx5/work_queue.hpp) plus access to the words that threads share
 // (host_platform.hpp, cuda_platform.cuh):
 //   load(word)                  loads before all later accesses of this thread (acquire)
+//   peek(word)                  loads in any order: accesses after it need not wait for it
 //   store(word, value)          stores after all earlier accesses of this thread (release)
 //   add(word, value)            adds; returns the value before
 //   raise(word, value)          stores the larger of both; acquire and release
@@ -178,15 +179,17 @@ SHOAL_HOST_DEVICE bool poll(const Queue& queue, std::uint64_t target, Platform& 
   return platform.load(&queue.shared->completed) >= target;
 }
 
-/// Hands all published requests to the NIC, unless another thread is about to.
+/// Hands all published requests to the NIC, unless another thread is about to: then it returns
+/// false.
 template <typename Platform>
-SHOAL_HOST_DEVICE void try_ring(const Queue& queue, Platform& platform) {
+SHOAL_HOST_DEVICE bool try_ring(const Queue& queue, Platform& platform) {
   Shared& shared = *queue.shared;
   std::uint64_t free = 0;
-  if (!platform.replace(&shared.lock, free, 1)) return;
-  // Loaded under the lock: records never go back.
+  if (!platform.replace(&shared.lock, free, 1)) return false;
+  // Loaded under the lock: records never go back. Both loads are under way together.
+  const std::uint64_t rung = platform.peek(&shared.rung);
   const std::uint64_t published = platform.load(&shared.published);
-  if (published > platform.load(&shared.rung)) {
+  if (published > rung) {
     const auto next = static_cast<std::uint32_t>(published & 0xffff);
     platform.store_record(queue.sends.record, mlx5::big(next));
     platform.order_record();
@@ -196,6 +199,7 @@ SHOAL_HOST_DEVICE void try_ring(const Queue& queue, Platform& platform) {
     platform.store(&shared.rung, published);
   }
   platform.store(&shared.lock, 0);
+  return true;
 }
 
 /// Waits until the requests before `target`, which are published, are complete. A deadline that
@@ -260,17 +264,19 @@ SHOAL_HOST_DEVICE Outcome publish(const Queue& queue, std::uint64_t first, std::
                                   Platform& platform) {
   Shared& shared = *queue.shared;
   platform.order_requests();
+  // A thread that reserves slots after this load rings as well, or leaves it to a later one.
+  std::uint64_t reserved = platform.peek(&shared.reserved);
   while (platform.load(&shared.published) != first) {
     const Outcome outcome = check(queue, deadline, platform);
     if (outcome != Outcome::ok) return abandon(queue, outcome, Step::order, first, platform);
     platform.pause();
+    reserved = platform.peek(&shared.reserved);
   }
   const std::uint64_t end = first + n;
   platform.store(&shared.published, end);
-  const bool is_last = platform.load(&shared.reserved) == end;
+  const bool is_last = reserved == end;
   if (!options.ring && !is_last && first / queue.batch == end / queue.batch) return Outcome::ok;
-  while (platform.load(&shared.rung) < end) {
-    try_ring(queue, platform);
+  while (!try_ring(queue, platform)) {
     if (platform.load(&shared.rung) >= end) break;
     const Outcome outcome = check(queue, deadline, platform);
     if (outcome != Outcome::ok) return abandon(queue, outcome, Step::doorbell, first, platform);
