@@ -17,8 +17,8 @@
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/low_latency/between_nodes.cuh"
 #include "ep/cuda/low_latency/kernels.cuh"
-#include "ep/cuda/low_latency/network.cuh"
 #include "ep/numeric/rows.hpp"
+#include "fake_gpu/requests.hpp"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -27,17 +27,18 @@ namespace {
 constexpr std::uint32_t kThreads = 256;
 static_assert(kThreads >= kMaxDeviceRanks);
 
-__device__ void report_network(const DeviceGroup& group, const Outbox& outbox, Phase phase,
+template <class Network>
+__device__ void report_network(const DeviceGroup& group, const Outbox<Network>& outbox, Phase phase,
                                std::uint32_t operation, std::uint64_t epoch) {
   if (!outbox.ok()) report_fault(group, Fault::network, phase, operation, outbox.rank(), epoch, 0);
 }
 
 /// Calls f(outbox) for each remote rank, a thread each.
-template <typename F>
+template <class Network, typename F>
 __device__ void for_outboxes(const DeviceGroup& group, const RemoteRanks& remote, F&& f) {
   for (auto index = static_cast<std::int32_t>(threadIdx.x); index < remote.count;
        index += static_cast<std::int32_t>(blockDim.x)) {
-    Outbox outbox(group, remote, index);
+    Outbox<Network> outbox(group, remote, index);
     f(outbox);
   }
 }
@@ -51,8 +52,9 @@ __device__ DispatchNoticeWord notice_for(const LowLatencyForwardDispatch& call, 
 }
 
 /// Puts the rows of 32 slots. All lanes of a warp call.
-__device__ void put_slots(const LowLatencyForwardDispatch& call, Outbox& outbox, std::int32_t token,
-                          std::uint64_t epoch) {
+template <class Network>
+__device__ void put_slots(const LowLatencyForwardDispatch& call, Outbox<Network>& outbox,
+                          std::int32_t token, std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
   const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
   bool has_row = false;
@@ -72,7 +74,8 @@ __device__ void put_slots(const LowLatencyForwardDispatch& call, Outbox& outbox,
 }
 
 /// Puts headers, counts, weights and ready words. One thread calls.
-__device__ void put_tables(const LowLatencyForwardDispatch& call, Outbox& outbox,
+template <class Network>
+__device__ void put_tables(const LowLatencyForwardDispatch& call, Outbox<Network>& outbox,
                            std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
   const std::int32_t rank = outbox.rank();
@@ -86,27 +89,28 @@ __device__ void put_tables(const LowLatencyForwardDispatch& call, Outbox& outbox
   if (call.flags != 0) outbox.put(slot_ready(group, rank, first), tokens * sizeof(std::uint64_t));
 }
 
+template <class Network>
 __device__ void forward_dispatch(const LowLatencyForwardDispatch& call) {
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->dispatches_sent;
   const bool usable = !aborted(group);
-  const auto report = [&](const Outbox& outbox) {
+  const auto report = [&](const Outbox<Network>& outbox) {
     report_network(group, outbox, Phase::low_latency_dispatch_receive, kDispatchOperation, epoch);
   };
   if (usable) {
     for_windows(call.remote, call.tokens, [&](std::int32_t index, std::int32_t token) {
-      Outbox outbox(group, call.remote, index);
+      Outbox<Network> outbox(group, call.remote, index);
       if (notice_for(call, outbox.rank(), epoch).left_out) return;
       put_slots(call, outbox, token, epoch);
       report(outbox);
     });
-    for_outboxes(group, call.remote, [&](Outbox& outbox) {
+    for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
       if (!notice_for(call, outbox.rank(), epoch).left_out) put_tables(call, outbox, epoch);
       report(outbox);
     });
   }
   __syncthreads();
-  for_outboxes(group, call.remote, [&](Outbox& outbox) {
+  for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
     outbox.signal_changes();
     if (usable) outbox.signal(dispatch_notice(group, outbox.rank(), epoch, group.me));
     report(outbox);
@@ -133,7 +137,8 @@ __device__ std::size_t log_fmt_bytes(const std::uint32_t* row, std::uint32_t hid
 }
 
 /// Puts the combine row in a place of a token of the remote rank.
-__device__ void put_combine_row(const LowLatencyForwardCombine& call, Outbox& outbox,
+template <class Network>
+__device__ void put_combine_row(const LowLatencyForwardCombine& call, Outbox<Network>& outbox,
                                 std::int32_t token, std::int32_t place, std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
   const std::size_t index = combine_row_index(group, call.sizes, epoch, token, place);
@@ -152,7 +157,8 @@ __device__ void put_combine_row(const LowLatencyForwardCombine& call, Outbox& ou
 }
 
 /// Puts the rows of a token of the remote rank. A lane calls.
-__device__ void put_combine_rows(const LowLatencyForwardCombine& call, Outbox& outbox,
+template <class Network>
+__device__ void put_combine_rows(const LowLatencyForwardCombine& call, Outbox<Network>& outbox,
                                  std::int32_t token, std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
   const std::int32_t behind = outbox.rank() - group.me - 1;
@@ -169,6 +175,7 @@ __device__ void put_combine_rows(const LowLatencyForwardCombine& call, Outbox& o
                     epoch);
 }
 
+template <class Network>
 __device__ void forward_weights(const LowLatencyForwardWeights& call) {
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->combines_sent + 1;
@@ -184,21 +191,22 @@ __device__ void forward_weights(const LowLatencyForwardWeights& call) {
   }
   __threadfence_system();
   __syncthreads();
-  for_outboxes(group, call.remote, [&](Outbox& outbox) {
+  for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
     outbox.put_weights(call.sizes, call.tokens, epoch);
     report_network(group, outbox, Phase::low_latency_combine_weights, kCombineOperation, epoch);
   });
 }
 
+template <class Network>
 __device__ void forward_combine(const LowLatencyForwardCombine& call) {
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->combines_sent;
   const bool usable = !aborted(group);
-  const auto report = [&](const Outbox& outbox) {
+  const auto report = [&](const Outbox<Network>& outbox) {
     report_network(group, outbox, Phase::low_latency_combine_receive, kCombineOperation, epoch);
   };
   if (usable && call.weights_of_tokens > 0) {
-    for_outboxes(group, call.remote, [&](Outbox& outbox) {
+    for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
       outbox.put_weights(call.sizes, call.weights_of_tokens, epoch);
       report(outbox);
     });
@@ -207,12 +215,12 @@ __device__ void forward_combine(const LowLatencyForwardCombine& call) {
   if (usable)
     for_windows(call.remote, call.sizes.max_tokens, [&](std::int32_t index, std::int32_t token) {
       if (token >= call.sizes.max_tokens) return;
-      Outbox outbox(group, call.remote, index);
+      Outbox<Network> outbox(group, call.remote, index);
       put_combine_rows(call, outbox, token, epoch);
       report(outbox);
     });
   __syncthreads();
-  for_outboxes(group, call.remote, [&](Outbox& outbox) {
+  for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
     outbox.signal_changes();
     if (usable) outbox.signal(combine_notice(group, outbox.rank(), epoch, group.me));
     report(outbox);
@@ -230,10 +238,11 @@ __device__ void begin_next(const DeviceGroup& group, std::int32_t rank, std::siz
   if ((dirty[0] != 0 || dirty[1] != 0) && *begun <= sent) *begun = sent + 1;
 }
 
+template <class Network>
 __device__ void forward_signals(const LowLatencyForwardSignals& call) {
   const DeviceGroup& group = call.group;
   const GroupMemory& memory = *group.memory;
-  for_outboxes(group, call.remote, [&](Outbox& outbox) {
+  for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
     begin_next(group, outbox.rank(), group.layout.dispatch_read, memory.dirty_dispatch,
                memory.dispatches_sent);
     begin_next(group, outbox.rank(), group.layout.combine_read, memory.dirty_combine,
@@ -246,21 +255,25 @@ __device__ void forward_signals(const LowLatencyForwardSignals& call) {
 
 namespace low_latency {
 
+template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_dispatch_kernel(const __grid_constant__ LowLatencyForwardDispatch call) {
-  forward_dispatch(call);
+  forward_dispatch<Network>(call);
 }
+template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_combine_kernel(const __grid_constant__ LowLatencyForwardCombine call) {
-  forward_combine(call);
+  forward_combine<Network>(call);
 }
+template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_weights_kernel(const __grid_constant__ LowLatencyForwardWeights call) {
-  forward_weights(call);
+  forward_weights<Network>(call);
 }
+template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_signals_kernel(const __grid_constant__ LowLatencyForwardSignals call) {
-  forward_signals(call);
+  forward_signals<Network>(call);
 }
 
 }  // namespace low_latency
@@ -268,27 +281,43 @@ __global__ void __launch_bounds__(kThreads, 1)
 /// Not set up before the kernel in front has ended.
 constexpr LowLatencyLimits kInOrder{0, 0, false};
 
+/// Launches the kernel of the group's path.
+template <typename Call>
+void launch_on(void (*by_proxy)(Call), void (*by_nic)(Call), const Call& call,
+               cudaStream_t stream) {
+  launch(call.remote.path == NetworkPath::nic ? by_nic : by_proxy, 1, kThreads, 0, call, kInOrder,
+         stream);
+}
+
 }  // namespace
 
 void launch_low_latency_forward_dispatch(const LowLatencyForwardDispatch& call,
                                          cudaStream_t stream) {
-  launch(low_latency::forward_dispatch_kernel, 1, kThreads, 0, call, kInOrder, stream);
+  launch_on(low_latency::forward_dispatch_kernel<ByProxy>,
+            low_latency::forward_dispatch_kernel<ByNic>, call, stream);
 }
 void launch_low_latency_forward_combine(const LowLatencyForwardCombine& call, cudaStream_t stream) {
-  launch(low_latency::forward_combine_kernel, 1, kThreads, 0, call, kInOrder, stream);
+  launch_on(low_latency::forward_combine_kernel<ByProxy>,
+            low_latency::forward_combine_kernel<ByNic>, call, stream);
 }
 void launch_low_latency_forward_weights(const LowLatencyForwardWeights& call, cudaStream_t stream) {
-  launch(low_latency::forward_weights_kernel, 1, kThreads, 0, call, kInOrder, stream);
+  launch_on(low_latency::forward_weights_kernel<ByProxy>,
+            low_latency::forward_weights_kernel<ByNic>, call, stream);
 }
 void launch_low_latency_forward_signals(const LowLatencyForwardSignals& call, cudaStream_t stream) {
-  launch(low_latency::forward_signals_kernel, 1, kThreads, 0, call, kInOrder, stream);
+  launch_on(low_latency::forward_signals_kernel<ByProxy>,
+            low_latency::forward_signals_kernel<ByNic>, call, stream);
 }
 
 void load_low_latency_forward() {
-  load_kernel(low_latency::forward_dispatch_kernel);
-  load_kernel(low_latency::forward_combine_kernel);
-  load_kernel(low_latency::forward_weights_kernel);
-  load_kernel(low_latency::forward_signals_kernel);
+  load_kernel(low_latency::forward_dispatch_kernel<ByProxy>);
+  load_kernel(low_latency::forward_dispatch_kernel<ByNic>);
+  load_kernel(low_latency::forward_combine_kernel<ByProxy>);
+  load_kernel(low_latency::forward_combine_kernel<ByNic>);
+  load_kernel(low_latency::forward_weights_kernel<ByProxy>);
+  load_kernel(low_latency::forward_weights_kernel<ByNic>);
+  load_kernel(low_latency::forward_signals_kernel<ByProxy>);
+  load_kernel(low_latency::forward_signals_kernel<ByNic>);
 }
 
 }  // namespace shoal::ep::cuda
