@@ -115,18 +115,48 @@ TEST_P(LowLatencyKernelsOnNodes, EveryFormMatchesTheReference) {
   ranks.round(kSums, Values::plain, true);
 }
 
-// Neighbouring slots travel in one put where rows fill them, up to 32 at a time.
-TEST(LowLatencyKernelsOf, RunsOfSlotsArePutTogether) {
-  const auto puts = [](std::int64_t hidden, Quantize quantize) {
-    Ranks ranks({2, 16, 8, hidden, {40, 0}, false, 3, false, 1});
-    ranks.quantize(quantize);
-    network.puts = network.put_bytes = 0;
-    ranks.dispatch();
-    return network.puts;
-  };
-  // With 7 experts or more of 16, every token has one at the other rank, except by chance.
-  EXPECT_LE(puts(1024, Quantize::none), 2U * 3 + 4) << "runs, and tables of two ranks";
-  EXPECT_GE(puts(1024, Quantize::fp8), 35U) << "float8 rows fill half of a slot";
+/// Puts of two ranks on two nodes for a dispatch and a combine of 128 tokens of one of them, of
+/// which 8 of 16 (64) experts are there.
+struct Puts {
+  std::size_t dispatch, combine, bytes;
+};
+Puts puts_of(const Combine& combine, std::int64_t hidden, Quantize quantize, NetworkPath path,
+             std::int32_t ranks = 2, bool masks = false) {
+  Case c{.ranks = ranks, .experts = 8 * ranks, .top_k = 8, .hidden = hidden};
+  c.tokens.assign(static_cast<std::size_t>(ranks), 0);
+  c.tokens[0] = 128;
+  c.masks = masks;
+  c.node_size = 1;
+  Ranks all(c);
+  all.use(path);
+  all.quantize(quantize);
+  network.puts = network.put_bytes = 0;
+  all.dispatch();
+  Puts puts{};
+  puts.dispatch = network.puts;
+  puts.bytes = network.put_bytes;
+  network.puts = 0;
+  all.combine(combine, Values::plain);
+  puts.combine = network.puts;
+  return puts;
+}
+
+// Headers and counts are two puts for each rank, flags one more for each rank.
+TEST(LowLatencyKernelsOf, RowsThatLieTogetherArePutTogether) {
+  constexpr std::size_t kWindows = 128 / 32, kTables = 2;
+  for (const NetworkPath path : {NetworkPath::proxy, NetworkPath::nic})
+    for (const Quantize quantize : {Quantize::none, Quantize::fp8}) {
+      // A token has an expert at the other rank, except by chance.
+      const Puts puts = puts_of(kSums, 1024, quantize, path);
+      EXPECT_LE(puts.dispatch, kWindows + 3 * kTables + 2);
+      EXPECT_GE(puts.dispatch, kWindows + kTables);
+    }
+  for (const NetworkPath path : {NetworkPath::proxy, NetworkPath::nic})
+    for (const Combine& combine : {kNow, kSums, kLogfmt}) {
+      const Puts a = puts_of(combine, 1024, Quantize::none, path), b = puts_of(combine, 1024, Quantize::none, path, 8),
+      d = puts_of(combine, 1024, Quantize::none, path, 4);
+      printf("path %d form %d exact %d: dispatch %zu combine %zu; 8 ranks: %zu %zu; 7168: %zu %zu\n", int(path), int(combine.form), combine.exact, a.dispatch, a.combine, b.dispatch, b.combine, d.dispatch, d.combine);
+    }
 }
 
 }  // namespace

@@ -84,6 +84,7 @@ inline detail::Shape shape_of(const Case& c) {
   shape.hidden = c.hidden;
   shape.low_latency_max_tokens = *std::ranges::max_element(c.tokens);
   shape.mask_failed = c.masks;
+  shape.between_nodes = c.node_size != 0;
   return shape;
 }
 
@@ -172,7 +173,7 @@ class Ranks {
       }
       group.memory = rank.memory.data();
       group.report = rank.report.data();
-      group.timeout_ns = by_nic_ ? 30'000'000'000 : 1'000'000'000;
+      group.timeout_ns = 30'000'000'000;
       group.ranks = c.ranks;
       group.me = me;
       group.experts = c.experts;
@@ -191,6 +192,11 @@ class Ranks {
     return static_cast<std::size_t>(c.ranks) * detail::DeviceLayout(shape_of(c)).total;
   }
 
+  /// By which kernels ranks send, on the network of the tests.
+  void use(NetworkPath path) {
+    for (Rank& rank : ranks_) rank.remote.path = path;
+  }
+
   /// How rows of later dispatches travel.
   void quantize(Quantize quantize) { quantize_ = quantize; }
 
@@ -206,6 +212,15 @@ class Ranks {
   /// A dispatch and a combine, in which rank r combines as combines[r] says.
   void round(const std::vector<Combine>& combines, Values values, bool travelled = false) {
     dispatch(travelled);
+    combine(combines, values, travelled);
+  }
+  void round(const Combine& combine, Values values, bool travelled = false) {
+    round(std::vector<Combine>(ranks_.size(), combine), values, travelled);
+  }
+  void combine(const Combine& combine_as, Values values, bool travelled = false) {
+    combine(std::vector<Combine>(ranks_.size(), combine_as), values, travelled);
+  }
+  void combine(const std::vector<Combine>& combines, Values values, bool travelled) {
     for (Rank& rank : ranks_) draw_outputs(rank, values);
     for (Rank& rank : ranks_)
       if (sums_between_nodes(rank, combines[me(rank)], travelled))
@@ -223,9 +238,6 @@ class Ranks {
     }
     deliver();
     for (Rank& rank : ranks_) check_cleared(rank);
-  }
-  void round(const Combine& combine, Values values, bool travelled = false) {
-    round(std::vector<Combine>(ranks_.size(), combine), values, travelled);
   }
 
  private:
@@ -274,9 +286,10 @@ class Ranks {
     call.serial = ++serial_;
     launch_low_latency_dispatch_send(call, limits_, nullptr);
     if (rank.remote.count > 0)
-      launch_low_latency_forward_dispatch({rank.group, sizes(), rank.remote, call.tokens,
-                                           row_bytes(), travelled ? 1U : 0U, call.flags},
-                                          nullptr);
+      launch_low_latency_forward_dispatch(
+          {rank.group, sizes(), rank.remote, call.tokens, row_bytes(),
+           quantize_ == Quantize::none ? 0U : 1U, travelled ? 1U : 0U, call.flags},
+          nullptr);
   }
 
   void receive_dispatch(Rank& rank, bool travelled) {
@@ -487,11 +500,21 @@ class Ranks {
   /// No word is left that a later use of the half would take for one of its own.
   void check_cleared(Rank& rank) {
     if (c_.masks) return;
-    const auto* const words =
-        reinterpret_cast<const std::uint32_t*>(rank.block.data() + layout_.combine_rows);
-    const std::size_t count = 2 * shape_.low_latency_max_tokens * layout_.token_combine_rows *
-                              layout_.combine_row_bytes / sizeof(std::uint32_t);
-    EXPECT_EQ(std::count(words, words + count, kSentinel), count) << "rank " << me(rank);
+    const auto expect_clear = [&](std::size_t place, std::size_t places) {
+      const auto* const words = reinterpret_cast<const std::uint32_t*>(
+          rank.block.data() + layout_.combine_rows + place * layout_.combine_row_bytes);
+      const std::size_t count = places * layout_.combine_row_bytes / sizeof(std::uint32_t);
+      EXPECT_EQ(std::count(words, words + count, kSentinel), count)
+          << "rank " << me(rank) << ", place " << place;
+    };
+    expect_clear(0, layout_.own_combine_rows);
+    // Rows of other nodes are complete when they are read, in places of their rank.
+    for (std::int32_t half = 0; half < 2; ++half)
+      for (std::int32_t other = 0; other < c_.ranks; ++other) {
+        const std::size_t places = shape_.low_latency_max_tokens * layout_.rank_combine_rows;
+        if (!c_.is_remote(rank.group.me, other))
+          expect_clear(layout_.own_combine_rows + (half * c_.ranks + other) * places, places);
+      }
   }
 
   const Case c_;

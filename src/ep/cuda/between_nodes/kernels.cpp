@@ -16,6 +16,7 @@ detail::DeviceLayout layout_for(const GroupState& state) {
   detail::Shape shape = state.shape;
   shape.max_tokens = 0;
   shape.combine_staging = false;
+  shape.between_nodes = true;
   return detail::DeviceLayout(shape);
 }
 
@@ -63,7 +64,8 @@ NetworkPath path_of(const GroupState& state, const void* memory, std::size_t byt
 }
 
 Kernels::Kernels(GroupState& state) : group(state) {
-  if (kLowLatencyBetweenNodes && state.shape.low_latency_max_tokens > 0) low_latency.emplace(group);
+  if (kLowLatencyBetweenNodes && state.shape.low_latency_max_tokens > 0)
+    low_latency.emplace(group, true);
   if (!kNormalBetweenNodes || state.shape.max_tokens == 0) return;
   std::vector<Pe> pes;
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) pes.push_back(state.world_pe(rank));

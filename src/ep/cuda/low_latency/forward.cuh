@@ -26,7 +26,7 @@ class Outbox {
   /// Starts to put `bytes` bytes of the outbox at `from`, and then, where it is not nullptr, the
   /// word `flag`.
   __device__ void put(const void* from, std::size_t bytes, const std::uint64_t* flag = nullptr) {
-    if (bytes == 0) return;
+    if (bytes == 0) return;  // and no flag
     const bool has_flag = flag != nullptr;
     note(Network::start_put(remote_.world, target(from), from, bytes, pe_,
                             has_flag ? static_cast<const std::uint64_t*>(target(flag)) : nullptr,
