@@ -25,6 +25,7 @@ struct Nic : WithVerbs {
     SetUp();
     emulate("ORDERING", c.ordering);
     if (!c.loss.empty()) emulate("LOSS", c.loss);
+    if (c.ordering != "strict") emulate("REORDERING", "0.2");
   }
   void TestBody() override {}
 };

@@ -123,7 +123,10 @@ TEST(EpDeviceLayout, PartsDoNotOverlap) {
     options.combine_staging = draws.pick(0, 1) == 1;
     options.mask_failed = draws.pick(0, 1) == 1;
     options.dtype = draws.pick(0, 1) == 1 ? DataType::bfloat16 : DataType::float8_e4m3;
-    const detail::Shape shape = detail::make_shape(options, ranks);
+    detail::Shape shape = detail::make_shape(options, ranks);
+    shape.between_nodes = true;
+    expect_apart(DeviceLayout(shape), shape);
+    shape.between_nodes = false;
     const DeviceLayout layout(shape);
     expect_apart(layout, shape);
     const SizeHint hint = size_hint(options, ranks, DeviceKind::cuda);
