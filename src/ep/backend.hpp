@@ -98,9 +98,9 @@ std::unique_ptr<Backend> make_backend(GroupState& state, BackendKind kind);
 /// why not all of it.
 struct BetweenNodes {
   bool normal = false, low_latency = false;  ///< by kernels
+  std::string reason;                        ///< why a mode is not; empty: it has no such kernels
   /// What executes the puts of these kernels: the NIC, or the proxy.
   bool normal_by_nic = false, low_latency_by_nic = false;
-  std::string reason;  ///< why a mode is not; empty: it has no such kernels
 };
 /// "through queues of the NIC" or "through the proxy", where kernels send rows.
 std::string executor_of(const BetweenNodes& ways);

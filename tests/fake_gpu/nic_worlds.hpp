@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nic_worlds.hpp: worlds whose kernels on the fake GPU drive queues of an emulated NIC (World::gda).
+// nic_worlds.hpp: worlds whose kernels on the fake GPU drive queues of an emulated NIC.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ struct NicCase {
   std::int64_t queue_pairs = 2;
 };
 
-/// Opens a world of as many PEs, each a node, and calls `body` once with all of them. Afterwards all
-/// that was posted is complete. Returns why there are none here; empty: `body` was called.
+/// Opens a world of as many PEs, each a node, and calls `body` once with all of them. Afterwards
+/// all that was posted is complete. Returns why there are none here; empty: `body` was called.
 std::string with_nic_worlds(const NicCase& c,
                             const std::function<void(const std::vector<NicWorld>&)>& body);
 

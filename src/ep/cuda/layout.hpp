@@ -98,9 +98,9 @@ struct DeviceLayout {
   /// [2][ranks][tokens] words: epoch of the row, for rows with flags.
   std::size_t slot_ready;
   /// Places of combine rows: [2][tokens][token_combine_rows] that ranks share, one for each top-k
-  /// slot, then from place `own_combine_rows` on [2][ranks][rank_combine_rows][tokens] for the first
-  /// rows that a rank sends for a token. Ranks have own places where they may be masked, and then
-  /// share none, and between nodes.
+  /// slot. Then, from place `own_combine_rows` on, [2][ranks][rank_combine_rows][tokens] for the
+  /// first rows that a rank sends for a token. Ranks have own places between nodes, and where they
+  /// may be masked; then they share none.
   std::size_t token_combine_rows, rank_combine_rows, own_combine_rows, combine_places;
   /// [combine_places] CombineNoticeWord, for rows with flags.
   std::size_t combine_flags;

@@ -162,11 +162,11 @@ TEST(LowLatencyKernelsOf, CombinedRowsSharePuts) {
     NetworkPath path;
     std::size_t most;
   };
-  for (const Expected& e : {Expected{"sums", kNow, 2, NetworkPath::proxy, 8},
-                            Expected{"sums_by_nic", kNow, 2, NetworkPath::nic, 8},
-                            Expected{"rows", kSums, 2, NetworkPath::proxy, 110},
-                            Expected{"rows_by_nic", kSums, 2, NetworkPath::nic, 170},
-                            Expected{"sums_of_8", kNow, 8, NetworkPath::proxy, 150}}) {
+  for (const Expected& e : {Expected{"sums", kNow, 2, NetworkPath::proxy, 6},
+                            Expected{"sums_by_nic", kNow, 2, NetworkPath::nic, 7},
+                            Expected{"rows", kSums, 2, NetworkPath::proxy, 60},
+                            Expected{"rows_by_nic", kSums, 2, NetworkPath::nic, 115},
+                            Expected{"sums_of_8", kNow, 8, NetworkPath::proxy, 120}}) {
     const Puts puts = puts_of(e.combine, e.ranks, Quantize::none, e.path, 7168);
     RecordProperty(e.name, static_cast<int>(puts.combine));
     RecordProperty(std::string(e.name) + "_bytes", static_cast<int>(puts.combine_bytes));

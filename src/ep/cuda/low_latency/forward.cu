@@ -2,14 +2,13 @@
 // forward.cu: sends what a low-latency send or receive has left in the outboxes of remote ranks.
 // One block; a warp has 32 tokens of a remote rank at a time, a lane posts the put of its row.
 //
-// Moves, from the outbox to the rank's block: after a dispatch the rows with an expert there, one
-// put for each run of neighbouring slots within 32 tokens (one for each row where rows are much
-// shorter than slots, which is so in float8), and one put each for headers, counts, weights and
-// ready words; after a combine one put for each combine row, with its flag. Then 8 bytes for each
-// signal that has changed, and the notice.
+// Moves, from the outbox to the rank's block: after a dispatch the rows with an expert there, and
+// one put each for headers, counts, weights and ready words; after a combine the combine rows, and
+// one put for their flags. Rows with little between them share a put, within 32 places. Then
+// 8 bytes for each signal that has changed, and the notice.
 //
-// Posts for a remote rank: dispatch, at least (tokens / 32) + 2 + 4, at most tokens + 4 + 4;
-// combine, the number of its rows + 4. A post costs about a microsecond of the proxy's thread.
+// Posts for a remote rank: 4 puts for 128 rows that lie together, 4 or fewer for tables, up to 5
+// signals. A post costs about a microsecond of the proxy's thread, far less by NIC.
 //
 // Waits for nothing but room in the queue of the network: no other rank. Memory order: the launch
 // follows the kernel that wrote the outbox. Rows may arrive in any order; a signal is started after
