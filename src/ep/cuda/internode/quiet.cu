@@ -18,8 +18,8 @@ void launch_quiet(const device::World& world, NetworkPath path, cudaStream_t str
   NormalPlan plan;
   plan.blocks = 1;
   plan.warps = 1;
-  launch(path == NetworkPath::nic ? quiet_kernel<ByNic> : quiet_kernel<ByProxy>, world,
-         plan, stream);
+  launch(path == NetworkPath::nic ? quiet_kernel<ByNic> : quiet_kernel<ByProxy>, world, plan,
+         stream);
 }
 
 void preload_quiet() {
