@@ -66,6 +66,17 @@ bool should_reach(const shoal::detail::WorldState& world, Pe pe) {
 
 }  // namespace
 
+std::string executor_of(const BetweenNodes& ways) {
+  constexpr const char* kNic = "through queues of the NIC";
+  constexpr const char* kProxy = "through the proxy";
+  if (!ways.normal && !ways.low_latency) return "";
+  const bool normal = ways.normal_by_nic, low_latency = ways.low_latency_by_nic;
+  if (!ways.normal || !ways.low_latency || normal == low_latency)
+    return (ways.normal ? normal : low_latency) ? kNic : kProxy;
+  return fmt::format("normal mode {}, low-latency mode {}", normal ? kNic : kProxy,
+                     low_latency ? kNic : kProxy);
+}
+
 void report_between_nodes(const Team& team, const BetweenNodes& ways) {
   const auto& world = *team.state().world;
   std::optional<Pe> named;  // preferably one that should be in reach
@@ -82,8 +93,8 @@ void report_between_nodes(const Team& team, const BetweenNodes& ways) {
   if (ways.normal && ways.low_latency) {
     log::print(
         level,
-        "PE {}: kernels of this ep::Group send rows over the network: the heap of PE {} is out of reach: {}",
-        world.my_pe(), *named, why);
+        "PE {}: kernels of this ep::Group send rows over the network, {}: the heap of PE {} is out of reach: {}",
+        world.my_pe(), executor_of(ways), *named, why);
     return;
   }
   const char* const rows = ways.normal        ? "low-latency rows"
@@ -95,6 +106,10 @@ void report_between_nodes(const Team& team, const BetweenNodes& ways) {
       "graphs: the heap of PE {} is out of reach: {}{}{}",
       world.my_pe(), rows, *named, why,
       ways.reason.empty() ? "" : "; kernels do not send them: ", ways.reason);
+  if (ways.normal || ways.low_latency)
+    log::print(log::Level::info, "PE {}: kernels of this ep::Group send {} over the network, {}",
+               world.my_pe(), ways.normal ? "rows of normal mode" : "low-latency rows",
+               executor_of(ways));
 }
 
 GroupPlacement place_group(const Team& team) {

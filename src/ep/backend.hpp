@@ -99,7 +99,11 @@ std::unique_ptr<Backend> make_backend(GroupState& state, BackendKind kind);
 struct BetweenNodes {
   bool normal = false, low_latency = false;  ///< by kernels
   std::string reason;                        ///< why a mode is not; empty: it has no such kernels
+  /// What executes the puts of these kernels: the NIC, or the proxy.
+  bool normal_by_nic = false, low_latency_by_nic = false;
 };
+/// "through queues of the NIC" or "through the proxy", where kernels send rows.
+std::string executor_of(const BetweenNodes& ways);
 /// Logs it on a PE that does not reach all others: a warning where rows pass through host memory
 /// and the GPUs of a node should reach each other; information where nodes or settings are the
 /// cause.

@@ -103,6 +103,9 @@ class DeviceSide {
   virtual void order(cuda::Stream before, cuda::Stream after) const = 0;
   /// The first error of the proxy, which serves heaps that this GPU does not reach.
   virtual std::optional<Error> proxy_failure() const { return std::nullopt; }
+  /// Whether World::gda serves all puts and signals of kernels between [offset, offset + bytes) of
+  /// this heap and that of `pe`.
+  virtual bool nic_reaches(Pe, std::size_t, std::size_t) const { return false; }
 
  protected:
   DeviceSide() = default;

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <type_traits>
 #include <utility>
 
 // The kernels are other ones than those of the library.
@@ -223,7 +224,7 @@ T atomicAdd(T* at, T value) {
   return std::exchange(*at, *at + value);
 }
 template <typename T>
-T atomicMax(T* at, T value) {
+T atomicMax(T* at, std::type_identity_t<T> value) {
   return std::exchange(*at, max(*at, value));
 }
 template <typename T>
@@ -231,8 +232,12 @@ T atomicAnd(T* at, T value) {
   return std::exchange(*at, *at & value);
 }
 template <typename T>
-T atomicCAS(T* at, T expected, T value) {
+T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
   return *at == expected ? std::exchange(*at, value) : *at;
+}
+inline unsigned atomicCAS_system(unsigned* at, unsigned expected, unsigned value) {
+  __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  return expected;
 }
 
 template <typename Params>

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "ep/cuda/internode/network.cuh"
+#include "ep/cuda/device/network.cuh"
 #include "fake_gpu/network.hpp"
 
 namespace shoal::test::fake_gpu {
@@ -61,11 +61,15 @@ void Network::deliver() {
   }
 }
 
-bool post(Pe pe, std::size_t offset, const std::byte* source, std::size_t bytes,
-          std::size_t flag_offset, std::uint64_t value, bool waits) {
+bool post(const device::World& world, Pe pe, const void* target, const void* source,
+          std::size_t bytes, const std::uint64_t* flag, std::uint64_t value, bool waits) {
   if (pe == network->refused_pe) return false;
   std::atomic<bool> done = false;
-  network->post({pe, offset, flag_offset, source, bytes, value, waits ? &done : nullptr});
+  const auto offset = [&](const void* at) {
+    return static_cast<std::size_t>(static_cast<const std::byte*>(at) - world.heap);
+  };
+  network->post({pe, bytes == 0 ? 0 : offset(target), offset(flag),
+                 static_cast<const std::byte*>(source), bytes, value, waits ? &done : nullptr});
   while (waits && !done) poll();
   return true;
 }

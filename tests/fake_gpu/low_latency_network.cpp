@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/low_latency/network.cuh"
+#include "fake_gpu/fake_gpu.hpp"
+//
+#include "ep/cuda/device/network.cuh"
+#include "fake_gpu/requests.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -7,9 +10,26 @@
 
 namespace shoal::test::fake_gpu {
 
-Network network;
+RequestedNetwork network;
 
-void Network::deliver(std::uint32_t seed) {
+bool post(const device::World& world, Pe pe, const void* target, const void* source,
+          std::size_t bytes, const std::uint64_t* flag, std::uint64_t value, bool) {
+  const auto offset = [&](const void* at) {
+    return static_cast<std::size_t>(static_cast<const std::byte*>(at) - world.heap);
+  };
+  if (bytes != 0) {
+    network.requests.push_back(
+        {world.my_pe, pe, offset(target), bytes, static_cast<const std::byte*>(source), 0});
+    ++network.puts;
+    network.put_bytes += bytes;
+  }
+  if (flag == nullptr) return true;
+  network.requests.push_back({world.my_pe, pe, offset(flag), 0, nullptr, value});
+  ++network.signals;
+  return true;
+}
+
+void RequestedNetwork::deliver(std::uint32_t seed) {
   constexpr std::size_t kPiece = 64;
   std::mt19937 random{seed};
   struct Piece {

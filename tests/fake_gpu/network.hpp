@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// network.hpp: delivers what ranks post (ep/cuda/internode/network.cuh) late and in random order.
+// network.hpp: delivers what ranks post (ep/cuda/device/network.cuh) late and in random order.
 #pragma once
 
 #include <atomic>

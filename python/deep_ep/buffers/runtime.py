@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class Runtime:
     timeout: limit of a wait for another rank, in seconds; SHOAL_TIMEOUT_MS overrides it.
     share_stream: operations run on shared_comm_stream in place of a stream of this object.
     nvshmem: whether NVSHMEM_* variables count. DeepEP reads them only where it starts NVSHMEM.
+    network: further settings, asked with whether the heap is in GPU memory.
     """
 
     def __init__(
@@ -67,12 +69,16 @@ class Runtime:
         timeout: float = 100.0,
         share_stream: bool = False,
         nvshmem: bool = False,
+        network: Callable[[bool], dict[str, Any]] | None = None,
     ):
         self.device = pick_device()
+        on_gpu = self.device.type == "cuda"
         settings: dict[str, Any] = {
-            "heap": "cuda" if self.device.type == "cuda" else "host",
+            "heap": "cuda" if on_gpu else "host",
             "nvshmem_variables": nvshmem,
         }
+        if network is not None:
+            settings |= network(on_gpu)
         if self.device.type == "cuda":
             settings["device"] = self.device.index
         if "SHOAL_SYMMETRIC_SIZE" not in os.environ:

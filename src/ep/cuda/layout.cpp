@@ -30,9 +30,8 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   slot_counts =
       cursor.take(tokens > 0 ? product(2, ranks, shape.local_experts, sizeof(std::uint64_t)) : 0);
   slot_ready = cursor.take(product(2, ranks, tokens, sizeof(std::uint64_t)));
-  rank_combine_rows = shape.mask_failed ? std::min(shape.top_k, shape.local_experts) : 0;
-  token_combine_rows = shape.mask_failed ? ranks * rank_combine_rows : top_k;
-  combine_flags = cursor.take(product(2, tokens, token_combine_rows, sizeof(std::uint64_t)));
+  place_combine_rows(shape);
+  combine_flags = cursor.take(product(combine_places, sizeof(std::uint64_t)));
   staged_pieces = shape.combine_staging ? (shape.max_tokens + kStagedRows - 1) / kStagedRows : 0;
   staged_flags = cursor.take(product(ranks, staged_pieces, sizeof(std::uint64_t)));
   staged_counts = cursor.take(product(ranks, staged_pieces, sizeof(std::uint32_t)));
@@ -56,12 +55,29 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
   slot_scales = align_up(shape.hidden, 16);
   slot_bytes = align_up(
       std::max<std::size_t>(shape.hidden * 2, slot_scales + scale_groups(shape.hidden) * 4), 128);
+  float8_saving =
+      slot_bytes - align_up(slot_scales + align_up(scale_groups(shape.hidden), 4) * 4, 128);
   slots = cursor.take(product(2, ranks, tokens, slot_bytes));
   combine_weights = cursor.take(product(2, ranks, tokens, top_k, sizeof(std::uint64_t)));
   // A LogFMT-10 row has its scales in front of it.
   combine_row_bytes = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 128);
-  combine_rows = cursor.take(product(2, tokens, token_combine_rows, combine_row_bytes));
+  combine_rows = cursor.take(product(combine_places, combine_row_bytes));
   total = cursor.aligned(kPageBytes);
+}
+
+void DeviceLayout::place_combine_rows(const Shape& shape) {
+  const std::size_t ranks = shape.ranks, tokens = shape.low_latency_max_tokens, top_k = shape.top_k;
+  const std::size_t most = std::min(shape.top_k, shape.local_experts);  // of a rank, for a token
+  token_combine_rows = top_k;
+  rank_combine_rows = 0;
+  // Between nodes, rows of a rank that lie together travel together. As many as fit into twice the
+  // memory have such places: all where there are few ranks.
+  if (shape.between_nodes) rank_combine_rows = std::min(most, (top_k + ranks - 1) / ranks);
+  if (shape.mask_failed || ranks * most <= token_combine_rows + ranks * rank_combine_rows)
+    rank_combine_rows = shape.mask_failed || shape.between_nodes ? most : 0;
+  if (rank_combine_rows == most) token_combine_rows = 0;
+  own_combine_rows = product(2, tokens, token_combine_rows);
+  combine_places = own_combine_rows + product(2, ranks, tokens, rank_combine_rows);
 }
 
 }  // namespace shoal::ep::detail

@@ -97,10 +97,12 @@ struct DeviceLayout {
   std::size_t slot_counts;
   /// [2][ranks][tokens] words: epoch of the row, for rows with flags.
   std::size_t slot_ready;
-  /// Combine rows of a token, and how many of them belong to each rank; 0: places are not tied to
-  /// ranks (mask_failed is false).
-  std::size_t token_combine_rows, rank_combine_rows;
-  /// [2][tokens][token_combine_rows] CombineNoticeWord, for rows with flags.
+  /// Places of combine rows: [2][tokens][token_combine_rows] that ranks share, one for each top-k
+  /// slot. Then, from place `own_combine_rows` on, [2][ranks][rank_combine_rows][tokens] for the
+  /// first rows that a rank sends for a token. Ranks have own places between nodes, and where they
+  /// may be masked; then they share none.
+  std::size_t token_combine_rows, rank_combine_rows, own_combine_rows, combine_places;
+  /// [combine_places] CombineNoticeWord, for rows with flags.
   std::size_t combine_flags;
   /// [ranks][staged_pieces] words: epoch of the combine for which that rank has staged the piece.
   std::size_t staged_flags, staged_pieces;
@@ -121,14 +123,19 @@ struct DeviceLayout {
 
   std::size_t slot_weights;       ///< [2][ranks][tokens][top_k] float32
   std::size_t slots, slot_bytes;  ///< [2][ranks][tokens] rows as they travel
-  std::size_t slot_scales;        ///< offset of the float32 scales in a slot
+  /// Float8 rows of a source lie closer than its slots: a slot's row by so much for each token.
+  std::size_t float8_saving;
+  std::size_t slot_scales;  ///< offset of the float32 scales in a slot
   /// [2][ranks][tokens][top_k] words: epoch (low 32 bits), float32 weight.
   std::size_t combine_weights;
-  std::size_t combine_rows, combine_row_bytes;  ///< [2][tokens][token_combine_rows] rows
+  std::size_t combine_rows, combine_row_bytes;  ///< [combine_places] rows
   std::size_t total;
 
   DeviceLayout() = default;
   explicit DeviceLayout(const Shape& shape);
+
+ private:
+  void place_combine_rows(const Shape& shape);
 };
 
 }  // namespace shoal::ep::detail

@@ -32,6 +32,8 @@ struct Shape {
   std::int64_t hidden = 0, max_tokens = 0, low_latency_max_tokens = 0, max_scales = 0;
   std::int32_t live_results = 0;
   bool combine_staging = true, mask_failed = false;
+  /// Low latency on GPUs: some ranks are out of reach of loads and stores.
+  bool between_nodes = false;
   std::size_t max_row_bytes = 0;          ///< of the widest dispatch row of normal mode
   std::size_t max_combine_row_bytes = 0;  ///< of the widest combine row of normal mode
 

@@ -100,6 +100,9 @@ class CudaDeviceSide final : public DeviceSide {
   std::optional<Error> proxy_failure() const override {
     return proxy_ == nullptr ? std::nullopt : proxy_->failure();
   }
+  bool nic_reaches(Pe pe, std::size_t offset, std::size_t bytes) const override {
+    return routes_ != nullptr && routes_->reaches(pe, offset, bytes);
+  }
 
  private:
   void start_proxy(const DeviceSideContext& context);

@@ -67,6 +67,12 @@ KernelRoutes::~KernelRoutes() {
   if (driver_.set_current(device_.context) == CUDA_SUCCESS) release();
 }
 
+bool KernelRoutes::reaches(Pe pe, std::size_t offset, std::size_t bytes) const noexcept {
+  if (routes_ == nullptr) return false;
+  const std::size_t reached = reached_[static_cast<std::size_t>(pe)];
+  return reached != 0 && offset <= reached && bytes <= reached - offset;
+}
+
 void KernelRoutes::map(const DeviceQueues::Range& range) {
   unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
   if (range.registers) flags |= CU_MEMHOSTREGISTER_IOMEMORY;
@@ -131,6 +137,8 @@ void KernelRoutes::describe(const std::vector<DeviceQueues::Route>& routes, cons
       "cannot copy the description of the queues of kernels to the GPU");
   device_.synchronize("the set-up of the queues of kernels");
   routes_ = reinterpret_cast<const gda::Routes*>(at(block.routes_at));
+  for (const DeviceQueues::Route& route : routes)
+    reached_.push_back(route.queues.empty() ? 0 : route.heap_bytes);
 }
 
 void KernelRoutes::release() noexcept {

@@ -27,6 +27,8 @@ class KernelRoutes {
 
   /// In GPU memory; nullptr where the queues lead to no PE.
   const device::gda::Routes* get() const noexcept { return routes_; }
+  /// Whether queues lead to [offset, offset + bytes) of the heap of `pe`, and from there.
+  bool reaches(Pe pe, std::size_t offset, std::size_t bytes) const noexcept;
 
  private:
   void map(const transport::DeviceQueues::Range& range);
@@ -40,6 +42,7 @@ class KernelRoutes {
   std::uint32_t* abort_ = nullptr;  ///< pinned
   CUdeviceptr memory_ = 0;          ///< of *routes_, and all it points to
   const device::gda::Routes* routes_ = nullptr;
+  std::vector<std::size_t> reached_;  ///< by PE: Route::bytes; 0: no queue leads there
 };
 
 }  // namespace shoal::detail

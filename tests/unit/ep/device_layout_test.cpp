@@ -43,7 +43,7 @@ std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shap
        2 * ranks * tokens * layout.packets * detail::kPacketBytes, 16},
       {"slot_counts", layout.slot_counts, tokens > 0 ? 2 * ranks * shape.local_experts * 8 : 0, 8},
       {"slot_ready", layout.slot_ready, 2 * ranks * tokens * 8, 8},
-      {"combine_flags", layout.combine_flags, 2 * tokens * layout.token_combine_rows * 8, 8},
+      {"combine_flags", layout.combine_flags, layout.combine_places * 8, 8},
       {"staged_flags", layout.staged_flags, ranks * layout.staged_pieces * 8, 8},
       {"staged_counts", layout.staged_counts, ranks * layout.staged_pieces * 4, 4},
       {"arena", layout.arena, layout.arena_bytes, 4096},
@@ -52,8 +52,7 @@ std::vector<Part> parts_of(const DeviceLayout& layout, const detail::Shape& shap
       {"slot_weights", layout.slot_weights, 2 * ranks * tokens * top_k * 4, 16},
       {"slots", layout.slots, 2 * ranks * tokens * layout.slot_bytes, 128},
       {"combine_weights", layout.combine_weights, 2 * ranks * tokens * top_k * 8, 16},
-      {"combine_rows", layout.combine_rows,
-       2 * tokens * layout.token_combine_rows * layout.combine_row_bytes, 128}};
+      {"combine_rows", layout.combine_rows, layout.combine_places * layout.combine_row_bytes, 128}};
 }
 
 void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
@@ -80,9 +79,21 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
   // One combine row per top-k slot. If ranks may be masked, each rank has room for as many rows
   // as a token can have top-k slots with experts of that rank.
   const auto rank_rows = static_cast<std::size_t>(std::min(shape.top_k, shape.local_experts));
-  EXPECT_EQ(layout.rank_combine_rows, shape.mask_failed ? rank_rows : 0U);
-  EXPECT_EQ(layout.token_combine_rows,
-            shape.mask_failed ? shape.ranks * rank_rows : static_cast<std::size_t>(shape.top_k));
+  const std::size_t token_rows = layout.token_combine_rows;
+  if (shape.mask_failed || !shape.between_nodes)
+    EXPECT_EQ(layout.rank_combine_rows, shape.mask_failed ? rank_rows : 0U);
+  // Between nodes, ranks have places of their own in as much memory again, all where these suffice.
+  if (!shape.mask_failed && shape.between_nodes) {
+    EXPECT_GE(layout.rank_combine_rows, 1U);
+    EXPECT_LE(shape.ranks * layout.rank_combine_rows,
+              std::max<std::size_t>(2 * shape.top_k, shape.top_k + shape.ranks) + shape.ranks);
+  }
+  EXPECT_EQ(token_rows,
+            layout.rank_combine_rows == rank_rows ? 0U : static_cast<std::size_t>(shape.top_k));
+  const auto tokens = static_cast<std::size_t>(shape.low_latency_max_tokens);
+  EXPECT_EQ(layout.own_combine_rows, 2 * tokens * token_rows);
+  EXPECT_EQ(layout.combine_places,
+            2 * tokens * (token_rows + shape.ranks * layout.rank_combine_rows));
   // A slot holds a bfloat16 row, or float8 codes with scales behind them; both in 16-byte vectors.
   const std::size_t groups = (shape.hidden + 127) / 128;
   EXPECT_GE(layout.slot_bytes, static_cast<std::size_t>(shape.hidden) * 2);
@@ -112,7 +123,10 @@ TEST(EpDeviceLayout, PartsDoNotOverlap) {
     options.combine_staging = draws.pick(0, 1) == 1;
     options.mask_failed = draws.pick(0, 1) == 1;
     options.dtype = draws.pick(0, 1) == 1 ? DataType::bfloat16 : DataType::float8_e4m3;
-    const detail::Shape shape = detail::make_shape(options, ranks);
+    detail::Shape shape = detail::make_shape(options, ranks);
+    shape.between_nodes = true;
+    expect_apart(DeviceLayout(shape), shape);
+    shape.between_nodes = false;
     const DeviceLayout layout(shape);
     expect_apart(layout, shape);
     const SizeHint hint = size_hint(options, ranks, DeviceKind::cuda);

@@ -173,20 +173,33 @@ TEST(GroupsOnGpus, SayWhichModeKernelsServeAndWhyNotTheOther) {
   Settings settings = gpu_world_settings();
   settings.node_size = 1;
   settings.log = "info";
-  for (const std::string& text : said(settings, 2, {false, true, {}}))
+  for (const std::string& text : said(settings, 2, {false, true, {}, false, false}))
     EXPECT_NE(text.find("rows of normal mode of this ep::Group go through host memory"),
               std::string::npos)
         << text;
-  for (const std::string& text : said(settings, 2, {true, false, "they are few"}))
+  for (const std::string& text : said(settings, 2, {true, false, "they are few", false, false}))
     EXPECT_NE(text.find("low-latency rows of this ep::Group go through host memory"),
               std::string::npos)
         << text;
-  for (const std::string& text : said(settings, 2, {false, false, "no proxy"}))
+  for (const std::string& text : said(settings, 2, {false, false, "no proxy", false, false}))
     EXPECT_NE(text.find("; kernels do not send them: no proxy"), std::string::npos) << text;
-  for (const std::string& text : said(settings, 2, {true, true, {}})) {
-    EXPECT_NE(text.find("kernels of this ep::Group send rows over the network"), std::string::npos);
+  for (const std::string& text : said(settings, 2, {true, true, {}, false, false})) {
+    EXPECT_NE(text.find("kernels of this ep::Group send rows over the network, through the proxy"),
+              std::string::npos);
     EXPECT_EQ(text.find("host memory"), std::string::npos) << text;
   }
+  for (const std::string& text : said(settings, 2, {true, true, {}, true, true}))
+    EXPECT_NE(text.find("send rows over the network, through queues of the NIC"), std::string::npos)
+        << text;
+  for (const std::string& text : said(settings, 2, {true, true, {}, true, false}))
+    EXPECT_NE(
+        text.find("normal mode through queues of the NIC, low-latency mode through the proxy"),
+        std::string::npos)
+        << text;
+  for (const std::string& text : said(settings, 2, {false, true, {}, false, true}))
+    EXPECT_NE(text.find("send low-latency rows over the network, through queues of the NIC"),
+              std::string::npos)
+        << text;
 }
 
 TEST(WorldOnGpus, HostsOfAnNvlinkDomainAreOne) {

@@ -20,11 +20,13 @@
 #include "ep/plan/cursor.hpp"
 #include "ep/plan/routing.hpp"
 #include "fake_gpu/network.hpp"
+#include "fake_gpu/nic_worlds.hpp"
 
 namespace shoal::ep::cuda {
 
 using numeric::Bf16;
 using test::fake_gpu::Network;
+using test::fake_gpu::NicWorld;
 
 struct Case {
   std::int32_t nodes = 2, size = 2, local_experts = 3, top_k = 4;
@@ -55,7 +57,10 @@ class Array {
       : bytes_((count + 1) * sizeof(T) + kPageBytes) {
     std::memset(bytes_.data(), fill, bytes_.size());
   }
+  /// Memory of others.
+  explicit Array(T* memory) : memory_(memory) {}
   T* data() {
+    if (memory_ != nullptr) return memory_;
     const auto at = reinterpret_cast<std::uintptr_t>(bytes_.data());
     return reinterpret_cast<T*>((at + kPageBytes - 1) / kPageBytes * kPageBytes);
   }
@@ -63,6 +68,7 @@ class Array {
 
  private:
   std::vector<std::byte> bytes_;
+  T* memory_ = nullptr;
 };
 
 struct Rank {
@@ -90,8 +96,10 @@ struct Rank {
 
 class Ranks {
  public:
-  explicit Ranks(const Case& c)
+  /// `by_nic`: by rank; empty: ranks send by the network of the tests.
+  explicit Ranks(const Case& c, std::vector<NicWorld> by_nic = {})
       : c_(c),
+        by_nic_(std::move(by_nic)),
         shape_(shape_of(c)),
         layout_(shape_),
         rail_(shape_, layout_.notice_bytes, layout_.total, c.chunk, c.depth),
@@ -101,12 +109,22 @@ class Ranks {
         ranks_(static_cast<std::size_t>(c.ranks())) {
     for (std::int32_t me = 0; me < c.ranks(); ++me) draw(me);
     for (Rank& rank : ranks_) {
-      rank.block = Array<std::byte>(rail_.end);
+      rank.block =
+          by_nic_.empty()
+              ? Array<std::byte>(rail_.end)
+              : Array<std::byte>(by_nic_[static_cast<std::size_t>(&rank - ranks_.data())].memory);
       std::memset(rank.block.data(), 0x5a, rail_.end);
       std::memset(rank.block.data(), 0, layout_.control_end);
       std::memset(rank.block.data() + rail_.start, 0, rail_.control_end - rail_.start);
       rank.rails = Array<RailState>(static_cast<std::size_t>(c.nodes));
     }
+  }
+
+  /// Bytes of a rank's memory in the heap.
+  static std::size_t memory_of(const Case& c) {
+    const detail::Shape shape = shape_of(c);
+    const detail::DeviceLayout layout(shape);
+    return detail::RailLayout(shape, layout.notice_bytes, layout.total, c.chunk, c.depth).end;
   }
 
   /// Two dispatches, the second one with the layout of the first, and a combine after each.
@@ -282,6 +300,10 @@ class Ranks {
   NodeGrid grid_of(std::int32_t me) {
     NodeGrid grid{};
     grid.world.heap = rank(me).block.data();
+    if (!by_nic_.empty()) {
+      grid.world = by_nic_[static_cast<std::size_t>(me)].world;
+      grid.path = NetworkPath::nic;
+    }
     grid.layout = rail_;
     grid.rails = rank(me).rails.data();
     grid.tiles = rank(me).tiles.data();
@@ -526,6 +548,7 @@ class Ranks {
   }
 
   const Case c_;
+  const std::vector<NicWorld> by_nic_;
   const detail::Shape shape_;
   const detail::DeviceLayout layout_;
   const detail::RailLayout rail_;

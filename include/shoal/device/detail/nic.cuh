@@ -2,11 +2,12 @@
 // nic.cuh: operations on unreached heaps by the queues of World::gda (gda/path.hpp): puts from the
 // heap or of few bytes, values, and signals that set a word.
 //
-// They are compiled into kernels that define SHOAL_DEVICE_GDA before they include the device API.
-// Other kernels take the proxy: a kernel has as many registers as its largest call needs, on
+// The device API has them in kernels that define SHOAL_DEVICE_GDA before they include it. Other
+// kernels take the proxy: a kernel has as many registers as its largest call needs, on
 // whatever path, and these calls need up to 95.
 //
-// Functions return false where they did nothing and the proxy must serve the target, which exists.
+// Those functions return false where they did nothing and the proxy must serve the target, which
+// exists. The three that need no such kernels never leave anything to the proxy.
 #pragma once
 
 #include <cstddef>
@@ -19,15 +20,9 @@
 
 namespace shoal::device::detail {
 
-#ifdef SHOAL_DEVICE_GDA
-
 /// All threads of a block use the same queue to a PE.
 __device__ inline std::uint32_t spread_of_block() {
   return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
-}
-
-__device__ inline bool uses_nic(const World& world) {
-  return world.gda != nullptr;
 }
 
 /// The route to [local, local + bytes) of `pe`; nullptr: none.
@@ -59,6 +54,59 @@ __device__ inline bool check_nic(const World& world, gda::Operation operation,
   report.waited_ns = world.gda->timeout_ns;
   record(world, report);
   return false;
+}
+
+// For kernels that send all they send to a PE through its NIC. They wait for nothing that the proxy
+// has: a kernel takes one of both for all its puts and signals.
+
+/// Starts a put of the calling thread, and sets `flag` after it unless it is nullptr. The source
+/// must stay as it is until a later signal has arrived, unless `complete`: then both are at the
+/// peer on return. Returns whether it was posted, and complete.
+__device__ inline bool post_to_nic(const World& world, const void* target, const void* source,
+                                   std::size_t bytes, Pe pe, const std::uint64_t* flag,
+                                   std::uint64_t value, bool complete) {
+  const gda::Route* const route = nic_route(world, target, bytes, pe);
+  if (route == nullptr || !gda::can_send(*world.gda, *route, source, bytes) ||
+      (flag != nullptr && nic_route(world, flag, sizeof *flag, pe) == nullptr)) {
+    report_unreached(world, target, bytes, pe);
+    return false;
+  }
+  gda::Flag sets;
+  if (flag != nullptr) sets = {heap_offset(world, flag), value};
+  const gda::Transfer transfer{heap_offset(world, target), source, bytes};
+  gda::CudaPlatform platform = nic_platform(world);
+  const gda::Flag* const after = flag == nullptr ? nullptr : &sets;
+  const gda::Ending ending =
+      complete ? gda::put(*world.gda, *route, spread_of_block(), transfer, after, platform)
+               : gda::start_put(*world.gda, *route, spread_of_block(), transfer, after, platform);
+  return check_nic(world, gda::Operation::put, ending, transfer.offset, bytes);
+}
+
+/// Sets a word after all that this block has posted for the PE. Does not wait.
+__device__ inline bool signal_by_nic(const World& world, const std::uint64_t* flag,
+                                     std::uint64_t value, Pe pe) {
+  const gda::Route* const route = nic_route(world, flag, sizeof *flag, pe);
+  if (route == nullptr) {
+    report_unreached(world, flag, sizeof *flag, pe);
+    return false;
+  }
+  const std::size_t offset = heap_offset(world, flag);
+  gda::CudaPlatform platform = nic_platform(world);
+  return check_nic(world, gda::Operation::signal,
+                   gda::signal(*world.gda, *route, spread_of_block(), {offset, value}, platform),
+                   offset, sizeof *flag);
+}
+
+/// Waits for all that kernels of this PE have posted, for all PEs.
+__device__ inline bool wait_for_nic(const World& world) {
+  gda::CudaPlatform platform = nic_platform(world);
+  return check_nic(world, gda::Operation::order, gda::drain_all(*world.gda, platform), 0, 0);
+}
+
+#ifdef SHOAL_DEVICE_GDA
+
+__device__ inline bool uses_nic(const World& world) {
+  return world.gda != nullptr;
 }
 
 /// Waits for what this block has posted for `pe`; -1: for what all kernels have, for all PEs.

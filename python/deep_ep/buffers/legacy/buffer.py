@@ -26,6 +26,7 @@ from .early_shapes import EarlyShapes
 from .handles import LowLatencyHandle, NormalHandle
 from .local_memory import LocalMemory
 from .low_latency import LowLatencyMode
+from .network import network_settings
 from .normal import NormalMode
 from .overlap import Overlap
 
@@ -75,8 +76,11 @@ class Buffer(WarmBuffer):
 
         low_latency_mode: allows low-latency calls. explicitly_destroy: the program calls
         ``destroy``. enable_shrink: low-latency calls continue without ranks that time out.
-        num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: accepted
-        without effect; Shoal selects its transports and memory handles (SHOAL_CUDA_HANDLE).
+        num_qps_per_rank: queue pairs of each peer that kernels drive, where SHOAL_GDA gives them
+        any. allow_nvlink_for_low_latency_mode: False makes GPUs of one node send by the network in
+        low-latency mode; normal calls of such a buffer go through host memory. SHOAL_* variables
+        come before both. allow_mnnvl, use_fabric: accepted without effect; Shoal selects its memory
+        handles (SHOAL_CUDA_HANDLE).
         num_topk: top-k of low-latency calls, for ``warmup_low_latency`` here with the sizes of the
         latest size hint; default: EP_LOW_LATENCY_TOPK, else 8 with enable_shrink. preinitialize:
         ``warmup`` here, with the three sizes before it and num_topk.
@@ -110,6 +114,14 @@ class Buffer(WarmBuffer):
             comm,
             num_nvl_bytes + num_rdma_bytes,
             nvshmem=low_latency_mode or num_rdma_bytes > 0,
+            network=lambda on_gpu: network_settings(
+                os.environ,
+                num_qps_per_rank,
+                allow_nvlink_for_low_latency_mode,
+                low_latency_mode,
+                num_rdma_bytes > 0,
+                on_gpu,
+            ),
         )
         self.rank, self.group_size = self.runtime.rank, self.runtime.num_ranks
         self._normal = NormalMode(self.runtime)

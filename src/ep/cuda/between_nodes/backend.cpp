@@ -31,6 +31,8 @@ class BetweenNodesBackend final : public detail::Backend {
     staged_->open();
     ways.normal = normal() != nullptr;
     ways.low_latency = low_latency() != nullptr;
+    ways.normal_by_nic = ways.normal && kernels_->normal->path() == NetworkPath::nic;
+    ways.low_latency_by_nic = ways.low_latency && kernels_->low_latency_path == NetworkPath::nic;
     detail::report_between_nodes(state_.team, ways);
   }
   void release() override {
@@ -128,8 +130,7 @@ class BetweenNodesBackend final : public detail::Backend {
   }
   void drain() override {
     staged_->drain();
-    if (kernels_ && kernels_->normal) kernels_->normal->drain();
-    if (kernels_) kernels_->group.drain();
+    if (kernels_) kernels_->drain();
   }
   void order_after(void* stream) noexcept override {
     staged_->order_after(stream);

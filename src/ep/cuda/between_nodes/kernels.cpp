@@ -16,6 +16,7 @@ detail::DeviceLayout layout_for(const GroupState& state) {
   detail::Shape shape = state.shape;
   shape.max_tokens = 0;
   shape.combine_staging = false;
+  shape.between_nodes = true;
   return detail::DeviceLayout(shape);
 }
 
@@ -51,8 +52,20 @@ std::optional<std::string> why_no_kernels(const GroupState& state) {
   return std::nullopt;
 }
 
+NetworkPath path_of(const GroupState& state, const void* memory, std::size_t bytes) {
+  auto& world = *state.world;
+  const std::size_t offset = world.heap().offset_of(static_cast<const std::byte*>(memory));
+  for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
+    const Pe pe = state.world_pe(rank);
+    if (world.peer_base(pe) == nullptr && !world.device_side()->nic_reaches(pe, offset, bytes))
+      return NetworkPath::proxy;
+  }
+  return NetworkPath::nic;
+}
+
 Kernels::Kernels(GroupState& state) : group(state) {
-  if (kLowLatencyBetweenNodes && state.shape.low_latency_max_tokens > 0) low_latency.emplace(group);
+  if (kLowLatencyBetweenNodes && state.shape.low_latency_max_tokens > 0)
+    low_latency.emplace(group, true);
   if (!kNormalBetweenNodes || state.shape.max_tokens == 0) return;
   std::vector<Pe> pes;
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) pes.push_back(state.world_pe(rank));
@@ -80,6 +93,7 @@ void Kernels::open() {
   const std::size_t offset = world.heap().offset_of(memory_);
   RemoteRanks remote{};
   remote.world = world.device_side()->world();
+  remote.path = low_latency_path = path_of(state, memory_, (1 + outboxes) * layout.total);
   std::vector<std::byte*> blocks;
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
     const Pe pe = state.world_pe(rank);
@@ -96,6 +110,7 @@ void Kernels::open() {
     check(cudaMemsetAsync(memory_ + box * layout.total, 0, layout.control_end, group.stream),
           "outboxes of an ep::Group");
   group.open(layout, blocks);
+  preload_quiet();
   if (low_latency) low_latency->connect(remote);
   if (!normal) return;
   try {
@@ -105,6 +120,13 @@ void Kernels::open() {
     why_not_normal = error.what();
     normal.reset();
   }
+}
+
+void Kernels::drain() {
+  if (normal) normal->drain();
+  group.drain();
+  launch_quiet(group.state.world->device_side()->world(), low_latency_path, group.stream);
+  check(cudaStreamSynchronize(group.stream), "end of an ep::Group's transfers");
 }
 
 void Kernels::release() {

@@ -19,6 +19,10 @@ inline constexpr bool kLowLatencyBetweenNodes = true;
 /// Why kernels of this PE cannot send to ranks that NVLink does not reach; nullopt: they can.
 std::optional<std::string> why_no_kernels(const GroupState& state);
 
+/// How kernels send from and to [memory, memory + bytes) of the heaps of this group's ranks: by NIC
+/// where its queues reach all of it on every rank out of reach of loads and stores.
+NetworkPath path_of(const GroupState& state, const void* memory, std::size_t bytes);
+
 /// The group on its GPU, and its modes. A mode that is nullptr is staged.
 ///
 /// A group between nodes has up to three blocks: that of GroupState, in host memory, for what is
@@ -30,6 +34,9 @@ class Kernels {
 
   /// Takes the memory. Collective. Throws Error{exhausted} on all ranks where the heap is full.
   void open();
+  /// Waits for all calls, and for what they have sent; throws a fatal fault. All ranks call before
+  /// any returns its memory.
+  void drain();
   /// Returns it. Collective.
   void release();
 
@@ -37,6 +44,7 @@ class Kernels {
   std::optional<LowLatency> low_latency;
   std::unique_ptr<NormalKernels> normal;
   std::string why_not_normal;  ///< empty: `normal`, or the group has no normal mode
+  NetworkPath low_latency_path = NetworkPath::proxy;
 
  private:
   std::byte* memory_ = nullptr;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/between_nodes/normal_kernels.hpp"
 
+#include "ep/cuda/between_nodes/kernels.hpp"
+
 namespace shoal::ep::cuda {
 namespace {
 
@@ -30,13 +32,13 @@ void NormalKernels::open() {
   }
   group.open(layout_, blocks);
   state.arena.reset(layout_.arena_bytes, static_cast<std::size_t>(state.shape.live_results));
-  internode_.open();
+  internode_.open(path_of(state, memory_, internode_.end()));
   calls.open();
 }
 
 void NormalKernels::drain() {
   group.drain();
-  launch_quiet(internode_.grid().world, group.stream);
+  launch_quiet(internode_.grid().world, path(), group.stream);
   check(cudaStreamSynchronize(group.stream), "end of an ep::Group's transfers");
 }
 

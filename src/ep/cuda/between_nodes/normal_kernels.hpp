@@ -23,6 +23,9 @@ class NormalKernels {
   /// Returns the memory. Collective.
   void release();
 
+  /// How it sends; known when it is open.
+  NetworkPath path() const { return internode_.grid().path; }
+
   CudaGroup group;
 
  private:

@@ -35,7 +35,7 @@ struct CombineState {
   RailWork work;
 };
 
-template <class Format>
+template <class Network, class Format>
 class Combine {
  public:
   __device__ Combine(const InternodeCombine& params, CombineState& state, std::uint64_t epoch)
@@ -63,8 +63,8 @@ class Combine {
                        params_.weight_stride,
                        gridDim.x};
     __syncthreads();
-    publish_to_nodes<false>(rail_, epoch_, Phase::combine_notify, state_.notice, nullptr, nullptr,
-                            [](std::int32_t) { return 0; });
+    publish_to_nodes<Network, false>(rail_, epoch_, Phase::combine_notify, state_.notice, nullptr,
+                                     nullptr, [](std::int32_t) { return 0; });
   }
 
   /// Whether the operation takes place. The whole block calls.
@@ -246,8 +246,9 @@ class Combine {
       sum_for_peer(node, i, out + (i - first) * message_.total);
     __syncthreads();
     if (threadIdx.x == 0)
-      rail_.send(node, number, static_cast<std::size_t>(end - first) * message_.total, epoch_,
-                 Phase::combine_rail, kOperation);
+      rail_.template send<Network>(node, number,
+                                   static_cast<std::size_t>(end - first) * message_.total, epoch_,
+                                   Phase::combine_rail, kOperation);
   }
 
   __device__ void sum_for_peer(std::int32_t node, std::uint32_t index, std::byte* to) const {
@@ -354,7 +355,7 @@ class Combine {
     const std::uint32_t sums = min(room_, state_.receive_sums[node] - chunk * room_);
     if (ptx::atom_acq_rel_gpu_global_add(&count, 1) + 1 != sums) return;
     count = 0;
-    rail_.release(node, number, epoch_, Phase::combine_rail, kOperation);
+    rail_.template release<Network>(node, number, epoch_, Phase::combine_rail, kOperation);
   }
 
   const InternodeCombine& all_;
@@ -367,46 +368,52 @@ class Combine {
   const std::uint32_t tile_;  ///< tokens of a tile
 };
 
-template <class Format>
+template <class Network, class Format>
 __global__ void __launch_bounds__(kRailWarps * 32, 1)
     internode_combine_impl(const __grid_constant__ InternodeCombine params) {
   __shared__ CombineState state;
   const DeviceGroup& group = params.normal.group;
   const std::uint64_t epoch = group.memory->epoch + 1;
   const bool leader = take_ticket(group, KernelKind::normal) == 0;
-  Combine<Format> combine(params, state, epoch);
+  Combine<Network, Format> combine(params, state, epoch);
   if (leader) combine.announce();
   const bool good = combine.find(leader);
   if (good) combine.run();
-  finish_on_node(combine.rail(), epoch, good, Phase::combine_finish, kOperation, [&] {
+  finish_on_node<Network>(combine.rail(), epoch, good, Phase::combine_finish, kOperation, [&] {
     if (good) combine.settle();
   });
 }
 
 using CombineKernel = void (*)(InternodeCombine);
 
-CombineKernel kernel_for(std::uint32_t dtype) {
-  switch (static_cast<DataType>(dtype)) {
+template <class Network>
+CombineKernel kernel_for(DataType dtype) {
+  switch (dtype) {
     case DataType::float32:
-      return internode_combine_impl<Float32Vector>;
+      return internode_combine_impl<Network, Float32Vector>;
     case DataType::float16:
-      return internode_combine_impl<Float16Vector>;
+      return internode_combine_impl<Network, Float16Vector>;
     default:
-      return internode_combine_impl<Bfloat16Vector>;
+      return internode_combine_impl<Network, Bfloat16Vector>;
   }
+}
+CombineKernel kernel_for(NetworkPath path, DataType dtype) {
+  return path == NetworkPath::nic ? kernel_for<ByNic>(dtype) : kernel_for<ByProxy>(dtype);
 }
 
 }  // namespace
 
 void launch_internode_combine(const InternodeCombine& params, const NormalPlan& plan,
                               cudaStream_t stream) {
-  launch(kernel_for(params.normal.dtype), params, plan, stream);
+  launch(kernel_for(params.grid.path, static_cast<DataType>(params.normal.dtype)), params, plan,
+         stream);
 }
 
 void preload_internode_combine() {
   cudaFuncAttributes attributes;
-  for (const DataType dtype : {DataType::float32, DataType::float16, DataType::bfloat16})
-    (void)cudaFuncGetAttributes(&attributes, kernel_for(static_cast<std::uint32_t>(dtype)));
+  for (const NetworkPath path : {NetworkPath::proxy, NetworkPath::nic})
+    for (const DataType dtype : {DataType::float32, DataType::float16, DataType::bfloat16})
+      (void)cudaFuncGetAttributes(&attributes, kernel_for(path, dtype));
 }
 
 }  // namespace shoal::ep::cuda

@@ -26,7 +26,7 @@ struct DispatchState {
   RailWork work;
 };
 
-template <bool kExpertMajor>
+template <class Network, bool kExpertMajor>
 class Dispatch {
  public:
   __device__ Dispatch(const InternodeDispatch& params, DispatchState& state, std::byte* tables,
@@ -62,10 +62,10 @@ class Dispatch {
                 gridDim.x,
                 kExpertMajor ? params_.expert_alignment : 0};
     __syncthreads();
-    publish_to_nodes<kExpertMajor>(rail_, epoch_, Phase::dispatch_notify, notice,
-                                   params_.cached ? nullptr : params_.routing.rank_counts,
-                                   params_.routing.expert_counts,
-                                   [&](std::int32_t node) { return all_.routing.counts[node]; });
+    publish_to_nodes<Network, kExpertMajor>(
+        rail_, epoch_, Phase::dispatch_notify, notice,
+        params_.cached ? nullptr : params_.routing.rank_counts, params_.routing.expert_counts,
+        [&](std::int32_t node) { return all_.routing.counts[node]; });
   }
 
   /// Whether the operation takes place; then all targets are known. The whole block calls.
@@ -200,8 +200,8 @@ class Dispatch {
                     all_.routing.tokens[node * all_.routing.stride + i]);
     __syncthreads();
     if (threadIdx.x == 0)
-      rail_.send(node, number, (end - first) * message_.total, epoch_, Phase::dispatch_rail,
-                 kOperation);
+      rail_.template send<Network>(node, number, (end - first) * message_.total, epoch_,
+                                   Phase::dispatch_rail, kOperation);
   }
 
   __device__ void write_message(std::byte* to, std::int32_t token) const {
@@ -229,7 +229,8 @@ class Dispatch {
     for (std::uint32_t i = first + threadIdx.x / 32; i < end; i += blockDim.x / 32)
       forward(node, i, in + (i - first) * message_.total);
     __syncthreads();
-    if (threadIdx.x == 0) rail_.release(node, number, epoch_, Phase::dispatch_rail, kOperation);
+    if (threadIdx.x == 0)
+      rail_.template release<Network>(node, number, epoch_, Phase::dispatch_rail, kOperation);
   }
 
   /// Copies of a forwarded token on this node, by lane: pack_copy(rank, row there).
@@ -342,7 +343,7 @@ class Dispatch {
   std::int32_t* const rail_rows_;
 };
 
-template <bool kExpertMajor>
+template <class Network, bool kExpertMajor>
 __global__ void __launch_bounds__(kRailWarps * 32, 1)
     internode_dispatch_impl(const __grid_constant__ InternodeDispatch params) {
   __shared__ DispatchState state;
@@ -351,7 +352,7 @@ __global__ void __launch_bounds__(kRailWarps * 32, 1)
   const std::uint64_t epoch = group.memory->epoch + 1;
   const std::uint32_t ticket = take_ticket(group, KernelKind::normal);
   const bool leader = ticket == 0;
-  Dispatch<kExpertMajor> dispatch(params, state, ptx::dynamic_shared(), epoch);
+  Dispatch<Network, kExpertMajor> dispatch(params, state, ptx::dynamic_shared(), epoch);
   if (leader) dispatch.announce();
   const bool good = dispatch.find(leader);
   if (good) {
@@ -364,24 +365,35 @@ __global__ void __launch_bounds__(kRailWarps * 32, 1)
       if (leader) fill_gaps(normal, dispatch.record());
     }
   }
-  finish_on_node(dispatch.rail(), epoch, good, Phase::dispatch_receive, kOperation, [&] {
+  finish_on_node<Network>(dispatch.rail(), epoch, good, Phase::dispatch_receive, kOperation, [&] {
     if (good) dispatch.settle();
   });
+}
+
+using DispatchKernel = void (*)(InternodeDispatch);
+
+template <class Network>
+DispatchKernel kernel_for(bool expert_major) {
+  return expert_major ? internode_dispatch_impl<Network, true>
+                      : internode_dispatch_impl<Network, false>;
+}
+DispatchKernel kernel_for(NetworkPath path, bool expert_major) {
+  return path == NetworkPath::nic ? kernel_for<ByNic>(expert_major)
+                                  : kernel_for<ByProxy>(expert_major);
 }
 
 }  // namespace
 
 void launch_internode_dispatch(const InternodeDispatch& params, const NormalPlan& plan,
                                cudaStream_t stream) {
-  launch(params.normal.expert_alignment > 0 ? internode_dispatch_impl<true>
-                                            : internode_dispatch_impl<false>,
-         params, plan, stream);
+  launch(kernel_for(params.grid.path, params.normal.expert_alignment > 0), params, plan, stream);
 }
 
 void preload_internode_dispatch() {
   cudaFuncAttributes attributes;
-  (void)cudaFuncGetAttributes(&attributes, internode_dispatch_impl<false>);
-  (void)cudaFuncGetAttributes(&attributes, internode_dispatch_impl<true>);
+  for (const NetworkPath path : {NetworkPath::proxy, NetworkPath::nic})
+    for (const bool expert_major : {false, true})
+      (void)cudaFuncGetAttributes(&attributes, kernel_for(path, expert_major));
 }
 
 }  // namespace shoal::ep::cuda

@@ -51,7 +51,7 @@ std::optional<std::string> Internode::why_not(const detail::Shape& shape,
   return std::nullopt;
 }
 
-void Internode::open() {
+void Internode::open(NetworkPath path) {
   const std::size_t rails = static_cast<std::size_t>(grid_.nodes) * sizeof(RailState);
   rails_ = group_.resources->allocate(rails + 128, group_.stream, group_.resources);
   check(cudaMemsetAsync(rails_.get(), 0, rails + 128, group_.stream), "rails of an ep::Group");
@@ -61,6 +61,7 @@ void Internode::open() {
   check(cudaStreamSynchronize(group_.stream), "rails of an ep::Group");
   grid_.rails = static_cast<RailState*>(rails_.get());
   grid_.tiles = reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(rails_.get()) + rails);
+  grid_.path = path;
   grid_.world = group_.state.world->device_side()->world();
   preload_list_node_tokens();
   preload_internode_dispatch();

@@ -26,7 +26,7 @@ class Internode {
   /// End of the rings in the block.
   std::size_t end() const { return grid_.layout.end; }
   /// Initialises the memory. Called when the group has it, before any other rank proceeds.
-  void open();
+  void open(NetworkPath path);
 
   const NodeGrid& grid() const { return grid_; }
   std::int32_t nodes() const { return grid_.nodes; }

@@ -16,9 +16,10 @@
 // resident, one at least.
 #pragma once
 
+#include "ep/cuda/device/network_path.hpp"
 #include "ep/cuda/internode/layout.hpp"
-#include "ep/cuda/internode/network.cuh"
 #include "ep/cuda/normal/kernels.cuh"
+#include "shoal/device/types.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -33,6 +34,7 @@ struct alignas(128) RailState {
 /// The nodes of a group as seen by this rank.
 struct NodeGrid {
   device::World world;
+  NetworkPath path;
   detail::RailLayout layout;
   RailState* rails;      ///< [nodes]
   std::uint32_t* tiles;  ///< combine: tiles of tokens that blocks have taken; 0 between launches
@@ -104,7 +106,7 @@ void launch_internode_combine(const InternodeCombine& params, const NormalPlan& 
 /// Load the code of the kernels.
 void preload_internode_dispatch();
 void preload_internode_combine();
-void launch_quiet(const device::World& world, cudaStream_t stream);
+void launch_quiet(const device::World& world, NetworkPath path, cudaStream_t stream);
 void preload_quiet();
 void preload_list_node_tokens();
 void preload_stage_output();

@@ -13,6 +13,7 @@
 // system scope.
 #pragma once
 
+#include "ep/cuda/device/network.cuh"
 #include "ep/cuda/internode/kernels.cuh"
 #include "ep/cuda/normal/notices.cuh"
 
@@ -45,22 +46,23 @@ struct Rail {
 
   /// Sends what lies in out(node, number). One thread calls, after the block has written it. The
   /// slot is written again when the peer has read the chunk, so the put is complete by then.
+  template <class Network>
   __device__ void send(std::int32_t node, std::uint64_t number, std::size_t bytes,
                        std::uint64_t epoch, Phase phase, std::uint32_t operation) const {
     // Addresses of this rank's block stand for those of the peer, where this node has the slots.
     std::byte* const target =
         mine() + grid.layout.in + grid.layout.slot(grid.mine, number, grid.layout.chunk_bytes);
-    if (start_put(grid.world, target, out(node, number), bytes,
-                  word(grid.layout.arrived, grid.mine, number), number + 1,
-                  grid.pes[grid.peer(node)]))
+    if (Network::start_put(grid.world, target, out(node, number), bytes, grid.pes[grid.peer(node)],
+                           word(grid.layout.arrived, grid.mine, number), number + 1))
       return;
     report_fault(group, Fault::network, phase, operation, grid.peer(node), epoch, number);
   }
   /// Lets the peer write in(node, number) again. One thread calls.
+  template <class Network>
   __device__ void release(std::int32_t node, std::uint64_t number, std::uint64_t epoch, Phase phase,
                           std::uint32_t operation) const {
-    if (start_signal(grid.world, word(grid.layout.read, grid.mine, number), number + 1,
-                     grid.pes[grid.peer(node)]))
+    if (Network::start_signal(grid.world, word(grid.layout.read, grid.mine, number), number + 1,
+                              grid.pes[grid.peer(node)]))
       return;
     report_fault(group, Fault::network, phase, operation, grid.peer(node), epoch, number);
   }
@@ -137,7 +139,7 @@ class IdleBlock {
 /// publish_notice between nodes: ranks of this node get the notice by stores, the others by a put
 /// from a copy in this rank's block. `rail_tokens(node)` becomes DeviceNotice::staged for the ranks
 /// of a node. The whole block calls; its first warps put.
-template <bool kAllExperts, class RailTokens>
+template <class Network, bool kAllExperts, class RailTokens>
 __device__ void publish_to_nodes(const Rail& rail, std::uint64_t epoch, Phase phase,
                                  const detail::DeviceNotice& notice,
                                  const std::int32_t* rank_counts, const std::int32_t* expert_counts,
@@ -175,9 +177,9 @@ __device__ void publish_to_nodes(const Rail& rail, std::uint64_t epoch, Phase ph
        i += static_cast<std::int32_t>(blockDim.x / 32)) {
     const std::int32_t to = (group.me + 1 + i) % group.ranks;  // ranks start with different targets
     if (grid.here(to)) continue;
-    if (!put(grid.world, notice_at(group, group.me, epoch, group.me), copy_for(to),
-             static_cast<std::size_t>(length) * 4,
-             signal_at(group, group.me, group.layout.entered, group.me), epoch, grid.pes[to]))
+    if (!Network::put(grid.world, notice_at(group, group.me, epoch, group.me), copy_for(to),
+                      static_cast<std::size_t>(length) * 4, grid.pes[to],
+                      signal_at(group, group.me, group.layout.entered, group.me), epoch))
       report_fault(group, Fault::network, phase, notice.operation, to, epoch, epoch);
   }
 }
@@ -185,7 +187,7 @@ __device__ void publish_to_nodes(const Rail& rail, std::uint64_t epoch, Phase ph
 /// finish_operation between nodes. `finished` counts blocks of the ranks of this node only: rows
 /// and expert outputs of other nodes pass through a rank of this one. `settle()` resets the rails,
 /// in the block that ends last.
-template <class Settle>
+template <class Network, class Settle>
 __device__ void finish_on_node(const Rail& rail, std::uint64_t epoch, bool good, Phase phase,
                                std::uint32_t operation, Settle&& settle) {
   __shared__ bool last;
@@ -222,8 +224,8 @@ __device__ void finish_on_node(const Rail& rail, std::uint64_t epoch, bool good,
       if (grid.here(rank))
         raise_signal(group, group.layout.failed, rank, word);
       else
-        start_signal(grid.world, signal_at(group, group.me, group.layout.failed, group.me), word,
-                     grid.pes[rank]);
+        Network::start_signal(grid.world, signal_at(group, group.me, group.layout.failed, group.me),
+                              word, grid.pes[rank]);
     return;
   }
   settle();

@@ -32,6 +32,7 @@ void LowLatency::forward(const LowLatencyDispatchSend& sent, cudaStream_t on) co
   if (parts_->remote.count == 0) return;
   launch_low_latency_forward_dispatch(
       {sent.group, sent.sizes, parts_->remote, sent.tokens, row_bytes(sent),
+       sent.quantize == static_cast<std::uint32_t>(Quantize::none) ? 0U : 1U,
        sent.weights != nullptr ? 1U : 0U, sent.flags},
       on);
 }

@@ -22,6 +22,7 @@ struct LowLatencyForwardDispatch {
   RemoteRanks remote;
   std::int32_t tokens;
   std::uint32_t row_bytes;  ///< of a slot, as they travel
+  std::uint32_t float8;     ///< rows lie as float8 rows do
   std::uint32_t has_weights, flags;
 };
 

@@ -93,10 +93,9 @@ class CombineReceiver {
     bool arrived = false;
     if (awaited && (!sums || unsummed || token_rows.slot.last)) {
       const TopkSlot& topk_slot = token_rows.slot;
-      const std::int32_t place =
-          combine_row_place(group_, topk_slot.rank, static_cast<std::int32_t>(me),
-                            sums && !unsummed ? 0 : topk_slot.index_of_rank);
-      const std::size_t index = combine_row_index(group_, call_.sizes, epoch_, token, place);
+      const std::size_t index = combine_row_index(group_, call_.sizes, epoch_, token,
+                                                  topk_slot.rank, static_cast<std::int32_t>(me),
+                                                  sums && !unsummed ? 0 : topk_slot.index_of_rank);
       token_rows.row =
           static_cast<std::uint32_t>(index * (group_.layout.combine_row_bytes / sizeof(uint4)));
       arrived = rows_have_no_flags() ||

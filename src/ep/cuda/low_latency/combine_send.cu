@@ -129,19 +129,19 @@ class CombineSender {
     return item.own_slots != 0 && !masked_[item.pair.source];
   }
 
-  /// combine_row_place of a sum, and of the expert output of a top-k slot. A sum takes the place of
+  /// combine_row_index of a sum, and of the expert output of a top-k slot. A sum takes the place of
   /// its last top-k slot, where no other rank sends anything in any form.
-  __device__ std::int32_t sum_place(const CombineItem& item) const {
-    return combine_row_place(group_, group_.me, 31 - __clz(item.pair.topk_slots), 0);
+  __device__ std::size_t sum_place(const CombineItem& item) const {
+    return combine_row_index(group_, call_.sizes, epoch_, item.pair.token, group_.me,
+                             31 - __clz(item.pair.topk_slots), 0);
   }
-  __device__ std::int32_t row_place(const CombineItem& item, std::int32_t topk_slot) const {
-    return combine_row_place(group_, group_.me, topk_slot,
+  __device__ std::size_t row_place(const CombineItem& item, std::int32_t topk_slot) const {
+    return combine_row_index(group_, call_.sizes, epoch_, item.pair.token, group_.me, topk_slot,
                              __popc(item.pair.topk_slots & ((1u << topk_slot) - 1)));
   }
 
-  __device__ std::byte* target(const CombineItem& item, std::int32_t place) const {
-    return combine_row_at(group_, item.pair.source,
-                          combine_row_index(group_, call_.sizes, epoch_, item.pair.token, place));
+  __device__ std::byte* target(const CombineItem& item, std::size_t place) const {
+    return combine_row_at(group_, item.pair.source, place);
   }
 
   __device__ static const std::uint16_t* row_of(const CombineItem& item, int lane) {
@@ -206,12 +206,9 @@ class CombineSender {
     const std::uint32_t me = lane_id();
     const bool sums = sends_sums();
     if ((sums ? me != 0 : (item.own_slots >> me & 1) == 0)) return;
-    const std::int32_t place =
+    const std::size_t place =
         sums ? sum_place(item) : row_place(item, static_cast<std::int32_t>(me));
-    ptx::st_release_sys_global(
-        combine_flag_at(group_, item.pair.source,
-                        combine_row_index(group_, call_.sizes, epoch_, item.pair.token, place)),
-        flag());
+    ptx::st_release_sys_global(combine_flag_at(group_, item.pair.source, place), flag());
   }
 
   __device__ void end() const {
@@ -251,13 +248,17 @@ class CombineSender {
   /// Tells all ranks that this combine has begun. A warp of the first block calls.
   __device__ void begin() const {
     const RowWait send = combine_row_wait(group_, Phase::low_latency_combine_grant, epoch_);
-    begin_send(
-        group_, combine_grants(group_), dispatch_grants(group_), send, [&](std::uint64_t left) {
-          fill_sentinel(
-              combine_row_at(group_, group_.me, combine_row_index(group_, call_.sizes, left, 0, 0)),
-              static_cast<std::size_t>(call_.sizes.max_tokens) * group_.layout.token_combine_rows *
-                  group_.layout.combine_row_bytes);
-        });
+    begin_send(group_, combine_grants(group_), dispatch_grants(group_), send,
+               [&](std::uint64_t left) {
+                 const auto& layout = group_.layout;
+                 const std::size_t shared = layout.own_combine_rows / 2,
+                                   own = (layout.combine_places - layout.own_combine_rows) / 2;
+                 fill_sentinel(combine_row_at(group_, group_.me, (left & 1) * shared),
+                               shared * layout.combine_row_bytes);
+                 fill_sentinel(
+                     combine_row_at(group_, group_.me, layout.own_combine_rows + (left & 1) * own),
+                     own * layout.combine_row_bytes);
+               });
   }
 
   /// Sends each weight of this rank's tokens to the rank that sums with it. The half is free: this

@@ -316,7 +316,8 @@ class DispatchReceiver {
   __device__ void copy_piece(const ReceivedRow& row, std::uint32_t first) const {
     const std::uint32_t chunks =
         static_cast<std::uint32_t>(call_.sizes.hidden) * (quantized() ? 1 : 2) / 16;
-    std::byte* const from = slot_row(group_, group_.me, row.slot);
+    std::byte* const from = quantized() ? float8_row(group_, group_.me, row.slot, row.token)
+                                        : slot_row(group_, group_.me, row.slot);
     const std::uint32_t begin = first + lane_id();
     std::uint32_t wanted = 0;
 #pragma unroll
@@ -341,7 +342,8 @@ class DispatchReceiver {
   __device__ void copy_scales(const ReceivedRow& row) const {
     const auto groups = static_cast<std::uint32_t>(numeric::group_count(call_.sizes.hidden));
     const std::uint32_t words = (groups + 3) / 4;
-    std::byte* const from = slot_row(group_, group_.me, row.slot) + group_.layout.slot_scales;
+    std::byte* const from =
+        float8_row(group_, group_.me, row.slot, row.token) + group_.layout.slot_scales;
 #pragma unroll 1
     for (std::uint32_t first = 0; first < words; first += 32) {
       const std::uint32_t word = first + lane_id();

@@ -242,7 +242,7 @@ __device__ void send_row(const LowLatencyDispatchSend& call, const LowLatencyTok
 /// Sends the row in float8, 16 channels a thread. The 8 threads of a group of channels compute its
 /// scale together, and the scales of a warp's 4 groups are one store.
 __device__ void send_float8_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
-                                const std::uint16_t* row, std::size_t slot) {
+                                const std::uint16_t* row, std::size_t slot, std::int32_t token) {
   constexpr std::uint32_t kThreadsPerGroup = numeric::kGroupChannels / kUnit;
   const auto units = static_cast<std::uint32_t>(call.sizes.hidden) / kUnit;
   const auto rounding = call.quantize == static_cast<std::uint32_t>(Quantize::fp8)
@@ -270,7 +270,7 @@ __device__ void send_float8_row(const LowLatencyDispatchSend& call, const LowLat
     inverse.z = __shfl_sync(kWarp, bits, 2 * kThreadsPerGroup);
     inverse.w = __shfl_sync(kWarp, bits, 3 * kThreadsPerGroup);
     for_targets(t, [&](std::int32_t rank) {
-      std::byte* const target = slot_row(call.group, rank, slot);
+      std::byte* const target = float8_row(call.group, rank, slot, token);
       if (unit < units) store_row(reinterpret_cast<uint4*>(target) + unit, codes);
       if (lane_id() == 0)  // slots have room for a multiple of four scales
         store_row(reinterpret_cast<uint4*>(target + call.group.layout.slot_scales +
@@ -333,12 +333,12 @@ __device__ void send_ready(const LowLatencyDispatchSend& call, const LowLatencyT
 /// Sends everything but the header. The threads that send rows call.
 __device__ void send_token(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
                            const std::uint16_t* row, std::uint64_t epoch, std::size_t slot,
-                           std::uint32_t row_threads) {
+                           std::int32_t token, std::uint32_t row_threads) {
   if (call.weights != nullptr && threadIdx.x < 32) send_weights(call, t, slot);
   if (call.quantize == static_cast<std::uint32_t>(Quantize::none))
     send_row(call, t, row, slot);
   else
-    send_float8_row(call, t, row, slot);
+    send_float8_row(call, t, row, slot, token);
   if (call.flags == 0) return;
   row_barrier(row_threads);
   send_ready(call, t, epoch, slot);
@@ -417,7 +417,7 @@ __device__ void send_tokens(const LowLatencyDispatchSend& call, std::uint64_t ep
       send_header(call, t, numbers, epoch, slot, masked);
       numbers[lane_id()] = 0;
     } else {
-      send_token(call, t, row_of(call, token), epoch, slot, row_threads);
+      send_token(call, t, row_of(call, token), epoch, slot, token, row_threads);
       if (me < group.top_k)
         call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.slot.expert;
     }

@@ -2,14 +2,13 @@
 // forward.cu: sends what a low-latency send or receive has left in the outboxes of remote ranks.
 // One block; a warp has 32 tokens of a remote rank at a time, a lane posts the put of its row.
 //
-// Moves, from the outbox to the rank's block: after a dispatch the rows with an expert there, one
-// put for each run of neighbouring slots within 32 tokens (one for each row where rows are much
-// shorter than slots, which is so in float8), and one put each for headers, counts, weights and
-// ready words; after a combine one put for each combine row, with its flag. Then 8 bytes for each
-// signal that has changed, and the notice.
+// Moves, from the outbox to the rank's block: after a dispatch the rows with an expert there, and
+// one put each for headers, counts, weights and ready words; after a combine the combine rows, and
+// one put for their flags. Rows with little between them share a put, within 32 places. Then
+// 8 bytes for each signal that has changed, and the notice.
 //
-// Posts for a remote rank: dispatch, at least (tokens / 32) + 2 + 4, at most tokens + 4 + 4;
-// combine, the number of its rows + 4. A post costs about a microsecond of the proxy's thread.
+// Posts for a remote rank: 4 puts for 128 rows that lie together, 4 or fewer for tables, up to 5
+// signals. A post costs about a microsecond of the proxy's thread, far less by NIC.
 //
 // Waits for nothing but room in the queue of the network: no other rank. Memory order: the launch
 // follows the kernel that wrote the outbox. Rows may arrive in any order; a signal is started after
@@ -27,17 +26,18 @@ namespace {
 constexpr std::uint32_t kThreads = 256;
 static_assert(kThreads >= kMaxDeviceRanks);
 
-__device__ void report_network(const DeviceGroup& group, const Outbox& outbox, Phase phase,
+template <class Network>
+__device__ void report_network(const DeviceGroup& group, const Outbox<Network>& outbox, Phase phase,
                                std::uint32_t operation, std::uint64_t epoch) {
   if (!outbox.ok()) report_fault(group, Fault::network, phase, operation, outbox.rank(), epoch, 0);
 }
 
 /// Calls f(outbox) for each remote rank, a thread each.
-template <typename F>
+template <class Network, typename F>
 __device__ void for_outboxes(const DeviceGroup& group, const RemoteRanks& remote, F&& f) {
   for (auto index = static_cast<std::int32_t>(threadIdx.x); index < remote.count;
        index += static_cast<std::int32_t>(blockDim.x)) {
-    Outbox outbox(group, remote, index);
+    Outbox<Network> outbox(group, remote, index);
     f(outbox);
   }
 }
@@ -50,29 +50,47 @@ __device__ DispatchNoticeWord notice_for(const LowLatencyForwardDispatch& call, 
       ptx::ld_relaxed_sys_global(dispatch_notice(call.group, rank, epoch, call.group.me)));
 }
 
+/// Puts the rows of a warp's lanes, each `bytes` bytes at `stride` * lane from `first` on; 0: none.
+/// Rows with little between them share a put: what it writes there is read by none, because only
+/// this rank writes these places, and always all that is read. All lanes of a warp call.
+template <class Network>
+__device__ void put_rows(Outbox<Network>& outbox, const std::byte* first, std::size_t stride,
+                         std::uint32_t bytes) {
+  const std::uint32_t me = lane_id(), rows = __ballot_sync(kWarp, bytes != 0);
+  const std::uint32_t later = me == 31 ? 0 : rows >> (me + 1);
+  const bool joins =
+      bytes != 0 && later != 0 && __ffs(later) * stride - bytes <= Network::kGapBytes;
+  const std::uint32_t joined = __ballot_sync(kWarp, joins);  // to the next row
+  const std::uint32_t earlier = rows & ((1u << me) - 1);
+  const bool starts = bytes != 0 && (earlier == 0 || (joined >> (31 - __clz(earlier)) & 1) == 0);
+  const std::uint32_t ends = rows & ~joined & ~((1u << me) - 1);
+  const std::uint32_t last = starts ? __ffs(ends) - 1 : me;
+  const std::uint32_t last_bytes = __shfl_sync(kWarp, bytes, static_cast<int>(last));
+  if (starts) outbox.put(first + me * stride, (last - me) * stride + last_bytes);
+}
+
 /// Puts the rows of 32 slots. All lanes of a warp call.
-__device__ void put_slots(const LowLatencyForwardDispatch& call, Outbox& outbox, std::int32_t token,
-                          std::uint64_t epoch) {
+template <class Network>
+__device__ void put_slots(const LowLatencyForwardDispatch& call, Outbox<Network>& outbox,
+                          std::int32_t token, std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
-  const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
+  const std::int32_t rank = outbox.rank(), first = token - static_cast<std::int32_t>(lane_id());
   bool has_row = false;
   if (token < call.tokens) {
-    const SlotPacket packet = load_packet(slot_header(group, outbox.rank(), slot));
+    const SlotPacket packet = load_packet(
+        slot_header(group, rank, slot_index(group, call.sizes, epoch, group.me, token)));
     has_row = is_epoch(packet.low, epoch) && packet.has_row();
   }
-  const std::uint32_t rows = __ballot_sync(kWarp, has_row), me = lane_id();
-  // A put of several slots contains the unused ends of all but the last. What it writes there is
-  // read by none: only this rank writes these slots, and always all that is read.
-  const bool merges = call.row_bytes * 8 >= group.layout.slot_bytes * 7;
-  if (!has_row || (merges && me > 0 && (rows >> (me - 1) & 1) != 0)) return;
-  const std::uint32_t after = ~(rows >> me);
-  const std::uint32_t run = !merges ? 1 : after == 0 ? 32 : __ffs(after) - 1;
-  outbox.put(slot_row(group, outbox.rank(), slot),
-             (run - 1) * group.layout.slot_bytes + call.row_bytes);
+  const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, first);
+  const bool float8 = call.float8 != 0;
+  put_rows(outbox, float8 ? float8_row(group, rank, slot, first) : slot_row(group, rank, slot),
+           group.layout.slot_bytes - (float8 ? group.layout.float8_saving : 0),
+           has_row ? call.row_bytes : 0);
 }
 
 /// Puts headers, counts, weights and ready words. One thread calls.
-__device__ void put_tables(const LowLatencyForwardDispatch& call, Outbox& outbox,
+template <class Network>
+__device__ void put_tables(const LowLatencyForwardDispatch& call, Outbox<Network>& outbox,
                            std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
   const std::int32_t rank = outbox.rank();
@@ -86,27 +104,28 @@ __device__ void put_tables(const LowLatencyForwardDispatch& call, Outbox& outbox
   if (call.flags != 0) outbox.put(slot_ready(group, rank, first), tokens * sizeof(std::uint64_t));
 }
 
+template <class Network>
 __device__ void forward_dispatch(const LowLatencyForwardDispatch& call) {
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->dispatches_sent;
   const bool usable = !aborted(group);
-  const auto report = [&](const Outbox& outbox) {
+  const auto report = [&](const Outbox<Network>& outbox) {
     report_network(group, outbox, Phase::low_latency_dispatch_receive, kDispatchOperation, epoch);
   };
   if (usable) {
     for_windows(call.remote, call.tokens, [&](std::int32_t index, std::int32_t token) {
-      Outbox outbox(group, call.remote, index);
+      Outbox<Network> outbox(group, call.remote, index);
       if (notice_for(call, outbox.rank(), epoch).left_out) return;
       put_slots(call, outbox, token, epoch);
       report(outbox);
     });
-    for_outboxes(group, call.remote, [&](Outbox& outbox) {
+    for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
       if (!notice_for(call, outbox.rank(), epoch).left_out) put_tables(call, outbox, epoch);
       report(outbox);
     });
   }
   __syncthreads();
-  for_outboxes(group, call.remote, [&](Outbox& outbox) {
+  for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
     outbox.signal_changes();
     if (usable) outbox.signal(dispatch_notice(group, outbox.rank(), epoch, group.me));
     report(outbox);
@@ -132,43 +151,68 @@ __device__ std::size_t log_fmt_bytes(const std::uint32_t* row, std::uint32_t hid
   return words * sizeof(std::uint32_t);
 }
 
-/// Puts the combine row in a place of a token of the remote rank.
-__device__ void put_combine_row(const LowLatencyForwardCombine& call, Outbox& outbox,
-                                std::int32_t token, std::int32_t place, std::uint64_t epoch) {
+/// Bytes of the combine row in a place of an outbox as they travel; 0: it was not sent.
+__device__ std::uint32_t combine_row_bytes(const LowLatencyForwardCombine& call, std::int32_t rank,
+                                           std::size_t index, std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
-  const std::size_t index = combine_row_index(group, call.sizes, epoch, token, place);
-  const std::uint64_t* const flag =
-      call.flags != 0 ? combine_flag_at(group, outbox.rank(), index) : nullptr;
-  if (flag != nullptr && !is_epoch(ptx::ld_relaxed_sys_global(flag), epoch)) return;  // not sent
-  const std::byte* const row = combine_row_at(group, outbox.rank(), index);
+  if (call.flags != 0 &&
+      !is_epoch(ptx::ld_relaxed_sys_global(combine_flag_at(group, rank, index)), epoch))
+    return 0;
   const auto hidden = static_cast<std::uint32_t>(call.sizes.hidden);
-  // Not more than the row: another rank's row can be in the same place next time, and what is not
-  // read now would be taken for a part of it.
-  outbox.put(row,
-             call.form == CombineRowForm::log_fmt
-                 ? log_fmt_bytes(reinterpret_cast<const std::uint32_t*>(row), hidden)
-                 : hidden * sizeof(std::uint16_t),
-             flag);
+  if (call.form != CombineRowForm::log_fmt) return hidden * sizeof(std::uint16_t);
+  return static_cast<std::uint32_t>(log_fmt_bytes(
+      reinterpret_cast<const std::uint32_t*>(combine_row_at(group, rank, index)), hidden));
 }
 
-/// Puts the rows of a token of the remote rank. A lane calls.
-__device__ void put_combine_rows(const LowLatencyForwardCombine& call, Outbox& outbox,
-                                 std::int32_t token, std::uint64_t epoch) {
+/// The top-k slots of a token of the remote rank whose experts are here.
+__device__ std::uint32_t topk_slots_of(const LowLatencyForwardCombine& call, std::int32_t rank,
+                                       std::int32_t token) {
   const DeviceGroup& group = call.group;
-  const std::int32_t behind = outbox.rank() - group.me - 1;
+  const std::int32_t behind = rank - group.me - 1;
   const std::int32_t at = token * group.ranks + (behind < 0 ? behind + group.ranks : behind);
-  if (at >= call.handle.header->pairs) return;
-  const std::uint32_t slots = call.handle.pairs[at].topk_slots;
-  if (slots == 0) return;
-  if (call.form == CombineRowForm::sums)
-    return put_combine_row(call, outbox, token,
-                           combine_row_place(group, group.me, 31 - __clz(slots), 0), epoch);
-  std::int32_t local = 0;
-  for (std::uint32_t left = slots; left != 0; left &= left - 1, ++local)
-    put_combine_row(call, outbox, token, combine_row_place(group, group.me, __ffs(left) - 1, local),
-                    epoch);
+  return token < call.sizes.max_tokens && at < call.handle.header->pairs
+             ? call.handle.pairs[at].topk_slots
+             : 0;
 }
 
+/// Puts the rows in 32 of this rank's own places. All lanes of a warp call.
+template <class Network>
+__device__ void put_own_rows(const LowLatencyForwardCombine& call, Outbox<Network>& outbox,
+                             std::int32_t place, std::uint64_t epoch) {
+  const DeviceGroup& group = call.group;
+  const std::int32_t rank = outbox.rank(), local = place / call.sizes.max_tokens;
+  const std::uint32_t slots = topk_slots_of(call, rank, place % call.sizes.max_tokens);
+  const bool has_row =
+      local < min(__popc(slots), call.form == CombineRowForm::sums
+                                     ? 1
+                                     : static_cast<std::int32_t>(group.layout.rank_combine_rows));
+  const std::size_t all = combine_row_index(group, call.sizes, epoch, 0, group.me, 0, 0);
+  const std::size_t first = all + static_cast<std::size_t>(place) - lane_id();
+  put_rows(outbox, combine_row_at(group, rank, first), group.layout.combine_row_bytes,
+           has_row ? combine_row_bytes(call, rank, first + lane_id(), epoch) : 0);
+}
+
+/// Puts the rows of a token in places that ranks share. Not more than the row: another rank's row
+/// can be in the same place next time, and what is not read now would be taken for a part of it. A
+/// lane calls.
+template <class Network>
+__device__ void put_shared_rows(const LowLatencyForwardCombine& call, Outbox<Network>& outbox,
+                                std::int32_t token, std::uint64_t epoch) {
+  const DeviceGroup& group = call.group;
+  const auto own = static_cast<std::int32_t>(group.layout.rank_combine_rows);
+  std::int32_t local = 0;
+  for (std::uint32_t left = topk_slots_of(call, outbox.rank(), token); left != 0;
+       left &= left - 1, ++local) {
+    if (local < own) continue;
+    const std::size_t index =
+        combine_row_index(group, call.sizes, epoch, token, group.me, __ffs(left) - 1, local);
+    outbox.put(combine_row_at(group, outbox.rank(), index),
+               combine_row_bytes(call, outbox.rank(), index, epoch),
+               call.flags != 0 ? combine_flag_at(group, outbox.rank(), index) : nullptr);
+  }
+}
+
+template <class Network>
 __device__ void forward_weights(const LowLatencyForwardWeights& call) {
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->combines_sent + 1;
@@ -184,35 +228,58 @@ __device__ void forward_weights(const LowLatencyForwardWeights& call) {
   }
   __threadfence_system();
   __syncthreads();
-  for_outboxes(group, call.remote, [&](Outbox& outbox) {
+  for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
     outbox.put_weights(call.sizes, call.tokens, epoch);
     report_network(group, outbox, Phase::low_latency_combine_weights, kCombineOperation, epoch);
   });
 }
 
+/// Puts the rows of this combine, and the flags of those in own places.
+template <class Network, typename Report>
+__device__ void put_all_rows(const LowLatencyForwardCombine& call, std::uint64_t epoch,
+                             const Report& report) {
+  const DeviceGroup& group = call.group;
+  const auto own = static_cast<std::int32_t>(group.layout.rank_combine_rows);
+  for_windows(call.remote, call.sizes.max_tokens * own,
+              [&](std::int32_t index, std::int32_t place) {
+                Outbox<Network> outbox(group, call.remote, index);
+                put_own_rows(call, outbox, place, epoch);
+                report(outbox);
+              });
+  if (call.form != CombineRowForm::sums && group.layout.token_combine_rows != 0)
+    for_windows(call.remote, call.sizes.max_tokens, [&](std::int32_t index, std::int32_t token) {
+      Outbox<Network> outbox(group, call.remote, index);
+      put_shared_rows(call, outbox, token, epoch);
+      report(outbox);
+    });
+  // A rank reads them after the notice, so they may arrive before their rows.
+  if (call.flags != 0)
+    for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
+      outbox.put(combine_flag_at(group, outbox.rank(),
+                                 combine_row_index(group, call.sizes, epoch, 0, group.me, 0, 0)),
+                 static_cast<std::size_t>(call.sizes.max_tokens) * own * sizeof(std::uint64_t));
+      report(outbox);
+    });
+}
+
+template <class Network>
 __device__ void forward_combine(const LowLatencyForwardCombine& call) {
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->combines_sent;
   const bool usable = !aborted(group);
-  const auto report = [&](const Outbox& outbox) {
+  const auto report = [&](const Outbox<Network>& outbox) {
     report_network(group, outbox, Phase::low_latency_combine_receive, kCombineOperation, epoch);
   };
   if (usable && call.weights_of_tokens > 0) {
-    for_outboxes(group, call.remote, [&](Outbox& outbox) {
+    for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
       outbox.put_weights(call.sizes, call.weights_of_tokens, epoch);
       report(outbox);
     });
     __syncthreads();
   }
-  if (usable)
-    for_windows(call.remote, call.sizes.max_tokens, [&](std::int32_t index, std::int32_t token) {
-      if (token >= call.sizes.max_tokens) return;
-      Outbox outbox(group, call.remote, index);
-      put_combine_rows(call, outbox, token, epoch);
-      report(outbox);
-    });
+  if (usable) put_all_rows<Network>(call, epoch, report);
   __syncthreads();
-  for_outboxes(group, call.remote, [&](Outbox& outbox) {
+  for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
     outbox.signal_changes();
     if (usable) outbox.signal(combine_notice(group, outbox.rank(), epoch, group.me));
     report(outbox);
@@ -230,10 +297,11 @@ __device__ void begin_next(const DeviceGroup& group, std::int32_t rank, std::siz
   if ((dirty[0] != 0 || dirty[1] != 0) && *begun <= sent) *begun = sent + 1;
 }
 
+template <class Network>
 __device__ void forward_signals(const LowLatencyForwardSignals& call) {
   const DeviceGroup& group = call.group;
   const GroupMemory& memory = *group.memory;
-  for_outboxes(group, call.remote, [&](Outbox& outbox) {
+  for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
     begin_next(group, outbox.rank(), group.layout.dispatch_read, memory.dirty_dispatch,
                memory.dispatches_sent);
     begin_next(group, outbox.rank(), group.layout.combine_read, memory.dirty_combine,
@@ -246,21 +314,25 @@ __device__ void forward_signals(const LowLatencyForwardSignals& call) {
 
 namespace low_latency {
 
+template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_dispatch_kernel(const __grid_constant__ LowLatencyForwardDispatch call) {
-  forward_dispatch(call);
+  forward_dispatch<Network>(call);
 }
+template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_combine_kernel(const __grid_constant__ LowLatencyForwardCombine call) {
-  forward_combine(call);
+  forward_combine<Network>(call);
 }
+template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_weights_kernel(const __grid_constant__ LowLatencyForwardWeights call) {
-  forward_weights(call);
+  forward_weights<Network>(call);
 }
+template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_signals_kernel(const __grid_constant__ LowLatencyForwardSignals call) {
-  forward_signals(call);
+  forward_signals<Network>(call);
 }
 
 }  // namespace low_latency
@@ -268,27 +340,43 @@ __global__ void __launch_bounds__(kThreads, 1)
 /// Not set up before the kernel in front has ended.
 constexpr LowLatencyLimits kInOrder{0, 0, false};
 
+/// Launches the kernel of the group's path.
+template <typename Call>
+void launch_on(void (*by_proxy)(Call), void (*by_nic)(Call), const Call& call,
+               cudaStream_t stream) {
+  launch(call.remote.path == NetworkPath::nic ? by_nic : by_proxy, 1, kThreads, 0, call, kInOrder,
+         stream);
+}
+
 }  // namespace
 
 void launch_low_latency_forward_dispatch(const LowLatencyForwardDispatch& call,
                                          cudaStream_t stream) {
-  launch(low_latency::forward_dispatch_kernel, 1, kThreads, 0, call, kInOrder, stream);
+  launch_on(low_latency::forward_dispatch_kernel<ByProxy>,
+            low_latency::forward_dispatch_kernel<ByNic>, call, stream);
 }
 void launch_low_latency_forward_combine(const LowLatencyForwardCombine& call, cudaStream_t stream) {
-  launch(low_latency::forward_combine_kernel, 1, kThreads, 0, call, kInOrder, stream);
+  launch_on(low_latency::forward_combine_kernel<ByProxy>,
+            low_latency::forward_combine_kernel<ByNic>, call, stream);
 }
 void launch_low_latency_forward_weights(const LowLatencyForwardWeights& call, cudaStream_t stream) {
-  launch(low_latency::forward_weights_kernel, 1, kThreads, 0, call, kInOrder, stream);
+  launch_on(low_latency::forward_weights_kernel<ByProxy>,
+            low_latency::forward_weights_kernel<ByNic>, call, stream);
 }
 void launch_low_latency_forward_signals(const LowLatencyForwardSignals& call, cudaStream_t stream) {
-  launch(low_latency::forward_signals_kernel, 1, kThreads, 0, call, kInOrder, stream);
+  launch_on(low_latency::forward_signals_kernel<ByProxy>,
+            low_latency::forward_signals_kernel<ByNic>, call, stream);
 }
 
 void load_low_latency_forward() {
-  load_kernel(low_latency::forward_dispatch_kernel);
-  load_kernel(low_latency::forward_combine_kernel);
-  load_kernel(low_latency::forward_weights_kernel);
-  load_kernel(low_latency::forward_signals_kernel);
+  load_kernel(low_latency::forward_dispatch_kernel<ByProxy>);
+  load_kernel(low_latency::forward_dispatch_kernel<ByNic>);
+  load_kernel(low_latency::forward_combine_kernel<ByProxy>);
+  load_kernel(low_latency::forward_combine_kernel<ByNic>);
+  load_kernel(low_latency::forward_weights_kernel<ByProxy>);
+  load_kernel(low_latency::forward_weights_kernel<ByNic>);
+  load_kernel(low_latency::forward_signals_kernel<ByProxy>);
+  load_kernel(low_latency::forward_signals_kernel<ByNic>);
 }
 
 }  // namespace shoal::ep::cuda

@@ -2,8 +2,8 @@
 // forward.cuh: from an outbox to the block of its rank.
 #pragma once
 
+#include "ep/cuda/device/network.cuh"
 #include "ep/cuda/low_latency/between_nodes.cuh"
-#include "ep/cuda/low_latency/network.cuh"
 #include "ep/cuda/low_latency/waits.cuh"
 
 namespace shoal::ep::cuda {
@@ -14,7 +14,8 @@ __device__ inline std::uint64_t* weights_sent(const DeviceGroup& group, std::int
   return signal_at(group, of, group.layout.combine_read, owner) + 2;
 }
 
-/// The outbox of one remote rank.
+/// The outbox of one remote rank. `Network`: ByProxy or ByNic.
+template <class Network>
 class Outbox {
  public:
   __device__ Outbox(const DeviceGroup& group, const RemoteRanks& remote, std::int32_t index)
@@ -25,17 +26,17 @@ class Outbox {
   /// Starts to put `bytes` bytes of the outbox at `from`, and then, where it is not nullptr, the
   /// word `flag`.
   __device__ void put(const void* from, std::size_t bytes, const std::uint64_t* flag = nullptr) {
-    if (bytes == 0) return;
+    if (bytes == 0) return;  // and no flag
     const bool has_flag = flag != nullptr;
-    note(start_put(remote_.world, target(from), from, bytes, pe_,
-                   has_flag ? static_cast<const std::uint64_t*>(target(flag)) : nullptr,
-                   has_flag ? ptx::ld_relaxed_sys_global(flag) : 0));
+    note(Network::start_put(remote_.world, target(from), from, bytes, pe_,
+                            has_flag ? static_cast<const std::uint64_t*>(target(flag)) : nullptr,
+                            has_flag ? ptx::ld_relaxed_sys_global(flag) : 0));
   }
 
   /// Sends a word, after everything that was put before.
   __device__ void signal(const std::uint64_t* word) {
-    note(start_signal(remote_.world, static_cast<const std::uint64_t*>(target(word)),
-                      ptx::ld_relaxed_sys_global(word), pe_));
+    note(Network::start_signal(remote_.world, static_cast<const std::uint64_t*>(target(word)),
+                               ptx::ld_relaxed_sys_global(word), pe_));
   }
 
   /// Sends those signals of this rank that have changed: grants, begun sends, failure.

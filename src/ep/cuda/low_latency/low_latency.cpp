@@ -6,8 +6,9 @@
 
 namespace shoal::ep::cuda {
 
-LowLatency::LowLatency(CudaGroup& group) : group_(group) {
-  const Shape& shape = group.state.shape;
+LowLatency::LowLatency(CudaGroup& group, bool between_nodes) : group_(group) {
+  Shape shape = group.state.shape;
+  shape.between_nodes = between_nodes;
   std::size_t handle_bytes = 0, pending_bytes = 0;
   handle_view(nullptr, shape, &handle_bytes);
   pending_view(nullptr, shape, &pending_bytes);
@@ -26,13 +27,11 @@ LowLatency::LowLatency(CudaGroup& group) : group_(group) {
       kMaxLowLatencyRows, shape.local_experts * shape.low_latency_rows());
   const detail::DeviceLayout layout(shape);
   require(
-      2 * shape.low_latency_max_tokens * layout.token_combine_rows *
-              (layout.combine_row_bytes / sizeof(uint4)) <
-          kMaxCombineRowChunks,
+      layout.combine_places * (layout.combine_row_bytes / sizeof(uint4)) < kMaxCombineRowChunks,
       Code::unsupported,
-      "low-latency mode on GPUs has at most 64 GiB of combine rows; low_latency_max_tokens ({}) tokens with {} "
-      "combine rows of {} bytes, twice, are more",
-      shape.low_latency_max_tokens, layout.token_combine_rows, layout.combine_row_bytes);
+      "low-latency mode on GPUs has at most 64 GiB of combine rows; low_latency_max_tokens ({}) tokens of {} "
+      "ranks have room for {} of {} bytes",
+      shape.low_latency_max_tokens, shape.ranks, layout.combine_places, layout.combine_row_bytes);
   require(shape.hidden < std::int64_t{1} << 30, Code::unsupported,
           "GroupOptions.hidden is {}; on GPUs at most 2^30 - 1", shape.hidden);
   const memory::Device& gpu = *group.state.world->cuda();

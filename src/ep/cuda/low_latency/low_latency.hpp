@@ -22,7 +22,8 @@ struct RemoteRanks;
 /// The low-latency calls of a group; the arguments have been checked (ep/backend.hpp).
 class LowLatency {
  public:
-  explicit LowLatency(CudaGroup& group);
+  /// `between_nodes`: some ranks are out of reach of loads and stores; connect() names them.
+  explicit LowLatency(CudaGroup& group, bool between_nodes = false);
   ~LowLatency();
 
   std::shared_ptr<detail::PendingDispatchState> dispatch(const TensorView& x,

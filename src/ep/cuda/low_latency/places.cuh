@@ -46,6 +46,11 @@ __device__ inline std::byte* slot_row(const DeviceGroup& group, std::int32_t ran
                                       std::size_t slot) {
   return group.block[rank] + group.layout.slots + slot * group.layout.slot_bytes;
 }
+/// The row of the slot of `token` in float8.
+__device__ inline std::byte* float8_row(const DeviceGroup& group, std::int32_t rank,
+                                        std::size_t slot, std::int32_t token) {
+  return slot_row(group, rank, slot) - static_cast<std::size_t>(token) * group.layout.float8_saving;
+}
 
 // Notices: two words on the line of a source.
 
@@ -75,21 +80,21 @@ __device__ inline float weight_of(std::uint64_t stamped) {
   return __uint_as_float(static_cast<std::uint32_t>(stamped >> 32));
 }
 
-// Combine rows by (token, place).
+// Combine rows (DeviceLayout::token_combine_rows).
 
-/// Place of a combine row among those of its token. `packed` is its top-k slot, for sums the last
-/// one of the rank; `local` is its number among the rows that `rank` sends for the token. Groups
-/// that mask ranks give every rank places of its own (DeviceLayout::rank_combine_rows).
-__device__ inline std::int32_t combine_row_place(const DeviceGroup& group, std::int32_t rank,
-                                                 std::int32_t packed, std::int32_t local) {
-  const auto of_rank = static_cast<std::int32_t>(group.layout.rank_combine_rows);
-  return of_rank == 0 ? packed : rank * of_rank + local;
-}
-/// Index of a combine row among those of a rank; `place` is that of combine_row_place.
+/// Place of the row that `rank` sends for a token as its `local`th, 0 for a sum. `packed` is the
+/// row's top-k slot, for a sum the last one of the rank.
 __device__ inline std::size_t combine_row_index(const DeviceGroup& group,
                                                 const LowLatencySizes& sizes, std::uint64_t epoch,
-                                                std::int32_t token, std::int32_t place) {
-  return ((epoch & 1) * sizes.max_tokens + token) * group.layout.token_combine_rows + place;
+                                                std::int32_t token, std::int32_t rank,
+                                                std::int32_t packed, std::int32_t local) {
+  const auto& layout = group.layout;
+  if (static_cast<std::size_t>(local) < layout.rank_combine_rows)
+    return layout.own_combine_rows +
+           (((epoch & 1) * group.ranks + rank) * layout.rank_combine_rows + local) *
+               sizes.max_tokens +
+           token;
+  return ((epoch & 1) * sizes.max_tokens + token) * layout.token_combine_rows + packed;
 }
 __device__ inline std::uint64_t* combine_flag_at(const DeviceGroup& group, std::int32_t rank,
                                                  std::size_t index) {

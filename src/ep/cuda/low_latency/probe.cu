@@ -59,9 +59,9 @@ __device__ bool combine_rows_arrived(const LowLatencyProbe& call, std::uint64_t 
   if (ahead_of(said, epoch) < 0) return false;
   const bool sum = call.form == CombineRowForm::sums && (said & CombineNoticeWord::kUnsummed) == 0;
   if (sum && !topk_slot.last) return true;
-  const std::int32_t place = combine_row_place(group, topk_slot.rank, static_cast<std::int32_t>(me),
-                                               sum ? 0 : topk_slot.index_of_rank);
-  const std::size_t index = combine_row_index(group, call.sizes, epoch, token, place);
+  const std::size_t index =
+      combine_row_index(group, call.sizes, epoch, token, topk_slot.rank,
+                        static_cast<std::int32_t>(me), sum ? 0 : topk_slot.index_of_rank);
   return ahead_of(ptx::ld_relaxed_sys_global(combine_flag_at(group, group.me, index)), epoch) >= 0;
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "ep/cuda/device/group.cuh"
+#include "ep/cuda/device/network_path.hpp"
 #include "shoal/device/types.hpp"
 
 namespace shoal::ep::cuda {
@@ -17,6 +18,7 @@ namespace shoal::ep::cuda {
 /// A kernel parameter. Without remote ranks, `count` is 0.
 struct RemoteRanks {
   device::World world;
+  NetworkPath path;
   std::int32_t count;
   std::int16_t rank[kMaxDeviceRanks];  ///< [count]
   std::int16_t pe[kMaxDeviceRanks];    ///< [count]: the same as PEs of the world

@@ -73,6 +73,7 @@ __device__ void wait_grants(const LowLatencyWaitArrival& call, std::int32_t rank
 
 namespace low_latency {
 
+template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     wait_arrival_kernel(const __grid_constant__ LowLatencyWaitArrival call) {
   __shared__ std::uint32_t waiting;
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   const std::int32_t index = me - kMaxDeviceRanks;
   if (group.mask_failed == 0 || index < 0 || index >= call.remote.count) return;
-  Outbox outbox(group, call.remote, index);
+  Outbox<Network> outbox(group, call.remote, index);
   while (*static_cast<volatile std::uint32_t*>(&waiting) != 0) {
     outbox.signal_change(signal_at(group, outbox.rank(), group.layout.failed, group.me) + 1);
     __nanosleep(1000);
@@ -105,12 +106,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 void launch_low_latency_wait_arrival(const LowLatencyWaitArrival& call, cudaStream_t stream) {
-  launch(low_latency::wait_arrival_kernel, 1, kThreads, 0, call, LowLatencyLimits{0, 0, false},
-         stream);
+  launch(call.remote.path == NetworkPath::nic ? low_latency::wait_arrival_kernel<ByNic>
+                                              : low_latency::wait_arrival_kernel<ByProxy>,
+         1, kThreads, 0, call, LowLatencyLimits{0, 0, false}, stream);
 }
 
 void load_low_latency_wait_arrival() {
-  load_kernel(low_latency::wait_arrival_kernel);
+  load_kernel(low_latency::wait_arrival_kernel<ByProxy>);
+  load_kernel(low_latency::wait_arrival_kernel<ByNic>);
 }
 
 }  // namespace shoal::ep::cuda

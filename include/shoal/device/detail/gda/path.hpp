@@ -9,8 +9,8 @@
 // `spread` selects the queue: callers with the same number have the same queue, so one signals what
 // the other has put. Kernels pass the index of the block.
 //
-// put() returns when its data are at the peer; put_value() and signal() return when they are
-// posted. signal() follows everything that was posted before to the same queue. Additions
+// put() returns when its data are at the peer; start_put(), put_value() and signal() return when
+// they are posted. signal() follows everything that was posted before to the same queue. Additions
 // and other atomics are not here: they would not be atomic towards the processor of the target.
 #pragma once
 
@@ -100,25 +100,47 @@ struct Flag {
   std::uint64_t value = 0;
 };
 
+namespace detail {
+
+/// Posts a put, then a signal where `flag` is not nullptr. `ticket` is for wait().
+template <typename Platform>
+SHOAL_HOST_DEVICE Ending post(const Route& route, std::uint32_t spread, const Transfer& transfer,
+                              const Flag* flag, std::uint64_t deadline, Platform& platform,
+                              std::uint64_t& ticket) {
+  const Queue& queue = choose(route, spread);
+  const Source source = source_of(route, transfer);
+  const mlx5::Memory target = advance(route.heap, transfer.offset);
+  const Outcome outcome =
+      flag == nullptr
+          ? gda::put(queue, source, target, transfer.bytes, deadline, platform, ticket)
+          : put_signal(queue, source, target, transfer.bytes,
+                       signal_of(route, flag->offset, flag->value), deadline, platform, ticket);
+  return {outcome, &queue};
+}
+
+}  // namespace detail
+
 /// Puts what can_send() accepts, then sets `flag` unless it is nullptr. Waits until both are at the
 /// peer.
 template <typename Platform>
 SHOAL_HOST_DEVICE Ending put(const Routes& routes, const Route& route, std::uint32_t spread,
                              const Transfer& transfer, const Flag* flag, Platform& platform) {
-  const Queue& queue = detail::choose(route, spread);
   const std::uint64_t deadline = platform.now() + routes.timeout_ns;
-  const Source source = detail::source_of(route, transfer);
-  const mlx5::Memory target = detail::advance(route.heap, transfer.offset);
   std::uint64_t ticket = 0;
-  Outcome outcome = Outcome::ok;
-  if (flag == nullptr)
-    outcome = put(queue, source, target, transfer.bytes, deadline, platform, ticket);
-  else
-    outcome =
-        put_signal(queue, source, target, transfer.bytes,
-                   detail::signal_of(route, flag->offset, flag->value), deadline, platform, ticket);
-  if (outcome == Outcome::ok) outcome = wait(queue, ticket, deadline, platform);
-  return {outcome, &queue};
+  Ending ending = detail::post(route, spread, transfer, flag, deadline, platform, ticket);
+  if (ending.outcome == Outcome::ok)
+    ending.outcome = wait(*ending.queue, ticket, deadline, platform);
+  return ending;
+}
+
+/// The same without the wait. Sources of more than kInlineBytes must stay as they are until a later
+/// signal has arrived.
+template <typename Platform>
+SHOAL_HOST_DEVICE Ending start_put(const Routes& routes, const Route& route, std::uint32_t spread,
+                                   const Transfer& transfer, const Flag* flag, Platform& platform) {
+  std::uint64_t ticket = 0;
+  return detail::post(route, spread, transfer, flag, platform.now() + routes.timeout_ns, platform,
+                      ticket);
 }
 
 /// `count` elements, as put() does; `stride`: bytes between elements of the target and the source.

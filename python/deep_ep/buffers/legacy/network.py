@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What arguments of Buffer about the network mean for its World."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Queue pairs for kernels of one peer, at most (SHOAL_GDA_QUEUE_PAIRS).
+MAX_QUEUE_PAIRS = 32
+# Transports that pass the network, or the host, and not NVLink.
+WITHOUT_NVLINK = "ofi,ucx,verbs,staged"
+
+
+def network_settings(
+    environment: Mapping[str, str],
+    num_qps_per_rank: int,
+    allow_nvlink: bool,
+    low_latency_mode: bool,
+    has_rdma: bool,
+    on_gpu: bool,
+) -> dict[str, Any]:
+    """Settings of the World; variables of the environment come before them.
+
+    num_qps_per_rank: queue pairs for each peer that kernels drive, where SHOAL_GDA gives them any.
+    Without allow_nvlink, GPUs of one node reach each other by the network. As in DeepEP, both
+    count only where it would start NVSHMEM, the latter only in low-latency mode.
+    """
+    settings: dict[str, Any] = {}
+    if has_rdma or low_latency_mode:
+        if "SHOAL_GDA_QUEUE_PAIRS" not in environment:
+            settings["gda_queue_pairs"] = min(num_qps_per_rank, MAX_QUEUE_PAIRS)
+    without_nvlink = low_latency_mode and on_gpu and not allow_nvlink
+    if without_nvlink and "SHOAL_TRANSPORT_INSIDE" not in environment:
+        settings["transport_inside"] = WITHOUT_NVLINK
+    return settings

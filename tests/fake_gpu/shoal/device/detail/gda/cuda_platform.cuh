@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// cuda_platform.cuh: takes the place of include/shoal/device/detail/gda/cuda_platform.cuh: threads
+// of the fake GPU use queues as threads of a processor do, and let the others of their block run
+// while they wait.
+#pragma once
+
+#include "fake_gpu/fake_gpu.hpp"
+#include "transport/gda/host_platform.hpp"
+
+namespace shoal::device::gda {
+
+namespace ptx {
+inline std::uint64_t ld_acquire_gpu(const std::uint64_t* at) {
+  return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+}  // namespace ptx
+
+struct CudaPlatform : HostPlatform {
+  CudaPlatform(const std::uint32_t* abort_word, bool) : abort_word_(abort_word) {}
+  bool aborted() const noexcept {
+    return abort_word_ != nullptr && __atomic_load_n(abort_word_, __ATOMIC_RELAXED) != 0;
+  }
+  void pause() const { test::fake_gpu::poll(); }
+
+ private:
+  const std::uint32_t* abort_word_;
+};
+
+}  // namespace shoal::device::gda

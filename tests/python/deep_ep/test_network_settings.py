@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What arguments of Buffer about the network mean for the settings of its World."""
+
+import pytest
+import torch.distributed as dist
+from torch_ranks import names_of_checks, run_checks
+
+import deep_ep
+import shoal
+from deep_ep.buffers.legacy.network import MAX_QUEUE_PAIRS, WITHOUT_NVLINK, network_settings
+
+
+def settings(environment=None, qps=16, nvlink=True, low_latency=True, rdma=True, on_gpu=True):
+    return network_settings(environment or {}, qps, nvlink, low_latency, rdma, on_gpu)
+
+
+def test_queue_pairs_of_kernels():
+    assert settings() == {"gda_queue_pairs": 16}
+    assert settings(low_latency=False) == {"gda_queue_pairs": 16}
+    assert settings(low_latency=False, rdma=False) == {}
+    assert settings(qps=128) == {"gda_queue_pairs": MAX_QUEUE_PAIRS}
+    assert settings({"SHOAL_GDA_QUEUE_PAIRS": "2"}) == {}
+
+
+def test_nvlink_is_turned_off_where_low_latency_mode_could_use_it():
+    assert settings(nvlink=False)["transport_inside"] == WITHOUT_NVLINK
+    for without in ({"low_latency": False}, {"on_gpu": False}, {"nvlink": True}):
+        assert "transport_inside" not in settings(**({"nvlink": False} | without))
+    assert "transport_inside" not in settings({"SHOAL_TRANSPORT_INSIDE": "shm"}, nvlink=False)
+
+
+def check_the_world_gets_them(_):
+    seen = {}
+    open_world = shoal.World.from_torch
+
+    def spy(group, given):
+        seen.update(given)
+        return open_world(group, given)
+
+    shoal.World.from_torch = spy
+    try:
+        buffer = deep_ep.Buffer(
+            dist.group.WORLD,
+            0,
+            1 << 20,
+            low_latency_mode=True,
+            num_qps_per_rank=3,
+            allow_nvlink_for_low_latency_mode=False,
+            explicitly_destroy=True,
+        )
+    finally:
+        shoal.World.from_torch = open_world
+    assert seen["gda_queue_pairs"] == 3
+    on_gpu = buffer.runtime.device.type == "cuda"
+    assert seen.get("transport_inside") == (WITHOUT_NVLINK if on_gpu else None)
+    buffer.destroy()
+
+
+CHECKS = names_of_checks(globals())
+results = pytest.fixture(scope="module")(lambda: run_checks(2, __name__))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_two_ranks(results, name):
+    results.verify(name)

@@ -1,0 +1,531 @@
+// SPDX-License-Identifier: Apache-2.0
+// low_latency_ranks.hpp: ranks with fake GPUs in low-latency mode, one after another in one thread,
+// and the results that their dispatches and combines must have.
+#pragma once
+
+#include "fake_gpu/fake_gpu.hpp"
+//
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ep/cuda/device/faults.cuh"
+#include "ep/cuda/low_latency/between_nodes.cuh"
+#include "ep/cuda/low_latency/kernels.cuh"
+#include "ep/numeric/rows.hpp"
+#include "fake_gpu/nic_worlds.hpp"
+#include "fake_gpu/requests.hpp"
+
+namespace shoal::ep::cuda {
+
+using numeric::Bf16;
+using test::fake_gpu::network;
+using test::fake_gpu::NicWorld;
+
+struct Case {
+  std::int32_t ranks = 3, experts = 9, top_k = 5;
+  std::int64_t hidden = 1024;
+  std::vector<std::int32_t> tokens = {4, 2, 0};  ///< of each rank
+  bool masks = false;
+  std::int32_t blocks = 3;
+  bool bulk = false;  ///< bulk copies where the kernels have them
+  /// Ranks of a node, which reach each other by loads and stores; 0: all ranks.
+  std::int32_t node_size = 0;
+
+  bool is_remote(std::int32_t a, std::int32_t b) const {
+    return node_size != 0 && a / node_size != b / node_size;
+  }
+};
+
+/// How a rank combines.
+struct Combine {
+  CombineRowForm form = CombineRowForm::sums;
+  bool exact = false, deferred = true;
+};
+constexpr Combine kSums{}, kNow{CombineRowForm::sums, false, false},
+    kRows{CombineRowForm::rows, true}, kLogfmt{CombineRowForm::log_fmt},
+    kExactLogfmt{CombineRowForm::log_fmt, true};
+
+/// Values of all kinds: groups of zeros, of one magnitude, not below one, with NaNs, subnormal ones
+/// and some that are as small as normal values can be.
+enum class Values { plain, mixed };
+
+/// Memory of a kernel.
+template <typename T>
+class Array {
+ public:
+  explicit Array(std::size_t count = 0, int fill = 0) : bytes_(count * sizeof(T) + kLine) {
+    std::memset(bytes_.data(), fill, bytes_.size());
+  }
+  /// Memory of others.
+  explicit Array(T* memory) : memory_(memory) {}
+  T* data() {
+    if (memory_ != nullptr) return memory_;
+    const auto at = reinterpret_cast<std::uintptr_t>(bytes_.data());
+    return reinterpret_cast<T*>((at + kLine - 1) / kLine * kLine);
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+  T* memory_ = nullptr;
+};
+
+inline detail::Shape shape_of(const Case& c) {
+  detail::Shape shape;
+  shape.ranks = c.ranks;
+  shape.experts = c.experts;
+  shape.local_experts = c.experts / c.ranks;
+  shape.top_k = c.top_k;
+  shape.hidden = c.hidden;
+  shape.low_latency_max_tokens = *std::ranges::max_element(c.tokens);
+  shape.mask_failed = c.masks;
+  shape.between_nodes = c.node_size != 0;
+  return shape;
+}
+
+struct Rank {
+  Rank(const detail::Shape& shape, Array<std::byte> memory_of_block)
+      : block(std::move(memory_of_block)),
+        memory(1),
+        report(1),
+        header(1),
+        pairs(static_cast<std::size_t>(shape.low_latency_rows()), 0x77),
+        rows(static_cast<std::size_t>(shape.low_latency_rows() * shape.top_k), 0x77),
+        topk(static_cast<std::size_t>(shape.low_latency_max_tokens * shape.top_k)),
+        kept(static_cast<std::size_t>(shape.low_latency_rows() * shape.top_k)),
+        pending_header(1),
+        pending_weights(static_cast<std::size_t>(shape.low_latency_max_tokens * shape.top_k)),
+        counts(static_cast<std::size_t>(shape.local_experts)),
+        source_token(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows())),
+        layout(static_cast<std::size_t>(shape.local_experts * shape.ranks)),
+        waits(static_cast<std::size_t>(shape.ranks)),
+        scales(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows()) *
+               detail::scale_groups(shape.hidden)),
+        received(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows() *
+                                          shape.hidden)) {}
+
+  HandleView handle() {
+    return {header.data(), pairs.data(), rows.data(), kept.data(), topk.data()};
+  }
+  PendingView pending() { return {pending_header.data(), pending_weights.data()}; }
+
+  Array<std::byte> block;
+  std::vector<Array<std::byte>> outboxes;  ///< one for each rank, used for remote ones
+  RemoteRanks remote{};
+  Array<GroupMemory> memory;
+  Array<FaultReport> report;
+  Array<HandleHeader> header;
+  Array<HandlePair> pairs;
+  Array<std::int32_t> rows, topk;
+  Array<float> kept;
+  Array<PendingHeader> pending_header;
+  Array<float> pending_weights;
+  Array<std::int32_t> counts, source_token;
+  Array<std::int64_t> layout;
+  Array<std::uint64_t> waits;
+  Array<float> scales;
+  Array<std::uint16_t> received;
+  DeviceGroup group{};
+  std::vector<std::uint16_t> x, y, out;
+  std::vector<std::int64_t> topk_idx;
+  std::vector<float> weights;
+};
+
+class Ranks {
+ public:
+  /// `by_nic`: by rank; empty: ranks send by the network of the tests.
+  explicit Ranks(const Case& c, const std::vector<NicWorld>& by_nic = {})
+      : c_(c), shape_(shape_of(c)), layout_(shape_), by_nic_(!by_nic.empty()) {
+    network = {};
+    ranks_.reserve(static_cast<std::size_t>(c.ranks));
+    limits_.multiprocessors = 2;
+    limits_.most_blocks = c.blocks;
+    limits_.dependent_launch = c.bulk;
+    for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+      ranks_.emplace_back(shape_, by_nic_ ? Array<std::byte>(by_nic[rank].memory)
+                                          : Array<std::byte>(layout_.total));
+    for (std::int32_t me = 0; me < c.ranks; ++me) {
+      Rank& rank = ranks_[me];
+      DeviceGroup& group = rank.group;
+      group.layout = layout_;
+      rank.remote.world.my_pe = me;
+      rank.remote.world.heap = rank.block.data();
+      if (by_nic_) rank.remote.world = by_nic[me].world;
+      if (by_nic_) rank.remote.path = NetworkPath::nic;
+      network.heaps.push_back(rank.block.data());
+      for (std::int32_t other = 0; other < c.ranks; ++other) {
+        group.block[other] = ranks_[other].block.data();
+        if (!c.is_remote(me, other)) continue;
+        rank.remote.rank[rank.remote.count] = static_cast<std::int16_t>(other);
+        rank.remote.pe[rank.remote.count++] = static_cast<std::int16_t>(other);
+        // What lies in it at first is never sent.
+        if (by_nic_)
+          group.block[other] = by_nic[me].memory + rank.remote.count * layout_.total;
+        else
+          group.block[other] = rank.outboxes.emplace_back(layout_.total).data();
+        std::memset(group.block[other], 0x11, layout_.total);
+        std::memset(group.block[other], 0, layout_.control_end);
+      }
+      group.memory = rank.memory.data();
+      group.report = rank.report.data();
+      group.timeout_ns = 30'000'000'000;
+      group.ranks = c.ranks;
+      group.me = me;
+      group.experts = c.experts;
+      group.local_experts = shape_.local_experts;
+      group.top_k = c.top_k;
+      group.mask_failed = c.masks ? 1 : 0;
+      std::memset(rank.block.data() + layout_.slot_weights, 0xff,
+                  layout_.combine_weights - layout_.slot_weights);
+      std::memset(rank.block.data() + layout_.combine_rows, 0xff,
+                  layout_.total - layout_.combine_rows);
+    }
+  }
+
+  /// Bytes of a rank's memory in the heap: its block and an outbox for each rank.
+  static std::size_t memory_of(const Case& c) {
+    return static_cast<std::size_t>(c.ranks) * detail::DeviceLayout(shape_of(c)).total;
+  }
+
+  /// By which kernels ranks send, on the network of the tests.
+  void use(NetworkPath path) {
+    for (Rank& rank : ranks_) rank.remote.path = path;
+  }
+
+  /// How rows of later dispatches travel.
+  void quantize(Quantize quantize) { quantize_ = quantize; }
+
+  void dispatch(bool travelled = false) {
+    for (Rank& rank : ranks_) draw_tokens(rank);
+    for (Rank& rank : ranks_) send_dispatch(rank, travelled);
+    deliver();
+    for (Rank& rank : ranks_) receive_dispatch(rank, travelled);
+    deliver();
+    for (Rank& rank : ranks_) check_received(rank, travelled);
+  }
+
+  /// A dispatch and a combine, in which rank r combines as combines[r] says.
+  void round(const std::vector<Combine>& combines, Values values, bool travelled = false) {
+    dispatch(travelled);
+    combine(combines, values, travelled);
+  }
+  void round(const Combine& combine, Values values, bool travelled = false) {
+    round(std::vector<Combine>(ranks_.size(), combine), values, travelled);
+  }
+  void combine(const Combine& combine_as, Values values, bool travelled = false) {
+    combine(std::vector<Combine>(ranks_.size(), combine_as), values, travelled);
+  }
+  void combine(const std::vector<Combine>& combines, Values values, bool travelled) {
+    for (Rank& rank : ranks_) draw_outputs(rank, values);
+    for (Rank& rank : ranks_)
+      if (sums_between_nodes(rank, combines[me(rank)], travelled))
+        launch_low_latency_forward_weights(
+            {rank.group, sizes(), rank.remote, rank.handle(), rank.weights.data(), tokens(rank)},
+            nullptr);
+    deliver();
+    for (Rank& rank : ranks_) {
+      send_combine(rank, combines[me(rank)], travelled);
+      deliver();
+    }
+    for (Rank& rank : ranks_) {
+      receive_combine(rank, combines[me(rank)], travelled);
+      check(rank, combines[me(rank)]);
+    }
+    deliver();
+    for (Rank& rank : ranks_) check_cleared(rank);
+  }
+
+ private:
+  /// What is on its way arrives. A NIC delivers by itself.
+  void deliver() {
+    ++serial_;
+    if (!by_nic_) network.deliver(static_cast<std::uint32_t>(serial_));
+  }
+  static std::size_t me(const Rank& rank) { return static_cast<std::size_t>(rank.group.me); }
+  std::int32_t tokens(const Rank& rank) const { return c_.tokens[me(rank)]; }
+  std::int64_t slots() const { return shape_.low_latency_rows(); }
+  LowLatencySizes sizes() const {
+    return {static_cast<std::int32_t>(shape_.hidden),
+            static_cast<std::int32_t>(shape_.low_latency_max_tokens)};
+  }
+  float uniform() { return std::uniform_real_distribution<float>(-1, 1)(random_); }
+
+  void draw_tokens(Rank& rank) {
+    const auto n = static_cast<std::size_t>(tokens(rank));
+    rank.x.resize(n * shape_.hidden + 1);
+    for (std::uint16_t& value : rank.x) value = numeric::to_bf16(uniform()).bits;
+    rank.topk_idx.assign(n * c_.top_k + 1, -1);
+    rank.weights.resize(n * c_.top_k + 1);
+    for (float& weight : rank.weights) weight = uniform();
+    std::vector<std::int64_t> experts(c_.experts);
+    for (std::size_t token = 0; token < n; ++token) {
+      std::iota(experts.begin(), experts.end(), 0);
+      std::ranges::shuffle(experts, random_);
+      for (std::int32_t k = 0; k < c_.top_k; ++k)
+        if (random_() % 8 != 0) rank.topk_idx[token * c_.top_k + k] = experts[k];
+    }
+  }
+
+  void send_dispatch(Rank& rank, bool travelled) {
+    LowLatencyDispatchSend call{};
+    call.group = rank.group;
+    call.sizes = sizes();
+    call.x = rank.x.data();
+    call.topk_idx = rank.topk_idx.data();
+    call.topk_is_64 = 1;
+    call.weights = travelled ? rank.weights.data() : nullptr;
+    call.tokens = tokens(rank);
+    call.quantize = static_cast<std::uint32_t>(quantize_);
+    call.flags = 1;
+    call.handle = rank.handle();
+    call.serial = ++serial_;
+    launch_low_latency_dispatch_send(call, limits_, nullptr);
+    if (rank.remote.count > 0)
+      launch_low_latency_forward_dispatch(
+          {rank.group, sizes(), rank.remote, call.tokens, row_bytes(),
+           quantize_ == Quantize::none ? 0U : 1U, travelled ? 1U : 0U, call.flags},
+          nullptr);
+  }
+
+  void receive_dispatch(Rank& rank, bool travelled) {
+    LowLatencyDispatchReceive call{};
+    call.group = rank.group;
+    call.sizes = sizes();
+    call.has_weights = travelled ? 1 : 0;
+    call.x = reinterpret_cast<std::byte*>(rank.received.data());
+    call.counts = rank.counts.data();
+    call.source_token = rank.source_token.data();
+    call.layout = rank.layout.data();
+    call.longest_wait = rank.waits.data();
+    call.handle = rank.handle();
+    call.quantize = static_cast<std::uint32_t>(quantize_);
+    call.scales = rank.scales.data();
+    call.grants = 1;
+    wait_arrival(rank, Arrival::dispatch);
+    launch_low_latency_dispatch_receive(call, limits_, nullptr);
+    forward_signals(rank);
+    ASSERT_EQ(rank.report.data()->fault, 0u);
+  }
+
+  std::uint32_t row_bytes() const {
+    return static_cast<std::uint32_t>(quantize_ == Quantize::none
+                                          ? shape_.hidden * 2
+                                          : layout_.slot_scales +
+                                                (detail::scale_groups(shape_.hidden) + 3) / 4 * 16);
+  }
+  bool sums_between_nodes(const Rank& rank, const Combine& combine, bool travelled) const {
+    return rank.remote.count > 0 && combine.form == CombineRowForm::sums && !combine.deferred &&
+           !travelled && !c_.masks;
+  }
+  void wait_arrival(Rank& rank, Arrival what) {
+    if (rank.remote.count == 0) return;
+    launch_low_latency_wait_arrival({rank.group, rank.remote, what, rank.waits.data()}, nullptr);
+  }
+  void forward_signals(Rank& rank) {
+    if (rank.remote.count > 0)
+      launch_low_latency_forward_signals({rank.group, rank.remote}, nullptr);
+  }
+
+  /// Every row has the bytes of its token, and its weights.
+  void check_received(Rank& rank, bool travelled) {
+    const std::size_t bytes = shape_.hidden * (quantize_ == Quantize::none ? 2 : 1);
+    for (Rank& source : ranks_)
+      for (std::int32_t token = 0; token < tokens(source); ++token)
+        for (std::int32_t k = 0; k < c_.top_k; ++k) {
+          const std::size_t at = static_cast<std::size_t>(token) * c_.top_k + k;
+          if (rank_of(source, at) != rank.group.me) continue;
+          const std::size_t slot =
+              (source.group.me * shape_.low_latency_max_tokens + token) * c_.top_k + k;
+          const std::int64_t row = rank.rows.data()[slot];
+          ASSERT_EQ(rank.source_token.data()[row], token);
+          if (travelled) ASSERT_EQ(rank.kept.data()[slot], source.weights[at]);
+          const auto* const got = reinterpret_cast<const std::byte*>(rank.received.data()) +
+                                  static_cast<std::size_t>(row) * bytes;
+          const std::uint16_t* const sent = &source.x[token * shape_.hidden];
+          std::vector<std::uint8_t> codes(shape_.hidden);
+          std::vector<float> scales(detail::scale_groups(shape_.hidden));
+          numeric::quantize_row({reinterpret_cast<const Bf16*>(sent), codes.size()},
+                                numeric::ScaleRounding::none, codes, scales);
+          const void* const wanted =
+              quantize_ == Quantize::none ? static_cast<const void*>(sent) : codes.data();
+          ASSERT_EQ(std::memcmp(got, wanted, bytes), 0) << "rank " << me(rank) << ", row " << row;
+        }
+  }
+
+  /// NaNs in rows that no token has.
+  void draw_outputs(Rank& rank, Values values) {
+    rank.y.assign(static_cast<std::size_t>(shape_.local_experts * slots() * shape_.hidden), 0x7fff);
+    for (std::int32_t expert = 0; expert < shape_.local_experts; ++expert)
+      for (std::int32_t row = 0; row < rank.counts.data()[expert]; ++row)
+        for (std::int64_t channel = 0; channel < shape_.hidden; ++channel)
+          rank.y[(expert * slots() + row) * shape_.hidden + channel] =
+              values == Values::plain ? numeric::to_bf16(0.99F * uniform()).bits
+                                      : mixed(channel, channel / 128 * 7 + row * 3 + expert);
+  }
+  std::uint16_t mixed(std::int64_t channel, std::int64_t kind) {
+    const float value = 0.99F * uniform();
+    switch (kind % 11) {
+      case 1:
+        return 0;
+      case 2:
+        return channel % 128 == 5 ? 0x3f80 : numeric::to_bf16(value).bits;
+      case 3:
+        return channel % 5 == 0 ? 0x8000 : numeric::to_bf16(value).bits;
+      case 4:
+        return numeric::to_bf16(value * 1e-37F).bits;
+      case 5:
+        return channel % 128 == 9 ? 0xffff : numeric::to_bf16(value).bits;
+      case 6:
+        return numeric::to_bf16(value * 1e-30F).bits;
+      case 7:
+        return channel % 3 == 0 ? 3 : numeric::to_bf16(value).bits;
+      default:
+        return numeric::to_bf16(value).bits;
+    }
+  }
+
+  void send_combine(Rank& rank, const Combine& combine, bool travelled) {
+    LowLatencyCombineSend call{};
+    call.group = rank.group;
+    call.sizes = sizes();
+    call.y = rank.y.data();
+    call.expert_stride = slots() * shape_.hidden;
+    call.row_stride = shape_.hidden;
+    call.weights = rank.weights.data();
+    call.tokens = tokens(rank);
+    call.form = combine.form;
+    call.exact = combine.exact ? 1 : 0;
+    call.weights_travelled = travelled ? 1 : 0;
+    call.unsummed = combine.form == CombineRowForm::sums && !travelled &&
+                            (combine.deferred || (rank.remote.count > 0 && c_.masks))
+                        ? 1
+                        : 0;
+    call.keeps_weights = 1;
+    call.flags = combine.deferred || c_.masks || combine.form == CombineRowForm::log_fmt ? 1 : 0;
+    call.handle = rank.handle();
+    call.pending = rank.pending();
+    call.serial = ++serial_;
+    if (sums_between_nodes(rank, combine, travelled)) wait_arrival(rank, Arrival::combine_weights);
+    launch_low_latency_combine_send(call, limits_, nullptr);
+    const bool unsummed = call.unsummed != 0;
+    if (rank.remote.count > 0)
+      launch_low_latency_forward_combine(
+          {rank.group, sizes(), rank.remote, rank.handle(),
+           unsummed ? CombineRowForm::rows : call.form, call.flags, unsummed ? call.tokens : 0},
+          nullptr);
+    ASSERT_EQ(rank.report.data()->fault, 0u);
+  }
+
+  void receive_combine(Rank& rank, const Combine& combine, bool travelled) {
+    rank.out.assign(static_cast<std::size_t>(tokens(rank)) * shape_.hidden + 1, 0xabcd);
+    LowLatencyCombineReceive call{};
+    call.group = rank.group;
+    call.sizes = sizes();
+    call.out = rank.out.data();
+    call.tokens = tokens(rank);
+    call.form = combine.form;
+    call.exact = combine.exact ? 1 : 0;
+    call.weights_travelled = travelled ? 1 : 0;
+    call.weights = rank.pending().weights;
+    call.longest_wait = rank.waits.data();
+    call.handle = rank.handle();
+    call.pending = rank.pending();
+    call.grants = 1;
+    wait_arrival(rank, Arrival::combine);
+    launch_low_latency_combine_receive(call, limits_, nullptr);
+    forward_signals(rank);
+    ASSERT_EQ(rank.report.data()->fault, 0u);
+  }
+
+  /// The rank of the expert in a top-k slot; -1: none.
+  std::int64_t rank_of(const Rank& rank, std::size_t at) const {
+    return rank.topk_idx[at] < 0 ? -1 : rank.topk_idx[at] / shape_.local_experts;
+  }
+
+  /// Adds the output for a top-k slot, as it arrives, to `sums`.
+  void add(Rank& rank, const Combine& combine, std::int32_t token, std::size_t at,
+           std::vector<float>& sums) {
+    Rank& other = ranks_[rank_of(rank, at)];
+    const std::size_t k = at - static_cast<std::size_t>(token) * c_.top_k;
+    const std::int64_t row =
+        other.rows.data()[(rank.group.me * shape_.low_latency_max_tokens + token) * c_.top_k + k];
+    ASSERT_EQ(row / slots(), rank.topk_idx[at] % shape_.local_experts);
+    const std::span<const Bf16> output(reinterpret_cast<const Bf16*>(&other.y[row * shape_.hidden]),
+                                       shape_.hidden);
+    std::vector<float> decoded(shape_.hidden);
+    if (combine.form == CombineRowForm::log_fmt) {
+      std::vector<std::uint32_t> words(numeric::logfmt_row_bytes(shape_.hidden) / 4 + 1);
+      numeric::logfmt_encode_row(output, reinterpret_cast<std::byte*>(words.data()));
+      numeric::logfmt_decode_row(reinterpret_cast<const std::byte*>(words.data()), decoded);
+    } else {
+      std::ranges::transform(output, decoded.begin(), [](Bf16 v) { return numeric::to_float(v); });
+    }
+    for (std::size_t i = 0; i < sums.size(); ++i)
+      sums[i] = numeric::accumulate(sums[i], rank.weights[at], decoded[i]);
+  }
+
+  void check(Rank& rank, const Combine& combine) {
+    for (std::int32_t token = 0; token < tokens(rank); ++token) {
+      const std::size_t first = static_cast<std::size_t>(token) * c_.top_k, end = first + c_.top_k;
+      std::vector<float> total(shape_.hidden), level(shape_.hidden);
+      for (std::size_t last = first; last < end; ++last) {
+        const std::int64_t of = rank_of(rank, last);
+        if (combine.exact && of >= 0) add(rank, combine, token, last, total);
+        bool is_last = of >= 0 && !combine.exact;
+        for (std::size_t at = last + 1; at < end; ++at)
+          is_last = is_last && rank_of(rank, at) != of;
+        if (!is_last) continue;
+        std::ranges::fill(level, 0.0F);
+        for (std::size_t at = first; at <= last; ++at)
+          if (rank_of(rank, at) == of) add(rank, combine, token, at, level);
+        for (std::size_t i = 0; i < total.size(); ++i)
+          total[i] += numeric::to_float(numeric::to_bf16(level[i]));
+      }
+      for (std::int64_t i = 0; i < shape_.hidden; ++i) {
+        const std::uint16_t got = rank.out[token * shape_.hidden + i],
+                            wanted = numeric::to_bf16(total[i]).bits;
+        const bool both_nan = (got & 0x7fff) > 0x7f80 && (wanted & 0x7fff) > 0x7f80;
+        ASSERT_TRUE(got == wanted || both_nan)
+            << "rank " << me(rank) << ", token " << token << ", channel " << i << ": " << got
+            << " instead of " << wanted;
+      }
+    }
+  }
+
+  /// No word is left that a later use of the half would take for one of its own.
+  void check_cleared(Rank& rank) {
+    if (c_.masks) return;
+    const auto expect_clear = [&](std::size_t place, std::size_t places) {
+      const auto* const words = reinterpret_cast<const std::uint32_t*>(
+          rank.block.data() + layout_.combine_rows + place * layout_.combine_row_bytes);
+      const std::size_t count = places * layout_.combine_row_bytes / sizeof(std::uint32_t);
+      EXPECT_EQ(std::count(words, words + count, kSentinel), count)
+          << "rank " << me(rank) << ", place " << place;
+    };
+    expect_clear(0, layout_.own_combine_rows);
+    // Rows of other nodes are complete when they are read, in places of their rank.
+    for (std::int32_t half = 0; half < 2; ++half)
+      for (std::int32_t other = 0; other < c_.ranks; ++other) {
+        const std::size_t places = shape_.low_latency_max_tokens * layout_.rank_combine_rows;
+        if (!c_.is_remote(rank.group.me, other))
+          expect_clear(layout_.own_combine_rows + (half * c_.ranks + other) * places, places);
+      }
+  }
+
+  const Case c_;
+  const detail::Shape shape_;
+  const detail::DeviceLayout layout_;
+  const bool by_nic_;
+  LowLatencyLimits limits_{};
+  std::vector<Rank> ranks_;
+  std::mt19937 random_{5};
+  std::uint64_t serial_ = 0;
+  Quantize quantize_ = Quantize::none;
+};
+
+}  // namespace shoal::ep::cuda
