@@ -188,14 +188,20 @@ Tensor GpuLowLatencyRound::weights_on_host() const {
   return weights;
 }
 
-Settings low_latency_settings(std::int32_t pes, std::size_t mebibytes) {
+std::int32_t test_nodes(std::int32_t pes) {
   const char* const text = std::getenv("SHOAL_TEST_NODES");
   const std::int32_t nodes = text == nullptr ? 1 : std::atoi(text);
-  if (nodes < 2 || pes < 2) return mebibytes == 0 ? gpu_settings() : gpu_settings(mebibytes);
+  if (nodes < 2) return 1;
+  return pes % nodes == 0 ? nodes : pes;
+}
+
+Settings low_latency_settings(std::int32_t pes, std::size_t mebibytes) {
+  const std::int32_t nodes = test_nodes(pes);
+  if (nodes == 1) return mebibytes == 0 ? gpu_settings() : gpu_settings(mebibytes);
   // A block for each remote rank.
   const auto blocks = static_cast<std::size_t>(pes);
   Settings settings = gpu_settings(mebibytes == 0 ? 2048 : mebibytes * blocks);
-  settings.node_size = pes % nodes == 0 ? pes / nodes : 1;
+  settings.node_size = pes / nodes;
   settings.staging_size = std::size_t{1} << 30;
   settings.ep_between_nodes = "kernels";
   if (const char* const transport = std::getenv("SHOAL_TEST_TRANSPORT"); transport != nullptr) {

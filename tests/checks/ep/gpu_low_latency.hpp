@@ -89,10 +89,12 @@ class GpuLowLatencyRound {
   ep::LowLatencyReceived host_;
 };
 
-/// gpu_settings for so many PEs. The environment variable SHOAL_TEST_NODES divides them among that
-/// many emulated nodes, a PE each where they cannot be divided equally, and asks for kernels that
-/// send between nodes: so the same tests run there. SHOAL_TEST_TRANSPORT: what carries it, such as
-/// ofi.
+/// The emulated nodes of so many PEs: as many as the environment variable SHOAL_TEST_NODES says, or
+/// one for each PE where they cannot be divided equally; 1 without it.
+std::int32_t test_nodes(std::int32_t pes);
+
+/// gpu_settings for so many PEs. On several nodes (test_nodes) they ask for kernels that send
+/// between nodes: so the same tests run there. SHOAL_TEST_TRANSPORT: what carries it, such as ofi.
 Settings low_latency_settings(std::int32_t pes, std::size_t mebibytes = 0);
 
 /// Creates a low-latency group on each PE of a world of threads and runs `body` with it.

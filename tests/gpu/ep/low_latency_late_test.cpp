@@ -142,7 +142,8 @@ TEST(EpGpuLowLatencyLate, ARankThatWaitsForAnotherIsNotMasked) {
           const auto start = std::chrono::steady_clock::now();
           const ep::LowLatencyReceived next = dispatch();
           group.group.synchronize();
-          if (group.me == kFirst)
+          // Between nodes, rank 0 has waited for a notice of rank 2 in the combine.
+          if (group.me == kFirst && test_nodes(c.ranks) == 1)
             EXPECT_GT(std::chrono::steady_clock::now() - start, kTimeout * 5 / 4);
           expect_sums(combine(next).receive(), wanted, "the next combine");
           EXPECT_EQ(group.group.masked(), (std::vector<int>{0, 0, 1})) << "on PE " << group.me;

@@ -184,11 +184,13 @@ TEST(EpGpuLowLatencyMode, SmallDispatchesWithoutCombineAndAnOldHandle) {
 TEST(EpGpuLowLatencyMode, InterleavedWithNormalMode) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = wide_case(4, 41);
+  EpCase normal = c;  // rounds sums once per node
+  normal.nodes = test_nodes(c.ranks);
   run_low_latency_group(
       c,
       [&](GpuGroup& group) {
         for (std::uint64_t i = 0; i < 5; ++i) {
-          GpuRound(group, reseeded(c, i), {}).run();
+          GpuRound(group, reseeded(normal, i), {}).run();
           for (const bool defer : kDeferrals)
             Round(group, reseeded(c, i), {.quantize = Quantize::fp8, .defer_receive = defer}).run();
         }
