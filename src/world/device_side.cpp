@@ -6,8 +6,8 @@
 #include <bit>
 
 #include "base/check.hpp"
-#include "shoal/device/detail/gda/failure.hpp"
 #include "world/placement.hpp"
+#include "world/queue_failures.hpp"
 #include "world/teams/team_state.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "world/cuda/make_device_side.hpp"
@@ -107,18 +107,6 @@ Error describe_proxy_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
   return describe_closed(report, my_pe, n_pes);
 }
 
-/// Why a queue of a NIC has ended.
-std::string gda_cause(const gda::Failure& failure) {
-  if (failure.cause == gda::Cause::nic)
-    return fmt::format("request {} ended with syndrome {:#x} (vendor {:#x})", failure.index,
-                       static_cast<unsigned>(failure.syndrome), failure.vendor);
-  constexpr const char* steps[] = {"nothing", "room in the queue", "the order of requests",
-                                   "the doorbell", "a completion"};
-  const auto step = static_cast<std::size_t>(failure.step);
-  return fmt::format("request {} waited too long for {}", failure.index,
-                     steps[step < std::size(steps) ? step : 0]);
-}
-
 Error describe_gda_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
   constexpr const char* names[] = {"operation", "put", "put_value", "signal", "fence or quiet"};
   const auto queue_pair = static_cast<std::uint32_t>(report.seen >> 8);
@@ -131,12 +119,12 @@ Error describe_gda_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
       "{} of {} bytes at heap offset {} of PE {} by queue pair {:#x} in a kernel of PE {} of {}",
       names[number < std::size(names) ? number : 0], report.bytes, report.offset, report.awaited,
       queue_pair, my_pe, n_pes);
-  if (report.kind == FailureKind::gda_timeout)
+  if (failure.cause == gda::Cause::none)
     return Error(Code::timeout,
                  fmt::format("{} waited {} ms for the NIC ({}); Setting: SHOAL_TIMEOUT_MS.", what,
                              report.waited_ns / 1'000'000, place(report)));
   return Error(failure.cause == gda::Cause::timeout ? Code::timeout : Code::peer_failed,
-               fmt::format("{} failed: {} ({})", what, gda_cause(failure), place(report)));
+               fmt::format("{} failed: {} ({})", what, describe(failure), place(report)));
 }
 
 }  // namespace

@@ -106,6 +106,10 @@ class DeviceSide {
   /// Whether World::gda serves all puts and signals of kernels between [offset, offset + bytes) of
   /// this heap and that of `pe`.
   virtual bool nic_reaches(Pe, std::size_t, std::size_t) const { return false; }
+  /// Why a queue of World::gda has ended, first of those that lead to `pe`; else which requests to
+  /// `pe` the NIC does not complete. Waits for a copy on `stream`, which no graph captures, and for
+  /// requests in flight.
+  virtual std::optional<Error> nic_failure(Pe, cuda::Stream) const { return std::nullopt; }
 
  protected:
   DeviceSide() = default;

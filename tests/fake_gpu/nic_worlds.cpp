@@ -13,6 +13,8 @@
 #include "support/cuda/fake_cuda.hpp"
 #include "support/world/verbs.hpp"
 #include "transport/gda/host_platform.hpp"
+#include "world/device_side.hpp"
+#include "world/state.hpp"
 
 namespace shoal::test::fake_gpu {
 namespace {
@@ -54,11 +56,15 @@ std::string with_nic_worlds(const NicCase& c,
   run_threads(c.pes, settings, [&](World& world) {
     auto memory = world.heap().allocate<std::byte>(c.bytes);
     NicWorld& mine = worlds[static_cast<std::size_t>(world.my_pe())];
-    mine = {cuda::device_world(world), memory.data()};
+    mine = {cuda::device_world(world), memory.data(), [&world](Pe pe) {
+              return world.state().device_side()->nic_failure(pe,
+                                                              cuda::launch_context(world).priority);
+            }};
     ASSERT_NE(mine.world.gda, nullptr) << world.describe_transport(1 - world.my_pe());
     barrier(world.team());
     if (world.my_pe() == 0) body(worlds);
     barrier(world.team());
+    if (c.fails) return;
     gda::HostPlatform platform;
     EXPECT_EQ(gda::drain_all(*mine.world.gda, platform).outcome, gda::Outcome::ok);
     EXPECT_EQ(mine.world.failure->state, device::FailureReport::empty);

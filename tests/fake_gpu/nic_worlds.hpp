@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "shoal/device/types.hpp"
+#include "shoal/error.hpp"
 
 namespace shoal::test::fake_gpu {
 
@@ -16,6 +18,8 @@ namespace shoal::test::fake_gpu {
 struct NicWorld {
   device::World world;
   std::byte* memory;  ///< in its heap, the same offset on every PE
+  /// What the host knows about its queues to a PE (DeviceSide::nic_failure).
+  std::function<std::optional<Error>(Pe)> failure;
 };
 
 struct NicCase {
@@ -24,6 +28,7 @@ struct NicCase {
   std::string ordering;   ///< of the emulated NIC
   std::string loss = "";  ///< share of packets; empty: none
   std::int64_t queue_pairs = 2;
+  bool fails = false;  ///< queues may be unusable after `body`
 };
 
 /// Opens a world of as many PEs, each a node, and calls `body` once with all of them. Afterwards

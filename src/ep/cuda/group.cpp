@@ -188,6 +188,13 @@ std::int32_t CudaGroup::cause_of(std::int32_t rank) const {
                              [&](std::int32_t by) { return words[static_cast<std::size_t>(by)]; });
 }
 
+std::optional<Error> CudaGroup::on_own_stream(
+    const std::function<std::optional<Error>(cudaStream_t)>& read) const {
+  state.world->cuda()->activate();
+  const UncapturedStream reading;
+  return read(reading.stream);
+}
+
 std::shared_ptr<void> CudaGroup::allocate(std::size_t bytes) {
   return recent_->take(bytes, last_stream);
 }

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,6 +14,7 @@
 
 #include "base/check.hpp"
 #include "ep/cuda/device/faults.cuh"
+#include "ep/cuda/device/network_path.hpp"
 #include "ep/cuda/resources.hpp"
 #include "ep/state.hpp"
 
@@ -33,6 +35,7 @@ struct CudaGroup {
   std::shared_ptr<void> report_memory, device_memory;
   FaultReport* report = nullptr;  ///< host memory
   int multiprocessors = 0;
+  NetworkPath network = NetworkPath::proxy;  ///< to ranks that loads and stores do not reach
   int ranks_on_gpu = 1;  ///< ranks of the group on this GPU, which share its SMs
   std::shared_ptr<GroupResources> resources;
   cudaStream_t last_stream = nullptr;  ///< of the last call; calls of a group run one after another
@@ -64,6 +67,9 @@ struct CudaGroup {
   std::optional<std::int32_t> ask_failed_rank();
   /// The first cause of the failure of `rank`, which has given the group up; reads GPU memory.
   std::int32_t cause_of(std::int32_t rank) const;
+  /// Calls `read` with a stream of its own, which no capture and no kernel holds up.
+  std::optional<Error> on_own_stream(
+      const std::function<std::optional<Error>(cudaStream_t)>& read) const;
   /// Device memory in stream order after the last call; contents undefined.
   std::shared_ptr<void> allocate(std::size_t bytes);
   /// A tensor in `memory`.

@@ -103,6 +103,9 @@ class CudaDeviceSide final : public DeviceSide {
   bool nic_reaches(Pe pe, std::size_t offset, std::size_t bytes) const override {
     return routes_ != nullptr && routes_->reaches(pe, offset, bytes);
   }
+  std::optional<Error> nic_failure(Pe pe, Stream stream) const override {
+    return routes_ == nullptr ? std::nullopt : routes_->failure(pe, stream);
+  }
 
  private:
   void start_proxy(const DeviceSideContext& context);

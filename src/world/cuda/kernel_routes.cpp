@@ -3,16 +3,22 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <set>
+#include <thread>
 
 #include "base/check.hpp"
+#include "world/queue_failures.hpp"
 
 namespace shoal::detail {
 namespace {
 
 namespace gda = device::gda;
 using transport::DeviceQueues;
+
+/// Requests that kernels have just posted may take this long, with some repeated packets.
+constexpr auto kInFlight = std::chrono::milliseconds(500);
 
 /// The block in GPU memory: Routes, then a Route per PE, all queues, and their shared words.
 struct Block {
@@ -73,6 +79,27 @@ bool KernelRoutes::reaches(Pe pe, std::size_t offset, std::size_t bytes) const n
   return reached != 0 && offset <= reached && bytes <= reached - offset;
 }
 
+std::optional<Error> KernelRoutes::failure(Pe pe, CUstream_st* stream) const {
+  if (queues_.empty()) return std::nullopt;
+  device_.activate();
+  std::vector<gda::Shared> shared(queues_.size());
+  memory::cuda::check(driver_,
+                      driver_.copy(memory::cuda::address(shared.data()), memory_,
+                                   shared.size() * sizeof shared[0], stream),
+                      "cannot copy the state of the queues of kernels from the GPU");
+  device_.synchronize(stream, "a copy of the state of the queues of kernels");
+  const auto deadline = std::chrono::steady_clock::now() + kInFlight;
+  for (;;) {
+    std::vector<QueueState> states;
+    for (std::size_t i = 0; i < queues_.size(); ++i)
+      states.push_back(look_at(queues_[i], shared[i]));
+    std::optional<Error> found = failure_of(states, pe);
+    if (!found || found->code() != Code::timeout || std::chrono::steady_clock::now() >= deadline)
+      return found;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 void KernelRoutes::map(const DeviceQueues::Range& range) {
   unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
   if (range.registers) flags |= CU_MEMHOSTREGISTER_IOMEMORY;
@@ -125,11 +152,12 @@ void KernelRoutes::describe(const std::vector<DeviceQueues::Route>& routes, cons
                    .local_key = from.local_key,
                    .heap = from.heap,
                    .bytes = from.heap_bytes});
-    for (std::size_t i = 0; i < from.queues.size(); ++i, ++next)
-      put(block.queues_at + next * sizeof(gda::Queue),
-          queue_of(
-              from, i, static_cast<Pe>(pe),
-              reinterpret_cast<gda::Shared*>(at(block.shared_at + next * sizeof(gda::Shared)))));
+    for (std::size_t i = 0; i < from.queues.size(); ++i, ++next) {
+      auto* const shared =
+          reinterpret_cast<gda::Shared*>(at(block.shared_at + next * sizeof(gda::Shared)));
+      queues_.push_back(queue_of(from, i, static_cast<Pe>(pe), shared));
+      put(block.queues_at + next * sizeof(gda::Queue), queues_.back());
+    }
   }
   memory::cuda::check(
       driver_,

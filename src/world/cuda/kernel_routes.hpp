@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "memory/cuda/driver.hpp"
 #include "memory/device.hpp"
 #include "shoal/device/detail/gda/path.hpp"
+#include "shoal/error.hpp"
 #include "transport/device_queues.hpp"
 
 namespace shoal::detail {
@@ -29,6 +31,8 @@ class KernelRoutes {
   const device::gda::Routes* get() const noexcept { return routes_; }
   /// Whether queues lead to [offset, offset + bytes) of the heap of `pe`, and from there.
   bool reaches(Pe pe, std::size_t offset, std::size_t bytes) const noexcept;
+  /// As DeviceSide::nic_failure.
+  std::optional<Error> failure(Pe pe, CUstream_st* stream) const;
 
  private:
   void map(const transport::DeviceQueues::Range& range);
@@ -42,7 +46,8 @@ class KernelRoutes {
   std::uint32_t* abort_ = nullptr;  ///< pinned
   CUdeviceptr memory_ = 0;          ///< of *routes_, and all it points to
   const device::gda::Routes* routes_ = nullptr;
-  std::vector<std::size_t> reached_;  ///< by PE: Route::bytes; 0: no queue leads there
+  std::vector<device::gda::Queue> queues_;  ///< in the order of their words in GPU memory
+  std::vector<std::size_t> reached_;        ///< by PE: Route::bytes; 0: no queue leads there
 };
 
 }  // namespace shoal::detail

@@ -162,6 +162,15 @@ TEST_F(KernelQueues, AreInReports) {
   run_threads(2, gda_settings(), [](World& world) {
     const std::string found = world.describe_transport(1 - world.my_pe());
     EXPECT_NE(found.find("; 2 queue pairs for kernels on "), std::string::npos) << found;
+    // What shoal-info --connectivity prints.
+    const ConnectivityReport report = world.connectivity();
+    int named = 0;
+    for (const PairConnectivity& pair : report.heap_pairs)
+      for (const TransportVerdict& verdict : pair.transports)
+        if (verdict.chosen &&
+            verdict.why.find("2 queue pairs for kernels on ") != std::string::npos)
+          ++named;
+    EXPECT_EQ(named, 1) << "that of PE 0 and PE 1";
     barrier(world.team());
   });
 }

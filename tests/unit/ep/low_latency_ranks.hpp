@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <random>
 #include <span>
@@ -200,8 +201,22 @@ class Ranks {
   /// How rows of later dispatches travel.
   void quantize(Quantize quantize) { quantize_ = quantize; }
 
-  void dispatch(bool travelled = false) {
+  /// Of waits for ranks, and for puts.
+  void set_timeout(std::chrono::nanoseconds timeout) {
+    for (Rank& rank : ranks_)
+      rank.group.timeout_ns = rank.remote.world.timeout_ns =
+          static_cast<std::uint64_t>(timeout.count());
+  }
+  // Parts of a dispatch, which may fail.
+  void draw() {
     for (Rank& rank : ranks_) draw_tokens(rank);
+  }
+  void send(std::int32_t rank) { send_dispatch(ranks_[rank], false); }
+  void receive(std::int32_t rank) { launch_receive(ranks_[rank], false); }
+  const FaultReport& report(std::int32_t rank) { return *ranks_[rank].report.data(); }
+
+  void dispatch(bool travelled = false) {
+    draw();
     for (Rank& rank : ranks_) send_dispatch(rank, travelled);
     deliver();
     for (Rank& rank : ranks_) receive_dispatch(rank, travelled);
@@ -293,6 +308,10 @@ class Ranks {
   }
 
   void receive_dispatch(Rank& rank, bool travelled) {
+    launch_receive(rank, travelled);
+    ASSERT_EQ(rank.report.data()->fault, 0u);
+  }
+  void launch_receive(Rank& rank, bool travelled) {
     LowLatencyDispatchReceive call{};
     call.group = rank.group;
     call.sizes = sizes();
@@ -309,7 +328,6 @@ class Ranks {
     wait_arrival(rank, Arrival::dispatch);
     launch_low_latency_dispatch_receive(call, limits_, nullptr);
     forward_signals(rank);
-    ASSERT_EQ(rank.report.data()->fault, 0u);
   }
 
   std::uint32_t row_bytes() const {

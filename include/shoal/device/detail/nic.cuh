@@ -51,7 +51,7 @@ __device__ inline bool check_nic(const World& world, gda::Operation operation,
   report.seen = static_cast<std::uint64_t>(operation) |
                 static_cast<std::uint64_t>(ending.queue->sends.number) << 8;
   report.expected = gda::ptx::ld_acquire_gpu(&ending.queue->shared->failure);
-  report.waited_ns = world.gda->timeout_ns;
+  report.waited_ns = world.timeout_ns;
   record(world, report);
   return false;
 }
@@ -61,7 +61,7 @@ __device__ inline bool check_nic(const World& world, gda::Operation operation,
 
 /// Starts a put of the calling thread, and sets `flag` after it unless it is nullptr. The source
 /// must stay as it is until a later signal has arrived, unless `complete`: then both are at the
-/// peer on return. Returns whether it was posted, and complete.
+/// peer on return, or World::timeout_ns have passed. Returns whether it was posted, and complete.
 __device__ inline bool post_to_nic(const World& world, const void* target, const void* source,
                                    std::size_t bytes, Pe pe, const std::uint64_t* flag,
                                    std::uint64_t value, bool complete) {
@@ -77,7 +77,8 @@ __device__ inline bool post_to_nic(const World& world, const void* target, const
   gda::CudaPlatform platform = nic_platform(world);
   const gda::Flag* const after = flag == nullptr ? nullptr : &sets;
   const gda::Ending ending =
-      complete ? gda::put(*world.gda, *route, spread_of_block(), transfer, after, platform)
+      complete ? gda::put(*world.gda, *route, spread_of_block(), transfer, after, platform,
+                          world.timeout_ns)
                : gda::start_put(*world.gda, *route, spread_of_block(), transfer, after, platform);
   return check_nic(world, gda::Operation::put, ending, transfer.offset, bytes);
 }

@@ -31,8 +31,8 @@ class BetweenNodesBackend final : public detail::Backend {
     staged_->open();
     ways.normal = normal() != nullptr;
     ways.low_latency = low_latency() != nullptr;
-    ways.normal_by_nic = ways.normal && kernels_->normal->path() == NetworkPath::nic;
-    ways.low_latency_by_nic = ways.low_latency && kernels_->low_latency_path == NetworkPath::nic;
+    ways.normal_by_nic = ways.normal && kernels_->normal->group.network == NetworkPath::nic;
+    ways.low_latency_by_nic = ways.low_latency && kernels_->group.network == NetworkPath::nic;
     detail::report_between_nodes(state_.team, ways);
   }
   void release() override {

@@ -93,7 +93,7 @@ void Kernels::open() {
   const std::size_t offset = world.heap().offset_of(memory_);
   RemoteRanks remote{};
   remote.world = world.device_side()->world();
-  remote.path = low_latency_path = path_of(state, memory_, (1 + outboxes) * layout.total);
+  remote.path = group.network = path_of(state, memory_, (1 + outboxes) * layout.total);
   std::vector<std::byte*> blocks;
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
     const Pe pe = state.world_pe(rank);
@@ -110,6 +110,7 @@ void Kernels::open() {
     check(cudaMemsetAsync(memory_ + box * layout.total, 0, layout.control_end, group.stream),
           "outboxes of an ep::Group");
   group.open(layout, blocks);
+  remote.world.timeout_ns = group.device.timeout_ns;
   preload_quiet();
   if (low_latency) low_latency->connect(remote);
   if (!normal) return;
@@ -125,7 +126,7 @@ void Kernels::open() {
 void Kernels::drain() {
   if (normal) normal->drain();
   group.drain();
-  launch_quiet(group.state.world->device_side()->world(), low_latency_path, group.stream);
+  launch_quiet(group.state.world->device_side()->world(), group.network, group.stream);
   check(cudaStreamSynchronize(group.stream), "end of an ep::Group's transfers");
 }
 

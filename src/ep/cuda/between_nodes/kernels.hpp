@@ -44,7 +44,6 @@ class Kernels {
   std::optional<LowLatency> low_latency;
   std::unique_ptr<NormalKernels> normal;
   std::string why_not_normal;  ///< empty: `normal`, or the group has no normal mode
-  NetworkPath low_latency_path = NetworkPath::proxy;
 
  private:
   std::byte* memory_ = nullptr;

@@ -32,13 +32,14 @@ void NormalKernels::open() {
   }
   group.open(layout_, blocks);
   state.arena.reset(layout_.arena_bytes, static_cast<std::size_t>(state.shape.live_results));
-  internode_.open(path_of(state, memory_, internode_.end()));
+  group.network = path_of(state, memory_, internode_.end());
+  internode_.open(group.network);
   calls.open();
 }
 
 void NormalKernels::drain() {
   group.drain();
-  launch_quiet(internode_.grid().world, path(), group.stream);
+  launch_quiet(internode_.grid().world, group.network, group.stream);
   check(cudaStreamSynchronize(group.stream), "end of an ep::Group's transfers");
 }
 

@@ -23,9 +23,6 @@ class NormalKernels {
   /// Returns the memory. Collective.
   void release();
 
-  /// How it sends; known when it is open.
-  NetworkPath path() const { return internode_.grid().path; }
-
   CudaGroup group;
 
  private:

@@ -63,6 +63,7 @@ void Internode::open(NetworkPath path) {
   grid_.tiles = reinterpret_cast<std::uint32_t*>(static_cast<std::byte*>(rails_.get()) + rails);
   grid_.path = path;
   grid_.world = group_.state.world->device_side()->world();
+  grid_.world.timeout_ns = group_.device.timeout_ns;
   preload_list_node_tokens();
   preload_internode_dispatch();
   preload_stage_output();

@@ -26,10 +26,15 @@ namespace {
 constexpr std::uint32_t kThreads = 256;
 static_assert(kThreads >= kMaxDeviceRanks);
 
+/// After a failure of the network towards a rank. The other ranks learn of it from the signals that
+/// follow.
 template <class Network>
 __device__ void report_network(const DeviceGroup& group, const Outbox<Network>& outbox, Phase phase,
                                std::uint32_t operation, std::uint64_t epoch) {
-  if (!outbox.ok()) report_fault(group, Fault::network, phase, operation, outbox.rank(), epoch, 0);
+  if (outbox.ok()) return;
+  report_fault(group, Fault::network, phase, operation, outbox.rank(), epoch, 0);
+  for (std::int32_t other = 0; other < group.ranks; ++other)
+    raise_signal(group, group.layout.failed, other, detail::failed_word(outbox.rank(), false));
 }
 
 /// Calls f(outbox) for each remote rank, a thread each.
@@ -110,7 +115,7 @@ __device__ void forward_dispatch(const LowLatencyForwardDispatch& call) {
   const std::uint64_t epoch = group.memory->dispatches_sent;
   const bool usable = !aborted(group);
   const auto report = [&](const Outbox<Network>& outbox) {
-    report_network(group, outbox, Phase::low_latency_dispatch_receive, kDispatchOperation, epoch);
+    report_network(group, outbox, Phase::low_latency_dispatch_grant, kDispatchOperation, epoch);
   };
   if (usable) {
     for_windows(call.remote, call.tokens, [&](std::int32_t index, std::int32_t token) {
@@ -268,7 +273,7 @@ __device__ void forward_combine(const LowLatencyForwardCombine& call) {
   const std::uint64_t epoch = group.memory->combines_sent;
   const bool usable = !aborted(group);
   const auto report = [&](const Outbox<Network>& outbox) {
-    report_network(group, outbox, Phase::low_latency_combine_receive, kCombineOperation, epoch);
+    report_network(group, outbox, Phase::low_latency_combine_grant, kCombineOperation, epoch);
   };
   if (usable && call.weights_of_tokens > 0) {
     for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {

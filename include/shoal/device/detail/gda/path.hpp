@@ -121,16 +121,23 @@ SHOAL_HOST_DEVICE Ending post(const Route& route, std::uint32_t spread, const Tr
 }  // namespace detail
 
 /// Puts what can_send() accepts, then sets `flag` unless it is nullptr. Waits until both are at the
-/// peer.
+/// peer, at most `wait_ns`; a deadline that passes in the post, that of the routes, ends the queue.
+template <typename Platform>
+SHOAL_HOST_DEVICE Ending put(const Routes& routes, const Route& route, std::uint32_t spread,
+                             const Transfer& transfer, const Flag* flag, Platform& platform,
+                             std::uint64_t wait_ns) {
+  const std::uint64_t start = platform.now();
+  std::uint64_t ticket = 0;
+  Ending ending =
+      detail::post(route, spread, transfer, flag, start + routes.timeout_ns, platform, ticket);
+  if (ending.outcome == Outcome::ok)
+    ending.outcome = wait(*ending.queue, ticket, start + wait_ns, platform);
+  return ending;
+}
 template <typename Platform>
 SHOAL_HOST_DEVICE Ending put(const Routes& routes, const Route& route, std::uint32_t spread,
                              const Transfer& transfer, const Flag* flag, Platform& platform) {
-  const std::uint64_t deadline = platform.now() + routes.timeout_ns;
-  std::uint64_t ticket = 0;
-  Ending ending = detail::post(route, spread, transfer, flag, deadline, platform, ticket);
-  if (ending.outcome == Outcome::ok)
-    ending.outcome = wait(*ending.queue, ticket, deadline, platform);
-  return ending;
+  return put(routes, route, spread, transfer, flag, platform, routes.timeout_ns);
 }
 
 /// The same without the wait. Sources of more than kInlineBytes must stay as they are until a later

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Faults of the queues by which kernels of normal mode send between nodes: every rank reports
+// within its deadline, and names the peer, the queue pair and the cause. The kernels run on fake
+// GPUs, the NIC is emulated.
+#include "fake_gpu/fake_gpu.hpp"
+//
+#include <gtest/gtest.h>
+
+#include "ep/cuda/fault_text.cpp"
+#include "fake_gpu/nic_faults.hpp"
+#include "unit/ep/internode_ranks.hpp"
+
+namespace shoal::ep::cuda {
+namespace {
+
+using test::fake_gpu::expect_parts;
+using test::fake_gpu::NicCase;
+using namespace std::chrono_literals;
+
+constexpr auto kDeadline = 400ms;
+/// A wait that the deadline does not end lasts as long as this.
+constexpr auto kNever = 60s;
+constexpr auto kMargin = 20s;  // for a machine with other work
+
+/// Two nodes of one rank.
+class InternodeNicFaults : public testing::Test {
+ protected:
+  /// A dispatch that works, then `fault`, then a dispatch of `ranks`.
+  void run(const std::function<void()>& fault, const std::vector<std::int32_t>& ranks,
+           const std::function<void()>& expect) {
+    const Case c{.nodes = 2, .size = 1, .seed = 21};
+    const NicCase nic{.pes = 2,
+                      .bytes = Ranks::memory_of(c),
+                      .ordering = "adaptive",
+                      .queue_pairs = 1,
+                      .fails = true};
+    const std::string why_not =
+        test::fake_gpu::with_nic_worlds(nic, [&](const std::vector<NicWorld>& worlds) {
+          worlds_ = worlds;
+          for (NicWorld& world : worlds_)
+            world.world.timeout_ns = std::chrono::nanoseconds(kDeadline).count();
+          Ranks all(c, worlds_);
+          ranks_ = &all;
+          all.timeout_ns = std::chrono::nanoseconds(kNever).count();
+          all.each([&](std::int32_t me) { all.dispatch(me, false); });
+          all.timeout_ns = std::chrono::nanoseconds(kDeadline).count();
+          fault();
+          all.each([&](std::int32_t me) {
+            if (std::ranges::find(ranks, me) == ranks.end()) return;
+            const auto start = std::chrono::steady_clock::now();
+            all.dispatch_only(me, true);
+            EXPECT_LT(std::chrono::steady_clock::now() - start, kDeadline + kMargin);
+          });
+          expect();
+        });
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+  }
+
+  const NicWorld& world(std::int32_t rank) const { return worlds_[static_cast<std::size_t>(rank)]; }
+  /// What the group throws on a rank; empty: nothing.
+  std::string error(std::int32_t rank) const {
+    const FaultReport& report = ranks_->rank(rank).report[0];
+    if (static_cast<Fault>(report.fault) == Fault::none) return "";
+    FaultContext context;
+    context.me = rank;
+    context.n_pes = 2;
+    context.pe = report.rank;
+    context.timeout = kDeadline;
+    context.timeout_setting = "GroupOptions.timeout";
+    context.network = world(rank).failure(context.pe);
+    return fatal_error(report, context).what();
+  }
+  /// The same when requests in flight are complete.
+  std::string error_without_network(std::int32_t rank) const {
+    const auto end = std::chrono::steady_clock::now() + kMargin;
+    for (;;) {
+      std::string text = error(rank);
+      if (text.find("the network") == std::string::npos) return text;
+      if (std::chrono::steady_clock::now() < end) continue;
+      ADD_FAILURE() << text;
+      return text;
+    }
+  }
+  std::string queue_pair(std::int32_t rank) const {
+    return fmt::format("queue pair {:#x} to PE {}",
+                       world(rank).world.gda->by_pe[1 - rank].queues[0].sends.number, 1 - rank);
+  }
+
+ private:
+  std::vector<NicWorld> worlds_;
+  Ranks* ranks_ = nullptr;
+};
+
+TEST_F(InternodeNicFaults, ARevokedKeyIsNamed) {
+  run([&] { test::fake_gpu::revoke_key(world(0), 1); }, {0, 1},
+      [&] {
+        expect_parts(error(0), {"dispatch (epoch 2) failed on PE 0 of 2: the network did not take "
+                                "what kernels send to PE 1, phase notify: " +
+                                    queue_pair(0) + " has ended: request ",
+                                "(RDMA write) ended with remote access error (syndrome 0x13"});
+        // It has sent its notice before or after the queue pair ended.
+        expect_parts(error(1), {"dispatch (epoch 2) ", " PE 1 of 2: ", "PE 0"});
+      });
+}
+
+TEST_F(InternodeNicFaults, AQueuePairInErrorIsNamed) {
+  run([&] { test::fake_gpu::end_queue_pairs(world(1), 0); }, {0, 1},
+      [&] {
+        expect_parts(error(0), {"the network did not take what kernels send to PE 1",
+                                queue_pair(0) + " has ended: request ",
+                                "Work Request Flushed Error (syndrome 0x5",
+                                "the peer or an earlier error has ended the queue pair"});
+        expect_parts(error(1), {"the network did not take what kernels send to PE 0",
+                                queue_pair(1) + " has ended", "remote access error"});
+      });
+}
+
+/// The wait for the notice's arrival ends with the deadline of the group, not of the world.
+TEST_F(InternodeNicFaults, ALostDoorbellIsNamed) {
+  run([&] { test::fake_gpu::lose_doorbells(world(0), 1); }, {0, 1},
+      [&] {
+        expect_parts(error(0), {"the network did not take what kernels send to PE 1, phase "
+                                "notify: " +
+                                    queue_pair(0) + ": the NIC has completed ",
+                                "it lost the doorbell, or the PE does not acknowledge them"});
+        expect_parts(error_without_network(1),
+                     {"dispatch (epoch 2) timed out after 400 ms on PE 1 of "
+                      "2: waiting for its counts from PE 0",
+                      "Setting: GroupOptions.timeout."});
+      });
+}
+
+/// The queues work, so that the message has nothing about them.
+TEST_F(InternodeNicFaults, APeerThatDoesNotComeIsNamed) {
+  run([] {}, {0},
+      [&] {
+        expect_parts(error_without_network(0),
+                     {"dispatch (epoch 2) timed out after 400 ms on PE 0 of "
+                      "2: waiting for its counts from PE 1"});
+      });
+}
+
+}  // namespace
+}  // namespace shoal::ep::cuda

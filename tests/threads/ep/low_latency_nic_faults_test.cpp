@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Faults of the queues by which kernels of low-latency mode send: every rank reports within its
+// deadline, and names the peer, the queue pair and the cause. The kernels run on a fake GPU, the
+// NIC is emulated.
+#include "fake_gpu/fake_gpu.hpp"
+//
+#include <gtest/gtest.h>
+
+#include "ep/cuda/fault_text.cpp"
+#include "fake_gpu/nic_faults.hpp"
+#include "unit/ep/low_latency_ranks.hpp"
+
+namespace shoal::ep::cuda {
+namespace {
+
+using test::fake_gpu::expect_parts;
+using test::fake_gpu::NicCase;
+using namespace std::chrono_literals;
+
+constexpr auto kDeadline = 400ms;
+/// A wait that the deadline does not end lasts as long as this.
+constexpr auto kNever = 60s;
+constexpr auto kMargin = 20s;  // for a machine with other work
+
+/// A send posts more requests than a queue has slots: rows are too far apart to share a put.
+struct Size {
+  std::int32_t experts = 4, top_k = 2, tokens = 3;
+  std::int64_t hidden = 256;
+};
+const Size kFullRing{.experts = 2, .top_k = 1, .tokens = 360, .hidden = 640};
+
+/// Two nodes of one rank.
+class LowLatencyNicFaults : public testing::Test {
+ protected:
+  /// A dispatch that works, then `body`.
+  void run(const Size& size, const std::function<void()>& body) {
+    const Case c{.ranks = 2,
+                 .experts = size.experts,
+                 .top_k = size.top_k,
+                 .hidden = size.hidden,
+                 .tokens = {size.tokens, size.tokens},
+                 .blocks = 1,
+                 .node_size = 1};
+    const NicCase nic{
+        .pes = 2, .bytes = Ranks::memory_of(c), .ordering = "adaptive", .fails = true};
+    const std::string why_not =
+        test::fake_gpu::with_nic_worlds(nic, [&](const std::vector<NicWorld>& worlds) {
+          test::fake_gpu::run_concurrently();
+          worlds_ = &worlds;
+          Ranks ranks(c, worlds);
+          ranks_ = &ranks;
+          ranks.set_timeout(kNever);
+          ranks.dispatch();
+          ranks.set_timeout(kDeadline);
+          ranks.draw();
+          body();
+        });
+    if (!why_not.empty()) GTEST_SKIP() << why_not;
+  }
+
+  const NicWorld& world(std::int32_t rank) const {
+    return (*worlds_)[static_cast<std::size_t>(rank)];
+  }
+  void send(std::int32_t rank) {
+    within_deadline([&] { ranks_->send(rank); });
+  }
+  void receive(std::int32_t rank) {
+    within_deadline([&] { ranks_->receive(rank); });
+  }
+  template <typename Call>
+  static void within_deadline(Call&& call) {
+    const auto start = std::chrono::steady_clock::now();
+    call();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, kDeadline + kMargin);
+  }
+  /// What the group throws on a rank; empty: nothing.
+  std::string error(std::int32_t rank) const {
+    const FaultReport& report = ranks_->report(rank);
+    if (static_cast<Fault>(report.fault) == Fault::none) return "";
+    FaultContext context;
+    context.me = rank;
+    context.n_pes = 2;
+    context.pe = report.rank;
+    context.timeout = kDeadline;
+    context.timeout_setting = "SHOAL_TIMEOUT_MS";
+    context.peer = "(progress)";
+    context.network = world(rank).failure(context.pe);
+    return fatal_error(report, context).what();
+  }
+  /// The same when requests in flight are complete.
+  std::string error_without_network(std::int32_t rank) const {
+    const auto end = std::chrono::steady_clock::now() + kMargin;
+    for (;;) {
+      std::string text = error(rank);
+      if (text.find("the network") == std::string::npos) return text;
+      if (std::chrono::steady_clock::now() < end) continue;
+      ADD_FAILURE() << text;
+      return text;
+    }
+  }
+  std::string queue_pair(std::int32_t rank, std::uint32_t spread = 0) const {
+    const auto& route = world(rank).world.gda->by_pe[1 - rank];
+    return fmt::format("queue pair {:#x} to PE {}",
+                       route.queues[spread % route.n_queues].sends.number, 1 - rank);
+  }
+  Ranks* ranks_ = nullptr;
+
+ private:
+  const std::vector<NicWorld>* worlds_ = nullptr;
+};
+
+TEST_F(LowLatencyNicFaults, ARevokedKeyIsNamedByTheRankThatWaits) {
+  run({}, [&] {
+    test::fake_gpu::revoke_key(world(0), 1);
+    send(0);  // posts alone
+    receive(1);
+    send(1);
+    receive(0);
+    expect_parts(error(1), {"low_latency_dispatch (epoch 2) timed out after 400 ms on "
+                            "PE 1 of 2: waiting for rows from PE 0",
+                            "Setting: SHOAL_TIMEOUT_MS."});
+    expect_parts(error(0), {"low_latency_dispatch (epoch 2) timed out after 400 ms on PE 0 of 2: "
+                            "waiting for rows from PE 1",
+                            "the network of this PE: " + queue_pair(0) + " has ended: request ",
+                            "(RDMA write) ended with remote access error (syndrome 0x13"});
+  });
+}
+
+/// A full ring: the send meets the error itself.
+TEST_F(LowLatencyNicFaults, ARevokedKeyEndsTheSend) {
+  run(kFullRing, [&] {
+    test::fake_gpu::revoke_key(world(0), 1);
+    send(0);
+    receive(1);
+    expect_parts(error(0), {"on PE 0 of 2: the network did not take what kernels send to PE 1, "
+                            "phase send: " +
+                                queue_pair(0) + " has ended: request ",
+                            "(RDMA write) ended with remote access error (syndrome 0x13"});
+    expect_parts(error(1), {"waiting for rows from PE 0"});
+  });
+}
+
+TEST_F(LowLatencyNicFaults, AQueuePairInErrorIsNamed) {
+  run({}, [&] {
+    test::fake_gpu::end_queue_pairs(world(1), 0);
+    send(0);
+    receive(1);
+    send(1);
+    receive(0);
+    expect_parts(error(0), {queue_pair(0) + " has ended: request ",
+                            "Work Request Flushed Error (syndrome 0x5",
+                            "the peer or an earlier error has ended the queue pair"});
+    // Its queue had ended before the operation.
+    expect_parts(error(1), {"the network", queue_pair(1) + " has ended", "remote access error"});
+  });
+}
+
+TEST_F(LowLatencyNicFaults, ALostDoorbellIsNamed) {
+  run({}, [&] {
+    test::fake_gpu::lose_doorbells(world(0), 1);
+    send(0);
+    send(1);
+    receive(1);  // gives up, and tells rank 0
+    receive(0);
+    expect_parts(error_without_network(1), {"on PE 1 of 2: waiting for rows from PE 0"});
+    send(0);
+    receive(0);
+    expect_parts(error(0), {"failed on PE 0 of 2: waiting for rows from PE 1",
+                            "the network of this PE: " + queue_pair(0) + ": the NIC has completed ",
+                            "it lost the doorbell, or the PE does not acknowledge them"});
+  });
+}
+
+/// The ring fills up, and its deadline ends the queue.
+TEST_F(LowLatencyNicFaults, ALostDoorbellEndsTheSend) {
+  run(kFullRing, [&] {
+    test::fake_gpu::set_queue_timeout(world(0), kDeadline);
+    test::fake_gpu::lose_doorbells(world(0), 1);
+    send(0);
+    expect_parts(error(0), {"the network did not take what kernels send to PE 1, phase "
+                            "send: " +
+                                queue_pair(0) + " has ended: request ",
+                            "waited too long for room in the queue; setting: "
+                            "SHOAL_TIMEOUT_MS"});
+  });
+}
+
+/// The queues work, so that the message has nothing about them.
+TEST_F(LowLatencyNicFaults, APeerThatNeverGrantsIsNamed) {
+  run({}, [&] {
+    for (int i = 0; i < 2; ++i) {  // both halves are free
+      send(0);
+      send(1);
+      receive(0);
+      ASSERT_EQ(error(0), "");
+      ranks_->draw();
+    }
+    send(0);
+    expect_parts(error_without_network(0), {"timed out after 400 ms on PE 0 of 2: waiting for its "
+                                            "acknowledgement of read rows from PE 1",
+                                            "phase send"});
+  });
+}
+
+}  // namespace
+}  // namespace shoal::ep::cuda
