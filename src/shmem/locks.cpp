@@ -44,7 +44,7 @@ class Lock {
   void clear() {
     const std::uint64_t seen = apply(AtomicOp::fetch, 0);
     shoal::require(next_of(seen) != holder_of(seen), shoal::Code::invalid_argument,
-                   "the lock is free; allowed: a lock that this PE has set");
+                   "lock is free; allowed: a lock that this PE has set");
     program_.world.quiet();
     // Half of the word: a carry would change the next ticket.
     program_.world.atomic_word(AtomicOp::add, at_, 1, 0, sizeof(std::uint32_t));

@@ -159,9 +159,9 @@ void end_program(const char* call, const std::exception& error) noexcept {
   try {
     const std::string place =
         found != nullptr ? fmt::format(" on PE {} of {}", found->me, found->n_pes) : "";
-    const std::string text = fmt::format("{}{}: {}", call, place, reason_of(error));
-    std::fprintf(stderr, "shoal: %s\n", text.c_str());
-    if (found != nullptr) found->core.fail_world(text);
+    const std::string reason = reason_of(error);
+    std::fprintf(stderr, "shoal: %s%s: %s\n", call, place.c_str(), reason.c_str());
+    if (found != nullptr) found->core.fail_world(fmt::format("{}: {}", call, reason));
   } catch (const std::exception&) {
     std::fprintf(stderr, "shoal: %s: %s\n", call, error.what());
   }

@@ -66,7 +66,7 @@ class Variables {
   }
 
   template <typename Ready>
-  void wait(const char* call, Ready&& ready) const {
+  void wait(Ready&& ready) const {
     if (ready()) return;
     shoal::detail::WorldState& core = program_.core;
     core.set_progress(shoal::detail::Activity::waiting, core.world_team().epoch, "wait_until");
@@ -74,7 +74,7 @@ class Variables {
     core.set_progress(shoal::detail::Activity::idle, core.world_team().epoch, "wait_until");
     if (outcome != shoal::detail::WaitOutcome::ready)
       core.throw_wait_failed(
-          outcome, call,
+          outcome, "wait",
           fmt::format("waiting for {} variables at {}", count_, static_cast<const void*>(given_)));
   }
 
@@ -101,7 +101,7 @@ void wait_all(const char* call, const T* variables, std::size_t count, const int
               const T* values, bool one_value) noexcept {
   guarded(call, [&](Program& program) {
     const Variables<T> set(program, variables, count, skip, compare, values, one_value);
-    set.wait(call, [&] { return set.all(); });
+    set.wait([&] { return set.all(); });
   });
 }
 
@@ -111,7 +111,7 @@ std::size_t wait_any(const char* call, const T* variables, std::size_t count, co
   return guarded(call, [&](Program& program) {
     const Variables<T> set(program, variables, count, skip, compare, values, one_value);
     std::size_t found = kNone;
-    if (!set.nothing_counts()) set.wait(call, [&] { return (found = set.any()) != kNone; });
+    if (!set.nothing_counts()) set.wait([&] { return (found = set.any()) != kNone; });
     return found;
   });
 }
@@ -122,7 +122,7 @@ std::size_t wait_some(const char* call, const T* variables, std::size_t count, s
   return guarded(call, [&](Program& program) {
     const Variables<T> set(program, variables, count, skip, compare, values, one_value);
     std::size_t found = 0;
-    if (!set.nothing_counts()) set.wait(call, [&] { return (found = set.some(indices)) != 0; });
+    if (!set.nothing_counts()) set.wait([&] { return (found = set.some(indices)) != 0; });
     return found;
   });
 }
@@ -203,7 +203,7 @@ SHMEM_DEFINE(uint64_t, signal_wait_until, (uint64_t* sig_addr, int cmp, uint64_t
     const std::uint64_t* const word = program.in_heap("sig_addr", sig_addr, sizeof *sig_addr);
     const Variables<std::uint64_t> one(program, sig_addr, 1, nullptr, cmp, &value, true);
     std::uint64_t seen = 0;
-    one.wait(call, [&] {
+    one.wait([&] {
       seen = std::atomic_ref(*const_cast<std::uint64_t*>(word)).load(std::memory_order_acquire);
       return shoal::detail::holds(seen, static_cast<Compare>(cmp), value);
     });
