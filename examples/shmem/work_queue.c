@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// work_queue.c: tasks of different length, taken from a counter on PE 0. Results go into a histogram
-// on PE 0, which a lock protects.
+// work_queue.c: tasks of different length, taken from a counter on PE 0. Results go into a
+// histogram on PE 0, which a lock protects.
 #include <shmem.h>
 #include <stdio.h>
 

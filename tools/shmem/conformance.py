@@ -244,7 +244,9 @@ def page():
             types = "N bits" if row.types == "SIZE" else row.types
             test = f"[{row.test}](../../tests/shmem/{row.test})"
             lines.append(f"| {names} | {types} | {row.state} | {row.note} | {test} |")
-    lines += ["", "Names from before OpenSHMEM: " + ", ".join(f"`{n}`" for n in OLD_NAMES) + "."]
+    names = list(OLD_NAMES)
+    lines += ["", "Names from before OpenSHMEM: " + ", ".join(f"`{n}`" for n in names[:5]) + ","]
+    lines.append(" and ".join(f"`{n}`" for n in names[5:]) + ".")
     return "\n".join(lines) + "\n"
 
 
