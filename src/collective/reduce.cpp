@@ -13,6 +13,7 @@
 
 namespace shoal {
 
+using collective::Arguments;
 using collective::Call;
 using collective::Operation;
 using collective::Puller;
@@ -56,14 +57,14 @@ Reducer find_reducer(const Call& call, DataType dtype, ReduceOp op) {
           static_cast<std::uint32_t>(dtype), static_cast<std::uint32_t>(op)};
 }
 
-void agree(Call& call, Operation operation, const Reduction& reduction, std::size_t count) {
+Arguments arguments_of(Operation operation, const Reduction& reduction, std::size_t count) {
   const bool typed = reduction.reducer.dtype != 0;
-  call.agree({.operation = operation,
-              .dtype = reduction.reducer.dtype,
-              .op = reduction.reducer.op,
-              .size = typed ? count : count * reduction.element,
-              .target_offset = reduction.target_offset,
-              .source_offset = reduction.source_offset});
+  return {.operation = operation,
+          .dtype = reduction.reducer.dtype,
+          .op = reduction.reducer.op,
+          .size = typed ? count : count * reduction.element,
+          .target_offset = reduction.target_offset,
+          .source_offset = reduction.source_offset};
 }
 
 /// Reduces the elements `range` of the sources of all PEs to `target`, which may be this PE's
@@ -128,7 +129,17 @@ void reduce_divided(Call& call, const Reduction& reduction, std::size_t count, s
 
 void run(Call& call, const Reducer& reducer, void* target, const void* source, std::size_t count) {
   const Reduction reduction = check(call, reducer, target, count, source, count);
-  agree(call, Operation::reduce, reduction, count);
+  const Arguments arguments = arguments_of(Operation::reduce, reduction, count);
+  const std::size_t bytes = count * reduction.element;
+  if (count != 0 && bytes <= Call::kGatheredBytes && call.world().cuda() == nullptr) {
+    // The elements travel with the arguments: one round of waiting.
+    const auto all = call.agree_and_gather(arguments, source, bytes);
+    std::vector<const void*> sources(call.n_pes());
+    for (std::size_t pe = 0; pe < sources.size(); ++pe) sources[pe] = all.data() + pe * bytes;
+    reducer.kernel(target, sources, count);
+    return call.complete();
+  }
+  call.agree(arguments);
   if (call.world().cuda() == nullptr &&
       collective::divides_reduction(count, reduction.element, call.n_pes())) {
     reduce_divided(call, reduction, count, static_cast<std::byte*>(target));
@@ -163,7 +174,7 @@ void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, void* target,
       count, n, call.world().heap().size());
   const Reduction reduction =
       check(call, find_reducer(call, dtype, op), target, count, source, count * n);
-  agree(call, Operation::reduce_scatter, reduction, count);
+  call.agree(arguments_of(Operation::reduce_scatter, reduction, count));
   reduce_undivided(call, reduction, {call.me() * count, count}, target);
   call.complete();
 }

@@ -63,6 +63,14 @@ void broadcast_to_others(Program& program, const shoal::Team& team, void* dest, 
                  team.size() - 1);
   void* const to = program.in_heap("dest", dest, bytes);
   const std::size_t from = bytes == 0 ? 0 : program.offset("source", source, bytes);
+  if (bytes <= shoal::kMaxExchangeBytes) {  // one round of waiting
+    std::byte mine[shoal::kMaxExchangeBytes] = {};
+    if (team.my_pe() == root) std::memcpy(mine, program.in_heap("source", source, bytes), bytes);
+    const auto all = shoal::exchange_bytes(team, std::span(mine, bytes));
+    if (team.my_pe() != root)
+      std::memcpy(to, all.data() + static_cast<std::size_t>(root) * bytes, bytes);
+    return;
+  }
   shoal::sync(team);
   if (team.my_pe() != root) {
     shoal::collective::Puller puller(team.state());
