@@ -59,10 +59,11 @@ def main():
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     shoal = [options.bin / "oshrun", *pes, *nodes, folder / "shoal"]
     other = [*shlex.split(options.other_run), *root, *pes, folder / "other"]
+    between = {"SHOAL_TRANSPORT_BETWEEN": "ofi,ucx"} if options.network else {}
     tcp = {"UCX_TLS": "tcp,self"} if options.network else {}
     times = {"shoal": [], "other": []}
     for _ in range(options.repeat):
-        times["shoal"].append(run(shoal, {"SHMEM_SYMMETRIC_SIZE": "64M"}))
+        times["shoal"].append(run(shoal, {"SHMEM_SYMMETRIC_SIZE": "64M", **between}))
         times["other"].append(run(other, {"SHMEM_SYMMETRIC_SIZE": "64M", **tcp}))
     best = {name: least(runs) for name, runs in times.items()}
     print(f"{'operation':14}{'bytes':>9}{'Shoal us':>12}{'other us':>12}{'ratio':>8}")

@@ -5,6 +5,7 @@
 #include <link.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -96,16 +97,17 @@ std::size_t page_size() {
   return static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
-/// The shared pages of the parent would be those of a forked child too.
+/// The shared pages of the parent would be those of a forked child too. Raw system calls: UCX
+/// replaces the functions, and its state is that of the parent.
 StaticRange mapped;  // NOLINT: known to the handler below
 void make_private_in_child() noexcept {
   if (mapped.bytes == 0) return;
-  void* const copy =
-      mmap(nullptr, mapped.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (copy == MAP_FAILED) return;
-  auto* const at = reinterpret_cast<void*>(mapped.start);
-  std::memcpy(copy, at, mapped.bytes);
-  mremap(copy, mapped.bytes, mapped.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, at);
+  const long copy = syscall(SYS_mmap, nullptr, mapped.bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy < 0 && copy > -4096) return;
+  std::memcpy(reinterpret_cast<void*>(copy), reinterpret_cast<void*>(mapped.start), mapped.bytes);
+  syscall(SYS_mremap, copy, mapped.bytes, mapped.bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
+          mapped.start);
 }
 
 /// Copies the pages that are not zero: .bss takes no memory before it is used. No library function:

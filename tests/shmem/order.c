@@ -46,6 +46,29 @@ int main(void) {
     shmem_sync_all();
   }
   shmem_pe_quiet(NULL, 0);
+  // After quiet the source may change, and what a get has fetched is there: by each form of quiet.
+  enum { kBig = 1 << 20 };
+  unsigned char* dest = shmem_malloc(kBig);
+  unsigned char* source = malloc(kBig);
+  for (int form = 0; form < 4; ++form) {
+    memset(source, form * 16 + me + 1, kBig);
+    shmem_ctx_putmem_nbi(contexts[form % 2], dest, source, kBig, next);
+    for (int get = 0; get < 2; ++get) {
+      if (form == 0) shmem_quiet();
+      if (form == 1) shmem_ctx_quiet(contexts[1]);
+      if (form == 2) shmem_pe_quiet(both, 2);
+      if (form == 3) shmem_ctx_pe_quiet(contexts[1], both, 2);
+      if (get == 0) {
+        memset(source, 0, kBig);
+        shmem_barrier_all();
+        for (int i = 0; i < kBig; ++i) CHECK(dest[i] == form * 16 + last + 1);
+        shmem_ctx_getmem_nbi(contexts[form % 2], source, dest, kBig, next);
+      }
+    }
+    for (int i = 0; i < kBig; ++i) CHECK(source[i] == form * 16 + me + 1);
+    shmem_barrier_all();
+  }
+  free(source);
   shmem_ctx_destroy(contexts[1]);
   shmem_ctx_destroy(contexts[2]);
   shmem_finalize();
