@@ -2,6 +2,7 @@
 #include "shmem/program.hpp"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <string>
@@ -153,6 +154,9 @@ Program& program() {
 }
 
 void end_program(const char* call, const std::exception& error) noexcept {
+  // Several threads may fail at once, most of them for the same reason: the first one reports.
+  static std::atomic<bool> ending = false;
+  while (ending.exchange(true)) pause();
   Program* const found = running.load();
   if (found != nullptr)
     if (const auto status = found->exit_watch.announced()) leave_process(*status);
