@@ -60,7 +60,8 @@ def main():
     shoal = [options.bin / "oshrun", *pes, *nodes, folder / "shoal"]
     other = [*shlex.split(options.other_run), *root, *pes, folder / "other"]
     between = {"SHOAL_TRANSPORT_BETWEEN": "ofi,ucx"} if options.network else {}
-    tcp = {"UCX_TLS": "tcp,self"} if options.network else {}
+    tcp = {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}
+    tcp = tcp if options.network else {}
     times = {"shoal": [], "other": []}
     for _ in range(options.repeat):
         times["shoal"].append(run(shoal, {"SHMEM_SYMMETRIC_SIZE": "64M", **between}))

@@ -19,6 +19,13 @@ std::uint64_t bits_of(T value) {
   return std::bit_cast<WordOf<T>>(value);
 }
 
+template <typename T>
+void check_aligned(const char* argument, const T* address, shoal::RemoteAddress at) {
+  shoal::require(at.offset % sizeof(T) == 0, shoal::Code::invalid_argument,
+                 "{} is {}; allowed: multiples of {}", argument, static_cast<const void*>(address),
+                 sizeof(T));
+}
+
 /// Applies `op` to `dest` on PE `pe`. Returns the value before. compare_swap expects `cond`.
 template <typename T>
 T atomic(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int pe, T value = {},
@@ -26,13 +33,29 @@ T atomic(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int pe, 
   return guarded(call, [&](Program& program) {
     const char* const argument = op == AtomicOp::fetch ? "source" : "dest";
     const shoal::RemoteAddress at = program.remote(ctx, argument, dest, sizeof(T), pe);
-    shoal::require(at.offset % sizeof(T) == 0, shoal::Code::invalid_argument,
-                   "{} is {}; allowed: multiples of {}", argument, static_cast<const void*>(dest),
-                   sizeof(T));
+    check_aligned(argument, dest, at);
     const std::uint64_t before =
         program.world.atomic_word(op, at, bits_of(value), bits_of(cond), sizeof(T));
     return std::bit_cast<T>(static_cast<WordOf<T>>(before));
   });
+}
+
+/// The same without a result. Words of 8 bytes are set and added to as signals are: over a network,
+/// the call does not wait for the target.
+template <typename T>
+void update(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int pe,
+            T value) noexcept {
+  if constexpr (sizeof(T) == 8) {
+    if (op == AtomicOp::add || op == AtomicOp::set)
+      return guarded(call, [&](Program& program) {
+        const shoal::RemoteAddress at = program.remote(ctx, "dest", dest, sizeof(T), pe);
+        check_aligned("dest", dest, at);
+        program.world.signal({at, 1},
+                             op == AtomicOp::add ? shoal::SignalOp::add : shoal::SignalOp::set,
+                             bits_of(value));
+      });
+  }
+  atomic<T>(call, op, ctx, dest, pe, value);
 }
 
 }  // namespace
@@ -59,10 +82,10 @@ T atomic(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int pe, 
   }
 #define DEFINE_SILENT(TYPE, NAME, OP, PARAMETERS, ARGUMENTS)                                  \
   SHMEM_DEFINE(void, NAME, (UNPACK PARAMETERS int pe)) {                                      \
-    atomic<TYPE>("shmem_" #NAME, AtomicOp::OP, SHMEM_CTX_DEFAULT, dest, pe UNPACK ARGUMENTS); \
+    update<TYPE>("shmem_" #NAME, AtomicOp::OP, SHMEM_CTX_DEFAULT, dest, pe UNPACK ARGUMENTS); \
   }                                                                                           \
   SHMEM_DEFINE(void, ctx_##NAME, (shmem_ctx_t ctx, UNPACK PARAMETERS int pe)) {               \
-    atomic<TYPE>("shmem_ctx_" #NAME, AtomicOp::OP, ctx, dest, pe UNPACK ARGUMENTS);           \
+    update<TYPE>("shmem_ctx_" #NAME, AtomicOp::OP, ctx, dest, pe UNPACK ARGUMENTS);           \
   }
 
 #define DEFINE_EXTENDED(TYPE, NAME)                                                               \
@@ -73,7 +96,7 @@ T atomic(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int pe, 
     return atomic<TYPE>("shmem_" #NAME "_fetch", AtomicOp::fetch, SHMEM_CTX_DEFAULT, source, pe); \
   }                                                                                               \
   SHMEM_DEFINE(void, NAME##_set, (TYPE * dest, TYPE value, int pe)) {                             \
-    atomic<TYPE>("shmem_" #NAME "_set", AtomicOp::set, SHMEM_CTX_DEFAULT, dest, pe, value);       \
+    update<TYPE>("shmem_" #NAME "_set", AtomicOp::set, SHMEM_CTX_DEFAULT, dest, pe, value);       \
   }                                                                                               \
   SHMEM_DEFINE(TYPE, NAME##_swap, (TYPE * dest, TYPE value, int pe)) {                            \
     return atomic<TYPE>("shmem_" #NAME "_swap", AtomicOp::swap, SHMEM_CTX_DEFAULT, dest, pe,      \
@@ -97,14 +120,14 @@ SHOAL_SHMEM_EXTENDED_AMO_TYPES(DEFINE_EXTENDED)
     return atomic<TYPE>("shmem_" #NAME "_finc", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe, 1);   \
   }                                                                                               \
   SHMEM_DEFINE(void, NAME##_inc, (TYPE * dest, int pe)) {                                         \
-    atomic<TYPE>("shmem_" #NAME "_inc", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe, 1);           \
+    update<TYPE>("shmem_" #NAME "_inc", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe, 1);           \
   }                                                                                               \
   SHMEM_DEFINE(TYPE, NAME##_fadd, (TYPE * dest, TYPE value, int pe)) {                            \
     return atomic<TYPE>("shmem_" #NAME "_fadd", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe,       \
                         value);                                                                   \
   }                                                                                               \
   SHMEM_DEFINE(void, NAME##_add, (TYPE * dest, TYPE value, int pe)) {                             \
-    atomic<TYPE>("shmem_" #NAME "_add", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe, value);       \
+    update<TYPE>("shmem_" #NAME "_add", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe, value);       \
   }
 SHOAL_SHMEM_AMO_TYPES(DEFINE_STANDARD)
 
