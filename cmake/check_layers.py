@@ -22,6 +22,7 @@ LAYERS = [
     "collective",
     "ep",
     "capi",
+    "shmem",
 ]
 # The file that knows all transports; any other outside transport/<x>/ must not include a header of
 # it.

@@ -85,12 +85,37 @@ void Call::check_overlap(std::size_t target_offset, std::size_t target_bytes,
 }
 
 void Call::agree(const Arguments& mine) {
+  agree_and_gather(mine, nullptr, 0);
+}
+
+std::vector<std::byte> Call::agree_and_gather(const Arguments& mine, const void* data,
+                                              std::size_t bytes) {
   report(name());
-  const std::vector<Arguments> all = exchange(mine);
-  for (const Arguments& other : all)
-    if (other != mine)
-      fail(Code::mismatch, "{}: the PEs of team {} disagree: {}", name(), team_.index,
-           describe_all(all, team_.pes));
+  const std::size_t stride = sizeof mine + bytes;
+  std::byte blob[detail::WorldState::kExchangeBytes];
+  std::memcpy(blob, &mine, sizeof mine);
+  if (data != nullptr) {
+    std::memcpy(blob + sizeof mine, data, bytes);
+  } else {
+    std::memset(blob + sizeof mine, 0, bytes);
+  }
+  const std::vector<std::byte> blobs =
+      world().exchange(team_, blob, stride, name(), detail::WorldState::kExchangeBytes);
+  for (std::size_t pe = 0; pe < n_pes(); ++pe)
+    if (std::memcmp(blobs.data() + pe * stride, &mine, sizeof mine) != 0)
+      fail_to_agree(blobs, stride);
+  std::vector<std::byte> gathered(n_pes() * bytes);
+  for (std::size_t pe = 0; pe < n_pes() && bytes != 0; ++pe)
+    std::memcpy(gathered.data() + pe * bytes, blobs.data() + pe * stride + sizeof mine, bytes);
+  return gathered;
+}
+
+void Call::fail_to_agree(std::span<const std::byte> blobs, std::size_t stride) const {
+  std::vector<Arguments> all(n_pes());
+  for (std::size_t pe = 0; pe < n_pes(); ++pe)
+    std::memcpy(&all[pe], blobs.data() + pe * stride, sizeof all[pe]);
+  fail(Code::mismatch, "{}: the PEs of team {} disagree: {}", name(), team_.index,
+       describe_all(all, team_.pes));
 }
 
 void Call::wait_for_all(const char* phase) {

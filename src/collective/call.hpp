@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -69,6 +70,13 @@ class Call {
   /// sources are ready. Throws Error{mismatch} on every PE where the arguments differ, stating
   /// which PE passed what.
   void agree(const Arguments& mine);
+  /// The most that agree_and_gather takes.
+  static constexpr std::size_t kGatheredBytes =
+      detail::WorldState::kExchangeBytes - sizeof(Arguments);
+  /// agree, and an all-gather of `bytes` bytes per PE, which the arguments determine, in the same
+  /// hop. nullptr: zeros. Returns the data by PE. No PE reads the data of another one afterwards.
+  std::vector<std::byte> agree_and_gather(const Arguments& mine, const void* data,
+                                          std::size_t bytes);
   /// All-gather of one T per PE, indexed by PE.
   template <typename T>
   std::vector<T> exchange(const T& mine);
@@ -80,6 +88,7 @@ class Call {
 
  private:
   void report(const char* phase) noexcept;
+  [[noreturn]] void fail_to_agree(std::span<const std::byte> blobs, std::size_t stride) const;
 
   detail::TeamState& team_;
   Operation operation_;

@@ -3,15 +3,28 @@
 // PEs do not all read from the same one at the same time.
 #include "shoal/collective.hpp"
 
+#include <cstring>
+
 #include "base/check.hpp"
 #include "collective/call.hpp"
 #include "collective/puller.hpp"
 
 namespace shoal {
 
+using collective::Arguments;
 using collective::Call;
 using collective::Operation;
 using collective::Puller;
+
+namespace {
+
+/// Whether `bytes` bytes per PE travel with the arguments, which saves the second round of waiting.
+/// Heaps in GPU memory are not read by the host.
+bool travels_along(const Call& call, std::size_t bytes) {
+  return bytes != 0 && bytes <= Call::kGatheredBytes && call.world().cuda() == nullptr;
+}
+
+}  // namespace
 
 void broadcast(const Team& team, void* target, const void* source, std::size_t bytes, Pe root) {
   Call call(team, Operation::broadcast);
@@ -21,11 +34,18 @@ void broadcast(const Team& team, void* target, const void* source, std::size_t b
   const std::size_t source_offset = call.checked_offset("source", source, bytes);
   call.check_overlap(target_offset, bytes, source_offset, bytes, true);
 
-  call.agree({.operation = Operation::broadcast,
-              .root = root,
-              .size = bytes,
-              .target_offset = target_offset,
-              .source_offset = source_offset});
+  const Arguments arguments{.operation = Operation::broadcast,
+                            .root = root,
+                            .size = bytes,
+                            .target_offset = target_offset,
+                            .source_offset = source_offset};
+  if (travels_along(call, bytes)) {
+    const bool is_root = static_cast<std::size_t>(root) == call.me();
+    const auto all = call.agree_and_gather(arguments, is_root ? source : nullptr, bytes);
+    std::memcpy(target, all.data() + static_cast<std::size_t>(root) * bytes, bytes);
+    return call.complete();
+  }
+  call.agree(arguments);
   Puller puller(call.team());
   puller.pull(target, static_cast<std::size_t>(root), source_offset, bytes);
   puller.finish();
@@ -40,10 +60,16 @@ void all_gather(const Team& team, void* target, const void* source, std::size_t 
   const std::size_t source_offset = call.checked_offset("source", source, bytes);
   call.check_overlap(target_offset, bytes * n, source_offset, bytes, false);
 
-  call.agree({.operation = Operation::all_gather,
-              .size = bytes,
-              .target_offset = target_offset,
-              .source_offset = source_offset});
+  const Arguments arguments{.operation = Operation::all_gather,
+                            .size = bytes,
+                            .target_offset = target_offset,
+                            .source_offset = source_offset};
+  if (travels_along(call, bytes)) {
+    const auto all = call.agree_and_gather(arguments, source, bytes);
+    std::memcpy(target, all.data(), all.size());
+    return call.complete();
+  }
+  call.agree(arguments);
   Puller puller(call.team());
   for (std::size_t i = 1; i <= n; ++i) {
     const std::size_t pe = (call.me() + i) % n;
@@ -61,10 +87,18 @@ void all_to_all(const Team& team, void* target, const void* source, std::size_t 
   const std::size_t source_offset = call.checked_offset("source", source, bytes, n);
   call.check_overlap(target_offset, bytes * n, source_offset, bytes * n, false);
 
-  call.agree({.operation = Operation::all_to_all,
-              .size = bytes,
-              .target_offset = target_offset,
-              .source_offset = source_offset});
+  const Arguments arguments{.operation = Operation::all_to_all,
+                            .size = bytes,
+                            .target_offset = target_offset,
+                            .source_offset = source_offset};
+  if (travels_along(call, bytes * n)) {
+    const auto all = call.agree_and_gather(arguments, source, bytes * n);
+    for (std::size_t pe = 0; pe < n; ++pe)
+      std::memcpy(static_cast<std::byte*>(target) + pe * bytes,
+                  all.data() + (pe * n + call.me()) * bytes, bytes);
+    return call.complete();
+  }
+  call.agree(arguments);
   Puller puller(call.team());
   for (std::size_t i = 1; i <= n; ++i) {
     const std::size_t pe = (call.me() + i) % n;

@@ -6,16 +6,19 @@
 #include "base/check.hpp"
 #include "collective/call.hpp"
 #include "collective/puller.hpp"
+#include "collective/reduce.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "collective/reduce_plan.hpp"
 #include "shoal/collective.hpp"
 
 namespace shoal {
 
+using collective::Arguments;
 using collective::Call;
 using collective::Operation;
 using collective::Puller;
 using collective::Range;
+using collective::Reducer;
 
 namespace {
 
@@ -24,36 +27,44 @@ constexpr std::size_t kStagedBytes = 64 << 10;
 
 /// A reduction whose arguments have been checked.
 struct Reduction {
-  DataType dtype;
-  ReduceOp op;
+  Reducer reducer;
   std::size_t element = 0;  ///< bytes
   std::size_t target_offset = 0;
   std::size_t source_offset = 0;
   bool in_place = false;
 };
 
-Reduction check(const Call& call, DataType dtype, ReduceOp op, const void* target,
+Reduction check(const Call& call, const Reducer& reducer, const void* target,
                 std::size_t target_count, const void* source, std::size_t source_count) {
-  require(collective::supports(dtype, op), Code::invalid_argument,
-          "{}: operation {} on {}; allowed: sum, prod, min, max of int32, int64, float32, float64, "
-          "bfloat16, float16; bit_and, bit_or, bit_xor of int32, int64",
-          call.name(), collective::name_of(op), name_of(dtype));
-  Reduction out{.dtype = dtype, .op = op, .element = size_of(dtype)};
-  out.target_offset = call.checked_offset("target", target, out.element, target_count, out.element);
-  out.source_offset = call.checked_offset("source", source, out.element, source_count, out.element);
+  Reduction out{.reducer = reducer, .element = reducer.element};
+  out.target_offset =
+      call.checked_offset("target", target, out.element, target_count, reducer.alignment);
+  out.source_offset =
+      call.checked_offset("source", source, out.element, source_count, reducer.alignment);
   call.check_overlap(out.target_offset, out.element * target_count, out.source_offset,
                      out.element * source_count, true);
   out.in_place = target_count != 0 && target == source;
   return out;
 }
 
-void agree(Call& call, Operation operation, const Reduction& reduction, std::size_t count) {
-  call.agree({.operation = operation,
-              .dtype = static_cast<std::uint32_t>(reduction.dtype),
-              .op = static_cast<std::uint32_t>(reduction.op),
-              .size = count,
-              .target_offset = reduction.target_offset,
-              .source_offset = reduction.source_offset});
+/// The reducer of types that tensors have.
+Reducer find_reducer(const Call& call, DataType dtype, ReduceOp op) {
+  require(collective::supports(dtype, op), Code::invalid_argument,
+          "{}: operation {} on {}; allowed: sum, prod, min, max of int32, int64, float32, float64, "
+          "bfloat16, float16; bit_and, bit_or, bit_xor of int32, int64",
+          call.name(), collective::name_of(op), name_of(dtype));
+  return {collective::kernel_of(dtype, op), size_of(dtype), size_of(dtype),
+          static_cast<std::uint32_t>(dtype), static_cast<std::uint32_t>(op)};
+}
+
+Arguments arguments_of(Operation operation, const Reduction& reduction, std::size_t count) {
+  const bool typed = reduction.reducer.dtype != 0;
+  return {.operation = operation,
+          .dtype = reduction.reducer.dtype,
+          .op = reduction.reducer.op,
+          .size = typed ? count : count * reduction.element,
+          .target_offset = reduction.target_offset,
+          .source_offset = reduction.source_offset};
 }
 
 /// Reduces the elements `range` of the sources of all PEs to `target`, which may be this PE's
@@ -77,8 +88,7 @@ void reduce_range(const Call& call, Puller& puller, const Reduction& reduction, 
       if (!puller.reaches(pe)) scratch += step_bytes;
     }
     puller.finish();
-    collective::reduce_elements(reduction.dtype, reduction.op, target + done * reduction.element,
-                                sources, count);
+    reduction.reducer.kernel(target + done * reduction.element, sources, count);
   }
 }
 
@@ -117,13 +127,19 @@ void reduce_divided(Call& call, const Reduction& reduction, std::size_t count, s
   call.wait_for_all("collected");
 }
 
-}  // namespace
-
-void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
-            std::size_t count) {
-  Call call(team, Operation::reduce);
-  const Reduction reduction = check(call, dtype, op, target, count, source, count);
-  agree(call, Operation::reduce, reduction, count);
+void run(Call& call, const Reducer& reducer, void* target, const void* source, std::size_t count) {
+  const Reduction reduction = check(call, reducer, target, count, source, count);
+  const Arguments arguments = arguments_of(Operation::reduce, reduction, count);
+  const std::size_t bytes = count * reduction.element;
+  if (count != 0 && bytes <= Call::kGatheredBytes && call.world().cuda() == nullptr) {
+    // The elements travel with the arguments: one round of waiting.
+    const auto all = call.agree_and_gather(arguments, source, bytes);
+    std::vector<const void*> sources(call.n_pes());
+    for (std::size_t pe = 0; pe < sources.size(); ++pe) sources[pe] = all.data() + pe * bytes;
+    reducer.kernel(target, sources, count);
+    return call.complete();
+  }
+  call.agree(arguments);
   if (call.world().cuda() == nullptr &&
       collective::divides_reduction(count, reduction.element, call.n_pes())) {
     reduce_divided(call, reduction, count, static_cast<std::byte*>(target));
@@ -131,6 +147,20 @@ void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const v
     reduce_undivided(call, reduction, {0, count}, target);
   }
   call.complete();
+}
+
+}  // namespace
+
+void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
+            std::size_t count) {
+  Call call(team, Operation::reduce);
+  run(call, find_reducer(call, dtype, op), target, source, count);
+}
+
+void collective::reduce_with(const Team& team, const Reducer& reducer, void* target,
+                             const void* source, std::size_t count) {
+  Call call(team, Operation::reduce);
+  run(call, reducer, target, source, count);
 }
 
 void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
@@ -142,8 +172,9 @@ void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, void* target,
       "reduce_scatter: count is {}; allowed: counts that fit {} times into the symmetric heap of {} "
       "bytes (SHOAL_SYMMETRIC_SIZE)",
       count, n, call.world().heap().size());
-  const Reduction reduction = check(call, dtype, op, target, count, source, count * n);
-  agree(call, Operation::reduce_scatter, reduction, count);
+  const Reduction reduction =
+      check(call, find_reducer(call, dtype, op), target, count, source, count * n);
+  call.agree(arguments_of(Operation::reduce_scatter, reduction, count));
   reduce_undivided(call, reduction, {call.me() * count, count}, target);
   call.complete();
 }

@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "shoal/collective.hpp"
+#include "collective/elementwise.hpp"
 
 namespace shoal::collective {
 
@@ -15,6 +15,9 @@ std::string_view name_of(ReduceOp op) noexcept;
 /// Whether `op` is defined for `dtype`: int32, int64, float32, float64, bfloat16, float16; bit
 /// operations on integers only.
 bool supports(DataType dtype, ReduceOp op) noexcept;
+
+/// The kernel of `op` for `dtype`; nullptr where it is not defined.
+ElementKernel kernel_of(DataType dtype, ReduceOp op);
 
 /// target[i] = sources[0][i] op sources[1][i] op ..., from left to right, for i < count. All arrays
 /// are aligned to the element size; `target` may be one of the sources. Integers wrap around.

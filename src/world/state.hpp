@@ -157,9 +157,12 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
 
   /// All-gather of a blob of at most kExchangeBytes bytes, of the same length on all PEs of the
   /// team. Collective. `what` names the call in messages. Result: size() blobs, by PE.
+  ///
+  /// `declared`: compared among the PEs in place of `bytes`. For blobs whose length follows from
+  /// what their start says: on a disagreement every PE still gets the start of each blob.
   static constexpr std::size_t kExchangeBytes = 512;
   std::vector<std::byte> exchange(TeamState& team, const void* mine, std::size_t bytes,
-                                  const char* what);
+                                  const char* what, std::size_t declared = 0);
   /// Waits for all PEs of the team. Does not complete outstanding operations.
   void sync(TeamState& team, const char* what);
 

@@ -41,11 +41,12 @@ struct Ring {
   std::size_t behind(std::size_t distance) const { return (me + size - distance) % size; }
 };
 
-ExchangeEntry make_entry(std::uint64_t epoch, const void* mine, std::size_t bytes,
-                         const char* what) {
-  ExchangeEntry entry{};
+ExchangeEntry make_entry(std::uint64_t epoch, const void* mine, std::size_t bytes, const char* what,
+                         std::size_t declared) {
+  ExchangeEntry entry;
+  std::memset(&entry, 0, offsetof(ExchangeEntry, blob));
   entry.epoch = epoch;
-  entry.bytes = bytes;
+  entry.bytes = declared == 0 ? bytes : declared;
   std::memcpy(entry.what, what, strnlen(what, sizeof entry.what - 1));
   if (bytes != 0) std::memcpy(entry.blob, mine, bytes);
   return entry;
@@ -111,14 +112,14 @@ void WorldState::wait_flag(const TeamState& team, std::size_t flag, std::uint64_
 }
 
 std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, std::size_t bytes,
-                                            const char* what) {
+                                            const char* what, std::size_t declared) {
   require(bytes <= kExchangeBytes, Code::invalid_argument,
           "{}: a blob of {} bytes; at most {} are exchanged", what, bytes, kExchangeBytes);
   const Ring ring(team);
   std::vector<std::byte> result(ring.size * bytes);
   run_operation(team, what, [&](std::uint64_t epoch, std::uint64_t parity) {
     const ControlLayout& layout = memory_->layout();
-    const ExchangeEntry entry = make_entry(epoch, mine, bytes, what);
+    const ExchangeEntry entry = make_entry(epoch, mine, bytes, what, declared);
     const auto put = [&](std::size_t to, std::size_t target, const void* source, std::size_t length,
                          std::size_t flag) {
       const Pe pe = team.pes[to];

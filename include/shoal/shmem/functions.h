@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// functions.h: the prototypes, by chapter. No include guard: see README.md.
+#include <shoal/shmem/atomics.h>
+#include <shoal/shmem/collectives.h>
+#include <shoal/shmem/contexts.h>
+#include <shoal/shmem/deprecated.h>
+#include <shoal/shmem/library.h>
+#include <shoal/shmem/locks.h>
+#include <shoal/shmem/memory.h>
+#include <shoal/shmem/order.h>
+#include <shoal/shmem/rma.h>
+#include <shoal/shmem/signals.h>
+#include <shoal/shmem/teams.h>
+#include <shoal/shmem/waits.h>

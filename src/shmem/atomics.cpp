@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Atomic memory operations, with their deprecated names. Every routine is one call of `atomic`.
+#include <bit>
+#include <type_traits>
+
+#include "shmem/define.hpp"
+
+using namespace shoal::shmem;
+using shoal::AtomicOp;
+
+namespace {
+
+/// The unsigned word of 4 or 8 bytes with the bits of a T.
+template <typename T>
+using WordOf = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
+
+template <typename T>
+std::uint64_t bits_of(T value) {
+  return std::bit_cast<WordOf<T>>(value);
+}
+
+template <typename T>
+void check_aligned(const char* argument, const T* address, shoal::RemoteAddress at) {
+  shoal::require(at.offset % sizeof(T) == 0, shoal::Code::invalid_argument,
+                 "{} is {}; allowed: multiples of {}", argument, static_cast<const void*>(address),
+                 sizeof(T));
+}
+
+/// Applies `op` to `dest` on PE `pe`. Returns the value before. compare_swap expects `cond`.
+template <typename T>
+T atomic(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int pe, T value = {},
+         T cond = {}) noexcept {
+  return guarded(call, [&](Program& program) {
+    const char* const argument = op == AtomicOp::fetch ? "source" : "dest";
+    const shoal::RemoteAddress at = program.remote(ctx, argument, dest, sizeof(T), pe);
+    check_aligned(argument, dest, at);
+    const std::uint64_t before =
+        program.world.atomic_word(op, at, bits_of(value), bits_of(cond), sizeof(T));
+    return std::bit_cast<T>(static_cast<WordOf<T>>(before));
+  });
+}
+
+/// The same without a result. Words of 8 bytes are set and added to as signals are: over a network,
+/// the call does not wait for the target.
+template <typename T>
+void update(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int pe,
+            T value) noexcept {
+  if constexpr (sizeof(T) == 8) {
+    if (op == AtomicOp::add || op == AtomicOp::set)
+      return guarded(call, [&](Program& program) {
+        const shoal::RemoteAddress at = program.remote(ctx, "dest", dest, sizeof(T), pe);
+        check_aligned("dest", dest, at);
+        program.world.signal({at, 1},
+                             op == AtomicOp::add ? shoal::SignalOp::add : shoal::SignalOp::set,
+                             bits_of(value));
+      });
+  }
+  atomic<T>(call, op, ctx, dest, pe, value);
+}
+
+}  // namespace
+
+// A routine and its form with a context. PARAMETERS are those between the context and the PE, with
+// a comma at the end; ARGUMENTS follow the PE in the call of atomic.
+#define UNPACK(...) __VA_ARGS__
+#define DEFINE_FETCHING(TYPE, NAME, OP, DEST, PARAMETERS, ARGUMENTS)                           \
+  SHMEM_DEFINE(TYPE, NAME, (UNPACK PARAMETERS int pe)) {                                       \
+    return atomic<TYPE>("shmem_" #NAME, AtomicOp::OP, SHMEM_CTX_DEFAULT, DEST,                 \
+                        pe UNPACK ARGUMENTS);                                                  \
+  }                                                                                            \
+  SHMEM_DEFINE(TYPE, ctx_##NAME, (shmem_ctx_t ctx, UNPACK PARAMETERS int pe)) {                \
+    return atomic<TYPE>("shmem_ctx_" #NAME, AtomicOp::OP, ctx, DEST, pe UNPACK ARGUMENTS);     \
+  }                                                                                            \
+  SHMEM_DEFINE(void, NAME##_nbi, (TYPE * fetch, UNPACK PARAMETERS int pe)) {                   \
+    *fetch = atomic<TYPE>("shmem_" #NAME "_nbi", AtomicOp::OP, SHMEM_CTX_DEFAULT, DEST,        \
+                          pe UNPACK ARGUMENTS);                                                \
+  }                                                                                            \
+  SHMEM_DEFINE(void, ctx_##NAME##_nbi,                                                         \
+               (shmem_ctx_t ctx, TYPE * fetch, UNPACK PARAMETERS int pe)) {                    \
+    *fetch =                                                                                   \
+        atomic<TYPE>("shmem_ctx_" #NAME "_nbi", AtomicOp::OP, ctx, DEST, pe UNPACK ARGUMENTS); \
+  }
+#define DEFINE_SILENT(TYPE, NAME, OP, PARAMETERS, ARGUMENTS)                                  \
+  SHMEM_DEFINE(void, NAME, (UNPACK PARAMETERS int pe)) {                                      \
+    update<TYPE>("shmem_" #NAME, AtomicOp::OP, SHMEM_CTX_DEFAULT, dest, pe UNPACK ARGUMENTS); \
+  }                                                                                           \
+  SHMEM_DEFINE(void, ctx_##NAME, (shmem_ctx_t ctx, UNPACK PARAMETERS int pe)) {               \
+    update<TYPE>("shmem_ctx_" #NAME, AtomicOp::OP, ctx, dest, pe UNPACK ARGUMENTS);           \
+  }
+
+#define DEFINE_EXTENDED(TYPE, NAME)                                                               \
+  DEFINE_FETCHING(TYPE, NAME##_atomic_fetch, fetch, source, (const TYPE* source, ), ())           \
+  DEFINE_FETCHING(TYPE, NAME##_atomic_swap, swap, dest, (TYPE * dest, TYPE value, ), (, value))   \
+  DEFINE_SILENT(TYPE, NAME##_atomic_set, set, (TYPE * dest, TYPE value, ), (, value))             \
+  SHMEM_DEFINE(TYPE, NAME##_fetch, (const TYPE* source, int pe)) {                                \
+    return atomic<TYPE>("shmem_" #NAME "_fetch", AtomicOp::fetch, SHMEM_CTX_DEFAULT, source, pe); \
+  }                                                                                               \
+  SHMEM_DEFINE(void, NAME##_set, (TYPE * dest, TYPE value, int pe)) {                             \
+    update<TYPE>("shmem_" #NAME "_set", AtomicOp::set, SHMEM_CTX_DEFAULT, dest, pe, value);       \
+  }                                                                                               \
+  SHMEM_DEFINE(TYPE, NAME##_swap, (TYPE * dest, TYPE value, int pe)) {                            \
+    return atomic<TYPE>("shmem_" #NAME "_swap", AtomicOp::swap, SHMEM_CTX_DEFAULT, dest, pe,      \
+                        value);                                                                   \
+  }
+SHOAL_SHMEM_EXTENDED_AMO_TYPES(DEFINE_EXTENDED)
+
+#define DEFINE_STANDARD(TYPE, NAME)                                                               \
+  DEFINE_FETCHING(TYPE, NAME##_atomic_compare_swap, compare_swap, dest,                           \
+                  (TYPE * dest, TYPE cond, TYPE value, ), (, value, cond))                        \
+  DEFINE_FETCHING(TYPE, NAME##_atomic_fetch_inc, add, dest, (TYPE * dest, ), (, 1))               \
+  DEFINE_FETCHING(TYPE, NAME##_atomic_fetch_add, add, dest, (TYPE * dest, TYPE value, ),          \
+                  (, value))                                                                      \
+  DEFINE_SILENT(TYPE, NAME##_atomic_inc, add, (TYPE * dest, ), (, 1))                             \
+  DEFINE_SILENT(TYPE, NAME##_atomic_add, add, (TYPE * dest, TYPE value, ), (, value))             \
+  SHMEM_DEFINE(TYPE, NAME##_cswap, (TYPE * dest, TYPE cond, TYPE value, int pe)) {                \
+    return atomic<TYPE>("shmem_" #NAME "_cswap", AtomicOp::compare_swap, SHMEM_CTX_DEFAULT, dest, \
+                        pe, value, cond);                                                         \
+  }                                                                                               \
+  SHMEM_DEFINE(TYPE, NAME##_finc, (TYPE * dest, int pe)) {                                        \
+    return atomic<TYPE>("shmem_" #NAME "_finc", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe, 1);   \
+  }                                                                                               \
+  SHMEM_DEFINE(void, NAME##_inc, (TYPE * dest, int pe)) {                                         \
+    update<TYPE>("shmem_" #NAME "_inc", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe, 1);           \
+  }                                                                                               \
+  SHMEM_DEFINE(TYPE, NAME##_fadd, (TYPE * dest, TYPE value, int pe)) {                            \
+    return atomic<TYPE>("shmem_" #NAME "_fadd", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe,       \
+                        value);                                                                   \
+  }                                                                                               \
+  SHMEM_DEFINE(void, NAME##_add, (TYPE * dest, TYPE value, int pe)) {                             \
+    update<TYPE>("shmem_" #NAME "_add", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe, value);       \
+  }
+SHOAL_SHMEM_AMO_TYPES(DEFINE_STANDARD)
+
+#define DEFINE_BITWISE_OP(TYPE, NAME, FETCHING, SILENT, OP)                         \
+  DEFINE_FETCHING(TYPE, FETCHING, OP, dest, (TYPE * dest, TYPE value, ), (, value)) \
+  DEFINE_SILENT(TYPE, SILENT, OP, (TYPE * dest, TYPE value, ), (, value))
+#define DEFINE_BITWISE(TYPE, NAME)                                                   \
+  DEFINE_BITWISE_OP(TYPE, NAME, NAME##_atomic_fetch_and, NAME##_atomic_and, bit_and) \
+  DEFINE_BITWISE_OP(TYPE, NAME, NAME##_atomic_fetch_or, NAME##_atomic_or, bit_or)    \
+  DEFINE_BITWISE_OP(TYPE, NAME, NAME##_atomic_fetch_xor, NAME##_atomic_xor, bit_xor)
+SHOAL_SHMEM_BITWISE_AMO_TYPES(DEFINE_BITWISE)

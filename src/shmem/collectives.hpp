@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives.hpp: collectives over a team, shared by the routines over teams and those over active
+// sets. Sizes are in bytes.
+#pragma once
+
+#include <cstddef>
+
+#include "shmem/program.hpp"
+
+namespace shoal::shmem {
+
+/// Elements of `element` bytes, `dst` and `sst` elements apart, `count` of them per PE.
+struct StridedBlocks {
+  std::size_t element, count;
+  std::ptrdiff_t dst, sst;
+};
+
+void broadcast(Program& program, const Team& team, void* dest, const void* source,
+               std::size_t bytes, int root);
+void all_gather(Program& program, const Team& team, void* dest, const void* source,
+                std::size_t bytes);
+/// As all_gather, with blocks of different sizes one after the other.
+void collect(Program& program, const Team& team, void* dest, const void* source, std::size_t bytes);
+void all_to_all(Program& program, const Team& team, void* dest, const void* source,
+                std::size_t bytes);
+void all_to_all_strided(Program& program, const Team& team, void* dest, const void* source,
+                        const StridedBlocks& blocks);
+
+}  // namespace shoal::shmem

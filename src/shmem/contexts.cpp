@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Contexts. A context is a team and options: operations on it are those of the world.
+#include "shmem/define.hpp"
+
+using namespace shoal::shmem;
+
+namespace {
+
+constexpr long kOptions = SHMEM_CTX_SERIALIZED | SHMEM_CTX_PRIVATE | SHMEM_CTX_NOSTORE;
+
+void create(Program& program, shmem_team_t team, long options, shmem_ctx_t* ctx) {
+  shoal::require((options & ~kOptions) == 0, shoal::Code::invalid_argument,
+                 "options is {:#x}; allowed: SHMEM_CTX_SERIALIZED ({:#x}), SHMEM_CTX_PRIVATE "
+                 "({:#x}), SHMEM_CTX_NOSTORE ({:#x}), any of them or 0",
+                 options, SHMEM_CTX_SERIALIZED, SHMEM_CTX_PRIVATE, SHMEM_CTX_NOSTORE);
+  shoal_shmem_team& members = program.team(team);
+  *ctx = new shoal_shmem_ctx{.team = team, .options = options};
+  if ((options & SHMEM_CTX_PRIVATE) != 0) return;
+  const std::lock_guard lock(members.mutex);
+  members.contexts.push_back(*ctx);
+}
+
+}  // namespace
+
+SHMEM_DEFINE(int, ctx_create, (long options, shmem_ctx_t* ctx)) {
+  return guarded("shmem_ctx_create", [&](Program& program) {
+    create(program, SHMEM_TEAM_WORLD, options, ctx);
+    return 0;
+  });
+}
+
+SHMEM_DEFINE(int, team_create_ctx, (shmem_team_t team, long options, shmem_ctx_t* ctx)) {
+  return guarded("shmem_team_create_ctx", [&](Program& program) {
+    *ctx = SHMEM_CTX_INVALID;
+    if (team == SHMEM_TEAM_INVALID) return -1;
+    create(program, team, options, ctx);
+    return 0;
+  });
+}
+
+SHMEM_DEFINE(int, ctx_get_team, (shmem_ctx_t ctx, shmem_team_t* team)) {
+  return guarded("shmem_ctx_get_team", [&](Program& program) {
+    *team = SHMEM_TEAM_INVALID;
+    if (ctx == SHMEM_CTX_INVALID) return -1;
+    *team = ctx == SHMEM_CTX_DEFAULT ? SHMEM_TEAM_WORLD : program.context(ctx).team;
+    return 0;
+  });
+}
+
+SHMEM_DEFINE(void, ctx_destroy, (shmem_ctx_t ctx)) {
+  guarded("shmem_ctx_destroy", [&](Program& program) {
+    if (ctx == SHMEM_CTX_INVALID) return;
+    shoal::require(ctx != SHMEM_CTX_DEFAULT, shoal::Code::invalid_argument,
+                   "ctx is SHMEM_CTX_DEFAULT; allowed: contexts that the program created");
+    shoal_shmem_ctx& context = program.context(ctx);
+    program.world.quiet();
+    context.destroyed = true;
+    if ((context.options & SHMEM_CTX_PRIVATE) != 0) return;
+    shoal_shmem_team& members = program.team(context.team);
+    const std::lock_guard lock(members.mutex);
+    std::erase(members.contexts, ctx);
+  });
+}
+
+SHMEM_DEFINE(void, ctx_session_start,
+             (shmem_ctx_t ctx, long options, const shmem_ctx_session_config_t* config, long mask)) {
+  guarded("shmem_ctx_session_start", [&](Program& program) {
+    program.check_context(ctx);
+    shoal::require((options & ~SHMEM_CTX_SESSION_BATCH) == 0, shoal::Code::invalid_argument,
+                   "options is {:#x}; allowed: SHMEM_CTX_SESSION_BATCH ({:#x}) or 0", options,
+                   SHMEM_CTX_SESSION_BATCH);
+    shoal::require(mask == 0 || (mask == SHMEM_CTX_SESSION_TOTAL_OPS && config != nullptr),
+                   shoal::Code::invalid_argument,
+                   "mask is {:#x} with config {}; allowed: 0, or SHMEM_CTX_SESSION_TOTAL_OPS "
+                   "({:#x}) with a config",
+                   mask, static_cast<const void*>(config), SHMEM_CTX_SESSION_TOTAL_OPS);
+  });
+}
+
+SHMEM_DEFINE(void, ctx_session_stop, (shmem_ctx_t ctx)) {
+  guarded("shmem_ctx_session_stop", [&](Program& program) { program.check_context(ctx); });
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// The symmetric heap.
+#include <algorithm>
+#include <cstring>
+
+#include "shmem/define.hpp"
+#include "world/memory/memory.hpp"
+
+using namespace shoal::shmem;
+
+namespace {
+
+/// What `allocate` returns, after the barrier that the standard asks for. nullptr where the heap
+/// has no room, which all PEs find alike.
+template <typename Allocate>
+void* allocated(Program& program, std::size_t bytes, Allocate&& allocate) {
+  if (bytes == 0) return nullptr;
+  program.world.quiet();
+  try {
+    return allocate();
+  } catch (const shoal::Error& error) {
+    if (error.code() != shoal::Code::exhausted) throw;
+    return nullptr;
+  }
+}
+
+void* reallocate(Program& program, void* block, std::size_t size) {
+  shoal::SymmetricHeap& heap = program.world.heap();
+  if (block == nullptr) return allocated(program, size, [&] { return heap.malloc(size); });
+  if (size == 0) {
+    heap.free(block);
+    return nullptr;
+  }
+  const std::size_t before =
+      heap.contains(block) ? program.core.memory().heap().size_of(heap.offset_of(block)) : 0;
+  shoal::require(before != 0, shoal::Code::invalid_argument,
+                 "block is {}; allowed: NULL, or what shmem_malloc, shmem_calloc, shmem_align or "
+                 "shmem_realloc returned and was not freed",
+                 block);
+  // The old block may be the target of operations up to the barrier.
+  shoal::barrier(program.all.team);
+  void* const grown = allocated(program, size, [&] { return heap.malloc(size); });
+  if (grown == nullptr) return nullptr;
+  std::memcpy(grown, block, std::min(before, size));
+  heap.free(block);
+  return grown;
+}
+
+}  // namespace
+
+SHMEM_DEFINE(void*, malloc, (size_t size)) {
+  return guarded("shmem_malloc", [&](Program& program) {
+    return allocated(program, size, [&] { return program.world.heap().malloc(size); });
+  });
+}
+
+SHMEM_DEFINE(void*, malloc_with_hints, (size_t size, long hints)) {
+  return guarded("shmem_malloc_with_hints", [&](Program& program) {
+    constexpr long known = SHMEM_MALLOC_ATOMICS_REMOTE | SHMEM_MALLOC_SIGNAL_REMOTE;
+    shoal::require((hints & ~known) == 0, shoal::Code::invalid_argument,
+                   "hints is {:#x}; allowed: SHMEM_MALLOC_ATOMICS_REMOTE ({:#x}), "
+                   "SHMEM_MALLOC_SIGNAL_REMOTE ({:#x}), both or 0",
+                   hints, SHMEM_MALLOC_ATOMICS_REMOTE, SHMEM_MALLOC_SIGNAL_REMOTE);
+    return allocated(program, size, [&] { return program.world.heap().malloc(size); });
+  });
+}
+
+SHMEM_DEFINE(void*, calloc, (size_t count, size_t size)) {
+  return guarded("shmem_calloc", [&](Program& program) {
+    return allocated(program, bytes_of(count, size),
+                     [&] { return program.world.heap().calloc(count, size); });
+  });
+}
+
+SHMEM_DEFINE(void*, align, (size_t alignment, size_t size)) {
+  return guarded("shmem_align", [&](Program& program) {
+    constexpr std::size_t most = shoal::memory::Segment::kAlignment;
+    shoal::require(
+        alignment >= sizeof(void*) && (alignment & (alignment - 1)) == 0 && alignment <= most,
+        shoal::Code::invalid_argument, "alignment is {}; allowed: powers of two from {} to {}",
+        alignment, sizeof(void*), most);
+    return allocated(program, size, [&] { return program.world.heap().align(alignment, size); });
+  });
+}
+
+SHMEM_DEFINE(void*, realloc, (void* block, size_t size)) {
+  return guarded("shmem_realloc",
+                 [&](Program& program) { return reallocate(program, block, size); });
+}
+
+SHMEM_DEFINE(void, free, (void* block)) {
+  guarded("shmem_free", [&](Program& program) { program.world.heap().free(block); });
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shmem/program.hpp"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+
+#include "base/align.hpp"
+#include "shmem/environment.hpp"
+
+namespace shoal::shmem {
+namespace {
+
+/// Room for the program's variables and for words of the library, beside the heap that the user
+/// asked for. Heap pages are taken on first use. A multiple of a large unit, so that executables of
+/// different size still form a world.
+constexpr std::size_t kRoom = std::size_t{64} << 20;
+
+// Never destroyed: functions of atexit may call routines.
+std::atomic<Program*> running = nullptr;  // NOLINT
+std::mutex starting;                      // NOLINT
+int initializations = 0;                  // NOLINT
+bool was_finalized = false;               // NOLINT
+
+/// The end of a program that did not call shmem_finalize.
+void at_exit(int status, void*) {
+  Program* const program = running.load();
+  if (program == nullptr) return;
+  if (const auto announced = program->exit_watch.announced()) leave_process(*announced);
+  if (status != 0) {
+    program->core.fail_world(fmt::format("exited with status {} without shmem_finalize", status));
+    leave_process(status);
+  }
+  initializations = 1;
+  finalize();
+}
+
+void print_banner(const Program& program, const Environment& environment) {
+  if (program.me != 0) return;
+  if (environment.print_version)
+    std::printf("Shoal, OpenSHMEM %d.%d\n", SHMEM_MAJOR_VERSION, SHMEM_MINOR_VERSION);
+  if (environment.print_info)
+    std::printf(
+        "SHMEM_VERSION         print the version at the start\n"
+        "SHMEM_INFO            print this list at the start\n"
+        "SHMEM_DEBUG           log as with SHOAL_LOG=debug\n"
+        "SHMEM_SYMMETRIC_SIZE  bytes of the symmetric heap of each PE, such as 1.5G; now %zu\n"
+        "Settings of Shoal: docs/reference/settings.md\n",
+        environment.settings.symmetric_size);
+  std::fflush(stdout);
+}
+
+Program* start() {
+  const Environment environment = read_environment();
+  const StaticRange range = find_static_range(count_threads());
+  WorldOptions options{environment.settings, nullptr};
+  options.settings.symmetric_size += align_up(range.bytes, kRoom) + kRoom;
+  auto* const program = new Program(World::open(std::move(options)));
+  program->exit_watch.start(program->world);
+  program->statics.map(program->world, range);
+  print_banner(*program, environment);
+  return program;
+}
+
+}  // namespace
+
+Program::Program(World opened)
+    : world(std::move(opened)),
+      core(world.state()),
+      me(world.my_pe()),
+      n_pes(world.n_pes()),
+      all{.team = world.team()},
+      shared{.team = world.shared_team()},
+      heap_start_(reinterpret_cast<std::uintptr_t>(world.heap().base())),
+      heap_bytes_(world.heap().size()) {}
+
+bool Program::is_symmetric(const void* address) const noexcept {
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  return at - heap_start_ < heap_bytes_ || at - statics.start() < statics.bytes();
+}
+
+void Program::not_symmetric(const char* argument, const void* address, std::size_t bytes) const {
+  const std::string variables =
+      statics.bytes() != 0 ? fmt::format("in the program's variables, {} bytes at {:#x}",
+                                         statics.bytes(), statics.start())
+                           : fmt::format("(global variables of this program are not symmetric: {})",
+                                         statics.obstacle());
+  fail(Code::invalid_argument,
+       "{} is {} with {} bytes; allowed: in the symmetric heap, {} bytes at {:#x}, or {}", argument,
+       address, bytes, heap_bytes_, heap_start_, variables);
+}
+
+Pe Program::world_pe_of(shmem_ctx_t ctx, int pe) const {
+  const shoal_shmem_ctx& found = context(ctx);
+  const Team& members = const_cast<Program*>(this)->team(found.team).team;
+  require(pe >= 0 && pe < members.size(), Code::invalid_argument,
+          "PE {}; allowed: 0 to {}, the PEs of the context's team", pe, members.size() - 1);
+  return members.world_pe(pe);
+}
+
+shoal_shmem_team& Program::team(shmem_team_t handle) {
+  if (handle == SHMEM_TEAM_WORLD) return all;
+  if (handle == SHMEM_TEAM_SHARED) return shared;
+  require(handle != SHMEM_TEAM_INVALID, Code::invalid_argument,
+          "team is SHMEM_TEAM_INVALID; allowed: a team that this PE is in");
+  require(!handle->destroyed, Code::invalid_argument,
+          "team was destroyed; allowed: a team that exists");
+  return *handle;
+}
+
+shoal_shmem_ctx& Program::context(shmem_ctx_t handle) const {
+  require(handle != SHMEM_CTX_INVALID && handle != SHMEM_CTX_DEFAULT, Code::invalid_argument,
+          "ctx is SHMEM_CTX_INVALID; allowed: a context that exists");
+  require(!handle->destroyed, Code::invalid_argument,
+          "ctx was destroyed; allowed: a context that exists");
+  return *handle;
+}
+
+void initialize() {
+  const std::lock_guard lock(starting);
+  if (initializations++ > 0) return;
+  require(!was_finalized, Code::closed, "OpenSHMEM was finalized; it can start once in a program");
+  running = start();
+  static const int registered = on_exit(at_exit, nullptr);
+  (void)registered;
+}
+
+void finalize() {
+  const std::lock_guard lock(starting);
+  require(initializations > 0, Code::closed, "{}",
+          was_finalized ? "OpenSHMEM was finalized already"
+                        : "OpenSHMEM is not initialized; call shmem_init first");
+  if (--initializations > 0) return;
+  Program& ended = program();
+  barrier(ended.all.team);
+  ended.exit_watch.stop();
+  was_finalized = true;
+  running = nullptr;
+  ended.world.close();
+}
+
+bool is_initialized() noexcept {
+  return running.load(std::memory_order_acquire) != nullptr;
+}
+
+Program& program() {
+  Program* const found = running.load(std::memory_order_acquire);
+  require(found != nullptr, Code::closed, "{}",
+          was_finalized ? "OpenSHMEM was finalized already"
+                        : "OpenSHMEM is not initialized; call shmem_init first");
+  return *found;
+}
+
+void end_program(const char* call, const std::exception& error) noexcept {
+  // Several threads may fail at once, most of them for the same reason: the first one reports.
+  static std::atomic<bool> ending = false;
+  while (ending.exchange(true)) pause();
+  Program* const found = running.load();
+  if (found != nullptr)
+    if (const auto status = found->exit_watch.announced()) leave_process(*status);
+  try {
+    const std::string place =
+        found != nullptr ? fmt::format(" on PE {} of {}", found->me, found->n_pes) : "";
+    const std::string reason = reason_of(error);
+    std::fprintf(stderr, "shoal: %s%s: %s\n", call, place.c_str(), reason.c_str());
+    if (found != nullptr) found->core.fail_world(fmt::format("{}: {}", call, reason));
+  } catch (const std::exception&) {
+    std::fprintf(stderr, "shoal: %s: %s\n", call, error.what());
+  }
+  leave_process(1);
+}
+
+}  // namespace shoal::shmem

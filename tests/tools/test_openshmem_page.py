@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of OpenSHMEM routines says what the library, the headers and the tests have."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/shmem"))
+import conformance  # noqa: E402
+
+TESTS = ROOT / "tests/shmem"
+LINE_MARKER = re.compile(r'# \d+ "([^"]*)"')
+
+
+def words_by_file(source):
+    """The identifiers of a preprocessed C file, by the file that each line is from."""
+    text = subprocess.run(
+        ["cc", "-E", f"-I{ROOT}/include", str(source)], capture_output=True, text=True, check=True
+    ).stdout
+    words, file = {}, ""
+    for line in text.splitlines():
+        marker = LINE_MARKER.match(line)
+        if marker:
+            file = marker[1]
+        else:
+            words.setdefault(file, set()).update(re.findall(r"\w+", line))
+    return words
+
+
+@pytest.fixture(scope="module")
+def exported(bin_dir):
+    library = bin_dir.parent / "lib/libshoal_shmem.so"
+    if not library.exists():
+        pytest.skip("built as a static library")
+    symbols = subprocess.run(
+        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+    ).stdout
+    return {line.split()[2]: line.split()[1] for line in symbols.splitlines()}
+
+
+def test_page_is_generated():
+    assert conformance.PAGE.read_text() == conformance.page(), "tools/shmem/conformance.py --write"
+
+
+def test_no_routine_twice():
+    names = [routine for routine, _ in conformance.routines()]
+    assert len(names) == len(set(names))
+
+
+def test_library_has_these_routines_and_no_others(exported):
+    names = {routine for routine, _ in conformance.routines()}
+    public = {name for name in exported if name.startswith("shmem_")}
+    assert public == names
+    assert {name for name in exported if name.startswith("pshmem_")} == {f"p{n}" for n in names}
+    assert set(exported) - public - {f"p{n}" for n in names} == set(conformance.OLD_NAMES)
+
+
+def test_profiling_libraries_can_replace_each_routine(exported):
+    assert {exported[routine] for routine, _ in conformance.routines()} == {"W"}
+
+
+def test_headers_declare_each_routine():
+    words = words_by_file(TESTS / "profiling.c")
+    declared = set().union(*(words[file] for file in words if "/include/shoal/shmem/" in file))
+    for routine, _ in conformance.routines():
+        assert routine in declared and f"p{routine}" in declared, routine
+    assert set(conformance.OLD_NAMES) <= declared
+
+
+def test_tests_call_each_routine():
+    called = {}
+    rows = [(routine, row.test) for routine, row in conformance.routines()]
+    for routine, test in [*rows, *conformance.OLD_NAMES.items()]:
+        if test not in called:
+            words = words_by_file(TESTS / test)
+            called[test] = set().union(*(words[file] for file in words if "/tests/shmem/" in file))
+        assert routine in called[test], f"{test} does not call {routine}"
