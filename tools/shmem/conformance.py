@@ -34,7 +34,9 @@ class Row:
 CHAPTERS = {
     "Setup, exit and queries": [
         Row("init init_thread query_thread finalize my_pe n_pes", "", "library.c"),
-        Row("global_exit", "", "exit.c", note="reaches PEs in any state; the low 8 bits of a status"),
+        Row(
+            "global_exit", "", "exit.c", note="reaches PEs in any state; the low 8 bits of a status"
+        ),
         Row("pe_accessible addr_accessible ptr", "", "library.c"),
         Row("info_get_version info_get_name", "", "library.c"),
         Row("pcontrol", "", "library.c", NO_EFFECT, "for profiling libraries"),
@@ -124,7 +126,9 @@ CHAPTERS = {
         ),
     ],
     "Ordering": [
-        Row("fence ctx_fence quiet ctx_quiet", "", "order.c", note="a context's cover all contexts"),
+        Row(
+            "fence ctx_fence quiet ctx_quiet", "", "order.c", note="a context's cover all contexts"
+        ),
         Row("[ctx_]pe_quiet", "", "order.c", note="1.6; covers all PEs"),
     ],
     "Locks": [Row("set_lock clear_lock test_lock", "", "locks.c", note="first come, first served")],

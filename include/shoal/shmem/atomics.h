@@ -2,18 +2,18 @@
 // atomics.h: atomic memory operations (OpenSHMEM 1.5, section 9.7). Each fetching routine returns
 // the value before. The non-blocking forms store it to `fetch`, which is valid after shmem_quiet.
 
-#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                           \
-  TYPE SHOAL_SHMEM(NAME##_atomic_fetch)(const TYPE* source, int pe);                              \
-  TYPE SHOAL_SHMEM(ctx_##NAME##_atomic_fetch)(shmem_ctx_t ctx, const TYPE* source, int pe);       \
-  void SHOAL_SHMEM(NAME##_atomic_set)(TYPE * dest, TYPE value, int pe);                           \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_set)(shmem_ctx_t ctx, TYPE * dest, TYPE value, int pe);    \
-  TYPE SHOAL_SHMEM(NAME##_atomic_swap)(TYPE * dest, TYPE value, int pe);                          \
-  TYPE SHOAL_SHMEM(ctx_##NAME##_atomic_swap)(shmem_ctx_t ctx, TYPE * dest, TYPE value, int pe);   \
-  void SHOAL_SHMEM(NAME##_atomic_fetch_nbi)(TYPE * fetch, const TYPE* source, int pe);            \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_nbi)(shmem_ctx_t ctx, TYPE * fetch,                  \
-                                                  const TYPE* source, int pe);                    \
-  void SHOAL_SHMEM(NAME##_atomic_swap_nbi)(TYPE * fetch, TYPE * dest, TYPE value, int pe);        \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_swap_nbi)(shmem_ctx_t ctx, TYPE * fetch, TYPE * dest,      \
+#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                         \
+  TYPE SHOAL_SHMEM(NAME##_atomic_fetch)(const TYPE* source, int pe);                            \
+  TYPE SHOAL_SHMEM(ctx_##NAME##_atomic_fetch)(shmem_ctx_t ctx, const TYPE* source, int pe);     \
+  void SHOAL_SHMEM(NAME##_atomic_set)(TYPE * dest, TYPE value, int pe);                         \
+  void SHOAL_SHMEM(ctx_##NAME##_atomic_set)(shmem_ctx_t ctx, TYPE * dest, TYPE value, int pe);  \
+  TYPE SHOAL_SHMEM(NAME##_atomic_swap)(TYPE * dest, TYPE value, int pe);                        \
+  TYPE SHOAL_SHMEM(ctx_##NAME##_atomic_swap)(shmem_ctx_t ctx, TYPE * dest, TYPE value, int pe); \
+  void SHOAL_SHMEM(NAME##_atomic_fetch_nbi)(TYPE * fetch, const TYPE* source, int pe);          \
+  void SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_nbi)(shmem_ctx_t ctx, TYPE * fetch,                \
+                                                  const TYPE* source, int pe);                  \
+  void SHOAL_SHMEM(NAME##_atomic_swap_nbi)(TYPE * fetch, TYPE * dest, TYPE value, int pe);      \
+  void SHOAL_SHMEM(ctx_##NAME##_atomic_swap_nbi)(shmem_ctx_t ctx, TYPE * fetch, TYPE * dest,    \
                                                  TYPE value, int pe);
 SHOAL_SHMEM_EXTENDED_AMO_TYPES(SHOAL_SHMEM_DECLARE)
 #undef SHOAL_SHMEM_DECLARE
@@ -44,19 +44,18 @@ SHOAL_SHMEM_EXTENDED_AMO_TYPES(SHOAL_SHMEM_DECLARE)
 SHOAL_SHMEM_AMO_TYPES(SHOAL_SHMEM_DECLARE)
 #undef SHOAL_SHMEM_DECLARE
 
-#define SHOAL_SHMEM_DECLARE_OP(TYPE, NAME, OP)                                                    \
-  TYPE SHOAL_SHMEM(NAME##_atomic_fetch_##OP)(TYPE * dest, TYPE value, int pe);                    \
-  TYPE SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_##OP)(shmem_ctx_t ctx, TYPE * dest, TYPE value,      \
-                                                   int pe);                                       \
-  void SHOAL_SHMEM(NAME##_atomic_fetch_##OP##_nbi)(TYPE * fetch, TYPE * dest, TYPE value,         \
-                                                   int pe);                                       \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_##OP##_nbi)(shmem_ctx_t ctx, TYPE * fetch,           \
-                                                         TYPE * dest, TYPE value, int pe);        \
-  void SHOAL_SHMEM(NAME##_atomic_##OP)(TYPE * dest, TYPE value, int pe);                          \
+#define SHOAL_SHMEM_DECLARE_OP(TYPE, NAME, OP)                                                     \
+  TYPE SHOAL_SHMEM(NAME##_atomic_fetch_##OP)(TYPE * dest, TYPE value, int pe);                     \
+  TYPE SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_##OP)(shmem_ctx_t ctx, TYPE * dest, TYPE value,       \
+                                                   int pe);                                        \
+  void SHOAL_SHMEM(NAME##_atomic_fetch_##OP##_nbi)(TYPE * fetch, TYPE * dest, TYPE value, int pe); \
+  void SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_##OP##_nbi)(shmem_ctx_t ctx, TYPE * fetch,            \
+                                                         TYPE * dest, TYPE value, int pe);         \
+  void SHOAL_SHMEM(NAME##_atomic_##OP)(TYPE * dest, TYPE value, int pe);                           \
   void SHOAL_SHMEM(ctx_##NAME##_atomic_##OP)(shmem_ctx_t ctx, TYPE * dest, TYPE value, int pe);
-#define SHOAL_SHMEM_DECLARE(TYPE, NAME)    \
-  SHOAL_SHMEM_DECLARE_OP(TYPE, NAME, and)  \
-  SHOAL_SHMEM_DECLARE_OP(TYPE, NAME, or)   \
+#define SHOAL_SHMEM_DECLARE(TYPE, NAME)   \
+  SHOAL_SHMEM_DECLARE_OP(TYPE, NAME, and) \
+  SHOAL_SHMEM_DECLARE_OP(TYPE, NAME, or)  \
   SHOAL_SHMEM_DECLARE_OP(TYPE, NAME, xor)
 SHOAL_SHMEM_BITWISE_AMO_TYPES(SHOAL_SHMEM_DECLARE)
 #undef SHOAL_SHMEM_DECLARE

@@ -7,16 +7,16 @@ void SHOAL_SHMEM(barrier_all)(void);
 void SHOAL_SHMEM(sync_all)(void);
 int SHOAL_SHMEM(team_sync)(shmem_team_t team);
 
-#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                           \
-  int SHOAL_SHMEM(NAME##alltoall)(shmem_team_t team, TYPE * dest, const TYPE* source,             \
-                                  size_t nelems);                                                 \
-  int SHOAL_SHMEM(NAME##alltoalls)(shmem_team_t team, TYPE * dest, const TYPE* source,            \
-                                   ptrdiff_t dst, ptrdiff_t sst, size_t nelems);                  \
-  int SHOAL_SHMEM(NAME##broadcast)(shmem_team_t team, TYPE * dest, const TYPE* source,            \
-                                   size_t nelems, int root);                                      \
-  int SHOAL_SHMEM(NAME##collect)(shmem_team_t team, TYPE * dest, const TYPE* source,              \
-                                 size_t nelems);                                                  \
-  int SHOAL_SHMEM(NAME##fcollect)(shmem_team_t team, TYPE * dest, const TYPE* source,             \
+#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                \
+  int SHOAL_SHMEM(NAME##alltoall)(shmem_team_t team, TYPE * dest, const TYPE* source,  \
+                                  size_t nelems);                                      \
+  int SHOAL_SHMEM(NAME##alltoalls)(shmem_team_t team, TYPE * dest, const TYPE* source, \
+                                   ptrdiff_t dst, ptrdiff_t sst, size_t nelems);       \
+  int SHOAL_SHMEM(NAME##broadcast)(shmem_team_t team, TYPE * dest, const TYPE* source, \
+                                   size_t nelems, int root);                           \
+  int SHOAL_SHMEM(NAME##collect)(shmem_team_t team, TYPE * dest, const TYPE* source,   \
+                                 size_t nelems);                                       \
+  int SHOAL_SHMEM(NAME##fcollect)(shmem_team_t team, TYPE * dest, const TYPE* source,  \
                                   size_t nelems);
 #define SHOAL_SHMEM_DECLARE_TYPE(TYPE, NAME) SHOAL_SHMEM_DECLARE(TYPE, NAME##_)
 SHOAL_SHMEM_RMA_TYPES(SHOAL_SHMEM_DECLARE_TYPE)
@@ -33,15 +33,14 @@ int SHOAL_SHMEM(collectmem)(shmem_team_t team, void* dest, const void* source, s
 int SHOAL_SHMEM(fcollectmem)(shmem_team_t team, void* dest, const void* source, size_t nelems);
 
 // Reductions, and (1.6) scans over the PEs of a team: PE i gets the sum of PEs 0 to i, or to i - 1.
-#define SHOAL_SHMEM_DECLARE(TYPE, NAME, OP)                                                       \
-  int SHOAL_SHMEM(NAME##_##OP)(shmem_team_t team, TYPE * dest, const TYPE* source,                \
-                               size_t nreduce);
-#define SHOAL_SHMEM_DECLARE_BITWISE(TYPE, NAME)  \
-  SHOAL_SHMEM_DECLARE(TYPE, NAME, and_reduce)    \
-  SHOAL_SHMEM_DECLARE(TYPE, NAME, or_reduce)     \
+#define SHOAL_SHMEM_DECLARE(TYPE, NAME, OP) \
+  int SHOAL_SHMEM(NAME##_##OP)(shmem_team_t team, TYPE * dest, const TYPE* source, size_t nreduce);
+#define SHOAL_SHMEM_DECLARE_BITWISE(TYPE, NAME) \
+  SHOAL_SHMEM_DECLARE(TYPE, NAME, and_reduce)   \
+  SHOAL_SHMEM_DECLARE(TYPE, NAME, or_reduce)    \
   SHOAL_SHMEM_DECLARE(TYPE, NAME, xor_reduce)
-#define SHOAL_SHMEM_DECLARE_ORDERED(TYPE, NAME)  \
-  SHOAL_SHMEM_DECLARE(TYPE, NAME, max_reduce)    \
+#define SHOAL_SHMEM_DECLARE_ORDERED(TYPE, NAME) \
+  SHOAL_SHMEM_DECLARE(TYPE, NAME, max_reduce)   \
   SHOAL_SHMEM_DECLARE(TYPE, NAME, min_reduce)
 #define SHOAL_SHMEM_DECLARE_ARITHMETIC(TYPE, NAME) \
   SHOAL_SHMEM_DECLARE(TYPE, NAME, sum_reduce)      \

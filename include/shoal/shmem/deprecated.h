@@ -27,12 +27,12 @@ SHOAL_SHMEM_DECLARE(64)
   void SHOAL_SHMEM(NAME##_##OP##_to_all)(TYPE * dest, const TYPE* source, int nreduce,            \
                                          int PE_start, int logPE_stride, int PE_size, TYPE* pWrk, \
                                          long* pSync);
-#define SHOAL_SHMEM_DECLARE_BITWISE(TYPE, NAME)  \
-  SHOAL_SHMEM_DECLARE(TYPE, NAME, and)           \
-  SHOAL_SHMEM_DECLARE(TYPE, NAME, or)            \
+#define SHOAL_SHMEM_DECLARE_BITWISE(TYPE, NAME) \
+  SHOAL_SHMEM_DECLARE(TYPE, NAME, and)          \
+  SHOAL_SHMEM_DECLARE(TYPE, NAME, or)           \
   SHOAL_SHMEM_DECLARE(TYPE, NAME, xor)
-#define SHOAL_SHMEM_DECLARE_ORDERED(TYPE, NAME)  \
-  SHOAL_SHMEM_DECLARE(TYPE, NAME, max)           \
+#define SHOAL_SHMEM_DECLARE_ORDERED(TYPE, NAME) \
+  SHOAL_SHMEM_DECLARE(TYPE, NAME, max)          \
   SHOAL_SHMEM_DECLARE(TYPE, NAME, min)
 #define SHOAL_SHMEM_DECLARE_ARITHMETIC(TYPE, NAME) \
   SHOAL_SHMEM_DECLARE(TYPE, NAME, sum)             \
@@ -46,17 +46,17 @@ SHOAL_SHMEM_ARITHMETIC_TO_ALL_TYPES(SHOAL_SHMEM_DECLARE_ARITHMETIC)
 #undef SHOAL_SHMEM_DECLARE_ARITHMETIC
 
 // Atomics.
-#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                             \
-  TYPE SHOAL_SHMEM(NAME##_fetch)(const TYPE* source, int pe);       \
-  void SHOAL_SHMEM(NAME##_set)(TYPE * dest, TYPE value, int pe);    \
+#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                          \
+  TYPE SHOAL_SHMEM(NAME##_fetch)(const TYPE* source, int pe);    \
+  void SHOAL_SHMEM(NAME##_set)(TYPE * dest, TYPE value, int pe); \
   TYPE SHOAL_SHMEM(NAME##_swap)(TYPE * dest, TYPE value, int pe);
 SHOAL_SHMEM_EXTENDED_AMO_TYPES(SHOAL_SHMEM_DECLARE)
 #undef SHOAL_SHMEM_DECLARE
-#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                          \
-  TYPE SHOAL_SHMEM(NAME##_cswap)(TYPE * dest, TYPE cond, TYPE value, int pe);    \
-  TYPE SHOAL_SHMEM(NAME##_finc)(TYPE * dest, int pe);                            \
-  void SHOAL_SHMEM(NAME##_inc)(TYPE * dest, int pe);                             \
-  TYPE SHOAL_SHMEM(NAME##_fadd)(TYPE * dest, TYPE value, int pe);                \
+#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                       \
+  TYPE SHOAL_SHMEM(NAME##_cswap)(TYPE * dest, TYPE cond, TYPE value, int pe); \
+  TYPE SHOAL_SHMEM(NAME##_finc)(TYPE * dest, int pe);                         \
+  void SHOAL_SHMEM(NAME##_inc)(TYPE * dest, int pe);                          \
+  TYPE SHOAL_SHMEM(NAME##_fadd)(TYPE * dest, TYPE value, int pe);             \
   void SHOAL_SHMEM(NAME##_add)(TYPE * dest, TYPE value, int pe);
 SHOAL_SHMEM_AMO_TYPES(SHOAL_SHMEM_DECLARE)
 #undef SHOAL_SHMEM_DECLARE

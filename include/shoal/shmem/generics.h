@@ -13,20 +13,21 @@ void shoal_shmem_no_routine_for_this_type(void);
 #define SHOAL_SHMEM_SECOND_OF(first, second, ...) second
 
 #define SHOAL_SHMEM_ROW(TYPE, NAME, SUFFIX) \
-  TYPE*: shmem_##NAME##SUFFIX, const TYPE*: shmem_##NAME##SUFFIX,
+  TYPE* : shmem_##NAME##SUFFIX, const TYPE* : shmem_##NAME##SUFFIX,
 #define SHOAL_SHMEM_CTX_ROW(TYPE, NAME, SUFFIX) \
-  TYPE*: shmem_ctx_##NAME##SUFFIX, const TYPE*: shmem_ctx_##NAME##SUFFIX,
+  TYPE* : shmem_ctx_##NAME##SUFFIX, const TYPE* : shmem_ctx_##NAME##SUFFIX,
 
 #define SHOAL_SHMEM_SELECT(TYPES, SUFFIX, POINTER) \
   _Generic((POINTER), TYPES(SHOAL_SHMEM_ROW, SUFFIX) default: shoal_shmem_no_routine_for_this_type)
 #define SHOAL_SHMEM_SELECT_CTX(TYPES, SUFFIX, POINTER) \
-  _Generic((POINTER), TYPES(SHOAL_SHMEM_CTX_ROW, SUFFIX) default: shoal_shmem_no_routine_for_this_type)
+  _Generic((POINTER),                                  \
+      TYPES(SHOAL_SHMEM_CTX_ROW, SUFFIX) default: shoal_shmem_no_routine_for_this_type)
 
 // (pointer, ...), also with a context before it.
-#define SHOAL_SHMEM_ON_CTX(TYPES, SUFFIX, ...)                                                    \
-  _Generic((SHOAL_SHMEM_FIRST(__VA_ARGS__)), TYPES(SHOAL_SHMEM_ROW, SUFFIX)                       \
-      shmem_ctx_t: SHOAL_SHMEM_SELECT_CTX(TYPES, SUFFIX, SHOAL_SHMEM_SECOND(__VA_ARGS__)))(       \
-      __VA_ARGS__)
+#define SHOAL_SHMEM_ON_CTX(TYPES, SUFFIX, ...)                            \
+  _Generic((SHOAL_SHMEM_FIRST(__VA_ARGS__)),                              \
+      TYPES(SHOAL_SHMEM_ROW, SUFFIX) shmem_ctx_t: SHOAL_SHMEM_SELECT_CTX( \
+               TYPES, SUFFIX, SHOAL_SHMEM_SECOND(__VA_ARGS__)))(__VA_ARGS__)
 // (pointer, ...)
 #define SHOAL_SHMEM_ON_POINTER(TYPES, SUFFIX, ...) \
   SHOAL_SHMEM_SELECT(TYPES, SUFFIX, SHOAL_SHMEM_FIRST(__VA_ARGS__))(__VA_ARGS__)
@@ -35,26 +36,16 @@ void shoal_shmem_no_routine_for_this_type(void);
   SHOAL_SHMEM_SELECT(TYPES, SUFFIX, SHOAL_SHMEM_SECOND(__VA_ARGS__))(__VA_ARGS__)
 
 // Put and get.
-#define shmem_put(...) \
-  SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _put, __VA_ARGS__)
-#define shmem_get(...) \
-  SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _get, __VA_ARGS__)
-#define shmem_put_nbi(...) \
-  SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _put_nbi, __VA_ARGS__)
-#define shmem_get_nbi(...) \
-  SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _get_nbi, __VA_ARGS__)
-#define shmem_p(...) \
-  SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _p, __VA_ARGS__)
-#define shmem_g(...) \
-  SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _g, __VA_ARGS__)
-#define shmem_iput(...) \
-  SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _iput, __VA_ARGS__)
-#define shmem_iget(...) \
-  SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _iget, __VA_ARGS__)
-#define shmem_ibput(...) \
-  SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _ibput, __VA_ARGS__)
-#define shmem_ibget(...) \
-  SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _ibget, __VA_ARGS__)
+#define shmem_put(...) SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _put, __VA_ARGS__)
+#define shmem_get(...) SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _get, __VA_ARGS__)
+#define shmem_put_nbi(...) SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _put_nbi, __VA_ARGS__)
+#define shmem_get_nbi(...) SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _get_nbi, __VA_ARGS__)
+#define shmem_p(...) SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _p, __VA_ARGS__)
+#define shmem_g(...) SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _g, __VA_ARGS__)
+#define shmem_iput(...) SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _iput, __VA_ARGS__)
+#define shmem_iget(...) SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _iget, __VA_ARGS__)
+#define shmem_ibput(...) SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _ibput, __VA_ARGS__)
+#define shmem_ibget(...) SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _ibget, __VA_ARGS__)
 #define shmem_put_signal(...) \
   SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, _put_signal, __VA_ARGS__)
 #define shmem_put_signal_nbi(...) \
@@ -111,21 +102,15 @@ void shoal_shmem_no_routine_for_this_type(void);
   SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_EXTENDED_AMO_TYPES, _set, __VA_ARGS__)
 #define shmem_swap(...) \
   SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_EXTENDED_AMO_TYPES, _swap, __VA_ARGS__)
-#define shmem_cswap(...) \
-  SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_AMO_TYPES, _cswap, __VA_ARGS__)
-#define shmem_finc(...) \
-  SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_AMO_TYPES, _finc, __VA_ARGS__)
-#define shmem_inc(...) \
-  SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_AMO_TYPES, _inc, __VA_ARGS__)
-#define shmem_fadd(...) \
-  SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_AMO_TYPES, _fadd, __VA_ARGS__)
-#define shmem_add(...) \
-  SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_AMO_TYPES, _add, __VA_ARGS__)
+#define shmem_cswap(...) SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_AMO_TYPES, _cswap, __VA_ARGS__)
+#define shmem_finc(...) SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_AMO_TYPES, _finc, __VA_ARGS__)
+#define shmem_inc(...) SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_AMO_TYPES, _inc, __VA_ARGS__)
+#define shmem_fadd(...) SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_AMO_TYPES, _fadd, __VA_ARGS__)
+#define shmem_add(...) SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_AMO_TYPES, _add, __VA_ARGS__)
 // Waits and tests.
 #define shmem_wait_until(...) \
   SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_WAIT_TYPES, _wait_until, __VA_ARGS__)
-#define shmem_test(...) \
-  SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_WAIT_TYPES, _test, __VA_ARGS__)
+#define shmem_test(...) SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_WAIT_TYPES, _test, __VA_ARGS__)
 #define shmem_wait_until_all(...) \
   SHOAL_SHMEM_ON_POINTER(SHOAL_SHMEM_DISTINCT_AMO_TYPES, _wait_until_all, __VA_ARGS__)
 #define shmem_wait_until_all_vector(...) \
@@ -180,7 +165,7 @@ void shoal_shmem_no_routine_for_this_type(void);
 #define shmem_sum_exscan(...) \
   SHOAL_SHMEM_ON_TEAM(SHOAL_SHMEM_DISTINCT_ARITHMETIC_REDUCE_TYPES, _sum_exscan, __VA_ARGS__)
 // Over a team, or over an active set (deprecated).
-#define shmem_sync(...)                                                                          \
+#define shmem_sync(...)                                                                           \
   _Generic((SHOAL_SHMEM_FIRST(__VA_ARGS__)), shmem_team_t: shmem_team_sync, default: shmem_sync)( \
       __VA_ARGS__)
 

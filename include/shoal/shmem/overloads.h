@@ -5,26 +5,26 @@
 #define SHOAL_SHMEM_OVERLOADS_H
 
 // (pointer, ...)
-#define SHOAL_SHMEM_ON_POINTER(TYPE, NAME, SUFFIX)          \
-  template <typename... Rest>                               \
-  inline auto shmem##SUFFIX(TYPE* pointer, Rest... rest) {  \
-    return shmem_##NAME##SUFFIX(pointer, rest...);          \
+#define SHOAL_SHMEM_ON_POINTER(TYPE, NAME, SUFFIX)         \
+  template <typename... Rest>                              \
+  inline auto shmem##SUFFIX(TYPE* pointer, Rest... rest) { \
+    return shmem_##NAME##SUFFIX(pointer, rest...);         \
   }
 // The same, and with a context before it.
-#define SHOAL_SHMEM_ON_CTX(TYPE, NAME, SUFFIX)                               \
-  SHOAL_SHMEM_ON_POINTER(TYPE, NAME, SUFFIX)                                 \
-  template <typename... Rest>                                                \
-  inline auto shmem##SUFFIX(shmem_ctx_t ctx, TYPE* pointer, Rest... rest) {  \
-    return shmem_ctx_##NAME##SUFFIX(ctx, pointer, rest...);                  \
+#define SHOAL_SHMEM_ON_CTX(TYPE, NAME, SUFFIX)                              \
+  SHOAL_SHMEM_ON_POINTER(TYPE, NAME, SUFFIX)                                \
+  template <typename... Rest>                                               \
+  inline auto shmem##SUFFIX(shmem_ctx_t ctx, TYPE* pointer, Rest... rest) { \
+    return shmem_ctx_##NAME##SUFFIX(ctx, pointer, rest...);                 \
   }
 #define SHOAL_SHMEM_ON_CTX_CONST(TYPE, NAME, SUFFIX) SHOAL_SHMEM_ON_CTX(const TYPE, NAME, SUFFIX)
 #define SHOAL_SHMEM_ON_POINTER_CONST(TYPE, NAME, SUFFIX) \
   SHOAL_SHMEM_ON_POINTER(const TYPE, NAME, SUFFIX)
 // (team, pointer, ...)
-#define SHOAL_SHMEM_ON_TEAM(TYPE, NAME, SUFFIX)                               \
-  template <typename... Rest>                                                 \
-  inline int shmem##SUFFIX(shmem_team_t team, TYPE* pointer, Rest... rest) {  \
-    return shmem_##NAME##SUFFIX(team, pointer, rest...);                      \
+#define SHOAL_SHMEM_ON_TEAM(TYPE, NAME, SUFFIX)                              \
+  template <typename... Rest>                                                \
+  inline int shmem##SUFFIX(shmem_team_t team, TYPE* pointer, Rest... rest) { \
+    return shmem_##NAME##SUFFIX(team, pointer, rest...);                     \
   }
 // Waits and tests on several variables, whose status may be NULL.
 #define SHOAL_SHMEM_ON_SET(TYPE, NAME, SUFFIX)                                                    \
@@ -35,14 +35,14 @@
                                      const TYPE* values) {                                        \
     return shmem_##NAME##SUFFIX##_vector(ivars, nelems, status, cmp, values);                     \
   }
-#define SHOAL_SHMEM_ON_SOME(TYPE, NAME, SUFFIX)                                                   \
-  inline size_t shmem##SUFFIX(TYPE* ivars, size_t nelems, size_t* indices, const int* status,     \
-                              int cmp, TYPE value) {                                              \
-    return shmem_##NAME##SUFFIX(ivars, nelems, indices, status, cmp, value);                      \
-  }                                                                                               \
-  inline size_t shmem##SUFFIX##_vector(TYPE* ivars, size_t nelems, size_t* indices,               \
-                                       const int* status, int cmp, const TYPE* values) {          \
-    return shmem_##NAME##SUFFIX##_vector(ivars, nelems, indices, status, cmp, values);            \
+#define SHOAL_SHMEM_ON_SOME(TYPE, NAME, SUFFIX)                                               \
+  inline size_t shmem##SUFFIX(TYPE* ivars, size_t nelems, size_t* indices, const int* status, \
+                              int cmp, TYPE value) {                                          \
+    return shmem_##NAME##SUFFIX(ivars, nelems, indices, status, cmp, value);                  \
+  }                                                                                           \
+  inline size_t shmem##SUFFIX##_vector(TYPE* ivars, size_t nelems, size_t* indices,           \
+                                       const int* status, int cmp, const TYPE* values) {      \
+    return shmem_##NAME##SUFFIX##_vector(ivars, nelems, indices, status, cmp, values);        \
   }
 
 // Put and get.
@@ -116,7 +116,9 @@ SHOAL_SHMEM_DISTINCT_ARITHMETIC_REDUCE_TYPES(SHOAL_SHMEM_ON_TEAM, _sum_inscan)
 SHOAL_SHMEM_DISTINCT_ARITHMETIC_REDUCE_TYPES(SHOAL_SHMEM_ON_TEAM, _sum_exscan)
 
 // Over a team; the form over an active set is deprecated.
-inline int shmem_sync(shmem_team_t team) { return shmem_team_sync(team); }
+inline int shmem_sync(shmem_team_t team) {
+  return shmem_team_sync(team);
+}
 
 #undef SHOAL_SHMEM_ON_POINTER
 #undef SHOAL_SHMEM_ON_CTX

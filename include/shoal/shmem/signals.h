@@ -3,16 +3,16 @@
 // 64-bit word of the target PE, which changes after the data has arrived there. `sig_op` is
 // SHMEM_SIGNAL_SET or SHMEM_SIGNAL_ADD.
 
-#define SHOAL_SHMEM_DECLARE(TYPE, NAME, NBI)                                                      \
-  void SHOAL_SHMEM(NAME##_signal##NBI)(TYPE * dest, const TYPE* source, size_t nelems,            \
-                                       uint64_t* sig_addr, uint64_t signal, int sig_op, int pe);  \
-  void SHOAL_SHMEM(ctx_##NAME##_signal##NBI)(shmem_ctx_t ctx, TYPE * dest, const TYPE* source,    \
-                                             size_t nelems, uint64_t* sig_addr, uint64_t signal,  \
+#define SHOAL_SHMEM_DECLARE(TYPE, NAME, NBI)                                                     \
+  void SHOAL_SHMEM(NAME##_signal##NBI)(TYPE * dest, const TYPE* source, size_t nelems,           \
+                                       uint64_t* sig_addr, uint64_t signal, int sig_op, int pe); \
+  void SHOAL_SHMEM(ctx_##NAME##_signal##NBI)(shmem_ctx_t ctx, TYPE * dest, const TYPE* source,   \
+                                             size_t nelems, uint64_t* sig_addr, uint64_t signal, \
                                              int sig_op, int pe);
 #define SHOAL_SHMEM_DECLARE_TYPE(TYPE, NAME) \
   SHOAL_SHMEM_DECLARE(TYPE, NAME##_put, )    \
   SHOAL_SHMEM_DECLARE(TYPE, NAME##_put, _nbi)
-#define SHOAL_SHMEM_DECLARE_SIZE(BITS)  \
+#define SHOAL_SHMEM_DECLARE_SIZE(BITS)   \
   SHOAL_SHMEM_DECLARE(void, put##BITS, ) \
   SHOAL_SHMEM_DECLARE(void, put##BITS, _nbi)
 SHOAL_SHMEM_RMA_TYPES(SHOAL_SHMEM_DECLARE_TYPE)
