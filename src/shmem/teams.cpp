@@ -120,7 +120,7 @@ SHMEM_DEFINE(void, team_destroy, (shmem_team_t team)) {
                    "team is predefined; allowed: teams that a split made");
     shoal_shmem_team& found = program.team(team);
     program.world.quiet();
-    for (const shmem_ctx_t ctx : found.contexts) ctx->destroyed = true;
+    for (auto* const ctx : found.contexts) ctx->destroyed = true;
     found.team.destroy();
     found.destroyed = true;
   });

@@ -24,10 +24,10 @@ SHOAL_SHMEM_DECLARE(void, putmem, _nbi)
 #undef SHOAL_SHMEM_DECLARE_SIZE
 
 // 1.6: a signal without data.
-void SHOAL_SHMEM(signal_set)(uint64_t* sig_addr, uint64_t signal, int pe);
-void SHOAL_SHMEM(ctx_signal_set)(shmem_ctx_t ctx, uint64_t* sig_addr, uint64_t signal, int pe);
-void SHOAL_SHMEM(signal_add)(uint64_t* sig_addr, uint64_t signal, int pe);
-void SHOAL_SHMEM(ctx_signal_add)(shmem_ctx_t ctx, uint64_t* sig_addr, uint64_t signal, int pe);
+void SHOAL_SHMEM(signal_set)(uint64_t* sig_addr, uint64_t value, int pe);
+void SHOAL_SHMEM(ctx_signal_set)(shmem_ctx_t ctx, uint64_t* sig_addr, uint64_t value, int pe);
+void SHOAL_SHMEM(signal_add)(uint64_t* sig_addr, uint64_t value, int pe);
+void SHOAL_SHMEM(ctx_signal_add)(shmem_ctx_t ctx, uint64_t* sig_addr, uint64_t value, int pe);
 
 // Of this PE.
 uint64_t SHOAL_SHMEM(signal_fetch)(const uint64_t* sig_addr);
