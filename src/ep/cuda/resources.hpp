@@ -22,7 +22,7 @@ void check(cudaError_t status, const char* what);
 cudaError_t poll_while_not_ready(const std::function<cudaError_t()>& query, const char* what);
 
 /// A high-priority stream that does not synchronise with the null stream, and a pool of device
-/// memory. The group has them for as long as memory of the pool lives; later groups take them over.
+/// memory. A group keeps both until all memory of the pool is freed; then later groups reuse them.
 /// Nothing here synchronises the device: other PEs on this GPU can be waiting for this one.
 ///
 /// No other group has the pool meanwhile, because its memory is used on the streams of calls. Those
