@@ -4,8 +4,8 @@
 # find_package(shoal) the README's example, the example in C and one that links shoal::shoal alone;
 # the same with pkg-config; and kernels with plain nvcc where that is installed
 # (docs/guide/device.md: they need the headers and nothing to link on the device). Also checks that
-# every C++ header names the standard it needs, that every header compiles alone, and that no Python
-# package is installed.
+# every C++ header names the standard it needs, that every header compiles alone or names the one to
+# include, and that no Python package is installed.
 set -euo pipefail
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(cd "$1" && pwd)
@@ -83,6 +83,11 @@ while read -r header; do
   esac
   case $name in
     shoal/mpi.hpp | *.cuh) ;;  # need MPI's header or a CUDA compiler
+    shoal/shmem/constants.h | shoal/shmem/types.h) ;;  # compiled with shmem.h
+    shoal/shmem/*.h)
+      ! echo "#include <$name>" | cc -std=c11 -x c "${strict[@]}" - 2>"$work/messages"
+      grep -q 'include <shmem.h>' "$work/messages" || { echo "$name does not ask for shmem.h" >&2; exit 1; }
+      ;;
     *.hpp) echo "#include <$name>" | c++ -std=c++20 -x c++ "${strict[@]}" - ;;
     *.h) echo "#include <$name>" | cc -std=c11 -x c "${strict[@]}" - ;;
   esac

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // atomics.h: atomic memory operations (OpenSHMEM 1.5, section 9.7). Each fetching routine returns
 // the value before. The non-blocking forms store it to `fetch`, which is valid after shmem_quiet.
+#ifndef SHOAL_SHMEM
+#error "part of shmem.h: include <shmem.h>"
+#endif
 
 #define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                         \
   TYPE SHOAL_SHMEM(NAME##_atomic_fetch)(const TYPE* source, int pe);                            \

@@ -2,6 +2,9 @@
 // collectives.h: collectives over teams (OpenSHMEM 1.5, section 9.9). All PEs of the team call in
 // the same order with equal arguments. `dest` and `source` are symmetric and do not overlap;
 // broadcast and reductions also take equal addresses. Every routine returns 0.
+#ifndef SHOAL_SHMEM
+#error "part of shmem.h: include <shmem.h>"
+#endif
 
 void SHOAL_SHMEM(barrier_all)(void);
 void SHOAL_SHMEM(sync_all)(void);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // contexts.h: contexts (OpenSHMEM 1.5, section 9.5). PE numbers of operations on a context are
 // those of its team. Not collective.
+#ifndef SHOAL_SHMEM
+#error "part of shmem.h: include <shmem.h>"
+#endif
 
 int SHOAL_SHMEM(ctx_create)(long options, shmem_ctx_t* ctx);
 int SHOAL_SHMEM(team_create_ctx)(shmem_team_t team, long options, shmem_ctx_t* ctx);

@@ -2,6 +2,9 @@
 // deprecated.h: routines that OpenSHMEM 1.5 deprecates or that older versions had: collectives over
 // active sets, old names of atomics, waits on short variables, cache control. The active set is the
 // PEs PE_start, PE_start + 2^logPE_stride, ... (PE_size of them). pSync and pWrk are not used.
+#ifndef SHOAL_SHMEM
+#error "part of shmem.h: include <shmem.h>"
+#endif
 
 void SHOAL_SHMEM(barrier)(int PE_start, int logPE_stride, int PE_size, long* pSync);
 void SHOAL_SHMEM(sync)(int PE_start, int logPE_stride, int PE_size, long* pSync);

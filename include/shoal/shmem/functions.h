@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // functions.h: the prototypes, by chapter. No include guard: see README.md.
+#ifndef SHOAL_SHMEM
+#error "part of shmem.h: include <shmem.h>"
+#endif
 #include <shoal/shmem/atomics.h>
 #include <shoal/shmem/collectives.h>
 #include <shoal/shmem/contexts.h>

@@ -4,6 +4,10 @@
 #ifndef SHOAL_SHMEM_GENERICS_H
 #define SHOAL_SHMEM_GENERICS_H
 
+#ifndef SHOAL_SHMEM_H
+#error "part of shmem.h: include <shmem.h>"
+#endif
+
 // A type without a routine selects this one: the call then has too many arguments.
 void shoal_shmem_no_routine_for_this_type(void);
 

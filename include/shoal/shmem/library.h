@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // library.h: setup, exit and queries (OpenSHMEM 1.5, section 9.1).
+#ifndef SHOAL_SHMEM
+#error "part of shmem.h: include <shmem.h>"
+#endif
 
 // Collective. May be called several times; the library ends with the last shmem_finalize (1.6).
 void SHOAL_SHMEM(init)(void);

@@ -2,6 +2,9 @@
 // memory.h: the symmetric heap (OpenSHMEM 1.5, section 9.3). All calls are collective over all PEs,
 // with equal arguments. A size of 0 gives NULL, without a barrier. NULL also where the heap has no
 // room: SHMEM_SYMMETRIC_SIZE sets its size.
+#ifndef SHOAL_SHMEM
+#error "part of shmem.h: include <shmem.h>"
+#endif
 
 void* SHOAL_SHMEM(malloc)(size_t size);
 void* SHOAL_SHMEM(calloc)(size_t count, size_t size);

@@ -3,6 +3,10 @@
 #ifndef SHOAL_SHMEM_OLD_NAMES_H
 #define SHOAL_SHMEM_OLD_NAMES_H
 
+#ifndef SHOAL_SHMEM_H
+#error "part of shmem.h: include <shmem.h>"
+#endif
+
 void start_pes(int npes);
 int _my_pe(void);
 int _num_pes(void);

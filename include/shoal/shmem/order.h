@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // order.h: ordering of operations (OpenSHMEM 1.5, section 9.11).
+#ifndef SHOAL_SHMEM
+#error "part of shmem.h: include <shmem.h>"
+#endif
 
 // Orders earlier puts, atomics and signals of a context to each PE before later ones.
 void SHOAL_SHMEM(fence)(void);

@@ -4,6 +4,10 @@
 #ifndef SHOAL_SHMEM_OVERLOADS_H
 #define SHOAL_SHMEM_OVERLOADS_H
 
+#ifndef SHOAL_SHMEM_H
+#error "part of shmem.h: include <shmem.h>"
+#endif
+
 // (pointer, ...)
 #define SHOAL_SHMEM_ON_POINTER(TYPE, NAME, SUFFIX)         \
   template <typename... Rest>                              \

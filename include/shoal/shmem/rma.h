@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // rma.h: put and get (OpenSHMEM 1.5, section 9.6). The side on the other PE is symmetric; the local
 // side is any memory. Strides and counts are in elements.
+#ifndef SHOAL_SHMEM
+#error "part of shmem.h: include <shmem.h>"
+#endif
 
 #define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                            \
   void SHOAL_SHMEM(NAME##_put)(TYPE * dest, const TYPE* source, size_t nelems, int pe);            \

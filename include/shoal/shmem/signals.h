@@ -2,6 +2,9 @@
 // signals.h: put with signal, and signals (OpenSHMEM 1.5, section 9.8). `sig_addr` is a symmetric
 // 64-bit word of the target PE, which changes after the data has arrived there. `sig_op` is
 // SHMEM_SIGNAL_SET or SHMEM_SIGNAL_ADD.
+#ifndef SHOAL_SHMEM
+#error "part of shmem.h: include <shmem.h>"
+#endif
 
 #define SHOAL_SHMEM_DECLARE(TYPE, NAME, NBI)                                                     \
   void SHOAL_SHMEM(NAME##_signal##NBI)(TYPE * dest, const TYPE* source, size_t nelems,           \

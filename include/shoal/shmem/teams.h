@@ -2,6 +2,9 @@
 // teams.h: teams (OpenSHMEM 1.5, section 9.4). Splits are collective over the parent team. PEs
 // outside a new team get SHMEM_TEAM_INVALID. Splits return nonzero on all PEs where the arguments
 // name no team or no team is free (SHOAL_MAX_TEAMS).
+#ifndef SHOAL_SHMEM
+#error "part of shmem.h: include <shmem.h>"
+#endif
 
 int SHOAL_SHMEM(team_my_pe)(shmem_team_t team);
 int SHOAL_SHMEM(team_n_pes)(shmem_team_t team);

@@ -2,6 +2,9 @@
 // waits.h: wait and test on symmetric variables of this PE that other PEs change (OpenSHMEM 1.5,
 // section 9.10). `status`: NULL, or an element per variable; nonzero leaves the variable out.
 // Waits have no deadline; they end the program when another PE fails.
+#ifndef SHOAL_SHMEM
+#error "part of shmem.h: include <shmem.h>"
+#endif
 
 #define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                            \
   void SHOAL_SHMEM(NAME##_wait_until)(TYPE * ivar, int cmp, TYPE value);                           \

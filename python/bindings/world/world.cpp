@@ -137,11 +137,38 @@ class Interruptible {
   bool interrupted_ = false;
 };
 
-/// The results of `body` by PE. Raises the first Python exception again, unchanged.
+/// The Python exceptions of the PEs. Keeps the one that caused the others, as run_threads of C++.
+class Raised {
+ public:
+  /// The exception that is being handled. Needs the GIL.
+  void add(const nb::python_error& error) {
+    const nb::module_ errors = nb::module_::import_("shoal.errors");
+    const auto is = [&](const char* name) {
+      return nb::isinstance(error.value(), errors.attr(name));
+    };
+    const int rank = is("PeerFailedError") ? 2 : is("TimeoutError") ? 1 : 0;
+    if (first_ != nullptr && rank_ <= rank) return;
+    first_ = std::current_exception();
+    rank_ = rank;
+  }
+  /// `other`: an exception of C++, which counts if there is none of Python.
+  void add(std::exception_ptr other) {
+    if (first_ == nullptr) first_ = std::move(other);
+  }
+  void rethrow() const {
+    if (first_ != nullptr) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::exception_ptr first_;
+  int rank_ = 0;  // higher: more likely a consequence of another PE's exception
+};
+
+/// The results of `body` by PE. Raises the Python exception that caused the others, unchanged.
 nb::list run_threads_of_python(Pe n_pes, const nb::callable& body, nb::handle given) {
   const Settings settings = settings_from(given);
   std::vector<nb::object> results(static_cast<std::size_t>(std::max(n_pes, 0)));
-  std::exception_ptr raised;
+  Raised raised;
   Interruptible worlds;
   const auto run_pe = [&](World& world) {
     worlds.add(world);
@@ -150,7 +177,7 @@ nb::list run_threads_of_python(Pe n_pes, const nb::callable& body, nb::handle gi
     try {
       results[pe] = body(world);
     } catch (const nb::python_error& error) {
-      if (!raised) raised = std::current_exception();
+      raised.add(error);
       throw std::runtime_error(reason_of(error.type(), error.value()));
     }
   };
@@ -158,11 +185,11 @@ nb::list run_threads_of_python(Pe n_pes, const nb::callable& body, nb::handle gi
     nb::gil_scoped_release released;
     worlds.run([&] { run_threads(n_pes, settings, run_pe); });
   } catch (...) {
-    if (!raised) raised = std::current_exception();
+    raised.add(std::current_exception());
   }
   release_kept_groups();
   if (raise_interrupt()) throw nb::python_error();
-  if (raised) std::rethrow_exception(raised);
+  raised.rethrow();
   nb::list list;
   for (nb::object& result : results) list.append(std::move(result));
   return list;
