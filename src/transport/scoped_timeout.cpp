@@ -21,8 +21,9 @@ ScopedTimeout::~ScopedTimeout() {
   scope_deadline = outer_deadline_;
 }
 
-Clock::time_point wait_deadline(std::chrono::milliseconds timeout) noexcept {
-  return std::min(scope_deadline, Clock::now() + timeout);
+Clock::time_point wait_deadline(std::chrono::milliseconds timeout,
+                                Clock::time_point start) noexcept {
+  return std::min(scope_deadline, start + timeout);
 }
 
 }  // namespace shoal::transport

@@ -25,6 +25,10 @@ constexpr std::chrono::milliseconds kProbeInterval{20};
 constexpr std::chrono::microseconds kAnnouncementInterval = Backoff::kYieldTime / 2;
 /// Most bytes of requests between them: a message may arrive after the data of earlier writes.
 constexpr std::size_t kAnnouncementBytes = std::size_t{512} << 10;
+/// A look at the clock takes a fiftieth of a put of 8 bytes: RMA requests to a peer, and polls of a
+/// waiting call, between two looks.
+constexpr std::uint32_t kRequestsPerLook = 8;
+constexpr std::uint32_t kPollsPerLook = 8;
 /// For completing what is in flight when a PE closes its world.
 constexpr std::chrono::milliseconds kLeaveTimeout{1000};
 
@@ -86,7 +90,18 @@ void Engine::listen() {
   network_->listen(peers_);
 }
 
+void Engine::attach(std::unique_ptr<Network> network) {
+  network_ = std::move(network);
+  hides_rma_ = network_->traits().hides_rma;
+  polls_per_yield_ = network_->traits().polls_per_yield;
+}
+
 bool Engine::poll() {
+  return poll(hides_rma_ ? Clock::now() : Clock::time_point());
+}
+
+/// `now`: the time a few polls ago; the epoch of the clock: announces nothing.
+bool Engine::poll(Clock::time_point now) {
   const bool any = network_->poll();
   for (std::size_t i = 0; i < replying_.size();) {
     Peer& peer = this->peer(replying_[i]);
@@ -98,19 +113,15 @@ bool Engine::poll() {
     replying_[i] = replying_.back();
     replying_.pop_back();
   }
-  if (network_->traits().hides_rma) announce_all();
+  if (hides_rma_) announce_all(now);
   return any;
 }
 
-int Engine::polls_per_yield() const noexcept {
-  return network_->traits().polls_per_yield;
-}
-
 bool Engine::progress() noexcept {
-  caller_polls_.fetch_add(1, std::memory_order_relaxed);
+  const std::uint32_t polls = caller_polls_.fetch_add(1, std::memory_order_relaxed);
   if (!lock_.try_lock()) return false;  // the thread that has it polls
   const std::lock_guard guard(lock_, std::adopt_lock);
-  return poll();
+  return polls % kPollsPerLook == 0 ? poll() : poll(Clock::time_point());
 }
 
 /// Polls until `ready()`, which is called with the lock held and may throw. Throws Error{timeout}.
@@ -120,19 +131,21 @@ void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
   {
     const std::lock_guard guard(lock_);
     if (ready()) return;
+    poll(Clock::time_point());
+    if (ready()) return;
   }
   const Clock::time_point start = Clock::now();
   Clock::time_point next_probe = start + kProbeInterval;
-  Deadline deadline(wait_deadline(settings_.timeout), start);
+  Deadline deadline(wait_deadline(settings_.timeout, start), start);
   Backoff backoff;
+  Clock::time_point now = start;
   int empty = 0;
-  for (;;) {
+  for (std::uint32_t since_look = 1;; ++since_look) {
     bool any = false;
     caller_polls_.fetch_add(1, std::memory_order_relaxed);
-    const Clock::time_point now = Clock::now();
     {
       const std::lock_guard guard(lock_);
-      any = poll();
+      any = poll(now);
       if (ready()) return;
       if (deadline.passed(now)) throw_timeout(operation, pe);
     }
@@ -144,9 +157,14 @@ void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
     if (any) {
       backoff.reset();
       empty = 0;
-    } else if (++empty >= polls_per_yield()) {
+    } else if (++empty >= polls_per_yield_) {
       backoff();
       empty = 0;
+      since_look = kPollsPerLook;
+    }
+    if (since_look >= kPollsPerLook) {
+      now = Clock::now();
+      since_look = 0;
     }
   }
 }
@@ -249,20 +267,26 @@ void Engine::transfer(const Operation& operation, Pe pe, const Transfer& whole, 
 /// Sends a request without effect to a target of RMA requests that would otherwise sleep between
 /// polls, since it does not notice what it serves.
 void Engine::announce(Peer& peer) {
-  if (!network_->traits().hides_rma || !peer.connected) return;
-  if (peer.unannounced < kAnnouncementBytes &&
-      Clock::now() - peer.announced < kAnnouncementInterval)
-    return;
-  try_request(peer, {});  // where it fails, the next call tries again
+  if (!hides_rma_ || !peer.connected) return;
+  if (peer.unannounced < kAnnouncementBytes) {
+    if (peer.requests_before_look != 0) {
+      --peer.requests_before_look;
+      return;
+    }
+    peer.requests_before_look = kRequestsPerLook - 1;
+    if (Clock::now() - peer.announced < kAnnouncementInterval) return;
+  }
+  try_request(peer, {});  // where it fails, a later call tries again
 }
 
 /// The same for all targets of requests in flight.
-void Engine::announce_all() {
-  const Clock::time_point now = Clock::now();
+void Engine::announce_all(Clock::time_point now) {
   if (now < next_announcement_) return;
   next_announcement_ = now + kAnnouncementInterval;
   for (Peer& peer : peers_)
-    if (peer.failure.empty() && (peer.writes != 0 || peer.reads != 0)) announce(peer);
+    if (peer.connected && peer.failure.empty() && (peer.writes != 0 || peer.reads != 0) &&
+        now - peer.announced >= kAnnouncementInterval)
+      try_request(peer, {});
 }
 
 void Engine::finish(const Operation& operation, Pe pe, Batch& batch) {
@@ -303,7 +327,7 @@ bool Engine::reached(Pe pe, Transport::Point& point) {
   }
   caller_polls_.fetch_add(1, std::memory_order_relaxed);
   const std::lock_guard guard(lock_);
-  poll();
+  poll(now);
   Peer& peer = this->peer(pe);
   // A peer may leave in the poll that completes the last operation: that is no failure.
   if (!peer.failure.empty() && !peer.lost && peer.sent == peer.acknowledged) return true;
@@ -347,7 +371,9 @@ std::vector<std::string> Engine::shortfalls(Pe pe, std::span<const Load> loads) 
 
 void Engine::quiet() {
   const Operation operation{"quiet"};
-  std::vector<Transport::Point> points(peers_.size());
+  // Kept, because an allocation would take a tenth of the call. A quiet never runs inside another.
+  static thread_local std::vector<Transport::Point> points;
+  points.assign(peers_.size(), {});
   wait(operation, -1, [&] {
     bool all = true;
     for (Peer& peer : peers_) {
@@ -357,6 +383,7 @@ void Engine::quiet() {
     }
     return all;
   });
+  if (n_failed_.load(std::memory_order_acquire) == 0) return;
   // A lost peer is reported once, after the operations on the others are complete.
   const std::lock_guard guard(lock_);
   for (Peer& peer : peers_) {

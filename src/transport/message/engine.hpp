@@ -58,7 +58,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   /// To be called once, before anything else.
-  void attach(std::unique_ptr<Network> network) { network_ = std::move(network); }
+  void attach(std::unique_ptr<Network> network);
 
   // Startup.
   std::vector<std::byte> address();
@@ -73,7 +73,7 @@ class Engine {
   bool poll();
   /// Takes the lock if it is free, and polls. For a PE that waits for memory to change.
   bool progress() noexcept;
-  int polls_per_yield() const noexcept;
+  int polls_per_yield() const noexcept { return polls_per_yield_; }
   /// Changes whenever a caller polls: the progress thread may rest meanwhile.
   std::uint32_t caller_polls() const noexcept {
     return caller_polls_.load(std::memory_order_relaxed);
@@ -136,7 +136,8 @@ class Engine {
   bool is_busy(const Peer& peer) const noexcept;
   void count_in_flight(std::uint32_t now) noexcept;
   void announce(Peer& peer);
-  void announce_all();
+  void announce_all(Clock::time_point now);
+  bool poll(Clock::time_point now);
 
   // receive.cpp, with the lock held.
   void receive_request(Peer& peer, const Message& message, const std::byte* data,
@@ -170,6 +171,9 @@ class Engine {
   std::atomic<std::size_t> n_failed_{0};
   std::vector<Transport::Ended> ended_;  ///< as reported; of the thread that calls ended()
 
+  // The network's traits, for every poll.
+  bool hides_rma_ = false;
+  int polls_per_yield_ = 1;
   std::unique_ptr<Network> network_;  ///< last: it uses the memory above
 };
 

@@ -63,7 +63,7 @@ Network::Network(message::Engine& engine, const Context& context)
       .probes = true,
       .says_goodbye = true,
       .hides_rma = library_->emulated,
-      .polls_per_yield = 16};  // a poll reads memory alone
+      .polls_per_yield = 64};  // a poll reads memory alone
   // Requests without a completion may fill neither a send queue, a completion queue nor the depth.
   std::size_t interval = static_cast<std::size_t>(settings_.verbs_signal_interval);
   interval = std::min(interval, static_cast<std::size_t>(settings_.verbs_depth) / 4);
