@@ -27,8 +27,8 @@ class ScopedTimeout {
 /// busy machine.
 inline constexpr std::chrono::milliseconds kFailureReportTimeout{250};
 
-/// The deadline of a network wait of this thread that starts at `start`: after `timeout`, or earlier
-/// where a ScopedTimeout ends earlier.
+/// The deadline of a network wait of this thread that starts at `start`: after `timeout`, or
+/// earlier where a ScopedTimeout ends earlier.
 std::chrono::steady_clock::time_point wait_deadline(
     std::chrono::milliseconds timeout,
     std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now()) noexcept;
