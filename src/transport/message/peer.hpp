@@ -52,7 +52,7 @@ struct Peer {
   std::uint32_t reads = 0;
   bool fenced = false;  ///< the next write waits until all earlier operations are complete
   // Since the last message to it, where the network hides RMA (Traits).
-  std::size_t unannounced = 0;  ///< bytes of RMA requests
+  std::size_t unannounced = 0;             ///< bytes of RMA requests
   std::uint32_t requests_before_look = 0;  ///< at the clock, for the time since then
   std::chrono::steady_clock::time_point announced{};
 

@@ -6,8 +6,7 @@
 //
 #include <gtest/gtest.h>
 
-#include "ep/cuda/fault_text.cpp"
-#include "fake_gpu/nic_faults.hpp"
+#include "threads/ep/nic_fault_errors.hpp"
 #include "unit/ep/internode_ranks.hpp"
 
 namespace shoal::ep::cuda {
@@ -15,19 +14,17 @@ namespace {
 
 using test::fake_gpu::expect_parts;
 using test::fake_gpu::NicCase;
-using namespace std::chrono_literals;
 
-constexpr auto kDeadline = 400ms;
-/// A wait that the deadline does not end lasts as long as this.
-constexpr auto kNever = 60s;
-constexpr auto kMargin = 20s;  // for a machine with other work
+enum class Operation { dispatch, combine };
 
-/// Two nodes of one rank.
-class InternodeNicFaults : public testing::Test {
+class InternodeNicFaults : public NicFaults {
  protected:
-  /// A dispatch that works, then `fault`, then a dispatch of `ranks`.
+  const FaultReport& report(std::int32_t rank) override { return ranks_->rank(rank).report[0]; }
+  const char* timeout_setting() const override { return "GroupOptions.timeout"; }
+
+  /// A dispatch that works, then `fault`, then `operation` of `ranks`.
   void run(const std::function<void()>& fault, const std::vector<std::int32_t>& ranks,
-           const std::function<void()>& expect) {
+           const std::function<void()>& expect, Operation operation = Operation::dispatch) {
     const Case c{.nodes = 2, .size = 1, .seed = 21};
     const NicCase nic{.pes = 2,
                       .bytes = Ranks::memory_of(c),
@@ -43,51 +40,24 @@ class InternodeNicFaults : public testing::Test {
           ranks_ = &all;
           all.timeout_ns = std::chrono::nanoseconds(kNever).count();
           all.each([&](std::int32_t me) { all.dispatch(me, false); });
+          for (std::int32_t me = 0; me < c.ranks(); ++me) all.write_expert_output(me);
           all.timeout_ns = std::chrono::nanoseconds(kDeadline).count();
           fault();
           all.each([&](std::int32_t me) {
             if (std::ranges::find(ranks, me) == ranks.end()) return;
-            const auto start = std::chrono::steady_clock::now();
-            all.dispatch_only(me, true);
-            EXPECT_LT(std::chrono::steady_clock::now() - start, kDeadline + kMargin);
+            within_deadline([&] {
+              if (operation == Operation::dispatch)
+                all.dispatch_only(me, true);
+              else
+                all.combine_only(me);
+            });
           });
           expect();
         });
     if (!why_not.empty()) GTEST_SKIP() << why_not;
   }
 
-  const NicWorld& world(std::int32_t rank) const { return worlds_[static_cast<std::size_t>(rank)]; }
-  /// What the group throws on a rank; empty: nothing.
-  std::string error(std::int32_t rank) const {
-    const FaultReport& report = ranks_->rank(rank).report[0];
-    if (static_cast<Fault>(report.fault) == Fault::none) return "";
-    FaultContext context;
-    context.me = rank;
-    context.n_pes = 2;
-    context.pe = report.rank;
-    context.timeout = kDeadline;
-    context.timeout_setting = "GroupOptions.timeout";
-    context.network = world(rank).failure(context.pe);
-    return fatal_error(report, context).what();
-  }
-  /// The same when requests in flight are complete.
-  std::string error_without_network(std::int32_t rank) const {
-    const auto end = std::chrono::steady_clock::now() + kMargin;
-    for (;;) {
-      std::string text = error(rank);
-      if (text.find("the network") == std::string::npos) return text;
-      if (std::chrono::steady_clock::now() < end) continue;
-      ADD_FAILURE() << text;
-      return text;
-    }
-  }
-  std::string queue_pair(std::int32_t rank) const {
-    return fmt::format("queue pair {:#x} to PE {}",
-                       world(rank).world.gda->by_pe[1 - rank].queues[0].sends.number, 1 - rank);
-  }
-
  private:
-  std::vector<NicWorld> worlds_;
   Ranks* ranks_ = nullptr;
 };
 
@@ -138,6 +108,41 @@ TEST_F(InternodeNicFaults, APeerThatDoesNotComeIsNamed) {
                      {"dispatch (epoch 2) timed out after 400 ms on PE 0 of "
                       "2: waiting for its counts from PE 1"});
       });
+}
+
+/// Rows of a combine travel back by the same queues.
+TEST_F(InternodeNicFaults, ARevokedKeyEndsACombine) {
+  run([&] { test::fake_gpu::revoke_key(world(0), 1); }, {0, 1},
+      [&] {
+        expect_parts(error(0), {"combine (epoch 2) failed on PE 0 of 2: the network did not take "
+                                "what kernels send to PE 1",
+                                queue_pair(0) + " has ended: request ",
+                                "(RDMA write) ended with remote access error (syndrome 0x13"});
+        expect_parts(error(1), {"combine (epoch 2) ", " PE 1 of 2: ", "PE 0"});
+      },
+      Operation::combine);
+}
+
+TEST_F(InternodeNicFaults, ALostDoorbellEndsACombine) {
+  run([&] { test::fake_gpu::lose_doorbells(world(0), 1); }, {0, 1},
+      [&] {
+        expect_parts(error(0), {"combine (epoch 2) ", "PE 0 of 2", queue_pair(0),
+                                "it lost the doorbell, or the PE does not acknowledge them"});
+        expect_parts(error_without_network(1),
+                     {"combine (epoch 2) timed out after 400 ms on PE 1 of 2: waiting for ",
+                      " from PE 0", "Setting: GroupOptions.timeout."});
+      },
+      Operation::combine);
+}
+
+TEST_F(InternodeNicFaults, APeerThatDoesNotCombineIsNamed) {
+  run([] {}, {0},
+      [&] {
+        expect_parts(
+            error_without_network(0),
+            {"combine (epoch 2) timed out after 400 ms on PE 0 of 2: waiting for ", " from PE 1"});
+      },
+      Operation::combine);
 }
 
 }  // namespace

@@ -6,8 +6,7 @@
 //
 #include <gtest/gtest.h>
 
-#include "ep/cuda/fault_text.cpp"
-#include "fake_gpu/nic_faults.hpp"
+#include "threads/ep/nic_fault_errors.hpp"
 #include "unit/ep/low_latency_ranks.hpp"
 
 namespace shoal::ep::cuda {
@@ -15,12 +14,6 @@ namespace {
 
 using test::fake_gpu::expect_parts;
 using test::fake_gpu::NicCase;
-using namespace std::chrono_literals;
-
-constexpr auto kDeadline = 400ms;
-/// A wait that the deadline does not end lasts as long as this.
-constexpr auto kNever = 60s;
-constexpr auto kMargin = 20s;  // for a machine with other work
 
 /// A send posts more requests than a queue has slots: rows are too far apart to share a put.
 struct Size {
@@ -29,9 +22,11 @@ struct Size {
 };
 const Size kFullRing{.experts = 2, .top_k = 1, .tokens = 360, .hidden = 640};
 
-/// Two nodes of one rank.
-class LowLatencyNicFaults : public testing::Test {
+class LowLatencyNicFaults : public NicFaults {
  protected:
+  const FaultReport& report(std::int32_t rank) override { return ranks_->report(rank); }
+  const char* timeout_setting() const override { return "SHOAL_TIMEOUT_MS"; }
+
   /// A dispatch that works, then `body`.
   void run(const Size& size, const std::function<void()>& body) {
     const Case c{.ranks = 2,
@@ -46,71 +41,35 @@ class LowLatencyNicFaults : public testing::Test {
     const std::string why_not =
         test::fake_gpu::with_nic_worlds(nic, [&](const std::vector<NicWorld>& worlds) {
           test::fake_gpu::run_concurrently();
-          worlds_ = &worlds;
+          worlds_ = worlds;
           Ranks ranks(c, worlds);
           ranks_ = &ranks;
           ranks.set_timeout(kNever);
           ranks.dispatch();
           ranks.set_timeout(kDeadline);
-          ranks.draw();
           body();
         });
     if (!why_not.empty()) GTEST_SKIP() << why_not;
   }
 
-  const NicWorld& world(std::int32_t rank) const {
-    return (*worlds_)[static_cast<std::size_t>(rank)];
-  }
   void send(std::int32_t rank) {
     within_deadline([&] { ranks_->send(rank); });
   }
   void receive(std::int32_t rank) {
     within_deadline([&] { ranks_->receive(rank); });
   }
-  template <typename Call>
-  static void within_deadline(Call&& call) {
-    const auto start = std::chrono::steady_clock::now();
-    call();
-    EXPECT_LT(std::chrono::steady_clock::now() - start, kDeadline + kMargin);
+  void send_combine(std::int32_t rank) {
+    within_deadline([&] { ranks_->send_combine(rank); });
   }
-  /// What the group throws on a rank; empty: nothing.
-  std::string error(std::int32_t rank) const {
-    const FaultReport& report = ranks_->report(rank);
-    if (static_cast<Fault>(report.fault) == Fault::none) return "";
-    FaultContext context;
-    context.me = rank;
-    context.n_pes = 2;
-    context.pe = report.rank;
-    context.timeout = kDeadline;
-    context.timeout_setting = "SHOAL_TIMEOUT_MS";
-    context.peer = "(progress)";
-    context.network = world(rank).failure(context.pe);
-    return fatal_error(report, context).what();
-  }
-  /// The same when requests in flight are complete.
-  std::string error_without_network(std::int32_t rank) const {
-    const auto end = std::chrono::steady_clock::now() + kMargin;
-    for (;;) {
-      std::string text = error(rank);
-      if (text.find("the network") == std::string::npos) return text;
-      if (std::chrono::steady_clock::now() < end) continue;
-      ADD_FAILURE() << text;
-      return text;
-    }
-  }
-  std::string queue_pair(std::int32_t rank, std::uint32_t spread = 0) const {
-    const auto& route = world(rank).world.gda->by_pe[1 - rank];
-    return fmt::format("queue pair {:#x} to PE {}",
-                       route.queues[spread % route.n_queues].sends.number, 1 - rank);
+  void receive_combine(std::int32_t rank) {
+    within_deadline([&] { ranks_->receive_combine(rank); });
   }
   Ranks* ranks_ = nullptr;
-
- private:
-  const std::vector<NicWorld>* worlds_ = nullptr;
 };
 
 TEST_F(LowLatencyNicFaults, ARevokedKeyIsNamedByTheRankThatWaits) {
   run({}, [&] {
+    ranks_->draw();
     test::fake_gpu::revoke_key(world(0), 1);
     send(0);  // posts alone
     receive(1);
@@ -129,6 +88,7 @@ TEST_F(LowLatencyNicFaults, ARevokedKeyIsNamedByTheRankThatWaits) {
 /// A full ring: the send meets the error itself.
 TEST_F(LowLatencyNicFaults, ARevokedKeyEndsTheSend) {
   run(kFullRing, [&] {
+    ranks_->draw();
     test::fake_gpu::revoke_key(world(0), 1);
     send(0);
     receive(1);
@@ -142,6 +102,7 @@ TEST_F(LowLatencyNicFaults, ARevokedKeyEndsTheSend) {
 
 TEST_F(LowLatencyNicFaults, AQueuePairInErrorIsNamed) {
   run({}, [&] {
+    ranks_->draw();
     test::fake_gpu::end_queue_pairs(world(1), 0);
     send(0);
     receive(1);
@@ -157,6 +118,7 @@ TEST_F(LowLatencyNicFaults, AQueuePairInErrorIsNamed) {
 
 TEST_F(LowLatencyNicFaults, ALostDoorbellIsNamed) {
   run({}, [&] {
+    ranks_->draw();
     test::fake_gpu::lose_doorbells(world(0), 1);
     send(0);
     send(1);
@@ -174,6 +136,7 @@ TEST_F(LowLatencyNicFaults, ALostDoorbellIsNamed) {
 /// The ring fills up, and its deadline ends the queue.
 TEST_F(LowLatencyNicFaults, ALostDoorbellEndsTheSend) {
   run(kFullRing, [&] {
+    ranks_->draw();
     test::fake_gpu::set_queue_timeout(world(0), kDeadline);
     test::fake_gpu::lose_doorbells(world(0), 1);
     send(0);
@@ -188,6 +151,7 @@ TEST_F(LowLatencyNicFaults, ALostDoorbellEndsTheSend) {
 /// The queues work, so that the message has nothing about them.
 TEST_F(LowLatencyNicFaults, APeerThatNeverGrantsIsNamed) {
   run({}, [&] {
+    ranks_->draw();
     for (int i = 0; i < 2; ++i) {  // both halves are free
       send(0);
       send(1);
@@ -199,6 +163,52 @@ TEST_F(LowLatencyNicFaults, APeerThatNeverGrantsIsNamed) {
     expect_parts(error_without_network(0), {"timed out after 400 ms on PE 0 of 2: waiting for its "
                                             "acknowledgement of read rows from PE 1",
                                             "phase send"});
+  });
+}
+
+/// Rows of a combine travel back by the same queues.
+TEST_F(LowLatencyNicFaults, ARevokedKeyEndsACombine) {
+  run({}, [&] {
+    ranks_->draw_outputs();
+    test::fake_gpu::revoke_key(world(0), 1);
+    send_combine(0);
+    receive_combine(1);
+    send_combine(1);
+    receive_combine(0);
+    expect_parts(error(1), {"low_latency_combine (epoch 1) timed out after 400 ms on PE 1 of 2: "
+                            "waiting for ",
+                            " from PE 0", "Setting: SHOAL_TIMEOUT_MS."});
+    expect_parts(error(0), {"low_latency_combine (epoch 1) ", "PE 0 of 2",
+                            "the network of this PE: " + queue_pair(0) + " has ended: request ",
+                            "(RDMA write) ended with remote access error (syndrome 0x13"});
+  });
+}
+
+TEST_F(LowLatencyNicFaults, AQueuePairInErrorEndsACombine) {
+  run({}, [&] {
+    ranks_->draw_outputs();
+    test::fake_gpu::end_queue_pairs(world(1), 0);
+    send_combine(0);
+    receive_combine(1);
+    send_combine(1);
+    receive_combine(0);
+    expect_parts(error(0), {queue_pair(0) + " has ended: request ",
+                            "the peer or an earlier error has ended the queue pair"});
+    expect_parts(error(1), {"low_latency_combine (epoch 1) ", queue_pair(1) + " has ended"});
+  });
+}
+
+TEST_F(LowLatencyNicFaults, ALostDoorbellEndsACombine) {
+  run({}, [&] {
+    ranks_->draw_outputs();
+    test::fake_gpu::lose_doorbells(world(0), 1);
+    send_combine(0);
+    send_combine(1);
+    receive_combine(1);
+    receive_combine(0);
+    expect_parts(error_without_network(1),
+                 {"low_latency_combine (epoch 1) timed out after 400 ms on PE 1 of 2: waiting for ",
+                  " from PE 0"});
   });
 }
 

@@ -207,12 +207,19 @@ class Ranks {
       rank.group.timeout_ns = rank.remote.world.timeout_ns =
           static_cast<std::uint64_t>(timeout.count());
   }
-  // Parts of a dispatch, which may fail.
+  // Parts of a dispatch and of a deferred combine, which may fail.
   void draw() {
     for (Rank& rank : ranks_) draw_tokens(rank);
   }
   void send(std::int32_t rank) { send_dispatch(ranks_[rank], false); }
   void receive(std::int32_t rank) { launch_receive(ranks_[rank], false); }
+  void draw_outputs() {
+    for (Rank& rank : ranks_) draw_outputs(rank, Values::plain);
+  }
+  void send_combine(std::int32_t rank) { send_combine(ranks_[rank], {.deferred = true}, false); }
+  void receive_combine(std::int32_t rank) {
+    receive_combine(ranks_[rank], {.deferred = true}, false);
+  }
   const FaultReport& report(std::int32_t rank) { return *ranks_[rank].report.data(); }
 
   void dispatch(bool travelled = false) {
@@ -245,10 +252,12 @@ class Ranks {
     deliver();
     for (Rank& rank : ranks_) {
       send_combine(rank, combines[me(rank)], travelled);
+      ASSERT_EQ(rank.report.data()->fault, 0u);
       deliver();
     }
     for (Rank& rank : ranks_) {
       receive_combine(rank, combines[me(rank)], travelled);
+      ASSERT_EQ(rank.report.data()->fault, 0u);
       check(rank, combines[me(rank)]);
     }
     deliver();
@@ -436,7 +445,6 @@ class Ranks {
           {rank.group, sizes(), rank.remote, rank.handle(),
            unsummed ? CombineRowForm::rows : call.form, call.flags, unsummed ? call.tokens : 0},
           nullptr);
-    ASSERT_EQ(rank.report.data()->fault, 0u);
   }
 
   void receive_combine(Rank& rank, const Combine& combine, bool travelled) {
@@ -457,7 +465,6 @@ class Ranks {
     wait_arrival(rank, Arrival::combine);
     launch_low_latency_combine_receive(call, limits_, nullptr);
     forward_signals(rank);
-    ASSERT_EQ(rank.report.data()->fault, 0u);
   }
 
   /// The rank of the expert in a top-k slot; -1: none.
