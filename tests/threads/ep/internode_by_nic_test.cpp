@@ -22,7 +22,6 @@ class InternodeByNic : public testing::TestWithParam<Tier> {
         {c.ranks(), Ranks::memory_of(c), GetParam().ordering, GetParam().loss, queue_pairs},
         [&](const std::vector<NicWorld>& worlds) {
           Ranks ranks(c, worlds);
-          ranks.timeout_ns = 30'000'000'000;
           ranks.run();
         });
     if (!why_not.empty()) GTEST_SKIP() << why_not;

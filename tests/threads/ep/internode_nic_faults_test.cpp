@@ -38,10 +38,10 @@ class InternodeNicFaults : public NicFaults {
             world.world.timeout_ns = std::chrono::nanoseconds(kDeadline).count();
           Ranks all(c, worlds_);
           ranks_ = &all;
-          all.timeout_ns = std::chrono::nanoseconds(kNever).count();
+          all.set_timeout(kNever);
           all.each([&](std::int32_t me) { all.dispatch(me, false); });
           for (std::int32_t me = 0; me < c.ranks(); ++me) all.write_expert_output(me);
-          all.timeout_ns = std::chrono::nanoseconds(kDeadline).count();
+          all.set_timeout(kDeadline);
           fault();
           all.each([&](std::int32_t me) {
             if (std::ranges::find(ranks, me) == ranks.end()) return;

@@ -82,9 +82,9 @@ TEST(EpInternodeKernels, BytesBetweenNodes) {
 TEST(EpInternodeKernels, ALostRankEndsTheWaits) {
   const Case c{.nodes = 2, .size = 1, .seed = 13};
   Ranks ranks(c);
-  ranks.timeout_ns = 200'000'000;
   ranks.start_network();
   ranks.each([&](std::int32_t me) { ranks.dispatch(me, false); });
+  ranks.set_timeout(std::chrono::milliseconds(200));
   ranks.network().lost_pe = 1;
   ranks.each([&](std::int32_t me) { ranks.dispatch_only(me, true); });
   for (std::int32_t me = 0; me < 2; ++me) {
@@ -103,9 +103,10 @@ TEST(EpInternodeKernels, ALostRankEndsTheWaits) {
 TEST(EpInternodeKernels, ARefusedPutIsReported) {
   const Case c{.nodes = 2, .size = 2, .seed = 15};
   Ranks ranks(c);
-  ranks.timeout_ns = 500'000'000;
   ranks.start_network();
   ranks.each([&](std::int32_t me) { ranks.dispatch(me, false); });
+  // The other node learns nothing of it.
+  for (std::int32_t me = 2; me < 4; ++me) ranks.set_timeout(me, std::chrono::milliseconds(500));
   ranks.network().refused_pe = 3;
   ranks.each([&](std::int32_t me) { ranks.dispatch_only(me, true); });
   for (std::int32_t me = 0; me < 2; ++me) {

@@ -7,6 +7,8 @@
 //
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <random>
 #include <string>
@@ -106,7 +108,8 @@ class Ranks {
         record_(static_cast<std::uint32_t>(c.scales) * 4,
                 static_cast<std::uint32_t>(c.alignment > 0 ? 1 : c.top_k)),
         random_(c.seed),
-        ranks_(static_cast<std::size_t>(c.ranks())) {
+        ranks_(static_cast<std::size_t>(c.ranks())),
+        timeouts_(ranks_.size(), std::chrono::seconds(30)) {
     for (std::int32_t me = 0; me < c.ranks(); ++me) draw(me);
     for (Rank& rank : ranks_) {
       rank.block =
@@ -250,7 +253,10 @@ class Ranks {
   }
 
   Rank& rank(std::int32_t r) { return ranks_[static_cast<std::size_t>(r)]; }
-  std::uint64_t timeout_ns = 30'000'000'000;
+  void set_timeout(std::chrono::nanoseconds timeout) { std::ranges::fill(timeouts_, timeout); }
+  void set_timeout(std::int32_t rank, std::chrono::nanoseconds timeout) {
+    timeouts_[static_cast<std::size_t>(rank)] = timeout;
+  }
 
  private:
   static detail::Shape shape_of(const Case& c) {
@@ -302,7 +308,7 @@ class Ranks {
       if (other / c_.size == me / c_.size) group.block[other] = rank(other).block.data();
     group.memory = rank(me).memory.data();
     group.report = rank(me).report.data();
-    group.timeout_ns = timeout_ns;
+    group.timeout_ns = static_cast<std::uint64_t>(timeouts_[static_cast<std::size_t>(me)].count());
     group.ranks = c_.ranks();
     group.me = me;
     group.experts = shape_.experts;
@@ -561,6 +567,7 @@ class Ranks {
   const detail::SideRecord record_;
   std::mt19937 random_;
   std::vector<Rank> ranks_;
+  std::vector<std::chrono::nanoseconds> timeouts_;
   std::unique_ptr<Network> network_;
 };
 
