@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <fstream>
+#include <string>
+#include <vector>
 
 #include "nic/studies.hpp"
 
@@ -30,8 +33,13 @@ std::vector<Setting> settings() {
     for (const std::uint32_t quantum : {1U, 16U, 128U})
       all.push_back({Ordering::strict, quantum, buffer});
   for (const std::uint64_t buffer : {0ULL, 1ULL << 20})
-    all.push_back({Ordering::adaptive, 1, buffer});
+    for (const std::uint32_t quantum : {1U, 16U, 128U})
+      all.push_back({Ordering::adaptive, quantum, buffer});
   return all;
+}
+
+std::string name_of(Ordering ordering) {
+  return ordering == Ordering::strict ? "strict" : "adaptive";
 }
 
 void print_header() {
@@ -47,18 +55,20 @@ void print_row(const json& row) {
       "{:>4} {:>8} {:>8} {:>7} {:>8.0f} {:>4} | {:>8.1f} {:>8.1f} {:>8.1f} {:>8.1f} {:>6.3f} {:>6.3f} "
       "{:>8.0f} {:>8} {:>6}\n",
       number("pes"), row["order"].get<std::string>(),
-      number("ordering") == 0 ? "strict" : "adaptive", number("quantum"),
+      name_of(static_cast<Ordering>(row["ordering"].get<int>())), number("quantum"),
       number("port_bytes") / 1024, number("seed"), number("signal_mean_us"),
       number("signal_p99_us"), number("makespan_us"), number("gb_per_s_per_pe"), number("jain"),
       number("slowest_to_fastest"), number("most_queued_bytes") / 1024, number("dropped"),
       number("failed_pairs"));
 }
 
-json creation_order(const std::vector<std::uint32_t>& sizes, std::uint32_t seeds) {
+json creation_order(const std::vector<std::uint32_t>& sizes, std::uint32_t seeds,
+                    const std::vector<std::string>& tiers) {
   json rows = json::array();
   print_header();
   for (const std::uint32_t pes : sizes)
-    for (const Setting& setting : settings())
+    for (const Setting& setting : settings()) {
+      if (std::ranges::find(tiers, name_of(setting.ordering)) == tiers.end()) continue;
       for (std::uint32_t seed = 1; seed <= seeds; ++seed)
         for (const CreationOrder order : {CreationOrder::naive, CreationOrder::rotated}) {
           AllToAllOptions options;
@@ -77,6 +87,7 @@ json creation_order(const std::vector<std::uint32_t>& sizes, std::uint32_t seeds
           rows.push_back(all_to_all(options));
           print_row(rows.back());
         }
+    }
   return rows;
 }
 
@@ -159,9 +170,13 @@ int main(int argc, char** argv) {
   CLI::App app("Experiments on emulated NICs in virtual time.", "shoal-bench-nic");
   std::vector<std::uint32_t> sizes{8, 16, 32, 64};
   std::uint32_t seeds = 3;
+  std::vector<std::string> tiers{"strict", "adaptive"};
   std::string output;
   app.add_option("--pes", sizes, "numbers of PEs of the all-to-all")->capture_default_str();
   app.add_option("--seeds", seeds, "runs with different routing")->capture_default_str();
+  app.add_option("--tiers", tiers, "orderings of the all-to-all")
+      ->check(CLI::IsMember({"strict", "adaptive"}))
+      ->capture_default_str();
   app.add_option("--json", output, "also write everything to this file");
   std::vector<std::string> studies{"order", "signals", "receives", "fairness"};
   app.add_option(
@@ -173,7 +188,7 @@ int main(int argc, char** argv) {
     const auto start = std::chrono::steady_clock::now();
     fmt::print("== {}\n", study);
     if (study == "order")
-      all[study] = creation_order(sizes, seeds);
+      all[study] = creation_order(sizes, seeds, tiers);
     else if (study == "signals")
       all[study] = signals();
     else if (study == "receives")

@@ -225,28 +225,32 @@ Finding iommu(const Subject& subject) {
       "(VT-d, AMD-Vi) off in the firmware");
 }
 
-/// Compares the requests that fill a link with those that may be in flight.
+/// Compares the requests that may be in flight with the send queues that hold them, and with what
+/// fills a link. Groups compare their own requests when they are created.
 Finding queue_depth(const Subject& subject) {
   const std::string name = "queue depth";
-  constexpr double kRowBytes = 7168, kRoundTrip = 10e-6;
-  std::int32_t rate = 0;
-  for (const auto& nic : subject.machine.nics)
-    if (nic.up && nic.kind == topology::Nic::Kind::rdma) rate = std::max(rate, nic.rate);
-  if (rate == 0) return not_applicable(name, "no RDMA device of known rate to keep busy");
-  const auto need = static_cast<std::int64_t>(std::ceil(rate * 1e9 / 8 * kRoundTrip / kRowBytes));
   const std::int64_t depth = subject.settings.network_depth;
-  const std::string why = fmt::format(
-      "{} requests may be in flight to each PE; {} Gb/s take {} of 7168 bytes that last 10 us",
-      depth, rate, need);
   const std::int64_t posted = subject.settings.verbs_depth;
   const auto full =
       static_cast<std::int64_t>(transport::verbs::required_depth(static_cast<std::size_t>(depth)));
-  if (depth >= need && posted < full)
+  if (posted < full)
     return warning(name,
                    fmt::format("the transport verbs has send queues of {} requests, {} requests in "
                                "flight to each PE fill {}: calls wait for room",
                                posted, depth, full),
                    fmt::format("SHOAL_VERBS_DEPTH={}", (full + 63) / 64 * 64));
+  constexpr double kRowBytes = 7168, kRoundTrip = 10e-6;
+  std::int32_t rate = 0;
+  for (const auto& nic : subject.machine.nics)
+    if (nic.up && nic.kind == topology::Nic::Kind::rdma) rate = std::max(rate, nic.rate);
+  if (rate == 0)
+    return ok(name, fmt::format("{} requests may be in flight to each PE; there is no RDMA device "
+                                "of known rate to keep busy",
+                                depth));
+  const auto need = static_cast<std::int64_t>(std::ceil(rate * 1e9 / 8 * kRoundTrip / kRowBytes));
+  const std::string why = fmt::format(
+      "{} requests may be in flight to each PE; {} Gb/s take {} of 7168 bytes that last 10 us",
+      depth, rate, need);
   if (depth >= need) return ok(name, why);
   return warning(name, why + ": a PE that sends to one other cannot fill the link",
                  fmt::format("SHOAL_NETWORK_DEPTH={}", (need + 63) / 64 * 64));

@@ -285,6 +285,12 @@ TEST(DoctorOfNetworks, QueueDepth) {
   expect(subject, "queue depth", State::warning, "fill 200", "SHOAL_VERBS_DEPTH=256");
   subject.settings.verbs_depth = 200;
   expect(subject, "queue depth", State::ok, "70 requests", "");
+
+  subject.machine.nics.clear();
+  expect(subject, "queue depth", State::ok, "70 requests may be in flight to each PE; there is no",
+         "");
+  subject.settings.verbs_depth = 199;
+  expect(subject, "queue depth", State::warning, "fill 200", "SHOAL_VERBS_DEPTH=256");
 }
 
 TEST(DoctorOfHosts, Limits) {
