@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "ep/host/signals/reach.hpp"
 #include "transport/scoped_timeout.hpp"
+#include "world/wait_order.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -23,21 +24,46 @@ bool has_failed(const HostGroup& group, std::int32_t rank) {
   return read_signal(group, group.layout.failed, rank) != 0;
 }
 
+/// The ranks whose signals an operation awaits one after the other.
+enum class Among { all, local };
+
+/// The signal to block on while that of `from` is missing. Where PEs share cores, it may be that of
+/// a rank whose turn is later: this rank then gives its core away once instead of once per rank.
+std::int32_t rank_to_block_on(const HostGroup& group, std::size_t signals, std::int32_t from,
+                              std::uint64_t epoch, Among among) {
+  if (!group.state.world->crowded()) return from;
+  const auto first = static_cast<std::size_t>(from);
+  const auto ranks = static_cast<std::size_t>(group.state.shape.ranks);
+  const std::uint64_t seed =
+      shoal::detail::mixed(epoch) + static_cast<std::uint64_t>(group.state.me) * ranks;
+  return static_cast<std::int32_t>(
+      shoal::detail::pick_missing(first, ranks, seed, [&](std::size_t index) {
+        const auto rank = static_cast<std::int32_t>(index);
+        if (group.masked[index] || (among == Among::local && !group.state.nodes.here(rank)))
+          return true;
+        return read_signal(group, signals, rank) >= epoch;
+      }));
+}
+
 /// Returns without reading the clock if the signal has been raised already.
 WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from,
-                        std::uint64_t epoch) {
+                        std::uint64_t epoch, Among among = Among::all) {
   const auto reached = [&] { return read_signal(group, signals, from) >= epoch; };
   const auto ready = [&] { return reached() || has_failed(group, from); };
   if (reached()) return WaitOutcome::ready;
   const Clock::time_point start = Clock::now();
   const Clock::time_point deadline = start + group.state.timeout;
   const Pe awaited = group.state.team.world_pe(from);
-  WaitOutcome outcome = group.state.world->poll(ready, deadline, awaited);
+  const auto word = [&]() -> std::uint64_t {
+    return group.state.host_offset + signals +
+           static_cast<std::size_t>(rank_to_block_on(group, signals, from, epoch, among)) * kLine;
+  };
+  WaitOutcome outcome = group.state.world->poll(ready, deadline, awaited, word);
   // If failed ranks are masked, the end of another PE does not end this wait.
   while (outcome == WaitOutcome::peer_failed && group.state.options.mask_failed &&
          !group.state.world->has_failed(awaited))
     outcome = Clock::now() >= deadline ? WaitOutcome::timeout
-                                       : group.state.world->poll(ready, deadline, awaited);
+                                       : group.state.world->poll(ready, deadline, awaited, word);
   group.state.statistics.wait_time += Clock::now() - start;
   if (outcome == WaitOutcome::ready && !reached()) return WaitOutcome::peer_failed;
   return outcome;
@@ -162,6 +188,7 @@ void give_up(HostGroup& group, const std::string& reason, std::int32_t cause) {
   for (std::int32_t to = 0; to < group.state.shape.ranks; ++to) {
     try {
       raise_signal(group, group.layout.failed, to, detail::failed_word(cause, false));
+      group.state.world->wake(group.state.world_pe(to));
     } catch (const std::exception& error) {
       log::debug("the failure could not be signalled to PE {}: {}", group.state.world_pe(to),
                  error.what());
@@ -187,13 +214,19 @@ std::optional<std::int32_t> failed_rank(const HostGroup& group) {
   return std::nullopt;
 }
 
+namespace {
+
+/// Waits until the signal of `from` has reached `epoch`. On failure, gives the group up and throws
+/// Error{timeout} or Error{peer_failed}.
 void wait_signal(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
-                 const Step& step) {
-  const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
+                 const Step& step, Among among = Among::all) {
+  const WaitOutcome outcome = poll_signal(group, signals, from, epoch, among);
   if (outcome == WaitOutcome::ready) return;
   fail_wait(group, from, outcome,
             report(group, from, seen(group, signals, from, epoch), step, outcome));
 }
+
+}  // namespace
 
 void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t from,
               const Step& step) {
@@ -219,7 +252,8 @@ void wait_all(HostGroup& group, std::size_t signals, std::uint64_t epoch, const 
 void wait_local(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
   group.state.world->set_progress(step.activity, step.epoch, step.phase);
   for (std::int32_t from = 0; from < group.state.shape.ranks; ++from)
-    if (group.state.nodes.here(from)) wait_signal(group, signals, from, epoch, step);
+    if (group.state.nodes.here(from))
+      wait_signal(group, signals, from, epoch, step, Among::local);
 }
 
 bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
