@@ -242,7 +242,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   template <typename Word>
   void wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value, std::size_t from,
                  const char* what, Word&& word);
-  void wait_flags(const TeamState& team, std::uint64_t value, std::uint64_t parity,
+  void wait_flags(TeamState& team, std::uint64_t value, std::uint64_t parity,
                   const char* what);
   void release() noexcept;
 

@@ -17,10 +17,6 @@ constexpr std::uint64_t mixed(std::uint64_t value) {
 
 /// An index from `next` to `end` - 1 for which `arrived` is false, drawn by `seed` with equal
 /// probabilities; `next` where there is none. `next` itself counts as missing.
-///
-/// A PE that needs all of n words blocks on one of those that are missing. Drawn at random, it
-/// blocks about ln n times whatever the order in which the writers run. Taken in the order of the
-/// writers, it may block n times, since each writer that runs wakes all PEs for one word.
 template <typename Arrived>
 std::size_t pick_missing(std::size_t next, std::size_t end, std::uint64_t seed, Arrived&& arrived) {
   std::size_t missing = 1, picked = next;
@@ -28,5 +24,25 @@ std::size_t pick_missing(std::size_t next, std::size_t end, std::uint64_t seed, 
     if (!arrived(index) && mixed(seed + index) % ++missing == 0) picked = index;
   return picked;
 }
+
+/// The word to block on of those that a PE needs and that are missing.
+///
+/// Drawn at random, a PE blocks about ln n times for n words, whatever the order in which the
+/// writers run. Taken in the order of the writers, it may block n times, since each writer that
+/// runs wakes all PEs for one word. PEs run in a similar order each time, so the word that came
+/// last the time before is taken first.
+class WaitOrder {
+ public:
+  /// As pick_missing.
+  template <typename Arrived>
+  std::size_t pick(std::size_t next, std::size_t end, std::uint64_t seed, Arrived&& arrived) {
+    const bool again = last_ > next && last_ < end && !arrived(last_);
+    if (!again) last_ = pick_missing(next, end, seed, arrived);
+    return last_;
+  }
+
+ private:
+  std::size_t last_ = 0;
+};
 
 }  // namespace shoal::detail

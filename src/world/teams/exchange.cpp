@@ -16,7 +16,6 @@
 #include "world/memory/memory.hpp"
 #include "world/startup/agreement.hpp"
 #include "world/state.hpp"
-#include "world/wait_order.hpp"
 
 namespace shoal::detail {
 namespace {
@@ -119,7 +118,7 @@ void WorldState::wait_flag(const TeamState& team, std::size_t flag, std::uint64_
   throw_wait_failed(outcome, call, detail, pe);
 }
 
-void WorldState::wait_flags(const TeamState& team, std::uint64_t value, std::uint64_t parity,
+void WorldState::wait_flags(TeamState& team, std::uint64_t value, std::uint64_t parity,
                             const char* what) {
   const ControlLayout& layout = memory_->layout();
   const Ring ring(team);
@@ -128,9 +127,10 @@ void WorldState::wait_flags(const TeamState& team, std::uint64_t value, std::uin
   };
   for (std::size_t d = 1; d < ring.size; ++d)
     wait_flag(team, flag(d), value, ring.behind(d), what, [&] {
-      return flag(pick_missing(
-          d, crowded() ? ring.size : d + 1, mixed(value) + ring.me,
-          [&](std::size_t other) { return memory_->load(flag(other)) >= value; }));
+      if (!crowded()) return flag(d);
+      return flag(team.wait_order.pick(d, ring.size, mixed(value) + ring.me, [&](std::size_t other) {
+        return memory_->load(flag(other)) >= value;
+      }));
     });
 }
 

@@ -74,6 +74,21 @@ TEST(WaitOrder, AnyOrderOfWritersCostsFewBlocks) {
   EXPECT_EQ(blocks(ascending, first), 256);  // what the choice avoids
 }
 
+// PEs that run in the same order each time block once.
+TEST(WaitOrder, TheLastToComeIsAwaitedFirst) {
+  constexpr std::size_t kWriters = 64;
+  std::vector<std::size_t> order(kWriters);
+  std::iota(order.begin(), order.end(), 0u);
+  std::swap(order[5], order[63]);
+  detail::WaitOrder wait;
+  const auto pick = [&](std::size_t next, const std::vector<bool>& arrived) {
+    return wait.pick(next, kWriters, 7, [&](std::size_t i) { return arrived[i]; });
+  };
+  blocks(order, pick);
+  EXPECT_EQ(blocks(order, pick), 1);
+  EXPECT_EQ(blocks(order, pick), 1);
+}
+
 TEST(WaitOrder, PicksWordsThatAreMissing) {
   const std::vector<bool> arrived{true, false, true, true, false, true};
   for (std::uint64_t seed = 0; seed < 100; ++seed) {

@@ -23,14 +23,25 @@ void put_remote(const HostGroup& group, std::int32_t to, std::size_t offset, con
                                   source, bytes);
 }
 
+void store_signal(const HostGroup& group, std::int32_t to, std::size_t offset,
+                  std::uint64_t value) {
+  if (group.state.peers[to] != nullptr)
+    std::atomic_ref(*reinterpret_cast<std::uint64_t*>(group.state.peers[to] + offset))
+        .store(value, std::memory_order_release);
+  else
+    group.state.world->host_signal(group.state.team.world_pe(to), group.state.host_offset + offset,
+                                   SignalOp::set, value);
+}
+
+void wake_for(const HostGroup& group, std::int32_t to, std::size_t offset) {
+  if (group.state.peers[to] != nullptr)
+    group.state.world->notify(group.state.team.world_pe(to), group.state.host_offset + offset,
+                              sizeof(std::uint64_t));
+}
+
 void signal(const HostGroup& group, std::int32_t to, std::size_t offset, std::uint64_t value) {
-  const Pe pe = group.state.team.world_pe(to);
-  const std::size_t host_offset = group.state.host_offset + offset;
-  if (group.state.peers[to] == nullptr)
-    return group.state.world->host_signal(pe, host_offset, SignalOp::set, value);
-  std::atomic_ref(*reinterpret_cast<std::uint64_t*>(group.state.peers[to] + offset))
-      .store(value, std::memory_order_release);
-  group.state.world->notify(pe, host_offset, sizeof value);
+  store_signal(group, to, offset, value);
+  wake_for(group, to, offset);
 }
 
 void mask_unreachable(HostGroup& group, std::int32_t to) {

@@ -7,7 +7,6 @@
 #include "base/log.hpp"
 #include "ep/host/signals/reach.hpp"
 #include "transport/scoped_timeout.hpp"
-#include "world/wait_order.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -29,20 +28,20 @@ enum class Among { all, local };
 
 /// The signal to block on while that of `from` is missing. Where PEs share cores, it may be that of
 /// a rank whose turn is later: this rank then gives its core away once instead of once per rank.
-std::int32_t rank_to_block_on(const HostGroup& group, std::size_t signals, std::int32_t from,
+std::int32_t rank_to_block_on(HostGroup& group, std::size_t signals, std::int32_t from,
                               std::uint64_t epoch, Among among) {
   if (!group.state.world->crowded()) return from;
   const auto first = static_cast<std::size_t>(from);
   const auto ranks = static_cast<std::size_t>(group.state.shape.ranks);
   const std::uint64_t seed =
       shoal::detail::mixed(epoch) + static_cast<std::uint64_t>(group.state.me) * ranks;
-  return static_cast<std::int32_t>(
-      shoal::detail::pick_missing(first, ranks, seed, [&](std::size_t index) {
-        const auto rank = static_cast<std::int32_t>(index);
-        if (group.masked[index] || (among == Among::local && !group.state.nodes.here(rank)))
-          return true;
-        return read_signal(group, signals, rank) >= epoch;
-      }));
+  const auto arrived = [&](std::size_t index) {
+    const auto rank = static_cast<std::int32_t>(index);
+    if (group.masked[index] || (among == Among::local && !group.state.nodes.here(rank)))
+      return true;
+    return read_signal(group, signals, rank) >= epoch;
+  };
+  return static_cast<std::int32_t>(group.wait_order.pick(first, ranks, seed, arrived));
 }
 
 /// Returns without reading the clock if the signal has been raised already.
@@ -154,27 +153,37 @@ void raise_signal(const HostGroup& group, std::size_t signals, std::int32_t to,
   signal(group, to, signals + group.state.me * kLine, epoch);
 }
 
+void wake_all(const HostGroup& group, std::size_t signals) {
+  for (std::int32_t i = 1; i < group.state.shape.ranks; ++i)
+    wake_for(group, (group.state.me + i) % group.state.shape.ranks,
+             signals + group.state.me * kLine);
+}
+
 void raise_all(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
   for (std::int32_t i = 0; i < group.state.shape.ranks; ++i) {
     const std::int32_t to = (group.state.me + 1 + i) %
                             group.state.shape.ranks;  // ranks start at different destinations
-    raise_signal(group, signals, to, epoch);
+    store_signal(group, to, signals + group.state.me * kLine, epoch);
   }
+  wake_all(group, signals);
 }
 
 void raise_local(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
   for (std::int32_t i = 1; i <= group.state.nodes.size; ++i)
-    raise_signal(group, signals,
+    store_signal(group,
                  group.state.nodes.rank_at(group.state.nodes.mine,
                                            (group.state.nodes.rail + i) % group.state.nodes.size),
-                 epoch);
+                 signals + group.state.me * kLine, epoch);
+  wake_all(group, signals);
 }
 
 void raise_or_mask(HostGroup& group, std::size_t signals, std::uint64_t epoch) {
   for (std::int32_t i = 0; i < group.state.shape.ranks; ++i) {
     const std::int32_t to = (group.state.me + 1 + i) % group.state.shape.ranks;
-    write_or_mask(group, to, [&] { raise_signal(group, signals, to, epoch); });
+    write_or_mask(group, to,
+                  [&] { store_signal(group, to, signals + group.state.me * kLine, epoch); });
   }
+  wake_all(group, signals);
 }
 
 std::uint64_t read_signal(const HostGroup& group, std::size_t signals, std::int32_t from) {
