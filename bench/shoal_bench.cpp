@@ -5,6 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "options.hpp"
 #include "shoal/collective.hpp"
@@ -31,8 +37,10 @@ namespace {
 struct Arguments {
   Shape shape;
   RmaOptions rma;
+  Shape waits_shape{.tokens = 16, .hidden = 256, .top_k = 8, .experts = 192, .iterations = 32};
+  std::int64_t threads = 0;
   std::string json_path;
-  bool ep = false;
+  bool ep = false, waits = false;
 };
 
 void declare(CLI::App& app, Arguments& arguments) {
@@ -47,8 +55,46 @@ void declare(CLI::App& app, Arguments& arguments) {
       ->capture_default_str();
   rma->add_option("--sizes", arguments.rma.sizes, "sizes of puts and gets, in bytes; default: all");
   rma->add_flag("--heap", arguments.rma.heap, "local memory lies in the symmetric heap");
-  for (CLI::App* const command : {ep, rma})
+  CLI::App* const waits = app.add_subcommand(
+      "waits", "operations with little work, for any number of PEs per core; see --threads");
+  add_shape_options(*waits, arguments.waits_shape);
+  waits->add_option("--threads", arguments.threads,
+                    "PEs are this many threads of this process, without shoal-run")
+      ->check(CLI::Range(1, 1024));
+  waits->callback([&arguments] { arguments.waits = true; });
+  for (CLI::App* const command : {ep, rma, waits})
     command->add_option("--json", arguments.json_path, "also write the results to this file");
+}
+
+void run(const Arguments& arguments, std::shared_ptr<Bootstrap> bootstrap) {
+  const Times start = now();
+  World world = World::open({.settings = Settings::from_environment(), .bootstrap = bootstrap});
+  const Times open = now() - start;
+  if (arguments.waits)
+    run_waits(world, arguments.waits_shape, arguments.threads, open, arguments.json_path);
+  else if (arguments.ep)
+    run_ep(world, arguments.shape, arguments.json_path);
+  else
+    run_rma(world, arguments.rma, arguments.json_path);
+  world.close();
+}
+
+/// run() on threads of this process.
+void run_as_threads(const Arguments& arguments) {
+  std::vector<std::thread> threads;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  for (auto& bootstrap : thread_bootstraps(static_cast<Pe>(arguments.threads)))
+    threads.emplace_back([&, shared = std::shared_ptr<Bootstrap>(std::move(bootstrap))] {
+      try {
+        run(arguments, shared);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace
@@ -62,12 +108,10 @@ int main(int argc, char** argv) {
   shoal::bench::declare(app, arguments);
   CLI11_PARSE(app, argc, argv);
   try {
-    shoal::World world = shoal::World::open();
-    if (arguments.ep)
-      shoal::bench::run_ep(world, arguments.shape, arguments.json_path);
+    if (arguments.threads > 0)
+      shoal::bench::run_as_threads(arguments);
     else
-      shoal::bench::run_rma(world, arguments.rma, arguments.json_path);
-    world.close();
+      shoal::bench::run(arguments, nullptr);
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "shoal-bench: {}\n", error.what());

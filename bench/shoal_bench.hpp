@@ -23,6 +23,10 @@ struct RmaOptions {
 };
 /// PEs 0 and 1 measure while the others wait; all PEs take part in barrier and all-to-all.
 void run_rma(World& world, const RmaOptions& options, const std::string& json_path);
+/// Operations with little work. `threads`: the PEs of this process where they are threads, else 0;
+/// `open`: what World::open took on this PE.
+void run_waits(World& world, const Shape& shape, std::int64_t threads, Times open,
+               const std::string& json_path);
 /// Puts from PE 0 to PE 1 through the ring of a proxy.
 std::vector<Measurement> measure_proxy(World& world, std::int64_t iterations);
 

@@ -121,8 +121,8 @@ std::vector<SettingInfo> world_rows() {
              "Longest wait for another PE. After it the wait fails with a report.", 1, kOneDayMs),
       number(
           "SHOAL_SPIN", "", scope, &S::spin,
-          "Polls before a waiting thread yields its core. Raise it when every PE has a core of its "
-          "own.",
+          "Polls before a waiting thread yields its core or blocks. PEs that share a core divide "
+          "them. Raise it when every PE has a core of its own.",
           0, 1'000'000'000),
   };
 }

@@ -30,7 +30,7 @@ class Lock {
   void set() {
     const std::uint32_t mine = next_of(apply(AtomicOp::add, kTicket));
     const auto holds = [&] { return holder_of(apply(AtomicOp::fetch, 0)) == mine; };
-    const auto outcome = program_.core.poll(holds, Program::never());
+    const auto outcome = program_.core.poll_elsewhere(holds, Program::never());
     if (outcome != shoal::detail::WaitOutcome::ready)
       program_.core.throw_wait_failed(outcome, "shmem_set_lock", "waiting for the lock");
   }

@@ -22,6 +22,7 @@ void full_fence() {
 
 void MappedTransport::put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
   store(mapping(pe) + offset, source, bytes);
+  notify(pe, offset, bytes);
 }
 
 void MappedTransport::get(void* target, Pe pe, std::size_t offset, std::size_t bytes) {
@@ -35,6 +36,7 @@ void MappedTransport::put_strided(Pe pe, std::size_t offset, std::size_t target_
   const auto* const from = static_cast<const std::byte*>(source);
   for (std::size_t i = 0; i < count; ++i)
     store(target + i * target_stride, from + i * source_stride, element);
+  if (count != 0) notify(pe, offset, (count - 1) * target_stride + element);
 }
 
 void MappedTransport::get_strided(void* target, std::size_t target_stride, Pe pe,
@@ -48,11 +50,14 @@ void MappedTransport::get_strided(void* target, std::size_t target_stride, Pe pe
 
 std::uint64_t MappedTransport::atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                                       std::uint64_t compare, std::size_t width) {
-  return update_word(mapping(pe) + offset, width, op, operand, compare);
+  const std::uint64_t before = update_word(mapping(pe) + offset, width, op, operand, compare);
+  if (op != AtomicOp::fetch) notify(pe, offset, width);
+  return before;
 }
 
 void MappedTransport::signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
   update_signal(mapping(pe) + offset, op, value);
+  notify(pe, offset, sizeof value);
 }
 
 void MappedTransport::fence(Pe) {
@@ -60,6 +65,9 @@ void MappedTransport::fence(Pe) {
 }
 void MappedTransport::quiet() {
   full_fence();
+}
+void MappedTransport::wake(Pe pe) noexcept {
+  if (wait_point_ && mapping(pe) != nullptr) wait_point(pe).notify_all();
 }
 
 }  // namespace shoal::transport

@@ -4,9 +4,11 @@
 // Memory order. A signal is a release store (or add), read by an acquire load: a PE that sees the
 // signal sees all puts before it. Atomics are acquire-release. put stores aligned words atomically,
 // so that polling such a word is no data race. Every operation is complete when it returns; fence
-// and quiet order operations for observers that use no signal.
+// and quiet order operations for observers that use no signal. Each operation that writes wakes the
+// threads that wait for what it wrote.
 #pragma once
 
+#include "base/wait_point.hpp"
 #include "transport/transport.hpp"
 
 namespace shoal::transport {
@@ -25,9 +27,11 @@ class MappedTransport : public Transport {
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) final;
   void fence(Pe pe) final;
   void quiet() final;
+  void wake(Pe pe) noexcept final;
 
  protected:
-  explicit MappedTransport(Pe n_pes) : mapped_(static_cast<std::size_t>(n_pes)) {}
+  explicit MappedTransport(const Context& context)
+      : mapped_(static_cast<std::size_t>(context.n_pes)), wait_point_(context.wait_point) {}
   void set_mapping(Pe pe, std::shared_ptr<memory::Segment> segment) {
     mapped_[static_cast<std::size_t>(pe)] = std::move(segment);
   }
@@ -37,7 +41,15 @@ class MappedTransport : public Transport {
   }
 
  private:
+  WaitPoint& wait_point(Pe pe) const noexcept {
+    return *reinterpret_cast<WaitPoint*>(mapping(pe) + *wait_point_);
+  }
+  void notify(Pe pe, std::size_t offset, std::size_t bytes) const noexcept {
+    if (wait_point_) wait_point(pe).notify(offset, bytes);
+  }
+
   std::vector<std::shared_ptr<memory::Segment>> mapped_;  // by PE; empty: not reached
+  const std::optional<std::size_t> wait_point_;
 };
 
 }  // namespace shoal::transport

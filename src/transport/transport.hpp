@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -88,6 +89,8 @@ struct Context {
   /// heap_factories(): the transport of the segment of a PE. Valid from carry() on, as long as the
   /// transport.
   std::function<Transport&(Pe)> host_route;
+  /// Offset of the WaitPoint in every PE's segment; nullopt: waits do not block.
+  std::optional<std::size_t> wait_point;
   /// Transport `staged`: offset of its memory in every PE's segment.
   std::size_t staging = 0;
 };
@@ -193,6 +196,10 @@ class Transport {
   /// Calls of progress() without success after which a waiting thread yields its core: more than 1
   /// where a call costs less than a yield.
   virtual int polls_per_yield() const noexcept { return 1; }
+
+  /// Wakes the threads of `pe` that block in a wait, whatever they wait for. Default: nothing; they
+  /// look for themselves now and then.
+  virtual void wake(Pe /*pe*/) noexcept {}
 
   /// Networks that access heaps in GPU memory; else nullptr.
   virtual HeapRma* heap_rma() noexcept { return nullptr; }

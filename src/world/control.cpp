@@ -2,16 +2,17 @@
 #include "world/control.hpp"
 
 #include "base/align.hpp"
+#include "base/wait_point.hpp"
 #include "memory/host/segment.hpp"
 
 namespace shoal::detail {
 
 ControlLayout::ControlLayout(Pe n_pes, std::int64_t max_teams)
     : n_pes_(static_cast<std::size_t>(n_pes)) {
-  static_assert(sizeof(ProgressRecord) <= kLine && sizeof(StatusEntry) % kLine == 0 &&
-                sizeof(CauseEntry) % kLine == 0 && sizeof(ExchangeEntry) % kLine == 0);
+  static_assert(sizeof(ProgressRecord) <= kLine && sizeof(WaitPoint) <= kLine &&
+                sizeof(StatusEntry) % kLine == 0 && sizeof(CauseEntry) % kLine == 0 && sizeof(ExchangeEntry) % kLine == 0);
   const auto teams = static_cast<std::size_t>(max_teams);
-  std::size_t next = 2 * kLine;  // progress, alerts
+  std::size_t next = 3 * kLine;  // progress, alerts, wait point
   const auto place = [&](std::size_t count, std::size_t stride) {
     const std::size_t start = next;
     next = align_up(next + count * stride, kLine);

@@ -14,7 +14,7 @@
 namespace shoal::detail {
 
 /// Increases with every change after which PEs of different builds would misread each other.
-inline constexpr std::uint64_t kProtocolVersion = 6;
+inline constexpr std::uint64_t kProtocolVersion = 7;
 
 /// The state of a PE as it announces it to all others.
 enum class PeerStatus : std::uint64_t { running = 0, closed, failed, left };
@@ -85,6 +85,8 @@ class ControlLayout {
   std::size_t progress() const noexcept { return 0; }
   /// Counts the entries that other PEs wrote to the board; the only word that a healthy wait reads.
   std::size_t alerts() const noexcept { return kLine; }
+  /// The WaitPoint of this PE.
+  std::size_t wait_point() const noexcept { return 2 * kLine; }
   std::size_t status(Pe from) const noexcept { return status_ + at(from) * sizeof(StatusEntry); }
 
   /// One of the two cause entries of `from`.

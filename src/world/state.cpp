@@ -70,6 +70,14 @@ WaitOutcome WorldState::check_health(bool late, Pe awaited) noexcept {
   return late ? WaitOutcome::timeout : WaitOutcome::ready;
 }
 
+void WorldState::wake(Pe pe) noexcept {
+  if (open_) fabric_->route(pe).wake(pe);
+}
+
+WaitPoint& WorldState::wait_point() const noexcept {
+  return *reinterpret_cast<WaitPoint*>(memory_->control(memory_->layout().wait_point()));
+}
+
 bool WorldState::progress_networks() noexcept {
   return fabric_->progress();
 }
@@ -104,7 +112,9 @@ std::optional<FailureCause> WorldState::published_cause(Pe by) noexcept {
   return health_->published_cause(by);
 }
 void WorldState::fail_world(const std::string& reason) noexcept {
-  if (open_) bootstrap_->abort(health_->announce_failure(reason));
+  if (!open_) return;
+  bootstrap_->abort(health_->announce_failure(reason));
+  wake(my_pe());
 }
 
 void WorldState::set_progress(Activity activity, std::uint64_t epoch, const char* phase) noexcept {

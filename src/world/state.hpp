@@ -12,6 +12,7 @@
 // The members of WorldState combine them: waiting, exchanging, failing, closing.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -22,6 +23,7 @@
 
 #include "base/backoff.hpp"
 #include "base/deadline.hpp"
+#include "base/wait_point.hpp"
 #include "memory/device.hpp"
 #include "shoal/world.hpp"
 #include "world/closers.hpp"
@@ -29,6 +31,7 @@
 #include "world/health/cause.hpp"
 #include "world/health/progress.hpp"
 #include "world/teams/team_state.hpp"
+#include "world/wait_times.hpp"
 
 namespace shoal::detail {
 
@@ -86,34 +89,49 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
 
   // Waiting.
 
-  /// Polls `ready` until it returns true: SHOAL_SPIN times at once, then with a backoff. About once
-  /// per millisecond it also checks the deadline, the health of the other PEs and for interrupts.
+  /// Waits until `ready` returns true: polls it, then yields the core between polls, then blocks
+  /// until another PE writes the word at offset `word()` of this PE's segment (wait_times.hpp). In
+  /// worlds that use a network, and for kElsewhere, it polls with a backoff instead of blocking. It
+  /// also checks the deadline, the health of the other PEs and for interrupts, at intervals of one
+  /// millisecond per PE that shares the core, at most 20.
+  ///
+  /// `ready` may read other memory too: it is polled again at those intervals.
   ///
   /// `awaited` is the PE that this one waits for, where there is a single one: a PE that left
   /// without closing the world fails only waits for itself and waits for any PE.
   static constexpr Pe kAnyPe = -1;
-  template <typename Ready>
-  WaitOutcome poll(Ready&& ready, Clock::time_point deadline, Pe awaited = kAnyPe) {
-    for (std::int64_t i = 0; i <= spin_; ++i) {
+  /// Results of `word`: whatever is written next to this PE's segment; nothing in it.
+  static constexpr std::uint64_t kAnyWord = WaitPoint::kAnyWord, kElsewhere = 0;
+  template <typename Ready, typename Word>
+  WaitOutcome poll(Ready&& ready, Clock::time_point deadline, Pe awaited, Word&& word) {
+    for (std::int64_t i = 0; i <= wait_times_.polls; ++i) {
       if (ready()) return WaitOutcome::ready;
       pause();
     }
-    Deadline end(deadline);
-    Backoff backoff;
-    Clock::time_point next_check = Clock::now() + std::chrono::milliseconds(1);
-    for (int polls = 0;;) {
-      if (polls % polls_per_yield_ == 0) backoff();
-      if (networked_ && progress_networks()) backoff.reset();
-      if (ready()) return WaitOutcome::ready;
-      if (++polls % 16 != 0) continue;
-      const Clock::time_point now = Clock::now();
-      if (now < next_check) continue;
-      // A PE may finish its part and end before this one looks again: its part counts.
-      if (auto outcome = check_health(end.passed(now), awaited); outcome != WaitOutcome::ready)
-        return ready() ? WaitOutcome::ready : outcome;
-      next_check = now + std::chrono::milliseconds(1);
-    }
+    if (networked_ || word() == kElsewhere) return back_off(ready, deadline, awaited);
+    return block(ready, deadline, awaited, word);
   }
+  template <typename Ready>
+  WaitOutcome poll(Ready&& ready, Clock::time_point deadline, Pe awaited = kAnyPe) {
+    return poll(ready, deadline, awaited, [] { return kAnyWord; });
+  }
+  /// As poll, where `ready` reads memory that is not this PE's segment.
+  template <typename Ready>
+  WaitOutcome poll_elsewhere(Ready&& ready, Clock::time_point deadline, Pe awaited = kAnyPe) {
+    return poll(ready, deadline, awaited, [] { return kElsewhere; });
+  }
+  /// After this PE has written `bytes` bytes at `offset` of the segment of `pe` by a store: wakes
+  /// the threads that wait for them. The transports' operations do so themselves.
+  void notify(Pe pe, std::size_t offset, std::size_t bytes) noexcept {
+    if (WaitPoint* const point = wait_points_[static_cast<std::size_t>(pe)]) [[likely]]
+      point->notify(offset, bytes);
+  }
+  /// Wakes all waiting threads of `pe`, after a write that ends waits for other words.
+  void wake(Pe pe) noexcept;
+  /// Whether PEs share cores: a PE that waits for several words then blocks until the last one.
+  bool crowded() const noexcept { return wait_times_.crowded; }
+  /// Where this PE's threads block.
+  WaitPoint& wait_point() const noexcept;
   /// The deadline of a wait that starts now: SHOAL_TIMEOUT_MS from now.
   Clock::time_point deadline() const { return Clock::now() + settings_.timeout; }
   /// Throws the Error for an outcome other than ready: Error{peer_failed} with the failure that
@@ -211,20 +229,30 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   friend class Opening;  // startup/open.cpp
 
   static void pause() noexcept;
+  template <typename Ready>
+  WaitOutcome back_off(Ready& ready, Clock::time_point deadline, Pe awaited);
+  template <typename Ready, typename Word>
+  WaitOutcome block(Ready& ready, Clock::time_point deadline, Pe awaited, Word& word);
   WaitOutcome check_health(bool late, Pe awaited) noexcept;
   bool progress_networks() noexcept;
   template <typename Operation>
   void run_operation(TeamState& team, const char* what, Operation&& operation);
   void wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value, std::size_t from,
                  const char* what);
+  template <typename Word>
+  void wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value, std::size_t from,
+                 const char* what, Word&& word);
+  void wait_flags(TeamState& team, std::uint64_t value, std::uint64_t parity,
+                  const char* what);
   void release() noexcept;
 
   Settings settings_;
   std::shared_ptr<Bootstrap> bootstrap_;
   std::vector<InitPhase> phases_;
-  std::int64_t spin_ = 0;
+  WaitTimes wait_times_;
+  std::vector<WaitPoint*> wait_points_;  ///< by PE; nullptr: out of reach
   bool networked_ = false;   ///< poll has to progress networks
-  int polls_per_yield_ = 1;  ///< of poll
+  int polls_per_yield_ = 1;  ///< of back_off
   std::atomic<bool> open_ = false;
 
   // In the order of creation; each part refers only to earlier ones.
@@ -238,5 +266,58 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   SymmetricHeap heap_;
   Closers closers_;
 };
+
+template <typename Ready>
+WaitOutcome WorldState::back_off(Ready& ready, Clock::time_point deadline, Pe awaited) {
+  Deadline end(deadline);
+  Backoff backoff;
+  Clock::time_point next_check = Clock::now() + std::chrono::milliseconds(1);
+  for (int polls = 0;;) {
+    if (polls % polls_per_yield_ == 0) backoff();
+    if (networked_ && progress_networks()) backoff.reset();
+    if (ready()) return WaitOutcome::ready;
+    if (++polls % 16 != 0) continue;
+    const Clock::time_point now = Clock::now();
+    if (now < next_check) continue;
+    // A PE may finish its part and end before this one looks again: its part counts.
+    if (auto outcome = check_health(end.passed(now), awaited); outcome != WaitOutcome::ready)
+      return ready() ? WaitOutcome::ready : outcome;
+    next_check = now + std::chrono::milliseconds(1);
+  }
+}
+
+template <typename Ready, typename Word>
+WaitOutcome WorldState::block(Ready& ready, Clock::time_point deadline, Pe awaited, Word& word) {
+  // Polls after the announcement. They take longer than a writer's store needs to become visible,
+  // which therefore is seen here or sees the announcement (wait_point.hpp).
+  constexpr int kPollsAfterAnnouncement = 16;
+  const Clock::time_point start = Clock::now();
+  Deadline end(deadline, start);
+  WaitPoint::Waiter waiter(wait_point());
+  Clock::time_point now = start, next_check = start + wait_times_.longest_block;
+  for (;;) {
+    if (now - start < wait_times_.yield) {
+      sched_yield();
+      if (ready()) return WaitOutcome::ready;
+    } else {
+      waiter.announce(word());
+      for (int i = 0; i < kPollsAfterAnnouncement; ++i) {
+        if (ready()) return WaitOutcome::ready;
+        pause();
+      }
+      const Clock::duration shortest = wait_times_.shortest_block;
+      const Clock::duration bound =
+          std::clamp<Clock::duration>((now - start) / 2, shortest, wait_times_.longest_block);
+      waiter.block(std::clamp(deadline - now, shortest, bound));
+      if (ready()) return WaitOutcome::ready;
+    }
+    now = Clock::now();
+    if (now < next_check && now < deadline) continue;
+    // As in back_off.
+    if (auto outcome = check_health(end.passed(now), awaited); outcome != WaitOutcome::ready)
+      return ready() ? WaitOutcome::ready : outcome;
+    next_check = now + wait_times_.longest_block;
+  }
+}
 
 }  // namespace shoal::detail

@@ -67,6 +67,38 @@ SHOAL_PE_BODY(fail_in_heap) {
   print_error([&] { World::open({pe.settings, nullptr}); });
 }
 
+/// Prints "blocked" once a wait of this PE has blocked.
+std::thread report_block(const World& world) {
+  return std::thread([&point = world.state().wait_point()] {
+    while (point.blocks() == 0) std::this_thread::yield();
+    std::cout << "blocked" << std::endl;
+  });
+}
+
+// PE 0 blocks in a wait for PE 1, which makes no further call.
+SHOAL_PE_BODY(block_on_pe_1) {
+  World world = World::open({pe.settings, nullptr});
+  if (world.my_pe() == 1) {
+    std::cout << "blocked" << std::endl;
+    for (;;) pause();
+  }
+  std::thread report = report_block(world);
+  print_error([&] { barrier(world.team()); });
+  report.join();
+}
+
+// A PE that blocks looks for the end of the others at intervals.
+TEST(KilledPeOfABlockedOne, IsReported) {
+  PeGroup group = start_pes(3, "block_on_pe_1", {.env = environment()});
+  for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("blocked"));
+  const auto start = Clock::now();
+  group.pes[1].send(SIGKILL);
+  const auto results = wait_all(group.pes);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
+  for (const std::size_t pe : {0u, 2u})
+    expect_parts(results[pe].out, {"peer_failed: ", "PE 1", "ended"});
+}
+
 class KilledPe : public testing::TestWithParam<std::string> {};
 
 // A killed PE is reported at once, not after the timeout.

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "checks/world/operations.hpp"
+#include "checks/world/waits.hpp"
 #include "support/process/process.hpp"
 
 namespace shoal::test {
@@ -55,6 +56,17 @@ TEST(WorldOfProcesses, DoesEverythingBetweenEmulatedNodes) {
 }
 TEST(WorldOfProcesses, DoesEverythingWithoutLoadStore) {
   expect_success(run_pes(2, "everything", {.env = environment("1")}));
+}
+
+SHOAL_PE_BODY(wake) {
+  World world = World::open({pe.settings, nullptr});
+  check_writes_wake(world);
+  check_stores_are_seen(world);
+  world.close();
+}
+
+TEST(WorldOfProcesses, WakesPesThatBlock) {
+  expect_success(run_pes(2, "wake", {.env = environment("0")}));
 }
 
 // More PEs than the number of datagrams in a socket queue.

@@ -8,6 +8,7 @@
 #include "ep/host/layout.hpp"
 #include "ep/host/rows/worker_pool.hpp"
 #include "ep/state.hpp"
+#include "world/wait_order.hpp"
 
 namespace shoal::ep::host {
 
@@ -33,6 +34,7 @@ struct HostGroup {
   std::vector<char> out_of_reach;  ///< [ranks]: masked, and writing to them fails
   /// [nodes]: chunks to and from the rail peer there (Rail).
   std::vector<std::uint64_t> chunks_sent, chunks_read;
+  shoal::detail::WaitOrder wait_order;
   std::optional<LowLatencyResult> low_latency_results[2];  ///< by parity of the epoch
 };
 

@@ -9,7 +9,7 @@ namespace {
 class SelfTransport final : public MappedTransport {
  public:
   explicit SelfTransport(const Context& context)
-      : MappedTransport(context.n_pes), my_pe_(context.my_pe) {
+      : MappedTransport(context), my_pe_(context.my_pe) {
     set_mapping(my_pe_, context.segment);
   }
 

@@ -35,7 +35,7 @@ struct Address {
 class ShmTransport final : public MappedTransport {
  public:
   explicit ShmTransport(const Context& context)
-      : MappedTransport(context.n_pes),
+      : MappedTransport(context),
         context_(context),
         reach_(static_cast<std::size_t>(context.n_pes)) {}
 

@@ -32,27 +32,62 @@ std::optional<std::size_t> index_of(const Connectivity& map, std::string_view na
   return static_cast<std::size_t>(at - map.names.begin());
 }
 
-/// The first transport in the order of the pair whose capabilities `good` accepts.
-template <typename Good>
-std::optional<std::size_t> first(const Connectivity& map, Pe a, Pe b, Good&& good) {
-  for (const std::string& name : order(map, a, b)) {
-    const auto t = index_of(map, name);
-    if (!t || (!map.dropped.empty() && !map.dropped[*t].empty())) continue;
-    if (good(map.at(a, b, *t) & map.at(b, a, *t))) return t;
-  }
-  return std::nullopt;
-}
-
 bool does_everything(Capabilities both) {
   return (both & capability::all_operations) == capability::all_operations;
 }
 
-std::optional<std::size_t> choose(const Connectivity& map, Pe a, Pe b) {
-  return first(map, a, b, does_everything);
-}
+/// Choices for many pairs from one map: each PE looks at every pair of PEs, so names are looked up
+/// once.
+class Chooser {
+ public:
+  explicit Chooser(const Connectivity& map)
+      : map_(map),
+        all_(indices(map.names)),
+        inside_(map.inside.empty() ? all_ : indices(map.inside)),
+        between_(map.between.empty() ? all_ : indices(map.between)) {}
 
-std::optional<std::size_t> choose_any(const Connectivity& map, Pe a, Pe b) {
-  return first(map, a, b, [](Capabilities both) { return both != 0; });
+  /// The first transport in the order of the pair that has all capabilities in both directions.
+  std::optional<std::size_t> choose(Pe a, Pe b) const { return first(a, b, does_everything); }
+  /// The first that has any.
+  std::optional<std::size_t> choose_any(Pe a, Pe b) const {
+    return first(a, b, [](Capabilities both) { return both != 0; });
+  }
+  bool load_store(Pe a, Pe b) const {
+    auto t = choose(a, b);
+    if (!t) t = choose_any(a, b);
+    return t && (both(a, b, *t) & capability::load_store) != 0;
+  }
+
+ private:
+  /// Of the names that are in the map and not dropped.
+  std::vector<std::size_t> indices(const std::vector<std::string>& names) const {
+    std::vector<std::size_t> result;
+    for (const std::string& name : names) {
+      const auto t = index_of(map_, name);
+      if (t && (map_.dropped.empty() || map_.dropped[*t].empty())) result.push_back(*t);
+    }
+    return result;
+  }
+  Capabilities both(Pe a, Pe b, std::size_t t) const { return map_.at(a, b, t) & map_.at(b, a, t); }
+  template <typename Good>
+  std::optional<std::size_t> first(Pe a, Pe b, Good&& good) const {
+    for (const std::size_t t : a == b ? all_ : same_node(map_, a, b) ? inside_ : between_)
+      if (good(both(a, b, t))) return t;
+    return std::nullopt;
+  }
+
+  const Connectivity& map_;
+  const std::vector<std::size_t> all_, inside_, between_;
+};
+
+bool prefers(const Connectivity& map, const Chooser& chooser, Pe a, Pe b, std::string_view name) {
+  if (a == b) return false;
+  const auto chosen = chooser.choose(a, b);
+  for (const std::string& candidate : order(map, a, b)) {
+    if (chosen && candidate == map.names[*chosen]) return false;
+    if (candidate == name) return true;
+  }
+  return false;
 }
 
 /// The names of `kind` in a list such as "shm,libfabric"; all of that kind where it has none.
@@ -80,21 +115,16 @@ std::vector<std::string> parse_order(std::string_view setting, std::string_view 
   return names;
 }
 
-bool load_store(const Connectivity& map, Pe a, Pe b) {
-  auto t = choose(map, a, b);
-  if (!t) t = choose_any(map, a, b);
-  return t && (map.at(a, b, *t) & map.at(b, a, *t) & capability::load_store) != 0;
-}
-
 }  // namespace
 
 std::optional<std::size_t> chosen_for(const Connectivity& connectivity, Pe a, Pe b) {
-  return choose(connectivity, a, b);
+  return Chooser(connectivity).choose(a, b);
 }
 
 std::optional<std::size_t> chosen_for_heap(const Connectivity& connectivity, Pe a, Pe b) {
-  const auto chosen = choose(connectivity, a, b);
-  return chosen ? chosen : choose_any(connectivity, a, b);
+  const Chooser chooser(connectivity);
+  const auto chosen = chooser.choose(a, b);
+  return chosen ? chosen : chooser.choose_any(a, b);
 }
 
 const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a, Pe b) {
@@ -108,13 +138,7 @@ void read_preferences(Connectivity& connectivity, const Settings& settings,
 }
 
 bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name) {
-  if (a == b) return false;
-  const auto chosen = choose(connectivity, a, b);
-  for (const std::string& candidate : order(connectivity, a, b)) {
-    if (chosen && candidate == connectivity.names[*chosen]) return false;
-    if (candidate == name) return true;
-  }
-  return false;
+  return prefers(connectivity, Chooser(connectivity), a, b, name);
 }
 
 std::string_view next_network(const Connectivity& connectivity,
@@ -124,12 +148,13 @@ std::string_view next_network(const Connectivity& connectivity,
   std::vector<std::string> order = connectivity.between;
   order.insert(order.end(), connectivity.inside.begin(), connectivity.inside.end());
   const auto n_pes = static_cast<Pe>(connectivity.n_pes);
+  const Chooser chooser(connectivity);
   for (const std::string& name : order) {
     const auto network = std::find(networks.begin(), networks.end(), name);
     if (network == networks.end() || index_of(connectivity, name)) continue;
     for (Pe a = 0; a < n_pes; ++a)
       for (Pe b = a + 1; b < n_pes; ++b)
-        if (wants(connectivity, a, b, name)) return *network;
+        if (prefers(connectivity, chooser, a, b, name)) return *network;
   }
   return {};
 }
@@ -139,10 +164,11 @@ void drop_where_broken(Connectivity& connectivity, std::string_view name) {
   connectivity.dropped.resize(connectivity.names.size());
   Connectivity without = connectivity;
   without.dropped[t] = "not looked at";
+  const Chooser chooser(without);
   const auto n_pes = static_cast<Pe>(connectivity.n_pes);
   for (Pe a = 0; a < n_pes; ++a)
     for (Pe b = a + 1; b < n_pes; ++b) {
-      if (!wants(without, a, b, name)) continue;
+      if (!prefers(without, chooser, a, b, name)) continue;
       const Capabilities both = connectivity.at(a, b, t) & connectivity.at(b, a, t);
       if (does_everything(both)) continue;
       connectivity.dropped[t] =
@@ -176,26 +202,28 @@ void choose_transports(Connectivity& connectivity, Pe my_pe) {
   connectivity.transport_of.clear();
   connectivity.capabilities.clear();
   const auto n_pes = static_cast<Pe>(connectivity.n_pes);
+  const Chooser chooser(connectivity);
   // The pairs of this PE first: their message has the reasons.
   for (Pe pe = 0; pe < n_pes; ++pe) {
-    const auto chosen = choose(connectivity, my_pe, pe);
+    const auto chosen = chooser.choose(my_pe, pe);
     require(chosen.has_value(), Code::unsupported, "no transport connects PE {} and PE {}: {}",
-            my_pe, pe, why_not(connectivity, my_pe, my_pe, pe));
+            my_pe, pe, [&] { return why_not(connectivity, my_pe, my_pe, pe); });
     connectivity.transport_of.push_back(*chosen);
     connectivity.capabilities.push_back(connectivity.at(my_pe, pe, *chosen) &
                                         connectivity.at(pe, my_pe, *chosen));
   }
   for (Pe a = 0; a < n_pes; ++a)
     for (Pe b = a + 1; b < n_pes; ++b)
-      require(choose(connectivity, a, b).has_value(), Code::unsupported,
+      require(chooser.choose(a, b).has_value(), Code::unsupported,
               "no transport connects PE {} and PE {}: {}", a, b,
-              why_not(connectivity, my_pe, a, b));
+              [&] { return why_not(connectivity, my_pe, a, b); });
 }
 
 void choose_heap_transports(Connectivity& connectivity, Pe my_pe) {
+  const Chooser chooser(connectivity);
   for (Pe pe = 0; pe < static_cast<Pe>(connectivity.n_pes); ++pe) {
-    auto chosen = choose(connectivity, my_pe, pe);
-    if (!chosen) chosen = choose_any(connectivity, my_pe, pe);
+    auto chosen = chooser.choose(my_pe, pe);
+    if (!chosen) chosen = chooser.choose_any(my_pe, pe);
     connectivity.transport_of.push_back(chosen.value_or(kNoTransport));
     connectivity.capabilities.push_back(
         chosen ? connectivity.at(my_pe, pe, *chosen) & connectivity.at(pe, my_pe, *chosen) : 0);
@@ -204,12 +232,16 @@ void choose_heap_transports(Connectivity& connectivity, Pe my_pe) {
 
 std::vector<Pe> load_store_peers(const Connectivity& connectivity, Pe my_pe) {
   const auto n_pes = static_cast<Pe>(connectivity.n_pes);
+  const Chooser chooser(connectivity);
   std::vector<Pe> peers;
-  for (Pe pe = 0; pe < n_pes; ++pe)
-    if (load_store(connectivity, my_pe, pe)) peers.push_back(pe);
+  std::vector<bool> reached;
+  for (Pe pe = 0; pe < n_pes; ++pe) {
+    reached.push_back(chooser.load_store(my_pe, pe));
+    if (reached.back()) peers.push_back(pe);
+  }
   for (const Pe peer : peers)
     for (Pe pe = 0; pe < n_pes; ++pe)
-      if (load_store(connectivity, peer, pe) != load_store(connectivity, my_pe, pe)) return {my_pe};
+      if (chooser.load_store(peer, pe) != reached[static_cast<std::size_t>(pe)]) return {my_pe};
   return peers;
 }
 

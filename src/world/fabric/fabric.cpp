@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "base/wait_point.hpp"
 #include "transport/device_queues.hpp"
 #include "transport/heap_rma.hpp"
 #include "world/state.hpp"
@@ -48,6 +49,17 @@ int Fabric::polls_per_yield() const noexcept {
   for (const auto& network : networks())
     polls = polls == 0 ? network->polls_per_yield() : std::min(polls, network->polls_per_yield());
   return std::max(polls, 1);
+}
+
+std::vector<WaitPoint*> Fabric::wait_points() const {
+  std::vector<WaitPoint*> points;
+  for (Pe pe = 0; pe < placement_.n_pes; ++pe) {
+    std::byte* const base = route(pe).base(pe);
+    points.push_back(
+        base == nullptr ? nullptr
+                        : reinterpret_cast<WaitPoint*>(base + memory_.layout().wait_point()));
+  }
+  return points;
 }
 
 std::string Fabric::heap_note(Pe pe) const {

@@ -16,6 +16,10 @@
 #include "world/memory/memory.hpp"
 #include "world/placement.hpp"
 
+namespace shoal {
+class WaitPoint;
+}
+
 namespace shoal::detail {
 
 class BlobWriter;
@@ -78,6 +82,8 @@ class Fabric {
   void roll_back_heap(std::size_t offset) noexcept;
 
   const std::vector<std::byte*>& peer_bases() const noexcept { return peer_bases_; }
+  /// By PE: the WaitPoint of the segment, nullptr where loads and stores do not reach it.
+  std::vector<WaitPoint*> wait_points() const;
 
   /// Returns when all earlier operations are complete at their targets.
   void quiet() {

@@ -162,6 +162,7 @@ void Health::write_to_all(const Write& write) noexcept {
     unless_out_of_reach([&] {
       write(route, pe);
       route.signal(pe, memory_.layout().alerts(), SignalOp::add, 1);
+      route.wake(pe);
     });
   }
   for (const auto& transport : fabric_.transports())

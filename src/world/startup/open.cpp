@@ -9,6 +9,7 @@
 #include "base/check.hpp"
 #include "base/interrupt.hpp"
 #include "base/log.hpp"
+#include "topology/cores.hpp"
 #include "world/device_side.hpp"
 #include "world/fabric/fabric.hpp"
 #include "world/health/health.hpp"
@@ -168,16 +169,22 @@ void Opening::identify(BlobWriter& mine) {
   const topology::HostIdentity host = topology::read_host_identity(settings_.host_id);
   mine.text(host.id);
   mine.text(host.name);
+  mine.bytes(topology::allowed_cores());
 }
 
 void Opening::place(const Blobs& all) {
   std::vector<topology::HostIdentity> hosts;
+  std::vector<std::vector<std::byte>> cores;
   for (const auto& blob : all) {
     BlobReader reader(blob);
     std::string id = reader.text();
     hosts.push_back({std::move(id), reader.text()});
+    cores.push_back(reader.bytes());
   }
   static_cast<topology::HostMap&>(placement_) = topology::place(hosts, settings_.node_size);
+  for (Pe pe = 0; pe < placement_.n_pes; ++pe)
+    if (!placement_.same_host(pe)) cores[static_cast<std::size_t>(pe)].clear();
+  placement_.cores_on_host = topology::count_cores(cores);
 }
 
 void Opening::open_device(BlobWriter& mine) {
@@ -242,6 +249,7 @@ transport::Context Opening::transport_context() const {
   context.host_route = [fabric = &fabric_](Pe pe) -> transport::Transport& {
     return fabric->route(pe);
   };
+  context.wait_point = memory_.layout().wait_point();
   context.staging = memory_.transport_staging();
   return context;
 }
@@ -281,9 +289,11 @@ void Opening::make_teams(BlobWriter&) {
                                     load_store_peers(fabric_.heap_map(), placement_.my_pe),
                                     settings_.max_teams);
   state_->health_ = std::make_unique<Health>(placement_, memory_, fabric_, state_->bootstrap_);
-  state_->spin_ = settings_.spin;
+  state_->wait_times_ =
+      wait_times(settings_.spin, placement_.pes_on_host(), placement_.cores_on_host);
   state_->networked_ = fabric_.uses_network();
   state_->polls_per_yield_ = fabric_.polls_per_yield();
+  state_->wait_points_ = fabric_.wait_points();
   if (memory_.heap_on_gpu())
     state_->device_side_ = make_device_side({settings_, placement_, memory_, fabric_});
 }

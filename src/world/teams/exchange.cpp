@@ -90,8 +90,15 @@ void WorldState::run_operation(TeamState& team, const char* what, Operation&& op
 
 void WorldState::wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value,
                            std::size_t from, const char* what) {
+  wait_flag(team, flag, value, from, what, [flag] { return flag; });
+}
+
+/// `word`: the flag to block on.
+template <typename Word>
+void WorldState::wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value,
+                           std::size_t from, const char* what, Word&& word) {
   const Pe pe = team.pes[from];
-  const auto outcome = poll([&] { return memory_->load(flag) >= value; }, deadline(), pe);
+  const auto outcome = poll([&] { return memory_->load(flag) >= value; }, deadline(), pe, word);
   if (outcome == WaitOutcome::ready) return;
   const std::string call =
       fmt::format("{} (operation {} of team {})", what, team.epoch, team.index);
@@ -109,6 +116,22 @@ void WorldState::wait_flag(const TeamState& team, std::size_t flag, std::uint64_
   }
   publish_cause(cause);
   throw_wait_failed(outcome, call, detail, pe);
+}
+
+void WorldState::wait_flags(TeamState& team, std::uint64_t value, std::uint64_t parity,
+                            const char* what) {
+  const ControlLayout& layout = memory_->layout();
+  const Ring ring(team);
+  const auto flag = [&](std::size_t distance) {
+    return layout.flag(team.index, parity, ring.behind(distance));
+  };
+  for (std::size_t d = 1; d < ring.size; ++d)
+    wait_flag(team, flag(d), value, ring.behind(d), what, [&] {
+      if (!crowded()) return flag(d);
+      return flag(team.wait_order.pick(d, ring.size, mixed(value) + ring.me, [&](std::size_t other) {
+        return memory_->load(flag(other)) >= value;
+      }));
+    });
 }
 
 std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, std::size_t bytes,
@@ -138,9 +161,7 @@ std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, s
       for (std::size_t d = 1; d < ring.size; ++d)
         put(ring.ahead(d), layout.entry(team.index, parity, ring.me), &entry, used,
             layout.flag(team.index, parity, ring.me));
-      for (std::size_t d = 1; d < ring.size; ++d)
-        wait_flag(team, layout.flag(team.index, parity, ring.behind(d)), epoch, ring.behind(d),
-                  what);
+      wait_flags(team, epoch, parity, what);
       take(ring.me, entry);
       for (std::size_t d = 1; d < ring.size; ++d)
         take(ring.ahead(d), entry_at(layout.entry(team.index, parity, ring.ahead(d))));
@@ -174,9 +195,7 @@ void WorldState::sync(TeamState& team, const char* what) {
     if (ring.size <= kDirectPes) {
       for (std::size_t d = 1; d < ring.size; ++d)
         raise(ring.ahead(d), layout.flag(team.index, parity, ring.me));
-      for (std::size_t d = 1; d < ring.size; ++d)
-        wait_flag(team, layout.flag(team.index, parity, ring.behind(d)), epoch, ring.behind(d),
-                  what);
+      wait_flags(team, epoch, parity, what);
       return;
     }
     std::size_t round = 0;

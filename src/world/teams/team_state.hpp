@@ -9,6 +9,7 @@
 
 #include "shoal/error.hpp"
 #include "shoal/heap.hpp"
+#include "world/wait_order.hpp"
 
 namespace shoal::detail {
 
@@ -33,6 +34,7 @@ struct TeamState {
   /// Why an operation of this team failed on this PE. The PEs may then disagree about the number of
   /// the next operation, so later operations throw this.
   std::optional<Error> broken;
+  WaitOrder wait_order;
 
   std::size_t size() const noexcept { return pes.size(); }
   std::size_t me() const noexcept { return static_cast<std::size_t>(my_pe); }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "base/wait_point.hpp"
 #include "shoal/error.hpp"
 #include "topology/identity.hpp"
 #include "world/control.hpp"
@@ -88,7 +89,9 @@ TEST(ControlLayout, KeepsEverythingApart) {
     for (const std::int64_t teams : {8, 65, 128}) {
       const detail::ControlLayout layout(n, teams);
       std::vector<std::pair<std::size_t, std::size_t>> ranges{
-          {layout.progress(), sizeof(detail::ProgressRecord)}, {layout.alerts(), 8}};
+          {layout.progress(), sizeof(detail::ProgressRecord)},
+          {layout.alerts(), 8},
+          {layout.wait_point(), sizeof(WaitPoint)}};
       for (Pe pe = 0; pe < n; ++pe) {
         ranges.emplace_back(layout.status(pe), sizeof(detail::StatusEntry));
         ranges.emplace_back(

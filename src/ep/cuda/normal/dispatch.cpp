@@ -177,7 +177,7 @@ void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_p
   const std::int32_t waits = state_.options.mask_failed ? std::max(2, state_.shape.ranks) : 2;
   const auto deadline =
       shoal::detail::Clock::now() + waits * state_.timeout + std::chrono::seconds(1);
-  const auto outcome = state_.world->poll(ready, deadline);
+  const auto outcome = state_.world->poll_elsewhere(ready, deadline);
   group_.throw_reported();
   if (outcome == shoal::detail::WaitOutcome::interrupted) {
     state_.failure = fmt::format("dispatch (epoch {}) was interrupted on PE {}", state_.epoch,

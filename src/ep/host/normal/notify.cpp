@@ -78,8 +78,9 @@ NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNot
     const std::int32_t to = (group.state.me + 1 + i) % shape.ranks;
     put(group, to, group.layout.notice(step.epoch, group.state.me, shape), record.data(),
         record.size());
-    raise_signal(group, group.layout.entered, to, step.epoch);
+    store_signal(group, to, group.layout.entered + group.state.me * kLine, step.epoch);
   }
+  wake_all(group, group.layout.entered);
   wait_all(group, group.layout.entered, step.epoch, step);
   NoticeBoard board(group, step.epoch);
   check_agreement(group, board);

@@ -23,13 +23,25 @@ void put_remote(const HostGroup& group, std::int32_t to, std::size_t offset, con
                                   source, bytes);
 }
 
-void signal(const HostGroup& group, std::int32_t to, std::size_t offset, std::uint64_t value) {
+void store_signal(const HostGroup& group, std::int32_t to, std::size_t offset,
+                  std::uint64_t value) {
   if (group.state.peers[to] != nullptr)
     std::atomic_ref(*reinterpret_cast<std::uint64_t*>(group.state.peers[to] + offset))
         .store(value, std::memory_order_release);
   else
     group.state.world->host_signal(group.state.team.world_pe(to), group.state.host_offset + offset,
                                    SignalOp::set, value);
+}
+
+void wake_for(const HostGroup& group, std::int32_t to, std::size_t offset) {
+  if (group.state.peers[to] != nullptr)
+    group.state.world->notify(group.state.team.world_pe(to), group.state.host_offset + offset,
+                              sizeof(std::uint64_t));
+}
+
+void signal(const HostGroup& group, std::int32_t to, std::size_t offset, std::uint64_t value) {
+  store_signal(group, to, offset, value);
+  wake_for(group, to, offset);
 }
 
 void mask_unreachable(HostGroup& group, std::int32_t to) {

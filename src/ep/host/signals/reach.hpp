@@ -23,6 +23,9 @@ void put_remote(const HostGroup& group, std::int32_t to, std::size_t offset, con
                 std::size_t bytes);
 /// Sets a 64-bit word of the block of `to`, after everything that this rank has put there before.
 void signal(const HostGroup& group, std::int32_t to, std::size_t offset, std::uint64_t value);
+/// The two halves of signal: the first wakes no rank on this node.
+void store_signal(const HostGroup& group, std::int32_t to, std::size_t offset, std::uint64_t value);
+void wake_for(const HostGroup& group, std::int32_t to, std::size_t offset);
 
 /// Runs `write`, which writes to `to`. If the group masks failed ranks, masks a rank that cannot be
 /// reached within the group's timeout and returns false. Skips a masked rank after its first

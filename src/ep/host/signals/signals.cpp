@@ -23,21 +23,46 @@ bool has_failed(const HostGroup& group, std::int32_t rank) {
   return read_signal(group, group.layout.failed, rank) != 0;
 }
 
+/// The ranks whose signals an operation awaits one after the other.
+enum class Among { all, local };
+
+/// The signal to block on while that of `from` is missing. Where PEs share cores, it may be that of
+/// a rank whose turn is later: this rank then gives its core away once instead of once per rank.
+std::int32_t rank_to_block_on(HostGroup& group, std::size_t signals, std::int32_t from,
+                              std::uint64_t epoch, Among among) {
+  if (!group.state.world->crowded()) return from;
+  const auto first = static_cast<std::size_t>(from);
+  const auto ranks = static_cast<std::size_t>(group.state.shape.ranks);
+  const std::uint64_t seed =
+      shoal::detail::mixed(epoch) + static_cast<std::uint64_t>(group.state.me) * ranks;
+  const auto arrived = [&](std::size_t index) {
+    const auto rank = static_cast<std::int32_t>(index);
+    if (group.masked[index] || (among == Among::local && !group.state.nodes.here(rank)))
+      return true;
+    return read_signal(group, signals, rank) >= epoch;
+  };
+  return static_cast<std::int32_t>(group.wait_order.pick(first, ranks, seed, arrived));
+}
+
 /// Returns without reading the clock if the signal has been raised already.
 WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from,
-                        std::uint64_t epoch) {
+                        std::uint64_t epoch, Among among = Among::all) {
   const auto reached = [&] { return read_signal(group, signals, from) >= epoch; };
   const auto ready = [&] { return reached() || has_failed(group, from); };
   if (reached()) return WaitOutcome::ready;
   const Clock::time_point start = Clock::now();
   const Clock::time_point deadline = start + group.state.timeout;
   const Pe awaited = group.state.team.world_pe(from);
-  WaitOutcome outcome = group.state.world->poll(ready, deadline, awaited);
+  const auto word = [&]() -> std::uint64_t {
+    return group.state.host_offset + signals +
+           static_cast<std::size_t>(rank_to_block_on(group, signals, from, epoch, among)) * kLine;
+  };
+  WaitOutcome outcome = group.state.world->poll(ready, deadline, awaited, word);
   // If failed ranks are masked, the end of another PE does not end this wait.
   while (outcome == WaitOutcome::peer_failed && group.state.options.mask_failed &&
          !group.state.world->has_failed(awaited))
     outcome = Clock::now() >= deadline ? WaitOutcome::timeout
-                                       : group.state.world->poll(ready, deadline, awaited);
+                                       : group.state.world->poll(ready, deadline, awaited, word);
   group.state.statistics.wait_time += Clock::now() - start;
   if (outcome == WaitOutcome::ready && !reached()) return WaitOutcome::peer_failed;
   return outcome;
@@ -128,27 +153,37 @@ void raise_signal(const HostGroup& group, std::size_t signals, std::int32_t to,
   signal(group, to, signals + group.state.me * kLine, epoch);
 }
 
+void wake_all(const HostGroup& group, std::size_t signals) {
+  for (std::int32_t i = 1; i < group.state.shape.ranks; ++i)
+    wake_for(group, (group.state.me + i) % group.state.shape.ranks,
+             signals + group.state.me * kLine);
+}
+
 void raise_all(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
   for (std::int32_t i = 0; i < group.state.shape.ranks; ++i) {
     const std::int32_t to = (group.state.me + 1 + i) %
                             group.state.shape.ranks;  // ranks start at different destinations
-    raise_signal(group, signals, to, epoch);
+    store_signal(group, to, signals + group.state.me * kLine, epoch);
   }
+  wake_all(group, signals);
 }
 
 void raise_local(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
   for (std::int32_t i = 1; i <= group.state.nodes.size; ++i)
-    raise_signal(group, signals,
+    store_signal(group,
                  group.state.nodes.rank_at(group.state.nodes.mine,
                                            (group.state.nodes.rail + i) % group.state.nodes.size),
-                 epoch);
+                 signals + group.state.me * kLine, epoch);
+  wake_all(group, signals);
 }
 
 void raise_or_mask(HostGroup& group, std::size_t signals, std::uint64_t epoch) {
   for (std::int32_t i = 0; i < group.state.shape.ranks; ++i) {
     const std::int32_t to = (group.state.me + 1 + i) % group.state.shape.ranks;
-    write_or_mask(group, to, [&] { raise_signal(group, signals, to, epoch); });
+    write_or_mask(group, to,
+                  [&] { store_signal(group, to, signals + group.state.me * kLine, epoch); });
   }
+  wake_all(group, signals);
 }
 
 std::uint64_t read_signal(const HostGroup& group, std::size_t signals, std::int32_t from) {
@@ -162,6 +197,7 @@ void give_up(HostGroup& group, const std::string& reason, std::int32_t cause) {
   for (std::int32_t to = 0; to < group.state.shape.ranks; ++to) {
     try {
       raise_signal(group, group.layout.failed, to, detail::failed_word(cause, false));
+      group.state.world->wake(group.state.world_pe(to));
     } catch (const std::exception& error) {
       log::debug("the failure could not be signalled to PE {}: {}", group.state.world_pe(to),
                  error.what());
@@ -187,13 +223,19 @@ std::optional<std::int32_t> failed_rank(const HostGroup& group) {
   return std::nullopt;
 }
 
+namespace {
+
+/// Waits until the signal of `from` has reached `epoch`. On failure, gives the group up and throws
+/// Error{timeout} or Error{peer_failed}.
 void wait_signal(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
-                 const Step& step) {
-  const WaitOutcome outcome = poll_signal(group, signals, from, epoch);
+                 const Step& step, Among among = Among::all) {
+  const WaitOutcome outcome = poll_signal(group, signals, from, epoch, among);
   if (outcome == WaitOutcome::ready) return;
   fail_wait(group, from, outcome,
             report(group, from, seen(group, signals, from, epoch), step, outcome));
 }
+
+}  // namespace
 
 void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t from,
               const Step& step) {
@@ -219,7 +261,8 @@ void wait_all(HostGroup& group, std::size_t signals, std::uint64_t epoch, const 
 void wait_local(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
   group.state.world->set_progress(step.activity, step.epoch, step.phase);
   for (std::int32_t from = 0; from < group.state.shape.ranks; ++from)
-    if (group.state.nodes.here(from)) wait_signal(group, signals, from, epoch, step);
+    if (group.state.nodes.here(from))
+      wait_signal(group, signals, from, epoch, step, Among::local);
 }
 
 bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,

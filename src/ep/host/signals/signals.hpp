@@ -26,6 +26,9 @@ struct Step {
 /// `to`.
 void raise_signal(const HostGroup& group, std::size_t signals, std::int32_t to,
                   std::uint64_t epoch);
+/// Wakes the ranks that wait for these signals of this rank, after store_signal for all of them. A
+/// rank that wakes may take this one's core, so the stores come first.
+void wake_all(const HostGroup& group, std::size_t signals);
 /// As raise_signal, for all ranks.
 void raise_all(const HostGroup& group, std::size_t signals, std::uint64_t epoch);
 /// As raise_signal, for the ranks of this node.
@@ -65,10 +68,8 @@ std::optional<std::int32_t> failed_rank(const HostGroup& group);
 /// The rank that made `failed`, which has given up the group, do so.
 std::int32_t cause_of(const HostGroup& group, std::int32_t failed);
 
-/// Waits until the signal of `from` has reached `epoch`. On failure, gives the group up and throws
-/// Error{timeout} or Error{peer_failed}.
-void wait_signal(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
-                 const Step& step);
+/// Waits until the signals of all ranks, or of those of this node, have reached `epoch`. On
+/// failure, gives the group up and throws Error{timeout} or Error{peer_failed}.
 void wait_all(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step);
 void wait_local(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step);
 /// Waits until `ready` returns true; it is polled and may make progress. `from` is the rank that it
@@ -76,8 +77,9 @@ void wait_local(HostGroup& group, std::size_t signals, std::uint64_t epoch, cons
 void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t from,
               const Step& step);
 
-/// As wait_signal, for low-latency operations. If the group masks failed ranks, masks one that does
-/// not come and returns false. Does not wait for masked ranks.
+/// As wait_all, for the signal of `from` in a low-latency operation, which awaits those of later
+/// ranks next. If the group masks failed ranks, masks one that does not come and returns false.
+/// Does not wait for masked ranks.
 bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
                   const Step& step);
 

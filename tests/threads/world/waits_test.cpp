@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waits that block: what wakes them, what ends them, with a core per PE and with fewer.
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "checks/world/operations.hpp"
+#include "checks/world/waits.hpp"
+#include "shoal/collective.hpp"
+#include "support/world/world_errors.hpp"
+#include "world/state.hpp"
+
+namespace shoal::test {
+namespace {
+
+/// Binds this thread, and the PE on it, to the first core that it may use.
+void use_one_core() {
+  cpu_set_t all, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  CPU_ZERO(&one);
+  int core = 0;
+  while (!CPU_ISSET(core, &all)) ++core;
+  CPU_SET(core, &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+}
+
+/// Runs `body` on `n` PEs that share one core. Returns their errors.
+std::vector<std::string> run_on_one_core(Pe n, const std::function<void(World&)>& body) {
+  return errors_of(n, world_settings(), [&](Pe, auto bootstrap) {
+    use_one_core();
+    World world = World::open({world_settings(), bootstrap});
+    body(world);
+    world.close();
+  });
+}
+
+TEST(Waits, WritesWakeAPe) {
+  run_threads(2, world_settings(), [](World& world) { check_writes_wake(world); });
+}
+
+// Where loads and stores do not reach, the transports' operations wake.
+TEST(Waits, WritesWakeAPeOfAnotherNode) {
+  Settings settings = world_settings();
+  settings.node_size = 1;
+  std::atomic<const WaitPoint*> of_pe_1 = nullptr;
+  run_threads(2, settings, [&](World& world) {
+    if (world.my_pe() == 1) of_pe_1 = &world.state().wait_point();
+    barrier(world.team());
+    check_writes_wake(world, of_pe_1);
+    barrier(world.team());
+  });
+}
+
+TEST(Waits, StoresThroughPointersAreSeen) {
+  run_threads(2, world_settings(), check_stores_are_seen);
+}
+
+TEST(Waits, AFullCoreTurnsSpinningOff) {
+  const auto errors = run_on_one_core(2, [](World& world) {
+    EXPECT_TRUE(world.state().crowded());
+    check_writes_wake(world);
+    check_stores_are_seen(world);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+// Collectives of PEs that share a core: each wait blocks, and each must be woken.
+TEST(Waits, ManyPesMeetOnOneCore) {
+  constexpr Pe kPes = 40;  // more than exchange directly with each other
+  for (const Pe pes : {Pe{5}, kPes}) {
+    const auto errors = run_on_one_core(pes, [](World& world) {
+      for (int i = 0; i < 50; ++i) barrier(world.team());
+      for (int i = 0; i < 5; ++i) {
+        const auto mine = static_cast<std::byte>(world.my_pe() + i);
+        const auto all = exchange_bytes(world.team(), std::span(&mine, 1));
+        for (std::size_t pe = 0; pe < all.size(); ++pe)
+          ASSERT_EQ(all[pe], static_cast<std::byte>(pe + static_cast<std::size_t>(i)));
+      }
+      EXPECT_GT(world.state().wait_point().blocks(), 0u);
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+  }
+}
+
+TEST(Waits, ABlockEndsAtTheDeadline) {
+  Settings settings = world_settings();
+  settings.timeout = std::chrono::milliseconds(200);
+  const auto errors = errors_of(2, settings, [&](Pe pe, auto bootstrap) {
+    World world = World::open({settings, bootstrap});
+    const auto flag = world.heap().allocate<std::uint64_t>(1);
+    if (pe == 1) {
+      try {
+        world.wait_until(flag.data(), Compare::equal, 1);
+      } catch (const Error&) {
+        EXPECT_GT(world.state().wait_point().blocks(), 0u);
+        EXPECT_EQ(world.state().wait_point().awaited(), 0u);
+        world.signal_set(flag.on(0), 1);
+        throw;
+      }
+    } else {
+      while (std::atomic_ref(flag[0]).load() == 0) std::this_thread::yield();
+    }
+  });
+  EXPECT_EQ(errors[0], "");
+  EXPECT_TRUE(errors[1].starts_with("timeout: shoal: wait_until timed out after 200 ms")) << errors[1];
+}
+
+// The failure of a PE wakes those that block, whatever word they wait for.
+TEST(Waits, AFailureWakesBlockedPes) {
+  std::atomic<std::uint64_t> wakes = 0;
+  const auto errors = errors_of(2, world_settings(), [&](Pe pe, auto bootstrap) {
+    World world = World::open({world_settings(), bootstrap});
+    const auto flag = world.heap().allocate<std::uint64_t>(1);
+    if (pe == 1) {
+      world.wait_until(flag.data(), Compare::equal, 1);
+    } else {
+      const WaitPoint& waiter = wait_point_of(world, 1);
+      await_block(waiter);
+      const std::uint64_t before = waiter.wakes();
+      world.state().fail_world("out of tokens");
+      wakes = waiter.wakes() - before;
+    }
+  });
+  EXPECT_GE(wakes, 1u);
+  EXPECT_TRUE(contains(errors[1], "PE 0: out of tokens")) << errors[1];
+}
+
+// Several threads of one PE wait at once, for different words.
+TEST(Waits, ThreadsOfOnePeBlockTogether) {
+  run_threads(2, world_settings(), [](World& world) {
+    constexpr std::size_t kThreads = 4, kRounds = 50;
+    const auto flags = world.heap().allocate<std::uint64_t>(kThreads);
+    const Pe other = 1 - world.my_pe();
+    auto& state = world.state();
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < kThreads; ++i)
+      threads.emplace_back([&, i] {
+        const auto word = [&]() -> std::uint64_t {
+          return state.host_offset(world.heap().offset_of(flags.data() + i));
+        };
+        for (std::uint64_t round = 1; round <= kRounds; ++round) {
+          world.signal_set(flags.on(other).subspan(i, 1), round);
+          const auto ready = [&] {
+            return std::atomic_ref(flags.data()[i]).load(std::memory_order_acquire) >= round;
+          };
+          EXPECT_EQ(state.poll(ready, state.deadline(), other, word), detail::WaitOutcome::ready);
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    barrier(world.team());
+  });
+}
+
+}  // namespace
+}  // namespace shoal::test
