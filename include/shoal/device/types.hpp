@@ -33,6 +33,8 @@ enum class FailureKind : std::uint32_t {
   gda_failed,      ///< a queue of the NIC has ended: cause `expected`
   gda_timeout,     ///< the deadline passed before the NIC had completed an operation
   gda_aborted,     ///< the world was closed while the NIC had requests
+  collective,      ///< the deadline passed before PE `awaited` came to a collective
+  block_too_large,  ///< all_to_all_v: PE `awaited` sent `bytes` bytes, which were cut off
 };
 
 /// The first failure in a kernel of this PE since the report was last taken. It lies in host memory
@@ -42,9 +44,9 @@ enum class FailureKind : std::uint32_t {
 /// |---|---|
 /// | awaited | all kinds but bad_index; -1 where no PE is known |
 /// | offset | all kinds; of bad_index: which of the indices |
-/// | bytes | bad_address, unreachable, proxy_failed, proxy_timeout, gda |
-/// | compare, width, is_signed, waited_ns | waits and barrier; waited_ns: gda_timeout |
-/// | expected, seen | waits, barrier, bad_index, proxy_failed, proxy_timeout (seen alone), gda |
+/// | bytes | bad_address, unreachable, proxy_failed, proxy_timeout, gda, block_too_large |
+/// | compare, width, is_signed, waited_ns | waits, barrier and collective; waited_ns: gda_timeout |
+/// | expected, seen | waits, barrier, collective, bad_index, proxy_failed, proxy_timeout (seen alone), gda |
 ///
 /// Of gda, `seen` is the operation plus 256 times the number of the queue pair, and `expected` the
 /// word that says why the queue ended.
@@ -95,6 +97,21 @@ struct Team {
   std::uint64_t* epoch;      ///< in this PE's heap: epoch of the last barrier that this PE entered
   std::uint64_t generation;  ///< distinguishes teams that used the same index one after another
   std::uint64_t members[kMaxPes / 64];  ///< bit p: world PE p belongs to the team
+
+  // For collectives (collective.cuh), in teams of up to kMaxCollectivePes PEs.
+  static constexpr Pe kMaxCollectivePes = 128;
+
+  Pe my_pe;  ///< this PE's index in the team
+  Pe size;   ///< number of PEs
+  /// In this PE's heap: groups of threads that have finished the collective that runs.
+  std::uint64_t* finished;
+  /// In this PE's heap, two halves by parity of the epoch: a slot for packets from each PE of the
+  /// team. nullptr: none.
+  std::byte* packets;
+  std::uint64_t slot_bytes;             ///< of a slot, a multiple of 16
+  std::uint64_t packet_limit;           ///< up to so many bytes per PE travel as packets
+  std::uint64_t one_shot_limit;         ///< up to so many bytes a PE reads all of a reduction
+  std::uint16_t pes[kMaxCollectivePes];  ///< by index in the team: the number in the world
 };
 
 /// The result of wait_until_any and test_any when no variable compares as asked.
