@@ -28,12 +28,7 @@
 #include <shoal/device/reduction.hpp>
 #include <shoal/device/types.hpp>
 
-namespace shoal {
-namespace device {
-struct AllToAllV;  // shoal/device/collective.cuh
-}
-
-namespace cuda {
+namespace shoal::cuda {
 
 /// The element types of reductions on streams.
 enum class ElementType : std::uint8_t {
@@ -118,5 +113,4 @@ class StreamCollectives {
   Stream stream_;
 };
 
-}  // namespace cuda
-}  // namespace shoal
+}  // namespace shoal::cuda

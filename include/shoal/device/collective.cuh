@@ -62,23 +62,7 @@ template <Scope S, typename T>
 __device__ bool all_to_all(S scope, const World& world, const Team& team, T* target,
                            const std::type_identity_t<T>* source, std::size_t count);
 
-/// The sizes of an all-to-all with a size per pair of PEs, in bytes: arrays in GPU memory with an
-/// element for each PE of the team, which kernels may have written.
-struct AllToAllV {
-  void* target = nullptr;        ///< any memory of this GPU
-  const void* source = nullptr;  ///< in the heap, at the same offset on every PE
-  /// In the heap, at the same offset on every PE: this PE sends send_bytes[j] bytes at source +
-  /// send_offsets[j] to PE j.
-  const std::uint64_t* send_bytes = nullptr;
-  const std::uint64_t* send_offsets = nullptr;
-  /// What PE i sends here arrives at target + receive_offsets[i]. Any memory of this GPU.
-  const std::uint64_t* receive_offsets = nullptr;
-  /// nullptr, or the room for each PE in bytes: a larger block is cut off there, and
-  /// the call returns false and reports block_too_large. The team stays usable.
-  const std::uint64_t* receive_room = nullptr;
-  /// nullptr, or where the number of bytes that PE i sent is written.
-  std::uint64_t* received = nullptr;
-};
+/// An all-to-all with a size per pair of PEs.
 template <Scope S>
 __device__ bool all_to_all_v(S scope, const World& world, const Team& team,
                              const AllToAllV& arguments);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/device/types.hpp: the world and the team as kernel parameters, and the failure report.
+// shoal/device/types.hpp: parameters of kernels (the world, the team, the arrays of an all-to-all)
+// and the failure report.
 #pragma once
 
 #include <cstddef>
@@ -112,6 +113,24 @@ struct Team {
   std::uint64_t packet_limit;           ///< up to so many bytes per PE travel as packets
   std::uint64_t one_shot_limit;         ///< up to so many bytes a PE reads all of a reduction
   std::uint16_t pes[kMaxCollectivePes];  ///< by index in the team: the number in the world
+};
+
+/// The sizes of an all-to-all with a size per pair of PEs, in bytes: arrays in GPU memory with an
+/// element for each PE of the team, which kernels may have written.
+struct AllToAllV {
+  void* target = nullptr;        ///< any memory of this GPU
+  const void* source = nullptr;  ///< in the heap, at the same offset on every PE
+  /// In the heap, at the same offset on every PE: this PE sends send_bytes[j] bytes at source +
+  /// send_offsets[j] to PE j.
+  const std::uint64_t* send_bytes = nullptr;
+  const std::uint64_t* send_offsets = nullptr;
+  /// What PE i sends here arrives at target + receive_offsets[i]. Any memory of this GPU.
+  const std::uint64_t* receive_offsets = nullptr;
+  /// nullptr, or the room for each PE in bytes: a larger block is cut off there, and
+  /// the call returns false and reports block_too_large. The team stays usable.
+  const std::uint64_t* receive_room = nullptr;
+  /// nullptr, or where the number of bytes that PE i sent is written.
+  std::uint64_t* received = nullptr;
 };
 
 /// The result of wait_until_any and test_any when no variable compares as asked.

@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <shoal/device/collective.cuh>  // IWYU pragma: keep: AllToAllV
 #include <shoal/device/detail/collective/arrival.cuh>
 #include <shoal/device/detail/collective/packets.cuh>
 #include <shoal/device/detail/copy.cuh>

@@ -169,6 +169,21 @@ __device__ bool reduce_packets(const Crew& crew, const World& world, const Team&
   return finish(crew, team, epoch, ok);
 }
 
+/// Between two barriers. `divided`: each PE reduces its share for all, else all elements for itself.
+template <typename Op, typename T, typename Crew>
+__device__ bool reduce_between_barriers(const Crew& crew, const World& world, const Team& team,
+                                        std::uint64_t epoch, const Op& op, std::byte* target,
+                                        const std::byte* source, std::size_t count, bool divided) {
+  const bool ok = meet(crew, world, team, epoch);
+  const Share share =
+      divided ? share_of(count, sizeof(T), team.size, team.my_pe) : Share{0, count};
+  const std::size_t begin = share.begin * sizeof(T);
+  if (ok)
+    reduce_elements<Op, T>(crew, world, team, op, {target + begin, source + begin, divided},
+                           share.count);
+  return meet_and_finish(crew, world, team, epoch + 1, ok);
+}
+
 template <typename Op, typename T, typename Crew>
 __device__ bool reduce_by(const Crew& crew, const World& world, const Team& team, const Op& op,
                           T* target, const T* source, std::size_t count) {
@@ -182,14 +197,8 @@ __device__ bool reduce_by(const Crew& crew, const World& world, const Team& team
       choose_reduction({bytes, team.size, target == source, packet_limit, team.one_shot_limit});
   if (how == Reduction::packets && team.packets != nullptr)
     return reduce_packets<Op, T>(crew, world, team, epoch, op, to, from, bytes, 0);
-  const bool ok = meet(crew, world, team, epoch);
-  const bool divided = how == Reduction::two_shot;
-  const Share share =
-      divided ? share_of(count, sizeof(T), team.size, team.my_pe) : Share{0, count};
-  const std::size_t begin = share.begin * sizeof(T);
-  if (ok)
-    reduce_elements<Op, T>(crew, world, team, op, {to + begin, from + begin, divided}, share.count);
-  return meet_and_finish(crew, world, team, epoch + 1, ok);
+  return reduce_between_barriers<Op, T>(crew, world, team, epoch, op, to, from, count,
+                                        how == Reduction::two_shot);
 }
 
 template <typename Op, typename T, typename Crew>
@@ -203,11 +212,9 @@ __device__ bool reduce_scatter_by(const Crew& crew, const World& world, const Te
   const auto* const from = reinterpret_cast<const std::byte*>(source);
   if (team.packets != nullptr && bytes <= team.packet_limit)
     return reduce_packets<Op, T>(crew, world, team, epoch, op, to, from, bytes, bytes);
-  const bool ok = meet(crew, world, team, epoch);
-  if (ok)
-    reduce_elements<Op, T>(crew, world, team, op,
-                           {to, from + static_cast<std::size_t>(team.my_pe) * bytes, false}, count);
-  return meet_and_finish(crew, world, team, epoch + 1, ok);
+  return reduce_between_barriers<Op, T>(crew, world, team, epoch, op, to,
+                                        from + static_cast<std::size_t>(team.my_pe) * bytes, count,
+                                        false);
 }
 
 }  // namespace shoal::device::detail
