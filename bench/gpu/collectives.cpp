@@ -50,8 +50,8 @@ class CollectivesBench {
                const std::function<void()>& call) {
     const Operation repeated = [&](std::int64_t) { call(); };
     const auto labels = [&](const char* launch) {
-      return Labels{{"operation", operation}, {"library", library}, {"launch", launch},
-                    {"bytes", bytes}};
+      return Labels{
+          {"operation", operation}, {"library", library}, {"launch", launch}, {"bytes", bytes}};
     };
     results_.add(labels("plain"),
                  time_chain(peers_, stream_.get(), shape_, repeated, [&] { finish(); }),
@@ -77,12 +77,10 @@ class CollectivesBench {
         on_.reduce_scatter(ElementType::bfloat16, ReduceOp::sum, to, from, count / n);
       });
     if (nccl_ == nullptr) return;
-    measure("all-reduce", "NCCL", bytes,
-            [&] { nccl_->all_reduce_bf16(from, to, count, stream); });
+    measure("all-reduce", "NCCL", bytes, [&] { nccl_->all_reduce_bf16(from, to, count, stream); });
     if (window_source_ != nullptr && window_target_ != nullptr)
-      measure("all-reduce", "NCCL, window", bytes, [&] {
-        nccl_->all_reduce_bf16(window_source_, window_target_, count, stream);
-      });
+      measure("all-reduce", "NCCL, window", bytes,
+              [&] { nccl_->all_reduce_bf16(window_source_, window_target_, count, stream); });
     if (count % n == 0)
       measure("reduce-scatter", "NCCL", bytes,
               [&] { nccl_->reduce_scatter_bf16(from, to, count / n, stream); });

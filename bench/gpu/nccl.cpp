@@ -100,9 +100,8 @@ std::unique_ptr<Nccl> Nccl::open(Peers& peers, int pes_on_device) {
   }
   std::memcpy(&id, all[0].data() + 1, sizeof id);
   std::unique_ptr<Nccl> nccl(new Nccl(std::move(library), peers));
-  nccl->check(
-      nccl->library_->comm_init_rank(&nccl->communicator_, peers.count(), id, peers.me()),
-      "ncclCommInitRank");
+  nccl->check(nccl->library_->comm_init_rank(&nccl->communicator_, peers.count(), id, peers.me()),
+              "ncclCommInitRank");
   return nccl;
 }
 
@@ -145,8 +144,7 @@ void Nccl::all_reduce_bf16(const void* source, void* target, std::size_t count,
 }
 
 void Nccl::all_gather(const void* source, void* target, std::size_t bytes, cudaStream_t stream) {
-  check(library_->all_gather(source, target, bytes, kInt8, communicator_, stream),
-        "ncclAllGather");
+  check(library_->all_gather(source, target, bytes, kInt8, communicator_, stream), "ncclAllGather");
 }
 
 void Nccl::reduce_scatter_bf16(const void* source, void* target, std::size_t count,

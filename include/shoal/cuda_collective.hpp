@@ -6,9 +6,9 @@
 //   on.reduce(shoal::ReduceOp::sum, sums.data(), values.data(), 1024);  // float, int, ...
 //   on.all_gather(all.data(), mine.data(), bytes);
 //
-// The contract is that of shoal/collective.hpp, in stream order: a call checks its arguments, queues
-// one kernel and returns. Every PE of the team queues the same calls in the same order, with the
-// same counts, those of kernels (shoal/device/collective.cuh) and barriers on streams included;
+// The contract is that of shoal/collective.hpp, in stream order: a call checks its arguments,
+// queues one kernel and returns. Every PE of the team queues the same calls in the same order, with
+// the same counts, those of kernels (shoal/device/collective.cuh) and barriers on streams included;
 // what PEs pass is not compared. Calls can be captured in CUDA graphs. A PE that does not come is a
 // failure that shoal::cuda::check_failures throws; the team is then out of step on GPUs.
 //

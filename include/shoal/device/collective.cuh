@@ -6,7 +6,7 @@
 //     using namespace shoal::device;
 //     reduce(Block{}, world, team, Sum{}, rows, rows, 4096);
 //   }
-//   sum_rows<<<1, 512, 0, stream>>>(cuda::device_world(world), cuda::device_team(team), rows.data());
+//   sum_rows<<<1, 512, 0, stream>>>(cuda::device_world(world), cuda::device_team(team), rows);
 //
 // Callers. One scope of each PE of the team calls, all its threads converged with the same
 // arguments; all PEs make the same calls in the same order, those of StreamCollectives and barriers

@@ -111,9 +111,8 @@ struct BitXor {
 
 /// An operator that takes the accumulator of T.
 template <typename Op, typename T>
-concept ReductionOf =
-    requires(const Op& op, typename Elements<T>::Accumulator a) {
-      { op(a, a) } -> std::same_as<typename Elements<T>::Accumulator>;
-    } && (sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
+concept ReductionOf = requires(const Op& op, typename Elements<T>::Accumulator a) {
+  { op(a, a) } -> std::same_as<typename Elements<T>::Accumulator>;
+} && (sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
 
 }  // namespace shoal::device

@@ -47,7 +47,7 @@ enum class FailureKind : std::uint32_t {
 /// | offset | all kinds; of bad_index: which of the indices |
 /// | bytes | bad_address, unreachable, proxy_failed, proxy_timeout, gda, block_too_large |
 /// | compare, width, is_signed, waited_ns | waits, barrier and collective; waited_ns: gda_timeout |
-/// | expected, seen | waits, barrier, collective, bad_index, proxy_failed, proxy_timeout (seen alone), gda |
+/// | expected, seen | waits, barrier, collective, bad_index, proxy_failed, gda; seen: proxy_timeout |
 ///
 /// Of gda, `seen` is the operation plus 256 times the number of the queue pair, and `expected` the
 /// word that says why the queue ended.
@@ -109,9 +109,9 @@ struct Team {
   /// In this PE's heap, two halves by parity of the epoch: a slot for packets from each PE of the
   /// team. nullptr: none.
   std::byte* packets;
-  std::uint64_t slot_bytes;             ///< of a slot, a multiple of 16
-  std::uint64_t packet_limit;           ///< up to so many bytes per PE travel as packets
-  std::uint64_t one_shot_limit;         ///< up to so many bytes a PE reads all of a reduction
+  std::uint64_t slot_bytes;              ///< of a slot, a multiple of 16
+  std::uint64_t packet_limit;            ///< up to so many bytes per PE travel as packets
+  std::uint64_t one_shot_limit;          ///< up to so many bytes a PE reads all of a reduction
   std::uint16_t pes[kMaxCollectivePes];  ///< by index in the team: the number in the world
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// movement.cu: kernels of broadcast, all-gather and all-to-all. Bytes on the links, of b bytes and n
-// PEs: (n - 1) b from the root, (n - 1) b from each PE; twice that as packets. They wait once for all
-// PEs as packets, else twice.
+// movement.cu: kernels of broadcast, all-gather and all-to-all. Bytes on the links, of b bytes and
+// n PEs: (n - 1) b from the root, (n - 1) b from each PE; twice that as packets. They wait once for
+// all PEs as packets, else twice.
 #include "collective/cuda/start.cuh"
 #include "shoal/device/collective.cuh"
 
@@ -100,8 +100,8 @@ const char* reduce(const Launch& launch, cuda::ElementType type, ReduceOp op,
 
 const char* load() {
   using cuda::ElementType;
-  for (const char* const failure :
-       {load_kernel(broadcast_kernel), load_kernel(spread_kernel), load_kernel(all_to_all_v_kernel)})
+  for (const char* const failure : {load_kernel(broadcast_kernel), load_kernel(spread_kernel),
+                                    load_kernel(all_to_all_v_kernel)})
     if (failure != nullptr) return failure;
   for (int type = 0; type <= static_cast<int>(ElementType::float64); ++type)
     for (int op = 0; op <= static_cast<int>(ReduceOp::bit_xor); ++op) {
@@ -109,9 +109,9 @@ const char* load() {
       const bool is_integer = element <= ElementType::uint64;
       const auto operation = static_cast<ReduceOp>(op);
       if (!is_integer && operation >= ReduceOp::bit_and) continue;
-      const auto part = element <= ElementType::uint16   ? reduce_small_integers
-                        : element <= ElementType::uint32 ? reduce_integers32
-                        : element <= ElementType::uint64 ? reduce_integers64
+      const auto part = element <= ElementType::uint16     ? reduce_small_integers
+                        : element <= ElementType::uint32   ? reduce_integers32
+                        : element <= ElementType::uint64   ? reduce_integers64
                         : element <= ElementType::bfloat16 ? reduce_halves
                                                            : reduce_floats;
       if (const char* const failure = part(nullptr, element, operation, {}); failure != nullptr)

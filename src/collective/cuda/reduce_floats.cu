@@ -5,7 +5,7 @@
 namespace shoal::collective::kernels {
 
 const char* reduce_floats(const Launch* launch, cuda::ElementType type, ReduceOp op,
-               const ReduceArguments& arguments) {
+                          const ReduceArguments& arguments) {
   return type == cuda::ElementType::float32 ? reduce_floating<float>(launch, op, arguments)
                                             : reduce_floating<double>(launch, op, arguments);
 }

@@ -5,7 +5,7 @@
 namespace shoal::collective::kernels {
 
 const char* reduce_halves(const Launch* launch, cuda::ElementType type, ReduceOp op,
-               const ReduceArguments& arguments) {
+                          const ReduceArguments& arguments) {
   return type == cuda::ElementType::float16
              ? reduce_floating<device::Float16>(launch, op, arguments)
              : reduce_floating<device::BFloat16>(launch, op, arguments);

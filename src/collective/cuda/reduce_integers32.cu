@@ -5,7 +5,7 @@
 namespace shoal::collective::kernels {
 
 const char* reduce_integers32(const Launch* launch, cuda::ElementType type, ReduceOp op,
-               const ReduceArguments& arguments) {
+                              const ReduceArguments& arguments) {
   return reduce_integers<std::int32_t>(launch, type == cuda::ElementType::int32, op, arguments);
 }
 

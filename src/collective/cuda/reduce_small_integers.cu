@@ -5,7 +5,7 @@
 namespace shoal::collective::kernels {
 
 const char* reduce_small_integers(const Launch* launch, cuda::ElementType type, ReduceOp op,
-               const ReduceArguments& arguments) {
+                                  const ReduceArguments& arguments) {
   using cuda::ElementType;
   if (type <= ElementType::uint8)
     return reduce_integers<std::int8_t>(launch, type == ElementType::int8, op, arguments);

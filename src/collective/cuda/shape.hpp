@@ -37,8 +37,7 @@ constexpr LaunchShape packet_shape(std::uint64_t bytes, int pes_on_device) {
 /// `bytes`: what this PE reads or writes in all.
 constexpr LaunchShape bulk_shape(std::uint64_t bytes, int pes_on_device) {
   const std::uint64_t blocks = bytes / kBytesPerBlock + (bytes % kBytesPerBlock != 0 ? 1 : 0);
-  return {static_cast<unsigned>(
-              std::clamp<std::uint64_t>(blocks, 1, max_blocks(pes_on_device))),
+  return {static_cast<unsigned>(std::clamp<std::uint64_t>(blocks, 1, max_blocks(pes_on_device))),
           kMaxThreads};
 }
 

@@ -4,8 +4,8 @@
 
 #include <cuda_runtime.h>
 
-#include "collective/stream/launch.hpp"
 #include "collective/cuda/shape.hpp"
+#include "collective/stream/launch.hpp"
 
 namespace shoal::collective::kernels {
 

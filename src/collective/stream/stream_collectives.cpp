@@ -29,9 +29,9 @@ class StreamCall : public Call {
             "{} on a stream: the symmetric heap of this world is on the host; SHOAL_HEAP=cuda puts "
             "it into GPU memory",
             name());
-    require(n_pes() <= static_cast<std::size_t>(device::Team::kMaxCollectivePes),
-            Code::unsupported, "{} on a stream: team {} has {} PEs; allowed: up to {}", name(),
-            this->team().index, n_pes(), device::Team::kMaxCollectivePes);
+    require(n_pes() <= static_cast<std::size_t>(device::Team::kMaxCollectivePes), Code::unsupported,
+            "{} on a stream: team {} has {} PEs; allowed: up to {}", name(), this->team().index,
+            n_pes(), device::Team::kMaxCollectivePes);
     for (const Pe pe : this->team().pes)
       require(world().peer_base(pe) != nullptr, Code::unsupported,
               "{} on a stream: the GPU of PE {} does not reach the heap of PE {} of team {} by "
@@ -40,8 +40,8 @@ class StreamCall : public Call {
     view_ = detail::describe_team(*side, this->team());
   }
 
-  /// Checks the ranges as the host's collectives do. `own_block`: the shorter one may be block my_pe
-  /// of the longer one.
+  /// Checks the ranges as the host's collectives do. `own_block`: the shorter one may be block
+  /// my_pe of the longer one.
   void check_ranges(const void* target, std::size_t target_blocks, const void* source,
                     std::size_t source_blocks, std::size_t bytes, std::size_t alignment,
                     bool in_place, bool own_block = false) const {
@@ -69,7 +69,7 @@ class StreamCall : public Call {
     gpu.activate();
     const int sharing = side().launch().pes_on_device;
     const Launch launch{stream, side().world(), view_, sharing,
-                                             sharing == 1 && gpu.compute_capability >= 90};
+                        sharing == 1 && gpu.compute_capability >= 90};
     const char* const failure = start_kernel(launch);
     require(failure == nullptr, Code::system, "{} did not start on GPU {}: {}", name(), gpu.device,
             failure == nullptr ? "" : failure);
@@ -175,8 +175,8 @@ void StreamCollectives::all_to_all(void* target, const void* source, std::size_t
 void StreamCollectives::all_to_all_v(const device::AllToAllV& v) const {
   const StreamCall call(team_, Operation::all_to_all_v);
   const std::size_t n = call.n_pes();
-  for (const auto& [what, table] : {std::pair{"send_bytes", v.send_bytes},
-                                    std::pair{"send_offsets", v.send_offsets}}) {
+  for (const auto& [what, table] :
+       {std::pair{"send_bytes", v.send_bytes}, std::pair{"send_offsets", v.send_offsets}}) {
     call.check_table(what, table);
     call.checked_offset(what, table, sizeof(std::uint64_t), n, sizeof(std::uint64_t));
   }
@@ -184,9 +184,7 @@ void StreamCollectives::all_to_all_v(const device::AllToAllV& v) const {
   if (v.receive_room != nullptr) call.check_table("receive_room", v.receive_room);
   if (v.received != nullptr) call.check_table("received", v.received);
   call.checked_offset("source", v.source, 1);
-  call.start(stream_, [&](const Launch& launch) {
-    return kernels::all_to_all_v(launch, v);
-  });
+  call.start(stream_, [&](const Launch& launch) { return kernels::all_to_all_v(launch, v); });
 }
 
 void StreamCollectives::reduce(ElementType type, ReduceOp op, void* target, const void* source,

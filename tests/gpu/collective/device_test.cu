@@ -64,7 +64,8 @@ void check_all_kinds(World& world, const TestStream& stream, unsigned threads, s
     ASSERT_EQ(got[count + i], value(n - 1, i)) << "broadcast, " << count;
     for (std::size_t pe = 0; pe < n; ++pe) {
       ASSERT_EQ(got[(2 + pe) * count + i], value(pe, i)) << "all_gather, " << count;
-      ASSERT_EQ(got[(2 + n + pe) * count + i], value(pe, me * count + i)) << "all_to_all, " << count;
+      ASSERT_EQ(got[(2 + n + pe) * count + i], value(pe, me * count + i))
+          << "all_to_all, " << count;
     }
     ASSERT_EQ(got[(2 + 2 * n) * count + i], value(n - 1, me * count + i)) << "scatter, " << count;
   }
@@ -80,7 +81,8 @@ TEST(DeviceCollectives, ByThread) {
 TEST(DeviceCollectives, ByWarp) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(4, [](World& world, const TestStream& stream) {
-    for (const std::size_t count : {1, 100, 20'000}) check_all_kinds<Warp>(world, stream, 32, count);
+    for (const std::size_t count : {1, 100, 20'000})
+      check_all_kinds<Warp>(world, stream, 32, count);
   });
 }
 TEST(DeviceCollectives, ByBlock) {

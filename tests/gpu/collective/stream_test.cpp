@@ -30,12 +30,12 @@ struct Type {
   bool is_integer;
 };
 constexpr Type kTypes[] = {
-    {ElementType::int8, 1, true},      {ElementType::uint8, 1, true},
-    {ElementType::int16, 2, true},     {ElementType::uint16, 2, true},
-    {ElementType::int32, 4, true},     {ElementType::uint32, 4, true},
-    {ElementType::int64, 8, true},     {ElementType::uint64, 8, true},
-    {ElementType::float16, 2, false},  {ElementType::bfloat16, 2, false},
-    {ElementType::float32, 4, false},  {ElementType::float64, 8, false},
+    {ElementType::int8, 1, true},     {ElementType::uint8, 1, true},
+    {ElementType::int16, 2, true},    {ElementType::uint16, 2, true},
+    {ElementType::int32, 4, true},    {ElementType::uint32, 4, true},
+    {ElementType::int64, 8, true},    {ElementType::uint64, 8, true},
+    {ElementType::float16, 2, false}, {ElementType::bfloat16, 2, false},
+    {ElementType::float32, 4, false}, {ElementType::float64, 8, false},
 };
 
 collective::ElementKernel host_kernel(ElementType type, ReduceOp op) {
@@ -70,8 +70,8 @@ collective::ElementKernel host_kernel(ElementType type, ReduceOp op) {
   return nullptr;
 }
 
-/// `count` elements of PE `pe`: random bits of integers; finite values near 1 of other types, so that
-/// no product is a NaN, whose bits depend on the processor.
+/// `count` elements of PE `pe`: random bits of integers; finite values near 1 of other types, so
+/// that no product is a NaN, whose bits depend on the processor.
 Bytes made_up(const Type& type, Pe pe, std::uint32_t round, std::size_t count) {
   std::mt19937 random(static_cast<std::uint32_t>(pe) * 7919U + round);
   Bytes bytes(count * type.bytes);
@@ -105,7 +105,8 @@ Bytes reduced(const Type& type, ReduceOp op, Pe pes, std::uint32_t round, std::s
 /// Symmetric source and target of one PE. The target is kArea after the source.
 class Buffers {
  public:
-  explicit Buffers(World& world) : world_(world), memory_(world.heap().allocate<std::uint8_t>(2 * kArea)) {}
+  explicit Buffers(World& world)
+      : world_(world), memory_(world.heap().allocate<std::uint8_t>(2 * kArea)) {}
   std::uint8_t* source() const { return memory_.data(); }
   std::uint8_t* target() const { return memory_.data() + kArea; }
   void set(std::uint8_t* at, const Bytes& bytes) const {
@@ -159,7 +160,8 @@ void check_sizes(World& world, const TestStream& stream) {
   const Buffers buffers(world);
   std::uint32_t round = 0;
   for (const Type& type : {kTypes[9], kTypes[10]})
-    for (const std::size_t count : {0, 1, 3, 4, 128, 1023, 4096, 16'384, 16'385, 65'536, 131'072, 200'001})
+    for (const std::size_t count :
+         {0, 1, 3, 4, 128, 1023, 4096, 16'384, 16'385, 65'536, 131'072, 200'001})
       for (const bool in_place : {false, true})
         check_reduce(world.team(), stream, buffers, type, ReduceOp::sum, count, ++round, in_place);
 }
@@ -196,8 +198,9 @@ TEST(StreamCollectives, ReduceScatterInAndOutOfPlace) {
           on.reduce_scatter(type.type, ReduceOp::sum, target, buffers.source(), count);
           stream.synchronize();
           cuda::check_failures(world);
-          ASSERT_EQ(buffers.get(target, count * type.bytes),
-                    reduced(type, ReduceOp::sum, world.n_pes(), round, n * count, me * count, count))
+          ASSERT_EQ(
+              buffers.get(target, count * type.bytes),
+              reduced(type, ReduceOp::sum, world.n_pes(), round, n * count, me * count, count))
               << count << " elements" << (in_place ? ", in place" : "");
         }
   });
@@ -293,7 +296,8 @@ TEST(StreamCollectives, ReplayInGraphs) {
     for (const std::size_t count : {std::size_t{64}, std::size_t{100'000}}) {
       const auto sums = world.heap().allocate<std::uint32_t>(count);
       const auto copies = world.heap().allocate<std::uint32_t>(count);
-      fill(world, sums, std::vector<std::uint32_t>(count, static_cast<std::uint32_t>(world.my_pe() + 1)));
+      fill(world, sums,
+           std::vector<std::uint32_t>(count, static_cast<std::uint32_t>(world.my_pe() + 1)));
       const StreamCollectives on(world.team(), stream);
       barrier(world.team());
       const Graph graph(stream, [&] {

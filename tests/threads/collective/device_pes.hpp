@@ -68,8 +68,7 @@ class DevicePes {
     team.generation = 3;
     team.my_pe = index;
     team.size = size;
-    if (options_.slot_bytes != 0)
-      team.packets = reinterpret_cast<std::byte*>(words) + 4096;
+    if (options_.slot_bytes != 0) team.packets = reinterpret_cast<std::byte*>(words) + 4096;
     team.slot_bytes = options_.slot_bytes;
     team.packet_limit = options_.packet_limit;
     team.one_shot_limit = options_.one_shot_limit;

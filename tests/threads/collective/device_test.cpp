@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives in kernels, run on the CPU with threads as PEs: the thread sanitizer sees all accesses
-// of the thread scope, and fibers stand for the threads of blocks and grids where no sanitizer runs.
+// Collectives in kernels, run on the CPU with threads as PEs: the thread sanitizer sees all
+// accesses of the thread scope, and fibers stand for the threads of blocks and grids where no
+// sanitizer runs.
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA
@@ -131,8 +132,7 @@ class Sequence {
   template <typename T>
   std::vector<T> source_of(std::size_t pe, std::size_t count) const {
     std::vector<T> values(count);
-    for (std::size_t i = 0; i < count; ++i)
-      values[i] = made_up<T>(static_cast<Pe>(pe), round_, i);
+    for (std::size_t i = 0; i < count; ++i) values[i] = made_up<T>(static_cast<Pe>(pe), round_, i);
     return values;
   }
   template <typename T>
@@ -259,8 +259,7 @@ class Sequence {
       for (std::size_t pe = 0; pe < n(); ++pe) append(pe, me() * count, count, count * n());
     } else if (kind == 3) {
       ok = perform(performers_, [&](const auto& crew) {
-        return dd::meet_and_finish(crew, world_, team_,
-                                   dd::next_epoch(team_, *team_.epoch), true);
+        return dd::meet_and_finish(crew, world_, team_, dd::next_epoch(team_, *team_.epoch), true);
       });
     } else {
       ok = all_to_all_v(target, source, expected);
@@ -274,7 +273,8 @@ class Sequence {
                     std::vector<std::uint16_t>& expected) {
     const std::size_t base = random_() % 400;
     const auto elements = [&](std::size_t from, std::size_t to) { return from + to + base; };
-    auto* const words = reinterpret_cast<std::uint64_t*>(world_.heap + DevicePes::kFree + 2 * kArea);
+    auto* const words =
+        reinterpret_cast<std::uint64_t*>(world_.heap + DevicePes::kFree + 2 * kArea);
     device::AllToAllV v;
     v.target = target;
     v.source = source;
@@ -299,9 +299,8 @@ class Sequence {
     v.receive_offsets = receive_offsets.data();
     v.receive_room = room.data();
     v.received = received.data();
-    const bool ok = perform(performers_, [&](const auto& crew) {
-      return dd::all_to_all_v_by(crew, world_, team_, v);
-    });
+    const bool ok = perform(
+        performers_, [&](const auto& crew) { return dd::all_to_all_v_by(crew, world_, team_, v); });
     EXPECT_EQ(received, room);
     return ok;
   }

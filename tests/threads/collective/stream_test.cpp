@@ -20,8 +20,8 @@ using device::FailureKind;
 
 /// Runs `body` on PE 0 of two PEs. Offsets count from the start of the heap.
 void run_with_collectives(
-    const std::function<void(const StreamCollectives&, const std::function<std::byte*(std::size_t)>&)>&
-        body) {
+    const std::function<void(const StreamCollectives&,
+                             const std::function<std::byte*(std::size_t)>&)>& body) {
   run_with_host_side([&](World& world, HostDeviceSide&, const cuda::StreamOperations&) {
     std::byte* const base = world.heap().base();
     body(StreamCollectives(world.team(), kStream),
@@ -46,27 +46,19 @@ TEST(StreamCollectives, RefuseBadArguments) {
     refused("overlap", [&] { on.broadcast(at(0), at(4), 8, 0); });
     refused("overlap", [&] { on.all_gather(at(0), at(8), 8); });  // block 1 is not this PE's
     refused("overlap", [&] { on.all_to_all(at(0), at(0), 8); });
-    refused("overlap", [&] {
-      on.reduce(ElementType::float32, ReduceOp::sum, at(0), at(8), 8);
-    });
-    refused("overlap", [&] {
-      on.reduce_scatter(ElementType::float32, ReduceOp::sum, at(32), at(0), 8);
-    });
-    refused("a multiple of the element size, 4 bytes", [&] {
-      on.reduce(ElementType::float32, ReduceOp::sum, at(2), at(64), 1);
-    });
-    refused("operation bit_and", [&] {
-      on.reduce(ElementType::bfloat16, ReduceOp::bit_and, at(0), at(64), 1);
-    });
-    refused("element type 12; allowed: 0 to 11", [&] {
-      on.reduce(static_cast<ElementType>(12), ReduceOp::sum, at(0), at(64), 1);
-    });
-    refused("count is", [&] {
-      on.reduce(ElementType::int64, ReduceOp::sum, at(0), at(0), SIZE_MAX / 2);
-    });
-    refused("count is", [&] {
-      on.reduce_scatter(ElementType::int8, ReduceOp::sum, at(0), at(0), size);
-    });
+    refused("overlap", [&] { on.reduce(ElementType::float32, ReduceOp::sum, at(0), at(8), 8); });
+    refused("overlap",
+            [&] { on.reduce_scatter(ElementType::float32, ReduceOp::sum, at(32), at(0), 8); });
+    refused("a multiple of the element size, 4 bytes",
+            [&] { on.reduce(ElementType::float32, ReduceOp::sum, at(2), at(64), 1); });
+    refused("operation bit_and",
+            [&] { on.reduce(ElementType::bfloat16, ReduceOp::bit_and, at(0), at(64), 1); });
+    refused("element type 12; allowed: 0 to 11",
+            [&] { on.reduce(static_cast<ElementType>(12), ReduceOp::sum, at(0), at(64), 1); });
+    refused("count is",
+            [&] { on.reduce(ElementType::int64, ReduceOp::sum, at(0), at(0), SIZE_MAX / 2); });
+    refused("count is",
+            [&] { on.reduce_scatter(ElementType::int8, ReduceOp::sum, at(0), at(0), size); });
     device::AllToAllV v;
     v.target = at(0);
     v.source = at(4096);
@@ -156,7 +148,8 @@ TEST(StreamCollectives, SettingsAreTheSameOnAllPes) {
       Settings settings = world_settings();
       settings.collective_packet_limit = 1024 + static_cast<std::size_t>(pe);
       expect_error(Code::mismatch, "SHOAL_COLLECTIVE_PACKET_LIMIT", [&] {
-        World::open({settings, std::shared_ptr<Bootstrap>(std::move(bootstraps[static_cast<std::size_t>(pe)]))});
+        World::open({settings, std::shared_ptr<Bootstrap>(
+                                   std::move(bootstraps[static_cast<std::size_t>(pe)]))});
       });
     });
   for (std::thread& pe : pes) pe.join();
@@ -171,10 +164,11 @@ TEST(StreamCollectives, ReportsNameThePe) {
   report.waited_ns = 5'000'000'000;
   const Error late = detail::describe_report(report, 1, 8);
   EXPECT_EQ(late.code(), Code::timeout);
-  EXPECT_NE(std::string(late.what()).find(
-                "collective on the GPU timed out after 5000 ms on PE 1 of 8: waiting for PE 3 to "
+  EXPECT_NE(
+      std::string(late.what())
+          .find("collective on the GPU timed out after 5000 ms on PE 1 of 8: waiting for PE 3 to "
                 "enter operation 42 of the team, seen 41"),
-            std::string::npos)
+      std::string::npos)
       << late.what();
   report.kind = FailureKind::block_too_large;
   report.bytes = 100;

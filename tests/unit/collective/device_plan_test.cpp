@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of algorithms of collectives in GPU memory, the shares of PEs, and the shapes of kernels.
+// The choice of algorithms of collectives in GPU memory, the shares of PEs, and the shapes of
+// kernels.
 #include <gtest/gtest.h>
 
 #include "collective/cuda/shape.hpp"
@@ -32,10 +33,9 @@ TEST(DevicePlan, ChoosesBySize) {
 TEST(DevicePlan, SharesCoverAllElementsOnce) {
   for (const std::uint64_t element : {1, 2, 4, 8})
     for (const Pe pes : {1, 2, 3, 8, 72, 128})
-      for (const std::uint64_t count :
-           {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{63}, std::uint64_t{64},
-            std::uint64_t{65}, std::uint64_t{1000}, std::uint64_t{12'345'677},
-            (std::uint64_t{1} << 42) + 7}) {
+      for (const std::uint64_t count : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{63},
+                                        std::uint64_t{64}, std::uint64_t{65}, std::uint64_t{1000},
+                                        std::uint64_t{12'345'677}, (std::uint64_t{1} << 42) + 7}) {
         std::uint64_t next = 0;
         for (Pe pe = 0; pe < pes; ++pe) {
           const Share share = share_of(count, element, pes, pe);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// heaps.cuh: the heaps of the world as this GPU sees them, and reports of ranges that do not exist or
-// are out of reach.
+// heaps.cuh: the heaps of the world as this GPU sees them, and reports of ranges that do not exist
+// or are out of reach.
 #pragma once
 
 #include <cstddef>

@@ -2,8 +2,8 @@
 // arrival.cuh: the epochs of collectives: waiting for all PEs, and the end of a collective.
 //
 // A collective takes one epoch of its team, or two where it runs between two barriers. It ends on a
-// PE only when every PE has entered its last epoch. So no two PEs are more than one epoch apart, and
-// what a PE reads in an epoch may be written again two epochs later.
+// PE only when every PE has entered its last epoch. So no two PEs are more than one epoch apart,
+// and what a PE reads in an epoch may be written again two epochs later.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // crew.cuh: the threads that perform a collective on one PE: a scope, or all blocks of a grid.
 //
-// rank() and size() number all threads of the crew. group_rank(), group_size(), sync() and all() are
-// those of the group of threads that can synchronize: the scope, or a block. No group waits for
+// rank() and size() number all threads of the crew. group_rank(), group_size(), sync() and all()
+// are those of the group of threads that can synchronize: the scope, or a block. No group waits for
 // another one of its PE. last() is called once by every group at its end and returns true on that
 // of the last one; what the other groups have stored is then ordered before what it stores.
 #pragma once

@@ -56,8 +56,8 @@ __device__ bool broadcast_by(const Crew& crew, const World& world, const Team& t
   return meet_and_finish(crew, world, team, epoch + 1, ok);
 }
 
-/// Block `block_of(pe)` of this PE's source to block my_pe of PE `pe`. `stride`: 0 where all PEs get
-/// the same block.
+/// Block `block_of(pe)` of this PE's source to block my_pe of PE `pe`. `stride`: 0 where all PEs
+/// get the same block.
 template <typename T, typename Crew>
 __device__ bool spread_by(const Crew& crew, const World& world, const Team& team, std::byte* target,
                           const std::byte* source, std::size_t bytes, std::size_t stride) {
@@ -127,10 +127,9 @@ __device__ bool all_to_all_v_by(const Crew& crew, const World& world, const Team
       ok = false;
       continue;
     }
-    copy<Direction::get>(crew.rank(), crew.size(),
-                         static_cast<std::byte*>(v.target) + v.receive_offsets[pe],
-                         on_pe(world, team, static_cast<const std::byte*>(v.source), pe) + from,
-                         bytes);
+    copy<Direction::get>(
+        crew.rank(), crew.size(), static_cast<std::byte*>(v.target) + v.receive_offsets[pe],
+        on_pe(world, team, static_cast<const std::byte*>(v.source), pe) + from, bytes);
   }
   const bool left = meet_and_finish(crew, world, team, epoch + 1, met);
   return left && ok;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // packets.cuh: small data between all PEs of a team, without flags, fences and barriers.
 //
-// A packet is 8 bytes of data and the epoch, written and read as one access of 16 bytes. The receiver
-// polls it; the epoch says that the data are those of this collective. Packets lie in the team's
-// memory in the heap of the receiver: two halves by parity of the epoch, with a slot for each sender.
-// Every PE sends at least one packet to every other, and a PE ends an epoch when it has received
-// them all, so a half is written again only after all its packets have been read (arrival.cuh).
+// A packet is 8 bytes of data and the epoch, written and read as one access of 16 bytes. The
+// receiver polls it; the epoch says that the data are those of this collective. Packets lie in the
+// team's memory in the heap of the receiver: two halves by parity of the epoch, with a slot for
+// each sender. Every PE sends at least one packet to every other, and a PE ends an epoch when it
+// has received them all, so a half is written again only after all its packets have been read
+// (arrival.cuh).
 #pragma once
 
 #include <cstddef>
@@ -65,15 +66,16 @@ __device__ __noinline__ inline void report_packet(const World& world, const std:
                                                   std::uint64_t epoch, std::uint64_t seen,
                                                   std::uint64_t waited_ns, Pe world_pe) {
   record_wait<std::uint64_t>(world, FailureKind::collective,
-                             reinterpret_cast<const std::uint64_t*>(packet),
-                             Compare::greater_equal, epoch, seen, waited_ns, world_pe);
+                             reinterpret_cast<const std::uint64_t*>(packet), Compare::greater_equal,
+                             epoch, seen, waited_ns, world_pe);
 }
 
-/// Sends packet k < `packets` to each PE and receives theirs; packet k of all PEs by the same thread.
+/// Sends packet k < `packets` to each PE and receives theirs; packet k of all PEs by the same
+/// thread.
 ///
 /// `sender`: -1, or the only PE that sends data; the others then send an empty packet 0.
-/// data(k, pe): what goes to PE `pe`. take(k, pe, data): called for every sender in ascending order,
-/// this PE included; done(k) after the last. Returns whether all came.
+/// data(k, pe): what goes to PE `pe`. take(k, pe, data): called for every sender in ascending
+/// order, this PE included; done(k) after the last. Returns whether all came.
 template <typename Crew, typename Data, typename Take, typename Done>
 __device__ bool exchange_packets(const Crew& crew, const World& world, const Team& team,
                                  std::uint64_t epoch, std::size_t packets, Pe sender,

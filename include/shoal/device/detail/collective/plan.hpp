@@ -41,8 +41,8 @@ struct Share {
   std::uint64_t count = 0;
 };
 
-/// The share of `count` elements that `pe` of `pes` reduces: equal multiples of 64 bytes, so that no
-/// two PEs write to one cache line of an aligned target; the last ones may be shorter or empty.
+/// The share of `count` elements that `pe` of `pes` reduces: equal multiples of 64 bytes, so that
+/// no two PEs write to one cache line of an aligned target; the last ones may be shorter or empty.
 SHOAL_HOST_DEVICE constexpr Share share_of(std::uint64_t count, std::uint64_t element_bytes,
                                            std::int32_t pes, std::int32_t pe) {
   if (count == 0) return {};

@@ -169,14 +169,14 @@ __device__ bool reduce_packets(const Crew& crew, const World& world, const Team&
   return finish(crew, team, epoch, ok);
 }
 
-/// Between two barriers. `divided`: each PE reduces its share for all, else all elements for itself.
+/// Between two barriers. `divided`: each PE reduces its share for all, else all elements for
+/// itself.
 template <typename Op, typename T, typename Crew>
 __device__ bool reduce_between_barriers(const Crew& crew, const World& world, const Team& team,
                                         std::uint64_t epoch, const Op& op, std::byte* target,
                                         const std::byte* source, std::size_t count, bool divided) {
   const bool ok = meet(crew, world, team, epoch);
-  const Share share =
-      divided ? share_of(count, sizeof(T), team.size, team.my_pe) : Share{0, count};
+  const Share share = divided ? share_of(count, sizeof(T), team.size, team.my_pe) : Share{0, count};
   const std::size_t begin = share.begin * sizeof(T);
   if (ok)
     reduce_elements<Op, T>(crew, world, team, op, {target + begin, source + begin, divided},
