@@ -47,7 +47,8 @@ enum class FailureKind : std::uint32_t {
 /// | offset | all kinds; of bad_index: which of the indices |
 /// | bytes | bad_address, unreachable, proxy_failed, proxy_timeout, gda, block_too_large |
 /// | compare, width, is_signed, waited_ns | waits, barrier and collective; waited_ns: gda_timeout |
-/// | expected, seen | waits, barrier, collective, bad_index, proxy_failed, gda; seen: proxy_timeout |
+/// | expected, seen | waits, barrier, collective, bad_index, proxy_failed, gda |
+/// | seen | proxy_timeout |
 ///
 /// Of gda, `seen` is the operation plus 256 times the number of the queue pair, and `expected` the
 /// word that says why the queue ended.
