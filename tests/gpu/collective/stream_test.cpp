@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstring>
+#include <functional>
 #include <random>
 #include <thread>
 
@@ -150,9 +152,11 @@ TEST(StreamCollectives, ReduceEveryTypeWithEveryOperator) {
     std::uint32_t round = 0;
     for (const Type& type : kTypes)
       for (int op = 0; op < (type.is_integer ? 7 : 4); ++op)
-        for (const std::size_t count : {std::size_t{37}, std::size_t{40'003}})
-          check_reduce(world.team(), stream, buffers, type, static_cast<ReduceOp>(op), count,
-                       ++round, round % 2 == 0);
+        for (const std::size_t count : {std::size_t{37}, std::size_t{40'003}}) {
+          ++round;
+          check_reduce(world.team(), stream, buffers, type, static_cast<ReduceOp>(op), count, round,
+                       round % 2 == 0);
+        }
   });
 }
 
