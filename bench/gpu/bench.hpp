@@ -167,6 +167,8 @@ void run_nodes(World& world, Peers& peers, const Options& options);
 void run_movement(World& world, Peers& peers, const Options& options);
 /// Operations on streams.
 void run_streams(World& world, Peers& peers, const Options& options);
+/// Collectives on streams, beside NCCL's.
+void run_collectives(World& world, Peers& peers, const Options& options);
 /// Operations inside kernels.
 void run_device(World& world, Peers& peers, const Options& options);
 /// Combines by the place and the form of the expert output.

@@ -53,6 +53,7 @@ std::size_t heap_bytes(const Options& options, const std::string& part, std::int
   if (part == "movement")
     return slack +
            static_cast<std::size_t>(options.shape.tokens * (pes + 1)) * options.shape.row_bytes();
+  if (part == "collectives") return slack + (std::size_t{512} << 20);
   if (part == "streams") return slack + (std::size_t{64} << 20) * static_cast<std::size_t>(pes + 4);
   if (part == "device") return slack;
   if (part == "reduced") {
@@ -93,6 +94,7 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
   if (part == "nodes") run_nodes(world, peers, options);
   if (part == "movement") run_movement(world, peers, options);
   if (part == "streams") run_streams(world, peers, options);
+  if (part == "collectives") run_collectives(world, peers, options);
   if (part == "device") run_device(world, peers, options);
   if (part == "reduced") run_reduced(world, peers, options);
   if (part == "start") run_start(world, peers, options, seconds.count());
@@ -173,6 +175,7 @@ void declare(CLI::App& app, Options& options, std::string& part) {
       ->capture_default_str();
   movement->add_option("--sms", options.sms, "SM counts, a list such as 8,16")->delimiter(',');
   command("streams", "operations on streams: barrier, pipeline steps, puts to all, table entries");
+  command("collectives", "collectives on streams by size, beside NCCL where libnccl.so.2 is found");
   command("device", "operations inside kernels: put, put_signal, atomic, signal and wait, barrier");
   CLI::App* const reduced =
       command("reduced", "combines of expert output in place, staged, and expert-major");

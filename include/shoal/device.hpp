@@ -17,6 +17,7 @@
 // - functions.cuh states memory order, alignment and failure. In short: whoever sees a signal sees
 //   what the scope stored before it; every wait has a deadline; nothing traps, failures are kept
 //   and shoal::cuda::check_failures throws them.
+// - collective.cuh has the collectives of a team, alike.
 // - A kernel that waits needs its counterpart to run at the same time. Launch kernels whose blocks
 //   wait for each other with launch_collective (device/launch.cuh); docs/guide/device.md explains
 //   what several PEs on one GPU need.
@@ -28,6 +29,7 @@
 #include <shoal/device/types.hpp>
 
 #ifdef __CUDACC__
+#include <shoal/device/collective.cuh>
 #include <shoal/device/functions.cuh>
 #include <shoal/device/launch.cuh>
 #endif

@@ -97,6 +97,12 @@ struct Settings {
   std::int64_t local_index = -1;
   std::int64_t local_size = 0;
 
+  // Collectives of GPUs.
+  std::string collective_algorithm = "automatic";
+  std::size_t collective_packet_limit = std::size_t{64} << 10;
+  std::size_t collective_one_shot_limit = std::size_t{256} << 10;
+  std::size_t collective_scratch = std::size_t{512} << 10;
+
   // Expert parallelism.
   std::int64_t ep_threads = 0;
   std::int64_t ep_sms = 0;
@@ -144,7 +150,7 @@ struct SettingInfo {
                              std::chrono::milliseconds Settings::*, std::string Settings::*>;
   std::string_view name;   ///< SHOAL_...
   std::string_view alias;  ///< NVSHMEM_... accepted in its place, or empty
-  std::string_view scope;  ///< bootstrap, world, network, ep, diagnosis
+  std::string_view scope;  ///< bootstrap, world, network, collective, ep, diagnosis
   Field field;  ///< its type determines the form: integer, bytes ("64M"), milliseconds, text
   std::string_view meaning;  ///< one sentence
   std::int64_t minimum = 0;  ///< for numbers

@@ -278,6 +278,32 @@ std::vector<SettingInfo> nic_rows() {
   };
 }
 
+std::vector<SettingInfo> collective_rows() {
+  constexpr View scope = "collective";
+  return {
+      text("SHOAL_COLLECTIVE_ALGORITHM", "", scope, &S::collective_algorithm,
+           "How collectives in kernels and on streams move data; the same on all PEs. packets: "
+           "small data travel with their epoch, whatever SHOAL_COLLECTIVE_PACKET_LIMIT says; "
+           "one_shot, two_shot: never as packets, and reductions in one or two steps (in place: "
+           "two). automatic: by size.",
+           {"automatic", "packets", "one_shot", "two_shot"}),
+      number("SHOAL_COLLECTIVE_PACKET_LIMIT", "", scope, &S::collective_packet_limit,
+             "Largest data per PE that a collective of GPUs sends as packets, also limited by "
+             "SHOAL_COLLECTIVE_SCRATCH: a quarter of it divided by the number of PEs. The same on "
+             "all PEs.",
+             0, std::int64_t{1} << 30),
+      number("SHOAL_COLLECTIVE_ONE_SHOT_LIMIT", "", scope, &S::collective_one_shot_limit,
+             "Most bytes that a PE reads from other PEs in a reduction of one step; larger ones "
+             "take two steps. The same on all PEs.",
+             0, std::int64_t{1} << 40),
+      number("SHOAL_COLLECTIVE_SCRATCH", "", scope, &S::collective_scratch,
+             "Bytes of a heap in GPU memory for the packets of a team, for each of the eight teams "
+             "of lowest index; together at most a sixteenth of the heap's first step. 0: no "
+             "packets. The same on all PEs.",
+             0, std::int64_t{1} << 30),
+  };
+}
+
 std::vector<SettingInfo> ep_rows() {
   constexpr View scope = "ep";
   return {
@@ -328,7 +354,7 @@ std::vector<SettingInfo> diagnosis_rows() {
 std::vector<SettingInfo> all_rows() {
   std::vector<SettingInfo> rows;
   for (auto* part : {bootstrap_rows, world_rows, transport_rows, verbs_rows, progress_rows,
-                     nic_rows, ep_rows, diagnosis_rows}) {
+                     nic_rows, collective_rows, ep_rows, diagnosis_rows}) {
     std::vector<SettingInfo> more = part();
     rows.insert(rows.end(), more.begin(), more.end());
   }

@@ -2,6 +2,7 @@
 // The parts of the device side that need no CUDA: teams, and the text of failure reports.
 #include "world/device_side.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 
@@ -40,6 +41,8 @@ const char* name_of(FailureKind kind) {
     case FailureKind::gda_failed:
     case FailureKind::gda_timeout:
     case FailureKind::gda_aborted:
+    case FailureKind::collective:
+    case FailureKind::block_too_large:
       break;
   }
   return "operation";
@@ -137,6 +140,27 @@ std::shared_ptr<DeviceSide> make_device_side(const DeviceSideContext& context) {
 #endif
 }
 
+namespace {
+
+/// The fields of a team that collectives use. Teams of more PEs than they take keep a size of 0.
+void describe_collectives(const DeviceSide& side, const TeamState& team, device::Team& result) {
+  result.finished = result.epoch + 1;
+  if (team.size() > static_cast<std::size_t>(device::Team::kMaxCollectivePes)) return;
+  result.my_pe = team.my_pe;
+  result.size = static_cast<Pe>(team.size());
+  for (std::size_t i = 0; i < team.size(); ++i)
+    result.pes[i] = static_cast<std::uint16_t>(team.pes[i]);
+  constexpr std::size_t kPacketBytes = 16;  // 8 of them are data
+  const DeviceSide::Packets packets = side.packets(team.index);
+  result.slot_bytes = packets.bytes / 2 / team.size() / kPacketBytes * kPacketBytes;
+  result.one_shot_limit = side.limits().one_shot_limit;
+  if (result.slot_bytes == 0) return;
+  result.packets = packets.start;
+  result.packet_limit = std::min<std::uint64_t>(side.limits().packet_limit, result.slot_bytes / 2);
+}
+
+}  // namespace
+
 device::Team describe_team(const DeviceSide& side, const TeamState& team) {
   const Pe n_pes = side.world().n_pes;
   require(n_pes <= device::Team::kMaxPes, Code::unsupported,
@@ -147,7 +171,24 @@ device::Team describe_team(const DeviceSide& side, const TeamState& team) {
   result.epoch = result.arrived + n_pes;
   result.generation = team.generation;
   for (const Pe pe : team.pes) result.members[pe / 64] |= std::uint64_t{1} << (pe % 64);
+  describe_collectives(side, team, result);
   return result;
+}
+
+CollectiveLimits collective_limits(const Settings& settings) {
+  constexpr std::uint64_t kAll = ~std::uint64_t{0};
+  const std::string& algorithm = settings.collective_algorithm;
+  if (algorithm == "packets") return {kAll, settings.collective_one_shot_limit};
+  if (algorithm == "one_shot") return {0, kAll};
+  if (algorithm == "two_shot") return {0, 0};
+  return {settings.collective_packet_limit, settings.collective_one_shot_limit};
+}
+
+std::size_t packet_bytes(std::size_t scratch, std::size_t mapped) {
+  constexpr std::size_t kShare = 16;  // of the heap's first step, for all teams together
+  constexpr std::size_t kUnit = 256;
+  constexpr std::size_t kTeams = DeviceSide::kPacketTeams;
+  return std::min(scratch, mapped / kShare / kTeams) / kUnit * kUnit;
 }
 
 std::optional<FailureReport> take_report(FailureReport& report) {
@@ -183,6 +224,20 @@ Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
     case FailureKind::gda_timeout:
     case FailureKind::gda_aborted:
       return describe_gda_report(report, my_pe, n_pes);
+    case FailureKind::collective:
+      return Error(
+          Code::timeout,
+          fmt::format(
+              "collective on the GPU timed out after {} ms on PE {} of {}: waiting for PE {} to enter "
+              "operation {} of the team, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
+              report.waited_ns / 1'000'000, my_pe, n_pes, report.awaited, epoch_of(report.expected),
+              epoch_of(report.seen), place(report)));
+    case FailureKind::block_too_large:
+      return Error(
+          Code::invalid_argument,
+          fmt::format("all_to_all_v on the GPU of PE {} of {}: PE {} sent {} bytes; there was room "
+                      "for {}, and the rest was left out",
+                      my_pe, n_pes, report.awaited, report.bytes, report.expected));
     case FailureKind::barrier:
       return Error(
           Code::timeout,

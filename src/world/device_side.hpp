@@ -57,6 +57,16 @@ struct Transfer {
   std::uint64_t value = 0;
 };
 
+/// What the settings say about collectives (device::Team).
+struct CollectiveLimits {
+  std::uint64_t packet_limit = 0;
+  std::uint64_t one_shot_limit = 0;
+};
+CollectiveLimits collective_limits(const Settings& settings);
+/// Bytes for the packets of one of DeviceSide::kPacketTeams teams, in a heap whose first step has
+/// `mapped` bytes: a multiple of 256.
+std::size_t packet_bytes(std::size_t scratch, std::size_t mapped);
+
 class DeviceSide {
  public:
   virtual ~DeviceSide() = default;
@@ -69,7 +79,20 @@ class DeviceSide {
   std::uint64_t* team_words(std::int32_t team) const noexcept {
     return team_words_ + static_cast<std::size_t>(team) * team_stride(world_.n_pes);
   }
-  static std::size_t team_stride(Pe n_pes) noexcept { return static_cast<std::size_t>(n_pes) + 1; }
+  static std::size_t team_stride(Pe n_pes) noexcept { return static_cast<std::size_t>(n_pes) + 2; }
+
+  /// Teams of an index below this one have memory for packets: the predefined ones and three more.
+  static constexpr std::int32_t kPacketTeams = 8;
+  /// Memory of packets of such a team.
+  struct Packets {
+    std::byte* start = nullptr;  ///< nullptr: none
+    std::size_t bytes = 0;
+  };
+  Packets packets(std::int32_t team) const noexcept {
+    if (packet_bytes_ == 0 || team >= kPacketTeams) return {};
+    return {packets_ + static_cast<std::size_t>(team) * packet_bytes_, packet_bytes_};
+  }
+  const CollectiveLimits& limits() const noexcept { return limits_; }
 
   /// Throws Error{invalid_argument}, naming `what`, unless the GPU can use [memory, memory +
   /// bytes).
@@ -115,7 +138,11 @@ class DeviceSide {
   DeviceSide() = default;
   device::World world_{};
   cuda::LaunchContext launch_{};
-  std::uint64_t* team_words_ = nullptr;  ///< per team: arrived, by PE, then epoch
+  /// Per team: arrived, by PE, then epoch, then finished.
+  std::uint64_t* team_words_ = nullptr;
+  std::byte* packets_ = nullptr;
+  std::size_t packet_bytes_ = 0;  ///< per team
+  CollectiveLimits limits_{};
 };
 
 /// The device side of a world whose heap is in GPU memory. Called while the world opens. Takes the

@@ -6,6 +6,7 @@
 // host.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -44,6 +45,17 @@ __device__ inline ulonglong2 ld_relaxed_sys(const ulonglong2* address) {
   return value;
 }
 
+/// ld.relaxed.sys.b128: sixteen bytes read as one (PTX ISA: a relaxed access of type b128 is
+/// single-copy atomic). `low` has the lower address.
+__device__ inline void ld_relaxed_sys_b128(const std::byte* address, std::uint64_t& low,
+                                           std::uint64_t& high) {
+  asm volatile(
+      "{\n.reg .b128 packet;\nld.relaxed.sys.global.b128 packet, [%2];\nmov.b128 {%0, %1}, packet;\n}\n"
+      : "=l"(low), "=l"(high)
+      : "l"(__cvta_generic_to_global(address))
+      : "memory");
+}
+
 /// ld.acquire.sys: later accesses of this thread come after it.
 __device__ inline std::uint32_t ld_acquire_sys(const std::uint32_t* address) {
   std::uint32_t value;
@@ -62,6 +74,16 @@ __device__ inline void st_relaxed_sys(std::uint32_t* address, std::uint32_t valu
 }
 __device__ inline void st_relaxed_sys(std::uint64_t* address, std::uint64_t value) {
   asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+/// st.relaxed.sys.b128: sixteen bytes written as one.
+__device__ inline void st_relaxed_sys_b128(std::byte* address, std::uint64_t low,
+                                           std::uint64_t high) {
+  asm volatile(
+      "{\n.reg .b128 packet;\nmov.b128 packet, {%1, %2};\nst.relaxed.sys.global.b128 [%0], packet;\n}\n" ::
+          "l"(__cvta_generic_to_global(address)),
+      "l"(low), "l"(high)
+      : "memory");
 }
 
 /// st.release.sys: earlier accesses of this thread come before it.

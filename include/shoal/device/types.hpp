@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/device/types.hpp: the world and the team as kernel parameters, and the failure report.
+// shoal/device/types.hpp: parameters of kernels (the world, the team, the arrays of an all-to-all)
+// and the failure report.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +34,8 @@ enum class FailureKind : std::uint32_t {
   gda_failed,      ///< a queue of the NIC has ended: cause `expected`
   gda_timeout,     ///< the deadline passed before the NIC had completed an operation
   gda_aborted,     ///< the world was closed while the NIC had requests
+  collective,      ///< the deadline passed before PE `awaited` came to a collective
+  block_too_large,  ///< all_to_all_v: PE `awaited` sent `bytes` bytes, which were cut off
 };
 
 /// The first failure in a kernel of this PE since the report was last taken. It lies in host memory
@@ -42,9 +45,10 @@ enum class FailureKind : std::uint32_t {
 /// |---|---|
 /// | awaited | all kinds but bad_index; -1 where no PE is known |
 /// | offset | all kinds; of bad_index: which of the indices |
-/// | bytes | bad_address, unreachable, proxy_failed, proxy_timeout, gda |
-/// | compare, width, is_signed, waited_ns | waits and barrier; waited_ns: gda_timeout |
-/// | expected, seen | waits, barrier, bad_index, proxy_failed, proxy_timeout (seen alone), gda |
+/// | bytes | bad_address, unreachable, proxy_failed, proxy_timeout, gda, block_too_large |
+/// | compare, width, is_signed, waited_ns | waits, barrier and collective; waited_ns: gda_timeout |
+/// | expected, seen | waits, barrier, collective, bad_index, proxy_failed, gda |
+/// | seen | proxy_timeout |
 ///
 /// Of gda, `seen` is the operation plus 256 times the number of the queue pair, and `expected` the
 /// word that says why the queue ended.
@@ -95,6 +99,39 @@ struct Team {
   std::uint64_t* epoch;      ///< in this PE's heap: epoch of the last barrier that this PE entered
   std::uint64_t generation;  ///< distinguishes teams that used the same index one after another
   std::uint64_t members[kMaxPes / 64];  ///< bit p: world PE p belongs to the team
+
+  // For collectives (collective.cuh), in teams of up to kMaxCollectivePes PEs.
+  static constexpr Pe kMaxCollectivePes = 128;
+
+  Pe my_pe;  ///< this PE's index in the team
+  Pe size;   ///< number of PEs
+  /// In this PE's heap: groups of threads that have finished the collective that runs.
+  std::uint64_t* finished;
+  /// In this PE's heap, two halves by parity of the epoch: a slot for packets from each PE of the
+  /// team. nullptr: none.
+  std::byte* packets;
+  std::uint64_t slot_bytes;              ///< of a slot, a multiple of 16
+  std::uint64_t packet_limit;            ///< up to so many bytes per PE travel as packets
+  std::uint64_t one_shot_limit;          ///< up to so many bytes a PE reads all of a reduction
+  std::uint16_t pes[kMaxCollectivePes];  ///< by index in the team: the number in the world
+};
+
+/// The sizes of an all-to-all with a size per pair of PEs, in bytes: arrays in GPU memory with an
+/// element for each PE of the team, which kernels may have written.
+struct AllToAllV {
+  void* target = nullptr;        ///< any memory of this GPU
+  const void* source = nullptr;  ///< in the heap, at the same offset on every PE
+  /// In the heap, at the same offset on every PE: this PE sends send_bytes[j] bytes at source +
+  /// send_offsets[j] to PE j.
+  const std::uint64_t* send_bytes = nullptr;
+  const std::uint64_t* send_offsets = nullptr;
+  /// What PE i sends here arrives at target + receive_offsets[i]. Any memory of this GPU.
+  const std::uint64_t* receive_offsets = nullptr;
+  /// nullptr, or the room for each PE in bytes: a larger block is cut off there, and
+  /// the call returns false and reports block_too_large. The team stays usable.
+  const std::uint64_t* receive_room = nullptr;
+  /// nullptr, or where the number of bytes that PE i sent is written.
+  std::uint64_t* received = nullptr;
 };
 
 /// The result of wait_until_any and test_any when no variable compares as asked.

@@ -111,6 +111,7 @@ class CudaDeviceSide final : public DeviceSide {
   void start_proxy(const DeviceSideContext& context);
   void map_queues(const DeviceSideContext& context);
   void lay_out_heap(const DeviceSideContext& context);
+  void lay_out_packets(const DeviceSideContext& context);
   /// False where `before` has no work left, and where `after` is captured and `before` is not.
   bool needs_event(Stream before, Stream after) const;
   void check_runtime(cudaError_t result, const char* what) const {
@@ -241,6 +242,7 @@ void CudaDeviceSide::lay_out_heap(const DeviceSideContext& context) {
   device_->zero(team_words_, bytes);
 
   proxy_words_ = team_words_ + team_words + n_pes;
+  lay_out_packets(context);
 
   const std::vector<std::byte*>& bases = bases_ = context.fabric.peer_bases();
   const std::ptrdiff_t stride = n_pes == 1 ? 0 : bases[1] - bases[0];
@@ -259,6 +261,26 @@ void CudaDeviceSide::lay_out_heap(const DeviceSideContext& context) {
           "cannot copy the table of heaps to the GPU");
   }
   device_->synchronize("the set-up of the device side");
+}
+
+/// Allocates the memory of packets where the heap has room. The first epoch is not 0, so zeros are
+/// no packet.
+void CudaDeviceSide::lay_out_packets(const DeviceSideContext& context) {
+  constexpr std::size_t kAlignment = 128;
+  Memory& memory = context.memory;
+  limits_ = collective_limits(context.settings);
+  const std::size_t each = packet_bytes(context.settings.collective_scratch, memory.heap_mapped());
+  if (each == 0) return;
+  const std::size_t bytes = each * kPacketTeams;
+  const auto offset = memory.heap().allocate(bytes, kAlignment);
+  if (!offset) return;  // on all PEs alike
+  if (*offset + bytes > memory.heap_mapped()) {
+    memory.heap().release(*offset);
+    return;
+  }
+  packets_ = world_.heap + *offset;
+  packet_bytes_ = each;
+  device_->zero(packets_, bytes);
 }
 
 void CudaDeviceSide::check_local(const char* what, const void* memory, std::size_t bytes) const {

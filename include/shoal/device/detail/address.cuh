@@ -5,17 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <shoal/device/detail/heaps.cuh>
 #include <shoal/device/detail/unreached.cuh>
 
 namespace shoal::device::detail {
-
-/// The heap of `pe`, a PE of the world; nullptr when this GPU cannot reach it. An ordinary load: a
-/// pointer from __ldg could alias anything, and the compiler would read the world again for every
-/// operation of a loop.
-__device__ inline std::byte* base_of(const World& world, Pe pe) {
-  return world.bases != nullptr ? world.bases[pe]
-                                : world.window + static_cast<std::size_t>(pe) * world.stride;
-}
 
 /// The copy of [local, local + bytes) on `pe`. Returns nullptr when the PE does not exist, the
 /// range leaves the heap, or this GPU cannot reach it.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// proxied.cuh: requests to the proxy, and reports of ranges that do not exist or are out of reach.
+// proxied.cuh: requests to the proxy.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include <shoal/device/detail/failure.cuh>
+#include <shoal/device/detail/heaps.cuh>
 #include <shoal/device/detail/proxy_platform.cuh>
 #include <shoal/device/detail/proxy_ring.hpp>
 #include <shoal/device/types.hpp>
@@ -13,28 +14,6 @@
 namespace shoal::device::detail {
 
 using ProxyProducer = proxy::Producer<GpuPlatform>;
-
-__device__ inline std::size_t heap_offset(const World& world, const void* local) {
-  return static_cast<std::size_t>(static_cast<const std::byte*>(local) - world.heap);
-}
-
-/// Whether [offset, offset + bytes) of `pe` exists.
-__device__ inline bool exists(const World& world, std::size_t offset, std::size_t bytes, Pe pe) {
-  return static_cast<std::uint32_t>(pe) < static_cast<std::uint32_t>(world.n_pes) &&
-         offset <= world.heap_bytes && bytes <= world.heap_bytes - offset;
-}
-
-/// Reports that the PE or the range does not exist, or that this GPU cannot reach it.
-__device__ __noinline__ inline void report_unreached(World world, const void* local,
-                                                     std::size_t bytes, Pe pe) {
-  FailureReport report{};
-  report.offset = heap_offset(world, local);
-  report.kind =
-      exists(world, report.offset, bytes, pe) ? FailureKind::unreachable : FailureKind::bad_address;
-  report.awaited = pe;
-  report.bytes = bytes;
-  record(world, report);
-}
 
 /// Whether the proxy can serve [local, local + bytes) of `pe`; reports where it cannot.
 __device__ inline bool proxied(const World& world, const void* local, std::size_t bytes, Pe pe) {

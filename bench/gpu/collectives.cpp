@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives.cpp: collectives on streams, plain and in CUDA graphs, beside those of NCCL in the
+// same run. `bytes` are those of a PE's source: the elements of a reduction, the block of an
+// all-gather, all blocks of an all-to-all and of a reduce-scatter.
+#include "gpu/bench.hpp"
+#include "gpu/nccl.hpp"
+#include "shoal/cuda_collective.hpp"
+
+namespace shoal::bench::gpu {
+namespace {
+
+constexpr std::size_t kMostBytes = std::size_t{256} << 20;
+/// The PEs of one all-gather and one all-to-all write so many bytes at most.
+constexpr std::size_t kMostGathered = std::size_t{256} << 20;
+
+class CollectivesBench {
+ public:
+  CollectivesBench(World& world, Peers& peers, const Options& options)
+      : world_(world),
+        peers_(peers),
+        shape_(options.shape),
+        on_(world.team(), stream_.get()),
+        source_(world.heap().allocate<std::byte>(kMostBytes)),
+        target_(world.heap().allocate<std::byte>(kMostBytes)),
+        results_(peers, options, "collectives") {}
+
+  void run() {
+    nccl_ = Nccl::open(peers_, cuda::launch_context(world_).pes_on_device);
+    if (nccl_ != nullptr) {
+      results_.note("NCCL", nccl_->version());
+      window_source_ = nccl_->window(kMostBytes);
+      window_target_ = nccl_->window(kMostBytes);
+    }
+    measure("barrier", "Shoal", 0, [&] { on_.barrier(); });
+    for (std::size_t bytes = 256; bytes <= kMostBytes; bytes *= 4) {
+      reduce(bytes);
+      move(bytes);
+    }
+    nccl_.reset();
+  }
+
+ private:
+  void finish() {
+    if (cudaStreamSynchronize(stream_.get()) != cudaSuccess)
+      throw Error(Code::system, "waiting for a chain of collectives");
+    cuda::check_failures(world_);
+  }
+
+  void measure(const char* operation, const char* library, std::size_t bytes,
+               const std::function<void()>& call) {
+    const Operation repeated = [&](std::int64_t) { call(); };
+    const auto labels = [&](const char* launch) {
+      return Labels{
+          {"operation", operation}, {"library", library}, {"launch", launch}, {"bytes", bytes}};
+    };
+    results_.add(labels("plain"),
+                 time_chain(peers_, stream_.get(), shape_, repeated, [&] { finish(); }),
+                 static_cast<double>(bytes));
+    results_.add(labels("graph"),
+                 time_graph(peers_, stream_.get(), shape_, repeated, [&] { finish(); }),
+                 static_cast<double>(bytes));
+  }
+
+  void reduce(std::size_t bytes) {
+    using cuda::ElementType;
+    const std::size_t count = bytes / 2;
+    const auto n = static_cast<std::size_t>(peers_.count());
+    void* const to = target_.data();
+    const void* const from = source_.data();
+    const cudaStream_t stream = stream_.get();
+    measure("all-reduce", "Shoal", bytes,
+            [&] { on_.reduce(ElementType::bfloat16, ReduceOp::sum, to, from, count); });
+    measure("all-reduce, in place", "Shoal", bytes,
+            [&] { on_.reduce(ElementType::bfloat16, ReduceOp::sum, to, to, count); });
+    if (count % n == 0)
+      measure("reduce-scatter", "Shoal", bytes, [&] {
+        on_.reduce_scatter(ElementType::bfloat16, ReduceOp::sum, to, from, count / n);
+      });
+    if (nccl_ == nullptr) return;
+    measure("all-reduce", "NCCL", bytes, [&] { nccl_->all_reduce_bf16(from, to, count, stream); });
+    if (window_source_ != nullptr && window_target_ != nullptr)
+      measure("all-reduce", "NCCL, window", bytes,
+              [&] { nccl_->all_reduce_bf16(window_source_, window_target_, count, stream); });
+    if (count % n == 0)
+      measure("reduce-scatter", "NCCL", bytes,
+              [&] { nccl_->reduce_scatter_bf16(from, to, count / n, stream); });
+  }
+
+  void move(std::size_t bytes) {
+    const auto n = static_cast<std::size_t>(peers_.count());
+    void* const to = target_.data();
+    const void* const from = source_.data();
+    const cudaStream_t stream = stream_.get();
+    measure("broadcast", "Shoal", bytes, [&] { on_.broadcast(to, from, bytes, 0); });
+    if (nccl_ != nullptr)
+      measure("broadcast", "NCCL", bytes, [&] { nccl_->broadcast(from, to, bytes, stream); });
+    if (bytes * n <= kMostGathered) {
+      measure("all-gather", "Shoal", bytes, [&] { on_.all_gather(to, from, bytes); });
+      if (nccl_ != nullptr)
+        measure("all-gather", "NCCL", bytes, [&] { nccl_->all_gather(from, to, bytes, stream); });
+    }
+    if (bytes % n != 0) return;
+    measure("all-to-all", "Shoal", bytes, [&] { on_.all_to_all(to, from, bytes / n); });
+    if (nccl_ != nullptr)
+      measure("all-to-all", "NCCL", bytes, [&] { nccl_->all_to_all(from, to, bytes / n, stream); });
+  }
+
+  World& world_;
+  Peers& peers_;
+  const Shape shape_;
+  const Stream stream_;
+  const cuda::StreamCollectives on_;
+  const SymmetricArray<std::byte> source_, target_;
+  std::unique_ptr<Nccl> nccl_;
+  void *window_source_ = nullptr, *window_target_ = nullptr;
+  Results results_;
+};
+
+}  // namespace
+
+void run_collectives(World& world, Peers& peers, const Options& options) {
+  CollectivesBench(world, peers, options).run();
+}
+
+}  // namespace shoal::bench::gpu

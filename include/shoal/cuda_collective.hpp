@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// shoal/cuda_collective.hpp: collectives on CUDA streams, for worlds whose heap is in GPU memory.
+// Needs no CUDA header.
+//
+//   const shoal::cuda::StreamCollectives on(world.team(), stream);
+//   on.reduce(shoal::ReduceOp::sum, sums.data(), values.data(), 1024);  // float, int, ...
+//   on.all_gather(all.data(), mine.data(), bytes);
+//
+// The contract is that of shoal/collective.hpp, in stream order: a call checks its arguments,
+// queues one kernel and returns. Every PE of the team queues the same calls in the same order, with
+// the same counts, those of kernels (shoal/device/collective.cuh) and barriers on streams included;
+// what PEs pass is not compared. Calls can be captured in CUDA graphs. A PE that does not come is a
+// failure that shoal::cuda::check_failures throws; the team is then out of step on GPUs.
+//
+// The results have the bits of the host's collectives (NaNs: the processor's), whatever the size,
+// the algorithm and the number of blocks. SHOAL_COLLECTIVE_* select algorithms.
+//
+// The host's collectives (shoal/collective.hpp) also work for these heaps; they wait for their
+// result and copy through host memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <shoal/collective.hpp>
+#include <shoal/cuda.hpp>
+#include <shoal/device/reduction.hpp>
+#include <shoal/device/types.hpp>
+
+namespace shoal::cuda {
+
+/// The element types of reductions on streams.
+enum class ElementType : std::uint8_t {
+  int8,
+  uint8,
+  int16,
+  uint16,
+  int32,
+  uint32,
+  int64,
+  uint64,
+  float16,
+  bfloat16,
+  float32,
+  float64,
+};
+
+/// The ElementType of T: integers, float, double, device::Float16, device::BFloat16.
+template <typename T>
+constexpr ElementType element_type_of() {
+  if constexpr (std::is_same_v<T, device::Float16>) {
+    return ElementType::float16;
+  } else if constexpr (std::is_same_v<T, device::BFloat16>) {
+    return ElementType::bfloat16;
+  } else if constexpr (std::is_floating_point_v<T>) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+    return sizeof(T) == 4 ? ElementType::float32 : ElementType::float64;
+  } else {
+    static_assert(std::is_integral_v<T> && !std::is_same_v<T, bool>);
+    constexpr int width = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
+    return static_cast<ElementType>(2 * width + (std::is_signed_v<T> ? 0 : 1));
+  }
+}
+
+/// Collectives of one team on one stream. Cheap to make; not collective.
+///
+/// Every call throws Error{unsupported} where the world has no device side, where this GPU does not
+/// reach the heaps of all PEs of the team by load and store, and for teams of more than
+/// device::Team::kMaxCollectivePes PEs; Error{invalid_argument} for arguments as in
+/// shoal/collective.hpp; Error{closed} after close; Error{system} with CUDA's reason. A call that
+/// throws has queued nothing.
+class StreamCollectives {
+ public:
+  /// `stream` is a stream of this PE's GPU and outlives the object. Throws Error{invalid_argument}
+  /// for the legacy default stream when several PEs share the GPU.
+  StreamCollectives(Team team, Stream stream);
+
+  const Team& team() const noexcept { return team_; }
+  Stream stream() const noexcept { return stream_; }
+
+  /// StreamOperations::barrier: what the streams of all PEs did before is visible afterwards. A
+  /// stream has no outstanding operations, so sync is the same.
+  void barrier() const;
+  void sync() const { barrier(); }
+
+  void broadcast(void* target, const void* source, std::size_t bytes, Pe root) const;
+  /// `source` may be block my_pe of `target`.
+  void all_gather(void* target, const void* source, std::size_t bytes) const;
+  void all_to_all(void* target, const void* source, std::size_t bytes) const;
+  /// Sizes and offsets are read on the GPU.
+  void all_to_all_v(const device::AllToAllV& arguments) const;
+
+  void reduce(ElementType type, ReduceOp op, void* target, const void* source,
+              std::size_t count) const;
+  /// `target` may be block my_pe of `source`; it must not overlap `source` otherwise.
+  void reduce_scatter(ElementType type, ReduceOp op, void* target, const void* source,
+                      std::size_t count) const;
+
+  template <typename T>
+  void reduce(ReduceOp op, T* target, const std::type_identity_t<T>* source,
+              std::size_t count) const {
+    reduce(element_type_of<T>(), op, target, source, count);
+  }
+  template <typename T>
+  void reduce_scatter(ReduceOp op, T* target, const std::type_identity_t<T>* source,
+                      std::size_t count) const {
+    reduce_scatter(element_type_of<T>(), op, target, source, count);
+  }
+
+ private:
+  Team team_;
+  Stream stream_;
+};
+
+}  // namespace shoal::cuda

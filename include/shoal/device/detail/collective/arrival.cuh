@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// arrival.cuh: the epochs of collectives: waiting for all PEs, and the end of a collective.
+//
+// A collective takes one epoch of its team, or two where it runs between two barriers. It ends on a
+// PE only when every PE has entered its last epoch. So no two PEs are more than one epoch apart,
+// and what a PE reads in an epoch may be written again two epochs later.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <shoal/device/detail/heaps.cuh>
+#include <shoal/device/detail/team.cuh>
+#include <shoal/device/detail/wait.cuh>
+#include <shoal/device/types.hpp>
+
+namespace shoal::device::detail {
+
+/// The heap of PE `pe` of the team.
+__device__ inline std::byte* team_base(const World& world, const Team& team, Pe pe) {
+  return base_of(world, team.pes[pe]);
+}
+
+/// The copy of `local`, an address in this PE's heap, on PE `pe` of the team, which is reached.
+template <typename T>
+__device__ T* on_pe(const World& world, const Team& team, T* local, Pe pe) {
+  return reinterpret_cast<T*>(team_base(world, team, pe) + heap_offset(world, local));
+}
+
+/// Whether the team can run collectives and the ranges exist. Reports where not.
+__device__ inline bool usable(const World& world, const Team& team, const void* target,
+                              std::size_t target_bytes, const void* source,
+                              std::size_t source_bytes) {
+  if (team.size == 0) {  // too many PEs
+    report_unreached(world, world.heap, 0, world.my_pe);
+    return false;
+  }
+  for (Pe pe = 0; pe < team.size; ++pe)
+    if (team_base(world, team, pe) == nullptr) {
+      report_unreached(world, world.heap, 0, team.pes[pe]);
+      return false;
+    }
+  if (target_bytes != 0 && !exists(world, heap_offset(world, target), target_bytes, world.my_pe)) {
+    report_unreached(world, target, target_bytes, world.my_pe);
+    return false;
+  }
+  if (source_bytes != 0 && !exists(world, heap_offset(world, source), source_bytes, world.my_pe)) {
+    report_unreached(world, source, source_bytes, world.my_pe);
+    return false;
+  }
+  return true;
+}
+
+/// `count` elements of `blocks` blocks, in bytes; 2^64 - 1 on overflow.
+__device__ inline std::size_t total_bytes(std::size_t count, std::size_t element, Pe blocks) {
+  const auto factor = element * static_cast<std::size_t>(blocks);
+  if (factor != 0 && count > static_cast<std::size_t>(-1) / factor)
+    return static_cast<std::size_t>(-1);
+  return count * factor;
+}
+
+/// Tells all PEs that this one has entered `epoch`, releasing what the group has stored, and waits
+/// until they all have. Returns the same on all threads of the group.
+template <typename Crew>
+__device__ bool meet(const Crew& crew, const World& world, const Team& team, std::uint64_t epoch) {
+  crew.sync();
+  std::uint64_t* const mine = team.arrived + world.my_pe;
+  const auto first = static_cast<Pe>(crew.group_rank());
+  const auto step = static_cast<Pe>(crew.group_size());
+  for (Pe pe = first; pe < team.size; pe += step)
+    if (pe != team.my_pe) ptx::st_release_sys(on_pe(world, team, mine, pe), epoch);
+  bool ok = true;
+  for (Pe pe = first; pe < team.size && ok; pe += step)
+    if (pe != team.my_pe)
+      ok = wait_for<std::uint64_t>(world, FailureKind::collective, team.arrived + team.pes[pe],
+                                   Compare::greater_equal, epoch, team.pes[pe]);
+  return crew.all(ok);
+}
+
+/// Ends a collective whose last epoch is `epoch`; every group calls. Only the last group knows
+/// whether all went well, and returns that.
+template <typename Crew>
+__device__ bool finish(const Crew& crew, const Team& team, std::uint64_t epoch, bool ok) {
+  ok = crew.all(ok);
+  if (crew.last(team) && crew.group_rank() == 0) *team.epoch = epoch;
+  crew.sync();
+  return ok;
+}
+
+/// finish, after a barrier in `epoch`.
+template <typename Crew>
+__device__ bool meet_and_finish(const Crew& crew, const World& world, const Team& team,
+                                std::uint64_t epoch, bool ok) {
+  ok = crew.all(ok);
+  if (crew.last(team)) {
+    ok = meet(crew, world, team, epoch) && ok;
+    if (crew.group_rank() == 0) *team.epoch = epoch;
+  }
+  crew.sync();
+  return ok;
+}
+
+}  // namespace shoal::device::detail

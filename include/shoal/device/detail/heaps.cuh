@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// heaps.cuh: the heaps of the world as this GPU sees them, and reports of ranges that do not exist
+// or are out of reach.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <shoal/device/detail/failure.cuh>
+#include <shoal/device/types.hpp>
+
+namespace shoal::device::detail {
+
+__device__ inline std::size_t heap_offset(const World& world, const void* local) {
+  return static_cast<std::size_t>(static_cast<const std::byte*>(local) - world.heap);
+}
+
+/// Whether [offset, offset + bytes) of `pe` exists.
+__device__ inline bool exists(const World& world, std::size_t offset, std::size_t bytes, Pe pe) {
+  return static_cast<std::uint32_t>(pe) < static_cast<std::uint32_t>(world.n_pes) &&
+         offset <= world.heap_bytes && bytes <= world.heap_bytes - offset;
+}
+
+/// Reports that the PE or the range does not exist, or that this GPU cannot reach it.
+__device__ __noinline__ inline void report_unreached(World world, const void* local,
+                                                     std::size_t bytes, Pe pe) {
+  FailureReport report{};
+  report.offset = heap_offset(world, local);
+  report.kind =
+      exists(world, report.offset, bytes, pe) ? FailureKind::unreachable : FailureKind::bad_address;
+  report.awaited = pe;
+  report.bytes = bytes;
+  record(world, report);
+}
+
+/// The heap of `pe`, a PE of the world; nullptr when this GPU cannot reach it. An ordinary load: a
+/// pointer from __ldg could alias anything, and the compiler would read the world again for every
+/// operation of a loop.
+__device__ inline std::byte* base_of(const World& world, Pe pe) {
+  return world.bases != nullptr ? world.bases[pe]
+                                : world.window + static_cast<std::size_t>(pe) * world.stride;
+}
+
+}  // namespace shoal::device::detail

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// movement.cu: kernels of broadcast, all-gather and all-to-all. Bytes on the links, of b bytes and
+// n PEs: (n - 1) b from the root, (n - 1) b from each PE; twice that as packets. They wait once for
+// all PEs as packets, else twice.
+#include "collective/cuda/start.cuh"
+#include "shoal/device/collective.cuh"
+
+namespace shoal::collective::kernels {
+namespace {
+
+namespace dd = device::detail;
+
+struct Move {
+  std::byte* target;
+  const std::byte* source;
+  std::size_t bytes;
+  std::size_t stride;
+  Pe root;
+};
+
+__global__ void __launch_bounds__(kMaxThreads)
+    broadcast_kernel(const __grid_constant__ device::World world,
+                     const __grid_constant__ device::Team team, const __grid_constant__ Move move) {
+  begin();
+  dd::broadcast_by<std::uint8_t>(dd::GridCrew{}, world, team, move.target, move.source, move.bytes,
+                                 move.root);
+}
+
+__global__ void __launch_bounds__(kMaxThreads)
+    spread_kernel(const __grid_constant__ device::World world,
+                  const __grid_constant__ device::Team team, const __grid_constant__ Move move) {
+  begin();
+  dd::spread_by<std::uint8_t>(dd::GridCrew{}, world, team, move.target, move.source, move.bytes,
+                              move.stride);
+}
+
+__global__ void __launch_bounds__(kMaxThreads)
+    all_to_all_v_kernel(const __grid_constant__ device::World world,
+                        const __grid_constant__ device::Team team,
+                        const __grid_constant__ device::AllToAllV arguments) {
+  begin();
+  dd::all_to_all_v_by(dd::GridCrew{}, world, team, arguments);
+}
+
+/// `moved`: bytes that this PE writes where they do not travel as packets.
+LaunchShape shape_of(const Launch& launch, std::size_t bytes, std::uint64_t moved) {
+  if (launch.team.packets != nullptr && bytes <= launch.team.packet_limit)
+    return packet_shape(bytes, launch.pes_on_device);
+  return bulk_shape(moved, launch.pes_on_device);
+}
+
+}  // namespace
+
+const char* broadcast(const Launch& launch, void* target, const void* source, std::size_t bytes,
+                      Pe root) {
+  const Move move{static_cast<std::byte*>(target), static_cast<const std::byte*>(source), bytes, 0,
+                  root};
+  return start(launch, shape_of(launch, bytes, bytes), broadcast_kernel, launch.world, launch.team,
+               move);
+}
+
+const char* spread(const Launch& launch, void* target, const void* source, std::size_t bytes,
+                   bool same) {
+  const Move move{static_cast<std::byte*>(target), static_cast<const std::byte*>(source), bytes,
+                  same ? 0 : bytes, -1};
+  return start(launch, shape_of(launch, bytes, bytes), spread_kernel, launch.world, launch.team,
+               move);
+}
+
+const char* all_to_all_v(const Launch& launch, const device::AllToAllV& arguments) {
+  // The sizes are on the GPU: as many blocks as for large ones.
+  return start(launch, {max_blocks(launch.pes_on_device), kMaxThreads}, all_to_all_v_kernel,
+               launch.world, launch.team, arguments);
+}
+
+const char* reduce(const Launch& launch, cuda::ElementType type, ReduceOp op,
+                   const ReduceArguments& arguments) {
+  using cuda::ElementType;
+  switch (type) {
+    case ElementType::int8:
+    case ElementType::uint8:
+    case ElementType::int16:
+    case ElementType::uint16:
+      return reduce_small_integers(&launch, type, op, arguments);
+    case ElementType::int32:
+    case ElementType::uint32:
+      return reduce_integers32(&launch, type, op, arguments);
+    case ElementType::int64:
+    case ElementType::uint64:
+      return reduce_integers64(&launch, type, op, arguments);
+    case ElementType::float32:
+    case ElementType::float64:
+      return reduce_floats(&launch, type, op, arguments);
+    case ElementType::float16:
+    case ElementType::bfloat16:
+      return reduce_halves(&launch, type, op, arguments);
+  }
+  return "an element type that is not known";
+}
+
+const char* load() {
+  using cuda::ElementType;
+  for (const char* const failure : {load_kernel(broadcast_kernel), load_kernel(spread_kernel),
+                                    load_kernel(all_to_all_v_kernel)})
+    if (failure != nullptr) return failure;
+  for (int type = 0; type <= static_cast<int>(ElementType::float64); ++type)
+    for (int op = 0; op <= static_cast<int>(ReduceOp::bit_xor); ++op) {
+      const auto element = static_cast<ElementType>(type);
+      const bool is_integer = element <= ElementType::uint64;
+      const auto operation = static_cast<ReduceOp>(op);
+      if (!is_integer && operation >= ReduceOp::bit_and) continue;
+      const auto part = element <= ElementType::uint16     ? reduce_small_integers
+                        : element <= ElementType::uint32   ? reduce_integers32
+                        : element <= ElementType::uint64   ? reduce_integers64
+                        : element <= ElementType::bfloat16 ? reduce_halves
+                                                           : reduce_floats;
+      if (const char* const failure = part(nullptr, element, operation, {}); failure != nullptr)
+        return failure;
+    }
+  return nullptr;
+}
+
+}  // namespace shoal::collective::kernels

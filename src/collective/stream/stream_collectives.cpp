@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// The calls of shoal/cuda_collective.hpp: checks of arguments, then one kernel.
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "base/check.hpp"
+#include "collective/call.hpp"
+#include "collective/reduce_kernel.hpp"
+#include "collective/stream/launch.hpp"
+#include "shoal/cuda_collective.hpp"
+#include "world/device_side.hpp"
+#include "world/state.hpp"
+
+namespace shoal::cuda {
+namespace {
+
+using collective::Call;
+using collective::Operation;
+using collective::kernels::Launch;
+namespace kernels = collective::kernels;
+
+/// A call on this PE whose team can run collectives of GPUs.
+class StreamCall : public Call {
+ public:
+  StreamCall(const Team& team, Operation operation) : Call(team, operation) {
+    const detail::DeviceSide* const side = world().device_side();
+    require(side != nullptr, Code::unsupported,
+            "{} on a stream: the symmetric heap of this world is on the host; SHOAL_HEAP=cuda puts "
+            "it into GPU memory",
+            name());
+    require(n_pes() <= static_cast<std::size_t>(device::Team::kMaxCollectivePes), Code::unsupported,
+            "{} on a stream: team {} has {} PEs; allowed: up to {}", name(), this->team().index,
+            n_pes(), device::Team::kMaxCollectivePes);
+    for (const Pe pe : this->team().pes)
+      require(world().peer_base(pe) != nullptr, Code::unsupported,
+              "{} on a stream: the GPU of PE {} does not reach the heap of PE {} of team {} by "
+              "loads and stores",
+              name(), world().my_pe(), pe, this->team().index);
+    view_ = detail::describe_team(*side, this->team());
+  }
+
+  /// Checks the ranges as the host's collectives do. `own_block`: the shorter one may be block
+  /// my_pe of the longer one.
+  void check_ranges(const void* target, std::size_t target_blocks, const void* source,
+                    std::size_t source_blocks, std::size_t bytes, std::size_t alignment,
+                    bool in_place, bool own_block = false) const {
+    const std::size_t to = checked_offset("target", target, bytes, target_blocks, alignment);
+    const std::size_t from = checked_offset("source", source, bytes, source_blocks, alignment);
+    const std::size_t mine = me() * bytes;
+    if (own_block && (target_blocks == 1 ? to == from + mine : from == to + mine)) return;
+    check_overlap(to, bytes * target_blocks, from, bytes * source_blocks, in_place);
+  }
+  /// `bytes` bytes of an array of 64-bit words that this GPU can use.
+  void check_table(const char* what, const void* table) const {
+    require(table != nullptr && reinterpret_cast<std::uintptr_t>(table) % 8 == 0,
+            Code::invalid_argument, "{}: {} is {}; allowed: an aligned array of {} 64-bit words",
+            name(), what, table, n_pes());
+    side().check_local(name(), table, n_pes() * sizeof(std::uint64_t));
+  }
+  const detail::DeviceSide& side() const { return *world().device_side(); }
+
+  /// Starts the kernel that `operation` starts.
+  template <typename StartKernel>
+  void start(Stream stream, const StartKernel& start_kernel) const {
+    require(world().cuda() != nullptr, Code::unsupported, "{} on a stream: PE {} has no GPU",
+            name(), world().my_pe());
+    const memory::Device& gpu = *world().cuda();
+    gpu.activate();
+    const int sharing = side().launch().pes_on_device;
+    const Launch launch{stream, side().world(), view_, sharing,
+                        sharing == 1 && gpu.compute_capability >= 90};
+    const char* const failure = start_kernel(launch);
+    require(failure == nullptr, Code::system, "{} did not start on GPU {}: {}", name(), gpu.device,
+            failure == nullptr ? "" : failure);
+  }
+
+ private:
+  device::Team view_{};
+};
+
+/// Loads the kernels once on each GPU of the process: before a kernel of another PE waits for one
+/// that would have to be loaded. Returns CUDA's reason where that fails, which is tried once.
+const char* load_once(const memory::Device& gpu) {
+  static std::mutex mutex;
+  static auto* const loaded = new std::map<int, const char*>;
+  const std::lock_guard lock(mutex);
+  const auto found = loaded->find(gpu.device);
+  if (found != loaded->end()) return found->second;
+  gpu.activate();
+  return loaded->emplace(gpu.device, kernels::load()).first->second;
+}
+
+bool is_integer(ElementType type) {
+  return type <= ElementType::uint64;
+}
+std::size_t bytes_of(ElementType type) {
+  switch (type) {
+    case ElementType::int8:
+    case ElementType::uint8:
+      return 1;
+    case ElementType::int16:
+    case ElementType::uint16:
+    case ElementType::float16:
+    case ElementType::bfloat16:
+      return 2;
+    case ElementType::int32:
+    case ElementType::uint32:
+    case ElementType::float32:
+      return 4;
+    case ElementType::int64:
+    case ElementType::uint64:
+    case ElementType::float64:
+      return 8;
+  }
+  return 0;
+}
+
+void check_reduction(const StreamCall& call, ElementType type, ReduceOp op, std::size_t count,
+                     std::size_t blocks) {
+  require(bytes_of(type) != 0, Code::invalid_argument, "{}: element type {}; allowed: 0 to {}",
+          call.name(), static_cast<int>(type), static_cast<int>(ElementType::float64));
+  require(op <= ReduceOp::max || (op <= ReduceOp::bit_xor && is_integer(type)),
+          Code::invalid_argument,
+          "{} on a stream: operation {} on element type {}; allowed: sum, prod, min, max; bit_and, "
+          "bit_or, bit_xor of integers",
+          call.name(), collective::name_of(op), static_cast<int>(type));
+  require(count <= call.world().heap().size() / bytes_of(type) / blocks, Code::invalid_argument,
+          "{}: count is {}; allowed: counts that fit {} times into the symmetric heap of {} bytes "
+          "(SHOAL_SYMMETRIC_SIZE)",
+          call.name(), count, blocks, call.world().heap().size());
+}
+
+}  // namespace
+
+StreamCollectives::StreamCollectives(Team team, Stream stream)
+    : team_(std::move(team)), stream_(stream) {
+  (void)StreamOperations(team_.world(), stream);  // checks the stream
+  // A GPU whose kernels cannot be loaded fails the calls that start one.
+  if (const memory::Device* const gpu = team_.state().world->cuda(); gpu != nullptr)
+    (void)load_once(*gpu);
+}
+
+void StreamCollectives::barrier() const {
+  StreamOperations(team_.world(), stream_).barrier(team_);
+}
+
+void StreamCollectives::broadcast(void* target, const void* source, std::size_t bytes,
+                                  Pe root) const {
+  const StreamCall call(team_, Operation::broadcast);
+  require(root >= 0 && static_cast<std::size_t>(root) < call.n_pes(), Code::invalid_argument,
+          "broadcast: root is {}; allowed: 0 to {}, the PEs of the team", root, call.n_pes() - 1);
+  call.check_ranges(target, 1, source, 1, bytes, 1, true);
+  call.start(stream_, [&](const Launch& launch) {
+    return kernels::broadcast(launch, target, source, bytes, root);
+  });
+}
+
+void StreamCollectives::all_gather(void* target, const void* source, std::size_t bytes) const {
+  const StreamCall call(team_, Operation::all_gather);
+  call.check_ranges(target, call.n_pes(), source, 1, bytes, 1, false, true);
+  call.start(stream_, [&](const Launch& launch) {
+    return kernels::spread(launch, target, source, bytes, true);
+  });
+}
+
+void StreamCollectives::all_to_all(void* target, const void* source, std::size_t bytes) const {
+  const StreamCall call(team_, Operation::all_to_all);
+  call.check_ranges(target, call.n_pes(), source, call.n_pes(), bytes, 1, false);
+  call.start(stream_, [&](const Launch& launch) {
+    return kernels::spread(launch, target, source, bytes, false);
+  });
+}
+
+void StreamCollectives::all_to_all_v(const device::AllToAllV& v) const {
+  const StreamCall call(team_, Operation::all_to_all_v);
+  const std::size_t n = call.n_pes();
+  for (const auto& [what, table] :
+       {std::pair{"send_bytes", v.send_bytes}, std::pair{"send_offsets", v.send_offsets}}) {
+    call.check_table(what, table);
+    call.checked_offset(what, table, sizeof(std::uint64_t), n, sizeof(std::uint64_t));
+  }
+  call.check_table("receive_offsets", v.receive_offsets);
+  if (v.receive_room != nullptr) call.check_table("receive_room", v.receive_room);
+  if (v.received != nullptr) call.check_table("received", v.received);
+  call.checked_offset("source", v.source, 1);
+  call.start(stream_, [&](const Launch& launch) { return kernels::all_to_all_v(launch, v); });
+}
+
+void StreamCollectives::reduce(ElementType type, ReduceOp op, void* target, const void* source,
+                               std::size_t count) const {
+  const StreamCall call(team_, Operation::reduce);
+  check_reduction(call, type, op, count, 1);
+  const std::size_t element = bytes_of(type);
+  call.check_ranges(target, 1, source, 1, count * element, element, true);
+  call.start(stream_, [&](const Launch& launch) {
+    return kernels::reduce(launch, type, op, {target, source, count, false});
+  });
+}
+
+void StreamCollectives::reduce_scatter(ElementType type, ReduceOp op, void* target,
+                                       const void* source, std::size_t count) const {
+  const StreamCall call(team_, Operation::reduce_scatter);
+  check_reduction(call, type, op, count, call.n_pes());
+  const std::size_t element = bytes_of(type);
+  call.check_ranges(target, 1, source, call.n_pes(), count * element, element, false, true);
+  call.start(stream_, [&](const Launch& launch) {
+    return kernels::reduce(launch, type, op, {target, source, count, true});
+  });
+}
+
+}  // namespace shoal::cuda
