@@ -3,6 +3,7 @@
 // another OpenSHMEM; shmem_bench.py compares them.
 //
 // PE 0 prints a line per row: operation, bytes, microseconds per call (the least of kRounds means).
+// The time of a collective ends when all PEs have it: the root of a broadcast may be far ahead.
 #include <shmem.h>
 #include <stdio.h>
 #include <string.h>
@@ -61,6 +62,47 @@ static void all_to_all(size_t bytes) {
   shmem_alltoall64(symmetric_b, symmetric_a, bytes / 8 / (size_t)n, 0, 0, n, sync_array);
 }
 
+#if SHMEM_MAJOR_VERSION > 1 || SHMEM_MINOR_VERSION >= 5
+// Contexts: an operation with its quiet, and a quiet that has nothing to wait for while another
+// context has a long put in flight.
+#define CONTEXTS 1
+enum { kShared, kSerialized, kPrivate, kContexts };
+static const long options[kContexts] = {0, SHMEM_CTX_SERIALIZED, SHMEM_CTX_PRIVATE};
+static shmem_ctx_t contexts[kContexts];
+
+static void put_quiet_on(size_t bytes, int kind) {
+  shmem_ctx_putmem(contexts[kind], symmetric_a, local, bytes, n - 1);
+  shmem_ctx_quiet(contexts[kind]);
+}
+static void put_quiet_shared(size_t bytes) {
+  put_quiet_on(bytes, kShared);
+}
+static void put_quiet_serialized(size_t bytes) {
+  put_quiet_on(bytes, kSerialized);
+}
+static void put_quiet_private(size_t bytes) {
+  put_quiet_on(bytes, kPrivate);
+}
+
+static double quiet_beside_put(int kind) {
+  enum { kCalls = 50 };
+  double best = 1e30;
+  for (int round = 0; round < kRounds; ++round) {
+    double sum = 0;
+    for (int i = 0; me == 0 && i < kCalls; ++i) {
+      shmem_putmem_nbi(symmetric_a, local, 262144, n - 1);
+      const double start = now_us();
+      shmem_ctx_quiet(contexts[kind]);
+      sum += now_us() - start;
+      shmem_quiet();
+    }
+    if (sum / kCalls < best) best = sum / kCalls;
+  }
+  shmem_barrier_all();
+  return best;
+}
+#endif
+
 struct Row {
   const char* name;
   void (*call)(size_t bytes);
@@ -68,11 +110,21 @@ struct Row {
   size_t least, most;
 };
 static const struct Row rows[] = {
-    {"put", put, 0, 8, kMost},       {"put+quiet", put_quiet, 0, 8, kMost},
-    {"get", get, 0, 8, kMost},       {"fetch_add", fetch_add, 0, 8, 8},
-    {"add", add, 0, 8, 8},           {"compare_swap", compare_swap, 0, 8, 8},
-    {"barrier", barrier, 1, 8, 8},   {"broadcast", broadcast, 1, 8, kMost},
-    {"reduce", reduce, 1, 8, kMost}, {"alltoall", all_to_all, 1, 64, kMost},
+    {"put", put, 0, 8, kMost},
+    {"put+quiet", put_quiet, 0, 8, kMost},
+#ifdef CONTEXTS
+    {"put+quiet_shared", put_quiet_shared, 0, 8, 8},
+    {"put+quiet_serialized", put_quiet_serialized, 0, 8, 8},
+    {"put+quiet_private", put_quiet_private, 0, 8, 8},
+#endif
+    {"get", get, 0, 8, kMost},
+    {"fetch_add", fetch_add, 0, 8, 8},
+    {"add", add, 0, 8, 8},
+    {"compare_swap", compare_swap, 0, 8, 8},
+    {"barrier", barrier, 1, 8, 8},
+    {"broadcast", broadcast, 1, 8, kMost},
+    {"reduce", reduce, 1, 8, kMost},
+    {"alltoall", all_to_all, 1, 64, kMost},
 };
 
 static const size_t sizes[] = {8, 64, 512, 4096, 32768, 262144, kMost};
@@ -85,7 +137,10 @@ static double measure(const struct Row* row, size_t bytes) {
     const double start = now_us();
     if (row->collective || me == 0)
       for (int i = 0; i < calls; ++i) row->call(bytes);
-    if (!row->collective && me == 0) shmem_quiet();
+    if (row->collective)
+      shmem_barrier_all();
+    else if (me == 0)
+      shmem_quiet();
     const double each = (now_us() - start) / calls;
     if (each < best) best = each;
   }
@@ -105,6 +160,9 @@ int main(void) {
   memset(local, 0, kMost);
   for (size_t i = 0; i < sizeof sync_array / sizeof sync_array[0]; ++i)
     sync_array[i] = SHMEM_SYNC_VALUE;
+#ifdef CONTEXTS
+  for (int kind = 0; kind < kContexts; ++kind) shmem_ctx_create(options[kind], &contexts[kind]);
+#endif
   shmem_barrier_all();
   for (size_t r = 0; r < sizeof rows / sizeof rows[0]; ++r)
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
@@ -114,6 +172,13 @@ int main(void) {
       if (me == 0) printf("%s %zu %.4f\n", rows[r].name, bytes, us);
       fflush(stdout);
     }
+#ifdef CONTEXTS
+  static const char* const names[kContexts] = {"shared", "serialized", "private"};
+  for (int kind = 0; kind < kContexts; ++kind) {
+    const double us = quiet_beside_put(kind);
+    if (me == 0) printf("quiet_beside_put_%s 0 %.4f\n", names[kind], us);
+  }
+#endif
   if (me == 0) printf("end\n");
   fflush(stdout);
   shmem_finalize();

@@ -4,15 +4,16 @@
 
 Usage: shmem_bench.py --bin build/release/bin [--other-cc oshcc --other-run "oshrun -np 2"]
 [--network] [--repeat N] [--json FILE]. Compiles shmem_bench.c with both compilers and runs both
-programs in turn, so that both see the same machine. Prints the least time of each row and the
-ratio other / Shoal: above 1, Shoal is faster. --network: the PEs use the network instead of shared
-memory.
+programs in turn, so that both see the same machine. Prints the median time of each row, and the
+median of the ratios other / Shoal of the single runs: above 1, Shoal is faster. --network: the PEs
+use the network instead of shared memory. --bind: each PE gets a core of its own, in both programs.
 """
 
 import argparse
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,8 +37,8 @@ def run(command, environment):
     return rows
 
 
-def least(runs):
-    return {row: min(one[row] for one in runs) for row in runs[0]}
+def medians(runs):
+    return {row: statistics.median(one[row] for one in runs) for row in runs[0]}
 
 
 def main():
@@ -47,6 +48,7 @@ def main():
     parser.add_argument("--other-cc", default="/usr/bin/oshcc")
     parser.add_argument("--other-run", default="/usr/bin/oshrun --oversubscribe")
     parser.add_argument("--network", action="store_true")
+    parser.add_argument("--bind", action="store_true")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -57,8 +59,9 @@ def main():
     pes = ["-np", str(options.pes)]
     nodes = ["--nodes", str(options.pes)] if options.network else []
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    shoal = [options.bin / "oshrun", *pes, *nodes, folder / "shoal"]
-    other = [*shlex.split(options.other_run), *root, *pes, folder / "other"]
+    bind = "core" if options.bind else "none"
+    shoal = [options.bin / "oshrun", *pes, *nodes, "--bind", bind, folder / "shoal"]
+    other = [*shlex.split(options.other_run), *root, *pes, "--bind-to", bind, folder / "other"]
     between = {"SHOAL_TRANSPORT_BETWEEN": "ofi,ucx"} if options.network else {}
     tcp = {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}
     tcp = tcp if options.network else {}
@@ -66,14 +69,31 @@ def main():
     for _ in range(options.repeat):
         times["shoal"].append(run(shoal, {"SHMEM_SYMMETRIC_SIZE": "64M", **between}))
         times["other"].append(run(other, {"SHMEM_SYMMETRIC_SIZE": "64M", **tcp}))
-    best = {name: least(runs) for name, runs in times.items()}
-    print(f"{'operation':14}{'bytes':>9}{'Shoal us':>12}{'other us':>12}{'ratio':>8}")
-    for (name, size), ours in best["shoal"].items():
-        theirs = best["other"][name, size]
-        print(f"{name:14}{size:9}{ours:12.3f}{theirs:12.3f}{theirs / ours:8.2f}")
+    middle = {name: medians(runs) for name, runs in times.items()}
+    rows = []
+    print(f"{'operation':28}{'bytes':>9}{'Shoal us':>12}{'other us':>12}{'ratio':>8}")
+    for row, ours in middle["shoal"].items():
+        name, size = row
+        theirs = middle["other"].get(row)
+        if theirs is None:  # of contexts: the other library may lack them
+            print(f"{name:28}{size:9}{ours:12.3f}")
+            rows.append([name, size, ours, None, None])
+            continue
+        ratio = statistics.median(
+            other[row] / shoal[row] for shoal, other in zip(times["shoal"], times["other"])
+        )
+        print(f"{name:28}{size:9}{ours:12.3f}{theirs:12.3f}{ratio:8.2f}")
+        rows.append([name, size, ours, theirs, round(ratio, 3)])
     if options.json:
-        rows = [[*row, best["shoal"][row], best["other"][row]] for row in best["shoal"]]
-        options.json.write_text(json.dumps({"pes": options.pes, "rows": rows}, indent=1) + "\n")
+        result = {
+            "pes": options.pes,
+            "network": options.network,
+            "bound": options.bind,
+            "repeat": options.repeat,
+            "columns": ["operation", "bytes", "Shoal us", "other us", "ratio"],
+            "rows": rows,
+        }
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #ifdef __cplusplus
+#if __cplusplus < 201402L
+#error "shmem.h needs C++14 or later: compile with -std=c++14"
+#endif
 #include <complex>
 #endif
 

@@ -32,6 +32,18 @@ std::string describe_all(std::span<const Arguments> all, std::span<const Pe> pes
   return detail::group_by_text(texts, pes);
 }
 
+std::uint64_t digest_of(const Arguments& arguments) {
+  std::uint64_t words[sizeof arguments / sizeof(std::uint64_t)];
+  static_assert(sizeof words == sizeof arguments);
+  std::memcpy(words, &arguments, sizeof words);
+  std::uint64_t digest = 0;
+  for (const std::uint64_t word : words) {
+    digest = (digest ^ word) * 0x9e3779b97f4a7c15;  // odd: loses nothing
+    digest ^= digest >> 32;
+  }
+  return digest;
+}
+
 }  // namespace
 
 const char* name_of(Operation operation) noexcept {
@@ -91,36 +103,40 @@ void Call::agree(const Arguments& mine) {
 std::vector<std::byte> Call::agree_and_gather(const Arguments& mine, const void* data,
                                               std::size_t bytes) {
   report(name());
-  const std::size_t stride = sizeof mine + bytes;
+  // The data follow a digest of the arguments. Where digests differ, all PEs see it and exchange
+  // the arguments themselves.
+  const std::uint64_t digest = digest_of(mine);
+  const std::size_t stride = sizeof digest + bytes;
   std::byte blob[detail::WorldState::kExchangeBytes];
-  std::memcpy(blob, &mine, sizeof mine);
+  std::memcpy(blob, &digest, sizeof digest);
   if (data != nullptr) {
-    std::memcpy(blob + sizeof mine, data, bytes);
+    std::memcpy(blob + sizeof digest, data, bytes);
   } else {
-    std::memset(blob + sizeof mine, 0, bytes);
+    std::memset(blob + sizeof digest, 0, bytes);
   }
-  const std::vector<std::byte> blobs =
+  std::vector<std::byte> blobs =
       world().exchange(team_, blob, stride, name(), detail::WorldState::kExchangeBytes);
   for (std::size_t pe = 0; pe < n_pes(); ++pe)
-    if (std::memcmp(blobs.data() + pe * stride, &mine, sizeof mine) != 0)
-      fail_to_agree(blobs, stride);
-  std::vector<std::byte> gathered(n_pes() * bytes);
+    if (std::memcmp(blobs.data() + pe * stride, &digest, sizeof digest) != 0) fail_to_agree(mine);
   for (std::size_t pe = 0; pe < n_pes() && bytes != 0; ++pe)
-    std::memcpy(gathered.data() + pe * bytes, blobs.data() + pe * stride + sizeof mine, bytes);
-  return gathered;
+    std::memmove(blobs.data() + pe * bytes, blobs.data() + pe * stride + sizeof digest, bytes);
+  blobs.resize(n_pes() * bytes);
+  return blobs;
 }
 
-void Call::fail_to_agree(std::span<const std::byte> blobs, std::size_t stride) const {
-  std::vector<Arguments> all(n_pes());
-  for (std::size_t pe = 0; pe < n_pes(); ++pe)
-    std::memcpy(&all[pe], blobs.data() + pe * stride, sizeof all[pe]);
+void Call::fail_to_agree(const Arguments& mine) {
   fail(Code::mismatch, "{}: the PEs of team {} disagree: {}", name(), team_.index,
-       describe_all(all, team_.pes));
+       describe_all(exchange(mine), team_.pes));
 }
 
 void Call::wait_for_all(const char* phase) {
   report(phase);
   world().sync(team_, name());
+}
+
+void Call::deliver(std::span<const detail::WorldState::Delivery> deliveries) {
+  report("moved");
+  world().deliver(team_, deliveries, name());
 }
 
 void Call::complete() noexcept {

@@ -72,7 +72,7 @@ class Call {
   void agree(const Arguments& mine);
   /// The most that agree_and_gather takes.
   static constexpr std::size_t kGatheredBytes =
-      detail::WorldState::kExchangeBytes - sizeof(Arguments);
+      detail::WorldState::kExchangeBytes - sizeof(std::uint64_t);
   /// agree, and an all-gather of `bytes` bytes per PE, which the arguments determine, in the same
   /// hop. nullptr: zeros. Returns the data by PE. No PE reads the data of another one afterwards.
   std::vector<std::byte> agree_and_gather(const Arguments& mine, const void* data,
@@ -83,12 +83,14 @@ class Call {
   /// Waits until every PE has reached this point. `phase` (at most 15 characters) names what this
   /// PE has done.
   void wait_for_all(const char* phase);
+  /// WorldState::deliver. Published as "moved".
+  void deliver(std::span<const detail::WorldState::Delivery> deliveries);
   /// Publishes that the operation is complete on this PE.
   void complete() noexcept;
 
  private:
   void report(const char* phase) noexcept;
-  [[noreturn]] void fail_to_agree(std::span<const std::byte> blobs, std::size_t stride) const;
+  [[noreturn]] void fail_to_agree(const Arguments& mine);
 
   detail::TeamState& team_;
   Operation operation_;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives that move whole blocks. Each PE starts with its right-hand neighbour, so that the
-// PEs do not all read from the same one at the same time.
-#include "shoal/collective.hpp"
-
+// The collectives that move whole blocks. A PE pulls the blocks of PEs whose heaps loads reach,
+// starting with its right-hand neighbour, so that the PEs do not all read from the same one. In a
+// team between hosts the PEs deliver their blocks: a get would take a round trip more.
 #include <cstring>
+#include <vector>
 
 #include "base/check.hpp"
 #include "collective/call.hpp"
 #include "collective/puller.hpp"
+#include "shoal/collective.hpp"
 
 namespace shoal {
 
@@ -15,6 +16,7 @@ using collective::Arguments;
 using collective::Call;
 using collective::Operation;
 using collective::Puller;
+using detail::WorldState;
 
 namespace {
 
@@ -22,6 +24,10 @@ namespace {
 /// Heaps in GPU memory are not read by the host.
 bool travels_along(const Call& call, std::size_t bytes) {
   return bytes != 0 && bytes <= Call::kGatheredBytes && call.world().cuda() == nullptr;
+}
+
+void copy(void* target, const void* source, std::size_t bytes) {
+  if (bytes != 0 && target != source) std::memcpy(target, source, bytes);
 }
 
 }  // namespace
@@ -46,6 +52,15 @@ void broadcast(const Team& team, void* target, const void* source, std::size_t b
     return call.complete();
   }
   call.agree(arguments);
+  if (collective::delivers(call.team())) {
+    std::vector<WorldState::Delivery> deliveries;
+    if (static_cast<std::size_t>(root) == call.me()) {
+      deliveries.assign(call.n_pes(), {target_offset, source, bytes});
+      copy(target, source, bytes);
+    }
+    call.deliver(deliveries);
+    return call.complete();
+  }
   Puller puller(call.team());
   puller.pull(target, static_cast<std::size_t>(root), source_offset, bytes);
   puller.finish();
@@ -69,11 +84,19 @@ void all_gather(const Team& team, void* target, const void* source, std::size_t 
     std::memcpy(target, all.data(), all.size());
     return call.complete();
   }
+  auto* const to = static_cast<std::byte*>(target);
   call.agree(arguments);
+  if (collective::delivers(call.team())) {
+    const std::vector<WorldState::Delivery> deliveries(
+        n, {target_offset + call.me() * bytes, source, bytes});
+    copy(to + call.me() * bytes, source, bytes);
+    call.deliver(deliveries);
+    return call.complete();
+  }
   Puller puller(call.team());
   for (std::size_t i = 1; i <= n; ++i) {
     const std::size_t pe = (call.me() + i) % n;
-    puller.pull(static_cast<std::byte*>(target) + pe * bytes, pe, source_offset, bytes);
+    puller.pull(to + pe * bytes, pe, source_offset, bytes);
   }
   puller.finish();
   call.wait_for_all("moved");
@@ -91,19 +114,27 @@ void all_to_all(const Team& team, void* target, const void* source, std::size_t 
                             .size = bytes,
                             .target_offset = target_offset,
                             .source_offset = source_offset};
+  auto* const to = static_cast<std::byte*>(target);
+  const auto* const from = static_cast<const std::byte*>(source);
   if (travels_along(call, bytes * n)) {
     const auto all = call.agree_and_gather(arguments, source, bytes * n);
     for (std::size_t pe = 0; pe < n; ++pe)
-      std::memcpy(static_cast<std::byte*>(target) + pe * bytes,
-                  all.data() + (pe * n + call.me()) * bytes, bytes);
+      std::memcpy(to + pe * bytes, all.data() + (pe * n + call.me()) * bytes, bytes);
     return call.complete();
   }
   call.agree(arguments);
+  if (collective::delivers(call.team())) {
+    std::vector<WorldState::Delivery> deliveries(n);
+    for (std::size_t pe = 0; pe < n; ++pe)
+      deliveries[pe] = {target_offset + call.me() * bytes, from + pe * bytes, bytes};
+    copy(to + call.me() * bytes, from + call.me() * bytes, bytes);
+    call.deliver(deliveries);
+    return call.complete();
+  }
   Puller puller(call.team());
   for (std::size_t i = 1; i <= n; ++i) {
     const std::size_t pe = (call.me() + i) % n;
-    puller.pull(static_cast<std::byte*>(target) + pe * bytes, pe, source_offset + call.me() * bytes,
-                bytes);
+    puller.pull(to + pe * bytes, pe, source_offset + call.me() * bytes, bytes);
   }
   puller.finish();
   call.wait_for_all("moved");

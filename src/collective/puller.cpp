@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collective/puller.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace shoal::collective {
+
+bool delivers(const detail::TeamState& team) {
+  const detail::WorldState& world = *team.world;
+  return world.cuda() == nullptr &&
+         std::ranges::any_of(team.pes, [&](Pe pe) { return world.peer_base(pe) == nullptr; });
+}
 
 Puller::~Puller() {
   if (pending_ && scratch_) team_.world->keep(std::move(scratch_));

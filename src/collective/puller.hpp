@@ -10,6 +10,10 @@
 
 namespace shoal::collective {
 
+/// Whether the PEs of the team deliver their data rather than pull it: loads do not reach the heaps
+/// of all PEs, which are on the host. The same on all PEs of the team.
+bool delivers(const detail::TeamState& team);
+
 /// Reads a heap directly where loads and stores reach it, else by non-blocking gets, which finish()
 /// completes. The host cannot read heaps in GPU memory directly. `pe` is the index in the team.
 class Puller {

@@ -19,6 +19,8 @@ using collective::Operation;
 using collective::Puller;
 using collective::Range;
 using collective::Reducer;
+using collective::Scratch;
+using detail::WorldState;
 
 namespace {
 
@@ -106,28 +108,71 @@ void reduce_undivided(Call& call, const Reduction& reduction, Range range, void*
     call.world().put({call.world().my_pe(), reduction.target_offset}, held.data(), held.size());
 }
 
+/// The block of a PE in a divided reduction, in bytes from the first element.
+struct Block {
+  std::size_t begin, bytes;
+};
+Block block_of(const Call& call, const Reduction& reduction, std::size_t count, std::size_t pe) {
+  const Range range = collective::reduction_block(count, reduction.element, call.n_pes(), pe);
+  return {range.begin * reduction.element, range.count * reduction.element};
+}
+
+/// Delivers this PE's block, which is reduced, to the targets of all PEs.
+void deliver_block(Call& call, const Reduction& reduction, const Block& block,
+                   const std::byte* target) {
+  call.deliver(std::vector<WorldState::Delivery>(
+      call.n_pes(), {reduction.target_offset + block.begin, target + block.begin, block.bytes}));
+}
+
 /// Each PE reduces its block, in place if asked, since no other PE reads that block. Then it
-/// collects the blocks of the other PEs.
+/// collects the blocks of the other PEs, or delivers its own: each PE writes to the one block that
+/// it has read.
 void reduce_divided(Call& call, const Reduction& reduction, std::size_t count, std::byte* target) {
   Puller puller(call.team());
-  const auto block_of = [&](std::size_t pe) {
-    return collective::reduction_block(count, reduction.element, call.n_pes(), pe);
-  };
-  const Range mine = block_of(call.me());
+  const Range mine = collective::reduction_block(count, reduction.element, call.n_pes(), call.me());
   reduce_range(call, puller, reduction, mine, target + mine.begin * reduction.element);
+  if (collective::delivers(call.team()))
+    return deliver_block(call, reduction, block_of(call, reduction, count, call.me()), target);
   call.wait_for_all("reduced");
   for (std::size_t i = 1; i < call.n_pes(); ++i) {
     const std::size_t pe = (call.me() + i) % call.n_pes();
-    const Range block = block_of(pe);
-    const std::size_t begin = block.begin * reduction.element;
-    puller.pull(target + begin, pe, reduction.target_offset + begin,
-                block.count * reduction.element);
+    const Block block = block_of(call, reduction, count, pe);
+    puller.pull(target + block.begin, pe, reduction.target_offset + block.begin, block.bytes);
   }
   puller.finish();
   call.wait_for_all("collected");
 }
 
-void run(Call& call, const Reducer& reducer, void* target, const void* source, std::size_t count) {
+/// Reduces what the PEs deliver to each other's scratch memory: all elements, or the block of each
+/// PE, whose result it then delivers. Returns false where the scratch memory is too small.
+bool reduce_delivered(Call& call, const Reduction& reduction, const Scratch& scratch,
+                      std::byte* target, const std::byte* source, std::size_t count) {
+  const bool divides = collective::divides_reduction(count, reduction.element, call.n_pes());
+  const std::size_t bytes = count * reduction.element;
+  const auto part_of = [&](std::size_t pe) {
+    return divides ? block_of(call, reduction, count, pe) : Block{0, bytes};
+  };
+  if (part_of(0).bytes > scratch.bytes) return false;  // none is longer
+  // The halves alternate: a PE that delivers again has seen all PEs deliver since.
+  const std::size_t half = scratch.offset + call.team().epoch % 2 * call.n_pes() * scratch.bytes;
+  std::vector<WorldState::Delivery> deliveries(call.n_pes());
+  for (std::size_t pe = 0; pe < call.n_pes(); ++pe) {
+    const Block part = part_of(pe);
+    deliveries[pe] = {half + call.me() * scratch.bytes, source + part.begin, part.bytes};
+  }
+  call.deliver(deliveries);
+  const Block mine = part_of(call.me());
+  std::vector<const void*> sources(call.n_pes());
+  for (std::size_t pe = 0; pe < call.n_pes(); ++pe)
+    sources[pe] = call.world().heap().base() + half + pe * scratch.bytes;
+  sources[call.me()] = source + mine.begin;
+  reduction.reducer.kernel(target + mine.begin, sources, mine.bytes / reduction.element);
+  if (divides) deliver_block(call, reduction, mine, target);
+  return true;
+}
+
+void run(Call& call, const Reducer& reducer, void* target, const void* source, std::size_t count,
+         const Scratch& scratch) {
   const Reduction reduction = check(call, reducer, target, count, source, count);
   const Arguments arguments = arguments_of(Operation::reduce, reduction, count);
   const std::size_t bytes = count * reduction.element;
@@ -139,10 +184,14 @@ void run(Call& call, const Reducer& reducer, void* target, const void* source, s
     reducer.kernel(target, sources, count);
     return call.complete();
   }
+  auto* const to = static_cast<std::byte*>(target);
+  if (scratch.bytes != 0 && collective::delivers(call.team()) &&
+      reduce_delivered(call, reduction, scratch, to, static_cast<const std::byte*>(source), count))
+    return call.complete();
   call.agree(arguments);
   if (call.world().cuda() == nullptr &&
       collective::divides_reduction(count, reduction.element, call.n_pes())) {
-    reduce_divided(call, reduction, count, static_cast<std::byte*>(target));
+    reduce_divided(call, reduction, count, to);
   } else {
     reduce_undivided(call, reduction, {0, count}, target);
   }
@@ -154,13 +203,13 @@ void run(Call& call, const Reducer& reducer, void* target, const void* source, s
 void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
             std::size_t count) {
   Call call(team, Operation::reduce);
-  run(call, find_reducer(call, dtype, op), target, source, count);
+  run(call, find_reducer(call, dtype, op), target, source, count, {});
 }
 
 void collective::reduce_with(const Team& team, const Reducer& reducer, void* target,
-                             const void* source, std::size_t count) {
+                             const void* source, std::size_t count, const Scratch& scratch) {
   Call call(team, Operation::reduce);
-  run(call, reducer, target, source, count);
+  run(call, reducer, target, source, count, scratch);
 }
 
 void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,

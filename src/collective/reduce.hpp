@@ -19,8 +19,16 @@ struct Reducer {
   std::uint32_t op = 0;
 };
 
-/// As reduce of shoal/collective.hpp: same order, same algorithm, in place.
+/// Memory of the heap that one team uses at a time: twice `bytes` bytes for each of its PEs. The
+/// elements of the other PEs arrive there.
+struct Scratch {
+  std::size_t offset = 0;  ///< in every PE's heap
+  std::size_t bytes = 0;
+};
+
+/// As reduce of shoal/collective.hpp: same order, in place. `scratch`: for teams whose PEs deliver;
+/// the arguments of reductions that use it are not compared.
 void reduce_with(const Team& team, const Reducer& reducer, void* target, const void* source,
-                 std::size_t count);
+                 std::size_t count, const Scratch& scratch = {});
 
 }  // namespace shoal::collective

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Atomic memory operations, with their deprecated names. Every routine is one call of `atomic`.
+// Atomic memory operations, with their deprecated names. Every routine is one call of `atomic` or
+// `update`.
 #include <bit>
 #include <type_traits>
 
@@ -19,11 +20,14 @@ std::uint64_t bits_of(T value) {
   return std::bit_cast<WordOf<T>>(value);
 }
 
+/// The word at symmetric address `argument`.
 template <typename T>
-void check_aligned(const char* argument, const T* address, shoal::RemoteAddress at) {
+Target word(Program& program, shmem_ctx_t ctx, const char* argument, const T* address, int pe) {
+  const Target at = program.target(ctx, argument, address, sizeof(T), pe);
   shoal::require(at.offset % sizeof(T) == 0, shoal::Code::invalid_argument,
                  "{} is {}; allowed: multiples of {}", argument, static_cast<const void*>(address),
                  sizeof(T));
+  return at;
 }
 
 /// Applies `op` to `dest` on PE `pe`. Returns the value before. compare_swap expects `cond`.
@@ -31,31 +35,21 @@ template <typename T>
 T atomic(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int pe, T value = {},
          T cond = {}) noexcept {
   return guarded(call, [&](Program& program) {
-    const char* const argument = op == AtomicOp::fetch ? "source" : "dest";
-    const shoal::RemoteAddress at = program.remote(ctx, argument, dest, sizeof(T), pe);
-    check_aligned(argument, dest, at);
+    const Target at = word(program, ctx, op == AtomicOp::fetch ? "source" : "dest", dest, pe);
     const std::uint64_t before =
-        program.world.atomic_word(op, at, bits_of(value), bits_of(cond), sizeof(T));
+        at.transport.atomic(at.pe, op, at.offset, bits_of(value), bits_of(cond), sizeof(T));
     return std::bit_cast<T>(static_cast<WordOf<T>>(before));
   });
 }
 
-/// The same without a result. Words of 8 bytes are set and added to as signals are: over a network,
-/// the call does not wait for the target.
+/// The same without a result: over a network, the call does not wait for the target.
 template <typename T>
 void update(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int pe,
             T value) noexcept {
-  if constexpr (sizeof(T) == 8) {
-    if (op == AtomicOp::add || op == AtomicOp::set)
-      return guarded(call, [&](Program& program) {
-        const shoal::RemoteAddress at = program.remote(ctx, "dest", dest, sizeof(T), pe);
-        check_aligned("dest", dest, at);
-        program.world.signal({at, 1},
-                             op == AtomicOp::add ? shoal::SignalOp::add : shoal::SignalOp::set,
-                             bits_of(value));
-      });
-  }
-  atomic<T>(call, op, ctx, dest, pe, value);
+  guarded(call, [&](Program& program) {
+    const Target at = word(program, ctx, "dest", dest, pe);
+    at.transport.update(at.pe, op, at.offset, bits_of(value), sizeof(T));
+  });
 }
 
 }  // namespace

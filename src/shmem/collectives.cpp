@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shmem/collectives.hpp"
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "collective/puller.hpp"
@@ -14,12 +16,89 @@ std::size_t blocks_of(const Team& team, std::size_t bytes) {
   return bytes_of(static_cast<std::size_t>(team.size()), bytes);
 }
 
+/// Over networks, longer data go straight to their place.
+constexpr std::size_t kLongestInSlots = std::size_t{1} << 20;
+
+/// Waits for the data of a slot.
+void await(Program& program, const detail::TeamState& team, int root,
+           const TeamMemory::Slot& slot) {
+  detail::WorldState& core = program.core;
+  auto& flag = *reinterpret_cast<std::uint64_t*>(core.heap().base() + slot.flag);
+  const auto arrived = [&] {
+    return std::atomic_ref(flag).load(std::memory_order_acquire) >= slot.arrived;
+  };
+  if (arrived()) return;
+  core.set_progress(detail::Activity::collective, team.epoch, "broadcast");
+  const Pe from = team.pes[static_cast<std::size_t>(root)];
+  const auto outcome = core.poll(arrived, core.deadline(), from);
+  core.set_progress(detail::Activity::idle, team.epoch, "broadcast");
+  if (outcome == detail::WaitOutcome::ready) return;
+  core.throw_wait_failed(
+      outcome, "broadcast",
+      fmt::format("waiting for data from PE {}; {}", from, core.describe_progress(from)), from);
+}
+
+/// A broadcast through slots, in pieces. `to` of the root stays as it is.
+void broadcast_by_slots(Program& program, const Team& team, std::byte* to, const std::byte* data,
+                        std::size_t bytes, int root) {
+  detail::TeamState& state = team.state();
+  const std::size_t most = program.team_memory.slot_bytes(state);
+  const auto n = static_cast<std::size_t>(team.size());
+  const auto me = static_cast<std::size_t>(team.my_pe());
+  for (std::size_t done = 0; done < bytes; done += most) {
+    const std::size_t length = std::min(most, bytes - done);
+    const TeamMemory::Slot slot = program.team_memory.next_slot(state);
+    if (slot.starts_round) program.core.sync(state, "broadcast");
+    if (team.my_pe() != root) {
+      await(program, state, root, slot);
+      std::memcpy(to + done, program.world.heap().base() + slot.data(), length);
+      continue;
+    }
+    for (std::size_t d = 1; d < n; ++d) {
+      const Target at = program.on(state.pes[(me + d) % n], slot.data());
+      at.transport.put_signal(at.pe, at.offset, data + done, length,
+                              program.on(at.pe, slot.flag).offset, SignalOp::set, slot.arrived);
+    }
+  }
+}
+
 }  // namespace
 
 void broadcast(Program& program, const Team& team, void* dest, const void* source,
-               std::size_t bytes, int root) {
-  shoal::broadcast(team, program.in_heap("dest", dest, bytes),
-                   program.in_heap("source", source, bytes), bytes, root);
+               std::size_t bytes, int root, RootDest root_dest) {
+  constexpr std::size_t kMostPes = 32;  // to which a root sends one after the other
+  const auto n = static_cast<std::size_t>(team.size());
+  require(root >= 0 && static_cast<std::size_t>(root) < n, Code::invalid_argument,
+          "PE_root is {}; allowed: 0 to {}, the PEs of the team", root, n - 1);
+  if (bytes == 0) return;
+  const std::size_t target = program.offset("dest", dest, bytes);
+  const std::size_t origin = program.offset("source", source, bytes);
+  require(target == origin || target + bytes <= origin || origin + bytes <= target,
+          Code::invalid_argument,
+          "dest {} and source {} overlap; allowed: apart, or the same address", dest, source);
+  auto* const to = program.in_heap("dest", static_cast<std::byte*>(dest), bytes);
+  const auto* const data = program.in_heap("source", static_cast<const std::byte*>(source), bytes);
+  const bool is_root = team.my_pe() == root;
+  if (is_root && root_dest == RootDest::written && target != origin) std::memcpy(to, data, bytes);
+  if (n == 1) return;
+
+  detail::TeamState& state = team.state();
+  const bool delivers = collective::delivers(state);
+  const std::size_t slot = program.team_memory.slot_bytes(state);
+  if (n <= kMostPes && slot != 0 && bytes <= (delivers ? kLongestInSlots : slot))
+    return broadcast_by_slots(program, team, to, data, bytes, root);
+  sync(team);
+  if (delivers) {
+    std::vector<detail::WorldState::Delivery> deliveries;
+    if (is_root) deliveries.assign(n, {target, data, bytes});
+    return program.core.deliver(state, deliveries, "broadcast");
+  }
+  if (!is_root) {
+    collective::Puller puller(state);
+    puller.pull(to, static_cast<std::size_t>(root), origin, bytes);
+    puller.finish();
+  }
+  sync(team);
 }
 
 void all_gather(Program& program, const Team& team, void* dest, const void* source,
@@ -69,16 +148,18 @@ void all_to_all_strided(Program& program, const Team& team, void* dest, const vo
   const std::size_t elements = bytes_of(n, blocks.count);
   const std::size_t to_bytes = detail::extent(blocks.element, to_stride, elements);
   const std::size_t from_bytes = detail::extent(blocks.element, from_stride, elements);
-  auto* const to = reinterpret_cast<std::byte*>(program.in_heap("dest", dest, to_bytes));
-  const std::size_t from = from_bytes == 0 ? 0 : program.offset("source", source, from_bytes);
-  sync(team);
+  const std::size_t to = to_bytes == 0 ? 0 : program.offset("dest", dest, to_bytes);
+  const auto* const from = reinterpret_cast<const std::byte*>(
+      program.in_heap("source", static_cast<const std::byte*>(source), from_bytes));
+  sync(team);  // dest is ready
   for (std::size_t i = 1; i <= n && blocks.count != 0; ++i) {
     const std::size_t pe = (me + i) % n;
-    program.world.get_strided_bytes(
-        to + pe * blocks.count * to_stride, to_stride,
-        {team.world_pe(static_cast<Pe>(pe)), from + me * blocks.count * from_stride}, from_stride,
-        blocks.element, blocks.count);
+    const Target at =
+        program.on(team.world_pe(static_cast<Pe>(pe)), to + me * blocks.count * to_stride);
+    at.transport.put_strided(at.pe, at.offset, to_stride, from + pe * blocks.count * from_stride,
+                             from_stride, blocks.element, blocks.count);
   }
+  if (n > detail::WorldState::kDirectPes) program.world.quiet();  // sync orders data in small teams
   sync(team);
 }
 

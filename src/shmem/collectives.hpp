@@ -15,8 +15,11 @@ struct StridedBlocks {
   std::ptrdiff_t dst, sst;
 };
 
+/// What a broadcast leaves in the dest of its root.
+enum class RootDest : bool { written, kept };
+/// The root sends to the dest of the other PEs and waits for none of them.
 void broadcast(Program& program, const Team& team, void* dest, const void* source,
-               std::size_t bytes, int root);
+               std::size_t bytes, int root, RootDest root_dest = RootDest::written);
 void all_gather(Program& program, const Team& team, void* dest, const void* source,
                 std::size_t bytes);
 /// As all_gather, with blocks of different sizes one after the other.

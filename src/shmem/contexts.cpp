@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts. A context is a team and options: operations on it are those of the world.
+// Contexts.
 #include "shmem/define.hpp"
 
 using namespace shoal::shmem;
@@ -14,7 +14,16 @@ void create(Program& program, shmem_team_t team, long options, shmem_ctx_t* ctx)
                  "({:#x}), SHMEM_CTX_NOSTORE ({:#x}), any of them or 0",
                  options, SHMEM_CTX_SERIALIZED, SHMEM_CTX_PRIVATE, SHMEM_CTX_NOSTORE);
   shoal_shmem_team& members = program.team(team);
-  *ctx = new shoal_shmem_ctx{.team = team, .options = options};
+  const long one_thread = SHMEM_CTX_SERIALIZED | SHMEM_CTX_PRIVATE;
+  std::vector<shoal_shmem_ctx::Peer> peers;
+  for (shoal::Pe pe = 0; pe < members.team.size(); ++pe) {
+    const shoal::Pe in_world = members.team.world_pe(pe);
+    peers.push_back({.pe = in_world, .mapped = program.is_mapped(in_world)});
+  }
+  *ctx = new shoal_shmem_ctx{.team = team,
+                             .options = options,
+                             .peers = std::move(peers),
+                             .records = (options & one_thread) != 0};
   if ((options & SHMEM_CTX_PRIVATE) != 0) return;
   const std::lock_guard lock(members.mutex);
   members.contexts.push_back(*ctx);
@@ -53,7 +62,7 @@ SHMEM_DEFINE(void, ctx_destroy, (shmem_ctx_t ctx)) {
     shoal::require(ctx != SHMEM_CTX_DEFAULT, shoal::Code::invalid_argument,
                    "ctx is SHMEM_CTX_DEFAULT; allowed: contexts that the program created");
     shoal_shmem_ctx& context = program.context(ctx);
-    program.world.quiet();
+    program.quiet(ctx);
     context.destroyed = true;
     if ((context.options & SHMEM_CTX_PRIVATE) != 0) return;
     shoal_shmem_team& members = program.team(context.team);

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives over active sets, cache control, and names from before OpenSHMEM. An active set is a
 // team that its first collective makes; the standard's work arrays are not needed.
-#include <cstring>
 #include <map>
 
-#include "collective/puller.hpp"
 #include "shmem/collectives.hpp"
 #include "shmem/define.hpp"
 #include "shmem/reductions.hpp"
@@ -55,31 +53,6 @@ shoal::Team team_of(Program& program, ActiveSet set) {
   return teams.emplace(set, std::move(made)).first->second;
 }
 
-/// The root's dest stays as it is.
-void broadcast_to_others(Program& program, const shoal::Team& team, void* dest, const void* source,
-                         std::size_t bytes, int root) {
-  shoal::require(root >= 0 && root < team.size(), shoal::Code::invalid_argument,
-                 "PE_root is {}; allowed: 0 to {}, indices in the active set", root,
-                 team.size() - 1);
-  void* const to = program.in_heap("dest", dest, bytes);
-  const std::size_t from = bytes == 0 ? 0 : program.offset("source", source, bytes);
-  if (bytes <= shoal::kMaxExchangeBytes) {  // one round of waiting
-    std::byte mine[shoal::kMaxExchangeBytes] = {};
-    if (team.my_pe() == root) std::memcpy(mine, program.in_heap("source", source, bytes), bytes);
-    const auto all = shoal::exchange_bytes(team, std::span(mine, bytes));
-    if (team.my_pe() != root)
-      std::memcpy(to, all.data() + static_cast<std::size_t>(root) * bytes, bytes);
-    return;
-  }
-  shoal::sync(team);
-  if (team.my_pe() != root) {
-    shoal::collective::Puller puller(team.state());
-    puller.pull(to, static_cast<std::size_t>(root), from, bytes);
-    puller.finish();
-  }
-  shoal::sync(team);
-}
-
 }  // namespace
 
 // Runs `STATEMENT` for the team of the active set of a routine.
@@ -97,19 +70,19 @@ SHMEM_DEFINE(void, barrier, (ACTIVE_SET, long*)){
   SHMEM_DEFINE(void, NAME, (void* dest, const void* source, size_t nelems, ACTIVE_SET, long*)) { \
     ON_ACTIVE_SET(NAME, FUNCTION(program, on, dest, source, bytes_of(nelems, BYTES)))            \
   }
-#define DEFINE_MOVES(BITS)                                                                         \
-  SHMEM_DEFINE(void, broadcast##BITS,                                                              \
-               (void* dest, const void* source, size_t nelems, int PE_root, ACTIVE_SET, long*)){   \
-      ON_ACTIVE_SET(broadcast##BITS,                                                               \
-                    broadcast_to_others(program, on, dest, source, bytes_of(nelems, BITS / 8),     \
-                                        PE_root))} DEFINE_BLOCKS(collect, collect##BITS, BITS / 8) \
-      DEFINE_BLOCKS(all_gather, fcollect##BITS, BITS / 8)                                          \
-          DEFINE_BLOCKS(all_to_all, alltoall##BITS, BITS / 8)                                      \
-              SHMEM_DEFINE(void, alltoalls##BITS,                                                  \
-                           (void* dest, const void* source, ptrdiff_t dst, ptrdiff_t sst,          \
-                            size_t nelems, ACTIVE_SET, long*)) {                                   \
-    ON_ACTIVE_SET(alltoalls##BITS,                                                                 \
-                  all_to_all_strided(program, on, dest, source, {BITS / 8, nelems, dst, sst}))     \
+#define DEFINE_MOVES(BITS)                                                                       \
+  SHMEM_DEFINE(void, broadcast##BITS,                                                            \
+               (void* dest, const void* source, size_t nelems, int PE_root, ACTIVE_SET, long*)){ \
+      ON_ACTIVE_SET(broadcast##BITS,                                                             \
+                    broadcast(program, on, dest, source, bytes_of(nelems, BITS / 8), PE_root,    \
+                              RootDest::kept))} DEFINE_BLOCKS(collect, collect##BITS, BITS / 8)  \
+      DEFINE_BLOCKS(all_gather, fcollect##BITS, BITS / 8)                                        \
+          DEFINE_BLOCKS(all_to_all, alltoall##BITS, BITS / 8)                                    \
+              SHMEM_DEFINE(void, alltoalls##BITS,                                                \
+                           (void* dest, const void* source, ptrdiff_t dst, ptrdiff_t sst,        \
+                            size_t nelems, ACTIVE_SET, long*)) {                                 \
+    ON_ACTIVE_SET(alltoalls##BITS,                                                               \
+                  all_to_all_strided(program, on, dest, source, {BITS / 8, nelems, dst, sst}))   \
   }
 DEFINE_MOVES(32) DEFINE_MOVES(64)
 

@@ -21,7 +21,7 @@ constexpr std::uint32_t holder_of(std::uint64_t lock) {
 class Lock {
  public:
   Lock(Program& program, const long* lock)
-      : program_(program), at_(program.remote(SHMEM_CTX_DEFAULT, "lock", lock, sizeof *lock, 0)) {
+      : program_(program), at_(program.target(SHMEM_CTX_DEFAULT, "lock", lock, sizeof *lock, 0)) {
     shoal::require(at_.offset % sizeof *lock == 0, shoal::Code::invalid_argument,
                    "lock is {}; allowed: multiples of {}", static_cast<const void*>(lock),
                    sizeof *lock);
@@ -47,16 +47,16 @@ class Lock {
                    "lock is free; allowed: a lock that this PE has set");
     program_.world.quiet();
     // Half of the word: a carry would change the next ticket.
-    program_.world.atomic_word(AtomicOp::add, at_, 1, 0, sizeof(std::uint32_t));
+    at_.transport.update(at_.pe, AtomicOp::add, at_.offset, 1, sizeof(std::uint32_t));
   }
 
  private:
   std::uint64_t apply(AtomicOp op, std::uint64_t operand, std::uint64_t compare = 0) {
-    return program_.world.atomic_word(op, at_, operand, compare, sizeof(std::uint64_t));
+    return at_.transport.atomic(at_.pe, op, at_.offset, operand, compare, sizeof(std::uint64_t));
   }
 
   Program& program_;
-  shoal::RemoteAddress at_;
+  Target at_;
 };
 
 }  // namespace

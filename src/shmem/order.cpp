@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ordering. fence and quiet of the world cover all contexts, which is more than each asks for.
+// Ordering (Program::fence and quiet).
 #include "shmem/define.hpp"
 
 using namespace shoal::shmem;
@@ -9,16 +9,14 @@ namespace {
 void fence(const char* call, shmem_ctx_t ctx) noexcept {
   guarded(call, [&](Program& program) {
     if (ctx == SHMEM_CTX_INVALID) return;
-    program.check_context(ctx);
-    program.world.fence();
+    program.fence(ctx);
   });
 }
 
 void quiet(const char* call, shmem_ctx_t ctx) noexcept {
   guarded(call, [&](Program& program) {
     if (ctx == SHMEM_CTX_INVALID) return;
-    program.check_context(ctx);
-    program.world.quiet();
+    program.quiet(ctx);
   });
 }
 
@@ -27,7 +25,7 @@ void quiet_pes(const char* call, shmem_ctx_t ctx, const int* pes, std::size_t co
     if (ctx == SHMEM_CTX_INVALID) return;
     program.check_context(ctx);
     for (std::size_t i = 0; i < count; ++i) program.world_pe(ctx, pes[i]);
-    if (count != 0) program.world.quiet();
+    if (count != 0) program.quiet(ctx);
   });
 }
 

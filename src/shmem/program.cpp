@@ -9,6 +9,7 @@
 
 #include "base/align.hpp"
 #include "shmem/environment.hpp"
+#include "world/fabric/fabric.hpp"
 
 namespace shoal::shmem {
 namespace {
@@ -17,6 +18,7 @@ namespace {
 /// asked for. Heap pages are taken on first use. A multiple of a large unit, so that executables of
 /// different size still form a world.
 constexpr std::size_t kRoom = std::size_t{64} << 20;
+static_assert(TeamMemory::kMostBytes < kRoom);
 
 // Never destroyed: functions of atexit may call routines.
 std::atomic<Program*> running = nullptr;  // NOLINT
@@ -60,6 +62,7 @@ Program* start() {
   auto* const program = new Program(World::open(std::move(options)));
   program->exit_watch.start(program->world);
   program->statics.map(program->world, range);
+  program->team_memory.allocate(program->world);
   print_banner(*program, environment);
   return program;
 }
@@ -74,7 +77,14 @@ Program::Program(World opened)
       all{.team = world.team()},
       shared{.team = world.shared_team()},
       heap_start_(reinterpret_cast<std::uintptr_t>(world.heap().base())),
-      heap_bytes_(world.heap().size()) {}
+      heap_bytes_(world.heap().size()),
+      heap_offset_(core.host_offset(0)) {
+  for (Pe pe = 0; pe < n_pes; ++pe) {
+    transport::Transport& route = core.fabric().route(pe);
+    routes_.push_back(&route);
+    mapped_.push_back(route.base(pe) != nullptr);
+  }
+}
 
 bool Program::is_symmetric(const void* address) const noexcept {
   const auto at = reinterpret_cast<std::uintptr_t>(address);
@@ -92,12 +102,45 @@ void Program::not_symmetric(const char* argument, const void* address, std::size
        address, bytes, heap_bytes_, heap_start_, variables);
 }
 
-Pe Program::world_pe_of(shmem_ctx_t ctx, int pe) const {
-  const shoal_shmem_ctx& found = context(ctx);
-  const Team& members = const_cast<Program*>(this)->team(found.team).team;
-  require(pe >= 0 && pe < members.size(), Code::invalid_argument,
-          "PE {}; allowed: 0 to {}, the PEs of the context's team", pe, members.size() - 1);
-  return members.world_pe(pe);
+void Program::fence(shmem_ctx_t handle) const {
+  if (handle == SHMEM_CTX_DEFAULT || !context(handle).records) return world.fence();
+  std::atomic_thread_fence(std::memory_order_release);
+  const shoal_shmem_ctx& found = *handle;
+  for (const std::size_t i : found.used) {
+    const Pe pe = found.peers[i].pe;
+    routes_[static_cast<std::size_t>(pe)]->fence(pe);
+  }
+}
+
+void Program::quiet(shmem_ctx_t handle) const {
+  if (handle == SHMEM_CTX_DEFAULT || !context(handle).records) return world.quiet();
+  shoal_shmem_ctx& found = *handle;
+  if (found.fetches) {
+    world.quiet();
+    found.fetches = false;
+  } else {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    wait_for_used(found);
+  }
+  for (const std::size_t i : found.used) found.peers[i].in_use = false;
+  found.used.clear();
+}
+
+void Program::wait_for_used(const shoal_shmem_ctx& context) const {
+  if (context.used.empty()) return;
+  std::vector<transport::Transport::Point> points(context.used.size());
+  const auto complete = [&] {
+    bool done = true;
+    for (std::size_t i = 0; i < points.size(); ++i) {
+      const Pe pe = context.peers[context.used[i]].pe;
+      if (!routes_[static_cast<std::size_t>(pe)]->reached(pe, points[i])) done = false;
+    }
+    return done;
+  };
+  const auto outcome = core.poll(complete, core.deadline());
+  if (outcome != detail::WaitOutcome::ready)
+    core.throw_wait_failed(outcome, "quiet",
+                           fmt::format("operations on {} PEs are in flight", points.size()));
 }
 
 shoal_shmem_team& Program::team(shmem_team_t handle) {
@@ -110,12 +153,10 @@ shoal_shmem_team& Program::team(shmem_team_t handle) {
   return *handle;
 }
 
-shoal_shmem_ctx& Program::context(shmem_ctx_t handle) const {
-  require(handle != SHMEM_CTX_INVALID && handle != SHMEM_CTX_DEFAULT, Code::invalid_argument,
+void Program::bad_context(shmem_ctx_t handle) {
+  require(handle != SHMEM_CTX_INVALID, Code::invalid_argument,
           "ctx is SHMEM_CTX_INVALID; allowed: a context that exists");
-  require(!handle->destroyed, Code::invalid_argument,
-          "ctx was destroyed; allowed: a context that exists");
-  return *handle;
+  fail(Code::invalid_argument, "ctx was destroyed; allowed: a context that exists");
 }
 
 void initialize() {

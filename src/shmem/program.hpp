@@ -16,8 +16,10 @@
 #include "shmem.h"
 #include "shmem/exit_watch.hpp"
 #include "shmem/statics.hpp"
+#include "shmem/team_memory.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
+#include "transport/transport.hpp"
 #include "world/state.hpp"
 
 /// A team of the program. Destroyed handles stay in memory, so that their use is an error message
@@ -30,15 +32,35 @@ struct shoal_shmem_team {
   std::vector<shmem_ctx_t> contexts{};  ///< those that end with the team
 };
 
-/// A context of the program. Operations on it are those of the world, whose quiet and fence are
-/// stronger than the context's.
+/// A context of the program.
+///
+/// Private and serialized contexts, which one thread uses at a time, record which PEs their
+/// operations over networks went to, without locks or atomics: their fence and quiet serve those
+/// PEs alone. The world's fence and quiet, which are stronger, serve all other contexts.
 struct shoal_shmem_ctx {
+  struct Peer {
+    shoal::Pe pe;         ///< in the world
+    bool mapped;          ///< operations are complete when they return
+    bool in_use = false;  ///< operations of this context may be incomplete
+  };
+
   shmem_team_t team;
   long options;
+  std::vector<Peer> peers;          ///< by PE of the team
+  bool records;                     ///< in_use and those below
+  std::vector<std::size_t> used{};  ///< the peers in use
+  bool fetches = false;             ///< non-blocking gets may be incomplete
   bool destroyed = false;
 };
 
 namespace shoal::shmem {
+
+/// Symmetric memory of a PE, as its transport names it.
+struct Target {
+  transport::Transport& transport;
+  Pe pe;  ///< in the world
+  std::size_t offset;
+};
 
 class Program {
  public:
@@ -51,6 +73,7 @@ class Program {
   shoal_shmem_team all;     ///< SHMEM_TEAM_WORLD
   shoal_shmem_team shared;  ///< SHMEM_TEAM_SHARED
   Statics statics;
+  TeamMemory team_memory;
   ExitWatch exit_watch;
 
   // Symmetric addresses. `argument` names one in messages.
@@ -75,18 +98,32 @@ class Program {
     const std::size_t at = bytes == 0 ? 0 : offset(argument, address, bytes);
     return reinterpret_cast<T*>(heap_start_ + at);
   }
-  /// The same range on PE `pe` of the context's team.
-  RemoteAddress remote(shmem_ctx_t ctx, const char* argument, const void* address,
-                       std::size_t bytes, int pe) const {
-    return {world_pe(ctx, pe), offset(argument, address, bytes)};
+  /// The same range on PE `pe` of the context's team, for an operation of the context.
+  Target target(shmem_ctx_t ctx, const char* argument, const void* address, std::size_t bytes,
+                int pe) const {
+    const std::size_t at = offset(argument, address, bytes);
+    return on(world_pe(ctx, pe), at);
   }
-  /// PE `pe` of the context's team as numbered in the world. Throws Error{invalid_argument}.
+  /// Offset `at` of the heap of world PE `pe`.
+  Target on(Pe pe, std::size_t at) const {
+    return {*routes_[static_cast<std::size_t>(pe)], pe, heap_offset_ + at};
+  }
+  /// PE `pe` of the context's team as numbered in the world, for an operation of the context.
+  /// Throws Error{invalid_argument}.
   Pe world_pe(shmem_ctx_t ctx, int pe) const {
     if (ctx == SHMEM_CTX_DEFAULT) [[likely]] {
       check_pe(pe);
       return pe;
     }
-    return world_pe_of(ctx, pe);
+    shoal_shmem_ctx& found = context(ctx);
+    require(pe >= 0 && static_cast<std::size_t>(pe) < found.peers.size(), Code::invalid_argument,
+            "PE {}; allowed: 0 to {}, the PEs of the context's team", pe, found.peers.size() - 1);
+    shoal_shmem_ctx::Peer& peer = found.peers[static_cast<std::size_t>(pe)];
+    if (found.records && !peer.mapped && !peer.in_use) {
+      peer.in_use = true;
+      found.used.push_back(static_cast<std::size_t>(pe));
+    }
+    return peer.pe;
   }
   void check_pe(int pe) const {
     require(pe >= 0 && pe < n_pes, Code::invalid_argument, "PE {}; allowed: 0 to {}", pe,
@@ -96,11 +133,23 @@ class Program {
   // Handles. Both throw Error{invalid_argument} for invalid and destroyed ones.
 
   shoal_shmem_team& team(shmem_team_t handle);
-  shoal_shmem_ctx& context(shmem_ctx_t handle) const;
+  shoal_shmem_ctx& context(shmem_ctx_t handle) const {
+    if (handle == SHMEM_CTX_INVALID || handle == SHMEM_CTX_DEFAULT || handle->destroyed)
+        [[unlikely]]
+      bad_context(handle);
+    return *handle;
+  }
   /// Checks a context that may be the default one.
   void check_context(shmem_ctx_t handle) const {
     if (handle != SHMEM_CTX_DEFAULT) context(handle);
   }
+
+  /// Whether operations on world PE `pe` are complete when they return.
+  bool is_mapped(Pe pe) const { return mapped_[static_cast<std::size_t>(pe)]; }
+
+  /// Orders and completes the operations of a context, which may be the default one.
+  void fence(shmem_ctx_t handle) const;
+  void quiet(shmem_ctx_t handle) const;
 
   /// The end of a wait that has none. Programs may compute for hours between two barriers.
   static detail::Clock::time_point never() {
@@ -108,12 +157,17 @@ class Program {
   }
 
  private:
-  Pe world_pe_of(shmem_ctx_t ctx, int pe) const;
+  void wait_for_used(const shoal_shmem_ctx& context) const;
+  [[noreturn, gnu::cold]] static void bad_context(shmem_ctx_t handle);
   [[noreturn, gnu::cold]] void not_symmetric(const char* argument, const void* address,
                                              std::size_t bytes) const;
 
   std::uintptr_t heap_start_;
   std::size_t heap_bytes_;
+  std::size_t heap_offset_;  ///< of the heap in every PE's segment
+  // By PE of the world.
+  std::vector<transport::Transport*> routes_;
+  std::vector<bool> mapped_;
 };
 
 /// Starts OpenSHMEM in this process, or counts a further call.

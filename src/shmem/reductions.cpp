@@ -13,7 +13,8 @@ void reduce(Program& program, const Team& team, const collective::Reducer& reduc
             const void* source, std::size_t count) {
   const std::size_t bytes = bytes_of(count, reducer.element);
   collective::reduce_with(team, reducer, program.in_heap("dest", dest, bytes),
-                          program.in_heap("source", source, bytes), count);
+                          program.in_heap("source", source, bytes), count,
+                          program.team_memory.scratch(team.state()));
 }
 
 void scan(Program& program, const Team& team, const collective::Reducer& reducer, Scan kind,

@@ -14,11 +14,12 @@ void put(const char* call, shmem_ctx_t ctx, void* dest, const void* source, std:
   guarded(call, [&](Program& program) {
     const std::size_t bytes = bytes_of(nelems, element);
     if (bytes == 0) return program.check_pe(program.world_pe(ctx, pe));
-    const shoal::RemoteAddress to = program.remote(ctx, "dest", dest, bytes, pe);
+    const Target to = program.target(ctx, "dest", dest, bytes, pe);
+    shoal::detail::check_local("put", source, bytes);
     if (blocking == Blocking::yes)
-      program.world.put_bytes(to, source, bytes);
+      to.transport.put(to.pe, to.offset, source, bytes);
     else
-      program.world.put_bytes_nbi(to, source, bytes);
+      to.transport.put_nbi(to.pe, to.offset, source, bytes);
   });
 }
 
@@ -27,11 +28,14 @@ void get(const char* call, shmem_ctx_t ctx, void* dest, const void* source, std:
   guarded(call, [&](Program& program) {
     const std::size_t bytes = bytes_of(nelems, element);
     if (bytes == 0) return program.check_pe(program.world_pe(ctx, pe));
-    const shoal::RemoteAddress from = program.remote(ctx, "source", source, bytes, pe);
-    if (blocking == Blocking::yes)
-      program.world.get_bytes(dest, from, bytes);
-    else
-      program.world.get_bytes_nbi(dest, from, bytes);
+    const Target from = program.target(ctx, "source", source, bytes, pe);
+    shoal::detail::check_local("get", dest, bytes);
+    if (blocking == Blocking::yes) {
+      from.transport.get(dest, from.pe, from.offset, bytes);
+    } else {
+      from.transport.get_nbi(dest, from.pe, from.offset, bytes);
+      if (ctx != SHMEM_CTX_DEFAULT && ctx->records) ctx->fetches |= !program.is_mapped(from.pe);
+    }
   });
 }
 
@@ -57,8 +61,10 @@ void put_strided(const char* call, shmem_ctx_t ctx, void* dest, const void* sour
     const std::size_t to = checked_stride("dst", layout.dst, layout);
     const std::size_t from = checked_stride("sst", layout.sst, layout);
     const std::size_t extent = shoal::detail::extent(layout.block, to, layout.count);
-    program.world.put_strided_bytes(program.remote(ctx, "dest", dest, extent, pe), to, source, from,
-                                    layout.block, layout.count);
+    const Target target = program.target(ctx, "dest", dest, extent, pe);
+    shoal::detail::check_local("put_strided", source, layout.count);
+    target.transport.put_strided(target.pe, target.offset, to, source, from, layout.block,
+                                 layout.count);
   });
 }
 
@@ -69,8 +75,10 @@ void get_strided(const char* call, shmem_ctx_t ctx, void* dest, const void* sour
     const std::size_t to = checked_stride("dst", layout.dst, layout);
     const std::size_t from = checked_stride("sst", layout.sst, layout);
     const std::size_t extent = shoal::detail::extent(layout.block, from, layout.count);
-    program.world.get_strided_bytes(dest, to, program.remote(ctx, "source", source, extent, pe),
-                                    from, layout.block, layout.count);
+    const Target target = program.target(ctx, "source", source, extent, pe);
+    shoal::detail::check_local("get_strided", dest, layout.count);
+    target.transport.get_strided(dest, to, target.pe, target.offset, from, layout.block,
+                                 layout.count);
   });
 }
 

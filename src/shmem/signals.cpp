@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Put with signal, and signals.
 #include "shmem/define.hpp"
+#include "world/rma/address_checks.hpp"
 
 using namespace shoal::shmem;
 
 namespace {
 
-using SignalSpan = shoal::RemoteSpan<std::uint64_t>;
-
-SignalSpan signal_at(const Program& program, shmem_ctx_t ctx, const std::uint64_t* address,
-                     int pe) {
-  const shoal::RemoteAddress at = program.remote(ctx, "sig_addr", address, sizeof *address, pe);
+Target signal_at(const Program& program, shmem_ctx_t ctx, const std::uint64_t* address, int pe) {
+  const Target at = program.target(ctx, "sig_addr", address, sizeof *address, pe);
   shoal::require(at.offset % sizeof *address == 0, shoal::Code::invalid_argument,
                  "sig_addr is {}; allowed: multiples of {}", static_cast<const void*>(address),
                  sizeof *address);
-  return {at, 1};
+  return at;
 }
 
 shoal::SignalOp checked_op(int op) {
@@ -29,18 +27,20 @@ void put_signal(const char* call, shmem_ctx_t ctx, void* dest, const void* sourc
                 std::uint64_t signal, int op, int pe) noexcept {
   guarded(call, [&](Program& program) {
     const std::size_t bytes = bytes_of(nelems, element);
-    const SignalSpan flag = signal_at(program, ctx, address, pe);
+    const Target flag = signal_at(program, ctx, address, pe);
     const shoal::SignalOp operation = checked_op(op);
-    if (bytes == 0) return program.world.signal(flag, operation, signal);
-    program.world.put_signal_bytes(program.remote(ctx, "dest", dest, bytes, pe), source, bytes,
-                                   flag, operation, signal);
+    if (bytes == 0) return flag.transport.signal(flag.pe, flag.offset, operation, signal);
+    const Target to = program.target(ctx, "dest", dest, bytes, pe);
+    shoal::detail::check_local("put_signal", source, bytes);
+    to.transport.put_signal(to.pe, to.offset, source, bytes, flag.offset, operation, signal);
   });
 }
 
 void signal(const char* call, shmem_ctx_t ctx, std::uint64_t* address, std::uint64_t value, int op,
             int pe) noexcept {
   guarded(call, [&](Program& program) {
-    program.world.signal(signal_at(program, ctx, address, pe), checked_op(op), value);
+    const Target flag = signal_at(program, ctx, address, pe);
+    flag.transport.signal(flag.pe, flag.offset, checked_op(op), value);
   });
 }
 
@@ -83,7 +83,7 @@ DEFINE_SIGNAL(signal_add, SHMEM_SIGNAL_ADD)
 
 SHMEM_DEFINE(uint64_t, signal_fetch, (const uint64_t* sig_addr)) {
   return guarded("shmem_signal_fetch", [&](Program& program) {
-    const SignalSpan at = signal_at(program, SHMEM_CTX_DEFAULT, sig_addr, program.me);
-    return program.world.atomic_fetch(at);
+    const Target at = signal_at(program, SHMEM_CTX_DEFAULT, sig_addr, program.me);
+    return at.transport.atomic(at.pe, shoal::AtomicOp::fetch, at.offset, 0, 0, sizeof *sig_addr);
   });
 }

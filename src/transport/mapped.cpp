@@ -8,13 +8,13 @@
 namespace shoal::transport {
 namespace {
 
-void full_fence() {
+void thread_fence(std::memory_order order) {
 #pragma GCC diagnostic push
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__)
-// ThreadSanitizer does not model fences. No test relies on the order that this fence adds.
+// ThreadSanitizer does not model fences. No test relies on the order that these fences add.
 #pragma GCC diagnostic ignored "-Wtsan"
 #endif
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  std::atomic_thread_fence(order);
 #pragma GCC diagnostic pop
 }
 
@@ -55,16 +55,26 @@ std::uint64_t MappedTransport::atomic(Pe pe, AtomicOp op, std::size_t offset, st
   return before;
 }
 
+void MappedTransport::update(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                             std::size_t width) {
+  std::byte* const word = mapping(pe) + offset;
+  if (op == AtomicOp::set) {       // a store, where atomic() exchanges
+    store(word, &operand, width);  // the low bytes come first
+  } else {
+    update_word(word, width, op, operand, 0);
+  }
+}
+
 void MappedTransport::signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
   update_signal(mapping(pe) + offset, op, value);
   notify(pe, offset, sizeof value);
 }
 
 void MappedTransport::fence(Pe) {
-  full_fence();
+  thread_fence(std::memory_order_release);  // between stores; gets are not ordered
 }
 void MappedTransport::quiet() {
-  full_fence();
+  thread_fence(std::memory_order_seq_cst);
 }
 void MappedTransport::wake(Pe pe) noexcept {
   if (wait_point_ && mapping(pe) != nullptr) wait_point(pe).notify_all();

@@ -24,6 +24,8 @@ class MappedTransport : public Transport {
                    std::size_t source_stride, std::size_t element, std::size_t count) final;
   std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                        std::uint64_t compare, std::size_t width) final;
+  void update(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+              std::size_t width) final;
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) final;
   void fence(Pe pe) final;
   void quiet() final;

@@ -33,6 +33,11 @@ void Transport::put_signal(Pe pe, std::size_t offset, const void* source, std::s
   signal(pe, signal_offset, op, value);
 }
 
+void Transport::update(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                       std::size_t width) {
+  atomic(pe, op, offset, operand, 0, width);
+}
+
 void Transport::atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                            std::uint64_t compare, std::size_t width, std::uint64_t* before) {
   *before = atomic(pe, op, offset, operand, compare, width);

@@ -153,6 +153,10 @@ class Transport {
   /// `width`. Returns the value before. Atomic towards every other transport of the world.
   virtual std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                                std::uint64_t compare, std::size_t width) = 0;
+  /// As atomic, without the value before: it may still be on the way when this returns. Default:
+  /// atomic.
+  virtual void update(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                      std::size_t width);
   /// Sets or adds to the 64-bit word at `offset`, after the data of all earlier puts (put, put_nbi,
   /// put_strided) of this thread to `pe` are visible there.
   virtual void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) = 0;

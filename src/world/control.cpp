@@ -23,8 +23,10 @@ ControlLayout::ControlLayout(Pe n_pes, std::int64_t max_teams)
   join_stride_ = align_up(sizeof(JoinRecord) + (teams + 63) / 64 * sizeof(std::uint64_t), kLine);
   join_ = place(n_pes_, join_stride_);
   acknowledged_ = place(n_pes_, kLine);
-  team_stride_ = 2 * n_pes_ * (kLine + sizeof(ExchangeEntry));
+  const std::size_t flags = n_pes_ <= kDirectPes ? 0 : 2 * n_pes_ * kLine;
+  team_stride_ = flags + 2 * n_pes_ * sizeof(ExchangeEntry);
   teams_ = place(teams, team_stride_);
+  entries_ = teams_ + flags;
   bytes_ = align_up(next, memory::Segment::kAlignment);
 }
 

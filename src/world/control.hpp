@@ -51,15 +51,17 @@ struct CauseEntry {
   }
 };
 
-/// One PE's part of an exchange. `epoch`, `bytes` and `what` show whether all PEs are in the same
-/// exchange.
+/// One PE's part of an exchange. `epoch` and `declared` show whether all PEs are in the same
+/// exchange. The flag, what follows it and a short blob share a cache line.
 struct ExchangeEntry {
   static constexpr std::size_t kBlobBytes = 512;
-  static constexpr std::size_t kWhatBytes = 48;
+  static constexpr std::size_t kWhatBytes = 40;
+  std::uint64_t flag;  ///< ControlLayout::flag
   std::uint64_t epoch;
-  std::uint64_t bytes;
-  char what[kWhatBytes];  ///< name of the operation, for messages
-  std::byte blob[kBlobBytes];
+  std::uint32_t declared;                      ///< length of the blob, or what stands for it
+  std::uint16_t bytes;                         ///< length of the blob
+  std::uint16_t what_bytes;                    ///< length of the name
+  std::byte payload[kBlobBytes + kWhatBytes];  ///< the blob, the name of the operation
 };
 
 /// A record of the join board, written by one joining PE and polled by the owner of the board. The
@@ -104,12 +106,15 @@ class ControlLayout {
   /// The flag and the exchange entry of the PE with index `pe` in the team with index `team`, for
   /// operations whose epoch has this parity.
   std::size_t flag(std::int32_t team, std::uint64_t parity, std::size_t pe) const noexcept {
+    if (n_pes_ <= kDirectPes) return entry(team, parity, pe) + offsetof(ExchangeEntry, flag);
     return teams_ + at(team) * team_stride_ + (parity * n_pes_ + pe) * kLine;
   }
   std::size_t entry(std::int32_t team, std::uint64_t parity, std::size_t pe) const noexcept {
-    return teams_ + at(team) * team_stride_ + 2 * n_pes_ * kLine +
-           (parity * n_pes_ + pe) * sizeof(ExchangeEntry);
+    return entries_ + at(team) * team_stride_ + (parity * n_pes_ + pe) * sizeof(ExchangeEntry);
   }
+  /// Teams of up to so many PEs write flags and entries directly to all PEs. Larger ones pass
+  /// entries on, so in worlds that are larger no flag lies in an entry.
+  static constexpr std::size_t kDirectPes = 32;
 
  private:
   /// Bytes of a cache line. Flags of different writers do not share one.
@@ -117,7 +122,8 @@ class ControlLayout {
   static std::size_t at(std::int32_t index) noexcept { return static_cast<std::size_t>(index); }
 
   std::size_t n_pes_;
-  std::size_t status_, causes_, join_, join_stride_, acknowledged_, teams_, team_stride_, bytes_;
+  std::size_t status_, causes_, join_, join_stride_, acknowledged_, teams_, entries_, team_stride_,
+      bytes_;
 };
 
 }  // namespace shoal::detail

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -181,8 +182,20 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   static constexpr std::size_t kExchangeBytes = 512;
   std::vector<std::byte> exchange(TeamState& team, const void* mine, std::size_t bytes,
                                   const char* what, std::size_t declared = 0);
-  /// Waits for all PEs of the team. Does not complete outstanding operations.
+  /// Waits for all PEs of the team. Does not complete outstanding operations. In teams of at most
+  /// kDirectPes PEs, what other PEs have put to this one before they called is there.
+  static constexpr std::size_t kDirectPes = ControlLayout::kDirectPes;
   void sync(TeamState& team, const char* what);
+  /// Bytes for the heap of another PE.
+  struct Delivery {
+    std::size_t offset = 0;
+    const void* source = nullptr;
+    std::size_t bytes = 0;
+  };
+  /// As sync, but writes deliveries[i] to PE i of the team first; that of this PE itself is
+  /// ignored. On return what the other PEs deliver to this one is there, and the sources may be
+  /// reused. Heaps are on the host. Half a round trip, where a get takes a whole one.
+  void deliver(TeamState& team, std::span<const Delivery> deliveries, const char* what);
 
   // One-sided operations on ranges that the caller has checked.
 

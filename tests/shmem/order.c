@@ -12,15 +12,16 @@ static uint64_t data[kWords];
 int main(void) {
   shmem_init();
   const int me = shmem_my_pe(), n = shmem_n_pes(), next = (me + 1) % n, last = (me + n - 1) % n;
-  shmem_ctx_t contexts[3] = {SHMEM_CTX_DEFAULT};
+  shmem_ctx_t contexts[4] = {SHMEM_CTX_DEFAULT};
   CHECK(shmem_ctx_create(0, &contexts[1]) == 0);
   CHECK(shmem_ctx_create(SHMEM_CTX_PRIVATE, &contexts[2]) == 0);
+  CHECK(shmem_ctx_create(SHMEM_CTX_SERIALIZED, &contexts[3]) == 0);
   uint64_t own[kWords];
   for (uint64_t round = 1; round <= kRounds; ++round) {
-    const shmem_ctx_t ctx = contexts[round % 3];
+    const shmem_ctx_t ctx = contexts[round % 4];
     for (int i = 0; i < kWords; ++i) own[i] = round * 1000 + (uint64_t)i;
     for (int i = 0; i < kWords; i += 8) shmem_ctx_uint64_put_nbi(ctx, &data[i], &own[i], 8, next);
-    if (ctx == SHMEM_CTX_DEFAULT && round % 2 == 0)
+    if (ctx == SHMEM_CTX_DEFAULT && round % 8 == 0)
       shmem_fence();
     else
       shmem_ctx_fence(ctx);
@@ -34,13 +35,17 @@ int main(void) {
   // quiet: the data are at their place without a further operation.
   shmem_barrier_all();
   const int both[2] = {next, last};
-  for (int form = 0; form < 4; ++form) {
+  enum { kForms = 6 };
+  const int context_of[kForms] = {0, 1, 0, 1, 2, 3};
+  for (int form = 0; form < kForms; ++form) {
     const uint64_t value = 7000 + (uint64_t)form;
-    shmem_ctx_uint64_put_nbi(contexts[form % 2], &data[0], &value, 1, next);
+    shmem_ctx_uint64_put_nbi(contexts[context_of[form]], &data[0], &value, 1, next);
     if (form == 0) shmem_quiet();
     if (form == 1) shmem_ctx_quiet(contexts[1]);
     if (form == 2) shmem_pe_quiet(both, 2);
     if (form == 3) shmem_ctx_pe_quiet(contexts[1], both, 1);
+    if (form == 4) shmem_ctx_quiet(contexts[2]);
+    if (form == 5) shmem_ctx_pe_quiet(contexts[3], both, 1);
     shmem_sync_all();  // completes nothing
     CHECK(data[0] == value);
     shmem_sync_all();
@@ -50,27 +55,28 @@ int main(void) {
   enum { kBig = 1 << 20 };
   unsigned char* dest = shmem_malloc(kBig);
   unsigned char* source = malloc(kBig);
-  for (int form = 0; form < 4; ++form) {
+  for (int form = 0; form < kForms; ++form) {
     memset(source, form * 16 + me + 1, kBig);
-    shmem_ctx_putmem_nbi(contexts[form % 2], dest, source, kBig, next);
+    shmem_ctx_putmem_nbi(contexts[context_of[form]], dest, source, kBig, next);
     for (int get = 0; get < 2; ++get) {
       if (form == 0) shmem_quiet();
       if (form == 1) shmem_ctx_quiet(contexts[1]);
       if (form == 2) shmem_pe_quiet(both, 2);
       if (form == 3) shmem_ctx_pe_quiet(contexts[1], both, 2);
+      if (form == 4) shmem_ctx_pe_quiet(contexts[2], both, 2);
+      if (form == 5) shmem_ctx_quiet(contexts[3]);
       if (get == 0) {
         memset(source, 0, kBig);
         shmem_barrier_all();
         for (int i = 0; i < kBig; ++i) CHECK(dest[i] == form * 16 + last + 1);
-        shmem_ctx_getmem_nbi(contexts[form % 2], source, dest, kBig, next);
+        shmem_ctx_getmem_nbi(contexts[context_of[form]], source, dest, kBig, next);
       }
     }
     for (int i = 0; i < kBig; ++i) CHECK(source[i] == form * 16 + me + 1);
     shmem_barrier_all();
   }
   free(source);
-  shmem_ctx_destroy(contexts[1]);
-  shmem_ctx_destroy(contexts[2]);
+  for (int i = 1; i < 4; ++i) shmem_ctx_destroy(contexts[i]);
   shmem_finalize();
   return 0;
 }

@@ -79,3 +79,31 @@ def test_tests_call_each_routine():
             words = words_by_file(TESTS / test)
             called[test] = set().union(*(words[file] for file in words if "/tests/shmem/" in file))
         assert routine in called[test], f"{test} does not call {routine}"
+
+
+def compiles(standard, generic):
+    """The messages of the compiler for a small program; empty: it compiles."""
+    source = "#include <shmem.h>\nint box;\nint main(void) {\n  shmem_init();\n"
+    source += f"  {'shmem_p' if generic else 'shmem_int_p'}(&box, 1, 0);\n  shmem_finalize();\n"
+    source += "  return 0;\n}\n"
+    compiler = ["c++", "-x", "c++"] if standard.startswith("c++") else ["cc", "-x", "c"]
+    flags = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", f"-I{ROOT}/include"]
+    return subprocess.run(
+        [*compiler, f"-std={standard}", *flags, "-"],
+        input=source,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stderr
+
+
+@pytest.mark.parametrize(
+    ("standard", "generic"),
+    [("c99", False), ("c11", True), ("c++14", True), ("c++17", True), ("c++20", True)],
+)
+def test_headers_compile(standard, generic):
+    assert compiles(standard, generic) == ""
+
+
+def test_older_cxx_is_refused():
+    assert "shmem.h needs C++14 or later" in compiles("c++11", False)

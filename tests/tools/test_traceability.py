@@ -22,7 +22,7 @@ def test_every_requirement_has_a_row_with_a_reference():
 
 def test_every_file_exists():
     for identifier, _, reference in rows():
-        for name in re.findall(r"`([\w/.-]+\.(?:cpp|cu|py|hpp|md))`", reference):
+        for name in re.findall(r"`([\w/.-]+\.(?:cpp|cu|c|py|hpp|md))`", reference):
             assert (TESTS / name).is_file() or (TESTS.parent / name).is_file(), (
                 f"{identifier}: {name}"
             )

@@ -33,6 +33,7 @@ bool is_valid(const Message& request, std::size_t payload_bytes, std::size_t seg
       return true;
     case Kind::store:
     case Kind::fetch:
+    case Kind::update:
       return request.op <= AtomicOp::compare_swap &&
              is_word_inside(request.offset, request.width, segment_bytes);
     case Kind::put:
@@ -58,6 +59,7 @@ std::uint64_t apply(const Message& request, const std::byte* payload, std::byte*
       break;
     }
     case Kind::fetch:
+    case Kind::update:
       before = update_word(target, request.width, request.op, request.word.operand,
                            request.word.compare);
       break;

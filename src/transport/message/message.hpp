@@ -27,6 +27,7 @@ enum class Kind : std::uint8_t {
   put,      ///< stores `elements`, whose bytes follow the message
   fetch,    ///< atomic on a word of `width` bytes; the reply has the value before
   get,      ///< the bytes of `elements` follow the reply
+  update,   ///< atomic on a word of `width` bytes, without a reply
   // Not numbered.
   acknowledge,
   reply,    ///< to request `sequence`; repeats its fields, `word.operand` is the value before

@@ -281,6 +281,17 @@ void NetworkTransport::atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::u
   at.request({"atomic", width}, pe, atomic_request(op, offset, operand, compare, width, before));
 }
 
+void NetworkTransport::update(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                              std::size_t width) {
+  Request request;
+  request.message.kind = Kind::update;
+  request.message.op = op;
+  request.message.width = static_cast<std::uint8_t>(width);
+  request.message.offset = offset;
+  request.message.word.operand = operand;
+  engine(pe, "atomic").request({"atomic", width}, pe, request);
+}
+
 void NetworkTransport::signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
   engine(pe, "signal").request({"signal"}, pe, signal_request(offset, op, value));
 }

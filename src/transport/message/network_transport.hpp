@@ -40,6 +40,8 @@ class NetworkTransport final : public Transport {
                    std::size_t source_stride, std::size_t element, std::size_t count) override;
   std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                        std::uint64_t compare, std::size_t width) override;
+  void update(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+              std::size_t width) override;
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override;
   void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,
                   std::size_t signal_offset, SignalOp op, std::uint64_t value) override;

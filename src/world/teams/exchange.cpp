@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchange and sync: the two operations that all collectives consist of. Small teams write to all
-// PEs directly, in one hop. Larger teams take ceil(log2 n) rounds (dissemination; for blobs, the
-// all-gather of Bruck).
+// Exchange, sync and deliver: the operations that all collectives consist of. Small teams write to
+// all PEs directly, in one hop. Larger teams take ceil(log2 n) rounds (dissemination; for blobs,
+// the all-gather of Bruck).
 //
 // Flags carry the number of the operation, (generation, epoch), and are never reset. A PE may be
 // one operation ahead of another, so the areas alternate by parity: a PE that starts operation
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <string_view>
 
 #include "base/check.hpp"
 #include "world/fabric/fabric.hpp"
@@ -20,7 +21,6 @@
 namespace shoal::detail {
 namespace {
 
-constexpr std::size_t kDirectPes = 32;
 constexpr int kEpochBits = 40;  // 10^12 operations of a team, 1.6 * 10^7 teams of a PE
 
 std::uint64_t wire_epoch(const TeamState& team) {
@@ -41,15 +41,26 @@ struct Ring {
   std::size_t behind(std::size_t distance) const { return (me + size - distance) % size; }
 };
 
-ExchangeEntry make_entry(std::uint64_t epoch, const void* mine, std::size_t bytes, const char* what,
-                         std::size_t declared) {
-  ExchangeEntry entry;
-  std::memset(&entry, 0, offsetof(ExchangeEntry, blob));
+/// Only the bytes that used_bytes counts are set.
+void make_entry(ExchangeEntry& entry, std::uint64_t epoch, const void* mine, std::size_t bytes,
+                const char* what, std::size_t declared) {
+  entry.flag = 0;
   entry.epoch = epoch;
-  entry.bytes = declared == 0 ? bytes : declared;
-  std::memcpy(entry.what, what, strnlen(what, sizeof entry.what - 1));
-  if (bytes != 0) std::memcpy(entry.blob, mine, bytes);
-  return entry;
+  entry.declared = static_cast<std::uint32_t>(declared == 0 ? bytes : declared);
+  entry.bytes = static_cast<std::uint16_t>(bytes);
+  entry.what_bytes = static_cast<std::uint16_t>(strnlen(what, ExchangeEntry::kWhatBytes));
+  if (bytes != 0) std::memcpy(entry.payload, mine, bytes);
+  std::memcpy(entry.payload + bytes, what, entry.what_bytes);
+}
+
+std::size_t used_bytes(const ExchangeEntry& entry) {
+  return offsetof(ExchangeEntry, payload) + entry.bytes + entry.what_bytes;
+}
+
+std::string_view what_of(const ExchangeEntry& entry) {
+  if (entry.bytes > ExchangeEntry::kBlobBytes || entry.what_bytes > ExchangeEntry::kWhatBytes)
+    return "an unknown call";
+  return {reinterpret_cast<const char*>(entry.payload) + entry.bytes, entry.what_bytes};
 }
 
 /// Throws Error{mismatch} where PE `from` of the team made another call. The sizes of the blobs are
@@ -57,16 +68,18 @@ ExchangeEntry make_entry(std::uint64_t epoch, const void* mine, std::size_t byte
 /// their own.
 void check_entry(const TeamState& team, const ExchangeEntry& theirs, const ExchangeEntry& mine,
                  std::size_t from) {
-  if (theirs.epoch == mine.epoch && theirs.bytes == mine.bytes) return;
-  const bool same_call = std::strncmp(theirs.what, mine.what, sizeof mine.what) == 0;
+  if (theirs.epoch == mine.epoch && theirs.declared == mine.declared) [[likely]]
+    return;
+  const bool same_call = what_of(theirs) == what_of(mine);
   const auto call = [&](const ExchangeEntry& entry) {
     if (entry.epoch != mine.epoch) return std::string("a call without data, such as sync");
-    return same_call ? fmt::format("{} with {} bytes", entry.what, entry.bytes)
-                     : std::string(entry.what);
+    return same_call ? fmt::format("{} with {} bytes", what_of(entry), entry.declared)
+                     : std::string(what_of(entry));
   };
   fail(Code::mismatch,
-       "{}: operation {} of team {} differs among its PEs: PE {} made {}, PE {} made {}", mine.what,
-       team.epoch, team.index, team.pes[team.me()], call(mine), team.pes[from], call(theirs));
+       "{}: operation {} of team {} differs among its PEs: PE {} made {}, PE {} made {}",
+       what_of(mine), team.epoch, team.index, team.pes[team.me()], call(mine), team.pes[from],
+       call(theirs));
 }
 
 }  // namespace
@@ -98,6 +111,7 @@ template <typename Word>
 void WorldState::wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value,
                            std::size_t from, const char* what, Word&& word) {
   const Pe pe = team.pes[from];
+  if (memory_->load(flag) >= value) return;
   const auto outcome = poll([&] { return memory_->load(flag) >= value; }, deadline(), pe, word);
   if (outcome == WaitOutcome::ready) return;
   const std::string call =
@@ -142,7 +156,8 @@ std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, s
   std::vector<std::byte> result(ring.size * bytes);
   run_operation(team, what, [&](std::uint64_t epoch, std::uint64_t parity) {
     const ControlLayout& layout = memory_->layout();
-    const ExchangeEntry entry = make_entry(epoch, mine, bytes, what, declared);
+    ExchangeEntry entry;
+    make_entry(entry, epoch, mine, bytes, what, declared);
     const auto put = [&](std::size_t to, std::size_t target, const void* source, std::size_t length,
                          std::size_t flag) {
       const Pe pe = team.pes[to];
@@ -150,16 +165,17 @@ std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, s
     };
     const auto take = [&](std::size_t from, const ExchangeEntry& theirs) {
       check_entry(team, theirs, entry, from);
-      if (bytes != 0) std::memcpy(result.data() + from * bytes, theirs.blob, bytes);
+      if (bytes != 0) std::memcpy(result.data() + from * bytes, theirs.payload, bytes);
     };
     const auto entry_at = [&](std::size_t offset) -> ExchangeEntry& {
       return *reinterpret_cast<ExchangeEntry*>(memory_->control(offset));
     };
 
     if (ring.size <= kDirectPes) {
-      const std::size_t used = offsetof(ExchangeEntry, blob) + bytes;
+      constexpr std::size_t kStart = offsetof(ExchangeEntry, epoch);
+      const std::size_t length = used_bytes(entry) - kStart;
       for (std::size_t d = 1; d < ring.size; ++d)
-        put(ring.ahead(d), layout.entry(team.index, parity, ring.me), &entry, used,
+        put(ring.ahead(d), layout.entry(team.index, parity, ring.me) + kStart, &entry.epoch, length,
             layout.flag(team.index, parity, ring.me));
       wait_flags(team, epoch, parity, what);
       take(ring.me, entry);
@@ -169,7 +185,7 @@ std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, s
     }
     // Position p holds the entry of PE me + p. Before the round of distance d, positions 0 .. d - 1
     // are filled.
-    entry_at(layout.entry(team.index, parity, 0)) = entry;
+    std::memcpy(&entry_at(layout.entry(team.index, parity, 0)), &entry, used_bytes(entry));
     std::size_t round = 0;
     for (std::size_t d = 1; d < ring.size; d *= 2, ++round) {
       const std::size_t count = std::min(d, ring.size - d);
@@ -185,19 +201,41 @@ std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, s
 }
 
 void WorldState::sync(TeamState& team, const char* what) {
+  deliver(team, {}, what);
+}
+
+void WorldState::deliver(TeamState& team, std::span<const Delivery> deliveries, const char* what) {
   const Ring ring(team);
+  // To one peer: its signal waits for the data, and the call for the use of the source. To several:
+  // all at once.
+  const bool at_once = !deliveries.empty() && ring.size > 2;
+  const auto start = [&](std::size_t to) {
+    const Delivery& delivery = deliveries[to];
+    const Pe pe = team.pes[to];
+    if (delivery.bytes != 0)
+      fabric_->route(pe).put_nbi(pe, host_offset(delivery.offset), delivery.source, delivery.bytes);
+  };
   run_operation(team, what, [&](std::uint64_t epoch, std::uint64_t parity) {
     const ControlLayout& layout = memory_->layout();
+    if (at_once)
+      for (std::size_t d = 1; d < ring.size; ++d) start(ring.ahead(d));
     const auto raise = [&](std::size_t to, std::size_t flag) {
       const Pe pe = team.pes[to];
-      fabric_->route(pe).signal(pe, flag, SignalOp::set, epoch);
+      if (deliveries.empty() || at_once || deliveries[to].bytes == 0)
+        return fabric_->route(pe).signal(pe, flag, SignalOp::set, epoch);
+      const Delivery& delivery = deliveries[to];
+      fabric_->route(pe).put_signal(pe, host_offset(delivery.offset), delivery.source,
+                                    delivery.bytes, flag, SignalOp::set, epoch);
     };
     if (ring.size <= kDirectPes) {
       for (std::size_t d = 1; d < ring.size; ++d)
         raise(ring.ahead(d), layout.flag(team.index, parity, ring.me));
       wait_flags(team, epoch, parity, what);
+      if (at_once) quiet();
       return;
     }
+    // Most PEs learn from others than the sender that all have come.
+    if (at_once) quiet();
     std::size_t round = 0;
     for (std::size_t d = 1; d < ring.size; d *= 2, ++round) {
       const std::size_t flag = layout.flag(team.index, parity, round);

@@ -192,15 +192,30 @@ void check_atomics_and_signals_are_applied_once_in_order(Pair& pair) {
     EXPECT_EQ(pair.transport.atomic(pair.other, AtomicOp::add, kWords, 3, 0, 8), 3 * i);
     pair.transport.signal(pair.other, kWords + 8, SignalOp::add, 1);
     pair.transport.put(pair.other, kWords + 16, &i, sizeof i);  // in program order
+    // Updates of either width, beside a word that must stay as it is.
+    pair.transport.update(pair.other, AtomicOp::add, kWords + 24, 5, 4);
+    pair.transport.update(pair.other, AtomicOp::bit_xor, kWords + 32, 1, 8);
+    pair.transport.update(pair.other, AtomicOp::set, kWords + 40, i, 8);
     if (i % 10 == 0) {
       EXPECT_EQ(pair.transport.atomic(pair.other, AtomicOp::fetch, kWords + 8, 0, 0, 8), i + 1);
       EXPECT_EQ(pair.transport.atomic(pair.other, AtomicOp::fetch, kWords + 16, 0, 0, 8), i);
+      EXPECT_EQ(pair.transport.atomic(pair.other, AtomicOp::fetch, kWords + 24, 0, 0, 8),
+                5 * (i + 1));
+      EXPECT_EQ(pair.transport.atomic(pair.other, AtomicOp::fetch, kWords + 32, 0, 0, 8),
+                (i + 1) % 2);
+      EXPECT_EQ(pair.transport.atomic(pair.other, AtomicOp::fetch, kWords + 40, 0, 0, 8), i);
     }
   }
   pair.meet();
   EXPECT_EQ(pair.word(kWords).load(), 3 * kTimes);
   EXPECT_EQ(pair.word(kWords + 8).load(), kTimes);
   EXPECT_EQ(pair.word(kWords + 16).load(), kTimes - 1);
+  // quiet covers updates.
+  pair.meet();
+  pair.transport.update(pair.other, AtomicOp::set, kWords + 24, 77, 4);
+  pair.transport.quiet();
+  EXPECT_EQ(*reinterpret_cast<std::uint32_t*>(pair.remote + kWords + 24), 77u);
+  pair.meet();
 }
 
 }  // namespace shoal::test

@@ -290,6 +290,26 @@ TEST(MessageFailure, IsReportedByTheOperationAndOnceByQuiet) {
   });
 }
 
+// An atomic without a result sends a request and returns, whatever its width.
+TEST(MessageUpdates, DoNotWait) {
+  Wire over;
+  const Settings settings = pair_settings(16, 4096);
+  run_over(over, settings, settings, [&](Pair& pair) {
+    pair.meet();
+    if (pair.pe == 1) return;
+    pair.transport.quiet();
+    {
+      const std::lock_guard lock(over.mutex);
+      over.cut = true;  // what waits from here on fails
+    }
+    for (const AtomicOp op :
+         {AtomicOp::set, AtomicOp::add, AtomicOp::bit_and, AtomicOp::bit_or, AtomicOp::bit_xor})
+      for (const std::size_t width : {4, 8}) pair.transport.update(1, op, 8, 1, width);
+    expect_error(Code::peer_failed, "quiet failed on PE 0: transport fake has lost PE 1: cut",
+                 [&] { pair.transport.quiet(); });
+  });
+}
+
 // The last operation of a PE may complete in the same poll that finds the peer gone.
 TEST(MessageFailure, SparesAnOperationWhoseReplyArrivedWithAGoodbye) {
   Wire over;
@@ -326,8 +346,12 @@ TEST(MessageApply, RefusesWhatLeavesTheSegment) {
     return is_valid(message, payload, kBytes, 192);
   };
   Message word;
-  word.kind = Kind::fetch;
   word.width = 8;
+  word.offset = kBytes;
+  for (const Kind kind : {Kind::store, Kind::fetch, Kind::update}) {
+    word.kind = kind;
+    EXPECT_FALSE(valid(word, 0)) << "kind " << static_cast<int>(kind);
+  }
   word.offset = kBytes - 8;
   EXPECT_TRUE(valid(word, 0));
   word.offset = kBytes - 4;

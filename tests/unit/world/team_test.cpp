@@ -102,8 +102,13 @@ TEST(ControlLayout, KeepsEverythingApart) {
       for (std::int32_t team = 0; team < teams; ++team)
         for (std::size_t pe = 0; pe < static_cast<std::size_t>(n); ++pe)
           for (const std::uint64_t parity : {0u, 1u}) {
-            ranges.emplace_back(layout.flag(team, parity, pe), 64);
-            ranges.emplace_back(layout.entry(team, parity, pe), sizeof(detail::ExchangeEntry));
+            const std::size_t entry = layout.entry(team, parity, pe);
+            ranges.emplace_back(entry, sizeof(detail::ExchangeEntry));
+            EXPECT_EQ(entry % 64, 0u);
+            if (n > 32)
+              ranges.emplace_back(layout.flag(team, parity, pe), 64);
+            else
+              EXPECT_EQ(layout.flag(team, parity, pe), entry) << "the first word of the entry";
           }
       std::sort(ranges.begin(), ranges.end());
       for (std::size_t i = 0; i + 1 < ranges.size(); ++i)

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// team_memory.hpp: memory of collectives in the symmetric heap, by team.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "collective/reduce.hpp"
+#include "shoal/world.hpp"
+#include "world/teams/team_state.hpp"
+
+namespace shoal::shmem {
+
+/// The first teams, by index, have memory: the predefined ones and a few others, since splits give
+/// the lowest index that is free. Offsets are the same in every PE's heap.
+class TeamMemory {
+ public:
+  /// At most this much of the heap.
+  static constexpr std::size_t kMostBytes = std::size_t{28} << 20;
+
+  /// Takes the memory from the heap. Collective.
+  void allocate(World& world);
+
+  /// For the reductions of a team whose PEs deliver; empty where the team has none.
+  collective::Scratch scratch(const detail::TeamState& team) const noexcept;
+
+  /// Room for the data of a broadcast, in every PE's heap: the root writes them to the others,
+  /// which copy them once they have called. A flag of 8 bytes, then the data.
+  struct Slot {
+    std::size_t flag;
+    std::uint64_t arrived;  ///< the flag, once the data are there; flags only grow
+    /// Whether the PEs must meet before they use the slot: they then have copied all earlier data.
+    bool starts_round;
+    std::size_t data() const noexcept { return flag + sizeof(std::uint64_t); }
+  };
+  /// The longest data of a slot of the team; 0: it has none.
+  std::size_t slot_bytes(const detail::TeamState& team) const noexcept;
+  /// The next slot of a team that has slots: on every PE of the team for each broadcast.
+  Slot next_slot(const detail::TeamState& team);
+
+ private:
+  struct Count {
+    std::uint64_t generation = 0;  ///< of the team that counts here
+    std::uint64_t slots = 0;
+  };
+
+  std::size_t n_pes_ = 0, teams_ = 0;
+  std::size_t slots_ = 0, slot_stride_ = 0;
+  std::vector<Count> counts_;  ///< by team
+  std::size_t scratch_ = 0;
+  std::size_t scratch_bytes_ = 0;  ///< per team, parity and PE
+};
+
+}  // namespace shoal::shmem

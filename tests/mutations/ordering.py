@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutations of fence, quiet and signals, each of which must make a test over the emulated NIC fail,
+which lets writes become visible in any order: threads/transport/verbs_test.cpp, or
+tests/shmem/order.c and signals.c by the tests shmem/verbs/.
+
+Usage: ordering.py [NAME...]. Exits with 1 when a mutation survives or its place is not found. Works
+on a copy of the tree in build/mutations. A run takes about twenty minutes on two cores, half of it
+for the first build.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from loop import NotRun, replace_in, run_mutations, run_tests
+
+ROOT = Path(__file__).parents[2]
+COPY = ROOT / "build/mutations/tree"
+BUILD = COPY / "build/release"
+TARGETS = ["threads_transport_verbs_test", "shmem_order", "shmem_signals", "shmem_contexts"]
+TIMEOUT_S = 300
+
+# (what is wrong, file, text, replacement)
+MUTATIONS = [
+    (
+        "fences of networks do nothing",
+        "src/transport/message/engine.cpp",
+        "  if (network_->writing(peer) || peer.sent != peer.acknowledged) peer.fenced = true;",
+        "  (void)peer;",
+    ),
+    (
+        "World::fence does nothing",
+        "src/world/rma/operations.cpp",
+        "  state().fabric().fence();",
+        "  (void)state();",
+    ),
+    (
+        "shmem_fence does nothing",
+        "src/shmem/program.cpp",
+        "return world.fence();",
+        "return;",
+    ),
+    (
+        "fence of a private context does nothing",
+        "src/shmem/program.cpp",
+        "    routes_[static_cast<std::size_t>(pe)]->fence(pe);",
+        "    (void)pe;",
+    ),
+    (
+        "private contexts do not record where their operations go",
+        "src/shmem/program.hpp",
+        "if (found.records && !peer.mapped && !peer.in_use) {",
+        "if (found.records && peer.mapped && !peer.in_use) {",
+    ),
+    (
+        "quiet of a private context does not wait",
+        "src/shmem/program.cpp",
+        "    wait_for_used(found);",
+        "    if (found.destroyed) wait_for_used(found);",
+    ),
+    (
+        "quiet of a private context leaves out gets",
+        "src/shmem/rma.cpp",
+        "ctx->fetches |= !program.is_mapped(from.pe);",
+        "ctx->fetches |= program.is_mapped(from.pe);",
+    ),
+    (
+        "quiet of networks does not wait",
+        "src/transport/message/engine.cpp",
+        "      if (!done || peer.reads != 0) all = false;",
+        "      if (!done && peer.lost) all = false;",
+    ),
+    (
+        "a signal does not wait for the data before it",
+        "src/transport/message/network_transport.cpp",
+        "  request.message.set_signal(offset, op, value);\n  request.after = After::writes;",
+        "  request.message.set_signal(offset, op, value);",
+    ),
+]
+
+
+def copy_tree():
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    for name in listed.stdout.split("\0"):
+        source, target = ROOT / name, COPY / name
+        if not name or not source.is_file():
+            continue
+        # Files that are as before keep their time, so that they are not compiled again.
+        if target.is_file() and target.read_bytes() == source.read_bytes():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+
+
+def build():
+    done = subprocess.run(
+        ["cmake", "--build", BUILD, "--target", *TARGETS, "shoal-run", "shoal_modules"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if done.returncode == 0 else done.stdout[-2000:]
+
+
+def run_all():
+    """What fails."""
+    noticed = run_tests(
+        [
+            BUILD / "bin/threads_transport_verbs_test",
+            "--gtest_filter=*VerbsTier.FenceOrdersPuts/2:*VerbsTier.ShowsDataBeforeItsSignal/2",
+        ],
+        TIMEOUT_S,
+    )
+    done = subprocess.run(
+        ["ctest", "--test-dir", BUILD, "-R", "^shmem/verbs/(order|signals|contexts)$"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "No tests were found" in done.stdout + done.stderr:
+        raise NotRun("the build has no tests over verbs")
+    failed = re.findall(r"\d+ - (shmem/\S+) \(", done.stdout)
+    return ", ".join([*filter(None, [noticed]), *failed])
+
+
+def main(wanted):
+    copy_tree()
+    subprocess.run(
+        ["cmake", "--preset", "release", "-DSHOAL_CUDA=OFF", "-DSHOAL_BUILD_BENCH=OFF"]
+        + ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] * (shutil.which("ccache") is not None),
+        cwd=COPY,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    failed = build() or run_all()
+    if failed:
+        print(f"tests fail without a mutation: {failed}")
+        return 1
+
+    def notice(file, text, replacement):
+        path = COPY / file
+        before = path.read_text()
+        try:
+            replace_in(path, text, replacement, once=True)
+            if build():
+                raise NotRun("does not compile")
+            return run_all()
+        finally:
+            path.write_text(before)
+
+    return run_mutations(MUTATIONS, wanted, notice)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
