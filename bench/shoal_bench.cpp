@@ -58,8 +58,9 @@ void declare(CLI::App& app, Arguments& arguments) {
   CLI::App* const waits = app.add_subcommand(
       "waits", "operations with little work, for any number of PEs per core; see --threads");
   add_shape_options(*waits, arguments.waits_shape);
-  waits->add_option("--threads", arguments.threads,
-                    "PEs are this many threads of this process, without shoal-run")
+  waits
+      ->add_option("--threads", arguments.threads,
+                   "PEs are this many threads of this process, without shoal-run")
       ->check(CLI::Range(1, 1024));
   waits->callback([&arguments] { arguments.waits = true; });
   for (CLI::App* const command : {ep, rma, waits})

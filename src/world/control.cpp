@@ -10,7 +10,8 @@ namespace shoal::detail {
 ControlLayout::ControlLayout(Pe n_pes, std::int64_t max_teams)
     : n_pes_(static_cast<std::size_t>(n_pes)) {
   static_assert(sizeof(ProgressRecord) <= kLine && sizeof(WaitPoint) <= kLine &&
-                sizeof(StatusEntry) % kLine == 0 && sizeof(CauseEntry) % kLine == 0 && sizeof(ExchangeEntry) % kLine == 0);
+                sizeof(StatusEntry) % kLine == 0 && sizeof(CauseEntry) % kLine == 0 &&
+                sizeof(ExchangeEntry) % kLine == 0);
   const auto teams = static_cast<std::size_t>(max_teams);
   std::size_t next = 3 * kLine;  // progress, alerts, wait point
   const auto place = [&](std::size_t count, std::size_t stride) {

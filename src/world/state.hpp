@@ -255,8 +255,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   template <typename Word>
   void wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value, std::size_t from,
                  const char* what, Word&& word);
-  void wait_flags(TeamState& team, std::uint64_t value, std::uint64_t parity,
-                  const char* what);
+  void wait_flags(TeamState& team, std::uint64_t value, std::uint64_t parity, const char* what);
   void release() noexcept;
 
   Settings settings_;
@@ -264,8 +263,8 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   std::vector<InitPhase> phases_;
   WaitTimes wait_times_;
   std::vector<WaitPoint*> wait_points_;  ///< by PE; nullptr: out of reach
-  bool networked_ = false;   ///< poll has to progress networks
-  int polls_per_yield_ = 1;  ///< of back_off
+  bool networked_ = false;               ///< poll has to progress networks
+  int polls_per_yield_ = 1;              ///< of back_off
   std::atomic<bool> open_ = false;
 
   // In the order of creation; each part refers only to earlier ones.

@@ -8,8 +8,7 @@ namespace {
 
 class SelfTransport final : public MappedTransport {
  public:
-  explicit SelfTransport(const Context& context)
-      : MappedTransport(context), my_pe_(context.my_pe) {
+  explicit SelfTransport(const Context& context) : MappedTransport(context), my_pe_(context.my_pe) {
     set_mapping(my_pe_, context.segment);
   }
 

@@ -55,9 +55,9 @@ std::vector<WaitPoint*> Fabric::wait_points() const {
   std::vector<WaitPoint*> points;
   for (Pe pe = 0; pe < placement_.n_pes; ++pe) {
     std::byte* const base = route(pe).base(pe);
-    points.push_back(
-        base == nullptr ? nullptr
-                        : reinterpret_cast<WaitPoint*>(base + memory_.layout().wait_point()));
+    points.push_back(base == nullptr
+                         ? nullptr
+                         : reinterpret_cast<WaitPoint*>(base + memory_.layout().wait_point()));
   }
   return points;
 }

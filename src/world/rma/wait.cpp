@@ -108,9 +108,8 @@ World::WaitResult World::wait_words(const Words& words, Compare compare, Quorum 
     result = test_words(words, compare, quorum);
     return result.satisfied;
   };
-  const auto outcome = world.cuda() != nullptr
-                           ? world.poll_elsewhere(ready, world.deadline())
-                           : world.poll(ready, world.deadline());
+  const auto outcome = world.cuda() != nullptr ? world.poll_elsewhere(ready, world.deadline())
+                                               : world.poll(ready, world.deadline());
   world.set_progress(detail::Activity::idle, world.world_team().epoch, "wait_until");
   if (outcome == detail::WaitOutcome::ready) return result;
   const Snapshot last(world, words.variables, words.width);

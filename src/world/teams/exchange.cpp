@@ -142,9 +142,9 @@ void WorldState::wait_flags(TeamState& team, std::uint64_t value, std::uint64_t 
   for (std::size_t d = 1; d < ring.size; ++d)
     wait_flag(team, flag(d), value, ring.behind(d), what, [&] {
       if (!crowded()) return flag(d);
-      return flag(team.wait_order.pick(d, ring.size, mixed(value) + ring.me, [&](std::size_t other) {
-        return memory_->load(flag(other)) >= value;
-      }));
+      return flag(team.wait_order.pick(
+          d, ring.size, mixed(value) + ring.me,
+          [&](std::size_t other) { return memory_->load(flag(other)) >= value; }));
     });
 }
 

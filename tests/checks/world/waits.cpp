@@ -84,8 +84,8 @@ void check_stores_are_seen(World& world) {
     const WaitPoint& waiter = wait_point_of(world, 1);
     await_block(waiter);
     const std::uint64_t before = waiter.wakes();
-    auto& word = *reinterpret_cast<std::uint64_t*>(
-        world.state().peer_base(1) + world.heap().offset_of(words.data()));
+    auto& word = *reinterpret_cast<std::uint64_t*>(world.state().peer_base(1) +
+                                                   world.heap().offset_of(words.data()));
     std::atomic_ref(word).store(7, std::memory_order_release);
     EXPECT_EQ(waiter.wakes(), before);
   }

@@ -105,7 +105,8 @@ TEST(Waits, ABlockEndsAtTheDeadline) {
     }
   });
   EXPECT_EQ(errors[0], "");
-  EXPECT_TRUE(errors[1].starts_with("timeout: shoal: wait_until timed out after 200 ms")) << errors[1];
+  EXPECT_TRUE(errors[1].starts_with("timeout: shoal: wait_until timed out after 200 ms"))
+      << errors[1];
 }
 
 // The failure of a PE wakes those that block, whatever word they wait for.

@@ -261,8 +261,7 @@ void wait_all(HostGroup& group, std::size_t signals, std::uint64_t epoch, const 
 void wait_local(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
   group.state.world->set_progress(step.activity, step.epoch, step.phase);
   for (std::int32_t from = 0; from < group.state.shape.ranks; ++from)
-    if (group.state.nodes.here(from))
-      wait_signal(group, signals, from, epoch, step, Among::local);
+    if (group.state.nodes.here(from)) wait_signal(group, signals, from, epoch, step, Among::local);
 }
 
 bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
