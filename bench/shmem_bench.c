@@ -3,7 +3,8 @@
 // another OpenSHMEM; shmem_bench.py compares them.
 //
 // PE 0 prints a line per row: operation, bytes, microseconds per call (the least of kRounds means).
-// The time of a collective ends when all PEs have it: the root of a broadcast may be far ahead.
+// Arguments name the rows to run. The time of a collective ends when all PEs have it: the root of a
+// broadcast may be far ahead.
 #include <shmem.h>
 #include <stdio.h>
 #include <string.h>
@@ -148,7 +149,14 @@ static double measure(const struct Row* row, size_t bytes) {
   return best;
 }
 
-int main(void) {
+// Whether the arguments, if there are any, name the row.
+static int is_wanted(const char* name, int argc, char** argv) {
+  for (int i = 1; i < argc; ++i)
+    if (strcmp(argv[i], name) == 0) return 1;
+  return argc < 2;
+}
+
+int main(int argc, char** argv) {
   shmem_init();
   me = shmem_my_pe();
   n = shmem_n_pes();
@@ -168,13 +176,14 @@ int main(void) {
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
       const size_t bytes = sizes[i];
       if (bytes < rows[r].least || bytes > rows[r].most) continue;
+      if (!is_wanted(rows[r].name, argc, argv)) continue;
       const double us = measure(&rows[r], bytes);
       if (me == 0) printf("%s %zu %.4f\n", rows[r].name, bytes, us);
       fflush(stdout);
     }
 #ifdef CONTEXTS
   static const char* const names[kContexts] = {"shared", "serialized", "private"};
-  for (int kind = 0; kind < kContexts; ++kind) {
+  for (int kind = 0; kind < kContexts && is_wanted("quiet", argc, argv); ++kind) {
     const double us = quiet_beside_put(kind);
     if (me == 0) printf("quiet_beside_put_%s 0 %.4f\n", names[kind], us);
   }

@@ -48,6 +48,7 @@ def main():
     parser.add_argument("--other-cc", default="/usr/bin/oshcc")
     parser.add_argument("--other-run", default="/usr/bin/oshrun --oversubscribe")
     parser.add_argument("--network", action="store_true")
+    parser.add_argument("--rows", nargs="+", default=[], help="such as put barrier; default: all")
     parser.add_argument("--bind", action="store_true")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -60,8 +61,8 @@ def main():
     nodes = ["--nodes", str(options.pes)] if options.network else []
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     bind = "core" if options.bind else "none"
-    shoal = [options.bin / "oshrun", *pes, *nodes, "--bind", bind, folder / "shoal"]
-    other = [*shlex.split(options.other_run), *root, *pes, "--bind-to", bind, folder / "other"]
+    shoal = [options.bin / "oshrun", *pes, *nodes, "--bind", bind, folder / "shoal", *options.rows]
+    other = [*shlex.split(options.other_run), *root, *pes, "--bind-to", bind, folder / "other", *options.rows]
     between = {"SHOAL_TRANSPORT_BETWEEN": "ofi,ucx"} if options.network else {}
     tcp = {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}
     tcp = tcp if options.network else {}

@@ -8,6 +8,7 @@ on a copy of the tree in build/mutations. A run takes about twenty minutes on tw
 for the first build.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -129,9 +130,17 @@ def run_all():
 
 def main(wanted):
     copy_tree()
+    options = ["-DSHOAL_UNITY_BUILD=ON", "-DSHOAL_BUILD_BENCH=OFF"]
+    if shutil.which("ccache"):  # finds what the tree itself has compiled, as ./run
+        os.environ.update(
+            CCACHE_SLOPPINESS="pch_defines,time_macros",
+            CCACHE_BASEDIR=str(COPY),
+            CCACHE_NOHASHDIR="1",
+            CCACHE_PCH_EXTSUM="1",
+        )
+        options += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("CXX", "CUDA")]
     subprocess.run(
-        ["cmake", "--preset", "release", "-DSHOAL_CUDA=OFF", "-DSHOAL_BUILD_BENCH=OFF"]
-        + ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] * (shutil.which("ccache") is not None),
+        ["cmake", "--preset", "release", *options],
         cwd=COPY,
         check=True,
         stdout=subprocess.DEVNULL,
