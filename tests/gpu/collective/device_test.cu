@@ -13,9 +13,10 @@ using device::Warp;
 
 /// Runs one of each collective on `count` values, a power of two times their PE's number plus one.
 template <typename S>
-__global__ void all_kinds(const __grid_constant__ device::World world,
-                          const __grid_constant__ device::Team team, std::uint32_t* values,
-                          std::uint32_t* results, std::size_t count, int* failures) {
+__global__ void __launch_bounds__(512)
+    all_kinds(const __grid_constant__ device::World world,
+              const __grid_constant__ device::Team team, std::uint32_t* values,
+              std::uint32_t* results, std::size_t count, int* failures) {
   const S scope{};
   const auto n = static_cast<std::size_t>(team.size);
   bool ok = device::sync(scope, world, team);

@@ -41,6 +41,27 @@ void check_bases(World& world) {
   EXPECT_GE(array.data(), team.epoch + 1);
   for (Pe pe = 0; pe <= world.n_pes(); ++pe) EXPECT_EQ(team.arrived[pe], 0u);
   EXPECT_EQ(team.epoch, team.arrived + world.n_pes());
+  EXPECT_EQ(*team.finished, 0u);
+  // Packets: two halves of a slot per PE, apart from the words and from allocations, zero.
+  ASSERT_NE(team.packets, nullptr);
+  const std::size_t bytes = 2 * static_cast<std::size_t>(team.size) * team.slot_bytes;
+  EXPECT_GE(team.packets, reinterpret_cast<std::byte*>(team.finished + 1));
+  EXPECT_GE(reinterpret_cast<std::byte*>(array.data()), team.packets + bytes);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(team.packets) % 128, 0u);
+  EXPECT_EQ(team.packet_limit, team.slot_bytes / 2);
+  for (std::size_t i = 0; i < bytes; ++i) ASSERT_EQ(team.packets[i], std::byte{0});
+}
+
+TEST(DeviceWorld, HasNoPacketsWhereTheSettingSaysSo) {
+  const FakeCuda fake({.gpus = 1});
+  Settings settings = gpu_world_settings();
+  settings.collective_scratch = 0;
+  run_threads(2, settings, [](World& world) {
+    const device::Team team = cuda::device_team(world.team());
+    EXPECT_EQ(team.packets, nullptr);
+    EXPECT_EQ(team.packet_limit, 0u);
+    EXPECT_EQ(team.size, 2);
+  });
 }
 
 TEST(DeviceWorld, IsAWindowWhereAllHeapsAreMapped) {
