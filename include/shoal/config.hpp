@@ -2,7 +2,8 @@
 // shoal/config.hpp: what every public C++ header needs from the compiler.
 #pragma once
 
-#if defined(__cplusplus) && __cplusplus < 202002L
+// SHOAL_KERNELS_ONLY: nvshmem.h includes parts for kernels alone, for which C++17 suffices.
+#if defined(__cplusplus) && __cplusplus < 202002L && !defined(SHOAL_KERNELS_ONLY)
 #error "Shoal needs C++20: compile with -std=c++20 (nvcc: -std=c++20), or use shoal/shoal.h from C"
 #endif
 

@@ -49,126 +49,125 @@ __device__ T* peer_pointer(const World& world, T* local, Pe pe);
 // Put and get.
 
 /// Copies `bytes` bytes of local memory at `source` to `target` on `pe`.
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ void put_bytes(S scope, const World& world, void* target, const void* source,
                           std::size_t bytes, Pe pe);
 
 /// Copies `bytes` bytes at `source` on `pe` to local memory at `target`. Reads memory, not caches.
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ void get_bytes(S scope, const World& world, void* target, const void* source,
                           std::size_t bytes, Pe pe);
 
 /// put_bytes and get_bytes for `count` elements.
-template <Scope S, typename T>
-__device__ void put(S scope, const World& world, T* target, const std::type_identity_t<T>* source,
+template <SHOAL_SCOPE S, typename T>
+__device__ void put(S scope, const World& world, T* target, const Exactly<T>* source,
                     std::size_t count, Pe pe);
-template <Scope S, typename T>
-__device__ void get(S scope, const World& world, T* target, const std::type_identity_t<T>* source,
+template <SHOAL_SCOPE S, typename T>
+__device__ void get(S scope, const World& world, T* target, const Exactly<T>* source,
                     std::size_t count, Pe pe);
 
 /// One element per calling thread, in one access when it has 1, 2, 4 or 8 bytes. Another PE may
 /// wait for a Word that put_value stores.
 template <typename T>
-__device__ void put_value(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
+__device__ void put_value(const World& world, T* target, Exactly<T> value, Pe pe);
 template <typename T>
 __device__ T get_value(const World& world, const T* source, Pe pe);
 
 /// `count` elements, `target_stride` and `source_stride` elements apart, both at least 1.
-template <Scope S, typename T>
+template <SHOAL_SCOPE S, typename T>
 __device__ void put_strided(S scope, const World& world, T* target, std::size_t target_stride,
-                            const std::type_identity_t<T>* source, std::size_t source_stride,
-                            std::size_t count, Pe pe);
-template <Scope S, typename T>
+                            const Exactly<T>* source, std::size_t source_stride, std::size_t count,
+                            Pe pe);
+template <SHOAL_SCOPE S, typename T>
 __device__ void get_strided(S scope, const World& world, T* target, std::size_t target_stride,
-                            const std::type_identity_t<T>* source, std::size_t source_stride,
-                            std::size_t count, Pe pe);
+                            const Exactly<T>* source, std::size_t source_stride, std::size_t count,
+                            Pe pe);
 
 // Atomics on words of 4 or 8 bytes, by each calling thread. Each returns the value before.
 
-template <Word T>
-__device__ T atomic(AtomicOp op, const World& world, T* target, std::type_identity_t<T> operand,
-                    Pe pe, std::type_identity_t<T> compare = 0);
-template <Word T>
+template <SHOAL_WORD T>
+__device__ T atomic(AtomicOp op, const World& world, T* target, Exactly<T> operand, Pe pe,
+                    Exactly<T> compare = 0);
+template <SHOAL_WORD T>
 __device__ T atomic_fetch(const World& world, const T* target, Pe pe);
-template <Word T>
-__device__ void atomic_set(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
-template <Word T>
-__device__ T atomic_fetch_add(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
-template <Word T>
-__device__ T atomic_fetch_and(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
-template <Word T>
-__device__ T atomic_fetch_or(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
-template <Word T>
-__device__ T atomic_fetch_xor(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
-template <Word T>
-__device__ T atomic_swap(const World& world, T* target, std::type_identity_t<T> value, Pe pe);
-template <Word T>
-__device__ T atomic_compare_swap(const World& world, T* target, std::type_identity_t<T> expected,
-                                 std::type_identity_t<T> desired, Pe pe);
+template <SHOAL_WORD T>
+__device__ void atomic_set(const World& world, T* target, Exactly<T> value, Pe pe);
+template <SHOAL_WORD T>
+__device__ T atomic_fetch_add(const World& world, T* target, Exactly<T> value, Pe pe);
+template <SHOAL_WORD T>
+__device__ T atomic_fetch_and(const World& world, T* target, Exactly<T> value, Pe pe);
+template <SHOAL_WORD T>
+__device__ T atomic_fetch_or(const World& world, T* target, Exactly<T> value, Pe pe);
+template <SHOAL_WORD T>
+__device__ T atomic_fetch_xor(const World& world, T* target, Exactly<T> value, Pe pe);
+template <SHOAL_WORD T>
+__device__ T atomic_swap(const World& world, T* target, Exactly<T> value, Pe pe);
+template <SHOAL_WORD T>
+__device__ T atomic_compare_swap(const World& world, T* target, Exactly<T> expected,
+                                 Exactly<T> desired, Pe pe);
 
 // Order.
 
 /// Orders what the scope stored before the call ahead of what it stores later.
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ void fence(S scope);
 /// Returns when what the scope stored before is visible everywhere.
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ void quiet(S scope);
 
 /// The same, and for all requests that kernels of this PE posted to the proxy before. Return false
 /// when one of them has failed, or the deadline passed.
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ bool fence(S scope, const World& world);
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ bool quiet(S scope, const World& world);
 
 // Signals: 64-bit words of the heap.
 
 /// Sets `flag` on `pe` to `value`, or adds `value` to it. Releases what the scope stored before.
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ void signal(S scope, const World& world, std::uint64_t* flag, SignalOp op,
                        std::uint64_t value, Pe pe);
 
 /// put, then signal: whoever sees the signal sees the data. A put that fails sends no signal.
-template <Scope S, typename T>
-__device__ void put_signal(S scope, const World& world, T* target,
-                           const std::type_identity_t<T>* source, std::size_t count,
-                           std::uint64_t* flag, SignalOp op, std::uint64_t value, Pe pe);
+template <SHOAL_SCOPE S, typename T>
+__device__ void put_signal(S scope, const World& world, T* target, const Exactly<T>* source,
+                           std::size_t count, std::uint64_t* flag, SignalOp op, std::uint64_t value,
+                           Pe pe);
 
 /// The value of a signal of this PE.
-template <Word T>
+template <SHOAL_WORD T>
 __device__ T signal_fetch(const T* flag);
 
 // Wait and test on variables of this PE's heap that other PEs write. `skip` is nullptr or an array
 // in memory of this GPU with an element per variable: a nonzero element leaves its variable out.
 
 /// Waits until `*variable` compares with `value` as asked. Returns false when the deadline passed.
-template <Scope S, Word T>
+template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ bool wait_until(S scope, const World& world, const T* variable, Compare compare,
-                           std::type_identity_t<T> value);
+                           Exactly<T> value);
 /// Whether it compares so now.
-template <Scope S, Word T>
-__device__ bool test(S scope, const T* variable, Compare compare, std::type_identity_t<T> value);
+template <SHOAL_SCOPE S, SHOAL_WORD T>
+__device__ bool test(S scope, const T* variable, Compare compare, Exactly<T> value);
 
 /// Waits until all of `count` variables compare as asked; the threads of the scope share the work.
-template <Scope S, Word T>
+template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ bool wait_until_all(S scope, const World& world, const T* variables, std::size_t count,
-                               Compare compare, std::type_identity_t<T> value,
-                               const int* skip = nullptr);
-template <Scope S, Word T>
+                               Compare compare, Exactly<T> value, const int* skip = nullptr);
+template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ bool test_all(S scope, const T* variables, std::size_t count, Compare compare,
-                         std::type_identity_t<T> value, const int* skip = nullptr);
+                         Exactly<T> value, const int* skip = nullptr);
 
 /// Waits until one of `count` variables compares as asked. Returns the lowest index that does.
 /// Returns kNoIndex when the deadline passed, and at once when every variable is left out. Leave
 /// out variables that have been handled: a lower index wins every time.
-template <Scope S, Word T>
+template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ std::size_t wait_until_any(S scope, const World& world, const T* variables,
-                                      std::size_t count, Compare compare,
-                                      std::type_identity_t<T> value, const int* skip = nullptr);
-template <Scope S, Word T>
+                                      std::size_t count, Compare compare, Exactly<T> value,
+                                      const int* skip = nullptr);
+template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ std::size_t test_any(S scope, const T* variables, std::size_t count, Compare compare,
-                                std::type_identity_t<T> value, const int* skip = nullptr);
+                                Exactly<T> value, const int* skip = nullptr);
 
 // Barrier.
 
@@ -176,7 +175,7 @@ __device__ std::size_t test_any(S scope, const T* variables, std::size_t count, 
 /// afterwards. One scope of each PE calls; all PEs make the same number of calls, those of
 /// StreamOperations::barrier included. Returns false when the deadline passed: the team is then out
 /// of step and no longer usable.
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ bool barrier(S scope, const World& world, const Team& team);
 
 }  // namespace shoal::device

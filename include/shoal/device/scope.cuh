@@ -6,8 +6,8 @@
 // thread, whether `value` is true on all of them.
 #pragma once
 
-#include <concepts>
 #include <cstdint>
+#include <type_traits>
 
 #include <shoal/config.hpp>
 
@@ -46,10 +46,35 @@ struct Block {
 };
 
 template <typename S>
-concept Scope = std::same_as<S, Thread> || std::same_as<S, Warp> || std::same_as<S, Block>;
-
+inline constexpr bool is_scope =
+    std::is_same_v<S, Thread> || std::is_same_v<S, Warp> || std::is_same_v<S, Block>;
 /// The type of atomics and waits: integers of 4 or 8 bytes, at a multiple of their size.
 template <typename T>
-concept Word = std::integral<T> && (sizeof(T) == 4 || sizeof(T) == 8);
+inline constexpr bool is_word = std::is_integral_v<T> && (sizeof(T) == 4 || sizeof(T) == 8);
+
+// Templates of functions write SHOAL_SCOPE and SHOAL_WORD for the concepts: kernels that include
+// nvshmem.h may be C++17, which has none.
+#ifdef __cpp_concepts
+template <typename S>
+concept Scope = is_scope<S>;
+template <typename T>
+concept Word = is_word<T>;
+#define SHOAL_SCOPE Scope
+#define SHOAL_WORD Word
+#else
+#define SHOAL_SCOPE typename
+#define SHOAL_WORD typename
+#endif
+
+namespace detail {
+template <typename T>
+struct ExactlyOf {
+  using type = T;
+};
+}  // namespace detail
+
+/// T, in parameters whose arguments do not take part in deducing it (std::type_identity_t).
+template <typename T>
+using Exactly = typename detail::ExactlyOf<T>::type;
 
 }  // namespace shoal::device

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <shoal/heap.hpp>
 #include <shoal/operation.hpp>
+#include <shoal/pe.hpp>
 
 namespace shoal::device {
 

@@ -32,6 +32,8 @@ namespace shoal::memory::cuda {
   X(retain_context, cuDevicePrimaryCtxRetain)               \
   X(get_current, cuCtxGetCurrent)                           \
   X(set_current, cuCtxSetCurrent)                           \
+  X(current_device, cuCtxGetDevice)                         \
+  X(module_global, cuModuleGetGlobal)                       \
   X(enable_peer_access, cuCtxEnablePeerAccess)              \
   X(priority_range, cuCtxGetStreamPriorityRange)            \
   X(stream_create, cuStreamCreateWithPriority)              \
@@ -65,7 +67,9 @@ namespace shoal::memory::cuda {
   X(ipc_close, cuIpcCloseMemHandle)
 
 // Functions of newer drivers; nullptr in older ones.
-#define SHOAL_CUDA_OPTIONAL_DRIVER_FUNCTIONS(X) X(range_handle, cuMemGetHandleForAddressRange)
+#define SHOAL_CUDA_OPTIONAL_DRIVER_FUNCTIONS(X)  \
+  X(range_handle, cuMemGetHandleForAddressRange) \
+  X(library_global, cuLibraryGetGlobal)
 
 struct Driver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): the name of a member

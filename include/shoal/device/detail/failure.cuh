@@ -31,7 +31,7 @@ __device__ __noinline__ inline void record(const World& world, FailureReport rep
 }
 
 /// Reports that a wait for `variable` passed its deadline. `awaited`: -1 when no PE is known.
-template <Word T>
+template <SHOAL_WORD T>
 __device__ void record_wait(const World& world, FailureKind kind, const T* variable,
                             Compare compare, T expected, T seen, std::uint64_t waited_ns,
                             Pe awaited) {

@@ -21,7 +21,7 @@ __device__ T* peer_pointer(const World& world, T* local, Pe pe) {
   return detail::resolve(world, local, sizeof(T), pe);
 }
 
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ void put_bytes(S scope, const World& world, void* target, const void* source,
                           std::size_t bytes, Pe pe) {
   scope.sync();
@@ -33,7 +33,7 @@ __device__ void put_bytes(S scope, const World& world, void* target, const void*
   scope.sync();
 }
 
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ void get_bytes(S scope, const World& world, void* target, const void* source,
                           std::size_t bytes, Pe pe) {
   scope.sync();
@@ -44,26 +44,26 @@ __device__ void get_bytes(S scope, const World& world, void* target, const void*
   scope.sync();
 }
 
-template <Scope S, typename T>
-__device__ void put(S scope, const World& world, T* target, const std::type_identity_t<T>* source,
+template <SHOAL_SCOPE S, typename T>
+__device__ void put(S scope, const World& world, T* target, const Exactly<T>* source,
                     std::size_t count, Pe pe) {
   static_assert(std::is_trivially_copyable_v<T>);
   put_bytes(scope, world, target, source, detail::extent(sizeof(T), sizeof(T), count), pe);
 }
 
-template <Scope S, typename T>
-__device__ void get(S scope, const World& world, T* target, const std::type_identity_t<T>* source,
+template <SHOAL_SCOPE S, typename T>
+__device__ void get(S scope, const World& world, T* target, const Exactly<T>* source,
                     std::size_t count, Pe pe) {
   static_assert(std::is_trivially_copyable_v<T>);
   get_bytes(scope, world, target, source, detail::extent(sizeof(T), sizeof(T), count), pe);
 }
 
 template <typename T>
-__device__ void put_value(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+__device__ void put_value(const World& world, T* target, Exactly<T> value, Pe pe) {
   static_assert(std::is_trivially_copyable_v<T>);
   T* const to = detail::reach(world, target, sizeof(T), pe);
   if (to == nullptr) return detail::put_value_unreached(world, target, value, pe);
-  if constexpr (Word<T>)
+  if constexpr (is_word<T>)
     ptx::st_relaxed_sys(reinterpret_cast<detail::Bits<T>*>(to),
                         static_cast<detail::Bits<T>>(value));
   else
@@ -79,10 +79,10 @@ __device__ T get_value(const World& world, const T* source, Pe pe) {
   return value;
 }
 
-template <Scope S, typename T>
+template <SHOAL_SCOPE S, typename T>
 __device__ void put_strided(S scope, const World& world, T* target, std::size_t target_stride,
-                            const std::type_identity_t<T>* source, std::size_t source_stride,
-                            std::size_t count, Pe pe) {
+                            const Exactly<T>* source, std::size_t source_stride, std::size_t count,
+                            Pe pe) {
   scope.sync();
   const std::size_t bytes = detail::extent(sizeof(T), target_stride * sizeof(T), count);
   T* const to = detail::reach(world, target, bytes, pe);
@@ -98,10 +98,10 @@ __device__ void put_strided(S scope, const World& world, T* target, std::size_t 
   scope.sync();
 }
 
-template <Scope S, typename T>
+template <SHOAL_SCOPE S, typename T>
 __device__ void get_strided(S scope, const World& world, T* target, std::size_t target_stride,
-                            const std::type_identity_t<T>* source, std::size_t source_stride,
-                            std::size_t count, Pe pe) {
+                            const Exactly<T>* source, std::size_t source_stride, std::size_t count,
+                            Pe pe) {
   scope.sync();
   const T* const from = detail::resolve(
       world, source, detail::extent(sizeof(T), source_stride * sizeof(T), count), pe);
@@ -113,9 +113,9 @@ __device__ void get_strided(S scope, const World& world, T* target, std::size_t 
   scope.sync();
 }
 
-template <Word T>
-__device__ T atomic(AtomicOp op, const World& world, T* target, std::type_identity_t<T> operand,
-                    Pe pe, std::type_identity_t<T> compare) {
+template <SHOAL_WORD T>
+__device__ T atomic(AtomicOp op, const World& world, T* target, Exactly<T> operand, Pe pe,
+                    Exactly<T> compare) {
   using Bits = detail::Bits<T>;
   T* const word = detail::reach(world, target, sizeof(T), pe);
   if (word != nullptr) return detail::atomic_on<T>(op, word, operand, compare);
@@ -123,7 +123,7 @@ __device__ T atomic(AtomicOp op, const World& world, T* target, std::type_identi
                                                  static_cast<Bits>(compare), sizeof(T), pe, true));
 }
 
-template <Word T>
+template <SHOAL_WORD T>
 __device__ T atomic_fetch(const World& world, const T* target, Pe pe) {
   const T* const word = detail::reach(world, target, sizeof(T), pe);
   if (word == nullptr)
@@ -132,8 +132,8 @@ __device__ T atomic_fetch(const World& world, const T* target, Pe pe) {
   return static_cast<T>(ptx::ld_relaxed_sys(reinterpret_cast<const detail::Bits<T>*>(word)));
 }
 
-template <Word T>
-__device__ void atomic_set(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+template <SHOAL_WORD T>
+__device__ void atomic_set(const World& world, T* target, Exactly<T> value, Pe pe) {
   T* const word = detail::reach(world, target, sizeof(T), pe);
   using Bits = detail::Bits<T>;
   if (word != nullptr)
@@ -143,50 +143,50 @@ __device__ void atomic_set(const World& world, T* target, std::type_identity_t<T
                              pe, false);
 }
 
-template <Word T>
-__device__ T atomic_fetch_add(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+template <SHOAL_WORD T>
+__device__ T atomic_fetch_add(const World& world, T* target, Exactly<T> value, Pe pe) {
   return atomic(AtomicOp::add, world, target, value, pe);
 }
 
-template <Word T>
-__device__ T atomic_fetch_and(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+template <SHOAL_WORD T>
+__device__ T atomic_fetch_and(const World& world, T* target, Exactly<T> value, Pe pe) {
   return atomic(AtomicOp::bit_and, world, target, value, pe);
 }
 
-template <Word T>
-__device__ T atomic_fetch_or(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+template <SHOAL_WORD T>
+__device__ T atomic_fetch_or(const World& world, T* target, Exactly<T> value, Pe pe) {
   return atomic(AtomicOp::bit_or, world, target, value, pe);
 }
 
-template <Word T>
-__device__ T atomic_fetch_xor(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+template <SHOAL_WORD T>
+__device__ T atomic_fetch_xor(const World& world, T* target, Exactly<T> value, Pe pe) {
   return atomic(AtomicOp::bit_xor, world, target, value, pe);
 }
 
-template <Word T>
-__device__ T atomic_swap(const World& world, T* target, std::type_identity_t<T> value, Pe pe) {
+template <SHOAL_WORD T>
+__device__ T atomic_swap(const World& world, T* target, Exactly<T> value, Pe pe) {
   return atomic(AtomicOp::swap, world, target, value, pe);
 }
 
-template <Word T>
-__device__ T atomic_compare_swap(const World& world, T* target, std::type_identity_t<T> expected,
-                                 std::type_identity_t<T> desired, Pe pe) {
+template <SHOAL_WORD T>
+__device__ T atomic_compare_swap(const World& world, T* target, Exactly<T> expected,
+                                 Exactly<T> desired, Pe pe) {
   return atomic(AtomicOp::compare_swap, world, target, desired, pe, expected);
 }
 
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ void fence(S scope) {
   scope.sync();
   ptx::fence_acq_rel_sys();  // by every thread: it orders what the same thread stores later
 }
 
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ void quiet(S scope) {
   ptx::fence_sc_sys();
   scope.sync();
 }
 
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ bool fence(S scope, const World& world) {
   fence(scope);
   const bool ok =
@@ -194,7 +194,7 @@ __device__ bool fence(S scope, const World& world) {
   return scope.all(ok);
 }
 
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ bool quiet(S scope, const World& world) {
   quiet(scope);
   const bool ok =
@@ -202,7 +202,7 @@ __device__ bool quiet(S scope, const World& world) {
   return scope.all(ok);
 }
 
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ void signal(S scope, const World& world, std::uint64_t* flag, SignalOp op,
                        std::uint64_t value, Pe pe) {
   scope.sync();
@@ -217,10 +217,10 @@ __device__ void signal(S scope, const World& world, std::uint64_t* flag, SignalO
   }
 }
 
-template <Scope S, typename T>
-__device__ void put_signal(S scope, const World& world, T* target,
-                           const std::type_identity_t<T>* source, std::size_t count,
-                           std::uint64_t* flag, SignalOp op, std::uint64_t value, Pe pe) {
+template <SHOAL_SCOPE S, typename T>
+__device__ void put_signal(S scope, const World& world, T* target, const Exactly<T>* source,
+                           std::size_t count, std::uint64_t* flag, SignalOp op, std::uint64_t value,
+                           Pe pe) {
   static_assert(std::is_trivially_copyable_v<T>);
   scope.sync();
   const std::size_t bytes = detail::extent(sizeof(T), sizeof(T), count);
@@ -233,28 +233,28 @@ __device__ void put_signal(S scope, const World& world, T* target,
   signal(scope, world, flag, op, value, pe);
 }
 
-template <Word T>
+template <SHOAL_WORD T>
 __device__ T signal_fetch(const T* flag) {
   return detail::load_acquire(flag);
 }
 
-template <Scope S, Word T>
+template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ bool wait_until(S scope, const World& world, const T* variable, Compare compare,
-                           std::type_identity_t<T> value) {
+                           Exactly<T> value) {
   const bool ok = scope.rank() != 0 ||
                   detail::wait_for<T>(world, FailureKind::wait_until, variable, compare, value);
   return scope.all(ok);
 }
 
-template <Scope S, Word T>
-__device__ bool test(S scope, const T* variable, Compare compare, std::type_identity_t<T> value) {
+template <SHOAL_SCOPE S, SHOAL_WORD T>
+__device__ bool test(S scope, const T* variable, Compare compare, Exactly<T> value) {
   return scope.all(scope.rank() != 0 ||
                    detail::holds<T>(detail::load_acquire(variable), compare, value));
 }
 
-template <Scope S, Word T>
+template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ bool wait_until_all(S scope, const World& world, const T* variables, std::size_t count,
-                               Compare compare, std::type_identity_t<T> value, const int* skip) {
+                               Compare compare, Exactly<T> value, const int* skip) {
   bool ok = true;
   for (std::size_t i = scope.rank(); i < count && ok; i += scope.size())
     if (skip == nullptr || skip[i] == 0)
@@ -262,9 +262,9 @@ __device__ bool wait_until_all(S scope, const World& world, const T* variables, 
   return scope.all(ok);
 }
 
-template <Scope S, Word T>
+template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ bool test_all(S scope, const T* variables, std::size_t count, Compare compare,
-                         std::type_identity_t<T> value, const int* skip) {
+                         Exactly<T> value, const int* skip) {
   bool ok = true;
   for (std::size_t i = scope.rank(); i < count && ok; i += scope.size())
     if (skip == nullptr || skip[i] == 0)
@@ -272,10 +272,10 @@ __device__ bool test_all(S scope, const T* variables, std::size_t count, Compare
   return scope.all(ok);
 }
 
-template <Scope S, Word T>
+template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ std::size_t wait_until_any(S scope, const World& world, const T* variables,
-                                      std::size_t count, Compare compare,
-                                      std::type_identity_t<T> value, const int* skip) {
+                                      std::size_t count, Compare compare, Exactly<T> value,
+                                      const int* skip) {
   const unsigned scanners = detail::scanners(scope);
   detail::Scan found{kNoIndex, false};
   scope.sync();
@@ -298,9 +298,9 @@ __device__ std::size_t wait_until_any(S scope, const World& world, const T* vari
   return detail::broadcast(scope, found.index);
 }
 
-template <Scope S, Word T>
+template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ std::size_t test_any(S scope, const T* variables, std::size_t count, Compare compare,
-                                std::type_identity_t<T> value, const int* skip) {
+                                Exactly<T> value, const int* skip) {
   const unsigned scanners = detail::scanners(scope);
   detail::Scan found{kNoIndex, false};
   scope.sync();
@@ -312,7 +312,7 @@ __device__ std::size_t test_any(S scope, const T* variables, std::size_t count, 
 
 // Release: every thread that signals issues a fence and stores relaxed, so that the fence overlaps
 // with the load of the epoch.
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ bool barrier(S scope, const World& world, const Team& team) {
   const auto first = static_cast<Pe>(scope.rank());
   const auto step = static_cast<Pe>(scope.size());

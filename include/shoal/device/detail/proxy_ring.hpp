@@ -30,8 +30,8 @@
 #include <cstdint>
 
 #include <shoal/config.hpp>
-#include <shoal/heap.hpp>
 #include <shoal/operation.hpp>
+#include <shoal/pe.hpp>
 
 namespace shoal::device::proxy {
 

@@ -28,7 +28,7 @@ __device__ bool poll(const World& world, std::uint64_t& waited_ns, Ready&& ready
 }
 
 /// One thread waits for one variable. Returns false and reports when the deadline passes.
-template <Word T>
+template <SHOAL_WORD T>
 __device__ bool wait_for(const World& world, FailureKind kind, const T* variable, Compare compare,
                          T value, Pe awaited = -1) {
   T seen{};
@@ -64,7 +64,7 @@ struct Scan {
   bool remaining;     ///< whether any variable is not left out by `skip`
 };
 /// Threads `rank` of `size` share the pass; `mask` names their lanes when size is above 1.
-template <Word T>
+template <SHOAL_WORD T>
 __device__ Scan scan(unsigned rank, unsigned size, unsigned mask, const T* variables,
                      std::size_t count, Compare compare, T value, const int* skip) {
   Scan found{kNoIndex, false};
@@ -85,7 +85,7 @@ __device__ Scan scan(unsigned rank, unsigned size, unsigned mask, const T* varia
 }
 
 /// The number of threads that scan together: the scope's first warp, or fewer in a smaller scope.
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ unsigned scanners(S scope) {
   return scope.size() < 32 ? scope.size() : 32;
 }

@@ -15,19 +15,19 @@ namespace shoal::device::detail {
 using shoal::detail::holds;
 
 /// The unsigned type of a word's width, as the instructions take it.
-template <Word T>
+template <SHOAL_WORD T>
 using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
 /// The same as CUDA's atomic functions take it.
-template <Word T>
+template <SHOAL_WORD T>
 using AtomicBits = std::conditional_t<sizeof(T) == 8, unsigned long long, unsigned>;
 
-template <Word T>
+template <SHOAL_WORD T>
 __device__ T load_acquire(const T* variable) {
   return static_cast<T>(ptx::ld_acquire_sys(reinterpret_cast<const Bits<T>*>(variable)));
 }
 
 /// Relaxed, at system scope; returns the value before.
-template <Word T>
+template <SHOAL_WORD T>
 __device__ T atomic_on(AtomicOp op, T* address, T operand, T compare) {
   auto* const word = reinterpret_cast<AtomicBits<T>*>(address);
   const auto value = static_cast<AtomicBits<T>>(operand);

@@ -18,7 +18,7 @@
 #include <cstdint>
 
 #include <shoal/device/detail/gda/operations.hpp>
-#include <shoal/heap.hpp>
+#include <shoal/pe.hpp>
 
 namespace shoal::device::gda {
 
