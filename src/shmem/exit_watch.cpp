@@ -12,6 +12,8 @@
 #include <ctime>
 #include <exception>
 
+#include "shmem/ending.hpp"
+
 namespace shoal::shmem {
 namespace {
 
@@ -34,12 +36,6 @@ void futex(std::uint32_t* word, int operation, std::uint32_t value) noexcept {
 }
 
 }  // namespace
-
-void leave_process(int status) noexcept {
-  std::fflush(stdout);
-  std::fflush(stderr);
-  _exit(status);
-}
 
 void ExitWatch::start(const World& world) {
   world_ = world;

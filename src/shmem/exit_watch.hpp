@@ -36,7 +36,4 @@ class ExitWatch {
   std::thread thread_;
 };
 
-/// Ends this process with buffered output written, but without the functions of atexit.
-[[noreturn]] void leave_process(int status) noexcept;
-
 }  // namespace shoal::shmem

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/align.hpp"
+#include "shmem/ending.hpp"
 #include "shmem/environment.hpp"
 #include "world/fabric/fabric.hpp"
 
@@ -195,22 +196,10 @@ Program& program() {
 }
 
 void end_program(const char* call, const std::exception& error) noexcept {
-  // Several threads may fail at once, most of them for the same reason: the first one reports.
-  static std::atomic<bool> ending = false;
-  while (ending.exchange(true)) pause();
   Program* const found = running.load();
-  if (found != nullptr)
-    if (const auto status = found->exit_watch.announced()) leave_process(*status);
-  try {
-    const std::string place =
-        found != nullptr ? fmt::format(" on PE {} of {}", found->me, found->n_pes) : "";
-    const std::string reason = reason_of(error);
-    std::fprintf(stderr, "shoal: %s%s: %s\n", call, place.c_str(), reason.c_str());
-    if (found != nullptr) found->core.fail_world(fmt::format("{}: {}", call, reason));
-  } catch (const std::exception&) {
-    std::fprintf(stderr, "shoal: %s: %s\n", call, error.what());
-  }
-  leave_process(1);
+  if (found == nullptr) end_process(call, error, nullptr);
+  const auto announced = [&] { return found->exit_watch.announced(); };
+  end_process(call, error, &found->core, announced);
 }
 
 }  // namespace shoal::shmem

@@ -7,13 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "base/check.hpp"
 #include "shmem.h"
+#include "shmem/ending.hpp"
 #include "shmem/exit_watch.hpp"
 #include "shmem/statics.hpp"
 #include "shmem/team_memory.hpp"
@@ -192,13 +192,6 @@ decltype(auto) guarded(const char* call, Body&& body) noexcept {
   } catch (const std::exception& error) {
     end_program(call, error);
   }
-}
-
-/// count * size; so large where it overflows that every check of a range fails.
-inline std::size_t bytes_of(std::size_t count, std::size_t size) noexcept {
-  std::size_t bytes = 0;
-  return __builtin_mul_overflow(count, size, &bytes) ? std::numeric_limits<std::size_t>::max()
-                                                     : bytes;
 }
 
 }  // namespace shoal::shmem

@@ -120,6 +120,23 @@ CUresult set_current(CUcontext context) {
   if (call) current = context;
   return call.result;
 }
+CUresult current_device(CUdevice* device) {
+  *device = device_of(current);
+  return current == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+}
+CUresult global_of(const FakeImage& image, CUdeviceptr* address, std::size_t* bytes,
+                   const char* name) {
+  if (image.symbol != name) return CUDA_ERROR_NOT_FOUND;
+  *address = memory::cuda::address(image.address);
+  *bytes = image.bytes;
+  return CUDA_SUCCESS;
+}
+CUresult module_global(CUdeviceptr* address, std::size_t* bytes, CUmodule module,
+                       const char* name) {
+  const Call call("module_global", true);
+  return call ? global_of(*reinterpret_cast<const FakeImage*>(module), address, bytes, name)
+              : call.result;
+}
 CUresult enable_peer_access(CUcontext peer, unsigned) {
   const Call call("enable_peer_access", true);
   if (call && !peers(device_of(current), device_of(peer)))
@@ -467,6 +484,13 @@ CUresult range_handle(void* handle, CUdeviceptr address, std::size_t bytes,
   const int fd = dma_buf_of(entry->second.fd);
   std::memcpy(handle, &fd, sizeof fd);
   return CUDA_SUCCESS;
+}
+
+CUresult library_global(CUdeviceptr* address, std::size_t* bytes, CUlibrary library,
+                        const char* name) {
+  const Call call("library_global", true);
+  return call ? global_of(*reinterpret_cast<const FakeImage*>(library), address, bytes, name)
+              : call.result;
 }
 
 constexpr Driver kDriver = [] {

@@ -36,6 +36,13 @@ struct FakeStream {
   int priority = 0;
 };
 
+/// The target of a CUmodule or CUlibrary of the fake driver: an image with one global variable.
+struct FakeImage {
+  std::string symbol{};
+  void* address = nullptr;  ///< memory of a fake GPU
+  std::size_t bytes = 0;
+};
+
 /// Replaces the real driver and word kernels during its lifetime, with no stream in the pool
 /// (memory/cuda/stream_pool.hpp). Only one may exist at a time.
 class FakeCuda {

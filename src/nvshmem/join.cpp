@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nvshmem/join.hpp"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/check.hpp"
+
+namespace shoal::nvshmem {
+namespace {
+
+/// Text of an id, with its end.
+constexpr std::size_t kRoom = 256;
+
+/// A function of a library that the program has loaded. Throws Error{unsupported}.
+template <typename Function>
+Function* find(const char* library, const char* name) {
+  void* const found = dlsym(RTLD_DEFAULT, name);
+  require(found != nullptr, Code::unsupported,
+          "{} is not in this process: there is no {}; link the program with {}", library, name,
+          library);
+  return reinterpret_cast<Function*>(found);
+}
+
+/// The MPI of the program. MPIs have no common ABI: handles are pointers in Open MPI, and numbers
+/// in MPICH and the libraries that share its ABI.
+template <typename Handle>
+struct Mpi {
+  Handle character;  ///< MPI_CHAR
+  void* no_status;   ///< MPI_STATUS_IGNORE
+  int (*rank)(Handle, int*) = find<int(Handle, int*)>("MPI", "MPI_Comm_rank");
+  int (*size)(Handle, int*) = find<int(Handle, int*)>("MPI", "MPI_Comm_size");
+  int (*broadcast)(void*, int, Handle, int, Handle,
+                   Handle*) = find<int(void*, int, Handle, int, Handle, Handle*)>("MPI",
+                                                                                  "MPI_Ibcast");
+  int (*test)(Handle*, int*, void*) = find<int(Handle*, int*, void*)>("MPI", "MPI_Test");
+};
+
+template <typename Handle>
+std::unique_ptr<Bootstrap> join_mpi(const Mpi<Handle>& mpi, const void* communicator,
+                                    const Settings& settings) {
+  Handle comm{};
+  std::memcpy(&comm, communicator, sizeof comm);
+  int rank = 0, size = 0;
+  require(mpi.rank(comm, &rank) == 0 && mpi.size(comm, &size) == 0, Code::invalid_argument,
+          "attributes->mpi_comm points to no communicator of this process's MPI; allowed: the "
+          "address of an MPI_Comm");
+  const auto broadcast = [&](const std::string& mine) {
+    auto text = std::make_unique<char[]>(kRoom);
+    mine.copy(text.get(), kRoom - 1);
+    const auto deadline = std::chrono::steady_clock::now() + settings.bootstrap_timeout;
+    Handle request{};
+    mpi.broadcast(text.get(), static_cast<int>(kRoom), mpi.character, 0, comm, &request);
+    for (int done = 0; done == 0; usleep(20)) {
+      mpi.test(&request, &done, mpi.no_status);
+      if (done != 0 || std::chrono::steady_clock::now() < deadline) continue;
+      static_cast<void>(text.release());  // MPI may still write there
+      fail(Code::timeout,
+           "rank {} of {} waited {} ms for the others. Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS", rank,
+           size, settings.bootstrap_timeout.count());
+    }
+    return std::string(text.get());
+  };
+  return connect_by_broadcast(rank, size, broadcast, settings);
+}
+
+std::unique_ptr<Bootstrap> join_mpi(const nvshmemx_init_attr_t* attributes,
+                                    const Settings& settings) {
+  require(
+      attributes != nullptr && attributes->mpi_comm != nullptr, Code::invalid_argument,
+      "NVSHMEMX_INIT_WITH_MPI_COMM without a communicator; allowed: attributes->mpi_comm points "
+      "to an MPI_Comm");
+  int (*const initialized)(int*) = find<int(int*)>("MPI", "MPI_Initialized");
+  int started = 0;
+  initialized(&started);
+  require(started != 0, Code::invalid_argument, "MPI is not initialized; call MPI_Init first");
+  if (void* const character = dlsym(RTLD_DEFAULT, "ompi_mpi_char"))
+    return join_mpi(Mpi<void*>{character, nullptr}, attributes->mpi_comm, settings);
+  // The values of the ABI that MPICH, Intel MPI and others share.
+  constexpr int kChar = 0x4c000101;
+  return join_mpi(Mpi<int>{kChar, reinterpret_cast<void*>(std::uintptr_t{1})}, attributes->mpi_comm,
+                  settings);
+}
+
+/// By the OpenSHMEM of the program, Shoal's or another one, which it has initialized.
+std::unique_ptr<Bootstrap> join_shmem(const Settings& settings) {
+  const char* const library = "OpenSHMEM";
+  auto* const my_pe = find<int()>(library, "shmem_my_pe");
+  auto* const n_pes = find<int()>(library, "shmem_n_pes");
+  auto* const allocate = find<void*(std::size_t)>(library, "shmem_malloc");
+  auto* const release = find<void(void*)>(library, "shmem_free");
+  auto* const get = find<void(void*, const void*, std::size_t, int)>(library, "shmem_getmem");
+  auto* const barrier = find<void()>(library, "shmem_barrier_all");
+  const auto broadcast = [&](const std::string& mine) {
+    auto* const shared = static_cast<char*>(allocate(kRoom));
+    require(shared != nullptr, Code::exhausted, "shmem_malloc of {} bytes returned NULL", kRoom);
+    std::memset(shared, 0, kRoom);
+    mine.copy(shared, kRoom - 1);
+    barrier();
+    std::vector<char> text(kRoom);
+    get(text.data(), shared, kRoom, 0);
+    barrier();
+    release(shared);
+    return std::string(text.data());
+  };
+  return connect_by_broadcast(my_pe(), n_pes(), broadcast, settings);
+}
+
+std::unique_ptr<Bootstrap> join_id(const nvshmemx_init_attr_t* attributes,
+                                   const Settings& settings) {
+  require(attributes != nullptr && attributes->args.uid_args.id != nullptr, Code::invalid_argument,
+          "NVSHMEMX_INIT_WITH_UNIQUEID without an id; call nvshmemx_set_attr_uniqueid_args first");
+  const nvshmemx_uniqueid_args_t& args = attributes->args.uid_args;
+  return connect_unique_id(id_of(*args.id), args.myrank, args.nranks, settings);
+}
+
+}  // namespace
+
+UniqueId id_of(const nvshmemx_uniqueid_t& id) {
+  const std::size_t length = strnlen(id.internal, sizeof id.internal);
+  require(length != 0 && length < sizeof id.internal, Code::invalid_argument,
+          "the id is empty or has no end; allowed: what nvshmemx_get_uniqueid has made");
+  return UniqueId::parse({id.internal, length});
+}
+
+nvshmemx_uniqueid_t make_id(const Settings& settings) {
+  static std::mutex mutex;
+  static std::vector<UniqueId>& made = *new std::vector<UniqueId>;  // roots until the process ends
+  UniqueId created = UniqueId::create(settings);
+  const std::string text = created.to_string();
+  nvshmemx_uniqueid_t id = NVSHMEMX_UNIQUEID_INITIALIZER;
+  require(text.size() < sizeof id.internal, Code::unsupported,
+          "the address {} is too long for an nvshmemx_uniqueid_t; SHOAL_SOCKET_INTERFACE selects "
+          "another interface",
+          created.host);
+  text.copy(id.internal, text.size());
+  const std::lock_guard lock(mutex);
+  made.push_back(std::move(created));
+  return id;
+}
+
+std::unique_ptr<Bootstrap> join(unsigned flags, const nvshmemx_init_attr_t* attributes,
+                                const Settings& settings) {
+  switch (flags) {
+    case 0:
+      return make_bootstrap(settings);
+    case NVSHMEMX_INIT_WITH_MPI_COMM:
+      return join_mpi(attributes, settings);
+    case NVSHMEMX_INIT_WITH_SHMEM:
+      return join_shmem(settings);
+    case NVSHMEMX_INIT_WITH_UNIQUEID:
+      return join_id(attributes, settings);
+    default:
+      fail(Code::invalid_argument,
+           "flags is {:#x}; allowed: 0, NVSHMEMX_INIT_WITH_MPI_COMM (2), NVSHMEMX_INIT_WITH_SHMEM "
+           "(4) or NVSHMEMX_INIT_WITH_UNIQUEID (8)",
+           flags);
+  }
+}
+
+}  // namespace shoal::nvshmem

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nvshmem/program.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <string_view>
+
+#include "memory/cuda/driver.hpp"
+#include "nvshmem/define.hpp"
+#include "shoal/collective.hpp"
+
+namespace shoal::nvshmem {
+namespace {
+
+// Never destroyed: functions of atexit may call functions of the library.
+std::atomic<Program*> running = nullptr;  // NOLINT
+std::mutex starting_or_ending;            // NOLINT
+int initializations = 0;                  // NOLINT
+bool was_finalized = false;               // NOLINT
+
+const char* why_not_running() {
+  return was_finalized ? "the library was finalized already"
+                       : "the library is not initialized; call nvshmem_init or nvshmemx_init_attr";
+}
+
+/// The GPU of the calling thread's context; -1 where it has none.
+std::int64_t current_gpu() {
+  const memory::cuda::Driver* const driver = memory::cuda::find_driver(nullptr);
+  CUcontext context = nullptr;
+  if (driver == nullptr || driver->get_current(&context) != CUDA_SUCCESS || context == nullptr)
+    return -1;
+  CUdevice device = -1;
+  return driver->current_device(&device) == CUDA_SUCCESS ? device : -1;
+}
+
+constexpr std::chrono::hours kUnlimited{24};
+
+}  // namespace
+
+Program::Program(World opened)
+    : world(std::move(opened)),
+      core(world.state()),
+      me(world.my_pe()),
+      n_pes(world.n_pes()),
+      device_teams(core.device_side() == nullptr
+                       ? nullptr
+                       : std::make_unique<DeviceTeams>(world, Teams::capacity(world))),
+      teams(world, device_teams.get()) {}
+
+std::size_t Program::offset(const char* argument, const void* address, std::size_t bytes) const {
+  const SymmetricHeap& heap = world.heap();
+  require(heap.contains(address, bytes), Code::invalid_argument,
+          "{} is {} with {} bytes; allowed: in the symmetric heap, {} bytes at {}", argument,
+          address, bytes, heap.size(), static_cast<const void*>(heap.base()));
+  return heap.offset_of(address);
+}
+
+RemoteAddress Program::remote_word(const char* argument, const void* address, std::size_t bytes,
+                                   int pe) const {
+  const RemoteAddress at = remote(argument, address, bytes, pe);
+  require(at.offset % bytes == 0, Code::invalid_argument, "{} is {}; allowed: multiples of {}",
+          argument, address, bytes);
+  return at;
+}
+
+Settings read_settings() {
+  const std::vector<EnvironmentVariable> variables = inspect_environment();
+  const auto is_set = [&](std::string_view setting) {
+    return std::ranges::any_of(variables, [&](const EnvironmentVariable& variable) {
+      return variable.use == VariableUse::used &&
+             (variable.name == setting || variable.setting == setting);
+    });
+  };
+  Settings settings = Settings::from_environment();
+  if (!is_set("SHOAL_HEAP")) settings.heap = "cuda";
+  if (!is_set("SHOAL_TIMEOUT_MS")) settings.timeout = kUnlimited;
+  if (settings.heap_on_gpu() && !is_set("SHOAL_DEVICE")) settings.device = current_gpu();
+  return settings;
+}
+
+void initialize(const std::function<World()>& open) {
+  const std::lock_guard lock(starting_or_ending);
+  if (initializations > 0) {
+    ++initializations;
+    return;
+  }
+  auto started = std::make_unique<Program>(open());
+  Units::of_process().start(*started);
+  running = started.release();
+  initializations = 1;
+  barrier(program().world.team());
+}
+
+void finalize() {
+  const std::lock_guard lock(starting_or_ending);
+  require(initializations > 0, Code::closed, "{}", why_not_running());
+  if (--initializations > 0) return;
+  Program& ended = program();
+  barrier(ended.world.team());
+  ended.check_kernels();
+  Units::of_process().stop();
+  was_finalized = true;
+  running = nullptr;
+  ended.device_teams.reset();
+  ended.world.close();
+}
+
+Program* find_program() noexcept {
+  return running.load(std::memory_order_acquire);
+}
+
+Program& program() {
+  Program* const found = find_program();
+  require(found != nullptr, Code::closed, "{}", why_not_running());
+  return *found;
+}
+
+void end_program(const char* call, const std::exception& error) noexcept {
+  Program* const found = find_program();
+  shmem::end_process(call, error, found == nullptr ? nullptr : &found->core);
+}
+
+Compare compare_of(int cmp) {
+  switch (cmp) {
+    case NVSHMEM_CMP_EQ:
+      return Compare::equal;
+    case NVSHMEM_CMP_NE:
+      return Compare::not_equal;
+    case NVSHMEM_CMP_GT:
+      return Compare::greater;
+    case NVSHMEM_CMP_LE:
+      return Compare::less_equal;
+    case NVSHMEM_CMP_LT:
+      return Compare::less;
+    case NVSHMEM_CMP_GE:
+      return Compare::greater_equal;
+    default:
+      fail(Code::invalid_argument,
+           "cmp is {}; allowed: NVSHMEM_CMP_EQ (0), NE (1), GT (2), LE (3), LT (4) and GE (5)",
+           cmp);
+  }
+}
+
+SignalOp signal_op_of(int op) {
+  require(op == NVSHMEM_SIGNAL_SET || op == NVSHMEM_SIGNAL_ADD, Code::invalid_argument,
+          "sig_op is {}; allowed: NVSHMEM_SIGNAL_SET (9) or NVSHMEM_SIGNAL_ADD (10)", op);
+  return op == NVSHMEM_SIGNAL_ADD ? SignalOp::add : SignalOp::set;
+}
+
+}  // namespace shoal::nvshmem

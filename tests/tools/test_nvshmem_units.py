@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs with several translation units compile, link and carry their device state, with and
+without relocatable device code, as C++17 and C++20, and as link-time IR. Needs nvcc, no GPU."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+UNITS = ROOT / "tests/nvshmem/units"
+STATE = "shoal_nvshmem_state_d"
+
+pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+
+
+def states(cubin):
+    """The symbols of the device state in an image."""
+    lines = run("readelf", "-sW", str(cubin)).splitlines()
+    return [line.split()[-1] for line in lines if STATE in line and " OBJECT " in line]
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def library(bin_dir):
+    if not (bin_dir.parent / "lib/libshoal_nvshmem.so").exists():
+        pytest.skip("built without CUDA or as a static library")
+    return bin_dir.parent / "lib"
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+@pytest.mark.parametrize("relocatable", ["false", "true"])
+def test_units_link_and_have_their_state(library, tmp_path, standard, relocatable):
+    options = [f"-std={standard}", f"-rdc={relocatable}", "-arch=sm_90", f"-I{ROOT}/include"]
+    options += ["-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra"]
+    objects = []
+    for unit in ("first", "second", "main"):
+        objects.append(str(tmp_path / f"{unit}.o"))
+        run("nvcc", *options, "-c", str(UNITS / f"{unit}.cu"), "-o", objects[-1])
+    run("nvcc", *options, *objects, f"-L{library}", "-lshoal_nvshmem", "-o", str(tmp_path / "all"))
+    # The plain name, by which nvshmemx_cumodule_init finds it.
+    image = tmp_path / "image.cubin"
+    if relocatable == "true":  # the linker joins the units
+        run("nvcc", "-arch=sm_90", "-dlink", "-cubin", *objects, "-o", str(image))
+        assert states(image) == [STATE]
+    else:
+        for unit in ("first", "second"):
+            run("nvcc", *options, "-cubin", str(UNITS / f"{unit}.cu"), "-o", str(image))
+            assert states(image) == [STATE]
+
+
+def test_other_architectures(tmp_path):
+    for architecture in ("sm_80", "sm_100a"):
+        run("nvcc", "-std=c++17", f"-arch={architecture}", f"-I{ROOT}/include", "-c",
+            str(UNITS / "second.cu"), "-o", str(tmp_path / "second.o"))  # fmt: skip
+
+
+def test_link_time_ir(tmp_path):
+    """IR of two units that nvlink optimizes together: for compilers that link IR to kernels."""
+    code = ["-gencode", "arch=compute_90,code=lto_90"]
+    objects = []
+    for unit in ("first", "second", "main"):
+        objects.append(str(tmp_path / f"{unit}.o"))
+        run("nvcc", "-std=c++17", *code, "-rdc=true", f"-I{ROOT}/include", "-c",
+            str(UNITS / f"{unit}.cu"), "-o", objects[-1])  # fmt: skip
+    image = tmp_path / "image.cubin"
+    run("nvcc", "-arch=sm_90", "-dlto", "-dlink", "-cubin", *objects, "-o", str(image))
+    assert states(image) == [STATE]
