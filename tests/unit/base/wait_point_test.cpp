@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocking until a word is written: which writes wake, how often, and that a missed wake costs only
-// the bound. Bounds of a minute stand for "never": a wake that is missing shows as an expired block.
+// Blocking until a word is written: which writes wake, how often, and that a missed wake costs
+// only the bound. Bounds of a minute stand for "never": a missing wake shows as an expired block.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -133,8 +133,8 @@ struct Mailbox {
   }
 };
 
-// No write is lost between announcement and block: every round then ends by a wake. A lost one would
-// be an expired block; few are allowed, since the protocol bounds their cost and not their number.
+// No write is lost between announcement and block: every round then ends by a wake. A lost one
+// would be an expired block; few are allowed: the protocol bounds their cost and not their number.
 TEST(WaitPoint, TurnsBetweenTwoThreadsLoseNoWake) {
   constexpr std::uint64_t kRounds = 20'000;
   std::array<Mailbox, 2> boxes;
