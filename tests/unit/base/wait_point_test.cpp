@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocking until a word is written: which writes wake, how often, and that a missed wake costs only
-// the bound. Bounds of a minute stand for "never": a wake that is missing shows as an expired
-// block.
+// Blocking until a word is written: which writes wake, how often, and that a missed wake costs
+// only the bound. Bounds of a minute stand for "never": a missing wake shows as an expired block.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -35,8 +34,8 @@ TEST(WaitPoint, OnlyWritesOfTheAnnouncedWordWake) {
     std::uint64_t offset;
     std::size_t bytes;
     bool wakes;
-  } writes[] = {{kWord, 8, true},       {kWord, 4, true},        {kWord + 4, 4, true},
-                {kWord - 64, 65, true}, {0, 100'000, true},      {kWord - 8, 8, false},
+  } writes[] = {{kWord, 8, true},       {kWord, 4, true},      {kWord + 4, 4, true},
+                {kWord - 64, 65, true}, {0, 100'000, true},    {kWord - 8, 8, false},
                 {kWord + 8, 8, false},  {kWord - 64, 64, false}, {0, 0, false}};
   for (const auto& [offset, bytes, wakes] : writes) {
     WaitPoint point;
@@ -135,8 +134,7 @@ struct Mailbox {
 };
 
 // No write is lost between announcement and block: every round then ends by a wake. A lost one
-// would be an expired block; few are allowed, since the protocol bounds their cost and not their
-// number.
+// would be an expired block; few are allowed: the protocol bounds their cost and not their number.
 TEST(WaitPoint, TurnsBetweenTwoThreadsLoseNoWake) {
   constexpr std::uint64_t kRounds = 20'000;
   std::array<Mailbox, 2> boxes;
