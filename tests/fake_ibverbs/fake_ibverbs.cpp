@@ -51,6 +51,7 @@ struct Fake {
   std::mutex mutex;
   FakeVerbsOptions options;
   FakeVerbsCounts counts;
+  bool stalled = false;
   std::mt19937 random{1};
   std::vector<std::unique_ptr<ibv_device>> devices;
   std::map<std::uint32_t, QueuePair*> pairs;
@@ -227,7 +228,7 @@ int poll_cq(ibv_cq* cq, int most, ibv_wc* completions) {
   Fake& f = fake();
   const std::lock_guard lock(f.mutex);
   for (const auto& [number, pair] : f.pairs)
-    for (std::size_t steps = draw(8); steps != 0; --steps) step(*pair);
+    for (std::size_t steps = draw(8); steps != 0 && !f.stalled; --steps) step(*pair);
   auto& queue = *static_cast<Queue*>(cq);
   int count = 0;
   for (; count < most && !queue.entries.empty(); ++count) {
@@ -258,6 +259,11 @@ __attribute__((visibility("default"))) void fake_ibverbs_reset(const FakeVerbsOp
 __attribute__((visibility("default"))) FakeVerbsCounts fake_ibverbs_counts() {
   const std::lock_guard lock(fake().mutex);
   return fake().counts;
+}
+
+__attribute__((visibility("default"))) void fake_ibverbs_stall(bool stalled) {
+  const std::lock_guard lock(fake().mutex);
+  fake().stalled = stalled;
 }
 
 ibv_device** ibv_get_device_list(int* count) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fake_ibverbs.hpp: what tests set and see of the fake libibverbs. The two functions are found with
-// dlsym.
+// fake_ibverbs.hpp: what tests set and see of the fake libibverbs. The functions are found with dlsym.
 #pragma once
 
 #include <cstddef>
@@ -45,5 +44,7 @@ struct FakeVerbsCounts {
 
 using FakeVerbsReset = void (*)(const FakeVerbsOptions&);
 using FakeVerbsCount = FakeVerbsCounts (*)();
+/// While it is stalled, the device executes no request.
+using FakeVerbsStall = void (*)(bool stalled);
 
 }  // namespace shoal::test

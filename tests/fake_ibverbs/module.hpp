@@ -30,6 +30,7 @@ class WithFakeVerbs : public testing::Test {
     ASSERT_NE(library, nullptr) << dlerror();
     reset = reinterpret_cast<FakeVerbsReset>(dlsym(library, "fake_ibverbs_reset"));
     counts = reinterpret_cast<FakeVerbsCount>(dlsym(library, "fake_ibverbs_counts"));
+    stall = reinterpret_cast<FakeVerbsStall>(dlsym(library, "fake_ibverbs_stall"));
     const Plugin plugin = load_plugin(Settings(), "transport_verbs", transport::kModuleSymbol);
     ASSERT_NE(plugin.symbol, nullptr) << plugin.reason;
     module = static_cast<const transport::Module*>(plugin.symbol);
@@ -48,6 +49,7 @@ class WithFakeVerbs : public testing::Test {
 
   FakeVerbsReset reset = nullptr;
   FakeVerbsCount counts = nullptr;
+  FakeVerbsStall stall = nullptr;
   const transport::Module* module = nullptr;
 };
 

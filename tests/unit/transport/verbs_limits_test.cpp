@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <set>
 
@@ -277,17 +278,22 @@ TEST_F(VerbsStart, StateChangesNameTheAttributesAndTheirLimits) {
   reset({.refused_state = IBV_QPS_INIT});
   expect_refusal(settings(),
                  {"queue pair 1 of 1 for PE 1 on fake_0:1 (PE 0) does not change to INIT",
-                  "Invalid argument", "port 1", "atomic capability 1"});
-  for (const auto& [state, text] :
-       {std::pair{IBV_QPS_RTR,
-                  "does not change to RTR: Invalid argument; path MTU 4096 (port: 4096)"},
-        std::pair{IBV_QPS_RTS,
-                  "does not change to RTS: Invalid argument; timeout 16 (at most 31)"}}) {
+                  "Invalid argument", "port 1", "atomic capability 1). Setting: SHOAL_NIC_LIST"});
+  for (const auto& [state, text, remedy] :
+       {std::tuple{IBV_QPS_RTR,
+                   "does not change to RTR: Invalid argument; path MTU 4096 (port: 4096)",
+                   "Settings: SHOAL_VERBS_GID_INDEX, SHOAL_VERBS_SERVICE_LEVEL, SHOAL_NIC_LIST"},
+        std::tuple{IBV_QPS_RTS, "does not change to RTS: Invalid argument; timeout 16 (at most 31)",
+                   "Settings: SHOAL_VERBS_TIMEOUT, SHOAL_VERBS_RETRIES"}}) {
     reset({.refused_state = state});
-    run_unconnected_pair(module->make, settings(), settings(),
-                         [&, want = text](const std::string& reason) {
-                           EXPECT_NE(reason.find(want), std::string::npos) << reason;
-                         });
+    run_unconnected_pair(
+        module->make, settings(), settings(),
+        [&, parts = std::array{text, remedy}](const std::string& reason) {
+          const bool first = reason.find("for PE 1 on fake_0:1 (PE 0)") != std::string::npos;
+          const bool second = reason.find("for PE 0 on fake_0:1 (PE 1)") != std::string::npos;
+          EXPECT_NE(first, second) << "the PEs are not named: " << reason;
+          for (const char* part : parts) EXPECT_NE(reason.find(part), std::string::npos) << reason;
+        });
   }
 }
 

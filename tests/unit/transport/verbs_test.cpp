@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <vector>
 
 #include "fake_ibverbs/module.hpp"
 #include "support/expect_error.hpp"
+#include "transport/scoped_timeout.hpp"
 #ifdef SHOAL_FAKE_IBVERBS
 #include <infiniband/verbs.h>
 
@@ -146,6 +149,34 @@ TEST_F(WithFakeVerbs, AFailureNamesTheEventOfItsPort) {
       });
     });
   }
+}
+
+// The device executes the requests of calls that timed out later, when the memory of the calls may
+// be in other use.
+TEST_F(WithFakeVerbs, CallsThatWereGivenUpLeaveMemoryAlone) {
+  constexpr std::size_t kBytes = 4096, kPlace = 8192;
+  run_pair(module->make, settings(), settings(), [&](Pair& pair) {
+    pair.meet();
+    if (pair.pe == 0) {
+      std::vector<std::byte> local(kBytes);
+      std::fill_n(pair.local, kBytes, std::byte{5});  // registered: the device reads it in place
+      stall(true);
+      {
+        const transport::ScopedTimeout limit(std::chrono::milliseconds(20));
+        expect_error(Code::timeout, "get of 4096 bytes",
+                     [&] { pair.transport.get(local.data(), pair.other, 0, kBytes); });
+        expect_error(Code::timeout, "put of 4096 bytes",
+                     [&] { pair.transport.put(pair.other, kPlace, pair.local, kBytes); });
+      }
+      std::ranges::fill(local, std::byte{3});
+      stall(false);
+      pair.transport.quiet();
+      EXPECT_EQ(std::ranges::count(local, std::byte{3}), kBytes) << "the late data were stored";
+      EXPECT_EQ(std::count(pair.remote + kPlace, pair.remote + kPlace + kBytes, std::byte{5}),
+                kBytes);
+    }
+    pair.meet();
+  });
 }
 
 TEST_F(WithFakeVerbs, RoutesByTheGidOfRoce) {
