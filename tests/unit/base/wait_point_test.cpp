@@ -34,8 +34,8 @@ TEST(WaitPoint, OnlyWritesOfTheAnnouncedWordWake) {
     std::uint64_t offset;
     std::size_t bytes;
     bool wakes;
-  } writes[] = {{kWord, 8, true},       {kWord, 4, true},      {kWord + 4, 4, true},
-                {kWord - 64, 65, true}, {0, 100'000, true},    {kWord - 8, 8, false},
+  } writes[] = {{kWord, 8, true},       {kWord, 4, true},        {kWord + 4, 4, true},
+                {kWord - 64, 65, true}, {0, 100'000, true},      {kWord - 8, 8, false},
                 {kWord + 8, 8, false},  {kWord - 64, 64, false}, {0, 0, false}};
   for (const auto& [offset, bytes, wakes] : writes) {
     WaitPoint point;
