@@ -51,11 +51,14 @@ int main(void) {
     shmem_sync_all();
   }
   shmem_pe_quiet(NULL, 0);
-  // After quiet the source may change, and what a get has fetched is there: by each form of quiet.
+  // After quiet the source may change, and what a get has fetched is there: by each form of quiet,
+  // with a local buffer that the network copies and with one in the heap, which it may not.
   enum { kBig = 1 << 20 };
   unsigned char* dest = shmem_malloc(kBig);
-  unsigned char* source = malloc(kBig);
-  for (int form = 0; form < kForms; ++form) {
+  unsigned char* const buffers[2] = {malloc(kBig), shmem_malloc(kBig)};
+  for (int step = 0; step < 2 * kForms; ++step) {
+    const int form = step / 2;
+    unsigned char* const source = buffers[step % 2];
     memset(source, form * 16 + me + 1, kBig);
     shmem_ctx_putmem_nbi(contexts[context_of[form]], dest, source, kBig, next);
     for (int get = 0; get < 2; ++get) {
@@ -75,7 +78,7 @@ int main(void) {
     for (int i = 0; i < kBig; ++i) CHECK(source[i] == form * 16 + me + 1);
     shmem_barrier_all();
   }
-  free(source);
+  free(buffers[0]);
   for (int i = 1; i < 4; ++i) shmem_ctx_destroy(contexts[i]);
   shmem_finalize();
   return 0;

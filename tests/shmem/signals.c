@@ -78,6 +78,18 @@ int main(void) {
   shmem_barrier_all();
   shmem_putmem_signal(NULL, NULL, 0, &sig, 1, SHMEM_SIGNAL_ADD, next);
   CHECK(shmem_signal_wait_until(&sig, SHMEM_CMP_GE, 8) == 8);
+
+  // Long data, which travel apart from their signal.
+  enum { kLong = 20000, kRounds = 100 };
+  uint64_t* const there = shmem_calloc(kLong, sizeof *there);
+  uint64_t* const here = shmem_malloc(kLong * sizeof *here);
+  for (uint64_t round = 1; round <= kRounds; ++round) {
+    for (int i = 0; i < kLong; ++i) here[i] = round * kLong + (uint64_t)i;
+    shmem_uint64_put_signal(there, here, kLong, &sig, 100 + round, SHMEM_SIGNAL_SET, next);
+    shmem_signal_wait_until(&sig, SHMEM_CMP_EQ, 100 + round);
+    for (int i = 0; i < kLong; ++i) CHECK(there[i] == round * kLong + (uint64_t)i);
+    shmem_barrier_all();
+  }
   shmem_ctx_destroy(ctx);
   shmem_finalize();
   return 0;
