@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives over teams on the host.
+#include "shoal/collective.hpp"
+
+#include <type_traits>
+
+#include "collective/reduce.hpp"
+#include "nvshmem/define.hpp"
+#include "shmem/reductions.hpp"
+
+using namespace shoal::nvshmem;
+using shoal::ReduceOp;
+
+namespace {
+
+/// half and bfloat16 have a DataType of their own; the others are C++ arithmetic.
+template <typename T>
+constexpr bool is_half = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
+template <typename T>
+constexpr shoal::DataType half_type() {
+  return std::is_same_v<T, __half> ? shoal::DataType::float16 : shoal::DataType::bfloat16;
+}
+
+template <typename T>
+int reduce(const char* call, ReduceOp op, nvshmem_team_t id, T* dest, const T* source,
+           std::size_t count) noexcept {
+  guarded(call, [&](Program& program) {
+    const shoal::Team team = program.teams.at(id);
+    if constexpr (is_half<T>) {
+      shoal::reduce(team, half_type<T>(), op, dest, source, count);
+    } else {
+      const std::size_t bytes = bytes_of(count, sizeof(T));
+      if (bytes != 0) {
+        (void)program.offset("dest", dest, bytes);
+        (void)program.offset("source", source, bytes);
+      }
+      shoal::collective::reduce_with(team, shoal::shmem::reducer_of<T>(op), dest, source, count);
+    }
+  });
+  return NVSHMEMX_SUCCESS;
+}
+
+}  // namespace
+
+#define DEFINE_BROADCAST(TYPE, NAME, BYTES)                                                  \
+  NVSHMEM_DEFINE(                                                                            \
+      int, NAME,                                                                             \
+      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems, int root)) {     \
+    guarded("nvshmem_" #NAME, [&](Program& program) {                                        \
+      shoal::broadcast(program.teams.at(team), dest, source, bytes_of(nelems, BYTES), root); \
+    });                                                                                      \
+    return NVSHMEMX_SUCCESS;                                                                 \
+  }
+#define DEFINE_BLOCKS(TYPE, FUNCTION, NAME, BYTES)                                        \
+  NVSHMEM_DEFINE(int, NAME,                                                               \
+                 (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems)) { \
+    guarded("nvshmem_" #NAME, [&](Program& program) {                                     \
+      shoal::FUNCTION(program.teams.at(team), dest, source, bytes_of(nelems, BYTES));     \
+    });                                                                                   \
+    return NVSHMEMX_SUCCESS;                                                              \
+  }
+#define DEFINE_REDUCTION(TYPE, NAME, OP)                                                   \
+  NVSHMEM_DEFINE(int, NAME,                                                                \
+                 (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nreduce)) { \
+    return reduce<TYPE>("nvshmem_" #NAME, ReduceOp::OP, team, dest, source, nreduce);      \
+  }
+#define DEFINE_OP(TYPE, NAME, WORD, OP) DEFINE_REDUCTION(TYPE, NAME##_##WORD##_reduce, OP)
+#define DEFINE_TYPE(TYPE, NAME)                                  \
+  DEFINE_BROADCAST(TYPE, NAME##_broadcast, sizeof(TYPE))         \
+  DEFINE_BLOCKS(TYPE, all_gather, NAME##_fcollect, sizeof(TYPE)) \
+  DEFINE_BLOCKS(TYPE, all_to_all, NAME##_alltoall, sizeof(TYPE)) \
+  DEFINE_OP(TYPE, NAME, sum, sum)                                \
+  DEFINE_OP(TYPE, NAME, prod, prod)                              \
+  DEFINE_OP(TYPE, NAME, min, min)                                \
+  DEFINE_OP(TYPE, NAME, max, max)
+#define DEFINE_BITWISE(TYPE, NAME)    \
+  DEFINE_OP(TYPE, NAME, and, bit_and) \
+  DEFINE_OP(TYPE, NAME, or, bit_or)   \
+  DEFINE_OP(TYPE, NAME, xor, bit_xor)
+SHOAL_NVSHMEM_RMA_TYPES(DEFINE_TYPE)
+SHOAL_SHMEM_BITWISE_REDUCE_TYPES(DEFINE_BITWISE)
+DEFINE_BROADCAST(void, broadcastmem, 1)
+DEFINE_BLOCKS(void, all_gather, fcollectmem, 1)
+DEFINE_BLOCKS(void, all_to_all, alltoallmem, 1)
