@@ -27,8 +27,8 @@ extern "C" {
 #endif
 
 #include <shoal/nvshmem/atomics.h>
-#include <shoal/nvshmem/launch.h>
 #include <shoal/nvshmem/collectives.h>
+#include <shoal/nvshmem/launch.h>
 #include <shoal/nvshmem/library.h>
 #include <shoal/nvshmem/memory.h>
 #include <shoal/nvshmem/order.h>
