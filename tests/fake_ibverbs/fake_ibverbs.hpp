@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fake_ibverbs.hpp: what tests set and see of the fake libibverbs. The functions are found with dlsym.
+// fake_ibverbs.hpp: what tests set and see of the fake libibverbs. The functions are found with
+// dlsym.
 #pragma once
 
 #include <cstddef>
