@@ -26,12 +26,14 @@ bool is_transition(QpState from, QpState to) {
   }
 }
 
-bool is_valid(const Connection& connection, const NicLimits& limits) {
+/// For a change to `to`: ready_to_receive does not set reads_and_atomics.
+bool is_valid(const Connection& connection, QpState to, const NicLimits& limits) {
   return std::has_single_bit(connection.mtu) && connection.mtu >= 256 && connection.mtu <= 4096 &&
          connection.send_psn <= kPsnMask && connection.receive_psn <= kPsnMask &&
          connection.ack_timeout < 32 && connection.retry_count < 8 && connection.rnr_retry < 8 &&
          connection.min_rnr_timer < 32 &&
-         connection.reads_and_atomics <= limits.reads_and_atomics &&
+         (to == QpState::ready_to_receive ||
+          connection.reads_and_atomics <= limits.reads_and_atomics) &&
          connection.remote_reads_and_atomics <= limits.reads_and_atomics;
 }
 
@@ -56,7 +58,8 @@ QueuePair::QueuePair(std::uint32_t number, const QueuePairAttributes& attributes
 Status QueuePair::modify(QpState state, const Connection& connection) {
   if (!is_transition(state_, state)) return Status::bad_qp_state;
   const bool connects = state == QpState::ready_to_receive || state == QpState::ready_to_send;
-  if (connects && !is_valid(connection, services_.options.limits)) return Status::bad_parameter;
+  if (connects && !is_valid(connection, state, services_.options.limits))
+    return Status::bad_parameter;
   if (state == QpState::error) {
     if (state_ == QpState::reset) return Status::bad_qp_state;
     fail();

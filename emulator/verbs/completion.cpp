@@ -80,7 +80,7 @@ void read_received(CqeOpcode opcode, const std::byte* entry, ibv_wc& completion)
 Cq* create_cq(Context& context, std::uint32_t entries, ibv_comp_channel* channel,
               void* client_context) {
   const NicLimits& limits = context.runtime->settings().nic.limits;
-  if (entries == 0 || entries > limits.completion_entries) return fail_with(EINVAL);
+  if (entries == 0 || entries >= limits.completion_entries) return fail_with(EINVAL);
   auto queue = std::make_unique<Cq>();
   queue->context = &context;
   queue->size = std::bit_ceil(entries + 1);

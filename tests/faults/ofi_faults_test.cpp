@@ -104,7 +104,8 @@ SHOAL_PE_BODY(give_up_a_call) {
     EXPECT_EQ(std::ranges::count(local, std::byte{3}), kBytes) << "the late reply was stored";
 }
 
-// PE 1 stops in the middle of its reply to a read of PE 0, which closes its world.
+// PE 1 stops in the middle of its reply to a read of PE 0, which closes its world. Argument: what
+// the timeout says of the read.
 SHOAL_PE_BODY(close_in_the_middle_of_a_read) {
   World world = World::open({pe.settings, nullptr});
   constexpr std::size_t kBytes = 48 << 20;
@@ -119,7 +120,7 @@ SHOAL_PE_BODY(close_in_the_middle_of_a_read) {
   world.get_nbi(std::span(box.data(), kBytes), box.on(1));
   while (std::atomic_ref(box.data()[0]).load() == std::byte{0}) usleep(10);
   kill(static_cast<pid_t>(*process.data()), SIGSTOP);
-  expect_error(Code::timeout, "1 reads are in flight", [&] { world.quiet(); });
+  expect_error(Code::timeout, pe.argument, [&] { world.quiet(); });
   EXPECT_EQ(box.data()[kBytes - 1], std::byte{0}) << "the read is complete";
   world = World();
   // Without the leak check of sanitizers: libfabric's objects stay open.
@@ -178,33 +179,57 @@ TEST(OfiStoppedPeer, TimesOut) {
   stop_pe_1(environment("1500"), "tcp;ofi_rxm");
 }
 
-TEST(OfiStoppedPeer, StopsInTheMiddleOfARead) {
-  SHOAL_SKIP_WITHOUT_OFI();
-  Environment chosen = environment("500");
+void stop_in_the_middle_of_a_read(Environment chosen, const std::string& reads) {
   chosen["SHOAL_SYMMETRIC_SIZE"] = "64M";
   chosen["SHOAL_NETWORK_CHUNK"] = "64M";
-  PeGroup group = start_pes(2, "close_in_the_middle_of_a_read", {.env = chosen});
+  PeGroup group = start_pes(2, "close_in_the_middle_of_a_read", {.env = chosen, .argument = reads});
   const ProcessResult result = group.pes[0].wait();
   EXPECT_TRUE(result.ok()) << result.describe();
 }
 
-class GivenUp : public testing::TestWithParam<const char*> {};
-
-TEST_P(GivenUp, LeavesLocalMemoryAlone) {
+TEST(OfiStoppedPeer, StopsInTheMiddleOfARead) {
   SHOAL_SKIP_WITHOUT_OFI();
-  PeGroup group =
-      start_pes(2, "give_up_a_call", {.env = environment("700"), .argument = GetParam()});
+  stop_in_the_middle_of_a_read(environment("500"), "1 reads are in flight");
+}
+
+class GivenUp : public testing::TestWithParam<const char*> {};
+class GivenUpOverVerbs : public WithVerbs, public testing::WithParamInterface<const char*> {};
+
+void give_up_a_call(const Environment& chosen, const char* call) {
+  PeGroup group = start_pes(2, "give_up_a_call", {.env = chosen, .argument = call});
   for (const ProcessResult& result : wait_all(group.pes))
     EXPECT_TRUE(result.ok()) << result.describe();
 }
 
-INSTANTIATE_TEST_SUITE_P(Calls, GivenUp, testing::Values("put", "get"), name_of_operation);
+TEST_P(GivenUp, LeavesLocalMemoryAlone) {
+  SHOAL_SKIP_WITHOUT_OFI();
+  give_up_a_call(environment("700"), GetParam());
+}
 
 // An emulated NIC stops with its process: without a limit of retries it looks like a slow one.
-TEST_F(WithVerbs, AStoppedPeerTimesOut) {
-  Environment chosen = verbs_environment("1500");
+Environment patient_environment(const char* timeout_ms) {
+  Environment chosen = verbs_environment(timeout_ms);
   chosen["SHOAL_VERBS_TIMEOUT"] = "20";  // 4 s, eight times
-  stop_pe_1(chosen, "queue pair 1 of 1 for PE 1 on ");
+  return chosen;
+}
+
+TEST_P(GivenUpOverVerbs, LeavesLocalMemoryAlone) {
+  give_up_a_call(patient_environment("700"), GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, GivenUp, testing::Values("put", "get"), name_of_operation);
+INSTANTIATE_TEST_SUITE_P(Calls, GivenUpOverVerbs, testing::Values("put", "get"), name_of_operation);
+
+TEST_F(WithVerbs, AStoppedPeerTimesOut) {
+  stop_pe_1(patient_environment("1500"), "queue pair 1 of 1 for PE 1 on ");
+}
+
+// 192 reads of 256 KiB, one after the other: the whole takes 2 s.
+TEST_F(WithVerbs, APeerStopsInTheMiddleOfARead) {
+  Environment chosen = patient_environment("500");
+  chosen["SHOAL_EMULATOR_MAX_RD_ATOMIC"] = "1";
+  chosen["SHOAL_EMULATOR_DELAY_US"] = "5000";
+  stop_in_the_middle_of_a_read(chosen, " reads are in flight");
 }
 
 }  // namespace

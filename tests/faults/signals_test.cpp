@@ -12,6 +12,7 @@
 #include "support/process/process.hpp"
 #include "support/world/ofi.hpp"
 #include "support/world/ucx.hpp"
+#include "support/world/verbs.hpp"
 
 namespace shoal::test {
 namespace {
@@ -42,26 +43,31 @@ Environment with(const std::string& transport) {
           {"SHOAL_UCX_TLS", "tcp"}};
 }
 
-void expect_death_by_signal(const std::string& transport) {
+void expect_death_by_signal(const std::string& transport, const Environment& chosen) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
-    PeGroup group = start_pes(2, "wait_for_a_signal", {.env = with(transport)});
+    PeGroup group = start_pes(2, "wait_for_a_signal", {.env = chosen});
     for (Process& process : group.pes)
       ASSERT_TRUE(process.wait_for_output("ready")) << process.err();
     for (Process& process : group.pes) process.send(signal);
     for (const ProcessResult& result : wait_all(group.pes))
       EXPECT_EQ(result.signal, signal) << transport << ": " << result.describe();
   }
-  expect_success(run_pes(2, "wait_for_a_signal", {.env = with(transport), .argument = "own"}));
+  expect_success(run_pes(2, "wait_for_a_signal", {.env = chosen, .argument = "own"}));
 }
 
 TEST(Signals, EndAPeThatUsesLibfabric) {
   SHOAL_SKIP_WITHOUT_OFI();
-  expect_death_by_signal("ofi");
+  expect_death_by_signal("ofi", with("ofi"));
 }
 
 using SignalsWithUcx = WithUcx;
 TEST_F(SignalsWithUcx, EndAPe) {
-  expect_death_by_signal("ucx");
+  expect_death_by_signal("ucx", with("ucx"));
+}
+
+using SignalsWithVerbs = WithVerbs;
+TEST_F(SignalsWithVerbs, EndAPe) {
+  expect_death_by_signal("verbs", verbs_environment("20000"));
 }
 
 }  // namespace

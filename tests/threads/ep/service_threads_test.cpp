@@ -14,6 +14,7 @@
 #include "support/process/threads_called.hpp"
 #include "support/proxy/world_proxy.hpp"
 #include "support/world/ofi.hpp"
+#include "support/world/verbs.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "support/cuda/fake_cuda.hpp"
 #endif
@@ -58,6 +59,14 @@ TEST(ServiceThreads, OfNetworks) {
   SHOAL_SKIP_WITHOUT_OFI();
   run_threads(2, ofi_settings(), [](World& world) {
     expect_signals_blocked("shoal-ofi");
+    barrier(world.team());
+  });
+}
+
+using ServiceThreadsWithVerbs = WithVerbs;
+TEST_F(ServiceThreadsWithVerbs, OfNetworks) {
+  run_threads(2, verbs_settings(), [](World& world) {
+    expect_signals_blocked("shoal-verbs");
     barrier(world.team());
   });
 }

@@ -15,6 +15,7 @@
 #include "support/cuda/fake_cuda.hpp"
 #include "support/expect_error.hpp"
 #include "support/world/ofi.hpp"
+#include "support/world/verbs.hpp"
 #include "transport/proxy/thread_platform.hpp"
 
 namespace shoal::test {
@@ -101,6 +102,27 @@ TEST(DeviceProxy, ServesPesOfOtherNodesOverOfi) {
   settings.ofi_provider = "tcp;ofi_rxm";
   run_threads(4, settings, check_requests);
 }
+
+// Data go by RDMA, or through staging where `gpu_memory` is "off".
+class DeviceProxyWithVerbs : public WithVerbs, public testing::WithParamInterface<const char*> {};
+
+TEST_P(DeviceProxyWithVerbs, ServesPesOfOtherNodes) {
+  {
+    const FakeCuda fake({.gpus = 4});
+    Settings settings = verbs_settings();
+    settings.heap = "cuda";
+    settings.symmetric_size = std::size_t{8} << 20;
+    settings.node_size = 2;
+    settings.transport_inside = "automatic";
+    settings.transport_between = "verbs,staged";
+    settings.verbs_gpu_memory = GetParam();
+    run_threads(4, settings, check_requests);
+  }
+  EXPECT_EQ(FakeCuda::leaks(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(GpuMemory, DeviceProxyWithVerbs, testing::Values("automatic", "off"),
+                         [](const auto& chosen) { return std::string(chosen.param); });
 
 TEST(DeviceProxy, IsThereOnlyWhereItIsNeeded) {
   const FakeCuda fake({.gpus = 4});

@@ -156,6 +156,22 @@ TEST(EmulatorErrors, CountOfPausesStartsAgainAfterProgress) {
   }
 }
 
+// Codes of the InfiniBand specification; 0 is the longest pause.
+TEST(EmulatorErrors, APauseHasTheLengthOfItsCode) {
+  for (const auto& [code, pause] : {std::pair{0, microseconds(655'360)},
+                                    {1, microseconds(10)},
+                                    {12, microseconds(640)},
+                                    {31, microseconds(491'520)}}) {
+    Pair pair({}, {}, {.rnr_retry = 1, .min_rnr_timer = static_cast<std::uint8_t>(code)});
+    pair.a.send(0, 64);
+    EXPECT_EQ(pair.sent().syndrome, Syndrome::rnr_retry_exceeded);
+    EXPECT_EQ(pair.a.pair->counters().receiver_not_ready, 2U);
+    const Time took = pair.network.now() - pause;
+    EXPECT_GE(took, Time(0)) << "code " << code;
+    EXPECT_LT(took, microseconds(8)) << "code " << code;  // two round trips
+  }
+}
+
 TEST(EmulatorErrors, PacketsToAWrongMacAddressDoNotArrive) {
   Pair pair({}, {}, {.ack_timeout = 10, .retry_count = 2, .misaddressed = true});
   pair.a.write(pair.b, 0, 64, 8);
@@ -212,7 +228,7 @@ TEST(EmulatorErrors, TransitionsFollowTheSpecification) {
   EXPECT_EQ(pair.modify(QpState::ready_to_send, {}), Status::bad_qp_state);
   for (const Connection& bad :
        {Connection{.mtu = 1000}, Connection{.mtu = 8192}, Connection{.send_psn = 1 << 24},
-        Connection{.retry_count = 8}, Connection{.reads_and_atomics = 17}})
+        Connection{.retry_count = 8}, Connection{.remote_reads_and_atomics = 17}})
     EXPECT_EQ(pair.modify(QpState::ready_to_receive, bad), Status::bad_parameter);
   EXPECT_EQ(pair.state(), QpState::init);
   EXPECT_EQ(pair.modify(QpState::ready_to_receive, {}), Status::ok);
@@ -251,6 +267,24 @@ TEST(EmulatorErrors, QueuesAreFreeWithoutQueuePairs) {
   EXPECT_EQ(nic.destroy_completion_queue(queue), Status::bad_resource_state);
   EXPECT_EQ(nic.destroy_queue_pair(pair), Status::ok);
   EXPECT_EQ(nic.destroy_completion_queue(queue), Status::ok);
+}
+
+// Each end's number is checked by the change of state that sets it.
+TEST(EmulatorErrors, ReadsAndAtomicsInFlightHaveALimit) {
+  NetworkOptions options;
+  options.nic.limits.reads_and_atomics = 4;
+  VirtualNetwork network(options);
+  End end(network, 0);
+  Connection connection{.remote_lid = 2, .remote_qp = 1, .remote_reads_and_atomics = 5};
+  ASSERT_EQ(end.pair->modify(QpState::init, connection), Status::ok);
+  EXPECT_EQ(end.pair->modify(QpState::ready_to_receive, connection), Status::bad_parameter);
+  connection.remote_reads_and_atomics = 4;
+  EXPECT_EQ(end.pair->modify(QpState::ready_to_receive, connection), Status::ok);
+  connection.reads_and_atomics = 5;
+  EXPECT_EQ(end.pair->modify(QpState::ready_to_send, connection), Status::bad_parameter);
+  EXPECT_EQ(end.pair->state(), QpState::ready_to_receive);
+  connection.reads_and_atomics = 4;
+  EXPECT_EQ(end.pair->modify(QpState::ready_to_send, connection), Status::ok);
 }
 
 TEST(EmulatorErrors, QuotasAreRefusedAndLeaveNothing) {

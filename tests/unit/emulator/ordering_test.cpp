@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <set>
 
 #include "rig.hpp"
 
@@ -350,9 +351,12 @@ TEST(EmulatorQueues, SharedReceivesServeTwoQueuePairs) {
   EXPECT_EQ(indices, (std::vector<std::uint16_t>{0, 3, 6, 1}));
 }
 
-TEST(EmulatorQueues, ArbitrationIsRoundRobinByNumber) {
+/// The queue pair of each of the first 12 packets: 0 to 2. A turn is two packets.
+std::vector<std::uint32_t> order_of_packets(Arbitration arbitration, std::uint64_t seed = 1) {
   NetworkOptions options;
+  options.seed = seed;
   options.nic.quantum = 2;
+  options.nic.arbitration = arbitration;
   std::vector<std::uint32_t> order;
   options.nic.trace = [&](const TraceEvent& event) {
     if (event.nic == 1 && event.kind == TraceEvent::Kind::sent) order.push_back(event.qp_number);
@@ -366,14 +370,33 @@ TEST(EmulatorQueues, ArbitrationIsRoundRobinByNumber) {
     targets[i]->connect(*sources[i]);
   }
   // The first keeps the link busy while the others get ready in the reverse order.
-  sources[0]->write(*targets[0], 0, 0, 20000);
-  sources[2]->write(*targets[2], 0, 0, 20000);
-  sources[1]->write(*targets[1], 0, 0, 20000);
+  sources[0]->write(*targets[0], 0, 0, 6 * 4096);
+  sources[2]->write(*targets[2], 0, 0, 6 * 4096);
+  sources[1]->write(*targets[1], 0, 0, 6 * 4096);
   network.run_until([&] { return order.size() == 12; });
-  const std::uint32_t first = sources[0]->pair->number();
-  EXPECT_EQ(order,
-            (std::vector<std::uint32_t>{first, first, first + 1, first + 1, first + 2, first + 2,
-                                        first, first, first + 1, first + 1, first + 2, first + 2}));
+  for (std::uint32_t& number : order) number -= sources[0]->pair->number();
+  return order;
+}
+
+TEST(EmulatorQueues, ArbitrationIsRoundRobinByNumber) {
+  EXPECT_EQ(order_of_packets(Arbitration::by_number),
+            (std::vector<std::uint32_t>{0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2}));
+}
+
+TEST(EmulatorQueues, ArbitrationByTheOldestDoorbellFollowsTheDoorbells) {
+  EXPECT_EQ(order_of_packets(Arbitration::oldest_doorbell),
+            (std::vector<std::uint32_t>{0, 0, 2, 2, 1, 1, 0, 0, 2, 2, 1, 1}));
+}
+
+TEST(EmulatorQueues, RandomArbitrationDependsOnTheSeedAlone) {
+  std::set<std::vector<std::uint32_t>> orders;
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    const std::vector<std::uint32_t> order = order_of_packets(Arbitration::random, seed);
+    EXPECT_EQ(order, order_of_packets(Arbitration::random, seed));
+    for (std::size_t i = 0; i < order.size(); i += 2) EXPECT_EQ(order[i], order[i + 1]) << "a turn";
+    orders.insert(order);
+  }
+  EXPECT_GT(orders.size(), 5U);
 }
 
 TEST(EmulatorQueues, SameSeedRepeatsARun) {

@@ -44,6 +44,17 @@ TEST(EmulatorConnection, InlineWriteWrapsAtTheEndOfTheRing) {
   }
 }
 
+TEST(EmulatorConnection, ARequestWithoutEffectCompletesInItsTurn) {
+  Pair pair;
+  pair.a.write(pair.b, 0, 1024, 30000);
+  pair.a.writer->start(Opcode::nop, {.signalled = true});
+  const std::uint16_t index = pair.a.finish();
+  EXPECT_NE(pair.sent().index, index) << "before the write";
+  const Seen seen = pair.sent();
+  EXPECT_EQ(seen.opcode, CqeOpcode::request);
+  EXPECT_EQ(seen.index, index);
+}
+
 TEST(EmulatorConnection, NothingTimesOutWhenAllIsAcknowledged) {
   Pair pair;
   pair.a.write(pair.b, 0, 1024, 30000);

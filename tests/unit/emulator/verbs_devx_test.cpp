@@ -76,6 +76,33 @@ TEST_F(Devx, AQueryShowsStateAndOrdering) {
   EXPECT_EQ(get(at, f::kState), 6U);
 }
 
+// The limits of libibverbs' objects (verbs_library.hpp).
+TEST_F(Devx, ObjectsPastTheQuotaAreRefused) {
+  const auto fill = [&](const auto& create_one) {
+    const std::size_t before = objects.size();
+    while (objects.size() <= before + 100) {
+      const std::size_t made = objects.size();
+      create_one();
+      if (objects.size() == made) break;
+    }
+    EXPECT_EQ(errno, EREMOTEIO);
+    EXPECT_EQ(status(), Status::limit_exceeded);
+    const std::size_t created = objects.size() - before;
+    EXPECT_EQ(DIRECT(mlx5dv_devx_obj_destroy)(objects.back()), 0);
+    objects.pop_back();
+    create_one();
+    EXPECT_EQ(objects.size(), before + created) << "room for one more after one was destroyed";
+    return created;
+  };
+  std::uint32_t queue = 0;
+  EXPECT_EQ(fill([&] {
+              if (const std::uint32_t made = create_cq(false); made != 0) queue = made;
+            }),
+            16U);
+  EXPECT_EQ(fill([&] { (void)create_qp(queue); }), 24U);
+  EXPECT_EQ(fill([&] { (void)create_key(); }), 20U);
+}
+
 TEST_F(Devx, CommandsThatCannotBeExecutedSayWhy) {
   EXPECT_EQ(create_cq(false, 20), 0U);  // larger than the umem
   EXPECT_EQ(errno, EREMOTEIO);

@@ -35,7 +35,9 @@ class Library {
     std::string folder = "/tmp/shoal-verbs-test-XXXXXX";
     folder_ = mkdtemp(folder.data());
     setenv("SHOAL_EMULATOR_DIRECTORY", folder_.c_str(), 1);
+    setenv("SHOAL_EMULATOR_MAX_QP", "24", 1);
     setenv("SHOAL_EMULATOR_MAX_CQ", "16", 1);
+    setenv("SHOAL_EMULATOR_MAX_MR", "20", 1);
     setenv("SHOAL_EMULATOR_RELAXED_DELAY_US", "50000", 1);  // memory with relaxed ordering alone
     const auto lib = std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() /
                      "lib" / "emulator";

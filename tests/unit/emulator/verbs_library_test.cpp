@@ -235,6 +235,78 @@ TEST_F(VerbsLibrary, QuotaIsAnErrorAndLeaksNothing) {
   EXPECT_NE(make_queue(), nullptr);
 }
 
+TEST_F(VerbsLibrary, QueuePairsPastTheQuotaAreRefused) {
+  ibv_cq* const queue = make_queue();
+  while (make_pair(queue) != nullptr) ASSERT_LE(pairs.size(), 24U);
+  EXPECT_EQ(errno, ENOMEM);
+  EXPECT_EQ(pairs.size(), 24U);
+  EXPECT_EQ(VERBS(ibv_destroy_qp)(pairs.back()), 0);
+  pairs.pop_back();
+  EXPECT_NE(make_pair(queue), nullptr);
+}
+
+TEST_F(VerbsLibrary, MemoryPastTheQuotaIsNotRegistered) {
+  std::vector<ibv_mr*> regions;
+  const auto add = [&] {
+    ibv_mr* const made = VERBS(ibv_reg_mr)(domain, memory.data(), 64, kAll);
+    if (made != nullptr) regions.push_back(made);
+    return made != nullptr;
+  };
+  while (add()) ASSERT_LE(regions.size(), 20U);
+  EXPECT_EQ(errno, ENOMEM);
+  EXPECT_EQ(regions.size(), 19U) << "beside the region of all of the memory";
+  EXPECT_EQ(VERBS(ibv_dereg_mr)(regions.back()), 0);
+  regions.pop_back();
+  EXPECT_TRUE(add());
+  for (ibv_mr* const made : regions) EXPECT_EQ(VERBS(ibv_dereg_mr)(made), 0);
+}
+
+TEST_F(VerbsLibrary, QueuesThatAreTooLargeAreRefused) {
+  ibv_device_attr device = {};
+  ASSERT_EQ(VERBS(ibv_query_device)(context, &device), 0);
+  ibv_cq* const queue = make_queue();
+  EXPECT_EQ(make_queue(nullptr, device.max_cqe + 1), nullptr);
+  EXPECT_EQ(errno, EINVAL);
+  const auto create = [&](const ibv_qp_cap& cap) {
+    ibv_qp_init_attr init = {};
+    init.send_cq = init.recv_cq = queue;
+    init.qp_type = IBV_QPT_RC;
+    init.cap = cap;
+    errno = 0;
+    ibv_qp* const made = VERBS(ibv_create_qp)(domain, &init);
+    if (made != nullptr) pairs.push_back(made);
+    return made == nullptr ? errno : 0;
+  };
+  constexpr ibv_qp_cap kSmall{.max_send_wr = 16,
+                              .max_recv_wr = 16,
+                              .max_send_sge = 1,
+                              .max_recv_sge = 1,
+                              .max_inline_data = 0};
+  const auto requests = static_cast<std::uint32_t>(device.max_qp_wr);
+  const auto parts = static_cast<std::uint32_t>(device.max_sge);
+  ibv_qp_cap cap = kSmall;
+  cap.max_send_wr = requests + 1;
+  EXPECT_EQ(create(cap), EINVAL);
+  cap.max_send_wr = requests;  // a request of several blocks
+  cap.max_inline_data = 200;
+  EXPECT_EQ(create(cap), EINVAL);
+  cap.max_send_wr = requests / 8;
+  EXPECT_EQ(create(cap), 0);
+  cap = kSmall;
+  cap.max_recv_wr = 1U << 20;
+  EXPECT_EQ(create(cap), EINVAL);
+  cap = kSmall;
+  cap.max_inline_data = 4096;
+  EXPECT_EQ(create(cap), EINVAL);
+  cap = kSmall;
+  cap.max_send_sge = parts + 1;
+  EXPECT_EQ(create(cap), EINVAL);
+  cap = kSmall;
+  cap.max_recv_sge = parts + 1;
+  EXPECT_EQ(create(cap), EINVAL);
+  EXPECT_EQ(pairs.size(), 1U);
+}
+
 TEST_F(VerbsLibrary, UnmappedMemoryIsNotRegistered) {
   EXPECT_EQ(VERBS(ibv_reg_mr)(domain, reinterpret_cast<void*>(4096), 4096, kAll), nullptr);
   EXPECT_EQ(errno, EFAULT);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <vector>
 
 #include "fake_ibverbs/module.hpp"
@@ -175,6 +176,22 @@ TEST_F(WithFakeVerbs, CallsThatWereGivenUpLeaveMemoryAlone) {
       EXPECT_EQ(std::count(pair.remote + kPlace, pair.remote + kPlace + kBytes, std::byte{5}),
                 kBytes);
     }
+    pair.meet();
+  });
+}
+
+// Memory that is not registered is sent from buffers.
+TEST_F(WithFakeVerbs, PutsInFlightKeepTheirData) {
+  run_pair(module->make, settings(256), settings(256), [](Pair& pair) {
+    constexpr std::size_t kPuts = 64, kBytes = 4096;
+    std::vector<std::vector<std::byte>> sources;
+    for (std::size_t i = 0; i < kPuts; ++i) {
+      sources.emplace_back(kBytes, static_cast<std::byte>(i + 1));
+      pair.transport.put_nbi(pair.other, i * kBytes, sources[i].data(), kBytes);
+    }
+    pair.transport.quiet();
+    for (std::size_t i = 0; i < kPuts; ++i)
+      EXPECT_EQ(std::memcmp(pair.remote + i * kBytes, sources[i].data(), kBytes), 0) << "put " << i;
     pair.meet();
   });
 }
