@@ -25,8 +25,7 @@ def preprocessed(tmp_path, *options):
     source = tmp_path / "unit.cpp"
     source.write_text("#include <nvshmem.h>\n#include <nvshmemx.h>\n")
     command = ["c++", "-std=c++17", "-E", "-P", *options, f"-I{ROOT}/include", f"-I{tmp_path}"]
-    text = subprocess.run([*command, source], capture_output=True, text=True, check=True).stdout
-    return text
+    return subprocess.run([*command, source], capture_output=True, text=True, check=True).stdout
 
 
 def test_page_is_generated():
@@ -66,5 +65,6 @@ def test_headers_declare_the_functions_of_the_library(tmp_path):
 
 def test_headers_define_the_functions_of_kernels(tmp_path):
     text = preprocessed(tmp_path, "-D__CUDACC__", "-D__CUDA_ARCH__=900")
-    defined = set(re.findall(r"(?:__device__ inline|inline __host__ __device__) [^;{]*?\b(nvshmemx?_\w+) ?\([^)]*\) ?\{", text))
+    inline = r"(?:__device__ inline|inline __host__ __device__) [^;{]*?"
+    defined = set(re.findall(inline + r"\b(nvshmemx?_\w+) ?\([^)]*\) ?\{", text))
     assert defined == set(conformance.functions("kernel"))
