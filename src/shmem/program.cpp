@@ -138,7 +138,7 @@ void Program::wait_for_used(const shoal_shmem_ctx& context) const {
     }
     return done;
   };
-  const auto outcome = core.poll(complete, core.deadline());
+  const auto outcome = core.poll_elsewhere(complete, core.deadline());
   if (outcome != detail::WaitOutcome::ready)
     core.throw_wait_failed(outcome, "quiet",
                            fmt::format("operations on {} PEs are in flight", points.size()));

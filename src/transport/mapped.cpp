@@ -63,6 +63,7 @@ void MappedTransport::update(Pe pe, AtomicOp op, std::size_t offset, std::uint64
   } else {
     update_word(word, width, op, operand, 0);
   }
+  notify(pe, offset, width);
 }
 
 void MappedTransport::signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
