@@ -30,14 +30,17 @@ void check_writes_wake(World& world, const WaitPoint* of_pe_1) {
   const auto words = world.heap().allocate<std::uint64_t>(kBytes / sizeof(std::uint64_t));
   std::array<std::uint64_t, kBytes / sizeof(std::uint64_t)> source;
   const auto word = words.on(1).subspan(0, 1);
+  // Not polled: only single words are stored whole.
+  constexpr std::size_t kOthers = 64;
+  const auto others = words.on(1).subspan(200, kOthers);
   const auto value = [&](std::uint64_t round) {
     source.fill(round);
     return std::span<const std::uint64_t>(source);
   };
   const std::function<void(std::uint64_t)> writes[] = {
       [&](std::uint64_t round) { world.put_value(word[0], round); },
-      [&](std::uint64_t round) { world.put(words.on(1), value(round)); },
-      [&](std::uint64_t round) { world.put_nbi(words.on(1), value(round)); },
+      [&](std::uint64_t round) { world.put(others, value(round).first(kOthers)); },
+      [&](std::uint64_t round) { world.put_nbi(others, value(round).first(kOthers)); },
       [&](std::uint64_t round) { world.signal_set(word, round); },
       [&](std::uint64_t) { world.signal_add(word, 1); },
       [&](std::uint64_t) { world.atomic_fetch_add(word, 1); },
@@ -50,7 +53,7 @@ void check_writes_wake(World& world, const WaitPoint* of_pe_1) {
   constexpr std::uint64_t kEnd = 1'000'000;
   std::uint64_t round = 0;
   if (world.my_pe() == 1) {
-    while (words[0] < kEnd) {
+    while (world.signal_fetch(words.data()) < kEnd) {
       world.wait_until(words.data(), Compare::greater_equal, ++round);
       // PE 0 looks at the count before PE 1 blocks again.
       world.wait_until(words.data() + 100, Compare::greater_equal, round);
@@ -66,6 +69,7 @@ void check_writes_wake(World& world, const WaitPoint* of_pe_1) {
         const std::uint64_t before = waiter.wakes();
         writes[i](++round);
         woken = waiter.wakes() > before;
+        world.put_value(word, round);
         world.put_value(words.on(1)[100], round);
       }
       EXPECT_TRUE(woken) << "write " << i;
