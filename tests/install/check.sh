@@ -75,19 +75,25 @@ mv "$work/moved" "$work/prefix"
 # Headers: each names the standard it needs, and compiles alone.
 include=(-I "$work/prefix/include")
 strict=(-Wall -Wextra -Werror -fsyntax-only "${include[@]}")
+asks_for() {  # asks_for HEADER: including $name fails, and the message says what to include
+  ! echo "#include <$name>" | cc -std=c11 -x c "${strict[@]}" - 2>"$work/messages"
+  grep -q "include <$1>" "$work/messages" || { echo "$name does not ask for $1" >&2; exit 1; }
+}
 while read -r header; do
   name=${header#"$work/prefix/include/"}
-  case $name in *.hpp | *.cuh)
-    ! c++ -std=c++17 -x c++ -fsyntax-only "${include[@]}" "$header" >"$work/messages" 2>&1
-    grep -q 'Shoal needs C++20' "$work/messages" || { echo "$name does not ask for C++20" >&2; exit 1; }
+  case $name in
+    shoal/pe.hpp | shoal/nvshmem/*) ;;  # C++17 suffices for programs with nvshmem.h
+    *.hpp | *.cuh)
+      ! c++ -std=c++17 -x c++ -fsyntax-only "${include[@]}" "$header" >"$work/messages" 2>&1
+      grep -q 'Shoal needs C++20' "$work/messages" || { echo "$name does not ask for C++20" >&2; exit 1; }
+      ;;
   esac
   case $name in
     shoal/mpi.hpp | *.cuh) ;;  # need MPI's header or a CUDA compiler
     shoal/shmem/constants.h | shoal/shmem/types.h) ;;  # compiled with shmem.h
-    shoal/shmem/*.h)
-      ! echo "#include <$name>" | cc -std=c11 -x c "${strict[@]}" - 2>"$work/messages"
-      grep -q 'include <shmem.h>' "$work/messages" || { echo "$name does not ask for shmem.h" >&2; exit 1; }
-      ;;
+    shoal/nvshmem/constants.h | shoal/nvshmem/types.h) ;;  # compiled with nvshmem.h
+    shoal/shmem/*.h) asks_for shmem.h ;;
+    shoal/nvshmem/*.h) asks_for nvshmem.h ;;
     *.hpp) echo "#include <$name>" | c++ -std=c++20 -x c++ "${strict[@]}" - ;;
     *.h) echo "#include <$name>" | cc -std=c11 -x c "${strict[@]}" - ;;
   esac
