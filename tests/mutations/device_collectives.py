@@ -64,6 +64,10 @@ MUTATIONS = [
 ]
 
 
+def path_of(file):
+    return FOLDER / file
+
+
 def cuda_headers():
     """The folder of cuda_runtime.h."""
     home = os.environ.get("CUDA_HOME")
@@ -95,7 +99,7 @@ def main(wanted):
         def notice(file, text, replacement):
             shutil.rmtree(tree, ignore_errors=True)
             shutil.copytree(ROOT / "include/shoal", tree / "include/shoal")
-            replace_in(tree / FOLDER / file, text, replacement)
+            replace_in(tree / path_of(file), text, replacement)
             if not compile_test(tree, program):
                 raise NotRun("does not compile")
             return run_tests([program], TIMEOUT_S)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPILER = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-c"]
 LIBRARIES = ["-lgtest", "-lgtest_main", "-lpthread"]
 TIMEOUT_S = 60
-TESTS = ["errors", "ordering", "reliable_connection", "udp_wire"]
+TESTS = ["errors", "ordering", "reliable_connection", "udp_wire", "virtual_network"]
 WIRES = ["virtual_network", "udp_wire", "datagram", "packet_format", "shared_memory_wire"]
 
 # (what is wrong, file of emulator/engine or another folder of emulator, text, replacement)
@@ -130,7 +130,37 @@ MUTATIONS = [
         "if (!failed && !request.signalled) return;",
         "if (!request.signalled) return;",
     ),
+    (
+        "links have twice their rate",
+        "wire/virtual_network.cpp",
+        "static_cast<double>(bytes) / options_.bytes_per_ns)",
+        "static_cast<double>(bytes) / options_.bytes_per_ns / 2)",
+    ),
+    (
+        "full ports drop nothing",
+        "wire/virtual_network.cpp",
+        "options_.port_bytes != 0 && queued + bytes",
+        "options_.port_bytes == 1 && queued + bytes",
+    ),
+    (
+        "drops are not counted",
+        "wire/virtual_network.cpp",
+        "        ++statistics_.overflowed;\n",
+        "",
+    ),
     ("domain not checked", "memory_keys.cpp", "|| region->domain != domain", ""),
+    (
+        "key not checked",
+        "memory_keys.cpp",
+        " || at->second.variant != (key & 0xff)) return nullptr;",
+        ") return nullptr;",
+    ),
+    (
+        "rights not checked",
+        "memory_keys.cpp",
+        " || (region->access & access) != access)",
+        ")",
+    ),
     ("bounds not checked", "memory_keys.cpp", "length > region->length - offset", "false"),
     (
         "alignment not checked",
@@ -239,6 +269,10 @@ MUTATIONS = [
 ]
 
 
+def path_of(file):
+    return Path("emulator") / (file if "/" in file else f"engine/{file}")
+
+
 def compile_source(source, emulator, output):
     include = ["-I", str(emulator), "-I", str(ROOT / "tests/unit/emulator")]
     done = subprocess.run(
@@ -280,7 +314,7 @@ def mutated(objects, folder, file, text, replacement):
     tree = folder / "emulator"
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(ROOT / "emulator", tree)
-    path = tree / (file if "/" in file else f"engine/{file}")
+    path = folder / path_of(file)
     replace_in(path, text, replacement)
     changed = [path] if path.suffix == ".cpp" else list((tree / "engine").glob("*.cpp"))
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

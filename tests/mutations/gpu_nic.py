@@ -177,7 +177,7 @@ MUTATIONS = [
         "request.bytes",
     ),
     ("parts are not counted", "request.hpp", "  request.moved += request.part_bytes;\n", ""),
-    ("the end is not copied", "copy.hpp", "bytes % kUnit);", "0);"),
+    ("the end is not copied", "copy.hpp", "bytes - end);", "0);"),
     (
         "words in pieces",
         "copy.hpp",
@@ -185,6 +185,10 @@ MUTATIONS = [
         "(void)(",
     ),
 ]
+
+
+def path_of(file):
+    return Path("emulator/gpu") / file
 
 
 def compile_tests(emulator, outputs):
@@ -205,7 +209,7 @@ def mutate(folder, file, text, replacement):
     emulator = folder / "emulator"
     shutil.rmtree(emulator, ignore_errors=True)
     shutil.copytree(ROOT / "emulator", emulator)
-    replace_in(emulator / "gpu" / file, text, replacement, once=True)
+    replace_in(folder / path_of(file), text, replacement)
     return emulator
 
 

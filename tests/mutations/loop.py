@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scripts of this folder share: they make mutations one by one and count survivors."""
+"""What the scripts of this folder share: they make mutations one by one and count survivors.
+
+Each script has MUTATIONS, a list of (what is wrong, file, text, replacement...), and
+path_of(file), the file's path in the repository. tools/test_mutations.py checks that every text
+occurs once.
+"""
 
 import re
 import subprocess
@@ -32,11 +37,11 @@ def run_mutations(mutations, wanted, notice):
     return 1 if failures else 0
 
 
-def replace_in(path, text, replacement, once=False):
-    """Replaces the first `text` of a file. `once`: a second one is an error."""
+def replace_in(path, text, replacement):
+    """Replaces the only `text` of a file."""
     source = path.read_text()
     count = source.count(text)
-    if count == 0 or (once and count != 1):
+    if count != 1:
         raise NotRun(f"{path.name} has {text!r} {count} times")
     path.write_text(source.replace(text, replacement, 1))
 

@@ -76,6 +76,10 @@ MUTATIONS = [
 ]
 
 
+def path_of(file):
+    return Path(file)
+
+
 def copy_tree():
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
@@ -145,10 +149,10 @@ def main(wanted):
         return 1
 
     def notice(file, text, replacement):
-        path = COPY / file
+        path = COPY / path_of(file)
         before = path.read_text()
         try:
-            replace_in(path, text, replacement, once=True)
+            replace_in(path, text, replacement)
             if build():
                 raise NotRun("does not compile")
             return run_all()

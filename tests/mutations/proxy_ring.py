@@ -191,6 +191,10 @@ MUTATIONS = [
 ]
 
 
+def path_of(file):
+    return Path(file)
+
+
 def compile_test(tree, output, sanitize):
     include = [tree / "include", tree / "src", ROOT / "src", ROOT / "include", ROOT / "tests"]
     flags = [flag for folder in include for flag in ("-I", str(folder))]
@@ -213,7 +217,7 @@ def mutate(tree, file, text, replacement):
     shutil.rmtree(tree, ignore_errors=True)
     for folder in ("src/transport/proxy", "include/shoal"):
         shutil.copytree(ROOT / folder, tree / folder)
-    replace_in(tree / file, text, replacement)
+    replace_in(tree / path_of(file), text, replacement)
 
 
 def main(wanted):

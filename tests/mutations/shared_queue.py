@@ -301,6 +301,10 @@ MUTATIONS = [
 ]
 
 
+def path_of(file):
+    return Path("include/shoal/device/detail/gda") / file
+
+
 def compile_emulator(folder):
     emulator = ROOT / "emulator"
     sources = [
@@ -326,7 +330,7 @@ def mutate(folder, file, text, replacement):
     sources = folder / "include"
     shutil.rmtree(sources, ignore_errors=True)
     shutil.copytree(ROOT / "include", sources)
-    replace_in(sources / "shoal/device/detail/gda" / file, text, replacement, once=True)
+    replace_in(folder / path_of(file), text, replacement)
     return sources
 
 

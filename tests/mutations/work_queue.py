@@ -129,6 +129,10 @@ MUTATIONS = [
 ]
 
 
+def path_of(file):
+    return Path("include/shoal/device/detail/mlx5") / file
+
+
 def compile_test(sources, output):
     """The test with the headers of the folder `sources`. False where it does not compile."""
     include = [sources, ROOT / "src", ROOT / "emulator", ROOT / "tests/unit/emulator"]
@@ -143,7 +147,7 @@ def mutate(folder, file, text, replacement):
     sources = folder / "include"
     shutil.rmtree(sources, ignore_errors=True)
     shutil.copytree(ROOT / "include", sources)
-    replace_in(sources / "shoal/device/detail/mlx5" / file, text, replacement)
+    replace_in(folder / path_of(file), text, replacement)
     return sources
 
 

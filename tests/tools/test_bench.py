@@ -112,6 +112,15 @@ def test_experiments_on_emulated_nics(bin_dir, tmp_path):
     data = json.loads(report.read_text())
     assert {row["order"] for row in data["order"]} == {"naive", "rotated"}
     assert all(row["complete"] for row in data["order"] if row["port_bytes"] == 0)
+    # In long turns all PEs of the naive order send to the same one: time is virtual, so exact.
+    for port_bytes in (0, 256 << 10):
+        naive, rotated = (
+            row["makespan_us"]
+            for order in ("naive", "rotated")
+            for row in data["order"]
+            if (row["order"], row["quantum"], row["port_bytes"]) == (order, 128, port_bytes)
+        )
+        assert naive > 1.04 * rotated, f"switch ports of {port_bytes} bytes"
     strict, adaptive, unordered = (row["signal_us"] for row in data["signals"][:3])
     assert adaptive > strict + 3.9  # a round trip of 4 us
     assert abs(unordered - strict) < 0.1

@@ -2,6 +2,7 @@
 """Unmodified RDMA programs on the emulated libibverbs and libmlx5 (docs/guide/
 test-rdma-without-a-nic.md). Programs that are not installed are skipped by name."""
 
+import json
 import os
 import re
 import shutil
@@ -175,6 +176,25 @@ def test_a_setting_out_of_range_is_named(environment):
     shown = run([program("ibv_devinfo")], environment)
     assert shown.returncode != 0
     assert 'SHOAL_EMULATOR_LOSS is "2"; allowed: 0 to less than 1' in shown.stderr
+
+
+def test_a_trace_for_perfetto_is_written(environment, tmp_path, worker):
+    environment["SHOAL_EMULATOR_TRACE"] = str(tmp_path / "trace.%p.json")
+    run_pair(("ibv_rc_pingpong", "-n", "10"), environment, port_of(worker, 51))
+    traces = [json.loads(path.read_text()) for path in tmp_path.glob("trace.*.json")]
+    assert len(traces) >= 2
+    events = [event for trace in traces for event in trace["traceEvents"]]
+    names = {event["name"] for event in events}
+    assert {"sent send", "received send", "completion"} <= names, names
+    assert all(event["ts"] > 0 for event in events if event["ph"] != "M")
+
+
+def test_every_packet_has_the_delay_that_is_set(environment, worker):
+    environment["SHOAL_EMULATOR_DELAY_US"] = "20000"
+    start = time.monotonic()
+    run_pair(("ibv_rc_pingpong", "-n", "10"), environment, port_of(worker, 52))
+    # A round is a message in each direction.
+    assert time.monotonic() - start > 10 * 2 * 0.020
 
 
 def test_a_trace_is_written(environment, tmp_path, worker):

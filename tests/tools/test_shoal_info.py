@@ -112,13 +112,15 @@ def test_connectivity_of_emulated_nodes(bin_dir):
     assert "load-store" not in [t["capabilities"] for t in far["transports"] if t["chosen"]][0]
 
 
-def test_nics_and_queue_pairs(bin_dir, tmp_path):
+@pytest.mark.parametrize("interface", ["verbs", "devx"])
+def test_nics_and_queue_pairs(bin_dir, tmp_path, interface):
     library = bin_dir.parent / "lib" / "emulator" / "libibverbs.so.1"
     if not library.exists():
         pytest.skip("the emulated libibverbs is not built: <infiniband/verbs.h> is not installed")
     settings = {
         "SHOAL_VERBS_LIBRARY": str(library),
         "SHOAL_EMULATOR_DIRECTORY": str(tmp_path),
+        "SHOAL_VERBS_INTERFACE": interface,
         "SHOAL_EMULATOR_MAX_QP": "77",
         "SHOAL_EMULATOR_ATOMICS": "nic",
         "SHOAL_TRANSPORT_INSIDE": "verbs",

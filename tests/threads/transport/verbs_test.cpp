@@ -3,11 +3,16 @@
 // with packets that are lost, doubled and reordered.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "checks/collective/reference.hpp"
 #include "checks/transport/tunings.hpp"
 #include "checks/transport/worlds.hpp"
+#include "shoal/bootstrap.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/ep/group.hpp"
 #include "support/expect_error.hpp"
@@ -161,6 +166,52 @@ TEST_F(Verbs, ServesSeveralThreadsOfAPe) {
 
 TEST_F(Verbs, FollowsTheProgressWaitSetting) {
   expect_progress_waits_as_told(verbs_settings(), "shoal-verbs");
+}
+
+/// Lists the all-gathers of a world's start.
+class ListedGathers final : public Bootstrap {
+ public:
+  ListedGathers(std::unique_ptr<Bootstrap> inner, std::vector<std::string>& steps)
+      : inner_(std::move(inner)), steps_(steps) {}
+  std::int32_t pe() const noexcept override { return inner_->pe(); }
+  std::int32_t n_pes() const noexcept override { return inner_->n_pes(); }
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine,
+                                                 std::string_view step) override {
+    steps_.emplace_back(step);
+    return inner_->all_gather(mine, step);
+  }
+  void barrier(std::string_view step) override { inner_->barrier(step); }
+  void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
+  std::optional<std::string> aborted() noexcept override { return inner_->aborted(); }
+  void close() noexcept override { inner_->close(); }
+
+ private:
+  std::unique_ptr<Bootstrap> inner_;
+  std::vector<std::string>& steps_;
+};
+
+TEST_F(Verbs, AddressesOfAllQueuePairsGoThroughOneAllGather) {
+  constexpr std::size_t kPes = 3;
+  std::vector<std::string> of_one_pair;
+  for (const std::int64_t queue_pairs : {1, 5}) {
+    Settings settings = verbs_settings();
+    settings.verbs_queue_pairs = queue_pairs;
+    auto bootstraps = thread_bootstraps(kPes);
+    std::vector<std::vector<std::string>> steps(kPes);
+    std::vector<std::thread> threads;
+    for (std::size_t pe = 0; pe < kPes; ++pe)
+      threads.emplace_back([&, pe] {
+        auto listed = std::make_shared<ListedGathers>(std::move(bootstraps[pe]), steps[pe]);
+        EXPECT_NO_THROW(World::open({settings, listed}).close());
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (const std::vector<std::string>& own : steps) {
+      EXPECT_EQ(std::ranges::count(own, "network"), 1);
+      EXPECT_EQ(std::ranges::count(own, "network links"), 1);
+      if (of_one_pair.empty()) of_one_pair = own;
+      EXPECT_EQ(own, of_one_pair) << queue_pairs << " queue pairs";
+    }
+  }
 }
 
 TEST_F(Verbs, WorksInTheNaiveOrder) {

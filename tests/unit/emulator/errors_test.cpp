@@ -35,6 +35,18 @@ TEST(EmulatorErrors, WrongRemoteKeyFailsTheRequestAndFlushesTheRest) {
   EXPECT_EQ(pair.sent().syndrome, Syndrome::flushed);
 }
 
+// The low byte of a key is chosen by the client; the NIC compares it.
+TEST(EmulatorErrors, AKeyWithAnotherLowByteIsRefused) {
+  for (const bool local : {false, true}) {
+    Pair pair;
+    pair.a.memory[0] = 7;
+    (local ? pair.a : pair.b).key ^= 1;
+    pair.a.write(pair.b, 0, 0, 8);
+    EXPECT_EQ(pair.sent().syndrome, local ? Syndrome::local_protection : Syndrome::remote_access);
+    EXPECT_EQ(pair.b.memory[0], 0U);
+  }
+}
+
 struct BadAccess {
   const char* name;
   std::uint64_t address;

@@ -84,7 +84,7 @@ TEST_F(WithFakeVerbs, FullRingsHoldSendersBack) {
 // Requests that the network cannot carry out end the connection with the reason; quiet reports it.
 TEST_F(WithFakeVerbs, AQueuePairInErrorNamesThePeerAndTheReason) {
   reset({.fail_after = 2000});  // not during the handshake
-  run_pair(module->make, settings(), settings(), [](Pair& pair) {
+  run_pair(module->make, settings(), settings(), [&](Pair& pair) {
     const std::uint64_t value = 1;
     pair.meet();  // connected
     expect_error(Code::peer_failed, "transport retry counter exceeded (status 12, vendor 0x81)",
@@ -97,6 +97,14 @@ TEST_F(WithFakeVerbs, AQueuePairInErrorNamesThePeerAndTheReason) {
     const auto ended = pair.transport.ended();
     ASSERT_EQ(ended.size(), 1u);
     EXPECT_EQ(ended[0].pe, pair.other);
+    // Of both PEs, which are in one process; the queue pair to this PE may still be in use.
+    std::size_t listed = 0;
+    for (const transport::NicReport& nic : module->nics(settings()))
+      for (const transport::QueuePairReport& queue : nic.queue_pairs) {
+        ++listed;
+        if (queue.peer == pair.other) EXPECT_EQ(queue.state, "ERR");
+      }
+    EXPECT_GE(listed, 1u);
   });
 }
 
