@@ -41,7 +41,12 @@ MUTATIONS = [
         "(sender < 0 || pe == sender || k == 0)",
         "(sender < 0 || pe == sender)",
     ),
-    ("the end of unaligned data is left out", "packets.cuh", "i < left; i", "i + 1 < left; i"),
+    (
+        "the end of unaligned data is left out",
+        "packets.cuh",
+        "    data |= bits << (8 * i);",
+        "    if (i + 1 < left) data |= bits << (8 * i);",
+    ),
     (
         "targets are written before all have entered",
         "arrival.cuh",
@@ -54,7 +59,12 @@ MUTATIONS = [
         "ok = meet(crew, world, team, epoch) && ok;",
         "",
     ),
-    ("epochs stand still", "arrival.cuh", "*team.epoch = epoch;", ";"),
+    (
+        "epochs stand still",
+        "arrival.cuh",
+        "crew.last(team) && crew.group_rank() == 0) *team.epoch = epoch;",
+        "crew.last(team) && crew.group_rank() == 0) return ok;",
+    ),
     ("one shot in place", "plan.hpp", "!shape.in_place &&", ""),
     ("shares overlap", "plan.hpp", "count - begin < share ? count - begin : share", "count - begin"),
     ("every group is the last", "crew.cuh", "return __syncthreads_and(is_last) != 0;", "return true;"),
