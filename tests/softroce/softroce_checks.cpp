@@ -2,7 +2,7 @@
 // softroce_checks: one PE of a world in the guest, for the tests in this folder. The environment
 // says which PE it is, as for any program; the arguments name the checks, which run in order:
 //
-//   operations, collectives, order, long, words, ep
+//   operations, collectives, order, fence, long, words, ep
 //                the checks in tests/checks, fewer of them where they take long by emulation
 //   loss         puts until an error occurs; prints that it is running, then the error and when
 //   die          the same, but the last PE ends without notice
@@ -106,6 +106,7 @@ const std::map<std::string, void (*)(World&)> kChecks = {
     {"operations", check_operations},
     {"collectives", [](World& world) { run_random_collectives(world, 20, 11); }},
     {"order", [](World& world) { check_data_before_signals_for(world, 150); }},
+    {"fence", [](World& world) { check_fence_for(world, 100); }},
     {"long", check_long_transfers},
     {"words", [](World& world) { check_words_are_whole_for(world, 4000); }},
     {"ep", check_ep},

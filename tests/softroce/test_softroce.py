@@ -79,16 +79,17 @@ def test_the_devices_are_active(guest):
     assert {"rxe_a", "rxe_b"} <= set(shown.out.split()), shown.out
 
 
-@pytest.mark.parametrize("checks", [("operations", "collectives"), ("order", "long"), ("words", "ep")],
+@pytest.mark.parametrize("checks", [("operations", "collectives"), ("order", "fence", "long"), ("words", "ep")],
                          ids="-".join)  # fmt: skip
 def test_checks_pass(world, checks):
     result = world(*checks)
     assert passed(result, *checks), result.out
 
 
+@pytest.mark.parametrize("checks", [("collectives", "order", "ep"), ("operations", "fence", "long")],
+                         ids="-".join)  # fmt: skip
 @pytest.mark.parametrize("name", DISTURBED)
-def test_disturbed_packets(guest, world, name):
-    checks = ("collectives", "order", "ep")
+def test_disturbed_packets(guest, world, name, checks):
     before = on_all_ends(f"replace dev {{}} root netem {DISTURBED[name]}")
     after = f"; status=$?; {on_all_ends('del dev {} root')} exit $status"
     result = world(*checks, before=before, after=after, VERBS_TIMEOUT=14)  # 67 ms

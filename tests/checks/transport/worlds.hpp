@@ -16,6 +16,8 @@ void check_long_transfers(World& world);
 /// A PE that sees the signal sees the data, for lengths on both sides of the longest message.
 void check_data_before_signals(World& world);
 void check_data_before_signals_for(World& world, std::uint64_t rounds);
+/// check_fence with fewer rounds.
+void check_fence_for(World& world, std::uint64_t rounds);
 /// All PEs update the same words of PE 1, some through shared memory and some over the network.
 void check_mixed_atomics(World& world);
 void check_mixed_atomics_for(World& world, std::uint64_t times);

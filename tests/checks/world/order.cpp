@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "checks/transport/worlds.hpp"
 #include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
@@ -60,14 +61,17 @@ void check_unsigned_atomics(World& world) {
 }
 
 void check_fence(World& world) {
-  constexpr std::uint64_t kRounds = 1000;
+  check_fence_for(world, 1000);
+}
+
+void check_fence_for(World& world, std::uint64_t rounds) {
   constexpr std::size_t kCount = 96;
   const auto data = world.heap().allocate<std::uint64_t>(kCount);
   const auto flags =
       world.heap().allocate<std::uint64_t>(2);  // 0: data has come, 1: data has been read
   barrier(world.team());
   std::vector<std::uint64_t> out(kCount);
-  for (std::uint64_t round = 1; round <= kRounds; ++round) {
+  for (std::uint64_t round = 1; round <= rounds; ++round) {
     std::iota(out.begin(), out.end(), round * 1000);
     world.put_nbi(data.on(right(world)), out);
     world.fence();

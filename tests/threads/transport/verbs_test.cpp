@@ -150,9 +150,15 @@ TEST_F(Verbs, SharesWordsWithSharedMemory) {
         << world.describe_transport(remote);
     EXPECT_EQ(world.describe_transport(world.my_pe() ^ 1).find("shm: "), 0u);
     mix_atomics(world);
-    check_everything(world);
     run_random_collectives(world, 20, 17);
   });
+}
+
+TEST_F(Verbs, DoesEverythingBesideSharedMemory) {
+  Settings settings = verbs_settings();
+  settings.transport_inside = "shm";
+  settings.node_size = 2;
+  run_threads(4, settings, check_everything);
 }
 
 TEST_F(Verbs, PutsWordsWhole) {
