@@ -4,7 +4,9 @@
 #include "transport/message/engine.hpp"
 
 #include <algorithm>
+#include <array>
 #include <mutex>
+#include <vector>
 
 #include "base/backoff.hpp"
 #include "base/check.hpp"
@@ -371,9 +373,10 @@ std::vector<std::string> Engine::shortfalls(Pe pe, std::span<const Load> loads) 
 
 void Engine::quiet() {
   const Operation operation{"quiet"};
-  // Kept, because an allocation would take a tenth of the call. A quiet never runs inside another.
-  static thread_local std::vector<Transport::Point> points;
-  points.assign(peers_.size(), {});
+  // An allocation would take a tenth of the call.
+  std::array<Transport::Point, 8> few{};
+  std::vector<Transport::Point> many(peers_.size() <= few.size() ? 0 : peers_.size());
+  Transport::Point* const points = many.empty() ? few.data() : many.data();
   wait(operation, -1, [&] {
     bool all = true;
     for (Peer& peer : peers_) {
