@@ -62,7 +62,15 @@ def main():
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     bind = "core" if options.bind else "none"
     shoal = [options.bin / "oshrun", *pes, *nodes, "--bind", bind, folder / "shoal", *options.rows]
-    other = [*shlex.split(options.other_run), *root, *pes, "--bind-to", bind, folder / "other", *options.rows]
+    other = [
+        *shlex.split(options.other_run),
+        *root,
+        *pes,
+        "--bind-to",
+        bind,
+        folder / "other",
+        *options.rows,
+    ]
     between = {"SHOAL_TRANSPORT_BETWEEN": "ofi,ucx"} if options.network else {}
     tcp = {"UCX_TLS": "tcp,self", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}
     tcp = tcp if options.network else {}

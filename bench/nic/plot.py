@@ -86,7 +86,12 @@ def bars(axes, groups, series, label):
     for i, (name, values) in enumerate(series):
         places = [g + (i - (len(series) - 1) / 2) * width for g in range(len(groups))]
         drawn = axes.bar(places, values, width, label=name)
-        axes.bar_label(drawn, [f"{value:.{2 if value < 10 else 0}f}" for value in values], fontsize=7, color=GREY)
+        axes.bar_label(
+            drawn,
+            [f"{value:.{2 if value < 10 else 0}f}" for value in values],
+            fontsize=7,
+            color=GREY,
+        )
     axes.set_xticks(range(len(groups)), groups)
     legend = axes.legend(frameon=False, fontsize=7, loc="upper center", ncols=len(series))
     for text in legend.get_texts():

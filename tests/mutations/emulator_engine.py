@@ -155,12 +155,7 @@ MUTATIONS = [
         " || at->second.variant != (key & 0xff)) return nullptr;",
         ") return nullptr;",
     ),
-    (
-        "rights not checked",
-        "memory_keys.cpp",
-        " || (region->access & access) != access)",
-        ")",
-    ),
+    ("rights not checked", "memory_keys.cpp", " || (region->access & access) != access)", ")"),
     ("bounds not checked", "memory_keys.cpp", "length > region->length - offset", "false"),
     (
         "alignment not checked",

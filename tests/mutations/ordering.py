@@ -37,12 +37,7 @@ MUTATIONS = [
         "  state().fabric().fence();",
         "  (void)state();",
     ),
-    (
-        "shmem_fence does nothing",
-        "src/shmem/program.cpp",
-        "return world.fence();",
-        "return;",
-    ),
+    ("shmem_fence does nothing", "src/shmem/program.cpp", "return world.fence();", "return;"),
     (
         "fence of a private context does nothing",
         "src/shmem/program.cpp",
@@ -108,10 +103,7 @@ def build():
 def run_all():
     """What fails."""
     noticed = run_tests(
-        [
-            BUILD / "bin/threads_transport_verbs_test",
-            "--gtest_filter=*VerbsTier.FenceOrdersPuts/2",
-        ],
+        [BUILD / "bin/threads_transport_verbs_test", "--gtest_filter=*VerbsTier.FenceOrdersPuts/2"],
         TIMEOUT_S,
     )
     done = subprocess.run(
@@ -138,10 +130,7 @@ def main(wanted):
         )
         options += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("CXX", "CUDA")]
     subprocess.run(
-        ["cmake", "--preset", "release", *options],
-        cwd=COPY,
-        check=True,
-        stdout=subprocess.DEVNULL,
+        ["cmake", "--preset", "release", *options], cwd=COPY, check=True, stdout=subprocess.DEVNULL
     )
     failed = build() or run_all()
     if failed:

@@ -19,7 +19,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs/guide"
 PAGES = sorted(page.relative_to(GUIDE).as_posix() for page in GUIDE.rglob("*.md"))
 # test_device_page.py checks that the blocks of device.md are marked parts of these.
-SOURCES = ["examples/device_ring.cu", "tests/gpu/world/stream_operations_test.cpp"]
+SOURCES = [
+    "examples/device_ring.cu",
+    "tests/gpu/world/stream_operations_test.cpp",
+    "tests/gpu/collective/device_test.cu",
+    "tests/gpu/collective/stream_test.cpp",
+]
 LANGUAGES = {"python", "cpp", "c", "sh", "cmake", "text", "yaml"}
 
 # Blocks without main are bodies of functions, called in order on 4 PEs.

@@ -10,7 +10,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 HEADERS = sorted(
     path for path in (ROOT / "include/shoal").rglob("*.hpp") if "detail" not in path.parts
 )
-NOT_HERE = {"device.hpp": "contains a kernel", "mpi.hpp": "needs mpi.h"}
+NOT_HERE = {
+    "device.hpp": "contains a kernel",
+    "reduction.hpp": "is for kernels",
+    "mpi.hpp": "needs mpi.h",
+}
 # An example is indented by three spaces and follows an empty line of the comment.
 EMPTY, LINE = re.compile(r" *///?"), re.compile(r" *///?   (.*)")
 # A kernel launch is CUDA C++.
@@ -22,6 +26,7 @@ PREAMBLE = """\
 #include <utility>
 #include <shoal/collective.hpp>
 #include <shoal/cuda.hpp>
+#include <shoal/cuda_collective.hpp>
 #include <shoal/ep/gate.hpp>
 #include <shoal/ep/group.hpp>
 #include <shoal/interrupt.hpp>
@@ -33,7 +38,8 @@ struct Given {
   shoal::World world;
   shoal::Settings settings;
   int pe, n_pes, peer;
-  shoal::SymmetricArray<float> box;
+  shoal::SymmetricArray<float> box, values, sums, mine, all;
+  std::size_t bytes;
   shoal::SymmetricArray<std::uint64_t> flag;
   std::span<const float> source;
   shoal::cuda::Stream stream;

@@ -11,9 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "mutations"
-SCRIPTS = sorted(
-    path.stem for path in FOLDER.glob("*.py") if "MUTATIONS = [" in path.read_text()
-)
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if "MUTATIONS = [" in path.read_text())
 
 
 @pytest.fixture

@@ -29,7 +29,9 @@ def preprocessed(tmp_path, *options):
 
 
 def test_page_is_generated():
-    assert conformance.PAGE.read_text() == conformance.page(), "tools/nvshmem/conformance.py --write"
+    assert conformance.PAGE.read_text() == conformance.page(), (
+        "tools/nvshmem/conformance.py --write"
+    )
 
 
 @pytest.mark.parametrize("kind", ["library", "kernel"])

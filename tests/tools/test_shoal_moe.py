@@ -259,7 +259,9 @@ def test_long_runs_show_progress(bin_dir):
     the machine."""
     command = [bin_dir / "shoal-run", "-n", "2", bin_dir / "shoal-moe", "--tokens-per-pe", "64"]
     command += ["--hidden", "1024", "--iterations", "100000", "--no-check"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as run:
         overdue = threading.Timer(DEADLINE_S, run.terminate)
         overdue.start()
         line = run.stderr.readline()

@@ -127,7 +127,10 @@ CHAPTERS = {
     ],
     "Ordering": [
         Row(
-            "fence ctx_fence quiet ctx_quiet", "", "order.c", note="of a shared context: cover all contexts"
+            "fence ctx_fence quiet ctx_quiet",
+            "",
+            "order.c",
+            note="of a shared context: cover all contexts",
         ),
         Row("[ctx_]pe_quiet", "", "order.c", note="1.6; covers all PEs"),
     ],

@@ -73,6 +73,34 @@ void check_all_kinds(World& world, const TestStream& stream, unsigned threads, s
   barrier(world.team());
 }
 
+// [mean]
+__global__ void mean(const __grid_constant__ shoal::device::World world,
+                     const __grid_constant__ shoal::device::Team team, float* values) {
+  using namespace shoal::device;
+  const bool ok = reduce(Block{}, world, team, Sum{}, values, values, 4096);
+  if (!ok) return;  // check_failures says why
+  for (unsigned i = threadIdx.x; i < 4096; i += blockDim.x) values[i] /= team.size;
+}
+// [mean]
+
+TEST(DeviceCollectives, MeanOfTheGuide) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(3, [](World& world, const TestStream& stream) {
+    const auto values = world.heap().allocate<float>(4096);
+    fill(world, values, std::vector<float>(4096, 3.0F * static_cast<float>(world.my_pe())));
+    barrier(world.team());
+    device::resident_blocks(world, mean, 256, 0);  // loads the kernel
+    barrier(world.team());
+    mean<<<1, 256, 0, stream>>>(cuda::device_world(world), cuda::device_team(world.team()),
+                                values.data());
+    check_cuda(cudaGetLastError());
+    stream.synchronize();
+    cuda::check_failures(world);
+    EXPECT_EQ(fetch(world, values), std::vector<float>(4096, 3.0F));
+    barrier(world.team());
+  });
+}
+
 TEST(DeviceCollectives, ByThread) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(3, [](World& world, const TestStream& stream) {

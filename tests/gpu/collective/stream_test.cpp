@@ -391,5 +391,31 @@ TEST(StreamCollectives, OfTeamsInAnotherOrder) {
   });
 }
 
+TEST(StreamCollectives, PartsOfTheGuide) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(3, [](World& world, const TestStream& of_test) {
+    constexpr std::size_t count = 1000, bytes = 400;
+    const auto values = world.heap().allocate<float>(count),
+               sums = world.heap().allocate<float>(count);
+    const auto mine = world.heap().allocate<float>(bytes / 4);
+    const auto all = world.heap().allocate<float>(3 * bytes / 4);
+    fill(world, values, std::vector<float>(count, static_cast<float>(world.my_pe() + 1)));
+    fill(world, mine, std::vector<float>(bytes / 4, static_cast<float>(world.my_pe())));
+    barrier(world.team());
+    const cudaStream_t stream = of_test;
+    // [collectives]
+    const shoal::cuda::StreamCollectives on(world.team(), stream);
+    on.reduce(shoal::ReduceOp::sum, sums.data(), values.data(), count);  // one kernel
+    on.all_gather(all.data(), mine.data(), bytes);
+    // [collectives]
+    of_test.synchronize();
+    EXPECT_EQ(fetch(world, sums), std::vector<float>(count, 6.0F));
+    const auto gathered = fetch(world, all);
+    for (std::size_t i = 0; i < gathered.size(); ++i)
+      ASSERT_EQ(gathered[i], static_cast<float>(i / (bytes / 4))) << i;
+    barrier(world.team());
+  });
+}
+
 }  // namespace
 }  // namespace shoal::test
