@@ -46,7 +46,7 @@ template <typename Handle>
 std::unique_ptr<Bootstrap> join_mpi(const Mpi<Handle>& mpi, const void* communicator,
                                     const Settings& settings) {
   Handle comm{};
-  std::memcpy(&comm, communicator, sizeof comm);
+  std::memcpy(static_cast<void*>(&comm), communicator, sizeof comm);
   int rank = 0, size = 0;
   require(mpi.rank(comm, &rank) == 0 && mpi.size(comm, &size) == 0, Code::invalid_argument,
           "attributes->mpi_comm points to no communicator of this process's MPI; allowed: the "

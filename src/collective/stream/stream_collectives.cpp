@@ -172,19 +172,20 @@ void StreamCollectives::all_to_all(void* target, const void* source, std::size_t
   });
 }
 
-void StreamCollectives::all_to_all_v(const device::AllToAllV& v) const {
+void StreamCollectives::all_to_all_v(const device::AllToAllV& arguments) const {
   const StreamCall call(team_, Operation::all_to_all_v);
   const std::size_t n = call.n_pes();
-  for (const auto& [what, table] :
-       {std::pair{"send_bytes", v.send_bytes}, std::pair{"send_offsets", v.send_offsets}}) {
+  for (const auto& [what, table] : {std::pair{"send_bytes", arguments.send_bytes},
+                                    std::pair{"send_offsets", arguments.send_offsets}}) {
     call.check_table(what, table);
     call.checked_offset(what, table, sizeof(std::uint64_t), n, sizeof(std::uint64_t));
   }
-  call.check_table("receive_offsets", v.receive_offsets);
-  if (v.receive_room != nullptr) call.check_table("receive_room", v.receive_room);
-  if (v.received != nullptr) call.check_table("received", v.received);
-  call.checked_offset("source", v.source, 1);
-  call.start(stream_, [&](const Launch& launch) { return kernels::all_to_all_v(launch, v); });
+  call.check_table("receive_offsets", arguments.receive_offsets);
+  if (arguments.receive_room != nullptr) call.check_table("receive_room", arguments.receive_room);
+  if (arguments.received != nullptr) call.check_table("received", arguments.received);
+  call.checked_offset("source", arguments.source, 1);
+  call.start(stream_,
+             [&](const Launch& launch) { return kernels::all_to_all_v(launch, arguments); });
 }
 
 void StreamCollectives::reduce(ElementType type, ReduceOp op, void* target, const void* source,

@@ -74,8 +74,8 @@ DeviceState DeviceTeams::state() const {
   return state;
 }
 
-void DeviceTeams::write(void* to, const DeviceState& state) const {
-  copy(static_cast<std::byte*>(to), &state, sizeof state);
+void DeviceTeams::write(void* address, const DeviceState& state) const {
+  copy(static_cast<std::byte*>(address), &state, sizeof state);
 }
 
 Units& Units::of_process() {
