@@ -101,6 +101,7 @@ void finalize() {
   Units::of_process().stop();
   was_finalized = true;
   running = nullptr;
+  const std::unique_ptr<Program> owner(&ended);
   ended.device_teams.reset();
   ended.world.close();
 }
