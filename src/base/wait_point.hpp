@@ -55,7 +55,6 @@ class WaitPoint {
 
   std::atomic<std::uint64_t> awaited_{0};   ///< a waker clears it: one wake per announcement
   std::atomic<std::uint32_t> sequence_{0};  ///< the futex: counts wakes
-  std::uint32_t unused_ = 0;                // NOLINT: pads in shared memory
   std::atomic<std::uint64_t> wakes_{0}, blocks_{0}, expired_{0};
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && sizeof(WaitPoint) <= 64);
