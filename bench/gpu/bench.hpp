@@ -23,6 +23,8 @@
 
 namespace shoal::bench::gpu {
 
+inline constexpr std::size_t kMostCollectiveBytes = std::size_t{256} << 20;
+
 struct Options {
   Shape shape{
       .tokens = 4096, .iterations = 128, .dropped = 16};  ///< `tokens` when SM counts are swept
@@ -34,6 +36,9 @@ struct Options {
   bool warmup =
       true;  ///< start: call warmup before the first operation; false: preinitialize is so, too
   bool preinitialize = true;  ///< start: GroupOptions.preinitialize
+  /// collectives: bytes of a PE's source; empty: powers of 4 up to the most
+  std::vector<std::size_t> bytes;
+  bool peer = true;  ///< collectives: also those of NCCL
   std::string json_path;
   std::string between_nodes;  ///< SHOAL_EP_BETWEEN_NODES where it is not that of the environment
 };

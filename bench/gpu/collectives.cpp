@@ -9,9 +9,10 @@
 namespace shoal::bench::gpu {
 namespace {
 
-constexpr std::size_t kMostBytes = std::size_t{256} << 20;
+constexpr std::size_t kMostBytes = kMostCollectiveBytes;
 /// The PEs of one all-gather and one all-to-all write so many bytes at most.
 constexpr std::size_t kMostGathered = std::size_t{256} << 20;
+constexpr std::size_t kLarge = std::size_t{16} << 20;
 
 class CollectivesBench {
  public:
@@ -19,20 +20,26 @@ class CollectivesBench {
       : world_(world),
         peers_(peers),
         shape_(options.shape),
+        sizes_(options.bytes),
+        with_peer_(options.peer),
         on_(world.team(), stream_.get()),
         source_(world.heap().allocate<std::byte>(kMostBytes)),
         target_(world.heap().allocate<std::byte>(kMostBytes)),
         results_(peers, options, "collectives") {}
 
   void run() {
-    nccl_ = Nccl::open(peers_, cuda::launch_context(world_).pes_on_device);
+    if (with_peer_) nccl_ = Nccl::open(peers_, cuda::launch_context(world_).pes_on_device);
     if (nccl_ != nullptr) {
       results_.note("NCCL", nccl_->version());
       window_source_ = nccl_->window(kMostBytes);
       window_target_ = nccl_->window(kMostBytes);
     }
     measure("barrier", "Shoal", 0, [&] { on_.barrier(); });
-    for (std::size_t bytes = 256; bytes <= kMostBytes; bytes *= 4) {
+    if (sizes_.empty())
+      for (std::size_t bytes = 256; bytes <= kMostBytes; bytes *= 4) sizes_.push_back(bytes);
+    for (const std::size_t bytes : sizes_) {
+      // Large ones take a millisecond each: a tenth of the chain is as steady.
+      shape_.iterations = bytes > kLarge ? std::max<std::int64_t>(iterations_ / 8, 1) : iterations_;
       reduce(bytes);
       move(bytes);
     }
@@ -107,7 +114,10 @@ class CollectivesBench {
 
   World& world_;
   Peers& peers_;
-  const Shape shape_;
+  Shape shape_;
+  const std::int64_t iterations_ = shape_.iterations;
+  std::vector<std::size_t> sizes_;
+  const bool with_peer_;
   const Stream stream_;
   const cuda::StreamCollectives on_;
   const SymmetricArray<std::byte> source_, target_;

@@ -175,7 +175,13 @@ void declare(CLI::App& app, Options& options, std::string& part) {
       ->capture_default_str();
   movement->add_option("--sms", options.sms, "SM counts, a list such as 8,16")->delimiter(',');
   command("streams", "operations on streams: barrier, pipeline steps, puts to all, table entries");
-  command("collectives", "collectives on streams by size, beside NCCL where libnccl.so.2 is found");
+  CLI::App* const collectives = command(
+      "collectives", "collectives on streams by size, beside NCCL where libnccl.so.2 is found");
+  collectives
+      ->add_option("--bytes", options.bytes, "bytes of a PE's source, a list such as 1024,65536")
+      ->delimiter(',')
+      ->check(CLI::Range(std::size_t{16}, kMostCollectiveBytes));
+  collectives->add_flag("!--no-peer", options.peer, "leave NCCL out");
   command("device", "operations inside kernels: put, put_signal, atomic, signal and wait, barrier");
   CLI::App* const reduced =
       command("reduced", "combines of expert output in place, staged, and expert-major");
@@ -240,6 +246,9 @@ int main(int argc, char** argv) {
   gpu::declare(app, options, part);
   gpu::declare_nic(app, nic, part);
   CLI11_PARSE(app, argc, argv);
+  // Before CUDA starts: kernels of PEs that share a GPU, and the proxy's copies beside kernels that
+  // wait for them, must not share a hardware queue.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   try {
     if (part == "nic") {
       gpu::run_nic(nic);

@@ -273,8 +273,7 @@ void measure_completed(const NicBenchOptions& options, double rate, emulator::Or
 }  // namespace
 
 void run_nic(const NicBenchOptions& options) {
-  // Before CUDA starts: a kernel must neither be loaded nor queued behind that of a NIC.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  // Before CUDA starts: a kernel must not be loaded behind that of a NIC.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   int count = 0;
   require(cudaGetDeviceCount(&count) == cudaSuccess && count > 0, Code::unsupported,

@@ -99,9 +99,9 @@ struct Settings {
 
   // Collectives of GPUs.
   std::string collective_algorithm = "automatic";
-  std::size_t collective_packet_limit = std::size_t{64} << 10;
+  std::size_t collective_packet_limit = std::size_t{256} << 10;
   std::size_t collective_one_shot_limit = std::size_t{256} << 10;
-  std::size_t collective_scratch = std::size_t{512} << 10;
+  std::size_t collective_scratch = std::size_t{2} << 20;
 
   // Expert parallelism.
   std::int64_t ep_threads = 0;

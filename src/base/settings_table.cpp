@@ -298,7 +298,7 @@ std::vector<SettingInfo> collective_rows() {
              0, std::int64_t{1} << 40),
       number("SHOAL_COLLECTIVE_SCRATCH", "", scope, &S::collective_scratch,
              "Bytes of a heap in GPU memory for the packets of a team, for each of the eight teams "
-             "of lowest index; together at most a sixteenth of the heap's first step. 0: no "
+             "of lowest index; together at most a quarter of the heap's first step. 0: no "
              "packets. The same on all PEs.",
              0, std::int64_t{1} << 30),
   };

@@ -185,7 +185,7 @@ CollectiveLimits collective_limits(const Settings& settings) {
 }
 
 std::size_t packet_bytes(std::size_t scratch, std::size_t mapped) {
-  constexpr std::size_t kShare = 16;  // of the heap's first step, for all teams together
+  constexpr std::size_t kShare = 4;  // of the heap's first step, for all teams together
   constexpr std::size_t kUnit = 256;
   constexpr std::size_t kTeams = DeviceSide::kPacketTeams;
   return std::min(scratch, mapped / kShare / kTeams) / kUnit * kUnit;

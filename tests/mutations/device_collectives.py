@@ -56,14 +56,14 @@ MUTATIONS = [
     (
         "a collective ends before all have finished",
         "arrival.cuh",
-        "ok = meet(crew, world, team, epoch) && ok;",
+        "ok = await_all(crew, world, team, epoch) && ok;",
         "",
     ),
     (
         "epochs stand still",
         "arrival.cuh",
-        "crew.last(team) && crew.group_rank() == 0) *team.epoch = epoch;",
-        "crew.last(team) && crew.group_rank() == 0) return ok;",
+        "crew.count_last(team)) *team.epoch = epoch;",
+        "crew.count_last(team)) return;",
     ),
     ("one shot in place", "plan.hpp", "!shape.in_place &&", ""),
     (
@@ -75,8 +75,8 @@ MUTATIONS = [
     (
         "every group is the last",
         "crew.cuh",
-        "return __syncthreads_and(is_last) != 0;",
-        "return true;",
+        "if (atomicAdd(finished, 1ULL) != gridDim.x - 1) return false;",
+        "",
     ),
     ("the first PE is added twice", "reduction.cuh", "first + j == 0)", "false)"),
     ("units at the end are left out", "reduction.cuh", "count - units * kWide)", "0)"),

@@ -13,11 +13,12 @@ struct LaunchShape {
 };
 
 inline constexpr unsigned kMaxThreads = 512;
-/// Blocks of kMaxThreads threads that keep a link of 450 GB/s busy, and that a GPU with 132
-/// multiprocessors runs beside other kernels.
-inline constexpr unsigned kMaxBlocks = 48;
-/// Bytes that a block has in flight: 4 accesses of 16 bytes per thread.
-inline constexpr std::uint64_t kBytesPerBlock = std::uint64_t{kMaxThreads} * 4 * 16;
+/// Measured on two H200: 96 blocks move 64 MiB 7 to 10 % faster than 48; 132 gain 2 % more and leave
+/// no multiprocessor to other kernels.
+inline constexpr unsigned kMaxBlocks = 96;
+/// One access of 16 bytes per thread: with 256 KiB to 1 MiB, more blocks are 10 % faster than more
+/// accesses per thread.
+inline constexpr std::uint64_t kBytesPerBlock = std::uint64_t{kMaxThreads} * 16;
 
 /// The blocks that a PE may use where `pes` PEs share its GPU.
 constexpr unsigned max_blocks(int pes) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups on emulated nodes whose kernels drive queues of an emulated NIC, which serves heaps in
-// pinned host memory. PEs are threads that share the available GPUs.
+// pinned host memory. PEs are threads that share the first GPU: others do not reach pinned heaps.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -39,6 +39,7 @@ class EpGpuNodesByNic : public WithVerbs, public testing::WithParamInterface<Tie
     SCOPED_TRACE(c.describe());
     Settings settings = gpu_settings();
     settings.cuda_handle = "pinned";
+    settings.device = 0;
     settings.node_size = c.ranks / c.nodes;
     settings.staging_size = std::size_t{1} << 30;
     settings.ep_between_nodes = "kernels";

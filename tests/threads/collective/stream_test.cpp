@@ -120,7 +120,7 @@ TEST(StreamCollectives, DescribeTeamsInTheirOrder) {
 
 TEST(CollectiveLimits, FollowTheSettings) {
   Settings settings;
-  EXPECT_EQ(detail::collective_limits(settings).packet_limit, std::uint64_t{64} << 10);
+  EXPECT_EQ(detail::collective_limits(settings).packet_limit, std::uint64_t{256} << 10);
   EXPECT_EQ(detail::collective_limits(settings).one_shot_limit, std::uint64_t{256} << 10);
   settings.collective_algorithm = "packets";
   EXPECT_EQ(detail::collective_limits(settings).packet_limit, ~std::uint64_t{0});
@@ -134,10 +134,10 @@ TEST(CollectiveLimits, FollowTheSettings) {
 
 TEST(CollectiveLimits, PacketsTakeASmallPartOfTheHeap) {
   EXPECT_EQ(detail::packet_bytes(512 << 10, 64 << 20), std::size_t{512} << 10);
-  EXPECT_EQ(detail::packet_bytes(512 << 10, 8 << 20), std::size_t{64} << 10);
+  EXPECT_EQ(detail::packet_bytes(512 << 10, 8 << 20), std::size_t{256} << 10);
   EXPECT_EQ(detail::packet_bytes(1000, 64 << 20), 768u);
   EXPECT_EQ(detail::packet_bytes(0, 64 << 20), 0u);
-  EXPECT_EQ(detail::packet_bytes(512 << 10, 1 << 14), 0u);
+  EXPECT_EQ(detail::packet_bytes(512 << 10, 1 << 12), 0u);
 }
 
 TEST(StreamCollectives, SettingsAreTheSameOnAllPes) {

@@ -59,43 +59,56 @@ __device__ inline std::size_t total_bytes(std::size_t count, std::size_t element
   return count * factor;
 }
 
-/// Tells all PEs that this one has entered `epoch`, releasing what the group has stored, and waits
-/// until they all have. Returns the same on all threads of the group.
+/// Waits until all PEs have entered `epoch`. Returns the same on all threads of the group.
 template <typename Crew>
-__device__ bool meet(const Crew& crew, const World& world, const Team& team, std::uint64_t epoch) {
-  crew.sync();
-  std::uint64_t* const mine = team.arrived + world.my_pe;
-  const auto first = static_cast<Pe>(crew.group_rank());
-  const auto step = static_cast<Pe>(crew.group_size());
-  for (Pe pe = first; pe < team.size; pe += step)
-    if (pe != team.my_pe) ptx::st_release_sys(on_pe(world, team, mine, pe), epoch);
+__device__ bool await_all(const Crew& crew, const World& world, const Team& team,
+                          std::uint64_t epoch) {
   bool ok = true;
-  for (Pe pe = first; pe < team.size && ok; pe += step)
+  for (auto pe = static_cast<Pe>(crew.group_rank()); pe < team.size && ok;
+       pe += static_cast<Pe>(crew.group_size()))
     if (pe != team.my_pe)
       ok = wait_for<std::uint64_t>(world, FailureKind::collective, team.arrived + team.pes[pe],
                                    Compare::greater_equal, epoch, team.pes[pe]);
   return crew.all(ok);
 }
 
-/// Ends a collective whose last epoch is `epoch`; every group calls. Only the last group knows
-/// whether all went well, and returns that.
+/// Tells all PEs that this one has entered `epoch`, releasing what the group has stored, and waits
+/// until they all have. Returns the same on all threads of the group.
 template <typename Crew>
-__device__ bool finish(const Crew& crew, const Team& team, std::uint64_t epoch, bool ok) {
-  ok = crew.all(ok);
-  if (crew.last(team) && crew.group_rank() == 0) *team.epoch = epoch;
+__device__ bool meet(const Crew& crew, const World& world, const Team& team, std::uint64_t epoch) {
   crew.sync();
-  return ok;
+  for (auto pe = static_cast<Pe>(crew.group_rank()); pe < team.size;
+       pe += static_cast<Pe>(crew.group_size()))
+    if (pe != team.my_pe)
+      ptx::st_release_sys(on_pe(world, team, team.arrived + world.my_pe, pe), epoch);
+  return await_all(crew, world, team, epoch);
 }
 
-/// finish, after a barrier in `epoch`.
+/// Makes `epoch` the team's once all groups have read the one before. Every group calls, in a
+/// collective that does not end with meet_and_finish. What groups have stored is not released.
+template <typename Crew>
+__device__ void advance(const Crew& crew, const Team& team, std::uint64_t epoch) {
+  crew.sync();
+  if (crew.group_rank() == 0 && crew.count_last(team)) *team.epoch = epoch;
+}
+
+/// Ends a collective with a barrier in `epoch`, its last; every group calls. Only the last group
+/// knows whether all went well, and returns that.
 template <typename Crew>
 __device__ bool meet_and_finish(const Crew& crew, const World& world, const Team& team,
                                 std::uint64_t epoch, bool ok) {
   ok = crew.all(ok);
-  if (crew.last(team)) {
-    ok = meet(crew, world, team, epoch) && ok;
-    if (crew.group_rank() == 0) *team.epoch = epoch;
+  bool last = true;
+  if (crew.group_rank() == 0) {
+    last = crew.release_last(team);
+    if (last) {
+      for (Pe pe = 0; pe < team.size; ++pe)
+        if (pe != team.my_pe)
+          ptx::st_relaxed_sys(on_pe(world, team, team.arrived + world.my_pe, pe), epoch);
+      *team.epoch = epoch;
+    }
   }
+  if (crew.all(last)) ok = await_all(crew, world, team, epoch) && ok;
   crew.sync();
   return ok;
 }

@@ -3,8 +3,9 @@
 //
 // rank() and size() number all threads of the crew. group_rank(), group_size(), sync() and all()
 // are those of the group of threads that can synchronize: the scope, or a block. No group waits for
-// another one of its PE. last() is called once by every group at its end and returns true on that
-// of the last one; what the other groups have stored is then ordered before what it stores.
+// another one of its PE. The first thread of every group calls one of two functions once in a
+// collective: count_last() and release_last() return true on the last caller. After release_last(),
+// what all groups have stored before is ordered before what that thread stores.
 #pragma once
 
 #include <shoal/device/ptx.cuh>
@@ -23,8 +24,9 @@ struct ScopeCrew {
   __device__ unsigned group_size() const { return scope.size(); }
   __device__ void sync() const { scope.sync(); }
   __device__ bool all(bool value) const { return scope.all(value); }
-  __device__ bool last(const Team&) const {
-    scope.sync();
+  __device__ bool count_last(const Team&) const { return true; }
+  __device__ bool release_last(const Team&) const {
+    ptx::fence_acq_rel_sys();
     return true;
   }
 };
@@ -37,18 +39,18 @@ struct GridCrew {
   __device__ unsigned group_size() const { return blockDim.x; }
   __device__ void sync() const { __syncthreads(); }
   __device__ bool all(bool value) const { return __syncthreads_and(value) != 0; }
-  __device__ bool last(const Team& team) const {
-    __syncthreads();
+  __device__ bool count_last(const Team& team) const {
     if (gridDim.x == 1) return true;
-    bool is_last = true;
-    if (threadIdx.x == 0) {
-      ptx::fence_acq_rel_sys();
-      auto* const finished = reinterpret_cast<unsigned long long*>(team.finished);
-      is_last = atomicAdd(finished, 1ULL) == gridDim.x - 1;
-      if (is_last) *team.finished = 0;
-      ptx::fence_acq_rel_sys();
-    }
-    return __syncthreads_and(is_last) != 0;
+    auto* const finished = reinterpret_cast<unsigned long long*>(team.finished);
+    if (atomicAdd(finished, 1ULL) != gridDim.x - 1) return false;
+    *team.finished = 0;
+    return true;
+  }
+  __device__ bool release_last(const Team& team) const {
+    ptx::fence_acq_rel_sys();
+    const bool last = count_last(team);
+    if (last && gridDim.x != 1) ptx::fence_acq_rel_sys();
+    return last;
   }
 };
 

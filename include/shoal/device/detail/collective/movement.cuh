@@ -47,7 +47,7 @@ __device__ bool broadcast_by(const Crew& crew, const World& world, const Team& t
         [&](std::size_t k, Pe) { return load_data<T>(source, bytes, k); },
         [&](std::size_t k, Pe, std::uint64_t data) { store_data<T>(target, bytes, k, data); },
         [](std::size_t) {});
-    return finish(crew, team, epoch, ok);
+    return crew.all(ok);
   }
   const bool ok = meet(crew, world, team, epoch);
   if (ok && team.my_pe == root)
@@ -75,7 +75,7 @@ __device__ bool spread_by(const Crew& crew, const World& world, const Team& team
           store_data<T>(target + static_cast<std::size_t>(pe) * bytes, bytes, k, data);
         },
         [](std::size_t) {});
-    return finish(crew, team, epoch, ok);
+    return crew.all(ok);
   }
   const bool ok = meet(crew, world, team, epoch);
   std::byte* const place = target + static_cast<std::size_t>(team.my_pe) * bytes;

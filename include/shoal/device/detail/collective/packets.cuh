@@ -75,7 +75,8 @@ __device__ __noinline__ inline void report_packet(const World& world, const std:
 ///
 /// `sender`: -1, or the only PE that sends data; the others then send an empty packet 0.
 /// data(k, pe): what goes to PE `pe`. take(k, pe, data): called for every sender in ascending
-/// order, this PE included; done(k) after the last. Returns whether all came.
+/// order, this PE included; done(k) after the last. The team is in `epoch` afterwards. Returns
+/// whether all packets of this thread came.
 template <typename Crew, typename Data, typename Take, typename Done>
 __device__ bool exchange_packets(const Crew& crew, const World& world, const Team& team,
                                  std::uint64_t epoch, std::size_t packets, Pe sender,
@@ -95,6 +96,7 @@ __device__ bool exchange_packets(const Crew& crew, const World& world, const Tea
                                sends ? data(k, pe) : 0, epoch);
     }
   }
+  advance(crew, team, epoch);  // while packets travel
   for (std::size_t k = crew.rank(); k < packets; k += crew.size()) {
     for (Pe first = 0; first < n; first += kTogether) {
       std::uint64_t values[kTogether] = {}, epochs[kTogether];

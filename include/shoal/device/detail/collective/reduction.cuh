@@ -166,7 +166,7 @@ __device__ bool reduce_packets(const Crew& crew, const World& world, const Team&
       },
       [&](std::size_t, Pe pe, std::uint64_t data) { sums.add(op, data, pe == 0); },
       [&](std::size_t k) { store_data<T>(target, bytes, k, sums.result()); });
-  return finish(crew, team, epoch, ok);
+  return crew.all(ok);
 }
 
 /// Between two barriers. `divided`: each PE reduces its share for all, else all elements for
