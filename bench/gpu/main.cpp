@@ -249,6 +249,9 @@ int main(int argc, char** argv) {
   // Before CUDA starts: kernels of PEs that share a GPU, and the proxy's copies beside kernels that
   // wait for them, must not share a hardware queue.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  // Between nodes, a kernel that is loaded late stops the proxy's copies for which others wait.
+  if (part == "nodes" || shoal::Settings::from_environment().node_size > 0)
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   try {
     if (part == "nic") {
       gpu::run_nic(nic);

@@ -75,6 +75,13 @@ void replace_driver(const Driver* table) {
   replacement = table;
 }
 
+bool loads_lazily() {
+  const Driver& table = driver();
+  CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
+  return table.loading_mode != nullptr && table.loading_mode(&mode) == CUDA_SUCCESS &&
+         mode == CU_MODULE_LAZY_LOADING;
+}
+
 std::string describe(const Driver& driver, CUresult result) {
   const char* name = nullptr;
   const char* text = nullptr;

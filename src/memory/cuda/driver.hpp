@@ -69,7 +69,8 @@ namespace shoal::memory::cuda {
 // Functions of newer drivers; nullptr in older ones.
 #define SHOAL_CUDA_OPTIONAL_DRIVER_FUNCTIONS(X)  \
   X(range_handle, cuMemGetHandleForAddressRange) \
-  X(library_global, cuLibraryGetGlobal)
+  X(library_global, cuLibraryGetGlobal)          \
+  X(loading_mode, cuModuleGetLoadingMode)
 
 struct Driver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): the name of a member
@@ -85,6 +86,9 @@ const Driver* find_driver(std::string* why);
 
 /// As find_driver; throws Error{unsupported} with the reason.
 const Driver& driver();
+
+/// Whether the driver loads a kernel when it is first used (CUDA_MODULE_LOADING).
+bool loads_lazily();
 
 /// Replaces the machine's driver by `table`; nullptr restores it. For tests, while no world is
 /// open.

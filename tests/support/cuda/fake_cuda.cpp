@@ -493,6 +493,13 @@ CUresult library_global(CUdeviceptr* address, std::size_t* bytes, CUlibrary libr
               : call.result;
 }
 
+CUresult loading_mode(CUmoduleLoadingMode* mode) {
+  const Call call("loading_mode");
+  if (!call) return call.result;
+  *mode = state().options.lazy_loading ? CU_MODULE_LAZY_LOADING : CU_MODULE_EAGER_LOADING;
+  return CUDA_SUCCESS;
+}
+
 constexpr Driver kDriver = [] {
   Driver table;
 #define SHOAL_FAKE(field, function) table.field = field;

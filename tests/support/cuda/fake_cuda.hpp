@@ -21,6 +21,7 @@ struct FakeCudaOptions {
   bool gpu_direct = true;      ///< NICs may access its memory
   bool ordered_writes = true;  ///< kernels see a NIC's writes in order
   bool dma_buf = true;
+  bool lazy_loading = false;
   bool multicast = false, stream_memory_ops = false;
   std::size_t memory = std::size_t{1} << 30;       ///< of each GPU, counted in this process
   std::function<bool(int, int)> peer_access = {};  ///< by two GPU indices; empty: everywhere

@@ -13,6 +13,7 @@
 #include "checks/world/operations.hpp"
 #include "checks/world/share.hpp"
 #include "ep/backend.hpp"
+#include "memory/cuda/driver.hpp"
 #include "shoal/collective.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/cuda/world_gpu.hpp"
@@ -166,6 +167,22 @@ TEST(GroupsOnGpus, DoNotWarnIfNodesOrSettingsAreTheReason) {
   }
   EXPECT_EQ(said(gpu_world_settings(), 2), std::vector<std::string>(2))
       << "nothing to say, and the level is back";
+}
+
+TEST(GroupsOnGpus, WarnIfKernelsThatAreLoadedLateCanStopTheProxy) {
+  Settings settings = gpu_world_settings();
+  settings.node_size = 1;
+  for (const bool lazy : {false, true}) {
+    const FakeCuda fake({.gpus = 2, .lazy_loading = lazy});
+    ep::detail::BetweenNodes ways{true, true, {}, false, false, memory::cuda::loads_lazily()};
+    for (const std::string& text : said(settings, 2, ways))
+      EXPECT_EQ(text.find("CUDA_MODULE_LOADING=EAGER") != std::string::npos, lazy) << text;
+    ways.normal_by_nic = ways.low_latency_by_nic = true;
+    EXPECT_EQ(said(settings, 2, ways), std::vector<std::string>(2)) << "the NIC needs no proxy";
+    EXPECT_EQ(said(settings, 2, {false, false, {}, false, false, lazy}),
+              std::vector<std::string>(2))
+        << "the host waits, no kernel";
+  }
 }
 
 TEST(GroupsOnGpus, SayWhichModeKernelsServeAndWhyNotTheOther) {

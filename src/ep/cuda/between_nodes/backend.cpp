@@ -9,6 +9,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "memory/cuda/driver.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -33,6 +34,7 @@ class BetweenNodesBackend final : public detail::Backend {
     ways.low_latency = low_latency() != nullptr;
     ways.normal_by_nic = ways.normal && kernels_->normal->group.network == NetworkPath::nic;
     ways.low_latency_by_nic = ways.low_latency && kernels_->group.network == NetworkPath::nic;
+    ways.loads_lazily = memory::cuda::loads_lazily();
     detail::report_between_nodes(state_.team, ways);
   }
   void release() override {
