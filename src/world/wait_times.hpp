@@ -21,9 +21,9 @@ struct WaitTimes {
 /// `spin`: SHOAL_SPIN. `pes` PEs of this host share `cores` cores.
 ///
 /// A wait yields its core for 500 us before it blocks, since a yield costs less than a block and a
-/// wake. Beyond some tens of PEs per core it blocks at once: each poll and each yield delays the PEs
-/// that it waits for. Bounds of blocks grow with the PEs per core, so that the time that all blocked
-/// PEs of a core spend on looking at the clock and at failures stays the same.
+/// wake. Beyond some tens of PEs per core it blocks at once: each poll and each yield delays the
+/// PEs that it waits for. Bounds of blocks grow with the PEs per core, so that the time that all
+/// blocked PEs of a core spend on looking at the clock and at failures stays the same.
 constexpr WaitTimes wait_times(std::int64_t spin, std::int32_t pes, std::int32_t cores) {
   using std::chrono::microseconds;
   constexpr std::int32_t kYieldingShare = 32;
