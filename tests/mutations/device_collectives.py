@@ -80,6 +80,12 @@ MUTATIONS = [
     ),
     ("the first PE is added twice", "reduction.cuh", "first + j == 0)", "false)"),
     ("units at the end are left out", "reduction.cuh", "count - units * kWide)", "0)"),
+    (
+        "large broadcasts are read from the first PE",
+        "movement.cuh",
+        "on_pe(world, team, source, root)",
+        "on_pe(world, team, source, 0)",
+    ),
     ("a block too large is copied", "movement.cuh", "bytes = v.receive_room[pe];", ""),
 ]
 

@@ -115,6 +115,7 @@ class Sequence {
 
  private:
   static constexpr std::size_t kArea = std::size_t{64} << 10;
+  static constexpr std::size_t kPulled = 700;  ///< bytes; larger broadcasts are read
   static constexpr std::byte kGuard{0xa5};
 
   std::byte* source_area() const { return world_.heap + DevicePes::kFree; }
@@ -242,7 +243,8 @@ class Sequence {
     if (kind == 0) {
       fill(source, source_of<T>(me(), count));
       ok = perform(performers_, [&](const auto& crew) {
-        return dd::broadcast_by<T>(crew, world_, team_, to, from, bytes, static_cast<Pe>(root));
+        return dd::broadcast_by<T>(crew, world_, team_, to, from, bytes, static_cast<Pe>(root),
+                                   kPulled);
       });
       append(root, 0, count, count);
     } else if (kind == 1) {

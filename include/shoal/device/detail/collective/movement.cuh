@@ -29,11 +29,15 @@ __device__ void write_block(const Crew& crew, const World& world, const Team& te
   if (to != source) copy<Direction::put>(crew.rank(), crew.size(), to, source, bytes);
 }
 
+/// From so many bytes on, the PEs of a broadcast read from the root instead of being written to:
+/// then the threads of all of them have accesses in flight, not those of the root alone.
+inline constexpr std::size_t kPulledBytes = std::size_t{8} << 20;
+
 /// `bytes` bytes of the root's source to all. T: the type whose alignment both addresses have.
 template <typename T, typename Crew>
 __device__ bool broadcast_by(const Crew& crew, const World& world, const Team& team,
-                             std::byte* target, const std::byte* source, std::size_t bytes,
-                             Pe root) {
+                             std::byte* target, const std::byte* source, std::size_t bytes, Pe root,
+                             std::size_t pulled_bytes = kPulledBytes) {
   bool fits = usable(world, team, target, bytes, source, bytes);
   if (fits && static_cast<std::uint32_t>(root) >= static_cast<std::uint32_t>(team.size)) {
     report_unreached(world, target, bytes, -1);
@@ -50,7 +54,10 @@ __device__ bool broadcast_by(const Crew& crew, const World& world, const Team& t
     return crew.all(ok);
   }
   const bool ok = meet(crew, world, team, epoch);
-  if (ok && team.my_pe == root)
+  if (ok && bytes >= pulled_bytes) {
+    const std::byte* const from = on_pe(world, team, source, root);
+    if (from != target) copy<Direction::get>(crew.rank(), crew.size(), target, from, bytes);
+  } else if (ok && team.my_pe == root)
     for (Pe step = 1; step <= team.size; ++step)
       write_block(crew, world, team, target, source, bytes, following(team, step % team.size));
   return meet_and_finish(crew, world, team, epoch + 1, ok);
