@@ -15,6 +15,9 @@
 // The results have the bits of the host's collectives (NaNs: the processor's), whatever the size,
 // the algorithm and the number of blocks. SHOAL_COLLECTIVE_* select algorithms.
 //
+// SHOAL_COLLECTIVE_NCCL gives large ones to NCCL, which needs a GPU for each PE. The first such
+// call of a team then waits for all its PEs on the host, and no graph may capture it.
+//
 // The host's collectives (shoal/collective.hpp) also work for these heaps; they wait for their
 // result and copy through host memory.
 #pragma once

@@ -50,8 +50,8 @@ MUTATIONS = [
     (
         "targets are written before all have entered",
         "arrival.cuh",
-        "pe < team.size && ok; pe += step)",
-        "false; pe += step)",
+        "pe < team.size && ok;",
+        "false;",
     ),
     (
         "a collective ends before all have finished",

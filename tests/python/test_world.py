@@ -401,3 +401,15 @@ def test_buffers_of_a_heap_on_the_host_are_not_shared(settings):
         return True
 
     assert shoal.run_threads(2, body, settings) == [True] * 2
+
+
+def test_collectives_on_a_stream_need_gpu_memory():
+    def body(world):
+        array = world.zeros((4,), "float32")
+        with pytest.raises(shoal.UnsupportedError, match="SHOAL_HEAP=cuda"):
+            shoal.reduce(world.team, array, array, stream=1)
+        with pytest.raises(shoal.InvalidArgumentError, match="stream='one'"):
+            shoal.broadcast(world.team, array, array, 0, stream="one")
+        return True
+
+    assert shoal.run_threads(1, body) == [True]

@@ -61,12 +61,16 @@ std::uintptr_t number_of(std::string_view call, std::string_view name, nb::handl
   return result;
 }
 
+}  // namespace
+
 void* stream_from(std::string_view call, nb::handle value) {
   if (value.is_none()) return nullptr;
   // CUDA and torch write the default stream as 0; in C++ nullptr is the group's own stream.
   return reinterpret_cast<void*>(
       std::max<std::uintptr_t>(number_of(call, "stream", value, "cuda_stream"), 1));
 }
+
+namespace {
 
 void* event_from(std::string_view call, std::string_view name, nb::handle value) {
   if (value.is_none()) return nullptr;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// world/collectives.cpp: collectives of teams over symmetric arrays.
+// world/collectives.cpp: collectives of teams over symmetric arrays, which the host waits for or
+// which are queued on a stream.
 #include "shoal/collective.hpp"
 
 #include <nanobind/stl/string.h>
@@ -8,6 +9,8 @@
 
 #include "../check.hpp"
 #include "../docs.hpp"
+#include "../ep/options.hpp"
+#include "shoal/cuda_collective.hpp"
 #include "world.hpp"
 
 namespace shoal::python {
@@ -40,11 +43,58 @@ void check_equal(const char* what, const TensorView& target, const TensorView& s
           source.describe());
 }
 
+/// The element type of reductions on streams.
+cuda::ElementType element_type(const char* what, DataType dtype) {
+  using cuda::ElementType;
+  switch (dtype) {
+    case DataType::float32:
+      return ElementType::float32;
+    case DataType::float16:
+      return ElementType::float16;
+    case DataType::bfloat16:
+      return ElementType::bfloat16;
+    case DataType::float64:
+      return ElementType::float64;
+    case DataType::int8:
+      return ElementType::int8;
+    case DataType::uint8:
+      return ElementType::uint8;
+    case DataType::int32:
+      return ElementType::int32;
+    case DataType::int64:
+      return ElementType::int64;
+    case DataType::none:
+    case DataType::float8_e4m3:
+      break;
+  }
+  fail(Code::invalid_argument,
+       "{}: dtype {}; allowed: float16, bfloat16, float32, float64, int8, "
+       "uint8, int32, int64",
+       what, name_of(dtype));
+}
+
+/// Without the GIL: on_host() where there is no stream, else on_stream(collectives of the stream).
+template <typename OnHost, typename OnStream>
+void run(const char* what, const Team& team, const nb::object& stream, OnHost&& on_host,
+         OnStream&& on_stream) {
+  void* const queue = stream_from(what, stream);
+  const nb::gil_scoped_release released;  // other PEs may be threads of this process
+  if (queue == nullptr) return on_host();
+  on_stream(cuda::StreamCollectives(team, static_cast<cuda::Stream>(queue)));
+}
+
 void bind_barriers(nb::module_& module) {
   module.def(
-      "barrier", &barrier, nb::arg("team"), nb::call_guard<nb::gil_scoped_release>(),
+      "barrier",
+      [](const Team& team, const nb::object& stream) {
+        run(
+            "barrier", team, stream, [&] { barrier(team); },
+            [](const cuda::StreamCollectives& on) { on.barrier(); });
+      },
+      nb::arg("team"), nb::arg("stream") = nb::none(),
       "Completes this PE's operations, then waits for all PEs of the team. Raises TimeoutError, "
-      "naming the PE that is late."_doc);
+      "naming the PE that is late. With `stream`, a torch.cuda.Stream or its number, the stream "
+      "waits instead."_doc);
   module.def("sync", &sync, nb::arg("team"), nb::call_guard<nb::gil_scoped_release>(),
              "Waits for all PEs of the team."_doc);
 }
@@ -52,74 +102,104 @@ void bind_barriers(nb::module_& module) {
 void bind_copies(nb::module_& module) {
   module.def(
       "broadcast",
-      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source, Pe root) {
+      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source, Pe root,
+         const nb::object& stream) {
         check_alive(target);
         check_alive(source);
         check_equal("broadcast", target.local, source.local);
-        nb::gil_scoped_release released;
-        broadcast(team, target.local.data, source.local.data, source.local.bytes(), root);
+        void* const to = target.local.data;
+        const void* const from = source.local.data;
+        const std::size_t bytes = source.local.bytes();
+        run(
+            "broadcast", team, stream, [&] { broadcast(team, to, from, bytes, root); },
+            [&](const cuda::StreamCollectives& on) { on.broadcast(to, from, bytes, root); });
       },
       nb::arg("team"), nb::arg("target"), nb::arg("source"), nb::arg("root"),
-      "Copies the root's `source` to the `target` of every PE, which may be the same array."_doc);
+      nb::arg("stream") = nb::none(),
+      "Copies the root's `source` to the `target` of every PE, which may be the same array. With "
+      "`stream`, queued there: arrays must be in GPU memory."_doc);
   module.def(
       "all_gather",
-      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source) {
+      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source,
+         const nb::object& stream) {
         check_alive(target);
         check_alive(source);
         const std::size_t bytes =
             block_bytes("all_gather", source.local, target.local, team.size());
-        nb::gil_scoped_release released;
-        all_gather(team, target.local.data, source.local.data, bytes);
+        void* const to = target.local.data;
+        const void* const from = source.local.data;
+        run(
+            "all_gather", team, stream, [&] { all_gather(team, to, from, bytes); },
+            [&](const cuda::StreamCollectives& on) { on.all_gather(to, from, bytes); });
       },
-      nb::arg("team"), nb::arg("target"), nb::arg("source"),
-      "Copies the `source` of PE i to block i of every `target`."_doc);
+      nb::arg("team"), nb::arg("target"), nb::arg("source"), nb::arg("stream") = nb::none(),
+      "Copies the `source` of PE i to block i of every `target`. `stream`: as broadcast."_doc);
   module.def(
       "all_to_all",
-      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source) {
+      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source,
+         const nb::object& stream) {
         check_alive(target);
         check_alive(source);
         check_equal("all_to_all", target.local, source.local);
         require(source.local.size() % team.size() == 0, Code::invalid_argument,
                 "all_to_all: {} is not divisible among {} PEs", source.local.describe(),
                 team.size());
-        nb::gil_scoped_release released;
-        all_to_all(team, target.local.data, source.local.data, source.local.bytes() / team.size());
+        void* const to = target.local.data;
+        const void* const from = source.local.data;
+        const std::size_t bytes = source.local.bytes() / static_cast<std::size_t>(team.size());
+        run(
+            "all_to_all", team, stream, [&] { all_to_all(team, to, from, bytes); },
+            [&](const cuda::StreamCollectives& on) { on.all_to_all(to, from, bytes); });
       },
-      nb::arg("team"), nb::arg("target"), nb::arg("source"),
+      nb::arg("team"), nb::arg("target"), nb::arg("source"), nb::arg("stream") = nb::none(),
       "Copies block j of the `source` of PE i to block i of the `target` of PE j. Arrays have as "
-      "many equal blocks as the team has PEs."_doc);
+      "many equal blocks as the team has PEs. `stream`: as broadcast."_doc);
 }
 
 void bind_reductions(nb::module_& module) {
   module.def(
       "reduce",
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source,
-         const std::string& op) {
+         const std::string& op, const nb::object& stream) {
         check_alive(target);
         check_alive(source);
         check_equal("reduce", target.local, source.local);
         const ReduceOp kind = reduce_op(op);
-        nb::gil_scoped_release released;
-        reduce(team, source.local.dtype, kind, target.local.data, source.local.data,
-               static_cast<std::size_t>(source.local.size()));
+        const DataType dtype = source.local.dtype;
+        void* const to = target.local.data;
+        const void* const from = source.local.data;
+        const auto count = static_cast<std::size_t>(source.local.size());
+        run(
+            "reduce", team, stream, [&] { reduce(team, dtype, kind, to, from, count); },
+            [&](const cuda::StreamCollectives& on) {
+              on.reduce(element_type("reduce", dtype), kind, to, from, count);
+            });
       },
       nb::arg("team"), nb::arg("target"), nb::arg("source"), nb::arg("op") = "sum",
+      nb::arg("stream") = nb::none(),
       "Reduces element-wise over all PEs, in their order, with the same bits on every PE and in "
-      "every call."_doc);
+      "every call. `stream`: as broadcast; the same bits, too."_doc);
   module.def(
       "reduce_scatter",
       [](const Team& team, const SymmetricArray& target, const SymmetricArray& source,
-         const std::string& op) {
+         const std::string& op, const nb::object& stream) {
         check_alive(target);
         check_alive(source);
         block_bytes("reduce_scatter", target.local, source.local, team.size());
         const ReduceOp kind = reduce_op(op);
-        nb::gil_scoped_release released;
-        reduce_scatter(team, source.local.dtype, kind, target.local.data, source.local.data,
-                       static_cast<std::size_t>(target.local.size()));
+        const DataType dtype = source.local.dtype;
+        void* const to = target.local.data;
+        const void* const from = source.local.data;
+        const auto count = static_cast<std::size_t>(target.local.size());
+        run(
+            "reduce_scatter", team, stream,
+            [&] { reduce_scatter(team, dtype, kind, to, from, count); },
+            [&](const cuda::StreamCollectives& on) {
+              on.reduce_scatter(element_type("reduce_scatter", dtype), kind, to, from, count);
+            });
       },
       nb::arg("team"), nb::arg("target"), nb::arg("source"), nb::arg("op") = "sum",
-      "As reduce, but PE i gets block i of the result."_doc);
+      nb::arg("stream") = nb::none(), "As reduce, but PE i gets block i of the result."_doc);
 }
 
 }  // namespace

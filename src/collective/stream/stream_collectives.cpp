@@ -6,6 +6,7 @@
 
 #include "base/check.hpp"
 #include "collective/call.hpp"
+#include "collective/nccl/engine.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "collective/stream/launch.hpp"
 #include "shoal/cuda_collective.hpp"
@@ -18,6 +19,8 @@ namespace {
 using collective::Call;
 using collective::Operation;
 using collective::kernels::Launch;
+using collective::nccl::Engine;
+using collective::nccl::Kind;
 namespace kernels = collective::kernels;
 
 /// A call on this PE whose team can run collectives of GPUs.
@@ -60,13 +63,18 @@ class StreamCall : public Call {
   }
   const detail::DeviceSide& side() const { return *world().device_side(); }
 
+  /// The engine for a collective of this size; nullptr: kernels of Shoal. Waits for all PEs at the
+  /// first use of a team.
+  const Engine* engine(Kind kind, std::size_t bytes) const {
+    if (!collective::nccl::wanted(world().settings(), kind, bytes)) return nullptr;
+    (void)ready_gpu();
+    return &Engine::of(team(), side().launch().pes_on_device);
+  }
+
   /// Starts the kernel that `operation` starts.
   template <typename StartKernel>
   void start(Stream stream, const StartKernel& start_kernel) const {
-    require(world().cuda() != nullptr, Code::unsupported, "{} on a stream: PE {} has no GPU",
-            name(), world().my_pe());
-    const memory::Device& gpu = *world().cuda();
-    gpu.activate();
+    const memory::Device& gpu = ready_gpu();
     const int sharing = side().launch().pes_on_device;
     const Launch launch{stream, side().world(), view_, sharing,
                         sharing == 1 && gpu.compute_capability >= 90};
@@ -76,6 +84,13 @@ class StreamCall : public Call {
   }
 
  private:
+  const memory::Device& ready_gpu() const {
+    require(world().cuda() != nullptr, Code::unsupported, "{} on a stream: PE {} has no GPU",
+            name(), world().my_pe());
+    world().cuda()->activate();
+    return *world().cuda();
+  }
+
   device::Team view_{};
 };
 
@@ -151,6 +166,8 @@ void StreamCollectives::broadcast(void* target, const void* source, std::size_t 
   require(root >= 0 && static_cast<std::size_t>(root) < call.n_pes(), Code::invalid_argument,
           "broadcast: root is {}; allowed: 0 to {}, the PEs of the team", root, call.n_pes() - 1);
   call.check_ranges(target, 1, source, 1, bytes, 1, true);
+  if (const Engine* const engine = call.engine(Kind::move, bytes))
+    return engine->broadcast(stream_, target, source, bytes, root);
   call.start(stream_, [&](const Launch& launch) {
     return kernels::broadcast(launch, target, source, bytes, root);
   });
@@ -159,6 +176,8 @@ void StreamCollectives::broadcast(void* target, const void* source, std::size_t 
 void StreamCollectives::all_gather(void* target, const void* source, std::size_t bytes) const {
   const StreamCall call(team_, Operation::all_gather);
   call.check_ranges(target, call.n_pes(), source, 1, bytes, 1, false, true);
+  if (const Engine* const engine = call.engine(Kind::move, bytes * call.n_pes()))
+    return engine->all_gather(stream_, target, source, bytes);
   call.start(stream_, [&](const Launch& launch) {
     return kernels::spread(launch, target, source, bytes, true);
   });
@@ -167,6 +186,8 @@ void StreamCollectives::all_gather(void* target, const void* source, std::size_t
 void StreamCollectives::all_to_all(void* target, const void* source, std::size_t bytes) const {
   const StreamCall call(team_, Operation::all_to_all);
   call.check_ranges(target, call.n_pes(), source, call.n_pes(), bytes, 1, false);
+  if (const Engine* const engine = call.engine(Kind::move, bytes * call.n_pes()))
+    return engine->all_to_all(stream_, target, source, bytes);
   call.start(stream_, [&](const Launch& launch) {
     return kernels::spread(launch, target, source, bytes, false);
   });
@@ -194,6 +215,9 @@ void StreamCollectives::reduce(ElementType type, ReduceOp op, void* target, cons
   check_reduction(call, type, op, count, 1);
   const std::size_t element = bytes_of(type);
   call.check_ranges(target, 1, source, 1, count * element, element, true);
+  if (collective::nccl::has(type, op))
+    if (const Engine* const engine = call.engine(Kind::reduction, count * element))
+      return engine->reduce(stream_, type, op, target, source, count);
   call.start(stream_, [&](const Launch& launch) {
     return kernels::reduce(launch, type, op, {target, source, count, false});
   });
@@ -205,6 +229,9 @@ void StreamCollectives::reduce_scatter(ElementType type, ReduceOp op, void* targ
   check_reduction(call, type, op, count, call.n_pes());
   const std::size_t element = bytes_of(type);
   call.check_ranges(target, 1, source, call.n_pes(), count * element, element, false, true);
+  if (collective::nccl::has(type, op))
+    if (const Engine* const engine = call.engine(Kind::reduction, count * element * call.n_pes()))
+      return engine->reduce_scatter(stream_, type, op, target, source, count);
   call.start(stream_, [&](const Launch& launch) {
     return kernels::reduce(launch, type, op, {target, source, count, true});
   });

@@ -22,6 +22,8 @@ std::vector<SharedField> shared_fields(const Settings& settings, const ControlLa
       {"SHOAL_COLLECTIVE_PACKET_LIMIT", std::to_string(settings.collective_packet_limit)},
       {"SHOAL_COLLECTIVE_ONE_SHOT_LIMIT", std::to_string(settings.collective_one_shot_limit)},
       {"SHOAL_COLLECTIVE_SCRATCH", std::to_string(settings.collective_scratch)},
+      {"SHOAL_COLLECTIVE_NCCL", settings.collective_nccl},
+      {"SHOAL_COLLECTIVE_NCCL_FROM", std::to_string(settings.collective_nccl_from)},
       {"SHOAL_EP_CHUNK", std::to_string(settings.ep_chunk)},
       {"SHOAL_EP_DEPTH", std::to_string(settings.ep_depth)},
       {"SHOAL_EP_BETWEEN_NODES", settings.ep_between_nodes},

@@ -35,6 +35,7 @@ struct TeamState {
   /// the next operation, so later operations throw this.
   std::optional<Error> broken;
   WaitOrder wait_order;
+  std::shared_ptr<void> engine;  ///< of shoal::collective::nccl, made with its first use
 
   std::size_t size() const noexcept { return pes.size(); }
   std::size_t me() const noexcept { return static_cast<std::size_t>(my_pe); }

@@ -161,3 +161,46 @@ def test_device_and_heap_have_to_match():
         return rows_received
 
     assert sum(on_gpu(2, gpu_world)) == 8
+
+
+def test_collectives_on_a_stream():
+    """In order with torch's work on the stream, and in a graph."""
+
+    def body(world):
+        team, pes = world.team, world.n_pes
+        mine, everything = world.zeros((4,), "float32"), world.zeros((4 * pes,), "float32")
+        total = world.zeros((4,), "float32")
+        stream = torch.cuda.current_stream()
+        source = torch.from_dlpack(mine.local)
+        source.fill_(world.my_pe + 1)
+        shoal.barrier(team, stream=stream)
+        shoal.reduce(team, total, mine, "sum", stream=stream)
+        shoal.all_gather(team, everything, mine, stream=stream.cuda_stream)
+        sums = torch.from_dlpack(total.local).clone()
+        gathered = torch.from_dlpack(everything.local).clone()
+        shoal.broadcast(team, mine, total, 0, stream=stream)
+        copied = source.clone()
+        blocks, exchanged = world.zeros((2 * pes,), "int32"), world.zeros((2 * pes,), "int32")
+        torch.from_dlpack(blocks.local).fill_(world.my_pe)
+        shoal.all_to_all(team, exchanged, blocks, stream=stream)
+        part = world.zeros((2,), "int32")
+        shoal.reduce_scatter(team, part, blocks, "max", stream=stream)
+        stream.synchronize()
+        expected = float(sum(range(1, pes + 1)))
+        assert sums.tolist() == copied.tolist() == [expected] * 4
+        assert gathered.tolist() == [float(1 + i // 4) for i in range(4 * pes)]
+        assert torch.from_dlpack(exchanged.local).tolist() == [i // 2 for i in range(2 * pes)]
+        assert torch.from_dlpack(part.local).tolist() == [pes - 1] * 2
+        return True
+
+    assert on_gpu(2, body) == [True, True]
+
+
+def test_a_reduction_on_a_stream_names_its_element_types():
+    def body(world):
+        array = world.zeros((4,), "float8_e4m3")
+        with pytest.raises(shoal.InvalidArgumentError, match="dtype float8_e4m3; allowed"):
+            shoal.reduce(world.team, array, array, stream=torch.cuda.current_stream())
+        return True
+
+    assert on_gpu(1, body) == [True]

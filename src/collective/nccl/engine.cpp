@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collective/nccl/engine.hpp"
+
+#include <cstring>
+#include <future>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "base/check.hpp"
+
+namespace shoal::collective::nccl {
+namespace {
+
+std::optional<DataType> type_of(cuda::ElementType type) {
+  using cuda::ElementType;
+  switch (type) {
+    case ElementType::int8:
+      return DataType::int8;
+    case ElementType::uint8:
+      return DataType::uint8;
+    case ElementType::int16:
+    case ElementType::uint16:
+      return std::nullopt;
+    case ElementType::int32:
+      return DataType::int32;
+    case ElementType::uint32:
+      return DataType::uint32;
+    case ElementType::int64:
+      return DataType::int64;
+    case ElementType::uint64:
+      return DataType::uint64;
+    case ElementType::float16:
+      return DataType::float16;
+    case ElementType::bfloat16:
+      return DataType::bfloat16;
+    case ElementType::float32:
+      return DataType::float32;
+    case ElementType::float64:
+      return DataType::float64;
+  }
+  return std::nullopt;
+}
+
+std::optional<Op> op_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return Op::sum;
+    case ReduceOp::prod:
+      return Op::prod;
+    case ReduceOp::min:
+      return Op::min;
+    case ReduceOp::max:
+      return Op::max;
+    default:
+      return std::nullopt;
+  }
+}
+
+/// What a PE tells the others before they make a communicator. Sent as bytes.
+struct Offer {
+  UniqueId id{};    ///< that of PE 0 counts
+  char why[256]{};  ///< why this PE cannot; empty: it can
+};
+static_assert(sizeof(Offer) <= detail::WorldState::kExchangeBytes);
+
+Offer make_offer(const detail::TeamState& team, const Library* library, std::string why,
+                 int pes_on_device) {
+  Offer offer;
+  if (why.empty() && pes_on_device > 1)
+    why = fmt::format("{} PEs share a GPU, and NCCL needs one for each", pes_on_device);
+  if (why.empty() && team.my_pe == 0)
+    if (const int result = library->get_unique_id(&offer.id); result != 0)
+      why = fmt::format("ncclGetUniqueId: {}", library->error_text(result));
+  why.copy(offer.why, sizeof offer.why - 1);
+  return offer;
+}
+
+/// ncclCommInitRank waits for all ranks and knows no deadline, so a thread of its own calls it. A
+/// call that does not return keeps its thread.
+Communicator make(const Library& library, const UniqueId& id, const detail::TeamState& team,
+                  std::chrono::milliseconds timeout) {
+  struct Result {
+    int code = 0;
+    Communicator communicator = nullptr;
+  };
+  auto promise = std::make_shared<std::promise<Result>>();
+  auto future = promise->get_future();
+  const int ranks = static_cast<int>(team.size()), rank = team.my_pe;
+  detail::WorldState* const world = team.world.get();
+  std::thread([promise, &library, id, ranks, rank, world] {
+    Result result;
+    try {
+      if (world->cuda() != nullptr) world->cuda()->activate();
+      result.code = library.make(&result.communicator, ranks, id, rank);
+      promise->set_value(result);
+    } catch (...) {
+      promise->set_exception(std::current_exception());
+    }
+  }).detach();
+  require(future.wait_for(timeout) == std::future_status::ready, Code::timeout,
+          "ncclCommInitRank of team {} timed out after {} ms on PE {}; Setting: SHOAL_TIMEOUT_MS.",
+          team.index, timeout.count(), world->my_pe());
+  const Result result = future.get();
+  require(result.code == 0, Code::system, "ncclCommInitRank of team {}: {}", team.index,
+          library.error_text(result.code));
+  return result.communicator;
+}
+
+}  // namespace
+
+bool wanted(const Settings& settings, Kind kind, std::size_t bytes) {
+  if (settings.collective_nccl == "off" || bytes < settings.collective_nccl_from) return false;
+  return kind == Kind::move || settings.collective_nccl == "all";
+}
+
+bool has(cuda::ElementType type, ReduceOp op) {
+  return type_of(type).has_value() && op_of(op).has_value();
+}
+
+Engine& Engine::of(detail::TeamState& team, int pes_on_device) {
+  if (team.engine != nullptr) return *static_cast<Engine*>(team.engine.get());
+  detail::WorldState& world = *team.world;
+  std::string why;
+  const Library* const library = load(world.settings().nccl_library, why);
+  const Offer mine = make_offer(team, library, why, pes_on_device);
+  const std::vector<std::byte> all = world.exchange(team, &mine, sizeof mine, "NCCL of a team");
+  Offer first;
+  for (std::size_t pe = 0; pe < team.size(); ++pe) {
+    Offer offer;
+    std::memcpy(&offer, all.data() + pe * sizeof offer, sizeof offer);
+    require(offer.why[0] == '\0', Code::unsupported,
+            "a collective by NCCL (SHOAL_COLLECTIVE_NCCL={}): PE {}: {}",
+            world.settings().collective_nccl, team.pes[pe], offer.why);
+    if (pe == 0) first = offer;
+  }
+  const auto timeout = world.settings().timeout;
+  std::shared_ptr<Engine> engine(
+      new Engine(*library, make(*library, first.id, team, timeout), static_cast<Pe>(team.size())));
+  team.engine = engine;
+  return *engine;
+}
+
+Engine::~Engine() {
+  if (communicator_ != nullptr) library_.destroy(communicator_);
+}
+
+void Engine::check(int result, const char* what) const {
+  require(result == 0, Code::system, "{}: {}", what, library_.error_text(result));
+}
+
+void Engine::broadcast(cuda::Stream stream, void* target, const void* source, std::size_t bytes,
+                       Pe root) const {
+  check(library_.broadcast(source, target, bytes, DataType::int8, root, communicator_, stream),
+        "ncclBroadcast");
+}
+
+void Engine::all_gather(cuda::Stream stream, void* target, const void* source,
+                        std::size_t bytes) const {
+  check(library_.all_gather(source, target, bytes, DataType::int8, communicator_, stream),
+        "ncclAllGather");
+}
+
+void Engine::all_to_all(cuda::Stream stream, void* target, const void* source,
+                        std::size_t bytes) const {
+  check(library_.group_start(), "ncclGroupStart");
+  int result = 0;  // the group is ended in any case
+  for (Pe pe = 0; pe < pes_ && result == 0; ++pe) {
+    const std::size_t at = static_cast<std::size_t>(pe) * bytes;
+    result = library_.send(static_cast<const std::byte*>(source) + at, bytes, DataType::int8, pe,
+                           communicator_, stream);
+    if (result == 0)
+      result = library_.receive(static_cast<std::byte*>(target) + at, bytes, DataType::int8, pe,
+                                communicator_, stream);
+  }
+  const int ended = library_.group_end();
+  check(result, "ncclSend and ncclRecv");
+  check(ended, "ncclGroupEnd");
+}
+
+void Engine::reduce(cuda::Stream stream, cuda::ElementType type, ReduceOp op, void* target,
+                    const void* source, std::size_t count) const {
+  check(
+      library_.all_reduce(source, target, count, *type_of(type), *op_of(op), communicator_, stream),
+      "ncclAllReduce");
+}
+
+void Engine::reduce_scatter(cuda::Stream stream, cuda::ElementType type, ReduceOp op, void* target,
+                            const void* source, std::size_t count) const {
+  check(library_.reduce_scatter(source, target, count, *type_of(type), *op_of(op), communicator_,
+                                stream),
+        "ncclReduceScatter");
+}
+
+}  // namespace shoal::collective::nccl
