@@ -88,6 +88,7 @@ class Sequence {
     for (int i = 0; i < rounds && !::testing::Test::HasFailure(); ++i) {
       ++round_;
       if (jitter_() % 4 == 0) std::this_thread::yield();
+      const std::uint64_t before = *team_.epoch;
       switch (random_() % 7) {
         case 0:
           reduce_some<std::int32_t>();
@@ -109,6 +110,10 @@ class Sequence {
           break;
         default:
           move_some();
+      }
+      // Once for all groups together. The first epoch of a team is not 1.
+      if (before != 0) {
+        EXPECT_LE(*team_.epoch - before, 2u) << "epochs of a collective";
       }
     }
   }
