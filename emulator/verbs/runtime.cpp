@@ -2,6 +2,7 @@
 #include "verbs/runtime.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "base/nap.hpp"
 #include "engine/big_endian.hpp"
@@ -30,13 +31,13 @@ constexpr std::size_t kBatch = 64;
 
 }  // namespace
 
-std::shared_ptr<Runtime> Runtime::acquire() {
+std::shared_ptr<Runtime> Runtime::acquire(std::uint32_t device) {
   static std::mutex mutex;
-  static std::weak_ptr<Runtime> current;
+  static std::array<std::weak_ptr<Runtime>, kMostDevices> current;
   const std::lock_guard lock(mutex);
-  if (auto runtime = current.lock()) return runtime;
-  auto runtime = std::make_shared<Runtime>(read_device_settings());
-  current = runtime;
+  if (auto runtime = current.at(device).lock()) return runtime;
+  auto runtime = std::make_shared<Runtime>(read_device_settings(device));
+  current[device] = runtime;
   return runtime;
 }
 
@@ -52,7 +53,7 @@ NicOptions Runtime::nic_options() {
 
 Runtime::Runtime(const DeviceSettings& settings)
     : settings_(settings),
-      trace_(settings.trace_file.empty() ? nullptr : std::make_unique<Trace>(settings.trace_file)),
+      trace_(settings.trace_file.empty() ? nullptr : std::make_unique<Trace>(settings)),
       attachment_(settings),
       wire_(&attachment_.wire()),
       nic_(nic_options(), *wire_),
