@@ -312,4 +312,10 @@ ibv_fork_status ibv_is_fork_initialized() {
   return IBV_FORK_UNNEEDED;
 }
 
+/// Makes the NIC of a device progress. Clients of device commands, which poll completion queues in
+/// memory, may call it as ibv_poll_cq does: latency then needs no switch of threads.
+__attribute__((visibility("default"))) void shoal_emulator_poll(ibv_context* context) {
+  of(context).runtime->poll();
+}
+
 }  // extern "C"

@@ -119,6 +119,7 @@ class Runtime {
   std::atomic<Time::rep> next_timer_{kNever.count()};  ///< of the NIC and the wire
   std::atomic<Time::rep> asleep_until_{0};             ///< the thread, if it sleeps
   std::atomic<std::uint64_t> client_polls_{0};
+  Time look_{0};  ///< longest sleep between looks at doorbell registers, of the thread
   std::uint64_t polls_seen_ = 0;  ///< of client_polls_, by the thread
   Time polls_seen_at_{0};
   std::thread thread_;

@@ -158,6 +158,9 @@ DeviceSettings read_device_settings(std::uint32_t device) {
   std::int64_t delay = 0;
   read_number("SHOAL_EMULATOR_DELAY_US", 0, 10'000'000, delay);
   settings.impairments.delay = std::chrono::microseconds(delay);
+  std::int64_t resend = 1000;
+  read_number("SHOAL_EMULATOR_FIRST_RESEND_US", 0, 10'000'000, resend);
+  settings.nic.first_resend = std::chrono::microseconds(resend);
   std::int64_t relaxed = 0;
   read_number("SHOAL_EMULATOR_RELAXED_DELAY_US", 0, 10'000'000, relaxed);
   settings.nic.relaxed_delay = std::chrono::microseconds(relaxed);
