@@ -80,6 +80,15 @@ int main(void) {
     for (int i = 0; i < kBig; ++i) CHECK(source[i] == form * 16 + me + 1);
     shmem_barrier_all();
   }
+  // Whether quiet of a private context waits for a get shows only if the get is late.
+  for (int round = 0; round < 30; ++round) {
+    unsigned char* const target = buffers[round % 2];
+    memset(target, 0, kBig);
+    shmem_ctx_getmem_nbi(contexts[2], target, dest, kBig, next);
+    shmem_ctx_quiet(contexts[2]);
+    for (int i = kBig - 1; i >= 0; i -= 1021) CHECK(target[i] == (kForms - 1) * 16 + me + 1);
+  }
+  shmem_barrier_all();
   free(buffers[0]);
   for (int i = 1; i < 4; ++i) shmem_ctx_destroy(contexts[i]);
   shmem_finalize();
