@@ -12,22 +12,26 @@ Command opcode_of(std::span<const std::byte> in) {
   return static_cast<Command>(get(in.data(), command::kOpcode));
 }
 
-/// [offset, offset + bytes) of a umem; nullptr where it does not exist or is smaller.
-std::byte* find_umem(std::uint32_t number, std::uint64_t offset, std::uint64_t bytes) {
+/// [offset, offset + bytes) of a umem; nullptr where this device has none or it is smaller.
+std::byte* find_umem(const DevxObject& object, std::uint32_t number, std::uint64_t offset,
+                     std::uint64_t bytes) {
   DevxTables& tables = DevxTables::get();
   const std::lock_guard lock(tables.mutex);
   const auto at = tables.umems.find(number);
   if (at == tables.umems.end()) return nullptr;
   const Umem& umem = *at->second;
+  if (umem.context->runtime != object.context->runtime) return nullptr;
   if (offset > umem.bytes || bytes > umem.bytes - offset) return nullptr;
   return umem.memory + offset;
 }
 
-Uar* find_uar(std::uint32_t number) {
+Uar* find_uar(const DevxObject& object, std::uint32_t number) {
   DevxTables& tables = DevxTables::get();
   const std::lock_guard lock(tables.mutex);
   const auto at = tables.uars.find(number);
-  return at == tables.uars.end() ? nullptr : at->second;
+  const bool found =
+      at != tables.uars.end() && at->second->context->runtime == object.context->runtime;
+  return found ? at->second : nullptr;
 }
 
 template <typename Object>
@@ -47,8 +51,10 @@ Status create_cq(DevxObject& object, const std::byte* in) {
                                        .ignore_overrun = get(at, f::kIgnoreOverrun) != 0};
   // A collapsed queue has one entry in memory.
   const std::uint64_t entries = attributes.collapsed ? 1 : attributes.size;
-  attributes.entries = find_umem(get(in, f::kUmem), get64(in, f::kUmemOffset), entries * kCqeBytes);
-  attributes.doorbell_record = find_umem(get(at, f::kRecordUmem), get64(at, f::kRecordOffset), 8);
+  attributes.entries =
+      find_umem(object, get(in, f::kUmem), get64(in, f::kUmemOffset), entries * kCqeBytes);
+  attributes.doorbell_record =
+      find_umem(object, get(at, f::kRecordUmem), get64(at, f::kRecordOffset), 8);
   if (attributes.entries == nullptr || attributes.doorbell_record == nullptr)
     return Status::bad_resource;
   return object.context->runtime->with_nic([&](Nic& nic) {
@@ -76,9 +82,10 @@ Status find_rings(DevxObject& object, const std::byte* in, std::uint32_t domain,
                 .stride = 16U << get(at, f::kLogReceiveStride),
                 .domain = domain};
   const std::uint64_t receive_bytes = std::uint64_t{receives.size} * receives.stride;
-  std::byte* const ring = find_umem(get(in, f::kUmem), get64(in, f::kUmemOffset),
+  std::byte* const ring = find_umem(object, get(in, f::kUmem), get64(in, f::kUmemOffset),
                                     receive_bytes + std::uint64_t{blocks} * kBlockBytes);
-  attributes.doorbell_record = find_umem(get(at, f::kRecordUmem), get64(at, f::kRecordOffset), 8);
+  attributes.doorbell_record =
+      find_umem(object, get(at, f::kRecordUmem), get64(at, f::kRecordOffset), 8);
   if (ring == nullptr || attributes.doorbell_record == nullptr) return Status::bad_resource;
   attributes.ring = {ring + receive_bytes, blocks};
   receives.memory = ring;
@@ -92,7 +99,7 @@ Status create_qp(DevxObject& object, const std::byte* in) {
   const std::byte* const at = in + f::kAt;
   object.kind = DevxObject::Kind::queue_pair;
   if (get(at, f::kService) != kReliableConnection) return Status::bad_parameter;
-  object.uar = find_uar(get(at, f::kUarPage));
+  object.uar = find_uar(object, get(at, f::kUarPage));
   if (object.uar == nullptr) return Status::bad_resource;
   QueuePairAttributes attributes;
   attributes.domain = get(at, f::kDomain);
@@ -126,7 +133,8 @@ Status create_key(DevxObject& object, const std::byte* in) {
                            .address = get64(at, f::kStart),
                            .length = get64(at, f::kLength),
                            .variant = static_cast<std::uint8_t>(get(at, f::kVariant))};
-  attributes.memory = find_umem(get(in, f::kUmem), get64(in, f::kUmemOffset), attributes.length);
+  attributes.memory =
+      find_umem(object, get(in, f::kUmem), get64(in, f::kUmemOffset), attributes.length);
   if (attributes.memory == nullptr) return Status::bad_resource;
   const auto grant = [&](Field field, std::uint32_t access) {
     if (get(at, field) != 0) attributes.access |= access;

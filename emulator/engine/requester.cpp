@@ -32,9 +32,10 @@ Syndrome syndrome_of(std::uint8_t ack_code) {
 
 void Requester::start() {
   const Connection& connection = qp_.connection();
-  next_psn_ = highest_ = acked_ = proves_loss_from_ = connection.send_psn;
+  next_psn_ = highest_ = acked_ = proves_loss_from_ = doubted_until_ = connection.send_psn;
   retries_ = connection.retry_count;
   rnr_retries_ = connection.rnr_retry;
+  resend_after_ = qp_.services().options.first_resend;
 }
 
 void Requester::reset() {
@@ -43,7 +44,8 @@ void Requester::reset() {
   cursor_ = 0;
   fetched_ = posted_ = 0;
   responses_due_ = since_request_ = 0;
-  timeout_ = paused_until_ = kNever;
+  paused_until_ = kNever;
+  stop_timer();
 }
 
 std::uint32_t Requester::position() const {
@@ -165,7 +167,9 @@ bool Requester::resend_one() {
   const std::uint32_t psn = resend_.front();
   resend_.pop_front();
   const Message* const message = find(psn);
-  if (message == nullptr || psn_distance(psn, acked_) < 0) return false;
+  if (message == nullptr) return false;
+  if (message->expects_response() ? message->responses_complete() : psn_distance(psn, acked_) < 0)
+    return false;
   const auto number = static_cast<std::uint32_t>(psn_distance(psn, message->first_psn));
   // Not sent yet in this pass: its turn comes.
   if (number >= message->sent) return false;
@@ -252,16 +256,34 @@ void Requester::complete_front() {
     qp_.complete_send(request, Syndrome::none, bytes);
     if (qp_.state() == QpState::error) return;
   }
-  timeout_ = kNever;  // nothing is in flight
+  stop_timer();  // nothing is in flight
 }
 
 void Requester::advance(std::uint32_t end) {
   if (psn_distance(end, acked_) <= 0) return;
+  const bool one = psn_distance(end, acked_) == 1;
   acked_ = end;
+  skip_done();  // packets that were to be sent again, and whose acknowledgement was only late
+  progressed();
+  if (psn_distance(doubted_until_, acked_) <= 0) return;
+  if (qp_.connection().ordering != Ordering::strict) return resend_oldest();
+  // The packet that was sent again, and none after it: the responder has dropped those.
+  doubted_until_ = acked_;
+  if (one) go_back(acked_);
+}
+
+void Requester::progressed() {
   retries_ = qp_.connection().retry_count;
   rnr_retries_ = qp_.connection().rnr_retry;
-  skip_done();  // packets that were to be sent again, and whose acknowledgement was only late
+  resend_after_ = qp_.services().options.first_resend;
   restart_timer();
+}
+
+void Requester::resend_oldest() {
+  if (messages_.empty()) return;
+  const Message& front = messages_.front();
+  if (front.expects_response()) resend_.push_back(front.first_psn);
+  if (!front.expects_response() || acked_ != front.first_psn) resend_.push_back(acked_);
 }
 
 void Requester::acknowledged(const Packet& packet) {
@@ -302,7 +324,7 @@ void Requester::refused(const Packet& packet) {
       --rnr_retries_;
     }
     paused_until_ = qp_.now() + rnr_pause(packet.ack_code & 0x1f);
-    timeout_ = kNever;
+    stop_timer();
     return go_back(psn);
   }
   ++qp_.count().naks;
@@ -343,12 +365,12 @@ void Requester::responded(Packet&& packet) {
   ++message->arrived;
   if (message->responses_complete()) {
     if (message->sent == message->packets && responses_due_ > 0) --responses_due_;
+    progressed();
     advance(psn_add(message->first_psn, message->packets));
     complete_front();
     check_lost_response(packet.psn);
   } else {
-    retries_ = qp_.connection().retry_count;
-    restart_timer();
+    progressed();
     if (!in_order && qp_.connection().ordering == Ordering::strict && message->sent != 0)
       go_back(message->first_psn);
   }
@@ -409,10 +431,21 @@ void Requester::restart_timer() {
   timeout_ = code == 0 || !waiting
                  ? kNever
                  : qp_.now() + Time(static_cast<std::int64_t>(4096) << std::min<int>(code, 31));
+  set_resend();
+}
+
+void Requester::set_resend() {
+  const Time at = qp_.now() + resend_after_;
+  resend_at_ = resend_after_ > Time(0) && timeout_ != kNever && at < timeout_ ? at : kNever;
+}
+
+void Requester::stop_timer() {
+  timeout_ = resend_at_ = kNever;
+  resend_after_ = qp_.services().options.first_resend;
 }
 
 Time Requester::next_timer() const {
-  return std::min(timeout_, paused_until_);
+  return std::min({timeout_, resend_at_, paused_until_});
 }
 
 void Requester::run_timers() {
@@ -421,17 +454,24 @@ void Requester::run_timers() {
     paused_until_ = kNever;
     restart_timer();
   }
+  if (resend_at_ <= now && timeout_ > now) {
+    doubted_until_ = highest_;
+    resend_oldest();
+    resend_after_ *= 2;
+    set_resend();
+  }
   if (timeout_ > now) return;
   ++qp_.count().timeouts;
   qp_.trace(TraceEvent::Kind::timeout, acked_);
-  timeout_ = kNever;
+  timeout_ = resend_at_ = kNever;
   if (messages_.empty() || !use_retry()) return;
   go_back_to(0);
   restart_timer();
 }
 
 void Requester::flush() {
-  timeout_ = paused_until_ = kNever;
+  paused_until_ = kNever;
+  stop_timer();
   resend_.clear();
   cursor_ = 0;
   while (!messages_.empty()) {

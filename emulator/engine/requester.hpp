@@ -5,6 +5,10 @@
 // it is acknowledged, and requests complete in order. After a loss the requester goes back to the
 // first packet that is not acknowledged. Where the responder keeps packets that arrive early, a
 // packet that it reports missing is sent alone.
+//
+// A loss that no later packet reveals is found by a timer. The timeout of the queue pair is long, as
+// a peer may be late; so the oldest packet is sent again long before (NicOptions::first_resend).
+// Progress after that tells what else is missing.
 #pragma once
 
 #include <cstdint>
@@ -75,12 +79,18 @@ class Requester {
   void go_back(std::uint32_t psn);
   void go_back_to(std::size_t message);
   bool use_retry();
+  /// The oldest packet in flight, and the oldest without an acknowledgement, are to be sent again.
+  void resend_oldest();
+  /// Something new was acknowledged or answered.
+  void progressed();
   void refused(const Packet& packet);
   void fail_at(std::uint32_t psn, Syndrome syndrome);
   void fail_front(Syndrome syndrome);
   /// All PSNs before `end` are acknowledged.
   void advance(std::uint32_t end);
   void restart_timer();
+  void set_resend();
+  void stop_timer();
   std::uint32_t position() const;  ///< PSN that is sent next
 
   QueuePair& qp_;
@@ -95,7 +105,12 @@ class Requester {
   std::uint32_t responses_due_ = 0;     ///< reads and atomics in flight
   std::uint32_t since_request_ = 0;     ///< packets since the last request for an acknowledgement
   std::uint8_t retries_ = 0, rnr_retries_ = 0;
-  Time timeout_ = kNever;       ///< of the oldest packet in flight
+  Time timeout_ = kNever;    ///< of the oldest packet in flight
+  Time resend_at_ = kNever;  ///< of the oldest packet, before the timeout
+  Time resend_after_{0};     ///< how long before resend_at_ the last progress or resend was
+  /// Since an early resend: what was sent until then may be lost. Equal to acked_ or before it
+  /// otherwise.
+  std::uint32_t doubted_until_ = 0;
   Time paused_until_ = kNever;  ///< by an RNR; kNever: not paused
 };
 

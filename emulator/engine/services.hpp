@@ -77,6 +77,10 @@ struct NicOptions {
   /// Packets that arrive after a missing one before it is reported lost (orderings other than
   /// strict).
   std::uint32_t reorder_limit = 256;
+  /// Adaptive retransmission: a requester without progress for this time sends the oldest packet in
+  /// flight again, then after twice as long, and so on until the timeout of the queue pair, which
+  /// alone takes a retry. 0: off.
+  Time first_resend{0};
   std::uint64_t seed = 1;
   /// Number of the first queue pair. NICs that take over a LID begin elsewhere than its last owner.
   std::uint32_t first_queue_pair = 1;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstdio>
@@ -21,26 +22,40 @@
 namespace shoal::emulator {
 namespace {
 
-constexpr const char* kName = "mlx5_0";
-constexpr std::uint32_t kVendor = 0x02c9, kPart = 4129;  // ConnectX-7
-constexpr std::uint32_t kSoftwareVendor = 0xffffff;      // as soft-RoCE
-constexpr std::uint64_t kGuidPrefix = 0x0253'686f'616c'0000;
-constexpr std::uint8_t kLinkUp = 5, kDisabled = 3;  // physical states
+constexpr std::uint32_t kVendor = 0x02c9, kPart = 4129;       // ConnectX-7
+constexpr std::uint32_t kSoftwareVendor = 0xffffff;           // as soft-RoCE
+constexpr std::uint64_t kGuidPrefix = 0x0253'686f'6100'0000;  // then the device and the process
+constexpr std::uint8_t kLinkUp = 5, kDisabled = 3;            // physical states
 constexpr std::uint16_t kDefaultPartition = 0xffff;
 
-Device& device() {
-  static Device one = [] {
-    Device made;
-    made.base.node_type = IBV_NODE_CA;
-    made.base.transport_type = IBV_TRANSPORT_IB;
-    std::strcpy(made.base.name, kName);
-    std::strcpy(made.base.dev_name, "uverbs0");
-    std::strcpy(made.base.dev_path, "/sys/class/infiniband_verbs/uverbs0");
-    std::strcpy(made.base.ibdev_path, "/sys/class/infiniband/mlx5_0");
-    made.guid = swap_bytes(kGuidPrefix | (static_cast<std::uint64_t>(getpid()) & 0xffff));
+using Devices = std::array<Device, kMostDevices>;
+
+/// All devices that a process can have, whether the settings make them or not.
+Devices& devices() {
+  static Devices all = [] {
+    Devices made;
+    for (std::uint32_t i = 0; i < kMostDevices; ++i) {
+      Device& device = made[i];
+      ibv_device& base = device.base;
+      base.node_type = IBV_NODE_CA;
+      base.transport_type = IBV_TRANSPORT_IB;
+      (void)std::snprintf(base.name, sizeof base.name, "mlx5_%u", i);
+      (void)std::snprintf(base.dev_name, sizeof base.dev_name, "uverbs%u", i);
+      (void)std::snprintf(base.dev_path, sizeof base.dev_path,
+                          "/sys/class/infiniband_verbs/uverbs%u", i);
+      (void)std::snprintf(base.ibdev_path, sizeof base.ibdev_path, "/sys/class/infiniband/mlx5_%u",
+                          i);
+      device.guid =
+          swap_bytes(kGuidPrefix | i << 16 | (static_cast<std::uint64_t>(getpid()) & 0xffff));
+      device.number = i;
+    }
     return made;
   }();
-  return one;
+  return all;
+}
+
+Device& device_of(ibv_device* device) {
+  return *reinterpret_cast<Device*>(device);
 }
 
 void fill_device(const Context& context, ibv_device_attr& to) {
@@ -48,7 +63,7 @@ void fill_device(const Context& context, ibv_device_attr& to) {
   const NicLimits& limits = options.limits;
   to = {};
   std::strcpy(to.fw_ver, "28.0.0001");
-  to.node_guid = to.sys_image_guid = device().guid;
+  to.node_guid = to.sys_image_guid = device_of(context.verbs.context.device).guid;
   to.max_mr_size = ~std::uint64_t{0};
   to.page_size_cap = ~std::uint64_t{0xfff};
   to.vendor_id = options.whole_words ? kVendor : kSoftwareVendor;
@@ -136,7 +151,7 @@ void set_operations(Context& context) {
 }  // namespace
 
 bool is_emulated(const ibv_device* one) {
-  return one == &device().base;
+  return std::ranges::any_of(devices(), [&](const Device& device) { return one == &device.base; });
 }
 
 int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attributes,
@@ -172,10 +187,11 @@ using namespace shoal::emulator;
 extern "C" {
 
 ibv_device** ibv_get_device_list(int* count) {
-  auto** const list = static_cast<ibv_device**>(std::calloc(2, sizeof(ibv_device*)));
+  const std::uint32_t found = device_count();
+  auto** const list = static_cast<ibv_device**>(std::calloc(found + 1, sizeof(ibv_device*)));
   if (list == nullptr) return fail_with(ENOMEM);
-  list[0] = &device().base;
-  if (count != nullptr) *count = 1;
+  for (std::uint32_t i = 0; i < found; ++i) list[i] = &devices()[i].base;
+  if (count != nullptr) *count = static_cast<int>(found);
   return list;
 }
 
@@ -188,17 +204,17 @@ const char* ibv_get_device_name(ibv_device* of_device) {
 }
 
 __be64 ibv_get_device_guid(ibv_device* of_device) {
-  return reinterpret_cast<Device*>(of_device)->guid;
+  return device_of(of_device).guid;
 }
 
-int ibv_get_device_index(ibv_device*) {
-  return 0;
+int ibv_get_device_index(ibv_device* of_device) {
+  return static_cast<int>(device_of(of_device).number);
 }
 
 ibv_context* ibv_open_device(ibv_device* to_open) {
   try {
     auto context = std::make_unique<Context>();
-    context->runtime = Runtime::acquire();
+    context->runtime = Runtime::acquire(device_of(to_open).number);
     set_operations(*context);
     context->base()->device = to_open;
     context->runtime->watch_link(context.get(), [made = context.get()](bool up) {
@@ -209,7 +225,7 @@ ibv_context* ibv_open_device(ibv_device* to_open) {
     });
     return context.release()->base();
   } catch (const std::exception& error) {
-    report("%s cannot be opened: %s", kName, error.what());
+    report("%s cannot be opened: %s", to_open->name, error.what());
     return fail_with(EIO);
   }
 }
@@ -294,6 +310,12 @@ int ibv_fork_init() {
 
 ibv_fork_status ibv_is_fork_initialized() {
   return IBV_FORK_UNNEEDED;
+}
+
+/// Makes the NIC of a device progress. Clients of device commands, which poll completion queues in
+/// memory, may call it as ibv_poll_cq does: latency then needs no switch of threads.
+__attribute__((visibility("default"))) void shoal_emulator_poll(ibv_context* context) {
+  of(context).runtime->poll();
 }
 
 }  // extern "C"

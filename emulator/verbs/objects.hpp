@@ -96,6 +96,7 @@ struct Srq;
 struct Device {
   ibv_device base{};
   std::uint64_t guid = 0;
+  std::uint32_t number = 0;
 };
 
 struct Context {
@@ -105,7 +106,7 @@ struct Context {
   NumberTable<Srq> srqs;
   EventQueue<ibv_async_event> events;
   std::atomic<std::uint32_t> objects{0};
-  /// All contexts of the process share the NIC.
+  /// All contexts of a device share its NIC.
   static inline std::atomic<std::uint32_t> next_domain{1};
 
   ibv_context* base() { return &verbs.context; }

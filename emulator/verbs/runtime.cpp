@@ -2,6 +2,7 @@
 #include "verbs/runtime.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "base/nap.hpp"
 #include "engine/big_endian.hpp"
@@ -12,7 +13,10 @@ namespace {
 constexpr Time kLongestSleep = std::chrono::milliseconds(5);
 constexpr Time kLongestClose = std::chrono::milliseconds(200);
 constexpr Time kLinkPeriod = std::chrono::milliseconds(50);
-constexpr Time kRegisterPeriod = std::chrono::microseconds(20);
+/// How long the thread sleeps at most between two looks at doorbell registers, which wake nobody:
+/// first, and after a while without any.
+constexpr Time kFirstLook = std::chrono::microseconds(20);
+constexpr Time kLastLook = std::chrono::microseconds(160);
 /// The thread keeps away, for these times, while clients poll at least every kOften.
 constexpr Time kFirstWatch = std::chrono::microseconds(50);
 constexpr Time kLongestWatch = std::chrono::microseconds(500);
@@ -20,6 +24,8 @@ constexpr Time kOften = std::chrono::microseconds(10);
 /// How long the thread polls without success before it sleeps: requests of peers often follow each
 /// other, and a NIC would not have to be woken.
 constexpr Time kPollTime = std::chrono::microseconds(50);
+/// The same where clients write doorbell registers: their next ring wakes nobody.
+constexpr Time kRegisterPollTime = std::chrono::milliseconds(1);
 /// Polls of a client without success after which it lets other threads run: its peer may need the
 /// core. Hardware has no such need.
 constexpr std::uint32_t kPollsBeforeYield = 16;
@@ -30,13 +36,13 @@ constexpr std::size_t kBatch = 64;
 
 }  // namespace
 
-std::shared_ptr<Runtime> Runtime::acquire() {
+std::shared_ptr<Runtime> Runtime::acquire(std::uint32_t device) {
   static std::mutex mutex;
-  static std::weak_ptr<Runtime> current;
+  static std::array<std::weak_ptr<Runtime>, kMostDevices> current;
   const std::lock_guard lock(mutex);
-  if (auto runtime = current.lock()) return runtime;
-  auto runtime = std::make_shared<Runtime>(read_device_settings());
-  current = runtime;
+  if (auto runtime = current.at(device).lock()) return runtime;
+  auto runtime = std::make_shared<Runtime>(read_device_settings(device));
+  current[device] = runtime;
   return runtime;
 }
 
@@ -52,7 +58,7 @@ NicOptions Runtime::nic_options() {
 
 Runtime::Runtime(const DeviceSettings& settings)
     : settings_(settings),
-      trace_(settings.trace_file.empty() ? nullptr : std::make_unique<Trace>(settings.trace_file)),
+      trace_(settings.trace_file.empty() ? nullptr : std::make_unique<Trace>(settings)),
       attachment_(settings),
       wire_(&attachment_.wire()),
       nic_(nic_options(), *wire_),
@@ -182,11 +188,13 @@ bool Runtime::clients_poll(Time now) {
   return often;
 }
 
-/// Sleeps until a packet, a timer or a doorbell.
+/// Sleeps until a packet, a timer or a doorbell; where there are doorbell registers at most until
+/// the next look at them.
 void Runtime::sleep(Time now) {
-  if (any_register_) return nap(kRegisterPeriod);
   const Time timer(next_timer_.load(std::memory_order_relaxed));
-  const Time until = std::min(now + kLongestSleep, timer);
+  const Time longest = any_register_ ? look_ : kLongestSleep;
+  const Time until = std::min(now + longest, timer);
+  look_ = std::min(2 * look_, kLastLook);
   if (until <= now) return;
   asleep_until_.store(until.count(), std::memory_order_relaxed);
   wire_->sleep(until - now);
@@ -213,8 +221,11 @@ void Runtime::run() {
       const Hold hold(*this, std::adopt_lock);
       worked = progress();
     }
-    if (worked) worked_at = now;
-    if (now - worked_at < kPollTime)
+    if (worked) {
+      worked_at = now;
+      look_ = kFirstLook;
+    }
+    if (now - worked_at < (any_register_ ? kRegisterPollTime : kPollTime))
       std::this_thread::yield();
     else
       sleep(now);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// runtime.hpp: the emulated NIC of this process, and the thread that makes it progress.
+// runtime.hpp: an emulated NIC of this process, and the thread that makes it progress.
 //
 // One lock guards the NIC and the wire. Calls of the client make progress themselves where the lock
 // is free, so that latency needs no switch of threads. The thread covers clients that only wait in
@@ -26,9 +26,9 @@ namespace shoal::emulator {
 
 class Runtime {
  public:
-  /// The NIC of this process; the first caller starts it and the last owner stops it. Throws
-  /// std::runtime_error where it cannot start.
-  static std::shared_ptr<Runtime> acquire();
+  /// The NIC of this process with this number; the first caller starts it and the last owner stops
+  /// it. Throws std::runtime_error where it cannot start.
+  static std::shared_ptr<Runtime> acquire(std::uint32_t device);
 
   explicit Runtime(const DeviceSettings& settings);
   ~Runtime();
@@ -119,6 +119,7 @@ class Runtime {
   std::atomic<Time::rep> next_timer_{kNever.count()};  ///< of the NIC and the wire
   std::atomic<Time::rep> asleep_until_{0};             ///< the thread, if it sleeps
   std::atomic<std::uint64_t> client_polls_{0};
+  Time look_{0};  ///< longest sleep between looks at doorbell registers, of the thread
   std::uint64_t polls_seen_ = 0;  ///< of client_polls_, by the thread
   Time polls_seen_at_{0};
   std::thread thread_;

@@ -3,12 +3,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace shoal::emulator {
 namespace {
@@ -71,16 +73,49 @@ std::string wire_file() {
   return file + "/shoal-emulator-" + std::to_string(getuid()) + "-" + std::string(name) + ".wire";
 }
 
+/// The interfaces of the UDP wire, one for each device; one empty name where none is set.
+std::vector<std::string> interfaces() {
+  const char* const text = find("SHOAL_EMULATOR_UDP_INTERFACE");
+  std::vector<std::string> names(1);
+  for (const char* at = text; at != nullptr && *at != '\0'; ++at) {
+    if (*at == ',')
+      names.emplace_back();
+    else
+      names.back() += *at;
+  }
+  return names;
+}
+
+void read_interface(DeviceSettings& settings) {
+  const std::vector<std::string> names = interfaces();
+  const bool has_empty = std::find(names.begin(), names.end(), "") != names.end();
+  if (names.size() > kMostDevices || (names.size() > 1 && has_empty))
+    reject("SHOAL_EMULATOR_UDP_INTERFACE", find("SHOAL_EMULATOR_UDP_INTERFACE"),
+           "1 to " + std::to_string(kMostDevices) + " interfaces, with commas between them");
+  settings.devices = static_cast<std::uint32_t>(names.size());
+  if (settings.device >= names.size())
+    throw std::runtime_error("SHOAL_EMULATOR_UDP_INTERFACE has names of " +
+                             std::to_string(names.size()) + " devices");
+  settings.udp.interface = names[settings.device];
+}
+
 void read_udp(UdpOptions& udp) {
-  if (const char* const interface = find("SHOAL_EMULATOR_UDP_INTERFACE")) udp.interface = interface;
   read_number("SHOAL_EMULATOR_UDP_PORT", 1024, 65472, udp.first_port);
   read_number("SHOAL_EMULATOR_UDP_BUFFER_BYTES", 1 << 16, 1 << 30, udp.buffer_bytes);
 }
 
 }  // namespace
 
-DeviceSettings read_device_settings() {
+std::uint32_t device_count() {
+  const char* const wire = find("SHOAL_EMULATOR_WIRE");
+  if (wire == nullptr || std::string_view(wire) != "udp") return 1;
+  const std::size_t names = interfaces().size();
+  return names > kMostDevices ? 1 : static_cast<std::uint32_t>(names);
+}
+
+DeviceSettings read_device_settings(std::uint32_t device) {
   DeviceSettings settings;
+  settings.device = device;
   NicLimits& limits = settings.nic.limits;
   settings.wire_file = wire_file();
   read_number("SHOAL_EMULATOR_PROCESSES", 1, 64, settings.slots);
@@ -91,6 +126,7 @@ DeviceSettings read_device_settings() {
               std::to_array<std::pair<std::string_view, WireKind>>(
                   {{"shared_memory", WireKind::shared_memory}, {"udp", WireKind::udp}}),
               settings.wire);
+  if (settings.wire == WireKind::udp) read_interface(settings);
   read_choice(
       "SHOAL_EMULATOR_ORDERING",
       std::to_array<std::pair<std::string_view, Ordering>>({{"strict", Ordering::strict},
@@ -122,6 +158,9 @@ DeviceSettings read_device_settings() {
   std::int64_t delay = 0;
   read_number("SHOAL_EMULATOR_DELAY_US", 0, 10'000'000, delay);
   settings.impairments.delay = std::chrono::microseconds(delay);
+  std::int64_t resend = 1000;
+  read_number("SHOAL_EMULATOR_FIRST_RESEND_US", 0, 10'000'000, resend);
+  settings.nic.first_resend = std::chrono::microseconds(resend);
   std::int64_t relaxed = 0;
   read_number("SHOAL_EMULATOR_RELAXED_DELAY_US", 0, 10'000'000, relaxed);
   settings.nic.relaxed_delay = std::chrono::microseconds(relaxed);

@@ -18,7 +18,12 @@ enum class WireKind : std::uint8_t {
   udp,            ///< between hosts
 };
 
+/// Devices of a process: mlx5_0 and so on.
+constexpr std::uint32_t kMostDevices = 8;
+
 struct DeviceSettings {
+  std::uint32_t device = 0;                 ///< number of the device that these are of
+  std::uint32_t devices = 1;                ///< of the process
   WireKind wire = WireKind::shared_memory;  ///< SHOAL_EMULATOR_WIRE
   UdpOptions udp;                           ///< SHOAL_EMULATOR_UDP_INTERFACE and others
   std::string wire_file;                 ///< from SHOAL_EMULATOR_DIRECTORY and SHOAL_EMULATOR_JOB
@@ -30,7 +35,11 @@ struct DeviceSettings {
   std::string trace_file;                ///< SHOAL_EMULATOR_TRACE
 };
 
+/// Number of devices: that of the interfaces of the UDP wire, else 1. What is malformed counts as
+/// one device; read_device_settings() then says why it cannot be opened.
+std::uint32_t device_count();
+
 /// Throws std::runtime_error that names the variable, its value and what is allowed.
-DeviceSettings read_device_settings();
+DeviceSettings read_device_settings(std::uint32_t device);
 
 }  // namespace shoal::emulator

@@ -3,20 +3,31 @@
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <stdexcept>
+#include <string_view>
 
 namespace shoal::emulator {
 namespace {
 
-std::string expand(std::string name) {
-  if (const std::size_t at = name.find("%p"); at != std::string::npos)
-    name.replace(at, 2, std::to_string(getpid()));
+std::string expand(std::string name, std::string_view mark, std::uint32_t number) {
+  if (const std::size_t at = name.find(mark); at != std::string::npos)
+    name.replace(at, mark.size(), std::to_string(number));
   return name;
+}
+
+std::string file_name(const DeviceSettings& settings) {
+  const std::string& name = settings.trace_file;
+  if (settings.devices > 1 && name.find("%d") == std::string::npos)
+    throw std::runtime_error("SHOAL_EMULATOR_TRACE is \"" + name +
+                             "\"; allowed with several devices: a name with %d");
+  return expand(expand(name, "%p", static_cast<std::uint32_t>(getpid())), "%d", settings.device);
 }
 
 }  // namespace
 
-Trace::Trace(const std::string& name) : file_(expand(name)) {
+Trace::Trace(const DeviceSettings& settings) : file_(file_name(settings)) {
+  const std::string& name = settings.trace_file;
   if (!file_)
     throw std::runtime_error("SHOAL_EMULATOR_TRACE is \"" + name +
                              "\"; allowed: a file that can be created");

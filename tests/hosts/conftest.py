@@ -44,12 +44,13 @@ def host_checks(bin_dir):
 
 @pytest.fixture
 def environment(bin_dir):
-    """Small heaps, and timeouts that only a hanging test reaches. Verbs use the emulated NIC with
-    its wire between hosts."""
+    """Small heaps, and timeouts that only a hanging test reaches. Verbs use emulated NICs with a
+    wire between hosts: mlx5_0 on rail 0, mlx5_1 on rail 1."""
     timeout = str(round(hosts.scaled(TIMEOUT_MS)))
     return {
         "SHOAL_VERBS_LIBRARY": str(emulated_verbs(bin_dir)),
         "SHOAL_EMULATOR_WIRE": "udp",
+        "SHOAL_EMULATOR_UDP_INTERFACE": "rail0,rail1",
         "SHOAL_SYMMETRIC_SIZE": "64M",
         "SHOAL_TIMEOUT_MS": timeout,
         "SHOAL_BOOTSTRAP_TIMEOUT_MS": timeout,
@@ -73,9 +74,10 @@ def make_network():
 @pytest.fixture(scope="session")
 def needs(bin_dir):
     """needs("ofi"): skips the test if this build has no such transport because its library is
-    missing."""
+    missing. "devx" is verbs by device commands."""
 
     def skip_without(transport):
+        transport = "verbs" if transport == "devx" else transport
         module = bin_dir.parent / "lib/shoal" / f"libshoal_transport_{transport}.so"
         if not module.exists():
             pytest.skip(f"this build has no {module.name}")
@@ -83,3 +85,19 @@ def needs(bin_dir):
             pytest.skip("this build has no emulated NIC")
 
     return skip_without
+
+
+@pytest.fixture
+def use(environment, needs):
+    """use("devx"): this network between hosts for the test, which is skipped without it. Returns
+    the name of the transport."""
+
+    def choose(transport):
+        needs(transport)
+        if transport == "devx":
+            transport = "verbs"
+            environment["SHOAL_VERBS_INTERFACE"] = "devx"
+        environment["SHOAL_TRANSPORT_BETWEEN"] = transport
+        return transport
+
+    return choose

@@ -272,8 +272,9 @@ const std::map<std::string, void (*)(World&)> kChecks = {
     {"copies", copies},
     {"threads",
      [](World& world) {
-       fmt::print("PE {}: {} threads of ofi, {} of ucx\n", world.my_pe(),
-                  threads_called("shoal-ofi").size(), threads_called("shoal-ucx").size());
+       fmt::print("PE {}: threads: {} of ofi, {} of ucx, {} of verbs\n", world.my_pe(),
+                  threads_called("shoal-ofi").size(), threads_called("shoal-ucx").size(),
+                  threads_called("shoal-verbs").size());
      }},
     {"masks", masks},
 };

@@ -3,7 +3,9 @@
 have."""
 
 import json
+import re
 
+import pytest
 from hosts import SHARED
 from launchers import by_hand
 
@@ -66,8 +68,9 @@ def only(transport, host, bin_dir):
     return {"SHOAL_PLUGIN_DIR": modules}
 
 
-def test_shows_hosts_nics_transports_and_phases(make_network, bin_dir, environment, needs):
-    needs("ofi")
+@pytest.mark.parametrize("transport", ["ofi", "verbs", "devx"])
+def test_shows_hosts_nics_transports_and_phases(make_network, bin_dir, environment, use, transport):
+    transport = use(transport)
     document, _ = look(make_network(hosts=2), bin_dir, environment)
     pes = document["connectivity"]["pes"]
     assert [(pe["host"], pe["node"], pe["nics"]) for pe in pes] == [
@@ -76,53 +79,58 @@ def test_shows_hosts_nics_transports_and_phases(make_network, bin_dir, environme
         ("host1", 1, ["rail0"]),
         ("host1", 1, ["rail1"]),
     ]
-    assert chosen(document) == ([["shm"]] * 2, [["ofi"]] * 4)
+    assert chosen(document) == ([["shm"]] * 2, [[transport]] * 4)
     assert "on another host" in verdicts(document)[1, 2]["shm"]["why"]
-    assert (
-        "comes first and does everything"
-        in verdicts(document)[0, 1]["ofi"]["why"] + verdicts(document)[0, 1]["ucx"]["why"]
+    assert "comes first and does everything" in "".join(
+        row["why"] for row in verdicts(document)[0, 1].values()
     )
     assert phases(document) == PHASES
 
 
-def test_a_network_that_one_pe_lacks_is_dropped_for_all(make_network, bin_dir, environment, needs):
-    needs("ofi")
-    needs("ucx")
+@pytest.mark.parametrize(("lacked", "left"), [("ofi", "ucx"), ("verbs", "ofi")])
+def test_a_network_that_one_pe_lacks_is_dropped_for_all(
+    make_network, bin_dir, environment, needs, lacked, left
+):
+    needs(lacked)
+    needs(left)
     network = make_network(hosts=2)
-    environment |= {"SHOAL_LOG": "info", "SHOAL_TRANSPORT_BETWEEN": "ofi,ucx"}
+    environment |= {"SHOAL_LOG": "info", "SHOAL_TRANSPORT_BETWEEN": f"{lacked},{left}"}
     document, results = look(
-        network, bin_dir, environment, {3: only("ucx", network.hosts[1], bin_dir)}
+        network, bin_dir, environment, {3: only(left, network.hosts[1], bin_dir)}
     )
-    assert chosen(document) == ([["shm"]] * 2, [["ucx"]] * 4)
+    assert chosen(document) == ([["shm"]] * 2, [[left]] * 4)
     for pair in ((0, 2), (0, 3), (1, 2), (1, 3)):
         assert (
             "dropped for all, since between PE 0 and PE 3 it offers nothing"
-            in verdicts(document)[pair]["ofi"]["why"]
+            in verdicts(document)[pair][lacked]["why"]
         )
     for pe, result in enumerate(results):
         assert (
-            f"PE {pe}: transport ofi is dropped for all, since between PE 0 and PE 3" in result.err
+            f"PE {pe}: transport {lacked} is dropped for all, since between PE 0 and PE 3"
+            in result.err
         ), result
     assert phases(document) == PHASES[:6] + NETWORK_PHASES * 2 + PHASES[6 + len(NETWORK_PHASES) :]
 
 
+@pytest.mark.parametrize(("lacked", "left"), [("ucx", "ofi"), ("ofi", "verbs"), ("verbs", "ofi")])
 def test_a_world_works_on_the_network_that_is_left(
-    make_network, bin_dir, host_checks, environment, needs
+    make_network, bin_dir, host_checks, environment, needs, lacked, left
 ):
-    needs("ofi")
-    needs("ucx")
+    needs(lacked)
+    needs(left)
     network = make_network(hosts=2)
-    environment["SHOAL_TRANSPORT_BETWEEN"] = "ucx,ofi"
-    own = {1: only("ofi", network.hosts[0], bin_dir)}
+    environment["SHOAL_TRANSPORT_BETWEEN"] = f"{lacked},{left}"
+    own = {1: only(left, network.hosts[0], bin_dir)}
     results = by_hand(
         network, [host_checks, "collectives", "ep", "threads"], 2, environment, own
     ).wait(90)
     for pe, result in enumerate(results):
         assert result.ok, result
-        assert "; ofi, shm): collectives ok, ep ok" in result.out
-        assert f"PE {pe}: 1 threads of ofi, 0 of ucx" in result.out, (
-            "a dropped transport ends its threads"
-        )
+        used = ", ".join(sorted([left, "shm"]))
+        assert f"; {used}): collectives ok, ep ok" in result.out
+        threads = re.search(rf"PE {pe}: threads: (.*)", result.out).group(1)
+        assert f"1 of {left}" in threads, threads
+        assert f"0 of {lacked}" in threads, "a dropped transport ends its threads"
 
 
 def test_one_wrong_nic_list_fails_all(make_network, host_checks, environment):

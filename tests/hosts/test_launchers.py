@@ -67,35 +67,44 @@ def test_srun_with_a_session(slurm, host_checks, environment):
     expect_all(slurm.srun([host_checks, "bootstrap"], 2, "none", environment).lines(), 2, 2)
 
 
-def expect_ep(lines):
+def expect_ep(lines, transport):
     assert sorted(lines) == [0, 1, 2, 3]
+    used = ", ".join(sorted([transport, "shm"]))
     for pe, (_, host, line) in lines.items():
         assert host == f"host{pe // 2}" and line.endswith(
-            "(index %d of 2 on its node; ofi, shm): ep ok" % (pe % 2)
+            f"(index {pe % 2} of 2 on its node; {used}): ep ok"
         )
 
 
-@needs_mpirun
-def test_ep_under_mpirun(make_network, host_checks, environment, needs):
-    needs("ofi")
-    expect_ep(with_mpirun(make_network(hosts=2), [host_checks, "ep"], 2, environment).lines())
+OVER = pytest.mark.parametrize("transport", ["ofi", "verbs"])
 
 
 @needs_mpirun
-def test_ep_under_shoal_run(make_network, host_checks, environment, needs):
-    needs("ofi")
-    expect_ep(with_shoal_run(make_network(hosts=2), [host_checks, "ep"], 2, environment).lines())
+@OVER
+def test_ep_under_mpirun(make_network, host_checks, environment, use, transport):
+    use(transport)
+    job = with_mpirun(make_network(hosts=2), [host_checks, "ep"], 2, environment)
+    expect_ep(job.lines(), transport)
+
+
+@needs_mpirun
+@OVER
+def test_ep_under_shoal_run(make_network, host_checks, environment, use, transport):
+    use(transport)
+    job = with_shoal_run(make_network(hosts=2), [host_checks, "ep"], 2, environment)
+    expect_ep(job.lines(), transport)
 
 
 @needs_slurm
 @pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
-def test_ep_under_srun(slurm, host_checks, environment, needs, mpi):
-    needs("ofi")
-    expect_ep(slurm.srun([host_checks, "ep"], 2, mpi, environment).lines())
+@OVER
+def test_ep_under_srun(slurm, host_checks, environment, use, transport, mpi):
+    use(transport)
+    expect_ep(slurm.srun([host_checks, "ep"], 2, mpi, environment).lines(), transport)
 
 
-def test_ep_with_torch_variables(make_network, host_checks, environment, needs):
-    needs("ofi")
-    expect_ep(
-        with_torch_variables(make_network(hosts=2), [host_checks, "ep"], 2, environment).lines()
-    )
+@OVER
+def test_ep_with_torch_variables(make_network, host_checks, environment, use, transport):
+    use(transport)
+    job = with_torch_variables(make_network(hosts=2), [host_checks, "ep"], 2, environment)
+    expect_ep(job.lines(), transport)

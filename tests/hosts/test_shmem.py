@@ -9,6 +9,7 @@ from launchers import Slurm, missing, with_mpirun, with_shoal_run
 NO_MPIRUN, NO_SLURM = missing("mpirun"), missing("srun", "slurmctld", "slurmd", "munged")
 needs_mpirun = pytest.mark.skipif(NO_MPIRUN is not None, reason=str(NO_MPIRUN))
 needs_slurm = pytest.mark.skipif(NO_SLURM is not None, reason=str(NO_SLURM))
+OVER = pytest.mark.parametrize("transport", ["ofi", "verbs"])
 PROGRAMS = ["atomics", "collectives", "contexts", "locks", "order", "rma", "signals", "statics"]
 
 
@@ -39,7 +40,7 @@ def expect_one_world(job):
 
 @needs_mpirun
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("transport", ["ofi", "verbs"])
+@OVER
 def test_mpirun(network, bin_dir, shmem_environment, needs, transport, program):
     needs(transport)
     shmem_environment["SHOAL_TRANSPORT_BETWEEN"] = transport
@@ -49,12 +50,16 @@ def test_mpirun(network, bin_dir, shmem_environment, needs, transport, program):
 
 @needs_slurm
 @pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
-def test_srun(slurm, bin_dir, shmem_environment, needs, mpi):
-    needs("ofi")
+@OVER
+def test_srun(slurm, bin_dir, shmem_environment, needs, transport, mpi):
+    needs(transport)
+    shmem_environment["SHOAL_TRANSPORT_BETWEEN"] = transport
     expect_one_world(slurm.srun([bin_dir / "shmem_collectives"], 2, mpi, shmem_environment))
 
 
 @needs_mpirun
-def test_oshrun(network, bin_dir, shmem_environment, needs):
-    needs("ofi")
+@OVER
+def test_oshrun(network, bin_dir, shmem_environment, needs, transport):
+    needs(transport)
+    shmem_environment["SHOAL_TRANSPORT_BETWEEN"] = transport
     expect_one_world(with_shoal_run(network, [bin_dir / "shmem_collectives"], 2, shmem_environment))

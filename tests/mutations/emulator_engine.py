@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPILER = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-c"]
 LIBRARIES = ["-lgtest", "-lgtest_main", "-lpthread"]
 TIMEOUT_S = 60
-TESTS = ["errors", "ordering", "reliable_connection", "udp_wire", "virtual_network"]
+TESTS = ["early_resend", "errors", "ordering", "reliable_connection", "udp_wire", "virtual_network"]
 WIRES = ["virtual_network", "udp_wire", "datagram", "packet_format", "shared_memory_wire"]
 
 # (what is wrong, file of emulator/engine or another folder of emulator, text, replacement)
@@ -113,8 +113,8 @@ MUTATIONS = [
     (
         "rnr count not reset",
         "requester.cpp",
-        "  rnr_retries_ = qp_.connection().rnr_retry;\n  skip",
-        "  skip",
+        "  rnr_retries_ = qp_.connection().rnr_retry;\n  resend",
+        "  resend",
     ),
     (
         "PSN compared without wrap",
@@ -194,6 +194,37 @@ MUTATIONS = [
         "requester.cpp",
         "static_cast<std::int64_t>(4096) <<",
         "static_cast<std::int64_t>(2048) <<",
+    ),
+    (
+        "no early resend",
+        "requester.cpp",
+        "resend_at_ = resend_after_ > Time(0) &&",
+        "resend_at_ = resend_after_ < Time(0) &&",
+    ),
+    ("early resends do not become rarer", "requester.cpp", "    resend_after_ *= 2;\n", ""),
+    (
+        "after an early resend, further losses wait for the next",
+        "requester.cpp",
+        "if (qp_.connection().ordering != Ordering::strict) return resend_oldest();",
+        "if (qp_.connection().ordering != Ordering::strict) return;",
+    ),
+    (
+        "strict: nothing follows an early resend",
+        "requester.cpp",
+        "  if (one) go_back(acked_);\n",
+        "  (void)one;\n",
+    ),
+    (
+        "an early resend repeats no read or atomic",
+        "requester.cpp",
+        "  if (front.expects_response()) resend_.push_back(front.first_psn);\n",
+        "",
+    ),
+    (
+        "an early resend takes a retry",
+        "requester.cpp",
+        "    doubted_until_ = highest_;\n",
+        "    doubted_until_ = highest_;\n    if (!use_retry()) return;\n",
     ),
     (
         "no round robin",

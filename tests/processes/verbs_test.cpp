@@ -110,12 +110,11 @@ TEST_F(WithVerbs, ProcessesReachEachOtherOverRoce) {
 }
 
 /// One packet of a hundred is lost, as many are doubled; outside the strict tier some overtake
-/// others. Retries are exceeded after half a second, so a PE may be that late.
+/// others.
 Environment lossy_environment(const std::string& ordering) {
   Environment chosen = environment(ordering);
   chosen["SHOAL_EMULATOR_LOSS"] = "0.01";
   chosen["SHOAL_EMULATOR_DUPLICATION"] = "0.01";
-  chosen["SHOAL_VERBS_TIMEOUT"] = "14";  // 67 ms, eight times
   return chosen;
 }
 

@@ -35,8 +35,8 @@ int main(void) {
   // quiet: the data are at their place without a further operation.
   shmem_barrier_all();
   const int both[2] = {next, last};
-  enum { kForms = 6 };
-  const int context_of[kForms] = {0, 1, 0, 1, 2, 3};
+  enum { kForms = 7 };
+  const int context_of[kForms] = {0, 1, 0, 1, 2, 3, 2};
   for (int form = 0; form < kForms; ++form) {
     const uint64_t value = 7000 + (uint64_t)form;
     shmem_ctx_uint64_put_nbi(contexts[context_of[form]], &data[0], &value, 1, next);
@@ -46,6 +46,7 @@ int main(void) {
     if (form == 3) shmem_ctx_pe_quiet(contexts[1], both, 1);
     if (form == 4) shmem_ctx_quiet(contexts[2]);
     if (form == 5) shmem_ctx_pe_quiet(contexts[3], both, 1);
+    if (form == 6) shmem_ctx_pe_quiet(contexts[2], both, 1);
     shmem_sync_all();  // completes nothing
     CHECK(data[0] == value);
     shmem_sync_all();
@@ -68,6 +69,7 @@ int main(void) {
       if (form == 3) shmem_ctx_pe_quiet(contexts[1], both, 2);
       if (form == 4) shmem_ctx_pe_quiet(contexts[2], both, 2);
       if (form == 5) shmem_ctx_quiet(contexts[3]);
+      if (form == 6) shmem_ctx_quiet(contexts[2]);
       if (get == 0) {
         memset(source, 0, kBig);
         shmem_barrier_all();
@@ -78,6 +80,15 @@ int main(void) {
     for (int i = 0; i < kBig; ++i) CHECK(source[i] == form * 16 + me + 1);
     shmem_barrier_all();
   }
+  // Whether quiet of a private context waits for a get shows only if the get is late.
+  for (int round = 0; round < 30; ++round) {
+    unsigned char* const target = buffers[round % 2];
+    memset(target, 0, kBig);
+    shmem_ctx_getmem_nbi(contexts[2], target, dest, kBig, next);
+    shmem_ctx_quiet(contexts[2]);
+    for (int i = kBig - 1; i >= 0; i -= 1021) CHECK(target[i] == (kForms - 1) * 16 + me + 1);
+  }
+  shmem_barrier_all();
   free(buffers[0]);
   for (int i = 1; i < 4; ++i) shmem_ctx_destroy(contexts[i]);
   shmem_finalize();

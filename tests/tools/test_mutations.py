@@ -40,7 +40,7 @@ def test_every_place_is_found_once(script):
 def test_names_are_unique(script):
     names = [what for what, *_ in script.MUTATIONS]
     assert len(names) == len(set(names))
-    assert len(names) > 5
+    assert len(names) > 10
 
 
 def test_the_page_of_rules_names_mutations_that_exist():

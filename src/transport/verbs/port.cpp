@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/ranges.h>
+#include <net/if.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -67,6 +68,23 @@ bool is_ipv4(const ibv_gid& gid) {
   return std::memcmp(gid.raw, kPrefix, sizeof kPrefix) == 0;
 }
 
+/// The network interfaces of a RoCE port, by its GID table.
+std::vector<std::string> interfaces_of(const Library& library, ibv_context* context,
+                                       std::uint8_t number, const ibv_port_attr& port) {
+  std::vector<std::string> names;
+  if (library.query_gid_ex == nullptr || port.link_layer != IBV_LINK_LAYER_ETHERNET) return names;
+  for (int i = 0; i < port.gid_tbl_len; ++i) {
+    ibv_gid_entry entry{};
+    char name[IF_NAMESIZE] = "";
+    const int code = library.query_gid_ex(context, number, static_cast<std::uint32_t>(i), &entry, 0,
+                                          sizeof entry);
+    if (code != 0 || entry.ndev_ifindex == 0 || if_indextoname(entry.ndev_ifindex, name) == nullptr)
+      continue;
+    if (std::ranges::find(names, name) == names.end()) names.emplace_back(name);
+  }
+  return names;
+}
+
 }  // namespace
 
 std::string error_text(int code) {
@@ -75,6 +93,10 @@ std::string error_text(int code) {
 
 std::string PortOffer::label() const {
   return fmt::format("{}:{}", device, port);
+}
+
+bool PortOffer::is(std::string_view nic) const {
+  return device == nic || label() == nic || std::ranges::find(interfaces, nic) != interfaces.end();
 }
 
 PortChoice choose_ports(std::span<const PortOffer> offers, std::span<const std::string> nics,
@@ -87,8 +109,7 @@ PortChoice choose_ports(std::span<const PortOffer> offers, std::span<const std::
     if (found != offers.end() && std::ranges::find(choice.ports, index) == choice.ports.end())
       choice.ports.push_back(index);
   };
-  for (const std::string& nic : nics)
-    add([&](const PortOffer& offer) { return offer.device == nic || offer.label() == nic; });
+  for (const std::string& nic : nics) add([&](const PortOffer& offer) { return offer.is(nic); });
   if (choice.ports.empty() && (nics.empty() || !only_these))
     add([](const PortOffer&) { return true; });
   if (!choice.ports.empty()) return choice;
@@ -116,7 +137,8 @@ std::vector<PortAttributes> query_ports(const Library& library) {
       port.device = attributes;
       const bool known = library.query_port(context.get(), number, port.port) == 0;
       port.offer = {library.get_device_name(device), number,
-                    known && port.port.state == IBV_PORT_ACTIVE};
+                    known && port.port.state == IBV_PORT_ACTIVE,
+                    interfaces_of(library, context.get(), number, port.port)};
       ports.push_back(std::move(port));
     }
   }

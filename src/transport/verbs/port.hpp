@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "shoal/settings.hpp"
@@ -30,8 +31,11 @@ struct PortOffer {
   std::string device;  ///< "mlx5_0"
   std::uint8_t port;   ///< from 1
   bool active;
+  std::vector<std::string> interfaces{};  ///< network interfaces of a RoCE port
 
   std::string label() const;  ///< "mlx5_0:1"
+  /// Whether a NIC of the plan is this port: its label, its device, or one of its interfaces.
+  bool is(std::string_view nic) const;
 };
 
 /// A port with what libibverbs says of it.
@@ -46,7 +50,8 @@ struct PortChoice {
   std::string reason;              ///< where there are none
 };
 
-/// One port for each of `nics` ("mlx5_0:1", "mlx5_0") that is an active RDMA port, in their order.
+/// One port for each of `nics` ("mlx5_0:1", "mlx5_0", or "eth2", the interface of a RoCE port) that
+/// is an active RDMA port, in their order.
 /// Without any: the first active port, unless `only_these` (the user named them). Pure function.
 PortChoice choose_ports(std::span<const PortOffer> offers, std::span<const std::string> nics,
                         bool only_these);

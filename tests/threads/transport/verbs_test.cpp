@@ -131,15 +131,6 @@ TEST_F(Verbs, WorksAtDepthOne) {
   run_threads(3, settings, check_operations);
 }
 
-/// Over device commands a round trip takes several naps of the emulator's thread, and more where
-/// other programs take the core meanwhile.
-void mix_atomics(World& world) {
-  if (verbs_interface() == "devx")
-    check_mixed_atomics_for(world, 200);
-  else
-    check_mixed_atomics(world);
-}
-
 TEST_F(Verbs, SharesWordsWithSharedMemory) {
   Settings settings = verbs_settings();
   settings.transport_inside = "shm";
@@ -149,7 +140,7 @@ TEST_F(Verbs, SharesWordsWithSharedMemory) {
     EXPECT_EQ(world.describe_transport(remote).find("verbs: "), 0u)
         << world.describe_transport(remote);
     EXPECT_EQ(world.describe_transport(world.my_pe() ^ 1).find("shm: "), 0u);
-    mix_atomics(world);
+    check_mixed_atomics(world);
     run_random_collectives(world, 20, 17);
   });
 }
@@ -250,14 +241,12 @@ TEST_F(Verbs, UsesTheInterfaceOfTheSetting) {
 // others.
 class VerbsSoak : public Verbs {
  protected:
-  static void survive(const char* ordering, std::uint32_t timeout) {
+  static void survive(const char* ordering) {
     emulate("ORDERING", ordering);
     emulate("LOSS", "0.01");
     emulate("DUPLICATION", "0.01");
     emulate("REORDERING", "0.05");
-    Settings settings = verbs_settings();
-    settings.verbs_timeout = timeout;
-    run_threads(2, settings, [](World& world) {
+    run_threads(2, verbs_settings(), [](World& world) {
       check_everything(world);
       run_random_collectives(world, 40, 99);
     });
@@ -265,16 +254,15 @@ class VerbsSoak : public Verbs {
 };
 
 TEST_F(VerbsSoak, SurvivesLossInTheStrictTier) {
-  survive("strict", 14);  // 67 ms
+  survive("strict");
 }
 
-// A lost packet is noticed by its timeout alone where later ones may overtake it.
 TEST_F(VerbsSoak, SurvivesLossUnderAdaptiveRouting) {
-  survive("adaptive", 11);  // 8 ms
+  survive("adaptive");
 }
 
 TEST_F(VerbsSoak, SurvivesLossInTheUnorderedTier) {
-  survive("unordered", 11);
+  survive("unordered");
 }
 
 // NIC atomics that are atomic among each other alone would lose updates of PEs that share memory
@@ -285,7 +273,7 @@ TEST_F(Verbs, SharesWordsWhereTheNicIsNotAtomicTowardsProcessors) {
   settings.transport_inside = "shm";
   settings.node_size = 2;
   run_threads(4, settings, [](World& world) {
-    for (int i = 0; i < 3; ++i) mix_atomics(world);
+    for (int i = 0; i < 3; ++i) check_mixed_atomics(world);
   });
 }
 

@@ -4,12 +4,17 @@
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <set>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "verbs_library.hpp"
 
@@ -139,6 +144,91 @@ TEST_F(VerbsOverUdp, DataTravelByGidAndQueuePairNumber) {
   }
   EXPECT_EQ(write(pairs[0], memory.size() / 2), IBV_WC_SUCCESS);
   EXPECT_EQ(std::memcmp(memory.data(), memory.data() + memory.size() / 2, memory.size() / 2), 0);
+}
+
+/// Devices of this process, opened.
+class SeveralDevices : public ::testing::Test {
+ protected:
+  ~SeveralDevices() override {
+    for (ibv_context* const context : contexts)
+      if (context != nullptr) EXPECT_EQ(VERBS(ibv_close_device)(context), 0);
+  }
+  void open(const char* interfaces) {
+    setenv("SHOAL_EMULATOR_WIRE", "udp", 1);
+    setenv("SHOAL_EMULATOR_UDP_INTERFACE", interfaces, 1);
+    int count = 0;
+    ibv_device** const list = VERBS(ibv_get_device_list)(&count);
+    for (int i = 0; i < count; ++i) {
+      names.emplace_back(VERBS(ibv_get_device_name)(list[i]));
+      guids.insert(VERBS(ibv_get_device_guid)(list[i]));
+      contexts.push_back(VERBS(ibv_open_device)(list[i]));
+    }
+    EXPECT_EQ(list[count], nullptr);
+    VERBS(ibv_free_device_list)(list);
+  }
+
+  std::vector<std::string> names;
+  std::set<std::uint64_t> guids;
+  std::vector<ibv_context*> contexts;
+};
+
+TEST_F(SeveralDevices, HaveNicsOfTheirOwn) {
+  open("lo,127.0.0.1");
+  ASSERT_EQ(names, (std::vector<std::string>{"mlx5_0", "mlx5_1"}));
+  EXPECT_EQ(guids.size(), 2U);
+  ibv_pd* const domain = VERBS(ibv_alloc_pd)(contexts[1]);
+  alignas(64) std::array<unsigned char, 64> memory{};
+  // The quota of one device is not used by the other: 20 keys each.
+  std::vector<ibv_mr*> regions;
+  ibv_pd* const first = VERBS(ibv_alloc_pd)(contexts[0]);
+  for (ibv_pd* const at : {first, domain})
+    for (int i = 0; i < 20; ++i)
+      regions.push_back(VERBS(ibv_reg_mr)(at, memory.data(), memory.size(), kAll));
+  EXPECT_EQ(std::ranges::count(regions, nullptr), 0);
+  EXPECT_EQ(VERBS(ibv_reg_mr)(domain, memory.data(), memory.size(), kAll), nullptr);
+  for (ibv_mr* const region : regions) EXPECT_EQ(VERBS(ibv_dereg_mr)(region), 0);
+  for (ibv_pd* const at : {first, domain}) EXPECT_EQ(VERBS(ibv_dealloc_pd)(at), 0);
+}
+
+TEST_F(SeveralDevices, ADeviceWithoutItsInterfaceCannotBeOpenedAlone) {
+  testing::internal::CaptureStderr();
+  open("lo,nowhere0");
+  const std::string said = testing::internal::GetCapturedStderr();
+  ASSERT_EQ(contexts.size(), 2U);
+  EXPECT_NE(contexts[0], nullptr);
+  EXPECT_EQ(contexts[1], nullptr);
+  EXPECT_NE(said.find("mlx5_1 cannot be opened: no interface is or has \"nowhere0\""),
+            std::string::npos)
+      << said;
+}
+
+TEST_F(SeveralDevices, AMalformedListIsRefused) {
+  for (const char* const list : {"lo,", ",lo", "lo,,lo", "a,b,c,d,e,f,g,h,i"}) {
+    testing::internal::CaptureStderr();
+    open(list);
+    const std::string said = testing::internal::GetCapturedStderr();
+    for (ibv_context* const context : contexts) EXPECT_EQ(context, nullptr) << list;
+    EXPECT_NE(said.find("SHOAL_EMULATOR_UDP_INTERFACE is \"" + std::string(list) +
+                        "\"; allowed: 1 to 8 interfaces, with commas between them"),
+              std::string::npos)
+        << said;
+  }
+}
+
+TEST_F(SeveralDevices, HaveATraceEach) {
+  const std::string file = testing::TempDir() + "shoal-several-devices";
+  setenv("SHOAL_EMULATOR_TRACE", file.c_str(), 1);
+  testing::internal::CaptureStderr();
+  open("lo,lo");
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("allowed with several devices: a name with %d"), std::string::npos) << said;
+  EXPECT_EQ(std::ranges::count(contexts, nullptr), 2);
+  setenv("SHOAL_EMULATOR_TRACE", (file + "%d").c_str(), 1);
+  open("lo,lo");
+  unsetenv("SHOAL_EMULATOR_TRACE");
+  EXPECT_EQ(std::ranges::count(contexts, nullptr), 2) << "the first two";
+  for (const char* const number : {"0", "1"})
+    EXPECT_TRUE(std::filesystem::remove(file + number)) << number;
 }
 
 TEST_F(VerbsOverUdp, ASilentAddressEndsTheConnection) {

@@ -158,6 +158,7 @@ void Device::add(QueuePair& pair) {
 }
 
 int Device::poll(std::span<ibv_wc> completions) noexcept {
+  if (library_->poll_emulator != nullptr) library_->poll_emulator(place_.context);
   const mlx5::HostBus bus;
   mlx5::Completion entry;
   std::size_t count = 0;

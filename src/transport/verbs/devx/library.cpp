@@ -105,6 +105,8 @@ std::shared_ptr<const Library> load_library(const std::string& file,
   load(library->obj_modify, "mlx5dv_devx_obj_modify");
   load(library->obj_query, "mlx5dv_devx_obj_query");
   load(library->obj_destroy, "mlx5dv_devx_obj_destroy");
+  library->poll_emulator = reinterpret_cast<decltype(library->poll_emulator)>(
+      dlsym(handle, "shoal_emulator_poll"));  // of the libibverbs that it uses
   return library;
 }
 

@@ -30,6 +30,8 @@ struct Library {
   decltype(&::mlx5dv_devx_obj_modify) obj_modify = nullptr;
   decltype(&::mlx5dv_devx_obj_query) obj_query = nullptr;
   decltype(&::mlx5dv_devx_obj_destroy) obj_destroy = nullptr;
+  /// Shoal's emulated NIC makes progress by this call, as by ibv_poll_cq; nullptr for other NICs.
+  void (*poll_emulator)(ibv_context*) = nullptr;
 
   /// Opens a device for device commands. Throws Error{unsupported} where it has none. The caller
   /// closes it by libibverbs.
