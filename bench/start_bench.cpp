@@ -5,8 +5,8 @@
 // process minus the median of the first pairs of later groups, which find the code loaded and
 // bound. Handshake and first touch: the rest over a steady pair; over a network it includes what
 // the first messages cost. Each time is that of the slowest PE; all PEs start each step together.
-// Inputs exist before the group, as those of a model do. Each mode has groups of its own, which stay
-// open beside each other, so that none finds memory that an earlier one has touched.
+// Inputs exist before the group, as those of a model do. Each mode has groups of its own, which
+// stay open beside each other, so that none finds memory that an earlier one has touched.
 #include <fmt/format.h>
 
 #include <algorithm>
