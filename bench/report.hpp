@@ -29,6 +29,7 @@ struct Report {
   std::int32_t pe = 0, pes = 0;
   /// Shape and machine, in printing order.
   std::vector<std::pair<std::string, std::string>> setup;
+  std::vector<std::pair<std::string, double>> notes{};  ///< further figures, after the table
 };
 void describe(Report& report, const Shape& shape);
 

@@ -38,9 +38,10 @@ struct Arguments {
   Shape shape;
   RmaOptions rma;
   Shape waits_shape{.tokens = 16, .hidden = 256, .top_k = 8, .experts = 192, .iterations = 32};
+  Shape start_shape{.tokens = 128, .hidden = 7168, .top_k = 8, .experts = 64};
   std::int64_t threads = 0;
   std::string json_path;
-  bool ep = false, waits = false;
+  bool ep = false, waits = false, start = false, preinitialize = false;
 };
 
 void declare(CLI::App& app, Arguments& arguments) {
@@ -63,7 +64,13 @@ void declare(CLI::App& app, Arguments& arguments) {
                    "PEs are this many threads of this process, without shoal-run")
       ->check(CLI::Range(1, 1024));
   waits->callback([&arguments] { arguments.waits = true; });
-  for (CLI::App* const command : {ep, rma, waits})
+  CLI::App* const start = app.add_subcommand(
+      "start", "the first pair of the process by cause, and its ratio to a steady pair");
+  add_shape_options(*start, arguments.start_shape);
+  start->add_flag("--preinitialize", arguments.preinitialize,
+                  "create the groups with GroupOptions::preinitialize");
+  start->callback([&arguments] { arguments.start = true; });
+  for (CLI::App* const command : {ep, rma, waits, start})
     command->add_option("--json", arguments.json_path, "also write the results to this file");
 }
 
@@ -73,6 +80,8 @@ void run(const Arguments& arguments, std::shared_ptr<Bootstrap> bootstrap) {
   const Times open = now() - start;
   if (arguments.waits)
     run_waits(world, arguments.waits_shape, arguments.threads, open, arguments.json_path);
+  else if (arguments.start)
+    run_start(world, arguments.start_shape, arguments.preinitialize, open, arguments.json_path);
   else if (arguments.ep)
     run_ep(world, arguments.shape, arguments.json_path);
   else

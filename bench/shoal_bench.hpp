@@ -27,6 +27,9 @@ void run_rma(World& world, const RmaOptions& options, const std::string& json_pa
 /// `open`: what World::open took on this PE.
 void run_waits(World& world, const Shape& shape, std::int64_t threads, Times open,
                const std::string& json_path);
+/// The first pair of this process, by cause, against steady pairs. `open` as for run_waits.
+void run_start(World& world, const Shape& shape, bool preinitialize, Times open,
+               const std::string& json_path);
 /// Puts from PE 0 to PE 1 through the ring of a proxy.
 std::vector<Measurement> measure_proxy(World& world, std::int64_t iterations);
 

@@ -258,12 +258,11 @@ std::vector<SettingInfo> nic_rows() {
       number(
           "SHOAL_NIC_ROUND_ROBIN", "NVSHMEM_ENABLE_NIC_PE_MAPPING", scope, &S::nic_round_robin,
           "1: PE i of a host takes port i modulo their number, in the order of SHOAL_NIC_LIST. 0: "
-          "by distance.",
+          "by distance. SHOAL_NIC_MAPPING has priority over both.",
           0, 1),
       text("SHOAL_NIC_MAPPING", "NVSHMEM_HCA_PE_MAPPING", scope, &S::nic_mapping,
            "NIC ports assigned to the PEs of a host in order: comma list of name, name:port or "
-           "name:port:count, where count consecutive PEs share the port. Excludes SHOAL_NIC_LIST "
-           "and SHOAL_NIC_ROUND_ROBIN."),
+           "name:port:count, where count consecutive PEs share the port. Excludes SHOAL_NIC_LIST."),
       number(
           "SHOAL_LOCAL_INDEX", "", scope, &S::local_index,
           "Index of this PE among all PEs of its host, those of other jobs included, for the NIC "

@@ -73,9 +73,7 @@ void GroupState::close_with_world(shoal::detail::WorldEnd end) noexcept {
 }
 
 std::int64_t HandleState::received_by(std::int32_t rank) const {
-  if (expert_alignment > 0) return expert_rows.end[rank];
-  const auto ranks = static_cast<std::int32_t>(first_row.size());
-  return rows_before(counts, ranks, ranks, rank);
+  return expert_alignment > 0 ? expert_rows.end[rank] : rows_by_rank[rank];
 }
 
 }  // namespace shoal::ep::detail

@@ -150,6 +150,7 @@ struct HandleState {
   std::uint64_t epoch = 0;                ///< of the dispatch that made the layout
   std::vector<std::int32_t> counts;       ///< [ranks][ranks]: rows from source i to rank j
   std::vector<std::int32_t> first_row;    ///< [ranks]: first row of this rank's tokens at each rank
+  std::vector<std::int64_t> rows_by_rank;  ///< [ranks]: rank-major rows of each rank; host only
   std::int64_t received = 0;          ///< rows here; expert-major: up to the end of the last block
   std::int64_t result_rows = 0;       ///< received, or worst_case_rows
   std::int32_t expert_alignment = 0;  ///< of the blocks of an expert-major layout; 0: rank-major

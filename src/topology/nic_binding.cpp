@@ -222,10 +222,10 @@ std::vector<std::int32_t> mapped_nics(const Machine& machine, const NicBinding& 
                                       std::int32_t seats) {
   const Source source = mapping_source(binding);
   require(
-      trim(binding.list).empty() && !binding.round_robin, Code::invalid_argument,
-      "SHOAL_NIC_MAPPING says which PE uses which port, so SHOAL_NIC_LIST and SHOAL_NIC_ROUND_ROBIN must not be set "
-      "beside it; they are \"{}\" and {}",
-      binding.list, binding.round_robin ? 1 : 0);
+      trim(binding.list).empty(), Code::invalid_argument,
+      "SHOAL_NIC_MAPPING says which PE uses which port, so SHOAL_NIC_LIST must not be set beside "
+      "it; it is \"{}\"",
+      binding.list);
   std::vector<std::int32_t> result;
   std::vector<std::string> ports;
   for (const Entry& entry : parse(source, trim(binding.mapping))) {

@@ -48,7 +48,7 @@ struct NicPlan {
 /// Loads of equally near NICs differ by at most one if a single move can balance them. One port of
 /// each card is used before a second port of any. Ties are resolved in the order of SHOAL_NIC_LIST,
 /// or of PCI addresses, so the system's enumeration order has no effect. Round robin and mapping:
-/// one NIC per seat. Throws like usable_nics and mapped_nics.
+/// one NIC per seat; a mapping has priority. Throws like usable_nics and mapped_nics.
 NicPlan plan_nics(const Machine& machine, std::span<const Location> seats,
                   const NicBinding& binding);
 

@@ -11,8 +11,9 @@ namespace shoal::detail {
 struct Placement : topology::HostMap {
   Pe my_pe = 0;
   Pe n_pes = 0;
-  memory::Token token{};           ///< names the world; only its PEs know it
-  std::int32_t cores_on_host = 1;  ///< that the PEs of this host may use together
+  memory::Token token{};               ///< names the world; only its PEs know it
+  std::int32_t cores_on_host = 1;      ///< that the PEs of this host may use together
+  std::int32_t processes_on_host = 1;  ///< whose threads the PEs of this host are
 
   std::size_t me() const noexcept { return static_cast<std::size_t>(my_pe); }
   bool same_node(Pe pe) const noexcept {

@@ -131,6 +131,11 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   void wake(Pe pe) noexcept;
   /// Whether PEs share cores: a PE that waits for several words then blocks until the last one.
   bool crowded() const noexcept { return wait_times_.crowded; }
+  /// Whether waits yield before they block. False for a while after a yield has shown that other
+  /// programs use the core.
+  bool yields() const noexcept {
+    return wait_times_.yield.count() > 0 && yield_watch_.may_yield(Clock::now());
+  }
   /// Where this PE's threads block.
   WaitPoint& wait_point() const noexcept;
   /// The deadline of a wait that starts now: SHOAL_TIMEOUT_MS from now.
@@ -262,6 +267,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   std::shared_ptr<Bootstrap> bootstrap_;
   std::vector<InitPhase> phases_;
   WaitTimes wait_times_;
+  YieldWatch yield_watch_;
   std::vector<WaitPoint*> wait_points_;  ///< by PE; nullptr: out of reach
   bool networked_ = false;               ///< poll has to progress networks
   int polls_per_yield_ = 1;              ///< of back_off
@@ -308,8 +314,9 @@ WaitOutcome WorldState::block(Ready& ready, Clock::time_point deadline, Pe await
   WaitPoint::Waiter waiter(wait_point());
   Clock::time_point now = start, next_check = start + wait_times_.longest_block;
   for (;;) {
-    if (now - start < wait_times_.yield) {
+    if (now - start < wait_times_.yield && (!crowded() || yield_watch_.may_yield(now))) {
       sched_yield();
+      if (crowded()) yield_watch_.yielded(wait_times_, now, Clock::now());
       if (ready()) return WaitOutcome::ready;
     } else {
       waiter.announce(word());

@@ -54,6 +54,17 @@ std::string host_name() {
   return name;
 }
 
+/// Whether PE i is on node i modulo their number; else the PEs of a node are consecutive.
+bool dealt_round_robin(const World& world) {
+  const std::vector<Pe> numbers = [&] {
+    std::vector<Pe> node;
+    for (Pe pe = 0; pe < world.node_team().size(); ++pe)
+      node.push_back(world.node_team().world_pe(pe));
+    return node;
+  }();
+  return numbers.size() > 1 && numbers[1] != numbers[0] + 1;
+}
+
 EpCase shape(const World& world) {
   const std::int32_t ranks = world.n_pes();
   return {.ranks = ranks,
@@ -61,7 +72,8 @@ EpCase shape(const World& world) {
           .top_k = 6,
           .hidden = 512,
           .max_tokens = 30,
-          .nodes = ranks / world.pes_per_node()};
+          .nodes = ranks / world.pes_per_node(),
+          .round_robin = dealt_round_robin(world)};
 }
 
 void check_ep(World& world) {

@@ -2,7 +2,8 @@
 """Ways to start a PE program on the hosts of a Network: directly, with torchrun's variables, with
 mpirun, srun and shoal-run.
 
-Each returns a Job. Every host runs `per_host` PEs, numbered host by host.
+Each returns a Job. Every host runs `per_host` PEs, numbered host by host unless the caller asks for
+another order.
 """
 
 import itertools
@@ -58,14 +59,17 @@ def session(network, port=None):
     return f"{network.hosts[0].address()}:{next(_ports) if port is None else port}"
 
 
-def _seats(network, per_host):
+def _seats(network, per_host, round_robin=False):
+    if round_robin:
+        return list(enumerate(list(network.hosts) * per_host))
     return list(enumerate(host for host in network.hosts for _ in range(per_host)))
 
 
-def by_hand(network, command, per_host, env=None, own=None):
+def by_hand(network, command, per_host, env=None, own=None, round_robin=False):
     """Starts each PE directly, with its number and the session in the environment. `own` has
-    further variables of single PEs, as {pe: {...}}."""
-    seats = _seats(network, per_host)
+    further variables of single PEs, as {pe: {...}}. `round_robin`: PE i runs on host i modulo their
+    number."""
+    seats = _seats(network, per_host, round_robin)
     common = {"SHOAL_N_PES": len(seats), "SHOAL_SESSION_ID": session(network), **(env or {})}
     return Job(
         [

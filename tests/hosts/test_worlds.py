@@ -57,6 +57,29 @@ def test_ep_in_both_modes(
     expect_lines(lines, n_hosts, per_host, transport, "ep ok")
 
 
+@pytest.mark.parametrize(
+    ("transport", "n_hosts", "per_host"), [("ofi", 2, 2), ("ofi", 3, 2), ("verbs", 2, 3)]
+)
+def test_pes_dealt_round_robin(
+    make_network, host_checks, environment, needs, transport, n_hosts, per_host
+):
+    needs(transport)
+    environment["SHOAL_TRANSPORT_BETWEEN"] = transport
+    lines = by_hand(
+        make_network(hosts=n_hosts),
+        [host_checks, "identity", "world", "collectives", "ep"],
+        per_host,
+        environment,
+        round_robin=True,
+    ).lines(90)
+    assert sorted(lines) == list(range(n_hosts * per_host))
+    used = ", ".join(sorted(["shm", transport]))
+    for pe, (_, host, line) in lines.items():
+        assert host == f"host{pe % n_hosts}"
+        assert f"(index {pe // n_hosts} of {per_host} on its node; {used}): " in line
+        assert line.endswith("identity ok, world ok, collectives ok, ep ok")
+
+
 @pytest.mark.parametrize("transport", ["ofi", "verbs"])
 def test_ep_with_skewed_pes(make_network, host_checks, environment, needs, transport):
     needs(transport)

@@ -55,6 +55,35 @@ def test_bare_loops_of_verbs_have_the_rows_of_rma(bin_dir, tmp_path):
     assert set(bare) <= set(rows(bin_dir / "shoal-run", "-n", "2", bin_dir / "shoal-bench", "rma"))
 
 
+@pytest.mark.parametrize("warm", [[], ["--preinitialize"]])
+def test_start_splits_the_first_pair(bin_dir, tmp_path, warm):
+    report = tmp_path / "start.json"
+    shape = ["--tokens", "16", "--hidden", "256", "--experts", "16", "--top-k", "4"]
+    command = [bin_dir / "shoal-bench", "start", *shape, "--json", report, *warm]
+    subprocess.run(
+        [bin_dir / "shoal-run", "-n", "2", *command], check=True, timeout=120, capture_output=True
+    )
+    data = json.loads(report.read_text())
+    assert data["setup"]["preinitialize"] == ("yes" if warm else "no")
+    rows = {row["name"]: row["seconds"]["max"] for row in data["results"]}
+    phases = sum(time for name, time in rows.items() if name.startswith("World::open: "))
+    assert 0 < phases <= 2 * rows["World::open"]
+    for mode in ("normal", "low latency"):
+        assert rows[f"{mode}: creation of the first group"] > 0
+        first, later, steady = (
+            rows[f"{mode}: {which}"]
+            for which in ("first pair of the process", "first pair of a later group", "steady pair")
+        )
+        notes = data["notes"]
+        assert notes[f"{mode}: first pair of the process / steady pair"] == pytest.approx(
+            first / steady
+        )
+        parts = notes[f"{mode}: code loading, us"] + notes[f"{mode}: handshake and first touch, us"]
+        assert parts == pytest.approx(
+            1e6 * (max(0, first - later) + max(0, later - steady)), rel=1e-6, abs=1e-3
+        )
+
+
 def test_bench_runs_on_a_small_shape(bin_dir, tmp_path):
     report = tmp_path / "bench.json"
     shape = [

@@ -112,21 +112,20 @@ std::shared_ptr<const RoutingState> make_routing(Tensor topk_idx, const Shape& s
   return state;
 }
 
-std::int64_t rows_before(std::span<const std::int32_t> counts, std::int32_t ranks,
-                         std::int32_t source, std::int32_t rank) {
-  std::int64_t rows = 0;
-  for (std::int32_t before = 0; before < source; ++before)
-    rows += counts[static_cast<std::size_t>(before) * ranks + rank];
+std::vector<std::int64_t> rows_before(std::span<const std::int32_t> counts, std::int32_t ranks,
+                                      std::int32_t source) {
+  std::vector<std::int64_t> rows(ranks, 0);
+  for (std::int32_t before = 0; before < source; ++before) {
+    const std::int32_t* const sent = counts.data() + static_cast<std::size_t>(before) * ranks;
+    for (std::int32_t rank = 0; rank < ranks; ++rank) rows[rank] += sent[rank];
+  }
   return rows;
 }
 
 std::vector<std::int32_t> first_rows(std::span<const std::int32_t> counts, std::int32_t ranks,
                                      std::int32_t source) {
-  std::vector<std::int32_t> first;
-  first.reserve(ranks);
-  for (std::int32_t rank = 0; rank < ranks; ++rank)
-    first.push_back(static_cast<std::int32_t>(rows_before(counts, ranks, source, rank)));
-  return first;
+  const std::vector<std::int64_t> rows = rows_before(counts, ranks, source);
+  return {rows.begin(), rows.end()};
 }
 
 ExpertRows make_expert_rows(const Shape& shape, std::span<const std::int32_t* const> counts,

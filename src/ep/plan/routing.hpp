@@ -42,11 +42,12 @@ struct RoutingState {
   }
 };
 
-/// Rows that the sources before rank `source` send to `rank`, so the first row of `source` there;
-/// with `source` = `ranks`, all rows of `rank`. `counts[i * ranks + j]` are the rows from i to j.
-std::int64_t rows_before(std::span<const std::int32_t> counts, std::int32_t ranks,
-                         std::int32_t source, std::int32_t rank);
-/// rows_before at every rank.
+/// Rows that the sources before rank `source` send to each rank, so the first row of `source`
+/// there; with `source` = `ranks`, all rows of the rank. `counts[i * ranks + j]` are the rows from
+/// i to j.
+std::vector<std::int64_t> rows_before(std::span<const std::int32_t> counts, std::int32_t ranks,
+                                      std::int32_t source);
+/// rows_before, where it is known to fit 32 bits.
 std::vector<std::int32_t> first_rows(std::span<const std::int32_t> counts, std::int32_t ranks,
                                      std::int32_t source);
 

@@ -183,6 +183,8 @@ void Requester::send(Pe pe, const char* what, Request request) {
   host_route_(pe).put_signal(pe, place + kNumber, bytes_of(request) + kNumber, bytes - kNumber,
                              place, SignalOp::set, number);
   sent_[static_cast<std::size_t>(pe)] = number;
+  const std::size_t in_flight = number - reply_word(pe, offsetof(Reply, completed));
+  if (in_flight > most_in_flight()) most_in_flight_.store(in_flight, std::memory_order_relaxed);
 }
 
 /// Waits until request `number` to `pe` is complete. Throws Error{timeout}, Error{peer_failed}, and

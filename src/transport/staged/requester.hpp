@@ -2,6 +2,7 @@
 // requester.hpp: the requesting side of a PE. Calls of several threads take turns.
 #pragma once
 
+#include <atomic>
 #include <mutex>
 #include <vector>
 
@@ -30,6 +31,10 @@ class Requester {
   /// Transport::has_room and Transport::reached. They do not wait.
   bool has_room(Pe pe);
   bool reached(Pe pe, Transport::Point& point);
+  /// The most requests in flight to one PE so far, which SHOAL_STAGED_DEPTH bounds.
+  std::size_t most_in_flight() const noexcept {
+    return most_in_flight_.load(std::memory_order_relaxed);
+  }
 
  private:
   /// The request that uses one of this PE's chunks.
@@ -67,6 +72,7 @@ class Requester {
   std::vector<std::uint64_t> sent_;  ///< by PE: number of the last request
   std::vector<Use> uses_;            ///< by chunk
   std::size_t next_chunk_ = 0;
+  std::atomic<std::size_t> most_in_flight_{0};
 };
 
 }  // namespace shoal::transport::staged

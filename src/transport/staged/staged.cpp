@@ -122,6 +122,9 @@ class StagedTransport final : public Transport {
     return requester_.has_room(pe) && context_.host_route(pe).has_room(pe);
   }
   /// Requests and, where the network writes to the heap itself, its writes.
+  /// SHOAL_STAGED_DEPTH bounds it.
+  std::size_t most_in_flight() const noexcept override { return requester_.most_in_flight(); }
+
   bool reached(Pe pe, Point& point) override {
     const bool served = requester_.reached(pe, point);
     return (direct_[static_cast<std::size_t>(pe)] == nullptr ||

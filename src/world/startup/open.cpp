@@ -4,11 +4,13 @@
 #include "world/startup/open.hpp"
 
 #include <exception>
+#include <set>
 #include <utility>
 
 #include "base/check.hpp"
 #include "base/interrupt.hpp"
 #include "base/log.hpp"
+#include "memory/process_id.hpp"
 #include "topology/cores.hpp"
 #include "world/device_side.hpp"
 #include "world/fabric/fabric.hpp"
@@ -170,21 +172,31 @@ void Opening::identify(BlobWriter& mine) {
   mine.text(host.id);
   mine.text(host.name);
   mine.bytes(topology::allowed_cores());
+  mine.value(memory::this_process());
 }
 
 void Opening::place(const Blobs& all) {
   std::vector<topology::HostIdentity> hosts;
   std::vector<std::vector<std::byte>> cores;
+  std::vector<memory::ProcessId> processes;
   for (const auto& blob : all) {
     BlobReader reader(blob);
     std::string id = reader.text();
     hosts.push_back({std::move(id), reader.text()});
     cores.push_back(reader.bytes());
+    processes.push_back(reader.value<memory::ProcessId>());
   }
   static_cast<topology::HostMap&>(placement_) = topology::place(hosts, settings_.node_size);
-  for (Pe pe = 0; pe < placement_.n_pes; ++pe)
-    if (!placement_.same_host(pe)) cores[static_cast<std::size_t>(pe)].clear();
+  std::set<std::pair<memory::Token, std::int64_t>> here;
+  for (Pe pe = 0; pe < placement_.n_pes; ++pe) {
+    const auto i = static_cast<std::size_t>(pe);
+    if (placement_.same_host(pe))
+      here.emplace(processes[i].token, processes[i].pid);
+    else
+      cores[i].clear();
+  }
   placement_.cores_on_host = topology::count_cores(cores);
+  placement_.processes_on_host = static_cast<std::int32_t>(here.size());
 }
 
 void Opening::open_device(BlobWriter& mine) {
@@ -289,8 +301,8 @@ void Opening::make_teams(BlobWriter&) {
                                     load_store_peers(fabric_.heap_map(), placement_.my_pe),
                                     settings_.max_teams);
   state_->health_ = std::make_unique<Health>(placement_, memory_, fabric_, state_->bootstrap_);
-  state_->wait_times_ =
-      wait_times(settings_.spin, placement_.pes_on_host(), placement_.cores_on_host);
+  state_->wait_times_ = wait_times(settings_.spin, placement_.pes_on_host(),
+                                   placement_.processes_on_host, placement_.cores_on_host);
   state_->networked_ = fabric_.uses_network();
   state_->polls_per_yield_ = fabric_.polls_per_yield();
   state_->wait_points_ = fabric_.wait_points();

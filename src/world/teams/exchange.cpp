@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchange, sync and deliver: the operations that all collectives consist of. Small teams write to
-// all PEs directly, in one hop. Larger teams take ceil(log2 n) rounds (dissemination; for blobs,
-// the all-gather of Bruck).
+// Exchange, sync and deliver: the operations that all collectives consist of. Small teams, and
+// somewhat larger ones whose PEs share cores (meets_directly), write to all PEs, in one hop. Others
+// take ceil(log2 n) rounds (dissemination; for blobs, the all-gather of Bruck).
 //
 // Flags carry the number of the operation, (generation, epoch), and are never reset. A PE may be
 // one operation ahead of another, so the areas alternate by parity: a PE that starts operation
@@ -171,7 +171,7 @@ std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, s
       return *reinterpret_cast<ExchangeEntry*>(memory_->control(offset));
     };
 
-    if (ring.size <= kDirectPes) {
+    if (team.direct) {
       constexpr std::size_t kStart = offsetof(ExchangeEntry, epoch);
       const std::size_t length = used_bytes(entry) - kStart;
       for (std::size_t d = 1; d < ring.size; ++d)
@@ -227,7 +227,7 @@ void WorldState::deliver(TeamState& team, std::span<const Delivery> deliveries, 
       fabric_->route(pe).put_signal(pe, host_offset(delivery.offset), delivery.source,
                                     delivery.bytes, flag, SignalOp::set, epoch);
     };
-    if (ring.size <= kDirectPes) {
+    if (team.direct) {
       for (std::size_t d = 1; d < ring.size; ++d)
         raise(ring.ahead(d), layout.flag(team.index, parity, ring.me));
       wait_flags(team, epoch, parity, what);

@@ -25,6 +25,7 @@ struct TeamState {
   Pe my_pe = 0;         ///< index of this PE in the team
   std::vector<Pe> pes;  ///< by index in the team: the number in the world
   bool predefined = false;
+  bool direct = true;  ///< PEs write to all others instead of in rounds (meets_directly)
   bool destroyed = false;
   /// Number of the last collective operation of this team on this PE; only grows.
   std::uint64_t epoch = 0;

@@ -9,15 +9,26 @@
 namespace shoal::detail {
 namespace {
 
-std::shared_ptr<TeamState> make_state(std::int32_t index, std::vector<Pe> pes, Pe my_world_pe) {
+std::shared_ptr<TeamState> make_state(std::int32_t index, std::vector<Pe> pes,
+                                      const Placement& placement) {
   auto team = std::make_shared<TeamState>();
   team->index = index;
-  team->my_pe = static_cast<Pe>(std::find(pes.begin(), pes.end(), my_world_pe) - pes.begin());
+  team->my_pe = static_cast<Pe>(std::find(pes.begin(), pes.end(), placement.my_pe) - pes.begin());
+  team->direct = meets_directly(placement, pes);
   team->pes = std::move(pes);
   return team;
 }
 
 }  // namespace
+
+bool meets_directly(const Placement& placement, std::span<const Pe> pes) {
+  constexpr std::size_t kDirectOnSharedCores = 64;
+  if (pes.size() <= ControlLayout::kDirectPes) return true;
+  if (pes.size() > kDirectOnSharedCores) return false;
+  return placement.pes_on_host() > placement.cores_on_host &&
+         std::all_of(pes.begin(), pes.end(),
+                     [&](Pe pe) { return placement.same_host(pe) && placement.same_node(pe); });
+}
 
 void Teams::create_predefined(WorldState& world, const Placement& placement, std::vector<Pe> shared,
                               std::int64_t max_teams) {
@@ -37,7 +48,7 @@ void Teams::create_predefined(WorldState& world, const Placement& placement, std
   slots_ = TeamSlots(max_teams);
   joins_read.resize(static_cast<std::size_t>(placement.n_pes));
   for (std::size_t i = 0; i < std::size(pes); ++i) {
-    auto team = make_state(static_cast<std::int32_t>(i), std::move(pes[i]), placement.my_pe);
+    auto team = make_state(static_cast<std::int32_t>(i), std::move(pes[i]), placement);
     team->world = std::shared_ptr<WorldState>(std::shared_ptr<void>(), &world);  // not an owner
     team->predefined = true;
     slots_.take(team->index);
@@ -47,7 +58,7 @@ void Teams::create_predefined(WorldState& world, const Placement& placement, std
 
 std::shared_ptr<TeamState> Teams::create(WorldState& world, std::int32_t index,
                                          std::uint64_t generation, std::vector<Pe> pes) {
-  auto team = make_state(index, std::move(pes), world.my_pe());
+  auto team = make_state(index, std::move(pes), world.placement());
   team->world = world.shared_from_this();
   team->generation = generation;
   slots_.take(index);

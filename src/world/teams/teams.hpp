@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "shoal/team.hpp"
@@ -15,6 +16,13 @@ namespace shoal::detail {
 
 /// Indices of the predefined teams, the same in every world.
 enum class PredefinedTeam : std::int32_t { world, node, shared, same_index, self, count };
+
+/// Whether the PEs of a team, one of which is this one, exchange by writing to all others at once,
+/// or in ceil(log2 n) rounds. The same on all of them.
+///
+/// Writing to all takes n * n writes. In rounds, PEs that share cores block and wake once per
+/// round, which costs more than the writes of some tens of PEs.
+bool meets_directly(const Placement& placement, std::span<const Pe> pes);
 
 class Teams {
  public:

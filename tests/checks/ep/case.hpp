@@ -28,12 +28,15 @@ struct EpCase {
   /// Blocks of 512 channels differ in magnitude: the expert output of two of three is below 1,
   /// where LogFMT applies, and one token of five is all zeros.
   bool mixed_magnitudes = false;
-  /// Nodes of the ranks, which are in blocks. With several, normal combine rounds once per node.
+  /// Nodes of the ranks. With several, normal combine rounds once per node.
   std::int32_t nodes = 1;
-  bool full = false;  ///< ranks that are not idle have max_tokens tokens
+  bool full = false;         ///< ranks that are not idle have max_tokens tokens
+  bool round_robin = false;  ///< ranks are dealt to the nodes in turn instead of in blocks
 
   std::int32_t local_experts() const { return experts / ranks; }
-  std::int32_t node_of(std::int32_t rank) const { return rank / (ranks / nodes); }
+  std::int32_t node_of(std::int32_t rank) const {
+    return round_robin ? rank % nodes : rank / (ranks / nodes);
+  }
   std::int64_t tokens(std::int32_t rank) const;             ///< 0 .. max_tokens
   std::vector<std::int64_t> topk(std::int32_t rank) const;  ///< [tokens, top_k]
   std::vector<float> weights(std::int32_t rank) const;      ///< [tokens, top_k]

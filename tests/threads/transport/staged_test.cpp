@@ -15,6 +15,7 @@
 #include "support/world/ofi.hpp"
 #include "support/world/world_local.hpp"
 #include "transport/staged/layout.hpp"
+#include "world/fabric/fabric.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -120,6 +121,36 @@ TEST(Staged, MovesMoreThanItsChunksHold) {
     EXPECT_EQ(seen, sent);
     barrier(world.team());
   });
+}
+
+TEST(Staged, BoundsRequestsInFlight) {
+  for (const std::int64_t depth : {1, 2, 33}) {
+    const FakeCuda fake({.gpus = 2});
+    Settings settings = staged_settings(1);
+    settings.staged_depth = depth;
+    run_threads(2, settings, [&](World& world) {
+      constexpr std::size_t kCount = 500;
+      const auto words = world.heap().allocate<std::uint64_t>(kCount);
+      const auto blocks = world.heap().allocate<std::byte>(kCount * 64);
+      const std::vector<std::byte> block(64, std::byte{7});
+      const Pe peer = 1 - world.my_pe();
+      for (std::size_t i = 0; i < kCount; ++i) {
+        world.put_nbi(blocks.on(peer).subspan(i * 64, 64), std::span(block));
+        world.put_value(words.on(peer)[i], std::uint64_t{i + 1});
+      }
+      world.quiet();
+      barrier(world.team());
+      const std::vector<std::uint64_t> here = local(world, words);
+      for (std::size_t i = 0; i < kCount; ++i) ASSERT_EQ(here[i], i + 1);
+      const std::size_t most = world.state()
+                                   .fabric()
+                                   .heap_route(peer, transport::capability::all_operations)
+                                   .transport.most_in_flight();
+      EXPECT_LE(most, static_cast<std::size_t>(depth));
+      EXPECT_GE(most, 1u);
+      barrier(world.team());
+    });
+  }
 }
 
 TEST(Staged, ReportsAFailureAtTheOtherPe) {

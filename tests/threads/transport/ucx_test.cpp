@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "checks/collective/reference.hpp"
+#include "checks/transport/tunings.hpp"
 #include "checks/transport/worlds.hpp"
 #include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
@@ -88,6 +89,13 @@ TEST_F(Ucx, WorksAtDepthOne) {
   settings.network_depth = 1;
   settings.network_chunk = 4096;
   run_threads(3, settings, check_operations);
+}
+
+TEST_F(Ucx, BoundsRequestsInFlight) {
+  for (const std::int64_t depth : {1, 2, 64}) {
+    const Settings settings = tuned(ucx_settings(), {"", depth, 4096});
+    run_threads(2, settings, [&](World& world) { check_many_requests(world, depth); });
+  }
 }
 
 TEST_F(Ucx, CutsLongTransfers) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -28,10 +29,11 @@ void use_one_core() {
 }
 
 /// Runs `body` on `n` PEs that share one core. Returns their errors.
-std::vector<std::string> run_on_one_core(Pe n, const std::function<void(World&)>& body) {
-  return errors_of(n, world_settings(), [&](Pe, auto bootstrap) {
+std::vector<std::string> run_on_one_core(Pe n, const std::function<void(World&)>& body,
+                                         const Settings& settings = world_settings()) {
+  return errors_of(n, settings, [&](Pe, auto bootstrap) {
     use_one_core();
-    World world = World::open({world_settings(), bootstrap});
+    World world = World::open({settings, bootstrap});
     body(world);
     world.close();
   });
@@ -67,22 +69,72 @@ TEST(Waits, AFullCoreTurnsSpinningOff) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
-// Collectives of PEs that share a core: each wait blocks, and each must be woken.
+/// Barriers and exchanges; each PE puts a word to all others before each barrier.
+void check_meetings(World& world) {
+  const auto words = world.heap().allocate<std::uint64_t>(static_cast<std::size_t>(world.n_pes()));
+  const auto me = static_cast<std::size_t>(world.my_pe());
+  for (std::uint64_t i = 1; i <= 20; ++i) {
+    for (Pe pe = 0; pe < world.n_pes(); ++pe) world.signal_set(words.on(pe).subspan(me, 1), i);
+    barrier(world.team());
+    for (std::size_t pe = 0; pe < words.size(); ++pe)
+      ASSERT_GE(std::atomic_ref(words[pe]).load(), i) << pe;
+  }
+  for (int i = 0; i < 5; ++i) {
+    const auto mine = static_cast<std::byte>(world.my_pe() + i);
+    const auto all = exchange_bytes(world.team(), std::span(&mine, 1));
+    for (std::size_t pe = 0; pe < all.size(); ++pe)
+      ASSERT_EQ(all[pe], static_cast<std::byte>(pe + static_cast<std::size_t>(i)));
+  }
+}
+
+// Collectives of PEs that share a core. With 40, each wait blocks, and each must be woken.
 TEST(Waits, ManyPesMeetOnOneCore) {
-  constexpr Pe kPes = 40;  // more than exchange directly with each other
-  for (const Pe pes : {Pe{5}, kPes}) {
-    const auto errors = run_on_one_core(pes, [](World& world) {
-      for (int i = 0; i < 50; ++i) barrier(world.team());
-      for (int i = 0; i < 5; ++i) {
-        const auto mine = static_cast<std::byte>(world.my_pe() + i);
-        const auto all = exchange_bytes(world.team(), std::span(&mine, 1));
-        for (std::size_t pe = 0; pe < all.size(); ++pe)
-          ASSERT_EQ(all[pe], static_cast<std::byte>(pe + static_cast<std::size_t>(i)));
-      }
-      EXPECT_GT(world.state().wait_point().blocks(), 0u);
+  for (const Pe pes : {5, 40}) {
+    const auto errors = run_on_one_core(pes, [pes](World& world) {
+      EXPECT_TRUE(world.state().world_team().direct);
+      check_meetings(world);
+      if (pes == 40) EXPECT_GT(world.state().wait_point().blocks(), 0u);
     });
     for (const std::string& error : errors) EXPECT_EQ(error, "");
   }
+}
+
+// Teams of several nodes take rounds, those of one node do not.
+TEST(Waits, ManyPesOfTwoNodesMeetInRounds) {
+  Settings settings = world_settings();
+  settings.node_size = 20;
+  const auto errors = run_on_one_core(
+      40,
+      [](World& world) {
+        EXPECT_FALSE(world.state().world_team().direct);
+        check_meetings(world);
+      },
+      settings);
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+// Another program on the core turns each yield into a time slice: the PEs stop yielding.
+TEST(Waits, PesBesideAnotherProgramBlock) {
+  std::atomic<bool> done = false;
+  std::thread other([&] {
+    use_one_core();
+    while (!done.load(std::memory_order_relaxed)) continue;
+  });
+  const auto errors = run_on_one_core(2, [](World& world) {
+    EXPECT_EQ(world.state().crowded(), true);
+    const auto all_yield = [&] {
+      const auto mine = static_cast<std::byte>(world.state().yields() ? 1 : 0);
+      const auto all = exchange_bytes(world.team(), std::span(&mine, 1));
+      return std::ranges::all_of(all, [](std::byte yields) { return yields == std::byte{1}; });
+    };
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    bool yielding = true;
+    while (yielding && std::chrono::steady_clock::now() < end) yielding = all_yield();
+    EXPECT_FALSE(yielding);
+  });
+  done = true;
+  other.join();
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
 TEST(Waits, ABlockEndsAtTheDeadline) {

@@ -120,6 +120,34 @@ TEST(NicPlan, TheUsersOrderIsHonoured) {
       << "a name without a port stands for all its ports";
 }
 
+// Eight PEs on two cards of two ports each. The entries count the PEs of the host, also where a
+// rail group has one PE of each host, whose index within the group is another.
+TEST(NicPlan, AMappingGivesEachPortToConsecutivePes) {
+  Machine machine = flat(8, 2);
+  for (int card = 0; card < 2; ++card) {
+    Nic second = machine.nics[static_cast<std::size_t>(card)];
+    second.port = 2;
+    machine.nics.push_back(second);
+  }
+  put_in_order(machine);
+  const auto settings = Settings::from([](const std::string& name) -> std::optional<std::string> {
+    if (name == "NVSHMEM_ENABLE_NIC_PE_MAPPING") return "1";
+    if (name == "NVSHMEM_HCA_PE_MAPPING") return "mlx5_0:1:2,mlx5_0:2:2,mlx5_1:1:2,mlx5_1:2:2";
+    return std::nullopt;
+  });
+  // NVSHMEM reads the mapping only beside its switch, which alone asks for a round robin.
+  const NicBinding binding = nic_binding(settings);
+  EXPECT_TRUE(binding.round_robin);
+  const char* const wanted =
+      "mlx5_0:1 mlx5_0:1 mlx5_0:2 mlx5_0:2 mlx5_1:1 mlx5_1:1 mlx5_1:2 mlx5_1:2";
+  EXPECT_EQ(plan_text(machine, binding), wanted);
+  // Without GPUs, PE i of the host has seat i.
+  machine.gpus.clear();
+  const auto seats = host_seats(machine, 8);
+  EXPECT_EQ(text_of(machine, plan_nics(machine, seats, binding)), wanted);
+  for (std::int32_t pe = 0; pe < 8; ++pe) EXPECT_EQ(seat_of(machine, 8, "", pe), pe);
+}
+
 TEST(NicPlan, ComesFromTheSettings) {
   const auto settings = Settings::from([](const std::string& name) -> std::optional<std::string> {
     if (name == "NVSHMEM_HCA_LIST") return "mlx5_1";
@@ -163,7 +191,7 @@ TEST(NicPlan, RefusesWhatDoesNotFit) {
        "has places for 3 PEs, and this host has 4; such as \"mlx5_0:1:2,mlx5_1:1:2\""},
       {{"", false, "mlx5_0:1:4,mlx5_1:1:4"}, "has places for 8 PEs, and this host has 4"},
       {{"mlx5_0", false, "mlx5_0:1:4"},
-       "SHOAL_NIC_LIST and SHOAL_NIC_ROUND_ROBIN must not be set beside it"},
+       "so SHOAL_NIC_LIST must not be set beside it; it is \"mlx5_0\""},
   };
   for (const auto& [binding, text] : cases)
     test::expect_error(Code::invalid_argument, text,

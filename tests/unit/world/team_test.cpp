@@ -4,14 +4,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
+#include <set>
 #include <tuple>
 
 #include "base/wait_point.hpp"
 #include "shoal/error.hpp"
 #include "topology/identity.hpp"
 #include "world/control.hpp"
+#include "world/placement.hpp"
 #include "world/startup/agreement.hpp"
 #include "world/teams/slots.hpp"
+#include "world/teams/teams.hpp"
 
 namespace shoal {
 namespace {
@@ -123,6 +127,31 @@ TEST(Agreement, GroupsPesByWhatTheySay) {
   const std::vector<std::string> texts{"x", "y", "x"};
   const std::vector<Pe> pes{4, 5, 9};
   EXPECT_EQ(detail::group_by_text(texts, pes), "PE 4, 9: x; PE 5: y");
+}
+
+// The same answer on all PEs of a team.
+TEST(Teams, LargeTeamsMeetDirectlyOnSharedCoresOfOneNode) {
+  detail::Placement placement;
+  const auto direct = [&](const std::string& letters, std::int64_t node_size, std::int32_t cores) {
+    static_cast<HostMap&>(placement) = topology::place(hosts(letters), node_size);
+    placement.n_pes = static_cast<Pe>(letters.size());
+    placement.cores_on_host = cores;
+    std::vector<Pe> all(letters.size());
+    std::iota(all.begin(), all.end(), 0);
+    std::set<bool> answers;
+    for (placement.my_pe = 0; placement.my_pe < placement.n_pes; ++placement.my_pe)
+      answers.insert(detail::meets_directly(placement, all));
+    EXPECT_EQ(answers.size(), 1u);
+    return *answers.begin();
+  };
+  EXPECT_TRUE(direct(std::string(32, 'a'), 0, 64));
+  EXPECT_FALSE(direct(std::string(33, 'a'), 0, 64));
+  EXPECT_TRUE(direct(std::string(33, 'a'), 0, 32));
+  EXPECT_TRUE(direct(std::string(64, 'a'), 0, 2));
+  EXPECT_FALSE(direct(std::string(65, 'a'), 0, 2));
+  EXPECT_FALSE(direct(std::string(40, 'a'), 20, 2));
+  EXPECT_FALSE(direct(std::string(20, 'a') + std::string(20, 'b'), 0, 2));
+  EXPECT_TRUE(direct(std::string(16, 'a') + std::string(16, 'b'), 0, 2));
 }
 
 }  // namespace

@@ -16,27 +16,51 @@ using detail::WaitTimes;
 using std::chrono::microseconds;
 
 TEST(WaitTimes, ACorePerPeKeepsPollingAndYielding) {
-  const WaitTimes one = detail::wait_times(100, 8, 8);
+  const WaitTimes one = detail::wait_times(100, 8, 8, 8);
   EXPECT_FALSE(one.crowded);
   EXPECT_EQ(one.polls, 100);
   EXPECT_EQ(one.yield, microseconds(500));
   EXPECT_EQ(one.shortest_block, microseconds(50));
   EXPECT_EQ(one.longest_block, microseconds(1000));
-  EXPECT_EQ(detail::wait_times(100, 2, 64), one);
+  EXPECT_EQ(detail::wait_times(100, 2, 1, 64), one);
 }
 
 TEST(WaitTimes, SharedCoresPollLessAndLookRarely) {
-  const WaitTimes shared = detail::wait_times(100, 9, 8);
+  const WaitTimes shared = detail::wait_times(100, 9, 1, 8);
   EXPECT_TRUE(shared.crowded);
   EXPECT_EQ(shared.polls, 50);
   EXPECT_EQ(shared.yield, microseconds(500));
   EXPECT_EQ(shared.longest_block, microseconds(2000));
   // A failure is seen within 20 ms however many PEs share a core.
-  const WaitTimes many = detail::wait_times(100, 256, 2);
+  const WaitTimes many = detail::wait_times(100, 256, 256, 2);
   EXPECT_EQ(many.polls, 0);
   EXPECT_EQ(many.yield, microseconds(0));
   EXPECT_EQ(many.longest_block, microseconds(20'000));
   EXPECT_LE(many.shortest_block, many.longest_block);
+}
+
+// A yield to another process changes the address space, so fewer of them yield.
+TEST(WaitTimes, ManyProcessesPerCoreBlockAtOnce) {
+  EXPECT_EQ(detail::wait_times(100, 64, 1, 2).yield, microseconds(500));
+  EXPECT_EQ(detail::wait_times(100, 65, 1, 2).yield, microseconds(0));
+  EXPECT_EQ(detail::wait_times(100, 32, 32, 2).yield, microseconds(500));
+  EXPECT_EQ(detail::wait_times(100, 33, 33, 2).yield, microseconds(0));
+}
+
+TEST(YieldWatch, ASlowYieldPausesYields) {
+  const WaitTimes times = detail::wait_times(100, 8, 8, 2);
+  EXPECT_EQ(times.slow_yield, microseconds(200));
+  EXPECT_EQ(detail::wait_times(100, 64, 1, 2).slow_yield, microseconds(1000));
+  detail::YieldWatch watch;
+  const detail::YieldWatch::Clock::time_point start{std::chrono::hours(1)};
+  EXPECT_TRUE(watch.may_yield(start));
+  watch.yielded(times, start, start + microseconds(200));
+  EXPECT_TRUE(watch.may_yield(start));
+  const auto end = start + microseconds(201);
+  watch.yielded(times, start, end);
+  EXPECT_FALSE(watch.may_yield(end));
+  EXPECT_FALSE(watch.may_yield(end + detail::YieldWatch::kPause - microseconds(1)));
+  EXPECT_TRUE(watch.may_yield(end + detail::YieldWatch::kPause));
 }
 
 /// How often a PE blocks that needs the words of `order.size()` writers, which run in this order.

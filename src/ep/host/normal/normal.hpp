@@ -31,8 +31,9 @@ class NoticeBoard {
  public:
   NoticeBoard(const HostGroup& group, std::uint64_t epoch) : group_(&group), epoch_(epoch) {}
   const NormalNotice& operator[](std::int32_t rank) const;
-  const std::int32_t* rows_per_rank(std::int32_t rank) const;      ///< [ranks]
-  const std::int32_t* tokens_per_expert(std::int32_t rank) const;  ///< [experts]
+  const std::int32_t* rows_per_rank(std::int32_t rank) const;  ///< [ranks]
+  /// [experts]. Rank-major, those of this rank alone are set.
+  const std::int32_t* tokens_per_expert(std::int32_t rank) const;
 
  private:
   const HostGroup* group_;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // notify: exchanges the counts of a dispatch, and grants room for it.
 //
-// Moves (ranks + experts) * 4 + 64 bytes from every rank to every rank. A rank grants a region for
-// the largest possible result before it knows the counts, so that one exchange suffices, and
-// shrinks it afterwards; pages that no row touches cost nothing.
+// Moves a notice and (ranks + local experts) * 4 bytes from every rank to every rank; (ranks +
+// experts) * 4 for expert-major results and between nodes. A rank grants a region for the largest
+// possible result before it knows the counts, so that one exchange suffices, and shrinks it
+// afterwards; pages that no row touches cost nothing.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -73,11 +74,22 @@ NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNot
     if (counts != nullptr) record.insert(record.end(), bytes, bytes + count * sizeof(std::int32_t));
   };
   add(rows_per_rank, shape.ranks);
+  const std::size_t experts_at = record.size();
   add(tokens_per_expert, shape.experts);
+  // A rank-major result needs the counts of its own experts alone. A network takes one message
+  // rather than two short ones.
+  const bool all_experts = tokens_per_expert == nullptr || notice.expert_alignment > 0;
+  const std::size_t at = group.layout.notice(step.epoch, group.state.me, shape);
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t to = (group.state.me + 1 + i) % shape.ranks;
-    put(group, to, group.layout.notice(step.epoch, group.state.me, shape), record.data(),
-        record.size());
+    if (all_experts || group.state.peers[to] == nullptr) {
+      put(group, to, at, record.data(), record.size());
+    } else {
+      const std::size_t bytes = shape.local_experts * sizeof(std::int32_t);
+      const std::size_t own = experts_at + to * bytes;
+      put(group, to, at, record.data(), experts_at);
+      put(group, to, at + own, record.data() + own, bytes);
+    }
     store_signal(group, to, group.layout.entered + group.state.me * kLine, step.epoch);
   }
   wake_all(group, group.layout.entered);
@@ -161,7 +173,8 @@ std::shared_ptr<HandleState> new_handle(const HostGroup& group, const DispatchCa
               handle->counts.begin() + static_cast<std::ptrdiff_t>(source) * ranks);
   }
   handle->first_row = detail::first_rows(handle->counts, ranks, group.state.me);
-  handle->received = handle->received_by(group.state.me);
+  handle->rows_by_rank = detail::rows_before(handle->counts, ranks, ranks);
+  handle->received = handle->rows_by_rank[group.state.me];
   handle->expert_alignment = call.expert_alignment();
   if (handle->expert_alignment > 0) use_expert_major_layout(group, board, *handle);
   if (group.state.nodes.count > 1) prepare_forwarding(group, board, *handle);
