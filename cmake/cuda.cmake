@@ -43,5 +43,9 @@ if(SHOAL_WITH_CUDA)
   # (ep/numeric/arithmetic.hpp).
   target_compile_options(shoal_cuda INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter;--expt-relaxed-constexpr>)
+  # For programs of the bundle whose device code is large: a quarter of the bytes.
+  if(CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+    set(SHOAL_SMALL_DEVICE_CODE --compress-mode=size)
+  endif()
 endif()
 message(STATUS "GPU backend: ${SHOAL_WITH_CUDA}${CMAKE_CUDA_ARCHITECTURES}")

@@ -78,7 +78,7 @@ class Run:
             test["result"] == "passed"
             for program in self.programs
             for test in program["tests"]
-            if named or program["program"].startswith("gpu_")
+            if named or program["program"].startswith(("gpu_", "nvshmem_gpu_"))
         )
 
     def failed(self):

@@ -21,8 +21,8 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 SIZE_LIMIT = 50 << 20
 PROGRAMS = ["shoal-run", "shoal-info", "shoal-moe", "shoal-bench"]
-# Besides all tests of tests/gpu: examples, and one test of the host side of the GPU backend, which
-# shows that the moved libraries work.
+# Besides all tests of tests/gpu and tests/nvshmem/gpu: examples, and one test of the host side of
+# the GPU backend, which shows that the moved libraries work.
 OTHERS = ["example_device_ring", "example_hello", "unit_ep_cuda_plan_test"]
 # Loaded while programs run; the emulated NIC and the transport over it need no other library.
 LOADED = ["shoal/libshoal_transport_verbs.so", "emulator/libibverbs.so.1", "emulator/libmlx5.so.1"]
@@ -69,7 +69,13 @@ def chosen_programs(bin_dir, partial):
     if missing and not partial:
         fail(f"{bin_dir} lacks {', '.join(missing)}; build first: ./run build")
     programs = [bin_dir / name for name in PROGRAMS if name not in missing]
-    for pattern in ["shoal-bench-gpu", "gpu_*_test", *OTHERS]:
+    for pattern in [
+        "shoal-bench-gpu",
+        "shoal-bench-nvshmem",
+        "gpu_*_test",
+        "nvshmem_gpu_*",
+        *OTHERS,
+    ]:
         programs += sorted(path for path in bin_dir.glob(pattern) if os.access(path, os.X_OK))
     return programs
 
@@ -145,7 +151,7 @@ def main():
         shutil.copy(HERE / name, output / name)
 
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-    tests = [path.name for path in installed if path.name.startswith("gpu_")]
+    tests = [path.name for path in installed if path.name.startswith(("gpu_", "nvshmem_gpu_"))]
     manifest = {
         "bytes": size,
         "needs": versions_needed(installed),

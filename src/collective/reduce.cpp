@@ -198,6 +198,20 @@ void run(Call& call, const Reducer& reducer, void* target, const void* source, s
   call.complete();
 }
 
+void scatter(Call& call, const Reducer& reducer, void* target, const void* source,
+             std::size_t count) {
+  const std::size_t n = call.n_pes();
+  require(
+      count <= call.world().heap().size() / n, Code::invalid_argument,
+      "reduce_scatter: count is {}; allowed: counts that fit {} times into the symmetric heap of {} "
+      "bytes (SHOAL_SYMMETRIC_SIZE)",
+      count, n, call.world().heap().size());
+  const Reduction reduction = check(call, reducer, target, count, source, count * n);
+  call.agree(arguments_of(Operation::reduce_scatter, reduction, count));
+  reduce_undivided(call, reduction, {call.me() * count, count}, target);
+  call.complete();
+}
+
 }  // namespace
 
 void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
@@ -215,17 +229,13 @@ void collective::reduce_with(const Team& team, const Reducer& reducer, void* tar
 void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
                     std::size_t count) {
   Call call(team, Operation::reduce_scatter);
-  const std::size_t n = call.n_pes();
-  require(
-      count <= call.world().heap().size() / n, Code::invalid_argument,
-      "reduce_scatter: count is {}; allowed: counts that fit {} times into the symmetric heap of {} "
-      "bytes (SHOAL_SYMMETRIC_SIZE)",
-      count, n, call.world().heap().size());
-  const Reduction reduction =
-      check(call, find_reducer(call, dtype, op), target, count, source, count * n);
-  call.agree(arguments_of(Operation::reduce_scatter, reduction, count));
-  reduce_undivided(call, reduction, {call.me() * count, count}, target);
-  call.complete();
+  scatter(call, find_reducer(call, dtype, op), target, source, count);
+}
+
+void collective::reduce_scatter_with(const Team& team, const Reducer& reducer, void* target,
+                                     const void* source, std::size_t count) {
+  Call call(team, Operation::reduce_scatter);
+  scatter(call, reducer, target, source, count);
 }
 
 }  // namespace shoal

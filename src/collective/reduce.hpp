@@ -30,5 +30,8 @@ struct Scratch {
 /// the arguments of reductions that use it are not compared.
 void reduce_with(const Team& team, const Reducer& reducer, void* target, const void* source,
                  std::size_t count, const Scratch& scratch = {});
+/// As reduce_scatter of shoal/collective.hpp.
+void reduce_scatter_with(const Team& team, const Reducer& reducer, void* target, const void* source,
+                         std::size_t count);
 
 }  // namespace shoal::collective

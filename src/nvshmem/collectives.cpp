@@ -22,6 +22,12 @@ constexpr shoal::DataType half_type() {
 }
 
 template <typename T>
+void check_range(const Program& program, const char* argument, const T* address,
+                 std::size_t count) {
+  if (count != 0) (void)program.offset(argument, address, bytes_of(count, sizeof(T)));
+}
+
+template <typename T>
 int reduce(const char* call, ReduceOp op, nvshmem_team_t id, T* dest, const T* source,
            std::size_t count) noexcept {
   guarded(call, [&](Program& program) {
@@ -29,12 +35,27 @@ int reduce(const char* call, ReduceOp op, nvshmem_team_t id, T* dest, const T* s
     if constexpr (is_half<T>) {
       shoal::reduce(team, half_type<T>(), op, dest, source, count);
     } else {
-      const std::size_t bytes = bytes_of(count, sizeof(T));
-      if (bytes != 0) {
-        (void)program.offset("dest", dest, bytes);
-        (void)program.offset("source", source, bytes);
-      }
+      check_range(program, "dest", dest, count);
+      check_range(program, "source", source, count);
       shoal::collective::reduce_with(team, shoal::shmem::reducer_of<T>(op), dest, source, count);
+    }
+  });
+  return NVSHMEMX_SUCCESS;
+}
+
+template <typename T>
+int reducescatter(const char* call, ReduceOp op, nvshmem_team_t id, T* dest, const T* source,
+                  std::size_t count) noexcept {
+  guarded(call, [&](Program& program) {
+    const shoal::Team team = program.teams.at(id);
+    if constexpr (is_half<T>) {
+      shoal::reduce_scatter(team, half_type<T>(), op, dest, source, count);
+    } else {
+      check_range(program, "dest", dest, count);
+      check_range(program, "source", source,
+                  bytes_of(count, static_cast<std::size_t>(team.size())));
+      shoal::collective::reduce_scatter_with(team, shoal::shmem::reducer_of<T>(op), dest, source,
+                                             count);
     }
   });
   return NVSHMEMX_SUCCESS;
@@ -59,12 +80,14 @@ int reduce(const char* call, ReduceOp op, nvshmem_team_t id, T* dest, const T* s
     });                                                                                   \
     return NVSHMEMX_SUCCESS;                                                              \
   }
-#define DEFINE_REDUCTION(TYPE, NAME, OP)                                                   \
+#define DEFINE_REDUCTION(TYPE, NAME, FUNCTION, OP)                                         \
   NVSHMEM_DEFINE(int, NAME,                                                                \
                  (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nreduce)) { \
-    return reduce<TYPE>("nvshmem_" #NAME, ReduceOp::OP, team, dest, source, nreduce);      \
+    return FUNCTION<TYPE>("nvshmem_" #NAME, ReduceOp::OP, team, dest, source, nreduce);    \
   }
-#define DEFINE_OP(TYPE, NAME, WORD, OP) DEFINE_REDUCTION(TYPE, NAME##_##WORD##_reduce, OP)
+#define DEFINE_OP(TYPE, NAME, WORD, OP)                      \
+  DEFINE_REDUCTION(TYPE, NAME##_##WORD##_reduce, reduce, OP) \
+  DEFINE_REDUCTION(TYPE, NAME##_##WORD##_reducescatter, reducescatter, OP)
 #define DEFINE_TYPE(TYPE, NAME)                                  \
   DEFINE_BROADCAST(TYPE, NAME##_broadcast, sizeof(TYPE))         \
   DEFINE_BLOCKS(TYPE, all_gather, NAME##_fcollect, sizeof(TYPE)) \

@@ -38,6 +38,14 @@ bool is(T found, int number) {
     CHECK(is(dest[0], 1) && is(dest[4], 2));                                           \
     CHECK(nvshmem_##NAME##_max_reduce(all, dest, source, 5) == 0);                     \
     CHECK(is(dest[0], 4) && is(dest[4], 5));                                           \
+    CHECK(nvshmem_##NAME##_sum_reducescatter(all, dest, source, 2) == 0);              \
+    CHECK(is(dest[0], 10 + 4 * (me / 2)) && is(dest[1], 10 + 4 * (me / 2)));           \
+    CHECK(nvshmem_##NAME##_prod_reducescatter(all, dest, source, 1) == 0);             \
+    CHECK(is(dest[0], 24));                                                            \
+    CHECK(nvshmem_##NAME##_min_reducescatter(all, dest, source, 2) == 0);              \
+    CHECK(is(dest[1], 1 + me / 2));                                                    \
+    CHECK(nvshmem_##NAME##_max_reducescatter(all, dest, source, 2) == 0);              \
+    CHECK(is(dest[1], 4 + me / 2));                                                    \
     CHECK(nvshmem_##NAME##_sum_reduce(all, source, source, 4) == 0);                   \
     CHECK(is(source[0], 10));                                                          \
     nvshmem_barrier_all();                                                             \
@@ -51,6 +59,12 @@ SHOAL_NVSHMEM_RMA_TYPES(CHECK_TYPE)
     CHECK(nvshmem_##NAME##_and_reduce(all, dest, source, 4) == 0 && dest[3] == 0x40); \
     CHECK(nvshmem_##NAME##_or_reduce(all, dest, source, 4) == 0 && dest[3] == 0x4f);  \
     CHECK(nvshmem_##NAME##_xor_reduce(all, dest, source, 4) == 0 && dest[3] == 0x0f); \
+    CHECK(nvshmem_##NAME##_and_reducescatter(all, dest, source, 1) == 0);             \
+    CHECK(dest[0] == 0x40);                                                           \
+    CHECK(nvshmem_##NAME##_or_reducescatter(all, dest, source, 1) == 0);              \
+    CHECK(dest[0] == 0x4f);                                                           \
+    CHECK(nvshmem_##NAME##_xor_reducescatter(all, dest, source, 1) == 0);             \
+    CHECK(dest[0] == 0x0f);                                                           \
     nvshmem_barrier_all();                                                            \
   }
 SHOAL_SHMEM_BITWISE_REDUCE_TYPES(CHECK_BITWISE)

@@ -29,6 +29,11 @@ const std::map<std::string, void (*)()> mistakes = {
     {"team", [] { nvshmem_barrier(NVSHMEM_TEAM_INVALID); }},
     {"destroy_world", [] { nvshmem_team_destroy(NVSHMEM_TEAM_WORLD); }},
     {"stream", [] { nvshmemx_int_put_on_stream(words, words, 1, 1, nullptr); }},
+    {"reduce_on_stream",
+     [] { nvshmemx_int_sum_reduce_on_stream(NVSHMEM_TEAM_WORLD, words, words, 1, nullptr); }},
+    {"scatter_overflow",
+     [] { nvshmem_int_sum_reducescatter(NVSHMEM_TEAM_WORLD, words, words, std::size_t{1} << 62); }},
+    {"root", [] { nvshmem_int_broadcast(NVSHMEM_TEAM_WORLD, words, words, 1, 2); }},
     {"late",
      [] {
        nvshmem_finalize();

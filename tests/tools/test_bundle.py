@@ -129,6 +129,14 @@ HANGS = """[ "$1" = --gtest_list_tests ] && { echo 'Case.'; echo '  Waits'; exit
 echo '[ RUN      ] Case.Waits'; echo 'still waiting'; exec sleep 60"""
 
 
+def test_programs_of_nvshmem_have_two_pes(bundle, tmp_path):
+    program = fake_test(bundle, "nvshmem_gpu_of_two", "echo a PE is here")
+    result = run(bundle / "run-gpu-tests", program.name, "--out", tmp_path)
+    program.unlink()
+    assert result.returncode == 0, result.stdout
+    assert (tmp_path / "gpu-tests.log").read_text().count("a PE is here") == 2
+
+
 def test_a_crash_is_reported_and_the_other_tests_still_run(bundle, tmp_path):
     program = fake_test(bundle, "gpu_crashing_test", CRASHES)
     result = run(bundle / "run-gpu-tests", program.name, "--out", tmp_path)

@@ -116,15 +116,13 @@ CHAPTERS = {
             "on streams and in kernels a sync is a barrier"),
     ],
     "Collectives": [
-        Row("T_broadcast T_fcollect T_alltoall", "h", "RMA"),
-        Row("broadcastmem fcollectmem alltoallmem", "h"),
-        Row("T_sum_reduce T_prod_reduce T_min_reduce T_max_reduce", "h", "RMA", DIFFERENT,
+        Row("T_broadcast T_fcollect T_alltoall", "hskg", "RMA"),
+        Row("broadcastmem fcollectmem alltoallmem", "hskg"),
+        Row("T_sum_reduce T_prod_reduce T_min_reduce T_max_reduce T_sum_reducescatter "
+            "T_prod_reducescatter T_min_reducescatter T_max_reducescatter", "hskg", "RMA", DIFFERENT,
             "the sum's order is fixed: the same bits on every PE and in every run"),
-        Row("T_and_reduce T_or_reduce T_xor_reduce", "h", "BITWISE_REDUCE"),
-        Row("x_T_broadcast_on_stream x_T_fcollect_on_stream x_T_alltoall_on_stream "
-            "x_T_sum_reduce_on_stream x_T_max_reduce_on_stream", "", "RMA", MISSING,
-            "on streams and in kernels: planned"),
-        Row("T_sum_reducescatter T_max_reducescatter", "", "RMA", MISSING, ""),
+        Row("T_and_reduce T_or_reduce T_xor_reduce T_and_reducescatter T_or_reducescatter "
+            "T_xor_reducescatter", "hskg", "BITWISE_REDUCE"),
         Row("x_tile_sum_reduce_block", "", "", MISSING, "needs multicast"),
     ],
     "Launch": [

@@ -42,44 +42,44 @@ namespace shoal::device {
 
 /// Waits until every PE of the team has called. As barrier (functions.cuh), without its quiet: only
 /// what the calling scope stored before is visible afterwards.
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ bool sync(S scope, const World& world, const Team& team);
 
 /// Copies `count` elements of the root's `source` to every PE's `target`, the root's included. In
 /// place.
-template <Scope S, typename T>
+template <SHOAL_SCOPE S, typename T>
 __device__ bool broadcast(S scope, const World& world, const Team& team, T* target,
-                          const std::type_identity_t<T>* source, std::size_t count, Pe root);
+                          const Exactly<T>* source, std::size_t count, Pe root);
 
 /// Copies PE i's `source` (`count` elements) to block i of every `target` (OpenSHMEM: fcollect).
 /// `source` may be block my_pe of `target`.
-template <Scope S, typename T>
+template <SHOAL_SCOPE S, typename T>
 __device__ bool all_gather(S scope, const World& world, const Team& team, T* target,
-                           const std::type_identity_t<T>* source, std::size_t count);
+                           const Exactly<T>* source, std::size_t count);
 
 /// Copies block j of PE i's `source` to block i of PE j's `target`; blocks of `count` elements.
-template <Scope S, typename T>
+template <SHOAL_SCOPE S, typename T>
 __device__ bool all_to_all(S scope, const World& world, const Team& team, T* target,
-                           const std::type_identity_t<T>* source, std::size_t count);
+                           const Exactly<T>* source, std::size_t count);
 
 /// An all-to-all with a size per pair of PEs.
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ bool all_to_all_v(S scope, const World& world, const Team& team,
                              const AllToAllV& arguments);
 
 /// Element-wise reduction of `count` elements over all PEs, ascending by PE: the same bits on every
 /// PE and in every run. In place. `op` is Sum, Prod, Min, Max, BitAnd, BitOr or BitXor.
-template <Scope S, typename Op, typename T>
-  requires ReductionOf<Op, T>
+template <SHOAL_SCOPE S, typename Op, typename T>
+SHOAL_REQUIRES_REDUCTION(Op, T)
 __device__ bool reduce(S scope, const World& world, const Team& team, Op op, T* target,
-                       const std::type_identity_t<T>* source, std::size_t count);
+                       const Exactly<T>* source, std::size_t count);
 
 /// As reduce, but PE i gets block i (`count` elements) of the result; `source` has a block for each
 /// PE. `target` must not overlap `source`, except that it may be block my_pe of it.
-template <Scope S, typename Op, typename T>
-  requires ReductionOf<Op, T>
+template <SHOAL_SCOPE S, typename Op, typename T>
+SHOAL_REQUIRES_REDUCTION(Op, T)
 __device__ bool reduce_scatter(S scope, const World& world, const Team& team, Op op, T* target,
-                               const std::type_identity_t<T>* source, std::size_t count);
+                               const Exactly<T>* source, std::size_t count);
 
 }  // namespace shoal::device
 

@@ -51,6 +51,10 @@ struct Elements<Float16> {
 
 namespace detail {
 
+/// T where it is an integer.
+template <typename T>
+using Integer = std::enable_if_t<std::is_integral_v<T>, T>;
+
 /// Integers are combined as unsigned values of at least 32 bits, whose overflow is defined.
 template <typename T, typename Operation>
 SHOAL_HOST_DEVICE T wrapping(T a, T b, Operation operation) {
@@ -91,28 +95,34 @@ struct Max {
 };
 // The bit operators take integers only.
 struct BitAnd {
-  template <std::integral T>
-  SHOAL_HOST_DEVICE T operator()(T a, T b) const {
+  template <typename T>
+  SHOAL_HOST_DEVICE detail::Integer<T> operator()(T a, T b) const {
     return static_cast<T>(a & b);
   }
 };
 struct BitOr {
-  template <std::integral T>
-  SHOAL_HOST_DEVICE T operator()(T a, T b) const {
+  template <typename T>
+  SHOAL_HOST_DEVICE detail::Integer<T> operator()(T a, T b) const {
     return static_cast<T>(a | b);
   }
 };
 struct BitXor {
-  template <std::integral T>
-  SHOAL_HOST_DEVICE T operator()(T a, T b) const {
+  template <typename T>
+  SHOAL_HOST_DEVICE detail::Integer<T> operator()(T a, T b) const {
     return static_cast<T>(a ^ b);
   }
 };
 
+// Kernels that include nvshmem.h may be C++17, which has no concepts.
+#ifdef __cpp_concepts
 /// An operator that takes the accumulator of T.
 template <typename Op, typename T>
 concept ReductionOf = requires(const Op& op, typename Elements<T>::Accumulator a) {
   { op(a, a) } -> std::same_as<typename Elements<T>::Accumulator>;
 } && (sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
+#define SHOAL_REQUIRES_REDUCTION(OP, T) requires ReductionOf<OP, T>
+#else
+#define SHOAL_REQUIRES_REDUCTION(OP, T)
+#endif
 
 }  // namespace shoal::device

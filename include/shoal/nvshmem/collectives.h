@@ -1,38 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives.h: collectives over teams on the host. All PEs of the team call in the same order
-// with equal arguments. `dest` and `source` are symmetric and do not overlap; broadcast and
-// reductions also take equal addresses. Reductions add in ascending order of PEs, with the same
-// bits on every PE. The functions return 0.
+// collectives.h: collectives over teams on the host, on streams and in kernels. All PEs of the team
+// call in the same order with equal arguments; those on streams and in kernels, with barriers
+// there, are one sequence, those of the host another. `dest` and `source` are symmetric and do not
+// overlap; broadcast and reduce also take equal addresses. Reductions add in ascending order of
+// PEs, with the same bits on every PE.
+//
+// `nelems` and `nreduce` count the elements of one block: `dest` of fcollect and alltoall and
+// `source` of alltoall and reducescatter have a block for each PE of the team.
+//
+// The functions return 0. On streams they queue one kernel and return. In kernels one thread, warp
+// or block of each PE calls (shoal/nvshmem/device/collectives.cuh).
 #ifndef SHOAL_NVSHMEM_HD
 #error "part of nvshmem.h: include <nvshmem.h>"
 #endif
 
-#define SHOAL_NVSHMEM_DECLARE(TYPE, NAME, OP)                                             \
-  int nvshmem_##NAME##_##OP##_reduce(nvshmem_team_t team, TYPE* dest, const TYPE* source, \
-                                     size_t nreduce);
-#define SHOAL_NVSHMEM_DECLARE_TYPE(TYPE, NAME)                                        \
-  int nvshmem_##NAME##_broadcast(nvshmem_team_t team, TYPE* dest, const TYPE* source, \
-                                 size_t nelems, int root);                            \
-  int nvshmem_##NAME##_fcollect(nvshmem_team_t team, TYPE* dest, const TYPE* source,  \
-                                size_t nelems);                                       \
-  int nvshmem_##NAME##_alltoall(nvshmem_team_t team, TYPE* dest, const TYPE* source,  \
-                                size_t nelems);                                       \
-  SHOAL_NVSHMEM_DECLARE(TYPE, NAME, sum)                                              \
-  SHOAL_NVSHMEM_DECLARE(TYPE, NAME, prod)                                             \
-  SHOAL_NVSHMEM_DECLARE(TYPE, NAME, min)                                              \
-  SHOAL_NVSHMEM_DECLARE(TYPE, NAME, max)
+#define SHOAL_NVSHMEM_DECLARE_BLOCKS(TYPE, NAME)                                           \
+  SHOAL_NVSHMEM_HD int nvshmem_##NAME(nvshmem_team_t team, TYPE* dest, const TYPE* source, \
+                                      size_t nelems);                                      \
+  int nvshmemx_##NAME##_on_stream(nvshmem_team_t team, TYPE* dest, const TYPE* source,     \
+                                  size_t nelems, cudaStream_t stream);
+#define SHOAL_NVSHMEM_DECLARE_ROOTED(TYPE, NAME)                                           \
+  SHOAL_NVSHMEM_HD int nvshmem_##NAME(nvshmem_team_t team, TYPE* dest, const TYPE* source, \
+                                      size_t nelems, int root);                            \
+  int nvshmemx_##NAME##_on_stream(nvshmem_team_t team, TYPE* dest, const TYPE* source,     \
+                                  size_t nelems, int root, cudaStream_t stream);
+#define SHOAL_NVSHMEM_DECLARE_OP(TYPE, NAME, OP)           \
+  SHOAL_NVSHMEM_DECLARE_BLOCKS(TYPE, NAME##_##OP##_reduce) \
+  SHOAL_NVSHMEM_DECLARE_BLOCKS(TYPE, NAME##_##OP##_reducescatter)
+#define SHOAL_NVSHMEM_DECLARE_TYPE(TYPE, NAME)         \
+  SHOAL_NVSHMEM_DECLARE_ROOTED(TYPE, NAME##_broadcast) \
+  SHOAL_NVSHMEM_DECLARE_BLOCKS(TYPE, NAME##_fcollect)  \
+  SHOAL_NVSHMEM_DECLARE_BLOCKS(TYPE, NAME##_alltoall)  \
+  SHOAL_NVSHMEM_DECLARE_OP(TYPE, NAME, sum)            \
+  SHOAL_NVSHMEM_DECLARE_OP(TYPE, NAME, prod)           \
+  SHOAL_NVSHMEM_DECLARE_OP(TYPE, NAME, min)            \
+  SHOAL_NVSHMEM_DECLARE_OP(TYPE, NAME, max)
 #define SHOAL_NVSHMEM_DECLARE_BITWISE(TYPE, NAME) \
-  SHOAL_NVSHMEM_DECLARE(TYPE, NAME, and)          \
-  SHOAL_NVSHMEM_DECLARE(TYPE, NAME, or)           \
-  SHOAL_NVSHMEM_DECLARE(TYPE, NAME, xor)
+  SHOAL_NVSHMEM_DECLARE_OP(TYPE, NAME, and)       \
+  SHOAL_NVSHMEM_DECLARE_OP(TYPE, NAME, or)        \
+  SHOAL_NVSHMEM_DECLARE_OP(TYPE, NAME, xor)
 SHOAL_NVSHMEM_RMA_TYPES(SHOAL_NVSHMEM_DECLARE_TYPE)
 SHOAL_SHMEM_BITWISE_REDUCE_TYPES(SHOAL_NVSHMEM_DECLARE_BITWISE)
-#undef SHOAL_NVSHMEM_DECLARE
+// Of bytes.
+SHOAL_NVSHMEM_DECLARE_ROOTED(void, broadcastmem)
+SHOAL_NVSHMEM_DECLARE_BLOCKS(void, fcollectmem)
+SHOAL_NVSHMEM_DECLARE_BLOCKS(void, alltoallmem)
+#undef SHOAL_NVSHMEM_DECLARE_BLOCKS
+#undef SHOAL_NVSHMEM_DECLARE_ROOTED
+#undef SHOAL_NVSHMEM_DECLARE_OP
 #undef SHOAL_NVSHMEM_DECLARE_TYPE
 #undef SHOAL_NVSHMEM_DECLARE_BITWISE
-
-// Of bytes.
-int nvshmem_broadcastmem(nvshmem_team_t team, void* dest, const void* source, size_t nelems,
-                         int root);
-int nvshmem_fcollectmem(nvshmem_team_t team, void* dest, const void* source, size_t nelems);
-int nvshmem_alltoallmem(nvshmem_team_t team, void* dest, const void* source, size_t nelems);

@@ -70,6 +70,7 @@ int main() {
   int gpus = 0;
   if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) return 77;
   nvshmem_init();
+  CHECK(cudaSetDevice(nvshmem_team_my_pe(NVSHMEMX_TEAM_NODE) % gpus) == cudaSuccess);
   const int me = nvshmem_my_pe(), n = nvshmem_n_pes(), next = (me + 1) % n;
   cudaStream_t stream;
   CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);

@@ -25,6 +25,13 @@ __global__ void first_unit(int* box, float* values, uint64_t* flag, __half* half
   nvshmem_quiet();
   nvshmemx_barrier_block(NVSHMEM_TEAM_WORLD);
   nvshmemx_sync_all_warp();
+  nvshmemx_float_sum_reduce_block(NVSHMEM_TEAM_WORLD, values, values + 64, 64);
+  nvshmem_half_max_reducescatter(NVSHMEM_TEAM_WORLD, half, half + 8, 2);
+  nvshmemx_uint64_xor_reduce_warp(NVSHMEM_TEAM_WORLD, flag, flag + 1, 1);
+  nvshmemx_broadcastmem_block(NVSHMEM_TEAM_WORLD, box, box, 64, 0);
+  nvshmem_int_fcollect(NVSHMEM_TEAM_WORLD, box, box + 64, 4);
+  nvshmemx_longlong_alltoall_warp(NVSHMEM_TEAM_WORLD, reinterpret_cast<long long*>(flag),
+                                  reinterpret_cast<long long*>(flag) + 8, 2);
   auto* const there = static_cast<int*>(nvshmem_ptr(box, next));
   if (there != nullptr)
     *there = nvshmem_team_translate_pe(NVSHMEMX_TEAM_NODE, 0, NVSHMEM_TEAM_WORLD);

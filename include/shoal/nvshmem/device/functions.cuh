@@ -3,6 +3,7 @@
 #pragma once
 
 #include <shoal/nvshmem/device/atomics.cuh>
+#include <shoal/nvshmem/device/collectives.cuh>
 #include <shoal/nvshmem/device/order.cuh>
 #include <shoal/nvshmem/device/rma.cuh>
 #include <shoal/nvshmem/device/signals.cuh>

@@ -14,7 +14,7 @@
 
 namespace shoal::device::detail {
 
-template <Scope S>
+template <SHOAL_SCOPE S>
 struct ScopeCrew {
   S scope;
 

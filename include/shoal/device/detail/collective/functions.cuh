@@ -25,7 +25,7 @@ using MovedAs = typename UnitOf<bytes % 8 == 0   ? 8
 
 }  // namespace detail
 
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ bool sync(S scope, const World& world, const Team& team) {
   const detail::ScopeCrew<S> crew{scope};
   if (!crew.all(detail::usable(world, team, nullptr, 0, nullptr, 0))) return false;
@@ -33,27 +33,27 @@ __device__ bool sync(S scope, const World& world, const Team& team) {
   return detail::meet_and_finish(crew, world, team, epoch, true);
 }
 
-template <Scope S, typename T>
+template <SHOAL_SCOPE S, typename T>
 __device__ bool broadcast(S scope, const World& world, const Team& team, T* target,
-                          const std::type_identity_t<T>* source, std::size_t count, Pe root) {
+                          const Exactly<T>* source, std::size_t count, Pe root) {
   static_assert(std::is_trivially_copyable_v<T>);
   return detail::broadcast_by<detail::MovedAs<sizeof(T)>>(
       detail::ScopeCrew<S>{scope}, world, team, reinterpret_cast<std::byte*>(target),
       reinterpret_cast<const std::byte*>(source), detail::total_bytes(count, sizeof(T), 1), root);
 }
 
-template <Scope S, typename T>
+template <SHOAL_SCOPE S, typename T>
 __device__ bool all_gather(S scope, const World& world, const Team& team, T* target,
-                           const std::type_identity_t<T>* source, std::size_t count) {
+                           const Exactly<T>* source, std::size_t count) {
   static_assert(std::is_trivially_copyable_v<T>);
   return detail::spread_by<detail::MovedAs<sizeof(T)>>(
       detail::ScopeCrew<S>{scope}, world, team, reinterpret_cast<std::byte*>(target),
       reinterpret_cast<const std::byte*>(source), detail::total_bytes(count, sizeof(T), 1), 0);
 }
 
-template <Scope S, typename T>
+template <SHOAL_SCOPE S, typename T>
 __device__ bool all_to_all(S scope, const World& world, const Team& team, T* target,
-                           const std::type_identity_t<T>* source, std::size_t count) {
+                           const Exactly<T>* source, std::size_t count) {
   static_assert(std::is_trivially_copyable_v<T>);
   const std::size_t bytes = detail::total_bytes(count, sizeof(T), 1);
   return detail::spread_by<detail::MovedAs<sizeof(T)>>(
@@ -61,24 +61,24 @@ __device__ bool all_to_all(S scope, const World& world, const Team& team, T* tar
       reinterpret_cast<const std::byte*>(source), bytes, bytes);
 }
 
-template <Scope S>
+template <SHOAL_SCOPE S>
 __device__ bool all_to_all_v(S scope, const World& world, const Team& team,
                              const AllToAllV& arguments) {
   return detail::all_to_all_v_by(detail::ScopeCrew<S>{scope}, world, team, arguments);
 }
 
-template <Scope S, typename Op, typename T>
-  requires ReductionOf<Op, T>
+template <SHOAL_SCOPE S, typename Op, typename T>
+SHOAL_REQUIRES_REDUCTION(Op, T)
 __device__ bool reduce(S scope, const World& world, const Team& team, Op op, T* target,
-                       const std::type_identity_t<T>* source, std::size_t count) {
+                       const Exactly<T>* source, std::size_t count) {
   return detail::reduce_by<Op, T>(detail::ScopeCrew<S>{scope}, world, team, op, target, source,
                                   count);
 }
 
-template <Scope S, typename Op, typename T>
-  requires ReductionOf<Op, T>
+template <SHOAL_SCOPE S, typename Op, typename T>
+SHOAL_REQUIRES_REDUCTION(Op, T)
 __device__ bool reduce_scatter(S scope, const World& world, const Team& team, Op op, T* target,
-                               const std::type_identity_t<T>* source, std::size_t count) {
+                               const Exactly<T>* source, std::size_t count) {
   return detail::reduce_scatter_by<Op, T>(detail::ScopeCrew<S>{scope}, world, team, op, target,
                                           source, count);
 }

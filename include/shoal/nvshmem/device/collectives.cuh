@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives.cuh: collectives over teams inside kernels. One thread, warp or block of each PE
+// calls; shoal/device/collective.cuh has the contract. The functions return 0, or 1 where the team
+// does not exist, its heaps are not reached by loads and stores, or the deadline passed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#define SHOAL_KERNELS_ONLY
+#include <shoal/device/collective.cuh>
+#undef SHOAL_KERNELS_ONLY
+#include <shoal/nvshmem/device/state.cuh>
+
+namespace shoal::nvshmem {
+
+/// The type that stands for T in reductions: the names of C for one integer share their code.
+template <typename T>
+struct Reduced {
+  using type = T;
+};
+template <>
+struct Reduced<__half> {
+  using type = device::Float16;
+};
+template <>
+struct Reduced<__nv_bfloat16> {
+  using type = device::BFloat16;
+};
+template <std::size_t bytes, bool is_signed>
+struct IntegerOf;
+#define SHOAL_NVSHMEM_INTEGER(BITS)   \
+  template <>                         \
+  struct IntegerOf<BITS / 8, true> {  \
+    using type = std::int##BITS##_t;  \
+  };                                  \
+  template <>                         \
+  struct IntegerOf<BITS / 8, false> { \
+    using type = std::uint##BITS##_t; \
+  };
+SHOAL_NVSHMEM_INTEGER(8)
+SHOAL_NVSHMEM_INTEGER(16)
+SHOAL_NVSHMEM_INTEGER(32)
+SHOAL_NVSHMEM_INTEGER(64)
+#undef SHOAL_NVSHMEM_INTEGER
+template <typename T, bool is_integer = std::is_integral_v<T>>
+struct ReducedAs : Reduced<T> {};
+template <typename T>
+struct ReducedAs<T, true> : IntegerOf<sizeof(T), std::is_signed_v<T>> {};
+
+/// Runs `call` with the team. Its result, or 1.
+template <typename Call>
+__device__ int with_team(nvshmem_team_t id, const Call& call) {
+  const DeviceTeam* const team = find_team(id);
+  if (team == nullptr) return 1;
+  return call(team->team) ? 0 : 1;
+}
+
+// Not inlined: a call costs nothing beside the wait for other PEs, and code that is inlined several
+// times compiles slowly.
+
+/// Elements of `bytes` bytes.
+template <std::size_t bytes, typename S>
+__device__ __noinline__ int broadcast(S scope, nvshmem_team_t id, void* dest, const void* source,
+                                      std::size_t nelems, int root) {
+  using Unit = typename IntegerOf<bytes, false>::type;
+  return with_team(id, [&](const device::Team& team) {
+    return device::broadcast(scope, world(), team, static_cast<Unit*>(dest),
+                             static_cast<const Unit*>(source), nelems, root);
+  });
+}
+template <std::size_t bytes, typename S>
+__device__ __noinline__ int fcollect(S scope, nvshmem_team_t id, void* dest, const void* source,
+                                     std::size_t nelems) {
+  using Unit = typename IntegerOf<bytes, false>::type;
+  return with_team(id, [&](const device::Team& team) {
+    return device::all_gather(scope, world(), team, static_cast<Unit*>(dest),
+                              static_cast<const Unit*>(source), nelems);
+  });
+}
+template <std::size_t bytes, typename S>
+__device__ __noinline__ int alltoall(S scope, nvshmem_team_t id, void* dest, const void* source,
+                                     std::size_t nelems) {
+  using Unit = typename IntegerOf<bytes, false>::type;
+  return with_team(id, [&](const device::Team& team) {
+    return device::all_to_all(scope, world(), team, static_cast<Unit*>(dest),
+                              static_cast<const Unit*>(source), nelems);
+  });
+}
+template <typename Op, typename S, typename T>
+__device__ __noinline__ int reduce(S scope, nvshmem_team_t id, T* dest, const T* source,
+                                   std::size_t nreduce) {
+  using Element = typename ReducedAs<T>::type;
+  return with_team(id, [&](const device::Team& team) {
+    return device::reduce(scope, world(), team, Op{}, reinterpret_cast<Element*>(dest),
+                          reinterpret_cast<const Element*>(source), nreduce);
+  });
+}
+template <typename Op, typename S, typename T>
+__device__ __noinline__ int reducescatter(S scope, nvshmem_team_t id, T* dest, const T* source,
+                                          std::size_t nreduce) {
+  using Element = typename ReducedAs<T>::type;
+  return with_team(id, [&](const device::Team& team) {
+    return device::reduce_scatter(scope, world(), team, Op{}, reinterpret_cast<Element*>(dest),
+                                  reinterpret_cast<const Element*>(source), nreduce);
+  });
+}
+
+}  // namespace shoal::nvshmem
+
+// FUNCTION: a template of this file with its first argument; PARAMETERS and the ARGUMENTS after the
+// scope.
+#define SHOAL_NVSHMEM_FORMS(NAME, FUNCTION, PARAMETERS, ...)                                       \
+  SHOAL_NVSHMEM_DEFINE(int, nvshmem_##NAME, PARAMETERS,                                            \
+                       { return shoal::nvshmem::FUNCTION(shoal::device::Thread{}, __VA_ARGS__); }) \
+  SHOAL_NVSHMEM_DEVICE(int, nvshmemx_##NAME##_warp, PARAMETERS,                                    \
+                       { return shoal::nvshmem::FUNCTION(shoal::device::Warp{}, __VA_ARGS__); })   \
+  SHOAL_NVSHMEM_DEVICE(int, nvshmemx_##NAME##_block, PARAMETERS,                                   \
+                       { return shoal::nvshmem::FUNCTION(shoal::device::Block{}, __VA_ARGS__); })
+#define SHOAL_NVSHMEM_MOVEMENT(TYPE, PREFIX, SUFFIX, BYTES)                                        \
+  SHOAL_NVSHMEM_FORMS(                                                                             \
+      PREFIX##broadcast##SUFFIX, broadcast<BYTES>,                                                 \
+      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems, int root), team, dest, \
+      source, nelems, root)                                                                        \
+  SHOAL_NVSHMEM_FORMS(PREFIX##fcollect##SUFFIX, fcollect<BYTES>,                                   \
+                      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems), team, \
+                      dest, source, nelems)                                                        \
+  SHOAL_NVSHMEM_FORMS(PREFIX##alltoall##SUFFIX, alltoall<BYTES>,                                   \
+                      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems), team, \
+                      dest, source, nelems)
+#define SHOAL_NVSHMEM_REDUCTION(TYPE, NAME, WORD, OP)                                         \
+  SHOAL_NVSHMEM_FORMS(NAME##_##WORD##_reduce, reduce<shoal::device::OP>,                      \
+                      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nreduce), \
+                      team, dest, source, nreduce)                                            \
+  SHOAL_NVSHMEM_FORMS(NAME##_##WORD##_reducescatter, reducescatter<shoal::device::OP>,        \
+                      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nreduce), \
+                      team, dest, source, nreduce)
+#define SHOAL_NVSHMEM_TYPE(TYPE, NAME)                  \
+  SHOAL_NVSHMEM_MOVEMENT(TYPE, NAME##_, , sizeof(TYPE)) \
+  SHOAL_NVSHMEM_REDUCTION(TYPE, NAME, sum, Sum)         \
+  SHOAL_NVSHMEM_REDUCTION(TYPE, NAME, prod, Prod)       \
+  SHOAL_NVSHMEM_REDUCTION(TYPE, NAME, min, Min)         \
+  SHOAL_NVSHMEM_REDUCTION(TYPE, NAME, max, Max)
+#define SHOAL_NVSHMEM_BITWISE(TYPE, NAME)          \
+  SHOAL_NVSHMEM_REDUCTION(TYPE, NAME, and, BitAnd) \
+  SHOAL_NVSHMEM_REDUCTION(TYPE, NAME, or, BitOr)   \
+  SHOAL_NVSHMEM_REDUCTION(TYPE, NAME, xor, BitXor)
+SHOAL_NVSHMEM_RMA_TYPES(SHOAL_NVSHMEM_TYPE)
+SHOAL_SHMEM_BITWISE_REDUCE_TYPES(SHOAL_NVSHMEM_BITWISE)
+SHOAL_NVSHMEM_MOVEMENT(void, , mem, 1)
+#undef SHOAL_NVSHMEM_FORMS
+#undef SHOAL_NVSHMEM_MOVEMENT
+#undef SHOAL_NVSHMEM_REDUCTION
+#undef SHOAL_NVSHMEM_TYPE
+#undef SHOAL_NVSHMEM_BITWISE
