@@ -58,7 +58,7 @@ def test_ep_in_both_modes(
 
 
 @pytest.mark.parametrize(
-    ("transport", "n_hosts", "per_host"), [("ofi", 2, 2), ("ofi", 3, 2), ("verbs", 2, 3)]
+    ("transport", "n_hosts", "per_host"), [("ofi", 2, 2), ("ofi", 3, 2), ("verbs", 2, 2)]
 )
 def test_pes_dealt_round_robin(
     make_network, host_checks, environment, needs, transport, n_hosts, per_host

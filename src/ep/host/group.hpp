@@ -22,6 +22,7 @@ struct HostGroup {
       : state(owner),
         layout(owner.shape, owner.world->settings()),
         workers(threads),
+        pes(owner.team.state().pes),
         masked(static_cast<std::size_t>(owner.shape.ranks), 0),
         out_of_reach(static_cast<std::size_t>(owner.shape.ranks), 0),
         chunks_sent(static_cast<std::size_t>(owner.shape.nodes), 0),
@@ -30,6 +31,7 @@ struct HostGroup {
   detail::GroupState& state;
   const GroupLayout layout;
   WorkerPool workers;
+  const std::vector<Pe> pes;       ///< [ranks]: the number of each rank in the world
   std::vector<char> masked;        ///< [ranks]: left out of low-latency operations
   std::vector<char> out_of_reach;  ///< [ranks]: masked, and writing to them fails
   /// [nodes]: chunks to and from the rail peer there (Rail).

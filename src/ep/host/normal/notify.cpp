@@ -166,11 +166,10 @@ std::shared_ptr<HandleState> new_handle(const HostGroup& group, const DispatchCa
   handle->routing = call.routing;
   handle->group = group.state.weak_from_this();
   handle->epoch = group.state.epoch;
-  handle->counts.resize(static_cast<std::size_t>(ranks) * ranks);
+  handle->counts.reserve(static_cast<std::size_t>(ranks) * ranks);
   for (std::int32_t source = 0; source < ranks; ++source) {
     const std::int32_t* row = board.rows_per_rank(source);
-    std::copy(row, row + ranks,
-              handle->counts.begin() + static_cast<std::ptrdiff_t>(source) * ranks);
+    handle->counts.insert(handle->counts.end(), row, row + ranks);
   }
   handle->first_row = detail::first_rows(handle->counts, ranks, group.state.me);
   handle->rows_by_rank = detail::rows_before(handle->counts, ranks, ranks);
@@ -186,7 +185,7 @@ void check_room(const HostGroup& group, const DispatchCall& call, const NoticeBo
                 const HandleState& handle) {
   const std::int64_t most = call.cached ? handle.received : exact_rows(group, call);
   for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank) {
-    const Pe pe = group.state.team.world_pe(rank);
+    const Pe pe = group.pes[rank];
     if (board[rank].base == kNoRoom)
       detail::fail_no_room(group.state, pe, board[rank].rows > 0 ? board[rank].rows : most);
     require(board[rank].rows == 0 || board[rank].rows >= handle.received_by(rank), Code::exhausted,

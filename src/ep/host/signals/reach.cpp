@@ -35,7 +35,7 @@ void store_signal(const HostGroup& group, std::int32_t to, std::size_t offset,
 
 void wake_for(const HostGroup& group, std::int32_t to, std::size_t offset) {
   if (group.state.peers[to] != nullptr)
-    group.state.world->notify(group.state.team.world_pe(to), group.state.host_offset + offset,
+    group.state.world->notify(group.pes[to], group.state.host_offset + offset,
                               sizeof(std::uint64_t));
 }
 

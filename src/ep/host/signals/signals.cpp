@@ -52,7 +52,7 @@ WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from
   if (reached()) return WaitOutcome::ready;
   const Clock::time_point start = Clock::now();
   const Clock::time_point deadline = start + group.state.timeout;
-  const Pe awaited = group.state.team.world_pe(from);
+  const Pe awaited = group.pes[from];
   const auto word = [&]() -> std::uint64_t {
     return group.state.host_offset + signals +
            static_cast<std::size_t>(rank_to_block_on(group, signals, from, epoch, among)) * kLine;
