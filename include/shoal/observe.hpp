@@ -5,9 +5,9 @@
 // last operations (SHOAL_FLIGHT_ENTRIES) and counters (SHOAL_METRICS). Programs of the same user
 // read the records of running processes without disturbing them:
 //
-//   for (const auto& pe : shoal::observe::read_host())
-//     std::cout << shoal::observe::to_json(pe) << '\n';
-//   std::cout << shoal::observe::who_waits(shoal::observe::read_host());
+//   for (const auto& record : shoal::observe::read_host())
+//     std::puts(shoal::observe::to_json(record).c_str());
+//   std::puts(shoal::observe::who_waits(shoal::observe::read_host()).c_str());
 //
 // docs/guide/observability.md shows the tools. Times are nanoseconds of the host's real-time clock.
 // Records are read while they are written: an operation that changes meanwhile is left out, and
