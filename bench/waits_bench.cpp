@@ -17,6 +17,68 @@ namespace shoal::bench {
 
 namespace {
 
+/// A group of one rank in a world of its own: the time of a call without any wait.
+class Alone {
+ public:
+  explicit Alone(bool records) : world_(open(records)), group_(world_.team(), options()) {}
+
+  double normal() {
+    return fastest([&] {
+      const ep::Dispatched received = group_.dispatch(batch_.x, routing_);
+      group_.combine(received.x, received.handle);
+    });
+  }
+  double low_latency() {
+    return fastest([&] {
+      const ep::LowLatencyReceived received =
+          group_.low_latency_dispatch(batch_.x, batch_.topk_idx, {.quantize = ep::Quantize::none})
+              .receive();
+      group_.low_latency_combine(received.x, batch_.topk_idx, batch_.weights, received.handle)
+          .receive();
+    });
+  }
+
+ private:
+  static constexpr std::int32_t kTokens = 1, kHidden = 64, kExperts = 8, kTopK = 2;
+
+  static World open(bool records) {
+    Settings settings;
+    settings.symmetric_size = std::size_t{64} << 20;
+    settings.flight_entries = records ? settings.flight_entries : 0;
+    settings.metrics = records ? "on" : "off";
+    return World::open(
+        {.settings = settings, .bootstrap = std::move(thread_bootstraps(1).front())});
+  }
+  static ep::GroupOptions options() {
+    ep::GroupOptions options;
+    options.max_tokens = options.low_latency_max_tokens = kTokens;
+    options.hidden = kHidden;
+    options.top_k = kTopK;
+    options.experts = kExperts;
+    options.preinitialize = true;
+    return options;
+  }
+  /// Seconds of a call: the mean of a chain, of the fastest of several, as other work of the
+  /// machine only adds to it.
+  template <typename Body>
+  static double fastest(Body body) {
+    constexpr int kChains = 20, kCalls = 500;
+    double best = 1;
+    for (int chain = 0; chain < kChains; ++chain) {
+      const Times start = now();
+      for (int i = 0; i < kCalls; ++i) body();
+      best = std::min(best, (now() - start).wall / kCalls);
+    }
+    return best;
+  }
+
+  World world_;
+  ep::Group group_;
+  const Batch batch_ = make_batch(
+      {.tokens = kTokens, .hidden = kHidden, .top_k = kTopK, .experts = kExperts}, kTokens, 0, 0);
+  const ep::Routing routing_ = group_.route(batch_.topk_idx);
+};
+
 class WaitsBench {
  public:
   WaitsBench(World& world, const Shape& shape, std::int64_t threads)
@@ -45,6 +107,7 @@ class WaitsBench {
           .receive();
     });
     group_.reset();
+    measure_records();
     return std::move(measurements_);
   }
 
@@ -76,6 +139,19 @@ class WaitsBench {
     group_.emplace(world_.team(), options);
     group_->warmup();
     add("group", now() - start);
+  }
+
+  /// What the flight record and the counters of a group cost (SHOAL_FLIGHT_ENTRIES,
+  /// SHOAL_METRICS).
+  void measure_records() {
+    Alone with(true), without(false);
+    const auto measured = [&](const char* name, double seconds) {
+      measurements_.push_back({name, {.wall = seconds, .cpu = seconds}, 0});
+    };
+    measured("pair of one PE, records on", with.normal());
+    measured("pair of one PE, records off", without.normal());
+    measured("low-latency pair of one PE, records on", with.low_latency());
+    measured("low-latency pair of one PE, records off", without.low_latency());
   }
 
   /// PEs 0 and 1 signal each other while the others block.

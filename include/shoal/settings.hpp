@@ -117,6 +117,10 @@ struct Settings {
   // Diagnosis.
   std::string log = "warn";
   std::string log_file;
+  std::int64_t flight_entries = 256;
+  std::string flight_dir;
+  std::string flight_signal = "none";
+  std::string metrics = "on";
 
   /// The launcher's environment variables (PMI_RANK, RANK, ...) by name, which from_environment
   /// reads for bootstrap "automatic". Empty, as in Settings(): this process belongs to no

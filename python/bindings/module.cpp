@@ -6,6 +6,7 @@
 #include "ep/group.hpp"
 #include "errors.hpp"
 #include "interrupt.hpp"
+#include "observe.hpp"
 #include "settings.hpp"
 #include "world/world.hpp"
 
@@ -22,6 +23,7 @@ NB_MODULE(_core, module) {
   bind_collectives(module);
   bind_world(module);
   bind_stream_calls(module);
+  bind_observe(module);
   nb::module_ ep = module.def_submodule("ep", "Expert-parallel dispatch and combine.");
   bind_group(ep);
 }

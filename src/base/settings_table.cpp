@@ -358,6 +358,23 @@ std::vector<SettingInfo> diagnosis_rows() {
       text("SHOAL_LOG_FILE", "NVSHMEM_DEBUG_FILE", scope, &S::log_file,
            "File for log messages, which otherwise go to standard error. %h is the host name, %p "
            "the process id, %% a percent sign."),
+      number("SHOAL_FLIGHT_ENTRIES", "", scope, &S::flight_entries,
+             "Operations of each group that the flight recorder keeps in memory, 128 bytes each; "
+             "the last ones. 0: none.",
+             0, 1 << 20),
+      text("SHOAL_FLIGHT_DIR", "", scope, &S::flight_dir,
+           "Folder where each PE writes its flight record, shoal_flight_<PE>.json, when one of its "
+           "groups fails and on SHOAL_FLIGHT_SIGNAL. It must exist. Empty: nothing is written; "
+           "shoal-info --live shows the records of running processes in any case."),
+      text("SHOAL_FLIGHT_SIGNAL", "", scope, &S::flight_signal,
+           "Signal on which a process writes the flight records of its PEs to SHOAL_FLIGHT_DIR and "
+           "continues; of the first world of a process. The process's own handler of that signal "
+           "is replaced.",
+           {"none", "USR1", "USR2"}),
+      text("SHOAL_METRICS", "", scope, &S::metrics,
+           "Whether groups count rows, bytes, waits for each rank and latency histograms of phases "
+           "(docs/guide/observability.md). Group::statistics counts in any case.",
+           {"on", "off"}),
   };
 }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string_view>
 
 #include "ep/state.hpp"
 
@@ -17,18 +18,39 @@ GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* 
 /// As working_group, and waits for asynchronous calls, so that operations keep their order.
 GroupState& idle_group(const std::shared_ptr<GroupState>& state, const char* call);
 
-/// Adds the time of a scope to a counter.
-class Timer {
+namespace record = shoal::detail::record;
+
+/// The part of a call that runs an operation: adds its time to the group's statistics and shows it
+/// in the group's record. After a failure of the group, writes the record to SHOAL_FLIGHT_DIR.
+class OperationScope {
  public:
-  explicit Timer(std::chrono::nanoseconds& total)
-      : total_(total), start_(std::chrono::steady_clock::now()) {}
-  ~Timer() { total_ += std::chrono::steady_clock::now() - start_; }
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
+  /// `sends`: a low-latency send, whose operation a receive goes on with.
+  OperationScope(GroupState& group, record::Operation operation, bool sends = false);
+  /// Goes on with the operation of this epoch that was sent.
+  static OperationScope receive(GroupState& group, record::Operation operation,
+                                std::uint64_t epoch) {
+    return {group, operation, epoch};
+  }
+  ~OperationScope();
+  OperationScope(const OperationScope&) = delete;
+  OperationScope& operator=(const OperationScope&) = delete;
 
  private:
-  std::chrono::nanoseconds& total_;
-  std::chrono::steady_clock::time_point start_;
+  OperationScope(GroupState& group, record::Operation operation, std::uint64_t epoch);
+
+  std::uint64_t last_epoch() const noexcept;
+
+  GroupState& group_;
+  const record::Operation operation_;
+  const std::uint64_t epoch_;  ///< 0: that of the last operation of this kind
+  const bool sends_;
+  const int exceptions_;
+  const std::chrono::steady_clock::time_point start_;
+  record::Entry* const outer_;
 };
+
+/// Shows why the group is unusable in its record and, once, writes that of this PE to
+/// SHOAL_FLIGHT_DIR. Never throws.
+void record_failure(GroupState& group, std::string_view reason) noexcept;
 
 }  // namespace shoal::ep::detail

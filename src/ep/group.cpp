@@ -22,12 +22,14 @@ GroupState& open_group(const std::shared_ptr<GroupState>& state, const char* cal
 GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* call) {
   GroupState& group = open_group(state, call);
   group.team.state();  // throws where the world is closed
+  if (!group.failure.empty()) record_failure(group, group.failure);
   require(group.failure.empty(), Code::closed, "{}: the group failed before: {}", call,
           group.failure);
   const auto failed = group.options.mask_failed ? std::nullopt : group.backend->failed_rank();
   if (!failed) return group;
-  fail(Code::closed, "{}: {}", call,
-       describe_given_up(group, *failed, group.backend->cause_of(*failed)));
+  const std::string reason = describe_given_up(group, *failed, group.backend->cause_of(*failed));
+  record_failure(group, reason);
+  fail(Code::closed, "{}: {}", call, reason);
 }
 
 GroupState& idle_group(const std::shared_ptr<GroupState>& state, const char* call) {
@@ -174,6 +176,14 @@ Statistics Group::statistics() const {
 void Group::warmup() {
   detail::GroupState& group = open_group(state_, "warmup");
   const Statistics before = group.statistics;
+  const struct Paused {
+    explicit Paused(detail::record::GroupRecorder& of) : recorder(of), counting(of.counting()) {
+      recorder.set_counting(false);
+    }
+    ~Paused() { recorder.set_counting(counting); }
+    detail::record::GroupRecorder& recorder;
+    bool counting;
+  } paused(group.recorder);
   group.backend->warmup(*this);
   group.statistics = before;
 }
@@ -187,7 +197,13 @@ void Group::order_after(void* stream) const noexcept {
 }
 
 void Group::synchronize() {
-  idle_group(state_, "synchronize").backend->synchronize();
+  detail::GroupState& group = idle_group(state_, "synchronize");
+  try {
+    group.backend->synchronize();
+  } catch (...) {
+    if (!group.failure.empty()) detail::record_failure(group, group.failure);
+    throw;
+  }
 }
 
 }  // namespace shoal::ep

@@ -36,6 +36,13 @@ std::uint64_t epoch_of(const PendingCombineState& pending) {
   return pending.epoch;
 }
 
+record::Operation operation_of(const PendingDispatchState&) {
+  return record::Operation::low_latency_dispatch;
+}
+record::Operation operation_of(const PendingCombineState&) {
+  return record::Operation::low_latency_combine;
+}
+
 void forget_memory(LowLatencyDispatchOptions& options) {
   options.expert_counts = options.wait_ns = options.weights = {};
   options.launch = {};
@@ -83,6 +90,7 @@ void receive_dropped(GroupState& group, std::vector<std::shared_ptr<Pending>> Gr
     pending->received = true;
     ++(group.*received);
     try {
+      const auto scope = OperationScope::receive(group, operation_of(*pending), epoch_of(*pending));
       group.backend->receive(*pending);
     } catch (const Error& error) {
       if (!group.failure.empty()) throw;
@@ -115,7 +123,7 @@ PendingDispatch Group::low_latency_dispatch(const TensorView& x, const TensorVie
   const char* call = "low_latency_dispatch";
   detail::GroupState& group = detail::idle_group(state_, call);
   detail::check_low_latency_dispatch(group, x, topk_idx, options);
-  const detail::Timer timer(group.statistics.low_latency_dispatch_time);
+  const detail::OperationScope scope(group, detail::record::Operation::low_latency_dispatch, true);
   // Otherwise later, so that a send waits for no other rank.
   if (!options.defer_receive ||
       group.low_latency_dispatch_epoch == group.low_latency_dispatch_received + 2)
@@ -135,7 +143,8 @@ LowLatencyReceived PendingDispatch::receive() {
   detail::receive_dropped_dispatches(group);
   detail::require_next("low_latency_dispatch", state_->handle->epoch,
                        group.low_latency_dispatch_received);
-  const detail::Timer timer(group.statistics.low_latency_dispatch_time);
+  const auto scope = detail::OperationScope::receive(
+      group, detail::record::Operation::low_latency_dispatch, state_->handle->epoch);
   state_->received = true;
   ++group.low_latency_dispatch_received;
   return group.backend->receive(*state_);
@@ -147,7 +156,7 @@ PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView&
   const char* call = "low_latency_combine";
   detail::GroupState& group = detail::idle_group(state_, call);
   detail::check_low_latency_combine(group, y, topk_idx, weights, handle.state().get(), options);
-  const detail::Timer timer(group.statistics.low_latency_combine_time);
+  const detail::OperationScope scope(group, detail::record::Operation::low_latency_combine, true);
   if (!options.defer_receive ||
       group.low_latency_combine_epoch == group.low_latency_combine_received + 2)
     detail::receive_dropped_combines(group);
@@ -167,7 +176,8 @@ Tensor PendingCombine::receive() {
   detail::GroupState& group = detail::group_of(state_, "receive", "low-latency combine");
   detail::receive_dropped_combines(group);
   detail::require_next("low_latency_combine", state_->epoch, group.low_latency_combine_received);
-  const detail::Timer timer(group.statistics.low_latency_combine_time);
+  const auto scope = detail::OperationScope::receive(
+      group, detail::record::Operation::low_latency_combine, state_->epoch);
   state_->received = true;
   ++group.low_latency_combine_received;
   return group.backend->receive(*state_);

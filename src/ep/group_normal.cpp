@@ -12,7 +12,7 @@ namespace detail {
 namespace {
 
 Dispatched run_dispatch(GroupState& group, const DispatchCall& call) {
-  const Timer timer(group.statistics.dispatch_time);
+  const OperationScope scope(group, record::Operation::dispatch);
   return group.backend->dispatch(call);
 }
 
@@ -33,7 +33,7 @@ Combined run_combine(GroupState& group, const TensorView& y, const Handle& handl
                      const CombineOptions& options) {
   check_handle(group, "combine", handle);
   check_combine(group, y, *handle.state(), options);
-  const Timer timer(group.statistics.combine_time);
+  const OperationScope scope(group, record::Operation::combine);
   return group.backend->combine(y, *handle.state(), options);
 }
 

@@ -9,6 +9,16 @@
 
 namespace shoal::ep::detail {
 
+namespace {
+
+std::vector<Pe> pes_of(const Team& team) {
+  std::vector<Pe> pes;
+  for (Pe rank = 0; rank < team.size(); ++rank) pes.push_back(team.world_pe(rank));
+  return pes;
+}
+
+}  // namespace
+
 GroupState::GroupState(const Team& owner, const GroupOptions& wanted)
     : GroupState(owner, wanted, place_group(owner)) {}
 
@@ -24,7 +34,8 @@ GroupState::GroupState(const Team& owner, const GroupOptions& wanted,
       timeout(wanted.timeout.count() > 0 ? wanted.timeout : world->settings().timeout),
       backend(make_backend(*this, placement.kind)),
       plan(backend->block_plan()),
-      arena(plan.arena_bytes, plan.arena_results) {}
+      arena(plan.arena_bytes, plan.arena_results),
+      recorder(world->settings(), world->recorder(), world->my_pe(), me, pes_of(owner)) {}
 
 GroupState::~GroupState() = default;
 

@@ -81,6 +81,8 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
   std::string failure;        ///< why the group is unusable; empty while it is usable
   std::atomic<bool> closed = false;
   Statistics statistics;
+  shoal::detail::record::GroupRecorder recorder;
+  bool record_written = false;  ///< to SHOAL_FLIGHT_DIR, after a failure
 
   /// The address here of heap byte `offset` of a rank; nullptr on other nodes.
   std::byte* heap_of(std::int32_t rank, std::uint64_t offset) const {

@@ -118,7 +118,9 @@ void WorldState::fail_world(const std::string& reason) noexcept {
 }
 
 void WorldState::set_progress(Activity activity, std::uint64_t epoch, const char* phase) noexcept {
-  if (open_) progress_->set(activity, epoch, phase);
+  if (!open_) return;
+  progress_->set(activity, epoch, phase);
+  if (activity < Activity::dispatch) recorder_.set(phase, epoch, activity != Activity::idle);
 }
 std::string WorldState::describe_progress(Pe pe) const {
   if (!open_) return fmt::format("PE {} is unknown: the world is closed", pe);
@@ -126,6 +128,7 @@ std::string WorldState::describe_progress(Pe pe) const {
 }
 void WorldState::set_awaited(Pe pe) noexcept {
   progress_->set_awaited(pe);
+  recorder_.set_awaited(pe);
 }
 Awaited WorldState::awaited_by(Pe pe) const {
   if (!open_) return {};

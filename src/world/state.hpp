@@ -31,6 +31,7 @@
 #include "world/control.hpp"
 #include "world/health/cause.hpp"
 #include "world/health/progress.hpp"
+#include "world/record/recorder.hpp"
 #include "world/teams/team_state.hpp"
 #include "world/wait_times.hpp"
 
@@ -165,6 +166,9 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   /// PE end as well.
   void fail_world(const std::string& reason) noexcept;
 
+  /// What other programs of this host see of this PE (shoal/observe.hpp).
+  record::PeRecorder& recorder() noexcept { return recorder_; }
+
   // Progress (health/progress.hpp).
 
   /// Publishes the operation of this PE ("dispatch", epoch 1841, phase of at most 15 characters).
@@ -280,6 +284,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   std::unique_ptr<Teams> teams_;
   std::unique_ptr<ProgressBoard> progress_;
   std::unique_ptr<Health> health_;
+  record::PeRecorder recorder_;
   std::shared_ptr<DeviceSide> device_side_;
   SymmetricHeap heap_;
   Closers closers_;

@@ -31,6 +31,7 @@ PREAMBLE = """\
 #include <shoal/ep/group.hpp>
 #include <shoal/interrupt.hpp>
 #include <shoal/numeric.hpp>
+#include <shoal/observe.hpp>
 #include <shoal/world.hpp>
 shoal::Tensor run_experts(const shoal::ep::Dispatched& received);
 int ctrl_c;

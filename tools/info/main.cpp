@@ -6,16 +6,20 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <thread>
 
 #include "info/build.hpp"
 #include "info/build_facts.hpp"
 #include "info/doctor.hpp"
 #include "info/gpus.hpp"
+#include "info/live.hpp"
 #include "info/settings.hpp"
 #include "info/topology.hpp"
 #include "info/world.hpp"
@@ -28,7 +32,10 @@ using namespace shoal::info;
 struct Options {
   bool all = false, build = false, settings = false, page = false, gpus = false, topology = false;
   bool connectivity = false, nics = false, timeline = false, doctor = false, json = false;
-  std::string machine, root, svg;
+  bool live = false;
+  std::string machine, root, svg, flight;
+  double interval = 1;
+  std::int32_t repeat = 1;
   std::int32_t pes = 0;
 };
 
@@ -126,7 +133,54 @@ void add_machine(const Options& options, Output& output) {
     });
 }
 
+void print_json(const std::vector<shoal::observe::PeRecord>& records) {
+  for (const auto& pe : records) fmt::print("{}\n", shoal::observe::to_json(pe));
+}
+
+/// --live: reads the records of this host's processes, twice per report for the rates.
+int show_live(const Options& options) {
+  auto before = shoal::observe::read_host();
+  if (options.json) {
+    print_json(before);
+    return EXIT_SUCCESS;
+  }
+  if (before.empty()) {
+    fmt::print("no running job of this user has records (other users' jobs need root)\n");
+    return EXIT_FAILURE;
+  }
+  for (std::int32_t report = 0; options.repeat == 0 || report < options.repeat; ++report) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(options.interval));
+    auto now = shoal::observe::read_host();
+    fmt::print("{}\n{}\n", activity_text(now, before), shoal::observe::who_waits(now));
+    const auto matrices = wait_matrices(now, {});
+    for (const WaitMatrix& matrix : matrices) fmt::print("{}\n", heat_map_text(matrix));
+    write_svg(options.svg, heat_map_svg(matrices));
+    std::fflush(stdout);
+    before = std::move(now);
+  }
+  return EXIT_SUCCESS;
+}
+
+int show_flight(const Options& options) {
+  const auto records = read_flight_records(options.flight);
+  if (options.json) {
+    print_json(records);
+    return EXIT_SUCCESS;
+  }
+  fmt::print("{}", shoal::observe::who_waits(records));
+  for (const auto& pe : records)
+    for (const auto& group : pe.groups)
+      if (!group.failure.empty())
+        fmt::print("PE {}, group {}: {}\n", pe.pe, group.number, group.failure);
+  const auto matrices = wait_matrices(records, {});
+  for (const WaitMatrix& matrix : matrices) fmt::print("\n{}", heat_map_text(matrix));
+  write_svg(options.svg, heat_map_svg(matrices));
+  return EXIT_SUCCESS;
+}
+
 int run(Options options) {
+  if (options.live) return show_live(options);
+  if (!options.flight.empty()) return show_flight(options);
   Output output(options.json);
   if (options.all)
     options.build = options.settings = options.gpus = options.topology = options.connectivity =
@@ -190,8 +244,23 @@ int main(int argc, char** argv) try {
          "--pes", options.pes,
          "PEs of all jobs on this host together, for --topology without GPUs and for --doctor (SHOAL_LOCAL_SIZE)")
       ->check(CLI::Range(1, 1'000'000));
-  app.add_option("--svg", options.svg,
-                 "With --topology or --init-timeline: write the picture as SVG to this file");
+  app.add_option(
+      "--svg", options.svg,
+      "With --topology, --init-timeline, --live or --flight: write the picture (of the waits between ranks) as "
+      "SVG to this file");
+  auto* const live = app.add_flag(
+      "--live", options.live,
+      "What the PEs of this user's running jobs on this host do, who waits for whom, and the waits between ranks");
+  app.add_option("--interval", options.interval, "With --live: seconds between two readings")
+      ->check(CLI::Range(0.01, 86400.0))
+      ->needs(live);
+  app.add_option("--repeat", options.repeat, "With --live: number of reports; 0: without end")
+      ->check(CLI::Range(0, 1'000'000'000))
+      ->needs(live);
+  app.add_option(
+         "--flight", options.flight,
+         "Compares the flight records in this folder (SHOAL_FLIGHT_DIR): which rank is behind, and in which phase")
+      ->excludes(live);
   app.add_flag("--settings-page", options.page, "Print the page docs/reference/settings.md");
   app.set_version_flag("-n,--version", kVersion);
   app.callback([&] {
@@ -202,8 +271,8 @@ int main(int argc, char** argv) try {
     need(options.doctor, !options.root.empty(), "--root needs --doctor");
     need(options.topology || options.doctor || options.all, options.pes > 0,
          "--pes needs --topology or --doctor");
-    need(options.topology || options.timeline, !options.svg.empty(),
-         "--svg needs --topology or --init-timeline");
+    need(options.topology || options.timeline || options.live || !options.flight.empty(),
+         !options.svg.empty(), "--svg needs --topology, --init-timeline, --live or --flight");
     need(!(options.topology && options.timeline), !options.svg.empty(),
          "--svg draws one picture: --topology or --init-timeline, not both");
   });

@@ -3,6 +3,7 @@
 // fills in: Placement, Memory, Fabric, Teams, Health.
 #include "world/startup/open.hpp"
 
+#include <cstring>
 #include <exception>
 #include <set>
 #include <utility>
@@ -16,10 +17,12 @@
 #include "world/fabric/fabric.hpp"
 #include "world/health/health.hpp"
 #include "world/memory/memory.hpp"
+#include "world/record/files.hpp"
 #include "world/startup/agreement.hpp"
 #include "world/startup/phases.hpp"
 #include "world/startup/summary.hpp"
 #include "world/teams/teams.hpp"
+#include "world/wait_order.hpp"
 
 namespace shoal::detail {
 
@@ -296,10 +299,25 @@ void Opening::connect_network(const Blobs&) {
   fabric_.connect_network();
 }
 
+namespace {
+
+/// Names the world to readers of its records, without showing the token.
+std::uint64_t number_of(const memory::Token& token) {
+  std::uint64_t words[2];
+  static_assert(sizeof words == sizeof token);
+  std::memcpy(words, token.data(), sizeof words);
+  return mixed(mixed(words[0]) ^ words[1]);
+}
+
+}  // namespace
+
 void Opening::make_teams(BlobWriter&) {
   state_->teams_->create_predefined(*state_, placement_,
                                     load_store_peers(fabric_.heap_map(), placement_.my_pe),
                                     settings_.max_teams);
+  state_->recorder_ = record::PeRecorder(number_of(placement_.token), placement_.my_pe,
+                                         placement_.n_pes, topology::read_host_identity("").name);
+  record::watch_signal(settings_);
   state_->health_ = std::make_unique<Health>(placement_, memory_, fabric_, state_->bootstrap_);
   state_->wait_times_ = wait_times(settings_.spin, placement_.pes_on_host(),
                                    placement_.processes_on_host, placement_.cores_on_host);

@@ -52,7 +52,7 @@ ChunkHeader header_of(const std::byte* chunk) {
 }
 
 void run(HostGroup& group, RailWork& work, const Step& step) {
-  group.state.world->set_progress(step.activity, step.epoch, step.phase);
+  enter_phase(group, step);
   const auto advance = [&] {
     bool moved = false;
     for (std::int32_t i = 1; i < group.state.nodes.count; ++i)  // not all to the same node at once

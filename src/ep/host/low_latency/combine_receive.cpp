@@ -203,13 +203,15 @@ Tensor low_latency_combine_receive(HostGroup& group, PendingCombineState& pendin
   const auto& shape = group.state.shape;
   const Step step{"low_latency_combine", Activity::low_latency_combine, pending.epoch, "receive",
                   "its expert outputs"};
-  group.state.world->set_progress(step.activity, step.epoch, step.phase);
+  enter_phase(group, step);
   wait_for_combine_rows(group, pending, step);
   const TensorView& given = pending.options.out;
   Tensor out = given.defined() ? Tensor(given, nullptr)
                                : Tensor::empty(DataType::bfloat16,
                                                {pending.handle->routing->tokens, shape.hidden});
   sum_combine_rows(group, pending, out);
+  const std::size_t rows = pending.handle->routing->copies.size();
+  group.state.recorder.moved(rows, rows * static_cast<std::size_t>(shape.hidden) * 2);
   raise_or_mask(group, group.layout.combine_read, pending.epoch);
   return out;
 }

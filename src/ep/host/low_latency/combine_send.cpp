@@ -131,7 +131,7 @@ std::uint64_t low_latency_combine_send(HostGroup& group, const TensorView& y,
                                        const LowLatencyCombineOptions& options) {
   const auto& shape = group.state.shape;
   const std::uint64_t epoch = ++group.state.low_latency_combine_epoch;
-  group.state.world->set_progress(Activity::low_latency_combine, epoch, "send");
+  enter_phase(group, Activity::low_latency_combine, epoch, "send");
   wait_for_combine_buffer(group, epoch);
   if (!options.zero_copy) stage_rows(group, epoch, y, handle, options);
 

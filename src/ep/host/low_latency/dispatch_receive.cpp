@@ -78,7 +78,7 @@ std::optional<LowLatencyDispatchNotice> wait_for_source(HostGroup& group,
 std::vector<Incoming> wait_for_slots(HostGroup& group, PendingDispatchState& pending) {
   const std::uint64_t epoch = pending.handle->epoch;
   const Step step{"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "receive", "rows"};
-  group.state.world->set_progress(step.activity, epoch, step.phase);
+  enter_phase(group, step);
   std::vector<Incoming> incoming;
   std::optional<std::pair<std::int32_t, std::uint32_t>> first,
       other;  // ranks that differ in quantize

@@ -79,7 +79,7 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
   const Quantize quantize = options.quantize;
   const auto& shape = group.state.shape;
   const std::uint64_t epoch = ++group.state.low_latency_dispatch_epoch;
-  group.state.world->set_progress(Activity::low_latency_dispatch, epoch, "send");
+  enter_phase(group, Activity::low_latency_dispatch, epoch, "send");
   wait_for_readers_of_half(group, group.layout.slots_read,
                            {"low_latency_dispatch", Activity::low_latency_dispatch, epoch, "send",
                             "its acknowledgement of read rows"});
@@ -111,6 +111,9 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
   }
   raise_or_mask(group, group.layout.slots_sent, epoch);
   group.state.statistics.rows_sent += routing->copies.size();
+  count_rows(group, routing->copies.size(),
+             static_cast<std::size_t>(shape.hidden) * (quantize == Quantize::none ? 2 : 1),
+             routing->tokens_per_rank.data());
 
   auto handle = std::make_shared<LowLatencyHandleState>();
   handle->group = group.state.weak_from_this();

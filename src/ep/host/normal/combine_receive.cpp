@@ -8,6 +8,7 @@
 // it, so that the caller may change y afterwards.
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "ep/host/internode/combine_forward.hpp"
 
@@ -92,7 +93,7 @@ void combine_local(HostGroup& group, const TensorView& y, const HandleState& han
 Combined combine_receive(HostGroup& group, const TensorView& y, const HandleState& handle,
                          const CombineOptions& options, const NoticeBoard& board) {
   const std::uint64_t epoch = group.state.epoch;
-  group.state.world->set_progress(shoal::detail::Activity::combine, epoch, "receive");
+  enter_phase(group, shoal::detail::Activity::combine, epoch, "receive");
   const detail::RoutingState& routing = *handle.routing;
   const LocalExpertOutput outputs{bases(group, board, &NormalNotice::base),
                                   bases(group, board, &NormalNotice::weights)};
@@ -109,6 +110,12 @@ Combined combine_receive(HostGroup& group, const TensorView& y, const HandleStat
     combine_forward(group, y, handle, options, outputs, combined);
   else
     combine_local(group, y, handle, options, outputs, combined);
+  const std::size_t rows = handle.expert_alignment > 0
+                               ? static_cast<std::size_t>(std::accumulate(
+                                     routing.tokens_per_expert.begin(),
+                                     routing.tokens_per_expert.end(), std::int64_t{0}))
+                               : routing.copies.size();
+  group.state.recorder.moved(rows, rows * static_cast<std::size_t>(y.shape[1]) * size_of(y.dtype));
   raise_local(group, group.layout.finished, epoch);
   wait_local(group, group.layout.finished, epoch,
              {"combine", shoal::detail::Activity::combine, epoch, "finish",

@@ -62,7 +62,7 @@ void check_staging(const HostGroup& group, const TensorView& y, const CombineOpt
 NoticeBoard combine_send(HostGroup& group, const TensorView& y, const HandleState& handle,
                          const CombineOptions& options) {
   const std::uint64_t epoch = ++group.state.epoch;
-  group.state.world->set_progress(shoal::detail::Activity::combine, epoch, "send");
+  enter_phase(group, shoal::detail::Activity::combine, epoch, "send");
   NormalNotice notice{};
   notice.operation = static_cast<std::uint64_t>(detail::Operation::combine);
   notice.base = reachable(group, y, handle.received, group.layout.staging);

@@ -87,16 +87,29 @@ class Scatter final : public LocalWork {
   std::int64_t next_ = 0;
 };
 
+/// [ranks]; empty where nothing counts them.
+std::vector<std::int32_t> rows_per_rank(const HostGroup& group, const DispatchCall& call,
+                                        const DispatchPlan& plan) {
+  if (!group.state.recorder.counts_peers()) return {};
+  if (plan.handle->expert_alignment == 0) return call.routing->tokens_per_rank;
+  std::vector<std::int32_t> rows(static_cast<std::size_t>(group.state.shape.ranks));
+  for (std::size_t expert = 0; expert < call.routing->tokens_per_expert.size(); ++expert)
+    rows[expert / static_cast<std::size_t>(group.state.shape.local_experts)] +=
+        call.routing->tokens_per_expert[expert];
+  return rows;
+}
+
 }  // namespace
 
 void dispatch_send(HostGroup& group, const DispatchCall& call, const DispatchPlan& plan) {
-  group.state.world->set_progress(shoal::detail::Activity::dispatch, group.state.epoch, "send");
+  enter_phase(group, shoal::detail::Activity::dispatch, group.state.epoch, "send");
   Scatter scatter(group, call, plan);
   if (group.state.nodes.count > 1)
     dispatch_forward(group, call, plan, scatter);
   else
     scatter.some(call.routing->tokens);
   group.state.statistics.rows_sent += scatter.rows();
+  count_rows(group, scatter.rows(), call.row_bytes(), rows_per_rank(group, call, plan).data());
   raise_local(group, group.layout.finished, group.state.epoch);
 }
 

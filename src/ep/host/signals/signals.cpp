@@ -13,6 +13,7 @@ namespace {
 
 using shoal::detail::Clock;
 using shoal::detail::WaitOutcome;
+namespace record = shoal::detail::record;
 
 std::atomic_ref<std::uint64_t> signal_at(std::byte* block, std::size_t signals,
                                          std::int32_t owner) {
@@ -44,6 +45,19 @@ std::int32_t rank_to_block_on(HostGroup& group, std::size_t signals, std::int32_
   return static_cast<std::int32_t>(group.wait_order.pick(first, ranks, seed, arrived));
 }
 
+/// A wait that failed stays visible in the record as the one that the operation is in.
+void note_wait(HostGroup& group, std::int32_t from, Clock::duration waited, WaitOutcome outcome) {
+  group.state.statistics.wait_time += waited;
+  group.state.recorder.end_wait(from, waited);
+  if (outcome != WaitOutcome::ready) group.state.recorder.begin_wait(from);
+}
+
+record::Phase phase_of(std::string_view name) {
+  for (std::size_t i = 1; i < record::kPhases; ++i)
+    if (name == record::kPhaseNames[i]) return static_cast<record::Phase>(i);
+  return record::Phase::none;
+}
+
 /// Returns without reading the clock if the signal has been raised already.
 WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from,
                         std::uint64_t epoch, Among among = Among::all) {
@@ -57,13 +71,14 @@ WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from
     return group.state.host_offset + signals +
            static_cast<std::size_t>(rank_to_block_on(group, signals, from, epoch, among)) * kLine;
   };
+  group.state.recorder.begin_wait(from);
   WaitOutcome outcome = group.state.world->poll(ready, deadline, awaited, word);
   // If failed ranks are masked, the end of another PE does not end this wait.
   while (outcome == WaitOutcome::peer_failed && group.state.options.mask_failed &&
          !group.state.world->has_failed(awaited))
     outcome = Clock::now() >= deadline ? WaitOutcome::timeout
                                        : group.state.world->poll(ready, deadline, awaited, word);
-  group.state.statistics.wait_time += Clock::now() - start;
+  note_wait(group, from, Clock::now() - start, outcome);
   if (outcome == WaitOutcome::ready && !reached()) return WaitOutcome::peer_failed;
   return outcome;
 }
@@ -147,6 +162,21 @@ bool kept_by_another(const HostGroup& group, std::int32_t from) {
 }
 
 }  // namespace
+
+void enter_phase(const HostGroup& group, shoal::detail::Activity activity, std::uint64_t epoch,
+                 const char* phase) {
+  group.state.world->set_progress(activity, epoch, phase);
+  group.state.recorder.phase(phase_of(phase), epoch);
+}
+
+void count_rows(const HostGroup& group, std::uint64_t rows, std::size_t row_bytes,
+                const std::int32_t* per_rank) {
+  record::GroupRecorder& recorder = group.state.recorder;
+  recorder.moved(rows, rows * row_bytes);
+  if (!recorder.counts_peers()) return;
+  for (std::int32_t rank = 0; rank < group.state.shape.ranks; ++rank)
+    recorder.sent_to(rank, static_cast<std::uint64_t>(per_rank[rank]), per_rank[rank] * row_bytes);
+}
 
 void raise_signal(const HostGroup& group, std::size_t signals, std::int32_t to,
                   std::uint64_t epoch) {
@@ -241,10 +271,11 @@ void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t
               const Step& step) {
   const auto ended = [&] { return failed_rank(group).has_value(); };
   const Clock::time_point start = Clock::now();
+  group.state.recorder.begin_wait(from);
   const WaitOutcome outcome =
       group.state.world->poll([&] { return ready() || ended(); }, start + group.state.timeout,
                               group.state.team.world_pe(from));
-  group.state.statistics.wait_time += Clock::now() - start;
+  note_wait(group, from, Clock::now() - start, outcome);
   const auto failed = failed_rank(group);
   if (outcome == WaitOutcome::ready && !failed) return;
   const WaitOutcome end = failed ? WaitOutcome::peer_failed : outcome;
@@ -253,13 +284,13 @@ void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t
 }
 
 void wait_all(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
-  group.state.world->set_progress(step.activity, step.epoch, step.phase);
+  enter_phase(group, step);
   for (std::int32_t from = 0; from < group.state.shape.ranks; ++from)
     wait_signal(group, signals, from, epoch, step);
 }
 
 void wait_local(HostGroup& group, std::size_t signals, std::uint64_t epoch, const Step& step) {
-  group.state.world->set_progress(step.activity, step.epoch, step.phase);
+  enter_phase(group, step);
   for (std::int32_t from = 0; from < group.state.shape.ranks; ++from)
     if (group.state.nodes.here(from)) wait_signal(group, signals, from, epoch, step, Among::local);
 }

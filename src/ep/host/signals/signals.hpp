@@ -22,6 +22,17 @@ struct Step {
   const char* wanted;  ///< "rows", "counts": what the awaited rank should send
 };
 
+/// Publishes the phase that this rank enters, to other PEs and in the group's record.
+void enter_phase(const HostGroup& group, shoal::detail::Activity activity, std::uint64_t epoch,
+                 const char* phase);
+inline void enter_phase(const HostGroup& group, const Step& step) {
+  enter_phase(group, step.activity, step.epoch, step.phase);
+}
+
+/// Records the rows that the current dispatch has sent; `per_rank`: [ranks] those for each.
+void count_rows(const HostGroup& group, std::uint64_t rows, std::size_t row_bytes,
+                const std::int32_t* per_rank);
+
 /// Sets the signal at `signals` (an offset of GroupLayout) that this rank owns in the block of
 /// `to`.
 void raise_signal(const HostGroup& group, std::size_t signals, std::int32_t to,

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// shoal/observe.hpp: what the PEs of this host do, and have done last.
+//
+// Every process keeps a record in memory: what each of its PEs does, and for each ep::Group the
+// last operations (SHOAL_FLIGHT_ENTRIES) and counters (SHOAL_METRICS). Programs of the same user
+// read the records of running processes without disturbing them:
+//
+//   for (const auto& record : shoal::observe::read_host())
+//     std::puts(shoal::observe::to_json(record).c_str());
+//   std::puts(shoal::observe::who_waits(shoal::observe::read_host()).c_str());
+//
+// docs/guide/observability.md shows the tools. Times are nanoseconds of the host's real-time clock.
+// Records are read while they are written: an operation that changes meanwhile is left out, and
+// counters of one reading may be an operation apart.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <shoal/pe.hpp>
+#include <shoal/world.hpp>
+
+namespace shoal::observe {
+
+struct PhaseRecord {
+  std::string name;  ///< "notify", "send", "rail", "receive", "finish"; "queued" on GPUs;
+                     ///< "between" the calls of a low-latency operation
+  std::int64_t start_ns = 0;
+};
+
+struct OperationRecord {
+  std::uint64_t id = 0;  ///< counts the operations of a group on its rank, from 1
+  std::uint64_t epoch = 0;
+  std::string operation;  ///< "dispatch", "combine", "low_latency_dispatch", "low_latency_combine"
+  /// "started"; "sent": low latency, receive not called; "completed"; "queued": on a GPU, whose
+  /// progress the record does not show; "failed".
+  std::string state;
+  std::int64_t start_ns = 0;
+  std::int64_t end_ns = 0;  ///< 0: has not ended
+  std::vector<PhaseRecord> phases;
+  std::int32_t awaited = -1;  ///< the rank that it waits, or waited last, for; -1: none
+  std::uint64_t rows = 0;     ///< sent by a dispatch, fetched by a combine
+  std::uint64_t bytes = 0;    ///< of these rows
+  std::int64_t wait_ns = 0;   ///< spent waiting for other ranks
+  bool waiting = false;       ///< is in a wait for `awaited`
+};
+
+/// Durations of one phase. Bucket i counts those of 2^i to 2^(i+1) - 1 ns; the last one also longer
+/// ones.
+struct Histogram {
+  static constexpr std::size_t kBuckets = 40;
+  std::string operation, phase;
+  std::uint64_t count = 0;
+  std::int64_t sum_ns = 0;
+  std::array<std::uint64_t, kBuckets> buckets{};
+};
+
+struct OperationTotals {
+  std::string operation;
+  std::uint64_t operations = 0, failures = 0, rows = 0, bytes = 0;
+  std::int64_t time_ns = 0;  ///< of the calling thread, waits included
+};
+
+/// What this rank exchanged with one other.
+struct PeerTotals {
+  std::uint64_t rows = 0, bytes = 0;  ///< sent to it by dispatches
+  std::uint64_t waits = 0;            ///< for it that were not over at once
+  std::int64_t wait_ns = 0;
+};
+
+struct GroupRecord {
+  std::uint64_t number = 0;                 ///< of the group in its world, from 1
+  std::int32_t rank = 0;                    ///< of this PE
+  std::vector<Pe> pes;                      ///< by rank
+  std::string failure;                      ///< why the group is unusable; empty: it is not
+  std::vector<OperationRecord> operations;  ///< oldest first
+  std::vector<OperationTotals> totals;      ///< by operation
+  std::vector<PeerTotals> peers;            ///< by rank
+  std::vector<Histogram> histograms;        ///< of phases that ran
+};
+
+struct PeRecord {
+  std::uint64_t world = 0;  ///< equal on the PEs of one world, different in others
+  Pe pe = 0, n_pes = 0;
+  std::int64_t pid = 0;
+  std::string host;
+  std::int64_t read_ns = 0;  ///< when the record was read
+  /// The last operation outside of groups: "barrier 3, phase wait"; empty: none yet.
+  std::string activity;
+  bool active = false;  ///< that operation has not ended
+  Pe awaited = -1;      ///< the PE that it waits for; -1: no single PE
+  std::vector<GroupRecord> groups;
+};
+
+/// The PEs of this process. Never throws for a lack of records: those of a process without memory
+/// for them are missing.
+std::vector<PeRecord> read_process();
+/// The PEs of all processes of this host whose records the caller may read: those of its user, and
+/// for root all. Sorted by world, then PE.
+std::vector<PeRecord> read_host();
+
+/// One JSON object on one line, with the fields above.
+std::string to_json(const PeRecord& record);
+/// Writes the record of `world`'s PE to `directory`/shoal_flight_<pe>.json and returns that name.
+/// Throws Error{system} when the file cannot be written, Error{unsupported} without a record.
+std::string write_flight_record(const World& world, const std::string& directory);
+
+/// Who waits for whom, as text: for each group whose ranks wait, the rank at the end of each chain
+/// of waits, what it does, the ranks that wait for it and their phases. `records` may come from
+/// several hosts; ranks without a record are reported as such.
+std::string who_waits(const std::vector<PeRecord>& records);
+
+}  // namespace shoal::observe

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the PEs of this host do and have done last: records, metrics, traces.
+
+    import shoal.observe
+
+    for pe in shoal.observe.read_host():          # all running jobs of this user
+        print(pe["pe"], pe["activity"])
+    print(shoal.observe.who_waits())
+
+Records have the fields of shoal/observe.hpp. From a shell (`python -m shoal.observe --help`):
+
+    python -m shoal.observe serve                   # Prometheus, http://127.0.0.1:9465/metrics
+    python -m shoal.observe lines                   # a JSON line per operation, as NCCL Inspector
+    python -m shoal.observe trace OUT.json          # for chrome://tracing and ui.perfetto.dev
+    python -m shoal.observe torch OUT --from DIR    # for torch.distributed.flight_recorder
+"""
+
+import argparse
+import json
+import os
+import pickle
+import sys
+import time
+
+from . import _core
+
+__all__ = [
+    "chrome_trace",
+    "inspector_lines",
+    "read_files",
+    "read_host",
+    "read_process",
+    "serve",
+    "torch_dump",
+    "who_waits",
+    "write_flight_record",
+]
+
+
+def read_host():
+    """The records of the PEs of this host whose processes belong to this user (for root: all)."""
+    return [json.loads(text) for text in _core._host_records()]
+
+
+def read_process():
+    """The records of the PEs of this process."""
+    return [json.loads(text) for text in _core._process_records()]
+
+
+def read_files(folder):
+    """The records in the files shoal_flight_*.json of a folder (SHOAL_FLIGHT_DIR), by PE."""
+    records = []
+    for name in sorted(os.listdir(folder)):
+        if name.startswith("shoal_flight_") and name.endswith(".json"):
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                records.append(json.load(file))
+    if not records:
+        raise FileNotFoundError(f"{folder}: no files shoal_flight_*.json (SHOAL_FLIGHT_DIR)")
+    return sorted(records, key=lambda record: (record["world"], record["pe"]))
+
+
+def who_waits():
+    """Who waits for whom on this host, as text: shoal-info --live prints it."""
+    return _core._who_waits()
+
+
+def write_flight_record(world, directory):
+    """Writes the record of the world's PE to directory/shoal_flight_<PE>.json; returns the name."""
+    return _core._write_flight_record(world, os.fspath(directory))
+
+
+def _groups(records):
+    for pe in records:
+        for group in pe["groups"]:
+            yield pe, group
+
+
+def inspector_lines(records):
+    """A JSON line per ended operation, with the field names of NCCL Inspector."""
+    for pe, group in _groups(records):
+        ranks = len(group["pes"])
+        header = {
+            "id": f"{pe['world']}-{group['number']}",
+            "rank": group["rank"],
+            "n_ranks": ranks,
+            "nnodes": len({other["host"] for other in records if other["world"] == pe["world"]}),
+        }
+        metadata = {
+            "inspector_output_format_version": "v4.0",
+            "git_rev": "",
+            "rec_mechanism": "shoal",
+            "dump_timestamp_us": pe["read_ns"] // 1000,
+            "hostname": pe["host"],
+            "pid": pe["pid"],
+        }
+        for op in group["operations"]:
+            if op["end_ns"] == 0:
+                continue
+            took = max(op["end_ns"] - op["start_ns"], 1)
+            speed = op["bytes"] / took  # bytes per nanosecond are GB/s
+            performance = {
+                "coll": op["operation"],
+                "coll_sn": op["epoch"],
+                "coll_msg_size_bytes": op["bytes"],
+                "coll_exec_time_us": took / 1000,
+                "coll_timing_source": "host",
+                "coll_algobw_gbs": speed,
+                "coll_busbw_gbs": speed * (ranks - 1) / ranks,
+            }
+            yield json.dumps({"header": header, "metadata": metadata, "coll_perf": performance})
+
+
+def chrome_trace(records):
+    """A document in Chrome's trace format: a process per PE, a thread per group, a span per
+    operation and phase; ranks waited for are arguments."""
+    events = []
+    for pe, group in _groups(records):
+        process = pe["pe"]
+        name = f"PE {pe['pe']} of world {pe['world']}, pid {pe['pid']} on {pe['host']}"
+        where = {"pid": process, "tid": group["number"]}
+        events.append({"ph": "M", "name": "process_name", "args": {"name": name}, **where})
+        thread = f"group {group['number']}, rank {group['rank']}"
+        events.append({"ph": "M", "name": "thread_name", "args": {"name": thread}, **where})
+        for op in group["operations"]:
+            end = op["end_ns"] or pe["read_ns"]
+            details = {
+                key: op[key] for key in ("epoch", "state", "rows", "bytes", "wait_ns", "awaited")
+            }
+            events.append(_span(op["operation"], op["start_ns"], end, details, where))
+            starts = [phase["start_ns"] for phase in op["phases"][1:]] + [end]
+            for phase, until in zip(op["phases"], starts):
+                if phase["name"] != "between":
+                    events.append(_span(phase["name"], phase["start_ns"], until, {}, where))
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+def _span(name, start, end, details, where):
+    times = {"ts": start / 1000, "dur": max(end - start, 0) / 1000}
+    return {"ph": "X", "name": name, "cat": "shoal", "args": details, **times, **where}
+
+
+_TORCH_STATES = {"completed": "completed", "queued": "scheduled"}
+
+
+def torch_dump(pe):
+    """The record of a PE as torch's flight recorder writes it (version 2.10). Every operation
+    counts as NCCL's all_to_all: torch's analyzer refuses other names. `frames` has its own."""
+    names = {}
+    entries = []
+    for group in pe["groups"]:
+        name = f"{pe['world']}-{group['number']}-{group['pes'][0]}"
+        names[name] = {
+            "name": name,
+            "desc": f"shoal group {group['number']}",
+            "ranks": str(group["pes"]),
+        }
+        for op in group["operations"]:
+            started = op["phases"][0]["start_ns"] if op["phases"] else None
+            done = op["state"] == "completed"
+            entries.append(
+                {
+                    "record_id": op["id"] - 1,
+                    "pg_id": group["number"],
+                    "process_group": (name, names[name]["desc"]),
+                    "collective_seq_id": op["id"],
+                    "p2p_seq_id": 0,
+                    "op_id": op["id"],
+                    "is_p2p": False,
+                    "profiling_name": "nccl:all_to_all",
+                    # Equal on all ranks: sizes differ by rank, which the analyzer would report.
+                    "input_sizes": [[0]],
+                    "input_dtypes": ["Byte"],
+                    "output_sizes": [[0]],
+                    "output_dtypes": ["Byte"],
+                    "state": _TORCH_STATES.get(op["state"], "started"),
+                    "time_created_ns": op["start_ns"],
+                    "time_discovered_started_ns": started,
+                    "time_discovered_completed_ns": op["end_ns"] if done else None,
+                    "duration_ms": (op["end_ns"] - op["start_ns"]) / 1e6 if done else None,
+                    "timeout_ms": 0,
+                    "retired": done,
+                    "frames": [
+                        {
+                            "name": f"{op['operation']} {op['epoch']}: {_where(op)}",
+                            "filename": "shoal",
+                            "line": 0,
+                        }
+                    ],
+                }
+            )
+    return {
+        "version": "2.10",
+        "entries": entries,
+        "pg_config": names,
+        "pg_status": {},
+        "comm_lib_version": "shoal",
+    }
+
+
+def _where(op):
+    phase = op["phases"][-1]["name"] if op["phases"] else "none"
+    waits = f", waits for rank {op['awaited']}" if op["waiting"] else ""
+    return f"{op['state']}, phase {phase}{waits}, {op['rows']} rows, {op['bytes']} bytes"
+
+
+class _Collector:
+    """Reads the records of this host at every scrape."""
+
+    def __init__(self, read):
+        self._read = read
+
+    def collect(self):
+        from prometheus_client.core import CounterMetricFamily as Counter
+        from prometheus_client.core import GaugeMetricFamily as Gauge
+        from prometheus_client.core import HistogramMetricFamily
+
+        where = ["node", "world", "pe", "group", "rank"]
+        of_operation, of_peer = [*where, "operation"], [*where, "peer"]
+        totals = {
+            "operations": Counter("shoal_operations", "Operations that ended", labels=of_operation),
+            "failures": Counter("shoal_failures", "Operations that failed", labels=of_operation),
+            "rows": Counter(
+                "shoal_rows", "Rows sent by dispatches, fetched by combines", labels=of_operation
+            ),
+            "bytes": Counter("shoal_bytes", "Bytes of these rows", labels=of_operation),
+        }
+        spent = Counter(
+            "shoal_operation_seconds", "Time in operations, with waits", labels=of_operation
+        )
+        peers = {
+            "rows": Counter("shoal_peer_rows", "Rows sent to a rank", labels=of_peer),
+            "bytes": Counter("shoal_peer_bytes", "Bytes sent to a rank", labels=of_peer),
+            "waits": Counter("shoal_peer_waits", "Waits for a rank", labels=of_peer),
+        }
+        waited = Counter("shoal_peer_wait_seconds", "Time spent waiting for a rank", labels=of_peer)
+        phases = HistogramMetricFamily(
+            "shoal_phase_seconds", "Durations of phases", labels=[*of_operation, "phase"]
+        )
+        waiting = Gauge("shoal_waiting_for", "Rank that is waited for; -1: none", labels=where)
+        failed = Gauge("shoal_group_failed", "1: the group is unusable", labels=where)
+        for pe, group in _groups(self._read()):
+            labels = [pe["host"], pe["world"], pe["pe"], group["number"], group["rank"]]
+            labels = [str(label) for label in labels]
+            for total in group["totals"]:
+                for key, family in totals.items():
+                    family.add_metric([*labels, total["operation"]], total[key])
+                spent.add_metric([*labels, total["operation"]], total["time_ns"] / 1e9)
+            for rank, peer in enumerate(group["peers"]):
+                for key, family in peers.items():
+                    family.add_metric([*labels, str(rank)], peer[key])
+                waited.add_metric([*labels, str(rank)], peer["wait_ns"] / 1e9)
+            for histogram in group["histograms"]:
+                phases.add_metric(
+                    [*labels, histogram["operation"], histogram["phase"]],
+                    buckets=_cumulative(histogram["buckets"]),
+                    sum_value=histogram["sum_ns"] / 1e9,
+                )
+            in_wait = [op["awaited"] for op in group["operations"] if op["waiting"]]
+            waiting.add_metric(labels, in_wait[-1] if in_wait else -1)
+            failed.add_metric(labels, 1 if group["failure"] else 0)
+        yield from (*totals.values(), spent, *peers.values(), waited, phases, waiting, failed)
+
+
+_FIRST_BUCKET, _LAST_BUCKET = 9, 34  # bounds of 1 us to 34 s
+
+
+def _cumulative(counts):
+    """Pairs of an upper bound in seconds, as text, and the count of durations below it."""
+    pairs = [
+        (repr(2 ** (index + 1) / 1e9), sum(counts[: index + 1]))
+        for index in range(_FIRST_BUCKET, _LAST_BUCKET + 1)
+    ]
+    return [*pairs, ("+Inf", sum(counts))]
+
+
+def serve(port=9465, host="127.0.0.1"):
+    """Starts an HTTP server, on a thread of its own, whose /metrics has the counters of all PEs of
+    this host in Prometheus' text format. Needs the package prometheus-client. port 0: any free
+    one. Returns (port, stop); stop() ends the server."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(read_host))
+    server, thread = start_http_server(port, addr=host, registry=registry)
+
+    def stop():
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return server.server_port, stop
+
+
+def _main(arguments):
+    parser = argparse.ArgumentParser(
+        prog="python -m shoal.observe", description="Records of the PEs of this host."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("serve", help="metrics for Prometheus, over HTTP")
+    command.add_argument("--port", type=int, default=9465, help="0: any free port")
+    command.add_argument("--host", default="127.0.0.1", help="address to listen at")
+    for name, what in (
+        ("lines", "a JSON line per operation, with the field names of NCCL Inspector"),
+        ("trace", "the operations as a trace for chrome://tracing and ui.perfetto.dev"),
+        ("torch", "files for torch.distributed.flight_recorder, one per PE"),
+    ):
+        command = commands.add_parser(name, help=what)
+        command.add_argument(
+            "--from", dest="folder", help="flight records in this folder instead of running jobs"
+        )
+        if name != "lines":
+            command.add_argument("out", help="a file" if name == "trace" else "a folder")
+    given = parser.parse_args(arguments)
+    if given.command == "serve":
+        try:
+            port, stop = serve(given.port, given.host)
+        except ModuleNotFoundError as error:
+            parser.exit(1, f"{error}: pip install prometheus-client\n")
+        print(f"http://{given.host}:{port}/metrics", flush=True)
+        try:
+            while True:
+                time.sleep(3600)
+        except KeyboardInterrupt:
+            stop()
+        return
+    try:
+        records = read_files(given.folder) if given.folder else read_host()
+    except OSError as error:
+        parser.exit(1, f"{error}\n")
+    if given.command == "lines":
+        for line in inspector_lines(records):
+            print(line)
+    elif given.command == "trace":
+        with open(given.out, "w", encoding="utf-8") as file:
+            json.dump(chrome_trace(records), file)
+    else:
+        os.makedirs(given.out, exist_ok=True)
+        for pe in records:
+            with open(os.path.join(given.out, f"shoal_rank_{pe['pe']}"), "wb") as file:
+                pickle.dump(torch_dump(pe), file)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

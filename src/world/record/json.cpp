@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// json.cpp: records as JSON.
+#include <fmt/format.h>
+
+#include <functional>
+#include <iterator>
+#include <string_view>
+
+#include "shoal/observe.hpp"
+
+namespace shoal::observe {
+namespace {
+
+using Buffer = fmt::memory_buffer;
+
+template <typename... Args>
+void add(Buffer& to, fmt::format_string<Args...> format, Args&&... args) {
+  fmt::format_to(std::back_inserter(to), format, std::forward<Args>(args)...);
+}
+
+std::string quoted(std::string_view text) {
+  std::string to = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\')
+      to += {'\\', c};
+    else if (static_cast<unsigned char>(c) < 0x20)
+      to += fmt::format("\\u{:04x}", static_cast<int>(c));
+    else
+      to += c;
+  }
+  return to += '"';
+}
+
+template <typename List, typename Write>
+void add_list(Buffer& to, const char* key, const List& list, Write&& write) {
+  add(to, ",\"{}\":[", key);
+  bool first = true;
+  for (const auto& item : list) {
+    if (!std::exchange(first, false)) add(to, ",");
+    write(item);
+  }
+  add(to, "]");
+}
+
+void add_operation(Buffer& to, const OperationRecord& op) {
+  add(to,
+      R"({{"id":{},"epoch":{},"operation":"{}","state":"{}","start_ns":{},"end_ns":{},"awaited":{},)"
+      R"("waiting":{},"wait_ns":{},"rows":{},"bytes":{})",
+      op.id, op.epoch, op.operation, op.state, op.start_ns, op.end_ns, op.awaited, op.waiting,
+      op.wait_ns, op.rows, op.bytes);
+  add_list(to, "phases", op.phases, [&](const PhaseRecord& phase) {
+    add(to, R"({{"name":"{}","start_ns":{}}})", phase.name, phase.start_ns);
+  });
+  add(to, "}}");
+}
+
+void add_group(Buffer& to, const GroupRecord& group) {
+  add(to, R"({{"number":{},"rank":{},"failure":{})", group.number, group.rank,
+      quoted(group.failure));
+  add_list(to, "pes", group.pes, [&](Pe pe) { add(to, "{}", pe); });
+  add_list(to, "operations", group.operations,
+           [&](const OperationRecord& op) { add_operation(to, op); });
+  add_list(to, "totals", group.totals, [&](const OperationTotals& total) {
+    add(to,
+        R"({{"operation":"{}","operations":{},"failures":{},"rows":{},"bytes":{},"time_ns":{}}})",
+        total.operation, total.operations, total.failures, total.rows, total.bytes, total.time_ns);
+  });
+  add_list(to, "peers", group.peers, [&](const PeerTotals& peer) {
+    add(to, R"({{"rows":{},"bytes":{},"waits":{},"wait_ns":{}}})", peer.rows, peer.bytes,
+        peer.waits, peer.wait_ns);
+  });
+  add_list(to, "histograms", group.histograms, [&](const Histogram& histogram) {
+    add(to, R"({{"operation":"{}","phase":"{}","count":{},"sum_ns":{})", histogram.operation,
+        histogram.phase, histogram.count, histogram.sum_ns);
+    add_list(to, "buckets", histogram.buckets, [&](std::uint64_t count) { add(to, "{}", count); });
+    add(to, "}}");
+  });
+  add(to, "}}");
+}
+
+}  // namespace
+
+std::string to_json(const PeRecord& pe) {
+  Buffer to;
+  add(to,
+      R"({{"shoal_record":1,"world":"{:016x}","pe":{},"n_pes":{},"pid":{},"host":{},"read_ns":{},)"
+      R"("activity":{},"active":{},"awaited":{})",
+      pe.world, pe.pe, pe.n_pes, pe.pid, quoted(pe.host), pe.read_ns, quoted(pe.activity),
+      pe.active, pe.awaited);
+  add_list(to, "groups", pe.groups, [&](const GroupRecord& group) { add_group(to, group); });
+  add(to, "}}");
+  return fmt::to_string(to);
+}
+
+}  // namespace shoal::observe

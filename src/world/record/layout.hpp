@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// layout.hpp: the record of a process as it lies in memory: a memfd that readers map (reader.cpp).
+//
+// One thread writes a block at a time. Readers may be other processes, so every word is written and
+// read by relaxed atomic accesses. An entry of a ring is valid if its `id` is the same before and
+// after it is read, and not 0.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "shoal/observe.hpp"
+
+namespace shoal::detail::record {
+
+inline constexpr char kMemfdName[] = "shoal-record";
+inline constexpr std::uint64_t kMagic = 0x53484f414c524543;  // "SHOALREC"
+/// Increases with every change of this file.
+inline constexpr std::uint64_t kVersion = 1;
+
+enum class Operation : std::uint8_t {
+  dispatch,
+  combine,
+  low_latency_dispatch,
+  low_latency_combine
+};
+inline constexpr std::size_t kOperations = 4;
+inline constexpr const char* kOperationNames[kOperations] = {
+    "dispatch", "combine", "low_latency_dispatch", "low_latency_combine"};
+
+enum class Phase : std::uint8_t { none, notify, send, rail, receive, finish, queued };
+inline constexpr std::size_t kPhases = 7;
+inline constexpr const char* kPhaseNames[kPhases] = {"between", "notify", "send",  "rail",
+                                                     "receive", "finish", "queued"};
+
+enum class State : std::uint8_t { started, sent, completed, queued, failed };
+inline constexpr const char* kStateNames[] = {"started", "sent", "completed", "queued", "failed"};
+
+/// A word that one thread writes and others read.
+class Word {
+ public:
+  void store(std::uint64_t value) noexcept { word_.store(value, std::memory_order_relaxed); }
+  std::uint64_t load() const noexcept { return word_.load(std::memory_order_relaxed); }
+  /// By the writer alone: no atomic read-modify-write.
+  void add(std::uint64_t value) noexcept { store(load() + value); }
+
+ private:
+  std::atomic<std::uint64_t> word_;
+};
+
+template <std::size_t words>
+using Text = std::array<Word, words>;
+
+inline constexpr std::size_t kEntryPhases = 6;
+
+/// An operation: two cache lines.
+struct Entry {
+  Word id;
+  Word kind;  ///< Operation, State << 8, number of phases << 16
+  Word epoch, start, end, rows, bytes, wait;
+  Word awaited;  ///< rank + 1, or 0; kWaiting is set during the wait
+  Word phases;   ///< 8 bits each
+  Word phase_start[kEntryPhases];
+};
+static_assert(sizeof(Entry) == 128);
+inline constexpr std::uint64_t kWaiting = std::uint64_t{1} << 63;
+
+struct HistogramBlock {
+  Word count, sum;
+  Word buckets[observe::Histogram::kBuckets];
+};
+struct TotalsBlock {
+  Word operations, failures, rows, bytes, time;
+};
+struct PeerBlock {
+  Word pe, rows, bytes, waits, wait;
+};
+
+/// Entries and peers follow. Offsets count from the start of the block.
+struct GroupBlock {
+  Word world, pe, number, rank, ranks;
+  Word entries, entries_at, peers_at;
+  Word operations;  ///< begun so far
+  Text<64> failure;
+  TotalsBlock totals[kOperations];
+  HistogramBlock histograms[kOperations][kPhases];
+};
+
+struct PeBlock {
+  Word world, pe, n_pes;
+  Text<8> host;
+  Text<8> activity;
+  Word epoch, active, awaited;  ///< PE + 1, or 0
+};
+
+enum class Kind : std::uint64_t { unused, pe, group };
+
+struct Section {
+  Word kind, offset, bytes;
+};
+inline constexpr std::size_t kSections = 4096;
+/// Size of a record. Sparse: only touched pages take memory.
+inline constexpr std::size_t kRecordBytes = std::size_t{1} << 30;
+
+struct ProcessBlock {
+  Word magic, version, pid;
+  Word clock;  ///< real time minus steady time, in nanoseconds
+  Section sections[kSections];
+};
+
+}  // namespace shoal::detail::record

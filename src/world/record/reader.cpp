@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "world/record/reader.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "memory/host/segment.hpp"
+#include "world/record/process_record.hpp"
+
+namespace shoal::detail::record {
+namespace {
+
+using observe::GroupRecord;
+using observe::OperationRecord;
+using observe::PeRecord;
+
+constexpr std::uint64_t kMostRanks = 1 << 20;
+
+template <std::size_t words>
+std::string text_of(const Text<words>& from) {
+  std::uint64_t copy[words];
+  for (std::size_t i = 0; i < words; ++i) copy[i] = from[i].load();
+  const char* const text = reinterpret_cast<const char*>(copy);
+  return {text, strnlen(text, sizeof copy)};
+}
+
+template <typename Names>
+std::string name_at(const Names& names, std::uint64_t index) {
+  return index < std::size(names) ? names[index] : "unknown";
+}
+
+/// Nothing if the entry is being written or reused.
+std::optional<OperationRecord> read_entry(const Entry& entry, std::uint64_t id,
+                                          std::int64_t clock) {
+  if (entry.id.load() != id) return std::nullopt;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  OperationRecord read;
+  const auto time = [&](const Word& word) {
+    const std::uint64_t value = word.load();
+    return value == 0 ? 0 : static_cast<std::int64_t>(value) + clock;
+  };
+  const std::uint64_t kind = entry.kind.load();
+  const std::uint64_t phases = entry.phases.load();
+  const std::uint64_t awaited = entry.awaited.load();
+  read.id = id;
+  read.epoch = entry.epoch.load();
+  read.operation = name_at(kOperationNames, kind & 0xff);
+  read.state = name_at(kStateNames, kind >> 8 & 0xff);
+  read.start_ns = time(entry.start);
+  read.end_ns = time(entry.end);
+  for (std::size_t i = 0; i < std::min<std::size_t>(kind >> 16, kEntryPhases); ++i)
+    read.phases.push_back(
+        {name_at(kPhaseNames, phases >> (8 * i) & 0xff), time(entry.phase_start[i])});
+  read.waiting = (awaited & kWaiting) != 0;
+  read.awaited = static_cast<std::int32_t>(awaited & ~kWaiting) - 1;
+  read.rows = entry.rows.load();
+  read.bytes = entry.bytes.load();
+  read.wait_ns = static_cast<std::int64_t>(entry.wait.load());
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (entry.id.load() != id) return std::nullopt;
+  return read;
+}
+
+void read_counters(const GroupBlock& block, GroupRecord& group) {
+  for (std::size_t op = 0; op < kOperations; ++op) {
+    const TotalsBlock& totals = block.totals[op];
+    group.totals.push_back({kOperationNames[op], totals.operations.load(), totals.failures.load(),
+                            totals.rows.load(), totals.bytes.load(),
+                            static_cast<std::int64_t>(totals.time.load())});
+    for (std::size_t phase = 1; phase < kPhases; ++phase) {
+      const HistogramBlock& from = block.histograms[op][phase];
+      if (from.count.load() == 0) continue;
+      observe::Histogram histogram{kOperationNames[op], kPhaseNames[phase], from.count.load(),
+                                   static_cast<std::int64_t>(from.sum.load())};
+      for (std::size_t i = 0; i < histogram.buckets.size(); ++i)
+        histogram.buckets[i] = from.buckets[i].load();
+      group.histograms.push_back(std::move(histogram));
+    }
+  }
+}
+
+/// `bytes`: of the section.
+std::optional<GroupRecord> read_group(const GroupBlock& block, std::size_t bytes,
+                                      std::int64_t clock) {
+  const auto* const data = reinterpret_cast<const std::byte*>(&block);
+  const std::uint64_t ranks = block.ranks.load(), entries = block.entries.load();
+  const std::uint64_t entries_at = block.entries_at.load(), peers_at = block.peers_at.load();
+  const auto fits = [&](std::uint64_t at, std::uint64_t count, std::size_t size) {
+    return at % alignof(Word) == 0 && at <= bytes && count <= (bytes - at) / size;
+  };
+  if (ranks > kMostRanks || !fits(entries_at, entries, sizeof(Entry)) ||
+      !fits(peers_at, ranks, sizeof(PeerBlock)))
+    return std::nullopt;
+  GroupRecord group;
+  group.number = block.number.load();
+  group.rank = static_cast<std::int32_t>(block.rank.load());
+  group.failure = text_of(block.failure);
+  const auto* const peers = reinterpret_cast<const PeerBlock*>(data + peers_at);
+  for (std::uint64_t rank = 0; rank < ranks; ++rank) {
+    const PeerBlock& peer = peers[rank];
+    group.pes.push_back(static_cast<Pe>(peer.pe.load()));
+    group.peers.push_back({peer.rows.load(), peer.bytes.load(), peer.waits.load(),
+                           static_cast<std::int64_t>(peer.wait.load())});
+  }
+  const auto* const ring = reinterpret_cast<const Entry*>(data + entries_at);
+  const std::uint64_t last = entries == 0 ? 0 : block.operations.load();
+  for (std::uint64_t id = last - std::min(last, entries) + 1; id <= last; ++id)
+    if (auto read = read_entry(ring[(id - 1) % entries], id, clock))
+      group.operations.push_back(std::move(*read));
+  read_counters(block, group);
+  return group;
+}
+
+PeRecord read_pe(const PeBlock& block) {
+  PeRecord pe;
+  pe.world = block.world.load();
+  pe.pe = static_cast<Pe>(block.pe.load());
+  pe.n_pes = static_cast<Pe>(block.n_pes.load());
+  pe.host = text_of(block.host);
+  pe.active = block.active.load() != 0;
+  pe.awaited = static_cast<Pe>(block.awaited.load()) - 1;
+  const std::string activity = text_of(block.activity);
+  if (!activity.empty()) pe.activity = fmt::format("{} {}", activity, block.epoch.load());
+  return pe;
+}
+
+/// The records in a file descriptor of another process.
+std::vector<PeRecord> read_memfd(const std::string& path) {
+  const memory::FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status{};
+  // The size of a record is sealed: reading it cannot fault.
+  const int seals = fd ? fcntl(fd.get(), F_GET_SEALS) : -1;
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd.get(), &status) != 0) return {};
+  const auto bytes = static_cast<std::size_t>(status.st_size);
+  if (bytes < sizeof(ProcessBlock)) return {};
+  void* const at = mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+  if (at == MAP_FAILED) return {};
+  auto records = read(*static_cast<const ProcessBlock*>(at), bytes);
+  munmap(at, bytes);
+  return records;
+}
+
+void sort(std::vector<PeRecord>& records) {
+  std::sort(records.begin(), records.end(), [](const PeRecord& a, const PeRecord& b) {
+    return a.world != b.world ? a.world < b.world : a.pe < b.pe;
+  });
+}
+
+}  // namespace
+
+std::vector<PeRecord> read(const ProcessBlock& process, std::size_t bytes,
+                           std::optional<std::pair<std::uint64_t, Pe>> only) {
+  if (process.magic.load() != kMagic || process.version.load() != kVersion) return {};
+  const auto clock = static_cast<std::int64_t>(process.clock.load());
+  const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                       std::chrono::steady_clock::now().time_since_epoch())
+                       .count();
+  const auto* const data = reinterpret_cast<const std::byte*>(&process);
+  const auto each = [&](Kind kind, std::size_t least, auto&& use) {
+    for (const Section& section : process.sections) {
+      const std::uint64_t offset = section.offset.load(), size = section.bytes.load();
+      if (size == 0) break;
+      if (section.kind.load() != static_cast<std::uint64_t>(kind)) continue;
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (offset % alignof(Word) != 0 || offset > bytes || size > bytes - offset || size < least)
+        continue;
+      use(data + offset, size);
+    }
+  };
+  std::vector<PeRecord> records;
+  each(Kind::pe, sizeof(PeBlock), [&](const std::byte* at, std::size_t) {
+    PeRecord pe = read_pe(*reinterpret_cast<const PeBlock*>(at));
+    if (only && (pe.world != only->first || pe.pe != only->second)) return;
+    records.push_back(std::move(pe));
+    records.back().pid = static_cast<std::int64_t>(process.pid.load());
+    records.back().read_ns = now + clock;
+  });
+  each(Kind::group, sizeof(GroupBlock), [&](const std::byte* at, std::size_t size) {
+    const auto& block = *reinterpret_cast<const GroupBlock*>(at);
+    for (PeRecord& pe : records) {
+      if (pe.world != block.world.load() || pe.pe != static_cast<Pe>(block.pe.load())) continue;
+      if (auto group = read_group(block, size, clock)) pe.groups.push_back(std::move(*group));
+    }
+  });
+  for (PeRecord& pe : records)
+    std::sort(pe.groups.begin(), pe.groups.end(),
+              [](const auto& a, const auto& b) { return a.number < b.number; });
+  sort(records);
+  return records;
+}
+
+}  // namespace shoal::detail::record
+
+namespace shoal::observe {
+
+std::vector<PeRecord> read_process() {
+  const auto* const own = detail::record::own_record();
+  if (own == nullptr) return {};
+  return detail::record::read(*own, detail::record::kRecordBytes);
+}
+
+std::vector<PeRecord> read_host() {
+  namespace fs = std::filesystem;
+  std::vector<PeRecord> all;
+  std::error_code ignored;
+  for (const auto& process : fs::directory_iterator("/proc", ignored)) {
+    const std::string name = process.path().filename();
+    std::int64_t pid = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc{}) continue;
+    std::error_code denied;
+    for (const auto& fd : fs::directory_iterator(process.path() / "fd", denied)) {
+      std::error_code gone;
+      const std::string target = fs::read_symlink(fd.path(), gone);
+      if (gone || !target.starts_with(fmt::format("/memfd:{}", detail::record::kMemfdName)))
+        continue;
+      // A child of fork has its parent's descriptor as well.
+      for (PeRecord& pe : detail::record::read_memfd(fd.path()))
+        if (pe.pid == pid || pe.pid == 0) all.push_back(std::move(pe));
+    }
+  }
+  detail::record::sort(all);
+  return all;
+}
+
+}  // namespace shoal::observe

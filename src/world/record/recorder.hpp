@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// recorder.hpp: writes the record of a group and of a PE.
+//
+// Cheap enough to be always on: an operation stores its entry's two cache lines and counts a bucket
+// per phase. The clock is read at the start of every phase but the first.
+#pragma once
+
+#include <bit>
+#include <chrono>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "shoal/heap.hpp"
+#include "world/record/process_record.hpp"
+
+namespace shoal {
+struct Settings;
+}
+
+namespace shoal::detail::record {
+
+using Time = std::chrono::steady_clock::time_point;
+
+/// The PE's own block.
+class PeRecorder {
+ public:
+  PeRecorder() = default;
+  PeRecorder(std::uint64_t world, Pe pe, Pe n_pes, std::string_view host);
+
+  /// An operation outside of groups begins or, with `active` false, ends.
+  void set(std::string_view activity, std::uint64_t epoch, bool active) noexcept;
+  void set_awaited(Pe pe) noexcept;
+  std::uint64_t world() const noexcept { return world_; }
+  /// The number of the next group.
+  std::uint64_t next_group() noexcept { return ++groups_; }
+
+ private:
+  std::uint64_t world_ = 0, groups_ = 0;
+  Block block_;
+};
+
+class GroupRecorder {
+ public:
+  GroupRecorder() = default;
+  GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe, std::int32_t rank,
+                const std::vector<Pe>& pes);
+
+  /// Begins an operation, whose epoch its first phase states. Returns what end() restores: an
+  /// operation may run within another.
+  Entry* begin(Operation operation, Time now) noexcept;
+  /// Goes on with an operation that was `sent`.
+  Entry* resume(Operation operation, std::uint64_t epoch, Time now) noexcept;
+  /// Ends the current operation, or leaves it (State::sent).
+  void end(State state, Time start, Time now, Entry* outer) noexcept;
+
+  void phase(Phase phase, std::uint64_t epoch) noexcept;
+  void begin_wait(std::int32_t rank) noexcept {
+    if (current_ != nullptr)
+      current_->awaited.store((static_cast<std::uint64_t>(rank) + 1) | kWaiting);
+  }
+  void end_wait(std::int32_t rank, std::chrono::nanoseconds waited) noexcept;
+  /// Rows of the current operation.
+  void moved(std::uint64_t rows, std::uint64_t bytes) noexcept;
+  /// Rows that a dispatch sent to a rank; `moved` counts them too.
+  void sent_to(std::int32_t rank, std::uint64_t rows, std::uint64_t bytes) noexcept {
+    if (!counts_) return;
+    peers_[rank].rows.add(rows);
+    peers_[rank].bytes.add(bytes);
+  }
+  /// Whether sent_to has an effect.
+  bool counts_peers() const noexcept { return counts_; }
+  /// Counters stand still while the library's own operations run.
+  void set_counting(bool on) noexcept { counts_ = on && metrics_; }
+  bool counting() const noexcept { return counts_; }
+  void set_failure(std::string_view reason) noexcept;
+
+ private:
+  void enter(Phase phase, Time now) noexcept;
+  void end_phase(Time now) noexcept;
+
+  Block block_;
+  GroupBlock* group_ = nullptr;
+  Entry* entries_ = nullptr;
+  PeerBlock* peers_ = nullptr;
+  std::uint64_t n_entries_ = 0, begun_ = 0;
+  bool metrics_ = false, counts_ = false;
+
+  Entry* current_ = nullptr;
+  Operation operation_ = Operation::dispatch;  ///< current
+  Phase phase_ = Phase::none;
+  std::uint32_t n_phases_ = 0;
+  std::uint64_t phases_ = 0;
+  Time phase_start_{};
+  bool first_phase_ = false;  ///< the next phase starts where the call did
+};
+
+}  // namespace shoal::detail::record

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank that stalls or is killed: the records of the others, read from running processes and from
+// files, name it.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <thread>
+
+#include "checks/ep/normal.hpp"
+#include "shoal/observe.hpp"
+#include "shoal/world.hpp"
+#include "support/expect_error.hpp"
+#include "support/process/process.hpp"
+
+namespace shoal::test {
+namespace {
+
+constexpr std::int32_t kRanks = 3;
+
+EpCase shape() {
+  return {.ranks = kRanks, .experts = kRanks * 2, .top_k = 2, .hidden = 256, .max_tokens = 16};
+}
+
+/// Pairs without end; returns when the group fails.
+SHOAL_PE_BODY(pairs_for_ever) {
+  World world = World::open({pe.settings, nullptr});
+  ep::Group group(world.team(), options_for(shape()));
+  const Inputs in(shape(), world.my_pe());
+  const ep::Routing routing = group.route(in.topk_idx);
+  try {
+    for (int i = 0;; ++i) {
+      const ep::Dispatched got = group.dispatch(in.x, routing);
+      group.combine(got.x, got.handle);
+      if (i != 10) continue;
+      std::puts("running");
+      std::fflush(stdout);
+    }
+  } catch (const Error& error) {
+    std::printf("ended: %s\n", error.what());
+  }
+}
+
+/// A folder for the records, removed at the end.
+class Folder {
+ public:
+  Folder() {
+    char name[] = "/tmp/shoal-flight-XXXXXX";
+    if (mkdtemp(name) != nullptr) path_ = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::string& path() const { return path_; }
+  bool has(Pe pe) const {
+    return std::filesystem::exists(path_ + "/shoal_flight_" + std::to_string(pe) + ".json");
+  }
+
+ private:
+  std::string path_;
+};
+
+PeGroup start(const Folder& folder, const char* timeout_ms) {
+  PeGroup group = start_pes(kRanks, "pairs_for_ever",
+                            {.env = {{"SHOAL_FLIGHT_DIR", folder.path()},
+                                     {"SHOAL_FLIGHT_SIGNAL", "USR1"},
+                                     {"SHOAL_TIMEOUT_MS", timeout_ms}}});
+  for (Process& pe : group.pes) EXPECT_TRUE(pe.wait_for_output("running"));
+  return group;
+}
+
+/// Reads the records of these processes until `text` is in the verdict.
+std::string wait_for_verdict(const std::vector<Process>& pes, std::string_view text) {
+  const auto deadline = std::chrono::steady_clock::now() + kProcessLimit / 2;
+  std::string verdict;
+  while (verdict.find(text) == std::string::npos && std::chrono::steady_clock::now() < deadline) {
+    std::vector<observe::PeRecord> records = observe::read_host();
+    std::erase_if(records, [&](const auto& record) {
+      return std::none_of(pes.begin(), pes.end(),
+                          [&](const Process& pe) { return pe.pid() == record.pid; });
+    });
+    verdict = observe::who_waits(records);
+  }
+  return verdict;
+}
+
+std::string compare(const Folder& folder) {
+  const ProcessResult result =
+      run_program({SHOAL_BIN_DIR "/shoal-info", "--flight", folder.path()});
+  EXPECT_TRUE(result.ok()) << result.describe();
+  return result.out;
+}
+
+TEST(FlightRecord, NamesARankThatIsStopped) {
+  const Folder folder;
+  PeGroup group = start(folder, "4000");
+  std::vector<Process>& pes = group.pes;
+  pes[1].send(SIGSTOP);
+  // While the job hangs, from another process.
+  const std::string verdict = wait_for_verdict(pes, "ranks 0 and 2 wait for it");
+  expect_parts(verdict, {"rank 1 (PE 1) is behind: ranks 0 and 2 wait for it"});
+  // After the others have given up.
+  for (const Pe pe : {0, 2}) EXPECT_TRUE(pes[pe].wait_for_output("ended: ")) << pe;
+  EXPECT_TRUE(folder.has(0));
+  EXPECT_TRUE(folder.has(2));
+  EXPECT_FALSE(folder.has(1));
+  const std::string compared = compare(folder);
+  expect_parts(compared, {"rank 1 (PE 1) is behind: ranks 0 and 2 wait for it",
+                          "it has no record here", "and gave up", "waits for rank 1"});
+}
+
+TEST(FlightRecord, NamesARankThatIsKilled) {
+  const Folder folder;
+  PeGroup group = start(folder, "20000");
+  std::vector<Process>& pes = group.pes;
+  pes[2].send(SIGKILL);
+  for (const Pe pe : {0, 1}) EXPECT_TRUE(pes[pe].wait_for_output("ended: ")) << pe;
+  const std::string compared = compare(folder);
+  expect_parts(compared, {"rank 2 (PE 2) is behind", "it has no record here"});
+}
+
+TEST(FlightRecord, IsWrittenOnASignalAndTheJobContinues) {
+  const Folder folder;
+  PeGroup group = start(folder, "20000");
+  std::vector<Process>& pes = group.pes;
+  for (const Process& pe : pes) pe.send(SIGUSR1);
+  const auto deadline = std::chrono::steady_clock::now() + kProcessLimit / 2;
+  while ((!folder.has(0) || !folder.has(1) || !folder.has(2)) &&
+         std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(Milliseconds(5));
+  expect_parts(compare(folder), {"group 1 of 3 ranks"});
+  // Still running: a reading after the signal shows later operations.
+  const auto last = [&] {
+    std::uint64_t epoch = 0;
+    for (const auto& record : observe::read_host())
+      if (record.pid == pes[0].pid())
+        for (const auto& of : record.groups)
+          if (!of.operations.empty()) epoch = of.operations.back().epoch;
+    return epoch;
+  };
+  const std::uint64_t before = last();
+  while (last() == before && std::chrono::steady_clock::now() < deadline) {
+  }
+  EXPECT_GT(last(), before);
+}
+
+}  // namespace
+}  // namespace shoal::test

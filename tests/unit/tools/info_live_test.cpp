@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// shoal-info --live and --flight: rates, wait matrices, files that are no records.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "info/live.hpp"
+#include "support/expect_error.hpp"
+
+namespace shoal::info {
+namespace {
+
+using observe::GroupRecord;
+using observe::PeRecord;
+using test::expect_error;
+using test::expect_parts;
+
+/// Rank `rank` of four; it has waited `wait_ms` for each other rank, and `slow_ms` for rank 2.
+PeRecord record(std::int32_t rank, std::int64_t wait_ms, std::int64_t slow_ms,
+                std::int64_t read_s) {
+  GroupRecord group;
+  group.number = 1;
+  group.rank = rank;
+  group.pes = {0, 1, 2, 3};
+  group.totals = {{"dispatch", static_cast<std::uint64_t>(100 * read_s), 0, 0,
+                   static_cast<std::uint64_t>(5'000'000 * read_s), 0}};
+  for (std::int32_t peer = 0; peer < 4; ++peer)
+    group.peers.push_back(
+        {0, 0, 1, peer == rank ? 0 : (peer == 2 ? slow_ms : wait_ms) * 1'000'000});
+  PeRecord pe;
+  pe.world = 7;
+  pe.pe = rank;
+  pe.n_pes = 4;
+  pe.pid = 4000 + rank;
+  pe.host = "a \"quoted\" host";
+  pe.read_ns = read_s * 1'000'000'000;
+  pe.groups = {group};
+  return pe;
+}
+
+std::vector<PeRecord> all(std::int64_t wait_ms, std::int64_t slow_ms, std::int64_t read_s) {
+  std::vector<PeRecord> records;
+  for (std::int32_t rank = 0; rank < 4; ++rank)
+    records.push_back(record(rank, wait_ms, slow_ms, read_s));
+  return records;
+}
+
+TEST(InfoLive, ShowsRatesBetweenTwoReadings) {
+  const std::string text = activity_text(all(110, 510, 12), all(10, 10, 10));
+  expect_parts(text,
+               {"0000000000000007  0 of 4  4000  100.0", "5.0", "35 %", "outside of the library"});
+  expect_parts(activity_text(all(1, 1, 1), {}), {"-"});
+}
+
+TEST(InfoLive, TheHeatMapNamesASlowRank) {
+  const auto matrices = wait_matrices(all(1, 200, 1), {});
+  ASSERT_EQ(matrices.size(), 1U);
+  EXPECT_EQ(matrices[0].milliseconds[0][2], 200);
+  EXPECT_EQ(matrices[0].milliseconds[2][1], 1);
+  const std::string text = heat_map_text(matrices[0]);
+  expect_parts(text, {"    0   @ \n", "    2     \n", "rank 2 is slow: others wait 200.000 ms"});
+  // A tooltip for each pair.
+  expect_parts(heat_map_svg(matrices), {"<svg", "rank 0 waits 200.000 ms for rank 2"});
+  EXPECT_EQ(wait_matrices(all(1, 200, 1), all(1, 50, 1))[0].milliseconds[3][2], 150);
+  EXPECT_TRUE(wait_matrices(all(0, 0, 1), {}).empty());
+}
+
+TEST(InfoLive, TheHeatMapNamesASlowLink) {
+  auto records = all(10, 10, 1);
+  records[3].groups[0].peers[0].wait_ns = 100'000'000;
+  expect_parts(heat_map_text(wait_matrices(records, {})[0]),
+               {"rank 3 waits 100.000 ms for rank 0"});
+}
+
+TEST(InfoLive, ReadsBackWhatToJsonWrites) {
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("shoal-live-" + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  expect_error(Code::invalid_argument, "no files shoal_flight_*.json there",
+               [&] { read_flight_records(folder); });
+  for (const PeRecord& pe : all(1, 200, 1))
+    std::ofstream(folder / ("shoal_flight_" + std::to_string(pe.pe) + ".json"))
+        << observe::to_json(pe);
+  const auto read = read_flight_records(folder);
+  ASSERT_EQ(read.size(), 4U);
+  for (std::int32_t rank = 0; rank < 4; ++rank)
+    EXPECT_EQ(observe::to_json(read[rank]), observe::to_json(record(rank, 1, 200, 1)));
+  std::ofstream(folder / "shoal_flight_9.json") << R"({"pe": 9})";
+  expect_error(Code::invalid_argument, "shoal_flight_9.json is not a flight record",
+               [&] { read_flight_records(folder); });
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace shoal::info
