@@ -6,9 +6,9 @@
 // first packet that is not acknowledged. Where the responder keeps packets that arrive early, a
 // packet that it reports missing is sent alone.
 //
-// A loss that no later packet reveals is found by a timer. The timeout of the queue pair is long, as
-// a peer may be late; so the oldest packet is sent again long before (NicOptions::first_resend).
-// Progress after that tells what else is missing.
+// A loss that no later packet reveals is found by a timer. The timeout of the queue pair is long,
+// as a peer may be late; so the oldest packet is sent again long before
+// (NicOptions::first_resend). Progress after that tells what else is missing.
 #pragma once
 
 #include <cstdint>

@@ -158,7 +158,7 @@ DeviceSettings read_device_settings(std::uint32_t device) {
   std::int64_t delay = 0;
   read_number("SHOAL_EMULATOR_DELAY_US", 0, 10'000'000, delay);
   settings.impairments.delay = std::chrono::microseconds(delay);
-  std::int64_t resend = 1000;
+  std::int64_t resend = 10'000;  // peers that wait for a core are late by milliseconds
   read_number("SHOAL_EMULATOR_FIRST_RESEND_US", 0, 10'000'000, resend);
   settings.nic.first_resend = std::chrono::microseconds(resend);
   std::int64_t relaxed = 0;
