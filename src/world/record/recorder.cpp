@@ -137,7 +137,7 @@ Entry* GroupRecorder::resume(Operation operation, std::uint64_t epoch, Time now)
 }
 
 void GroupRecorder::phase(Phase phase, std::uint64_t epoch) noexcept {
-  if (phase == phase_) return;
+  if (phase == phase_ || (current_ == nullptr && !counts_)) return;
   const Time now = first_phase_ ? phase_start_ : std::chrono::steady_clock::now();
   end_phase(now);
   first_phase_ = false;
