@@ -20,6 +20,13 @@ void wrong_type(std::string_view call, std::string_view name, nb::handle value,
        shown(value), nb::cast<std::string>(value.type().attr("__name__")), allowed);
 }
 
+std::string_view text_of(nb::handle str) {
+  Py_ssize_t size = 0;
+  const char* const text = PyUnicode_AsUTF8AndSize(str.ptr(), &size);
+  if (text == nullptr) nb::raise_python_error();
+  return {text, static_cast<std::size_t>(size)};
+}
+
 double seconds_of(std::string_view call, std::string_view name, nb::handle value) {
   if (nb::hasattr(value, "total_seconds")) return nb::cast<double>(value.attr("total_seconds")());
   double seconds = 0;

@@ -38,6 +38,9 @@ T argument(std::string_view call, std::string_view name, nanobind::handle value)
                                             : "another type");
 }
 
+/// The text of a str, in its memory.
+std::string_view text_of(nanobind::handle str);
+
 /// The seconds of a duration: an int, a float or a datetime.timedelta.
 double seconds_of(std::string_view call, std::string_view name, nanobind::handle value);
 

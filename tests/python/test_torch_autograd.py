@@ -19,6 +19,7 @@ from torch_ranks import all_ranks, each_group, names_of_checks, run_checks, seed
 import shoal
 import shoal.ep
 import shoal.torch
+from shoal._core.ep import count_torch_layouts, torch_layout
 from shoal.torch import eager, ops
 
 HIDDEN, EXPERTS, TOP_K, MAX_TOKENS = 16, 8, 3, 12
@@ -98,6 +99,12 @@ class Reference:
         close(x.grad, self.mine(self.x.grad))
         close(weights.grad, self.mine(self.weights.grad))
         close(matrices.grad, self.matrices.grad.chunk(self.ranks)[self.me])
+
+
+def by_operators_only():
+    """Makes dispatch use operators for all tensors."""
+    never = {"fits": lambda *_: False, "try_dispatch": lambda *_: None}
+    return mock.patch.multiple(eager, **never)
 
 
 def close(actual, expected):
@@ -212,7 +219,7 @@ def check_infinite_slopes_of_other_ranks_stay_there(group):
     """The slope of sqrt is infinite at these 0; the gradients of the others stay finite."""
     for by_operators in (False, True):
         x, idx, weights = tokens_of(group)
-        with mock.patch.object(eager, "fits", lambda *_: False) if by_operators else nullcontext():
+        with by_operators_only() if by_operators else nullcontext():
             received = shoal.torch.dispatch(group, x, idx, weights)
         assert bool((received.topk_weights == 0).any()) or not len(received.x)
         received.topk_weights.sqrt().sum().backward()
@@ -326,19 +333,58 @@ def check_plain_calls_need_no_operator(group):
         assert one.dtype == other.dtype and torch.equal(one, other)
 
 
+@on_groups(live_results=4)
+def check_later_calls_are_one_binding_call(group):
+    """After the first call of a group; what is no ordinary tensor takes the general path, with the
+    same results and gradients."""
+    x, idx, weights = tokens_of(group)
+    idx = idx.contiguous()
+
+    def gradients(x, idx, weights):
+        inputs = [x.detach().requires_grad_(), weights.detach().requires_grad_()]
+        received = shoal.torch.dispatch(group, inputs[0], idx, inputs[1])
+        out = shoal.torch.combine(group, received.x * 2, received)
+        ((out * out.detach()).sum() + (received.topk_weights**2).sum()).backward()
+        return (*received[:4], out, inputs[0].grad, inputs[1].grad)
+
+    gradients(x, idx, weights)
+    with mock.patch.object(eager, "fits", side_effect=AssertionError):
+        fast = gradients(x, idx, weights)
+        received = shoal.torch.dispatch(group, x.detach(), idx, weights.detach())
+        assert type(received) is shoal.torch.Received and received.tokens == len(x)
+        assert not received.x.requires_grad
+        out = shoal.torch.combine(group, received.x * 2, received)
+        assert torch.equal(out, fast[4]) and not out.requires_grad
+    with mock.patch.object(eager, "dispatch", wraps=eager.dispatch) as general:
+        others = gradients(x.t().contiguous().t(), idx.int(), weights)
+    assert general.call_count == 1
+    for one, other in zip(fast, others):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+
+
+@on_groups()
+def check_a_graph_runs_backward_once(group):
+    x, idx, weights = tokens_of(group)
+    for _ in range(2):  # the first call of a group takes another path than later ones
+        received = shoal.torch.dispatch(group, x, idx, weights)
+        shoal.torch.combine(group, received.x, received).sum().backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            received.x.sum().backward()
+
+
 @on_groups()
 def check_layouts_live_as_long_as_handles(group):
     x, idx, weights = tokens_of(group)
-    before = len(ops._layouts)
+    before = count_torch_layouts()
     out = moe(group, x, idx, weights, local_matrices(group))
-    assert len(ops._layouts) == before + 1, "backward needs it"
+    assert count_torch_layouts() == before + 1, "backward needs it"
     out.sum().backward()
-    assert len(ops._layouts) == before
+    assert count_torch_layouts() == before
     with torch.no_grad():
         received = shoal.torch.dispatch(group, x, idx, weights)
         number = int(received.handle)
         del received
-    assert number not in ops._layouts
+    assert torch_layout(number) is None
     with pytest.raises(RuntimeError, match=f"handle {number} belongs to no dispatch"):
         torch.ops.shoal.redispatch(x, None, torch.tensor(number), ops.register(group), 0)
 

@@ -87,6 +87,7 @@ def _rank(rank, n_ranks, module, device, store, pipe, environment):
     os.environ.clear()  # children of a forkserver inherit it from its start
     os.environ.update(environment)
     import torch
+    import torch._dynamo  # the first operator would load it, while other ranks wait in a call
     import torch.distributed as dist
 
     import shoal

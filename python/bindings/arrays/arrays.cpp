@@ -45,10 +45,25 @@ constexpr std::array kTypes = {DataType::float32,     DataType::float16, DataTyp
                                DataType::int32,       DataType::int64,   DataType::float64};
 
 std::optional<DataType> from_dlpack(nb::dlpack::dtype type) {
-  if (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bool)) return DataType::uint8;
+  using Code = nb::dlpack::dtype_code;
+  if (type.lanes != 1) return std::nullopt;
+  const auto is = [&](Code code, int bits) {
+    return type.code == static_cast<std::uint8_t>(code) && type.bits == bits;
+  };
+  // Those of low-latency calls first.
+  if (is(Code::Bfloat, 16)) return DataType::bfloat16;
+  if (is(Code::Int, 64)) return DataType::int64;
+  if (is(Code::Float, 32)) return DataType::float32;
+  if (type.code == static_cast<std::uint8_t>(Code::Bool)) return DataType::uint8;
   for (const DataType dtype : kTypes)
     if (dlpack_type(dtype) == type) return dtype;
   return std::nullopt;
+}
+
+/// Whether it is an Array and of no derived class; faster than isinstance.
+bool is_plain_array(nb::handle array) {
+  static const PyObject* const type = nb::type<Array>().ptr();
+  return reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())) == type;
 }
 
 /// The NumPy type of an element type; an unsigned integer of its size where NumPy has none.
@@ -213,7 +228,7 @@ std::optional<DataType> optional_dtype(std::string_view call, nb::handle given) 
 
 void refuse_gradient(std::string_view call, std::string_view name, nb::handle array,
                      const char* instead) {
-  if (!exchange_of(Py_TYPE(array.ptr())).has_gradients) return;
+  if (is_plain_array(array) || !exchange_of(Py_TYPE(array.ptr())).has_gradients) return;
   static PyObject* const attribute = PyUnicode_InternFromString("requires_grad");
   const nb::object needed = nb::steal(PyObject_GetAttr(array.ptr(), attribute));
   if (!needed.is_valid()) nb::raise_python_error();
@@ -266,15 +281,19 @@ std::string summary_of(nb::handle array) {
 
 Input input(nb::handle array, const char* what, std::optional<DataType> dtype) {
   Input result{{}, nb::borrow(array), {}};
-  if (nb::isinstance<Array>(array)) {
-    result.view = nb::cast<const Array&>(array).tensor;
-    if (result.view.device.kind == DeviceKind::cuda)
-      result.stream = nb::cast<const Array&>(array).stream;
+  std::optional<nb::dlpack::dltensor> exchanged;
+  const Array* known = is_plain_array(array) ? nb::inst_ptr<Array>(array) : nullptr;
+  if (known == nullptr) exchanged = exchange_view(array);
+  if (known == nullptr && !exchanged && nb::isinstance<Array>(array))
+    known = &nb::cast<const Array&>(array);
+  if (known != nullptr) {
+    result.view = known->tensor;
+    if (result.view.device.kind == DeviceKind::cuda) result.stream = known->stream;
     if (dtype) result.view.dtype = named_type(what, *dtype, 8 * size_of(result.view.dtype));
-  } else if (const auto view = exchange_view(array)) {
-    result.view = to_view(*view, what, dtype);
+  } else if (exchanged) {
+    result.view = to_view(*exchanged, what, dtype);
     if (result.view.device.kind == DeviceKind::cuda)
-      result.stream = exchange_stream(array, *view).value_or(kReady);
+      result.stream = exchange_stream(array, *exchanged).value_or(kReady);
   } else {
     const std::optional<DataType> named = dtype ? dtype : take_ml_dtype(result.array);
     if (!nb::try_cast(result.array, result.exported))

@@ -81,7 +81,12 @@ class Inputs {
   const Input& last() const { return kept_.back(); }
 
  private:
-  TensorView keep(Input input) { return kept_.emplace_back(std::move(input)).view; }
+  TensorView keep(Input&& input) {
+    if (kept_.empty()) kept_.reserve(kMost);
+    return kept_.emplace_back(std::move(input)).view;
+  }
+
+  static constexpr std::size_t kMost = 4;  ///< arrays of most calls
   std::vector<Input> kept_;
 };
 

@@ -8,8 +8,9 @@
 
 #include "../docs.hpp"
 #include "../world/world.hpp"
+#include "normal_calls.hpp"
 #include "options.hpp"
-#include "tensors.hpp"
+#include "torch_layouts.hpp"
 
 namespace shoal::python {
 namespace {
@@ -160,6 +161,17 @@ void bind_properties(nb::class_<Group>& group) {
           "stream",
           [](const Group& self) { return reinterpret_cast<std::uintptr_t>(self.group.stream()); },
           "The cudaStream_t of calls that name no stream; 0 on the host."_doc)
+      .def_prop_rw(
+          "_torch_calls",
+          [](const Group& self) {
+            return self.torch_calls.is_valid() ? self.torch_calls : nb::none();
+          },
+          [](Group& self, nb::handle_t<NormalCalls> calls) {
+            self.torch_calls = nb::borrow(calls);
+          },
+          nb::for_getter(nb::sig("def _torch_calls(self) -> NormalCalls | None")),
+          nb::for_setter(nb::sig("def _torch_calls(self, value: NormalCalls, /) -> None")),
+          "Of shoal.torch, which sets it."_doc)
       .def(
           "synchronize", [](Group& self) { self.group.synchronize(); },
           nb::call_guard<nb::gil_scoped_release>(),
@@ -200,7 +212,8 @@ void bind_group(nb::module_& module) {
   bind_hooked(module);
   bind_normal_calls(module);
   bind_expand(module);
-  bind_tensors(module);
+  bind_torch_layouts(module);
+  bind_torch_calls(module);
   bind_gate(module);
   bind_signals(module);
   bind_nvfp4(module);

@@ -41,6 +41,7 @@ class Group {
   ep::Group& group = *owned_;
   const std::shared_ptr<void> keeper;
   const bool on_gpu;
+  nb::object torch_calls;  ///< the NormalCalls of shoal.torch; invalid before its first call
 };
 
 /// Releases the groups that were kept for worlds which are closed now.
@@ -52,6 +53,7 @@ void bind_async(nb::module_& module, nb::class_<Group>& group);
 void bind_low_latency(nb::module_& module, nb::class_<Group>& group);
 void bind_hooked(nb::module_& module);
 void bind_normal_calls(nb::module_& module);
+void bind_torch_calls(nb::module_& module);
 void bind_expand(nb::module_& module);
 void bind_gate(nb::module_& module);
 void bind_signals(nb::module_& module);

@@ -23,7 +23,7 @@ class Received {
 
   template <Tensor ep::LowLatencyReceived::* kTensor>
   nb::object array() const {
-    return nb::cast<const Group&>(group_).output(result_.*kTensor, stream_);
+    return nb::inst_ptr<Group>(group_)->output(result_.*kTensor, stream_);
   }
   const ep::LowLatencyHandle& handle() const { return result_.handle; }
 
@@ -62,7 +62,7 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
   PendingDispatch phase{{{}, nb::borrow(self), {}, {}, nullptr}, {}};
   ep::LowLatencyDispatchOptions options;
   for (const auto& [key, value] : given) {
-    const std::string name = nb::cast<std::string>(key);
+    const std::string_view name = text_of(key);
     if (name == "quantize")
       options.quantize = quantize_from(kCall, value);
     else if (name == "expert_counts")
@@ -78,10 +78,10 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
   }
   refuse_gradient(kCall, "x", x, nullptr);
   const TensorView rows = phase.arrays.read(x, "x");
-  follow(options.launch, nb::cast<Group&>(self), phase.arrays.last());
+  follow(options.launch, *nb::inst_ptr<Group>(self), phase.arrays.last());
   phase.stream = options.launch.stream;
   const TensorView indices = phase.arrays.read(topk_idx, "topk_idx");
-  auto& group = nb::cast<Group&>(self).group;
+  auto& group = nb::inst_ptr<Group>(self)->group;
   nb::gil_scoped_release released;
   phase.pending = group.low_latency_dispatch(rows, indices, options);
   return phase;
@@ -94,7 +94,7 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
   PendingCombine phase{{}, nb::borrow(self), {}, nb::none(), nullptr};
   ep::LowLatencyCombineOptions options;
   for (const auto& [key, value] : given) {
-    const std::string name = nb::cast<std::string>(key);
+    const std::string_view name = text_of(key);
     if (name == "log_fmt")
       options.log_fmt = argument<bool>(kCall, name, value);
     else if (name == "zero_copy")
@@ -114,26 +114,26 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
   refuse_gradient(kCall, "y", y, nullptr);
   refuse_gradient(kCall, "topk_weights", topk_weights, nullptr);
   const TensorView rows = phase.arrays.read(y, "y");
-  follow(options.launch, nb::cast<Group&>(self), phase.arrays.last());
+  follow(options.launch, *nb::inst_ptr<Group>(self), phase.arrays.last());
   phase.stream = options.launch.stream;
   const TensorView indices = phase.arrays.read(topk_idx, "topk_idx"),
                    weights = phase.arrays.read(topk_weights, "topk_weights");
-  auto& group = nb::cast<Group&>(self).group;
+  auto& group = nb::inst_ptr<Group>(self)->group;
   nb::gil_scoped_release released;
   phase.pending = group.low_latency_combine(rows, indices, weights, handle, options);
   return phase;
 }
 
 Received receive_dispatch(PendingDispatch& phase) {
-  ep::LowLatencyReceived result;
-  {
-    nb::gil_scoped_release released;
-    result = phase.pending.receive();
-  }
-  phase.handle = result.handle;
+  const auto receive = [&] {
+    const nb::gil_scoped_release released;
+    return phase.pending.receive();
+  };
+  Received result(receive(), phase.group, phase.stream);
+  phase.handle = result.handle();
   phase.pending = {};
   phase.arrays = {};
-  return {std::move(result), phase.group, phase.stream};
+  return result;
 }
 
 nb::object receive_combine(PendingCombine& phase) {
@@ -143,7 +143,7 @@ nb::object receive_combine(PendingCombine& phase) {
     result = phase.pending.receive();
   }
   if (!phase.out.is_none()) return phase.out;
-  return nb::cast<const Group&>(phase.group).output(std::move(result), phase.stream);
+  return nb::inst_ptr<Group>(phase.group)->output(std::move(result), phase.stream);
 }
 
 nb::object next_combine_buffer(Group& self) {

@@ -489,41 +489,37 @@ bool NormalCalls::take_any_rows(TensorView& rows, nb::handle x, std::int64_t cou
   return false;
 }
 
-nb::object NormalCalls::try_exchange(nb::handle x, nb::handle topk_idx, nb::handle topk_weights,
-                                     std::int64_t worst_case_rows, bool copy_out) {
+std::optional<CallReceived> NormalCalls::try_exchange(nb::handle x, nb::handle topk_idx,
+                                                      nb::handle topk_weights,
+                                                      std::int64_t worst_case_rows, bool copy_out) {
   TensorView rows, indices;
   ep::DispatchOptions options;
   options.worst_case_rows = worst_case_rows;
   if (!ready() || worst_case_rows < 0 || worst_case_rows > ranks_ * max_tokens_ ||
       !take_any_rows(rows, x, PlainTensors::kAny))
-    return nb::none();
+    return {};
   const std::int64_t tokens = rows.shape[0];
   if (tokens > max_tokens_ ||
       !tensors_.take(indices, topk_idx, DataType::int64, {tokens, top_k_}) ||
       !tensors_.take(options.weights, topk_weights, DataType::float32, {tokens, top_k_}) ||
       !tensors_.follow(options.launch) || captured())
-    return nb::none();
+    return {};
   ep::Routing routing;
   {
     const nb::gil_scoped_release released;
     routing = group_.route(indices, options.launch);
   }
-  CallReceived received = send(rows, &routing, nullptr, options, nb::none(), !copy_out,
-                               worst_case_rows > 0, Counts::no);
-  return nb::make_tuple(std::move(received.x), std::move(received.topk_idx),
-                        std::move(received.topk_weights), std::move(received.layout.beside),
-                        std::move(received.layout.handle));
+  return send(rows, &routing, nullptr, options, nb::none(), !copy_out, worst_case_rows > 0,
+              Counts::no);
 }
 
-nb::object NormalCalls::try_sum(nb::handle y, const nb::dict& table, nb::handle scalar) {
-  const nb::object entry = ready() ? table_entry(tensors_, table, scalar) : nb::object();
-  if (!entry.is_valid()) return nb::none();
-  const auto& handle = nb::cast<const ep::Handle&>(nb::object(entry[0]));
+nb::object NormalCalls::try_sum(nb::handle y, const ep::Handle& handle) {
   TensorView output;
   ep::CombineOptions options;
-  if (!take_any_rows(output, y, handle.result_rows()) || !tensors_.follow(options.launch))
-    return nb::none();
-  return sum(output, y, handle, options);
+  if (!ready() || !take_any_rows(output, y, handle.result_rows()) ||
+      !tensors_.follow(options.launch))
+    return {};
+  return nb::object(sum(output, y, handle, options)[0]);
 }
 
 }  // namespace shoal::python

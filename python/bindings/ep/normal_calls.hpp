@@ -112,11 +112,13 @@ class NormalCalls {
                          nb::handle topk_idx, std::int32_t sms);
 
   /// For shoal.torch: routes and sends rows of any dtype that a group takes, and clears unused
-  /// rows. Returns (x, topk_idx, topk_weights, source_token, Handle).
-  nb::object try_exchange(nb::handle x, nb::handle topk_idx, nb::handle topk_weights,
-                          std::int64_t worst_case_rows, bool copy_out);
-  /// The sums along the handle that starts the tuple of a scalar of table_scalar.
-  nb::object try_sum(nb::handle y, const nb::dict& table, nb::handle scalar);
+  /// rows; beside is source_token alone.
+  std::optional<CallReceived> try_exchange(nb::handle x, nb::handle topk_idx,
+                                           nb::handle topk_weights, std::int64_t worst_case_rows,
+                                           bool copy_out);
+  /// combine without weights, of any dtype; a null object in place of None.
+  nb::object try_sum(nb::handle y, const ep::Handle& handle);
+  const PlainTensors& tensors() const { return tensors_; }
 
  private:
   struct Beside;

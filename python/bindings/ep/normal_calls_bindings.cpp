@@ -157,18 +157,7 @@ void bind_try(nb::class_<NormalCalls>& calls) {
            nb::arg("weights").none(), nb::arg("topk_idx").none(), nb::arg("sms"),
            nb::sig("def try_combine(self, y: typing.Any, layout: CallLayout, weights: typing.Any, "
                    "topk_idx: typing.Any, sms: int) -> tuple | None"),
-           "combine of bfloat16 rows; topk_idx as in combine."_doc)
-      .def("try_exchange", &NormalCalls::try_exchange, nb::arg("x"), nb::arg("topk_idx"),
-           nb::arg("topk_weights"), nb::arg("worst_case_rows"), nb::arg("copy_out"),
-           nb::sig("def try_exchange(self, x: typing.Any, topk_idx: typing.Any, topk_weights: "
-                   "typing.Any, worst_case_rows: int, copy_out: bool) -> tuple | None"),
-           "route and dispatch for shoal.torch: (x, topk_idx, topk_weights, source_token, "
-           "Handle)."_doc)
-      .def("try_sum", &NormalCalls::try_sum, nb::arg("y"), nb::arg("table"), nb::arg("scalar"),
-           nb::sig("def try_sum(self, y: typing.Any, table: dict, scalar: typing.Any) -> tuple | "
-                   "None"),
-           "combine for shoal.torch, along the handle that starts the tuple under the number of "
-           "the scalar."_doc);
+           "combine of bfloat16 rows; topk_idx as in combine."_doc);
 }
 
 }  // namespace

@@ -125,7 +125,8 @@ DeviceKind heap_from(std::string_view call, nb::handle given) {
 }
 
 ep::Quantize quantize_from(std::string_view call, nb::handle given) {
-  const auto name = argument<std::string>(call, "quantize", given);
+  if (PyUnicode_Check(given.ptr()) == 0) wrong_type(call, "quantize", given, "a str");
+  const std::string_view name = text_of(given);
   if (name == "fp8") return ep::Quantize::fp8;
   if (name == "none") return ep::Quantize::none;
   if (name == "fp8_power_of_two") return ep::Quantize::fp8_power_of_two;
@@ -135,7 +136,7 @@ ep::Quantize quantize_from(std::string_view call, nb::handle given) {
   return ep::Quantize::fp8_ue8m0;
 }
 
-void read_launch(std::string_view call, const std::string& name, nb::handle value,
+void read_launch(std::string_view call, std::string_view name, nb::handle value,
                  ep::Launch& launch) {
   if (name == "stream")
     launch.stream = stream_from(call, value);
@@ -151,8 +152,7 @@ void read_launch(std::string_view call, const std::string& name, nb::handle valu
 
 ep::Launch launch_from(std::string_view call, const nb::kwargs& given) {
   ep::Launch launch;
-  for (const auto& [key, value] : given)
-    read_launch(call, nb::cast<std::string>(key), value, launch);
+  for (const auto& [key, value] : given) read_launch(call, text_of(key), value, launch);
   return launch;
 }
 

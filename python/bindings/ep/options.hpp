@@ -32,7 +32,7 @@ void* stream_from(std::string_view call, nb::handle value);
 /// Sets what stream=, after=, done= or sms= of a call gives. Streams and events are numbers or
 /// objects of torch. Throws Error{invalid_argument} for an event that has no cudaEvent_t yet and
 /// for values of other types, TypeError for other names.
-void read_launch(std::string_view call, const std::string& name, nb::handle value,
+void read_launch(std::string_view call, std::string_view name, nb::handle value,
                  ep::Launch& launch);
 ep::Launch launch_from(std::string_view call, const nb::kwargs& given);
 

@@ -2,7 +2,6 @@
 #include "tensors.hpp"
 
 #include "../arrays/arrays.hpp"
-#include "../docs.hpp"
 #include "shoal/world.hpp"
 
 namespace shoal::python {
@@ -79,46 +78,6 @@ std::optional<std::int64_t> PlainTensors::host_scalar(nb::handle array) const {
     return {};
   return *reinterpret_cast<const std::int64_t*>(static_cast<const std::byte*>(from.data) +
                                                 from.byte_offset);
-}
-
-nb::object table_scalar(nb::handle tensor_type, nb::dict table, nb::handle entry) {
-  struct Memory {
-    std::int64_t number;
-    nb::dict table;
-  };
-  static std::int64_t last = 0;  // the GIL is held
-  const auto release = [](Memory* memory) {
-    if (!nb::is_alive()) return;  // the interpreter has ended: its objects stay
-    const nb::gil_scoped_acquire acquired;
-    const nb::error_scope kept;
-    const nb::object number = nb::int_(memory->number);
-    if (PyDict_DelItem(memory->table.ptr(), number.ptr()) != 0) PyErr_Clear();
-    delete memory;
-  };
-  const std::shared_ptr<Memory> memory(new Memory{++last, std::move(table)}, release);
-  memory->table[nb::int_(memory->number)] = entry;
-  Tensor tensor(TensorView(&memory->number, DataType::int64, {}), memory);
-  nb::object made =
-      exchange_object(reinterpret_cast<PyTypeObject*>(tensor_type.ptr()), std::move(tensor));
-  return made.is_valid() ? made : nb::none();
-}
-
-nb::object table_entry(const PlainTensors& tensors, const nb::dict& table, nb::handle scalar) {
-  const auto number = tensors.host_scalar(scalar);
-  if (!number) return {};
-  const nb::object key = nb::int_(*number);
-  PyObject* const found = PyDict_GetItemWithError(table.ptr(), key.ptr());
-  if (found == nullptr && PyErr_Occurred() != nullptr) nb::raise_python_error();
-  return nb::borrow(found);
-}
-
-void bind_tensors(nb::module_& module) {
-  module.def(
-      "table_scalar", &table_scalar, nb::arg("tensor_type"), nb::arg("table"), nb::arg("entry"),
-      nb::sig("def table_scalar(tensor_type: type, table: dict, entry: object) -> typing.Any"),
-      "An int64 scalar tensor on the host, the number under which `table` holds `entry` as long as "
-      "its memory lives, for shoal.torch; None where the library has no exchange table of "
-      "DLPack."_doc);
 }
 
 nb::object TensorMaker::make(std::int64_t rows, std::int64_t columns, nb::handle dtype) {

@@ -73,12 +73,4 @@ class TensorMaker {
   std::size_t oldest_ = 0;
 };
 
-/// An int64 scalar on the host, the number under which `table` holds `entry` as long as the memory
-/// of the scalar lives. None where tensors of this type cannot own memory of others.
-nb::object table_scalar(nb::handle tensor_type, nb::dict table, nb::handle entry);
-/// The entry of a scalar that table_scalar returned; a null object for other arrays.
-nb::object table_entry(const PlainTensors& tensors, const nb::dict& table, nb::handle scalar);
-
-void bind_tensors(nb::module_& module);
-
 }  // namespace shoal::python

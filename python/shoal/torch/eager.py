@@ -2,24 +2,37 @@
 """dispatch and combine of ordinary tensors, outside compiled code, with little host time.
 
 The results and gradients are those of the operators (ops.py), which cost ten times as much: torch
-passes each of them through several layers of Python.
+passes each of them through several layers of Python. `try_dispatch` and `try_combine` are one
+binding call each, which most calls take; the other functions of this file accept all tensors.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from .. import _allocation
-from .._core.ep import NormalCalls
+from .._core.ep import NormalCalls, TorchCalls, TorchLayout
 from . import ops
 
 # (x, topk_idx, topk_weights, source_token, handle)
 Sent = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+class Received(NamedTuple):
+    """The result of a dispatch on this rank. Rows are ordered by source rank, then token."""
+
+    x: Tensor  #: [rows, hidden], dtype of what was sent
+    topk_idx: Tensor  #: int64 [rows, top_k]: local experts from 0; -1: expert elsewhere
+    topk_weights: Tensor  #: float32 [rows, top_k]; 0 where topk_idx is -1
+    source_token: Tensor  #: int32 [rows]: index of the token at its source
+    handle: Tensor  #: int64 scalar on the CPU that owns the layout; for combine
+    tokens: int  #: tokens that this rank sent
+
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.bool, torch.int32, torch.int64, torch.float32)
@@ -46,7 +59,7 @@ def _calls_of(group: Any, device: torch.device) -> NormalCalls:
     if calls is None:
         query = _allocation.capture_query() if device.type == "cuda" else None
         calls = NormalCalls(group, Tensor, _allocation.empty_strided(device), _DTYPES, query)
-        _calls[group] = calls
+        _calls[group] = group._torch_calls = calls
     return calls
 
 
@@ -63,27 +76,6 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() and tensor.numel() > 0 else ops.contiguous(tensor)
 
 
-class _Indices:
-    """The topk_idx that a dispatch returned, for a gradient; called, the top-k slots without a
-    local expert."""
-
-    __slots__ = ("_topk_idx", "_version")
-
-    def __init__(self, topk_idx: Tensor):
-        self._topk_idx, self._version = topk_idx, topk_idx._version
-
-    def unchanged(self) -> Tensor:
-        if self._topk_idx._version != self._version:
-            raise RuntimeError(
-                "shoal.torch: the topk_idx that a dispatch returned was modified in place; "
-                "the gradient of the dispatch needs it as it was"
-            )
-        return self._topk_idx
-
-    def __call__(self) -> Tensor:
-        return self.unchanged() < 0
-
-
 def _send(
     x: Tensor,
     topk_idx: Tensor,
@@ -93,34 +85,19 @@ def _send(
     copy_out: bool,
     with_gradient: bool,
 ) -> Sent:
-    calls = _calls.get(group) or _calls_of(group, x.device)
-    # By one call where the arguments are as most are; None, without effect, where one is not.
-    sent = calls.try_exchange(x, topk_idx, topk_weights, worst_case_rows, copy_out)
-    if sent is None:
-        sent = _send_any(x, topk_idx, topk_weights, calls, worst_case_rows, copy_out)
-    received_x, idx, weights, source, layout = sent
-    elsewhere = _Indices(idx) if with_gradient else None
-    handle = ops.handle_of(ops.Layout(layout, worst_case_rows, copy_out, elsewhere))
-    return received_x, idx, weights, source, handle
-
-
-def _send_any(
-    x: Tensor,
-    topk_idx: Tensor,
-    topk_weights: Tensor,
-    calls: NormalCalls,
-    worst_case_rows: int,
-    copy_out: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
-    stream = _stream(x)
+    calls, stream = _calls_of(group, x.device), _stream(x)
     routing = calls.route(_plain(topk_idx), stream)
     weights = _plain(topk_weights)
     clear = worst_case_rows > 0
     received = calls.dispatch(
         _plain(x), routing, weights, None, 1, worst_case_rows, False, not copy_out, clear, stream, 0
     )
-    source = received.source_token
-    return received.x, received.topk_idx, received.topk_weights, source, received.handle
+    idx = received.topk_idx
+    for_gradient = (idx, idx._version) if with_gradient else (None, 0)
+    handle = ops.handle_of(
+        TorchLayout(group, received.handle, worst_case_rows, copy_out, None, *for_gradient)
+    )
+    return received.x, idx, received.topk_weights, received.source_token, handle
 
 
 def _send_again(
@@ -149,8 +126,8 @@ def _sum(
     layout, indices = ops.layout_of(handle), None
     if weights is not None:
         weights = _plain(weights)
-        if isinstance(layout.elsewhere, _Indices):  # the kernel leaves these top-k slots out
-            indices = layout.elsewhere.unchanged()
+        if layout.topk_idx is not None:  # the kernel leaves these top-k slots out
+            indices = ops.unchanged_topk_idx(layout)
         else:
             weights = weights.masked_fill(ops.elsewhere_of(layout), 0)
     return _calls_of(group, y.device).combine(
@@ -158,27 +135,27 @@ def _sum(
     )
 
 
-def _sum_rows(y: Tensor, handle: Tensor, group: Any) -> Tensor:
-    calls = _calls.get(group) or _calls_of(group, y.device)
-    sums = calls.try_sum(y, ops._layouts, handle)
-    return (_sum(y, None, handle, group) if sums is None else sums)[0]
+# Function.apply asks each class for these by name, through all its bases, at every call.
+_SINGLE_LEVEL = {
+    "setup_context": Function.setup_context,
+    "clear_saved_tensors_on_access": Function.clear_saved_tensors_on_access,
+}
 
 
 class _Dispatch(Function):
     """The gradient of a dispatch that has been sent; the other results need none."""
 
+    locals().update(_SINGLE_LEVEL)
+
     @staticmethod
-    def forward(ctx, x, topk_weights, group, sent):
-        received_x, _, received_weights, _, handle = sent
-        ctx.group = group
-        ctx.save_for_backward(handle)
-        return received_x, received_weights
+    def forward(ctx, x, topk_weights, sent):
+        ctx.save_for_backward(sent[0])
+        return sent[1:]
 
     @staticmethod
     def backward(ctx, grad_x, grad_weights):
         (handle,) = ctx.saved_tensors
-        grad_x, grad_weights = combine(grad_x, grad_weights, handle, ctx.group)
-        return grad_x, grad_weights, None, None
+        return *combine(grad_x, grad_weights, handle, ops.layout_of(handle).group), None
 
 
 class _Exchange(Function):
@@ -199,18 +176,20 @@ class _Exchange(Function):
 
 
 class _Sum(Function):
-    """A combine without weights, as most are."""
+    """The gradient of a combine without weights, as most are, that has been made."""
+
+    locals().update(_SINGLE_LEVEL)
 
     @staticmethod
-    def forward(ctx, rows, handle, group):
-        ctx.group = group
+    def forward(ctx, rows, summed):
+        handle, sums = summed
         ctx.save_for_backward(handle)
-        return _sum_rows(rows, handle, group)
+        return sums
 
     @staticmethod
     def backward(ctx, grad_rows):
         (handle,) = ctx.saved_tensors
-        return redispatch(grad_rows, None, handle, ctx.group)[0], None, None
+        return redispatch(grad_rows, None, handle, ops.layout_of(handle).group)[0], None
 
 
 # Function.apply, without its look at functorch, which `fits` excludes: 2 us less.
@@ -239,7 +218,7 @@ def dispatch(
     if not needs:
         return sent
     _, idx, _, source, handle = sent
-    received_x, received_weights = _apply_dispatch(x, topk_weights, group, sent)
+    received_x, received_weights = _apply_dispatch(x, topk_weights, (handle, sent[0], sent[2]))
     return received_x, idx, received_weights, source, handle
 
 
@@ -263,6 +242,20 @@ def combine(
 
 def combine_rows(y: Tensor, handle: Tensor, group: Any) -> Tensor:
     """combine without weights."""
+    sums = _sum(y, None, handle, group)[0]
     if y.requires_grad and torch.is_grad_enabled():
-        return _apply_sum(y, handle, group)
-    return _sum_rows(y, handle, group)
+        return _apply_sum(y, (handle, sums))
+    return sums
+
+
+_torch_calls = TorchCalls(
+    Received,
+    ((torch.compiler, "_is_compiling_flag"), (torch.autograd.profiler, "_is_profiler_enabled")),
+    (torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack),
+    torch.is_grad_enabled,
+    _apply_dispatch,
+    _apply_sum,
+)
+# dispatch(group, x, topk_idx, topk_weights, worst_case_rows, copy_out) and combine(group, y,
+# received) by one call; None, without effect, for arguments that are not as most are.
+try_dispatch, try_combine = _torch_calls.try_dispatch, _torch_calls.try_combine

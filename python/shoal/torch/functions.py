@@ -3,23 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import eager, ops
-
-
-class Received(NamedTuple):
-    """The result of a dispatch on this rank. Rows are ordered by source rank, then token."""
-
-    x: Tensor  #: [rows, hidden], dtype of what was sent
-    topk_idx: Tensor  #: int64 [rows, top_k]: local experts from 0; -1: expert elsewhere
-    topk_weights: Tensor  #: float32 [rows, top_k]; 0 where topk_idx is -1
-    source_token: Tensor  #: int32 [rows]: index of the token at its source
-    handle: Tensor  #: int64 scalar on the CPU that owns the layout; for combine
-    tokens: int  #: tokens that this rank sent
+from .eager import Received
 
 
 def _number(group: Any) -> int:
@@ -55,6 +45,10 @@ def dispatch(
 
     Raises shoal.Error as `Group.route` and `Group.dispatch` do.
     """
+    if not torch.compiler.is_dynamo_compiling():
+        sent = eager.try_dispatch(group, x, topk_idx, topk_weights, worst_case_rows, copy_out)
+        if sent is not None:
+            return sent
     if eager.fits(x, topk_idx, topk_weights):
         rows = eager.dispatch(x, topk_idx, topk_weights, group, worst_case_rows, copy_out)
     else:
@@ -72,6 +66,10 @@ def combine(group: Any, y: Tensor, received: Received) -> Tensor:
     hidden] of the dtype of y. Differentiable in y; backward sends the gradient of each token to the
     ranks of its experts, and is collective too.
     """
+    if not torch.compiler.is_dynamo_compiling():
+        sums = eager.try_combine(group, y, received)
+        if sums is not None:
+            return sums
     if eager.fits(y, received.handle):
         return eager.combine_rows(y, received.handle, group)
     return torch.ops.shoal.combine(y, None, received.handle, _number(group), received.tokens)[0]

@@ -14,27 +14,15 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._core.ep import table_scalar
+from .._core.ep import TorchLayout, drop_torch_layout, keep_torch_layout, torch_handle, torch_layout
 
 _groups: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-
-class Layout(NamedTuple):
-    handle: Any  # shoal.ep.Handle; the first entry, for NormalCalls.try_sum
-    worst_case_rows: int
-    copy_out: bool
-    # bool [rows, top_k]: top-k slots without a local expert; for gradients. Or a function of them.
-    elsewhere: Tensor | Callable[[], Tensor] | None
-
-
-_layouts: dict[int, Layout] = {}
 _numbers = itertools.count(1)
 
 
@@ -59,31 +47,44 @@ def _group(number: int) -> Any:
         ) from None
 
 
-def layout_of(handle: Tensor) -> Layout:
+def layout_of(handle: Tensor) -> TorchLayout:
     number = int(handle)
-    try:
-        return _layouts[number]
-    except KeyError:
+    layout = torch_layout(number)
+    if layout is None:
         raise RuntimeError(
             f"shoal.torch: handle {number} belongs to no dispatch whose handle tensor is alive; "
             "pass the tensor that dispatch returned, not a copy of its value"
-        ) from None
+        )
+    return layout
 
 
-def elsewhere_of(layout: Layout) -> Tensor:
-    found = layout.elsewhere
-    return found if isinstance(found, Tensor) else found()
+def unchanged_topk_idx(layout: TorchLayout) -> Tensor:
+    """The topk_idx that a dispatch returned, which a gradient needs."""
+    topk_idx: Tensor = layout.topk_idx
+    if topk_idx._version != layout.topk_idx_version:
+        raise RuntimeError(
+            "shoal.torch: the topk_idx that a dispatch returned was modified in place; "
+            "the gradient of the dispatch needs it as it was"
+        )
+    return topk_idx
 
 
-def handle_of(layout: Layout) -> Tensor:
+def elsewhere_of(layout: TorchLayout) -> Tensor:
+    """bool [rows, top_k]: top-k slots without a local expert."""
+    if layout.elsewhere is not None:
+        return layout.elsewhere
+    return unchanged_topk_idx(layout) < 0
+
+
+def handle_of(layout: TorchLayout) -> Tensor:
     """A handle tensor that owns the layout."""
-    handle = table_scalar(Tensor, _layouts, layout)
+    handle = torch_handle(Tensor, layout)
     if handle is None:  # torch before 2.10
         memory = np.array([-next(_numbers)])
         number = int(memory[0])
-        weakref.finalize(memory, _layouts.pop, number, None).atexit = False
+        weakref.finalize(memory, drop_torch_layout, number).atexit = False
         handle = torch.from_numpy(memory).view(())
-        _layouts[number] = layout
+        keep_torch_layout(number, layout)
     return handle
 
 
@@ -148,7 +149,7 @@ def dispatch(
     # Copies of the small tensors, because the originals would keep the rows in the group's memory.
     idx, source = _copy(received.topk_idx), _copy(received.source_token)
     weights = _copy(received.topk_weights)
-    layout = Layout(received.handle, worst_case_rows, copy_out, idx < 0)
+    layout = TorchLayout(ep_group, received.handle, worst_case_rows, copy_out, idx < 0)
     x = clear_unused(_result(received.x, copy_out), received, worst_case_rows)
     return x, idx, weights, source, handle_of(layout)
 

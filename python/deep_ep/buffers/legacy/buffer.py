@@ -24,6 +24,7 @@ from ..runtime import Runtime
 from ..warmup import WarmBuffer
 from .early_shapes import EarlyShapes
 from .handles import LowLatencyHandle, NormalHandle
+from .internode import InternodeCalls
 from .local_memory import LocalMemory
 from .low_latency import LowLatencyMode
 from .network import network_settings
@@ -31,7 +32,7 @@ from .normal import NormalMode
 from .overlap import Overlap
 
 
-class Buffer(WarmBuffer):
+class Buffer(InternodeCalls, WarmBuffer):
     """Dispatch and combine of expert-parallel tokens among the ranks of a group.
 
         buffer = Buffer(group, num_nvl_bytes, num_rdma_bytes)
@@ -368,47 +369,6 @@ class Buffer(WarmBuffer):
                     sms,
                 )
         return *sums, operation.overlap((x, topk_weights, *biases), sums)
-
-    def internode_dispatch(
-        self,
-        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        handle: tuple | None = None,
-        num_tokens_per_rank: torch.Tensor | None = None,
-        num_tokens_per_rdma_rank: torch.Tensor | None = None,
-        is_token_in_rank: torch.Tensor | None = None,
-        num_tokens_per_expert: torch.Tensor | None = None,
-        topk_idx: torch.Tensor | None = None,
-        topk_weights: torch.Tensor | None = None,
-        expert_alignment: int = 1,
-        config: Config | None = None,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-    ) -> tuple[
-        Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, tuple, EventOverlap
-    ]:
-        """``dispatch`` with a required ``config``."""
-        expect(config is not None, "internode_dispatch: config is needed")
-        layout = (num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank)
-        routing = (num_tokens_per_expert, topk_idx, topk_weights, expert_alignment)
-        events = (previous_event, async_finish, allocate_on_comm_stream)
-        return self.dispatch(x, handle, *layout, *routing, 0, config, *events)
-
-    def internode_combine(
-        self,
-        x: torch.Tensor,
-        handle: tuple,
-        topk_weights: torch.Tensor | None = None,
-        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
-        config: Config | None = None,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """``combine`` with a required ``config``."""
-        expect(config is not None, "internode_combine: config is needed")
-        events = (previous_event, async_finish, allocate_on_comm_stream)
-        return self.combine(x, handle, topk_weights, bias, config, *events)
 
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
