@@ -13,8 +13,8 @@ namespace {
 constexpr Time kLongestSleep = std::chrono::milliseconds(5);
 constexpr Time kLongestClose = std::chrono::milliseconds(200);
 constexpr Time kLinkPeriod = std::chrono::milliseconds(50);
-/// How long the thread sleeps at most between two looks at doorbell registers, which do not wake it:
-/// first, and after a while without any.
+/// How long the thread sleeps at most between two looks at doorbell registers, which do not wake
+/// it: first, and after a while without any.
 constexpr Time kFirstLook = std::chrono::microseconds(20);
 constexpr Time kLastLook = std::chrono::microseconds(160);
 /// The thread keeps away, for these times, while clients poll at least every kOften.
