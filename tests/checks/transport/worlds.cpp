@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -101,7 +102,11 @@ void check_mixed_atomics_for(World& world, std::uint64_t times) {
   const auto small = world.heap().allocate<std::uint32_t>(2);
   barrier(world.team());
   const Pe target = 1;
-  for (std::uint64_t i = 0; i < times; ++i) {
+  // On a loaded machine fewer rounds: PEs that end late are late for the barrier of others.
+  constexpr std::uint64_t kFewest = 20;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  std::uint64_t done = 0;
+  for (; done < times && (done < kFewest || std::chrono::steady_clock::now() < end); ++done) {
     world.atomic_fetch_add(words.on(target)[0], std::uint64_t{3});
     world.signal_add(words.on(target)[1], 1);
     world.atomic_fetch_add(small.on(target)[0], 1u);
@@ -111,13 +116,15 @@ void check_mixed_atomics_for(World& world, std::uint64_t times) {
       seen = before;
     }
   }
+  world.atomic_fetch_add(words.on(target)[3], done);
   world.quiet();
   barrier(world.team());
-  const auto n = static_cast<std::uint64_t>(world.n_pes());
-  EXPECT_EQ(world.atomic_fetch(words.on(target)[0]), 3 * n * times);
-  EXPECT_EQ(world.atomic_fetch(words.on(target)[1]), n * times);
-  EXPECT_EQ(world.atomic_fetch(words.on(target)[2]), 2 * n * times);
-  EXPECT_EQ(world.atomic_fetch(small.on(target)[0]), static_cast<std::uint32_t>(n * times));
+  const std::uint64_t all = world.atomic_fetch(words.on(target)[3]);
+  EXPECT_GE(all, kFewest * static_cast<std::uint64_t>(world.n_pes()));
+  EXPECT_EQ(world.atomic_fetch(words.on(target)[0]), 3 * all);
+  EXPECT_EQ(world.atomic_fetch(words.on(target)[1]), all);
+  EXPECT_EQ(world.atomic_fetch(words.on(target)[2]), 2 * all);
+  EXPECT_EQ(world.atomic_fetch(small.on(target)[0]), static_cast<std::uint32_t>(all));
   barrier(world.team());
 }
 
