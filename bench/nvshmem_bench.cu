@@ -41,9 +41,12 @@ struct Loop {
   int next;
 };
 
+/// Collectives need up to 150 registers, so the compiler has to know the size of blocks.
+constexpr unsigned kMostThreads = 512;
+
 /// By nvshmem.h: the world is in the constant memory of this unit.
 template <Operation op>
-__global__ void nvshmem_loop(const __grid_constant__ Loop loop) {
+__global__ void __launch_bounds__(kMostThreads) nvshmem_loop(const __grid_constant__ Loop loop) {
   for (unsigned i = 0; i < kRepeats; ++i) {
     [[maybe_unused]] const std::uint64_t number = loop.first + i + 1;
     if constexpr (op == Operation::put)
@@ -65,9 +68,9 @@ __global__ void nvshmem_loop(const __grid_constant__ Loop loop) {
 
 /// By Shoal's own names: the world is a parameter.
 template <Operation op>
-__global__ void shoal_loop(const __grid_constant__ Loop loop,
-                           const __grid_constant__ device::World world,
-                           const __grid_constant__ device::Team team) {
+__global__ void __launch_bounds__(kMostThreads)
+    shoal_loop(const __grid_constant__ Loop loop, const __grid_constant__ device::World world,
+               const __grid_constant__ device::Team team) {
   constexpr device::Block block;
   for (unsigned i = 0; i < kRepeats; ++i) {
     [[maybe_unused]] const std::uint64_t number = loop.first + i + 1;

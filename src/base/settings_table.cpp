@@ -295,11 +295,12 @@ std::vector<SettingInfo> collective_rows() {
              "Most bytes that a PE reads from other PEs in a reduction of one step; larger ones "
              "take two steps. The same on all PEs.",
              0, std::int64_t{1} << 40),
-      number("SHOAL_COLLECTIVE_SCRATCH", "", scope, &S::collective_scratch,
-             "Bytes of a heap in GPU memory for the packets of a team, for each of the eight teams "
-             "of lowest index; together at most a quarter of the heap's first step. 0: no "
-             "packets. The same on all PEs.",
-             0, std::int64_t{1} << 30),
+      number(
+          "SHOAL_COLLECTIVE_SCRATCH", "", scope, &S::collective_scratch,
+          "Bytes of a heap in GPU memory for the packets of the world's team; the seven teams of "
+          "lowest index after it have a quarter of that each. Together at most an eighth of the "
+          "heap's first step. 0: no packets. The same on all PEs.",
+          0, std::int64_t{1} << 30),
       text("SHOAL_COLLECTIVE_NCCL", "", scope, &S::collective_nccl,
            "Which large collectives on streams NCCL runs; the same on all PEs. moves: broadcast, "
            "all-gather and all-to-all. all: also reductions, whose sums then have NCCL's order, of "

@@ -184,11 +184,11 @@ CollectiveLimits collective_limits(const Settings& settings) {
   return {settings.collective_packet_limit, settings.collective_one_shot_limit};
 }
 
-std::size_t packet_bytes(std::size_t scratch, std::size_t mapped) {
-  constexpr std::size_t kShare = 4;  // of the heap's first step, for all teams together
+std::size_t packet_part(std::size_t scratch, std::size_t mapped) {
+  constexpr std::size_t kShare = 8;  // of the heap's first step, for all teams together
   constexpr std::size_t kUnit = 256;
-  constexpr std::size_t kTeams = DeviceSide::kPacketTeams;
-  return std::min(scratch, mapped / kShare / kTeams) / kUnit * kUnit;
+  return std::min(scratch / DeviceSide::kWorldParts, mapped / kShare / DeviceSide::kPacketParts) /
+         kUnit * kUnit;
 }
 
 std::optional<FailureReport> take_report(FailureReport& report) {

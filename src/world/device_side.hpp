@@ -63,9 +63,9 @@ struct CollectiveLimits {
   std::uint64_t one_shot_limit = 0;
 };
 CollectiveLimits collective_limits(const Settings& settings);
-/// Bytes for the packets of one of DeviceSide::kPacketTeams teams, in a heap whose first step has
-/// `mapped` bytes: a multiple of 256.
-std::size_t packet_bytes(std::size_t scratch, std::size_t mapped);
+/// Bytes for the packets of a team other than the world's, one of DeviceSide::kPacketParts equal
+/// parts, in a heap whose first step has `mapped` bytes: a multiple of 256.
+std::size_t packet_part(std::size_t scratch, std::size_t mapped);
 
 class DeviceSide {
  public:
@@ -83,14 +83,18 @@ class DeviceSide {
 
   /// Teams of an index below this one have memory for packets: the predefined ones and three more.
   static constexpr std::int32_t kPacketTeams = 8;
+  /// That of the world's team, index 0, has more than the others.
+  static constexpr std::size_t kWorldParts = 4, kPacketParts = kWorldParts + kPacketTeams - 1;
   /// Memory of packets of such a team.
   struct Packets {
     std::byte* start = nullptr;  ///< nullptr: none
     std::size_t bytes = 0;
   };
   Packets packets(std::int32_t team) const noexcept {
-    if (packet_bytes_ == 0 || team >= kPacketTeams) return {};
-    return {packets_ + static_cast<std::size_t>(team) * packet_bytes_, packet_bytes_};
+    if (packet_part_ == 0 || team >= kPacketTeams) return {};
+    if (team == 0) return {packets_, kWorldParts * packet_part_};
+    return {packets_ + (kWorldParts + static_cast<std::size_t>(team) - 1) * packet_part_,
+            packet_part_};
   }
   const CollectiveLimits& limits() const noexcept { return limits_; }
 
@@ -141,7 +145,7 @@ class DeviceSide {
   /// Per team: arrived, by PE, then epoch, then finished.
   std::uint64_t* team_words_ = nullptr;
   std::byte* packets_ = nullptr;
-  std::size_t packet_bytes_ = 0;  ///< per team
+  std::size_t packet_part_ = 0;  ///< bytes
   CollectiveLimits limits_{};
 };
 

@@ -167,7 +167,15 @@ def test_orderings_and_loss(environment, worker, ordering):
     environment["SHOAL_EMULATOR_DUPLICATION"] = "0.01"
     command = ("ibv_rc_pingpong", "-s", "20000", "-n", "100", "-c")
     port = port_of(worker, 40 + ["adaptive", "unordered"].index(ordering))
-    server, _ = run_pair(command, environment, port)
+    # The client ends once it has everything. If its last acknowledgement is lost, no queue pair is
+    # left that would repeat it, as with hardware, and the server reports that.
+    for attempt in range(3):
+        try:
+            server, _ = run_pair(command, environment, port)
+            break
+        except AssertionError as error:
+            if attempt == 2 or "retry count exceeded" not in str(error):
+                raise
     assert "invalid data" not in server
 
 

@@ -269,9 +269,9 @@ void CudaDeviceSide::lay_out_packets(const DeviceSideContext& context) {
   constexpr std::size_t kAlignment = 128;
   Memory& memory = context.memory;
   limits_ = collective_limits(context.settings);
-  const std::size_t each = packet_bytes(context.settings.collective_scratch, memory.heap_mapped());
-  if (each == 0) return;
-  const std::size_t bytes = each * kPacketTeams;
+  const std::size_t part = packet_part(context.settings.collective_scratch, memory.heap_mapped());
+  if (part == 0) return;
+  const std::size_t bytes = part * kPacketParts;
   const auto offset = memory.heap().allocate(bytes, kAlignment);
   if (!offset) return;  // on all PEs alike
   if (*offset + bytes > memory.heap_mapped()) {
@@ -279,7 +279,7 @@ void CudaDeviceSide::lay_out_packets(const DeviceSideContext& context) {
     return;
   }
   packets_ = world_.heap + *offset;
-  packet_bytes_ = each;
+  packet_part_ = part;
   device_->zero(packets_, bytes);
 }
 

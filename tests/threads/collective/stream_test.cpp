@@ -133,11 +133,11 @@ TEST(CollectiveLimits, FollowTheSettings) {
 }
 
 TEST(CollectiveLimits, PacketsTakeASmallPartOfTheHeap) {
-  EXPECT_EQ(detail::packet_bytes(512 << 10, 64 << 20), std::size_t{512} << 10);
-  EXPECT_EQ(detail::packet_bytes(512 << 10, 8 << 20), std::size_t{256} << 10);
-  EXPECT_EQ(detail::packet_bytes(1000, 64 << 20), 768u);
-  EXPECT_EQ(detail::packet_bytes(0, 64 << 20), 0u);
-  EXPECT_EQ(detail::packet_bytes(512 << 10, 1 << 12), 0u);
+  EXPECT_EQ(detail::packet_part(2 << 20, 64 << 20), std::size_t{512} << 10);
+  EXPECT_EQ(detail::packet_part(2 << 20, 8 << 20), std::size_t{95'232});
+  EXPECT_EQ(detail::packet_part(4000, 64 << 20), 768u);
+  EXPECT_EQ(detail::packet_part(0, 64 << 20), 0u);
+  EXPECT_EQ(detail::packet_part(2 << 20, 1 << 14), 0u);
 }
 
 TEST(StreamCollectives, SettingsAreTheSameOnAllPes) {
