@@ -102,7 +102,7 @@ std::vector<PeRecord> read_process();
 std::vector<PeRecord> read_host();
 
 /// One JSON object on one line, with the fields above.
-std::string to_json(const PeRecord& record);
+std::string to_json(const PeRecord& pe);
 /// Writes the record of `world`'s PE to `directory`/shoal_flight_<pe>.json and returns that name.
 /// Throws Error{system} when the file cannot be written, Error{unsupported} without a record.
 std::string write_flight_record(const World& world, const std::string& directory);

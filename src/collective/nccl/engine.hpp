@@ -47,7 +47,7 @@ class Engine {
   void check(int result, const char* what) const;
 
   const Library& library_;
-  const Communicator communicator_;
+  Communicator communicator_;
   const Pe pes_;
 };
 

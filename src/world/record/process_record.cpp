@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <new>
 
 #include "base/align.hpp"
 #include "base/log.hpp"
@@ -35,8 +36,10 @@ class ProcessRecord : public std::enable_shared_from_this<ProcessRecord> {
   /// That of this process, which a child of fork does not share. nullptr: cannot be had.
   static std::shared_ptr<ProcessRecord> instance() noexcept {
     static std::mutex mutex;
-    static auto* const kept = new std::shared_ptr<ProcessRecord>;  // outlives static objects
+    // Outlives static objects.
+    static auto* const kept = new (std::nothrow) std::shared_ptr<ProcessRecord>;
     static pid_t failed_in = 0;
+    if (kept == nullptr) return nullptr;
     const std::lock_guard lock(mutex);
     const pid_t pid = getpid();
     if (*kept && (*kept)->pid_ == pid) return *kept;

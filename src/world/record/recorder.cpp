@@ -51,7 +51,7 @@ void PeRecorder::set(std::string_view activity, std::uint64_t epoch, bool active
 
 void PeRecorder::set_awaited(Pe pe) noexcept {
   if (auto* const block = block_.as<PeBlock>())
-    block->awaited.store(static_cast<std::uint64_t>(pe + 1));
+    block->awaited.store(static_cast<std::uint64_t>(pe) + 1);
 }
 
 GroupRecorder::GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe, std::int32_t rank,
