@@ -112,9 +112,9 @@ void make_private_in_child() noexcept {
 
 /// Copies the pages that are not zero: .bss takes no memory before it is used. No library function:
 /// a sanitizer would see accesses between variables.
-[[gnu::no_sanitize("address", "thread")]] void copy_pages(std::uint64_t* to,
-                                                          const std::uint64_t* from,
-                                                          std::size_t bytes) {
+__attribute__((no_sanitize("address", "thread"))) void copy_pages(std::uint64_t* to,
+                                                                  const std::uint64_t* from,
+                                                                  std::size_t bytes) {
   const std::size_t words = page_size() / sizeof *from;
   for (std::size_t page = 0; page < bytes / sizeof *from; page += words) {
     std::uint64_t any = 0;
