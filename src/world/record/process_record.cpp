@@ -132,7 +132,6 @@ Block::~Block() {
 
 void Block::publish(Kind kind) noexcept {
   if (section_ == nullptr) return;
-  std::atomic_thread_fence(std::memory_order_release);
   section_->kind.store(static_cast<std::uint64_t>(kind));
 }
 

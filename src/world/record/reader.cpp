@@ -44,7 +44,6 @@ std::string name_at(const Names& names, std::uint64_t index) {
 std::optional<OperationRecord> read_entry(const Entry& entry, std::uint64_t id,
                                           std::int64_t clock) {
   if (entry.id.load() != id) return std::nullopt;
-  std::atomic_thread_fence(std::memory_order_acquire);
   OperationRecord read;
   const auto time = [&](const Word& word) {
     const std::uint64_t value = word.load();
@@ -67,7 +66,6 @@ std::optional<OperationRecord> read_entry(const Entry& entry, std::uint64_t id,
   read.rows = entry.rows.load();
   read.bytes = entry.bytes.load();
   read.wait_ns = static_cast<std::int64_t>(entry.wait.load());
-  std::atomic_thread_fence(std::memory_order_acquire);
   if (entry.id.load() != id) return std::nullopt;
   return read;
 }
@@ -172,7 +170,6 @@ std::vector<PeRecord> read(const ProcessBlock& process, std::size_t bytes,
       const std::uint64_t offset = section.offset.load(), size = section.bytes.load();
       if (size == 0) break;
       if (section.kind.load() != static_cast<std::uint64_t>(kind)) continue;
-      std::atomic_thread_fence(std::memory_order_acquire);
       if (offset % alignof(Word) != 0 || offset > bytes || size > bytes - offset || size < least)
         continue;
       use(data + offset, size);

@@ -96,7 +96,6 @@ Entry* GroupRecorder::begin(Operation operation, Time now) noexcept {
   if (n_entries_ == 0) return outer;
   Entry& entry = entries_[begun_ % n_entries_];
   entry.id.store(0);
-  std::atomic_thread_fence(std::memory_order_release);
   entry.kind.store(kind_word(operation, State::started, 0));
   entry.epoch.store(0);
   entry.start.store(ticks(now));
@@ -106,7 +105,6 @@ Entry* GroupRecorder::begin(Operation operation, Time now) noexcept {
   entry.wait.store(0);
   entry.awaited.store(0);
   entry.phases.store(0);
-  std::atomic_thread_fence(std::memory_order_release);
   entry.id.store(++begun_);
   group_->operations.store(begun_);
   current_ = &entry;
