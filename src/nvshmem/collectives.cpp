@@ -44,8 +44,8 @@ int reduce(const char* call, ReduceOp op, nvshmem_team_t id, T* dest, const T* s
 }
 
 template <typename T>
-int reducescatter(const char* call, ReduceOp op, nvshmem_team_t id, T* dest, const T* source,
-                  std::size_t count) noexcept {
+int reduce_scatter(const char* call, ReduceOp op, nvshmem_team_t id, T* dest, const T* source,
+                   std::size_t count) noexcept {
   guarded(call, [&](Program& program) {
     const shoal::Team team = program.teams.at(id);
     if constexpr (is_half<T>) {
@@ -85,23 +85,4 @@ int reducescatter(const char* call, ReduceOp op, nvshmem_team_t id, T* dest, con
                  (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nreduce)) { \
     return FUNCTION<TYPE>("nvshmem_" #NAME, ReduceOp::OP, team, dest, source, nreduce);    \
   }
-#define DEFINE_OP(TYPE, NAME, WORD, OP)                      \
-  DEFINE_REDUCTION(TYPE, NAME##_##WORD##_reduce, reduce, OP) \
-  DEFINE_REDUCTION(TYPE, NAME##_##WORD##_reducescatter, reducescatter, OP)
-#define DEFINE_TYPE(TYPE, NAME)                                  \
-  DEFINE_BROADCAST(TYPE, NAME##_broadcast, sizeof(TYPE))         \
-  DEFINE_BLOCKS(TYPE, all_gather, NAME##_fcollect, sizeof(TYPE)) \
-  DEFINE_BLOCKS(TYPE, all_to_all, NAME##_alltoall, sizeof(TYPE)) \
-  DEFINE_OP(TYPE, NAME, sum, sum)                                \
-  DEFINE_OP(TYPE, NAME, prod, prod)                              \
-  DEFINE_OP(TYPE, NAME, min, min)                                \
-  DEFINE_OP(TYPE, NAME, max, max)
-#define DEFINE_BITWISE(TYPE, NAME)    \
-  DEFINE_OP(TYPE, NAME, and, bit_and) \
-  DEFINE_OP(TYPE, NAME, or, bit_or)   \
-  DEFINE_OP(TYPE, NAME, xor, bit_xor)
-SHOAL_NVSHMEM_RMA_TYPES(DEFINE_TYPE)
-SHOAL_SHMEM_BITWISE_REDUCE_TYPES(DEFINE_BITWISE)
-DEFINE_BROADCAST(void, broadcastmem, 1)
-DEFINE_BLOCKS(void, all_gather, fcollectmem, 1)
-DEFINE_BLOCKS(void, all_to_all, alltoallmem, 1)
+#include "nvshmem/collective_functions.hpp"
