@@ -206,12 +206,7 @@ class ChunkRing {
     const std::uint32_t staged = __shfl_sync(~0u, staged_, rank % 32);
     const bool unknown = mine_ && (rank >= 32 || staged <= row / detail::kStagedRows);
     if (__ballot_sync(~0u, unknown) == 0) return;
-    if (unknown) {
-      std::uint32_t* const known = &sources.pieces[rank];
-      if (*static_cast<volatile std::uint32_t*>(known) <= row / detail::kStagedRows)
-        await_piece(params_, epoch, rank, row, known);
-    }
-    __syncwarp();
+    await_staged_rows(params_, epoch, unknown, rank, row, sources.pieces);
     // Other warps may have acquired these flags.
     if (static_cast<std::int32_t>(lane_id()) < params_.group.ranks)
       staged_ = static_cast<volatile std::uint32_t*>(sources.pieces)[lane_id()];
@@ -319,11 +314,9 @@ class ChunkRing {
   __device__ void await_rows(CombineSources& sources, std::uint64_t epoch,
                              const TokenCopy<kRows>& copy) const {
     if constexpr (kRows == AddedRows::of_experts) return;  // staged before the launch
-    if (copy.exists()) {
-      std::uint32_t* const known = &sources.pieces[copy.rank()];
-      if (*static_cast<volatile std::uint32_t*>(known) <= copy.row() / detail::kStagedRows)
-        await_piece(params_, epoch, copy.rank(), copy.row(), known);
-    }
+    const bool mine = copy.exists();
+    await_staged_rows(params_, epoch, mine, mine ? copy.rank() : 0, mine ? copy.row() : 0,
+                      sources.pieces);
     __threadfence_block();  // another warp may have acquired the flag
     __syncwarp();
   }

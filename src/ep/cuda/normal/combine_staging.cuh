@@ -302,29 +302,68 @@ __device__ __noinline__ void stage_copies(const NormalCombine& params, std::uint
 /// Number of pieces in CombineSources::pieces of a rank that stages nothing.
 constexpr std::uint32_t kAllPieces = ~0u;
 
-/// Waits until `row` of `rank` is staged. `known` counts the pieces of that rank, from the first
-/// one, of which the block knows that they are. After a failure it lets all warps pass: the report
-/// ends the operation.
-__device__ __noinline__ void await_piece(const NormalCombine& params, std::uint64_t epoch,
-                                         std::int32_t rank, std::int64_t row,
-                                         std::uint32_t* known) {
+/// How many pieces of `rank` are staged from `first` on without a gap, at most 32. The whole warp
+/// calls.
+__device__ std::uint32_t staged_from(const NormalCombine& params, std::uint64_t epoch,
+                                     std::int32_t rank, std::uint32_t first) {
   const DeviceGroup& group = params.group;
-  const auto needed = static_cast<std::uint32_t>(row / detail::kStagedRows) + 1;
-  for (std::uint32_t piece = *static_cast<volatile std::uint32_t*>(known); piece < needed;
-       ++piece) {
-    const std::uint64_t* const flag = staged_flag(group, group.me, rank, piece);
-    Fault fault;
-    if (poll(group, rank, [&] { return ptx::ld_acquire_sys_global(flag) >= epoch; }, fault))
-      continue;
-    if (fault != Fault::none)
-      report_fault(group, fault, Phase::combine_fetch,
-                   static_cast<std::uint32_t>(detail::Operation::combine), rank, epoch,
-                   ptx::ld_relaxed_sys_global(flag));
-    atomicMax(known, kAllPieces);
-    return;
+  const std::uint32_t piece = first + lane_id();
+  const bool staged =
+      piece < group.layout.staged_pieces &&
+      ptx::ld_acquire_sys_global(staged_flag(group, group.me, rank, piece)) >= epoch;
+  const std::uint32_t missing = ~__ballot_sync(~0u, staged);
+  return missing == 0 ? 32 : static_cast<std::uint32_t>(__ffs(static_cast<int>(missing)) - 1);
+}
+
+/// One thread waits until `piece` of `rank` is staged. After a failure, which it reports, false.
+__device__ bool poll_piece(const NormalCombine& params, std::uint64_t epoch, std::int32_t rank,
+                           std::uint32_t piece) {
+  const DeviceGroup& group = params.group;
+  const std::uint64_t* const flag = staged_flag(group, group.me, rank, piece);
+  Fault fault;
+  if (poll(group, rank, [&] { return ptx::ld_acquire_sys_global(flag) >= epoch; }, fault))
+    return true;
+  if (fault != Fault::none)
+    report_fault(group, fault, Phase::combine_fetch,
+                 static_cast<std::uint32_t>(detail::Operation::combine), rank, epoch,
+                 ptx::ld_relaxed_sys_global(flag));
+  return false;
+}
+
+/// Waits until `piece` of `rank` is staged. The whole warp calls, with the same arguments. `known`
+/// counts the pieces of that rank, from the first one, of which the block knows that they are. A
+/// look takes in 32 flags: one flag at a time, a microsecond each, made blocks that join late wait
+/// longer than the copies take. After a failure all warps pass: its report ends the operation.
+__device__ __noinline__ void await_piece(const NormalCombine& params, std::uint64_t epoch,
+                                         std::int32_t rank, std::uint32_t piece,
+                                         std::uint32_t* known) {
+  for (;;) {
+    const std::uint32_t first = __shfl_sync(~0u, *static_cast<volatile std::uint32_t*>(known), 0);
+    if (first > piece) return;
+    const std::uint32_t staged = staged_from(params, epoch, rank, first);
+    __syncwarp();
+    if (lane_id() == 0) {
+      __threadfence_block();
+      if (staged != 0)
+        atomicMax(known, first + staged);
+      else if (!poll_piece(params, epoch, rank, first))
+        atomicMax(known, kAllPieces);
+    }
+    __syncwarp();
   }
-  __threadfence_block();
-  atomicMax(known, needed);
+}
+
+/// Waits until the row of each lane with `mine` is staged; lanes have rows of different ranks. The
+/// whole warp calls.
+__device__ void await_staged_rows(const NormalCombine& params, std::uint64_t epoch, bool mine,
+                                  std::int32_t rank, std::int64_t row, std::uint32_t* known) {
+  const auto piece = static_cast<std::uint32_t>(row / detail::kStagedRows);
+  std::uint32_t left = __ballot_sync(~0u, mine);
+  for (; left != 0; left &= left - 1) {
+    const int lane = __ffs(static_cast<int>(left)) - 1;
+    const std::int32_t from = __shfl_sync(~0u, rank, lane);
+    await_piece(params, epoch, from, __shfl_sync(~0u, piece, lane), known + from);
+  }
 }
 
 }  // namespace

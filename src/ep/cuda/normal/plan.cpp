@@ -25,8 +25,9 @@ std::int32_t extra_blocks(StagedOutput staging, std::int32_t ranks) {
   return staging == StagedOutput::rows && ranks > 1 ? 32 : 0;
 }
 
-/// Blocks that stage before they fetch. What a rank sends to itself is not staged. Few blocks copy
-/// 30 GB/s each beside fetches that fill the link, so they are more than a third.
+/// Blocks that stage before they fetch. What a rank sends to itself is not staged. A block copies
+/// 45 GB/s beside fetches that fill the link, of few blocks more than a third: copies that end
+/// early leave these blocks for fetches.
 std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks, std::int32_t ranks) {
   if (ranks == 1) return 0;
   switch (staging) {
@@ -43,12 +44,21 @@ std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks, std::int3
 }
 
 /// Bytes that a block may have in flight while others copy. Fetches beyond what the link needs wait
-/// in queues that the copies pass too: with 43 fetching blocks, a combine took 264 us with 8 MB in
-/// flight and 211 with 2 MB; with 22 blocks, 269 us with 4.3 MB, 236 with 3.2 and 315 with 1.
-/// (docs/notebook/2026-11-24-combine-outside-the-heap.md)
+/// in queues that the copies pass too, the more so the more blocks fetch. Two H200, us: 14 blocks
+/// with 2.7 MB 209, with 1.4 MB 234; 32 blocks with 3.1 MB 216, with 1.6 MB 204
+/// (docs/notebook/2026-11-25-combine-waits.md).
 std::uint32_t in_flight_beside_copies(std::int32_t fetching_blocks) {
-  constexpr std::uint32_t kOfTheLink = 3200 << 10, kLeast = 48 << 10;
-  return std::max(kLeast, kOfTheLink / static_cast<std::uint32_t>(std::max(1, fetching_blocks)));
+  constexpr std::uint32_t kOfFew = 3200 << 10, kOfMany = 2100 << 10, kLeast = 48 << 10;
+  constexpr std::int32_t kMany = 24;
+  return std::max(kLeast, (fetching_blocks < kMany ? kOfFew : kOfMany) /
+                              static_cast<std::uint32_t>(std::max(1, fetching_blocks)));
+}
+
+/// Warps of a block that sums expert output. Where many blocks do, fewer warps with longer chunks:
+/// 96 blocks take 218 us with 8 and 228 with 12 on two H200; 24 blocks have not been compared.
+std::int32_t warps_for_sums(std::int32_t blocks) {
+  constexpr std::int32_t kMany = 80;
+  return blocks < kMany ? 12 : 8;
 }
 
 /// The fewest blocks of a dispatch that saturate the link. Eight SMs send as many bytes as the link
@@ -144,8 +154,9 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   const bool sums = staging == StagedOutput::sums;
   plan.stages =
       std::clamp(chosen(tuning.stages, sums ? 2 : 3), 2, static_cast<std::int32_t>(kMaxStages));
-  plan.warps = std::min(chosen<std::int32_t>(tuning.warps, sums ? 12 : kMaxWarps),
-                        static_cast<std::int32_t>(kMaxWarps));
+  plan.warps =
+      std::min(chosen<std::int32_t>(tuning.warps, sums ? warps_for_sums(plan.blocks) : kMaxWarps),
+               static_cast<std::int32_t>(kMaxWarps));
   // Chunks are multiples of what a warp adds at a time. Longer chunks need fewer instructions a
   // byte, so they are as long as memory allows, but no longer than a segment.
   constexpr std::uint32_t kStep = kCombineStep, kLargestChunk = 8 << 10;
