@@ -291,6 +291,9 @@ def test_transfers_between_unequal_dtypes_are_refused(call, settings):
         for dtype, elements in (("int32", 4), ("int64", 2), ("float64", 2), ("uint8", 16)):
             with pytest.raises(shoal.InvalidArgumentError, match=f"{dtype}.*float32.*equal"):
                 CALLS[call](world, array.on(0), np.zeros(elements, dtype), flag)
+        argument = f"{call.removesuffix('_nbi')}: {'target' if 'get' in call else 'source'}"
+        with pytest.raises(shoal.InvalidArgumentError, match=f"{argument} is a list; allowed"):
+            CALLS[call](world, array.on(0), [1, 2, 3, 4], flag)
         CALLS[call](world, array.on(0), np.zeros(4, np.float32), flag)
         world.quiet()
         return True

@@ -248,6 +248,11 @@ def test_bad_arguments_say_what_is_allowed(call, message, settings):
     assert shoal.run_threads(1, body, settings) == [4.0]
 
 
+def test_what_is_no_communicator_is_named():
+    with pytest.raises(shoal.InvalidArgumentError, match="from_mpi4py: comm='world' has the wrong"):
+        shoal.World.from_mpi4py("world")
+
+
 def test_a_freed_array_and_a_closed_world_say_so(settings):
     def body(world):
         array = world.zeros((4,), "float32")
