@@ -195,7 +195,7 @@ def check_repr(_):
     buffer = make_buffer()
     rank = f"(rank {dist.get_rank()} of {dist.get_world_size()}, {buffer.runtime.device}, "
     start = f"deep_ep.Buffer{rank}num_nvl_bytes={buffer.num_nvl_bytes}, num_rdma_bytes="
-    assert repr(buffer).startswith(start) and "low_latency_mode=True)" in repr(buffer)
+    assert repr(buffer).startswith(start) and "low_latency_mode=False)" in repr(buffer)
     buffer.destroy()
     assert repr(buffer) == "deep_ep.Buffer(closed)"
     elastic = deep_ep.ElasticBuffer(dist.group.WORLD, 2 << 20, explicitly_destroy=True)
