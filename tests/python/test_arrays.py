@@ -348,6 +348,12 @@ def test_calls_that_would_lose_a_gradient_are_refused(settings):
                 call()
         with pytest.raises(shoal.InvalidArgumentError, match="low_latency_dispatch: x requires"):
             group.low_latency_dispatch(narrow.clone().requires_grad_(), idx)
+        with pytest.raises(
+            shoal.InvalidArgumentError, match="low_latency_dispatch: weights requires"
+        ):
+            group.low_latency_dispatch(narrow, idx, weights=learned)
+        with pytest.raises(shoal.InvalidArgumentError, match="gate: logits requires .*detach"):
+            shoal.ep.gate(torch.rand(2, 8, requires_grad=True), top_k=2)
         with torch.no_grad():  # no gradient is lost
             return group.dispatch(x, routing, weights=learned, copy_out=True).rows
 
