@@ -191,6 +191,14 @@ def test_settings_are_a_mapping(settings):
             "low_latency_dispatch: defer_receive=0 has the wrong type, int; allowed: True or False",
         ),
         (
+            lambda g, x, r: shoal.ep.Group(3, hidden=7),
+            "ep.Group: team=3 has the wrong type, int; allowed: a shoal.Team, such as world.team",
+        ),
+        (
+            lambda g, x, r: shoal.ep.Group(None, hidden=7),
+            "ep.Group: team=None has the wrong type, NoneType",
+        ),
+        (
             lambda g, x, r: shoal.ep.Group(g.team, hidden="7"),
             "ep.Group: hidden='7' has the wrong type, str",
         ),
