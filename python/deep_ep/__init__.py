@@ -5,6 +5,7 @@
 docs/guide/from-deepep.md lists what is compatible and what differs. Importing has no side effects.
 """
 
+from . import _C
 from .buffers import Buffer, ElasticBuffer, EPHandle, HybridEPBuffer
 from .config import Config, topk_idx_t
 from .utils.envs import get_logical_domain_size, get_physical_domain_size

@@ -2,12 +2,15 @@
 """Exceptions that unwind through the owner of a world reach the messages of the other PEs.
 
 An object cannot see that an exception destroys it. It is closed or destroyed while the exception is
-handled, or when the interpreter or a process of multiprocessing ends because of it.
+handled, when its handler ends and drops the exception, which holds the frames that it left, or when
+the interpreter or a process of multiprocessing ends because of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import opcode
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -41,6 +44,42 @@ def unwinding_exception(before: int = id(None)) -> BaseException | None:
         cause = error.__context__
         return error if cause is None or id(cause) == before else cause
     return None if isinstance(error, GeneratorExit) else error
+
+
+def releasing_exception(before: int) -> BaseException | None:
+    """The exception because of which an owner is released, for the function of at_end.
+
+    Where its handler has ended, a RuntimeError that says where it was handled stands for it.
+    """
+    error = unwinding_exception(before)
+    if error is not None:
+        return error
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_CALLERS):
+        frame = frame.f_back
+    if frame is None or not _ends_handler(frame.f_code.co_code, frame.f_lasti):
+        return None
+    name = os.path.basename(frame.f_code.co_filename)
+    return RuntimeError(
+        f"an exception that {frame.f_code.co_name} handled ({name}:{frame.f_lineno}) left the code "
+        "that had opened the world"
+    )
+
+
+_CALLERS = ("weakref", "shoal.", "deep_ep.", "multiprocessing.")
+_POP_EXCEPT, _LOAD_CONST = opcode.opmap["POP_EXCEPT"], opcode.opmap["LOAD_CONST"]
+_STORES = {code for name, code in opcode.opmap.items() if name.startswith("STORE_")}
+
+
+def _ends_handler(code: bytes, at: int) -> bool:
+    """Whether the instruction at this offset drops the exception of an `except` block.
+
+    It is POP_EXCEPT, or for `except ... as name` the None that is stored in the name after it.
+    """
+    if at < 0 or code[at] == _POP_EXCEPT:
+        return at >= 0
+    before = [one for one in code[max(0, at - 10) : at : 2] if one != opcode.EXTENDED_ARG]
+    return code[at] in _STORES and before[-2:] == [_POP_EXCEPT, _LOAD_CONST]
 
 
 def at_end(owner: Any, function: Callable[..., None], *arguments: Any) -> None:
@@ -79,6 +118,6 @@ def unwinding_through(owner: Any) -> BaseException | None:
 
 
 def _leave(world: Any, before: int) -> None:
-    error = unwinding_exception(before)
+    error = releasing_exception(before)
     if error is not None:
         fail_world(world, error)

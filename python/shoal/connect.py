@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._core import UniqueId, World
-from .errors import Error, by_code
+from .errors import Error, InvalidArgumentError, by_code
 
 
 def from_torch(group: Any = None, settings: dict[str, Any] | None = None) -> World:
@@ -34,6 +34,11 @@ def from_torch(group: Any = None, settings: dict[str, Any] | None = None) -> Wor
 
 def from_mpi4py(comm: Any, settings: dict[str, Any] | None = None) -> World:
     """See World.from_mpi4py."""
+    if not all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "bcast")):
+        raise InvalidArgumentError(
+            f"shoal: World.from_mpi4py: comm={comm!r} has the wrong type, {type(comm).__name__}; "
+            "allowed: an mpi4py communicator such as MPI.COMM_WORLD"
+        )
     return _open(comm.Get_rank(), comm.Get_size(), lambda text: comm.bcast(text, root=0), settings)
 
 

@@ -191,6 +191,14 @@ def test_settings_are_a_mapping(settings):
             "low_latency_dispatch: defer_receive=0 has the wrong type, int; allowed: True or False",
         ),
         (
+            lambda g, x, r: shoal.ep.Group(3, hidden=7),
+            "ep.Group: team=3 has the wrong type, int; allowed: a shoal.Team, such as world.team",
+        ),
+        (
+            lambda g, x, r: shoal.ep.Group(None, hidden=7),
+            "ep.Group: team=None has the wrong type, NoneType",
+        ),
+        (
             lambda g, x, r: shoal.ep.Group(g.team, hidden="7"),
             "ep.Group: hidden='7' has the wrong type, str",
         ),
@@ -313,3 +321,33 @@ def test_repr_says_what_an_object_is(settings):
     assert group == "shoal.ep.Group(closed)"
     assert array == "shoal.SymmetricArray(int32 [2, 3], freed)"
     assert repr(world) == "shoal.World(closed)"
+
+
+def test_repr_says_how_far_an_operation_is(settings):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+
+    def body(world):
+        group = small_group(world, hidden=128, low_latency_max_tokens=4)
+        event = shoal.ep.HostEvent()
+        assert repr(event) == "shoal.ep.HostEvent(not set)"
+        idx, weights = np.zeros((2, 1), np.int64), np.ones((2, 1), np.float32)
+        routing = group.route(idx)
+        future = group.dispatch_async(np.ones((2, 128), np.float32), routing, after=event)
+        assert repr(future) == "shoal.ep.Future(running)"
+        event.set()
+        assert repr(event) == "shoal.ep.HostEvent(set)"
+        received = future.result()
+        assert repr(future) == "shoal.ep.Future(taken)" and received.rows == 2
+        x = np.ones((2, 128), ml_dtypes.bfloat16)
+        sent = group.low_latency_dispatch(x, idx, quantize="none")
+        assert repr(sent) == "shoal.ep.PendingDispatch(sent)"
+        rows = sent.receive()
+        assert repr(sent) == "shoal.ep.PendingDispatch(received)"
+        assert repr(rows.handle) == "shoal.ep.LowLatencyHandle()"
+        sums = group.low_latency_combine(rows.x, idx, weights, rows.handle)
+        assert repr(sums) == "shoal.ep.PendingCombine(sent)"
+        sums.receive()
+        assert repr(sums) == "shoal.ep.PendingCombine(received)"
+        return True
+
+    assert shoal.run_threads(1, body, settings) == [True]

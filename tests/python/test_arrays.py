@@ -291,6 +291,9 @@ def test_transfers_between_unequal_dtypes_are_refused(call, settings):
         for dtype, elements in (("int32", 4), ("int64", 2), ("float64", 2), ("uint8", 16)):
             with pytest.raises(shoal.InvalidArgumentError, match=f"{dtype}.*float32.*equal"):
                 CALLS[call](world, array.on(0), np.zeros(elements, dtype), flag)
+        argument = f"{call.removesuffix('_nbi')}: {'target' if 'get' in call else 'source'}"
+        with pytest.raises(shoal.InvalidArgumentError, match=f"{argument} is a list; allowed"):
+            CALLS[call](world, array.on(0), [1, 2, 3, 4], flag)
         CALLS[call](world, array.on(0), np.zeros(4, np.float32), flag)
         world.quiet()
         return True
@@ -345,6 +348,12 @@ def test_calls_that_would_lose_a_gradient_are_refused(settings):
                 call()
         with pytest.raises(shoal.InvalidArgumentError, match="low_latency_dispatch: x requires"):
             group.low_latency_dispatch(narrow.clone().requires_grad_(), idx)
+        with pytest.raises(
+            shoal.InvalidArgumentError, match="low_latency_dispatch: weights requires"
+        ):
+            group.low_latency_dispatch(narrow, idx, weights=learned)
+        with pytest.raises(shoal.InvalidArgumentError, match="gate: logits requires .*detach"):
+            shoal.ep.gate(torch.rand(2, 8, requires_grad=True), top_k=2)
         with torch.no_grad():  # no gradient is lost
             return group.dispatch(x, routing, weights=learned, copy_out=True).rows
 

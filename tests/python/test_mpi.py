@@ -74,7 +74,7 @@ def lines_of(program):
         program,
     ]
     environment = {**os.environ, "OMPI_MCA_btl": "self,vader"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 

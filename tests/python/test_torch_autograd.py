@@ -241,6 +241,31 @@ def check_changed_indices_are_reported_by_backward(group):
 
 
 @on_groups()
+def check_weights_along_a_dispatch_without_gradients(group):
+    """Sums of weights along layouts of dispatches without gradients: the first call of a
+    group, later ones, and calls under inference_mode. Slots of other ranks add nothing, NaN
+    included.
+    """
+    x, idx, weights = tokens_of(group)
+    number = shoal.torch.register(group)
+    expected = torch.where(idx < 0, 0, weights.detach())
+    for context in (torch.no_grad, torch.no_grad, torch.inference_mode):
+        with context():
+            received = shoal.torch.dispatch(group, x, idx, weights)
+            rows = received.topk_weights.masked_fill(received.topk_idx < 0, float("nan"))
+            y, handle = received.x.clone(), received.handle
+            sums = torch.ops.shoal.combine(y, rows, handle, number, received.tokens)
+            assert torch.equal(sums[1], expected)
+            again = eager.combine(y, rows, handle, group)
+            assert torch.equal(again[0], sums[0]) and torch.equal(again[1], expected)
+    with torch.no_grad():
+        received = shoal.torch.dispatch(group, x, idx, weights)
+        received.topk_idx.fill_(0)
+        with pytest.raises(RuntimeError, match="or a combine with weights, needs it as it was"):
+            eager.combine(received.x, received.topk_weights, received.handle, group)
+
+
+@on_groups()
 def check_gradient_of_the_gradient(group):
     x, idx, weights = tokens_of(group)
     matrices = local_matrices(group)

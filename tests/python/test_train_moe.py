@@ -21,7 +21,7 @@ def run(*arguments):
         [sys.executable, EXAMPLE, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         env=environment,
     )
 

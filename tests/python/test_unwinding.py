@@ -88,17 +88,15 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("case", FAILING)
-def test_the_other_pe_learns_of_the_exception(case, tmp_path):
-    if case == "mp.spawn" and importlib.util.find_spec("torch") is None:
-        pytest.skip("no torch")
+def run_pair(failing, folder):
+    """What PE 0 prints, at most 30 s after PE 1 has started to run ``failing``."""
     unique_id = shoal.UniqueId.create()  # serves the PEs while it lives
-    name = str(unique_id)
-    (tmp_path / "failing.py").write_text(OPEN + textwrap.dedent(FAILING[case]))
-    (tmp_path / "waiting.py").write_text(WAITING)
+    (folder / "failing.py").write_text(OPEN + textwrap.dedent(failing))
+    (folder / "waiting.py").write_text(WAITING)
     waiting, failing = (
         subprocess.Popen(
-            [sys.executable, tmp_path / f"{what}.py", name],
+            [sys.executable, folder / f"{what}.py", str(unique_id)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -107,12 +105,56 @@ def test_the_other_pe_learns_of_the_exception(case, tmp_path):
     )
     start = time.monotonic()
     output = waiting.communicate(timeout=90)[0]
-    assert "PeerFailedError" in output and "Failed: the 7th layer" in output, (
-        output,
-        failing.communicate(timeout=60)[0],
-    )
-    assert time.monotonic() - start < 30
-    failing.communicate(timeout=60)
+    took = time.monotonic() - start
+    other = failing.communicate(timeout=60)[0]  # closes its stdin, for which it may wait
+    assert took < 30, (output, other)
+    return output
+
+
+# The handler of the exception ends, and the program goes on. Only its place is known by then.
+HANDLED = {
+    "except": """
+        try:
+            work()
+        except Failed:
+            pass
+        sys.stdin.read()
+    """,
+    "except as": """
+        def main():
+            for _ in range(2):
+                try:
+                    work()
+                except Failed as error:
+                    print(error)
+                    break
+        main()
+        sys.stdin.read()
+    """,
+    "thread": """
+        import threading
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        sys.stdin.read()
+    """,
+}
+
+
+@pytest.mark.parametrize("case", HANDLED)
+def test_the_other_pe_learns_where_an_exception_was_handled(case, tmp_path):
+    output = run_pair(HANDLED[case], tmp_path)
+    place = "_bootstrap_inner handled (threading.py:" if case == "thread" else "(failing.py:"
+    assert "PeerFailedError" in output and "PE 1: RuntimeError: an exception that" in output
+    assert place in output and "left the code that had opened the world" in output
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_the_other_pe_learns_of_the_exception(case, tmp_path):
+    if case == "mp.spawn" and importlib.util.find_spec("torch") is None:
+        pytest.skip("no torch")
+    output = run_pair(FAILING[case], tmp_path)
+    assert "PeerFailedError" in output and "Failed: the 7th layer" in output, output
 
 
 BUFFER = """
@@ -123,6 +165,14 @@ import deep_ep
 
 def work(rank, store, case):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    try:
+        step(rank, case)
+    except ValueError:
+        if case != "except":
+            raise
+    dist.barrier()  # nothing ends the process
+
+def step(rank, case):
     buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 20, explicitly_destroy=case == "finally")
     if rank == 1:
         if case == "finally":
@@ -148,7 +198,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("case", ["raise", "finally"])
+@pytest.mark.parametrize("case", ["raise", "finally", "except"])
 def test_the_other_rank_of_a_buffer_learns_of_the_exception(case, tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "ranks.py").write_text(BUFFER)
@@ -158,7 +208,10 @@ def test_the_other_rank_of_a_buffer_learns_of_the_exception(case, tmp_path):
         text=True,
         timeout=80,
     )
-    assert "PE 1: ValueError: the 7th layer" in done.stdout, done.stdout + done.stderr
+    expected = "PE 1: ValueError: the 7th layer"
+    if case == "except":
+        expected = "PE 1: RuntimeError: an exception that work handled (ranks.py:"
+    assert expected in done.stdout, done.stdout + done.stderr
 
 
 def test_a_world_that_is_released_without_an_exception_reports_none():

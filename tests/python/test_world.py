@@ -248,6 +248,25 @@ def test_bad_arguments_say_what_is_allowed(call, message, settings):
     assert shoal.run_threads(1, body, settings) == [4.0]
 
 
+def test_a_world_that_is_closed_during_a_call_of_others_is_named(settings):
+    def body(world):
+        if world.my_pe == 0:
+            world.close()
+        else:
+            with pytest.raises(shoal.MismatchError) as caught:
+                world.team.exchange(b"size")
+            assert "PE 0 made a call without data (sync, or closing the world)" in str(caught.value)
+            raise caught.value
+
+    with pytest.raises(shoal.MismatchError):
+        shoal.run_threads(2, body, settings)
+
+
+def test_what_is_no_communicator_is_named():
+    with pytest.raises(shoal.InvalidArgumentError, match="from_mpi4py: comm='world' has the wrong"):
+        shoal.World.from_mpi4py("world")
+
+
 def test_a_freed_array_and_a_closed_world_say_so(settings):
     def body(world):
         array = world.zeros((4,), "float32")

@@ -48,9 +48,11 @@ def run_checks(n_ranks, module, device="cpu"):
     """Runs all checks of the module on each of `n_ranks` processes, in their order in the file.
     device: torch's default there; "cuda" distributes the ranks over the GPUs."""
     context = multiprocessing.get_context("forkserver")
+    # Imported once, not by every rank. The first operator would load _dynamo, while other ranks
+    # wait in a call.
     context.set_forkserver_preload(
-        ["torch", "torch.distributed"]
-    )  # imported once, not by every rank
+        ["torch", "torch.distributed"] + ["torch._dynamo"] * (device == "cpu")
+    )
     results, ranks = [], []
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(n_ranks):
@@ -87,7 +89,7 @@ def _rank(rank, n_ranks, module, device, store, pipe, environment):
     os.environ.clear()  # children of a forkserver inherit it from its start
     os.environ.update(environment)
     import torch
-    import torch._dynamo  # the first operator would load it, while other ranks wait in a call
+    import torch._dynamo
     import torch.distributed as dist
 
     import shoal

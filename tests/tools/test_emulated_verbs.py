@@ -117,9 +117,10 @@ def test_pingpong(environment, worker, index):
 def test_perftest(environment, worker, index):
     command = (*PERFTEST[index], "-F", "-d", "mlx5_0")
     _, client = run_pair(command, environment, port_of(worker, 20 + index))
-    result = re.search(r"^\s*\d+\s+\d+\s+([\d.]+)\s+([\d.]+)", client, re.MULTILINE)
+    result = re.search(r"^\s*\d+\s+\d+((?:\s+[\d.]+){2,})", client, re.MULTILINE)
     assert result, client
-    assert float(result[2]) > 0, client
+    # On a loaded machine 8 bytes at a time are 0.00 MB/s; the last column is the rate of messages.
+    assert any(float(value) > 0 for value in result[1].split()), client
 
 
 @pytest.fixture

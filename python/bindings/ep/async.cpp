@@ -171,11 +171,22 @@ void bind_async(nb::module_& module, nb::class_<Group>& group) {
       module, "HostEvent",
       "A condition for after= of dispatch_async and combine_async; set once, by any thread."_doc)
       .def(nb::init<>(), "Not set."_doc)
+      .def("__repr__",
+           [](const HostEvent& self) {
+             return fmt::format("shoal.ep.HostEvent({})", self.is_set.load() ? "set" : "not set");
+           })
       .def("set", &HostEvent::set, "Lets waiting operations start; later calls have no effect."_doc)
       .def_prop_ro(
           "is_set", [](const HostEvent& self) { return self.is_set.load(); },
           "Whether it is set."_doc);
   nb::class_<Future>(module, "Future", "A running asynchronous operation."_doc)
+      .def("__repr__",
+           [](const Future& self) {
+             const bool taken = !self.operation.take;
+             return fmt::format("shoal.ep.Future({})", taken         ? "taken"
+                                                       : self.done() ? "done"
+                                                                     : "running");
+           })
       .def("done", &Future::done, "Whether result() returns without waiting."_doc)
       .def("result", &Future::result, nb::sig("def result(self) -> Dispatched | Combined"),
            "Waits for the result and returns it, once; raises the error of the operation."_doc);

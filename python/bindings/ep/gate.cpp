@@ -45,6 +45,7 @@ std::size_t low_latency_size_hint(std::int64_t max_tokens, std::int64_t hidden, 
 nb::tuple gate(nb::handle logits, nb::handle bias, std::int32_t top_k, std::int32_t groups,
                std::int32_t groups_kept, const std::string& score, bool normalize,
                float routed_scaling) {
+  refuse_gradient("gate", "logits", logits, nullptr);
   const Input scores = input(logits, "logits"), shift = optional_input(bias, "bias");
   require(score == "sigmoid" || score == "softmax", Code::invalid_argument,
           "score \"{}\"; allowed: \"sigmoid\", \"softmax\"", score);

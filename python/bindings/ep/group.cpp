@@ -6,6 +6,7 @@
 
 #include <mutex>
 
+#include "../arguments.hpp"
 #include "../docs.hpp"
 #include "../world/world.hpp"
 #include "normal_calls.hpp"
@@ -54,11 +55,14 @@ void release_kept_groups() {
 
 namespace {
 
-void construct(Group* self, const Team& team, const nb::kwargs& given) {
+void construct(Group* self, nb::handle given_team, const nb::kwargs& given) {
+  const Team* team = nullptr;
+  if (!nb::try_cast(given_team, team) || team == nullptr)
+    wrong_type("ep.Group", "team", given_team, "a shoal.Team, such as world.team");
   const ep::GroupOptions options = group_options_from("ep.Group", given);
   release_kept_groups();
   nb::gil_scoped_release released;
-  new (self) Group(team, options);
+  new (self) Group(*team, options);
 }
 
 nb::dict statistics(const Group& self) {
@@ -98,7 +102,7 @@ nb::list masked_ranks(const Group& self) {
 void bind_lifetime(nb::class_<Group>& group) {
   group
       .def(
-          "__init__", &construct, nb::arg("team"), nb::arg("options"),
+          "__init__", &construct, nb::arg("team").none(), nb::arg("options"),
           nb::sig(
               "def __init__(self, team: shoal._core.Team, *, hidden: int, top_k: int, "
               "experts: int, max_tokens: int = 0, dtype: typing.Any = 'bfloat16', max_scales: int = "

@@ -45,7 +45,9 @@ struct Phase {
 struct PendingDispatch : Phase<ep::PendingDispatch> {
   ep::LowLatencyHandle handle;  ///< set by receive
 };
-using PendingCombine = Phase<ep::PendingCombine>;
+struct PendingCombine : Phase<ep::PendingCombine> {
+  bool received = false;
+};
 
 ep::Reduction reduction_from(nb::handle given) {
   const auto name = argument<std::string>("low_latency_combine", "reduction", given);
@@ -69,9 +71,10 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
       options.expert_counts = phase.arrays.write(value, "expert_counts");
     else if (name == "wait_ns")
       options.wait_ns = phase.arrays.write(value, "wait_ns");
-    else if (name == "weights")
+    else if (name == "weights") {
+      refuse_gradient(kCall, "weights", value, nullptr);
       options.weights = phase.arrays.read(value, "weights");
-    else if (name == "defer_receive")
+    } else if (name == "defer_receive")
       options.defer_receive = argument<bool>(kCall, name, value);
     else
       read_launch(kCall, name, value, options.launch);
@@ -91,7 +94,7 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
                             nb::handle topk_weights, const ep::LowLatencyHandle& handle,
                             const nb::kwargs& given) {
   constexpr const char* kCall = "low_latency_combine";
-  PendingCombine phase{{}, nb::borrow(self), {}, nb::none(), nullptr};
+  PendingCombine phase{{{}, nb::borrow(self), {}, nb::none(), nullptr}, false};
   ep::LowLatencyCombineOptions options;
   for (const auto& [key, value] : given) {
     const std::string_view name = text_of(key);
@@ -142,6 +145,7 @@ nb::object receive_combine(PendingCombine& phase) {
     nb::gil_scoped_release released;
     result = phase.pending.receive();
   }
+  phase.received = true;
   if (!phase.out.is_none()) return phase.out;
   return nb::inst_ptr<Group>(phase.group)->output(std::move(result), phase.stream);
 }
@@ -194,6 +198,11 @@ void bind_received(nb::module_& module) {
 void bind_pending(nb::module_& module) {
   nb::class_<PendingDispatch>(module, "PendingDispatch",
                               "A low-latency dispatch that was sent."_doc)
+      .def("__repr__",
+           [](const PendingDispatch& self) {
+             return fmt::format("shoal.ep.PendingDispatch({})",
+                                self.handle.valid() ? "received" : "sent");
+           })
       .def(
           "ready", [](const PendingDispatch& self) { return self.pending.ready(); },
           nb::call_guard<nb::gil_scoped_release>(), "Whether receive returns without waiting."_doc)
@@ -206,6 +215,10 @@ void bind_pending(nb::module_& module) {
           "For the combine; None before receive."_doc)
       .def("receive", &receive_dispatch, "Waits for the rows of all ranks; once."_doc);
   nb::class_<PendingCombine>(module, "PendingCombine", "A low-latency combine that was sent."_doc)
+      .def("__repr__",
+           [](const PendingCombine& self) {
+             return fmt::format("shoal.ep.PendingCombine({})", self.received ? "received" : "sent");
+           })
       .def(
           "ready", [](const PendingCombine& self) { return self.pending.ready(); },
           nb::call_guard<nb::gil_scoped_release>(), "Whether receive returns without waiting."_doc)
@@ -255,8 +268,9 @@ void bind_calls(nb::class_<Group>& group) {
 }  // namespace
 
 void bind_low_latency(nb::module_& module, nb::class_<Group>& group) {
-  const nb::class_<ep::LowLatencyHandle> handle(
-      module, "LowLatencyHandle", "The layout of a low-latency dispatch, for its combine."_doc);
+  nb::class_<ep::LowLatencyHandle>(module, "LowLatencyHandle",
+                                   "The layout of a low-latency dispatch, for its combine."_doc)
+      .def("__repr__", [](const ep::LowLatencyHandle&) { return "shoal.ep.LowLatencyHandle()"; });
   bind_received(module);
   bind_pending(module);
   bind_calls(group);

@@ -80,11 +80,8 @@ class TorchCalls {
     if (!sent) return nb::none();
     TorchLayout layout{nb::borrow(group), std::move(sent->layout.handle), rows, copies};
     const nb::object tokens = nb::int_(layout.handle.tokens());
-    if (gradient) {
-      static PyObject* const kVersion = interned("_version");
-      layout.topk_idx = sent->topk_idx;
-      layout.topk_idx_version = nb::cast<std::int64_t>(attribute_of(sent->topk_idx, kVersion));
-    }
+    layout.topk_idx = sent->topk_idx;
+    layout.topk_idx_version = version_of(sent->topk_idx);
     const nb::object handle =
         torch_handle(reinterpret_cast<PyObject*>(calls->tensors().type()), std::move(layout));
     nb::object sent_x = std::move(sent->x), sent_weights = std::move(sent->topk_weights);
@@ -137,6 +134,14 @@ class TorchCalls {
   }
 
   bool is_recording() const { return result_of(PyObject_CallNoArgs(records_.ptr())).is(Py_True); }
+
+  /// tensor._version; -1 for tensors of torch.inference_mode, which have none.
+  static std::int64_t version_of(nb::handle tensor) {
+    static PyObject* const kIsInference = interned("is_inference");
+    static PyObject* const kVersion = interned("_version");
+    const nb::object inference = result_of(PyObject_CallMethodNoArgs(tensor.ptr(), kIsInference));
+    return inference.is(Py_True) ? -1 : nb::cast<std::int64_t>(attribute_of(tensor, kVersion));
+  }
 
   static bool requires_grad(nb::handle tensor) {
     static PyObject* const kName = interned("requires_grad");

@@ -80,9 +80,9 @@ void bind_torch_layouts(nb::module_& module) {
               "bool [rows, top_k]: top-k slots without a local expert; None: see topk_idx."_doc)
       .def_ro("topk_idx", &TorchLayout::topk_idx,
               nb::for_getter(nb::sig("def topk_idx(self) -> typing.Any | None")),
-              "What the dispatch returned, for gradients; or None."_doc)
+              "What the dispatch returned, for sums of weights; or None."_doc)
       .def_ro("topk_idx_version", &TorchLayout::topk_idx_version,
-              "topk_idx._version after the dispatch."_doc);
+              "topk_idx._version after the dispatch; -1: unknown."_doc);
   module.def("torch_handle", &torch_handle, nb::arg("tensor_type"), nb::arg("layout"),
              nb::sig("def torch_handle(tensor_type: type, layout: TorchLayout) -> typing.Any"),
              "An int64 scalar tensor on the host, the number of a layout that lives as long as its "

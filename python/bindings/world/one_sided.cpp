@@ -82,8 +82,8 @@ RemoteSpan<std::uint64_t> flag_of(const RemoteArray& remote, const char* what) {
 
 void put(const World& world, const RemoteArray& target, nb::handle source, nb::handle dtype,
          bool blocking) {
-  const Input local =
-      local_buffer(world, input(source, "put", optional_dtype("put", dtype)), target, "put");
+  const Input local = local_buffer(
+      world, input(source, "put: source", optional_dtype("put", dtype)), target, "put");
   nb::gil_scoped_release released;
   if (blocking)
     world.put_bytes(address(target), local.view.data, local.view.bytes());
@@ -94,7 +94,7 @@ void put(const World& world, const RemoteArray& target, nb::handle source, nb::h
 void get(const World& world, nb::handle target, const RemoteArray& source, nb::handle dtype,
          bool blocking) {
   const Input local = local_buffer(
-      world, writable_input(target, "get", optional_dtype("get", dtype)), source, "get");
+      world, writable_input(target, "get: target", optional_dtype("get", dtype)), source, "get");
   nb::gil_scoped_release released;
   if (blocking)
     world.get_bytes(local.view.data, address(source), local.view.bytes());
@@ -106,8 +106,8 @@ void put_signal(const World& world, const RemoteArray& target, nb::handle source
                 const RemoteArray& flag, std::int64_t value, const std::string& op,
                 nb::handle dtype) {
   const Input local =
-      local_buffer(world, input(source, "put_signal", optional_dtype("put_signal", dtype)), target,
-                   "put_signal");
+      local_buffer(world, input(source, "put_signal: source", optional_dtype("put_signal", dtype)),
+                   target, "put_signal");
   const SignalOp kind = choose(kSignals, op, "op");
   const auto remote_flag = flag_of(flag, "put_signal");
   nb::gil_scoped_release released;

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a buffer ends, the same for both interfaces."""
+"""How a buffer ends and what its repr says, the same for all interfaces."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from .checks import expect
 from .runtime import Runtime
@@ -39,3 +39,12 @@ def warn_unless_destroyed(buffer: Destroyable) -> None:
             "and released without destroy()",
             flush=True,
         )
+
+
+def description(buffer: Any, *names: str) -> str:
+    """For ``__repr__``: the rank and these attributes, or that the buffer is closed."""
+    kind, runtime = f"deep_ep.{type(buffer).__name__}", getattr(buffer, "runtime", None)
+    if runtime is None or not runtime.is_available():
+        return f"{kind}(closed)"
+    shown = ", ".join(f"{name}={getattr(buffer, name, None)}" for name in names)
+    return f"{kind}(rank {runtime.rank} of {runtime.num_ranks}, {runtime.device}, {shown})"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import shoal
-from shoal._unwinding import at_end, fail_world, handled_exception, unwinding_exception
+from shoal._unwinding import at_end, fail_world, handled_exception, releasing_exception
 
 from ..utils.event import EventHandle, EventOverlap
 from ..utils.streams import current_stream, switch_stream
@@ -188,7 +188,7 @@ def _end(world: shoal.World, before: int) -> None:
     Never raises. Where an exception releases the buffer or ends the program, it fails the world in
     place of closing it, so that the other ranks do not wait for this one.
     """
-    failure = unwinding_exception(before)
+    failure = releasing_exception(before)
     if failure is not None:
         fail_world(world, failure)
     with contextlib.suppress(Exception):

@@ -83,7 +83,6 @@ def _send(
     group: Any,
     worst_case_rows: int,
     copy_out: bool,
-    with_gradient: bool,
 ) -> Sent:
     calls, stream = _calls_of(group, x.device), _stream(x)
     routing = calls.route(_plain(topk_idx), stream)
@@ -93,9 +92,9 @@ def _send(
         _plain(x), routing, weights, None, 1, worst_case_rows, False, not copy_out, clear, stream, 0
     )
     idx = received.topk_idx
-    for_gradient = (idx, idx._version) if with_gradient else (None, 0)
+    version = -1 if idx.is_inference() else idx._version
     handle = ops.handle_of(
-        TorchLayout(group, received.handle, worst_case_rows, copy_out, None, *for_gradient)
+        TorchLayout(group, received.handle, worst_case_rows, copy_out, None, idx, version)
     )
     return received.x, idx, received.topk_weights, received.source_token, handle
 
@@ -213,9 +212,8 @@ def dispatch(
     copy_out: bool,
 ) -> Sent:
     """As torch.ops.shoal.dispatch, for a group in place of its number."""
-    needs = _needs_gradient(x, topk_weights)
-    sent = _send(x, topk_idx, topk_weights, group, worst_case_rows, copy_out, needs)
-    if not needs:
+    sent = _send(x, topk_idx, topk_weights, group, worst_case_rows, copy_out)
+    if not _needs_gradient(x, topk_weights):
         return sent
     _, idx, _, source, handle = sent
     received_x, received_weights = _apply_dispatch(x, topk_weights, (handle, sent[0], sent[2]))

@@ -59,12 +59,15 @@ def layout_of(handle: Tensor) -> TorchLayout:
 
 
 def unchanged_topk_idx(layout: TorchLayout) -> Tensor:
-    """The topk_idx that a dispatch returned, which a gradient needs."""
+    """The topk_idx that a dispatch returned, which its gradient and sums of weights need.
+
+    A change under torch.inference_mode, where tensors have no versions, is not seen.
+    """
     topk_idx: Tensor = layout.topk_idx
-    if topk_idx._version != layout.topk_idx_version:
+    if layout.topk_idx_version >= 0 and topk_idx._version != layout.topk_idx_version:
         raise RuntimeError(
             "shoal.torch: the topk_idx that a dispatch returned was modified in place; "
-            "the gradient of the dispatch needs it as it was"
+            "the gradient of the dispatch, or a combine with weights, needs it as it was"
         )
     return topk_idx
 

@@ -72,7 +72,8 @@ void check_entry(const TeamState& team, const ExchangeEntry& theirs, const Excha
     return;
   const bool same_call = what_of(theirs) == what_of(mine);
   const auto call = [&](const ExchangeEntry& entry) {
-    if (entry.epoch != mine.epoch) return std::string("a call without data, such as sync");
+    if (entry.epoch != mine.epoch)
+      return std::string("a call without data (sync, or closing the world)");
     return same_call ? fmt::format("{} with {} bytes", what_of(entry), entry.declared)
                      : std::string(what_of(entry));
   };

@@ -191,6 +191,23 @@ def check_destroy(_):
     the_buffer().destroy()
 
 
+def check_repr(_):
+    buffer = make_buffer()
+    rank = f"(rank {dist.get_rank()} of {dist.get_world_size()}, {buffer.runtime.device}, "
+    start = f"deep_ep.Buffer{rank}num_nvl_bytes={buffer.num_nvl_bytes}, num_rdma_bytes="
+    assert repr(buffer).startswith(start) and "low_latency_mode=False)" in repr(buffer)
+    buffer.destroy()
+    assert repr(buffer) == "deep_ep.Buffer(closed)"
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, 2 << 20, explicitly_destroy=True)
+    sizes = "num_bytes=2097152, num_max_tokens_per_rank=0, hidden=0)"
+    assert repr(elastic) == f"deep_ep.ElasticBuffer{rank}{sizes}"
+    elastic.destroy()
+    assert repr(elastic) == "deep_ep.ElasticBuffer(closed)"
+    hybrid = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 4, 2)
+    assert repr(hybrid).startswith(f"deep_ep.HybridEPBuffer{rank}configurer=")
+    assert "hidden_dim=128, max_num_of_tokens_per_rank=4" in repr(hybrid)
+
+
 def check_a_forgotten_destroy_is_reported(_):
     for make in (
         make_buffer,

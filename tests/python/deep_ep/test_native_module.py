@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """deep_ep._C, the name of DeepEP's native module."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 import deep_ep
 from deep_ep import _C
+
+
+def test_the_package_has_the_module():
+    program = "import deep_ep; deep_ep._C.Config, deep_ep._C.topk_idx_t"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_names_are_those_of_the_package():

@@ -183,6 +183,13 @@ TEST(DoctorOfDrivers, GpuDirectRdma) {
         c.write("proc/driver/nvidia/version", "NVIDIA UNIX x86_64 Kernel Module\n");
       },
       "GPUDirect RDMA", State::fault, "proprietary", "open kernel modules");
+  const auto without_nics = [](const Copy& c) {
+    c.write("proc/modules", "");
+    c.write("proc/driver/nvidia/version", "NVIDIA UNIX x86_64 Kernel Module\n");
+    c.remove("sys/class/infiniband");
+  };
+  expect_after(without_nics, "GPUDirect RDMA", State::not_applicable, "lacks one of them", "");
+  expect_after(without_nics, "GDRCopy", State::not_applicable, "between GPUs and NICs", "");
   expect_after([](const Copy& c) { c.write("proc/modules", "nvidia_peermem 1 0 - Live 0x0\n"); },
                "GDRCopy", State::warning, "gdrdrv is not loaded", "modprobe gdrdrv");
   expect_after([](const Copy& c) { c.remove("dev/gdrdrv"); }, "GDRCopy", State::warning,

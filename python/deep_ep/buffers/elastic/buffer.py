@@ -23,7 +23,7 @@ from ...utils.math import align
 from ...utils.semantic import native_assert, native_fail, value_or, weak_lru
 from ...utils.streams import current_stream
 from ..checks import describe, expect
-from ..ending import close, warn_unless_destroyed
+from ..ending import close, description, warn_unless_destroyed
 from ..groups import detached
 from ..runtime import Operation, Runtime
 from ..warmup import Known, WarmElasticBuffer, prepare_unknown_sizes
@@ -145,6 +145,9 @@ class ElasticBuffer(WarmElasticBuffer):
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(
             self.rank_idx, self.num_scaleup_ranks
         )
+
+    def __repr__(self) -> str:
+        return description(self, "num_bytes", "num_max_tokens_per_rank", "hidden")
 
     def __del__(self) -> None:
         warn_unless_destroyed(self)

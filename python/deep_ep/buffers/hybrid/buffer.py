@@ -16,6 +16,7 @@ from ...utils.semantic import native_assert, native_fail
 from ..checks import describe, expect
 from ..elastic import ElasticBuffer, EPHandle
 from ..elastic.dispatch import OutputForm
+from ..ending import description
 from . import routing
 from .handle import Configurer, HybridConfig, HybridHandle
 
@@ -98,6 +99,9 @@ class HybridEPBuffer:
         self._top_k = 1
         device = self.runtime.device
         self._most = None if device.type == "cpu" else torch.zeros(1, dtype=torch.int32).to(device)
+
+    def __repr__(self) -> str:
+        return description(self, "configurer")
 
     def empty_jit_cache(self) -> None:
         """Has no effect: nothing is compiled at run time."""

@@ -18,7 +18,7 @@ from ...utils.envs import check_nvlink_connections, check_torch_deterministic
 from ...utils.event import EventHandle, EventOverlap, profiling
 from ...utils.semantic import native_assert, native_fail
 from ..checks import expect, require_tensor
-from ..ending import close, warn_unless_destroyed
+from ..ending import close, description, warn_unless_destroyed
 from ..groups import detached
 from ..runtime import Runtime
 from ..warmup import WarmBuffer
@@ -140,6 +140,9 @@ class Buffer(InternodeCalls, WarmBuffer):
             if known is not None:
                 self._low_latency.create("Buffer", *known, provisional=is_default)
         self._prepare(preinitialize, num_max_tokens_per_rank, hidden, num_experts, num_topk)
+
+    def __repr__(self) -> str:
+        return description(self, "num_nvl_bytes", "num_rdma_bytes", "low_latency_mode")
 
     def __del__(self) -> None:
         warn_unless_destroyed(self)
