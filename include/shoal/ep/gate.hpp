@@ -19,8 +19,8 @@
 //
 // On GPUs the caller gives the arrays, and one kernel fills them:
 //
-//   shoal::ep::gate(logits, bias, {.experts = 256, .groups = 8, .groups_kept = 4},
-//                   {.topk_idx = topk_idx, .topk_weights = weights, .stream = stream});
+//   shoal::ep::gate(logits, {}, {.experts = 256, .groups = 8, .groups_kept = 4},
+//                   {.topk_idx = topk_idx, .topk_weights = topk_weights, .stream = stream});
 #pragma once
 
 #include <cstdint>
