@@ -14,6 +14,7 @@
 // Measured: 4096 tokens of top-8 take 18 us on an H200 for two ranks, 32 us for eight
 // (docs/notebook/2026-11-22-gpu-normal-mode.md).
 #include "ep/cuda/device/faults.cuh"
+#include "ep/cuda/device/ptx.cuh"
 #include "ep/cuda/normal/kernels.cuh"
 
 namespace shoal::ep::cuda {
@@ -98,8 +99,7 @@ class IndexTile {
 
  private:
   __device__ static std::int32_t* words() {
-    extern __shared__ std::int32_t shared[];
-    return shared;
+    return reinterpret_cast<std::int32_t*>(ptx::dynamic_shared());
   }
   const NormalRoute& params_;
 };
@@ -291,13 +291,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 void launch_normal_route(NormalRoute params, cudaStream_t stream) {
   params.by_top_k = Divisor(static_cast<std::uint32_t>(params.group.top_k));
   params.by_local_experts = Divisor(static_cast<std::uint32_t>(params.group.local_experts));
-  const std::int32_t blocks = params.group.ranks * parts_of(params.tokens) +
-                              blocks_of(params.group.experts, kExpertsPerBlock) +
-                              blocks_of(params.tokens, kThreads) +
-                              (params.out.node_counts != nullptr ? 1 : 0);
-  const std::size_t shared_bytes =
-      kThreads * static_cast<std::size_t>(params.group.top_k + 1) * sizeof(std::int32_t);
-  route_kernel<<<blocks, kThreads, shared_bytes, stream>>>(params);
+  NormalPlan plan;
+  plan.blocks = params.group.ranks * parts_of(params.tokens) +
+                blocks_of(params.group.experts, kExpertsPerBlock) +
+                blocks_of(params.tokens, kThreads) + (params.out.node_counts != nullptr ? 1 : 0);
+  plan.warps = kThreads / 32;
+  plan.shared_bytes = static_cast<std::uint32_t>(
+      kThreads * static_cast<std::size_t>(params.group.top_k + 1) * sizeof(std::int32_t));
+  launch(route_kernel, params, plan, stream);
 }
 
 void preload_normal_route() {
