@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "ep/agreement.hpp"
 #include "ep/backend.hpp"
+#include "ep/block_map.hpp"
 #include "ep/calls.hpp"
 #include "ep/checks.hpp"
 
@@ -56,23 +57,6 @@ void take_memory(GroupState& state) {
   }
 }
 
-/// Shows the block to other programs of this host.
-void show_map(GroupState& state) {
-  observe::MemoryMap map;
-  map.world = state.world->recorder().world();
-  map.pe = state.world->my_pe();
-  map.group = state.recorder.number();
-  map.memory = state.plan.staging ? "staging memory" : "heap";
-  map.offset = state.block_offset;
-  map.bytes = state.plan.bytes;
-  for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
-    map.pes.push_back(state.world_pe(rank));
-    map.addresses.push_back(reinterpret_cast<std::uintptr_t>(state.peers[rank]));
-  }
-  map.regions = state.backend->regions();
-  state.map = shoal::detail::record::MapRecorder(map, map.regions.size());
-}
-
 /// Returns the memory unless a PE holds results; true if it was returned. Collective.
 bool release_memory(GroupState& state) {
   state.backend->drain();  // queued work still uses the memory
@@ -117,7 +101,9 @@ Group::Group(const Team& team, const GroupOptions& options)
   detail::GroupState& state = *state_;
   detail::take_memory(state);
   state.backend->open();
-  detail::show_map(state);
+  state.map =
+      detail::show_block(state, state.plan.staging ? "staging memory" : "heap", state.block_offset,
+                         state.plan.bytes, state.peers, state.backend->regions());
   state.world->sync(team.state(), "ep group");
   state.world->closers().add(state_);
   if (options.preinitialize) warmup();

@@ -25,7 +25,9 @@ void add_places(Regions& regions, const char* shared, const char* own, std::size
 
 }  // namespace
 
-std::vector<observe::MemoryRegion> regions_of(const DeviceLayout& layout, const Shape& shape) {
+namespace {
+
+Regions collect(const DeviceLayout& layout, const Shape& shape) {
   Regions regions;
   const Regions::Dimension parity{"parity", 2}, rank{"rank", shape.ranks},
       source{"source rank", shape.ranks}, token{"token", shape.low_latency_max_tokens},
@@ -65,6 +67,33 @@ std::vector<observe::MemoryRegion> regions_of(const DeviceLayout& layout, const 
               {parity, rank, token, {"top-k slot", shape.top_k}}, kWord);
   add_places(regions, "combine_rows_shared", "combine_rows", layout.combine_rows,
              layout.combine_row_bytes, layout, shape);
+  return regions;
+}
+
+}  // namespace
+
+std::vector<observe::MemoryRegion> regions_of(const DeviceLayout& layout, const Shape& shape) {
+  return collect(layout, shape).take();
+}
+
+std::vector<observe::MemoryRegion> regions_of(const DeviceLayout& layout, const RailLayout& rails,
+                                              const Shape& shape) {
+  Regions regions = collect(layout, shape);
+  const Regions::Dimension node{"node", shape.nodes}, chunk{"chunk", rails.depth};
+  regions.add("rail_arrived", rails.arrived, {node, chunk}, kWord);
+  regions.add("rail_read", rails.read, {node, chunk}, kWord);
+  regions.add("rail_notices", rails.notices, {{"parity", 2}, {"rank", shape.ranks}},
+              rails.notice_bytes);
+  regions.add("rail_out", rails.out, {node, chunk}, rails.chunk_bytes);
+  regions.add("rail_in", rails.in, {node, chunk}, rails.chunk_bytes);
+  return regions.take();
+}
+
+std::vector<observe::MemoryRegion> regions_of(const DeviceLayout& layout, std::size_t outboxes,
+                                              const Shape& shape) {
+  Regions regions = collect(layout, shape);
+  regions.add("outboxes", layout.total, {{"outbox", static_cast<std::int64_t>(outboxes)}},
+              layout.total);
   return regions.take();
 }
 

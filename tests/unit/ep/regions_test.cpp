@@ -120,6 +120,28 @@ TEST(EpRegions, OfGpusCoverTheBlock) {
     }
   }
 }
+
+TEST(EpRegions, OfKernelsBetweenNodesCoverTheBlock) {
+  detail::Shape shape = detail::make_shape(options(), 4, 2);
+  shape.low_latency_max_tokens = 0;
+  const detail::DeviceLayout normal(shape);
+  const detail::RailLayout rails(shape, normal.notice_bytes, normal.total, 8192, 5);
+  const MemoryMap map = map_of(detail::regions_of(normal, rails, shape), rails.end);
+  expect_covered(map);
+  EXPECT_EQ(observe::describe_offset(map, rails.in + rails.slot(1, 8, rails.chunk_bytes) + 3),
+            fmt::format("rail_in: node 1, chunk 3, byte 3 of {}", rails.chunk_bytes));
+  EXPECT_EQ(observe::describe_offset(map, rails.read + rails.slot(1, 4, 8)),
+            "rail_read: node 1, chunk 4, byte 0 of 8");
+  shape = detail::make_shape(options(), 4, 2);
+  shape.max_tokens = 0;
+  shape.combine_staging = false;
+  shape.between_nodes = true;
+  const detail::DeviceLayout layout(shape);
+  const MemoryMap with = map_of(detail::regions_of(layout, 2, shape), 3 * layout.total);
+  expect_covered(with);
+  EXPECT_EQ(observe::describe_offset(with, 2 * layout.total + 17),
+            fmt::format("outboxes: outbox 1, byte 17 of {}", layout.total));
+}
 #endif
 
 TEST(MemoryMap, LocatesAddressesAndOffsets) {
