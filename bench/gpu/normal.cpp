@@ -4,14 +4,16 @@
 // Every dispatch sets worst_case_rows, so that no size reaches the host and a chain runs freely.
 // Times per point: chains of pairs (route, dispatch, combine), the same with an event between
 // operations, and chains of one operation: dispatch, dispatch with a cached handle, combine,
-// unpack. Results are checked before and after with experts that apply a function of their own id;
-// so is the last output of the free-running chain.
+// unpack, gate. Results are checked before and after with experts that apply a function of their
+// own id; so is the last output of the free-running chain.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <random>
 
 #include "base/check.hpp"
 #include "gpu/bench.hpp"
+#include "shoal/ep/gate.hpp"
 
 namespace shoal::bench::gpu {
 
@@ -28,6 +30,15 @@ struct Point {
   std::int64_t tokens;
   std::int32_t sms;
 };
+
+/// Router logits, float32 [tokens, experts] in device memory.
+Tensor random_logits(std::int64_t tokens, std::int64_t experts) {
+  Tensor logits = Tensor::empty(DataType::float32, {tokens, experts});
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 2);
+  for (std::int64_t i = 0; i < logits.size(); ++i) logits.as<float>()[i] = normal(random);
+  return upload(logits);
+}
 
 class NormalBench {
  public:
@@ -46,6 +57,7 @@ class NormalBench {
         unpacked_weights_(
             device_tensor(DataType::float32, {max_tokens_ * peers.count(), shape_.top_k})),
         unpacked_tokens_(device_tensor(DataType::int32, {max_tokens_ * peers.count()})),
+        logits_(random_logits(max_tokens_, shape_.experts)),
         results_(peers, options, "normal") {
     for (std::int32_t set = 0; set < kSets; ++set)
       batches_.push_back(make_device_batch(shape_, max_tokens_, peers, set, stream_.get()));
@@ -234,6 +246,25 @@ class NormalBench {
     const ep::Dispatched received = dispatch(0);
     alone("combine", [&](std::int64_t i) { combine(received, i); }, rows_ * combine_row());
     time_unpack(received, alone);
+    time_gate(alone);
+  }
+
+  /// Experts in eight groups, of which four are kept, where they can be.
+  template <class Alone>
+  void time_gate(const Alone& alone) {
+    ep::GateOptions options{.experts = static_cast<std::int32_t>(shape_.experts),
+                            .top_k = static_cast<std::int32_t>(shape_.top_k)};
+    if (shape_.experts % 8 == 0 && shape_.experts / 2 >= shape_.top_k) {
+      options.groups = 8;
+      options.groups_kept = 4;
+    }
+    const TensorView logits = first_rows(logits_, point_.tokens);
+    const ep::GateArrays to{.topk_idx = first_rows(unpacked_idx_, point_.tokens),
+                            .topk_weights = first_rows(unpacked_weights_, point_.tokens),
+                            .stream = stream_.get()};
+    alone(
+        "gate", [&](std::int64_t) { ep::gate(logits, {}, options, to); },
+        static_cast<double>(logits.bytes()));
   }
 
   /// What travelled beside the rows, copied to contiguous arrays.
@@ -298,6 +329,7 @@ class NormalBench {
   ep::Group group_;
   const Tensor factors_, output_;
   const Tensor unpacked_idx_, unpacked_weights_, unpacked_tokens_;
+  const Tensor logits_;
   std::vector<DeviceBatch> batches_;
   Results results_;
 

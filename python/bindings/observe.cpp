@@ -5,14 +5,16 @@
 #include <nanobind/stl/vector.h>
 
 #include "docs.hpp"
+#include "shoal/memory_map.hpp"
 #include "shoal/observe.hpp"
 
 namespace shoal::python {
 namespace {
 
-std::vector<std::string> as_json(const std::vector<observe::PeRecord>& records) {
+template <typename Records>
+std::vector<std::string> as_json(const Records& records) {
   std::vector<std::string> texts;
-  for (const auto& pe : records) texts.push_back(observe::to_json(pe));
+  for (const auto& record : records) texts.push_back(observe::to_json(record));
   return texts;
 }
 
@@ -26,6 +28,19 @@ void bind_observe(nb::module_& module) {
   module.def(
       "_process_records", [] { return as_json(observe::read_process()); }, released,
       "JSON of the PEs of this process; shoal.observe.read_process parses it."_doc);
+  module.def(
+      "_host_memory", [] { return as_json(observe::read_host_memory()); }, released,
+      "JSON of the maps of this host; shoal.observe.read_host_memory parses it."_doc);
+  module.def(
+      "_process_memory", [] { return as_json(observe::read_process_memory()); }, released,
+      "JSON of the maps of this process; shoal.observe.read_process_memory parses it."_doc);
+  module.def(
+      "_locate_address",
+      [](std::uint64_t address, bool host) {
+        return observe::locate_address(
+            host ? observe::read_host_memory() : observe::read_process_memory(), address);
+      },
+      nb::arg("address"), nb::arg("host"), released, "Places of an address."_doc);
   module.def(
       "_who_waits", [] { return observe::who_waits(observe::read_host()); }, released,
       "Who waits for whom on this host, as text."_doc);

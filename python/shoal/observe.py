@@ -27,9 +27,12 @@ from . import _core
 __all__ = [
     "chrome_trace",
     "inspector_lines",
+    "locate_address",
     "read_files",
     "read_host",
+    "read_host_memory",
     "read_process",
+    "read_process_memory",
     "serve",
     "torch_dump",
     "who_waits",
@@ -45,6 +48,25 @@ def read_host():
 def read_process():
     """The records of the PEs of this process."""
     return [json.loads(text) for text in _core._process_records()]
+
+
+def read_host_memory():
+    """What lies where in the heaps and groups of this user's running jobs on this host: a dict per
+    PE and block, with the fields of shoal/memory_map.hpp."""
+    return [json.loads(text) for text in _core._host_memory()]
+
+
+def read_process_memory():
+    """The same for the PEs of this process."""
+    return [json.loads(text) for text in _core._process_memory()]
+
+
+def locate_address(address, host=False):
+    """What lies at an address of this process, such as tensor.data_ptr(): a text per block.
+
+    host: at this address of any running job of this user on this host.
+    """
+    return _core._locate_address(address, host)
 
 
 def read_files(folder):

@@ -10,6 +10,7 @@ namespace {
 ep::GroupOptions group_options(const shoal_ep_group_options* given, const char* call) {
   const shoal_ep_group_options defaults = SHOAL_EP_GROUP_OPTIONS_INIT;
   const auto c = read_struct("shoal_ep_group_options", &required(given, call, "options"), defaults);
+  check_reserved("shoal_ep_group_options", c.reserved);
   // In nanoseconds, as C++ counts, it must fit std::int64_t.
   constexpr std::int64_t kMostMs = std::numeric_limits<std::int64_t>::max() / 1'000'000;
   require(c.timeout_ms <= kMostMs && c.timeout_ms >= -kMostMs, Code::invalid_argument,
@@ -29,6 +30,8 @@ ep::GroupOptions group_options(const shoal_ep_group_options* given, const char* 
       .timeout = std::chrono::milliseconds(c.timeout_ms),
       .threads = c.threads,
       .combine_staging = c.combine_staging != 0,
+      .chunk_bytes = c.chunk_bytes,
+      .chunks_in_flight = c.chunks_in_flight,
   };
 }
 

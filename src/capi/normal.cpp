@@ -57,6 +57,11 @@ void fill_routing(shoal_ep_routing* out, ep::Routing&& result, const Counts& cou
   c.tokens = routing.tokens();
   c.ranks = counts.ranks;
   c.experts = counts.ranks * counts.local_experts;
+  c.node_counts = tensor_of(routing.node_counts);
+  c.tokens_per_node = data_of(routing.tokens_per_node);
+  c.nodes = static_cast<std::int32_t>(
+      routing.node_counts.defined() ? routing.node_counts.shape[0]
+                                    : static_cast<std::int64_t>(routing.tokens_per_node.size()));
   c.owner = owner.release();
   fill_struct(out, c);
 }

@@ -26,6 +26,8 @@ constexpr Field kFields[] = {
     {"preinitialize", [](const GroupOptions& o) { return std::int64_t{o.preinitialize}; }},
     {"combine_staging", [](const GroupOptions& o) { return std::int64_t{o.combine_staging}; }},
     {"mask_failed", [](const GroupOptions& o) { return std::int64_t{o.mask_failed}; }},
+    {"chunk_bytes", [](const GroupOptions& o) { return o.chunk_bytes; }},
+    {"chunks_in_flight", [](const GroupOptions& o) { return std::int64_t{o.chunks_in_flight}; }},
 };
 constexpr std::size_t kFieldCount = std::size(kFields);
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ep/pending.hpp"
+#include "shoal/memory_map.hpp"
 
 namespace shoal::ep::detail {
 
@@ -44,6 +45,8 @@ class Backend {
   virtual BackendKind kind() const = 0;
   /// The memory that the group allocates before it calls open.
   virtual BlockPlan block_plan() const = 0;
+  /// What lies where in that memory.
+  virtual std::vector<observe::MemoryRegion> regions() const = 0;
   /// Called once the group has its memory, before any other rank proceeds.
   virtual void open() = 0;
   /// Returns what open took beside that memory. Collective.

@@ -108,6 +108,8 @@ void check_route_options(const GroupState& group, std::int64_t tokens,
   check("RouteOptions.tokens_per_rank", options.tokens_per_rank, {shape.ranks}, DataType::int32);
   check("RouteOptions.tokens_per_expert", options.tokens_per_expert, {shape.experts},
         DataType::int32);
+  check("RouteOptions.tokens_per_node", options.tokens_per_node, {group.nodes.count},
+        DataType::int32);
 }
 
 void check_rows(const GroupState& group, const TensorView& x, std::int64_t tokens) {

@@ -2,6 +2,7 @@
 #include "shoal/ep/gate.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -9,7 +10,11 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "ep/numeric/gate.hpp"
 #include "shoal/ep/group.hpp"
+#ifdef SHOAL_WITH_CUDA
+#include "ep/cuda/gate/call.hpp"
+#endif
 
 namespace shoal::ep {
 
@@ -25,6 +30,39 @@ void select_best(std::vector<std::int32_t>& indices, std::size_t count,
                       return left != right ? left > right : a < b;
                     });
   indices.resize(count);
+}
+
+/// What takes most of the time: a function call for each fused multiply-add, unless the processor
+/// has an instruction for it. Results are the same.
+struct Exponentials {
+  void (*sigmoid)(std::span<const float> logits, float* scores);
+  void (*softmax_terms)(std::span<const float> logits, float largest, double* terms);
+};
+
+void sigmoid_anywhere(std::span<const float> logits, float* scores) {
+  for (std::size_t e = 0; e < logits.size(); ++e) scores[e] = numeric::sigmoid(logits[e]);
+}
+void terms_anywhere(std::span<const float> logits, float largest, double* terms) {
+  for (std::size_t e = 0; e < logits.size(); ++e)
+    terms[e] = numeric::softmax_term(logits[e], largest);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("fma"))) void sigmoid_with_fma(std::span<const float> logits, float* scores) {
+  for (std::size_t e = 0; e < logits.size(); ++e) scores[e] = numeric::sigmoid(logits[e]);
+}
+__attribute__((target("fma"))) void terms_with_fma(std::span<const float> logits, float largest,
+                                                   double* terms) {
+  for (std::size_t e = 0; e < logits.size(); ++e)
+    terms[e] = numeric::softmax_term(logits[e], largest);
+}
+#endif
+
+Exponentials exponentials_here() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("fma") != 0) return {sigmoid_with_fma, terms_with_fma};
+#endif
+  return {sigmoid_anywhere, terms_anywhere};
 }
 
 /// Gates one token at a time. Holds the scratch memory, so that gating a token does not allocate.
@@ -44,31 +82,34 @@ class TokenGate {
     select_best(candidates_, static_cast<std::size_t>(options_.top_k), selection_);
     double sum = 0;
     for (const std::int32_t expert : candidates_) sum += scores_[static_cast<std::size_t>(expert)];
-    // Scores may all have underflowed to 0: the weights are then 0, not NaN.
-    const double factor = options_.normalize ? options_.routed_scaling / std::max(sum, 1e-300)
-                                             : options_.routed_scaling;
+    const double factor = numeric::weight_factor(options_.normalize, options_.routed_scaling, sum);
     for (std::size_t k = 0; k < candidates_.size(); ++k) {
       topk_idx[k] = candidates_[k];
-      topk_weights[k] =
-          static_cast<float>(scores_[static_cast<std::size_t>(candidates_[k])] * factor);
+      topk_weights[k] = numeric::weight(scores_[static_cast<std::size_t>(candidates_[k])], factor);
     }
   }
 
  private:
   void compute_scores(std::span<const float> logits) {
-    if (options_.score == GateScore::sigmoid) {
-      for (std::size_t e = 0; e < logits.size(); ++e)
-        scores_[e] = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(logits[e]))));
-    } else {
-      const double found = *std::ranges::max_element(logits);
-      const double largest = std::isfinite(found) ? found : 0;  // all masked: every score is 0
-      double sum = 0;
-      for (const float logit : logits) sum += std::exp(logit - largest);
-      for (std::size_t e = 0; e < logits.size(); ++e)
-        scores_[e] = static_cast<float>(std::exp(logits[e] - largest) / std::max(sum, 1e-300));
-    }
+    if (options_.score == GateScore::sigmoid)
+      exponentials_.sigmoid(logits, scores_.data());
+    else
+      compute_softmax(logits);
     for (std::size_t e = 0; e < scores_.size(); ++e)
       selection_[e] = bias_ ? scores_[e] + bias_[e] : scores_[e];
+  }
+
+  void compute_softmax(std::span<const float> logits) {
+    const float found = *std::ranges::max_element(logits);
+    const float largest = std::isfinite(found) ? found : 0;  // all masked: every score is 0
+    terms_.resize(logits.size());
+    exponentials_.softmax_terms(logits, largest, terms_.data());
+    std::array<double, numeric::kSoftmaxParts> parts{};
+    for (std::size_t e = 0; e < terms_.size(); ++e) parts[e % parts.size()] += terms_[e];
+    for (std::size_t width = parts.size() / 2; width > 0; width /= 2)
+      for (std::size_t i = 0; i < width; ++i) parts[i] += parts[i + width];
+    for (std::size_t e = 0; e < terms_.size(); ++e)
+      scores_[e] = numeric::softmax(terms_[e], parts[0]);
   }
 
   /// The experts of the groups that are kept.
@@ -101,10 +142,13 @@ class TokenGate {
   const GateOptions& options_;
   const float* bias_;
   std::size_t group_size_;
+  const Exponentials exponentials_ = exponentials_here();
   std::vector<float> scores_, selection_, group_score_;
+  std::vector<double> terms_;
   std::vector<std::int32_t> groups_, candidates_;
 };
 
+/// Shapes and types.
 void check_inputs(const TensorView& logits, const TensorView& bias, const GateOptions& options) {
   options.validate();
   require(
@@ -113,23 +157,49 @@ void check_inputs(const TensorView& logits, const TensorView& bias, const GateOp
       Code::invalid_argument,
       "gate: logits are {}; contiguous float32 [tokens, {}] is wanted (GateOptions::experts)",
       [&] { return logits.describe(); }, options.experts);
-  require(logits.device.kind == DeviceKind::host && bias.device.kind == DeviceKind::host,
-          Code::unsupported, "gate: logits and bias must be in host memory");
+  require(
+      !bias.defined() || (bias.dtype == DataType::float32 && bias.rank == 1 &&
+                          bias.shape[0] == options.experts && bias.contiguous()),
+      Code::invalid_argument,
+      "gate: the bias is {}; contiguous float32 [{}] is wanted (GateOptions::experts)",
+      [&] { return bias.describe(); }, options.experts);
+  require(logits.shape[0] == 0 || logits.data != nullptr, Code::invalid_argument,
+          "gate: logits have no data");
+}
+
+/// Values, which only the host reads.
+void check_values(const TensorView& logits, const TensorView& bias, const GateOptions& options) {
   for (std::int64_t i = 0; i < logits.size(); ++i)
     require(
         logits.as<float>()[i] < std::numeric_limits<float>::infinity(), Code::invalid_argument,
         "gate: the logit of token {} for expert {} is {}; a finite number or -infinity is wanted",
         i / options.experts, i % options.experts, logits.as<float>()[i]);
   if (!bias.defined()) return;
-  require(
-      bias.dtype == DataType::float32 && bias.rank == 1 && bias.shape[0] == options.experts &&
-          bias.contiguous(),
-      Code::invalid_argument,
-      "gate: the bias is {}; contiguous float32 [{}] is wanted (GateOptions::experts)",
-      [&] { return bias.describe(); }, options.experts);
   for (std::int64_t e = 0; e < bias.size(); ++e)
     require(std::isfinite(bias.as<float>()[e]), Code::invalid_argument,
             "gate: the bias of expert {} is {}; it must be finite", e, bias.as<float>()[e]);
+}
+
+void check_array(const char* name, const TensorView& array, DataType dtype,
+                 const TensorView& logits, const GateOptions& options) {
+  require(
+      array.dtype == dtype && array.rank == 2 && array.shape[0] == logits.shape[0] &&
+          array.shape[1] == options.top_k && array.contiguous() && array.device == logits.device &&
+          (array.size() == 0 || array.data != nullptr),
+      Code::invalid_argument,
+      "gate: GateArrays.{} is {}; contiguous {} [{}, {}] in the memory of the logits is wanted",
+      name, [&] { return array.describe(); }, name_of(dtype), logits.shape[0], options.top_k);
+}
+
+void gate_on_host(const TensorView& logits, const TensorView& bias, const GateOptions& options,
+                  const GateArrays& to) {
+  check_values(logits, bias, options);
+  TokenGate gate_token(bias.defined() ? bias.as<float>() : nullptr, options);
+  const auto experts = static_cast<std::size_t>(options.experts);
+  for (std::int64_t t = 0; t < logits.shape[0]; ++t)
+    gate_token({logits.as<float>() + t * options.experts, experts},
+               to.topk_idx.as<std::int64_t>() + t * options.top_k,
+               to.topk_weights.as<float>() + t * options.top_k);
 }
 
 }  // namespace
@@ -153,16 +223,29 @@ void GateOptions::validate() const {
 
 Gated gate(const TensorView& logits, const TensorView& bias, const GateOptions& options) {
   check_inputs(logits, bias, options);
+  require(logits.device.kind == DeviceKind::host && bias.device.kind == DeviceKind::host,
+          Code::unsupported,
+          "gate: logits or bias are in GPU memory; give arrays for the result (GateArrays)");
   const std::int64_t tokens = logits.shape[0];
   Gated result{Tensor::empty(DataType::int64, {tokens, options.top_k}),
                Tensor::empty(DataType::float32, {tokens, options.top_k})};
-  TokenGate gate_token(bias.defined() ? bias.as<float>() : nullptr, options);
-  const auto experts = static_cast<std::size_t>(options.experts);
-  for (std::int64_t t = 0; t < tokens; ++t)
-    gate_token({logits.as<float>() + t * options.experts, experts},
-               result.topk_idx.as<std::int64_t>() + t * options.top_k,
-               result.topk_weights.as<float>() + t * options.top_k);
+  gate_on_host(logits, bias, options, {result.topk_idx, result.topk_weights});
   return result;
+}
+
+void gate(const TensorView& logits, const TensorView& bias, const GateOptions& options,
+          const GateArrays& to) {
+  check_inputs(logits, bias, options);
+  require(!bias.defined() || bias.device == logits.device, Code::invalid_argument,
+          "gate: logits and bias must be in the same memory");
+  check_array("topk_idx", to.topk_idx, DataType::int64, logits, options);
+  check_array("topk_weights", to.topk_weights, DataType::float32, logits, options);
+  if (logits.device.kind == DeviceKind::host) return gate_on_host(logits, bias, options, to);
+#ifdef SHOAL_WITH_CUDA
+  cuda::gate(logits, bias, options, to);
+#else
+  fail(Code::unsupported, "gate: logits are in GPU memory; this build has no CUDA");
+#endif
 }
 
 }  // namespace shoal::ep

@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "ep/agreement.hpp"
 #include "ep/backend.hpp"
+#include "ep/block_map.hpp"
 #include "ep/calls.hpp"
 #include "ep/checks.hpp"
 
@@ -61,6 +62,7 @@ bool release_memory(GroupState& state) {
   state.backend->drain();  // queued work still uses the memory
   if (any_pe(state, state.arena.regions() > 0, "ep group close")) return false;
   state.backend->release();
+  state.map = {};
   if (state.plan.staging)
     state.world->release_staging(state.host_offset);
   else
@@ -99,6 +101,9 @@ Group::Group(const Team& team, const GroupOptions& options)
   detail::GroupState& state = *state_;
   detail::take_memory(state);
   state.backend->open();
+  state.map =
+      detail::show_block(state, state.plan.staging ? "staging memory" : "heap", state.block_offset,
+                         state.plan.bytes, state.peers, state.backend->regions());
   state.world->sync(team.state(), "ep group");
   state.world->closers().add(state_);
   if (options.preinitialize) warmup();

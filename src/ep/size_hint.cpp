@@ -19,8 +19,10 @@ SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind h
     std::size_t rails = 0;
     if (nodes > 1 && options.max_tokens > 0) {
       const Settings settings;
-      const detail::RailLayout rail(shape, layout.notice_bytes, layout.total, settings.ep_chunk,
-                                    static_cast<std::uint32_t>(settings.ep_depth));
+      const detail::RailLayout rail(
+          shape, layout.notice_bytes, layout.total,
+          detail::option_or(shape.chunk_bytes, settings.ep_chunk),
+          detail::option_or(shape.chunks_in_flight, static_cast<std::uint32_t>(settings.ep_depth)));
       rails = rail.end - rail.start;
     }
     return {layout.control_end, layout.normal_end - layout.control_end + rails,

@@ -21,6 +21,7 @@
 #include "ep/plan/shape.hpp"
 #include "ep/work_queue.hpp"
 #include "shoal/ep/group.hpp"
+#include "world/record/map.hpp"
 #include "world/state.hpp"
 
 namespace shoal::ep::detail {
@@ -82,7 +83,8 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
   std::atomic<bool> closed = false;
   Statistics statistics;
   shoal::detail::record::GroupRecorder recorder;
-  bool record_written = false;  ///< to SHOAL_FLIGHT_DIR, after a failure
+  shoal::detail::record::MapRecorder map;  ///< of the group's block
+  bool record_written = false;             ///< to SHOAL_FLIGHT_DIR, after a failure
 
   /// The address here of heap byte `offset` of a rank; nullptr on other nodes.
   std::byte* heap_of(std::int32_t rank, std::uint64_t offset) const {

@@ -55,7 +55,8 @@ class Device {
   CUstream_st* stream = nullptr;
   std::size_t granularity = 0;  ///< of mappings of this GPU's memory, in bytes
   int multiprocessors = 0;
-  int compute_capability = 0;  ///< 90 for 9.0
+  /// What kernels may use, 90 for 9.0: that of the GPU, or of older code that runs on it.
+  int compute_capability = 0;
 
   /// Makes the context current on the calling thread; cheap if it already is. Throws Error{system}.
   virtual void activate() const = 0;

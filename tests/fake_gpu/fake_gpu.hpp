@@ -142,6 +142,16 @@ inline void __syncthreads() {
 inline int __syncthreads_and(int value) {
   return shoal::test::fake_gpu::wait_barrier(0, 0, value != 0) ? 1 : 0;
 }
+inline int __syncthreads_count(int value) {
+  static thread_local int count = 0;
+  if (value != 0) ++count;
+  __syncthreads();
+  const int total = count;
+  __syncthreads();
+  count = 0;
+  __syncthreads();
+  return total;
+}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __threadfence_system() {}
@@ -226,6 +236,10 @@ T atomicAdd(T* at, T value) {
 template <typename T>
 T atomicMax(T* at, std::type_identity_t<T> value) {
   return std::exchange(*at, max(*at, value));
+}
+template <typename T>
+T atomicMin(T* at, std::type_identity_t<T> value) {
+  return std::exchange(*at, min(*at, value));
 }
 template <typename T>
 T atomicAnd(T* at, T value) {

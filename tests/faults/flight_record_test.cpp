@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank that stalls or is killed: the records of the others, read from running processes and from
 // files, name it.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -11,6 +12,7 @@
 #include <thread>
 
 #include "checks/ep/normal.hpp"
+#include "shoal/memory_map.hpp"
 #include "shoal/observe.hpp"
 #include "shoal/world.hpp"
 #include "support/expect_error.hpp"
@@ -110,6 +112,35 @@ TEST(FlightRecord, NamesARankThatIsStopped) {
   const std::string compared = compare(folder);
   expect_parts(compared, {"rank 1 (PE 1) is behind: ranks 0 and 2 wait for it",
                           "it has no record here", "and gave up", "waits for rank 1"});
+}
+
+/// The map of a job whose rank does not answer, by a program that attaches to it.
+TEST(FlightRecord, ShowsMemoryOfARankThatIsStopped) {
+  const Folder folder;
+  PeGroup group = start(folder, "20000");
+  group.pes[1].send(SIGSTOP);
+  std::vector<observe::MemoryMap> maps = observe::read_host_memory();
+  std::erase_if(maps, [&](const auto& map) { return map.pid != group.pes[1].pid(); });
+  ASSERT_EQ(maps.size(), 2U);  // the heap and the group
+  const observe::MemoryMap& of_group = maps[1];
+  const auto region = std::find_if(of_group.regions.begin(), of_group.regions.end(),
+                                   [](const auto& one) { return one.name == "notices"; });
+  ASSERT_NE(region, of_group.regions.end());
+  // Notice 2 of the second parity in the memory of rank 0, at its address in the stopped process.
+  const std::uint64_t place =
+      region->offset + region->dimensions[0].stride + 2 * region->dimensions[1].stride + 11;
+  const std::string address = fmt::format("{:#x}", of_group.addresses[0] + place);
+  const ProcessResult found = run_program({SHOAL_BIN_DIR "/shoal-info", "--locate", address});
+  EXPECT_TRUE(found.ok()) << found.describe();
+  expect_parts(found.out,
+               {"notices: parity 1, source rank 2, byte 11 of ", "in group 1 of rank 0 (PE 0)",
+                fmt::format("as PE 1 (pid {}) sees it", group.pes[1].pid())});
+  const ProcessResult all = run_program({SHOAL_BIN_DIR "/shoal-info", "--memory"});
+  expect_parts(all.out, {fmt::format("PE 1 (pid {}), group 1", group.pes[1].pid()),
+                         "combine_rows[parity 2][local expert 2]"});
+  const ProcessResult nowhere = run_program({SHOAL_BIN_DIR "/shoal-info", "--locate", "0x1"});
+  EXPECT_EQ(nowhere.exit_status, 1) << nowhere.describe();
+  expect_parts(nowhere.out, {"0x1 lies in no heap and no group"});
 }
 
 TEST(FlightRecord, NamesARankThatIsKilled) {

@@ -405,6 +405,36 @@ def test_gate_chooses_as_numpy_does():
     assert np.allclose(weights, picked / picked.sum(1, keepdims=True), rtol=1e-5)
 
 
+def test_gate_fills_arrays():
+    logits = np.random.default_rng(2).normal(size=(20, 12)).astype(np.float32)
+    options = {"top_k": 3, "groups": 4, "groups_kept": 2, "score": "softmax"}
+    chosen, weights = (array.numpy() for array in shoal.ep.gate(logits, **options))
+    out = np.full((20, 3), -7, np.int64), np.full((20, 3), -7, np.float32)
+    assert shoal.ep.gate(logits, **options, out=out) is out
+    assert np.array_equal(out[0], chosen) and np.array_equal(out[1], weights)
+    with pytest.raises(shoal.InvalidArgumentError, match=r"GateArrays.topk_idx is int64 \[20, 2\]"):
+        shoal.ep.gate(logits, **options, out=(out[0][:, :2].copy(), out[1]))
+    with pytest.raises(shoal.InvalidArgumentError, match="a tuple"):
+        shoal.ep.gate(logits, **options, out=out[0])
+    torch = pytest.importorskip("torch")
+    from shoal.torch import gate
+
+    idx, scores = gate(torch.from_numpy(logits), **options)
+    assert np.array_equal(idx.numpy(), chosen) and np.array_equal(scores.numpy(), weights)
+
+
+def test_groups_have_their_own_chunks(settings):
+    def body(world):
+        options = {"hidden": 64, "top_k": 1, "experts": 2, "max_tokens": 4}
+        group = shoal.ep.Group(world.team, **options, chunk_bytes=8192, chunks_in_flight=3)
+        assert group.options["chunk_bytes"] == 8192 and group.options["chunks_in_flight"] == 3
+        with pytest.raises(shoal.InvalidArgumentError, match="chunk_bytes is 100; allowed: 4096"):
+            shoal.ep.Group(world.team, **options, chunk_bytes=100)
+        group.close()
+
+    shoal.run_threads(2, body, settings=settings)
+
+
 def test_a_handle_does_not_keep_the_rows(settings):
     """Handles may live long, as in autograd and cached routings; they do not hold the receive
     area."""

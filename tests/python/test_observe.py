@@ -50,6 +50,29 @@ def own_records():
     return [record for record in shoal.observe.read_process() if record["n_pes"] == PES]
 
 
+def test_addresses_of_a_live_group_are_located(settings):
+    def body(world):
+        group = shoal.ep.Group(
+            world.team, hidden=128, top_k=2, experts=6, low_latency_max_tokens=TOKENS
+        )
+        buffer = group.next_combine_buffer()
+        address = numpy.asarray(buffer).__array_interface__["data"][0]
+        mine = [
+            place
+            for place in shoal.observe.locate_address(address + 5)
+            if f"as PE {world.my_pe} (pid {os.getpid()})" in place and "in group 1" in place
+        ]
+        assert len(mine) == 1 and "local expert 0, row 0, byte 5 of" in mine[0]
+        assert mine[0] in shoal.observe.locate_address(address + 5, host=True)
+        maps = [m for m in shoal.observe.read_process_memory() if m["pe"] == world.my_pe]
+        assert [m["group"] for m in maps if m["group"]] == [1]
+        assert any(region["name"] == "combine_rows" for region in maps[-1]["regions"])
+        shoal.sync(world.team)
+        group.close()
+
+    shoal.run_threads(PES, body, settings={**settings, "symmetric_size": "16M"})
+
+
 @pytest.fixture
 def options(settings):
     return {**settings, "symmetric_size": "16M"}

@@ -30,6 +30,7 @@ PREAMBLE = """\
 #include <shoal/ep/gate.hpp>
 #include <shoal/ep/group.hpp>
 #include <shoal/interrupt.hpp>
+#include <shoal/memory_map.hpp>
 #include <shoal/numeric.hpp>
 #include <shoal/observe.hpp>
 #include <shoal/world.hpp>

@@ -4,9 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <map>
+#include <string_view>
 #include <tuple>
 
+#include "base/check.hpp"
 #include "info/svg.hpp"
 #include "info/text.hpp"
 
@@ -218,6 +221,29 @@ std::string heat_map_svg(const std::vector<WaitMatrix>& matrices) {
     top += 60 + cell * static_cast<double>(ranks);
   }
   return svg.finish(width, top);
+}
+
+Place place_from(const std::string& text) {
+  Place place;
+  std::string_view digits = text;
+  if (digits.starts_with('+')) {
+    place.is_offset = true;
+    digits.remove_prefix(1);
+  }
+  int base = 10;
+  if (digits.starts_with("0x") || digits.starts_with("0X")) {
+    base = 16;
+    digits.remove_prefix(2);
+  }
+  const char* const end = digits.data() + digits.size();
+  const auto [behind, error] = std::from_chars(digits.data(), end, place.value, base);
+  require(
+      error == std::errc{} && behind == end && !digits.empty() && (place.is_offset || base == 16),
+      Code::invalid_argument,
+      "--locate is \"{}\"; allowed: an address, such as 0x7f3a5c012340, or an offset of the "
+      "heap, such as +1052672",
+      text);
+  return place;
 }
 
 }  // namespace shoal::info

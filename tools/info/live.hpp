@@ -32,4 +32,13 @@ std::vector<WaitMatrix> wait_matrices(const std::vector<observe::PeRecord>& now,
 std::string heat_map_text(const WaitMatrix& matrix);
 std::string heat_map_svg(const std::vector<WaitMatrix>& matrices);
 
+/// What --locate names: an address, such as 0x7f3a5c012340, or an offset of the heap, such as
+/// +1052672.
+struct Place {
+  bool is_offset = false;
+  std::uint64_t value = 0;
+};
+/// Throws Error{invalid_argument} for other texts.
+Place place_from(const std::string& text);
+
 }  // namespace shoal::info

@@ -24,6 +24,7 @@
 #include "info/topology.hpp"
 #include "info/world.hpp"
 #include "shoal/error.hpp"
+#include "shoal/memory_map.hpp"
 
 namespace {
 
@@ -34,6 +35,8 @@ struct Options {
   bool connectivity = false, nics = false, timeline = false, doctor = false, json = false;
   bool live = false;
   std::string machine, root, svg, flight;
+  bool memory = false;
+  std::string place;
   double interval = 1;
   std::int32_t repeat = 1;
   std::int32_t pes = 0;
@@ -161,6 +164,27 @@ int show_live(const Options& options) {
   return EXIT_SUCCESS;
 }
 
+/// --memory and --locate.
+int show_memory(const Options& options) {
+  const auto maps = shoal::observe::read_host_memory();
+  if (maps.empty()) {
+    fmt::print("no running job of this user has records (other users' jobs need root)\n");
+    return EXIT_FAILURE;
+  }
+  if (options.memory)
+    for (const auto& map : maps)
+      fmt::print("{}\n",
+                 options.json ? shoal::observe::to_json(map) : shoal::observe::to_text(map));
+  if (options.place.empty()) return EXIT_SUCCESS;
+  const Place place = place_from(options.place);
+  const auto found = place.is_offset ? shoal::observe::locate_offset(maps, place.value)
+                                     : shoal::observe::locate_address(maps, place.value);
+  for (const std::string& text : found) fmt::print("{}\n", text);
+  if (found.empty())
+    fmt::print("{} lies in no heap and no group of a running job\n", options.place);
+  return found.empty() ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
 int show_flight(const Options& options) {
   const auto records = read_flight_records(options.flight);
   if (options.json) {
@@ -181,6 +205,7 @@ int show_flight(const Options& options) {
 int run(Options options) {
   if (options.live) return show_live(options);
   if (!options.flight.empty()) return show_flight(options);
+  if (options.memory || !options.place.empty()) return show_memory(options);
   Output output(options.json);
   if (options.all)
     options.build = options.settings = options.gpus = options.topology = options.connectivity =
@@ -260,6 +285,14 @@ int main(int argc, char** argv) try {
   app.add_option(
          "--flight", options.flight,
          "Compares the flight records in this folder (SHOAL_FLIGHT_DIR): which rank is behind, and in which phase")
+      ->excludes(live);
+  app.add_flag("--memory", options.memory,
+               "What lies where in the heaps and groups of this user's running jobs on this host")
+      ->excludes(live);
+  app.add_option(
+         "--locate", options.place,
+         "What lies at an address of a running job (0x7f3a5c012340), or at an offset of its "
+         "heaps (+1052672)")
       ->excludes(live);
   app.add_flag("--settings-page", options.page, "Print the page docs/reference/settings.md");
   app.set_version_flag("-n,--version", kVersion);

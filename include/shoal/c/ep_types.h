@@ -29,9 +29,12 @@ typedef struct shoal_ep_group_options {
   int32_t mask_failed;
   int32_t threads;
   int32_t combine_staging;
+  int64_t chunk_bytes;
+  int32_t chunks_in_flight;
+  int32_t reserved;  ///< 0
 } shoal_ep_group_options;
 #define SHOAL_EP_GROUP_OPTIONS_INIT \
-  {sizeof(shoal_ep_group_options), 0, 0, 0, 0, SHOAL_BFLOAT16, 2, 0, 0, 0, 0, 0, 0, 1}
+  {sizeof(shoal_ep_group_options), 0, 0, 0, 0, SHOAL_BFLOAT16, 2, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}
 
 /// CUDA stream and events for a call of a group in GPU memory (ep::Launch).
 typedef struct shoal_ep_launch {
@@ -124,6 +127,10 @@ typedef struct shoal_ep_routing {
   int64_t tokens;
   int32_t ranks;
   int32_t experts;
+  shoal_tensor node_counts;
+  const int32_t* tokens_per_node;  ///< [nodes]
+  int32_t nodes;
+  int32_t reserved;
 } shoal_ep_routing;
 
 typedef struct shoal_ep_dispatched {
@@ -199,6 +206,10 @@ typedef struct shoal_ep_statistics {
    NULL,                      \
    NULL,                      \
    0,                         \
+   0,                         \
+   0,                         \
+   SHOAL_TENSOR_NONE,         \
+   NULL,                      \
    0,                         \
    0}
 #define SHOAL_EP_DISPATCHED_INIT \

@@ -2,7 +2,7 @@
 // shoal/ep/gate.hpp: from router logits to top-k indices and weights, as in DeepSeek-V3
 // (DeepSeek-V3 Technical Report, section 2.1.2).
 //
-// A pure function on the host, for programs without a gate of their own. Per token:
+// A pure function, for programs without a gate of their own. Per token:
 // 1. score = sigmoid(logit), or softmax over the experts. selection = score + bias of the expert.
 // 2. Experts form groups of equal size. The value of a group is the sum of its two best selections.
 //    The best `groups_kept` groups are kept.
@@ -10,11 +10,17 @@
 //    selections, and equal groups, the lower index comes first.
 // 4. weight = score (without the bias), divided by the sum of the chosen scores when `normalize`,
 //    times `routed_scaling`.
-// Scores, selections and group values are float32, so equal inputs give equal choices everywhere.
+// Scores, selections and group values are float32, rounded once from float64. Indices and weights
+// have the same bits on every host and GPU.
 //
 //   const auto gated =
 //       shoal::ep::gate(logits, {}, {.experts = 256, .groups = 8, .groups_kept = 4});
 //   const auto routing = group.route(gated.topk_idx);
+//
+// On GPUs the caller gives the arrays, and one kernel fills them:
+//
+//   shoal::ep::gate(logits, {}, {.experts = 256, .groups = 8, .groups_kept = 4},
+//                   {.topk_idx = topk_idx, .topk_weights = topk_weights, .stream = stream});
 #pragma once
 
 #include <cstdint>
@@ -46,12 +52,29 @@ struct Gated {
   Tensor topk_weights;  ///< float32 [tokens, top_k], in the same order
 };
 
-/// Applies the gate to every token.
+/// Arrays that gate fills for the caller, contiguous, in the memory of the logits.
+struct GateArrays {
+  TensorView topk_idx{};      ///< int64 [tokens, top_k]
+  TensorView topk_weights{};  ///< float32 [tokens, top_k]
+  /// cudaStream_t that runs the kernel; nullptr: CUDA's default stream. Without effect on the host.
+  void* stream = nullptr;
+};
+
+/// Applies the gate to every token; tensors in host memory.
 ///
 /// logits: float32 [tokens, experts], contiguous, no NaN and no +infinity; -infinity excludes an
 /// expert as long as enough others remain. bias: float32 [experts], finite; undefined: none.
 /// Throws Error{invalid_argument} as validate does, for other shapes and dtypes, and for a NaN,
 /// naming the token and the expert.
 Gated gate(const TensorView& logits, const TensorView& bias, const GateOptions& options);
+
+/// The same into arrays of the caller; tensors all on the host or all on one GPU.
+///
+/// On GPUs the call returns when its kernel is queued on the stream, which can be captured. It does
+/// not read values: a token with a NaN or +infinity gets indices of -1 and weights of NaN. Throws
+/// Error{invalid_argument} as above, and for arrays of another shape, dtype or place;
+/// Error{unsupported} for more than 4096 experts on a GPU and in a build without CUDA.
+void gate(const TensorView& logits, const TensorView& bias, const GateOptions& options,
+          const GateArrays& to);
 
 }  // namespace shoal::ep

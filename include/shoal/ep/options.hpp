@@ -64,6 +64,11 @@ struct GroupOptions {
   /// real memory of ranks * max_tokens rows. Without it such a y is Error{invalid_argument}, unless
   /// it lies in a shared buffer (SymmetricHeap::share_buffer).
   bool combine_staging = true;
+  /// Between nodes, normal mode: bytes of a chunk; 0: SHOAL_EP_CHUNK.
+  std::int64_t chunk_bytes = 0;
+  /// Between nodes, normal mode: chunks in flight to one other node; 0: SHOAL_EP_DEPTH. Memory
+  /// grows with it: two rings of so many chunks for each node. Kernels use 2 to 64.
+  std::int32_t chunks_in_flight = 0;
 };
 
 /// Bytes of the symmetric heap that a group takes on each rank, by part.

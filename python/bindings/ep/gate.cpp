@@ -42,9 +42,27 @@ std::size_t low_latency_size_hint(std::int64_t max_tokens, std::int64_t hidden, 
                                    heap_from("low_latency_size_hint", heap));
 }
 
-nb::tuple gate(nb::handle logits, nb::handle bias, std::int32_t top_k, std::int32_t groups,
-               std::int32_t groups_kept, const std::string& score, bool normalize,
-               float routed_scaling) {
+/// The arrays that `out` names are filled; in stream order on GPUs.
+nb::object gate_into(const Input& logits, const Input& bias, const ep::GateOptions& options,
+                     const nb::object& out, nb::handle stream) {
+  require(nb::isinstance<nb::tuple>(out) && nb::len(out) == 2, Code::invalid_argument,
+          "gate: out is {}; a tuple (topk_idx, topk_weights) is wanted",
+          nb::cast<std::string>(nb::str(out.type())));
+  const Input topk_idx = writable_input(out[0], "out[0]"),
+              weights = writable_input(out[1], "out[1]");
+  void* on = stream_from("gate", stream);
+  if (on == nullptr && logits.stream != kReady) on = reinterpret_cast<void*>(logits.stream);
+  {
+    nb::gil_scoped_release released;
+    ep::gate(logits.view, bias.view, options,
+             {.topk_idx = topk_idx.view, .topk_weights = weights.view, .stream = on});
+  }
+  return out;
+}
+
+nb::object gate(nb::handle logits, nb::handle bias, std::int32_t top_k, std::int32_t groups,
+                std::int32_t groups_kept, const std::string& score, bool normalize,
+                float routed_scaling, const nb::object& out, nb::handle stream) {
   refuse_gradient("gate", "logits", logits, nullptr);
   const Input scores = input(logits, "logits"), shift = optional_input(bias, "bias");
   require(score == "sigmoid" || score == "softmax", Code::invalid_argument,
@@ -57,6 +75,7 @@ nb::tuple gate(nb::handle logits, nb::handle bias, std::int32_t top_k, std::int3
   options.score = score == "sigmoid" ? ep::GateScore::sigmoid : ep::GateScore::softmax;
   options.normalize = normalize;
   options.routed_scaling = routed_scaling;
+  if (!out.is_none()) return gate_into(scores, shift, options, out, stream);
   ep::Gated chosen = ep::gate(scores.view, shift.view, options);
   return nb::make_tuple(output(std::move(chosen.topk_idx)), output(std::move(chosen.topk_weights)));
 }
@@ -80,10 +99,20 @@ void bind_gate(nb::module_& module) {
       "gate", &gate, nb::arg("logits"), nb::arg("bias") = nb::none(), nb::kw_only(),
       nb::arg("top_k"), nb::arg("groups") = 1, nb::arg("groups_kept") = 1,
       nb::arg("score") = "sigmoid", nb::arg("normalize") = true, nb::arg("routed_scaling") = 1.0F,
-      "Selects experts from router logits as DeepSeek-V3 does; on the host.\n\n"
+      nb::arg("out") = nb::none(), nb::arg("stream") = nb::none(),
+      nb::sig(
+          "def gate(logits: typing.Any, bias: typing.Any = None, *, top_k: int, groups: int = 1, "
+          "groups_kept: int = 1, score: str = 'sigmoid', normalize: bool = True, "
+          "routed_scaling: float = 1.0, out: tuple[typing.Any, typing.Any] | None = None, "
+          "stream: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
+      "Selects experts from router logits as DeepSeek-V3 does.\n\n"
       "logits: float32 [tokens, experts]. bias: float32 [experts], affects the selection but "
       "not the weights. Of `groups` groups of experts, only the best `groups_kept` are "
-      "considered. Returns (topk_idx int64, topk_weights float32), [tokens, top_k] each."_doc);
+      "considered. Returns (topk_idx int64, topk_weights float32), [tokens, top_k] each.\n"
+      "out: arrays (topk_idx, topk_weights) to fill, which logits in GPU memory need; stream: the "
+      "stream of the kernel, by default the one on which logits are ready, or CUDA's default "
+      "stream. shoal.torch.gate allocates them. A token with a NaN or +infinity on a GPU gets "
+      "indices of -1 and weights of NaN; on the host it raises InvalidArgumentError."_doc);
 }
 
 }  // namespace shoal::python

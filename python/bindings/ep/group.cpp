@@ -108,7 +108,8 @@ void bind_lifetime(nb::class_<Group>& group) {
               "experts: int, max_tokens: int = 0, dtype: typing.Any = 'bfloat16', max_scales: int = "
               "0, live_results: int = 2, low_latency_max_tokens: int = 0, preinitialize: bool "
               "= False, mask_failed: bool = False, timeout: float | datetime.timedelta = 0.0, threads: int = 0, "
-              "combine_staging: bool = True) -> None"),
+              "combine_staging: bool = True, chunk_bytes: int = 0, chunks_in_flight: int = 0) -> "
+              "None"),
           "Collective over the team.\n\n"
           "hidden: channels of a row. top_k: experts per token, 1 to 32. experts: of all ranks "
           "together, a multiple of the number of ranks.\n"
@@ -120,7 +121,9 @@ void bind_lifetime(nb::class_<Group>& group) {
           "without ranks that time out. timeout: limit of every wait, in seconds or as a "
           "datetime.timedelta; 0: SHOAL_TIMEOUT_MS.\n"
           "threads: host threads that move rows; 0: SHOAL_EP_THREADS. combine_staging: allocate "
-          "room for expert output outside the heap.\n\n"
+          "room for expert output outside the heap.\n"
+          "chunk_bytes, chunks_in_flight: normal mode between nodes, per pair of nodes; 0: "
+          "SHOAL_EP_CHUNK, SHOAL_EP_DEPTH.\n\n"
           "Raises InvalidArgumentError for options outside their limits, ExhaustedError when the "
           "heap is too small (the message names the size), UnsupportedError for ranks without a "
           "transport between them."_doc)

@@ -29,15 +29,25 @@ void read_bias(NormalOptions& options, nb::handle given) {
 
 Routing route(const Group& self, nb::handle topk_idx, const nb::kwargs& given) {
   const Input indices = input(topk_idx, "topk_idx");
-  ep::Launch launch = launch_from("route", given);
+  ep::RouteOptions options;
+  ep::Launch& launch = options.launch;
+  Inputs arrays;
+  for (const auto& [key, value] : given) {
+    const std::string_view name = text_of(key);
+    if (name == "is_token_in_rank")
+      options.is_token_in_rank = arrays.write(value, "is_token_in_rank");
+    else
+      read_launch("route", name, value, launch);
+  }
   follow(launch, self, indices);
   ep::Routing routing;
   {
     nb::gil_scoped_release released;
-    routing = self.group.route(indices.view, launch);
+    routing = self.group.route(indices.view, options);
   }
   const auto give = [&](const Tensor& tensor) { return self.output(tensor, launch.stream); };
-  return {routing, give(routing.topk_idx), give(routing.rank_counts), give(routing.expert_counts)};
+  return {routing, give(routing.topk_idx), give(routing.rank_counts), give(routing.expert_counts),
+          give(routing.node_counts)};
 }
 
 Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwargs& given) {
@@ -121,18 +131,27 @@ void bind_routing(nb::module_& module) {
       .def_prop_ro(
           "tokens_per_expert", [](const Routing& self) { return self.routing.tokens_per_expert; },
           "[experts]; empty on GPUs."_doc)
+      .def_prop_ro(
+          "tokens_per_node", [](const Routing& self) { return self.routing.tokens_per_node; },
+          "[nodes], each token counted once per node (ranks that reach each other by load and "
+          "store); empty on GPUs."_doc)
       .def_ro("rank_counts", &Routing::rank_counts,
               array_signature("def rank_counts(self) -> shoal._core.Array | None"),
               "tokens_per_rank in GPU memory (int32); None on the host."_doc)
       .def_ro("expert_counts", &Routing::expert_counts,
               array_signature("def expert_counts(self) -> shoal._core.Array | None"),
               "tokens_per_expert in GPU memory (int32); None on the host."_doc)
+      .def_ro("node_counts", &Routing::node_counts,
+              array_signature("def node_counts(self) -> shoal._core.Array | None"),
+              "tokens_per_node in GPU memory (int32); None on the host."_doc)
       .def(
           "is_token_in_rank",
           [](const Routing& self, std::int64_t token, std::int32_t rank) {
             return self.routing.is_token_in_rank(token, rank);
           },
-          nb::arg("token"), nb::arg("rank"), "Whether a token goes to a rank."_doc)
+          nb::call_guard<nb::gil_scoped_release>(), nb::arg("token"), nb::arg("rank"),
+          "Whether a token goes to a rank. On GPUs the call waits for the group's work; "
+          "Group.route fills an array for all tokens."_doc)
       .def("__repr__", [](const Routing& self) {
         const auto& counts = self.routing.tokens_per_rank;
         return fmt::format("shoal.ep.Routing({} tokens, tokens_per_rank {})", self.routing.tokens(),
@@ -181,12 +200,15 @@ void bind_dispatched(nb::module_& module) {
 
 void bind_calls(nb::class_<Group>& group) {
   group
-      .def("route", &route, nb::arg("topk_idx"), nb::arg("launch"),
-           nb::sig("def route(self, topk_idx: typing.Any, *, stream: typing.Any = None, after: "
-                   "typing.Any = None, done: typing.Any = None, sms: int = 0) -> Routing"),
-           "Computes the destinations of tokens. Local. topk_idx: int64 or int32 [tokens, top_k]; "
-           "-1: no expert. Raises InvalidArgumentError, naming the token, for an index outside the "
-           "experts and for an expert that a token names twice."_doc)
+      .def(
+          "route", &route, nb::arg("topk_idx"), nb::arg("launch"),
+          nb::sig("def route(self, topk_idx: typing.Any, *, is_token_in_rank: typing.Any = None, "
+                  "stream: typing.Any = None, after: typing.Any = None, done: typing.Any = None, "
+                  "sms: int = 0) -> Routing"),
+          "Computes the destinations of tokens. Local. topk_idx: int64 or int32 [tokens, top_k]; "
+          "-1: no expert. is_token_in_rank: uint8 [tokens, ranks], is filled with 1 where a token "
+          "goes to a rank. Raises InvalidArgumentError, naming the token, for an index outside the "
+          "experts and for an expert that a token names twice."_doc)
       .def(
           "dispatch", &dispatch, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
           nb::sig("def dispatch(self, x: typing.Any, routing: Routing | Handle, *, weights: "

@@ -31,7 +31,7 @@ inline constexpr const char* kCombineWithGradient = "shoal.torch.combine";
 
 struct Routing {
   ep::Routing routing;
-  nb::object topk_idx, rank_counts, expert_counts;
+  nb::object topk_idx, rank_counts, expert_counts, node_counts;
 };
 
 struct Dispatched {

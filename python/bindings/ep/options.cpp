@@ -42,6 +42,8 @@ const std::map<std::string, Setter>& setters() {
                      nb::handle value) { options.timeout = duration_of(call, "timeout", value); }},
       setter("threads", &Options::threads),
       setter("combine_staging", &Options::combine_staging),
+      setter("chunk_bytes", &Options::chunk_bytes),
+      setter("chunks_in_flight", &Options::chunks_in_flight),
   };
   return table;
 }
@@ -91,7 +93,8 @@ ep::GroupOptions group_options_from(std::string_view call, const nb::kwargs& giv
       throw nb::type_error(
           fmt::format("{} has no option \"{}\"; there are hidden, top_k, experts, max_tokens, "
                       "dtype, max_scales, live_results, low_latency_max_tokens, preinitialize, "
-                      "mask_failed, timeout, threads and combine_staging",
+                      "mask_failed, timeout, threads, combine_staging, chunk_bytes and "
+                      "chunks_in_flight",
                       call, name)
               .c_str());
     found->second(call, options, value);
@@ -114,6 +117,8 @@ nb::dict to_dict(const ep::GroupOptions& options) {
   all["timeout"] = std::chrono::duration<double>(options.timeout).count();
   all["threads"] = options.threads;
   all["combine_staging"] = options.combine_staging;
+  all["chunk_bytes"] = options.chunk_bytes;
+  all["chunks_in_flight"] = options.chunks_in_flight;
   return all;
 }
 

@@ -4,12 +4,12 @@
     received = shoal.torch.dispatch(group, x, topk_idx, topk_weights)
     x = shoal.torch.combine(group, experts(received), received)
 
-`group` is a shoal.ep.Group. The operators are torch.ops.shoal.dispatch, .redispatch and .combine.
-`MoE` is a layer made of them.
+`gate` selects experts from router logits. `group` is a shoal.ep.Group. The operators are
+torch.ops.shoal.dispatch, .redispatch and .combine. `MoE` is a layer made of them.
 """
 
-from .functions import Received, combine, dispatch
+from .functions import Received, combine, dispatch, gate
 from .moe import MoE, grouped_linear
 from .ops import register
 
-__all__ = ["MoE", "Received", "combine", "dispatch", "grouped_linear", "register"]
+__all__ = ["MoE", "Received", "combine", "dispatch", "gate", "grouped_linear", "register"]

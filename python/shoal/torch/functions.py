@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dispatch and combine as differentiable functions of tensors."""
+"""dispatch and combine as differentiable functions of tensors; the gate."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import ep
 from . import eager, ops
 from .eager import Received
 
@@ -73,3 +74,46 @@ def combine(group: Any, y: Tensor, received: Received) -> Tensor:
     if eager.fits(y, received.handle):
         return eager.combine_rows(y, received.handle, group)
     return torch.ops.shoal.combine(y, None, received.handle, _number(group), received.tokens)[0]
+
+
+@torch.no_grad()
+def gate(
+    logits: Tensor,
+    bias: Tensor | None = None,
+    *,
+    top_k: int,
+    groups: int = 1,
+    groups_kept: int = 1,
+    score: str = "sigmoid",
+    normalize: bool = True,
+    routed_scaling: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Selects experts from router logits as DeepSeek-V3 does, with the same bits on host and GPU.
+
+    logits: float32 [tokens, experts], contiguous, on the host or on a GPU, where one kernel of the
+    current stream does the work. bias: float32 [experts], affects the selection but not the
+    weights. Of `groups` groups of experts, only the best `groups_kept` are considered. Returns
+    (topk_idx int64, topk_weights float32), [tokens, top_k] each. No gradient: a layer that trains
+    its router computes the weights of topk_idx itself.
+
+    Raises shoal.Error as `shoal.ep.gate` does.
+    """
+    shape = (logits.shape[0], top_k)
+    out = (
+        torch.empty(shape, dtype=torch.int64, device=logits.device),
+        torch.empty(shape, dtype=torch.float32, device=logits.device),
+    )
+    stream = torch.cuda.current_stream(logits.device) if logits.is_cuda else None
+    ep.gate(
+        logits.detach(),
+        bias if bias is None else bias.detach(),
+        top_k=top_k,
+        groups=groups,
+        groups_kept=groups_kept,
+        score=score,
+        normalize=normalize,
+        routed_scaling=routed_scaling,
+        out=out,
+        stream=stream,
+    )
+    return out

@@ -3,6 +3,7 @@
 
 #include "ep/cuda/low_latency/low_latency.hpp"
 #include "ep/cuda/normal/normal.hpp"
+#include "ep/cuda/regions.hpp"
 #include "ep/cuda/warmup.hpp"
 
 namespace shoal::ep::cuda {
@@ -19,6 +20,9 @@ class CudaBackend final : public detail::Backend {
     return {.bytes = layout.total,
             .arena_bytes = layout.arena_bytes,
             .arena_results = static_cast<std::size_t>(state_.shape.live_results)};
+  }
+  std::vector<observe::MemoryRegion> regions() const override {
+    return detail::regions_of(detail::DeviceLayout(state_.shape), state_.shape);
   }
   void open() override {
     group_.open();

@@ -11,6 +11,7 @@
 #include "ep/host/low_latency/low_latency.hpp"
 #include "ep/host/normal/expert_output.hpp"
 #include "ep/host/normal/normal.hpp"
+#include "ep/host/regions.hpp"
 #include "ep/unpack.hpp"
 
 namespace shoal::ep::host {
@@ -33,6 +34,9 @@ class HostBackend final : public detail::Backend {
   detail::BackendKind kind() const override { return detail::BackendKind::host; }
   detail::BlockPlan block_plan() const override {
     return {.bytes = group_.layout.total, .arena_bytes = group_.layout.arena_bytes};
+  }
+  std::vector<observe::MemoryRegion> regions() const override {
+    return regions_of(group_.layout, group_.state.shape);
   }
   // Only signals and notices need a known start. Zeroing the payload would touch pages that may
   // never be used.
@@ -107,6 +111,7 @@ void copy_routing(const Routing& routing, const RouteOptions& to) {
   };
   copy(routing.tokens_per_rank, to.tokens_per_rank);
   copy(routing.tokens_per_expert, to.tokens_per_expert);
+  copy(routing.tokens_per_node, to.tokens_per_node);
   if (!to.is_token_in_rank.defined()) return;
   auto* const in_rank = to.is_token_in_rank.as<std::uint8_t>();
   const auto ranks = static_cast<std::int64_t>(routing.tokens_per_rank.size());
@@ -124,6 +129,8 @@ Routing HostBackend::route(const TensorView& topk_idx, const RouteOptions& optio
   routing.topk_idx = state->topk_idx;
   routing.tokens_per_rank = state->tokens_per_rank;
   routing.tokens_per_expert = state->tokens_per_expert;
+  const auto& nodes = group_.state.nodes;
+  routing.tokens_per_node = detail::count_by_node(*state, nodes.node_of, nodes.count);
   routing.state = std::move(state);
   copy_routing(routing, options);
   return routing;

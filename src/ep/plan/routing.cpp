@@ -2,6 +2,7 @@
 #include "ep/plan/routing.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/align.hpp"
 #include "base/check.hpp"
@@ -15,9 +16,13 @@ bool Routing::is_token_in_rank(std::int64_t token, std::int32_t rank) const {
           Code::invalid_argument,
           "is_token_in_rank(token {}, rank {}); this routing has {} tokens and {} ranks", token,
           rank, state ? state->tokens : 0, state ? state->shape.ranks : 0);
-  require(
-      topk_idx.device.kind == DeviceKind::host, Code::unsupported,
-      "is_token_in_rank: this routing is in GPU memory, which the host does not read; use Routing::topk_idx there");
+  if (state->read_experts != nullptr) {
+    std::int64_t experts[kMaxTopK];
+    state->read_experts(*state, token, experts);
+    return std::any_of(experts, experts + state->shape.top_k, [&](std::int64_t expert) {
+      return expert >= 0 && expert / state->shape.local_experts == rank;
+    });
+  }
   const auto copies = state->copies_of(token);
   return std::any_of(copies.begin(), copies.end(),
                      [rank](const detail::Copy& copy) { return copy.rank == rank; });
@@ -110,6 +115,19 @@ std::shared_ptr<const RoutingState> make_routing(Tensor topk_idx, const Shape& s
     state->first_copy.push_back(static_cast<std::int32_t>(state->copies.size()));
   }
   return state;
+}
+
+std::vector<std::int32_t> count_by_node(const RoutingState& routing,
+                                        std::span<const std::int32_t> node_of, std::int32_t nodes) {
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(nodes), 0);
+  std::vector<std::int64_t> last(static_cast<std::size_t>(nodes), -1);  // token that counted last
+  for (std::int64_t token = 0; token < routing.tokens; ++token)
+    for (const Copy& copy : routing.copies_of(token)) {
+      const std::int32_t node = node_of[static_cast<std::size_t>(copy.rank)];
+      if (std::exchange(last[static_cast<std::size_t>(node)], token) != token)
+        ++tokens[static_cast<std::size_t>(node)];
+    }
+  return tokens;
 }
 
 std::vector<std::int64_t> rows_before(std::span<const std::int32_t> counts, std::int32_t ranks,

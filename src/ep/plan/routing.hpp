@@ -30,6 +30,9 @@ struct RoutingState {
   /// [tokens, top_k]: index of the token among those that this rank sends to the expert, or -1.
   std::vector<std::int32_t> expert_row_index;
   std::vector<std::int32_t> tokens_per_rank, tokens_per_expert;
+  /// Reads the experts of a token, [top_k], from GPU memory; nullptr where `copies` has them.
+  void (*read_experts)(const RoutingState& routing, std::int64_t token,
+                       std::int64_t* experts) = nullptr;
 
   /// The experts of a token, [top_k].
   std::span<const std::int64_t> experts_of(std::int64_t token) const {
@@ -82,6 +85,10 @@ Tensor even_topk(std::int64_t tokens, std::int32_t top_k, std::int32_t experts);
 /// Error{invalid_argument}.
 Tensor checked_topk(const TensorView& topk_idx, const Shape& shape, std::int64_t max_tokens,
                     const char* call);
+
+/// Tokens for each node, of which a token counts once; `node_of`: by rank.
+std::vector<std::int32_t> count_by_node(const RoutingState& routing,
+                                        std::span<const std::int32_t> node_of, std::int32_t nodes);
 
 /// `topk_idx` as returned by checked_topk.
 std::shared_ptr<const RoutingState> make_routing(Tensor topk_idx, const Shape& shape);

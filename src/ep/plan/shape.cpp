@@ -31,6 +31,10 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   require_range("max_scales", options.max_scales, 0, kMaxHidden);
   require_range("live_results", options.live_results, 1, 1024);
   require_range("threads", options.threads, 0, 1024);
+  constexpr std::int64_t kMinChunk = 4096, kMaxChunk = std::int64_t{1} << 30, kMaxChunks = 1024;
+  if (options.chunk_bytes != 0)
+    require_range("chunk_bytes", options.chunk_bytes, kMinChunk, kMaxChunk);
+  require_range("chunks_in_flight", options.chunks_in_flight, 0, kMaxChunks);
   require_range("timeout", options.timeout.count(), 0, 24LL * 3600 * 1000);
   require(options.experts % ranks == 0, Code::invalid_argument,
           "ep::GroupOptions.experts is {}; it must be divisible by the {} ranks of the group",
@@ -69,6 +73,8 @@ Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t n
   shape.live_results = options.live_results;
   shape.combine_staging = options.combine_staging;
   shape.mask_failed = options.mask_failed;
+  shape.chunk_bytes = options.chunk_bytes;
+  shape.chunks_in_flight = options.chunks_in_flight;
   shape.max_row_bytes = options.hidden * element;
   // The expert output of float8 rows has 16 bits per channel.
   shape.max_combine_row_bytes = options.hidden * std::max<std::size_t>(element, 2);

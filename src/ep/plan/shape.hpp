@@ -32,6 +32,8 @@ struct Shape {
   std::int64_t hidden = 0, max_tokens = 0, low_latency_max_tokens = 0, max_scales = 0;
   std::int32_t live_results = 0;
   bool combine_staging = true, mask_failed = false;
+  std::int64_t chunk_bytes = 0;       ///< 0: of the settings
+  std::int32_t chunks_in_flight = 0;  ///< 0: of the settings
   /// Low latency on GPUs: some ranks are out of reach of loads and stores.
   bool between_nodes = false;
   std::size_t max_row_bytes = 0;          ///< of the widest dispatch row of normal mode
@@ -53,6 +55,12 @@ struct Shape {
   /// Low latency: rows of one local expert, at most.
   std::int64_t low_latency_rows() const noexcept { return ranks * low_latency_max_tokens; }
 };
+
+/// The group's own option, or the setting.
+template <typename Value>
+Value option_or(std::int64_t option, Value setting) {
+  return option > 0 ? static_cast<Value>(option) : setting;
+}
 
 /// Throws Error{invalid_argument} for options outside their limits.
 Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes = 1);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPU of a PE. Several PEs of one process may use one GPU. They share its primary context, but
 // not the stream.
+#include <algorithm>
 #include <cstring>
 
 #include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/interrupt.hpp"
 #include "memory/cuda/backend.hpp"
+#include "memory/cuda/code.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/peers.hpp"
 #include "memory/cuda/stream_pool.hpp"
@@ -73,6 +75,9 @@ CudaDevice::CudaDevice(const DeviceRequest& request)
       attribute(driver_, handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   context = primary_context(driver_, handle_);
   activate();
+  // Kernels compiled for an older architecture lack what the GPU has.
+  const int code = code_architecture();
+  if (code != 0) compute_capability = std::min(compute_capability, code);
   describe_self(request);
   taken_stream_ = take_stream(*this, StreamPriority::highest);
   stream = taken_stream_.get();

@@ -176,7 +176,10 @@ void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool
     if (offset) allocator.release(*offset);
     throw;
   }
-  if (offset) return memory.heap_base() + *offset;
+  if (offset) {
+    memory.map().add("allocation", *offset, allocator.size_of(*offset));
+    return memory.heap_base() + *offset;
+  }
   if (bytes == 0) return nullptr;
   fail(Code::exhausted,
        "the symmetric heap has no room for {} bytes aligned to {}: {} of {} bytes are free, the "
@@ -202,6 +205,7 @@ void release(WorldState& state, const void* pointer) {
           pointer, offset);
   const auto completed = attempt([&] { state.fabric().quiet_segments(); });
   agree(state, {HeapCall::release, bytes, 0, offset}, completed);
+  memory.map().remove(offset);
   memory.heap().release(offset);
 }
 

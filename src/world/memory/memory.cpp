@@ -67,6 +67,7 @@ void Memory::connect_heap(std::span<const std::vector<std::byte>> created,
 }
 
 void Memory::release() noexcept {
+  map_ = {};
   shared_ranges_.clear();
   shared_buffers_.reset();
   device_heap_.reset();

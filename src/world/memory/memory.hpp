@@ -17,6 +17,7 @@
 #include "world/control.hpp"
 #include "world/memory/shared_buffers.hpp"
 #include "world/placement.hpp"
+#include "world/record/map.hpp"
 
 namespace shoal::detail {
 
@@ -83,6 +84,8 @@ class Memory {
   /// The buffers that this PE shares and maps. The first call creates the table.
   SharedBufferTable& shared_buffers();
   SharedRanges& shared_ranges() noexcept { return shared_ranges_; }
+  /// What other programs of this host see of the heap's allocations.
+  record::MapRecorder& map() noexcept { return map_; }
 
  private:
   Pe my_pe_ = 0;
@@ -97,6 +100,7 @@ class Memory {
   memory::Allocator staging_{0};
   std::size_t transport_staging_ = 0;
   memory::RegisteredBuffers registered_buffers_;
+  record::MapRecorder map_;
 };
 
 }  // namespace shoal::detail

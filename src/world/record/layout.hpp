@@ -96,7 +96,8 @@ struct PeBlock {
   Word epoch, active, awaited;  ///< PE + 1, or 0
 };
 
-enum class Kind : std::uint64_t { unused, pe, group };
+/// `map`: map.hpp.
+enum class Kind : std::uint64_t { unused, pe, group, map };
 
 struct Section {
   Word kind, offset, bytes;

@@ -133,20 +133,23 @@ PeRecord read_pe(const PeBlock& block) {
   return pe;
 }
 
-/// The records in a file descriptor of another process.
-std::vector<PeRecord> read_memfd(const std::string& path) {
+/// Calls `use` for the record in a file descriptor of process `pid`.
+void use_memfd(const std::string& path, std::int64_t pid,
+               const std::function<void(const ProcessBlock&, std::size_t)>& use) {
   const memory::FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status{};
   // The size of a record is sealed: reading it cannot fault.
   const int seals = fd ? fcntl(fd.get(), F_GET_SEALS) : -1;
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd.get(), &status) != 0) return {};
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd.get(), &status) != 0) return;
   const auto bytes = static_cast<std::size_t>(status.st_size);
-  if (bytes < sizeof(ProcessBlock)) return {};
+  if (bytes < sizeof(ProcessBlock)) return;
   void* const at = mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
-  if (at == MAP_FAILED) return {};
-  auto records = read(*static_cast<const ProcessBlock*>(at), bytes);
+  if (at == MAP_FAILED) return;
+  const auto& process = *static_cast<const ProcessBlock*>(at);
+  // A child of fork has its parent's descriptor as well.
+  if (process.pid.load() == static_cast<std::uint64_t>(pid) || process.pid.load() == 0)
+    use(process, bytes);
   munmap(at, bytes);
-  return records;
 }
 
 void sort(std::vector<PeRecord>& records) {
@@ -164,16 +167,8 @@ std::vector<PeRecord> read(const ProcessBlock& process, std::size_t bytes,
   const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(
                        std::chrono::steady_clock::now().time_since_epoch())
                        .count();
-  const auto* const data = reinterpret_cast<const std::byte*>(&process);
   const auto each = [&](Kind kind, std::size_t least, auto&& use) {
-    for (const Section& section : process.sections) {
-      const std::uint64_t offset = section.offset.load(), size = section.bytes.load();
-      if (size == 0) break;
-      if (section.kind.load() != static_cast<std::uint64_t>(kind)) continue;
-      if (offset % alignof(Word) != 0 || offset > bytes || size > bytes - offset || size < least)
-        continue;
-      use(data + offset, size);
-    }
+    each_section(process, bytes, kind, least, use);
   };
   std::vector<PeRecord> records;
   each(Kind::pe, sizeof(PeBlock), [&](const std::byte* at, std::size_t) {
@@ -197,6 +192,23 @@ std::vector<PeRecord> read(const ProcessBlock& process, std::size_t bytes,
   return records;
 }
 
+void each_process(const std::function<void(const ProcessBlock&, std::size_t)>& use) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  for (const auto& process : fs::directory_iterator("/proc", ignored)) {
+    const std::string name = process.path().filename();
+    std::int64_t pid = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc{}) continue;
+    std::error_code denied;
+    for (const auto& fd : fs::directory_iterator(process.path() / "fd", denied)) {
+      std::error_code gone;
+      const std::string target = fs::read_symlink(fd.path(), gone);
+      if (!gone && target.starts_with(fmt::format("/memfd:{}", kMemfdName)))
+        use_memfd(fd.path(), pid, use);
+    }
+  }
+}
+
 }  // namespace shoal::detail::record
 
 namespace shoal::observe {
@@ -208,24 +220,10 @@ std::vector<PeRecord> read_process() {
 }
 
 std::vector<PeRecord> read_host() {
-  namespace fs = std::filesystem;
   std::vector<PeRecord> all;
-  std::error_code ignored;
-  for (const auto& process : fs::directory_iterator("/proc", ignored)) {
-    const std::string name = process.path().filename();
-    std::int64_t pid = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc{}) continue;
-    std::error_code denied;
-    for (const auto& fd : fs::directory_iterator(process.path() / "fd", denied)) {
-      std::error_code gone;
-      const std::string target = fs::read_symlink(fd.path(), gone);
-      if (gone || !target.starts_with(fmt::format("/memfd:{}", detail::record::kMemfdName)))
-        continue;
-      // A child of fork has its parent's descriptor as well.
-      for (PeRecord& pe : detail::record::read_memfd(fd.path()))
-        if (pe.pid == pid || pe.pid == 0) all.push_back(std::move(pe));
-    }
-  }
+  detail::record::each_process([&](const detail::record::ProcessBlock& process, std::size_t bytes) {
+    for (PeRecord& pe : detail::record::read(process, bytes)) all.push_back(std::move(pe));
+  });
   detail::record::sort(all);
   return all;
 }

@@ -73,6 +73,8 @@ class GroupRecorder {
   /// Counters stand still while the library's own operations run.
   void set_counting(bool on) noexcept { counts_ = on && metrics_; }
   bool counting() const noexcept { return counts_; }
+  /// GroupRecord::number; 0 without a record.
+  std::uint64_t number() const noexcept { return group_ == nullptr ? 0 : group_->number.load(); }
   void set_failure(std::string_view reason) noexcept;
 
  private:

@@ -309,6 +309,23 @@ std::uint64_t number_of(const memory::Token& token) {
   return mixed(mixed(words[0]) ^ words[1]);
 }
 
+/// The heap as this PE sees it; its allocations are added while the world runs.
+record::MapRecorder map_of_heap(std::uint64_t world, const Placement& placement,
+                                const Memory& memory, const Fabric& fabric) {
+  constexpr std::size_t kMostAllocations = 1024;
+  observe::MemoryMap map;
+  map.world = world;
+  map.pe = placement.my_pe;
+  map.memory = "heap";
+  map.bytes = memory.heap_size();
+  const auto bases = fabric.peer_bases();
+  for (Pe pe = 0; pe < placement.n_pes; ++pe) {
+    map.pes.push_back(pe);
+    map.addresses.push_back(reinterpret_cast<std::uintptr_t>(bases[static_cast<std::size_t>(pe)]));
+  }
+  return {map, kMostAllocations};
+}
+
 }  // namespace
 
 void Opening::make_teams(BlobWriter&) {
@@ -317,6 +334,7 @@ void Opening::make_teams(BlobWriter&) {
                                     settings_.max_teams);
   state_->recorder_ = record::PeRecorder(number_of(placement_.token), placement_.my_pe,
                                          placement_.n_pes, topology::read_host_identity("").name);
+  memory_.map() = map_of_heap(state_->recorder_.world(), placement_, memory_, fabric_);
   record::watch_signal(settings_);
   state_->health_ = std::make_unique<Health>(placement_, memory_, fabric_, state_->bootstrap_);
   state_->wait_times_ = wait_times(settings_.spin, placement_.pes_on_host(),

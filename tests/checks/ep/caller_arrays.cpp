@@ -64,34 +64,59 @@ ep::GroupOptions caller_array_options(const EpCase& c) {
   return options;
 }
 
+namespace {
+
+/// Routing::is_token_in_rank of the first and the last tokens.
+void check_answers(const ep::Routing& routing, const EpCase& c,
+                   const std::vector<std::uint8_t>& in_rank) {
+  constexpr std::int64_t kTokens = 3;
+  for (std::int64_t t = 0; t < routing.tokens(); ++t)
+    for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
+      if (t >= kTokens && t < routing.tokens() - kTokens) continue;
+      if (routing.is_token_in_rank(t, rank) != (in_rank[t * c.ranks + rank] != 0))
+        throw std::runtime_error(
+            fmt::format("is_token_in_rank({}, {}) is wrong ({})", t, rank, c.describe()));
+    }
+}
+
+}  // namespace
+
 void check_route_arrays(ep::Group& group, const EpCase& c, const TensorMover& tensors) {
   const std::int32_t me = group.team().my_pe();
   const auto topk = c.topk(me);
   std::vector<std::uint8_t> in_rank(c.tokens(me) * c.ranks);
-  std::vector<std::int32_t> per_rank(c.ranks), per_expert(c.experts);
-  for (std::int64_t t = 0; t < c.tokens(me); ++t)
-    for (const std::int32_t rank : ranks_of(c, topk.data() + t * c.top_k)) {
+  std::vector<std::int32_t> per_rank(c.ranks), per_expert(c.experts), per_node(c.nodes);
+  for (std::int64_t t = 0; t < c.tokens(me); ++t) {
+    const auto ranks = ranks_of(c, topk.data() + t * c.top_k);
+    for (const std::int32_t rank : ranks) {
       in_rank[t * c.ranks + rank] = 1;
       ++per_rank[rank];
     }
+    for (const std::int32_t node : nodes_of(c, ranks)) ++per_node[node];
+  }
   for (const std::int64_t expert : topk)
     if (expert >= 0) ++per_expert[expert];
 
   const DeviceInputs in(c, me, tensors);
-  for (int subset = 0; subset < 8; ++subset) {
+  for (int subset = 0; subset < 16; ++subset) {
     const CallerArray is_token_in_rank(tensors, DataType::uint8, {c.tokens(me), c.ranks}),
         tokens_per_rank(tensors, DataType::int32, {c.ranks}),
-        tokens_per_expert(tensors, DataType::int32, {c.experts});
+        tokens_per_expert(tensors, DataType::int32, {c.experts}),
+        tokens_per_node(tensors, DataType::int32, {c.nodes});
     const auto given = [&](int bit, const CallerArray& array) {
       return (subset >> bit & 1) != 0 ? array.view() : TensorView{};
     };
-    group.route(in.topk_idx, {.is_token_in_rank = given(0, is_token_in_rank),
-                              .tokens_per_rank = given(1, tokens_per_rank),
-                              .tokens_per_expert = given(2, tokens_per_expert)});
+    const ep::Routing routing =
+        group.route(in.topk_idx, {.is_token_in_rank = given(0, is_token_in_rank),
+                                  .tokens_per_rank = given(1, tokens_per_rank),
+                                  .tokens_per_expert = given(2, tokens_per_expert),
+                                  .tokens_per_node = given(3, tokens_per_node)});
     group.synchronize();
     is_token_in_rank.expect_values(named("is_token_in_rank", c), in_rank, (subset & 1) != 0);
     tokens_per_rank.expect_values(named("tokens_per_rank", c), per_rank, (subset & 2) != 0);
     tokens_per_expert.expect_values(named("tokens_per_expert", c), per_expert, (subset & 4) != 0);
+    tokens_per_node.expect_values(named("tokens_per_node", c), per_node, (subset & 8) != 0);
+    check_answers(routing, c, in_rank);
   }
 }
 

@@ -312,11 +312,17 @@ void GpuRound::check(const ep::Routing& routing) {
   for (const std::int64_t expert : topk)
     if (expert >= 0) ++per_expert[expert];
   expect(routing.tokens() == tokens_, "the routing has the wrong number of tokens");
-  expect(routing.tokens_per_rank.empty() && routing.tokens_per_expert.empty(),
+  std::vector<std::int32_t> per_node(case_.nodes);
+  for (std::int64_t t = 0; t < tokens_; ++t)
+    for (const std::int32_t node : nodes_of(case_, ranks_of(case_, topk.data() + t * case_.top_k)))
+      ++per_node[node];
+  expect(routing.tokens_per_rank.empty() && routing.tokens_per_expert.empty() &&
+             routing.tokens_per_node.empty(),
          "a routing on a GPU has counts on the host");
   expect_values(owner_.tensors, "Routing.topk_idx", routing.topk_idx, topk);
   expect_values(owner_.tensors, "Routing.rank_counts", routing.rank_counts, per_rank);
   expect_values(owner_.tensors, "Routing.expert_counts", routing.expert_counts, per_expert);
+  expect_values(owner_.tensors, "Routing.node_counts", routing.node_counts, per_node);
 }
 
 void GpuRound::check(const ep::Dispatched& got, bool from_cache, bool worst_case_layout) {

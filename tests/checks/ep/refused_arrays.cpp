@@ -57,13 +57,15 @@ void check_refused_route(ep::Group& group, const EpCase& c, const TensorMover& t
   const std::int64_t tokens = topk_idx.shape[0];
   const CallerArray in_rank(tensors, DataType::uint8, {tokens, c.ranks}),
       per_rank(tensors, DataType::int32, {c.ranks}),
-      per_expert(tensors, DataType::int32, {c.experts});
+      per_expert(tensors, DataType::int32, {c.experts}),
+      per_node(tensors, DataType::int32, {c.nodes});
   const ep::RouteOptions good{.is_token_in_rank = in_rank.view(),
                               .tokens_per_rank = per_rank.view(),
-                              .tokens_per_expert = per_expert.view()};
+                              .tokens_per_expert = per_expert.view(),
+                              .tokens_per_node = per_node.view()};
   const auto refuse = [&](const char* name, TensorView ep::RouteOptions::* array) {
     const std::string full = fmt::format("RouteOptions.{}", name);
-    for (const auto& [text, view] : refusals(full, good.*array, false, full)) {
+    for (const auto& [text, view] : refusals(full, good.*array, (good.*array).size() == 1, full)) {
       ep::RouteOptions bad = good;
       bad.*array = view;
       expect_error(kBad, text, [&] { group.route(topk_idx, bad); });
@@ -72,8 +74,9 @@ void check_refused_route(ep::Group& group, const EpCase& c, const TensorMover& t
   refuse("is_token_in_rank", &ep::RouteOptions::is_token_in_rank);
   refuse("tokens_per_rank", &ep::RouteOptions::tokens_per_rank);
   refuse("tokens_per_expert", &ep::RouteOptions::tokens_per_expert);
+  refuse("tokens_per_node", &ep::RouteOptions::tokens_per_node);
   group.synchronize();
-  for (const CallerArray* const array : {&in_rank, &per_rank, &per_expert})
+  for (const CallerArray* const array : {&in_rank, &per_rank, &per_expert, &per_node})
     array->expect_untouched("an array of a refused route");
 }
 

@@ -495,7 +495,7 @@ TEST(EpGpuNormal, CloseWaitsForWhatIsQueued) {
   });
 }
 
-TEST(EpGpuNormal, SmallRoutingsAreNotReadOnTheHost) {
+TEST(EpGpuNormal, SmallRoutingsAnswerOnTheHost) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small_case(2);
   ep::GroupOptions options = options_for(c);
@@ -504,8 +504,16 @@ TEST(EpGpuNormal, SmallRoutingsAreNotReadOnTheHost) {
       [&](GpuGroup& group) {
         GpuRound round(group, c, {});
         const ep::Routing routing = round.route();
-        expect_error(Code::unsupported, "in GPU memory",
-                     [&] { (void)routing.is_token_in_rank(0, 0); });
+        const std::int32_t me = group.group.team().my_pe();
+        const auto topk = c.topk(me);
+        for (std::int64_t t = 0; t < c.tokens(me); ++t) {
+          const auto ranks = ranks_of(c, topk.data() + t * c.top_k);
+          for (std::int32_t rank = 0; rank < c.ranks; ++rank)
+            EXPECT_EQ(routing.is_token_in_rank(t, rank),
+                      std::find(ranks.begin(), ranks.end(), rank) != ranks.end());
+        }
+        expect_error(Code::invalid_argument, "is_token_in_rank(token",
+                     [&] { (void)routing.is_token_in_rank(c.tokens(me), 0); });
       },
       options);
 }

@@ -66,6 +66,13 @@ def test_dispatch_and_combine():
         routing = group.route(idx)
         per_rank = torch.stack([(indices // LOCAL == rank).any(1).sum() for rank in range(PES)])
         assert routing.tokens_per_rank == [] and same(take(routing.rank_counts), per_rank.int())
+        in_rank = torch.full((len(rows), PES), 7, dtype=torch.uint8).cuda()
+        group.route(idx, is_token_in_rank=in_rank)
+        wanted_ranks = torch.stack([(indices // LOCAL == rank).any(1) for rank in range(PES)], 1)
+        assert same(in_rank, wanted_ranks.byte())
+        assert same(take(routing.node_counts), wanted_ranks.any(1).sum()[None].int())
+        for token, ranks in list(enumerate(wanted_ranks.tolist()))[:3]:
+            assert [routing.is_token_in_rank(token, rank) for rank in range(PES)] == ranks
         received = group.dispatch(x, routing, weights=device_weights)
         wanted = expected_dispatch(pe)
         for got, want in zip(

@@ -240,3 +240,14 @@ def test_compiled(backend, worst_case_rows):
             torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
         torch.cuda.synchronize()
         del out, results, actual, expected
+
+
+@pytest.mark.parametrize("score", ["sigmoid", "softmax"])
+def test_gate_has_the_bits_of_the_host(score):
+    generator = torch.Generator().manual_seed(2)
+    logits = 3 * torch.randn(700, 96, generator=generator)
+    bias = 0.1 * torch.randn(96, generator=generator)
+    options = {"top_k": 6, "groups": 8, "groups_kept": 3, "score": score, "routed_scaling": 2.5}
+    wanted = shoal.torch.gate(logits, bias, **options)
+    got = shoal.torch.gate(logits.cuda(), bias.cuda(), **options)
+    assert all(torch.equal(fetch(a), b) for a, b in zip(got, wanted))

@@ -322,6 +322,10 @@ TEST(EpBadInput, RanksThatDisagreeAllGetTheSameError) {
     EXPECT_ERROR(Code::mismatch, "hidden differs between ranks: 64 on PE 0, 128 on PE 1",
                  ep::Group(world.team(), options));
     options = options_for(c);
+    if (world.my_pe() == 2) options.chunks_in_flight = 3;
+    EXPECT_ERROR(Code::mismatch, "chunks_in_flight differs between ranks: 0 on PE 0, 3 on PE 2",
+                 ep::Group(world.team(), options));
+    options = options_for(c);
     if (world.my_pe() == 2) options.top_k = 99;
     EXPECT_ERROR(Code::invalid_argument, "top_k is 99", ep::Group(world.team(), options));
     options = options_for(c);

@@ -92,6 +92,23 @@ TEST_P(EpNodes, ChunksOfOneTokenAndSeveralThreads) {
              {.bytes = 4096, .depth = depth});
 }
 
+/// Options of a group go before the settings of its world, which groups of the same world keep.
+TEST_P(EpNodes, GroupsHaveTheirOwnChunks) {
+  EpCase c = small(GetParam(), 6);
+  c.hidden = 2048;
+  run_threads(c.ranks, settings_for(c), [&](World& world) {
+    ep::GroupOptions options = options_for(c);
+    ep::Group usual(world.team(), options);
+    options.chunk_bytes = 4096;
+    options.chunks_in_flight = 2;
+    ep::Group small_chunks(world.team(), options);
+    EXPECT_EQ(small_chunks.options().chunks_in_flight, 2);
+    for (ep::Group* const group : {&usual, &small_chunks}) check_normal(*group, c);
+    small_chunks.close();
+    usual.close();
+  });
+}
+
 TEST_P(EpNodes, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam());

@@ -32,7 +32,7 @@ EXPECT_MEMBER(shoal_tensor, rank, 76, int32_t);
 EXPECT_MEMBER(shoal_tensor, device, 80, int32_t);
 EXPECT_MEMBER(shoal_tensor, device_index, 84, int32_t);
 
-EXPECT_STRUCT(shoal_ep_group_options, 80);
+EXPECT_STRUCT(shoal_ep_group_options, 96);
 EXPECT_MEMBER(shoal_ep_group_options, size, 0, size_t);
 EXPECT_MEMBER(shoal_ep_group_options, max_tokens, 8, int64_t);
 EXPECT_MEMBER(shoal_ep_group_options, hidden, 16, int64_t);
@@ -47,6 +47,9 @@ EXPECT_MEMBER(shoal_ep_group_options, preinitialize, 64, int32_t);
 EXPECT_MEMBER(shoal_ep_group_options, mask_failed, 68, int32_t);
 EXPECT_MEMBER(shoal_ep_group_options, threads, 72, int32_t);
 EXPECT_MEMBER(shoal_ep_group_options, combine_staging, 76, int32_t);
+EXPECT_MEMBER(shoal_ep_group_options, chunk_bytes, 80, int64_t);
+EXPECT_MEMBER(shoal_ep_group_options, chunks_in_flight, 88, int32_t);
+EXPECT_MEMBER(shoal_ep_group_options, reserved, 92, int32_t);
 
 EXPECT_STRUCT(shoal_ep_launch, 40);
 EXPECT_MEMBER(shoal_ep_launch, size, 0, size_t);
@@ -94,7 +97,7 @@ EXPECT_MEMBER(shoal_ep_low_latency_combine_options, log_fmt, 36, int32_t);
 EXPECT_MEMBER(shoal_ep_low_latency_combine_options, zero_copy, 40, int32_t);
 EXPECT_MEMBER(shoal_ep_low_latency_combine_options, defer_receive, 44, int32_t);
 
-EXPECT_STRUCT(shoal_ep_routing, 312);
+EXPECT_STRUCT(shoal_ep_routing, 416);
 EXPECT_MEMBER(shoal_ep_routing, size, 0, size_t);
 EXPECT_MEMBER(shoal_ep_routing, owner, 8, shoal_owner*);
 EXPECT_MEMBER(shoal_ep_routing, topk_idx, 16, shoal_tensor);
@@ -105,6 +108,10 @@ EXPECT_MEMBER(shoal_ep_routing, tokens_per_expert, 288, const int32_t*);
 EXPECT_MEMBER(shoal_ep_routing, tokens, 296, int64_t);
 EXPECT_MEMBER(shoal_ep_routing, ranks, 304, int32_t);
 EXPECT_MEMBER(shoal_ep_routing, experts, 308, int32_t);
+EXPECT_MEMBER(shoal_ep_routing, node_counts, 312, shoal_tensor);
+EXPECT_MEMBER(shoal_ep_routing, tokens_per_node, 400, const int32_t*);
+EXPECT_MEMBER(shoal_ep_routing, nodes, 408, int32_t);
+EXPECT_MEMBER(shoal_ep_routing, reserved, 412, int32_t);
 
 EXPECT_STRUCT(shoal_ep_dispatched, 760);
 EXPECT_MEMBER(shoal_ep_dispatched, size, 0, size_t);

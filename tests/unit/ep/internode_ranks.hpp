@@ -187,8 +187,9 @@ class Ranks {
     normal.scale_stride = 1;  // columns
     normal.scale_step = c_.max_tokens;
     normal.scale_count = static_cast<std::uint32_t>(c_.scales);
-    normal.routing = {r.topk_idx.data(), r.copies.data(), r.rank_counts.data(),
-                      r.expert_counts.data(), r.expert_row_indices.data()};
+    normal.routing = {r.topk_idx.data(),           r.copies.data(),
+                      r.rank_counts.data(),        r.expert_counts.data(),
+                      r.expert_row_indices.data(), nullptr};
     normal.handle = handle_of(r);
     normal.cached = cached ? 1 : 0;
     normal.region = layout_.arena;

@@ -78,6 +78,31 @@ TEST(EpLayout, BadOptionsNameTheFieldAndItsLimits) {
             std::string::npos);
   EXPECT_NE(message([](auto& o) { o.live_results = 0; }, 8).find("live_results is 0"),
             std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.chunk_bytes = 4095; }, 8)
+                .find("chunk_bytes is 4095; allowed: 4096 to 1073741824"),
+            std::string::npos);
+  EXPECT_NE(message([](auto& o) { o.chunks_in_flight = 1025; }, 8)
+                .find("chunks_in_flight is 1025; allowed: 0 to 1024"),
+            std::string::npos);
+}
+
+// The options of a group go before the settings of its world.
+TEST(EpLayout, ChunksOfAGroup) {
+  GroupOptions options = test::deepseek_options();
+  Settings settings;
+  settings.ep_chunk = std::size_t{1} << 20;
+  settings.ep_depth = 7;
+  const host::GroupLayout usual(detail::make_shape(options, 8, 2), settings);
+  EXPECT_EQ(usual.chunk_bytes, std::size_t{1} << 20);
+  EXPECT_EQ(usual.chunk_depth, 7U);
+  const std::size_t hint = size_hint(options, 8, DeviceKind::cuda, 2).normal;
+  options.chunk_bytes = 256 << 10;
+  options.chunks_in_flight = 3;
+  const host::GroupLayout own(detail::make_shape(options, 8, 2), settings);
+  EXPECT_EQ(own.chunk_bytes, std::size_t{256} << 10);
+  EXPECT_EQ(own.chunk_depth, 3U);
+  EXPECT_EQ(own.chunks_in - own.chunks_out, 2 * 3 * own.chunk_bytes);
+  EXPECT_LT(size_hint(options, 8, DeviceKind::cuda, 2).normal, hint);
 }
 
 TEST(EpLayout, SizesThatExceed64BitsAreRejected) {
@@ -123,9 +148,12 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
         detail::checked_topk(TensorView(topk_idx.data(), DataType::int64, {c.tokens(0), c.top_k}),
                              shape, c.max_tokens, "test"),
         shape);
-    const Routing routing{
-        state->topk_idx, state->tokens_per_rank, state->tokens_per_expert, {}, {}, state};
+    Routing routing;
+    routing.topk_idx = state->topk_idx;
+    routing.state = state;
     std::vector<std::int32_t> per_rank(c.ranks), per_expert(c.experts);
+    std::vector<std::int32_t> node_of(c.ranks), per_node(2);  // even ranks, odd ranks
+    for (std::int32_t rank = 0; rank < c.ranks; ++rank) node_of[rank] = rank % 2;
     for (std::int64_t t = 0; t < c.tokens(0); ++t) {
       for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
         bool here = false;
@@ -134,6 +162,12 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
                   topk_idx[t * c.top_k + k] / c.local_experts() == rank;
         EXPECT_EQ(routing.is_token_in_rank(t, rank), here);
         per_rank[rank] += here;
+      }
+      for (std::int32_t node = 0; node < 2; ++node) {
+        bool here = false;
+        for (std::int32_t rank = node; rank < c.ranks; rank += 2)
+          here |= routing.is_token_in_rank(t, rank);
+        per_node[node] += here;
       }
       std::int32_t last = -1;  // copies are ordered by the last top-k slot of their rank
       for (const detail::Copy& copy : routing.state->copies_of(t)) {
@@ -148,8 +182,9 @@ TEST(EpRouting, MatchesNaiveCountsAndOrder) {
     }
     for (std::int64_t expert : topk_idx)
       if (expert >= 0) ++per_expert[expert];
-    EXPECT_EQ(routing.tokens_per_rank, per_rank);
-    EXPECT_EQ(routing.tokens_per_expert, per_expert);
+    EXPECT_EQ(state->tokens_per_rank, per_rank);
+    EXPECT_EQ(state->tokens_per_expert, per_expert);
+    EXPECT_EQ(detail::count_by_node(*state, node_of, 2), per_node);
   }
 }
 

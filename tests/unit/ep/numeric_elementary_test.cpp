@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// log2 and exp2 against libm in float64.
+// log2 and exp2 against libm in float64, exp against libm in long double.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
 
 #include "ep/numeric/elementary.hpp"
+#include "ep/numeric/exponential.hpp"
 
 namespace shoal::ep::numeric {
 namespace {
@@ -64,6 +65,31 @@ TEST(NumericExp2, ExactAtIntegersAndSpecialValues) {
   EXPECT_EQ(exp2(-152.0f), 0.0f);
   EXPECT_EQ(exp2(-INFINITY), 0.0f);
   EXPECT_TRUE(std::isnan(exp2(NAN)));
+}
+
+TEST(NumericExp, IsWithinOneUlp) {
+  long double worst = 0;
+  const auto look = [&](double x) {
+    const long double want = std::exp(static_cast<long double>(x));
+    const long double unit = std::ldexp(1.0L, std::ilogb(want) - 52);
+    worst = std::max(worst, std::abs(static_cast<long double>(exp(x)) - want) / unit);
+  };
+  for (double x = -708.0; x < 709.0; x += 0x1.35p-8) look(x);
+  for (double x = 1e-300; x < 1; x *= 1.03)
+    for (const double y : {x, -x}) look(y);
+  EXPECT_LT(worst, 1.0L);
+  RecordProperty("worst_ulps", std::to_string(worst));
+}
+
+TEST(NumericExp, SpecialValues) {
+  EXPECT_EQ(exp(0.0), 1.0);
+  EXPECT_EQ(exp(-0.0), 1.0);
+  EXPECT_EQ(exp(710.0), INFINITY);
+  EXPECT_EQ(exp(static_cast<double>(INFINITY)), INFINITY);
+  EXPECT_EQ(exp(-746.0), 0.0);
+  EXPECT_EQ(exp(-static_cast<double>(INFINITY)), 0.0);
+  EXPECT_NEAR(exp(-740.0), std::exp(-740.0), 1e-323);  // subnormal
+  EXPECT_TRUE(std::isnan(exp(static_cast<double>(NAN))));
 }
 
 }  // namespace

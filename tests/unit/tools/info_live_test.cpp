@@ -47,6 +47,16 @@ std::vector<PeRecord> all(std::int64_t wait_ms, std::int64_t slow_ms, std::int64
   return records;
 }
 
+TEST(InfoLive, PlacesAreAddressesOrOffsets) {
+  EXPECT_EQ(place_from("0x7f00000010").value, 0x7f00000010U);
+  EXPECT_FALSE(place_from("0x7f00000010").is_offset);
+  EXPECT_EQ(place_from("+4096").value, 4096U);
+  EXPECT_TRUE(place_from("+4096").is_offset);
+  EXPECT_EQ(place_from("+0x20").value, 32U);
+  for (const char* const text : {"", "+", "0x", "12", "0xg", "+1x", "0x11111111111111111"})
+    expect_error(Code::invalid_argument, "--locate is \"", [&] { place_from(text); });
+}
+
 TEST(InfoLive, ShowsRatesBetweenTwoReadings) {
   const std::string text = activity_text(all(110, 510, 12), all(10, 10, 10));
   expect_parts(text,

@@ -24,6 +24,8 @@ class BetweenNodesBackend final : public detail::Backend {
     return normal() == nullptr ? staged_->kind() : detail::BackendKind::cuda;
   }
   detail::BlockPlan block_plan() const override { return staged_->block_plan(); }
+  /// Of what is staged. The blocks of kernels have maps of their own.
+  std::vector<observe::MemoryRegion> regions() const override { return staged_->regions(); }
   void open() override {
     detail::BetweenNodes ways;
     if (kLowLatencyBetweenNodes || kNormalBetweenNodes) ways.reason = open_kernels();

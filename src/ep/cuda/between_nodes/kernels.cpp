@@ -4,20 +4,22 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "ep/block_map.hpp"
 #include "ep/cuda/low_latency/remote_ranks.hpp"
+#include "ep/cuda/regions.hpp"
 #include "memory/device.hpp"
 #include "world/device_side.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
 
-/// The layout of the block for kernels.
-detail::DeviceLayout layout_for(const GroupState& state) {
+/// What the block for kernels has room for.
+detail::Shape low_latency_shape(const GroupState& state) {
   detail::Shape shape = state.shape;
   shape.max_tokens = 0;
   shape.combine_staging = false;
   shape.between_nodes = true;
-  return detail::DeviceLayout(shape);
+  return shape;
 }
 
 /// By rank: equal numbers where loads and stores reach.
@@ -87,20 +89,23 @@ void Kernels::open() {
   const GroupState& state = group.state;
   auto& world = *state.world;
   const auto domains = domains_of(state);
-  const detail::DeviceLayout layout = layout_for(state);
+  const detail::Shape shape = low_latency_shape(state);
+  const detail::DeviceLayout layout(shape);
   const std::size_t outboxes = most_outboxes(domains);
   memory_ = static_cast<std::byte*>(world.heap().malloc((1 + outboxes) * layout.total));
   const std::size_t offset = world.heap().offset_of(memory_);
   RemoteRanks remote{};
   remote.world = world.device_side()->world();
   remote.path = group.network = path_of(state, memory_, (1 + outboxes) * layout.total);
-  std::vector<std::byte*> blocks;
+  std::vector<std::byte*> blocks, reached;  // reached: nullptr where there is an outbox
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
     const Pe pe = state.world_pe(rank);
     if (domains[rank] == domains[state.me]) {
       blocks.push_back(world.peer_base(pe) + offset);
+      reached.push_back(blocks.back());
       continue;
     }
+    reached.push_back(nullptr);
     blocks.push_back(memory_ + (1 + static_cast<std::size_t>(remote.count)) * layout.total);
     remote.rank[remote.count] = static_cast<std::int16_t>(rank);
     remote.pe[remote.count++] = static_cast<std::int16_t>(pe);
@@ -110,6 +115,8 @@ void Kernels::open() {
     check(cudaMemsetAsync(memory_ + box * layout.total, 0, layout.control_end, group.stream),
           "outboxes of an ep::Group");
   group.open(layout, blocks);
+  map_ = detail::show_block(state, "heap", offset, (1 + outboxes) * layout.total, reached,
+                            detail::regions_of(layout, outboxes, shape));
   remote.world.timeout_ns = group.device.timeout_ns;
   preload_quiet();
   if (low_latency) low_latency->connect(remote);
@@ -132,6 +139,7 @@ void Kernels::drain() {
 
 void Kernels::release() {
   if (normal) normal->release();
+  map_ = {};
   if (memory_ != nullptr) group.state.world->heap().free(memory_);
   memory_ = nullptr;
 }

@@ -47,6 +47,7 @@ class Kernels {
 
  private:
   std::byte* memory_ = nullptr;
+  shoal::detail::record::MapRecorder map_;
 };
 
 }  // namespace shoal::ep::cuda

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/between_nodes/normal_kernels.hpp"
 
+#include "ep/block_map.hpp"
 #include "ep/cuda/between_nodes/kernels.hpp"
+#include "ep/cuda/regions.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
 
-detail::DeviceLayout layout_of(const GroupState& state) {
+detail::Shape normal_shape(const GroupState& state) {
   detail::Shape shape = state.shape;
   shape.low_latency_max_tokens = 0;
-  return detail::DeviceLayout(shape);
+  return shape;
 }
 
 }  // namespace
 
 NormalKernels::NormalKernels(GroupState& state, const detail::Nodes& nodes)
     : group(state),
-      layout_(layout_of(state)),
+      layout_(normal_shape(state)),
       internode_(group, nodes, layout_.total),
       calls(group, &internode_) {}
 
@@ -31,6 +33,9 @@ void NormalKernels::open() {
     blocks.push_back(base == nullptr ? nullptr : base + offset);
   }
   group.open(layout_, blocks);
+  map_ = detail::show_block(
+      state, "heap", offset, internode_.end(), blocks,
+      detail::regions_of(layout_, internode_.grid().layout, normal_shape(state)));
   state.arena.reset(layout_.arena_bytes, static_cast<std::size_t>(state.shape.live_results));
   group.network = path_of(state, memory_, internode_.end());
   internode_.open(group.network);
@@ -44,6 +49,7 @@ void NormalKernels::drain() {
 }
 
 void NormalKernels::release() {
+  map_ = {};
   if (memory_ != nullptr) group.state.world->heap().free(memory_);
   memory_ = nullptr;
 }

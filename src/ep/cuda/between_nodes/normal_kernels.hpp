@@ -29,6 +29,7 @@ class NormalKernels {
   const detail::DeviceLayout layout_;
   Internode internode_;
   std::byte* memory_ = nullptr;
+  shoal::detail::record::MapRecorder map_;
 
  public:
   Normal calls;

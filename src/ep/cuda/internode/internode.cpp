@@ -24,8 +24,9 @@ Internode::Internode(CudaGroup& group, const detail::Nodes& nodes, std::size_t s
     : group_(group), shape_(with_nodes(group.state.shape, nodes.count)) {
   const auto& settings = group.state.world->settings();
   const detail::DeviceLayout device(shape_);
-  grid_.layout = detail::RailLayout(shape_, device.notice_bytes, start, settings.ep_chunk,
-                                    static_cast<std::uint32_t>(settings.ep_depth));
+  grid_.layout = detail::RailLayout(
+      shape_, device.notice_bytes, start, detail::option_or(shape_.chunk_bytes, settings.ep_chunk),
+      detail::option_or(shape_.chunks_in_flight, static_cast<std::uint32_t>(settings.ep_depth)));
   grid_.nodes = nodes.count;
   grid_.size = nodes.size;
   grid_.mine = nodes.mine;
@@ -101,7 +102,8 @@ void Internode::route(NormalRoute params, const NodeRouting& routing, cudaStream
   params.out.copies = routing.copies;
   params.out.rank_counts = routing.counts;
   params.is_token_in_rank = nullptr;
-  params.rank_counts = params.expert_counts = nullptr;
+  params.rank_counts = params.node_counts;
+  params.out.node_counts = params.node_counts = params.expert_counts = nullptr;
   launch_normal_route(params, on);
   launch_list_node_tokens({routing, params.tokens}, on);
 }

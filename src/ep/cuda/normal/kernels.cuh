@@ -53,6 +53,8 @@ struct RoutingArrays {
   std::int32_t* expert_counts;  ///< [experts]
   /// [tokens, top_k]: index of the token among those of the slot's expert; by number_topk_slots.
   std::int32_t* expert_row_indices;
+  /// [1]: tokens with an expert, of a group on one node; nullptr: not counted.
+  std::int32_t* node_counts;
 };
 
 /// The arrays of a handle, in device memory.
@@ -86,6 +88,7 @@ struct NormalRoute {
   // Copies for the caller, or nullptr.
   std::uint8_t* is_token_in_rank;             ///< [tokens, ranks]: 0 or 1
   std::int32_t *rank_counts, *expert_counts;  ///< [ranks], [experts]
+  std::int32_t* node_counts;                  ///< [1], with out.node_counts
   Divisor by_top_k, by_local_experts;         ///< set by the launcher
 };
 

@@ -25,6 +25,7 @@ RoutingArrays routing_arrays(std::byte* block, std::int64_t tokens, const detail
   arrays.rank_counts = cursor.take<std::int32_t>(shape.ranks);
   arrays.expert_counts = cursor.take<std::int32_t>(shape.experts);
   arrays.expert_row_indices = cursor.take<std::int32_t>(tokens * shape.top_k);
+  arrays.node_counts = cursor.take<std::int32_t>(1);
   if (bytes != nullptr) *bytes = cursor.bytes();
   return arrays;
 }
@@ -154,6 +155,29 @@ void Normal::open() {
   }
 }
 
+namespace {
+
+/// RoutingState::read_experts of a CudaRouting.
+void read_experts(const detail::RoutingState& routing, std::int64_t token, std::int64_t* experts) {
+  const auto& of_cuda = static_cast<const CudaRouting&>(routing);
+  const std::shared_ptr<GroupState> group = of_cuda.group.lock();
+  require(group != nullptr && !group->closed, Code::closed,
+          "is_token_in_rank: the group of this routing is closed");
+  group->backend->synchronize();
+  const std::int32_t top_k = routing.shape.top_k;
+  const auto failure = of_cuda.calls->on_own_stream([&](cudaStream_t on) -> std::optional<Error> {
+    check(cudaMemcpyAsync(experts, of_cuda.arrays.topk_idx + token * top_k,
+                          static_cast<std::size_t>(top_k) * sizeof(std::int64_t),
+                          cudaMemcpyDeviceToHost, on),
+          "is_token_in_rank");
+    check(cudaStreamSynchronize(on), "is_token_in_rank");
+    return std::nullopt;
+  });
+  if (failure) throw Error(*failure);
+}
+
+}  // namespace
+
 Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
   const auto& shape = state_.shape;
   const Launch& launch = options.launch;
@@ -163,6 +187,9 @@ Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
   state->shape = shape;
   state->tokens = topk_idx.shape[0];
   state->block = routings_.take();
+  state->group = state_.weak_from_this();
+  state->calls = &group_;
+  state->read_experts = read_experts;
   state->arrays =
       routing_arrays(static_cast<std::byte*>(state->block.get()), state->tokens, shape, nullptr);
 
@@ -173,9 +200,11 @@ Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
   params.tokens = static_cast<std::int32_t>(state->tokens);
   params.copies_per_token = std::min(shape.top_k, shape.ranks);
   params.out = state->arrays;
+  if (internode_ != nullptr) params.out.node_counts = nullptr;
   params.is_token_in_rank = options.is_token_in_rank.as<std::uint8_t>();
   params.rank_counts = options.tokens_per_rank.as<std::int32_t>();
   params.expert_counts = options.tokens_per_expert.as<std::int32_t>();
+  params.node_counts = options.tokens_per_node.as<std::int32_t>();
   launch_normal_route(params, on);
   if (internode_ != nullptr) {
     ArrayCursor cursor(static_cast<std::byte*>(state->block.get()) + routing_bytes(shape, nullptr));
@@ -196,6 +225,10 @@ Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
       view(state->arrays.topk_idx, DataType::int64, {state->tokens, shape.top_k});
   routing.rank_counts = view(state->arrays.rank_counts, DataType::int32, {shape.ranks});
   routing.expert_counts = view(state->arrays.expert_counts, DataType::int32, {shape.experts});
+  routing.node_counts =
+      internode_ == nullptr
+          ? view(state->arrays.node_counts, DataType::int32, {1})
+          : view(state->node_arrays.counts, DataType::int32, {state_.nodes.count});
   routing.state = std::move(state);
   return routing;
 }

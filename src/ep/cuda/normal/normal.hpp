@@ -27,6 +27,8 @@ struct CudaRouting : detail::RoutingState {
   /// compute it again, because nothing orders their streams.
   mutable std::atomic<const GroupState*> topk_slots_numbered_by = nullptr;
   std::shared_ptr<void> block;
+  std::weak_ptr<GroupState> group;   ///< that made the routing
+  const CudaGroup* calls = nullptr;  ///< of that group, which outlives it
 };
 
 struct CudaHandle : detail::HandleState {

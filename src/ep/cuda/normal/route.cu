@@ -3,16 +3,18 @@
 //
 // Moves: reads all indices (tokens * top_k * 8 B), once for each rank and once for every 16
 // experts, from the second-level cache; writes the checked indices, the copies and the counts.
-// Three kinds of blocks, which do not wait for each other:
+// Four kinds of blocks, which do not wait for each other:
 //   - a few for each rank: each numbers the tokens of its part that go to the rank, after counting
 //     those of earlier parts, which is a fraction of the work
 //   - one for every 16 experts counts their tokens
 //   - one for every 1024 tokens checks and copies their indices
+//   - on one node, one counts the tokens that have an expert
 // Waits for nothing and publishes nothing: a dispatch follows on the stream.
 //
 // Measured: 4096 tokens of top-8 take 18 us on an H200 for two ranks, 32 us for eight
 // (docs/notebook/2026-11-22-gpu-normal-mode.md).
 #include "ep/cuda/device/faults.cuh"
+#include "ep/cuda/device/ptx.cuh"
 #include "ep/cuda/normal/kernels.cuh"
 
 namespace shoal::ep::cuda {
@@ -97,8 +99,7 @@ class IndexTile {
 
  private:
   __device__ static std::int32_t* words() {
-    extern __shared__ std::int32_t shared[];
-    return shared;
+    return reinterpret_cast<std::int32_t*>(ptx::dynamic_shared());
   }
   const NormalRoute& params_;
 };
@@ -255,6 +256,22 @@ __device__ void count_experts(const NormalRoute& params, std::int32_t first_expe
   }
 }
 
+/// Counts the tokens that have an expert.
+__device__ void count_tokens(const NormalRoute& params) {
+  IndexTile tile(params);
+  std::int32_t tokens = 0;
+  for (std::int32_t first = 0; first < params.tokens; first += kThreads) {
+    tile.load(first);
+    bool any = false;
+    if (static_cast<std::int32_t>(first + threadIdx.x) < params.tokens)
+      for (std::int32_t k = 0; k < params.group.top_k; ++k) any |= tile.expert(k) >= 0;
+    tokens += __syncthreads_count(any ? 1 : 0);
+  }
+  if (threadIdx.x != 0) return;
+  *params.out.node_counts = tokens;
+  if (params.node_counts != nullptr) *params.node_counts = tokens;
+}
+
 __global__ void __launch_bounds__(kThreads, 1)
     route_kernel(const __grid_constant__ NormalRoute params) {
   auto block = static_cast<std::int32_t>(blockIdx.x);
@@ -264,7 +281,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   block -= params.group.ranks * parts;
   const std::int32_t counting = blocks_of(params.group.experts, kExpertsPerBlock);
   if (block < counting) return count_experts(params, block * kExpertsPerBlock);
-  copy_indices(params, (block - counting) * kThreads);
+  block -= counting;
+  if (block < blocks_of(params.tokens, kThreads)) return copy_indices(params, block * kThreads);
+  count_tokens(params);
 }
 
 }  // namespace
@@ -272,12 +291,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 void launch_normal_route(NormalRoute params, cudaStream_t stream) {
   params.by_top_k = Divisor(static_cast<std::uint32_t>(params.group.top_k));
   params.by_local_experts = Divisor(static_cast<std::uint32_t>(params.group.local_experts));
-  const std::int32_t blocks = params.group.ranks * parts_of(params.tokens) +
-                              blocks_of(params.group.experts, kExpertsPerBlock) +
-                              blocks_of(params.tokens, kThreads);
-  const std::size_t shared_bytes =
-      kThreads * static_cast<std::size_t>(params.group.top_k + 1) * sizeof(std::int32_t);
-  route_kernel<<<blocks, kThreads, shared_bytes, stream>>>(params);
+  NormalPlan plan;
+  plan.blocks = params.group.ranks * parts_of(params.tokens) +
+                blocks_of(params.group.experts, kExpertsPerBlock) +
+                blocks_of(params.tokens, kThreads) + (params.out.node_counts != nullptr ? 1 : 0);
+  plan.warps = kThreads / 32;
+  plan.shared_bytes = static_cast<std::uint32_t>(
+      kThreads * static_cast<std::size_t>(params.group.top_k + 1) * sizeof(std::int32_t));
+  launch(route_kernel, params, plan, stream);
 }
 
 void preload_normal_route() {

@@ -68,6 +68,7 @@ class StagedBackend final : public detail::Backend {
     plan.staging = true;
     return plan;
   }
+  std::vector<observe::MemoryRegion> regions() const override { return host_->regions(); }
   void open() override {
     host_->open();
     staging_.block.emplace(group_.block, layout_.total);
@@ -144,6 +145,7 @@ Routing StagedBackend::route(const TensorView& topk_idx, const RouteOptions& opt
   copy_to(options.is_token_in_rank, in_rank.data);
   copy_to(options.tokens_per_rank, routing.state->tokens_per_rank.data());
   copy_to(options.tokens_per_expert, routing.state->tokens_per_expert.data());
+  copy_to(options.tokens_per_node, routing.tokens_per_node.data());
   routing.topk_idx = call.give(routing.topk_idx);
   const auto counts = [&](const std::vector<std::int32_t>& values) {
     return call.give(
@@ -151,9 +153,11 @@ Routing StagedBackend::route(const TensorView& topk_idx, const RouteOptions& opt
   };
   routing.rank_counts = counts(routing.state->tokens_per_rank);
   routing.expert_counts = counts(routing.state->tokens_per_expert);
+  routing.node_counts = counts(routing.tokens_per_node);
   routing.tokens_per_rank.clear();  // as with all GPU tensors, counts are in device memory
   routing.tokens_per_expert.clear();
   call.finish();
+  routing.tokens_per_node.clear();
   return routing;
 }
 

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/cuda/gate/call.hpp"
+
+#include "base/check.hpp"
+#include "ep/cuda/gate/gate.cuh"
+
+namespace shoal::ep::cuda {
+namespace {
+
+/// Makes a GPU the current one of this thread while it lives.
+class CurrentGpu {
+ public:
+  explicit CurrentGpu(int device) {
+    checked(cudaGetDevice(&before_));
+    if (device == before_) return;
+    checked(cudaSetDevice(device));
+    changed_ = true;
+  }
+  ~CurrentGpu() {
+    if (changed_) (void)cudaSetDevice(before_);
+  }
+  CurrentGpu(const CurrentGpu&) = delete;
+  CurrentGpu& operator=(const CurrentGpu&) = delete;
+
+  static void checked(cudaError_t result) {
+    require(result == cudaSuccess, Code::system, "gate: {}",
+            [&] { return cudaGetErrorString(result); });
+  }
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+}  // namespace
+
+void gate(const TensorView& logits, const TensorView& bias, const GateOptions& options,
+          const GateArrays& to) {
+  require(options.experts <= Gate::kMostExperts, Code::unsupported,
+          "GateOptions::experts is {}; on GPUs at most {}", options.experts, Gate::kMostExperts);
+  const CurrentGpu current(logits.device.index);
+  CurrentGpu::checked(launch_gate({.logits = logits.as<float>(),
+                                   .bias = bias.defined() ? bias.as<float>() : nullptr,
+                                   .topk_idx = to.topk_idx.as<std::int64_t>(),
+                                   .topk_weights = to.topk_weights.as<float>(),
+                                   .tokens = logits.shape[0],
+                                   .experts = options.experts,
+                                   .groups = options.groups,
+                                   .groups_kept = options.groups_kept,
+                                   .top_k = options.top_k,
+                                   .softmax = options.score == GateScore::softmax,
+                                   .normalize = options.normalize,
+                                   .scaling = options.routed_scaling},
+                                  static_cast<cudaStream_t>(to.stream)));
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// gate.cuh: parameters and launcher of gate.cu.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace shoal::ep::cuda {
+
+/// Arrays in memory of the GPU, without gaps. Options as checked by GateOptions::validate.
+struct Gate {
+  /// What shared memory of one token holds: its scores, selections and groups.
+  static constexpr std::int32_t kMostExperts = 4096;
+
+  const float* logits;     ///< [tokens][experts]
+  const float* bias;       ///< [experts]; nullptr: none
+  std::int64_t* topk_idx;  ///< [tokens][top_k]
+  float* topk_weights;     ///< [tokens][top_k]
+  std::int64_t tokens;
+  std::int32_t experts, groups, groups_kept, top_k;
+  bool softmax, normalize;
+  float scaling;
+};
+
+/// The status of the launch; cudaErrorInvalidValue for more than kMostExperts experts.
+cudaError_t launch_gate(const Gate& call, cudaStream_t stream);
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// regions.hpp: collects the arrays of a block for its map (shoal/memory_map.hpp). Pure.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include "shoal/memory_map.hpp"
+
+namespace shoal::ep::detail {
+
+/// Collects the arrays of a block in any order; an array without elements is left out.
+class Regions {
+ public:
+  struct Dimension {
+    const char* name;
+    std::int64_t count;
+  };
+
+  /// An array at `offset` of elements of `bytes` bytes, the outermost dimension first.
+  void add(const char* name, std::size_t offset, std::initializer_list<Dimension> dimensions,
+           std::size_t bytes) {
+    observe::MemoryRegion region{name, offset, bytes, {}};
+    for (const Dimension* d = dimensions.end(); d-- != dimensions.begin();) {
+      region.dimensions.push_back({d->name, static_cast<std::uint64_t>(d->count), region.bytes});
+      region.bytes *= static_cast<std::uint64_t>(d->count);
+    }
+    std::reverse(region.dimensions.begin(), region.dimensions.end());
+    if (region.bytes != 0) regions_.push_back(std::move(region));
+  }
+
+  /// Ascending.
+  std::vector<observe::MemoryRegion> take() {
+    std::sort(regions_.begin(), regions_.end(),
+              [](const auto& a, const auto& b) { return a.offset < b.offset; });
+    return std::move(regions_);
+  }
+
+ private:
+  std::vector<observe::MemoryRegion> regions_;
+};
+
+}  // namespace shoal::ep::detail
