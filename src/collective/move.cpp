@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "collective/call.hpp"
+#include "collective/copy.hpp"
 #include "collective/puller.hpp"
 #include "shoal/collective.hpp"
 
@@ -27,7 +28,7 @@ bool travels_along(const Call& call, std::size_t bytes) {
 }
 
 void copy(void* target, const void* source, std::size_t bytes) {
-  if (bytes != 0 && target != source) std::memcpy(target, source, bytes);
+  if (target != source) collective::copy_block(target, source, bytes);
 }
 
 }  // namespace
