@@ -18,8 +18,11 @@
 // SHOAL_COLLECTIVE_NCCL gives large ones to NCCL, which needs a GPU for each PE. The first such
 // call of a team then waits for all its PEs on the host, and no graph may capture it.
 //
-// The host's collectives (shoal/collective.hpp) also work for these heaps; they wait for their
-// result and copy through host memory.
+// The host's collectives (shoal/collective.hpp) also work for these heaps and wait for their result.
+// Except all_to_all_v and reduce_scatter in place, they are kernels too where the GPU of every PE of
+// the team reaches the heaps of all of them, and then take their turn in the order of the team's
+// calls: work on streams that the PE has queued for the same team must be complete. Elsewhere they
+// copy through host memory.
 #pragma once
 
 #include <cstddef>
