@@ -28,8 +28,8 @@ bool travels_along(const Call& call, std::size_t bytes) {
   return bytes != 0 && bytes <= Call::kGatheredBytes && call.world().cuda() == nullptr;
 }
 
-/// Agrees on the arguments. Where the heaps are in GPU memory and a kernel can run the collective, it
-/// runs it: true.
+/// Agrees on the arguments. Runs the collective by a kernel where heaps are in GPU memory and all
+/// PEs can: true.
 bool agree_or_run(Call& call, const Team& team, const Arguments& arguments,
                   const collective::StartKernel& start) {
   if (call.world().cuda() == nullptr) {

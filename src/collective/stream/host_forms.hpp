@@ -11,12 +11,12 @@
 namespace shoal::collective {
 
 /// Call::agree for a team whose heaps are in GPU memory. Returns whether run_on_gpu can run the
-/// collective, the same on all PEs: each has the kernels and reaches the heaps of all PEs, and there
-/// are bytes to move. Otherwise the data are copied through host memory.
+/// collective, the same on all PEs: each has the kernels and reaches the heaps of all PEs, and
+/// there are bytes to move. Otherwise the data are copied through host memory.
 bool agree_on_gpu(Call& call, const Arguments& arguments);
 
-/// Starts a kernel on the stream of this PE's GPU and waits for it, at most SHOAL_TIMEOUT_MS. Throws
-/// Error{system} where it does not start, and the failure of a kernel of this world.
+/// Starts a kernel on the stream of this PE's GPU and waits for it, at most SHOAL_TIMEOUT_MS.
+/// Throws Error{system} where it does not start, and the failure of a kernel of this world.
 using StartKernel = std::function<const char*(const kernels::Launch&)>;
 void run_on_gpu(const Call& call, const Team& team, const StartKernel& start);
 
