@@ -2,7 +2,8 @@
 #include "collective/puller.hpp"
 
 #include <algorithm>
-#include <cstring>
+
+#include "collective/copy.hpp"
 
 namespace shoal::collective {
 
@@ -23,7 +24,7 @@ std::byte* Puller::scratch(std::size_t bytes) {
 
 void Puller::pull(void* target, std::size_t pe, std::size_t offset, std::size_t bytes) {
   const void* source = view(pe, offset, bytes, target);
-  if (source != target && bytes != 0) std::memcpy(target, source, bytes);
+  if (source != target) copy_block(target, source, bytes);
 }
 
 const void* Puller::view(std::size_t pe, std::size_t offset, std::size_t bytes, void* scratch) {

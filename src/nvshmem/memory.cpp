@@ -95,3 +95,9 @@ NVSHMEMX_DEFINE(void, buffer_unregister_all, ()) {
     program.buffers.clear();
   });
 }
+NVSHMEMX_DEFINE(void*, buffer_register_symmetric, (void*, size_t, int)) {
+  return nullptr;
+}
+NVSHMEMX_DEFINE(int, buffer_unregister_symmetric, (void*, size_t)) {
+  return NVSHMEMX_ERROR_INVALID_VALUE;
+}

@@ -53,6 +53,19 @@ void get(const char* call, void* dest, const void* source, std::size_t nelems, s
   });
 }
 
+/// A get of the host, after what is queued on the stream.
+void get_after(const char* call, void* dest, const void* source, std::size_t bytes, int pe,
+               cudaStream_t stream) noexcept {
+  guarded(call, [&](Program& program) {
+    (void)program.on(stream);  // checks the stream, and that there is a GPU
+    const shoal::RemoteAddress from = program.remote("source", source, bytes, pe);
+    program.core.cuda()->activate();
+    program.core.cuda()->synchronize(stream, call);
+    program.check_kernels();
+    program.world.get_bytes(dest, from, bytes);
+  });
+}
+
 /// Strides in bytes; throws Error{invalid_argument}, naming the argument, unless it is at least 1.
 struct Strides {
   Strides(std::ptrdiff_t dst, std::ptrdiff_t sst, std::size_t element)
@@ -125,6 +138,11 @@ void get_strided(Program& program, const Operations& on, void* dest, const void*
   NVSHMEM_DEFINE(TYPE, NAME##_g, (const TYPE* source, int pe)) {                                   \
     TYPE value{};                                                                                  \
     get("nvshmem_" #NAME "_g", &value, source, 1, sizeof value, pe, Blocking::yes);                \
+    return value;                                                                                  \
+  }                                                                                                \
+  NVSHMEMX_DEFINE(TYPE, NAME##_g_on_stream, (const TYPE* source, int pe, cudaStream_t stream)) {   \
+    TYPE value{};                                                                                  \
+    get_after("nvshmemx_" #NAME "_g_on_stream", &value, source, sizeof value, pe, stream);         \
     return value;                                                                                  \
   }                                                                                                \
   NVSHMEMX_DEFINE(void, NAME##_p_on_stream,                                                        \

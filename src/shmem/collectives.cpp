@@ -16,8 +16,8 @@ std::size_t blocks_of(const Team& team, std::size_t bytes) {
   return bytes_of(static_cast<std::size_t>(team.size()), bytes);
 }
 
-/// Over networks, longer data go straight to their place.
-constexpr std::size_t kLongestInSlots = std::size_t{1} << 20;
+/// Over networks, longer data go straight to their place: a meeting costs less than the copies.
+constexpr std::size_t kLongestInSlots = std::size_t{64} << 10;
 
 /// Waits for the data of a slot.
 void await(Program& program, const detail::TeamState& team, int root,
@@ -47,7 +47,7 @@ void broadcast_by_slots(Program& program, const Team& team, std::byte* to, const
   const auto me = static_cast<std::size_t>(team.my_pe());
   for (std::size_t done = 0; done < bytes; done += most) {
     const std::size_t length = std::min(most, bytes - done);
-    const TeamMemory::Slot slot = program.team_memory.next_slot(state);
+    const TeamMemory::Slot slot = program.team_memory.next_slot(state, length);
     if (slot.starts_round) program.core.sync(state, "broadcast");
     if (team.my_pe() != root) {
       await(program, state, root, slot);

@@ -16,10 +16,12 @@ constexpr std::size_t kLongestPart = std::size_t{512} << 10;
 constexpr std::size_t kShortestPart = 1024;
 /// Broadcasts between two meetings, which cost half a round trip.
 constexpr std::size_t kSlots = 32;
+/// The same of short data. More than kSlots: a meeting takes as long as ten such broadcasts.
+constexpr std::size_t kLines = 128;
 /// Over networks, a broadcast through slots overlaps with the next one. Between PEs that share
 /// memory, long data are better read from where they lie.
 constexpr std::size_t kNetworkSlotBytes = std::size_t{32} << 10, kSharedSlotBytes = 4096;
-static_assert(kScratchBytes + kTeams * kSlots * (kNetworkSlotBytes + kLine) <=
+static_assert(kScratchBytes + kTeams * (kSlots * (kNetworkSlotBytes + kLine) + kLines * kLine) <=
               TeamMemory::kMostBytes);
 constexpr int kCountBits = 40;  // as those of teams/exchange.cpp
 
@@ -38,9 +40,11 @@ void TeamMemory::allocate(World& world) {
     const std::size_t part = kScratchBytes / (teams_ * 2 * n_pes_) / kLine * kLine;
     scratch_bytes_ = part < kShortestPart ? 0 : std::min(part, kLongestPart);
   }
-  const std::size_t slots = teams_ * kSlots * slot_stride_;
-  void* const memory = world.heap().align(kLine, slots + teams_ * 2 * n_pes_ * scratch_bytes_);
-  slots_ = world.heap().offset_of(memory);
+  const std::size_t lines = teams_ * kLines * kLine, slots = teams_ * kSlots * slot_stride_;
+  void* const memory =
+      world.heap().align(kLine, lines + slots + teams_ * 2 * n_pes_ * scratch_bytes_);
+  lines_ = world.heap().offset_of(memory);
+  slots_ = lines_ + lines;
   scratch_ = slots_ + slots;
 }
 
@@ -54,14 +58,17 @@ std::size_t TeamMemory::slot_bytes(const detail::TeamState& team) const noexcept
   return static_cast<std::size_t>(team.index) < teams_ ? slot_stride_ - kLine : 0;
 }
 
-TeamMemory::Slot TeamMemory::next_slot(const detail::TeamState& team) {
+TeamMemory::Slot TeamMemory::next_slot(const detail::TeamState& team, std::size_t bytes) {
   const auto index = static_cast<std::size_t>(team.index);
   Count& count = counts_[index];
-  if (count.generation != team.generation) count = {team.generation, 0};
-  const std::uint64_t number = count.slots++;
-  return {.flag = slots_ + (index * kSlots + number % kSlots) * slot_stride_,
-          .arrived = (team.generation << kCountBits) | count.slots,
-          .starts_round = number != 0 && number % kSlots == 0};
+  if (count.generation != team.generation) count = {team.generation, 0, 0};
+  const bool is_short = bytes <= kLine - sizeof(std::uint64_t);
+  const std::uint64_t number = is_short ? count.lines++ : count.slots++;
+  const std::size_t each = is_short ? kLines : kSlots;
+  const std::size_t stride = is_short ? kLine : slot_stride_;
+  return {.flag = (is_short ? lines_ : slots_) + (index * each + number % each) * stride,
+          .arrived = (team.generation << kCountBits) | (number + 1),
+          .starts_round = number != 0 && number % each == 0};
 }
 
 }  // namespace shoal::shmem

@@ -26,7 +26,9 @@ class TeamMemory {
   collective::Scratch scratch(const detail::TeamState& team) const noexcept;
 
   /// Room for the data of a broadcast, in every PE's heap: the root writes them to the others,
-  /// which copy them once they have called. A flag of 8 bytes, then the data.
+  /// which copy them once they have called. A flag of 8 bytes, then the data. Short data have slots
+  /// of one cache line each, one after the other: flag and data travel together between cores, and
+  /// prefetchers see a stream.
   struct Slot {
     std::size_t flag;
     std::uint64_t arrived;  ///< the flag, once the data are there; flags only grow
@@ -36,17 +38,19 @@ class TeamMemory {
   };
   /// The longest data of a slot of the team; 0: it has none.
   std::size_t slot_bytes(const detail::TeamState& team) const noexcept;
-  /// The next slot of a team that has slots: on every PE of the team for each broadcast.
-  Slot next_slot(const detail::TeamState& team);
+  /// The next slot, for `bytes` bytes, of a team that has slots: on every PE of the team for each
+  /// broadcast.
+  Slot next_slot(const detail::TeamState& team, std::size_t bytes);
 
  private:
   struct Count {
     std::uint64_t generation = 0;  ///< of the team that counts here
-    std::uint64_t slots = 0;
+    std::uint64_t slots = 0, lines = 0;
   };
 
   std::size_t n_pes_ = 0, teams_ = 0;
   std::size_t slots_ = 0, slot_stride_ = 0;
+  std::size_t lines_ = 0;      ///< the slots of one cache line
   std::vector<Count> counts_;  ///< by team
   std::size_t scratch_ = 0;
   std::size_t scratch_bytes_ = 0;  ///< per team, parity and PE

@@ -29,6 +29,7 @@ const std::map<std::string, void (*)()> mistakes = {
     {"team", [] { nvshmem_barrier(NVSHMEM_TEAM_INVALID); }},
     {"destroy_world", [] { nvshmem_team_destroy(NVSHMEM_TEAM_WORLD); }},
     {"stream", [] { nvshmemx_int_put_on_stream(words, words, 1, 1, nullptr); }},
+    {"get_on_stream", [] { (void)nvshmemx_int_g_on_stream(words, 1, nullptr); }},
     {"reduce_on_stream",
      [] { nvshmemx_int_sum_reduce_on_stream(NVSHMEM_TEAM_WORLD, words, words, 1, nullptr); }},
     {"scatter_overflow",

@@ -56,6 +56,10 @@ int main() {
   nvshmemx_buffer_unregister_all();
   CHECK(nvshmemx_buffer_unregister(local) == NVSHMEMX_ERROR_INVALID_VALUE);
 
+  // A documented failure of NVSHMEM.
+  CHECK(nvshmemx_buffer_register_symmetric(local, sizeof local, 0) == nullptr);
+  CHECK(nvshmemx_buffer_unregister_symmetric(local, sizeof local) == NVSHMEMX_ERROR_INVALID_VALUE);
+
   // Without a heap in GPU memory, images have nothing to be filled with.
   CHECK(nvshmemx_cumodule_init(nullptr) == NVSHMEMX_ERROR_NOT_SUPPORTED);
   CHECK(nvshmemx_culibrary_init(nullptr) == NVSHMEMX_ERROR_NOT_SUPPORTED);

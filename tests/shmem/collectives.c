@@ -159,6 +159,33 @@ SHOAL_SHMEM_ARITHMETIC_REDUCE_TYPES(TEST_ARITHMETIC)
 
 static unsigned char bytes_in[64], bytes_out[64];
 
+// Broadcasts in a row, of lengths around those at which their way changes, without any other call
+// that the PEs have in common: a root may be many of them ahead.
+static void broadcasts_in_a_row(shmem_team_t team) {
+  enum { kCalls = 700, kMost = 70000 };
+  static const int lengths[] = {1, 8, 56, 57, 64, 4095, 4096, 4097, 32768, 40000, 65537, kMost};
+  enum { kLengths = sizeof lengths / sizeof lengths[0] };
+  unsigned char* const in = shmem_malloc(kMost);
+  unsigned char* const out = shmem_malloc(kMost);
+  const int size = shmem_team_n_pes(team);
+  for (int call = 0; call < kCalls; ++call) {
+    // Most are short: their slots are used several times.
+    const int length = call % 8 == 7 ? lengths[call / 8 % kLengths] : call % 57;
+    const int root = call / 100 % size;
+    if (length > 0) {
+      in[0] = (unsigned char)(call + root);
+      in[length - 1] = (unsigned char)(call + root);
+    }
+    CHECK(shmem_broadcastmem(team, out, in, (size_t)length, root) == 0);
+    if (length > 0) {
+      CHECK(out[0] == (unsigned char)(call + root));
+      CHECK(out[length - 1] == (unsigned char)(call + root));
+    }
+  }
+  shmem_free(out);
+  shmem_free(in);
+}
+
 int main(void) {
   shmem_init();
   me = shmem_my_pe();
@@ -190,6 +217,7 @@ int main(void) {
   shmem_sync_all();
   CHECK(shmem_alltoallsmem(all, bytes_out, bytes_in, 2, 1, 1) == 0);
   for (int pe = 0; pe < n; ++pe) CHECK(bytes_out[2 * pe] == pe + 1 && bytes_out[2 * pe + 1] == 0);
+  broadcasts_in_a_row(all);
   shmem_finalize();
   return 0;
 }

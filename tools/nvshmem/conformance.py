@@ -66,8 +66,8 @@ CHAPTERS = {
         Row("ptr", "hk"),
         Row("x_mc_ptr", "hk", "", DIFFERENT, "always NULL: no multicast addresses"),
         Row("x_buffer_register x_buffer_unregister x_buffer_unregister_all", "h"),
-        Row("x_buffer_register_symmetric x_buffer_unregister_symmetric", "", "", MISSING,
-            "`SymmetricHeap::share_buffer` of Shoal's own interface"),
+        Row("x_buffer_register_symmetric x_buffer_unregister_symmetric", "h", "", DIFFERENT,
+            "always NULL, an error: no memory joins a heap; `SymmetricHeap::share_buffer` shares it"),
     ],
     "Teams": [
         Row("team_my_pe team_n_pes team_translate_pe", "hk"),
@@ -80,8 +80,7 @@ CHAPTERS = {
         Row("putN getN putN_nbi getN_nbi iputN igetN", "hskg", "SIZE"),
         Row("putmem getmem putmem_nbi getmem_nbi", "hskg"),
         Row("T_p", "hsk", "RMA"),
-        Row("T_g", "hk", "RMA"),
-        Row("x_T_g_on_stream", "", "RMA", MISSING, "`T_get_on_stream` to pinned memory"),
+        Row("T_g", "hsk", "RMA", note="on a stream: waits for it, then returns the value"),
     ],
     "Atomics": [
         Row("T_atomic_fetch T_atomic_set T_atomic_swap", "hk", "EXTENDED_AMO"),
@@ -123,7 +122,8 @@ CHAPTERS = {
             "the sum's order is fixed: the same bits on every PE and in every run"),
         Row("T_and_reduce T_or_reduce T_xor_reduce T_and_reducescatter T_or_reducescatter "
             "T_xor_reducescatter", "hskg", "BITWISE_REDUCE"),
-        Row("x_tile_sum_reduce_block", "", "", MISSING, "needs multicast"),
+        Row("x_tile_sum_reduce_block", "", "", MISSING,
+            "NVSHMEM has tiles over multicast memory alone, which Shoal does not use"),
     ],
     "Launch": [
         Row("x_collective_launch x_collective_launch_query_gridsize", "", "", AVAILABLE,

@@ -24,3 +24,10 @@ SHOAL_NVSHMEM_HD void* nvshmemx_mc_ptr(nvshmem_team_t team, const void* pointer)
 int nvshmemx_buffer_register(void* pointer, size_t bytes);
 int nvshmemx_buffer_unregister(void* pointer);
 void nvshmemx_buffer_unregister_all(void);
+
+/// Always NULL, which callers get from NVSHMEM where memory cannot become part of the heap: a heap
+/// is one range of addresses that no other allocation joins. Shoal's own interface shares memory of
+/// other allocators (SymmetricHeap::share_buffer).
+void* nvshmemx_buffer_register_symmetric(void* pointer, size_t bytes, int flags);
+/// Always NVSHMEMX_ERROR_INVALID_VALUE: nothing is registered.
+int nvshmemx_buffer_unregister_symmetric(void* pointer, size_t bytes);

@@ -14,16 +14,18 @@
                                        ptrdiff_t sst, size_t nelems, int pe);                    \
   void nvshmemx_##NAME##_on_stream(TYPE* dest, const TYPE* source, ptrdiff_t dst, ptrdiff_t sst, \
                                    size_t nelems, int pe, cudaStream_t stream);
-#define SHOAL_NVSHMEM_DECLARE(TYPE, NAME)                                   \
-  SHOAL_NVSHMEM_DECLARE_MOVE(TYPE, NAME##_put)                              \
-  SHOAL_NVSHMEM_DECLARE_MOVE(TYPE, NAME##_get)                              \
-  SHOAL_NVSHMEM_DECLARE_MOVE(TYPE, NAME##_put_nbi)                          \
-  SHOAL_NVSHMEM_DECLARE_MOVE(TYPE, NAME##_get_nbi)                          \
-  SHOAL_NVSHMEM_DECLARE_STRIDED(TYPE, NAME##_iput)                          \
-  SHOAL_NVSHMEM_DECLARE_STRIDED(TYPE, NAME##_iget)                          \
-  SHOAL_NVSHMEM_HD void nvshmem_##NAME##_p(TYPE* dest, TYPE value, int pe); \
-  SHOAL_NVSHMEM_HD TYPE nvshmem_##NAME##_g(const TYPE* source, int pe);     \
-  void nvshmemx_##NAME##_p_on_stream(TYPE* dest, TYPE value, int pe, cudaStream_t stream);
+#define SHOAL_NVSHMEM_DECLARE(TYPE, NAME)                                                  \
+  SHOAL_NVSHMEM_DECLARE_MOVE(TYPE, NAME##_put)                                             \
+  SHOAL_NVSHMEM_DECLARE_MOVE(TYPE, NAME##_get)                                             \
+  SHOAL_NVSHMEM_DECLARE_MOVE(TYPE, NAME##_put_nbi)                                         \
+  SHOAL_NVSHMEM_DECLARE_MOVE(TYPE, NAME##_get_nbi)                                         \
+  SHOAL_NVSHMEM_DECLARE_STRIDED(TYPE, NAME##_iput)                                         \
+  SHOAL_NVSHMEM_DECLARE_STRIDED(TYPE, NAME##_iget)                                         \
+  SHOAL_NVSHMEM_HD void nvshmem_##NAME##_p(TYPE* dest, TYPE value, int pe);                \
+  SHOAL_NVSHMEM_HD TYPE nvshmem_##NAME##_g(const TYPE* source, int pe);                    \
+  void nvshmemx_##NAME##_p_on_stream(TYPE* dest, TYPE value, int pe, cudaStream_t stream); \
+  /* Waits for the stream, then returns the value. No graph can capture it. */             \
+  TYPE nvshmemx_##NAME##_g_on_stream(const TYPE* source, int pe, cudaStream_t stream);
 #define SHOAL_NVSHMEM_DECLARE_SIZE(BITS)            \
   SHOAL_NVSHMEM_DECLARE_MOVE(void, put##BITS)       \
   SHOAL_NVSHMEM_DECLARE_MOVE(void, get##BITS)       \

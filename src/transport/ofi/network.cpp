@@ -21,8 +21,9 @@ using message::kBounces;
 using message::kPollEntries;
 using message::kPollRounds;
 
-constexpr std::size_t kPayloadBytes = 192;
-constexpr std::size_t kMessageBytes = sizeof(Message) + kPayloadBytes;
+/// Longer puts and gets are RMA, unless a signal goes with them: over TCP, a message is one system
+/// call, where an RMA request, its completion and the signal take five.
+constexpr std::size_t kPutBytes = 192;
 constexpr std::size_t kSenders = 64;  ///< per rail
 
 /// What networks leave open until the process ends.
@@ -56,10 +57,13 @@ void Network::open_rails(const Context& context) {
     requests += info->tx_attr->size;
   }
   const std::size_t window = window_of(receive_size, n_peers, depth, kSpareMessages);
+  const std::size_t payload = payload_of(static_cast<std::size_t>(context.n_pes));
+  message_bytes_ = sizeof(Message) + payload;
   traits_ = {.name = kName,
              .rails = provider.rails.size(),
-             .payload_bytes = kPayloadBytes,
-             .put_bytes = kPayloadBytes,
+             .payload_bytes = payload,
+             .put_bytes = kPutBytes,
+             .put_signal_bytes = payload,
              .window = static_cast<std::uint32_t>(window),
              .probes = true};
   requests = std::clamp<std::size_t>(depth * n_peers, 16, std::max<std::size_t>(requests, 16));
@@ -98,7 +102,7 @@ void Network::make_pools() {
       if (local_registration_)
         region = line.rail->register_memory(memory.data(), memory.size(), Peers::no_access);
     };
-    pool(line.sending, line.outgoing, line.outgoing_region, kSenders, kMessageBytes, line.senders);
+    pool(line.sending, line.outgoing, line.outgoing_region, kSenders, message_bytes_, line.senders);
     if (local_registration_)
       pool(line.bouncing, line.bounces, line.bounces_region, kBounces, kBounceBytes, line.bouncers);
   }
@@ -174,7 +178,7 @@ void Network::listen(std::span<const Peer> peers) {
     for (const Peer& peer : peers)
       if (peer.known)
         count += kSpareMessages + (link(peer).home == r ? traits_.window + peer.window : 0);
-    line.messages.resize(count * kMessageBytes);
+    line.messages.resize(count * message_bytes_);
     line.receiving.resize(count);
     if (local_registration_ && count != 0)
       line.messages_region =
@@ -184,14 +188,14 @@ void Network::listen(std::span<const Peer> peers) {
       request = Request{};
       request.use = Request::Use::receive;
       request.rail = static_cast<std::uint8_t>(r);
-      request.buffer = line.messages.data() + i * kMessageBytes;
+      request.buffer = line.messages.data() + i * message_bytes_;
       post_receive(line, request);
     }
   }
 }
 
 void Network::post_receive(Line& line, Request& request) {
-  const ssize_t code = line.rail->receive(request.buffer, kMessageBytes,
+  const ssize_t code = line.rail->receive(request.buffer, message_bytes_,
                                           line.messages_region.descriptor, &request.context);
   if (code == 0) return;
   line.unposted.push_back(&request);
@@ -282,7 +286,7 @@ bool Network::send(Peer& peer, const Message& message, const Payload& payload, A
   const bool inject = length <= line.rail->inject_limit() && !probe;
   Request* const request = inject ? nullptr : line.senders.take();
   if (!inject && request == nullptr) return false;
-  std::byte injected[kMessageBytes];
+  std::byte injected[sizeof(Message) + kLongestPayload];
   std::byte* const buffer = inject ? injected : request->buffer;
   Message stamped = message;
   engine_.stamp(peer, stamped);

@@ -159,6 +159,7 @@ class Network final : public message::Network {
   message::Engine& engine_;
   message::Traits traits_;
   std::string provider_;
+  std::size_t message_bytes_ = 0;    ///< longest message
   bool ordered_ = false;             ///< messages follow writes of the same rail
   bool delivery_ = false;            ///< writes ask for FI_DELIVERY_COMPLETE
   bool local_registration_ = false;  ///< buffers of local operations must be registered

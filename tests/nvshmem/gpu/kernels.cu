@@ -113,6 +113,7 @@ int main() {
     CHECK(numbers[static_cast<std::size_t>(i)] == 1000 * ((me + n - 1) % n) + i + 1);
   copy(&wrong, boxes.wrong, sizeof wrong);
   CHECK(wrong == (me + n - 1) % n + 5);
+  CHECK(nvshmemx_int_g_on_stream(boxes.wrong, next, stream) == me + 5);
   nvshmemx_int_get_on_stream(mine, boxes.wrong, 1, next, stream);
   nvshmemx_quiet_on_stream(stream);
   copy(&wrong, mine, sizeof wrong);

@@ -80,5 +80,20 @@ TEST(OfiWindow, NeverOverrunsAReceiver) {
   EXPECT_EQ(window_of(2048, 5000, 256, kSpareMessages), 1u);
 }
 
+// The receive buffers for all peers stay below 9 MiB until messages have their shortest length.
+TEST(OfiWindow, MessagesAreShorterWhereThereAreMorePeers) {
+  constexpr std::size_t kDepth = 256, kBuffers = 2 * kDepth + kSpareMessages;
+  EXPECT_EQ(payload_of(2), kLongestPayload);
+  EXPECT_EQ(payload_of(16), 1024u);
+  EXPECT_EQ(payload_of(10'000), kShortestPayload);
+  for (std::size_t pes = 1; pes <= 100; ++pes) {
+    const std::size_t payload = payload_of(pes);
+    EXPECT_LE(payload, payload_of(pes - 1)) << pes;
+    EXPECT_EQ(payload % 64, 0u) << pes;
+    if (payload > kShortestPayload)
+      EXPECT_LE(pes * kBuffers * payload, std::size_t{9} << 20) << pes;
+  }
+}
+
 }  // namespace
 }  // namespace shoal::transport::ofi
