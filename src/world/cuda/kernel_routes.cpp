@@ -91,13 +91,32 @@ std::optional<Error> KernelRoutes::failure(Pe pe, CUstream_st* stream) const {
   const auto deadline = std::chrono::steady_clock::now() + kInFlight;
   for (;;) {
     std::vector<QueueState> states;
-    for (std::size_t i = 0; i < queues_.size(); ++i)
-      states.push_back(look_at(queues_[i], shared[i]));
+    for (std::size_t i = 0; i < queues_.size(); ++i) {
+      gda::Queue queue = queues_[i];
+      std::vector<mlx5::CompletionEntry> entries;
+      if (on_gpu_[i]) {
+        entries = fetch(queue.completions, stream);
+        queue.completions.entries = entries.data();
+      }
+      states.push_back(look_at(queue, shared[i]));
+    }
     std::optional<Error> found = failure_of(states, pe);
     if (!found || found->code() != Code::timeout || std::chrono::steady_clock::now() >= deadline)
       return found;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+}
+
+std::vector<mlx5::CompletionEntry> KernelRoutes::fetch(const mlx5::CompletionQueue& queue,
+                                                       CUstream_st* stream) const {
+  std::vector<mlx5::CompletionEntry> entries(std::size_t{1} << queue.log_size);
+  memory::cuda::check(
+      driver_,
+      driver_.copy(memory::cuda::address(entries.data()), memory::cuda::address(queue.entries),
+                   entries.size() * sizeof entries[0], stream),
+      "cannot copy the completions of the queues of kernels from the GPU");
+  device_.synchronize(stream, "a copy of the completions of the queues of kernels");
+  return entries;
 }
 
 void KernelRoutes::map(const DeviceQueues::Range& range) {
@@ -156,6 +175,7 @@ void KernelRoutes::describe(const std::vector<DeviceQueues::Route>& routes, cons
       auto* const shared =
           reinterpret_cast<gda::Shared*>(at(block.shared_at + next * sizeof(gda::Shared)));
       queues_.push_back(queue_of(from, i, static_cast<Pe>(pe), shared));
+      on_gpu_.push_back(from.on_gpu);
       put(block.queues_at + next * sizeof(gda::Queue), queues_.back());
     }
   }
