@@ -32,6 +32,9 @@ namespace shoal::emulator::gpu {
 struct Scratch {
   std::uint64_t start = 0;  ///< of its clock
   std::uint64_t next_check = 0, heartbeat = 0, heartbeat_at = 0;
+  std::uint64_t slice_end = 0;
+  std::uint32_t n_pairs = 0;
+  bool ends_slice = false;
   std::uint64_t produced[kMostPairs] = {};  ///< by completion queue
   JobScratch jobs;
 };
@@ -53,12 +56,22 @@ class Dispatcher {
         pairs_(pairs),
         platform_(platform),
         jobs_(state, scratch.jobs, platform) {
+    if (state.resumes != 0) {
+      go_on();
+      return;
+    }
     platform_.one([&] {
       scratch_ = {};
       scratch_.start = scratch_.heartbeat_at = platform_.now();
+      scratch_.slice_end = scratch_.start + timing_.slice;
     });
     jobs_.set_start(scratch_.start);
     take_new_pairs();
+  }
+
+  /// Bytes of NicState::saved for so many queue pairs.
+  static constexpr std::size_t saved_bytes(std::size_t pairs) {
+    return sizeof(Scratch) + pairs * sizeof(Pair);
   }
 
   /// Serves each queue pair once. False: the NIC has to stop.
@@ -74,15 +87,42 @@ class Dispatcher {
     return true;
   }
 
-  /// After the last step: workers end when all jobs are done.
+  /// After the last step: workers end when all jobs are done. At the end of a slice, saves what the
+  /// next dispatcher goes on with.
   SHOAL_HOST_DEVICE void close() {
     platform_.lanes(n_pairs_, [&](std::uint32_t i) { report(pairs_[i], i); });
     jobs_.close();
+    if (!scratch_.ends_slice) return;
+    move(reinterpret_cast<std::byte*>(&scratch_), state_.saved, sizeof(Scratch));
+    move(reinterpret_cast<std::byte*>(pairs_), state_.saved + sizeof(Scratch),
+         n_pairs_ * sizeof(Pair));
+    platform_.one([&] { platform_.store_far(&control_.slices, control_.slices + 1); });
   }
 
  private:
   static constexpr std::uint32_t kLanes = 32;
   static constexpr int kRounds = 8;
+
+  SHOAL_HOST_DEVICE void go_on() {
+    move(state_.saved, reinterpret_cast<std::byte*>(&scratch_), sizeof(Scratch));
+    n_pairs_ = scratch_.n_pairs;
+    move(state_.saved + sizeof(Scratch), reinterpret_cast<std::byte*>(pairs_),
+         n_pairs_ * sizeof(Pair));
+    platform_.one([&] {
+      scratch_.ends_slice = false;
+      scratch_.next_check = 0;  // it may have to stop: then what is saved is old
+      scratch_.slice_end = platform_.now() + timing_.slice;
+    });
+    jobs_.set_start(scratch_.start);
+  }
+
+  /// `bytes` is a multiple of 8. Kernels lie between: no order is needed.
+  SHOAL_HOST_DEVICE void move(const std::byte* from, std::byte* to, std::size_t bytes) const {
+    static_assert(sizeof(Scratch) % 8 == 0 && sizeof(Pair) % 8 == 0);
+    platform_.lanes(static_cast<std::uint32_t>(bytes / 8), [&](std::uint32_t i) {
+      reinterpret_cast<std::uint64_t*>(to)[i] = reinterpret_cast<const std::uint64_t*>(from)[i];
+    });
+  }
 
   SHOAL_HOST_DEVICE void read_clock() {
     now_ = platform_.ask([&] { return platform_.now(); });
@@ -95,6 +135,7 @@ class Dispatcher {
       initialize(state_, n_pairs_ + i, pairs_[n_pairs_ + i]);
     });
     n_pairs_ = n;
+    platform_.one([&] { scratch_.n_pairs = n; });
   }
 
   SHOAL_HOST_DEVICE bool may_go_on() {
@@ -119,9 +160,12 @@ class Dispatcher {
       else if (now_ - scratch_.start > timing_.lifetime)
         stopped = Stopped::lifetime;
       scratch_.next_check = now_ + kPeriod;
-      if (stopped != Stopped::no)
+      if (stopped != Stopped::no) {
         platform_.store_far(&control_.stopped, static_cast<std::uint64_t>(stopped));
-      return stopped == Stopped::no;
+        return false;
+      }
+      scratch_.ends_slice = timing_.slice != 0 && now_ >= scratch_.slice_end;
+      return !scratch_.ends_slice;
     });
   }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "engine/types.hpp"
+#include "shoal/config.hpp"
 
 namespace shoal::emulator::gpu {
 
@@ -110,6 +111,7 @@ struct Control {
   alignas(64) std::uint64_t stop = 0;     ///< 1: the NIC has to stop
   std::uint64_t heartbeat = 0;            ///< the owner counts
   alignas(64) std::uint64_t stopped = 0;  ///< Stopped
+  std::uint64_t slices = 0;               ///< that have ended
 };
 
 /// Times in nanoseconds.
@@ -122,6 +124,9 @@ struct Timing {
   std::uint64_t retry = 500'000'000;  ///< until a silent peer is given up
   std::uint64_t owner_timeout = 2'000'000'000;  ///< without a heartbeat; 0: never
   std::uint64_t lifetime = 3600'000'000'000;
+  /// After which the kernel saves its state and ends, so that calls which wait for the GPU return;
+  /// the next one goes on. 0: never.
+  std::uint64_t slice = 0;
   std::uint64_t seed = 1;
 };
 
@@ -135,7 +140,16 @@ struct NicState {
   std::uint64_t* counters = nullptr;  ///< of jobs that are done: kWindow for each queue pair
   QueuePairReport* reports = nullptr;
   Control* control = nullptr;
+  std::byte* saved = nullptr;  ///< of the dispatcher, between two slices
+  std::uint64_t resumes = 0;   ///< 1: the dispatcher goes on with what is saved
   JobRing ring;
 };
+
+/// Between two slices: the next workers take the jobs from the first that is not written on.
+SHOAL_HOST_DEVICE inline void resume(NicState& state) {
+  state.ring.published &= ~kClosed;
+  state.ring.taken = state.ring.published;
+  state.resumes = 1;
+}
 
 }  // namespace shoal::emulator::gpu

@@ -37,6 +37,7 @@ class DeviceQueues {
   /// What leads to one PE. Without queues `obstacle` is set.
   struct Route {
     std::vector<Queue> queues;
+    bool strict = false;          ///< all requests are executed in their order
     bool on_gpu = false;          ///< they are in GPU memory, which the host copies to read
     mlx5::Memory heap;            ///< start of that PE's heap
     std::uint32_t local_key = 0;  ///< of this PE's heap

@@ -29,6 +29,9 @@ constexpr std::uint32_t kAccess = emulator::Access::local_write | emulator::Acce
                                   emulator::Access::remote_read | emulator::Access::remote_atomic;
 constexpr auto kStopTime = std::chrono::seconds(5);
 constexpr auto kLifetime = std::chrono::hours(12);
+/// What waits for the whole GPU, such as the creation of a group, waits twice as long; the pause
+/// between two slices is a thousandth of it.
+constexpr auto kSlice = std::chrono::milliseconds(5);
 
 /// The NICs of this process that run, by GPU: memory of a GPU is freed when all have stopped, since
 /// that waits for kernels.
@@ -85,6 +88,7 @@ class GpuNic final : public DeviceQueues {
   const std::size_t heap_bytes_;
   const std::uint32_t blocks_;
   std::string text_;  ///< of its options
+  emulator::Ordering ordering_{};
   std::unique_ptr<emu::Nic> nic_;
   std::uint32_t local_key_ = 0;
   mlx5::Memory sink_;
@@ -118,7 +122,9 @@ GpuNic::GpuNic(const EmulatedNicContext& context)
   emu::Environment environment = emu::read_environment();
   environment.nic.device = device_;
   environment.nic.lifetime = kLifetime;
+  environment.nic.slice = kSlice;
   text_ = emu::describe(environment);
+  ordering_ = environment.ordering;
   nic_ = std::make_unique<emu::Nic>(environment.nic);
   local_key_ =
       nic_->add_key({.memory = context.heaps[me], .length = heap_bytes_, .access = kAccess});
@@ -177,6 +183,7 @@ DeviceQueues::Route GpuNic::route(Pe pe) const {
     return route;
   }
   route.on_gpu = true;
+  route.strict = ordering_ == emulator::Ordering::strict;
   for (const Line& line : peer.lines) {
     const emu::QueueMemory& memory = *line.memory;
     route.queues.push_back(

@@ -36,7 +36,8 @@ gda::Queue queue_of(const DeviceQueues::Route& route, std::size_t i, Pe pe, gda:
   queue.sends = route.queues[i].sends;
   queue.completions = route.queues[i].completions;
   queue.shared = shared;
-  queue.ordering = gda::Ordering::adaptive;  // right for every NIC
+  // The latter is right for every NIC.
+  queue.ordering = route.strict ? gda::Ordering::strict : gda::Ordering::adaptive;
   queue.largest_message = route.largest_message;
   queue.sink = route.sink;
   queue.peer = static_cast<std::uint32_t>(pe);
@@ -156,11 +157,14 @@ void KernelRoutes::describe(const std::vector<DeviceQueues::Route>& routes, cons
   const auto put = [&](std::size_t offset, const auto& value) {
     std::memcpy(image.data() + offset, &value, sizeof value);
   };
+  const bool on_gpu = std::ranges::all_of(
+      routes, [](const auto& route) { return route.queues.empty() || route.on_gpu; });
   put(block.routes_at, gda::Routes{.by_pe = reinterpret_cast<gda::Route*>(at(block.by_pe_at)),
                                    .n_pes = routes.size(),
                                    .heap = heap,
                                    .timeout_ns = timeout_ns,
-                                   .abort = abort_});
+                                   .abort = abort_,
+                                   .rings_on_gpu = on_gpu});
   std::size_t next = 0;
   for (std::size_t pe = 0; pe < routes.size(); ++pe) {
     const DeviceQueues::Route& from = routes[pe];
