@@ -172,12 +172,21 @@ class Dispatcher {
   /// Whether the queue pair has something to do.
   SHOAL_HOST_DEVICE bool look(Pair& pair) const {
     constexpr std::uint32_t kIndex = 0xffff;
-    // Both loads are under way together.
+    // All loads are under way together.
     const auto ended = platform_.template load<std::uint64_t>(
         reinterpret_cast<const std::byte*>(pair.config.ended));
+    const std::uint64_t jobs_done = pair.awaited == nullptr
+                                        ? 0
+                                        : platform_.template load<std::uint64_t>(
+                                              reinterpret_cast<const std::byte*>(pair.awaited));
     if (pair.config.record != nullptr)
       pair.posted = mlx5::big(platform_.load_record(pair.config.record)) & kIndex;
+    const bool has_ended = static_cast<Ended>(ended) != pair.ended;
     pair.ended = static_cast<Ended>(ended);
+    const bool may_fetch = pair.posted != pair.block && pair.fetched - pair.completed < kWindow;
+    if (pair.awaited != nullptr && !may_fetch && !has_ended && now_ < pair.look_again &&
+        !has_reached(jobs_done, pair.awaited_jobs))
+      return false;
     return pair.posted != pair.block || pair.fetched != pair.completed ||
            (pair.ended == Ended::refused && !pair.failed);
   }
@@ -185,15 +194,49 @@ class Dispatcher {
   SHOAL_HOST_DEVICE void serve(std::uint32_t number) {
     Pair& pair = pairs_[number];
     std::uint64_t* const counters = counters_ + std::size_t{number} * kWindow;
+    const std::uint64_t jobs_before = scratch_.jobs.written;
+    bool any = false;
     for (int turn = 0; turn < 2; ++turn) {
       if (pair.failed) return flush(pair, number);
-      if (!fetch(pair, number) && pair.issued != pair.fetched)
-        platform_.one([&] { send(pair, number); });
+      const bool fetched = fetch(pair, number);
+      any |= fetched;
+      if (!fetched && pair.issued != pair.fetched) platform_.one([&] { send(pair, number); });
       moves_ = true;
-      for (int i = 0; i < kRounds && execute(pair, counters); ++i) read_clock();
-      if (moves_) settle(pair, counters);
-      if (!complete(pair, number, counters)) return;
+      for (int i = 0; i < kRounds && execute(pair, counters); ++i) {
+        any = true;
+        read_clock();
+      }
+      if (moves_) any |= settle(pair, counters);
+      if (!complete(pair, number, counters)) break;
+      any = true;
       read_clock();
+    }
+    any |= scratch_.jobs.written != jobs_before;
+    platform_.one([&] { await_workers(pair, counters, any); });
+  }
+
+  /// Notes what the queue pair waits for, unless there was something to do. By one lane.
+  SHOAL_HOST_DEVICE void await_workers(Pair& pair, const std::uint64_t* counters, bool any) const {
+    constexpr std::uint64_t kLongest = 10'000;
+    pair.awaited = nullptr;
+    if (any || pair.failed) return;
+    for (std::uint64_t number = pair.completed; number < pair.issued; ++number) {
+      const Request& request = pair.at(number);
+      const bool is_started = request.state == RequestState::started;
+      const bool waits_for_time = request.state == RequestState::executed ||
+                                  (request.state == RequestState::issued && request.time > now_);
+      const bool waits_for_link =
+          is_started ? !request.all_handed_out()
+                     : request.state == RequestState::issued && !is_direct(request);
+      if (waits_for_time || waits_for_link) {
+        pair.awaited = nullptr;
+        return;
+      }
+      if (!is_started || pair.awaited != nullptr) continue;
+      pair.awaited =
+          &counters[counter_of(pair, static_cast<std::uint32_t>(number - pair.completed))];
+      pair.awaited_jobs = request.jobs;
+      pair.look_again = now_ + kLongest;
     }
   }
 
@@ -393,8 +436,8 @@ class Dispatcher {
       pair.stop = pair.completed + lowest(refused);
   }
 
-  /// Notes the requests whose jobs are done.
-  SHOAL_HOST_DEVICE void settle(Pair& pair, const std::uint64_t* counters) {
+  /// Notes the requests whose jobs are done. Whether there are any.
+  SHOAL_HOST_DEVICE bool settle(Pair& pair, const std::uint64_t* counters) {
     const auto n = static_cast<std::uint32_t>(pair.issued - pair.completed);
     const std::uint32_t done = platform_.mask(n, [&](std::uint32_t i) {
       Request& request = pair.at(pair.completed + i);
@@ -407,6 +450,7 @@ class Dispatcher {
       return true;
     });
     if (done != 0) platform_.one([&] { pair.unfenced = true; });
+    return done != 0;
   }
 
   /// Completes requests in their order. Whether there were any.
@@ -474,6 +518,7 @@ class Dispatcher {
     if (n != 0) pop(pair, n, Syndrome::flushed);
     platform_.one([&] {
       pair.issued = pair.fetched;
+      pair.awaited = nullptr;
       report(pair, number);
     });
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// environment.hpp: the environment variables of NICs on GPUs that worlds use. They have the names of
-// those of the emulated device (verbs/settings.hpp) where they mean the same;
+// environment.hpp: the environment variables of NICs on GPUs that worlds use. They have the names
+// of those of the emulated device (verbs/settings.hpp) where they mean the same;
 // docs/guide/test-rdma-without-a-nic.md lists them.
 #pragma once
 

@@ -16,8 +16,10 @@ namespace shoal::emulator::gpu {
 /// Requests of a queue pair that the NIC has read and that are not complete.
 inline constexpr std::uint32_t kWindow = 32;
 inline constexpr std::uint32_t kMostPairs = 64;
-/// Bytes of a job, except the first and the last of a message.
-inline constexpr std::uint32_t kChunkBytes = 8192;
+/// Bytes of a job, except the first and the last of a message: those of long messages are larger,
+/// since a worker spends as much time on what is around a copy as on 8 KiB.
+inline constexpr std::uint32_t kChunkBytes = 8192, kLongChunkBytes = 16384;
+inline constexpr std::uint32_t kLongMessageBytes = 128 * 1024;
 /// The dispatcher moves messages up to this size itself.
 inline constexpr std::uint32_t kDirectBytes = 256;
 inline constexpr std::uint32_t kMostMessageBytes = 1U << 30;

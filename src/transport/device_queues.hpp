@@ -4,8 +4,8 @@
 //
 // The network creates and connects the queues while it starts, and from then on neither posts to
 // them nor polls them. Queues, records and completions lie in host memory, or in that of the GPU
-// (Route::on_gpu); who uses them maps host memory for its GPU first (memory()) and shares each queue
-// as shoal/device/detail/gda/queue.hpp explains.
+// (Route::on_gpu); who uses them maps host memory for its GPU first (memory()) and shares each
+// queue as shoal/device/detail/gda/queue.hpp explains.
 #pragma once
 
 #include <cstddef>

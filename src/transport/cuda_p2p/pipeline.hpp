@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // pipeline.hpp: puts and signals of the proxy to heaps that this PE's GPU reaches, many in flight.
 //
-// Puts are copies on a few streams, whose engines overlap them. Signals and puts of single words are
-// collected, and written by the first stream behind all copies that were started before: one call of
-// the driver for all of them. reached() starts what is collected, and looks at an event behind it.
+// Puts are copies on a few streams, whose engines overlap them. Signals and puts of single words
+// are collected, and written by the first stream behind all copies that were started before: one
+// call of the driver for all of them. reached() starts what is collected, and looks at an event
+// behind it.
 //
 //   pipeline.put_nbi(pe, offset, source, bytes);        // starts a copy
 //   pipeline.signal(pe, word, SignalOp::set, 1);        // collected

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each PE has a NIC of its own, which reads and writes the memory of the peers itself. So each queue
-// pair is connected with itself: what it needs of a peer is a key for its heap.
+// Each PE has a NIC of its own, which reads and writes the memory of the peers itself. So each
+// queue pair is connected with itself: what it needs of a peer is a key for its heap.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -42,7 +42,7 @@ constexpr std::size_t kProxyWords = 2 + sizeof(device::proxy::Ring) / sizeof(std
 class CudaDeviceSide final : public DeviceSide {
  public:
   explicit CudaDeviceSide(const DeviceSideContext& context);
-  ~CudaDeviceSide() override;
+  ~CudaDeviceSide() override { release(); }
 
   void check_local(const char* what, const void* memory, std::size_t bytes) const override;
   void copy(Stream stream, void* target, const void* source, std::size_t bytes) const override;
@@ -110,6 +110,7 @@ class CudaDeviceSide final : public DeviceSide {
   }
 
  private:
+  void release() noexcept;
   void start_proxy(const DeviceSideContext& context);
   void map_queues(const DeviceSideContext& context);
   void start_nic(const DeviceSideContext& context,
@@ -167,11 +168,16 @@ CudaDeviceSide::CudaDeviceSide(const DeviceSideContext& context)
   check(driver_, driver_.host_alloc(&report, sizeof(FailureReport), CU_MEMHOSTALLOC_PORTABLE),
         "cannot pin host memory for failure reports");
   world_.failure = new (report) FailureReport{};
-  start_proxy(context);
-  map_queues(context);
+  try {
+    start_proxy(context);
+    map_queues(context);
+  } catch (...) {
+    release();
+    throw;
+  }
 }
 
-CudaDeviceSide::~CudaDeviceSide() {
+void CudaDeviceSide::release() noexcept {
   proxy_.reset();
   nic_.reset();  // before memory is freed, which waits for its kernel
   routes_.reset();

@@ -150,15 +150,16 @@ TEST_P(GpuNicSoak, NoRowIsWrong) {
   for (std::size_t i = 0; i < kPairs; ++i)
     EXPECT_GE(rig.a.nic.report(rig.a.pairs[i]).requests, std::uint64_t{kRows} * kLaps);
 }
+std::string name_of(const testing::TestParamInfo<std::tuple<Ordering, int>>& made) {
+  constexpr const char* kNames[] = {"strict", "adaptive", "unordered"};
+  return std::string(kNames[static_cast<int>(std::get<0>(made.param))]) +
+         (std::get<1>(made.param) == 1 ? "InSlices" : "");
+}
 INSTANTIATE_TEST_SUITE_P(Tiers, GpuNicSoak,
                          ::testing::Combine(::testing::Values(Ordering::strict, Ordering::adaptive,
                                                               Ordering::unordered),
                                             ::testing::Values(0, 1)),
-                         [](const auto& made) {
-                           constexpr const char* kNames[] = {"strict", "adaptive", "unordered"};
-                           return std::string(kNames[static_cast<int>(std::get<0>(made.param))]) +
-                                  (std::get<1>(made.param) == 1 ? "InSlices" : "");
-                         });
+                         name_of);
 
 }  // namespace
 }  // namespace shoal::test

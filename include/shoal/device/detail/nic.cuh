@@ -82,8 +82,8 @@ __device__ inline bool post_to_nic(const World& world, const void* target, const
   return check_nic(world, gda::Operation::put, ending, transfer.offset, bytes);
 }
 
-/// Starts a put of each lane of a warp with one doorbell, as post_to_nic() without `complete`. Lanes
-/// with 0 bytes put nothing. All lanes call, with the same PE. Returns the same to all.
+/// Starts a put of each lane of a warp with one doorbell, as post_to_nic() without `complete`.
+/// Lanes with 0 bytes put nothing. All lanes call, with one PE. Returns the same to all.
 __device__ inline bool post_each_to_nic(const World& world, const void* target, const void* source,
                                         std::size_t bytes, Pe pe) {
   const gda::Warp warp;
