@@ -59,6 +59,9 @@ class EpGpuNodesByGpuNic : public testing::TestWithParam<Tier> {
     settings.log = "info";
     testing::internal::CaptureStderr();
     run_threads(c.ranks, settings, [&](World& world) {
+      const Pe far = (world.my_pe() + world.pes_per_node()) % world.n_pes();
+      const std::string how = world.describe_transport(far);
+      EXPECT_NE(how.find("2 queue pairs for kernels on an emulated NIC of GPU "), how.npos) << how;
       GpuGroup owner(world, options_for(c));
       body(owner);
     });
