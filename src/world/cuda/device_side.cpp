@@ -233,10 +233,14 @@ void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
 
 /// Only beside the proxy, which serves what NICs cannot do.
 void CudaDeviceSide::map_queues(const DeviceSideContext& context) {
+  const bool emulated = context.settings.gda == "emulated";
+  require(!emulated || context.settings.proxy_slots != 0, Code::invalid_argument,
+          "SHOAL_GDA is emulated, but SHOAL_PROXY_SLOTS is 0; kernels need the proxy for what NICs "
+          "cannot do");
   if (world_.proxy == nullptr) return;
   std::vector<const transport::DeviceQueues*> queues;
   for (Pe pe = 0; pe < world_.n_pes; ++pe) queues.push_back(context.fabric.device_queues(pe));
-  if (context.settings.gda == "emulated") start_nic(context, queues);
+  if (emulated) start_nic(context, queues);
   routes_ = std::make_unique<KernelRoutes>(*device_, queues, world_.heap, world_.timeout_ns);
   world_.gda = routes_->get();
 }

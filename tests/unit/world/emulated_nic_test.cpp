@@ -34,6 +34,14 @@ TEST(EmulatedNic, NeedsKernelsThatAreLoaded) {
   expect_error(Code::unsupported, "set CUDA_MODULE_LOADING=EAGER", [] { open(2, emulated(1)); });
 }
 
+TEST(EmulatedNic, NeedsTheProxy) {
+  const FakeCuda fake({.gpus = 2});
+  Settings settings = emulated(1);
+  settings.proxy_slots = 0;
+  expect_error(Code::invalid_argument, "SHOAL_GDA is emulated, but SHOAL_PROXY_SLOTS is 0",
+               [&] { open(2, settings); });
+}
+
 TEST(EmulatedNic, NeedsItsModule) {
   const FakeCuda fake({.gpus = 2});
   Settings settings = emulated(1);
