@@ -81,6 +81,7 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
     settings.transport_between = "staged";
   }
   if (!options.between_nodes.empty()) settings.ep_between_nodes = options.between_nodes;
+  if (settings.gda == "emulated") free_by_stream();
   World world = World::open({settings, bootstrap});
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   {  // The CUDA runtime calls of this thread go to the GPU that the world chose for this PE.
@@ -259,11 +260,12 @@ int main(int argc, char** argv) {
     }
     const shoal::Settings settings = shoal::Settings::from_environment();
     const bool launched = settings.n_pes > 0;
+    if (settings.gda == "emulated") options.between_nodes = "kernels";
     gpu::prepare(options, part, app,
                  launched ? static_cast<std::int32_t>(settings.n_pes) : options.pes);
     if (launched)
       gpu::run_pe(options, part, shoal::make_bootstrap(settings));
-    else if (part == "low-latency" && settings.node_size > 0)
+    else if (part == "low-latency" && settings.node_size > 0 && settings.gda != "emulated")
       gpu::run_each_way(options, part);
     else
       gpu::run_pes_as_threads(options, part);

@@ -24,8 +24,13 @@ PROGRAMS = ["shoal-run", "shoal-info", "shoal-moe", "shoal-bench"]
 # Besides all tests of tests/gpu and tests/nvshmem/gpu: examples, and one test of the host side of
 # the GPU backend, which shows that the moved libraries work.
 OTHERS = ["example_device_ring", "example_hello", "unit_ep_cuda_plan_test"]
-# Loaded while programs run; the emulated NIC and the transport over it need no other library.
-LOADED = ["shoal/libshoal_transport_verbs.so", "emulator/libibverbs.so.1", "emulator/libmlx5.so.1"]
+# Loaded while programs run; the emulated NICs and the transport over one need no other library.
+LOADED = [
+    "shoal/libshoal_transport_verbs.so",
+    "shoal/libshoal_gpu_nic.so",
+    "emulator/libibverbs.so.1",
+    "emulator/libmlx5.so.1",
+]
 # In every glibc system (libudev: with util-linux): taken from the target, which has to be no older
 # than this machine.
 BASE_SYSTEM = re.compile(

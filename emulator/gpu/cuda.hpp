@@ -43,7 +43,10 @@ class KeptStream {
     std::vector<cudaStream_t>& free = kept()[device];
     if (free.empty()) {
       const OnDevice on(device);
-      check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
+      int least = 0, greatest = 0;
+      check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "finding priorities");
+      check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest),
+            "making a stream");
       return;
     }
     stream_ = free.back();

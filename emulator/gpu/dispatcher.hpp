@@ -32,6 +32,9 @@ namespace shoal::emulator::gpu {
 struct Scratch {
   std::uint64_t start = 0;  ///< of its clock
   std::uint64_t next_check = 0, heartbeat = 0, heartbeat_at = 0;
+  std::uint64_t slice_end = 0;
+  std::uint32_t n_pairs = 0;
+  bool ends_slice = false;
   std::uint64_t produced[kMostPairs] = {};  ///< by completion queue
   JobScratch jobs;
 };
@@ -53,12 +56,22 @@ class Dispatcher {
         pairs_(pairs),
         platform_(platform),
         jobs_(state, scratch.jobs, platform) {
+    if (state.resumes != 0) {
+      go_on();
+      return;
+    }
     platform_.one([&] {
       scratch_ = {};
       scratch_.start = scratch_.heartbeat_at = platform_.now();
+      scratch_.slice_end = scratch_.start + timing_.slice;
     });
     jobs_.set_start(scratch_.start);
     take_new_pairs();
+  }
+
+  /// Bytes of NicState::saved for so many queue pairs.
+  static constexpr std::size_t saved_bytes(std::size_t pairs) {
+    return sizeof(Scratch) + pairs * sizeof(Pair);
   }
 
   /// Serves each queue pair once. False: the NIC has to stop.
@@ -74,15 +87,42 @@ class Dispatcher {
     return true;
   }
 
-  /// After the last step: workers end when all jobs are done.
+  /// After the last step: workers end when all jobs are done. At the end of a slice, saves what the
+  /// next dispatcher goes on with.
   SHOAL_HOST_DEVICE void close() {
     platform_.lanes(n_pairs_, [&](std::uint32_t i) { report(pairs_[i], i); });
     jobs_.close();
+    if (!scratch_.ends_slice) return;
+    move(reinterpret_cast<std::byte*>(&scratch_), state_.saved, sizeof(Scratch));
+    move(reinterpret_cast<std::byte*>(pairs_), state_.saved + sizeof(Scratch),
+         n_pairs_ * sizeof(Pair));
+    platform_.one([&] { platform_.store_far(&control_.slices, control_.slices + 1); });
   }
 
  private:
   static constexpr std::uint32_t kLanes = 32;
   static constexpr int kRounds = 8;
+
+  SHOAL_HOST_DEVICE void go_on() {
+    move(state_.saved, reinterpret_cast<std::byte*>(&scratch_), sizeof(Scratch));
+    n_pairs_ = scratch_.n_pairs;
+    move(state_.saved + sizeof(Scratch), reinterpret_cast<std::byte*>(pairs_),
+         n_pairs_ * sizeof(Pair));
+    platform_.one([&] {
+      scratch_.ends_slice = false;
+      scratch_.next_check = 0;  // it may have to stop: then what is saved is old
+      scratch_.slice_end = platform_.now() + timing_.slice;
+    });
+    jobs_.set_start(scratch_.start);
+  }
+
+  /// `bytes` is a multiple of 8. Kernels lie between: no order is needed.
+  SHOAL_HOST_DEVICE void move(const std::byte* from, std::byte* to, std::size_t bytes) const {
+    static_assert(sizeof(Scratch) % 8 == 0 && sizeof(Pair) % 8 == 0);
+    platform_.lanes(static_cast<std::uint32_t>(bytes / 8), [&](std::uint32_t i) {
+      reinterpret_cast<std::uint64_t*>(to)[i] = reinterpret_cast<const std::uint64_t*>(from)[i];
+    });
+  }
 
   SHOAL_HOST_DEVICE void read_clock() {
     now_ = platform_.ask([&] { return platform_.now(); });
@@ -95,6 +135,7 @@ class Dispatcher {
       initialize(state_, n_pairs_ + i, pairs_[n_pairs_ + i]);
     });
     n_pairs_ = n;
+    platform_.one([&] { scratch_.n_pairs = n; });
   }
 
   SHOAL_HOST_DEVICE bool may_go_on() {
@@ -119,21 +160,33 @@ class Dispatcher {
       else if (now_ - scratch_.start > timing_.lifetime)
         stopped = Stopped::lifetime;
       scratch_.next_check = now_ + kPeriod;
-      if (stopped != Stopped::no)
+      if (stopped != Stopped::no) {
         platform_.store_far(&control_.stopped, static_cast<std::uint64_t>(stopped));
-      return stopped == Stopped::no;
+        return false;
+      }
+      scratch_.ends_slice = timing_.slice != 0 && now_ >= scratch_.slice_end;
+      return !scratch_.ends_slice;
     });
   }
 
   /// Whether the queue pair has something to do.
   SHOAL_HOST_DEVICE bool look(Pair& pair) const {
     constexpr std::uint32_t kIndex = 0xffff;
-    // Both loads are under way together.
+    // All loads are under way together.
     const auto ended = platform_.template load<std::uint64_t>(
         reinterpret_cast<const std::byte*>(pair.config.ended));
+    const std::uint64_t jobs_done = pair.awaited == nullptr
+                                        ? 0
+                                        : platform_.template load<std::uint64_t>(
+                                              reinterpret_cast<const std::byte*>(pair.awaited));
     if (pair.config.record != nullptr)
       pair.posted = mlx5::big(platform_.load_record(pair.config.record)) & kIndex;
+    const bool has_ended = static_cast<Ended>(ended) != pair.ended;
     pair.ended = static_cast<Ended>(ended);
+    const bool may_fetch = pair.posted != pair.block && pair.fetched - pair.completed < kWindow;
+    if (pair.awaited != nullptr && !may_fetch && !has_ended && now_ < pair.look_again &&
+        !has_reached(jobs_done, pair.awaited_jobs))
+      return false;
     return pair.posted != pair.block || pair.fetched != pair.completed ||
            (pair.ended == Ended::refused && !pair.failed);
   }
@@ -141,15 +194,49 @@ class Dispatcher {
   SHOAL_HOST_DEVICE void serve(std::uint32_t number) {
     Pair& pair = pairs_[number];
     std::uint64_t* const counters = counters_ + std::size_t{number} * kWindow;
+    const std::uint64_t jobs_before = scratch_.jobs.written;
+    bool any = false;
     for (int turn = 0; turn < 2; ++turn) {
       if (pair.failed) return flush(pair, number);
-      if (!fetch(pair, number) && pair.issued != pair.fetched)
-        platform_.one([&] { send(pair, number); });
+      const bool fetched = fetch(pair, number);
+      any |= fetched;
+      if (!fetched && pair.issued != pair.fetched) platform_.one([&] { send(pair, number); });
       moves_ = true;
-      for (int i = 0; i < kRounds && execute(pair, counters); ++i) read_clock();
-      if (moves_) settle(pair, counters);
-      if (!complete(pair, number, counters)) return;
+      for (int i = 0; i < kRounds && execute(pair, counters); ++i) {
+        any = true;
+        read_clock();
+      }
+      if (moves_) any |= settle(pair, counters);
+      if (!complete(pair, number, counters)) break;
+      any = true;
       read_clock();
+    }
+    any |= scratch_.jobs.written != jobs_before;
+    platform_.one([&] { await_workers(pair, counters, any); });
+  }
+
+  /// Notes what the queue pair waits for, unless there was something to do. By one lane.
+  SHOAL_HOST_DEVICE void await_workers(Pair& pair, const std::uint64_t* counters, bool any) const {
+    constexpr std::uint64_t kLongest = 10'000;
+    pair.awaited = nullptr;
+    if (any || pair.failed) return;
+    for (std::uint64_t number = pair.completed; number < pair.issued; ++number) {
+      const Request& request = pair.at(number);
+      const bool is_started = request.state == RequestState::started;
+      const bool waits_for_time = request.state == RequestState::executed ||
+                                  (request.state == RequestState::issued && request.time > now_);
+      const bool waits_for_link =
+          is_started ? !request.all_handed_out()
+                     : request.state == RequestState::issued && !is_direct(request);
+      if (waits_for_time || waits_for_link) {
+        pair.awaited = nullptr;
+        return;
+      }
+      if (!is_started || pair.awaited != nullptr) continue;
+      pair.awaited =
+          &counters[counter_of(pair, static_cast<std::uint32_t>(number - pair.completed))];
+      pair.awaited_jobs = request.jobs;
+      pair.look_again = now_ + kLongest;
     }
   }
 
@@ -349,8 +436,8 @@ class Dispatcher {
       pair.stop = pair.completed + lowest(refused);
   }
 
-  /// Notes the requests whose jobs are done.
-  SHOAL_HOST_DEVICE void settle(Pair& pair, const std::uint64_t* counters) {
+  /// Notes the requests whose jobs are done. Whether there are any.
+  SHOAL_HOST_DEVICE bool settle(Pair& pair, const std::uint64_t* counters) {
     const auto n = static_cast<std::uint32_t>(pair.issued - pair.completed);
     const std::uint32_t done = platform_.mask(n, [&](std::uint32_t i) {
       Request& request = pair.at(pair.completed + i);
@@ -363,6 +450,7 @@ class Dispatcher {
       return true;
     });
     if (done != 0) platform_.one([&] { pair.unfenced = true; });
+    return done != 0;
   }
 
   /// Completes requests in their order. Whether there were any.
@@ -430,6 +518,7 @@ class Dispatcher {
     if (n != 0) pop(pair, n, Syndrome::flushed);
     platform_.one([&] {
       pair.issued = pair.fetched;
+      pair.awaited = nullptr;
       report(pair, number);
     });
   }

@@ -21,6 +21,11 @@ struct Pair {
   std::uint32_t posted = 0;      ///< the doorbell record; 16 bits
   std::uint32_t jobs = 0;        ///< handed out so far; modulo 2^32, as the next one
   std::uint32_t jobs_done = 0;   ///< of a strict queue pair, as last seen
+  /// Where nothing goes on before workers are done: the counter of the first request that they
+  /// move, what it has to come to, and when to look in any case.
+  const std::uint64_t* awaited = nullptr;
+  std::uint64_t look_again = 0;
+  std::uint32_t awaited_jobs = 0;
   Ended ended = Ended::no;
   bool failed = false;    ///< in the error state
   bool unfenced = false;  ///< something was executed after the last fence
@@ -40,6 +45,8 @@ SHOAL_HOST_DEVICE inline void initialize(const NicState& state, std::uint32_t nu
   pair.peer_keys = state.tables[pair.config.table];
   pair.completed = pair.issued = pair.fetched = 0;
   pair.block = pair.posted = pair.jobs = pair.jobs_done = 0;
+  pair.awaited = nullptr;
+  pair.look_again = pair.awaited_jobs = 0;
   pair.ended = Ended::no;
   pair.failed = pair.unfenced = false;
   pair.stop = kNoStop;
@@ -68,23 +75,25 @@ class Chunks {
   SHOAL_HOST_DEVICE explicit Chunks(const Request& request) : Chunks(request, request.offset) {}
   /// From `offset` on.
   SHOAL_HOST_DEVICE Chunks(const Request& request, std::uint32_t offset)
-      : first_(offset), end_(request.part_bytes) {
+      : first_(offset),
+        end_(request.part_bytes),
+        size_(request.bytes >= kLongMessageBytes ? kLongChunkBytes : kChunkBytes) {
     const std::byte* const to =
         request.opcode == Opcode::read ? request.local : request.remote + request.moved;
     skew_ = detail::offset_in(to + first_, sizeof(Vector));
   }
   SHOAL_HOST_DEVICE std::uint32_t count() const {
-    return (end_ - first_ + (end_ == first_ ? 0 : skew_) + kChunkBytes - 1) / kChunkBytes;
+    return (end_ - first_ + (end_ == first_ ? 0 : skew_) + size_ - 1) / size_;
   }
   /// In the part; offset(count()) is its end.
   SHOAL_HOST_DEVICE std::uint32_t offset(std::uint32_t i) const {
     if (i == 0) return first_;
-    return i >= count() ? end_ : first_ + i * kChunkBytes - skew_;
+    return i >= count() ? end_ : first_ + i * size_ - skew_;
   }
   SHOAL_HOST_DEVICE std::uint32_t bytes(std::uint32_t i) const { return offset(i + 1) - offset(i); }
 
  private:
-  std::uint32_t first_, end_, skew_ = 0;
+  std::uint32_t first_, end_, size_, skew_ = 0;
 };
 
 /// Whether the dispatcher executes the request itself.

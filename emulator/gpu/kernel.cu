@@ -32,6 +32,10 @@ __device__ void work(NicState& state) {
   }
 }
 
+__global__ void resume_nic_kernel(NicState* state) {
+  resume(*state);
+}
+
 __global__ void __launch_bounds__(kMostThreads, 1) nic_kernel(NicState* state) {
   extern __shared__ __align__(16) unsigned char memory[];
   if (blockIdx.x == 0 && threadIdx.x < 32)
@@ -43,13 +47,18 @@ __global__ void __launch_bounds__(kMostThreads, 1) nic_kernel(NicState* state) {
 }  // namespace
 
 cudaError_t launch_nic(NicState* state, std::uint32_t pairs, int blocks, int warps,
-                       cudaStream_t stream, bool load_only) {
+                       cudaStream_t stream, bool load_only, bool resumes) {
   const std::uint32_t bytes = kScratchBytes + pairs * sizeof(Pair);
   const cudaError_t set = cudaFuncSetAttribute(
       nic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (set != cudaSuccess || load_only) return set;
+  if (resumes) resume_nic_kernel<<<1, 1, 0, stream>>>(state);
   nic_kernel<<<blocks, warps * 32, bytes, stream>>>(state);
   return cudaGetLastError();
+}
+
+std::size_t saved_bytes(std::uint32_t pairs) {
+  return Dispatcher<CudaPlatform>::saved_bytes(pairs);
 }
 
 }  // namespace shoal::emulator::gpu

@@ -13,8 +13,11 @@ inline constexpr int kMostWarps = 16;
 
 /// Block 0 has the dispatcher; all other warps are workers. `state` is in memory of this thread's
 /// GPU; `pairs` is the most queue pairs that it will have. Loads the kernel with `load_only`,
-/// without launching it.
+/// without launching it. `resumes`: after a slice that is before it on the stream.
 cudaError_t launch_nic(NicState* state, std::uint32_t pairs, int blocks, int warps,
-                       cudaStream_t stream, bool load_only = false);
+                       cudaStream_t stream, bool load_only = false, bool resumes = false);
+
+/// Of NicState::saved.
+std::size_t saved_bytes(std::uint32_t pairs);
 
 }  // namespace shoal::emulator::gpu

@@ -21,6 +21,7 @@ namespace {
 constexpr std::uint32_t kJobs = 1024;
 constexpr std::uint32_t kFirstPair = 0x100;
 constexpr auto kHeartbeat = std::chrono::milliseconds(20);
+constexpr auto kSlicePoll = std::chrono::microseconds(500);
 constexpr auto kStopTime = std::chrono::seconds(5);
 constexpr std::size_t kMostPeers = kMostPairs;
 
@@ -66,7 +67,7 @@ const NicOptions& validated(const NicOptions& options) {
        {std::pair("the delay", options.delay), std::pair("the reordering", options.reorder),
         std::pair("the retry time", options.retry),
         std::pair("the owner's timeout", options.owner_timeout),
-        std::pair("the lifetime", options.lifetime)})
+        std::pair("the lifetime", options.lifetime), std::pair("the slice", options.slice)})
     check_range<std::int64_t>(name, value.count(), 0, 24 * 3600 * std::int64_t{1'000'000'000});
   return options;
 }
@@ -83,6 +84,7 @@ Timing timing_of(const NicOptions& options) {
   timing.retry = ns(options.retry);
   timing.owner_timeout = ns(options.owner_timeout);
   timing.lifetime = ns(options.lifetime);
+  timing.slice = ns(options.slice);
   timing.seed = options.seed;
   return timing;
 }
@@ -106,6 +108,7 @@ struct Nic::Implementation {
     ended.allocate(kMostPairs);
     jobs.allocate(kJobs);
     done.allocate(kJobs);
+    saved.allocate(saved_bytes(kMostPairs));
     (void)add_table();
   }
 
@@ -127,6 +130,7 @@ struct Nic::Implementation {
     ended.free();
     jobs.free();
     done.free();
+    saved.free();
     cudaFreeHost(control);
   }
 
@@ -233,26 +237,47 @@ struct Nic::Implementation {
     value.reports = reports.get();
     check(cudaHostGetDevicePointer(reinterpret_cast<void**>(&value.control), control, 0),
           "mapping its control words");
+    value.saved = saved.get();
     value.ring.jobs = jobs.get();
     value.ring.done = done.get();
     value.ring.size = kJobs;
     check(cudaMemcpy(state.get(), &value, sizeof value, cudaMemcpyHostToDevice),
           "writing its state");
     started = true;
-    heart = std::thread([this] {
-      while (!heart_stops.load()) {
-        std::atomic_ref(control->heartbeat).fetch_add(1);
-        std::this_thread::sleep_for(kHeartbeat);
-      }
-    });
     check(launch_nic(state.get(), room, options.blocks, options.warps, stream.get()),
           "starting its kernel");
+    heart = std::thread([this] { beat(); });
+  }
+
+  /// Heartbeats; with slices, also keeps one more kernel queued than runs.
+  void beat() {
+    const bool has_slices = options.slice.count() != 0;
+    if (has_slices && cudaSetDevice(options.device) != cudaSuccess) return;
+    std::uint64_t launched = 1;
+    while (!heart_stops.load()) {
+      std::atomic_ref(control->heartbeat).fetch_add(1);
+      if (!has_slices) {
+        std::this_thread::sleep_for(kHeartbeat);
+        continue;
+      }
+      if (launched - std::atomic_ref(control->slices).load() < 2) {
+        if (launch_nic(state.get(), room, options.blocks, options.warps, stream.get(), false,
+                       true) != cudaSuccess)
+          return;
+        ++launched;
+      }
+      std::this_thread::sleep_for(kSlicePoll);
+    }
   }
 
   bool stop() {
     if (!started) return true;
     std::atomic_ref(control->stop).store(1);
     const auto end = std::chrono::steady_clock::now() + kStopTime;
+    if (options.slice.count() != 0) {  // no further kernel; those that are queued stop at once
+      heart_stops = true;
+      if (heart.joinable()) heart.join();
+    }
     while (cudaStreamQuery(stream.get()) == cudaErrorNotReady &&
            std::chrono::steady_clock::now() < end)
       std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -272,6 +297,7 @@ struct Nic::Implementation {
   DeviceArray<std::uint64_t> counters, ended, done;
   DeviceArray<QueuePairReport> reports;
   DeviceArray<Job> jobs;
+  DeviceArray<std::byte> saved;
 
   std::vector<QueuePairConfig> pairs;
   std::vector<std::uint32_t> granted;  ///< Access bits, by queue pair

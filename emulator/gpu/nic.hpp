@@ -14,7 +14,7 @@
 // All pointers are to memory that the NIC's GPU reaches: its own, that of a GPU with an NVLink or
 // PCIe path, or pinned host memory. The NIC needs no doorbell: it looks at the doorbell records.
 //
-// While a NIC runs, calls that wait for the whole device wait for it too: cudaFree,
+// While a NIC without slices runs, calls that wait for the whole device wait for it too: cudaFree,
 // cudaDeviceSynchronize, and the first launch of a kernel that is loaded lazily. Free memory after
 // stop(), and load kernels before start() (CUDA_MODULE_LOADING=EAGER). Other streams may share the
 // NIC's hardware queue unless there are many (CUDA_DEVICE_MAX_CONNECTIONS=32).
@@ -50,6 +50,9 @@ struct NicOptions {
   Nanoseconds retry = std::chrono::milliseconds(500);
   Nanoseconds owner_timeout = std::chrono::seconds(2);
   Nanoseconds lifetime = std::chrono::minutes(10);
+  /// Time after which the kernel ends and the next one goes on, with a pause of some microseconds:
+  /// calls that wait for the whole GPU then return, if no client keeps them. 0: one kernel.
+  Nanoseconds slice{0};
 };
 
 struct KeyOptions {

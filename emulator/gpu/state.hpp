@@ -9,14 +9,17 @@
 #include <cstdint>
 
 #include "engine/types.hpp"
+#include "shoal/config.hpp"
 
 namespace shoal::emulator::gpu {
 
 /// Requests of a queue pair that the NIC has read and that are not complete.
 inline constexpr std::uint32_t kWindow = 32;
 inline constexpr std::uint32_t kMostPairs = 64;
-/// Bytes of a job, except the first and the last of a message.
-inline constexpr std::uint32_t kChunkBytes = 8192;
+/// Bytes of a job, except the first and the last of a message: those of long messages are larger,
+/// since a worker spends as much time on what is around a copy as on 8 KiB.
+inline constexpr std::uint32_t kChunkBytes = 8192, kLongChunkBytes = 16384;
+inline constexpr std::uint32_t kLongMessageBytes = 128 * 1024;
 /// The dispatcher moves messages up to this size itself.
 inline constexpr std::uint32_t kDirectBytes = 256;
 inline constexpr std::uint32_t kMostMessageBytes = 1U << 30;
@@ -110,6 +113,7 @@ struct Control {
   alignas(64) std::uint64_t stop = 0;     ///< 1: the NIC has to stop
   std::uint64_t heartbeat = 0;            ///< the owner counts
   alignas(64) std::uint64_t stopped = 0;  ///< Stopped
+  std::uint64_t slices = 0;               ///< that have ended
 };
 
 /// Times in nanoseconds.
@@ -122,6 +126,9 @@ struct Timing {
   std::uint64_t retry = 500'000'000;  ///< until a silent peer is given up
   std::uint64_t owner_timeout = 2'000'000'000;  ///< without a heartbeat; 0: never
   std::uint64_t lifetime = 3600'000'000'000;
+  /// After which the kernel saves its state and ends, so that calls which wait for the GPU return;
+  /// the next one goes on. 0: never.
+  std::uint64_t slice = 0;
   std::uint64_t seed = 1;
 };
 
@@ -135,7 +142,16 @@ struct NicState {
   std::uint64_t* counters = nullptr;  ///< of jobs that are done: kWindow for each queue pair
   QueuePairReport* reports = nullptr;
   Control* control = nullptr;
+  std::byte* saved = nullptr;  ///< of the dispatcher, between two slices
+  std::uint64_t resumes = 0;   ///< 1: the dispatcher goes on with what is saved
   JobRing ring;
 };
+
+/// Between two slices: the next workers take the jobs from the first that is not written on.
+SHOAL_HOST_DEVICE inline void resume(NicState& state) {
+  state.ring.published &= ~kClosed;
+  state.ring.taken = state.ring.published;
+  state.resumes = 1;
+}
 
 }  // namespace shoal::emulator::gpu

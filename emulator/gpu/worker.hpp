@@ -53,7 +53,7 @@ class Worker {
   }
 
  private:
-  /// Of 32 lanes: a whole job.
+  /// Of 32 lanes: a whole job, unless it is of a long message.
   static constexpr std::uint32_t kAtOnce = kChunkBytes / sizeof(Vector) / 32;
 
   /// Whether the jobs before it that it has to follow are done. They have smaller numbers, so they

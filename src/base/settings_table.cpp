@@ -203,8 +203,9 @@ std::vector<SettingInfo> verbs_rows() {
           "SHOAL_GDA", "", scope, &S::gda,
           "Whether the transport verbs creates queue pairs for kernels, beside its own, where heaps "
           "are in GPU memory. automatic: where it can (SHOAL_VERBS_INTERFACE=devx and registered "
-          "heaps); on: an error where it cannot; off: never.",
-          {"off", "automatic", "on"}),
+          "heaps); on: an error where it cannot; off: never. emulated: kernels of PEs that "
+          "SHOAL_NODE_SIZE sets apart drive a NIC that is a kernel, instead.",
+          {"off", "automatic", "on", "emulated"}),
       number("SHOAL_GDA_QUEUE_PAIRS", "", scope, &S::gda_queue_pairs,
              "Queue pairs for kernels for each peer, each with SHOAL_VERBS_DEPTH slots.", 1, 32),
   };

@@ -173,6 +173,10 @@ class Transport {
 
   // For a caller with many operations in flight, which must not wait for one of them (proxy.hpp).
 
+  /// The transport that such a caller uses, with operations of its own order. For one thread at a
+  /// time. Default: this one.
+  virtual Transport& of_proxy() { return *this; }
+
   /// A point in the order of the operations to one PE, for reached().
   struct Point {
     bool set = false;

@@ -36,6 +36,15 @@ inline void end_queue_pairs(const NicWorld& ends, Pe pe) {
     (void)gda::put(*ends.world.gda, route, i, {0, &value, sizeof value}, nullptr, platform);
 }
 
+/// The same at `ends` alone, by requests whose source is refused: the NIC of `pe` gets no answer.
+inline void silence_queue_pairs(const NicWorld& ends, Pe pe) {
+  gda::Route route = route_of(ends, pe);
+  route.local_key ^= 0x5500;
+  gda::HostPlatform platform;
+  for (std::uint32_t i = 0; i < route.n_queues; ++i)
+    (void)gda::put(*ends.world.gda, route, i, {0, ends.memory, 64}, nullptr, platform);
+}
+
 /// How long posts of `world` wait for room.
 inline void set_queue_timeout(const NicWorld& world, std::chrono::nanoseconds timeout) {
   const_cast<gda::Routes*>(world.world.gda)->timeout_ns =

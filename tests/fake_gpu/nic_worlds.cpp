@@ -51,6 +51,10 @@ std::string with_nic_worlds(const NicCase& c,
   settings.gda = "on";
   settings.gda_queue_pairs = c.queue_pairs;
   settings.timeout = std::chrono::seconds(60);
+  if (c.gives_up_soon) {
+    settings.verbs_timeout = 11;  // 8 ms
+    settings.verbs_retries = 1;
+  }
   const FakeCuda cuda({.gpus = c.pes});
   std::vector<NicWorld> worlds(static_cast<std::size_t>(c.pes));
   run_threads(c.pes, settings, [&](World& world) {

@@ -28,7 +28,8 @@ struct NicCase {
   std::string ordering;   ///< of the emulated NIC
   std::string loss = "";  ///< share of packets; empty: none
   std::int64_t queue_pairs = 2;
-  bool fails = false;  ///< queues may be unusable after `body`
+  bool fails = false;          ///< queues may be unusable after `body`
+  bool gives_up_soon = false;  ///< the NIC, on a silent peer: after some 20 ms
 };
 
 /// Opens a world of as many PEs, each a node, and calls `body` once with all of them. Afterwards

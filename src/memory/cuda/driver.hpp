@@ -39,6 +39,11 @@ namespace shoal::memory::cuda {
   X(stream_create, cuStreamCreateWithPriority)              \
   X(stream_destroy, cuStreamDestroy)                        \
   X(stream_query, cuStreamQuery)                            \
+  X(stream_wait_event, cuStreamWaitEvent)                   \
+  X(event_create, cuEventCreate)                            \
+  X(event_destroy, cuEventDestroy)                          \
+  X(event_record, cuEventRecord)                            \
+  X(event_query, cuEventQuery)                              \
   X(pointer_attribute, cuPointerGetAttribute)               \
   X(address_range, cuMemGetAddressRange)                    \
   X(mem_alloc, cuMemAlloc)                                  \
@@ -70,6 +75,7 @@ namespace shoal::memory::cuda {
 #define SHOAL_CUDA_OPTIONAL_DRIVER_FUNCTIONS(X)  \
   X(range_handle, cuMemGetHandleForAddressRange) \
   X(library_global, cuLibraryGetGlobal)          \
+  X(stream_memory_ops, cuStreamBatchMemOp)       \
   X(loading_mode, cuModuleGetLoadingMode)
 
 struct Driver {

@@ -9,6 +9,7 @@
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/device_heap.hpp"
+#include "transport/cuda_p2p/pipeline.hpp"
 #include "transport/cuda_p2p/word_kernels.hpp"
 
 namespace shoal::transport {
@@ -95,6 +96,11 @@ class CudaP2pTransport final : public Transport {
     wait("put_signal");
   }
 
+  Transport& of_proxy() override {
+    if (pipeline_ == nullptr) pipeline_ = std::make_unique<CopyPipeline>(heap_);
+    return *pipeline_;
+  }
+
   void fence(Pe) override {}  // a stream keeps order
   void quiet() override {
     device_.activate();
@@ -139,6 +145,7 @@ class CudaP2pTransport final : public Transport {
   Pe my_pe_;
   std::vector<bool> split_off_;  // by PE: on this host, but not on this node
   std::uint64_t* result_ = nullptr;
+  std::unique_ptr<CopyPipeline> pipeline_;  ///< made by the proxy's thread
 };
 
 Reach CudaP2pTransport::reach(Pe pe) const {

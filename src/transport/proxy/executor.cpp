@@ -136,7 +136,10 @@ bool Executor::start_waiting(PeQueue& queue) {
 
 /// False: the transport has no room for the rest of the request.
 bool Executor::start(PeQueue& queue, std::uint64_t position) {
-  if (!queue.route) queue.route.emplace(context_.route(queue.pe));
+  if (!queue.route) {
+    const HeapRoute found = context_.route(queue.pe);
+    queue.route.emplace(found.transport.of_proxy(), found.start);
+  }
   Transport& transport = queue.route->transport;
   if (!transport.has_room(queue.pe)) return false;
   Entry& next = entry(position);

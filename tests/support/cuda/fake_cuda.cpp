@@ -19,6 +19,7 @@
 #include "collective/stream/host_forms.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "support/cuda/fake_driver_state.hpp"
+#include "support/cuda/fake_events.hpp"
 #include "transport/cuda_p2p/word_kernels.hpp"
 
 namespace shoal::test {
@@ -542,10 +543,13 @@ std::string FakeCuda::leaks() {
   const std::lock_guard lock(state().mutex);
   const State& now = state();
   std::string text;
-  const std::pair<std::size_t, const char*> left[] = {
-      {now.allocations.size(), "allocations"}, {now.mappings.size(), "mappings"},
-      {now.reserved.size(), "reservations"},   {now.streams.size(), "streams"},
-      {now.pinned.size(), "pinned blocks"},    {now.registered.size(), "registered blocks"}};
+  const std::pair<std::size_t, const char*> left[] = {{now.allocations.size(), "allocations"},
+                                                      {now.mappings.size(), "mappings"},
+                                                      {now.reserved.size(), "reservations"},
+                                                      {now.streams.size(), "streams"},
+                                                      {now.events.size(), "events"},
+                                                      {now.pinned.size(), "pinned blocks"},
+                                                      {now.registered.size(), "registered blocks"}};
   for (const auto& [number, what] : left)
     if (number != 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", number, what);
   return text;

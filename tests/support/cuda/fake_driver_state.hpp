@@ -61,6 +61,7 @@ struct State {
   std::set<CUdeviceptr> allocated, opened;
   std::map<int, std::size_t> used;  // by device
   std::set<CUstream> streams;
+  std::set<CUevent> events;
   std::set<void*> pinned, registered;
 };
 

@@ -16,7 +16,7 @@ namespace shoal::emulator::test {
 namespace {
 
 Outcome run_on_gpu(const std::vector<Op>& ops, std::size_t good, const GpuShape& shape,
-                   std::uint64_t seed) {
+                   std::uint64_t seed, int* slices = nullptr) {
   GpuNics nics(shape);
   std::iota(nics.a.memory.begin(), nics.a.memory.end(), 0x1122334455667788U);
   std::iota(nics.b.memory.begin(), nics.b.memory.end(), 0x99aabbccddeeff00U);
@@ -34,6 +34,7 @@ Outcome run_on_gpu(const std::vector<Op>& ops, std::size_t good, const GpuShape&
   });
   for (int i = 0; i < 2000; ++i) steps.run();
   while (const auto seen = nics.a.poll()) note(outcome, *seen);
+  if (slices != nullptr) *slices += steps.slices;
   outcome.local = nics.a.memory;
   outcome.remote = nics.b.memory;
   outcome.local_failed = nics.a.report().failed != 0;
@@ -59,6 +60,26 @@ TEST_P(GpuNicOutcomes, AreThoseOfTheEngine) {
     expect_same(engine, gpu, "seed " + std::to_string(seed));
     if (HasFailure()) return;
   }
+}
+
+// A NIC whose kernel ends again and again is as one that goes on.
+TEST_P(GpuNicOutcomes, SlicesChangeNothing) {
+  int slices = 0;
+  for (std::uint64_t seed = 0; seed < shoal::test::rounds<std::uint64_t>(100, 12); ++seed) {
+    std::mt19937_64 random(seed);
+    const std::vector<Op> ops = random_ops(random, 1 + random() % 28);
+    GpuShape shape{.blocks = 1024, .ordering = GetParam()};
+    shape.timing.delay = random() % 3 * 100'000;
+    shape.timing.byte_cost = random() % 2 * 1'311'000;  // links that are busy across slices
+    shape.timing.seed = seed;
+    shape.timing.slice = 150'000;
+    shape.jobs = seed % 5 == 0 ? 2 : 64;
+    const Outcome engine = run_on_engine(ops, ops.size(), GetParam(), kAllAccess, kAllAccess);
+    expect_same(engine, run_on_gpu(ops, ops.size(), shape, seed, &slices),
+                "seed " + std::to_string(seed));
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(slices, 100);
 }
 
 // The failed request has its syndrome, those after it are flushed, and both ends are in the error

@@ -28,7 +28,7 @@ class LowLatencyNicFaults : public NicFaults {
   const char* timeout_setting() const override { return "SHOAL_TIMEOUT_MS"; }
 
   /// A dispatch that works, then `body`.
-  void run(const Size& size, const std::function<void()>& body) {
+  void run(const Size& size, const std::function<void()>& body, bool gives_up_soon = false) {
     const Case c{.ranks = 2,
                  .experts = size.experts,
                  .top_k = size.top_k,
@@ -36,8 +36,11 @@ class LowLatencyNicFaults : public NicFaults {
                  .tokens = {size.tokens, size.tokens},
                  .blocks = 1,
                  .node_size = 1};
-    const NicCase nic{
-        .pes = 2, .bytes = Ranks::memory_of(c), .ordering = "adaptive", .fails = true};
+    const NicCase nic{.pes = 2,
+                      .bytes = Ranks::memory_of(c),
+                      .ordering = "adaptive",
+                      .fails = true,
+                      .gives_up_soon = gives_up_soon};
     const std::string why_not =
         test::fake_gpu::with_nic_worlds(nic, [&](const std::vector<NicWorld>& worlds) {
           test::fake_gpu::run_concurrently();
@@ -114,6 +117,25 @@ TEST_F(LowLatencyNicFaults, AQueuePairInErrorIsNamed) {
     // Its queue had ended before the operation.
     expect_parts(error(1), {"the network", queue_pair(1) + " has ended", "remote access error"});
   });
+}
+
+/// As after a lost link: the NIC repeats its packets, then gives up.
+TEST_F(LowLatencyNicFaults, APeerThatDoesNotAnswerIsNamed) {
+  const auto body = [&] {
+    ranks_->draw();
+    test::fake_gpu::silence_queue_pairs(world(1), 0);
+    send(0);
+    receive(1);
+    send(1);
+    receive(0);
+    expect_parts(error(0), {"on PE 0 of 2: ", queue_pair(0) + " has ended: request ",
+                            "ended with transport retry counter exceeded (syndrome 0x15",
+                            "the peer or the link is lost; settings: SHOAL_VERBS_RETRIES, "
+                            "SHOAL_VERBS_TIMEOUT"});
+    expect_parts(error(1), {"PE 1 of 2", queue_pair(1) + " has ended: request ",
+                            "local protection error (syndrome 0x4"});
+  };
+  run({}, body, true);
 }
 
 TEST_F(LowLatencyNicFaults, ALostDoorbellIsNamed) {

@@ -115,6 +115,7 @@ class GpuEnd {
     counters_.assign(lines_.size() * gpu::kWindow, 0);
     reports_.resize(lines_.size());
     jobs_.resize(shape_.jobs);
+    saved_.resize(gpu::Dispatcher<EnginePlatform>::saved_bytes(lines_.size()));
     done_.assign(shape_.jobs, 0);
     state_ = {.timing = shape_.timing,
               .n_pairs = lines_.size(),
@@ -124,6 +125,7 @@ class GpuEnd {
               .counters = counters_.data(),
               .reports = reports_.data(),
               .control = &control,
+              .saved = saved_.data(),
               .ring = {}};
     state_.ring.jobs = jobs_.data();
     state_.ring.done = done_.data();
@@ -135,6 +137,21 @@ class GpuEnd {
     pairs_.resize(lines_.size());
     dispatcher.emplace(state_, scratch_, pairs_.data(), platform_);
     for (std::uint32_t i = 0; i < shape_.workers; ++i) workers.emplace_back(state_.ring, platform_);
+  }
+
+  /// The next kernel of a NIC with slices: nothing is left of the last one but what it has saved.
+  void go_on(std::uint64_t& clock) {
+    dispatcher->close();
+    for (bool is_open = true; is_open; clock += 100) {  // they may wait for each other
+      is_open = false;
+      for (auto& worker : workers) is_open |= worker.step() != gpu::WorkerState::closed;
+    }
+    dispatcher.reset();
+    workers.clear();
+    std::memset(static_cast<void*>(&scratch_), 0xa5, sizeof scratch_);
+    std::memset(static_cast<void*>(pairs_.data()), 0xa5, pairs_.size() * sizeof pairs_[0]);
+    gpu::resume(state_);
+    start(platform_);
   }
 
   static std::uint32_t number(std::size_t i) { return static_cast<std::uint32_t>(100 + i); }
@@ -233,6 +250,7 @@ class GpuEnd {
   std::vector<std::uint64_t> counters_, done_;
   std::vector<gpu::QueuePairReport> reports_;
   std::vector<gpu::Job> jobs_;
+  std::vector<std::byte> saved_;
   gpu::NicState state_;
   gpu::Scratch scratch_;
   std::vector<gpu::Pair> pairs_;
@@ -269,10 +287,18 @@ class RandomSteps {
     clock += random_() % 200;
     GpuEnd& end = random_() % 4 == 0 ? nics_.b : nics_.a;
     if (random_() % 3 != 0) return worker_step();
-    if (!busy_) {
+    if (!busy_ && !in_worker_) {
       busy_ = true;
-      if (!end.dispatcher->step()) has_stopped = true;
+      const bool goes_on = end.dispatcher->step();
       busy_ = false;
+      if (!goes_on && end.control.stopped == 0) {
+        ++slices;
+        in_worker_ = true;  // hooks of these steps run no others
+        end.go_on(clock);
+        in_worker_ = false;
+      } else if (!goes_on) {
+        has_stopped = true;
+      }
     }
   }
   /// Until `done` holds, for at most `limit` of virtual time. Whether it does.
@@ -287,6 +313,7 @@ class RandomSteps {
 
   std::uint64_t clock = 1;
   bool has_stopped = false;
+  int slices = 0;  ///< that have ended
 
  private:
   void worker_step() {

@@ -32,9 +32,8 @@ __device__ inline const gda::Route* nic_route(const World& world, const void* lo
   return gda::route_to(*world.gda, pe, heap_offset(world, local), bytes);
 }
 
-/// Rings are in host memory.
 __device__ inline gda::CudaPlatform nic_platform(const World& world) {
-  return {world.gda->abort, false};
+  return {world.gda->abort, world.gda->rings_on_gpu};
 }
 
 /// Reports how an operation ended. Returns whether it was ok.
@@ -81,6 +80,36 @@ __device__ inline bool post_to_nic(const World& world, const void* target, const
                           world.timeout_ns)
                : gda::start_put(*world.gda, *route, spread_of_block(), transfer, after, platform);
   return check_nic(world, gda::Operation::put, ending, transfer.offset, bytes);
+}
+
+/// Starts a put of each lane of a warp with one doorbell, as post_to_nic() without `complete`.
+/// Lanes with 0 bytes put nothing. All lanes call, with one PE. Returns the same to all.
+__device__ inline bool post_each_to_nic(const World& world, const void* target, const void* source,
+                                        std::size_t bytes, Pe pe) {
+  const gda::Warp warp;
+  const gda::Route* route = world.gda == nullptr ? nullptr : &world.gda->by_pe[pe];
+  const bool fits = bytes == 0 || (nic_route(world, target, bytes, pe) != nullptr &&
+                                   gda::can_send(*world.gda, *route, source, bytes));
+  std::uint32_t misfits = 0;
+  warp.count_before(!fits, misfits);
+  if (misfits != 0) {
+    if (!fits) report_unreached(world, target, bytes, pe);
+    return false;
+  }
+  const gda::Queue& queue = route->queues[spread_of_block() % route->n_queues];
+  std::uint32_t others = 0;  // puts that take more than one request
+  warp.count_before(bytes > queue.largest_message || queue.sends.blocks < warp.size(), others);
+  if (others != 0) {
+    const bool ok = bytes == 0 || post_to_nic(world, target, source, bytes, pe, nullptr, 0, false);
+    warp.count_before(!ok, others);
+    return others == 0;
+  }
+  const std::size_t offset = bytes == 0 ? 0 : heap_offset(world, target);
+  gda::CudaPlatform platform = nic_platform(world);
+  const gda::Ending ending = gda::start_puts(warp, *world.gda, *route, spread_of_block(),
+                                             {offset, source, bytes}, platform);
+  return ending.outcome == gda::Outcome::ok ||
+         check_nic(world, gda::Operation::put, ending, offset, bytes);
 }
 
 /// Sets a word after all that this block has posted for the PE. Does not wait.

@@ -71,7 +71,7 @@ __device__ void put_rows(Outbox<Network>& outbox, const std::byte* first, std::s
   const std::uint32_t ends = rows & ~joined & ~((1u << me) - 1);
   const std::uint32_t last = starts ? __ffs(ends) - 1 : me;
   const std::uint32_t last_bytes = __shfl_sync(kWarp, bytes, static_cast<int>(last));
-  if (starts) outbox.put(first + me * stride, (last - me) * stride + last_bytes);
+  outbox.put_each(first + me * stride, starts ? (last - me) * stride + last_bytes : 0);
 }
 
 /// Puts the rows of 32 slots. All lanes of a warp call.

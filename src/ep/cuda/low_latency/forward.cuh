@@ -33,6 +33,11 @@ class Outbox {
                             has_flag ? ptx::ld_relaxed_sys_global(flag) : 0));
   }
 
+  /// put() of each lane of a warp, all of which call; 0 bytes: none.
+  __device__ void put_each(const void* from, std::size_t bytes) {
+    note(Network::start_puts(remote_.world, target(from), from, bytes, pe_));
+  }
+
   /// Sends a word, after everything that was put before.
   __device__ void signal(const std::uint64_t* word) {
     note(Network::start_signal(remote_.world, static_cast<const std::uint64_t*>(target(word)),

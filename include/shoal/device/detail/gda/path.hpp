@@ -38,6 +38,7 @@ struct Routes {
   const std::byte* heap = nullptr;  ///< start of this PE's heap
   std::uint64_t timeout_ns = 0;
   const std::uint32_t* abort = nullptr;  ///< not 0: every wait ends
+  bool rings_on_gpu = false;             ///< in the memory of the GPU whose kernels post
 };
 
 /// For failure reports.
@@ -148,6 +149,22 @@ SHOAL_HOST_DEVICE Ending start_put(const Routes& routes, const Route& route, std
   std::uint64_t ticket = 0;
   return detail::post(route, spread, transfer, flag, platform.now() + routes.timeout_ns, platform,
                       ticket);
+}
+
+/// start_put() of each lane of a group (put_each()) without a flag, with one doorbell; lanes with 0
+/// bytes put nothing. All lanes call, for one PE, and get the same result. The queue has as many
+/// slots as the group has lanes, and `bytes` is at most its largest message.
+template <typename Group, typename Platform>
+SHOAL_HOST_DEVICE Ending start_puts(const Group& group, const Routes& routes, const Route& route,
+                                    std::uint32_t spread, const Transfer& transfer,
+                                    Platform& platform) {
+  const Queue& queue = detail::choose(route, spread);
+  std::uint64_t ticket = 0;
+  const Outcome outcome = put_each(group, queue, detail::source_of(route, transfer),
+                                   detail::advance(route.heap, transfer.offset),
+                                   static_cast<std::uint32_t>(transfer.bytes),
+                                   platform.now() + routes.timeout_ns, platform, ticket);
+  return {outcome, &queue};
 }
 
 /// `count` elements, as put() does; `stride`: bytes between elements of the target and the source.

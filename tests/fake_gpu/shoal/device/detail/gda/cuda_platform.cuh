@@ -4,6 +4,8 @@
 // while they wait.
 #pragma once
 
+#include <bit>
+
 #include "fake_gpu/fake_gpu.hpp"
 #include "transport/gda/host_platform.hpp"
 
@@ -24,6 +26,19 @@ struct CudaPlatform : HostPlatform {
 
  private:
   const std::uint32_t* abort_word_;
+};
+
+/// The lanes of a warp, as in include/.
+struct Warp {
+  std::uint32_t rank() const { return threadIdx.x % 32; }
+  std::uint32_t size() const { return 32; }
+  void sync() const { __syncwarp(); }
+  std::uint64_t broadcast(std::uint64_t value) const { return __shfl_sync(~0U, value, 0); }
+  std::uint32_t count_before(bool flag, std::uint32_t& total) const {
+    const std::uint32_t set = __ballot_sync(~0U, flag);
+    total = static_cast<std::uint32_t>(std::popcount(set));
+    return static_cast<std::uint32_t>(std::popcount(set & ((1U << rank()) - 1)));
+  }
 };
 
 }  // namespace shoal::device::gda

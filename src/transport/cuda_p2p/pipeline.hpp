@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// pipeline.hpp: puts and signals of the proxy to heaps that this PE's GPU reaches, many in flight.
+//
+// Puts are copies on a few streams, whose engines overlap them. Signals and puts of single words
+// are collected, and written by the first stream behind all copies that were started before: one
+// call of the driver for all of them. reached() starts what is collected, and looks at an event
+// behind it.
+//
+//   pipeline.put_nbi(pe, offset, source, bytes);        // starts a copy
+//   pipeline.signal(pe, word, SignalOp::set, 1);        // collected
+//   while (!pipeline.reached(pe, point)) ...            // starts the signal; no call waits
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "memory/cuda/driver.hpp"
+#include "memory/device_heap.hpp"
+#include "transport/cuda_p2p/word_kernels.hpp"
+#include "transport/transport.hpp"
+
+namespace shoal::transport {
+
+/// For one thread, which has made the GPU's context current. Atomics, gets, put and quiet wait for
+/// everything that was started before.
+class CopyPipeline final : public Transport {
+ public:
+  /// Throws Error{system} where the GPU gives no stream, event or pinned word.
+  explicit CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap);
+  /// Waits until the copies are complete, at most SHOAL_TIMEOUT_MS.
+  ~CopyPipeline() override;
+  CopyPipeline(const CopyPipeline&) = delete;
+  CopyPipeline& operator=(const CopyPipeline&) = delete;
+
+  std::string_view name() const noexcept override { return "cuda_p2p"; }
+  std::vector<std::byte> address() override { return {}; }
+  void connect(std::span<const std::vector<std::byte>>) override {}
+  Reach reach(Pe pe) const override { return {capability::all_operations, heap_->obstacle(pe)}; }
+
+  void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override;
+  void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override;
+  void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) override;
+  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                       std::uint64_t compare, std::size_t width) override;
+  void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override;
+  void fence(Pe pe) override;
+  void quiet() override;
+
+  bool has_room(Pe pe) override;
+  bool reached(Pe pe, Point& point) override;
+
+ private:
+  static constexpr std::size_t kStreams = 3;
+
+  struct Line {
+    std::shared_ptr<CUstream_st> stream;
+    CUevent event = nullptr;
+    bool ahead = false;  ///< has copies that the first stream does not wait for yet
+  };
+  struct Word {
+    std::byte* at;
+    std::uint64_t value;
+    std::size_t width;
+  };
+
+  std::byte* at(Pe pe, std::size_t offset) const { return heap_->base(pe) + offset; }
+  CUstream first() const { return lines_[0].stream.get(); }
+  CUevent make_event() const;
+  void copy(CUstream stream, void* target, const void* source, std::size_t bytes, const char* what,
+            Pe pe) const;
+  bool on_host(const void* pointer) const;
+  void collect(const Word& word);
+  void join();
+  void write_words();
+  bool write_by_stream();
+  void started(const char* failure, const char* what) const;
+
+  const memory::cuda::Driver& driver_;
+  const WordKernels& kernels_;
+  std::shared_ptr<memory::DeviceHeap> heap_;
+  const memory::Device& device_;
+  std::array<Line, kStreams> lines_;
+  std::size_t next_ = 0;         ///< of the other streams
+  std::vector<Word> words_;      ///< to be written
+  bool words_by_stream_;         ///< by the driver's memory operations, else by kernels
+  std::uint64_t started_ = 0;    ///< copies and words
+  std::uint64_t completed_ = 0;  ///< of them, as far as an event has told
+  struct Mark {
+    CUevent event = nullptr;
+    std::uint64_t started = 0;  ///< when the event was recorded
+  };
+  std::vector<Mark> marks_;  ///< by PE
+  std::uint64_t* result_ = nullptr;
+};
+
+}  // namespace shoal::transport
