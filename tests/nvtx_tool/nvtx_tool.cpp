@@ -3,7 +3,6 @@
 // SHOAL_TEST_NVTX_FILE names, a line for each begin and end. NVTX loads it where
 // NVTX_INJECTION64_PATH names it.
 #include <nvtx3/nvToolsExt.h>
-#include <nvtx3/nvtxDetail/nvtxTypes.h>
 #include <unistd.h>
 
 #include <cstdio>

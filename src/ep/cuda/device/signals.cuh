@@ -45,14 +45,13 @@ struct WaitPlace {
 };
 
 /// Shows a wait that has lasted a millisecond. Of the many threads that may poll, few write: those
-/// that come at certain times.
+/// that find another wait.
 __device__ __noinline__ inline void show_wait(const DeviceGroup& group, std::int32_t rank,
                                               std::uint64_t since, std::uint64_t word) {
   constexpr std::uint64_t kShownAfter = 1'000'000;
-  constexpr std::uint32_t kMicroseconds = 10, kOneIn = 16;  // powers of two
-  const std::uint64_t now = ptx::globaltimer();
-  if (now < since + kShownAfter || (now >> kMicroseconds) % kOneIn != 0) return;
-  RankRecord& record = group.record->ranks[rank];
+  if (ptx::globaltimer() < since + kShownAfter) return;
+  volatile RankRecord& record = group.record->ranks[rank];
+  if (record.waiting == word) return;
   record.waiting_since = since;
   record.waiting = word;
 }
