@@ -181,6 +181,8 @@ void run_collectives(World& world, Peers& peers, const Options& options);
 void run_device(World& world, Peers& peers, const Options& options);
 /// Combines by the place and the form of the expert output.
 void run_reduced(World& world, Peers& peers, const Options& options);
+/// What records cost. `silent`: another world of the same PEs, whose kernels count nothing.
+void run_records(World& world, World& silent, Peers& peers, const Options& options);
 /// `world_seconds`: how long World::open took.
 void run_start(World& world, Peers& peers, const Options& options, double world_seconds);
 

@@ -72,7 +72,9 @@ std::size_t heap_bytes(const Options& options, const std::string& part, std::int
 
 namespace {
 
-void run_pe(const Options& options, const std::string& part, std::shared_ptr<Bootstrap> bootstrap) {
+/// `second`: of another world of the same PEs, for the part that needs one.
+void run_pe(const Options& options, const std::string& part, std::shared_ptr<Bootstrap> bootstrap,
+            const std::shared_ptr<Bootstrap>& second = nullptr) {
   Peers peers(*bootstrap);
   const auto start = std::chrono::steady_clock::now();
   Settings settings = gpu_settings(heap_bytes(options, part, peers.count()));
@@ -80,6 +82,7 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
     settings.node_size = std::max(1, peers.count() / 2);
     settings.transport_between = "staged";
   }
+  if (part == "records") settings.metrics = "all";
   if (!options.between_nodes.empty()) settings.ep_between_nodes = options.between_nodes;
   if (settings.gda == "emulated") free_by_stream();
   World world = World::open({settings, bootstrap});
@@ -98,6 +101,13 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
   if (part == "collectives") run_collectives(world, peers, options);
   if (part == "device") run_device(world, peers, options);
   if (part == "reduced") run_reduced(world, peers, options);
+  if (part == "records") {
+    require(second != nullptr, Code::invalid_argument, "records: PEs are threads (--pes)");
+    settings.metrics = "host";
+    World silent = World::open({settings, second});
+    run_records(world, silent, peers, options);
+    silent.close();
+  }
   if (part == "start") run_start(world, peers, options, seconds.count());
   world.close();
 }
@@ -107,16 +117,20 @@ void run_pes_as_threads(const Options& options, const std::string& part) {
   std::mutex mutex;
   std::exception_ptr failure;
   std::vector<std::thread> threads;
-  for (auto& bootstrap : thread_bootstraps(options.pes, Settings::from_environment()))
-    threads.emplace_back([&, shared = std::shared_ptr<Bootstrap>(std::move(bootstrap))] {
+  auto seconds = thread_bootstraps(options.pes, Settings::from_environment());
+  for (auto& bootstrap : thread_bootstraps(options.pes, Settings::from_environment())) {
+    std::shared_ptr<Bootstrap> second = std::move(seconds[threads.size()]);
+    threads.emplace_back([&, second, shared = std::shared_ptr<Bootstrap>(std::move(bootstrap))] {
       try {
-        run_pe(options, part, shared);
+        run_pe(options, part, shared, second);
       } catch (const std::exception& error) {
         const std::scoped_lock lock(mutex);
         if (!failure) failure = std::current_exception();
         shared->abort(error.what());
+        second->abort(error.what());
       }
     });
+  }
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
 }
@@ -189,6 +203,12 @@ void declare(CLI::App& app, Options& options, std::string& part) {
   reduced->add_option("--main-tokens", options.shape.tokens, "tokens per PE")
       ->capture_default_str();
   reduced->add_option("--sms", options.sms, "SM counts, a list such as 8,16")->delimiter(',');
+  CLI::App* const records =
+      command("records", "pairs of groups whose kernels count themselves, and of others, in turn");
+  add_tokens(records);
+  records->add_option("--main-tokens", options.shape.tokens, "tokens per PE in normal mode")
+      ->capture_default_str();
+  records->add_option("--main-sms", options.main_sms, "SMs in normal mode")->capture_default_str();
   CLI::App* const start =
       command("start", "the first call against the steady one, and what the difference is");
   start->add_option("--main-tokens", options.shape.tokens, "tokens per PE in normal mode")
@@ -220,7 +240,10 @@ void prepare(Options& options, const std::string& part, const CLI::App& app, std
     options.shape.tokens = 1;
     if (!own_tokens) options.tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512};
   }
-  if (!sweeps) options.tokens = {options.shape.tokens};
+  if (part == "records" && app.get_subcommand(part)->count("--tokens") == 0)
+    options.tokens = {8, 64, 128};
+  else if (!sweeps && part != "records")
+    options.tokens = {options.shape.tokens};
   if (!options.warmup)
     options.preinitialize = false;  // preinitialize is a warm-up while the group is made
   for (const std::int64_t tokens : options.tokens)

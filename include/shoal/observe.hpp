@@ -11,7 +11,9 @@
 //
 // docs/guide/observability.md shows the tools. Times are nanoseconds of the host's real-time clock.
 // Records are read while they are written: an operation that changes meanwhile is left out, and
-// counters of one reading may be an operation apart.
+// counters of one reading may be an operation apart. Kernels on GPUs count themselves; the process
+// copies their counters to the record every SHOAL_METRICS_INTERVAL_MS, and before it reads or
+// writes its own record.
 #pragma once
 
 #include <array>
@@ -34,8 +36,9 @@ struct OperationRecord {
   std::uint64_t id = 0;  ///< counts the operations of a group on its rank, from 1
   std::uint64_t epoch = 0;
   std::string operation;  ///< "dispatch", "combine", "low_latency_dispatch", "low_latency_combine"
-  /// "started"; "sent": low latency, receive not called; "completed"; "queued": on a GPU, whose
-  /// progress the record does not show; "failed".
+  /// "started"; "sent": low latency, receive not called; "completed"; "queued": on a GPU (launches
+  /// show the progress), "started" where its kernel has waited for a rank for a millisecond;
+  /// "failed".
   std::string state;
   std::int64_t start_ns = 0;
   std::int64_t end_ns = 0;  ///< 0: has not ended
@@ -45,6 +48,14 @@ struct OperationRecord {
   std::uint64_t bytes = 0;    ///< of these rows
   std::int64_t wait_ns = 0;   ///< spent waiting for other ranks
   bool waiting = false;       ///< is in a wait for `awaited`
+};
+
+/// A kernel of an operation on a GPU. Normal operations are one kernel, low-latency ones two.
+struct LaunchRecord {
+  std::uint64_t epoch = 0;
+  std::string operation;
+  std::vector<PhaseRecord> phases;
+  std::int64_t end_ns = 0;
 };
 
 /// Durations of one phase. Bucket i counts those of 2^i to 2^(i+1) - 1 ns; the last one also longer
@@ -79,6 +90,9 @@ struct GroupRecord {
   std::vector<OperationTotals> totals;      ///< by operation
   std::vector<PeerTotals> peers;            ///< by rank
   std::vector<Histogram> histograms;        ///< of phases that ran
+  /// Rows received for each expert of this rank; expert i is number rank * size + i of the group.
+  std::vector<std::uint64_t> expert_rows;
+  std::vector<LaunchRecord> launches;  ///< the last ones on a GPU, by their start
 };
 
 struct PeRecord {

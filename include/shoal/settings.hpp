@@ -121,6 +121,8 @@ struct Settings {
   std::string flight_dir;
   std::string flight_signal = "none";
   std::string metrics = "on";
+  std::chrono::milliseconds metrics_interval{1000};
+  std::string nvtx = "on";
 
   /// The launcher's environment variables (PMI_RANK, RANK, ...) by name, which from_environment
   /// reads for bootstrap "automatic". Empty, as in Settings(): this process belongs to no

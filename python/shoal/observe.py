@@ -134,7 +134,8 @@ def inspector_lines(records):
 
 def chrome_trace(records):
     """A document in Chrome's trace format: a process per PE, a thread per group, a span per
-    operation and phase; ranks waited for are arguments."""
+    operation and phase; ranks waited for are arguments. Kernels of a group on a GPU are on a thread
+    of their own, on the same clock."""
     events = []
     for pe, group in _groups(records):
         process = pe["pe"]
@@ -149,11 +150,28 @@ def chrome_trace(records):
                 key: op[key] for key in ("epoch", "state", "rows", "bytes", "wait_ns", "awaited")
             }
             events.append(_span(op["operation"], op["start_ns"], end, details, where))
-            starts = [phase["start_ns"] for phase in op["phases"][1:]] + [end]
-            for phase, until in zip(op["phases"], starts):
-                if phase["name"] != "between":
-                    events.append(_span(phase["name"], phase["start_ns"], until, {}, where))
+            events.extend(_phases(op["phases"], end, where))
+        if not group["launches"]:
+            continue
+        where = {"pid": process, "tid": _GPU_THREADS + group["number"]}
+        thread = f"GPU, group {group['number']}, rank {group['rank']}"
+        events.append({"ph": "M", "name": "thread_name", "args": {"name": thread}, **where})
+        for launch in group["launches"]:
+            start, end = launch["phases"][0]["start_ns"], launch["end_ns"]
+            details = {"epoch": launch["epoch"]}
+            events.append(_span(launch["operation"], start, end, details, where))
+            events.extend(_phases(launch["phases"], end, where))
     return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+_GPU_THREADS = 1 << 20  # thread ids of groups on a GPU start here
+
+
+def _phases(phases, end, where):
+    starts = [phase["start_ns"] for phase in phases[1:]] + [end]
+    for phase, until in zip(phases, starts):
+        if phase["name"] != "between":
+            yield _span(phase["name"], phase["start_ns"], until, {}, where)
 
 
 def _span(name, start, end, details, where):
@@ -255,6 +273,9 @@ class _Collector:
             "waits": Counter("shoal_peer_waits", "Waits for a rank", labels=of_peer),
         }
         waited = Counter("shoal_peer_wait_seconds", "Time spent waiting for a rank", labels=of_peer)
+        experts = Counter(
+            "shoal_expert_rows", "Rows received for an expert", labels=[*where, "expert"]
+        )
         phases = HistogramMetricFamily(
             "shoal_phase_seconds", "Durations of phases", labels=[*of_operation, "phase"]
         )
@@ -271,6 +292,9 @@ class _Collector:
                 for key, family in peers.items():
                     family.add_metric([*labels, str(rank)], peer[key])
                 waited.add_metric([*labels, str(rank)], peer["wait_ns"] / 1e9)
+            first = group["rank"] * len(group["expert_rows"])
+            for expert, rows in enumerate(group["expert_rows"], first):
+                experts.add_metric([*labels, str(expert)], rows)
             for histogram in group["histograms"]:
                 phases.add_metric(
                     [*labels, histogram["operation"], histogram["phase"]],
@@ -280,7 +304,8 @@ class _Collector:
             in_wait = [op["awaited"] for op in group["operations"] if op["waiting"]]
             waiting.add_metric(labels, in_wait[-1] if in_wait else -1)
             failed.add_metric(labels, 1 if group["failure"] else 0)
-        yield from (*totals.values(), spent, *peers.values(), waited, phases, waiting, failed)
+        yield from (*totals.values(), spent, *peers.values(), waited, experts)
+        yield from (phases, waiting, failed)
 
 
 _FIRST_BUCKET, _LAST_BUCKET = 9, 34  # bounds of 1 us to 34 s

@@ -375,7 +375,17 @@ std::vector<SettingInfo> diagnosis_rows() {
            {"none", "USR1", "USR2"}),
       text("SHOAL_METRICS", "", scope, &S::metrics,
            "Whether groups count rows, bytes, waits for each rank and latency histograms of phases "
-           "(docs/guide/observability.md). Group::statistics counts in any case.",
+           "(docs/guide/observability.md). On GPUs the kernels of normal mode count. all: those of "
+           "low-latency mode, too. host: no kernels. Group::statistics counts on the host in any "
+           "case.",
+           {"on", "all", "host", "off"}),
+      number("SHOAL_METRICS_INTERVAL_MS", "", scope, &S::metrics_interval,
+             "Milliseconds between two copies of what kernels on GPUs count to the record. "
+             "0: only when the process itself reads its record.",
+             0, 3600 * 1000),
+      text("SHOAL_NVTX", "", scope, &S::nvtx,
+           "Whether operations of groups are NVTX ranges (domain shoal) where a profiler is "
+           "attached.",
            {"on", "off"}),
   };
 }

@@ -84,6 +84,11 @@ class Backend {
   virtual void clear_masks() = 0;
 
   virtual void warmup(Group& group) = 0;
+  /// Sets what kernels count. Any time between two calls.
+  virtual void add_counts(Statistics&) {}
+  /// The record keeps what kernels have counted so far: the world is about to close, or the group
+  /// has returned its memory.
+  virtual void stop_counting() noexcept {}
   virtual void* stream() const { return nullptr; }
   virtual void synchronize() {}
   /// Orders later calls after the work queued on a stream so far. Any thread.

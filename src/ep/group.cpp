@@ -61,6 +61,7 @@ void take_memory(GroupState& state) {
 bool release_memory(GroupState& state) {
   state.backend->drain();  // queued work still uses the memory
   if (any_pe(state, state.arena.regions() > 0, "ep group close")) return false;
+  state.backend->stop_counting();
   state.backend->release();
   state.map = {};
   if (state.plan.staging)
@@ -175,7 +176,9 @@ void Group::clear_masks() {
 Statistics Group::statistics() const {
   require(state_ != nullptr, Code::closed, "statistics: the group is closed");
   state_->drain_work_queue();
-  return state_->statistics;
+  Statistics statistics = state_->statistics;
+  if (!state_->closed) state_->backend->add_counts(statistics);
+  return statistics;
 }
 
 void Group::warmup() {

@@ -35,9 +35,12 @@ GroupState::GroupState(const Team& owner, const GroupOptions& wanted,
       backend(make_backend(*this, placement.kind)),
       plan(backend->block_plan()),
       arena(plan.arena_bytes, plan.arena_results),
-      recorder(world->settings(), world->recorder(), world->my_pe(), me, pes_of(owner)) {}
+      recorder(world->settings(), world->recorder(), world->my_pe(), me, pes_of(owner),
+               shape.local_experts) {}
 
-GroupState::~GroupState() = default;
+GroupState::~GroupState() {
+  backend->stop_counting();  // before the record goes
+}
 
 WorkQueue& GroupState::work_queue(const char* call) {
   const std::lock_guard lock(work_queue_mutex_);
@@ -80,6 +83,7 @@ void GroupState::close_with_world(shoal::detail::WorldEnd end) noexcept {
   } catch (const std::exception& error) {
     log::debug("work of an ep::Group ended with its world: {}", error.what());
   }
+  backend->stop_counting();
   closed = true;
 }
 

@@ -169,6 +169,33 @@ def test_a_trace_has_nested_spans_on_one_clock(records):
         assert max(span["ts"] for span in same) <= min(span["ts"] + span["dur"] for span in same)
 
 
+def test_a_trace_has_the_kernels_of_gpus_on_lines_of_their_own(records):
+    group = {**records[0]["groups"][0], "operations": []}
+    group["launches"] = [
+        {
+            "epoch": 4,
+            "operation": "combine",
+            "end_ns": 9000,
+            "phases": [
+                {"name": "notify", "start_ns": 5000},
+                {"name": "receive", "start_ns": 6000},
+                {"name": "finish", "start_ns": 8000},
+            ],
+        }
+    ]
+    events = shoal.observe.chrome_trace([{**records[0], "groups": [group]}])["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert [(span["name"], span["ts"], span["dur"]) for span in spans] == [
+        ("combine", 5, 4),
+        ("notify", 5, 1),
+        ("receive", 6, 2),
+        ("finish", 8, 1),
+    ]
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert names == ["group 1, rank 0", "GPU, group 1, rank 0"]
+    assert {span["tid"] for span in spans} == {shoal.observe._GPU_THREADS + 1}
+
+
 def test_torchs_analyzer_reads_the_records(options, tmp_path, caplog):
     fr_trace = pytest.importorskip("torch.distributed.flight_recorder.fr_trace")
     records, _ = hung(options)
@@ -223,6 +250,9 @@ def test_metrics_for_prometheus(options):
     assert sum(s.value for s in infinite) == sum(s.value for s in counts) > 0
     for name in ("shoal_peer_wait_seconds_total", "shoal_rows_total", "shoal_waiting_for"):
         assert name in samples
+    experts = samples["shoal_expert_rows_total"]
+    assert {int(s.labels["expert"]) for s in experts} >= set(range(6))
+    assert sum(s.value for s in experts) > 0
 
 
 def wait_for(condition, seconds=30):

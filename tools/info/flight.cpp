@@ -20,6 +20,13 @@ using observe::GroupRecord;
 using observe::OperationRecord;
 using observe::PeRecord;
 
+std::vector<observe::PhaseRecord> phases_of(const json& from) {
+  std::vector<observe::PhaseRecord> phases;
+  for (const json& phase : from.at("phases"))
+    phases.push_back({phase.at("name"), phase.at("start_ns")});
+  return phases;
+}
+
 OperationRecord operation_of(const json& from) {
   OperationRecord op;
   op.id = from.at("id");
@@ -33,8 +40,7 @@ OperationRecord operation_of(const json& from) {
   op.wait_ns = from.at("wait_ns");
   op.rows = from.at("rows");
   op.bytes = from.at("bytes");
-  for (const json& phase : from.at("phases"))
-    op.phases.push_back({phase.at("name"), phase.at("start_ns")});
+  op.phases = phases_of(from);
   return op;
 }
 
@@ -56,6 +62,10 @@ GroupRecord group_of(const json& from) {
         {histogram.at("operation"), histogram.at("phase"), histogram.at("count"),
          histogram.at("sum_ns"),
          histogram.at("buckets").get<std::array<std::uint64_t, observe::Histogram::kBuckets>>()});
+  group.expert_rows = from.at("expert_rows").get<std::vector<std::uint64_t>>();
+  for (const json& launch : from.at("launches"))
+    group.launches.push_back(
+        {launch.at("epoch"), launch.at("operation"), phases_of(launch), launch.at("end_ns")});
   return group;
 }
 

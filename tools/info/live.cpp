@@ -10,7 +10,6 @@
 #include <tuple>
 
 #include "base/check.hpp"
-#include "info/svg.hpp"
 #include "info/text.hpp"
 
 namespace shoal::info {
@@ -187,40 +186,6 @@ std::string heat_map_text(const WaitMatrix& matrix) {
                             matrix.milliseconds[row][column], column,
                             matrix.milliseconds[row][column] / mean);
   return text;
-}
-
-std::string heat_map_svg(const std::vector<WaitMatrix>& matrices) {
-  Svg svg;
-  double top = 20, width = 400;
-  for (const WaitMatrix& matrix : matrices) {
-    const std::size_t ranks = matrix.milliseconds.size();
-    const double cell = std::clamp(480.0 / static_cast<double>(ranks), 2.0, 32.0);
-    const double most = largest(matrix);
-    svg.text(
-        20, top,
-        fmt::format("{}: time that rows wait for columns, at most {:.3f} ms", matrix.title, most),
-        {.size = 13, .bold = true});
-    for (std::size_t row = 0; row < ranks; ++row)
-      for (std::size_t column = 0; column < ranks; ++column) {
-        const double value = matrix.milliseconds[row][column];
-        svg.rectangle(60 + cell * static_cast<double>(column),
-                      top + 30 + cell * static_cast<double>(row), cell, cell,
-                      {.fill = "#b3261e",
-                       .stroke = cell > 6 ? "#d0d4da" : "none",
-                       .line = 0.5,
-                       .opacity = ratio(value, most)},
-                      fmt::format("rank {} waits {:.3f} ms for rank {}", row, value, column));
-      }
-    for (std::size_t rank = 0; rank < ranks; rank += std::max<std::size_t>(1, ranks / 16)) {
-      const double at = cell * (static_cast<double>(rank) + 0.5);
-      svg.text(54, top + 34 + at, std::to_string(rank), {.size = 10, .anchor = Svg::Anchor::end});
-      svg.text(60 + at, top + 24, std::to_string(rank),
-               {.size = 10, .anchor = Svg::Anchor::middle});
-    }
-    width = std::max(width, std::max(560.0, 80 + cell * static_cast<double>(ranks)));
-    top += 60 + cell * static_cast<double>(ranks);
-  }
-  return svg.finish(width, top);
 }
 
 Place place_from(const std::string& text) {

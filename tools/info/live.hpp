@@ -30,7 +30,23 @@ std::vector<WaitMatrix> wait_matrices(const std::vector<observe::PeRecord>& now,
 /// combined. Names slow ranks and links: a mean of a column above three times that of all pairs, a
 /// pair above five times.
 std::string heat_map_text(const WaitMatrix& matrix);
-std::string heat_map_svg(const std::vector<WaitMatrix>& matrices);
+
+/// How many rows each expert of a group received.
+struct ExpertLoads {
+  std::string title;                ///< "world ..., group 1"
+  std::vector<std::uint64_t> rows;  ///< by expert of the group
+  std::vector<bool> known;          ///< by rank: its record is there
+};
+/// One per group whose experts have received rows, since `before`.
+std::vector<ExpertLoads> expert_loads(const std::vector<observe::PeRecord>& now,
+                                      const std::vector<observe::PeRecord>& before);
+/// A line per rank with a character per expert, darker for more rows, and the experts with the most
+/// rows. Neighbouring experts are combined where a rank has more than 64.
+std::string expert_loads_text(const ExpertLoads& loads);
+
+/// The matrices as heat maps, and the loads as bars; each cell has its value as a tooltip.
+std::string live_svg(const std::vector<WaitMatrix>& matrices,
+                     const std::vector<ExpertLoads>& loads);
 
 /// What --locate names: an address, such as 0x7f3a5c012340, or an offset of the heap, such as
 /// +1052672.

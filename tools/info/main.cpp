@@ -157,7 +157,9 @@ int show_live(const Options& options) {
     fmt::print("{}\n{}\n", activity_text(now, before), shoal::observe::who_waits(now));
     const auto matrices = wait_matrices(now, {});
     for (const WaitMatrix& matrix : matrices) fmt::print("{}\n", heat_map_text(matrix));
-    write_svg(options.svg, heat_map_svg(matrices));
+    const auto loads = expert_loads(now, {});
+    for (const ExpertLoads& of_group : loads) fmt::print("{}\n", expert_loads_text(of_group));
+    write_svg(options.svg, live_svg(matrices, loads));
     std::fflush(stdout);
     before = std::move(now);
   }
@@ -198,7 +200,9 @@ int show_flight(const Options& options) {
         fmt::print("PE {}, group {}: {}\n", pe.pe, group.number, group.failure);
   const auto matrices = wait_matrices(records, {});
   for (const WaitMatrix& matrix : matrices) fmt::print("\n{}", heat_map_text(matrix));
-  write_svg(options.svg, heat_map_svg(matrices));
+  const auto loads = expert_loads(records, {});
+  for (const ExpertLoads& of_group : loads) fmt::print("\n{}", expert_loads_text(of_group));
+  write_svg(options.svg, live_svg(matrices, loads));
   return EXIT_SUCCESS;
 }
 

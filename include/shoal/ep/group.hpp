@@ -65,17 +65,19 @@ using Future = std::shared_future<void>;
 /// Counters since the group was made.
 ///
 /// Times are those of the calling thread, waits included. On GPUs a call counts when it is queued
-/// or captured and graph replays do not count; a group that passes rows through host memory counts
-/// as on the host.
+/// or captured and graph replays do not count; rows and waits are those of operations that have
+/// ended, replays included, as their kernels count them: those of normal mode with SHOAL_METRICS on
+/// or all, those of low-latency mode with all. A group that passes rows through host memory counts
+/// as on the host; one whose kernels send rows to other nodes counts no rows and no waits.
 struct Statistics {
   std::uint64_t dispatches = 0, combines = 0, low_latency_dispatches = 0, low_latency_combines = 0;
-  /// 0 on GPUs, where the host does not read routings.
+  /// By dispatches: one for each rank that gets a token; expert-major one for each expert.
   std::uint64_t rows_sent = 0;
-  /// On GPUs: of dispatches that set Dispatched::rows_per_source.
-  std::uint64_t rows_received = 0;
+  std::uint64_t rows_received = 0;  ///< likewise
   std::chrono::nanoseconds dispatch_time{}, combine_time{}, low_latency_dispatch_time{},
       low_latency_combine_time{};
-  /// The part of these times spent waiting for other ranks; 0 on GPUs, where kernels wait.
+  /// Time spent waiting for other ranks. On the host, a part of the times above; on GPUs, of the
+  /// time of the kernels.
   std::chrono::nanoseconds wait_time{};
 };
 

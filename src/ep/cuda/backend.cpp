@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/backend.hpp"
 
+#include <optional>
+#include <utility>
+
+#include "ep/cuda/kernel_recorder.hpp"
 #include "ep/cuda/low_latency/low_latency.hpp"
 #include "ep/cuda/normal/normal.hpp"
 #include "ep/cuda/regions.hpp"
@@ -27,6 +31,9 @@ class CudaBackend final : public detail::Backend {
   void open() override {
     group_.open();
     normal_.open();
+    const std::string& metrics = state_.world->settings().metrics;
+    group_.low_latency_counts = metrics == "all";
+    if (metrics == "on" || metrics == "all") kernel_recorder_.emplace(group_);
   }
   std::optional<std::int32_t> failed_rank() const override {
     return std::nullopt;  // the calls of this backend find out themselves
@@ -78,7 +85,25 @@ class CudaBackend final : public detail::Backend {
   void set_mask(std::int32_t rank, bool masked) override { low_latency_.set_mask(rank, masked); }
   void clear_masks() override { low_latency_.clear_masks(); }
 
-  void warmup(Group& group) override { warm_up(group, group_, low_latency_); }
+  void warmup(Group& group) override {
+    // Its launches do not count.
+    const struct Paused {
+      explicit Paused(CudaGroup& of)
+          : group(of), record(std::exchange(of.device.record, nullptr)) {}
+      ~Paused() { group.device.record = record; }
+      Paused(const Paused&) = delete;
+      Paused& operator=(const Paused&) = delete;
+      CudaGroup& group;
+      KernelRecord* const record;
+    } paused(group_);
+    warm_up(group, group_, low_latency_);
+  }
+  void add_counts(Statistics& statistics) override {
+    if (kernel_recorder_) kernel_recorder_->add_to(statistics);
+  }
+  void stop_counting() noexcept override {
+    if (kernel_recorder_) kernel_recorder_->stop();
+  }
   void* stream() const override { return group_.stream; }
   void synchronize() override { group_.synchronize(); }
   void drain() override { group_.drain(); }
@@ -91,6 +116,7 @@ class CudaBackend final : public detail::Backend {
   CudaGroup group_;
   Normal normal_;
   mutable LowLatency low_latency_;
+  std::optional<KernelRecorder> kernel_recorder_;
 };
 
 }  // namespace

@@ -33,10 +33,12 @@ struct CudaGroup {
   DeviceGroup device{};  ///< complete once the group has its memory (open)
   cudaStream_t stream = nullptr;
   std::shared_ptr<void> report_memory, device_memory;
-  FaultReport* report = nullptr;  ///< host memory
+  std::shared_ptr<void> record_memory;  ///< DeviceGroup::record; kernels may outlive its recorder
+  FaultReport* report = nullptr;        ///< host memory
   int multiprocessors = 0;
   NetworkPath network = NetworkPath::proxy;  ///< to ranks that loads and stores do not reach
-  int ranks_on_gpu = 1;  ///< ranks of the group on this GPU, which share its SMs
+  bool low_latency_counts = false;  ///< kernels of low-latency mode have DeviceGroup::record, too
+  int ranks_on_gpu = 1;             ///< ranks of the group on this GPU, which share its SMs
   std::shared_ptr<GroupResources> resources;
   cudaStream_t last_stream = nullptr;  ///< of the last call; calls of a group run one after another
 

@@ -17,6 +17,7 @@
 #include "shoal/observe.hpp"
 #include "world/record/process_record.hpp"
 #include "world/record/reader.hpp"
+#include "world/record/refresh.hpp"
 #include "world/state.hpp"
 
 namespace shoal::detail::record {
@@ -49,6 +50,7 @@ std::string write(const PeRecord& pe, const std::string& directory) {
 }
 
 std::string write_one(std::uint64_t world, Pe me, const std::string& directory) {
+  refresh_all();
   if (const ProcessBlock* const own = own_record())
     for (const PeRecord& pe : read(*own, kRecordBytes, std::pair(world, me)))
       return write(pe, directory);

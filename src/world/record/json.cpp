@@ -42,15 +42,19 @@ void add_list(Buffer& to, const char* key, const List& list, Write&& write) {
   add(to, "]");
 }
 
+void add_phases(Buffer& to, const std::vector<PhaseRecord>& phases) {
+  add_list(to, "phases", phases, [&](const PhaseRecord& phase) {
+    add(to, R"({{"name":"{}","start_ns":{}}})", phase.name, phase.start_ns);
+  });
+}
+
 void add_operation(Buffer& to, const OperationRecord& op) {
   add(to,
       R"({{"id":{},"epoch":{},"operation":"{}","state":"{}","start_ns":{},"end_ns":{},"awaited":{},)"
       R"("waiting":{},"wait_ns":{},"rows":{},"bytes":{})",
       op.id, op.epoch, op.operation, op.state, op.start_ns, op.end_ns, op.awaited, op.waiting,
       op.wait_ns, op.rows, op.bytes);
-  add_list(to, "phases", op.phases, [&](const PhaseRecord& phase) {
-    add(to, R"({{"name":"{}","start_ns":{}}})", phase.name, phase.start_ns);
-  });
+  add_phases(to, op.phases);
   add(to, "}}");
 }
 
@@ -75,6 +79,13 @@ void add_group(Buffer& to, const GroupRecord& group) {
     add_list(to, "buckets", histogram.buckets, [&](std::uint64_t count) { add(to, "{}", count); });
     add(to, "}}");
   });
+  add_list(to, "expert_rows", group.expert_rows, [&](std::uint64_t rows) { add(to, "{}", rows); });
+  add_list(to, "launches", group.launches, [&](const LaunchRecord& launch) {
+    add(to, R"({{"epoch":{},"operation":"{}","end_ns":{})", launch.epoch, launch.operation,
+        launch.end_ns);
+    add_phases(to, launch.phases);
+    add(to, "}}");
+  });
   add(to, "}}");
 }
 
@@ -83,7 +94,7 @@ void add_group(Buffer& to, const GroupRecord& group) {
 std::string to_json(const PeRecord& pe) {
   Buffer to;
   add(to,
-      R"({{"shoal_record":1,"world":"{:016x}","pe":{},"n_pes":{},"pid":{},"host":{},"read_ns":{},)"
+      R"({{"shoal_record":2,"world":"{:016x}","pe":{},"n_pes":{},"pid":{},"host":{},"read_ns":{},)"
       R"("activity":{},"active":{},"awaited":{})",
       pe.world, pe.pe, pe.n_pes, pe.pid, quoted(pe.host), pe.read_ns, quoted(pe.activity),
       pe.active, pe.awaited);

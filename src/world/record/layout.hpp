@@ -19,7 +19,7 @@ namespace shoal::detail::record {
 inline constexpr char kMemfdName[] = "shoal-record";
 inline constexpr std::uint64_t kMagic = 0x53484f414c524543;  // "SHOALREC"
 /// Increases with every change of this file.
-inline constexpr std::uint64_t kVersion = 1;
+inline constexpr std::uint64_t kVersion = 2;
 
 enum class Operation : std::uint8_t {
   dispatch,
@@ -79,11 +79,29 @@ struct PeerBlock {
   Word pe, rows, bytes, waits, wait;
 };
 
-/// Entries and peers follow. Offsets count from the start of the block.
+/// A launch of a kernel. Valid if `epoch` is the same before and after it is read, and not 0.
+struct LaunchBlock {
+  static constexpr std::size_t kPhases = 3;
+  Word epoch;
+  Word kind;    ///< Operation, number of phases << 8
+  Word phases;  ///< 8 bits each
+  Word starts[kPhases];
+  Word end, unused;
+};
+static_assert(sizeof(LaunchBlock) == 64);
+/// Launches of a group that its record has room for.
+inline constexpr std::size_t kLaunchBlocks = 160;
+
+/// Entries, peers, experts (a word each: rows received) and launches follow. Offsets count from the
+/// start of the block. Of a group whose kernels count, another thread writes the counters, launches
+/// and `kernel_*`.
 struct GroupBlock {
   Word world, pe, number, rank, ranks;
   Word entries, entries_at, peers_at;
+  Word experts, experts_at, launches, launches_at;
   Word operations;  ///< begun so far
+  // The wait in which a kernel is: rank + 1, or 0; Operation, Phase << 8.
+  Word kernel_awaited, kernel_kind, kernel_epoch, kernel_since;
   Text<64> failure;
   TotalsBlock totals[kOperations];
   HistogramBlock histograms[kOperations][kPhases];

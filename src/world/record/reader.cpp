@@ -17,6 +17,7 @@
 
 #include "memory/host/segment.hpp"
 #include "world/record/process_record.hpp"
+#include "world/record/refresh.hpp"
 
 namespace shoal::detail::record {
 namespace {
@@ -70,6 +71,47 @@ std::optional<OperationRecord> read_entry(const Entry& entry, std::uint64_t id,
   return read;
 }
 
+std::optional<observe::LaunchRecord> read_launch(const LaunchBlock& block, std::int64_t clock) {
+  const std::uint64_t epoch = block.epoch.load();
+  if (epoch == 0) return std::nullopt;
+  observe::LaunchRecord read;
+  const std::uint64_t kind = block.kind.load(), phases = block.phases.load();
+  read.epoch = epoch;
+  read.operation = name_at(kOperationNames, kind & 0xff);
+  for (std::size_t i = 0; i < std::min<std::size_t>(kind >> 8, LaunchBlock::kPhases); ++i)
+    read.phases.push_back({name_at(kPhaseNames, phases >> (8 * i) & 0xff),
+                           static_cast<std::int64_t>(block.starts[i].load()) + clock});
+  read.end_ns = static_cast<std::int64_t>(block.end.load()) + clock;
+  if (block.epoch.load() != epoch || read.phases.empty()) return std::nullopt;
+  return read;
+}
+
+/// Shows the wait of a kernel in its operation, which a replayed graph does not have.
+void show_kernel_wait(const GroupBlock& block, GroupRecord& group, std::int64_t clock) {
+  const auto awaited = static_cast<std::int32_t>(block.kernel_awaited.load()) - 1;
+  if (awaited < 0) return;
+  const std::uint64_t kind = block.kernel_kind.load(), epoch = block.kernel_epoch.load();
+  const std::string name = name_at(kOperationNames, kind & 0xff);
+  auto found = std::find_if(
+      group.operations.begin(), group.operations.end(),
+      [&](const OperationRecord& op) { return op.operation == name && op.epoch == epoch; });
+  const std::int64_t since = static_cast<std::int64_t>(block.kernel_since.load()) + clock;
+  if (found == group.operations.end()) {
+    OperationRecord op;
+    op.id = group.operations.empty() ? 1 : group.operations.back().id + 1;
+    op.epoch = epoch;
+    op.operation = name;
+    op.start_ns = since;
+    found = group.operations.insert(group.operations.end(), std::move(op));
+  }
+  if (found->state == "failed") return;
+  found->state = "started";
+  found->end_ns = 0;
+  found->awaited = awaited;
+  found->waiting = true;
+  found->phases.push_back({name_at(kPhaseNames, kind >> 8 & 0xff), since});
+}
+
 void read_counters(const GroupBlock& block, GroupRecord& group) {
   for (std::size_t op = 0; op < kOperations; ++op) {
     const TotalsBlock& totals = block.totals[op];
@@ -94,11 +136,14 @@ std::optional<GroupRecord> read_group(const GroupBlock& block, std::size_t bytes
   const auto* const data = reinterpret_cast<const std::byte*>(&block);
   const std::uint64_t ranks = block.ranks.load(), entries = block.entries.load();
   const std::uint64_t entries_at = block.entries_at.load(), peers_at = block.peers_at.load();
+  const std::uint64_t experts = block.experts.load(), experts_at = block.experts_at.load();
+  const std::uint64_t launches = block.launches.load(), launches_at = block.launches_at.load();
   const auto fits = [&](std::uint64_t at, std::uint64_t count, std::size_t size) {
     return at % alignof(Word) == 0 && at <= bytes && count <= (bytes - at) / size;
   };
   if (ranks > kMostRanks || !fits(entries_at, entries, sizeof(Entry)) ||
-      !fits(peers_at, ranks, sizeof(PeerBlock)))
+      !fits(peers_at, ranks, sizeof(PeerBlock)) || !fits(experts_at, experts, sizeof(Word)) ||
+      !fits(launches_at, launches, sizeof(LaunchBlock)))
     return std::nullopt;
   GroupRecord group;
   group.number = block.number.load();
@@ -116,6 +161,16 @@ std::optional<GroupRecord> read_group(const GroupBlock& block, std::size_t bytes
   for (std::uint64_t id = last - std::min(last, entries) + 1; id <= last; ++id)
     if (auto read = read_entry(ring[(id - 1) % entries], id, clock))
       group.operations.push_back(std::move(*read));
+  const auto* const rows = reinterpret_cast<const Word*>(data + experts_at);
+  for (std::uint64_t expert = 0; expert < experts; ++expert)
+    group.expert_rows.push_back(rows[expert].load());
+  const auto* const kernels = reinterpret_cast<const LaunchBlock*>(data + launches_at);
+  for (std::uint64_t i = 0; i < launches; ++i)
+    if (auto launch = read_launch(kernels[i], clock)) group.launches.push_back(std::move(*launch));
+  std::sort(group.launches.begin(), group.launches.end(), [](const auto& a, const auto& b) {
+    return a.phases[0].start_ns < b.phases[0].start_ns;
+  });
+  show_kernel_wait(block, group, clock);
   read_counters(block, group);
   return group;
 }
@@ -216,6 +271,7 @@ namespace shoal::observe {
 std::vector<PeRecord> read_process() {
   const auto* const own = detail::record::own_record();
   if (own == nullptr) return {};
+  detail::record::refresh_all();
   return detail::record::read(*own, detail::record::kRecordBytes);
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/align.hpp"
 #include "shoal/settings.hpp"
+#include "world/record/ranges.hpp"
 
 namespace shoal::detail::record {
 namespace {
@@ -55,13 +56,17 @@ void PeRecorder::set_awaited(Pe pe) noexcept {
 }
 
 GroupRecorder::GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe, std::int32_t rank,
-                             const std::vector<Pe>& pes)
-    : metrics_(settings.metrics == "on") {
+                             const std::vector<Pe>& pes, std::int64_t local_experts)
+    : metrics_(settings.metrics != "off"), ranges_(settings.nvtx == "on" && has_profiler()) {
   const std::uint64_t number = pe.next_group();  // equal on all PEs, whatever their settings
   const auto entries = static_cast<std::uint64_t>(settings.flight_entries);
   const std::size_t entries_at = align_up(sizeof(GroupBlock), std::size_t{64});
   const std::size_t peers_at = entries_at + entries * sizeof(Entry);
-  block_ = allocate(peers_at + pes.size() * sizeof(PeerBlock));
+  const std::size_t experts_at = peers_at + pes.size() * sizeof(PeerBlock);
+  const auto experts = static_cast<std::uint64_t>(local_experts);
+  const std::size_t launches_at =
+      align_up(experts_at + experts * sizeof(Word), alignof(LaunchBlock));
+  block_ = allocate(launches_at + kLaunchBlocks * sizeof(LaunchBlock));
   auto* const data = block_.as<std::byte>();
   if (data == nullptr) {
     metrics_ = false;
@@ -71,6 +76,8 @@ GroupRecorder::GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe,
   group_ = block_.as<GroupBlock>();
   entries_ = reinterpret_cast<Entry*>(data + entries_at);
   peers_ = reinterpret_cast<PeerBlock*>(data + peers_at);
+  experts_ = reinterpret_cast<Word*>(data + experts_at);
+  launches_ = reinterpret_cast<LaunchBlock*>(data + launches_at);
   n_entries_ = entries;
   group_->world.store(pe.world());
   group_->pe.store(static_cast<std::uint64_t>(my_pe));
@@ -80,6 +87,10 @@ GroupRecorder::GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe,
   group_->entries.store(entries);
   group_->entries_at.store(entries_at);
   group_->peers_at.store(peers_at);
+  group_->experts.store(experts);
+  group_->experts_at.store(experts_at);
+  group_->launches.store(kLaunchBlocks);
+  group_->launches_at.store(launches_at);
   for (std::size_t i = 0; i < pes.size(); ++i)
     peers_[i].pe.store(static_cast<std::uint64_t>(pes[i]));
   block_.publish(Kind::group);
@@ -87,6 +98,7 @@ GroupRecorder::GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe,
 
 Entry* GroupRecorder::begin(Operation operation, Time now) noexcept {
   Entry* const outer = current_;
+  if (ranges_) begin_range(static_cast<std::size_t>(operation));
   operation_ = operation;
   phase_ = Phase::none;
   n_phases_ = 0;
@@ -120,6 +132,7 @@ Entry* GroupRecorder::resume(Operation operation, std::uint64_t epoch, Time now)
         (entry.kind.load() & 0xff) != static_cast<std::uint64_t>(operation))
       continue;
     Entry* const outer = current_;
+    if (ranges_) begin_range(static_cast<std::size_t>(operation));
     current_ = &entry;
     operation_ = operation;
     phase_ = Phase::none;
@@ -166,13 +179,15 @@ void GroupRecorder::end_phase(Time now) noexcept {
 }
 
 void GroupRecorder::end(State state, Time start, Time now, Entry* outer) noexcept {
+  if (ranges_) end_range();
   end_phase(now);
   if (state == State::sent) enter(Phase::none, now);
   phase_ = Phase::none;
   if (counts_) {
     TotalsBlock& totals = group_->totals[static_cast<std::size_t>(operation_)];
     totals.time.add(ticks(now) - ticks(start));
-    if (state != State::sent) totals.operations.add(1);
+    if (state != State::sent && static_cast<std::size_t>(operation_) >= kernels_count_)
+      totals.operations.add(1);
     if (state == State::failed) totals.failures.add(1);
   }
   if (current_ != nullptr) {
@@ -208,6 +223,54 @@ void GroupRecorder::moved(std::uint64_t rows, std::uint64_t bytes) noexcept {
   TotalsBlock& totals = group_->totals[static_cast<std::size_t>(operation_)];
   totals.rows.add(rows);
   totals.bytes.add(bytes);
+}
+
+void GroupRecorder::show(const KernelCounts& counts) noexcept {
+  if (group_ == nullptr || !metrics_) return;
+  for (std::size_t op = 0; op < kernels_count_; ++op) {
+    group_->totals[op].operations.store(counts.totals[op].operations);
+    group_->totals[op].rows.store(counts.totals[op].rows);
+    group_->totals[op].bytes.store(counts.totals[op].bytes);
+  }
+  for (const KernelCounts::Durations& durations : counts.durations) {
+    HistogramBlock& to = group_->histograms[static_cast<std::size_t>(durations.operation)]
+                                           [static_cast<std::size_t>(durations.phase)];
+    std::uint64_t count = 0;
+    for (std::size_t i = 0; i < durations.buckets.size(); ++i) {
+      to.buckets[i].store(durations.buckets[i]);
+      count += durations.buckets[i];
+    }
+    to.sum.store(durations.sum);
+    to.count.store(count);
+  }
+  for (std::size_t rank = 0; rank < counts.peers.size(); ++rank) {
+    peers_[rank].rows.store(counts.peers[rank].rows);
+    peers_[rank].bytes.store(counts.peers[rank].bytes);
+    peers_[rank].waits.store(counts.peers[rank].waits);
+    peers_[rank].wait.store(counts.peers[rank].wait);
+  }
+  for (std::size_t expert = 0; expert < counts.expert_rows.size(); ++expert)
+    experts_[expert].store(counts.expert_rows[expert]);
+  group_->kernel_awaited.store(static_cast<std::uint64_t>(counts.wait.rank + 1));
+  group_->kernel_kind.store(static_cast<std::uint64_t>(counts.wait.operation) |
+                            static_cast<std::uint64_t>(counts.wait.phase) << 8);
+  group_->kernel_epoch.store(counts.wait.epoch);
+  group_->kernel_since.store(counts.wait.since);
+  for (std::size_t i = 0; n_entries_ > 0 && i < kLaunchBlocks; ++i) {
+    LaunchBlock& to = launches_[i];
+    to.epoch.store(0);
+    if (i >= counts.launches.size()) continue;
+    const KernelCounts::Launch& launch = counts.launches[i];
+    std::uint64_t phases = 0;
+    for (std::size_t p = 0; p < launch.phases.size(); ++p) {
+      phases |= static_cast<std::uint64_t>(launch.phases[p].first) << (8 * p);
+      to.starts[p].store(launch.phases[p].second);
+    }
+    to.kind.store(static_cast<std::uint64_t>(launch.operation) | launch.phases.size() << 8);
+    to.phases.store(phases);
+    to.end.store(launch.end);
+    to.epoch.store(launch.epoch);
+  }
 }
 
 void GroupRecorder::set_failure(std::string_view reason) noexcept {

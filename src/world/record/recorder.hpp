@@ -5,10 +5,12 @@
 // per phase. The clock is read at the start of every phase but the first.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <chrono>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "shoal/heap.hpp"
@@ -40,11 +42,45 @@ class PeRecorder {
   Block block_;
 };
 
+/// What the kernels of a group have counted since it began. Times are those of the steady clock.
+struct KernelCounts {
+  struct Totals {
+    std::uint64_t operations = 0, rows = 0, bytes = 0;
+  };
+  struct Durations {
+    Operation operation;
+    Phase phase;
+    std::uint64_t sum = 0;
+    std::array<std::uint64_t, observe::Histogram::kBuckets> buckets{};
+  };
+  struct Peer {
+    std::uint64_t rows = 0, bytes = 0, waits = 0, wait = 0;
+  };
+  struct Launch {
+    Operation operation;
+    std::uint64_t epoch = 0;
+    std::vector<std::pair<Phase, std::uint64_t>> phases;  ///< at most LaunchBlock::kPhases
+    std::uint64_t end = 0;
+  };
+  struct Wait {
+    std::int32_t rank = -1;  ///< none
+    Operation operation = Operation::dispatch;
+    Phase phase = Phase::none;
+    std::uint64_t epoch = 0, since = 0;
+  };
+  std::array<Totals, kOperations> totals;
+  std::vector<Durations> durations;
+  std::vector<Peer> peers;                 ///< by rank
+  std::vector<std::uint64_t> expert_rows;  ///< by local expert
+  std::vector<Launch> launches;            ///< at most kLaunchBlocks
+  Wait wait;
+};
+
 class GroupRecorder {
  public:
   GroupRecorder() = default;
   GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe, std::int32_t rank,
-                const std::vector<Pe>& pes);
+                const std::vector<Pe>& pes, std::int64_t local_experts);
 
   /// Begins an operation, whose epoch its first phase states. Returns what end() restores: an
   /// operation may run within another.
@@ -68,6 +104,17 @@ class GroupRecorder {
     peers_[rank].rows.add(rows);
     peers_[rank].bytes.add(bytes);
   }
+  /// Rows that an operation received for a local expert.
+  void received(std::int64_t expert, std::uint64_t rows) noexcept {
+    if (counts_) experts_[expert].add(rows);
+  }
+  /// From now on the kernels of the group count rows, waits and operations (show): of normal mode,
+  /// and with `low_latency` of that mode too.
+  void leave_counters_to_kernels(bool low_latency) noexcept {
+    kernels_count_ = low_latency ? kOperations : 2;
+  }
+  /// Replaces the counters that are left to kernels. Any thread, one at a time.
+  void show(const KernelCounts& counts) noexcept;
   /// Whether sent_to has an effect.
   bool counts_peers() const noexcept { return counts_; }
   /// Counters stand still while the library's own operations run.
@@ -85,8 +132,11 @@ class GroupRecorder {
   GroupBlock* group_ = nullptr;
   Entry* entries_ = nullptr;
   PeerBlock* peers_ = nullptr;
+  Word* experts_ = nullptr;
+  LaunchBlock* launches_ = nullptr;
   std::uint64_t n_entries_ = 0, begun_ = 0;
-  bool metrics_ = false, counts_ = false;
+  bool metrics_ = false, counts_ = false, ranges_ = false;
+  std::size_t kernels_count_ = 0;  ///< so many operations, in the order of Operation
 
   Entry* current_ = nullptr;
   Operation operation_ = Operation::dispatch;  ///< current

@@ -443,7 +443,7 @@ TEST(EpGpuNormal, GroupsOneAfterAnotherInTheSameMemory) {
   });
 }
 
-TEST(EpGpuNormal, StatisticsCountWhatTheHostKnows) {
+TEST(EpGpuNormal, StatisticsCountTheRowsOfAllDispatches) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small_case(3, 69);
   run_group(
@@ -451,7 +451,10 @@ TEST(EpGpuNormal, StatisticsCountWhatTheHostKnows) {
       [&](GpuGroup& group) {
         GpuRound exact(group, c, {});
         GpuRound worst(group, c, {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens}});
-        const auto counted = [&] { return group.group.statistics(); };
+        const auto counted = [&] {
+          group.group.synchronize();
+          return group.group.statistics();
+        };
         ep::Dispatched got = exact.dispatch(exact.route());
         const auto rows = static_cast<std::uint64_t>(got.rows);
         EXPECT_EQ(counted().rows_received, rows);
@@ -465,12 +468,11 @@ TEST(EpGpuNormal, StatisticsCountWhatTheHostKnows) {
         handle = got.handle;
         got = {};
         got = worst.dispatch(handle);
-        group.group.synchronize();
-        EXPECT_EQ(counted().rows_received, 2 * rows) << "these sizes stay on the GPU";
+        EXPECT_EQ(counted().rows_received, 4 * rows) << "also where the sizes stay on the GPU";
         EXPECT_EQ(counted().dispatches, 4U);
         EXPECT_EQ(counted().combines, 1U);
-        EXPECT_EQ(counted().rows_sent, 0U);
-        EXPECT_EQ(counted().wait_time.count(), 0);
+        EXPECT_EQ(counted().rows_sent % 4, 0U);
+        EXPECT_GT(counted().wait_time.count(), 0);
         EXPECT_GT(counted().dispatch_time.count(), 0);
         EXPECT_GT(counted().combine_time.count(), 0);
       },

@@ -105,6 +105,11 @@ TEST(EpObserve, CountersAgreeWithStatistics) {
       waited += seen.peers[rank].wait_ns;
     }
     EXPECT_EQ(waited, counted.wait_time.count());
+    const ExpectedDispatch wanted = expected_dispatch(c, world.my_pe());
+    std::vector<std::uint64_t> expected(wanted.tokens_per_expert.begin(),
+                                        wanted.tokens_per_expert.end());
+    for (std::uint64_t& rows : expected) rows *= 4;
+    EXPECT_EQ(seen.expert_rows, expected);
     // Every phase of every operation is in one bucket; the phases of an operation add up to it.
     std::int64_t in_phases = 0;
     for (const auto& histogram : seen.histograms) {

@@ -7,6 +7,9 @@
 //
 #include <gtest/gtest.h>
 
+#include "shoal/collective.hpp"
+#include "shoal/observe.hpp"
+#include "shoal/world.hpp"
 #include "unit/ep/low_latency_ranks.hpp"
 
 namespace shoal::ep::cuda {
@@ -173,6 +176,148 @@ TEST(LowLatencyKernelsOf, CombinedRowsSharePuts) {
     RecordProperty(std::string(e.name) + "_bytes", static_cast<int>(puts.combine_bytes));
     EXPECT_LE(puts.combine, e.most) << e.name;
   }
+}
+
+/// The record and the statistics of each rank of the host backend after these operations.
+struct HostCounts {
+  observe::GroupRecord record;
+  Statistics statistics;
+};
+/// `topk`: [round][rank], `quantize`: [round].
+std::vector<HostCounts> host_counts(const Case& c,
+                                    const std::vector<std::vector<std::vector<std::int64_t>>>& topk,
+                                    const std::vector<Quantize>& quantize) {
+  std::vector<HostCounts> all(static_cast<std::size_t>(c.ranks));
+  run_threads(c.ranks, {}, [&](World& world) {
+    GroupOptions options;
+    options.experts = c.experts;
+    options.top_k = c.top_k;
+    options.hidden = c.hidden;
+    options.low_latency_max_tokens = *std::ranges::max_element(c.tokens);
+    options.mask_failed = c.masks;
+    Group group(world.team(), options);
+    const auto me = static_cast<std::size_t>(world.my_pe());
+    const std::int64_t tokens = c.tokens[me];
+    const Tensor x = Tensor::empty(DataType::bfloat16, {tokens, c.hidden});
+    const Tensor weights = Tensor::empty(DataType::float32, {tokens, c.top_k});
+    std::memset(x.data, 0, x.bytes());
+    std::memset(weights.data, 0, weights.bytes());
+    for (std::size_t round = 0; round < topk.size(); ++round) {
+      std::vector<std::int64_t> experts = topk[round][me];
+      const TensorView topk_idx(experts.data(), DataType::int64, {tokens, c.top_k});
+      const LowLatencyReceived received =
+          group.low_latency_dispatch(x, topk_idx, {.quantize = quantize[round]}).receive();
+      const Tensor y =
+          Tensor::empty(DataType::bfloat16, {c.experts / c.ranks, received.x.shape[1], c.hidden});
+      std::memset(y.data, 0, y.bytes());
+      group.low_latency_combine(y, topk_idx, weights, received.handle).receive();
+    }
+    all[me].statistics = group.statistics();
+    for (const auto& pe : observe::read_process())
+      if (pe.pe == world.my_pe()) all[me].record = pe.groups.at(0);
+    sync(world.team());
+  });
+  return all;
+}
+
+// The kernels count the same as the host backend on the same routing.
+TEST_P(LowLatencyKernels, CountAsTheHostBackendDoes) {
+  const Case c{.tokens = {4, 2, 0}, .masks = GetParam()};
+  const std::vector<Quantize> quantize = {Quantize::none, Quantize::fp8, Quantize::none};
+  std::vector<std::vector<std::vector<std::int64_t>>> topk;
+  Ranks ranks(c);
+  for (const Quantize how : quantize) {
+    ranks.quantize(how);
+    ranks.round(how == Quantize::none ? kSums : kRows, Values::plain);
+    topk.emplace_back();
+    for (std::int32_t rank = 0; rank < c.ranks; ++rank) topk.back().push_back(ranks.topk(rank));
+  }
+  const std::vector<HostCounts> host = host_counts(c, topk, quantize);
+  std::uint64_t rows = 0;
+  for (std::int32_t rank = 0; rank < c.ranks; ++rank) {
+    SCOPED_TRACE("rank " + std::to_string(rank));
+    Statistics statistics;
+    const auto counts = ranks.counts(rank, statistics);
+    const HostCounts& wanted = host[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(statistics.rows_sent, wanted.statistics.rows_sent);
+    EXPECT_EQ(statistics.rows_received, wanted.statistics.rows_received);
+    for (std::size_t op = 0; op < counts.totals.size(); ++op) {
+      SCOPED_TRACE(wanted.record.totals[op].operation);
+      EXPECT_EQ(counts.totals[op].operations, wanted.record.totals[op].operations);
+      EXPECT_EQ(counts.totals[op].rows, wanted.record.totals[op].rows);
+      EXPECT_EQ(counts.totals[op].bytes, wanted.record.totals[op].bytes);
+    }
+    ASSERT_EQ(counts.peers.size(), wanted.record.peers.size());
+    for (std::size_t peer = 0; peer < counts.peers.size(); ++peer) {
+      EXPECT_EQ(counts.peers[peer].rows, wanted.record.peers[peer].rows);
+      EXPECT_EQ(counts.peers[peer].bytes, wanted.record.peers[peer].bytes);
+    }
+    EXPECT_EQ(counts.expert_rows, wanted.record.expert_rows);
+    rows += std::accumulate(counts.expert_rows.begin(), counts.expert_rows.end(), std::uint64_t{0});
+    // Every phase that the host has, once an operation.
+    for (const auto& histogram : wanted.record.histograms) {
+      const auto found = std::ranges::find_if(counts.durations, [&](const auto& durations) {
+        return shoal::detail::record::kOperationNames[static_cast<std::size_t>(
+                   durations.operation)] == histogram.operation &&
+               shoal::detail::record::kPhaseNames[static_cast<std::size_t>(durations.phase)] ==
+                   histogram.phase;
+      });
+      ASSERT_NE(found, counts.durations.end()) << histogram.phase;
+      EXPECT_EQ(std::accumulate(found->buckets.begin(), found->buckets.end(), std::uint64_t{0}),
+                histogram.count)
+          << histogram.phase;
+    }
+    EXPECT_EQ(counts.launches.size(), 4 * quantize.size());
+    EXPECT_EQ(counts.wait.rank, -1);
+  }
+  EXPECT_GT(rows, 0U);
+}
+
+// A launch is added to the durations once, by the next one or by the host.
+TEST(LowLatencyKernelsOf, LaunchesAreAddedOnce) {
+  Ranks ranks({.tokens = {2, 2, 2}});
+  for (std::uint64_t rounds = 1; rounds <= 2 * kLaunches + 1; ++rounds) {
+    ranks.round(kSums, Values::plain);
+    Statistics statistics;
+    const auto counts = ranks.counts(1, statistics);
+    for (const auto& durations : counts.durations) {
+      const bool low_latency =
+          durations.operation >= shoal::detail::record::Operation::low_latency_dispatch;
+      ASSERT_EQ(std::accumulate(durations.buckets.begin(), durations.buckets.end(), 0ULL),
+                low_latency ? rounds : 0);
+    }
+    ASSERT_EQ(counts.totals[3].operations, rounds);
+    ASSERT_EQ(counts.launches.size(), 4 * std::min<std::uint64_t>(rounds, kLaunches));
+  }
+}
+
+// Without DeviceGroup::record, kernels run as with it and leave it alone.
+TEST(LowLatencyKernelsOf, CountNothingWithoutARecord) {
+  Ranks ranks({});
+  ranks.round(kSums, Values::plain);
+  ranks.stop_counting();
+  for (int i = 0; i < 2; ++i) ranks.round(kSums, Values::mixed);
+  Statistics statistics;
+  EXPECT_EQ(ranks.counts(0, statistics).totals[2].operations, 1U);
+}
+
+// A wait of more than a millisecond is shown with the rank, until its operation ends.
+TEST(LowLatencyKernelsOf, ShowARankThatDoesNotCome) {
+  test::fake_gpu::run_concurrently();
+  Ranks ranks({});
+  ranks.set_timeout(std::chrono::milliseconds(300));
+  ranks.draw();
+  for (const std::int32_t rank : {0, 1}) ranks.send(rank);
+  ranks.receive(0);
+  EXPECT_EQ(ranks.report(0).rank, 2);
+  Statistics statistics;
+  EXPECT_EQ(ranks.counts(0, statistics).wait.rank, -1) << "the operation has ended";
+  const auto wait = ranks.counts(0, statistics, false).wait;
+  EXPECT_EQ(wait.rank, 2);
+  EXPECT_EQ(wait.operation, shoal::detail::record::Operation::low_latency_dispatch);
+  EXPECT_EQ(wait.phase, shoal::detail::record::Phase::receive);
+  EXPECT_EQ(wait.epoch, 1U);
+  EXPECT_GT(wait.since, 0U);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ep/cuda/device/faults.cuh"
+#include "ep/cuda/kernel_counts.hpp"
 #include "ep/cuda/low_latency/between_nodes.cuh"
 #include "ep/cuda/low_latency/kernels.cuh"
 #include "ep/numeric/rows.hpp"
@@ -105,6 +106,7 @@ struct Rank {
         source_token(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows())),
         layout(static_cast<std::size_t>(shape.local_experts * shape.ranks)),
         waits(static_cast<std::size_t>(shape.ranks)),
+        kernel_record(kernel_record_bytes(shape.local_experts)),
         scales(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows()) *
                detail::scale_groups(shape.hidden)),
         received(static_cast<std::size_t>(shape.local_experts * shape.low_latency_rows() *
@@ -129,6 +131,7 @@ struct Rank {
   Array<std::int32_t> counts, source_token;
   Array<std::int64_t> layout;
   Array<std::uint64_t> waits;
+  Array<std::byte> kernel_record;
   Array<float> scales;
   Array<std::uint16_t> received;
   DeviceGroup group{};
@@ -174,6 +177,7 @@ class Ranks {
       }
       group.memory = rank.memory.data();
       group.report = rank.report.data();
+      group.record = reinterpret_cast<KernelRecord*>(rank.kernel_record.data());
       group.timeout_ns = 30'000'000'000;
       group.ranks = c.ranks;
       group.me = me;
@@ -221,6 +225,26 @@ class Ranks {
     receive_combine(ranks_[rank], {.deferred = true}, false);
   }
   const FaultReport& report(std::int32_t rank) { return *ranks_[rank].report.data(); }
+
+  /// Later kernels have no record.
+  void stop_counting() {
+    for (Rank& rank : ranks_) rank.group.record = nullptr;
+  }
+  const std::vector<std::int64_t>& topk(std::int32_t rank) const { return ranks_[rank].topk_idx; }
+  /// What the kernels of a rank have counted, and the same as statistics of its group. `ended`
+  /// false: as if no operation had ended.
+  shoal::detail::record::KernelCounts counts(std::int32_t me, Statistics& statistics,
+                                             bool ended = true) {
+    Array<std::byte> copy(kernel_record_bytes(shape_.local_experts));
+    std::memcpy(copy.data(), ranks_[me].kernel_record.data(),
+                kernel_record_bytes(shape_.local_experts));
+    auto& record = *reinterpret_cast<KernelRecord*>(copy.data());
+    Epochs done{};
+    if (ended) std::memcpy(&done, ranks_[me].memory.data(), sizeof done);
+    add_last_launches(record, done);
+    add_counts(record, statistics);
+    return counts_of(record, done, shape_, me, 0);
+  }
 
   void dispatch(bool travelled = false) {
     draw();

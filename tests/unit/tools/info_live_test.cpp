@@ -29,6 +29,11 @@ PeRecord record(std::int32_t rank, std::int64_t wait_ms, std::int64_t slow_ms,
   for (std::int32_t peer = 0; peer < 4; ++peer)
     group.peers.push_back(
         {0, 0, 1, peer == rank ? 0 : (peer == 2 ? slow_ms : wait_ms) * 1'000'000});
+  group.expert_rows = {100, static_cast<std::uint64_t>(50 * rank)};
+  group.launches = {{.epoch = 1,
+                     .operation = "dispatch",
+                     .phases = {{"notify", 5}, {"send", 7}, {"receive", 9}},
+                     .end_ns = 11}};
   PeRecord pe;
   pe.world = 7;
   pe.pe = rank;
@@ -72,7 +77,7 @@ TEST(InfoLive, TheHeatMapNamesASlowRank) {
   const std::string text = heat_map_text(matrices[0]);
   expect_parts(text, {"    0   @ \n", "    2     \n", "rank 2 is slow: others wait 200.000 ms"});
   // A tooltip for each pair.
-  expect_parts(heat_map_svg(matrices), {"<svg", "rank 0 waits 200.000 ms for rank 2"});
+  expect_parts(live_svg(matrices, {}), {"<svg", "rank 0 waits 200.000 ms for rank 2"});
   EXPECT_EQ(wait_matrices(all(1, 200, 1), all(1, 50, 1))[0].milliseconds[3][2], 150);
   EXPECT_TRUE(wait_matrices(all(0, 0, 1), {}).empty());
 }
@@ -82,6 +87,22 @@ TEST(InfoLive, TheHeatMapNamesASlowLink) {
   records[3].groups[0].peers[0].wait_ns = 100'000'000;
   expect_parts(heat_map_text(wait_matrices(records, {})[0]),
                {"rank 3 waits 100.000 ms for rank 0"});
+}
+
+TEST(InfoLive, ShowsTheLoadOfExpertsAndNamesHotOnes) {
+  auto records = all(1, 1, 1);
+  records.erase(records.begin() + 1);
+  records[1].groups[0].expert_rows = {100, 900};
+  const auto loads = expert_loads(records, {});
+  ASSERT_EQ(loads.size(), 1U);
+  EXPECT_EQ(loads[0].rows, (std::vector<std::uint64_t>{100, 0, 0, 0, 100, 900, 100, 150}));
+  EXPECT_EQ(loads[0].known, (std::vector<bool>{true, false, true, true}));
+  expect_parts(expert_loads_text(loads[0]),
+               {"\"@\" is up to 900 rows", "0 .   100 rows", "1 no record here", "2 .@  1000 rows",
+                "expert 5 of rank 2 is hot: 900 rows, 4.0 times the mean"});
+  expect_parts(live_svg({}, loads), {"<svg", "expert 5 of rank 2: 900 rows"});
+  EXPECT_EQ(expert_loads(records, all(1, 1, 1))[0].rows[5], 800U) << "since the first reading";
+  EXPECT_TRUE(expert_loads(records, records).empty());
 }
 
 TEST(InfoLive, ReadsBackWhatToJsonWrites) {

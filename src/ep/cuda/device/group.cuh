@@ -16,6 +16,7 @@ using detail::kLine;
 using detail::kMaxDeviceRanks;
 
 struct FaultReport;
+struct KernelRecord;
 
 /// Kernels that number their blocks. Launches of one kind run one after another, and each kind has
 /// counters of its own because a receive can overlap its send.
@@ -59,6 +60,7 @@ struct DeviceGroup {
   std::byte* block[kMaxDeviceRanks];  ///< every rank's block of the heap, as mapped here
   GroupMemory* memory;
   FaultReport* report;
+  KernelRecord* record;  ///< nullptr: kernels count nothing
   std::uint64_t timeout_ns;
   std::int32_t ranks, me;
   std::int32_t experts, local_experts, top_k;

@@ -13,6 +13,7 @@
 
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/device/ptx.cuh"
+#include "ep/cuda/device/record.cuh"
 
 #ifdef __CUDACC__
 
@@ -33,12 +34,35 @@ __device__ inline void raise_signal(const DeviceGroup& group, std::size_t signal
 /// threads that move rows.
 inline constexpr std::uint32_t kPollNs = 40;
 
+/// What waits.
+struct WaitPlace {
+  Phase phase;
+  std::uint32_t operation;  ///< detail::Operation
+  std::uint64_t epoch;
+
+  /// For RankRecord::waiting.
+  __device__ std::uint64_t word() const { return epoch << 8 | static_cast<std::uint32_t>(phase); }
+};
+
+/// Shows a wait that has lasted a millisecond. Of the many threads that may poll, few write: those
+/// that find another wait.
+__device__ __noinline__ inline void show_wait(const DeviceGroup& group, std::int32_t rank,
+                                              std::uint64_t since, std::uint64_t word) {
+  constexpr std::uint64_t kShownAfter = 1'000'000;
+  if (ptx::globaltimer() < since + kShownAfter) return;
+  volatile RankRecord& record = group.record->ranks[rank];
+  if (record.waiting == word) return;
+  record.waiting_since = since;
+  record.waiting = word;
+}
+
 /// Ends a wait after the group's timeout.
 class Deadline {
  public:
   __device__ Deadline(const DeviceGroup& group, std::int32_t)
       : at_(ptx::globaltimer() + group.timeout_ns) {}
   __device__ bool is_over(std::uint32_t) const { return ptx::globaltimer() > at_; }
+  __device__ std::uint64_t at() const { return at_; }
 
  private:
   const std::uint64_t at_;
@@ -48,7 +72,8 @@ class Deadline {
 /// aborted (Fault::none), `rank` has given the group up, or the time is over according to Limit.
 /// Every 64th poll checks these; a wait that ends before reads the clock at most once.
 template <typename Limit = Deadline, typename Ready>
-__device__ bool poll(const DeviceGroup& group, std::int32_t rank, Ready&& ready, Fault& fault) {
+__device__ bool poll(const DeviceGroup& group, std::int32_t rank, Ready&& ready, Fault& fault,
+                     const WaitPlace& place) {
   if (ready()) return true;
   Limit limit(group, rank);
   for (std::uint32_t polls = 1;; ++polls) {
@@ -62,19 +87,27 @@ __device__ bool poll(const DeviceGroup& group, std::int32_t rank, Ready&& ready,
       return ready();
     fault = Fault::timeout;
     if (limit.is_over(polls)) return false;
+    if (group.record != nullptr)
+      show_wait(group, rank, limit.at() - group.timeout_ns, place.word());
   }
 }
 
-/// Waits until the signal that rank `from` raises here has reached `epoch`. On failure reports it
-/// and returns false.
+/// Waits until the signal that rank `from` raises here has reached `value`. On failure reports it
+/// and returns false. `counted`: the time counts as a wait for the rank.
 __device__ inline bool wait_signal(const DeviceGroup& group, std::size_t signals, std::int32_t from,
-                                   std::uint64_t epoch, Phase phase, std::uint32_t operation) {
+                                   std::uint64_t value, const WaitPlace& place, bool counted) {
   const std::uint64_t* const word = signal_at(group, group.me, signals, from);
+  const auto ready = [&] { return ptx::ld_acquire_sys_global(word) >= value; };
+  if (ready()) return true;
+  const std::uint64_t start = counted ? ptx::globaltimer() : 0;
   Fault fault;
-  if (poll(group, from, [&] { return ptx::ld_acquire_sys_global(word) >= epoch; }, fault))
+  if (poll(group, from, ready, fault, place)) {
+    if (counted) count_wait(group, from, ptx::globaltimer() - start);
     return true;
+  }
   if (fault != Fault::none)
-    report_fault(group, fault, phase, operation, from, epoch, ptx::ld_relaxed_sys_global(word));
+    report_fault(group, fault, place.phase, place.operation, from, value,
+                 ptx::ld_relaxed_sys_global(word));
   return false;
 }
 

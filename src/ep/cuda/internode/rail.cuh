@@ -213,7 +213,8 @@ __device__ void finish_on_node(const Rail& rail, std::uint64_t epoch, bool good,
     const std::uint32_t blocks =
         rank == group.me ? gridDim.x : notice_of(group, epoch, rank).blocks;
     const std::uint64_t wanted = group.memory->finished[rank] + blocks;
-    if (!aborted(group)) wait_signal(group, group.layout.finished, rank, wanted, phase, operation);
+    if (!aborted(group))
+      wait_signal(group, group.layout.finished, rank, wanted, {phase, operation, epoch}, false);
     group.memory->finished[rank] = wanted;
   }
   __syncthreads();

@@ -60,7 +60,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
                                        : parts_->combined(handle.routing->tokens);
 
   LowLatencyCombineSend call = send_of(y, weights, handle, options);
-  call.group = group_.device;
+  call.group = parts_->device();
   call.sizes = parts_->sizes();
   call.flags = options.defer_receive || group_.device.mask_failed != 0 ||
                        call.form == CombineRowForm::log_fmt
@@ -122,7 +122,7 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, const float*
   // The caller's memory may be gone.
   if (pending.dropped) pending.out = parts_->combined(handle.routing->tokens);
   LowLatencyCombineReceive call{};
-  call.group = group_.device;
+  call.group = parts_->device();
   call.sizes = parts_->sizes();
   call.out = pending.out.as<std::uint16_t>();
   call.tokens = static_cast<std::int32_t>(handle.routing->tokens);

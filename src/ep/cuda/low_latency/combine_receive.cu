@@ -47,7 +47,11 @@ class CombineReceiver {
         epoch_(call.group.memory->combines_received + 1),
         expected_(CombineNoticeWord{call.form, call.exact != 0, call.weights_travelled != 0,
                                     call.handle.header->epoch}
-                      .word(epoch_)) {}
+                      .word(epoch_)) {
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+      note_start(group_, KernelKind::low_latency_combine_receive, epoch_,
+                 RecordedOperation::low_latency_combine);
+  }
 
   /// Fills `ranks`. A barrier of the block has to follow.
   __device__ void look_at_ranks(RankStates& ranks) const {
@@ -80,6 +84,9 @@ class CombineReceiver {
     const std::size_t at = static_cast<std::size_t>(token) * group_.top_k + me;
     TokenRows token_rows;
     token_rows.slot = make_topk_slot(expert, group_.local_experts);
+    if (group_.record != nullptr && threadIdx.x == 0)
+      count_up(&low_latency_rows(group_).combined,
+               static_cast<std::uint64_t>(__popc(token_rows.slot.lasts)));
     const bool sums = call_.form == CombineRowForm::sums;
     const bool awaited = token_rows.slot.rank >= 0 && !ranks_.masked[token_rows.slot.rank];
     bool unsummed = false;
@@ -129,6 +136,7 @@ class CombineReceiver {
   }
 
   __device__ void end() const {
+    if (threadIdx.x == 0) note_end(group_, KernelKind::low_latency_combine_receive, epoch_);
     end_kernel(group_, KernelKind::low_latency_combine_receive, ordered(), passed_, [&] {
       for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group_.ranks; rank += 32) {
         if (call_.grants != 0) grant_at_end(group_, combine_grants(group_), rank, epoch_);
@@ -147,16 +155,19 @@ class CombineReceiver {
          self_signalling(group_) && rank < group_.ranks;
          rank += static_cast<std::int32_t>(blockDim.x)) {
       const std::uint64_t* const notice = combine_notice(group_, group_.me, epoch_, rank);
-      std::uint64_t said = 0;
+      std::uint64_t said = 0, waited = 0;
       const bool came = wait_or_mask(
           group_, rank, Phase::low_latency_combine_receive, kCombineOperation, epoch_,
           [&] { return ahead_of(said = ptx::ld_relaxed_sys_global(notice), epoch_) >= 0; }, notice,
-          nullptr);
+          &waited);
+      count_first_wait(group_, KernelKind::low_latency_combine_receive, epoch_, rank, waited);
       if (!came || CombineNoticeWord::agree(said, expected_)) continue;
       group_.memory->dirty_combine[epoch_ & 1] = epoch_;
       report_fault(group_, Fault::mismatch, Phase::low_latency_combine_receive, kCombineOperation,
                    rank, epoch_, said, 0, 0, 0, false);
     }
+    if (group_.record != nullptr && threadIdx.x == 0)
+      add_last_launch(group_, KernelKind::low_latency_combine_receive, epoch_);
   }
 
  private:

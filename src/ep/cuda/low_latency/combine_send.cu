@@ -70,13 +70,23 @@ class CombineSender {
   /// False when the group has failed.
   __device__ bool enter() {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
-    if (blockIdx.x == 0 && threadIdx.x >= blockDim.x - 32) begin();
+    if (blockIdx.x == 0 && threadIdx.x >= blockDim.x - 32) {
+      if (lane_id() == 0)
+        note_start(group_, KernelKind::low_latency_combine_send, epoch_,
+                   RecordedOperation::low_latency_combine);
+      begin();
+      if (group_.record != nullptr) add_last_send();
+    }
     if (gives_weights()) give_weights();
     bool usable = true;
     if (me < group_.ranks) {
+      std::uint64_t waited = 0;
       if (epoch_ > 2)
         wait_signal_or_mask(group_, group_.layout.combine_read, me, epoch_ - 2,
-                            Phase::low_latency_combine_grant, kCombineOperation);
+                            Phase::low_latency_combine_grant, kCombineOperation,
+                            blockIdx.x == 0 ? &waited : nullptr);
+      if (blockIdx.x == 0)
+        count_first_wait(group_, KernelKind::low_latency_combine_send, epoch_, me, waited);
       if (blockIdx.x == 0)
         ptx::st_relaxed_sys_global(
             combine_notice(group_, me, epoch_, group_.me),
@@ -212,6 +222,7 @@ class CombineSender {
   }
 
   __device__ void end() const {
+    if (threadIdx.x == 0) note_end(group_, KernelKind::low_latency_combine_send, epoch_);
     end_kernel(group_, KernelKind::low_latency_combine_send, call_.flags != 0, passed_, [&] {
       if (lane_id() != 0) return;
       group_.memory->combines_sent = epoch_;
@@ -261,6 +272,16 @@ class CombineSender {
                });
   }
 
+  /// Adds to the record what is known once the send before has ended. A warp calls.
+  __device__ void add_last_send() const {
+    for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group_.ranks; rank += 32) {
+      std::uint64_t& longest = group_.record->weight_wait[(epoch_ - 1) & 1][rank];
+      count_wait(group_, rank, longest);
+      longest = 0;
+    }
+    if (lane_id() == 0) add_last_launch(group_, KernelKind::low_latency_combine_send, epoch_);
+  }
+
   /// Sends each weight of this rank's tokens to the rank that sums with it. The half is free: this
   /// rank has received all combine rows that needed the weights of the use before last. The first
   /// blocks send them all, because every block waits for weights.
@@ -294,10 +315,12 @@ class CombineSender {
     if (is_epoch(word, epoch_)) return weight_of(word);
     if (masked_[pair.source]) return 0;
     const std::uint64_t* const notice = combine_notice(group_, group_.me, epoch_, pair.source);
-    std::uint64_t waited = 0;
+    std::uint64_t waited = 0, since = 0;
+    std::uint32_t polls = 0;
     wait_or_mask(
         group_, pair.source, Phase::low_latency_combine_weights, kCombineOperation, epoch_,
         [&] {
+          if (++polls == kCountedAfter && counts_weight_wait(item)) since = ptx::globaltimer();
           const std::uint64_t said = ptx::ld_relaxed_sys_global(notice);
           word = ptx::ld_relaxed_sys_global(at);
           return ahead_of(word, epoch_) >= 0 ||
@@ -305,7 +328,18 @@ class CombineSender {
         },
         at, call_.longest_wait != nullptr ? &waited : nullptr);
     note_wait(call_.longest_wait, pair.source, waited);
+    if (since != 0)
+      note_wait(group_.record->weight_wait[epoch_ & 1], pair.source, ptx::globaltimer() - since);
     return weight_of(word);
+  }
+
+  /// Polls after which a wait for a weight counts: every block has shorter ones where no rank is
+  /// late, and two readings of the clock would delay it.
+  static constexpr std::uint32_t kCountedAfter = 8;
+  /// One lane of an item counts, because all of them wait for the same rank.
+  __device__ bool counts_weight_wait(const CombineItem& item) const {
+    return group_.record != nullptr && threadIdx.x < 32 &&
+           lane_id() + 1 == static_cast<std::uint32_t>(__ffs(static_cast<int>(item.topk_slots)));
   }
 
   __device__ void keep_weights() const {

@@ -32,7 +32,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   handle->has_weights = options.weights.defined();
 
   LowLatencyDispatchSend call{};
-  call.group = group_.device;
+  call.group = parts_->device();
   call.sizes = parts_->sizes();
   call.x = x.as<std::uint16_t>();
   call.topk_idx = topk_idx.data;
@@ -114,7 +114,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   received.handle = LowLatencyHandle(pending.handle);
 
   LowLatencyDispatchReceive call{};
-  call.group = group_.device;
+  call.group = parts_->device();
   call.sizes = parts_->sizes();
   call.quantize = static_cast<std::uint32_t>(options.quantize);
   call.has_weights = handle.has_weights ? 1 : 0;

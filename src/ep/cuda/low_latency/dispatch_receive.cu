@@ -37,8 +37,8 @@ struct SourceWait {
 };
 
 /// Waits until ready(notice). Returns false when the notice says that this will not happen, and
-/// when the wait fails.
-template <typename Ready>
+/// when the wait fails. kCounted: counts as a wait for the source.
+template <bool kCounted = false, typename Ready>
 __device__ bool wait_for(const SourceWait& wait, Ready&& ready) {
   const DeviceGroup& group = wait.call->group;
   const std::uint64_t* const notice = dispatch_notice(group, group.me, wait.epoch, wait.source);
@@ -54,8 +54,11 @@ __device__ bool wait_for(const SourceWait& wait, Ready&& ready) {
         return left_out = ahead_of(said, wait.epoch) > 0 ||
                           (is_epoch(said, wait.epoch) && DispatchNoticeWord::of(said).left_out);
       },
-      notice, wait.call->wait_ns != nullptr ? &waited : nullptr);
-  note_wait(wait.call->longest_wait, wait.source, waited);
+      notice, kCounted || wait.call->wait_ns != nullptr ? &waited : nullptr);
+  if (wait.call->wait_ns != nullptr) note_wait(wait.call->longest_wait, wait.source, waited);
+  if constexpr (kCounted)
+    count_first_wait(group, KernelKind::low_latency_dispatch_receive, wait.epoch, wait.source,
+                     waited);
   if (left_out)
     wait_failed(group, Fault::peer_failed, Phase::low_latency_dispatch_receive, kDispatchOperation,
                 wait.source, wait.epoch, static_cast<std::uint32_t>(said));
@@ -90,7 +93,7 @@ __device__ __noinline__ std::uint32_t wait_count(const SourceWait& wait, const s
 /// Waits for the number of tokens of a source; 0 where it is left out.
 __device__ __noinline__ std::int32_t wait_notice(const SourceWait& wait) {
   std::int32_t tokens = 0;
-  wait_for(wait, [&](std::uint64_t said) {
+  wait_for<true>(wait, [&](std::uint64_t said) {
     if (!is_epoch(said, wait.epoch) || DispatchNoticeWord::of(said).left_out) return false;
     tokens = DispatchNoticeWord::of(said).tokens;
     return true;
@@ -126,6 +129,9 @@ class DispatchReceiver {
                static_cast<std::uint32_t>(call.sizes.max_tokens)) {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
     if (me < group_.ranks) left_out[me] = is_masked(group_, me);
+    if (blockIdx.x == 0 && me == 0)
+      note_start(group_, KernelKind::low_latency_dispatch_receive, epoch_,
+                 RecordedOperation::low_latency_dispatch);
   }
 
   __device__ void run() const {
@@ -146,6 +152,7 @@ class DispatchReceiver {
   }
 
   __device__ void end() const {
+    if (threadIdx.x == 0) note_end(group_, KernelKind::low_latency_dispatch_receive, epoch_);
     end_kernel(group_, KernelKind::low_latency_dispatch_receive, ordered(), passed_, [&] {
       for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group_.ranks; rank += 32) {
         if (call_.grants != 0) grant_at_end(group_, dispatch_grants(group_), rank, epoch_);
@@ -187,9 +194,13 @@ class DispatchReceiver {
       call_.counts[expert] = static_cast<std::int32_t>(before + here);
       if (call_.expert_counts != nullptr)
         call_.expert_counts[expert] += static_cast<std::int32_t>(before + here);
+      if (group_.record != nullptr) count_up(&group_.record->expert_rows[expert], before + here);
     }
     __syncthreads();
-    if (me == 0) call_.handle.header->pairs = most_tokens * group_.ranks;
+    if (me != 0) return;
+    call_.handle.header->pairs = most_tokens * group_.ranks;
+    if (group_.record != nullptr)
+      add_last_launch(group_, KernelKind::low_latency_dispatch_receive, epoch_);
   }
 
   /// Reports a source that disagrees. Its rows differ from what this rank expects, so no wait for
@@ -295,6 +306,8 @@ class DispatchReceiver {
       const std::int32_t behind = row.source - group_.me - 1;
       call_.handle.pairs[row.token * group_.ranks + (behind < 0 ? behind + group_.ranks : behind)] =
           {row.source, row.token, row.topk_slots};
+      if (group_.record != nullptr && row.topk_slots != 0)
+        count_up(&low_latency_rows(group_).received, 1);
     }
     if (row.topk_slots == 0) return;
     if (row.expert >= 0) row.row += rows_of(row.expert, 0, row.source);

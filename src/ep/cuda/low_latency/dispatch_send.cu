@@ -312,6 +312,14 @@ __device__ void send_header(const LowLatencyDispatchSend& call, const LowLatency
   }
 }
 
+/// Counts the rows of the token. One warp calls.
+__device__ void count_rows(const LowLatencyDispatchSend& call, const LowLatencyToken& t) {
+  const DeviceGroup& group = call.group;
+  if (group.record == nullptr || (t.targets >> lane_id() & 1) == 0) return;
+  const bool quantized = call.quantize != static_cast<std::uint32_t>(Quantize::none);
+  count_up(&low_latency_rows(group).sent[t.slot.rank][quantized ? 1 : 0], 1);
+}
+
 /// Sends the weights of the top-k slots, a rank at a time. One warp calls.
 __device__ void send_weights(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
                              std::size_t slot) {
@@ -345,13 +353,18 @@ __device__ void send_token(const LowLatencyDispatchSend& call, const LowLatencyT
 }
 
 /// Waits until the half is granted, thread r for rank r; false where the group has failed. A
-/// barrier of the block has to follow.
+/// barrier of the block has to follow. `counted`: the waits are; one block of a launch counts.
+template <bool counted>
 __device__ bool wait_grants(const DeviceGroup& group, std::uint64_t epoch, bool* masked) {
   const auto me = static_cast<std::int32_t>(threadIdx.x);
   if (me >= group.ranks) return true;
+  std::uint64_t waited = 0;
   if (epoch > 2)
     wait_signal_or_mask(group, group.layout.dispatch_read, me, epoch - 2,
-                        Phase::low_latency_dispatch_grant, kDispatchOperation);
+                        Phase::low_latency_dispatch_grant, kDispatchOperation,
+                        counted ? &waited : nullptr);
+  if constexpr (counted)
+    count_first_wait(group, KernelKind::low_latency_dispatch_send, epoch, me, waited);
   masked[me] = is_masked(group, me);
   return !aborted(group);
 }
@@ -375,10 +388,15 @@ __device__ void notify_ranks(const LowLatencyDispatchSend& call, std::uint64_t e
                              std::uint32_t row_threads, bool* masked) {
   __shared__ std::uint32_t count_of[ExpertRowCounts::kCounted];
   const DeviceGroup& group = call.group;
-  if (threadIdx.x >= row_threads) return begin_dispatch(call, epoch);
+  if (threadIdx.x >= row_threads) {
+    begin_dispatch(call, epoch);
+    if (group.record != nullptr && lane_id() == 0)
+      add_last_launch(group, KernelKind::low_latency_dispatch_send, epoch);
+    return;
+  }
   const ExpertRowCounts counts(call, row_threads, count_of);
   counts.count(0);
-  wait_grants(group, epoch, masked);
+  wait_grants<true>(group, epoch, masked);
   row_barrier(row_threads);
   const auto me = static_cast<std::int32_t>(threadIdx.x);
   if (me < group.ranks)
@@ -408,13 +426,14 @@ __device__ void send_tokens(const LowLatencyDispatchSend& call, std::uint64_t ep
   if (me < 32) numbers[me] = 0;
   __syncthreads();
   number_rows(call, token, t.slot, numbers);
-  const bool usable = wait_grants(group, epoch, masked);
+  const bool usable = wait_grants<false>(group, epoch, masked);
   if (__syncthreads_and(usable) == 0) return;
   while (token < call.tokens) {
     t.targets = __ballot_sync(kWarp, t.slot.last && !masked[t.slot.rank]);
     const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
     if (threadIdx.x >= row_threads) {
       send_header(call, t, numbers, epoch, slot, masked);
+      count_rows(call, t);
       numbers[lane_id()] = 0;
     } else {
       send_token(call, t, row_of(call, token), epoch, slot, token, row_threads);
@@ -439,6 +458,9 @@ __global__ void __launch_bounds__(kMaxThreads + 32)
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->dispatches_sent + 1;
   const std::uint32_t row_threads = blockDim.x - 32;
+  if (blockIdx.x == 0 && threadIdx.x == row_threads)
+    note_start(group, KernelKind::low_latency_dispatch_send, epoch,
+               RecordedOperation::low_latency_dispatch);
   __syncthreads();
   // `ready` asks first whether this send has ended, then for the flags of the ranks.
   const bool ordered = call.flags != 0;
@@ -449,6 +471,7 @@ __global__ void __launch_bounds__(kMaxThreads + 32)
     notify_ranks(call, epoch, row_threads, masked);
   else
     send_tokens(call, epoch, row_threads, block - 1, blocks - 1, masked);
+  if (threadIdx.x == 0) note_end(group, KernelKind::low_latency_dispatch_send, epoch);
   end_kernel(group, KernelKind::low_latency_dispatch_send, ordered, passed, [&] {
     if (lane_id() != 0) return;
     group.memory->dispatches_sent = epoch;

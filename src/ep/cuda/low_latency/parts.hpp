@@ -126,6 +126,13 @@ struct LowLatency::Parts {
 
   const Shape& shape() const { return group.state.shape; }
 
+  /// The group as the kernels of this mode see it.
+  DeviceGroup device() const {
+    DeviceGroup device = group.device;
+    if (!group.low_latency_counts) device.record = nullptr;
+    return device;
+  }
+
   LowLatencySizes sizes() const {
     return {static_cast<std::int32_t>(shape().hidden),
             static_cast<std::int32_t>(shape().low_latency_max_tokens)};

@@ -80,7 +80,12 @@ __device__ __noinline__ inline bool wait_over(const DeviceGroup& group, const Ro
   if (aborted(group) || disagreed(rows)) return true;
   const bool failed =
       ptx::ld_relaxed_sys_global(signal_at(group, group.me, group.layout.failed, rank)) != 0;
-  if (!failed && ptx::globaltimer() <= deadline) return false;
+  if (!failed && ptx::globaltimer() <= deadline) {
+    if (group.record != nullptr)
+      show_wait(group, rank, deadline - group.timeout_ns,
+                WaitPlace{rows.phase, rows.operation, rows.epoch}.word());
+    return false;
+  }
   wait_failed(group, failed ? Fault::peer_failed : Fault::timeout, rows.phase, rows.operation, rank,
               rows.epoch,
               static_cast<std::uint32_t>(ptx::ld_relaxed_sys_global(

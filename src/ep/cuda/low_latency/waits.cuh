@@ -43,6 +43,7 @@ class ExtendedDeadline {
     at_ += group_.timeout_ns;
     return false;
   }
+  __device__ std::uint64_t at() const { return at_; }
 
  private:
   /// The word at rank `of` that changes while `owner` waits for another rank than `of`.
@@ -91,7 +92,8 @@ __device__ bool wait_or_mask(const DeviceGroup& group, std::int32_t rank, Phase 
   bool left_out = false;
   Fault fault;
   const bool done = poll<ExtendedDeadline>(
-      group, rank, [&] { return ready() || (left_out = is_masked(group, rank)); }, fault);
+      group, rank, [&] { return ready() || (left_out = is_masked(group, rank)); }, fault,
+      {phase, operation, epoch});
   if (waited != nullptr) *waited = ptx::globaltimer() - start;
   if (!done)
     wait_failed(group, fault, phase, operation, rank, epoch,
@@ -107,14 +109,25 @@ __device__ inline void note_wait(std::uint64_t* longest, std::int32_t rank, std:
 }
 
 /// Waits until the signal of `rank` here has reached `epoch`; false where the rank is left out.
+/// `waited`: as for wait_or_mask.
 __device__ inline bool wait_signal_or_mask(const DeviceGroup& group, std::size_t signals,
                                            std::int32_t rank, std::uint64_t epoch, Phase phase,
-                                           std::uint32_t operation) {
+                                           std::uint32_t operation,
+                                           std::uint64_t* waited = nullptr) {
   if (is_masked(group, rank)) return false;
   const std::uint64_t* const word = signal_at(group, group.me, signals, rank);
   return wait_or_mask(
       group, rank, phase, operation, epoch,
-      [&] { return ptx::ld_acquire_sys_global(word) >= epoch; }, word, nullptr);
+      [&] { return ptx::ld_acquire_sys_global(word) >= epoch; }, word, waited);
+}
+
+/// Counts a wait at the start of the launch of `epoch`, which has ended; 0: there was none.
+__device__ inline void count_first_wait(const DeviceGroup& group, KernelKind kind,
+                                        std::uint64_t epoch, std::int32_t rank,
+                                        std::uint64_t waited) {
+  if (waited == 0 || rank == group.me) return;
+  count_wait(group, rank, waited);
+  note_notified(group, kind, epoch);
 }
 
 }  // namespace shoal::ep::cuda

@@ -143,6 +143,8 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   params.copies = routing.arrays.copies;
   params.topk_idx = routing.arrays.topk_idx;
   params.expert_row_indices = routing.arrays.expert_row_indices;
+  params.rank_counts = routing.arrays.rank_counts;
+  params.expert_counts = routing.arrays.expert_counts;
   params.handle = handle.arrays;
   params.dtype = static_cast<std::uint32_t>(y.dtype);
   if (internode_ != nullptr)

@@ -362,6 +362,21 @@ class ChunkRing {
 };
 #endif
 
+/// Counts the rows that this rank fetches. One block calls.
+__device__ void count_rows(const NormalCombine& params) {
+  const DeviceGroup& group = params.group;
+  if (group.record == nullptr) return;
+  OperationCounts& totals = totals_of(group, RecordedOperation::combine);
+  const bool by_expert = params.expert_major != 0;
+  for (std::int32_t part = threadIdx.x; part < (by_expert ? group.experts : group.ranks);
+       part += blockDim.x) {
+    const auto rows =
+        static_cast<std::uint64_t>((by_expert ? params.expert_counts : params.rank_counts)[part]);
+    count_up(&totals.rows, rows);
+    count_up(&totals.bytes, rows * params.row_bytes);
+  }
+}
+
 // Profiling scripts written for DeepEP find the kernel by this name.
 template <class Format, AddedRows kRows>
 __global__ void __launch_bounds__(512, 1)
@@ -374,7 +389,8 @@ __global__ void __launch_bounds__(512, 1)
   const std::uint32_t ticket = take_ticket(group, KernelKind::normal);
   const bool leader = ticket == 0;
   if (leader) {
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
+      note_start(group, KernelKind::normal, epoch, RecordedOperation::combine);
       sources.notice = {params.y,
                         params.y_weights,
                         *params.handle.epoch,
@@ -389,20 +405,24 @@ __global__ void __launch_bounds__(512, 1)
                         0,
                         params.share,
                         params.staging.rows != nullptr || params.staging.weights != nullptr};
+    }
     __syncthreads();
     publish_notice(group, epoch, sources.notice, nullptr, nullptr);
+    if (group.record != nullptr && threadIdx.x == blockDim.x - 1)
+      add_last_launch(group, KernelKind::normal, epoch);
   }
   if (static_cast<std::int32_t>(ticket) < params.staging.blocks) {
     if constexpr (kRows == AddedRows::of_ranks) stage_copies(params, epoch, shared);
     if constexpr (kRows == AddedRows::of_ranks_summed) stage_sums<Format>(params, epoch, shared);
   }
   ChunkRing<Format, kRows> ring(params, shared);
-  const bool good = await_notices(group, epoch, Phase::combine_notify, kCombine) &&
+  const bool good = await_notices(group, epoch, Phase::combine_notify, kCombine, leader) &&
                     find_sources<kRows>(params, epoch, leader, sources);
   if (good && (kRows == AddedRows::of_ranks_summed || sources.any_staged))
     ring.template run<true>(sources, epoch);
   else if (good)
     ring.template run<false>(sources, epoch);
+  if (good && leader) count_rows(params);
   finish_operation(group, epoch, good, Phase::combine_finish, kCombine);
 }
 

@@ -321,11 +321,12 @@ __device__ bool poll_piece(const NormalCombine& params, std::uint64_t epoch, std
   const DeviceGroup& group = params.group;
   const std::uint64_t* const flag = staged_flag(group, group.me, rank, piece);
   Fault fault;
-  if (poll(group, rank, [&] { return ptx::ld_acquire_sys_global(flag) >= epoch; }, fault))
+  const WaitPlace place{Phase::combine_fetch,
+                        static_cast<std::uint32_t>(detail::Operation::combine), epoch};
+  if (poll(group, rank, [&] { return ptx::ld_acquire_sys_global(flag) >= epoch; }, fault, place))
     return true;
   if (fault != Fault::none)
-    report_fault(group, fault, Phase::combine_fetch,
-                 static_cast<std::uint32_t>(detail::Operation::combine), rank, epoch,
+    report_fault(group, fault, place.phase, place.operation, rank, epoch,
                  ptx::ld_relaxed_sys_global(flag));
   return false;
 }

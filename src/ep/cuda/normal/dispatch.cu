@@ -215,7 +215,7 @@ __device__ void announce(const NormalDispatch& params, std::uint64_t epoch,
 template <bool kExpertMajor>
 __global__ void __launch_bounds__(512, 1)
     dispatch_impl(const __grid_constant__ NormalDispatch params) {
-  extern __shared__ __align__(128) std::byte shared[];
+  std::byte* const shared = ptx::dynamic_shared();
   __shared__ DispatchTargets targets;
   const DeviceGroup& group = params.group;
   ptx::griddepcontrol_wait();
@@ -227,7 +227,12 @@ __global__ void __launch_bounds__(512, 1)
       reinterpret_cast<std::int32_t*>(shared + params.table_offset);  // kExpertMajor
   const std::uint32_t bulk_scales = bulk_scale_bytes(params);
 
-  if (leader) announce<kExpertMajor>(params, epoch, targets.notice);
+  if (leader) {
+    if (threadIdx.x == 0) note_start(group, KernelKind::normal, epoch, RecordedOperation::dispatch);
+    announce<kExpertMajor>(params, epoch, targets.notice);
+    if (group.record != nullptr && threadIdx.x == blockDim.x - 1)
+      add_last_launch(group, KernelKind::normal, epoch);
+  }
 
 #if __CUDA_ARCH__ >= 900
   // Rows are loaded while the counts are on their way.
@@ -235,7 +240,7 @@ __global__ void __launch_bounds__(512, 1)
   for (std::uint32_t s = 0; s + 1 < params.stages; ++s) ring.load();
 #endif
 
-  const bool good = await_notices(group, epoch, Phase::dispatch_notify, kDispatch) &&
+  const bool good = await_notices(group, epoch, Phase::dispatch_notify, kDispatch, leader) &&
                     find_targets<kExpertMajor>(params, epoch, record, leader, targets, expert_rows);
   // A host that waits for the sizes gets them before the rows are sent.
   if (good && leader && params.sizes != nullptr)
@@ -268,6 +273,7 @@ __global__ void __launch_bounds__(512, 1)
     __syncthreads();  // fill_gaps reads the counts that this block has written
     if (good && leader) fill_gaps(params, record);
   }
+  if (good && leader) count_rows<kExpertMajor>(params, targets.received[group.me]);
 #if __CUDA_ARCH__ >= 900
   bulk_wait_all();
 #endif

@@ -238,5 +238,31 @@ __device__ void publish_sizes(const NormalDispatch& params, std::uint64_t epoch,
   }
 }
 
+/// Counts the rows that this rank sends and receives. The block that has called publish_sizes
+/// calls, after it: a thread reads the expert_counts that it has written.
+template <bool kExpertMajor>
+__device__ void count_rows(const NormalDispatch& params, std::int32_t received) {
+  const DeviceGroup& group = params.group;
+  if (group.record == nullptr) return;
+  OperationCounts& totals = totals_of(group, RecordedOperation::dispatch);
+  for (std::int32_t e = threadIdx.x; e < group.local_experts; e += blockDim.x) {
+    const auto tokens = static_cast<std::uint64_t>(params.handle.expert_counts[e]);
+    count_up(&group.record->expert_rows[e], tokens);
+    if constexpr (kExpertMajor) count_up(&totals.received, tokens);
+  }
+  if (!kExpertMajor && threadIdx.x == 0)
+    count_up(&totals.received, static_cast<std::uint64_t>(received));
+  const std::int32_t parts = kExpertMajor ? group.experts : group.ranks;
+  for (std::int32_t part = threadIdx.x; part < parts; part += blockDim.x) {
+    const std::int32_t rank = kExpertMajor ? part / group.local_experts : part;
+    const auto rows = static_cast<std::uint64_t>(kExpertMajor ? params.routing.expert_counts[part]
+                                                              : params.routing.rank_counts[part]);
+    count_up(&totals.rows, rows);
+    count_up(&totals.bytes, rows * params.row_bytes);
+    count_up(&group.record->ranks[rank].rows, rows);
+    count_up(&group.record->ranks[rank].bytes, rows * params.row_bytes);
+  }
+}
+
 }  // namespace
 }  // namespace shoal::ep::cuda

@@ -203,6 +203,7 @@ struct NormalCombine {
   std::uint32_t expert_major;    ///< not 0: a row for each top-k slot
   const std::int64_t* topk_idx;  ///< of RoutingArrays, as the next
   const std::int32_t* expert_row_indices;
+  const std::int32_t *rank_counts, *expert_counts;
   HandleArrays handle;
   const std::byte* bias[2];
   std::byte* out;

@@ -57,12 +57,15 @@ __device__ void publish_notice(const DeviceGroup& group, std::uint64_t epoch,
 }
 
 /// Waits for the notices of all ranks. The whole block calls; true in all threads when they have
-/// arrived.
+/// arrived. `counted`: as for wait_signal; one block of a launch counts.
 __device__ inline bool await_notices(const DeviceGroup& group, std::uint64_t epoch, Phase phase,
-                                     std::uint32_t operation) {
+                                     std::uint32_t operation, bool counted = false) {
   bool good = !aborted(group);
   for (std::int32_t rank = threadIdx.x; good && rank < group.ranks; rank += blockDim.x)
-    good = wait_signal(group, group.layout.entered, rank, epoch, phase, operation);
+    good =
+        wait_signal(group, group.layout.entered, rank, epoch, {phase, operation, epoch}, counted);
+  if (counted && static_cast<std::int32_t>(threadIdx.x) < group.ranks)
+    note_notified(group, KernelKind::normal, epoch);
   return __syncthreads_and(good);
 }
 
@@ -112,12 +115,16 @@ __device__ inline void finish_operation(const DeviceGroup& group, std::uint64_t 
   }
   __syncthreads();
   if (!last) return;
+  const bool counts = group.record != nullptr && good;
+  if (counts && threadIdx.x == 0)
+    launch_record(group, KernelKind::normal, epoch).sent = ptx::globaltimer();
   for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x) {
     if (!good && rank != group.me) continue;
     const volatile detail::DeviceNotice& notice = notice_of(group, epoch, rank);
     const std::uint64_t wanted =
         group.memory->finished[rank] + (rank == group.me ? gridDim.x : notice.blocks);
-    if (!aborted(group)) wait_signal(group, group.layout.finished, rank, wanted, phase, operation);
+    if (!aborted(group))
+      wait_signal(group, group.layout.finished, rank, wanted, {phase, operation, epoch}, counts);
     group.memory->finished[rank] = wanted;
   }
   __syncthreads();
@@ -131,6 +138,7 @@ __device__ inline void finish_operation(const DeviceGroup& group, std::uint64_t 
     return;  // the epoch stays, so that no later launch takes itself for a new operation
   }
   if (threadIdx.x != 0) return;
+  if (counts) note_end(group, KernelKind::normal, epoch);
   group.memory->epoch = epoch;
   counters = {};
 }

@@ -283,6 +283,8 @@ LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatc
   if (pending.options.expert_counts.defined())
     for (std::int32_t e = 0; e < shape.local_experts; ++e)
       pending.options.expert_counts.as<std::int32_t>()[e] += handle.counts[e];
+  for (std::int32_t e = 0; e < shape.local_experts; ++e)
+    group.state.recorder.received(e, static_cast<std::uint64_t>(handle.counts[e]));
   group.state.statistics.rows_received += rows;
 
   LowLatencyReceived received;

@@ -89,6 +89,9 @@ Dispatched dispatch_receive(HostGroup& group, const DispatchCall& call, const Di
     for (std::int64_t tokens : plan.tokens_per_expert)
       received.tokens_per_expert.push_back(static_cast<std::int64_t>(align_up(tokens, alignment)));
   }
+  for (std::size_t expert = 0; expert < handle.tokens_per_expert.size(); ++expert)
+    group.state.recorder.received(static_cast<std::int64_t>(expert),
+                                  static_cast<std::uint64_t>(handle.tokens_per_expert[expert]));
   received.rows = handle.received;
   received.handle = Handle(plan.handle);
   group.state.statistics.rows_received += std::accumulate(

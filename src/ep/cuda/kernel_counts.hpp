@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// kernel_counts.hpp: what the kernels of a group have counted (device/record.cuh), as the record
+// and the statistics of the group show it. Pure functions.
+#pragma once
+
+#include <cstdint>
+
+#include "ep/cuda/device/faults.cuh"
+#include "ep/cuda/device/record.cuh"
+#include "ep/plan/shape.hpp"
+#include "shoal/ep/group.hpp"
+#include "world/record/recorder.hpp"
+
+namespace shoal::ep::cuda {
+
+/// The epochs with which GroupMemory begins.
+struct Epochs {
+  std::uint64_t of_kind[kKernelKinds];
+};
+
+/// Adds the launches to `record` that no later launch has added yet. `done`: by KernelKind, the
+/// last epochs that have ended.
+void add_last_launches(KernelRecord& record, const Epochs& done);
+/// The counters of `record`, to which all launches have been added, of rank `me` of a group with
+/// this shape. `clock`: steady time minus %globaltimer, in nanoseconds.
+shoal::detail::record::KernelCounts counts_of(const KernelRecord& record, const Epochs& done,
+                                              const detail::Shape& shape, std::int32_t me,
+                                              std::int64_t clock);
+/// Sets the fields of `statistics` that kernels count.
+void add_counts(const KernelRecord& record, Statistics& statistics);
+
+}  // namespace shoal::ep::cuda

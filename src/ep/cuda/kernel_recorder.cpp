@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/cuda/kernel_recorder.hpp"
+
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "base/log.hpp"
+#include "memory/cuda/stream_pool.hpp"
+#include "memory/device.hpp"
+#include "shoal/settings.hpp"
+
+namespace shoal::ep::cuda {
+
+namespace record = shoal::detail::record;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// One for all groups on this GPU: it has work about once a second.
+std::shared_ptr<CUstream_st> stream_of(const memory::Device& gpu) {
+  static std::mutex mutex;
+  static std::map<const void*, std::weak_ptr<CUstream_st>> streams;
+  const std::lock_guard lock(mutex);
+  auto& kept = streams[gpu.context];
+  auto stream = kept.lock();
+  if (stream == nullptr) {
+    stream = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
+    kept = stream;
+  }
+  return stream;
+}
+
+/// Lets this thread use streams of its own while another thread captures a graph.
+struct BesideCaptures {
+  BesideCaptures() { check(cudaThreadExchangeStreamCaptureMode(&mode), "record of kernels"); }
+  ~BesideCaptures() { (void)cudaThreadExchangeStreamCaptureMode(&mode); }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+};
+
+std::int64_t nanoseconds(Clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
+/// How long the GPU may take. A kernel that waits for a peer can hold up the queue in which the
+/// copy is; the record is then older.
+constexpr auto kCopyLimit = std::chrono::milliseconds(20);
+constexpr auto kClockLimit = std::chrono::milliseconds(1);
+
+}  // namespace
+
+KernelRecorder::KernelRecorder(CudaGroup& group)
+    : group_(group),
+      bytes_(kernel_record_bytes(group.state.shape.local_experts)),
+      host_memory_(take_pinned(sizeof(Epochs) + bytes_)),
+      clock_memory_(take_pinned(sizeof(ClockReading))),
+      last_(std::make_unique<std::byte[]>(bytes_)) {
+  const memory::Device& gpu = *group.state.world->cuda();
+  gpu.activate();
+  stream_ = stream_of(gpu);
+  group.record_memory = group.resources->allocate(bytes_, group.stream, group.resources);
+  check(cudaMemsetAsync(group_.record_memory.get(), 0, bytes_, group.stream), "record of kernels");
+  check(cudaStreamSynchronize(group.stream), "record of kernels");
+  preload_clock();
+  for (int i = 0; i < 3; ++i) ask_clock();
+  group.device.record = static_cast<KernelRecord*>(group_.record_memory.get());
+  group.state.recorder.leave_counters_to_kernels(group.low_latency_counts);
+  refresh_ = std::make_unique<record::Refresh>([this] { refresh(); },
+                                               group.state.world->settings().metrics_interval);
+}
+
+void KernelRecorder::stop() noexcept {
+  if (refresh_ == nullptr) return;
+  refresh_.reset();
+  try {
+    refresh();
+  } catch (const std::exception& error) {
+    log::debug("the record of a group could not be refreshed: {}", error.what());
+  }
+}
+
+KernelRecorder::~KernelRecorder() {
+  refresh_.reset();
+  // The host memory has other users from now on.
+  if (copying_) (void)cudaStreamSynchronize(stream_.get());
+}
+
+void KernelRecorder::refresh() {
+  const std::lock_guard lock(mutex_);
+  if (!copy()) return;
+  ask_clock();
+  const auto& copied = *reinterpret_cast<const KernelRecord*>(last_.get());
+  group_.state.recorder.show(counts_of(copied, done_, group_.state.shape, group_.state.me, clock_));
+}
+
+bool KernelRecorder::copy() {
+  const BesideCaptures relaxed;
+  if (group_.state.world->cuda() == nullptr) return false;  // the world is closed
+  group_.state.world->cuda()->activate();
+  auto* const host = static_cast<std::byte*>(host_memory_.get());
+  const auto deadline = Clock::now() + kCopyLimit;
+  const auto arrived = [&] {
+    cudaError_t status = cudaErrorNotReady;
+    while ((status = cudaStreamQuery(stream_.get())) == cudaErrorNotReady &&
+           Clock::now() < deadline)
+      std::this_thread::yield();
+    if (status != cudaErrorNotReady) check(status, "record of kernels");
+    return status == cudaSuccess;
+  };
+  if (copying_ && !arrived()) return false;
+  // The epochs first: launches that end meanwhile count next time.
+  copying_ = true;
+  check(cudaMemcpyAsync(host, group_.device.memory, sizeof(Epochs), cudaMemcpyDeviceToHost,
+                        stream_.get()),
+        "record of kernels");
+  check(cudaMemcpyAsync(host + sizeof(Epochs), group_.record_memory.get(), bytes_,
+                        cudaMemcpyDeviceToHost, stream_.get()),
+        "record of kernels");
+  if (!arrived()) return false;
+  copying_ = false;
+  std::memcpy(&done_, host, sizeof done_);
+  std::memcpy(last_.get(), host + sizeof(Epochs), bytes_);
+  add_last_launches(*reinterpret_cast<KernelRecord*>(last_.get()), done_);
+  return true;
+}
+
+/// The clocks drift by microseconds per second, so each refresh asks again. A question without a
+/// reply changes nothing.
+void KernelRecorder::ask_clock() {
+  auto& reading = *static_cast<ClockReading*>(clock_memory_.get());
+  if (reading.question != questions_) return;  // the last one is still under way
+  launch_clock(&reading, ++questions_, stream_.get());
+  if (cudaGetLastError() != cudaSuccess) {
+    --questions_;
+    return;
+  }
+  copying_ = true;
+  const auto deadline = Clock::now() + kClockLimit;
+  while (reading.question != questions_)
+    if (Clock::now() > deadline) return;
+  clock_ = nanoseconds(Clock::now()) - static_cast<std::int64_t>(reading.time);
+  copying_ = false;
+}
+
+void KernelRecorder::add_to(Statistics& statistics) {
+  const std::lock_guard lock(mutex_);
+  copy();
+  add_counts(*reinterpret_cast<const KernelRecord*>(last_.get()), statistics);
+}
+
+}  // namespace shoal::ep::cuda

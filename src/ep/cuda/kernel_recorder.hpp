@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// kernel_recorder.hpp: brings what the kernels of a group count (device/record.cuh) to the group's
+// record on the host.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "ep/cuda/clock.hpp"
+#include "ep/cuda/group.hpp"
+#include "ep/cuda/kernel_counts.hpp"
+#include "world/record/refresh.hpp"
+
+namespace shoal::ep::cuda {
+
+/// The record of a group's kernels. Made when the group has its memory; the kernels of later calls
+/// count (DeviceGroup::record).
+class KernelRecorder {
+ public:
+  explicit KernelRecorder(CudaGroup& group);
+  ~KernelRecorder();
+  KernelRecorder(const KernelRecorder&) = delete;
+  KernelRecorder& operator=(const KernelRecorder&) = delete;
+
+  /// Of operations that have ended. Copies the counters; keeps what it had where the GPU does not
+  /// copy them in time.
+  void add_to(Statistics& statistics);
+  /// Shows the counters for the last time.
+  void stop() noexcept;
+
+ private:
+  /// Copies the counters and shows them in the record of the group.
+  void refresh();
+  bool copy();
+  void ask_clock();
+
+  CudaGroup& group_;
+  const std::size_t bytes_;
+  std::shared_ptr<void> host_memory_, clock_memory_;
+  std::shared_ptr<CUstream_st> stream_;
+  std::mutex mutex_;  ///< of what follows
+  bool copying_ = false;
+  Epochs done_{};
+  std::unique_ptr<std::byte[]> last_;  ///< the KernelRecord that was copied last
+  std::uint64_t questions_ = 0;
+  std::int64_t clock_ = 0;
+  std::unique_ptr<shoal::detail::record::Refresh> refresh_;
+};
+
+}  // namespace shoal::ep::cuda

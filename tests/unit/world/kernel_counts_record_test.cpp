@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// The record of a group whose kernels count: what GroupRecorder::show writes and readers see; and
+// when parts of the record are refreshed.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+
+#include "shoal/observe.hpp"
+#include "shoal/settings.hpp"
+#include "world/record/recorder.hpp"
+#include "world/record/refresh.hpp"
+
+namespace shoal::detail::record {
+namespace {
+
+constexpr std::uint64_t kWorld = 0x5151;
+
+observe::GroupRecord read_group() {
+  for (const auto& pe : observe::read_process())
+    if (pe.world == kWorld) return pe.groups.at(0);
+  ADD_FAILURE() << "no record";
+  return {};
+}
+
+struct Records {
+  explicit Records(const Settings& settings = {}) : group(settings, pe, 0, 0, {0, 1}, 3) {
+    group.leave_counters_to_kernels(true);
+  }
+  PeRecorder pe{kWorld, 0, 2, "host"};
+  GroupRecorder group;
+};
+
+KernelCounts counts() {
+  KernelCounts counts;
+  counts.totals[0] = {7, 70, 700};
+  KernelCounts::Durations durations{Operation::dispatch, Phase::notify, 3000};
+  durations.buckets[10] = 2;
+  durations.buckets[9] = 1;
+  counts.durations = {durations};
+  counts.peers = {{10, 100, 0, 0}, {60, 600, 3, 5000}};
+  counts.expert_rows = {5, 0, 9};
+  counts.launches = {{Operation::dispatch, 8, {{Phase::notify, 2000}, {Phase::send, 2500}}, 3000},
+                     {Operation::low_latency_combine, 1, {{Phase::send, 1000}}, 1500}};
+  return counts;
+}
+
+TEST(KernelCountsRecord, ReadersSeeWhatKernelsCounted) {
+  Records records;
+  records.group.show(counts());
+  const observe::GroupRecord seen = read_group();
+  EXPECT_EQ(seen.totals[0].operations, 7U);
+  EXPECT_EQ(seen.totals[0].rows, 70U);
+  EXPECT_EQ(seen.totals[0].bytes, 700U);
+  ASSERT_EQ(seen.histograms.size(), 1U);
+  EXPECT_EQ(seen.histograms[0].phase, "notify");
+  EXPECT_EQ(seen.histograms[0].count, 3U);
+  EXPECT_EQ(seen.histograms[0].sum_ns, 3000);
+  EXPECT_EQ(seen.histograms[0].buckets[10], 2U);
+  EXPECT_EQ(seen.peers[1].rows, 60U);
+  EXPECT_EQ(seen.peers[1].waits, 3U);
+  EXPECT_EQ(seen.peers[1].wait_ns, 5000);
+  EXPECT_EQ(seen.expert_rows, (std::vector<std::uint64_t>{5, 0, 9}));
+  ASSERT_EQ(seen.launches.size(), 2U);
+  EXPECT_EQ(seen.launches[0].operation, "low_latency_combine") << "by their start";
+  EXPECT_EQ(seen.launches[1].phases.size(), 2U);
+  EXPECT_EQ(seen.launches[1].phases[1].name, "send");
+  EXPECT_EQ(seen.launches[1].phases[1].start_ns - seen.launches[1].phases[0].start_ns, 500);
+  EXPECT_EQ(seen.launches[1].end_ns - seen.launches[1].phases[1].start_ns, 500);
+
+  KernelCounts fewer = counts();
+  fewer.launches.clear();
+  records.group.show(fewer);
+  EXPECT_TRUE(read_group().launches.empty());
+}
+
+TEST(KernelCountsRecord, OperationsOfTheHostDoNotCountTwice) {
+  Records records;
+  records.group.show(counts());
+  const Time now = std::chrono::steady_clock::now();
+  Entry* const outer = records.group.begin(Operation::dispatch, now);
+  records.group.phase(Phase::queued, 8);
+  records.group.end(State::queued, now, now + std::chrono::microseconds(3), outer);
+  const observe::GroupRecord seen = read_group();
+  EXPECT_EQ(seen.totals[0].operations, 7U);
+  EXPECT_EQ(seen.totals[0].time_ns, 3000);
+}
+
+TEST(KernelCountsRecord, OperationsThatKernelsDoNotCountAreThoseOfTheHost) {
+  Records records;
+  records.group.leave_counters_to_kernels(false);
+  const Time now = std::chrono::steady_clock::now();
+  Entry* const outer = records.group.begin(Operation::low_latency_dispatch, now);
+  records.group.end(State::queued, now, now, outer);
+  KernelCounts with_low_latency = counts();
+  with_low_latency.totals[2] = {9, 9, 9};
+  records.group.show(with_low_latency);
+  EXPECT_EQ(read_group().totals[0].operations, 7U);
+  EXPECT_EQ(read_group().totals[2].operations, 1U);
+  EXPECT_EQ(read_group().totals[2].rows, 0U);
+}
+
+TEST(KernelCountsRecord, AWaitOfAKernelIsShownInItsOperation) {
+  Records records;
+  const Time now = std::chrono::steady_clock::now();
+  Entry* const outer = records.group.begin(Operation::dispatch, now);
+  records.group.phase(Phase::queued, 8);
+  records.group.end(State::queued, now, now, outer);
+  KernelCounts waiting = counts();
+  waiting.wait = {1, Operation::dispatch, Phase::notify, 8, 2000};
+  records.group.show(waiting);
+  observe::OperationRecord op = read_group().operations.back();
+  EXPECT_EQ(op.state, "started");
+  EXPECT_TRUE(op.waiting);
+  EXPECT_EQ(op.awaited, 1);
+  EXPECT_EQ(op.phases.back().name, "notify");
+  EXPECT_EQ(op.end_ns, 0);
+  std::vector<observe::PeRecord> mine;
+  for (const auto& pe : observe::read_process())
+    if (pe.world == kWorld) mine.push_back(pe);
+  EXPECT_NE(observe::who_waits(mine).find("rank 1 (PE 1) is behind: rank 0 waits for it"),
+            std::string::npos);
+
+  // A replayed graph has no entry.
+  waiting.wait.epoch = 9;
+  records.group.show(waiting);
+  const observe::GroupRecord seen = read_group();
+  ASSERT_EQ(seen.operations.size(), 2U);
+  EXPECT_EQ(seen.operations[0].state, "queued");
+  EXPECT_EQ(seen.operations[1].epoch, 9U);
+  EXPECT_TRUE(seen.operations[1].waiting);
+
+  records.group.show(counts());
+  EXPECT_FALSE(read_group().operations.back().waiting) << "it is over";
+}
+
+TEST(KernelCountsRecord, SettingsLeavePartsOut) {
+  Settings settings;
+  settings.flight_entries = 0;
+  {
+    Records records(settings);
+    records.group.show(counts());
+    EXPECT_TRUE(read_group().launches.empty());
+    EXPECT_EQ(read_group().totals[0].rows, 70U);
+  }
+  settings = {};
+  settings.metrics = "off";
+  Records records(settings);
+  records.group.show(counts());
+  EXPECT_EQ(read_group().totals[0].rows, 0U);
+}
+
+TEST(Refresh, CopiesFromTimeToTimeAndWhenAsked) {
+  std::atomic<int> often = 0, asked = 0;
+  auto by_time = std::make_unique<Refresh>([&] { ++often; }, std::chrono::milliseconds(1));
+  auto by_request = std::make_unique<Refresh>([&] { ++asked; }, std::chrono::milliseconds(0));
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (often < 5 && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_GE(often, 5);
+  EXPECT_EQ(asked, 0);
+  refresh_all();
+  EXPECT_EQ(asked, 1);
+  observe::read_process();
+  EXPECT_EQ(asked, 2);
+  by_request.reset();
+  refresh_all();
+  EXPECT_EQ(asked, 2);
+  by_time.reset();
+  const int last = often;
+  refresh_all();
+  EXPECT_EQ(often, last);
+  // The thread starts again.
+  by_time = std::make_unique<Refresh>([&] { ++often; }, std::chrono::milliseconds(1));
+  while (often == last && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_GT(often, last);
+}
+
+TEST(Refresh, AnExceptionEndsOnlyItsOwnCopy) {
+  int copies = 0;
+  const Refresh bad([] { throw std::runtime_error("no"); }, std::chrono::milliseconds(0));
+  const Refresh good([&] { ++copies; }, std::chrono::milliseconds(0));
+  refresh_all();
+  EXPECT_EQ(copies, 1);
+}
+
+}  // namespace
+}  // namespace shoal::detail::record

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// loads.cpp: rows that experts received.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <string_view>
+#include <tuple>
+
+#include "info/live.hpp"
+
+namespace shoal::info {
+namespace {
+
+using observe::GroupRecord;
+using observe::PeRecord;
+
+const GroupRecord* find_group(const std::vector<PeRecord>& records, const PeRecord& like,
+                              std::uint64_t number) {
+  for (const PeRecord& pe : records)
+    if (pe.world == like.world && pe.pe == like.pe)
+      for (const GroupRecord& group : pe.groups)
+        if (group.number == number) return &group;
+  return nullptr;
+}
+
+double mean_of(const ExpertLoads& loads) {
+  const std::size_t ranks = loads.known.size(),
+                    experts = ranks == 0 ? 0 : loads.rows.size() / ranks;
+  const auto known = static_cast<double>(std::ranges::count(loads.known, true) *
+                                         static_cast<std::ptrdiff_t>(experts));
+  const auto sum = std::accumulate(loads.rows.begin(), loads.rows.end(), std::uint64_t{0});
+  return known > 0 ? static_cast<double>(sum) / known : 0;
+}
+
+}  // namespace
+
+std::vector<ExpertLoads> expert_loads(const std::vector<PeRecord>& now,
+                                      const std::vector<PeRecord>& before) {
+  std::map<std::tuple<std::uint64_t, std::uint64_t, Pe>, ExpertLoads> groups;
+  for (const PeRecord& pe : now)
+    for (const GroupRecord& group : pe.groups) {
+      const std::size_t experts = group.expert_rows.size();
+      if (group.pes.empty() || experts == 0) continue;
+      ExpertLoads& loads = groups[{pe.world, group.number, group.pes[0]}];
+      if (loads.rows.empty()) {
+        loads.title = fmt::format("world {:016x}, group {}", pe.world, group.number);
+        loads.rows.assign(experts * group.pes.size(), 0);
+        loads.known.assign(group.pes.size(), false);
+      }
+      const auto rank = static_cast<std::size_t>(group.rank);
+      if (group.rank < 0 || rank >= loads.known.size() ||
+          loads.rows.size() != experts * loads.known.size())
+        continue;
+      const GroupRecord* const old = find_group(before, pe, group.number);
+      loads.known[rank] = true;
+      for (std::size_t expert = 0; expert < experts; ++expert) {
+        const bool counted = old != nullptr && expert < old->expert_rows.size();
+        loads.rows[rank * experts + expert] =
+            group.expert_rows[expert] - (counted ? old->expert_rows[expert] : 0);
+      }
+    }
+  std::vector<ExpertLoads> all;
+  for (auto& [key, loads] : groups)
+    if (std::ranges::any_of(loads.rows, [](std::uint64_t rows) { return rows > 0; }))
+      all.push_back(std::move(loads));
+  return all;
+}
+
+std::string expert_loads_text(const ExpertLoads& loads) {
+  constexpr std::string_view kShades = " .:-=+*#%@";
+  constexpr std::size_t kMostCells = 64, kNamed = 3;
+  const std::size_t ranks = loads.known.size(), experts = loads.rows.size() / ranks;
+  const std::size_t per_cell = (experts + kMostCells - 1) / kMostCells;
+  const std::uint64_t most = std::ranges::max(loads.rows);
+  std::string text = fmt::format(
+      "{}: rows that experts received, a line per rank; \"{}\" is up to {} rows{}\n", loads.title,
+      kShades.back(), most,
+      per_cell > 1 ? fmt::format(", {} experts per character", per_cell) : std::string());
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    text += fmt::format("  {:>5} ", rank);
+    if (!loads.known[rank]) {
+      text += "no record here\n";
+      continue;
+    }
+    std::uint64_t sum = 0;
+    for (std::size_t first = 0; first < experts; first += per_cell) {
+      std::uint64_t rows = 0;
+      for (std::size_t e = first; e < std::min(first + per_cell, experts); ++e) {
+        rows = std::max(rows, loads.rows[rank * experts + e]);
+        sum += loads.rows[rank * experts + e];
+      }
+      text +=
+          kShades[static_cast<std::size_t>(static_cast<double>(rows) / static_cast<double>(most) *
+                                           static_cast<double>(kShades.size() - 1))];
+    }
+    text += fmt::format("  {} rows\n", sum);
+  }
+  const double mean = mean_of(loads);
+  std::vector<std::size_t> order(loads.rows.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, std::greater{}, [&](std::size_t e) { return loads.rows[e]; });
+  for (std::size_t i = 0; i < std::min(kNamed, order.size()); ++i) {
+    const auto rows = static_cast<double>(loads.rows[order[i]]);
+    if (rows <= 2 * mean) break;
+    text += fmt::format("  expert {} of rank {} is hot: {} rows, {:.1f} times the mean\n", order[i],
+                        order[i] / experts, loads.rows[order[i]], rows / mean);
+  }
+  return text;
+}
+
+}  // namespace shoal::info
