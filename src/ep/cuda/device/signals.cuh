@@ -99,6 +99,7 @@ __device__ inline bool wait_signal(const DeviceGroup& group, std::size_t signals
   const std::uint64_t* const word = signal_at(group, group.me, signals, from);
   const auto ready = [&] { return ptx::ld_acquire_sys_global(word) >= value; };
   if (ready()) return true;
+  counted = counted && group.record != nullptr;
   const std::uint64_t start = counted ? ptx::globaltimer() : 0;
   Fault fault;
   if (poll(group, from, ready, fault, place)) {

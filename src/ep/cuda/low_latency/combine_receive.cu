@@ -159,7 +159,7 @@ class CombineReceiver {
       const bool came = wait_or_mask(
           group_, rank, Phase::low_latency_combine_receive, kCombineOperation, epoch_,
           [&] { return ahead_of(said = ptx::ld_relaxed_sys_global(notice), epoch_) >= 0; }, notice,
-          &waited);
+          group_.record != nullptr ? &waited : nullptr);
       count_first_wait(group_, KernelKind::low_latency_combine_receive, epoch_, rank, waited);
       if (!came || CombineNoticeWord::agree(said, expected_)) continue;
       group_.memory->dirty_combine[epoch_ & 1] = epoch_;

@@ -84,7 +84,7 @@ class CombineSender {
       if (epoch_ > 2)
         wait_signal_or_mask(group_, group_.layout.combine_read, me, epoch_ - 2,
                             Phase::low_latency_combine_grant, kCombineOperation,
-                            blockIdx.x == 0 ? &waited : nullptr);
+                            blockIdx.x == 0 && group_.record != nullptr ? &waited : nullptr);
       if (blockIdx.x == 0)
         count_first_wait(group_, KernelKind::low_latency_combine_send, epoch_, me, waited);
       if (blockIdx.x == 0)

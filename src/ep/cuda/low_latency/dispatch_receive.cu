@@ -54,7 +54,8 @@ __device__ bool wait_for(const SourceWait& wait, Ready&& ready) {
         return left_out = ahead_of(said, wait.epoch) > 0 ||
                           (is_epoch(said, wait.epoch) && DispatchNoticeWord::of(said).left_out);
       },
-      notice, kCounted || wait.call->wait_ns != nullptr ? &waited : nullptr);
+      notice,
+      (kCounted && group.record != nullptr) || wait.call->wait_ns != nullptr ? &waited : nullptr);
   if (wait.call->wait_ns != nullptr) note_wait(wait.call->longest_wait, wait.source, waited);
   if constexpr (kCounted)
     count_first_wait(group, KernelKind::low_latency_dispatch_receive, wait.epoch, wait.source,

@@ -362,7 +362,7 @@ __device__ bool wait_grants(const DeviceGroup& group, std::uint64_t epoch, bool*
   if (epoch > 2)
     wait_signal_or_mask(group, group.layout.dispatch_read, me, epoch - 2,
                         Phase::low_latency_dispatch_grant, kDispatchOperation,
-                        counted ? &waited : nullptr);
+                        counted && group.record != nullptr ? &waited : nullptr);
   if constexpr (counted)
     count_first_wait(group, KernelKind::low_latency_dispatch_send, epoch, me, waited);
   masked[me] = is_masked(group, me);
