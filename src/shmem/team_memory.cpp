@@ -2,6 +2,7 @@
 #include "shmem/team_memory.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "world/state.hpp"
 
@@ -14,14 +15,25 @@ constexpr std::size_t kScratchBytes = std::size_t{16} << 20;
 /// Longer elements are faster by RMA from where they lie.
 constexpr std::size_t kLongestPart = std::size_t{512} << 10;
 constexpr std::size_t kShortestPart = 1024;
-/// Broadcasts between two meetings, which cost half a round trip.
-constexpr std::size_t kSlots = 32;
-/// The same of short data. More than kSlots: a meeting takes as long as ten such broadcasts.
-constexpr std::size_t kLines = 128;
-/// Over networks, a broadcast through slots overlaps with the next one. Between PEs that share
-/// memory, long data are better read from where they lie.
-constexpr std::size_t kNetworkSlotBytes = std::size_t{32} << 10, kSharedSlotBytes = 4096;
-static_assert(kScratchBytes + kTeams * (kSlots * (kNetworkSlotBytes + kLine) + kLines * kLine) <=
+/// Slots by the longest data and their number, which is that of broadcasts between two meetings.
+/// A meeting takes half a round trip: as long as ten short broadcasts. Over networks, a broadcast
+/// through slots overlaps with the next one. Between PEs that share memory, long data are better
+/// read from where they lie, and all slots should stay in a cache.
+constexpr std::size_t kLineBytes = kLine - sizeof(std::uint64_t);
+constexpr std::pair<std::size_t, std::size_t> kNetworkSlots[] = {
+    {kLineBytes, 128}, {4096, 128}, {std::size_t{32} << 10, 32}};
+constexpr std::pair<std::size_t, std::size_t> kSharedSlots[] = {
+    {kLineBytes, 128}, {1024, 32}, {4096, 32}};
+constexpr std::size_t slot_stride(std::size_t most) {
+  return (sizeof(std::uint64_t) + most + kLine - 1) / kLine * kLine;
+}
+constexpr std::size_t bytes_of_slots(const std::pair<std::size_t, std::size_t> (&kinds)[3]) {
+  std::size_t bytes = 0;
+  for (const auto& [most, count] : kinds) bytes += kTeams * count * slot_stride(most);
+  return bytes;
+}
+static_assert(kScratchBytes +
+                  std::max(bytes_of_slots(kNetworkSlots), bytes_of_slots(kSharedSlots)) <=
               TeamMemory::kMostBytes);
 constexpr int kCountBits = 40;  // as those of teams/exchange.cpp
 
@@ -35,17 +47,21 @@ void TeamMemory::allocate(World& world) {
   const std::vector<std::int32_t> domains = core.load_store_domains();
   const bool networked =
       std::ranges::any_of(domains, [](std::int32_t domain) { return domain != 0; });
-  slot_stride_ = (networked ? kNetworkSlotBytes : kSharedSlotBytes) + kLine;
   if (networked) {
     const std::size_t part = kScratchBytes / (teams_ * 2 * n_pes_) / kLine * kLine;
     scratch_bytes_ = part < kShortestPart ? 0 : std::min(part, kLongestPart);
   }
-  const std::size_t lines = teams_ * kLines * kLine, slots = teams_ * kSlots * slot_stride_;
-  void* const memory =
-      world.heap().align(kLine, lines + slots + teams_ * 2 * n_pes_ * scratch_bytes_);
-  lines_ = world.heap().offset_of(memory);
-  slots_ = lines_ + lines;
-  scratch_ = slots_ + slots;
+  std::size_t bytes = 0;
+  for (std::size_t kind = 0; kind < kKinds; ++kind) {
+    const auto [most, count] = (networked ? kNetworkSlots : kSharedSlots)[kind];
+    slots_[kind] = {most, count, slot_stride(most), bytes};
+    bytes += teams_ * count * slot_stride(most);
+  }
+  scratch_ = bytes;
+  void* const memory = world.heap().align(kLine, bytes + teams_ * 2 * n_pes_ * scratch_bytes_);
+  const std::size_t start = world.heap().offset_of(memory);
+  for (Slots& slots : slots_) slots.start += start;
+  scratch_ += start;
 }
 
 collective::Scratch TeamMemory::scratch(const detail::TeamState& team) const noexcept {
@@ -55,20 +71,20 @@ collective::Scratch TeamMemory::scratch(const detail::TeamState& team) const noe
 }
 
 std::size_t TeamMemory::slot_bytes(const detail::TeamState& team) const noexcept {
-  return static_cast<std::size_t>(team.index) < teams_ ? slot_stride_ - kLine : 0;
+  return static_cast<std::size_t>(team.index) < teams_ ? slots_.back().most : 0;
 }
 
 TeamMemory::Slot TeamMemory::next_slot(const detail::TeamState& team, std::size_t bytes) {
   const auto index = static_cast<std::size_t>(team.index);
   Count& count = counts_[index];
-  if (count.generation != team.generation) count = {team.generation, 0, 0};
-  const bool is_short = bytes <= kLine - sizeof(std::uint64_t);
-  const std::uint64_t number = is_short ? count.lines++ : count.slots++;
-  const std::size_t each = is_short ? kLines : kSlots;
-  const std::size_t stride = is_short ? kLine : slot_stride_;
-  return {.flag = (is_short ? lines_ : slots_) + (index * each + number % each) * stride,
+  if (count.generation != team.generation) count = {team.generation, {}};
+  std::size_t kind = 0;
+  while (kind + 1 < kKinds && bytes > slots_[kind].most) ++kind;
+  const Slots& slots = slots_[kind];
+  const std::uint64_t number = count.slots[kind]++;
+  return {.flag = slots.start + (index * slots.count + number % slots.count) * slots.stride,
           .arrived = (team.generation << kCountBits) | (number + 1),
-          .starts_round = number != 0 && number % each == 0};
+          .starts_round = number != 0 && number % slots.count == 0};
 }
 
 }  // namespace shoal::shmem

@@ -2,6 +2,7 @@
 // team_memory.hpp: memory of collectives in the symmetric heap, by team.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -17,7 +18,7 @@ namespace shoal::shmem {
 class TeamMemory {
  public:
   /// At most this much of the heap.
-  static constexpr std::size_t kMostBytes = std::size_t{28} << 20;
+  static constexpr std::size_t kMostBytes = std::size_t{32} << 20;
 
   /// Takes the memory from the heap. Collective.
   void allocate(World& world);
@@ -43,15 +44,22 @@ class TeamMemory {
   Slot next_slot(const detail::TeamState& team, std::size_t bytes);
 
  private:
+  /// Slots of one length, `count` for each team.
+  struct Slots {
+    std::size_t most = 0;  ///< bytes of data
+    std::size_t count = 0;
+    std::size_t stride = 0;
+    std::size_t start = 0;  ///< in every PE's heap
+  };
+  static constexpr std::size_t kKinds = 3;
   struct Count {
     std::uint64_t generation = 0;  ///< of the team that counts here
-    std::uint64_t slots = 0, lines = 0;
+    std::array<std::uint64_t, kKinds> slots{};
   };
 
   std::size_t n_pes_ = 0, teams_ = 0;
-  std::size_t slots_ = 0, slot_stride_ = 0;
-  std::size_t lines_ = 0;      ///< the slots of one cache line
-  std::vector<Count> counts_;  ///< by team
+  std::array<Slots, kKinds> slots_;  ///< by length
+  std::vector<Count> counts_;        ///< by team
   std::size_t scratch_ = 0;
   std::size_t scratch_bytes_ = 0;  ///< per team, parity and PE
 };
