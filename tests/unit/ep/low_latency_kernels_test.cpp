@@ -275,8 +275,8 @@ TEST_P(LowLatencyKernels, CountAsTheHostBackendDoes) {
 
 // A launch is added to the durations once, by the next one or by the host.
 TEST(LowLatencyKernelsOf, LaunchesAreAddedOnce) {
-  Ranks ranks({.tokens = {2, 2, 2}});
-  for (std::uint64_t rounds = 1; rounds <= 2 * kLaunches + 1; ++rounds) {
+  Ranks ranks({.hidden = 128, .tokens = {1, 1, 1}});
+  for (std::uint64_t rounds = 1; rounds <= kLaunches + 2; ++rounds) {
     ranks.round(kSums, Values::plain);
     Statistics statistics;
     const auto counts = ranks.counts(1, statistics);
