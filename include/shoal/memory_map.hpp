@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include <shoal/config.hpp>
 #include <shoal/pe.hpp>
 
 namespace shoal::observe {

@@ -18,15 +18,15 @@ struct Epochs {
   std::uint64_t of_kind[kKernelKinds];
 };
 
-/// Adds the launches to `record` that no later launch has added yet. `done`: by KernelKind, the
+/// Adds the launches to `to` that no later launch has added yet. `done`: by KernelKind, the
 /// last epochs that have ended.
-void add_last_launches(KernelRecord& record, const Epochs& done);
-/// The counters of `record`, to which all launches have been added, of rank `me` of a group with
+void add_last_launches(KernelRecord& to, const Epochs& done);
+/// The counters of `from`, to which all launches have been added, of rank `me` of a group with
 /// this shape. `clock`: steady time minus %globaltimer, in nanoseconds.
-shoal::detail::record::KernelCounts counts_of(const KernelRecord& record, const Epochs& done,
+shoal::detail::record::KernelCounts counts_of(const KernelRecord& from, const Epochs& done,
                                               const detail::Shape& shape, std::int32_t me,
                                               std::int64_t clock);
 /// Sets the fields of `statistics` that kernels count.
-void add_counts(const KernelRecord& record, Statistics& statistics);
+void add_counts(const KernelRecord& from, Statistics& statistics);
 
 }  // namespace shoal::ep::cuda

@@ -170,9 +170,11 @@ GpuNic::~GpuNic() {
   if (stopped && Running::instance().wait_for_none(device_)) return;
   log::warn("PE {}: emulated NICs of GPU {} have not stopped within 5 s; their memory is kept",
             my_pe_, device_);
-  (void)nic_.release();
+  [[maybe_unused]] const auto* const kept_nic = nic_.release();
   for (Peer& peer : peers_)
-    for (Line& line : peer.lines) (void)line.memory.release();
+    for (Line& line : peer.lines) {
+      [[maybe_unused]] const auto* const kept_memory = line.memory.release();
+    }
 }
 
 DeviceQueues::Route GpuNic::route(Pe pe) const {

@@ -251,7 +251,7 @@ void GroupRecorder::show(const KernelCounts& counts) noexcept {
   }
   for (std::size_t expert = 0; expert < counts.expert_rows.size(); ++expert)
     experts_[expert].store(counts.expert_rows[expert]);
-  group_->kernel_awaited.store(static_cast<std::uint64_t>(counts.wait.rank + 1));
+  group_->kernel_awaited.store(static_cast<std::uint64_t>(counts.wait.rank) + 1);
   group_->kernel_kind.store(static_cast<std::uint64_t>(counts.wait.operation) |
                             static_cast<std::uint64_t>(counts.wait.phase) << 8);
   group_->kernel_epoch.store(counts.wait.epoch);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -51,6 +52,7 @@ class Refresher {
     if (pid_ != getpid()) parts_.clear();
     if (parts_.empty()) start();
     parts_.push_back(part);
+    ++changes_;
     changed_->notify_all();
   }
   void remove(const std::shared_ptr<Refresh::Part>& part) {
@@ -95,7 +97,7 @@ class Refresher {
         next = std::min(next, part->next);
       }
       if (due.empty()) {
-        changed.wait_until(lock, next);
+        changed.wait_until(lock, next, [&, seen = changes_] { return stop || changes_ != seen; });
         continue;
       }
       lock.unlock();
@@ -107,6 +109,7 @@ class Refresher {
 
   std::mutex mutex_;
   Parts parts_;
+  std::uint64_t changes_ = 0;  ///< parts that were added
   pid_t pid_ = 0;
   std::thread thread_;
   // Of this thread: another one may be started before it has seen that it should end.

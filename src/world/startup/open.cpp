@@ -318,7 +318,7 @@ record::MapRecorder map_of_heap(std::uint64_t world, const Placement& placement,
   map.pe = placement.my_pe;
   map.memory = "heap";
   map.bytes = memory.heap_size();
-  const auto bases = fabric.peer_bases();
+  const auto& bases = fabric.peer_bases();
   for (Pe pe = 0; pe < placement.n_pes; ++pe) {
     map.pes.push_back(pe);
     map.addresses.push_back(reinterpret_cast<std::uintptr_t>(bases[static_cast<std::size_t>(pe)]));

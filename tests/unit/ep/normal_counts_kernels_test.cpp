@@ -161,7 +161,7 @@ class Ranks {
     params.copies_per_token = kTopK;
     params.copies = rank.copies.data();
     params.write_indices = cached ? 0 : 1;
-    params.routing = {rank.topk_idx.data(), rank.copies.data(), rank.rank_counts.data(),
+    params.routing = {rank.topk_idx.data(),      rank.copies.data(),      rank.rank_counts.data(),
                       rank.expert_counts.data(), rank.row_indices.data(), nullptr};
     std::int32_t* const handle = rank.handle.data();
     params.handle = {rank.handle_epoch.data(),
