@@ -24,9 +24,10 @@ class Regions {
   void add(const char* name, std::size_t offset, std::initializer_list<Dimension> dimensions,
            std::size_t bytes) {
     observe::MemoryRegion region{name, offset, bytes, {}};
-    for (const Dimension* d = dimensions.end(); d-- != dimensions.begin();) {
-      region.dimensions.push_back({d->name, static_cast<std::uint64_t>(d->count), region.bytes});
-      region.bytes *= static_cast<std::uint64_t>(d->count);
+    for (std::size_t left = dimensions.size(); left-- > 0;) {
+      const Dimension& d = dimensions.begin()[left];
+      region.dimensions.push_back({d.name, static_cast<std::uint64_t>(d.count), region.bytes});
+      region.bytes *= static_cast<std::uint64_t>(d.count);
     }
     std::reverse(region.dimensions.begin(), region.dimensions.end());
     if (region.bytes != 0) regions_.push_back(std::move(region));

@@ -8,6 +8,7 @@
 
 #include "base/align.hpp"
 #include "world/record/reader.hpp"
+#include "world/record/text.hpp"
 
 namespace shoal::detail::record {
 namespace {
@@ -15,21 +16,6 @@ namespace {
 using observe::MemoryDimension;
 using observe::MemoryMap;
 using observe::MemoryRegion;
-
-template <std::size_t words>
-void store_text(Text<words>& to, std::string_view text) noexcept {
-  std::uint64_t copy[words] = {};
-  std::memcpy(copy, text.data(), std::min(text.size(), sizeof copy - 1));
-  for (std::size_t i = 0; i < words; ++i) to[i].store(copy[i]);
-}
-
-template <std::size_t words>
-std::string load_text(const Text<words>& from) {
-  std::uint64_t copy[words];
-  for (std::size_t i = 0; i < words; ++i) copy[i] = from[i].load();
-  const char* const text = reinterpret_cast<const char*>(copy);
-  return {text, strnlen(text, sizeof copy)};
-}
 
 void store_region(RegionBlock& to, const MemoryRegion& region) noexcept {
   store_text(to.name, region.name);

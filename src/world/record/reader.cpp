@@ -18,6 +18,7 @@
 #include "memory/host/segment.hpp"
 #include "world/record/process_record.hpp"
 #include "world/record/refresh.hpp"
+#include "world/record/text.hpp"
 
 namespace shoal::detail::record {
 namespace {
@@ -27,14 +28,6 @@ using observe::OperationRecord;
 using observe::PeRecord;
 
 constexpr std::uint64_t kMostRanks = 1 << 20;
-
-template <std::size_t words>
-std::string text_of(const Text<words>& from) {
-  std::uint64_t copy[words];
-  for (std::size_t i = 0; i < words; ++i) copy[i] = from[i].load();
-  const char* const text = reinterpret_cast<const char*>(copy);
-  return {text, strnlen(text, sizeof copy)};
-}
 
 template <typename Names>
 std::string name_at(const Names& names, std::uint64_t index) {
@@ -148,7 +141,7 @@ std::optional<GroupRecord> read_group(const GroupBlock& block, std::size_t bytes
   GroupRecord group;
   group.number = block.number.load();
   group.rank = static_cast<std::int32_t>(block.rank.load());
-  group.failure = text_of(block.failure);
+  group.failure = load_text(block.failure);
   const auto* const peers = reinterpret_cast<const PeerBlock*>(data + peers_at);
   for (std::uint64_t rank = 0; rank < ranks; ++rank) {
     const PeerBlock& peer = peers[rank];
@@ -180,10 +173,10 @@ PeRecord read_pe(const PeBlock& block) {
   pe.world = block.world.load();
   pe.pe = static_cast<Pe>(block.pe.load());
   pe.n_pes = static_cast<Pe>(block.n_pes.load());
-  pe.host = text_of(block.host);
+  pe.host = load_text(block.host);
   pe.active = block.active.load() != 0;
   pe.awaited = static_cast<Pe>(block.awaited.load()) - 1;
-  const std::string activity = text_of(block.activity);
+  const std::string activity = load_text(block.activity);
   if (!activity.empty()) pe.activity = fmt::format("{} {}", activity, block.epoch.load());
   return pe;
 }

@@ -7,16 +7,10 @@
 #include "base/align.hpp"
 #include "shoal/settings.hpp"
 #include "world/record/ranges.hpp"
+#include "world/record/text.hpp"
 
 namespace shoal::detail::record {
 namespace {
-
-template <std::size_t words>
-void store_text(Text<words>& to, std::string_view text) noexcept {
-  std::uint64_t copy[words] = {};
-  std::memcpy(copy, text.data(), std::min(text.size(), sizeof copy - 1));
-  for (std::size_t i = 0; i < words; ++i) to[i].store(copy[i]);
-}
 
 std::uint64_t kind_word(Operation operation, State state, std::uint64_t phases) noexcept {
   return static_cast<std::uint64_t>(operation) | static_cast<std::uint64_t>(state) << 8 |
