@@ -35,7 +35,7 @@ struct alignas(128) Counters {
   std::uint32_t ticket;  ///< blocks that have started
   std::uint32_t done;    ///< blocks that have ended
   std::uint32_t work;    ///< items handed out, see take_work
-  std::uint32_t staged;  ///< units of expert output handed out (normal/combine_staging.cuh)
+  std::uint32_t staged;  ///< pieces of expert output handed out (normal/staged_pieces.cuh)
 };
 
 /// What the kernels of a group keep between launches, in device memory. Epochs advance on the

@@ -84,6 +84,17 @@ __device__ inline std::uint32_t atom_acq_rel_gpu_global_add(std::uint32_t* at,
   return before;
 }
 
+/// Within this block. Returns the value before.
+__device__ inline std::uint32_t atom_acq_rel_cta_global_add(std::uint32_t* at,
+                                                            std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.cta.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(at), "r"(value)
+               : "memory");
+  return before;
+}
+
 /// Sixteen bytes read or written as one: PTX makes a relaxed access of type b128 single-copy
 /// atomic.
 __device__ inline void ld_relaxed_sys_global_b128(const std::byte* at, std::uint64_t& low,

@@ -4,115 +4,16 @@
 //
 // Moves: reads the rows for other ranks (CombineOptions::topk_rows: the rows that it names, which
 // are summed) and their weights, and writes them to the staging area. What this rank fetches itself
-// stays where it is. The first CombineStaging::blocks blocks of a combine stage before they fetch;
-// each of their warps takes a few rows at a time, in the order in which they are fetched. A piece
-// is kStagedRows rows for one rank.
-//
-// Publishes: the epoch in the flag of a piece, at the rank that fetches it, once all its rows are
-// staged. Memory order: a warp that has staged rows meets at a warp barrier, then one lane counts
-// them by an atomic with acquire and release; who completes the count raises the flag by a release
-// at system scope. The fetching warp acquires it and passes a proxy fence before its bulk copies.
+// stays where it is. The first CombineStaging::blocks blocks of a combine stage before they fetch,
+// piece by piece (staged_pieces.cuh).
 #pragma once
 
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/normal/combine_chunks.cuh"
-#include "ep/cuda/normal/notices.cuh"
+#include "ep/cuda/normal/staged_pieces.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
-
-/// The flag of a piece of `owner`'s rows, at rank `of`, which fetches them.
-__device__ std::uint64_t* staged_flag(const DeviceGroup& group, std::int32_t of, std::int32_t owner,
-                                      std::uint32_t piece) {
-  return reinterpret_cast<std::uint64_t*>(group.block[of] + group.layout.staged_flags) +
-         static_cast<std::uint64_t>(owner) * group.layout.staged_pieces + piece;
-}
-
-/// Rows for one rank that a warp stages at a time.
-struct StagedUnit {
-  std::int32_t rank = -1;
-  std::uint32_t piece = 0;
-  std::int32_t first = 0, end = 0;  ///< rows
-  __device__ bool exists() const { return rank >= 0; }
-};
-
-/// Hands units to the calling warp until none is left. A unit's number is taken one unit ahead.
-class StagedUnits {
- public:
-  /// `rows` of a unit: a power of two, at most kStagedRows.
-  __device__ StagedUnits(const NormalCombine& params, std::uint32_t rows)
-      : params_(params), rows_(rows) {
-    const DeviceGroup& group = params.group;
-    std::int32_t most = 0;  // rows for one rank
-    for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group.ranks; rank += 32)
-      if (rank != group.me) most = max(most, end_of(rank) - start_of(rank));
-    most = static_cast<std::int32_t>(__reduce_max_sync(~0u, static_cast<std::uint32_t>(most)));
-    pieces_ = (most + detail::kStagedRows - 1) / detail::kStagedRows;
-    take();
-  }
-
-  __device__ StagedUnit next() {
-    const std::uint32_t per_piece = detail::kStagedRows / rows_, others = params_.group.ranks - 1;
-    for (;;) {
-      const std::uint32_t number = __shfl_sync(~0u, upcoming_, 0);
-      const std::uint32_t at = number / per_piece;
-      StagedUnit unit;
-      unit.piece = at / others;
-      if (unit.piece >= pieces_) return {};
-      take();
-      unit.rank = static_cast<std::int32_t>((params_.group.me + 1 + at % others) %
-                                            static_cast<std::uint32_t>(params_.group.ranks));
-      unit.first =
-          start_of(unit.rank) + static_cast<std::int32_t>(unit.piece * detail::kStagedRows +
-                                                          (number - at * per_piece) * rows_);
-      unit.end = min(unit.first + static_cast<std::int32_t>(rows_), end_of(unit.rank));
-      if (unit.first < unit.end) return unit;
-    }
-  }
-
-  /// Counts rows of a piece as staged, and raises its flag when they are its last ones. One lane
-  /// calls, after a barrier of the warp.
-  __device__ void count(std::uint64_t epoch, std::int32_t rank, std::uint32_t piece,
-                        std::int32_t rows) const {
-    const DeviceGroup& group = params_.group;
-    const std::int32_t all =
-        min(detail::kStagedRows,
-            end_of(rank) - start_of(rank) - static_cast<std::int32_t>(piece) * detail::kStagedRows);
-    if (rows != all) {
-      auto* const counted =
-          reinterpret_cast<std::uint32_t*>(group.block[group.me] + group.layout.staged_counts) +
-          static_cast<std::uint64_t>(rank) * group.layout.staged_pieces + piece;
-      const auto added = static_cast<std::uint32_t>(rows);
-      if (ptx::atom_acq_rel_gpu_global_add(counted, added) + added !=
-          static_cast<std::uint32_t>(all))
-        return;
-      *counted = 0;
-    }
-    ptx::st_release_sys_global(staged_flag(group, rank, group.me, piece), epoch);
-  }
-  __device__ void count(std::uint64_t epoch, const StagedUnit& unit) const {
-    count(epoch, unit.rank, unit.piece, unit.end - unit.first);
-  }
-
- private:
-  __device__ std::int32_t end_of(std::int32_t rank) const {
-    return params_.handle.source_ends[rank];
-  }
-  __device__ std::int32_t start_of(std::int32_t rank) const {
-    return rank == 0 ? 0 : end_of(rank - 1);
-  }
-  __device__ void take() {
-    if (lane_id() == 0)
-      upcoming_ = atomicAdd(
-          &params_.group.memory->counters[static_cast<std::uint32_t>(KernelKind::normal)].staged,
-          1u);
-  }
-
-  const NormalCombine& params_;
-  const std::uint32_t rows_;
-  std::uint32_t pieces_ = 0;
-  std::uint32_t upcoming_ = 0;  ///< number of the unit that was taken last, in lane 0
-};
 
 /// The weight of a top-k slot of a received row, from the caller's arrays. A slot without an expert
 /// here counts as 0.
@@ -140,8 +41,9 @@ __device__ void stage_weights(const NormalCombine& params, std::int32_t first, s
 }
 
 /// Weights whose rows other ranks reach.
-__device__ void stage_weights_alone(const NormalCombine& params, std::uint64_t epoch) {
-  StagedUnits units(params, detail::kStagedRows);
+__device__ void stage_weights_alone(const NormalCombine& params, StagedPiece& piece,
+                                    std::uint64_t epoch) {
+  StagedUnits units(params, piece, detail::kStagedRows);
   for (StagedUnit unit = units.next(); unit.exists(); unit = units.next()) {
     stage_weights(params, unit.first, unit.end);
     __syncwarp();
@@ -162,8 +64,8 @@ constexpr std::uint32_t kCopiedRows = 2;
 /// is loaded while the one before it is stored. A unit is counted while the next one is copied.
 class StagedCopies {
  public:
-  __device__ StagedCopies(const NormalCombine& params, std::byte* shared)
-      : params_(params), units_(params, kCopiedRows) {
+  __device__ StagedCopies(const NormalCombine& params, StagedPiece& piece, std::byte* shared)
+      : params_(params), units_(params, piece, kCopiedRows) {
     const std::uint32_t warp = threadIdx.x / 32;
     const std::uint32_t bytes = params.staging.copy_bytes;
     chunk_ = bytes / 2 / 128 * 128;
@@ -252,8 +154,8 @@ class StagedCopies {
 /// Without bulk copies: 16 bytes a lane and load, with kBatch loads in flight.
 class StagedCopies {
  public:
-  __device__ StagedCopies(const NormalCombine& params, std::byte*)
-      : params_(params), units_(params, kCopiedRows) {}
+  __device__ StagedCopies(const NormalCombine& params, StagedPiece& piece, std::byte*)
+      : params_(params), units_(params, piece, kCopiedRows) {}
 
   __device__ void run(std::uint64_t epoch) {
     for (StagedUnit unit = units_.next(); unit.exists(); unit = units_.next()) {
@@ -292,79 +194,13 @@ class StagedCopies {
 /// no registers from the usual path.
 __device__ __noinline__ void stage_copies(const NormalCombine& params, std::uint64_t epoch,
                                           std::byte* shared) {
-  if (params.group.ranks == 1 || aborted(params.group) || *params.handle.epoch == kRefused) return;
+  if (params.group.ranks == 1) return;
+  StagedPiece& piece = begin_pieces(params.group);
+  if (aborted(params.group) || *params.handle.epoch == kRefused) return;
   if (params.staging.rows != nullptr)
-    StagedCopies(params, shared).run(epoch);
+    StagedCopies(params, piece, shared).run(epoch);
   else
-    stage_weights_alone(params, epoch);
-}
-
-/// Number of pieces in CombineSources::pieces of a rank that stages nothing.
-constexpr std::uint32_t kAllPieces = ~0u;
-
-/// How many pieces of `rank` are staged from `first` on without a gap, at most 32. The whole warp
-/// calls.
-__device__ std::uint32_t staged_from(const NormalCombine& params, std::uint64_t epoch,
-                                     std::int32_t rank, std::uint32_t first) {
-  const DeviceGroup& group = params.group;
-  const std::uint32_t piece = first + lane_id();
-  const bool staged =
-      piece < group.layout.staged_pieces &&
-      ptx::ld_acquire_sys_global(staged_flag(group, group.me, rank, piece)) >= epoch;
-  const std::uint32_t missing = ~__ballot_sync(~0u, staged);
-  return missing == 0 ? 32 : static_cast<std::uint32_t>(__ffs(static_cast<int>(missing)) - 1);
-}
-
-/// One thread waits until `piece` of `rank` is staged. After a failure, which it reports, false.
-__device__ bool poll_piece(const NormalCombine& params, std::uint64_t epoch, std::int32_t rank,
-                           std::uint32_t piece) {
-  const DeviceGroup& group = params.group;
-  const std::uint64_t* const flag = staged_flag(group, group.me, rank, piece);
-  Fault fault;
-  const WaitPlace place{Phase::combine_fetch,
-                        static_cast<std::uint32_t>(detail::Operation::combine), epoch};
-  if (poll(group, rank, [&] { return ptx::ld_acquire_sys_global(flag) >= epoch; }, fault, place))
-    return true;
-  if (fault != Fault::none)
-    report_fault(group, fault, place.phase, place.operation, rank, epoch,
-                 ptx::ld_relaxed_sys_global(flag));
-  return false;
-}
-
-/// Waits until `piece` of `rank` is staged. The whole warp calls, with the same arguments. `known`
-/// counts the pieces of that rank, from the first one, of which the block knows that they are. A
-/// look takes in 32 flags: one flag at a time, a microsecond each, made blocks that join late wait
-/// longer than the copies take. After a failure all warps pass: its report ends the operation.
-__device__ __noinline__ void await_piece(const NormalCombine& params, std::uint64_t epoch,
-                                         std::int32_t rank, std::uint32_t piece,
-                                         std::uint32_t* known) {
-  for (;;) {
-    const std::uint32_t first = __shfl_sync(~0u, *static_cast<volatile std::uint32_t*>(known), 0);
-    if (first > piece) return;
-    const std::uint32_t staged = staged_from(params, epoch, rank, first);
-    __syncwarp();
-    if (lane_id() == 0) {
-      __threadfence_block();
-      if (staged != 0)
-        atomicMax(known, first + staged);
-      else if (!poll_piece(params, epoch, rank, first))
-        atomicMax(known, kAllPieces);
-    }
-    __syncwarp();
-  }
-}
-
-/// Waits until the row of each lane with `mine` is staged; lanes have rows of different ranks. The
-/// whole warp calls.
-__device__ void await_staged_rows(const NormalCombine& params, std::uint64_t epoch, bool mine,
-                                  std::int32_t rank, std::int64_t row, std::uint32_t* known) {
-  const auto piece = static_cast<std::uint32_t>(row / detail::kStagedRows);
-  std::uint32_t left = __ballot_sync(~0u, mine);
-  for (; left != 0; left &= left - 1) {
-    const int lane = __ffs(static_cast<int>(left)) - 1;
-    const std::int32_t from = __shfl_sync(~0u, rank, lane);
-    await_piece(params, epoch, from, __shfl_sync(~0u, piece, lane), known + from);
-  }
+    stage_weights_alone(params, piece, epoch);
 }
 
 }  // namespace

@@ -55,8 +55,9 @@ __device__ std::uint32_t chunk_of_stage(std::uint32_t stage_bytes, std::uint32_t
 template <class Format>
 class StagedSums {
  public:
-  __device__ StagedSums(const NormalCombine& params, std::uint64_t epoch, std::byte* shared)
-      : params_(params), epoch_(epoch), units_(params, 1), stages_(params, shared) {}
+  __device__ StagedSums(const NormalCombine& params, StagedPiece& piece, std::uint64_t epoch,
+                        std::byte* shared)
+      : params_(params), epoch_(epoch), units_(params, piece, 1), stages_(params, shared) {}
 
   __device__ void run() {
     look_up();
@@ -141,8 +142,9 @@ class StagedSums {
 template <class Format>
 class StagedSums {
  public:
-  __device__ StagedSums(const NormalCombine& params, std::uint64_t epoch, std::byte*)
-      : params_(params), epoch_(epoch), units_(params, 1) {}
+  __device__ StagedSums(const NormalCombine& params, StagedPiece& piece, std::uint64_t epoch,
+                        std::byte*)
+      : params_(params), epoch_(epoch), units_(params, piece, 1) {}
 
   __device__ void run() {
     for (StagedUnit unit = units_.next(); unit.exists(); unit = units_.next()) {
@@ -191,8 +193,10 @@ class StagedSums {
 template <class Format>
 __device__ __noinline__ void stage_sums(const NormalCombine& params, std::uint64_t epoch,
                                         std::byte* shared) {
-  if (params.group.ranks == 1 || aborted(params.group) || *params.handle.epoch == kRefused) return;
-  StagedSums<Format>(params, epoch, shared).run();
+  if (params.group.ranks == 1) return;
+  StagedPiece& piece = begin_pieces(params.group);
+  if (aborted(params.group) || *params.handle.epoch == kRefused) return;
+  StagedSums<Format>(params, piece, epoch, shared).run();
 }
 
 }  // namespace

@@ -37,6 +37,9 @@ inline void red_release_sys_global_add(std::uint64_t* at, std::uint64_t value) {
 inline std::uint32_t atom_acq_rel_gpu_global_add(std::uint32_t* at, std::uint32_t value) {
   return atomicAdd(at, value);
 }
+inline std::uint32_t atom_acq_rel_cta_global_add(std::uint32_t* at, std::uint32_t value) {
+  return atomicAdd(at, value);
+}
 inline void ld_relaxed_sys_global_b128(const std::byte* at, std::uint64_t& low,
                                        std::uint64_t& high) {
   std::memcpy(&low, at, sizeof low);
