@@ -3,6 +3,7 @@
 // addresses are unified.
 #include "transport/cuda_p2p/cuda_p2p.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.hpp"
@@ -47,6 +48,10 @@ class CudaP2pTransport final : public Transport {
   std::vector<std::byte> address() override { return {}; }
   void connect(std::span<const std::vector<std::byte>>) override {
     started(kernels_.load(), "loading kernels");
+    // Now, because the driver may wait for running kernels when it makes a stream, and these may
+    // wait for the proxy.
+    if (std::ranges::find(split_off_, true) != split_off_.end())
+      pipeline_ = std::make_unique<CopyPipeline>(heap_);
   }
   Reach reach(Pe pe) const override;
   std::byte* base(Pe pe) const noexcept override {
@@ -98,6 +103,7 @@ class CudaP2pTransport final : public Transport {
 
   Transport& of_proxy() override {
     if (pipeline_ == nullptr) pipeline_ = std::make_unique<CopyPipeline>(heap_);
+    device_.activate();
     return *pipeline_;
   }
 
@@ -145,7 +151,7 @@ class CudaP2pTransport final : public Transport {
   Pe my_pe_;
   std::vector<bool> split_off_;  // by PE: on this host, but not on this node
   std::uint64_t* result_ = nullptr;
-  std::unique_ptr<CopyPipeline> pipeline_;  ///< made by the proxy's thread
+  std::unique_ptr<CopyPipeline> pipeline_;  ///< of the proxy's thread
 };
 
 Reach CudaP2pTransport::reach(Pe pe) const {

@@ -30,12 +30,29 @@ CopyPipeline::CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap)
                                device_.device),
       "cannot ask for the memory operations of streams");
   words_by_stream_ = by_stream != 0 && driver_.stream_memory_ops != nullptr;
-  for (Line& line : lines_)
-    line.stream = memory::cuda::take_stream(device_, memory::cuda::StreamPriority::highest);
   void* word = nullptr;
-  memory::cuda::check(driver_, driver_.host_alloc(&word, sizeof *result_, CU_MEMHOSTALLOC_PORTABLE),
+  memory::cuda::check(driver_,
+                      driver_.host_alloc(&word, 2 * sizeof *result_, CU_MEMHOSTALLOC_PORTABLE),
                       "cannot pin host memory");
   result_ = static_cast<std::uint64_t*>(word);
+  std::memset(result_, 0, 2 * sizeof *result_);
+  for (Line& line : lines_) {
+    line.stream = memory::cuda::take_stream(device_, memory::cuda::StreamPriority::highest);
+    line.event = make_event();
+    use(line);
+  }
+}
+
+/// Makes the driver take what it needs for a stream at its first operations. Later, it might wait
+/// for kernels that run.
+void CopyPipeline::use(Line& line) {
+  copy(line.stream.get(), result_ + 1, result_, sizeof *result_, "first copy", -1);
+  memory::cuda::check(driver_, driver_.event_record(line.event, line.stream.get()),
+                      "cannot record an event");
+  words_.push_back({reinterpret_cast<std::byte*>(result_), 0, sizeof *result_});
+  if (&line == lines_.data()) write_by_stream();
+  words_.clear();
+  device_.synchronize(line.stream.get(), "first copy of the proxy");
 }
 
 CopyPipeline::~CopyPipeline() {
@@ -116,7 +133,6 @@ void CopyPipeline::join() {
     if (!line.ahead) continue;
     line.ahead = false;
     if (&line == lines_.data()) continue;
-    if (line.event == nullptr) line.event = make_event();
     memory::cuda::check(driver_, driver_.event_record(line.event, line.stream.get()),
                         "cannot record an event");
     memory::cuda::check(driver_, driver_.stream_wait_event(first(), line.event, 0),
@@ -197,7 +213,6 @@ void CopyPipeline::quiet() {
 void CopyPipeline::fence(Pe) {
   write_words();
   join();
-  if (lines_[0].event == nullptr) lines_[0].event = make_event();
   memory::cuda::check(driver_, driver_.event_record(lines_[0].event, first()),
                       "cannot record an event");
   for (Line& line : lines_)

@@ -72,6 +72,7 @@ class CopyPipeline final : public Transport {
   std::byte* at(Pe pe, std::size_t offset) const { return heap_->base(pe) + offset; }
   CUstream first() const { return lines_[0].stream.get(); }
   CUevent make_event() const;
+  void use(Line& line);
   void copy(CUstream stream, void* target, const void* source, std::size_t bytes, const char* what,
             Pe pe) const;
   bool on_host(const void* pointer) const;
@@ -95,8 +96,8 @@ class CopyPipeline final : public Transport {
     CUevent event = nullptr;
     std::uint64_t started = 0;  ///< when the event was recorded
   };
-  std::vector<Mark> marks_;  ///< by PE
-  std::uint64_t* result_ = nullptr;
+  std::vector<Mark> marks_;          ///< by PE
+  std::uint64_t* result_ = nullptr;  ///< of atomics; and a word for the first copies
 };
 
 }  // namespace shoal::transport

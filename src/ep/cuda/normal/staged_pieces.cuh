@@ -51,14 +51,16 @@ __device__ std::uint32_t take_piece(const DeviceGroup& group) {
                    1u);
 }
 
-/// Takes the first piece of the calling block. All its threads call.
+/// Takes the first piece of the calling block, and the second one when others have probably taken
+/// their first: ranks fetch in this order. All its threads call.
 __device__ StagedPiece& begin_pieces(const DeviceGroup& group) {
   __shared__ StagedPiece piece;
   if (threadIdx.x == 0) {
     piece.taken = static_cast<unsigned long long>(take_piece(group)) << 32;
-    piece.next = take_piece(group);
+    piece.next = StagedPiece::kOnItsWay;
   }
   __syncthreads();
+  if (threadIdx.x == 0) *static_cast<volatile std::uint32_t*>(&piece.next) = take_piece(group);
   return piece;
 }
 
