@@ -22,7 +22,7 @@ T chosen(T tuned, T otherwise) {
 /// several rows for each that they write, also for this rank itself.
 std::int32_t extra_blocks(StagedOutput staging, std::int32_t ranks) {
   if (staging == StagedOutput::sums) return 80;
-  return staging == StagedOutput::rows && ranks > 1 ? 32 : 0;
+  return staging == StagedOutput::rows && ranks > 1 ? 16 : 0;
 }
 
 /// Blocks that stage before they fetch. What a rank sends to itself is not staged. A block copies
@@ -38,7 +38,7 @@ std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks, std::int3
     case StagedOutput::rows:
       return std::max({1, blocks / 3, std::min(16, blocks * 5 / 12)});
     case StagedOutput::sums:
-      return std::max(1, blocks / 2);
+      return std::max(1, blocks * 5 / 12);
   }
   return 0;
 }
