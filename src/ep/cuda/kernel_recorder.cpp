@@ -102,8 +102,8 @@ void KernelRecorder::refresh() {
   if (!copy()) return;
   ask_clock();
   const auto& copied = *reinterpret_cast<const KernelRecord*>(last_.get());
-  group_.state.recorder.show(counts_of(copied, done_, group_.state.shape, kernels_.borders,
-                                       group_.state.me, clock_));
+  group_.state.recorder.show(
+      counts_of(copied, done_, group_.state.shape, kernels_.borders, group_.state.me, clock_));
 }
 
 bool KernelRecorder::copy() {
@@ -130,7 +130,8 @@ bool KernelRecorder::copy() {
   constexpr std::size_t kOne = sizeof(std::uint64_t);  // of normal mode
   if (kernels_.normal != nullptr) fetch(host, kernels_.normal->device.memory, kOne);
   if (kernels_.low_latency != nullptr)
-    fetch(host + kOne, reinterpret_cast<const std::byte*>(kernels_.low_latency->device.memory) + kOne,
+    fetch(host + kOne,
+          reinterpret_cast<const std::byte*>(kernels_.low_latency->device.memory) + kOne,
           sizeof(Epochs) - kOne);
   fetch(host + sizeof(Epochs), group_.record_memory.get(), bytes_);
   if (!arrived()) return false;

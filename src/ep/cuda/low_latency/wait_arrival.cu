@@ -97,12 +97,12 @@ __device__ void wait_grants(const LowLatencyWaitArrival& call, const WaitingLaun
   const bool dispatch = call.what == Arrival::dispatch_grants;
   if (launch.epoch <= 2) return;
   std::uint64_t waited = 0;
-  wait_signal_or_mask(group, dispatch ? group.layout.dispatch_read : group.layout.combine_read,
-                      rank, launch.epoch - 2,
-                      dispatch ? Phase::low_latency_dispatch_grant
-                               : Phase::low_latency_combine_grant,
-                      dispatch ? kDispatchOperation : kCombineOperation,
-                      group.record != nullptr ? &waited : nullptr);
+  wait_signal_or_mask(
+      group, dispatch ? group.layout.dispatch_read : group.layout.combine_read, rank,
+      launch.epoch - 2,
+      dispatch ? Phase::low_latency_dispatch_grant : Phase::low_latency_combine_grant,
+      dispatch ? kDispatchOperation : kCombineOperation,
+      group.record != nullptr ? &waited : nullptr);
   count_first_wait(group, launch.kind, launch.epoch, rank, waited);
 }
 
