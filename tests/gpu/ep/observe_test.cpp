@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernels of a group count: rows, load of experts, waits and times, in the record of the
-// process and in Group::statistics; also where graphs are replayed between calls. Inside a node, and
-// between emulated nodes, by the proxy and by queues of a NIC that is a kernel.
+// process and in Group::statistics; also where graphs are replayed between calls. Inside a node,
+// and between emulated nodes, by the proxy and by queues of a NIC that is a kernel.
 #include <gtest/gtest.h>
 
 #include <algorithm>
