@@ -51,9 +51,12 @@ bool receives(std::uint32_t kind) {
          kind == static_cast<std::uint32_t>(KernelKind::low_latency_combine_receive);
 }
 
-bool is_complete(const LaunchRecord& launch, std::uint64_t epoch) {
+/// A send ends before the kernel that forwards it, so its epoch does not say that it is complete.
+bool is_complete(const LaunchRecord& launch, std::uint64_t epoch, std::uint32_t kind,
+                 const NodeBorders& borders) {
+  const bool forwards = kind != 0 && !receives(kind) && !borders.remote_ranks.empty();
   return launch.epoch == epoch && launch.end() >= launch.start &&
-         launch.operation < kRecordedOperations;
+         launch.operation < kRecordedOperations && (!forwards || launch.forwarded == epoch);
 }
 
 void add_duration(DurationRecord& to, std::uint64_t from, std::uint64_t until) {
@@ -153,13 +156,13 @@ KernelCounts::Wait wait_of(const KernelRecord& record, const Epochs& done, std::
 
 }  // namespace
 
-void add_last_launches(KernelRecord& to, const Epochs& done) {
+void add_last_launches(KernelRecord& to, const Epochs& done, const NodeBorders& borders) {
   for (std::uint32_t kind = 0; kind < kKernelKinds; ++kind) {
     const std::uint64_t last = done.of_kind[kind];
     const std::uint64_t kept = last - std::min<std::uint64_t>(last, kLaunches);
     for (std::uint64_t epoch = std::max(to.added[kind], kept) + 1; epoch <= last; ++epoch) {
       const LaunchRecord& launch = to.launches[kind][epoch % kLaunches];
-      if (is_complete(launch, epoch)) add_launch(to, launch, kind);
+      if (is_complete(launch, epoch, kind, borders)) add_launch(to, launch, kind);
     }
     to.added[kind] = std::max(to.added[kind], last);
   }
@@ -212,7 +215,7 @@ KernelCounts counts_of(const KernelRecord& from, const Epochs& done, const detai
   for (std::uint32_t kind = 0; kind < kKernelKinds; ++kind)
     for (const LaunchRecord& launch : from.launches[kind])
       if (launch.epoch > 0 && launch.epoch <= done.of_kind[kind] &&
-          is_complete(launch, launch.epoch))
+          is_complete(launch, launch.epoch, kind, borders))
         counts.launches.push_back(shown(launch, kind, borders, clock));
   counts.wait = wait_of(from, done, shape.ranks);
   if (counts.wait.rank == me) counts.wait = {};

@@ -27,7 +27,7 @@ struct NodeBorders {
 
 /// Adds the launches to `to` that no later launch has added yet. `done`: by KernelKind, the
 /// last epochs that have ended.
-void add_last_launches(KernelRecord& to, const Epochs& done);
+void add_last_launches(KernelRecord& to, const Epochs& done, const NodeBorders& borders);
 /// The counters of `from`, to which all launches have been added, of rank `me` of a group with
 /// this shape. `clock`: steady time minus %globaltimer, in nanoseconds.
 shoal::detail::record::KernelCounts counts_of(const KernelRecord& from, const Epochs& done,

@@ -138,7 +138,7 @@ bool KernelRecorder::copy() {
   copying_ = false;
   std::memcpy(&done_, host, sizeof done_);
   std::memcpy(last_.get(), host + sizeof(Epochs), bytes_);
-  add_last_launches(*reinterpret_cast<KernelRecord*>(last_.get()), done_);
+  add_last_launches(*reinterpret_cast<KernelRecord*>(last_.get()), done_, kernels_.borders);
   return true;
 }
 

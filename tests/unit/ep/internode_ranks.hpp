@@ -267,9 +267,10 @@ class Ranks {
     auto& record = *reinterpret_cast<KernelRecord*>(copy.data());
     Epochs done{};
     if (ended) done.of_kind[0] = rank(me).memory[0].epoch;
-    add_last_launches(record, done);
+    const NodeBorders borders{.rails = true, .remote_ranks = {}};
+    add_last_launches(record, done, borders);
     add_counts(record, statistics);
-    return counts_of(record, done, shape_, {.rails = true, .remote_ranks = {}}, me, 0);
+    return counts_of(record, done, shape_, borders, me, 0);
   }
 
   Rank& rank(std::int32_t r) { return ranks_[static_cast<std::size_t>(r)]; }

@@ -306,8 +306,35 @@ TEST(LowLatencyKernelsOf, LaunchesBetweenNodesAreWhole) {
                            kind == KernelKind::low_latency_combine_send;
         // The block that forwards is the only one of its launch.
         if (sends) EXPECT_EQ(launch.ends[0] == launch.end(), between_nodes);
+        if (sends) EXPECT_EQ(launch.forwarded == launch.epoch, between_nodes);
       }
   }
+}
+
+// Between nodes, a send that has ended is complete once it has been forwarded: its duration would
+// change otherwise after it was shown.
+TEST(LowLatencyKernelsOf, ASendCountsOnceItIsForwarded) {
+  constexpr auto kSend = static_cast<std::uint32_t>(KernelKind::low_latency_dispatch_send);
+  detail::Shape shape = shape_of({});
+  Epochs done{};
+  done.of_kind[kSend] = 1;
+  for (const bool remote : {false, true})
+    for (const std::uint64_t forwarded : {0, 1}) {
+      Array<std::byte> memory(kernel_record_bytes(shape.local_experts));
+      auto& record = *reinterpret_cast<KernelRecord*>(memory.data());
+      LaunchRecord& launch = record.launches[kSend][1];
+      launch.epoch = 1;
+      launch.operation = static_cast<std::uint64_t>(RecordedOperation::low_latency_dispatch);
+      launch.start = 100;
+      launch.ends[1] = 300;
+      launch.forwarded = forwarded;
+      NodeBorders borders;
+      if (remote) borders.remote_ranks = {1};
+      add_last_launches(record, done, borders);
+      const auto counts = counts_of(record, done, shape, borders, 0, 0);
+      EXPECT_EQ(counts.launches.size(), remote && forwarded == 0 ? 0U : 1U);
+      EXPECT_EQ(record.durations[2][0].sum, remote && forwarded == 0 ? 0U : 200U);
+    }
 }
 
 // A launch is added to the durations once, by the next one or by the host.

@@ -241,11 +241,11 @@ class Ranks {
     auto& record = *reinterpret_cast<KernelRecord*>(copy.data());
     Epochs done{};
     if (ended) std::memcpy(&done, ranks_[me].memory.data(), sizeof done);
-    add_last_launches(record, done);
-    add_counts(record, statistics);
     NodeBorders borders;
     for (std::int32_t other = 0; other < c_.ranks; ++other)
       if (c_.is_remote(me, other)) borders.remote_ranks.push_back(other);
+    add_last_launches(record, done, borders);
+    add_counts(record, statistics);
     return counts_of(record, done, shape_, borders, me, 0);
   }
 

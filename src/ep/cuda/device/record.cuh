@@ -34,7 +34,8 @@ struct LaunchRecord {
   /// Between nodes: a kernel in front of the launch began. Valid if `front_epoch` is that of the
   /// launch.
   std::uint64_t front, front_epoch;
-  std::uint64_t unused;
+  /// Between nodes: the epoch of a low-latency send, once the kernel that forwards it has ended.
+  std::uint64_t forwarded;
   /// Of the last block among those that share a word; the last one of all is that of the launch.
   static constexpr std::uint32_t kEnds = 8;
   std::uint64_t ends[kEnds];

@@ -41,7 +41,9 @@ __device__ void report_network(const DeviceGroup& group, const Outbox<Network>& 
 __device__ void end_send(const DeviceGroup& group, KernelKind kind, std::uint64_t epoch) {
   if (group.record == nullptr) return;
   __syncthreads();
-  if (threadIdx.x == 0) note_end(group, kind, epoch);
+  if (threadIdx.x != 0) return;
+  note_end(group, kind, epoch);
+  launch_record(group, kind, epoch).forwarded = epoch;
 }
 
 /// Calls f(outbox) for each remote rank, a thread each.
