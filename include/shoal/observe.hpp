@@ -79,6 +79,10 @@ struct PeerTotals {
   std::uint64_t rows = 0, bytes = 0;  ///< sent to it by dispatches
   std::uint64_t waits = 0;            ///< for it that were not over at once
   std::int64_t wait_ns = 0;
+  /// Sent to it over a network by dispatches. A normal dispatch sends a token once to each other
+  /// node that needs it, to the rank with this rank's index there, which passes it on; so these are
+  /// fewer than the rows for the ranks of that node.
+  std::uint64_t network_rows = 0, network_bytes = 0;
 };
 
 struct GroupRecord {

@@ -271,6 +271,12 @@ class _Collector:
             "rows": Counter("shoal_peer_rows", "Rows sent to a rank", labels=of_peer),
             "bytes": Counter("shoal_peer_bytes", "Bytes sent to a rank", labels=of_peer),
             "waits": Counter("shoal_peer_waits", "Waits for a rank", labels=of_peer),
+            "network_rows": Counter(
+                "shoal_peer_network_rows", "Rows sent to a rank over a network", labels=of_peer
+            ),
+            "network_bytes": Counter(
+                "shoal_peer_network_bytes", "Bytes of these rows", labels=of_peer
+            ),
         }
         waited = Counter("shoal_peer_wait_seconds", "Time spent waiting for a rank", labels=of_peer)
         experts = Counter(

@@ -84,7 +84,9 @@ class Backend {
   virtual void clear_masks() = 0;
 
   virtual void warmup(Group& group) = 0;
-  /// Sets what kernels count. Any time between two calls.
+  /// Whether calls of normal or of low-latency mode return before their operation has ended.
+  virtual bool queues(bool /*in_low_latency*/) const { return false; }
+  /// Adds what kernels count. Any time between two calls.
   virtual void add_counts(Statistics&) {}
   /// The record keeps what kernels have counted so far: the world is about to close, or the group
   /// has returned its memory.

@@ -58,7 +58,7 @@ std::uint64_t OperationScope::last_epoch() const noexcept {
 OperationScope::~OperationScope() {
   using record::State;
   const bool failed = std::uncaught_exceptions() > exceptions_;
-  const bool queued = group_.backend->kind() == BackendKind::cuda;
+  const bool queued = group_.backend->queues(operation_ >= record::Operation::low_latency_dispatch);
   const auto now = std::chrono::steady_clock::now();
   time_of(group_.statistics, operation_) += now - start_;
   const State state = failed   ? State::failed

@@ -53,6 +53,11 @@ void Network::deliver() {
     const std::size_t i = random_() % queue_.size();
     const Put put = queue_[i];
     queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(i));
+    if (put.bytes > 0 && put.done == nullptr && chunk_delay_ms > 0) {
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::milliseconds(chunk_delay_ms));
+      lock.lock();
+    }
     std::byte* const heap = heaps_[static_cast<std::size_t>(put.pe)];
     if (put.bytes > 0) std::memcpy(heap + put.offset, put.source, put.bytes);
     __atomic_store_n(reinterpret_cast<std::uint64_t*>(heap + put.flag_offset), put.value,

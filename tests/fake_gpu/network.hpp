@@ -34,9 +34,10 @@ class Network {
   };
   void post(Put put);
 
-  std::atomic<std::size_t> bytes = 0;  ///< of the data posted so far
-  std::atomic<Pe> lost_pe = -1;        ///< nothing arrives there
-  std::atomic<Pe> refused_pe = -1;     ///< puts and signals to it fail
+  std::atomic<std::size_t> bytes = 0;   ///< of the data posted so far
+  std::atomic<Pe> lost_pe = -1;         ///< nothing arrives there
+  std::atomic<Pe> refused_pe = -1;      ///< puts and signals to it fail
+  std::atomic<int> chunk_delay_ms = 0;  ///< before a put arrives for which its sender does not wait
 
  private:
   void deliver();

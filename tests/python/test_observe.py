@@ -113,6 +113,16 @@ def test_records_have_operations_and_counters(records):
         assert [peer["rows"] for peer in group["peers"]] == [4 * TOKENS, 0, 4 * TOKENS]
 
 
+def test_rows_that_cross_a_network_are_counted(options):
+    settings = {**options, "node_size": "1"}
+    records = shoal.run_threads(PES, lambda world: pairs(world, 4), settings=settings)[0]
+    for pe in records:
+        (group,) = pe["groups"]
+        for rank, peer in enumerate(group["peers"]):
+            rows = 0 if rank == group["rank"] else peer["rows"]
+            assert (peer["network_rows"], peer["network_bytes"]) == (rows, rows * 128 * 2)
+
+
 def test_the_verdict_names_the_pe_that_is_late(options):
     _, verdict = hung(options)
     assert "rank 1 (PE 1) is behind: ranks 0 and 2 wait for it" in verdict
@@ -248,7 +258,13 @@ def test_metrics_for_prometheus(options):
     infinite = [s for s in samples["shoal_phase_seconds_bucket"] if s.labels["le"] == "+Inf"]
     counts = samples["shoal_phase_seconds_count"]
     assert sum(s.value for s in infinite) == sum(s.value for s in counts) > 0
-    for name in ("shoal_peer_wait_seconds_total", "shoal_rows_total", "shoal_waiting_for"):
+    for name in (
+        "shoal_peer_wait_seconds_total",
+        "shoal_peer_network_rows_total",
+        "shoal_peer_network_bytes_total",
+        "shoal_rows_total",
+        "shoal_waiting_for",
+    ):
         assert name in samples
     experts = samples["shoal_expert_rows_total"]
     assert {int(s.labels["expert"]) for s in experts} >= set(range(6))

@@ -2,7 +2,6 @@
 #include "ep/cuda/backend.hpp"
 
 #include <optional>
-#include <utility>
 
 #include "ep/cuda/kernel_recorder.hpp"
 #include "ep/cuda/low_latency/low_latency.hpp"
@@ -32,8 +31,9 @@ class CudaBackend final : public detail::Backend {
     group_.open();
     normal_.open();
     const std::string& metrics = state_.world->settings().metrics;
-    group_.low_latency_counts = metrics == "all";
-    if (metrics == "on" || metrics == "all") kernel_recorder_.emplace(group_);
+    const bool all = metrics == "all";
+    if (metrics == "on" || all)
+      kernel_recorder_.emplace(CountedKernels{&group_, all ? &group_ : nullptr, {}});
   }
   std::optional<std::int32_t> failed_rank() const override {
     return std::nullopt;  // the calls of this backend find out themselves
@@ -86,18 +86,10 @@ class CudaBackend final : public detail::Backend {
   void clear_masks() override { low_latency_.clear_masks(); }
 
   void warmup(Group& group) override {
-    // Its launches do not count.
-    const struct Paused {
-      explicit Paused(CudaGroup& of)
-          : group(of), record(std::exchange(of.device.record, nullptr)) {}
-      ~Paused() { group.device.record = record; }
-      Paused(const Paused&) = delete;
-      Paused& operator=(const Paused&) = delete;
-      CudaGroup& group;
-      KernelRecord* const record;
-    } paused(group_);
+    const PausedCounting paused(group_);
     warm_up(group, group_, low_latency_);
   }
+  bool queues(bool) const override { return true; }
   void add_counts(Statistics& statistics) override {
     if (kernel_recorder_) kernel_recorder_->add_to(statistics);
   }

@@ -34,7 +34,7 @@ constexpr bool is_low_latency(std::uint64_t operation) {
 }
 
 /// The phases of an operation, as DurationRecords and times of a launch have them.
-constexpr record::Phase phase_of(std::uint64_t operation, std::uint32_t index) {
+record::Phase phase_of(std::uint64_t operation, std::uint32_t index, const NodeBorders& borders) {
   constexpr record::Phase kDispatch[] = {record::Phase::notify, record::Phase::send,
                                          record::Phase::receive};
   constexpr record::Phase kCombine[] = {record::Phase::notify, record::Phase::receive,
@@ -42,6 +42,7 @@ constexpr record::Phase phase_of(std::uint64_t operation, std::uint32_t index) {
   constexpr record::Phase kLowLatency[] = {record::Phase::send, record::Phase::receive,
                                            record::Phase::none};
   if (is_low_latency(operation)) return kLowLatency[index];
+  if (index == 1 && borders.rails) return record::Phase::rail;
   return operation == 0 ? kDispatch[index] : kCombine[index];
 }
 
@@ -50,9 +51,12 @@ bool receives(std::uint32_t kind) {
          kind == static_cast<std::uint32_t>(KernelKind::low_latency_combine_receive);
 }
 
-bool is_complete(const LaunchRecord& launch, std::uint64_t epoch) {
+/// A send ends before the kernel that forwards it, so its epoch does not say that it is complete.
+bool is_complete(const LaunchRecord& launch, std::uint64_t epoch, std::uint32_t kind,
+                 const NodeBorders& borders) {
+  const bool forwards = kind != 0 && !receives(kind) && !borders.remote_ranks.empty();
   return launch.epoch == epoch && launch.end() >= launch.start &&
-         launch.operation < kRecordedOperations;
+         launch.operation < kRecordedOperations && (!forwards || launch.forwarded == epoch);
 }
 
 void add_duration(DurationRecord& to, std::uint64_t from, std::uint64_t until) {
@@ -65,35 +69,36 @@ void add_duration(DurationRecord& to, std::uint64_t from, std::uint64_t until) {
 void add_launch(KernelRecord& to, const LaunchRecord& launch, std::uint32_t kind) {
   OperationCounts& counts = to.operations[launch.operation];
   DurationRecord(&durations)[kLaunchPhases] = to.durations[launch.operation];
-  const std::uint64_t notified = std::max(launch.notified, launch.start);
-  counts.waited += notified - launch.start;
+  const std::uint64_t begin = launch.begin(), notified = std::max(launch.notified, begin);
+  counts.waited += notified - begin;
   if (kind == 0) {
     ++counts.operations;
-    add_duration(durations[0], launch.start, notified);
+    add_duration(durations[0], begin, notified);
     add_duration(durations[1], notified, launch.sent);
     add_duration(durations[2], launch.sent, launch.end());
     counts.waited += launch.end() - launch.sent;
   } else {
     if (receives(kind)) ++counts.operations;
-    add_duration(durations[receives(kind) ? 1 : 0], launch.start, launch.end());
+    add_duration(durations[receives(kind) ? 1 : 0], begin, launch.end());
   }
 }
 
-KernelCounts::Launch shown(const LaunchRecord& launch, std::uint32_t kind, std::int64_t clock) {
+KernelCounts::Launch shown(const LaunchRecord& launch, std::uint32_t kind,
+                           const NodeBorders& borders, std::int64_t clock) {
   KernelCounts::Launch to;
   const auto add = [&](std::uint32_t phase, std::uint64_t start) {
-    to.phases.emplace_back(phase_of(launch.operation, phase),
+    to.phases.emplace_back(phase_of(launch.operation, phase, borders),
                            start + static_cast<std::uint64_t>(clock));
   };
   to.operation = static_cast<Operation>(launch.operation);
   to.epoch = launch.epoch;
   to.end = launch.end() + static_cast<std::uint64_t>(clock);
   if (kind == 0) {
-    add(0, launch.start);
-    add(1, std::max(launch.notified, launch.start));
+    add(0, launch.begin());
+    add(1, std::max(launch.notified, launch.begin()));
     add(2, launch.sent);
   } else {
-    add(receives(kind) ? 1 : 0, launch.start);
+    add(receives(kind) ? 1 : 0, launch.begin());
   }
   return to;
 }
@@ -151,13 +156,13 @@ KernelCounts::Wait wait_of(const KernelRecord& record, const Epochs& done, std::
 
 }  // namespace
 
-void add_last_launches(KernelRecord& to, const Epochs& done) {
+void add_last_launches(KernelRecord& to, const Epochs& done, const NodeBorders& borders) {
   for (std::uint32_t kind = 0; kind < kKernelKinds; ++kind) {
     const std::uint64_t last = done.of_kind[kind];
     const std::uint64_t kept = last - std::min<std::uint64_t>(last, kLaunches);
     for (std::uint64_t epoch = std::max(to.added[kind], kept) + 1; epoch <= last; ++epoch) {
       const LaunchRecord& launch = to.launches[kind][epoch % kLaunches];
-      if (is_complete(launch, epoch)) add_launch(to, launch, kind);
+      if (is_complete(launch, epoch, kind, borders)) add_launch(to, launch, kind);
     }
     to.added[kind] = std::max(to.added[kind], last);
   }
@@ -172,14 +177,14 @@ void add_last_launches(KernelRecord& to, const Epochs& done) {
 }
 
 KernelCounts counts_of(const KernelRecord& from, const Epochs& done, const detail::Shape& shape,
-                       std::int32_t me, std::int64_t clock) {
+                       const NodeBorders& borders, std::int32_t me, std::int64_t clock) {
   KernelCounts counts;
   const auto hidden = static_cast<std::uint64_t>(shape.hidden);
   for (std::uint32_t op = 0; op < kRecordedOperations; ++op) {
     counts.totals[op] = {from.operations[op].operations, from.operations[op].rows,
                          from.operations[op].bytes};
     for (std::uint32_t index = 0; index < kLaunchPhases; ++index) {
-      const record::Phase phase = phase_of(op, index);
+      const record::Phase phase = phase_of(op, index, borders);
       if (phase == record::Phase::none) continue;
       KernelCounts::Durations durations{static_cast<Operation>(op), phase,
                                         from.durations[op][index].sum};
@@ -198,7 +203,10 @@ KernelCounts counts_of(const KernelRecord& from, const Epochs& done, const detai
     }
     dispatches.rows += rows;
     dispatches.bytes += bytes;
-    counts.peers.push_back({peer.rows + rows, peer.bytes + bytes, peer.waits, peer.waited});
+    const bool remote = std::ranges::find(borders.remote_ranks, rank) != borders.remote_ranks.end();
+    counts.peers.push_back({peer.rows + rows, peer.bytes + bytes, peer.waits, peer.waited,
+                            peer.network_rows + (remote ? rows : 0),
+                            peer.network_bytes + (remote ? bytes : 0)});
   }
   auto& combines = counts.totals[static_cast<std::size_t>(Operation::low_latency_combine)];
   for (const LowLatencyRows& copy : from.low_latency_rows) combines.rows += copy.combined;
@@ -207,8 +215,8 @@ KernelCounts counts_of(const KernelRecord& from, const Epochs& done, const detai
   for (std::uint32_t kind = 0; kind < kKernelKinds; ++kind)
     for (const LaunchRecord& launch : from.launches[kind])
       if (launch.epoch > 0 && launch.epoch <= done.of_kind[kind] &&
-          is_complete(launch, launch.epoch))
-        counts.launches.push_back(shown(launch, kind, clock));
+          is_complete(launch, launch.epoch, kind, borders))
+        counts.launches.push_back(shown(launch, kind, borders, clock));
   counts.wait = wait_of(from, done, shape.ranks);
   if (counts.wait.rank == me) counts.wait = {};
   counts.wait.since += static_cast<std::uint64_t>(clock);
@@ -216,9 +224,8 @@ KernelCounts counts_of(const KernelRecord& from, const Epochs& done, const detai
 }
 
 void add_counts(const KernelRecord& from, Statistics& statistics) {
-  statistics.rows_sent =
+  statistics.rows_sent +=
       from.operations[static_cast<std::uint32_t>(RecordedOperation::dispatch)].rows;
-  statistics.rows_received = 0;
   for (const LowLatencyRows& copy : from.low_latency_rows) {
     for (const auto& sent : copy.sent) statistics.rows_sent += sent[0] + sent[1];
     statistics.rows_received += copy.received;
@@ -228,7 +235,7 @@ void add_counts(const KernelRecord& from, Statistics& statistics) {
     statistics.rows_received += counts.received;
     waited += counts.waited;
   }
-  statistics.wait_time = std::chrono::nanoseconds(waited);
+  statistics.wait_time += std::chrono::nanoseconds(waited);
 }
 
 }  // namespace shoal::ep::cuda

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/device/record.cuh"
@@ -18,15 +19,22 @@ struct Epochs {
   std::uint64_t of_kind[kKernelKinds];
 };
 
+/// How rows of a group's kernels leave the node.
+struct NodeBorders {
+  bool rails = false;                      ///< normal mode exchanges chunks with rail peers
+  std::vector<std::int32_t> remote_ranks;  ///< to which low-latency rows go over a network
+};
+
 /// Adds the launches to `to` that no later launch has added yet. `done`: by KernelKind, the
 /// last epochs that have ended.
-void add_last_launches(KernelRecord& to, const Epochs& done);
+void add_last_launches(KernelRecord& to, const Epochs& done, const NodeBorders& borders);
 /// The counters of `from`, to which all launches have been added, of rank `me` of a group with
 /// this shape. `clock`: steady time minus %globaltimer, in nanoseconds.
 shoal::detail::record::KernelCounts counts_of(const KernelRecord& from, const Epochs& done,
-                                              const detail::Shape& shape, std::int32_t me,
+                                              const detail::Shape& shape,
+                                              const NodeBorders& borders, std::int32_t me,
                                               std::int64_t clock);
-/// Sets the fields of `statistics` that kernels count.
+/// Adds to `statistics` what kernels count.
 void add_counts(const KernelRecord& from, Statistics& statistics);
 
 }  // namespace shoal::ep::cuda

@@ -53,24 +53,32 @@ constexpr auto kClockLimit = std::chrono::milliseconds(1);
 
 }  // namespace
 
-KernelRecorder::KernelRecorder(CudaGroup& group)
-    : group_(group),
-      bytes_(kernel_record_bytes(group.state.shape.local_experts)),
+KernelRecorder::KernelRecorder(CountedKernels kernels)
+    : kernels_(std::move(kernels)),
+      group_(kernels_.normal != nullptr ? *kernels_.normal : *kernels_.low_latency),
+      bytes_(kernel_record_bytes(group_.state.shape.local_experts)),
       host_memory_(take_pinned(sizeof(Epochs) + bytes_)),
       clock_memory_(take_pinned(sizeof(ClockReading))),
       last_(std::make_unique<std::byte[]>(bytes_)) {
-  const memory::Device& gpu = *group.state.world->cuda();
+  const memory::Device& gpu = *group_.state.world->cuda();
   gpu.activate();
   stream_ = stream_of(gpu);
-  group.record_memory = group.resources->allocate(bytes_, group.stream, group.resources);
-  check(cudaMemsetAsync(group_.record_memory.get(), 0, bytes_, group.stream), "record of kernels");
-  check(cudaStreamSynchronize(group.stream), "record of kernels");
+  const auto memory = group_.resources->allocate(bytes_, group_.stream, group_.resources);
+  check(cudaMemsetAsync(memory.get(), 0, bytes_, group_.stream), "record of kernels");
+  check(cudaStreamSynchronize(group_.stream), "record of kernels");
+  std::memset(host_memory_.get(), 0, sizeof(Epochs));  // those of a mode that does not count
   preload_clock();
   for (int i = 0; i < 3; ++i) ask_clock();
-  group.device.record = static_cast<KernelRecord*>(group_.record_memory.get());
-  group.state.recorder.leave_counters_to_kernels(group.low_latency_counts);
+  for (CudaGroup* const group : {kernels_.normal, kernels_.low_latency}) {
+    if (group == nullptr) continue;
+    group->record_memory = memory;
+    group->device.record = static_cast<KernelRecord*>(memory.get());
+  }
+  if (kernels_.low_latency != nullptr) kernels_.low_latency->low_latency_counts = true;
+  group_.state.recorder.leave_counters_to_kernels(kernels_.normal != nullptr,
+                                                  kernels_.low_latency != nullptr);
   refresh_ = std::make_unique<record::Refresh>([this] { refresh(); },
-                                               group.state.world->settings().metrics_interval);
+                                               group_.state.world->settings().metrics_interval);
 }
 
 void KernelRecorder::stop() noexcept {
@@ -94,7 +102,8 @@ void KernelRecorder::refresh() {
   if (!copy()) return;
   ask_clock();
   const auto& copied = *reinterpret_cast<const KernelRecord*>(last_.get());
-  group_.state.recorder.show(counts_of(copied, done_, group_.state.shape, group_.state.me, clock_));
+  group_.state.recorder.show(
+      counts_of(copied, done_, group_.state.shape, kernels_.borders, group_.state.me, clock_));
 }
 
 bool KernelRecorder::copy() {
@@ -112,19 +121,24 @@ bool KernelRecorder::copy() {
     return status == cudaSuccess;
   };
   if (copying_ && !arrived()) return false;
+  const auto fetch = [&](std::byte* to, const void* from, std::size_t bytes) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_.get()),
+          "record of kernels");
+  };
   // The epochs first: launches that end meanwhile count next time.
   copying_ = true;
-  check(cudaMemcpyAsync(host, group_.device.memory, sizeof(Epochs), cudaMemcpyDeviceToHost,
-                        stream_.get()),
-        "record of kernels");
-  check(cudaMemcpyAsync(host + sizeof(Epochs), group_.record_memory.get(), bytes_,
-                        cudaMemcpyDeviceToHost, stream_.get()),
-        "record of kernels");
+  constexpr std::size_t kOne = sizeof(std::uint64_t);  // of normal mode
+  if (kernels_.normal != nullptr) fetch(host, kernels_.normal->device.memory, kOne);
+  if (kernels_.low_latency != nullptr)
+    fetch(host + kOne,
+          reinterpret_cast<const std::byte*>(kernels_.low_latency->device.memory) + kOne,
+          sizeof(Epochs) - kOne);
+  fetch(host + sizeof(Epochs), group_.record_memory.get(), bytes_);
   if (!arrived()) return false;
   copying_ = false;
   std::memcpy(&done_, host, sizeof done_);
   std::memcpy(last_.get(), host + sizeof(Epochs), bytes_);
-  add_last_launches(*reinterpret_cast<KernelRecord*>(last_.get()), done_);
+  add_last_launches(*reinterpret_cast<KernelRecord*>(last_.get()), done_, kernels_.borders);
   return true;
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "ep/cuda/clock.hpp"
 #include "ep/cuda/group.hpp"
@@ -16,11 +17,33 @@
 
 namespace shoal::ep::cuda {
 
+/// The modes of a group whose kernels count; nullptr: those of the mode do not. Between nodes, each
+/// mode has a CudaGroup of its own.
+struct CountedKernels {
+  CudaGroup *normal, *low_latency;
+  NodeBorders borders;
+};
+
+/// While it exists, launches do not count.
+class PausedCounting {
+ public:
+  explicit PausedCounting(CudaGroup& group)
+      : group_(group), record_(std::exchange(group.device.record, nullptr)) {}
+  ~PausedCounting() { group_.device.record = record_; }
+  PausedCounting(const PausedCounting&) = delete;
+  PausedCounting& operator=(const PausedCounting&) = delete;
+
+ private:
+  CudaGroup& group_;
+  KernelRecord* const record_;
+};
+
 /// The record of a group's kernels. Made when the group has its memory; the kernels of later calls
 /// count (DeviceGroup::record).
 class KernelRecorder {
  public:
-  explicit KernelRecorder(CudaGroup& group);
+  /// At least one mode counts.
+  explicit KernelRecorder(CountedKernels kernels);
   ~KernelRecorder();
   KernelRecorder(const KernelRecorder&) = delete;
   KernelRecorder& operator=(const KernelRecorder&) = delete;
@@ -37,7 +60,8 @@ class KernelRecorder {
   bool copy();
   void ask_clock();
 
-  CudaGroup& group_;
+  const CountedKernels kernels_;
+  CudaGroup& group_;  ///< one of them
   const std::size_t bytes_;
   std::shared_ptr<void> host_memory_, clock_memory_;
   std::shared_ptr<CUstream_st> stream_;

@@ -70,8 +70,9 @@ void add_group(Buffer& to, const GroupRecord& group) {
         total.operation, total.operations, total.failures, total.rows, total.bytes, total.time_ns);
   });
   add_list(to, "peers", group.peers, [&](const PeerTotals& peer) {
-    add(to, R"({{"rows":{},"bytes":{},"waits":{},"wait_ns":{}}})", peer.rows, peer.bytes,
-        peer.waits, peer.wait_ns);
+    add(to,
+        R"({{"rows":{},"bytes":{},"waits":{},"wait_ns":{},"network_rows":{},"network_bytes":{}}})",
+        peer.rows, peer.bytes, peer.waits, peer.wait_ns, peer.network_rows, peer.network_bytes);
   });
   add_list(to, "histograms", group.histograms, [&](const Histogram& histogram) {
     add(to, R"({{"operation":"{}","phase":"{}","count":{},"sum_ns":{})", histogram.operation,

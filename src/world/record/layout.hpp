@@ -19,7 +19,7 @@ namespace shoal::detail::record {
 inline constexpr char kMemfdName[] = "shoal-record";
 inline constexpr std::uint64_t kMagic = 0x53484f414c524543;  // "SHOALREC"
 /// Increases with every change of this file.
-inline constexpr std::uint64_t kVersion = 2;
+inline constexpr std::uint64_t kVersion = 3;
 
 enum class Operation : std::uint8_t {
   dispatch,
@@ -76,7 +76,7 @@ struct TotalsBlock {
   Word operations, failures, rows, bytes, time;
 };
 struct PeerBlock {
-  Word pe, rows, bytes, waits, wait;
+  Word pe, rows, bytes, waits, wait, network_rows, network_bytes;
 };
 
 /// A launch of a kernel. Valid if `epoch` is the same before and after it is read, and not 0.
@@ -93,8 +93,10 @@ static_assert(sizeof(LaunchBlock) == 64);
 inline constexpr std::size_t kLaunchBlocks = 160;
 
 /// Entries, peers, experts (a word each: rows received) and launches follow. Offsets count from the
-/// start of the block. Of a group whose kernels count, another thread writes the counters, launches
-/// and `kernel_*`.
+/// start of the block. Of a group whose kernels count, another thread writes the counters of their
+/// operations, launches and `kernel_*`. Peers and experts are there twice: as the calls of the
+/// group count, then as its kernels do; both may, because a group can have kernels for one mode
+/// only.
 struct GroupBlock {
   Word world, pe, number, rank, ranks;
   Word entries, entries_at, peers_at;

@@ -135,7 +135,8 @@ std::optional<GroupRecord> read_group(const GroupBlock& block, std::size_t bytes
     return at % alignof(Word) == 0 && at <= bytes && count <= (bytes - at) / size;
   };
   if (ranks > kMostRanks || !fits(entries_at, entries, sizeof(Entry)) ||
-      !fits(peers_at, ranks, sizeof(PeerBlock)) || !fits(experts_at, experts, sizeof(Word)) ||
+      !fits(peers_at, ranks, 2 * sizeof(PeerBlock)) ||
+      !fits(experts_at, experts, 2 * sizeof(Word)) ||
       !fits(launches_at, launches, sizeof(LaunchBlock)))
     return std::nullopt;
   GroupRecord group;
@@ -144,10 +145,14 @@ std::optional<GroupRecord> read_group(const GroupBlock& block, std::size_t bytes
   group.failure = load_text(block.failure);
   const auto* const peers = reinterpret_cast<const PeerBlock*>(data + peers_at);
   for (std::uint64_t rank = 0; rank < ranks; ++rank) {
-    const PeerBlock& peer = peers[rank];
+    const PeerBlock &peer = peers[rank], &of_kernels = peers[ranks + rank];
+    const auto sum = [&](Word PeerBlock::* word) {
+      return (peer.*word).load() + (of_kernels.*word).load();
+    };
     group.pes.push_back(static_cast<Pe>(peer.pe.load()));
-    group.peers.push_back({peer.rows.load(), peer.bytes.load(), peer.waits.load(),
-                           static_cast<std::int64_t>(peer.wait.load())});
+    group.peers.push_back({sum(&PeerBlock::rows), sum(&PeerBlock::bytes), sum(&PeerBlock::waits),
+                           static_cast<std::int64_t>(sum(&PeerBlock::wait)),
+                           sum(&PeerBlock::network_rows), sum(&PeerBlock::network_bytes)});
   }
   const auto* const ring = reinterpret_cast<const Entry*>(data + entries_at);
   const std::uint64_t last = entries == 0 ? 0 : block.operations.load();
@@ -156,7 +161,7 @@ std::optional<GroupRecord> read_group(const GroupBlock& block, std::size_t bytes
       group.operations.push_back(std::move(*read));
   const auto* const rows = reinterpret_cast<const Word*>(data + experts_at);
   for (std::uint64_t expert = 0; expert < experts; ++expert)
-    group.expert_rows.push_back(rows[expert].load());
+    group.expert_rows.push_back(rows[expert].load() + rows[experts + expert].load());
   const auto* const kernels = reinterpret_cast<const LaunchBlock*>(data + launches_at);
   for (std::uint64_t i = 0; i < launches; ++i)
     if (auto launch = read_launch(kernels[i], clock)) group.launches.push_back(std::move(*launch));

@@ -56,10 +56,10 @@ GroupRecorder::GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe,
   const auto entries = static_cast<std::uint64_t>(settings.flight_entries);
   const std::size_t entries_at = align_up(sizeof(GroupBlock), std::size_t{64});
   const std::size_t peers_at = entries_at + entries * sizeof(Entry);
-  const std::size_t experts_at = peers_at + pes.size() * sizeof(PeerBlock);
+  const std::size_t experts_at = peers_at + 2 * pes.size() * sizeof(PeerBlock);
   const auto experts = static_cast<std::uint64_t>(local_experts);
   const std::size_t launches_at =
-      align_up(experts_at + experts * sizeof(Word), alignof(LaunchBlock));
+      align_up(experts_at + 2 * experts * sizeof(Word), alignof(LaunchBlock));
   block_ = allocate(launches_at + kLaunchBlocks * sizeof(LaunchBlock));
   auto* const data = block_.as<std::byte>();
   if (data == nullptr) {
@@ -70,7 +70,9 @@ GroupRecorder::GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe,
   group_ = block_.as<GroupBlock>();
   entries_ = reinterpret_cast<Entry*>(data + entries_at);
   peers_ = reinterpret_cast<PeerBlock*>(data + peers_at);
+  kernel_peers_ = peers_ + pes.size();
   experts_ = reinterpret_cast<Word*>(data + experts_at);
+  kernel_experts_ = experts_ + experts;
   launches_ = reinterpret_cast<LaunchBlock*>(data + launches_at);
   n_entries_ = entries;
   group_->world.store(pe.world());
@@ -180,7 +182,7 @@ void GroupRecorder::end(State state, Time start, Time now, Entry* outer) noexcep
   if (counts_) {
     TotalsBlock& totals = group_->totals[static_cast<std::size_t>(operation_)];
     totals.time.add(ticks(now) - ticks(start));
-    if (state != State::sent && static_cast<std::size_t>(operation_) >= kernels_count_)
+    if (state != State::sent && !kernels_count_[static_cast<std::size_t>(operation_)])
       totals.operations.add(1);
     if (state == State::failed) totals.failures.add(1);
   }
@@ -221,12 +223,14 @@ void GroupRecorder::moved(std::uint64_t rows, std::uint64_t bytes) noexcept {
 
 void GroupRecorder::show(const KernelCounts& counts) noexcept {
   if (group_ == nullptr || !metrics_) return;
-  for (std::size_t op = 0; op < kernels_count_; ++op) {
+  for (std::size_t op = 0; op < kOperations; ++op) {
+    if (!kernels_count_[op]) continue;
     group_->totals[op].operations.store(counts.totals[op].operations);
     group_->totals[op].rows.store(counts.totals[op].rows);
     group_->totals[op].bytes.store(counts.totals[op].bytes);
   }
   for (const KernelCounts::Durations& durations : counts.durations) {
+    if (!kernels_count_[static_cast<std::size_t>(durations.operation)]) continue;
     HistogramBlock& to = group_->histograms[static_cast<std::size_t>(durations.operation)]
                                            [static_cast<std::size_t>(durations.phase)];
     std::uint64_t count = 0;
@@ -238,13 +242,17 @@ void GroupRecorder::show(const KernelCounts& counts) noexcept {
     to.count.store(count);
   }
   for (std::size_t rank = 0; rank < counts.peers.size(); ++rank) {
-    peers_[rank].rows.store(counts.peers[rank].rows);
-    peers_[rank].bytes.store(counts.peers[rank].bytes);
-    peers_[rank].waits.store(counts.peers[rank].waits);
-    peers_[rank].wait.store(counts.peers[rank].wait);
+    const KernelCounts::Peer& from = counts.peers[rank];
+    PeerBlock& to = kernel_peers_[rank];
+    to.rows.store(from.rows);
+    to.bytes.store(from.bytes);
+    to.waits.store(from.waits);
+    to.wait.store(from.wait);
+    to.network_rows.store(from.network_rows);
+    to.network_bytes.store(from.network_bytes);
   }
   for (std::size_t expert = 0; expert < counts.expert_rows.size(); ++expert)
-    experts_[expert].store(counts.expert_rows[expert]);
+    kernel_experts_[expert].store(counts.expert_rows[expert]);
   group_->kernel_awaited.store(static_cast<std::uint64_t>(counts.wait.rank) + 1);
   group_->kernel_kind.store(static_cast<std::uint64_t>(counts.wait.operation) |
                             static_cast<std::uint64_t>(counts.wait.phase) << 8);

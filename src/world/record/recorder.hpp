@@ -55,6 +55,7 @@ struct KernelCounts {
   };
   struct Peer {
     std::uint64_t rows = 0, bytes = 0, waits = 0, wait = 0;
+    std::uint64_t network_rows = 0, network_bytes = 0;
   };
   struct Launch {
     Operation operation;
@@ -104,16 +105,22 @@ class GroupRecorder {
     peers_[rank].rows.add(rows);
     peers_[rank].bytes.add(bytes);
   }
+  /// Rows that a dispatch sent to a rank over a network.
+  void sent_over_network(std::int32_t rank, std::uint64_t rows, std::uint64_t bytes) noexcept {
+    if (!counts_) return;
+    peers_[rank].network_rows.add(rows);
+    peers_[rank].network_bytes.add(bytes);
+  }
   /// Rows that an operation received for a local expert.
   void received(std::int64_t expert, std::uint64_t rows) noexcept {
     if (counts_) experts_[expert].add(rows);
   }
-  /// From now on the kernels of the group count rows, waits and operations (show): of normal mode,
-  /// and with `low_latency` of that mode too.
-  void leave_counters_to_kernels(bool low_latency) noexcept {
-    kernels_count_ = low_latency ? kOperations : 2;
+  /// From now on the kernels of the group count rows, waits and operations of these modes (show).
+  void leave_counters_to_kernels(bool normal, bool low_latency) noexcept {
+    kernels_count_ = {normal, normal, low_latency, low_latency};
   }
-  /// Replaces the counters that are left to kernels. Any thread, one at a time.
+  /// Replaces the counters that are left to kernels; those of ranks and experts are added to what
+  /// this recorder counts. Any thread, one at a time.
   void show(const KernelCounts& counts) noexcept;
   /// Whether sent_to has an effect.
   bool counts_peers() const noexcept { return counts_; }
@@ -131,12 +138,12 @@ class GroupRecorder {
   Block block_;
   GroupBlock* group_ = nullptr;
   Entry* entries_ = nullptr;
-  PeerBlock* peers_ = nullptr;
-  Word* experts_ = nullptr;
+  PeerBlock *peers_ = nullptr, *kernel_peers_ = nullptr;
+  Word *experts_ = nullptr, *kernel_experts_ = nullptr;
   LaunchBlock* launches_ = nullptr;
   std::uint64_t n_entries_ = 0, begun_ = 0;
   bool metrics_ = false, counts_ = false, ranges_ = false;
-  std::size_t kernels_count_ = 0;  ///< so many operations, in the order of Operation
+  std::array<bool, kOperations> kernels_count_{};  ///< by Operation
 
   Entry* current_ = nullptr;
   Operation operation_ = Operation::dispatch;  ///< current

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <tuple>
 
 #include "shoal/observe.hpp"
@@ -46,6 +48,34 @@ std::string list(const std::vector<std::int32_t>& ranks) {
   return text;
 }
 
+/// Whether a kernel waits, which the call of the operation has queued.
+bool kernel_waits(const OperationRecord& op) {
+  return op.waiting && !op.phases.empty() && op.phases.front().name == "queued";
+}
+
+/// The phases in which kernels wait, in the order in which a rank comes to them.
+std::size_t order_of(std::string_view phase) {
+  constexpr std::string_view kOrder[] = {"notify", "send", "rail", "receive", "finish"};
+  return static_cast<std::size_t>(std::ranges::find(kOrder, phase) - std::begin(kOrder));
+}
+
+/// Whether the kernels of `group` have reached the phase in which a kernel of another rank waits
+/// for them. The calls say nothing about that: they run ahead of the kernels.
+bool kernels_have_come(const GroupRecord& group, const OperationRecord& waiting) {
+  for (const LaunchRecord& launch : group.launches)
+    if (launch.operation == waiting.operation && launch.epoch >= waiting.epoch) return true;
+  const std::string& phase = waiting.phases.back().name;
+  for (const OperationRecord& op : group.operations) {
+    if (op.operation != waiting.operation || !kernel_waits(op) || op.epoch < waiting.epoch)
+      continue;
+    const std::size_t reached = order_of(op.phases.back().name);
+    if (op.epoch > waiting.epoch || reached > order_of(phase) ||
+        (reached == order_of(phase) && phase != "rail"))
+      return true;
+  }
+  return false;
+}
+
 class Diagnosis {
  public:
   explicit Diagnosis(const Group& group) : group_(group) {
@@ -84,6 +114,7 @@ class Diagnosis {
   bool has_come(std::int32_t rank, const OperationRecord& waiting) const {
     const auto found = group_.ranks.find(rank);
     if (found == group_.ranks.end() || waiting.phases.empty()) return false;
+    if (kernel_waits(waiting)) return kernels_have_come(*found->second.second, waiting);
     const std::size_t needed = waiting.phases.size() + (waiting.phases.back().name == "rail");
     for (const OperationRecord& op : found->second.second->operations) {
       if (op.operation != waiting.operation || op.epoch < waiting.epoch) continue;

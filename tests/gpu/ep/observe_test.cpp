@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernels of a group count: rows, load of experts, waits and times, in the record of the
-// process and in Group::statistics; also where graphs are replayed between calls.
+// process and in Group::statistics; also where graphs are replayed between calls. Inside a node,
+// and between emulated nodes, by the proxy and by queues of a NIC that is a kernel.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <numeric>
 #include <thread>
 
@@ -17,6 +19,47 @@ namespace shoal::test {
 namespace {
 
 using observe::GroupRecord;
+
+/// Before CUDA starts: kernels must not be loaded while that of a NIC, or of the proxy, runs.
+const int kEager = [] {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("SHOAL_EMULATOR_SMS", "2", 1);
+  return setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+}();
+
+/// Ranks, and how their rows travel.
+struct Way {
+  std::int32_t ranks, nodes = 1;
+  bool by_nic = false;
+
+  EpCase on_nodes(EpCase c) const {
+    c.nodes = nodes;
+    return c;
+  }
+  EpCase small(std::uint64_t seed) const { return on_nodes(small_case(ranks, seed)); }
+  EpCase wide(std::uint64_t seed) const { return on_nodes(wide_case(ranks, seed)); }
+
+  Settings settings(const char* metrics = "on") const {
+    Settings settings = nodes == 1 ? gpu_settings() : gpu_settings(1024);
+    settings.metrics = metrics;
+    if (nodes == 1) return settings;
+    settings.node_size = ranks / nodes;
+    settings.staging_size = std::size_t{1} << 28;
+    settings.ep_between_nodes = "kernels";
+    if (!by_nic) return settings;
+    settings.transport_between = "cuda_p2p";
+    settings.verbs_depth = 64;
+    settings.gda = "emulated";
+    settings.gda_queue_pairs = 2;
+    return settings;
+  }
+  std::string name() const {
+    return std::to_string(ranks) + "on" + std::to_string(nodes) + (by_nic ? "ByNic" : "");
+  }
+};
+std::string name_of(const ::testing::TestParamInfo<Way>& info) {
+  return info.param.name();
+}
 
 /// The record of the only group of a PE of this world.
 GroupRecord group_of(const World& world, Pe pe) {
@@ -32,14 +75,25 @@ GroupRecord group_of(const World& world, Pe pe) {
 struct Rows {
   Rows(const EpCase& c, std::int32_t me)
       : to(static_cast<std::size_t>(c.ranks)),
+        by_rail(to.size()),
+        by_network(to.size()),
         of_expert(static_cast<std::size_t>(c.local_experts())) {
+    const std::int32_t node_size = c.ranks / c.nodes;
     for (std::int32_t source = 0; source < c.ranks; ++source) {
       const std::vector<std::int64_t> topk = c.topk(source);
-      for (std::int64_t token = 0; token < c.tokens(source); ++token)
+      for (std::int64_t token = 0; token < c.tokens(source); ++token) {
+        std::vector<bool> sent(static_cast<std::size_t>(c.nodes));
         for (const std::int32_t rank : ranks_of(c, topk.data() + token * c.top_k)) {
-          if (source == me) ++to[static_cast<std::size_t>(rank)];
           if (rank == me) ++received;
+          if (source != me) continue;
+          ++to[static_cast<std::size_t>(rank)];
+          const auto node = static_cast<std::size_t>(c.node_of(rank));
+          if (c.node_of(rank) == c.node_of(me)) continue;
+          ++by_network[static_cast<std::size_t>(rank)];
+          if (!sent[node]) ++by_rail[node * node_size + me % node_size];
+          sent[node] = true;
         }
+      }
     }
     const ExpectedDispatch wanted = expected_dispatch(c, me);
     for (std::size_t e = 0; e < of_expert.size(); ++e)
@@ -48,9 +102,21 @@ struct Rows {
   std::uint64_t sent() const { return std::accumulate(to.begin(), to.end(), std::uint64_t{0}); }
 
   std::vector<std::uint64_t> to;  ///< [ranks] copies of this rank's tokens
-  std::uint64_t received = 0;     ///< copies
+  /// [ranks] rows that cross a network in normal mode, and in low-latency mode
+  std::vector<std::uint64_t> by_rail, by_network;
+  std::uint64_t received = 0;  ///< copies
   std::vector<std::uint64_t> of_expert;
 };
+
+/// `row_bytes`: of all rows together, if each was sent once.
+void expect_network_rows(GpuGroup& group, const std::vector<std::uint64_t>& rows,
+                         std::uint64_t times, std::uint64_t row_bytes) {
+  const GroupRecord seen = group_of(group.world, group.me);
+  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+    EXPECT_EQ(seen.peers[rank].network_rows, times * rows[rank]) << "to rank " << rank;
+    EXPECT_EQ(seen.peers[rank].network_bytes, rows[rank] * row_bytes) << "to rank " << rank;
+  }
+}
 
 void expect_rows(GpuGroup& group, const Rows& rows, std::uint64_t times, const char* what) {
   SCOPED_TRACE(what);
@@ -78,8 +144,14 @@ void expect_operations(GpuGroup& group, std::size_t first, std::uint64_t times) 
   }
 }
 
-class EpGpuObserve : public ::testing::TestWithParam<std::int32_t> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, EpGpuObserve, ::testing::Values(1, 2, 4));
+class EpGpuObserve : public ::testing::TestWithParam<Way> {
+ protected:
+  void SetUp() override { ASSERT_EQ(kEager, 0); }
+};
+INSTANTIATE_TEST_SUITE_P(Ways, EpGpuObserve,
+                         ::testing::Values(Way{1}, Way{2}, Way{4}, Way{2, 2}, Way{4, 2},
+                                           Way{2, 2, true}, Way{4, 2, true}),
+                         name_of);
 
 void run_normal(const EpCase& c, const Settings& settings,
                 const std::function<void(GpuGroup&)>& body) {
@@ -94,10 +166,8 @@ void run_normal(const EpCase& c, const Settings& settings,
 }
 
 /// With kernels that count.
-void run_low_latency(const EpCase& c, const std::function<void(GpuGroup&)>& body) {
-  Settings settings = gpu_settings();
-  settings.metrics = "all";
-  run_threads(c.ranks, settings, [&](World& world) {
+void run_low_latency(const EpCase& c, const Way& way, const std::function<void(GpuGroup&)>& body) {
+  run_threads(c.ranks, way.settings("all"), [&](World& world) {
     ep::GroupOptions options = options_for(c);
     options.max_tokens = 0;
     GpuGroup group(world, options);
@@ -109,8 +179,8 @@ void run_low_latency(const EpCase& c, const std::function<void(GpuGroup&)>& body
 
 TEST_P(EpGpuObserve, NormalModeCountsRows) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small_case(GetParam(), 3);
-  run_normal(c, gpu_settings(), [&](GpuGroup& group) {
+  const EpCase c = GetParam().small(3);
+  run_normal(c, GetParam().settings(), [&](GpuGroup& group) {
     const Rows rows(c, group.me);
     GpuRound round(group, c, {.place = OutputPlace::in_place});
     ep::Dispatched got = round.dispatch(round.route());
@@ -126,15 +196,17 @@ TEST_P(EpGpuObserve, NormalModeCountsRows) {
     expect_operations(group, 0, 2);
     const GroupRecord seen = group_of(group.world, group.me);
     EXPECT_EQ(seen.totals[0].rows, 2 * rows.sent());
-    EXPECT_EQ(seen.totals[0].bytes, 2 * rows.sent() * static_cast<std::uint64_t>(c.hidden) * 2);
+    const std::uint64_t row_bytes = static_cast<std::uint64_t>(c.hidden) * 2;
+    EXPECT_EQ(seen.totals[0].bytes, 2 * rows.sent() * row_bytes);
+    expect_network_rows(group, rows.by_rail, 2, 2 * row_bytes);
     EXPECT_EQ(seen.totals[1].rows, 2 * rows.sent()) << "a combine fetches what was sent";
   });
 }
 
 TEST_P(EpGpuObserve, ExpertMajorCountsARowForEachExpert) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small_case(GetParam(), 5);
-  run_normal(c, gpu_settings(), [&](GpuGroup& group) {
+  const EpCase c = GetParam().small(5);
+  run_normal(c, GetParam().settings(), [&](GpuGroup& group) {
     GpuCall call{.place = OutputPlace::in_place};
     call.dispatch.expert_major = true;
     call.dispatch.expert_alignment = 4;
@@ -153,14 +225,16 @@ TEST_P(EpGpuObserve, ExpertMajorCountsARowForEachExpert) {
     for (std::size_t expert = 0; expert < seen.expert_rows.size(); ++expert)
       EXPECT_EQ(seen.expert_rows[expert],
                 static_cast<std::uint64_t>(wanted.tokens_per_expert[expert]));
+    expect_network_rows(group, Rows(c, group.me).by_rail, 1,
+                        static_cast<std::uint64_t>(c.hidden) * 2);
   });
 }
 
 TEST_P(EpGpuObserve, LowLatencyModeCountsRows) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = wide_case(GetParam(), 7);
+  const EpCase c = GetParam().wide(7);
   for (const bool defer : kDeferrals)
-    run_low_latency(c, [&](GpuGroup& group) {
+    run_low_latency(c, GetParam(), [&](GpuGroup& group) {
       const Rows rows(c, group.me);
       for (const ep::Quantize quantize : {ep::Quantize::none, ep::Quantize::fp8})
         GpuLowLatencyRound(group, c, {.quantize = quantize, .defer_receive = defer}).run();
@@ -170,15 +244,16 @@ TEST_P(EpGpuObserve, LowLatencyModeCountsRows) {
       const GroupRecord seen = group_of(group.world, group.me);
       EXPECT_EQ(seen.totals[2].bytes, rows.sent() * static_cast<std::uint64_t>(c.hidden) * 3);
       EXPECT_EQ(seen.totals[3].rows, 2 * rows.sent());
+      expect_network_rows(group, rows.by_network, 2, static_cast<std::uint64_t>(c.hidden) * 3);
       sync(group.world.team());
     });
 }
 
 TEST_P(EpGpuObserve, ReplaysAndCallsOfNormalModeMix) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small_case(GetParam(), 9);
+  EpCase c = GetParam().small(9);
   c.holes = 0;
-  run_normal(c, gpu_settings(), [&](GpuGroup& group) {
+  run_normal(c, GetParam().settings(), [&](GpuGroup& group) {
     CUstream_st* const stream = group.tensors.new_stream();
     GpuRound round(
         group, c,
@@ -218,9 +293,9 @@ TEST_P(EpGpuObserve, ReplaysAndCallsOfNormalModeMix) {
 
 TEST_P(EpGpuObserve, ReplaysAndCallsOfLowLatencyModeMix) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = wide_case(GetParam(), 11);
+  const EpCase c = GetParam().wide(11);
   for (const bool defer : kDeferrals)
-    run_low_latency(c, [&](GpuGroup& group) {
+    run_low_latency(c, GetParam(), [&](GpuGroup& group) {
       CUstream_st* const stream = group.tensors.new_stream();
       const GpuLowLatencyCall call{
           .zero_copy = true, .out = true, .launch = {.stream = stream}, .defer_receive = defer};
@@ -259,12 +334,10 @@ TEST_P(EpGpuObserve, ReplaysAndCallsOfLowLatencyModeMix) {
     });
 }
 
-TEST(EpGpuObserveTimes, LaunchesLieInTheCallsThatQueuedThem) {
+TEST_P(EpGpuObserve, LaunchesLieInTheCallsThatQueuedThem) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = wide_case(2, 13);
-  Settings settings = gpu_settings();
-  settings.metrics = "all";
-  run_threads(c.ranks, settings, [&](World& world) {
+  const EpCase c = GetParam().wide(13);
+  run_threads(c.ranks, GetParam().settings("all"), [&](World& world) {
     GpuGroup group(world, options_for(c));
     group.group.warmup();
     GpuRound normal(group, c, {});
@@ -280,6 +353,9 @@ TEST(EpGpuObserveTimes, LaunchesLieInTheCallsThatQueuedThem) {
         return op.operation == launch.operation && op.epoch == launch.epoch;
       });
       ASSERT_NE(call, seen.operations.end()) << launch.operation << ' ' << launch.epoch;
+      EXPECT_EQ(call->state, "queued") << launch.operation;
+      if (launch.operation == "dispatch")
+        EXPECT_EQ(launch.phases[1].name, c.nodes > 1 ? "rail" : "send");
       EXPECT_GE(launch.phases[0].start_ns, call->start_ns - kClocks) << launch.operation;
       EXPECT_LE(launch.end_ns, after + kClocks) << launch.operation;
       std::int64_t last = launch.phases[0].start_ns;
@@ -293,47 +369,72 @@ TEST(EpGpuObserveTimes, LaunchesLieInTheCallsThatQueuedThem) {
   });
 }
 
-TEST(EpGpuObserveWaits, ARankThatKernelsWaitForIsNamed) {
+/// Waits until the record shows that the kernel of rank 0 waits for rank 1.
+void expect_named(const World& world, const char* operation, const char* phase) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  bool named = false;
+  while (!named && std::chrono::steady_clock::now() < deadline) {
+    for (const auto& op : group_of(world, 0).operations)
+      named = named || (op.waiting && op.awaited == 1 && op.operation == operation &&
+                        op.phases.back().name == phase);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  EXPECT_TRUE(named);
+  std::vector<observe::PeRecord> mine;
+  for (const auto& pe : observe::read_process())
+    if (pe.n_pes == 2) mine.push_back(pe);
+  EXPECT_NE(observe::who_waits(mine).find("rank 1 (PE 1) is behind: rank 0 waits for it"),
+            std::string::npos)
+      << observe::who_waits(mine);
+}
+
+/// The wait for rank 1 is over, and counts.
+void expect_waited(GpuGroup& group) {
+  const GroupRecord seen = group_of(group.world, group.me);
+  if (group.me == 0) EXPECT_GT(seen.peers[1].wait_ns, 1'000'000);
+  EXPECT_EQ(seen.peers[static_cast<std::size_t>(group.me)].wait_ns, 0);
+  EXPECT_FALSE(std::ranges::any_of(seen.operations, [](const auto& op) { return op.waiting; }));
+}
+
+class EpGpuObserveWaits : public EpGpuObserve {};
+INSTANTIATE_TEST_SUITE_P(Ways, EpGpuObserveWaits,
+                         ::testing::Values(Way{2}, Way{2, 2}, Way{2, 2, true}), name_of);
+
+TEST_P(EpGpuObserveWaits, ARankThatKernelsWaitForIsNamed) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small_case(2, 15);
-  run_normal(c, gpu_settings(), [&](GpuGroup& group) {
+  const EpCase c = GetParam().small(15);
+  run_normal(c, GetParam().settings(), [&](GpuGroup& group) {
     GpuRound round(group, c, {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens}});
     const ep::Routing routing = round.route();
     group.group.synchronize();
     sync(group.world.team());
-    if (group.me == 1) {
-      // Calls only once the record shows that the kernel of rank 0 waits for it.
-      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-      bool named = false;
-      while (!named && std::chrono::steady_clock::now() < deadline) {
-        for (const auto& op : group_of(group.world, 0).operations)
-          named = named || (op.waiting && op.awaited == 1 && op.operation == "dispatch" &&
-                            op.phases.back().name == "notify");
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      }
-      EXPECT_TRUE(named);
-      std::vector<observe::PeRecord> mine;
-      for (const auto& pe : observe::read_process())
-        if (pe.n_pes == 2) mine.push_back(pe);
-      EXPECT_NE(observe::who_waits(mine).find("rank 1 (PE 1) is behind: rank 0 waits for it"),
-                std::string::npos)
-          << observe::who_waits(mine);
-    }
+    if (group.me == 1) expect_named(group.world, "dispatch", "notify");
     const ep::Dispatched got = round.dispatch(routing);
     group.group.synchronize();
-    const GroupRecord seen = group_of(group.world, group.me);
-    if (group.me == 0) EXPECT_GT(seen.peers[1].wait_ns, 1'000'000);
-    EXPECT_EQ(seen.peers[static_cast<std::size_t>(group.me)].wait_ns, 0);
-    EXPECT_FALSE(std::ranges::any_of(seen.operations, [](const auto& op) { return op.waiting; }));
+    expect_waited(group);
+  });
+}
+
+TEST_P(EpGpuObserveWaits, ARankThatLowLatencyKernelsWaitForIsNamed) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = GetParam().wide(19);
+  run_low_latency(c, GetParam(), [&](GpuGroup& group) {
+    GpuLowLatencyRound round(group, c, {});
+    group.group.synchronize();
+    sync(group.world.team());
+    if (group.me == 1) expect_named(group.world, "low_latency_dispatch", "receive");
+    (void)round.send().receive();
+    group.group.synchronize();
+    expect_waited(group);
+    sync(group.world.team());
   });
 }
 
 TEST(EpGpuObserveSettings, KernelsCountNothingWhereTheHostAloneCounts) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = small_case(2, 17);
-  Settings settings = gpu_settings();
   for (const char* const metrics : {"host", "off"}) {
-    settings.metrics = metrics;
+    const Settings settings = Way{2}.settings(metrics);
     run_normal(c, settings, [&](GpuGroup& group) {
       GpuRound(group, c, {}).run();
       group.group.synchronize();

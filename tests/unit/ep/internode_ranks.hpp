@@ -18,6 +18,7 @@
 
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/internode/kernels.cuh"
+#include "ep/cuda/kernel_counts.hpp"
 #include "ep/numeric/rows.hpp"
 #include "ep/plan/cursor.hpp"
 #include "ep/plan/routing.hpp"
@@ -77,6 +78,7 @@ struct Rank {
   Array<std::byte> block;
   Array<GroupMemory> memory{1};
   Array<FaultReport> report{1};
+  Array<std::byte> record;
   Array<RailState> rails;
   Array<std::uint32_t> tiles{1};
   std::shared_ptr<const detail::RoutingState> routing;
@@ -120,6 +122,7 @@ class Ranks {
       std::memset(rank.block.data(), 0, layout_.control_end);
       std::memset(rank.block.data() + rail_.start, 0, rail_.control_end - rail_.start);
       rank.rails = Array<RailState>(static_cast<std::size_t>(c.nodes));
+      rank.record = Array<std::byte>(kernel_record_bytes(c.local_experts));
     }
   }
 
@@ -234,6 +237,8 @@ class Ranks {
     normal.expert_major = c_.alignment > 0 ? 1 : 0;
     normal.topk_idx = r.topk_idx.data();
     normal.expert_row_indices = r.expert_row_indices.data();
+    normal.rank_counts = r.rank_counts.data();
+    normal.expert_counts = r.expert_counts.data();
     normal.handle = handle_of(r);
     if (c_.biased) normal.bias[1] = reinterpret_cast<const std::byte*>(r.bias.data());
     normal.out = reinterpret_cast<std::byte*>(r.out.data());
@@ -251,6 +256,21 @@ class Ranks {
     params.routing = node_routing(r);
     params.rail = rail_handle(r);
     launch_internode_combine(params, plan(), nullptr);
+  }
+
+  /// What the kernels of a rank have counted, also as statistics of its group. `ended` false: as if
+  /// no operation had ended.
+  shoal::detail::record::KernelCounts counts(std::int32_t me, Statistics& statistics,
+                                             bool ended = true) {
+    Array<std::byte> copy(kernel_record_bytes(c_.local_experts));
+    std::memcpy(copy.data(), rank(me).record.data(), kernel_record_bytes(c_.local_experts));
+    auto& record = *reinterpret_cast<KernelRecord*>(copy.data());
+    Epochs done{};
+    if (ended) done.of_kind[0] = rank(me).memory[0].epoch;
+    const NodeBorders borders{.rails = true, .remote_ranks = {}};
+    add_last_launches(record, done, borders);
+    add_counts(record, statistics);
+    return counts_of(record, done, shape_, borders, me, 0);
   }
 
   Rank& rank(std::int32_t r) { return ranks_[static_cast<std::size_t>(r)]; }
@@ -309,6 +329,7 @@ class Ranks {
       if (other / c_.size == me / c_.size) group.block[other] = rank(other).block.data();
     group.memory = rank(me).memory.data();
     group.report = rank(me).report.data();
+    group.record = reinterpret_cast<KernelRecord*>(rank(me).record.data());
     group.timeout_ns = static_cast<std::uint64_t>(timeouts_[static_cast<std::size_t>(me)].count());
     group.ranks = c_.ranks();
     group.me = me;

@@ -9,6 +9,7 @@
 
 #include "shoal/collective.hpp"
 #include "shoal/observe.hpp"
+#include "shoal/settings.hpp"
 #include "shoal/world.hpp"
 #include "unit/ep/low_latency_ranks.hpp"
 
@@ -188,7 +189,9 @@ std::vector<HostCounts> host_counts(const Case& c,
                                     const std::vector<std::vector<std::vector<std::int64_t>>>& topk,
                                     const std::vector<Quantize>& quantize) {
   std::vector<HostCounts> all(static_cast<std::size_t>(c.ranks));
-  run_threads(c.ranks, {}, [&](World& world) {
+  Settings settings;
+  settings.node_size = c.node_size;
+  run_threads(c.ranks, settings, [&](World& world) {
     GroupOptions options;
     options.experts = c.experts;
     options.top_k = c.top_k;
@@ -220,9 +223,8 @@ std::vector<HostCounts> host_counts(const Case& c,
   return all;
 }
 
-// The kernels count the same as the host backend on the same routing.
-TEST_P(LowLatencyKernels, CountAsTheHostBackendDoes) {
-  const Case c{.tokens = {4, 2, 0}, .masks = GetParam()};
+/// The kernels count the same as the host backend on the same nodes and routing.
+void compare_counts(const Case& c) {
   const std::vector<Quantize> quantize = {Quantize::none, Quantize::fp8, Quantize::none};
   std::vector<std::vector<std::vector<std::int64_t>>> topk;
   Ranks ranks(c);
@@ -251,6 +253,10 @@ TEST_P(LowLatencyKernels, CountAsTheHostBackendDoes) {
     for (std::size_t peer = 0; peer < counts.peers.size(); ++peer) {
       EXPECT_EQ(counts.peers[peer].rows, wanted.record.peers[peer].rows);
       EXPECT_EQ(counts.peers[peer].bytes, wanted.record.peers[peer].bytes);
+      EXPECT_EQ(counts.peers[peer].network_rows, wanted.record.peers[peer].network_rows);
+      EXPECT_EQ(counts.peers[peer].network_bytes, wanted.record.peers[peer].network_bytes);
+      if (!c.is_remote(rank, static_cast<std::int32_t>(peer)))
+        EXPECT_EQ(counts.peers[peer].network_rows, 0U);
     }
     EXPECT_EQ(counts.expert_rows, wanted.record.expert_rows);
     rows += std::accumulate(counts.expert_rows.begin(), counts.expert_rows.end(), std::uint64_t{0});
@@ -271,6 +277,64 @@ TEST_P(LowLatencyKernels, CountAsTheHostBackendDoes) {
     EXPECT_EQ(counts.wait.rank, -1);
   }
   EXPECT_GT(rows, 0U);
+}
+
+TEST_P(LowLatencyKernels, CountAsTheHostBackendDoes) {
+  compare_counts({.tokens = {4, 2, 0}, .masks = GetParam()});
+}
+
+TEST_P(LowLatencyKernels, CountAsTheHostBackendDoesBetweenNodes) {
+  compare_counts(
+      {.ranks = 4, .experts = 12, .tokens = {4, 2, 0, 3}, .masks = GetParam(), .node_size = 2});
+}
+
+// What comes before and after the kernels of one node is part of their launches: a receive begins
+// when it begins to wait for other nodes, a send ends when it has been forwarded.
+TEST(LowLatencyKernelsOf, LaunchesBetweenNodesAreWhole) {
+  for (const bool between_nodes : {false, true}) {
+    Ranks ranks({.tokens = {4, 2, 3}, .node_size = between_nodes ? 1 : 0});
+    ranks.round(between_nodes ? kNow : kSums, Values::plain);
+    for (std::int32_t rank = 0; rank < 3; ++rank)
+      for (const KernelKind kind :
+           {KernelKind::low_latency_dispatch_send, KernelKind::low_latency_dispatch_receive,
+            KernelKind::low_latency_combine_send, KernelKind::low_latency_combine_receive}) {
+        SCOPED_TRACE("kind " + std::to_string(static_cast<int>(kind)));
+        const LaunchRecord& launch = ranks.launch(rank, kind, 1);
+        const bool waits_first = kind != KernelKind::low_latency_dispatch_send;
+        EXPECT_EQ(launch.begin() < launch.start, between_nodes && waits_first);
+        const bool sends = kind == KernelKind::low_latency_dispatch_send ||
+                           kind == KernelKind::low_latency_combine_send;
+        // The block that forwards is the only one of its launch.
+        if (sends) EXPECT_EQ(launch.ends[0] == launch.end(), between_nodes);
+        if (sends) EXPECT_EQ(launch.forwarded == launch.epoch, between_nodes);
+      }
+  }
+}
+
+// Between nodes, a send that has ended is complete once it has been forwarded: its duration would
+// change otherwise after it was shown.
+TEST(LowLatencyKernelsOf, ASendCountsOnceItIsForwarded) {
+  constexpr auto kSend = static_cast<std::uint32_t>(KernelKind::low_latency_dispatch_send);
+  detail::Shape shape = shape_of({});
+  Epochs done{};
+  done.of_kind[kSend] = 1;
+  for (const bool remote : {false, true})
+    for (const std::uint64_t forwarded : {0, 1}) {
+      Array<std::byte> memory(kernel_record_bytes(shape.local_experts));
+      auto& record = *reinterpret_cast<KernelRecord*>(memory.data());
+      LaunchRecord& launch = record.launches[kSend][1];
+      launch.epoch = 1;
+      launch.operation = static_cast<std::uint64_t>(RecordedOperation::low_latency_dispatch);
+      launch.start = 100;
+      launch.ends[1] = 300;
+      launch.forwarded = forwarded;
+      NodeBorders borders;
+      if (remote) borders.remote_ranks = {1};
+      add_last_launches(record, done, borders);
+      const auto counts = counts_of(record, done, shape, borders, 0, 0);
+      EXPECT_EQ(counts.launches.size(), remote && forwarded == 0 ? 0U : 1U);
+      EXPECT_EQ(record.durations[2][0].sum, remote && forwarded == 0 ? 0U : 200U);
+    }
 }
 
 // A launch is added to the durations once, by the next one or by the host.
@@ -302,12 +366,15 @@ TEST(LowLatencyKernelsOf, CountNothingWithoutARecord) {
 }
 
 // A wait of more than a millisecond is shown with the rank, until its operation ends.
-TEST(LowLatencyKernelsOf, ShowARankThatDoesNotCome) {
+class LowLatencyKernelsWait : public testing::TestWithParam<std::int32_t> {};
+INSTANTIATE_TEST_SUITE_P(NodeSizes, LowLatencyKernelsWait, testing::Values(0, 1));
+TEST_P(LowLatencyKernelsWait, ShowARankThatDoesNotCome) {
   test::fake_gpu::run_concurrently();
-  Ranks ranks({});
+  Ranks ranks({.node_size = GetParam()});
   ranks.set_timeout(std::chrono::milliseconds(300));
   ranks.draw();
   for (const std::int32_t rank : {0, 1}) ranks.send(rank);
+  ranks.deliver();
   ranks.receive(0);
   EXPECT_EQ(ranks.report(0).rank, 2);
   Statistics statistics;

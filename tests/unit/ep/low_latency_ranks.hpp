@@ -241,9 +241,12 @@ class Ranks {
     auto& record = *reinterpret_cast<KernelRecord*>(copy.data());
     Epochs done{};
     if (ended) std::memcpy(&done, ranks_[me].memory.data(), sizeof done);
-    add_last_launches(record, done);
+    NodeBorders borders;
+    for (std::int32_t other = 0; other < c_.ranks; ++other)
+      if (c_.is_remote(me, other)) borders.remote_ranks.push_back(other);
+    add_last_launches(record, done, borders);
     add_counts(record, statistics);
-    return counts_of(record, done, shape_, me, 0);
+    return counts_of(record, done, shape_, borders, me, 0);
   }
 
   void dispatch(bool travelled = false) {
@@ -288,12 +291,17 @@ class Ranks {
     for (Rank& rank : ranks_) check_cleared(rank);
   }
 
- private:
   /// What is on its way arrives. A NIC delivers by itself.
   void deliver() {
     ++serial_;
     if (!by_nic_) network.deliver(static_cast<std::uint32_t>(serial_));
   }
+  const LaunchRecord& launch(std::int32_t rank, KernelKind kind, std::uint64_t epoch) {
+    return reinterpret_cast<const KernelRecord*>(ranks_[rank].kernel_record.data())
+        ->launches[static_cast<std::uint32_t>(kind)][epoch % kLaunches];
+  }
+
+ private:
   static std::size_t me(const Rank& rank) { return static_cast<std::size_t>(rank.group.me); }
   std::int32_t tokens(const Rank& rank) const { return c_.tokens[me(rank)]; }
   std::int64_t slots() const { return shape_.low_latency_rows(); }

@@ -146,9 +146,9 @@ class Ranks {
     auto& record = *reinterpret_cast<KernelRecord*>(copy.data());
     Epochs done{};
     std::memcpy(&done, ranks_[me]->memory.data(), sizeof done);
-    add_last_launches(record, done);
+    add_last_launches(record, done, {});
     add_counts(record, statistics);
-    return counts_of(record, done, shape(), me, 0);
+    return counts_of(record, done, shape(), {}, me, 0);
   }
 
  private:

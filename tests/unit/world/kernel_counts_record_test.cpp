@@ -28,7 +28,7 @@ observe::GroupRecord read_group() {
 
 struct Records {
   explicit Records(const Settings& settings = {}) : group(settings, pe, 0, 0, {0, 1}, 3) {
-    group.leave_counters_to_kernels(true);
+    group.leave_counters_to_kernels(true, true);
   }
   PeRecorder pe{kWorld, 0, 2, "host"};
   GroupRecorder group;
@@ -41,7 +41,7 @@ KernelCounts counts() {
   durations.buckets[10] = 2;
   durations.buckets[9] = 1;
   counts.durations = {durations};
-  counts.peers = {{10, 100, 0, 0}, {60, 600, 3, 5000}};
+  counts.peers = {{10, 100, 0, 0}, {60, 600, 3, 5000, 40, 400}};
   counts.expert_rows = {5, 0, 9};
   counts.launches = {{Operation::dispatch, 8, {{Phase::notify, 2000}, {Phase::send, 2500}}, 3000},
                      {Operation::low_latency_combine, 1, {{Phase::send, 1000}}, 1500}};
@@ -63,6 +63,8 @@ TEST(KernelCountsRecord, ReadersSeeWhatKernelsCounted) {
   EXPECT_EQ(seen.peers[1].rows, 60U);
   EXPECT_EQ(seen.peers[1].waits, 3U);
   EXPECT_EQ(seen.peers[1].wait_ns, 5000);
+  EXPECT_EQ(seen.peers[1].network_rows, 40U);
+  EXPECT_EQ(seen.peers[1].network_bytes, 400U);
   EXPECT_EQ(seen.expert_rows, (std::vector<std::uint64_t>{5, 0, 9}));
   ASSERT_EQ(seen.launches.size(), 2U);
   EXPECT_EQ(seen.launches[0].operation, "low_latency_combine") << "by their start";
@@ -91,7 +93,7 @@ TEST(KernelCountsRecord, OperationsOfTheHostDoNotCountTwice) {
 
 TEST(KernelCountsRecord, OperationsThatKernelsDoNotCountAreThoseOfTheHost) {
   Records records;
-  records.group.leave_counters_to_kernels(false);
+  records.group.leave_counters_to_kernels(true, false);
   const Time now = std::chrono::steady_clock::now();
   Entry* const outer = records.group.begin(Operation::low_latency_dispatch, now);
   records.group.end(State::queued, now, now, outer);
@@ -101,6 +103,39 @@ TEST(KernelCountsRecord, OperationsThatKernelsDoNotCountAreThoseOfTheHost) {
   EXPECT_EQ(read_group().totals[0].operations, 7U);
   EXPECT_EQ(read_group().totals[2].operations, 1U);
   EXPECT_EQ(read_group().totals[2].rows, 0U);
+}
+
+// A group between nodes can have kernels for low-latency mode and a host that moves the rows of
+// normal mode.
+TEST(KernelCountsRecord, WhatTheHostAndKernelsCountIsAdded) {
+  Records records;
+  records.group.leave_counters_to_kernels(false, true);
+  const Time now = std::chrono::steady_clock::now();
+  Entry* const outer = records.group.begin(Operation::dispatch, now);
+  records.group.phase(Phase::notify, 1);
+  records.group.moved(5, 50);
+  records.group.sent_to(1, 5, 50);
+  records.group.sent_over_network(1, 4, 40);
+  records.group.received(2, 6);
+  records.group.end_wait(1, std::chrono::nanoseconds(100));
+  records.group.end(State::completed, now, now + std::chrono::microseconds(3), outer);
+  KernelCounts of_kernels = counts();
+  of_kernels.totals[0] = {};
+  of_kernels.totals[2] = {8, 80, 800};
+  for (int copy = 0; copy < 2; ++copy) records.group.show(of_kernels);
+  const observe::GroupRecord seen = read_group();
+  EXPECT_EQ(seen.totals[0].operations, 1U);
+  EXPECT_EQ(seen.totals[0].rows, 5U);
+  EXPECT_EQ(seen.totals[2].operations, 8U);
+  ASSERT_EQ(seen.histograms.size(), 1U);
+  EXPECT_EQ(seen.histograms[0].count, 1U) << "of the host's phase";
+  EXPECT_EQ(seen.peers[1].rows, 65U);
+  EXPECT_EQ(seen.peers[1].bytes, 650U);
+  EXPECT_EQ(seen.peers[1].waits, 4U);
+  EXPECT_EQ(seen.peers[1].wait_ns, 5100);
+  EXPECT_EQ(seen.peers[1].network_rows, 44U);
+  EXPECT_EQ(seen.peers[1].network_bytes, 440U);
+  EXPECT_EQ(seen.expert_rows, (std::vector<std::uint64_t>{5, 0, 15}));
 }
 
 TEST(KernelCountsRecord, AWaitOfAKernelIsShownInItsOperation) {

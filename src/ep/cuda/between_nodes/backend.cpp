@@ -6,6 +6,7 @@
 // proxy, or a heap without room, makes all ranks stage their rows.
 #include "ep/cuda/backend.hpp"
 #include "ep/cuda/between_nodes/kernels.hpp"
+#include "ep/cuda/kernel_recorder.hpp"
 
 #include "base/check.hpp"
 #include "base/log.hpp"
@@ -32,6 +33,7 @@ class BetweenNodesBackend final : public detail::Backend {
     if (!ways.reason.empty()) refuse_if_required(ways.reason);
     if (kernels_ && ways.reason.empty()) ways.reason = kernels_->why_not_normal;
     staged_->open();
+    count_kernels();
     ways.normal = normal() != nullptr;
     ways.low_latency = low_latency() != nullptr;
     ways.normal_by_nic = ways.normal && kernels_->normal->group.network == NetworkPath::nic;
@@ -122,7 +124,21 @@ class BetweenNodesBackend final : public detail::Backend {
     low_latency() == nullptr ? staged_->clear_masks() : low_latency()->clear_masks();
   }
 
+  /// Of low-latency mode, if it has kernels; of normal mode, as kind() says.
+  bool queues(bool in_low_latency) const override {
+    return in_low_latency ? low_latency() != nullptr : normal() != nullptr;
+  }
+  void add_counts(Statistics& statistics) override {
+    if (kernel_recorder_) kernel_recorder_->add_to(statistics);
+  }
+  void stop_counting() noexcept override {
+    if (kernel_recorder_) kernel_recorder_->stop();
+  }
+
   void warmup(Group& group) override {
+    std::optional<PausedCounting> in_normal, in_low_latency;
+    if (normal() != nullptr) in_normal.emplace(kernels_->normal->group);
+    if (kernels_) in_low_latency.emplace(kernels_->group);
     if (low_latency() != nullptr) low_latency()->preload();
     staged_->warmup(group);  // makes the group's own calls
     synchronize_kernels();
@@ -167,6 +183,18 @@ class BetweenNodesBackend final : public detail::Backend {
     return {};
   }
 
+  /// Makes the kernels count, those of low-latency mode only with SHOAL_METRICS=all.
+  void count_kernels() {
+    const std::string& metrics = state_.world->settings().metrics;
+    const bool all = metrics == "all";
+    if (!kernels_ || (metrics != "on" && !all)) return;
+    CountedKernels counted{normal() != nullptr ? &kernels_->normal->group : nullptr,
+                           all && low_latency() != nullptr ? &kernels_->group : nullptr,
+                           {normal() != nullptr, kernels_->remote_ranks}};
+    if (counted.normal != nullptr || counted.low_latency != nullptr)
+      kernel_recorder_.emplace(std::move(counted));
+  }
+
   Normal* normal() const {
     return kernels_ && kernels_->normal ? &kernels_->normal->calls : nullptr;
   }
@@ -201,6 +229,7 @@ class BetweenNodesBackend final : public detail::Backend {
   GroupState& state_;
   std::unique_ptr<detail::Backend> staged_;
   std::unique_ptr<Kernels> kernels_;
+  std::optional<KernelRecorder> kernel_recorder_;
 };
 
 }  // namespace

@@ -107,6 +107,7 @@ void Kernels::open() {
     }
     reached.push_back(nullptr);
     blocks.push_back(memory_ + (1 + static_cast<std::size_t>(remote.count)) * layout.total);
+    remote_ranks.push_back(rank);
     remote.rank[remote.count] = static_cast<std::int16_t>(rank);
     remote.pe[remote.count++] = static_cast<std::int16_t>(pe);
   }

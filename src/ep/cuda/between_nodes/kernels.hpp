@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ep/cuda/between_nodes/normal_kernels.hpp"
 #include "ep/cuda/group.hpp"
@@ -44,6 +45,8 @@ class Kernels {
   std::optional<LowLatency> low_latency;
   std::unique_ptr<NormalKernels> normal;
   std::string why_not_normal;  ///< empty: `normal`, or the group has no normal mode
+  /// Those that loads and stores do not reach.
+  std::vector<std::int32_t> remote_ranks;
 
  private:
   std::byte* memory_ = nullptr;

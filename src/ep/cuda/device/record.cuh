@@ -25,17 +25,22 @@ enum class RecordedOperation : std::uint32_t {
 };
 
 /// The times of a launch (%globaltimer). Valid if `epoch` is that of the launch. A time before
-/// `start` is that of an earlier launch.
+/// begin() is that of an earlier launch.
 struct LaunchRecord {
   std::uint64_t epoch, operation;
   std::uint64_t start;     ///< of the first block
   std::uint64_t notified;  ///< the last rank that had to be waited for has come
   std::uint64_t sent;      ///< normal mode: the last block has no rows left
-  std::uint64_t unused[3];
+  /// Between nodes: a kernel in front of the launch began. Valid if `front_epoch` is that of the
+  /// launch.
+  std::uint64_t front, front_epoch;
+  /// Between nodes: the epoch of a low-latency send, once the kernel that forwards it has ended.
+  std::uint64_t forwarded;
   /// Of the last block among those that share a word; the last one of all is that of the launch.
   static constexpr std::uint32_t kEnds = 8;
   std::uint64_t ends[kEnds];
 
+  SHOAL_HOST_DEVICE std::uint64_t begin() const { return front_epoch == epoch ? front : start; }
   SHOAL_HOST_DEVICE std::uint64_t end() const {
     std::uint64_t last = 0;
     for (const std::uint64_t end : ends) last = end > last ? end : last;
@@ -68,7 +73,10 @@ struct alignas(128) LowLatencyRows {
 
 /// What this rank exchanged with another one.
 struct RankRecord {
-  std::uint64_t rows, bytes;    ///< sent by normal dispatches
+  std::uint64_t rows, bytes;  ///< sent by normal dispatches
+  /// Rows that normal dispatches sent over a network: to the rail peer on each node that needs
+  /// them, which passes them on. Those of low-latency mode are in LowLatencyRows.
+  std::uint64_t network_rows, network_bytes;
   std::uint64_t waits, waited;  ///< that were not over at once, and their nanoseconds
   /// A wait of more than a millisecond: WaitPlace::word, and its begin. It is over once the
   /// operation has ended.
@@ -130,6 +138,16 @@ __device__ inline void note_start(const DeviceGroup& group, KernelKind kind, std
   launch.epoch = epoch;
 }
 
+/// A kernel in front of the launch calls when it begins, before it waits; of several, the first
+/// one's time counts. One thread calls.
+__device__ inline void note_front(const DeviceGroup& group, KernelKind kind, std::uint64_t epoch) {
+  if (group.record == nullptr) return;
+  LaunchRecord& launch = launch_record(group, kind, epoch);
+  if (launch.front_epoch == epoch) return;
+  launch.front = ptx::globaltimer();
+  launch.front_epoch = epoch;
+}
+
 /// Where the block counts rows of low-latency mode.
 __device__ inline LowLatencyRows& low_latency_rows(const DeviceGroup& group) {
   return group.record->low_latency_rows[blockIdx.x % kRowCopies];
@@ -174,23 +192,23 @@ __device__ __noinline__ inline void add_last_launch(const DeviceGroup& group, Ke
                                                     std::uint64_t epoch) {
   const LaunchRecord last = launch_record(group, kind, epoch - 1);
   // A launch that did not count, or an operation that did not take place.
-  const std::uint64_t end = last.end();
+  const std::uint64_t begin = last.begin(), end = last.end();
   if (last.epoch == 0) return;  // this launch is the first one
   if (last.epoch != epoch - 1 || end < last.start || last.operation >= kRecordedOperations) return;
   OperationCounts& counts = group.record->operations[last.operation];
   const bool normal = kind == KernelKind::normal;
   const bool receives = kind == KernelKind::low_latency_dispatch_receive ||
                         kind == KernelKind::low_latency_combine_receive;
-  const std::uint64_t notified = max(last.notified, last.start);
+  const std::uint64_t notified = max(last.notified, begin);
   if (normal || receives) count_up(&counts.operations, 1);
   if (normal) {
-    count_duration(group, last.operation, 0, last.start, notified);
+    count_duration(group, last.operation, 0, begin, notified);
     count_duration(group, last.operation, 1, notified, last.sent);
     count_duration(group, last.operation, 2, last.sent, end);
-    count_up(&counts.waited, notified - last.start + (end - last.sent));
+    count_up(&counts.waited, notified - begin + (end - last.sent));
   } else {
-    count_duration(group, last.operation, receives ? 1 : 0, last.start, end);
-    count_up(&counts.waited, notified - last.start);
+    count_duration(group, last.operation, receives ? 1 : 0, begin, end);
+    count_up(&counts.waited, notified - begin);
   }
   group.record->added[static_cast<std::uint32_t>(kind)] = epoch - 1;
 }

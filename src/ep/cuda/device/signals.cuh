@@ -56,6 +56,13 @@ __device__ __noinline__ inline void show_wait(const DeviceGroup& group, std::int
   record.waiting = word;
 }
 
+/// A wait that show_wait may have shown is over, but not the operation.
+__device__ __noinline__ inline void hide_wait(const DeviceGroup& group, std::int32_t rank,
+                                              std::uint64_t word) {
+  volatile RankRecord& record = group.record->ranks[rank];
+  if (record.waiting == word) record.waiting = 0;
+}
+
 /// Ends a wait after the group's timeout.
 class Deadline {
  public:

@@ -16,6 +16,7 @@
 // `finished`.
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/internode/rail.cuh"
+#include "ep/cuda/normal/combine_counts.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -38,12 +39,14 @@ struct CombineState {
 template <class Network, class Format>
 class Combine {
  public:
-  __device__ Combine(const InternodeCombine& params, CombineState& state, std::uint64_t epoch)
+  __device__ Combine(const InternodeCombine& params, CombineState& state, std::uint64_t epoch,
+                     bool leader)
       : all_(params),
         params_(params.normal),
         rail_{params.normal.group, params.grid},
         state_(state),
         epoch_(epoch),
+        leader_(leader),
         message_(params.normal.row_bytes, static_cast<std::uint32_t>(params.normal.group.top_k),
                  params.normal.out_weights != nullptr),
         room_(static_cast<std::uint32_t>(params.grid.layout.chunk_bytes / message_.total)),
@@ -68,10 +71,10 @@ class Combine {
   }
 
   /// Whether the operation takes place. The whole block calls.
-  __device__ bool find(bool leader) {
+  __device__ bool find() {
     const DeviceGroup& group = params_.group;
     const NodeGrid& grid = all_.grid;
-    if (!await_notices(group, epoch_, Phase::combine_notify, kOperation)) return false;
+    if (!await_notices(group, epoch_, Phase::combine_notify, kOperation, leader_)) return false;
     bool good = true;
     for (std::int32_t rank = threadIdx.x; rank < group.ranks; rank += blockDim.x) {
       good = good && agrees(group, epoch_, rank);
@@ -82,7 +85,7 @@ class Combine {
       state_.weight_stride[rank] = notice.weight_stride;
     }
     if (!__syncthreads_and(good)) {
-      if (leader && threadIdx.x == 0) report_mismatch(group, epoch_, Phase::combine_notify);
+      if (leader_ && threadIdx.x == 0) report_mismatch(group, epoch_, Phase::combine_notify);
       return false;
     }
     for (std::int32_t node = threadIdx.x; node < grid.nodes; node += blockDim.x) {
@@ -124,9 +127,14 @@ class Combine {
   static constexpr int kParts = 4;  ///< of a row, loaded at a time by a lane
 
   /// The first warp calls; lane 0 has the result.
-  __device__ RailWork next() {
+  __device__ RailWork next() const {
+    IdleBlock idle(rail_, {Phase::combine_rail, kOperation, epoch_}, leader_);
+    const RailWork work = find_work(idle);
+    if (lane_id() == 0) idle.end(work);
+    return work;
+  }
+  __device__ RailWork find_work(IdleBlock& idle) const {
     const NodeGrid& grid = all_.grid;
-    IdleBlock idle(rail_, epoch_, Phase::combine_rail, kOperation);
     for (;;) {
       RailWork work{};
       std::int32_t awaited = -1;
@@ -363,6 +371,7 @@ class Combine {
   const Rail rail_;
   CombineState& state_;
   const std::uint64_t epoch_;
+  const bool leader_;
   const detail::RailSum message_;
   const std::uint32_t room_;  ///< sums of a chunk
   const std::uint32_t tile_;  ///< tokens of a tile
@@ -375,10 +384,16 @@ __global__ void __launch_bounds__(kRailWarps * 32, 1)
   const DeviceGroup& group = params.normal.group;
   const std::uint64_t epoch = group.memory->epoch + 1;
   const bool leader = take_ticket(group, KernelKind::normal) == 0;
-  Combine<Network, Format> combine(params, state, epoch);
-  if (leader) combine.announce();
-  const bool good = combine.find(leader);
+  Combine<Network, Format> combine(params, state, epoch, leader);
+  if (leader) {
+    if (threadIdx.x == 0) note_start(group, KernelKind::normal, epoch, RecordedOperation::combine);
+    combine.announce();
+    if (group.record != nullptr && threadIdx.x == blockDim.x - 1)
+      add_last_launch(group, KernelKind::normal, epoch);
+  }
+  const bool good = combine.find();
   if (good) combine.run();
+  if (good && leader) count_rows(params.normal);
   finish_on_node<Network>(combine.rail(), epoch, good, Phase::combine_finish, kOperation, [&] {
     if (good) combine.settle();
   });

@@ -30,12 +30,13 @@ template <class Network, bool kExpertMajor>
 class Dispatch {
  public:
   __device__ Dispatch(const InternodeDispatch& params, DispatchState& state, std::byte* tables,
-                      std::uint64_t epoch)
+                      std::uint64_t epoch, bool leader)
       : all_(params),
         params_(params.normal),
         rail_{params.normal.group, params.grid},
         state_(state),
         epoch_(epoch),
+        leader_(leader),
         record_(params.normal.scale_count * 4, kExpertMajor ? 1 : params.normal.group.top_k),
         message_(params.normal.row_bytes, params.normal.scale_count * 4,
                  static_cast<std::uint32_t>(params.normal.group.top_k),
@@ -69,10 +70,11 @@ class Dispatch {
   }
 
   /// Whether the operation takes place; then all targets are known. The whole block calls.
-  __device__ bool find(bool leader) {
+  __device__ bool find() {
     const DeviceGroup& group = params_.group;
-    if (!await_notices(group, epoch_, Phase::dispatch_notify, kOperation) ||
-        !find_targets<kExpertMajor>(params_, epoch_, record_, leader, state_.targets, expert_rows_))
+    if (!await_notices(group, epoch_, Phase::dispatch_notify, kOperation, leader_) ||
+        !find_targets<kExpertMajor>(params_, epoch_, record_, leader_, state_.targets,
+                                    expert_rows_))
       return false;
     const NodeGrid& grid = all_.grid;
     for (std::int32_t r = threadIdx.x; r < grid.size; r += blockDim.x) {
@@ -93,7 +95,7 @@ class Dispatch {
           remote ? static_cast<std::uint32_t>(notice_of(group, epoch_, grid.peer(node)).staged) : 0;
       state_.send_tokens[node] = remote ? static_cast<std::uint32_t>(all_.routing.counts[node]) : 0;
       state_.receive_tokens[node] = received;
-      if (leader && !params_.cached) all_.rail.counts[node] = static_cast<std::int32_t>(received);
+      if (leader_ && !params_.cached) all_.rail.counts[node] = static_cast<std::int32_t>(received);
     }
     if (!params_.cached) place_rail_tokens();
     __syncthreads();
@@ -128,6 +130,18 @@ class Dispatch {
                   chunks_of(state_.receive_tokens[node], room_));
   }
 
+  /// Counts the tokens that go to other nodes. One block calls.
+  __device__ void count_network_rows() const {
+    KernelRecord* const record = params_.group.record;
+    if (record == nullptr) return;
+    for (std::int32_t node = threadIdx.x; node < all_.grid.nodes; node += blockDim.x) {
+      if (node == all_.grid.mine) continue;
+      RankRecord& peer = record->ranks[all_.grid.peer(node)];
+      count_up(&peer.network_rows, state_.send_tokens[node]);
+      count_up(&peer.network_bytes, std::uint64_t{state_.send_tokens[node]} * params_.row_bytes);
+    }
+  }
+
   __device__ const detail::SideRecord& record() const { return record_; }
   __device__ const Rail& rail() const { return rail_; }
 
@@ -155,9 +169,14 @@ class Dispatch {
     return kExpertMajor ? all_.grid.size * params_.group.local_experts : all_.grid.size;
   }
 
-  __device__ RailWork next() {
+  __device__ RailWork next() const {
+    IdleBlock idle(rail_, {Phase::dispatch_rail, kOperation, epoch_}, leader_);
+    const RailWork work = find_work(idle);
+    idle.end(work);
+    return work;
+  }
+  __device__ RailWork find_work(IdleBlock& idle) const {
     const NodeGrid& grid = all_.grid;
-    IdleBlock idle(rail_, epoch_, Phase::dispatch_rail, kOperation);
     const std::uint32_t piece = blockDim.x / 32 * kLocalTokens;
     std::uint32_t* const pieces =
         &params_.group.memory->counters[static_cast<std::uint32_t>(KernelKind::normal)].work;
@@ -336,6 +355,7 @@ class Dispatch {
   const Rail rail_;
   DispatchState& state_;
   const std::uint64_t epoch_;
+  const bool leader_;
   const detail::SideRecord record_;
   const detail::RailToken message_;
   const std::uint32_t room_;  ///< messages of a chunk
@@ -352,9 +372,14 @@ __global__ void __launch_bounds__(kRailWarps * 32, 1)
   const std::uint64_t epoch = group.memory->epoch + 1;
   const std::uint32_t ticket = take_ticket(group, KernelKind::normal);
   const bool leader = ticket == 0;
-  Dispatch<Network, kExpertMajor> dispatch(params, state, ptx::dynamic_shared(), epoch);
-  if (leader) dispatch.announce();
-  const bool good = dispatch.find(leader);
+  Dispatch<Network, kExpertMajor> dispatch(params, state, ptx::dynamic_shared(), epoch, leader);
+  if (leader) {
+    if (threadIdx.x == 0) note_start(group, KernelKind::normal, epoch, RecordedOperation::dispatch);
+    dispatch.announce();
+    if (group.record != nullptr && threadIdx.x == blockDim.x - 1)
+      add_last_launch(group, KernelKind::normal, epoch);
+  }
+  const bool good = dispatch.find();
   if (good) {
     if (leader) publish_sizes<kExpertMajor>(normal, epoch, state.targets);
     dispatch.run();
@@ -363,6 +388,10 @@ __global__ void __launch_bounds__(kRailWarps * 32, 1)
     if constexpr (kExpertMajor) {
       __syncthreads();  // fill_gaps reads the counts that this block has written
       if (leader) fill_gaps(normal, dispatch.record());
+    }
+    if (leader) {
+      count_rows<kExpertMajor>(normal, state.targets.received[group.me]);
+      dispatch.count_network_rows();
     }
   }
   finish_on_node<Network>(dispatch.rail(), epoch, good, Phase::dispatch_receive, kOperation, [&] {

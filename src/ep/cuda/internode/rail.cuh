@@ -106,31 +106,58 @@ __device__ std::uint32_t chunks_of(std::uint32_t messages, std::uint32_t room) {
 /// chunks left, or when nothing became possible for the group's timeout. One thread calls.
 class IdleBlock {
  public:
-  __device__ IdleBlock(const Rail& rail, std::uint64_t epoch, Phase phase, std::uint32_t operation)
-      : rail_(rail), epoch_(epoch), phase_(phase), operation_(operation) {}
+  /// `counted`: its waits are; one block of a launch counts.
+  __device__ IdleBlock(const Rail& rail, const WaitPlace& place, bool counted)
+      : rail_(rail), place_(place), counted_(counted && rail.group.record != nullptr) {}
 
   /// False when the block gives up. `awaited` is a node with chunks left.
   __device__ bool wait(std::int32_t awaited) {
     const DeviceGroup& group = rail_.group;
     if (polls_ == 0) since_ = ptx::globaltimer();
+    awaited_ = awaited;
     __nanosleep(kPollNs);
-    if (++polls_ % 64 != 0) return true;
+    if (++polls_ % kPollsPerCheck != 0) return true;
+    gave_up_ = true;
     if (aborted(group)) return false;
     const std::int32_t peer = rail_.grid.peer(awaited);
     const bool failed =
         ptx::ld_relaxed_sys_global(signal_at(group, group.me, group.layout.failed, peer)) != 0;
-    if (!failed && ptx::globaltimer() - since_ < group.timeout_ns) return true;
-    report_fault(group, failed ? Fault::peer_failed : Fault::timeout, phase_, operation_, peer,
-                 epoch_, rail_.grid.rails[awaited].received);
+    if (!failed && ptx::globaltimer() - since_ < group.timeout_ns) {
+      if (group.record != nullptr) show_wait(group, peer, since_, place_.word());
+      gave_up_ = false;
+      return true;
+    }
+    report_fault(group, failed ? Fault::peer_failed : Fault::timeout, place_.phase,
+                 place_.operation, peer, place_.epoch, rail_.grid.rails[awaited].received);
     return false;
   }
 
+  /// The block goes on with `work`. A wait before it was for the peer of a chunk, or else for the
+  /// last node with chunks left.
+  __device__ void end(const RailWork& work) const {
+    const DeviceGroup& group = rail_.group;
+    if (polls_ == 0 || gave_up_ || group.record == nullptr) return;
+    if (counted_) {
+      const bool chunk = work.action == RailAction::send || work.action == RailAction::receive;
+      const std::uint64_t waited = ptx::globaltimer() - since_;
+      count_wait(group, rail_.grid.peer(chunk ? work.node : awaited_), waited);
+      count_up(&totals_of(group, place_.phase == Phase::dispatch_rail ? RecordedOperation::dispatch
+                                                                      : RecordedOperation::combine)
+                    .waited,
+               waited);
+    }
+    if (polls_ >= kPollsPerCheck) hide_wait(group, rail_.grid.peer(awaited_), place_.word());
+  }
+
  private:
+  static constexpr std::uint32_t kPollsPerCheck = 64;
+
   const Rail& rail_;
-  const std::uint64_t epoch_;
-  const Phase phase_;
-  const std::uint32_t operation_;
+  const WaitPlace place_;
+  const bool counted_;
   std::uint32_t polls_ = 0;
+  std::int32_t awaited_ = 0;
+  bool gave_up_ = false;
   std::uint64_t since_ = 0;
 };
 
@@ -207,6 +234,9 @@ __device__ void finish_on_node(const Rail& rail, std::uint64_t epoch, bool good,
   }
   __syncthreads();
   if (!last) return;
+  const bool counts = group.record != nullptr && good;
+  if (counts && threadIdx.x == 0)
+    launch_record(group, KernelKind::normal, epoch).sent = ptx::globaltimer();
   for (std::int32_t r = threadIdx.x; r < grid.size; r += blockDim.x) {
     const std::int32_t rank = grid.first_here() + r;
     if (!good && rank != group.me) continue;
@@ -214,7 +244,7 @@ __device__ void finish_on_node(const Rail& rail, std::uint64_t epoch, bool good,
         rank == group.me ? gridDim.x : notice_of(group, epoch, rank).blocks;
     const std::uint64_t wanted = group.memory->finished[rank] + blocks;
     if (!aborted(group))
-      wait_signal(group, group.layout.finished, rank, wanted, {phase, operation, epoch}, false);
+      wait_signal(group, group.layout.finished, rank, wanted, {phase, operation, epoch}, counts);
     group.memory->finished[rank] = wanted;
   }
   __syncthreads();
@@ -232,6 +262,7 @@ __device__ void finish_on_node(const Rail& rail, std::uint64_t epoch, bool good,
   settle();
   __syncthreads();
   if (threadIdx.x != 0) return;
+  if (counts) note_end(group, KernelKind::normal, epoch);
   group.memory->epoch = epoch;
   counters = {};
 }

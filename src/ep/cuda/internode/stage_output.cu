@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(kRailWarps * 32)
   const NormalCombine& params = all.normal;
   if (aborted(params.group) || *params.handle.epoch == kRefused) return;
   const std::uint64_t epoch = params.group.memory->epoch + 1;
+  if (blockIdx.x == 0 && threadIdx.x == 0) note_front(params.group, KernelKind::normal, epoch);
   const std::int32_t rows = params.handle.received[params.group.me];
   const auto warps = static_cast<std::int32_t>(blockDim.x / 32);
   for (std::int32_t row = static_cast<std::int32_t>(blockIdx.x) * warps +

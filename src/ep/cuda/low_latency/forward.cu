@@ -37,6 +37,15 @@ __device__ void report_network(const DeviceGroup& group, const Outbox<Network>& 
     raise_signal(group, group.layout.failed, other, detail::failed_word(outbox.rank(), false));
 }
 
+/// The send before this launch ends with it: all that was sent has been started. All threads call.
+__device__ void end_send(const DeviceGroup& group, KernelKind kind, std::uint64_t epoch) {
+  if (group.record == nullptr) return;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  note_end(group, kind, epoch);
+  launch_record(group, kind, epoch).forwarded = epoch;
+}
+
 /// Calls f(outbox) for each remote rank, a thread each.
 template <class Network, typename F>
 __device__ void for_outboxes(const DeviceGroup& group, const RemoteRanks& remote, F&& f) {
@@ -135,6 +144,7 @@ __device__ void forward_dispatch(const LowLatencyForwardDispatch& call) {
     if (usable) outbox.signal(dispatch_notice(group, outbox.rank(), epoch, group.me));
     report(outbox);
   });
+  end_send(group, KernelKind::low_latency_dispatch_send, epoch);
 }
 
 // Combine.
@@ -221,6 +231,7 @@ template <class Network>
 __device__ void forward_weights(const LowLatencyForwardWeights& call) {
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->combines_sent + 1;
+  if (threadIdx.x == 0) note_front(group, KernelKind::low_latency_combine_send, epoch);
   if (aborted(group)) return;
   for (auto w = static_cast<std::int32_t>(threadIdx.x); w < call.tokens * group.top_k;
        w += static_cast<std::int32_t>(blockDim.x)) {
@@ -289,6 +300,7 @@ __device__ void forward_combine(const LowLatencyForwardCombine& call) {
     if (usable) outbox.signal(combine_notice(group, outbox.rank(), epoch, group.me));
     report(outbox);
   });
+  end_send(group, KernelKind::low_latency_combine_send, epoch);
 }
 
 // Signals.

@@ -7,6 +7,8 @@
 // ranks here, and before each send for their grants: while this rank waits, the threads after those
 // that wait tell remote ranks so (ExtendedDeadline), which other kernels cannot. Publishes nothing
 // else. Memory order: notices are acquired at system scope; the receive follows on the stream.
+//
+// Its waits, and the time since it began, count as those of the kernel that follows.
 #include "ep/cuda/low_latency/forward.cuh"
 #include "ep/cuda/low_latency/launch.cuh"
 
@@ -21,12 +23,41 @@ __device__ bool is_remote(const RemoteRanks& remote, std::int32_t rank) {
   return false;
 }
 
+/// The launch that waits here, before it begins.
+struct WaitingLaunch {
+  KernelKind kind;
+  std::uint64_t epoch;
+};
+__device__ WaitingLaunch waiting_launch(const LowLatencyWaitArrival& call) {
+  const GroupMemory& memory = *call.group.memory;
+  switch (call.what) {
+    case Arrival::dispatch_grants:
+      return {KernelKind::low_latency_dispatch_send, memory.dispatches_sent + 1};
+    case Arrival::dispatch:
+      return {KernelKind::low_latency_dispatch_receive, memory.dispatches_received + 1};
+    case Arrival::combine:
+      return {KernelKind::low_latency_combine_receive, memory.combines_received + 1};
+    default:
+      return {KernelKind::low_latency_combine_send, memory.combines_sent + 1};
+  }
+}
+
+/// Whether the time of a wait is wanted.
+__device__ bool measures(const LowLatencyWaitArrival& call) {
+  return call.longest_wait != nullptr || call.group.record != nullptr;
+}
+__device__ void note_waited(const LowLatencyWaitArrival& call, const WaitingLaunch& launch,
+                            std::int32_t rank, std::uint64_t waited) {
+  if (call.longest_wait != nullptr) note_wait(call.longest_wait, rank, waited);
+  count_first_wait(call.group, launch.kind, launch.epoch, rank, waited);
+}
+
 /// Waits for the notice of a rank.
-__device__ void wait_notice(const LowLatencyWaitArrival& call, std::int32_t rank) {
+__device__ void wait_notice(const LowLatencyWaitArrival& call, const WaitingLaunch& launch,
+                            std::int32_t rank) {
   const DeviceGroup& group = call.group;
   const bool dispatch = call.what == Arrival::dispatch;
-  const std::uint64_t epoch =
-      (dispatch ? group.memory->dispatches_received : group.memory->combines_received) + 1;
+  const std::uint64_t epoch = launch.epoch;
   if (is_masked(group, rank)) return;
   const std::uint64_t* const notice = dispatch ? dispatch_notice(group, group.me, epoch, rank)
                                                : combine_notice(group, group.me, epoch, rank);
@@ -36,15 +67,16 @@ __device__ void wait_notice(const LowLatencyWaitArrival& call, std::int32_t rank
       dispatch ? Phase::low_latency_dispatch_receive : Phase::low_latency_combine_receive,
       dispatch ? kDispatchOperation : kCombineOperation, epoch,
       [&] { return ahead_of(ptx::ld_acquire_sys_global(notice), epoch) >= 0; }, notice,
-      call.longest_wait != nullptr ? &waited : nullptr);
-  if (call.longest_wait != nullptr) note_wait(call.longest_wait, rank, waited);
+      measures(call) ? &waited : nullptr);
+  note_waited(call, launch, rank, waited);
 }
 
 /// Waits for the weights of a rank. One that combines in another form sends none; its notice ends
 /// the wait, and comes after weights of the same form.
-__device__ void wait_weights(const LowLatencyWaitArrival& call, std::int32_t rank) {
+__device__ void wait_weights(const LowLatencyWaitArrival& call, const WaitingLaunch& launch,
+                             std::int32_t rank) {
   const DeviceGroup& group = call.group;
-  const std::uint64_t epoch = group.memory->combines_sent + 1;
+  const std::uint64_t epoch = launch.epoch;
   const std::uint64_t* const sent = weights_sent(group, group.me, rank);
   const std::uint64_t* const notice = combine_notice(group, group.me, epoch, rank);
   std::uint64_t waited = 0;
@@ -54,21 +86,24 @@ __device__ void wait_weights(const LowLatencyWaitArrival& call, std::int32_t ran
         return ptx::ld_acquire_sys_global(sent) >= epoch ||
                ahead_of(ptx::ld_acquire_sys_global(notice), epoch) >= 0;
       },
-      sent, call.longest_wait != nullptr ? &waited : nullptr);
-  if (call.longest_wait != nullptr) note_wait(call.longest_wait, rank, waited);
+      sent, measures(call) ? &waited : nullptr);
+  note_waited(call, launch, rank, waited);
 }
 
 /// Waits for the grants of a rank that the next send needs.
-__device__ void wait_grants(const LowLatencyWaitArrival& call, std::int32_t rank) {
+__device__ void wait_grants(const LowLatencyWaitArrival& call, const WaitingLaunch& launch,
+                            std::int32_t rank) {
   const DeviceGroup& group = call.group;
   const bool dispatch = call.what == Arrival::dispatch_grants;
-  const std::uint64_t epoch =
-      (dispatch ? group.memory->dispatches_sent : group.memory->combines_sent) + 1;
-  if (epoch > 2)
-    wait_signal_or_mask(
-        group, dispatch ? group.layout.dispatch_read : group.layout.combine_read, rank, epoch - 2,
-        dispatch ? Phase::low_latency_dispatch_grant : Phase::low_latency_combine_grant,
-        dispatch ? kDispatchOperation : kCombineOperation);
+  if (launch.epoch <= 2) return;
+  std::uint64_t waited = 0;
+  wait_signal_or_mask(
+      group, dispatch ? group.layout.dispatch_read : group.layout.combine_read, rank,
+      launch.epoch - 2,
+      dispatch ? Phase::low_latency_dispatch_grant : Phase::low_latency_combine_grant,
+      dispatch ? kDispatchOperation : kCombineOperation,
+      group.record != nullptr ? &waited : nullptr);
+  count_first_wait(group, launch.kind, launch.epoch, rank, waited);
 }
 
 namespace low_latency {
@@ -79,16 +114,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ std::uint32_t waiting;
   const DeviceGroup& group = call.group;
   const auto me = static_cast<std::int32_t>(threadIdx.x);
-  if (me == 0) waiting = static_cast<std::uint32_t>(group.ranks);
+  const WaitingLaunch launch = waiting_launch(call);
+  if (me == 0) {
+    waiting = static_cast<std::uint32_t>(group.ranks);
+    note_front(group, launch.kind, launch.epoch);
+  }
   __syncthreads();
   if (me < group.ranks) {
     if (group.mask_failed != 0 || is_remote(call.remote, me)) {
       if (call.what == Arrival::dispatch || call.what == Arrival::combine)
-        wait_notice(call, me);
+        wait_notice(call, launch, me);
       else if (call.what == Arrival::combine_weights)
-        wait_weights(call, me);
+        wait_weights(call, launch, me);
       else
-        wait_grants(call, me);
+        wait_grants(call, launch, me);
     }
     atomicAdd(&waiting, ~0u);
     return;

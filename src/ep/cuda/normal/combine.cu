@@ -21,6 +21,7 @@
 // GB/s raw on the link (docs/notebook/2026-11-22-gpu-normal-mode.md).
 #include <algorithm>
 
+#include "ep/cuda/normal/combine_counts.cuh"
 #include "ep/cuda/normal/combine_sources.cuh"
 #include "ep/cuda/normal/combine_sums.cuh"
 
@@ -361,21 +362,6 @@ class ChunkRing {
   const NormalCombine& params_;
 };
 #endif
-
-/// Counts the rows that this rank fetches. One block calls.
-__device__ void count_rows(const NormalCombine& params) {
-  const DeviceGroup& group = params.group;
-  if (group.record == nullptr) return;
-  OperationCounts& totals = totals_of(group, RecordedOperation::combine);
-  const bool by_expert = params.expert_major != 0;
-  for (std::int32_t part = threadIdx.x; part < (by_expert ? group.experts : group.ranks);
-       part += blockDim.x) {
-    const auto rows =
-        static_cast<std::uint64_t>((by_expert ? params.expert_counts : params.rank_counts)[part]);
-    count_up(&totals.rows, rows);
-    count_up(&totals.bytes, rows * params.row_bytes);
-  }
-}
 
 // Profiling scripts written for DeepEP find the kernel by this name.
 template <class Format, AddedRows kRows>

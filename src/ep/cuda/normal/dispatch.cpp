@@ -150,8 +150,9 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   if (call.waits_for_sizes()) await_sizes(*handle, tokens_per_expert);
   if (!region) group_.synchronize();  // throws the refusal that every rank reports
   require_room();
-  for (const std::int64_t from_source : handle->rows_per_source)
-    state_.statistics.rows_received += static_cast<std::uint64_t>(from_source);
+  if (group_.device.record == nullptr)  // else the kernels count them
+    for (const std::int64_t from_source : handle->rows_per_source)
+      state_.statistics.rows_received += static_cast<std::uint64_t>(from_source);
   Dispatched received = describe(call, handle, region, rows, on);
   if (call.options.copy_out) group_.end(launch, on);
   const std::size_t alignment = call.options.expert_alignment;

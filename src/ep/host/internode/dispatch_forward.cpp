@@ -99,6 +99,8 @@ bool Forward::send(std::int32_t node) {
                             });
   sent_[node] = next_[node] == call_.routing->tokens;
   const auto messages = static_cast<std::uint32_t>(tokens.size());
+  group_.state.recorder.sent_over_network(group_.state.nodes.rail_peer(node), messages,
+                                          messages * call_.row_bytes());
   rail_.send(node, {group_.state.epoch, messages, sent_[node] ? 1U : 0U},
              sizeof(ChunkHeader) + messages * message_.total);
   return true;

@@ -111,9 +111,14 @@ std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
   }
   raise_or_mask(group, group.layout.slots_sent, epoch);
   group.state.statistics.rows_sent += routing->copies.size();
-  count_rows(group, routing->copies.size(),
-             static_cast<std::size_t>(shape.hidden) * (quantize == Quantize::none ? 2 : 1),
-             routing->tokens_per_rank.data());
+  const std::size_t row_bytes =
+      static_cast<std::size_t>(shape.hidden) * (quantize == Quantize::none ? 2 : 1);
+  count_rows(group, routing->copies.size(), row_bytes, routing->tokens_per_rank.data());
+  for (std::int32_t rank = 0; rank < shape.ranks; ++rank)
+    if (!group.state.nodes.here(rank))
+      group.state.recorder.sent_over_network(
+          rank, static_cast<std::uint64_t>(routing->tokens_per_rank[rank]),
+          routing->tokens_per_rank[rank] * row_bytes);
 
   auto handle = std::make_shared<LowLatencyHandleState>();
   handle->group = group.state.weak_from_this();
