@@ -18,8 +18,11 @@
 // SHOAL_COLLECTIVE_NCCL gives large ones to NCCL, which needs a GPU for each PE. The first such
 // call of a team then waits for all its PEs on the host, and no graph may capture it.
 //
-// The host's collectives (shoal/collective.hpp) also work for these heaps; they wait for their
-// result and copy through host memory.
+// The host's collectives (shoal/collective.hpp) work for these heaps too and wait for their result.
+// They are kernels as well where the GPU of each PE of the team reaches the heaps of all, except
+// all_to_all_v and reduce_scatter in place; elsewhere they copy through host memory. As kernels
+// they belong to the order of the team's calls: what a PE has queued for the same team on streams
+// must be complete.
 #pragma once
 
 #include <cstddef>

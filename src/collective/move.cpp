@@ -9,6 +9,7 @@
 #include "collective/call.hpp"
 #include "collective/copy.hpp"
 #include "collective/puller.hpp"
+#include "collective/stream/host_forms.hpp"
 #include "shoal/collective.hpp"
 
 namespace shoal {
@@ -25,6 +26,20 @@ namespace {
 /// Heaps in GPU memory are not read by the host.
 bool travels_along(const Call& call, std::size_t bytes) {
   return bytes != 0 && bytes <= Call::kGatheredBytes && call.world().cuda() == nullptr;
+}
+
+/// Agrees on the arguments. Runs the collective by a kernel where heaps are in GPU memory and all
+/// PEs can: true.
+bool agree_or_run(Call& call, const Team& team, const Arguments& arguments,
+                  const collective::StartKernel& start) {
+  if (call.world().cuda() == nullptr) {
+    call.agree(arguments);
+    return false;
+  }
+  if (!collective::agree_on_gpu(call, arguments)) return false;
+  collective::run_on_gpu(call, team, start);
+  call.complete();
+  return true;
 }
 
 void copy(void* target, const void* source, std::size_t bytes) {
@@ -52,7 +67,10 @@ void broadcast(const Team& team, void* target, const void* source, std::size_t b
     std::memcpy(target, all.data() + static_cast<std::size_t>(root) * bytes, bytes);
     return call.complete();
   }
-  call.agree(arguments);
+  const bool done = agree_or_run(call, team, arguments, [&](const auto& launch) {
+    return collective::kernel_table().broadcast(launch, target, source, bytes, root);
+  });
+  if (done) return;
   if (collective::delivers(call.team())) {
     std::vector<WorldState::Delivery> deliveries;
     if (static_cast<std::size_t>(root) == call.me()) {
@@ -86,7 +104,10 @@ void all_gather(const Team& team, void* target, const void* source, std::size_t 
     return call.complete();
   }
   auto* const to = static_cast<std::byte*>(target);
-  call.agree(arguments);
+  const bool done = agree_or_run(call, team, arguments, [&](const auto& launch) {
+    return collective::kernel_table().spread(launch, target, source, bytes, true);
+  });
+  if (done) return;
   if (collective::delivers(call.team())) {
     const std::vector<WorldState::Delivery> deliveries(
         n, {target_offset + call.me() * bytes, source, bytes});
@@ -123,7 +144,10 @@ void all_to_all(const Team& team, void* target, const void* source, std::size_t 
       std::memcpy(to + pe * bytes, all.data() + (pe * n + call.me()) * bytes, bytes);
     return call.complete();
   }
-  call.agree(arguments);
+  const bool done = agree_or_run(call, team, arguments, [&](const auto& launch) {
+    return collective::kernel_table().spread(launch, target, source, bytes, false);
+  });
+  if (done) return;
   if (collective::delivers(call.team())) {
     std::vector<WorldState::Delivery> deliveries(n);
     for (std::size_t pe = 0; pe < n; ++pe)

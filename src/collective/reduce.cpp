@@ -9,6 +9,7 @@
 #include "collective/reduce.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "collective/reduce_plan.hpp"
+#include "collective/stream/host_forms.hpp"
 #include "shoal/collective.hpp"
 
 namespace shoal {
@@ -49,14 +50,37 @@ Reduction check(const Call& call, const Reducer& reducer, const void* target,
   return out;
 }
 
+std::optional<cuda::ElementType> on_gpu(DataType dtype) {
+  switch (dtype) {
+    case DataType::int32:
+      return cuda::ElementType::int32;
+    case DataType::int64:
+      return cuda::ElementType::int64;
+    case DataType::float16:
+      return cuda::ElementType::float16;
+    case DataType::bfloat16:
+      return cuda::ElementType::bfloat16;
+    case DataType::float32:
+      return cuda::ElementType::float32;
+    case DataType::float64:
+      return cuda::ElementType::float64;
+    default:
+      return std::nullopt;
+  }
+}
+
 /// The reducer of types that tensors have.
 Reducer find_reducer(const Call& call, DataType dtype, ReduceOp op) {
   require(collective::supports(dtype, op), Code::invalid_argument,
           "{}: operation {} on {}; allowed: sum, prod, min, max of int32, int64, float32, float64, "
           "bfloat16, float16; bit_and, bit_or, bit_xor of int32, int64",
           call.name(), collective::name_of(op), name_of(dtype));
-  return {collective::kernel_of(dtype, op), size_of(dtype), size_of(dtype),
-          static_cast<std::uint32_t>(dtype), static_cast<std::uint32_t>(op)};
+  return {collective::kernel_of(dtype, op),
+          size_of(dtype),
+          size_of(dtype),
+          static_cast<std::uint32_t>(dtype),
+          static_cast<std::uint32_t>(op),
+          on_gpu(dtype)};
 }
 
 Arguments arguments_of(Operation operation, const Reduction& reduction, std::size_t count) {
@@ -171,8 +195,23 @@ bool reduce_delivered(Call& call, const Reduction& reduction, const Scratch& scr
   return true;
 }
 
-void run(Call& call, const Reducer& reducer, void* target, const void* source, std::size_t count,
-         const Scratch& scratch) {
+/// As agree, for heaps in GPU memory. Reduces by a kernel where one can: true.
+bool agree_or_run(Call& call, const Team& team, const Reduction& reduction,
+                  const Arguments& arguments, const collective::kernels::ReduceArguments& on) {
+  if (call.world().cuda() == nullptr) {
+    call.agree(arguments);
+    return false;
+  }
+  if (!collective::agree_on_gpu(call, arguments) || !reduction.reducer.on_gpu) return false;
+  collective::run_on_gpu(call, team, [&](const collective::kernels::Launch& launch) {
+    return collective::kernel_table().reduce(launch, *reduction.reducer.on_gpu,
+                                             static_cast<ReduceOp>(reduction.reducer.op), on);
+  });
+  return true;
+}
+
+void run(Call& call, const Team& team, const Reducer& reducer, void* target, const void* source,
+         std::size_t count, const Scratch& scratch) {
   const Reduction reduction = check(call, reducer, target, count, source, count);
   const Arguments arguments = arguments_of(Operation::reduce, reduction, count);
   const std::size_t bytes = count * reduction.element;
@@ -188,7 +227,8 @@ void run(Call& call, const Reducer& reducer, void* target, const void* source, s
   if (scratch.bytes != 0 && collective::delivers(call.team()) &&
       reduce_delivered(call, reduction, scratch, to, static_cast<const std::byte*>(source), count))
     return call.complete();
-  call.agree(arguments);
+  if (agree_or_run(call, team, reduction, arguments, {target, source, count, false}))
+    return call.complete();
   if (call.world().cuda() == nullptr &&
       collective::divides_reduction(count, reduction.element, call.n_pes())) {
     reduce_divided(call, reduction, count, to);
@@ -198,7 +238,7 @@ void run(Call& call, const Reducer& reducer, void* target, const void* source, s
   call.complete();
 }
 
-void scatter(Call& call, const Reducer& reducer, void* target, const void* source,
+void scatter(Call& call, const Team& team, const Reducer& reducer, void* target, const void* source,
              std::size_t count) {
   const std::size_t n = call.n_pes();
   require(
@@ -207,7 +247,13 @@ void scatter(Call& call, const Reducer& reducer, void* target, const void* sourc
       "bytes (SHOAL_SYMMETRIC_SIZE)",
       count, n, call.world().heap().size());
   const Reduction reduction = check(call, reducer, target, count, source, count * n);
-  call.agree(arguments_of(Operation::reduce_scatter, reduction, count));
+  const Arguments arguments = arguments_of(Operation::reduce_scatter, reduction, count);
+  // In place, a kernel would write to what other PEs still read.
+  if (reduction.in_place) {
+    call.agree(arguments);
+  } else if (agree_or_run(call, team, reduction, arguments, {target, source, count, true})) {
+    return call.complete();
+  }
   reduce_undivided(call, reduction, {call.me() * count, count}, target);
   call.complete();
 }
@@ -217,25 +263,25 @@ void scatter(Call& call, const Reducer& reducer, void* target, const void* sourc
 void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
             std::size_t count) {
   Call call(team, Operation::reduce);
-  run(call, find_reducer(call, dtype, op), target, source, count, {});
+  run(call, team, find_reducer(call, dtype, op), target, source, count, {});
 }
 
 void collective::reduce_with(const Team& team, const Reducer& reducer, void* target,
                              const void* source, std::size_t count, const Scratch& scratch) {
   Call call(team, Operation::reduce);
-  run(call, reducer, target, source, count, scratch);
+  run(call, team, reducer, target, source, count, scratch);
 }
 
 void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
                     std::size_t count) {
   Call call(team, Operation::reduce_scatter);
-  scatter(call, find_reducer(call, dtype, op), target, source, count);
+  scatter(call, team, find_reducer(call, dtype, op), target, source, count);
 }
 
 void collective::reduce_scatter_with(const Team& team, const Reducer& reducer, void* target,
                                      const void* source, std::size_t count) {
   Call call(team, Operation::reduce_scatter);
-  scatter(call, reducer, target, source, count);
+  scatter(call, team, reducer, target, source, count);
 }
 
 }  // namespace shoal

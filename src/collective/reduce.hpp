@@ -4,8 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <type_traits>
 
 #include "collective/elementwise.hpp"
+#include "shoal/cuda_collective.hpp"
 
 namespace shoal::collective {
 
@@ -17,7 +20,16 @@ struct Reducer {
   std::size_t alignment = 0;  ///< bytes
   std::uint32_t dtype = 0;
   std::uint32_t op = 0;
+  std::optional<cuda::ElementType> on_gpu{};  ///< the type that kernels reduce with the same bits
 };
+
+/// The type of kernels for elements of T; nullopt: there is none.
+template <typename T>
+constexpr std::optional<cuda::ElementType> element_type_on_gpu() {
+  if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool> && sizeof(T) <= 8)
+    return cuda::element_type_of<T>();
+  return std::nullopt;
+}
 
 /// Memory of the heap that one team uses at a time: twice `bytes` bytes for each of its PEs. The
 /// elements of the other PEs arrive there.

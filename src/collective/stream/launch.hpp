@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "memory/device.hpp"
 #include "shoal/cuda_collective.hpp"
 #include "shoal/device/types.hpp"
 
@@ -32,6 +33,9 @@ struct ReduceArguments {
 /// Loads all kernels on the current device. A kernel that is loaded at its first launch waits for
 /// running kernels (CUDA programming guide, "Lazy Loading").
 const char* load();
+/// load, once on each GPU of the process: before a kernel of another PE waits for one that would
+/// have to be loaded. Where it fails it is not tried again.
+const char* load_once(const memory::Device& gpu);
 
 const char* broadcast(const Launch& launch, void* target, const void* source, std::size_t bytes,
                       Pe root);

@@ -13,6 +13,20 @@
 #include "world/device_side.hpp"
 #include "world/state.hpp"
 
+namespace shoal {
+
+const char* collective::kernels::load_once(const memory::Device& gpu) {
+  static std::mutex mutex;
+  static auto* const loaded = new std::map<int, const char*>;
+  const std::lock_guard lock(mutex);
+  const auto found = loaded->find(gpu.device);
+  if (found != loaded->end()) return found->second;
+  gpu.activate();
+  return loaded->emplace(gpu.device, load()).first->second;
+}
+
+}  // namespace shoal
+
 namespace shoal::cuda {
 namespace {
 
@@ -94,18 +108,6 @@ class StreamCall : public Call {
   device::Team view_{};
 };
 
-/// Loads the kernels once on each GPU of the process: before a kernel of another PE waits for one
-/// that would have to be loaded. Returns CUDA's reason where that fails, which is tried once.
-const char* load_once(const memory::Device& gpu) {
-  static std::mutex mutex;
-  static auto* const loaded = new std::map<int, const char*>;
-  const std::lock_guard lock(mutex);
-  const auto found = loaded->find(gpu.device);
-  if (found != loaded->end()) return found->second;
-  gpu.activate();
-  return loaded->emplace(gpu.device, kernels::load()).first->second;
-}
-
 bool is_integer(ElementType type) {
   return type <= ElementType::uint64;
 }
@@ -153,7 +155,7 @@ StreamCollectives::StreamCollectives(Team team, Stream stream)
   (void)StreamOperations(team_.world(), stream);  // checks the stream
   // A GPU whose kernels cannot be loaded fails the calls that start one.
   if (const memory::Device* const gpu = team_.state().world->cuda(); gpu != nullptr)
-    (void)load_once(*gpu);
+    (void)kernels::load_once(*gpu);
 }
 
 void StreamCollectives::barrier() const {

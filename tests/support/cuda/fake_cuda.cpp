@@ -16,6 +16,7 @@
 #include <set>
 #include <utility>
 
+#include "collective/stream/host_forms.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "support/cuda/fake_driver_state.hpp"
 #include "support/cuda/fake_events.hpp"
@@ -510,6 +511,11 @@ constexpr Driver kDriver = [] {
   return table;
 }();
 
+/// Collectives of the host copy through host memory, unless a test has kernels of its own.
+constexpr collective::KernelTable kNoCollectives = {
+    [](const memory::Device&) { return "a driver without a GPU has no kernels"; }, nullptr, nullptr,
+    nullptr};
+
 }  // namespace
 
 FakeCuda::FakeCuda(FakeCudaOptions options) {
@@ -523,11 +529,13 @@ FakeCuda::FakeCuda(FakeCudaOptions options) {
   current = nullptr;
   memory::cuda::replace_driver(&kDriver);
   transport::replace_word_kernels(&fake_word_kernels());
+  collective::replace_kernel_table(&kNoCollectives);
 }
 
 FakeCuda::~FakeCuda() {
   memory::cuda::replace_driver(nullptr);
   transport::replace_word_kernels(nullptr);
+  collective::replace_kernel_table(nullptr);
 }
 
 std::string FakeCuda::leaks() {
