@@ -40,6 +40,8 @@ namespace {
 /// Threads that send rows: with kAhead chunks each, 7168 channels leave no thread idle.
 constexpr std::uint32_t kThreads = 224;
 static_assert(kThreads >= kMaxDeviceRanks);
+/// Threads that send LogFMT-10 rows, a block of a row a warp.
+constexpr std::uint32_t kLogfmtThreads = 448;
 /// Blocks per SM: as many as its registers allow.
 constexpr std::int32_t kBlocksPerMultiprocessor = 2;
 constexpr std::uint32_t kAhead = 4;  // chunks of 16 bytes that a thread has in flight
@@ -200,13 +202,17 @@ class CombineSender {
     }
   }
 
-  __device__ void send_log_fmt(const CombineItem& item, LogfmtEncoding& shared) const {
+  /// Sends every `share`th block of the item's rows, from number `first` on. A warp calls.
+  __device__ void send_log_fmt(const CombineItem& item, std::uint32_t first,
+                               std::uint32_t share) const {
+    const LogfmtRow row(static_cast<std::uint32_t>(call_.sizes.hidden));
+    const std::uint32_t blocks = row.blocks();
     for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
       const int lane = __ffs(left) - 1;
-      send_log_fmt_row(reinterpret_cast<const uint4*>(row_of(item, lane)),
-                       static_cast<std::uint32_t>(call_.sizes.hidden),
-                       reinterpret_cast<std::uint32_t*>(target(item, row_place(item, lane))),
-                       shared);
+      const auto* const from = reinterpret_cast<const uint4*>(row_of(item, lane));
+      auto* const to = reinterpret_cast<std::uint32_t*>(target(item, row_place(item, lane)));
+      for (; first < blocks; first += share) send_log_fmt_block(row, first, from, to);
+      first -= blocks;
     }
   }
 
@@ -396,49 +402,10 @@ class RowsDone {
   }
 
  private:
-  /// A block has 16: 0 is that of __syncthreads, 15 that of encode_barrier.
+  /// A block has 16: 0 is that of __syncthreads.
   static constexpr std::uint32_t kBarriers = 14;
   __device__ std::uint32_t barrier() const { return 1 + count_ % kBarriers; }
   std::uint32_t count_ = 0;
-};
-
-/// The numbers of a block's items. LogFMT-10 rows take long to encode, and random routing gives
-/// some blocks half as many again as others; so the first number of a block is fixed, and the
-/// others are handed out, each two items ahead. All threads call; those that send rows meet first.
-class ItemNumbers {
- public:
-  /// All threads meet between it and the first next().
-  __device__ ItemNumbers(const DeviceGroup& group, std::int32_t first, std::int32_t* shared)
-      : group_(group), shared_(shared) {
-    if (threadIdx.x != 0) return;
-    shared_[0] = first;
-    shared_[1] = take();
-  }
-  /// The number after that of the item that the block is at. Valid after the rows of the item
-  /// before have been sent.
-  __device__ std::int32_t next() const { return shared_[(at_ + 1) % kKept]; }
-  /// Takes the number after the next one; thread 0 publishes it in end_item.
-  __device__ void begin_item() {
-    if (threadIdx.x == 0) taken_ = take();
-  }
-  __device__ void end_item() {
-    if (threadIdx.x == 0) shared_[(at_ + 2) % kKept] = taken_;
-    ++at_;
-  }
-
-  /// More than the items by which the warp of the flags can be late.
-  static constexpr std::uint32_t kKept = 32;
-
- private:
-  __device__ std::int32_t take() const {
-    return static_cast<std::int32_t>(gridDim.x +
-                                     take_work(group_, KernelKind::low_latency_combine_send));
-  }
-
-  const DeviceGroup& group_;
-  std::int32_t* const shared_;  ///< [kKept]
-  std::uint32_t at_ = 0;
-  std::int32_t taken_ = 0;  ///< in thread 0
 };
 
 /// Threads of a block that send rows. The warp of the flags follows them.
@@ -458,15 +425,25 @@ __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
   constexpr std::uint32_t kRowThreads = row_threads_of(kForm);
   __shared__ bool masked[kMaxDeviceRanks];
   CombineSender sender(call, masked);
-  const auto step = static_cast<std::int32_t>(gridDim.x);
   // The first block, which also sends weights and notices, gets the last item.
-  auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) % gridDim.x);
+  auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) % gridDim.x),
+       step = static_cast<std::int32_t>(gridDim.x), workers = 1;
+  // Without flags no barrier follows a row, so warps take blocks of LogFMT-10 rows by themselves:
+  // `workers` of them share an item.
+  const bool by_warp = kForm == CombineRowForm::log_fmt && call.flags == 0;
+  const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
+  if (by_warp) {
+    workers = static_cast<std::int32_t>(
+        LogfmtRow(static_cast<std::uint32_t>(call.sizes.hidden)).blocks());
+    i += step * warp;
+    step *= static_cast<std::int32_t>(kRowThreads / 32);
+  }
   CombineItem item =
-      sender.load(i);  // before the waits; later items, before the row of the last one
+      sender.load(i / workers);  // before the waits; later items, before the row of the last one
   if (sender.enter()) {
     RowsDone<kRowThreads> done;
-    for (; i < sender.items(); i += step) {
-      const CombineItem next = sender.load(i + step);
+    for (; i < sender.items() * workers; i += step) {
+      const CombineItem next = sender.load((i + step) / workers);
       if (threadIdx.x >= kRowThreads) {
         if (call.flags == 0) break;
         done.wait();
@@ -475,8 +452,11 @@ __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
         if (sender.wanted(item)) {
           if constexpr (kForm == CombineRowForm::sums)
             sender.send_sum(item);
-          else
+          else if constexpr (kForm == CombineRowForm::rows)
             sender.send_rows(item);
+          else
+            sender.send_log_fmt(item, by_warp ? i % workers : warp,
+                                by_warp ? workers : static_cast<std::int32_t>(kRowThreads / 32));
         }
         if (call.flags != 0) done.arrive();
       }
@@ -487,47 +467,10 @@ __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
   sender.end();
 }
 
-template <>
-__global__ void __launch_bounds__(threads_of(CombineRowForm::log_fmt), kBlocksPerMultiprocessor)
-    combine_send_kernel<CombineRowForm::log_fmt>(
-        const __grid_constant__ LowLatencyCombineSend call) {
-  begin_kernel();
-  __shared__ bool masked[kMaxDeviceRanks];
-  __shared__ std::int32_t kept[ItemNumbers::kKept];
-  __shared__ LogfmtEncoding shared;
-  CombineSender sender(call, masked);
-  auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) % gridDim.x);
-  CombineItem item = sender.load(i);
-  ItemNumbers numbers(call.group, i, kept);
-  if (sender.enter()) {
-    RowsDone<kLogfmtThreads> done;
-    while (i < sender.items()) {
-      if (threadIdx.x >= kLogfmtThreads) {
-        done.wait();
-        if (sender.wanted(item)) sender.send_flags(item);
-        i = numbers.next();
-        numbers.end_item();
-        item = sender.load(i);
-      } else {
-        encode_barrier();  // the next number is there
-        i = numbers.next();
-        const CombineItem next = sender.load(i);
-        numbers.begin_item();
-        if (sender.wanted(item)) sender.send_log_fmt(item, shared);
-        numbers.end_item();
-        done.arrive();
-        item = next;
-      }
-      done.next();
-    }
-  }
-  sender.end();
-}
-
 }  // namespace low_latency
 
-/// Divides the rows of a pair among blocks that would have none: log2 of the number of parts.
-/// Assumes that other ranks have as many tokens as this one.
+/// Divides the rows of a pair among `blocks`, some of which would have none: log2 of the number of
+/// parts. Assumes that other ranks have as many tokens as this one.
 std::uint32_t split_of_pairs(const LowLatencyCombineSend& call, std::int32_t blocks) {
   const std::int64_t pairs = std::int64_t{call.group.ranks} * std::max(call.tokens, 1),
                      most_pairs = std::int64_t{call.group.ranks} * call.sizes.max_tokens;

@@ -7,9 +7,8 @@
 // word writes the sentinel back; a grant of the half says that this is done for all rows.
 //
 // Each word is stored and loaded atomically and carries its own state, so no order between words is
-// needed. Two kinds of rows have flags instead (slot_ready, combine_flags): LogFMT-10 rows, whose
-// words can have any value, and the rows of groups that mask ranks, because nothing would read the
-// rows of a masked rank and put the sentinel back.
+// needed. The rows of groups that mask ranks have flags instead (slot_ready, combine_flags), because
+// nothing would read the rows of a masked rank and put the sentinel back.
 #pragma once
 
 #include "ep/cuda/low_latency/waits.cuh"
@@ -20,11 +19,22 @@ __device__ inline bool self_signalling(const DeviceGroup& group) {
   return group.mask_failed == 0;
 }
 
-__device__ inline uint4 sentinels() {
+/// Words of a row that a thread loads at a time: one or four.
+template <typename Words>
+__device__ Words sentinels();
+template <>
+__device__ inline std::uint32_t sentinels<std::uint32_t>() {
+  return kSentinel;
+}
+template <>
+__device__ inline uint4 sentinels<uint4>() {
   return uint4{kSentinel, kSentinel, kSentinel, kSentinel};
 }
 
-/// Whether none of the four words is the sentinel, which is the largest of all words.
+/// Whether no word is the sentinel, which is the largest of all words.
+__device__ inline bool is_written(std::uint32_t word) {
+  return word != kSentinel;
+}
 __device__ inline bool is_written(const uint4& data) {
   return max(max(data.x, data.y), max(data.z, data.w)) != kSentinel;
 }
@@ -45,7 +55,7 @@ __device__ inline void store_word(std::uint32_t* at, std::uint32_t word) {
 /// A warp fills memory with the sentinel.
 __device__ inline void fill_sentinel(std::byte* from, std::size_t bytes) {
   for (std::size_t at = lane_id() * sizeof(uint4); at < bytes; at += 32 * sizeof(uint4))
-    *reinterpret_cast<uint4*>(from + at) = sentinels();
+    *reinterpret_cast<uint4*>(from + at) = sentinels<uint4>();
 }
 
 /// The operation whose rows are awaited, and where its disagreement is recorded: rows of an
@@ -93,15 +103,12 @@ __device__ __noinline__ inline bool wait_over(const DeviceGroup& group, const Ro
   return true;
 }
 
-/// Loads `data[i]` from at(i) for each bit i of `wanted`, all of them in flight at once. Rows
-/// without flags are polled until they have arrived and are replaced by the sentinel. rank(i) is
-/// the sender. Returns false when the wait failed.
-template <int count, typename At, typename Rank>
-__device__ bool take(const DeviceGroup& group, const RowWait& rows, std::uint32_t wanted,
-                     uint4 (&data)[count], At&& at, Rank&& rank) {
-#pragma unroll
-  for (int i = 0; i < count; ++i)
-    if (wanted >> i & 1) data[i] = ptx::ld_relaxed_sys_global(at(i));
+/// Completes loads of `data[i]` from at(i), for each bit i of `wanted`. Rows without flags are polled
+/// until they have arrived and are replaced by the sentinel. rank(i) is the sender. Returns false
+/// when the wait failed.
+template <typename Words, int count, typename At, typename Rank>
+__device__ bool await(const DeviceGroup& group, const RowWait& rows, std::uint32_t wanted,
+                      Words (&data)[count], At&& at, Rank&& rank) {
   if (!self_signalling(group)) return true;
   std::uint32_t missing = 0;
 #pragma unroll
@@ -124,8 +131,19 @@ __device__ bool take(const DeviceGroup& group, const RowWait& rows, std::uint32_
   }
 #pragma unroll
   for (int i = 0; i < count; ++i)
-    if (wanted >> i & 1) *at(i) = sentinels();
+    if (wanted >> i & 1) *at(i) = sentinels<Words>();
   return true;
+}
+
+/// Loads `data[i]` from at(i) for each bit i of `wanted`, all of them in flight at once, and awaits
+/// them.
+template <typename Words, int count, typename At, typename Rank>
+__device__ bool take(const DeviceGroup& group, const RowWait& rows, std::uint32_t wanted,
+                     Words (&data)[count], At&& at, Rank&& rank) {
+#pragma unroll
+  for (int i = 0; i < count; ++i)
+    if (wanted >> i & 1) data[i] = ptx::ld_relaxed_sys_global(at(i));
+  return await(group, rows, wanted, data, at, rank);
 }
 
 }  // namespace shoal::ep::cuda
