@@ -98,7 +98,7 @@ class CombineSender {
     }
     if (call_.keeps_weights != 0) keep_weights();
     usable = __syncthreads_and(usable) != 0;
-    passed_ = pass_epoch(group_, KernelKind::low_latency_combine_send, call_.flags != 0);
+    passed_ = pass_epoch(group_, KernelKind::low_latency_combine_send, false);
     return usable;
   }
 
@@ -229,8 +229,7 @@ class CombineSender {
 
   __device__ void end() const {
     if (threadIdx.x == 0) note_end(group_, KernelKind::low_latency_combine_send, epoch_);
-    end_kernel(group_, KernelKind::low_latency_combine_send, call_.flags != 0, passed_, [&] {
-      if (lane_id() != 0) return;
+    end_kernel(group_, KernelKind::low_latency_combine_send, false, passed_, [&] {
       group_.memory->combines_sent = epoch_;
       call_.pending.header->epoch = epoch_;
       __threadfence();
@@ -469,10 +468,16 @@ __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
 
 }  // namespace low_latency
 
+/// The number of pairs if other ranks have as many tokens as this one; only the device knows the
+/// actual number.
+std::int64_t expected_pairs(const LowLatencyCombineSend& call) {
+  return std::int64_t{call.group.ranks} * std::max(call.tokens, 1);
+}
+
 /// Divides the rows of a pair among `blocks`, some of which would have none: log2 of the number of
-/// parts. Assumes that other ranks have as many tokens as this one.
+/// parts.
 std::uint32_t split_of_pairs(const LowLatencyCombineSend& call, std::int32_t blocks) {
-  const std::int64_t pairs = std::int64_t{call.group.ranks} * std::max(call.tokens, 1),
+  const std::int64_t pairs = expected_pairs(call),
                      most_pairs = std::int64_t{call.group.ranks} * call.sizes.max_tokens;
   std::uint32_t split = 0;
   while (1 << split < call.group.top_k && pairs << split < blocks &&
@@ -490,9 +495,9 @@ void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLaten
                                 ? limits.most_blocks
                                 : kBlocksPerMultiprocessor * limits.multiprocessors;
   call.split = form == CombineRowForm::sums ? 0 : split_of_pairs(call, most);
-  // The largest possible number of items; only the device knows the actual one.
-  const auto blocks = static_cast<std::uint32_t>(std::min<std::int64_t>(
-      most, std::int64_t{call.group.ranks} * call.sizes.max_tokens << call.split));
+  // More blocks than the expected items would only start and end.
+  const auto blocks = static_cast<std::uint32_t>(
+      std::min<std::int64_t>(most, expected_pairs(call) << call.split));
   switch (form) {
     case CombineRowForm::sums:
       return launch(low_latency::combine_send_kernel<CombineRowForm::sums>, blocks,

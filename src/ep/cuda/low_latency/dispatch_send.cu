@@ -462,9 +462,7 @@ __global__ void __launch_bounds__(kMaxThreads + 32)
     note_start(group, KernelKind::low_latency_dispatch_send, epoch,
                RecordedOperation::low_latency_dispatch);
   __syncthreads();
-  // `ready` asks first whether this send has ended, then for the flags of the ranks.
-  const bool ordered = call.flags != 0;
-  const std::uint32_t passed = pass_epoch(group, KernelKind::low_latency_dispatch_send, ordered);
+  const std::uint32_t passed = pass_epoch(group, KernelKind::low_latency_dispatch_send, false);
   const auto block = static_cast<std::int32_t>(blockIdx.x),
              blocks = static_cast<std::int32_t>(gridDim.x);
   if (block == 0)
@@ -472,8 +470,7 @@ __global__ void __launch_bounds__(kMaxThreads + 32)
   else
     send_tokens(call, epoch, row_threads, block - 1, blocks - 1, masked);
   if (threadIdx.x == 0) note_end(group, KernelKind::low_latency_dispatch_send, epoch);
-  end_kernel(group, KernelKind::low_latency_dispatch_send, ordered, passed, [&] {
-    if (lane_id() != 0) return;
+  end_kernel(group, KernelKind::low_latency_dispatch_send, false, passed, [&] {
     group.memory->dispatches_sent = epoch;
     call.handle.header->epoch = epoch;
     __threadfence();

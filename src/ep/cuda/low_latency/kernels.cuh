@@ -119,7 +119,7 @@ struct alignas(16) HandlePair {
 
 struct HandleHeader {
   std::uint64_t epoch;   ///< of the dispatch
-  std::uint64_t serial;  ///< of the call; written after `epoch`, when the send is complete
+  std::uint64_t serial;  ///< of the call; written after `epoch`, when the send has begun
   std::int32_t pairs;    ///< entries of HandleView::pairs in use
 };
 
