@@ -68,8 +68,7 @@ TEST_P(LowLatencyKernels, LogfmtByPieces) {
     for (const std::int32_t blocks : {2, 30}) {
       SCOPED_TRACE("hidden " + std::to_string(hidden) + ", blocks " + std::to_string(blocks));
       Ranks ranks({.hidden = hidden, .tokens = {3, 2, 1}, .masks = GetParam(), .blocks = blocks});
-      for (const Combine& combine : {kLogfmtNow, kExactLogfmt})
-        ranks.round(combine, Values::mixed);
+      for (const Combine& combine : {kLogfmtNow, kExactLogfmt}) ranks.round(combine, Values::mixed);
     }
 }
 

@@ -50,8 +50,7 @@ struct Combine {
 };
 constexpr Combine kSums{}, kNow{CombineRowForm::sums, false, false},
     kRows{CombineRowForm::rows, true}, kLogfmt{CombineRowForm::log_fmt},
-    kExactLogfmt{CombineRowForm::log_fmt, true},
-    kLogfmtNow{CombineRowForm::log_fmt, false, false};
+    kExactLogfmt{CombineRowForm::log_fmt, true}, kLogfmtNow{CombineRowForm::log_fmt, false, false};
 
 /// Values of all kinds: groups of zeros, of one magnitude, not below one, with NaNs, subnormal ones
 /// and some that are as small as normal values can be.

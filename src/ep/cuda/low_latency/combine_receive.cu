@@ -114,10 +114,9 @@ class CombineReceiver {
   }
 
   /// Whether the receive polls the rows themselves.
-  __device__ bool rows_have_no_flags() const {
-    return self_signalling(group_);
-  }
+  __device__ bool rows_have_no_flags() const { return self_signalling(group_); }
 
+  __device__ std::uint64_t epoch() const { return epoch_; }
   __device__ RowWait row_wait() const {
     return combine_row_wait(group_, Phase::low_latency_combine_receive, epoch_);
   }
@@ -194,12 +193,11 @@ class CombineReceiver {
   /// For the statistics: how long the last word of a row takes. One warp measures.
   __device__ bool measures() const { return call_.wait_ns != nullptr && threadIdx.x < 32; }
   __device__ __noinline__ void measure(std::int32_t rank, std::uint32_t row) const {
-    const LogfmtRow log_fmt(static_cast<std::uint32_t>(call_.sizes.hidden));
-    const auto* const word = reinterpret_cast<const std::uint32_t*>(chunk_at(row, 0)) +
-                             (call_.form == CombineRowForm::log_fmt
-                                  ? log_fmt.group_word() + log_fmt.groups
-                                  : log_fmt.hidden / 2) -
-                             1;
+    const LogfmtRow<false> log_fmt(call_.sizes.hidden);
+    const auto* const word =
+        reinterpret_cast<const std::uint32_t*>(chunk_at(row, 0)) +
+        (call_.form == CombineRowForm::log_fmt ? log_fmt.group(log_fmt.groups - 1)
+                                               : log_fmt.hidden / 2 - 1);
     const RowWait rows = row_wait();
     std::uint64_t waited = 0;
     wait_or_mask(
@@ -347,33 +345,21 @@ __device__ void agree(TokenRows& token_rows) {
   token_rows.arrived = arrived;
 }
 
-/// What LogFMT-10 rows of a token are divided into: parts, one a block, of pieces, one a warp.
-struct LogfmtParts {
-  std::uint32_t pieces, parts;
-
-  /// As many blocks as `most` allows. With statistics a block takes whole tokens, because it
-  /// measures before any of its warps takes a word.
-  static LogfmtParts of(const LowLatencyCombineReceive& call, std::int32_t most) {
-    const auto pieces =
-        (static_cast<std::uint32_t>(call.sizes.hidden) + kLogfmtPiece - 1) / kLogfmtPiece;
-    const auto tokens = static_cast<std::uint32_t>(std::max(call.tokens, 1));
-    const std::uint32_t parts =
-        call.wait_ns != nullptr
-            ? 1
-            : std::clamp(static_cast<std::uint32_t>(most - 1) / tokens, 1u, pieces);
-    return {pieces, parts};
-  }
-  std::uint32_t threads() const {
-    return std::min((pieces + parts - 1) / parts * 32, kThreads);
-  }
-};
+/// Of LogFMT-10: blocks that divide a token, as many as `most` allows. With statistics a block takes
+/// whole tokens, because it measures before any of its warps takes a word.
+std::uint32_t parts_of_token(const LowLatencyCombineReceive& call, std::uint32_t pieces,
+                             std::int32_t most) {
+  if (call.wait_ns != nullptr) return 1;
+  const auto parts = static_cast<std::uint32_t>((most - 1) / std::max(call.tokens, 1));
+  return std::clamp(parts, 1u, pieces);
+}
 
 namespace low_latency {
 
-/// kAhead: with sums, rows in flight of ranks that send expert outputs in place of them. More of
+/// kVariant: with sums, rows in flight of ranks that send expert outputs in place of them. More of
 /// them take registers from the sums, so only deferred receives, which mostly get such rows, have
-/// many.
-template <CombineRowForm kForm, int kAhead>
+/// many. With LogFMT-10, whether rows consist of whole pieces.
+template <CombineRowForm kForm, int kVariant>
 __global__ void __launch_bounds__(kThreads, 1)
     combine_receive_kernel(const __grid_constant__ LowLatencyCombineReceive call) {
   begin_kernel(call.chained != 0);
@@ -395,9 +381,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     // With statistics, one warp must have measured before other warps take the words.
     if (group.mask_failed != 0 || call.wait_ns != nullptr) agree(token_rows);
     if constexpr (kForm == CombineRowForm::log_fmt) {
-      const LogfmtRows rows(group, collector.row_wait(), token_rows,
-                            reinterpret_cast<std::byte*>(collector.chunk_at(0, 0)),
-                            static_cast<std::uint32_t>(call.sizes.hidden), call.exact == 0);
+      const LogfmtRows<kVariant != 0> rows(group, collector.epoch(), token_rows,
+                                           collector.chunk_at(0, 0), call.sizes.hidden,
+                                           call.exact == 0);
       const std::uint32_t warps = blockDim.x / 32;
       for (std::uint32_t piece = (item % parts) * warps + threadIdx.x / 32; piece < rows.pieces();
            piece += call.parts * warps)
@@ -409,8 +395,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       add_rows<RowAddition::plain, kRowsAhead>(collector, call, token_rows,
                                                collector.out_row(token));
     } else {
-      add_rows<RowAddition::by_rank, kAhead>(collector, call, token_rows,
-                                             collector.out_row(token));
+      add_rows<RowAddition::by_rank, kVariant>(collector, call, token_rows,
+                                               collector.out_row(token));
     }
   }
   collector.end();
@@ -429,10 +415,10 @@ void launch_low_latency_combine_receive(LowLatencyCombineReceive& call,
   const std::uint32_t rounds = (chunks + kThreads - 1) / kThreads;
   std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
   call.parts = 1;
+  const LogfmtRow<false> log_fmt(call.sizes.hidden);
   if (call.form == CombineRowForm::log_fmt) {
-    const LogfmtParts divided = LogfmtParts::of(call, std::min(most, limits.multiprocessors));
-    call.parts = divided.parts;
-    threads = divided.threads();
+    call.parts = parts_of_token(call, log_fmt.pieces, std::min(most, limits.multiprocessors));
+    threads = std::min((log_fmt.pieces + call.parts - 1) / call.parts * 32, kThreads);
   }
   const auto blocks = static_cast<std::uint32_t>(
       std::min(call.tokens * static_cast<std::int32_t>(call.parts) + 1, most));
@@ -447,7 +433,8 @@ void launch_low_latency_combine_receive(LowLatencyCombineReceive& call,
     case CombineRowForm::rows:
       return start(combine_receive_kernel<CombineRowForm::rows, 0>);
     case CombineRowForm::log_fmt:
-      return start(combine_receive_kernel<CombineRowForm::log_fmt, 0>);
+      return start(log_fmt.is_whole() ? combine_receive_kernel<CombineRowForm::log_fmt, 1>
+                                      : combine_receive_kernel<CombineRowForm::log_fmt, 0>);
   }
 }
 
@@ -457,6 +444,7 @@ void load_low_latency_combine_receive() {
   load_kernel(combine_receive_kernel<CombineRowForm::sums, kManyAhead>);
   load_kernel(combine_receive_kernel<CombineRowForm::rows, 0>);
   load_kernel(combine_receive_kernel<CombineRowForm::log_fmt, 0>);
+  load_kernel(combine_receive_kernel<CombineRowForm::log_fmt, 1>);
 }
 
 }  // namespace shoal::ep::cuda

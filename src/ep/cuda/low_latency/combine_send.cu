@@ -203,9 +203,10 @@ class CombineSender {
   }
 
   /// Sends every `share`th block of the item's rows, from number `first` on. A warp calls.
+  template <bool kWhole>
   __device__ void send_log_fmt(const CombineItem& item, std::uint32_t first,
                                std::uint32_t share) const {
-    const LogfmtRow row(static_cast<std::uint32_t>(call_.sizes.hidden));
+    const LogfmtRow<kWhole> row(call_.sizes.hidden);
     const std::uint32_t blocks = row.blocks();
     for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
       const int lane = __ffs(left) - 1;
@@ -417,7 +418,8 @@ constexpr std::uint32_t threads_of(CombineRowForm form) {
 
 namespace low_latency {
 
-template <CombineRowForm kForm>
+/// kWhole: with LogFMT-10, rows consist of whole pieces.
+template <CombineRowForm kForm, bool kWhole>
 __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
     combine_send_kernel(const __grid_constant__ LowLatencyCombineSend call) {
   begin_kernel();
@@ -432,8 +434,7 @@ __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
   const bool by_warp = kForm == CombineRowForm::log_fmt && call.flags == 0;
   const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
   if (by_warp) {
-    workers = static_cast<std::int32_t>(
-        LogfmtRow(static_cast<std::uint32_t>(call.sizes.hidden)).blocks());
+    workers = static_cast<std::int32_t>(LogfmtRow<kWhole>(call.sizes.hidden).blocks());
     i += step * warp;
     step *= static_cast<std::int32_t>(kRowThreads / 32);
   }
@@ -454,8 +455,9 @@ __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
           else if constexpr (kForm == CombineRowForm::rows)
             sender.send_rows(item);
           else
-            sender.send_log_fmt(item, by_warp ? i % workers : warp,
-                                by_warp ? workers : static_cast<std::int32_t>(kRowThreads / 32));
+            sender.template send_log_fmt<kWhole>(
+                item, by_warp ? i % workers : warp,
+                by_warp ? workers : static_cast<std::int32_t>(kRowThreads / 32));
         }
         if (call.flags != 0) done.arrive();
       }
@@ -496,25 +498,30 @@ void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLaten
                                 : kBlocksPerMultiprocessor * limits.multiprocessors;
   call.split = form == CombineRowForm::sums ? 0 : split_of_pairs(call, most);
   // More blocks than the expected items would only start and end.
-  const auto blocks = static_cast<std::uint32_t>(
-      std::min<std::int64_t>(most, expected_pairs(call) << call.split));
+  const auto blocks =
+      static_cast<std::uint32_t>(std::min<std::int64_t>(most, expected_pairs(call) << call.split));
+  const auto start = [&](auto* kernel) {
+    launch(kernel, blocks, threads_of(form), 0, call, limits, stream);
+  };
+  using low_latency::combine_send_kernel;
   switch (form) {
     case CombineRowForm::sums:
-      return launch(low_latency::combine_send_kernel<CombineRowForm::sums>, blocks,
-                    threads_of(form), 0, call, limits, stream);
+      return start(combine_send_kernel<CombineRowForm::sums, false>);
     case CombineRowForm::rows:
-      return launch(low_latency::combine_send_kernel<CombineRowForm::rows>, blocks,
-                    threads_of(form), 0, call, limits, stream);
+      return start(combine_send_kernel<CombineRowForm::rows, false>);
     case CombineRowForm::log_fmt:
-      return launch(low_latency::combine_send_kernel<CombineRowForm::log_fmt>, blocks,
-                    threads_of(form), 0, call, limits, stream);
+      return start(LogfmtRow<false>(call.sizes.hidden).is_whole()
+                       ? combine_send_kernel<CombineRowForm::log_fmt, true>
+                       : combine_send_kernel<CombineRowForm::log_fmt, false>);
   }
 }
 
 void load_low_latency_combine_send() {
-  load_kernel(low_latency::combine_send_kernel<CombineRowForm::sums>);
-  load_kernel(low_latency::combine_send_kernel<CombineRowForm::rows>);
-  load_kernel(low_latency::combine_send_kernel<CombineRowForm::log_fmt>);
+  using low_latency::combine_send_kernel;
+  load_kernel(combine_send_kernel<CombineRowForm::sums, false>);
+  load_kernel(combine_send_kernel<CombineRowForm::rows, false>);
+  load_kernel(combine_send_kernel<CombineRowForm::log_fmt, false>);
+  load_kernel(combine_send_kernel<CombineRowForm::log_fmt, true>);
 }
 
 }  // namespace shoal::ep::cuda

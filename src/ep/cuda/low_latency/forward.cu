@@ -141,13 +141,13 @@ __device__ void forward_dispatch(const LowLatencyForwardDispatch& call) {
 
 /// Bytes of a LogFMT-10 row in the outbox: up to the last words of a piece that stays bfloat16.
 /// Empties the places of words before them that were not written.
-__device__ std::size_t log_fmt_bytes(std::uint32_t* row, std::uint32_t hidden) {
-  const LogfmtRow sizes(hidden);
+__device__ std::size_t log_fmt_bytes(std::uint32_t* row, std::int32_t hidden) {
+  const LogfmtRow<false> sizes(hidden);
   const auto is_cast = [&](std::uint32_t piece) {
-    return (ptx::ld_relaxed_sys_global(row + sizes.group_word() + piece * kLogfmtPieceGroups) &
+    return (ptx::ld_relaxed_sys_global(row + sizes.group(piece * kLogfmtPieceGroups)) &
             kLogfmtCast) != 0;
   };
-  std::uint32_t* const extension = row + sizes.group_word() + sizes.groups;
+  std::uint32_t* const extension = row + sizes.group(sizes.groups);
   const auto start = [&](std::uint32_t piece) {
     return min(piece * 32, sizes.units) * kLogfmtExtension;
   };
@@ -157,7 +157,7 @@ __device__ std::size_t log_fmt_bytes(std::uint32_t* row, std::uint32_t hidden) {
   for (std::uint32_t piece = 0; piece < raw; ++piece)
     for (std::uint32_t word = start(piece); is_cast(piece) && word < start(piece + 1); ++word)
       extension[word] = kSentinel;
-  return (sizes.group_word() + sizes.groups + start(raw)) * sizeof(std::uint32_t);
+  return (sizes.group(sizes.groups) + start(raw)) * sizeof(std::uint32_t);
 }
 
 /// Bytes of the combine row in a place of an outbox as they travel; 0: it was not sent.
@@ -167,10 +167,10 @@ __device__ std::uint32_t combine_row_bytes(const LowLatencyForwardCombine& call,
   if (call.flags != 0 &&
       !is_epoch(ptx::ld_relaxed_sys_global(combine_flag_at(group, rank, index)), epoch))
     return 0;
-  const auto hidden = static_cast<std::uint32_t>(call.sizes.hidden);
-  if (call.form != CombineRowForm::log_fmt) return hidden * sizeof(std::uint16_t);
+  if (call.form != CombineRowForm::log_fmt)
+    return static_cast<std::uint32_t>(call.sizes.hidden) * sizeof(std::uint16_t);
   return static_cast<std::uint32_t>(log_fmt_bytes(
-      reinterpret_cast<std::uint32_t*>(combine_row_at(group, rank, index)), hidden));
+      reinterpret_cast<std::uint32_t*>(combine_row_at(group, rank, index)), call.sizes.hidden));
 }
 
 /// The top-k slots of a token of the remote rank whose experts are here.

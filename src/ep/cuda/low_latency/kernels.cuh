@@ -217,7 +217,7 @@ struct LowLatencyCombineReceive {
   HandleView handle;
   PendingView pending;
   std::uint32_t grants, chained;  ///< as in LowLatencyDispatchReceive
-  std::uint32_t parts;  ///< blocks that divide a token; set by the launcher
+  std::uint32_t parts;            ///< blocks that divide a token; set by the launcher
 };
 
 /// probe.cu: asks whether a receive would wait. The reply, in host memory, is

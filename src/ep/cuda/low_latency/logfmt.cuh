@@ -38,35 +38,41 @@ __device__ inline numeric::LogfmtGroup logfmt_group(std::uint32_t word) {
   return group;
 }
 
-/// The sizes of a row, and where its words are.
+/// The sizes of a row, and where its words are. `kWhole`: it consists of whole pieces, which the
+/// code for it takes for granted.
+template <bool kWhole>
 struct LogfmtRow {
   std::uint32_t hidden, units, groups, pieces, block_pieces;
 
-  __device__ explicit LogfmtRow(std::uint32_t channels)
-      : hidden(channels),
-        units((channels + kLogfmtUnit - 1) / kLogfmtUnit),
-        groups(static_cast<std::uint32_t>(numeric::group_count(channels))),
-        pieces((channels + kLogfmtPiece - 1) / kLogfmtPiece),
-        block_pieces(static_cast<std::uint32_t>(numeric::logfmt_block_channels(channels)) /
+  SHOAL_HOST_DEVICE explicit LogfmtRow(std::int32_t channels)
+      : hidden(static_cast<std::uint32_t>(channels)),
+        units((hidden + kLogfmtUnit - 1) / kLogfmtUnit),
+        groups(static_cast<std::uint32_t>(numeric::group_count(hidden))),
+        pieces((hidden + kLogfmtPiece - 1) / kLogfmtPiece),
+        block_pieces(static_cast<std::uint32_t>(numeric::logfmt_block_channels(hidden)) /
                      kLogfmtPiece) {}
 
-  __device__ std::uint32_t blocks() const { return (pieces + block_pieces - 1) / block_pieces; }
-  /// Channels of a unit: 16, 8 at the end of some rows, or 0 beyond it.
-  __device__ std::uint32_t channels_of(std::uint32_t unit) const {
-    return unit < units ? min(kLogfmtUnit, hidden - unit * kLogfmtUnit) : 0;
+  SHOAL_HOST_DEVICE bool is_whole() const { return hidden % kLogfmtPiece == 0; }
+  SHOAL_HOST_DEVICE std::uint32_t blocks() const {
+    return (pieces + block_pieces - 1) / block_pieces;
   }
   __device__ std::uint32_t units_of(std::uint32_t piece) const {
-    return min(32u, units - piece * 32);
+    return kWhole ? 32 : min(32u, units - piece * 32);
   }
-  __device__ std::uint32_t group_word() const { return units * kLogfmtBase; }
-  /// Word `k` of the lane's unit of a piece.
-  __device__ std::uint32_t word(std::uint32_t piece, std::uint32_t k) const {
-    const std::uint32_t in_piece = units_of(piece);
-    return k < kLogfmtBase
-               ? piece * 32 * kLogfmtBase + k * in_piece + lane_id()
-               : group_word() + groups + piece * 32 * kLogfmtExtension +
-                     (k - kLogfmtBase) * in_piece + lane_id();
+  /// Channels of a unit: 16, 8 at the end of some rows, or 0 beyond it.
+  __device__ std::uint32_t channels_of(std::uint32_t unit) const {
+    if (kWhole) return kLogfmtUnit;
+    return unit < units ? min(kLogfmtUnit, hidden - unit * kLogfmtUnit) : 0;
   }
+  /// Word 0 of the lane's unit of a piece, in the base and in the extension. The others follow
+  /// units_of(piece) words apart.
+  __device__ std::uint32_t base(std::uint32_t piece) const {
+    return piece * 32 * kLogfmtBase + lane_id();
+  }
+  __device__ std::uint32_t extension(std::uint32_t piece) const {
+    return group(groups) + piece * 32 * kLogfmtExtension + lane_id();
+  }
+  __device__ std::uint32_t group(std::uint32_t i) const { return units * kLogfmtBase + i; }
 };
 
 /// The 10-bit form of 16 values: codes of 9 bits, then signs, least significant bit first.

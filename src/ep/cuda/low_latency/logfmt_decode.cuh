@@ -61,19 +61,25 @@ __device__ void add_unit(LogfmtUnitSum& sum, const LogfmtBits& bits, float weigh
 }
 
 /// The rows of a token, for the warps that add them up.
+template <bool kWhole>
 class LogfmtRows {
  public:
-  __device__ LogfmtRows(const DeviceGroup& group, const RowWait& wait, const TokenRows& token_rows,
-                        std::byte* rows, std::uint32_t channels, bool by_rank)
-      : group_(group), wait_(wait), row_(channels), by_rank_(by_rank), me_(lane_id()) {
+  /// `rows`: the first combine row.
+  __device__ LogfmtRows(const DeviceGroup& group, std::uint64_t epoch, const TokenRows& token_rows,
+                        uint4* rows, std::int32_t channels, bool by_rank)
+      : group_(group),
+        epoch_(epoch),
+        rows_(rows),
+        row_(channels),
+        by_rank_(by_rank),
+        me_(lane_id()) {
     count_ = static_cast<std::uint32_t>(__popc(token_rows.arrived));
     const std::uint32_t order = order_rows(token_rows, by_rank);
     const auto slot = static_cast<int>(order & 31u);
     ends_ = __ballot_sync(kWarp, (order & kEndsRank) != 0);
     weight_ = __shfl_sync(kWarp, token_rows.weight, slot);
     rank_ = __shfl_sync(kWarp, token_rows.slot.rank, slot);
-    at_ = reinterpret_cast<std::uint32_t*>(
-        rows + std::size_t{__shfl_sync(kWarp, token_rows.row, slot)} * sizeof(uint4));
+    at_ = __shfl_sync(kWarp, token_rows.row, slot);
   }
 
   __device__ std::uint32_t pieces() const { return row_.pieces; }
@@ -81,10 +87,10 @@ class LogfmtRows {
   /// A warp adds up a piece.
   __device__ void add_piece(std::uint32_t piece, uint4* out) const {
     const std::uint32_t unit = piece * 32 + me_, count = row_.channels_of(unit);
-    const std::uint32_t wanted = count != 0 ? (1u << kLogfmtBase) - 1 : 0;
+    const Place base{row_.base(piece), row_.units_of(piece), count != 0};
     std::uint32_t ahead[kAhead][kLogfmtBase];
 #pragma unroll
-    for (std::uint32_t i = 0; i < kAhead; ++i) load_base(ahead[i], piece, i, wanted);
+    for (std::uint32_t i = 0; i < kAhead; ++i) load(ahead[i], i, base);
     LogfmtUnitSum sum;
     Groups groups{};
     bool came = true;
@@ -92,8 +98,6 @@ class LogfmtRows {
     for (std::uint32_t i = 0; i < count_; ++i) {
       const std::uint32_t j = i % kRowsAtOnce;
       if (j == 0) came = look_at_groups(piece, i, groups) && came;
-      std::uint32_t* const row = row_at(i);
-      const std::int32_t rank = __shfl_sync(kWarp, rank_, static_cast<int>(i));
       LogfmtBits bits;
 #pragma unroll
       for (std::uint32_t k = 0; k < kLogfmtBase; ++k) bits.words[k] = ahead[0][k];
@@ -101,15 +105,22 @@ class LogfmtRows {
       for (std::uint32_t a = 0; a + 1 < kAhead; ++a)
 #pragma unroll
         for (std::uint32_t k = 0; k < kLogfmtBase; ++k) ahead[a][k] = ahead[a + 1][k];
-      load_base(ahead[kAhead - 1], piece, i + kAhead, wanted);
-      came = await(
-                 group_, wait_, wanted, bits.words,
-                 [&](int k) { return row + row_.word(piece, static_cast<std::uint32_t>(k)); },
-                 [&](int) { return rank; }) &&
-             came;
-      __syncwarp();
-      add_row(sum, bits, groups, j, piece, row, rank, wanted,
-              __shfl_sync(kWarp, weight_, static_cast<int>(i)), came);
+      load(ahead[kAhead - 1], i + kAhead, base);
+      came = complete(bits.words, i, base) && came;
+      const std::uint32_t first = j * kLogfmtPieceGroups, all = (1u << kLogfmtPieceGroups) - 1;
+      const auto of_group = static_cast<int>(first + me_ / kLogfmtGroupLanes);
+      const float weight = __shfl_sync(kWarp, weight_, static_cast<int>(i)),
+                  log_min = __shfl_sync(kWarp, groups.levels.log_min, of_group),
+                  step = __shfl_sync(kWarp, groups.levels.step, of_group);
+      if ((groups.cast >> first & 1) == 0)
+        came =
+            add_raw(sum, bits, i, {row_.extension(piece), base.stride, base.used}, weight) && came;
+      else if ((groups.nonzero >> first & all) == all)
+        add_unit<LogfmtCodes::nonzero>(sum, bits, weight, log_min, step);
+      else if ((groups.normal >> first & all) == all)
+        add_unit<LogfmtCodes::normal>(sum, bits, weight, log_min, step);
+      else
+        add_unit<LogfmtCodes::any>(sum, bits, weight, log_min, step);
       if (by_rank_ && (ends_ >> i & 1) != 0) sum.end_level();
     }
     if (came) store(sum, unit, count, out);
@@ -127,73 +138,84 @@ class LogfmtRows {
     numeric::LogfmtLevels levels;
     std::uint32_t cast, normal, nonzero;  ///< a bit for each lane
   };
+  /// Words of a lane in each row, `stride` apart from `first` on.
+  struct Place {
+    std::uint32_t first, stride;
+    bool used;  ///< false: the lane has none
+  };
 
-  __device__ std::uint32_t* row_at(std::uint32_t i) const {
-    return reinterpret_cast<std::uint32_t*>(
-        __shfl_sync(kWarp, reinterpret_cast<unsigned long long>(at_), static_cast<int>(i % 32)));
+  __device__ std::uint32_t* at(std::uint32_t i, std::uint32_t word) const {
+    return reinterpret_cast<std::uint32_t*>(rows_ +
+                                            __shfl_sync(kWarp, at_, static_cast<int>(i % 32))) +
+           word;
   }
 
-  __device__ void load_base(std::uint32_t (&words)[kLogfmtBase], std::uint32_t piece,
-                            std::uint32_t i, std::uint32_t wanted) const {
-    const std::uint32_t* const row = row_at(i);
+  /// Starts to load words of row `i`. Those that do not exist are 0.
+  template <std::uint32_t words>
+  __device__ void load(std::uint32_t (&data)[words], std::uint32_t i, const Place& place) const {
+    const std::uint32_t* const from = at(i, place.first);
 #pragma unroll
-    for (std::uint32_t k = 0; k < kLogfmtBase; ++k)
-      if (wanted != 0 && i < count_)
-        words[k] = ptx::ld_relaxed_sys_global(row + row_.word(piece, k));
+    for (std::uint32_t k = 0; k < words; ++k)
+      data[k] = place.used && i < count_ ? ptx::ld_relaxed_sys_global(from + k * place.stride) : 0;
+  }
+
+  /// Polls until loaded words have arrived, and replaces them by the sentinel. All lanes get
+  /// whether they have.
+  template <std::uint32_t words>
+  __device__ bool complete(std::uint32_t (&data)[words], std::uint32_t i,
+                           const Place& place) const {
+    if (!self_signalling(group_)) return true;
+    std::uint32_t* const from = at(i, place.first);
+    const std::int32_t rank = __shfl_sync(kWarp, rank_, static_cast<int>(i % 32));
+    std::uint64_t deadline = 0;
+    bool came = true;
+#pragma unroll 1
+    for (std::uint32_t polls = 0; __any_sync(kWarp, came && !are_written(data)) != 0; ++polls) {
+      if (polls == 0) deadline = ptx::globaltimer() + group_.timeout_ns;
+      __nanosleep(kPollNs);
+      if (!are_written(data)) {
+#pragma unroll
+        for (std::uint32_t k = 0; k < words; ++k)
+          data[k] = ptx::ld_relaxed_sys_global(from + k * place.stride);
+      }
+      if (polls % 64 == 63 && !are_written(data)) came = !is_over(group_, epoch_, rank, deadline);
+      came = __all_sync(kWarp, came) != 0;
+    }
+    if (place.used) {
+#pragma unroll
+      for (std::uint32_t k = 0; k < words; ++k) from[k * place.stride] = kSentinel;
+    }
+    return came;
+  }
+  __device__ __noinline__ static bool is_over(const DeviceGroup& group, std::uint64_t epoch,
+                                              std::int32_t rank, std::uint64_t deadline) {
+    return wait_over(group, combine_row_wait(group, Phase::low_latency_combine_receive, epoch),
+                     rank, deadline);
   }
 
   /// Takes the groups of rows from `first` on.
   __device__ bool look_at_groups(std::uint32_t piece, std::uint32_t first, Groups& groups) const {
     const std::uint32_t i = first + me_ / kLogfmtPieceGroups,
                         group = piece * kLogfmtPieceGroups + me_ % kLogfmtPieceGroups;
-    std::uint32_t* const row = row_at(i);
-    const std::int32_t rank = __shfl_sync(kWarp, rank_, static_cast<int>(i % 32));
-    const bool exists = i < count_ && group < row_.groups;
-    std::uint32_t word[1] = {kLogfmtCast};
-    const bool came = take(
-        group_, wait_, exists ? 1u : 0u, word,
-        [&](int) { return row + row_.group_word() + group; }, [&](int) { return rank; });
-    __syncwarp();
+    const bool exists = i < count_ && (kWhole || group < row_.groups);
+    std::uint32_t word[1];
+    load(word, i, {row_.group(group), 0, exists});
+    const bool came = complete(word, i, {row_.group(group), 0, exists});
     const numeric::LogfmtGroup mine = logfmt_group(word[0]);
     groups.levels = numeric::logfmt_levels(mine);
     groups.cast = __ballot_sync(kWarp, (word[0] & kLogfmtCast) != 0);
     const bool normal = !exists || groups.levels.log_min >= numeric::kLogfmtNormal;
     groups.normal = __ballot_sync(kWarp, normal);
     groups.nonzero = __ballot_sync(kWarp, !exists || (normal && groups.levels.nonzero));
-    return __all_sync(kWarp, came) != 0;
-  }
-
-  /// Adds the lane's words of row `j` of `groups`.
-  __device__ void add_row(LogfmtUnitSum& sum, const LogfmtBits& bits, const Groups& groups,
-                          std::uint32_t j, std::uint32_t piece, std::uint32_t* row,
-                          std::int32_t rank, std::uint32_t wanted, float weight,
-                          bool& came) const {
-    const std::uint32_t first = j * kLogfmtPieceGroups, all = (1u << kLogfmtPieceGroups) - 1;
-    const auto of_group = static_cast<int>(first + me_ / kLogfmtGroupLanes);
-    const float log_min = __shfl_sync(kWarp, groups.levels.log_min, of_group),
-                step = __shfl_sync(kWarp, groups.levels.step, of_group);
-    if ((groups.cast >> first & 1) == 0)
-      came = add_raw(sum, bits, piece, row, rank, wanted, weight) && came;
-    else if ((groups.nonzero >> first & all) == all)
-      add_unit<LogfmtCodes::nonzero>(sum, bits, weight, log_min, step);
-    else if ((groups.normal >> first & all) == all)
-      add_unit<LogfmtCodes::normal>(sum, bits, weight, log_min, step);
-    else
-      add_unit<LogfmtCodes::any>(sum, bits, weight, log_min, step);
+    return came;
   }
 
   /// Adds a unit that is not cast, of which `bits` has the base.
-  __device__ bool add_raw(LogfmtUnitSum& sum, const LogfmtBits& bits, std::uint32_t piece,
-                          std::uint32_t* row, std::int32_t rank, std::uint32_t wanted,
-                          float weight) const {
-    std::uint32_t extension[kLogfmtExtension] = {};
-    const bool came = take(
-        group_, wait_, wanted & ((1u << kLogfmtExtension) - 1), extension,
-        [&](int k) {
-          return row + row_.word(piece, kLogfmtBase + static_cast<std::uint32_t>(k));
-        },
-        [&](int) { return rank; });
-    __syncwarp();
+  __device__ bool add_raw(LogfmtUnitSum& sum, const LogfmtBits& bits, std::uint32_t i,
+                          const Place& place, float weight) const {
+    std::uint32_t extension[kLogfmtExtension];
+    load(extension, i, place);
+    const bool came = complete(extension, i, place);
 #pragma unroll
     for (std::uint32_t k = 0; k < kLogfmtUnit / 2; ++k) {
       const std::uint32_t pair = k < kLogfmtBase ? bits.words[k] : extension[k - kLogfmtBase];
@@ -215,16 +237,17 @@ class LogfmtRows {
   }
 
   const DeviceGroup& group_;
-  const RowWait wait_;
-  const LogfmtRow row_;
+  const std::uint64_t epoch_;
+  uint4* const rows_;
+  const LogfmtRow<kWhole> row_;
   const bool by_rank_;
   const std::uint32_t me_;
   std::uint32_t count_;  ///< rows
   std::uint32_t ends_;   ///< rows that are the last of their rank
-  // Lane i: row i.
+  // Lane i, for row i:
   float weight_;
   std::int32_t rank_;
-  std::uint32_t* at_;
+  std::uint32_t at_;  ///< in chunks of 16 bytes from rows_ on
 };
 
 }  // namespace shoal::ep::cuda

@@ -69,33 +69,31 @@ __device__ LogfmtBits encode_unit(const LogfmtUnitValues& values,
 
 /// Encodes block `block` of a row of bfloat16 values and stores it in the row at `out`. A warp
 /// calls.
-__device__ inline void send_log_fmt_block(const LogfmtRow& row, std::uint32_t block,
-                                          const uint4* from, std::uint32_t* out) {
+template <bool kWhole>
+__device__ void send_log_fmt_block(const LogfmtRow<kWhole>& row, std::uint32_t block,
+                                   const uint4* from, std::uint32_t* out) {
   constexpr std::uint32_t kMostPieces = 2, kMostGroups = kMostPieces * kLogfmtPieceGroups;
   const std::uint32_t me = lane_id(), first = block * row.block_pieces;
   LogfmtUnitValues values[kMostPieces];
-  std::uint32_t group[kMostPieces];
+  std::uint32_t group[kMostPieces], count[kMostPieces];
 #pragma unroll
   for (std::uint32_t p = 0; p < kMostPieces; ++p) {
     const std::uint32_t unit = (first + p) * 32 + me;
-    values[p] = load_unit(from, unit, p < row.block_pieces ? row.channels_of(unit) : 0);
+    count[p] = p < row.block_pieces ? row.channels_of(unit) : 0;
+    values[p] = load_unit(from, unit, count[p]);
   }
 #pragma unroll
-  for (std::uint32_t p = 0; p < kMostPieces; ++p)
-    group[p] = summarize_group(
-        values[p], p < row.block_pieces ? row.channels_of((first + p) * 32 + me) : 0);
+  for (std::uint32_t p = 0; p < kMostPieces; ++p) group[p] = summarize_group(values[p], count[p]);
   // Lane i has group i of the block, four times.
   const auto holder = static_cast<int>(me % kLogfmtPieceGroups * kLogfmtGroupLanes);
   const std::uint32_t low = __shfl_sync(kWarp, group[0], holder),
                       high = __shfl_sync(kWarp, group[1], holder),
                       mine = (me & kLogfmtPieceGroups) == 0 ? low : high,
                       number = first * kLogfmtPieceGroups + me % kMostGroups;
-  const bool exists =
-      number < min(row.groups, (first + row.block_pieces) * kLogfmtPieceGroups);
-  const bool cast =
-      __all_sync(kWarp, !exists || numeric::logfmt_castable(logfmt_group(mine))) != 0;
+  const bool exists = number < min(row.groups, (first + row.block_pieces) * kLogfmtPieceGroups);
+  const bool cast = __all_sync(kWarp, !exists || numeric::logfmt_castable(logfmt_group(mine))) != 0;
   if (exists && me < kMostGroups)
-    ptx::st_relaxed_sys_global(out + row.group_word() + number, mine | (cast ? kLogfmtCast : 0));
+    ptx::st_relaxed_sys_global(out + row.group(number), mine | (cast ? kLogfmtCast : 0));
   const numeric::LogfmtScale scale = numeric::logfmt_scale(logfmt_group(mine));
   const bool normal = __all_sync(kWarp, !exists || scale.log_min >= numeric::kLogfmtNormal) != 0;
 #pragma unroll 1
@@ -104,19 +102,25 @@ __device__ inline void send_log_fmt_block(const LogfmtRow& row, std::uint32_t bl
     const numeric::LogfmtScale here{__shfl_sync(kWarp, scale.log_min, of_group), 0,
                                     __shfl_sync(kWarp, scale.inverse_step, of_group),
                                     __shfl_sync(kWarp, scale.rounding, of_group), true};
-    const bool stores = (first + p) * 32 + me < row.units;
+    const std::uint32_t stride = row.units_of(first + p);
+    std::uint32_t* const base = out + row.base(first + p);
     if (cast) {
       const LogfmtBits bits =
           normal ? encode_unit<true>(values[0], here) : encode_unit<false>(values[0], here);
+      if (me < stride) {
+#pragma unroll
+        for (std::uint32_t k = 0; k < kLogfmtBase; ++k)
+          ptx::st_relaxed_sys_global(base + k * stride,
+                                     numeric::without_all_ones(bits.words[k], k));
+      }
+    } else if (me < stride) {
+      std::uint32_t* const extension = out + row.extension(first + p);
 #pragma unroll
       for (std::uint32_t k = 0; k < kLogfmtBase; ++k)
-        if (stores)
-          ptx::st_relaxed_sys_global(out + row.word(first + p, k),
-                                     numeric::without_all_ones(bits.words[k], k));
-    } else {
+        store_word(base + k * stride, values[0].pairs[k]);
 #pragma unroll
-      for (std::uint32_t k = 0; k < kLogfmtUnit / 2; ++k)
-        if (stores) store_word(out + row.word(first + p, k), values[0].pairs[k]);
+      for (std::uint32_t k = 0; k < kLogfmtExtension; ++k)
+        store_word(extension + k * stride, values[0].pairs[kLogfmtBase + k]);
     }
     values[0] = values[1];
   }

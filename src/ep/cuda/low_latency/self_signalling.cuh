@@ -19,24 +19,21 @@ __device__ inline bool self_signalling(const DeviceGroup& group) {
   return group.mask_failed == 0;
 }
 
-/// Words of a row that a thread loads at a time: one or four.
-template <typename Words>
-__device__ Words sentinels();
-template <>
-__device__ inline std::uint32_t sentinels<std::uint32_t>() {
-  return kSentinel;
-}
-template <>
-__device__ inline uint4 sentinels<uint4>() {
+__device__ inline uint4 sentinels() {
   return uint4{kSentinel, kSentinel, kSentinel, kSentinel};
 }
 
-/// Whether no word is the sentinel, which is the largest of all words.
-__device__ inline bool is_written(std::uint32_t word) {
-  return word != kSentinel;
-}
+/// Whether none of the four words is the sentinel, which is the largest of all words.
 __device__ inline bool is_written(const uint4& data) {
   return max(max(data.x, data.y), max(data.z, data.w)) != kSentinel;
+}
+/// Likewise.
+template <std::uint32_t count>
+__device__ bool are_written(const std::uint32_t (&words)[count]) {
+  std::uint32_t most = words[0];
+#pragma unroll
+  for (std::uint32_t i = 1; i < count; ++i) most = max(most, words[i]);
+  return most != kSentinel;
 }
 
 /// Replaces a word that looks like the sentinel. Only two bfloat16 NaNs can: float8 codes and sums
@@ -55,7 +52,7 @@ __device__ inline void store_word(std::uint32_t* at, std::uint32_t word) {
 /// A warp fills memory with the sentinel.
 __device__ inline void fill_sentinel(std::byte* from, std::size_t bytes) {
   for (std::size_t at = lane_id() * sizeof(uint4); at < bytes; at += 32 * sizeof(uint4))
-    *reinterpret_cast<uint4*>(from + at) = sentinels<uint4>();
+    *reinterpret_cast<uint4*>(from + at) = sentinels();
 }
 
 /// The operation whose rows are awaited, and where its disagreement is recorded: rows of an
@@ -103,12 +100,15 @@ __device__ __noinline__ inline bool wait_over(const DeviceGroup& group, const Ro
   return true;
 }
 
-/// Completes loads of `data[i]` from at(i), for each bit i of `wanted`. Rows without flags are polled
-/// until they have arrived and are replaced by the sentinel. rank(i) is the sender. Returns false
-/// when the wait failed.
-template <typename Words, int count, typename At, typename Rank>
-__device__ bool await(const DeviceGroup& group, const RowWait& rows, std::uint32_t wanted,
-                      Words (&data)[count], At&& at, Rank&& rank) {
+/// Loads `data[i]` from at(i) for each bit i of `wanted`, all of them in flight at once. Rows
+/// without flags are polled until they have arrived and are replaced by the sentinel. rank(i) is
+/// the sender. Returns false when the wait failed.
+template <int count, typename At, typename Rank>
+__device__ bool take(const DeviceGroup& group, const RowWait& rows, std::uint32_t wanted,
+                     uint4 (&data)[count], At&& at, Rank&& rank) {
+#pragma unroll
+  for (int i = 0; i < count; ++i)
+    if (wanted >> i & 1) data[i] = ptx::ld_relaxed_sys_global(at(i));
   if (!self_signalling(group)) return true;
   std::uint32_t missing = 0;
 #pragma unroll
@@ -131,19 +131,8 @@ __device__ bool await(const DeviceGroup& group, const RowWait& rows, std::uint32
   }
 #pragma unroll
   for (int i = 0; i < count; ++i)
-    if (wanted >> i & 1) *at(i) = sentinels<Words>();
+    if (wanted >> i & 1) *at(i) = sentinels();
   return true;
-}
-
-/// Loads `data[i]` from at(i) for each bit i of `wanted`, all of them in flight at once, and awaits
-/// them.
-template <typename Words, int count, typename At, typename Rank>
-__device__ bool take(const DeviceGroup& group, const RowWait& rows, std::uint32_t wanted,
-                     Words (&data)[count], At&& at, Rank&& rank) {
-#pragma unroll
-  for (int i = 0; i < count; ++i)
-    if (wanted >> i & 1) data[i] = ptx::ld_relaxed_sys_global(at(i));
-  return await(group, rows, wanted, data, at, rank);
 }
 
 }  // namespace shoal::ep::cuda
