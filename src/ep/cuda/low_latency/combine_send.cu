@@ -83,10 +83,12 @@ class CombineSender {
     bool usable = true;
     if (me < group_.ranks) {
       std::uint64_t waited = 0;
-      if (epoch_ > 2)
-        wait_signal_or_mask(group_, group_.layout.combine_read, me, epoch_ - 2,
-                            Phase::low_latency_combine_grant, kCombineOperation,
-                            blockIdx.x == 0 && group_.record != nullptr ? &waited : nullptr);
+      const bool failed = aborted(group_);  // in flight with the grant
+      const bool granted =
+          epoch_ <= 2 ||
+          wait_signal_or_mask(group_, group_.layout.combine_read, me, epoch_ - 2,
+                              Phase::low_latency_combine_grant, kCombineOperation,
+                              blockIdx.x == 0 && group_.record != nullptr ? &waited : nullptr);
       if (blockIdx.x == 0)
         count_first_wait(group_, KernelKind::low_latency_combine_send, epoch_, me, waited);
       if (blockIdx.x == 0)
@@ -94,9 +96,8 @@ class CombineSender {
             combine_notice(group_, me, epoch_, group_.me),
             flag() | (is_masked(group_, me) ? CombineNoticeWord::kLeftOut : 0));
       masked_[me] = is_masked(group_, me);
-      usable = !aborted(group_);
+      usable = !failed && (granted || !aborted(group_));
     }
-    if (call_.keeps_weights != 0) keep_weights();
     usable = __syncthreads_and(usable) != 0;
     passed_ = pass_epoch(group_, KernelKind::low_latency_combine_send, false);
     return usable;
@@ -228,6 +229,15 @@ class CombineSender {
     ptx::st_release_sys_global(combine_flag_at(group_, item.pair.source, place), flag());
   }
 
+  /// Copies the weights for a deferred receive. The last warp of each block calls, which has time
+  /// while the others send.
+  __device__ void keep_weights() const {
+    const std::int32_t count = call_.tokens * group_.top_k;
+    for (auto w = static_cast<std::int32_t>(blockIdx.x * 32 + lane_id()); w < count;
+         w += static_cast<std::int32_t>(gridDim.x * 32))
+      call_.pending.weights[w] = call_.weights[w];
+  }
+
   __device__ void end() const {
     if (threadIdx.x == 0) note_end(group_, KernelKind::low_latency_combine_send, epoch_);
     end_kernel(group_, KernelKind::low_latency_combine_send, false, passed_, [&] {
@@ -348,13 +358,6 @@ class CombineSender {
            lane_id() + 1 == static_cast<std::uint32_t>(__ffs(static_cast<int>(item.topk_slots)));
   }
 
-  __device__ void keep_weights() const {
-    const std::int32_t count = call_.tokens * group_.top_k;
-    for (auto w = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x); w < count;
-         w += static_cast<std::int32_t>(gridDim.x * blockDim.x))
-      call_.pending.weights[w] = call_.weights[w];
-  }
-
   __device__ static void load_chunks(uint4 (&data)[kAhead], const uint4* row, std::uint32_t first,
                                      std::uint32_t chunks) {
 #pragma unroll
@@ -441,9 +444,11 @@ __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
   CombineItem item =
       sender.load(i / workers);  // before the waits; later items, before the row of the last one
   if (sender.enter()) {
+    if (threadIdx.x >= kRowThreads && call.keeps_weights != 0) sender.keep_weights();
     RowsDone<kRowThreads> done;
     for (; i < sender.items() * workers; i += step) {
-      const CombineItem next = sender.load((i + step) / workers);
+      const CombineItem next =
+          i + step < sender.items() * workers ? sender.load((i + step) / workers) : CombineItem{};
       if (threadIdx.x >= kRowThreads) {
         if (call.flags == 0) break;
         done.wait();
