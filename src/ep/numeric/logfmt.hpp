@@ -116,9 +116,15 @@ SHOAL_HOST_DEVICE inline std::uint32_t encode_logfmt(float value, const LogfmtSc
   return logfmt_code(log2(float_of(bits_of(value) & ~kSignBit)), scale);
 }
 
+/// The logarithm of a code other than 0.
+SHOAL_HOST_DEVICE inline float logfmt_logarithm(std::uint32_t code, float log_min, float step) {
+  constexpr std::uint32_t kIntegers = 0x4b00'0000;  // 2^23: the low bits are whole numbers
+  return fma(sub(float_of(kIntegers | code), 0x1p23f + 1.0f), step, log_min);
+}
+
 SHOAL_HOST_DEVICE inline float decode_logfmt(std::uint32_t code, bool negative, float log_min,
                                              float step) {
-  const float magnitude = exp2(fma(static_cast<float>(code) - 1.0f, step, log_min));
+  const float magnitude = exp2(logfmt_logarithm(code, log_min, step));
   const float value = code == 0 ? 0.0f : magnitude;
   return float_of(bits_of(value) | (negative ? kSignBit : 0u));
 }
@@ -141,7 +147,7 @@ SHOAL_HOST_DEVICE inline std::uint32_t encode_logfmt_normal(float magnitude,
 /// The magnitude of a code other than 0.
 SHOAL_HOST_DEVICE inline float logfmt_magnitude_normal(std::uint32_t code, float log_min,
                                                        float step) {
-  return exp2_to_normal(fma(static_cast<float>(code) - 1.0f, step, log_min));
+  return exp2_to_normal(logfmt_logarithm(code, log_min, step));
 }
 
 /// Word `i` of the five words of 16 values, without the value that has all bits set: the code that

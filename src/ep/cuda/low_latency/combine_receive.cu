@@ -345,8 +345,8 @@ __device__ void agree(TokenRows& token_rows) {
   token_rows.arrived = arrived;
 }
 
-/// Of LogFMT-10: blocks that divide a token, as many as `most` allows. With statistics a block takes
-/// whole tokens, because it measures before any of its warps takes a word.
+/// Of LogFMT-10: blocks that divide a token, as many as `most` allows. With statistics a block
+/// takes whole tokens, because it measures before any of its warps takes a word.
 std::uint32_t parts_of_token(const LowLatencyCombineReceive& call, std::uint32_t pieces,
                              std::int32_t most) {
   if (call.wait_ns != nullptr) return 1;

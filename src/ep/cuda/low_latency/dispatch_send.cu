@@ -124,8 +124,8 @@ __device__ bool is_first(const LowLatencyDispatchSend& call, std::int32_t at, st
   return true;
 }
 
-/// Adds to numbers[k] how many earlier tokens name the expert of top-k slot k. The `threads` threads
-/// of a block that send rows call.
+/// Adds to numbers[k] how many earlier tokens name the expert of top-k slot k. The `threads`
+/// threads of a block that send rows call.
 __device__ void number_rows(const LowLatencyDispatchSend& call, std::int32_t token,
                             const TopkSlot& slot, std::uint32_t threads, std::uint32_t* numbers) {
   const std::int32_t count = min(token, call.tokens) * call.group.top_k;

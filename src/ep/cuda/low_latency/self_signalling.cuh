@@ -7,8 +7,8 @@
 // word writes the sentinel back; a grant of the half says that this is done for all rows.
 //
 // Each word is stored and loaded atomically and carries its own state, so no order between words is
-// needed. The rows of groups that mask ranks have flags instead (slot_ready, combine_flags), because
-// nothing would read the rows of a masked rank and put the sentinel back.
+// needed. The rows of groups that mask ranks have flags instead (slot_ready, combine_flags),
+// because nothing would read the rows of a masked rank and put the sentinel back.
 #pragma once
 
 #include "ep/cuda/low_latency/waits.cuh"
