@@ -119,6 +119,11 @@ __global__ void compare_kernel(const std::uint16_t* x, const std::uint16_t* out,
   }
 }
 
+struct LargeParameters {
+  std::uint64_t words[192];
+};
+__global__ void empty_kernel(const __grid_constant__ LargeParameters) {}
+
 __global__ void pause_kernel(std::int64_t nanoseconds) {
   const std::uint64_t start = device::ptx::globaltimer();
   do {
@@ -174,6 +179,19 @@ void compare(cudaStream_t stream, const TensorView& x, const TensorView& out,
       x.as<std::uint16_t>(), out.as<std::uint16_t>(), factor.as<float>(), size.as<float>(),
       x.shape[1], tolerance, reinterpret_cast<unsigned long long*>(first_bad));
   check(cudaGetLastError(), "comparing results");
+}
+
+void run_nothing(cudaStream_t stream, unsigned blocks, unsigned threads) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, empty_kernel, LargeParameters{}), "launching nothing");
 }
 
 void pause(cudaStream_t stream, std::int64_t nanoseconds) {

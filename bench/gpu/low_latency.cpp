@@ -4,12 +4,13 @@
 // Times per point: free-running chains of pairs, with expert outputs in bfloat16 and in LogFMT-10,
 // and of dispatches alone, plain and as replayed graphs; pairs with an event after each operation;
 // pairs with separate phases (the receive hook) and a pause between them in which the rows arrive,
-// so that the receive phase is timed without waiting; the same with PEs that begin their sends one
-// after another, so that a send phase that waits for another PE is seen. Experts write to
-// next_combine_buffer, so nothing is staged; weights come with the combine. With --load-of, two
-// GPUs carry what each GPU of a larger group would. With SHOAL_NODE_SIZE the PEs are on emulated
-// nodes, and everything is measured twice: with kernels that send over the network, and through
-// host memory, where graphs and phases do not exist.
+// so that the receive phase is timed without waiting, in both formats; the same with PEs that begin
+// their sends one after another, so that a send phase that waits for another PE is seen; kernels
+// that do nothing, launched in the same way. Experts write to next_combine_buffer, so nothing is
+// staged; weights come with the combine. With --load-of, two GPUs carry what each GPU of a larger
+// group would. With SHOAL_NODE_SIZE the PEs are on emulated nodes, and everything is measured
+// twice: with kernels that send over the network, and through host memory, where graphs and phases
+// do not exist.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -54,8 +55,10 @@ class LowLatencyBench {
     deferred_ = true;  // only a deferred receive has a phase of its own
     time_phases("hook", 0);
     time_phases("hook, staggered", kStaggerNanoseconds);
-    deferred_ = false;
+    time_launches();
     log_fmt_ = true;
+    time_phases("hook, log_fmt", 0);
+    deferred_ = false;
     check_experts("with log_fmt");
     time_chain_of("log_fmt pair", [this](std::int64_t i) { pair(i); }, 0);
     log_fmt_ = false;
@@ -184,6 +187,28 @@ class LowLatencyBench {
                  auto combined = timed([&] { return send_combine(i, received, outputs); });
                  pause(stream_.get(), kGapNanoseconds);
                  timed([&] { return combined.receive(); });
+               });
+  }
+
+  /// Kernels that do nothing, launched as those of a phase: by few blocks and by two an SM. A call
+  /// of the group records an event behind its kernel.
+  void time_launches() {
+    constexpr unsigned kFew = 9, kMany = 264, kThreads = 480;
+    Marks behind;
+    behind.reserve(1);
+    time_steps("hook",
+               {{"empty kernel, few blocks", 0},
+                {"empty kernel, many blocks", 0},
+                {"empty kernel, few blocks, event", 0}},
+               [&](std::int64_t, Marks& marks) {
+                 for (const unsigned blocks : {kFew, kMany, 0U}) {
+                   pause(stream_.get(), kGapNanoseconds);
+                   marks.mark(stream_.get());
+                   run_nothing(stream_.get(), blocks == 0 ? kFew : blocks, kThreads);
+                   behind.clear();
+                   if (blocks == 0) behind.mark(stream_.get());
+                   marks.mark(stream_.get());
+                 }
                });
   }
 

@@ -11,7 +11,8 @@
 //   code 0 is zero, code c >= 1 is 2^(log_min + (c - 1) * step); the threshold between two codes is
 //   the arithmetic mean of their values.
 // Sixteen values are 20 bytes: 16 codes of 9 bits, little end first, then 16 sign bits. A tail of
-// eight values has the same form in 10 bytes.
+// eight values has the same form in 10 bytes. No word of the 20 bytes is all ones
+// (without_all_ones), so that a receiver can tell a word that has arrived from an empty one.
 //
 // A zero counts as the smallest magnitude: its logarithm is minus infinity, so the steps then span
 // the whole range of kLogfmtRange octaves.
@@ -73,14 +74,16 @@ SHOAL_HOST_DEVICE constexpr bool logfmt_castable(LogfmtGroup group) {
 /// The part of LogfmtScale that decoding needs.
 struct LogfmtLevels {
   float log_min, step, log_max;
+  bool nonzero;  ///< the smallest value has code 1, and none has code 0
 };
 
 SHOAL_HOST_DEVICE inline LogfmtLevels logfmt_levels(LogfmtGroup group) {
   const float log_max = log2(to_float(group.largest));
   const float lowest = sub(log_max, kLogfmtRange);
   const float log_smallest = log2(to_float(group.smallest));
-  const float log_min = log_smallest > lowest ? log_smallest : lowest;
-  return {log_min, div(sub(log_max, log_min), kLogfmtSteps), log_max};
+  const bool nonzero = log_smallest > lowest;
+  const float log_min = nonzero ? log_smallest : lowest;
+  return {log_min, div(sub(log_max, log_min), kLogfmtSteps), log_max, nonzero};
 }
 
 SHOAL_HOST_DEVICE inline LogfmtScale logfmt_scale(LogfmtGroup group) {
@@ -90,8 +93,9 @@ SHOAL_HOST_DEVICE inline LogfmtScale logfmt_scale(LogfmtGroup group) {
   scale.castable = levels.log_max < 0.0f && levels.log_min < levels.log_max;
   scale.step = levels.step;
   scale.inverse_step = div(1.0f, scale.step);
-  const float middle = log2(mul(add(1.0f, exp2(scale.step)), 0.5f));
-  scale.rounding = fma(-middle, scale.inverse_step, 2.0f);
+  // 2 - log2((1 + 2^step) / 2) / step. The next term of the series is below 1e-6.
+  constexpr float kEighthOfLn2 = 0x1.62e430p-4f;
+  scale.rounding = fma(-scale.step, kEighthOfLn2, 1.5f);
   return scale;
 }
 
@@ -112,9 +116,15 @@ SHOAL_HOST_DEVICE inline std::uint32_t encode_logfmt(float value, const LogfmtSc
   return logfmt_code(log2(float_of(bits_of(value) & ~kSignBit)), scale);
 }
 
+/// The logarithm of a code other than 0.
+SHOAL_HOST_DEVICE inline float logfmt_logarithm(std::uint32_t code, float log_min, float step) {
+  constexpr std::uint32_t kIntegers = 0x4b00'0000;  // 2^23: the low bits are whole numbers
+  return fma(sub(float_of(kIntegers | code), 0x1p23f + 1.0f), step, log_min);
+}
+
 SHOAL_HOST_DEVICE inline float decode_logfmt(std::uint32_t code, bool negative, float log_min,
                                              float step) {
-  const float magnitude = exp2(fma(static_cast<float>(code) - 1.0f, step, log_min));
+  const float magnitude = exp2(logfmt_logarithm(code, log_min, step));
   const float value = code == 0 ? 0.0f : magnitude;
   return float_of(bits_of(value) | (negative ? kSignBit : 0u));
 }
@@ -137,7 +147,14 @@ SHOAL_HOST_DEVICE inline std::uint32_t encode_logfmt_normal(float magnitude,
 /// The magnitude of a code other than 0.
 SHOAL_HOST_DEVICE inline float logfmt_magnitude_normal(std::uint32_t code, float log_min,
                                                        float step) {
-  return exp2_to_normal(fma(static_cast<float>(code) - 1.0f, step, log_min));
+  return exp2_to_normal(logfmt_logarithm(code, log_min, step));
+}
+
+/// Word `i` of the five words of 16 values, without the value that has all bits set: the code that
+/// is the first to begin in the word becomes 510 instead of 511.
+SHOAL_HOST_DEVICE constexpr std::uint32_t without_all_ones(std::uint32_t word, std::uint32_t i) {
+  const std::uint32_t first_code = (32 * i + 8) / 9;
+  return word == 0xffff'ffffu ? word - (1u << (9 * first_code - 32 * i)) : word;
 }
 
 /// Whether a block with these groups is cast.

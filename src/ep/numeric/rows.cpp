@@ -103,13 +103,20 @@ void unpack_ue8m0(std::span<const std::int32_t> words, std::span<float> inverse_
 
 void logfmt_encode_block(std::span<const Bf16> values, std::span<const LogfmtGroup> groups,
                          std::byte* bytes) {
-  BitWriter writer(bytes);
   LogfmtScale scale{};
   for (std::size_t first = 0; first < values.size(); first += kUnit) {
     if (first % kGroupChannels == 0) scale = logfmt_scale(groups[first / kGroupChannels]);
     const auto unit = values.subspan(first, std::min(kUnit, values.size() - first));
+    std::byte* const at = bytes + logfmt_bytes(first);
+    BitWriter writer(at);
     for (const Bf16 value : unit) writer.put(encode_logfmt(to_float(value), scale), 9);
     for (const Bf16 value : unit) writer.put(value.bits >> 15, 1);
+    for (std::uint32_t i = 0; i < logfmt_bytes(unit.size()) / 4; ++i) {
+      std::uint32_t word = 0;
+      std::memcpy(&word, at + 4 * i, sizeof word);
+      word = without_all_ones(word, i);
+      std::memcpy(at + 4 * i, &word, sizeof word);
+    }
   }
 }
 

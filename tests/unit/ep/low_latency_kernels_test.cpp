@@ -24,17 +24,17 @@ TEST_P(LowLatencyKernels, EveryFormMatchesTheReference) {
   for (const std::int64_t hidden : {24, 520, 7168}) {
     SCOPED_TRACE("hidden " + std::to_string(hidden));
     Ranks ranks({.hidden = hidden, .tokens = {3, 2, 0}, .masks = GetParam()});
-    for (const Combine& combine : {kSums, kRows, kLogfmt, kExactLogfmt})
+    for (const Combine& combine : {kSums, kRows, kLogfmt, kExactLogfmt, kLogfmtNow})
       ranks.round(combine, Values::mixed);
     ranks.round(kSums, Values::plain, true);
-    ranks.round(kLogfmt, Values::plain);
+    ranks.round(kLogfmtNow, Values::plain);
   }
 }
 
-// Longer than a window of LogFMT-10.
+// More pieces than a block has warps, and a unit with half its channels.
 TEST_P(LowLatencyKernels, LongRows) {
   Ranks ranks({.hidden = 7688, .tokens = {2, 1, 1}, .masks = GetParam()});
-  for (const Combine& combine : {kLogfmt, kSums}) ranks.round(combine, Values::mixed);
+  for (const Combine& combine : {kLogfmt, kSums, kLogfmtNow}) ranks.round(combine, Values::mixed);
 }
 
 // A rank that does not defer sums with weights of ranks that do.
@@ -49,7 +49,7 @@ TEST_P(LowLatencyKernels, OneRankDoesNotDefer) {
 
 TEST_P(LowLatencyKernels, MoreRowsThanAWarpHasGroupsFor) {
   Ranks ranks({.ranks = 2, .experts = 32, .top_k = 20, .tokens = {3, 2}, .masks = GetParam()});
-  for (const Combine& combine : {kLogfmt, kSums, kExactLogfmt, kRows})
+  for (const Combine& combine : {kLogfmt, kSums, kExactLogfmt, kRows, kLogfmtNow})
     ranks.round(combine, Values::mixed);
 }
 
@@ -63,20 +63,14 @@ TEST(LowLatencyKernelsOf, EightRanks) {
   for (const Combine& combine : {kLogfmt, kSums}) ranks.round(combine, Values::plain);
 }
 
-// Aligned pieces of LogFMT-10 rows are copied in bulk, in one window and in two.
-TEST_P(LowLatencyKernels, LogfmtInBulk) {
-  for (const std::int64_t hidden : {512, 2048, 7680}) {
-    SCOPED_TRACE("hidden " + std::to_string(hidden));
-    Ranks ranks({.hidden = hidden, .tokens = {3, 2, 1}, .masks = GetParam(), .bulk = true});
-    for (const Combine& combine : {kLogfmt, kExactLogfmt}) ranks.round(combine, Values::mixed);
-  }
-}
-
-// Items of LogFMT-10 rows are handed out: the first block gets nearly all of them here, more than
-// it keeps numbers of.
-TEST(LowLatencyKernelsOf, ManyLogfmtItems) {
-  Ranks ranks({.hidden = 128, .tokens = {20, 15, 9}, .blocks = 2});
-  ranks.round(kLogfmt, Values::plain);
+// Blocks of one piece and of two; tokens divided among blocks, or blocks with many rows.
+TEST_P(LowLatencyKernels, LogfmtByPieces) {
+  for (const std::int64_t hidden : {512, 2048, 7680})
+    for (const std::int32_t blocks : {2, 30}) {
+      SCOPED_TRACE("hidden " + std::to_string(hidden) + ", blocks " + std::to_string(blocks));
+      Ranks ranks({.hidden = hidden, .tokens = {3, 2, 1}, .masks = GetParam(), .blocks = blocks});
+      for (const Combine& combine : {kLogfmtNow, kExactLogfmt}) ranks.round(combine, Values::mixed);
+    }
 }
 
 /// Ranks on nodes: the kernels of one node fill outboxes, and what is forwarded arrives in any

@@ -35,7 +35,6 @@ struct Case {
   std::vector<std::int32_t> tokens = {4, 2, 0};  ///< of each rank
   bool masks = false;
   std::int32_t blocks = 3;
-  bool bulk = false;  ///< bulk copies where the kernels have them
   /// Ranks of a node, which reach each other by loads and stores; 0: all ranks.
   std::int32_t node_size = 0;
 
@@ -51,7 +50,7 @@ struct Combine {
 };
 constexpr Combine kSums{}, kNow{CombineRowForm::sums, false, false},
     kRows{CombineRowForm::rows, true}, kLogfmt{CombineRowForm::log_fmt},
-    kExactLogfmt{CombineRowForm::log_fmt, true};
+    kExactLogfmt{CombineRowForm::log_fmt, true}, kLogfmtNow{CombineRowForm::log_fmt, false, false};
 
 /// Values of all kinds: groups of zeros, of one magnitude, not below one, with NaNs, subnormal ones
 /// and some that are as small as normal values can be.
@@ -149,7 +148,6 @@ class Ranks {
     ranks_.reserve(static_cast<std::size_t>(c.ranks));
     limits_.multiprocessors = 2;
     limits_.most_blocks = c.blocks;
-    limits_.dependent_launch = c.bulk;
     for (std::int32_t rank = 0; rank < c.ranks; ++rank)
       ranks_.emplace_back(shape_, by_nic_ ? Array<std::byte>(by_nic[rank].memory)
                                           : Array<std::byte>(layout_.total));
@@ -465,7 +463,7 @@ class Ranks {
                         ? 1
                         : 0;
     call.keeps_weights = 1;
-    call.flags = combine.deferred || c_.masks || combine.form == CombineRowForm::log_fmt ? 1 : 0;
+    call.flags = combine.deferred || c_.masks ? 1 : 0;
     call.handle = rank.handle();
     call.pending = rank.pending();
     call.serial = ++serial_;

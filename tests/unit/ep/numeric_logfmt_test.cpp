@@ -179,6 +179,46 @@ TEST(NumericLogfmt, CastableNeedsNoLogarithm) {
     }
 }
 
+/// Groups whose smallest value is within the range have no code 0, so receivers need no test for it.
+TEST(NumericLogfmt, TheSmallestValueHasCodeOne) {
+  std::size_t groups = 0;
+  for (std::uint32_t largest = 0x3f7f; largest > 0; --largest)
+    for (const std::uint32_t smallest :
+         {1u, 0x80u, largest / 2, largest - 300, largest - 128, largest - 2, largest - 1}) {
+      const LogfmtGroup group{magnitude_of(largest), magnitude_of(smallest)};
+      if (smallest == 0 || !logfmt_castable(group) || !logfmt_levels(group).nonzero) continue;
+      ++groups;
+      ASSERT_EQ(encode_logfmt(to_float(group.smallest), logfmt_scale(group)), 1u)
+          << largest << " " << smallest;
+      ASSERT_EQ(encode_logfmt(to_float(group.largest), logfmt_scale(group)), 511u)
+          << largest << " " << smallest;
+    }
+  EXPECT_GT(groups, 10'000u);
+}
+
+// Words of 32 ones would be taken for words that have not arrived.
+TEST(NumericLogfmt, NoWordIsAllOnes) {
+  std::vector<Bf16> values(128, to_bf16(-0.5f));
+  values[127] = to_bf16(-0.25f);
+  LogfmtGroup group;
+  for (const Bf16 value : values) group = with_value(group, value);
+  std::vector<std::uint32_t> words(logfmt_bytes(values.size()) / 4);
+  logfmt_encode_block(values, {&group, 1}, reinterpret_cast<std::byte*>(words.data()));
+  std::vector<float> decoded(values.size());
+  logfmt_decode_block(reinterpret_cast<const std::byte*>(words.data()), {&group, 1}, decoded);
+  const LogfmtScale scale = logfmt_scale(group);
+  const float top = decode_logfmt(511, true, scale), below = decode_logfmt(510, true, scale);
+  for (std::size_t unit = 0; unit < 8; ++unit) {
+    for (std::size_t i = 0; i < 5; ++i)
+      EXPECT_NE(words[5 * unit + i], 0xffff'ffffu) << unit << " " << i;
+    // One code of each word is lower by one: the first that begins there.
+    for (std::size_t i = 0; i < 16 && unit < 7; ++i) {
+      const bool first = i == 0 || i == 4 || i == 8 || i == 11 || i == 15;
+      EXPECT_EQ(decoded[16 * unit + i], first ? below : top) << unit << " " << i;
+    }
+  }
+}
+
 /// The shorter functions agree with the others bit by bit: for every magnitude that a group can
 /// hold, zeros and subnormals included, and for every code.
 TEST(NumericLogfmt, ShorterFunctionsGiveTheSameBits) {

@@ -62,10 +62,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   LowLatencyCombineSend call = send_of(y, weights, handle, options);
   call.group = parts_->device();
   call.sizes = parts_->sizes();
-  call.flags = options.defer_receive || group_.device.mask_failed != 0 ||
-                       call.form == CombineRowForm::log_fmt
-                   ? 1
-                   : 0;
+  call.flags = options.defer_receive || group_.device.mask_failed != 0 ? 1 : 0;
   call.longest_wait =
       options.wait_ns.defined() ? parts_->waits_of_combine(pending->epoch) : nullptr;
   call.pending = pending->view;

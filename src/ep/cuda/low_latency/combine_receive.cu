@@ -10,12 +10,13 @@
 //
 // Moves within this GPU's memory: reads 2 B a channel and combine row (LogFMT-10: 1.25 B), writes
 // one row per token. A block takes a token, a thread a chunk of the row, which waits for that chunk
-// of the combine rows only; of LogFMT-10 rows, a warp takes 512 channels. The first block has no
-// token where other blocks can take them: it checks that all ranks combine in the same form.
+// of the combine rows only; of LogFMT-10 rows, a warp takes 512 channels, and blocks divide a token
+// where there are few. The first block has no token where other blocks can take them: it checks
+// that all ranks combine in the same form.
 //
 // Waits: with sums whose weights did not travel with the dispatch, the notices of the ranks, which
-// come before their rows; the words of the rows themselves (self_signalling.cuh); for LogFMT-10,
-// and in groups that mask ranks, their flags. Publishes: the grant of the half, at the end, where
+// come before their rows; the words of the rows themselves (self_signalling.cuh); in groups that
+// mask ranks, their flags. Publishes: the grant of the half, at the end, where
 // the receive does not directly follow its send; otherwise the next send grants it. Memory order:
 // words of rows are their own signals; flags are acquired at system scope before the row is loaded.
 //
@@ -30,7 +31,6 @@ namespace {
 
 /// Threads of a block: two chunks each of a row of 7168 channels, or a warp for each piece.
 constexpr std::uint32_t kThreads = 448;
-static_assert(kThreads == kLogfmtWarps * 32);
 /// What a block knows about the ranks.
 struct RankStates {
   bool masked[kMaxDeviceRanks];
@@ -114,10 +114,9 @@ class CombineReceiver {
   }
 
   /// Whether the receive polls the rows themselves.
-  __device__ bool rows_have_no_flags() const {
-    return self_signalling(group_) && call_.form != CombineRowForm::log_fmt;
-  }
+  __device__ bool rows_have_no_flags() const { return self_signalling(group_); }
 
+  __device__ std::uint64_t epoch() const { return epoch_; }
   __device__ RowWait row_wait() const {
     return combine_row_wait(group_, Phase::low_latency_combine_receive, epoch_);
   }
@@ -194,8 +193,11 @@ class CombineReceiver {
   /// For the statistics: how long the last word of a row takes. One warp measures.
   __device__ bool measures() const { return call_.wait_ns != nullptr && threadIdx.x < 32; }
   __device__ __noinline__ void measure(std::int32_t rank, std::uint32_t row) const {
+    const LogfmtRow<false> log_fmt(call_.sizes.hidden);
     const auto* const word =
-        reinterpret_cast<const std::uint32_t*>(chunk_at(row, 0)) + call_.sizes.hidden / 2 - 1;
+        reinterpret_cast<const std::uint32_t*>(chunk_at(row, 0)) +
+        (call_.form == CombineRowForm::log_fmt ? log_fmt.group(log_fmt.groups - 1)
+                                               : log_fmt.hidden / 2 - 1);
     const RowWait rows = row_wait();
     std::uint64_t waited = 0;
     wait_or_mask(
@@ -343,11 +345,20 @@ __device__ void agree(TokenRows& token_rows) {
   token_rows.arrived = arrived;
 }
 
+/// Of LogFMT-10: blocks that divide a token, as many as `most` allows. With statistics a block
+/// takes whole tokens, because it measures before any of its warps takes a word.
+std::uint32_t parts_of_token(const LowLatencyCombineReceive& call, std::uint32_t pieces,
+                             std::int32_t most) {
+  if (call.wait_ns != nullptr) return 1;
+  const auto parts = static_cast<std::uint32_t>((most - 1) / std::max(call.tokens, 1));
+  return std::clamp(parts, 1u, pieces);
+}
+
 namespace low_latency {
 
 /// kVariant: with sums, rows in flight of ranks that send expert outputs in place of them. More of
 /// them take registers from the sums, so only deferred receives, which mostly get such rows, have
-/// many. With LogFMT-10, whether rows are copied in bulk.
+/// many. With LogFMT-10, whether rows consist of whole pieces.
 template <CombineRowForm kForm, int kVariant>
 __global__ void __launch_bounds__(kThreads, 1)
     combine_receive_kernel(const __grid_constant__ LowLatencyCombineReceive call) {
@@ -355,28 +366,28 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ RankStates ranks;
   const DeviceGroup& group = call.group;
   CombineReceiver collector(call, ranks);
-  const auto blocks = static_cast<std::int32_t>(gridDim.x);
-  auto token = (static_cast<std::int32_t>(blockIdx.x) + blocks - 1) % blocks;
-  std::int32_t expert = collector.load_expert(token);  // before the wait
+  const auto blocks = static_cast<std::int32_t>(gridDim.x),
+             parts = static_cast<std::int32_t>(call.parts);
+  auto item = (static_cast<std::int32_t>(blockIdx.x) + blocks - 1) % blocks;
+  std::int32_t expert = collector.load_expert(item / parts);  // before the wait
   collector.look_at_ranks(ranks);
   __syncthreads();
   collector.pass();
   if (blockIdx.x == 0) collector.check_agreement();
-  constexpr bool kBulk = kForm == CombineRowForm::log_fmt && kVariant != 0;
-  LogfmtBulkRows bulk;
-  if constexpr (kBulk) bulk.open(logfmt_decoding<kBulk>());
-  for (; token < call.tokens; token += blocks) {
+  for (; item / parts < call.tokens; item += blocks) {
+    const std::int32_t token = item / parts;
     TokenRows token_rows = collector.wait(token, expert);
-    expert = collector.load_expert(token + blocks);
+    expert = collector.load_expert((item + blocks) / parts);
     // With statistics, one warp must have measured before other warps take the words.
-    if (kForm == CombineRowForm::log_fmt || group.mask_failed != 0 || call.wait_ns != nullptr)
-      agree(token_rows);
+    if (group.mask_failed != 0 || call.wait_ns != nullptr) agree(token_rows);
     if constexpr (kForm == CombineRowForm::log_fmt) {
-      ptx::fence_proxy_async();  // the flags have been acquired
-      LogfmtRows<kBulk> rows(token_rows, reinterpret_cast<std::byte*>(collector.chunk_at(0, 0)),
-                             static_cast<std::uint32_t>(call.sizes.hidden), call.exact == 0,
-                             self_signalling(group), logfmt_decoding<kBulk>(), &bulk);
-      rows.add_up(collector.out_row(token));
+      const LogfmtRows<kVariant != 0> rows(group, collector.epoch(), token_rows,
+                                           collector.chunk_at(0, 0), call.sizes.hidden,
+                                           call.exact == 0);
+      const std::uint32_t warps = blockDim.x / 32;
+      for (std::uint32_t piece = (item % parts) * warps + threadIdx.x / 32; piece < rows.pieces();
+           piece += call.parts * warps)
+        rows.add_piece(piece, collector.out_row(token));
     } else if constexpr (kForm == CombineRowForm::rows) {
       add_rows<RowAddition::weighted, kRowsAhead>(collector, call, token_rows,
                                                   collector.out_row(token));
@@ -395,32 +406,35 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace low_latency
 }  // namespace
 
-void launch_low_latency_combine_receive(const LowLatencyCombineReceive& call,
+void launch_low_latency_combine_receive(LowLatencyCombineReceive& call,
                                         const LowLatencyLimits& limits, cudaStream_t stream) {
   const std::int32_t most =
       limits.most_blocks > 0 ? limits.most_blocks : 2 * limits.multiprocessors;
-  const auto blocks = static_cast<std::uint32_t>(std::min(call.tokens + 1, most));
   const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
   // The fewest rounds of chunks, and the fewest threads for that number of rounds.
   const std::uint32_t rounds = (chunks + kThreads - 1) / kThreads;
-  const std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
-  const std::uint32_t pieces = (chunks * 8 + kLogfmtPiece - 1) / kLogfmtPiece;
-  const auto start = [&](auto* kernel, std::uint32_t block_threads) {
-    launch(kernel, blocks, block_threads, 0, call, limits, stream);
+  std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
+  call.parts = 1;
+  const LogfmtRow<false> log_fmt(call.sizes.hidden);
+  if (call.form == CombineRowForm::log_fmt) {
+    call.parts = parts_of_token(call, log_fmt.pieces, std::min(most, limits.multiprocessors));
+    threads = std::min((log_fmt.pieces + call.parts - 1) / call.parts * 32, kThreads);
+  }
+  const auto blocks = static_cast<std::uint32_t>(
+      std::min(call.tokens * static_cast<std::int32_t>(call.parts) + 1, most));
+  const auto start = [&](auto* kernel) {
+    launch(kernel, blocks, threads, 0, call, limits, stream);
   };
   using low_latency::combine_receive_kernel;
   switch (call.form) {
     case CombineRowForm::sums:
       return start(call.grants == 0 ? combine_receive_kernel<CombineRowForm::sums, kFewAhead>
-                                    : combine_receive_kernel<CombineRowForm::sums, kManyAhead>,
-                   threads);
+                                    : combine_receive_kernel<CombineRowForm::sums, kManyAhead>);
     case CombineRowForm::rows:
-      return start(combine_receive_kernel<CombineRowForm::rows, 0>, threads);
+      return start(combine_receive_kernel<CombineRowForm::rows, 0>);
     case CombineRowForm::log_fmt:
-      return start(limits.dependent_launch && logfmt_pieces_are_aligned(chunks * 8)
-                       ? combine_receive_kernel<CombineRowForm::log_fmt, 1>
-                       : combine_receive_kernel<CombineRowForm::log_fmt, 0>,
-                   std::min(kThreads, pieces * 32));
+      return start(log_fmt.is_whole() ? combine_receive_kernel<CombineRowForm::log_fmt, 1>
+                                      : combine_receive_kernel<CombineRowForm::log_fmt, 0>);
   }
 }
 

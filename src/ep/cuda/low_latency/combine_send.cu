@@ -40,6 +40,8 @@ namespace {
 /// Threads that send rows: with kAhead chunks each, 7168 channels leave no thread idle.
 constexpr std::uint32_t kThreads = 224;
 static_assert(kThreads >= kMaxDeviceRanks);
+/// Threads that send LogFMT-10 rows, a block of a row a warp.
+constexpr std::uint32_t kLogfmtThreads = 448;
 /// Blocks per SM: as many as its registers allow.
 constexpr std::int32_t kBlocksPerMultiprocessor = 2;
 constexpr std::uint32_t kAhead = 4;  // chunks of 16 bytes that a thread has in flight
@@ -81,10 +83,12 @@ class CombineSender {
     bool usable = true;
     if (me < group_.ranks) {
       std::uint64_t waited = 0;
-      if (epoch_ > 2)
-        wait_signal_or_mask(group_, group_.layout.combine_read, me, epoch_ - 2,
-                            Phase::low_latency_combine_grant, kCombineOperation,
-                            blockIdx.x == 0 && group_.record != nullptr ? &waited : nullptr);
+      const bool failed = aborted(group_);  // in flight with the grant
+      const bool granted =
+          epoch_ <= 2 ||
+          wait_signal_or_mask(group_, group_.layout.combine_read, me, epoch_ - 2,
+                              Phase::low_latency_combine_grant, kCombineOperation,
+                              blockIdx.x == 0 && group_.record != nullptr ? &waited : nullptr);
       if (blockIdx.x == 0)
         count_first_wait(group_, KernelKind::low_latency_combine_send, epoch_, me, waited);
       if (blockIdx.x == 0)
@@ -92,11 +96,10 @@ class CombineSender {
             combine_notice(group_, me, epoch_, group_.me),
             flag() | (is_masked(group_, me) ? CombineNoticeWord::kLeftOut : 0));
       masked_[me] = is_masked(group_, me);
-      usable = !aborted(group_);
+      usable = !failed && (granted || !aborted(group_));
     }
-    if (call_.keeps_weights != 0) keep_weights();
     usable = __syncthreads_and(usable) != 0;
-    passed_ = pass_epoch(group_, KernelKind::low_latency_combine_send, call_.flags != 0);
+    passed_ = pass_epoch(group_, KernelKind::low_latency_combine_send, false);
     return usable;
   }
 
@@ -200,13 +203,18 @@ class CombineSender {
     }
   }
 
-  __device__ void send_log_fmt(const CombineItem& item, LogfmtEncoding& shared) const {
+  /// Sends every `share`th block of the item's rows, from number `first` on. A warp calls.
+  template <bool kWhole>
+  __device__ void send_log_fmt(const CombineItem& item, std::uint32_t first,
+                               std::uint32_t share) const {
+    const LogfmtRow<kWhole> row(call_.sizes.hidden);
+    const std::uint32_t blocks = row.blocks();
     for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
       const int lane = __ffs(left) - 1;
-      send_log_fmt_row(reinterpret_cast<const uint4*>(row_of(item, lane)),
-                       static_cast<std::uint32_t>(call_.sizes.hidden),
-                       reinterpret_cast<std::uint32_t*>(target(item, row_place(item, lane))),
-                       shared);
+      const auto* const from = reinterpret_cast<const uint4*>(row_of(item, lane));
+      auto* const to = reinterpret_cast<std::uint32_t*>(target(item, row_place(item, lane)));
+      for (; first < blocks; first += share) send_log_fmt_block(row, first, from, to);
+      first -= blocks;
     }
   }
 
@@ -221,10 +229,18 @@ class CombineSender {
     ptx::st_release_sys_global(combine_flag_at(group_, item.pair.source, place), flag());
   }
 
+  /// Copies the weights for a deferred receive. The last warp of each block calls, which has time
+  /// while the others send.
+  __device__ void keep_weights() const {
+    const std::int32_t count = call_.tokens * group_.top_k;
+    for (auto w = static_cast<std::int32_t>(blockIdx.x * 32 + lane_id()); w < count;
+         w += static_cast<std::int32_t>(gridDim.x * 32))
+      call_.pending.weights[w] = call_.weights[w];
+  }
+
   __device__ void end() const {
     if (threadIdx.x == 0) note_end(group_, KernelKind::low_latency_combine_send, epoch_);
-    end_kernel(group_, KernelKind::low_latency_combine_send, call_.flags != 0, passed_, [&] {
-      if (lane_id() != 0) return;
+    end_kernel(group_, KernelKind::low_latency_combine_send, false, passed_, [&] {
       group_.memory->combines_sent = epoch_;
       call_.pending.header->epoch = epoch_;
       __threadfence();
@@ -342,13 +358,6 @@ class CombineSender {
            lane_id() + 1 == static_cast<std::uint32_t>(__ffs(static_cast<int>(item.topk_slots)));
   }
 
-  __device__ void keep_weights() const {
-    const std::int32_t count = call_.tokens * group_.top_k;
-    for (auto w = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x); w < count;
-         w += static_cast<std::int32_t>(gridDim.x * blockDim.x))
-      call_.pending.weights[w] = call_.weights[w];
-  }
-
   __device__ static void load_chunks(uint4 (&data)[kAhead], const uint4* row, std::uint32_t first,
                                      std::uint32_t chunks) {
 #pragma unroll
@@ -396,49 +405,10 @@ class RowsDone {
   }
 
  private:
-  /// A block has 16: 0 is that of __syncthreads, 15 that of encode_barrier.
+  /// A block has 16: 0 is that of __syncthreads.
   static constexpr std::uint32_t kBarriers = 14;
   __device__ std::uint32_t barrier() const { return 1 + count_ % kBarriers; }
   std::uint32_t count_ = 0;
-};
-
-/// The numbers of a block's items. LogFMT-10 rows take long to encode, and random routing gives
-/// some blocks half as many again as others; so the first number of a block is fixed, and the
-/// others are handed out, each two items ahead. All threads call; those that send rows meet first.
-class ItemNumbers {
- public:
-  /// All threads meet between it and the first next().
-  __device__ ItemNumbers(const DeviceGroup& group, std::int32_t first, std::int32_t* shared)
-      : group_(group), shared_(shared) {
-    if (threadIdx.x != 0) return;
-    shared_[0] = first;
-    shared_[1] = take();
-  }
-  /// The number after that of the item that the block is at. Valid after the rows of the item
-  /// before have been sent.
-  __device__ std::int32_t next() const { return shared_[(at_ + 1) % kKept]; }
-  /// Takes the number after the next one; thread 0 publishes it in end_item.
-  __device__ void begin_item() {
-    if (threadIdx.x == 0) taken_ = take();
-  }
-  __device__ void end_item() {
-    if (threadIdx.x == 0) shared_[(at_ + 2) % kKept] = taken_;
-    ++at_;
-  }
-
-  /// More than the items by which the warp of the flags can be late.
-  static constexpr std::uint32_t kKept = 32;
-
- private:
-  __device__ std::int32_t take() const {
-    return static_cast<std::int32_t>(gridDim.x +
-                                     take_work(group_, KernelKind::low_latency_combine_send));
-  }
-
-  const DeviceGroup& group_;
-  std::int32_t* const shared_;  ///< [kKept]
-  std::uint32_t at_ = 0;
-  std::int32_t taken_ = 0;  ///< in thread 0
 };
 
 /// Threads of a block that send rows. The warp of the flags follows them.
@@ -451,22 +421,34 @@ constexpr std::uint32_t threads_of(CombineRowForm form) {
 
 namespace low_latency {
 
-template <CombineRowForm kForm>
+/// kWhole: with LogFMT-10, rows consist of whole pieces.
+template <CombineRowForm kForm, bool kWhole>
 __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
     combine_send_kernel(const __grid_constant__ LowLatencyCombineSend call) {
   begin_kernel();
   constexpr std::uint32_t kRowThreads = row_threads_of(kForm);
   __shared__ bool masked[kMaxDeviceRanks];
   CombineSender sender(call, masked);
-  const auto step = static_cast<std::int32_t>(gridDim.x);
   // The first block, which also sends weights and notices, gets the last item.
-  auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) % gridDim.x);
+  auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) % gridDim.x),
+       step = static_cast<std::int32_t>(gridDim.x), workers = 1;
+  // Without flags no barrier follows a row, so warps take blocks of LogFMT-10 rows by themselves:
+  // `workers` of them share an item.
+  const bool by_warp = kForm == CombineRowForm::log_fmt && call.flags == 0;
+  const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
+  if (by_warp) {
+    workers = static_cast<std::int32_t>(LogfmtRow<kWhole>(call.sizes.hidden).blocks());
+    i += step * warp;
+    step *= static_cast<std::int32_t>(kRowThreads / 32);
+  }
   CombineItem item =
-      sender.load(i);  // before the waits; later items, before the row of the last one
+      sender.load(i / workers);  // before the waits; later items, before the row of the last one
   if (sender.enter()) {
+    if (threadIdx.x >= kRowThreads && call.keeps_weights != 0) sender.keep_weights();
     RowsDone<kRowThreads> done;
-    for (; i < sender.items(); i += step) {
-      const CombineItem next = sender.load(i + step);
+    for (; i < sender.items() * workers; i += step) {
+      const CombineItem next =
+          i + step < sender.items() * workers ? sender.load((i + step) / workers) : CombineItem{};
       if (threadIdx.x >= kRowThreads) {
         if (call.flags == 0) break;
         done.wait();
@@ -475,8 +457,12 @@ __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
         if (sender.wanted(item)) {
           if constexpr (kForm == CombineRowForm::sums)
             sender.send_sum(item);
-          else
+          else if constexpr (kForm == CombineRowForm::rows)
             sender.send_rows(item);
+          else
+            sender.template send_log_fmt<kWhole>(
+                item, by_warp ? i % workers : warp,
+                by_warp ? workers : static_cast<std::int32_t>(kRowThreads / 32));
         }
         if (call.flags != 0) done.arrive();
       }
@@ -487,49 +473,18 @@ __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
   sender.end();
 }
 
-template <>
-__global__ void __launch_bounds__(threads_of(CombineRowForm::log_fmt), kBlocksPerMultiprocessor)
-    combine_send_kernel<CombineRowForm::log_fmt>(
-        const __grid_constant__ LowLatencyCombineSend call) {
-  begin_kernel();
-  __shared__ bool masked[kMaxDeviceRanks];
-  __shared__ std::int32_t kept[ItemNumbers::kKept];
-  __shared__ LogfmtEncoding shared;
-  CombineSender sender(call, masked);
-  auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) % gridDim.x);
-  CombineItem item = sender.load(i);
-  ItemNumbers numbers(call.group, i, kept);
-  if (sender.enter()) {
-    RowsDone<kLogfmtThreads> done;
-    while (i < sender.items()) {
-      if (threadIdx.x >= kLogfmtThreads) {
-        done.wait();
-        if (sender.wanted(item)) sender.send_flags(item);
-        i = numbers.next();
-        numbers.end_item();
-        item = sender.load(i);
-      } else {
-        encode_barrier();  // the next number is there
-        i = numbers.next();
-        const CombineItem next = sender.load(i);
-        numbers.begin_item();
-        if (sender.wanted(item)) sender.send_log_fmt(item, shared);
-        numbers.end_item();
-        done.arrive();
-        item = next;
-      }
-      done.next();
-    }
-  }
-  sender.end();
-}
-
 }  // namespace low_latency
 
-/// Divides the rows of a pair among blocks that would have none: log2 of the number of parts.
-/// Assumes that other ranks have as many tokens as this one.
+/// The number of pairs if other ranks have as many tokens as this one; only the device knows the
+/// actual number.
+std::int64_t expected_pairs(const LowLatencyCombineSend& call) {
+  return std::int64_t{call.group.ranks} * std::max(call.tokens, 1);
+}
+
+/// Divides the rows of a pair among `blocks`, some of which would have none: log2 of the number of
+/// parts.
 std::uint32_t split_of_pairs(const LowLatencyCombineSend& call, std::int32_t blocks) {
-  const std::int64_t pairs = std::int64_t{call.group.ranks} * std::max(call.tokens, 1),
+  const std::int64_t pairs = expected_pairs(call),
                      most_pairs = std::int64_t{call.group.ranks} * call.sizes.max_tokens;
   std::uint32_t split = 0;
   while (1 << split < call.group.top_k && pairs << split < blocks &&
@@ -547,26 +502,31 @@ void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLaten
                                 ? limits.most_blocks
                                 : kBlocksPerMultiprocessor * limits.multiprocessors;
   call.split = form == CombineRowForm::sums ? 0 : split_of_pairs(call, most);
-  // The largest possible number of items; only the device knows the actual one.
-  const auto blocks = static_cast<std::uint32_t>(std::min<std::int64_t>(
-      most, std::int64_t{call.group.ranks} * call.sizes.max_tokens << call.split));
+  // More blocks than the expected items would only start and end.
+  const auto blocks =
+      static_cast<std::uint32_t>(std::min<std::int64_t>(most, expected_pairs(call) << call.split));
+  const auto start = [&](auto* kernel) {
+    launch(kernel, blocks, threads_of(form), 0, call, limits, stream);
+  };
+  using low_latency::combine_send_kernel;
   switch (form) {
     case CombineRowForm::sums:
-      return launch(low_latency::combine_send_kernel<CombineRowForm::sums>, blocks,
-                    threads_of(form), 0, call, limits, stream);
+      return start(combine_send_kernel<CombineRowForm::sums, false>);
     case CombineRowForm::rows:
-      return launch(low_latency::combine_send_kernel<CombineRowForm::rows>, blocks,
-                    threads_of(form), 0, call, limits, stream);
+      return start(combine_send_kernel<CombineRowForm::rows, false>);
     case CombineRowForm::log_fmt:
-      return launch(low_latency::combine_send_kernel<CombineRowForm::log_fmt>, blocks,
-                    threads_of(form), 0, call, limits, stream);
+      return start(LogfmtRow<false>(call.sizes.hidden).is_whole()
+                       ? combine_send_kernel<CombineRowForm::log_fmt, true>
+                       : combine_send_kernel<CombineRowForm::log_fmt, false>);
   }
 }
 
 void load_low_latency_combine_send() {
-  load_kernel(low_latency::combine_send_kernel<CombineRowForm::sums>);
-  load_kernel(low_latency::combine_send_kernel<CombineRowForm::rows>);
-  load_kernel(low_latency::combine_send_kernel<CombineRowForm::log_fmt>);
+  using low_latency::combine_send_kernel;
+  load_kernel(combine_send_kernel<CombineRowForm::sums, false>);
+  load_kernel(combine_send_kernel<CombineRowForm::rows, false>);
+  load_kernel(combine_send_kernel<CombineRowForm::log_fmt, false>);
+  load_kernel(combine_send_kernel<CombineRowForm::log_fmt, true>);
 }
 
 }  // namespace shoal::ep::cuda

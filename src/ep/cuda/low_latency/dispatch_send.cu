@@ -124,15 +124,15 @@ __device__ bool is_first(const LowLatencyDispatchSend& call, std::int32_t at, st
   return true;
 }
 
-/// Adds to numbers[k] how many earlier tokens name the expert of top-k slot k. All threads of the
-/// block call.
+/// Adds to numbers[k] how many earlier tokens name the expert of top-k slot k. The `threads`
+/// threads of a block that send rows call.
 __device__ void number_rows(const LowLatencyDispatchSend& call, std::int32_t token,
-                            const TopkSlot& slot, std::uint32_t* numbers) {
+                            const TopkSlot& slot, std::uint32_t threads, std::uint32_t* numbers) {
   const std::int32_t count = min(token, call.tokens) * call.group.top_k;
   std::uint32_t mine = 0;
 #pragma unroll 1
   for (std::int32_t first = static_cast<std::int32_t>(threadIdx.x / 32 * 32); first < count;
-       first += static_cast<std::int32_t>(blockDim.x)) {
+       first += static_cast<std::int32_t>(threads)) {
     const std::int32_t at = first + static_cast<std::int32_t>(lane_id());
     const std::int64_t given = at < count ? given_expert(call, at) : -1;
 #pragma unroll 1
@@ -352,21 +352,22 @@ __device__ void send_token(const LowLatencyDispatchSend& call, const LowLatencyT
   send_ready(call, t, epoch, slot);
 }
 
-/// Waits until the half is granted, thread r for rank r; false where the group has failed. A
-/// barrier of the block has to follow. `counted`: the waits are; one block of a launch counts.
+/// Waits until rank `me` has granted the half, if it is one; false where the group has failed. A
+/// barrier of the block has to follow. `counted`: the wait is; one block of a launch counts.
 template <bool counted>
-__device__ bool wait_grants(const DeviceGroup& group, std::uint64_t epoch, bool* masked) {
-  const auto me = static_cast<std::int32_t>(threadIdx.x);
+__device__ bool wait_grant(const DeviceGroup& group, std::uint64_t epoch, std::int32_t me,
+                           bool* masked) {
   if (me >= group.ranks) return true;
   std::uint64_t waited = 0;
-  if (epoch > 2)
-    wait_signal_or_mask(group, group.layout.dispatch_read, me, epoch - 2,
-                        Phase::low_latency_dispatch_grant, kDispatchOperation,
-                        counted && group.record != nullptr ? &waited : nullptr);
+  const bool failed = aborted(group);  // in flight with the grant
+  const bool granted =
+      epoch <= 2 || wait_signal_or_mask(group, group.layout.dispatch_read, me, epoch - 2,
+                                        Phase::low_latency_dispatch_grant, kDispatchOperation,
+                                        counted && group.record != nullptr ? &waited : nullptr);
   if constexpr (counted)
     count_first_wait(group, KernelKind::low_latency_dispatch_send, epoch, me, waited);
   masked[me] = is_masked(group, me);
-  return !aborted(group);
+  return !failed && (granted || !aborted(group));
 }
 
 /// Tells all ranks that this dispatch has begun. A warp calls.
@@ -383,22 +384,24 @@ __device__ void begin_dispatch(const LowLatencyDispatchSend& call, std::uint64_t
 }
 
 /// The first block's part: what exists once for a dispatch. Receivers need the counts before any
-/// row, so nothing may delay them.
-__device__ void notify_ranks(const LowLatencyDispatchSend& call, std::uint64_t epoch,
-                             std::uint32_t row_threads, bool* masked) {
+/// row, so nothing may delay them. Returns pass_epoch().
+__device__ std::uint32_t notify_ranks(const LowLatencyDispatchSend& call, std::uint64_t epoch,
+                                      std::uint32_t row_threads, bool* masked) {
   __shared__ std::uint32_t count_of[ExpertRowCounts::kCounted];
   const DeviceGroup& group = call.group;
+  __syncthreads();
+  const std::uint32_t passed = pass_epoch(group, KernelKind::low_latency_dispatch_send, false);
   if (threadIdx.x >= row_threads) {
     begin_dispatch(call, epoch);
     if (group.record != nullptr && lane_id() == 0)
       add_last_launch(group, KernelKind::low_latency_dispatch_send, epoch);
-    return;
+    return passed;
   }
   const ExpertRowCounts counts(call, row_threads, count_of);
   counts.count(0);
-  wait_grants<true>(group, epoch, masked);
-  row_barrier(row_threads);
   const auto me = static_cast<std::int32_t>(threadIdx.x);
+  wait_grant<true>(group, epoch, me, masked);
+  row_barrier(row_threads);
   if (me < group.ranks)
     ptx::st_relaxed_sys_global(
         dispatch_notice(group, me, epoch, group.me),
@@ -411,23 +414,33 @@ __device__ void notify_ranks(const LowLatencyDispatchSend& call, std::uint64_t e
     counts.count(from);
     counts.send(from, epoch, masked);
   }
+  return passed;
 }
 
-/// The other blocks' part: tokens `token`, `token + step`, ...
-__device__ void send_tokens(const LowLatencyDispatchSend& call, std::uint64_t epoch,
-                            std::uint32_t row_threads, std::int32_t token, std::int32_t step,
-                            bool* masked) {
+/// The other blocks' part: tokens `token`, `token + step`, ... Returns pass_epoch().
+///
+/// The warp of the headers waits for the grants while the others load and number the first token.
+__device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::uint64_t epoch,
+                                     std::uint32_t row_threads, std::int32_t token,
+                                     std::int32_t step, bool* masked) {
   __shared__ std::uint32_t numbers[32];  // row numbers of a token, by top-k slot
   const DeviceGroup& group = call.group;
   const auto me = static_cast<std::int32_t>(threadIdx.x);
-  // Before the wait, which takes longer.
+  const bool sends_rows = threadIdx.x < row_threads;
+  bool usable = true;
+  for (auto rank = static_cast<std::int32_t>(lane_id()); !sends_rows && rank < group.ranks;
+       rank += 32)
+    usable = wait_grant<false>(group, epoch, rank, masked) && usable;
+  if (me < 32) numbers[me] = 0;
   LowLatencyToken t = load_token(call, token, me < 32);
   prefetch_row(call, token);
-  if (me < 32) numbers[me] = 0;
-  __syncthreads();
-  number_rows(call, token, t.slot, numbers);
-  const bool usable = wait_grants<false>(group, epoch, masked);
-  if (__syncthreads_and(usable) == 0) return;
+  if (sends_rows) {
+    row_barrier(row_threads);
+    number_rows(call, token, t.slot, row_threads, numbers);
+  }
+  usable = __syncthreads_and(usable) != 0;
+  const std::uint32_t passed = pass_epoch(group, KernelKind::low_latency_dispatch_send, false);
+  if (!usable) return passed;
   while (token < call.tokens) {
     t.targets = __ballot_sync(kWarp, t.slot.last && !masked[t.slot.rank]);
     const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
@@ -441,12 +454,13 @@ __device__ void send_tokens(const LowLatencyDispatchSend& call, std::uint64_t ep
         call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.slot.expert;
     }
     token += step;
-    if (token >= call.tokens) return;
+    if (token >= call.tokens) break;
     t = load_token(call, token, me < 32);
     __syncthreads();
-    number_rows(call, token, t.slot, numbers);
+    if (sends_rows) number_rows(call, token, t.slot, row_threads, numbers);
     __syncthreads();
   }
+  return passed;
 }
 
 namespace low_latency {
@@ -461,19 +475,13 @@ __global__ void __launch_bounds__(kMaxThreads + 32)
   if (blockIdx.x == 0 && threadIdx.x == row_threads)
     note_start(group, KernelKind::low_latency_dispatch_send, epoch,
                RecordedOperation::low_latency_dispatch);
-  __syncthreads();
-  // `ready` asks first whether this send has ended, then for the flags of the ranks.
-  const bool ordered = call.flags != 0;
-  const std::uint32_t passed = pass_epoch(group, KernelKind::low_latency_dispatch_send, ordered);
   const auto block = static_cast<std::int32_t>(blockIdx.x),
              blocks = static_cast<std::int32_t>(gridDim.x);
-  if (block == 0)
-    notify_ranks(call, epoch, row_threads, masked);
-  else
-    send_tokens(call, epoch, row_threads, block - 1, blocks - 1, masked);
+  const std::uint32_t passed =
+      block == 0 ? notify_ranks(call, epoch, row_threads, masked)
+                 : send_tokens(call, epoch, row_threads, block - 1, blocks - 1, masked);
   if (threadIdx.x == 0) note_end(group, KernelKind::low_latency_dispatch_send, epoch);
-  end_kernel(group, KernelKind::low_latency_dispatch_send, ordered, passed, [&] {
-    if (lane_id() != 0) return;
+  end_kernel(group, KernelKind::low_latency_dispatch_send, false, passed, [&] {
     group.memory->dispatches_sent = epoch;
     call.handle.header->epoch = epoch;
     __threadfence();

@@ -149,21 +149,25 @@ __device__ void forward_dispatch(const LowLatencyForwardDispatch& call) {
 
 // Combine.
 
-/// Bytes of a LogFMT-10 row in the outbox: its end depends on which blocks are cast.
-__device__ std::size_t log_fmt_bytes(const std::uint32_t* row, std::uint32_t hidden) {
-  const LogfmtRow sizes(hidden);
-  const std::uint32_t block = sizes.block_pieces * kLogfmtPiece;
-  std::uint32_t words = sizes.groups;
-  for (std::uint32_t first = 0; first < hidden; first += block) {
-    const std::uint32_t here = sizes.channels_from(first, block),
-                        group = first / numeric::kGroupChannels,
-                        groups = static_cast<std::uint32_t>(numeric::group_count(here));
-    bool cast = true;
-    for (std::uint32_t i = group; i < group + groups; ++i)
-      cast = cast && numeric::logfmt_castable(logfmt_group(load_word(row + i)));
-    words += cast ? logfmt_words(here) : here / 2;
-  }
-  return words * sizeof(std::uint32_t);
+/// Bytes of a LogFMT-10 row in the outbox: up to the last words of a piece that stays bfloat16.
+/// Empties the places of words before them that were not written.
+__device__ std::size_t log_fmt_bytes(std::uint32_t* row, std::int32_t hidden) {
+  const LogfmtRow<false> sizes(hidden);
+  const auto is_cast = [&](std::uint32_t piece) {
+    return (ptx::ld_relaxed_sys_global(row + sizes.group(piece * kLogfmtPieceGroups)) &
+            kLogfmtCast) != 0;
+  };
+  std::uint32_t* const extension = row + sizes.group(sizes.groups);
+  const auto start = [&](std::uint32_t piece) {
+    return min(piece * 32, sizes.units) * kLogfmtExtension;
+  };
+  std::uint32_t raw = 0;  // pieces up to the last that stays bfloat16
+  for (std::uint32_t piece = 0; piece < sizes.pieces; ++piece)
+    if (!is_cast(piece)) raw = piece + 1;
+  for (std::uint32_t piece = 0; piece < raw; ++piece)
+    for (std::uint32_t word = start(piece); is_cast(piece) && word < start(piece + 1); ++word)
+      extension[word] = kSentinel;
+  return (sizes.group(sizes.groups) + start(raw)) * sizeof(std::uint32_t);
 }
 
 /// Bytes of the combine row in a place of an outbox as they travel; 0: it was not sent.
@@ -173,10 +177,10 @@ __device__ std::uint32_t combine_row_bytes(const LowLatencyForwardCombine& call,
   if (call.flags != 0 &&
       !is_epoch(ptx::ld_relaxed_sys_global(combine_flag_at(group, rank, index)), epoch))
     return 0;
-  const auto hidden = static_cast<std::uint32_t>(call.sizes.hidden);
-  if (call.form != CombineRowForm::log_fmt) return hidden * sizeof(std::uint16_t);
+  if (call.form != CombineRowForm::log_fmt)
+    return static_cast<std::uint32_t>(call.sizes.hidden) * sizeof(std::uint16_t);
   return static_cast<std::uint32_t>(log_fmt_bytes(
-      reinterpret_cast<const std::uint32_t*>(combine_row_at(group, rank, index)), hidden));
+      reinterpret_cast<std::uint32_t*>(combine_row_at(group, rank, index)), call.sizes.hidden));
 }
 
 /// The top-k slots of a token of the remote rank whose experts are here.

@@ -24,12 +24,11 @@ __device__ inline HalfGrants combine_grants(const DeviceGroup& group) {
   return {group.layout.combine_read, &group.memory->combines_received, group.memory->dirty_combine};
 }
 
-/// Restores a half that may hold words that no rank has read, by clear(epoch). All words that were
-/// sent into it have arrived once every rank has begun a later send. A warp calls.
+/// Restores a half that may hold words of `left` that no rank has read, by clear(left). All words
+/// that were sent into it have arrived once every rank has begun a later send. A warp calls.
 template <typename Clear>
 __device__ void clean(const DeviceGroup& group, const HalfGrants& grants, std::uint64_t* dirty,
-                      const RowWait& send, Clear&& clear) {
-  const std::uint64_t left = ptx::ld_relaxed_sys_global(dirty);
+                      std::uint64_t left, const RowWait& send, Clear&& clear) {
   if (left == 0 || left >= send.epoch) return;  // the send's own receive can run beside it
   bool all = true;
   for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group.ranks; rank += 32) {
@@ -60,12 +59,16 @@ __device__ void begin_send(const DeviceGroup& group, const HalfGrants& own, cons
     for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group.ranks; rank += 32)
       ptx::st_relaxed_sys_global(signal_at(group, rank, signals, group.me) + word, value);
   };
+  // All loads in flight at once.
+  const std::uint64_t left[2] = {ptx::ld_relaxed_sys_global(own.dirty),
+                                 ptx::ld_relaxed_sys_global(own.dirty + 1)};
+  const std::uint64_t received = *own.received, other_received = *other.received;
+  const bool other_clean = (other.dirty[0] | other.dirty[1]) == 0;
   __threadfence_system();
   tell(own.signals, 1, send.epoch);
-  clean(group, own, own.dirty, send, clear);
-  clean(group, own, own.dirty + 1, send, clear);
-  tell(own.signals, 0, min(*own.received, send.epoch - 1));
-  if (other.dirty[0] == 0 && other.dirty[1] == 0) tell(other.signals, 0, *other.received);
+  for (int half = 0; half < 2; ++half) clean(group, own, own.dirty + half, left[half], send, clear);
+  tell(own.signals, 0, min(received, send.epoch - 1));
+  if (other_clean) tell(other.signals, 0, other_received);
 }
 
 /// Grants a half at the end of a receive that does not directly follow its send: the next send can

@@ -119,7 +119,7 @@ struct alignas(16) HandlePair {
 
 struct HandleHeader {
   std::uint64_t epoch;   ///< of the dispatch
-  std::uint64_t serial;  ///< of the call; written after `epoch`, when the send is complete
+  std::uint64_t serial;  ///< of the call; written after `epoch`, when the send has begun
   std::int32_t pairs;    ///< entries of HandleView::pairs in use
 };
 
@@ -217,6 +217,7 @@ struct LowLatencyCombineReceive {
   HandleView handle;
   PendingView pending;
   std::uint32_t grants, chained;  ///< as in LowLatencyDispatchReceive
+  std::uint32_t parts;            ///< blocks that divide a token; set by the launcher
 };
 
 /// probe.cu: asks whether a receive would wait. The reply, in host memory, is
@@ -246,7 +247,7 @@ void launch_low_latency_dispatch_receive(LowLatencyDispatchReceive& call,
                                          const LowLatencyLimits& limits, cudaStream_t stream);
 void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLatencyLimits& limits,
                                      cudaStream_t stream);
-void launch_low_latency_combine_receive(const LowLatencyCombineReceive& call,
+void launch_low_latency_combine_receive(LowLatencyCombineReceive& call,
                                         const LowLatencyLimits& limits, cudaStream_t stream);
 void launch_low_latency_probe(const LowLatencyProbe& call, cudaStream_t stream);
 

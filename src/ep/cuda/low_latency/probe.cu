@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads)
   __threadfence();
   const std::uint64_t epoch = *static_cast<volatile std::uint64_t*>(
       combine ? &call.pending.header->epoch : &call.handle.header->epoch);
-  bool arrived = serial == call.serial;  // otherwise the send has not ended
+  bool arrived = serial == call.serial;  // otherwise the send has not begun
   const auto warp = static_cast<std::int32_t>(threadIdx.x / 32),
              warps = static_cast<std::int32_t>(kThreads / 32);
   if (__syncthreads_and(arrived) != 0) {

@@ -7,9 +7,8 @@
 // word writes the sentinel back; a grant of the half says that this is done for all rows.
 //
 // Each word is stored and loaded atomically and carries its own state, so no order between words is
-// needed. Two kinds of rows have flags instead (slot_ready, combine_flags): LogFMT-10 rows, whose
-// words can have any value, and the rows of groups that mask ranks, because nothing would read the
-// rows of a masked rank and put the sentinel back.
+// needed. The rows of groups that mask ranks have flags instead (slot_ready, combine_flags),
+// because nothing would read the rows of a masked rank and put the sentinel back.
 #pragma once
 
 #include "ep/cuda/low_latency/waits.cuh"
@@ -27,6 +26,14 @@ __device__ inline uint4 sentinels() {
 /// Whether none of the four words is the sentinel, which is the largest of all words.
 __device__ inline bool is_written(const uint4& data) {
   return max(max(data.x, data.y), max(data.z, data.w)) != kSentinel;
+}
+/// Likewise.
+template <std::uint32_t count>
+__device__ bool are_written(const std::uint32_t (&words)[count]) {
+  std::uint32_t most = words[0];
+#pragma unroll
+  for (std::uint32_t i = 1; i < count; ++i) most = max(most, words[i]);
+  return most != kSentinel;
 }
 
 /// Replaces a word that looks like the sentinel. Only two bfloat16 NaNs can: float8 codes and sums
