@@ -67,6 +67,11 @@ struct DeviceGroup {
   std::uint32_t mask_failed;  ///< GroupOptions.mask_failed
 };
 
+/// Whether its kernels count. Kernels whose time counts are compiled with and without.
+inline bool counts(const DeviceGroup& group) {
+  return group.record != nullptr;
+}
+
 #ifdef __CUDACC__
 
 __device__ inline std::uint32_t lane_id() {

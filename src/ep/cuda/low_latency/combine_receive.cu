@@ -38,6 +38,7 @@ struct RankStates {
   bool unsummed[kMaxDeviceRanks];
 };
 
+template <bool kCounts>
 class CombineReceiver {
  public:
   __device__ CombineReceiver(const LowLatencyCombineReceive& call, const RankStates& ranks)
@@ -48,7 +49,7 @@ class CombineReceiver {
         expected_(CombineNoticeWord{call.form, call.exact != 0, call.weights_travelled != 0,
                                     call.handle.header->epoch}
                       .word(epoch_)) {
-    if (blockIdx.x == 0 && threadIdx.x == 0)
+    if (kCounts && blockIdx.x == 0 && threadIdx.x == 0)
       note_start(group_, KernelKind::low_latency_combine_receive, epoch_,
                  RecordedOperation::low_latency_combine);
   }
@@ -84,7 +85,7 @@ class CombineReceiver {
     const std::size_t at = static_cast<std::size_t>(token) * group_.top_k + me;
     TokenRows token_rows;
     token_rows.slot = make_topk_slot(expert, group_.local_experts);
-    if (group_.record != nullptr && threadIdx.x == 0)
+    if (kCounts && threadIdx.x == 0)
       count_up(&low_latency_rows(group_).combined,
                static_cast<std::uint64_t>(__popc(token_rows.slot.lasts)));
     const bool sums = call_.form == CombineRowForm::sums;
@@ -135,7 +136,8 @@ class CombineReceiver {
   }
 
   __device__ void end() const {
-    if (threadIdx.x == 0) note_end(group_, KernelKind::low_latency_combine_receive, epoch_);
+    if (kCounts && threadIdx.x == 0)
+      note_end(group_, KernelKind::low_latency_combine_receive, epoch_);
     end_kernel(group_, KernelKind::low_latency_combine_receive, ordered(), passed_, [&] {
       for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group_.ranks; rank += 32) {
         if (call_.grants != 0) grant_at_end(group_, combine_grants(group_), rank, epoch_);
@@ -158,14 +160,15 @@ class CombineReceiver {
       const bool came = wait_or_mask(
           group_, rank, Phase::low_latency_combine_receive, kCombineOperation, epoch_,
           [&] { return ahead_of(said = ptx::ld_relaxed_sys_global(notice), epoch_) >= 0; }, notice,
-          group_.record != nullptr ? &waited : nullptr);
-      count_first_wait(group_, KernelKind::low_latency_combine_receive, epoch_, rank, waited);
+          kCounts ? &waited : nullptr);
+      if (kCounts)
+        count_first_wait(group_, KernelKind::low_latency_combine_receive, epoch_, rank, waited);
       if (!came || CombineNoticeWord::agree(said, expected_)) continue;
       group_.memory->dirty_combine[epoch_ & 1] = epoch_;
       report_fault(group_, Fault::mismatch, Phase::low_latency_combine_receive, kCombineOperation,
                    rank, epoch_, said, 0, 0, 0, false);
     }
-    if (group_.record != nullptr && threadIdx.x == 0)
+    if (kCounts && threadIdx.x == 0)
       add_last_launch(group_, KernelKind::low_latency_combine_receive, epoch_);
   }
 
@@ -272,8 +275,8 @@ constexpr int kRowsAhead = 8, kFewAhead = 2, kManyAhead = 4;
 enum class RowAddition : std::uint8_t { plain, weighted, by_rank };
 
 /// Adds up bfloat16 rows, kAhead of them in flight.
-template <RowAddition kAddition, int kAhead>
-__device__ void add_rows(const CombineReceiver& collector, const LowLatencyCombineReceive& call,
+template <RowAddition kAddition, int kAhead, class Receiver>
+__device__ void add_rows(const Receiver& collector, const LowLatencyCombineReceive& call,
                          const TokenRows& token_rows, uint4* out) {
   constexpr bool kByRank = kAddition == RowAddition::by_rank;
   constexpr int kRankBits = 8;
@@ -358,14 +361,14 @@ namespace low_latency {
 
 /// kVariant: with sums, rows in flight of ranks that send expert outputs in place of them. More of
 /// them take registers from the sums, so only deferred receives, which mostly get such rows, have
-/// many. With LogFMT-10, whether rows consist of whole pieces.
-template <CombineRowForm kForm, int kVariant>
+/// many. With LogFMT-10, whether rows consist of whole pieces. kCounts: counts(call.group).
+template <CombineRowForm kForm, int kVariant, bool kCounts>
 __global__ void __launch_bounds__(kThreads, 1)
     combine_receive_kernel(const __grid_constant__ LowLatencyCombineReceive call) {
   begin_kernel(call.chained != 0);
   __shared__ RankStates ranks;
   const DeviceGroup& group = call.group;
-  CombineReceiver collector(call, ranks);
+  CombineReceiver<kCounts> collector(call, ranks);
   const auto blocks = static_cast<std::int32_t>(gridDim.x),
              parts = static_cast<std::int32_t>(call.parts);
   auto item = (static_cast<std::int32_t>(blockIdx.x) + blocks - 1) % blocks;
@@ -404,6 +407,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 }  // namespace low_latency
+
+template <CombineRowForm kForm, int kVariant>
+auto* kernel_of(bool counts) {
+  return counts ? low_latency::combine_receive_kernel<kForm, kVariant, true>
+                : low_latency::combine_receive_kernel<kForm, kVariant, false>;
+}
+
 }  // namespace
 
 void launch_low_latency_combine_receive(LowLatencyCombineReceive& call,
@@ -425,26 +435,27 @@ void launch_low_latency_combine_receive(LowLatencyCombineReceive& call,
   const auto start = [&](auto* kernel) {
     launch(kernel, blocks, threads, 0, call, limits, stream);
   };
-  using low_latency::combine_receive_kernel;
+  const bool counted = counts(call.group);
   switch (call.form) {
     case CombineRowForm::sums:
-      return start(call.grants == 0 ? combine_receive_kernel<CombineRowForm::sums, kFewAhead>
-                                    : combine_receive_kernel<CombineRowForm::sums, kManyAhead>);
+      return start(call.grants == 0 ? kernel_of<CombineRowForm::sums, kFewAhead>(counted)
+                                    : kernel_of<CombineRowForm::sums, kManyAhead>(counted));
     case CombineRowForm::rows:
-      return start(combine_receive_kernel<CombineRowForm::rows, 0>);
+      return start(kernel_of<CombineRowForm::rows, 0>(counted));
     case CombineRowForm::log_fmt:
-      return start(log_fmt.is_whole() ? combine_receive_kernel<CombineRowForm::log_fmt, 1>
-                                      : combine_receive_kernel<CombineRowForm::log_fmt, 0>);
+      return start(log_fmt.is_whole() ? kernel_of<CombineRowForm::log_fmt, 1>(counted)
+                                      : kernel_of<CombineRowForm::log_fmt, 0>(counted));
   }
 }
 
 void load_low_latency_combine_receive() {
-  using low_latency::combine_receive_kernel;
-  load_kernel(combine_receive_kernel<CombineRowForm::sums, kFewAhead>);
-  load_kernel(combine_receive_kernel<CombineRowForm::sums, kManyAhead>);
-  load_kernel(combine_receive_kernel<CombineRowForm::rows, 0>);
-  load_kernel(combine_receive_kernel<CombineRowForm::log_fmt, 0>);
-  load_kernel(combine_receive_kernel<CombineRowForm::log_fmt, 1>);
+  for (const bool counted : {false, true}) {
+    load_kernel(kernel_of<CombineRowForm::sums, kFewAhead>(counted));
+    load_kernel(kernel_of<CombineRowForm::sums, kManyAhead>(counted));
+    load_kernel(kernel_of<CombineRowForm::rows, 0>(counted));
+    load_kernel(kernel_of<CombineRowForm::log_fmt, 0>(counted));
+    load_kernel(kernel_of<CombineRowForm::log_fmt, 1>(counted));
+  }
 }
 
 }  // namespace shoal::ep::cuda

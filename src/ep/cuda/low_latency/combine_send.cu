@@ -57,6 +57,7 @@ struct CombineItem {
   std::uint32_t own_slots;   ///< those that this item sends
 };
 
+template <bool kCounts>
 class CombineSender {
  public:
   __device__ explicit CombineSender(const LowLatencyCombineSend& call, bool* masked)
@@ -73,11 +74,11 @@ class CombineSender {
   __device__ bool enter() {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
     if (blockIdx.x == 0 && threadIdx.x >= blockDim.x - 32) {
-      if (lane_id() == 0)
+      if (kCounts && lane_id() == 0)
         note_start(group_, KernelKind::low_latency_combine_send, epoch_,
                    RecordedOperation::low_latency_combine);
       begin();
-      if (group_.record != nullptr) add_last_send();
+      if (kCounts) add_last_send();
     }
     if (gives_weights()) give_weights();
     bool usable = true;
@@ -85,11 +86,10 @@ class CombineSender {
       std::uint64_t waited = 0;
       const bool failed = aborted(group_);  // in flight with the grant
       const bool granted =
-          epoch_ <= 2 ||
-          wait_signal_or_mask(group_, group_.layout.combine_read, me, epoch_ - 2,
-                              Phase::low_latency_combine_grant, kCombineOperation,
-                              blockIdx.x == 0 && group_.record != nullptr ? &waited : nullptr);
-      if (blockIdx.x == 0)
+          epoch_ <= 2 || wait_signal_or_mask(group_, group_.layout.combine_read, me, epoch_ - 2,
+                                             Phase::low_latency_combine_grant, kCombineOperation,
+                                             kCounts && blockIdx.x == 0 ? &waited : nullptr);
+      if (kCounts && blockIdx.x == 0)
         count_first_wait(group_, KernelKind::low_latency_combine_send, epoch_, me, waited);
       if (blockIdx.x == 0)
         ptx::st_relaxed_sys_global(
@@ -239,7 +239,7 @@ class CombineSender {
   }
 
   __device__ void end() const {
-    if (threadIdx.x == 0) note_end(group_, KernelKind::low_latency_combine_send, epoch_);
+    if (kCounts && threadIdx.x == 0) note_end(group_, KernelKind::low_latency_combine_send, epoch_);
     end_kernel(group_, KernelKind::low_latency_combine_send, false, passed_, [&] {
       group_.memory->combines_sent = epoch_;
       call_.pending.header->epoch = epoch_;
@@ -336,7 +336,8 @@ class CombineSender {
     wait_or_mask(
         group_, pair.source, Phase::low_latency_combine_weights, kCombineOperation, epoch_,
         [&] {
-          if (++polls == kCountedAfter && counts_weight_wait(item)) since = ptx::globaltimer();
+          if (kCounts && ++polls == kCountedAfter && counts_weight_wait(item))
+            since = ptx::globaltimer();
           const std::uint64_t said = ptx::ld_relaxed_sys_global(notice);
           word = ptx::ld_relaxed_sys_global(at);
           return ahead_of(word, epoch_) >= 0 ||
@@ -344,7 +345,7 @@ class CombineSender {
         },
         at, call_.longest_wait != nullptr ? &waited : nullptr);
     note_wait(call_.longest_wait, pair.source, waited);
-    if (since != 0)
+    if (kCounts && since != 0)
       note_wait(group_.record->weight_wait[epoch_ & 1], pair.source, ptx::globaltimer() - since);
     return weight_of(word);
   }
@@ -354,7 +355,7 @@ class CombineSender {
   static constexpr std::uint32_t kCountedAfter = 8;
   /// One lane of an item counts, because all of them wait for the same rank.
   __device__ bool counts_weight_wait(const CombineItem& item) const {
-    return group_.record != nullptr && threadIdx.x < 32 &&
+    return threadIdx.x < 32 &&
            lane_id() + 1 == static_cast<std::uint32_t>(__ffs(static_cast<int>(item.topk_slots)));
   }
 
@@ -421,14 +422,14 @@ constexpr std::uint32_t threads_of(CombineRowForm form) {
 
 namespace low_latency {
 
-/// kWhole: with LogFMT-10, rows consist of whole pieces.
-template <CombineRowForm kForm, bool kWhole>
+/// kWhole: with LogFMT-10, rows consist of whole pieces. kCounts: counts(call.group).
+template <CombineRowForm kForm, bool kWhole, bool kCounts>
 __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
     combine_send_kernel(const __grid_constant__ LowLatencyCombineSend call) {
   begin_kernel();
   constexpr std::uint32_t kRowThreads = row_threads_of(kForm);
   __shared__ bool masked[kMaxDeviceRanks];
-  CombineSender sender(call, masked);
+  CombineSender<kCounts> sender(call, masked);
   // The first block, which also sends weights and notices, gets the last item.
   auto i = static_cast<std::int32_t>((blockIdx.x + gridDim.x - 1) % gridDim.x),
        step = static_cast<std::int32_t>(gridDim.x), workers = 1;
@@ -475,6 +476,12 @@ __global__ void __launch_bounds__(threads_of(kForm), kBlocksPerMultiprocessor)
 
 }  // namespace low_latency
 
+template <CombineRowForm kForm, bool kWhole>
+auto* kernel_of(bool counts) {
+  return counts ? low_latency::combine_send_kernel<kForm, kWhole, true>
+                : low_latency::combine_send_kernel<kForm, kWhole, false>;
+}
+
 /// The number of pairs if other ranks have as many tokens as this one; only the device knows the
 /// actual number.
 std::int64_t expected_pairs(const LowLatencyCombineSend& call) {
@@ -508,25 +515,26 @@ void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLaten
   const auto start = [&](auto* kernel) {
     launch(kernel, blocks, threads_of(form), 0, call, limits, stream);
   };
-  using low_latency::combine_send_kernel;
+  const bool counted = counts(call.group);
   switch (form) {
     case CombineRowForm::sums:
-      return start(combine_send_kernel<CombineRowForm::sums, false>);
+      return start(kernel_of<CombineRowForm::sums, false>(counted));
     case CombineRowForm::rows:
-      return start(combine_send_kernel<CombineRowForm::rows, false>);
+      return start(kernel_of<CombineRowForm::rows, false>(counted));
     case CombineRowForm::log_fmt:
       return start(LogfmtRow<false>(call.sizes.hidden).is_whole()
-                       ? combine_send_kernel<CombineRowForm::log_fmt, true>
-                       : combine_send_kernel<CombineRowForm::log_fmt, false>);
+                       ? kernel_of<CombineRowForm::log_fmt, true>(counted)
+                       : kernel_of<CombineRowForm::log_fmt, false>(counted));
   }
 }
 
 void load_low_latency_combine_send() {
-  using low_latency::combine_send_kernel;
-  load_kernel(combine_send_kernel<CombineRowForm::sums, false>);
-  load_kernel(combine_send_kernel<CombineRowForm::rows, false>);
-  load_kernel(combine_send_kernel<CombineRowForm::log_fmt, false>);
-  load_kernel(combine_send_kernel<CombineRowForm::log_fmt, true>);
+  for (const bool counted : {false, true}) {
+    load_kernel(kernel_of<CombineRowForm::sums, false>(counted));
+    load_kernel(kernel_of<CombineRowForm::rows, false>(counted));
+    load_kernel(kernel_of<CombineRowForm::log_fmt, false>(counted));
+    load_kernel(kernel_of<CombineRowForm::log_fmt, true>(counted));
+  }
 }
 
 }  // namespace shoal::ep::cuda

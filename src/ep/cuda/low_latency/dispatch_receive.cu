@@ -54,8 +54,7 @@ __device__ bool wait_for(const SourceWait& wait, Ready&& ready) {
         return left_out = ahead_of(said, wait.epoch) > 0 ||
                           (is_epoch(said, wait.epoch) && DispatchNoticeWord::of(said).left_out);
       },
-      notice,
-      (kCounted && group.record != nullptr) || wait.call->wait_ns != nullptr ? &waited : nullptr);
+      notice, kCounted || wait.call->wait_ns != nullptr ? &waited : nullptr);
   if (wait.call->wait_ns != nullptr) note_wait(wait.call->longest_wait, wait.source, waited);
   if constexpr (kCounted)
     count_first_wait(group, KernelKind::low_latency_dispatch_receive, wait.epoch, wait.source,
@@ -92,9 +91,10 @@ __device__ __noinline__ std::uint32_t wait_count(const SourceWait& wait, const s
 }
 
 /// Waits for the number of tokens of a source; 0 where it is left out.
+template <bool kCounts>
 __device__ __noinline__ std::int32_t wait_notice(const SourceWait& wait) {
   std::int32_t tokens = 0;
-  wait_for<true>(wait, [&](std::uint64_t said) {
+  wait_for<kCounts>(wait, [&](std::uint64_t said) {
     if (!is_epoch(said, wait.epoch) || DispatchNoticeWord::of(said).left_out) return false;
     tokens = DispatchNoticeWord::of(said).tokens;
     return true;
@@ -118,6 +118,7 @@ __device__ __noinline__ std::uint32_t wait_word(const SourceWait& wait, const Ro
   return word;
 }
 
+template <bool kCounts>
 class DispatchReceiver {
  public:
   /// A barrier of the block has to follow, before which `left_out` is not read.
@@ -130,7 +131,7 @@ class DispatchReceiver {
                static_cast<std::uint32_t>(call.sizes.max_tokens)) {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
     if (me < group_.ranks) left_out[me] = is_masked(group_, me);
-    if (blockIdx.x == 0 && me == 0)
+    if (kCounts && blockIdx.x == 0 && me == 0)
       note_start(group_, KernelKind::low_latency_dispatch_receive, epoch_,
                  RecordedOperation::low_latency_dispatch);
   }
@@ -153,7 +154,8 @@ class DispatchReceiver {
   }
 
   __device__ void end() const {
-    if (threadIdx.x == 0) note_end(group_, KernelKind::low_latency_dispatch_receive, epoch_);
+    if (kCounts && threadIdx.x == 0)
+      note_end(group_, KernelKind::low_latency_dispatch_receive, epoch_);
     end_kernel(group_, KernelKind::low_latency_dispatch_receive, ordered(), passed_, [&] {
       for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group_.ranks; rank += 32) {
         if (call_.grants != 0) grant_at_end(group_, dispatch_grants(group_), rank, epoch_);
@@ -182,7 +184,7 @@ class DispatchReceiver {
     if (me == 0) most_tokens = 0;
     __syncthreads();
     if (me < group_.ranks) {
-      atomicMax(&most_tokens, wait_notice(wait_of(me)));
+      atomicMax(&most_tokens, wait_notice<kCounts>(wait_of(me)));
       check_agreement(me);
     }
 #pragma unroll 1
@@ -195,13 +197,12 @@ class DispatchReceiver {
       call_.counts[expert] = static_cast<std::int32_t>(before + here);
       if (call_.expert_counts != nullptr)
         call_.expert_counts[expert] += static_cast<std::int32_t>(before + here);
-      if (group_.record != nullptr) count_up(&group_.record->expert_rows[expert], before + here);
+      if (kCounts) count_up(&group_.record->expert_rows[expert], before + here);
     }
     __syncthreads();
     if (me != 0) return;
     call_.handle.header->pairs = most_tokens * group_.ranks;
-    if (group_.record != nullptr)
-      add_last_launch(group_, KernelKind::low_latency_dispatch_receive, epoch_);
+    if (kCounts) add_last_launch(group_, KernelKind::low_latency_dispatch_receive, epoch_);
   }
 
   /// Reports a source that disagrees. Its rows differ from what this rank expects, so no wait for
@@ -307,8 +308,7 @@ class DispatchReceiver {
       const std::int32_t behind = row.source - group_.me - 1;
       call_.handle.pairs[row.token * group_.ranks + (behind < 0 ? behind + group_.ranks : behind)] =
           {row.source, row.token, row.topk_slots};
-      if (group_.record != nullptr && row.topk_slots != 0)
-        count_up(&low_latency_rows(group_).received, 1);
+      if (kCounts && row.topk_slots != 0) count_up(&low_latency_rows(group_).received, 1);
     }
     if (row.topk_slots == 0) return;
     if (row.expert >= 0) row.row += rows_of(row.expert, 0, row.source);
@@ -426,11 +426,13 @@ static_assert(kBoundThreads >= kThreads);
 
 namespace low_latency {
 
+/// kCounts: counts(call.group).
+template <bool kCounts>
 __global__ void __launch_bounds__(kBoundThreads, 1)
     dispatch_receive_kernel(const __grid_constant__ LowLatencyDispatchReceive call) {
   begin_kernel(call.chained != 0);
   __shared__ bool left_out[kMaxDeviceRanks];
-  DispatchReceiver receiver(call, left_out);
+  DispatchReceiver<kCounts> receiver(call, left_out);
   __syncthreads();
   receiver.pass();
   receiver.run();
@@ -454,11 +456,14 @@ void launch_low_latency_dispatch_receive(LowLatencyDispatchReceive& call,
                                                                       : limits.multiprocessors);
   // A few busy warps in each block rather than all in one.
   const std::uint32_t blocks = std::min(slots * call.pieces + 1, most);
-  launch(low_latency::dispatch_receive_kernel, blocks, kThreads, 0, call, limits, stream);
+  launch(counts(call.group) ? low_latency::dispatch_receive_kernel<true>
+                            : low_latency::dispatch_receive_kernel<false>,
+         blocks, kThreads, 0, call, limits, stream);
 }
 
 void load_low_latency_dispatch_receive() {
-  load_kernel(low_latency::dispatch_receive_kernel);
+  load_kernel(low_latency::dispatch_receive_kernel<true>);
+  load_kernel(low_latency::dispatch_receive_kernel<false>);
 }
 
 }  // namespace shoal::ep::cuda

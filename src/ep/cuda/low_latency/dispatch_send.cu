@@ -315,7 +315,7 @@ __device__ void send_header(const LowLatencyDispatchSend& call, const LowLatency
 /// Counts the rows of the token. One warp calls.
 __device__ void count_rows(const LowLatencyDispatchSend& call, const LowLatencyToken& t) {
   const DeviceGroup& group = call.group;
-  if (group.record == nullptr || (t.targets >> lane_id() & 1) == 0) return;
+  if ((t.targets >> lane_id() & 1) == 0) return;
   const bool quantized = call.quantize != static_cast<std::uint32_t>(Quantize::none);
   count_up(&low_latency_rows(group).sent[t.slot.rank][quantized ? 1 : 0], 1);
 }
@@ -363,7 +363,7 @@ __device__ bool wait_grant(const DeviceGroup& group, std::uint64_t epoch, std::i
   const bool granted =
       epoch <= 2 || wait_signal_or_mask(group, group.layout.dispatch_read, me, epoch - 2,
                                         Phase::low_latency_dispatch_grant, kDispatchOperation,
-                                        counted && group.record != nullptr ? &waited : nullptr);
+                                        counted ? &waited : nullptr);
   if constexpr (counted)
     count_first_wait(group, KernelKind::low_latency_dispatch_send, epoch, me, waited);
   masked[me] = is_masked(group, me);
@@ -385,6 +385,7 @@ __device__ void begin_dispatch(const LowLatencyDispatchSend& call, std::uint64_t
 
 /// The first block's part: what exists once for a dispatch. Receivers need the counts before any
 /// row, so nothing may delay them. Returns pass_epoch().
+template <bool kCounts>
 __device__ std::uint32_t notify_ranks(const LowLatencyDispatchSend& call, std::uint64_t epoch,
                                       std::uint32_t row_threads, bool* masked) {
   __shared__ std::uint32_t count_of[ExpertRowCounts::kCounted];
@@ -393,14 +394,14 @@ __device__ std::uint32_t notify_ranks(const LowLatencyDispatchSend& call, std::u
   const std::uint32_t passed = pass_epoch(group, KernelKind::low_latency_dispatch_send, false);
   if (threadIdx.x >= row_threads) {
     begin_dispatch(call, epoch);
-    if (group.record != nullptr && lane_id() == 0)
+    if (kCounts && lane_id() == 0)
       add_last_launch(group, KernelKind::low_latency_dispatch_send, epoch);
     return passed;
   }
   const ExpertRowCounts counts(call, row_threads, count_of);
   counts.count(0);
   const auto me = static_cast<std::int32_t>(threadIdx.x);
-  wait_grant<true>(group, epoch, me, masked);
+  wait_grant<kCounts>(group, epoch, me, masked);
   row_barrier(row_threads);
   if (me < group.ranks)
     ptx::st_relaxed_sys_global(
@@ -420,6 +421,7 @@ __device__ std::uint32_t notify_ranks(const LowLatencyDispatchSend& call, std::u
 /// The other blocks' part: tokens `token`, `token + step`, ... Returns pass_epoch().
 ///
 /// The warp of the headers waits for the grants while the others load and number the first token.
+template <bool kCounts>
 __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::uint64_t epoch,
                                      std::uint32_t row_threads, std::int32_t token,
                                      std::int32_t step, bool* masked) {
@@ -446,7 +448,7 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
     const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
     if (threadIdx.x >= row_threads) {
       send_header(call, t, numbers, epoch, slot, masked);
-      count_rows(call, t);
+      if (kCounts) count_rows(call, t);
       numbers[lane_id()] = 0;
     } else {
       send_token(call, t, row_of(call, token), epoch, slot, token, row_threads);
@@ -465,6 +467,8 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
 
 namespace low_latency {
 
+/// kCounts: counts(call.group), as in the other kernels.
+template <bool kCounts>
 __global__ void __launch_bounds__(kMaxThreads + 32)
     dispatch_send_kernel(const __grid_constant__ LowLatencyDispatchSend call) {
   begin_kernel();
@@ -472,15 +476,15 @@ __global__ void __launch_bounds__(kMaxThreads + 32)
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->dispatches_sent + 1;
   const std::uint32_t row_threads = blockDim.x - 32;
-  if (blockIdx.x == 0 && threadIdx.x == row_threads)
+  if (kCounts && blockIdx.x == 0 && threadIdx.x == row_threads)
     note_start(group, KernelKind::low_latency_dispatch_send, epoch,
                RecordedOperation::low_latency_dispatch);
   const auto block = static_cast<std::int32_t>(blockIdx.x),
              blocks = static_cast<std::int32_t>(gridDim.x);
   const std::uint32_t passed =
-      block == 0 ? notify_ranks(call, epoch, row_threads, masked)
-                 : send_tokens(call, epoch, row_threads, block - 1, blocks - 1, masked);
-  if (threadIdx.x == 0) note_end(group, KernelKind::low_latency_dispatch_send, epoch);
+      block == 0 ? notify_ranks<kCounts>(call, epoch, row_threads, masked)
+                 : send_tokens<kCounts>(call, epoch, row_threads, block - 1, blocks - 1, masked);
+  if (kCounts && threadIdx.x == 0) note_end(group, KernelKind::low_latency_dispatch_send, epoch);
   end_kernel(group, KernelKind::low_latency_dispatch_send, false, passed, [&] {
     group.memory->dispatches_sent = epoch;
     call.handle.header->epoch = epoch;
@@ -500,12 +504,14 @@ void launch_low_latency_dispatch_send(const LowLatencyDispatchSend& call,
   const std::int32_t most =
       limits.most_blocks > 0 ? limits.most_blocks : 4 * limits.multiprocessors;
   const std::int32_t blocks = std::max(2, std::min(call.tokens + 1, most));
-  launch(low_latency::dispatch_send_kernel, static_cast<std::uint32_t>(blocks), threads + 32, 0,
-         call, limits, stream);
+  launch(counts(call.group) ? low_latency::dispatch_send_kernel<true>
+                            : low_latency::dispatch_send_kernel<false>,
+         static_cast<std::uint32_t>(blocks), threads + 32, 0, call, limits, stream);
 }
 
 void load_low_latency_dispatch_send() {
-  load_kernel(low_latency::dispatch_send_kernel);
+  load_kernel(low_latency::dispatch_send_kernel<true>);
+  load_kernel(low_latency::dispatch_send_kernel<false>);
 }
 
 }  // namespace shoal::ep::cuda
