@@ -179,8 +179,7 @@ TEST(NumericLogfmt, CastableNeedsNoLogarithm) {
     }
 }
 
-/// Groups whose smallest value is within the range have no code 0, so receivers need no test for
-/// it.
+/// Groups whose smallest value is within the range have no code 0, so receivers do not test for it.
 TEST(NumericLogfmt, TheSmallestValueHasCodeOne) {
   std::size_t groups = 0;
   for (std::uint32_t largest = 0x3f7f; largest > 0; --largest)

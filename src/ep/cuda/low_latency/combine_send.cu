@@ -26,8 +26,9 @@
 //
 // Measured: on two H200, 593 of 680 rows of 7168 channels over the link take 23 us for 64 tokens
 // and 35 us for 128: 338 GB/s for the second half, where bare stores reach 341
-// (docs/notebook/2026-11-22-gpu-low-latency.md). Rows in place of sums, and LogFMT-10 rows as they
-// are encoded now: on one GPU only (docs/notebook/2026-11-23-low-latency-sends.md).
+// (docs/notebook/2026-11-22-gpu-low-latency.md). Rows in place of sums, 8 tokens: 10 us, of which
+// an empty kernel takes 4.6. 512 LogFMT-10 rows over the link: 18 us, of which the link needs 13
+// (docs/notebook/2026-11-26-low-latency-words-and-sends.md).
 #include "ep/cuda/device/vectors.cuh"
 #include "ep/cuda/low_latency/grants.cuh"
 #include "ep/cuda/low_latency/launch.cuh"
@@ -85,10 +86,11 @@ class CombineSender {
     if (me < group_.ranks) {
       std::uint64_t waited = 0;
       const bool failed = aborted(group_);  // in flight with the grant
+      // The load of the grant does not wait for that of the epoch.
       const bool granted =
-          epoch_ <= 2 || wait_signal_or_mask(group_, group_.layout.combine_read, me, epoch_ - 2,
-                                             Phase::low_latency_combine_grant, kCombineOperation,
-                                             kCounts && blockIdx.x == 0 ? &waited : nullptr);
+          wait_signal_or_mask(group_, group_.layout.combine_read, me, epoch_ > 2 ? epoch_ - 2 : 0,
+                              Phase::low_latency_combine_grant, kCombineOperation,
+                              kCounts && blockIdx.x == 0 ? &waited : nullptr);
       if (kCounts && blockIdx.x == 0)
         count_first_wait(group_, KernelKind::low_latency_combine_send, epoch_, me, waited);
       if (blockIdx.x == 0)
@@ -509,9 +511,9 @@ void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLaten
                                 ? limits.most_blocks
                                 : kBlocksPerMultiprocessor * limits.multiprocessors;
   call.split = form == CombineRowForm::sums ? 0 : split_of_pairs(call, most);
-  // More blocks than the expected items would only start and end.
-  const auto blocks =
-      static_cast<std::uint32_t>(std::min<std::int64_t>(most, expected_pairs(call) << call.split));
+  // A block for each expected item, and the first block, which takes longer to begin.
+  const auto blocks = static_cast<std::uint32_t>(
+      std::min<std::int64_t>(most, (expected_pairs(call) << call.split) + 1));
   const auto start = [&](auto* kernel) {
     launch(kernel, blocks, threads_of(form), 0, call, limits, stream);
   };

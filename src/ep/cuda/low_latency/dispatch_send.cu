@@ -124,17 +124,23 @@ __device__ bool is_first(const LowLatencyDispatchSend& call, std::int32_t at, st
   return true;
 }
 
+/// The expert at index `at` of the tokens before `token`; -1 beyond them.
+__device__ std::int64_t earlier_expert(const LowLatencyDispatchSend& call, std::int32_t token,
+                                       std::int32_t at) {
+  return at < min(token, call.tokens) * call.group.top_k ? given_expert(call, at) : -1;
+}
+
 /// Adds to numbers[k] how many earlier tokens name the expert of top-k slot k. The `threads`
-/// threads of a block that send rows call.
+/// threads of a block that send rows call, with the earlier_expert() of their number.
 __device__ void number_rows(const LowLatencyDispatchSend& call, std::int32_t token,
-                            const TopkSlot& slot, std::uint32_t threads, std::uint32_t* numbers) {
+                            const TopkSlot& slot, std::uint32_t threads, std::int64_t given,
+                            std::uint32_t* numbers) {
   const std::int32_t count = min(token, call.tokens) * call.group.top_k;
   std::uint32_t mine = 0;
 #pragma unroll 1
   for (std::int32_t first = static_cast<std::int32_t>(threadIdx.x / 32 * 32); first < count;
        first += static_cast<std::int32_t>(threads)) {
     const std::int32_t at = first + static_cast<std::int32_t>(lane_id());
-    const std::int64_t given = at < count ? given_expert(call, at) : -1;
 #pragma unroll 1
     for (std::int32_t k = 0; k < call.group.top_k; ++k) {
       const std::int32_t expert = __shfl_sync(kWarp, slot.expert, k);
@@ -142,6 +148,7 @@ __device__ void number_rows(const LowLatencyDispatchSend& call, std::int32_t tok
           __ballot_sync(kWarp, expert >= 0 && given == expert && is_first(call, at, given));
       if (lane_id() == static_cast<std::uint32_t>(k)) mine += __popc(same);
     }
+    given = earlier_expert(call, token, at + static_cast<std::int32_t>(threads));
   }
   if (mine != 0) atomicAdd(numbers + lane_id(), mine);
 }
@@ -360,10 +367,10 @@ __device__ bool wait_grant(const DeviceGroup& group, std::uint64_t epoch, std::i
   if (me >= group.ranks) return true;
   std::uint64_t waited = 0;
   const bool failed = aborted(group);  // in flight with the grant
-  const bool granted =
-      epoch <= 2 || wait_signal_or_mask(group, group.layout.dispatch_read, me, epoch - 2,
-                                        Phase::low_latency_dispatch_grant, kDispatchOperation,
-                                        counted ? &waited : nullptr);
+  // The load of the grant does not wait for that of the epoch.
+  const bool granted = wait_signal_or_mask(
+      group, group.layout.dispatch_read, me, epoch > 2 ? epoch - 2 : 0,
+      Phase::low_latency_dispatch_grant, kDispatchOperation, counted ? &waited : nullptr);
   if constexpr (counted)
     count_first_wait(group, KernelKind::low_latency_dispatch_send, epoch, me, waited);
   masked[me] = is_masked(group, me);
@@ -434,11 +441,12 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
        rank += 32)
     usable = wait_grant<false>(group, epoch, rank, masked) && usable;
   if (me < 32) numbers[me] = 0;
-  LowLatencyToken t = load_token(call, token, me < 32);
   prefetch_row(call, token);
+  const std::int64_t earlier = earlier_expert(call, token, me);
+  LowLatencyToken t = load_token(call, token, me < 32);
   if (sends_rows) {
     row_barrier(row_threads);
-    number_rows(call, token, t.slot, row_threads, numbers);
+    number_rows(call, token, t.slot, row_threads, earlier, numbers);
   }
   usable = __syncthreads_and(usable) != 0;
   const std::uint32_t passed = pass_epoch(group, KernelKind::low_latency_dispatch_send, false);
@@ -459,7 +467,8 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
     if (token >= call.tokens) break;
     t = load_token(call, token, me < 32);
     __syncthreads();
-    if (sends_rows) number_rows(call, token, t.slot, row_threads, numbers);
+    if (sends_rows)
+      number_rows(call, token, t.slot, row_threads, earlier_expert(call, token, me), numbers);
     __syncthreads();
   }
   return passed;
