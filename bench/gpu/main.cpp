@@ -229,6 +229,11 @@ void declare_nic(CLI::App& app, NicBenchOptions& options, std::string& part) {
   sub->add_option("--rate", options.rate, "throttle in GB/s")->capture_default_str();
   sub->add_option("--delay", options.delay_ns, "one-way delay in nanoseconds")
       ->capture_default_str();
+  sub->add_option("--orders", options.orders, "ordering tiers")->delimiter(',');
+  sub->add_option("--queue-pairs", options.queue_pairs, "numbers of queue pairs, 1 to 64")
+      ->delimiter(',');
+  sub->add_option("--bytes", options.bytes, "sizes of messages, up to 1 MiB")->delimiter(',');
+  sub->add_flag("!--no-unthrottled", options.unthrottled, "only with the throttle");
   sub->add_option("--json", options.json_path, "also write the results to this file");
   sub->callback([&part] { part = "nic"; });
 }

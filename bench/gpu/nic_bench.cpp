@@ -178,6 +178,13 @@ class Report {
 
 constexpr const char* kTiers[] = {"strict", "adaptive", "unordered"};
 
+emulator::Ordering ordering_of(const std::string& name) {
+  const auto* const at = std::ranges::find(kTiers, name);
+  require(at != std::end(kTiers), Code::invalid_argument,
+          "nic: order \"{}\"; allowed: strict, adaptive, unordered", name);
+  return static_cast<emulator::Ordering>(at - std::begin(kTiers));
+}
+
 double rounded(double value) {
   return static_cast<double>(static_cast<std::int64_t>(value * 1000 + 0.5)) / 1000;
 }
@@ -282,19 +289,23 @@ void run_nic(const NicBenchOptions& options) {
     require(device >= 0 && device < count, Code::invalid_argument, "nic: GPU {}; allowed: 0 to {}",
             device, count - 1);
   Report report(options.json_path);
-  constexpr emulator::Ordering kOrderings[] = {
-      emulator::Ordering::strict, emulator::Ordering::adaptive, emulator::Ordering::unordered};
-  for (const emulator::Ordering ordering : kOrderings) {
+  std::vector<emulator::Ordering> orderings;
+  for (const std::string& name : options.orders) orderings.push_back(ordering_of(name));
+  for (const std::uint32_t bytes : options.bytes)
+    require(bytes >= 1 && bytes <= kLargest, Code::invalid_argument,
+            "nic: {} bytes; allowed: 1 to {}", bytes, kLargest);
+  for (const emulator::Ordering ordering : orderings) {
     measure_visible(options, options.rate, ordering, 0, report);
     measure_visible(options, options.rate, ordering, 8192, report);
     measure_completed(options, options.rate, ordering, report);
   }
-  for (const double rate : {options.rate, 0.0})
-    for (const emulator::Ordering ordering : kOrderings)
-      for (const int queues : {1, 8}) {
+  std::vector<double> rates = {options.rate};
+  if (options.unthrottled) rates.push_back(0);
+  for (const double rate : rates)
+    for (const emulator::Ordering ordering : orderings)
+      for (const int queues : options.queue_pairs) {
         const Rig rig(options, rate, ordering, queues);
-        for (const std::uint32_t bytes : {8U, 256U, 4096U, 16384U, 65536U, 262144U, 1048576U})
-          measure_rate(rig, rate, bytes, report);
+        for (const std::uint32_t bytes : options.bytes) measure_rate(rig, rate, bytes, report);
       }
 }
 

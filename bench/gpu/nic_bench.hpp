@@ -2,7 +2,9 @@
 // nic_bench.hpp: the part of shoal-bench-gpu that measures the NIC that is a kernel.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 namespace shoal::bench::gpu {
 
@@ -11,6 +13,10 @@ struct NicBenchOptions {
   int sms = 4;              ///< of each NIC
   double rate = 50;         ///< bytes per nanosecond
   int delay_ns = 0;         ///< one way
+  std::vector<std::string> orders = {"strict", "adaptive", "unordered"};
+  std::vector<int> queue_pairs = {1, 8};
+  std::vector<std::uint32_t> bytes = {8, 256, 4096, 16384, 65536, 262144, 1048576};
+  bool unthrottled = true;  ///< also measures without a throttle
   std::string json_path;
 };
 

@@ -13,7 +13,7 @@ constexpr std::uint64_t kLimit = 20'000'000'000;  // nanoseconds
 
 __global__ void puts_kernel(const NicClient* clients, std::uint32_t bytes, int laps,
                             NicTimes* times) {
-  gda::CudaPlatform platform;
+  gda::CudaPlatform platform{nullptr, true};
   const gda::Warp warp;
   const NicClient client = clients[blockIdx.x];
   const std::uint64_t start = platform.now(), deadline = start + kLimit;
@@ -52,7 +52,7 @@ __device__ bool await(const std::uint64_t* word, std::uint64_t value, std::uint6
 
 __global__ void ping_kernel(NicClient client, std::uint32_t with_data, const std::uint64_t* answer,
                             int laps, std::uint64_t* nanoseconds, NicTimes* times) {
-  gda::CudaPlatform platform;
+  gda::CudaPlatform platform{nullptr, true};
   const std::uint64_t start = platform.now(), deadline = start + kLimit;
   std::uint64_t failed = 0;
   for (int lap = 0; lap < laps && failed == 0; ++lap) {
@@ -67,7 +67,7 @@ __global__ void ping_kernel(NicClient client, std::uint32_t with_data, const std
 
 __global__ void pong_kernel(NicClient client, std::uint32_t with_data,
                             const std::uint64_t* question, int laps, NicTimes* times) {
-  gda::CudaPlatform platform;
+  gda::CudaPlatform platform{nullptr, true};
   const std::uint64_t start = platform.now(), deadline = start + kLimit;
   std::uint64_t failed = 0;
   for (int lap = 0; lap < laps && failed == 0; ++lap) {
@@ -80,7 +80,7 @@ __global__ void pong_kernel(NicClient client, std::uint32_t with_data,
 
 __global__ void completed_puts_kernel(NicClient client, int laps, std::uint64_t* nanoseconds,
                                       NicTimes* times) {
-  gda::CudaPlatform platform;
+  gda::CudaPlatform platform{nullptr, true};
   const std::uint64_t start = platform.now(), deadline = start + kLimit;
   std::uint64_t failed = 0, value = 0, ticket = 0;
   for (int lap = 0; lap < laps && failed == 0; ++lap) {

@@ -7,6 +7,9 @@
 
 #include "shoal/config.hpp"
 
+/// A function that is called at few places and seldom: it must not take room in the code of others.
+#define SHOAL_RARE __attribute__((noinline))
+
 namespace shoal::emulator::gpu {
 
 /// Number of the lowest bit of `bits`, which is not 0.

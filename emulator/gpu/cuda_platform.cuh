@@ -42,6 +42,29 @@ struct CudaPlatform {
     __syncwarp();
     return masks;
   }
+  template <typename Function, typename Visitor>
+  __device__ std::uint64_t scan(std::uint32_t n, Function function, Visitor visit) const {
+    __syncwarp();
+    const unsigned long long mine = lane() < n ? function(lane()) : 0;
+    __syncwarp();  // lanes that are apart take a microsecond for the shuffles
+    unsigned long long sum = mine;
+    for (std::uint32_t distance = 1; distance < kWarp; distance *= 2) {
+      const unsigned long long before = __shfl_up_sync(kAll, sum, distance);
+      if (lane() >= distance) sum += before;
+    }
+    if (lane() < n) visit(lane(), sum - mine);
+    sum = __shfl_sync(kAll, sum, kWarp - 1);
+    __syncwarp();
+    return sum;
+  }
+  template <typename Function>
+  __device__ std::uint64_t sum(std::uint32_t n, Function function) const {
+    __syncwarp();
+    const std::uint32_t mine = lane() < n ? function(lane()) : 0;
+    __syncwarp();
+    const std::uint64_t high = __reduce_add_sync(kAll, mine >> 16);
+    return (high << 16) + __reduce_add_sync(kAll, mine & 0xffff);
+  }
   template <typename Function>
   __device__ void one(Function function) const {
     __syncwarp();
@@ -89,6 +112,7 @@ struct CudaPlatform {
     ptx::st_relaxed_sys(reinterpret_cast<T*>(to), value);
   }
   __device__ void fence() const { device::ptx::fence_acq_rel_sys(); }
+  __device__ void fence_near() const { ptx::fence_acq_rel_gpu(); }
   // After fence(): the dispatcher calls it before what it executes in order.
   template <typename T>
   __device__ T add_far(T* word, T value) const {

@@ -12,6 +12,9 @@
 //   lanes(n, f)            calls f(i) for all i < n, each by one lane
 //   mask(n, f)             the bits i < n for which f(i) holds; n is at most 32
 //   masks<k>(n, f)         at[j]: the bits i < n for which f(i) has bit j
+//   sum(n, f)              of f(i), 32 bits each; n is at most 32
+//   scan(n, f, g)          calls g(i, sum of f(j) for all j < i), each by one lane; returns the
+//                          sum of all; n is at most 32
 //   one(f), ask(f)         calls f by one lane; ask() returns its result to all
 //   load_word(w), store_word(w, v)   words of the NIC: acquire, release
 //   count(w)               adds 1 to a word of the NIC, after fence()
@@ -20,6 +23,7 @@
 //   add_far, replace_far   atomics without order, on memory of the peer as well
 //   fence()                what this lane and those before it have stored becomes visible to all
 //                          before what it stores later
+//   fence_near()           the same, visible to this GPU
 //   now(), pause()         nanoseconds; between two looks
 // All of them order memory among the lanes.
 #pragma once
@@ -37,6 +41,7 @@ struct Scratch {
   bool ends_slice = false;
   std::uint64_t produced[kMostPairs] = {};  ///< by completion queue
   JobScratch jobs;
+  KeyCache keys;
 };
 
 template <typename Platform>
@@ -48,14 +53,14 @@ class Dispatcher {
       : timing_(state.timing),
         n_pairs_word_(&state.n_pairs),
         state_(state),
-        own_keys_(state.tables[0]),
+        own_keys_{state.tables[0], &scratch.keys},
         counters_(state.counters),
         reports_(state.reports),
         control_(*state.control),
         scratch_(scratch),
         pairs_(pairs),
         platform_(platform),
-        jobs_(state, scratch.jobs, platform) {
+        jobs_(state, own_keys_, scratch.jobs, platform) {
     if (state.resumes != 0) {
       go_on();
       return;
@@ -80,8 +85,11 @@ class Dispatcher {
     if (!may_go_on()) return false;
     for (std::uint32_t base = 0; base < n_pairs_; base += kLanes) {
       const std::uint32_t left = n_pairs_ - base;
-      std::uint32_t busy = platform_.mask(left < kLanes ? left : kLanes,
-                                          [&](std::uint32_t i) { return look(pairs_[base + i]); });
+      std::uint32_t busy = platform_.mask(left < kLanes ? left : kLanes, [&](std::uint32_t i) {
+        if (base + i == 0) scratch_.keys.seen_changes = load(state_.key_changes);
+        return look(pairs_[base + i]);
+      });
+      if (scratch_.keys.seen_changes != scratch_.keys.changes) forget_keys();
       for (; busy != 0; busy &= busy - 1) serve(base + lowest(busy));
     }
     return true;
@@ -145,10 +153,7 @@ class Dispatcher {
     return platform_.ask([&] {
       Stopped stopped = Stopped::no;
       // Far away: both loads are under way together.
-      const auto word = [&](const std::uint64_t& of) {
-        return platform_.template load<std::uint64_t>(reinterpret_cast<const std::byte*>(&of));
-      };
-      const std::uint64_t heartbeat = word(control_.heartbeat), stop = word(control_.stop);
+      const std::uint64_t heartbeat = load(control_.heartbeat), stop = load(control_.stop);
       if (heartbeat != scratch_.heartbeat) {
         scratch_.heartbeat = heartbeat;
         scratch_.heartbeat_at = now_;
@@ -169,16 +174,25 @@ class Dispatcher {
     });
   }
 
+  /// In any order.
+  SHOAL_HOST_DEVICE std::uint64_t load(const std::uint64_t& word) const {
+    return platform_.template load<std::uint64_t>(reinterpret_cast<const std::byte*>(&word));
+  }
+
+  SHOAL_HOST_DEVICE void forget_keys() {
+    platform_.lanes(KeyCache::kEntries, [&](std::uint32_t i) { scratch_.keys.at[i] = nullptr; });
+    platform_.one([&] {
+      scratch_.keys.missed = nullptr;
+      scratch_.keys.changes = platform_.load_far(&state_.key_changes);
+    });
+  }
+
   /// Whether the queue pair has something to do.
   SHOAL_HOST_DEVICE bool look(Pair& pair) const {
     constexpr std::uint32_t kIndex = 0xffff;
     // All loads are under way together.
-    const auto ended = platform_.template load<std::uint64_t>(
-        reinterpret_cast<const std::byte*>(pair.config.ended));
-    const std::uint64_t jobs_done = pair.awaited == nullptr
-                                        ? 0
-                                        : platform_.template load<std::uint64_t>(
-                                              reinterpret_cast<const std::byte*>(pair.awaited));
+    const std::uint64_t ended = load(*pair.config.ended);
+    const std::uint64_t jobs_done = pair.awaited == nullptr ? 0 : load(*pair.awaited);
     if (pair.config.record != nullptr)
       pair.posted = mlx5::big(platform_.load_record(pair.config.record)) & kIndex;
     const bool has_ended = static_cast<Ended>(ended) != pair.ended;
@@ -197,121 +211,99 @@ class Dispatcher {
     const std::uint64_t jobs_before = scratch_.jobs.written;
     bool any = false;
     for (int turn = 0; turn < 2; ++turn) {
-      if (pair.failed) return flush(pair, number);
-      const bool fetched = fetch(pair, number);
-      any |= fetched;
-      if (!fetched && pair.issued != pair.fetched) platform_.one([&] { send(pair, number); });
-      moves_ = true;
-      for (int i = 0; i < kRounds && execute(pair, counters); ++i) {
-        any = true;
-        read_clock();
-      }
-      if (moves_) any |= settle(pair, counters);
+      any |= fetch(pair);
+      if (!pair.failed) any |= go_ahead(pair, number, counters);
       if (!complete(pair, number, counters)) break;
       any = true;
       read_clock();
     }
     any |= scratch_.jobs.written != jobs_before;
-    platform_.one([&] { await_workers(pair, counters, any); });
+    await_workers(pair, counters, any);
   }
 
-  /// Notes what the queue pair waits for, unless there was something to do. By one lane.
+  /// Sends and executes what may be. Whether there was anything.
+  SHOAL_HOST_DEVICE bool go_ahead(Pair& pair, std::uint32_t number, std::uint64_t* counters) {
+    bool any = false;
+    if (pair.issued != pair.fetched) send(pair, number);
+    moves_ = true;
+    for (int i = 0; i < kRounds && execute(pair, counters); ++i) {
+      any = true;
+      read_clock();
+    }
+    if (moves_) any |= settle(pair, counters);
+    return any;
+  }
+
+  /// Notes what the queue pair waits for, unless there was something to do.
   SHOAL_HOST_DEVICE void await_workers(Pair& pair, const std::uint64_t* counters, bool any) const {
     constexpr std::uint64_t kLongest = 10'000;
-    pair.awaited = nullptr;
-    if (any || pair.failed) return;
-    for (std::uint64_t number = pair.completed; number < pair.issued; ++number) {
-      const Request& request = pair.at(number);
-      const bool is_started = request.state == RequestState::started;
-      const bool waits_for_time = request.state == RequestState::executed ||
-                                  (request.state == RequestState::issued && request.time > now_);
-      const bool waits_for_link =
-          is_started ? !request.all_handed_out()
-                     : request.state == RequestState::issued && !is_direct(request);
-      if (waits_for_time || waits_for_link) {
-        pair.awaited = nullptr;
-        return;
-      }
-      if (!is_started || pair.awaited != nullptr) continue;
-      pair.awaited =
-          &counters[counter_of(pair, static_cast<std::uint32_t>(number - pair.completed))];
-      pair.awaited_jobs = request.jobs;
+    constexpr std::uint32_t kByWorkers = 1, kByOthers = 2;
+    const bool looks = !any && !pair.failed;
+    const auto n = looks ? static_cast<std::uint32_t>(pair.issued - pair.completed) : 0;
+    const auto waits = platform_.template masks<2>(n, [&](std::uint32_t i) -> std::uint32_t {
+      const Request& request = pair.at(pair.completed + i);
+      if (request.state == RequestState::started)
+        return request.all_handed_out() ? kByWorkers : kByOthers;
+      const bool comes_later = request.state == RequestState::executed || request.time > now_;
+      return comes_later || !is_direct(request) ? kByOthers : 0;
+    });
+    platform_.one([&] {
+      pair.awaited = nullptr;
+      if (waits.at[0] == 0 || waits.at[1] != 0) return;
+      const std::uint32_t first = lowest(waits.at[0]);
+      pair.awaited = &counters[counter_of(pair, first)];
+      pair.awaited_jobs = pair.at(pair.completed + first).jobs;
       pair.look_again = now_ + kLongest;
-    }
+    });
   }
 
-  /// Reads what fits into the window and sends it. Whether there was anything.
-  SHOAL_HOST_DEVICE bool fetch(Pair& pair, std::uint32_t number) {
+  /// Reads what fits into the window. Whether there was anything.
+  SHOAL_HOST_DEVICE bool fetch(Pair& pair) {
     const std::uint32_t waiting = (pair.posted - pair.block) & 0xffff;
     const auto room = kWindow - static_cast<std::uint32_t>(pair.fetched - pair.completed);
     const std::uint32_t n = waiting < room ? waiting : room;
     if (n == 0) return false;
     // As if each request had one block: those after one with more are read again later.
-    platform_.lanes(n, [&](std::uint32_t i) {
+    const std::uint32_t longer = platform_.mask(n, [&](std::uint32_t i) {
+      Request& request = pair.at(pair.fetched + i);
       decode(platform_, pair.config, own_keys_, static_cast<std::uint16_t>(pair.block + i),
-             pair.at(pair.fetched + i));
+             request);
+      return request.blocks != 1;
     });
     platform_.one([&] {
-      take(pair, n, waiting);
-      if (!pair.failed) send(pair, number);
+      take(pair, longer == 0 ? n : lowest(longer) + 1, waiting);
+      add_missed(platform_, scratch_.keys);
     });
     return true;
   }
 
-  /// Adds the `n` requests that were read, of `waiting` blocks, to the window. By one lane.
-  SHOAL_HOST_DEVICE void take(Pair& pair, std::uint32_t n, std::uint32_t waiting) const {
-    std::uint32_t blocks = 0, taken = 0;
-    bool more = true;
-    for (; more && taken < n; ++taken) {
-      Request& request = pair.at(pair.fetched + taken);
-      more = request.blocks == 1;
-      if (request.blocks > waiting - blocks) {  // the doorbell record ends within it
-        const std::uint16_t index = request.index;
-        request = {};
-        request.index = index;
-        request.blocks = static_cast<std::uint8_t>(waiting - blocks);
-        request.syndrome = Syndrome::local_qp_operation;
-      }
-      blocks += request.blocks;
-    }
-    pair.fetched += taken;
-    pair.block = (pair.block + blocks) & 0xffff;
-    pair.report.requests += taken;
-  }
-
-  /// Sends what the queue pair's ordering and fences allow. By one lane.
+  /// Sends what the queue pair's ordering and fences allow.
   SHOAL_HOST_DEVICE void send(Pair& pair, std::uint32_t number) const {
     if (pair.stop != kNoStop) return;
-    for (; pair.issued < pair.fetched; ++pair.issued) {
-      Request& request = pair.at(pair.issued);
-      if (request.syndrome != Syndrome::none || !may_be_sent(pair, request)) return;
-      request.time = now_ + timing_.delay + lateness(pair, request, number);
-      request.state = RequestState::issued;
-    }
-  }
-
-  SHOAL_HOST_DEVICE bool may_be_sent(const Pair& pair, const Request& request) const {
+    constexpr std::uint32_t kWrong = 1, kAlone = 2, kFenced = 4, kFetches = 8;
+    const auto n = static_cast<std::uint32_t>(pair.fetched - pair.completed),
+               first = static_cast<std::uint32_t>(pair.issued - pair.completed);
+    const bool adaptive = pair.config.ordering == Ordering::adaptive;
+    const auto bits = platform_.template masks<4>(n, [&](std::uint32_t i) -> std::uint32_t {
+      const Request& request = pair.at(pair.completed + i);
+      const bool overtakes = request.opcode == Opcode::write || request.opcode == Opcode::nop;
+      return (request.syndrome != Syndrome::none ? kWrong : 0) |
+             (adaptive && !overtakes ? kAlone : 0) | (request.fenced ? kFenced : 0) |
+             (request.fetches() ? kFetches : 0);
+    });
     // Complete requests have left the window.
-    if (pair.config.ordering == Ordering::adaptive && request.opcode != Opcode::write &&
-        request.opcode != Opcode::nop && pair.issued != pair.completed)
-      return false;
-    if (!request.fenced) return true;
-    for (std::uint64_t i = pair.completed; i < pair.issued; ++i)
-      if (pair.at(i).fetches()) return false;
-    return true;
-  }
-
-  /// By which a write is late, from the seed.
-  SHOAL_HOST_DEVICE std::uint64_t lateness(const Pair& pair, const Request& request,
-                                           std::uint32_t number) const {
-    if (timing_.reorder == 0 || pair.config.ordering == Ordering::strict ||
-        request.opcode != Opcode::write)
-      return 0;
-    std::uint64_t x =
-        timing_.seed + pair.issued * 0x9e3779b97f4a7c15 + (number + 1) * 0xd1b54a32d192ed03;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return (x ^ x >> 31) % timing_.reorder;
+    const std::uint32_t after_fetch = bits.at[3] == 0 ? 0 : ~1U << lowest(bits.at[3]);
+    const std::uint32_t held =
+        (bits.at[0] | (bits.at[1] & ~1U) | (bits.at[2] & after_fetch)) >> first << first;
+    const std::uint32_t end = held == 0 ? n : lowest(held);
+    platform_.lanes(end, [&](std::uint32_t i) {
+      if (i == 0) pair.issued = pair.completed + end;
+      if (i < first) return;
+      Request& request = pair.at(pair.completed + i);
+      request.time =
+          now_ + timing_.delay + lateness(timing_, pair, request, pair.completed + i, number);
+      request.state = RequestState::issued;
+    });
   }
 
   /// Executes or starts requests that have arrived. Whether it may have to be called again.
@@ -394,15 +386,20 @@ class Dispatcher {
       request.state = RequestState::executed;
       return request.syndrome != Syndrome::none;
     });
+    const std::uint64_t bytes = bytes_of(pair, wanted);
     platform_.one([&] {
-      std::uint64_t bytes = 0;
-      for (std::uint32_t left = wanted; left != 0; left &= left - 1)
-        bytes += pair.at(pair.completed + lowest(left)).bytes;
       jobs_.take_link(bytes, now_);
       pair.unfenced = true;
       stop_at(pair, refused);
     });
     return wanted;
+  }
+
+  /// Of the requests `wanted` of the window.
+  SHOAL_HOST_DEVICE std::uint64_t bytes_of(const Pair& pair, std::uint32_t wanted) const {
+    return platform_.sum(kLanes, [&](std::uint32_t i) {
+      return (wanted >> i & 1) == 0 ? 0U : pair.at(pair.completed + i).bytes;
+    });
   }
 
   /// Finds the memory of the requests `wanted`. Whether all may go on.
@@ -412,7 +409,7 @@ class Dispatcher {
     const std::uint32_t refused = platform_.mask(n, [&](std::uint32_t i) {
       if ((wanted >> i & 1) == 0) return false;
       Request& request = pair.at(pair.completed + i);
-      request.syndrome = find_remote(platform_, pair, request);
+      request.syndrome = find_remote(platform_, pair, scratch_.keys, request);
       if (request.syndrome == Syndrome::none) {
         request.state = RequestState::started;
         request.before = request.jobs = is_strict(pair) ? pair.jobs : 0;
@@ -455,16 +452,37 @@ class Dispatcher {
 
   /// Completes requests in their order. Whether there were any.
   SHOAL_HOST_DEVICE bool complete(Pair& pair, std::uint32_t number, const std::uint64_t* counters) {
+    const Due due = find_due(pair, counters);
+    if (due.count != 0) pop(pair, due.count, due.syndrome);
+    if (due.fails) fail(pair, due.syndrome);
+    if (pair.failed)
+      platform_.one([&] {
+        pair.issued = pair.fetched;
+        report(pair, number);
+      });
+    return due.count != 0 || due.fails;
+  }
+
+  /// Requests to complete, and whether the queue pair enters the error state with them.
+  struct Due {
+    std::uint32_t count = 0;
+    Syndrome syndrome = Syndrome::none;
+    bool fails = false;
+  };
+
+  SHOAL_HOST_DEVICE Due find_due(const Pair& pair, const std::uint64_t* counters) {
+    if (pair.failed)  // everything that is posted
+      return {static_cast<std::uint32_t>(pair.fetched - pair.completed), Syndrome::flushed, false};
     const auto n = static_cast<std::uint32_t>(pair.issued - pair.completed);
     const std::uint32_t good = platform_.mask(n, [&](std::uint32_t i) {
       const Request& request = pair.at(pair.completed + i);
       return request.syndrome == Syndrome::none && is_acknowledged(request);
     });
     const std::uint32_t count = good == ~0U ? kLanes : lowest(~good);
-    if (count != 0) pop(pair, count, Syndrome::none);
+    if (count != 0) return {count, Syndrome::none, false};
     const Syndrome cause = cause_of_failure(pair);
-    if (cause != Syndrome::none && is_idle(pair, counters)) fail(pair, number, cause);
-    return count != 0 || pair.failed;
+    if (cause == Syndrome::none || !is_idle(pair, counters)) return {};
+    return {cause == Syndrome::flushed ? 0U : 1U, cause, true};
   }
 
   SHOAL_HOST_DEVICE bool is_acknowledged(const Request& request) const {
@@ -495,12 +513,10 @@ class Dispatcher {
     }) == 0;
   }
 
-  SHOAL_HOST_DEVICE void fail(Pair& pair, std::uint32_t number, Syndrome cause) {
-    if (cause != Syndrome::flushed) pop(pair, 1, cause);
+  SHOAL_HOST_DEVICE void fail(Pair& pair, Syndrome cause) const {
     platform_.one([&] {
       pair.failed = true;
       pair.report.failed = 1;
-      report(pair, number);
       const bool refused = cause == Syndrome::remote_access ||
                            cause == Syndrome::remote_invalid_request ||
                            cause == Syndrome::remote_operation;
@@ -508,18 +524,6 @@ class Dispatcher {
         platform_.store_far(
             pair.config.peer_ended,
             static_cast<std::uint64_t>(refused ? Ended::refused : Ended::peer_is_gone));
-    });
-  }
-
-  /// In the error state: completes everything that is posted.
-  SHOAL_HOST_DEVICE void flush(Pair& pair, std::uint32_t number) {
-    (void)fetch(pair, number);
-    const auto n = static_cast<std::uint32_t>(pair.fetched - pair.completed);
-    if (n != 0) pop(pair, n, Syndrome::flushed);
-    platform_.one([&] {
-      pair.issued = pair.fetched;
-      pair.awaited = nullptr;
-      report(pair, number);
     });
   }
 
@@ -541,18 +545,20 @@ class Dispatcher {
       if (is_written(i))
         write_entry(platform_, pair, entry_of(i), pair.at(pair.completed + i), syndrome, now_);
     });
-    if (written != 0) platform_.fence();
+    // Clients on this GPU make it visible to others with what they store after it. What a strict
+    // queue pair executes next needs the other fence.
+    const bool near = queue.is_near && !is_strict(pair);
+    if (written != 0) near ? platform_.fence_near() : platform_.fence();
     platform_.lanes(n, [&](std::uint32_t i) {
       if (is_written(i))
         finish_entry(platform_, queue, entry_of(i), pair.at(pair.completed + i), syndrome);
     });
+    const std::uint64_t bytes = bytes_of(pair, n == kLanes ? ~0U : (1U << n) - 1);
     platform_.one([&] {
       const std::uint32_t count = count_bits(written);
-      if (count != 0) pair.unfenced = false;
+      if (count != 0 && !near) pair.unfenced = false;
       scratch_.produced[pair.config.completions] = produced + count;
       pair.report.completions += count;
-      std::uint64_t bytes = 0;
-      for (std::uint32_t i = 0; i < n; ++i) bytes += pair.at(pair.completed + i).bytes;
       if (failed)
         pair.report.errors += n;
       else
@@ -570,7 +576,7 @@ class Dispatcher {
   const std::uint64_t* const n_pairs_word_;
   const NicState& state_;
   std::uint32_t n_pairs_ = 0;
-  const KeyTable own_keys_;
+  const Keys own_keys_;
   std::uint64_t* const counters_;
   QueuePairReport* const reports_;
   Control& control_;

@@ -69,6 +69,34 @@ SHOAL_HOST_DEVICE inline bool has_reached(std::uint64_t counter, std::uint32_t t
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(counter) - target) >= 0;
 }
 
+/// Adds `n` requests that were read, of `waiting` blocks, to the window. All but the last have one
+/// block. By one lane.
+SHOAL_HOST_DEVICE inline void take(Pair& pair, std::uint32_t n, std::uint32_t waiting) {
+  Request& last = pair.at(pair.fetched + n - 1);
+  const std::uint32_t left = waiting - (n - 1);
+  if (last.blocks > left) {  // the doorbell record ends within it
+    const std::uint16_t index = last.index;
+    last = {};
+    last.index = index;
+    last.blocks = static_cast<std::uint8_t>(left);
+    last.syndrome = Syndrome::local_qp_operation;
+  }
+  pair.fetched += n;
+  pair.block = (pair.block + n - 1 + last.blocks) & 0xffff;
+  pair.report.requests += n;
+}
+
+/// By which request `index` of queue pair `number` is late, if it is a write: from the seed.
+SHOAL_HOST_DEVICE inline std::uint64_t lateness(const Timing& timing, const Pair& pair,
+                                                const Request& request, std::uint64_t index,
+                                                std::uint32_t number) {
+  if (timing.reorder == 0 || is_strict(pair) || request.opcode != Opcode::write) return 0;
+  std::uint64_t x = timing.seed + index * 0x9e3779b97f4a7c15 + (number + 1) * 0xd1b54a32d192ed03;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return (x ^ x >> 31) % timing.reorder;
+}
+
 /// What is left of the current part of a request, in jobs whose targets begin at 16 bytes.
 class Chunks {
  public:
@@ -77,23 +105,27 @@ class Chunks {
   SHOAL_HOST_DEVICE Chunks(const Request& request, std::uint32_t offset)
       : first_(offset),
         end_(request.part_bytes),
-        size_(request.bytes >= kLongMessageBytes ? kLongChunkBytes : kChunkBytes) {
+        log_size_(request.bytes >= kLongMessageBytes ? kLogLongChunk : kLogChunk) {
     const std::byte* const to =
         request.opcode == Opcode::read ? request.local : request.remote + request.moved;
     skew_ = detail::offset_in(to + first_, sizeof(Vector));
   }
   SHOAL_HOST_DEVICE std::uint32_t count() const {
-    return (end_ - first_ + (end_ == first_ ? 0 : skew_) + size_ - 1) / size_;
+    return (end_ - first_ + (end_ == first_ ? 0 : skew_) + (1U << log_size_) - 1) >> log_size_;
   }
   /// In the part; offset(count()) is its end.
   SHOAL_HOST_DEVICE std::uint32_t offset(std::uint32_t i) const {
     if (i == 0) return first_;
-    return i >= count() ? end_ : first_ + i * size_ - skew_;
+    return i >= count() ? end_ : first_ + (i << log_size_) - skew_;
   }
   SHOAL_HOST_DEVICE std::uint32_t bytes(std::uint32_t i) const { return offset(i + 1) - offset(i); }
+  /// How many of them begin within the first `bytes` bytes, or right after them.
+  SHOAL_HOST_DEVICE std::uint64_t begun(std::uint64_t bytes) const {
+    return 1 + ((bytes + skew_) >> log_size_);
+  }
 
  private:
-  std::uint32_t first_, end_, size_, skew_ = 0;
+  std::uint32_t first_, end_, log_size_, skew_ = 0;
 };
 
 /// Whether the dispatcher executes the request itself.
@@ -103,17 +135,18 @@ SHOAL_HOST_DEVICE inline bool is_direct(const Request& request) {
 
 /// Finds the memory at the peer, or says why the peer refuses the request.
 template <typename Platform>
-SHOAL_HOST_DEVICE Syndrome find_remote(const Platform& platform, const Pair& pair,
+SHOAL_HOST_DEVICE Syndrome find_remote(const Platform& platform, const Pair& pair, KeyCache& cache,
                                        Request& request) {
   std::uint32_t access = Access::remote_atomic;
   if (request.opcode == Opcode::write) access = Access::remote_write;
   if (request.opcode == Opcode::read) access = Access::remote_read;
   if ((pair.config.peer_access & access) == 0) return Syndrome::remote_access;
-  if (is_atomic(request.opcode) && request.remote_address % request.bytes != 0)
+  const auto address = reinterpret_cast<std::uint64_t>(request.remote);
+  if (is_atomic(request.opcode) && address % request.bytes != 0)
     return Syndrome::remote_invalid_request;
   if (request.bytes == 0) return Syndrome::none;
-  request.remote = translate(platform, pair.peer_keys, request.remote_key, pair.config.peer_domain,
-                             request.remote_address, request.bytes, access);
+  request.remote = translate(platform, {pair.peer_keys, &cache}, request.remote_key,
+                             pair.config.peer_domain, address, request.bytes, access);
   return request.remote == nullptr ? Syndrome::remote_access : Syndrome::none;
 }
 
@@ -133,8 +166,8 @@ SHOAL_HOST_DEVICE std::uint64_t exchange(const Platform& platform, std::byte* at
 
 /// Results of 8 bytes are in host order, those of 4 in network order, as on ConnectX-7.
 template <typename Platform>
-SHOAL_HOST_DEVICE void run_atomic(const Platform& platform, const QueuePairConfig& pair,
-                                  Request& request) {
+SHOAL_HOST_DEVICE SHOAL_RARE void run_atomic(Platform platform, const QueuePairConfig& pair,
+                                             Request& request) {
   const AtomicOperands operands = operands_of(platform, pair, request);
   const bool is_wide = operands.size == 8;
   const std::uint64_t before = is_wide
@@ -151,24 +184,36 @@ SHOAL_HOST_DEVICE void run_atomic(const Platform& platform, const QueuePairConfi
                                           static_cast<std::uint8_t>(result >> 8 * i));
 }
 
-}  // namespace detail
-
-/// Executes a request, by one lane. Its syndrome says whether the peer has refused it.
 template <typename Platform>
-SHOAL_HOST_DEVICE void run_direct(const Platform& platform, const Pair& pair,
-                                  const KeyTable& own_keys, Request& request) {
-  if (request.opcode == Opcode::nop) return;
-  request.syndrome = find_remote(platform, pair, request);
-  if (request.syndrome != Syndrome::none) return;
-  if (is_atomic(request.opcode)) return detail::run_atomic(platform, pair.config, request);
-  if (request.bytes == 0) return;
+SHOAL_HOST_DEVICE SHOAL_RARE void run_copy(Platform platform, const QueuePairConfig& pair,
+                                           Keys own_keys, Request& request) {
   do {
     std::byte* const remote = request.remote + request.moved;
     const bool reads = request.opcode == Opcode::read;
     copy<4>(platform, reads ? request.local : remote, reads ? remote : request.local,
             request.part_bytes, 0, 1);
-  } while (next_part(platform, pair.config, own_keys, request) &&
-           request.syndrome == Syndrome::none);
+  } while (next_part(platform, pair, own_keys, request) && request.syndrome == Syndrome::none);
+}
+
+}  // namespace detail
+
+/// Executes a request, by one lane. Its syndrome says whether the peer has refused it. What signals
+/// consist of comes first, in little code: the dispatcher waits for instructions most of all.
+template <typename Platform>
+SHOAL_HOST_DEVICE void run_direct(const Platform& platform, const Pair& pair, const Keys& own_keys,
+                                  Request& request) {
+  if (request.opcode == Opcode::nop) return;
+  request.syndrome = find_remote(platform, pair, *own_keys.cache, request);
+  if (request.syndrome != Syndrome::none) return;
+  const bool is_word = request.bytes == 8 && detail::offset_in(request.remote, 8) == 0;
+  if (is_word && request.is_small())
+    return platform.template store<std::uint64_t>(request.remote, request.value);
+  if (request.opcode == Opcode::fetch_add && detail::offset_in(request.local, 8) == 0)
+    return platform.template store<std::uint64_t>(
+        request.local,
+        platform.add_far(reinterpret_cast<std::uint64_t*>(request.remote), request.value));
+  if (is_atomic(request.opcode)) return detail::run_atomic(platform, pair.config, request);
+  if (request.bytes != 0) detail::run_copy(platform, pair.config, own_keys, request);
 }
 
 SHOAL_HOST_DEVICE inline std::byte* entry_at(const CompletionQueueConfig& queue,

@@ -36,6 +36,19 @@ struct HostPlatform {
     }
     return masks;
   }
+  template <typename Function, typename Visitor>
+  std::uint64_t scan(std::uint32_t n, Function function, Visitor visit) const {
+    std::uint64_t values[32] = {}, sum = 0;
+    for (std::uint32_t i = 0; i < n; ++i) values[i] = function(i);
+    for (std::uint32_t i = 0; i < n; sum += values[i++]) visit(i, sum);
+    return sum;
+  }
+  template <typename Function>
+  std::uint64_t sum(std::uint32_t n, Function function) const {
+    std::uint64_t sum = 0;
+    for (std::uint32_t i = 0; i < n; ++i) sum += function(i);
+    return sum;
+  }
   template <typename Function>
   void one(Function function) const {
     function();
@@ -78,6 +91,7 @@ struct HostPlatform {
     }
   }
   void fence() const noexcept {}
+  void fence_near() const noexcept {}
   template <typename T>
   T add_far(T* word, T value) const noexcept {
     return std::atomic_ref(*word).fetch_add(value, std::memory_order_acq_rel);

@@ -10,32 +10,32 @@
 
 namespace shoal::emulator::gpu {
 
-/// The jobs of one request among those that are handed out together.
+/// The jobs of one request of the window among those that are handed out together.
 struct Share {
   std::uint64_t start = 0;   ///< of the first of them; 2^-16 ns
   std::uint32_t offset = 0;  ///< of the first of them, in the current part
-  std::uint8_t request = 0;  ///< in the window
   std::uint8_t first = 0;    ///< number of the first of them
+  std::uint8_t count = 0;
 };
 
 /// Memory of the dispatcher's own. Times are 2^-16 ns since its start.
 struct JobScratch {
-  std::uint64_t free_at = 0;     ///< when the link is free of all that is handed out
-  std::uint64_t published = 0;   ///< jobs that workers know
-  std::uint64_t written = 0;     ///< jobs
-  std::uint64_t free_until = 0;  ///< jobs that have a slot
-  std::uint32_t left = 0;        ///< requests of the window that have more to hand out
-  bool is_booked = false;        ///< the link, as far as jobs may be handed out
-  std::uint8_t share_of[32] = {};
-  Share shares[32] = {};
+  std::uint64_t free_at = 0;         ///< when the link is free of all that is handed out
+  std::uint64_t published = 0;       ///< jobs that workers know
+  std::uint64_t written = 0;         ///< jobs
+  std::uint64_t free_until = 0;      ///< jobs that have a slot
+  std::uint32_t left = 0;            ///< requests of the window that have more to hand out
+  std::uint8_t request_of[32] = {};  ///< by job
+  Share shares[32] = {};             ///< by request
 };
 
 template <typename Platform>
 class Jobs {
  public:
-  SHOAL_HOST_DEVICE Jobs(NicState& state, JobScratch& scratch, const Platform& platform)
+  SHOAL_HOST_DEVICE Jobs(NicState& state, const Keys& own_keys, JobScratch& scratch,
+                         const Platform& platform)
       : timing_(state.timing),
-        own_keys_(state.tables[0]),
+        own_keys_(own_keys),
         published_(&state.ring.published),
         jobs_(state.ring.jobs),
         done_(state.ring.done),
@@ -53,8 +53,7 @@ class Jobs {
 
   /// Takes the link for messages that are moved at once. By one lane.
   SHOAL_HOST_DEVICE void take_link(std::uint64_t bytes, std::uint64_t now) {
-    make_up(now);
-    scratch_.free_at += bytes * timing_.byte_cost;
+    scratch_.free_at = free_at(now) + bytes * timing_.byte_cost;
   }
 
   /// Hands out jobs of the requests `wanted` of the window, which are started, in their order.
@@ -67,8 +66,7 @@ class Jobs {
       const std::uint32_t room = slots < left ? slots : left;
       if (room == 0 || is_booked(now)) break;
       const std::uint64_t written = scratch_.written;
-      const auto n =
-          static_cast<std::uint32_t>(platform_.ask([&] { return plan(pair, wanted, room, now); }));
+      const std::uint32_t n = plan(pair, wanted, room, now);
       platform_.lanes(n, [&](std::uint32_t i) {
         write_job(pair, i, counters, jobs_[(written + i) & (n_jobs_ - 1)]);
       });
@@ -81,7 +79,6 @@ class Jobs {
       given += n;
       // Workers begin while the rest is written.
       if (scratch_.written - scratch_.published >= 2 * kLanes) publish();
-      if (scratch_.is_booked) break;
     }
     publish();
     return 0;
@@ -100,11 +97,12 @@ class Jobs {
     return (now - start_ + timing_.ahead) << kShift;
   }
 
-  /// The link is not late by more than `burst`: only so much idle time is made up for.
-  SHOAL_HOST_DEVICE void make_up(std::uint64_t now) {
+  /// When the link is free. It is not late by more than `burst`: only so much idle time is made up
+  /// for.
+  SHOAL_HOST_DEVICE std::uint64_t free_at(std::uint64_t now) const {
     const std::uint64_t since = now - start_;
     const std::uint64_t earliest = since > timing_.burst ? (since - timing_.burst) << kShift : 0;
-    if (scratch_.free_at < earliest) scratch_.free_at = earliest;
+    return scratch_.free_at < earliest ? earliest : scratch_.free_at;
   }
 
   /// Jobs that may be handed out. Those of a strict queue pair wait for each other: more of them
@@ -116,45 +114,82 @@ class Jobs {
     return kStrictJobs - under_way < kLanes ? kStrictJobs - under_way : kLanes;
   }
 
-  /// Divides up to `room` jobs among the requests `wanted`. Returns how many. By one lane.
+  /// Divides up to `room` jobs among the requests `wanted`. Returns how many.
   SHOAL_HOST_DEVICE std::uint32_t plan(Pair& pair, std::uint32_t wanted, std::uint32_t room,
                                        std::uint64_t now) {
-    make_up(now);
-    scratch_.is_booked = false;
-    std::uint32_t jobs = 0;
-    for (std::uint32_t share = 0; wanted != 0 && jobs < room; ++share) {
-      const std::uint32_t number = lowest(wanted);
-      Request& request = pair.at(pair.completed + number);
-      const Chunks chunks(request);
-      const std::uint32_t count = chunks.count();
-      std::uint32_t taken = count < room - jobs ? count : room - jobs;
-      const std::uint64_t start = scratch_.free_at;
-      if (timing_.byte_cost != 0)
-        for (const std::uint64_t end = horizon(now); taken != 0; --taken)
-          if (start + (chunks.offset(taken - 1) - request.offset) * timing_.byte_cost <= end) break;
-      if (is_strict(pair) && request.moved == 0 && request.offset == 0)
-        request.before = request.jobs = pair.jobs;
-      scratch_.shares[share] = {start, request.offset, static_cast<std::uint8_t>(number),
-                                static_cast<std::uint8_t>(jobs)};
-      for (std::uint32_t i = 0; i < taken; ++i)
-        scratch_.share_of[jobs + i] = static_cast<std::uint8_t>(share);
-      scratch_.free_at += std::uint64_t{chunks.offset(taken) - request.offset} * timing_.byte_cost;
-      request.offset = chunks.offset(taken);
-      request.jobs += taken;
-      pair.jobs += taken;
-      jobs += taken;
-      scratch_.is_booked = taken < count && jobs < room;
-      if (scratch_.is_booked || !request.all_handed_out()) break;
-      wanted &= wanted - 1;
-    }
-    scratch_.left = wanted;
-    return jobs;
+    constexpr unsigned kBytesBits = 48;
+    const std::uint64_t start = free_at(now);
+    const std::uint64_t ahead =  // bytes that may be handed out
+        timing_.byte_cost == 0 ? kMostMessageBytes * kLanes
+                               : (horizon(now) - start) / timing_.byte_cost;
+    // Jobs of later parts are not known yet: nothing behind them.
+    const std::uint32_t in_parts = platform_.mask(kLanes, [&](std::uint32_t i) {
+      const Request& request = pair.at(pair.completed + i);
+      return (wanted >> i & 1) != 0 && request.moved + request.part_bytes < request.bytes;
+    });
+    const std::uint32_t now_wanted =
+        in_parts == 0 ? wanted : wanted & ((2U << lowest(in_parts)) - 1);
+    platform_.scan(
+        kLanes,
+        [&](std::uint32_t i) -> std::uint64_t {
+          if ((now_wanted >> i & 1) == 0) return 0;
+          const Request& request = pair.at(pair.completed + i);
+          const std::uint32_t count = Chunks(request).count();
+          return std::uint64_t{count < kLanes ? count : kLanes} << kBytesBits |
+                 (request.part_bytes - request.offset);
+        },
+        [&](std::uint32_t i, std::uint64_t before) {
+          const auto jobs = static_cast<std::uint32_t>(before >> kBytesBits);
+          const std::uint64_t bytes = before & ((std::uint64_t{1} << kBytesBits) - 1);
+          scratch_.shares[i].count = 0;
+          if ((now_wanted >> i & 1) == 0) return;
+          const std::uint64_t left = ahead < bytes ? 0 : 1 + ahead - bytes;
+          share_out(pair, i, jobs, start + bytes * timing_.byte_cost, left,
+                    room < jobs ? 0 : room - jobs);
+        });
+    const auto ends = platform_.template masks<2>(kLanes, [&](std::uint32_t i) -> std::uint32_t {
+      const bool is_left =
+          (now_wanted >> i & 1) != 0 && !pair.at(pair.completed + i).all_handed_out();
+      return (scratch_.shares[i].count != 0 ? 1 : 0) | (is_left ? 2 : 0);
+    });
+    return static_cast<std::uint32_t>(platform_.ask([&]() -> std::uint32_t {
+      scratch_.left = (wanted & ~now_wanted) | ends.at[1];
+      if (ends.at[0] == 0) return 0;
+      const std::uint32_t last = highest(ends.at[0]);
+      const Share& share = scratch_.shares[last];
+      const std::uint32_t jobs = share.first + share.count;
+      scratch_.free_at =
+          share.start + (pair.at(pair.completed + last).offset - share.offset) * timing_.byte_cost;
+      pair.jobs += jobs;
+      return jobs;
+    }));
+  }
+
+  /// Hands out jobs of one request, at most `room`, those that begin among the next `bytes` bytes;
+  /// `jobs` are handed out before them, and the link is free for them at `start`. By one lane.
+  SHOAL_HOST_DEVICE void share_out(Pair& pair, std::uint32_t number, std::uint32_t jobs,
+                                   std::uint64_t start, std::uint64_t bytes, std::uint32_t room) {
+    Request& request = pair.at(pair.completed + number);
+    const Chunks chunks(request);
+    const std::uint64_t begun = bytes == 0 ? 0 : chunks.begun(bytes - 1);
+    std::uint32_t count = chunks.count();
+    if (count > room) count = room;
+    if (count > begun) count = static_cast<std::uint32_t>(begun);
+    if (is_strict(pair) && request.moved == 0 && request.offset == 0)
+      request.before = request.jobs = pair.jobs + jobs;
+    scratch_.shares[number] = {start, request.offset, static_cast<std::uint8_t>(jobs),
+                               static_cast<std::uint8_t>(count)};
+    for (std::uint32_t i = 0; i < count; ++i)
+      scratch_.request_of[jobs + i] = static_cast<std::uint8_t>(number);
+    request.offset = chunks.offset(count);
+    request.jobs += count;
   }
 
   SHOAL_HOST_DEVICE void write_job(const Pair& pair, std::uint32_t i, std::uint64_t* counters,
                                    Job& job) const {
-    const Share& share = scratch_.shares[scratch_.share_of[i]];
-    const Request& request = pair.at(pair.completed + share.request);
+    const std::uint32_t number = scratch_.request_of[i];
+    const Share& share = scratch_.shares[number];
+    const Request& request = pair.at(pair.completed + number);
     const Chunks chunks(request, share.offset);
     const std::uint32_t chunk = i - share.first, offset = chunks.offset(chunk);
     std::byte* const local = request.local + offset;
@@ -162,7 +197,7 @@ class Jobs {
     const bool reads = request.opcode == Opcode::read;
     job.to = reads ? local : remote;
     job.from = reads ? remote : local;
-    job.counter = &counters[counter_of(pair, share.request)];
+    job.counter = &counters[counter_of(pair, number)];
     job.bytes = chunks.bytes(chunk);
     job.after = request.before;
     job.is_ordered = is_strict(pair) ? 1 : 0;
@@ -218,7 +253,7 @@ class Jobs {
   }
 
   const Timing timing_;
-  const KeyTable own_keys_;
+  const Keys own_keys_;
   std::uint64_t* const published_;
   Job* const jobs_;
   std::uint64_t* const done_;

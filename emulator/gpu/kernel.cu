@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kMostThreads, 1) nic_kernel(NicState* state) {
   extern __shared__ __align__(16) unsigned char memory[];
   if (blockIdx.x == 0 && threadIdx.x < 32)
     dispatch(*state, memory);
-  else
+  else if (blockIdx.x != 0 || gridDim.x == 1)
     work(*state);
 }
 

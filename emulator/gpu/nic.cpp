@@ -160,7 +160,7 @@ struct Nic::Implementation {
   }
 
   /// Fields first, then the key; to remove it, the key first.
-  void write_region(std::uint32_t table, std::uint32_t index, const Region& region) const {
+  void write_region(std::uint32_t table, std::uint32_t index, const Region& region) {
     const OnDevice on(options.device);
     Region* const at = regions[table].get() + index;
     Region unnamed = region;
@@ -170,12 +170,17 @@ struct Nic::Implementation {
             "writing a memory key");
       check(cudaStreamSynchronize(updates.get()), "writing a memory key");
     }
+    ++key_changes;
+    if (!started) return;
+    check(cudaMemcpyAsync(&state.get()->key_changes, &key_changes, sizeof key_changes,
+                          cudaMemcpyHostToDevice, updates.get()),
+          "announcing a memory key");
+    check(cudaStreamSynchronize(updates.get()), "announcing a memory key");
   }
-  void publish_region(std::uint32_t index) const {
+  void publish_region(std::uint32_t index) {
     write_region(0, index, own[index]);
-    for (const Implementation* const observer : observers)
-      observer->write_region(observer->reached.at(const_cast<Implementation*>(this)), index,
-                             own[index]);
+    for (Implementation* const observer : observers)
+      observer->write_region(observer->reached.at(this), index, own[index]);
   }
 
   /// The table of `peer`'s keys.
@@ -201,7 +206,8 @@ struct Nic::Implementation {
   /// Writes the queue pairs to the GPU. Returns how many are connected.
   std::uint32_t upload_pairs() {
     std::vector<KeyTable> all;
-    for (const auto& table : regions) all.push_back({table.get(), options.keys});
+    for (const auto& table : regions)
+      all.push_back({table.get(), options.keys, static_cast<std::uint32_t>(all.size())});
     configs.upload(pairs, updates.get());
     queues.upload(completions, updates.get());
     tables.upload(all, updates.get());
@@ -233,6 +239,7 @@ struct Nic::Implementation {
     value.pairs = configs.get();
     value.completions = queues.get();
     value.tables = tables.get();
+    value.key_changes = key_changes;
     value.counters = counters.get();
     value.reports = reports.get();
     check(cudaHostGetDevicePointer(reinterpret_cast<void**>(&value.control), control, 0),
@@ -305,6 +312,7 @@ struct Nic::Implementation {
   std::vector<Region> own;
   std::map<Implementation*, std::uint32_t> reached;  ///< tables of peers
   std::vector<Implementation*> observers;            ///< NICs that have a table of this one
+  std::uint64_t key_changes = 0;
   bool started = false;
   std::uint32_t room = 0;   ///< for queue pairs
   std::uint32_t known = 0;  ///< queue pairs that the NIC has read
@@ -344,7 +352,11 @@ std::uint32_t Nic::add_completion_queue(std::byte* entries, std::uint32_t log_si
   check_range<std::uint32_t>("the logarithm of the entries", log_size, 0, 22);
   check_range<std::size_t>("the number of completion queues", self_->completions.size() + 1, 1,
                            kMostPairs);
-  self_->completions.push_back({entries, log_size, collapsed});
+  cudaPointerAttributes attributes{};
+  check(cudaPointerGetAttributes(&attributes, entries), "finding a completion queue");
+  const bool is_near =
+      attributes.type == cudaMemoryTypeDevice && attributes.device == self_->options.device;
+  self_->completions.push_back({entries, log_size, collapsed, is_near});
   return static_cast<std::uint32_t>(self_->completions.size() - 1);
 }
 

@@ -44,6 +44,9 @@ __device__ inline std::uint64_t ld_acquire_gpu(const std::uint64_t* at) {
 __device__ inline void st_release_gpu(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
+__device__ inline void fence_acq_rel_gpu() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
 __device__ inline void red_relaxed_gpu_add(std::uint64_t* at, std::uint64_t value) {
   asm volatile("red.relaxed.gpu.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }

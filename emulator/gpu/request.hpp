@@ -7,8 +7,8 @@
 
 #include "engine/atomics.hpp"
 #include "engine/memory_keys.hpp"
-#include "gpu/copy.hpp"
-#include "gpu/state.hpp"
+#include "gpu/bits.hpp"
+#include "gpu/keys.hpp"
 #include "shoal/device/detail/mlx5/format.hpp"
 
 namespace shoal::emulator::gpu {
@@ -17,10 +17,11 @@ enum class RequestState : std::uint8_t { fetched, issued, started, executed };
 
 /// A request in the window of its queue pair.
 struct Request {
-  std::uint64_t remote_address = 0;
   std::uint64_t time = 0;       ///< of arrival at the peer, the earliest; then of execution
-  std::byte* remote = nullptr;  ///< RequestState::started: the memory at remote_address
+  std::byte* remote = nullptr;  ///< its address as the request names it; then (find_remote) as the
+                                ///< GPU does
   std::byte* local = nullptr;   ///< memory of the current part
+  std::uint64_t value = 0;      ///< inline bytes, if is_small(); what a fetch-and-add adds
   std::uint32_t remote_key = 0;
   std::uint32_t bytes = 0;
   std::uint32_t part_bytes = 0;  ///< of the current part
@@ -40,6 +41,7 @@ struct Request {
 
   SHOAL_HOST_DEVICE bool fetches() const { return opcode == Opcode::read || is_atomic(opcode); }
   SHOAL_HOST_DEVICE bool all_handed_out() const { return moved + offset >= bytes; }
+  SHOAL_HOST_DEVICE bool is_small() const { return is_inline && bytes <= sizeof value; }
 };
 
 /// A segment with its words in host order.
@@ -92,28 +94,6 @@ class Segments {
   Words first_[mlx5::kBlockSegments];
 };
 
-/// The bytes of [address, address + length), or nullptr where `key` is unknown, belongs to another
-/// domain, lacks one of the rights `access`, or does not cover the range.
-template <typename Platform>
-SHOAL_HOST_DEVICE std::byte* translate(const Platform& platform, const KeyTable& table,
-                                       std::uint32_t key, std::uint32_t domain,
-                                       std::uint64_t address, std::uint64_t length,
-                                       std::uint32_t access) {
-  const std::uint32_t number = (key >> 8) - kFirstKey;  // wraps below the first
-  if (number >= table.count) return nullptr;
-  const Region& region = table.regions[number];
-  const auto field = [&](const std::uint64_t& of) {
-    return platform.template load<std::uint64_t>(reinterpret_cast<const std::byte*>(&of));
-  };
-  const std::uint64_t its_key = field(region.key), its_domain = field(region.domain),
-                      its_access = field(region.access), first = field(region.address),
-                      its_length = field(region.length), memory = field(region.memory);
-  if (its_key != key || its_domain != domain || (its_access & access) != access) return nullptr;
-  const std::uint64_t offset = address - first;  // wraps below the region
-  if (offset > its_length || length > its_length - offset) return nullptr;
-  return reinterpret_cast<std::byte*>(memory + offset);
-}
-
 namespace detail {
 
 inline constexpr std::uint32_t kInlineBit = 1U << 31;
@@ -147,7 +127,7 @@ SHOAL_HOST_DEVICE inline void set_inline_part(const QueuePairConfig& pair, Reque
 /// becomes the current part.
 template <typename Platform>
 SHOAL_HOST_DEVICE Syndrome read_data(const Platform& platform, const Segments<Platform>& segments,
-                                     const QueuePairConfig& pair, const KeyTable& keys,
+                                     const QueuePairConfig& pair, const Keys& keys,
                                      std::uint32_t first, std::uint32_t atomic_bytes,
                                      Request& request) {
   std::uint64_t total = 0;
@@ -163,6 +143,7 @@ SHOAL_HOST_DEVICE Syndrome read_data(const Platform& platform, const Segments<Pl
       if (i != first || request.opcode != Opcode::write || needed != request.segments - i)
         return Syndrome::local_qp_operation;
       request.is_inline = true;
+      request.value = std::uint64_t{mlx5::big(words.at[2])} << 32 | mlx5::big(words.at[1]);
       request.segment = static_cast<std::uint8_t>(i);
       set_inline_part(pair, request);
       return Syndrome::none;
@@ -186,19 +167,20 @@ SHOAL_HOST_DEVICE Syndrome read_data(const Platform& platform, const Segments<Pl
 
 template <typename Platform>
 SHOAL_HOST_DEVICE Syndrome read_body(const Platform& platform, const Segments<Platform>& segments,
-                                     const QueuePairConfig& pair, const KeyTable& keys,
+                                     const QueuePairConfig& pair, const Keys& keys,
                                      std::uint32_t modifier, Request& request) {
   if (request.opcode == Opcode::nop) return Syndrome::none;
   std::uint32_t next = 2, atomic_bytes = 0;
   if (request.segments < next) return Syndrome::local_qp_operation;
   const Words remote = segments.at(1);
-  request.remote_address = remote.wide(0);
+  request.remote = reinterpret_cast<std::byte*>(remote.wide(0));
   request.remote_key = remote.at[2];
   if (is_atomic(request.opcode)) {
     const std::uint32_t operands = operand_segments(request.opcode, modifier);
     if (operands == 0) return Syndrome::local_qp_operation;
     next += operands;
     atomic_bytes = is_masked(request.opcode) && modifier == kMaskedFour ? 4 : 8;
+    if (request.opcode == Opcode::fetch_add) request.value = segments.at(2).wide(0);
   }
   return read_data(platform, segments, pair, keys, next, atomic_bytes, request);
 }
@@ -209,7 +191,7 @@ SHOAL_HOST_DEVICE Syndrome read_body(const Platform& platform, const Segments<Pl
 /// and its local memory. One that no NIC executes has only index, blocks and syndrome.
 template <typename Platform>
 SHOAL_HOST_DEVICE void decode(const Platform& platform, const QueuePairConfig& pair,
-                              const KeyTable& keys, std::uint16_t index, Request& request) {
+                              const Keys& keys, std::uint16_t index, Request& request) {
   constexpr std::uint32_t kMostRequestBlocks = 16, kSignalled = 0x08, kFences = 0xe0;
   const Segments<Platform> all(platform, pair, index);
   const Words control = all.at(0);
@@ -238,8 +220,8 @@ SHOAL_HOST_DEVICE void decode(const Platform& platform, const QueuePairConfig& p
 /// Makes the next part of `request` the current one. False after the last one. Syndrome
 /// local_protection where its memory is no longer registered.
 template <typename Platform>
-SHOAL_HOST_DEVICE bool next_part(const Platform& platform, const QueuePairConfig& pair,
-                                 const KeyTable& keys, Request& request) {
+SHOAL_HOST_DEVICE SHOAL_RARE bool next_part(Platform platform, const QueuePairConfig& pair,
+                                            Keys keys, Request& request) {
   request.moved += request.part_bytes;
   request.offset = 0;
   request.part_bytes = 0;
@@ -272,6 +254,10 @@ SHOAL_HOST_DEVICE AtomicOperands operands_of(const Platform& platform, const Que
   AtomicOperands operands;
   operands.opcode = request.opcode;
   operands.size = static_cast<std::uint8_t>(request.bytes);
+  if (request.opcode == Opcode::fetch_add) {
+    operands.swap_or_add = request.value;
+    return operands;
+  }
   const Words first = read_segment(platform, pair, request.index, 2);
   const bool swaps = request.opcode == Opcode::masked_compare_swap;
   if (operands.size == 4) {

@@ -18,13 +18,14 @@ inline constexpr std::uint32_t kWindow = 32;
 inline constexpr std::uint32_t kMostPairs = 64;
 /// Bytes of a job, except the first and the last of a message: those of long messages are larger,
 /// since a worker spends as much time on what is around a copy as on 8 KiB.
-inline constexpr std::uint32_t kChunkBytes = 8192, kLongChunkBytes = 16384;
-inline constexpr std::uint32_t kLongMessageBytes = 128 * 1024;
+inline constexpr std::uint32_t kLogChunk = 13, kLogLongChunk = 14;
+inline constexpr std::uint32_t kChunkBytes = 1U << kLogChunk;
+inline constexpr std::uint32_t kLongMessageBytes = 64 * 1024;
 /// The dispatcher moves messages up to this size itself.
 inline constexpr std::uint32_t kDirectBytes = 256;
-inline constexpr std::uint32_t kMostMessageBytes = 1U << 30;
+inline constexpr std::uint64_t kMostMessageBytes = 1U << 30;
 /// Most jobs of a strict queue pair that are handed out and not done.
-inline constexpr std::uint32_t kStrictJobs = 128;
+inline constexpr std::uint32_t kStrictJobs = 256;
 /// Index of the first memory key; small keys have meanings of their own.
 inline constexpr std::uint32_t kFirstKey = 0x10;
 
@@ -42,12 +43,14 @@ struct Region {
 struct KeyTable {
   const Region* regions = nullptr;
   std::uint32_t count = 0;
+  std::uint32_t number = 0;  ///< of the table; 0 is the NIC's own
 };
 
 struct CompletionQueueConfig {
   std::byte* entries = nullptr;
   std::uint32_t log_size = 0;
   bool collapsed = false;
+  bool is_near = false;  ///< in memory of this GPU, for clients on it
 };
 
 /// Why a queue pair ends without a request of its own that fails: the word `ended`.
@@ -139,6 +142,7 @@ struct NicState {
   const QueuePairConfig* pairs = nullptr;
   const CompletionQueueConfig* completions = nullptr;
   const KeyTable* tables = nullptr;
+  std::uint64_t key_changes = 0;      ///< the host counts, after it has changed a region
   std::uint64_t* counters = nullptr;  ///< of jobs that are done: kWindow for each queue pair
   QueuePairReport* reports = nullptr;
   Control* control = nullptr;

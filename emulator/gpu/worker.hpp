@@ -42,7 +42,7 @@ class Worker {
                     }
                   });
     platform_.one([&] {
-      platform_.fence();
+      job_.is_ordered != 0 ? platform_.fence() : platform_.fence_near();
       platform_.count(job_.counter);
       // The job was read before the fence.
       platform_.template store<std::uint64_t>(

@@ -42,10 +42,10 @@ MUTATIONS = [
     (
         "adaptive atomics do not wait for acknowledgements",
         "dispatcher.hpp",
-        "if (pair.config.ordering == Ordering::adaptive &&",
-        "if (false &&",
+        "(bits.at[1] & ~1U)",
+        "0U",
     ),
-    ("fences ignored", "dispatcher.hpp", "if (!request.fenced) return true;", "return true;"),
+    ("fences ignored", "dispatcher.hpp", "(request.fenced ? kFenced : 0)", "0U"),
     ("executed before it has arrived", "dispatcher.hpp", "request.time <= now_ && ", ""),
     ("acknowledged at once", "dispatcher.hpp", "now_ >= request.time + timing_.delay", "true"),
     (
@@ -64,16 +64,16 @@ MUTATIONS = [
     (
         "an idle link saves all its time",
         "jobs.hpp",
-        "if (scratch_.free_at < earliest) scratch_.free_at = earliest;",
-        "",
+        "return scratch_.free_at < earliest ? earliest : scratch_.free_at;",
+        "return scratch_.free_at;",
     ),
     ("small messages do not take the link", "dispatcher.hpp", "jobs_.take_link(bytes, now_);", ""),
     ("strict jobs do not wait for each other", "worker.hpp", "job_.is_ordered == 0 ||", "true ||"),
     (
         "strict jobs wait for those before the request was started",
         "jobs.hpp",
-        "request.before = request.jobs = pair.jobs;",
-        "request.jobs = pair.jobs;",
+        "request.before = request.jobs = pair.jobs + jobs;",
+        "request.jobs = pair.jobs + jobs;",
     ),
     (
         "strict writes one by one",
@@ -109,8 +109,8 @@ MUTATIONS = [
     (
         "fails while jobs run",
         "dispatcher.hpp",
-        "if (cause != Syndrome::none && is_idle(pair, counters))",
-        "if (cause != Syndrome::none)",
+        "if (cause == Syndrome::none || !is_idle(pair, counters))",
+        "if (cause == Syndrome::none)",
     ),
     (
         "a slot of the ring of jobs is written again too early",
@@ -122,8 +122,8 @@ MUTATIONS = [
     (
         "a request that lies in several blocks is read as one block",
         "dispatcher.hpp",
-        "more = request.blocks == 1;",
-        "more = true;",
+        "longer == 0 ? n : lowest(longer) + 1",
+        "n",
     ),
     (
         "the window is too large",
@@ -159,17 +159,23 @@ MUTATIONS = [
     ("owner bit constant", "execute.hpp", "(number >> queue.log_size) & 1", "0"),
     ("heartbeats ignored", "dispatcher.hpp", "timing_.owner_timeout != 0 &&", "false &&"),
     ("endless life", "dispatcher.hpp", "now_ - scratch_.start > timing_.lifetime", "false"),
-    ("key not checked", "request.hpp", "its_key != key || ", ""),
-    ("domain not checked", "request.hpp", "its_domain != domain || ", ""),
-    ("bounds not checked", "request.hpp", "length > its_length - offset", "false"),
-    ("access not checked", "request.hpp", "(its_access & access) != access", "false"),
+    ("key not checked", "keys.hpp", "region.key != key || ", ""),
+    ("domain not checked", "keys.hpp", "region.domain != domain || ", ""),
+    ("bounds not checked", "keys.hpp", "length > region.length - offset", "false"),
+    ("access not checked", "keys.hpp", "(region.access & access) != access", "false"),
+    (
+        "changed keys stay as they were",
+        "dispatcher.hpp",
+        "if (scratch_.keys.seen_changes != scratch_.keys.changes) forget_keys();",
+        "",
+    ),
     (
         "rights of the connection ignored",
         "execute.hpp",
         "(pair.config.peer_access & access) == 0",
         "false",
     ),
-    ("unaligned atomics", "execute.hpp", "request.remote_address % request.bytes != 0", "false"),
+    ("unaligned atomics", "execute.hpp", "address % request.bytes != 0", "false"),
     (
         "inline bytes do not wrap",
         "request.hpp",

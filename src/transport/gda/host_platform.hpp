@@ -18,6 +18,14 @@ struct HostPlatform : mlx5::HostBus {
   void store(std::uint64_t* word, std::uint64_t value) const noexcept {
     store_release(word, value);
   }
+  void store_ordered(std::uint64_t* word, std::uint64_t value) const noexcept {
+    store_release(word, value);
+  }
+  bool try_lock(std::uint64_t* word) const noexcept {
+    std::uint64_t free = 0;
+    return std::atomic_ref(*word).compare_exchange_strong(free, 1, std::memory_order_acquire,
+                                                          std::memory_order_relaxed);
+  }
   std::uint64_t add(std::uint64_t* word, std::uint64_t value) const noexcept {
     return std::atomic_ref(*word).fetch_add(value, std::memory_order_relaxed);
   }
@@ -26,8 +34,7 @@ struct HostPlatform : mlx5::HostBus {
                                                           std::memory_order_acquire);
   }
   void raise(std::uint64_t* word, std::uint64_t value) const noexcept { raise_to(word, value); }
-  /// On x86, the release store of `published` orders them before the record of any thread that
-  /// reads it.
+  /// On x86, the release store that follows is enough.
   void order_requests() const noexcept {
 #if defined(__aarch64__)
     __asm__ volatile("dmb oshst" ::: "memory");

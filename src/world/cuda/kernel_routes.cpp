@@ -164,7 +164,7 @@ void KernelRoutes::describe(const std::vector<DeviceQueues::Route>& routes, cons
                                    .heap = heap,
                                    .timeout_ns = timeout_ns,
                                    .abort = abort_,
-                                   .rings_on_gpu = on_gpu});
+                                   .nic_on_gpu = on_gpu});
   std::size_t next = 0;
   for (std::size_t pe = 0; pe < routes.size(); ++pe) {
     const DeviceQueues::Route& from = routes[pe];

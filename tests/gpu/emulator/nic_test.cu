@@ -49,7 +49,7 @@ constexpr std::uint64_t kBlocks = 32768, kBlock = 32768, kBlockBytes = 20004;
 
 /// Each warp does `operations` operations, by its first lane.
 __global__ void run_mix(Client client, int operations, std::uint64_t limit, unsigned* failed) {
-  gda::CudaPlatform platform;
+  gda::CudaPlatform platform{nullptr, true};
   const unsigned warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
   if (threadIdx.x % 32 != 0) return;
   const std::uint64_t deadline = platform.now() + limit;
@@ -79,7 +79,7 @@ __global__ void run_mix(Client client, int operations, std::uint64_t limit, unsi
 
 /// Puts of 8 bytes by all lanes of a warp at once.
 __global__ void run_puts(Client client, int laps, std::uint64_t limit, unsigned* failed) {
-  gda::CudaPlatform platform;
+  gda::CudaPlatform platform{nullptr, true};
   const gda::Warp warp;
   const std::uint64_t deadline = platform.now() + limit;
   std::uint64_t ticket = 0;
@@ -99,7 +99,7 @@ constexpr std::uint64_t kDataBytes = 40000, kSignal = 65536, kAnswer = 65536 + 6
 
 /// One block: fills the data, puts them with a signal, and waits for an answer, lap by lap.
 __global__ void produce(Client client, int laps, std::uint64_t limit, unsigned* failed) {
-  gda::CudaPlatform platform;
+  gda::CudaPlatform platform{nullptr, true};
   const std::uint64_t deadline = platform.now() + limit;
   auto* const data = reinterpret_cast<std::uint64_t*>(client.local);
   const auto* const answer = reinterpret_cast<std::uint64_t*>(client.local + kAnswer);
@@ -124,7 +124,7 @@ __global__ void produce(Client client, int laps, std::uint64_t limit, unsigned* 
 /// One block of the peer: waits for each signal and looks at all data.
 __global__ void consume(std::byte* memory, std::uint64_t* answer, int laps, std::uint64_t limit,
                         unsigned* failed) {
-  gda::CudaPlatform platform;
+  gda::CudaPlatform platform{nullptr, true};
   const std::uint64_t deadline = platform.now() + limit;
   const auto* const signal = reinterpret_cast<std::uint64_t*>(memory + kSignal);
   const auto* const data = reinterpret_cast<volatile std::uint64_t*>(memory);

@@ -48,7 +48,7 @@ __global__ void produce_rows(const SoakClient* clients, std::uint64_t limit, uns
   const unsigned pair = blockIdx.x;
   const SoakClient client = clients[pair];
   const std::uint64_t area = pair * kArea, word = area + kRowRoom * kRows;
-  gda::CudaPlatform platform;
+  gda::CudaPlatform platform{nullptr, true};
   const std::uint64_t deadline = platform.now() + limit;
   const auto* const answer = reinterpret_cast<std::uint64_t*>(client.local + word);
   for (unsigned lap = 1; lap <= kLaps; ++lap) {
@@ -86,7 +86,7 @@ __global__ void compare_rows(std::byte* memory, SoakClient* clients, std::uint64
                              unsigned* failed) {
   const unsigned pair = blockIdx.x;
   const std::uint64_t area = pair * kArea, word = area + kRowRoom * kRows;
-  gda::CudaPlatform platform;
+  gda::CudaPlatform platform{nullptr, true};
   const std::uint64_t deadline = platform.now() + limit;
   const auto* const signal = reinterpret_cast<std::uint64_t*>(memory + word);
   for (unsigned lap = 1; lap <= kLaps; ++lap) {

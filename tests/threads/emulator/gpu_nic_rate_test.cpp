@@ -137,7 +137,7 @@ TEST(GpuNicStrict, BytesLandInTheOrderOfTheirWrites) {
 // Jobs that wait for each other must not take all workers.
 TEST(GpuNicStrict, ItsJobsAreBounded) {
   for (const Ordering ordering : {Ordering::strict, Ordering::adaptive}) {
-    constexpr std::uint32_t kBytes = 1 << 16;
+    constexpr std::uint32_t kBytes = 1 << 18;
     GpuShape shape{.blocks = 64, .ordering = ordering, .bytes = 32 * kBytes};
     shape.jobs = 1024;
     GpuNics nics(shape);

@@ -92,11 +92,11 @@ class GpuEnd {
                    .length = bytes_,
                    .memory = address()};
     peer_ = &peer;
-    tables_ = {gpu::KeyTable{regions_.data(), 1}, gpu::KeyTable{peer.regions_.data(), 1}};
+    tables_ = {gpu::KeyTable{regions_.data(), 1, 0}, gpu::KeyTable{peer.regions_.data(), 1, 1}};
     for (std::size_t i = 0; i < lines_.size(); ++i) {
       Line& line = *lines_[i];
       completions_.push_back({reinterpret_cast<std::byte*>(line.entries.data()),
-                              log_of(line.entries.size()), shape_.collapsed});
+                              log_of(line.entries.size()), shape_.collapsed, true});
       configs_.push_back({.number = number(i),
                           .blocks = shape_.blocks,
                           .ring = reinterpret_cast<std::byte*>(line.ring.data()),

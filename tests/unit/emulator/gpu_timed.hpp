@@ -21,7 +21,7 @@ namespace shoal::emulator::test {
 /// Nanoseconds.
 struct NicCosts {
   std::uint64_t access = 500;  ///< a load that others may have changed; a release
-  std::uint64_t fence = 900;
+  std::uint64_t fence = 900, near_fence = 400;
   std::uint64_t collective = 250;  ///< one call of all lanes
   std::uint64_t job = 4500;        ///< copy of 8 KiB, with its fence
   std::uint64_t store = 2000;      ///< of it, after its data are there
@@ -51,6 +51,18 @@ struct TimedDispatcherPlatform : gpu::HostPlatform {
     const auto masks = HostPlatform::masks<kCount>(n, function);
     end_collective();
     return masks;
+  }
+  template <typename Function>
+  std::uint64_t sum(std::uint32_t n, Function function) const {
+    const std::uint64_t sum = HostPlatform::sum(n, function);
+    end_collective();
+    return sum;
+  }
+  template <typename Function, typename Visitor>
+  std::uint64_t scan(std::uint32_t n, Function function, Visitor visit) const {
+    const std::uint64_t sum = HostPlatform::scan(n, function, visit);
+    end_collective();
+    return sum;
   }
   template <typename Function>
   void one(Function function) const {
@@ -85,6 +97,7 @@ struct TimedDispatcherPlatform : gpu::HostPlatform {
     return HostPlatform::load<T>(from);
   }
   void fence() const { *clock += costs->fence; }
+  void fence_near() const { *clock += costs->near_fence; }
   std::uint64_t now() const { return *clock; }
 
  private:

@@ -13,16 +13,20 @@ namespace shoal::device::gda {
 
 struct CudaPlatform {
   const std::uint32_t* abort = nullptr;  ///< in memory that the host can write
-  /// The ring is in this GPU's memory, where the NIC reads what other threads of the GPU see. In
-  /// host memory, requests must be on their way before the record is.
-  bool ring_on_gpu = true;
+  /// The NIC is a kernel of this GPU (emulator/gpu/): it sees what other threads of the GPU see,
+  /// and looks at the record, not at the doorbell.
+  bool nic_on_gpu = false;
 
   // As a Bus.
+  /// After order_requests().
   __device__ void store_record(std::uint32_t* word, std::uint32_t value) const {
-    device::ptx::st_release_sys(word, value);
+    device::ptx::st_relaxed_sys(word, value);
   }
-  __device__ void order_record() const { device::ptx::fence_acq_rel_sys(); }
+  __device__ void order_record() const {
+    if (!nic_on_gpu) device::ptx::fence_acq_rel_sys();
+  }
   __device__ void ring(std::uint64_t* doorbell, std::uint64_t value) const {
+    if (nic_on_gpu) return;
     ptx::st_mmio_relaxed_sys(doorbell, value);
     device::ptx::fence_acq_rel_sys();  // before the record of the thread that rings next
   }
@@ -39,6 +43,12 @@ struct CudaPlatform {
   __device__ void store(std::uint64_t* word, std::uint64_t value) const {
     ptx::st_release_gpu(word, value);
   }
+  __device__ void store_ordered(std::uint64_t* word, std::uint64_t value) const {
+    ptx::st_relaxed_gpu(word, value);
+  }
+  __device__ bool try_lock(std::uint64_t* word) const {
+    return ptx::atom_acquire_gpu_cas(word, 0, 1) == 0;
+  }
   __device__ std::uint64_t add(std::uint64_t* word, std::uint64_t value) const {
     return ptx::atom_relaxed_gpu_add(word, value);
   }
@@ -51,9 +61,11 @@ struct CudaPlatform {
     seen = before;
     return replaced;
   }
-  /// The release store of `published` is enough on this GPU.
   __device__ void order_requests() const {
-    if (!ring_on_gpu) device::ptx::fence_acq_rel_sys();
+    if (nic_on_gpu)
+      ptx::fence_acq_rel_gpu();
+    else
+      device::ptx::fence_acq_rel_sys();
   }
   __device__ std::uint32_t load_cause(const std::uint32_t* word) const {
     return device::ptx::ld_relaxed_sys(word);

@@ -24,6 +24,21 @@ __device__ inline std::uint64_t ld_relaxed_gpu(const std::uint64_t* at) {
 __device__ inline void st_release_gpu(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
+__device__ inline void st_relaxed_gpu(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+__device__ inline void fence_acq_rel_gpu() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+__device__ inline std::uint64_t atom_acquire_gpu_cas(std::uint64_t* at, std::uint64_t compare,
+                                                     std::uint64_t value) {
+  std::uint64_t before;
+  asm volatile("atom.acquire.gpu.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(before)
+               : "l"(at), "l"(compare), "l"(value)
+               : "memory");
+  return before;
+}
 __device__ inline std::uint64_t atom_relaxed_gpu_add(std::uint64_t* at, std::uint64_t value) {
   std::uint64_t before;
   asm volatile("atom.relaxed.gpu.add.u64 %0, [%1], %2;"

@@ -17,11 +17,15 @@
 //   load(word)                  loads before all later accesses of this thread (acquire)
 //   peek(word)                  loads in any order: accesses after it need not wait for it
 //   store(word, value)          stores after all earlier accesses of this thread (release)
+//   store_ordered(word, value)  stores after what the last order_requests() has ordered
 //   add(word, value)            adds; returns the value before
 //   raise(word, value)          stores the larger of both; acquire and release
 //   replace(word, seen, value)  stores if the word is `seen`, else loads it into `seen`; acquire
 //                               and release
-//   order_requests()            orders requests before the record that another thread will store
+//   try_lock(word)              makes the word 1 if it is 0 (acquire); whether it was
+//   order_requests()            orders all earlier accesses, and requests that this thread has seen
+//                               as published, before what it stores later with store_ordered()
+//                               or store_record()
 //   load_cause(word)            loads a part of a completion that may be overwritten meanwhile
 //   now(), aborted(), pause()   nanoseconds; whether the abort word is set; between two looks
 //
@@ -181,22 +185,24 @@ SHOAL_HOST_DEVICE bool poll(const Queue& queue, std::uint64_t target, Platform& 
 
 /// Hands all published requests to the NIC, unless another thread is about to: then it returns
 /// false.
+///
+/// `ordered`: the value of `published` that this thread has stored since its last order_requests().
 template <typename Platform>
-SHOAL_HOST_DEVICE bool try_ring(const Queue& queue, Platform& platform) {
+SHOAL_HOST_DEVICE bool try_ring(const Queue& queue, Platform& platform, std::uint64_t ordered = 0) {
   Shared& shared = *queue.shared;
-  std::uint64_t free = 0;
-  if (!platform.replace(&shared.lock, free, 1)) return false;
+  if (!platform.try_lock(&shared.lock)) return false;
   // Loaded under the lock: records never go back. Both loads are under way together.
   const std::uint64_t rung = platform.peek(&shared.rung);
   const std::uint64_t published = platform.load(&shared.published);
   if (published > rung) {
     const auto next = static_cast<std::uint32_t>(published & 0xffff);
+    if (published != ordered) platform.order_requests();
     platform.store_record(queue.sends.record, mlx5::big(next));
     platform.order_record();
     // The next index, without a size: a thread that rings for others does not know their requests.
     platform.ring(queue.sends.doorbell,
                   std::uint64_t{mlx5::big(queue.sends.number << 8)} << 32 | mlx5::big(next << 8));
-    platform.store(&shared.rung, published);
+    platform.store_ordered(&shared.rung, published);
   }
   platform.store(&shared.lock, 0);
   return true;
@@ -237,11 +243,14 @@ SHOAL_HOST_DEVICE Outcome reserve(const Queue& queue, std::uint32_t n, std::uint
                                   Platform& platform, std::uint64_t& first) {
   Shared& shared = *queue.shared;
   if (n == 0 || n > queue.sends.blocks) return Outcome::refused;
-  const Outcome before = check(queue, deadline, platform);
-  if (before != Outcome::ok) return before;
+  // Under way together. Slots of a queue that has ended are not missed.
+  const std::uint64_t failure = platform.peek(&shared.failure);
   first = platform.add(&shared.reserved, n);
+  const std::uint64_t completed = platform.load(&shared.completed);
+  if (failure != 0) return Outcome::failed;
   const std::uint64_t end = first + n, slots = queue.sends.blocks;
-  while (end > slots && !poll(queue, end - slots, platform)) {
+  if (end <= completed + slots) return Outcome::ok;
+  while (!poll(queue, end - slots, platform)) {
     // The room may be that of requests whose doorbell was left to this thread.
     if (platform.load(&shared.rung) < platform.load(&shared.published)) try_ring(queue, platform);
     const Outcome outcome = check(queue, deadline, platform);
@@ -263,7 +272,6 @@ SHOAL_HOST_DEVICE Outcome publish(const Queue& queue, std::uint64_t first, std::
                                   PublishOptions options, std::uint64_t deadline,
                                   Platform& platform) {
   Shared& shared = *queue.shared;
-  platform.order_requests();
   // A thread that reserves slots after this load rings as well, or leaves it to a later one.
   std::uint64_t reserved = platform.peek(&shared.reserved);
   while (platform.load(&shared.published) != first) {
@@ -273,10 +281,11 @@ SHOAL_HOST_DEVICE Outcome publish(const Queue& queue, std::uint64_t first, std::
     reserved = platform.peek(&shared.reserved);
   }
   const std::uint64_t end = first + n;
-  platform.store(&shared.published, end);
+  platform.order_requests();
+  platform.store_ordered(&shared.published, end);
   const bool is_last = reserved == end;
   if (!options.ring && !is_last && first / queue.batch == end / queue.batch) return Outcome::ok;
-  while (!try_ring(queue, platform)) {
+  while (!try_ring(queue, platform, end)) {
     if (platform.load(&shared.rung) >= end) break;
     const Outcome outcome = check(queue, deadline, platform);
     if (outcome != Outcome::ok) return abandon(queue, outcome, Step::doorbell, first, platform);
