@@ -71,7 +71,7 @@ struct DeviceNotice {
 };
 
 /// Rows of a piece of staged expert output, which has one flag.
-inline constexpr std::int32_t kStagedRows = 8;
+inline constexpr std::int32_t kStagedRows = 16;
 
 /// Offsets in the group's block of the heap. The layout of an entry is in brackets; [2] is the
 /// parity of the epoch.
