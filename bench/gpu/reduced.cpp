@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // reduced.cpp: combines of bfloat16 by where the expert output lies: in place, outside the heap
 // (staged), and expert-major outside the heap, whose rows of a token are summed before they are
-// sent (CombineOptions.topk_rows).
+// sent (CombineOptions.topk_rows); each with weights outside the heap, and without.
 #include <algorithm>
 
 #include "base/check.hpp"
@@ -70,10 +70,13 @@ void run_reduced(World& world, Peers& peers, const Options& options) {
         TensorView(major.topk_rows.data(), DataType::int32, {received.rows, group_options.top_k}));
     const Tensor outside = device_tensor(DataType::bfloat16, {received.rows, shape.hidden});
     const Tensor expanded = device_tensor(DataType::bfloat16, {major.rows, shape.hidden});
-    const Tensor weights = device_tensor(DataType::float32, {major.rows});
+    const Tensor row_weights = device_tensor(DataType::float32, {major.rows});
+    const Tensor slot_weights =
+        device_tensor(DataType::float32, {received.rows, group_options.top_k});
     const Tensor out_weights =
         device_tensor(DataType::float32, {shape.tokens, group_options.top_k});
-    const auto measure = [&](const char* name, const TensorView& y, bool summed, bool weighted) {
+    const auto measure = [&](const char* name, const TensorView& y, bool summed,
+                             const TensorView& weights = {}) {
       const Timing timing = time_chain(
           peers, stream.get(), shape,
           [&](std::int64_t) {
@@ -81,17 +84,20 @@ void run_reduced(World& world, Peers& peers, const Options& options) {
             combine.out = output;
             combine.launch = launch;
             if (summed) combine.topk_rows = topk_rows;
-            if (weighted) combine.weights = weights, combine.out_weights = out_weights;
+            combine.weights = weights;
+            if (weights.defined()) combine.out_weights = out_weights;
             (void)group.combine(y, received.handle, combine);
           },
           finish);
       results.add({{"operation", name}, {"tokens", shape.tokens}, {"sms", sms}}, timing,
                   static_cast<double>(received.rows * shape.row_bytes()));
     };
-    measure("combine in place", received.x, false, false);
-    measure("combine staged", outside, false, false);
-    measure("combine reduced", expanded, true, false);
-    measure("combine reduced, weights", expanded, true, true);
+    measure("combine in place", received.x, false);
+    measure("combine in place, weights", received.x, false, slot_weights);
+    measure("combine staged", outside, false);
+    measure("combine staged, weights", outside, false, slot_weights);
+    measure("combine reduced", expanded, true);
+    measure("combine reduced, weights", expanded, true, row_weights);
   }
   group.close();
 }
