@@ -248,9 +248,26 @@ TEST_P(CudaPipeline, ASignalFollowsAllEarlierPuts) {
   }
 }
 
+// A driver may wait for kernels when it makes a stream or first uses one, and these kernels for the
+// proxy.
+TEST_P(CudaPipeline, UsesItsStreamsAndEventsWhenItIsMade) {
+  CopyPipeline pipeline(heap_);
+  const std::size_t made = streams_.queues.size(), events = streams_.events.size();
+  EXPECT_EQ(made, 3u);
+  EXPECT_EQ(streams_.memory_operations, GetParam() ? 1 : 0);
+  for (const auto& [stream, queue] : streams_.queues) EXPECT_TRUE(queue.empty());
+  for (std::size_t i = 0; i < 6; ++i) pipeline.put_nbi(1, i * 16, &source_[0], 16);
+  pipeline.signal(1, kFlag * 8, SignalOp::set, 1);
+  pipeline.fence(1);
+  EXPECT_EQ(streams_.queues.size(), made);
+  EXPECT_EQ(streams_.events.size(), events);
+  finish();
+}
+
 // Signals that were collected while one call was under way need one call of the driver.
 TEST_P(CudaPipeline, SignalsShareACall) {
   CopyPipeline pipeline(heap_);
+  streams_.memory_operations = 0;
   for (std::size_t i = 0; i < 32; ++i) {
     pipeline.put_nbi(1, i * 16, &source_[0], 16);
     pipeline.signal(1, (kFlag + i % 4) * 8, SignalOp::set, i);
