@@ -32,7 +32,7 @@ Umem* register_umem(ibv_context* context, void* address, std::size_t bytes, std:
   if (bytes == 0 || (access & ~(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
                                 IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)) != 0)
     return fail_with(EINVAL);
-  if (!is_mapped(address, bytes)) return fail_with(EFAULT);
+  if (!is_memory(address, bytes)) return fail_with(EFAULT);
   auto umem = std::make_unique<Umem>();
   umem->context = &of(context);
   umem->memory = static_cast<std::byte*>(address);

@@ -278,8 +278,9 @@ inline std::nullptr_t fail_with(int error) {
 /// One line on stderr, as users see nothing but errno otherwise.
 void report(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-/// Whether all pages of the range are mapped.
-bool is_mapped(const void* address, std::size_t length);
+/// Whether the range is memory of processors, which the kernel could pin: all pages are mapped, the
+/// first and the last byte can be read.
+bool is_memory(const void* address, std::size_t length);
 
 /// Writes data segments and the end mark of a receive request.
 void write_receive(std::byte* to, std::uint32_t most_segments, const ibv_recv_wr& request);

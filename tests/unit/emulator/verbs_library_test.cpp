@@ -314,6 +314,19 @@ TEST_F(VerbsLibrary, UnmappedMemoryIsNotRegistered) {
   EXPECT_EQ(errno, EINVAL);
 }
 
+// Addresses of a GPU are mapped in the process, but processors cannot access them.
+TEST_F(VerbsLibrary, MemoryThatCannotBeReadIsNotRegistered) {
+  constexpr std::size_t kBytes = 8192;
+  void* const reserved = mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(reserved, MAP_FAILED);
+  EXPECT_EQ(VERBS(ibv_reg_mr)(domain, reserved, kBytes, kAll), nullptr);
+  EXPECT_EQ(errno, EFAULT);
+  ASSERT_EQ(mprotect(reserved, kBytes / 2, PROT_READ | PROT_WRITE), 0);
+  EXPECT_EQ(VERBS(ibv_reg_mr)(domain, reserved, kBytes, kAll), nullptr);
+  EXPECT_EQ(errno, EFAULT);
+  munmap(reserved, kBytes);
+}
+
 TEST_F(VerbsLibrary, AnArmedQueueRaisesAnEvent) {
   ibv_comp_channel* const channel = VERBS(ibv_create_comp_channel, "IBVERBS_1.0")(context);
   ibv_cq* const queue = make_queue(channel);
