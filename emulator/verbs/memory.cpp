@@ -18,11 +18,11 @@ namespace shoal::emulator {
 
 namespace {
 
-/// Lets the kernel read a byte: a mapping without a right to read, as drivers of GPUs keep for
-/// theirs, is no memory that it could pin.
+/// Whether the kernel can read a byte there. A GPU's driver maps device addresses without the right
+/// to read, and the kernel cannot pin such pages.
 bool is_readable(const void* address) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return true;  // it is not known
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return true;  // unknown
   // Not through the C library, whose call sanitizers take for an access of this thread.
   const bool readable = syscall(SYS_write, ends[1], address, 1UL) == 1;
   close(ends[0]);

@@ -51,8 +51,8 @@ __device__ std::uint32_t take_piece(const DeviceGroup& group) {
                    1u);
 }
 
-/// Takes the first piece of the calling block, and the second one when others have probably taken
-/// their first: ranks fetch in this order. All its threads call.
+/// Takes the first piece of the calling block, and its next one after a barrier, so that the first
+/// pieces of all blocks have the lowest numbers: ranks fetch in this order. All its threads call.
 __device__ StagedPiece& begin_pieces(const DeviceGroup& group) {
   __shared__ StagedPiece piece;
   if (threadIdx.x == 0) {
