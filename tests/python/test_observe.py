@@ -64,7 +64,12 @@ def test_addresses_of_a_live_group_are_located(settings):
         ]
         assert len(mine) == 1 and "local expert 0, row 0, byte 5 of" in mine[0]
         assert mine[0] in shoal.observe.locate_address(address + 5, host=True)
-        maps = [m for m in shoal.observe.read_process_memory() if m["pe"] == world.my_pe]
+        # As own_records().
+        maps = [
+            m
+            for m in shoal.observe.read_process_memory()
+            if m["pe"] == world.my_pe and len(m["pes"]) == PES
+        ]
         assert [m["group"] for m in maps if m["group"]] == [1]
         assert any(region["name"] == "combine_rows" for region in maps[-1]["regions"])
         shoal.sync(world.team)

@@ -92,7 +92,10 @@ def test_checks_pass(world, checks):
 def test_disturbed_packets(guest, world, name, checks):
     before = on_all_ends(f"replace dev {{}} root netem {DISTURBED[name]}")
     after = f"; status=$?; {on_all_ends('del dev {} root')} exit $status"
-    result = world(*checks, before=before, after=after, VERBS_TIMEOUT=14)  # 67 ms
+    # 67 ms, without end: on a busy machine the emulated processors answer late, and six repetitions
+    # have ended the queue pair. What is really lost fails at the deadline of its call.
+    settings = {"VERBS_TIMEOUT": 14, "VERBS_RETRIES": 7}
+    result = world(*checks, before=before, after=after, **settings)
     assert passed(result, *checks), result.out
 
 
