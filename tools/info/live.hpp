@@ -14,22 +14,31 @@ namespace shoal::info {
 /// it.
 std::vector<observe::PeRecord> read_flight_records(const std::string& folder);
 
-/// A line per PE: its process, what it does, rates since `before` (empty: since its start).
+/// A line per PE: its process, what it does, rates since `before`. Rates of rows that crossed a
+/// network have columns of their own, if any PE has sent such rows.
 std::string activity_text(const std::vector<observe::PeRecord>& now,
                           const std::vector<observe::PeRecord>& before);
 
-/// How long each rank of a group waited for each other rank.
-struct WaitMatrix {
-  std::string title;                              ///< "world ..., group 1"
-  std::vector<std::vector<double>> milliseconds;  ///< [waiting rank][awaited rank]
+/// A value for each pair of ranks of a group.
+struct RankMatrix {
+  std::string title;                        ///< "world ..., group 1"
+  std::vector<std::vector<double>> values;  ///< [row][column]
 };
-/// One per group that has counted waits, since `before`.
-std::vector<WaitMatrix> wait_matrices(const std::vector<observe::PeRecord>& now,
+/// How long rows waited for columns, in milliseconds. One per group that has counted waits, since
+/// `before`.
+std::vector<RankMatrix> wait_matrices(const std::vector<observe::PeRecord>& now,
                                       const std::vector<observe::PeRecord>& before);
-/// The matrix as text: a character per pair, darker for longer waits; more ranks than 64 are
+/// A matrix of waits as text: a character per pair, darker for longer waits; more ranks than 64 are
 /// combined. Names slow ranks and links: a mean of a column above three times that of all pairs, a
 /// pair above five times.
-std::string heat_map_text(const WaitMatrix& matrix);
+std::string heat_map_text(const RankMatrix& matrix);
+
+/// What rows sent to columns over a network, in MB/s. One per group whose dispatches have sent rows
+/// over a network since `before`; none of a PE that `before` lacks.
+std::vector<RankMatrix> network_matrices(const std::vector<observe::PeRecord>& now,
+                                         const std::vector<observe::PeRecord>& before);
+/// A matrix of network rates as text, a character per pair, and what each rank sends and receives.
+std::string network_text(const RankMatrix& matrix);
 
 /// How many rows each expert of a group received.
 struct ExpertLoads {
@@ -45,8 +54,8 @@ std::vector<ExpertLoads> expert_loads(const std::vector<observe::PeRecord>& now,
 std::string expert_loads_text(const ExpertLoads& loads);
 
 /// The matrices as heat maps, and the loads as bars; each cell has its value as a tooltip.
-std::string live_svg(const std::vector<WaitMatrix>& matrices,
-                     const std::vector<ExpertLoads>& loads);
+std::string live_svg(const std::vector<RankMatrix>& waits, const std::vector<ExpertLoads>& loads,
+                     const std::vector<RankMatrix>& network = {});
 
 /// What --locate names: an address, such as 0x7f3a5c012340, or an offset of the heap, such as
 /// +1052672.

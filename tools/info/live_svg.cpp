@@ -6,14 +6,11 @@
 #include <string_view>
 
 #include "info/live.hpp"
+#include "info/records.hpp"
 #include "info/svg.hpp"
 
 namespace shoal::info {
 namespace {
-
-double fraction(double value, double of) {
-  return of > 0 ? value / of : 0;
-}
 
 /// A document that grows downwards.
 struct Page {
@@ -21,27 +18,38 @@ struct Page {
   double top = 20, width = 400;
 };
 
-void add_heat_map(Page& page, const WaitMatrix& matrix) {
+/// What the values of a matrix are.
+struct Legend {
+  std::string_view caption, unit, fill;
+  /// Of the tooltip "rank <row> <verb> <value> <unit> <preposition> rank <column>".
+  std::string_view verb, preposition;
+};
+constexpr Legend kWaits = {"time that rows wait for columns", "ms", "#b3261e", "waits", "for"};
+constexpr Legend kNetwork = {"what rows send to columns over a network", "MB/s", "#2e7d32", "sends",
+                             "to"};
+
+void add_heat_map(Page& page, const RankMatrix& matrix, const Legend& legend) {
   Svg& svg = page.svg;
   double& top = page.top;
-  const std::size_t ranks = matrix.milliseconds.size();
+  const std::size_t ranks = matrix.values.size();
   const double cell = std::clamp(480.0 / static_cast<double>(ranks), 2.0, 32.0);
   double most = 0;
-  for (const auto& row : matrix.milliseconds) most = std::max(most, std::ranges::max(row));
+  for (const auto& row : matrix.values) most = std::max(most, std::ranges::max(row));
   svg.text(
       20, top,
-      fmt::format("{}: time that rows wait for columns, at most {:.3f} ms", matrix.title, most),
+      fmt::format("{}: {}, at most {:.3f} {}", matrix.title, legend.caption, most, legend.unit),
       {.size = 13, .bold = true});
   for (std::size_t row = 0; row < ranks; ++row)
     for (std::size_t column = 0; column < ranks; ++column) {
-      const double value = matrix.milliseconds[row][column];
+      const double value = matrix.values[row][column];
       svg.rectangle(60 + cell * static_cast<double>(column),
                     top + 30 + cell * static_cast<double>(row), cell, cell,
-                    {.fill = "#b3261e",
+                    {.fill = legend.fill,
                      .stroke = cell > 6 ? "#d0d4da" : "none",
                      .line = 0.5,
-                     .opacity = fraction(value, most)},
-                    fmt::format("rank {} waits {:.3f} ms for rank {}", row, value, column));
+                     .opacity = ratio(value, most)},
+                    fmt::format("rank {} {} {:.3f} {} {} rank {}", row, legend.verb, value,
+                                legend.unit, legend.preposition, column));
     }
   for (std::size_t rank = 0; rank < ranks; rank += std::max<std::size_t>(1, ranks / 16)) {
     const double at = cell * (static_cast<double>(rank) + 0.5);
@@ -72,7 +80,7 @@ void add_loads(Page& page, const ExpertLoads& loads) {
     if (!loads.known[rank]) svg.text(kLeft, page.top + kHeight - 4, "no record here", {.size = 10});
     for (std::size_t e = 0; loads.known[rank] && e < experts; ++e) {
       const std::size_t expert = rank * experts + e;
-      const double height = kHeight * fraction(static_cast<double>(loads.rows[expert]), most);
+      const double height = kHeight * ratio(static_cast<double>(loads.rows[expert]), most);
       svg.rectangle(kLeft + bar * static_cast<double>(e), page.top + kHeight - height,
                     std::max(bar - 0.5, 0.5), height, {.fill = "#1c5d99"},
                     fmt::format("expert {} of rank {}: {} rows", expert, rank, loads.rows[expert]));
@@ -84,10 +92,11 @@ void add_loads(Page& page, const ExpertLoads& loads) {
 
 }  // namespace
 
-std::string live_svg(const std::vector<WaitMatrix>& matrices,
-                     const std::vector<ExpertLoads>& loads) {
+std::string live_svg(const std::vector<RankMatrix>& waits, const std::vector<ExpertLoads>& loads,
+                     const std::vector<RankMatrix>& network) {
   Page page;
-  for (const WaitMatrix& matrix : matrices) add_heat_map(page, matrix);
+  for (const RankMatrix& matrix : waits) add_heat_map(page, matrix, kWaits);
+  for (const RankMatrix& matrix : network) add_heat_map(page, matrix, kNetwork);
   for (const ExpertLoads& of_group : loads) add_loads(page, of_group);
   return page.svg.finish(page.width, page.top);
 }

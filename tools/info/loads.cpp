@@ -5,25 +5,16 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <string_view>
 #include <tuple>
 
 #include "info/live.hpp"
+#include "info/records.hpp"
 
 namespace shoal::info {
 namespace {
 
 using observe::GroupRecord;
 using observe::PeRecord;
-
-const GroupRecord* find_group(const std::vector<PeRecord>& records, const PeRecord& like,
-                              std::uint64_t number) {
-  for (const PeRecord& pe : records)
-    if (pe.world == like.world && pe.pe == like.pe)
-      for (const GroupRecord& group : pe.groups)
-        if (group.number == number) return &group;
-  return nullptr;
-}
 
 double mean_of(const ExpertLoads& loads) {
   const std::size_t ranks = loads.known.size(),
@@ -53,7 +44,7 @@ std::vector<ExpertLoads> expert_loads(const std::vector<PeRecord>& now,
       if (group.rank < 0 || rank >= loads.known.size() ||
           loads.rows.size() != experts * loads.known.size())
         continue;
-      const GroupRecord* const old = find_group(before, pe, group.number);
+      const GroupRecord* const old = find_group(find_pe(before, pe), group.number);
       loads.known[rank] = true;
       for (std::size_t expert = 0; expert < experts; ++expert) {
         const bool counted = old != nullptr && expert < old->expert_rows.size();
@@ -69,7 +60,6 @@ std::vector<ExpertLoads> expert_loads(const std::vector<PeRecord>& now,
 }
 
 std::string expert_loads_text(const ExpertLoads& loads) {
-  constexpr std::string_view kShades = " .:-=+*#%@";
   constexpr std::size_t kMostCells = 64, kNamed = 3;
   const std::size_t ranks = loads.known.size(), experts = loads.rows.size() / ranks;
   const std::size_t per_cell = (experts + kMostCells - 1) / kMostCells;
@@ -91,9 +81,7 @@ std::string expert_loads_text(const ExpertLoads& loads) {
         rows = std::max(rows, loads.rows[rank * experts + e]);
         sum += loads.rows[rank * experts + e];
       }
-      text +=
-          kShades[static_cast<std::size_t>(static_cast<double>(rows) / static_cast<double>(most) *
-                                           static_cast<double>(kShades.size() - 1))];
+      text += shade(static_cast<double>(rows), static_cast<double>(most));
     }
     text += fmt::format("  {} rows\n", sum);
   }

@@ -155,11 +155,13 @@ int show_live(const Options& options) {
     std::this_thread::sleep_for(std::chrono::duration<double>(options.interval));
     auto now = shoal::observe::read_host();
     fmt::print("{}\n{}\n", activity_text(now, before), shoal::observe::who_waits(now));
-    const auto matrices = wait_matrices(now, {});
-    for (const WaitMatrix& matrix : matrices) fmt::print("{}\n", heat_map_text(matrix));
+    const auto waits = wait_matrices(now, {});
+    for (const RankMatrix& matrix : waits) fmt::print("{}\n", heat_map_text(matrix));
+    const auto network = network_matrices(now, before);
+    for (const RankMatrix& matrix : network) fmt::print("{}\n", network_text(matrix));
     const auto loads = expert_loads(now, {});
     for (const ExpertLoads& of_group : loads) fmt::print("{}\n", expert_loads_text(of_group));
-    write_svg(options.svg, live_svg(matrices, loads));
+    write_svg(options.svg, live_svg(waits, loads, network));
     std::fflush(stdout);
     before = std::move(now);
   }
@@ -199,7 +201,7 @@ int show_flight(const Options& options) {
       if (!group.failure.empty())
         fmt::print("PE {}, group {}: {}\n", pe.pe, group.number, group.failure);
   const auto matrices = wait_matrices(records, {});
-  for (const WaitMatrix& matrix : matrices) fmt::print("\n{}", heat_map_text(matrix));
+  for (const RankMatrix& matrix : matrices) fmt::print("\n{}", heat_map_text(matrix));
   const auto loads = expert_loads(records, {});
   for (const ExpertLoads& of_group : loads) fmt::print("\n{}", expert_loads_text(of_group));
   write_svg(options.svg, live_svg(matrices, loads));
@@ -275,11 +277,10 @@ int main(int argc, char** argv) try {
       ->check(CLI::Range(1, 1'000'000));
   app.add_option(
       "--svg", options.svg,
-      "With --topology, --init-timeline, --live or --flight: write the picture (of the waits between ranks) as "
-      "SVG to this file");
+      "With --topology, --init-timeline, --live or --flight: write the picture as SVG to this file");
   auto* const live = app.add_flag(
       "--live", options.live,
-      "What the PEs of this user's running jobs on this host do, who waits for whom, and the waits between ranks");
+      "What the PEs of this user's running jobs on this host do, who waits for whom, and waits and network rates between ranks");
   app.add_option("--interval", options.interval, "With --live: seconds between two readings")
       ->check(CLI::Range(0.01, 86400.0))
       ->needs(live);

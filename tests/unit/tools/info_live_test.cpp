@@ -69,16 +69,60 @@ TEST(InfoLive, ShowsRatesBetweenTwoReadings) {
   expect_parts(activity_text(all(1, 1, 1), {}), {"-"});
 }
 
+/// Of four ranks on two nodes; each has sent `rows` rows of 1 MB to the rank with its index on the
+/// other node.
+std::vector<PeRecord> of_two_nodes(std::uint64_t rows, std::int64_t read_s) {
+  std::vector<PeRecord> records = all(1, 1, read_s);
+  for (std::size_t rank = 0; rank < records.size(); ++rank) {
+    observe::PeerTotals& rail = records[rank].groups[0].peers[(rank + 2) % 4];
+    rail.network_rows = rows;
+    rail.network_bytes = rows * 1'000'000;
+  }
+  return records;
+}
+
+TEST(InfoLive, ShowsRatesOfRowsThatCrossANetwork) {
+  const auto before = of_two_nodes(100, 10), now = of_two_nodes(150, 12);
+  expect_parts(activity_text(now, before),
+               {"MB/s  network rows/s  network MB/s  waiting", "5.0   25.0            25.0  "});
+  expect_parts(activity_text(now, {}), {"-     -               -             -  "});
+
+  auto matrices = network_matrices(now, before);
+  ASSERT_EQ(matrices.size(), 1U);
+  EXPECT_EQ(matrices[0].values[1], (std::vector<double>{0, 0, 0, 25}));
+  EXPECT_EQ(matrices[0].values[2], (std::vector<double>{25, 0, 0, 0}));
+  matrices[0].values[1][3] = 12.5;
+  expect_parts(network_text(matrices[0]),
+               {"rows send to columns; \"@\" is up to 25.000 MB/s", "    0   @ \n", "    1    =\n",
+                "    3  @  \n", "rank 1 sends 12.5 MB/s, receives 25.0 MB/s"});
+  expect_parts(live_svg({}, {}, matrices), {"<svg", "rank 1 sends 12.500 MB/s to rank 3"});
+}
+
+TEST(InfoLive, ShowsNoNetworkWithoutRowsThatCrossOne) {
+  const auto records = all(1, 1, 2), before = all(1, 1, 1);
+  EXPECT_EQ(activity_text(records, before).find("network"), std::string::npos);
+  EXPECT_TRUE(network_matrices(records, before).empty());
+  EXPECT_TRUE(network_matrices(of_two_nodes(100, 2), {}).empty()) << "no rate of one reading";
+  EXPECT_TRUE(network_matrices(of_two_nodes(100, 2), of_two_nodes(100, 1)).empty());
+}
+
+TEST(InfoLive, AGroupThatWasClosedLeavesNoNegativeRates) {
+  auto now = of_two_nodes(150, 12);
+  for (PeRecord& pe : now) pe.groups.clear();
+  expect_parts(activity_text(now, of_two_nodes(100, 10)),
+               {"0 of 4  4000  0.0           0.0   0 %"});
+}
+
 TEST(InfoLive, TheHeatMapNamesASlowRank) {
   const auto matrices = wait_matrices(all(1, 200, 1), {});
   ASSERT_EQ(matrices.size(), 1U);
-  EXPECT_EQ(matrices[0].milliseconds[0][2], 200);
-  EXPECT_EQ(matrices[0].milliseconds[2][1], 1);
+  EXPECT_EQ(matrices[0].values[0][2], 200);
+  EXPECT_EQ(matrices[0].values[2][1], 1);
   const std::string text = heat_map_text(matrices[0]);
   expect_parts(text, {"    0   @ \n", "    2     \n", "rank 2 is slow: others wait 200.000 ms"});
   // A tooltip for each pair.
   expect_parts(live_svg(matrices, {}), {"<svg", "rank 0 waits 200.000 ms for rank 2"});
-  EXPECT_EQ(wait_matrices(all(1, 200, 1), all(1, 50, 1))[0].milliseconds[3][2], 150);
+  EXPECT_EQ(wait_matrices(all(1, 200, 1), all(1, 50, 1))[0].values[3][2], 150);
   EXPECT_TRUE(wait_matrices(all(0, 0, 1), {}).empty());
 }
 
