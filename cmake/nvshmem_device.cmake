@@ -19,12 +19,13 @@ set(files ${library}.ltoir)
 
 # The oldest: newer releases of LLVM read its bitcode.
 find_program(SHOAL_BITCODE_COMPILER NAMES clang++-19 clang++-20 clang++-21 clang++-22 clang++ DOC "clang that compiles the NVSHMEM device library to LLVM bitcode")
+set(SHOAL_CUDA_TOOLKIT ${CUDAToolkit_BIN_DIR}/.. CACHE INTERNAL "The toolkit, for clang")
 if(SHOAL_BITCODE_COMPILER)
   # Headers that clang includes before every CUDA source: not in every toolkit, and not used here.
   foreach(unused texture_fetch_functions.h curand_mtgp32_kernel.h)
-    file(WRITE ${folder}/unused/${unused} "")
+    file(CONFIGURE OUTPUT ${folder}/unused/${unused} CONTENT "")
   endforeach()
-  set(to_ir ${SHOAL_BITCODE_COMPILER} -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 --cuda-path=${CUDAToolkit_BIN_DIR}/..
+  set(to_ir ${SHOAL_BITCODE_COMPILER} -x cuda --cuda-device-only --cuda-gpu-arch=sm_80 --cuda-path=${SHOAL_CUDA_TOOLKIT}
     -Wno-unknown-cuda-version -idirafter ${folder}/unused -O1 -Xclang -disable-llvm-passes -S -emit-llvm)
   file(WRITE ${folder}/empty.cu "")
   execute_process(COMMAND ${to_ir} ${folder}/empty.cu -o ${folder}/empty.ll RESULT_VARIABLE status OUTPUT_QUIET ERROR_QUIET)
