@@ -4,8 +4,8 @@
 # Both are nvshmem.h itself, compiled without optimization: the program that links a few functions
 # optimizes those. Code for SM80 links for every newer GPU.
 #
-# Defines the target shoal_nvshmem_device, whose property FILES names them. The build succeeds without
-# bitcode where there is no clang that reads the headers of CUDA.
+# Defines the target shoal_nvshmem_device, whose property FILES names them. The build succeeds
+# without bitcode where there is no clang that reads the headers of CUDA.
 set(header ${PROJECT_SOURCE_DIR}/include/nvshmem.h)
 set(library ${SHOAL_NVSHMEM_DROP_IN}/libnvshmem_device)
 set(folder ${CMAKE_BINARY_DIR}/nvshmem_device)
@@ -13,7 +13,7 @@ set(common -std=c++17 -DSHOAL_NVSHMEM_DEVICE_LIBRARY -I${PROJECT_SOURCE_DIR}/inc
 file(MAKE_DIRECTORY ${folder} ${SHOAL_NVSHMEM_DROP_IN})
 
 add_custom_command(OUTPUT ${library}.ltoir
-  COMMAND ${CMAKE_CUDA_COMPILER} ${common} -x cu -arch=sm_80 -rdc=true -dlto -ltoir -MD -MF ${folder}/ltoir.d ${header} -o ${library}.ltoir
+  COMMAND ${CMAKE_CUDA_COMPILER} ${common} -x cu -arch=sm_80 -dlto -ltoir -MD -MF ${folder}/ltoir.d ${header} -o ${library}.ltoir
   DEPENDS ${header} DEPFILE ${folder}/ltoir.d VERBATIM COMMENT "Compiling libnvshmem_device.ltoir")
 set(files ${library}.ltoir)
 

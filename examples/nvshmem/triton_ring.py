@@ -3,6 +3,8 @@
 it. Needs Triton and PyTorch. Start with:
 
 shoal-run -n 2 python triton_ring.py PREFIX/lib/shoal/nvshmem
+
+The folder has libnvshmem_device.bc; the library for the host lies two folders above.
 """
 
 import ctypes
@@ -19,11 +21,10 @@ SIGNAL_SET, CMP_EQ = tl.constexpr(9), tl.constexpr(0)
 
 
 def call(name, result, arguments, types, semantic):
-    """Calls a function of the library in every thread. Results of void functions have no meaning."""
+    """Calls a function of the library in every thread. Functions without a result return
+    anything."""
     signature = {tuple(core.dtype(one) for one in types): (name, core.dtype(result))}
-    return core.extern_elementwise(
-        "", "", arguments, signature, is_pure=False, _semantic=semantic
-    )  # fmt: skip
+    return core.extern_elementwise("", "", arguments, signature, is_pure=False, _semantic=semantic)
 
 
 @core.extern
@@ -38,14 +39,15 @@ def n_pes(_semantic=None):
 
 @core.extern
 def putmem_signal_block(dest, source, size, flag, value, op, pe, _semantic=None):
-    return call("nvshmemx_putmem_signal_block", "int32", [dest, source, size, flag, value, op, pe],
-                ["int64", "int64", "int64", "int64", "int64", "int32", "int32"], _semantic)  # fmt: skip
+    arguments = [dest, source, size, flag, value, op, pe]
+    types = ["int64", "int64", "int64", "int64", "int64", "int32", "int32"]
+    return call("nvshmemx_putmem_signal_block", "int32", arguments, types, _semantic)
 
 
 @core.extern
 def signal_wait_until(flag, compare, value, _semantic=None):
-    return call("nvshmem_signal_wait_until", "int64", [flag, compare, value],
-                ["int64", "int32", "int64"], _semantic)  # fmt: skip
+    types = ["int64", "int32", "int64"]
+    return call("nvshmem_signal_wait_until", "int64", [flag, compare, value], types, _semantic)
 
 
 @triton.jit
@@ -65,7 +67,7 @@ def compiled(bitcode, capability):
 
 
 def main(folder):
-    host = ctypes.CDLL(str(folder / "libnvshmem_host.so.3"), mode=ctypes.RTLD_GLOBAL)
+    host = ctypes.CDLL(str(folder.resolve().parents[1] / "libshoal_nvshmem.so.0"))
     host.nvshmem_calloc.restype = ctypes.c_void_p
     host.nvshmem_calloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
     host.nvshmem_int_p.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]

@@ -99,7 +99,7 @@ def nvlink_ring(bin_dir, tmp_path, *libraries, status=0):
     if not nvvm.exists():
         pytest.skip("no nvlink or libnvvm")
     ring, image = tmp_path / "ring.ltoir", tmp_path / "ring.cubin"
-    run("nvcc", "-arch=sm_90", "-rdc=true", "-dlto", "-ltoir", RING, "-o", ring)
+    run("nvcc", "-arch=sm_90", "-dlto", "-ltoir", RING, "-o", ring)
     output = run(nvlink, "-arch=sm_90", "-dlto", f"-nvvmpath={nvvm}", ring, *libraries,
                  "-o", image, status=status)  # fmt: skip
     return image, output

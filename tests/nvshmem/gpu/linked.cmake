@@ -19,7 +19,7 @@ get_target_property(device_files shoal_nvshmem_device FILES)
 list(FILTER device_files INCLUDE REGEX "ltoir$")
 set(source ${CMAKE_CURRENT_LIST_DIR}/linked_ring.cu)
 add_custom_command(OUTPUT ${folder}/linked_ring.cubin
-  COMMAND ${CMAKE_CUDA_COMPILER} -arch=sm_${architecture} -rdc=true -dlto -ltoir ${source} -o ${folder}/linked_ring.ltoir
+  COMMAND ${CMAKE_CUDA_COMPILER} -arch=sm_${architecture} -dlto -ltoir ${source} -o ${folder}/linked_ring.ltoir
   COMMAND ${SHOAL_NVLINK} -arch=sm_${architecture} -dlto -nvvmpath=${folder}/nvvm ${folder}/linked_ring.ltoir ${device_files} -o ${folder}/linked_ring.cubin
   DEPENDS ${source} ${device_files} shoal_nvshmem_device VERBATIM COMMENT "Linking linked_ring.cubin")
 add_custom_target(shoal_linked_ring DEPENDS ${folder}/linked_ring.cubin)
