@@ -94,20 +94,35 @@ def test_bitcode_is_for_every_gpu(listing):
     assert re.search(r'!\{i32 2, !"nvvm-reflect-ftz", i32 0\}', listing)
 
 
-def nvlink_ring(bin_dir, tmp_path, *libraries, status=0):
+def nvlink_ring(bin_dir, tmp_path, *inputs, status=0):
+    """Links the kernel with these, which are LTO IR or sources that include nvshmem.h."""
     nvlink, nvvm = cache_of(bin_dir, "SHOAL_NVLINK"), bin_dir.parent / "nvshmem_device/nvvm"
     if not nvvm.exists():
         pytest.skip("no nvlink or libnvvm")
-    ring, image = tmp_path / "ring.ltoir", tmp_path / "ring.cubin"
-    run("nvcc", "-arch=sm_90", "-dlto", "-ltoir", RING, "-o", ring)
-    output = run(nvlink, "-arch=sm_90", "-dlto", f"-nvvmpath={nvvm}", ring, *libraries,
-                 "-o", image, status=status)  # fmt: skip
+    linked = []
+    for path in (RING, *inputs):
+        linked.append(path)
+        if path.suffix == ".cu":
+            linked[-1] = tmp_path / f"{path.stem}.ltoir"
+            run("nvcc", "-std=c++17", "-arch=sm_90", "-dlto", "-ltoir", f"-I{ROOT}/include", path,
+                "-o", linked[-1])  # fmt: skip
+    image = tmp_path / "ring.cubin"
+    output = run(nvlink, "-arch=sm_90", "-dlto", f"-nvvmpath={nvvm}", *linked, "-o", image,
+                 status=status)  # fmt: skip
     return image, output
 
 
 def test_nvlink(bin_dir, folder, tmp_path):
     image, _ = nvlink_ring(bin_dir, tmp_path, folder / "libnvshmem_device.ltoir")
     check_image(image)
+
+
+def test_units_with_the_header_share_the_state(bin_dir, folder, tmp_path):
+    """The image of both has one state, and one definition of each function."""
+    unit = ROOT / "tests/nvshmem/units/second.cu"
+    image, _ = nvlink_ring(bin_dir, tmp_path, unit, folder / "libnvshmem_device.ltoir")
+    check_image(image)
+    assert len(re.findall(rf"\b{STATE}$", run("readelf", "-sW", image), re.MULTILINE)) == 1
 
 
 def test_nvlink_needs_the_library(bin_dir, folder, tmp_path):
