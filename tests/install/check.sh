@@ -103,6 +103,9 @@ kernels="no CUDA compiler: no kernels"
 if command -v nvcc >/dev/null; then
   nvcc -std=c++20 -arch=sm_80 -I "$work/prefix/include" "$source_dir/examples/device_ring.cu" -o "$work/user/device_ring" \
     -L "$work/prefix/lib" -lshoal -Xlinker "-rpath=$work/prefix/lib"
+  for file in libnvshmem_host.so.3 libnvshmem_device.ltoir; do
+    [ -s "$work/prefix/lib/shoal/nvshmem/$file" ] || { echo "no lib/shoal/nvshmem/$file" >&2; exit 1; }
+  done
   status=0
   "$work/user/device_ring" || status=$?
   case $status in

@@ -64,6 +64,10 @@ done
 for launcher in pmi pmi2 mpi; do
   [ -e "$package/lib/shoal/libshoal_bootstrap_$launcher.so" ] || { echo "no bootstrap $launcher" >&2; exit 1; }
 done
+if command -v nvcc >/dev/null; then
+  [ -s "$package/lib/shoal/nvshmem/libnvshmem_device.ltoir" ] || { echo "no NVSHMEM device library" >&2; exit 1; }
+  python -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1]).nvshmemx_cumodule_init' "$package/lib/libshoal_nvshmem.so.0"
+fi
 
 expect_two shoal-run -n 2 python ring.py shm 2
 for module in ofi ucx; do

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs with several translation units compile, link and carry their device state, with and
-without relocatable device code, as C++17 and C++20, and as link-time IR. Needs nvcc, no GPU."""
+without relocatable device code, as C++17 and C++20. Needs nvcc, no GPU."""
 
 import shutil
 import subprocess
@@ -70,12 +70,3 @@ def test_other_architectures(tmp_path):
     for architecture in ("sm_80", "sm_100a"):
         run(*COMPILE, "-std=c++17", f"-arch={architecture}", f"-I{ROOT}/include", "-c",
             str(UNITS / "second.cu"), "-o", str(tmp_path / "second.o"))  # fmt: skip
-
-
-def test_link_time_ir(tmp_path):
-    """Units as IR that a later step links and optimizes, as compilers of kernels do."""
-    unit = tmp_path / "unit.o"
-    run(*COMPILE, "-std=c++17", "-gencode", "arch=compute_90,code=lto_90", "-rdc=true",
-        f"-I{ROOT}/include", "-c", str(UNITS / "first.cu"), "-o", str(unit))  # fmt: skip
-    assert unit.stat().st_size > 0
-    assert STATE.encode() in unit.read_bytes() or b"nv_fatbin" in unit.read_bytes()

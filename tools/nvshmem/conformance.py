@@ -174,6 +174,8 @@ def page():
         "",
         f"The library has {len(list(functions('library')))} functions for the host and streams, the"
         f" headers {len(list(functions('kernel')))} for kernels.",
+        "Those for kernels are also in `libnvshmem_device.ltoir` (LTO IR) and `libnvshmem_device.bc` (LLVM",
+        "bitcode).",
         "`T` stands for a type, `N` for 8, 16, 32, 64 or 128. The prefix is `nvshmem_`; `x_` and the",
         "forms on streams, of a warp and of a block begin with `nvshmemx_`.",
         "",

@@ -8,7 +8,9 @@
 // own CUDA runtime knows the address.
 //
 // Images that the driver API loads have no such object: nvshmemx_cumodule_init and
-// nvshmemx_culibrary_init find the state by its name.
+// nvshmemx_culibrary_init find the state by its name. The library of device functions
+// (cmake/nvshmem_device.cmake) is this header with SHOAL_NVSHMEM_DEVICE_LIBRARY: all functions are
+// defined, used or not, and the state is the one of the image that the library is linked into.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,9 +20,14 @@
 #undef SHOAL_KERNELS_ONLY
 #include <shoal/nvshmem/device/state_type.hpp>
 
-#ifdef __CUDACC_RDC__
+#ifdef SHOAL_NVSHMEM_DEVICE_LIBRARY
+#define SHOAL_NVSHMEM_INLINE
+__constant__ shoal::nvshmem::DeviceState shoal_nvshmem_state_d;
+#elif defined(__CUDACC_RDC__)
+#define SHOAL_NVSHMEM_INLINE inline
 inline __constant__ shoal::nvshmem::DeviceState shoal_nvshmem_state_d;
 #else
+#define SHOAL_NVSHMEM_INLINE inline
 static __constant__ shoal::nvshmem::DeviceState shoal_nvshmem_state_d;
 #endif
 
@@ -58,12 +65,12 @@ const ShoalNvshmemUnit shoal_nvshmem_unit(&shoal_nvshmem_find_state);
 // kernels. SHOAL_NVSHMEM_DEVICE: one for kernels alone.
 #ifdef __CUDA_ARCH__
 #define SHOAL_NVSHMEM_DEFINE(RESULT, NAME, PARAMETERS, ...) \
-  extern "C" inline __host__ __device__ RESULT NAME PARAMETERS __VA_ARGS__
+  extern "C" SHOAL_NVSHMEM_INLINE __host__ __device__ RESULT NAME PARAMETERS __VA_ARGS__
 #else
 #define SHOAL_NVSHMEM_DEFINE(RESULT, NAME, PARAMETERS, ...)
 #endif
 #define SHOAL_NVSHMEM_DEVICE(RESULT, NAME, PARAMETERS, ...) \
-  extern "C" __device__ inline RESULT NAME PARAMETERS __VA_ARGS__
+  extern "C" SHOAL_NVSHMEM_INLINE __device__ RESULT NAME PARAMETERS __VA_ARGS__
 
 namespace shoal::nvshmem {
 
