@@ -19,7 +19,7 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-SIZE_LIMIT = 56 << 20
+SIZE_LIMIT = 50 << 20
 PROGRAMS = ["shoal-run", "shoal-info", "shoal-moe", "shoal-bench"]
 # Besides all tests of tests/gpu and tests/nvshmem/gpu: examples, and one test of the host side of
 # the GPU backend, which shows that the moved libraries work.

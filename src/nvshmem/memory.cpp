@@ -1,24 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The symmetric heap.
-#include "world/memory/memory.hpp"
 #include "nvshmem/define.hpp"
+#include "shmem/allocation.hpp"
 
 using namespace shoal::nvshmem;
 
 namespace {
-
-/// What `allocate` returns. nullptr where the heap has no room, which all PEs find alike.
-template <typename Allocate>
-void* allocated(Program& program, std::size_t bytes, Allocate&& allocate) {
-  if (bytes == 0) return nullptr;
-  program.world.quiet();
-  try {
-    return allocate();
-  } catch (const shoal::Error& error) {
-    if (error.code() != shoal::Code::exhausted) throw;
-    return nullptr;
-  }
-}
 
 /// Returns NVSHMEMX_ERROR_INVALID_VALUE where `change` refuses its argument.
 template <typename Change>
@@ -35,24 +22,17 @@ int changed(Change&& change) {
 }  // namespace
 
 NVSHMEM_DEFINE(void*, malloc, (size_t size)) {
-  return guarded("nvshmem_malloc", [&](Program& program) {
-    return allocated(program, size, [&] { return program.world.heap().malloc(size); });
-  });
+  return guarded("nvshmem_malloc",
+                 [&](Program& program) { return shoal::shmem::allocate(program.world, size); });
 }
 NVSHMEM_DEFINE(void*, calloc, (size_t count, size_t size)) {
   return guarded("nvshmem_calloc", [&](Program& program) {
-    return allocated(program, bytes_of(count, size),
-                     [&] { return program.world.heap().calloc(count, size); });
+    return shoal::shmem::allocate_zeros(program.world, count, size);
   });
 }
 NVSHMEM_DEFINE(void*, align, (size_t alignment, size_t size)) {
   return guarded("nvshmem_align", [&](Program& program) {
-    constexpr std::size_t most = shoal::memory::Segment::kAlignment;
-    shoal::require(
-        alignment >= sizeof(void*) && (alignment & (alignment - 1)) == 0 && alignment <= most,
-        shoal::Code::invalid_argument, "alignment is {}; allowed: powers of two from {} to {}",
-        alignment, sizeof(void*), most);
-    return allocated(program, size, [&] { return program.world.heap().align(alignment, size); });
+    return shoal::shmem::allocate_aligned(program.world, alignment, size);
   });
 }
 NVSHMEM_DEFINE(void, free, (void* pointer)) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "shmem/allocation.hpp"
 #include "shmem/define.hpp"
 #include "world/memory/memory.hpp"
 
@@ -10,23 +11,9 @@ using namespace shoal::shmem;
 
 namespace {
 
-/// What `allocate` returns, after the barrier that the standard asks for. nullptr where the heap
-/// has no room, which all PEs find alike.
-template <typename Allocate>
-void* allocated(Program& program, std::size_t bytes, Allocate&& allocate) {
-  if (bytes == 0) return nullptr;
-  program.world.quiet();
-  try {
-    return allocate();
-  } catch (const shoal::Error& error) {
-    if (error.code() != shoal::Code::exhausted) throw;
-    return nullptr;
-  }
-}
-
 void* reallocate(Program& program, void* block, std::size_t size) {
   shoal::SymmetricHeap& heap = program.world.heap();
-  if (block == nullptr) return allocated(program, size, [&] { return heap.malloc(size); });
+  if (block == nullptr) return allocate(program.world, size);
   if (size == 0) {
     heap.free(block);
     return nullptr;
@@ -39,7 +26,7 @@ void* reallocate(Program& program, void* block, std::size_t size) {
                  block);
   // The old block may be the target of operations up to the barrier.
   shoal::barrier(program.all.team);
-  void* const grown = allocated(program, size, [&] { return heap.malloc(size); });
+  void* const grown = allocate(program.world, size);
   if (grown == nullptr) return nullptr;
   std::memcpy(grown, block, std::min(before, size));
   heap.free(block);
@@ -49,9 +36,7 @@ void* reallocate(Program& program, void* block, std::size_t size) {
 }  // namespace
 
 SHMEM_DEFINE(void*, malloc, (size_t size)) {
-  return guarded("shmem_malloc", [&](Program& program) {
-    return allocated(program, size, [&] { return program.world.heap().malloc(size); });
-  });
+  return guarded("shmem_malloc", [&](Program& program) { return allocate(program.world, size); });
 }
 
 SHMEM_DEFINE(void*, malloc_with_hints, (size_t size, long hints)) {
@@ -61,25 +46,18 @@ SHMEM_DEFINE(void*, malloc_with_hints, (size_t size, long hints)) {
                    "hints is {:#x}; allowed: SHMEM_MALLOC_ATOMICS_REMOTE ({:#x}), "
                    "SHMEM_MALLOC_SIGNAL_REMOTE ({:#x}), both or 0",
                    hints, SHMEM_MALLOC_ATOMICS_REMOTE, SHMEM_MALLOC_SIGNAL_REMOTE);
-    return allocated(program, size, [&] { return program.world.heap().malloc(size); });
+    return allocate(program.world, size);
   });
 }
 
 SHMEM_DEFINE(void*, calloc, (size_t count, size_t size)) {
-  return guarded("shmem_calloc", [&](Program& program) {
-    return allocated(program, bytes_of(count, size),
-                     [&] { return program.world.heap().calloc(count, size); });
-  });
+  return guarded("shmem_calloc",
+                 [&](Program& program) { return allocate_zeros(program.world, count, size); });
 }
 
 SHMEM_DEFINE(void*, align, (size_t alignment, size_t size)) {
   return guarded("shmem_align", [&](Program& program) {
-    constexpr std::size_t most = shoal::memory::Segment::kAlignment;
-    shoal::require(
-        alignment >= sizeof(void*) && (alignment & (alignment - 1)) == 0 && alignment <= most,
-        shoal::Code::invalid_argument, "alignment is {}; allowed: powers of two from {} to {}",
-        alignment, sizeof(void*), most);
-    return allocated(program, size, [&] { return program.world.heap().align(alignment, size); });
+    return allocate_aligned(program.world, alignment, size);
   });
 }
 

@@ -23,21 +23,13 @@ void add_places(Regions& regions, const char* shared, const char* own, std::size
               bytes);
 }
 
-}  // namespace
-
-namespace {
-
 Regions collect(const DeviceLayout& layout, const Shape& shape) {
   Regions regions;
+  add_common_regions(regions, layout, shape);
   const Regions::Dimension parity{"parity", 2}, rank{"rank", shape.ranks},
       source{"source rank", shape.ranks}, token{"token", shape.low_latency_max_tokens},
       piece{"piece", static_cast<std::int64_t>(layout.staged_pieces)};
-  regions.add("entered", layout.entered, {rank}, kLine);
-  regions.add("finished", layout.finished, {rank}, kLine);
   regions.add("dispatch_read", layout.dispatch_read, {rank}, kLine);
-  regions.add("combine_read", layout.combine_read, {rank}, kLine);
-  regions.add("failed", layout.failed, {rank}, kLine);
-  regions.add("notices", layout.notices, {parity, source}, layout.notice_bytes);
   regions.add("low_latency_notices", layout.low_latency_notices, {parity, source}, kLine);
   regions.add("slot_headers", layout.slot_headers,
               {parity, source, token, {"packet", static_cast<std::int64_t>(layout.packets)}},
@@ -53,12 +45,6 @@ Regions collect(const DeviceLayout& layout, const Shape& shape) {
              shape);
   regions.add("staged_flags", layout.staged_flags, {rank, piece}, kWord);
   regions.add("staged_counts", layout.staged_counts, {rank, piece}, sizeof(std::uint32_t));
-
-  const std::int64_t staged = shape.combine_staging ? shape.max_received() : 0;
-  regions.add("receive_arena", layout.arena, {}, layout.arena_bytes);
-  regions.add("staging", layout.staging, {{"row", staged}}, shape.max_combine_row_bytes);
-  regions.add("staging_weights", layout.staging_weights,
-              {{"row", staged}, {"top-k slot", shape.top_k}}, sizeof(float));
 
   regions.add("slot_weights", layout.slot_weights,
               {parity, source, token, {"top-k slot", shape.top_k}}, sizeof(float));

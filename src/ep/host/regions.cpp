@@ -7,29 +7,20 @@ namespace shoal::ep::host {
 
 std::vector<observe::MemoryRegion> regions_of(const GroupLayout& layout, const Shape& shape) {
   detail::Regions regions;
+  detail::add_common_regions(regions, layout, shape);
   const detail::Regions::Dimension parity{"parity", 2}, rank{"rank", shape.ranks},
       source{"source rank", shape.ranks}, node{"node", shape.nodes},
       remote{"remote rank", shape.remote_ranks()}, token{"token", shape.low_latency_max_tokens},
       expert{"local expert", shape.local_experts};
-  regions.add("entered", layout.entered, {rank}, kLine);
-  regions.add("finished", layout.finished, {rank}, kLine);
   regions.add("slots_sent", layout.slots_sent, {rank}, kLine);
   regions.add("slots_read", layout.slots_read, {rank}, kLine);
   regions.add("combine_ready", layout.combine_ready, {rank}, kLine);
-  regions.add("combine_read", layout.combine_read, {rank}, kLine);
-  regions.add("failed", layout.failed, {rank}, kLine);
   regions.add("chunks_sent", layout.chunks_sent, {node}, kLine);
   regions.add("chunks_read", layout.chunks_read, {node}, kLine);
-  regions.add("notices", layout.notices, {parity, source}, layout.notice_bytes);
   regions.add("dispatch_notices", layout.dispatch_notices, {parity, source}, kLine);
   regions.add("combine_notices", layout.combine_notices, {parity, source},
               layout.combine_notice_bytes);
 
-  const std::int64_t staged = shape.combine_staging ? shape.max_received() : 0;
-  regions.add("receive_arena", layout.arena, {}, layout.arena_bytes);
-  regions.add("staging", layout.staging, {{"row", staged}}, shape.max_combine_row_bytes);
-  regions.add("staging_weights", layout.staging_weights,
-              {{"row", staged}, {"top-k slot", shape.top_k}}, sizeof(float));
   const detail::Regions::Dimension chunk{"chunk", static_cast<std::int64_t>(layout.chunk_depth)};
   regions.add("chunks_out", layout.chunks_out, {node, chunk}, layout.chunk_bytes);
   regions.add("chunks_in", layout.chunks_in, {node, chunk}, layout.chunk_bytes);

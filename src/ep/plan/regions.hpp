@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <vector>
 
+#include "ep/plan/shape.hpp"
 #include "shoal/memory_map.hpp"
 
 namespace shoal::ep::detail {
@@ -43,5 +44,22 @@ class Regions {
  private:
   std::vector<observe::MemoryRegion> regions_;
 };
+
+/// The arrays that the layout of every backend has.
+template <typename Layout>
+void add_common_regions(Regions& regions, const Layout& layout, const Shape& shape) {
+  const Regions::Dimension rank{"rank", shape.ranks};
+  regions.add("entered", layout.entered, {rank}, kLine);
+  regions.add("finished", layout.finished, {rank}, kLine);
+  regions.add("combine_read", layout.combine_read, {rank}, kLine);
+  regions.add("failed", layout.failed, {rank}, kLine);
+  regions.add("notices", layout.notices, {{"parity", 2}, {"source rank", shape.ranks}},
+              layout.notice_bytes);
+  const std::int64_t staged = shape.combine_staging ? shape.max_received() : 0;
+  regions.add("receive_arena", layout.arena, {}, layout.arena_bytes);
+  regions.add("staging", layout.staging, {{"row", staged}}, shape.max_combine_row_bytes);
+  regions.add("staging_weights", layout.staging_weights,
+              {{"row", staged}, {"top-k slot", shape.top_k}}, sizeof(float));
+}
 
 }  // namespace shoal::ep::detail

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "checks/ep/gpu_low_latency.hpp"
+#include "gpu/ep/nodes.hpp"
 #include "support/world/world_local.hpp"
 
 namespace shoal::test {
@@ -36,42 +36,21 @@ class EpGpuNodesByGpuNic : public testing::TestWithParam<Tier> {
     for (const char* name : {"ORDERING", "REORDER_US", "DELAY_US", "SMS"})
       unsetenv((std::string("SHOAL_EMULATOR_") + name).c_str());
   }
-  static EpCase small(std::uint64_t seed) {
-    const Tier& tier = GetParam();
-    return {.ranks = tier.ranks,
-            .experts = tier.ranks * 3,
-            .top_k = 4,
-            .hidden = 512,
-            .max_tokens = 40,
-            .seed = seed,
-            .nodes = tier.nodes};
+  static EpCase tier_case(std::uint64_t seed) {
+    return nodes_case(GetParam().ranks, GetParam().nodes, seed);
   }
-  /// Also checks that every PE says how its rows travel.
+  /// Also checks how a PE describes its transport to another node.
   static void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body) {
-    SCOPED_TRACE(c.describe());
     Settings settings = gpu_settings();
-    settings.node_size = c.ranks / c.nodes;
     settings.transport_between = "cuda_p2p";
-    settings.ep_between_nodes = "kernels";
-    settings.verbs_depth = 64;
     settings.gda = "emulated";
-    settings.gda_queue_pairs = 2;
-    settings.log = "info";
-    testing::internal::CaptureStderr();
-    run_threads(c.ranks, settings, [&](World& world) {
+    run_by_nic(c, settings, [&](GpuGroup& owner) {
+      World& world = owner.world;
       const Pe far = (world.my_pe() + world.pes_per_node()) % world.n_pes();
       const std::string how = world.describe_transport(far);
       EXPECT_NE(how.find("2 queue pairs for kernels on an emulated NIC of GPU "), how.npos) << how;
-      GpuGroup owner(world, options_for(c));
       body(owner);
     });
-    const std::string said = testing::internal::GetCapturedStderr();
-    for (std::int32_t pe = 0; pe < c.ranks; ++pe)
-      EXPECT_NE(said.find("PE " + std::to_string(pe) +
-                          ": kernels of this ep::Group send rows over the network, through queues "
-                          "of the NIC"),
-                std::string::npos)
-          << said;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Tiers, EpGpuNodesByGpuNic,
@@ -87,27 +66,14 @@ INSTANTIATE_TEST_SUITE_P(Tiers, EpGpuNodesByGpuNic,
 
 TEST_P(EpGpuNodesByGpuNic, NormalModeMatchesTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(1);
-  run_group(c, [&](GpuGroup& owner) {
-    for (int i = 0; i < 5; ++i) {
-      GpuRound(owner, c, {}).run();
-      GpuRound(owner, c, {.scales = 4, .place = OutputPlace::in_place, .biases = 2}).run();
-    }
-  });
+  const EpCase c = tier_case(1);
+  run_group(c, [&](GpuGroup& owner) { run_normal_rounds(owner, c); });
 }
 
 TEST_P(EpGpuNodesByGpuNic, LowLatencyModeMatchesTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(3);
-  run_group(c, [&](GpuGroup& owner) {
-    for (int i = 0; i < 5; ++i)
-      for (const GpuLowLatencyCall& call :
-           {GpuLowLatencyCall{}, GpuLowLatencyCall{.early_weights = true},
-            GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .out = true},
-            GpuLowLatencyCall{.reduction = ep::Reduction::exact},
-            GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true}})
-        GpuLowLatencyRound(owner, c, call).run();
-  });
+  const EpCase c = tier_case(3);
+  run_group(c, [&](GpuGroup& owner) { run_low_latency_rounds(owner, c); });
 }
 
 }  // namespace

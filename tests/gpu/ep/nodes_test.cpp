@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
-#include "checks/ep/gpu_low_latency.hpp"
+#include "gpu/ep/nodes.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
@@ -20,14 +20,8 @@ void PrintTo(const Grid& grid, std::ostream* out) {
        << (grid.kernels ? ", kernels" : ", staged");
 }
 
-EpCase small(const Grid& grid, std::uint64_t seed = 1) {
-  return {.ranks = grid.ranks,
-          .experts = grid.ranks * 3,
-          .top_k = 4,
-          .hidden = 512,
-          .max_tokens = 40,
-          .seed = seed,
-          .nodes = grid.nodes};
+EpCase grid_case(const Grid& grid, std::uint64_t seed) {
+  return nodes_case(grid.ranks, grid.nodes, seed);
 }
 
 void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body,
@@ -56,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Grids, EpGpuNodes,
 
 TEST_P(EpGpuNodes, NormalModeMatchesTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam());
+  const EpCase c = grid_case(GetParam(), 1);
   run_group(
       c,
       [&](GpuGroup& owner) {
@@ -74,7 +68,7 @@ TEST_P(EpGpuNodes, NormalModeMatchesTheReference) {
 
 TEST_P(EpGpuNodes, RowsOfOtherKinds) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam(), 2);
+  const EpCase c = grid_case(GetParam(), 2);
   run_group(
       c,
       [&](GpuGroup& owner) {
@@ -90,7 +84,7 @@ TEST_P(EpGpuNodes, RowsOfOtherKinds) {
 
 TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small(GetParam(), 3);
+  const EpCase c = grid_case(GetParam(), 3);
   run_group(
       c,
       [&](GpuGroup& owner) {
@@ -107,20 +101,15 @@ TEST_P(EpGpuNodes, LowLatencyModeMatchesTheReference) {
 
 TEST_P(EpGpuNodes, ExpertMajorRowsMatchTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();
-  EpCase c = small(GetParam(), 6);
+  const EpCase c = grid_case(GetParam(), 6);
   run_group(
-      c,
-      [&](GpuGroup& owner) {
-        EpCase few = c;  // up to three rows per token, in the memory of a rank-major result
-        few.max_tokens = c.max_tokens / 4;
-        check_expert_major(owner.group, few, {.alignment = 4, .cached = 1}, mover(owner));
-      },
-      DataType::bfloat16, GetParam().kernels);
+      c, [&](GpuGroup& owner) { run_expert_major_rounds(owner, c); }, DataType::bfloat16,
+      GetParam().kernels);
 }
 
 TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupContinues) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small({4, 2}, 7);
+  const EpCase c = grid_case({4, 2}, 7);
   run_group(c, [&](GpuGroup& owner) {
     GpuRound round(owner, c, {});
     GpuLowLatencyRound quick(owner, c, {});
@@ -162,7 +151,7 @@ TEST(EpGpuNodesMode, ACaptureIsRefusedAndTheGroupContinues) {
 
 TEST(EpGpuNodesMode, EachRankLogsOnceThatRowsGoThroughTheHost) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small({4, 2}, 8);
+  const EpCase c = grid_case({4, 2}, 8);
   Settings settings = gpu_settings();
   settings.node_size = 2;
   settings.staging_size = std::size_t{1} << 30;
@@ -185,7 +174,7 @@ TEST(EpGpuNodesMode, EachRankLogsOnceThatRowsGoThroughTheHost) {
 
 TEST(EpGpuNodesMode, WithoutAProxyRowsGoThroughTheHostUnlessKernelsAreRequired) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small({4, 2}, 9);
+  const EpCase c = grid_case({4, 2}, 9);
   for (const char* const way : {"kernels", "automatic"}) {
     Settings settings = gpu_settings();
     settings.node_size = 2;
@@ -207,7 +196,7 @@ TEST(EpGpuNodesMode, WithoutAProxyRowsGoThroughTheHostUnlessKernelsAreRequired) 
 // deep_ep returns them before they are received.
 TEST(EpGpuNodesMode, LowLatencyResultsAlternateBetweenTwoBuffers) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small({4, 2}, 4);
+  const EpCase c = grid_case({4, 2}, 4);
   run_group(c, [&](GpuGroup& owner) {
     std::vector<ep::LowLatencyReceived> received;
     for (const ep::Quantize quantize :
@@ -231,7 +220,7 @@ TEST(EpGpuNodesMode, LowLatencyResultsAlternateBetweenTwoBuffers) {
 
 TEST(EpGpuNodesMode, WarmUpAndManyRounds) {
   SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = small({4, 2}, 5);
+  const EpCase c = grid_case({4, 2}, 5);
   run_group(c, [&](GpuGroup& owner) {
     owner.group.warmup();
     for (int i = 0; i < 20; ++i) {

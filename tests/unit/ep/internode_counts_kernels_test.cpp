@@ -186,12 +186,7 @@ TEST(EpInternodeCounts, WaitsForChunksAreThoseOfTheRailPeer) {
 TEST(EpInternodeCounts, ShowARankWhoseChunksDoNotCome) {
   const Case c{.nodes = 2, .size = 1, .hidden = 64, .seed = 6};
   Ranks ranks(c);
-  ranks.start_network();
-  ranks.each([&](std::int32_t me) { ranks.dispatch(me, false); });
-  ranks.set_timeout(std::chrono::milliseconds(200));
-  ranks.network().lost_pe = 1;
-  ranks.each([&](std::int32_t me) { ranks.dispatch_only(me, true); });
-  ranks.stop_network();
+  ranks.lose(1);
   Statistics statistics;
   const auto wait = ranks.counts(0, statistics, false).wait;
   EXPECT_EQ(wait.rank, 1);

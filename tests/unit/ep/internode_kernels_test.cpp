@@ -62,8 +62,7 @@ TEST(EpInternodeKernels, RanksWithoutTokens) {
 TEST(EpInternodeKernels, BytesBetweenNodes) {
   const Case c{.nodes = 3, .size = 2, .seed = 12};
   Ranks ranks(c);
-  ranks.start_network();
-  ranks.each([&](std::int32_t me) { ranks.dispatch(me, false); });
+  ranks.first_dispatch();
   std::size_t rows = 0;
   for (std::int32_t me = 0; me < c.ranks(); ++me)
     for (std::int32_t node = 0; node < c.nodes; ++node)
@@ -82,11 +81,7 @@ TEST(EpInternodeKernels, BytesBetweenNodes) {
 TEST(EpInternodeKernels, ALostRankEndsTheWaits) {
   const Case c{.nodes = 2, .size = 1, .seed = 13};
   Ranks ranks(c);
-  ranks.start_network();
-  ranks.each([&](std::int32_t me) { ranks.dispatch(me, false); });
-  ranks.set_timeout(std::chrono::milliseconds(200));
-  ranks.network().lost_pe = 1;
-  ranks.each([&](std::int32_t me) { ranks.dispatch_only(me, true); });
+  ranks.lose(1);
   for (std::int32_t me = 0; me < 2; ++me) {
     const FaultReport& report = ranks.rank(me).report[0];
     const auto fault = static_cast<Fault>(report.fault);
@@ -96,15 +91,13 @@ TEST(EpInternodeKernels, ALostRankEndsTheWaits) {
   }
   EXPECT_TRUE(ranks.rank(1).report[0].phase == Phase::dispatch_notify);
   EXPECT_TRUE(ranks.rank(0).report[0].phase == Phase::dispatch_rail);
-  ranks.stop_network();
 }
 
 // A rank whose network refuses to send to another one says so, and the other ranks give up with it.
 TEST(EpInternodeKernels, ARefusedPutIsReported) {
   const Case c{.nodes = 2, .size = 2, .seed = 15};
   Ranks ranks(c);
-  ranks.start_network();
-  ranks.each([&](std::int32_t me) { ranks.dispatch(me, false); });
+  ranks.first_dispatch();
   // The other node learns nothing of it.
   for (std::int32_t me = 2; me < 4; ++me) ranks.set_timeout(me, std::chrono::milliseconds(500));
   ranks.network().refused_pe = 3;

@@ -22,12 +22,14 @@
 #include "ep/numeric/rows.hpp"
 #include "ep/plan/cursor.hpp"
 #include "ep/plan/routing.hpp"
+#include "fake_gpu/array.hpp"
 #include "fake_gpu/network.hpp"
 #include "fake_gpu/nic_worlds.hpp"
 
 namespace shoal::ep::cuda {
 
 using numeric::Bf16;
+using test::fake_gpu::Array;
 using test::fake_gpu::Network;
 using test::fake_gpu::NicWorld;
 
@@ -50,28 +52,6 @@ struct Case {
            std::to_string(alignment) + ", scales " + std::to_string(scales) +
            (weighted ? ", weights" : "") + (biased ? ", biases" : "");
   }
-};
-
-/// Memory, aligned as that of a GPU.
-template <typename T>
-class Array {
- public:
-  explicit Array(std::size_t count = 0, int fill = 0)
-      : bytes_((count + 1) * sizeof(T) + kPageBytes) {
-    std::memset(bytes_.data(), fill, bytes_.size());
-  }
-  /// Memory of others.
-  explicit Array(T* memory) : memory_(memory) {}
-  T* data() {
-    if (memory_ != nullptr) return memory_;
-    const auto at = reinterpret_cast<std::uintptr_t>(bytes_.data());
-    return reinterpret_cast<T*>((at + kPageBytes - 1) / kPageBytes * kPageBytes);
-  }
-  T& operator[](std::size_t i) { return data()[i]; }
-
- private:
-  std::vector<std::byte> bytes_;
-  T* memory_ = nullptr;
 };
 
 struct Rank {
@@ -155,6 +135,19 @@ class Ranks {
   }
   void stop_network() { network_.reset(); }
   Network& network() { return *network_; }
+
+  void first_dispatch() {
+    start_network();
+    each([&](std::int32_t me) { dispatch(me, false); });
+  }
+  /// A dispatch, and one with its layout in which `pe` receives nothing.
+  void lose(std::int32_t pe) {
+    first_dispatch();
+    set_timeout(std::chrono::milliseconds(200));
+    network().lost_pe = pe;
+    each([&](std::int32_t me) { dispatch_only(me, true); });
+    stop_network();
+  }
 
   /// Runs `body` on all ranks at the same time.
   template <typename Body>

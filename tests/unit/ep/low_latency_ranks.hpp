@@ -20,12 +20,14 @@
 #include "ep/cuda/low_latency/between_nodes.cuh"
 #include "ep/cuda/low_latency/kernels.cuh"
 #include "ep/numeric/rows.hpp"
+#include "fake_gpu/array.hpp"
 #include "fake_gpu/nic_worlds.hpp"
 #include "fake_gpu/requests.hpp"
 
 namespace shoal::ep::cuda {
 
 using numeric::Bf16;
+using test::fake_gpu::Array;
 using test::fake_gpu::network;
 using test::fake_gpu::NicWorld;
 
@@ -55,26 +57,6 @@ constexpr Combine kSums{}, kNow{CombineRowForm::sums, false, false},
 /// Values of all kinds: groups of zeros, of one magnitude, not below one, with NaNs, subnormal ones
 /// and some that are as small as normal values can be.
 enum class Values { plain, mixed };
-
-/// Memory of a kernel.
-template <typename T>
-class Array {
- public:
-  explicit Array(std::size_t count = 0, int fill = 0) : bytes_(count * sizeof(T) + kLine) {
-    std::memset(bytes_.data(), fill, bytes_.size());
-  }
-  /// Memory of others.
-  explicit Array(T* memory) : memory_(memory) {}
-  T* data() {
-    if (memory_ != nullptr) return memory_;
-    const auto at = reinterpret_cast<std::uintptr_t>(bytes_.data());
-    return reinterpret_cast<T*>((at + kLine - 1) / kLine * kLine);
-  }
-
- private:
-  std::vector<std::byte> bytes_;
-  T* memory_ = nullptr;
-};
 
 inline detail::Shape shape_of(const Case& c) {
   detail::Shape shape;

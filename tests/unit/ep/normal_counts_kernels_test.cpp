@@ -14,12 +14,15 @@
 #include "ep/cuda/kernel_counts.hpp"
 #include "ep/cuda/normal/kernels.cuh"
 #include "ep/plan/routing.hpp"
+#include "fake_gpu/array.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/observe.hpp"
 #include "shoal/world.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
+
+using test::fake_gpu::Array;
 
 constexpr std::int32_t kRanks = 3, kLocalExperts = 2, kExperts = kRanks * kLocalExperts, kTopK = 3;
 constexpr std::int64_t kHidden = 64, kMaxTokens = 9;
@@ -38,21 +41,6 @@ detail::Shape shape() {
   shape.max_row_bytes = shape.max_combine_row_bytes = kHidden * 2;
   return shape;
 }
-
-/// Memory of a kernel, zero at first.
-template <typename T>
-class Array {
- public:
-  explicit Array(std::size_t count) : bytes_(count * sizeof(T) + kLine) {}
-  T* data() {
-    const auto at = reinterpret_cast<std::uintptr_t>(bytes_.data());
-    return reinterpret_cast<T*>((at + kLine - 1) / kLine * kLine);
-  }
-  T& operator[](std::size_t i) { return data()[i]; }
-
- private:
-  std::vector<std::byte> bytes_;
-};
 
 /// [tokens, top_k] of each rank: different experts, some none.
 std::vector<std::vector<std::int64_t>> draw_topk() {

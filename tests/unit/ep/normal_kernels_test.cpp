@@ -19,11 +19,13 @@
 #include "ep/cuda/normal/kernels.cuh"
 #include "ep/cuda/normal/routing_maps.hpp"
 #include "ep/numeric/rows.hpp"
+#include "fake_gpu/array.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
 
 using numeric::Bf16;
+using test::fake_gpu::Array;
 
 enum class Output { in_heap, outside, summed };
 
@@ -41,23 +43,6 @@ struct Case {
            std::to_string(hidden) + ", output " + std::to_string(static_cast<int>(output)) +
            (weighted ? ", weights" : "") + (biased ? ", biases" : "");
   }
-};
-
-/// Memory of a kernel, aligned for bulk copies.
-template <typename T>
-class Array {
- public:
-  explicit Array(std::size_t count = 0, int fill = 0) : bytes_((count + 1) * sizeof(T) + kLine) {
-    std::memset(bytes_.data(), fill, bytes_.size());
-  }
-  T* data() {
-    const auto at = reinterpret_cast<std::uintptr_t>(bytes_.data());
-    return reinterpret_cast<T*>((at + kLine - 1) / kLine * kLine);
-  }
-  T& operator[](std::size_t i) { return data()[i]; }
-
- private:
-  std::vector<std::byte> bytes_;
 };
 
 struct Rank {

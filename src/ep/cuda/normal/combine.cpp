@@ -9,12 +9,13 @@ namespace shoal::ep::cuda {
 using detail::HandleState;
 using detail::kNoRoom;
 
+namespace {
+
+/// Bytes from the first to the last element of rows.
 std::size_t extent_of(const TensorView& data) {
   return ((data.shape[0] - 1) * data.strides[0] + (data.rank > 1 ? data.shape[1] : 1)) *
          size_of(data.dtype);
 }
-
-namespace {
 
 StagedOutput staging_of(const CombineStaging& staging) {
   if (staging.blocks == 0) return StagedOutput::none;
@@ -61,60 +62,72 @@ std::uint64_t Normal::reachable(const TensorView& data, std::size_t staging,
   return staging;
 }
 
-/// Sets where other ranks fetch y and its weights: in place in the symmetric heap and in buffers
-/// that this PE shares, else in the staging area, to which the kernel copies rank-major ones.
-void Normal::locate_expert_output(const TensorView& y, const CombineOptions& options,
-                                  bool expert_major, NormalCombine& params, cudaStream_t on) {
+/// Sets params.staging: a kernel copies y, its weights or both to the staging area.
+void Normal::stage_expert_output(const TensorView& y, const CombineOptions& options,
+                                 bool stage_rows, bool stage_weights, NormalCombine& params) const {
+  require_staging();
+  CombineStaging& staging = params.staging;
+  if (stage_rows) {
+    params.y = group_.device.layout.staging;
+    staging.rows = group_.elements<std::byte>(y);
+    if (options.topk_rows.defined()) {
+      staging.topk_rows = group_.elements<std::int32_t>(options.topk_rows);
+      staging.row_count = static_cast<std::int32_t>(y.shape[0]);
+    }
+  }
+  if (stage_weights) {
+    params.y_weights = group_.device.layout.staging_weights;
+    staging.weights = group_.elements<float>(options.weights);
+    staging.weight_stride = options.weights.strides[0];
+    if (options.topk_idx.defined())
+      staging.topk_idx = group_.elements<std::int64_t>(options.topk_idx);
+  }
+}
+
+/// Sets where other ranks fetch y and its weights: in place in the symmetric heap and, inside a
+/// node, in buffers that this PE shares; else in the staging area. Returns whether a kernel copies
+/// y or its weights there (params.staging); the copies of expert-major ones are queued here.
+bool Normal::locate_expert_output(const TensorView& y, const CombineOptions& options,
+                                  NormalCombine& params, cudaStream_t on) {
   const auto& layout = group_.device.layout;
-  shares_.refresh();  // buffers that other ranks share
-  params.shares = shares_.entries();
-  const bool in_heap = y.bytes() == 0 || state_.world->heap().contains(y.data, extent_of(y));
-  const bool summed = options.topk_rows.defined();
-  if (!in_heap && !summed) {
-    const auto place = shares_.find(y.data, extent_of(y));
-    params.share = place.id;
-    params.y = place.offset;
+  const auto in_heap = [&](const TensorView& data) {
+    return data.bytes() == 0 || state_.world->heap().contains(data.data, extent_of(data));
+  };
+  const bool y_in_heap = in_heap(y), summed = options.topk_rows.defined();
+  if (internode_ == nullptr) {
+    shares_.refresh();  // buffers that other ranks share
+    params.shares = shares_.entries();
+    if (!y_in_heap && !summed) {
+      const auto place = shares_.find(y.data, extent_of(y));
+      params.share = place.id;
+      params.y = place.offset;
+    }
   }
   const TensorView& weights = options.weights;
   params.y_weights = kNoRoom;
   params.weight_stride =
       static_cast<std::uint32_t>(state_.shape.top_k * static_cast<std::int32_t>(sizeof(float)));
-  if (expert_major) {
+  if (params.expert_major != 0) {
     if (params.share == 0) params.y = reachable(y, layout.staging, on);
-    if (!weights.defined()) return;
+    if (!weights.defined()) return false;
     params.y_weights = reachable(weights, layout.staging_weights, on);
     params.weight_stride = static_cast<std::uint32_t>(
         (params.y_weights == layout.staging_weights ? 1 : weights.strides[0]) * sizeof(float));
-    return;
+    return false;
   }
-  const bool stage_rows = summed || (!in_heap && params.share == 0);
+  const bool stage_rows = summed || (!y_in_heap && params.share == 0);
   const bool reach_weights =
       weights.defined() && !summed &&
-      (weights.bytes() == 0 || (!options.topk_idx.defined() &&
-                                state_.world->heap().contains(weights.data, extent_of(weights))));
+      (weights.bytes() == 0 || (!options.topk_idx.defined() && in_heap(weights)));
   if (!stage_rows && params.share == 0) params.y = offset_in_block(y);
   if (reach_weights) {
     params.y_weights = offset_in_block(weights);
     params.weight_stride = static_cast<std::uint32_t>(weights.strides[0] * sizeof(float));
   }
-  if (!stage_rows && (!weights.defined() || reach_weights)) return;
-  require_staging();
-  CombineStaging& staging = params.staging;
-  staging.blocks = 1;  // raised by the plan
-  if (stage_rows) {
-    params.y = layout.staging;
-    staging.rows = group_.elements<std::byte>(y);
-    if (summed) {
-      staging.topk_rows = group_.elements<std::int32_t>(options.topk_rows);
-      staging.row_count = static_cast<std::int32_t>(y.shape[0]);
-    }
-  }
-  if (!weights.defined() || reach_weights) return;
-  params.y_weights = layout.staging_weights;
-  staging.weights = group_.elements<float>(weights);
-  staging.weight_stride = weights.strides[0];
-  if (options.topk_idx.defined())
-    staging.topk_idx = group_.elements<std::int64_t>(options.topk_idx);
+  const bool stage_weights = weights.defined() && !reach_weights;
+  if (!stage_rows && !stage_weights) return false;
+  stage_expert_output(y, options, stage_rows, stage_weights, params);
+  return true;
 }
 
 Combined Normal::combine(const TensorView& y, const HandleState& state,
@@ -147,10 +160,12 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   params.expert_counts = routing.arrays.expert_counts;
   params.handle = handle.arrays;
   params.dtype = static_cast<std::uint32_t>(y.dtype);
-  if (internode_ != nullptr)
-    stage_expert_output(y, options, params, on);
-  else
-    locate_expert_output(y, options, params.expert_major != 0, params, on);
+  if (locate_expert_output(y, options, params, on)) {
+    if (internode_ != nullptr)
+      stage_between_nodes(params, options.launch, on);
+    else
+      params.staging.blocks = 1;  // raised by the plan
+  }
   for (std::size_t b = 0; b < options.bias.size(); ++b)
     params.bias[b] = static_cast<const std::byte*>(options.bias[b].data);
   Combined combined;

@@ -41,9 +41,6 @@ struct CudaHandle : detail::HandleState {
   std::vector<std::int64_t> rows_per_source;  ///< empty: the sizes never reached the host
 };
 
-/// Bytes from the first to the last element of rows.
-std::size_t extent_of(const TensorView& data);
-
 /// Group::unpack in one kernel.
 void launch_unpack(const Dispatched& received, const std::vector<detail::ArrayCopy>& copies,
                    bool clear_unused, cudaStream_t stream);
@@ -91,7 +88,9 @@ class Normal {
   std::uint64_t reachable(const TensorView& data, std::size_t staging, cudaStream_t on) const;
   std::uint64_t offset_in_block(const TensorView& data) const;
   void require_staging() const;
-  void locate_expert_output(const TensorView& y, const CombineOptions& options, bool expert_major,
+  void stage_expert_output(const TensorView& y, const CombineOptions& options, bool stage_rows,
+                           bool stage_weights, NormalCombine& params) const;
+  bool locate_expert_output(const TensorView& y, const CombineOptions& options,
                             NormalCombine& params, cudaStream_t on);
   void launch_combine_on_node(NormalCombine params, const Launch& launch, cudaStream_t on);
 
@@ -100,8 +99,8 @@ class Normal {
   void launch_dispatch_between_nodes(const NormalDispatch& params, const CudaRouting& routing,
                                      const CudaHandle& handle, const Launch& launch,
                                      cudaStream_t on) const;
-  void stage_expert_output(const TensorView& y, const CombineOptions& options,
-                           NormalCombine& params, cudaStream_t on);
+  void stage_between_nodes(const NormalCombine& params, const Launch& launch,
+                           cudaStream_t on) const;
   void launch_combine_between_nodes(const NormalCombine& params, const CudaRouting& routing,
                                     const CudaHandle& handle, const Launch& launch,
                                     cudaStream_t on) const;

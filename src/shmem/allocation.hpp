@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// allocation.hpp: how the standard C APIs allocate in a symmetric heap, for OpenSHMEM and NVSHMEM.
+// A call completes the operations of this PE, then synchronizes all PEs: the barrier that the
+// standards ask for. It returns nullptr for 0 bytes, at once, and where the heap has no room, which
+// all PEs find alike.
+#pragma once
+
+#include <cstddef>
+
+#include "base/check.hpp"
+#include "shmem/ending.hpp"
+#include "shoal/world.hpp"
+#include "world/memory/memory.hpp"
+
+namespace shoal::shmem {
+
+/// What `allocate` returns.
+template <typename Allocate>
+void* allocated(World& world, std::size_t bytes, Allocate&& allocate) {
+  if (bytes == 0) return nullptr;
+  world.quiet();
+  try {
+    return allocate();
+  } catch (const Error& error) {
+    if (error.code() != Code::exhausted) throw;
+    return nullptr;
+  }
+}
+
+inline void* allocate(World& world, std::size_t size) {
+  return allocated(world, size, [&] { return world.heap().malloc(size); });
+}
+
+inline void* allocate_zeros(World& world, std::size_t count, std::size_t size) {
+  return allocated(world, bytes_of(count, size), [&] { return world.heap().calloc(count, size); });
+}
+
+inline void* allocate_aligned(World& world, std::size_t alignment, std::size_t size) {
+  constexpr std::size_t most = memory::Segment::kAlignment;
+  require(alignment >= sizeof(void*) && (alignment & (alignment - 1)) == 0 && alignment <= most,
+          Code::invalid_argument, "alignment is {}; allowed: powers of two from {} to {}",
+          alignment, sizeof(void*), most);
+  return allocated(world, size, [&] { return world.heap().align(alignment, size); });
+}
+
+}  // namespace shoal::shmem

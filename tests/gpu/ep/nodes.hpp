@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// nodes.hpp: groups of tensors in GPU memory on emulated nodes.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "checks/ep/gpu_low_latency.hpp"
+
+namespace shoal::test {
+
+inline EpCase nodes_case(std::int32_t ranks, std::int32_t nodes, std::uint64_t seed) {
+  return {.ranks = ranks,
+          .experts = ranks * 3,
+          .top_k = 4,
+          .hidden = 512,
+          .max_tokens = 40,
+          .seed = seed,
+          .nodes = nodes};
+}
+
+/// Runs `body` with a group on each PE of a world of threads, whose kernels send between nodes
+/// through queues of a NIC. Also checks that every PE says so. `settings`: how nodes reach each
+/// other, and the NIC.
+inline void run_by_nic(const EpCase& c, Settings settings,
+                       const std::function<void(GpuGroup&)>& body) {
+  SCOPED_TRACE(c.describe());
+  settings.node_size = c.ranks / c.nodes;
+  settings.ep_between_nodes = "kernels";
+  settings.verbs_depth = 64;
+  settings.gda_queue_pairs = 2;
+  settings.log = "info";
+  testing::internal::CaptureStderr();
+  run_threads(c.ranks, settings, [&](World& world) {
+    GpuGroup owner(world, options_for(c));
+    body(owner);
+  });
+  const std::string said = testing::internal::GetCapturedStderr();
+  for (std::int32_t pe = 0; pe < c.ranks; ++pe)
+    EXPECT_NE(said.find("PE " + std::to_string(pe) +
+                        ": kernels of this ep::Group send rows over the network, through queues "
+                        "of the NIC"),
+              std::string::npos)
+        << said;
+}
+
+/// Rounds of normal mode, compared with the references.
+inline void run_normal_rounds(GpuGroup& owner, const EpCase& c) {
+  for (int i = 0; i < 5; ++i) {
+    GpuRound(owner, c, {}).run();
+    GpuRound(owner, c, {.scales = 4, .place = OutputPlace::in_place, .biases = 2}).run();
+  }
+}
+
+/// The same of low-latency mode.
+inline void run_low_latency_rounds(GpuGroup& owner, const EpCase& c) {
+  for (int i = 0; i < 5; ++i)
+    for (const GpuLowLatencyCall& call :
+         {GpuLowLatencyCall{}, GpuLowLatencyCall{.early_weights = true},
+          GpuLowLatencyCall{.quantize = ep::Quantize::fp8, .out = true},
+          GpuLowLatencyCall{.reduction = ep::Reduction::exact},
+          GpuLowLatencyCall{.reduction = ep::Reduction::exact, .log_fmt = true}})
+      GpuLowLatencyRound(owner, c, call).run();
+}
+
+/// Up to three rows per token, in the memory of a rank-major result.
+inline void run_expert_major_rounds(GpuGroup& owner, const EpCase& c) {
+  EpCase few = c;
+  few.max_tokens = c.max_tokens / 4;
+  check_expert_major(owner.group, few, {.alignment = 4, .cached = 1}, mover(owner));
+}
+
+}  // namespace shoal::test
