@@ -86,7 +86,7 @@ class Dispatcher {
     for (std::uint32_t base = 0; base < n_pairs_; base += kLanes) {
       const std::uint32_t left = n_pairs_ - base;
       std::uint32_t busy = platform_.mask(left < kLanes ? left : kLanes, [&](std::uint32_t i) {
-        if (base + i == 0) scratch_.keys.seen_changes = load(state_.key_changes);
+        if (i == 0) scratch_.keys.seen_changes = load(state_.key_changes);
         return look(pairs_[base + i]);
       });
       if (scratch_.keys.seen_changes != scratch_.keys.changes) forget_keys();
@@ -359,7 +359,7 @@ class Dispatcher {
     const std::uint32_t barrier = open & ~bits.at[5];
     const std::uint32_t until = barrier == 0 ? ~0U : (barrier & ~(barrier - 1)) - 1;
     found.ready |= bits.at[1] & bits.at[5] & until;
-    found.direct &= first;
+    found.direct &= ~bits.at[5];
     return found;
   }
 

@@ -74,7 +74,10 @@ class Jobs {
         scratch_.written = written + n;
         return continue_parts(pair);
       }));
-      if (failed != 0) return failed;
+      if (failed != 0) {  // it waits for the jobs of its earlier parts
+        publish();
+        return failed;
+      }
       wanted = scratch_.left;
       given += n;
       // Workers begin while the rest is written.
@@ -175,7 +178,8 @@ class Jobs {
     std::uint32_t count = chunks.count();
     if (count > room) count = room;
     if (count > begun) count = static_cast<std::uint32_t>(begun);
-    if (is_strict(pair) && request.moved == 0 && request.offset == 0)
+    // Without jobs, the jobs before it may be fewer than are planned.
+    if (is_strict(pair) && request.moved == 0 && request.offset == 0 && count != 0)
       request.before = request.jobs = pair.jobs + jobs;
     scratch_.shares[number] = {start, request.offset, static_cast<std::uint8_t>(jobs),
                                static_cast<std::uint8_t>(count)};

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutations of emulator/gpu/, each of which must make tests/threads/emulator/gpu_nic_test.cpp or
-gpu_nic_rate_test.cpp fail.
+"""Mutations of emulator/gpu/, each of which must make tests/threads/emulator/gpu_nic_test.cpp,
+gpu_nic_failures_test.cpp or gpu_nic_rate_test.cpp fail.
 
 Usage: gpu_nic.py [NAME...]. Exits with 1 when a mutation survives or its place is not found. A run
 takes about ten minutes on two cores.
@@ -17,7 +17,7 @@ from loop import NotRun, replace_in, run_mutations
 from emulator_engine import COMPILER, ROOT
 from shared_queue import compile_emulator, run_linked
 
-TESTS = [ROOT / f"tests/threads/emulator/gpu_nic{part}_test.cpp" for part in ("", "_rate")]
+TESTS = [ROOT / f"tests/threads/emulator/gpu_nic{part}_test.cpp" for part in ("", "_failures", "_rate")]
 
 # (what is wrong, file of emulator/gpu, text, replacement)
 MUTATIONS = [
@@ -120,6 +120,24 @@ MUTATIONS = [
     ),
     ("jobs stay unpublished", "jobs.hpp", "    publish();\n    return 0;", "    return 0;"),
     (
+        "jobs of a request that fails stay unpublished",
+        "jobs.hpp",
+        "        publish();\n        return failed;",
+        "        return failed;",
+    ),
+    (
+        "a request waits for jobs that were planned before it",
+        "jobs.hpp",
+        " && request.offset == 0 && count != 0)",
+        " && request.offset == 0)",
+    ),
+    (
+        "the workers execute what has no effect",
+        "dispatcher.hpp",
+        "found.direct &= ~bits.at[5];",
+        "found.direct &= first;",
+    ),
+    (
         "a request that lies in several blocks is read as one block",
         "dispatcher.hpp",
         "longer == 0 ? n : lowest(longer) + 1",
@@ -168,6 +186,12 @@ MUTATIONS = [
         "dispatcher.hpp",
         "if (scratch_.keys.seen_changes != scratch_.keys.changes) forget_keys();",
         "",
+    ),
+    (
+        "changed keys are noticed by the first queue pairs only",
+        "dispatcher.hpp",
+        "if (i == 0) scratch_",
+        "if (base + i == 0) scratch_",
     ),
     (
         "rights of the connection ignored",
