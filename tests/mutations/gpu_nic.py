@@ -17,7 +17,9 @@ from loop import NotRun, replace_in, run_mutations
 from emulator_engine import COMPILER, ROOT
 from shared_queue import compile_emulator, run_linked
 
-TESTS = [ROOT / f"tests/threads/emulator/gpu_nic{part}_test.cpp" for part in ("", "_failures", "_rate")]
+TESTS = [
+    ROOT / f"tests/threads/emulator/gpu_nic{part}_test.cpp" for part in ("", "_failures", "_rate")
+]
 
 # (what is wrong, file of emulator/gpu, text, replacement)
 MUTATIONS = [
