@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cstddef>
 #include <map>
 #include <stdexcept>
 #include <thread>
@@ -159,17 +160,23 @@ struct Nic::Implementation {
     return static_cast<std::uint32_t>(regions.size() - 1);
   }
 
-  /// Fields first, then the key; to remove it, the key first.
+  /// Fields first, then the key; to remove it, the key alone.
   void write_region(std::uint32_t table, std::uint32_t index, const Region& region) {
     const OnDevice on(options.device);
     Region* const at = regions[table].get() + index;
-    Region unnamed = region;
-    unnamed.key = 0;
-    for (const Region& from : {unnamed, region}) {
-      check(cudaMemcpyAsync(at, &from, sizeof from, cudaMemcpyHostToDevice, updates.get()),
+    static_assert(offsetof(Region, key) == 0);
+    const auto write = [&](const Region& from, std::size_t bytes) {
+      check(cudaMemcpyAsync(at, &from, bytes, cudaMemcpyHostToDevice, updates.get()),
             "writing a memory key");
       check(cudaStreamSynchronize(updates.get()), "writing a memory key");
+    };
+    // A look-up under way may still have the key: the other fields stay until the next region.
+    if (region.key != 0) {
+      Region unnamed = region;
+      unnamed.key = 0;
+      write(unnamed, sizeof unnamed);
     }
+    write(region, sizeof region.key);
     ++key_changes;
     if (!started) return;
     check(cudaMemcpyAsync(&state.get()->key_changes, &key_changes, sizeof key_changes,

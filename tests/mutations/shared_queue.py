@@ -266,7 +266,7 @@ MUTATIONS = [
         "true ? Outcome::ok",
     ),
     (
-        "a signal before its data",
+        "the last message before a signal is too long",
         "operations.hpp",
         "post_messages(queue, source, remote, bytes, 1, deadline",
         "post_messages(queue, source, remote, bytes, 100, deadline",

@@ -4,6 +4,8 @@
 // with the order of memory in the second, under ThreadSanitizer.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <set>
 
@@ -301,10 +303,11 @@ TEST_P(SharedQueue, LongPutsAreCutIntoMessages) {
   SharedQueues queues(queue);
   constexpr std::size_t kWords = 3190;
   for (std::size_t i = 0; i < kWords; ++i) queues.local[i] = i + 1;
+  std::array<std::uint64_t, 2> tickets{};
   runner->run(queues, 2, [&](std::size_t task) {
     TestPlatform platform(*runner);
     const std::size_t to = task * 4096;
-    std::uint64_t ticket = 0;
+    std::uint64_t& ticket = tickets[task];
     const auto outcome =
         task == 0 ? gda::put(queues.queue(), queues.from(0), queues.at_peer(to), kWords * 8, soon(),
                              platform, ticket)
@@ -313,6 +316,7 @@ TEST_P(SharedQueue, LongPutsAreCutIntoMessages) {
     ASSERT_EQ(outcome, gda::Outcome::ok);
     ASSERT_EQ(gda::wait(queues.queue(), ticket, soon(), platform), gda::Outcome::ok);
   });
+  EXPECT_EQ(std::ranges::max(tickets), 100u + 100u + 1u);  // none longer than largest_message
   EXPECT_EQ(queues.seen(9000), 5u);
   for (std::size_t task = 0; task < 2; ++task)
     for (std::size_t i = 0; i <= kWords; ++i)
