@@ -21,8 +21,7 @@ SIGNAL_SET, CMP_EQ = tl.constexpr(9), tl.constexpr(0)
 
 
 def call(name, result, arguments, types, semantic):
-    """Calls a function of the library in every thread. Functions without a result return
-    anything."""
+    """Every thread calls a function of the library. `result` of a void function: any type."""
     signature = {tuple(core.dtype(one) for one in types): (name, core.dtype(result))}
     return core.extern_elementwise("", "", arguments, signature, is_pure=False, _semantic=semantic)
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../check.h"
+#include "start.h"
 
 namespace {
 
@@ -202,10 +203,7 @@ void check_sizes() {
 }  // namespace
 
 int main() {
-  int gpus = 0;
-  if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) return 77;
-  nvshmem_init();
-  CHECK(cudaSetDevice(nvshmem_team_my_pe(NVSHMEMX_TEAM_NODE) % gpus) == cudaSuccess);
+  if (!init_on_gpu()) return 77;
   me = nvshmem_my_pe();
   n = nvshmem_n_pes();
   CHECK(n <= 3);  // the products of small types

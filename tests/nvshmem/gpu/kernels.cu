@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../check.h"
+#include "start.h"
 
 namespace {
 
@@ -67,10 +68,7 @@ T* allocate(std::size_t count) {
 }  // namespace
 
 int main() {
-  int gpus = 0;
-  if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) return 77;
-  nvshmem_init();
-  CHECK(cudaSetDevice(nvshmem_team_my_pe(NVSHMEMX_TEAM_NODE) % gpus) == cudaSuccess);
+  if (!init_on_gpu()) return 77;
   const int me = nvshmem_my_pe(), n = nvshmem_n_pes(), next = (me + 1) % n;
   cudaStream_t stream;
   CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../check.h"
+#include "start.h"
 
 // linked_ring.cu, linked for this build's GPU.
 asm(".section .rodata\n.balign 16\n.global linked_ring\nlinked_ring:\n.incbin \"" SHOAL_LINKED_RING
@@ -100,10 +101,7 @@ void run_library(Ring& ring) {
 }  // namespace
 
 int main() {
-  int gpus = 0;
-  if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) return 77;
-  nvshmem_init();
-  CHECK(cudaSetDevice(nvshmem_team_my_pe(NVSHMEMX_TEAM_NODE) % gpus) == cudaSuccess);
+  if (!init_on_gpu()) return 77;
   Ring ring;
   run_module(ring);
   run_library(ring);
