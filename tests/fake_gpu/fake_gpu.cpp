@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fake_gpu/fake_gpu.hpp"
 
-#include <ucontext.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -13,6 +11,8 @@
 #include <memory>
 #include <thread>
 #include <vector>
+
+#include "fake_gpu/fiber_context.hpp"
 
 namespace shoal::test::fake_gpu {
 namespace {
@@ -30,8 +30,9 @@ struct BulkStore {
   }
 };
 struct Fiber {
-  ucontext_t context{};
-  std::vector<char> stack = std::vector<char>(kStackBytes);
+  FiberContext context;
+  // Not cleared: a block of 1024 threads touches a small part of its 256 MiB.
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
   Indices indices{};
   bool ended = false;
   std::vector<BulkStore> stores;                    // of the group that is open
@@ -75,7 +76,7 @@ struct Block {
   std::array<Barrier, 16> barriers;
   std::uint32_t now = 0, running = 0;
   std::uint64_t idle = 0;
-  ucontext_t scheduler{};
+  FiberContext scheduler;
   const std::function<void()>* kernel = nullptr;
   std::map<std::uint32_t, BulkBarrier> bulk_barriers;
   std::vector<BulkLoad> loads;  // that wait
@@ -93,7 +94,7 @@ thread_local Block block;
 void change() {
   if (++block.idle > kIdleChanges && !block.concurrent) fail("waits for what never comes");
   Fiber& me = *block.fibers[block.now];
-  swapcontext(&me.context, &block.scheduler);
+  me.context.change_to(block.scheduler);
   indices = me.indices;
 }
 
@@ -104,7 +105,7 @@ void enter() {
   me.ended = true;
   --block.running;
   block.idle = 0;
-  swapcontext(&me.context, &block.scheduler);
+  me.context.change_to(block.scheduler);
 }
 
 void prepare(std::uint32_t number, std::uint32_t blocks, std::uint32_t threads) {
@@ -119,11 +120,7 @@ void prepare(std::uint32_t number, std::uint32_t blocks, std::uint32_t threads) 
     Fiber& fiber = *block.fibers[thread];
     fiber.ended = false;
     fiber.indices = {{thread, 0, 0}, {number, 0, 0}, dim3(threads), dim3(blocks)};
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, enter, 0);
+    fiber.context.prepare(fiber.stack.get(), kStackBytes, enter);
   }
 }
 
@@ -278,7 +275,7 @@ void run(const std::function<void()>& kernel, std::uint32_t blocks, std::uint32_
         Fiber& fiber = *block.fibers[block.now];
         if (fiber.ended) continue;
         indices = fiber.indices;
-        swapcontext(&block.scheduler, &fiber.context);
+        block.scheduler.change_to(fiber.context);
       }
   }
 }

@@ -11,6 +11,7 @@
 #include "checks/transport/worlds.hpp"
 #include "shoal/collective.hpp"
 #include "support/process/process.hpp"
+#include "support/rounds.hpp"
 #include "support/world/verbs.hpp"
 
 namespace shoal::test {
@@ -27,7 +28,7 @@ Environment environment(const std::string& ordering) {
 SHOAL_PE_BODY(verbs_everything) {
   World world = World::open({pe.settings, nullptr});
   check_everything(world);
-  run_random_collectives(world, 20, 4711);
+  run_random_collectives(world, rounds(20, 6), 4711);
   world.close();
 }
 

@@ -22,6 +22,7 @@
 #include "support/made_up.hpp"
 #include "support/process/progress_time.hpp"
 #include "support/process/threads_called.hpp"
+#include "support/rounds.hpp"
 #include "support/world/ofi.hpp"
 #include "world/fabric/fabric.hpp"
 #include "world/state.hpp"
@@ -56,7 +57,7 @@ TEST_P(OfiWorld, DoesEveryOperation) {
 TEST_P(OfiWorld, RunsCollectives) {
   Settings settings = ofi_settings();
   settings.symmetric_size = 32 << 20;
-  run_threads(GetParam(), settings, [](World& world) { run_random_collectives(world, 25, 7); });
+  run_threads(GetParam(), settings, [](World& world) { run_random_collectives(world, rounds(25, 8), 7); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, OfiWorld, testing::Values(2, 3, 5), pes);

@@ -23,6 +23,7 @@
 #include "support/expect_error.hpp"
 #include "support/process/progress_time.hpp"
 #include "support/process/threads_called.hpp"
+#include "support/rounds.hpp"
 #include "support/world/ucx.hpp"
 #include "support/world/world_local.hpp"
 
@@ -43,7 +44,7 @@ TEST_P(UcxWorld, DoesEverything) {
 
 TEST_P(UcxWorld, RunsCollectives) {
   run_threads(GetParam(), ucx_settings(),
-              [](World& world) { run_random_collectives(world, 60, 4711); });
+              [](World& world) { run_random_collectives(world, rounds(60, 12), 4711); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, UcxWorld, testing::Values(2, 3, 5),
@@ -120,7 +121,7 @@ TEST_F(Ucx, SharesWordsWithSharedMemory) {
         << world.describe_transport(remote);
     EXPECT_EQ(world.describe_transport(world.my_pe() ^ 1).find("shm: "), 0u);
     check_mixed_atomics(world);
-    run_random_collectives(world, 20, 17);
+    run_random_collectives(world, rounds(20, 6), 17);
   });
 }
 

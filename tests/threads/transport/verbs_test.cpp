@@ -38,7 +38,7 @@ TEST_P(VerbsWorld, DoesEverything) {
 
 TEST_P(VerbsWorld, RunsCollectives) {
   run_threads(GetParam(), verbs_settings(),
-              [](World& world) { run_random_collectives(world, 60, 4711); });
+              [](World& world) { run_random_collectives(world, rounds(60, 12), 4711); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, VerbsWorld, testing::Values(2, 3, 5),
@@ -64,7 +64,7 @@ TEST_P(VerbsTier, ShowsDataBeforeItsSignal) {
 }
 
 TEST_P(VerbsTier, RunsCollectives) {
-  run_threads(3, verbs_settings(), [](World& world) { run_random_collectives(world, 40, 17); });
+  run_threads(3, verbs_settings(), [](World& world) { run_random_collectives(world, rounds(40, 10), 17); });
 }
 
 TEST_P(VerbsTier, CutsLongTransfers) {
@@ -86,7 +86,7 @@ TEST_F(Verbs, DoesEverythingOverRoce) {
   settings.verbs_queue_pairs = 2;
   run_threads(3, settings, [](World& world) {
     check_operations(world);
-    run_random_collectives(world, 20, 4711);
+    run_random_collectives(world, rounds(20, 6), 4711);
   });
 }
 
@@ -141,7 +141,7 @@ TEST_F(Verbs, SharesWordsWithSharedMemory) {
         << world.describe_transport(remote);
     EXPECT_EQ(world.describe_transport(world.my_pe() ^ 1).find("shm: "), 0u);
     check_mixed_atomics(world);
-    run_random_collectives(world, 20, 17);
+    run_random_collectives(world, rounds(20, 6), 17);
   });
 }
 
@@ -248,7 +248,7 @@ class VerbsSoak : public Verbs {
     emulate("REORDERING", "0.05");
     run_threads(2, verbs_settings(), [](World& world) {
       check_everything(world);
-      run_random_collectives(world, 40, 99);
+      run_random_collectives(world, rounds(40, 8), 99);
     });
   }
 };
