@@ -12,11 +12,10 @@
 #include "base/nap.hpp"
 
 namespace shoal {
-
 /// Yields the core; after kYieldTime without reset it sleeps instead, for kSleep where timers are
-/// fast (nap.hpp). Naps::growing, for a wait that somebody has asked for: each sleep lasts a 64th of
-/// the time since the last reset, at most kLongestSleep. That ends a wait at most 1.6% later, and
-/// leaves the cores to whom it waits for. Naps::even, for a thread that watches for what may come.
+/// fast (nap.hpp). Naps::growing, for the wait of a caller: each sleep lasts a 64th of the time
+/// since the yields, at most kLongestSleep. That ends a wait at most 1.6% later, and leaves the
+/// cores to the PE that it waits for. Naps::even, for a thread that watches for what may come.
 ///
 /// Yielding alone is not enough: on Linux 6.18, two threads that only yielded kept all others off
 /// both cores of a machine until their deadlines 20 s later, including the threads that they waited

@@ -57,7 +57,8 @@ TEST_P(OfiWorld, DoesEveryOperation) {
 TEST_P(OfiWorld, RunsCollectives) {
   Settings settings = ofi_settings();
   settings.symmetric_size = 32 << 20;
-  run_threads(GetParam(), settings, [](World& world) { run_random_collectives(world, rounds(25, 8), 7); });
+  run_threads(GetParam(), settings,
+              [](World& world) { run_random_collectives(world, rounds(25, 8), 7); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, OfiWorld, testing::Values(2, 3, 5), pes);

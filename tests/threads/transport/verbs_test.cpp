@@ -64,7 +64,8 @@ TEST_P(VerbsTier, ShowsDataBeforeItsSignal) {
 }
 
 TEST_P(VerbsTier, RunsCollectives) {
-  run_threads(3, verbs_settings(), [](World& world) { run_random_collectives(world, rounds(40, 10), 17); });
+  run_threads(3, verbs_settings(),
+              [](World& world) { run_random_collectives(world, rounds(40, 10), 17); });
 }
 
 TEST_P(VerbsTier, CutsLongTransfers) {
