@@ -12,6 +12,7 @@
 #include "base/nap.hpp"
 
 namespace shoal {
+
 /// Yields the core; after kYieldTime without reset it sleeps instead, for kSleep where timers are
 /// fast (nap.hpp). Naps::growing, for the wait of a caller: each sleep lasts a 64th of the time
 /// since the yields, at most kLongestSleep. That ends a wait at most 1.6% later, and leaves the
