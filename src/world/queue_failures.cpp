@@ -110,14 +110,15 @@ const char* name_of(gda::Step step) {
 
 }  // namespace
 
-QueueState look_at(const gda::Queue& queue, gda::Shared shared) {
+QueueState look_at(const gda::Queue& queue, const gda::Shared& shared) {
   gda::Queue copy = queue;
-  copy.shared = &shared;
+  gda::Shared words = shared;
+  copy.shared = &words;
   CopyPlatform platform;
   // One after another: the last may have no completion yet where one before it has an error.
-  for (std::uint64_t next = shared.completed; next < shared.rung && shared.failure == 0; ++next)
+  for (std::uint64_t next = words.completed; next < words.rung && words.failure == 0; ++next)
     (void)gda::poll(copy, next + 1, platform);
-  return {gda::failure_of(copy, platform), shared.completed, shared.published};
+  return {gda::failure_of(copy, platform), words.completed, words.published};
 }
 
 std::string describe(const gda::Failure& failure) {

@@ -22,7 +22,7 @@ struct QueueState {
 
 /// The state of `queue`, whose shared words are `shared`. Sees errors that no user has polled yet,
 /// and changes nothing.
-QueueState look_at(const device::gda::Queue& queue, device::gda::Shared shared);
+QueueState look_at(const device::gda::Queue& queue, const device::gda::Shared& shared);
 
 /// "request 12 (RDMA write) ended with remote access error (syndrome 0x13, vendor 0x88)", or the
 /// step at which the deadline of a user passed.

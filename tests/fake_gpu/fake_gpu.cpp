@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "fake_gpu/fiber_context.hpp"
+#include "support/fiber_context.hpp"
 
 namespace shoal::test::fake_gpu {
 namespace {
@@ -32,7 +32,7 @@ struct BulkStore {
 struct Fiber {
   FiberContext context;
   // Not cleared: a block of 1024 threads touches a small part of its 256 MiB.
-  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  std::unique_ptr<std::byte[]> stack{new std::byte[kStackBytes]};
   Indices indices{};
   bool ended = false;
   std::vector<BulkStore> stores;                    // of the group that is open

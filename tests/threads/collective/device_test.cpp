@@ -10,18 +10,13 @@
 
 #include "collective/elementwise.hpp"
 #include "collective/reduce_kernel.hpp"
+#include "support/fiber_context.hpp"
 #include "threads/collective/device_pes.hpp"
 
 namespace shoal::test {
 namespace {
 
 namespace dd = device::detail;
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kFibers = false;
-#else
-constexpr bool kFibers = true;
-#endif
 
 /// Who performs a collective on each PE.
 enum class Performers { thread, warp, block, grid };
@@ -343,7 +338,7 @@ TEST(DeviceCollectives, WithoutMemoryForPackets) {
 }
 
 TEST(DeviceCollectives, OfWarpsBlocksAndGrids) {
-  if (!kFibers) GTEST_SKIP() << "fibers, which sanitizers do not follow";
+  if (!kHasFibers) GTEST_SKIP() << "fibers, which sanitizers do not follow";
   run_sequences({.n_pes = 2}, Performers::warp, 60, 6);
   run_sequences({.n_pes = 3}, Performers::block, 60, 7);
   run_sequences({.n_pes = 3}, Performers::grid, 60, 8);

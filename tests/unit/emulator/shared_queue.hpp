@@ -4,7 +4,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <ucontext.h>
 
 #include <atomic>
 #include <chrono>
@@ -20,6 +19,7 @@
 #include "engine/nic.hpp"
 #include "rig.hpp"
 #include "shoal/device/detail/gda/operations.hpp"
+#include "support/fiber_context.hpp"
 #include "transport/gda/host_platform.hpp"
 #include "wire/virtual_network.hpp"
 
@@ -259,13 +259,6 @@ class Threads : public Runner {
   std::uint64_t seed_;
 };
 
-/// Sanitizers do not follow fibers.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kHasFibers = false;
-#else
-inline constexpr bool kHasFibers = true;
-#endif
-
 /// Tasks as fibers of this thread, in an order drawn from `seed`. One step in `one_in` lets another
 /// task run. Some tasks are held for a long time.
 class Fibers : public Runner {
@@ -276,20 +269,13 @@ class Fibers : public Runner {
            const std::function<void(std::size_t)>& body) override {
     queues_ = &queues;
     body_ = &body;
-    constexpr std::size_t kStack = 256 << 10;
+    running_ = this;
+    constexpr std::size_t kStackBytes = 256 << 10;
     fibers_.clear();
     fibers_.resize(tasks);
-    for (std::size_t i = 0; i < tasks; ++i) {
-      Fiber& fiber = fibers_[i];
-      fiber.stack.resize(kStack);
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.data();
-      fiber.context.uc_stack.ss_size = fiber.stack.size();
-      fiber.context.uc_link = &main_;
-      const auto self = reinterpret_cast<std::uintptr_t>(this);
-      makecontext(&fiber.context, reinterpret_cast<void (*)()>(&Fibers::enter), 3,
-                  static_cast<unsigned>(self >> 32), static_cast<unsigned>(self),
-                  static_cast<unsigned>(i));
+    for (Fiber& fiber : fibers_) {
+      fiber.stack.reset(new std::byte[kStackBytes]);
+      fiber.context.prepare(fiber.stack.get(), kStackBytes, &Fibers::enter);
     }
     std::size_t running = tasks;
     for (std::uint64_t turn = 0; running != 0; ++turn) {
@@ -302,13 +288,13 @@ class Fibers : public Runner {
       if (fiber.ended || turn < fiber.held_until) continue;
       if (random_() % 8192 == 0)
         fiber.held_until = turn + random_() % (random_() % 8 == 0 ? 20000 : 1000);
-      swapcontext(&main_, &fiber.context);
+      main_.change_to(fiber.context);
       if (fiber.ended) --running;
     }
   }
   void step(bool waits) override {
     if (!waits && random_() % one_in_ != 0) return;
-    swapcontext(&fibers_[current_].context, &main_);
+    fibers_[current_].context.change_to(main_);
   }
   std::uint64_t now() override {
     return queues_ == nullptr ? 0 : static_cast<std::uint64_t>(queues_->network.now().count());
@@ -316,23 +302,26 @@ class Fibers : public Runner {
 
  private:
   struct Fiber {
-    ucontext_t context{};
-    std::vector<std::byte> stack;
+    shoal::test::FiberContext context;
+    std::unique_ptr<std::byte[]> stack;
     bool ended = false;
     std::uint64_t held_until = 0;
   };
 
-  static void enter(unsigned high, unsigned low, unsigned task) {
-    auto& self = *reinterpret_cast<Fibers*>(std::uintptr_t{high} << 32 | low);
-    (*self.body_)(task);
-    self.fibers_[task].ended = true;
+  static void enter() {
+    Fibers& self = *running_;
+    Fiber& fiber = self.fibers_[self.current_];
+    (*self.body_)(self.current_);
+    fiber.ended = true;
+    fiber.context.change_to(self.main_);
   }
 
+  inline static thread_local Fibers* running_ = nullptr;
   std::mt19937_64 random_;
   unsigned one_in_;
   SharedQueues* queues_ = nullptr;
   const std::function<void(std::size_t)>* body_ = nullptr;
-  ucontext_t main_{};
+  shoal::test::FiberContext main_;
   std::vector<Fiber> fibers_;
   std::size_t current_ = 0;
 };
@@ -353,7 +342,7 @@ inline std::unique_ptr<Runner> make_runner(Tasks tasks, std::uint64_t seed, unsi
 inline std::vector<Kind> kinds() {
   std::vector<Kind> all;
   for (const bool collapsed : {false, true}) {
-    if (kHasFibers) all.push_back({Tasks::fibers, collapsed});
+    if (shoal::test::kHasFibers) all.push_back({Tasks::fibers, collapsed});
     all.push_back({Tasks::threads, collapsed});
   }
   return all;
