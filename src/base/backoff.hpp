@@ -5,18 +5,14 @@
 #include <sched.h>
 #include <sys/prctl.h>
 
-#include <algorithm>
 #include <chrono>
-#include <cstdint>
 
 #include "base/nap.hpp"
 
 namespace shoal {
 
 /// Yields the core; after kYieldTime without reset it sleeps instead, for kSleep where timers are
-/// fast (nap.hpp). Naps::growing, for the wait of a caller: each sleep lasts a 64th of the time
-/// since the yields, at most kLongestSleep. That ends a wait at most 1.6% later, and leaves the
-/// cores to the PE that it waits for. Naps::even, for a thread that watches for what may come.
+/// fast (nap.hpp).
 ///
 /// Yielding alone is not enough: on Linux 6.18, two threads that only yielded kept all others off
 /// both cores of a machine until their deadlines 20 s later, including the threads that they waited
@@ -26,15 +22,13 @@ class Backoff {
  public:
   static constexpr std::chrono::microseconds kYieldTime{500};
 
-  enum class Naps : std::uint8_t { even, growing };
-
-  explicit Backoff(Naps naps = Naps::even) noexcept : naps_(naps) {}
+  Backoff() = default;
   ~Backoff() { reset(); }
   Backoff(const Backoff&) = delete;
   Backoff& operator=(const Backoff&) = delete;
 
   void operator()() noexcept {
-    if (slack_ >= 0) return nap(length());
+    if (slack_ >= 0) return nap(kSleep);
     const Clock::time_point now = Clock::now();
     if (end_ == Clock::time_point{}) end_ = now + kYieldTime;
     if (now < end_) {
@@ -54,17 +48,8 @@ class Backoff {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::microseconds kSleep{5}, kLongestSleep{200};
-  static constexpr int kPartOfTheWait = 64;
+  static constexpr std::chrono::microseconds kSleep{5};
   static constexpr unsigned long kSlackNs = 1000;
-
-  std::chrono::nanoseconds length() const noexcept {
-    if (naps_ == Naps::even) return kSleep;
-    return std::clamp<std::chrono::nanoseconds>((Clock::now() - end_) / kPartOfTheWait, kSleep,
-                                                kLongestSleep);
-  }
-
-  Naps naps_;
   Clock::time_point end_{};
   int slack_ = -1;  ///< the thread's own timer slack while it is changed; -1: it is not
 };

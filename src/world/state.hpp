@@ -293,7 +293,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
 template <typename Ready>
 WaitOutcome WorldState::back_off(Ready& ready, Clock::time_point deadline, Pe awaited) {
   Deadline end(deadline);
-  Backoff backoff(Backoff::Naps::growing);
+  Backoff backoff;
   Clock::time_point next_check = Clock::now() + std::chrono::milliseconds(1);
   for (int polls = 0;;) {
     if (polls % polls_per_yield_ == 0) backoff();

@@ -139,7 +139,7 @@ void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
   const Clock::time_point start = Clock::now();
   Clock::time_point next_probe = start + kProbeInterval;
   Deadline deadline(wait_deadline(settings_.timeout, start), start);
-  Backoff backoff(Backoff::Naps::growing);
+  Backoff backoff;
   Clock::time_point now = start;
   int empty = 0;
   for (std::uint32_t since_look = 1;; ++since_look) {

@@ -193,7 +193,7 @@ void Requester::await(Pe pe, const char* what, std::uint64_t number) {
   const auto completed = [&] { return reply_word(pe, offsetof(Reply, completed)); };
   Transport& route = host_route_(pe);
   Deadline deadline(wait_deadline(timeout_));
-  Backoff backoff(Backoff::Naps::growing);
+  Backoff backoff;
   for (int polls = 1; completed() < number; ++polls) {
     if (route.progress()) backoff.reset();
     backoff();

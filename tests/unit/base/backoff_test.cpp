@@ -29,18 +29,5 @@ TEST(Backoff, ALongWaitGivesTheCoreAway) {
   EXPECT_GE(voluntary_switches() - before, kNaps / 2);
 }
 
-// From 64 * 200 us on, each sleep of a caller lasts at least 200 us.
-TEST(Backoff, TheSleepsOfALongWaitGrow) {
-  using Clock = std::chrono::steady_clock;
-  Backoff backoff(Backoff::Naps::growing);
-  const auto start = Clock::now();
-  while (Clock::now() - start < std::chrono::milliseconds(20)) backoff();
-  for (int i = 0; i < 20; ++i) {
-    const auto before = Clock::now();
-    backoff();
-    EXPECT_GE(Clock::now() - before, std::chrono::microseconds(200));
-  }
-}
-
 }  // namespace
 }  // namespace shoal::test
