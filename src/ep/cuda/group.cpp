@@ -6,27 +6,33 @@
 
 #include "base/log.hpp"
 #include "ep/plan/notices.hpp"
+#include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
 
 /// A stream that this thread may wait for while it captures a graph from another one.
-struct UncapturedStream {
-  UncapturedStream() {
+class UncapturedStream {
+ public:
+  explicit UncapturedStream(const memory::Device& gpu) {
     check(cudaThreadExchangeStreamCaptureMode(&mode_), "capture mode of this thread");
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream for reading");
+    try {
+      stream_ = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
+    } catch (...) {
+      (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+      throw;
+    }
   }
   UncapturedStream(const UncapturedStream&) = delete;
   UncapturedStream& operator=(const UncapturedStream&) = delete;
-  ~UncapturedStream() {
-    (void)cudaStreamDestroy(stream);
-    (void)cudaThreadExchangeStreamCaptureMode(&mode_);
-  }
-  cudaStream_t stream = nullptr;
+  ~UncapturedStream() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+  cudaStream_t get() const { return stream_.get(); }
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  std::shared_ptr<CUstream_st> stream_;
 };
 
 }  // namespace
@@ -165,13 +171,13 @@ std::vector<std::uint64_t> CudaGroup::failed_words() const {
   state.world->cuda()->activate();
   std::vector<std::uint64_t> words(static_cast<std::size_t>(state.shape.ranks));
   // The group's stream may be under capture, or busy with a kernel that waits.
-  const UncapturedStream reading;
-  check(cudaMemcpy2DAsync(words.data(), sizeof(std::uint64_t),
-                          device.block[state.me] + device.layout.failed, detail::kLine,
-                          sizeof(std::uint64_t), words.size(), cudaMemcpyDeviceToHost,
-                          reading.stream),
-        "state of the other ranks");
-  check(cudaStreamSynchronize(reading.stream), "state of the other ranks");
+  const UncapturedStream reading(*state.world->cuda());
+  check(
+      cudaMemcpy2DAsync(words.data(), sizeof(std::uint64_t),
+                        device.block[state.me] + device.layout.failed, detail::kLine,
+                        sizeof(std::uint64_t), words.size(), cudaMemcpyDeviceToHost, reading.get()),
+      "state of the other ranks");
+  check(cudaStreamSynchronize(reading.get()), "state of the other ranks");
   return words;
 }
 
@@ -190,9 +196,8 @@ std::int32_t CudaGroup::cause_of(std::int32_t rank) const {
 
 std::optional<Error> CudaGroup::on_own_stream(
     const std::function<std::optional<Error>(cudaStream_t)>& read) const {
-  state.world->cuda()->activate();
-  const UncapturedStream reading;
-  return read(reading.stream);
+  const UncapturedStream reading(*state.world->cuda());
+  return read(reading.get());
 }
 
 std::shared_ptr<void> CudaGroup::allocate(std::size_t bytes) {

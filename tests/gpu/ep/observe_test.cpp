@@ -272,6 +272,7 @@ TEST_P(EpGpuObserve, ReplaysAndCallsOfNormalModeMix) {
       got = round.dispatch(routing);
       back = round.combine(got);
     });
+    sync(group.world.team());  // the driver loads a graph only while no PE of the GPU waits
     std::uint64_t pairs = 1;
     for (int i = 0; i < 4; ++i) {
       for (int replay = 0; replay <= i; ++replay, ++pairs) graph.replay();
@@ -315,6 +316,7 @@ TEST_P(EpGpuObserve, ReplaysAndCallsOfLowLatencyModeMix) {
         round.choose_buffer();
         out = round.combine(got).receive();
       });
+      sync(group.world.team());
       for (int i = 0; i < 4; ++i) {
         graph.replay();
         round.check(got);

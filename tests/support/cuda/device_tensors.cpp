@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
 #include "world/state.hpp"
 
@@ -131,6 +132,10 @@ std::size_t extent_of(const TensorView& view) {
   return (last + 1) * size_of(view.dtype);
 }
 
+std::shared_ptr<CUstream_st> take_stream(const memory::Device& gpu) {
+  return memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
+}
+
 }  // namespace
 
 int gpu_count() {
@@ -150,14 +155,11 @@ std::string why_no_gpu() {
 }
 
 struct DeviceTensors::Memory {
-  explicit Memory(const World& world) : device(world.state().cuda()->device) {
-    activate();
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream of a test");
-  }
+  explicit Memory(const memory::Device& gpu)
+      : device(gpu.device), pooled(take_stream(gpu)), stream(pooled.get()) {}
   ~Memory() {
     for (void* pointer : retired) (void)cudaFreeAsync(pointer, stream);
     (void)cudaStreamSynchronize(stream);
-    (void)cudaStreamDestroy(stream);
   }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -166,21 +168,24 @@ struct DeviceTensors::Memory {
   void activate() const { check(cudaSetDevice(device), "GPU of a test"); }
 
   const int device;
-  cudaStream_t stream = nullptr;
+  const std::shared_ptr<CUstream_st> pooled;
+  const cudaStream_t stream;
   Bounce bounce;
-  std::vector<cudaStream_t> followed, owned;
+  std::vector<cudaStream_t> followed;
+  std::vector<std::shared_ptr<CUstream_st>> owned;
   std::mutex mutex;  // tensors may end on any thread
   std::vector<void*> retired;
 };
 
-DeviceTensors::DeviceTensors(const World& world) : memory_(std::make_shared<Memory>(world)) {}
+DeviceTensors::DeviceTensors(const World& world)
+    : gpu_(*world.state().cuda()), memory_(std::make_shared<Memory>(gpu_)) {}
 
 DeviceTensors::~DeviceTensors() {
   try {
     settle();
   } catch (const std::exception&) {  // the test has failed, or fails at its next call
   }
-  for (const cudaStream_t stream : memory_->owned) (void)cudaStreamDestroy(stream);
+  memory_->owned.clear();
 }
 
 Device DeviceTensors::device() const {
@@ -212,10 +217,8 @@ void DeviceTensors::unfollow(void* stream) {
 }
 
 CUstream_st* DeviceTensors::new_stream() {
-  memory_->activate();
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream of a test");
-  memory_->owned.push_back(stream);
+  memory_->owned.push_back(take_stream(gpu_));
+  CUstream_st* const stream = memory_->owned.back().get();
   follow(stream);
   return stream;
 }

@@ -15,6 +15,9 @@
 #include "shoal/world.hpp"
 
 struct CUstream_st;
+namespace shoal::memory {
+class Device;
+}
 
 namespace shoal::test {
 
@@ -65,6 +68,7 @@ class DeviceTensors {
 
  private:
   struct Memory;
+  const memory::Device& gpu_;
   std::shared_ptr<Memory> memory_;
 };
 
