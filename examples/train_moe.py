@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import pathlib
 import tempfile
 from typing import Any
@@ -184,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     curves = {f"{options.ranks} ranks": train_on_ranks(options.ranks, options.steps)}
     if options.single:
-        torch.set_num_threads(min(2, os.cpu_count() or 1))
+        torch.set_num_threads(1)  # as the ranks
         curves["one process"] = train(options.steps)
     for name, losses in curves.items():
         print(f"{name}: loss {losses[0]:.4f} at first, {losses[-1]:.4f} after {len(losses)} steps")

@@ -129,9 +129,12 @@ int main(void) {
   next = (me + 1) % n;
   shmem_ctx_t ctx;
   CHECK(shmem_ctx_create(SHMEM_CTX_SERIALIZED, &ctx) == 0);
-#define RUN_EXTENDED(TYPE, NAME) extended_##NAME(ctx);
-#define RUN_STANDARD(TYPE, NAME) standard_##NAME(ctx);
-#define RUN_BITWISE(TYPE, NAME) bitwise_##NAME(ctx);
+#define RUN_EXTENDED(TYPE, NAME) \
+  if (runs_type(#NAME)) extended_##NAME(ctx);
+#define RUN_STANDARD(TYPE, NAME) \
+  if (runs_type(#NAME)) standard_##NAME(ctx);
+#define RUN_BITWISE(TYPE, NAME) \
+  if (runs_type(#NAME)) bitwise_##NAME(ctx);
   SHOAL_SHMEM_EXTENDED_AMO_TYPES(RUN_EXTENDED)
   SHOAL_SHMEM_AMO_TYPES(RUN_STANDARD)
   SHOAL_SHMEM_BITWISE_AMO_TYPES(RUN_BITWISE)

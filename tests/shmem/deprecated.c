@@ -14,7 +14,7 @@ static uint64_t in64[kCount * 16], out64[kCount * 16];
 
 #define SMALL(TYPE, pe, i) ((TYPE)(((pe) + (i)) % 3 + 1))
 #define TEST_TO_ALL(TYPE, NAME, OP, EXPRESSION)                                               \
-  {                                                                                           \
+  if (runs_type(#NAME)) {                                                                     \
     static TYPE in[kCount], out[kCount], work[kCount / 2 + _SHMEM_REDUCE_MIN_WRKDATA_SIZE];   \
     for (int i = 0; i < kCount; ++i) in[i] = SMALL(TYPE, index, i);                           \
     shmem_barrier(start, log_stride, size, sync_array);                                       \

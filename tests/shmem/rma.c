@@ -199,9 +199,11 @@ int main(void) {
   heap = shmem_malloc(kRoom * sizeof(Wide));
   shmem_ctx_t ctx;
   CHECK(shmem_ctx_create(0, &ctx) == 0);
-#define RUN(TYPE, NAME)                 \
-  test_##NAME(heap, SHMEM_CTX_DEFAULT); \
-  test_##NAME(NAME##_static, ctx);
+#define RUN(TYPE, NAME)                   \
+  if (runs_type(#NAME)) {                 \
+    test_##NAME(heap, SHMEM_CTX_DEFAULT); \
+    test_##NAME(NAME##_static, ctx);      \
+  }
   SHOAL_SHMEM_RMA_TYPES(RUN)
   TEST_SIZE(put8, get8, 1)
   TEST_SIZE(put16, get16, 2)

@@ -86,7 +86,8 @@ int main(void) {
   me = shmem_my_pe();
   n = shmem_n_pes();
   next = (me + 1) % n;
-#define RUN(TYPE, NAME) test_##NAME();
+#define RUN(TYPE, NAME) \
+  if (runs_type(#NAME)) test_##NAME();
   SHOAL_SHMEM_AMO_TYPES(RUN)
 
   // Deprecated types and names.
