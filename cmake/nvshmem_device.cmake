@@ -32,9 +32,14 @@ if(SHOAL_BITCODE_COMPILER)
   if(status EQUAL 0)
     # Programs for other GPUs inline the functions only without the attributes of the GPU. A second
     # "override" of how denormal numbers are rounded, which no function asks for, is an error.
+    # Functions that take objects by value ("byval") are always inlined: LLVM fails on those that
+    # remain where pointers to local memory have 32 bits, as in Triton up to 3.8. The attributes
+    # replace the function's own group, which may have "noinline".
+    set(inlined "alwaysinline convergent mustprogress nounwind")
     add_custom_command(OUTPUT ${library}.bc
       COMMAND ${CMAKE_CUDA_COMPILER_LAUNCHER} ${to_ir} ${common} -MD -MF ${folder}/bc.d -MT ${library}.bc ${header} -o ${folder}/library.ll
       COMMAND sed -E -e "s/ \"target-(cpu|features)\"=\"[^\"]*\"//g" -e "s/!\\{i32 4, !\"nvvm-reflect-ftz\"/!{i32 2, !\"nvvm-reflect-ftz\"/"
+        -e "/^define .*byval\\(/s/ #[0-9]+( [^{]*)\\{$/ ${inlined}\\1{/"
         ${folder}/library.ll > ${folder}/portable.ll
       COMMAND ${SHOAL_BITCODE_COMPILER} --target=nvptx64-nvidia-cuda -x ir -O1 -Xclang -disable-llvm-passes -c -emit-llvm ${folder}/portable.ll -o ${library}.bc
       DEPENDS ${header} DEPFILE ${folder}/bc.d VERBATIM COMMENT "Compiling libnvshmem_device.bc")
