@@ -27,7 +27,12 @@ def slurm(network):
 @pytest.fixture
 def shmem_environment(environment):
     del environment["SHOAL_SYMMETRIC_SIZE"]
-    return {**environment, "SHMEM_SYMMETRIC_SIZE": "64M", "SHMEM_VERSION": "1"}
+    return {
+        **environment,
+        "SHMEM_SYMMETRIC_SIZE": "64M",
+        "SHMEM_VERSION": "1",
+        "SHOAL_TEST_FEW": "1",
+    }
 
 
 def expect_one_world(job):

@@ -93,6 +93,8 @@ int main(void) {
   // Deprecated types and names.
   CHECK(shmem_short_test(&short_word, SHMEM_CMP_EQ, 0) == 1);
   CHECK(shmem_ushort_test(&ushort_word, SHMEM_CMP_GT, 0) == 0);
+  int_vars[0] = 10;
+  longlong_vars[0] = 10;
   shmem_barrier_all();
   shmem_short_p(&short_word, -3, next);
   shmem_ushort_p(&ushort_word, 65535, next);
