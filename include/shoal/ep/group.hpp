@@ -68,7 +68,7 @@ using Future = std::shared_future<void>;
 /// or captured and graph replays do not count; rows and waits are those of operations that have
 /// ended, replays included, as their kernels count them: those of normal mode with SHOAL_METRICS on
 /// or all, those of low-latency mode with all. A group that passes rows through host memory counts
-/// as on the host; one whose kernels send rows to other nodes counts no rows and no waits.
+/// as on the host.
 struct Statistics {
   std::uint64_t dispatches = 0, combines = 0, low_latency_dispatches = 0, low_latency_combines = 0;
   /// By dispatches: one for each rank that gets a token; expert-major one for each expert.
