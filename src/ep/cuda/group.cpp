@@ -12,26 +12,31 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// A stream that this thread may wait for while it captures a graph from another one.
+/// While it lives, this thread may wait for streams that take no part in a capture.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() {
+    check(cudaThreadExchangeStreamCaptureMode(&mode_), "capture mode of this thread");
+  }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+  ~RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+/// A stream that this thread may wait for while it captures a graph from another one. Makes the
+/// GPU's context current.
 class UncapturedStream {
  public:
-  explicit UncapturedStream(const memory::Device& gpu) {
-    check(cudaThreadExchangeStreamCaptureMode(&mode_), "capture mode of this thread");
-    try {
-      stream_ = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
-    } catch (...) {
-      (void)cudaThreadExchangeStreamCaptureMode(&mode_);
-      throw;
-    }
-  }
-  UncapturedStream(const UncapturedStream&) = delete;
-  UncapturedStream& operator=(const UncapturedStream&) = delete;
-  ~UncapturedStream() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  explicit UncapturedStream(const memory::Device& gpu)
+      : stream_(memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest)) {}
 
   cudaStream_t get() const { return stream_.get(); }
 
  private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  RelaxedCapture relaxed_;
   std::shared_ptr<CUstream_st> stream_;
 };
 
@@ -168,7 +173,6 @@ bool CudaGroup::capturing(cudaStream_t on) const {
 }
 
 std::vector<std::uint64_t> CudaGroup::failed_words() const {
-  state.world->cuda()->activate();
   std::vector<std::uint64_t> words(static_cast<std::size_t>(state.shape.ranks));
   // The group's stream may be under capture, or busy with a kernel that waits.
   const UncapturedStream reading(*state.world->cuda());
