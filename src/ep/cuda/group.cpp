@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "ep/cuda/relaxed_capture.hpp"
 #include "ep/plan/notices.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
@@ -12,26 +13,13 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// While it lives, this thread may wait for streams that take no part in a capture.
-class RelaxedCapture {
- public:
-  RelaxedCapture() {
-    check(cudaThreadExchangeStreamCaptureMode(&mode_), "capture mode of this thread");
-  }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-  ~RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 /// A stream that this thread may wait for while it captures a graph from another one. Makes the
 /// GPU's context current.
 class UncapturedStream {
  public:
   explicit UncapturedStream(const memory::Device& gpu)
-      : stream_(memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest)) {}
+      : relaxed_(gpu),
+        stream_(memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest)) {}
 
   cudaStream_t get() const { return stream_.get(); }
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/log.hpp"
+#include "ep/cuda/relaxed_capture.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
 #include "shoal/settings.hpp"
@@ -32,15 +33,6 @@ std::shared_ptr<CUstream_st> stream_of(const memory::Device& gpu) {
   }
   return stream;
 }
-
-/// Lets this thread use streams of its own while another thread captures a graph.
-struct BesideCaptures {
-  BesideCaptures() { check(cudaThreadExchangeStreamCaptureMode(&mode), "record of kernels"); }
-  ~BesideCaptures() { (void)cudaThreadExchangeStreamCaptureMode(&mode); }
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-};
 
 std::int64_t nanoseconds(Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
@@ -107,9 +99,9 @@ void KernelRecorder::refresh() {
 }
 
 bool KernelRecorder::copy() {
-  const BesideCaptures relaxed;
-  if (group_.state.world->cuda() == nullptr) return false;  // the world is closed
-  group_.state.world->cuda()->activate();
+  const memory::Device* const gpu = group_.state.world->cuda();
+  if (gpu == nullptr) return false;  // the world is closed
+  const RelaxedCapture relaxed(*gpu);
   auto* const host = static_cast<std::byte*>(host_memory_.get());
   const auto deadline = Clock::now() + kCopyLimit;
   const auto arrived = [&] {
