@@ -8,6 +8,7 @@ import time
 import pytest
 from hosts import SHARED
 from launchers import by_hand, session
+from soak import soak
 
 TIMEOUT_MS = 3000
 # From the cut until the last PE has reported: the deadline of that PE, which starts at its last
@@ -81,7 +82,15 @@ def expect_cause(job, rails, pes=(2, 3)):
 
 @pytest.mark.parametrize(
     ("transport", "fault"),
-    [*((name, fault) for name in ("ofi", "verbs") for fault in FAULTS), ("devx", FAULTS[-1])],
+    [
+        ("ofi", FAULTS[0]),
+        ("ofi", FAULTS[2]),
+        ("verbs", FAULTS[1]),
+        ("devx", FAULTS[2]),
+        soak("ofi", FAULTS[1]),
+        soak("verbs", FAULTS[0]),
+        soak("verbs", FAULTS[2]),
+    ],
 )
 def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, transport, fault):
     network, job = cut_in_the_middle(running, transport, fault)
@@ -105,8 +114,10 @@ def test_one_cut_rail_is_reported(running, transport):
         expect_cause(job, rails=[1])
 
 
-@pytest.mark.parametrize("rail", [0, 1])
-@RAILS
+@pytest.mark.parametrize(
+    ("transport", "rail"),
+    [("ofi", 0), ("verbs", 1), ("devx", 0), soak("ofi", 1), soak("verbs", 0), soak("devx", 1)],
+)
 def test_one_cut_rail_of_a_pe_that_has_two_is_reported(running, transport, rail):
     network, job = running(transport, "fault-normal", per_host=1)
     cut = time.monotonic()
@@ -122,8 +133,10 @@ def test_a_cut_link_is_reported_over_ucx(running):
     cut_in_the_middle(running, "ucx", "fault-normal")
 
 
-@pytest.mark.parametrize("fault", ["fault-collective", "fault-low-latency"])
-@pytest.mark.parametrize("transport", ["ofi", "verbs"])
+@pytest.mark.parametrize(
+    ("transport", "fault"),
+    [("ofi", FAULTS[0]), ("verbs", FAULTS[2]), soak("ofi", FAULTS[2]), soak("verbs", FAULTS[0])],
+)
 def test_a_host_that_dies_is_reported_by_the_others(running, transport, fault):
     network, job = running(transport, fault)
     died = time.monotonic()
@@ -131,7 +144,7 @@ def test_a_host_that_dies_is_reported_by_the_others(running, transport, fault):
     expect_reported({0: job.programs[0], 1: job.programs[1]}, died, other_host)
 
 
-@pytest.mark.parametrize("transport", ["ofi", "ucx", "verbs"])
+@pytest.mark.parametrize("transport", ["ofi", "verbs", soak("ucx")])
 def test_low_latency_goes_on_without_a_host_that_died(
     make_network, host_checks, environment, needs, transport
 ):

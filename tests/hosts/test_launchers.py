@@ -13,6 +13,7 @@ from launchers import (
     with_shoal_run,
     with_torch_variables,
 )
+from soak import SLURM_CASES
 
 SHAPES = [(2, 1), (2, 2), (3, 1), (4, 2)]  # hosts, PEs on each
 NO_MPIRUN, NO_SLURM = missing("mpirun"), missing("srun", "slurmctld", "slurmd", "munged")
@@ -96,8 +97,7 @@ def test_ep_under_shoal_run(make_network, host_checks, environment, use, transpo
 
 
 @needs_slurm
-@pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
-@OVER
+@SLURM_CASES
 def test_ep_under_srun(slurm, host_checks, environment, use, transport, mpi):
     use(transport)
     expect_ep(slurm.srun([host_checks, "ep"], 2, mpi, environment).lines(), transport)

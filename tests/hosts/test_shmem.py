@@ -2,15 +2,20 @@
 """OpenSHMEM programs of tests/shmem between hosts, two PEs on each, under each launcher and over
 each network."""
 
+import itertools
+
 import pytest
 from hosts import Network
 from launchers import Slurm, missing, with_mpirun, with_shoal_run
+from soak import SLURM_CASES, soak
 
 NO_MPIRUN, NO_SLURM = missing("mpirun"), missing("srun", "slurmctld", "slurmd", "munged")
 needs_mpirun = pytest.mark.skipif(NO_MPIRUN is not None, reason=str(NO_MPIRUN))
 needs_slurm = pytest.mark.skipif(NO_SLURM is not None, reason=str(NO_SLURM))
 OVER = pytest.mark.parametrize("transport", ["ofi", "verbs"])
 PROGRAMS = ["atomics", "collectives", "contexts", "locks", "order", "rma", "signals", "statics"]
+# Over libfabric the others run inside a host (tests/shmem).
+SOAK = [("ofi", name) for name in ("atomics", "contexts", "order", "rma", "statics")]
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +49,13 @@ def expect_one_world(job):
 
 
 @needs_mpirun
-@pytest.mark.parametrize("program", PROGRAMS)
-@OVER
+@pytest.mark.parametrize(
+    ("transport", "program"),
+    [
+        soak(*case) if case in SOAK else case
+        for case in itertools.product(["ofi", "verbs"], PROGRAMS)
+    ],
+)
 def test_mpirun(network, bin_dir, shmem_environment, needs, transport, program):
     needs(transport)
     shmem_environment["SHOAL_TRANSPORT_BETWEEN"] = transport
@@ -54,8 +64,7 @@ def test_mpirun(network, bin_dir, shmem_environment, needs, transport, program):
 
 
 @needs_slurm
-@pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
-@OVER
+@SLURM_CASES
 def test_srun(slurm, bin_dir, shmem_environment, needs, transport, mpi):
     needs(transport)
     shmem_environment["SHOAL_TRANSPORT_BETWEEN"] = transport

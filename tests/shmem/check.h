@@ -17,9 +17,10 @@
   } while (0)
 
 // Over a network all types take the same path, and a job has one of each size there
-// (SHOAL_TEST_FEW); inside a host it has all of them.
+// (SHOAL_TEST_FEW); inside a host it has all of them, and in ./run soak everywhere
+// (SHOAL_TEST_ALL).
 static inline int few(void) {
-  return getenv("SHOAL_TEST_FEW") != NULL;
+  return getenv("SHOAL_TEST_FEW") != NULL && getenv("SHOAL_TEST_ALL") == NULL;
 }
 static inline int runs_type(const char* name) {
   static const char* const sizes[] = {"char", "short",  "int",       "uint",

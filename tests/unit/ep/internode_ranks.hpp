@@ -408,13 +408,15 @@ class Ranks {
          {&r.handle_counts, &r.expert_ends, &r.expert_rows, &r.expert_first_row})
       *array = Array<std::int32_t>(experts + 1);
     const std::size_t elements = max_tokens * static_cast<std::size_t>(c_.hidden);
-    r.x = r.bias = Array<std::uint16_t>(elements);
+    r.x = Array<std::uint16_t>(elements);
+    r.bias = Array<std::uint16_t>(elements);
     for (std::size_t i = 0; i < elements; ++i) r.x[i] = value();
     for (std::size_t i = 0; i < elements; ++i) r.bias[i] = value();
     r.scales = Array<std::uint32_t>(max_tokens * static_cast<std::size_t>(c_.scales));
     for (std::size_t i = 0; i < max_tokens * c_.scales; ++i)
       r.scales[i] = static_cast<std::uint32_t>(random_());
-    r.weights = r.out_weights = Array<float>(max_tokens * top_k);
+    r.weights = Array<float>(max_tokens * top_k);
+    r.out_weights = Array<float>(max_tokens * top_k);
     for (std::size_t i = 0; i < max_tokens * top_k; ++i)
       r.weights[i] = std::uniform_real_distribution<float>(0, 1)(random_);
     r.out = Array<std::uint16_t>(elements);
