@@ -266,13 +266,18 @@ def check_profilers_find_every_name(_):
 
     names = "dispatch_impl dispatch_copy_epilogue_impl combine_impl combine_reduce_epilogue_impl barrier "
     names += "engram_fetch_impl engram_fetch_wait_impl send_impl recv_impl"
-    # Each form has its own kernel of a combine, and a name may stand for one kernel only.
+    # Each form by itself: their combines are different kernels, and a name may stand for one only.
+    # Without a GPU the quick path of rows without copies has no ranges.
+    times = {}
     for expand in (False, True):
         step(expand)
-        times = testing.bench_kineto(
+        found = testing.bench_kineto(
             lambda expand=expand: step(expand), tuple(names.split()), num_tests=2, flush_l2=False
         )
-        assert all(0 < time < 1 for time in times), (expand, dict(zip(names.split(), times)))
+        for name, time in zip(names.split(), found):
+            times.setdefault(name, []).append(time)
+    for name, found in times.items():
+        assert 0 < (min if x.is_cuda else max)(found) and max(found) < 1, (name, found)
     buffer.destroy()
 
 
