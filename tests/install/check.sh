@@ -84,7 +84,7 @@ while read -r header; do
   case $name in
     shoal/pe.hpp | shoal/nvshmem/*) ;;  # C++17 suffices for programs with nvshmem.h
     *.hpp | *.cuh)
-      ! c++ -std=c++17 -x c++ -fsyntax-only "${include[@]}" "$header" >"$work/messages" 2>&1
+      ! c++ -std=c++17 -x c++ -fsyntax-only -fmax-errors=1 "${include[@]}" "$header" >"$work/messages" 2>&1
       grep -q 'Shoal needs C++20' "$work/messages" || { echo "$name does not ask for C++20" >&2; exit 1; }
       ;;
   esac

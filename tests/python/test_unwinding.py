@@ -198,7 +198,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("case", ["raise", "finally", "except"])
+@pytest.mark.parametrize(
+    "case", ["raise", pytest.param("finally", marks=pytest.mark.soak), "except"]
+)
 def test_the_other_rank_of_a_buffer_learns_of_the_exception(case, tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "ranks.py").write_text(BUFFER)

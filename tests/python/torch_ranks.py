@@ -44,15 +44,28 @@ class Results:
             pytest.fail("\n".join(failed), pytrace=False)
 
 
-def run_checks(n_ranks, module, device="cpu"):
-    """Runs all checks of the module on each of `n_ranks` processes, in their order in the file.
-    device: torch's default there; "cuda" distributes the ranks over the GPUs."""
+def forkserver(device="cpu"):
+    """The context of processes that have torch without importing it."""
     context = multiprocessing.get_context("forkserver")
-    # Imported once, not by every rank. The first operator would load _dynamo, while other ranks
-    # wait in a call.
+    # The first operator would load _dynamo, while other ranks wait in a call.
     context.set_forkserver_preload(
         ["torch", "torch.distributed"] + ["torch._dynamo"] * (device == "cpu")
     )
+    return context
+
+
+def spawn(function, arguments, n_ranks):
+    """Runs function(rank, *arguments) on processes, as torch.multiprocessing.spawn."""
+    import torch.multiprocessing
+
+    forkserver()
+    torch.multiprocessing.start_processes(function, arguments, n_ranks, start_method="forkserver")
+
+
+def run_checks(n_ranks, module, device="cpu"):
+    """Runs all checks of the module on each of `n_ranks` processes, in their order in the file.
+    device: torch's default there; "cuda" distributes the ranks over the GPUs."""
+    context = forkserver(device)
     results, ranks = [], []
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(n_ranks):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from deep_ep.utils import comm, envs, find_pkgs, semantic
+from torch_ranks import spawn
 
 RANKS = 4
 
@@ -84,7 +84,7 @@ def test_4_ranks_of_2_nodes(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(run_rank, args=(port, str(tmp_path)), nprocs=RANKS)
+    spawn(run_rank, (port, str(tmp_path)), RANKS)
     printed = {rank: (tmp_path / f"{rank}.txt").read_text() for rank in range(RANKS)}
     assert printed == {
         r: f"all {r}\n" + (f"node {r}\n" if r % 2 == 0 else "") for r in range(RANKS)

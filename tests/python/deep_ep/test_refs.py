@@ -9,8 +9,8 @@ import socket
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from deep_ep.utils import envs, refs
+from torch_ranks import spawn
 
 RANKS, MAX_TOKENS, HIDDEN, TOPK, EXPERTS = 4, 9, 32, 3, 8
 PER_RANK = EXPERTS // RANKS
@@ -125,7 +125,7 @@ def test_dispatch_on_4_ranks():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(run_rank, args=(port,), nprocs=RANKS)
+    spawn(run_rank, (port,), RANKS)
 
 
 def test_dispatch_alone_needs_no_group():
