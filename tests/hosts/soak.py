@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of tests that only `./run soak` takes: each of their values is also in another set of
-parameters, which `./run test` takes."""
+"""Parameters of tests that only `./run soak` takes: each of their values is also in a set of
+parameters that `./run test` takes, of the same or a similar test."""
 
 import pytest
 

@@ -30,8 +30,8 @@ SETTINGS = {
     "SHOAL_MAX_TEAMS": "40",
     "SHOAL_TIMEOUT_MS": "30000",
 }
-# A disturbance meets one half of them, and in `./run soak` the other too.
-ALL_CHECKS = [("collectives", "order", "ep"), ("operations", "fence", "long")]
+# The checks under a disturbance: one half here, the other in `./run soak`.
+HALVES = [("collectives", "order", "ep"), ("operations", "fence", "long")]
 LIMIT_S = 200  # of a command; seconds on an idle machine
 
 
@@ -94,8 +94,8 @@ def test_checks_pass(world, checks):
         pytest.param(name, checks, id=f"{name}-{checks[0]}", marks=marks)
         for index, name in enumerate(DISTURBED)
         for checks, marks in (
-            (ALL_CHECKS[index % 2], ()),
-            (ALL_CHECKS[1 - index % 2], pytest.mark.soak),
+            (HALVES[index % 2], ()),
+            (HALVES[1 - index % 2], pytest.mark.soak),
         )
     ],
 )
