@@ -93,10 +93,7 @@ def test_checks_pass(world, checks):
     [
         pytest.param(name, checks, id=f"{name}-{checks[0]}", marks=marks)
         for index, name in enumerate(DISTURBED)
-        for checks, marks in (
-            (HALVES[index % 2], ()),
-            (HALVES[1 - index % 2], pytest.mark.soak),
-        )
+        for checks, marks in ((HALVES[index % 2], ()), (HALVES[1 - index % 2], pytest.mark.soak))
     ],
 )
 def test_disturbed_packets(guest, world, name, checks):
