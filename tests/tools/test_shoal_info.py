@@ -260,6 +260,8 @@ def test_picture_that_cannot_be_written(bin_dir, tmp_path):
         ("--root", "x"),
         ("--pes", "2"),
         ("--svg", "x"),
+        ("--html", "x"),
+        ("--topology", "--html", "x"),
         ("--topology", "--init-timeline", "--svg", "x"),
     ],
 )

@@ -57,7 +57,8 @@ std::string doing(const PeRecord& pe) {
 
 }  // namespace
 
-std::string activity_text(const std::vector<PeRecord>& now, const std::vector<PeRecord>& before) {
+std::vector<std::vector<std::string>> activity_rows(const std::vector<PeRecord>& now,
+                                                    const std::vector<PeRecord>& before) {
   const bool network =
       std::ranges::any_of(now, [](const PeRecord& pe) { return sums_of(&pe).network_rows > 0; });
   std::vector<std::vector<std::string>> rows = {{"world", "PE", "pid", "operations/s", "MB/s"}};
@@ -86,7 +87,11 @@ std::string activity_text(const std::vector<PeRecord>& now, const std::vector<Pe
     row.push_back(doing(pe));
     rows.push_back(std::move(row));
   }
-  return table(rows);
+  return rows;
+}
+
+std::string activity_text(const std::vector<PeRecord>& now, const std::vector<PeRecord>& before) {
+  return table(activity_rows(now, before));
 }
 
 Place place_from(const std::string& text) {

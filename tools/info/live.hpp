@@ -14,8 +14,11 @@ namespace shoal::info {
 /// it.
 std::vector<observe::PeRecord> read_flight_records(const std::string& folder);
 
-/// A line per PE: its process, what it does, rates since `before`. Rates of rows that crossed a
-/// network have columns of their own, if any PE has sent such rows.
+/// A row per PE, below one of captions: its process, what it does, rates since `before`. Rates of
+/// rows that crossed a network have columns of their own, if any PE has sent such rows.
+std::vector<std::vector<std::string>> activity_rows(const std::vector<observe::PeRecord>& now,
+                                                    const std::vector<observe::PeRecord>& before);
+/// The rows as text, a line each.
 std::string activity_text(const std::vector<observe::PeRecord>& now,
                           const std::vector<observe::PeRecord>& before);
 
@@ -56,6 +59,17 @@ std::string expert_loads_text(const ExpertLoads& loads);
 /// The matrices as heat maps, and the loads as bars; each cell has its value as a tooltip.
 std::string live_svg(const std::vector<RankMatrix>& waits, const std::vector<ExpertLoads>& loads,
                      const std::vector<RankMatrix>& network = {});
+
+/// A report as a page of HTML.
+struct LivePage {
+  std::string title;
+  double reload_seconds = 0;  ///< after which a browser reads the file again; 0: it does not
+  std::vector<std::vector<std::string>> activity = {};  ///< activity_rows
+  std::string who_waits;                                ///< observe::who_waits
+  std::string svg;                                      ///< live_svg
+};
+/// The page, in one file without references to others.
+std::string live_html(const LivePage& page);
 
 /// What --locate names: an address, such as 0x7f3a5c012340, or an offset of the heap, such as
 /// +1052672.

@@ -6,9 +6,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -34,7 +36,7 @@ struct Options {
   bool all = false, build = false, settings = false, page = false, gpus = false, topology = false;
   bool connectivity = false, nics = false, timeline = false, doctor = false, json = false;
   bool live = false;
-  std::string machine, root, svg, flight;
+  std::string machine, root, svg, html, flight;
   bool memory = false;
   std::string place;
   double interval = 1;
@@ -86,14 +88,20 @@ std::string text_or_json(const Value& value, nlohmann::json* json) {
   return "";
 }
 
-void write_svg(const std::string& file, const std::string& svg) {
+/// Replaces a regular file as a whole, because a browser may be reading it.
+void write_file(const std::string& file, const std::string& text, std::string_view option) {
   if (file.empty()) return;
-  std::ofstream stream(file);
-  stream << svg;
-  stream.flush();
-  if (!stream)
+  const bool replaces = !std::filesystem::exists(file) || std::filesystem::is_regular_file(file);
+  const std::string written = replaces ? file + ".part" : file;
+  std::ofstream stream(written);
+  stream << text;
+  stream.close();
+  if (!stream || (replaces && std::rename(written.c_str(), file.c_str()) != 0))
     throw shoal::Error(shoal::Code::invalid_argument,
-                       fmt::format("cannot write {}: choose another file for --svg", file));
+                       fmt::format("cannot write {}: choose another file for {}", file, option));
+}
+void write_svg(const std::string& file, const std::string& svg) {
+  write_file(file, svg, "--svg");
 }
 
 void add_world(const Options& options, const WorldView& view, Output& output) {
@@ -140,6 +148,10 @@ void print_json(const std::vector<shoal::observe::PeRecord>& records) {
   for (const auto& pe : records) fmt::print("{}\n", shoal::observe::to_json(pe));
 }
 
+void write_html(const std::string& file, const LivePage& page) {
+  if (!file.empty()) write_file(file, live_html(page), "--html");
+}
+
 /// --live: reads the records of this host's processes, twice per report for the rates.
 int show_live(const Options& options) {
   auto before = shoal::observe::read_host();
@@ -154,14 +166,22 @@ int show_live(const Options& options) {
   for (std::int32_t report = 0; options.repeat == 0 || report < options.repeat; ++report) {
     std::this_thread::sleep_for(std::chrono::duration<double>(options.interval));
     auto now = shoal::observe::read_host();
-    fmt::print("{}\n{}\n", activity_text(now, before), shoal::observe::who_waits(now));
+    const std::string who_waits = shoal::observe::who_waits(now);
+    fmt::print("{}\n{}\n", activity_text(now, before), who_waits);
     const auto waits = wait_matrices(now, {});
     for (const RankMatrix& matrix : waits) fmt::print("{}\n", heat_map_text(matrix));
     const auto network = network_matrices(now, before);
     for (const RankMatrix& matrix : network) fmt::print("{}\n", network_text(matrix));
     const auto loads = expert_loads(now, {});
     for (const ExpertLoads& of_group : loads) fmt::print("{}\n", expert_loads_text(of_group));
-    write_svg(options.svg, live_svg(waits, loads, network));
+    const std::string picture = live_svg(waits, loads, network);
+    write_svg(options.svg, picture);
+    const bool goes_on = options.repeat == 0 || report + 1 < options.repeat;
+    write_html(options.html, {.title = "Running jobs",
+                              .reload_seconds = goes_on ? std::max(1.0, options.interval) : 0,
+                              .activity = activity_rows(now, before),
+                              .who_waits = who_waits,
+                              .svg = picture});
     std::fflush(stdout);
     before = std::move(now);
   }
@@ -195,16 +215,21 @@ int show_flight(const Options& options) {
     print_json(records);
     return EXIT_SUCCESS;
   }
-  fmt::print("{}", shoal::observe::who_waits(records));
+  std::string who_waits = shoal::observe::who_waits(records);
   for (const auto& pe : records)
     for (const auto& group : pe.groups)
       if (!group.failure.empty())
-        fmt::print("PE {}, group {}: {}\n", pe.pe, group.number, group.failure);
+        who_waits += fmt::format("PE {}, group {}: {}\n", pe.pe, group.number, group.failure);
+  fmt::print("{}", who_waits);
   const auto matrices = wait_matrices(records, {});
   for (const RankMatrix& matrix : matrices) fmt::print("\n{}", heat_map_text(matrix));
   const auto loads = expert_loads(records, {});
   for (const ExpertLoads& of_group : loads) fmt::print("\n{}", expert_loads_text(of_group));
-  write_svg(options.svg, live_svg(matrices, loads));
+  const std::string picture = live_svg(matrices, loads);
+  write_svg(options.svg, picture);
+  write_html(options.html, {.title = fmt::format("Flight records in {}", options.flight),
+                            .who_waits = who_waits,
+                            .svg = picture});
   return EXIT_SUCCESS;
 }
 
@@ -278,6 +303,9 @@ int main(int argc, char** argv) try {
   app.add_option(
       "--svg", options.svg,
       "With --topology, --init-timeline, --live or --flight: write the picture as SVG to this file");
+  app.add_option("--html", options.html,
+                 "With --live or --flight: write the report as a page for a browser to this file, "
+                 "which reads it again while reports repeat");
   auto* const live = app.add_flag(
       "--live", options.live,
       "What the PEs of this user's running jobs on this host do, who waits for whom, and waits and network rates between ranks");
@@ -311,6 +339,8 @@ int main(int argc, char** argv) try {
          "--pes needs --topology or --doctor");
     need(options.topology || options.timeline || options.live || !options.flight.empty(),
          !options.svg.empty(), "--svg needs --topology, --init-timeline, --live or --flight");
+    need(options.live || !options.flight.empty(), !options.html.empty(),
+         "--html needs --live or --flight");
     need(!(options.topology && options.timeline), !options.svg.empty(),
          "--svg draws one picture: --topology or --init-timeline, not both");
   });

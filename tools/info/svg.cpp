@@ -3,27 +3,9 @@
 
 #include <fmt/format.h>
 
+#include "info/text.hpp"
+
 namespace shoal::info {
-namespace {
-
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '<')
-      result += "&lt;";
-    else if (c == '>')
-      result += "&gt;";
-    else if (c == '&')
-      result += "&amp;";
-    else if (c == '"')
-      result += "&quot;";
-    else
-      result += c;
-  }
-  return result;
-}
-
-}  // namespace
 
 void Svg::rectangle(double x, double y, double width, double height, const Style& style,
                     std::string_view tooltip) {

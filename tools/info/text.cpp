@@ -65,6 +65,23 @@ std::string bytes_text(std::uint64_t bytes) {
                : fmt::format("{:.1f} {}", value, units[unit]);
 }
 
+std::string escaped(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '<')
+      result += "&lt;";
+    else if (c == '>')
+      result += "&gt;";
+    else if (c == '&')
+      result += "&amp;";
+    else if (c == '"')
+      result += "&quot;";
+    else
+      result += c;
+  }
+  return result;
+}
+
 std::string ranges(const std::vector<std::int32_t>& numbers) {
   std::vector<std::string> parts;
   for (std::size_t i = 0; i < numbers.size();) {

@@ -25,6 +25,9 @@ std::string count_text(std::int64_t count, std::string_view what);
 /// "64 MiB", "2.5 GiB".
 std::string bytes_text(std::uint64_t bytes);
 
+/// A text for XML and HTML, as content and in attributes.
+std::string escaped(std::string_view text);
+
 /// "0-3, 6" for 0 1 2 3 6.
 std::string ranges(const std::vector<std::int32_t>& numbers);
 

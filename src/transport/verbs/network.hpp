@@ -8,7 +8,8 @@
 // signals on words of the heap are messages: the target's processor applies them, so they agree
 // with those of PEs that share memory with the target, whatever the atomicity of its NIC.
 //
-// Data of heaps in GPU memory travel alike where the ports can register them (heap.hpp).
+// Data of heaps in GPU memory travel alike where the ports can register them
+// (heap_registration.hpp).
 //
 // Order of a message after writes. On one queue pair it follows by itself in every ordering tier,
 // because the atomic after it waits until all earlier writes are placed. A message after writes on

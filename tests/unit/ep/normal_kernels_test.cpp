@@ -361,6 +361,20 @@ TEST(EpNormalKernels, CombineOfThreeRanksWithWeightsAndBiases) {
          .blocks = 3});
 }
 
+// Every block stages, most of them one piece. Warps ask for units of rows, blocks of 16 warps for
+// more of them than a piece has.
+TEST(EpNormalKernels, BlocksThatStageOnePiece) {
+  for (const std::int32_t warps : {1, 5, 16})
+    for (const Output output : kOutputs)
+      run({.ranks = 2,
+           .hidden = 264,
+           .tokens = {150, 90},
+           .output = output,
+           .weighted = true,
+           .blocks = 4,
+           .tuning = {.warps = warps, .stages = 2, .chunk_bytes = 512, .staging_blocks = 1}});
+}
+
 // Stages with room for one row of a token are shared by up to all rows of its ranks and slots.
 TEST(EpNormalKernels, SumsOfManyRowsInSmallStages) {
   for (const std::int32_t stages : {2, 5})

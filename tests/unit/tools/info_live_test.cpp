@@ -149,6 +149,21 @@ TEST(InfoLive, ShowsTheLoadOfExpertsAndNamesHotOnes) {
   EXPECT_TRUE(expert_loads(records, records).empty());
 }
 
+TEST(InfoLive, PageHasTheWholeReport) {
+  const auto now = all(1, 200, 2), before = all(1, 1, 1);
+  LivePage page = {.title = "Jobs of <one> user",
+                   .reload_seconds = 2,
+                   .activity = activity_rows(now, before),
+                   .who_waits = "ranks 0 & 1 wait",
+                   .svg = live_svg(wait_matrices(now, {}), {})};
+  expect_parts(live_html(page), {"<!DOCTYPE html>", "http-equiv=\"refresh\" content=\"2\"",
+                                 "<title>Jobs of &lt;one&gt; user</title>", "<th>operations/s</th>",
+                                 "<td>2 of 4</td>", "<pre>ranks 0 &amp; 1 wait</pre>",
+                                 "rank 0 waits 200.000 ms for rank 2", "</html>"});
+  page.reload_seconds = 0;
+  EXPECT_EQ(live_html(page).find("refresh"), std::string::npos) << "the last report";
+}
+
 TEST(InfoLive, ReadsBackWhatToJsonWrites) {
   const auto folder =
       std::filesystem::temp_directory_path() / ("shoal-live-" + std::to_string(getpid()));

@@ -18,7 +18,7 @@
 
 namespace shoal::ep::cuda {
 
-/// The progress thread of the world executes puts and signals (docs/internals/proxy.md).
+/// The progress thread of the world executes puts and signals (docs/internals/rdma.md).
 struct ByProxy {
   /// A put costs the proxy about a microsecond, in which a link moves more than this: where at most
   /// so many bytes lie between two ranges, one put of both is faster.

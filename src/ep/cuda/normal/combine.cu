@@ -5,7 +5,7 @@
 // experts), to shared memory; the sum is written to `out` once. A warp takes a segment of a token
 // at a time (without bulk copies a whole token). Rows are fetched chunk by chunk with bulk copies,
 // a few chunks ahead, and added in float32: biases first, then the ranks in the order of the
-// routing (expert-major: top-k slots ascending), rounded once. Weights travel with the first chunk.
+// routing (expert-major: top-k slots ascending), rounded once. Weights: combine_weights.cuh.
 //
 // Where the rows are: combine_sources.cuh. Rows or weights that other ranks do not reach are copied
 // to the staging area meanwhile (combine_staging.cuh), or summed to it (combine_sums.cuh). With
@@ -24,6 +24,7 @@
 #include "ep/cuda/normal/combine_counts.cuh"
 #include "ep/cuda/normal/combine_sources.cuh"
 #include "ep/cuda/normal/combine_sums.cuh"
+#include "ep/cuda/normal/combine_weights.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -119,8 +120,9 @@ class ChunkRing {
 #pragma unroll 1
     while (!stages_.all_added()) {
       load<kStaged>(sources, epoch);
-      sum(sources);
+      sum();
     }
+    weights_.finish(params_);
   }
 
  private:
@@ -222,6 +224,8 @@ class ChunkRing {
     if (is_new_) {
       look_up(sources, epoch);
       if constexpr (kStaged) await_rows(sources, epoch);
+      weights_.finish(params_);
+      if (item_.at == 0 && params_.out_weights != nullptr) load_weights(sources);
     }
     const std::uint32_t bytes = min(kLocalSums ? chunk_ : params_.chunk_bytes, end_ - item_.at);
     std::uint32_t copies = copies_;
@@ -239,14 +243,13 @@ class ChunkRing {
     if (item_.at == end_) next_item(sources);
   }
 
-  __device__ void sum_weights_of(const CombineSources& sources, std::uint32_t token) const {
-    const TokenCopy<kRows> copy = load_copy<kRows>(params_, token);
-    sum_weights<kRows>(params_, sources, token, copy, __popc(__ballot_sync(~0u, copy.exists())));
+  __device__ void load_weights(const CombineSources& sources) {
+    const std::uint32_t ranks = __popc(__ballot_sync(~0u, item_.copy.exists()));
+    weights_.load(params_, sources, item_.token, item_.copy, ranks, local_.row_of_slot);
   }
 
-  __device__ void sum(const CombineSources& sources) {
+  __device__ void sum() {
     const auto [token, copies, at, bytes] = stages_.note();
-    if (at == 0 && params_.out_weights != nullptr) sum_weights_of(sources, token);
     const std::int64_t start = static_cast<std::int64_t>(token) * params_.row_bytes + at;
     const SharedAddress stage = stages_.await();
     for_parts(bytes, [&, copies = copies, bytes = bytes](auto parts, std::uint32_t v) {
@@ -264,6 +267,7 @@ class ChunkRing {
   const NormalCombine& params_;
   const std::uint32_t segment_bytes_;
   ChunkStages stages_;
+  TokenWeights<kRows> weights_;
   std::uint32_t upcoming_ = 0;  ///< number of the item that was taken last, in lane 0
   Item item_, next_;            ///< item_ is being loaded, from `at` on
   bool is_new_ = true, mine_ = false;
@@ -302,12 +306,15 @@ class ChunkRing {
         row_of_slot = checked_row_of_slot(params_, epoch, local.row, local.row_of_slot, true);
       }
       if constexpr (kStaged) await_rows(sources, epoch, copy);
-      if (params_.out_weights != nullptr) sum_weights<kRows>(params_, sources, token, copy, copies);
+      TokenWeights<kRows> weights;
+      if (params_.out_weights != nullptr)
+        weights.load(params_, sources, token, copy, copies, row_of_slot);
       for (std::uint32_t v = 0; v < params_.row_bytes; v += kCombineStep) {
         const std::uint32_t at = v + lane_id() * 16;
         const bool inside = at < params_.row_bytes;
         sum_all(sources, token, at, inside, copy, copies, row_of_slot);
       }
+      weights.finish(params_);
     }
   }
 
@@ -363,6 +370,14 @@ class ChunkRing {
 };
 #endif
 
+/// Whether the blocks behind CombineStaging::blocks stage one piece each before they fetch: nothing
+/// can be fetched before the first pieces are there. Many blocks lose by it, except for weights,
+/// which are few bytes (docs/notebook/2026-11-27-weights-of-combines.md).
+__device__ bool stage_before_fetching(const NormalCombine& params) {
+  constexpr std::uint32_t kMany = 48;
+  return params.staging.blocks != 0 && (gridDim.x < kMany || params.staging.rows == nullptr);
+}
+
 // Profiling scripts written for DeepEP find the kernel by this name.
 template <class Format, AddedRows kRows>
 __global__ void __launch_bounds__(512, 1)
@@ -397,9 +412,11 @@ __global__ void __launch_bounds__(512, 1)
     if (group.record != nullptr && threadIdx.x == blockDim.x - 1)
       add_last_launch(group, KernelKind::normal, epoch);
   }
-  if (static_cast<std::int32_t>(ticket) < params.staging.blocks) {
-    if constexpr (kRows == AddedRows::of_ranks) stage_copies(params, epoch, shared);
-    if constexpr (kRows == AddedRows::of_ranks_summed) stage_sums<Format>(params, epoch, shared);
+  const bool only_one = static_cast<std::int32_t>(ticket) >= params.staging.blocks;
+  if (!only_one || stage_before_fetching(params)) {
+    if constexpr (kRows == AddedRows::of_ranks) stage_copies(params, epoch, shared, only_one);
+    if constexpr (kRows == AddedRows::of_ranks_summed)
+      stage_sums<Format>(params, epoch, shared, only_one);
   }
   ChunkRing<Format, kRows> ring(params, shared);
   const bool good = await_notices(group, epoch, Phase::combine_notify, kCombine, leader) &&

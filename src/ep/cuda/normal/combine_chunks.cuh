@@ -54,7 +54,7 @@ class ChunkStages {
 
   // The stage that is loaded: begin_load, load by any lanes, end_load.
 
-  /// `note` comes back from begin_add; `bytes` of all loads.
+  /// `note` comes back from note(); `bytes` of all loads.
   __device__ void begin_load(const uint4& note, std::uint32_t bytes) const {
     if (lane_id() == 0) {
       ptx::st_shared_v4(in_flight_ + load_stage_ * sizeof(uint4), note);

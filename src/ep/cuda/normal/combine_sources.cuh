@@ -142,30 +142,5 @@ __device__ bool find_sources(const NormalCombine& params, std::uint64_t epoch, b
   return __syncthreads_and(ordinary) || find_shared_sources<kRows>(params, epoch, leader, sources);
 }
 
-/// Sums the weights of a token over its ranks in order; lane k has those of top-k slot k.
-template <AddedRows kRows>
-__device__ void sum_weights(const NormalCombine& params, const CombineSources& sources,
-                            std::int64_t token, const TokenCopy<kRows>& copy,
-                            std::uint32_t copies) {
-  const auto lane = static_cast<std::int32_t>(lane_id());
-  float sum = 0;
-  if constexpr (kRows == AddedRows::of_experts) {  // each top-k slot has one
-    if (copy.exists())
-      sum = ptx::ld_relaxed_sys_global(reinterpret_cast<const float*>(weights_of(sources, copy)));
-    copies = 0;
-  }
-  for (std::uint32_t c = 0; c < copies; ++c) {
-    const TokenCopy<kRows> from = copy.of_lane(c);
-    if (lane >= params.group.top_k) continue;
-    if (from.rank() == params.group.me && params.staging.weights != nullptr)
-      sum = numeric::add(sum, weight_of_slot(params, sources.first_local_row + from.row(), lane));
-    else
-      sum =
-          numeric::add(sum, ptx::ld_relaxed_sys_global(
-                                reinterpret_cast<const float*>(weights_of(sources, from)) + lane));
-  }
-  if (lane < params.group.top_k) params.out_weights[token * params.group.top_k + lane] = sum;
-}
-
 }  // namespace
 }  // namespace shoal::ep::cuda

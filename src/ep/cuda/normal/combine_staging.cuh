@@ -5,7 +5,8 @@
 // Moves: reads the rows for other ranks (CombineOptions::topk_rows: the rows that it names, which
 // are summed) and their weights, and writes them to the staging area. What this rank fetches itself
 // stays where it is. The first CombineStaging::blocks blocks of a combine stage before they fetch,
-// piece by piece (staged_pieces.cuh).
+// piece by piece (staged_pieces.cuh); some of the others stage one piece each, because nothing can
+// be fetched before the first pieces are there.
 #pragma once
 
 #include "ep/cuda/device/vectors.cuh"
@@ -24,8 +25,9 @@ __device__ float weight_of_slot(const NormalCombine& params, std::int64_t row, s
     const std::int32_t added = from.topk_rows[i];
     return added >= 0 && added < from.row_count ? from.weights[added] : 0;
   }
-  if (from.topk_idx != nullptr && from.topk_idx[i] < 0) return 0;
-  return from.weights[row * from.weight_stride + slot];
+  // Loaded before the look at the index, so that the two loads do not follow each other.
+  const float weight = from.weights[row * from.weight_stride + slot];
+  return from.topk_idx != nullptr && from.topk_idx[i] < 0 ? 0 : weight;
 }
 
 /// One warp writes the weights of rows, if there are any.
@@ -191,11 +193,11 @@ class StagedCopies {
 #endif
 
 /// Copies rows and weights until none is left. The whole block calls. Out of line, so that it takes
-/// no registers from the usual path.
+/// no registers from the usual path. `only_one`: one piece.
 __device__ __noinline__ void stage_copies(const NormalCombine& params, std::uint64_t epoch,
-                                          std::byte* shared) {
+                                          std::byte* shared, bool only_one) {
   if (params.group.ranks == 1) return;
-  StagedPiece& piece = begin_pieces(params.group);
+  StagedPiece& piece = begin_pieces(params.group, only_one);
   if (aborted(params.group) || *params.handle.epoch == kRefused) return;
   if (params.staging.rows != nullptr)
     StagedCopies(params, piece, shared).run(epoch);

@@ -192,9 +192,9 @@ class StagedSums {
 /// Sums rows until none is left. The whole block calls. Out of line, as stage_copies.
 template <class Format>
 __device__ __noinline__ void stage_sums(const NormalCombine& params, std::uint64_t epoch,
-                                        std::byte* shared) {
+                                        std::byte* shared, bool only_one) {
   if (params.group.ranks == 1) return;
-  StagedPiece& piece = begin_pieces(params.group);
+  StagedPiece& piece = begin_pieces(params.group, only_one);
   if (aborted(params.group) || *params.handle.epoch == kRefused) return;
   StagedSums<Format>(params, piece, epoch, shared).run();
 }

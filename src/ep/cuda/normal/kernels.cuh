@@ -2,14 +2,14 @@
 // kernels.cuh: the kernels of normal mode and their parameters.
 //
 //   route               top-k indices -> which token goes to which rank; once per routing
-//   number_topk_slots   -> index of each top-k slot among the tokens of its expert; once per
-//   routing,
+//   number_topk_slots   -> index of each top-k slot among the tokens of its expert;
+//                       once per routing,
 //                       before expert-major dispatches
-//   dispatch            notify, send, receive in one kernel: its first block publishes counts and
-//   the
-//                       granted region, all blocks send, the block that ends last waits for the
-//                       rows
-//                       of all ranks
+//   dispatch            notify, send, receive in one kernel: its first block publishes counts
+//                       and the granted region,
+//                       all blocks send,
+//                       the block that ends last waits
+//                       for the rows of all ranks
 //   combine             notify, fetch and sum, finish, in the same way
 //   expand              copies rank-major rows to expert-major order
 //

@@ -34,7 +34,7 @@ std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks, std::int3
     case StagedOutput::none:
       return 0;
     case StagedOutput::weights:
-      return std::min(2, blocks);
+      return std::max(1, blocks / 3);
     case StagedOutput::rows:
       return std::max({1, blocks / 3, std::min(16, blocks * 5 / 12)});
     case StagedOutput::sums:

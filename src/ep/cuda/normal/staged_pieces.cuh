@@ -39,10 +39,10 @@ struct StagedUnit {
 
 /// The piece that the warps of a block are dividing, in shared memory.
 struct StagedPiece {
-  static constexpr std::uint32_t kOnItsWay = ~0u;
+  static constexpr std::uint32_t kOnItsWay = ~0u, kNone = ~1u;  // beyond all numbers
 
   unsigned long long taken;  ///< its number << 32 | units of it that warps have asked for
-  std::uint32_t next;        ///< the number of the one after it, or kOnItsWay
+  std::uint32_t next;        ///< the number of the one after it, kOnItsWay, or kNone for the last
 };
 
 /// Number of a piece, from 0 to the pieces of all ranks, which no block has taken.
@@ -51,16 +51,18 @@ __device__ std::uint32_t take_piece(const DeviceGroup& group) {
                    1u);
 }
 
-/// Takes the first piece of the calling block, and its next one after a barrier, so that the first
-/// pieces of all blocks have the lowest numbers: ranks fetch in this order. All its threads call.
-__device__ StagedPiece& begin_pieces(const DeviceGroup& group) {
+/// Takes the first piece of the calling block, and, unless it stages only one, its next one after a
+/// barrier, so that the first pieces of all blocks have the lowest numbers: ranks fetch in this
+/// order. All its threads call.
+__device__ StagedPiece& begin_pieces(const DeviceGroup& group, bool only_one) {
   __shared__ StagedPiece piece;
   if (threadIdx.x == 0) {
     piece.taken = static_cast<unsigned long long>(take_piece(group)) << 32;
-    piece.next = StagedPiece::kOnItsWay;
+    piece.next = only_one ? StagedPiece::kNone : StagedPiece::kOnItsWay;
   }
   __syncthreads();
-  if (threadIdx.x == 0) *static_cast<volatile std::uint32_t*>(&piece.next) = take_piece(group);
+  if (threadIdx.x == 0 && !only_one)
+    *static_cast<volatile std::uint32_t*>(&piece.next) = take_piece(group);
   return piece;
 }
 
@@ -137,7 +139,7 @@ class StagedUnits {
       const unsigned long long taken = atomicAdd(&piece_.taken, 1ull);
       number = static_cast<std::uint32_t>(taken >> 32);
       at = static_cast<std::uint32_t>(taken);
-      if (at < units) return;
+      if (at < units || number == StagedPiece::kNone) return;
       if (at == units) break;
       while (volatile_number() == number) {
       }
@@ -154,10 +156,11 @@ class StagedUnits {
     while (next == StagedPiece::kOnItsWay) {
     }
     const std::uint32_t number = next;
-    next = StagedPiece::kOnItsWay;
+    const bool none = number == StagedPiece::kNone;
+    if (!none) next = StagedPiece::kOnItsWay;
     __threadfence_block();
     atomicExch(&piece_.taken, static_cast<unsigned long long>(number) << 32 | 1);
-    next = take_piece(params_.group);
+    if (!none) next = take_piece(params_.group);
     return number;
   }
 
