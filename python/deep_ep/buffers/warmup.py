@@ -24,7 +24,7 @@ from .groups import GroupShape, NormalGroup, power_of_two
 from .runtime import Runtime
 
 _MAX_TOP_K = 32
-_MOST_PREPARED_BYTES = 512 << 20
+_MOST_PREPARED_BYTES_A_RANK = 256 << 20
 _MOST_EXPERTS = 512
 _USUAL_TOP_K = 8
 _REHEARSED_TOKENS = 16
@@ -155,8 +155,9 @@ def rehearse(buffer: Any, num_bytes: int, known: Known = UNKNOWN) -> None:
 
     A group is created, makes two small pairs where that is possible, and is closed. Heap memory
     stays taken, so a later group of at most that size takes none. The group has the ``known`` sizes
-    where they are given, else about ``num_bytes``, at most 512 MiB; it is small where the size of
-    the heap was chosen, or ranks are on several nodes.
+    where they are given, else about ``num_bytes``, at most 256 MiB for each rank, because what a
+    rank can receive grows with them; it is small where the size of the heap was chosen, or ranks are
+    on several nodes.
     """
     runtime = buffer.runtime
     group = _first_group(runtime, num_bytes, known)
@@ -210,7 +211,8 @@ def _first_group(runtime: Runtime, num_bytes: int, known: Known) -> NormalGroup:
     shape = GroupShape(hidden=1024, top_k=1, experts=ranks)
     # Two results and a staging area, of bfloat16 rows from every rank.
     bytes_of_token = 3 * ranks * shape.hidden * 2
-    tokens = min(num_bytes, _MOST_PREPARED_BYTES) // bytes_of_token if whole else 0
+    most = min(num_bytes, _MOST_PREPARED_BYTES_A_RANK * ranks)
+    tokens = most // bytes_of_token if whole else 0
     return _agreed_group(runtime, shape, max(tokens, _REHEARSED_TOKENS))
 
 
