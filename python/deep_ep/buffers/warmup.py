@@ -156,8 +156,8 @@ def rehearse(buffer: Any, num_bytes: int, known: Known = UNKNOWN) -> None:
     A group is created, makes two small pairs where that is possible, and is closed. Heap memory
     stays taken, so a later group of at most that size takes none. The group has the ``known`` sizes
     where they are given, else about ``num_bytes``, at most 256 MiB for each rank, because what a
-    rank can receive grows with them; it is small where the size of the heap was chosen, or ranks are
-    on several nodes.
+    rank can receive grows with them; it is small where the size of the heap was chosen, or ranks
+    are on several nodes.
     """
     runtime = buffer.runtime
     group = _first_group(runtime, num_bytes, known)

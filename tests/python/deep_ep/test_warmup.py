@@ -299,6 +299,24 @@ def check_generated_tokens(_):
     assert counts.max() - counts.min() <= 1
 
 
+@pytest.mark.parametrize(
+    ("ranks", "num_bytes", "taken"),
+    [(2, 2 << 30, 512 << 20), (4, 2 << 30, 1 << 30), (8, 1 << 30, 1 << 30)],
+)
+def test_memory_of_unknown_sizes_grows_with_the_ranks(ranks, num_bytes, taken):
+    runtime = types.SimpleNamespace(
+        num_ranks=ranks, world=types.SimpleNamespace(pes_per_node=ranks)
+    )
+    with (
+        mock.patch.dict(os.environ),
+        mock.patch.object(warmup, "_agreed_group", lambda _, shape, tokens: (shape, tokens)),
+    ):
+        os.environ.pop("SHOAL_SYMMETRIC_SIZE", None)
+        shape, tokens = warmup._first_group(runtime, num_bytes, warmup.UNKNOWN)
+    bytes_of_token = 3 * ranks * shape.hidden * 2
+    assert taken - bytes_of_token < tokens * bytes_of_token <= taken
+
+
 CHECKS = names_of_checks(globals())
 results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
 
