@@ -12,7 +12,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs/data"
-PLOTS = {"gpu-bandwidth-by-sms.png", "gpu-bandwidth-by-tokens.png", "gpu-latency-by-tokens.png"}
+BANDWIDTH = {"gpu-bandwidth-by-sms.png", "gpu-bandwidth-by-tokens.png"}
+LATENCY = {"gpu-latency-by-tokens.png"}
 LEGENDS = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -38,10 +39,17 @@ def plot(*options):
     )
 
 
-def test_committed_results_are_drawn_with_their_limit(tmp_path):
-    result = plot("--output", tmp_path)
+@pytest.mark.parametrize(
+    ("folder", "normal", "pes", "plots"),
+    [
+        (DATA, "gpu-normal-8.json", 8, BANDWIDTH),
+        (DATA / "4-gpus", "gpu-normal.json", 4, BANDWIDTH | LATENCY),
+    ],
+)
+def test_committed_results_are_drawn_with_their_limit(tmp_path, folder, normal, pes, plots):
+    result = plot("--data", folder, "--output", tmp_path)
     assert result.returncode == 0, result.stderr
-    assert {path.name for path in tmp_path.iterdir()} == PLOTS
+    assert {path.name for path in tmp_path.iterdir()} == plots
     assert all(
         path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
         for path in tmp_path.iterdir()
@@ -53,8 +61,8 @@ def test_committed_results_are_drawn_with_their_limit(tmp_path):
         if "|" in line
     }
     link = json.loads((DATA / "gpu-peers.json").read_text())["link_gb_per_s"]
-    limit = link * 8 / 7  # 8 PEs: one eighth of the rows is local
-    for name in ("gpu-bandwidth-by-sms.png", "gpu-bandwidth-by-tokens.png"):
+    limit = link * pes / (pes - 1)  # one of so many rows is local
+    for name in BANDWIDTH:
         drawn = [
             values
             for (path, label), values in lines.items()
@@ -63,7 +71,7 @@ def test_committed_results_are_drawn_with_their_limit(tmp_path):
         assert drawn == [[limit, limit]]
 
     # The points are those of the raw file that docs/performance.md links to.
-    entries = json.loads((DATA / "gpu-normal-8.json").read_text())["results"]
+    entries = json.loads((folder / normal).read_text())["results"]
     alone = {
         entry["sms"]: entry["gb_per_s"]
         for entry in entries
