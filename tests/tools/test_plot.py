@@ -42,7 +42,7 @@ def plot(*options):
 @pytest.mark.parametrize(
     ("folder", "normal", "pes", "plots"),
     [
-        (DATA, "gpu-normal-8.json", 8, BANDWIDTH),
+        pytest.param(DATA, "gpu-normal-8.json", 8, BANDWIDTH, marks=pytest.mark.soak),
         (DATA / "4-gpus", "gpu-normal.json", 4, BANDWIDTH | LATENCY),
     ],
 )

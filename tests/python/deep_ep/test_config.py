@@ -164,8 +164,8 @@ def test_low_latency_size_refuses_bad_shapes():
     "bits, expected",
     [
         ("", "torch.int64 8"),
-        ("0", "torch.int64 8"),
-        ("64", "torch.int64 8"),
+        pytest.param("0", "torch.int64 8", marks=pytest.mark.soak),
+        pytest.param("64", "torch.int64 8", marks=pytest.mark.soak),
         ("32", "torch.int32 4"),
     ],
 )

@@ -369,7 +369,7 @@ print("opened")
     ("arguments", "reads"),
     [
         ("num_nvl_bytes=1 << 20", False),
-        ("num_nvl_bytes=1 << 20, num_rdma_bytes=1 << 20", True),
+        pytest.param("num_nvl_bytes=1 << 20, num_rdma_bytes=1 << 20", True, marks=pytest.mark.soak),
         ("low_latency_mode=True", True),
     ],
 )
