@@ -375,6 +375,18 @@ TEST(EpNormalKernels, BlocksThatStageOnePiece) {
            .tuning = {.warps = warps, .stages = 2, .chunk_bytes = 512, .staging_blocks = 1}});
 }
 
+// A warp has up to 64 weights of a token on their way, two a lane, and waits for more at once.
+TEST(EpNormalKernels, WeightsOfManyCopies) {
+  for (const std::int32_t ranks : {6, 9})
+    for (const Output output : kOutputs)
+      run({.ranks = ranks,
+           .top_k = 9,
+           .hidden = 136,
+           .tokens = std::vector<std::int32_t>(static_cast<std::size_t>(ranks), 12),
+           .output = output,
+           .weighted = true});
+}
+
 // Stages with room for one row of a token are shared by up to all rows of its ranks and slots.
 TEST(EpNormalKernels, SumsOfManyRowsInSmallStages) {
   for (const std::int32_t stages : {2, 5})
