@@ -59,9 +59,15 @@ void ExitWatch::stop() noexcept {
 }
 
 std::optional<int> ExitWatch::announced() const noexcept {
-  const std::uint32_t word = word_ == nullptr ? kRunning : load(word_);
-  if (word < kExit) return std::nullopt;
-  return static_cast<int>(word & 0xff);
+  if (word_ == nullptr) return std::nullopt;
+  // A PE of this host may have been told, and have ended, before this one is told.
+  for (Pe pe = 0; pe < world_.n_pes(); ++pe) {
+    void* const word_of = world_.heap().peer_pointer(word_, pe);
+    const std::uint32_t word =
+        word_of == nullptr ? kRunning : load(static_cast<std::uint32_t*>(word_of));
+    if (word >= kExit) return static_cast<int>(word & 0xff);
+  }
+  return std::nullopt;
 }
 
 void ExitWatch::watch() const noexcept {
