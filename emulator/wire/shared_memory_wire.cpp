@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire/shared_memory_wire.hpp"
 
-#include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <ctime>
 #include <stdexcept>
-#include <system_error>
 #include <utility>
 
 #include "wire/packet_format.hpp"
@@ -21,10 +17,7 @@
 namespace shoal::emulator {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x31'65'72'69'77'68'73'00;  // "shwire1"
-/// Byte of the file that is locked while it is laid out; the slots' bytes come first.
-constexpr off_t kLayoutByte = 1 << 20;
-constexpr std::uint32_t kMostSlots = 64;
+constexpr std::uint32_t kMostSlots = WireFile::kMostSlots;
 /// A target that takes nothing for so long does not hold up the others.
 constexpr Time kStall = std::chrono::milliseconds(20);
 constexpr Time kCheckAlive = std::chrono::milliseconds(100);
@@ -38,28 +31,6 @@ constexpr std::uint32_t kMostRecord = kRecordHead + kPacketHeaderBytes + kMostPa
 
 constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t to) {
   return (value + to - 1) / to * to;
-}
-
-bool lock_byte(int fd, off_t byte, bool wait) {
-  struct flock range = {};
-  range.l_type = F_WRLCK;
-  range.l_whence = SEEK_SET;
-  range.l_start = byte;
-  range.l_len = 1;
-  return fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &range) == 0;
-}
-
-void unlock_byte(int fd, off_t byte) {
-  struct flock range = {};
-  range.l_type = F_UNLCK;
-  range.l_whence = SEEK_SET;
-  range.l_start = byte;
-  range.l_len = 1;
-  (void)fcntl(fd, F_OFD_SETLK, &range);
-}
-
-[[noreturn]] void fail_errno(const std::string& what, const std::string& file) {
-  throw std::runtime_error(what + " " + file + ": " + std::generic_category().message(errno));
 }
 
 long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
@@ -98,32 +69,24 @@ SharedMemoryWire::SharedMemoryWire(const SharedMemoryOptions& options)
   if (!std::has_single_bit(options.ring_bytes) || options.ring_bytes < 4 * kMostRecord)
     throw std::runtime_error("a ring of a wire has a power of two of at least 32768 bytes, not " +
                              std::to_string(options.ring_bytes));
-  try {
-    map_file(options);
-    take_slot(options.file);
-  } catch (...) {
-    close_file();
-    throw;
-  }
+  file_.emplace(options.file);
+  map_file(options);
+  take_slot();
+  file_->finish_joining();
   targets_.resize(slots_);
 }
 
-SharedMemoryWire::~SharedMemoryWire() {
-  close_file();
-}
+SharedMemoryWire::~SharedMemoryWire() = default;
 
-void SharedMemoryWire::close_file() {
-  if (base_ != nullptr) munmap(base_, mapped_);
-  if (fd_ >= 0) close(fd_);
-  base_ = nullptr;
-  fd_ = -1;
+void SharedMemoryWire::Unmap::operator()(std::byte* base) const {
+  munmap(base, bytes);
 }
 
 void SharedMemoryWire::create(const SharedMemoryOptions& options, std::uint64_t size) {
-  if (ftruncate(fd_, static_cast<off_t>(size)) != 0) fail_errno("cannot size", options.file);
-  Header header{kMagic, kWireVersion, options.slots, options.ring_bytes, 0};
-  if (pwrite(fd_, &header, sizeof header, 0) != static_cast<ssize_t>(sizeof header))
-    fail_errno("cannot write", options.file);
+  if (ftruncate(file_->descriptor(), static_cast<off_t>(size)) != 0) file_->fail("cannot size");
+  const Header header{WireFile::kMagic, kWireVersion, options.slots, options.ring_bytes, 0};
+  const auto put = pwrite(file_->descriptor(), &header, sizeof header, 0);
+  if (put != static_cast<ssize_t>(sizeof header)) file_->fail("cannot write");
 }
 
 void SharedMemoryWire::map_file(const SharedMemoryOptions& options) {
@@ -131,37 +94,31 @@ void SharedMemoryWire::map_file(const SharedMemoryOptions& options) {
     return round_up(sizeof(Header), 64) + slots * sizeof(Slot) +
            slots * slots * (sizeof(Ring) + ring_bytes);
   };
-  fd_ = open(options.file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (fd_ < 0) fail_errno("cannot open", options.file);
-  if (!lock_byte(fd_, kLayoutByte, true)) fail_errno("cannot lock", options.file);
-  struct stat info = {};
-  if (fstat(fd_, &info) != 0) fail_errno("cannot stat", options.file);
-  if (info.st_size == 0) create(options, bytes_for(options.slots, options.ring_bytes));
+  if (file_->is_new()) create(options, bytes_for(options.slots, options.ring_bytes));
   Header header{};
-  const ssize_t got = pread(fd_, &header, sizeof header, 0);
-  unlock_byte(fd_, kLayoutByte);
-  if (got != static_cast<ssize_t>(sizeof header) || header.magic != kMagic ||
+  const ssize_t got = pread(file_->descriptor(), &header, sizeof header, 0);
+  if (got != static_cast<ssize_t>(sizeof header) || header.magic != WireFile::kMagic ||
       header.version != kWireVersion || header.slots == 0 || header.slots > kMostSlots ||
       !std::has_single_bit(header.ring_bytes))
     throw std::runtime_error(options.file +
                              " is no wire of this version of the emulator; remove the file");
   slots_ = header.slots;
   ring_bytes_ = header.ring_bytes;
-  mapped_ = bytes_for(slots_, ring_bytes_);
-  void* const at =
-      mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
-  if (at == MAP_FAILED) fail_errno("cannot map", options.file);
-  base_ = static_cast<std::byte*>(at);
+  const std::uint64_t bytes = bytes_for(slots_, ring_bytes_);
+  void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                        file_->descriptor(), 0);
+  if (at == MAP_FAILED) file_->fail("cannot map");
+  base_ = {static_cast<std::byte*>(at), Unmap{bytes}};
 }
 
-void SharedMemoryWire::take_slot(const std::string& file) {
+void SharedMemoryWire::take_slot() {
   // The slot after the last one taken, so that a new process rarely gets the LID of one that has
   // just ended.
-  auto& next = reinterpret_cast<Header*>(base_)->next_slot;
+  auto& next = reinterpret_cast<Header*>(base_.get())->next_slot;
   const std::uint32_t start = next.load();
   for (std::uint32_t i = 0; i < slots_; ++i) {
     slot_ = (start + i) % slots_;
-    if (!lock_byte(fd_, slot_, false)) continue;
+    if (!file_->take(slot_)) continue;
     next.store((slot_ + 1) % slots_);
     // What was sent to the last owner.
     for (std::uint32_t source = 0; source < slots_; ++source)
@@ -170,26 +127,20 @@ void SharedMemoryWire::take_slot(const std::string& file) {
     slot(slot_).sleeping.store(0);
     return;
   }
-  throw std::runtime_error("all " + std::to_string(slots_) + " slots of the wire " + file +
+  throw std::runtime_error("all " + std::to_string(slots_) + " slots of the wire " + file_->path() +
                            " are in use by other processes");
 }
 
 bool SharedMemoryWire::is_alive(std::uint32_t index) const {
-  if (index == slot_) return true;
-  struct flock range = {};
-  range.l_type = F_WRLCK;
-  range.l_whence = SEEK_SET;
-  range.l_start = index;
-  range.l_len = 1;
-  return fcntl(fd_, F_OFD_GETLK, &range) != 0 || range.l_type != F_UNLCK;
+  return index == slot_ || file_->is_taken_by_another(index);
 }
 
 SharedMemoryWire::Slot& SharedMemoryWire::slot(std::uint32_t index) const {
-  return reinterpret_cast<Slot*>(base_ + round_up(sizeof(Header), 64))[index];
+  return reinterpret_cast<Slot*>(base_.get() + round_up(sizeof(Header), 64))[index];
 }
 
 SharedMemoryWire::Ring& SharedMemoryWire::ring(std::uint32_t target, std::uint32_t source) const {
-  std::byte* const first = base_ + round_up(sizeof(Header), 64) + slots_ * sizeof(Slot);
+  std::byte* const first = base_.get() + round_up(sizeof(Header), 64) + slots_ * sizeof(Slot);
   return *reinterpret_cast<Ring*>(first + (std::uint64_t{target} * slots_ + source) *
                                               (sizeof(Ring) + ring_bytes_));
 }

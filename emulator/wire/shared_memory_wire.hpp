@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // shared_memory_wire.hpp: packets between the processes of a host through shared memory.
 //
-// All processes map one file. It has a slot for each process, and a ring of bytes for each pair of
-// slots: one process writes it, one reads it. A slot belongs to the process that holds a lock on
-// one byte of the file, which the kernel releases when the process ends, so a process that dies
-// leaves nothing behind. Slot i has the LID first_lid + i.
+// All processes map one file (wire_file.hpp). It has a slot for each process, and a ring of bytes
+// for each pair of slots: one process writes it, one reads it. Slot i has the LID first_lid + i.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "wire/live_wire.hpp"
+#include "wire/wire_file.hpp"
 
 namespace shoal::emulator {
 
@@ -59,8 +60,7 @@ class SharedMemoryWire final : public LiveWire {
 
   void map_file(const SharedMemoryOptions& options);
   void create(const SharedMemoryOptions& options, std::uint64_t size);
-  void take_slot(const std::string& file);
-  void close_file();
+  void take_slot();
   bool is_alive(std::uint32_t slot) const;
   Slot& slot(std::uint32_t index) const;
   Ring& ring(std::uint32_t target, std::uint32_t source) const;
@@ -70,9 +70,13 @@ class SharedMemoryWire final : public LiveWire {
   bool flush() override;
   std::size_t drain(std::uint32_t source, std::size_t most, const Deliver& deliver);
 
-  int fd_ = -1;
-  std::byte* base_ = nullptr;
-  std::uint64_t mapped_ = 0;
+  struct Unmap {
+    std::uint64_t bytes;
+    void operator()(std::byte* base) const;
+  };
+
+  std::optional<WireFile> file_;
+  std::unique_ptr<std::byte, Unmap> base_;
   std::uint32_t slots_ = 0, slot_ = 0;
   std::uint32_t ring_bytes_ = 0;
   std::uint16_t first_lid_ = 1;

@@ -3,10 +3,10 @@
 #include "wire/shared_memory_wire.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -140,9 +140,60 @@ TEST_F(SharedMemoryWireTest, AllSlotsInUseIsAnError) {
   }
 }
 
-TEST_F(SharedMemoryWireTest, AnotherFileIsRefused) {
+TEST_F(SharedMemoryWireTest, AnotherFileIsRefusedAndStays) {
   std::ofstream(options.file) << std::string(4096, 'x');
   EXPECT_THROW(SharedMemoryWire wire(options), std::runtime_error);
+  EXPECT_TRUE(std::filesystem::exists(options.file));
+}
+
+TEST_F(SharedMemoryWireTest, TheLastProcessRemovesTheFile) {
+  {
+    SharedMemoryWire a(options);
+    {
+      const SharedMemoryWire b(options);
+    }
+    EXPECT_TRUE(std::filesystem::exists(options.file));
+    SharedMemoryWire c(options);
+    a.send(packet(a, c, 1));
+    EXPECT_EQ(receive(c).size(), 1U);
+  }
+  EXPECT_FALSE(std::filesystem::exists(options.file));
+}
+
+TEST_F(SharedMemoryWireTest, WhatKilledProcessesLeaveGoesWithTheNextWire) {
+  const std::string folder = std::filesystem::path(options.file).parent_path();
+  SharedMemoryOptions killed = options;
+  killed.file = folder + "/killed";
+  const pid_t child = fork();
+  if (child == 0) {
+    const SharedMemoryWire wire(killed);
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(std::filesystem::exists(killed.file));
+  std::ofstream(folder + "/foreign") << std::string(4096, 'x');
+  SharedMemoryOptions used = options;
+  used.file = folder + "/used";
+  const SharedMemoryWire user(used);  // its process lives
+  const SharedMemoryWire next(options);
+  EXPECT_FALSE(std::filesystem::exists(killed.file));
+  EXPECT_TRUE(std::filesystem::exists(folder + "/foreign"));
+  EXPECT_TRUE(std::filesystem::exists(used.file));
+}
+
+TEST_F(SharedMemoryWireTest, ProcessesThatComeAndGoAlwaysMeet) {
+  // Each round one end removes the file while the other may be joining.
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i)
+    threads.emplace_back([&] {
+      for (int round = 0; round < 300; ++round) {
+        SharedMemoryWire a(options);
+        if (!std::filesystem::exists(options.file)) ADD_FAILURE() << "removed while in use";
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(std::filesystem::exists(options.file));
 }
 
 TEST_F(SharedMemoryWireTest, SleepEndsWithAPacket) {
