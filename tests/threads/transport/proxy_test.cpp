@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,9 +21,13 @@
 namespace shoal::test {
 namespace {
 
-/// Fails from any thread of a world.
-void check(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
+/// Fails from any thread of a world. `parts`: of the message, which only a failure puts together.
+template <typename... Parts>
+void check(bool condition, const Parts&... parts) {
+  if (condition) return;
+  std::ostringstream what;
+  (what << ... << parts);
+  throw std::runtime_error(what.str());
 }
 void check_ok(Outcome outcome, const std::string& what, WorldProxy& proxy) {
   if (outcome == Outcome::ok) return;
@@ -86,8 +91,7 @@ void check_many_producers(World& world, std::size_t rounds_each) {
   }
   std::uint64_t sum = 0;
   for (std::size_t cell = 0; cell < total; ++cell) {
-    check(cells[cell] == cell * 3 + 1,
-          "cell " + std::to_string(cell) + " is " + std::to_string(cells[cell]));
+    check(cells[cell] == cell * 3 + 1, "cell ", cell, " is ", cells[cell]);
     sum += cell;
   }
   check(counters[0] == sum, "the sum is wrong");
@@ -119,7 +123,7 @@ void check_data_before_signal(World& world) {
              "put_signal", proxy);
     world.wait_until(&flags[0], Compare::equal, round);
     for (std::size_t i = 0; i < words; ++i)
-      check(data[i] == round * kWords + i, "the signal came before word " + std::to_string(i));
+      check(data[i] == round * kWords + i, "the signal came before word ", i);
     Ticket ticket = 0;
     check_ok(proxy.post(proxy.signal(&flags[1], SignalOp::add, 1, left(world)), ticket), "signal",
              proxy);
@@ -145,7 +149,7 @@ void check_order_and_length(World& world) {
   check_ok(proxy.post(proxy.put_value(&flag[0], 1, to), ticket), "flag", proxy);
   world.wait_until(&flag[0], Compare::equal, std::uint64_t{1});
   for (std::size_t i = 0; i < kBytes; ++i)
-    check(data[i] == static_cast<std::byte>(i * 7 + 1), "byte " + std::to_string(i));
+    check(data[i] == static_cast<std::byte>(i * 7 + 1), "byte ", i);
   check_ok(proxy.quiet(), "quiet", proxy);
   barrier(world.team());
 }
