@@ -9,8 +9,13 @@
 set -euo pipefail
 source_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$(cd "$1" && pwd)
-work=$(mktemp -d)
+# The same folder each time, for the compile cache.
+work=$build/install-check
+rm -rf "$work"
+mkdir "$work"
 trap 'rm -rf "$work"' EXIT
+cache=()
+! command -v ccache >/dev/null || cache=(ccache)
 
 cmake --install "$build" --prefix "$work/prefix" >/dev/null
 mkdir "$work/user"
@@ -74,9 +79,13 @@ mv "$work/moved" "$work/prefix"
 
 # Headers: each names the standard it needs, and compiles alone.
 include=(-I "$work/prefix/include")
-strict=(-Wall -Wextra -Werror -fsyntax-only "${include[@]}")
+strict=(-Wall -Wextra -Werror "${include[@]}")
+compiles_alone() {  # compiles_alone COMPILER SUFFIX
+  echo "#include <$name>" >"$work/alone$2"
+  (cd "$work" && "${cache[@]}" $1 "${strict[@]}" -c "alone$2" -o alone.o)
+}
 asks_for() {  # asks_for HEADER: including $name fails, and the message says what to include
-  ! echo "#include <$name>" | cc -std=c11 -x c "${strict[@]}" - 2>"$work/messages"
+  ! echo "#include <$name>" | cc -std=c11 -x c "${strict[@]}" -fsyntax-only - 2>"$work/messages"
   grep -q "include <$1>" "$work/messages" || { echo "$name does not ask for $1" >&2; exit 1; }
 }
 while read -r header; do
@@ -84,7 +93,7 @@ while read -r header; do
   case $name in
     shoal/pe.hpp | shoal/nvshmem/*) ;;  # C++17 suffices for programs with nvshmem.h
     *.hpp | *.cuh)
-      ! c++ -std=c++17 -x c++ -fsyntax-only -fmax-errors=1 "${include[@]}" "$header" >"$work/messages" 2>&1
+      ! c++ -std=c++17 -x c++ -E "${include[@]}" "$header" 2>"$work/messages" >/dev/null
       grep -q 'Shoal needs C++20' "$work/messages" || { echo "$name does not ask for C++20" >&2; exit 1; }
       ;;
   esac
@@ -94,15 +103,15 @@ while read -r header; do
     shoal/nvshmem/constants.h | shoal/nvshmem/types.h) ;;  # compiled with nvshmem.h
     shoal/shmem/*.h) asks_for shmem.h ;;
     shoal/nvshmem/*.h) asks_for nvshmem.h ;;
-    *.hpp) echo "#include <$name>" | c++ -std=c++20 -x c++ "${strict[@]}" - ;;
-    *.h) echo "#include <$name>" | cc -std=c11 -x c "${strict[@]}" - ;;
+    *.hpp) compiles_alone "c++ -std=c++20" .cpp ;;
+    *.h) compiles_alone "cc -std=c11" .c ;;
   esac
 done < <(find "$work/prefix/include" -type f)
 
 kernels="no CUDA compiler: no kernels"
 if command -v nvcc >/dev/null; then
-  nvcc -std=c++20 -arch=sm_80 -I "$work/prefix/include" "$source_dir/examples/device_ring.cu" -o "$work/user/device_ring" \
-    -L "$work/prefix/lib" -lshoal -Xlinker "-rpath=$work/prefix/lib"
+  "${cache[@]}" nvcc -std=c++20 -arch=sm_80 -I "$work/prefix/include" -c "$source_dir/examples/device_ring.cu" -o "$work/user/device_ring.o"
+  nvcc -arch=sm_80 "$work/user/device_ring.o" -o "$work/user/device_ring" -L "$work/prefix/lib" -lshoal -Xlinker "-rpath=$work/prefix/lib"
   for file in libnvshmem_host.so.3 libnvshmem_device.ltoir; do
     [ -s "$work/prefix/lib/shoal/nvshmem/$file" ] || { echo "no lib/shoal/nvshmem/$file" >&2; exit 1; }
   done
