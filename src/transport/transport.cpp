@@ -27,6 +27,10 @@ void Transport::get_strided(void* target, std::size_t target_stride, Pe pe, std:
     get(to + i * target_stride, pe, offset + i * source_stride, element);
 }
 
+void Transport::raise_flag(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
+  signal(pe, offset, op, value);
+}
+
 void Transport::put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,
                            std::size_t signal_offset, SignalOp op, std::uint64_t value) {
   put(pe, offset, source, bytes);

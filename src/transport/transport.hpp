@@ -160,6 +160,9 @@ class Transport {
   /// Sets or adds to the 64-bit word at `offset`, after the data of all earlier puts (put, put_nbi,
   /// put_strided) of this thread to `pe` are visible there.
   virtual void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) = 0;
+  /// As signal, but no quiet waits for it: the operations of a team end when such flags have
+  /// arrived. Default: signal.
+  virtual void raise_flag(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value);
   /// put, then signal. When it returns, the source may be reused. Default: put and signal.
   virtual void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,
                           std::size_t signal_offset, SignalOp op, std::uint64_t value);

@@ -209,9 +209,12 @@ bool Engine::try_request(Peer& peer, const Request& request) {
   if ((request.ask == Ask::now && !on_its_way) || unasked >= (peer.window + 1) / 2)
     message.flags |= flag::acknowledge;
   const After after = peer.fenced ? After::writes : request.after;
+  // Its acknowledgement may be that of earlier writes.
+  const bool counted = request.counted || network_->needs_acknowledgement(peer);
   if (!network_->send(peer, message, request.payload, after)) return false;
   if (!peer.failure.empty()) return false;
   peer.sent = sequence;
+  if (counted) peer.counted = sequence;
   count_in_flight(peer.sent - peer.acknowledged);
   const bool reply = has_reply(message.kind);
   if (reply) {
@@ -241,7 +244,7 @@ void Engine::transfer(const Operation& operation, Pe pe, const Transfer& whole, 
     while (started != whole.bytes) {
       check_peer(peer, operation);
       if (whole.direction == Direction::write && peer.fenced) {
-        if (!is_done(peer, point)) return false;
+        if (!is_done(peer, point, peer.counted)) return false;
         peer.fenced = false;
       }
       if (peer.writes + peer.reads >= depth_) return false;
@@ -278,7 +281,7 @@ void Engine::announce(Peer& peer) {
     peer.requests_before_look = kRequestsPerLook - 1;
     if (Clock::now() - peer.announced < kAnnouncementInterval) return;
   }
-  try_request(peer, {});  // where it fails, a later call tries again
+  try_request(peer, {.counted = false});  // where it fails, a later call tries again
 }
 
 /// The same for all targets of requests in flight.
@@ -288,7 +291,7 @@ void Engine::announce_all(Clock::time_point now) {
   for (Peer& peer : peers_)
     if (peer.connected && peer.failure.empty() && (peer.writes != 0 || peer.reads != 0) &&
         now - peer.announced >= kAnnouncementInterval)
-      try_request(peer, {});
+      try_request(peer, {.counted = false});
 }
 
 void Engine::finish(const Operation& operation, Pe pe, Batch& batch) {
@@ -332,19 +335,21 @@ bool Engine::reached(Pe pe, Transport::Point& point) {
   poll(now);
   Peer& peer = this->peer(pe);
   // A peer may leave in the poll that completes the last operation: that is no failure.
-  if (!peer.failure.empty() && !peer.lost && peer.sent == peer.acknowledged) return true;
+  if (!peer.failure.empty() && !peer.lost && not_before(peer.acknowledged, peer.counted))
+    return true;
   check_peer(peer, {"quiet"});
-  return is_done(peer, point);
+  return is_done(peer, point, peer.counted);
 }
 
-/// Whether all that was sent and written before the first call with this point is complete at its
-/// target.
-bool Engine::is_done(Peer& peer, Transport::Point& point) {
+/// Whether the requests up to `newest` and all that was written before the first call with this
+/// point are complete at their target.
+bool Engine::is_done(Peer& peer, Transport::Point& point, std::uint32_t newest) {
   if (!point.set) {
-    const bool asked = peer.sent == peer.acknowledged || peer.asked == peer.sent;
-    if ((!asked || network_->needs_acknowledgement(peer)) && !try_ask(peer)) return false;
+    const bool asked = not_before(peer.acknowledged, newest) || not_before(peer.asked, newest);
+    const bool asks = !asked || network_->needs_acknowledgement(peer);
+    if (asks && !try_ask(peer)) return false;
     point.set = true;
-    point.request = peer.sent;
+    point.request = asks ? peer.sent : newest;
     point.transfer = network_->newest(peer);
   }
   const bool written = network_->is_complete(peer, point.transfer);
@@ -355,15 +360,16 @@ bool Engine::is_done(Peer& peer, Transport::Point& point) {
          });
 }
 
-bool Engine::is_busy(const Peer& peer) const noexcept {
-  return peer.sent != peer.acknowledged || peer.replies_awaited != 0 || peer.writes != 0 ||
+/// Whether requests up to `newest`, or others, are in flight.
+bool Engine::is_busy(const Peer& peer, std::uint32_t newest) const noexcept {
+  return !not_before(peer.acknowledged, newest) || peer.replies_awaited != 0 || peer.writes != 0 ||
          peer.reads != 0 || network_->writing(peer);
 }
 
 void Engine::fence(Pe pe) {
   const std::lock_guard guard(lock_);
   Peer& peer = this->peer(pe);
-  if (network_->writing(peer) || peer.sent != peer.acknowledged) peer.fenced = true;
+  if (network_->writing(peer) || !not_before(peer.acknowledged, peer.counted)) peer.fenced = true;
 }
 
 std::vector<std::string> Engine::shortfalls(Pe pe, std::span<const Load> loads) {
@@ -371,8 +377,9 @@ std::vector<std::string> Engine::shortfalls(Pe pe, std::span<const Load> loads) 
   return network_->shortfalls(peer(pe), loads);
 }
 
-void Engine::quiet() {
-  const Operation operation{"quiet"};
+/// Waits for the requests up to `newest(peer)`, and for all that was written.
+template <typename Newest>
+void Engine::complete(const Operation& operation, Newest&& newest) {
   // An allocation would take a tenth of the call.
   std::array<Transport::Point, 8> few{};
   std::vector<Transport::Point> many(peers_.size() <= few.size() ? 0 : peers_.size());
@@ -380,12 +387,18 @@ void Engine::quiet() {
   wait(operation, -1, [&] {
     bool all = true;
     for (Peer& peer : peers_) {
-      if (!peer.failure.empty() || !is_busy(peer)) continue;
-      const bool done = is_done(peer, points[static_cast<std::size_t>(peer.pe)]);
+      Transport::Point& point = points[static_cast<std::size_t>(peer.pe)];
+      if (!peer.failure.empty() || !is_busy(peer, newest(peer))) continue;
+      const bool done = is_done(peer, point, newest(peer));
       if (!done || peer.reads != 0) all = false;
     }
     return all;
   });
+}
+
+void Engine::quiet() {
+  const Operation operation{"quiet"};
+  complete(operation, [](const Peer& peer) { return peer.counted; });
   if (n_failed_.load(std::memory_order_acquire) == 0) return;
   // A lost peer is reported once, after the operations on the others are complete.
   const std::lock_guard guard(lock_);
@@ -400,7 +413,7 @@ void Engine::leave() noexcept {
   if (!network_->traits().says_goodbye) return;
   try {
     const ScopedTimeout limit(kLeaveTimeout);
-    quiet();
+    complete({"quiet"}, [](const Peer& peer) { return peer.sent; });
   } catch (const std::exception& error) {
     log::debug("PE {}: leaves with operations in flight: {}", my_pe_, error.what());
   }

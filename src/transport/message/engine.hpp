@@ -47,7 +47,8 @@ struct Request {
   Payload payload{};
   After after = After::nothing;
   Ask ask = Ask::later;
-  Expected reply{};  ///< kinds with a reply
+  bool counted = true;  ///< a quiet waits for it
+  Expected reply{};     ///< kinds with a reply
 };
 
 class Engine {
@@ -132,8 +133,11 @@ class Engine {
   // With the lock held.
   bool try_request(Peer& peer, const Request& request);
   bool try_ask(Peer& peer);
-  bool is_done(Peer& peer, Transport::Point& point);
-  bool is_busy(const Peer& peer) const noexcept;
+  template <typename Newest>
+  void complete(const Operation& operation, Newest&& newest);
+  bool is_done(Peer& peer, Transport::Point& point, std::uint32_t newest);
+  bool is_busy(const Peer& peer, std::uint32_t newest) const noexcept;
+  bool is_busy(const Peer& peer) const noexcept { return is_busy(peer, peer.sent); }
   void count_in_flight(std::uint32_t now) noexcept;
   void announce(Peer& peer);
   void announce_all(Clock::time_point now);

@@ -296,6 +296,12 @@ void NetworkTransport::signal(Pe pe, std::size_t offset, SignalOp op, std::uint6
   engine(pe, "signal").request({"signal"}, pe, signal_request(offset, op, value));
 }
 
+void NetworkTransport::raise_flag(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
+  Request request = signal_request(offset, op, value);
+  request.counted = false;
+  engine(pe, "signal").request({"signal"}, pe, request);
+}
+
 void NetworkTransport::put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,
                                   std::size_t signal_offset, SignalOp op, std::uint64_t value) {
   Engine& to = engine(pe, "put_signal");

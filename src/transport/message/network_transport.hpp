@@ -43,6 +43,7 @@ class NetworkTransport final : public Transport {
   void update(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
               std::size_t width) override;
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override;
+  void raise_flag(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override;
   void put_signal(Pe pe, std::size_t offset, const void* source, std::size_t bytes,
                   std::size_t signal_offset, SignalOp op, std::uint64_t value) override;
   void fence(Pe pe) override;

@@ -42,6 +42,7 @@ struct Peer {
   // Requests to it.
   std::uint32_t window = 1;        ///< most without acknowledgement
   std::uint32_t sent = 0;          ///< number of the newest
+  std::uint32_t counted = 0;       ///< number of the newest that a quiet waits for
   std::uint32_t acknowledged = 0;  ///< all up to this one have been applied
   std::uint32_t asked = 0;         ///< the newest whose acknowledgement is on its way
   std::vector<Expected> expected;  ///< replies, by number modulo window

@@ -39,6 +39,8 @@ void Engine::receive(const std::byte* data, std::size_t bytes) {
   const std::size_t payload_bytes = bytes - sizeof message;
   if (message.kind == Kind::reply) receive_reply(peer, message, payload, payload_bytes);
   if (not_before(message.acknowledged, peer.acknowledged)) peer.acknowledged = message.acknowledged;
+  // Before the numbers wrap, however long no request is counted.
+  if (not_before(peer.acknowledged, peer.counted)) peer.counted = peer.acknowledged;
   switch (message.kind) {
     case Kind::acknowledge:
     case Kind::reply:

@@ -223,7 +223,7 @@ void WorldState::deliver(TeamState& team, std::span<const Delivery> deliveries, 
     const auto raise = [&](std::size_t to, std::size_t flag) {
       const Pe pe = team.pes[to];
       if (deliveries.empty() || at_once || deliveries[to].bytes == 0)
-        return fabric_->route(pe).signal(pe, flag, SignalOp::set, epoch);
+        return fabric_->route(pe).raise_flag(pe, flag, SignalOp::set, epoch);
       const Delivery& delivery = deliveries[to];
       fabric_->route(pe).put_signal(pe, host_offset(delivery.offset), delivery.source,
                                     delivery.bytes, flag, SignalOp::set, epoch);

@@ -290,6 +290,38 @@ TEST(MessageFailure, IsReportedByTheOperationAndOnceByQuiet) {
   });
 }
 
+// A barrier after a barrier would otherwise wait for the acknowledgement of the first one's flags.
+TEST(MessageFlags, AreNotAwaitedByQuiet) {
+  Wire over;
+  const Settings settings = pair_settings(16, 4096);
+  run_over(over, settings, settings, [&](Pair& pair) {
+    pair.meet();
+    if (pair.pe == 1) return;
+    pair.transport.quiet();
+    {
+      const std::lock_guard lock(over.mutex);
+      over.cut = true;  // what waits from here on fails
+    }
+    pair.transport.raise_flag(1, 0, SignalOp::add, 1);
+    pair.transport.quiet();
+    pair.transport.fence(1);
+    pair.transport.quiet();
+    pair.transport.signal(1, 0, SignalOp::add, 1);
+    pair.transport.raise_flag(1, 0, SignalOp::add, 1);
+    expect_error(Code::peer_failed, "quiet failed on PE 0: transport fake has lost PE 1: cut",
+                 [&] { pair.transport.quiet(); });
+  });
+}
+
+TEST(MessageFlags, KeepTheWindow) {
+  Wire over;
+  run_over(over, pair_settings(3, 4096), pair_settings(256, 4096), [](Pair& pair) {
+    for (int i = 0; i < 100; ++i) pair.transport.raise_flag(pair.other, 0, SignalOp::add, 1);
+    EXPECT_TRUE(pair.wait_for(0, 100));
+    if (pair.pe == 0) EXPECT_LE(pair.transport.most_in_flight(), 3u);
+  });
+}
+
 // An atomic without a result sends a request and returns, whatever its width.
 TEST(MessageUpdates, DoNotWait) {
   Wire over;
