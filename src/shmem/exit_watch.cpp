@@ -60,7 +60,7 @@ void ExitWatch::stop() noexcept {
 
 std::optional<int> ExitWatch::announced() const noexcept {
   if (word_ == nullptr) return std::nullopt;
-  // A PE of this host may have been told, and have ended, before this one is told.
+  // Another PE of this host may read its word, and end, before this PE's word is written.
   for (Pe pe = 0; pe < world_.n_pes(); ++pe) {
     void* const word_of = world_.heap().peer_pointer(word_, pe);
     const std::uint32_t word =

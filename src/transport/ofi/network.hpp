@@ -138,6 +138,7 @@ class Network final : public message::Network {
     return {&line.segment, &line.scratch, &line.messages_region, &line.outgoing_region,
             &line.bounces_region};
   }
+  bool over_tcp() const noexcept { return provider_.starts_with("tcp"); }
   bool completes_reads_twice() const noexcept;
   void open_rails(const Context& context);
   void make_pools();
