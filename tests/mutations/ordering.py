@@ -28,7 +28,7 @@ MUTATIONS = [
     (
         "fences of networks do nothing",
         "src/transport/message/engine.cpp",
-        "  if (network_->writing(peer) || peer.sent != peer.acknowledged) peer.fenced = true;",
+        "  if (network_->writing(peer) || !not_before(peer.acknowledged, peer.counted)) peer.fenced = true;",
         "  (void)peer;",
     ),
     (

@@ -43,8 +43,8 @@ MUTATIONS = [
     (
         "fence ignored",
         "message/engine.cpp",
-        "peer.sent != peer.acknowledged) peer.fenced = true;",
-        "peer.sent != peer.acknowledged) peer.fenced = false;",
+        "!not_before(peer.acknowledged, peer.counted)) peer.fenced = true;",
+        "!not_before(peer.acknowledged, peer.counted)) peer.fenced = false;",
     ),
     (
         "messages overtake writes of other queue pairs",
