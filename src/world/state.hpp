@@ -261,10 +261,11 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   void run_operation(TeamState& team, const char* what, Operation&& operation);
   void wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value, std::size_t from,
                  const char* what);
-  template <typename Word>
-  void wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value, std::size_t from,
-                 const char* what, Word&& word);
+  template <typename Seen, typename Word>
+  void wait_for(const TeamState& team, std::uint64_t value, std::size_t from, const char* what,
+                Seen&& seen, Word&& word);
   void wait_flags(TeamState& team, std::uint64_t value, std::uint64_t parity, const char* what);
+  void meet_at_first(TeamState& team, std::uint64_t value, std::uint64_t parity, const char* what);
   void release() noexcept;
 
   Settings settings_;

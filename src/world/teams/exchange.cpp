@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchange, sync and deliver: the operations that all collectives consist of. Small teams, and
-// somewhat larger ones whose PEs share cores (meets_directly), write to all PEs, in one hop. Others
-// take ceil(log2 n) rounds (dissemination; for blobs, the all-gather of Bruck).
+// Exchange, sync and deliver: the operations that all collectives consist of. Small teams write to
+// all PEs, in one hop; larger ones take ceil(log2 n) rounds (dissemination; for blobs, the
+// all-gather of Bruck). PEs that share memory and cores meet at the first one (meeting_of).
 //
 // Flags carry the number of the operation, (generation, epoch), and are never reset. A PE may be
 // one operation ahead of another, so the areas alternate by parity: a PE that starts operation
@@ -104,22 +104,22 @@ void WorldState::run_operation(TeamState& team, const char* what, Operation&& op
 
 void WorldState::wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value,
                            std::size_t from, const char* what) {
-  wait_flag(team, flag, value, from, what, [flag] { return flag; });
+  wait_for(team, value, from, what, [&] { return memory_->load(flag); }, [flag] { return flag; });
 }
 
-/// `word`: the flag to block on.
-template <typename Word>
-void WorldState::wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value,
-                           std::size_t from, const char* what, Word&& word) {
+/// Waits until `seen()`, the newest flag of PE `from`, is at least `value`. `word`: the flag to
+/// block on.
+template <typename Seen, typename Word>
+void WorldState::wait_for(const TeamState& team, std::uint64_t value, std::size_t from,
+                          const char* what, Seen&& seen, Word&& word) {
   const Pe pe = team.pes[from];
-  if (memory_->load(flag) >= value) return;
-  const auto outcome = poll([&] { return memory_->load(flag) >= value; }, deadline(), pe, word);
+  if (seen() >= value) return;
+  const auto outcome = poll([&] { return seen() >= value; }, deadline(), pe, word);
   if (outcome == WaitOutcome::ready) return;
   const std::string call =
       fmt::format("{} (operation {} of team {})", what, team.epoch, team.index);
-  std::string detail =
-      fmt::format("waiting for PE {}, expected operation {}, seen {}; {}", pe, team.epoch,
-                  seen_epoch(team, memory_->load(flag)), describe_progress(pe));
+  std::string detail = fmt::format("waiting for PE {}, expected operation {}, seen {}; {}", pe,
+                                   team.epoch, seen_epoch(team, seen()), describe_progress(pe));
   FailureCause cause{pe, fmt::format("late for {}", call)};
   if (outcome == WaitOutcome::peer_failed) {
     cause = parse_cause(health_->failure(pe).value_or(cause.text()));
@@ -140,13 +140,49 @@ void WorldState::wait_flags(TeamState& team, std::uint64_t value, std::uint64_t 
   const auto flag = [&](std::size_t distance) {
     return layout.flag(team.index, parity, ring.behind(distance));
   };
+  const auto seen = [&](std::size_t distance) { return memory_->load(flag(distance)); };
   for (std::size_t d = 1; d < ring.size; ++d)
-    wait_flag(team, flag(d), value, ring.behind(d), what, [&] {
-      if (!crowded()) return flag(d);
-      return flag(team.wait_order.pick(
-          d, ring.size, mixed(value) + ring.me,
-          [&](std::size_t other) { return memory_->load(flag(other)) >= value; }));
-    });
+    wait_for(
+        team, value, ring.behind(d), what, [&] { return seen(d); },
+        [&] {
+          if (!crowded()) return flag(d);
+          return flag(
+              team.wait_order.pick(d, ring.size, mixed(value) + ring.me,
+                                   [&](std::size_t other) { return seen(other) >= value; }));
+        });
+}
+
+/// Each PE raises its flag in the memory of the first one. Who then sees the flags of all releases
+/// the others: the first PE finds their flags in its own memory, and each other one the flag of the
+/// first.
+void WorldState::meet_at_first(TeamState& team, std::uint64_t value, std::uint64_t parity,
+                               const char* what) {
+  const Pe first = team.pes[0];
+  transport::Transport& at_first = fabric_->route(first);
+  const auto flag = [&](std::size_t of) { return memory_->layout().flag(team.index, parity, of); };
+  const auto seen = [&](std::size_t of) {
+    return at_first.atomic(first, AtomicOp::fetch, flag(of), 0, 0, sizeof(std::uint64_t));
+  };
+  std::size_t missing = 0;
+  const auto all_came = [&] {
+    while (missing < team.size() && seen(missing) >= value) ++missing;
+    return missing == team.size();
+  };
+  // An atomic exchange: of two PEs that come at once, at least one then sees the other.
+  at_first.atomic(first, AtomicOp::set, flag(team.me()), value, 0, sizeof value);
+  if (all_came()) {
+    for (std::size_t to = 1; to < team.size(); ++to)
+      if (to != team.me())
+        fabric_->route(team.pes[to]).raise_flag(team.pes[to], flag(0), SignalOp::set, value);
+    return;
+  }
+  if (team.me() == 0) return wait_flags(team, value, parity, what);
+  const auto released = [&] { return memory_->load(flag(0)) >= value; };
+  // A missing PE is awaited by name, for messages and so that its end is noticed.
+  while (!released() && !all_came())
+    wait_for(
+        team, value, missing, what, [&] { return released() ? value : seen(missing); },
+        [&] { return flag(0); });
 }
 
 std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, std::size_t bytes,
@@ -172,9 +208,24 @@ std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, s
       return *reinterpret_cast<ExchangeEntry*>(memory_->control(offset));
     };
 
-    if (team.direct) {
-      constexpr std::size_t kStart = offsetof(ExchangeEntry, epoch);
-      const std::size_t length = used_bytes(entry) - kStart;
+    constexpr std::size_t kStart = offsetof(ExchangeEntry, epoch);
+    const std::size_t length = used_bytes(entry) - kStart;
+    if (team.meeting == Meeting::at_first) {
+      const Pe first = team.pes[0];
+      transport::Transport& at_first = fabric_->route(first);
+      at_first.put(first, layout.entry(team.index, parity, ring.me) + kStart, &entry.epoch, length);
+      meet_at_first(team, epoch, parity, what);
+      ExchangeEntry theirs;
+      for (std::size_t from = 0; from < ring.size; ++from) {
+        const std::size_t offset = layout.entry(team.index, parity, from) + kStart;
+        at_first.get(&theirs.epoch, first, offset, length);
+        if (theirs.epoch != entry.epoch || theirs.declared != entry.declared)
+          at_first.get(&theirs.epoch, first, offset, sizeof theirs - kStart);
+        take(from, theirs);
+      }
+      return;
+    }
+    if (team.meeting == Meeting::at_all) {
       for (std::size_t d = 1; d < ring.size; ++d)
         put(ring.ahead(d), layout.entry(team.index, parity, ring.me) + kStart, &entry.epoch, length,
             layout.flag(team.index, parity, ring.me));
@@ -228,7 +279,12 @@ void WorldState::deliver(TeamState& team, std::span<const Delivery> deliveries, 
       fabric_->route(pe).put_signal(pe, host_offset(delivery.offset), delivery.source,
                                     delivery.bytes, flag, SignalOp::set, epoch);
     };
-    if (team.direct) {
+    if (team.meeting == Meeting::at_first) {
+      meet_at_first(team, epoch, parity, what);
+      if (at_once) quiet();
+      return;
+    }
+    if (team.meeting == Meeting::at_all) {
       for (std::size_t d = 1; d < ring.size; ++d)
         raise(ring.ahead(d), layout.flag(team.index, parity, ring.me));
       wait_flags(team, epoch, parity, what);

@@ -15,6 +15,13 @@ namespace shoal::detail {
 
 class WorldState;
 
+/// How the PEs of a team learn that all have come (meeting_of).
+enum class Meeting : std::uint8_t {
+  at_all,     ///< each writes to all others
+  at_first,   ///< each writes to the first one, and the last to come to all
+  in_rounds,  ///< each writes to one other in each of ceil(log2 n) rounds
+};
+
 /// The PEs of a team, and the number of its last operation. The team owns signals with its index in
 /// the control block of each of its PEs.
 struct TeamState {
@@ -25,7 +32,7 @@ struct TeamState {
   Pe my_pe = 0;         ///< index of this PE in the team
   std::vector<Pe> pes;  ///< by index in the team: the number in the world
   bool predefined = false;
-  bool direct = true;  ///< PEs write to all others instead of in rounds (meets_directly)
+  Meeting meeting = Meeting::at_all;
   bool destroyed = false;
   /// Number of the last collective operation of this team on this PE; only grows.
   std::uint64_t epoch = 0;

@@ -9,25 +9,29 @@
 namespace shoal::detail {
 namespace {
 
-std::shared_ptr<TeamState> make_state(std::int32_t index, std::vector<Pe> pes,
-                                      const Placement& placement) {
+std::shared_ptr<TeamState> make_state(const WorldState& world, std::int32_t index,
+                                      std::vector<Pe> pes) {
   auto team = std::make_shared<TeamState>();
   team->index = index;
-  team->my_pe = static_cast<Pe>(std::find(pes.begin(), pes.end(), placement.my_pe) - pes.begin());
-  team->direct = meets_directly(placement, pes);
+  const Pe me = world.placement().my_pe;
+  team->my_pe = static_cast<Pe>(std::find(pes.begin(), pes.end(), me) - pes.begin());
+  team->meeting = meeting_of(world.placement(), world.settings().transport_inside, pes);
   team->pes = std::move(pes);
   return team;
 }
 
 }  // namespace
 
-bool meets_directly(const Placement& placement, std::span<const Pe> pes) {
-  constexpr std::size_t kDirectOnSharedCores = 64;
-  if (pes.size() <= ControlLayout::kDirectPes) return true;
-  if (pes.size() > kDirectOnSharedCores) return false;
-  return placement.pes_on_host() > placement.cores_on_host &&
-         std::all_of(pes.begin(), pes.end(),
-                     [&](Pe pe) { return placement.same_host(pe) && placement.same_node(pe); });
+Meeting meeting_of(const Placement& placement, std::string_view inside, std::span<const Pe> pes) {
+  constexpr std::size_t kFew = 8;
+  const auto shares_memory = [&] {
+    return (inside == "automatic" || inside.starts_with("shm")) &&
+           std::all_of(pes.begin(), pes.end(),
+                       [&](Pe pe) { return placement.same_host(pe) && placement.same_node(pe); });
+  };
+  if (pes.size() > kFew && placement.pes_on_host() > placement.cores_on_host && shares_memory())
+    return Meeting::at_first;
+  return pes.size() <= ControlLayout::kDirectPes ? Meeting::at_all : Meeting::in_rounds;
 }
 
 void Teams::create_predefined(WorldState& world, const Placement& placement, std::vector<Pe> shared,
@@ -48,7 +52,7 @@ void Teams::create_predefined(WorldState& world, const Placement& placement, std
   slots_ = TeamSlots(max_teams);
   joins_read.resize(static_cast<std::size_t>(placement.n_pes));
   for (std::size_t i = 0; i < std::size(pes); ++i) {
-    auto team = make_state(static_cast<std::int32_t>(i), std::move(pes[i]), placement);
+    auto team = make_state(world, static_cast<std::int32_t>(i), std::move(pes[i]));
     team->world = std::shared_ptr<WorldState>(std::shared_ptr<void>(), &world);  // not an owner
     team->predefined = true;
     slots_.take(team->index);
@@ -58,7 +62,7 @@ void Teams::create_predefined(WorldState& world, const Placement& placement, std
 
 std::shared_ptr<TeamState> Teams::create(WorldState& world, std::int32_t index,
                                          std::uint64_t generation, std::vector<Pe> pes) {
-  auto team = make_state(index, std::move(pes), world.placement());
+  auto team = make_state(world, index, std::move(pes));
   team->world = world.shared_from_this();
   team->generation = generation;
   slots_.take(index);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "shoal/team.hpp"
@@ -17,12 +18,12 @@ namespace shoal::detail {
 /// Indices of the predefined teams, the same in every world.
 enum class PredefinedTeam : std::int32_t { world, node, shared, same_index, self, count };
 
-/// Whether the PEs of a team, one of which is this one, exchange by writing to all others at once,
-/// or in ceil(log2 n) rounds. The same on all of them.
+/// How the PEs of a team, one of which is this one, meet. The same on all of them. `inside`:
+/// SHOAL_TRANSPORT_INSIDE.
 ///
-/// Writing to all takes n * n writes. In rounds, PEs that share cores block and wake once per
-/// round, which costs more than the writes of some tens of PEs.
-bool meets_directly(const Placement& placement, std::span<const Pe> pes);
+/// Writing to all takes one hop and n * n writes. PEs that share memory and cores meet at the first
+/// one: 2 * n writes, and each PE blocks once. In rounds, each would block in every round.
+Meeting meeting_of(const Placement& placement, std::string_view inside, std::span<const Pe> pes);
 
 class Teams {
  public:

@@ -87,13 +87,14 @@ void check_meetings(World& world) {
   }
 }
 
-// Collectives of PEs that share a core. With 40, each wait blocks, and each must be woken.
+// Collectives of PEs that share a core. With 40 and 70, each wait blocks, and each must be woken.
 TEST(Waits, ManyPesMeetOnOneCore) {
-  for (const Pe pes : {5, 40}) {
+  for (const Pe pes : {5, 9, 40, 70}) {
     const auto errors = run_on_one_core(pes, [pes](World& world) {
-      EXPECT_TRUE(world.state().world_team().direct);
+      EXPECT_EQ(world.state().world_team().meeting,
+                pes == 5 ? detail::Meeting::at_all : detail::Meeting::at_first);
       check_meetings(world);
-      if (pes == 40) EXPECT_GT(world.state().wait_point().blocks(), 0u);
+      if (pes >= 40) EXPECT_GT(world.state().wait_point().blocks(), 0u);
     });
     for (const std::string& error : errors) EXPECT_EQ(error, "");
   }
@@ -106,7 +107,7 @@ TEST(Waits, ManyPesOfTwoNodesMeetInRounds) {
   const auto errors = run_on_one_core(
       40,
       [](World& world) {
-        EXPECT_FALSE(world.state().world_team().direct);
+        EXPECT_EQ(world.state().world_team().meeting, detail::Meeting::in_rounds);
         check_meetings(world);
       },
       settings);

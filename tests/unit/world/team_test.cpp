@@ -130,28 +130,32 @@ TEST(Agreement, GroupsPesByWhatTheySay) {
 }
 
 // The same answer on all PEs of a team.
-TEST(Teams, LargeTeamsMeetDirectlyOnSharedCoresOfOneNode) {
+TEST(Teams, MeetAtTheFirstPeOnSharedCoresOfOneNode) {
+  using enum detail::Meeting;
   detail::Placement placement;
-  const auto direct = [&](const std::string& letters, std::int64_t node_size, std::int32_t cores) {
+  const auto meeting = [&](const std::string& letters, std::int64_t node_size, std::int32_t cores,
+                           const char* inside = "automatic") {
     static_cast<HostMap&>(placement) = topology::place(hosts(letters), node_size);
     placement.n_pes = static_cast<Pe>(letters.size());
     placement.cores_on_host = cores;
     std::vector<Pe> all(letters.size());
     std::iota(all.begin(), all.end(), 0);
-    std::set<bool> answers;
+    std::set<detail::Meeting> answers;
     for (placement.my_pe = 0; placement.my_pe < placement.n_pes; ++placement.my_pe)
-      answers.insert(detail::meets_directly(placement, all));
+      answers.insert(detail::meeting_of(placement, inside, all));
     EXPECT_EQ(answers.size(), 1u);
     return *answers.begin();
   };
-  EXPECT_TRUE(direct(std::string(32, 'a'), 0, 64));
-  EXPECT_FALSE(direct(std::string(33, 'a'), 0, 64));
-  EXPECT_TRUE(direct(std::string(33, 'a'), 0, 32));
-  EXPECT_TRUE(direct(std::string(64, 'a'), 0, 2));
-  EXPECT_FALSE(direct(std::string(65, 'a'), 0, 2));
-  EXPECT_FALSE(direct(std::string(40, 'a'), 20, 2));
-  EXPECT_FALSE(direct(std::string(20, 'a') + std::string(20, 'b'), 0, 2));
-  EXPECT_TRUE(direct(std::string(16, 'a') + std::string(16, 'b'), 0, 2));
+  EXPECT_EQ(meeting(std::string(32, 'a'), 0, 64), at_all);
+  EXPECT_EQ(meeting(std::string(33, 'a'), 0, 64), in_rounds);
+  EXPECT_EQ(meeting(std::string(8, 'a'), 0, 2), at_all);
+  EXPECT_EQ(meeting(std::string(9, 'a'), 0, 2), at_first);
+  EXPECT_EQ(meeting(std::string(9, 'a'), 0, 2, "shm"), at_first);
+  EXPECT_EQ(meeting(std::string(9, 'a'), 0, 2, "ofi"), at_all);
+  EXPECT_EQ(meeting(std::string(256, 'a'), 0, 2), at_first);
+  EXPECT_EQ(meeting(std::string(40, 'a'), 20, 2), in_rounds);
+  EXPECT_EQ(meeting(std::string(20, 'a') + std::string(20, 'b'), 0, 2), in_rounds);
+  EXPECT_EQ(meeting(std::string(16, 'a') + std::string(16, 'b'), 0, 2), at_all);
 }
 
 }  // namespace
