@@ -3,7 +3,8 @@
 // every writable mapping of the process, at most 32, and crashes if a process with many libraries
 // calls it late. So the program must call it at the start of main.
 //
-// OpenSHMEM has no deadline for symmetric allocation; only the wait for the text has one.
+// OpenSHMEM has no deadline for symmetric allocation and barriers; only the wait for the text has
+// one.
 #include <shmem.h>
 #include <unistd.h>
 
@@ -39,6 +40,9 @@ int open(shoal_bootstrap_context* context, void** job, std::int32_t* pe, std::in
   if (room == nullptr)
     return report(context, SHOAL_BOOTSTRAP_FAILED,
                   "the symmetric heap of OpenSHMEM is full (SHMEM_SYMMETRIC_SIZE)");
+  // Open MPI clears the memory after it has synchronized the PEs: the flag of PE 0 could come
+  // first.
+  shmem_barrier_all();
   *job = room;
   *pe = shmem_my_pe();
   *n_pes = shmem_n_pes();
