@@ -171,6 +171,22 @@ void run_over(Wire& over, const Settings& first, const Settings& second,
   wire = nullptr;
 }
 
+/// Runs `body` on PE 0, with nothing in flight between the two.
+void run_first(Wire& over, const std::function<void(Pair&)>& body) {
+  const Settings settings = pair_settings(16, 4096);
+  run_over(over, settings, settings, [&](Pair& pair) {
+    pair.meet();
+    if (pair.pe == 1) return;
+    pair.transport.quiet();
+    body(pair);
+  });
+}
+/// What waits from here on fails.
+void cut(Wire& over) {
+  const std::lock_guard lock(over.mutex);
+  over.cut = true;
+}
+
 struct Adversity {
   const char* name;
   bool reorders;
@@ -268,15 +284,8 @@ TEST(MessageAnnouncements, AreNotSentWhereTargetsNoticeRma) {
 
 TEST(MessageFailure, IsReportedByTheOperationAndOnceByQuiet) {
   Wire over;
-  const Settings settings = pair_settings(16, 4096);
-  run_over(over, settings, settings, [&](Pair& pair) {
-    pair.meet();
-    if (pair.pe == 1) return;
-    pair.transport.quiet();
-    {
-      const std::lock_guard lock(over.mutex);
-      over.cut = true;
-    }
+  run_first(over, [&](Pair& pair) {
+    cut(over);
     pair.transport.signal(1, 0, SignalOp::add, 1);
     expect_error(Code::peer_failed,
                  "atomic of 8 bytes failed on PE 0: transport fake has lost PE 1",
@@ -293,15 +302,8 @@ TEST(MessageFailure, IsReportedByTheOperationAndOnceByQuiet) {
 // A barrier after a barrier would otherwise wait for the acknowledgement of the first one's flags.
 TEST(MessageFlags, AreNotAwaitedByQuiet) {
   Wire over;
-  const Settings settings = pair_settings(16, 4096);
-  run_over(over, settings, settings, [&](Pair& pair) {
-    pair.meet();
-    if (pair.pe == 1) return;
-    pair.transport.quiet();
-    {
-      const std::lock_guard lock(over.mutex);
-      over.cut = true;  // what waits from here on fails
-    }
+  run_first(over, [&](Pair& pair) {
+    cut(over);
     pair.transport.raise_flag(1, 0, SignalOp::add, 1);
     pair.transport.quiet();
     pair.transport.fence(1);
@@ -325,15 +327,8 @@ TEST(MessageFlags, KeepTheWindow) {
 // An atomic without a result sends a request and returns, whatever its width.
 TEST(MessageUpdates, DoNotWait) {
   Wire over;
-  const Settings settings = pair_settings(16, 4096);
-  run_over(over, settings, settings, [&](Pair& pair) {
-    pair.meet();
-    if (pair.pe == 1) return;
-    pair.transport.quiet();
-    {
-      const std::lock_guard lock(over.mutex);
-      over.cut = true;  // what waits from here on fails
-    }
+  run_first(over, [&](Pair& pair) {
+    cut(over);
     for (const AtomicOp op :
          {AtomicOp::set, AtomicOp::add, AtomicOp::bit_and, AtomicOp::bit_or, AtomicOp::bit_xor})
       for (const std::size_t width : {4, 8}) pair.transport.update(1, op, 8, 1, width);
@@ -345,11 +340,7 @@ TEST(MessageUpdates, DoNotWait) {
 // The last operation of a PE may complete in the same poll that finds the peer gone.
 TEST(MessageFailure, SparesAnOperationWhoseReplyArrivedWithAGoodbye) {
   Wire over;
-  const Settings settings = pair_settings(16, 4096);
-  run_over(over, settings, settings, [&](Pair& pair) {
-    pair.meet();
-    if (pair.pe == 1) return;
-    pair.transport.quiet();
+  run_first(over, [&](Pair& pair) {
     {
       const std::lock_guard lock(over.mutex);
       over.farewell = true;
