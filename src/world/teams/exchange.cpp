@@ -152,9 +152,9 @@ void WorldState::wait_flags(TeamState& team, std::uint64_t value, std::uint64_t 
         });
 }
 
-/// Each PE raises its flag in the memory of the first PE. A PE that then sees all flags there raises
-/// one at each other PE, that of the first. The first PE needs none: all flags are in its own
-/// memory.
+/// Each PE raises its flag in the memory of the first PE. A PE that then sees all flags there
+/// raises one at each other PE, that of the first. The first PE needs none: all flags are in its
+/// own memory.
 void WorldState::meet_at_first(TeamState& team, std::uint64_t value, std::uint64_t parity,
                                const char* what) {
   const Pe first = team.pes[0];
