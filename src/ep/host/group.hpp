@@ -23,6 +23,8 @@ struct HostGroup {
         layout(owner.shape, owner.world->settings()),
         workers(threads),
         pes(owner.team.state().pes),
+        meets_at_first(owner.nodes.count == 1 && !owner.options.mask_failed &&
+                       owner.team.state().meeting == shoal::detail::Meeting::at_first),
         masked(static_cast<std::size_t>(owner.shape.ranks), 0),
         out_of_reach(static_cast<std::size_t>(owner.shape.ranks), 0),
         chunks_sent(static_cast<std::size_t>(owner.shape.nodes), 0),
@@ -31,7 +33,10 @@ struct HostGroup {
   detail::GroupState& state;
   const GroupLayout layout;
   WorkerPool workers;
-  const std::vector<Pe> pes;       ///< [ranks]: the number of each rank in the world
+  const std::vector<Pe> pes;  ///< [ranks]: the number of each rank in the world
+  /// Ranks raise signals in the block of the first one alone, where normal mode has its notices
+  /// too, and the last to come releases the others (WorldState::meet_at_first).
+  const bool meets_at_first;
   std::vector<char> masked;        ///< [ranks]: left out of low-latency operations
   std::vector<char> out_of_reach;  ///< [ranks]: masked, and writing to them fails
   /// [nodes]: chunks to and from the rail peer there (Rail).

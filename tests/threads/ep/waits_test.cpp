@@ -6,7 +6,9 @@
 
 #include "checks/ep/rounds.hpp"
 #include "checks/world/waits.hpp"
-#include "shoal/world.hpp"
+#include "shoal/collective.hpp"
+#include "support/world/one_core.hpp"
+#include "world/state.hpp"
 
 namespace shoal::test {
 namespace {
@@ -47,6 +49,62 @@ TEST(EpWaits, SignalsOfLowLatencyModeWake) {
       round.run(group, false);
     };
   });
+}
+
+/// A case in which every rank has two experts.
+EpCase many(Pe ranks) {
+  return {
+      .ranks = ranks, .experts = 2 * ranks, .top_k = 4, .hidden = 64, .max_tokens = 8, .seed = 11};
+}
+
+// Groups of more than 8 ranks, which meet at their first rank; those that mask failed ranks do not.
+TEST(EpWaits, ManyRanksMeetOnOneCore) {
+  for (const Pe ranks : {9, 40}) {
+    const EpCase c = many(ranks);
+    const auto check = [&c](World& world) {
+      EXPECT_EQ(world.state().world_team().meeting, detail::Meeting::at_first);
+      for (const bool mask : {false, true}) {
+        ep::GroupOptions options = options_for(c);
+        options.mask_failed = mask;
+        ep::Group group(world.team(), options);
+        const NormalRound normal(c, world.my_pe());
+        const LowLatencyRound low_latency(c, world.my_pe(), ep::Reduction::per_rank);
+        for (int round = 0; round < 4; ++round) {
+          normal.run(group);
+          low_latency.run(group, round % 2 == 1);
+        }
+        group.close();
+      }
+    };
+    for (const std::string& error : run_on_one_core(ranks, check, ep_settings()))
+      EXPECT_EQ(error, "");
+  }
+}
+
+// One rank enters no operation. All others name it.
+TEST(EpWaits, ARankThatDoesNotMeetTheOthersIsNamed) {
+  constexpr Pe kMissing = 4;
+  const EpCase c = many(12);
+  const auto check = [&c](World& world) {
+    ep::GroupOptions options = options_for(c);
+    options.timeout = std::chrono::milliseconds(500);
+    ep::Group group(world.team(), options);
+    if (world.my_pe() != kMissing) {
+      const NormalRound round(c, world.my_pe());
+      const auto failure = [&]() -> std::string {
+        try {
+          round.run(group);
+        } catch (const Error& error) {
+          return error.what();
+        }
+        return "";
+      }();
+      EXPECT_NE(failure.find("PE 4"), std::string::npos) << failure;
+    }
+    barrier(world.team());  // the missing one stays
+  };
+  for (const std::string& error : run_on_one_core(c.ranks, check, ep_settings()))
+    EXPECT_EQ(error, "");
 }
 
 }  // namespace

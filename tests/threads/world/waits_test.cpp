@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waits that block: what wakes them, what ends them, with a core per PE and with fewer.
 #include <gtest/gtest.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,33 +10,12 @@
 #include "checks/world/operations.hpp"
 #include "checks/world/waits.hpp"
 #include "shoal/collective.hpp"
+#include "support/world/one_core.hpp"
 #include "support/world/world_errors.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
 namespace {
-
-/// Binds this thread, and the PE on it, to the first core that it may use.
-void use_one_core() {
-  cpu_set_t all, one;
-  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
-  CPU_ZERO(&one);
-  int core = 0;
-  while (!CPU_ISSET(core, &all)) ++core;
-  CPU_SET(core, &one);
-  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
-}
-
-/// Runs `body` on `n` PEs that share one core. Returns their errors.
-std::vector<std::string> run_on_one_core(Pe n, const std::function<void(World&)>& body,
-                                         const Settings& settings = world_settings()) {
-  return errors_of(n, settings, [&](Pe, auto bootstrap) {
-    use_one_core();
-    World world = World::open({settings, bootstrap});
-    body(world);
-    world.close();
-  });
-}
 
 TEST(Waits, WritesWakeAPe) {
   run_threads(2, world_settings(), [](World& world) { check_writes_wake(world); });
@@ -61,11 +39,14 @@ TEST(Waits, StoresThroughPointersAreSeen) {
 }
 
 TEST(Waits, AFullCoreTurnsSpinningOff) {
-  const auto errors = run_on_one_core(2, [](World& world) {
-    EXPECT_TRUE(world.state().crowded());
-    check_writes_wake(world);
-    check_stores_are_seen(world);
-  });
+  const auto errors = run_on_one_core(
+      2,
+      [](World& world) {
+        EXPECT_TRUE(world.state().crowded());
+        check_writes_wake(world);
+        check_stores_are_seen(world);
+      },
+      world_settings());
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
@@ -90,12 +71,15 @@ void check_meetings(World& world) {
 // Collectives of PEs that share a core. With 40 and 70, each wait blocks, and each must be woken.
 TEST(Waits, ManyPesMeetOnOneCore) {
   for (const Pe pes : {5, 9, 40, 70}) {
-    const auto errors = run_on_one_core(pes, [pes](World& world) {
-      EXPECT_EQ(world.state().world_team().meeting,
-                pes == 5 ? detail::Meeting::at_all : detail::Meeting::at_first);
-      check_meetings(world);
-      if (pes >= 40) EXPECT_GT(world.state().wait_point().blocks(), 0u);
-    });
+    const auto errors = run_on_one_core(
+        pes,
+        [pes](World& world) {
+          EXPECT_EQ(world.state().world_team().meeting,
+                    pes == 5 ? detail::Meeting::at_all : detail::Meeting::at_first);
+          check_meetings(world);
+          if (pes >= 40) EXPECT_GT(world.state().wait_point().blocks(), 0u);
+        },
+        world_settings());
     for (const std::string& error : errors) EXPECT_EQ(error, "");
   }
 }
@@ -121,7 +105,7 @@ TEST(Waits, PesBesideAnotherProgramBlock) {
     use_one_core();
     while (!done.load(std::memory_order_relaxed)) continue;
   });
-  const auto errors = run_on_one_core(2, [](World& world) {
+  const auto check = [](World& world) {
     EXPECT_EQ(world.state().crowded(), true);
     const auto all_yield = [&] {
       const auto mine = static_cast<std::byte>(world.state().yields() ? 1 : 0);
@@ -132,7 +116,8 @@ TEST(Waits, PesBesideAnotherProgramBlock) {
     bool yielding = true;
     while (yielding && std::chrono::steady_clock::now() < end) yielding = all_yield();
     EXPECT_FALSE(yielding);
-  });
+  };
+  const auto errors = run_on_one_core(2, check, world_settings());
   done = true;
   other.join();
   for (const std::string& error : errors) EXPECT_EQ(error, "");

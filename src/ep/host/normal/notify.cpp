@@ -2,9 +2,10 @@
 // notify: exchanges the counts of a dispatch, and grants room for it.
 //
 // Moves a notice and (ranks + local experts) * 4 bytes from every rank to every rank; (ranks +
-// experts) * 4 for expert-major results and between nodes. A rank grants a region for the largest
-// possible result before it knows the counts, so that one exchange suffices, and shrinks it
-// afterwards; pages that no row touches cost nothing.
+// experts) * 4 for expert-major results and between nodes. Ranks that meet at the first one
+// (HostGroup::meets_at_first) write theirs once, there, and read those of all ranks there. A rank
+// grants a region for the largest possible result before it knows the counts, so that one exchange
+// suffices, and shrinks it afterwards; pages that no row touches cost nothing.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -20,8 +21,9 @@ using detail::kNoRoom;
 using detail::Operation;
 
 const NormalNotice& NoticeBoard::operator[](std::int32_t rank) const {
+  const std::byte* block = group_->meets_at_first ? group_->state.peers[0] : group_->state.block;
   return *reinterpret_cast<const NormalNotice*>(
-      group_->state.block + group_->layout.notice(epoch_, rank, group_->state.shape));
+      block + group_->layout.notice(epoch_, rank, group_->state.shape));
 }
 const std::int32_t* NoticeBoard::rows_per_rank(std::int32_t rank) const {
   return reinterpret_cast<const std::int32_t*>(&(*this)[rank] + 1);
@@ -63,37 +65,68 @@ void check_agreement(const HostGroup& group, const NoticeBoard& board) {
 
 }  // namespace
 
-NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNotice& notice,
-                             const std::int32_t* rows_per_rank,
-                             const std::int32_t* tokens_per_expert) {
-  const auto& shape = group.state.shape;
-  std::vector<std::byte> record(sizeof notice);
-  std::memcpy(record.data(), &notice, sizeof notice);
+namespace {
+
+/// A rank's notice with its counts.
+struct Record {
+  std::vector<std::byte> bytes;
+  std::size_t experts_at;  ///< where the counts of tokens per expert start
+  bool all_experts;        ///< every rank needs those of all experts
+};
+
+Record make_record(const Shape& shape, const NormalNotice& notice,
+                   const std::int32_t* rows_per_rank, const std::int32_t* tokens_per_expert) {
+  Record record;
+  record.bytes.resize(sizeof notice);
+  std::memcpy(record.bytes.data(), &notice, sizeof notice);
   const auto add = [&](const std::int32_t* counts, std::int32_t count) {
-    const auto* bytes = reinterpret_cast<const std::byte*>(counts);
-    if (counts != nullptr) record.insert(record.end(), bytes, bytes + count * sizeof(std::int32_t));
+    const auto* first = reinterpret_cast<const std::byte*>(counts);
+    if (counts != nullptr)
+      record.bytes.insert(record.bytes.end(), first, first + count * sizeof(std::int32_t));
   };
   add(rows_per_rank, shape.ranks);
-  const std::size_t experts_at = record.size();
+  record.experts_at = record.bytes.size();
   add(tokens_per_expert, shape.experts);
-  // A rank-major result needs the counts of its own experts alone. A network takes one message
-  // rather than two short ones.
-  const bool all_experts = tokens_per_expert == nullptr || notice.expert_alignment > 0;
+  record.all_experts = tokens_per_expert == nullptr || notice.expert_alignment > 0;
+  return record;
+}
+
+/// Of the counts per expert, a rank gets those of its own experts if it needs no others. A network
+/// takes one message rather than two short ones.
+void send_record(const HostGroup& group, const Step& step, const Record& record) {
+  const auto& shape = group.state.shape;
   const std::size_t at = group.layout.notice(step.epoch, group.state.me, shape);
+  const std::size_t own_bytes = shape.local_experts * sizeof(std::int32_t);
   for (std::int32_t i = 0; i < shape.ranks; ++i) {
     const std::int32_t to = (group.state.me + 1 + i) % shape.ranks;
-    if (all_experts || group.state.peers[to] == nullptr) {
-      put(group, to, at, record.data(), record.size());
+    if (record.all_experts || group.state.peers[to] == nullptr) {
+      put(group, to, at, record.bytes.data(), record.bytes.size());
     } else {
-      const std::size_t bytes = shape.local_experts * sizeof(std::int32_t);
-      const std::size_t own = experts_at + to * bytes;
-      put(group, to, at, record.data(), experts_at);
-      put(group, to, at + own, record.data() + own, bytes);
+      const std::size_t own = record.experts_at + to * own_bytes;
+      put(group, to, at, record.bytes.data(), record.experts_at);
+      put(group, to, at + own, record.bytes.data() + own, own_bytes);
     }
     store_signal(group, to, group.layout.entered + group.state.me * kLine, step.epoch);
   }
   wake_all(group, group.layout.entered);
-  wait_all(group, group.layout.entered, step.epoch, step);
+}
+
+}  // namespace
+
+NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNotice& notice,
+                             const std::int32_t* rows_per_rank,
+                             const std::int32_t* tokens_per_expert) {
+  const auto& shape = group.state.shape;
+  const Record record = make_record(shape, notice, rows_per_rank, tokens_per_expert);
+  if (group.meets_at_first) {
+    put(group, 0, group.layout.notice(step.epoch, group.state.me, shape), record.bytes.data(),
+        record.bytes.size());
+    raise_local(group, group.layout.entered, step.epoch);
+    wait_local(group, group.layout.entered, step.epoch, step);
+  } else {
+    send_record(group, step, record);
+    wait_all(group, group.layout.entered, step.epoch, step);
+  }
   NoticeBoard board(group, step.epoch);
   check_agreement(group, board);
   return board;

@@ -20,6 +20,12 @@ std::atomic_ref<std::uint64_t> signal_at(std::byte* block, std::size_t signals,
   return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(block + signals + owner * kLine));
 }
 
+/// The signal of rank `of` in the block of the first rank, where the ranks meet.
+std::atomic_ref<std::uint64_t> signal_at_first(const HostGroup& group, std::size_t signals,
+                                               std::int32_t of) {
+  return signal_at(group.state.peers[0], signals, of);
+}
+
 bool has_failed(const HostGroup& group, std::int32_t rank) {
   return read_signal(group, group.layout.failed, rank) != 0;
 }
@@ -68,19 +74,15 @@ record::Phase phase_of(const char* name) {
   }
 }
 
-/// Returns without reading the clock if the signal has been raised already.
-WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from,
-                        std::uint64_t epoch, Among among = Among::all) {
-  const auto reached = [&] { return read_signal(group, signals, from) >= epoch; };
+/// Polls until `reached()` or until `from` fails. `word`: the word to block on. Returns without
+/// reading the clock if it is reached already.
+template <typename Reached, typename Word>
+WaitOutcome poll_rank(HostGroup& group, std::int32_t from, Reached&& reached, Word&& word) {
   const auto ready = [&] { return reached() || has_failed(group, from); };
   if (reached()) return WaitOutcome::ready;
   const Clock::time_point start = Clock::now();
   const Clock::time_point deadline = start + group.state.timeout;
   const Pe awaited = group.pes[from];
-  const auto word = [&]() -> std::uint64_t {
-    return group.state.host_offset + signals +
-           static_cast<std::size_t>(rank_to_block_on(group, signals, from, epoch, among)) * kLine;
-  };
   group.state.recorder.begin_wait(from);
   WaitOutcome outcome = group.state.world->poll(ready, deadline, awaited, word);
   // If failed ranks are masked, the end of another PE does not end this wait.
@@ -93,9 +95,33 @@ WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from
   return outcome;
 }
 
+WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from,
+                        std::uint64_t epoch, Among among = Among::all) {
+  return poll_rank(
+      group, from, [&] { return read_signal(group, signals, from) >= epoch; },
+      [&]() -> std::uint64_t {
+        const std::int32_t block_on = rank_to_block_on(group, signals, from, epoch, among);
+        return group.state.host_offset + signals + static_cast<std::size_t>(block_on) * kLine;
+      });
+}
+
+/// As poll_signal, where ranks meet at the first one and this is another. It blocks until it is
+/// released, but awaits a missing rank by name, for messages and so that its end is noticed.
+WaitOutcome poll_at_first(HostGroup& group, std::size_t signals, std::int32_t from,
+                          std::uint64_t epoch) {
+  const auto came = [&] {
+    return read_signal(group, signals, 0) >= epoch ||
+           signal_at_first(group, signals, from).load() >= epoch;
+  };
+  return poll_rank(group, from, came,
+                   [&]() -> std::uint64_t { return group.state.host_offset + signals; });
+}
+
 std::string seen(const HostGroup& group, std::size_t signals, std::int32_t from,
                  std::uint64_t epoch) {
-  return fmt::format("expected epoch {}, seen {}", epoch, read_signal(group, signals, from));
+  const std::uint64_t newest = group.meets_at_first ? signal_at_first(group, signals, from).load()
+                                                    : read_signal(group, signals, from);
+  return fmt::format("expected epoch {}, seen {}", epoch, newest);
 }
 
 /// The rank whose failure ended a wait for `from`: as others report it, else one that has ended,
@@ -199,16 +225,30 @@ void wake_all(const HostGroup& group, std::size_t signals) {
              signals + group.state.me * kLine);
 }
 
-void raise_all(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
-  for (std::int32_t i = 0; i < group.state.shape.ranks; ++i) {
-    const std::int32_t to = (group.state.me + 1 + i) %
-                            group.state.shape.ranks;  // ranks start at different destinations
-    store_signal(group, to, signals + group.state.me * kLine, epoch);
-  }
-  wake_all(group, signals);
+namespace {
+
+/// Tells all ranks that all of them have come: by the signal of the first one.
+void release_all(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
+  for (std::int32_t to = 1; to < group.state.shape.ranks; ++to)
+    store_signal(group, to, signals, epoch);
+  for (std::int32_t to = 1; to < group.state.shape.ranks; ++to)
+    if (to != group.state.me) wake_for(group, to, signals);
 }
 
+/// Sequentially consistent: of two ranks that come at once, at least one sees the other.
+void raise_at_first(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
+  signal_at_first(group, signals, group.state.me).exchange(epoch);
+  std::int32_t came = 0;
+  while (came < group.state.shape.ranks && signal_at_first(group, signals, came).load() >= epoch)
+    ++came;
+  if (came == group.state.shape.ranks) release_all(group, signals, epoch);
+  if (group.state.me != 0) wake_for(group, 0, signals + group.state.me * kLine);
+}
+
+}  // namespace
+
 void raise_local(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
+  if (group.meets_at_first) return raise_at_first(group, signals, epoch);
   for (std::int32_t i = 1; i <= group.state.nodes.size; ++i)
     store_signal(group,
                  group.state.nodes.rank_at(group.state.nodes.mine,
@@ -218,6 +258,7 @@ void raise_local(const HostGroup& group, std::size_t signals, std::uint64_t epoc
 }
 
 void raise_or_mask(HostGroup& group, std::size_t signals, std::uint64_t epoch) {
+  if (group.meets_at_first) return raise_at_first(group, signals, epoch);
   for (std::int32_t i = 0; i < group.state.shape.ranks; ++i) {
     const std::int32_t to = (group.state.me + 1 + i) % group.state.shape.ranks;
     write_or_mask(group, to,
@@ -269,7 +310,10 @@ namespace {
 /// Error{timeout} or Error{peer_failed}.
 void wait_signal(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,
                  const Step& step, Among among = Among::all) {
-  const WaitOutcome outcome = poll_signal(group, signals, from, epoch, among);
+  // The first rank has all signals in its own block.
+  const WaitOutcome outcome = group.meets_at_first && group.state.me != 0
+                                  ? poll_at_first(group, signals, from, epoch)
+                                  : poll_signal(group, signals, from, epoch, among);
   if (outcome == WaitOutcome::ready) return;
   fail_wait(group, from, outcome,
             report(group, from, seen(group, signals, from, epoch), step, outcome));

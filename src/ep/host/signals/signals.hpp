@@ -40,9 +40,7 @@ void raise_signal(const HostGroup& group, std::size_t signals, std::int32_t to,
 /// Wakes the ranks that wait for these signals of this rank, after store_signal for all of them. A
 /// rank that wakes may take this one's core, so the stores come first.
 void wake_all(const HostGroup& group, std::size_t signals);
-/// As raise_signal, for all ranks.
-void raise_all(const HostGroup& group, std::size_t signals, std::uint64_t epoch);
-/// As raise_signal, for the ranks of this node.
+/// Tells the ranks of this node, which wait_local, that this one has reached the step.
 void raise_local(const HostGroup& group, std::size_t signals, std::uint64_t epoch);
 /// As raise_signal, for all ranks. Masks unreachable ranks if the group masks failed ranks.
 void raise_or_mask(HostGroup& group, std::size_t signals, std::uint64_t epoch);
