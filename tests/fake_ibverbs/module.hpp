@@ -11,15 +11,10 @@
 #include "base/plugin.hpp"
 #include "checks/transport/pair.hpp"
 #include "fake_ibverbs/fake_ibverbs.hpp"
+#include "support/built.hpp"
 #include "transport/module.hpp"
 
 namespace shoal::test {
-
-#ifdef SHOAL_FAKE_IBVERBS
-inline const char* const kFakeIbverbs = SHOAL_FAKE_IBVERBS;
-#else
-inline const char* const kFakeIbverbs = "";
-#endif
 
 /// Skips its tests in a build without the transport.
 class WithFakeVerbs : public testing::Test {

@@ -15,6 +15,7 @@
 #include "shoal/memory_map.hpp"
 #include "shoal/observe.hpp"
 #include "shoal/world.hpp"
+#include "support/built.hpp"
 #include "support/expect_error.hpp"
 #include "support/process/process.hpp"
 
@@ -90,8 +91,7 @@ std::string wait_for_verdict(const std::vector<Process>& pes, std::string_view t
 }
 
 std::string compare(const Folder& folder) {
-  const ProcessResult result =
-      run_program({SHOAL_BIN_DIR "/shoal-info", "--flight", folder.path()});
+  const ProcessResult result = run_program({program("shoal-info"), "--flight", folder.path()});
   EXPECT_TRUE(result.ok()) << result.describe();
   return result.out;
 }
@@ -130,15 +130,15 @@ TEST(FlightRecord, ShowsMemoryOfARankThatIsStopped) {
   const std::uint64_t place =
       region->offset + region->dimensions[0].stride + 2 * region->dimensions[1].stride + 11;
   const std::string address = fmt::format("{:#x}", of_group.addresses[0] + place);
-  const ProcessResult found = run_program({SHOAL_BIN_DIR "/shoal-info", "--locate", address});
+  const ProcessResult found = run_program({program("shoal-info"), "--locate", address});
   EXPECT_TRUE(found.ok()) << found.describe();
   expect_parts(found.out,
                {"notices: parity 1, source rank 2, byte 11 of ", "in group 1 of rank 0 (PE 0)",
                 fmt::format("as PE 1 (pid {}) sees it", group.pes[1].pid())});
-  const ProcessResult all = run_program({SHOAL_BIN_DIR "/shoal-info", "--memory"});
+  const ProcessResult all = run_program({program("shoal-info"), "--memory"});
   expect_parts(all.out, {fmt::format("PE 1 (pid {}), group 1", group.pes[1].pid()),
                          "combine_rows[parity 2][local expert 2]"});
-  const ProcessResult nowhere = run_program({SHOAL_BIN_DIR "/shoal-info", "--locate", "0x1"});
+  const ProcessResult nowhere = run_program({program("shoal-info"), "--locate", "0x1"});
   EXPECT_EQ(nowhere.exit_status, 1) << nowhere.describe();
   expect_parts(nowhere.out, {"0x1 lies in no heap and no group"});
 }

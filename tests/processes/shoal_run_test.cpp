@@ -10,13 +10,14 @@
 #include <sstream>
 #include <thread>
 
+#include "support/built.hpp"
 #include "support/expect_error.hpp"
 #include "support/process/process.hpp"
 
 namespace shoal::test {
 namespace {
 
-const std::string kShoalRun = std::string(SHOAL_BIN_DIR) + "/shoal-run";
+const std::string kShoalRun = program("shoal-run");
 
 std::vector<std::string> command(const std::string& options, const std::string& script) {
   std::vector<std::string> argv = {kShoalRun};

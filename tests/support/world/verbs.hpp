@@ -12,6 +12,7 @@
 
 #include "base/plugin.hpp"
 #include "checks/world/operations.hpp"
+#include "support/built.hpp"
 #include "support/process/process.hpp"
 #include "transport/module.hpp"
 
@@ -19,13 +20,11 @@ namespace shoal::test {
 
 /// That of this build or, in a bundle, of the folder that the program is in; empty without one.
 inline const std::string kEmulatedIbverbs = [] {
-#ifdef SHOAL_EMULATED_IBVERBS
-  const std::filesystem::path built = SHOAL_EMULATED_IBVERBS;
-  if (std::filesystem::exists(built)) return built.string();
+  const std::filesystem::path built = kBuiltIbverbs;
+  if (built.empty() || std::filesystem::exists(built)) return built.string();
   const auto here = std::filesystem::read_symlink("/proc/self/exe").parent_path();
   const auto moved = here.parent_path() / "lib" / "emulator" / built.filename();
   if (std::filesystem::exists(moved)) return moved.string();
-#endif
   return std::string();
 }();
 

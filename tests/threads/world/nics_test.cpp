@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checks/world/operations.hpp"
+#include "support/built.hpp"
 #include "support/world/world_errors.hpp"
 
 namespace shoal::test {
@@ -15,7 +16,7 @@ namespace {
 /// Shows hwloc a described machine with GPUs and NICs in place of this one, during its lifetime.
 struct DescribedMachine {
   explicit DescribedMachine(const std::string& name) {
-    setenv("HWLOC_XMLFILE", (SHOAL_SOURCE_DIR "/tests/data/machines/" + name + ".xml").c_str(), 1);
+    setenv("HWLOC_XMLFILE", source_file("tests/data/machines/" + name + ".xml").c_str(), 1);
   }
   ~DescribedMachine() { unsetenv("HWLOC_XMLFILE"); }
 };

@@ -7,6 +7,7 @@
 
 #include <chrono>
 
+#include "support/built.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::bootstrap {
@@ -15,7 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::string file_of(const std::string& fault) {
-  return std::string(SHOAL_BIN_DIR) + "/../tests/plugins/broken_plugin_" + fault + ".so";
+  return test::program("../tests/plugins/broken_plugin_" + fault + ".so");
 }
 
 Settings settings_for(const std::string& fault) {

@@ -10,6 +10,7 @@
 
 #include "collective/nccl/engine.hpp"
 #include "shoal/cuda_collective.hpp"
+#include "support/built.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/cuda/world_gpu.hpp"
 #include "support/expect_error.hpp"
@@ -28,7 +29,7 @@ Settings nccl_settings(const char* which) {
   Settings settings = gpu_world_settings();
   settings.collective_nccl = which;
   settings.collective_nccl_from = kFrom;
-  settings.nccl_library = SHOAL_FAKE_NCCL;
+  settings.nccl_library = kFakeNccl;
   return settings;
 }
 
@@ -109,7 +110,7 @@ TEST(Nccl, NeedsAVersionThatIsNotTooOld) {
   setenv("FAKE_NCCL_VERSION", "21804", 1);
   Settings settings = nccl_settings("moves");
   // Another name for the same file: results are kept by name.
-  settings.nccl_library = std::string("/") + SHOAL_FAKE_NCCL;
+  settings.nccl_library = std::string("/") + kFakeNccl;
   expect_refusal(settings, 2, "is NCCL 2.18; needed: 2.19 or later");
   unsetenv("FAKE_NCCL_VERSION");
 }

@@ -9,13 +9,14 @@
 #include <functional>
 
 #include "info/doctor.hpp"
+#include "support/built.hpp"
 
 namespace shoal::info {
 namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kSystems = fs::path(SHOAL_SOURCE_DIR) / "tests/data/doctor";
+const fs::path kSystems = test::source_file("tests/data/doctor");
 
 /// A copy of a described system, to be modified.
 class Copy {

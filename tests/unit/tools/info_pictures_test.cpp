@@ -9,6 +9,7 @@
 #include "info/text.hpp"
 #include "info/topology.hpp"
 #include "info/world.hpp"
+#include "support/built.hpp"
 
 namespace shoal::info {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 using Kind = TreeNode::Kind;
 
 Topology topology_of(const std::string& machine) {
-  return collect_topology(SHOAL_SOURCE_DIR "/tests/data/machines/" + machine + ".xml", 0);
+  return collect_topology(test::source_file("tests/data/machines/" + machine + ".xml"), 0);
 }
 
 std::size_t count(const std::string& text, const std::string& part) {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "support/built.hpp"
 #include "support/expect_error.hpp"
 #include "topology/sysfs.hpp"
 
@@ -21,7 +22,7 @@ Location at(std::vector<std::string> path, std::int32_t numa = -1) {
 }
 
 std::string machine_file(const std::string& name) {
-  return SHOAL_SOURCE_DIR "/tests/data/machines/" + name;
+  return test::source_file("tests/data/machines/" + name);
 }
 
 std::vector<std::string> labels(const Machine& machine) {

@@ -9,13 +9,14 @@
 #include <algorithm>
 #include <set>
 
+#include "support/built.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::topology {
 namespace {
 
 Machine described(const std::string& name) {
-  return read_machine(SHOAL_SOURCE_DIR "/tests/data/machines/" + name + ".xml");
+  return read_machine(test::source_file("tests/data/machines/" + name + ".xml"));
 }
 
 /// The NICs of each seat: "mlx5_0:1 mlx5_1:1+mlx5_2:1".

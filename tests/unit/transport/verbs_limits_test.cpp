@@ -11,7 +11,7 @@
 #include "fake_ibverbs/module.hpp"
 #include "memory/host/segment.hpp"
 #include "support/expect_error.hpp"
-#ifdef SHOAL_FAKE_IBVERBS
+#ifdef SHOAL_WITH_FAKE_VERBS
 #include <infiniband/verbs.h>
 
 #include "transport/verbs/address.hpp"

@@ -2,7 +2,7 @@
 // Queue pairs of the verbs transport on the emulated NIC, by libibverbs and by device commands: the
 // same operations, limits and errors.
 #include <gtest/gtest.h>
-#ifdef SHOAL_EMULATED_IBVERBS
+#ifdef SHOAL_WITH_EMULATED_VERBS
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -317,15 +317,14 @@ TEST_F(VerbsDevx, ADeviceWithoutItIsNamed) {
   Settings chosen = settings();
   chosen.verbs_mlx5_library =
       std::filesystem::path(kEmulatedIbverbs).replace_filename("libmlx5.so.1");
-  expect_error(Code::unsupported, "fake_0 is no mlx5 device for " + chosen.verbs_mlx5_library, [&] {
-    Port port(load_library(SHOAL_FAKE_IBVERBS), {"fake_0", 1, true}, chosen, 16);
-  });
+  expect_error(Code::unsupported, "fake_0 is no mlx5 device for " + chosen.verbs_mlx5_library,
+               [&] { Port port(load_library(kFakeIbverbs), {"fake_0", 1, true}, chosen, 16); });
 }
 
 // Its targets serve requests when they poll, so senders announce what they send.
 TEST(VerbsLibrary, TheEmulatedNicIsToldFromOthers) {
   EXPECT_TRUE(load_library(kEmulatedIbverbs)->emulated);
-  EXPECT_FALSE(load_library(SHOAL_FAKE_IBVERBS)->emulated);
+  EXPECT_FALSE(load_library(kFakeIbverbs)->emulated);
 }
 
 // On RoCE the command needs the MAC address of the peer.

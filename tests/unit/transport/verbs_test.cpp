@@ -11,7 +11,7 @@
 #include "fake_ibverbs/module.hpp"
 #include "support/expect_error.hpp"
 #include "transport/scoped_timeout.hpp"
-#ifdef SHOAL_FAKE_IBVERBS
+#ifdef SHOAL_WITH_FAKE_VERBS
 #include <infiniband/verbs.h>
 
 namespace shoal::test {

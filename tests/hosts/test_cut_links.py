@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links that are cut and hosts that die during an operation. Every PE reports it in time and names
-a PE that it cannot reach. When the network is whole again, the same processes open a new world."""
+"""Links that are cut during an operation. Every PE reports it in time and names a PE that it cannot
+reach. When the network is whole again, the same processes open a new world."""
 
-import re
 import time
 
 import pytest
+from faults import FAULTS, expect_reported, other_host, start
 from hosts import SHARED
-from launchers import by_hand, session
+from launchers import session
 from soak import soak
-
-TIMEOUT_MS = 3000
-# From the cut until the last PE has reported: the deadline of that PE, which starts at its last
-# progress, and a margin.
-LIMIT_S = TIMEOUT_MS / 1000 + 2.5
-FAULTS = ["fault-collective", "fault-normal", "fault-low-latency"]
 
 
 @pytest.fixture
@@ -22,38 +16,13 @@ def running(make_network, host_checks, environment, use):
     """running(transport, fault): a network of two hosts and a job with two PEs on each, all of them
     inside the operation."""
 
-    def start(transport, fault, per_host=2):
+    def run(transport, fault, per_host=2):
         use(transport)
         network = make_network(hosts=2)
-        environment["SHOAL_TIMEOUT_MS"] = TIMEOUT_MS
-        job = by_hand(network, [host_checks, fault, f"again={SHARED}/again"], per_host, environment)
-        for program in job.programs:
-            assert program.wait_for("is running", 20), program.wait(0)
-        return network, job
+        again = f"again={SHARED}/again"
+        return network, start(network, host_checks, environment, fault, per_host, again)
 
-    return start
-
-
-def expect_reported(programs, since, others):
-    """Each program reports a failure in time. It names one of the PEs in others(pe), or a PE whose
-    report does."""
-    named = {}
-    for pe, program in programs.items():
-        assert program.wait_for("has seen code", max(0.1, since + LIMIT_S - time.monotonic())), (
-            f"PE {pe}: {program.wait(0)}"
-        )
-        code, message = re.search(r"has seen code (\w+): (.*)", program.out).groups()
-        assert code in ("timeout", "peer_failed"), program.out
-        named[pe] = {int(other) for other in re.findall(r"PE (\d+)", message)} - {pe}
-    named_directly = {pe for pe, names in named.items() if names & others(pe)}
-    for pe, names in named.items():
-        assert pe in named_directly or names & named_directly, (
-            f"PE {pe} names {names}: {programs[pe].out}"
-        )
-
-
-def other_host(pe):
-    return {2, 3} if pe < 2 else {0, 1}
+    return run
 
 
 def cut_in_the_middle(running, transport, fault, rails=(0, 1)):
@@ -131,35 +100,3 @@ def test_a_cut_link_is_reported_over_ucx(running):
     # No new world here: UCX 1.13 sometimes aborts the process when it closes a world whose TCP
     # connections have broken.
     cut_in_the_middle(running, "ucx", "fault-normal")
-
-
-@pytest.mark.parametrize(
-    ("transport", "fault"),
-    [("ofi", FAULTS[0]), ("verbs", FAULTS[2]), soak("ofi", FAULTS[2]), soak("verbs", FAULTS[0])],
-)
-def test_a_host_that_dies_is_reported_by_the_others(running, transport, fault):
-    network, job = running(transport, fault)
-    died = time.monotonic()
-    network.hosts[1].die()
-    expect_reported({0: job.programs[0], 1: job.programs[1]}, died, other_host)
-
-
-@pytest.mark.parametrize("transport", ["ofi", "ucx", "verbs"])
-def test_low_latency_goes_on_without_a_host_that_died(
-    make_network, host_checks, environment, needs, transport
-):
-    needs(transport)
-    environment["SHOAL_TRANSPORT_BETWEEN"] = transport
-    network = make_network(hosts=2)
-    environment["SHOAL_TIMEOUT_MS"] = 30_000  # the group has a shorter timeout of its own
-    job = by_hand(network, [host_checks, "masks"], 2, environment)
-    for program in job.programs:
-        assert program.wait_for("is running", 20), program.wait(0)
-    died = time.monotonic()
-    network.hosts[1].die()
-    for pe, program in enumerate(job.programs[:2]):
-        assert program.wait_for(
-            f"PE {pe} has masked 0 0 1 1", max(0.1, died + 20 - time.monotonic())
-        ), f"{job.programs[0].err}\n{job.programs[1].err}"
-        assert "FAILED" not in program.out and "Failure" not in program.out, program.wait(0)
-    job.kill()  # closing the world would wait for the dead host
