@@ -2,8 +2,8 @@
 """Adds up the closing lines of ctest and pytest in the logs of a CI run and prints one line: N
 passed, N failed, N skipped.
 
-Before it, the tests that need a GPU, by result. Exits with 1 when one of them claims to have passed
-on a machine without a GPU.
+Before it, the tests that need a GPU, by result, and those that something else is missing for. Exits
+with 1 when one of the former claims to have passed on a machine without a GPU.
 """
 
 import pathlib
@@ -13,7 +13,7 @@ import sys
 HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
 
 passed = failed = skipped = 0
-gpu = {}
+gpu, missing = {}, {}
 for log in sorted(pathlib.Path(sys.argv[1]).iterdir()):
     text = log.read_text(errors="replace")
     for match in re.finditer(r"(\d+)% tests passed, (\d+) tests failed out of (\d+)", text):
@@ -43,11 +43,17 @@ for log in sorted(pathlib.Path(sys.argv[1]).iterdir()):
         failed += counts.get("failed", 0) + counts.get("error", 0)
         skipped += counts.get("skipped", 0)
 
+    for count, reason in re.findall(r"^SKIPPED \[(\d+)\] \S+: (.+)$", text, re.MULTILINE):
+        if not re.search("GPU|CUDA", reason):
+            missing[reason] = missing.get(reason, 0) + int(count)
+
 wrong = not HAS_GPU and gpu.get("Passed", 0) > 0
 if gpu:
     print(
         f"\ntests that need a GPU (of the counts below): {', '.join(f'{count} {result.lower()}' for result, count in sorted(gpu.items()))}"
         + (": passed without a GPU, which is impossible" if wrong else "")
     )
+for reason, count in sorted(missing.items()):
+    print(f"skipped: {count}: {reason}")
 print(f"\n{passed} passed, {failed} failed, {skipped} skipped")
 sys.exit(1 if wrong else 0)

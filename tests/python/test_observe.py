@@ -286,7 +286,13 @@ def wait_for(condition, seconds=30):
     raise AssertionError("it did not come")
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus (apt-get install)")
+# Where ./run unpacks it, or where a package has it.
+PROMETHEUS = shutil.which(
+    "prometheus", path=f"{sys.prefix}/prometheus/usr/bin:{os.environ.get('PATH', '')}"
+)
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus (./run setup --checks has it)")
 def test_a_prometheus_server_scrapes_the_metrics(options, tmp_path):
     pytest.importorskip("prometheus_client")
     release = threading.Event()
@@ -302,7 +308,7 @@ def test_a_prometheus_server_scrapes_the_metrics(options, tmp_path):
         log = (tmp_path / "log").open("w")
         server = subprocess.Popen(
             [
-                shutil.which("prometheus"),
+                PROMETHEUS,
                 f"--config.file={config}",
                 f"--storage.tsdb.path={tmp_path / 'data'}",
                 "--web.listen-address=127.0.0.1:0",
