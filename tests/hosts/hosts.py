@@ -234,10 +234,12 @@ class Host:
 
 
 class Network:
-    """`hosts` hosts named host0, host1, ... on `rails` rails. Use it as a context manager."""
+    """`hosts` hosts named host0, host1, ... on `rails` rails. Use it as a context manager.
+    one_machine: all have the machine id and boot id of one machine, as containers on it."""
 
-    def __init__(self, hosts=2, rails=2):
+    def __init__(self, hosts=2, rails=2, one_machine=False):
         self.rails = rails
+        self._boot_id = uuid.uuid4() if one_machine else None
         self.hosts = []
         self._holders = []  # the programs that hold the namespaces
         self._read_end, self._write_end = os.pipe()
@@ -345,7 +347,10 @@ class Network:
         name = f"host{number}"
         inside = ["nsenter", f"--target={self.login.pid}", *NAMESPACES, "--", "unshare"]
         return self._hold(
-            name, number, inside, [*_prepare_machine(name), "echo ready", "exec sleep infinity"]
+            name,
+            number,
+            inside,
+            [*_prepare_machine(name, self._boot_id), "echo ready", "exec sleep infinity"],
         )
 
     def _hold(self, name, number, command, script):
@@ -385,9 +390,10 @@ class Network:
         host.check(["ip", "-batch", "-"], "\n".join(commands) + "\n")
 
 
-def _prepare_machine(name):
-    """Shell commands that make a fresh set of namespaces look like a separate machine."""
-    own, boot_id = f"/run/{name}", uuid.uuid4()
+def _prepare_machine(name, boot_id=None):
+    """Shell commands that make a fresh set of namespaces look like a separate machine, or as one
+    of the machine with this boot id."""
+    own, boot_id = f"/run/{name}", boot_id or uuid.uuid4()
     return [
         f"mkdir -p {own}/tmp",
         f"echo {name} > /proc/sys/kernel/hostname",

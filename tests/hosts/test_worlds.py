@@ -48,6 +48,19 @@ def test_world_and_collectives(
     expect_lines(lines, n_hosts, per_host, transport, "world ok, collectives ok")
 
 
+def test_containers_of_one_machine_that_share_no_memory(
+    make_network, host_checks, environment, needs
+):
+    """More PEs than cores: those of one machine would meet in the memory of the first one."""
+    needs("verbs")
+    environment["SHOAL_TRANSPORT_INSIDE"] = "shm,verbs"
+    network = make_network(hosts=2, one_machine=True)
+    lines = by_hand(network, [host_checks, "world", "collectives"], 5, environment).lines(90)
+    assert len(lines) == 10
+    for _, _, line in lines.values():
+        assert line.endswith("world ok, collectives ok")
+
+
 @pytest.mark.parametrize(("transport", "n_hosts", "per_host"), CASES)
 def test_ep_in_both_modes(
     make_network, host_checks, environment, needs, transport, n_hosts, per_host

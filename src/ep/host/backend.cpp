@@ -95,7 +95,7 @@ class HostBackend final : public detail::Backend {
                 std::uint64_t epoch) const {
     if (std::chrono::steady_clock::now() > sent_at + group_.state.timeout) return true;
     for (std::int32_t rank = 0; rank < group_.state.shape.ranks; ++rank)
-      if (!group_.masked[rank] && read_signal(group_, signals, rank) < epoch &&
+      if (!group_.masked[rank] && newest_signal(group_, signals, rank) < epoch &&
           !group_.state.world->has_failed(group_.state.team.world_pe(rank)))
         return false;
     return true;

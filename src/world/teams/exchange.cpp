@@ -168,7 +168,8 @@ void WorldState::meet_at_first(TeamState& team, std::uint64_t value, std::uint64
     while (missing < team.size() && seen(missing) >= value) ++missing;
     return missing == team.size();
   };
-  // An atomic exchange: of two PEs that come at once, at least one then sees the other.
+  // Of two PEs that come at once, at least one sees the other. Where the processor's order allows
+  // that neither does, both look again when their block ends.
   at_first.atomic(first, AtomicOp::set, flag(team.me()), value, 0, sizeof value);
   if (all_came()) {
     for (std::size_t to = 1; to < team.size(); ++to)

@@ -81,6 +81,26 @@ TEST(EpWaits, ManyRanksMeetOnOneCore) {
   }
 }
 
+// A rank can tell that all others have sent, wherever their signals are.
+TEST(EpWaits, ReadyWhereManyRanksMeet) {
+  const EpCase c = many(9);
+  const auto check = [&c](World& world) {
+    ep::Group group(world.team(), options_for(c));
+    const LowLatencyRound round(c, world.my_pe(), ep::Reduction::per_rank);
+    ep::PendingDispatch sent = round.send(group);
+    barrier(world.team());
+    EXPECT_TRUE(sent.ready());
+    const ep::LowLatencyReceived got = sent.receive();
+    round.check(got);
+    ep::PendingCombine combined = round.combine(group, got, false);
+    barrier(world.team());
+    EXPECT_TRUE(combined.ready());
+    round.check(combined.receive());
+  };
+  for (const std::string& error : run_on_one_core(c.ranks, check, ep_settings()))
+    EXPECT_EQ(error, "");
+}
+
 // One rank enters no operation. All others name it.
 TEST(EpWaits, ARankThatDoesNotMeetTheOthersIsNamed) {
   constexpr Pe kMissing = 4;

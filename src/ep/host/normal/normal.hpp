@@ -4,7 +4,7 @@
 //   dispatch: notify -> dispatch_send -> dispatch_receive
 //   combine:  combine_send (with notify's exchange) -> combine_receive
 //
-// Every operation has one epoch and two signals per pair of ranks. `entered` publishes the notice:
+// Every operation has one epoch and two signals between all ranks. `entered` publishes the notice:
 // counts, and the offset of the granted region (dispatch) or of y (combine). `finished` means that
 // all rows for the receiver are written (dispatch) or that all its rows have been fetched
 // (combine). A rank ends an operation only after `finished` from all ranks, so it is never two
@@ -26,13 +26,13 @@ using detail::DispatchCall;
 using detail::HandleState;
 using detail::Region;
 
-/// The notices of all ranks for one epoch, in this rank's block.
+/// The notices of all ranks for one epoch, in this rank's block or in that of the first one.
 class NoticeBoard {
  public:
   NoticeBoard(const HostGroup& group, std::uint64_t epoch) : group_(&group), epoch_(epoch) {}
   const NormalNotice& operator[](std::int32_t rank) const;
   const std::int32_t* rows_per_rank(std::int32_t rank) const;  ///< [ranks]
-  /// [experts]. Rank-major, those of this rank alone are set.
+  /// [experts]. Rank-major, those of other ranks than this one may be unset.
   const std::int32_t* tokens_per_expert(std::int32_t rank) const;
 
  private:
@@ -40,7 +40,7 @@ class NoticeBoard {
   std::uint64_t epoch_;
 };
 
-/// Writes the notice and counts (nullptr: unchanged) to every rank, raises `entered` and waits for
+/// Publishes the notice and counts (nullptr: unchanged) to all ranks, raises `entered`, waits for
 /// all ranks. Throws Error{mismatch} when ranks differ in operation, dtype, scales, weights, layout
 /// or handle; the group stays usable.
 NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNotice& notice,

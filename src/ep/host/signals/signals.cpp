@@ -119,9 +119,7 @@ WaitOutcome poll_at_first(HostGroup& group, std::size_t signals, std::int32_t fr
 
 std::string seen(const HostGroup& group, std::size_t signals, std::int32_t from,
                  std::uint64_t epoch) {
-  const std::uint64_t newest = group.meets_at_first ? signal_at_first(group, signals, from).load()
-                                                    : read_signal(group, signals, from);
-  return fmt::format("expected epoch {}, seen {}", epoch, newest);
+  return fmt::format("expected epoch {}, seen {}", epoch, newest_signal(group, signals, from));
 }
 
 /// The rank whose failure ended a wait for `from`: as others report it, else one that has ended,
@@ -269,6 +267,11 @@ void raise_or_mask(HostGroup& group, std::size_t signals, std::uint64_t epoch) {
 
 std::uint64_t read_signal(const HostGroup& group, std::size_t signals, std::int32_t from) {
   return signal_at(group.state.block, signals, from).load(std::memory_order_acquire);
+}
+
+std::uint64_t newest_signal(const HostGroup& group, std::size_t signals, std::int32_t from) {
+  return group.meets_at_first ? signal_at_first(group, signals, from).load()
+                              : read_signal(group, signals, from);
 }
 
 void give_up(HostGroup& group, const std::string& reason, std::int32_t cause) {

@@ -47,6 +47,8 @@ void raise_or_mask(HostGroup& group, std::size_t signals, std::uint64_t epoch);
 
 /// The signal that `from` owns in this rank's block.
 std::uint64_t read_signal(const HostGroup& group, std::size_t signals, std::int32_t from);
+/// The same in the block of the first rank where ranks meet there, and so only that one's here.
+std::uint64_t newest_signal(const HostGroup& group, std::size_t signals, std::int32_t from);
 
 /// Makes the group unusable for `reason` and signals this to the other ranks, whose waits for this
 /// one end. `cause`: the rank that failed first, as far as is known.
