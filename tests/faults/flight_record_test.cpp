@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank that stalls or is killed: the records of the others, read from running processes and from
-// files, name it.
+// files, name it. Programs that read the records of a running job do not disturb it.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <regex>
 #include <thread>
 
 #include "checks/ep/normal.hpp"
@@ -66,13 +70,17 @@ class Folder {
   std::string path_;
 };
 
-PeGroup start(const Folder& folder, const char* timeout_ms) {
+/// A running job; without a folder no records are written.
+PeGroup start(const std::string& folder, const char* timeout_ms) {
   PeGroup group = start_pes(kRanks, "pairs_for_ever",
-                            {.env = {{"SHOAL_FLIGHT_DIR", folder.path()},
+                            {.env = {{"SHOAL_FLIGHT_DIR", folder},
                                      {"SHOAL_FLIGHT_SIGNAL", "USR1"},
                                      {"SHOAL_TIMEOUT_MS", timeout_ms}}});
   for (Process& pe : group.pes) EXPECT_TRUE(pe.wait_for_output("running"));
   return group;
+}
+PeGroup start(const Folder& folder, const char* timeout_ms) {
+  return start(folder.path(), timeout_ms);
 }
 
 /// Reads the records of these processes until `text` is in the verdict.
@@ -88,6 +96,51 @@ std::string wait_for_verdict(const std::vector<Process>& pes, std::string_view t
     verdict = observe::who_waits(records);
   }
   return verdict;
+}
+
+/// Reads the records of this host until the last operation of `pe` has a later epoch than now.
+void expect_progress(const Process& pe) {
+  const auto last = [&] {
+    std::uint64_t epoch = 0;
+    for (const auto& record : observe::read_host())
+      if (record.pid == pe.pid())
+        for (const auto& group : record.groups)
+          if (!group.operations.empty()) epoch = group.operations.back().epoch;
+    return epoch;
+  };
+  const auto deadline = std::chrono::steady_clock::now() + kProcessLimit / 2;
+  const std::uint64_t before = last();
+  std::uint64_t now = before;
+  while (now <= before && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(Milliseconds(1));
+    now = last();
+  }
+  EXPECT_GT(now, before) << "pid " << pe.pid();
+}
+
+/// A regular expression for the beginning of a rank's row in a report of --live, which also has the
+/// other jobs of this host.
+std::string row_of(const PeGroup& group, Pe pe) {
+  return fmt::format(" {} of {} +{} ", pe, kRanks, group.pes[pe].pid());
+}
+
+std::ptrdiff_t count_matches(const std::string& text, const std::string& expression) {
+  const std::regex regex(expression);
+  return std::distance(std::sregex_iterator(text.begin(), text.end(), regex), {});
+}
+
+bool wait_for_matches(const Process& process, const std::string& expression, std::ptrdiff_t count) {
+  const auto deadline = std::chrono::steady_clock::now() + kProcessLimit / 2;
+  while (count_matches(process.out(), expression) < count) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(Milliseconds(5));
+  }
+  return true;
+}
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 std::string compare(const Folder& folder) {
@@ -112,6 +165,83 @@ TEST(FlightRecord, NamesARankThatIsStopped) {
   const std::string compared = compare(folder);
   expect_parts(compared, {"rank 1 (PE 1) is behind: ranks 0 and 2 wait for it",
                           "it has no record here", "and gave up", "waits for rank 1"});
+}
+
+TEST(FlightRecord, LiveNamesARankThatIsStopped) {
+  const Folder folder;
+  PeGroup group = start(folder, "20000");
+  std::vector<Process>& pes = group.pes;
+  pes[1].send(SIGSTOP);
+  wait_for_verdict(pes, "ranks 0 and 2 wait for it");
+  const std::string svg = folder.path() + "/live.svg", html = folder.path() + "/live.html";
+  const ProcessResult live = run_program({program("shoal-info"), "--live", "--interval", "0.2",
+                                          "--repeat", "2", "--svg", svg, "--html", html});
+  ASSERT_TRUE(live.ok()) << live.describe();
+  EXPECT_EQ(count_matches(live.out, fmt::format("rank 1 \\(PE 1\\) is behind: ranks 0 and 2 wait "
+                                                "for it\n.*\n *rank 0 \\(PE 0, pid {} on ",
+                                                pes[0].pid())),
+            2)
+      << live.out;
+  // Rates are 0 because no operation ends between two readings.
+  EXPECT_EQ(count_matches(live.out, row_of(group, 0) + "( *0\\.0 ){2,4} *[0-9]+ % +[a-z]+ [0-9]+, "
+                                                       "phase [a-z]+, waits for rank [12]"),
+            2)
+      << live.out;
+  expect_parts(live.out, {"operations/s", "waits in ms, rows wait for columns"});
+  expect_parts(contents(svg), {"<svg", "for rank 1", "</svg>"});
+  expect_parts(contents(html),
+               {"<html", "is behind: ranks 0 and 2 wait for it", "<svg", "</html>"});
+}
+
+TEST(FlightRecord, LiveNeedsTheSameUser) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to run a program as another user";
+  const auto as_other_user = [](const std::string& option) {
+    return run_program({"/usr/bin/env", "setpriv", "--reuid=65534", "--regid=65534",
+                        "--clear-groups", program("shoal-info"), option});
+  };
+  const ProcessResult able = as_other_user("--version");
+  if (!able.ok()) GTEST_SKIP() << "user 65534 cannot run shoal-info: " << able.describe();
+  const Folder folder;
+  PeGroup group = start(folder, "20000");
+  for (const char* const option : {"--live", "--memory"}) {
+    const ProcessResult other = as_other_user(option);
+    EXPECT_EQ(other.exit_status, 1) << other.describe();
+    EXPECT_EQ(other.out, "no running job of this user has records (other users' jobs need root)\n");
+  }
+  const ProcessResult own = run_program({program("shoal-info"), "--live", "--interval", "0.01"});
+  EXPECT_TRUE(own.ok()) << own.describe();
+  for (Pe pe = 0; pe < kRanks; ++pe)
+    EXPECT_EQ(count_matches(own.out, row_of(group, pe)), 1) << own.out;
+}
+
+TEST(FlightRecord, LiveDoesNotDisturbTheJob) {
+  const Folder folder;
+  PeGroup group = start(folder, "20000");
+  {
+    Process live({program("shoal-info"), "--live", "--repeat", "0", "--interval", "0.01"});
+    const std::string row = row_of(group, 0);
+    const auto reports_again = [&] {
+      return wait_for_matches(live, row, count_matches(live.out(), row) + 1);
+    };
+    for (int round = 0; round < 3; ++round) {
+      ASSERT_TRUE(reports_again()) << live.err();
+      for (const Process& pe : group.pes) expect_progress(pe);
+    }
+    ASSERT_TRUE(reports_again()) << live.err();
+  }
+  // shoal-info has been killed.
+  for (const Process& pe : group.pes) {
+    expect_progress(pe);
+    EXPECT_EQ(pe.out().find("ended: "), std::string::npos) << pe.out();
+  }
+}
+
+TEST(FlightRecord, ASignalWithoutAFolderIsAWarning) {
+  PeGroup group = start("", "20000");
+  const std::string warning =
+      "SHOAL_FLIGHT_SIGNAL is USR1 but SHOAL_FLIGHT_DIR is empty: no handler is installed";
+  EXPECT_EQ(count_matches(group.pes[0].err(), warning), 1) << group.pes[0].err();
+  EXPECT_EQ(count_matches(group.pes[1].err(), warning), 0) << "PE 0 warns for all";
 }
 
 /// The map of a job whose rank does not answer, by a program that attaches to it.
@@ -163,19 +293,7 @@ TEST(FlightRecord, IsWrittenOnASignalAndTheJobContinues) {
          std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(Milliseconds(5));
   expect_parts(compare(folder), {"group 1 of 3 ranks"});
-  // Still running: a reading after the signal shows later operations.
-  const auto last = [&] {
-    std::uint64_t epoch = 0;
-    for (const auto& record : observe::read_host())
-      if (record.pid == pes[0].pid())
-        for (const auto& of : record.groups)
-          if (!of.operations.empty()) epoch = of.operations.back().epoch;
-    return epoch;
-  };
-  const std::uint64_t before = last();
-  while (last() == before && std::chrono::steady_clock::now() < deadline) {
-  }
-  EXPECT_GT(last(), before);
+  expect_progress(pes[0]);
 }
 
 }  // namespace

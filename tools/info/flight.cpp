@@ -55,8 +55,8 @@ GroupRecord group_of(const json& from) {
     group.totals.push_back({total.at("operation"), total.at("operations"), total.at("failures"),
                             total.at("rows"), total.at("bytes"), total.at("time_ns")});
   for (const json& peer : from.at("peers"))
-    group.peers.push_back(
-        {peer.at("rows"), peer.at("bytes"), peer.at("waits"), peer.at("wait_ns")});
+    group.peers.push_back({peer.at("rows"), peer.at("bytes"), peer.at("waits"), peer.at("wait_ns"),
+                           peer.at("network_rows"), peer.at("network_bytes")});
   for (const json& histogram : from.at("histograms"))
     group.histograms.push_back(
         {histogram.at("operation"), histogram.at("phase"), histogram.at("count"),

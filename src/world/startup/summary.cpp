@@ -27,6 +27,16 @@ std::string transports_of(const Connectivity& map) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
+void warn_of_settings(const Settings& settings) {
+  std::vector<std::string> warnings = settings.environment_warnings;
+  if (settings.flight_signal != "none" && settings.flight_dir.empty())
+    warnings.push_back(
+        fmt::format("SHOAL_FLIGHT_SIGNAL is {} but SHOAL_FLIGHT_DIR is empty: no handler is "
+                    "installed, and the signal writes no record",
+                    settings.flight_signal));
+  log::warn_once(warnings);
+}
+
 }  // namespace
 
 std::string describe_world(const Placement& placement, const Memory& memory,
@@ -54,7 +64,7 @@ std::string describe_pe(const Placement& placement, const Fabric& fabric) {
 
 void log_summary(const Placement& placement, const Memory& memory, const Fabric& fabric,
                  const Settings& settings) {
-  if (placement.my_pe == 0) log::warn_once(settings.environment_warnings);
+  if (placement.my_pe == 0) warn_of_settings(settings);
   if (!log::enabled(log::Level::info)) return;
   if (placement.my_pe == 0) log::info("{}", describe_world(placement, memory, settings));
   log::info("{}", describe_pe(placement, fabric));
