@@ -98,14 +98,21 @@ def _groups(records):
 
 
 def inspector_lines(records):
-    """A JSON line per ended operation, with the field names of NCCL Inspector."""
+    """A JSON line per completed operation, with the field names of NCCL Inspector. Those of kernels
+    have neither size nor bandwidths, which are not known per operation."""
     for pe, group in _groups(records):
-        ranks = len(group["pes"])
         header = {
             "id": f"{pe['world']}-{group['number']}",
             "rank": group["rank"],
-            "n_ranks": ranks,
-            "nnodes": len({other["host"] for other in records if other["world"] == pe["world"]}),
+            "n_ranks": len(group["pes"]),
+            # A record does not have the hosts of other ranks.
+            "nnodes": len(
+                {
+                    other["host"]
+                    for other in records
+                    if other["world"] == pe["world"] and other["pe"] in group["pes"]
+                }
+            ),
         }
         metadata = {
             "inspector_output_format_version": "v4.0",
@@ -115,21 +122,62 @@ def inspector_lines(records):
             "hostname": pe["host"],
             "pid": pe["pid"],
         }
-        for op in group["operations"]:
-            if op["end_ns"] == 0:
-                continue
-            took = max(op["end_ns"] - op["start_ns"], 1)
-            speed = op["bytes"] / took  # bytes per nanosecond are GB/s
-            performance = {
-                "coll": op["operation"],
-                "coll_sn": op["epoch"],
-                "coll_msg_size_bytes": op["bytes"],
-                "coll_exec_time_us": took / 1000,
-                "coll_timing_source": "host",
-                "coll_algobw_gbs": speed,
-                "coll_busbw_gbs": speed * (ranks - 1) / ranks,
-            }
+        for performance in (*_host_performance(group), *_kernel_performance(group)):
             yield json.dumps({"header": header, "metadata": metadata, "coll_perf": performance})
+
+
+def _host_performance(group):
+    ranks = len(group["pes"])
+    for op in group["operations"]:
+        if op["state"] != "completed":
+            continue
+        took = max(op["end_ns"] - op["start_ns"], 1)
+        speed = op["bytes"] / took  # bytes per nanosecond are GB/s
+        yield {
+            "coll": op["operation"],
+            "coll_sn": op["epoch"],
+            "coll_msg_size_bytes": op["bytes"],
+            "coll_exec_time_us": took / 1000,
+            "coll_timing_source": "collective_cpu",
+            "coll_algobw_gbs": speed,
+            "coll_busbw_gbs": speed * (ranks - 1) / ranks,
+        }
+
+
+def _kernel_performance(group):
+    for (operation, epoch), launches in _ended_kernels(group).items():
+        # Other kernels run between the two of a low-latency operation.
+        took = sum(launch["end_ns"] - launch["phases"][0]["start_ns"] for launch in launches)
+        yield {
+            "coll": operation,
+            "coll_sn": epoch,
+            "coll_exec_time_us": took / 1000,
+            "coll_timing_source": "kernel_gpu",
+        }
+
+
+def _is_queued(op):
+    """Whether kernels run the operation. Its times are then those of the call that queued them."""
+    return bool(op["phases"]) and op["phases"][0]["name"] == "queued"
+
+
+def _is_last(launch):
+    """Whether the operation ends with this launch: low-latency operations have one per phase."""
+    return launch["phases"][-1]["name"] != "send"
+
+
+def _ended_kernels(group):
+    """The launches of each operation that has ended, by operation and epoch. Operations of whose
+    two launches the record has lost one are left out."""
+    launches = {}
+    for launch in group["launches"]:
+        launches.setdefault((launch["operation"], launch["epoch"]), []).append(launch)
+    return {
+        key: found
+        for key, found in launches.items()
+        if any(map(_is_last, found))
+        and len(found) == (2 if key[0].startswith("low_latency") else 1)
+    }
 
 
 def chrome_trace(records):
@@ -194,40 +242,34 @@ def torch_dump(pe):
             "desc": f"shoal group {group['number']}",
             "ranks": str(group["pes"]),
         }
-        for op in group["operations"]:
-            started = op["phases"][0]["start_ns"] if op["phases"] else None
-            done = op["state"] == "completed"
-            entries.append(
-                {
-                    "record_id": op["id"] - 1,
-                    "pg_id": group["number"],
-                    "process_group": (name, names[name]["desc"]),
-                    "collective_seq_id": op["id"],
-                    "p2p_seq_id": 0,
-                    "op_id": op["id"],
-                    "is_p2p": False,
-                    "profiling_name": "nccl:all_to_all",
-                    # Equal on all ranks: sizes differ by rank, which the analyzer would report.
-                    "input_sizes": [[0]],
-                    "input_dtypes": ["Byte"],
-                    "output_sizes": [[0]],
-                    "output_dtypes": ["Byte"],
-                    "state": _TORCH_STATES.get(op["state"], "started"),
-                    "time_created_ns": op["start_ns"],
-                    "time_discovered_started_ns": started,
-                    "time_discovered_completed_ns": op["end_ns"] if done else None,
-                    "duration_ms": (op["end_ns"] - op["start_ns"]) / 1e6 if done else None,
-                    "timeout_ms": 0,
-                    "retired": done,
-                    "frames": [
-                        {
-                            "name": f"{op['operation']} {op['epoch']}: {_where(op)}",
-                            "filename": "shoal",
-                            "line": 0,
-                        }
-                    ],
-                }
-            )
+        entries.extend(
+            {
+                "record_id": op["id"] - 1,
+                "pg_id": group["number"],
+                "process_group": (name, names[name]["desc"]),
+                "collective_seq_id": op["id"],
+                "p2p_seq_id": 0,
+                "op_id": op["id"],
+                "is_p2p": False,
+                "profiling_name": "nccl:all_to_all",
+                # Equal on all ranks: sizes differ by rank, which the analyzer would report.
+                "input_sizes": [[0]],
+                "input_dtypes": ["Byte"],
+                "output_sizes": [[0]],
+                "output_dtypes": ["Byte"],
+                "time_created_ns": op["start_ns"],
+                "timeout_ms": 0,
+                **progress,
+                "frames": [
+                    {
+                        "name": f"{op['operation']} {op['epoch']}: {where}",
+                        "filename": "shoal",
+                        "line": 0,
+                    }
+                ],
+            }
+            for op, progress, where in _torch_operations(group)
+        )
     return {
         "version": "2.10",
         "entries": entries,
@@ -237,10 +279,40 @@ def torch_dump(pe):
     }
 
 
+def _torch_operations(group):
+    """Of each operation: its record, its state and times as torch names them, and a text."""
+    kernels = _ended_kernels(group)
+    last = {}  # Older launches have ended, too, but a record keeps fewer of them than operations.
+    for launch in filter(_is_last, group["launches"]):
+        last[launch["operation"]] = max(launch["epoch"], last.get(launch["operation"], 0))
+    for op in group["operations"]:
+        begin = op["start_ns"]
+        started = op["phases"][0]["start_ns"] if op["phases"] else None
+        ended = op["end_ns"] if op["state"] == "completed" else None
+        state = _TORCH_STATES.get(op["state"], "started")
+        where = _where(op)
+        if _is_queued(op):
+            begin = started = op["phases"][-1]["start_ns"] if op["waiting"] else None
+            if op["state"] != "failed" and op["epoch"] <= last.get(op["operation"], 0):
+                state, where = "completed", "completed on the GPU"
+                if launches := kernels.get((op["operation"], op["epoch"])):
+                    begin = started = launches[0]["phases"][0]["start_ns"]
+                    ended = launches[-1]["end_ns"]
+        progress = {
+            "state": state,
+            "time_discovered_started_ns": started,
+            "time_discovered_completed_ns": ended,
+            "duration_ms": None if ended is None else (ended - begin) / 1e6,
+            "retired": state == "completed",
+        }
+        yield op, progress, where
+
+
 def _where(op):
     phase = op["phases"][-1]["name"] if op["phases"] else "none"
     waits = f", waits for rank {op['awaited']}" if op["waiting"] else ""
-    return f"{op['state']}, phase {phase}{waits}, {op['rows']} rows, {op['bytes']} bytes"
+    rows = "" if _is_queued(op) else f", {op['rows']} rows, {op['bytes']} bytes"
+    return f"{op['state']}, phase {phase}{waits}{rows}"
 
 
 class _Collector:
@@ -353,7 +425,7 @@ def _main(arguments):
     command.add_argument("--port", type=int, default=9465, help="0: any free port")
     command.add_argument("--host", default="127.0.0.1", help="address to listen at")
     for name, what in (
-        ("lines", "a JSON line per operation, with the field names of NCCL Inspector"),
+        ("lines", "a JSON line per completed operation, with the field names of NCCL Inspector"),
         ("trace", "the operations as a trace for chrome://tracing and ui.perfetto.dev"),
         ("torch", "files for torch.distributed.flight_recorder, one per PE"),
     ):

@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of running PEs in the formats of other tools: Prometheus, NCCL Inspector, Chrome's
-traces, torch's flight recorder."""
+"""Records of running PEs in the formats of other tools: NCCL Inspector, Chrome's traces, torch's
+flight recorder. test_exporter.py has Prometheus."""
 
 import contextlib
 import io
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import threading
 import time
-import urllib.request
 
 import numpy
 import pytest
@@ -45,9 +42,9 @@ def pairs(world, count, before_last=None):
     return records
 
 
-def own_records():
-    """Those of the world with PES PEs; an earlier test of this process may have left others."""
-    return [record for record in shoal.observe.read_process() if record["n_pes"] == PES]
+def own_records(pes=PES):
+    """Those of the world with `pes` PEs; an earlier test of this process may have left others."""
+    return [record for record in shoal.observe.read_process() if record["n_pes"] == pes]
 
 
 def test_addresses_of_a_live_group_are_located(settings):
@@ -147,17 +144,148 @@ def test_files(options, tmp_path):
         shoal.observe.read_files(tmp_path.parent)
 
 
+HEADER = {"id", "rank", "n_ranks", "nnodes"}
+METADATA = {
+    "inspector_output_format_version",
+    "git_rev",
+    "rec_mechanism",
+    "dump_timestamp_us",
+    "hostname",
+    "pid",
+}
+TIMES = {"coll", "coll_sn", "coll_exec_time_us", "coll_timing_source"}
+SIZES = {"coll_msg_size_bytes", "coll_algobw_gbs", "coll_busbw_gbs"}
+
+
 def test_lines_have_the_fields_of_nccl_inspector(records):
     lines = [json.loads(line) for line in shoal.observe.inspector_lines(records)]
     assert len(lines) == PES * 8
     for line in lines:
-        assert line["header"].keys() == {"id", "rank", "n_ranks", "nnodes"}
-        assert line["header"]["n_ranks"] == PES
-        assert line["metadata"]["pid"] == os.getpid()
+        assert line.keys() == {"header", "metadata", "coll_perf"}
+        assert line["header"].keys() == HEADER
+        assert line["metadata"].keys() == METADATA
         performance = line["coll_perf"]
+        assert performance.keys() == TIMES | SIZES
+        assert line["header"]["n_ranks"] == PES
+        assert line["header"]["nnodes"] == 1
+        assert line["metadata"]["pid"] == os.getpid()
         assert performance["coll"] in ("dispatch", "combine")
         assert performance["coll_msg_size_bytes"] == 2 * TOKENS * 128 * 2
         assert performance["coll_exec_time_us"] > 0
+        assert performance["coll_timing_source"] == "collective_cpu"
+
+
+def test_lines_count_the_hosts_of_the_ranks_of_a_group(records):
+    hosts = [{**record, "host": host} for record, host in zip(records, ("a", "a", "b"))]
+    other_world = {**hosts[0], "world": "0", "host": "c"}
+    lines = [json.loads(line) for line in shoal.observe.inspector_lines([*hosts, other_world])]
+    assert [line["header"]["nnodes"] for line in lines] == [2] * PES * 8 + [1] * 8
+
+
+def on_gpu(record, operations, launches):
+    """`record` with a group whose kernels ran `launches`: operation, epoch, phases and their starts
+    in microseconds, end. `operations`: operation, epoch, and what differs from a queued one."""
+
+    def phases(starts):
+        return [{"name": name, "start_ns": start * 1000} for name, start in starts.items()]
+
+    group = {**record["groups"][0], "operations": [], "launches": []}
+    group["launches"] = [
+        {"operation": name, "epoch": epoch, "phases": phases(starts), "end_ns": end * 1000}
+        for name, epoch, starts, end in launches
+    ]
+    shown = {
+        "state": "queued",
+        "waiting": False,
+        "awaited": -1,
+        "wait_ns": 0,
+        "rows": 0,
+        "bytes": 0,
+    }
+    for i, (name, epoch, differs) in enumerate(operations, 1):
+        start, end = 100 * i, 100 * i + 1
+        entry = {"id": i, "epoch": epoch, "operation": name, "start_ns": start, "end_ns": end}
+        entry["phases"] = phases({"queued": 1})
+        group["operations"].append({**entry, **shown, **differs})
+    return {**record, "groups": [group]}
+
+
+QUEUED = [
+    ("dispatch", 1, {}),
+    ("combine", 2, {}),
+    ("dispatch", 3, {}),
+    ("combine", 4, {}),
+    ("dispatch", 5, {}),
+    ("low_latency_dispatch", 1, {"state": "sent"}),
+    ("low_latency_combine", 1, {}),
+    ("low_latency_combine", 2, {}),
+    (
+        "combine",
+        6,
+        {
+            "state": "started",
+            "end_ns": 0,
+            "waiting": True,
+            "awaited": 1,
+            "phases": [{"name": "queued", "start_ns": 1}, {"name": "notify", "start_ns": 77000}],
+        },
+    ),
+    ("dispatch", 7, {"state": "failed"}),
+]
+LAUNCHES = [
+    ("dispatch", 3, {"notify": 10, "send": 11, "receive": 12}, 14),
+    ("combine", 4, {"notify": 20, "receive": 21, "finish": 22}, 25),
+    ("low_latency_dispatch", 1, {"send": 30}, 31),
+    ("low_latency_dispatch", 1, {"receive": 40}, 42),
+    ("low_latency_combine", 1, {"receive": 50}, 55),  # its send is no longer in the record
+    ("low_latency_combine", 2, {"send": 60}, 61),
+]
+
+
+def test_lines_of_kernels_have_their_times_and_no_sizes(records):
+    host = {"state": "completed", "bytes": 4096, "phases": [{"name": "notify", "start_ns": 1}]}
+    on_host = [("dispatch", 8, host), ("combine", 9, {**host, "state": "failed"})]
+    record = on_gpu(records[0], [*QUEUED, *on_host], LAUNCHES)
+    lines = [json.loads(line)["coll_perf"] for line in shoal.observe.inspector_lines([record])]
+    of_host, *of_kernels = lines
+    assert (of_host["coll_sn"], of_host["coll_timing_source"]) == (8, "collective_cpu")
+    assert of_host["coll_msg_size_bytes"] == 4096
+    assert all(line.keys() == TIMES for line in of_kernels)
+    assert {line["coll_timing_source"] for line in of_kernels} == {"kernel_gpu"}
+    # A low-latency operation took as long as its two kernels.
+    assert [(line["coll"], line["coll_sn"], line["coll_exec_time_us"]) for line in of_kernels] == [
+        ("dispatch", 3, 4),
+        ("combine", 4, 5),
+        ("low_latency_dispatch", 1, 3),
+    ]
+
+
+def test_operations_whose_kernels_have_ended_are_completed_for_torch(records):
+    dump = shoal.observe.torch_dump(on_gpu(records[0], QUEUED, LAUNCHES))
+    shown = [
+        (
+            entry["frames"][0]["name"].split(":")[0],
+            entry["state"],
+            entry["time_discovered_started_ns"],
+            entry["time_discovered_completed_ns"],
+            entry["duration_ms"],
+        )
+        for entry in dump["entries"]
+    ]
+    # Launches of the first two are no longer in the record, but later ones have ended.
+    assert shown == [
+        ("dispatch 1", "completed", None, None, None),
+        ("combine 2", "completed", None, None, None),
+        ("dispatch 3", "completed", 10000, 14000, 0.004),
+        ("combine 4", "completed", 20000, 25000, 0.005),
+        ("dispatch 5", "scheduled", None, None, None),
+        ("low_latency_dispatch 1", "completed", 30000, 42000, 0.012),
+        ("low_latency_combine 1", "completed", None, None, None),
+        ("low_latency_combine 2", "scheduled", None, None, None),
+        ("combine 6", "started", 77000, None, None),
+        ("dispatch 7", "started", None, None, None),
+    ]
+    assert all(e["retired"] == (e["state"] == "completed") for e in dump["entries"])
 
 
 def test_a_trace_has_nested_spans_on_one_clock(records):
@@ -185,20 +313,8 @@ def test_a_trace_has_nested_spans_on_one_clock(records):
 
 
 def test_a_trace_has_the_kernels_of_gpus_on_lines_of_their_own(records):
-    group = {**records[0]["groups"][0], "operations": []}
-    group["launches"] = [
-        {
-            "epoch": 4,
-            "operation": "combine",
-            "end_ns": 9000,
-            "phases": [
-                {"name": "notify", "start_ns": 5000},
-                {"name": "receive", "start_ns": 6000},
-                {"name": "finish", "start_ns": 8000},
-            ],
-        }
-    ]
-    events = shoal.observe.chrome_trace([{**records[0], "groups": [group]}])["traceEvents"]
+    launches = [("combine", 4, {"notify": 5, "receive": 6, "finish": 8}, 9)]
+    events = shoal.observe.chrome_trace([on_gpu(records[0], [], launches)])["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert [(span["name"], span["ts"], span["dur"]) for span in spans] == [
         ("combine", 5, 4),
@@ -226,131 +342,6 @@ def test_torchs_analyzer_reads_the_records(options, tmp_path, caplog):
     # Six operations match; rank 1 has not begun the seventh.
     assert "missing ranks: {1}" in text
     assert "7" in text
-
-
-def exposition(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        return answer.read().decode()
-
-
-def test_metrics_for_prometheus(options):
-    parser = pytest.importorskip("prometheus_client.parser")
-    texts = []
-
-    def pe(world):
-        def scrape(pe):
-            if pe == 0:
-                port, stop = shoal.observe.serve(0)
-                texts.append(exposition(port))
-                stop()
-
-        pairs(world, 4, scrape)
-
-    shoal.run_threads(PES, pe, settings=options)
-    samples = {}
-    for family in parser.text_string_to_metric_families(texts[0]):
-        for sample in family.samples:
-            samples.setdefault(sample.name, []).append(sample)
-    dispatches = [
-        sample
-        for sample in samples["shoal_operations_total"]
-        if sample.labels["operation"] == "dispatch"
-    ]
-    assert max(sample.value for sample in dispatches) >= 3
-    assert {sample.labels["pe"] for sample in dispatches} >= {"0", "1", "2"}
-    for bucket in samples["shoal_phase_seconds_bucket"]:
-        assert bucket.value >= 0
-    infinite = [s for s in samples["shoal_phase_seconds_bucket"] if s.labels["le"] == "+Inf"]
-    counts = samples["shoal_phase_seconds_count"]
-    assert sum(s.value for s in infinite) == sum(s.value for s in counts) > 0
-    for name in (
-        "shoal_peer_wait_seconds_total",
-        "shoal_peer_network_rows_total",
-        "shoal_peer_network_bytes_total",
-        "shoal_rows_total",
-        "shoal_waiting_for",
-    ):
-        assert name in samples
-    experts = samples["shoal_expert_rows_total"]
-    assert {int(s.labels["expert"]) for s in experts} >= set(range(6))
-    assert sum(s.value for s in experts) > 0
-
-
-def wait_for(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            if found := condition():
-                return found
-        time.sleep(0.05)
-    raise AssertionError("it did not come")
-
-
-# Where ./run unpacks it, or where a package has it.
-PROMETHEUS = shutil.which(
-    "prometheus", path=f"{sys.prefix}/prometheus/usr/bin:{os.environ.get('PATH', '')}"
-)
-
-
-@pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus (./run setup --checks has it)")
-def test_a_prometheus_server_scrapes_the_metrics(options, tmp_path):
-    pytest.importorskip("prometheus_client")
-    release = threading.Event()
-    answers = []
-
-    def scrape():
-        port, stop = shoal.observe.serve(0)
-        config = tmp_path / "prometheus.yml"
-        config.write_text(
-            "scrape_configs:\n- job_name: shoal\n  scrape_interval: 1s\n  static_configs:\n"
-            f"  - targets: ['127.0.0.1:{port}']\n"
-        )
-        log = (tmp_path / "log").open("w")
-        server = subprocess.Popen(
-            [
-                PROMETHEUS,
-                f"--config.file={config}",
-                f"--storage.tsdb.path={tmp_path / 'data'}",
-                "--web.listen-address=127.0.0.1:0",
-            ],
-            stderr=log,
-        )
-        try:
-            answers.append(query(server, tmp_path / "log"))
-        finally:
-            server.kill()
-            server.wait()
-            stop()
-            release.set()
-
-    def query(server, log):
-        def listening():
-            assert server.poll() is None, log.read_text()
-            for line in log.read_text().splitlines():
-                if "Listening on" in line:
-                    return line.split("address=")[1].split()[0]
-            return None
-
-        address = wait_for(listening)
-        text = "sum by (pe) (shoal_operations_total{operation='dispatch'})"
-        url = f"http://{address}/api/v1/query?query={urllib.request.quote(text)}"
-
-        def answered():
-            with urllib.request.urlopen(url) as answer:
-                return json.load(answer)["data"]["result"]
-
-        return wait_for(answered)
-
-    def hold(pe):
-        if pe == 0:
-            threading.Thread(target=scrape).start()
-        assert release.wait(60)
-
-    options["timeout"] = 70.0
-    shoal.run_threads(PES, lambda world: pairs(world, 4, hold), settings=options)
-    by_pe = {result["metric"]["pe"]: float(result["value"][1]) for result in answers[0]}
-    assert by_pe.keys() >= {"0", "1", "2"}
-    assert all(by_pe[pe] >= 3 for pe in ("0", "1", "2"))
 
 
 def test_command_without_records(tmp_path):
