@@ -293,6 +293,7 @@ def _torch_operations(group):
         where = _where(op)
         if _is_queued(op):
             begin = started = op["phases"][-1]["start_ns"] if op["waiting"] else None
+            ended = None
             if op["state"] != "failed" and op["epoch"] <= last.get(op["operation"], 0):
                 state, where = "completed", "completed on the GPU"
                 if launches := kernels.get((op["operation"], op["epoch"])):

@@ -9,8 +9,8 @@
 namespace shoal::detail {
 namespace {
 
-/// Of PEs that meet over a network, or have a core each.
-Meeting among(std::span<const Pe> pes) {
+/// Of PEs that share no memory, or have a core each.
+Meeting meeting_by_size(std::span<const Pe> pes) {
   return pes.size() <= ControlLayout::kDirectPes ? Meeting::at_all : Meeting::in_rounds;
 }
 
@@ -23,7 +23,7 @@ Meeting meeting_in(const WorldState& world, std::span<const Pe> pes) {
   const auto shared = [&](Pe pe) {
     return domains[static_cast<std::size_t>(pe)] == domains[static_cast<std::size_t>(pes[0])];
   };
-  return std::all_of(pes.begin(), pes.end(), shared) ? allowed : among(pes);
+  return std::all_of(pes.begin(), pes.end(), shared) ? allowed : meeting_by_size(pes);
 }
 
 std::shared_ptr<TeamState> make_state(const WorldState& world, std::int32_t index,
@@ -48,7 +48,7 @@ Meeting meeting_of(const Placement& placement, std::string_view inside, std::spa
   };
   if (pes.size() > kFew && placement.pes_on_host() > placement.cores_on_host && shares_memory())
     return Meeting::at_first;
-  return among(pes);
+  return meeting_by_size(pes);
 }
 
 void Teams::create_predefined(WorldState& world, const Placement& placement, std::vector<Pe> shared,

@@ -63,10 +63,6 @@ void check_agreement(const HostGroup& group, const NoticeBoard& board) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 /// A rank's notice with its counts.
 struct Record {
   std::vector<std::byte> bytes;
