@@ -9,46 +9,28 @@
 namespace shoal::detail {
 namespace {
 
-/// Of PEs that share no memory, or have a core each.
-Meeting meeting_by_size(std::span<const Pe> pes) {
-  return pes.size() <= ControlLayout::kDirectPes ? Meeting::at_all : Meeting::in_rounds;
-}
-
-/// PEs of one host may still share no memory, such as those of containers with networks of their
-/// own. The transports know.
-Meeting meeting_in(const WorldState& world, std::span<const Pe> pes) {
-  const Meeting allowed = meeting_of(world.placement(), world.settings().transport_inside, pes);
-  if (allowed != Meeting::at_first) return allowed;
-  const std::vector<std::int32_t> domains = world.host_domains();
-  const auto shared = [&](Pe pe) {
-    return domains[static_cast<std::size_t>(pe)] == domains[static_cast<std::size_t>(pes[0])];
-  };
-  return std::all_of(pes.begin(), pes.end(), shared) ? allowed : meeting_by_size(pes);
-}
-
 std::shared_ptr<TeamState> make_state(const WorldState& world, std::int32_t index,
                                       std::vector<Pe> pes) {
   auto team = std::make_shared<TeamState>();
   team->index = index;
   const Pe me = world.placement().my_pe;
   team->my_pe = static_cast<Pe>(std::find(pes.begin(), pes.end(), me) - pes.begin());
-  team->meeting = meeting_in(world, pes);
+  team->meeting = meeting_of(world.placement(), world.host_domains(), pes);
   team->pes = std::move(pes);
   return team;
 }
 
 }  // namespace
 
-Meeting meeting_of(const Placement& placement, std::string_view inside, std::span<const Pe> pes) {
+Meeting meeting_of(const Placement& placement, std::span<const std::int32_t> domains,
+                   std::span<const Pe> pes) {
   constexpr std::size_t kFew = 8;
-  const auto shares_memory = [&] {
-    return (inside == "automatic" || inside.starts_with("shm")) &&
-           std::all_of(pes.begin(), pes.end(),
-                       [&](Pe pe) { return placement.same_host(pe) && placement.same_node(pe); });
-  };
-  if (pes.size() > kFew && placement.pes_on_host() > placement.cores_on_host && shares_memory())
+  const auto domain = [&](Pe pe) { return domains[static_cast<std::size_t>(pe)]; };
+  const auto with_the_first = [&](Pe pe) { return domain(pe) == domain(pes.front()); };
+  if (pes.size() > kFew && placement.pes_on_host() > placement.cores_on_host &&
+      std::all_of(pes.begin(), pes.end(), with_the_first))
     return Meeting::at_first;
-  return meeting_by_size(pes);
+  return pes.size() <= ControlLayout::kDirectPes ? Meeting::at_all : Meeting::in_rounds;
 }
 
 void Teams::create_predefined(WorldState& world, const Placement& placement, std::vector<Pe> shared,

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "shoal/team.hpp"
@@ -18,12 +17,13 @@ namespace shoal::detail {
 /// Indices of the predefined teams, the same in every world.
 enum class PredefinedTeam : std::int32_t { world, node, shared, same_index, self, count };
 
-/// How the PEs of a team, one of which is this one, meet. The same on all of them. `inside`:
-/// SHOAL_TRANSPORT_INSIDE.
+/// How the PEs of a team, one of which is this one, meet. The same on all of them. `domains`:
+/// WorldState::host_domains.
 ///
 /// Writing to all takes one hop and n * n writes. PEs that share memory and cores meet at the first
 /// one: 2 * n writes, and each PE blocks once. In rounds, each would block in every round.
-Meeting meeting_of(const Placement& placement, std::string_view inside, std::span<const Pe> pes);
+Meeting meeting_of(const Placement& placement, std::span<const std::int32_t> domains,
+                   std::span<const Pe> pes);
 
 class Teams {
  public:

@@ -130,32 +130,39 @@ TEST(Agreement, GroupsPesByWhatTheySay) {
 }
 
 // The same answer on all PEs of a team.
-TEST(Teams, MeetAtTheFirstPeOnSharedCoresOfOneNode) {
+// The same answer on all PEs of a team. PEs with the same letter share a host, and those with the
+// same digit memory.
+TEST(Teams, MeetAtTheFirstPeWhereTheyShareMemoryAndCores) {
   using enum detail::Meeting;
   detail::Placement placement;
-  const auto meeting = [&](const std::string& letters, std::int64_t node_size, std::int32_t cores,
-                           const char* inside = "automatic") {
-    static_cast<HostMap&>(placement) = topology::place(hosts(letters), node_size);
+  const auto meeting = [&](const std::string& letters, const std::string& digits,
+                           std::int32_t cores) {
+    static_cast<HostMap&>(placement) = topology::place(hosts(letters), 0);
     placement.n_pes = static_cast<Pe>(letters.size());
     placement.cores_on_host = cores;
+    const std::vector<std::int32_t> domains(digits.begin(), digits.end());
     std::vector<Pe> all(letters.size());
     std::iota(all.begin(), all.end(), 0);
     std::set<detail::Meeting> answers;
     for (placement.my_pe = 0; placement.my_pe < placement.n_pes; ++placement.my_pe)
-      answers.insert(detail::meeting_of(placement, inside, all));
+      answers.insert(detail::meeting_of(placement, domains, all));
     EXPECT_EQ(answers.size(), 1u);
     return *answers.begin();
   };
-  EXPECT_EQ(meeting(std::string(32, 'a'), 0, 64), at_all);
-  EXPECT_EQ(meeting(std::string(33, 'a'), 0, 64), in_rounds);
-  EXPECT_EQ(meeting(std::string(8, 'a'), 0, 2), at_all);
-  EXPECT_EQ(meeting(std::string(9, 'a'), 0, 2), at_first);
-  EXPECT_EQ(meeting(std::string(9, 'a'), 0, 2, "shm"), at_first);
-  EXPECT_EQ(meeting(std::string(9, 'a'), 0, 2, "ofi"), at_all);
-  EXPECT_EQ(meeting(std::string(256, 'a'), 0, 2), at_first);
-  EXPECT_EQ(meeting(std::string(40, 'a'), 20, 2), in_rounds);
-  EXPECT_EQ(meeting(std::string(20, 'a') + std::string(20, 'b'), 0, 2), in_rounds);
-  EXPECT_EQ(meeting(std::string(16, 'a') + std::string(16, 'b'), 0, 2), at_all);
+  const auto of_one_host = [&](std::size_t pes, std::int32_t cores) {
+    return meeting(std::string(pes, 'a'), std::string(pes, '0'), cores);
+  };
+  EXPECT_EQ(of_one_host(32, 64), at_all);
+  EXPECT_EQ(of_one_host(33, 64), in_rounds);
+  EXPECT_EQ(of_one_host(8, 2), at_all);
+  EXPECT_EQ(of_one_host(9, 2), at_first);
+  EXPECT_EQ(of_one_host(256, 2), at_first);
+
+  const std::string one_host(40, 'a'), two_hosts = std::string(20, 'a') + std::string(20, 'b');
+  const std::string halves = std::string(20, '0') + std::string(20, '1');
+  EXPECT_EQ(meeting(one_host, halves, 2), in_rounds);
+  EXPECT_EQ(meeting(two_hosts, halves, 2), in_rounds);
+  EXPECT_EQ(meeting("aaaaaaaaa", "012345678", 2), at_all) << "SHOAL_TRANSPORT_INSIDE=ofi";
 }
 
 }  // namespace
