@@ -97,7 +97,8 @@ class PendingDispatch {
   PendingDispatch() = default;
   explicit PendingDispatch(std::shared_ptr<detail::PendingDispatchState> state)
       : state_(std::move(state)) {}
-  /// Whether receive() would return without waiting, or the group's timeout has passed.
+  /// Whether receive() would return without waiting (on a GPU: for more than the last stores of a
+  /// row, a microsecond), or the group's timeout has passed.
   bool ready() const;
   /// Waits for the rows of all ranks. Throws Error{invalid_argument} when called again,
   /// Error{timeout} naming the rank that is late (with mask_failed, continues without it), and
@@ -128,7 +129,7 @@ class PendingCombine {
   PendingCombine() = default;
   explicit PendingCombine(std::shared_ptr<detail::PendingCombineState> state)
       : state_(std::move(state)) {}
-  /// Whether receive() would return without waiting, or the group's timeout has passed.
+  /// As PendingDispatch::ready.
   bool ready() const;
   /// Waits for the rows of all ranks and returns their sums, bfloat16 [tokens, hidden]. Throws as
   /// PendingDispatch::receive. With zero_copy, other ranks may still read y after this returns;

@@ -67,6 +67,8 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
       options.wait_ns.defined() ? parts_->waits_of_combine(pending->epoch) : nullptr;
   call.pending = pending->view;
   call.serial = pending->serial;
+  const auto rows = static_cast<std::uint64_t>(handle.routing->tokens * state.shape.top_k);
+  state.recorder.moves_at_most(rows, rows * static_cast<std::uint64_t>(state.shape.hidden * 2));
   state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending->epoch,
                             "send queued");
   if (group_.device.mask_failed != 0) wait_arrival(Arrival::combine_grants, nullptr, on);

@@ -14,7 +14,8 @@
 // chooses the half.
 //
 // Rows have no signal, see self_signalling.cuh. A send whose receive is deferred raises flags all
-// the same, because the ranks that get its rows may call `ready`.
+// the same, because the ranks that get its rows may call `ready`; these flags may overtake the end
+// of their row.
 //
 // Epochs live in device memory. Every kernel reads its own at the start; one block advances it when
 // all blocks have read it.
