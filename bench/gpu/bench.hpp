@@ -11,6 +11,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -182,7 +183,10 @@ void run_device(World& world, Peers& peers, const Options& options);
 /// Combines by the place and the form of the expert output.
 void run_reduced(World& world, Peers& peers, const Options& options);
 /// What records cost. `silent`: another world of the same PEs, whose kernels count nothing.
-void run_records(World& world, World& silent, Peers& peers, const Options& options);
+/// Opens a world for each kind of counting.
+void run_records(Settings settings, std::span<const std::shared_ptr<Bootstrap>> bootstraps,
+                 Peers& peers, const Options& options);
+inline constexpr std::size_t kRecordsWorlds = 3;
 /// `world_seconds`: how long World::open took.
 void run_start(World& world, Peers& peers, const Options& options, double world_seconds);
 

@@ -72,9 +72,9 @@ std::size_t heap_bytes(const Options& options, const std::string& part, std::int
 
 namespace {
 
-/// `second`: of another world of the same PEs, for the part that needs one.
+/// `more`: of other worlds of the same PEs, for the part that needs them.
 void run_pe(const Options& options, const std::string& part, std::shared_ptr<Bootstrap> bootstrap,
-            const std::shared_ptr<Bootstrap>& second = nullptr) {
+            std::span<const std::shared_ptr<Bootstrap>> more = {}) {
   Peers peers(*bootstrap);
   const auto start = std::chrono::steady_clock::now();
   Settings settings = gpu_settings(heap_bytes(options, part, peers.count()));
@@ -82,7 +82,6 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
     settings.node_size = std::max(1, peers.count() / 2);
     settings.transport_between = "staged";
   }
-  if (part == "records") settings.metrics = "all";
   if (!options.between_nodes.empty()) settings.ep_between_nodes = options.between_nodes;
   if (settings.gda == "emulated") free_by_stream();
   World world = World::open({settings, bootstrap});
@@ -102,11 +101,8 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
   if (part == "device") run_device(world, peers, options);
   if (part == "reduced") run_reduced(world, peers, options);
   if (part == "records") {
-    require(second != nullptr, Code::invalid_argument, "records: PEs are threads (--pes)");
-    settings.metrics = "host";
-    World silent = World::open({settings, second});
-    run_records(world, silent, peers, options);
-    silent.close();
+    require(!more.empty(), Code::invalid_argument, "records: PEs are threads (--pes)");
+    run_records(settings, more, peers, options);
   }
   if (part == "start") run_start(world, peers, options, seconds.count());
   world.close();
@@ -117,17 +113,21 @@ void run_pes_as_threads(const Options& options, const std::string& part) {
   std::mutex mutex;
   std::exception_ptr failure;
   std::vector<std::thread> threads;
-  auto seconds = thread_bootstraps(options.pes, Settings::from_environment());
+  std::vector<std::vector<std::shared_ptr<Bootstrap>>> more(static_cast<std::size_t>(options.pes));
+  for (std::size_t i = 0; i < kRecordsWorlds; ++i) {
+    auto bootstraps = thread_bootstraps(options.pes, Settings::from_environment());
+    for (std::size_t pe = 0; pe < more.size(); ++pe) more[pe].push_back(std::move(bootstraps[pe]));
+  }
   for (auto& bootstrap : thread_bootstraps(options.pes, Settings::from_environment())) {
-    std::shared_ptr<Bootstrap> second = std::move(seconds[threads.size()]);
-    threads.emplace_back([&, second, shared = std::shared_ptr<Bootstrap>(std::move(bootstrap))] {
+    threads.emplace_back([&, &others = more[threads.size()],
+                          shared = std::shared_ptr<Bootstrap>(std::move(bootstrap))] {
       try {
-        run_pe(options, part, shared, second);
+        run_pe(options, part, shared, others);
       } catch (const std::exception& error) {
         const std::scoped_lock lock(mutex);
         if (!failure) failure = std::current_exception();
         shared->abort(error.what());
-        second->abort(error.what());
+        for (const auto& other : others) other->abort(error.what());
       }
     });
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// records.cpp: what it costs that kernels count themselves (SHOAL_METRICS): pairs of low-latency
-// mode by tokens, and of normal mode, of two groups in turn: one whose kernels count and one whose
-// kernels do not.
+// records.cpp: what records cost (SHOAL_METRICS): pairs of low-latency mode by tokens, and of
+// normal mode, of groups in turn that count all, count by default, and have no record at all.
 //
 // A row of the results is the median over the rounds; its samples are the means of the chains.
 #include <algorithm>
 #include <array>
+#include <deque>
 
 #include "base/check.hpp"
 #include "gpu/bench.hpp"
@@ -41,6 +41,7 @@ class Side {
       dispatch.quantize = ep::Quantize::fp8;
       dispatch.launch = launch();
       dispatch.launch.sms = 0;
+      dispatch.defer_receive = false;
       const TensorView topk_idx = first_rows(batch.topk_idx, tokens);
       const ep::LowLatencyReceived received =
           low_latency_.low_latency_dispatch(first_rows(batch.x, tokens), topk_idx, dispatch)
@@ -49,6 +50,7 @@ class Side {
       combine.zero_copy = true;
       combine.out = first_rows(output_, tokens);
       combine.launch = dispatch.launch;
+      combine.defer_receive = false;
       low_latency_
           .low_latency_combine(low_latency_.next_combine_buffer(), topk_idx,
                                first_rows(batch.weights, tokens), received.handle, combine)
@@ -102,21 +104,21 @@ class Side {
   std::vector<ep::Routing> routings_;
 };
 
-/// Both sides in turn; every second round begins with the other one.
-void compare(std::array<Side*, 2> sides, Results& results, const Labels& labels,
+/// All sides in turn; each round begins with the next one.
+void compare(std::deque<Side>& sides, Results& results, const Labels& labels,
              const std::function<double(Side&)>& measure) {
-  std::array<Timing, 2> timings;
+  std::vector<Timing> timings(sides.size());
   for (int round = 0; round < kRounds; ++round)
-    for (std::size_t turn = 0; turn < 2; ++turn) {
-      const std::size_t side = (turn + static_cast<std::size_t>(round)) % 2;
-      timings[side].samples.push_back(measure(*sides[side]));
+    for (std::size_t turn = 0; turn < sides.size(); ++turn) {
+      const std::size_t side = (turn + static_cast<std::size_t>(round)) % sides.size();
+      timings[side].samples.push_back(measure(sides[side]));
     }
-  for (std::size_t side = 0; side < 2; ++side) {
+  for (std::size_t side = 0; side < sides.size(); ++side) {
     std::vector<double> sorted = timings[side].samples;
     std::ranges::sort(sorted);
     timings[side].mean = sorted[sorted.size() / 2];
     Labels all = labels;
-    all["metrics"] = sides[side]->metrics;
+    all["metrics"] = sides[side].metrics;
     results.add(all, timings[side], 0);
   }
 }
@@ -134,23 +136,34 @@ void note_records(Results& results, const Peers& peers) {
 
 }  // namespace
 
-void run_records(World& world, World& silent, Peers& peers, const Options& options) {
-  Side on(world, peers, options, "all"), off(silent, peers, options, "host");
+void run_records(Settings settings, std::span<const std::shared_ptr<Bootstrap>> bootstraps,
+                 Peers& peers, const Options& options) {
+  constexpr const char* kMetrics[kRecordsWorlds] = {"all", "on", "no record"};
+  std::deque<World> worlds;
+  std::deque<Side> sides;
+  for (std::size_t i = 0; i < kRecordsWorlds; ++i) {
+    const bool records = i + 1 < kRecordsWorlds;
+    settings.metrics = records ? kMetrics[i] : "off";
+    settings.flight_entries = records ? Settings{}.flight_entries : 0;
+    worlds.push_back(World::open({settings, bootstraps[i]}));
+    sides.emplace_back(worlds.back(), peers, options, kMetrics[i]);
+  }
   Results results(peers, options, "records");
   for (const std::int64_t tokens : options.tokens)
     for (const bool graph : {false, true})
-      compare({&on, &off}, results,
+      compare(sides, results,
               {{"operation", "low-latency pair"},
                {"launch", graph ? "graph" : "plain"},
                {"tokens", tokens}},
               [&](Side& side) { return side.low_latency(tokens, graph); });
   compare(
-      {&on, &off}, results,
+      sides, results,
       {{"operation", "dispatch + combine"}, {"launch", "plain"}, {"tokens", options.shape.tokens}},
       [&](Side& side) { return side.normal(); });
   note_records(results, peers);
-  on.close();
-  off.close();
+  for (Side& side : sides) side.close();
+  sides.clear();
+  for (World& world : worlds) world.close();
 }
 
 }  // namespace shoal::bench::gpu

@@ -36,18 +36,18 @@ struct OperationRecord {
   std::uint64_t id = 0;  ///< counts the operations of a group on its rank, from 1
   std::uint64_t epoch = 0;
   std::string operation;  ///< "dispatch", "combine", "low_latency_dispatch", "low_latency_combine"
-  /// "started"; "sent": low latency, receive not called; "completed"; "queued": on a GPU (launches
-  /// show the progress), "started" where its kernel has waited for a rank for a millisecond;
-  /// "failed".
+  /// "started"; "sent": low latency, receive not called; "completed"; "queued": on a GPU, where its
+  /// kernels have not ended; "started" if they have waited for a rank for a millisecond; "failed".
   std::string state;
   std::int64_t start_ns = 0;
-  std::int64_t end_ns = 0;  ///< 0: has not ended
+  std::int64_t end_ns = 0;  ///< 0: has not ended; on a GPU, if no launch tells: end of the call
   std::vector<PhaseRecord> phases;
   std::int32_t awaited = -1;  ///< the rank that it waits, or waited last, for; -1: none
-  std::uint64_t rows = 0;     ///< sent by a dispatch, fetched by a combine
-  std::uint64_t bytes = 0;    ///< of these rows
-  std::int64_t wait_ns = 0;   ///< spent waiting for other ranks
-  bool waiting = false;       ///< is in a wait for `awaited`
+  /// Sent by a dispatch, fetched by a combine. Low latency on a GPU: at most.
+  std::uint64_t rows = 0;
+  std::uint64_t bytes = 0;   ///< of these rows
+  std::int64_t wait_ns = 0;  ///< spent waiting for other ranks
+  bool waiting = false;      ///< is in a wait for `awaited`
 };
 
 /// A kernel of an operation on a GPU. Normal operations are one kernel, low-latency ones two.
@@ -56,6 +56,7 @@ struct LaunchRecord {
   std::string operation;
   std::vector<PhaseRecord> phases;
   std::int64_t end_ns = 0;
+  std::uint64_t rows = 0, bytes = 0;  ///< as those of its OperationRecord; 0: low latency
 };
 
 /// Durations of one phase. Bucket i counts those of 2^i to 2^(i+1) - 1 ns; the last one also longer
@@ -89,6 +90,7 @@ struct GroupRecord {
   std::uint64_t number = 0;                 ///< of the group in its world, from 1
   std::int32_t rank = 0;                    ///< of this PE
   std::vector<Pe> pes;                      ///< by rank
+  std::int32_t n_hosts = 1;                 ///< on which these PEs are
   std::string failure;                      ///< why the group is unusable; empty: it is not
   std::vector<OperationRecord> operations;  ///< oldest first
   std::vector<OperationTotals> totals;      ///< by operation
@@ -97,6 +99,13 @@ struct GroupRecord {
   /// Rows received for each expert of this rank; expert i is number rank * size + i of the group.
   std::vector<std::uint64_t> expert_rows;
   std::vector<LaunchRecord> launches;  ///< the last ones on a GPU, by their start
+};
+
+/// What a PE did with one other outside of groups.
+struct WorldPeerTotals {
+  std::uint64_t operations = 0, bytes = 0;  ///< one-sided, to or from it, with SHOAL_METRICS=all
+  std::uint64_t waits = 0;                  ///< of collectives for it that were not over at once
+  std::int64_t wait_ns = 0;
 };
 
 struct PeRecord {
@@ -109,6 +118,14 @@ struct PeRecord {
   std::string activity;
   bool active = false;  ///< that operation has not ended
   Pe awaited = -1;      ///< the PE that it waits for; -1: no single PE
+  std::string failure;  ///< of the last operation outside of groups that failed
+  /// Of operations outside of groups that took place, by name: "barrier", "sync", "exchange",
+  /// "broadcast", "all_gather", "all_to_all", "all_to_all_v", "reduce", "reduce_scatter"; with
+  /// SHOAL_METRICS=all also "put", "get", "signal" and "atomic", without times. Bytes are those
+  /// that this PE contributes, or moves. On streams, and in kernels, operations do not count.
+  std::vector<OperationTotals> totals;
+  std::vector<WorldPeerTotals> peers;  ///< by PE
+  std::vector<Histogram> histograms;   ///< of whole collectives (phase "call")
   std::vector<GroupRecord> groups;
 };
 
@@ -121,9 +138,16 @@ std::vector<PeRecord> read_host();
 
 /// One JSON object on one line, with the fields above.
 std::string to_json(const PeRecord& pe);
+/// The record in such text. Throws Error{invalid_argument} for text of other formats.
+PeRecord from_json(const std::string& text);
 /// Writes the record of `world`'s PE to `directory`/shoal_flight_<pe>.json and returns that name.
 /// Throws Error{system} when the file cannot be written, Error{unsupported} without a record.
 std::string write_flight_record(const World& world, const std::string& directory);
+
+/// The records in the files shoal_flight_*.json of a folder (SHOAL_FLIGHT_DIR), sorted by world,
+/// then PE. Throws Error{invalid_argument} for a folder without such files and for a file that is
+/// no record, naming it.
+std::vector<PeRecord> read_files(const std::string& folder);
 
 /// Who waits for whom, as text: for each group whose ranks wait, the rank at the end of each chain
 /// of waits, what it does, the ranks that wait for it and their phases. `records` may come from

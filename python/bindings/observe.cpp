@@ -42,8 +42,25 @@ void bind_observe(nb::module_& module) {
       },
       nb::arg("address"), nb::arg("host"), released, "Places of an address."_doc);
   module.def(
-      "_who_waits", [] { return observe::who_waits(observe::read_host()); }, released,
-      "Who waits for whom on this host, as text."_doc);
+      "_locate_offset",
+      [](std::uint64_t offset, bool host) {
+        return observe::locate_offset(
+            host ? observe::read_host_memory() : observe::read_process_memory(), offset);
+      },
+      nb::arg("offset"), nb::arg("host"), released, "Places of an offset of the heaps."_doc);
+  module.def(
+      "_file_records",
+      [](const std::string& folder) { return as_json(observe::read_files(folder)); },
+      nb::arg("folder"), released,
+      "JSON of the records in a folder; shoal.observe.read_files parses it."_doc);
+  module.def(
+      "_who_waits",
+      [](const std::vector<std::string>& records) {
+        std::vector<observe::PeRecord> parsed;
+        for (const std::string& record : records) parsed.push_back(observe::from_json(record));
+        return observe::who_waits(parsed);
+      },
+      nb::arg("records"), released, "Who waits for whom in the JSON of records, as text."_doc);
   module.def("_write_flight_record", &observe::write_flight_record, nb::arg("world"),
              nb::arg("directory"), released,
              "Writes the record of the world's PE; returns the name of the file."_doc);

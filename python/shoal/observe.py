@@ -28,6 +28,7 @@ __all__ = [
     "chrome_trace",
     "inspector_lines",
     "locate_address",
+    "locate_offset",
     "read_files",
     "read_host",
     "read_host_memory",
@@ -69,21 +70,25 @@ def locate_address(address, host=False):
     return _core._locate_address(address, host)
 
 
+def locate_offset(offset, host=False):
+    """The same for an offset of the symmetric heaps."""
+    return _core._locate_offset(offset, host)
+
+
 def read_files(folder):
     """The records in the files shoal_flight_*.json of a folder (SHOAL_FLIGHT_DIR), by PE."""
-    records = []
-    for name in sorted(os.listdir(folder)):
-        if name.startswith("shoal_flight_") and name.endswith(".json"):
-            with open(os.path.join(folder, name), encoding="utf-8") as file:
-                records.append(json.load(file))
-    if not records:
-        raise FileNotFoundError(f"{folder}: no files shoal_flight_*.json (SHOAL_FLIGHT_DIR)")
-    return sorted(records, key=lambda record: (record["world"], record["pe"]))
+    return [json.loads(text) for text in _core._file_records(os.fspath(folder))]
 
 
-def who_waits():
-    """Who waits for whom on this host, as text: shoal-info --live prints it."""
-    return _core._who_waits()
+def who_waits(records=None):
+    """Who waits for whom, as text: shoal-info --live prints it.
+
+    records: of read_host, read_process or read_files, also of several hosts in one list; without,
+    those of this host.
+    """
+    return _core._who_waits(
+        [json.dumps(record) for record in (read_host() if records is None else records)]
+    )
 
 
 def write_flight_record(world, directory):
@@ -98,21 +103,14 @@ def _groups(records):
 
 
 def inspector_lines(records):
-    """A JSON line per completed operation, with the field names of NCCL Inspector. Those of kernels
-    have neither size nor bandwidths, which are not known per operation."""
+    """A JSON line per completed operation, with the field names of NCCL Inspector. Those of
+    low-latency kernels have neither size nor bandwidths, which are not known per operation."""
     for pe, group in _groups(records):
         header = {
             "id": f"{pe['world']}-{group['number']}",
             "rank": group["rank"],
             "n_ranks": len(group["pes"]),
-            # A record does not have the hosts of other ranks.
-            "nnodes": len(
-                {
-                    other["host"]
-                    for other in records
-                    if other["world"] == pe["world"] and other["pe"] in group["pes"]
-                }
-            ),
+            "nnodes": group["n_hosts"],
         }
         metadata = {
             "inspector_output_format_version": "v4.0",
@@ -126,38 +124,44 @@ def inspector_lines(records):
             yield json.dumps({"header": header, "metadata": metadata, "coll_perf": performance})
 
 
+def _performance(operation, epoch, took_ns, size, ranks, source):
+    """size: bytes; 0: unknown."""
+    speed = size / max(took_ns, 1)  # bytes per nanosecond are GB/s
+    sizes = {
+        "coll_msg_size_bytes": size,
+        "coll_algobw_gbs": speed,
+        "coll_busbw_gbs": speed * (ranks - 1) / ranks,
+    }
+    return {
+        "coll": operation,
+        "coll_sn": epoch,
+        "coll_exec_time_us": max(took_ns, 1) / 1000,
+        "coll_timing_source": source,
+        **(sizes if size else {}),
+    }
+
+
 def _host_performance(group):
     ranks = len(group["pes"])
     for op in group["operations"]:
-        if op["state"] != "completed":
-            continue
-        took = max(op["end_ns"] - op["start_ns"], 1)
-        speed = op["bytes"] / took  # bytes per nanosecond are GB/s
-        yield {
-            "coll": op["operation"],
-            "coll_sn": op["epoch"],
-            "coll_msg_size_bytes": op["bytes"],
-            "coll_exec_time_us": took / 1000,
-            "coll_timing_source": "collective_cpu",
-            "coll_algobw_gbs": speed,
-            "coll_busbw_gbs": speed * (ranks - 1) / ranks,
-        }
+        if op["state"] == "completed" and not _is_queued(op):
+            took = op["end_ns"] - op["start_ns"]
+            yield _performance(
+                op["operation"], op["epoch"], took, op["bytes"], ranks, "collective_cpu"
+            )
 
 
 def _kernel_performance(group):
     for (operation, epoch), launches in _ended_kernels(group).items():
         # Other kernels run between the two of a low-latency operation.
         took = sum(launch["end_ns"] - launch["phases"][0]["start_ns"] for launch in launches)
-        yield {
-            "coll": operation,
-            "coll_sn": epoch,
-            "coll_exec_time_us": took / 1000,
-            "coll_timing_source": "kernel_gpu",
-        }
+        size = launches[0]["bytes"]
+        yield _performance(operation, epoch, took, size, len(group["pes"]), "kernel_gpu")
 
 
 def _is_queued(op):
-    """Whether kernels run the operation. Its times are then those of the call that queued them."""
+    """Whether kernels run the operation. The call that queued them ends with its first phase, and
+    those of its kernels follow where their launches are known."""
     return bool(op["phases"]) and op["phases"][0]["name"] == "queued"
 
 
@@ -194,11 +198,14 @@ def chrome_trace(records):
         events.append({"ph": "M", "name": "thread_name", "args": {"name": thread}, **where})
         for op in group["operations"]:
             end = op["end_ns"] or pe["read_ns"]
+            phases = op["phases"]
+            if _is_queued(op):  # the call; its kernels have spans of their own
+                end, phases = phases[0]["start_ns"], []
             details = {
                 key: op[key] for key in ("epoch", "state", "rows", "bytes", "wait_ns", "awaited")
             }
             events.append(_span(op["operation"], op["start_ns"], end, details, where))
-            events.extend(_phases(op["phases"], end, where))
+            events.extend(_phases(phases, end, where))
         if not group["launches"]:
             continue
         where = {"pid": process, "tid": _GPU_THREADS + group["number"]}
@@ -206,7 +213,7 @@ def chrome_trace(records):
         events.append({"ph": "M", "name": "thread_name", "args": {"name": thread}, **where})
         for launch in group["launches"]:
             start, end = launch["phases"][0]["start_ns"], launch["end_ns"]
-            details = {"epoch": launch["epoch"]}
+            details = {key: launch[key] for key in ("epoch", "rows", "bytes")}
             events.append(_span(launch["operation"], start, end, details, where))
             events.extend(_phases(launch["phases"], end, where))
     return {"traceEvents": events, "displayTimeUnit": "ns"}
@@ -281,24 +288,17 @@ def torch_dump(pe):
 
 def _torch_operations(group):
     """Of each operation: its record, its state and times as torch names them, and a text."""
-    kernels = _ended_kernels(group)
-    last = {}  # Older launches have ended, too, but a record keeps fewer of them than operations.
-    for launch in filter(_is_last, group["launches"]):
-        last[launch["operation"]] = max(launch["epoch"], last.get(launch["operation"], 0))
     for op in group["operations"]:
-        begin = op["start_ns"]
-        started = op["phases"][0]["start_ns"] if op["phases"] else None
+        # The first phase of kernels, if there is one, says when they started.
+        phases = op["phases"][1:] if _is_queued(op) else op["phases"]
+        started = phases[0]["start_ns"] if phases else None
         ended = op["end_ns"] if op["state"] == "completed" else None
-        state = _TORCH_STATES.get(op["state"], "started")
-        where = _where(op)
+        begin = op["start_ns"]
         if _is_queued(op):
-            begin = started = op["phases"][-1]["start_ns"] if op["waiting"] else None
-            ended = None
-            if op["state"] != "failed" and op["epoch"] <= last.get(op["operation"], 0):
-                state, where = "completed", "completed on the GPU"
-                if launches := kernels.get((op["operation"], op["epoch"])):
-                    begin = started = launches[0]["phases"][0]["start_ns"]
-                    ended = launches[-1]["end_ns"]
+            begin = started
+            if started is None:
+                ended = None
+        state = _TORCH_STATES.get(op["state"], "started")
         progress = {
             "state": state,
             "time_discovered_started_ns": started,
@@ -306,14 +306,15 @@ def _torch_operations(group):
             "duration_ms": None if ended is None else (ended - begin) / 1e6,
             "retired": state == "completed",
         }
-        yield op, progress, where
+        yield op, progress, _where(op)
 
 
 def _where(op):
     phase = op["phases"][-1]["name"] if op["phases"] else "none"
     waits = f", waits for rank {op['awaited']}" if op["waiting"] else ""
-    rows = "" if _is_queued(op) else f", {op['rows']} rows, {op['bytes']} bytes"
-    return f"{op['state']}, phase {phase}{waits}{rows}"
+    on_gpu = _is_queued(op) and op["state"] == "completed"
+    place = " on the GPU" if on_gpu else f", phase {phase}"
+    return f"{op['state']}{place}{waits}, {op['rows']} rows, {op['bytes']} bytes"
 
 
 class _Collector:
@@ -360,7 +361,8 @@ class _Collector:
         )
         waiting = Gauge("shoal_waiting_for", "Rank that is waited for; -1: none", labels=where)
         failed = Gauge("shoal_group_failed", "1: the group is unusable", labels=where)
-        for pe, group in _groups(self._read()):
+        records = self._read()
+        for pe, group in _groups(records):
             labels = [pe["host"], pe["world"], pe["pe"], group["number"], group["rank"]]
             labels = [str(label) for label in labels]
             for total in group["totals"]:
@@ -385,6 +387,56 @@ class _Collector:
             failed.add_metric(labels, 1 if group["failure"] else 0)
         yield from (*totals.values(), spent, *peers.values(), waited, experts)
         yield from (phases, waiting, failed)
+        yield from _world_metrics(records)
+
+
+def _world_metrics(records):
+    """Of operations outside of groups."""
+    from prometheus_client.core import CounterMetricFamily as Counter
+    from prometheus_client.core import HistogramMetricFamily
+
+    where = ["node", "world", "pe"]
+    of_operation, of_peer = [*where, "operation"], [*where, "peer"]
+    totals = {
+        "operations": Counter(
+            "shoal_world_operations", "Operations outside of groups", labels=of_operation
+        ),
+        "failures": Counter(
+            "shoal_world_failures", "Operations of these that failed", labels=of_operation
+        ),
+        "bytes": Counter("shoal_world_bytes", "Bytes of these operations", labels=of_operation),
+    }
+    peers = {
+        "operations": Counter(
+            "shoal_world_peer_operations", "One-sided operations with a PE", labels=of_peer
+        ),
+        "bytes": Counter("shoal_world_peer_bytes", "Bytes of these operations", labels=of_peer),
+        "waits": Counter("shoal_world_peer_waits", "Waits of collectives for a PE", labels=of_peer),
+    }
+    waited = Counter(
+        "shoal_world_peer_wait_seconds", "Time that collectives waited for a PE", labels=of_peer
+    )
+    calls = HistogramMetricFamily(
+        "shoal_collective_seconds", "Durations of collectives", labels=of_operation
+    )
+    for record in records:
+        labels = [record["host"], record["world"], str(record["pe"])]
+        for total in record["totals"]:
+            for key, family in totals.items():
+                family.add_metric([*labels, total["operation"]], total[key])
+        for pe, peer in enumerate(record["peers"]):
+            if not any(peer.values()):
+                continue  # most, in a large world
+            for key, family in peers.items():
+                family.add_metric([*labels, str(pe)], peer[key])
+            waited.add_metric([*labels, str(pe)], peer["wait_ns"] / 1e9)
+        for histogram in record["histograms"]:
+            calls.add_metric(
+                [*labels, histogram["operation"]],
+                buckets=_cumulative(histogram["buckets"]),
+                sum_value=histogram["sum_ns"] / 1e9,
+            )
+    yield from (*totals.values(), *peers.values(), waited, calls)
 
 
 _FIRST_BUCKET, _LAST_BUCKET = 9, 34  # bounds of 1 us to 34 s
@@ -451,7 +503,7 @@ def _main(arguments):
         return
     try:
         records = read_files(given.folder) if given.folder else read_host()
-    except OSError as error:
+    except ValueError as error:
         parser.exit(1, f"{error}\n")
     if given.command == "lines":
         for line in inspector_lines(records):

@@ -374,10 +374,10 @@ std::vector<SettingInfo> diagnosis_rows() {
            "is replaced.",
            {"none", "USR1", "USR2"}),
       text("SHOAL_METRICS", "", scope, &S::metrics,
-           "Whether groups count rows, bytes, waits for each rank and latency histograms of phases "
-           "(docs/guide/observability.md). On GPUs the kernels of normal mode count. all: those of "
-           "low-latency mode, too. host: no kernels. Group::statistics counts on the host in any "
-           "case.",
+           "Whether groups count rows, bytes, waits for each rank and latency histograms of "
+           "phases, and worlds collectives and waits for each PE (docs/guide/observability.md). On "
+           "GPUs the kernels of normal mode count. all: those of low-latency mode, and one-sided "
+           "operations, too. host: no kernels. Group::statistics counts on the host in any case.",
            {"on", "all", "host", "off"}),
       number("SHOAL_METRICS_INTERVAL_MS", "", scope, &S::metrics_interval,
              "Milliseconds between two copies of what kernels on GPUs count to the record. "

@@ -6,14 +6,19 @@
 
 namespace shoal {
 
+using detail::record::CountedCollective;
+using detail::record::WorldOperation;
+
 void barrier(const Team& team) {
   detail::TeamState& state = team.state();
+  const CountedCollective counted(state.world->recorder(), WorldOperation::barrier);
   state.world->quiet();
   state.world->sync(state, "barrier");
 }
 
 void sync(const Team& team) {
   detail::TeamState& state = team.state();
+  const CountedCollective counted(state.world->recorder(), WorldOperation::sync);
   state.world->sync(state, "sync");
 }
 
@@ -22,6 +27,7 @@ std::vector<std::byte> exchange_bytes(const Team& team, std::span<const std::byt
   detail::TeamState& state = team.state();
   require(mine.size() <= kMaxExchangeBytes, Code::invalid_argument,
           "exchange_bytes of {} bytes; allowed: up to {}", mine.size(), kMaxExchangeBytes);
+  const CountedCollective counted(state.world->recorder(), WorldOperation::exchange, mine.size());
   return state.world->exchange(state, mine.data(), mine.size(), "exchange_bytes");
 }
 

@@ -32,6 +32,31 @@ std::string describe_all(std::span<const Arguments> all, std::span<const Pe> pes
   return detail::group_by_text(texts, pes);
 }
 
+detail::record::WorldOperation counted_as(Operation operation) {
+  using detail::record::WorldOperation;
+  switch (operation) {
+    case Operation::broadcast:
+      return WorldOperation::broadcast;
+    case Operation::all_gather:
+      return WorldOperation::all_gather;
+    case Operation::all_to_all:
+      return WorldOperation::all_to_all;
+    case Operation::all_to_all_v:
+      return WorldOperation::all_to_all_v;
+    case Operation::reduce:
+      return WorldOperation::reduce;
+    case Operation::reduce_scatter:
+      break;
+  }
+  return WorldOperation::reduce_scatter;
+}
+
+/// Of a block, or of the elements of a reduction.
+std::uint64_t bytes_of(const Arguments& arguments) {
+  if (arguments.dtype == 0) return arguments.size;
+  return arguments.size * size_of(static_cast<DataType>(arguments.dtype));
+}
+
 std::uint64_t digest_of(const Arguments& arguments) {
   std::uint64_t words[sizeof arguments / sizeof(std::uint64_t)];
   static_assert(sizeof words == sizeof arguments);
@@ -102,6 +127,7 @@ void Call::agree(const Arguments& mine) {
 
 std::vector<std::byte> Call::agree_and_gather(const Arguments& mine, const void* data,
                                               std::size_t bytes) {
+  counted_.emplace(world().recorder(), counted_as(operation_), bytes_of(mine));
   report(name());
   // The data follow a digest of the arguments. Where digests differ, all PEs see it and exchange
   // the arguments themselves.

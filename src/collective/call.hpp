@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -95,6 +96,7 @@ class Call {
   detail::TeamState& team_;
   Operation operation_;
   std::uint64_t epoch_;
+  std::optional<detail::record::CountedCollective> counted_;  ///< from agree on
 };
 
 template <typename T>

@@ -2,10 +2,12 @@
 #include "ep/state.hpp"
 
 #include <numeric>
+#include <set>
 
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "ep/backend.hpp"
+#include "world/placement.hpp"
 
 namespace shoal::ep::detail {
 
@@ -15,6 +17,13 @@ std::vector<Pe> pes_of(const Team& team) {
   std::vector<Pe> pes;
   for (Pe rank = 0; rank < team.size(); ++rank) pes.push_back(team.world_pe(rank));
   return pes;
+}
+
+std::int64_t hosts_of(const Team& team) {
+  const auto& placement = team.state().world->placement();
+  std::set<std::int32_t> hosts;
+  for (const Pe pe : pes_of(team)) hosts.insert(placement.host_of[static_cast<std::size_t>(pe)]);
+  return static_cast<std::int64_t>(hosts.size());
 }
 
 }  // namespace
@@ -36,7 +45,7 @@ GroupState::GroupState(const Team& owner, const GroupOptions& wanted,
       plan(backend->block_plan()),
       arena(plan.arena_bytes, plan.arena_results),
       recorder(world->settings(), world->recorder(), world->my_pe(), me, pes_of(owner),
-               shape.local_experts) {}
+               hosts_of(owner), shape.local_experts) {}
 
 GroupState::~GroupState() {
   backend->stop_counting();  // before the record goes

@@ -89,6 +89,10 @@ def test_metrics_for_prometheus(samples):
         "shoal_waiting_for",
     ):
         assert name in samples
+    operations = sum_of(samples, "shoal_world_operations_total", operation="barrier")
+    assert operations >= PES
+    assert sum_of(samples, "shoal_collective_seconds_count", operation="barrier") == operations
+    assert sum_of(samples, "shoal_world_peer_wait_seconds_total") > 0
     experts = samples["shoal_expert_rows_total"]
     assert {int(s.labels["expert"]) for s in experts} >= set(range(6))
     assert sum(s.value for s in experts) > 0

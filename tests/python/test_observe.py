@@ -29,6 +29,7 @@ def pairs(world, count, before_last=None):
     topk = numpy.tile(numpy.array([[0, 5]], numpy.int64), (TOKENS, 1))
     x = numpy.ones((TOKENS, 128), numpy.float32).astype(numpy.float16)
     routing = group.route(topk)
+    shoal.barrier(world.team)
     for i in range(count):
         if i == count - 1 and before_last is not None:
             before_last(world.my_pe)
@@ -126,8 +127,43 @@ def test_rows_that_cross_a_network_are_counted(options):
 
 
 def test_the_verdict_names_the_pe_that_is_late(options):
-    _, verdict = hung(options)
+    records, verdict = hung(options)
     assert "rank 1 (PE 1) is behind: ranks 0 and 2 wait for it" in verdict
+    assert "rank 1 (PE 1) is behind: ranks 0 and 2" in shoal.observe.who_waits(records)
+    assert shoal.observe.who_waits([]) == "no groups\n"
+
+
+def test_collectives_and_one_sided_operations_of_a_world_are_counted(options):
+    def body(world):
+        array = world.zeros((4,), "int64")
+        for _ in range(3):
+            shoal.barrier(world.team)
+        if world.my_pe == 0:
+            world.put(array.on(1), numpy.arange(4))
+            world.quiet()
+        shoal.barrier(world.team)
+        records = own_records(2) if world.my_pe == 0 else None
+        shoal.sync(world.team)
+        return records
+
+    for metrics in ("on", "all", "off"):
+        records = shoal.run_threads(2, body, settings={**options, "metrics": metrics})[0]
+        for pe in records:
+            counted = {total["operation"]: total for total in pe["totals"]}
+            if metrics == "off":
+                assert not counted and not pe["histograms"]
+                continue
+            assert counted["barrier"]["operations"] == 4
+            assert counted["barrier"]["failures"] == 0
+            (barriers,) = [h for h in pe["histograms"] if h["operation"] == "barrier"]
+            assert barriers["phase"] == "call" and barriers["count"] == 4
+            assert sum(barriers["buckets"]) == 4
+            assert barriers["sum_ns"] == counted["barrier"]["time_ns"] > 0
+            puts = 1 if metrics == "all" and pe["pe"] == 0 else 0
+            assert ("put" in counted) == (puts == 1)
+            assert pe["peers"][1]["operations"] == puts
+            assert pe["peers"][1]["bytes"] == 32 * puts
+            assert sum(peer["waits"] for peer in pe["peers"]) > 0
 
 
 def test_files(options, tmp_path):
@@ -140,8 +176,13 @@ def test_files(options, tmp_path):
     names = shoal.run_threads(2, pe, settings=options)
     assert names == [str(tmp_path / f"shoal_flight_{pe}.json") for pe in range(2)]
     assert [record["pe"] for record in shoal.observe.read_files(tmp_path)] == [0, 1]
-    with pytest.raises(FileNotFoundError, match="SHOAL_FLIGHT_DIR"):
+    with pytest.raises(shoal.InvalidArgumentError, match="SHOAL_FLIGHT_DIR"):
         shoal.observe.read_files(tmp_path.parent)
+    older = json.loads((tmp_path / "shoal_flight_1.json").read_text())
+    older["shoal_record"] = 2
+    (tmp_path / "shoal_flight_1.json").write_text(json.dumps(older))
+    with pytest.raises(shoal.InvalidArgumentError, match="shoal_flight_1.json: it has format 2"):
+        shoal.observe.read_files(tmp_path)
 
 
 HEADER = {"id", "rank", "n_ranks", "nnodes"}
@@ -175,82 +216,65 @@ def test_lines_have_the_fields_of_nccl_inspector(records):
         assert performance["coll_timing_source"] == "collective_cpu"
 
 
-def test_lines_count_the_hosts_of_the_ranks_of_a_group(records):
-    hosts = [{**record, "host": host} for record, host in zip(records, ("a", "a", "b"))]
-    other_world = {**hosts[0], "world": "0", "host": "c"}
-    lines = [json.loads(line) for line in shoal.observe.inspector_lines([*hosts, other_world])]
-    assert [line["header"]["nnodes"] for line in lines] == [2] * PES * 8 + [1] * 8
-
-
 def on_gpu(record, operations, launches):
     """`record` with a group whose kernels ran `launches`: operation, epoch, phases and their starts
-    in microseconds, end. `operations`: operation, epoch, and what differs from a queued one."""
+    in microseconds, end, bytes. `operations`: operation, epoch, what differs from a queued one, and
+    the phases of its kernels."""
 
     def phases(starts):
         return [{"name": name, "start_ns": start * 1000} for name, start in starts.items()]
 
     group = {**record["groups"][0], "operations": [], "launches": []}
     group["launches"] = [
-        {"operation": name, "epoch": epoch, "phases": phases(starts), "end_ns": end * 1000}
-        for name, epoch, starts, end in launches
+        {
+            "operation": name,
+            "epoch": epoch,
+            "phases": phases(starts),
+            "end_ns": end * 1000,
+            "rows": size // 100,
+            "bytes": size,
+        }
+        for name, epoch, starts, end, size in launches
     ]
-    shown = {
-        "state": "queued",
-        "waiting": False,
-        "awaited": -1,
-        "wait_ns": 0,
-        "rows": 0,
-        "bytes": 0,
-    }
-    for i, (name, epoch, differs) in enumerate(operations, 1):
-        start, end = 100 * i, 100 * i + 1
-        entry = {"id": i, "epoch": epoch, "operation": name, "start_ns": start, "end_ns": end}
-        entry["phases"] = phases({"queued": 1})
+    shown = {"state": "queued", "waiting": False, "awaited": -1, "wait_ns": 0}
+    for i, (name, epoch, differs, starts) in enumerate(operations, 1):
+        entry = {"id": i, "epoch": epoch, "operation": name, "start_ns": 100 * i, "end_ns": 1000}
+        entry.update({"rows": 3, "bytes": 300, "phases": phases({"queued": 1, **starts})})
         group["operations"].append({**entry, **shown, **differs})
     return {**record, "groups": [group]}
 
 
-QUEUED = [
-    ("dispatch", 1, {}),
-    ("combine", 2, {}),
-    ("dispatch", 3, {}),
-    ("combine", 4, {}),
-    ("dispatch", 5, {}),
-    ("low_latency_dispatch", 1, {"state": "sent"}),
-    ("low_latency_combine", 1, {}),
-    ("low_latency_combine", 2, {}),
+COMPLETED = {"state": "completed"}
+OPERATIONS = [
+    ("dispatch", 1, COMPLETED, {}),  # its launch is no longer in the record
+    ("dispatch", 3, {**COMPLETED, "end_ns": 14000}, {"notify": 10, "send": 11, "receive": 12}),
+    ("dispatch", 5, {}, {}),
     (
         "combine",
         6,
-        {
-            "state": "started",
-            "end_ns": 0,
-            "waiting": True,
-            "awaited": 1,
-            "phases": [{"name": "queued", "start_ns": 1}, {"name": "notify", "start_ns": 77000}],
-        },
+        {"state": "started", "end_ns": 0, "waiting": True, "awaited": 1},
+        {"notify": 77},
     ),
-    ("dispatch", 7, {"state": "failed"}),
+    ("dispatch", 7, {"state": "failed"}, {}),
 ]
 LAUNCHES = [
-    ("dispatch", 3, {"notify": 10, "send": 11, "receive": 12}, 14),
-    ("combine", 4, {"notify": 20, "receive": 21, "finish": 22}, 25),
-    ("low_latency_dispatch", 1, {"send": 30}, 31),
-    ("low_latency_dispatch", 1, {"receive": 40}, 42),
-    ("low_latency_combine", 1, {"receive": 50}, 55),  # its send is no longer in the record
-    ("low_latency_combine", 2, {"send": 60}, 61),
+    ("dispatch", 3, {"notify": 10, "send": 11, "receive": 12}, 14, 3000),
+    ("combine", 4, {"notify": 20, "receive": 21, "finish": 22}, 25, 6000),
+    ("low_latency_dispatch", 1, {"send": 30}, 31, 0),
+    ("low_latency_dispatch", 1, {"receive": 40}, 42, 0),
+    ("low_latency_combine", 1, {"receive": 50}, 55, 0),  # its send is no longer in the record
+    ("low_latency_combine", 2, {"send": 60}, 61, 0),
 ]
 
 
-def test_lines_of_kernels_have_their_times_and_no_sizes(records):
-    host = {"state": "completed", "bytes": 4096, "phases": [{"name": "notify", "start_ns": 1}]}
-    on_host = [("dispatch", 8, host), ("combine", 9, {**host, "state": "failed"})]
-    record = on_gpu(records[0], [*QUEUED, *on_host], LAUNCHES)
+def test_lines_of_kernels_have_their_times(records):
+    host = {**COMPLETED, "bytes": 4096, "phases": [{"name": "notify", "start_ns": 1}]}
+    on_host = [("dispatch", 8, host, {}), ("combine", 9, {**host, "state": "failed"}, {})]
+    record = on_gpu(records[0], [*OPERATIONS, *on_host], LAUNCHES)
     lines = [json.loads(line)["coll_perf"] for line in shoal.observe.inspector_lines([record])]
     of_host, *of_kernels = lines
     assert (of_host["coll_sn"], of_host["coll_timing_source"]) == (8, "collective_cpu")
     assert of_host["coll_msg_size_bytes"] == 4096
-    assert all(line.keys() == TIMES for line in of_kernels)
     assert {line["coll_timing_source"] for line in of_kernels} == {"kernel_gpu"}
     # A low-latency operation took as long as its two kernels.
     assert [(line["coll"], line["coll_sn"], line["coll_exec_time_us"]) for line in of_kernels] == [
@@ -258,13 +282,17 @@ def test_lines_of_kernels_have_their_times_and_no_sizes(records):
         ("combine", 4, 5),
         ("low_latency_dispatch", 1, 3),
     ]
+    assert of_kernels[0]["coll_msg_size_bytes"] == 3000
+    assert of_kernels[0]["coll_algobw_gbs"] == 0.75
+    assert of_kernels[0].keys() == TIMES | SIZES
+    assert of_kernels[2].keys() == TIMES, "no size is known"
 
 
-def test_operations_whose_kernels_have_ended_are_completed_for_torch(records):
-    dump = shoal.observe.torch_dump(on_gpu(records[0], QUEUED, LAUNCHES))
+def test_operations_of_kernels_have_their_states_and_times_for_torch(records):
+    dump = shoal.observe.torch_dump(on_gpu(records[0], OPERATIONS, LAUNCHES))
     shown = [
         (
-            entry["frames"][0]["name"].split(":")[0],
+            entry["frames"][0]["name"],
             entry["state"],
             entry["time_discovered_started_ns"],
             entry["time_discovered_completed_ns"],
@@ -272,18 +300,19 @@ def test_operations_whose_kernels_have_ended_are_completed_for_torch(records):
         )
         for entry in dump["entries"]
     ]
-    # Launches of the first two are no longer in the record, but later ones have ended.
+    moved = "3 rows, 300 bytes"
     assert shown == [
-        ("dispatch 1", "completed", None, None, None),
-        ("combine 2", "completed", None, None, None),
-        ("dispatch 3", "completed", 10000, 14000, 0.004),
-        ("combine 4", "completed", 20000, 25000, 0.005),
-        ("dispatch 5", "scheduled", None, None, None),
-        ("low_latency_dispatch 1", "completed", 30000, 42000, 0.012),
-        ("low_latency_combine 1", "completed", None, None, None),
-        ("low_latency_combine 2", "scheduled", None, None, None),
-        ("combine 6", "started", 77000, None, None),
-        ("dispatch 7", "started", None, None, None),
+        (f"dispatch 1: completed on the GPU, {moved}", "completed", None, None, None),
+        (f"dispatch 3: completed on the GPU, {moved}", "completed", 10000, 14000, 0.004),
+        (f"dispatch 5: queued, phase queued, {moved}", "scheduled", None, None, None),
+        (
+            f"combine 6: started, phase notify, waits for rank 1, {moved}",
+            "started",
+            77000,
+            None,
+            None,
+        ),
+        (f"dispatch 7: failed, phase queued, {moved}", "started", None, None, None),
     ]
     assert all(e["retired"] == (e["state"] == "completed") for e in dump["entries"])
 
@@ -313,10 +342,14 @@ def test_a_trace_has_nested_spans_on_one_clock(records):
 
 
 def test_a_trace_has_the_kernels_of_gpus_on_lines_of_their_own(records):
-    launches = [("combine", 4, {"notify": 5, "receive": 6, "finish": 8}, 9)]
-    events = shoal.observe.chrome_trace([on_gpu(records[0], [], launches)])["traceEvents"]
+    kernel = {"notify": 5, "receive": 6, "finish": 8}
+    launches = [("combine", 4, kernel, 9, 6000)]
+    ended = {**COMPLETED, "start_ns": 400, "end_ns": 9000}
+    record = on_gpu(records[0], [("combine", 4, ended, kernel)], launches)
+    events = shoal.observe.chrome_trace([record])["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert [(span["name"], span["ts"], span["dur"]) for span in spans] == [
+        ("combine", 0.4, 0.6),  # the call, until the operation is queued
         ("combine", 5, 4),
         ("notify", 5, 1),
         ("receive", 6, 2),
@@ -324,7 +357,8 @@ def test_a_trace_has_the_kernels_of_gpus_on_lines_of_their_own(records):
     ]
     names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
     assert names == ["group 1, rank 0", "GPU, group 1, rank 0"]
-    assert {span["tid"] for span in spans} == {shoal.observe._GPU_THREADS + 1}
+    assert {span["tid"] for span in spans[1:]} == {shoal.observe._GPU_THREADS + 1}
+    assert spans[1]["args"] == {"epoch": 4, "rows": 60, "bytes": 6000}
 
 
 def test_torchs_analyzer_reads_the_records(options, tmp_path, caplog):

@@ -9,11 +9,6 @@
 
 namespace shoal::info {
 
-/// The records in the files shoal_flight_*.json of a folder, sorted by world and PE. Throws
-/// Error{invalid_argument} for a folder without such files and for a file that is no record, naming
-/// it.
-std::vector<observe::PeRecord> read_flight_records(const std::string& folder);
-
 /// A row per PE, below one of captions: its process, what it does, rates since `before`. Rates of
 /// rows that crossed a network have columns of their own, if any PE has sent such rows.
 std::vector<std::vector<std::string>> activity_rows(const std::vector<observe::PeRecord>& now,
@@ -27,8 +22,8 @@ struct RankMatrix {
   std::string title;                        ///< "world ..., group 1"
   std::vector<std::vector<double>> values;  ///< [row][column]
 };
-/// How long rows waited for columns, in milliseconds. One per group that has counted waits, since
-/// `before`.
+/// How long rows waited for columns, in milliseconds. One per group that has counted waits, and one
+/// per world for its collectives, since `before`.
 std::vector<RankMatrix> wait_matrices(const std::vector<observe::PeRecord>& now,
                                       const std::vector<observe::PeRecord>& before);
 /// A matrix of waits as text: a character per pair, darker for longer waits; more ranks than 64 are

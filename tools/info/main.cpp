@@ -155,13 +155,13 @@ void write_html(const std::string& file, const LivePage& page) {
 /// --live: reads the records of this host's processes, twice per report for the rates.
 int show_live(const Options& options) {
   auto before = shoal::observe::read_host();
+  if (before.empty()) {
+    fmt::print(stderr, "no running job of this user has records (other users' jobs need root)\n");
+    return EXIT_FAILURE;
+  }
   if (options.json) {
     print_json(before);
     return EXIT_SUCCESS;
-  }
-  if (before.empty()) {
-    fmt::print("no running job of this user has records (other users' jobs need root)\n");
-    return EXIT_FAILURE;
   }
   for (std::int32_t report = 0; options.repeat == 0 || report < options.repeat; ++report) {
     std::this_thread::sleep_for(std::chrono::duration<double>(options.interval));
@@ -192,7 +192,7 @@ int show_live(const Options& options) {
 int show_memory(const Options& options) {
   const auto maps = shoal::observe::read_host_memory();
   if (maps.empty()) {
-    fmt::print("no running job of this user has records (other users' jobs need root)\n");
+    fmt::print(stderr, "no running job of this user has records (other users' jobs need root)\n");
     return EXIT_FAILURE;
   }
   if (options.memory)
@@ -210,7 +210,7 @@ int show_memory(const Options& options) {
 }
 
 int show_flight(const Options& options) {
-  const auto records = read_flight_records(options.flight);
+  const auto records = shoal::observe::read_files(options.flight);
   if (options.json) {
     print_json(records);
     return EXIT_SUCCESS;
@@ -220,6 +220,8 @@ int show_flight(const Options& options) {
     for (const auto& group : pe.groups)
       if (!group.failure.empty())
         who_waits += fmt::format("PE {}, group {}: {}\n", pe.pe, group.number, group.failure);
+  for (const auto& pe : records)
+    if (!pe.failure.empty()) who_waits += fmt::format("PE {}: {}\n", pe.pe, pe.failure);
   fmt::print("{}", who_waits);
   const auto matrices = wait_matrices(records, {});
   for (const RankMatrix& matrix : matrices) fmt::print("\n{}", heat_map_text(matrix));

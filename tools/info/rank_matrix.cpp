@@ -71,6 +71,32 @@ std::vector<RankMatrix> matrices(const std::vector<PeRecord>& now,
   return found;
 }
 
+/// Waits of collectives, a matrix per world; a rank is a PE.
+std::vector<RankMatrix> collective_waits(const std::vector<PeRecord>& now,
+                                         const std::vector<PeRecord>& before) {
+  std::map<std::uint64_t, RankMatrix> worlds;
+  for (const PeRecord& pe : now) {
+    const auto row = static_cast<std::size_t>(pe.pe);
+    if (pe.peers.size() != static_cast<std::size_t>(pe.n_pes) || row >= pe.peers.size()) continue;
+    RankMatrix& matrix = worlds[pe.world];
+    if (matrix.values.empty()) {
+      matrix.title = fmt::format("world {:016x}, collectives", pe.world);
+      matrix.values.assign(pe.peers.size(), std::vector<double>(pe.peers.size(), 0));
+    }
+    const PeRecord* const earlier = find_pe(before, pe);
+    for (std::size_t peer = 0; peer < matrix.values[row].size(); ++peer) {
+      const bool known = earlier != nullptr && peer < earlier->peers.size();
+      matrix.values[row][peer] =
+          static_cast<double>(pe.peers[peer].wait_ns - (known ? earlier->peers[peer].wait_ns : 0)) /
+          1e6;
+    }
+  }
+  std::vector<RankMatrix> found;
+  for (auto& [world, matrix] : worlds)
+    if (largest(matrix) > 0) found.push_back(std::move(matrix));
+  return found;
+}
+
 /// A line per rank with a character per pair. `caption`: what the values are, in `unit`.
 std::string cells_text(const RankMatrix& matrix, const char* caption, const char* unit) {
   constexpr std::size_t kMost = 64;
@@ -98,9 +124,11 @@ std::string cells_text(const RankMatrix& matrix, const char* caption, const char
 
 std::vector<RankMatrix> wait_matrices(const std::vector<PeRecord>& now,
                                       const std::vector<PeRecord>& before) {
-  return matrices(now, before, [](const PeerTotals& peer, const PeerTotals& old, double) {
+  auto found = matrices(now, before, [](const PeerTotals& peer, const PeerTotals& old, double) {
     return static_cast<double>(peer.wait_ns - old.wait_ns) / 1e6;
   });
+  for (RankMatrix& matrix : collective_waits(now, before)) found.push_back(std::move(matrix));
+  return found;
 }
 
 std::string heat_map_text(const RankMatrix& matrix) {

@@ -92,6 +92,8 @@ KernelCounts::Launch shown(const LaunchRecord& launch, std::uint32_t kind,
   };
   to.operation = static_cast<Operation>(launch.operation);
   to.epoch = launch.epoch;
+  to.rows = launch.rows;
+  to.bytes = launch.bytes;
   to.end = launch.end() + static_cast<std::uint64_t>(clock);
   if (kind == 0) {
     add(0, launch.begin());
@@ -135,18 +137,23 @@ Place place_of(Phase phase) {
   }
 }
 
-/// The wait that has lasted longest, of those whose operation has not ended.
-KernelCounts::Wait wait_of(const KernelRecord& record, const Epochs& done, std::int32_t ranks) {
-  constexpr KernelKind kEnds[] = {KernelKind::normal, KernelKind::normal,
+/// The kernel with which an operation ends.
+KernelKind last_kernel(std::size_t operation) {
+  constexpr KernelKind kLast[] = {KernelKind::normal, KernelKind::normal,
                                   KernelKind::low_latency_dispatch_receive,
                                   KernelKind::low_latency_combine_receive};
+  return kLast[operation];
+}
+
+/// The wait that has lasted longest, of those whose operation has not ended.
+KernelCounts::Wait wait_of(const KernelRecord& record, const Epochs& done, std::int32_t ranks) {
   KernelCounts::Wait longest;
   for (std::int32_t rank = 0; rank < ranks; ++rank) {
     const RankRecord& from = record.ranks[rank];
     if (from.waiting == 0) continue;
     const std::uint64_t epoch = from.waiting >> 8;
     const Place place = place_of(static_cast<Phase>(from.waiting & 0xff));
-    const KernelKind end = kEnds[static_cast<std::size_t>(place.operation)];
+    const KernelKind end = last_kernel(static_cast<std::size_t>(place.operation));
     if (epoch <= done.of_kind[static_cast<std::uint32_t>(end)]) continue;
     if (longest.rank >= 0 && longest.since <= from.waiting_since) continue;
     longest = {rank, place.operation, place.phase, epoch, from.waiting_since};
@@ -217,6 +224,8 @@ KernelCounts counts_of(const KernelRecord& from, const Epochs& done, const detai
       if (launch.epoch > 0 && launch.epoch <= done.of_kind[kind] &&
           is_complete(launch, launch.epoch, kind, borders))
         counts.launches.push_back(shown(launch, kind, borders, clock));
+  for (std::size_t op = 0; op < record::kOperations; ++op)
+    counts.done[op] = done.of_kind[static_cast<std::size_t>(last_kernel(op))];
   counts.wait = wait_of(from, done, shape.ranks);
   if (counts.wait.rank == me) counts.wait = {};
   counts.wait.since += static_cast<std::uint64_t>(clock);

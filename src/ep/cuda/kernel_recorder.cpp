@@ -58,7 +58,7 @@ KernelRecorder::KernelRecorder(CountedKernels kernels)
   const auto memory = group_.resources->allocate(bytes_, group_.stream, group_.resources);
   check(cudaMemsetAsync(memory.get(), 0, bytes_, group_.stream), "record of kernels");
   check(cudaStreamSynchronize(group_.stream), "record of kernels");
-  std::memset(host_memory_.get(), 0, sizeof(Epochs));  // those of a mode that does not count
+  std::memset(host_memory_.get(), 0, sizeof(Epochs));  // those of a mode without kernels
   preload_clock();
   for (int i = 0; i < 3; ++i) ask_clock();
   for (CudaGroup* const group : {kernels_.normal, kernels_.low_latency}) {
@@ -66,9 +66,9 @@ KernelRecorder::KernelRecorder(CountedKernels kernels)
     group->record_memory = memory;
     group->device.record = static_cast<KernelRecord*>(memory.get());
   }
-  if (kernels_.low_latency != nullptr) kernels_.low_latency->low_latency_counts = true;
-  group_.state.recorder.leave_counters_to_kernels(kernels_.normal != nullptr,
-                                                  kernels_.low_latency != nullptr);
+  const bool low_latency_counts = kernels_.low_latency != nullptr && kernels_.low_latency_counts;
+  if (low_latency_counts) kernels_.low_latency->low_latency_counts = true;
+  group_.state.recorder.leave_counters_to_kernels(kernels_.normal != nullptr, low_latency_counts);
   refresh_ = std::make_unique<record::Refresh>([this] { refresh(); },
                                                group_.state.world->settings().metrics_interval);
 }

@@ -17,10 +17,11 @@
 
 namespace shoal::ep::cuda {
 
-/// The modes of a group whose kernels count; nullptr: those of the mode do not. Between nodes, each
-/// mode has a CudaGroup of its own.
+/// The modes of a group that have kernels; nullptr: the mode has none. Between nodes, each mode has
+/// a CudaGroup of its own.
 struct CountedKernels {
   CudaGroup *normal, *low_latency;
+  bool low_latency_counts = false;  ///< those of normal mode do
   NodeBorders borders;
 };
 
@@ -42,7 +43,7 @@ class PausedCounting {
 /// count (DeviceGroup::record).
 class KernelRecorder {
  public:
-  /// At least one mode counts.
+  /// At least one mode has kernels.
   explicit KernelRecorder(CountedKernels kernels);
   ~KernelRecorder();
   KernelRecorder(const KernelRecorder&) = delete;

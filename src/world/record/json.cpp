@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "shoal/observe.hpp"
+#include "world/record/json_version.hpp"
 
 namespace shoal::observe {
 namespace {
@@ -18,7 +19,7 @@ void add(Buffer& to, fmt::format_string<Args...> format, Args&&... args) {
   fmt::format_to(std::back_inserter(to), format, std::forward<Args>(args)...);
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string to = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\')
@@ -58,32 +59,40 @@ void add_operation(Buffer& to, const OperationRecord& op) {
   add(to, "}}");
 }
 
-void add_group(Buffer& to, const GroupRecord& group) {
-  add(to, R"({{"number":{},"rank":{},"failure":{})", group.number, group.rank,
-      quoted(group.failure));
-  add_list(to, "pes", group.pes, [&](Pe pe) { add(to, "{}", pe); });
-  add_list(to, "operations", group.operations,
-           [&](const OperationRecord& op) { add_operation(to, op); });
-  add_list(to, "totals", group.totals, [&](const OperationTotals& total) {
+void add_totals(Buffer& to, const std::vector<OperationTotals>& totals) {
+  add_list(to, "totals", totals, [&](const OperationTotals& total) {
     add(to,
         R"({{"operation":"{}","operations":{},"failures":{},"rows":{},"bytes":{},"time_ns":{}}})",
         total.operation, total.operations, total.failures, total.rows, total.bytes, total.time_ns);
   });
-  add_list(to, "peers", group.peers, [&](const PeerTotals& peer) {
-    add(to,
-        R"({{"rows":{},"bytes":{},"waits":{},"wait_ns":{},"network_rows":{},"network_bytes":{}}})",
-        peer.rows, peer.bytes, peer.waits, peer.wait_ns, peer.network_rows, peer.network_bytes);
-  });
-  add_list(to, "histograms", group.histograms, [&](const Histogram& histogram) {
+}
+
+void add_histograms(Buffer& to, const std::vector<Histogram>& histograms) {
+  add_list(to, "histograms", histograms, [&](const Histogram& histogram) {
     add(to, R"({{"operation":"{}","phase":"{}","count":{},"sum_ns":{})", histogram.operation,
         histogram.phase, histogram.count, histogram.sum_ns);
     add_list(to, "buckets", histogram.buckets, [&](std::uint64_t count) { add(to, "{}", count); });
     add(to, "}}");
   });
+}
+
+void add_group(Buffer& to, const GroupRecord& group) {
+  add(to, R"({{"number":{},"rank":{},"n_hosts":{},"failure":{})", group.number, group.rank,
+      group.n_hosts, in_quotes(group.failure));
+  add_list(to, "pes", group.pes, [&](Pe pe) { add(to, "{}", pe); });
+  add_list(to, "operations", group.operations,
+           [&](const OperationRecord& op) { add_operation(to, op); });
+  add_totals(to, group.totals);
+  add_list(to, "peers", group.peers, [&](const PeerTotals& peer) {
+    add(to,
+        R"({{"rows":{},"bytes":{},"waits":{},"wait_ns":{},"network_rows":{},"network_bytes":{}}})",
+        peer.rows, peer.bytes, peer.waits, peer.wait_ns, peer.network_rows, peer.network_bytes);
+  });
+  add_histograms(to, group.histograms);
   add_list(to, "expert_rows", group.expert_rows, [&](std::uint64_t rows) { add(to, "{}", rows); });
   add_list(to, "launches", group.launches, [&](const LaunchRecord& launch) {
-    add(to, R"({{"epoch":{},"operation":"{}","end_ns":{})", launch.epoch, launch.operation,
-        launch.end_ns);
+    add(to, R"({{"epoch":{},"operation":"{}","end_ns":{},"rows":{},"bytes":{})", launch.epoch,
+        launch.operation, launch.end_ns, launch.rows, launch.bytes);
     add_phases(to, launch.phases);
     add(to, "}}");
   });
@@ -95,10 +104,16 @@ void add_group(Buffer& to, const GroupRecord& group) {
 std::string to_json(const PeRecord& pe) {
   Buffer to;
   add(to,
-      R"({{"shoal_record":2,"world":"{:016x}","pe":{},"n_pes":{},"pid":{},"host":{},"read_ns":{},)"
-      R"("activity":{},"active":{},"awaited":{})",
-      pe.world, pe.pe, pe.n_pes, pe.pid, quoted(pe.host), pe.read_ns, quoted(pe.activity),
-      pe.active, pe.awaited);
+      R"({{"shoal_record":{},"world":"{:016x}","pe":{},"n_pes":{},"pid":{},"host":{},"read_ns":{},)"
+      R"("activity":{},"active":{},"awaited":{},"failure":{})",
+      detail::record::kJsonVersion, pe.world, pe.pe, pe.n_pes, pe.pid, in_quotes(pe.host),
+      pe.read_ns, in_quotes(pe.activity), pe.active, pe.awaited, in_quotes(pe.failure));
+  add_totals(to, pe.totals);
+  add_list(to, "peers", pe.peers, [&](const WorldPeerTotals& peer) {
+    add(to, R"({{"operations":{},"bytes":{},"waits":{},"wait_ns":{}}})", peer.operations,
+        peer.bytes, peer.waits, peer.wait_ns);
+  });
+  add_histograms(to, pe.histograms);
   add_list(to, "groups", pe.groups, [&](const GroupRecord& group) { add_group(to, group); });
   add(to, "}}");
   return fmt::to_string(to);

@@ -19,7 +19,7 @@ namespace shoal::detail::record {
 inline constexpr char kMemfdName[] = "shoal-record";
 inline constexpr std::uint64_t kMagic = 0x53484f414c524543;  // "SHOALREC"
 /// Increases with every change of this file.
-inline constexpr std::uint64_t kVersion = 3;
+inline constexpr std::uint64_t kVersion = 4;
 
 enum class Operation : std::uint8_t {
   dispatch,
@@ -30,6 +30,29 @@ enum class Operation : std::uint8_t {
 inline constexpr std::size_t kOperations = 4;
 inline constexpr const char* kOperationNames[kOperations] = {
     "dispatch", "combine", "low_latency_dispatch", "low_latency_combine"};
+
+/// Operations of a world outside of groups: collectives, then one-sided ones.
+enum class WorldOperation : std::uint8_t {
+  barrier,
+  sync,
+  exchange,
+  broadcast,
+  all_gather,
+  all_to_all,
+  all_to_all_v,
+  reduce,
+  reduce_scatter,
+  put,
+  get,
+  signal,
+  atomic
+};
+inline constexpr std::size_t kWorldOperations = 13;
+inline constexpr std::size_t kCollectives = 9;
+inline constexpr const char* kWorldOperationNames[kWorldOperations] = {
+    "barrier",    "sync",         "exchange", "broadcast",      "all_gather",
+    "all_to_all", "all_to_all_v", "reduce",   "reduce_scatter", "put",
+    "get",        "signal",       "atomic"};
 
 enum class Phase : std::uint8_t { none, notify, send, rail, receive, finish, queued };
 inline constexpr std::size_t kPhases = 7;
@@ -46,6 +69,10 @@ class Word {
   std::uint64_t load() const noexcept { return word_.load(std::memory_order_acquire); }
   /// By the writer alone: no atomic read-modify-write.
   void add(std::uint64_t value) noexcept { store(load() + value); }
+  /// By several threads.
+  void add_shared(std::uint64_t value) noexcept {
+    word_.fetch_add(value, std::memory_order_relaxed);
+  }
 
  private:
   std::atomic<std::uint64_t> word_;
@@ -83,10 +110,10 @@ struct PeerBlock {
 struct LaunchBlock {
   static constexpr std::size_t kPhases = 3;
   Word epoch;
-  Word kind;    ///< Operation, number of phases << 8
+  Word kind;    ///< Operation, number of phases << 8, rows << 16
   Word phases;  ///< 8 bits each
   Word starts[kPhases];
-  Word end, unused;
+  Word end, bytes;
 };
 static_assert(sizeof(LaunchBlock) == 64);
 /// Launches of a group that its record has room for.
@@ -99,21 +126,37 @@ inline constexpr std::size_t kLaunchBlocks = 160;
 /// only.
 struct GroupBlock {
   Word world, pe, number, rank, ranks;
+  Word hosts;  ///< of the ranks
   Word entries, entries_at, peers_at;
   Word experts, experts_at, launches, launches_at;
   Word operations;  ///< begun so far
   // The wait in which a kernel is: rank + 1, or 0; Operation, Phase << 8.
   Word kernel_awaited, kernel_kind, kernel_epoch, kernel_since;
+  Word kernels_done[kOperations];  ///< epoch of the last operation whose kernels have ended
   Text<64> failure;
   TotalsBlock totals[kOperations];
   HistogramBlock histograms[kOperations][kPhases];
 };
 
+/// Threads that count at once use add_shared.
+struct WorldCountsBlock {
+  Word failures, bytes, time;
+  /// Calls by their durations; those of a one-sided operation are all in the first bucket.
+  Word buckets[observe::Histogram::kBuckets];
+};
+/// What a PE did with another one outside of groups.
+struct WorldPeerBlock {
+  Word operations, bytes, waits, wait;
+};
+
+/// Peers follow, by PE, at an offset from the start of the block.
 struct PeBlock {
-  Word world, pe, n_pes;
+  Word world, pe, n_pes, peers_at;
   Text<8> host;
   Text<8> activity;
   Word epoch, active, awaited;  ///< PE + 1, or 0
+  Text<64> failure;
+  WorldCountsBlock counts[kWorldOperations];
 };
 
 /// `map`: map.hpp.

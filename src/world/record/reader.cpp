@@ -71,12 +71,34 @@ std::optional<observe::LaunchRecord> read_launch(const LaunchBlock& block, std::
   const std::uint64_t kind = block.kind.load(), phases = block.phases.load();
   read.epoch = epoch;
   read.operation = name_at(kOperationNames, kind & 0xff);
-  for (std::size_t i = 0; i < std::min<std::size_t>(kind >> 8, LaunchBlock::kPhases); ++i)
+  for (std::size_t i = 0; i < std::min<std::size_t>(kind >> 8 & 0xff, LaunchBlock::kPhases); ++i)
     read.phases.push_back({name_at(kPhaseNames, phases >> (8 * i) & 0xff),
                            static_cast<std::int64_t>(block.starts[i].load()) + clock});
   read.end_ns = static_cast<std::int64_t>(block.end.load()) + clock;
+  read.rows = kind >> 16;
+  read.bytes = block.bytes.load();
   if (block.epoch.load() != epoch || read.phases.empty()) return std::nullopt;
   return read;
+}
+
+/// Completes the operations that kernels have ended: calls only queue them.
+void complete_queued(const GroupBlock& block, GroupRecord& group) {
+  for (std::size_t i = 0; i < kOperations; ++i) {
+    const std::uint64_t done = block.kernels_done[i].load();
+    for (OperationRecord& op : group.operations)
+      if (op.state == "queued" && op.operation == kOperationNames[i] && op.epoch <= done)
+        op.state = "completed";
+  }
+  for (const observe::LaunchRecord& launch : group.launches)
+    for (OperationRecord& op : group.operations) {
+      if (op.state != "completed" || op.epoch != launch.epoch || op.operation != launch.operation)
+        continue;
+      op.phases.insert(op.phases.end(), launch.phases.begin(), launch.phases.end());
+      op.end_ns = launch.end_ns;
+      if (launch.rows == 0) continue;
+      op.rows = launch.rows;
+      op.bytes = launch.bytes;
+    }
 }
 
 /// Shows the wait of a kernel in its operation, which a replayed graph does not have.
@@ -142,6 +164,7 @@ std::optional<GroupRecord> read_group(const GroupBlock& block, std::size_t bytes
   GroupRecord group;
   group.number = block.number.load();
   group.rank = static_cast<std::int32_t>(block.rank.load());
+  group.n_hosts = static_cast<std::int32_t>(block.hosts.load());
   group.failure = load_text(block.failure);
   const auto* const peers = reinterpret_cast<const PeerBlock*>(data + peers_at);
   for (std::uint64_t rank = 0; rank < ranks; ++rank) {
@@ -168,12 +191,29 @@ std::optional<GroupRecord> read_group(const GroupBlock& block, std::size_t bytes
   std::sort(group.launches.begin(), group.launches.end(), [](const auto& a, const auto& b) {
     return a.phases[0].start_ns < b.phases[0].start_ns;
   });
+  complete_queued(block, group);
   show_kernel_wait(block, group, clock);
   read_counters(block, group);
   return group;
 }
 
-PeRecord read_pe(const PeBlock& block) {
+void read_counters(const PeBlock& block, PeRecord& pe) {
+  for (std::size_t op = 0; op < kWorldOperations; ++op) {
+    const WorldCountsBlock& counts = block.counts[op];
+    observe::Histogram calls{kWorldOperationNames[op], "call", 0,
+                             static_cast<std::int64_t>(counts.time.load())};
+    for (std::size_t i = 0; i < calls.buckets.size(); ++i)
+      calls.count += calls.buckets[i] = counts.buckets[i].load();
+    const std::uint64_t failures = counts.failures.load();
+    if (calls.count + failures == 0) continue;
+    pe.totals.push_back(
+        {calls.operation, calls.count, failures, 0, counts.bytes.load(), calls.sum_ns});
+    if (op < kCollectives && calls.count != 0) pe.histograms.push_back(std::move(calls));
+  }
+}
+
+/// `bytes`: of the section.
+PeRecord read_pe(const PeBlock& block, std::size_t bytes) {
   PeRecord pe;
   pe.world = block.world.load();
   pe.pe = static_cast<Pe>(block.pe.load());
@@ -181,8 +221,18 @@ PeRecord read_pe(const PeBlock& block) {
   pe.host = load_text(block.host);
   pe.active = block.active.load() != 0;
   pe.awaited = static_cast<Pe>(block.awaited.load()) - 1;
+  pe.failure = load_text(block.failure);
   const std::string activity = load_text(block.activity);
   if (!activity.empty()) pe.activity = fmt::format("{} {}", activity, block.epoch.load());
+  read_counters(block, pe);
+  const std::uint64_t at = block.peers_at.load(), pes = block.n_pes.load();
+  if (at % alignof(Word) != 0 || at > bytes || pes > (bytes - at) / sizeof(WorldPeerBlock))
+    return pe;
+  const auto* const peers =
+      reinterpret_cast<const WorldPeerBlock*>(reinterpret_cast<const std::byte*>(&block) + at);
+  for (std::uint64_t i = 0; i < pes; ++i)
+    pe.peers.push_back({peers[i].operations.load(), peers[i].bytes.load(), peers[i].waits.load(),
+                        static_cast<std::int64_t>(peers[i].wait.load())});
   return pe;
 }
 
@@ -224,8 +274,8 @@ std::vector<PeRecord> read(const ProcessBlock& process, std::size_t bytes,
     each_section(process, bytes, kind, least, use);
   };
   std::vector<PeRecord> records;
-  each(Kind::pe, sizeof(PeBlock), [&](const std::byte* at, std::size_t) {
-    PeRecord pe = read_pe(*reinterpret_cast<const PeBlock*>(at));
+  each(Kind::pe, sizeof(PeBlock), [&](const std::byte* at, std::size_t size) {
+    PeRecord pe = read_pe(*reinterpret_cast<const PeBlock*>(at), size);
     if (only && (pe.world != only->first || pe.pe != only->second)) return;
     records.push_back(std::move(pe));
     records.back().pid = static_cast<std::int64_t>(process.pid.load());

@@ -24,33 +24,9 @@ std::uint64_t ticks(Time time) noexcept {
 
 }  // namespace
 
-PeRecorder::PeRecorder(std::uint64_t world, Pe pe, Pe n_pes, std::string_view host)
-    : world_(world), block_(allocate(sizeof(PeBlock))) {
-  auto* const block = block_.as<PeBlock>();
-  if (block == nullptr) return;
-  block->world.store(world);
-  block->pe.store(static_cast<std::uint64_t>(pe));
-  block->n_pes.store(static_cast<std::uint64_t>(n_pes));
-  store_text(block->host, host);
-  block_.publish(Kind::pe);
-}
-
-void PeRecorder::set(std::string_view activity, std::uint64_t epoch, bool active) noexcept {
-  auto* const block = block_.as<PeBlock>();
-  if (block == nullptr) return;
-  store_text(block->activity, activity);
-  block->epoch.store(epoch);
-  block->active.store(active ? 1 : 0);
-  block->awaited.store(0);
-}
-
-void PeRecorder::set_awaited(Pe pe) noexcept {
-  if (auto* const block = block_.as<PeBlock>())
-    block->awaited.store(static_cast<std::uint64_t>(pe) + 1);
-}
-
 GroupRecorder::GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe, std::int32_t rank,
-                             const std::vector<Pe>& pes, std::int64_t local_experts)
+                             const std::vector<Pe>& pes, std::int64_t hosts,
+                             std::int64_t local_experts)
     : metrics_(settings.metrics != "off"), ranges_(settings.nvtx == "on" && has_profiler()) {
   const std::uint64_t number = pe.next_group();  // equal on all PEs, whatever their settings
   const auto entries = static_cast<std::uint64_t>(settings.flight_entries);
@@ -80,6 +56,7 @@ GroupRecorder::GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe,
   group_->number.store(number);
   group_->rank.store(static_cast<std::uint64_t>(rank));
   group_->ranks.store(pes.size());
+  group_->hosts.store(static_cast<std::uint64_t>(hosts));
   group_->entries.store(entries);
   group_->entries_at.store(entries_at);
   group_->peers_at.store(peers_at);
@@ -258,6 +235,7 @@ void GroupRecorder::show(const KernelCounts& counts) noexcept {
                             static_cast<std::uint64_t>(counts.wait.phase) << 8);
   group_->kernel_epoch.store(counts.wait.epoch);
   group_->kernel_since.store(counts.wait.since);
+  for (std::size_t op = 0; op < kOperations; ++op) group_->kernels_done[op].store(counts.done[op]);
   for (std::size_t i = 0; n_entries_ > 0 && i < kLaunchBlocks; ++i) {
     LaunchBlock& to = launches_[i];
     to.epoch.store(0);
@@ -268,9 +246,11 @@ void GroupRecorder::show(const KernelCounts& counts) noexcept {
       phases |= static_cast<std::uint64_t>(launch.phases[p].first) << (8 * p);
       to.starts[p].store(launch.phases[p].second);
     }
-    to.kind.store(static_cast<std::uint64_t>(launch.operation) | launch.phases.size() << 8);
+    to.kind.store(static_cast<std::uint64_t>(launch.operation) | launch.phases.size() << 8 |
+                  launch.rows << 16);
     to.phases.store(phases);
     to.end.store(launch.end);
+    to.bytes.store(launch.bytes);
     to.epoch.store(launch.epoch);
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// recorder.hpp: writes the record of a group and of a PE.
+// recorder.hpp: writes the record of a group.
 //
 // Cheap enough to be always on: an operation stores its entry's two cache lines and counts a bucket
 // per phase. The clock is read at the start of every phase but the first.
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "shoal/heap.hpp"
+#include "world/record/pe_recorder.hpp"
 #include "world/record/process_record.hpp"
 
 namespace shoal {
@@ -21,26 +22,6 @@ struct Settings;
 }
 
 namespace shoal::detail::record {
-
-using Time = std::chrono::steady_clock::time_point;
-
-/// The PE's own block.
-class PeRecorder {
- public:
-  PeRecorder() = default;
-  PeRecorder(std::uint64_t world, Pe pe, Pe n_pes, std::string_view host);
-
-  /// An operation outside of groups begins or, with `active` false, ends.
-  void set(std::string_view activity, std::uint64_t epoch, bool active) noexcept;
-  void set_awaited(Pe pe) noexcept;
-  std::uint64_t world() const noexcept { return world_; }
-  /// The number of the next group.
-  std::uint64_t next_group() noexcept { return ++groups_; }
-
- private:
-  std::uint64_t world_ = 0, groups_ = 0;
-  Block block_;
-};
 
 /// What the kernels of a group have counted since it began. Times are those of the steady clock.
 struct KernelCounts {
@@ -62,6 +43,7 @@ struct KernelCounts {
     std::uint64_t epoch = 0;
     std::vector<std::pair<Phase, std::uint64_t>> phases;  ///< at most LaunchBlock::kPhases
     std::uint64_t end = 0;
+    std::uint64_t rows = 0, bytes = 0;  ///< of normal mode
   };
   struct Wait {
     std::int32_t rank = -1;  ///< none
@@ -71,17 +53,19 @@ struct KernelCounts {
   };
   std::array<Totals, kOperations> totals;
   std::vector<Durations> durations;
-  std::vector<Peer> peers;                 ///< by rank
-  std::vector<std::uint64_t> expert_rows;  ///< by local expert
-  std::vector<Launch> launches;            ///< at most kLaunchBlocks
+  std::vector<Peer> peers;                        ///< by rank
+  std::vector<std::uint64_t> expert_rows;         ///< by local expert
+  std::vector<Launch> launches;                   ///< at most kLaunchBlocks
+  std::array<std::uint64_t, kOperations> done{};  ///< GroupBlock::kernels_done
   Wait wait;
 };
 
 class GroupRecorder {
  public:
   GroupRecorder() = default;
+  /// `hosts`: of the ranks.
   GroupRecorder(const Settings& settings, PeRecorder& pe, Pe my_pe, std::int32_t rank,
-                const std::vector<Pe>& pes, std::int64_t local_experts);
+                const std::vector<Pe>& pes, std::int64_t hosts, std::int64_t local_experts);
 
   /// Begins an operation, whose epoch its first phase states. Returns what end() restores: an
   /// operation may run within another.
@@ -99,6 +83,12 @@ class GroupRecorder {
   void end_wait(std::int32_t rank, std::chrono::nanoseconds waited) noexcept;
   /// Rows of the current operation.
   void moved(std::uint64_t rows, std::uint64_t bytes) noexcept;
+  /// The rows that the current operation moves at most, where its kernels alone know the number.
+  void moves_at_most(std::uint64_t rows, std::uint64_t bytes) noexcept {
+    if (current_ == nullptr) return;
+    current_->rows.store(rows);
+    current_->bytes.store(bytes);
+  }
   /// Rows that a dispatch sent to a rank; `moved` counts them too.
   void sent_to(std::int32_t rank, std::uint64_t rows, std::uint64_t bytes) noexcept {
     if (!counts_) return;

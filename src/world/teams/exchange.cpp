@@ -15,6 +15,7 @@
 #include "world/fabric/fabric.hpp"
 #include "world/health/health.hpp"
 #include "world/memory/memory.hpp"
+#include "world/record/files.hpp"
 #include "world/startup/agreement.hpp"
 #include "world/state.hpp"
 
@@ -98,6 +99,8 @@ void WorldState::run_operation(TeamState& team, const char* what, Operation&& op
     operation(wire_epoch(team), team.epoch % 2);
   } catch (const Error& error) {
     if (error.code() != Code::mismatch) team.broken = error;
+    recorder_.set_failure(reason_of(error));
+    record::write_after_failure(*this);
     throw;
   }
 }
@@ -114,7 +117,9 @@ void WorldState::wait_for(const TeamState& team, std::uint64_t value, std::size_
                           const char* what, Seen&& seen, Word&& word) {
   const Pe pe = team.pes[from];
   if (seen() >= value) return;
-  const auto outcome = poll([&] { return seen() >= value; }, deadline(), pe, word);
+  const Clock::time_point start = Clock::now();
+  const auto outcome = poll([&] { return seen() >= value; }, start + settings_.timeout, pe, word);
+  if (recorder_.counts()) recorder_.count_wait(pe, Clock::now() - start);
   if (outcome == WaitOutcome::ready) return;
   const std::string call =
       fmt::format("{} (operation {} of team {})", what, team.epoch, team.index);

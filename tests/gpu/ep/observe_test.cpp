@@ -7,13 +7,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <map>
 #include <numeric>
 #include <thread>
 
 #include "checks/ep/gpu_low_latency.hpp"
 #include "shoal/collective.hpp"
+#include "shoal/memory_map.hpp"
 #include "shoal/observe.hpp"
 #include "support/cuda/graph.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
@@ -355,7 +359,7 @@ TEST_P(EpGpuObserve, LaunchesLieInTheCallsThatQueuedThem) {
         return op.operation == launch.operation && op.epoch == launch.epoch;
       });
       ASSERT_NE(call, seen.operations.end()) << launch.operation << ' ' << launch.epoch;
-      EXPECT_EQ(call->state, "queued") << launch.operation;
+      EXPECT_EQ(call->state, "completed") << launch.operation;
       if (launch.operation == "dispatch")
         EXPECT_EQ(launch.phases[1].name, c.nodes > 1 ? "rail" : "send");
       EXPECT_GE(launch.phases[0].start_ns, call->start_ns - kClocks) << launch.operation;
@@ -369,6 +373,117 @@ TEST_P(EpGpuObserve, LaunchesLieInTheCallsThatQueuedThem) {
     }
     sync(world.team());
   });
+}
+
+TEST_P(EpGpuObserve, TheRingHasTheRowsAndTimesOfKernels) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = GetParam().wide(21);
+  run_threads(c.ranks, GetParam().settings(), [&](World& world) {
+    GpuGroup group(world, options_for(c));
+    group.group.warmup();
+    GpuRound(group, c, {}).run();
+    GpuLowLatencyRound(group, c, {}).run();
+    group.group.synchronize();
+    const std::uint64_t rows = Rows(c, group.me).sent();
+    const GroupRecord seen = group_of(world, group.me);
+    ASSERT_GE(seen.operations.size(), 4U);
+    for (std::size_t i = seen.operations.size() - 4; i < seen.operations.size(); ++i) {
+      const auto& op = seen.operations[i];  // those before are of the warm-up
+      SCOPED_TRACE(op.operation);
+      EXPECT_EQ(op.state, "completed");
+      ASSERT_FALSE(op.phases.empty());
+      EXPECT_EQ(op.phases[0].name, "queued");
+      EXPECT_GE(op.end_ns, op.start_ns);
+      if (!op.operation.starts_with("low_latency")) {
+        EXPECT_EQ(op.rows, rows);
+        EXPECT_EQ(op.bytes, rows * static_cast<std::uint64_t>(c.hidden) * 2);
+        EXPECT_EQ(op.phases.size(), 4U) << "queued, and three of its kernel";
+        continue;
+      }
+      // Kernels of this mode do not count here: the most that the call moves.
+      EXPECT_EQ(op.rows, static_cast<std::uint64_t>(c.tokens(group.me) * c.top_k));
+      EXPECT_EQ(op.phases.size(), 1U);
+    }
+    sync(world.team());
+  });
+}
+
+/// The kernels of a dispatch run on all ranks before they end on any, on the clocks of all GPUs.
+TEST_P(EpGpuObserve, LaunchesOfAllRanksAreOnOneClock) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = GetParam().small(23);
+  run_normal(c, GetParam().settings(), [&](GpuGroup& group) {
+    for (int i = 0; i < 3; ++i) GpuRound(group, c, {}).run();
+    group.group.synchronize();
+    sync(group.world.team());
+    constexpr std::int64_t kClocks = 200'000;  // by which two clocks may differ
+    std::map<std::uint64_t, std::vector<std::pair<std::int64_t, std::int64_t>>> by_epoch;
+    for (Pe pe = 0; pe < group.world.n_pes(); ++pe)
+      for (const auto& launch : group_of(group.world, pe).launches)
+        by_epoch[launch.epoch].emplace_back(launch.phases[0].start_ns, launch.end_ns);
+    EXPECT_GE(by_epoch.size(), 6U);
+    for (const auto& [epoch, spans] : by_epoch) {
+      if (spans.size() < static_cast<std::size_t>(c.ranks)) continue;
+      const std::int64_t last_start =
+          std::ranges::max(spans, {}, [](auto& s) { return s.first; }).first;
+      const std::int64_t first_end =
+          std::ranges::min(spans, {}, [](auto& s) { return s.second; }).second;
+      EXPECT_LE(last_start, first_end + kClocks) << "epoch " << epoch;
+    }
+    sync(group.world.team());
+  });
+}
+
+TEST_P(EpGpuObserve, AddressesOfALiveGroupAreLocated) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = GetParam().small(25);
+  run_normal(c, GetParam().settings(), [&](GpuGroup& group) {
+    GpuRound round(group, c, {});
+    const ep::Dispatched got = round.dispatch(round.route());
+    group.group.synchronize();
+    const auto address = reinterpret_cast<std::uint64_t>(got.x.data) + 5;
+    const auto places = observe::locate_address(observe::read_process_memory(), address);
+    const std::string me = std::to_string(group.me);
+    EXPECT_TRUE(std::ranges::any_of(places, [&](const std::string& place) {
+      return place.find("in group 1 of rank " + me) != std::string::npos &&
+             place.find("as PE " + me + " (pid") != std::string::npos;
+    })) << ::testing::PrintToString(places);
+    sync(group.world.team());
+  });
+}
+
+TEST(EpGpuObserveFailures, AGroupThatFailsWritesItsRecord) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  char folder[] = "/tmp/shoal-flight-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const EpCase c = small_case(2, 27);
+  Settings settings = Way{2}.settings();
+  settings.flight_dir = folder;
+  run_threads(2, settings, [&](World& world) {
+    ep::GroupOptions options = options_for(c);
+    options.timeout = std::chrono::milliseconds(500);
+    GpuGroup group(world, options);
+    GpuRound round(group, c, {.dispatch = {.worst_case_rows = c.ranks * c.max_tokens}});
+    round.run();
+    const ep::Routing routing = round.route();
+    group.group.synchronize();
+    sync(world.team());
+    if (group.me == 0) {
+      EXPECT_THROW(
+          {
+            round.dispatch(routing);
+            group.group.synchronize();
+          },
+          Error);
+      const auto records = observe::read_files(folder);
+      ASSERT_EQ(records.size(), 1U);
+      ASSERT_EQ(records[0].groups.size(), 1U);
+      expect_parts(records[0].groups[0].failure, {"dispatch", "PE 1"});
+      EXPECT_EQ(records[0].groups[0].operations[0].state, "completed");
+    }
+    sync(world.team());
+  });
+  std::filesystem::remove_all(folder);
 }
 
 /// Waits until the record shows that the kernel of rank 0 waits for rank 1.

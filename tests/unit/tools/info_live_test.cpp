@@ -124,6 +124,14 @@ TEST(InfoLive, TheHeatMapNamesASlowRank) {
   expect_parts(live_svg(matrices, {}), {"<svg", "rank 0 waits 200.000 ms for rank 2"});
   EXPECT_EQ(wait_matrices(all(1, 200, 1), all(1, 50, 1))[0].values[3][2], 150);
   EXPECT_TRUE(wait_matrices(all(0, 0, 1), {}).empty());
+
+  auto with_barriers = all(0, 0, 1);
+  for (PeRecord& pe : with_barriers) pe.peers.resize(4);
+  with_barriers[1].peers[3].wait_ns = 7'000'000;
+  const auto of_world = wait_matrices(with_barriers, {});
+  ASSERT_EQ(of_world.size(), 1U);
+  EXPECT_EQ(of_world[0].title, "world 0000000000000007, collectives");
+  EXPECT_EQ(of_world[0].values[1][3], 7);
 }
 
 TEST(InfoLive, TheHeatMapNamesASlowLink) {
@@ -169,18 +177,18 @@ TEST(InfoLive, ReadsBackWhatToJsonWrites) {
       std::filesystem::temp_directory_path() / ("shoal-live-" + std::to_string(getpid()));
   std::filesystem::create_directory(folder);
   expect_error(Code::invalid_argument, "no files shoal_flight_*.json there",
-               [&] { read_flight_records(folder); });
+               [&] { observe::read_files(folder); });
   const auto written = of_two_nodes(100, 1);
   for (const PeRecord& pe : written)
     std::ofstream(folder / ("shoal_flight_" + std::to_string(pe.pe) + ".json"))
         << observe::to_json(pe);
-  const auto read = read_flight_records(folder);
+  const auto read = observe::read_files(folder);
   ASSERT_EQ(read.size(), written.size());
   for (std::size_t rank = 0; rank < read.size(); ++rank)
     EXPECT_EQ(observe::to_json(read[rank]), observe::to_json(written[rank]));
   std::ofstream(folder / "shoal_flight_9.json") << R"({"pe": 9})";
-  expect_error(Code::invalid_argument, "shoal_flight_9.json is not a flight record",
-               [&] { read_flight_records(folder); });
+  expect_error(Code::invalid_argument, "shoal_flight_9.json: it is not the record of a PE",
+               [&] { observe::read_files(folder); });
   std::filesystem::remove_all(folder);
 }
 

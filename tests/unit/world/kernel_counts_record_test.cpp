@@ -27,10 +27,19 @@ observe::GroupRecord read_group() {
 }
 
 struct Records {
-  explicit Records(const Settings& settings = {}) : group(settings, pe, 0, 0, {0, 1}, 3) {
+  explicit Records(const Settings& settings = {}) : group(settings, pe, 0, 0, {0, 1}, 1, 3) {
     group.leave_counters_to_kernels(true, true);
   }
-  PeRecorder pe{kWorld, 0, 2, "host"};
+  /// A call that queues kernels. Returns its duration.
+  std::chrono::nanoseconds queue(Operation operation, std::uint64_t epoch) {
+    const Time now = std::chrono::steady_clock::now();
+    Entry* const outer = group.begin(operation, now);
+    group.moves_at_most(16, 160);
+    group.phase(Phase::queued, epoch);
+    group.end(State::queued, now, now + std::chrono::microseconds(3), outer);
+    return std::chrono::microseconds(3);
+  }
+  PeRecorder pe{{}, kWorld, 0, 2, "host"};
   GroupRecorder group;
 };
 
@@ -82,13 +91,40 @@ TEST(KernelCountsRecord, ReadersSeeWhatKernelsCounted) {
 TEST(KernelCountsRecord, OperationsOfTheHostDoNotCountTwice) {
   Records records;
   records.group.show(counts());
-  const Time now = std::chrono::steady_clock::now();
-  Entry* const outer = records.group.begin(Operation::dispatch, now);
-  records.group.phase(Phase::queued, 8);
-  records.group.end(State::queued, now, now + std::chrono::microseconds(3), outer);
+  const auto took = records.queue(Operation::dispatch, 8);
   const observe::GroupRecord seen = read_group();
   EXPECT_EQ(seen.totals[0].operations, 7U);
-  EXPECT_EQ(seen.totals[0].time_ns, 3000);
+  EXPECT_EQ(seen.totals[0].time_ns, took.count());
+}
+
+TEST(KernelCountsRecord, AnOperationIsCompletedWhenItsKernelsHaveEnded) {
+  Records records;
+  records.queue(Operation::dispatch, 7);
+  records.queue(Operation::dispatch, 8);
+  records.queue(Operation::low_latency_combine, 1);
+  records.queue(Operation::dispatch, 9);
+  for (const auto& op : read_group().operations) EXPECT_EQ(op.state, "queued");
+  KernelCounts ended = counts();
+  ended.launches[0].rows = 12;
+  ended.launches[0].bytes = 120;
+  ended.done = {8, 8, 0, 1};
+  records.group.show(ended);
+  const observe::GroupRecord seen = read_group();
+  ASSERT_EQ(seen.operations.size(), 4U);
+  const auto names = [&](std::size_t op) {
+    std::string text = seen.operations[op].state;
+    for (const auto& phase : seen.operations[op].phases) text += ' ' + phase.name;
+    return text;
+  };
+  EXPECT_EQ(names(0), "completed queued") << "its launch is not in the record";
+  EXPECT_EQ(names(1), "completed queued notify send");
+  EXPECT_EQ(names(2), "completed queued send");
+  EXPECT_EQ(names(3), "queued queued");
+  const observe::OperationRecord& op = seen.operations[1];
+  EXPECT_EQ(op.end_ns - op.phases[1].start_ns, 1000);
+  EXPECT_EQ(op.rows, 12U);
+  EXPECT_EQ(op.bytes, 120U);
+  EXPECT_EQ(seen.operations[2].rows, 16U) << "the most that the call moves";
 }
 
 TEST(KernelCountsRecord, OperationsThatKernelsDoNotCountAreThoseOfTheHost) {
@@ -140,10 +176,7 @@ TEST(KernelCountsRecord, WhatTheHostAndKernelsCountIsAdded) {
 
 TEST(KernelCountsRecord, AWaitOfAKernelIsShownInItsOperation) {
   Records records;
-  const Time now = std::chrono::steady_clock::now();
-  Entry* const outer = records.group.begin(Operation::dispatch, now);
-  records.group.phase(Phase::queued, 8);
-  records.group.end(State::queued, now, now, outer);
+  records.queue(Operation::dispatch, 8);
   KernelCounts waiting = counts();
   waiting.wait = {1, Operation::dispatch, Phase::notify, 8, 2000};
   records.group.show(waiting);

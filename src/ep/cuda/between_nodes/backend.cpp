@@ -189,7 +189,8 @@ class BetweenNodesBackend final : public detail::Backend {
     const bool all = metrics == "all";
     if (!kernels_ || (metrics != "on" && !all)) return;
     CountedKernels counted{normal() != nullptr ? &kernels_->normal->group : nullptr,
-                           all && low_latency() != nullptr ? &kernels_->group : nullptr,
+                           low_latency() != nullptr ? &kernels_->group : nullptr,
+                           all,
                            {normal() != nullptr, kernels_->remote_ranks}};
     if (counted.normal != nullptr || counted.low_latency != nullptr)
       kernel_recorder_.emplace(std::move(counted));

@@ -36,6 +36,7 @@ struct LaunchRecord {
   std::uint64_t front, front_epoch;
   /// Between nodes: the epoch of a low-latency send, once the kernel that forwards it has ended.
   std::uint64_t forwarded;
+  std::uint64_t rows, bytes;  ///< as in OperationCounts
   /// Of the last block among those that share a word; the last one of all is that of the launch.
   static constexpr std::uint32_t kEnds = 8;
   std::uint64_t ends[kEnds];
@@ -47,7 +48,6 @@ struct LaunchRecord {
     return last;
   }
 };
-static_assert(sizeof(LaunchRecord) == 128);
 
 /// Durations; bucket i counts those of 2^i to 2^(i+1) - 1 ns.
 struct DurationRecord {
@@ -135,6 +135,7 @@ __device__ inline void note_start(const DeviceGroup& group, KernelKind kind, std
   LaunchRecord& launch = launch_record(group, kind, epoch);
   launch.start = ptx::globaltimer();
   launch.operation = static_cast<std::uint64_t>(operation);
+  launch.rows = launch.bytes = 0;
   launch.epoch = epoch;
 }
 
@@ -146,6 +147,18 @@ __device__ inline void note_front(const DeviceGroup& group, KernelKind kind, std
   if (launch.front_epoch == epoch) return;
   launch.front = ptx::globaltimer();
   launch.front_epoch = epoch;
+}
+
+/// Rows of an operation of normal mode. The block that noted the start calls.
+__device__ inline void count_rows_moved(const DeviceGroup& group, std::uint64_t epoch,
+                                        RecordedOperation operation, std::uint64_t rows,
+                                        std::uint64_t bytes) {
+  OperationCounts& totals = totals_of(group, operation);
+  LaunchRecord& launch = launch_record(group, KernelKind::normal, epoch);
+  count_up(&totals.rows, rows);
+  count_up(&totals.bytes, bytes);
+  count_up(&launch.rows, rows);
+  count_up(&launch.bytes, bytes);
 }
 
 /// Where the block counts rows of low-latency mode.

@@ -393,7 +393,7 @@ __global__ void __launch_bounds__(kRailWarps * 32, 1)
   }
   const bool good = combine.find();
   if (good) combine.run();
-  if (good && leader) count_rows(params.normal);
+  if (good && leader) count_rows(params.normal, epoch);
   finish_on_node<Network>(combine.rail(), epoch, good, Phase::combine_finish, kOperation, [&] {
     if (good) combine.settle();
   });

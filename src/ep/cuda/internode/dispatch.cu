@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(kRailWarps * 32, 1)
       if (leader) fill_gaps(normal, dispatch.record());
     }
     if (leader) {
-      count_rows<kExpertMajor>(normal, state.targets.received[group.me]);
+      count_rows<kExpertMajor>(normal, epoch, state.targets.received[group.me]);
       dispatch.count_network_rows();
     }
   }

@@ -425,7 +425,7 @@ __global__ void __launch_bounds__(512, 1)
     ring.template run<true>(sources, epoch);
   else if (good)
     ring.template run<false>(sources, epoch);
-  if (good && leader) count_rows(params);
+  if (good && leader) count_rows(params, epoch);
   finish_operation(group, epoch, good, Phase::combine_finish, kCombine);
 }
 

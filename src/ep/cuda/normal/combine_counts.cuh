@@ -10,17 +10,15 @@ namespace shoal::ep::cuda {
 namespace {
 
 /// Counts the rows of this rank's tokens, wherever they are summed. One block calls.
-__device__ void count_rows(const NormalCombine& params) {
+__device__ void count_rows(const NormalCombine& params, std::uint64_t epoch) {
   const DeviceGroup& group = params.group;
   if (group.record == nullptr) return;
-  OperationCounts& totals = totals_of(group, RecordedOperation::combine);
   const bool by_expert = params.expert_major != 0;
   for (std::int32_t part = threadIdx.x; part < (by_expert ? group.experts : group.ranks);
        part += blockDim.x) {
     const auto rows =
         static_cast<std::uint64_t>((by_expert ? params.expert_counts : params.rank_counts)[part]);
-    count_up(&totals.rows, rows);
-    count_up(&totals.bytes, rows * params.row_bytes);
+    count_rows_moved(group, epoch, RecordedOperation::combine, rows, rows * params.row_bytes);
   }
 }
 

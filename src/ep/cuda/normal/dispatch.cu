@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(512, 1)
     __syncthreads();  // fill_gaps reads the counts that this block has written
     if (good && leader) fill_gaps(params, record);
   }
-  if (good && leader) count_rows<kExpertMajor>(params, targets.received[group.me]);
+  if (good && leader) count_rows<kExpertMajor>(params, epoch, targets.received[group.me]);
 #if __CUDA_ARCH__ >= 900
   bulk_wait_all();
 #endif

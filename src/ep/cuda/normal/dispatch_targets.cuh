@@ -241,7 +241,8 @@ __device__ void publish_sizes(const NormalDispatch& params, std::uint64_t epoch,
 /// Counts the rows that this rank sends and receives. The block that has called publish_sizes
 /// calls, after it: a thread reads the expert_counts that it has written.
 template <bool kExpertMajor>
-__device__ void count_rows(const NormalDispatch& params, std::int32_t received) {
+__device__ void count_rows(const NormalDispatch& params, std::uint64_t epoch,
+                           std::int32_t received) {
   const DeviceGroup& group = params.group;
   if (group.record == nullptr) return;
   OperationCounts& totals = totals_of(group, RecordedOperation::dispatch);
@@ -257,8 +258,7 @@ __device__ void count_rows(const NormalDispatch& params, std::int32_t received) 
     const std::int32_t rank = kExpertMajor ? part / group.local_experts : part;
     const auto rows = static_cast<std::uint64_t>(kExpertMajor ? params.routing.expert_counts[part]
                                                               : params.routing.rank_counts[part]);
-    count_up(&totals.rows, rows);
-    count_up(&totals.bytes, rows * params.row_bytes);
+    count_rows_moved(group, epoch, RecordedOperation::dispatch, rows, rows * params.row_bytes);
     count_up(&group.record->ranks[rank].rows, rows);
     count_up(&group.record->ranks[rank].bytes, rows * params.row_bytes);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// flight.cpp: reads flight records from files.
+// from_json.cpp: records from JSON text and from the files of flight records.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,18 +7,17 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "base/check.hpp"
-#include "info/live.hpp"
+#include "shoal/observe.hpp"
+#include "world/record/json_version.hpp"
 
-namespace shoal::info {
+namespace shoal::observe {
 namespace {
 
 using nlohmann::json;
-using observe::GroupRecord;
-using observe::OperationRecord;
-using observe::PeRecord;
 
 std::vector<observe::PhaseRecord> phases_of(const json& from) {
   std::vector<observe::PhaseRecord> phases;
@@ -44,28 +43,41 @@ OperationRecord operation_of(const json& from) {
   return op;
 }
 
+std::vector<OperationTotals> totals_of(const json& from) {
+  std::vector<OperationTotals> totals;
+  for (const json& total : from.at("totals"))
+    totals.push_back({total.at("operation"), total.at("operations"), total.at("failures"),
+                      total.at("rows"), total.at("bytes"), total.at("time_ns")});
+  return totals;
+}
+
+std::vector<Histogram> histograms_of(const json& from) {
+  std::vector<Histogram> histograms;
+  for (const json& histogram : from.at("histograms"))
+    histograms.push_back(
+        {histogram.at("operation"), histogram.at("phase"), histogram.at("count"),
+         histogram.at("sum_ns"),
+         histogram.at("buckets").get<std::array<std::uint64_t, Histogram::kBuckets>>()});
+  return histograms;
+}
+
 GroupRecord group_of(const json& from) {
   GroupRecord group;
   group.number = from.at("number");
   group.rank = from.at("rank");
+  group.n_hosts = from.at("n_hosts");
   group.failure = from.at("failure");
   group.pes = from.at("pes").get<std::vector<Pe>>();
   for (const json& op : from.at("operations")) group.operations.push_back(operation_of(op));
-  for (const json& total : from.at("totals"))
-    group.totals.push_back({total.at("operation"), total.at("operations"), total.at("failures"),
-                            total.at("rows"), total.at("bytes"), total.at("time_ns")});
+  group.totals = totals_of(from);
   for (const json& peer : from.at("peers"))
     group.peers.push_back({peer.at("rows"), peer.at("bytes"), peer.at("waits"), peer.at("wait_ns"),
                            peer.at("network_rows"), peer.at("network_bytes")});
-  for (const json& histogram : from.at("histograms"))
-    group.histograms.push_back(
-        {histogram.at("operation"), histogram.at("phase"), histogram.at("count"),
-         histogram.at("sum_ns"),
-         histogram.at("buckets").get<std::array<std::uint64_t, observe::Histogram::kBuckets>>()});
+  group.histograms = histograms_of(from);
   group.expert_rows = from.at("expert_rows").get<std::vector<std::uint64_t>>();
   for (const json& launch : from.at("launches"))
-    group.launches.push_back(
-        {launch.at("epoch"), launch.at("operation"), phases_of(launch), launch.at("end_ns")});
+    group.launches.push_back({launch.at("epoch"), launch.at("operation"), phases_of(launch),
+                              launch.at("end_ns"), launch.at("rows"), launch.at("bytes")});
   return group;
 }
 
@@ -81,32 +93,51 @@ PeRecord pe_of(const json& from) {
   pe.activity = from.at("activity");
   pe.active = from.at("active");
   pe.awaited = from.at("awaited");
+  pe.failure = from.at("failure");
+  pe.totals = totals_of(from);
+  for (const json& peer : from.at("peers"))
+    pe.peers.push_back(
+        {peer.at("operations"), peer.at("bytes"), peer.at("waits"), peer.at("wait_ns")});
+  pe.histograms = histograms_of(from);
   for (const json& group : from.at("groups")) pe.groups.push_back(group_of(group));
   return pe;
 }
 
 }  // namespace
 
-std::vector<PeRecord> read_flight_records(const std::string& folder) {
+PeRecord from_json(const std::string& text) {
+  try {
+    const json parsed = json::parse(text);
+    const int version = parsed.at("shoal_record");
+    require(version == detail::record::kJsonVersion, Code::invalid_argument,
+            "it has format {} of records; this version of Shoal reads format {}", version,
+            detail::record::kJsonVersion);
+    return pe_of(parsed);
+  } catch (const json::exception& error) {
+    fail(Code::invalid_argument, "it is not the record of a PE: {}", error.what());
+  }
+}
+
+std::vector<PeRecord> read_files(const std::string& folder) {
   std::vector<PeRecord> records;
   std::error_code missing;
   for (const auto& file : std::filesystem::directory_iterator(folder, missing)) {
     const std::string name = file.path().filename();
     if (!name.starts_with("shoal_flight_") || !name.ends_with(".json")) continue;
     std::ifstream stream(file.path());
+    const std::string text(std::istreambuf_iterator<char>(stream), {});
     try {
-      records.push_back(pe_of(json::parse(stream)));
-    } catch (const json::exception& error) {
-      fail(Code::invalid_argument, "{} is not a flight record of this version: {}",
-           file.path().string(), error.what());
+      records.push_back(from_json(text));
+    } catch (const Error& error) {
+      fail(error.code(), "flight record {}: {}", file.path().string(), reason_of(error));
     }
   }
   require(!records.empty(), Code::invalid_argument,
-          "--flight {}: no files shoal_flight_*.json there (SHOAL_FLIGHT_DIR)", folder);
+          "{}: no files shoal_flight_*.json there (SHOAL_FLIGHT_DIR)", folder);
   std::sort(records.begin(), records.end(), [](const PeRecord& a, const PeRecord& b) {
     return a.world != b.world ? a.world < b.world : a.pe < b.pe;
   });
   return records;
 }
 
-}  // namespace shoal::info
+}  // namespace shoal::observe
