@@ -332,9 +332,8 @@ void Opening::make_teams(BlobWriter&) {
   state_->teams_->create_predefined(*state_, placement_,
                                     load_store_peers(fabric_.heap_map(), placement_.my_pe),
                                     settings_.max_teams);
-  state_->recorder_ =
-      record::PeRecorder(settings_, number_of(placement_.token), placement_.my_pe, placement_.n_pes,
-                         topology::read_host_identity("").name);
+  state_->recorder_ = record::PeRecorder(settings_, number_of(placement_.token), placement_.my_pe,
+                                         placement_.n_pes, topology::read_host_identity("").name);
   memory_.map() = map_of_heap(state_->recorder_.world(), placement_, memory_, fabric_);
   record::watch_signal(settings_);
   state_->health_ = std::make_unique<Health>(placement_, memory_, fabric_, state_->bootstrap_);
