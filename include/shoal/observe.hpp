@@ -122,10 +122,12 @@ struct PeRecord {
   /// Of operations outside of groups that took place, by name: "barrier", "sync", "exchange",
   /// "broadcast", "all_gather", "all_to_all", "all_to_all_v", "reduce", "reduce_scatter"; with
   /// SHOAL_METRICS=all also "put", "get", "signal" and "atomic", without times. Bytes are those
-  /// that this PE contributes, or moves. On streams, and in kernels, operations do not count.
+  /// that this PE contributes, or moves. Times are measured with SHOAL_METRICS=all. On streams, and
+  /// in kernels, operations do not count.
   std::vector<OperationTotals> totals;
   std::vector<WorldPeerTotals> peers;  ///< by PE
-  std::vector<Histogram> histograms;   ///< of whole collectives (phase "call")
+  /// Of collectives (phase "call"), with SHOAL_METRICS=all.
+  std::vector<Histogram> histograms;
   std::vector<GroupRecord> groups;
 };
 

@@ -160,9 +160,14 @@ def _kernel_performance(group):
 
 
 def _is_queued(op):
-    """Whether kernels run the operation. The call that queued them ends with its first phase, and
-    those of its kernels follow where their launches are known."""
+    """Whether kernels run the operation. Each call that queued some ends with a phase of that name,
+    and the phases of its kernels follow where their launches are known."""
     return bool(op["phases"]) and op["phases"][0]["name"] == "queued"
+
+
+def _phases_of_kernels(op):
+    last = max(i for i, phase in enumerate(op["phases"]) if phase["name"] == "queued")
+    return op["phases"][last + 1 :]
 
 
 def _is_last(launch):
@@ -199,8 +204,9 @@ def chrome_trace(records):
         for op in group["operations"]:
             end = op["end_ns"] or pe["read_ns"]
             phases = op["phases"]
-            if _is_queued(op):  # the call; its kernels have spans of their own
-                end, phases = phases[0]["start_ns"], []
+            if _is_queued(op):  # its kernels have spans of their own
+                phases = phases[: len(phases) - len(_phases_of_kernels(op))]
+                end = phases[-1]["start_ns"]
             details = {
                 key: op[key] for key in ("epoch", "state", "rows", "bytes", "wait_ns", "awaited")
             }
@@ -225,7 +231,7 @@ _GPU_THREADS = 1 << 20  # thread ids of groups on a GPU start here
 def _phases(phases, end, where):
     starts = [phase["start_ns"] for phase in phases[1:]] + [end]
     for phase, until in zip(phases, starts):
-        if phase["name"] != "between":
+        if phase["name"] not in ("between", "queued"):
             yield _span(phase["name"], phase["start_ns"], until, {}, where)
 
 
@@ -289,8 +295,7 @@ def torch_dump(pe):
 def _torch_operations(group):
     """Of each operation: its record, its state and times as torch names them, and a text."""
     for op in group["operations"]:
-        # The first phase of kernels, if there is one, says when they started.
-        phases = op["phases"][1:] if _is_queued(op) else op["phases"]
+        phases = _phases_of_kernels(op) if _is_queued(op) else op["phases"]
         started = phases[0]["start_ns"] if phases else None
         ended = op["end_ns"] if op["state"] == "completed" else None
         begin = op["start_ns"]

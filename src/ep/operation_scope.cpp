@@ -65,7 +65,7 @@ OperationScope::~OperationScope() {
                       : sends_ ? State::sent
                       : queued ? State::queued
                                : State::completed;
-  if (queued) group_.recorder.phase(record::Phase::queued, epoch_ > 0 ? epoch_ : last_epoch());
+  if (queued) group_.recorder.queue(epoch_ > 0 ? epoch_ : last_epoch(), now);
   group_.recorder.end(state, start_, now, outer_);
   if (failed && !group_.failure.empty()) record_failure(group_, group_.failure);
 }

@@ -106,12 +106,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   static constexpr std::uint64_t kAnyWord = WaitPoint::kAnyWord, kElsewhere = 0;
   template <typename Ready, typename Word>
   WaitOutcome poll(Ready&& ready, Clock::time_point deadline, Pe awaited, Word&& word) {
-    for (std::int64_t i = 0; i <= wait_times_.polls; ++i) {
-      if (ready()) return WaitOutcome::ready;
-      pause();
-    }
-    if (networked_ || word() == kElsewhere) return back_off(ready, deadline, awaited);
-    return block(ready, deadline, awaited, word);
+    return spin(ready) ? WaitOutcome::ready : outlast(ready, deadline, awaited, word);
   }
   template <typename Ready>
   WaitOutcome poll(Ready&& ready, Clock::time_point deadline, Pe awaited = kAnyPe) {
@@ -251,6 +246,21 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   friend class Opening;  // startup/open.cpp
 
   static void pause() noexcept;
+  /// The polls with which a wait begins.
+  template <typename Ready>
+  bool spin(Ready& ready) {
+    for (std::int64_t i = 0; i <= wait_times_.polls; ++i) {
+      if (ready()) return true;
+      pause();
+    }
+    return false;
+  }
+  /// The rest of a wait.
+  template <typename Ready, typename Word>
+  WaitOutcome outlast(Ready& ready, Clock::time_point deadline, Pe awaited, Word& word) {
+    if (networked_ || word() == kElsewhere) return back_off(ready, deadline, awaited);
+    return block(ready, deadline, awaited, word);
+  }
   template <typename Ready>
   WaitOutcome back_off(Ready& ready, Clock::time_point deadline, Pe awaited);
   template <typename Ready, typename Word>

@@ -212,7 +212,7 @@ TEST(FlightRecord, LiveNeedsTheSameUser) {
   for (const char* const option : {"--live", "--memory"}) {
     const ProcessResult other = as_other_user(option);
     EXPECT_EQ(other.exit_status, 1) << other.describe();
-    EXPECT_EQ(other.out, "no running job of this user has records (other users' jobs need root)\n");
+    EXPECT_EQ(other.err, "no running job of this user has records (other users' jobs need root)\n");
   }
   const ProcessResult own = run_program({program("shoal-info"), "--live", "--interval", "0.01"});
   EXPECT_TRUE(own.ok()) << own.describe();

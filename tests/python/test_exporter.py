@@ -64,7 +64,8 @@ def samples(options):
         if pe == 0:
             seen.append(scrape_here())
 
-    shoal.run_threads(PES, lambda world: pairs(world, 4, hold), settings=options)
+    settings = {**options, "metrics": "all"}
+    shoal.run_threads(PES, lambda world: pairs(world, 4, hold), settings=settings)
     return seen[0]
 
 
@@ -297,7 +298,7 @@ def test_a_prometheus_server_answers_the_queries_of_the_dashboard(options, tmp_p
             asked.append(pool.submit(scraped))
         assert release.wait(60)
 
-    options["timeout"] = 70.0
+    options |= {"timeout": 70.0, "metrics": "all"}
     asked = []
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         shoal.run_threads(PES, lambda world: pairs(world, 4, hold), settings=options)

@@ -136,12 +136,15 @@ def test_the_verdict_names_the_pe_that_is_late(options):
 def test_collectives_and_one_sided_operations_of_a_world_are_counted(options):
     def body(world):
         array = world.zeros((4,), "int64")
+        if world.my_pe == 1:
+            time.sleep(0.1)
         for _ in range(3):
             shoal.barrier(world.team)
         if world.my_pe == 0:
             world.put(array.on(1), numpy.arange(4))
             world.quiet()
         shoal.barrier(world.team)
+        shoal.sync(world.team)  # the barrier counts when the call ends
         records = own_records(2) if world.my_pe == 0 else None
         shoal.sync(world.team)
         return records
@@ -155,15 +158,19 @@ def test_collectives_and_one_sided_operations_of_a_world_are_counted(options):
                 continue
             assert counted["barrier"]["operations"] == 4
             assert counted["barrier"]["failures"] == 0
-            (barriers,) = [h for h in pe["histograms"] if h["operation"] == "barrier"]
-            assert barriers["phase"] == "call" and barriers["count"] == 4
-            assert sum(barriers["buckets"]) == 4
-            assert barriers["sum_ns"] == counted["barrier"]["time_ns"] > 0
+            barriers = [h for h in pe["histograms"] if h["operation"] == "barrier"]
+            if metrics == "all":
+                assert barriers[0]["phase"] == "call" and barriers[0]["count"] == 4
+                assert sum(barriers[0]["buckets"]) == 4
+                assert barriers[0]["sum_ns"] == counted["barrier"]["time_ns"] > 0
+            else:
+                assert not barriers and counted["barrier"]["time_ns"] == 0
             puts = 1 if metrics == "all" and pe["pe"] == 0 else 0
             assert ("put" in counted) == (puts == 1)
             assert pe["peers"][1]["operations"] == puts
             assert pe["peers"][1]["bytes"] == 32 * puts
-            assert sum(peer["waits"] for peer in pe["peers"]) > 0
+            if pe["pe"] == 0:
+                assert pe["peers"][1]["wait_ns"] > 50e6, "PE 1 came late"
 
 
 def test_files(options, tmp_path):

@@ -15,6 +15,7 @@ import importlib
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 
 import pytest
@@ -121,6 +122,8 @@ def _rank(rank, n_ranks, module, device, store, pipe, environment):
     ]
     result = dict.fromkeys(names, NOT_RUN)
     name = names[0]
+    if device == "cuda" and "SHOAL_NODE_SIZE" in os.environ:
+        _settle_before_copies()
     settings = {
         "heap": "cuda" if device == "cuda" else "host",
         "symmetric_size": "64M",
@@ -137,6 +140,37 @@ def _rank(rank, n_ranks, module, device, store, pipe, environment):
         result[name] = traceback.format_exc()
     pipe.send(result)
     dist.destroy_process_group()
+
+
+def settle():
+    """Waits for the current stream by polling, if there is one."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return
+    done, deadline = torch.cuda.current_stream().record_event(), time.monotonic() + 60
+    while not done.query():
+        assert time.monotonic() < deadline, "the stream has not ended after 60 s"
+        time.sleep(0.0001)
+
+
+def _settle_before_copies():
+    """From now on, torch functions that copy to the host settle first. A copy to pageable memory
+    waits inside the driver, which then holds back the copies of the thread that sends this rank's
+    rows to other nodes (docs/guide/gpus.md)."""
+    import torch.overrides
+
+    copies = {"__bool__", "__float__", "__int__", "__repr__", "allclose", "cpu", "equal", "item"}
+    copies |= {"numpy", "tolist", "to"}
+
+    class Settling(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if getattr(function, "__name__", "") in copies:
+                with torch._C.DisableTorchFunction():
+                    settle()
+            return function(*args, **(kwargs or {}))
+
+    Settling().__enter__()
 
 
 def all_ranks(team, value):
@@ -156,6 +190,7 @@ def of_all_ranks(value):
         return part.to(torch.get_default_device()) if isinstance(part, torch.Tensor) else part
 
     values = [None] * dist.get_world_size()
+    settle()
     dist.all_gather_object(values, value)
     return torch.utils._pytree.tree_map(here, values)
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 
 #include "base/log.hpp"
 #include "ep/cuda/relaxed_capture.hpp"
@@ -27,6 +28,19 @@ class UncapturedStream {
   RelaxedCapture relaxed_;
   std::shared_ptr<CUstream_st> stream_;
 };
+
+/// Measured: such a copy on this stream alone holds a lock of the context while it waits
+/// (docs/notebook/2026-11-28-copies-that-hold-up-the-proxy.md).
+void warn_of_default_stream() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    log::warn(
+        "ep::Group: kernels on CUDA's legacy default stream wait for rows that threads of this "
+        "process move by calls of the driver. A copy to pageable memory on that stream, such as "
+        "tensor.cpu(), holds up these calls until SHOAL_TIMEOUT_MS: use another stream, or wait "
+        "for an event before the copy (docs/guide/gpus.md)");
+  });
+}
 
 }  // namespace
 
@@ -97,6 +111,8 @@ void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* co
 cudaStream_t CudaGroup::begin(const Launch& launch) {
   state.world->cuda()->activate();
   cudaStream_t on = launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : stream;
+  if (driver_moves_rows && on == cudaStreamLegacy) [[unlikely]]
+    warn_of_default_stream();
   begun_ = {on, capturing(on)};
   if (!begun_.captured) {
     // Users can queue work on the group's own stream between calls, so it is ordered even when no

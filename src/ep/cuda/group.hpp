@@ -37,6 +37,8 @@ struct CudaGroup {
   FaultReport* report = nullptr;        ///< host memory
   int multiprocessors = 0;
   NetworkPath network = NetworkPath::proxy;  ///< to ranks that loads and stores do not reach
+  /// Threads of this process move rows between nodes by calls of the driver.
+  bool driver_moves_rows = false;
   bool low_latency_counts = false;  ///< kernels of low-latency mode have DeviceGroup::record, too
   int ranks_on_gpu = 1;             ///< ranks of the group on this GPU, which share its SMs
   std::shared_ptr<GroupResources> resources;

@@ -48,7 +48,6 @@ enum class WorldOperation : std::uint8_t {
   atomic
 };
 inline constexpr std::size_t kWorldOperations = 13;
-inline constexpr std::size_t kCollectives = 9;
 inline constexpr const char* kWorldOperationNames[kWorldOperations] = {
     "barrier",    "sync",         "exchange", "broadcast",      "all_gather",
     "all_to_all", "all_to_all_v", "reduce",   "reduce_scatter", "put",
@@ -141,7 +140,8 @@ struct GroupBlock {
 /// Threads that count at once use add_shared.
 struct WorldCountsBlock {
   Word failures, bytes, time;
-  /// Calls by their durations; those of a one-sided operation are all in the first bucket.
+  /// Calls by their durations. Those that are not measured are in the first bucket; then `time`
+  /// is 0.
   Word buckets[observe::Histogram::kBuckets];
 };
 /// What a PE did with another one outside of groups.

@@ -18,7 +18,7 @@ PeRecorder::PeRecorder(const Settings& settings, std::uint64_t world, Pe pe, Pe 
   auto* const block = block_.as<PeBlock>();
   if (block == nullptr) return;
   counts_ = settings.metrics != "off";
-  counts_one_sided_ = settings.metrics == "all";
+  counts_all_ = settings.metrics == "all";
   peers_ = reinterpret_cast<WorldPeerBlock*>(block_.as<std::byte>() + kPeersAt);
   block->world.store(world);
   block->pe.store(static_cast<std::uint64_t>(pe));
@@ -56,7 +56,7 @@ void PeRecorder::count_collective(WorldOperation operation, std::uint64_t bytes,
   const auto bucket = static_cast<std::size_t>(std::bit_width(time | 1) - 1);
   WorldCountsBlock& counts = counts_of(operation);
   counts.buckets[std::min(bucket, observe::Histogram::kBuckets - 1)].add_shared(1);
-  counts.time.add_shared(time);
+  if (time != 0) counts.time.add_shared(time);
   if (bytes != 0) counts.bytes.add_shared(bytes);
 }
 

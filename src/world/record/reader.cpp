@@ -208,7 +208,7 @@ void read_counters(const PeBlock& block, PeRecord& pe) {
     if (calls.count + failures == 0) continue;
     pe.totals.push_back(
         {calls.operation, calls.count, failures, 0, counts.bytes.load(), calls.sum_ns});
-    if (op < kCollectives && calls.count != 0) pe.histograms.push_back(std::move(calls));
+    if (calls.sum_ns != 0) pe.histograms.push_back(std::move(calls));
   }
 }
 

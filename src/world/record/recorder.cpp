@@ -132,6 +132,14 @@ void GroupRecorder::phase(Phase phase, std::uint64_t epoch) noexcept {
   enter(phase, now);
 }
 
+void GroupRecorder::queue(std::uint64_t epoch, Time now) noexcept {
+  phase_ = Phase::queued;
+  first_phase_ = false;
+  if (current_ == nullptr) return;
+  current_->epoch.store(epoch);
+  enter(Phase::queued, now);
+}
+
 void GroupRecorder::enter(Phase phase, Time now) noexcept {
   if (current_ == nullptr || n_phases_ == kEntryPhases) return;
   phases_ |= static_cast<std::uint64_t>(phase) << (8 * n_phases_);

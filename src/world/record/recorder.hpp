@@ -76,6 +76,9 @@ class GroupRecorder {
   void end(State state, Time start, Time now, Entry* outer) noexcept;
 
   void phase(Phase phase, std::uint64_t epoch) noexcept;
+  /// The call has queued its kernels, and ends. The phase `queued` begins; its histogram has the
+  /// time of the call.
+  void queue(std::uint64_t epoch, Time now) noexcept;
   void begin_wait(std::int32_t rank) noexcept {
     if (current_ != nullptr)
       current_->awaited.store((static_cast<std::uint64_t>(rank) + 1) | kWaiting);

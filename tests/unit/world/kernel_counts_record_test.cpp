@@ -35,7 +35,7 @@ struct Records {
     const Time now = std::chrono::steady_clock::now();
     Entry* const outer = group.begin(operation, now);
     group.moves_at_most(16, 160);
-    group.phase(Phase::queued, epoch);
+    group.queue(epoch, now + std::chrono::microseconds(3));
     group.end(State::queued, now, now + std::chrono::microseconds(3), outer);
     return std::chrono::microseconds(3);
   }
@@ -121,6 +121,7 @@ TEST(KernelCountsRecord, AnOperationIsCompletedWhenItsKernelsHaveEnded) {
   EXPECT_EQ(names(2), "completed queued send");
   EXPECT_EQ(names(3), "queued queued");
   const observe::OperationRecord& op = seen.operations[1];
+  EXPECT_EQ(op.phases[0].start_ns - op.start_ns, 3000) << "the call";
   EXPECT_EQ(op.end_ns - op.phases[1].start_ns, 1000);
   EXPECT_EQ(op.rows, 12U);
   EXPECT_EQ(op.bytes, 120U);

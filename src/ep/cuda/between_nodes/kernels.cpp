@@ -9,6 +9,7 @@
 #include "ep/cuda/regions.hpp"
 #include "memory/device.hpp"
 #include "world/device_side.hpp"
+#include "world/fabric/fabric.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -65,6 +66,18 @@ NetworkPath path_of(const GroupState& state, const void* memory, std::size_t byt
   return NetworkPath::nic;
 }
 
+bool driver_moves_rows(const GroupState& state, NetworkPath path) {
+  if (path == NetworkPath::nic) return false;
+  auto& world = *state.world;
+  for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
+    const Pe pe = state.world_pe(rank);
+    if (world.peer_base(pe) != nullptr) continue;
+    const auto name = world.fabric().heap_route(pe, transport::capability::put).transport.name();
+    if (name == "cuda_p2p" || name == "staged") return true;
+  }
+  return false;
+}
+
 Kernels::Kernels(GroupState& state) : group(state) {
   if (kLowLatencyBetweenNodes && state.shape.low_latency_max_tokens > 0)
     low_latency.emplace(group, true);
@@ -97,6 +110,7 @@ void Kernels::open() {
   RemoteRanks remote{};
   remote.world = world.device_side()->world();
   remote.path = group.network = path_of(state, memory_, (1 + outboxes) * layout.total);
+  group.driver_moves_rows = driver_moves_rows(state, group.network);
   std::vector<std::byte*> blocks, reached;  // reached: nullptr where there is an outbox
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
     const Pe pe = state.world_pe(rank);

@@ -38,6 +38,7 @@ void NormalKernels::open() {
       detail::regions_of(layout_, internode_.grid().layout, normal_shape(state)));
   state.arena.reset(layout_.arena_bytes, static_cast<std::size_t>(state.shape.live_results));
   group.network = path_of(state, memory_, internode_.end());
+  group.driver_moves_rows = driver_moves_rows(state, group.network);
   internode_.open(group.network);
   calls.open();
 }
