@@ -23,6 +23,13 @@ std::string first_line(const char* path) {
   return line;
 }
 
+/// Of this thread, such as "net:[4026531840]".
+std::string network_namespace() {
+  char name[64] = "";
+  const ssize_t bytes = readlink("/proc/thread-self/ns/net", name, sizeof name);
+  return {name, static_cast<std::size_t>(std::max<ssize_t>(bytes, 0))};
+}
+
 std::string host_name() {
   char name[256] = "";
   gethostname(name, sizeof name - 1);
@@ -32,7 +39,7 @@ std::string host_name() {
 }  // namespace
 
 HostIdentity read_host_identity(const std::string& override_id) {
-  if (!override_id.empty()) return {"override:" + override_id, host_name()};
+  if (!override_id.empty()) return {"override:" + override_id, host_name(), network_namespace()};
   // The boot id alone tells running systems apart; the machine id is missing in many containers.
   const std::string machine = first_line("/etc/machine-id");
   const std::string boot = first_line("/proc/sys/kernel/random/boot_id");
@@ -40,12 +47,12 @@ HostIdentity read_host_identity(const std::string& override_id) {
       !boot.empty() || !machine.empty(), Code::system,
       "this host has neither /etc/machine-id nor /proc/sys/kernel/random/boot_id; set SHOAL_HOST_ID to a text of "
       "its own on each host");
-  return {machine + "/" + boot, host_name()};
+  return {machine + "/" + boot, host_name(), network_namespace()};
 }
 
 HostMap place(std::span<const HostIdentity> hosts, std::int64_t node_size) {
   HostMap result;
-  std::unordered_map<std::string, std::int32_t> numbers;
+  std::unordered_map<std::string, std::int32_t> numbers, networks;
   std::vector<std::vector<Pe>> pes_of_host;
   for (std::size_t pe = 0; pe < hosts.size(); ++pe) {
     const auto [entry, is_new] =
@@ -53,6 +60,9 @@ HostMap place(std::span<const HostIdentity> hosts, std::int64_t node_size) {
     if (is_new) pes_of_host.emplace_back();
     pes_of_host[static_cast<std::size_t>(entry->second)].push_back(static_cast<Pe>(pe));
     result.host_of.push_back(entry->second);
+    const std::string network = hosts[pe].id + '\n' + hosts[pe].network;
+    const auto number = static_cast<std::int32_t>(networks.size());
+    result.network_of.push_back(networks.emplace(network, number).first->second);
   }
   if (pes_of_host.empty()) return result;
 

@@ -12,9 +12,12 @@
 namespace shoal::topology {
 
 /// Identity of a host. Equal `id` means the same host. `name` is for messages; hosts may share it.
+/// `network`: the network namespace on the host; containers of one host mostly have one each. Empty
+/// where it cannot be read.
 struct HostIdentity {
   std::string id;
   std::string name;
+  std::string network = {};
 };
 
 /// Machine id and boot id of this host, or `override_id` (SHOAL_HOST_ID) if that is not empty.
@@ -26,6 +29,8 @@ HostIdentity read_host_identity(const std::string& override_id);
 /// splits hosts.
 struct HostMap {
   std::vector<std::int32_t> host_of;  ///< host number of each PE, numbered by first appearance
+  /// Likewise, of network namespaces: PEs with equal numbers share a loopback interface.
+  std::vector<std::int32_t> network_of;
   std::vector<std::int32_t> node_of;  ///< node number of each PE
   std::vector<Pe> index_on_node;      ///< index of each PE on its node, in ascending PE order
   std::vector<Pe> index_on_host;  ///< the same on its host: resources of a host are assigned by it

@@ -1,8 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optional operations of Transport in terms of the others.
+// Context, and the optional operations of Transport in terms of the others.
 #include "transport/transport.hpp"
 
 namespace shoal::transport {
+
+bool Context::loopback_reaches_wanted() const noexcept {
+  const auto& networks = network_of.empty() ? host_of : network_of;
+  const std::int32_t mine = networks[static_cast<std::size_t>(my_pe)];
+  for (std::size_t pe = 0; pe < wanted.size(); ++pe)
+    if (wanted[pe] && networks[pe] != mine) return false;
+  return true;
+}
 
 void Transport::put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
   put(pe, offset, source, bytes);

@@ -70,6 +70,9 @@ struct Context {
   Pe n_pes = 0;
   std::span<const std::int32_t> host_of;  ///< by PE; PEs of one host have equal numbers
   std::span<const std::int32_t> node_of;  ///< by PE; a node is a host or a part of one
+  /// By PE: equal where they reach each other over the loopback interface of a host. Empty: as
+  /// host_of.
+  std::span<const std::int32_t> network_of;
   std::shared_ptr<memory::Segment> segment;
   std::shared_ptr<memory::DeviceHeap> device_heap;  ///< nullptr where heaps are on the host
   const Settings* settings = nullptr;               ///< lives as long as the world
@@ -93,6 +96,9 @@ struct Context {
   std::optional<std::size_t> wait_point;
   /// Transport `staged`: offset of its memory in every PE's segment.
   std::size_t staging = 0;
+
+  /// Whether this PE reaches all wanted peers over the loopback interface.
+  bool loopback_reaches_wanted() const noexcept;
 };
 
 /// One PE's side of a transport. Several threads may call operations at once.

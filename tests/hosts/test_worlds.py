@@ -48,12 +48,14 @@ def test_world_and_collectives(
     expect_lines(lines, n_hosts, per_host, transport, "world ok, collectives ok")
 
 
+@pytest.mark.parametrize("inside", ["shm,ofi", "shm,verbs"])
 def test_containers_of_one_machine_that_share_no_memory(
-    make_network, host_checks, environment, needs
+    make_network, host_checks, environment, needs, inside
 ):
-    """More PEs than cores: those of one machine would meet in the memory of the first one."""
-    needs("verbs")
-    environment["SHOAL_TRANSPORT_INSIDE"] = "shm,verbs"
+    """Containers have a network each: the loopback interface reaches no other. More PEs than cores:
+    those of one machine would meet in the memory of the first one."""
+    needs(inside.split(",")[1])
+    environment["SHOAL_TRANSPORT_INSIDE"] = inside
     network = make_network(hosts=2, one_machine=True)
     lines = by_hand(network, [host_checks, "world"], 5, environment).lines(90)
     assert len(lines) == 10

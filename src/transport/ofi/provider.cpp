@@ -92,13 +92,10 @@ std::string offered() {
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }
 
-/// Whether all wanted peers are on this PE's host and the user named no NIC.
-bool only_this_host(const Context& context) {
-  if (!context.settings->nic_list.empty() || !context.settings->nic_mapping.empty()) return false;
-  const std::int32_t mine = context.host_of[static_cast<std::size_t>(context.my_pe)];
-  for (std::size_t pe = 0; pe < context.wanted.size(); ++pe)
-    if (context.wanted[pe] && context.host_of[pe] != mine) return false;
-  return true;
+/// Whether the user named no NIC and needs none.
+bool loopback_suffices(const Context& context) {
+  return context.settings->nic_list.empty() && context.settings->nic_mapping.empty() &&
+         context.loopback_reaches_wanted();
 }
 
 /// Finds the provider's endpoints for this PE. Returns the reason where there are none, else "".
@@ -117,7 +114,7 @@ std::string try_provider(const std::string& name, const Context& context, Provid
     candidates.push_back(describe(*info));
     infos.push_back(info);
   }
-  const Choice choice = choose_rails(candidates, context.nics, only_this_host(context));
+  const Choice choice = choose_rails(candidates, context.nics, loopback_suffices(context));
   if (choice.rails.empty()) return fmt::format("{}: {}", name, choice.reason);
   provider.name = offer.list->fabric_attr->prov_name;
   for (const std::size_t i : choice.rails) {

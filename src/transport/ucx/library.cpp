@@ -64,16 +64,9 @@ std::mutex& starting() {
   return mutex;
 }
 
-bool all_wanted_on_my_host(const Context& context) {
-  const auto mine = context.host_of[static_cast<std::size_t>(context.my_pe)];
-  for (std::size_t pe = 0; pe < context.wanted.size(); ++pe)
-    if (context.wanted[pe] && context.host_of[pe] != mine) return false;
-  return true;
-}
-
 /// The value of UCX's NET_DEVICES; empty: any device.
 std::string devices_for(const Context& context) {
-  if (all_wanted_on_my_host(context)) return "lo";
+  if (context.loopback_reaches_wanted()) return "lo";
   return fmt::format("{}", fmt::join(context.nics, ","));
 }
 

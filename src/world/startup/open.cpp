@@ -174,6 +174,7 @@ void Opening::identify(BlobWriter& mine) {
   const topology::HostIdentity host = topology::read_host_identity(settings_.host_id);
   mine.text(host.id);
   mine.text(host.name);
+  mine.text(host.network);
   mine.bytes(topology::allowed_cores());
   mine.value(memory::this_process());
 }
@@ -184,8 +185,10 @@ void Opening::place(const Blobs& all) {
   std::vector<memory::ProcessId> processes;
   for (const auto& blob : all) {
     BlobReader reader(blob);
-    std::string id = reader.text();
-    hosts.push_back({std::move(id), reader.text()});
+    topology::HostIdentity& host = hosts.emplace_back();
+    host.id = reader.text();
+    host.name = reader.text();
+    host.network = reader.text();
     cores.push_back(reader.bytes());
     processes.push_back(reader.value<memory::ProcessId>());
   }
@@ -252,6 +255,7 @@ transport::Context Opening::transport_context() const {
   context.n_pes = placement_.n_pes;
   context.host_of = placement_.host_of;
   context.node_of = placement_.node_of;
+  context.network_of = placement_.network_of;
   context.settings = &settings_;
   context.segment = memory_.segment();
   context.device_heap = memory_.device_heap();

@@ -42,6 +42,16 @@ TEST(HostMap, FollowsTheHostsInAnyOrder) {
             (std::vector<std::vector<Pe>>{{0, 3, 4}, {1, 2, 5}}));
 }
 
+TEST(HostMap, PesOfOneNetworkNamespaceShareALoopbackInterface) {
+  auto all = hosts("aaabb");
+  for (const std::size_t pe : {0u, 2u, 3u}) all[pe].network = "net:[1]";
+  all[1].network = all[4].network = "net:[2]";
+  all.push_back({"b", "same-name", "net:[1]"});
+  const HostMap map = topology::place(all, 0);
+  EXPECT_EQ(map.host_of, (std::vector<std::int32_t>{0, 0, 0, 1, 1, 1}));
+  EXPECT_EQ(map.network_of, (std::vector<std::int32_t>{0, 1, 0, 2, 3, 2})) << "of each host";
+}
+
 TEST(HostMap, SplitsHostsIntoEmulatedNodes) {
   const HostMap split = topology::place(hosts("abababab"), 2);
   EXPECT_EQ(split.nodes, (std::vector<std::vector<Pe>>{{0, 2}, {4, 6}, {1, 3}, {5, 7}}));
