@@ -402,9 +402,8 @@ TEST_P(EpGpuObserve, TheRingHasTheRowsAndTimesOfKernels) {
       }
       // Kernels of this mode do not count here: the most that the call moves.
       EXPECT_EQ(op.rows, static_cast<std::uint64_t>(c.tokens(group.me) * c.top_k));
-      EXPECT_TRUE(std::ranges::none_of(op.phases, [](const auto& p) {
-        return p.name == "send" || p.name == "receive";
-      }));
+      EXPECT_TRUE(std::ranges::none_of(
+          op.phases, [](const auto& p) { return p.name == "send" || p.name == "receive"; }));
     }
     sync(world.team());
   });
