@@ -182,8 +182,7 @@ void run_collectives(World& world, Peers& peers, const Options& options);
 void run_device(World& world, Peers& peers, const Options& options);
 /// Combines by the place and the form of the expert output.
 void run_reduced(World& world, Peers& peers, const Options& options);
-/// What records cost. `silent`: another world of the same PEs, whose kernels count nothing.
-/// Opens a world for each kind of counting.
+/// What records cost. Opens a world for each kind of counting.
 void run_records(Settings settings, std::span<const std::shared_ptr<Bootstrap>> bootstraps,
                  Peers& peers, const Options& options);
 inline constexpr std::size_t kRecordsWorlds = 3;

@@ -4,7 +4,6 @@
 //
 // A row of the results is the median over the rounds; its samples are the means of the chains.
 #include <algorithm>
-#include <array>
 #include <deque>
 
 #include "base/check.hpp"

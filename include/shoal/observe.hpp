@@ -118,7 +118,7 @@ struct PeRecord {
   std::string activity;
   bool active = false;  ///< that operation has not ended
   Pe awaited = -1;      ///< the PE that it waits for; -1: no single PE
-  std::string failure;  ///< of the last operation outside of groups that failed
+  std::string failure;  ///< why a team of this PE became unusable
   /// Of operations outside of groups that took place, by name: "barrier", "sync", "exchange",
   /// "broadcast", "all_gather", "all_to_all", "all_to_all_v", "reduce", "reduce_scatter"; with
   /// SHOAL_METRICS=all also "put", "get", "signal" and "atomic", without times. Bytes are those

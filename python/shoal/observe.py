@@ -125,20 +125,19 @@ def inspector_lines(records):
 
 
 def _performance(operation, epoch, took_ns, size, ranks, source):
-    """size: bytes; 0: unknown."""
-    speed = size / max(took_ns, 1)  # bytes per nanosecond are GB/s
-    sizes = {
-        "coll_msg_size_bytes": size,
-        "coll_algobw_gbs": speed,
-        "coll_busbw_gbs": speed * (ranks - 1) / ranks,
-    }
-    return {
+    """size: bytes; None: unknown."""
+    line = {
         "coll": operation,
         "coll_sn": epoch,
         "coll_exec_time_us": max(took_ns, 1) / 1000,
         "coll_timing_source": source,
-        **(sizes if size else {}),
     }
+    if size is not None:
+        speed = size / max(took_ns, 1)  # bytes per nanosecond are GB/s
+        line["coll_msg_size_bytes"] = size
+        line["coll_algobw_gbs"] = speed
+        line["coll_busbw_gbs"] = speed * (ranks - 1) / ranks
+    return line
 
 
 def _host_performance(group):
@@ -155,7 +154,7 @@ def _kernel_performance(group):
     for (operation, epoch), launches in _ended_kernels(group).items():
         # Other kernels run between the two of a low-latency operation.
         took = sum(launch["end_ns"] - launch["phases"][0]["start_ns"] for launch in launches)
-        size = launches[0]["bytes"]
+        size = None if operation.startswith("low_latency") else launches[0]["bytes"]
         yield _performance(operation, epoch, took, size, len(group["pes"]), "kernel_gpu")
 
 
@@ -165,9 +164,13 @@ def _is_queued(op):
     return bool(op["phases"]) and op["phases"][0]["name"] == "queued"
 
 
+def _last_queued(op):
+    return max(i for i, phase in enumerate(op["phases"]) if phase["name"] == "queued")
+
+
 def _phases_of_kernels(op):
-    last = max(i for i, phase in enumerate(op["phases"]) if phase["name"] == "queued")
-    return op["phases"][last + 1 :]
+    after = op["phases"][_last_queued(op) + 1 :]
+    return [phase for phase in after if phase["name"] != "between"]
 
 
 def _is_last(launch):
@@ -205,7 +208,7 @@ def chrome_trace(records):
             end = op["end_ns"] or pe["read_ns"]
             phases = op["phases"]
             if _is_queued(op):  # its kernels have spans of their own
-                phases = phases[: len(phases) - len(_phases_of_kernels(op))]
+                phases = phases[: _last_queued(op) + 1]
                 end = phases[-1]["start_ns"]
             details = {
                 key: op[key] for key in ("epoch", "state", "rows", "bytes", "wait_ns", "awaited")

@@ -366,8 +366,8 @@ std::vector<SettingInfo> diagnosis_rows() {
              0, 1 << 20),
       text("SHOAL_FLIGHT_DIR", "", scope, &S::flight_dir,
            "Folder where each PE writes its flight record, shoal_flight_<PE>.json, when one of its "
-           "groups fails and on SHOAL_FLIGHT_SIGNAL. It must exist. Empty: nothing is written; "
-           "shoal-info --live shows the records of running processes in any case."),
+           "groups or teams fails and on SHOAL_FLIGHT_SIGNAL. It must exist. Empty: nothing is "
+           "written; shoal-info --live shows the records of running processes in any case."),
       text("SHOAL_FLIGHT_SIGNAL", "", scope, &S::flight_signal,
            "Signal on which a process writes the flight records of its PEs to SHOAL_FLIGHT_DIR and "
            "continues; of the first world of a process. The process's own handler of that signal "
@@ -376,8 +376,9 @@ std::vector<SettingInfo> diagnosis_rows() {
       text("SHOAL_METRICS", "", scope, &S::metrics,
            "Whether groups count rows, bytes, waits for each rank and latency histograms of "
            "phases, and worlds collectives and waits for each PE (docs/guide/observability.md). On "
-           "GPUs the kernels of normal mode count. all: those of low-latency mode, and one-sided "
-           "operations, too. host: no kernels. Group::statistics counts on the host in any case.",
+           "GPUs the kernels of normal mode count. all: those of low-latency mode, one-sided "
+           "operations and times of collectives, too. host: no kernels. Group::statistics counts "
+           "on the host in any case.",
            {"on", "all", "host", "off"}),
       number("SHOAL_METRICS_INTERVAL_MS", "", scope, &S::metrics_interval,
              "Milliseconds between two copies of what kernels on GPUs count to the record. "

@@ -2,6 +2,8 @@
 // The all-to-all with a size per pair. The PEs first exchange the whole matrix of sizes, so that
 // all of them see a disagreement of any pair and none is left waiting.
 #include <algorithm>
+#include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "base/check.hpp"
@@ -141,6 +143,7 @@ void all_to_all_v(const Team& team, void* target, std::span<const std::size_t> r
   const auto from = checked_offsets(call, "source", source, send_bytes, send_offsets);
   check_disjoint(to, receive_bytes, from, send_bytes);
 
+  call.count(std::accumulate(send_bytes.begin(), send_bytes.end(), std::uint64_t{0}));
   call.agree({.operation = Operation::all_to_all_v});
   const std::size_t n = call.n_pes();
   std::vector<Pair> mine(n);

@@ -51,10 +51,20 @@ detail::record::WorldOperation counted_as(Operation operation) {
   return WorldOperation::reduce_scatter;
 }
 
-/// Of a block, or of the elements of a reduction.
-std::uint64_t bytes_of(const Arguments& arguments) {
-  if (arguments.dtype == 0) return arguments.size;
-  return arguments.size * size_of(static_cast<DataType>(arguments.dtype));
+/// What PE `me` of `n` contributes.
+std::uint64_t bytes_of(const Arguments& arguments, std::size_t me, std::size_t n) {
+  const std::uint64_t size = arguments.dtype == 0
+                                 ? arguments.size
+                                 : arguments.size * size_of(static_cast<DataType>(arguments.dtype));
+  switch (arguments.operation) {
+    case Operation::broadcast:
+      return static_cast<std::size_t>(arguments.root) == me ? size : 0;
+    case Operation::all_to_all:
+    case Operation::reduce_scatter:
+      return size * n;
+    default:
+      return size;
+  }
 }
 
 std::uint64_t digest_of(const Arguments& arguments) {
@@ -121,13 +131,21 @@ void Call::check_overlap(std::size_t target_offset, std::size_t target_bytes,
           in_place ? "apart, or starting at the same address" : "apart");
 }
 
+void Call::count(std::uint64_t bytes) {
+  if (!counted_) counted_.emplace(world().recorder(), counted_as(operation_), bytes);
+}
+
+void Call::count(const Arguments& mine) {
+  count(bytes_of(mine, me(), n_pes()));
+}
+
 void Call::agree(const Arguments& mine) {
   agree_and_gather(mine, nullptr, 0);
 }
 
 std::vector<std::byte> Call::agree_and_gather(const Arguments& mine, const void* data,
                                               std::size_t bytes) {
-  counted_.emplace(world().recorder(), counted_as(operation_), bytes_of(mine));
+  count(mine);
   report(name());
   // The data follow a digest of the arguments. Where digests differ, all PEs see it and exchange
   // the arguments themselves.

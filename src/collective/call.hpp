@@ -81,6 +81,10 @@ class Call {
   /// All-gather of one T per PE, indexed by PE.
   template <typename T>
   std::vector<T> exchange(const T& mine);
+  /// The call counts from now on. `bytes`: what this PE contributes. agree and the other ways to
+  /// agree call it where nothing has.
+  void count(std::uint64_t bytes);
+  void count(const Arguments& mine);
   /// Waits until every PE has reached this point. `phase` (at most 15 characters) names what this
   /// PE has done.
   void wait_for_all(const char* phase);
@@ -96,7 +100,7 @@ class Call {
   detail::TeamState& team_;
   Operation operation_;
   std::uint64_t epoch_;
-  std::optional<detail::record::CountedCollective> counted_;  ///< from agree on
+  std::optional<detail::record::CountedCollective> counted_;
 };
 
 template <typename T>

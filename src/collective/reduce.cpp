@@ -223,6 +223,7 @@ void run(Call& call, const Team& team, const Reducer& reducer, void* target, con
     reducer.kernel(target, sources, count);
     return call.complete();
   }
+  call.count(arguments);
   auto* const to = static_cast<std::byte*>(target);
   if (scratch.bytes != 0 && collective::delivers(call.team()) &&
       reduce_delivered(call, reduction, scratch, to, static_cast<const std::byte*>(source), count))

@@ -74,7 +74,7 @@ void record_failure(GroupState& group, std::string_view reason) noexcept {
   if (group.record_written) return;
   group.record_written = true;
   group.recorder.set_failure(reason);
-  record::write_after_failure(*group.world);
+  record::write_after_failure(*group.world, record::FailureOf::group);
 }
 
 }  // namespace shoal::ep::detail

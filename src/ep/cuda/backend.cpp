@@ -32,7 +32,8 @@ class CudaBackend final : public detail::Backend {
     normal_.open();
     const std::string& metrics = state_.world->settings().metrics;
     const bool all = metrics == "all";
-    if (metrics == "on" || all) kernel_recorder_.emplace(CountedKernels{&group_, &group_, all, {}});
+    if (metrics == "on" || all)
+      kernel_recorder_.emplace(RecordedKernels{&group_, &group_, all, {}});
   }
   std::optional<std::int32_t> failed_rank() const override {
     return std::nullopt;  // the calls of this backend find out themselves

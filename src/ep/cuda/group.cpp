@@ -114,6 +114,7 @@ cudaStream_t CudaGroup::begin(const Launch& launch) {
   if (driver_moves_rows && on == cudaStreamLegacy) [[unlikely]]
     warn_of_default_stream();
   begun_ = {on, capturing(on)};
+  if (begun_.captured) has_captured.store(true, std::memory_order_relaxed);
   if (!begun_.captured) {
     // Users can queue work on the group's own stream between calls, so it is ordered even when no
     // call is under way.

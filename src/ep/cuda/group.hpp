@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -39,6 +40,8 @@ struct CudaGroup {
   NetworkPath network = NetworkPath::proxy;  ///< to ranks that loads and stores do not reach
   /// Threads of this process move rows between nodes by calls of the driver.
   bool driver_moves_rows = false;
+  /// A call was captured: the epochs of calls and of kernels differ from then on.
+  std::atomic<bool> has_captured = false;
   bool low_latency_counts = false;  ///< kernels of low-latency mode have DeviceGroup::record, too
   int ranks_on_gpu = 1;             ///< ranks of the group on this GPU, which share its SMs
   std::shared_ptr<GroupResources> resources;

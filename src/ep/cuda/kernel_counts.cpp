@@ -224,8 +224,12 @@ KernelCounts counts_of(const KernelRecord& from, const Epochs& done, const detai
       if (launch.epoch > 0 && launch.epoch <= done.of_kind[kind] &&
           is_complete(launch, launch.epoch, kind, borders))
         counts.launches.push_back(shown(launch, kind, borders, clock));
-  for (std::size_t op = 0; op < record::kOperations; ++op)
-    counts.done[op] = done.of_kind[static_cast<std::size_t>(last_kernel(op))];
+  for (std::size_t op = 0; op < record::kOperations; ++op) {
+    const std::uint64_t last = done.of_kind[static_cast<std::size_t>(last_kernel(op))];
+    // A receive of low-latency mode advances its epoch while blocks of it still wait, and when it
+    // has failed.
+    counts.done[op] = is_low_latency(op) && last > 0 ? last - 1 : last;
+  }
   counts.wait = wait_of(from, done, shape.ranks);
   if (counts.wait.rank == me) counts.wait = {};
   counts.wait.since += static_cast<std::uint64_t>(clock);

@@ -45,7 +45,7 @@ constexpr auto kClockLimit = std::chrono::milliseconds(1);
 
 }  // namespace
 
-KernelRecorder::KernelRecorder(CountedKernels kernels)
+KernelRecorder::KernelRecorder(RecordedKernels kernels)
     : kernels_(std::move(kernels)),
       group_(kernels_.normal != nullptr ? *kernels_.normal : *kernels_.low_latency),
       bytes_(kernel_record_bytes(group_.state.shape.local_experts)),
@@ -94,8 +94,15 @@ void KernelRecorder::refresh() {
   // The first replies take longer. Not when the group starts, where programs wait for it.
   for (int i = questions_ == 0 ? 3 : 1; i > 0; --i) ask_clock();
   const auto& copied = *reinterpret_cast<const KernelRecord*>(last_.get());
-  group_.state.recorder.show(
-      counts_of(copied, done_, group_.state.shape, kernels_.borders, group_.state.me, clock_));
+  record::KernelCounts counts =
+      counts_of(copied, done_, group_.state.shape, kernels_.borders, group_.state.me, clock_);
+  if (clock_ == 0) {  // no reply yet
+    counts.launches.clear();
+    counts.wait = {};
+  }
+  for (const CudaGroup* const group : {kernels_.normal, kernels_.low_latency})
+    if (group != nullptr && group->has_captured.load(std::memory_order_relaxed)) counts.done = {};
+  group_.state.recorder.show(counts);
 }
 
 bool KernelRecorder::copy() {

@@ -19,7 +19,7 @@ namespace shoal::ep::cuda {
 
 /// The modes of a group that have kernels; nullptr: the mode has none. Between nodes, each mode has
 /// a CudaGroup of its own.
-struct CountedKernels {
+struct RecordedKernels {
   CudaGroup *normal, *low_latency;
   bool low_latency_counts = false;  ///< those of normal mode do
   NodeBorders borders;
@@ -44,7 +44,7 @@ class PausedCounting {
 class KernelRecorder {
  public:
   /// At least one mode has kernels.
-  explicit KernelRecorder(CountedKernels kernels);
+  explicit KernelRecorder(RecordedKernels kernels);
   ~KernelRecorder();
   KernelRecorder(const KernelRecorder&) = delete;
   KernelRecorder& operator=(const KernelRecorder&) = delete;
@@ -61,7 +61,7 @@ class KernelRecorder {
   bool copy();
   void ask_clock();
 
-  const CountedKernels kernels_;
+  const RecordedKernels kernels_;
   CudaGroup& group_;  ///< one of them
   const std::size_t bytes_;
   std::shared_ptr<void> host_memory_, clock_memory_;

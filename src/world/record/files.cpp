@@ -8,7 +8,9 @@
 #include <cerrno>
 #include <csignal>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include "base/check.hpp"
 #include "base/log.hpp"
@@ -57,6 +59,14 @@ std::string write_one(std::uint64_t world, Pe me, const std::string& directory) 
   fail(Code::unsupported, "PE {} has no record: SHOAL_LOG=info says why", me);
 }
 
+/// Whether this is the first failure of the PE. State of the process, as records are.
+bool note_written(WorldState& world) {
+  static std::mutex mutex;
+  static std::set<std::pair<std::uint64_t, Pe>> written;
+  const std::lock_guard lock(mutex);
+  return written.emplace(world.recorder().world(), world.my_pe()).second;
+}
+
 // State of the process: a signal belongs to none of its worlds.
 int signal_event = -1;
 std::string* signal_directory = nullptr;
@@ -84,10 +94,11 @@ void write_on_signals() {
 
 }  // namespace
 
-void write_after_failure(WorldState& world) noexcept {
+void write_after_failure(WorldState& world, FailureOf of) noexcept {
   const std::string& directory = world.settings().flight_dir;
   if (directory.empty()) return;
   try {
+    if (!note_written(world) && of == FailureOf::team) return;
     const std::string name = write_one(world.recorder().world(), world.my_pe(), directory);
     log::warn(
         "the flight record of PE {} is in {}; shoal-info --flight {} compares those of all "

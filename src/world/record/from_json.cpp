@@ -19,8 +19,8 @@ namespace {
 
 using nlohmann::json;
 
-std::vector<observe::PhaseRecord> phases_of(const json& from) {
-  std::vector<observe::PhaseRecord> phases;
+std::vector<PhaseRecord> phases_of(const json& from) {
+  std::vector<PhaseRecord> phases;
   for (const json& phase : from.at("phases"))
     phases.push_back({phase.at("name"), phase.at("start_ns")});
   return phases;

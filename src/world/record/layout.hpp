@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // layout.hpp: the record of a process as it lies in memory: a memfd that readers map (reader.cpp).
 //
-// One thread writes a block at a time. Readers may be other processes, so every word is atomic. An
+// One thread writes a block of a group at a time; several add to the counters of a PE's block.
+// Readers may be other processes, so every word is atomic. An
 // entry of a ring is valid if its `id` is the same before and after it is read, and not 0. Words
 // are stored by release and loaded by acquire, in place of fences, which the thread sanitizer does
 // not know: who sees a word of an entry sees the 0 that was stored to its `id` before.
@@ -61,7 +62,7 @@ inline constexpr const char* kPhaseNames[kPhases] = {"between", "notify", "send"
 enum class State : std::uint8_t { started, sent, completed, queued, failed };
 inline constexpr const char* kStateNames[] = {"started", "sent", "completed", "queued", "failed"};
 
-/// A word that one thread writes and others read.
+/// A word that one thread writes, or several add to, and others read.
 class Word {
  public:
   void store(std::uint64_t value) noexcept { word_.store(value, std::memory_order_release); }

@@ -86,12 +86,12 @@ void complete_queued(const GroupBlock& block, GroupRecord& group) {
   for (std::size_t i = 0; i < kOperations; ++i) {
     const std::uint64_t done = block.kernels_done[i].load();
     for (OperationRecord& op : group.operations)
-      if (op.state == "queued" && op.operation == kOperationNames[i] && op.epoch <= done)
+      if (op.epoch <= done && op.state == "queued" && op.operation == kOperationNames[i])
         op.state = "completed";
   }
   for (const observe::LaunchRecord& launch : group.launches)
     for (OperationRecord& op : group.operations) {
-      if (op.state != "completed" || op.epoch != launch.epoch || op.operation != launch.operation)
+      if (op.epoch != launch.epoch || op.operation != launch.operation || op.state != "completed")
         continue;
       op.phases.insert(op.phases.end(), launch.phases.begin(), launch.phases.end());
       op.end_ns = launch.end_ns;
@@ -207,7 +207,7 @@ void read_counters(const PeBlock& block, PeRecord& pe) {
     const std::uint64_t failures = counts.failures.load();
     if (calls.count + failures == 0) continue;
     pe.totals.push_back(
-        {calls.operation, calls.count, failures, 0, counts.bytes.load(), calls.sum_ns});
+        {calls.operation, calls.count + failures, failures, 0, counts.bytes.load(), calls.sum_ns});
     if (calls.sum_ns != 0) pe.histograms.push_back(std::move(calls));
   }
 }

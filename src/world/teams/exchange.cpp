@@ -98,9 +98,10 @@ void WorldState::run_operation(TeamState& team, const char* what, Operation&& op
   try {
     operation(wire_epoch(team), team.epoch % 2);
   } catch (const Error& error) {
-    if (error.code() != Code::mismatch) team.broken = error;
+    if (error.code() == Code::mismatch) throw;
+    team.broken = error;
     recorder_.set_failure(reason_of(error));
-    record::write_after_failure(*this);
+    record::write_after_failure(*this, record::FailureOf::team);
     throw;
   }
 }

@@ -359,7 +359,8 @@ TEST_P(EpGpuObserve, LaunchesLieInTheCallsThatQueuedThem) {
         return op.operation == launch.operation && op.epoch == launch.epoch;
       });
       ASSERT_NE(call, seen.operations.end()) << launch.operation << ' ' << launch.epoch;
-      EXPECT_EQ(call->state, "completed") << launch.operation;
+      if (!launch.operation.starts_with("low_latency"))
+        EXPECT_EQ(call->state, "completed") << launch.operation;
       if (launch.operation == "dispatch")
         EXPECT_EQ(launch.phases[1].name, c.nodes > 1 ? "rail" : "send");
       EXPECT_GE(launch.phases[0].start_ns, call->start_ns - kClocks) << launch.operation;
@@ -382,13 +383,14 @@ TEST_P(EpGpuObserve, TheRingHasTheRowsAndTimesOfKernels) {
     GpuGroup group(world, options_for(c));
     group.group.warmup();
     GpuRound(group, c, {}).run();
-    GpuLowLatencyRound(group, c, {}).run();
+    for (int i = 0; i < 2; ++i) GpuLowLatencyRound(group, c, {}).run();
     group.group.synchronize();
     const std::uint64_t rows = Rows(c, group.me).sent();
     const GroupRecord seen = group_of(world, group.me);
-    ASSERT_GE(seen.operations.size(), 4U);
-    for (std::size_t i = seen.operations.size() - 4; i < seen.operations.size(); ++i) {
-      const auto& op = seen.operations[i];  // those before are of the warm-up
+    ASSERT_GE(seen.operations.size(), 6U);
+    // Those before are of the warm-up; the last two are completed when a later one has ended.
+    for (std::size_t i = seen.operations.size() - 6; i < seen.operations.size() - 2; ++i) {
+      const auto& op = seen.operations[i];
       SCOPED_TRACE(op.operation);
       EXPECT_EQ(op.state, "completed");
       ASSERT_FALSE(op.phases.empty());
@@ -423,14 +425,17 @@ TEST_P(EpGpuObserve, LaunchesOfAllRanksAreOnOneClock) {
       for (const auto& launch : group_of(group.world, pe).launches)
         by_epoch[launch.epoch].emplace_back(launch.phases[0].start_ns, launch.end_ns);
     EXPECT_GE(by_epoch.size(), 6U);
+    std::size_t matched = 0;
     for (const auto& [epoch, spans] : by_epoch) {
       if (spans.size() < static_cast<std::size_t>(c.ranks)) continue;
+      ++matched;
       const std::int64_t last_start =
           std::ranges::max(spans, {}, [](auto& s) { return s.first; }).first;
       const std::int64_t first_end =
           std::ranges::min(spans, {}, [](auto& s) { return s.second; }).second;
       EXPECT_LE(last_start, first_end + kClocks) << "epoch " << epoch;
     }
+    EXPECT_GE(matched, 6U) << "three rounds of two operations";
     sync(group.world.team());
   });
 }

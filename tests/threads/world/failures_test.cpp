@@ -5,13 +5,16 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
 
 #include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
+#include "shoal/observe.hpp"
 #include "support/expect_error.hpp"
 #include "support/world/world_errors.hpp"
 #include "world/control.hpp"
@@ -154,6 +157,37 @@ TEST(SwallowedFailure, DoesNotMakeAnInnocentPeDiffer) {
     wait_for(freed, 2);
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+// Its later failures follow from the first one.
+TEST(SwallowedFailure, OfATeamWritesTheFlightRecordOnce) {
+  char folder[] = "/tmp/shoal-flight-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string file = std::string(folder) + "/shoal_flight_0.json";
+  std::atomic<int> done = 0;
+  const auto errors = errors_of(2, world_settings(), [&](Pe pe, auto bootstrap) {
+    Settings settings = world_settings();
+    settings.flight_dir = folder;
+    if (pe == 0) settings.timeout = std::chrono::milliseconds(100);
+    World world = World::open({settings, bootstrap});
+    if (pe == 1) return wait_for(done, 1);
+    const struct Done {
+      std::atomic<int>& flag;
+      ~Done() { flag = 1; }
+    } release{done};
+    expect_error(Code::timeout, "barrier", [&] { barrier(world.team()); });
+    EXPECT_TRUE(std::filesystem::remove(file));
+    expect_error(Code::timeout, "failed on this PE", [&] { barrier(world.team()); });
+    EXPECT_FALSE(std::filesystem::exists(file));
+    observe::write_flight_record(world, folder);
+    const observe::PeRecord seen = observe::read_files(folder).at(0);
+    expect_parts(seen.failure, {"barrier", "waiting for PE 1"});
+    EXPECT_EQ(seen.totals.at(0).operation, "barrier");
+    EXPECT_EQ(seen.totals.at(0).operations, 2U);
+    EXPECT_EQ(seen.totals.at(0).failures, 2U);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+  std::filesystem::remove_all(folder);
 }
 
 // A PE that waits for a PE that timed out reports the cause of that timeout.

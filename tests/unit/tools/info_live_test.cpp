@@ -178,7 +178,33 @@ TEST(InfoLive, ReadsBackWhatToJsonWrites) {
   std::filesystem::create_directory(folder);
   expect_error(Code::invalid_argument, "no files shoal_flight_*.json there",
                [&] { observe::read_files(folder); });
-  const auto written = of_two_nodes(100, 1);
+  auto written = of_two_nodes(100, 1);
+  for (PeRecord& pe : written) {  // each field with a value of its own
+    pe.activity = "barrier 3";
+    pe.active = true;
+    pe.awaited = 2;
+    pe.failure = "a \"failure\"";
+    pe.totals = {{"barrier", 11, 12, 13, 14, 15}};
+    pe.peers = {{21, 22, 23, 24}};
+    pe.histograms = {{"barrier", "call", 31, 32, {33, 34}}};
+    GroupRecord& group = pe.groups[0];
+    group.n_hosts = 41;
+    group.failure = "why";
+    group.histograms = {{"dispatch", "notify", 51, 52, {53}}};
+    group.operations = {{.id = 61,
+                         .epoch = 62,
+                         .operation = "combine",
+                         .state = "failed",
+                         .start_ns = 63,
+                         .end_ns = 64,
+                         .phases = {{"send", 65}},
+                         .awaited = 3,
+                         .rows = 66,
+                         .bytes = 67,
+                         .wait_ns = 68,
+                         .waiting = true}};
+    group.launches.push_back({71, "dispatch", {{"notify", 72}}, 73, 74, 75});
+  }
   for (const PeRecord& pe : written)
     std::ofstream(folder / ("shoal_flight_" + std::to_string(pe.pe) + ".json"))
         << observe::to_json(pe);
@@ -186,6 +212,10 @@ TEST(InfoLive, ReadsBackWhatToJsonWrites) {
   ASSERT_EQ(read.size(), written.size());
   for (std::size_t rank = 0; rank < read.size(); ++rank)
     EXPECT_EQ(observe::to_json(read[rank]), observe::to_json(written[rank]));
+  EXPECT_EQ(read[0].peers[0].wait_ns, 24);
+  EXPECT_EQ(read[0].totals[0].time_ns, 15);
+  EXPECT_EQ(read[0].groups[0].operations[0].wait_ns, 68);
+  EXPECT_EQ(read[0].groups[0].launches.back().bytes, 75U);
   std::ofstream(folder / "shoal_flight_9.json") << R"({"pe": 9})";
   expect_error(Code::invalid_argument, "shoal_flight_9.json: it is not the record of a PE",
                [&] { observe::read_files(folder); });

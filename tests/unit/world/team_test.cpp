@@ -139,7 +139,6 @@ TEST(Agreement, GroupsPesByWhatTheySay) {
   EXPECT_EQ(detail::group_by_text(texts, pes), "PE 4, 9: x; PE 5: y");
 }
 
-// The same answer on all PEs of a team.
 // The same answer on all PEs of a team. PEs with the same letter share a host, and those with the
 // same digit memory.
 TEST(Teams, MeetAtTheFirstPeWhereTheyShareMemoryAndCores) {

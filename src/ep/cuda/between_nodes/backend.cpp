@@ -188,10 +188,10 @@ class BetweenNodesBackend final : public detail::Backend {
     const std::string& metrics = state_.world->settings().metrics;
     const bool all = metrics == "all";
     if (!kernels_ || (metrics != "on" && !all)) return;
-    CountedKernels counted{normal() != nullptr ? &kernels_->normal->group : nullptr,
-                           low_latency() != nullptr ? &kernels_->group : nullptr,
-                           all,
-                           {normal() != nullptr, kernels_->remote_ranks}};
+    RecordedKernels counted{normal() != nullptr ? &kernels_->normal->group : nullptr,
+                            low_latency() != nullptr ? &kernels_->group : nullptr,
+                            all,
+                            {normal() != nullptr, kernels_->remote_ranks}};
     if (counted.normal != nullptr || counted.low_latency != nullptr)
       kernel_recorder_.emplace(std::move(counted));
   }

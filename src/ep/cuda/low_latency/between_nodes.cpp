@@ -25,7 +25,7 @@ void LowLatency::connect(const RemoteRanks& remote) {
 
 void LowLatency::wait_arrival(Arrival what, std::uint64_t* longest_wait, cudaStream_t on) const {
   if (parts_->remote.count == 0) return;
-  launch_low_latency_wait_arrival({group_.device, parts_->remote, what, longest_wait}, on);
+  launch_low_latency_wait_arrival({parts_->device(), parts_->remote, what, longest_wait}, on);
 }
 
 void LowLatency::forward(const LowLatencyDispatchSend& sent, cudaStream_t on) const {
@@ -60,7 +60,7 @@ void LowLatency::forward(const LowLatencyCombineSend& sent, cudaStream_t on) con
 
 void LowLatency::forward_signals(cudaStream_t on) const {
   if (parts_->remote.count == 0) return;
-  launch_low_latency_forward_signals({group_.device, parts_->remote}, on);
+  launch_low_latency_forward_signals({parts_->device(), parts_->remote}, on);
 }
 
 }  // namespace shoal::ep::cuda

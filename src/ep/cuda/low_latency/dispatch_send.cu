@@ -15,9 +15,9 @@
 // Waits: `dispatch_read` of all ranks for the use before last of this half. Where dispatches and
 // combines take turns, it has come before, and the send waits for no rank. Publishes: grants and a
 // notice to every rank; the header of each token to every rank and its row to those that get it, in
-// no order (self_signalling.cuh); with flags, after the row, a ready word. Memory order: words
-// that carry the epoch or are their own signal need none; in groups that mask ranks, a ready word
-// is a release at system scope after a barrier of the threads that store the row.
+// no order (self_signalling.cuh); with flags, about when the row is stored, a ready word. Memory
+// order: words that carry the epoch or are their own signal need none; in groups that mask ranks, a
+// ready word is a release at system scope after a barrier of the threads that store the row.
 //
 // Measured: dispatch and combine of 128 tokens of 7168 channels, FP8 there and BF16 back, take 30
 // us on two H200, of which 8 us are the links' time at 355 GB/s; the rest is latency

@@ -19,9 +19,8 @@ __device__ inline bool self_signalling(const DeviceGroup& group) {
   return group.mask_failed == 0;
 }
 
-/// Raises the flag of a row that has been stored. A flag that no receive waits for only answers
-/// whether a receive would wait, so it need not stay behind the row: a release waits 1.3 us for the
-/// stores before it.
+/// Raises the flag of a row. Where no receive waits for flags, it only answers whether a receive
+/// would wait, and may overtake the row: a release waits 1.3 us for the stores before it.
 __device__ inline void raise_row_flag(const DeviceGroup& group, std::uint64_t* flag,
                                       std::uint64_t value) {
   if (self_signalling(group))
