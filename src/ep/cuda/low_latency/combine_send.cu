@@ -394,9 +394,10 @@ class CombineSender {
   std::uint32_t passed_ = 0;  ///< pass_epoch
 };
 
-/// Separates rows from their flags. A warp of its own raises the flags, because the release of groups
-/// that mask ranks waits until all stores before it have arrived, and the next row need not wait. Each row has a
-/// barrier of its own in turn; all threads meet before a barrier is used again.
+/// Separates rows from their flags. A warp of its own raises the flags, because the release of
+/// groups that mask ranks waits until all stores before it have arrived, and the next row need not
+/// wait for that. Each row has a barrier of its own in turn; all threads meet before a barrier is
+/// used again.
 template <std::uint32_t kRowThreads>
 class RowsDone {
  public:
