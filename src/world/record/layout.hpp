@@ -4,8 +4,8 @@
 // One thread writes a block of a group at a time; several add to the counters of a PE's block.
 // Readers may be other processes, so every word is atomic. An entry of a ring is valid if its `id`
 // is the same before and after it is read, and not 0. Words are stored by release and loaded by
-// acquire, in place of fences, which the thread sanitizer does not know: who sees a word of an entry
-// sees the 0 that was stored to its `id` before.
+// acquire, in place of fences, which the thread sanitizer does not know: who sees a word of an
+// entry sees the 0 that was stored to its `id` before.
 #pragma once
 
 #include <array>
