@@ -43,9 +43,10 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   call.flags = options.defer_receive || group_.device.mask_failed != 0 ? 1 : 0;
   call.handle = handle->view;
   call.serial = handle->serial;
-  const auto rows = static_cast<std::uint64_t>(call.tokens * state.shape.top_k);
+  const std::int64_t rows = handle->routing->tokens * state.shape.top_k;
   const std::int64_t row_bytes = state.shape.hidden * (options.quantize == Quantize::none ? 2 : 1);
-  state.recorder.moves_at_most(rows, rows * static_cast<std::uint64_t>(row_bytes));
+  state.recorder.moves_at_most(static_cast<std::uint64_t>(rows),
+                               static_cast<std::uint64_t>(rows * row_bytes));
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, epoch, "send queued");
   if (group_.device.mask_failed != 0) wait_arrival(Arrival::dispatch_grants, nullptr, on);
   launch_low_latency_dispatch_send(call, parts_->limits_for(options.launch), on);
