@@ -11,6 +11,7 @@ Records have the fields of shoal/observe.hpp. From a shell (`python -m shoal.obs
 
     python -m shoal.observe serve                   # Prometheus, http://127.0.0.1:9465/metrics
     python -m shoal.observe lines                   # a JSON line per operation, as NCCL Inspector
+    python -m shoal.observe page OUT.html           # the report of shoal-info --live
     python -m shoal.observe trace OUT.json          # for chrome://tracing and ui.perfetto.dev
     python -m shoal.observe torch OUT --from DIR    # for torch.distributed.flight_recorder
 """
@@ -18,7 +19,10 @@ Records have the fields of shoal/observe.hpp. From a shell (`python -m shoal.obs
 import argparse
 import json
 import os
+import pathlib
 import pickle
+import shutil
+import subprocess
 import sys
 import time
 
@@ -38,6 +42,7 @@ __all__ = [
     "torch_dump",
     "who_waits",
     "write_flight_record",
+    "write_page",
 ]
 
 
@@ -94,6 +99,24 @@ def who_waits(records=None):
 def write_flight_record(world, directory):
     """Writes the record of the world's PE to directory/shoal_flight_<PE>.json; returns the name."""
     return _core._write_flight_record(world, os.fspath(directory))
+
+
+def write_page(file, folder=None, interval=1.0):
+    """Writes a page for a browser: who waits for whom, heat maps of waits and network rates, loads
+    of experts.
+
+    folder: of flight records; without, of the jobs that run on this host, with rates over
+    `interval` seconds. shoal-info makes the page: that of the installed package, else of PATH.
+    Raises RuntimeError with its message where there is no job or no record.
+    """
+    program = pathlib.Path(__file__).resolve().parent / "bin" / "shoal-info"
+    name = program if program.exists() else shutil.which("shoal-info")
+    if name is None:
+        raise RuntimeError("shoal-info is neither in this package nor in PATH")
+    what = ["--live", "--interval", str(interval)] if folder is None else ["--flight", folder]
+    ran = subprocess.run([name, *what, "--html", file], capture_output=True, text=True)
+    if ran.returncode != 0:
+        raise RuntimeError(f"shoal-info: {ran.stderr.strip() or ran.stdout.strip()}")
 
 
 def _groups(records):
@@ -487,6 +510,7 @@ def _main(arguments):
     command.add_argument("--host", default="127.0.0.1", help="address to listen at")
     for name, what in (
         ("lines", "a JSON line per completed operation, with the field names of NCCL Inspector"),
+        ("page", "the report of shoal-info --live as a page for a browser"),
         ("trace", "the operations as a trace for chrome://tracing and ui.perfetto.dev"),
         ("torch", "files for torch.distributed.flight_recorder, one per PE"),
     ):
@@ -495,7 +519,7 @@ def _main(arguments):
             "--from", dest="folder", help="flight records in this folder instead of running jobs"
         )
         if name != "lines":
-            command.add_argument("out", help="a file" if name == "trace" else "a folder")
+            command.add_argument("out", help="a folder" if name == "torch" else "a file")
     given = parser.parse_args(arguments)
     if given.command == "serve":
         try:
@@ -508,6 +532,12 @@ def _main(arguments):
                 time.sleep(3600)
         except KeyboardInterrupt:
             stop()
+        return
+    if given.command == "page":
+        try:
+            write_page(given.out, given.folder)
+        except RuntimeError as error:
+            parser.exit(1, f"{error}\n")
         return
     try:
         records = read_files(given.folder) if given.folder else read_host()

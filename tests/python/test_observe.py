@@ -173,6 +173,31 @@ def test_collectives_and_one_sided_operations_of_a_world_are_counted(options):
                 assert pe["peers"][1]["wait_ns"] > 0, "PE 1 came late"
 
 
+@pytest.fixture
+def programs(monkeypatch):
+    """PATH with the programs of the build."""
+    bin_dir = os.environ.get("SHOAL_BIN_DIR")
+    if not bin_dir:
+        pytest.skip("set SHOAL_BIN_DIR to the build's bin directory")
+    monkeypatch.setenv("PATH", bin_dir, prepend=os.pathsep)
+
+
+def test_pages_show_running_jobs_and_flight_records(options, tmp_path, programs):
+    page = tmp_path / "page.html"
+
+    def hold(pe):
+        if pe == 0:
+            shoal.observe.write_page(page, interval=0.01)
+
+    records = shoal.run_threads(PES, lambda world: pairs(world, 4, hold), settings=options)[0]
+    assert "Running jobs" in page.read_text() and f"0 of {PES}" in page.read_text()
+    (tmp_path / "shoal_flight_0.json").write_text(json.dumps(records[0]))
+    shoal.observe._main(["page", str(page), "--from", str(tmp_path)])
+    assert f"Flight records in {tmp_path}" in page.read_text()
+    with pytest.raises(RuntimeError, match="no files shoal_flight"):
+        shoal.observe.write_page(page, tmp_path.parent)
+
+
 def test_files(options, tmp_path):
     def pe(world):
         name = shoal.observe.write_flight_record(world, tmp_path)
