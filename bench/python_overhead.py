@@ -115,10 +115,19 @@ def low_latency(i):
             received.x, i.topk_idx, i.weights, received.handle, stream=i.stream
         ).receive()
 
+    def at_once():
+        received = i.group.low_latency_dispatch(
+            i.x, i.topk_idx, quantize="none", defer_receive=False, stream=i.stream
+        ).receive()
+        i.group.low_latency_combine(
+            received.x, i.topk_idx, i.weights, received.handle, defer_receive=False, stream=i.stream
+        ).receive()
+
     return {
         "deep_ep.Buffer": Subject(drop_in, 2, 15),
         "without hooks": Subject(without_hooks, 2, 15),
         "shoal.ep.Group": Subject(core, 2, 8),
+        "shoal.ep.Group, not deferred": Subject(at_once, 2, 8),
     }
 
 

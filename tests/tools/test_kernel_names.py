@@ -8,6 +8,8 @@ import pytest
 KERNELS = [
     "dispatch_impl",
     "combine_impl",
+    "dispatch_kernel",
+    "combine_kernel",
     "dispatch_send_kernel",
     "dispatch_receive_kernel",
     "combine_send_kernel",

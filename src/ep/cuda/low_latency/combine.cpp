@@ -26,6 +26,13 @@ LowLatencyCombineSend send_of(const TensorView& y, const TensorView& weights,
   return call;
 }
 
+/// Whether the receive reads what the send leaves when it has ended: for statistics, how long it
+/// waited for weights.
+bool reads_of_send(const CudaLowLatencyHandle& handle, const LowLatencyCombineOptions& options) {
+  return form_of(options) == CombineRowForm::sums && options.wait_ns.defined() &&
+         !handle.has_weights;
+}
+
 }  // namespace
 
 std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
@@ -71,17 +78,23 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   state.recorder.moves_at_most(rows, rows * static_cast<std::uint64_t>(state.shape.hidden * 2));
   state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending->epoch,
                             "send queued");
-  if (group_.device.mask_failed != 0) wait_arrival(Arrival::combine_grants, nullptr, on);
-  prepare_sums(call, options.defer_receive, on);
-  launch_low_latency_combine_send(call, parts_->limits_for(options.launch), on);
-  forward(call, on);
-  if (options.defer_receive)
-    group_.end(options.launch, on);
-  else
-    group_.end_first();
+  const bool joined = !options.defer_receive && parts_->joins(options.launch) &&
+                      call.form == CombineRowForm::sums && !reads_of_send(handle, options) &&
+                      joins_combine(call.group, call.tokens, parts_->limits);
+  if (!joined) {
+    if (group_.device.mask_failed != 0) wait_arrival(Arrival::combine_grants, nullptr, on);
+    prepare_sums(call, options.defer_receive, on);
+    launch_low_latency_combine_send(call, parts_->limits_for(options.launch), on);
+    forward(call, on);
+    if (options.defer_receive)
+      group_.end(options.launch, on);
+    else
+      group_.end_first();
+  }
   state.low_latency_combine_epoch = pending->epoch;
   if (!options.defer_receive)
-    pending->received_already = queue_receive(*pending, call.weights, true);
+    pending->received_already =
+        queue_receive(*pending, call.weights, true, joined ? &call : nullptr);
   return pending;
 }
 
@@ -105,11 +118,11 @@ bool LowLatency::ready(const detail::PendingCombineState& base) {
 Tensor LowLatency::receive(detail::PendingCombineState& base) {
   auto& pending = detail::of_backend<CudaPendingCombine>(base, "low_latency_combine");
   return pending.received_already ? std::move(*pending.received_already)
-                                  : queue_receive(pending, pending.view.weights, false);
+                                  : queue_receive(pending, pending.view.weights, false, nullptr);
 }
 
 Tensor LowLatency::queue_receive(detail::PendingCombineState& base, const float* weights,
-                                 bool behind_send) {
+                                 bool behind_send, const LowLatencyCombineSend* joined) {
   GroupState& state = group_.state;
   auto& pending = detail::of_backend<CudaPendingCombine>(base, "low_latency_combine");
   const auto& handle =
@@ -134,15 +147,17 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, const float*
   call.handle = handle.view;
   call.pending = pending.view;
   call.grants = behind_send ? 0 : 1;
-  // Statistics read how long the send waited for weights.
-  const bool reads_of_send =
-      call.form == CombineRowForm::sums && call.wait_ns != nullptr && !handle.has_weights;
-  call.chained = behind_send && !reads_of_send && parts_->chains() ? 1 : 0;
+  call.chained = behind_send && !reads_of_send(handle, options) && parts_->chains() ? 1 : 0;
   state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending.epoch,
                             "receive queued");
-  wait_arrival(Arrival::combine, call.wait_ns != nullptr ? call.longest_wait : nullptr, on);
-  launch_low_latency_combine_receive(call, parts_->limits_for(launch), on);
-  forward_signals(on);
+  if (joined != nullptr) {
+    LowLatencyCombine both{*joined, call, 0};
+    launch_low_latency_combine(both, parts_->limits, on);
+  } else {
+    wait_arrival(Arrival::combine, call.wait_ns != nullptr ? call.longest_wait : nullptr, on);
+    launch_low_latency_combine_receive(call, parts_->limits_for(launch), on);
+    forward_signals(on);
+  }
   ++parts_->combines_received;
   group_.end(launch, on);
   return std::move(pending.out);

@@ -48,20 +48,25 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   state.recorder.moves_at_most(static_cast<std::uint64_t>(rows),
                                static_cast<std::uint64_t>(rows * row_bytes));
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, epoch, "send queued");
-  if (group_.device.mask_failed != 0) wait_arrival(Arrival::dispatch_grants, nullptr, on);
-  launch_low_latency_dispatch_send(call, parts_->limits_for(options.launch), on);
-  forward(call, on);
-  if (options.defer_receive)
-    group_.end(options.launch, on);
-  else
-    group_.end_first();
+  const bool joined = !options.defer_receive && parts_->joins(options.launch) &&
+                      joins_dispatch(call.tokens, parts_->limits);
+  if (!joined) {
+    if (group_.device.mask_failed != 0) wait_arrival(Arrival::dispatch_grants, nullptr, on);
+    launch_low_latency_dispatch_send(call, parts_->limits_for(options.launch), on);
+    forward(call, on);
+    if (options.defer_receive)
+      group_.end(options.launch, on);
+    else
+      group_.end_first();
+  }
   state.low_latency_dispatch_epoch = epoch;
 
   auto pending = std::make_shared<CudaPendingDispatch>();
   pending->group = state.shared_from_this();
   pending->handle = std::move(handle);
   pending->options = options;
-  if (!options.defer_receive) pending->received_already = queue_receive(*pending, true);
+  if (!options.defer_receive)
+    pending->received_already = queue_receive(*pending, true, joined ? &call : nullptr);
   return pending;
 }
 
@@ -82,11 +87,12 @@ bool LowLatency::ready(const detail::PendingDispatchState& pending) {
 LowLatencyReceived LowLatency::receive(detail::PendingDispatchState& base) {
   auto& pending = detail::of_backend<CudaPendingDispatch>(base, "low_latency_dispatch");
   return pending.received_already ? std::move(*pending.received_already)
-                                  : queue_receive(pending, false);
+                                  : queue_receive(pending, false, nullptr);
 }
 
 LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pending,
-                                             bool behind_send) {
+                                             bool behind_send,
+                                             const LowLatencyDispatchSend* joined) {
   GroupState& state = group_.state;
   const Shape& shape = state.shape;
   const auto& handle =
@@ -136,9 +142,14 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   call.chained = behind_send && parts_->chains() ? 1 : 0;
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, handle.epoch,
                             "receive queued");
-  wait_arrival(Arrival::dispatch, call.wait_ns != nullptr ? call.longest_wait : nullptr, on);
-  launch_low_latency_dispatch_receive(call, parts_->limits_for(launch), on);
-  forward_signals(on);
+  if (joined != nullptr) {
+    LowLatencyDispatch both{*joined, call, 0, 0};
+    launch_low_latency_dispatch(both, parts_->limits, on);
+  } else {
+    wait_arrival(Arrival::dispatch, call.wait_ns != nullptr ? call.longest_wait : nullptr, on);
+    launch_low_latency_dispatch_receive(call, parts_->limits_for(launch), on);
+    forward_signals(on);
+  }
   ++parts_->dispatches_received;
   group_.end(launch, on);
   return received;

@@ -3,6 +3,7 @@
 // for each other, and the words by which ranks agree.
 //
 //   dispatch_send | dispatch_receive        combine_send | combine_receive        probe
+//               dispatch                                combine
 //
 // Signals. A slot has a header, which its source writes for every token at every rank as soon as it
 // knows the token's experts: for each top-k slot the number of the row among the rows of that
@@ -148,7 +149,7 @@ struct LowLatencySizes {
   std::int32_t hidden, max_tokens;
 };
 
-/// dispatch_send.cu
+/// dispatch_send.cuh
 struct LowLatencyDispatchSend {
   DeviceGroup group;
   LowLatencySizes sizes;
@@ -163,7 +164,7 @@ struct LowLatencyDispatchSend {
   std::uint64_t serial;
 };
 
-/// dispatch_receive.cu
+/// dispatch_receive.cuh
 struct LowLatencyDispatchReceive {
   DeviceGroup group;
   LowLatencySizes sizes;
@@ -184,7 +185,7 @@ struct LowLatencyDispatchReceive {
   std::uint32_t chained;
 };
 
-/// combine_send.cu
+/// combine_send.cuh
 struct LowLatencyCombineSend {
   DeviceGroup group;
   LowLatencySizes sizes;
@@ -204,7 +205,7 @@ struct LowLatencyCombineSend {
   std::uint64_t serial;
 };
 
-/// combine_receive.cu
+/// combine_receive.cuh
 struct LowLatencyCombineReceive {
   DeviceGroup group;
   LowLatencySizes sizes;
@@ -219,6 +220,21 @@ struct LowLatencyCombineReceive {
   PendingView pending;
   std::uint32_t grants, chained;  ///< as in LowLatencyDispatchReceive
   std::uint32_t parts;            ///< blocks that divide a token; set by the launcher
+};
+
+/// dispatch.cu: both, in one launch. The launcher sets the numbers of blocks. Of a group that
+/// neither counts nor masks ranks.
+struct LowLatencyDispatch {
+  LowLatencyDispatchSend send;
+  LowLatencyDispatchReceive receive;
+  std::uint32_t send_blocks, receive_blocks;
+};
+
+/// combine.cu: likewise, of sums. The send has neither flags nor `unsummed`.
+struct LowLatencyCombine {
+  LowLatencyCombineSend send;
+  LowLatencyCombineReceive receive;
+  std::uint32_t send_blocks;  ///< those that receive follow
 };
 
 /// probe.cu: asks whether a receive would wait. The reply, in host memory, is
@@ -250,6 +266,14 @@ void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLaten
                                      cudaStream_t stream);
 void launch_low_latency_combine_receive(LowLatencyCombineReceive& call,
                                         const LowLatencyLimits& limits, cudaStream_t stream);
+/// Whether one launch may take the place of two: all of its blocks run at the same time, and it is
+/// no slower.
+bool joins_dispatch(std::int64_t tokens, const LowLatencyLimits& limits);
+bool joins_combine(const DeviceGroup& group, std::int64_t tokens, const LowLatencyLimits& limits);
+void launch_low_latency_dispatch(LowLatencyDispatch& call, const LowLatencyLimits& limits,
+                                 cudaStream_t stream);
+void launch_low_latency_combine(LowLatencyCombine& call, const LowLatencyLimits& limits,
+                                cudaStream_t stream);
 void launch_low_latency_probe(const LowLatencyProbe& call, cudaStream_t stream);
 
 /// Loads a kernel and sets its shared-memory carve-out to that of the other kernels: an SM has one
@@ -270,6 +294,8 @@ void load_low_latency_dispatch_send();
 void load_low_latency_dispatch_receive();
 void load_low_latency_combine_send();
 void load_low_latency_combine_receive();
+void load_low_latency_dispatch();
+void load_low_latency_combine();
 void load_low_latency_probe();
 
 }  // namespace shoal::ep::cuda

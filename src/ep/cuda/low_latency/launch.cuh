@@ -22,6 +22,14 @@ __device__ inline void end_chained(bool chained) {
   if (chained) ptx::griddepcontrol_wait();
 }
 
+/// The blocks of a launch that run a send or a receive, and the number of this one among them.
+struct Blocks {
+  std::uint32_t me, count;
+};
+__device__ inline Blocks all_blocks() {
+  return {blockIdx.x, gridDim.x};
+}
+
 /// Counts the blocks that have read the epoch: returns to thread 0 how many got here before, for
 /// end_kernel. All threads call, after a barrier of the block before which they have read the
 /// epoch.
@@ -31,21 +39,21 @@ __device__ inline std::uint32_t pass_epoch(const DeviceGroup& group, KernelKind 
   return atomicAdd(&group.memory->counters[static_cast<std::uint32_t>(kernel)].done, 1u);
 }
 
-/// Ends a block. One block of the launch calls `last`, by warp 0 (`ordered`) or its first thread.
-/// With `ordered` that is the block that ends last, after the reads and writes of all blocks.
-/// Without it, it is a block that ends after all blocks have read the epoch; no block waits. All
-/// threads call.
+/// Ends the part of a block. One of the `blocks` blocks calls `last`, by warp 0 (`ordered`) or its
+/// first thread. With `ordered` that is the block that ends last, after the reads and writes of all
+/// blocks. Without it, it is a block that ends after all blocks have read the epoch; no block
+/// waits. All threads call.
 template <typename Last>
 __device__ void end_kernel(const DeviceGroup& group, KernelKind kernel, bool ordered,
-                           std::uint32_t passed, Last&& last) {
+                           std::uint32_t passed, std::uint32_t blocks, Last&& last) {
   Counters& counters = group.memory->counters[static_cast<std::uint32_t>(kernel)];
-  std::uint32_t ends = threadIdx.x == 0 && passed == gridDim.x - 1 ? 1 : 0;
+  std::uint32_t ends = threadIdx.x == 0 && passed == blocks - 1 ? 1 : 0;
   if (ordered) {
     __syncthreads();
     if (threadIdx.x >= 32) return;
     if (lane_id() == 0) {
       __threadfence();
-      ends = atomicAdd(&counters.done, 1u) == gridDim.x - 1 ? 1 : 0;
+      ends = atomicAdd(&counters.done, 1u) == blocks - 1 ? 1 : 0;
       __threadfence();
     }
     ends = __shfl_sync(kWarp, ends, 0);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // low_latency.hpp: the low-latency calls of a group on GPUs.
 //
-// An operation is two kernels, a send and a receive:
-//   dispatch_send.cu | dispatch_receive.cu      combine_send.cu | combine_receive.cu
+// An operation is a send and a receive:
+//   dispatch_send.cuh | dispatch_receive.cuh      combine_send.cuh | combine_receive.cuh
+// Where the receive follows its send at once, they are one kernel for few tokens (dispatch.cu,
+// combine.cu; Parts::joins), else a kernel each.
 // A send waits for no other rank's part of the same operation, except for weights where those come
 // with a combine that is not deferred. No SM is held between send and receive. Slots and combine
 // rows exist twice, by parity of the epoch; a half is written again only when its reader has
@@ -52,8 +54,11 @@ class LowLatency {
   void preload();
 
  private:
-  LowLatencyReceived queue_receive(detail::PendingDispatchState& pending, bool behind_send);
-  Tensor queue_receive(detail::PendingCombineState& base, const float* weights, bool behind_send);
+  // `joined`: the send, where it is part of the same launch.
+  LowLatencyReceived queue_receive(detail::PendingDispatchState& pending, bool behind_send,
+                                   const LowLatencyDispatchSend* joined);
+  Tensor queue_receive(detail::PendingCombineState& base, const float* weights, bool behind_send,
+                       const LowLatencyCombineSend* joined);
   // The kernels that groups with remote ranks have beside the others (between_nodes.cuh); nothing
   // in other groups.
   void wait_arrival(Arrival what, std::uint64_t* longest_wait, cudaStream_t on) const;

@@ -233,6 +233,12 @@ struct LowLatency::Parts {
   bool chains() const {
     return limits.dependent_launch && group.ranks_on_gpu == 1 && remote.count == 0;
   }
+  /// Whether the kernels that have a send and its receive in one launch serve this group. Bounds of
+  /// blocks are for the two of them.
+  bool joins(const Launch& launch) const {
+    return chains() && group.device.mask_failed == 0 && !group.low_latency_counts &&
+           limits_for(launch).most_blocks == 0;
+  }
   /// Two combines can be in progress, of which the later one can already wait for weights.
   std::uint64_t* waits_of_combine(std::uint64_t epoch) const {
     return waits_of_dispatch() + (1 + (epoch & 1)) * static_cast<std::size_t>(shape().ranks);
@@ -257,6 +263,8 @@ struct LowLatency::Parts {
     load_low_latency_dispatch_receive();
     load_low_latency_combine_send();
     load_low_latency_combine_receive();
+    load_low_latency_dispatch();
+    load_low_latency_combine();
     load_low_latency_probe();
     load_low_latency_forward();
     load_low_latency_wait_arrival();

@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+// combine_receive.cuh: the receive of a low-latency combine. It adds up the combine rows of each
+// token in float32 and rounds once.
+//
+// Order of the sum, the same on every backend, so that results agree bit by bit; sums start at +0:
+//   sums           the ranks' rows in the order of their last top-k slots; a rank whose notice says
+//                  that it sends expert outputs instead: as with per_rank
+//   rows, log_fmt  weight * row, top-k slots ascending; with per_rank reduction grouped by rank,
+//                  each group rounded to bfloat16, as if the rank had computed it
+//
+// Moves within this GPU's memory: reads 2 B a channel and combine row (LogFMT-10: 1.25 B), writes
+// one row per token. A block takes a token, a thread a chunk of the row, which waits for that chunk
+// of the combine rows only; of LogFMT-10 rows, a warp takes 512 channels, and blocks divide a token
+// where there are few. The first block has no token where other blocks can take them: it checks
+// that all ranks combine in the same form.
+//
+// Waits: with sums whose weights did not travel with the dispatch, the notices of the ranks, which
+// come before their rows; the words of the rows themselves (self_signalling.cuh); in groups that
+// mask ranks, their flags. Publishes: the grant of the half, at the end, where
+// the receive does not directly follow its send; otherwise the next send grants it. Memory order:
+// words of rows are their own signals; flags are acquired at system scope before the row is loaded.
+//
+// Measured: with combine_send.cuh, see dispatch_send.cuh.
+#pragma once
+
+#include "ep/cuda/device/vectors.cuh"
+#include "ep/cuda/low_latency/grants.cuh"
+#include "ep/cuda/low_latency/launch.cuh"
+#include "ep/cuda/low_latency/logfmt_decode.cuh"
+
+namespace shoal::ep::cuda::combine_receive {
+
+/// Threads of a block: two chunks each of a row of 7168 channels, or a warp for each piece.
+constexpr std::uint32_t kThreads = 448;
+/// What a block knows about the ranks.
+struct RankStates {
+  bool masked[kMaxDeviceRanks];
+  /// CombineNoticeWord::kUnsummed, in groups without masks; there every rank is waited for anyway.
+  bool unsummed[kMaxDeviceRanks];
+};
+
+template <bool kCounts>
+class CombineReceiver {
+ public:
+  __device__ CombineReceiver(const LowLatencyCombineReceive& call, const Blocks& blocks,
+                             const RankStates& ranks)
+      : call_(call),
+        group_(call.group),
+        blocks_(blocks),
+        ranks_(ranks),
+        epoch_(call.group.memory->combines_received + 1),
+        expected_(CombineNoticeWord{call.form, call.exact != 0, call.weights_travelled != 0,
+                                    call.handle.header->epoch}
+                      .word(epoch_)) {
+    if (kCounts && blocks_.me == 0 && threadIdx.x == 0)
+      note_start(group_, KernelKind::low_latency_combine_receive, epoch_,
+                 RecordedOperation::low_latency_combine);
+  }
+
+  /// Fills `ranks`. A barrier of the block has to follow.
+  __device__ void look_at_ranks(RankStates& ranks) const {
+    for (auto rank = static_cast<std::int32_t>(threadIdx.x); rank < group_.ranks;
+         rank += static_cast<std::int32_t>(blockDim.x)) {
+      const bool asks = self_signalling(group_) && may_be_unsummed();
+      // Of both halves, because the load of the epoch, which says which one counts, is in flight.
+      std::uint64_t early[2] = {};
+      for (std::uint64_t half = 0; asks && half < 2; ++half)
+        early[half] = ptx::ld_relaxed_sys_global(combine_notice(group_, group_.me, half, rank));
+      const std::uint64_t said = (epoch_ & 1) != 0 ? early[1] : early[0];
+      ranks.masked[rank] = is_masked(group_, rank);
+      ranks.unsummed[rank] =
+          asks && (is_epoch(said, epoch_) ? says_unsummed(said) : wait_for_notice(rank));
+    }
+  }
+
+  /// The expert of this lane's top-k slot, or -1.
+  __device__ std::int32_t load_expert(std::int32_t token) const {
+    const auto me = static_cast<std::int32_t>(lane_id());
+    if (token >= call_.tokens || me >= group_.top_k) return -1;
+    return known_expert(group_,
+                        call_.handle.topk[static_cast<std::size_t>(token) * group_.top_k + me]);
+  }
+
+  /// Waits for the combine rows of a token, as far as they have flags.
+  __device__ TokenRows wait(std::int32_t token, std::int32_t expert) const {
+    const std::uint32_t me = lane_id();
+    const bool in_row = me < static_cast<std::uint32_t>(group_.top_k);
+    const std::size_t at = static_cast<std::size_t>(token) * group_.top_k + me;
+    TokenRows token_rows;
+    token_rows.slot = make_topk_slot(expert, group_.local_experts);
+    if (kCounts && threadIdx.x == 0)
+      count_up(&low_latency_rows(group_).combined,
+               static_cast<std::uint64_t>(__popc(token_rows.slot.lasts)));
+    const bool sums = call_.form == CombineRowForm::sums;
+    const bool awaited = token_rows.slot.rank >= 0 && !ranks_.masked[token_rows.slot.rank];
+    bool unsummed = false;
+    if (awaited && may_be_unsummed())
+      unsummed = self_signalling(group_) ? ranks_.unsummed[token_rows.slot.rank]
+                                         : wait_for_notice(token_rows.slot.rank);
+    token_rows.unsummed = __ballot_sync(kWarp, unsummed);
+    token_rows.weight = 1;  // of sums
+    if (in_row && (!sums || unsummed)) token_rows.weight = call_.weights[at];
+    token_rows.row = 0;
+    bool arrived = false;
+    if (awaited && (!sums || unsummed || token_rows.slot.last)) {
+      const TopkSlot& topk_slot = token_rows.slot;
+      const std::size_t index = combine_row_index(group_, call_.sizes, epoch_, token,
+                                                  topk_slot.rank, static_cast<std::int32_t>(me),
+                                                  sums && !unsummed ? 0 : topk_slot.index_of_rank);
+      token_rows.row =
+          static_cast<std::uint32_t>(index * (group_.layout.combine_row_bytes / sizeof(uint4)));
+      arrived = rows_have_no_flags() ||
+                wait_for_row(topk_slot.rank, combine_flag_at(group_, group_.me, index));
+      if (rows_have_no_flags() && measures()) measure(topk_slot.rank, token_rows.row);
+    }
+    token_rows.arrived = __ballot_sync(kWarp, arrived);
+    return token_rows;
+  }
+
+  /// Whether the receive polls the rows themselves.
+  __device__ bool rows_have_no_flags() const { return self_signalling(group_); }
+
+  __device__ std::uint64_t epoch() const { return epoch_; }
+  __device__ RowWait row_wait() const {
+    return combine_row_wait(group_, Phase::low_latency_combine_receive, epoch_);
+  }
+
+  __device__ uint4* chunk_at(std::uint32_t row, std::uint32_t chunk) const {
+    return reinterpret_cast<uint4*>(group_.block[group_.me] + group_.layout.combine_rows) + row +
+           chunk;
+  }
+  __device__ uint4* out_row(std::int32_t token) const {
+    return reinterpret_cast<uint4*>(call_.out +
+                                    static_cast<std::size_t>(token) * call_.sizes.hidden);
+  }
+
+  __device__ void pass() {
+    passed_ = pass_epoch(group_, KernelKind::low_latency_combine_receive, ordered());
+  }
+
+  __device__ void end() const {
+    if (kCounts && threadIdx.x == 0)
+      note_end(group_, KernelKind::low_latency_combine_receive, epoch_);
+    end_kernel(
+        group_, KernelKind::low_latency_combine_receive, ordered(), passed_, blocks_.count, [&] {
+          for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group_.ranks; rank += 32) {
+            if (call_.grants != 0) grant_at_end(group_, combine_grants(group_), rank, epoch_);
+            if (call_.wait_ns == nullptr) continue;
+            call_.wait_ns[rank] += static_cast<std::int64_t>(call_.longest_wait[rank]);
+            call_.longest_wait[rank] = 0;
+          }
+          if (lane_id() == 0) group_.memory->combines_received = epoch_;
+        });
+  }
+
+  /// Reports ranks that disagree. Their rows differ from what this rank expects, so no wait for
+  /// them may go on; the half is marked as dirty.
+  __device__ __noinline__ void check_agreement() const {
+    for (auto rank = static_cast<std::int32_t>(threadIdx.x);
+         self_signalling(group_) && rank < group_.ranks;
+         rank += static_cast<std::int32_t>(blockDim.x)) {
+      const std::uint64_t* const notice = combine_notice(group_, group_.me, epoch_, rank);
+      std::uint64_t said = 0, waited = 0;
+      const bool came = wait_or_mask(
+          group_, rank, Phase::low_latency_combine_receive, kCombineOperation, epoch_,
+          [&] { return ahead_of(said = ptx::ld_relaxed_sys_global(notice), epoch_) >= 0; }, notice,
+          kCounts ? &waited : nullptr);
+      if (kCounts)
+        count_first_wait(group_, KernelKind::low_latency_combine_receive, epoch_, rank, waited);
+      if (!came || CombineNoticeWord::agree(said, expected_)) continue;
+      group_.memory->dirty_combine[epoch_ & 1] = epoch_;
+      report_fault(group_, Fault::mismatch, Phase::low_latency_combine_receive, kCombineOperation,
+                   rank, epoch_, said, 0, 0, 0, false);
+    }
+    if (kCounts && threadIdx.x == 0)
+      add_last_launch(group_, KernelKind::low_latency_combine_receive, epoch_);
+  }
+
+ private:
+  __device__ bool ordered() const { return call_.grants != 0 || call_.wait_ns != nullptr; }
+  __device__ bool may_be_unsummed() const {
+    return call_.form == CombineRowForm::sums && call_.weights_travelled == 0;
+  }
+
+  /// Waits for the notice of a rank: whether it sends expert outputs instead of sums.
+  __device__ __noinline__ bool wait_for_notice(std::int32_t rank) const {
+    const std::uint64_t* const notice = combine_notice(group_, group_.me, epoch_, rank);
+    std::uint64_t said = 0, waited = 0;
+    wait_or_mask(
+        group_, rank, Phase::low_latency_combine_receive, kCombineOperation, epoch_,
+        [&] { return ahead_of(said = ptx::ld_relaxed_sys_global(notice), epoch_) >= 0; }, notice,
+        call_.wait_ns != nullptr ? &waited : nullptr);
+    note_wait(call_.longest_wait, rank, waited);
+    return is_epoch(said, epoch_) && says_unsummed(said);
+  }
+  __device__ static bool says_unsummed(std::uint64_t said) {
+    return (said & CombineNoticeWord::kUnsummed) != 0;
+  }
+
+  /// For the statistics: how long the last word of a row takes. One warp measures.
+  __device__ bool measures() const { return call_.wait_ns != nullptr && threadIdx.x < 32; }
+  __device__ __noinline__ void measure(std::int32_t rank, std::uint32_t row) const {
+    const LogfmtRow<false> log_fmt(call_.sizes.hidden);
+    const auto* const word =
+        reinterpret_cast<const std::uint32_t*>(chunk_at(row, 0)) +
+        (call_.form == CombineRowForm::log_fmt ? log_fmt.group(log_fmt.groups - 1)
+                                               : log_fmt.hidden / 2 - 1);
+    const RowWait rows = row_wait();
+    std::uint64_t waited = 0;
+    wait_or_mask(
+        group_, rank, rows.phase, rows.operation, epoch_,
+        [&] { return ptx::ld_relaxed_sys_global(word) != kSentinel || disagreed(rows); },
+        signal_at(group_, group_.me, group_.layout.failed, rank), &waited);
+    note_wait(call_.longest_wait, rank, waited);
+  }
+
+  __device__ __noinline__ bool wait_for_row(std::int32_t rank, const std::uint64_t* flag) const {
+    const std::uint64_t* const notice = combine_notice(group_, group_.me, epoch_, rank);
+    std::uint64_t said = 0, waited = 0;
+    bool here = false;
+    const bool came = wait_or_mask(
+        group_, rank, Phase::low_latency_combine_receive, kCombineOperation, epoch_,
+        [&] {
+          said = ptx::ld_relaxed_sys_global(notice);
+          here = CombineNoticeWord::agree(ptx::ld_acquire_sys_global(flag), expected_);
+          // A rank that combines in another form, or has masked this one, will not send the row.
+          return here ||
+                 (ahead_of(said, epoch_) >= 0 && !CombineNoticeWord::agree(said, expected_));
+        },
+        flag, call_.wait_ns != nullptr ? &waited : nullptr);
+    note_wait(call_.longest_wait, rank, waited);
+    if (!came || here) return came;
+    if (is_epoch(said, epoch_) && (said & CombineNoticeWord::kLeftOut) == 0)
+      report_fault(group_, Fault::mismatch, Phase::low_latency_combine_receive, kCombineOperation,
+                   rank, epoch_, said, 0, 0, 0, false);
+    else
+      wait_failed(group_, Fault::peer_failed, Phase::low_latency_combine_receive, kCombineOperation,
+                  rank, epoch_, static_cast<std::uint32_t>(said));
+    return false;
+  }
+
+  const LowLatencyCombineReceive& call_;
+  const DeviceGroup& group_;
+  const Blocks blocks_;
+  const RankStates& ranks_;
+  const std::uint64_t epoch_, expected_;
+  std::uint32_t passed_ = 0;  ///< pass_epoch
+};
+
+/// Sums of eight channels. With levels, rows are grouped by rank and each group is rounded to
+/// bfloat16 before it is added: `level` is the sum of the current group.
+struct RowSum {
+  float total[8] = {}, level[8] = {};
+
+  __device__ void add(const float (&values)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) total[i] = numeric::add(total[i], values[i]);
+  }
+  __device__ void add_weighted(const float (&values)[8], float weight, bool levels) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (levels)
+        level[i] = numeric::accumulate(level[i], weight, values[i]);
+      else
+        total[i] = numeric::accumulate(total[i], weight, values[i]);
+    }
+  }
+  __device__ void end_level() {
+    add_vector<Bfloat16Vector>(total, Bfloat16Vector::narrow(level));
+#pragma unroll
+    for (float& value : level) value = 0;
+  }
+};
+
+/// Rows that a thread has in flight; expert outputs in place of sums: in a receive right after
+/// its send, and in a deferred one.
+constexpr int kRowsAhead = 8, kFewAhead = 2, kManyAhead = 4;
+
+/// How bfloat16 rows are added: each as it is; weighted; or weighted and grouped by rank.
+enum class RowAddition : std::uint8_t { plain, weighted, by_rank };
+
+/// Adds up bfloat16 rows, kAhead of them in flight.
+template <RowAddition kAddition, int kAhead, class Receiver>
+__device__ void add_rows(const Receiver& collector, const LowLatencyCombineReceive& call,
+                         const TokenRows& token_rows, uint4* out) {
+  constexpr bool kByRank = kAddition == RowAddition::by_rank;
+  constexpr int kRankBits = 8;
+  static_assert(kMaxDeviceRanks <= 1 << kRankBits && kAhead * kRankBits <= 64);
+  const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
+  // Rows are the bits of `all`: top-k slots, or positions in the order by rank.
+  std::uint32_t order = 0, all = token_rows.arrived;
+  if constexpr (kByRank) {
+    order = order_rows(token_rows, true);
+    all = all == 0 ? 0 : kWarp >> (32 - __popc(all));
+  }
+  const auto slot_of = [&](std::uint32_t rows) {
+    const int row = __ffs(rows) - 1;
+    return kByRank ? __shfl_sync(kWarp, order, row) : static_cast<std::uint32_t>(row);
+  };
+  for (std::uint32_t first = threadIdx.x / 32 * 32; first < chunks; first += blockDim.x) {
+    const std::uint32_t chunk = first + lane_id();
+    RowSum sum;
+    bool came = true;
+    for (std::uint32_t left = all; left != 0;) {
+      std::uint32_t rows[kAhead], wanted = 0, ahead = left;
+      std::uint64_t ranks = 0;  // packed, because the wait of one lane cannot shuffle
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i, ahead &= ahead - 1) {
+        if (ahead == 0) continue;
+        const auto lane = static_cast<int>(slot_of(ahead) & ~kEndsRank);
+        rows[i] = __shfl_sync(kWarp, token_rows.row, lane);
+        ranks |= static_cast<std::uint64_t>(__shfl_sync(kWarp, token_rows.slot.rank, lane))
+                 << (i * kRankBits);
+        if (chunk < chunks) wanted |= 1u << i;
+      }
+      uint4 data[kAhead];
+      const auto at = [&](int i) { return collector.chunk_at(rows[i], chunk); };
+      came = take(call.group, collector.row_wait(), wanted, data, at,
+                  [&](int i) {
+                    return static_cast<std::int32_t>(ranks >> (i * kRankBits) &
+                                                     ((1u << kRankBits) - 1));
+                  }) &&
+             came;
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i, left &= left - 1) {
+        if (left == 0) continue;
+        float values[8];
+        Bfloat16Vector::widen(data[i], values);
+        if constexpr (kAddition == RowAddition::plain) {
+          sum.add(values);
+        } else {
+          const std::uint32_t slot = slot_of(left);
+          sum.add_weighted(
+              values, __shfl_sync(kWarp, token_rows.weight, static_cast<int>(slot & 31u)), kByRank);
+          if (kByRank && (slot & kEndsRank) != 0) sum.end_level();
+        }
+      }
+    }
+    if (chunk < chunks && came) out[chunk] = Bfloat16Vector::narrow(sum.total);
+  }
+}
+
+/// Reduces `arrived` to the rows that all warps have seen: they can differ for a rank that is being
+/// masked. All threads of the block call.
+__device__ inline void agree(TokenRows& token_rows) {
+  __shared__ std::uint32_t arrived;
+  __syncthreads();
+  if (threadIdx.x == 0) arrived = kWarp;
+  __syncthreads();
+  if (lane_id() == 0) atomicAnd(&arrived, token_rows.arrived);
+  __syncthreads();
+  token_rows.arrived = arrived;
+}
+
+/// Of LogFMT-10: blocks that divide a token, as many as `most` allows. With statistics a block
+/// takes whole tokens, because it measures before any of its warps takes a word.
+inline std::uint32_t parts_of_token(const LowLatencyCombineReceive& call, std::uint32_t pieces,
+                                    std::int32_t most) {
+  if (call.wait_ns != nullptr) return 1;
+  const auto parts = static_cast<std::uint32_t>((most - 1) / std::max(call.tokens, 1));
+  return std::clamp(parts, 1u, pieces);
+}
+
+/// The receive. The blocks of `all` call. kVariant: with sums, rows in flight of ranks that send
+/// expert outputs in place of them. More of them take registers from the sums, so only deferred
+/// receives, which mostly get such rows, have many. With LogFMT-10, whether rows consist of whole
+/// pieces. kCounts: counts(call.group).
+template <CombineRowForm kForm, int kVariant, bool kCounts>
+__device__ void receive(const LowLatencyCombineReceive& call, const Blocks& all) {
+  __shared__ RankStates ranks;
+  const DeviceGroup& group = call.group;
+  CombineReceiver<kCounts> collector(call, all, ranks);
+  const auto blocks = static_cast<std::int32_t>(all.count),
+             parts = static_cast<std::int32_t>(call.parts);
+  auto item = (static_cast<std::int32_t>(all.me) + blocks - 1) % blocks;
+  std::int32_t expert = collector.load_expert(item / parts);  // before the wait
+  collector.look_at_ranks(ranks);
+  __syncthreads();
+  collector.pass();
+  if (all.me == 0) collector.check_agreement();
+  for (; item / parts < call.tokens; item += blocks) {
+    const std::int32_t token = item / parts;
+    TokenRows token_rows = collector.wait(token, expert);
+    expert = collector.load_expert((item + blocks) / parts);
+    // With statistics, one warp must have measured before other warps take the words.
+    if (group.mask_failed != 0 || call.wait_ns != nullptr) agree(token_rows);
+    if constexpr (kForm == CombineRowForm::log_fmt) {
+      const LogfmtRows<kVariant != 0> rows(group, collector.epoch(), token_rows,
+                                           collector.chunk_at(0, 0), call.sizes.hidden,
+                                           call.exact == 0);
+      const std::uint32_t warps = blockDim.x / 32;
+      for (std::uint32_t piece = (item % parts) * warps + threadIdx.x / 32; piece < rows.pieces();
+           piece += call.parts * warps)
+        rows.add_piece(piece, collector.out_row(token));
+    } else if constexpr (kForm == CombineRowForm::rows) {
+      add_rows<RowAddition::weighted, kRowsAhead>(collector, call, token_rows,
+                                                  collector.out_row(token));
+    } else if (token_rows.unsummed == 0) {
+      add_rows<RowAddition::plain, kRowsAhead>(collector, call, token_rows,
+                                               collector.out_row(token));
+    } else {
+      add_rows<RowAddition::by_rank, kVariant>(collector, call, token_rows,
+                                               collector.out_row(token));
+    }
+  }
+  collector.end();
+}
+
+/// The blocks of a launch and their threads.
+struct Division {
+  std::uint32_t blocks, threads;
+};
+
+/// Completes `call`, for at most `most` blocks on this many multiprocessors.
+inline Division divide(LowLatencyCombineReceive& call, std::int32_t most,
+                       std::int32_t multiprocessors) {
+  const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
+  // The fewest rounds of chunks, and the fewest threads for that number of rounds.
+  const std::uint32_t rounds = (chunks + kThreads - 1) / kThreads;
+  std::uint32_t threads = ((chunks + rounds - 1) / rounds + 31) / 32 * 32;
+  call.parts = 1;
+  if (call.form == CombineRowForm::log_fmt) {
+    const LogfmtRow<false> log_fmt(call.sizes.hidden);
+    call.parts = parts_of_token(call, log_fmt.pieces, std::min(most, multiprocessors));
+    threads = std::min((log_fmt.pieces + call.parts - 1) / call.parts * 32, kThreads);
+  }
+  return {static_cast<std::uint32_t>(
+              std::min(call.tokens * static_cast<std::int32_t>(call.parts) + 1, most)),
+          threads};
+}
+
+}  // namespace shoal::ep::cuda::combine_receive

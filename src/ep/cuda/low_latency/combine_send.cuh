@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: Apache-2.0
+// combine_send.cuh: the send of a low-latency combine. The outputs of this rank's experts go to the
+// ranks that sent the tokens.
+//
+// Moves from y, where the experts left it (2 B a channel and expert output), to combine rows at the
+// source of the token, by form:
+//   sums     one row per (token, rank), at the last top-k slot of the rank: the weighted sum over
+//            this rank's experts of the token, in float32, top-k slots ascending, rounded once to
+//            bfloat16
+//   rows     one row per expert output, at its top-k slot, as it is
+//   log_fmt  likewise, in LogFMT-10: 1.25 B a channel where the values can be cast
+// Sums need the weights of the token. Where they did not travel with the dispatch and the receive
+// is deferred, rows are sent in place of sums (CombineNoticeWord::kUnsummed): top_k rows per token
+// instead of one per rank of it.
+// A block takes a (source, token) at a time, in the order in which the dispatch left them, or some
+// of its rows where there are more blocks than pairs.
+//
+// Waits: `combine_read` of all ranks for the use before last of this half. Where dispatches and
+// combines take turns, it has come before: this rank has received an operation that the others sent
+// later. With sums whose weights did not travel, where the receive is not deferred, also the
+// stamped weights of each token; this rank sends its own before it waits, so ranks do not wait for
+// each other in a circle. Publishes: grants, a notice to every rank, the rows
+// (self_signalling.cuh); with flags, after each row its flag.
+// Memory order: rows, weights and notices are words that are their own signals. A flag follows a
+// barrier of the threads that stored the row, in groups that mask ranks as a release at system
+// scope.
+//
+// Measured: on two H200, 593 of 680 rows of 7168 channels over the link take 23 us for 64 tokens
+// and 35 us for 128: 338 GB/s for the second half, where bare stores reach 341
+// (docs/notebook/2026-11-22-gpu-low-latency.md). Rows in place of sums, 8 tokens: 10 us, of which
+// an empty kernel takes 4.6. 512 LogFMT-10 rows over the link: 18 us, of which the link needs 13
+// (docs/notebook/2026-11-26-low-latency-words-and-sends.md).
+#pragma once
+
+#include "ep/cuda/device/vectors.cuh"
+#include "ep/cuda/low_latency/grants.cuh"
+#include "ep/cuda/low_latency/launch.cuh"
+#include "ep/cuda/low_latency/logfmt_encode.cuh"
+#include "ep/cuda/low_latency/topk_slots.cuh"
+
+namespace shoal::ep::cuda::combine_send {
+
+/// Threads that send rows: with kAhead chunks each, 7168 channels leave no thread idle.
+constexpr std::uint32_t kThreads = 224;
+static_assert(kThreads >= kMaxDeviceRanks);
+/// Threads that send LogFMT-10 rows, a block of a row a warp.
+constexpr std::uint32_t kLogfmtThreads = 448;
+/// Blocks per SM: as many as its registers allow.
+constexpr std::int32_t kBlocksPerMultiprocessor = 2;
+constexpr std::uint32_t kAhead = 4;  // chunks of 16 bytes that a thread has in flight
+
+/// One (source, token) as its warps hold it: lane k has the output of the expert in top-k slot k.
+struct CombineItem {
+  HandlePair pair;
+  const std::uint16_t* row;  ///< the expert output in y; nullptr: none
+  float weight;
+  std::uint64_t stamped;  ///< the stamped weight at the time of the load, where weights come with
+                          ///< the combine
+  std::uint32_t topk_slots;  ///< those with an expert output
+  std::uint32_t own_slots;   ///< those that this item sends
+};
+
+template <bool kCounts>
+class CombineSender {
+ public:
+  __device__ CombineSender(const LowLatencyCombineSend& call, const Blocks& blocks, bool* masked)
+      : call_(call),
+        group_(call.group),
+        blocks_(blocks),
+        masked_(masked),
+        epoch_(call.group.memory->combines_sent + 1),
+        dispatch_epoch_(call.handle.header->epoch),
+        pairs_(call.handle.header->pairs),
+        slots_(static_cast<std::uint32_t>(call.group.ranks) *
+               static_cast<std::uint32_t>(call.sizes.max_tokens)) {}
+
+  /// False when the group has failed.
+  __device__ bool enter() {
+    const auto me = static_cast<std::int32_t>(threadIdx.x);
+    if (blocks_.me == 0 && threadIdx.x >= blockDim.x - 32) {
+      if (kCounts && lane_id() == 0)
+        note_start(group_, KernelKind::low_latency_combine_send, epoch_,
+                   RecordedOperation::low_latency_combine);
+      begin();
+      if (kCounts) add_last_send();
+    }
+    if (gives_weights()) give_weights();
+    bool usable = true;
+    if (me < group_.ranks) {
+      std::uint64_t waited = 0;
+      const bool failed = aborted(group_);  // in flight with the grant
+      // The load of the grant does not wait for that of the epoch.
+      const bool granted =
+          wait_signal_or_mask(group_, group_.layout.combine_read, me, epoch_ > 2 ? epoch_ - 2 : 0,
+                              Phase::low_latency_combine_grant, kCombineOperation,
+                              kCounts && blocks_.me == 0 ? &waited : nullptr);
+      if (kCounts && blocks_.me == 0)
+        count_first_wait(group_, KernelKind::low_latency_combine_send, epoch_, me, waited);
+      if (blocks_.me == 0)
+        ptx::st_relaxed_sys_global(
+            combine_notice(group_, me, epoch_, group_.me),
+            flag() | (is_masked(group_, me) ? CombineNoticeWord::kLeftOut : 0));
+      masked_[me] = is_masked(group_, me);
+      usable = !failed && (granted || !aborted(group_));
+    }
+    usable = __syncthreads_and(usable) != 0;
+    passed_ = pass_epoch(group_, KernelKind::low_latency_combine_send, false);
+    return usable;
+  }
+
+  /// Loads everything but the weights, for which a wait may be necessary.
+  __device__ CombineItem load(std::int32_t number) const {
+    CombineItem item;
+    item.pair = {};
+    const std::uint32_t me = lane_id(), pair = static_cast<std::uint32_t>(number) >> call_.split;
+    // Loads beyond the end of the list, so that the load does not depend on its length.
+    if (pair < slots_) item.pair = call_.handle.pairs[pair];
+    if (number >= items()) item.pair = {};
+    item.row = nullptr;
+    item.weight = 0;
+    item.stamped = 0;
+    const std::uint32_t before = __popc(item.pair.topk_slots & ((1u << me) - 1));
+    const bool is_mine =
+        (item.pair.topk_slots >> me & 1) != 0 &&
+        ((static_cast<std::uint32_t>(number) ^ before) & (1u << call_.split) - 1) == 0;
+    item.own_slots = __ballot_sync(kWarp, is_mine);
+    if (is_mine) {
+      if (receives_weights()) item.stamped = ptx::ld_relaxed_sys_global(weight_at(item.pair));
+      const auto row = static_cast<std::uint32_t>(call_.handle.rows[handle_index(item.pair)]);
+      // The row of a source that failed between the blocks of a receive may have no number.
+      if (row < slots_ * static_cast<std::uint32_t>(group_.local_experts))
+        item.row = call_.y + row / slots_ * call_.expert_stride + row % slots_ * call_.row_stride;
+    }
+    item.topk_slots = __ballot_sync(kWarp, item.row != nullptr);
+    return item;
+  }
+
+  __device__ void load_weights(CombineItem& item) const {
+    if (item.row == nullptr) return;
+    item.weight = call_.weights_travelled != 0 ? call_.handle.weights[handle_index(item.pair)]
+                                               : wait_weight(item);
+  }
+
+  __device__ std::int32_t items() const { return pairs_ << call_.split; }
+
+  __device__ bool wanted(const CombineItem& item) const {
+    return item.own_slots != 0 && !masked_[item.pair.source];
+  }
+
+  /// combine_row_index of a sum, and of the expert output of a top-k slot. A sum takes the place of
+  /// its last top-k slot, where no other rank sends anything in any form.
+  __device__ std::size_t sum_place(const CombineItem& item) const {
+    return combine_row_index(group_, call_.sizes, epoch_, item.pair.token, group_.me,
+                             31 - __clz(item.pair.topk_slots), 0);
+  }
+  __device__ std::size_t row_place(const CombineItem& item, std::int32_t topk_slot) const {
+    return combine_row_index(group_, call_.sizes, epoch_, item.pair.token, group_.me, topk_slot,
+                             __popc(item.pair.topk_slots & ((1u << topk_slot) - 1)));
+  }
+
+  __device__ std::byte* target(const CombineItem& item, std::size_t place) const {
+    return combine_row_at(group_, item.pair.source, place);
+  }
+
+  __device__ static const std::uint16_t* row_of(const CombineItem& item, int lane) {
+    return reinterpret_cast<const std::uint16_t*>(
+        __shfl_sync(kWarp, reinterpret_cast<unsigned long long>(item.row), lane));
+  }
+
+  /// Waits for the weights only when loads of the first row are in flight.
+  __device__ void send_sum(CombineItem& item) const {
+    const std::uint32_t chunks = static_cast<std::uint32_t>(call_.sizes.hidden) / 8;
+    bool weighted = false;
+    auto* const out = reinterpret_cast<uint4*>(target(item, sum_place(item)));
+    // A warp without a chunk skips the loop: no row depends on the weights that it would wait for.
+    const std::uint32_t warp = threadIdx.x / 32 * 32;
+    for (std::uint32_t first = 0; first + warp < chunks; first += kAhead * kThreads) {
+      float sums[kAhead][8] = {};
+      for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
+        const int lane = __ffs(left) - 1;
+        const auto* const row = reinterpret_cast<const uint4*>(row_of(item, lane));
+        uint4 data[kAhead];
+        load_chunks(data, row, first, chunks);
+        if (!weighted) load_weights(item);
+        weighted = true;
+        const float weight = __shfl_sync(kWarp, item.weight, lane);
+#pragma unroll
+        for (std::uint32_t i = 0; i < kAhead; ++i) add(sums[i], data[i], weight);
+      }
+      uint4 data[kAhead];
+#pragma unroll
+      for (std::uint32_t i = 0; i < kAhead; ++i) data[i] = Bfloat16Vector::narrow(sums[i]);
+      store_chunks(out, data, first, chunks);
+    }
+  }
+
+  __device__ void send_rows(const CombineItem& item) const {
+    const std::uint32_t chunks = static_cast<std::uint32_t>(call_.sizes.hidden) / 8;
+    for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
+      const int lane = __ffs(left) - 1;
+      const auto* const row = reinterpret_cast<const uint4*>(row_of(item, lane));
+      for (std::uint32_t first = 0; first < chunks; first += kAhead * kThreads) {
+        uint4 data[kAhead];
+        load_chunks(data, row, first, chunks);
+        store_chunks(reinterpret_cast<uint4*>(target(item, row_place(item, lane))), data, first,
+                     chunks);
+      }
+    }
+  }
+
+  /// Sends every `share`th block of the item's rows, from number `first` on. A warp calls.
+  template <bool kWhole>
+  __device__ void send_log_fmt(const CombineItem& item, std::uint32_t first,
+                               std::uint32_t share) const {
+    const LogfmtRow<kWhole> row(call_.sizes.hidden);
+    const std::uint32_t blocks = row.blocks();
+    for (std::uint32_t left = item.topk_slots; left != 0; left &= left - 1) {
+      const int lane = __ffs(left) - 1;
+      const auto* const from = reinterpret_cast<const uint4*>(row_of(item, lane));
+      auto* const to = reinterpret_cast<std::uint32_t*>(target(item, row_place(item, lane)));
+      for (; first < blocks; first += share) send_log_fmt_block(row, first, from, to);
+      first -= blocks;
+    }
+  }
+
+  /// Raises the flags of an item, after a barrier of the threads that stored its rows.
+  /// Called by the warp of the flags.
+  __device__ void send_flags(const CombineItem& item) const {
+    const std::uint32_t me = lane_id();
+    const bool sums = sends_sums();
+    if ((sums ? me != 0 : (item.own_slots >> me & 1) == 0)) return;
+    const std::size_t place =
+        sums ? sum_place(item) : row_place(item, static_cast<std::int32_t>(me));
+    raise_row_flag(group_, combine_flag_at(group_, item.pair.source, place), flag());
+  }
+
+  /// Copies the weights for a deferred receive. The last warp of each block calls, which has time
+  /// while the others send.
+  __device__ void keep_weights() const {
+    const std::int32_t count = call_.tokens * group_.top_k;
+    for (auto w = static_cast<std::int32_t>(blocks_.me * 32 + lane_id()); w < count;
+         w += static_cast<std::int32_t>(blocks_.count * 32))
+      call_.pending.weights[w] = call_.weights[w];
+  }
+
+  __device__ void end() const {
+    if (kCounts && threadIdx.x == 0) note_end(group_, KernelKind::low_latency_combine_send, epoch_);
+    end_kernel(group_, KernelKind::low_latency_combine_send, false, passed_, blocks_.count, [&] {
+      group_.memory->combines_sent = epoch_;
+      call_.pending.header->epoch = epoch_;
+      __threadfence();
+      *static_cast<volatile std::uint64_t*>(&call_.pending.header->serial) = call_.serial;
+    });
+  }
+
+ private:
+  /// Index of this lane's top-k slot in the handle's arrays.
+  __device__ std::size_t handle_index(const HandlePair& pair) const {
+    return (static_cast<std::size_t>(pair.source) * call_.sizes.max_tokens + pair.token) *
+               group_.top_k +
+           lane_id();
+  }
+
+  __device__ std::uint64_t flag() const {
+    return CombineNoticeWord{call_.form, call_.exact != 0, call_.weights_travelled != 0,
+                             dispatch_epoch_}
+               .word(epoch_) |
+           (call_.unsummed != 0 ? CombineNoticeWord::kUnsummed : 0);
+  }
+
+  __device__ bool sends_sums() const {
+    return call_.form == CombineRowForm::sums && call_.unsummed == 0;
+  }
+  /// Whether weights come with this combine. Ranks that send no sums give theirs to those that do.
+  __device__ bool gives_weights() const {
+    return call_.form == CombineRowForm::sums && call_.weights_travelled == 0;
+  }
+  __device__ bool receives_weights() const { return gives_weights() && call_.unsummed == 0; }
+
+  /// Tells all ranks that this combine has begun. A warp of the first block calls.
+  __device__ void begin() const {
+    const RowWait send = combine_row_wait(group_, Phase::low_latency_combine_grant, epoch_);
+    begin_send(group_, combine_grants(group_), dispatch_grants(group_), send,
+               [&](std::uint64_t left) {
+                 const auto& layout = group_.layout;
+                 const std::size_t shared = layout.own_combine_rows / 2,
+                                   own = (layout.combine_places - layout.own_combine_rows) / 2;
+                 fill_sentinel(combine_row_at(group_, group_.me, (left & 1) * shared),
+                               shared * layout.combine_row_bytes);
+                 fill_sentinel(
+                     combine_row_at(group_, group_.me, layout.own_combine_rows + (left & 1) * own),
+                     own * layout.combine_row_bytes);
+               });
+  }
+
+  /// Adds to the record what is known once the send before has ended. A warp calls.
+  __device__ void add_last_send() const {
+    for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group_.ranks; rank += 32) {
+      std::uint64_t& longest = group_.record->weight_wait[(epoch_ - 1) & 1][rank];
+      count_wait(group_, rank, longest);
+      longest = 0;
+    }
+    if (lane_id() == 0) add_last_launch(group_, KernelKind::low_latency_combine_send, epoch_);
+  }
+
+  /// Sends each weight of this rank's tokens to the rank that sums with it. The half is free: this
+  /// rank has received all combine rows that needed the weights of the use before last. The first
+  /// blocks send them all, because every block waits for weights.
+  __device__ void give_weights() const {
+    constexpr std::uint32_t kGivers = 8;
+    const std::int32_t count = call_.tokens * group_.top_k;
+    const std::uint32_t givers = min(blocks_.count, kGivers);
+    for (auto w = static_cast<std::int32_t>(blocks_.me * blockDim.x + threadIdx.x);
+         blocks_.me < givers && w < count; w += static_cast<std::int32_t>(givers * blockDim.x)) {
+      const std::int32_t expert = known_expert(group_, call_.handle.topk[w]);
+      if (expert < 0) continue;
+      ptx::st_relaxed_sys_global(
+          combine_weights(group_, call_.sizes, expert / group_.local_experts, epoch_, group_.me) +
+              w,
+          stamped_weight(call_.weights[w], epoch_));
+    }
+  }
+
+  /// Where the weight of this lane's top-k slot arrives.
+  __device__ const std::uint64_t* weight_at(const HandlePair& pair) const {
+    return combine_weights(group_, call_.sizes, group_.me, epoch_, pair.source) +
+           static_cast<std::size_t>(pair.token) * group_.top_k + lane_id();
+  }
+
+  /// A rank that combines in another form sends no weights; the receive reports the disagreement.
+  __device__ float wait_weight(const CombineItem& item) const {
+    const HandlePair& pair = item.pair;
+    if (is_epoch(item.stamped, epoch_)) return weight_of(item.stamped);
+    const std::uint64_t* const at = weight_at(pair);
+    std::uint64_t word = ptx::ld_relaxed_sys_global(at);
+    if (is_epoch(word, epoch_)) return weight_of(word);
+    if (masked_[pair.source]) return 0;
+    const std::uint64_t* const notice = combine_notice(group_, group_.me, epoch_, pair.source);
+    std::uint64_t waited = 0, since = 0;
+    std::uint32_t polls = 0;
+    wait_or_mask(
+        group_, pair.source, Phase::low_latency_combine_weights, kCombineOperation, epoch_,
+        [&] {
+          if (kCounts && ++polls == kCountedAfter && counts_weight_wait(item))
+            since = ptx::globaltimer();
+          const std::uint64_t said = ptx::ld_relaxed_sys_global(notice);
+          word = ptx::ld_relaxed_sys_global(at);
+          return ahead_of(word, epoch_) >= 0 ||
+                 (ahead_of(said, epoch_) >= 0 && !CombineNoticeWord::agree(said, flag()));
+        },
+        at, call_.longest_wait != nullptr ? &waited : nullptr);
+    note_wait(call_.longest_wait, pair.source, waited);
+    if (kCounts && since != 0)
+      note_wait(group_.record->weight_wait[epoch_ & 1], pair.source, ptx::globaltimer() - since);
+    return weight_of(word);
+  }
+
+  /// Polls after which a wait for a weight counts: every block has shorter ones where no rank is
+  /// late, and two readings of the clock would delay it.
+  static constexpr std::uint32_t kCountedAfter = 8;
+  /// One lane of an item counts, because all of them wait for the same rank.
+  __device__ bool counts_weight_wait(const CombineItem& item) const {
+    return threadIdx.x < 32 &&
+           lane_id() + 1 == static_cast<std::uint32_t>(__ffs(static_cast<int>(item.topk_slots)));
+  }
+
+  __device__ static void load_chunks(uint4 (&data)[kAhead], const uint4* row, std::uint32_t first,
+                                     std::uint32_t chunks) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAhead; ++i) {
+      const std::uint32_t chunk = first + i * kThreads + threadIdx.x;
+      data[i] = chunk < chunks ? __ldg(row + chunk) : uint4{};
+    }
+  }
+  __device__ static void store_chunks(uint4* row, const uint4 (&data)[kAhead], std::uint32_t first,
+                                      std::uint32_t chunks) {
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAhead; ++i) {
+      const std::uint32_t chunk = first + i * kThreads + threadIdx.x;
+      if (chunk < chunks) store_row(row + chunk, data[i]);
+    }
+  }
+  __device__ static void add(float (&sums)[8], const uint4& vector, float weight) {
+    float values[8];
+    Bfloat16Vector::widen(vector, values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i] = numeric::accumulate(sums[i], weight, values[i]);
+  }
+
+  const LowLatencyCombineSend& call_;
+  const DeviceGroup& group_;
+  const Blocks blocks_;
+  bool* const masked_;
+  const std::uint64_t epoch_, dispatch_epoch_;
+  const std::int32_t pairs_;
+  const std::uint32_t slots_;
+  std::uint32_t passed_ = 0;  ///< pass_epoch
+};
+
+/// Separates rows from their flags. A warp of its own raises the flags, because the release of
+/// groups that mask ranks waits until all stores before it have arrived, and the next row need not
+/// wait for that. Each row has a barrier of its own in turn; all threads meet before a barrier is
+/// used again.
+template <std::uint32_t kRowThreads>
+class RowsDone {
+ public:
+  /// Called by the threads of the row when they have stored it.
+  __device__ void arrive() const { ptx::bar_arrive_any<kRowThreads + 32>(barrier()); }
+  /// Called by the warp of the flags.
+  __device__ void wait() const { ptx::bar_sync_any<kRowThreads + 32>(barrier()); }
+  __device__ void next() {
+    if (++count_ % kBarriers == 0) __syncthreads();
+  }
+
+ private:
+  /// A block has 16: 0 is that of __syncthreads.
+  static constexpr std::uint32_t kBarriers = 14;
+  __device__ std::uint32_t barrier() const { return 1 + count_ % kBarriers; }
+  std::uint32_t count_ = 0;
+};
+
+/// Threads of a block that send rows. The warp of the flags follows them.
+constexpr std::uint32_t row_threads_of(CombineRowForm form) {
+  return form == CombineRowForm::log_fmt ? kLogfmtThreads : kThreads;
+}
+/// Threads of a block.
+constexpr std::uint32_t threads_of(CombineRowForm form) {
+  return row_threads_of(form) + 32;
+}
+
+/// The send. The `blocks` blocks call, of threads_of(kForm) threads; without flags also of more.
+/// kWhole: with LogFMT-10, rows consist of whole pieces. kCounts: counts(call.group).
+template <CombineRowForm kForm, bool kWhole, bool kCounts>
+__device__ void send(const LowLatencyCombineSend& call, const Blocks& blocks) {
+  constexpr std::uint32_t kRowThreads = row_threads_of(kForm);
+  __shared__ bool masked[kMaxDeviceRanks];
+  CombineSender<kCounts> sender(call, blocks, masked);
+  // The first block, which also sends weights and notices, gets the last item.
+  auto i = static_cast<std::int32_t>((blocks.me + blocks.count - 1) % blocks.count),
+       step = static_cast<std::int32_t>(blocks.count), workers = 1;
+  // Without flags no barrier follows a row, so warps take blocks of LogFMT-10 rows by themselves:
+  // `workers` of them share an item.
+  const bool by_warp = kForm == CombineRowForm::log_fmt && call.flags == 0;
+  const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
+  if (by_warp) {
+    workers = static_cast<std::int32_t>(LogfmtRow<kWhole>(call.sizes.hidden).blocks());
+    i += step * warp;
+    step *= static_cast<std::int32_t>(kRowThreads / 32);
+  }
+  CombineItem item =
+      sender.load(i / workers);  // before the waits; later items, before the row of the last one
+  if (sender.enter()) {
+    if (threadIdx.x >= kRowThreads && call.keeps_weights != 0) sender.keep_weights();
+    RowsDone<kRowThreads> done;
+    for (; i < sender.items() * workers; i += step) {
+      const CombineItem next =
+          i + step < sender.items() * workers ? sender.load((i + step) / workers) : CombineItem{};
+      if (threadIdx.x >= kRowThreads) {
+        if (call.flags == 0) break;
+        done.wait();
+        if (sender.wanted(item)) sender.send_flags(item);
+      } else {
+        if (sender.wanted(item)) {
+          if constexpr (kForm == CombineRowForm::sums)
+            sender.send_sum(item);
+          else if constexpr (kForm == CombineRowForm::rows)
+            sender.send_rows(item);
+          else
+            sender.template send_log_fmt<kWhole>(
+                item, by_warp ? i % workers : warp,
+                by_warp ? workers : static_cast<std::int32_t>(kRowThreads / 32));
+        }
+        if (call.flags != 0) done.arrive();
+      }
+      if (call.flags != 0) done.next();
+      item = next;
+    }
+  }
+  sender.end();
+}
+
+/// The form of the rows that a send stores.
+inline CombineRowForm sent_form(const LowLatencyCombineSend& call) {
+  return call.unsummed != 0 ? CombineRowForm::rows : call.form;
+}
+
+/// The number of pairs if other ranks have as many tokens as this one; only the device knows the
+/// actual number.
+inline std::int64_t expected_pairs(const LowLatencyCombineSend& call) {
+  return std::int64_t{call.group.ranks} * std::max(call.tokens, 1);
+}
+
+/// Divides the rows of a pair among `blocks`, some of which would have none: log2 of the number of
+/// parts.
+inline std::uint32_t split_of_pairs(const LowLatencyCombineSend& call, std::int32_t blocks) {
+  const std::int64_t pairs = expected_pairs(call),
+                     most_pairs = std::int64_t{call.group.ranks} * call.sizes.max_tokens;
+  std::uint32_t split = 0;
+  while (1 << split < call.group.top_k && pairs << split < blocks &&
+         most_pairs << (split + 1) < kMaxLowLatencyRows)
+    ++split;
+  return split;
+}
+
+/// Completes `call`. Returns the number of blocks, at most `most`: one for each expected item, and
+/// the first block, which takes longer to begin.
+inline std::uint32_t divide(LowLatencyCombineSend& call, std::int32_t most) {
+  const CombineRowForm form = sent_form(call);
+  call.split = form == CombineRowForm::sums ? 0 : split_of_pairs(call, most);
+  return static_cast<std::uint32_t>(
+      std::min<std::int64_t>(most, (expected_pairs(call) << call.split) + 1));
+}
+
+}  // namespace shoal::ep::cuda::combine_send

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// dispatch.cu: a low-latency dispatch whose receive follows at once, in one kernel. The host starts
+// one launch in place of two, which takes it about 2.5 us less.
+//
+// The first blocks run dispatch_send.cuh, and all blocks dispatch_receive.cuh; those without tokens
+// come first in the order of the receive, so that the first rows do not wait for a send. There is
+// at most one block on an SM, so all blocks run at the same time once the kernels of other streams
+// have ended, and a receive can wait for the send of any block.
+//
+// Moves, waits, publishes, memory order: as there.
+//
+// Measured, on two H200, with combine.cu: a pair of 8 tokens takes 20.2 us in place of 22 to 24
+// without a graph, 18.9 in place of 19.7 in one; of 32 tokens 22.2 for 24.2 and 20.7 for 22.5. With
+// 128 tokens a pair in a graph took 0.5 to 0.9 us longer, so most blocks have no tokens
+// (joins_dispatch; docs/notebook/2026-11-28-low-latency-calls-in-one-kernel.md).
+#include "ep/cuda/low_latency/dispatch_receive.cuh"
+#include "ep/cuda/low_latency/dispatch_send.cuh"
+
+namespace shoal::ep::cuda {
+namespace {
+
+constexpr std::uint32_t kMostThreads =
+    std::max(dispatch_send::kMaxThreads + 32, dispatch_receive::kThreads);
+
+namespace low_latency {
+
+__global__ void __launch_bounds__(kMostThreads, 1)
+    dispatch_kernel(const __grid_constant__ LowLatencyDispatch call) {
+  begin_kernel();
+  const Blocks send{blockIdx.x, call.send_blocks};
+  if (send.me < send.count) dispatch_send::send<false>(call.send, send);
+  const Blocks receive{gridDim.x - 1 - blockIdx.x, call.receive_blocks};
+  if (receive.me < receive.count) dispatch_receive::receive<false>(call.receive, receive);
+}
+
+}  // namespace low_latency
+}  // namespace
+
+bool joins_dispatch(std::int64_t tokens, const LowLatencyLimits& limits) {
+  return 2 * (tokens + 1) <= limits.multiprocessors;
+}
+
+void launch_low_latency_dispatch(LowLatencyDispatch& call, const LowLatencyLimits& limits,
+                                 cudaStream_t stream) {
+  call.send_blocks = dispatch_send::blocks_of(call.send, limits.multiprocessors);
+  call.receive_blocks = dispatch_receive::divide(call.receive, limits.multiprocessors);
+  const auto most = static_cast<std::uint32_t>(limits.multiprocessors);
+  launch(low_latency::dispatch_kernel, std::min(call.send_blocks + call.receive_blocks, most),
+         std::max(dispatch_send::threads_of(call.send.sizes), dispatch_receive::kThreads), 0, call,
+         limits, stream);
+}
+
+void load_low_latency_dispatch() {
+  load_kernel(low_latency::dispatch_kernel);
+}
+
+}  // namespace shoal::ep::cuda

@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0
+// dispatch_receive.cuh: the receive of a low-latency dispatch. It copies rows from the slots of all
+// sources to the rows of each local expert, ordered by source, then token.
+//
+// Moves within this GPU's memory: each slot is read once and written once for each of its experts
+// here. A warp takes a piece of a row. The header says the number of the row among those of its
+// source, and the counts of earlier sources say how many rows come before, so no warp waits for
+// another. The first block describes the result and copies rows only where it is the only block.
+//
+// Waits: the header of each slot, the counts of the sources before it, then the words of the row
+// (self_signalling.cuh), or in groups that mask ranks its ready word. Publishes: the grant of the
+// half, at the end, where the receive does not directly follow its send; otherwise the next send
+// grants it. Memory order: headers, counts and rows are words that are their own signals; a ready
+// word is acquired at system scope before the row is loaded.
+//
+// Measured: with dispatch_send.cuh, see there. The code is short on purpose, because an instruction
+// that is not yet in an SM's cache costs more than its execution: waits that rarely occur are out
+// of line, and loops are unrolled only where that keeps loads in flight.
+#pragma once
+
+#include "ep/cuda/low_latency/grants.cuh"
+#include "ep/cuda/low_latency/launch.cuh"
+#include "ep/numeric/numeric.hpp"
+
+namespace shoal::ep::cuda::dispatch_receive {
+
+constexpr std::uint32_t kThreads = 384;
+static_assert(kThreads >= kMaxDeviceRanks);
+/// Chunks of 16 bytes that a lane has in flight. A piece is what a warp copies at a time.
+constexpr int kAhead = 8;
+constexpr std::uint32_t kPieceChunks = kAhead * 32;
+
+/// What a wait is about.
+struct SourceWait {
+  const LowLatencyDispatchReceive* call;
+  std::uint64_t epoch;
+  std::int32_t source;
+};
+
+/// Waits until ready(notice). Returns false when the notice says that this will not happen, and
+/// when the wait fails. kCounted: counts as a wait for the source.
+template <bool kCounted = false, typename Ready>
+__device__ bool wait_for(const SourceWait& wait, Ready&& ready) {
+  const DeviceGroup& group = wait.call->group;
+  const std::uint64_t* const notice = dispatch_notice(group, group.me, wait.epoch, wait.source);
+  if (is_masked(group, wait.source)) return false;
+  std::uint64_t said = 0, waited = 0;
+  bool here = false, left_out = false;
+  const bool came = wait_or_mask(
+      group, wait.source, Phase::low_latency_dispatch_receive, kDispatchOperation, wait.epoch,
+      [&] {
+        said = ptx::ld_relaxed_sys_global(notice);
+        if ((here = ready(said))) return true;
+        // The source has masked this rank: its notice says so, or is already a later one.
+        return left_out = ahead_of(said, wait.epoch) > 0 ||
+                          (is_epoch(said, wait.epoch) && DispatchNoticeWord::of(said).left_out);
+      },
+      notice, kCounted || wait.call->wait_ns != nullptr ? &waited : nullptr);
+  if (wait.call->wait_ns != nullptr) note_wait(wait.call->longest_wait, wait.source, waited);
+  if constexpr (kCounted)
+    count_first_wait(group, KernelKind::low_latency_dispatch_receive, wait.epoch, wait.source,
+                     waited);
+  if (left_out)
+    wait_failed(group, Fault::peer_failed, Phase::low_latency_dispatch_receive, kDispatchOperation,
+                wait.source, wait.epoch, static_cast<std::uint32_t>(said));
+  return came && here;
+}
+
+/// Waits for the header of a slot; false where the source has no such token. The lanes of a warp
+/// have a packet each, or none.
+__device__ inline __noinline__ bool wait_header(const SourceWait& wait, std::int32_t token,
+                                                const std::byte* packet) {
+  bool beyond = false;
+  return wait_for(wait,
+                  [&](std::uint64_t said) {
+                    if (packet == nullptr || is_epoch(load_packet(packet).low, wait.epoch))
+                      return true;
+                    return beyond = is_epoch(said, wait.epoch) &&
+                                    !DispatchNoticeWord::of(said).left_out &&
+                                    token >= DispatchNoticeWord::of(said).tokens;
+                  }) &&
+         !beyond;
+}
+
+/// Waits for the number of rows of a source for an expert; 0 where the source is left out.
+__device__ inline __noinline__ std::uint32_t wait_count(const SourceWait& wait,
+                                                        const std::uint64_t* at) {
+  std::uint64_t word = 0;
+  const bool came = wait_for(wait, [&](std::uint64_t) {
+    return is_epoch(word = ptx::ld_relaxed_sys_global(at), wait.epoch);
+  });
+  return came ? static_cast<std::uint32_t>(word >> 32) : 0;
+}
+
+/// Waits for the number of tokens of a source; 0 where it is left out.
+template <bool kCounts>
+__device__ __noinline__ std::int32_t wait_notice(const SourceWait& wait) {
+  std::int32_t tokens = 0;
+  wait_for<kCounts>(wait, [&](std::uint64_t said) {
+    if (!is_epoch(said, wait.epoch) || DispatchNoticeWord::of(said).left_out) return false;
+    tokens = DispatchNoticeWord::of(said).tokens;
+    return true;
+  });
+  return tokens;
+}
+
+/// Waits for a ready word.
+__device__ inline __noinline__ bool wait_ready(const SourceWait& wait, const std::uint64_t* word) {
+  return wait_for(wait,
+                  [&](std::uint64_t) { return ptx::ld_acquire_sys_global(word) >= wait.epoch; });
+}
+
+/// Waits for a word of a row.
+__device__ inline __noinline__ std::uint32_t wait_word(const SourceWait& wait, const RowWait& rows,
+                                                       const std::uint32_t* at) {
+  std::uint32_t word = kSentinel;
+  wait_for(wait, [&](std::uint64_t) {
+    return (word = ptx::ld_relaxed_sys_global(at)) != kSentinel || disagreed(rows);
+  });
+  return word;
+}
+
+template <bool kCounts>
+class DispatchReceiver {
+ public:
+  /// A barrier of the block has to follow, before which `left_out` is not read.
+  __device__ DispatchReceiver(const LowLatencyDispatchReceive& call, const Blocks& blocks,
+                              bool* left_out)
+      : call_(call),
+        group_(call.group),
+        blocks_(blocks),
+        left_out_(left_out),
+        epoch_(call.group.memory->dispatches_received + 1),
+        slots_(static_cast<std::uint32_t>(call.group.ranks) *
+               static_cast<std::uint32_t>(call.sizes.max_tokens)) {
+    const auto me = static_cast<std::int32_t>(threadIdx.x);
+    if (me < group_.ranks) left_out[me] = is_masked(group_, me);
+    if (kCounts && blocks_.me == 0 && me == 0)
+      note_start(group_, KernelKind::low_latency_dispatch_receive, epoch_,
+                 RecordedOperation::low_latency_dispatch);
+  }
+
+  __device__ void run() const {
+    if (blocks_.me == 0) describe();
+    if (blocks_.count > 1 && blocks_.me == 0) return;
+    // Sources fill their first slots, so neighbouring slots go to different blocks.
+    const std::uint32_t blocks = max(blocks_.count, 2u) - 1,
+                        block = blocks_.count == 1 ? 0 : blocks_.me - 1;
+    const std::uint32_t units = slots_ * call_.pieces;
+#pragma unroll 1
+    for (std::uint32_t unit = threadIdx.x / 32 * blocks + block; unit < units;
+         unit += blockDim.x / 32 * blocks)
+      copy(call_.by_slots.remainder(unit), call_.by_slots.quotient(unit));
+  }
+
+  __device__ void pass() {
+    passed_ = pass_epoch(group_, KernelKind::low_latency_dispatch_receive, ordered());
+  }
+
+  __device__ void end() const {
+    if (kCounts && threadIdx.x == 0)
+      note_end(group_, KernelKind::low_latency_dispatch_receive, epoch_);
+    end_kernel(
+        group_, KernelKind::low_latency_dispatch_receive, ordered(), passed_, blocks_.count, [&] {
+          for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group_.ranks; rank += 32) {
+            if (call_.grants != 0) grant_at_end(group_, dispatch_grants(group_), rank, epoch_);
+            if (call_.wait_ns == nullptr) continue;
+            call_.wait_ns[rank] += static_cast<std::int64_t>(call_.longest_wait[rank]);
+            call_.longest_wait[rank] = 0;
+          }
+          if (lane_id() == 0) group_.memory->dispatches_received = epoch_;
+        });
+  }
+
+ private:
+  __device__ bool ordered() const { return call_.grants != 0 || call_.wait_ns != nullptr; }
+  __device__ SourceWait wait_of(std::int32_t source) const { return {&call_, epoch_, source}; }
+  __device__ RowWait row_wait() const {
+    return dispatch_row_wait(group_, Phase::low_latency_dispatch_receive, epoch_);
+  }
+  __device__ bool quantized() const {
+    return call_.quantize != static_cast<std::uint32_t>(Quantize::none);
+  }
+
+  /// What exists once for a result: counts, layout, the number of pairs.
+  __device__ void describe() const {
+    __shared__ std::int32_t most_tokens;
+    const auto me = static_cast<std::int32_t>(threadIdx.x);
+    if (me == 0) most_tokens = 0;
+    __syncthreads();
+    if (me < group_.ranks) {
+      atomicMax(&most_tokens, wait_notice<kCounts>(wait_of(me)));
+      check_agreement(me);
+    }
+#pragma unroll 1
+    for (std::int32_t item = me; item < group_.local_experts * group_.ranks;
+         item += static_cast<std::int32_t>(blockDim.x)) {
+      const std::int32_t expert = item / group_.ranks, source = item % group_.ranks;
+      const std::uint32_t before = rows_of(expert, 0, source),
+                          here = rows_of(expert, source, source + 1);
+      call_.layout[item] = static_cast<std::int64_t>(before) << 32 | here;
+      if (source != group_.ranks - 1) continue;
+      call_.counts[expert] = static_cast<std::int32_t>(before + here);
+      if (call_.expert_counts != nullptr)
+        call_.expert_counts[expert] += static_cast<std::int32_t>(before + here);
+      if (kCounts) count_up(&group_.record->expert_rows[expert], before + here);
+    }
+    __syncthreads();
+    if (me != 0) return;
+    call_.handle.header->pairs = most_tokens * group_.ranks;
+    if (kCounts) add_last_launch(group_, KernelKind::low_latency_dispatch_receive, epoch_);
+  }
+
+  /// Reports a source that disagrees. Its rows differ from what this rank expects, so no wait for
+  /// them may go on; the half is marked as dirty.
+  __device__ void check_agreement(std::int32_t source) const {
+    const std::uint64_t word =
+        ptx::ld_relaxed_sys_global(dispatch_notice(group_, group_.me, epoch_, source));
+    if (!is_epoch(word, epoch_) || is_masked(group_, source)) return;
+    const DispatchNoticeWord said = DispatchNoticeWord::of(word);
+    if (said.quantize == call_.quantize && said.has_weights == (call_.has_weights != 0)) return;
+    if (self_signalling(group_)) group_.memory->dirty_dispatch[epoch_ & 1] = epoch_;
+    report_fault(group_, Fault::mismatch, Phase::low_latency_dispatch_receive, kDispatchOperation,
+                 source, epoch_, word, 0, 0, 0, false);
+  }
+
+  /// The number of rows that sources `first` to `last - 1` have for a local expert.
+  __device__ std::uint32_t rows_of(std::int32_t expert, std::int32_t first,
+                                   std::int32_t last) const {
+    constexpr int kInFlight = 8;
+    std::uint32_t rows = 0;
+#pragma unroll 1
+    for (; first < last; first += kInFlight) {
+      std::uint64_t words[kInFlight];
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        words[i] = epoch_ & 0xffff'ffffu;
+        if (first + i < last && !left_out_[first + i])
+          words[i] = ptx::ld_relaxed_sys_global(slot_counts(group_, group_.me, epoch_, first + i) +
+                                                expert);
+      }
+      std::uint32_t missing = 0;
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        if (is_epoch(words[i], epoch_))
+          rows += static_cast<std::uint32_t>(words[i] >> 32);
+        else
+          missing |= 1u << i;
+      }
+#pragma unroll 1
+      for (; missing != 0; missing &= missing - 1) {
+        const std::int32_t source = first + __ffs(missing) - 1;
+        rows +=
+            wait_count(wait_of(source), slot_counts(group_, group_.me, epoch_, source) + expert);
+      }
+    }
+    return rows;
+  }
+
+  /// A row as the lanes of its warp hold it: lane k has top-k slot k.
+  struct ReceivedRow {
+    std::int32_t source, token;
+    std::size_t slot;          ///< slot_index
+    std::int32_t expert;       ///< local; -1: elsewhere or none
+    std::uint32_t row;         ///< index among the expert's rows, where this lane's copy goes
+    std::uint32_t topk_slots;  ///< those with an expert here
+  };
+
+  /// Reads the header of a slot; no top-k slots where the source has no such token.
+  __device__ ReceivedRow look_at(std::uint32_t number) const {
+    const std::uint32_t me = lane_id();
+    ReceivedRow row;
+    row.source = static_cast<std::int32_t>(call_.by_tokens.quotient(number));
+    row.token = static_cast<std::int32_t>(call_.by_tokens.remainder(number));
+    row.slot = slot_index(group_, call_.sizes, epoch_, row.source, row.token);
+    const std::byte* const at =
+        me < group_.layout.packets
+            ? slot_header(group_, group_.me, row.slot) + me * detail::kPacketBytes
+            : nullptr;
+    SlotPacket packet{};
+    if (at != nullptr) packet = load_packet(at);
+    bool used = !left_out_[row.source];
+    if (used && __any_sync(kWarp, at != nullptr && !is_epoch(packet.low, epoch_)) != 0) {
+      used = __all_sync(kWarp, wait_header(wait_of(row.source), row.token, at)) != 0;
+      if (used && at != nullptr) packet = load_packet(at);
+    }
+    constexpr auto kSlots = static_cast<std::uint32_t>(detail::kTopkSlotsPerPacket);
+    const SlotPacket mine{__shfl_sync(kWarp, packet.low, me / kSlots),
+                          __shfl_sync(kWarp, packet.high, me / kSlots)};
+    row.expert =
+        used && me < static_cast<std::uint32_t>(group_.top_k) ? mine.expert(me % kSlots) : -1;
+    row.topk_slots = __ballot_sync(kWarp, row.expert >= 0);
+    row.row = mine.number(me % kSlots);
+    return row;
+  }
+
+  /// Index of this lane's top-k slot in the arrays of the handle.
+  __device__ std::size_t handle_index(std::uint32_t slot) const {
+    return static_cast<std::size_t>(slot) * group_.top_k + lane_id();
+  }
+  /// Row index over all experts, of the copy for the top-k slot of `lane`.
+  __device__ std::size_t target(const ReceivedRow& row, int lane) const {
+    return static_cast<std::size_t>(__shfl_sync(kWarp, row.expert, lane)) * slots_ +
+           __shfl_sync(kWarp, row.row, lane);
+  }
+  __device__ static uint4* chunk_at(std::byte* base, std::uint32_t chunk) {
+    return reinterpret_cast<uint4*>(base) + chunk;
+  }
+
+  /// Copies a piece of the row in a slot, and with the first piece everything else of the slot.
+  __device__ void copy(std::uint32_t slot, std::uint32_t piece) const {
+    ReceivedRow row = look_at(slot);
+    if (piece == 0 && lane_id() == 0) {
+      const std::int32_t behind = row.source - group_.me - 1;
+      call_.handle.pairs[row.token * group_.ranks + (behind < 0 ? behind + group_.ranks : behind)] =
+          {row.source, row.token, row.topk_slots};
+      if (kCounts && row.topk_slots != 0) count_up(&low_latency_rows(group_).received, 1);
+    }
+    if (row.topk_slots == 0) return;
+    if (row.expert >= 0) row.row += rows_of(row.expert, 0, row.source);
+    __syncwarp();
+    if (!self_signalling(group_) &&
+        __all_sync(kWarp,
+                   wait_ready(wait_of(row.source), slot_ready(group_, group_.me, row.slot))) == 0)
+      return;
+    copy_piece(row, piece * kPieceChunks);
+    if (piece != 0) return;
+    if (quantized()) copy_scales(row);
+    if (row.expert < 0) return;
+    const std::size_t at = static_cast<std::size_t>(row.expert) * slots_ + row.row;
+    call_.source_token[at] = row.token;
+    call_.handle.rows[handle_index(slot)] = static_cast<std::int32_t>(at);
+    if (call_.has_weights != 0) keep_weight(row, slot);
+  }
+
+  __device__ void copy_piece(const ReceivedRow& row, std::uint32_t first) const {
+    const std::uint32_t chunks =
+        static_cast<std::uint32_t>(call_.sizes.hidden) * (quantized() ? 1 : 2) / 16;
+    std::byte* const from = quantized() ? float8_row(group_, group_.me, row.slot, row.token)
+                                        : slot_row(group_, group_.me, row.slot);
+    const std::uint32_t begin = first + lane_id();
+    std::uint32_t wanted = 0;
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAhead; ++i)
+      if (begin + i * 32 < chunks) wanted |= 1u << i;
+    uint4 data[kAhead];
+    const bool came = take(
+        group_, row_wait(), wanted, data,
+        [&](int i) { return chunk_at(from, begin + static_cast<std::uint32_t>(i) * 32); },
+        [&](int) { return row.source; });
+    if (__all_sync(kWarp, came) == 0) return;
+#pragma unroll 1
+    for (std::uint32_t left = row.topk_slots; left != 0; left &= left - 1) {
+      std::byte* const to = call_.x + target(row, __ffs(left) - 1) * chunks * sizeof(uint4);
+#pragma unroll
+      for (std::uint32_t i = 0; i < kAhead; ++i)
+        if (wanted >> i & 1) *chunk_at(to, begin + i * 32) = data[i];
+    }
+  }
+
+  /// The scales of a row lie a row apart in the result. A lane has four of them.
+  __device__ void copy_scales(const ReceivedRow& row) const {
+    const auto groups = static_cast<std::uint32_t>(numeric::group_count(call_.sizes.hidden));
+    const std::uint32_t words = (groups + 3) / 4;
+    std::byte* const from =
+        float8_row(group_, group_.me, row.slot, row.token) + group_.layout.slot_scales;
+#pragma unroll 1
+    for (std::uint32_t first = 0; first < words; first += 32) {
+      const std::uint32_t word = first + lane_id();
+      uint4 data[1];
+      const bool came = take(
+          group_, row_wait(), word < words ? 1u : 0u, data,
+          [&](int) { return chunk_at(from, word); }, [&](int) { return row.source; });
+      if (__all_sync(kWarp, came) == 0) return;
+      const std::uint32_t scales[4] = {data[0].x, data[0].y, data[0].z, data[0].w};
+#pragma unroll 1
+      for (std::uint32_t left = row.topk_slots; left != 0; left &= left - 1) {
+        const auto expert =
+            static_cast<std::size_t>(__shfl_sync(kWarp, row.expert, __ffs(left) - 1));
+        const std::uint32_t number = __shfl_sync(kWarp, row.row, __ffs(left) - 1);
+        if (word < words) store_scales(scales, word, groups, expert, number);
+      }
+    }
+  }
+
+  __device__ void store_scales(const std::uint32_t (&scales)[4], std::uint32_t word,
+                               std::uint32_t groups, std::size_t expert, std::size_t row) const {
+    if (call_.quantize == static_cast<std::uint32_t>(Quantize::fp8_ue8m0)) {
+      std::int32_t packed = 0;
+#pragma unroll
+      for (std::uint32_t g = 0; g < 4; ++g)
+        if (4 * word + g < groups)
+          packed = numeric::with_ue8m0(packed, g, __uint_as_float(scales[g]));
+      static_cast<std::int32_t*>(
+          call_.scales)[(expert * ((groups + 3) / 4) + word) * slots_ + row] = packed;
+      return;
+    }
+#pragma unroll
+    for (std::uint32_t g = 0; g < 4; ++g)
+      if (4 * word + g < groups)
+        static_cast<std::uint32_t*>(call_.scales)[(expert * groups + 4 * word + g) * slots_ + row] =
+            scales[g];
+  }
+
+  /// Copies the weight of this lane's top-k slot: the half may be written again before the combine
+  /// needs it.
+  __device__ void keep_weight(const ReceivedRow& row, std::uint32_t slot) const {
+    auto* const from =
+        reinterpret_cast<std::uint32_t*>(slot_weights(group_, group_.me, row.slot)) + lane_id();
+    std::uint32_t weight = ptx::ld_relaxed_sys_global(from);
+    if (self_signalling(group_)) {
+      if (weight == kSentinel) weight = wait_word(wait_of(row.source), row_wait(), from);
+      *from = kSentinel;
+    }
+    call_.handle.weights[handle_index(slot)] = __uint_as_float(weight);
+  }
+
+  const LowLatencyDispatchReceive& call_;
+  const DeviceGroup& group_;
+  const Blocks blocks_;
+  /// Ranks that were masked when the block began. Counts of a rank that fails later remain in use,
+  /// otherwise warps would number rows differently.
+  const bool* const left_out_;
+  const std::uint64_t epoch_;
+  const std::uint32_t slots_;
+  std::uint32_t passed_ = 0;  ///< pass_epoch
+};
+
+/// The receive. The `blocks` blocks call; kCounts: counts(call.group).
+template <bool kCounts>
+__device__ void receive(const LowLatencyDispatchReceive& call, const Blocks& blocks) {
+  __shared__ bool left_out[kMaxDeviceRanks];
+  DispatchReceiver<kCounts> receiver(call, blocks, left_out);
+  __syncthreads();
+  receiver.pass();
+  receiver.run();
+  receiver.end();
+}
+
+/// Completes `call`. Returns the number of blocks, at most `most`.
+inline std::uint32_t divide(LowLatencyDispatchReceive& call, std::int32_t most) {
+  const auto hidden = static_cast<std::uint32_t>(call.sizes.hidden);
+  const bool quantized = call.quantize != static_cast<std::uint32_t>(Quantize::none);
+  const auto tokens = static_cast<std::uint32_t>(call.sizes.max_tokens);
+  const std::uint32_t slots = static_cast<std::uint32_t>(call.group.ranks) * tokens;
+  call.pieces = (hidden * (quantized ? 1 : 2) / 16 + kPieceChunks - 1) / kPieceChunks;
+  call.by_tokens = Divisor(tokens);
+  call.by_slots = Divisor(slots);
+  // A few busy warps in each block rather than all in one.
+  return std::min(slots * call.pieces + 1, static_cast<std::uint32_t>(most));
+}
+
+}  // namespace shoal::ep::cuda::dispatch_receive

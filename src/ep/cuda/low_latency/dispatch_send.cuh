@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: Apache-2.0
+// dispatch_send.cuh: the send of a low-latency dispatch. Each token goes once to every rank that
+// has one of its experts, into a slot fixed by (source, token); the receiver copies it for each
+// expert.
+//
+// Moves, for each copy of a token, from x to the slot at the receiving rank: the row (2 B a
+// channel, or 1 B and 4 B of scale for each 128 channels), and 4 B a top-k slot of weights where
+// they travel. Every rank gets a header of 16 B for each two top-k slots of every token, and once 8
+// B for each of its experts.
+//
+// The first block sends what exists once for a dispatch: notices, and the counts of rows before all
+// rows. The other blocks take a token at a time: they load and quantize the row once, in registers,
+// and store it to each rank from there, 16 B a thread, while a warp of its own sends the header. A
+// launch therefore has at least two blocks, even where the caller allows one.
+//
+// Waits: `dispatch_read` of all ranks for the use before last of this half. Where dispatches and
+// combines take turns, it has come before, and the send waits for no rank. Publishes: grants and a
+// notice to every rank; the header of each token to every rank and its row to those that get it, in
+// no order (self_signalling.cuh); with flags, about when the row is stored, a ready word. Memory
+// order: words that carry the epoch or are their own signal need none; in groups that mask ranks, a
+// ready word is a release at system scope after a barrier of the threads that store the row.
+//
+// Measured: dispatch and combine of 128 tokens of 7168 channels, FP8 there and BF16 back, take 30
+// us on two H200, of which 8 us are the links' time at 355 GB/s; the rest is latency
+// (docs/notebook/2026-11-22-gpu-low-latency.md).
+#pragma once
+
+#include "ep/cuda/device/vectors.cuh"
+#include "ep/cuda/low_latency/grants.cuh"
+#include "ep/cuda/low_latency/launch.cuh"
+#include "ep/cuda/low_latency/topk_slots.cuh"
+#include "ep/numeric/numeric.hpp"
+
+namespace shoal::ep::cuda::dispatch_send {
+
+// Threads that send rows: one for each 16 channels, up to a number of which several blocks fit on
+// an SM; at least one for each rank, because a thread waits for the grant of each.
+constexpr std::uint32_t kMaxThreads = 512, kMinThreads = kMaxDeviceRanks;
+constexpr std::uint32_t kUnit = 16;  // channels that a thread handles at a time
+
+/// Two codes, the first in the low byte. The instruction rounds to nearest even, saturates and
+/// turns every NaN into 0x7f, as numeric::encode_e4m3 does.
+__device__ inline std::uint32_t encode_pair(float first, float second) {
+#if __CUDA_ARCH__ >= 890
+  return ptx::cvt_rn_satfinite_e4m3x2_f32(second, first);
+#else
+  return numeric::encode_e4m3(first) | std::uint32_t{numeric::encode_e4m3(second)} << 8;
+#endif
+}
+
+__device__ inline uint2 encode(const uint4& vector, float scale) {
+  float values[8];
+  Bfloat16Vector::widen(vector, values);
+  std::uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    pairs[i] =
+        encode_pair(numeric::mul(values[2 * i], scale), numeric::mul(values[2 * i + 1], scale));
+  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+}
+
+__device__ inline std::uint32_t largest_magnitude(const uint4& a, const uint4& b) {
+  constexpr std::uint32_t kMagnitudes = 0x7fff'7fffu;
+  std::uint32_t most = __vmaxu2(a.x & kMagnitudes, a.y & kMagnitudes);
+  most = __vmaxu2(most, __vmaxu2(a.z & kMagnitudes, a.w & kMagnitudes));
+  most = __vmaxu2(most, __vmaxu2(b.x & kMagnitudes, b.y & kMagnitudes));
+  most = __vmaxu2(most, __vmaxu2(b.z & kMagnitudes, b.w & kMagnitudes));
+  return max(most & 0xffffu, most >> 16);
+}
+
+__device__ inline std::int64_t given_expert(const LowLatencyDispatchSend& call, std::int32_t at) {
+  return call.topk_is_64 != 0 ? static_cast<const std::int64_t*>(call.topk_idx)[at]
+                              : static_cast<const std::int32_t*>(call.topk_idx)[at];
+}
+
+/// One token as its warps hold it: lane k has top-k slot k.
+struct LowLatencyToken {
+  TopkSlot slot;
+  float weight;
+  std::uint32_t targets;  ///< lanes with `last` whose rank is not left out
+};
+
+__device__ inline void report_index(const LowLatencyDispatchSend& call, Fault fault,
+                                    std::int32_t token, std::int64_t given) {
+  report_fault(call.group, fault, Phase::low_latency_dispatch_receive, kDispatchOperation, 0, 0, 0,
+               token, given, lane_id(), false);
+}
+
+/// The expert of this lane's top-k slot; -1 for an index out of range and for the second mention of
+/// an expert. Reports both where `report` is set.
+__device__ inline std::int32_t checked_expert(const LowLatencyDispatchSend& call,
+                                              std::int32_t token, std::int64_t given, bool report) {
+  const std::uint32_t me = lane_id();
+  const bool in_range = given >= 0 && given < call.group.experts;
+  const std::int32_t expert = in_range ? static_cast<std::int32_t>(given) : -1;
+  const std::uint32_t same = __match_any_sync(kWarp, expert);
+  const bool twice = in_range && (same & ((1u << me) - 1)) != 0;
+  if (report && !in_range && given != -1) report_index(call, Fault::bad_index, token, given);
+  if (report && twice) report_index(call, Fault::two_experts, token, given);
+  return twice ? -1 : expert;
+}
+
+/// All warps of a block load the token, so that none has to wait for another.
+__device__ inline LowLatencyToken load_token(const LowLatencyDispatchSend& call, std::int32_t token,
+                                             bool report) {
+  const DeviceGroup& group = call.group;
+  const std::uint32_t me = lane_id();
+  std::int64_t given = -1;
+  LowLatencyToken t;
+  t.weight = 0;
+  if (token < call.tokens && me < static_cast<std::uint32_t>(group.top_k)) {
+    const std::int32_t i = token * group.top_k + static_cast<std::int32_t>(me);
+    given = given_expert(call, i);
+    if (call.weights != nullptr) t.weight = call.weights[i];
+  }
+  t.slot = make_topk_slot(checked_expert(call, token, given, report), group.local_experts);
+  t.targets = 0;
+  return t;
+}
+
+/// Whether index `at` of all tokens is the first mention of its expert by its token.
+__device__ inline bool is_first(const LowLatencyDispatchSend& call, std::int32_t at,
+                                std::int64_t expert) {
+#pragma unroll 1
+  for (std::int32_t i = at / call.group.top_k * call.group.top_k; i < at; ++i)
+    if (given_expert(call, i) == expert) return false;
+  return true;
+}
+
+/// The expert at index `at` of the tokens before `token`; -1 beyond them.
+__device__ inline std::int64_t earlier_expert(const LowLatencyDispatchSend& call,
+                                              std::int32_t token, std::int32_t at) {
+  return at < min(token, call.tokens) * call.group.top_k ? given_expert(call, at) : -1;
+}
+
+/// Adds to numbers[k] how many earlier tokens name the expert of top-k slot k. The `threads`
+/// threads of a block that send rows call, with the earlier_expert() of their number.
+__device__ inline void number_rows(const LowLatencyDispatchSend& call, std::int32_t token,
+                                   const TopkSlot& slot, std::uint32_t threads, std::int64_t given,
+                                   std::uint32_t* numbers) {
+  const std::int32_t count = min(token, call.tokens) * call.group.top_k;
+  std::uint32_t mine = 0;
+#pragma unroll 1
+  for (std::int32_t first = static_cast<std::int32_t>(threadIdx.x / 32 * 32); first < count;
+       first += static_cast<std::int32_t>(threads)) {
+    const std::int32_t at = first + static_cast<std::int32_t>(lane_id());
+#pragma unroll 1
+    for (std::int32_t k = 0; k < call.group.top_k; ++k) {
+      const std::int32_t expert = __shfl_sync(kWarp, slot.expert, k);
+      const std::uint32_t same =
+          __ballot_sync(kWarp, expert >= 0 && given == expert && is_first(call, at, given));
+      if (lane_id() == static_cast<std::uint32_t>(k)) mine += __popc(same);
+    }
+    given = earlier_expert(call, token, at + static_cast<std::int32_t>(threads));
+  }
+  if (mine != 0) atomicAdd(numbers + lane_id(), mine);
+}
+
+/// Barrier of the `threads` threads of a block that send rows.
+__device__ inline void row_barrier(std::uint32_t threads) {
+  ptx::bar_sync<1>(threads);
+}
+
+/// Counts the rows of each expert, kCounted experts at a time, and sends the counts. The `threads`
+/// threads of a block that send rows call.
+class ExpertRowCounts {
+ public:
+  static constexpr std::int32_t kCounted = 1024;
+
+  __device__ ExpertRowCounts(const LowLatencyDispatchSend& call, std::uint32_t threads,
+                             std::uint32_t* counts)
+      : call_(call), threads_(static_cast<std::int32_t>(threads)), counts_(counts) {}
+
+  __device__ void count(std::int32_t from) const {
+    const DeviceGroup& group = call_.group;
+    for (std::int32_t e = me(); e < kCounted; e += threads_) counts_[e] = 0;
+    row_barrier(static_cast<std::uint32_t>(threads_));
+#pragma unroll 1
+    for (std::int32_t at = me(); at < call_.tokens * group.top_k; at += threads_) {
+      const std::int64_t expert = given_expert(call_, at);
+      if (expert >= from && expert < min(from + kCounted, group.experts) &&
+          is_first(call_, at, expert))
+        atomicAdd(counts_ + (expert - from), 1u);
+    }
+    row_barrier(static_cast<std::uint32_t>(threads_));
+  }
+
+  /// Sends each count to the rank of its expert, after count(from).
+  __device__ void send(std::int32_t from, std::uint64_t epoch, const bool* masked) const {
+    const DeviceGroup& group = call_.group;
+#pragma unroll 1
+    for (std::int32_t e = from + me(); e < min(from + kCounted, group.experts); e += threads_) {
+      const std::int32_t rank = e / group.local_experts;
+      if (!masked[rank])
+        ptx::st_relaxed_sys_global(
+            slot_counts(group, rank, epoch, group.me) + e % group.local_experts,
+            (epoch & 0xffff'ffffu) | std::uint64_t{counts_[e - from]} << 32);
+    }
+  }
+
+ private:
+  __device__ static std::int32_t me() { return static_cast<std::int32_t>(threadIdx.x); }
+
+  const LowLatencyDispatchSend& call_;
+  const std::int32_t threads_;
+  std::uint32_t* const counts_;
+};
+
+__device__ inline const std::uint16_t* row_of(const LowLatencyDispatchSend& call,
+                                              std::int32_t token) {
+  return call.x + static_cast<std::size_t>(token) * call.sizes.hidden;
+}
+
+__device__ inline void prefetch_row(const LowLatencyDispatchSend& call, std::int32_t token) {
+  constexpr std::uint32_t kLineChannels = 64;  // 128 bytes
+  if (token >= call.tokens) return;
+  for (std::uint32_t channel = threadIdx.x * kLineChannels;
+       channel < static_cast<std::uint32_t>(call.sizes.hidden);
+       channel += blockDim.x * kLineChannels)
+    ptx::prefetch_global_l2(row_of(call, token) + channel);
+}
+
+/// Calls f(rank) for every rank that gets the token.
+template <typename F>
+__device__ void for_targets(const LowLatencyToken& t, F&& f) {
+  for (std::uint32_t left = t.targets; left != 0; left &= left - 1)
+    f(__shfl_sync(kWarp, t.slot.rank, __ffs(left) - 1));
+}
+
+/// Sends the row in bfloat16, 16 bytes a thread and kAhead loads in flight.
+__device__ inline void send_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                                const std::uint16_t* row, std::size_t slot) {
+  const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
+  constexpr std::uint32_t kAhead = 2;
+  for (std::uint32_t first = 0; first < chunks; first += kAhead * (blockDim.x - 32)) {
+    uint4 data[kAhead];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAhead; ++i) {
+      const std::uint32_t chunk = first + i * (blockDim.x - 32) + threadIdx.x;
+      if (chunk < chunks) data[i] = __ldg(reinterpret_cast<const uint4*>(row) + chunk);
+    }
+    for_targets(t, [&](std::int32_t rank) {
+      auto* const target = reinterpret_cast<uint4*>(slot_row(call.group, rank, slot));
+#pragma unroll
+      for (std::uint32_t i = 0; i < kAhead; ++i) {
+        const std::uint32_t chunk = first + i * (blockDim.x - 32) + threadIdx.x;
+        if (chunk < chunks) store_row(target + chunk, data[i]);
+      }
+    });
+  }
+}
+
+/// Sends the row in float8, 16 channels a thread. The 8 threads of a group of channels compute its
+/// scale together, and the scales of a warp's 4 groups are one store.
+__device__ inline void send_float8_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                                       const std::uint16_t* row, std::size_t slot,
+                                       std::int32_t token) {
+  constexpr std::uint32_t kThreadsPerGroup = numeric::kGroupChannels / kUnit;
+  const auto units = static_cast<std::uint32_t>(call.sizes.hidden) / kUnit;
+  const auto rounding = call.quantize == static_cast<std::uint32_t>(Quantize::fp8)
+                            ? numeric::ScaleRounding::none
+                            : numeric::ScaleRounding::power_of_two;
+  // Whole warps iterate together because of the shuffles; the last group can be short.
+  for (std::uint32_t first = threadIdx.x / 32 * 32; first < units; first += (blockDim.x - 32)) {
+    const std::uint32_t unit = first + lane_id();
+    uint4 low{}, high{};
+    if (unit < units) {
+      low = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit);
+      high = __ldg(reinterpret_cast<const uint4*>(row) + 2 * unit + 1);
+    }
+    std::uint32_t largest = largest_magnitude(low, high);
+#pragma unroll
+    for (std::uint32_t distance = kThreadsPerGroup / 2; distance > 0; distance /= 2)
+      largest = max(largest, __shfl_xor_sync(kWarp, largest, distance));
+    const numeric::Scale scale = numeric::scale_of(__uint_as_float(largest << 16), rounding);
+    const uint2 a = encode(low, scale.quantize), b = encode(high, scale.quantize);
+    const uint4 codes{a.x, a.y, b.x, b.y};
+    const std::uint32_t bits = __float_as_uint(scale.dequantize);
+    uint4 inverse;
+    inverse.x = __shfl_sync(kWarp, bits, 0);
+    inverse.y = __shfl_sync(kWarp, bits, kThreadsPerGroup);
+    inverse.z = __shfl_sync(kWarp, bits, 2 * kThreadsPerGroup);
+    inverse.w = __shfl_sync(kWarp, bits, 3 * kThreadsPerGroup);
+    for_targets(t, [&](std::int32_t rank) {
+      std::byte* const target = float8_row(call.group, rank, slot, token);
+      if (unit < units) store_row(reinterpret_cast<uint4*>(target) + unit, codes);
+      if (lane_id() == 0)  // slots have room for a multiple of four scales
+        store_row(reinterpret_cast<uint4*>(target + call.group.layout.slot_scales +
+                                           first / kThreadsPerGroup * sizeof(float)),
+                  inverse);
+    });
+  }
+}
+
+/// Sends the header of the token to every rank. A warp of its own calls, beside those that send the
+/// row.
+__device__ inline void send_header(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                                   const std::uint32_t* numbers, std::uint64_t epoch,
+                                   std::size_t slot, const bool* masked) {
+  const auto packets = static_cast<std::int32_t>(call.group.layout.packets);
+  const std::uint32_t mine = numbers[lane_id()];
+#pragma unroll 1
+  for (std::int32_t first = 0; first < call.group.ranks * packets; first += 32) {
+    const std::int32_t i = first + static_cast<std::int32_t>(lane_id());
+    const std::int32_t rank = i / packets, packet = i % packets;
+    bool has_row = false;
+#pragma unroll 1
+    for (std::uint32_t left = t.targets; left != 0; left &= left - 1)
+      has_row = __shfl_sync(kWarp, t.slot.rank, __ffs(left) - 1) == rank || has_row;
+    std::int32_t experts[detail::kTopkSlotsPerPacket];
+    std::uint32_t number[detail::kTopkSlotsPerPacket];
+#pragma unroll
+    for (int k = 0; k < static_cast<int>(detail::kTopkSlotsPerPacket); ++k) {
+      const int lane = packet * static_cast<int>(detail::kTopkSlotsPerPacket) + k;
+      const std::int32_t expert = __shfl_sync(kWarp, t.slot.expert, lane % 32);
+      const std::int32_t local = expert - rank * call.group.local_experts;
+      number[k] = __shfl_sync(kWarp, mine, lane % 32);
+      experts[k] =
+          lane < 32 && expert >= 0 && local >= 0 && local < call.group.local_experts ? local : -1;
+    }
+    if (i < call.group.ranks * packets && !masked[rank])
+      store_packet(slot_header(call.group, rank, slot) + packet * detail::kPacketBytes,
+                   SlotPacket::of(epoch, has_row, experts, number));
+  }
+}
+
+/// Counts the rows of the token. One warp calls.
+__device__ inline void count_rows(const LowLatencyDispatchSend& call, const LowLatencyToken& t) {
+  const DeviceGroup& group = call.group;
+  if ((t.targets >> lane_id() & 1) == 0) return;
+  const bool quantized = call.quantize != static_cast<std::uint32_t>(Quantize::none);
+  count_up(&low_latency_rows(group).sent[t.slot.rank][quantized ? 1 : 0], 1);
+}
+
+/// Sends the weights of the top-k slots, a rank at a time. One warp calls.
+__device__ inline void send_weights(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                                    std::size_t slot) {
+  for (std::uint32_t left = t.targets; left != 0; left &= left - 1) {
+    const std::int32_t rank = __shfl_sync(kWarp, t.slot.rank, __ffs(left) - 1);
+    if (t.slot.rank == rank)
+      store_word(reinterpret_cast<std::uint32_t*>(slot_weights(call.group, rank, slot)) + lane_id(),
+                 __float_as_uint(t.weight));
+  }
+}
+
+/// Publishes the row, a rank a lane.
+__device__ inline void send_ready(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                                  std::uint64_t epoch, std::size_t slot) {
+  if (threadIdx.x < 32 && (t.targets >> lane_id() & 1) != 0)
+    raise_row_flag(call.group, slot_ready(call.group, t.slot.rank, slot), epoch);
+}
+
+/// Sends everything but the header. The threads that send rows call.
+__device__ inline void send_token(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
+                                  const std::uint16_t* row, std::uint64_t epoch, std::size_t slot,
+                                  std::int32_t token, std::uint32_t row_threads) {
+  if (call.weights != nullptr && threadIdx.x < 32) send_weights(call, t, slot);
+  if (call.quantize == static_cast<std::uint32_t>(Quantize::none))
+    send_row(call, t, row, slot);
+  else
+    send_float8_row(call, t, row, slot, token);
+  if (call.flags == 0) return;
+  if (!self_signalling(call.group)) row_barrier(row_threads);
+  send_ready(call, t, epoch, slot);
+}
+
+/// Waits until rank `me` has granted the half, if it is one; false where the group has failed. A
+/// barrier of the block has to follow. `counted`: the wait is; one block of a launch counts.
+template <bool counted>
+__device__ bool wait_grant(const DeviceGroup& group, std::uint64_t epoch, std::int32_t me,
+                           bool* masked) {
+  if (me >= group.ranks) return true;
+  std::uint64_t waited = 0;
+  const bool failed = aborted(group);  // in flight with the grant
+  // The load of the grant does not wait for that of the epoch.
+  const bool granted = wait_signal_or_mask(
+      group, group.layout.dispatch_read, me, epoch > 2 ? epoch - 2 : 0,
+      Phase::low_latency_dispatch_grant, kDispatchOperation, counted ? &waited : nullptr);
+  if constexpr (counted)
+    count_first_wait(group, KernelKind::low_latency_dispatch_send, epoch, me, waited);
+  masked[me] = is_masked(group, me);
+  return !failed && (granted || !aborted(group));
+}
+
+/// Tells all ranks that this dispatch has begun. A warp calls.
+__device__ inline void begin_dispatch(const LowLatencyDispatchSend& call, std::uint64_t epoch) {
+  const DeviceGroup& group = call.group;
+  const RowWait send = dispatch_row_wait(group, Phase::low_latency_dispatch_grant, epoch);
+  begin_send(group, dispatch_grants(group), combine_grants(group), send, [&](std::uint64_t left) {
+    const std::size_t slots = static_cast<std::size_t>(group.ranks) * call.sizes.max_tokens;
+    const std::size_t first = slot_index(group, call.sizes, left, 0, 0);
+    fill_sentinel(slot_row(group, group.me, first), slots * group.layout.slot_bytes);
+    fill_sentinel(reinterpret_cast<std::byte*>(slot_weights(group, group.me, first)),
+                  slots * group.top_k * sizeof(float));
+  });
+}
+
+/// The first block's part: what exists once for a dispatch. Receivers need the counts before any
+/// row, so nothing may delay them. Returns pass_epoch().
+template <bool kCounts>
+__device__ std::uint32_t notify_ranks(const LowLatencyDispatchSend& call, std::uint64_t epoch,
+                                      std::uint32_t row_threads, bool* masked) {
+  __shared__ std::uint32_t count_of[ExpertRowCounts::kCounted];
+  const DeviceGroup& group = call.group;
+  __syncthreads();
+  const std::uint32_t passed = pass_epoch(group, KernelKind::low_latency_dispatch_send, false);
+  if (threadIdx.x >= row_threads) {
+    begin_dispatch(call, epoch);
+    if (kCounts && lane_id() == 0)
+      add_last_launch(group, KernelKind::low_latency_dispatch_send, epoch);
+    return passed;
+  }
+  const ExpertRowCounts counts(call, row_threads, count_of);
+  counts.count(0);
+  const auto me = static_cast<std::int32_t>(threadIdx.x);
+  wait_grant<kCounts>(group, epoch, me, masked);
+  row_barrier(row_threads);
+  if (me < group.ranks)
+    ptx::st_relaxed_sys_global(
+        dispatch_notice(group, me, epoch, group.me),
+        DispatchNoticeWord{call.tokens, call.quantize, call.weights != nullptr, masked[me]}.word(
+            epoch));
+  counts.send(0, epoch, masked);
+  for (std::int32_t from = ExpertRowCounts::kCounted; from < group.experts;
+       from += ExpertRowCounts::kCounted) {
+    row_barrier(row_threads);
+    counts.count(from);
+    counts.send(from, epoch, masked);
+  }
+  return passed;
+}
+
+/// The other blocks' part: tokens `token`, `token + step`, ... Returns pass_epoch().
+///
+/// The warp of the headers waits for the grants while the others load and number the first token.
+template <bool kCounts>
+__device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::uint64_t epoch,
+                                     std::uint32_t row_threads, std::int32_t token,
+                                     std::int32_t step, bool* masked) {
+  __shared__ std::uint32_t numbers[32];  // row numbers of a token, by top-k slot
+  const DeviceGroup& group = call.group;
+  const auto me = static_cast<std::int32_t>(threadIdx.x);
+  const bool sends_rows = threadIdx.x < row_threads;
+  bool usable = true;
+  for (auto rank = static_cast<std::int32_t>(lane_id()); !sends_rows && rank < group.ranks;
+       rank += 32)
+    usable = wait_grant<false>(group, epoch, rank, masked) && usable;
+  if (me < 32) numbers[me] = 0;
+  prefetch_row(call, token);
+  const std::int64_t earlier = earlier_expert(call, token, me);
+  LowLatencyToken t = load_token(call, token, me < 32);
+  if (sends_rows) {
+    row_barrier(row_threads);
+    number_rows(call, token, t.slot, row_threads, earlier, numbers);
+  }
+  usable = __syncthreads_and(usable) != 0;
+  const std::uint32_t passed = pass_epoch(group, KernelKind::low_latency_dispatch_send, false);
+  if (!usable) return passed;
+  while (token < call.tokens) {
+    t.targets = __ballot_sync(kWarp, t.slot.last && !masked[t.slot.rank]);
+    const std::size_t slot = slot_index(group, call.sizes, epoch, group.me, token);
+    if (threadIdx.x >= row_threads) {
+      send_header(call, t, numbers, epoch, slot, masked);
+      if (kCounts) count_rows(call, t);
+      numbers[lane_id()] = 0;
+    } else {
+      send_token(call, t, row_of(call, token), epoch, slot, token, row_threads);
+      if (me < group.top_k)
+        call.handle.topk[static_cast<std::size_t>(token) * group.top_k + me] = t.slot.expert;
+    }
+    token += step;
+    if (token >= call.tokens) break;
+    t = load_token(call, token, me < 32);
+    __syncthreads();
+    if (sends_rows)
+      number_rows(call, token, t.slot, row_threads, earlier_expert(call, token, me), numbers);
+    __syncthreads();
+  }
+  return passed;
+}
+
+/// The send. The `blocks` blocks call, of blockDim.x threads; kCounts: counts(call.group).
+template <bool kCounts>
+__device__ void send(const LowLatencyDispatchSend& call, const Blocks& blocks) {
+  __shared__ bool masked[kMaxDeviceRanks];
+  const DeviceGroup& group = call.group;
+  const std::uint64_t epoch = group.memory->dispatches_sent + 1;
+  const std::uint32_t row_threads = blockDim.x - 32;
+  if (kCounts && blocks.me == 0 && threadIdx.x == row_threads)
+    note_start(group, KernelKind::low_latency_dispatch_send, epoch,
+               RecordedOperation::low_latency_dispatch);
+  const auto block = static_cast<std::int32_t>(blocks.me),
+             count = static_cast<std::int32_t>(blocks.count);
+  const std::uint32_t passed =
+      block == 0 ? notify_ranks<kCounts>(call, epoch, row_threads, masked)
+                 : send_tokens<kCounts>(call, epoch, row_threads, block - 1, count - 1, masked);
+  if (kCounts && threadIdx.x == 0) note_end(group, KernelKind::low_latency_dispatch_send, epoch);
+  end_kernel(group, KernelKind::low_latency_dispatch_send, false, passed, blocks.count, [&] {
+    group.memory->dispatches_sent = epoch;
+    call.handle.header->epoch = epoch;
+    __threadfence();
+    *static_cast<volatile std::uint64_t*>(&call.handle.header->serial) = call.serial;
+  });
+}
+
+/// Threads of a block for rows of this size.
+inline std::uint32_t threads_of(const LowLatencySizes& sizes) {
+  const auto units = (static_cast<std::uint32_t>(sizes.hidden) + kUnit - 1) / kUnit;
+  return std::min(std::max((units + 31) / 32 * 32, kMinThreads), kMaxThreads) + 32;
+}
+
+/// A block for each token, and the first one; at most `most`.
+inline std::uint32_t blocks_of(const LowLatencyDispatchSend& call, std::int32_t most) {
+  return static_cast<std::uint32_t>(std::max(2, std::min(call.tokens + 1, most)));
+}
+
+}  // namespace shoal::ep::cuda::dispatch_send
