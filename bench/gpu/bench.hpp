@@ -41,6 +41,7 @@ struct Options {
   std::vector<std::size_t> bytes;
   bool peer = true;  ///< collectives: also those of NCCL
   std::string json_path;
+  bool masks = false;         ///< low-latency: GroupOptions.mask_failed
   std::string between_nodes;  ///< SHOAL_EP_BETWEEN_NODES where it is not that of the environment
 };
 

@@ -35,6 +35,7 @@ class LowLatencyBench {
       : peers_(peers),
         shape_(options.shape),
         between_nodes_(options.between_nodes),
+        masks_(options.masks),
         results_(results),
         group_(world.team(), low_latency_options(options, max_tokens)),
         factors_(expert_factors(peers.me() * group_.local_experts(), group_.local_experts())),
@@ -135,6 +136,7 @@ class LowLatencyBench {
                   {"launch", how},
                   {"tokens", tokens_}};
     if (!between_nodes_.empty()) labels["between_nodes"] = between_nodes_;
+    if (masks_) labels["masks"] = true;
     results_.add(labels, timing, bytes);
   }
 
@@ -261,6 +263,7 @@ class LowLatencyBench {
   Peers& peers_;
   const Shape shape_;
   const std::string between_nodes_;
+  const bool masks_;
   Results& results_;
   const Stream stream_;
   ep::Group group_;

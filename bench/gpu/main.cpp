@@ -38,6 +38,7 @@ ep::GroupOptions normal_options(const Options& options, std::int64_t max_tokens)
 ep::GroupOptions low_latency_options(const Options& options, std::int64_t max_tokens) {
   ep::GroupOptions group = normal_options(options, 0);
   group.low_latency_max_tokens = max_tokens;
+  group.mask_failed = options.masks;
   return group;
 }
 
@@ -181,6 +182,7 @@ void declare(CLI::App& app, Options& options, std::string& part) {
   low_latency->add_option(
       "--load-of", options.shape.load_of,
       "ranks of a larger group whose load the PEs carry, for its experts and tokens");
+  low_latency->add_flag("--masks", options.masks, "groups that mask ranks (mask_failed)");
   CLI::App* const nodes =
       command("nodes", "two nodes, through host memory: pairs, put and get on heaps in GPU memory");
   nodes->add_option("--main-tokens", options.shape.tokens, "tokens per PE")->capture_default_str();

@@ -111,7 +111,7 @@ struct Settings {
   std::int64_t ep_sms = 0;
   std::string ep_tuning;
   std::size_t ep_chunk = std::size_t{512} << 10;
-  std::int64_t ep_depth = 4;
+  std::int64_t ep_depth = 0;
   std::string ep_between_nodes = "automatic";
 
   // Diagnosis.

@@ -335,11 +335,10 @@ std::vector<SettingInfo> ep_rows() {
              "Bytes per message between nodes in normal mode; the same on all PEs. Small chunks "
              "overlap more, large ones cost less each.",
              4096, std::int64_t{1} << 30),
-      number(
-          "SHOAL_EP_DEPTH", "", scope, &S::ep_depth,
-          "Chunks in flight to one other node in normal mode; the same on all PEs. With 4, one is "
-          "sent while another travels and a third is read.",
-          1, 1024),
+      number("SHOAL_EP_DEPTH", "", scope, &S::ep_depth,
+             "Chunks in flight to one other node in normal mode; the same on all PEs. 0: 16 where "
+             "kernels send them, else 4: one is sent while another travels and a third is read.",
+             0, 1024),
       text(
           "SHOAL_EP_BETWEEN_NODES", "", scope, &S::ep_between_nodes,
           "How groups in GPU memory move rows to ranks that NVLink does not reach; the same on all "

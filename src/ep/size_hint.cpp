@@ -22,7 +22,7 @@ SizeHint size_hint(const GroupOptions& options, std::int32_t ranks, DeviceKind h
       const detail::RailLayout rail(
           shape, layout.notice_bytes, layout.total,
           detail::option_or(shape.chunk_bytes, settings.ep_chunk),
-          detail::option_or(shape.chunks_in_flight, static_cast<std::uint32_t>(settings.ep_depth)));
+          detail::chunk_depth(shape.chunks_in_flight, settings.ep_depth, true));
       rails = rail.end - rail.start;
     }
     return {layout.control_end, layout.normal_end - layout.control_end + rails,

@@ -87,8 +87,7 @@ void GroupLayout::place_normal(Cursor& cursor, const Shape& shape, const Setting
   if (shape.nodes > 1 && shape.max_tokens > 0) {
     const TokenMessage token(shape.max_row_bytes, shape.max_scales * 4, shape.top_k, true);
     const SumMessage sum(shape.max_combine_row_bytes, shape.top_k, true);
-    chunk_depth = option_or<std::uint64_t>(shape.chunks_in_flight,
-                                           static_cast<std::uint64_t>(settings.ep_depth));
+    chunk_depth = detail::chunk_depth(shape.chunks_in_flight, settings.ep_depth, false);
     const std::size_t wished = option_or(shape.chunk_bytes, settings.ep_chunk);
     chunk_bytes =
         align_up(std::max(wished, sizeof(ChunkHeader) + std::max(token.total, sum.total)), kLine);

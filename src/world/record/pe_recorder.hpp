@@ -81,7 +81,6 @@ class CountedCollective {
   }
   CountedCollective(const CountedCollective&) = delete;
   CountedCollective& operator=(const CountedCollective&) = delete;
-  void set_bytes(std::uint64_t bytes) noexcept { bytes_ = bytes; }
 
  private:
   PeRecorder& recorder_;

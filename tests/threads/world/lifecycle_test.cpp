@@ -197,7 +197,7 @@ TEST(WorldOpen, ComparesWhatMustBeEqual) {
       {[](Settings& settings) { settings.ep_chunk = 8192; },
        "SHOAL_EP_CHUNK, which must be the same on all: PE 0, 2: 524288; PE 1: 8192"},
       {[](Settings& settings) { settings.ep_depth = 1; },
-       "SHOAL_EP_DEPTH, which must be the same on all: PE 0, 2: 4; PE 1: 1"},
+       "SHOAL_EP_DEPTH, which must be the same on all: PE 0, 2: 0; PE 1: 1"},
       {[](Settings& settings) { settings.ep_between_nodes = "staged"; },
        "SHOAL_EP_BETWEEN_NODES, which must be the same on all: PE 0, 2: automatic; PE 1: staged"},
   };

@@ -105,6 +105,15 @@ TEST(EpLayout, ChunksOfAGroup) {
   EXPECT_LT(size_hint(options, 8, DeviceKind::cuda, 2).normal, hint);
 }
 
+TEST(EpLayout, KernelsHaveMoreChunksInFlightUnlessTheNumberIsGiven) {
+  EXPECT_EQ(detail::chunk_depth(0, 0, true), 16U);
+  EXPECT_EQ(detail::chunk_depth(0, 0, false), 4U);
+  EXPECT_EQ(detail::chunk_depth(0, 7, true), 7U);
+  EXPECT_EQ(detail::chunk_depth(3, 7, false), 3U);
+  const host::GroupLayout usual(detail::make_shape(test::deepseek_options(), 8, 2), Settings{});
+  EXPECT_EQ(usual.chunk_depth, 4U);
+}
+
 TEST(EpLayout, SizesThatExceed64BitsAreRejected) {
   const auto rejected = [](const GroupOptions& options, std::int32_t ranks) {
     for (const DeviceKind heap : {DeviceKind::host, DeviceKind::cuda}) {

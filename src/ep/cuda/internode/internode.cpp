@@ -26,7 +26,7 @@ Internode::Internode(CudaGroup& group, const detail::Nodes& nodes, std::size_t s
   const detail::DeviceLayout device(shape_);
   grid_.layout = detail::RailLayout(
       shape_, device.notice_bytes, start, detail::option_or(shape_.chunk_bytes, settings.ep_chunk),
-      detail::option_or(shape_.chunks_in_flight, static_cast<std::uint32_t>(settings.ep_depth)));
+      detail::chunk_depth(shape_.chunks_in_flight, settings.ep_depth, true));
   grid_.nodes = nodes.count;
   grid_.size = nodes.size;
   grid_.mine = nodes.mine;

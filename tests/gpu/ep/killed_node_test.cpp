@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// A PE on another emulated node is killed while kernels exchange rows with it, through the proxy or
+// by queues of the NIC that is a kernel. The other PE reports it in time.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "gpu/ep/nodes.hpp"
+#include "support/process/process.hpp"
+
+namespace shoal::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Compares nothing before the group has said that all rows came.
+void run_low_latency(GpuGroup& group, const EpCase& c) {
+  GpuLowLatencyRound round(group, c, {});
+  const ep::LowLatencyReceived got = round.send().receive();
+  group.group.synchronize();
+  round.check(got);
+  round.write_expert_output();
+  const Tensor out = round.combine(got).receive();
+  group.group.synchronize();
+  round.check(out);
+}
+
+/// Rounds without end; `pe.argument` names the mode.
+SHOAL_PE_BODY(rounds_between_nodes_for_ever) {
+  try {
+    World world = World::open({pe.settings, nullptr});
+    const EpCase c = nodes_case(world.n_pes(), world.n_pes(), 1);
+    GpuGroup group(world, options_for(c));
+    for (int i = 0;; ++i) {
+      if (pe.argument == "normal")
+        GpuRound(group, c, {}).run();
+      else
+        run_low_latency(group, c);
+      if (i == 5) {
+        std::puts("running");
+        std::fflush(stdout);
+      }
+    }
+  } catch (const Error& error) {
+    std::printf("code=%s\n%s\n", std::string(name_of(error.code())).c_str(), error.what());
+    std::fflush(stdout);
+  }
+  _exit(0);  // the world has failed and cannot be closed
+}
+
+/// Mode, and who executes the transfers of kernels: SHOAL_GDA.
+using Way = std::tuple<const char*, const char*>;
+
+std::string name_of_way(const testing::TestParamInfo<Way>& tested) {
+  const bool by_nic = std::get<1>(tested.param) == std::string_view("emulated");
+  return std::string(std::get<0>(tested.param)) + (by_nic ? "_by_nic" : "_by_proxy");
+}
+
+class EpGpuKilledNode : public testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(Ways, EpGpuKilledNode,
+                         testing::Combine(testing::Values("normal", "low_latency"),
+                                          testing::Values("off", "emulated")),
+                         name_of_way);
+
+TEST_P(EpGpuKilledNode, IsReported) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  // Kernels that wait for each other would have to take turns.
+  if (gpu_count() < 2) GTEST_SKIP() << "needs two GPUs";
+  const auto [mode, gda] = GetParam();
+  PeGroup group = start_pes(2, "rounds_between_nodes_for_ever",
+                            {.env = {{"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
+                                     {"CUDA_MODULE_LOADING", "EAGER"},
+                                     {"SHOAL_EP_BETWEEN_NODES", "kernels"},
+                                     {"SHOAL_GDA", gda},
+                                     {"SHOAL_HEAP", "cuda"},
+                                     {"SHOAL_NODE_SIZE", "1"},
+                                     {"SHOAL_SYMMETRIC_SIZE", "256M"},
+                                     {"SHOAL_TIMEOUT_MS", "4000"},
+                                     {"SHOAL_TRANSPORT_BETWEEN", "cuda_p2p"}},
+                             .argument = mode});
+  for (Process& process : group.pes)
+    ASSERT_TRUE(process.wait_for_output("running", std::chrono::seconds(60)))
+        << process.out() << process.err();
+  group.pes[1].send(SIGKILL);
+  const auto start = Clock::now();
+  const auto results = wait_all(group.pes);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));
+  EXPECT_EQ(results[1].signal, SIGKILL);
+  const std::string& said = results[0].out;
+  EXPECT_TRUE(results[0].ok()) << results[0].describe();
+  EXPECT_TRUE(said.find("code=timeout") != std::string::npos ||
+              said.find("code=peer_failed") != std::string::npos)
+      << results[0].describe();
+  EXPECT_NE(said.find("PE 1"), std::string::npos) << results[0].describe();
+  EXPECT_TRUE(said.find("dispatch") != std::string::npos ||
+              said.find("combine") != std::string::npos)
+      << results[0].describe();
+}
+
+}  // namespace
+}  // namespace shoal::test
