@@ -73,6 +73,7 @@ struct Context {
   /// By PE: equal where they reach each other over the loopback interface of a host. Empty: as
   /// host_of.
   std::span<const std::int32_t> network_of;
+  bool crowded = false;  ///< more PEs than cores on this PE's host
   std::shared_ptr<memory::Segment> segment;
   std::shared_ptr<memory::DeviceHeap> device_heap;  ///< nullptr where heaps are on the host
   const Settings* settings = nullptr;               ///< lives as long as the world

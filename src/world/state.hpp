@@ -106,7 +106,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   static constexpr std::uint64_t kAnyWord = WaitPoint::kAnyWord, kElsewhere = 0;
   template <typename Ready, typename Word>
   WaitOutcome poll(Ready&& ready, Clock::time_point deadline, Pe awaited, Word&& word) {
-    return spin(ready) ? WaitOutcome::ready : outlast(ready, deadline, awaited, word);
+    return spin(ready, awaited) ? WaitOutcome::ready : outlast(ready, deadline, awaited, word);
   }
   template <typename Ready>
   WaitOutcome poll(Ready&& ready, Clock::time_point deadline, Pe awaited = kAnyPe) {
@@ -246,10 +246,14 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   friend class Opening;  // startup/open.cpp
 
   static void pause() noexcept;
-  /// The polls with which a wait begins.
+  /// The polls of memory with which a wait begins; a single one for what a network brings, since
+  /// they do not make progress.
   template <typename Ready>
-  bool spin(Ready& ready) {
-    for (std::int64_t i = 0; i <= wait_times_.polls; ++i) {
+  bool spin(Ready& ready, Pe awaited) {
+    const bool remote =
+        networked_ && awaited >= 0 && wait_points_[static_cast<std::size_t>(awaited)] == nullptr;
+    const std::int64_t polls = remote ? 0 : wait_times_.polls;
+    for (std::int64_t i = 0; i <= polls; ++i) {
       if (ready()) return true;
       pause();
     }
@@ -307,10 +311,10 @@ WaitOutcome WorldState::back_off(Ready& ready, Clock::time_point deadline, Pe aw
   Backoff backoff;
   Clock::time_point next_check = Clock::now() + std::chrono::milliseconds(1);
   for (int polls = 0;;) {
-    if (polls % polls_per_yield_ == 0) backoff();
     if (networked_ && progress_networks()) backoff.reset();
     if (ready()) return WaitOutcome::ready;
-    if (++polls % 16 != 0) continue;
+    if (++polls % polls_per_yield_ == 0 || backoff.sleeps()) backoff();
+    if (polls % 16 != 0) continue;
     const Clock::time_point now = Clock::now();
     if (now < next_check) continue;
     // A PE may finish its part and end before this one looks again: its part counts.

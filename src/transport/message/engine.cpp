@@ -159,7 +159,7 @@ void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
     if (any) {
       backoff.reset();
       empty = 0;
-    } else if (++empty >= polls_per_yield_) {
+    } else if (++empty >= polls_per_yield_ || backoff.sleeps()) {
       backoff();
       empty = 0;
       since_look = kPollsPerLook;

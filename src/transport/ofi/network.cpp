@@ -66,7 +66,8 @@ void Network::open_rails(const Context& context) {
              .put_bytes = over_tcp() ? payload : kPutBytes,
              .put_signal_bytes = payload,
              .window = static_cast<std::uint32_t>(window),
-             .probes = true};
+             .probes = true,
+             .polls_per_yield = context.crowded ? 1 : message::kPollsPerYield};
   requests = std::clamp<std::size_t>(depth * n_peers, 16, std::max<std::size_t>(requests, 16));
   requests_.resize(requests);
   for (Request& request : requests_) free_.give(&request);

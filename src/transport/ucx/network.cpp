@@ -134,7 +134,8 @@ Network::Network(message::Engine& engine, const Context& context)
              .get_bytes = message_bytes,
              .window = static_cast<std::uint32_t>(context.settings->network_depth),
              .reorders = true,
-             .says_goodbye = true};
+             .says_goodbye = true,
+             .polls_per_yield = context.crowded ? 1 : message::kPollsPerYield};
   for (Pe pe = 0; pe < context.n_pes; ++pe)
     links_.emplace_back(new Link{.network = *this, .peer = engine.peer(pe)});
   ucp_am_handler_param_t handler{};

@@ -256,6 +256,7 @@ transport::Context Opening::transport_context() const {
   context.host_of = placement_.host_of;
   context.node_of = placement_.node_of;
   context.network_of = placement_.network_of;
+  context.crowded = placement_.pes_on_host() > placement_.cores_on_host;
   context.settings = &settings_;
   context.segment = memory_.segment();
   context.device_heap = memory_.device_heap();
@@ -346,6 +347,8 @@ void Opening::make_teams(BlobWriter&) {
   state_->networked_ = fabric_.uses_network();
   state_->polls_per_yield_ = fabric_.polls_per_yield();
   state_->wait_points_ = fabric_.wait_points();
+  if (std::ranges::count(state_->wait_points_, nullptr) + 1 == placement_.n_pes)
+    state_->wait_times_.polls = 0;  // all that is waited for comes over networks
   if (memory_.heap_on_gpu())
     state_->device_side_ = make_device_side({settings_, placement_, memory_, fabric_});
 }

@@ -119,7 +119,7 @@ void WorldState::wait_for(const TeamState& team, std::uint64_t value, std::size_
   const Pe pe = team.pes[from];
   const auto ready = [&] { return seen() >= value; };
   // Only what outlasts the polls counts: a look at the clock takes a fifth of a barrier.
-  if (spin(ready)) return;
+  if (spin(ready, pe)) return;
   const Clock::time_point start = Clock::now();
   const auto outcome = outlast(ready, start + settings_.timeout, pe, word);
   if (recorder_.counts()) recorder_.count_wait(pe, Clock::now() - start);
