@@ -171,7 +171,8 @@ void reduce_divided(Call& call, const Reduction& reduction, std::size_t count, s
 /// PE, whose result it then delivers. Returns false where the scratch memory is too small.
 bool reduce_delivered(Call& call, const Reduction& reduction, const Scratch& scratch,
                       std::byte* target, const std::byte* source, std::size_t count) {
-  const bool divides = collective::divides_reduction(count, reduction.element, call.n_pes());
+  const bool divides = collective::divides_delivered_reduction(count, reduction.element,
+                                                               call.n_pes(), scratch.bytes);
   const std::size_t bytes = count * reduction.element;
   const auto part_of = [&](std::size_t pe) {
     return divides ? block_of(call, reduction, count, pe) : Block{0, bytes};

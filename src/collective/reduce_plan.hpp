@@ -25,6 +25,16 @@ constexpr bool divides_reduction(std::size_t count, std::size_t element_bytes, s
   return n_pes > 1 && count > kUndividedBytes / element_bytes / n_pes;
 }
 
+/// The same where PEs deliver elements to each other's scratch memory of `room` bytes per PE. Two
+/// PEs send each other as many bytes either way; longer reductions take longer than the second
+/// round of waiting.
+inline constexpr std::size_t kUndividedPairBytes = 128 << 10;
+constexpr bool divides_delivered_reduction(std::size_t count, std::size_t element_bytes,
+                                           std::size_t n_pes, std::size_t room) {
+  const bool pair_fits = n_pes == 2 && count <= std::min(room, kUndividedPairBytes) / element_bytes;
+  return divides_reduction(count, element_bytes, n_pes) && !pair_fits;
+}
+
 /// The block of `count` elements that `pe` reduces. Blocks are equal and a multiple of 64 bytes, so
 /// that no two PEs write to the same cache line of an aligned target; the last ones may be shorter
 /// or empty.

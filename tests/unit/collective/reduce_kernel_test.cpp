@@ -121,6 +121,11 @@ TEST(ReducePlan, DividesLargeReductionsOnly) {
   EXPECT_FALSE(divides_reduction(1, 4, 8));
   EXPECT_FALSE(divides_reduction(kUndividedBytes / 4 / 8, 4, 8));
   EXPECT_TRUE(divides_reduction(kUndividedBytes / 4 / 8 + 1, 4, 8));
+  constexpr std::size_t kPair = kUndividedPairBytes / 4;
+  EXPECT_FALSE(divides_delivered_reduction(kPair, 4, 2, std::size_t{1} << 20));
+  EXPECT_TRUE(divides_delivered_reduction(kPair + 1, 4, 2, std::size_t{1} << 20));
+  EXPECT_TRUE(divides_delivered_reduction(kPair, 4, 2, kUndividedPairBytes - 1));
+  EXPECT_TRUE(divides_delivered_reduction(kPair, 4, 3, std::size_t{1} << 20));
   EXPECT_FALSE(divides_reduction(std::size_t{1} << 30, 4, 1))
       << "a single PE has no other PE to share with";
 }
