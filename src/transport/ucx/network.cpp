@@ -81,8 +81,10 @@ struct Network::Callbacks {
   static ucs_status_t on_message(void* network, const void*, std::size_t, void* data,
                                  std::size_t bytes, const ucp_am_recv_param_t* param) {
     // Shoal sends all messages eagerly; a rendezvous is not one of its own.
-    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0)
-      static_cast<Network*>(network)->engine_.receive(static_cast<const std::byte*>(data), bytes);
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return UCS_OK;
+    auto& self = *static_cast<Network*>(network);
+    self.received_ = true;
+    self.engine_.receive(static_cast<const std::byte*>(data), bytes);
     return UCS_OK;
   }
 
@@ -212,10 +214,14 @@ void Network::create_endpoint(Link& link, const std::vector<std::byte>& worker) 
           text_of(status), library_.selection());
 }
 
+/// Ends with a message: a caller may wait for it, and the next step looks at the sockets once more.
 bool Network::poll() {
   bool any = false;
-  for (int step = 0; step < kPollSteps && ucp_worker_progress(library_.worker()) != 0; ++step)
+  received_ = false;
+  for (int step = 0; step < kPollSteps && !received_; ++step) {
+    if (ucp_worker_progress(library_.worker()) == 0) break;
     any = true;
+  }
   return any;
 }
 

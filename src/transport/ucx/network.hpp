@@ -87,6 +87,7 @@ class Network final : public message::Network {
   message::Engine& engine_;
   const std::size_t chunk_;
   message::Traits traits_;
+  bool received_ = false;  ///< a message, in this poll
   Library library_;
   Memory segment_, scratch_;
   std::vector<std::unique_ptr<Link>> links_;  ///< by PE
