@@ -142,7 +142,7 @@ std::vector<SettingInfo> transport_rows() {
           "of PEs needs it."),
       text("SHOAL_OFI_PROVIDER", "NVSHMEM_LIBFABRIC_PROVIDER", scope, &S::ofi_provider,
            "Provider of libfabric, such as tcp;ofi_rxm, efa, verbs;ofi_rxm, cxi, shm. automatic: "
-           "the first of efa, cxi, verbs;ofi_rxm and tcp;ofi_rxm that offers what is needed."),
+           "the first of efa, cxi, verbs;ofi_rxm, net and tcp;ofi_rxm that offers what is needed."),
       text("SHOAL_UCX_TLS", "", scope, &S::ucx_tls,
            "Transports that UCX may use, as its own UCX_TLS. Empty: UCX decides, without shared "
            "memory."),

@@ -23,10 +23,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Environment environment(const char* timeout) {
+Environment environment(const char* timeout, const char* provider = "tcp;ofi_rxm") {
   return {{"SHOAL_SYMMETRIC_SIZE", "4M"},          {"SHOAL_TIMEOUT_MS", timeout},
           {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "10000"}, {"SHOAL_TRANSPORT_INSIDE", "ofi"},
-          {"SHOAL_TRANSPORT_BETWEEN", "ofi"},      {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"}};
+          {"SHOAL_TRANSPORT_BETWEEN", "ofi"},      {"SHOAL_OFI_PROVIDER", provider}};
 }
 
 // PE 1 does nothing; the others operate on it until an operation fails.
@@ -131,6 +131,25 @@ class OfiPeer : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { SHOAL_SKIP_WITHOUT_OFI(); }
 };
+/// Over libfabric's provider net, which few versions have.
+class NetPeer : public OfiPeer {
+ protected:
+  void SetUp() override {
+    OfiPeer::SetUp();
+    if (IsSkipped()) return;
+#ifdef __SANITIZE_ADDRESS__
+    GTEST_SKIP() << "libfabric's net provider does not free all that it takes";
+#endif
+    Settings settings = ofi_settings();
+    settings.ofi_provider = "net";
+    try {
+      run_threads(2, settings, [](World&) {});
+    } catch (const Error& error) {
+      if (error.code() != Code::unsupported) throw;
+      GTEST_SKIP() << "no net here: " << error.what();
+    }
+  }
+};
 class VerbsPeer : public WithVerbs, public testing::WithParamInterface<const char*> {};
 
 void kill_pe_1(const Environment& chosen, const char* operation) {
@@ -152,6 +171,10 @@ TEST_P(OfiPeer, IsReportedWhenItDies) {
   kill_pe_1(environment("30000"), GetParam());
 }
 
+TEST_P(NetPeer, IsReportedWhenItDies) {
+  kill_pe_1(environment("30000", "net"), GetParam());
+}
+
 // Retries are exceeded after 8 * 67 ms.
 TEST_P(VerbsPeer, IsReportedWhenItDies) {
   Environment chosen = verbs_environment("30000");
@@ -162,6 +185,7 @@ TEST_P(VerbsPeer, IsReportedWhenItDies) {
 const auto kOperations = testing::Values("put", "get", "atomic", "signal", "quiet", "wait");
 const auto name_of_operation = [](const auto& parameter) { return std::string(parameter.param); };
 INSTANTIATE_TEST_SUITE_P(Operations, OfiPeer, kOperations, name_of_operation);
+INSTANTIATE_TEST_SUITE_P(Operations, NetPeer, kOperations, name_of_operation);
 INSTANTIATE_TEST_SUITE_P(Operations, VerbsPeer, kOperations, name_of_operation);
 
 // A stopped PE is not dead: the deadline passes, and the message names the network.

@@ -26,6 +26,9 @@ using message::kPollRounds;
 /// 512 bytes with its quiet took 56 us, as a message 31. Gets take the same time either way.
 constexpr std::size_t kPutBytes = 192;
 constexpr std::size_t kSenders = 64;  ///< per rail
+/// Receive buffers of an endpoint over TCP without ofi_rxm, whose queue grows; its attribute says
+/// 256. As many as ofi_rxm takes.
+constexpr std::size_t kTcpReceives = 2048;
 
 /// What networks leave open until the process ends.
 struct LeftOpen {
@@ -54,7 +57,8 @@ void Network::open_rails(const Context& context) {
   if (provider.rails.size() > kMaxRails) provider.rails.resize(kMaxRails);
   std::size_t receive_size = SIZE_MAX, requests = 0;
   for (const Info& info : provider.rails) {
-    receive_size = std::min(receive_size, info->rx_attr->size);
+    const std::size_t size = info->rx_attr->size;
+    receive_size = std::min(receive_size, over_tcp() ? std::max(size, kTcpReceives) : size);
     requests += info->tx_attr->size;
   }
   const std::size_t window = window_of(receive_size, n_peers, depth, kSpareMessages);
@@ -77,7 +81,8 @@ void Network::open_rails(const Context& context) {
     Line line;
     line.rail = std::make_unique<Rail>(std::move(info), requests + receives + kSenders);
     ordered_ = ordered_ && line.rail->messages_after_writes();
-    traits_.hides_rma = traits_.hides_rma || line.rail->target_progresses();
+    // Over TCP the target's polls do it, whatever the attributes of provider net say.
+    traits_.hides_rma = traits_.hides_rma || line.rail->target_progresses() || over_tcp();
     local_registration_ = local_registration_ || line.rail->local_registration();
     line.segment = line.rail->register_memory(engine_.segment().base(), engine_.segment().size(),
                                               Peers::access);

@@ -138,7 +138,10 @@ class Network final : public message::Network {
     return {&line.segment, &line.scratch, &line.messages_region, &line.outgoing_region,
             &line.bounces_region};
   }
-  bool over_tcp() const noexcept { return provider_.starts_with("tcp"); }
+  /// net: the tcp provider of libfabric 1.18, in 1.17.
+  bool over_tcp() const noexcept {
+    return provider_.starts_with("tcp") || provider_.starts_with("net");
+  }
   bool completes_reads_twice() const noexcept;
   void open_rails(const Context& context);
   void make_pools();

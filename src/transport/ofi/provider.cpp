@@ -18,8 +18,10 @@
 namespace shoal::transport::ofi {
 namespace {
 
-/// Candidates of `automatic`, the preferred one first.
-constexpr const char* kProviders[] = {"efa", "cxi", "verbs;ofi_rxm", "tcp;ofi_rxm"};
+/// Candidates of `automatic`, the preferred one first. Per message, tcp;ofi_rxm makes three system
+/// calls more than net: it wakes itself through a pipe.
+constexpr const char* kNet = "net";
+constexpr const char* kProviders[] = {"efa", "cxi", "verbs;ofi_rxm", kNet, "tcp;ofi_rxm"};
 
 /// Requirements of this transport. `order`: the message order that fi_getinfo must promise.
 Info make_hints(const std::string& provider, std::uint64_t order) {
@@ -144,6 +146,8 @@ Provider choose_provider(const Context& context) {
          reasons.back(), offered());
   }
   for (const char* name : kProviders) {
+    // Tested from 1.17 on.
+    if (name == kNet && FI_VERSION_LT(fi_version(), FI_VERSION(1, 17))) continue;
     reasons.push_back(try_provider(name, context, provider));
     if (reasons.back().empty()) return provider;
   }
