@@ -167,17 +167,16 @@ void reduce_divided(Call& call, const Reduction& reduction, std::size_t count, s
   call.wait_for_all("collected");
 }
 
-/// Reduces what the PEs deliver to each other's scratch memory: all elements, or the block of each
-/// PE, whose result it then delivers. Returns false where the scratch memory is too small.
-bool reduce_delivered(Call& call, const Reduction& reduction, const Scratch& scratch,
-                      std::byte* target, const std::byte* source, std::size_t count) {
+/// Reduces what the PEs deliver to each other's scratch memory, which has the room: all elements,
+/// or the block of each PE, whose result it then delivers.
+void reduce_piece(Call& call, const Reduction& reduction, const Scratch& scratch, std::byte* target,
+                  const std::byte* source, std::size_t count) {
   const bool divides = collective::divides_delivered_reduction(count, reduction.element,
                                                                call.n_pes(), scratch.bytes);
   const std::size_t bytes = count * reduction.element;
   const auto part_of = [&](std::size_t pe) {
     return divides ? block_of(call, reduction, count, pe) : Block{0, bytes};
   };
-  if (part_of(0).bytes > scratch.bytes) return false;  // none is longer
   // The halves alternate: a PE that delivers again has seen all PEs deliver since.
   const std::size_t half = scratch.offset + call.team().epoch % 2 * call.n_pes() * scratch.bytes;
   std::vector<WorldState::Delivery> deliveries(call.n_pes());
@@ -193,6 +192,23 @@ bool reduce_delivered(Call& call, const Reduction& reduction, const Scratch& scr
   sources[call.me()] = source + mine.begin;
   reduction.reducer.kernel(target + mine.begin, sources, mine.bytes / reduction.element);
   if (divides) deliver_block(call, reduction, mine, target);
+}
+
+/// The same in pieces that fit into the scratch memory. Returns false where that is too small.
+bool reduce_delivered(Call& call, const Reduction& reduction, const Scratch& scratch,
+                      std::byte* target, const std::byte* source, std::size_t count) {
+  const std::size_t most =
+      collective::delivered_piece(count, reduction.element, call.n_pes(), scratch.bytes);
+  if (most == 0 && count != 0) return false;
+  Reduction piece = reduction;
+  std::size_t done = 0;
+  do {
+    const std::size_t length = std::min(most, count - done);
+    const std::size_t at = done * reduction.element;
+    piece.target_offset = reduction.target_offset + at;
+    reduce_piece(call, piece, scratch, target + at, source + at, length);
+    done += length;
+  } while (done < count);
   return true;
 }
 

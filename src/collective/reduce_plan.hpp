@@ -47,4 +47,16 @@ constexpr Range reduction_block(std::size_t count, std::size_t element_bytes, st
   return {begin, std::min(block, count - begin)};
 }
 
+/// Elements that PEs deliver at a time: all, or where their scratch memory has too little room per
+/// PE, pieces whose blocks have kPieceBlockBytes. 0: it has no room for those either.
+inline constexpr std::size_t kPieceBlockBytes = 256 << 10;
+constexpr std::size_t delivered_piece(std::size_t count, std::size_t element_bytes,
+                                      std::size_t n_pes, std::size_t room) {
+  const std::size_t longest = divides_delivered_reduction(count, element_bytes, n_pes, room)
+                                  ? reduction_block(count, element_bytes, n_pes, 0).count
+                                  : count;
+  if (longest <= room / element_bytes) return count;
+  return room < kPieceBlockBytes ? 0 : kPieceBlockBytes / element_bytes * n_pes;
+}
+
 }  // namespace shoal::collective

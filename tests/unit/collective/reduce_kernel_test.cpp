@@ -117,6 +117,19 @@ TEST(ReducePlan, BlocksCoverEveryElementOnceAndStartOnCacheLines) {
   }
 }
 
+TEST(ReducePlan, DeliversLongReductionsInPieces) {
+  constexpr std::size_t kRoom = std::size_t{512} << 10;
+  EXPECT_EQ(delivered_piece(0, 4, 2, kRoom), 0u);
+  EXPECT_EQ(delivered_piece(kRoom / 4 * 2, 4, 2, kRoom), kRoom / 4 * 2) << "blocks fit";
+  EXPECT_EQ(delivered_piece(kRoom / 4 * 2 + 1, 4, 2, kRoom), kPieceBlockBytes / 4 * 2);
+  EXPECT_EQ(delivered_piece(kRoom, 4, 2, kPieceBlockBytes - 1), 0u);
+  for (const std::size_t element : {1, 2, 4, 8, 16, 32}) {
+    const std::size_t piece = delivered_piece(std::size_t{1} << 30, element, 3, kRoom);
+    for (std::size_t pe = 0; pe < 3; ++pe)
+      EXPECT_EQ(reduction_block(piece, element, 3, pe).count * element, kPieceBlockBytes);
+  }
+}
+
 TEST(ReducePlan, DividesLargeReductionsOnly) {
   EXPECT_FALSE(divides_reduction(1, 4, 8));
   EXPECT_FALSE(divides_reduction(kUndividedBytes / 4 / 8, 4, 8));
