@@ -26,7 +26,8 @@ struct Traits {
   std::size_t rails = 1;             ///< endpoints of this PE
   std::size_t payload_bytes = 0;     ///< longest payload of a message
   std::size_t put_bytes = 0;         ///< longest put that is a message
-  std::size_t put_signal_bytes = 0;  ///< the same with a signal, where that is more
+  std::size_t put_signal_bytes = 0;  ///< the same with a signal, where that is more; in several
+                                     ///< messages if longer than a payload
   std::size_t put_nbi_bytes = 0;     ///< the same for put_nbi
   std::size_t get_bytes = 0;         ///< the same for gets
   bool words_are_messages = true;    ///< put_nbi and gets of words are messages always

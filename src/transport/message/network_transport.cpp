@@ -307,7 +307,11 @@ void NetworkTransport::put_signal(Pe pe, std::size_t offset, const void* source,
   Engine& to = engine(pe, "put_signal");
   const Operation operation{"put_signal", bytes};
   if (bytes <= std::max(traits_.put_bytes, traits_.put_signal_bytes)) {
-    Request request = put_request(offset, source, bytes);
+    const std::byte* const from = bytes_of(source);
+    std::size_t done = 0;
+    for (; bytes - done > traits_.payload_bytes; done += traits_.payload_bytes)
+      to.request(operation, pe, put_request(offset + done, from + done, traits_.payload_bytes));
+    Request request = put_request(offset + done, from + done, bytes - done);
     request.message.set_signal(signal_offset, op, value);
     request.after = After::writes;
     return to.request(operation, pe, request);

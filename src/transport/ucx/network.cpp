@@ -22,6 +22,10 @@ constexpr int kPollSteps = 32;  ///< bounds how long one poll holds the lock
 /// one way as a message, 240 us by RMA).
 constexpr std::size_t kPayloadBytes = 16384;
 
+/// Longest put with a signal that is messages, one or several: the signal of an RMA write waits for
+/// a flush. 256 KiB would still be faster over TCP, but not on RDMA NICs, which copy nothing.
+constexpr std::size_t kPutSignalBytes = std::size_t{64} << 10;
+
 constexpr std::uint64_t kFormat = 2;
 
 /// Fixed part of a PE's address; three blobs follow.
@@ -132,6 +136,7 @@ Network::Network(message::Engine& engine, const Context& context)
   traits_ = {.name = kName,
              .payload_bytes = message_bytes,
              .put_bytes = message_bytes,
+             .put_signal_bytes = kPutSignalBytes,
              .put_nbi_bytes = message_bytes,
              .get_bytes = message_bytes,
              .window = static_cast<std::uint32_t>(context.settings->network_depth),
