@@ -65,6 +65,7 @@ struct Settings {
   std::string transport_inside = "automatic";
   std::string transport_between = "automatic";
   std::string ofi_provider = "automatic";
+  std::string ofi_gpu_memory = "automatic";
   std::string ucx_tls;
   std::string verbs_library = "libibverbs.so.1";
   std::string verbs_interface = "verbs";

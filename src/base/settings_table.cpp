@@ -143,6 +143,11 @@ std::vector<SettingInfo> transport_rows() {
       text("SHOAL_OFI_PROVIDER", "NVSHMEM_LIBFABRIC_PROVIDER", scope, &S::ofi_provider,
            "Provider of libfabric, such as tcp;ofi_rxm, efa, verbs;ofi_rxm, cxi, shm. automatic: "
            "the first of efa, cxi, verbs;ofi_rxm, net and tcp;ofi_rxm that offers what is needed."),
+      text("SHOAL_OFI_GPU_MEMORY", "", scope, &S::ofi_gpu_memory,
+           "Whether the provider reads and writes heaps in GPU memory itself (FI_HMEM). hmem: an "
+           "error where it cannot. off: data pass through host memory. automatic: hmem where the "
+           "provider offers it.",
+           {"automatic", "hmem", "off"}),
       text("SHOAL_UCX_TLS", "", scope, &S::ucx_tls,
            "Transports that UCX may use, as its own UCX_TLS. Empty: UCX decides, without shared "
            "memory."),

@@ -25,9 +25,10 @@ struct RailAddress {
   char domain[64] = {};  ///< for messages
 };
 
-/// In front of `rails` times RailAddress.
+/// In front of `rails` times RailAddress, and what the peers need for the heap in GPU memory.
 struct AddressHeader {
   std::uint64_t rails = 0;
+  std::uint64_t heap_bytes = 0;
   char provider[64] = {};
 };
 

@@ -46,6 +46,16 @@ Network::Network(message::Engine& engine, const Context& context)
     : engine_(engine), links_(static_cast<std::size_t>(context.n_pes)) {
   open_rails(context);
   make_pools();
+  register_heap(context);
+}
+
+void Network::register_heap(const Context& context) {
+  if (context.device_heap == nullptr) return;
+  std::vector<Rail*> rails;
+  for (const Line& line : lines_) rails.push_back(line.rail.get());
+  heap_.emplace(context.device_heap, *context.settings, context.my_pe, context.n_pes,
+                std::move(rails));
+  heap_address_ = heap_->add(0, context.device_heap->mapped());
 }
 
 void Network::open_rails(const Context& context) {
@@ -123,6 +133,7 @@ bool Network::completes_reads_twice() const noexcept {
 }
 
 Network::~Network() {
+  heap_.reset();
   if (reading_ != 0 && completes_reads_twice()) {
     // Only a failure leaves reads in flight. Nothing polls these endpoints any more, so they access
     // no memory. Their sockets stay open until the process ends.
@@ -145,6 +156,7 @@ Network::~Network() {
 std::vector<std::byte> Network::address() {
   AddressHeader header;
   header.rails = lines_.size();
+  header.heap_bytes = heap_address_.size();
   std::strncpy(header.provider, provider_.c_str(), sizeof header.provider - 1);
   std::vector<std::byte> bytes(sizeof header + lines_.size() * sizeof(RailAddress));
   std::memcpy(bytes.data(), &header, sizeof header);
@@ -155,15 +167,17 @@ std::vector<std::byte> Network::address() {
     lines_[r].rail->name(address);
     std::memcpy(bytes.data() + sizeof header + r * sizeof address, &address, sizeof address);
   }
+  bytes.insert(bytes.end(), heap_address_.begin(), heap_address_.end());
   return bytes;
 }
 
 void Network::open(Peer& peer, std::span<const std::byte> bytes) {
   auto header = message::header_of<AddressHeader>(bytes);
   header.provider[sizeof header.provider - 1] = '\0';
-  require(header.rails >= 1 && header.rails <= kMaxRails &&
-              bytes.size() == sizeof header + header.rails * sizeof(RailAddress),
-          Code::mismatch, "its address has {} bytes for {} rails", bytes.size(), header.rails);
+  require(
+      header.rails >= 1 && header.rails <= kMaxRails && header.heap_bytes == heap_address_.size() &&
+          bytes.size() == sizeof header + header.rails * sizeof(RailAddress) + header.heap_bytes,
+      Code::mismatch, "its address has {} bytes for {} rails", bytes.size(), header.rails);
   require(header.provider == provider_, Code::mismatch, "it uses provider {}, this PE {}",
           header.provider, provider_);
   Link& link = this->link(peer);
@@ -173,6 +187,7 @@ void Network::open(Peer& peer, std::span<const std::byte> bytes) {
     std::memcpy(&address, bytes.data() + sizeof header + r * sizeof address, sizeof address);
     link.rails.push_back({lines_[r].rail->insert(address), address.segment, address.scratch, 0});
   }
+  if (heap_) heap_->connect(peer.pe, bytes.last(header.heap_bytes));
   link.home = message::home_rail(static_cast<std::size_t>(engine_.my_pe()),
                                  static_cast<std::size_t>(peer.pe), peer.rails);
   link.next = link.home;
@@ -342,13 +357,14 @@ bool Network::in_segment(const Transfer& transfer) const noexcept {
 /// Whether the provider needs a registered buffer in place of the local memory.
 bool Network::bounces(const Transfer& transfer) const noexcept {
   return local_registration_ && transfer.region != message::Region::scratch &&
-         !in_segment(transfer);
+         !in_segment(transfer) && !in_heap(transfer);
 }
 
 /// Whether the caller may free the local memory while the request is in flight.
 bool Network::copies(const Transfer& transfer) const noexcept {
   return !local_registration_ && transfer.batch != nullptr &&
          transfer.region != message::Region::scratch && !in_segment(transfer) &&
+         !in_heap(transfer) &&
          (transfer.direction == Direction::read || transfer.bytes <= kBounceBytes);
 }
 
@@ -365,12 +381,28 @@ std::size_t Network::rail_of(const Link& link, const Transfer& transfer) const n
   return (link.next + 1) % link.rails.size();
 }
 
+/// Of memory that is used as it is.
+const Registered& Network::local_region(const Line& line, std::size_t rail,
+                                        const Transfer& transfer) const noexcept {
+  if (transfer.region == message::Region::scratch) return line.scratch;
+  return in_heap(transfer) ? heap_->region(transfer.local, rail) : line.segment;
+}
+
+RemoteMemory Network::remote_memory(const Peer& peer, std::size_t rail,
+                                    const Transfer& transfer) const noexcept {
+  const Link::OnRail& on = link(peer).rails[rail];
+  RemoteMemory memory = transfer.region == message::Region::scratch ? on.scratch : on.segment;
+  if (transfer.region == message::Region::heap)
+    return heap_->remote(peer.pe, transfer.offset, rail);
+  memory.base += transfer.offset;
+  return memory;
+}
+
 bool Network::transfer(Peer& peer, const Transfer& transfer) {
   Link& link = this->link(peer);
   const std::size_t rail = rail_of(link, transfer);
   Line& line = lines_[rail];
   const bool write = transfer.direction == Direction::write;
-  const bool scratch = transfer.region == message::Region::scratch;
   const bool bounced = bounces(transfer), copied = copies(transfer);
   if (free_.empty() || (bounced && line.bouncers.empty())) return false;
   Request& request = *free_.take();
@@ -389,14 +421,13 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   request.batch = write && buffered ? nullptr : transfer.batch;
   if (write && buffered) std::memcpy(request.buffer, transfer.local, transfer.bytes);
   std::byte* const memory = buffered ? request.buffer : transfer.local;
-  const Registered& region = bounced ? line.bounces_region : scratch ? line.scratch : line.segment;
+  const Registered& region = bounced ? line.bounces_region : local_region(line, rail, transfer);
   Link::OnRail& on = link.rails[rail];
-  const RemoteMemory remote = scratch ? on.scratch : on.segment;
-  const ssize_t code =
-      write ? line.rail->write(on.address, remote, transfer.offset, memory, transfer.bytes,
-                               region.descriptor, delivery_, &request.context)
-            : line.rail->read(on.address, remote, transfer.offset, memory, transfer.bytes,
-                              region.descriptor, &request.context);
+  const RemoteMemory remote = remote_memory(peer, rail, transfer);
+  const ssize_t code = write ? line.rail->write(on.address, remote, memory, transfer.bytes,
+                                                region.descriptor, delivery_, &request.context)
+                             : line.rail->read(on.address, remote, memory, transfer.bytes,
+                                               region.descriptor, &request.context);
   if (code != 0) {
     if (bounced) line.bouncers.give(request.bounce);
     free_.give(&request);

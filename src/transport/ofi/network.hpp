@@ -23,12 +23,14 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "transport/message/engine.hpp"
 #include "transport/message/network.hpp"
+#include "transport/ofi/heap_registration.hpp"
 #include "transport/ofi/rail.hpp"
 
 namespace shoal::transport::ofi {
@@ -60,6 +62,9 @@ class Network final : public message::Network {
   bool transfer(Peer& peer, const Transfer& transfer) override;
   std::size_t request_bytes(const Peer& peer, const Transfer& transfer) const override;
   bool poll() override;
+  message::HeapRegistration* heap_registration() noexcept override {
+    return heap_ ? &*heap_ : nullptr;
+  }
 
   bool writing(const Peer& peer) const noexcept override;
   bool needs_acknowledgement(const Peer& peer) const noexcept override;
@@ -145,12 +150,21 @@ class Network final : public message::Network {
   bool completes_reads_twice() const noexcept;
   void open_rails(const Context& context);
   void make_pools();
+  void register_heap(const Context& context);
   void post_receive(Line& line, Request& request);
   void handle(Line& line, const fi_cq_msg_entry& entry);
   void handle_fault(std::size_t rail);
   void complete(Request& request);
   void fail(Peer& peer, long code, std::size_t rail);
   bool in_segment(const Transfer& transfer) const noexcept;
+  /// Whether the local memory is in the heap in GPU memory, which processors do not read.
+  bool in_heap(const Transfer& transfer) const noexcept {
+    return heap_ && heap_->contains(transfer.local);
+  }
+  const Registered& local_region(const Line& line, std::size_t rail,
+                                 const Transfer& transfer) const noexcept;
+  RemoteMemory remote_memory(const Peer& peer, std::size_t rail,
+                             const Transfer& transfer) const noexcept;
   bool bounces(const Transfer& transfer) const noexcept;
   bool copies(const Transfer& transfer) const noexcept;
   bool follows_writes(const Peer& peer) const noexcept;
@@ -169,9 +183,11 @@ class Network final : public message::Network {
   bool local_registration_ = false;  ///< buffers of local operations must be registered
   std::vector<Request> requests_;    ///< of RMA
   FreeList free_;
-  std::size_t reading_ = 0;  ///< reads in flight
-  std::vector<Link> links_;  ///< by PE
-  std::vector<Line> lines_;  ///< last: they use the memory above
+  std::size_t reading_ = 0;               ///< reads in flight
+  std::vector<Link> links_;               ///< by PE
+  std::vector<Line> lines_;               ///< they use the memory above
+  std::optional<HeapRegistration> heap_;  ///< in GPU memory; after the rails that it uses
+  std::vector<std::byte> heap_address_;   ///< of its first step
 };
 
 }  // namespace shoal::transport::ofi

@@ -23,17 +23,19 @@ namespace {
 constexpr const char* kNet = "net";
 constexpr const char* kProviders[] = {"efa", "cxi", "verbs;ofi_rxm", kNet, "tcp;ofi_rxm"};
 
-/// Requirements of this transport. `order`: the message order that fi_getinfo must promise.
-Info make_hints(const std::string& provider, std::uint64_t order) {
+/// Requirements of this transport. `order`: the message order that fi_getinfo must promise. `gpus`:
+/// the provider accesses GPU memory.
+Info make_hints(const std::string& provider, std::uint64_t order, bool gpus) {
   Info hints(fi_allocinfo());
   require(hints != nullptr, Code::system, "transport ofi: no memory for fi_allocinfo");
-  hints->caps = FI_MSG | FI_RMA;
+  hints->caps = FI_MSG | FI_RMA | (gpus ? FI_HMEM : 0);
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
   hints->ep_attr->type = FI_EP_RDM;
   hints->tx_attr->msg_order = order;
   hints->rx_attr->msg_order = order;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY |
-                                FI_MR_ENDPOINT;      // modes that rail.cpp supports
+                                FI_MR_ENDPOINT;  // modes that rail.cpp supports
+  if (gpus) hints->domain_attr->mr_mode |= FI_MR_HMEM;
   hints->domain_attr->threading = FI_THREAD_DOMAIN;  // all calls are made under the engine's lock
   if (!provider.empty()) {
     hints->fabric_attr->prov_name = strdup(provider.c_str());
@@ -48,17 +50,20 @@ struct Offer {
   int status = 0;
 };
 
-Offer ask(const std::string& provider) {
+/// `gpus`: preferably endpoints that access GPU memory.
+Offer ask(const std::string& provider, bool gpus) {
   // The stronger order first: it lets a signal follow data at once.
   Offer offer;
-  for (const std::uint64_t order :
-       {std::uint64_t{FI_ORDER_SAS | FI_ORDER_SAW}, std::uint64_t{FI_ORDER_SAS}}) {
-    fi_info* list = nullptr;
-    offer.status =
-        fi_getinfo(kApiVersion, nullptr, nullptr, 0, make_hints(provider, order).get(), &list);
-    offer.list.reset(list);
-    if (offer.status == 0) return offer;
-  }
+  for (const bool with_gpus : {true, false})
+    for (const std::uint64_t order :
+         {std::uint64_t{FI_ORDER_SAS | FI_ORDER_SAW}, std::uint64_t{FI_ORDER_SAS}}) {
+      if (with_gpus && !gpus) continue;
+      fi_info* list = nullptr;
+      offer.status = fi_getinfo(kApiVersion, nullptr, nullptr, 0,
+                                make_hints(provider, order, with_gpus).get(), &list);
+      offer.list.reset(list);
+      if (offer.status == 0) return offer;
+    }
   return offer;
 }
 
@@ -84,7 +89,7 @@ Candidate describe(const fi_info& info) {
 
 /// Names of all suitable providers, for error messages.
 std::string offered() {
-  const Offer all = ask("");
+  const Offer all = ask("", false);
   std::vector<std::string> names;
   for (const fi_info* info = all.list.get(); info != nullptr; info = info->next) {
     std::string name = info->fabric_attr->prov_name;
@@ -102,7 +107,9 @@ bool loopback_suffices(const Context& context) {
 
 /// Finds the provider's endpoints for this PE. Returns the reason where there are none, else "".
 std::string try_provider(const std::string& name, const Context& context, Provider& provider) {
-  const Offer offer = ask(name);
+  const bool gpus = context.device_heap != nullptr && !context.device_heap->on_host() &&
+                    context.settings->ofi_gpu_memory != "off";
+  const Offer offer = ask(name, gpus);
   if (offer.status != 0)
     return fmt::format("{} offers no reliable endpoint with RMA and ordered messages ({})", name,
                        error_text(offer.status));

@@ -60,21 +60,30 @@ Rail::Rail(Info info, std::size_t queue)
   check("fi_enable", fi_enable(endpoint));
 }
 
-Registered Rail::register_memory(void* memory, std::size_t bytes, Peers peers) {
+Registered Rail::register_memory(void* memory, std::size_t bytes, Peers peers, int gpu) {
   const auto mode = static_cast<std::uint64_t>(info_->domain_attr->mr_mode);
   const std::uint64_t access = (peers == Peers::access ? FI_REMOTE_READ | FI_REMOTE_WRITE : 0) |
                                (local_registration() ? FI_READ | FI_WRITE | FI_SEND | FI_RECV : 0);
   const bool own_key = (mode & FI_MR_PROV_KEY) == 0;
+  iovec range{memory, bytes};
+  fi_mr_attr attributes{};
+  attributes.mr_iov = &range;
+  attributes.iov_count = 1;
+  attributes.access = access;
+  if (gpu != kHost) {
+    attributes.iface = FI_HMEM_CUDA;
+    attributes.device.cuda = gpu;
+  }
   Registered registered;
   // The provider refuses a key that is in use: try another one.
   for (int tries = 0;; ++tries) {
     fid_mr* region = nullptr;
-    const std::uint64_t key = own_key ? random_key(info_->domain_attr->mr_key_size) : 0;
-    const int code = fi_mr_reg(domain_.get(), memory, bytes, access, 0, key, 0, &region, nullptr);
+    attributes.requested_key = own_key ? random_key(info_->domain_attr->mr_key_size) : 0;
+    const int code = fi_mr_regattr(domain_.get(), &attributes, 0, &region);
     if (code == -FI_ENOKEY && own_key && tries < 16) continue;
     if (code != 0)
       fail(Code::system,
-           "transport ofi: fi_mr_reg of {} bytes on {} of provider {} failed: {}. Settings: "
+           "transport ofi: fi_mr_regattr of {} bytes on {} of provider {} failed: {}. Settings: "
            "SHOAL_SYMMETRIC_SIZE, SHOAL_OFI_PROVIDER; limit: ulimit -l",
            bytes, domain_name_, info_->fabric_attr->prov_name, error_text(code));
     registered.region.reset(region);
@@ -108,10 +117,10 @@ fi_addr_t Rail::insert(const RailAddress& address) {
   return handle;
 }
 
-ssize_t Rail::write(fi_addr_t to, RemoteMemory memory, std::uint64_t offset, const void* source,
-                    std::size_t bytes, void* descriptor, bool delivery, void* context) {
+ssize_t Rail::write(fi_addr_t to, RemoteMemory memory, const void* source, std::size_t bytes,
+                    void* descriptor, bool delivery, void* context) {
   iovec local{const_cast<void*>(source), bytes};
-  fi_rma_iov remote{memory.base + offset, bytes, memory.key};
+  fi_rma_iov remote{memory.base, bytes, memory.key};
   fi_msg_rma message{};
   message.msg_iov = &local;
   message.desc = &descriptor;
@@ -124,9 +133,9 @@ ssize_t Rail::write(fi_addr_t to, RemoteMemory memory, std::uint64_t offset, con
                      FI_COMPLETION | (delivery ? FI_DELIVERY_COMPLETE : 0));
 }
 
-ssize_t Rail::read(fi_addr_t from, RemoteMemory memory, std::uint64_t offset, void* target,
-                   std::size_t bytes, void* descriptor, void* context) {
-  return fi_read(endpoint_.get(), target, bytes, descriptor, from, memory.base + offset, memory.key,
+ssize_t Rail::read(fi_addr_t from, RemoteMemory memory, void* target, std::size_t bytes,
+                   void* descriptor, void* context) {
+  return fi_read(endpoint_.get(), target, bytes, descriptor, from, memory.base, memory.key,
                  context);
 }
 

@@ -59,8 +59,15 @@ class Rail {
   }
   std::size_t longest() const noexcept { return info_->ep_attr->max_msg_size; }
 
-  /// Registers memory for local operations and, where `peers` says so, for RMA by peers.
-  Registered register_memory(void* memory, std::size_t bytes, Peers peers);
+  /// Whether it accesses GPU memory (FI_HMEM).
+  bool accesses_gpus() const noexcept { return (info_->caps & FI_HMEM) != 0; }
+  /// "efa"
+  const char* provider() const noexcept { return info_->fabric_attr->prov_name; }
+
+  /// Registers memory for local operations and, where `peers` says so, for RMA by peers. `gpu`: the
+  /// ordinal of the GPU whose memory it is.
+  static constexpr int kHost = -1;
+  Registered register_memory(void* memory, std::size_t bytes, Peers peers, int gpu = kHost);
   /// This endpoint's address, into `address`.
   void name(RailAddress& address) const;
   /// Adds a peer's endpoint to the address vector. Throws Error{system}.
@@ -68,10 +75,10 @@ class Rail {
 
   // Each returns 0, -FI_EAGAIN (poll and try again) or an error. `delivery`: the write completes
   // only when its data are at the target (FI_DELIVERY_COMPLETE).
-  ssize_t write(fi_addr_t to, RemoteMemory memory, std::uint64_t offset, const void* source,
-                std::size_t bytes, void* descriptor, bool delivery, void* context);
-  ssize_t read(fi_addr_t from, RemoteMemory memory, std::uint64_t offset, void* target,
-               std::size_t bytes, void* descriptor, void* context);
+  ssize_t write(fi_addr_t to, RemoteMemory memory, const void* source, std::size_t bytes,
+                void* descriptor, bool delivery, void* context);
+  ssize_t read(fi_addr_t from, RemoteMemory memory, void* target, std::size_t bytes,
+               void* descriptor, void* context);
   ssize_t inject(fi_addr_t to, const void* message, std::size_t bytes);
   ssize_t send(fi_addr_t to, const void* message, std::size_t bytes, void* descriptor,
                void* context);
