@@ -14,7 +14,7 @@
 namespace shoal::detail {
 
 /// Increases with every change after which PEs of different builds would misread each other.
-inline constexpr std::uint64_t kProtocolVersion = 10;
+inline constexpr std::uint64_t kProtocolVersion = 11;
 
 /// The state of a PE as it announces it to all others.
 enum class PeerStatus : std::uint64_t { running = 0, closed, failed, left };
