@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // collectives.cpp: collectives on streams, plain and in CUDA graphs, beside those of NCCL in the
-// same run. `bytes` are those of a PE's source: the elements of a reduction, the block of an
-// all-gather, all blocks of an all-to-all and of a reduce-scatter.
+// same run, and of the host on the same memory. `bytes` are those of a PE's source: the elements of
+// a reduction, the block of an all-gather, all blocks of an all-to-all and of a reduce-scatter.
+#include <chrono>
+
 #include "gpu/bench.hpp"
 #include "gpu/nccl.hpp"
+#include "shoal/collective.hpp"
 #include "shoal/cuda_collective.hpp"
 
 namespace shoal::bench::gpu {
@@ -35,6 +38,7 @@ class CollectivesBench {
       window_target_ = nccl_->window(kMostBytes);
     }
     measure("barrier", "Shoal", 0, [&] { on_.barrier(); });
+    measure_host("barrier", 0, [&] { barrier(world_.team()); });
     if (sizes_.empty())
       for (std::size_t bytes = 256; bytes <= kMostBytes; bytes *= 4) sizes_.push_back(bytes);
     for (const std::size_t bytes : sizes_) {
@@ -68,6 +72,20 @@ class CollectivesBench {
                  static_cast<double>(bytes));
   }
 
+  /// A collective of the host, which returns when it is complete.
+  void measure_host(const char* operation, std::size_t bytes, const std::function<void()>& call) {
+    using Clock = std::chrono::steady_clock;
+    for (std::int64_t i = 0; i < shape_.dropped; ++i) call();
+    const auto start = Clock::now();
+    for (std::int64_t i = 0; i < shape_.iterations; ++i) call();
+    Timing timing;
+    timing.mean = std::chrono::duration<double>(Clock::now() - start).count() /
+                  static_cast<double>(shape_.iterations);
+    results_.add(
+        {{"operation", operation}, {"library", "Shoal"}, {"launch", "host"}, {"bytes", bytes}},
+        timing, static_cast<double>(bytes));
+  }
+
   void reduce(std::size_t bytes) {
     using cuda::ElementType;
     const std::size_t count = bytes / 2;
@@ -79,6 +97,9 @@ class CollectivesBench {
             [&] { on_.reduce(ElementType::bfloat16, ReduceOp::sum, to, from, count); });
     measure("all-reduce, in place", "Shoal", bytes,
             [&] { on_.reduce(ElementType::bfloat16, ReduceOp::sum, to, to, count); });
+    measure_host("all-reduce", bytes, [&] {
+      shoal::reduce(world_.team(), DataType::bfloat16, ReduceOp::sum, to, from, count);
+    });
     if (count % n == 0)
       measure("reduce-scatter", "Shoal", bytes, [&] {
         on_.reduce_scatter(ElementType::bfloat16, ReduceOp::sum, to, from, count / n);
@@ -99,15 +120,18 @@ class CollectivesBench {
     const void* const from = source_.data();
     const cudaStream_t stream = stream_.get();
     measure("broadcast", "Shoal", bytes, [&] { on_.broadcast(to, from, bytes, 0); });
+    measure_host("broadcast", bytes, [&] { broadcast(world_.team(), to, from, bytes, 0); });
     if (nccl_ != nullptr)
       measure("broadcast", "NCCL", bytes, [&] { nccl_->broadcast(from, to, bytes, stream); });
     if (bytes * n <= kMostGathered) {
       measure("all-gather", "Shoal", bytes, [&] { on_.all_gather(to, from, bytes); });
+      measure_host("all-gather", bytes, [&] { all_gather(world_.team(), to, from, bytes); });
       if (nccl_ != nullptr)
         measure("all-gather", "NCCL", bytes, [&] { nccl_->all_gather(from, to, bytes, stream); });
     }
     if (bytes % n != 0) return;
     measure("all-to-all", "Shoal", bytes, [&] { on_.all_to_all(to, from, bytes / n); });
+    measure_host("all-to-all", bytes, [&] { all_to_all(world_.team(), to, from, bytes / n); });
     if (nccl_ != nullptr)
       measure("all-to-all", "NCCL", bytes, [&] { nccl_->all_to_all(from, to, bytes / n, stream); });
   }
