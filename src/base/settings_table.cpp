@@ -122,7 +122,8 @@ std::vector<SettingInfo> world_rows() {
       number(
           "SHOAL_SPIN", "", scope, &S::spin,
           "Polls before a waiting thread yields its core or blocks. PEs that share a core divide "
-          "them. Raise it when every PE has a core of its own.",
+          "them. Raise it when every PE has a core of its own. Waits for PEs that only a network "
+          "reaches drive that network instead.",
           0, 1'000'000'000),
   };
 }
@@ -342,7 +343,7 @@ std::vector<SettingInfo> ep_rows() {
              4096, std::int64_t{1} << 30),
       number("SHOAL_EP_DEPTH", "", scope, &S::ep_depth,
              "Chunks in flight to one other node in normal mode; the same on all PEs. 0: 16 where "
-             "kernels send them, else 4: one is sent while another travels and a third is read.",
+             "kernels send them, else 4. Kernels use 2 to 64.",
              0, 1024),
       text(
           "SHOAL_EP_BETWEEN_NODES", "", scope, &S::ep_between_nodes,

@@ -177,7 +177,8 @@ void reduce_piece(Call& call, const Reduction& reduction, const Scratch& scratch
   const auto part_of = [&](std::size_t pe) {
     return divides ? block_of(call, reduction, count, pe) : Block{0, bytes};
   };
-  // The halves alternate: a PE that delivers again has seen all PEs deliver since.
+  // A PE that delivers again to the same half has seen all PEs deliver since: by another call in
+  // the other half, or by the second round of a divided one, which follows its reduction.
   const std::size_t half = scratch.offset + call.team().epoch % 2 * call.n_pes() * scratch.bytes;
   std::vector<WorldState::Delivery> deliveries(call.n_pes());
   for (std::size_t pe = 0; pe < call.n_pes(); ++pe) {

@@ -30,7 +30,7 @@ std::vector<Registered> HeapRegistration::register_step(std::byte* start, std::s
   if (!on_host) {
     for (const Rail* const rail : rails_)
       require(rail->accesses_gpus(), Code::unsupported,
-              "provider {} does not access GPU memory on {} (no FI_HMEM)", rail->provider(),
+              "provider {} does not access GPU memory on {} (FI_HMEM)", rail->provider(),
               rail->domain());
     const memory::NicAccess access = heap().device().nic_access();
     require(access.obstacle.empty(), Code::unsupported, "{}", access.obstacle);

@@ -68,7 +68,7 @@ void Network::open_rails(const Context& context) {
   std::size_t receive_size = SIZE_MAX, requests = 0;
   for (const Info& info : provider.rails) {
     const std::size_t size = info->rx_attr->size;
-    receive_size = std::min(receive_size, over_tcp() ? std::max(size, kTcpReceives) : size);
+    receive_size = std::min(receive_size, grows() ? std::max(size, kTcpReceives) : size);
     requests += info->tx_attr->size;
   }
   const std::size_t window = window_of(receive_size, n_peers, depth, kSpareMessages);
@@ -133,7 +133,7 @@ bool Network::completes_reads_twice() const noexcept {
 }
 
 Network::~Network() {
-  heap_.reset();
+  heap_.reset();  // nothing polls, so nothing accesses it
   if (reading_ != 0 && completes_reads_twice()) {
     // Only a failure leaves reads in flight. Nothing polls these endpoints any more, so they access
     // no memory. Their sockets stay open until the process ends.
@@ -174,8 +174,11 @@ std::vector<std::byte> Network::address() {
 void Network::open(Peer& peer, std::span<const std::byte> bytes) {
   auto header = message::header_of<AddressHeader>(bytes);
   header.provider[sizeof header.provider - 1] = '\0';
+  require(header.heap_bytes == heap_address_.size(), Code::mismatch,
+          "its address has {} bytes about a heap in GPU memory, this PE's {}", header.heap_bytes,
+          heap_address_.size());
   require(
-      header.rails >= 1 && header.rails <= kMaxRails && header.heap_bytes == heap_address_.size() &&
+      header.rails >= 1 && header.rails <= kMaxRails &&
           bytes.size() == sizeof header + header.rails * sizeof(RailAddress) + header.heap_bytes,
       Code::mismatch, "its address has {} bytes for {} rails", bytes.size(), header.rails);
   require(header.provider == provider_, Code::mismatch, "it uses provider {}, this PE {}",

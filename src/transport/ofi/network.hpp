@@ -14,7 +14,7 @@
 // cannot cancel a request. When a blocking call gives up, its caller may free or reuse that memory.
 // Blocking calls therefore transfer through buffers that this class owns: all reads, and writes of
 // up to 64 KiB. A longer write that is given up must find its memory mapped, or the peer is lost.
-// The segment needs no buffers: it outlives the network.
+// The segment and the heap in GPU memory need no buffers: they outlive the network.
 //
 // Bounds. All requests and buffers come from pools; a call that finds none free polls. A receiver
 // posts 2 * window buffers for each peer, and kSpareMessages for messages without a number: its own
@@ -146,6 +146,10 @@ class Network final : public message::Network {
   /// net: the tcp provider of libfabric 1.18, in 1.17.
   bool over_tcp() const noexcept {
     return provider_.starts_with("tcp") || provider_.starts_with("net");
+  }
+  /// Whether the receive queue of an endpoint grows beyond its attribute.
+  bool grows() const noexcept {
+    return over_tcp() && provider_.find("ofi_rxm") == std::string::npos;
   }
   bool completes_reads_twice() const noexcept;
   void open_rails(const Context& context);

@@ -19,6 +19,22 @@ std::uint64_t random_key(std::size_t bytes) {
   return bytes >= sizeof key ? key : key & ((std::uint64_t{1} << (8 * bytes)) - 1);
 }
 
+/// Whether the device itself reads and writes GPU memory. A provider that copies by calls of CUDA
+/// in its progress could wait for a kernel that waits for the data.
+bool accesses_gpus_directly(fid_ep& endpoint) {
+  int required = FI_HMEM_P2P_REQUIRED;
+  if (fi_setopt(&endpoint.fid, FI_OPT_ENDPOINT, FI_OPT_FI_HMEM_P2P, &required, sizeof required) !=
+      0)
+    return false;
+#if FI_VERSION_GE(FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION), FI_VERSION(1, 18))
+  bool permitted = false;
+  return fi_setopt(&endpoint.fid, FI_OPT_ENDPOINT, FI_OPT_CUDA_API_PERMITTED, &permitted,
+                   sizeof permitted) == 0;
+#else
+  return true;
+#endif
+}
+
 }  // namespace
 
 void Rail::refuse(const char* call, long code) const {
@@ -57,13 +73,15 @@ Rail::Rail(Info info, std::size_t queue)
   endpoint_.reset(endpoint);
   check("fi_ep_bind", fi_ep_bind(endpoint, &peers->fid, 0));
   check("fi_ep_bind", fi_ep_bind(endpoint, &completions->fid, FI_TRANSMIT | FI_RECV));
+  if ((info_->caps & FI_HMEM) != 0) direct_ = accesses_gpus_directly(*endpoint);
   check("fi_enable", fi_enable(endpoint));
 }
 
 Registered Rail::register_memory(void* memory, std::size_t bytes, Peers peers, int gpu) {
   const auto mode = static_cast<std::uint64_t>(info_->domain_attr->mr_mode);
+  const bool used_here = local_registration() || gpu != kHost;
   const std::uint64_t access = (peers == Peers::access ? FI_REMOTE_READ | FI_REMOTE_WRITE : 0) |
-                               (local_registration() ? FI_READ | FI_WRITE | FI_SEND | FI_RECV : 0);
+                               (used_here ? FI_READ | FI_WRITE | FI_SEND | FI_RECV : 0);
   const bool own_key = (mode & FI_MR_PROV_KEY) == 0;
   iovec range{memory, bytes};
   fi_mr_attr attributes{};

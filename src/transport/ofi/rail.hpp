@@ -59,8 +59,8 @@ class Rail {
   }
   std::size_t longest() const noexcept { return info_->ep_attr->max_msg_size; }
 
-  /// Whether it accesses GPU memory (FI_HMEM).
-  bool accesses_gpus() const noexcept { return (info_->caps & FI_HMEM) != 0; }
+  /// Whether it accesses GPU memory (FI_HMEM), without calls of CUDA.
+  bool accesses_gpus() const noexcept { return direct_; }
   /// "efa"
   const char* provider() const noexcept { return info_->fabric_attr->prov_name; }
 
@@ -100,6 +100,7 @@ class Rail {
 
   Info info_;
   std::string domain_name_;
+  bool direct_ = false;
   // Closed in the reverse order.
   Fid<fid_fabric> fabric_;
   Fid<fid_domain> domain_;

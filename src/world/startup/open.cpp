@@ -347,7 +347,8 @@ void Opening::make_teams(BlobWriter&) {
   state_->networked_ = fabric_.uses_network();
   state_->polls_per_yield_ = fabric_.polls_per_yield();
   state_->wait_points_ = fabric_.wait_points();
-  if (std::ranges::count(state_->wait_points_, nullptr) + 1 == placement_.n_pes)
+  if (state_->networked_ &&
+      std::ranges::count(state_->wait_points_, nullptr) + 1 == placement_.n_pes)
     state_->wait_times_.polls = 0;  // all that is waited for comes over networks
   if (memory_.heap_on_gpu())
     state_->device_side_ = make_device_side({settings_, placement_, memory_, fabric_});

@@ -80,7 +80,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
                             "send queued");
   const bool joined = !options.defer_receive && parts_->joins(options.launch) &&
                       call.form == CombineRowForm::sums && !reads_of_send(handle, options) &&
-                      joins_combine(call.group, call.tokens, parts_->limits);
+                      joins_combine(state.shape.ranks, call.tokens, parts_->limits.multiprocessors);
   if (!joined) {
     if (group_.device.mask_failed != 0) wait_arrival(Arrival::combine_grants, nullptr, on);
     prepare_sums(call, options.defer_receive, on);
@@ -90,8 +90,8 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
       group_.end(options.launch, on);
     else
       group_.end_first();
+    state.low_latency_combine_epoch = pending->epoch;
   }
-  state.low_latency_combine_epoch = pending->epoch;
   if (!options.defer_receive)
     pending->received_already =
         queue_receive(*pending, call.weights, true, joined ? &call : nullptr);
@@ -153,6 +153,7 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, const float*
   if (joined != nullptr) {
     LowLatencyCombine both{*joined, call, 0};
     launch_low_latency_combine(both, parts_->limits, on);
+    state.low_latency_combine_epoch = pending.epoch;
   } else {
     wait_arrival(Arrival::combine, call.wait_ns != nullptr ? call.longest_wait : nullptr, on);
     launch_low_latency_combine_receive(call, parts_->limits_for(launch), on);

@@ -3,7 +3,7 @@
 // dispatch.cu has it for dispatches.
 //
 // The first blocks run combine_send.cuh, the last ones combine_receive.cuh. No block does both, so
-// there are few tokens (joins_combine): where blocks received after they had sent, 64 tokens took
+// there are few tokens (joined.hpp): where blocks received after they had sent, 64 tokens took
 // 1.5 us longer than in two kernels. All blocks run at the same time, see there.
 //
 // Moves, waits, publishes, memory order: as there.
@@ -31,10 +31,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace low_latency
 }  // namespace
-
-bool joins_combine(const DeviceGroup& group, std::int64_t tokens, const LowLatencyLimits& limits) {
-  return (group.ranks + 1) * tokens + 2 <= limits.multiprocessors;
-}
 
 void launch_low_latency_combine(LowLatencyCombine& call, const LowLatencyLimits& limits,
                                 cudaStream_t stream) {

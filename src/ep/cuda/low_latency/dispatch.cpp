@@ -49,7 +49,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
                                static_cast<std::uint64_t>(rows * row_bytes));
   state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, epoch, "send queued");
   const bool joined = !options.defer_receive && parts_->joins(options.launch) &&
-                      joins_dispatch(call.tokens, parts_->limits);
+                      joins_dispatch(call.tokens, parts_->limits.multiprocessors);
   if (!joined) {
     if (group_.device.mask_failed != 0) wait_arrival(Arrival::dispatch_grants, nullptr, on);
     launch_low_latency_dispatch_send(call, parts_->limits_for(options.launch), on);
@@ -58,8 +58,8 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
       group_.end(options.launch, on);
     else
       group_.end_first();
+    state.low_latency_dispatch_epoch = epoch;
   }
-  state.low_latency_dispatch_epoch = epoch;
 
   auto pending = std::make_shared<CudaPendingDispatch>();
   pending->group = state.shared_from_this();
@@ -145,6 +145,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   if (joined != nullptr) {
     LowLatencyDispatch both{*joined, call, 0, 0};
     launch_low_latency_dispatch(both, parts_->limits, on);
+    state.low_latency_dispatch_epoch = handle.epoch;
   } else {
     wait_arrival(Arrival::dispatch, call.wait_ns != nullptr ? call.longest_wait : nullptr, on);
     launch_low_latency_dispatch_receive(call, parts_->limits_for(launch), on);

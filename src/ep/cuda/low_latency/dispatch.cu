@@ -12,7 +12,7 @@
 // Measured, on two H200, with combine.cu: a pair of 8 tokens takes 20.2 us in place of 22 to 24
 // without a graph, 18.9 in place of 19.7 in one; of 32 tokens 22.2 for 24.2 and 20.7 for 22.5. With
 // 128 tokens a pair in a graph took 0.5 to 0.9 us longer, so most blocks have no tokens
-// (joins_dispatch; docs/notebook/2026-11-28-low-latency-calls-in-one-kernel.md).
+// (joined.hpp; docs/notebook/2026-11-28-low-latency-calls-in-one-kernel.md).
 #include "ep/cuda/low_latency/dispatch_receive.cuh"
 #include "ep/cuda/low_latency/dispatch_send.cuh"
 
@@ -35,10 +35,6 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 
 }  // namespace low_latency
 }  // namespace
-
-bool joins_dispatch(std::int64_t tokens, const LowLatencyLimits& limits) {
-  return 2 * (tokens + 1) <= limits.multiprocessors;
-}
 
 void launch_low_latency_dispatch(LowLatencyDispatch& call, const LowLatencyLimits& limits,
                                  cudaStream_t stream) {

@@ -266,10 +266,7 @@ void launch_low_latency_combine_send(LowLatencyCombineSend& call, const LowLaten
                                      cudaStream_t stream);
 void launch_low_latency_combine_receive(LowLatencyCombineReceive& call,
                                         const LowLatencyLimits& limits, cudaStream_t stream);
-/// Whether one launch may take the place of two: all of its blocks run at the same time, and it is
-/// no slower.
-bool joins_dispatch(std::int64_t tokens, const LowLatencyLimits& limits);
-bool joins_combine(const DeviceGroup& group, std::int64_t tokens, const LowLatencyLimits& limits);
+/// See joined.hpp for when one launch takes the place of two.
 void launch_low_latency_dispatch(LowLatencyDispatch& call, const LowLatencyLimits& limits,
                                  cudaStream_t stream);
 void launch_low_latency_combine(LowLatencyCombine& call, const LowLatencyLimits& limits,

@@ -37,6 +37,7 @@ LowLatency::LowLatency(CudaGroup& group, bool between_nodes) : group_(group) {
   const memory::Device& gpu = *group.state.world->cuda();
   parts_->limits.multiprocessors = gpu.multiprocessors;
   parts_->limits.dependent_launch = gpu.compute_capability >= 90;
+  parts_->groups.emplace(gpu.device);
   parts_->masked.assign(shape.ranks, 0);
   parts_->probe_stream = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
   // Loading a kernel can wait for all kernels on this GPU, including those of other PEs that wait
