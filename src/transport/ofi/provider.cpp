@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "base/check.hpp"
+#include "memory/device_heap.hpp"
 #include "transport/ofi/choice.hpp"
 
 namespace shoal::transport::ofi {

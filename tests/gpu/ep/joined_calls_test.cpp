@@ -55,6 +55,9 @@ TEST_F(EpGpuJoinedCalls, GroupsOnTwoStreamsStartInAnyOrder) {
     std::array<cudaStream_t, 2> streams{};
     for (cudaStream_t& stream : streams)
       ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    // The first calls allocate memory, which may wait for kernels.
+    for (GpuGroup* const group : {&first, &second})
+      Round(*group, c, {.defer_receive = false}).run();
     for (std::uint64_t seed = 1; seed <= 50; ++seed) {
       const auto round_of = [&](GpuGroup& group, std::size_t stream) {
         return Round(group, sized_case(16, seed),
@@ -66,16 +69,24 @@ TEST_F(EpGpuJoinedCalls, GroupsOnTwoStreamsStartInAnyOrder) {
       rows_b = b.send();
       if (world.my_pe() != 0) rows_a = a.send();
       const ep::LowLatencyReceived got_a = rows_a.receive(), got_b = rows_b.receive();
+      const auto settle = [&] {
+        for (cudaStream_t stream : streams) ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      };
+      settle();
       a.check(got_a);
       b.check(got_b);
       a.write_expert_output();
       b.write_expert_output();
+      first.tensors.settle();
+      second.tensors.settle();
       ep::PendingCombine sums_a, sums_b;
       if (world.my_pe() == 0) sums_a = a.combine(got_a);
       sums_b = b.combine(got_b);
       if (world.my_pe() != 0) sums_a = a.combine(got_a);
-      a.check(sums_a.receive());
-      b.check(sums_b.receive());
+      const Tensor of_a = sums_a.receive(), of_b = sums_b.receive();
+      settle();
+      a.check(of_a);
+      b.check(of_b);
     }
     for (cudaStream_t stream : streams) EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
   });
