@@ -151,9 +151,6 @@ class NetPeer : public OfiPeer {
   void SetUp() override {
     OfiPeer::SetUp();
     if (IsSkipped()) return;
-#ifdef __SANITIZE_ADDRESS__
-    GTEST_SKIP() << "libfabric's net provider does not free all that it takes";
-#endif
     Settings settings = ofi_settings();
     settings.ofi_provider = "net";
     try {

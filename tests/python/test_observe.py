@@ -94,9 +94,11 @@ def hung(options):
         if pe != 1:
             return
         deadline = time.monotonic() + 10
-        while "ranks 0 and 2 wait for it" not in shoal.observe.who_waits():
+        records = own_records()  # who_waits() also reads the worlds of other tests
+        while "ranks 0 and 2 wait for it" not in shoal.observe.who_waits(records):
             assert time.monotonic() < deadline
-        seen["records"] = own_records()
+            records = own_records()
+        seen["records"] = records
         seen["verdict"] = shoal.observe.who_waits()
 
     shoal.run_threads(PES, lambda world: pairs(world, 4, hold), settings=options)

@@ -58,6 +58,10 @@ void LowLatency::preload() {
   parts_->result(0, Quantize::none, group_.last_stream);
 }
 
+void LowLatency::retire() {
+  parts_->groups.reset();
+}
+
 /// Returns two buffers in turn. The combine before last has read this one when the stream gets
 /// here.
 TensorView LowLatency::next_combine_buffer() {
