@@ -11,6 +11,7 @@
 
 #include "checks/ep/rounds.hpp"
 #include "shoal/world.hpp"
+#include "support/process/print_error.hpp"
 #include "support/process/process.hpp"
 
 namespace shoal::test {
@@ -41,7 +42,7 @@ void report_error(const PeContext& pe, const std::function<void()>& body) {
   try {
     body();
   } catch (const Error& error) {
-    std::printf("code=%s\n%s\n", std::string(name_of(error.code())).c_str(), error.what());
+    print_error(error);
     return;
   }
   FAIL() << "PE " << pe.settings.pe << " ended without an error";

@@ -34,9 +34,9 @@ Info make_hints(const std::string& provider, std::uint64_t order, bool gpus) {
   hints->ep_attr->type = FI_EP_RDM;
   hints->tx_attr->msg_order = order;
   hints->rx_attr->msg_order = order;
+  // The modes that rail.cpp supports.
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY |
-                                FI_MR_ENDPOINT;  // modes that rail.cpp supports
-  if (gpus) hints->domain_attr->mr_mode |= FI_MR_HMEM;
+                                FI_MR_ENDPOINT | (gpus ? FI_MR_HMEM : 0);
   hints->domain_attr->threading = FI_THREAD_DOMAIN;  // all calls are made under the engine's lock
   if (!provider.empty()) {
     hints->fabric_attr->prov_name = strdup(provider.c_str());
@@ -51,20 +51,17 @@ struct Offer {
   int status = 0;
 };
 
-/// `gpus`: preferably endpoints that access GPU memory.
 Offer ask(const std::string& provider, bool gpus) {
   // The stronger order first: it lets a signal follow data at once.
   Offer offer;
-  for (const bool with_gpus : {true, false})
-    for (const std::uint64_t order :
-         {std::uint64_t{FI_ORDER_SAS | FI_ORDER_SAW}, std::uint64_t{FI_ORDER_SAS}}) {
-      if (with_gpus && !gpus) continue;
-      fi_info* list = nullptr;
-      offer.status = fi_getinfo(kApiVersion, nullptr, nullptr, 0,
-                                make_hints(provider, order, with_gpus).get(), &list);
-      offer.list.reset(list);
-      if (offer.status == 0) return offer;
-    }
+  for (const std::uint64_t order :
+       {std::uint64_t{FI_ORDER_SAS | FI_ORDER_SAW}, std::uint64_t{FI_ORDER_SAS}}) {
+    fi_info* list = nullptr;
+    offer.status = fi_getinfo(kApiVersion, nullptr, nullptr, 0,
+                              make_hints(provider, order, gpus).get(), &list);
+    offer.list.reset(list);
+    if (offer.status == 0) return offer;
+  }
   return offer;
 }
 
@@ -110,7 +107,8 @@ bool loopback_suffices(const Context& context) {
 std::string try_provider(const std::string& name, const Context& context, Provider& provider) {
   const bool gpus = context.device_heap != nullptr && !context.device_heap->on_host() &&
                     context.settings->ofi_gpu_memory != "off";
-  const Offer offer = ask(name, gpus);
+  Offer offer = ask(name, gpus);
+  if (gpus && offer.status != 0) offer = ask(name, false);
   if (offer.status != 0)
     return fmt::format("{} offers no reliable endpoint with RMA and ordered messages ({})", name,
                        error_text(offer.status));

@@ -12,6 +12,7 @@
 #include "checks/ep/gpu_low_latency.hpp"
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
+#include "support/process/print_error.hpp"
 #include "support/process/process.hpp"
 
 namespace shoal::test {
@@ -197,8 +198,7 @@ SHOAL_PE_BODY(normal_for_ever_on_gpus) {
       }
     }
   } catch (const Error& error) {
-    std::printf("code=%s\n%s\n", std::string(name_of(error.code())).c_str(), error.what());
-    std::fflush(stdout);
+    print_error(error);
   }
   _exit(0);  // the world has failed and cannot be closed
 }
@@ -350,7 +350,7 @@ SHOAL_PE_BODY(low_latency_with_the_last) {
     });
     std::puts("no error");
   } catch (const Error& error) {
-    std::printf("code=%s\n%s\n", std::string(name_of(error.code())).c_str(), error.what());
+    print_error(error);
   }
   std::fflush(stdout);
   _exit(0);

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "gpu/ep/nodes.hpp"
+#include "support/process/print_error.hpp"
 #include "support/process/process.hpp"
 
 namespace shoal::test {
@@ -48,8 +49,7 @@ SHOAL_PE_BODY(rounds_between_nodes_for_ever) {
       }
     }
   } catch (const Error& error) {
-    std::printf("code=%s\n%s\n", std::string(name_of(error.code())).c_str(), error.what());
-    std::fflush(stdout);
+    print_error(error);
   }
   _exit(0);  // the world has failed and cannot be closed
 }
