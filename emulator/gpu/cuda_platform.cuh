@@ -43,19 +43,17 @@ struct CudaPlatform {
     return masks;
   }
   template <typename Function, typename Visitor>
-  __device__ std::uint64_t scan(std::uint32_t n, Function function, Visitor visit) const {
+  __device__ void scan(std::uint32_t n, Function function, Visitor visit) const {
     __syncwarp();
-    const unsigned long long mine = lane() < n ? function(lane()) : 0;
-    __syncwarp();  // lanes that are apart take a microsecond for the shuffles
-    unsigned long long sum = mine;
+    const std::uint32_t mine = lane() < n ? function(lane()) : 0;
+    __syncwarp();
+    std::uint32_t sum = mine;
     for (std::uint32_t distance = 1; distance < kWarp; distance *= 2) {
-      const unsigned long long before = __shfl_up_sync(kAll, sum, distance);
+      const std::uint32_t before = __shfl_up_sync(kAll, sum, distance);
       if (lane() >= distance) sum += before;
     }
     if (lane() < n) visit(lane(), sum - mine);
-    sum = __shfl_sync(kAll, sum, kWarp - 1);
     __syncwarp();
-    return sum;
   }
   template <typename Function>
   __device__ std::uint64_t sum(std::uint32_t n, Function function) const {
@@ -90,6 +88,22 @@ struct CudaPlatform {
     ptx::st_release_gpu(word, value);
   }
   __device__ void count(std::uint64_t* word) const { ptx::red_relaxed_gpu_add(word, 1); }
+  __device__ std::uint64_t load_shared(const std::uint64_t* word) const {
+    return ptx::ld_acquire_cta(word);
+  }
+  __device__ void store_shared(std::uint64_t* word, std::uint64_t value) const {
+    ptx::st_release_cta(word, value);
+  }
+  __device__ std::uint64_t add_shared(std::uint64_t* word, std::uint64_t value) const {
+    return ptx::atom_acq_rel_cta_add(word, value);
+  }
+  __device__ bool replace_shared(std::uint64_t* word, std::uint64_t& seen,
+                                 std::uint64_t value) const {
+    const std::uint64_t before = ptx::atom_acq_rel_cta_cas(word, seen, value);
+    const bool replaced = before == seen;
+    seen = before;
+    return replaced;
+  }
   __device__ std::uint64_t load_far(const std::uint64_t* word) const {
     return device::ptx::ld_acquire_sys(word);
   }

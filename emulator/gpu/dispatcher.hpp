@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// dispatcher.hpp: the NIC on a GPU: one warp that reads doorbell records and requests, keeps the
-// order that each queue pair guarantees, and writes completions. It moves small messages and
-// executes atomics itself; workers (worker.hpp) copy the others. For host and device code.
+// dispatcher.hpp: the NIC on a GPU: warps that read doorbell records and requests, keep the order
+// that each queue pair guarantees, and write completions. They move small messages and execute
+// atomics themselves; workers (worker.hpp) copy the others. Each queue pair belongs to one
+// dispatcher, together with all others of its completion queue; they share what is in common.hpp.
+// For host and device code.
 //
 // A request is fetched (read and checked), issued (on its way; `time` is when it reaches the
 // peer), started (jobs of it are handed out), executed, and complete when its acknowledgement is
@@ -13,10 +15,12 @@
 //   mask(n, f)             the bits i < n for which f(i) holds; n is at most 32
 //   masks<k>(n, f)         at[j]: the bits i < n for which f(i) has bit j
 //   sum(n, f)              of f(i), 32 bits each; n is at most 32
-//   scan(n, f, g)          calls g(i, sum of f(j) for all j < i), each by one lane; returns the
-//                          sum of all; n is at most 32
+//   scan(n, f, g)          calls g(i, sum of f(j) for all j < i), 32 bits, each by one lane; n is
+//                          at most 32
 //   one(f), ask(f)         calls f by one lane; ask() returns its result to all
 //   load_word(w), store_word(w, v)   words of the NIC: acquire, release
+//   load_shared(w), store_shared(w, v), add_shared(w, v), replace_shared(w, seen, v)
+//                          words of the dispatchers: acquire, release, both
 //   count(w)               adds 1 to a word of the NIC, after fence()
 //   load_far(w), store_far(w, v)   words that hosts and other GPUs access as well
 //   load_record(w)         a doorbell record: acquire
@@ -32,14 +36,8 @@
 
 namespace shoal::emulator::gpu {
 
-/// What the dispatcher keeps, in memory of its own.
+/// What a dispatcher keeps, in memory of its own.
 struct Scratch {
-  std::uint64_t start = 0;  ///< of its clock
-  std::uint64_t next_check = 0, heartbeat = 0, heartbeat_at = 0;
-  std::uint64_t slice_end = 0;
-  std::uint32_t n_pairs = 0;
-  bool ends_slice = false;
-  std::uint64_t produced[kMostPairs] = {};  ///< by completion queue
   JobScratch jobs;
   KeyCache keys;
 };
@@ -47,88 +45,91 @@ struct Scratch {
 template <typename Platform>
 class Dispatcher {
  public:
-  /// `pairs` has room for as many as state.n_pairs will ever be.
-  SHOAL_HOST_DEVICE Dispatcher(NicState& state, Scratch& scratch, Pair* pairs,
-                               const Platform& platform)
-      : timing_(state.timing),
-        n_pairs_word_(&state.n_pairs),
+  /// Number `index` of `count`, the same count in all slices. `common` has begun; it, `pairs`, which
+  /// has room for as many as state.n_pairs will ever be, and `state` are those of all.
+  SHOAL_HOST_DEVICE Dispatcher(NicState& state, Common& common, Scratch& scratch, Pair* pairs,
+                               std::uint32_t index, std::uint32_t count, const Platform& platform)
+      : timing_(common.timing),
         state_(state),
+        index_(index),
+        count_(count),
         own_keys_{state.tables[0], &scratch.keys},
         counters_(state.counters),
         reports_(state.reports),
-        control_(*state.control),
+        common_(common),
         scratch_(scratch),
         pairs_(pairs),
         platform_(platform),
-        jobs_(state, own_keys_, scratch.jobs, platform) {
+        jobs_(state, own_keys_, common, scratch.jobs, platform) {
+    const auto known = static_cast<std::uint32_t>(common.n_pairs);
     if (state.resumes != 0) {
-      go_on();
-      return;
+      move(state_.saved + sizeof(Common) + index_ * sizeof(Scratch), &scratch_, sizeof(Scratch));
+      take_pairs(known, true);
+    } else {
+      platform_.one([&] { scratch_ = {}; });
+      take_pairs(known, false);
     }
-    platform_.one([&] {
-      scratch_ = {};
-      scratch_.start = scratch_.heartbeat_at = platform_.now();
-      scratch_.slice_end = scratch_.start + timing_.slice;
-    });
-    jobs_.set_start(scratch_.start);
-    take_new_pairs();
   }
 
   /// Bytes of NicState::saved for so many queue pairs.
   static constexpr std::size_t saved_bytes(std::size_t pairs) {
-    return sizeof(Scratch) + pairs * sizeof(Pair);
+    return sizeof(Common) + kMostDispatchers * sizeof(Scratch) + pairs * sizeof(Pair);
   }
 
-  /// Serves each queue pair once. False: the NIC has to stop.
+  /// Serves each of its queue pairs once. False: it has to close.
   SHOAL_HOST_DEVICE bool step() {
     read_clock();
     if (!may_go_on()) return false;
+    SHOAL_ROLLED
     for (std::uint32_t base = 0; base < n_pairs_; base += kLanes) {
-      const std::uint32_t left = n_pairs_ - base;
-      std::uint32_t busy = platform_.mask(left < kLanes ? left : kLanes, [&](std::uint32_t i) {
+      const auto mine = static_cast<std::uint32_t>(mine_ >> base);
+      if (mine == 0) continue;
+      std::uint32_t busy = platform_.mask(kLanes, [&](std::uint32_t i) {
         if (i == 0) scratch_.keys.seen_changes = load(state_.key_changes);
-        return look(pairs_[base + i]);
+        return (mine >> i & 1) != 0 && look(pairs_[base + i]);
       });
       if (scratch_.keys.seen_changes != scratch_.keys.changes) forget_keys();
+      SHOAL_ROLLED
       for (; busy != 0; busy &= busy - 1) serve(base + lowest(busy));
     }
     return true;
   }
 
-  /// After the last step: workers end when all jobs are done. At the end of a slice, saves what the
-  /// next dispatcher goes on with.
+  /// After the last step. When all dispatchers have closed, workers end after the last job. At the
+  /// end of a slice, saves what the next dispatcher goes on with.
   SHOAL_HOST_DEVICE void close() {
-    platform_.lanes(n_pairs_, [&](std::uint32_t i) { report(pairs_[i], i); });
-    jobs_.close();
-    if (!scratch_.ends_slice) return;
-    move(reinterpret_cast<std::byte*>(&scratch_), state_.saved, sizeof(Scratch));
-    move(reinterpret_cast<std::byte*>(pairs_), state_.saved + sizeof(Scratch),
-         n_pairs_ * sizeof(Pair));
-    platform_.one([&] { platform_.store_far(&control_.slices, control_.slices + 1); });
+    platform_.lanes(n_pairs_, [&](std::uint32_t i) {
+      if (is_mine(i)) reports_[i] = pairs_[i].report;
+    });
+    const bool ends_slice = platform_.ask([&] { return platform_.load_shared(&common_.ending); }) ==
+                            static_cast<std::uint64_t>(Ending::slice);
+    if (ends_slice) {
+      move(&scratch_, state_.saved + sizeof(Common) + index_ * sizeof(Scratch), sizeof(Scratch));
+      for (std::uint32_t i = 0; i < n_pairs_; ++i)
+        if (is_mine(i)) move(&pairs_[i], saved_pair(i), sizeof(Pair));
+    }
+    platform_.one([&] {
+      if (platform_.add_shared(&common_.open, ~std::uint64_t{0}) != 1) return;
+      platform_.store_word(&state_.ring.end, platform_.load_shared(&common_.written));
+      if (!ends_slice) return;
+      *reinterpret_cast<Common*>(state_.saved) = common_;
+      platform_.store_far(&state_.control->slices, state_.control->slices + 1);
+    });
   }
 
  private:
   static constexpr std::uint32_t kLanes = 32;
   static constexpr int kRounds = 8;
 
-  SHOAL_HOST_DEVICE void go_on() {
-    move(state_.saved, reinterpret_cast<std::byte*>(&scratch_), sizeof(Scratch));
-    n_pairs_ = scratch_.n_pairs;
-    move(state_.saved + sizeof(Scratch), reinterpret_cast<std::byte*>(pairs_),
-         n_pairs_ * sizeof(Pair));
-    platform_.one([&] {
-      scratch_.ends_slice = false;
-      scratch_.next_check = 0;  // it may have to stop: then what is saved is old
-      scratch_.slice_end = platform_.now() + timing_.slice;
-    });
-    jobs_.set_start(scratch_.start);
+  SHOAL_HOST_DEVICE std::byte* saved_pair(std::uint32_t i) const {
+    return state_.saved + sizeof(Common) + kMostDispatchers * sizeof(Scratch) + i * sizeof(Pair);
   }
 
   /// `bytes` is a multiple of 8. Kernels lie between: no order is needed.
-  SHOAL_HOST_DEVICE void move(const std::byte* from, std::byte* to, std::size_t bytes) const {
-    static_assert(sizeof(Scratch) % 8 == 0 && sizeof(Pair) % 8 == 0);
+  SHOAL_HOST_DEVICE void move(const void* from, void* to, std::size_t bytes) const {
+    static_assert(sizeof(Scratch) % 8 == 0 && sizeof(Pair) % 8 == 0 && sizeof(Common) % 8 == 0);
     platform_.lanes(static_cast<std::uint32_t>(bytes / 8), [&](std::uint32_t i) {
-      reinterpret_cast<std::uint64_t*>(to)[i] = reinterpret_cast<const std::uint64_t*>(from)[i];
+      static_cast<std::uint64_t*>(to)[i] = static_cast<const std::uint64_t*>(from)[i];
     });
   }
 
@@ -136,42 +137,37 @@ class Dispatcher {
     now_ = platform_.ask([&] { return platform_.now(); });
   }
 
-  SHOAL_HOST_DEVICE void take_new_pairs() {
-    const auto n = static_cast<std::uint32_t>(
-        platform_.ask([&] { return platform_.load_far(n_pairs_word_); }));
-    platform_.lanes(n - n_pairs_, [&](std::uint32_t i) {
-      initialize(state_, n_pairs_ + i, pairs_[n_pairs_ + i]);
-    });
+  SHOAL_HOST_DEVICE bool is_mine(std::uint32_t number) const { return (mine_ >> number & 1) != 0; }
+
+  /// Queue pairs up to `n`, which are new or were saved by the last slice.
+  SHOAL_HOST_DEVICE void take_pairs(std::uint32_t n, bool are_saved) {
+    for (std::uint32_t base = n_pairs_; base < n; base += kLanes) {
+      const std::uint32_t left = n - base;
+      const std::uint32_t mine =
+          platform_.mask(left < kLanes ? left : kLanes, [&](std::uint32_t i) {
+            const bool its = state_.pairs[base + i].completions % count_ == index_;
+            if (its && !are_saved) initialize(state_, base + i, pairs_[base + i]);
+            return its;
+          });
+      mine_ |= std::uint64_t{mine} << base;
+    }
+    if (are_saved)
+      for (std::uint32_t i = n_pairs_; i < n; ++i)
+        if (is_mine(i)) move(saved_pair(i), &pairs_[i], sizeof(Pair));
     n_pairs_ = n;
-    platform_.one([&] { scratch_.n_pairs = n; });
   }
 
   SHOAL_HOST_DEVICE bool may_go_on() {
-    constexpr std::uint64_t kPeriod = 100'000;
-    if (now_ < scratch_.next_check) return true;
-    take_new_pairs();
-    return platform_.ask([&] {
-      Stopped stopped = Stopped::no;
-      // Far away: both loads are under way together.
-      const std::uint64_t heartbeat = load(control_.heartbeat), stop = load(control_.stop);
-      if (heartbeat != scratch_.heartbeat) {
-        scratch_.heartbeat = heartbeat;
-        scratch_.heartbeat_at = now_;
-      }
-      if (stop != 0)
-        stopped = Stopped::by_owner;
-      else if (timing_.owner_timeout != 0 && now_ - scratch_.heartbeat_at > timing_.owner_timeout)
-        stopped = Stopped::owner_silent;
-      else if (now_ - scratch_.start > timing_.lifetime)
-        stopped = Stopped::lifetime;
-      scratch_.next_check = now_ + kPeriod;
-      if (stopped != Stopped::no) {
-        platform_.store_far(&control_.stopped, static_cast<std::uint64_t>(stopped));
-        return false;
-      }
-      scratch_.ends_slice = timing_.slice != 0 && now_ >= scratch_.slice_end;
-      return !scratch_.ends_slice;
+    constexpr unsigned kEndingShift = 32;
+    const std::uint64_t asked = platform_.ask([&] {
+      if (index_ == 0 && now_ >= common_.next_check) check_owner(platform_, state_, common_, now_);
+      return platform_.load_shared(&common_.ending) << kEndingShift |
+             platform_.load_shared(&common_.n_pairs);
     });
+    if (asked >> kEndingShift != 0) return false;
+    const auto n = static_cast<std::uint32_t>(asked);
+    if (n != n_pairs_) take_pairs(n, false);
+    return true;
   }
 
   /// In any order.
@@ -208,8 +204,9 @@ class Dispatcher {
   SHOAL_HOST_DEVICE void serve(std::uint32_t number) {
     Pair& pair = pairs_[number];
     std::uint64_t* const counters = counters_ + std::size_t{number} * kWindow;
-    const std::uint64_t jobs_before = scratch_.jobs.written;
+    const std::uint32_t jobs_before = pair.jobs;
     bool any = false;
+    SHOAL_ROLLED
     for (int turn = 0; turn < 2; ++turn) {
       any |= fetch(pair);
       if (!pair.failed) any |= go_ahead(pair, number, counters);
@@ -217,7 +214,7 @@ class Dispatcher {
       any = true;
       read_clock();
     }
-    any |= scratch_.jobs.written != jobs_before;
+    any |= pair.jobs != jobs_before;
     await_workers(pair, counters, any);
   }
 
@@ -226,6 +223,7 @@ class Dispatcher {
     bool any = false;
     if (pair.issued != pair.fetched) send(pair, number);
     moves_ = true;
+    SHOAL_ROLLED
     for (int i = 0; i < kRounds && execute(pair, counters); ++i) {
       any = true;
       read_clock();
@@ -317,7 +315,7 @@ class Dispatcher {
     const std::uint32_t moved = execute_direct(pair, n, found.direct);
     const std::uint32_t by_jobs = found.ready & ~found.direct;
     const std::uint32_t unstarted = by_jobs & ~found.started;
-    if (by_jobs != 0 && !jobs_.is_booked(now_) && start(pair, n, unstarted, counters)) {
+    if (by_jobs != 0 && !jobs_.link().is_booked(now_) && start(pair, n, unstarted, counters)) {
       const std::uint32_t failed = jobs_.hand_out(pair, by_jobs, counters, now_);
       if (failed != 0) platform_.one([&] { stop_at(pair, failed); });  // the rest is not moved
     }
@@ -377,7 +375,7 @@ class Dispatcher {
   /// Executes the requests `wanted` if the link has room. Returns what it has executed.
   SHOAL_HOST_DEVICE std::uint32_t execute_direct(Pair& pair, std::uint32_t n,
                                                  std::uint32_t wanted) {
-    if (wanted == 0 || jobs_.is_booked(now_)) return 0;
+    if (wanted == 0 || jobs_.link().is_booked(now_)) return 0;
     const std::uint32_t refused = platform_.mask(n, [&](std::uint32_t i) {
       if ((wanted >> i & 1) == 0) return false;
       Request& request = pair.at(pair.completed + i);
@@ -388,7 +386,7 @@ class Dispatcher {
     });
     const std::uint64_t bytes = bytes_of(pair, wanted);
     platform_.one([&] {
-      jobs_.take_link(bytes, now_);
+      jobs_.link().take(bytes, now_);
       pair.unfenced = true;
       stop_at(pair, refused);
     });
@@ -458,7 +456,7 @@ class Dispatcher {
     if (pair.failed)
       platform_.one([&] {
         pair.issued = pair.fetched;
-        report(pair, number);
+        reports_[number] = pair.report;
       });
     return due.count != 0 || due.fails;
   }
@@ -530,7 +528,7 @@ class Dispatcher {
   /// Completes the first `n` requests: signalled ones, or all of them with an error.
   SHOAL_HOST_DEVICE void pop(Pair& pair, std::uint32_t n, Syndrome syndrome) {
     const CompletionQueueConfig& queue = pair.queue;
-    const std::uint64_t produced = scratch_.produced[pair.config.completions];
+    const std::uint64_t produced = common_.produced[pair.config.completions];
     const bool failed = syndrome != Syndrome::none;
     const std::uint32_t written = platform_.mask(
         n, [&](std::uint32_t i) { return failed || pair.at(pair.completed + i).signalled; });
@@ -557,7 +555,7 @@ class Dispatcher {
     platform_.one([&] {
       const std::uint32_t count = count_bits(written);
       if (count != 0 && !near) pair.unfenced = false;
-      scratch_.produced[pair.config.completions] = produced + count;
+      common_.produced[pair.config.completions] = produced + count;
       pair.report.completions += count;
       if (failed)
         pair.report.errors += n;
@@ -568,22 +566,19 @@ class Dispatcher {
     });
   }
 
-  SHOAL_HOST_DEVICE void report(const Pair& pair, std::uint32_t number) const {
-    reports_[number] = pair.report;
-  }
-
-  const Timing timing_;
-  const std::uint64_t* const n_pairs_word_;
-  const NicState& state_;
-  std::uint32_t n_pairs_ = 0;
+  const Timing& timing_;
+  NicState& state_;
+  const std::uint32_t index_, count_;
   const Keys own_keys_;
   std::uint64_t* const counters_;
   QueuePairReport* const reports_;
-  Control& control_;
+  Common& common_;
   Scratch& scratch_;
   Pair* const pairs_;
   const Platform& platform_;
   Jobs<Platform> jobs_;
+  std::uint64_t mine_ = 0;  ///< its queue pairs
+  std::uint32_t n_pairs_ = 0;
   std::uint64_t now_ = 0;
   bool moves_ = true;  ///< the queue pair that is served may have requests that are moved by jobs
 };

@@ -120,8 +120,8 @@ class Chunks {
   }
   SHOAL_HOST_DEVICE std::uint32_t bytes(std::uint32_t i) const { return offset(i + 1) - offset(i); }
   /// How many of them begin within the first `bytes` bytes, or right after them.
-  SHOAL_HOST_DEVICE std::uint64_t begun(std::uint64_t bytes) const {
-    return 1 + ((bytes + skew_) >> log_size_);
+  SHOAL_HOST_DEVICE std::uint32_t begun(std::uint32_t bytes) const {
+    return 1 + static_cast<std::uint32_t>((std::uint64_t{bytes} + skew_) >> log_size_);
   }
 
  private:

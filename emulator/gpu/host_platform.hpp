@@ -37,11 +37,10 @@ struct HostPlatform {
     return masks;
   }
   template <typename Function, typename Visitor>
-  std::uint64_t scan(std::uint32_t n, Function function, Visitor visit) const {
-    std::uint64_t values[32] = {}, sum = 0;
+  void scan(std::uint32_t n, Function function, Visitor visit) const {
+    std::uint32_t values[32] = {}, sum = 0;
     for (std::uint32_t i = 0; i < n; ++i) values[i] = function(i);
     for (std::uint32_t i = 0; i < n; sum += values[i++]) visit(i, sum);
-    return sum;
   }
   template <typename Function>
   std::uint64_t sum(std::uint32_t n, Function function) const {
@@ -66,6 +65,17 @@ struct HostPlatform {
   }
   void count(std::uint64_t* word) const noexcept {
     std::atomic_ref(*word).fetch_add(1, std::memory_order_acq_rel);
+  }
+  std::uint64_t load_shared(const std::uint64_t* word) const noexcept { return load_acquire(word); }
+  void store_shared(std::uint64_t* word, std::uint64_t value) const noexcept {
+    store_release(word, value);
+  }
+  std::uint64_t add_shared(std::uint64_t* word, std::uint64_t value) const noexcept {
+    return std::atomic_ref(*word).fetch_add(value, std::memory_order_acq_rel);
+  }
+  bool replace_shared(std::uint64_t* word, std::uint64_t& seen,
+                      std::uint64_t value) const noexcept {
+    return replace_far(word, seen, value);
   }
   std::uint64_t load_far(const std::uint64_t* word) const noexcept { return load_acquire(word); }
   void store_far(std::uint64_t* word, std::uint64_t value) const noexcept {

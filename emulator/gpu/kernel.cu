@@ -9,19 +9,31 @@ namespace shoal::emulator::gpu {
 namespace {
 
 constexpr int kMostThreads = kMostWarps * 32;
-constexpr std::uint32_t kScratchBytes = (sizeof(Scratch) + 15) / 16 * 16;
-static_assert(kScratchBytes + kMostPairs * sizeof(Pair) <= 163 * 1024, "shared memory of sm_80");
+static_assert(kMostDispatchers <= kMostWarps);
 
-__device__ void dispatch(NicState& state, unsigned char* memory) {
+template <typename T>
+constexpr std::uint32_t kRoom = (sizeof(T) + 15) / 16 * 16;
+
+constexpr std::uint32_t memory_of(std::uint32_t pairs, std::uint32_t dispatchers) {
+  return kRoom<Common> + dispatchers * kRoom<Scratch> + pairs * sizeof(Pair);
+}
+static_assert(memory_of(kMostPairs, 1) <= 163 * 1024, "shared memory of sm_80");
+
+/// By one warp of the block of dispatchers.
+__device__ void dispatch(NicState& state, unsigned char* memory, std::uint32_t count) {
   const CudaPlatform platform;
-  Dispatcher<CudaPlatform> dispatcher(state, *reinterpret_cast<Scratch*>(memory),
-                                      reinterpret_cast<Pair*>(memory + kScratchBytes), platform);
+  const std::uint32_t index = threadIdx.x / 32;
+  Dispatcher<CudaPlatform> dispatcher(
+      state, *reinterpret_cast<Common*>(memory),
+      *reinterpret_cast<Scratch*>(memory + kRoom<Common> + index * kRoom<Scratch>),
+      reinterpret_cast<Pair*>(memory + kRoom<Common> + count * kRoom<Scratch>), index, count,
+      platform);
   while (dispatcher.step()) {
   }
   dispatcher.close();
 }
 
-/// Ends when the dispatcher has ended and all jobs are done.
+/// Ends when the dispatchers have ended and all jobs are done.
 __device__ void work(NicState& state) {
   const CudaPlatform platform;
   Worker<CudaPlatform> worker(state.ring, platform);
@@ -36,25 +48,46 @@ __global__ void resume_nic_kernel(NicState* state) {
   resume(*state);
 }
 
-__global__ void __launch_bounds__(kMostThreads, 1) nic_kernel(NicState* state) {
+__global__ void __launch_bounds__(kMostThreads, 1)
+    nic_kernel(NicState* state, std::uint32_t dispatchers) {
   extern __shared__ __align__(16) unsigned char memory[];
-  if (blockIdx.x == 0 && threadIdx.x < 32)
-    dispatch(*state, memory);
+  if (blockIdx.x == 0) {
+    if (threadIdx.x == 0)
+      begin(*state, *reinterpret_cast<Common*>(memory), dispatchers, CudaPlatform());
+    __syncthreads();
+  }
+  if (blockIdx.x == 0 && threadIdx.x < 32 * dispatchers)
+    dispatch(*state, memory, dispatchers);
   else if (blockIdx.x != 0 || gridDim.x == 1)
     work(*state);
 }
 
 }  // namespace
 
-cudaError_t launch_nic(NicState* state, std::uint32_t pairs, int blocks, int warps,
-                       cudaStream_t stream, bool load_only, bool resumes) {
-  const std::uint32_t bytes = kScratchBytes + pairs * sizeof(Pair);
-  const cudaError_t set = cudaFuncSetAttribute(
-      nic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  if (set != cudaSuccess || load_only) return set;
+cudaError_t launch_nic(NicState* state, std::uint32_t pairs, const NicShape& shape,
+                       cudaStream_t stream, bool resumes) {
   if (resumes) resume_nic_kernel<<<1, 1, 0, stream>>>(state);
-  nic_kernel<<<blocks, warps * 32, bytes, stream>>>(state);
+  nic_kernel<<<shape.blocks, shape.warps * 32, memory_of(pairs, shape.dispatchers), stream>>>(
+      state, shape.dispatchers);
   return cudaGetLastError();
+}
+
+cudaError_t prepare_nic(std::uint32_t pairs, NicShape& shape) {
+  int device = 0, most = 0;
+  cudaError_t result = cudaGetDevice(&device);
+  if (result == cudaSuccess)
+    result = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (result != cudaSuccess) return result;
+  // Beside workers, dispatchers are slower: there they leave all warps but one to them.
+  const auto warps = static_cast<std::uint32_t>(shape.blocks == 1 ? 1 : shape.warps);
+  shape.dispatchers = pairs < warps ? pairs : warps;
+  if (shape.dispatchers > kMostDispatchers) shape.dispatchers = kMostDispatchers;
+  if (shape.dispatchers == 0) shape.dispatchers = 1;
+  while (shape.dispatchers > 1 &&
+         memory_of(pairs, shape.dispatchers) > static_cast<std::uint32_t>(most))
+    --shape.dispatchers;
+  // The limit is shared by all NICs on the GPU.
+  return cudaFuncSetAttribute(nic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
 }
 
 std::size_t saved_bytes(std::uint32_t pairs) {

@@ -94,7 +94,10 @@ Timing timing_of(const NicOptions& options) {
 
 struct Nic::Implementation {
   explicit Implementation(const NicOptions& its_options)
-      : options(validated(its_options)), stream(options.device), updates(options.device) {
+      : options(validated(its_options)),
+        stream(options.device),
+        updates(options.device),
+        shape{options.blocks, options.warps} {
     const OnDevice on(options.device);
     check(cudaHostAlloc(reinterpret_cast<void**>(&control), sizeof *control,
                         cudaHostAllocMapped | cudaHostAllocPortable),
@@ -257,9 +260,9 @@ struct Nic::Implementation {
     value.ring.size = kJobs;
     check(cudaMemcpy(state.get(), &value, sizeof value, cudaMemcpyHostToDevice),
           "writing its state");
+    check(prepare_nic(room, shape), "loading its kernel");
     started = true;
-    check(launch_nic(state.get(), room, options.blocks, options.warps, stream.get()),
-          "starting its kernel");
+    check(launch_nic(state.get(), room, shape, stream.get(), false), "starting its kernel");
     heart = std::thread([this] { beat(); });
   }
 
@@ -275,9 +278,7 @@ struct Nic::Implementation {
         continue;
       }
       if (launched - std::atomic_ref(control->slices).load() < 2) {
-        if (launch_nic(state.get(), room, options.blocks, options.warps, stream.get(), false,
-                       true) != cudaSuccess)
-          return;
+        if (launch_nic(state.get(), room, shape, stream.get(), true) != cudaSuccess) return;
         ++launched;
       }
       std::this_thread::sleep_for(kSlicePoll);
@@ -321,6 +322,7 @@ struct Nic::Implementation {
   std::vector<Implementation*> observers;            ///< NICs that have a table of this one
   std::uint64_t key_changes = 0;
   bool started = false;
+  NicShape shape;
   std::uint32_t room = 0;   ///< for queue pairs
   std::uint32_t known = 0;  ///< queue pairs that the NIC has read
   std::atomic<bool> heart_stops{false};

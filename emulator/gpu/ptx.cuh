@@ -44,6 +44,31 @@ __device__ inline std::uint64_t ld_acquire_gpu(const std::uint64_t* at) {
 __device__ inline void st_release_gpu(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
+__device__ inline std::uint64_t ld_acquire_cta(const std::uint64_t* at) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.cta.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ inline void st_release_cta(std::uint64_t* at, std::uint64_t value) {
+  asm volatile("st.release.cta.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+__device__ inline std::uint64_t atom_acq_rel_cta_add(std::uint64_t* at, std::uint64_t value) {
+  std::uint64_t before;
+  asm volatile("atom.acq_rel.cta.add.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(at), "l"(value)
+               : "memory");
+  return before;
+}
+__device__ inline std::uint64_t atom_acq_rel_cta_cas(std::uint64_t* at, std::uint64_t compare,
+                                                     std::uint64_t value) {
+  std::uint64_t before;
+  asm volatile("atom.acq_rel.cta.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(before)
+               : "l"(at), "l"(compare), "l"(value)
+               : "memory");
+  return before;
+}
 __device__ inline void fence_acq_rel_gpu() {
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }

@@ -123,46 +123,78 @@ SHOAL_HOST_DEVICE inline void set_inline_part(const QueuePairConfig& pair, Reque
   request.part_bytes = request.bytes < to_end ? request.bytes : static_cast<std::uint32_t>(to_end);
 }
 
-/// Reads the data segments from number `first` on. Checks all of them; the first one with bytes
-/// becomes the current part.
+/// Reads the inline segment `first`, whose words are `words`.
+SHOAL_HOST_DEVICE inline Syndrome read_inline(const QueuePairConfig& pair, const Words& words,
+                                              std::uint32_t first, Request& request) {
+  request.bytes = words.at[0] & ~kInlineBit;
+  const std::uint32_t needed =
+      (mlx5::kInlineHeader + request.bytes + mlx5::kSegmentBytes - 1) / mlx5::kSegmentBytes;
+  if (request.opcode != Opcode::write || needed != request.segments - first)
+    return Syndrome::local_qp_operation;
+  request.is_inline = true;
+  request.value = std::uint64_t{mlx5::big(words.at[2])} << 32 | mlx5::big(words.at[1]);
+  request.segment = static_cast<std::uint8_t>(first);
+  set_inline_part(pair, request);
+  return Syndrome::none;
+}
+
+/// What the data segments of a request come to.
+struct Data {
+  std::uint64_t bytes = 0;
+  bool is_covered = true;  ///< by keys with the right access
+};
+
+/// Adds data segment `i`, whose words are `words`. The first one with bytes becomes the current part.
+template <typename Platform>
+SHOAL_HOST_DEVICE void add_data(const Platform& platform, const QueuePairConfig& pair,
+                                const Keys& keys, const Words& words, std::uint32_t i,
+                                Request& request, Data& data) {
+  const std::uint32_t length = words.at[0];
+  data.bytes += length;
+  if (length == 0) return;
+  const std::uint32_t access = request.fetches() ? Access::local_write : 0;
+  std::byte* const at =
+      translate(platform, keys, words.at[1], pair.domain, words.wide(1), length, access);
+  data.is_covered = data.is_covered && at != nullptr;
+  if (request.part_bytes != 0) return;
+  request.segment = static_cast<std::uint8_t>(i);
+  request.local = at;
+  request.part_bytes = length;
+}
+
+/// Adds the data segments from number `first` on. False: one of them is inline.
+template <typename Platform>
+SHOAL_HOST_DEVICE SHOAL_RARE bool add_further(Platform platform, const QueuePairConfig& pair,
+                                              Keys keys, std::uint32_t first, Request& request,
+                                              Data& data) {
+  for (std::uint32_t i = first; i < request.segments; ++i) {
+    const Words words = read_segment(platform, pair, request.index, i);
+    if ((words.at[0] & kInlineBit) != 0) return false;
+    add_data(platform, pair, keys, words, i, request, data);
+  }
+  return true;
+}
+
+/// Reads and checks the data segments from number `first` on.
 template <typename Platform>
 SHOAL_HOST_DEVICE Syndrome read_data(const Platform& platform, const Segments<Platform>& segments,
                                      const QueuePairConfig& pair, const Keys& keys,
                                      std::uint32_t first, std::uint32_t atomic_bytes,
                                      Request& request) {
-  std::uint64_t total = 0;
-  bool covered = true;
-  const std::uint32_t access = request.fetches() ? Access::local_write : 0;
-  for (std::uint32_t i = first; i < request.segments; ++i) {
-    const Words words = segments.at(i);
-    const std::uint32_t length = words.at[0];
-    if ((length & kInlineBit) != 0) {
-      request.bytes = length & ~kInlineBit;
-      const std::uint32_t needed =
-          (mlx5::kInlineHeader + request.bytes + mlx5::kSegmentBytes - 1) / mlx5::kSegmentBytes;
-      if (i != first || request.opcode != Opcode::write || needed != request.segments - i)
-        return Syndrome::local_qp_operation;
-      request.is_inline = true;
-      request.value = std::uint64_t{mlx5::big(words.at[2])} << 32 | mlx5::big(words.at[1]);
-      request.segment = static_cast<std::uint8_t>(i);
-      set_inline_part(pair, request);
-      return Syndrome::none;
-    }
-    total += length;
-    if (length == 0) continue;
-    std::byte* const at =
-        translate(platform, keys, words.at[1], pair.domain, words.wide(1), length, access);
-    covered = covered && at != nullptr;
-    if (request.part_bytes != 0) continue;
-    request.segment = static_cast<std::uint8_t>(i);
-    request.local = at;
-    request.part_bytes = length;
+  Data data;
+  if (request.segments > first) {
+    const Words words = segments.at(first);
+    if ((words.at[0] & kInlineBit) != 0) return read_inline(pair, words, first, request);
+    add_data(platform, pair, keys, words, first, request, data);
+    if (request.segments > first + 1 &&
+        !add_further(platform, pair, keys, first + 1, request, data))
+      return Syndrome::local_qp_operation;
   }
-  if (atomic_bytes != 0 && (request.segments != first + 1 || total != atomic_bytes))
+  if (atomic_bytes != 0 && (request.segments != first + 1 || data.bytes != atomic_bytes))
     return Syndrome::local_qp_operation;
-  if (total > kMostMessageBytes) return Syndrome::local_length;
-  request.bytes = static_cast<std::uint32_t>(total);
-  return covered ? Syndrome::none : Syndrome::local_protection;
+  if (data.bytes > kMostMessageBytes) return Syndrome::local_length;
+  request.bytes = static_cast<std::uint32_t>(data.bytes);
+  return data.is_covered ? Syndrome::none : Syndrome::local_protection;
 }
 
 template <typename Platform>

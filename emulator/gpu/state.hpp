@@ -16,12 +16,13 @@ namespace shoal::emulator::gpu {
 /// Requests of a queue pair that the NIC has read and that are not complete.
 inline constexpr std::uint32_t kWindow = 32;
 inline constexpr std::uint32_t kMostPairs = 64;
+inline constexpr std::uint32_t kMostDispatchers = 8;
 /// Bytes of a job, except the first and the last of a message: those of long messages are larger,
 /// since a worker spends as much time on what is around a copy as on 8 KiB.
 inline constexpr std::uint32_t kLogChunk = 13, kLogLongChunk = 14;
 inline constexpr std::uint32_t kChunkBytes = 1U << kLogChunk;
 inline constexpr std::uint32_t kLongMessageBytes = 64 * 1024;
-/// The dispatcher moves messages up to this size itself.
+/// Dispatchers move messages up to this size themselves.
 inline constexpr std::uint32_t kDirectBytes = 256;
 inline constexpr std::uint64_t kMostMessageBytes = 1U << 30;
 /// Most jobs of a strict queue pair that are handed out and not done.
@@ -84,8 +85,8 @@ struct QueuePairReport {
   std::uint64_t requests = 0, completions = 0, errors = 0, bytes = 0;
 };
 
-/// A copy for one worker.
-struct alignas(16) Job {
+/// A copy for one worker. Jobs are numbered from 0 on.
+struct alignas(64) Job {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
   std::uint64_t* counter = nullptr;  ///< counts jobs that are done
@@ -93,20 +94,21 @@ struct alignas(16) Job {
   std::uint32_t bytes = 0;
   std::uint32_t after = 0;  ///< is_ordered: it stores nothing before the counter is there
   std::uint32_t is_ordered = 0;
+  std::uint64_t ready = 0;  ///< its number plus one, written last
 };
 
-/// Jobs from the dispatcher to the workers. Each worker takes the next number and waits for the job
-/// with that number.
+/// Jobs from the dispatchers to the workers. Each worker takes the next number and waits for the
+/// job with that number.
 struct JobRing {
-  alignas(128) std::uint64_t taken = 0;      ///< numbers given to workers
-  alignas(128) std::uint64_t published = 0;  ///< jobs that are written; kClosed: no more follow
+  alignas(128) std::uint64_t taken = 0;    ///< numbers given to workers
+  alignas(128) std::uint64_t end = kOpen;  ///< all jobs there will be, once that is known
   alignas(128) Job* jobs = nullptr;
   /// Number of the last job done in the slot, plus one.
   std::uint64_t* done = nullptr;
   std::uint32_t size = 0;  ///< a power of two
-};
 
-inline constexpr std::uint64_t kClosed = std::uint64_t{1} << 63;
+  static constexpr std::uint64_t kOpen = ~std::uint64_t{0};
+};
 
 /// Why the NIC has stopped.
 enum class Stopped : std::uint64_t { no, by_owner, owner_silent, lifetime };
@@ -122,6 +124,7 @@ struct Control {
 /// Times in nanoseconds.
 struct Timing {
   std::uint64_t byte_cost = 0;        ///< 2^-16 ns of a byte; 0: not throttled
+  std::uint64_t cost_inverse = 0;     ///< 2^32 / byte_cost, set by begin() (common.hpp)
   std::uint64_t burst = 8000;         ///< idle time that may be made up for
   std::uint64_t ahead = 16'000;       ///< by which jobs may be handed out before they start
   std::uint64_t delay = 0;            ///< one way
@@ -146,15 +149,15 @@ struct NicState {
   std::uint64_t* counters = nullptr;  ///< of jobs that are done: kWindow for each queue pair
   QueuePairReport* reports = nullptr;
   Control* control = nullptr;
-  std::byte* saved = nullptr;  ///< of the dispatcher, between two slices
-  std::uint64_t resumes = 0;   ///< 1: the dispatcher goes on with what is saved
+  std::byte* saved = nullptr;  ///< of the dispatchers, between two slices
+  std::uint64_t resumes = 0;   ///< 1: the dispatchers go on with what is saved
   JobRing ring;
 };
 
 /// Between two slices: the next workers take the jobs from the first that is not written on.
 SHOAL_HOST_DEVICE inline void resume(NicState& state) {
-  state.ring.published &= ~kClosed;
-  state.ring.taken = state.ring.published;
+  state.ring.taken = state.ring.end;
+  state.ring.end = JobRing::kOpen;
   state.resumes = 1;
 }
 

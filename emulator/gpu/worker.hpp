@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// worker.hpp: the workers of the NIC on a GPU: warps that copy what the dispatcher hands out. For
+// worker.hpp: the workers of the NIC on a GPU: warps that copy what the dispatchers hand out. For
 // host and device code; a worker is all lanes of a warp, or a thread of a processor.
 #pragma once
 
@@ -24,11 +24,10 @@ class Worker {
       has_number_ = true;
     }
     if (!has_job_) {
-      if ((published_ & ~kClosed) <= number_)
-        published_ = platform_.ask([&] { return platform_.load_word(&ring_.published); });
-      if ((published_ & ~kClosed) <= number_)
-        return (published_ & kClosed) == 0 ? WorkerState::waiting : WorkerState::closed;
-      job_ = jobs_[number_ & (size_ - 1)];
+      const Job& job = jobs_[number_ & (size_ - 1)];
+      const auto seen = static_cast<Seen>(platform_.ask([&] { return look(job); }));
+      if (seen != Seen::job) return seen == Seen::end ? WorkerState::closed : WorkerState::waiting;
+      job_ = job;
       has_job_ = true;
     }
     if (job_.start != 0 && platform_.ask([&] { return platform_.now(); }) < job_.start)
@@ -56,6 +55,16 @@ class Worker {
   /// Of 32 lanes: a whole job, unless it is of a long message.
   static constexpr std::uint32_t kAtOnce = kChunkBytes / sizeof(Vector) / 32;
 
+  enum class Seen : std::uint8_t { nothing, job, end };
+
+  SHOAL_HOST_DEVICE Seen look(const Job& job) const {
+    // Both loads are under way together.
+    const auto end =
+        platform_.template load<std::uint64_t>(reinterpret_cast<const std::byte*>(&ring_.end));
+    if (platform_.load_word(&job.ready) == number_ + 1) return Seen::job;
+    return end <= number_ ? Seen::end : Seen::nothing;
+  }
+
   /// Whether the jobs before it that it has to follow are done. They have smaller numbers, so they
   /// do not wait for this one.
   SHOAL_HOST_DEVICE bool may_store() const {
@@ -70,7 +79,6 @@ class Worker {
   const std::uint32_t size_;
   const Platform& platform_;
   std::uint64_t number_ = 0;
-  std::uint64_t published_ = 0;  ///< as last seen
   Job job_;
   bool has_number_ = false, has_job_ = false;
 };

@@ -70,13 +70,13 @@ TEST(GpuNicFailures, NothingFailsWhileItsDataMove) {
   EnginePlatform platform;
   platform.clock = &clock;
   nics.a.start(platform);
-  nics.a.dispatcher->step();
+  nics.a.dispatchers[0]->step();
   nics.a.end(gpu::Ended::peer_is_gone);
-  for (int i = 0; i < 5; ++i, clock += 10'000) nics.a.dispatcher->step();
+  for (int i = 0; i < 5; ++i, clock += 10'000) nics.a.dispatchers[0]->step();
   EXPECT_FALSE(nics.a.poll().has_value());
   while (nics.a.workers[0].step() == gpu::WorkerState::worked) {
   }
-  nics.a.dispatcher->step();
+  nics.a.dispatchers[0]->step();
   const auto seen = nics.a.poll();
   ASSERT_TRUE(seen.has_value());
   EXPECT_EQ(nics.b.word(59992), 1u);
@@ -251,11 +251,11 @@ TEST(GpuNicFailures, AKeyThatIsRemovedWithinAStepIsRefused) {
   nics.a.start(platform);
   for (std::uint16_t posted = 1; posted <= first.posted(); ++posted) {  // it gets to know the key
     nics.a.ring_doorbell(posted);
-    nics.a.dispatcher->step();
+    nics.a.dispatchers[0]->step();
   }
   ASSERT_EQ(nics.b.word(0), 1u);
   removes = true;
-  nics.a.dispatcher->step();
+  nics.a.dispatchers[0]->step();
   const auto seen = nics.a.poll(kLast);
   ASSERT_TRUE(seen.has_value());
   EXPECT_EQ(seen->syndrome, Syndrome::remote_access);

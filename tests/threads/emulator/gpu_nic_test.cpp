@@ -325,7 +325,7 @@ TEST(GpuNicRate, MessagesTakeTheirTimeOnTheLink) {
 }
 
 TEST(GpuNicPairs, MayComeWhileTheNicRuns) {
-  GpuNics nics({}, 3);
+  GpuNics nics({.dispatchers = 2}, 3);
   nics.a.announce(1);
   RandomSteps steps(nics, 1);
   RandomClient client(steps);
@@ -359,7 +359,7 @@ TEST(GpuNicEnd, ItStopsWhenAskedWhenTheOwnerIsSilentAndAtItsEnd) {
     ASSERT_TRUE(steps.run_until([&] { return steps.has_stopped; }, 10'000'000));
     steps.run_until([&] { return nics.a.control.stopped != 0; }, 10'000'000);
     EXPECT_EQ(nics.a.control.stopped, static_cast<std::uint64_t>(why));
-    nics.a.dispatcher->close();
+    nics.a.dispatchers[0]->close();
     for (auto& worker : nics.a.workers) EXPECT_EQ(worker.step(), gpu::WorkerState::closed);
   }
 }

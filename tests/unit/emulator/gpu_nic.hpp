@@ -5,10 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -66,7 +68,7 @@ struct GpuShape {
   std::uint32_t granted = kAllAccess;  ///< by connections
   std::size_t bytes = 1 << 16;
   gpu::Timing timing{.owner_timeout = 0};
-  std::uint32_t jobs = 64, workers = 3;
+  std::uint32_t jobs = 64, workers = 3, dispatchers = 1;
 };
 
 /// A NIC, its memory, and its queue pairs.
@@ -135,21 +137,29 @@ class GpuEnd {
   void start(const EnginePlatform& platform) {
     platform_ = platform;
     pairs_.resize(lines_.size());
-    dispatcher.emplace(state_, scratch_, pairs_.data(), platform_);
+    scratch_.resize(shape_.dispatchers);
+    gpu::begin(state_, common, shape_.dispatchers, platform_);
+    for (std::uint32_t i = 0; i < shape_.dispatchers; ++i)
+      dispatchers.push_back(std::make_unique<gpu::Dispatcher<EnginePlatform>>(
+          state_, common, scratch_[i], pairs_.data(), i, shape_.dispatchers, platform_));
     for (std::uint32_t i = 0; i < shape_.workers; ++i) workers.emplace_back(state_.ring, platform_);
   }
 
-  /// The next kernel of a NIC with slices: nothing is left of the last one but what it has saved.
+  /// The next kernel of a NIC with slices, after all dispatchers have closed: nothing is left of the
+  /// last one but what it has saved.
   void go_on(std::uint64_t& clock) {
-    dispatcher->close();
     for (bool is_open = true; is_open; clock += 100) {  // they may wait for each other
       is_open = false;
       for (auto& worker : workers) is_open |= worker.step() != gpu::WorkerState::closed;
     }
-    dispatcher.reset();
+    dispatchers.clear();
     workers.clear();
-    std::memset(static_cast<void*>(&scratch_), 0xa5, sizeof scratch_);
-    std::memset(static_cast<void*>(pairs_.data()), 0xa5, pairs_.size() * sizeof pairs_[0]);
+    const auto forget = [](auto& object, std::size_t count) {
+      std::memset(static_cast<void*>(&object), 0xa5, count * sizeof object);
+    };
+    forget(common, 1);
+    forget(scratch_[0], scratch_.size());
+    forget(pairs_[0], pairs_.size());
     gpu::resume(state_);
     start(platform_);
   }
@@ -172,7 +182,7 @@ class GpuEnd {
   }
   const gpu::QueuePairReport& report(std::size_t i = 0) const { return reports_[i]; }
   gpu::Region& region() { return regions_[0]; }
-  /// For a dispatcher and workers of the caller's.
+  /// For dispatchers and workers of the caller's.
   gpu::NicState& state() { return state_; }
 
   /// The next entry of a completion queue, by owner bit.
@@ -218,7 +228,8 @@ class GpuEnd {
 
   std::vector<std::uint64_t> memory;
   gpu::Control control;
-  std::optional<gpu::Dispatcher<EnginePlatform>> dispatcher;
+  gpu::Common common;
+  std::vector<std::unique_ptr<gpu::Dispatcher<EnginePlatform>>> dispatchers;
   std::vector<gpu::Worker<EnginePlatform>> workers;
 
  private:
@@ -252,7 +263,7 @@ class GpuEnd {
   std::vector<gpu::Job> jobs_;
   std::vector<std::byte> saved_;
   gpu::NicState state_;
-  gpu::Scratch scratch_;
+  std::vector<gpu::Scratch> scratch_;
   std::vector<gpu::Pair> pairs_;
   EnginePlatform platform_;
 };
@@ -268,38 +279,28 @@ class GpuNics {
   GpuEnd a, b;
 };
 
-/// Steps of both NICs in a random order, each of which takes some virtual time.
+/// Steps of both NICs in a random order, each of which takes some virtual time. Steps of workers and
+/// of other dispatchers happen inside those of a dispatcher.
 class RandomSteps {
  public:
   RandomSteps(GpuNics& nics, std::uint64_t seed) : nics_(nics), random_(seed) {
     hook_ = [this] {
       if (random_() % 4 == 0) worker_step();
+      if (depth_ < 3 && random_() % 8 == 0) dispatcher_step();
     };
     for (GpuEnd* end : {&nics_.a, &nics_.b}) {
       EnginePlatform platform;
       platform.clock = &clock;
       platform.hook = &hook_;
       end->start(platform);
+      states_[end].resize(end->dispatchers.size());
     }
   }
 
   void run() {
     clock += random_() % 200;
-    GpuEnd& end = random_() % 4 == 0 ? nics_.b : nics_.a;
     if (random_() % 3 != 0) return worker_step();
-    if (!busy_ && !in_worker_) {
-      busy_ = true;
-      const bool goes_on = end.dispatcher->step();
-      busy_ = false;
-      if (!goes_on && end.control.stopped == 0) {
-        ++slices;
-        in_worker_ = true;  // hooks of these steps run no others
-        end.go_on(clock);
-        in_worker_ = false;
-      } else if (!goes_on) {
-        has_stopped = true;
-      }
-    }
+    if (depth_ == 0) dispatcher_step();
   }
   /// Until `done` holds, for at most `limit` of virtual time. Whether it does.
   bool run_until(const std::function<bool()>& done, std::uint64_t limit = 1'000'000'000) {
@@ -316,18 +317,50 @@ class RandomSteps {
   int slices = 0;  ///< that have ended
 
  private:
+  enum class State : std::uint8_t { idle, in_step, closed };
+
+  GpuEnd& draw_end() { return random_() % 4 == 0 ? nics_.b : nics_.a; }
+
   void worker_step() {
     if (in_worker_) return;
     in_worker_ = true;
-    GpuEnd& end = random_() % 4 == 0 ? nics_.b : nics_.a;
+    GpuEnd& end = draw_end();
     end.workers[random_() % end.workers.size()].step();
     in_worker_ = false;
+  }
+
+  void dispatcher_step() {
+    if (in_worker_) return;
+    GpuEnd& end = draw_end();
+    const std::size_t i = random_() % end.dispatchers.size();
+    State& state = states_[&end][i];
+    if (state != State::idle) return;
+    state = State::in_step;
+    ++depth_;
+    const bool goes_on = end.dispatchers[i]->step();
+    if (!goes_on) end.dispatchers[i]->close();
+    --depth_;
+    state = goes_on ? State::idle : State::closed;
+    if (goes_on || std::ranges::count(states_[&end], State::closed) <
+                       static_cast<std::ptrdiff_t>(end.dispatchers.size()))
+      return;
+    if (end.control.stopped != 0) {
+      has_stopped = true;
+      return;
+    }
+    ++slices;
+    in_worker_ = true;  // hooks of these steps run no others
+    end.go_on(clock);
+    in_worker_ = false;
+    std::ranges::fill(states_[&end], State::idle);
   }
 
   GpuNics& nics_;
   std::mt19937_64 random_;
   std::function<void()> hook_;
-  bool busy_ = false, in_worker_ = false;
+  std::map<GpuEnd*, std::vector<State>> states_;
+  int depth_ = 0;  ///< steps of dispatchers inside each other
+  bool in_worker_ = false;
 };
 
 /// A client of queues beside random steps, in the same thread.
@@ -357,10 +390,11 @@ class NicThreads {
   explicit NicThreads(GpuNics& nics) : nics_(nics) {
     for (GpuEnd* end : {&nics.a, &nics.b}) {
       end->start({});
-      threads_.emplace_back([end] {
-        while (end->dispatcher->step()) std::this_thread::yield();
-        end->dispatcher->close();
-      });
+      for (auto& dispatcher : end->dispatchers)
+        threads_.emplace_back([&dispatcher] {
+          while (dispatcher->step()) std::this_thread::yield();
+          dispatcher->close();
+        });
       for (gpu::Worker<EnginePlatform>& worker : end->workers)
         threads_.emplace_back([&worker] {
           for (gpu::WorkerState state{}; state != gpu::WorkerState::closed;) {

@@ -59,10 +59,9 @@ struct TimedDispatcherPlatform : gpu::HostPlatform {
     return sum;
   }
   template <typename Function, typename Visitor>
-  std::uint64_t scan(std::uint32_t n, Function function, Visitor visit) const {
-    const std::uint64_t sum = HostPlatform::scan(n, function, visit);
+  void scan(std::uint32_t n, Function function, Visitor visit) const {
+    HostPlatform::scan(n, function, visit);
     end_collective();
-    return sum;
   }
   template <typename Function>
   void one(Function function) const {
@@ -117,12 +116,15 @@ struct TimedWorkerPlatform : gpu::HostPlatform {
   };
   std::uint64_t clock = 0;
   const NicCosts* costs = nullptr;
-  const std::uint64_t* published = nullptr;
+  const gpu::JobRing* ring = nullptr;
   std::vector<Done>* done = nullptr;
   mutable std::uint64_t loading_since = 0;  ///< 0: not yet
 
   std::uint64_t load_word(const std::uint64_t* word) const {
-    if (word != published && loading_since == 0) loading_since = clock;
+    const auto at = reinterpret_cast<std::uintptr_t>(word),
+               jobs = reinterpret_cast<std::uintptr_t>(ring->jobs);
+    const bool is_counter = at - jobs >= ring->size * sizeof(gpu::Job);
+    if (is_counter && loading_since == 0) loading_since = clock;
     return HostPlatform::load_word(word);
   }
   void count(std::uint64_t* word) const {
@@ -153,10 +155,11 @@ class TimedNic {
       platforms_.push_back({});
       platforms_.back().costs = &costs_;
       platforms_.back().done = &done_;
-      platforms_.back().published = &nics.a.state().ring.published;
+      platforms_.back().ring = &nics.a.state().ring;
       workers_.emplace_back(nics.a.state().ring, platforms_.back());
     }
-    dispatcher_.emplace(nics.a.state(), scratch_, pairs_.data(), platform_);
+    gpu::begin(nics.a.state(), common_, 1, platform_);
+    dispatcher_.emplace(nics.a.state(), common_, scratch_, pairs_.data(), 0, 1, platform_);
   }
 
   /// Bytes per nanosecond of `count` messages, without the first quarter.
@@ -218,6 +221,7 @@ class TimedNic {
   const std::size_t slots_;
   std::uint64_t clock_ = 1, posted_ = 0, completed_ = 0, quarter_ = 0;
   std::function<void()> hook_;
+  gpu::Common common_;
   gpu::Scratch scratch_;
   std::vector<gpu::Pair> pairs_;
   TimedDispatcherPlatform platform_;
