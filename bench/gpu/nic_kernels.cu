@@ -25,7 +25,8 @@ __global__ void puts_kernel(const NicClient* clients, std::uint32_t bytes, int l
   std::uint64_t ticket = 0;
   gda::Outcome outcome = gda::Outcome::ok;
   for (int lap = 0; lap < laps && outcome == gda::Outcome::ok; ++lap)
-    outcome = gda::put_each(warp, client.queue, source, remote, bytes, deadline, platform, ticket);
+    outcome =
+        gda::post_each(warp, client.queue, {source, remote, bytes}, deadline, platform, ticket);
   if (warp.rank() != 0) return;
   if (outcome == gda::Outcome::ok) outcome = gda::quiet(client.queue, deadline, platform);
   times[blockIdx.x] = {start, platform.now(), outcome == gda::Outcome::ok ? 0U : 1U};

@@ -45,8 +45,8 @@ struct Scratch {
 template <typename Platform>
 class Dispatcher {
  public:
-  /// Number `index` of `count`, the same count in all slices. `common` has begun; it, `pairs`, which
-  /// has room for as many as state.n_pairs will ever be, and `state` are those of all.
+  /// Number `index` of `count`, the same count in all slices. `state`, `common`, which has begun,
+  /// and `pairs` are those of all; `pairs` has room for as many as state.n_pairs will ever be.
   SHOAL_HOST_DEVICE Dispatcher(NicState& state, Common& common, Scratch& scratch, Pair* pairs,
                                std::uint32_t index, std::uint32_t count, const Platform& platform)
       : timing_(common.timing),

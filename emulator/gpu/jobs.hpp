@@ -136,9 +136,8 @@ class Jobs {
     }));
   }
 
-  /// What is left of the current part of a request: jobs, and units that it is on the link, in one
-  /// word whose sums over a window do not overflow. Too few where it alone has more jobs than can be
-  /// handed out.
+  /// What is left of the current part of a request, as one word: jobs and units of bytes. Sums over
+  /// a window do not overflow. Too few where it alone has more jobs than can be handed out.
   static constexpr std::uint32_t kUnit = 16, kUnitBits = 21, kMostUnits = 0xffff;
   SHOAL_HOST_DEVICE static std::uint32_t planned(const Request& request) {
     const std::uint32_t count = Chunks(request).count(),

@@ -144,7 +144,7 @@ struct Data {
   bool is_covered = true;  ///< by keys with the right access
 };
 
-/// Adds data segment `i`, whose words are `words`. The first one with bytes becomes the current part.
+/// Adds data segment `i`, whose words are `words`. The first with bytes becomes the current part.
 template <typename Platform>
 SHOAL_HOST_DEVICE void add_data(const Platform& platform, const QueuePairConfig& pair,
                                 const Keys& keys, const Words& words, std::uint32_t i,

@@ -82,7 +82,7 @@ struct Settings {
   std::int64_t verbs_traffic_class = 0;
   std::string verbs_gpu_memory = "automatic";
   std::string gda = "off";
-  std::int64_t gda_queue_pairs = 1;
+  std::int64_t gda_queue_pairs = 0;
   std::int64_t network_depth = 256;
   std::size_t network_chunk = std::size_t{1} << 20;
   std::string progress_wait = "yield";

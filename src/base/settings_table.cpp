@@ -213,7 +213,9 @@ std::vector<SettingInfo> verbs_rows() {
           "SHOAL_NODE_SIZE sets apart drive a NIC that is a kernel, instead.",
           {"off", "automatic", "on", "emulated"}),
       number("SHOAL_GDA_QUEUE_PAIRS", "", scope, &S::gda_queue_pairs,
-             "Queue pairs for kernels for each peer, each with SHOAL_VERBS_DEPTH slots.", 1, 32),
+             "Queue pairs for kernels for each peer, each with SHOAL_VERBS_DEPTH slots. 0: 4, or "
+             "fewer where the NIC of SHOAL_GDA=emulated has no more.",
+             0, 32),
   };
 }
 

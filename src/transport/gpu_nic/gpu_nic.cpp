@@ -18,6 +18,7 @@
 #include "gpu/nic.hpp"
 #include "gpu/queue_memory.hpp"
 #include "transport/emulated_nic.hpp"
+#include "transport/kernel_queue_pairs.hpp"
 
 namespace shoal::transport {
 namespace {
@@ -111,7 +112,8 @@ GpuNic::GpuNic(const EmulatedNicContext& context)
   const auto others = static_cast<std::int64_t>(context.heaps.size()) -
                       std::ranges::count(context.heaps, nullptr) -
                       (context.heaps[me] != nullptr ? 1 : 0);
-  const std::int64_t each = context.settings.gda_queue_pairs;
+  const std::int64_t each = queue_pairs_for_kernels(
+      context.settings, emu::kMostPairs / std::max<std::int64_t>(others, 1));
   require(others * each <= emu::kMostPairs, Code::invalid_argument,
           "SHOAL_GDA_QUEUE_PAIRS is {} for {} PEs on other nodes; the NIC of SHOAL_GDA=emulated "
           "has {} queue pairs; allowed: {}",

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "base/align.hpp"
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "transport/kernel_queue_pairs.hpp"
 #include "transport/verbs/order.hpp"
 
 namespace shoal::transport::verbs {
@@ -16,6 +18,11 @@ namespace {
 constexpr std::uint32_t kInlineBytes =
     mlx5::kBlockBytes - 2 * mlx5::kSegmentBytes - mlx5::kInlineHeader;
 constexpr std::uint32_t kLargestMessage = 1U << 30;
+
+std::size_t queue_pairs_of(const KernelQueues::Options& options) {
+  return static_cast<std::size_t>(
+      queue_pairs_for_kernels(options.settings, std::numeric_limits<std::int64_t>::max()));
+}
 
 }  // namespace
 
@@ -31,7 +38,7 @@ KernelQueues::KernelQueues(const Options& options)
             "with SHOAL_GDA: devx",
             options.settings.verbs_interface);
     create(options);
-    each_ = static_cast<std::size_t>(options.settings.gda_queue_pairs);
+    each_ = queue_pairs_of(options);
   } catch (const Error& error) {
     if (required_) throw;
     obstacle_ = error.reason();
@@ -41,7 +48,7 @@ KernelQueues::KernelQueues(const Options& options)
 }
 
 void KernelQueues::create(const Options& options) {
-  const auto each = static_cast<std::size_t>(options.settings.gda_queue_pairs);
+  const std::size_t each = queue_pairs_of(options);
   QueueLimits limits = options.limits;
   limits.inline_bytes = kInlineBytes;
   const std::uint32_t slots = devx::ring_blocks(*port_.devx(), limits);

@@ -86,8 +86,10 @@ __global__ void run_puts(Client client, int laps, std::uint64_t limit, unsigned*
   unsigned bad = 0;
   for (int lap = 0; lap < laps; ++lap) {
     const std::uint64_t at = 8 * ((lap * 32 + threadIdx.x) % 4096);
-    const gda::Outcome outcome = gda::put_each(warp, client.queue, client.from(at, true),
-                                               client.at_peer(at), 8, deadline, platform, ticket);
+    const gda::Outcome outcome =
+        gda::post_each(warp, client.queue,
+                       {.source = client.from(at, true), .remote = client.at_peer(at), .bytes = 8},
+                       deadline, platform, ticket);
     bad += outcome != gda::Outcome::ok ? 1 : 0;
   }
   if (warp.rank() == 0)

@@ -63,10 +63,12 @@ __global__ void produce_rows(const SoakClient* clients, std::uint64_t limit, uns
       const unsigned row = threadIdx.x;
       const std::uint64_t at = area + row * kRowRoom;
       std::uint64_t ticket = 0;
-      gda::Outcome outcome = gda::put_each(
-          gda::Warp{}, client.queue, {nullptr, {client.here.address + at, client.here.key}},
-          mlx5::Memory{client.there.address + at, client.there.key},
-          row < kRows ? row_bytes(pair, lap, row) : 0, deadline, platform, ticket);
+      gda::Outcome outcome =
+          gda::post_each(gda::Warp{}, client.queue,
+                         {.source = {nullptr, {client.here.address + at, client.here.key}},
+                          .remote = {client.there.address + at, client.there.key},
+                          .bytes = row < kRows ? row_bytes(pair, lap, row) : 0},
+                         deadline, platform, ticket);
       if (threadIdx.x == 0) {
         if (outcome == gda::Outcome::ok)
           outcome = gda::signal(

@@ -41,12 +41,17 @@ __global__ void run_operations(gda::Queue queue, gda::CudaPlatform platform, Pin
   const gda::Result result{&pinned->results[thread % 1024], {0x9000 + 8 * thread, 6}};
   const gda::Source source{reinterpret_cast<const std::byte*>(pinned->results), {0x9000, 6}};
   const gda::Source unreadable{nullptr, {0x9000, 6}};
+  const gda::Signal signal{remote, 1, gda::SignalKind::set};
   std::uint64_t ticket = 0, before = 0;
   unsigned bad = 0;
   const auto expect = [&](gda::Outcome outcome) { bad += outcome != gda::Outcome::ok ? 1 : 0; };
   for (int i = 0; i < repeats; ++i) {
-    expect(gda::put_each(warp, queue, unreadable, remote, threadIdx.x % 3 == 0 ? 0 : 4096, deadline,
-                         platform, ticket));
+    expect(gda::post_each(warp, queue,
+                          {.source = unreadable,
+                           .remote = remote,
+                           .bytes = threadIdx.x % 3 == 0 ? 0U : 4096U,
+                           .signal = threadIdx.x % 4 == 0 ? &signal : nullptr},
+                          deadline, platform, ticket));
     if (warp.rank() == 0) {
       expect(gda::put(queue, source, remote, 8, deadline, platform, ticket));
       expect(gda::put(queue, unreadable, remote, 100000, deadline, platform, ticket));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The NIC on a GPU (emulator/gpu/) with several dispatchers, each of which has a part of the queue
-// pairs: they share the link, the workers and the ring of jobs. Steps in random orders, and threads.
+// pairs: they share the link, the workers and the ring of jobs. By steps in random orders and by
+// threads.
 #include "unit/emulator/gpu_nic.hpp"
 #include "unit/emulator/gpu_outcomes.hpp"
 

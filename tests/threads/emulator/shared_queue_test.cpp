@@ -341,8 +341,8 @@ TEST_P(SharedQueue, CompareSwapHasOneWinner) {
   EXPECT_GE(wins, 1u);
 }
 
-// Two groups of lanes, each lane with a put of its own and some without.
-TEST_P(SharedQueue, LanesPutTogether) {
+// Two groups of lanes, each lane with a put and a signal of its own and some without.
+TEST_P(SharedQueue, LanesPostTogether) {
   constexpr std::uint32_t kLanes = 5;
   SharedQueues queues(shape());
   Lanes first(*runner, kLanes), second(*runner, kLanes);
@@ -352,15 +352,21 @@ TEST_P(SharedQueue, LanesPutTogether) {
     const Lanes::Lane lane{task < kLanes ? first : second,
                            static_cast<std::uint32_t>(task % kLanes)};
     const std::size_t word = 8 * task;
+    std::uint64_t added = 0;
     for (std::uint64_t i = 1; i <= repeats; ++i) {
       queues.local[word] = i;
-      const bool active = (i + lane.index) % 3 != 0;
+      const bool puts = i % (3 + lane.index), signals = !(i % (2 + lane.index)), sets = i % 5;
+      const gda::SignalKind kind = sets ? gda::SignalKind::set : gda::SignalKind::add;
+      const gda::Signal signal{queues.at_peer(word + (sets ? 1 : 2)), i, kind};
       std::uint64_t ticket = 0;
-      ASSERT_EQ(gda::put_each(lane, queues.queue(), queues.from(word, i % 2 == 0),
-                              queues.at_peer(word), active ? 8 : 0, soon(), platform, ticket),
+      const gda::LanePost mine{queues.from(word, i % 2 == 0), queues.at_peer(word), puts ? 8U : 0U,
+                               signals ? &signal : nullptr};
+      ASSERT_EQ(gda::post_each(lane, queues.queue(), mine, soon(), platform, ticket),
                 gda::Outcome::ok);
       ASSERT_EQ(gda::wait(queues.queue(), ticket, soon(), platform), gda::Outcome::ok);
-      ASSERT_EQ(queues.seen(word), active ? i : i - 1);
+      if (puts) ASSERT_EQ(queues.seen(word), i);
+      ASSERT_EQ(queues.seen(word + 2), added += signals && !sets ? i : 0);
+      if (signals && sets) ASSERT_EQ(queues.seen(word + 1), i);
     }
   });
 }

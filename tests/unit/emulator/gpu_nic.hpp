@@ -145,8 +145,8 @@ class GpuEnd {
     for (std::uint32_t i = 0; i < shape_.workers; ++i) workers.emplace_back(state_.ring, platform_);
   }
 
-  /// The next kernel of a NIC with slices, after all dispatchers have closed: nothing is left of the
-  /// last one but what it has saved.
+  /// The next kernel of a NIC with slices, after all dispatchers have closed: nothing is left of
+  /// the last one but what it has saved.
   void go_on(std::uint64_t& clock) {
     for (bool is_open = true; is_open; clock += 100) {  // they may wait for each other
       is_open = false;
@@ -279,8 +279,8 @@ class GpuNics {
   GpuEnd a, b;
 };
 
-/// Steps of both NICs in a random order, each of which takes some virtual time. Steps of workers and
-/// of other dispatchers happen inside those of a dispatcher.
+/// Steps of both NICs in a random order, each of which takes some virtual time. Steps of workers
+/// and of other dispatchers happen inside those of a dispatcher.
 class RandomSteps {
  public:
   RandomSteps(GpuNics& nics, std::uint64_t seed) : nics_(nics), random_(seed) {

@@ -82,36 +82,6 @@ __device__ inline bool post_to_nic(const World& world, const void* target, const
   return check_nic(world, gda::Operation::put, ending, transfer.offset, bytes);
 }
 
-/// Starts a put of each lane of a warp with one doorbell, as post_to_nic() without `complete`.
-/// Lanes with 0 bytes put nothing. All lanes call, with one PE. Returns the same to all.
-__device__ inline bool post_each_to_nic(const World& world, const void* target, const void* source,
-                                        std::size_t bytes, Pe pe) {
-  const gda::Warp warp;
-  const gda::Route* route = world.gda == nullptr ? nullptr : &world.gda->by_pe[pe];
-  const bool fits = bytes == 0 || (nic_route(world, target, bytes, pe) != nullptr &&
-                                   gda::can_send(*world.gda, *route, source, bytes));
-  std::uint32_t misfits = 0;
-  warp.count_before(!fits, misfits);
-  if (misfits != 0) {
-    if (!fits) report_unreached(world, target, bytes, pe);
-    return false;
-  }
-  const gda::Queue& queue = route->queues[spread_of_block() % route->n_queues];
-  std::uint32_t others = 0;  // puts that take more than one request
-  warp.count_before(bytes > queue.largest_message || queue.sends.blocks < warp.size(), others);
-  if (others != 0) {
-    const bool ok = bytes == 0 || post_to_nic(world, target, source, bytes, pe, nullptr, 0, false);
-    warp.count_before(!ok, others);
-    return others == 0;
-  }
-  const std::size_t offset = bytes == 0 ? 0 : heap_offset(world, target);
-  gda::CudaPlatform platform = nic_platform(world);
-  const gda::Ending ending = gda::start_puts(warp, *world.gda, *route, spread_of_block(),
-                                             {offset, source, bytes}, platform);
-  return ending.outcome == gda::Outcome::ok ||
-         check_nic(world, gda::Operation::put, ending, offset, bytes);
-}
-
 /// Sets a word after all that this block has posted for the PE. Does not wait.
 __device__ inline bool signal_by_nic(const World& world, const std::uint64_t* flag,
                                      std::uint64_t value, Pe pe) {
@@ -125,6 +95,45 @@ __device__ inline bool signal_by_nic(const World& world, const std::uint64_t* fl
   return check_nic(world, gda::Operation::signal,
                    gda::signal(*world.gda, *route, spread_of_block(), {offset, value}, platform),
                    offset, sizeof *flag);
+}
+
+/// Starts the puts of all lanes of a warp, except those of 0 bytes, and then sets the flags that
+/// are not nullptr, with one doorbell; as post_to_nic() without `complete`. All lanes call, with
+/// one PE. Returns the same to all.
+__device__ inline bool post_each_to_nic(const World& world, const void* target, const void* source,
+                                        std::size_t bytes, Pe pe, const std::uint64_t* flag,
+                                        std::uint64_t value) {
+  const gda::Warp warp;
+  const gda::Route* route = world.gda == nullptr ? nullptr : &world.gda->by_pe[pe];
+  const bool fits = (bytes == 0 || (nic_route(world, target, bytes, pe) != nullptr &&
+                                    gda::can_send(*world.gda, *route, source, bytes))) &&
+                    (flag == nullptr || nic_route(world, flag, sizeof *flag, pe) != nullptr);
+  std::uint32_t misfits = 0;
+  warp.count_before(!fits, misfits);
+  if (misfits != 0) {
+    if (!fits) report_unreached(world, target, bytes, pe);
+    return false;
+  }
+  if (route == nullptr) return true;  // nothing to send
+  const gda::Queue& queue = route->queues[spread_of_block() % route->n_queues];
+  std::uint32_t others = 0;  // puts that take more than one request
+  warp.count_before(bytes > queue.largest_message || queue.sends.blocks <= 2 * warp.size(), others);
+  if (others != 0) {
+    bool ok = bytes == 0 || post_to_nic(world, target, source, bytes, pe, nullptr, 0, false);
+    __syncwarp();
+    ok = (flag == nullptr || signal_by_nic(world, flag, value, pe)) && ok;
+    warp.count_before(!ok, others);
+    return others == 0;
+  }
+  const std::size_t offset = bytes == 0 ? 0 : heap_offset(world, target);
+  gda::Flag sets;
+  if (flag != nullptr) sets = {heap_offset(world, flag), value};
+  gda::CudaPlatform platform = nic_platform(world);
+  const gda::Ending ending =
+      gda::start_each(warp, *world.gda, *route, spread_of_block(), {offset, source, bytes},
+                      flag == nullptr ? nullptr : &sets, platform);
+  return ending.outcome == gda::Outcome::ok ||
+         check_nic(world, gda::Operation::put, ending, offset, bytes);
 }
 
 /// Waits for all that kernels of this PE have posted, for all PEs.

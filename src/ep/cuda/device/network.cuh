@@ -33,10 +33,14 @@ struct ByProxy {
     return device::detail::start_put_unreached(world, target, source, bytes, pe, flag,
                                                SignalOp::set, value);
   }
-  /// start_put() of each lane of a warp, all of which call, with the same `pe`; 0 bytes: none.
-  __device__ static bool start_puts(const device::World& world, void* target, const void* source,
-                                    std::size_t bytes, Pe pe) {
-    return bytes == 0 || start_put(world, target, source, bytes, pe);
+  /// start_put() of each lane of a warp, then start_signal() of each: the signals arrive after the
+  /// puts of all lanes. 0 bytes: no put; nullptr: no signal. All lanes call, with the same `pe`.
+  __device__ static bool start_each(const device::World& world, void* target, const void* source,
+                                    std::size_t bytes, Pe pe, const std::uint64_t* flag,
+                                    std::uint64_t value) {
+    const bool started = bytes == 0 || start_put(world, target, source, bytes, pe);
+    __syncwarp();
+    return (flag == nullptr || start_signal(world, flag, value, pe)) && started;
   }
   /// start_put(), which waits until both are complete.
   __device__ static bool put(const device::World& world, void* target, const void* source,

@@ -24,9 +24,10 @@ struct ByNic {
                                    std::uint64_t value = 0) {
     return post(world, target, source, bytes, pe, flag, value, false);
   }
-  __device__ static __noinline__ bool start_puts(device::World world, void* target,
-                                                 const void* source, std::size_t bytes, Pe pe) {
-    return device::detail::post_each_to_nic(world, target, source, bytes, pe);
+  __device__ static __noinline__ bool start_each(device::World world, void* target,
+                                                 const void* source, std::size_t bytes, Pe pe,
+                                                 const std::uint64_t* flag, std::uint64_t value) {
+    return device::detail::post_each_to_nic(world, target, source, bytes, pe, flag, value);
   }
   __device__ static bool put(const device::World& world, void* target, const void* source,
                              std::size_t bytes, Pe pe, const std::uint64_t* flag,

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // forward.cu: sends what a low-latency send or receive has left in the outboxes of remote ranks.
-// One block; a warp has 32 tokens of a remote rank at a time, a lane posts the put of its row.
+// One block; a warp has 32 tokens of a remote rank at a time, a lane the put of its row.
 //
 // Moves, from the outbox to the rank's block: after a dispatch the rows with an expert there, and
 // one put each for headers, counts, weights and ready words; after a combine the combine rows, and
 // one put for their flags. Rows with little between them share a put, within 32 places. Then
 // 8 bytes for each signal that has changed, and the notice.
 //
-// Posts for a remote rank: 4 puts for 128 rows that lie together, 4 or fewer for tables, up to 5
-// signals. A post costs about a microsecond of the proxy's thread, far less by NIC.
+// Requests for a remote rank: 4 puts for 128 rows that lie together, 4 or fewer for tables, up to 5
+// signals. Each costs about a microsecond of the proxy's thread. By NIC, what costs is a post, some
+// microseconds of its warp: one for 32 rows, one for tables and signals. Warps post side by side.
 //
 // Waits for nothing but room in the queue of the network: no other rank. Memory order: the launch
 // follows the kernel that wrote the outbox. Rows may arrive in any order; a signal is started after
@@ -46,11 +47,11 @@ __device__ void end_send(const DeviceGroup& group, KernelKind kind, std::uint64_
   launch_record(group, kind, epoch).forwarded = epoch;
 }
 
-/// Calls f(outbox) for each remote rank, a thread each.
+/// Calls f(outbox) for each remote rank, by a warp each.
 template <class Network, typename F>
 __device__ void for_outboxes(const DeviceGroup& group, const RemoteRanks& remote, F&& f) {
-  for (auto index = static_cast<std::int32_t>(threadIdx.x); index < remote.count;
-       index += static_cast<std::int32_t>(blockDim.x)) {
+  for (auto index = static_cast<std::int32_t>(threadIdx.x / 32); index < remote.count;
+       index += static_cast<std::int32_t>(blockDim.x / 32)) {
     Outbox<Network> outbox(group, remote, index);
     f(outbox);
   }
@@ -80,7 +81,7 @@ __device__ void put_rows(Outbox<Network>& outbox, const std::byte* first, std::s
   const std::uint32_t ends = rows & ~joined & ~((1u << me) - 1);
   const std::uint32_t last = starts ? __ffs(ends) - 1 : me;
   const std::uint32_t last_bytes = __shfl_sync(kWarp, bytes, static_cast<int>(last));
-  outbox.put_each(first + me * stride, starts ? (last - me) * stride + last_bytes : 0);
+  outbox.send_each({first + me * stride, starts ? (last - me) * stride + last_bytes : 0});
 }
 
 /// Puts the rows of 32 slots. All lanes of a warp call.
@@ -102,20 +103,27 @@ __device__ void put_slots(const LowLatencyForwardDispatch& call, Outbox<Network>
            has_row ? call.row_bytes : 0);
 }
 
-/// Puts headers, counts, weights and ready words. One thread calls.
-template <class Network>
-__device__ void put_tables(const LowLatencyForwardDispatch& call, Outbox<Network>& outbox,
-                           std::uint64_t epoch) {
+/// Headers, counts, weights and ready words, by the first four lanes.
+__device__ Piece table_of_lane(const LowLatencyForwardDispatch& call, std::int32_t rank,
+                               std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
-  const std::int32_t rank = outbox.rank();
   const std::size_t first = slot_index(group, call.sizes, epoch, group.me, 0),
                     tokens = static_cast<std::size_t>(call.tokens);
-  outbox.put(slot_header(group, rank, first), tokens * group.layout.packets * detail::kPacketBytes);
-  outbox.put(slot_counts(group, rank, epoch, group.me),
-             static_cast<std::size_t>(group.local_experts) * sizeof(std::uint64_t));
-  if (call.has_weights != 0)
-    outbox.put(slot_weights(group, rank, first), tokens * group.top_k * sizeof(float));
-  if (call.flags != 0) outbox.put(slot_ready(group, rank, first), tokens * sizeof(std::uint64_t));
+  switch (lane_id()) {
+    case 0:
+      return {slot_header(group, rank, first),
+              tokens * group.layout.packets * detail::kPacketBytes};
+    case 1:
+      return {slot_counts(group, rank, epoch, group.me),
+              static_cast<std::size_t>(group.local_experts) * sizeof(std::uint64_t)};
+    case 2:
+      return {slot_weights(group, rank, first),
+              call.has_weights != 0 ? tokens * group.top_k * sizeof(float) : 0};
+    case 3:
+      return {slot_ready(group, rank, first), call.flags != 0 ? tokens * sizeof(std::uint64_t) : 0};
+    default:
+      return {};
+  }
 }
 
 template <class Network>
@@ -126,22 +134,19 @@ __device__ void forward_dispatch(const LowLatencyForwardDispatch& call) {
   const auto report = [&](const Outbox<Network>& outbox) {
     report_network(group, outbox, Phase::low_latency_dispatch_grant, kDispatchOperation, epoch);
   };
-  if (usable) {
+  if (usable)
     for_windows(call.remote, call.tokens, [&](std::int32_t index, std::int32_t token) {
       Outbox<Network> outbox(group, call.remote, index);
       if (notice_for(call, outbox.rank(), epoch).left_out) return;
       put_slots(call, outbox, token, epoch);
       report(outbox);
     });
-    for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
-      if (!notice_for(call, outbox.rank(), epoch).left_out) put_tables(call, outbox, epoch);
-      report(outbox);
-    });
-  }
   __syncthreads();
   for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
-    outbox.signal_changes();
-    if (usable) outbox.signal(dispatch_notice(group, outbox.rank(), epoch, group.me));
+    const std::int32_t rank = outbox.rank();
+    Piece table;
+    if (usable && !notice_for(call, rank, epoch).left_out) table = table_of_lane(call, rank, epoch);
+    outbox.send_changes(table, usable ? dispatch_notice(group, rank, epoch, group.me) : nullptr);
     report(outbox);
   });
   end_send(group, KernelKind::low_latency_dispatch_send, epoch);
@@ -211,23 +216,27 @@ __device__ void put_own_rows(const LowLatencyForwardCombine& call, Outbox<Networ
            has_row ? combine_row_bytes(call, rank, first + lane_id(), epoch) : 0);
 }
 
-/// Puts the rows of a token in places that ranks share. Not more than the row: another rank's row
-/// can be in the same place next time, and what is not read now would be taken for a part of it. A
-/// lane calls.
+/// Puts the rows of each lane's token in places that ranks share. Not more than the row: another
+/// rank's row can be in the same place next time, and what is not read now would be taken for a
+/// part of it. All lanes of a warp call.
 template <class Network>
 __device__ void put_shared_rows(const LowLatencyForwardCombine& call, Outbox<Network>& outbox,
                                 std::int32_t token, std::uint64_t epoch) {
   const DeviceGroup& group = call.group;
   const auto own = static_cast<std::int32_t>(group.layout.rank_combine_rows);
-  std::int32_t local = 0;
-  for (std::uint32_t left = topk_slots_of(call, outbox.rank(), token); left != 0;
-       left &= left - 1, ++local) {
+  std::uint32_t left = topk_slots_of(call, outbox.rank(), token);
+  for (std::int32_t local = 0; __any_sync(kWarp, left != 0); left &= left - 1, ++local) {
     if (local < own) continue;
-    const std::size_t index =
-        combine_row_index(group, call.sizes, epoch, token, group.me, __ffs(left) - 1, local);
-    outbox.put(combine_row_at(group, outbox.rank(), index),
-               combine_row_bytes(call, outbox.rank(), index, epoch),
-               call.flags != 0 ? combine_flag_at(group, outbox.rank(), index) : nullptr);
+    Piece row;
+    const std::uint64_t* flag = nullptr;
+    if (left != 0) {
+      const std::size_t index =
+          combine_row_index(group, call.sizes, epoch, token, group.me, __ffs(left) - 1, local);
+      row = {combine_row_at(group, outbox.rank(), index),
+             combine_row_bytes(call, outbox.rank(), index, epoch)};
+      if (call.flags != 0 && row.bytes != 0) flag = combine_flag_at(group, outbox.rank(), index);
+    }
+    outbox.send_each(row, flag);
   }
 }
 
@@ -249,12 +258,12 @@ __device__ void forward_weights(const LowLatencyForwardWeights& call) {
   __threadfence_system();
   __syncthreads();
   for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
-    outbox.put_weights(call.sizes, call.tokens, epoch);
+    outbox.send_weights(call.sizes, call.tokens, epoch);
     report_network(group, outbox, Phase::low_latency_combine_weights, kCombineOperation, epoch);
   });
 }
 
-/// Puts the rows of this combine, and the flags of those in own places.
+/// Puts the rows of this combine.
 template <class Network, typename Report>
 __device__ void put_all_rows(const LowLatencyForwardCombine& call, std::uint64_t epoch,
                              const Report& report) {
@@ -272,14 +281,18 @@ __device__ void put_all_rows(const LowLatencyForwardCombine& call, std::uint64_t
       put_shared_rows(call, outbox, token, epoch);
       report(outbox);
     });
-  // A rank reads them after the notice, so they may arrive before their rows.
-  if (call.flags != 0)
-    for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
-      outbox.put(combine_flag_at(group, outbox.rank(),
-                                 combine_row_index(group, call.sizes, epoch, 0, group.me, 0, 0)),
-                 static_cast<std::size_t>(call.sizes.max_tokens) * own * sizeof(std::uint64_t));
-      report(outbox);
-    });
+}
+
+/// The flags of the rows in own places, by the first lane. A rank reads them after the notice, so
+/// they may arrive before their rows.
+__device__ Piece own_flags_of_lane(const LowLatencyForwardCombine& call, std::int32_t rank,
+                                   std::uint64_t epoch) {
+  const DeviceGroup& group = call.group;
+  if (call.flags == 0 || lane_id() != 0) return {};
+  return {
+      combine_flag_at(group, rank, combine_row_index(group, call.sizes, epoch, 0, group.me, 0, 0)),
+      static_cast<std::size_t>(call.sizes.max_tokens) * group.layout.rank_combine_rows *
+          sizeof(std::uint64_t)};
 }
 
 template <class Network>
@@ -292,7 +305,7 @@ __device__ void forward_combine(const LowLatencyForwardCombine& call) {
   };
   if (usable && call.weights_of_tokens > 0) {
     for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
-      outbox.put_weights(call.sizes, call.weights_of_tokens, epoch);
+      outbox.send_weights(call.sizes, call.weights_of_tokens, epoch);
       report(outbox);
     });
     __syncthreads();
@@ -300,8 +313,9 @@ __device__ void forward_combine(const LowLatencyForwardCombine& call) {
   if (usable) put_all_rows<Network>(call, epoch, report);
   __syncthreads();
   for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
-    outbox.signal_changes();
-    if (usable) outbox.signal(combine_notice(group, outbox.rank(), epoch, group.me));
+    const std::int32_t rank = outbox.rank();
+    outbox.send_changes(usable ? own_flags_of_lane(call, rank, epoch) : Piece(),
+                        usable ? combine_notice(group, rank, epoch, group.me) : nullptr);
     report(outbox);
   });
   end_send(group, KernelKind::low_latency_combine_send, epoch);
@@ -323,11 +337,14 @@ __device__ void forward_signals(const LowLatencyForwardSignals& call) {
   const DeviceGroup& group = call.group;
   const GroupMemory& memory = *group.memory;
   for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
-    begin_next(group, outbox.rank(), group.layout.dispatch_read, memory.dirty_dispatch,
-               memory.dispatches_sent);
-    begin_next(group, outbox.rank(), group.layout.combine_read, memory.dirty_combine,
-               memory.combines_sent);
-    outbox.signal_changes();
+    if (lane_id() == 0) {
+      begin_next(group, outbox.rank(), group.layout.dispatch_read, memory.dirty_dispatch,
+                 memory.dispatches_sent);
+      begin_next(group, outbox.rank(), group.layout.combine_read, memory.dirty_combine,
+                 memory.combines_sent);
+    }
+    __syncwarp();
+    outbox.send_changes({}, nullptr);
     report_network(group, outbox, Phase::low_latency_dispatch_grant, kDispatchOperation,
                    memory.dispatches_received);
   });

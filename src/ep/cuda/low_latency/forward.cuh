@@ -14,6 +14,12 @@ __device__ inline std::uint64_t* weights_sent(const DeviceGroup& group, std::int
   return signal_at(group, of, group.layout.combine_read, owner) + 2;
 }
 
+/// Bytes of an outbox to put; 0: none.
+struct Piece {
+  const void* from = nullptr;
+  std::size_t bytes = 0;
+};
+
 /// The outbox of one remote rank. `Network`: ByProxy or ByNic.
 template <class Network>
 class Outbox {
@@ -23,57 +29,70 @@ class Outbox {
 
   __device__ std::int32_t rank() const { return rank_; }
 
-  /// Starts to put `bytes` bytes of the outbox at `from`, and then, where it is not nullptr, the
-  /// word `flag`.
-  __device__ void put(const void* from, std::size_t bytes, const std::uint64_t* flag = nullptr) {
-    if (bytes == 0) return;  // and no flag
-    const bool has_flag = flag != nullptr;
-    note(Network::start_put(remote_.world, target(from), from, bytes, pe_,
-                            has_flag ? static_cast<const std::uint64_t*>(target(flag)) : nullptr,
-                            has_flag ? ptx::ld_relaxed_sys_global(flag) : 0));
-  }
-
-  /// put() of each lane of a warp, all of which call; 0 bytes: none.
-  __device__ void put_each(const void* from, std::size_t bytes) {
-    note(Network::start_puts(remote_.world, target(from), from, bytes, pe_));
-  }
-
-  /// Sends a word, after everything that was put before.
-  __device__ void signal(const std::uint64_t* word) {
-    note(Network::start_signal(remote_.world, static_cast<const std::uint64_t*>(target(word)),
-                               ptx::ld_relaxed_sys_global(word), pe_));
-  }
-
-  /// Sends those signals of this rank that have changed: grants, begun sends, failure.
-  __device__ void signal_changes() {
-    for (const std::size_t signals :
-         {group_.layout.dispatch_read, group_.layout.combine_read, group_.layout.failed})
-      for (int word = 0; word < 3; ++word)
-        signal_change(signal_at(group_, rank_, signals, group_.me) + word);
-  }
-  /// The second half of the line remembers what was sent.
+  /// Sends a signal of this rank if it has changed, after everything that was put before.
   __device__ void signal_change(std::uint64_t* word) {
-    constexpr std::size_t kSent = kLine / sizeof(std::uint64_t) / 2;
     const std::uint64_t value = ptx::ld_relaxed_sys_global(word);
     if (value == word[kSent]) return;
-    signal(word);
+    note(Network::start_signal(remote_.world, static_cast<const std::uint64_t*>(target(word)),
+                               value, pe_));
     word[kSent] = value;
   }
 
+  // All lanes of a warp call the others, in one post of the network.
+
+  /// Starts the puts of all lanes, then sends the words that are not nullptr: they arrive after the
+  /// puts, and after everything that was put before.
+  __device__ void send_each(const Piece& piece, const std::uint64_t* word = nullptr) {
+    const std::uint64_t value = word == nullptr ? 0 : ptx::ld_relaxed_sys_global(word);
+    note(Network::start_each(
+        remote_.world, piece.bytes == 0 ? nullptr : target(piece.from), piece.from, piece.bytes,
+        pe_, word == nullptr ? nullptr : static_cast<const std::uint64_t*>(target(word)), value));
+  }
+
+  /// The same with those signals of this rank that have changed: grants, begun sends, failure.
+  /// `notice`, the same for all lanes, is a word to send as well, unless it is nullptr. No rank may
+  /// depend on the order of these words.
+  __device__ void send_changes(const Piece& piece, const std::uint64_t* notice) {
+    std::uint64_t* const signal = signal_of_lane();
+    const std::uint64_t value = signal == nullptr ? 0 : ptx::ld_relaxed_sys_global(signal);
+    const bool changed = signal != nullptr && value != signal[kSent];
+    const std::uint64_t* const word =
+        changed ? signal : (lane_id() == kNoticeLane ? notice : nullptr);
+    if (__any_sync(kWarp, piece.bytes != 0 || word != nullptr)) send_each(piece, word);
+    if (changed) signal[kSent] = value;
+  }
+
   /// Sends the weights of this rank's tokens for a combine, and signals that they are complete.
-  __device__ void put_weights(const LowLatencySizes& sizes, std::int32_t tokens,
-                              std::uint64_t epoch) {
-    put(combine_weights(group_, sizes, rank_, epoch, group_.me),
-        static_cast<std::size_t>(tokens) * group_.top_k * sizeof(std::uint64_t));
+  __device__ void send_weights(const LowLatencySizes& sizes, std::int32_t tokens,
+                               std::uint64_t epoch) {
     std::uint64_t* const sent = weights_sent(group_, rank_, group_.me);
-    *sent = epoch;
-    signal_change(sent);
+    const bool is_first = lane_id() == 0;
+    if (is_first) *sent = epoch;
+    Piece piece;
+    if (is_first)
+      piece = {combine_weights(group_, sizes, rank_, epoch, group_.me),
+               static_cast<std::size_t>(tokens) * group_.top_k * sizeof(std::uint64_t)};
+    send_each(piece, is_first ? sent : nullptr);
+    if (is_first) sent[kSent] = epoch;
   }
 
   /// Whether the network took everything.
   __device__ bool ok() const { return ok_; }
 
  private:
+  /// The second half of the line of a signal remembers what was sent.
+  static constexpr std::size_t kSent = kLine / sizeof(std::uint64_t) / 2;
+  static constexpr std::uint32_t kWords = 3, kLines = 3;  ///< of signals, one for each lane
+  static constexpr std::uint32_t kNoticeLane = kWords * kLines;
+
+  __device__ std::uint64_t* signal_of_lane() const {
+    const std::uint32_t lane = lane_id();
+    if (lane >= kWords * kLines) return nullptr;
+    const std::size_t line = lane < kWords       ? group_.layout.dispatch_read
+                             : lane < 2 * kWords ? group_.layout.combine_read
+                                                 : group_.layout.failed;
+    return signal_at(group_, rank_, line, group_.me) + lane % kWords;
+  }
   /// The address here that names the same place in the block of the rank.
   __device__ void* target(const void* in_outbox) const {
     return group_.block[group_.me] +

@@ -7,7 +7,7 @@
 //   ...
 //   outcome = wait(queue, ticket, deadline, platform);  // the source may be changed
 //
-// Operations are for one thread each; put_each() is for the lanes of a warp. Operations of one
+// Operations are for one thread each; post_each() is for the lanes of a warp. Operations of one
 // thread on one queue reach the peer in this order:
 //   signals and atomics   after everything posted before them, in every ordering
 //   puts                  after everything posted before them in Ordering::strict, else in any
@@ -224,31 +224,60 @@ SHOAL_HOST_DEVICE Outcome fence(const Queue& queue, std::uint64_t deadline, Plat
   return queue.ordering == Ordering::strict ? Outcome::ok : quiet(queue, deadline, platform);
 }
 
-/// A put of each lane of a group, of at most one message, with one reservation and one doorbell.
-/// All lanes call; those with `bytes` of 0 take no slot. All get the same outcome and ticket.
+/// What a lane posts: a put of at most one message if `bytes` is not 0, and a signal if that is not
+/// nullptr.
+struct LanePost {
+  Source source;
+  mlx5::Memory remote;
+  std::uint32_t bytes = 0;
+  const Signal* signal = nullptr;
+};
+
+/// The puts of all lanes of a group, then their signals, with one reservation and one doorbell. The
+/// signals have no order among themselves unless the queue is strict: then that of the lanes. All
+/// lanes call; all get the same outcome and ticket. The queue has a slot for each put and signal,
+/// and one more.
 ///
 /// A Group has rank(), size(), sync() (which orders the memory accesses of its lanes), broadcast(v)
 /// of rank 0, and count_before(flag, total): lanes of a lower rank whose flag is set, and of all.
 template <typename Group, typename Platform>
-SHOAL_HOST_DEVICE Outcome put_each(const Group& group, const Queue& queue, const Source& source,
-                                   const mlx5::Memory& remote, std::uint32_t bytes,
-                                   std::uint64_t deadline, Platform& platform,
-                                   std::uint64_t& ticket) {
-  const bool is_leader = group.rank() == 0;
-  std::uint32_t n = 0, refused = 0;
-  const std::uint32_t mine = group.count_before(bytes != 0, n);
-  group.count_before(bytes > queue.largest_message, refused);
+SHOAL_HOST_DEVICE Outcome post_each(const Group& group, const Queue& queue, const LanePost& mine,
+                                    std::uint64_t deadline, Platform& platform,
+                                    std::uint64_t& ticket) {
+  const bool is_leader = group.rank() == 0, has_signal = mine.signal != nullptr;
+  const bool sets = has_signal && mine.signal->kind == SignalKind::set;
+  std::uint32_t puts = 0, signals = 0, refused = 0, set = 0;
+  const std::uint32_t my_put = group.count_before(mine.bytes != 0, puts);
+  const std::uint32_t my_signal = group.count_before(has_signal, signals);
+  group.count_before(
+      mine.bytes > queue.largest_message || (has_signal && !detail::is_aligned(mine.signal->word)),
+      refused);
+  const std::uint32_t my_set = group.count_before(sets, set);
   ticket = 0;
   if (refused != 0) return Outcome::refused;
-  if (n == 0) return Outcome::ok;
+  if (puts + signals == 0) return Outcome::ok;
+  // An addition of 0 waits for the puts, and the words that are set wait for it.
+  const bool strict = queue.ordering == Ordering::strict;
+  const std::uint32_t before = puts + (set != 0 && !strict ? 1 : 0), n = before + signals;
   Outcome outcome = Outcome::ok;
   std::uint64_t first = 0;
   if (is_leader) outcome = reserve(queue, n, deadline, platform, first);
   outcome = static_cast<Outcome>(group.broadcast(static_cast<std::uint64_t>(outcome)));
   if (outcome != Outcome::ok) return outcome;
   first = group.broadcast(first);
-  if (bytes != 0)
-    detail::write_put(queue, first + mine, source, remote, bytes, {queue.is_signalled(mine, n)});
+  if (mine.bytes != 0)
+    detail::write_put(queue, first + my_put, mine.source, mine.remote, mine.bytes,
+                      {queue.is_signalled(my_put, n)});
+  if (before != puts && sets && my_set == 0)
+    detail::write_add(queue, first + puts, *mine.signal, 0, {queue.is_signalled(puts, n)});
+  if (has_signal) {
+    const std::uint32_t at = before + my_signal;
+    const mlx5::Flags flags{.signalled = queue.is_signalled(at, n), .fenced = sets && !strict};
+    if (sets)
+      detail::write_word(queue, first + at, *mine.signal, flags);
+    else
+      detail::write_add(queue, first + at, *mine.signal, mine.signal->value, flags);
+  }
   group.sync();  // the leader publishes for all
   if (is_leader) outcome = publish(queue, first, n, {}, deadline, platform);
   ticket = first + n;

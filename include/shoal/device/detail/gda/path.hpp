@@ -77,8 +77,9 @@ SHOAL_HOST_DEVICE inline bool can_send(const Routes& routes, const Route& route,
 
 namespace detail {
 
-SHOAL_HOST_DEVICE inline const Queue& choose(const Route& route, std::uint32_t spread) {
-  return route.queues[spread % route.n_queues];
+/// Operations work on a copy: a GPU would load its fields again after each access to shared words.
+SHOAL_HOST_DEVICE inline const Queue* choose(const Route& route, std::uint32_t spread) {
+  return &route.queues[spread % route.n_queues];
 }
 
 /// Small sources are sent inline: they need not be in the heap.
@@ -108,7 +109,8 @@ template <typename Platform>
 SHOAL_HOST_DEVICE Ending post(const Route& route, std::uint32_t spread, const Transfer& transfer,
                               const Flag* flag, std::uint64_t deadline, Platform& platform,
                               std::uint64_t& ticket) {
-  const Queue& queue = choose(route, spread);
+  const Queue* const at = choose(route, spread);
+  const Queue queue = *at;
   const Source source = source_of(route, transfer);
   const mlx5::Memory target = advance(route.heap, transfer.offset);
   const Outcome outcome =
@@ -116,7 +118,7 @@ SHOAL_HOST_DEVICE Ending post(const Route& route, std::uint32_t spread, const Tr
           ? gda::put(queue, source, target, transfer.bytes, deadline, platform, ticket)
           : put_signal(queue, source, target, transfer.bytes,
                        signal_of(route, flag->offset, flag->value), deadline, platform, ticket);
-  return {outcome, &queue};
+  return {outcome, at};
 }
 
 }  // namespace detail
@@ -151,20 +153,25 @@ SHOAL_HOST_DEVICE Ending start_put(const Routes& routes, const Route& route, std
                       ticket);
 }
 
-/// start_put() of each lane of a group (put_each()) without a flag, with one doorbell; lanes with 0
-/// bytes put nothing. All lanes call, for one PE, and get the same result. The queue has as many
-/// slots as the group has lanes, and `bytes` is at most its largest message.
+/// The puts of all lanes of a group, except those of 0 bytes, and then the flags that are not
+/// nullptr, with one doorbell (post_each()). All lanes call, for one PE, and get the same result.
+/// `bytes` is at most the largest message of the queue.
 template <typename Group, typename Platform>
-SHOAL_HOST_DEVICE Ending start_puts(const Group& group, const Routes& routes, const Route& route,
+SHOAL_HOST_DEVICE Ending start_each(const Group& group, const Routes& routes, const Route& route,
                                     std::uint32_t spread, const Transfer& transfer,
-                                    Platform& platform) {
-  const Queue& queue = detail::choose(route, spread);
+                                    const Flag* flag, Platform& platform) {
+  const Queue* const at = detail::choose(route, spread);
+  const Queue queue = *at;
+  Signal signal;
+  if (flag != nullptr) signal = detail::signal_of(route, flag->offset, flag->value);
   std::uint64_t ticket = 0;
-  const Outcome outcome = put_each(group, queue, detail::source_of(route, transfer),
-                                   detail::advance(route.heap, transfer.offset),
-                                   static_cast<std::uint32_t>(transfer.bytes),
-                                   platform.now() + routes.timeout_ns, platform, ticket);
-  return {outcome, &queue};
+  const Outcome outcome = post_each(group, queue,
+                                    {.source = detail::source_of(route, transfer),
+                                     .remote = detail::advance(route.heap, transfer.offset),
+                                     .bytes = static_cast<std::uint32_t>(transfer.bytes),
+                                     .signal = flag == nullptr ? nullptr : &signal},
+                                    platform.now() + routes.timeout_ns, platform, ticket);
+  return {outcome, at};
 }
 
 /// `count` elements, as put() does; `stride`: bytes between elements of the target and the source.
@@ -176,7 +183,8 @@ struct Strides {
 template <typename Platform>
 SHOAL_HOST_DEVICE Ending put_strided(const Routes& routes, const Route& route, std::uint32_t spread,
                                      Transfer element, const Strides& strides, Platform& platform) {
-  const Queue& queue = detail::choose(route, spread);
+  const Queue* const at = detail::choose(route, spread);
+  const Queue queue = *at;
   const std::uint64_t deadline = platform.now() + routes.timeout_ns;
   const Transfer start = element;
   std::uint64_t ticket = 0;
@@ -189,7 +197,7 @@ SHOAL_HOST_DEVICE Ending put_strided(const Routes& routes, const Route& route, s
                   deadline, platform, ticket);
   }
   if (outcome == Outcome::ok) outcome = wait(queue, ticket, deadline, platform);
-  return {outcome, &queue};
+  return {outcome, at};
 }
 
 /// Puts the low `width` bytes of `value`, at most 8. Does not wait.
@@ -197,23 +205,25 @@ template <typename Platform>
 SHOAL_HOST_DEVICE Ending put_value(const Routes& routes, const Route& route, std::uint32_t spread,
                                    std::uint64_t offset, std::uint64_t value, unsigned width,
                                    Platform& platform) {
-  const Queue& queue = detail::choose(route, spread);
+  const Queue* const at = detail::choose(route, spread);
+  const Queue queue = *at;
   std::uint64_t ticket = 0;
   const Source source{reinterpret_cast<const std::byte*>(&value), {}};
   const Outcome outcome = put(queue, source, detail::advance(route.heap, offset), width,
                               platform.now() + routes.timeout_ns, platform, ticket);
-  return {outcome, &queue};
+  return {outcome, at};
 }
 
 /// Sets a word after everything posted before to the same queue. Does not wait.
 template <typename Platform>
 SHOAL_HOST_DEVICE Ending signal(const Routes& routes, const Route& route, std::uint32_t spread,
                                 const Flag& flag, Platform& platform) {
-  const Queue& queue = detail::choose(route, spread);
+  const Queue* const at = detail::choose(route, spread);
+  const Queue queue = *at;
   std::uint64_t ticket = 0;
   const Outcome outcome = signal(queue, detail::signal_of(route, flag.offset, flag.value),
                                  platform.now() + routes.timeout_ns, platform, ticket);
-  return {outcome, &queue};
+  return {outcome, at};
 }
 
 /// Waits until all that was posted before to the queue of `spread` to one PE is at the peer.
@@ -221,8 +231,9 @@ template <typename Platform>
 SHOAL_HOST_DEVICE Ending drain(const Routes& routes, const Route& route, std::uint32_t spread,
                                Platform& platform) {
   if (route.n_queues == 0) return {};
-  const Queue& queue = detail::choose(route, spread);
-  return {quiet(queue, platform.now() + routes.timeout_ns, platform), &queue};
+  const Queue* const at = detail::choose(route, spread);
+  const Queue queue = *at;
+  return {quiet(queue, platform.now() + routes.timeout_ns, platform), at};
 }
 
 /// Waits until all that was posted before to any queue is at its peer. Goes on after a failure, and

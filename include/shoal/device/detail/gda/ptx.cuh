@@ -39,6 +39,15 @@ __device__ inline std::uint64_t atom_acquire_gpu_cas(std::uint64_t* at, std::uin
                : "memory");
   return before;
 }
+__device__ inline std::uint64_t atom_relaxed_gpu_cas(std::uint64_t* at, std::uint64_t compare,
+                                                     std::uint64_t value) {
+  std::uint64_t before;
+  asm volatile("atom.relaxed.gpu.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(before)
+               : "l"(at), "l"(compare), "l"(value)
+               : "memory");
+  return before;
+}
 __device__ inline std::uint64_t atom_relaxed_gpu_add(std::uint64_t* at, std::uint64_t value) {
   std::uint64_t before;
   asm volatile("atom.relaxed.gpu.add.u64 %0, [%1], %2;"

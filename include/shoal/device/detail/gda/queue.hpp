@@ -23,6 +23,7 @@
 //   replace(word, seen, value)  stores if the word is `seen`, else loads it into `seen`; acquire
 //                               and release
 //   try_lock(word)              makes the word 1 if it is 0 (acquire); whether it was
+//   try_lock_early(word)        the same in any order: order_requests() and load() acquire later
 //   order_requests()            orders all earlier accesses, and requests that this thread has seen
 //                               as published, before what it stores later with store_ordered()
 //                               or store_record()
@@ -183,6 +184,21 @@ SHOAL_HOST_DEVICE bool poll(const Queue& queue, std::uint64_t target, Platform& 
   return platform.load(&queue.shared->completed) >= target;
 }
 
+namespace detail {
+
+/// Hands the requests before `end` to the NIC. The queue is locked: records never go back.
+template <typename Platform>
+SHOAL_HOST_DEVICE void store_record(const Queue& queue, std::uint64_t end, Platform& platform) {
+  const auto next = static_cast<std::uint32_t>(end & 0xffff);
+  platform.store_record(queue.sends.record, mlx5::big(next));
+  platform.order_record();
+  // The next index, without a size: a thread that rings for others does not know their requests.
+  platform.ring(queue.sends.doorbell,
+                std::uint64_t{mlx5::big(queue.sends.number << 8)} << 32 | mlx5::big(next << 8));
+}
+
+}  // namespace detail
+
 /// Hands all published requests to the NIC, unless another thread is about to: then it returns
 /// false.
 ///
@@ -195,13 +211,8 @@ SHOAL_HOST_DEVICE bool try_ring(const Queue& queue, Platform& platform, std::uin
   const std::uint64_t rung = platform.peek(&shared.rung);
   const std::uint64_t published = platform.load(&shared.published);
   if (published > rung) {
-    const auto next = static_cast<std::uint32_t>(published & 0xffff);
     if (published != ordered) platform.order_requests();
-    platform.store_record(queue.sends.record, mlx5::big(next));
-    platform.order_record();
-    // The next index, without a size: a thread that rings for others does not know their requests.
-    platform.ring(queue.sends.doorbell,
-                  std::uint64_t{mlx5::big(queue.sends.number << 8)} << 32 | mlx5::big(next << 8));
+    detail::store_record(queue, published, platform);
     platform.store_ordered(&shared.rung, published);
   }
   platform.store(&shared.lock, 0);
@@ -264,6 +275,22 @@ struct PublishOptions {
   bool ring = false;  ///< rings in any case
 };
 
+namespace detail {
+
+/// The rest of publish(), where the queue is locked and nothing else is to be published before
+/// `end`: one fence for the requests, the record and the counters.
+template <typename Platform>
+SHOAL_HOST_DEVICE void publish_locked(const Queue& queue, std::uint64_t end, Platform& platform) {
+  Shared& shared = *queue.shared;
+  platform.order_requests();
+  store_record(queue, end, platform);
+  platform.store_ordered(&shared.published, end);
+  platform.store_ordered(&shared.rung, end);
+  platform.store(&shared.lock, 0);
+}
+
+}  // namespace detail
+
 /// Publishes `n` requests written from `first` on, after all that were reserved earlier. Rings the
 /// doorbell when no other thread has reserved slots after them, when a batch is full, or when
 /// `options` say so. Fails where the queue has ended; ends the queue where a wait of its own fails.
@@ -272,19 +299,30 @@ SHOAL_HOST_DEVICE Outcome publish(const Queue& queue, std::uint64_t first, std::
                                   PublishOptions options, std::uint64_t deadline,
                                   Platform& platform) {
   Shared& shared = *queue.shared;
-  // A thread that reserves slots after this load rings as well, or leaves it to a later one.
+  const std::uint64_t end = first + n;
+  const auto is_due = [&](std::uint64_t reserved) {
+    return options.ring || reserved == end || first / queue.batch != end / queue.batch;
+  };
+  // All three are under way together. A thread that reserves slots after this load rings as well,
+  // or leaves it to a later one.
   std::uint64_t reserved = platform.peek(&shared.reserved);
-  while (platform.load(&shared.published) != first) {
+  const bool is_locked = platform.try_lock_early(&shared.lock);
+  std::uint64_t published = platform.load(&shared.published);
+  if (is_locked && published == first && is_due(reserved)) {
+    detail::publish_locked(queue, end, platform);
+    return Outcome::ok;
+  }
+  if (is_locked) platform.store(&shared.lock, 0);
+  while (published != first) {
     const Outcome outcome = check(queue, deadline, platform);
     if (outcome != Outcome::ok) return abandon(queue, outcome, Step::order, first, platform);
     platform.pause();
     reserved = platform.peek(&shared.reserved);
+    published = platform.load(&shared.published);
   }
-  const std::uint64_t end = first + n;
   platform.order_requests();
   platform.store_ordered(&shared.published, end);
-  const bool is_last = reserved == end;
-  if (!options.ring && !is_last && first / queue.batch == end / queue.batch) return Outcome::ok;
+  if (!is_due(reserved)) return Outcome::ok;
   while (!try_ring(queue, platform, end)) {
     if (platform.load(&shared.rung) >= end) break;
     const Outcome outcome = check(queue, deadline, platform);

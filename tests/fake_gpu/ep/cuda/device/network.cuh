@@ -32,9 +32,11 @@ struct ByProxy {
                         std::uint64_t value = 0) {
     return test::fake_gpu::post(world, pe, target, source, bytes, flag, value, false);
   }
-  static bool start_puts(const device::World& world, void* target, const void* source,
-                         std::size_t bytes, Pe pe) {
-    return bytes == 0 || start_put(world, target, source, bytes, pe);
+  static bool start_each(const device::World& world, void* target, const void* source,
+                         std::size_t bytes, Pe pe, const std::uint64_t* flag, std::uint64_t value) {
+    const bool started = bytes == 0 || start_put(world, target, source, bytes, pe);
+    __syncwarp();
+    return (flag == nullptr || start_signal(world, flag, value, pe)) && started;
   }
   static bool put(const device::World& world, void* target, const void* source, std::size_t bytes,
                   Pe pe, const std::uint64_t* flag, std::uint64_t value) {
