@@ -19,17 +19,21 @@ namespace {
 constexpr int kPollsBeforeSleep = 64;
 constexpr std::chrono::nanoseconds kSleepStep{1'000}, kLongestSleep{50'000};
 /// While callers poll. A rest is about as long as they have polled so far: at most kLongRest, or
-/// where timers are slow (nap.hpp), kRestShare times the cost of a nap up to kLongestRest. A nap on
-/// the core of a polling caller delays it by about twice its cost, and a round trip waits for those
-/// of both PEs: naps of 12 us every 500 us made an atomic over TCP 6 % longer.
+/// where timers are slow (nap.hpp), kRestShare times the cost of a nap up to kLongestRest. While
+/// they go on, rests grow to kGrowth times as much, but not beyond a kPolledShare-th of that time.
+///
+/// A nap on the core of a polling caller delays it by about twice its cost, and a round trip waits
+/// for those of both PEs: naps of 12 us every 500 us made an atomic over TCP 6 % longer.
 constexpr std::chrono::nanoseconds kShortRest{20'000}, kLongRest{160'000}, kLongestRest{2'000'000};
-constexpr int kRestShare = 160;
+constexpr int kRestShare = 160, kGrowth = 5, kPolledShare = 16;
 /// The default of 50 us would double the sleeps.
 constexpr unsigned long kTimerSlackNs = 1'000;
 
-std::chrono::nanoseconds longest_rest() {
+/// `polled`: how long callers have polled without a pause of a whole rest.
+std::chrono::nanoseconds longest_rest(std::chrono::nanoseconds polled) {
   const std::chrono::nanoseconds cost(nap_cost().load(std::memory_order_relaxed));
-  return std::clamp(kRestShare * cost, kLongRest, kLongestRest);
+  const auto longest = std::clamp(kRestShare * cost, kLongRest, kLongestRest);
+  return std::clamp(polled / kPolledShare, longest, kGrowth * longest);
 }
 
 /// Makes the thread wait for a free core when it wakes, rather than preempt a PE.
@@ -63,7 +67,7 @@ void ProgressThread::bind(std::int64_t core) {
 void ProgressThread::run() {
   if (wait_ != ProgressWait::spin) schedule_as_batch();
   prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
-  std::chrono::nanoseconds rest = kShortRest;
+  std::chrono::nanoseconds rest = kShortRest, polled{0};
   std::uint32_t caller_polls = engine_.caller_polls();
   Backoff backoff;
   for (int idle = 0; !stop_.load(std::memory_order_acquire);) {
@@ -72,10 +76,12 @@ void ProgressThread::run() {
         wait_ != ProgressWait::spin && (now != caller_polls || engine_.lock().busy())) {
       caller_polls = now;
       nap(rest);
-      rest = std::min(2 * rest, longest_rest());
+      polled += rest;
+      rest = std::min(2 * rest, longest_rest(polled));
       continue;
     }
     rest = kShortRest;
+    polled = {};
     if (engine_.lock().busy()) {
       pause_core();
       continue;
