@@ -91,12 +91,12 @@ void post_shared(Answers& answers, std::uint64_t requests, std::uint32_t chain) 
   gda::HostPlatform platform;
   const gda::Queue& queue = answers.queue;
   for (std::uint64_t i = 0; i < requests; i += chain) {
-    std::uint64_t first = 0;
-    if (gda::reserve(queue, chain, kNever, platform, first) != gda::Outcome::ok) return;
+    gda::Reservation mine;
+    if (gda::reserve(queue, chain, kNever, platform, mine) != gda::Outcome::ok) return;
     for (std::uint32_t k = 0; k < chain; ++k)
-      mlx5::write_atomic(queue.sends, static_cast<std::uint32_t>(first + k),
+      mlx5::write_atomic(queue.sends, static_cast<std::uint32_t>(mine.first + k),
                          mlx5::Opcode::fetch_add, {}, 1, 0, {}, {true});
-    gda::publish(queue, first, chain, {}, kNever, platform);
+    gda::publish(queue, mine, {}, kNever, platform);
   }
   gda::quiet(queue, kNever, platform);
 }

@@ -78,16 +78,13 @@ class Dispatcher {
 
   /// Serves each of its queue pairs once. False: it has to close.
   SHOAL_HOST_DEVICE bool step() {
-    read_clock();
+    const std::uint64_t time = platform_.now();  // read while look() loads
+    std::uint32_t busy = look_from(0);
+    now_ = platform_.ask([&] { return time; });
     if (!may_go_on()) return false;
     SHOAL_ROLLED
     for (std::uint32_t base = 0; base < n_pairs_; base += kLanes) {
-      const auto mine = static_cast<std::uint32_t>(mine_ >> base);
-      if (mine == 0) continue;
-      std::uint32_t busy = platform_.mask(kLanes, [&](std::uint32_t i) {
-        if (i == 0) scratch_.keys.seen_changes = load(state_.key_changes);
-        return (mine >> i & 1) != 0 && look(pairs_[base + i]);
-      });
+      if (base != 0) busy = look_from(base);
       if (scratch_.keys.seen_changes != scratch_.keys.changes) forget_keys();
       SHOAL_ROLLED
       for (; busy != 0; busy &= busy - 1) serve(base + lowest(busy));
@@ -138,6 +135,12 @@ class Dispatcher {
   }
 
   SHOAL_HOST_DEVICE bool is_mine(std::uint32_t number) const { return (mine_ >> number & 1) != 0; }
+  /// Whether this dispatcher has the queue pairs of a completion queue. Those that follow each
+  /// other go to different dispatchers, and so do those with a distance of 2, 4 or 8: clients may
+  /// use one of so many for each peer.
+  SHOAL_HOST_DEVICE bool has(std::uint32_t completions) const {
+    return (completions + completions / count_) % count_ == index_;
+  }
 
   /// Queue pairs up to `n`, which are new or were saved by the last slice.
   SHOAL_HOST_DEVICE void take_pairs(std::uint32_t n, bool are_saved) {
@@ -145,7 +148,7 @@ class Dispatcher {
       const std::uint32_t left = n - base;
       const std::uint32_t mine =
           platform_.mask(left < kLanes ? left : kLanes, [&](std::uint32_t i) {
-            const bool its = state_.pairs[base + i].completions % count_ == index_;
+            const bool its = has(state_.pairs[base + i].completions);
             if (its && !are_saved) initialize(state_, base + i, pairs_[base + i]);
             return its;
           });
@@ -180,6 +183,16 @@ class Dispatcher {
     platform_.one([&] {
       scratch_.keys.missed = nullptr;
       scratch_.keys.changes = platform_.load_far(&state_.key_changes);
+    });
+  }
+
+  /// Those of 32 queue pairs that have something to do.
+  SHOAL_HOST_DEVICE std::uint32_t look_from(std::uint32_t base) {
+    const auto mine = static_cast<std::uint32_t>(mine_ >> base);
+    if (mine == 0) return 0;
+    return platform_.mask(kLanes, [&](std::uint32_t i) {
+      if (i == 0) scratch_.keys.seen_changes = load(state_.key_changes);
+      return (mine >> i & 1) != 0 && look(pairs_[base + i]);
     });
   }
 

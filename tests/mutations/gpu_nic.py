@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutations of emulator/gpu/, each of which must make tests/threads/emulator/gpu_nic_test.cpp,
-gpu_nic_failures_test.cpp or gpu_nic_rate_test.cpp fail.
+gpu_nic_dispatchers_test.cpp, gpu_nic_failures_test.cpp or gpu_nic_rate_test.cpp fail.
 
 Usage: gpu_nic.py [NAME...]. Exits with 1 when a mutation survives or its place is not found. A run
 takes about ten minutes on two cores.
@@ -18,7 +18,8 @@ from emulator_engine import COMPILER, ROOT
 from shared_queue import compile_emulator, run_linked
 
 TESTS = [
-    ROOT / f"tests/threads/emulator/gpu_nic{part}_test.cpp" for part in ("", "_failures", "_rate")
+    ROOT / f"tests/threads/emulator/gpu_nic{part}_test.cpp"
+    for part in ("", "_dispatchers", "_failures", "_rate")
 ]
 
 # (what is wrong, file of emulator/gpu, text, replacement)
@@ -56,20 +57,66 @@ MUTATIONS = [
         "platform_.now(); }) < job_.start)",
         "platform_.now(); }) < 1)",
     ),
-    ("nothing is handed out ahead", "jobs.hpp", "start_ + timing_.ahead) <<", "start_) <<"),
+    (
+        "nothing is handed out ahead",
+        "common.hpp",
+        "common_.start + common_.timing.ahead) <<",
+        "common_.start) <<",
+    ),
     (
         "everything is handed out ahead",
-        "jobs.hpp",
-        "return (now - start_ + timing_.ahead) << kShift;",
+        "common.hpp",
+        "return (now - common_.start + common_.timing.ahead) << kShift;",
         "return ~std::uint64_t{0};",
     ),
     (
         "an idle link saves all its time",
-        "jobs.hpp",
-        "return scratch_.free_at < earliest ? earliest : scratch_.free_at;",
-        "return scratch_.free_at;",
+        "common.hpp",
+        "if (free < earliest(now)) (void)platform_",
+        "if (false) (void)platform_",
     ),
-    ("small messages do not take the link", "dispatcher.hpp", "jobs_.take_link(bytes, now_);", ""),
+    (
+        "what one dispatcher hands out is free for the others",
+        "common.hpp",
+        "return platform_.add_shared(&common_.free_at, bytes * common_.timing.byte_cost);",
+        "return platform_.load_shared(&common_.free_at);",
+    ),
+    (
+        "small messages do not take the link",
+        "dispatcher.hpp",
+        "jobs_.link().take(bytes, now_);",
+        "",
+    ),
+    (
+        "slots that are claimed and not used are lost",
+        "common.hpp",
+        "if (used != claimed) platform_",
+        "if (false) platform_",
+    ),
+    (
+        "slots that are claimed in vain are lost",
+        "common.hpp",
+        "      platform_.add_shared(&common_.claimed, left - wanted);\n",
+        "",
+    ),
+    (
+        "slots are claimed twice",
+        "common.hpp",
+        "platform_.add_shared(&common_.claimed, wanted);",
+        "platform_.load_shared(&common_.claimed);",
+    ),
+    (
+        "each dispatcher serves all queue pairs",
+        "dispatcher.hpp",
+        "% count_ == index_;",
+        "% count_ < count_;",
+    ),
+    (
+        "the first dispatcher that closes ends the workers",
+        "dispatcher.hpp",
+        "if (platform_.add_shared(&common_.open, ~std::uint64_t{0}) != 1) return;",
+        "platform_.add_shared(&common_.open, ~std::uint64_t{0});",
+    ),
     ("strict jobs do not wait for each other", "worker.hpp", "job_.is_ordered == 0 ||", "true ||"),
     (
         "strict jobs wait for those before the request was started",
@@ -116,16 +163,9 @@ MUTATIONS = [
     ),
     (
         "a slot of the ring of jobs is written again too early",
-        "jobs.hpp",
-        "platform_.load_word(&done_[number & (n_jobs_ - 1)]) == number - n_jobs_ + 1",
+        "common.hpp",
+        "platform_.load_word(&done_[number & (size_ - 1)]) == number - size_ + 1",
         "true",
-    ),
-    ("jobs stay unpublished", "jobs.hpp", "    publish();\n    return 0;", "    return 0;"),
-    (
-        "jobs of a request that fails stay unpublished",
-        "jobs.hpp",
-        "        publish();\n        return failed;",
-        "        return failed;",
     ),
     (
         "a request waits for jobs that were planned before it",
@@ -177,8 +217,8 @@ MUTATIONS = [
         "return true;",
     ),
     ("owner bit constant", "execute.hpp", "(number >> queue.log_size) & 1", "0"),
-    ("heartbeats ignored", "dispatcher.hpp", "timing_.owner_timeout != 0 &&", "false &&"),
-    ("endless life", "dispatcher.hpp", "now_ - scratch_.start > timing_.lifetime", "false"),
+    ("heartbeats ignored", "common.hpp", "timing.owner_timeout != 0 &&", "false &&"),
+    ("endless life", "common.hpp", "now - common.start > timing.lifetime", "false"),
     ("key not checked", "keys.hpp", "region.key != key || ", ""),
     ("domain not checked", "keys.hpp", "region.domain != domain || ", ""),
     ("bounds not checked", "keys.hpp", "length > region.length - offset", "false"),

@@ -24,10 +24,11 @@ MUTATIONS = [
     (
         "published before it is written",
         "operations.hpp",
-        "  detail::write_signal(queue, first, n, signal);\n  ticket = first + n;\n"
-        "  return publish(queue, first, n, {}, deadline, platform);\n}\n\n/// Writes `bytes` bytes, then",
-        "  ticket = first + n;\n  const Outcome done = publish(queue, first, n, {}, deadline, platform);\n"
-        "  detail::write_signal(queue, first, n, signal);\n  return done;\n}\n\n/// Writes `bytes` bytes, then",
+        "  detail::write_signal(queue, mine.first, n, signal);\n  ticket = mine.first + n;\n"
+        "  return publish(queue, mine, {}, deadline, platform);\n",
+        "  ticket = mine.first + n;\n"
+        "  const Outcome done = publish(queue, mine, {}, deadline, platform);\n"
+        "  detail::write_signal(queue, mine.first, n, signal);\n  return done;\n",
     ),
     (
         "published out of order",
@@ -38,7 +39,7 @@ MUTATIONS = [
     (
         "no wait for room",
         "queue.hpp",
-        "if (end <= completed + slots) return Outcome::ok;",
+        "if (has_room) return Outcome::ok;",
         "return Outcome::ok;",
     ),
     (
@@ -84,28 +85,52 @@ MUTATIONS = [
         "  if (!platform.try_lock(&shared.lock)) return false;\n"
         "  if (published != platform.load(&shared.rung)) {",
     ),
-    ("the lock stays taken", "queue.hpp", "  platform.store(&shared.lock, 0);\n", ""),
+    (
+        "the lock stays taken",
+        "queue.hpp",
+        "  platform.store(&shared.lock, 0);\n  return true;",
+        "  return true;",
+    ),
+    (
+        "the lock stays taken after the only fence",
+        "queue.hpp",
+        "    platform.store_ordered(&shared.rung, end);\n    platform.store(&shared.lock, 0);\n",
+        "    platform.store_ordered(&shared.rung, end);\n",
+    ),
+    (
+        "a lock that was tried early stays taken",
+        "queue.hpp",
+        "published != first)) {\n    platform.store(&shared.lock, 0);\n",
+        "published != first)) {\n",
+    ),
+    ("published before its turn", "queue.hpp", "!has_room || published != first)", "!has_room)"),
+    (
+        "rung without the lock",
+        "queue.hpp",
+        "mine = {first, n, is_locked};",
+        "mine = {first, n, has_room && published == first};",
+    ),
     (
         "doorbell before the record",
         "queue.hpp",
-        "    platform.store_record(queue.sends.record, mlx5::big(next));\n"
-        "    platform.order_record();\n",
-        "    struct Late {\n"
-        "      const Queue& queue;\n      Platform& platform;\n      std::uint32_t next;\n"
-        "      ~Late() { platform.store_record(queue.sends.record, mlx5::big(next)); }\n"
-        "    } late{queue, platform, next};\n",
+        "  platform.store_record(queue.sends.record, mlx5::big(next));\n"
+        "  platform.order_record();\n",
+        "  struct Late {\n"
+        "    const Queue& queue;\n    Platform& platform;\n    std::uint32_t next;\n"
+        "    ~Late() { platform.store_record(queue.sends.record, mlx5::big(next)); }\n"
+        "  } late{queue, platform, next};\n",
     ),
     (
         "the record is that of the last request",
         "queue.hpp",
-        "static_cast<std::uint32_t>(published & 0xffff)",
-        "static_cast<std::uint32_t>((published - 1) & 0xffff)",
+        "static_cast<std::uint32_t>(end & 0xffff)",
+        "static_cast<std::uint32_t>((end - 1) & 0xffff)",
     ),
     (
         "the doorbell is not rung",
         "queue.hpp",
-        "    platform.ring(queue.sends.doorbell,",
-        "    static_cast<void>(",
+        "  platform.ring(queue.sends.doorbell,",
+        "  static_cast<void>(",
     ),
     (
         "completed counts the wrong request",
@@ -237,14 +262,14 @@ MUTATIONS = [
     (
         "lanes write at one index",
         "operations.hpp",
-        "detail::write_put(queue, first + mine,",
+        "detail::write_put(queue, first + my_put,",
         "detail::write_put(queue, first,",
     ),
     (
         "idle lanes take slots",
         "operations.hpp",
-        "group.count_before(bytes != 0, n);",
-        "group.count_before(true, n);",
+        "group.count_before(mine.bytes != 0, puts);",
+        "group.count_before(true, puts);",
     ),
     ("lanes are not waited for", "operations.hpp", "  group.sync();  //", "  //"),
     (

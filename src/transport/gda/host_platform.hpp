@@ -26,6 +26,7 @@ struct HostPlatform : mlx5::HostBus {
     return std::atomic_ref(*word).compare_exchange_strong(free, 1, std::memory_order_acquire,
                                                           std::memory_order_relaxed);
   }
+  std::uint64_t load_early(const std::uint64_t* word) const noexcept { return load_acquire(word); }
   bool try_lock_early(std::uint64_t* word) const noexcept { return try_lock(word); }
   std::uint64_t add(std::uint64_t* word, std::uint64_t value) const noexcept {
     return std::atomic_ref(*word).fetch_add(value, std::memory_order_relaxed);

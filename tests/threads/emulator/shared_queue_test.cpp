@@ -124,19 +124,17 @@ TEST_P(SharedQueue, AWaitRingsForItsRequests) {
   runner->run(queues, 1, [&](std::size_t) {
     TestPlatform platform(*runner);
     const gda::Queue& queue = queues.queue();
-    const gda::Signal add{queues.at_peer(0), 1};
-    std::uint64_t first = 0, second = 0;
-    ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, first), gda::Outcome::ok);
-    ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, second), gda::Outcome::ok);
-    gda::detail::write_signal(queue, first, 1, add);
-    ASSERT_EQ(gda::publish(queue, first, 1, {}, soon(), platform), gda::Outcome::ok);
-    EXPECT_EQ(queue.shared->rung, 0u);
-    EXPECT_EQ(gda::wait(queue, first + 1, soon(), platform), gda::Outcome::ok);
-    gda::detail::write_signal(queue, second, 1, add);
-    ASSERT_EQ(gda::publish(queue, second, 1, {}, soon(), platform), gda::Outcome::ok);
-    EXPECT_EQ(gda::quiet(queue, soon(), platform), gda::Outcome::ok);
+    gda::Reservation posts[3];
+    for (gda::Reservation& post : posts)
+      ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, post), gda::Outcome::ok);
+    for (std::uint64_t i = 0; i < 3; ++i) {
+      gda::detail::write_signal(queue, posts[i].first, 1, {queues.at_peer(0), 1});
+      ASSERT_EQ(gda::publish(queue, posts[i], {}, soon(), platform), gda::Outcome::ok);
+      EXPECT_EQ(queue.shared->rung, i == 2 ? 3u : 1u);
+      EXPECT_EQ(gda::wait(queue, i + 1, soon(), platform), gda::Outcome::ok);
+    }
   });
-  EXPECT_EQ(queues.seen(0), 2u);
+  EXPECT_EQ(queues.seen(0), 3u);
 }
 
 // A batch has a doorbell even while other threads have slots behind it.
@@ -145,14 +143,14 @@ TEST_P(SharedQueue, FullBatchesRing) {
   runner->run(queues, 1, [&](std::size_t) {
     TestPlatform platform(*runner);
     const gda::Queue& queue = queues.queue();
-    std::uint64_t first = 0;
-    for (int i = 0; i < 10; ++i)
-      ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, first), gda::Outcome::ok);
+    gda::Reservation posts[10];
+    for (gda::Reservation& post : posts)
+      ASSERT_EQ(gda::reserve(queue, 1, soon(), platform, post), gda::Outcome::ok);
     for (std::uint64_t i = 0; i < 10; ++i) {
       gda::detail::write_signal(queue, i, 1, {queues.at_peer(0), 1});
       const gda::PublishOptions options{.ring = i == 5};
-      ASSERT_EQ(gda::publish(queue, i, 1, options, soon(), platform), gda::Outcome::ok);
-      constexpr std::uint64_t kRung[] = {0, 0, 0, 4, 4, 6, 6, 8, 8, 10};
+      ASSERT_EQ(gda::publish(queue, posts[i], options, soon(), platform), gda::Outcome::ok);
+      constexpr std::uint64_t kRung[] = {1, 1, 1, 4, 4, 6, 6, 8, 8, 10};
       EXPECT_EQ(queue.shared->rung, kRung[i]) << i;
     }
     EXPECT_EQ(gda::quiet(queue, soon(), platform), gda::Outcome::ok);
@@ -487,7 +485,8 @@ TEST_P(SharedQueue, ADeadlineForEarlierRequestsEndsTheQueue) {
   SharedQueues queues(shape());
   runner->run(queues, 1, [&](std::size_t) {
     TestPlatform platform(*runner);
-    std::uint64_t first = 0, ticket = 0;
+    std::uint64_t ticket = 0;
+    gda::Reservation first;
     ASSERT_EQ(gda::reserve(queues.queue(), 1, soon(), platform, first), gda::Outcome::ok);
     Failure failure;
     while (failure.cause == Cause::none) {
@@ -498,7 +497,7 @@ TEST_P(SharedQueue, ADeadlineForEarlierRequestsEndsTheQueue) {
     }
     EXPECT_EQ(failure.step, Step::order);
     EXPECT_EQ(failure.index, 1u);
-    EXPECT_EQ(gda::publish(queues.queue(), first, 1, {}, soon(), platform), gda::Outcome::ok)
+    EXPECT_EQ(gda::publish(queues.queue(), first, {}, soon(), platform), gda::Outcome::ok)
         << "its turn had come";
   });
 }
@@ -530,7 +529,8 @@ TEST_P(SharedQueue, RefusesWithoutPosting) {
   SharedQueues queues(shape());
   runner->run(queues, 1, [&](std::size_t) {
     TestPlatform platform(*runner);
-    std::uint64_t ticket = 0, first = 0;
+    std::uint64_t ticket = 0;
+    gda::Reservation none;
     mlx5::Memory odd = queues.at_peer(0);
     odd.address += 4;
     const gda::Queue& queue = queues.queue();
@@ -540,8 +540,8 @@ TEST_P(SharedQueue, RefusesWithoutPosting) {
               gda::Outcome::refused);
     EXPECT_EQ(gda::fetch_add(queue, odd, 1, queues.result(0), soon(), platform, ticket),
               gda::Outcome::refused);
-    EXPECT_EQ(gda::reserve(queue, 17, soon(), platform, first), gda::Outcome::refused);
-    EXPECT_EQ(gda::reserve(queue, 0, soon(), platform, first), gda::Outcome::refused);
+    EXPECT_EQ(gda::reserve(queue, 17, soon(), platform, none), gda::Outcome::refused);
+    EXPECT_EQ(gda::reserve(queue, 0, soon(), platform, none), gda::Outcome::refused);
     EXPECT_EQ(gda::put(queue, queues.from(0), queues.at_peer(1), 0, soon(), platform, ticket),
               gda::Outcome::ok);
     EXPECT_EQ(ticket, 0u);

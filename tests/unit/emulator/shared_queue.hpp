@@ -214,6 +214,11 @@ struct TestPlatform : PlainPlatform {
     runner.step(false);
     return before;
   }
+  std::uint64_t load_early(const std::uint64_t* word) { return load(word); }
+  bool try_lock_early(std::uint64_t* word) {
+    runner.step(false);
+    return HostPlatform::try_lock_early(word);
+  }
   bool replace(std::uint64_t* word, std::uint64_t& seen, std::uint64_t value) {
     runner.step(false);
     return HostPlatform::replace(word, seen, value);

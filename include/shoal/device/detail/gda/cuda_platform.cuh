@@ -49,6 +49,9 @@ struct CudaPlatform {
   __device__ bool try_lock(std::uint64_t* word) const {
     return ptx::atom_acquire_gpu_cas(word, 0, 1) == 0;
   }
+  __device__ std::uint64_t load_early(const std::uint64_t* word) const {
+    return ptx::ld_relaxed_gpu(word);
+  }
   __device__ bool try_lock_early(std::uint64_t* word) const {
     return ptx::atom_relaxed_gpu_cas(word, 0, 1) == 0;
   }

@@ -113,9 +113,10 @@ SHOAL_HOST_DEVICE Outcome post_messages(const Queue& queue, Source& source, mlx5
     if (messages <= left) return Outcome::ok;
     const std::uint64_t room = queue.sends.blocks / 2, more = messages - left;
     const auto n = static_cast<std::uint32_t>(more < room ? more : room);
-    std::uint64_t first = 0;
-    const Outcome outcome = reserve(queue, n, deadline, platform, first);
+    Reservation mine;
+    const Outcome outcome = reserve(queue, n, deadline, platform, mine);
     if (outcome != Outcome::ok) return outcome;
+    const std::uint64_t first = mine.first;
     for (std::uint32_t i = 0; i < n; ++i) {
       const auto now = static_cast<std::uint32_t>(bytes < largest ? bytes : largest);
       write_put(queue, first + i, source, remote, now, {queue.is_signalled(i, n)});
@@ -124,7 +125,7 @@ SHOAL_HOST_DEVICE Outcome post_messages(const Queue& queue, Source& source, mlx5
       bytes -= now;
     }
     ticket = first + n;
-    const Outcome published = publish(queue, first, n, {}, deadline, platform);
+    const Outcome published = publish(queue, mine, {}, deadline, platform);
     if (published != Outcome::ok) return published;
   }
 }
@@ -137,12 +138,13 @@ SHOAL_HOST_DEVICE Outcome run_atomic(const Queue& queue, mlx5::Opcode opcode,
                                      std::uint64_t deadline, Platform& platform,
                                      std::uint64_t& before) {
   if (!is_aligned(word)) return Outcome::refused;
-  std::uint64_t first = 0;
-  Outcome outcome = reserve(queue, 1, deadline, platform, first);
+  Reservation mine;
+  Outcome outcome = reserve(queue, 1, deadline, platform, mine);
   if (outcome != Outcome::ok) return outcome;
+  const std::uint64_t first = mine.first;
   mlx5::write_atomic(queue.sends, static_cast<std::uint32_t>(first), opcode, word, swap_or_add,
                      compare, result.memory, {.signalled = true});
-  outcome = publish(queue, first, 1, {.ring = true}, deadline, platform);
+  outcome = publish(queue, mine, {.ring = true}, deadline, platform);
   if (outcome == Outcome::ok) outcome = wait(queue, first + 1, deadline, platform);
   if (outcome == Outcome::ok) before = platform.load(result.word);
   return outcome;
@@ -166,12 +168,12 @@ SHOAL_HOST_DEVICE Outcome signal(const Queue& queue, const Signal& signal, std::
                                  Platform& platform, std::uint64_t& ticket) {
   if (!detail::is_aligned(signal.word)) return Outcome::refused;
   const std::uint32_t n = detail::requests_of(queue, signal);
-  std::uint64_t first = 0;
-  const Outcome outcome = reserve(queue, n, deadline, platform, first);
+  Reservation mine;
+  const Outcome outcome = reserve(queue, n, deadline, platform, mine);
   if (outcome != Outcome::ok) return outcome;
-  detail::write_signal(queue, first, n, signal);
-  ticket = first + n;
-  return publish(queue, first, n, {}, deadline, platform);
+  detail::write_signal(queue, mine.first, n, signal);
+  ticket = mine.first + n;
+  return publish(queue, mine, {}, deadline, platform);
 }
 
 /// Writes `bytes` bytes, then changes a word of the peer: a reader of the new word sees the bytes.
@@ -187,15 +189,16 @@ SHOAL_HOST_DEVICE Outcome put_signal(const Queue& queue, Source source, mlx5::Me
   if (outcome != Outcome::ok) return outcome;
   const std::uint32_t data = bytes != 0 ? 1 : 0;
   const std::uint32_t n = data + detail::requests_of(queue, signal);
-  std::uint64_t first = 0;
-  outcome = reserve(queue, n, deadline, platform, first);
+  Reservation mine;
+  outcome = reserve(queue, n, deadline, platform, mine);
   if (outcome != Outcome::ok) return outcome;
+  const std::uint64_t first = mine.first;
   if (data != 0)
     detail::write_put(queue, first, source, remote, static_cast<std::uint32_t>(bytes),
                       {queue.is_signalled(0, n)});
   detail::write_signal(queue, first, n, signal);
   ticket = first + n;
-  return publish(queue, first, n, {}, deadline, platform);
+  return publish(queue, mine, {}, deadline, platform);
 }
 
 /// Adds to a word of the peer, atomic among operations of its NIC. `before` is its value before.
@@ -260,11 +263,11 @@ SHOAL_HOST_DEVICE Outcome post_each(const Group& group, const Queue& queue, cons
   const bool strict = queue.ordering == Ordering::strict;
   const std::uint32_t before = puts + (set != 0 && !strict ? 1 : 0), n = before + signals;
   Outcome outcome = Outcome::ok;
-  std::uint64_t first = 0;
-  if (is_leader) outcome = reserve(queue, n, deadline, platform, first);
+  Reservation ours;  // of the leader
+  if (is_leader) outcome = reserve(queue, n, deadline, platform, ours);
   outcome = static_cast<Outcome>(group.broadcast(static_cast<std::uint64_t>(outcome)));
   if (outcome != Outcome::ok) return outcome;
-  first = group.broadcast(first);
+  const std::uint64_t first = group.broadcast(ours.first);
   if (mine.bytes != 0)
     detail::write_put(queue, first + my_put, mine.source, mine.remote, mine.bytes,
                       {queue.is_signalled(my_put, n)});
@@ -279,7 +282,7 @@ SHOAL_HOST_DEVICE Outcome post_each(const Group& group, const Queue& queue, cons
       detail::write_add(queue, first + at, *mine.signal, mine.signal->value, flags);
   }
   group.sync();  // the leader publishes for all
-  if (is_leader) outcome = publish(queue, first, n, {}, deadline, platform);
+  if (is_leader) outcome = publish(queue, ours, {}, deadline, platform);
   ticket = first + n;
   return static_cast<Outcome>(group.broadcast(static_cast<std::uint64_t>(outcome)));
 }

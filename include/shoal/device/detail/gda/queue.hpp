@@ -2,11 +2,11 @@
 // queue.hpp: a send queue of an mlx5 NIC that many threads share: warps of a GPU, or threads of a
 // processor. For host and device code; operations.hpp has the operations on top of it.
 //
-//   std::uint64_t first;                                // 1. reserve n slots
-//   if (reserve(queue, n, deadline, platform, first) != Outcome::ok) ...
-//   mlx5::write_data(queue.sends, first + i, ...);      // 2. write each request at its own index
-//   publish(queue, first, n, {}, deadline, platform);    // 3. publish, ring the doorbell if due
-//   wait(queue, first + n, deadline, platform);         // 4. until the NIC has completed them
+//   Reservation mine;                                     // 1. reserve n slots
+//   if (reserve(queue, n, deadline, platform, mine) != Outcome::ok) ...
+//   mlx5::write_data(queue.sends, mine.first + i, ...);   // 2. write each request at its own index
+//   publish(queue, mine, {}, deadline, platform);         // 3. publish, ring the doorbell if due
+//   wait(queue, mine.first + n, deadline, platform);      // 4. until the NIC has completed them
 //
 // A slot is one block of 64 bytes and every request takes one, so an index is a number of requests.
 // Counters have 64 bits and never wrap; the NIC sees 16 bits of them. At all times
@@ -23,7 +23,8 @@
 //   replace(word, seen, value)  stores if the word is `seen`, else loads it into `seen`; acquire
 //                               and release
 //   try_lock(word)              makes the word 1 if it is 0 (acquire); whether it was
-//   try_lock_early(word)        the same in any order: order_requests() and load() acquire later
+//   load_early(word), try_lock_early(word)
+//                               the same in any order: order_requests() acquires
 //   order_requests()            orders all earlier accesses, and requests that this thread has seen
 //                               as published, before what it stores later with store_ordered()
 //                               or store_record()
@@ -246,21 +247,37 @@ SHOAL_HOST_DEVICE inline Failure failure_of_wait(const Queue& queue, Outcome out
   return failure;
 }
 
-/// Gives the calling thread `n` slots from `first` on, at most all, when the requests that held
-/// them are complete. A deadline that passes while it waits ends the queue: others may have
-/// reserved the slots after these, so they cannot be returned.
+/// Slots of the calling thread.
+struct Reservation {
+  std::uint64_t first = 0;
+  std::uint32_t n = 0;
+  /// The queue is locked, and nothing else is to be published before these slots.
+  bool is_locked = false;
+};
+
+/// Gives the calling thread `n` slots, at most all, when the requests that held them are complete.
+/// A deadline that passes while it waits ends the queue: others may have reserved the slots after
+/// these, so they cannot be returned. After Outcome::ok, publish() has to follow.
 template <typename Platform>
 SHOAL_HOST_DEVICE Outcome reserve(const Queue& queue, std::uint32_t n, std::uint64_t deadline,
-                                  Platform& platform, std::uint64_t& first) {
+                                  Platform& platform, Reservation& mine) {
   Shared& shared = *queue.shared;
   if (n == 0 || n > queue.sends.blocks) return Outcome::refused;
   // Under way together. Slots of a queue that has ended are not missed.
   const std::uint64_t failure = platform.peek(&shared.failure);
-  first = platform.add(&shared.reserved, n);
+  const std::uint64_t first = platform.add(&shared.reserved, n);
+  bool is_locked = platform.try_lock_early(&shared.lock);
+  const std::uint64_t published = platform.load_early(&shared.published);
   const std::uint64_t completed = platform.load(&shared.completed);
-  if (failure != 0) return Outcome::failed;
   const std::uint64_t end = first + n, slots = queue.sends.blocks;
-  if (end <= completed + slots) return Outcome::ok;
+  const bool has_room = end <= completed + slots;
+  if (is_locked && (failure != 0 || !has_room || published != first)) {
+    platform.store(&shared.lock, 0);
+    is_locked = false;
+  }
+  mine = {first, n, is_locked};
+  if (failure != 0) return Outcome::failed;
+  if (has_room) return Outcome::ok;
   while (!poll(queue, end - slots, platform)) {
     // The room may be that of requests whose doorbell was left to this thread.
     if (platform.load(&shared.rung) < platform.load(&shared.published)) try_ring(queue, platform);
@@ -275,54 +292,35 @@ struct PublishOptions {
   bool ring = false;  ///< rings in any case
 };
 
-namespace detail {
-
-/// The rest of publish(), where the queue is locked and nothing else is to be published before
-/// `end`: one fence for the requests, the record and the counters.
-template <typename Platform>
-SHOAL_HOST_DEVICE void publish_locked(const Queue& queue, std::uint64_t end, Platform& platform) {
-  Shared& shared = *queue.shared;
-  platform.order_requests();
-  store_record(queue, end, platform);
-  platform.store_ordered(&shared.published, end);
-  platform.store_ordered(&shared.rung, end);
-  platform.store(&shared.lock, 0);
-}
-
-}  // namespace detail
-
-/// Publishes `n` requests written from `first` on, after all that were reserved earlier. Rings the
+/// Publishes the requests of a reservation, after all that were reserved earlier. Rings the
 /// doorbell when no other thread has reserved slots after them, when a batch is full, or when
 /// `options` say so. Fails where the queue has ended; ends the queue where a wait of its own fails.
 template <typename Platform>
-SHOAL_HOST_DEVICE Outcome publish(const Queue& queue, std::uint64_t first, std::uint32_t n,
+SHOAL_HOST_DEVICE Outcome publish(const Queue& queue, const Reservation& mine,
                                   PublishOptions options, std::uint64_t deadline,
                                   Platform& platform) {
   Shared& shared = *queue.shared;
-  const std::uint64_t end = first + n;
-  const auto is_due = [&](std::uint64_t reserved) {
-    return options.ring || reserved == end || first / queue.batch != end / queue.batch;
-  };
-  // All three are under way together. A thread that reserves slots after this load rings as well,
-  // or leaves it to a later one.
-  std::uint64_t reserved = platform.peek(&shared.reserved);
-  const bool is_locked = platform.try_lock_early(&shared.lock);
-  std::uint64_t published = platform.load(&shared.published);
-  if (is_locked && published == first && is_due(reserved)) {
-    detail::publish_locked(queue, end, platform);
+  const std::uint64_t first = mine.first, end = first + mine.n;
+  if (mine.is_locked) {  // one fence for the requests, the record and the counters
+    platform.order_requests();
+    detail::store_record(queue, end, platform);
+    platform.store_ordered(&shared.published, end);
+    platform.store_ordered(&shared.rung, end);
+    platform.store(&shared.lock, 0);
     return Outcome::ok;
   }
-  if (is_locked) platform.store(&shared.lock, 0);
-  while (published != first) {
+  // A thread that reserves slots after this load rings as well, or leaves it to a later one.
+  std::uint64_t reserved = platform.peek(&shared.reserved);
+  while (platform.load(&shared.published) != first) {
     const Outcome outcome = check(queue, deadline, platform);
     if (outcome != Outcome::ok) return abandon(queue, outcome, Step::order, first, platform);
     platform.pause();
     reserved = platform.peek(&shared.reserved);
-    published = platform.load(&shared.published);
   }
   platform.order_requests();
   platform.store_ordered(&shared.published, end);
-  if (!is_due(reserved)) return Outcome::ok;
+  const bool is_last = reserved == end;
+  if (!options.ring && !is_last && first / queue.batch == end / queue.batch) return Outcome::ok;
   while (!try_ring(queue, platform, end)) {
     if (platform.load(&shared.rung) >= end) break;
     const Outcome outcome = check(queue, deadline, platform);
