@@ -10,13 +10,6 @@
 /// A function that is called at few places and seldom: it must not take room in the code of others.
 #define SHOAL_RARE __attribute__((noinline))
 
-/// In front of a loop whose body is long: the dispatcher waits for instructions most of all.
-#ifdef __CUDA_ARCH__
-#define SHOAL_ROLLED _Pragma("unroll 1")
-#else
-#define SHOAL_ROLLED
-#endif
-
 namespace shoal::emulator::gpu {
 
 /// Number of the lowest bit of `bits`, which is not 0.

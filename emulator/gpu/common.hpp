@@ -127,7 +127,7 @@ class Link {
   /// link. By one lane.
   SHOAL_HOST_DEVICE std::uint64_t take(std::uint64_t bytes, std::uint64_t now) const {
     if (common_.timing.byte_cost == 0) return 0;
-    // Where the exchange fails, another dispatcher has seen the same.
+    // Where the exchange fails, the next call makes up for it.
     std::uint64_t free = platform_.load_shared(&common_.free_at);
     if (free < earliest(now)) (void)platform_.replace_shared(&common_.free_at, free, earliest(now));
     return platform_.add_shared(&common_.free_at, bytes * common_.timing.byte_cost);

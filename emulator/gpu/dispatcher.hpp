@@ -38,6 +38,7 @@ namespace shoal::emulator::gpu {
 
 /// What a dispatcher keeps, in memory of its own.
 struct Scratch {
+  std::uint64_t n_pairs = 0;  ///< known to it
   JobScratch jobs;
   KeyCache keys;
 };
@@ -61,13 +62,13 @@ class Dispatcher {
         pairs_(pairs),
         platform_(platform),
         jobs_(state, own_keys_, common, scratch.jobs, platform) {
-    const auto known = static_cast<std::uint32_t>(common.n_pairs);
-    if (state.resumes != 0) {
-      move(state_.saved + sizeof(Common) + index_ * sizeof(Scratch), &scratch_, sizeof(Scratch));
-      take_pairs(known, true);
-    } else {
+    if (state.resumes == 0) {
       platform_.one([&] { scratch_ = {}; });
-      take_pairs(known, false);
+      const auto n = platform_.ask([&] { return platform_.load_shared(&common_.n_pairs); });
+      take_pairs(static_cast<std::uint32_t>(n), false);
+    } else {  // those that have come since are not saved
+      move(state_.saved + sizeof(Common) + index_ * sizeof(Scratch), &scratch_, sizeof(Scratch));
+      take_pairs(static_cast<std::uint32_t>(scratch_.n_pairs), true);
     }
   }
 
@@ -82,20 +83,19 @@ class Dispatcher {
     std::uint32_t busy = look_from(0);
     now_ = platform_.ask([&] { return time; });
     if (!may_go_on()) return false;
-    SHOAL_ROLLED
     for (std::uint32_t base = 0; base < n_pairs_; base += kLanes) {
       if (base != 0) busy = look_from(base);
       if (scratch_.keys.seen_changes != scratch_.keys.changes) forget_keys();
-      SHOAL_ROLLED
       for (; busy != 0; busy &= busy - 1) serve(base + lowest(busy));
     }
     return true;
   }
 
   /// After the last step. When all dispatchers have closed, workers end after the last job. At the
-  /// end of a slice, saves what the next dispatcher goes on with.
+  /// end of a slice, saves what the next dispatcher goes on with. Where the NIC had stopped before,
+  /// what was restored may be older than the reports.
   SHOAL_HOST_DEVICE void close() {
-    platform_.lanes(n_pairs_, [&](std::uint32_t i) {
+    platform_.lanes(has_served_ ? n_pairs_ : 0, [&](std::uint32_t i) {
       if (is_mine(i)) reports_[i] = pairs_[i].report;
     });
     const bool ends_slice = platform_.ask([&] { return platform_.load_shared(&common_.ending); }) ==
@@ -158,6 +158,7 @@ class Dispatcher {
       for (std::uint32_t i = n_pairs_; i < n; ++i)
         if (is_mine(i)) move(saved_pair(i), &pairs_[i], sizeof(Pair));
     n_pairs_ = n;
+    platform_.one([&] { scratch_.n_pairs = n; });
   }
 
   SHOAL_HOST_DEVICE bool may_go_on() {
@@ -168,6 +169,7 @@ class Dispatcher {
              platform_.load_shared(&common_.n_pairs);
     });
     if (asked >> kEndingShift != 0) return false;
+    has_served_ = true;
     const auto n = static_cast<std::uint32_t>(asked);
     if (n != n_pairs_) take_pairs(n, false);
     return true;
@@ -219,7 +221,6 @@ class Dispatcher {
     std::uint64_t* const counters = counters_ + std::size_t{number} * kWindow;
     const std::uint32_t jobs_before = pair.jobs;
     bool any = false;
-    SHOAL_ROLLED
     for (int turn = 0; turn < 2; ++turn) {
       any |= fetch(pair);
       if (!pair.failed) any |= go_ahead(pair, number, counters);
@@ -236,7 +237,6 @@ class Dispatcher {
     bool any = false;
     if (pair.issued != pair.fetched) send(pair, number);
     moves_ = true;
-    SHOAL_ROLLED
     for (int i = 0; i < kRounds && execute(pair, counters); ++i) {
       any = true;
       read_clock();
@@ -592,6 +592,7 @@ class Dispatcher {
   Jobs<Platform> jobs_;
   std::uint64_t mine_ = 0;  ///< its queue pairs
   std::uint32_t n_pairs_ = 0;
+  bool has_served_ = false;
   std::uint64_t now_ = 0;
   bool moves_ = true;  ///< the queue pair that is served may have requests that are moved by jobs
 };

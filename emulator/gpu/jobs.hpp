@@ -50,7 +50,6 @@ class Jobs {
   SHOAL_HOST_DEVICE std::uint32_t hand_out(Pair& pair, std::uint32_t wanted,
                                            std::uint64_t* counters, std::uint64_t now) {
     constexpr std::uint32_t kMostOfATurn = 128;
-    SHOAL_ROLLED
     for (std::uint32_t given = 0; wanted != 0 && given < kMostOfATurn;) {
       if (link_.is_booked(now)) break;
       const std::uint32_t room = numbers_.claim(room_of(pair));

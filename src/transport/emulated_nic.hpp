@@ -32,7 +32,7 @@ struct EmulatedNicModule {
   std::unique_ptr<DeviceQueues> (*make)(const EmulatedNicContext& context);
 };
 
-/// Starts the NIC, with SHOAL_GDA_QUEUE_PAIRS queue pairs for each heap but this PE's own. The
+/// Starts the NIC, with queue pairs for each heap but this PE's own (kernel_queue_pairs.hpp). The
 /// destructor stops it, and waits until the NICs of other PEs of this process on the same GPU have
 /// stopped, at most 5 s.
 ///

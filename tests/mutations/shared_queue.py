@@ -100,8 +100,8 @@ MUTATIONS = [
     (
         "a lock that was tried early stays taken",
         "queue.hpp",
-        "published != first)) {\n    platform.store(&shared.lock, 0);\n",
-        "published != first)) {\n",
+        "    platform.add(&shared.lock, ~std::uint64_t{0});\n",
+        "",
     ),
     ("published before its turn", "queue.hpp", "!has_room || published != first)", "!has_room)"),
     (

@@ -114,13 +114,15 @@ GpuNic::GpuNic(const EmulatedNicContext& context)
                       (context.heaps[me] != nullptr ? 1 : 0);
   const std::int64_t each = queue_pairs_for_kernels(
       context.settings, emu::kMostPairs / std::max<std::int64_t>(others, 1));
+  require(
+      others <= emu::kMostPairs, Code::invalid_argument,
+      "{} PEs are on other nodes; the NIC of SHOAL_GDA=emulated has {} queue pairs; allowed: as "
+      "many PEs",
+      others, emu::kMostPairs);
   require(others * each <= emu::kMostPairs, Code::invalid_argument,
           "SHOAL_GDA_QUEUE_PAIRS is {} for {} PEs on other nodes; the NIC of SHOAL_GDA=emulated "
-          "has {} queue pairs; allowed: {}",
-          each, others, emu::kMostPairs,
-          others > emu::kMostPairs
-              ? std::string("fewer PEs")
-              : fmt::format("1 to {}", emu::kMostPairs / std::max<std::int64_t>(others, 1)));
+          "has {} queue pairs; allowed: 0 to {}",
+          each, others, emu::kMostPairs, emu::kMostPairs / std::max<std::int64_t>(others, 1));
   emu::Environment environment = emu::read_environment();
   environment.nic.device = device_;
   environment.nic.lifetime = kLifetime;

@@ -19,12 +19,14 @@ namespace {
 constexpr int kPollsBeforeSleep = 64;
 constexpr std::chrono::nanoseconds kSleepStep{1'000}, kLongestSleep{50'000};
 /// While callers poll. A rest is about as long as they have polled so far: at most kLongRest, or
-/// where timers are slow (nap.hpp), kRestShare times the cost of a nap up to kLongestRest. While
-/// they go on, rests grow to kGrowth times as much, but not beyond a kPolledShare-th of that time.
+/// where timers are slow (nap.hpp), kRestShare times the cost of a nap up to kSlowRest. While they
+/// go on, rests grow to kGrowth times as much, but not beyond a kPolledShare-th of that time. A
+/// caller that has polled less than once in kPollPause computes between its polls.
 ///
 /// A nap on the core of a polling caller delays it by about twice its cost, and a round trip waits
 /// for those of both PEs: naps of 12 us every 500 us made an atomic over TCP 6 % longer.
-constexpr std::chrono::nanoseconds kShortRest{20'000}, kLongRest{160'000}, kLongestRest{2'000'000};
+constexpr std::chrono::nanoseconds kShortRest{20'000}, kLongRest{160'000}, kSlowRest{2'000'000},
+    kPollPause{100'000};
 constexpr int kRestShare = 160, kGrowth = 5, kPolledShare = 16;
 /// The default of 50 us would double the sleeps.
 constexpr unsigned long kTimerSlackNs = 1'000;
@@ -32,7 +34,7 @@ constexpr unsigned long kTimerSlackNs = 1'000;
 /// `polled`: how long callers have polled without a pause of a whole rest.
 std::chrono::nanoseconds longest_rest(std::chrono::nanoseconds polled) {
   const std::chrono::nanoseconds cost(nap_cost().load(std::memory_order_relaxed));
-  const auto longest = std::clamp(kRestShare * cost, kLongRest, kLongestRest);
+  const auto longest = std::clamp(kRestShare * cost, kLongRest, kSlowRest);
   return std::clamp(polled / kPolledShare, longest, kGrowth * longest);
 }
 
@@ -74,10 +76,11 @@ void ProgressThread::run() {
     // A caller that polls, holds the lock or waits for it makes better use of the core.
     if (const std::uint32_t now = engine_.caller_polls();
         wait_ != ProgressWait::spin && (now != caller_polls || engine_.lock().busy())) {
+      const bool polls_on = (now - caller_polls) * kPollPause >= rest || engine_.lock().busy();
       caller_polls = now;
+      polled = polls_on ? polled + rest : std::chrono::nanoseconds{0};
+      rest = polls_on ? std::min(2 * rest, longest_rest(polled)) : kShortRest;
       nap(rest);
-      polled += rest;
-      rest = std::min(2 * rest, longest_rest(polled));
       continue;
     }
     rest = kShortRest;

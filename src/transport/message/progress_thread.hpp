@@ -15,7 +15,7 @@ class ProgressThread {
  public:
   /// `name`: of the thread, at most 15 characters. `core`: the core to bind to; negative: any.
   ProgressThread(Engine& engine, const std::string& name, std::int64_t core);
-  /// Ends the thread; takes as long as one poll.
+  /// Ends the thread; takes as long as one poll, or as a rest, up to 10 ms.
   ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;

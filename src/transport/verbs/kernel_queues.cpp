@@ -37,8 +37,9 @@ KernelQueues::KernelQueues(const Options& options)
             "kernels cannot drive the queues of libibverbs; SHOAL_VERBS_INTERFACE is {}, allowed "
             "with SHOAL_GDA: devx",
             options.settings.verbs_interface);
-    create(options);
-    each_ = queue_pairs_of(options);
+    const std::size_t each = queue_pairs_of(options);
+    create(options, each);
+    each_ = each;
   } catch (const Error& error) {
     if (required_) throw;
     obstacle_ = error.reason();
@@ -47,8 +48,7 @@ KernelQueues::KernelQueues(const Options& options)
   }
 }
 
-void KernelQueues::create(const Options& options) {
-  const std::size_t each = queue_pairs_of(options);
+void KernelQueues::create(const Options& options, std::size_t each) {
   QueueLimits limits = options.limits;
   limits.inline_bytes = kInlineBytes;
   const std::uint32_t slots = devx::ring_blocks(*port_.devx(), limits);

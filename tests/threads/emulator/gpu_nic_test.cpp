@@ -324,6 +324,31 @@ TEST(GpuNicRate, MessagesTakeTheirTimeOnTheLink) {
   }
 }
 
+// Also at the end of a slice, when some dispatchers know them and others do not.
+TEST(GpuNicPairs, MayComeBetweenSlices) {
+  for (std::uint64_t seed = 0; seed < shoal::test::rounds<std::uint64_t>(60, 10); ++seed) {
+    constexpr std::size_t kPairs = 6;
+    GpuShape shape{.dispatchers = 3};
+    shape.timing.slice = 150'000;
+    GpuNics nics(shape, kPairs);
+    nics.a.announce(1);
+    RandomSteps steps(nics, seed);
+    RandomClient client(steps);
+    for (std::size_t pairs = 1; pairs <= kPairs; ++pairs) {
+      nics.a.announce(pairs);
+      std::uint64_t ticket = 0;
+      const gda::Queue queue = nics.a.queue(pairs - 1);
+      ASSERT_EQ(gda::signal(queue, {nics.a.at_peer(0), 1}, ~0ULL, client, ticket),
+                gda::Outcome::ok);
+      ASSERT_EQ(gda::wait(queue, ticket, ~0ULL, client), gda::Outcome::ok);
+      const std::uint64_t until = steps.clock + (seed * 7 + pairs) * 10'000 % 160'000;
+      steps.run_until([&] { return steps.clock >= until; });
+    }
+    EXPECT_EQ(nics.b.word(0), kPairs) << seed;
+    EXPECT_GT(steps.slices, 0);
+  }
+}
+
 TEST(GpuNicPairs, MayComeWhileTheNicRuns) {
   GpuNics nics({.dispatchers = 2}, 3);
   nics.a.announce(1);

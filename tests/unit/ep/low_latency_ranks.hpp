@@ -255,7 +255,7 @@ class Ranks {
       if (sums_between_nodes(rank, combines[me(rank)], travelled))
         launch_low_latency_forward_weights(
             {rank.group, sizes(), rank.remote, rank.handle(), rank.weights.data(), tokens(rank)},
-            nullptr);
+            limits_, nullptr);
     deliver();
     for (Rank& rank : ranks_) {
       send_combine(rank, combines[me(rank)], travelled);
@@ -325,7 +325,7 @@ class Ranks {
       launch_low_latency_forward_dispatch(
           {rank.group, sizes(), rank.remote, call.tokens, row_bytes(),
            quantize_ == Quantize::none ? 0U : 1U, travelled ? 1U : 0U, call.flags},
-          nullptr);
+          limits_, nullptr);
   }
 
   void receive_dispatch(Rank& rank, bool travelled) {
@@ -363,11 +363,12 @@ class Ranks {
   }
   void wait_arrival(Rank& rank, Arrival what) {
     if (rank.remote.count == 0) return;
-    launch_low_latency_wait_arrival({rank.group, rank.remote, what, rank.waits.data()}, nullptr);
+    launch_low_latency_wait_arrival({rank.group, rank.remote, what, rank.waits.data()}, limits_,
+                                    nullptr);
   }
   void forward_signals(Rank& rank) {
     if (rank.remote.count > 0)
-      launch_low_latency_forward_signals({rank.group, rank.remote}, nullptr);
+      launch_low_latency_forward_signals({rank.group, rank.remote}, limits_, nullptr);
   }
 
   /// Every row has the bytes of its token, and its weights.
@@ -456,7 +457,7 @@ class Ranks {
       launch_low_latency_forward_combine(
           {rank.group, sizes(), rank.remote, rank.handle(),
            unsummed ? CombineRowForm::rows : call.form, call.flags, unsummed ? call.tokens : 0},
-          nullptr);
+          limits_, nullptr);
   }
 
   void receive_combine(Rank& rank, const Combine& combine, bool travelled) {

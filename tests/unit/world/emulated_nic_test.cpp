@@ -56,7 +56,7 @@ TEST(EmulatedNic, HasSoManyQueuePairs) {
   settings.gda_queue_pairs = 32;
   expect_error(Code::invalid_argument,
                "SHOAL_GDA_QUEUE_PAIRS is 32 for 3 PEs on other nodes; the NIC of "
-               "SHOAL_GDA=emulated has 64 queue pairs; allowed: 1 to 21",
+               "SHOAL_GDA=emulated has 64 queue pairs; allowed: 0 to 21",
                [&] { open(4, settings); });
 }
 

@@ -114,7 +114,7 @@ __device__ inline bool post_each_to_nic(const World& world, const void* target, 
     if (!fits) report_unreached(world, target, bytes, pe);
     return false;
   }
-  if (route == nullptr) return true;  // nothing to send
+  if (route == nullptr || route->n_queues == 0) return true;  // nothing to send
   const gda::Queue& queue = route->queues[spread_of_block() % route->n_queues];
   std::uint32_t others = 0;  // puts that take more than one request
   warp.count_before(bytes > queue.largest_message || queue.sends.blocks <= 2 * warp.size(), others);

@@ -25,7 +25,8 @@ void LowLatency::connect(const RemoteRanks& remote) {
 
 void LowLatency::wait_arrival(Arrival what, std::uint64_t* longest_wait, cudaStream_t on) const {
   if (parts_->remote.count == 0) return;
-  launch_low_latency_wait_arrival({parts_->device(), parts_->remote, what, longest_wait}, on);
+  launch_low_latency_wait_arrival({parts_->device(), parts_->remote, what, longest_wait},
+                                  parts_->limits, on);
 }
 
 void LowLatency::forward(const LowLatencyDispatchSend& sent, cudaStream_t on) const {
@@ -34,7 +35,7 @@ void LowLatency::forward(const LowLatencyDispatchSend& sent, cudaStream_t on) co
       {sent.group, sent.sizes, parts_->remote, sent.tokens, row_bytes(sent),
        sent.quantize == static_cast<std::uint32_t>(Quantize::none) ? 0U : 1U,
        sent.weights != nullptr ? 1U : 0U, sent.flags},
-      on);
+      parts_->limits, on);
 }
 
 void LowLatency::prepare_sums(LowLatencyCombineSend& send, bool deferred, cudaStream_t on) const {
@@ -45,7 +46,8 @@ void LowLatency::prepare_sums(LowLatencyCombineSend& send, bool deferred, cudaSt
   send.unsummed = deferred || group_.device.mask_failed != 0 ? 1 : 0;
   if (send.unsummed != 0) return;
   launch_low_latency_forward_weights(
-      {send.group, send.sizes, parts_->remote, send.handle, send.weights, send.tokens}, on);
+      {send.group, send.sizes, parts_->remote, send.handle, send.weights, send.tokens},
+      parts_->limits, on);
   wait_arrival(Arrival::combine_weights, send.longest_wait, on);
 }
 
@@ -55,12 +57,12 @@ void LowLatency::forward(const LowLatencyCombineSend& sent, cudaStream_t on) con
   launch_low_latency_forward_combine(
       {sent.group, sent.sizes, parts_->remote, sent.handle,
        unsummed ? CombineRowForm::rows : sent.form, sent.flags, unsummed ? sent.tokens : 0},
-      on);
+      parts_->limits, on);
 }
 
 void LowLatency::forward_signals(cudaStream_t on) const {
   if (parts_->remote.count == 0) return;
-  launch_low_latency_forward_signals({parts_->device(), parts_->remote}, on);
+  launch_low_latency_forward_signals({parts_->device(), parts_->remote}, parts_->limits, on);
 }
 
 }  // namespace shoal::ep::cuda

@@ -72,11 +72,15 @@ struct LowLatencyWaitArrival {
 };
 
 void launch_low_latency_forward_dispatch(const LowLatencyForwardDispatch& call,
-                                         cudaStream_t stream);
-void launch_low_latency_forward_combine(const LowLatencyForwardCombine& call, cudaStream_t stream);
-void launch_low_latency_forward_weights(const LowLatencyForwardWeights& call, cudaStream_t stream);
-void launch_low_latency_forward_signals(const LowLatencyForwardSignals& call, cudaStream_t stream);
-void launch_low_latency_wait_arrival(const LowLatencyWaitArrival& call, cudaStream_t stream);
+                                         const LowLatencyLimits& limits, cudaStream_t stream);
+void launch_low_latency_forward_combine(const LowLatencyForwardCombine& call,
+                                        const LowLatencyLimits& limits, cudaStream_t stream);
+void launch_low_latency_forward_weights(const LowLatencyForwardWeights& call,
+                                        const LowLatencyLimits& limits, cudaStream_t stream);
+void launch_low_latency_forward_signals(const LowLatencyForwardSignals& call,
+                                        const LowLatencyLimits& limits, cudaStream_t stream);
+void launch_low_latency_wait_arrival(const LowLatencyWaitArrival& call,
+                                     const LowLatencyLimits& limits, cudaStream_t stream);
 void load_low_latency_forward();
 void load_low_latency_wait_arrival();
 

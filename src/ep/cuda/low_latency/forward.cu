@@ -25,7 +25,6 @@ namespace shoal::ep::cuda {
 namespace {
 
 constexpr std::uint32_t kThreads = 256;
-static_assert(kThreads >= kMaxDeviceRanks);
 
 /// After a failure of the network towards a rank. The other ranks learn of it from the signals that
 /// follow.
@@ -355,55 +354,59 @@ namespace low_latency {
 template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_dispatch_kernel(const __grid_constant__ LowLatencyForwardDispatch call) {
+  begin_kernel();
   forward_dispatch<Network>(call);
 }
 template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_combine_kernel(const __grid_constant__ LowLatencyForwardCombine call) {
+  begin_kernel();
   forward_combine<Network>(call);
 }
 template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_weights_kernel(const __grid_constant__ LowLatencyForwardWeights call) {
+  begin_kernel();
   forward_weights<Network>(call);
 }
 template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_signals_kernel(const __grid_constant__ LowLatencyForwardSignals call) {
+  begin_kernel();
   forward_signals<Network>(call);
 }
 
 }  // namespace low_latency
 
-/// Not set up before the kernel in front has ended.
-constexpr LowLatencyLimits kInOrder{0, 0, false};
-
 /// Launches the kernel of the group's path.
 template <typename Call>
 void launch_on(void (*by_proxy)(Call), void (*by_nic)(Call), const Call& call,
-               cudaStream_t stream) {
-  launch(call.remote.path == NetworkPath::nic ? by_nic : by_proxy, 1, kThreads, 0, call, kInOrder,
+               const LowLatencyLimits& limits, cudaStream_t stream) {
+  launch(call.remote.path == NetworkPath::nic ? by_nic : by_proxy, 1, kThreads, 0, call, limits,
          stream);
 }
 
 }  // namespace
 
 void launch_low_latency_forward_dispatch(const LowLatencyForwardDispatch& call,
-                                         cudaStream_t stream) {
+                                         const LowLatencyLimits& limits, cudaStream_t stream) {
   launch_on(low_latency::forward_dispatch_kernel<ByProxy>,
-            low_latency::forward_dispatch_kernel<ByNic>, call, stream);
+            low_latency::forward_dispatch_kernel<ByNic>, call, limits, stream);
 }
-void launch_low_latency_forward_combine(const LowLatencyForwardCombine& call, cudaStream_t stream) {
+void launch_low_latency_forward_combine(const LowLatencyForwardCombine& call,
+                                        const LowLatencyLimits& limits, cudaStream_t stream) {
   launch_on(low_latency::forward_combine_kernel<ByProxy>,
-            low_latency::forward_combine_kernel<ByNic>, call, stream);
+            low_latency::forward_combine_kernel<ByNic>, call, limits, stream);
 }
-void launch_low_latency_forward_weights(const LowLatencyForwardWeights& call, cudaStream_t stream) {
+void launch_low_latency_forward_weights(const LowLatencyForwardWeights& call,
+                                        const LowLatencyLimits& limits, cudaStream_t stream) {
   launch_on(low_latency::forward_weights_kernel<ByProxy>,
-            low_latency::forward_weights_kernel<ByNic>, call, stream);
+            low_latency::forward_weights_kernel<ByNic>, call, limits, stream);
 }
-void launch_low_latency_forward_signals(const LowLatencyForwardSignals& call, cudaStream_t stream) {
+void launch_low_latency_forward_signals(const LowLatencyForwardSignals& call,
+                                        const LowLatencyLimits& limits, cudaStream_t stream) {
   launch_on(low_latency::forward_signals_kernel<ByProxy>,
-            low_latency::forward_signals_kernel<ByNic>, call, stream);
+            low_latency::forward_signals_kernel<ByNic>, call, limits, stream);
 }
 
 void load_low_latency_forward() {

@@ -111,6 +111,7 @@ namespace low_latency {
 template <class Network>
 __global__ void __launch_bounds__(kThreads, 1)
     wait_arrival_kernel(const __grid_constant__ LowLatencyWaitArrival call) {
+  begin_kernel();
   __shared__ std::uint32_t waiting;
   const DeviceGroup& group = call.group;
   const auto me = static_cast<std::int32_t>(threadIdx.x);
@@ -144,10 +145,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace low_latency
 }  // namespace
 
-void launch_low_latency_wait_arrival(const LowLatencyWaitArrival& call, cudaStream_t stream) {
+void launch_low_latency_wait_arrival(const LowLatencyWaitArrival& call,
+                                     const LowLatencyLimits& limits, cudaStream_t stream) {
   launch(call.remote.path == NetworkPath::nic ? low_latency::wait_arrival_kernel<ByNic>
                                               : low_latency::wait_arrival_kernel<ByProxy>,
-         1, kThreads, 0, call, LowLatencyLimits{0, 0, false}, stream);
+         1, kThreads, 0, call, limits, stream);
 }
 
 void load_low_latency_wait_arrival() {

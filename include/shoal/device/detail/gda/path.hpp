@@ -155,7 +155,7 @@ SHOAL_HOST_DEVICE Ending start_put(const Routes& routes, const Route& route, std
 
 /// The puts of all lanes of a group, except those of 0 bytes, and then the flags that are not
 /// nullptr, with one doorbell (post_each()). All lanes call, for one PE, and get the same result.
-/// `bytes` is at most the largest message of the queue.
+/// `bytes` is at most the largest message of the queue, which has slots for all and one more.
 template <typename Group, typename Platform>
 SHOAL_HOST_DEVICE Ending start_each(const Group& group, const Routes& routes, const Route& route,
                                     std::uint32_t spread, const Transfer& transfer,

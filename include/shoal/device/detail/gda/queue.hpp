@@ -9,8 +9,10 @@
 //   wait(queue, mine.first + n, deadline, platform);      // 4. until the NIC has completed them
 //
 // A slot is one block of 64 bytes and every request takes one, so an index is a number of requests.
-// Counters have 64 bits and never wrap; the NIC sees 16 bits of them. At all times
-//   completed <= rung <= published <= reserved,   and written requests - completed <= slots.
+// Counters have 64 bits and never wrap; the NIC sees 16 bits of them. They follow
+//   completed <= rung <= published <= reserved,   and written requests - completed <= slots,
+// except that a thread which keeps the lock stores the record first: until it has stored the
+// counters, `completed` and `rung` may be ahead of `published`.
 //
 // A Platform is a Bus (../mlx5/work_queue.hpp) plus access to the words that threads share
 // (host_platform.hpp, cuda_platform.cuh):
@@ -48,7 +50,7 @@ struct alignas(64) Shared {
   std::uint64_t published = 0;  ///< requests that are written, without a gap
   std::uint64_t rung = 0;       ///< requests that a doorbell covers
   std::uint64_t completed = 0;  ///< requests known to be complete
-  std::uint64_t lock = 0;       ///< 1: a thread stores record and doorbell
+  std::uint64_t lock = 0;       ///< 1: a thread stores record and doorbell, or is going to
   std::uint64_t failure = 0;    ///< encode(Failure); not 0: the queue has ended
 };
 
@@ -272,7 +274,8 @@ SHOAL_HOST_DEVICE Outcome reserve(const Queue& queue, std::uint32_t n, std::uint
   const std::uint64_t end = first + n, slots = queue.sends.blocks;
   const bool has_room = end <= completed + slots;
   if (is_locked && (failure != 0 || !has_room || published != first)) {
-    platform.store(&shared.lock, 0);
+    // Not a store: what the last holder has released is still released to the next one.
+    platform.add(&shared.lock, ~std::uint64_t{0});
     is_locked = false;
   }
   mine = {first, n, is_locked};
@@ -293,8 +296,9 @@ struct PublishOptions {
 };
 
 /// Publishes the requests of a reservation, after all that were reserved earlier. Rings the
-/// doorbell when no other thread has reserved slots after them, when a batch is full, or when
-/// `options` say so. Fails where the queue has ended; ends the queue where a wait of its own fails.
+/// doorbell if it has kept the lock; else when no other thread has reserved slots after them, when
+/// a batch is full, or when `options` say so. Where it has to wait, it fails if the queue has
+/// ended, and ends the queue if the wait fails.
 template <typename Platform>
 SHOAL_HOST_DEVICE Outcome publish(const Queue& queue, const Reservation& mine,
                                   PublishOptions options, std::uint64_t deadline,
