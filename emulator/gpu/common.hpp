@@ -6,7 +6,7 @@
 // it has found.
 //
 // Code that one lane executes has no loops: on a GPU the lanes of a warp stay apart after a loop of
-// one of them, and whatever all lanes do together then takes ten times as long.
+// one of them, and whatever all lanes do together then takes about three times as long.
 #pragma once
 
 #include "gpu/bits.hpp"
