@@ -36,12 +36,7 @@ MUTATIONS = [
         "while (platform.load(&shared.published) != first) {",
         "while (platform.load(&shared.published) > first) {",
     ),
-    (
-        "no wait for room",
-        "queue.hpp",
-        "if (has_room) return Outcome::ok;",
-        "return Outcome::ok;",
-    ),
+    ("no wait for room", "queue.hpp", "if (has_room) return Outcome::ok;", "return Outcome::ok;"),
     (
         "room for one request too many",
         "queue.hpp",
