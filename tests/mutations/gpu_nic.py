@@ -112,6 +112,12 @@ MUTATIONS = [
         "% count_ < count_;",
     ),
     (
+        "queue pairs that no dispatcher has saved are restored",
+        "dispatcher.hpp",
+        "static_cast<std::uint32_t>(scratch_.n_pairs), true)",
+        "static_cast<std::uint32_t>(common_.n_pairs), true)",
+    ),
+    (
         "the first dispatcher that closes ends the workers",
         "dispatcher.hpp",
         "if (platform_.add_shared(&common_.open, ~std::uint64_t{0}) != 1) return;",

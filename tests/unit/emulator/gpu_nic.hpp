@@ -150,10 +150,11 @@ class GpuEnd {
   void go_on(std::uint64_t& clock) {
     for (bool is_open = true; is_open; clock += 100) {  // they may wait for each other
       is_open = false;
-      for (auto& worker : workers) is_open |= worker.step() != gpu::WorkerState::closed;
+      for (std::size_t i = 0; i < workers.size(); ++i) is_open |= step_worker(i);
     }
     dispatchers.clear();
     workers.clear();
+    has_ended_.clear();
     const auto forget = [](auto& object, std::size_t count) {
       std::memset(static_cast<void*>(&object), 0xa5, count * sizeof object);
     };
@@ -162,6 +163,13 @@ class GpuEnd {
     forget(pairs_[0], pairs_.size());
     gpu::resume(state_);
     start(platform_);
+  }
+
+  /// One step of a worker that has not ended. Whether it goes on.
+  bool step_worker(std::size_t i) {
+    has_ended_.resize(workers.size());
+    if (!has_ended_[i]) has_ended_[i] = workers[i].step() == gpu::WorkerState::closed;
+    return !has_ended_[i];
   }
 
   static std::uint32_t number(std::size_t i) { return static_cast<std::uint32_t>(100 + i); }
@@ -265,6 +273,7 @@ class GpuEnd {
   gpu::NicState state_;
   std::vector<gpu::Scratch> scratch_;
   std::vector<gpu::Pair> pairs_;
+  std::vector<bool> has_ended_;  ///< by worker
   EnginePlatform platform_;
 };
 
@@ -325,7 +334,7 @@ class RandomSteps {
     if (in_worker_) return;
     in_worker_ = true;
     GpuEnd& end = draw_end();
-    end.workers[random_() % end.workers.size()].step();
+    end.step_worker(random_() % end.workers.size());
     in_worker_ = false;
   }
 
@@ -349,6 +358,7 @@ class RandomSteps {
       return;
     }
     ++slices;
+    EXPECT_EQ(nics_.a.control.slices + nics_.b.control.slices, static_cast<std::uint64_t>(slices));
     in_worker_ = true;  // hooks of these steps run no others
     end.go_on(clock);
     in_worker_ = false;
