@@ -23,8 +23,10 @@ namespace nb = nanobind;
 
 using Overrides = std::map<std::string, std::string>;  // by name of the environment variable
 
-/// A key of the dict that is no setting: whether NVSHMEM_* variables count. Default: True.
+// Keys of the dict that are no settings: whether NVSHMEM_* variables count (default: True), and
+// whether variables of DeepEP without an effect are logged (default: False).
 constexpr const char* kNvshmemVariables = "nvshmem_variables";
+constexpr const char* kDeepEpVariables = "deep_ep_variables";
 
 std::string upper(std::string_view text) {
   std::string result(text);
@@ -100,16 +102,15 @@ Overrides overrides_from(const nb::dict& given) {
   Overrides overrides;
   for (const auto& [key, value] : given) {
     const auto field = argument<std::string>("settings", "key", key);
-    if (field == kNvshmemVariables) continue;
+    if (field == kNvshmemVariables || field == kDeepEpVariables) continue;
     const SettingInfo& info = setting_of(field);
     if (!value.is_none()) overrides[std::string(info.name)] = text_of(info, field, value);
   }
   return overrides;
 }
 
-bool reads_nvshmem_variables(const nb::dict& given) {
-  return !given.contains(kNvshmemVariables) ||
-         argument<bool>("settings", kNvshmemVariables, given[kNvshmemVariables]);
+bool flag(const nb::dict& given, const char* key, bool otherwise) {
+  return given.contains(key) ? argument<bool>("settings", key, given[key]) : otherwise;
 }
 
 bool is_of_nvshmem(const std::string& name) {
@@ -121,15 +122,18 @@ bool is_of_nvshmem(const std::string& name) {
 Settings settings_from(nb::handle argument) {
   const nb::dict given = dict_from(argument);
   const Overrides overrides = overrides_from(given);
-  const bool nvshmem = reads_nvshmem_variables(given);
+  const bool nvshmem = flag(given, kNvshmemVariables, true);
+  const bool deep_ep = flag(given, kDeepEpVariables, false);
   Settings settings = Settings::from([&](const std::string& name) -> std::optional<std::string> {
     if (const auto found = overrides.find(name); found != overrides.end()) return found->second;
     const char* const value = nvshmem || !is_of_nvshmem(name) ? std::getenv(name.c_str()) : nullptr;
     return value == nullptr ? std::nullopt : std::optional<std::string>(value);
   });
   std::vector<EnvironmentVariable> variables = inspect_environment();
-  if (!nvshmem)
-    std::erase_if(variables, [](const auto& variable) { return is_of_nvshmem(variable.name); });
+  std::erase_if(variables, [&](const auto& variable) {
+    if (is_of_nvshmem(variable.name)) return !nvshmem;
+    return !deep_ep && !variable.name.starts_with("SHOAL_");
+  });
   settings.environment_warnings = environment_warnings(variables);
   return settings;
 }

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// environment.cpp: which SHOAL_* and NVSHMEM_* variables of a process have an effect.
+// environment.cpp: which variables of a process that are meant for Shoal, NVSHMEM or DeepEP have
+// an effect.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <utility>
 
+#include "base/deepep_variables.hpp"
 #include "base/nvshmem_variables.hpp"
 #include "shoal/settings.hpp"
 
@@ -21,12 +24,6 @@ constexpr std::string_view kOfScripts[] = {"SHOAL_BIN_DIR", "SHOAL_SANITIZER_FIL
 constexpr std::string_view kOfTests = "SHOAL_TEST_";
 /// Of the emulated NIC, which reads them itself (docs/guide/test-rdma-without-a-nic.md).
 constexpr std::string_view kOfEmulator = "SHOAL_EMULATOR_";
-
-const SettingInfo* find(std::string_view SettingInfo::* name, std::string_view value) {
-  for (const SettingInfo& info : settings_table())
-    if (info.*name == value) return &info;
-  return nullptr;
-}
 
 /// Levenshtein distance: insertions, deletions and substitutions from `a` to `b`.
 std::size_t distance(std::string_view a, std::string_view b) {
@@ -42,48 +39,89 @@ std::size_t distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-/// The setting whose name is nearest to `name`, if it is near enough to be a slip of the pen.
-std::string_view nearest_setting(std::string_view name) {
-  std::string_view nearest;
+/// Which of `names` the user of `name` may have meant: the nearest one, if it is near enough to be
+/// a slip of the pen, or one whose last words it ends with; empty: none.
+std::string nearest(std::string_view name, std::span<const std::string> names) {
+  std::string_view found;
   std::size_t least = 1 + name.size() / 4;
-  for (const SettingInfo& info : settings_table())
-    if (const std::size_t d = distance(name, info.name); d < least) {
+  for (const std::string& known : names)
+    if (const std::size_t d = distance(name, known); d < least) {
       least = d;
-      nearest = info.name;
+      found = known;
     }
-  return nearest;
+  // NVSHMEM_IBGDA_QP_DEPTH is NVSHMEM_QP_DEPTH with a word too many.
+  for (const std::string& known : names) {
+    const std::string_view last = std::string_view(known).substr(known.find('_'));
+    if (found.empty() && std::ranges::count(last, '_') > 1 && name.ends_with(last)) found = known;
+  }
+  return std::string(found);
+}
+
+std::string did_you_mean(const std::string& note, const std::string& nearest) {
+  return nearest.empty() ? note : fmt::format("{}; did you mean {}?", note, nearest);
 }
 
 EnvironmentVariable inspect_shoal(const std::string& name) {
-  if (find(&SettingInfo::name, name) != nullptr) return {name, VariableUse::used, name, ""};
+  std::vector<std::string> settings;
+  for (const SettingInfo& info : settings_table()) settings.emplace_back(info.name);
+  if (std::ranges::find(settings, name) != settings.end())
+    return {name, VariableUse::used, name, ""};
   if (name.starts_with(kOfTests) || name.starts_with(kOfEmulator) ||
       std::find(std::begin(kOfScripts), std::end(kOfScripts), name) != std::end(kOfScripts))
     return {name, VariableUse::used, "", ""};
-  const std::string_view nearest = nearest_setting(name);
+  const std::string meant = nearest(name, settings);
+  const std::string note = "Shoal has no such setting";
   return {name, VariableUse::unknown, "",
-          nearest.empty() ? "Shoal has no such setting (docs/reference/settings.md)"
-                          : fmt::format("Shoal has no such setting; did you mean {}?", nearest)};
+          meant.empty() ? note + " (docs/reference/settings.md)" : did_you_mean(note, meant)};
 }
 
-EnvironmentVariable inspect_nvshmem(const std::string& name, const Variables& variables) {
-  const SettingInfo* const info = find(&SettingInfo::alias, name);
-  if (info == nullptr && name == "NVSHMEM_BOOTSTRAP_PMI" && variables.contains("NVSHMEM_BOOTSTRAP"))
-    return {name, VariableUse::used, "SHOAL_BOOTSTRAP", ""};
-  if (info == nullptr)
-    return nvshmem::is_known(name)
-               ? EnvironmentVariable{name, VariableUse::ignored, "", "Shoal has no equivalent"}
-               : EnvironmentVariable{name, VariableUse::unknown, "", "not a variable of NVSHMEM"};
-  const std::string setting(info->name);
-  if (variables.contains(setting))
-    return {name, VariableUse::ignored, setting, fmt::format("{} is set as well", setting)};
+/// Of a variable that is an alias of the settings `rows`.
+EnvironmentVariable inspect_alias(const std::string& name, const Variables& variables,
+                                  const std::vector<const SettingInfo*>& rows) {
   const auto lookup = [&](const std::string& other) -> std::optional<std::string> {
     const auto found = variables.find(other);
     return found == variables.end() ? std::nullopt : std::optional(found->second);
   };
-  const auto translated = nvshmem::translate(*info, variables.at(name), lookup);
-  if (translated.warning.empty()) return {name, VariableUse::used, setting, ""};
-  return {name, translated.value ? VariableUse::used : VariableUse::ignored, setting,
-          fmt::format("\"{}\": {}", variables.at(name), translated.warning)};
+  EnvironmentVariable result{name, VariableUse::ignored, "", ""};
+  std::string reached, replaced;  // settings that the value sets; that another variable sets
+  for (const SettingInfo* const info : rows) {
+    const std::string setting(info->name);
+    if (variables.contains(setting)) {
+      if (replaced.empty()) replaced = setting;
+      continue;
+    }
+    const auto translated = nvshmem::translate(*info, name, variables.at(name), lookup);
+    if (translated.value) reached += (reached.empty() ? "" : ", ") + setting;
+    if (!translated.warning.empty())
+      result.note = fmt::format("\"{}\": {}", variables.at(name), translated.warning);
+  }
+  if (reached.empty() && !replaced.empty())
+    result.note = fmt::format("{} is set as well", replaced);
+  if (!reached.empty() || result.note.empty()) {
+    result.use = VariableUse::used;
+    result.setting = reached;  // none where the value stands for the default
+  } else {
+    result.setting = replaced.empty() ? std::string(rows.front()->name) : replaced;
+  }
+  return result;
+}
+
+EnvironmentVariable inspect_nvshmem(const std::string& name, const Variables& variables) {
+  std::vector<const SettingInfo*> rows;
+  for (const SettingInfo& info : settings_table())
+    if (nvshmem::is_alias(info, name)) rows.push_back(&info);
+  if (!rows.empty()) return inspect_alias(name, variables, rows);
+  EnvironmentVariable result = nvshmem::inspect_without_setting(name, variables.at(name));
+  if (result.use == VariableUse::unknown)
+    result.note = did_you_mean(result.note, nearest(name, nvshmem::known_names()));
+  return result;
+}
+
+EnvironmentVariable inspect_deep_ep(const std::string& name) {
+  EnvironmentVariable result = deep_ep::inspect(name);
+  if (result.use == VariableUse::unknown)
+    result.note = did_you_mean(result.note, nearest(name, deep_ep::known_names()));
+  return result;
 }
 
 }  // namespace
@@ -93,6 +131,7 @@ std::vector<EnvironmentVariable> inspect_environment(const Variables& variables)
   for (const auto& [name, value] : variables) {
     if (name.starts_with("SHOAL_")) result.push_back(inspect_shoal(name));
     if (name.starts_with("NVSHMEM_")) result.push_back(inspect_nvshmem(name, variables));
+    if (deep_ep::is_variable(name)) result.push_back(inspect_deep_ep(name));
   }
   return result;
 }
@@ -109,17 +148,22 @@ std::vector<EnvironmentVariable> inspect_environment() {
 }
 
 std::vector<std::string> environment_warnings(std::span<const EnvironmentVariable> variables) {
-  std::vector<std::string> warnings, without_effect;
+  std::vector<std::string> warnings, without_effect, of_deep_ep;
   for (const EnvironmentVariable& variable : variables) {
     if (variable.note.empty()) continue;
+    const bool of_nvshmem = variable.name.starts_with("NVSHMEM_");
     if (variable.use == VariableUse::ignored && variable.setting.empty())
-      without_effect.push_back(variable.name);
+      (of_nvshmem ? without_effect : of_deep_ep).push_back(variable.name);
     else
       warnings.push_back(fmt::format("{}: {}", variable.name, variable.note));
   }
   if (!without_effect.empty())
     warnings.push_back(fmt::format("set for NVSHMEM, without effect on Shoal: {}",
                                    fmt::join(without_effect, ", ")));
+  if (!of_deep_ep.empty())
+    warnings.push_back(
+        fmt::format("set for DeepEP, without effect on Shoal: {} (shoal-info --doctor has reasons)",
+                    fmt::join(of_deep_ep, ", ")));
   return warnings;
 }
 

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "base/deepep_variables.hpp"
 #include "base/nvshmem_variables.hpp"
 #include "shoal/error.hpp"
 
@@ -176,10 +177,15 @@ Settings Settings::from(
   for (const SettingInfo& info : settings_table()) {
     if (const auto text = lookup(std::string(info.name))) {
       assign(info, settings, info.name, *text);
-    } else if (const auto theirs =
-                   info.alias.empty() ? std::nullopt : lookup(std::string(info.alias))) {
-      const auto translated = nvshmem::translate(info, *theirs, lookup);
-      if (translated.value) assign(info, settings, info.alias, *translated.value);
+      continue;
+    }
+    for (const std::string_view alias : nvshmem::aliases_of(info)) {
+      const auto theirs = lookup(std::string(alias));
+      if (!theirs) continue;
+      const auto translated = nvshmem::translate(info, alias, *theirs, lookup);
+      if (!translated.value) continue;
+      assign(info, settings, alias, *translated.value);
+      break;
     }
   }
   settings.launcher = launcher_variables(lookup);
@@ -188,7 +194,10 @@ Settings Settings::from(
 
 Settings Settings::from_environment() {
   Settings settings = from(environment);
-  settings.environment_warnings = shoal::environment_warnings(inspect_environment());
+  std::vector<EnvironmentVariable> variables = inspect_environment();
+  // Other programs have variables with these prefixes, too; worlds of deep_ep name them.
+  std::erase_if(variables, [](const auto& one) { return deep_ep::is_variable(one.name); });
+  settings.environment_warnings = shoal::environment_warnings(variables);
   return settings;
 }
 

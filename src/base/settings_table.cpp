@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// settings_table.cpp: every setting, its NVSHMEM name, its limits and its meaning.
+// settings_table.cpp: every setting, its NVSHMEM names, its limits and its meaning.
 //
 // docs/reference/settings.md is generated from this table (`./run settings`).
 #include "shoal/settings.hpp"
@@ -36,7 +36,7 @@ using S = Settings;
 std::vector<SettingInfo> bootstrap_rows() {
   constexpr View scope = "bootstrap";
   return {
-      text("SHOAL_BOOTSTRAP", "NVSHMEM_BOOTSTRAP", scope, &S::bootstrap,
+      text("SHOAL_BOOTSTRAP", "NVSHMEM_BOOTSTRAP NVSHMEM_BOOTSTRAP_PMI", scope, &S::bootstrap,
            "How PEs find each other (docs/internals/bootstrap.md). uid: SHOAL_UNIQUE_ID or "
            "SHOAL_SESSION_ID; mpi; shmem: OpenSHMEM; pmi: PMI-1; pmi2; pmix; torch: torchrun's "
            "variables; plugin:FILE: a library of yours; single: one PE. automatic: what shoal-run "
@@ -84,15 +84,17 @@ std::vector<SettingInfo> world_rows() {
              "Size of the symmetric heap of each PE. Memory is taken on first use: by page on the "
              "host, in steps of 64 MiB on GPUs.",
              1 << 20, kMaxHeap),
-      text("SHOAL_HEAP", "", scope, &S::heap, "Where the symmetric heap lies; the same on all PEs.",
-           {"host", "cuda"}),
+      text("SHOAL_HEAP", "NVSHMEM_HEAP_KIND", scope, &S::heap,
+           "Where the symmetric heap lies; the same on all PEs.", {"host", "cuda"}),
       number(
           "SHOAL_DEVICE", "", scope, &S::device,
           "CUDA index of this PE's GPU when SHOAL_HEAP is cuda. Several PEs may share a GPU. -1: "
           "index of the PE on its host, modulo the number of GPUs.",
           -1, 1023),
       text(
-          "SHOAL_CUDA_HANDLE", "NVSHMEM_CUMEM_HANDLE_TYPE", scope, &S::cuda_handle,
+          "SHOAL_CUDA_HANDLE",
+          "NVSHMEM_DISABLE_CUDA_VMM NVSHMEM_CUMEM_HANDLE_TYPE NVSHMEM_DISABLE_MNNVL", scope,
+          &S::cuda_handle,
           "How processes share GPU memory. fd: file descriptors, inside a host. fabric: handles "
           "that also work between the hosts of an NVLink domain. ipc: CUDA IPC, which takes the "
           "whole heap at once. pinned: the heap is in pinned host memory, which NICs without access "
@@ -132,15 +134,17 @@ std::vector<SettingInfo> transport_rows() {
   constexpr View scope = "network";
   return {
       text(
-          "SHOAL_TRANSPORT_INSIDE", "", scope, &S::transport_inside,
-          "Transports between PEs of one node, by preference: comma list of shm, ofi, ucx, verbs, and "
-          "for heaps in GPU memory cuda_p2p, staged. automatic: all of them in that order."),
+          "SHOAL_TRANSPORT_INSIDE", "NVSHMEM_DISABLE_P2P", scope, &S::transport_inside,
+          "Transports between PEs of one node, by preference: comma list of shm, verbs, ucx, ofi, and "
+          "for heaps in GPU memory cuda_p2p, staged. network: verbs, ucx, ofi where all PEs have an "
+          "active RDMA port, else ofi, ucx, verbs. automatic: shm, network, and cuda_p2p, staged."),
       text(
           "SHOAL_TRANSPORT_BETWEEN", "NVSHMEM_REMOTE_TRANSPORT", scope, &S::transport_between,
           "Transports between PEs of different nodes, by preference: comma list of shm (emulated "
-          "nodes of one host), ofi (or libfabric), ucx, verbs, and for heaps in GPU memory cuda_p2p, "
-          "staged. automatic: all of them in that order. A network's library is loaded when a pair "
-          "of PEs needs it."),
+          "nodes of one host), verbs, ucx, ofi (or libfabric), network, and for heaps in GPU memory "
+          "cuda_p2p, staged; network and automatic as for SHOAL_TRANSPORT_INSIDE. A network that "
+          "fails for one pair of PEs is replaced by the next for all. A network's library is loaded "
+          "when a pair of PEs needs it."),
       text("SHOAL_OFI_PROVIDER", "NVSHMEM_LIBFABRIC_PROVIDER", scope, &S::ofi_provider,
            "Provider of libfabric, such as tcp;ofi_rxm, efa, verbs;ofi_rxm, cxi, shm. automatic: "
            "the first of efa, cxi, verbs;ofi_rxm, net and tcp;ofi_rxm that offers what is needed."),
@@ -162,7 +166,8 @@ std::vector<SettingInfo> verbs_rows() {
           "SHOAL_VERBS_LIBRARY", "", scope, &S::verbs_library,
           "The libibverbs of the transport verbs: a file, or a name that the dynamic linker searches for."),
       text(
-          "SHOAL_VERBS_INTERFACE", "NVSHMEM_REMOTE_TRANSPORT", scope, &S::verbs_interface,
+          "SHOAL_VERBS_INTERFACE", "NVSHMEM_IB_ENABLE_IBGDA NVSHMEM_REMOTE_TRANSPORT", scope,
+          &S::verbs_interface,
           "How the transport verbs creates and drives its queues. verbs (NVSHMEM: ibrc): by libibverbs, "
           "on any device; devx (NVSHMEM: ibdevx): by device commands and in memory of its own, as "
           "kernels need it, on mlx5 devices.",
@@ -178,7 +183,7 @@ std::vector<SettingInfo> verbs_rows() {
           "Order in which a PE creates its queue pairs. rotated: starting with its right neighbour; "
           "naive: by PE, which makes all PEs serve PE 0 first on NICs that prefer low numbers.",
           {"rotated", "naive"}),
-      number("SHOAL_VERBS_DEPTH", "", scope, &S::verbs_depth,
+      number("SHOAL_VERBS_DEPTH", "NVSHMEM_QP_DEPTH", scope, &S::verbs_depth,
              "Requests in a send queue; further ones wait in the call. The device has a limit.", 16,
              32'768),
       number("SHOAL_VERBS_INLINE", "", scope, &S::verbs_inline,
@@ -200,19 +205,19 @@ std::vector<SettingInfo> verbs_rows() {
       number("SHOAL_VERBS_TRAFFIC_CLASS", "NVSHMEM_IB_TRAFFIC_CLASS", scope,
              &S::verbs_traffic_class, "Traffic class of packets with a global route header.", 0,
              255),
-      text("SHOAL_VERBS_GPU_MEMORY", "", scope, &S::verbs_gpu_memory,
+      text("SHOAL_VERBS_GPU_MEMORY", "NVSHMEM_IB_DISABLE_DMABUF", scope, &S::verbs_gpu_memory,
            "How NICs access heaps in GPU memory. dmabuf: by dma-buf; peermem: by address, with the "
            "kernel module nvidia-peermem; automatic: the first of both that works, otherwise data "
            "pass through host memory; off: data always pass through host memory.",
            {"automatic", "dmabuf", "peermem", "off"}),
       text(
-          "SHOAL_GDA", "", scope, &S::gda,
+          "SHOAL_GDA", "NVSHMEM_IB_ENABLE_IBGDA NVSHMEM_REMOTE_TRANSPORT", scope, &S::gda,
           "Whether the transport verbs creates queue pairs for kernels, beside its own, where heaps "
           "are in GPU memory. automatic: where it can (SHOAL_VERBS_INTERFACE=devx and registered "
           "heaps); on: an error where it cannot; off: never. emulated: kernels of PEs that "
           "SHOAL_NODE_SIZE sets apart drive a NIC that is a kernel, instead.",
           {"off", "automatic", "on", "emulated"}),
-      number("SHOAL_GDA_QUEUE_PAIRS", "", scope, &S::gda_queue_pairs,
+      number("SHOAL_GDA_QUEUE_PAIRS", "NVSHMEM_IBGDA_NUM_RC_PER_PE", scope, &S::gda_queue_pairs,
              "Queue pairs for kernels for each peer, each with SHOAL_VERBS_DEPTH slots. 0: 4, or "
              "fewer where the NIC of SHOAL_GDA=emulated has no more.",
              0, 32),
@@ -310,7 +315,7 @@ std::vector<SettingInfo> collective_rows() {
           "lowest index after it have a quarter of that each. Together at most an eighth of the "
           "heap's first step. 0: no packets. The same on all PEs.",
           0, std::int64_t{1} << 30),
-      text("SHOAL_COLLECTIVE_NCCL", "", scope, &S::collective_nccl,
+      text("SHOAL_COLLECTIVE_NCCL", "NVSHMEM_DISABLE_NCCL", scope, &S::collective_nccl,
            "Which large collectives on streams NCCL runs; the same on all PEs. moves: broadcast, "
            "all-gather and all-to-all. all: also reductions, whose sums then have NCCL's order, of "
            "the types and operators that NCCL has. Needs NCCL 2.19 and a GPU for each PE.",
@@ -391,7 +396,7 @@ std::vector<SettingInfo> diagnosis_rows() {
              "Milliseconds between two copies of what kernels on GPUs count to the record. "
              "0: only when the process itself reads its record.",
              0, 3600 * 1000),
-      text("SHOAL_NVTX", "", scope, &S::nvtx,
+      text("SHOAL_NVTX", "NVSHMEM_NVTX", scope, &S::nvtx,
            "Whether operations of groups are NVTX ranges (domain shoal) where a profiler is "
            "attached.",
            {"on", "off"}),

@@ -5,23 +5,32 @@
 #include <optional>
 #include <string>
 
+#include "base/nvshmem_variables.hpp"
 #include "capi/objects.hpp"
 
 namespace shoal::capi {
 namespace {
 
+bool accepts(const SettingInfo& info, std::string_view name) {
+  return info.name == name || nvshmem::is_alias(info, name);
+}
+
 const SettingInfo& setting_named(std::string_view name) {
   for (const SettingInfo& info : settings_table())
-    if (info.name == name || (info.alias == name && !name.empty())) return info;
+    if (accepts(info, name)) return info;
   fail(Code::invalid_argument, "there is no setting {}; shoal-info --settings lists them", name);
 }
 
-/// Parses and checks `text` as from_environment does.
+/// Parses and checks `text` as from_environment does. A name of NVSHMEM may set several settings.
 void assign(Settings& settings, const std::string& name, const std::string& text) {
-  const SettingInfo& info = setting_named(name);
-  const Settings parsed = Settings::from(
-      [&](const std::string& asked) { return asked == name ? std::optional(text) : std::nullopt; });
-  std::visit([&](auto field) { settings.*field = parsed.*field; }, info.field);
+  const SettingInfo& first = setting_named(name);
+  const Settings defaults, parsed = Settings::from([&](const std::string& asked) {
+                             return asked == name ? std::optional(text) : std::nullopt;
+                           });
+  for (const SettingInfo& info : settings_table())
+    if (&info == &first ||
+        (accepts(info, name) && format_value(info, parsed) != format_value(info, defaults)))
+      std::visit([&](auto field) { settings.*field = parsed.*field; }, info.field);
 }
 
 }  // namespace

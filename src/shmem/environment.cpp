@@ -82,7 +82,7 @@ Environment read_environment() {
     const char* const value = std::getenv(name.c_str());
     return value == nullptr ? std::nullopt : std::optional<std::string>(value);
   });
-  environment.settings.environment_warnings = shoal::environment_warnings(inspect_environment());
+  environment.settings.environment_warnings = Settings::from_environment().environment_warnings;
   return environment;
 }
 

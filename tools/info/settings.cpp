@@ -6,15 +6,30 @@
 
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <span>
 
 namespace shoal::info {
 namespace {
 
-/// The origin of a setting's value: its own variable, its alias, or the default.
-std::string origin(const SettingInfo& info) {
+/// "A`, `B" for "A B".
+std::string spaced(std::string_view names) {
+  std::string text;
+  for (const char letter : names)
+    text += letter == ' ' ? std::string("`, `") : std::string(1, letter);
+  return text;
+}
+
+/// Whether a list with ", " between its words has this word.
+bool has_word(std::string_view list, std::string_view word) {
+  return fmt::format(", {},", list).find(fmt::format(" {},", word)) != std::string::npos;
+}
+
+/// The origin of a setting's value: its own variable, an alias, or the default.
+std::string origin(const SettingInfo& info, std::span<const EnvironmentVariable> variables) {
   if (std::getenv(std::string(info.name).c_str()) != nullptr) return "environment";
-  if (!info.alias.empty() && std::getenv(std::string(info.alias).c_str()) != nullptr)
-    return fmt::format("environment ({})", info.alias);
+  for (const EnvironmentVariable& variable : variables)
+    if (variable.use == VariableUse::used && has_word(variable.setting, info.name))
+      return fmt::format("environment ({})", variable.name);
   return "default";
 }
 
@@ -28,10 +43,11 @@ std::string allowed(const SettingInfo& info) {
 
 std::vector<SettingRow> collect_settings() {
   const Settings settings = Settings::from_environment();
+  const std::vector<EnvironmentVariable> variables = inspect_environment();
   std::vector<SettingRow> rows;
   for (const SettingInfo& info : settings_table())
     rows.push_back({std::string(info.name), std::string(info.alias), format_value(info, settings),
-                    origin(info), std::string(info.meaning)});
+                    origin(info, variables), std::string(info.meaning)});
   return rows;
 }
 
@@ -60,10 +76,10 @@ std::string settings_page() {
       "Every setting is an environment variable; a program may fill `shoal::Settings` instead.\n"
       "A value outside the allowed range is an error that names the variable, the value and the\n"
       "range. Unknown `SHOAL_*` variables produce a warning with the nearest name.\n\n"
-      "The NVSHMEM name in the second column is used where the SHOAL name is not set. It accepts\n"
+      "The NVSHMEM names in the second column are used where the SHOAL name is not set. They accept\n"
       "every value that NVSHMEM accepts. Numbers outside Shoal's range are brought into it. NVSHMEM\n"
       "variables without an equivalent have no effect and share one warning; `shoal-info --doctor`\n"
-      "lists each variable as used, ignored or not understood.\n\n"
+      "lists each variable as used, ignored or not understood, and so it does with those of DeepEP.\n\n"
       "This page is generated from `src/base/settings_table.cpp` by `./run settings`.\n";
   const Settings defaults;
   std::string_view scope;
@@ -75,9 +91,10 @@ std::string settings_page() {
           scope);
     }
     const std::string value = format_value(info, defaults);
-    page += fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", info.name,
-                        info.alias.empty() ? "" : fmt::format("`{}`", info.alias), type_of(info),
-                        value.empty() ? "(empty)" : value, allowed(info), info.meaning);
+    page +=
+        fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", info.name,
+                    info.alias.empty() ? "" : fmt::format("`{}`", spaced(info.alias)),
+                    type_of(info), value.empty() ? "(empty)" : value, allowed(info), info.meaning);
   }
   return page;
 }

@@ -76,6 +76,7 @@ class Runtime:
         settings: dict[str, Any] = {
             "heap": "cuda" if on_gpu else "host",
             "nvshmem_variables": nvshmem,
+            "deep_ep_variables": True,
         }
         if network is not None:
             settings |= network(on_gpu)

@@ -365,6 +365,21 @@ print("opened")
 """
 
 
+def test_variables_of_deepep_are_answered():
+    run = subprocess.run(
+        [sys.executable, "-c", ONE_RANK.format(arguments="num_nvl_bytes=1 << 20")],
+        env={**os.environ, "EP_BUFFER_DEBUG": "1", "DEEP_EP_NO_SUCH": "1", "EP_NIC_NAME": "mlx5_1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    output = run.stdout + run.stderr
+    assert "opened" in output, output
+    assert output.count("set for DeepEP, without effect on Shoal: EP_BUFFER_DEBUG") == 1, output
+    assert output.count("DEEP_EP_NO_SUCH: not a variable of DeepEP") == 1, output
+    assert "EP_NIC_NAME" not in output, output
+
+
 @pytest.mark.parametrize(
     ("arguments", "reads"),
     [

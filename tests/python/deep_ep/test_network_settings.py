@@ -29,6 +29,19 @@ def test_nvlink_is_turned_off_where_low_latency_mode_could_use_it():
     assert "transport_inside" not in settings({"SHOAL_TRANSPORT_INSIDE": "shm"}, nvlink=False)
 
 
+def test_arguments_come_before_variables_of_nvshmem():
+    # DeepEP sets NVSHMEM_DISABLE_P2P itself, by its argument.
+    assert settings({"NVSHMEM_DISABLE_P2P": "1"})["transport_inside"] == "automatic"
+    assert (
+        settings({"NVSHMEM_DISABLE_P2P": "0"}, nvlink=False)["transport_inside"] == WITHOUT_NVLINK
+    )
+    assert settings({"NVSHMEM_IBGDA_NUM_RC_PER_PE": "2"})["gda_queue_pairs"] == 16
+    # The heap of a buffer is address space, which needs virtual memory.
+    assert settings({"NVSHMEM_DISABLE_CUDA_VMM": "1"})["cuda_handle"] == "automatic"
+    both = {"NVSHMEM_DISABLE_CUDA_VMM": "1", "SHOAL_CUDA_HANDLE": "ipc"}
+    assert "cuda_handle" not in settings(both)
+
+
 def check_the_world_gets_them(_):
     seen = {}
     open_world = shoal.World.from_torch

@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 
+#include "base/nvshmem_variables.hpp"
 #include "shoal/error.hpp"
 #include "support/expect_error.hpp"
 
@@ -127,7 +128,8 @@ TEST(Settings, TableIsCompleteAndUnambiguous) {
   std::set<std::string_view> names;
   for (const SettingInfo& info : settings_table()) {
     EXPECT_TRUE(info.name.starts_with("SHOAL_")) << info.name;
-    EXPECT_TRUE(info.alias.empty() || info.alias.starts_with("NVSHMEM_")) << info.alias;
+    for (const std::string_view alias : nvshmem::aliases_of(info))
+      EXPECT_TRUE(alias.starts_with("NVSHMEM_")) << info.alias;
     EXPECT_TRUE(names.insert(info.name).second) << info.name;
     EXPECT_TRUE(info.meaning.ends_with(".")) << info.name;
     // What is printed can be read again.

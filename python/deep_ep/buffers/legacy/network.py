@@ -7,7 +7,7 @@ from typing import Any
 # Queue pairs for kernels of one peer, at most (SHOAL_GDA_QUEUE_PAIRS).
 MAX_QUEUE_PAIRS = 32
 # Transports that pass the network, or the host, and not NVLink.
-WITHOUT_NVLINK = "ofi,ucx,verbs,staged"
+WITHOUT_NVLINK = "network,staged"
 
 
 def network_settings(
@@ -22,13 +22,20 @@ def network_settings(
 
     num_qps_per_rank: queue pairs for each peer that kernels drive, where SHOAL_GDA gives them any.
     Without allow_nvlink, GPUs of one node reach each other by the network. As in DeepEP, both
-    count only where it would start NVSHMEM, the latter only in low-latency mode.
+    count only where it would start NVSHMEM, the latter only in low-latency mode, and both come
+    before NVSHMEM's variables. NVSHMEM_DISABLE_CUDA_VMM does not count: without virtual memory
+    the heap of a buffer, which is address space, would be GPU memory.
     """
     settings: dict[str, Any] = {}
-    if has_rdma or low_latency_mode:
-        if "SHOAL_GDA_QUEUE_PAIRS" not in environment:
-            settings["gda_queue_pairs"] = min(num_qps_per_rank, MAX_QUEUE_PAIRS)
-    without_nvlink = low_latency_mode and on_gpu and not allow_nvlink
-    if without_nvlink and "SHOAL_TRANSPORT_INSIDE" not in environment:
-        settings["transport_inside"] = WITHOUT_NVLINK
+    if not (has_rdma or low_latency_mode):
+        return settings
+    if "SHOAL_GDA_QUEUE_PAIRS" not in environment:
+        settings["gda_queue_pairs"] = min(num_qps_per_rank, MAX_QUEUE_PAIRS)
+    if "NVSHMEM_DISABLE_CUDA_VMM" in environment and "SHOAL_CUDA_HANDLE" not in environment:
+        settings["cuda_handle"] = "automatic"
+    if "SHOAL_TRANSPORT_INSIDE" not in environment:
+        if low_latency_mode and on_gpu and not allow_nvlink:
+            settings["transport_inside"] = WITHOUT_NVLINK
+        elif "NVSHMEM_DISABLE_P2P" in environment:
+            settings["transport_inside"] = "automatic"
     return settings
