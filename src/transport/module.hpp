@@ -40,6 +40,10 @@ struct NicReport {
   std::vector<QueuePairReport> queue_pairs;
 };
 
+/// Why verbs finds no active RDMA port on this machine; empty where it finds one. Loads its module
+/// and library.
+std::string rdma_obstacle(const Settings& settings);
+
 /// The table that a module exports as `extern "C" const shoal::transport::Module
 /// shoal_transport_module`.
 struct Module {

@@ -48,6 +48,15 @@ std::unique_ptr<Transport> make_unavailable(std::string_view name, std::string r
   return std::make_unique<Unavailable>(name, std::move(reason));
 }
 
+std::string rdma_obstacle(const Settings& settings) {
+  const Plugin plugin = load_plugin(settings, "transport_verbs", kModuleSymbol);
+  if (plugin.symbol == nullptr) return plugin.reason;
+  const auto& module = *static_cast<const Module*>(plugin.symbol);
+  if (module.version != kModuleVersion || module.probe == nullptr)
+    return fmt::format("{} belongs to another build of Shoal", plugin.file);
+  return module.probe(settings).missing;
+}
+
 std::unique_ptr<Transport> make_network(std::string_view name, const Context& context) {
   const Plugin plugin =
       load_plugin(*context.settings, fmt::format("transport_{}", name), kModuleSymbol);

@@ -136,9 +136,10 @@ std::vector<PortAttributes> query_ports(const Library& library) {
       PortAttributes port;
       port.device = attributes;
       const bool known = library.query_port(context.get(), number, port.port) == 0;
-      port.offer = {library.get_device_name(device), number,
-                    known && port.port.state == IBV_PORT_ACTIVE,
-                    interfaces_of(library, context.get(), number, port.port)};
+      port.offer = {
+          library.get_device_name(device), number,
+          known && port.port.state == IBV_PORT_ACTIVE && device->transport_type == IBV_TRANSPORT_IB,
+          interfaces_of(library, context.get(), number, port.port)};
       ports.push_back(std::move(port));
     }
   }

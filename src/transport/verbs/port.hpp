@@ -30,7 +30,7 @@ std::string error_text(int code);
 struct PortOffer {
   std::string device;  ///< "mlx5_0"
   std::uint8_t port;   ///< from 1
-  bool active;
+  bool active;         ///< and of a device with reliable connections, which those of EFA have not
   std::vector<std::string> interfaces{};  ///< network interfaces of a RoCE port
 
   std::string label() const;  ///< "mlx5_0:1"

@@ -90,29 +90,46 @@ bool prefers(const Connectivity& map, const Chooser& chooser, Pe a, Pe b, std::s
   return false;
 }
 
-/// The names of `kind` in a list such as "shm,libfabric"; all of that kind where it has none.
-std::vector<std::string> parse_order(std::string_view setting, std::string_view text,
-                                     std::span<const std::string_view> kind) {
-  const auto is_of = [](std::span<const std::string_view> names, std::string_view name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
+bool has(std::span<const std::string_view> names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+/// The names of a list such as "shm,libfabric" or "verbs,network".
+std::vector<std::string> parse_order(std::string_view setting, std::string_view text, bool rdma) {
   std::vector<std::string> names;
-  for (std::size_t at = 0; text != "automatic" && at <= text.size();) {
+  const auto is_named = [&](std::string_view name) {
+    return std::ranges::find(names, name) != names.end();
+  };
+  if (text == "automatic") text = "shm,network,cuda_p2p,staged";
+  for (std::size_t at = 0; at <= text.size();) {
     const std::size_t end = std::min(text.find(',', at), text.size());
     std::string name(text.substr(at, end - at));
-    if (name == "libfabric") name = "ofi";
-    require(is_of(kHostTransports, name) || is_of(kHeapTransports, name), Code::invalid_argument,
-            "{} is \"{}\": \"{}\" is no transport; allowed: automatic, or a comma list of {}, {}",
-            setting, text, name, fmt::join(kHostTransports, ", "),
-            fmt::join(kHeapTransports, ", "));
-    require(std::find(names.begin(), names.end(), name) == names.end(), Code::invalid_argument,
-            "{} is \"{}\", which names {} twice", setting, text, name);
-    names.push_back(std::move(name));
     at = end + 1;
+    if (name == "libfabric") name = "ofi";
+    const bool several = name == "network";
+    require(
+        several || has(kHostTransports, name) || has(kHeapTransports, name), Code::invalid_argument,
+        "{} is \"{}\": \"{}\" is no transport; allowed: automatic, or a comma list of {}, {}, "
+        "network",
+        setting, text, name, fmt::join(kHostTransports, ", "), fmt::join(kHeapTransports, ", "));
+    require(!is_named(name), Code::invalid_argument, "{} is \"{}\", which names {} twice", setting,
+            text, name);
+    if (!several) names.push_back(std::move(name));
+    for (const std::string_view network : automatic_networks(rdma))
+      if (several && !is_named(network)) names.emplace_back(network);
   }
-  std::erase_if(names, [&](const std::string& name) { return !is_of(kind, name); });
-  if (names.empty()) names.assign(kind.begin(), kind.end());
   return names;
+}
+
+/// Those of `kind` among the names; all of that kind, in the automatic order, where there are none.
+std::vector<std::string> preferences(std::string_view setting, std::string_view text,
+                                     std::span<const std::string_view> kind, bool rdma) {
+  for (const std::string_view list : {text, std::string_view("automatic")}) {
+    std::vector<std::string> names = parse_order(setting, list, rdma);
+    std::erase_if(names, [&](const std::string& name) { return !has(kind, name); });
+    if (!names.empty()) return names;
+  }
+  return {};
 }
 
 }  // namespace
@@ -131,10 +148,17 @@ const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a,
   return order(connectivity, a, b);
 }
 
+std::array<std::string_view, 3> automatic_networks(bool rdma) {
+  if (rdma) return {"verbs", "ucx", "ofi"};
+  return {"ofi", "ucx", "verbs"};
+}
+
 void read_preferences(Connectivity& connectivity, const Settings& settings,
-                      std::span<const std::string_view> kind) {
-  connectivity.inside = parse_order("SHOAL_TRANSPORT_INSIDE", settings.transport_inside, kind);
-  connectivity.between = parse_order("SHOAL_TRANSPORT_BETWEEN", settings.transport_between, kind);
+                      std::span<const std::string_view> kind, bool rdma) {
+  connectivity.inside =
+      preferences("SHOAL_TRANSPORT_INSIDE", settings.transport_inside, kind, rdma);
+  connectivity.between =
+      preferences("SHOAL_TRANSPORT_BETWEEN", settings.transport_between, kind, rdma);
 }
 
 bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name) {

@@ -43,16 +43,21 @@ struct Connectivity {
   }
 };
 
-/// The transports that users can name, in the order of "automatic": for control blocks and for
-/// heaps on the host, and for heaps in GPU memory.
-inline constexpr std::array<std::string_view, 4> kHostTransports = {"shm", "ofi", "ucx", "verbs"};
+/// The transports that users can name: for control blocks and for heaps on the host, and for heaps
+/// in GPU memory. Both in the order of "automatic" where PEs have an active RDMA port.
+inline constexpr std::array<std::string_view, 4> kHostTransports = {"shm", "verbs", "ucx", "ofi"};
 inline constexpr std::array<std::string_view, 2> kHeapTransports = {"cuda_p2p", "staged"};
 
+/// The networks in the order of "network" and "automatic". Without an active RDMA port on some PE,
+/// verbs cannot serve all pairs, and libfabric has the better transport over TCP.
+std::array<std::string_view, 3> automatic_networks(bool rdma);
+
 /// Fills `inside` and `between` from SHOAL_TRANSPORT_INSIDE and SHOAL_TRANSPORT_BETWEEN with the
-/// transports of `kind` that they name, or all of that kind where they name none. Throws
-/// Error{invalid_argument} naming the setting, the unknown transport and the known ones.
+/// transports of `kind` that they name, or all of that kind where they name none. `rdma`: whether
+/// all PEs that need a network have an active RDMA port. Throws Error{invalid_argument} naming the
+/// setting, the unknown transport and the known ones.
 void read_preferences(Connectivity& connectivity, const Settings& settings,
-                      std::span<const std::string_view> kind);
+                      std::span<const std::string_view> kind, bool rdma = false);
 
 /// Whether the pair prefers transport `name`, which may not be in the map yet, to its present one.
 bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name);

@@ -41,7 +41,7 @@ class Fabric {
   void connect_transports(const Blobs& all);
   /// Capabilities of every transport towards every PE.
   void describe_connections(const Settings& settings, BlobWriter& mine);
-  void choose_connections(const Blobs& all);
+  void choose_connections(const Settings& settings, const Blobs& all);
   /// The network that the next round of startup has to try; empty: none, all pairs are served.
   const std::string& network() const noexcept { return network_; }
   /// The NICs of this PE by the NIC plan of its host, which all jobs on the host share.
@@ -124,7 +124,11 @@ class Fabric {
     return transports().subspan(transport::factories().size());
   }
   HeapRoute gpu_heap_route(Pe pe, transport::Capabilities needed) const;
-  void use_connections();
+  void use_connections(const Settings& settings);
+  /// Why this PE has no active RDMA port; empty where it has one, or where the order of networks
+  /// does not matter.
+  std::string rdma_obstacle(const Settings& settings) const;
+  void log_networks(const Settings& settings) const;
   std::byte* find_peer_base(Pe pe) const;
 
   const Placement& placement_;
@@ -132,6 +136,7 @@ class Fabric {
   std::string network_;
   Blobs network_addresses_;  ///< by PE
   std::optional<std::vector<std::string>> nics_;
+  std::vector<std::string> rdma_obstacles_;  ///< by PE; empty before they are known
   // Declared before the transports, hence destroyed after them.
   std::vector<std::shared_ptr<const void>> kept_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;

@@ -286,7 +286,7 @@ void Opening::describe_connections(BlobWriter& mine) {
   fabric_.describe_connections(settings_, mine);
 }
 void Opening::choose_connections(const Blobs& all) {
-  fabric_.choose_connections(all);
+  fabric_.choose_connections(settings_, all);
 }
 void Opening::choose_nics(BlobWriter& mine) {
   fabric_.choose_nics(settings_, mine);

@@ -135,6 +135,30 @@ TEST(Connectivity, ANetworkThatWorksWhereItIsNeededIsKept) {
   EXPECT_EQ(map.dropped[1], "");
 }
 
+TEST(Connectivity, TheAutomaticOrderBeginsWithVerbsWhereAllHaveAnActivePort) {
+  Connectivity map = two_nodes({"shm"});
+  using Names = std::vector<std::string>;
+  const auto read = [&](const char* between, bool rdma) {
+    Settings settings;
+    settings.transport_between = between;
+    detail::read_preferences(map, settings, detail::kHostTransports, rdma);
+    return map.between;
+  };
+  EXPECT_EQ(read("automatic", true), (Names{"shm", "verbs", "ucx", "ofi"}));
+  EXPECT_EQ(map.inside, map.between);
+  EXPECT_EQ(read("automatic", false), (Names{"shm", "ofi", "ucx", "verbs"}));
+  EXPECT_EQ(read("verbs,network", true), (Names{"verbs", "ucx", "ofi"}));
+  EXPECT_EQ(read("verbs,network", false), (Names{"verbs", "ofi", "ucx"}));
+  EXPECT_EQ(read("network,shm,staged", false), (Names{"ofi", "ucx", "verbs", "shm"}));
+  EXPECT_EQ(read("staged", true), (Names{"shm", "verbs", "ucx", "ofi"}));
+  test::expect_error(Code::invalid_argument, "names ofi twice", [&] { read("network,ofi", true); });
+  Settings settings;
+  settings.transport_inside = "network,shm,staged";
+  detail::read_preferences(map, settings, detail::kHeapTransports, true);
+  EXPECT_EQ(map.inside, Names{"staged"});
+  EXPECT_EQ(map.between, (Names{"cuda_p2p", "staged"}));
+}
+
 TEST(Connectivity, SettingsLimitTheChoice) {
   Connectivity map = two_nodes({"shm"});
   Settings settings;
