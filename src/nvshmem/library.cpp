@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Start, end, queries and modules that are loaded later.
+#include <cstdio>
 #include <cstring>
 
+#include "base/nvshmem_variables.hpp"
 #include "nvshmem/define.hpp"
 #include "nvshmem/join.hpp"
 
@@ -9,11 +11,25 @@ using namespace shoal::nvshmem;
 
 namespace {
 
+/// What NVSHMEM_VERSION and NVSHMEM_INFO ask for, from PE 0.
+void print_banner(const shoal::World& world, const shoal::Settings& settings) {
+  if (world.my_pe() != 0) return;
+  if (shoal::nvshmem::is_on("NVSHMEM_VERSION"))
+    std::printf("Shoal, NVSHMEM %d.%d.%d\n", NVSHMEM_VENDOR_MAJOR_VERSION,
+                NVSHMEM_VENDOR_MINOR_VERSION, NVSHMEM_VENDOR_PATCH_VERSION);
+  if (shoal::nvshmem::is_on("NVSHMEM_INFO") || shoal::nvshmem::is_on("NVSHMEM_INFO_HIDDEN"))
+    std::printf("%sSettings of Shoal: docs/reference/settings.md\n",
+                shoal::nvshmem::describe(settings).c_str());
+  std::fflush(stdout);
+}
+
 void initialize_with(unsigned flags, const nvshmemx_init_attr_t* attributes) {
   initialize([&] {
-    shoal::Settings settings = read_settings();
+    const shoal::Settings settings = read_settings();
     auto bootstrap = join(flags, attributes, settings);
-    return shoal::World::open({std::move(settings), std::move(bootstrap)});
+    shoal::World world = shoal::World::open({settings, std::move(bootstrap)});
+    print_banner(world, settings);
+    return world;
   });
 }
 
