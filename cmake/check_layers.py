@@ -59,6 +59,7 @@ INTERNALS = {
     ("tools/info/",): (
         "base/plugin.hpp",
         "bootstrap/launcher/",
+        "ep/host/loads.hpp",
         "memory/device.hpp",
         "topology/",
         "transport/module.hpp",

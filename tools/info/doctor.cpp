@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "info/build_facts.hpp"
 #include "info/gpus.hpp"
 #include "info/text.hpp"
 #include "shoal/error.hpp"
@@ -24,6 +26,32 @@ std::vector<std::string> find_gpus(const System& system) {
       found.push_back(address);
   }
   return found;
+}
+
+/// Where programs have an NVSHMEM of their own: the folders that variables name, and Python
+/// packages.
+std::vector<std::string> nvshmem_folders(const System& system) {
+  std::vector<std::string> folders;
+  const auto add_list = [&](const char* variable, std::string_view inside) {
+    const char* const text = std::getenv(variable);
+    for (std::string_view list = text == nullptr ? "" : text; !list.empty();) {
+      const std::string_view one = list.substr(0, list.find(':'));
+      list.remove_prefix(std::min(list.size(), one.size() + 1));
+      if (!one.empty()) folders.push_back(fmt::format("{}{}", one, inside));
+    }
+  };
+  for (const char* const variable :
+       {"NVSHMEM_HOME", "NVSHMEM_DIR", "NVSHMEM_PREFIX", "EP_NVSHMEM_ROOT_DIR", "PYTHONPATH"})
+    add_list(variable, "");
+  add_list("LD_LIBRARY_PATH", "/..");
+  for (const char* const variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
+    const char* const root = std::getenv(variable);
+    if (root == nullptr) continue;
+    const std::string lib = fmt::format("{}/lib/", root);
+    for (const std::string& python : system.list(lib))
+      if (python.starts_with("python")) folders.push_back(lib + python + "/site-packages");
+  }
+  return folders;
 }
 
 void collect_machine(Subject& subject, const std::string& root) {
@@ -58,13 +86,22 @@ Subject collect_subject(const std::string& root, std::int32_t pes) {
   if (!subject.described) {
     subject.gpus = memory::describe_gpus();
     subject.mps_folder = mps_folder();
-    subject.variables = inspect_environment();
+    std::vector<std::string> addresses;
+    for (const memory::GpuInfo& gpu : subject.gpus.gpus) addresses.push_back(gpu.pci);
+    if (!addresses.empty()) {
+      subject.nvlinks = topology::read_nvlinks(addresses);
+      subject.nccl = find_nccl(subject.settings.nccl_library);
+    }
   }
+  subject.variables = inspect_environment();
+  subject.cuda = kCuda;
+  subject.nvshmem = find_nvshmem(subject.system, nvshmem_folders(subject.system));
   subject.nvidia_gpus = find_gpus(subject.system);
   subject.rdma = subject.system.list("/sys/class/infiniband");
   const auto local = static_cast<std::int32_t>(subject.settings.local_size);
   const auto gpus = static_cast<std::int32_t>(subject.nvidia_gpus.size());
   subject.pes = pes > 0 ? pes : local > 0 ? local : std::max(gpus, 1);
+  subject.group = assumed_ep_shape(subject.pes);
   collect_machine(subject, root);
   subject.networks = collect_build(subject.settings).networks;
   return subject;
@@ -72,8 +109,8 @@ Subject collect_subject(const std::string& root, std::int32_t pes) {
 
 std::vector<Finding> examine(const Subject& subject) {
   std::vector<Finding> findings;
-  for (const std::vector<Check>& checks :
-       {driver_checks(), network_checks(), host_checks(), environment_checks()})
+  for (const std::vector<Check>& checks : {driver_checks(), version_checks(), network_checks(),
+                                           group_checks(), host_checks(), environment_checks()})
     for (const Check check : checks) findings.push_back(check(subject));
   return findings;
 }

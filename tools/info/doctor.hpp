@@ -31,6 +31,37 @@ struct Finding {
   std::string remedy;
 };
 
+/// The shape of an expert-parallel group (--ep): tokens of a rank and operation, of both modes.
+struct EpShape {
+  std::int64_t tokens = 0, hidden = 0;
+  std::int32_t top_k = 0, experts = 0, ranks = 0;
+  bool given = false;  ///< by the user
+};
+
+/// "128,7168,8,256,64": tokens, hidden, top-k, experts, ranks. Throws Error{invalid_argument} for
+/// another form, or where no group has this shape.
+EpShape ep_shape_from(const std::string& text);
+/// 128 tokens of 7168 channels, top 8 of 256 experts (more where the ranks do not divide them), on
+/// two hosts with `pes` PEs each.
+EpShape assumed_ep_shape(std::int32_t pes);
+
+/// A library that was found.
+struct Nccl {
+  std::string version{};  ///< "2.27.3"; empty: not found
+  std::string missing{};  ///< why; both are empty if nothing searched for it
+};
+struct Release {
+  std::string version, place;
+};
+
+/// The oldest NCCL that SHOAL_COLLECTIVE_NCCL uses.
+inline constexpr std::string_view kOldestNccl = "2.19";
+Nccl find_nccl(const std::string& file);
+
+/// The releases of NVSHMEM in these folders, which are roots of an installation or hold Python
+/// packages.
+std::vector<Release> find_nvshmem(const System& system, const std::vector<std::string>& folders);
+
 /// The system under examination: everything that checks read.
 struct Subject {
   System system;
@@ -43,7 +74,12 @@ struct Subject {
   memory::GpuReport gpus;            ///< empty if described
   std::string mps_folder = "/tmp/nvidia-mps";
   std::vector<Module> networks;
-  std::vector<EnvironmentVariable> variables;  ///< of this process; empty if described
+  std::vector<EnvironmentVariable> variables;  ///< of this process, as the settings are
+  std::string cuda;                            ///< of this build: "13.0.88 for 90a", or "none"
+  topology::NvLinks nvlinks{};                 ///< empty if described
+  Nccl nccl;                                   ///< empty if described, or without GPUs
+  std::vector<Release> nvshmem;                ///< of programs beside Shoal
+  EpShape group;
 
   // Inputs of several checks, read once.
   /// PCI addresses of NVIDIA's GPUs, whether or not a driver has them.
@@ -53,8 +89,8 @@ struct Subject {
 };
 
 /// Reads this system, or the one that folder `root` describes (with its machine in machine.xml).
-/// `pes` 0 means SHOAL_LOCAL_SIZE, else the number of GPUs, else 1. Throws only for invalid
-/// settings.
+/// Settings and variables are those of this process in both cases. `pes` 0 means SHOAL_LOCAL_SIZE,
+/// else the number of GPUs, else 1. Throws only for invalid settings.
 Subject collect_subject(const std::string& root, std::int32_t pes);
 
 /// Runs all checks, in the order of docs/guide/shoal-info.md.
@@ -68,9 +104,14 @@ using Check = Finding (*)(const Subject& subject);
 
 // The checks by topic, for examine().
 std::vector<Check> driver_checks();
+std::vector<Check> version_checks();
 std::vector<Check> network_checks();
+std::vector<Check> group_checks();
 std::vector<Check> host_checks();
 std::vector<Check> environment_checks();
+
+/// The memory of the host, or the lowest limit of this process's control groups; 0 if unknown.
+std::uint64_t host_memory(const System& system);
 
 // Constructors of findings.
 inline Finding ok(std::string name, std::string found) {

@@ -189,6 +189,40 @@ Finding fabric_manager(const Subject& subject) {
       "as root, on the host: systemctl enable --now nvidia-fabricmanager; its version must be the driver's");
 }
 
+/// "GPU 2: 12 of 18 active".
+std::string link_state(const topology::NvLinkGpu& gpu, std::size_t index) {
+  const auto active = std::ranges::count(gpu.links, true, &topology::NvLink::active);
+  return fmt::format("GPU {}: {} of {} active", index, active, gpu.links.size());
+}
+
+Finding nvlink(const Subject& subject) {
+  const std::string name = "NVLink";
+  if (subject.described) return not_applicable(name, "only a driver reports it");
+  const auto& gpus = subject.nvlinks.gpus;
+  if (gpus.size() < 2) return not_applicable(name, "fewer than two GPUs");
+  std::vector<std::string> unknown, down;
+  std::size_t links = 0;
+  for (std::size_t i = 0; i < gpus.size(); ++i) {
+    links += gpus[i].links.size();
+    if (!gpus[i].unavailable.empty())
+      unknown.push_back(fmt::format("GPU {}: {}", i, gpus[i].unavailable));
+    else if (gpus[i].links.size() != gpus[0].links.size() ||
+             !std::ranges::all_of(gpus[i].links, &topology::NvLink::active))
+      down.push_back(link_state(gpus[i], i));
+  }
+  if (!subject.nvlinks.unavailable.empty())
+    return not_applicable(name, "the links are not known: " + subject.nvlinks.unavailable);
+  if (!down.empty())
+    return warning(
+        name, fmt::format("some links are down: {}", fmt::join(down, "; ")),
+        "nvidia-smi nvlink --status and nvidia-smi -q -d ROW_REMAPPER,ECC; on NVSwitch systems "
+        "check nvidia-fabricmanager; then reset the GPU or reseat its bridge");
+  if (!unknown.empty())
+    return not_applicable(name, fmt::format("not known: {}", fmt::join(unknown, "; ")));
+  if (links == 0) return not_applicable(name, "these GPUs have no links: they use PCIe");
+  return ok(name, fmt::format("all {} links of {} GPUs are active", links, gpus.size()));
+}
+
 Finding multicast(const Subject& subject) {
   const std::string name = "NVLink multicast";
   const auto& gpus = subject.gpus.gpus;
@@ -221,9 +255,9 @@ Finding mps(const Subject& subject) {
 }  // namespace
 
 std::vector<Check> driver_checks() {
-  return {gpu_driver,     peer_mapping, stream_memory_operations,
-          options_live,   peer_memory,  gdrcopy,
-          fabric_manager, multicast,    mps};
+  return {gpu_driver,  peer_mapping, stream_memory_operations, options_live,
+          peer_memory, gdrcopy,      fabric_manager,           nvlink,
+          multicast,   mps};
 }
 
 }  // namespace shoal::info

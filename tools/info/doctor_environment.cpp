@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The check of SHOAL_* and NVSHMEM_* variables: which are used, ignored, or not understood.
+// The check of the variables that are meant for Shoal, NVSHMEM or DeepEP: which are used, ignored,
+// or not understood.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -24,7 +25,7 @@ std::string described(const EnvironmentVariable& variable) {
 
 Finding environment_variables(const Subject& subject) {
   const std::string name = "environment";
-  if (subject.variables.empty()) return ok(name, "no SHOAL_* or NVSHMEM_* variable is set");
+  if (subject.variables.empty()) return ok(name, "no variable of Shoal, NVSHMEM or DeepEP is set");
   std::vector<std::string> found;
   bool without_effect = false;
   for (const EnvironmentVariable& variable : subject.variables) {

@@ -96,6 +96,14 @@ std::uint64_t cgroup_limit(const System& system) {
   return lowest;
 }
 
+}  // namespace
+
+std::uint64_t host_memory(const System& system) {
+  return std::min(meminfo(system, "MemTotal"), cgroup_limit(system));
+}
+
+namespace {
+
 Finding memory_for_heaps(const Subject& subject) {
   const std::string name = "memory for heaps";
   if (subject.settings.heap_on_gpu())

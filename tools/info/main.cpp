@@ -36,7 +36,7 @@ struct Options {
   bool all = false, build = false, settings = false, page = false, gpus = false, topology = false;
   bool connectivity = false, nics = false, timeline = false, doctor = false, json = false;
   bool live = false;
-  std::string machine, root, svg, html, flight;
+  std::string machine, root, svg, html, flight, ep;
   bool memory = false;
   std::string place;
   double interval = 1;
@@ -263,7 +263,9 @@ int run(Options options) {
   if (view) add_world(options, *view, output);
   if (options.doctor)
     output.add("doctor", [&](nlohmann::json* json) {
-      const std::vector<Finding> findings = examine(collect_subject(options.root, options.pes));
+      Subject subject = collect_subject(options.root, options.pes);
+      if (!options.ep.empty()) subject.group = ep_shape_from(options.ep);
+      const std::vector<Finding> findings = examine(subject);
       if (has_fault(findings)) output.fault();
       return text_or_json(findings, json);
     });
@@ -279,8 +281,9 @@ int main(int argc, char** argv) try {
       "Without options: build and GPUs. Start it under a launcher for --connectivity and --init-timeline of several "
       "PEs:\n  shoal-run -n 4 --no-label shoal-info --connectivity"};
   app.add_flag("-a,--all", options.all, "All of the following, without --doctor");
-  app.add_flag("--build", options.build, "Version, compiler, CUDA, modules and plug-ins");
-  app.add_flag("--settings", options.settings, "Every setting with its value, origin and meaning");
+  app.add_flag("-b,--build", options.build, "Version, compiler, CUDA, modules and plug-ins");
+  app.add_flag("-e,-d,--settings", options.settings,
+               "Every setting with its value, origin and meaning");
   app.add_flag("--gpus", options.gpus, "GPUs, their capabilities and peer access");
   app.add_flag("--topology", options.topology,
                "GPUs, NICs, distances, a tree, and the NICs of every PE");
@@ -298,6 +301,10 @@ int main(int argc, char** argv) try {
   app.add_option(
       "--root", options.root,
       "With --doctor: a folder that describes a system (proc, sys, etc, machine.xml) instead of this one");
+  app.add_option(
+      "--ep", options.ep,
+      "With --doctor: TOKENS,HIDDEN,TOPK,EXPERTS,RANKS of an expert-parallel group, whose queue depth, heap and memory "
+      "are checked; without it 128,7168,8,256 on two hosts like this one");
   app.add_option(
          "--pes", options.pes,
          "PEs of all jobs on this host together, for --topology without GPUs and for --doctor (SHOAL_LOCAL_SIZE)")
@@ -337,6 +344,7 @@ int main(int argc, char** argv) try {
     };
     need(options.topology || options.all, !options.machine.empty(), "--machine needs --topology");
     need(options.doctor, !options.root.empty(), "--root needs --doctor");
+    need(options.doctor, !options.ep.empty(), "--ep needs --doctor");
     need(options.topology || options.doctor || options.all, options.pes > 0,
          "--pes needs --topology or --doctor");
     need(options.topology || options.timeline || options.live || !options.flight.empty(),

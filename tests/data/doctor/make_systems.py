@@ -52,9 +52,10 @@ def gpus(addresses):
     return files
 
 
-def nic(name, state="4: ACTIVE", layer="InfiniBand", gids=("IB/RoCE v1",)):
+def nic(name, state="4: ACTIVE", layer="InfiniBand", gids=("IB/RoCE v1",), firmware="28.43.2026"):
     port = f"sys/class/infiniband/{name}/ports/1"
     files = {f"{port}/state": state + "\n", f"{port}/link_layer": layer + "\n"}
+    files[f"sys/class/infiniband/{name}/fw_ver"] = firmware + "\n"
     files |= {f"{port}/gid_attrs/types/{i}": gid + "\n" for i, gid in enumerate(gids)}
     return files
 
@@ -62,7 +63,7 @@ def nic(name, state="4: ACTIVE", layer="InfiniBand", gids=("IB/RoCE v1",)):
 def dgx():
     files = {
         "machine.xml": (MACHINES / "dgx_h100.xml").read_text(),
-        "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.00  Release Build\nGCC version: 13\n",
+        "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: 13\n",
         "proc/driver/nvidia/params": params(1, "PeerMappingOverride=1;"),
         "etc/modprobe.d/nvidia.conf": '# for NICs\noptions nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords="PeerMappingOverride=1;"\n',
         "proc/modules": "nvidia_peermem 16384 0 - Live 0x0\ngdrdrv 24576 0 - Live 0x0\nnvidia 9000000 100 - Live 0x0\n",
@@ -111,6 +112,7 @@ def faulty():
             f"mlx5_{i}",
             state="1: DOWN" if i == 0 else "4: ACTIVE",
             layer="Ethernet" if i == 1 else "InfiniBand",
+            firmware="28.33.2028" if i == 2 else "28.43.2026",
         )
     for bridge in BRIDGES:
         files[f"sys/bus/pci/devices/{bridge}/config"] = config(0x1D)

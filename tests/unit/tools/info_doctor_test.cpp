@@ -9,7 +9,9 @@
 #include <functional>
 
 #include "info/doctor.hpp"
+#include "shoal/ep/options.hpp"
 #include "support/built.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::info {
 namespace {
@@ -46,6 +48,8 @@ class Copy {
 /// The program's subject, but with both networks present, independent of this build.
 Subject subject_of(const fs::path& folder, std::int32_t pes = 0) {
   Subject subject = collect_subject(folder.string(), pes);
+  subject.cuda = "13.0.88 for 90a";
+  subject.nvshmem.clear();
   subject.networks = {{"ofi", "libshoal_transport_ofi.so", "libfabric 1.17.0", ""},
                       {"ucx", "libshoal_transport_ucx.so", "UCX 1.13.1", ""}};
   return subject;
@@ -79,8 +83,9 @@ void expect_after(const std::function<void(const Copy&)>& change, std::string_vi
 
 TEST(Doctor, FindsNothingOnAHealthyHost) {
   for (const Finding& finding : examine(subject_of(kSystems / "dgx")))
-    EXPECT_TRUE(finding.state == State::ok || finding.name == "MPS" ||
-                finding.name == "NVLink multicast")
+    EXPECT_TRUE(finding.state == State::ok || finding.name == "MPS" || finding.name == "NVLink" ||
+                finding.name == "NVLink multicast" || finding.name == "CUDA version" ||
+                finding.name == "NCCL version" || finding.name == "NVSHMEM version")
         << finding.name << ": " << finding.found;
 }
 
@@ -107,13 +112,13 @@ TEST(Doctor, EveryFaultHasARemedyAndNothingElseHasOne) {
 TEST(Doctor, FindsAllFaultsOfTheFaultySystem) {
   const auto findings = examine(subject_of(kSystems / "faulty"));
   EXPECT_TRUE(has_fault(findings));
-  for (const auto* const name :
-       {"GPUDirect RDMA", "RDMA access", "locked memory", "open files", "host identity"})
+  for (const auto* const name : {"driver version", "GPUDirect RDMA", "RDMA access", "locked memory",
+                                 "open files", "host identity"})
     EXPECT_EQ(find(findings, name).state, State::fault) << name;
   for (const auto* const name :
        {"PeerMappingOverride", "EnableStreamMemOPs", "driver options", "GDRCopy", "NVSwitch",
-        "RDMA ports", "RoCE", "PCIe ACS", "IOMMU", "memory for heaps", "huge pages", "/dev/shm",
-        "processors", "kernel"})
+        "NIC firmware", "RDMA ports", "RoCE", "PCIe ACS", "IOMMU", "memory for heaps", "huge pages",
+        "/dev/shm", "processors", "kernel"})
     EXPECT_EQ(find(findings, name).state, State::warning) << name;
 }
 
@@ -208,6 +213,154 @@ TEST(DoctorOfDrivers, SwitchesAndSharing) {
   crowded.gpus.gpus.resize(2);
   crowded.gpus.gpus[1].multicast = true;
   expect(crowded, "NVLink multicast", State::ok, "1 of 2 GPUs have it; Shoal does not use it", "");
+}
+
+TEST(DoctorOfDrivers, NvLinkState) {
+  Subject subject = subject_of(kSystems / "dgx");
+  expect(subject, "NVLink", State::not_applicable, "only a driver", "");
+  subject.described = false;
+  const topology::NvLink up{.active = true}, down{};
+  subject.nvlinks.gpus = {{"0000:13:00.0", {up, up}}, {"0000:23:00.0", {up, up}}};
+  expect(subject, "NVLink", State::ok, "all 4 links of 2 GPUs are active", "");
+  subject.nvlinks.gpus[1].links[0] = down;
+  expect(subject, "NVLink", State::warning, "some links are down: GPU 1: 1 of 2 active",
+         "nvidia-smi nvlink --status");
+  subject.nvlinks.gpus[1].links = {up};
+  expect(subject, "NVLink", State::warning, "GPU 1: 1 of 1 active", "nvidia-smi");
+  subject.nvlinks.gpus[1] = {"0000:23:00.0", {}, "not permitted"};
+  expect(subject, "NVLink", State::not_applicable, "GPU 1: not permitted", "");
+  subject.nvlinks.gpus = {{"0000:13:00.0", {}}, {"0000:23:00.0", {}}};
+  expect(subject, "NVLink", State::not_applicable, "PCIe", "");
+  subject.nvlinks.unavailable = "no libnvidia-ml.so.1";
+  expect(subject, "NVLink", State::not_applicable, "no libnvidia-ml.so.1", "");
+}
+
+TEST(DoctorOfVersions, Driver) {
+  Subject subject = subject_of(kSystems / "dgx");
+  expect(subject, "driver version", State::ok, "580.95.05; CUDA 13.0.88 for 90a of this build", "");
+  const Copy copy("dgx");
+  const auto with_driver = [&](const std::string& version) {
+    copy.write("proc/driver/nvidia/version",
+               "NVRM version: NVIDIA UNIX Open Kernel Module for "
+               "x86_64  " +
+                   version + "  Release Build\n");
+    return subject_of(copy.folder());
+  };
+  expect(with_driver("580.65.06"), "driver version", State::ok, "580.65.06", "");
+  expect(with_driver("580.65.05"), "driver version", State::fault, "580.65.05", "580.65.06");
+  subject = with_driver("570.124.06");
+  expect(subject, "driver version", State::fault, "570.124.06", "580.65.06 or later");
+  subject.cuda = "12.8.61 for 90a";
+  expect(subject, "driver version", State::ok, "needs 525.60.13", "");
+  subject.cuda = "none";
+  expect(subject, "driver version", State::ok, "no CUDA", "");
+}
+
+TEST(DoctorOfVersions, Cuda) {
+  Subject subject = subject_of(kSystems / "dgx");
+  subject.gpus.driver_version = 13'000;
+  expect(subject, "CUDA version", State::ok, "the driver has CUDA 13.0", "");
+  subject.gpus.driver_version = 12'090;
+  expect(subject, "CUDA version", State::fault, "CUDA 12.9", "CUDA 13 or later");
+}
+
+TEST(DoctorOfVersions, Nccl) {
+  Subject subject = subject_of(kSystems / "dgx");
+  subject.settings.collective_nccl = "all";
+  subject.nccl = {"2.18.5", ""};
+  expect(subject, "NCCL version", State::warning, "NCCL 2.18.5", "SHOAL_COLLECTIVE_NCCL=off");
+  subject.nccl = {"2.19.3", ""};
+  expect(subject, "NCCL version", State::ok, "NCCL 2.19.3", "");
+  subject.nccl = {"", "libnccl.so.2: cannot open"};
+  expect(subject, "NCCL version", State::warning, "cannot open", "SHOAL_NCCL_LIBRARY");
+  subject.settings.collective_nccl = "off";
+  expect(subject, "NCCL version", State::not_applicable, "not needed", "");
+}
+
+TEST(DoctorOfVersions, Firmware) {
+  const auto with = [](const std::string& version) {
+    return [=](const Copy& c) { c.write("sys/class/infiniband/mlx5_3/fw_ver", version + "\n"); };
+  };
+  expect_after(with("28.35.2000"), "NIC firmware", State::ok, "all 9 NICs", "");
+  expect_after(with("28.33.2028"), "NIC firmware", State::warning,
+               "1 of 9 NICs are older than 28.35.2000: mlx5_3 (ConnectX-7) has 28.33.2028",
+               "mlxfwmanager");
+  expect_after(with("99.1.1"), "NIC firmware", State::ok, "all 8 NICs", "");
+}
+
+TEST(DoctorOfVersions, NvshmemOfPrograms) {
+  const Copy copy("laptop");
+  const auto header = [](int patch) {
+    return "#define NVSHMEM_VENDOR_MAJOR_VERSION 3\n#define NVSHMEM_VENDOR_MINOR_VERSION 3\n"
+           "#define NVSHMEM_VENDOR_PATCH_VERSION " +
+           std::to_string(patch) + "\n";
+  };
+  Subject subject = subject_of(copy.folder());
+  expect(subject, "NVSHMEM version", State::not_applicable, "Shoal needs none", "");
+  copy.write("opt/nvshmem/include/non_abi/nvshmem_version.h", header(8));
+  copy.write("venv/nvidia_nvshmem_cu12-3.3.20.dist-info/METADATA", "");
+  subject.nvshmem = find_nvshmem(subject.system, {"/opt/nvshmem", "/venv", "/nowhere"});
+  expect(subject, "NVSHMEM version", State::warning, "3.3.8 in /opt/nvshmem", "3.3.9");
+  copy.write("opt/nvshmem/include/non_abi/nvshmem_version.h", header(9));
+  subject.nvshmem = find_nvshmem(subject.system, {"/opt/nvshmem", "/venv"});
+  expect(subject, "NVSHMEM version", State::ok, "3.3.9 in /opt/nvshmem; 3.3.20 in /venv", "");
+}
+
+TEST(DoctorOfGroups, QueueDepth) {
+  Subject subject = subject_of(kSystems / "dgx");
+  expect(subject, "group queue depth", State::ok,
+         "assumed group (--ep names another) of 128 tokens, 7168 channels, top 8 of 256 experts, "
+         "16 ranks on 2 nodes",
+         "");
+  subject.group = ep_shape_from("4096,7168,8,256,8");
+  expect(subject, "group queue depth", State::not_applicable, "no rank is on another node", "");
+  subject.group = ep_shape_from("1024,7168,8,256,16");
+  subject.settings.network_depth = 16;
+  expect(subject, "group queue depth", State::warning, "SHOAL_NETWORK_DEPTH=16 allows fewer",
+         "the settings");
+  subject.settings.network_depth = 256;
+  subject.settings.verbs_depth = 16;
+  expect(subject, "group queue depth", State::warning, "send queues have 16", "the settings");
+}
+
+TEST(DoctorOfGroups, HeapAndMemory) {
+  Subject subject = subject_of(kSystems / "dgx");
+  subject.group = ep_shape_from("128,7168,8,256,16");
+  const ep::SizeHint hint = ep::size_hint({.max_tokens = 128,
+                                           .hidden = 7168,
+                                           .top_k = 8,
+                                           .experts = 256,
+                                           .low_latency_max_tokens = 128},
+                                          16, DeviceKind::host, 2);
+  subject.settings.symmetric_size = hint.total();
+  expect(subject, "group heap", State::ok, "group of 128 tokens", "");
+  --subject.settings.symmetric_size;
+  expect(subject, "group heap", State::warning, "both together do not", "SHOAL_SYMMETRIC_SIZE=");
+  subject.settings.symmetric_size = hint.control + std::max(hint.normal, hint.low_latency) - 1;
+  expect(subject, "group heap", State::fault, "low-latency mode", "SHOAL_SYMMETRIC_SIZE=");
+
+  expect(subject, "group memory", State::ok, "host memory", "");
+  const Copy copy("dgx");
+  copy.write("sys/fs/cgroup/system.slice/job/memory.max",
+             std::to_string(8 * hint.total() - 1) + "\n");
+  Subject small = subject_of(copy.folder());
+  small.group = subject.group;
+  expect(small, "group memory", State::fault, "host memory", "fewer tokens");
+  small.settings.heap = "cuda";
+  expect(small, "group memory", State::not_applicable, "not known", "");
+  small.gpus.gpus.resize(8);
+  for (auto& gpu : small.gpus.gpus) gpu.memory = std::uint64_t{1} << 20;
+  expect(small, "group memory", State::fault, "the memory of a GPU", "fewer tokens");
+  for (auto& gpu : small.gpus.gpus) gpu.memory = std::uint64_t{80} << 30;
+  expect(small, "group memory", State::ok, "the memory of a GPU", "");
+}
+
+TEST(DoctorOfGroups, ShapesAreChecked) {
+  for (const char* bad : {"", "1,2,3,4", "1,2,3,4,5,6", "128,7168,8,256,x", "0,7168,8,256,8"})
+    test::expect_error(Code::invalid_argument, "TOKENS,HIDDEN,TOPK,EXPERTS,RANKS",
+                       [&] { ep_shape_from(bad); });
+  test::expect_error(Code::invalid_argument, "", [] { ep_shape_from("128,7168,8,256,7"); });
+  EXPECT_EQ(assumed_ep_shape(3).experts % 6, 0);
 }
 
 TEST(DoctorOfNetworks, Modules) {
@@ -386,13 +539,14 @@ TEST(DoctorOfHosts, IdentityAndTime) {
 
 TEST(Doctor, ListsVariablesAsUsedIgnoredOrNotUnderstood) {
   Subject subject = subject_of(kSystems / "laptop");
+  subject.variables.clear();
   EXPECT_EQ(find(examine(subject), "environment").state, State::ok);
   subject.variables = inspect_environment(
-      {{"NVSHMEM_DEBUG", "INFO"}, {"NVSHMEM_QP_DEPTH", "9"}, {"SHOAL_TIMOUT_MS", "1"}});
+      {{"NVSHMEM_DEBUG", "INFO"}, {"NVSHMEM_SRQ_DEPTH", "9"}, {"SHOAL_TIMOUT_MS", "1"}});
   const Finding finding = find(examine(subject), "environment");
   EXPECT_EQ(finding.state, State::warning);
   EXPECT_EQ(finding.found,
-            "NVSHMEM_DEBUG is used as SHOAL_LOG; NVSHMEM_QP_DEPTH is ignored: Shoal has no "
+            "NVSHMEM_DEBUG is used as SHOAL_LOG; NVSHMEM_SRQ_DEPTH is ignored: Shoal has no "
             "equivalent; SHOAL_TIMOUT_MS is not understood: Shoal has no such setting; did you "
             "mean SHOAL_TIMEOUT_MS?");
 }
