@@ -28,6 +28,7 @@ def test_sizes_that_callers_know():
     assert Config(20, 36, 288, 20, 128).get_rdma_buffer_size_hint(14336, 16) == 91_887_744
     assert config.get_low_latency_rdma_size_hint(128, 7168, 8, 288) == 2_146_961_792
     assert config.get_low_latency_rdma_size_hint(128, 7168, 8, 256) == 1_908_410_496
+    assert config.get_low_latency_rdma_size_hint(1024, 4096, 8, 32) == 1_090_519_424
     eight = dict(num_scaleout_ranks=1, num_scaleup_ranks=8, num_nvlink_ranks=8)
     assert config.get_elastic_buffer_size(8192, 7168, **eight) == 966_787_072
 
