@@ -4,28 +4,13 @@
 // The transports inside a host come first. As long as some pair is not served as the settings ask,
 // a network is started and the choice is made again. All PEs choose from the same map, so they
 // choose alike.
-#include <fmt/ranges.h>
-
 #include <algorithm>
 
 #include "base/log.hpp"
-#include "transport/module.hpp"
 #include "world/fabric/fabric.hpp"
 #include "world/startup/blob.hpp"
 
 namespace shoal::detail {
-namespace {
-
-bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
-/// Whether the order of networks is the automatic one.
-bool in_automatic_order(const std::string& setting) {
-  return setting == "automatic" || contains(setting, "network");
-}
-
-}  // namespace
 
 void Fabric::start_transports(const transport::Context& context, BlobWriter& mine) {
   for (const transport::Factory make : transport::factories()) {
@@ -69,19 +54,6 @@ void Fabric::describe_connections(const Settings& settings, BlobWriter& mine) {
   describe(host_map_, transports_);
   describe(gpu_map_, gpu_transports_);
   if (rdma_obstacles_.empty()) mine.text(rdma_obstacle(settings));
-}
-
-std::string Fabric::rdma_obstacle(const Settings& settings) const {
-  constexpr auto kAll = transport::capability::all_operations;
-  const std::string& inside = settings.transport_inside;
-  const std::string& between = settings.transport_between;
-  bool asks = contains(inside, "network") || contains(between, "network");
-  for (Pe pe = 0; pe < placement_.n_pes; ++pe)
-    asks |= (in_automatic_order(inside) || in_automatic_order(between)) &&
-            std::ranges::none_of(transports_, [&](const auto& transport) {
-              return (transport->reach(pe).capabilities & kAll) == kAll;
-            });
-  return asks ? transport::rdma_obstacle(settings) : "";
 }
 
 void Fabric::choose_connections(const Settings& settings, const Blobs& all) {
@@ -132,51 +104,6 @@ void Fabric::connect_network() {
   } catch (const std::exception& error) {
     transports_.back() = transport::make_unavailable(network_, error.what());
   }
-}
-
-void Fabric::log_networks(const Settings& settings) const {
-  if (placement_.my_pe != 0 || transports_.size() == transport::factories().size()) return;
-  std::vector<std::string_view> used;
-  for (const std::string_view network : transport::network_names())
-    for (const std::size_t t : host_map_.transport_of)
-      if (host_map_.names[t] == network && std::ranges::find(used, network) == used.end())
-        used.push_back(network);
-  const auto without = std::ranges::find_if_not(rdma_obstacles_, &std::string::empty);
-  const bool rdma = without == rdma_obstacles_.end();
-  const std::string users = fmt::format("SHOAL_TRANSPORT_INSIDE={}, SHOAL_TRANSPORT_BETWEEN={}",
-                                        settings.transport_inside, settings.transport_between);
-  if (in_automatic_order(settings.transport_inside) ||
-      in_automatic_order(settings.transport_between)) {
-    const std::string order = fmt::format("networks are tried in the order {}",
-                                          fmt::join(automatic_networks(rdma), ", "));
-    if (rdma)
-      log::info("{}: every PE that needs one has an active RDMA port", order);
-    else if (std::ranges::find(rdma_obstacles_, "") == rdma_obstacles_.end())
-      log::info("{}: PE {} has no active RDMA port: {}", order, without - rdma_obstacles_.begin(),
-                *without);
-    else
-      log::warn("{}: some PEs have an active RDMA port, but PE {} has none: {}", order,
-                without - rdma_obstacles_.begin(), *without);
-  }
-  for (std::size_t t = 0; t < host_map_.dropped.size(); ++t) {
-    if (host_map_.dropped[t].empty()) continue;
-    const std::string& name = host_map_.names[t];
-    std::string reason;
-    for (std::size_t pe = 1; pe < host_map_.reasons.size() && reason.empty(); ++pe)
-      if (host_map_.names[host_map_.transport_of[pe]] != name) reason = host_map_.reasons[pe][t];
-    const std::string text =
-        fmt::format("transport {} is not used ({}): {}{}{} ({})", name, host_map_.dropped[t],
-                    reason, reason.empty() ? "" : "; ",
-                    used.empty() ? "no network takes its place"
-                                 : fmt::format("{} takes its place", fmt::join(used, ", ")),
-                    users);
-    // Slower than what the machine has, or not what the user has named.
-    const bool expected = (name == "verbs" && rdma) || contains(settings.transport_inside, name) ||
-                          contains(settings.transport_between, name);
-    expected ? log::warn("{}", text) : log::info("{}", text);
-  }
-  for (const std::string_view network : used)
-    log::info("transport {} carries data between PEs that do not share memory", network);
 }
 
 void Fabric::use_connections(const Settings& settings) {
