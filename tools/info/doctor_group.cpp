@@ -41,6 +41,12 @@ std::string shown(const Subject& subject) {
                      count_text(nodes_of(subject), "node"));
 }
 
+/// A fault of the group that the user has named; of another one, a program may do without.
+Finding too_small(const Subject& subject, std::string name, std::string found, std::string remedy) {
+  return {std::move(name), subject.group.given ? State::fault : State::warning, std::move(found),
+          std::move(remedy)};
+}
+
 DeviceKind heap_of(const Subject& subject) {
   return subject.settings.heap_on_gpu() ? DeviceKind::cuda : DeviceKind::host;
 }
@@ -83,7 +89,7 @@ Finding group_heap(const Subject& subject) {
   if (hint.total() <= heap) return ok(name, found);
   if (larger <= heap)
     return warning(name, found + ": each mode fits, both together do not", remedy);
-  return fault(name, found, remedy);
+  return too_small(subject, name, found, remedy);
 }
 
 Finding group_memory(const Subject& subject) {
@@ -107,7 +113,8 @@ Finding group_memory(const Subject& subject) {
   const std::string found =
       fmt::format("{}: {} of {} ({})", shown(subject), bytes_text(need), bytes_text(there), of);
   if (need <= there) return ok(name, found);
-  return fault(name, found, "fewer tokens for a rank, or more ranks on other nodes or GPUs");
+  return too_small(subject, name, found,
+                   "fewer tokens for a rank, or more ranks on other nodes or GPUs");
 }
 
 }  // namespace

@@ -339,6 +339,11 @@ TEST(DoctorOfGroups, HeapAndMemory) {
   subject.settings.symmetric_size = hint.control + std::max(hint.normal, hint.low_latency) - 1;
   expect(subject, "group heap", State::fault, "low-latency mode", "SHOAL_SYMMETRIC_SIZE=");
 
+  // Of a group that the user has not named, a program may have no need.
+  subject.group.given = false;
+  expect(subject, "group heap", State::warning, "assumed group", "SHOAL_SYMMETRIC_SIZE=");
+  subject.group.given = true;
+
   expect(subject, "group memory", State::ok, "host memory", "");
   const Copy copy("dgx");
   copy.write("sys/fs/cgroup/system.slice/job/memory.max",
