@@ -51,7 +51,7 @@ case $package in "$environment"/*) ;; *) echo "shoal is $package, not of $enviro
 [ -z "$(find "$package" -type l)" ] || { echo "symbolic links in the package" >&2; exit 1; }
 python -c 'import shoal; print("shoal", shoal.__version__, shoal.run_threads(2, lambda world: world.my_pe, {"symmetric_size": "64M"}))'
 
-for program in shoal-run shoal-info; do
+for program in shoal-run shoal-info nvshmem-info; do
   [ "$(command -v "$program")" = "$environment/bin/$program" ] || { echo "$program is not on PATH" >&2; exit 1; }
   "$program" --help >/dev/null
 done

@@ -38,10 +38,9 @@ std::string Fabric::rdma_obstacle(const Settings& settings) const {
 void Fabric::log_networks(const Settings& settings) const {
   if (placement_.my_pe != 0 || transports_.size() == transport::factories().size()) return;
   std::vector<std::string_view> used;
-  for (const std::string_view network : transport::network_names())
-    for (const std::size_t t : host_map_.transport_of)
-      if (host_map_.names[t] == network && std::ranges::find(used, network) == used.end())
-        used.push_back(network);
+  for (const std::size_t t : host_map_.transport_of)
+    if (host_map_.names[t] != "self" && std::ranges::find(used, host_map_.names[t]) == used.end())
+      used.push_back(host_map_.names[t]);
   const auto without = std::ranges::find_if_not(rdma_obstacles_, &std::string::empty);
   const bool rdma = without == rdma_obstacles_.end();
   const std::string users = fmt::format("SHOAL_TRANSPORT_INSIDE={}, SHOAL_TRANSPORT_BETWEEN={}",
@@ -65,19 +64,17 @@ void Fabric::log_networks(const Settings& settings) const {
     std::string reason;
     for (std::size_t pe = 1; pe < host_map_.reasons.size() && reason.empty(); ++pe)
       if (host_map_.names[host_map_.transport_of[pe]] != name) reason = host_map_.reasons[pe][t];
-    const std::string text =
-        fmt::format("transport {} is not used ({}): {}{}{} ({})", name, host_map_.dropped[t],
-                    reason, reason.empty() ? "" : "; ",
-                    used.empty() ? "no network takes its place"
-                                 : fmt::format("{} takes its place", fmt::join(used, ", ")),
-                    users);
+    const std::string text = fmt::format(
+        "transport {} is not used ({}): {}{}{} takes its place ({})", name, host_map_.dropped[t],
+        reason, reason.empty() ? "" : "; ", fmt::join(used, ", "), users);
     // Slower than what the machine has, or not what the user has named.
     const bool expected = (name == "verbs" && rdma) || contains(settings.transport_inside, name) ||
                           contains(settings.transport_between, name);
     expected ? log::warn("{}", text) : log::info("{}", text);
   }
-  for (const std::string_view network : used)
-    log::info("transport {} carries data between PEs that do not share memory", network);
+  for (const std::string_view name : used)
+    if (std::ranges::find(transport::network_names(), name) != transport::network_names().end())
+      log::info("transport {} carries data between PEs that do not share memory", name);
 }
 
 }  // namespace shoal::detail
