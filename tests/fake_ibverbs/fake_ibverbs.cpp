@@ -276,7 +276,10 @@ ibv_device** ibv_get_device_list(int* count) {
                   f.devices.size() - 1);
   }
   auto** const list = new ibv_device*[n + 1]();
-  for (std::size_t i = 0; i < n; ++i) list[i] = f.devices[i].get();
+  for (std::size_t i = 0; i < n; ++i) {
+    list[i] = f.devices[i].get();
+    list[i]->transport_type = f.options.connections ? IBV_TRANSPORT_IB : IBV_TRANSPORT_UNSPECIFIED;
+  }
   if (count != nullptr) *count = f.options.devices;
   return list;
 }

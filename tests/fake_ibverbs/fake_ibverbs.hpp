@@ -12,7 +12,8 @@ namespace shoal::test {
 struct FakeVerbsOptions {
   unsigned seed = 1;
   int devices = 1;
-  bool active = true;  ///< ports
+  bool active = true;       ///< ports
+  bool connections = true;  ///< reliable ones, which devices of EFA have not
   bool atomics = true;
   bool ethernet = false;  ///< RoCE ports; GID 3 is a RoCE v2 one with an IPv4 address
   int max_qp = 1000;

@@ -209,6 +209,17 @@ TEST_F(WithFakeVerbs, RoutesByTheGidOfRoce) {
   run_pair(module->make, settings(), settings(), check_quiet_completes_everything);
 }
 
+// The automatic order of networks depends on it.
+TEST_F(WithFakeVerbs, FindsPortsThatItCanUse) {
+  EXPECT_EQ(transport::rdma_obstacle(settings()), "");
+  reset({.active = false});
+  EXPECT_NE(transport::rdma_obstacle(settings()).find("no RDMA port is active"), std::string::npos);
+  reset({.connections = false});
+  EXPECT_NE(transport::rdma_obstacle(settings()).find("no RDMA port is active"), std::string::npos);
+  reset({.devices = 0});
+  EXPECT_NE(transport::rdma_obstacle(settings()).find("finds no RDMA device"), std::string::npos);
+}
+
 // Ports of a PE are its rails.
 TEST_F(WithFakeVerbs, SpreadsLongTransfersOverPorts) {
   reset({.devices = 2});
