@@ -159,7 +159,7 @@ struct SettingInfo {
   using Field = std::variant<std::int64_t Settings::*, std::size_t Settings::*,
                              std::chrono::milliseconds Settings::*, std::string Settings::*>;
   std::string_view name;   ///< SHOAL_...
-  std::string_view alias;  ///< NVSHMEM_... accepted in its place, or empty
+  std::string_view alias;  ///< NVSHMEM_... accepted in its place; several: a space between them
   std::string_view scope;  ///< bootstrap, world, network, collective, ep, diagnosis
   Field field;  ///< its type determines the form: integer, bytes ("64M"), milliseconds, text
   std::string_view meaning;  ///< one sentence
@@ -178,24 +178,24 @@ std::string_view type_of(const SettingInfo& info);
 
 /// The effect of an environment variable.
 enum class VariableUse : std::uint8_t {
-  used,     ///< sets a setting
+  used,     ///< sets a setting, is read by an interface, or asks for what Shoal does anyway
   ignored,  ///< no effect: Shoal has no equivalent, or another variable takes precedence
-  unknown,  ///< not a variable of Shoal or NVSHMEM: probably misspelt
+  unknown,  ///< not a variable of Shoal, NVSHMEM or DeepEP: probably misspelt
 };
 struct EnvironmentVariable {
   std::string name;
   VariableUse use = VariableUse::used;
-  std::string setting;  ///< the SHOAL_* setting that it corresponds to; empty: none
+  std::string setting;  ///< the SHOAL_* settings that it corresponds to, as "A, B"; empty: none
   std::string note;     ///< why it has no effect, or what its value cannot express; empty: nothing
 };
 
-/// The SHOAL_* and NVSHMEM_* variables of this process, by name.
+/// The variables of this process that are meant for Shoal, NVSHMEM or DeepEP, by name.
 std::vector<EnvironmentVariable> inspect_environment();
 /// As inspect_environment, of `variables` (name to value). For tests and tools.
 std::vector<EnvironmentVariable> inspect_environment(
     const std::map<std::string, std::string>& variables);
-/// One sentence for each variable that does not do what its user may expect; NVSHMEM variables
-/// without an equivalent share one.
+/// One sentence for each variable that does not do what its user may expect. The variables of
+/// NVSHMEM without an equivalent share one, and those of DeepEP another.
 std::vector<std::string> environment_warnings(std::span<const EnvironmentVariable> variables);
 
 /// The value of one row, as the user would write it. Secrets print as "(set)" or "(not set)".
