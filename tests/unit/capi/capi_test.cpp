@@ -107,6 +107,17 @@ TEST(CApiSettings, RefuseWhatTheEnvironmentRefuses) {
                  SHOAL_INVALID_ARGUMENT, "room for 5 bytes; the value of SHOAL_TIMEOUT_MS needs 6");
 }
 
+// One name of NVSHMEM may stand for several settings.
+TEST(CApiSettings, NamesOfNvshmemSetAllTheirSettings) {
+  CSettings settings;
+  ok(shoal_settings_set(settings.get(), "NVSHMEM_IB_ENABLE_IBGDA", "1"));
+  EXPECT_EQ(setting(settings, "SHOAL_GDA"), "automatic");
+  EXPECT_EQ(setting(settings, "SHOAL_VERBS_INTERFACE"), "devx");
+  ok(shoal_settings_set(settings.get(), "NVSHMEM_QP_DEPTH", "1024"));
+  EXPECT_EQ(setting(settings, "SHOAL_VERBS_DEPTH"), "1024");
+  EXPECT_EQ(setting(settings, "NVSHMEM_QP_DEPTH"), "1024");
+}
+
 TEST(CApiSettings, FromTheEnvironment) {
   ASSERT_EQ(setenv("SHOAL_SPIN", "123", 1), 0);
   shoal_settings* settings = nullptr;
