@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstring>
 #include <optional>
+#include <set>
+#include <utility>
 
 #include "base/check.hpp"
 
@@ -43,7 +45,14 @@ Address address_of(const std::string& name) {
   return address;
 }
 
-/// False when the receiver's queue is full.
+/// A datagram of this world.
+struct Arrival {
+  ReceivedFd received;
+  bool refused = false;  ///< the sender has no descriptor for this PE
+  bool dropped = false;  ///< this process has no room for its descriptor
+};
+
+/// False when the receiver's queue is full. `fd`: negative: the datagram says that none follows.
 bool try_send(int socket, int fd, const FdPeer& peer, const FdExchange& exchange) {
   Message message{exchange.world, exchange.my_pe, peer.pe};
   iovec data{&message, sizeof message};
@@ -54,13 +63,15 @@ bool try_send(int socket, int fd, const FdPeer& peer, const FdExchange& exchange
   header.msg_namelen = address.length;
   header.msg_iov = &data;
   header.msg_iovlen = 1;
-  header.msg_control = control.bytes;
-  header.msg_controllen = CMSG_SPACE(sizeof(int));
-  cmsghdr* const rights = CMSG_FIRSTHDR(&header);
-  rights->cmsg_level = SOL_SOCKET;
-  rights->cmsg_type = SCM_RIGHTS;
-  rights->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+  if (fd >= 0) {
+    header.msg_control = control.bytes;
+    header.msg_controllen = CMSG_SPACE(sizeof(int));
+    cmsghdr* const rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+  }
   if (sendmsg(socket, &header, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return true;
   // ETOOMANYREFS: the kernel's limit on descriptors in flight; retry after some are received.
   // ECONNREFUSED: the peer is gone; exchange.check or the deadline reports the cause.
@@ -71,7 +82,7 @@ bool try_send(int socket, int fd, const FdPeer& peer, const FdExchange& exchange
 }
 
 /// One datagram of this world; nullopt if none is queued. Datagrams of other worlds are dropped.
-std::optional<ReceivedFd> try_receive(int socket, const FdExchange& exchange) {
+std::optional<Arrival> try_receive(int socket, const FdExchange& exchange) {
   for (;;) {
     Message message{};
     iovec data{&message, sizeof message};
@@ -87,7 +98,8 @@ std::optional<ReceivedFd> try_receive(int socket, const FdExchange& exchange) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return std::nullopt;
       fail_errno("cannot receive symmetric memory of a peer");
     }
-    ReceivedFd result;
+    Arrival arrival;
+    ReceivedFd& result = arrival.received;
     ucred sender{0, static_cast<uid_t>(-1), 0};
     for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr;
          part = CMSG_NXTHDR(&header, part)) {
@@ -102,14 +114,17 @@ std::optional<ReceivedFd> try_receive(int socket, const FdExchange& exchange) {
     const bool ours = received == sizeof message && message.world == exchange.world &&
                       message.receiver == exchange.my_pe && sender.uid == geteuid();
     if (!ours) continue;
-    if (!result.fd && (header.msg_flags & MSG_CTRUNC) != 0) {
-      errno = EMFILE;  // the kernel drops a descriptor that does not fit, without an error
+    // The kernel drops a descriptor that does not fit, without an error.
+    arrival.dropped = !result.fd && (header.msg_flags & MSG_CTRUNC) != 0;
+    arrival.refused = !result.fd && !arrival.dropped;
+    if (arrival.dropped && !exchange.failed) {
+      errno = EMFILE;
       fail_errno("cannot receive symmetric memory of a peer");
     }
-    if (!result.fd) continue;
+    if (arrival.refused && !exchange.failed) continue;
     result.pe = message.sender;
     result.pid = sender.pid;
-    return result;
+    return arrival;
   }
 }
 
@@ -137,18 +152,58 @@ std::vector<ReceivedFd> exchange_fds(const FdSocket& socket, int fd, std::span<c
   std::vector<FdPeer> to_send(peers.begin(), peers.end());
   std::vector<Pe> to_receive;
   for (const FdPeer& peer : peers) to_receive.push_back(peer.pe);
+  std::vector<std::pair<Pe, std::string>> lost;
+  const auto send = [&](const FdPeer& peer) {
+    try {
+      return try_send(socket.get(), fd, peer, exchange);
+    } catch (const Error& error) {
+      if (!exchange.failed) throw;
+      std::erase(to_receive, peer.pe);
+      lost.emplace_back(peer.pe, error.reason());
+    }
+    try {
+      try_send(socket.get(), -1, peer, exchange);
+    } catch (const Error&) {  // the peer's deadline remains
+    }
+    return true;
+  };
+  const auto report_lost = [&] {
+    for (const auto& [pe, reason] : lost) exchange.failed(pe, reason);
+    lost.clear();
+  };
 
   const auto deadline = std::chrono::steady_clock::now() + exchange.timeout;
   while (!to_send.empty() || !to_receive.empty()) {
-    std::erase_if(to_send,
-                  [&](const FdPeer& peer) { return try_send(socket.get(), fd, peer, exchange); });
-    while (auto message = try_receive(socket.get(), exchange))
-      if (std::erase(to_receive, message->pe) != 0) received.push_back(std::move(*message));
+    std::erase_if(to_send, send);
+    while (auto arrival = try_receive(socket.get(), exchange)) {
+      const Pe from = arrival->received.pe;
+      if (std::erase(to_receive, from) == 0) continue;
+      if (arrival->dropped) {
+        lost.emplace_back(from, "cannot receive its symmetric memory: " + errno_text(EMFILE));
+      } else if (arrival->refused) {
+        lost.emplace_back(from, "it cannot pass its symmetric memory");
+        std::erase_if(to_send, [&](const FdPeer& peer) { return peer.pe == from; });
+      } else {
+        received.push_back(std::move(arrival->received));
+      }
+    }
+    report_lost();
     if (to_send.empty() && to_receive.empty()) break;
 
     if (std::chrono::steady_clock::now() >= deadline) {
       std::vector<Pe> full;
       for (const FdPeer& peer : to_send) full.push_back(peer.pe);
+      if (exchange.failed) {
+        std::set<Pe> late(to_receive.begin(), to_receive.end());
+        late.insert(full.begin(), full.end());
+        for (const Pe pe : late)
+          lost.emplace_back(pe,
+                            fmt::format("it did not pass or take symmetric memory within {} ms. "
+                                        "Setting: SHOAL_BOOTSTRAP_TIMEOUT_MS",
+                                        exchange.timeout.count()));
+        report_lost();
+        break;
+      }
       fail(
           Code::timeout,
           "passing symmetric memory timed out after {} ms on PE {}: nothing came from PEs [{}], nothing was taken by "

@@ -46,12 +46,16 @@ struct FdExchange {
   std::chrono::milliseconds timeout{};
   /// Called about every millisecond; may throw to end the exchange early.
   std::function<void()> check;
+  /// Called with the reason for a peer with which the exchange fails, here or there. Null: the
+  /// exchange throws.
+  std::function<void(Pe, const std::string&)> failed{};
 };
 
 /// Sends `fd` to every peer and receives one from each. Collective over the peers. Sends and
 /// receives are interleaved without blocking, so full socket queues cannot cause a deadlock.
 /// Datagrams of other users are dropped. Throws Error{timeout} naming the PEs that did not send or
-/// receive, Error{system} if a socket fails.
+/// receive, Error{system} if a socket fails; FdExchange::failed replaces both where one peer is
+/// concerned.
 std::vector<ReceivedFd> exchange_fds(const FdSocket& socket, int fd, std::span<const FdPeer> peers,
                                      const FdExchange& exchange);
 

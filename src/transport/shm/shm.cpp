@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "memory/host/fd_exchange.hpp"
 #include "memory/process_id.hpp"
 #include "transport/mapped.hpp"
@@ -60,9 +61,11 @@ class ShmTransport final : public MappedTransport {
 
   std::optional<std::string> obstacle(Pe pe, const Address& mine, const Address& theirs) const;
   void map_processes(std::span<const Address> addresses, std::span<const Pe> pes);
+  void lose(Pe pe, const std::string& reason);
 
   Context context_;
   std::optional<FdSocket> socket_;  // open while the world starts
+  std::string no_socket_;           // why there is none
   std::vector<Reach> reach_;
   std::vector<Watched> watched_;
   std::vector<pollfd> polled_;  // one per element of watched_
@@ -70,16 +73,23 @@ class ShmTransport final : public MappedTransport {
 };
 
 std::vector<std::byte> ShmTransport::address() {
-  socket_.emplace();
   Address address;
+  try {
+    socket_.emplace();
+  } catch (const Error& error) {
+    no_socket_ = error.reason();
+  }
   address.process = memory::this_process();
   address.segment = context_.segment->token();
   address.segment_bytes = context_.segment->size();
   address.network_namespace = memory::network_namespace();
-  address.socket_name_length = socket_->name().size();
-  require(socket_->name().size() <= sizeof address.socket_name, Code::system,
-          "the kernel chose a socket name of {} bytes", socket_->name().size());
-  std::memcpy(address.socket_name, socket_->name().data(), socket_->name().size());
+  if (socket_) {
+    const std::string& name = socket_->name();
+    address.socket_name_length = name.size();
+    require(name.size() <= sizeof address.socket_name, Code::system,
+            "the kernel chose a socket name of {} bytes", name.size());
+    std::memcpy(address.socket_name, name.data(), name.size());
+  }
   std::vector<std::byte> bytes(sizeof address);
   std::memcpy(bytes.data(), &address, sizeof address);
   return bytes;
@@ -120,12 +130,25 @@ void ShmTransport::connect(std::span<const std::vector<std::byte>> blobs) {
       require(segment != nullptr, Code::system,
               "PE {} is a thread of this process, but its memory is gone", pe);
       set_mapping(pe, std::move(segment));
+    } else if (!socket_) {
+      lose(pe, no_socket_);
+    } else if (addresses[i].socket_name_length == 0) {
+      lose(pe, "it has no local socket");
     } else {
       in_other_processes.push_back(pe);
     }
   }
-  map_processes(addresses, in_other_processes);
+  if (socket_) map_processes(addresses, in_other_processes);
   socket_.reset();
+}
+
+/// A pair of this host without shared memory: a network may carry it.
+void ShmTransport::lose(Pe pe, const std::string& reason) {
+  reach_[static_cast<std::size_t>(pe)] = {0, reason};
+  log::warn(
+      "PE {}: transport shm does not reach PE {}: {}. Networks are tried in its place. "
+      "Setting: SHOAL_TRANSPORT_INSIDE",
+      context_.my_pe, pe, reason);
 }
 
 void ShmTransport::map_processes(std::span<const Address> addresses, std::span<const Pe> pes) {
@@ -136,12 +159,19 @@ void ShmTransport::map_processes(std::span<const Address> addresses, std::span<c
         std::min<std::size_t>(address.socket_name_length, sizeof address.socket_name);
     peers.push_back({pe, std::string(address.socket_name, length)});
   }
+  // Half of the time, so that a PE whose exchange fails is not late for the next step.
   const auto received =
       memory::exchange_fds(*socket_, context_.segment->descriptor().get(), peers,
-                           {context_.world, context_.my_pe, context_.timeout, context_.check});
+                           {context_.world, context_.my_pe, context_.timeout / 2, context_.check,
+                            [this](Pe pe, const std::string& reason) { lose(pe, reason); }});
   for (const memory::ReceivedFd& from : received) {
-    set_mapping(from.pe,
-                Segment::map(from.fd, addresses[static_cast<std::size_t>(from.pe)].segment_bytes));
+    const auto i = static_cast<std::size_t>(from.pe);
+    try {
+      if (reach_[i].reason.empty())
+        set_mapping(from.pe, Segment::map(from.fd, addresses[i].segment_bytes));
+    } catch (const Error& error) {
+      lose(from.pe, std::string(error.reason()));
+    }
     if (from.pid <= 0) continue;
     FileDescriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, from.pid, 0)));
     // A kernel without pidfd, or a process that has ended: the bootstrap notices it.

@@ -10,6 +10,7 @@
 
 #include <cstring>
 #include <functional>
+#include <map>
 #include <thread>
 
 #include "memory/host/fd_exchange.hpp"
@@ -100,6 +101,31 @@ TEST(FdExchange, DropsOtherWorldsAndNamesTheMissingPe) {
     EXPECT_NE(std::string(error.what()).find("nothing came from PEs [1]"), std::string::npos)
         << error.what();
   }
+}
+
+// With FdExchange::failed a PE that is missing, or cannot pass its memory, is reported alone.
+TEST(FdExchange, ReportsThePeerThatFails) {
+  const Token world = make_token();
+  const FdSocket sockets[3];
+  const auto segment = Segment::create(4096);
+  std::map<Pe, std::string> lost;
+  std::thread second([&] {
+    // A descriptor that cannot be passed: PE 0 learns it at once.
+    std::map<Pe, std::string> own;
+    exchange_fds(sockets[1], 1 << 20, std::vector<FdPeer>{{0, sockets[0].name()}},
+                 {world, 1, std::chrono::seconds(20), nullptr,
+                  [&](Pe pe, const std::string& reason) { own[pe] = reason; }});
+    EXPECT_NE(own[0].find("cannot pass symmetric memory to PE 0"), std::string::npos) << own[0];
+  });
+  const auto received =
+      exchange_fds(sockets[0], segment->descriptor().get(),
+                   std::vector<FdPeer>{{1, sockets[1].name()}, {2, sockets[2].name()}},
+                   {world, 0, std::chrono::seconds(3), nullptr,
+                    [&](Pe pe, const std::string& reason) { lost[pe] = reason; }});
+  second.join();
+  EXPECT_TRUE(received.empty());
+  EXPECT_EQ(lost[1], "it cannot pass its symmetric memory");
+  EXPECT_NE(lost[2].find("within 3000 ms"), std::string::npos) << lost[2];
 }
 
 TEST(FdExchange, StopsWhenTheCheckThrows) {
