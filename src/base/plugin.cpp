@@ -73,6 +73,10 @@ void* open_library(const std::string& file, std::string& reason) {
   return library;
 }
 
+std::string file_name(std::string_view plugin) {
+  return fmt::format("libshoal_{}.so", plugin);
+}
+
 }  // namespace
 
 Plugin load_plugin_file(const std::string& file, const char* symbol) {
@@ -93,16 +97,21 @@ std::vector<std::string> plugin_folders(const Settings& settings) {
   return {own / "shoal", own, own / ".." / "lib" / "shoal"};
 }
 
-Plugin load_plugin(const Settings& settings, std::string_view name, const char* symbol) {
-  const std::string library = fmt::format("libshoal_{}.so", name);
-  const std::vector<std::string> folders = plugin_folders(settings);
-  for (const std::filesystem::path folder : folders) {
+std::string find_plugin(const Settings& settings, std::string_view name) {
+  for (const std::filesystem::path folder : plugin_folders(settings)) {
+    const std::filesystem::path file = folder / file_name(name);
     std::error_code error;
-    if (std::filesystem::exists(folder / library, error))
-      return load_plugin_file(folder / library, symbol);
+    if (std::filesystem::exists(file, error)) return file;
   }
+  return {};
+}
+
+Plugin load_plugin(const Settings& settings, std::string_view name, const char* symbol) {
+  if (const std::string file = find_plugin(settings, name); !file.empty())
+    return load_plugin_file(file, symbol);
+  const std::string library = file_name(name);
   Plugin plugin;
-  plugin.file = std::filesystem::path(folders.front()) / library;
+  plugin.file = std::filesystem::path(plugin_folders(settings).front()) / library;
   plugin.reason = fmt::format(
       "{} is not there: this build has no {}, or SHOAL_PLUGIN_DIR (\"{}\") names another folder",
       plugin.file, library, settings.plugin_dir);

@@ -22,6 +22,9 @@ struct Plugin {
 /// The folders that load_plugin searches, in order.
 std::vector<std::string> plugin_folders(const Settings& settings);
 
+/// The file "libshoal_<name>.so" that load_plugin would load; empty without one.
+std::string find_plugin(const Settings& settings, std::string_view name);
+
 /// Loads `symbol` of "libshoal_<name>.so" from SHOAL_PLUGIN_DIR when that is set, else from the
 /// folder "shoal" beside libshoal, else from the folder of libshoal.
 Plugin load_plugin(const Settings& settings, std::string_view name, const char* symbol);

@@ -11,6 +11,10 @@
 namespace shoal::transport {
 namespace {
 
+std::string plugin_of(std::string_view network) {
+  return fmt::format("transport_{}", network);
+}
+
 /// A transport that could not be made: reaches no PE.
 class Unavailable final : public Transport {
  public:
@@ -49,7 +53,7 @@ std::unique_ptr<Transport> make_unavailable(std::string_view name, std::string r
 }
 
 std::string rdma_obstacle(const Settings& settings) {
-  const Plugin plugin = load_plugin(settings, "transport_verbs", kModuleSymbol);
+  const Plugin plugin = load_plugin(settings, plugin_of("verbs"), kModuleSymbol);
   if (plugin.symbol == nullptr) return plugin.reason;
   const auto& module = *static_cast<const Module*>(plugin.symbol);
   if (module.version != kModuleVersion || module.probe == nullptr)
@@ -57,9 +61,15 @@ std::string rdma_obstacle(const Settings& settings) {
   return module.probe(settings).missing;
 }
 
+std::uint32_t installed_networks(const Settings& settings) {
+  std::uint32_t installed = 0;
+  for (std::size_t i = 0; i < network_names().size(); ++i)
+    if (!find_plugin(settings, plugin_of(network_names()[i])).empty()) installed |= 1U << i;
+  return installed;
+}
+
 std::unique_ptr<Transport> make_network(std::string_view name, const Context& context) {
-  const Plugin plugin =
-      load_plugin(*context.settings, fmt::format("transport_{}", name), kModuleSymbol);
+  const Plugin plugin = load_plugin(*context.settings, plugin_of(name), kModuleSymbol);
   if (plugin.symbol == nullptr) return make_unavailable(name, plugin.reason);
   const auto& module = *static_cast<const Module*>(plugin.symbol);
   if (module.version != kModuleVersion)

@@ -14,13 +14,18 @@ namespace shoal::transport {
 /// cannot prolong an outer one.
 class ScopedTimeout {
  public:
-  explicit ScopedTimeout(std::chrono::milliseconds limit) noexcept;
+  /// Whether waits also end after SHOAL_TIMEOUT_MS. Otherwise `limit` alone counts: a start, which
+  /// has a timeout of its own, may take longer.
+  enum class Also { timeout, nothing };
+
+  explicit ScopedTimeout(std::chrono::milliseconds limit, Also also = Also::timeout) noexcept;
   ~ScopedTimeout();
   ScopedTimeout(const ScopedTimeout&) = delete;
   ScopedTimeout& operator=(const ScopedTimeout&) = delete;
 
  private:
   std::chrono::steady_clock::time_point outer_deadline_;
+  bool outer_alone_;
 };
 
 /// For reporting a failure to the other PEs, and asking them about it: enough for a live peer on a
@@ -28,7 +33,7 @@ class ScopedTimeout {
 inline constexpr std::chrono::milliseconds kFailureReportTimeout{250};
 
 /// The deadline of a network wait of this thread that starts at `start`: after `timeout`, or
-/// earlier where a ScopedTimeout ends earlier.
+/// as a ScopedTimeout says.
 std::chrono::steady_clock::time_point wait_deadline(
     std::chrono::milliseconds timeout,
     std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now()) noexcept;

@@ -90,6 +90,10 @@ struct Context {
   /// How the world knows `pe` to have ended or failed; empty while it lives. Valid as long as the
   /// transport; may be null. Called without locks that ended() takes.
   std::function<std::string(Pe)> failure;
+  /// The other transports that could carry operations to `pe`, with the setting, to follow the
+  /// error of a lost connection. Empty until the world has chosen. Valid as long as the transport;
+  /// may be null. Takes no locks.
+  std::function<std::string(Pe)> alternatives;
   /// heap_factories(): the transport of the segment of a PE. Valid from carry() on, as long as the
   /// transport.
   std::function<Transport&(Pe)> host_route;
@@ -256,6 +260,8 @@ std::span<const std::string_view> network_names();
 /// Loads the module of a network transport and constructs this PE's side. Returns
 /// make_unavailable() with the reason where that fails.
 std::unique_ptr<Transport> make_network(std::string_view name, const Context& context);
+/// Bit i: the module of network_names()[i] is installed; its library may be missing.
+std::uint32_t installed_networks(const Settings& settings);
 /// A transport of this name that reaches no PE, for this reason.
 std::unique_ptr<Transport> make_unavailable(std::string_view name, std::string reason);
 /// The transports of device heaps, the preferred one first. Empty in a build without CUDA.

@@ -96,6 +96,13 @@ class ControlLayout {
     return causes_ + (2 * at(from) + parity) * sizeof(CauseEntry);
   }
 
+  /// Bytes that only `from` writes, while a network is tried: the reason of its first cause entry,
+  /// which no PE reads before a failure is published there.
+  static constexpr std::size_t kTrialBytes = CauseEntry::kReasonBytes;
+  std::size_t trial(Pe from) const noexcept {
+    return cause(from, 0) + offsetof(CauseEntry, reason);
+  }
+
   std::size_t join_record(Pe from) const noexcept { return join_ + at(from) * join_stride_; }
   std::size_t join_free_word(Pe from, std::size_t word) const noexcept {
     return join_record(from) + sizeof(JoinRecord) + word * sizeof(std::uint64_t);

@@ -153,6 +153,8 @@ void execute(QueuePair& pair, Request& request) {
   const std::uint64_t remote =
       atomic ? request.wr.wr.atomic.remote_addr : request.wr.wr.rdma.remote_addr;
   const std::uint32_t key = atomic ? request.wr.wr.atomic.rkey : request.wr.wr.rdma.rkey;
+  if (static_cast<int>(request.wr.opcode) == fake().options.fail_opcode)
+    return break_pair(pair, request, IBV_WC_REM_OP_ERR);
   if (request.local.length != 0 && !covers(key, remote, request.local.length, true))
     return break_pair(pair, request, IBV_WC_REM_ACCESS_ERR);
   if (request.inlined.empty() && request.local.length != 0 &&

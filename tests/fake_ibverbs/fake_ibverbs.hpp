@@ -27,6 +27,7 @@ struct FakeVerbsOptions {
   std::size_t event_after = 0;        ///< requests until then
   int event_port = 0;                 ///< not 0: the event is of this port, not of a queue pair
   int most_reads_and_atomics = 0;     ///< of all queue pairs; 0: not reported
+  int fail_opcode = -1;               ///< enum ibv_wr_opcode whose requests end with an error
   std::size_t fail_after = SIZE_MAX;  ///< requests until every further one exceeds its retries
 };
 

@@ -61,6 +61,11 @@ std::mt19937 dice;
 std::map<std::uint64_t, Worker*> workers;
 std::uint64_t next_id = 0, next_number = 0;
 shoal::test::FakeUcpCounts counts;
+using shoal::test::FakeUcpFault;
+FakeUcpFault fault = FakeUcpFault::none;
+ucs_status_ptr_t failed() {
+  return reinterpret_cast<ucs_status_ptr_t>(static_cast<std::intptr_t>(UCS_ERR_IO_ERROR));
+}
 
 bool one_in(unsigned n) {
   return dice() % n == 0;
@@ -183,9 +188,10 @@ FakeUcpCounts fake_ucp_counts() {
   return counts;
 }
 
-void reset_fake_ucp(unsigned seed) {
+void reset_fake_ucp(unsigned seed, FakeUcpFault fails) {
   const std::lock_guard lock(mutex);
   dice.seed(seed);
+  fault = fails;
   counts = {};
 }
 
@@ -306,6 +312,7 @@ void ucp_rkey_buffer_release(void* data) {
   blobs.erase(data);
 }
 ucs_status_t ucp_ep_rkey_unpack(ucp_ep_h, const void*, ucp_rkey_h* key) {
+  if (fault == FakeUcpFault::key) return UCS_ERR_UNREACHABLE;
   static int nothing;
   *key = reinterpret_cast<ucp_rkey_h>(&nothing);
   return UCS_OK;
@@ -314,6 +321,7 @@ void ucp_rkey_destroy(ucp_rkey_h) {}
 
 ucs_status_t ucp_ep_create(ucp_worker_h handle, const ucp_ep_params_t* params, ucp_ep_h* endpoint) {
   const std::lock_guard lock(mutex);
+  if (fault == FakeUcpFault::connect) return UCS_ERR_UNREACHABLE;
   auto* const made = new Endpoint;
   made->from = &worker_of(handle);
   std::memcpy(&made->to, params->address, sizeof made->to);
@@ -335,6 +343,7 @@ ucs_status_ptr_t ucp_ep_close_nbx(ucp_ep_h handle, const ucp_request_param_t*) {
 
 ucs_status_ptr_t ucp_ep_flush_nbx(ucp_ep_h handle, const ucp_request_param_t* param) {
   const std::lock_guard lock(mutex);
+  if (fault == FakeUcpFault::flush) return failed();
   Endpoint& endpoint = endpoint_of(handle);
   const auto& all = endpoint.operations;
   if (std::none_of(all.begin(), all.end(), is_transfer) && one_in(2)) return nullptr;
@@ -344,6 +353,7 @@ ucs_status_ptr_t ucp_ep_flush_nbx(ucp_ep_h handle, const ucp_request_param_t* pa
 ucs_status_ptr_t ucp_put_nbx(ucp_ep_h handle, const void* buffer, size_t bytes, uint64_t remote,
                              ucp_rkey_h, const ucp_request_param_t* param) {
   const std::lock_guard lock(mutex);
+  if (fault == FakeUcpFault::put) return failed();
   auto* const local = static_cast<std::byte*>(const_cast<void*>(buffer));
   return add(endpoint_of(handle),
              {.kind = Operation::Kind::put,
@@ -356,6 +366,7 @@ ucs_status_ptr_t ucp_put_nbx(ucp_ep_h handle, const void* buffer, size_t bytes, 
 ucs_status_ptr_t ucp_get_nbx(ucp_ep_h handle, void* buffer, size_t bytes, uint64_t remote,
                              ucp_rkey_h, const ucp_request_param_t* param) {
   const std::lock_guard lock(mutex);
+  if (fault == FakeUcpFault::get) return failed();
   return add(endpoint_of(handle),
              {.kind = Operation::Kind::get,
               .local = static_cast<std::byte*>(buffer),
@@ -367,6 +378,7 @@ ucs_status_ptr_t ucp_get_nbx(ucp_ep_h handle, void* buffer, size_t bytes, uint64
 ucs_status_ptr_t ucp_am_send_nbx(ucp_ep_h handle, unsigned, const void*, size_t, const void* buffer,
                                  size_t bytes, const ucp_request_param_t* param) {
   const std::lock_guard lock(mutex);
+  if (fault == FakeUcpFault::message) return failed();
   Endpoint& endpoint = endpoint_of(handle);
   auto* const local = static_cast<std::byte*>(const_cast<void*>(buffer));
   if (!one_in(3))

@@ -19,8 +19,11 @@ struct FakeUcpCounts {
   std::size_t requests_left = 0;   ///< requests that were not freed
 };
 
+/// The calls that fail.
+enum class FakeUcpFault { none, connect, key, message, put, get, flush };
+
 /// Since the last reset.
 FakeUcpCounts fake_ucp_counts();
-void reset_fake_ucp(unsigned seed);
+void reset_fake_ucp(unsigned seed, FakeUcpFault fault = FakeUcpFault::none);
 
 }  // namespace shoal::test

@@ -2,6 +2,7 @@
 """Links that are cut during an operation. Every PE reports it in time and names a PE that it cannot
 reach. When the network is whole again, the same processes open a new world."""
 
+import re
 import time
 
 import pytest
@@ -65,6 +66,10 @@ def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, transpor
     network, job = cut_in_the_middle(running, transport, fault)
     if transport != "ofi":
         expect_cause(job, rails=[0, 1])
+    # What is left for the next start, with its setting.
+    reports = "".join(program.out for program in job.programs)
+    assert re.search(r"; both PEs also have \w+ \(not tried\)", reports), reports
+    assert "Setting: SHOAL_TRANSPORT_BETWEEN" in reports
     for rail in range(network.rails):
         network.heal(network.hosts[1], rail)
     network.login.path(SHARED / "again.new").write_text(session(network) + "\n")

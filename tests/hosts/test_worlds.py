@@ -250,6 +250,22 @@ def test_jobs_that_share_hosts_use_different_nics(
             assert rails[1 - index] < BOOTSTRAP_BYTES
 
 
+@pytest.mark.parametrize("fault", ["put 1 2", "lose-signal 3 0"])
+def test_a_network_that_fails_first_is_replaced(
+    make_network, bin_dir, host_checks, environment, needs, fault
+):
+    needs("ofi")
+    environment |= {
+        "SHOAL_TRANSPORT_BETWEEN": "ucx,ofi",
+        "SHOAL_PLUGIN_DIR": bin_dir.parent / "tests/faulty_transports",
+        "SHOAL_TEST_FAULT": fault,
+    }
+    job = by_hand(make_network(hosts=2), [host_checks, "collectives"], 2, environment)
+    expect_lines(job.lines(90), 2, 2, "ofi", "collectives ok")
+    assert "transport ucx is not used (dropped for all" in job.programs[0].err
+    assert "ofi takes its place" in job.programs[0].err
+
+
 def test_the_plan_gives_the_pes_of_a_host_different_rails(make_network, bin_dir):
     (host,) = make_network(hosts=1).hosts
     page = host.run([bin_dir / "shoal-info", "--topology", "--pes", "2"]).out

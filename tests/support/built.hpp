@@ -16,6 +16,7 @@ std::string source_file(const std::string& name);
 // Paths of libraries; "" where the build does not have one.
 extern const char* const kFakeNccl;
 extern const char* const kFakeIbverbs;
-extern const char* const kBuiltIbverbs;  ///< the emulated NIC's
+extern const char* const kBuiltIbverbs;      ///< the emulated NIC's
+extern const char* const kFaultyTransports;  ///< a folder of plug-ins
 
 }  // namespace shoal::test

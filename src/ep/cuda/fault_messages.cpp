@@ -5,6 +5,7 @@
 #include "ep/cuda/fault_text.hpp"
 #include "ep/cuda/group.hpp"
 #include "world/device_side.hpp"
+#include "world/fabric/fabric.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -14,7 +15,12 @@ std::optional<Error> failure_of_network(const CudaGroup& group, Pe pe) {
   const auto* const side = group.state.world->device_side();
   if (side == nullptr) return std::nullopt;
   if (group.network == NetworkPath::proxy) return side->proxy_failure();
-  return group.on_own_stream([&](cudaStream_t stream) { return side->nic_failure(pe, stream); });
+  auto failure =
+      group.on_own_stream([&](cudaStream_t stream) { return side->nic_failure(pe, stream); });
+  if (failure && failure->code() == Code::peer_failed)
+    failure.emplace(Code::peer_failed, std::string(failure->reason()) +
+                                           group.state.world->fabric().other_transports(pe));
+  return failure;
 }
 
 /// For the faults after which the group cannot continue.

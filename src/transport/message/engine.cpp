@@ -52,6 +52,7 @@ Engine::Engine(const Context& context, std::size_t rails)
       settings_(*context.settings),
       segment_(context.segment),
       failure_(context.failure),
+      alternatives_(context.alternatives),
       depth_(static_cast<std::uint32_t>(context.settings->network_depth)),
       scratch_rails_(rails),
       scratch_(scratch_bytes(context.n_pes, rails)),
@@ -138,7 +139,8 @@ void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
   }
   const Clock::time_point start = Clock::now();
   Clock::time_point next_probe = start + kProbeInterval;
-  Deadline deadline(wait_deadline(settings_.timeout, start), start);
+  const Clock::time_point end = wait_deadline(settings_.timeout, start);
+  Deadline deadline(end, start);
   Backoff backoff;
   Clock::time_point now = start;
   int empty = 0;
@@ -149,7 +151,7 @@ void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
       const std::lock_guard guard(lock_);
       any = poll(now);
       if (ready()) return;
-      if (deadline.passed(now)) throw_timeout(operation, pe);
+      if (deadline.passed(now)) throw_timeout(operation, pe, end - start);
     }
     if (now >= next_probe) {
       check_alive(pe);
@@ -177,7 +179,7 @@ void Engine::check_alive(Pe pe) {
     if (!peer.connected || (pe >= 0 && peer.pe != pe)) continue;
     std::string failure = failure_ ? failure_(peer.pe) : std::string();
     const std::lock_guard guard(lock_);
-    if (!failure.empty()) fail_peer(peer, std::move(failure));
+    if (!failure.empty()) fail_peer(peer, std::move(failure), true);
     if (!network_->traits().probes || !peer.failure.empty() || peer.probing) continue;
     if (pe < 0 && !is_busy(peer)) continue;
     Message probe;
@@ -429,8 +431,9 @@ void Engine::count_in_flight(std::uint32_t now) noexcept {
     most_in_flight_.store(now, std::memory_order_relaxed);
 }
 
-void Engine::fail_peer(Peer& peer, std::string reason) {
+void Engine::fail_peer(Peer& peer, std::string reason, bool gone) {
   if (!peer.failure.empty()) return;
+  peer.gone = gone;
   peer.lost = peer.connected && is_busy(peer);
   peer.failure = std::move(reason);
   peer.unsent.clear();
@@ -456,8 +459,11 @@ void Engine::fail_peer(Peer& peer, std::string reason) {
 std::span<const Transport::Ended> Engine::ended() noexcept {
   if (n_failed_.load(std::memory_order_acquire) == ended_.size()) return ended_;
   const std::lock_guard guard(lock_);
-  while (ended_.size() < failed_.size())
+  while (ended_.size() < failed_.size()) {
     ended_.push_back(failed_[ended_.size()]);  // room was reserved
+    Transport::Ended& ended = ended_.back();
+    ended.description += alternatives(peer(ended.pe));
+  }
   return ended_;
 }
 
@@ -466,24 +472,32 @@ void Engine::check_peer(const Peer& peer, const Operation& operation) const {
     throw_lost(peer, operation);
 }
 
-void Engine::throw_lost(const Peer& peer, const Operation& operation) const {
-  fail(Code::peer_failed, "{} failed on PE {}: transport {} has lost PE {}: {}",
-       describe(operation), my_pe_, network_->traits().name, peer.pe, peer.failure);
+std::string Engine::alternatives(const Peer& peer) const {
+  return peer.gone || !alternatives_ ? "" : alternatives_(peer.pe);
 }
 
-void Engine::throw_timeout(const Operation& operation, Pe pe) const {
-  std::string state;
+void Engine::throw_lost(const Peer& peer, const Operation& operation) const {
+  fail(Code::peer_failed, "{} failed on PE {}: transport {} has lost PE {}: {}{}",
+       describe(operation), my_pe_, network_->traits().name, peer.pe, peer.failure,
+       alternatives(peer));
+}
+
+void Engine::throw_timeout(const Operation& operation, Pe pe, Clock::duration after) const {
+  std::string state, others;
   for (const Peer& peer : peers_) {
     if (pe >= 0 ? peer.pe != pe : !is_busy(peer) || !peer.failure.empty()) continue;
-    if (!state.empty()) state += "; ";
+    if (state.empty())
+      others = alternatives(peer);
+    else
+      state += "; ";
     state +=
         fmt::format("to PE {} ({}) {} messages, {} writes and {} reads are in flight", peer.pe,
                     network_->route(peer), peer.sent - peer.acknowledged, peer.writes, peer.reads);
   }
   fail(Code::timeout,
-       "{} timed out after {} ms on PE {}: transport {}, {}: {}. Setting: SHOAL_TIMEOUT_MS",
-       describe(operation), settings_.timeout.count(), my_pe_, network_->traits().name,
-       network_->description(), state);
+       "{} timed out after {} ms on PE {}: transport {}, {}: {}. Setting: SHOAL_TIMEOUT_MS{}",
+       describe(operation), std::chrono::ceil<std::chrono::milliseconds>(after).count(), my_pe_,
+       network_->traits().name, network_->description(), state, others);
 }
 
 }  // namespace shoal::transport::message

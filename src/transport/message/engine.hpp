@@ -116,7 +116,8 @@ class Engine {
   /// The network has taken the stamped message.
   void sent(Peer& peer, const Message& message) const noexcept;
   void receive(const std::byte* data, std::size_t bytes);
-  void fail_peer(Peer& peer, std::string reason);
+  /// `gone`: the peer itself has ended, not the connection alone.
+  void fail_peer(Peer& peer, std::string reason, bool gone = false);
   /// Sends replies and acknowledgements to the peer in the next poll.
   void reply_later(Peer& peer);
 
@@ -126,8 +127,9 @@ class Engine {
   template <typename Ready>
   void wait(const Operation& operation, Pe pe, Ready&& ready);
   void check_peer(const Peer& peer, const Operation& operation) const;
+  std::string alternatives(const Peer& peer) const;
   [[noreturn]] void throw_lost(const Peer& peer, const Operation& operation) const;
-  [[noreturn]] void throw_timeout(const Operation& operation, Pe pe) const;
+  [[noreturn]] void throw_timeout(const Operation& operation, Pe pe, Clock::duration after) const;
   void check_alive(Pe pe);
 
   // With the lock held.
@@ -158,7 +160,7 @@ class Engine {
   const Pe my_pe_;
   const Settings& settings_;
   const std::shared_ptr<memory::Segment> segment_;
-  const std::function<std::string(Pe)> failure_;
+  const std::function<std::string(Pe)> failure_, alternatives_;
   std::uint64_t world_ = 0;
   std::uint32_t depth_ = 1;
 

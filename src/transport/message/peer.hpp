@@ -37,6 +37,7 @@ struct Peer {
   bool known = false;      ///< its address has been accepted: its messages are read and answered
   bool connected = false;  ///< the handshake has succeeded
   std::string failure;     ///< why the connection is lost; empty while it works
+  bool gone = false;       ///< it has ended or left: no other transport would reach it
   bool lost = false;       ///< failed while operations were in flight; the next quiet reports it
 
   // Requests to it.

@@ -56,7 +56,7 @@ void Engine::receive(const std::byte* data, std::size_t bytes) {
       peer.acknowledgement_due = true;
       return reply_later(peer);
     case Kind::goodbye:
-      return fail_peer(peer, "left");
+      return fail_peer(peer, "left", true);
     default:
       return receive_request(peer, message, data, bytes);
   }

@@ -14,6 +14,9 @@ namespace {
 using transport::Capabilities;
 namespace capability = transport::capability;
 
+/// Faults of PEs in the text about a network that is dropped.
+constexpr std::size_t kMostFaults = 3;
+
 bool same_node(const Connectivity& map, Pe a, Pe b) {
   return map.node_of.empty() ||
          map.node_of[static_cast<std::size_t>(a)] == map.node_of[static_cast<std::size_t>(b)];
@@ -183,7 +186,8 @@ std::string_view next_network(const Connectivity& connectivity,
   return {};
 }
 
-void drop_where_broken(Connectivity& connectivity, std::string_view name) {
+void drop_where_broken(Connectivity& connectivity, std::string_view name,
+                       std::span<const std::string> faults) {
   const std::size_t t = index_of(connectivity, name).value();
   connectivity.dropped.resize(connectivity.names.size());
   Connectivity without = connectivity;
@@ -198,8 +202,36 @@ void drop_where_broken(Connectivity& connectivity, std::string_view name) {
       connectivity.dropped[t] =
           fmt::format("dropped for all, since between PE {} and PE {} it offers {}", a, b,
                       transport::describe(both));
+      // One fault makes other PEs fail too, so the first need not be the cause.
+      std::size_t listed = 0;
+      for (const std::string& fault : faults)
+        if (!fault.empty() && listed++ < kMostFaults) connectivity.dropped[t] += "; " + fault;
       return;
     }
+}
+
+std::string other_transports(const Connectivity& map, std::span<const std::string_view> networks,
+                             Pe a, Pe b) {
+  const auto chosen = chosen_for(map, a, b);
+  const std::uint32_t both = map.installed.empty() ? 0
+                                                   : map.installed[static_cast<std::size_t>(a)] &
+                                                         map.installed[static_cast<std::size_t>(b)];
+  std::vector<std::string> others;
+  for (std::size_t t = 0; t < map.names.size(); ++t)
+    if (t != chosen && (map.dropped.size() <= t || map.dropped[t].empty()) &&
+        does_everything(map.at(a, b, t) & map.at(b, a, t)))
+      others.push_back(map.names[t]);
+  for (std::size_t i = 0; i < networks.size(); ++i)
+    if ((both >> i & 1) != 0 && !index_of(map, networks[i]))
+      others.push_back(fmt::format("{} (not tried)", networks[i]));
+  if (others.empty())
+    return fmt::format("; the two PEs have no other transport. Setting: {}", setting_of(map, a, b));
+  return fmt::format("; both PEs also have {}. Setting: {}", fmt::join(others, ", "),
+                     setting_of(map, a, b));
+}
+
+std::string_view setting_of(const Connectivity& map, Pe a, Pe b) {
+  return same_node(map, a, b) ? "SHOAL_TRANSPORT_INSIDE" : "SHOAL_TRANSPORT_BETWEEN";
 }
 
 std::string why_not(const Connectivity& map, Pe my_pe, Pe a, Pe b) {

@@ -31,6 +31,8 @@ struct Connectivity {
   std::vector<std::int32_t> node_of;  ///< by PE; empty: all on one node
   /// By transport: why no pair uses it any more; empty: it may be used.
   std::vector<std::string> dropped;
+  /// By PE: transport::installed_networks(). Empty while no network is in use.
+  std::vector<std::uint32_t> installed;
 
   /// Capabilities of every transport for every ordered pair of PEs.
   std::vector<transport::Capabilities> map;
@@ -68,8 +70,19 @@ std::string_view next_network(const Connectivity& connectivity,
                               std::span<const std::string_view> networks);
 
 /// Drops transport `name` for all pairs where it lacks a capability, in either direction, for a
-/// pair that wants it. A network that fails for one pair is not trusted for others.
-void drop_where_broken(Connectivity& connectivity, std::string_view name);
+/// pair that wants it. A network that fails for one pair is not trusted for others. `faults`, by
+/// PE: "PE 1 to PE 0: no route", why it lacks one there; empty: it does not, or the PE cannot say.
+void drop_where_broken(Connectivity& connectivity, std::string_view name,
+                       std::span<const std::string> faults = {});
+
+/// The transports other than the chosen one that both PEs have, and the setting, to follow the
+/// error of a lost connection: "; both PEs also have ucx (not tried). Setting:
+/// SHOAL_TRANSPORT_BETWEEN".
+std::string other_transports(const Connectivity& connectivity,
+                             std::span<const std::string_view> networks, Pe a, Pe b);
+
+/// The setting that limits the transports of the pair.
+std::string_view setting_of(const Connectivity& connectivity, Pe a, Pe b);
 
 /// One PE's row of the map, from its transports: n_pes x transports capabilities.
 std::vector<transport::Capabilities> connectivity_row(

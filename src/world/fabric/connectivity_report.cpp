@@ -42,11 +42,7 @@ struct Pair {
   Pe a, b;
   std::optional<std::size_t> chosen;
 
-  std::string_view setting() const {
-    const bool inside = map.node_of.empty() || map.node_of[static_cast<std::size_t>(a)] ==
-                                                   map.node_of[static_cast<std::size_t>(b)];
-    return inside ? "SHOAL_TRANSPORT_INSIDE" : "SHOAL_TRANSPORT_BETWEEN";
-  }
+  std::string_view setting() const { return setting_of(map, a, b); }
   bool allowed(std::string_view name) const { return contains(order_of(map, a, b), name); }
 
   TransportVerdict of_map(std::size_t t) const;

@@ -2,6 +2,7 @@
 // fabric.hpp: the transports of this PE, and which of them reaches which PE.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -50,7 +51,8 @@ class Fabric {
   void check_nics(const Blobs& all);
   void start_network(transport::Context context, BlobWriter& mine);
   void open_network(const Blobs& all);
-  void connect_network();
+  /// Connects the network, and tries every connection (trial.hpp) for at most `trial_limit`.
+  void connect_network(std::chrono::milliseconds trial_limit);
   /// Releases the transports.
   void release() noexcept;
 
@@ -116,6 +118,8 @@ class Fabric {
   }
   /// The choice for heaps in GPU memory; empty where they are on the host.
   const Connectivity& gpu_map() const noexcept { return gpu_map_; }
+  /// As detail::other_transports, for this PE and `pe`; empty until the transports are chosen.
+  std::string other_transports(Pe pe) const;
   /// The NICs of this PE; nullopt where no pair of PEs needs a network.
   const std::optional<std::vector<std::string>>& nics() const noexcept { return nics_; }
 
@@ -129,12 +133,19 @@ class Fabric {
   /// does not matter.
   std::string rdma_obstacle(const Settings& settings) const;
   void log_networks(const Settings& settings) const;
+  void describe_network(const Settings& settings, BlobWriter& mine) const;
+  template <typename Step>
+  void guarded(Step&& step);
   std::byte* find_peer_base(Pe pe) const;
 
   const Placement& placement_;
   const Memory& memory_;
   std::string network_;
-  Blobs network_addresses_;  ///< by PE
+  std::vector<Pe> wanted_;     ///< the PEs that it has to connect
+  Blobs network_addresses_;    ///< by PE
+  std::vector<bool> started_;  ///< by network: on some PE
+  /// By network and PE: why the trial of the connection failed; empty: it did not.
+  std::vector<std::vector<std::string>> failed_trials_;
   std::optional<std::vector<std::string>> nics_;
   std::vector<std::string> rdma_obstacles_;  ///< by PE; empty before they are known
   // Declared before the transports, hence destroyed after them.

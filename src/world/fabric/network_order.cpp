@@ -61,15 +61,12 @@ void Fabric::log_networks(const Settings& settings) const {
   for (std::size_t t = 0; t < host_map_.dropped.size(); ++t) {
     if (host_map_.dropped[t].empty()) continue;
     const std::string& name = host_map_.names[t];
-    std::string reason;
-    for (std::size_t pe = 1; pe < host_map_.reasons.size() && reason.empty(); ++pe)
-      if (host_map_.names[host_map_.transport_of[pe]] != name) reason = host_map_.reasons[pe][t];
-    const std::string text = fmt::format(
-        "transport {} is not used ({}): {}{}{} takes its place ({})", name, host_map_.dropped[t],
-        reason, reason.empty() ? "" : "; ", fmt::join(used, ", "), users);
-    // Slower than what the machine has, or not what the user has named.
+    const std::string text = fmt::format("transport {} is not used ({}): {} takes its place ({})",
+                                         name, host_map_.dropped[t], fmt::join(used, ", "), users);
+    // Slower than what the machine has, not what the user has named, or a connection that failed.
     const bool expected = (name == "verbs" && rdma) || contains(settings.transport_inside, name) ||
-                          contains(settings.transport_between, name);
+                          contains(settings.transport_between, name) ||
+                          started_[t - transport::factories().size()];
     expected ? log::warn("{}", text) : log::info("{}", text);
   }
   for (const std::string_view name : used)

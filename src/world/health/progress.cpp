@@ -77,8 +77,10 @@ std::string ProgressBoard::describe(Pe pe) const {
   const transport::ScopedTimeout limit(transport::kFailureReportTimeout);
   try {
     return read(pe);
-  } catch (const Error&) {
-    return fmt::format("PE {} does not answer", pe);
+  } catch (const Error& error) {
+    // A network that is cut in silence looks like a PE that is late.
+    return fmt::format("PE {} does not answer{}", pe,
+                       error.code() == Code::timeout ? fabric_.other_transports(pe) : "");
   }
 }
 

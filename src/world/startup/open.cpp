@@ -264,8 +264,11 @@ transport::Context Opening::transport_context() const {
   context.timeout = settings_.bootstrap_timeout;
   context.check = abort_check();
   context.failure = [state = state_.get()](Pe pe) {
+    // While a world starts, the PEs that end do so through the bootstrap.
+    if (!state->open_) return state->bootstrap_->aborted().value_or("");
     return state->has_failed(pe) ? state->failure().value_or("") : std::string();
   };
+  context.alternatives = [fabric = &fabric_](Pe pe) { return fabric->other_transports(pe); };
   context.host_route = [fabric = &fabric_](Pe pe) -> transport::Transport& {
     return fabric->route(pe);
   };
@@ -301,7 +304,8 @@ void Opening::open_network(const Blobs& all) {
   fabric_.open_network(all);
 }
 void Opening::connect_network(const Blobs&) {
-  fabric_.connect_network();
+  // With the half that connecting may take, a PE stays in time for the next all-gather.
+  fabric_.connect_network(settings_.bootstrap_timeout / 4);
 }
 
 namespace {

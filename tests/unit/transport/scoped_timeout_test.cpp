@@ -43,6 +43,18 @@ TEST(ScopedTimeout, InnerScopeCannotProlongOuterScope) {
   EXPECT_EQ(wait_deadline(milliseconds(50'000)), before);
 }
 
+// A start is not bounded by the timeout of operations, which may be short.
+TEST(ScopedTimeout, MayCountAlone) {
+  const ScopedTimeout alone(milliseconds(30'000), ScopedTimeout::Also::nothing);
+  EXPECT_GT(left(milliseconds(10)), milliseconds(20'000));
+  EXPECT_LE(left(milliseconds(50'000)), milliseconds(30'000));
+  {
+    const ScopedTimeout inner(milliseconds(20'000));
+    EXPECT_LE(left(milliseconds(10)), milliseconds(10));
+  }
+  EXPECT_GT(left(milliseconds(10)), milliseconds(20'000));
+}
+
 TEST(ScopedTimeout, AffectsOnlyItsThread) {
   const ScopedTimeout limit(milliseconds(10));
   std::thread([] { EXPECT_GT(left(milliseconds(50'000)), milliseconds(40'000)); }).join();

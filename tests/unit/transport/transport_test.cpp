@@ -159,6 +159,38 @@ TEST(Connectivity, TheAutomaticOrderBeginsWithVerbsWhereAllHaveAnActivePort) {
   EXPECT_EQ(map.between, (Names{"cuda_p2p", "staged"}));
 }
 
+// One fault makes other PEs fail too, so the text has those of several PEs, but not of all.
+TEST(Connectivity, ADroppedNetworkNamesTheFaults) {
+  Connectivity map = two_nodes({"shm", "ofi"}, [](Pe, Pe, int) { return Capabilities{0}; });
+  const std::string faults[] = {"", "PE 1 to PE 2: cut", "PE 2 to PE 1: lost",
+                                "PE 3 to PE 0: late"};
+  detail::drop_where_broken(map, "ofi", faults);
+  EXPECT_EQ(map.dropped[1],
+            "dropped for all, since between PE 0 and PE 2 it offers nothing; PE 1 to PE 2: cut; "
+            "PE 2 to PE 1: lost; PE 3 to PE 0: late");
+  map.dropped[1].clear();
+  const std::vector<std::string> many(4, "a fault");
+  detail::drop_where_broken(map, "ofi", many);
+  EXPECT_TRUE(map.dropped[1].ends_with("nothing; a fault; a fault; a fault")) << map.dropped[1];
+}
+
+// What the error of a lost connection says: other transports that were tried and work, networks
+// that both PEs have, and the setting of the pair.
+TEST(Connectivity, NamesTheOtherTransportsOfAPair) {
+  Connectivity map = two_nodes({"shm", "ofi"}, [](Pe, Pe, int) { return kAll; });
+  const auto others = [&](Pe a, Pe b) { return detail::other_transports(map, kNetworks, a, b); };
+  EXPECT_EQ(others(0, 2),
+            "; the two PEs have no other transport. Setting: SHOAL_TRANSPORT_BETWEEN");
+  map.installed = {3, 3, 3, 1};  // PE 3 lacks ucx
+  EXPECT_EQ(others(0, 2), "; both PEs also have ucx (not tried). Setting: SHOAL_TRANSPORT_BETWEEN");
+  EXPECT_EQ(others(0, 3),
+            "; the two PEs have no other transport. Setting: SHOAL_TRANSPORT_BETWEEN");
+  EXPECT_EQ(others(0, 1),
+            "; both PEs also have ofi, ucx (not tried). Setting: SHOAL_TRANSPORT_INSIDE");
+  map.dropped = {"", "dropped for all"};
+  EXPECT_EQ(others(0, 1), "; both PEs also have ucx (not tried). Setting: SHOAL_TRANSPORT_INSIDE");
+}
+
 TEST(Connectivity, SettingsLimitTheChoice) {
   Connectivity map = two_nodes({"shm"});
   Settings settings;

@@ -58,6 +58,30 @@ INSTANTIATE_TEST_SUITE_P(
                     std::pair<std::int64_t, std::size_t>{256, std::size_t{1} << 20}),
     [](const auto& instance) { return "depth_" + std::to_string(instance.param.first); });
 
+// Whichever kind of call fails first: the pair is not connected, with the reason, and the world
+// takes its next transport.
+class UcxFirstCall : public testing::TestWithParam<std::pair<FakeUcpFault, const char*>> {};
+
+TEST_P(UcxFirstCall, FailsTheConnection) {
+  const auto [fault, reason] = GetParam();
+  const Settings settings = pair_settings(16, 4096);
+  reset_fake_ucp(4711, fault);
+  run_unconnected_pair(transport::shoal_transport_module.make, settings, settings,
+                       [text = reason](const std::string& why) {
+                         EXPECT_NE(why.find(text), std::string::npos) << why;
+                       });
+  reset_fake_ucp(4711);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, UcxFirstCall,
+    testing::Values(std::pair{FakeUcpFault::connect, "UCX makes no connection"},
+                    std::pair{FakeUcpFault::key, "UCX cannot use the keys"},
+                    std::pair{FakeUcpFault::message, "sending failed: made up"},
+                    std::pair{FakeUcpFault::put, "RMA failed: made up"},
+                    std::pair{FakeUcpFault::get, "RMA failed: made up"},
+                    std::pair{FakeUcpFault::flush, "a flush failed: made up"}));
+
 }  // namespace
 }  // namespace shoal::test
 #endif
