@@ -326,8 +326,11 @@ void fail_no_room(const GroupState& group, Pe pe, std::int64_t rows) {
   fail(
       Code::exhausted,
       "dispatch: PE {} has no room for another result (up to {} rows): its receive area of {} bytes is taken by results "
-      "that are still held. Release them, or raise GroupOptions.live_results (now {}) or max_tokens",
-      pe, rows, group.plan.arena_bytes, group.shape.live_results);
+      "that are still held{}. Release them, or raise GroupOptions.live_results (now {}) or max_tokens",
+      pe, rows, group.plan.arena_bytes,
+      group.arena.keeps() ? ", or by the results of dispatches in CUDA graphs that still exist"
+                          : "",
+      group.shape.live_results);
 }
 
 }  // namespace shoal::ep::detail

@@ -27,10 +27,9 @@
 // operations queued on the group's thread and stream; in a world that has failed, operations that
 // have not begun throw Error{closed}. On GPUs tensors are device tensors, and calls return when
 // their kernels are queued on a stream (Launch). A dispatch without worst_case_rows or a cached
-// handle waits on the host for its sizes. Other calls can be captured in a CUDA graph, except:
-// copy_out, combine without `out` or with CombineOptions::weights, low-latency calls before one of
-// their kind or warmup, and every call of a group that passes rows through host memory
-// (docs/guide/gpus.md).
+// handle waits on the host for its sizes. Other calls can be captured in a CUDA graph, any number
+// of them and also as the first ones, except: copy_out, combine without memory for its results, and
+// every call of a group that passes rows through host memory (docs/guide/gpus.md).
 //
 // Failure. Bad arguments throw Error{invalid_argument} before anything is sent, and the group stays
 // usable. Ranks that pass different options throw Error{mismatch} on all ranks. A wait longer than
@@ -222,7 +221,8 @@ class Group {
   /// another; the stream must live until the next call. Does nothing on the host and on a closed
   /// group.
   void order_after(void* stream) const noexcept;
-  /// Waits until the group's work on the GPU is done, and throws what failed there: Error{timeout}
+  /// Waits until the group's work on the GPU is done, and throws what failed there, also in replays
+  /// of graphs that have ended; it does not wait for replays. Error{timeout}
   /// naming who waited for whom in which phase, Error{invalid_argument} for indices that route or
   /// combine found out of range, Error{mismatch}. Calls that wait for a size throw the same; later
   /// calls throw Error{closed}. An interrupt (shoal/interrupt.hpp) ends only the wait. Does nothing

@@ -67,6 +67,9 @@ struct DispatchOptions {
   std::int64_t worst_case_rows = 0;
   /// Results lie in ordinary memory of their own instead of the heap.
   bool copy_out = false;
+  /// The result is read only by work that is queued before the next call or replay of this group,
+  /// and released then, so that it may lie where captured dispatches write. No effect on the host.
+  bool transient = false;
   Launch launch{};
 };
 

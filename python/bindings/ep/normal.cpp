@@ -209,26 +209,28 @@ void bind_calls(nb::class_<Group>& group) {
           "-1: no expert. is_token_in_rank: uint8 [tokens, ranks], is filled with 1 where a token "
           "goes to a rank. Raises InvalidArgumentError, naming the token, for an index outside the "
           "experts and for an expert that a token names twice."_doc)
-      .def(
-          "dispatch", &dispatch, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
-          nb::sig("def dispatch(self, x: typing.Any, routing: Routing | Handle, *, weights: "
-                  "typing.Any = None, scales: typing.Any = None, dtype: typing.Any = None, "
-                  "expert_alignment: int = 1, expert_major: bool = False, worst_case_rows: int = "
-                  "0, copy_out: bool = False, stream: typing.Any = None, after: typing.Any = None, "
-                  "done: typing.Any = None, sms: int = 0) -> Dispatched"),
-          "Sends each token to the ranks of its experts. Collective.\n\n"
-          "x: bfloat16, float16, float32 or float8_e4m3 [tokens, hidden], or int8 or uint8 rows; "
-          "contiguous, with rows of a multiple of 16 bytes. dtype names the type where the array "
-          "cannot. routing: a Routing, or the Handle of an earlier dispatch, which needs no "
-          "exchange of counts.\n"
-          "weights: float32 [tokens, top_k]. scales: float32 or int32 [tokens, n], any strides. "
-          "expert_alignment: tokens_per_expert is rounded up to it. expert_major: one row per "
-          "(token, expert), grouped by expert. worst_case_rows: the number of rows of the result; "
-          "unused rows have topk_idx -1. copy_out: results lie outside the heap.\n"
-          "stream, after, done, sms, on GPUs: the stream (cudaStream_t or torch.cuda.Stream), "
-          "events to wait for and to record (cudaEvent_t or torch.cuda.Event), and the number of "
-          "SMs. stream=None is the current stream of torch for its tensors, else the stream on "
-          "which the array is ready, else Group.stream."_doc)
+      .def("dispatch", &dispatch, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
+           nb::sig("def dispatch(self, x: typing.Any, routing: Routing | Handle, *, weights: "
+                   "typing.Any = None, scales: typing.Any = None, dtype: typing.Any = None, "
+                   "expert_alignment: int = 1, expert_major: bool = False, worst_case_rows: int = "
+                   "0, copy_out: bool = False, transient: bool = False, stream: typing.Any = None, "
+                   "after: typing.Any = None, done: typing.Any = None, sms: int = 0) -> "
+                   "Dispatched"),
+           "Sends each token to the ranks of its experts. Collective.\n\n"
+           "x: bfloat16, float16, float32 or float8_e4m3 [tokens, hidden], or int8 or uint8 rows; "
+           "contiguous, with rows of a multiple of 16 bytes. dtype names the type where the array "
+           "cannot. routing: a Routing, or the Handle of an earlier dispatch, which needs no "
+           "exchange of counts.\n"
+           "weights: float32 [tokens, top_k]. scales: float32 or int32 [tokens, n], any strides. "
+           "expert_alignment: tokens_per_expert is rounded up to it. expert_major: one row per "
+           "(token, expert), grouped by expert. worst_case_rows: the number of rows of the result; "
+           "unused rows have topk_idx -1. copy_out: results lie outside the heap. "
+           "transient: the result is read and released before the group's next call or replay, so "
+           "that it may lie where CUDA graphs write.\n"
+           "stream, after, done, sms, on GPUs: the stream (cudaStream_t or torch.cuda.Stream), "
+           "events to wait for and to record (cudaEvent_t or torch.cuda.Event), and the number of "
+           "SMs. stream=None is the current stream of torch for its tensors, else the stream on "
+           "which the array is ready, else Group.stream."_doc)
       .def(
           "combine", &combine, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
           nb::sig("def combine(self, y: typing.Any, handle: Handle, *, weights: typing.Any = None, "
@@ -263,6 +265,8 @@ NormalOptions dispatch_options_from(std::string_view call, const nb::kwargs& giv
       options.dispatch.worst_case_rows = argument<std::int64_t>(call, name, value);
     else if (name == "copy_out")
       options.dispatch.copy_out = argument<bool>(call, name, value);
+    else if (name == "transient")
+      options.dispatch.transient = argument<bool>(call, name, value);
     else
       read_launch(call, name, value, options.dispatch.launch);
   }

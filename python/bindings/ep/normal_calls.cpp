@@ -304,9 +304,10 @@ nb::object NormalCalls::take_x(ep::Dispatched& received, void* stream, bool stay
 }
 
 CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routing,
-                               const ep::Handle* handle, const ep::DispatchOptions& options,
+                               const ep::Handle* handle, ep::DispatchOptions options,
                                nb::handle scales, bool stays, bool clear_unused, Counts counts) {
   const bool is_new = handle == nullptr;
+  options.transient = !stays;  // take_x copies the rows on the stream of the call
   // Known sizes: the arrays come first, and one stretch without the GIL does the rest.
   std::int64_t count = options.worst_case_rows;
   if (count == 0 && !is_new) count = handle->result_rows();

@@ -131,7 +131,7 @@ class NormalCalls {
   bool take_rows(TensorView& rows, nb::handle x, std::optional<std::int64_t> tokens,
                  ep::DispatchOptions& options, nb::handle scales) const;
   CallReceived send(const TensorView& rows, const ep::Routing* routing, const ep::Handle* handle,
-                    const ep::DispatchOptions& options, nb::handle scales, bool stays,
+                    ep::DispatchOptions options, nb::handle scales, bool stays,
                     bool clear_unused = false, Counts counts = Counts::yes);
   Beside allocate_beside(std::int64_t rows, const ep::DispatchOptions& options, nb::handle scales,
                          bool is_new, Counts counts);

@@ -68,9 +68,10 @@ class NormalGroup:
     """A ``shoal.ep.Group`` in normal mode that counts the results which callers hold.
 
     A result stays in the heap while there is room for one more after it; later results are copied
-    to torch's memory. A caller can therefore hold any number of results. On GPUs all other tensors
-    lie in torch's memory, whose allocator tracks streams and graphs. With EP_COPY_RECEIVED set, no
-    result stays in the heap.
+    to torch's memory. A caller can therefore hold any number of results. Results of captured
+    dispatches are always copied, because the room in the heap is that of one of them for all
+    graphs. On GPUs all other tensors lie in torch's memory, whose allocator tracks streams and
+    graphs. With EP_COPY_RECEIVED set, no result stays in the heap.
     """
 
     # Results that may stay in the heap. On the host they take address space, on GPUs memory.
@@ -83,7 +84,6 @@ class NormalGroup:
         self.max_tokens = max_tokens
         self.max_scales = max_scales
         self._stay = 0 if is_set("EP_COPY_RECEIVED") else self.LIVE_RESULTS[device.type]
-        self._captured: list[Any] = []
         self._on_gpu = device.type == "cuda"
         self._empty = empty_strided(device)
         self.group = shoal.ep.Group(
@@ -102,12 +102,6 @@ class NormalGroup:
         )
         self.calls.set_most_held(self._stay)
 
-    def keep_captured(self, created: Any) -> None:
-        """Keeps what a captured dispatch of ``group`` writes to. Every replay writes there, so
-        later results are copied."""
-        self._captured.append(created)
-        self.calls.set_most_held(0)
-
     def empty(self, extents: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised contiguous tensor of one or two dimensions."""
         return self._empty(extents, (1,) if len(extents) == 1 else (extents[1], 1), dtype)
@@ -119,7 +113,7 @@ class NormalGroup:
     def dispatch(self, x: torch.Tensor, layout: Any, terms: DispatchTerms) -> Received:
         """Sends rows along a routing, or a handle of an earlier dispatch, which gives x and scales
         only."""
-        stays = not (terms.captured or self._captured) and self.calls.held < self._stay
+        stays = not terms.captured and self.calls.held < self._stay
         # On GPUs the kernels have the names that profilers look for.
         with nullcontext() if self._on_gpu else profiled("dispatch_impl"):
             received = self.calls.dispatch(
@@ -135,8 +129,6 @@ class NormalGroup:
                 terms.stream,
                 terms.sms,
             )
-        if terms.captured:
-            self.keep_captured((layout, received.layout.handle))
         if received.x.dtype != x.dtype:
             received.x = received.x.view(x.dtype)
         return received

@@ -147,6 +147,7 @@ def dispatch(
         weights=contiguous(topk_weights),
         worst_case_rows=worst_case_rows,
         copy_out=copy_out and not x.is_cuda,
+        transient=copy_out,  # _result copies
         stream=stream,
     )
     # Copies of the small tensors, because the originals would keep the rows in the group's memory.
@@ -186,6 +187,7 @@ def redispatch(
         weights=None if weights is None else contiguous(weights),
         worst_case_rows=layout.worst_case_rows,
         copy_out=layout.copy_out and not x.is_cuda,
+        transient=layout.copy_out,
         stream=_stream(x),
     )
     if weights is None:

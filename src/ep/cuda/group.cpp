@@ -113,9 +113,10 @@ cudaStream_t CudaGroup::begin(const Launch& launch) {
   cudaStream_t on = launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : stream;
   if (driver_moves_rows && on == cudaStreamLegacy) [[unlikely]]
     warn_of_default_stream();
-  begun_ = {on, capturing(on)};
-  if (begun_.captured) has_captured.store(true, std::memory_order_relaxed);
-  if (!begun_.captured) {
+  captured_.release_gone([this](std::uint64_t graph) { state.arena.forget(graph); });
+  begun_ = {on, captured_.enter(on)};
+  if (captures()) has_captured.store(true, std::memory_order_relaxed);
+  if (!captures()) {
     // Users can queue work on the group's own stream between calls, so it is ordered even when no
     // call is under way.
     if (on != last_stream && (under_way_ || last_stream == stream)) {
@@ -160,7 +161,7 @@ void CudaGroup::end(const Launch& launch, cudaStream_t on) {
 }
 
 void CudaGroup::record(cudaStream_t on) {
-  const bool captured = on == begun_.on ? begun_.captured : capturing(on);
+  const bool captured = on == begun_.on ? captures() : capturing(on);
   if (on == stream || captured) return;
   left_ = !switches_ && (on == nullptr || on == cudaStreamLegacy);
   if (!left_) check(cudaEventRecord(between_, on), "order of an ep::Group's calls");

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "ep/cuda/captured_memory.hpp"
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/device/network_path.hpp"
 #include "ep/cuda/resources.hpp"
@@ -62,9 +63,17 @@ struct CudaGroup {
   void end_first() { check(cudaGetLastError(), "launch of a kernel"); }
   bool capturing(cudaStream_t on) const;
   /// Whether the stream of the call that began last is captured; asks no driver.
-  bool captures() const { return begun_.captured; }
-  /// Whether the last call was captured, and its stream still is.
-  bool last_call_captures() const { return begun_.captured && capturing(begun_.on); }
+  bool captures() const { return begun_.graph != 0; }
+  /// The number of the graph that captures it (CapturedMemory); 0: none.
+  std::uint64_t graph() const { return begun_.graph; }
+  /// A block for the call that began last. A graph that captures the call keeps it.
+  std::shared_ptr<void> take(BlockPool& pool) {
+    return captures() ? captured_.take(pool) : pool.take();
+  }
+  /// The call that began last uses this memory. A graph that captures the call keeps it.
+  void uses(const std::shared_ptr<void>& memory) {
+    if (captures()) captured_.keep(memory);
+  }
   /// Throws where the GPU has reported a fatal fault. Other reports are thrown by calls that wait:
   /// a call that threw them before it queues its kernel would leave this rank out of step.
   void throw_failed();
@@ -123,8 +132,9 @@ struct CudaGroup {
   /// captured.
   struct {
     cudaStream_t on = nullptr;
-    bool captured = false;
+    std::uint64_t graph = 0;
   } begun_;
+  CapturedMemory captured_;
 };
 
 }  // namespace shoal::ep::cuda

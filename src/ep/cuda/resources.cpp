@@ -13,6 +13,7 @@
 #include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/interrupt.hpp"
+#include "ep/cuda/relaxed_capture.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
 
@@ -101,9 +102,10 @@ class MemoryPools {
 
 }  // namespace
 
-GroupResources::GroupResources(const memory::Device& gpu)
-    : taken_stream(memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::highest)),
-      stream(taken_stream.get()) {
+GroupResources::GroupResources(const memory::Device& owner)
+    : taken_stream(memory::cuda::take_stream(owner, memory::cuda::StreamPriority::highest)),
+      stream(taken_stream.get()),
+      gpu(owner) {
   device = gpu.device;
   pool = MemoryPools::instance().take(device);
 }
@@ -114,14 +116,40 @@ GroupResources::~GroupResources() {
 
 std::shared_ptr<void> GroupResources::allocate(std::size_t bytes, cudaStream_t on,
                                                const std::shared_ptr<GroupResources>& self) const {
+  const RelaxedCapture relaxed(gpu);
   void* memory = nullptr;
   check(cudaMallocFromPoolAsync(&memory, std::max<std::size_t>(bytes, 16), pool, on),
         "memory of an ep::Group");
-  return {memory, [self](void* pointer) { (void)cudaFreeAsync(pointer, self->stream); }};
+  return {memory, [self](void* pointer) { self->free(pointer); }};
 }
 
-namespace {
-constexpr const char* kBlockMemory = "memory for the layout of an operation";
+std::shared_ptr<void> GroupResources::allocate_apart(
+    std::size_t bytes, const std::shared_ptr<GroupResources>& self) const {
+  const RelaxedCapture relaxed(gpu);
+  // On the group's stream unless that is captured: with many PEs on a GPU, another stream may share
+  // its hardware queue with a kernel that waits for this PE.
+  std::shared_ptr<CUstream_st> apart = taken_stream;
+  if (captured()) apart = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
+  auto memory = allocate(bytes, apart.get(), self);
+  check(cudaStreamSynchronize(apart.get()), "memory of an ep::Group");
+  return memory;
+}
+
+bool GroupResources::captured() const {
+  cudaStreamCaptureStatus status{};
+  return cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
+         status != cudaStreamCaptureStatusNone;
+}
+
+/// In stream order after the calls of the group, which are ordered on any stream. A captured stream
+/// would make a node of its graph of the release, so that has to wait.
+void GroupResources::free(void* memory) {
+  const RelaxedCapture relaxed;
+  const std::lock_guard lock(mutex_);
+  freed_.push_back(memory);
+  if (captured()) return;
+  for (void* const pointer : freed_) (void)cudaFreeAsync(pointer, stream);
+  freed_.clear();
 }
 
 struct BlockPool::Blocks {
@@ -144,9 +172,7 @@ void BlockPool::reserve(std::size_t blocks) {
   const auto& resources = blocks_->resources;
   constexpr std::size_t kAlignment = 256;  // that of separate allocations
   const std::size_t step = align_up(bytes_, kAlignment);
-  const std::shared_ptr<void> all =
-      resources->allocate(missing * step, resources->stream, resources);
-  check(cudaStreamSynchronize(resources->stream), kBlockMemory);
+  const std::shared_ptr<void> all = resources->allocate_apart(missing * step, resources);
   const std::lock_guard lock(blocks_->mutex);
   for (std::size_t i = 0; i < missing; ++i)
     blocks_->free.emplace_back(all, static_cast<std::byte*>(all.get()) + i * step);
@@ -161,11 +187,7 @@ std::shared_ptr<void> BlockPool::take() {
       blocks_->free.pop_back();
     }
   }
-  if (block == nullptr) {
-    const auto& resources = blocks_->resources;
-    block = resources->allocate(bytes_, resources->stream, resources);
-    check(cudaStreamSynchronize(resources->stream), kBlockMemory);
-  }
+  if (block == nullptr) block = blocks_->resources->allocate_apart(bytes_, blocks_->resources);
   void* const pointer = block.get();
   return {pointer, [blocks = blocks_, block = std::move(block)](void*) mutable {
             const std::lock_guard lock(blocks->mutex);

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 namespace shoal::memory {
 class Device;
@@ -32,14 +34,29 @@ struct GroupResources {
   cudaStream_t stream;  ///< taken_stream.get()
   cudaMemPool_t pool = nullptr;
   int device = 0;
+  const memory::Device& gpu;  ///< as long as the world is open, which calls need
   explicit GroupResources(const memory::Device& gpu);
   ~GroupResources();
   GroupResources(const GroupResources&) = delete;
   GroupResources& operator=(const GroupResources&) = delete;
 
-  /// Memory in stream order on `on`; contents undefined. `self` is this object.
+  /// Memory in stream order on `on`, which is not captured; contents undefined. `self` is this
+  /// object.
   std::shared_ptr<void> allocate(std::size_t bytes, cudaStream_t on,
                                  const std::shared_ptr<GroupResources>& self) const;
+  /// Memory for the group's next calls, on any stream; contents undefined. Works while this thread
+  /// captures a graph, in every capture mode: the memory is no part of the graph. An allocation
+  /// node would not do, because its memory belongs to one graph and ends with each replay, whereas
+  /// a dispatch and its combine may be in two graphs, or one of them in none.
+  std::shared_ptr<void> allocate_apart(std::size_t bytes,
+                                       const std::shared_ptr<GroupResources>& self) const;
+
+ private:
+  void free(void* memory);
+  bool captured() const;  ///< the stream, by a graph
+
+  std::mutex mutex_;
+  std::vector<void*> freed_;  ///< still to be freed: the stream was captured
 };
 
 /// Blocks of device memory of one size, for the small arrays of routings and handles. A block
@@ -48,8 +65,7 @@ struct GroupResources {
 class BlockPool {
  public:
   BlockPool(std::size_t bytes, std::shared_ptr<GroupResources> resources);
-  /// A free block. Allocates where there is none, which a captured stream does not allow; call
-  /// reserve before.
+  /// A free block. Allocates where there is none, also while this thread captures a graph.
   std::shared_ptr<void> take();
   /// Makes sure that so many blocks are free.
   void reserve(std::size_t blocks);

@@ -3,10 +3,13 @@
 // result is released.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "base/align.hpp"
 #include "base/checked.hpp"
@@ -21,6 +24,10 @@ namespace shoal::ep::detail {
 /// regions lie at its two ends, so that a held region never splits the free space. A first-fit
 /// arena for n results needs (2 n - 1) times the largest size: with n - 1 regions held, of any
 /// sizes and at any offsets, one gap of the largest size remains.
+///
+/// Every replay of a CUDA graph writes to the regions of the dispatches that it captured, also when
+/// their results have been released. The arena keeps such regions until the graph is gone: only
+/// other captured results and transient ones (DispatchOptions::transient) may lie there.
 class Arena {
  public:
   /// Tight if `results` is 1 or 2; else first fit.
@@ -45,19 +52,29 @@ class Arena {
     return checked_mul(kOption, 2 * results - 1, pages(largest));
   }
 
-  /// Offset of the lowest gap of `bytes` bytes; nullopt when there is none.
-  std::optional<std::size_t> take(std::size_t bytes) {
+  /// Offset of the lowest gap of `bytes` bytes; nullopt when there is none. `graph`: the number of
+  /// the graph for which the region is kept until forget(graph); 0: none. Captured and transient
+  /// regions lie where graphs write, if there is room.
+  std::optional<std::size_t> take(std::size_t bytes, std::uint64_t graph = 0,
+                                  bool transient = false) {
     bytes = pages(bytes);
     std::lock_guard lock(mutex_);
-    if (most_ != 0) return take_end(bytes);
-    std::size_t at = 0;
-    for (const auto& [start, length] : regions_) {
-      if (start - at >= bytes) break;
-      at = start + length;
-    }
-    if (size_ < at || size_ - at < bytes) return std::nullopt;
-    regions_.emplace(at, bytes);
+    if (most_ != 0 && regions_.size() >= most_) return std::nullopt;
+    const bool shares = transient || graph != 0;
+    std::optional<std::size_t> at;
+    if (shares) at = shared_place(bytes);
+    if (!at) at = most_ != 0 ? end_place(bytes, shares) : gap(bytes, shares);
+    if (!at) return std::nullopt;
+    regions_.emplace(*at, bytes);
+    const Kept kept{graph, *at, bytes};
+    if (graph != 0 && std::find(kept_.begin(), kept_.end(), kept) == kept_.end())
+      kept_.push_back(kept);
     return at;
+  }
+  /// No instance of the graph exists any more.
+  void forget(std::uint64_t graph) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(kept_, [&](const Kept& kept) { return kept.graph == graph; });
   }
   void shrink(std::size_t offset, std::size_t bytes) {
     std::lock_guard lock(mutex_);
@@ -67,28 +84,66 @@ class Arena {
     std::lock_guard lock(mutex_);
     regions_.erase(offset);
   }
+  /// Of results that are held.
   std::size_t regions() const {
     std::lock_guard lock(mutex_);
     return regions_.size();
+  }
+  /// Whether regions are kept for graphs.
+  bool keeps() const {
+    std::lock_guard lock(mutex_);
+    return !kept_.empty();
   }
 
  private:
   static constexpr std::size_t kTightest = 2;
   static constexpr const char* kOption = "ep::GroupOptions.live_results";
 
-  std::optional<std::size_t> take_end(std::size_t bytes) {
-    if (regions_.size() >= most_ || bytes > size_) return std::nullopt;
-    const auto fits = [&](std::size_t at) {
-      for (const auto& [start, length] : regions_)
-        if (at < start + length && start < at + bytes) return false;
-      return true;
+  struct Kept {
+    std::uint64_t graph;
+    std::size_t offset, length;
+    bool operator==(const Kept&) const = default;
+  };
+
+  /// Whether [at, at + bytes) is free; a region that shares may overlap those kept for graphs.
+  bool fits(std::size_t at, std::size_t bytes, bool shares) const {
+    if (at > size_ || bytes > size_ - at) return false;
+    const auto apart = [&](std::size_t start, std::size_t length) {
+      return at >= start + length || start >= at + bytes;
     };
-    for (const std::size_t at : {std::size_t{0}, size_ - bytes}) {
-      if (!fits(at)) continue;
-      regions_.emplace(at, bytes);
-      return at;
+    return std::all_of(regions_.begin(), regions_.end(),
+                       [&](const auto& held) { return apart(held.first, held.second); }) &&
+           (shares || std::all_of(kept_.begin(), kept_.end(), [&](const Kept& kept) {
+              return apart(kept.offset, kept.length);
+            }));
+  }
+
+  /// A place that overlaps a region which is kept for a graph.
+  std::optional<std::size_t> shared_place(std::size_t bytes) const {
+    for (const Kept& kept : kept_) {
+      const std::size_t end = kept.offset + kept.length;
+      if (fits(kept.offset, bytes, true)) return kept.offset;
+      if (end >= bytes && fits(end - bytes, bytes, true)) return end - bytes;
     }
     return std::nullopt;
+  }
+
+  std::optional<std::size_t> end_place(std::size_t bytes, bool shares) const {
+    if (bytes > size_) return std::nullopt;
+    for (const std::size_t at : {std::size_t{0}, size_ - bytes})
+      if (fits(at, bytes, shares)) return at;
+    return std::nullopt;
+  }
+
+  std::optional<std::size_t> gap(std::size_t bytes, bool shares) const {
+    if (fits(0, bytes, shares)) return 0;
+    std::optional<std::size_t> lowest;  // a gap begins where a region ends
+    const auto after = [&](std::size_t end) {
+      if ((!lowest || end < *lowest) && fits(end, bytes, shares)) lowest = end;
+    };
+    for (const auto& [start, length] : regions_) after(start + length);
+    for (const Kept& kept : kept_) after(kept.offset + kept.length);
+    return lowest;
   }
 
   /// At least one page, so that no two regions start at the same offset.
@@ -99,7 +154,8 @@ class Arena {
   std::size_t size_;
   std::size_t most_;  // 0: as many as there is room for
   mutable std::mutex mutex_;
-  std::map<std::size_t, std::size_t> regions_;  // offset to length
+  std::map<std::size_t, std::size_t> regions_;  // offset to length, of held results
+  std::vector<Kept> kept_;                      // they may overlap
 };
 
 }  // namespace shoal::ep::detail

@@ -74,6 +74,7 @@ void GpuLowLatencyRound::check(const ep::LowLatencyReceived& got) {
   expect(got.scales.defined() == quantized, "scales are " + got.scales.describe());
   expect(got.x.dtype == (quantized ? DataType::float8_e4m3 : DataType::bfloat16),
          "x is " + got.x.describe());
+  owner_.settle();
   host_ = {};
   host_.x = owner_.tensors.download(got.x);
   host_.counts = owner_.tensors.download(got.counts);
@@ -131,6 +132,7 @@ void GpuLowLatencyRound::check(const Tensor& out) {
   auto wanted = expected_low_latency(case_, owner_.me, call_.reduction, call_.masked, travels);
   wanted.resize(tokens_ * case_.hidden, 0);  // tokens without experts
   expect(out.size() == static_cast<std::int64_t>(wanted.size()), "the result is " + out.describe());
+  owner_.settle();
   const Tensor values = owner_.tensors.download(out);
   expect_same("result (" + case_.describe() + ", " + call_.describe() + ")", values.data,
               wanted.data(), wanted.size() * 2, 2);

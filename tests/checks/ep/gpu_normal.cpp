@@ -124,6 +124,11 @@ GpuGroup::~GpuGroup() {
   }
 }
 
+void GpuGroup::settle() {
+  tensors.settle();
+  group.synchronize();
+}
+
 TensorMover mover(GpuGroup& group) {
   DeviceTensors& tensors = group.tensors;
   return {
@@ -326,7 +331,7 @@ void GpuRound::check(const ep::Routing& routing) {
 }
 
 void GpuRound::check(const ep::Dispatched& got, bool from_cache, bool worst_case_layout) {
-  owner_.group.synchronize();  // throws errors of the GPU before values are compared
+  owner_.settle();
   const std::int64_t worst = call_.dispatch.worst_case_rows;
   const bool sizes_here = from_cache ? !worst_case_layout : worst == 0;
   expect(got.x.dtype == call_.dtype && got.x.rank == 2 && got.x.shape[1] == columns_ &&
@@ -439,7 +444,7 @@ std::vector<std::uint32_t> GpuRound::expected_sum(std::int64_t token,
 }
 
 void GpuRound::check(const ep::Combined& got) {
-  owner_.group.synchronize();
+  owner_.settle();
   expect(got.x.dtype == call_.output_dtype && got.x.rank == 2 && got.x.shape[0] == tokens_ &&
              got.x.shape[1] == case_.hidden && got.x.contiguous(),
          "the combined x is " + got.x.describe());

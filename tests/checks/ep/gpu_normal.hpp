@@ -22,6 +22,10 @@ class GpuGroup {
   GpuGroup(const GpuGroup&) = delete;
   GpuGroup& operator=(const GpuGroup&) = delete;
 
+  /// Waits for the streams of this PE, replays of graphs included, which the group does not know,
+  /// and throws what has failed on the GPU: values are compared only after that.
+  void settle();
+
   World& world;
   DeviceTensors tensors;
   ep::Group group;

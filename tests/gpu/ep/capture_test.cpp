@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations of both modes captured in CUDA graphs. The graph is replayed with other tokens in the
 // same buffers, and each replay is checked like a call. low_latency_order_test.cpp has more graphs
-// of low-latency mode.
+// of low-latency mode, graph_pairs_test.cpp graphs of many calls.
+//
+// PEs share GPUs, so none replays before all have loaded their graphs (support/cuda/graph.hpp).
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "checks/ep/gpu_low_latency.hpp"
 #include "shoal/collective.hpp"
 #include "support/cuda/graph.hpp"
+#include "support/cuda/taken_sms.hpp"
 #include "support/expect_error.hpp"
 
 namespace shoal::test {
@@ -73,6 +76,7 @@ TEST_P(EpGpuCapture, RouteDispatchAndCombineWithNewTokensEachTime) {
         got = round.dispatch(routing);
         back = round.combine(got);
       });
+      sync(g.world.team());
       for (std::uint64_t replay = 0; replay < 20; ++replay) {
         EpCase now = shape(GetParam(), 100 + replay);
         now.load = replay % 7 == 3 ? Load::none : replay % 7 == 5 ? Load::all_to_one : Load::random;
@@ -92,9 +96,8 @@ TEST_P(EpGpuCapture, RouteDispatchAndCombineWithNewTokensEachTime) {
   });
 }
 
-TEST_P(EpGpuCapture, CachedDispatchAndCombine) {
-  SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c = shape(GetParam(), 2);
+void replay_cached_dispatch_and_combine(std::int32_t ranks) {
+  const EpCase c = shape(ranks, 2);
   run_group(c, [&](GpuGroup& g) {
     CUstream_st* const stream = g.tensors.new_stream();
     GpuCall call = captured_call(c, stream);
@@ -110,6 +113,7 @@ TEST_P(EpGpuCapture, CachedDispatchAndCombine) {
     // Its address is known; the values are written between the graphs.
     round.write_expert_output(got);
     const Graph combine(stream, [&] { back = round.combine(got); });
+    sync(g.world.team());
     for (std::uint64_t replay = 0; replay < 20; ++replay) {
       round.poison(got);
       round.change_rows(200 + replay);
@@ -121,6 +125,17 @@ TEST_P(EpGpuCapture, CachedDispatchAndCombine) {
     }
     g.group.synchronize();
   });
+}
+
+TEST_P(EpGpuCapture, CachedDispatchAndCombine) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  replay_cached_dispatch_and_combine(GetParam());
+}
+
+TEST(EpGpuCaptureUnderLoad, CachedDispatchAndCombine) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const TakenSms taken(gpu_count());
+  for (int i = 0; i < 5; ++i) replay_cached_dispatch_and_combine(4);
 }
 
 TEST(EpGpuCaptureLimits, SeveralReplaysQueuedAtOnce) {
@@ -140,6 +155,7 @@ TEST(EpGpuCaptureLimits, SeveralReplaysQueuedAtOnce) {
       got = round.dispatch(routing);
       back = round.combine(got);
     });
+    sync(g.world.team());
     for (int batch = 0; batch < 5; ++batch) {
       g.tensors.settle();
       round.poison(got);
@@ -199,6 +215,7 @@ TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureContinues) {
       got = round.dispatch(routing);
       back = round.combine(got);
     });
+    sync(g.world.team());
     g.tensors.settle();
     round.poison(got);
     graph.replay();
@@ -206,26 +223,6 @@ TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureContinues) {
     round.check(back);
     g.group.synchronize();
   });
-}
-
-/// Captures a graph whose calls hold more layouts than a group preallocates. The capture succeeds,
-/// or throws an error about memory and succeeds after the same calls were made once outside a
-/// capture.
-std::unique_ptr<Graph> captured_or_after(GpuGroup& g, CUstream_st* stream,
-                                         const std::function<void()>& calls,
-                                         const std::function<void()>& forget,
-                                         const std::function<void()>& once) {
-  std::unique_ptr<Graph> graph;
-  try {
-    graph = std::make_unique<Graph>(stream, calls);
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("memory"), std::string::npos) << error.what();
-    std::printf("PE %d: a captured call without memory for its layout: %s\n", g.me, error.what());
-    forget();
-    once();
-    graph = std::make_unique<Graph>(stream, calls);
-  }
-  return graph;
 }
 
 TEST(EpGpuCaptureLimits, MoreDispatchesThanLayoutsThatAreKeptAhead) {
@@ -252,23 +249,14 @@ TEST(EpGpuCaptureLimits, MoreDispatchesThanLayoutsThatAreKeptAhead) {
       calls[i].round->write_expert_output(got);
       calls[i].round->check(calls[i].round->combine(got));
     }
-    const auto forget = [&] {
-      for (Call& each : calls) each.routing = {}, each.got = {}, each.back = {};
-    };
-    const auto make = [&](bool with_combine) {
+    const Graph graph(stream, [&] {
       for (Call& each : calls) {
         each.routing = each.round->route({.stream = stream});
         each.got = each.round->dispatch(each.routing);
-        if (with_combine) each.back = each.round->combine(each.got);
+        each.back = each.round->combine(each.got);
       }
-    };
-    const auto graph = captured_or_after(
-        g, stream, [&] { make(true); }, forget,
-        [&] {
-          make(false);  // all are held at once
-          for (const Call& each : calls) each.round->check(each.got);
-          forget();
-        });
+    });
+    sync(g.world.team());
     for (std::uint64_t replay = 0; replay < 3; ++replay) {
       g.tensors.settle();
       for (int i = 0; i < kCalls; ++i) {
@@ -278,7 +266,7 @@ TEST(EpGpuCaptureLimits, MoreDispatchesThanLayoutsThatAreKeptAhead) {
         calls[i].round->change_case(now);
         calls[i].round->write_expert_output(calls[i].got);
       }
-      graph->replay();
+      graph.replay();
       for (Call& each : calls) {
         each.round->check(each.routing);
         each.round->check(each.got);
@@ -324,6 +312,7 @@ class LowLatencyGraph {
       if (zero_copy_) round_.choose_buffer();
       out_ = round_.combine(got_).receive();
     });
+    sync(owner.world.team());
   }
 
   /// Replays twice, because the expert output depends on the received rows.
@@ -516,18 +505,14 @@ TEST_P(EpGpuCaptureLowLatency, WhatCannotBeCapturedIsRefusedAndTheCaptureContinu
   run_low_latency_group(c, [&](GpuGroup& g) {
     CUstream_st* const stream = g.tensors.new_stream();
     GpuLowLatencyRound round(g, c, {.launch = {.stream = stream}, .defer_receive = GetParam()});
-    const Graph first(stream, [&] {
-      expect_error(Code::invalid_argument, "make the same call once before", [&] { round.send(); });
-    });
-    first.replay();  // the graph is empty
     const ep::LowLatencyReceived got = round.send().receive();
     round.check(got);
     round.write_expert_output();
-    const Graph second(stream, [&] {
+    const Graph graph(stream, [&] {
       expect_error(Code::invalid_argument, "LowLatencyCombineOptions.out",
                    [&] { round.combine(got); });
     });
-    second.replay();  // the graph is empty
+    graph.replay();  // the graph is empty
     round.check(round.combine(got).receive());
     round.run();
     g.group.synchronize();
@@ -557,25 +542,17 @@ TEST_P(EpGpuCaptureLowLatency, MoreLayersThanLayoutsThatAreKeptAhead) {
     }
     std::vector<ep::LowLatencyReceived> kept;
     std::vector<Tensor> outs;
-    const auto make = [&] {
+    const Graph graph(stream, [&] {
       for (auto& round : rounds) {
         ep::LowLatencyReceived got = round->send().receive();
         outs.push_back(round->combine(got).receive());
         kept.push_back(std::move(got));
       }
-    };
-    const auto forget = [&] {
-      kept.clear();
-      outs.clear();
-    };
-    const auto graph = captured_or_after(g, stream, make, forget, [&] {
-      make();
-      g.tensors.settle();
-      forget();
     });
+    sync(g.world.team());
     for (int replay = 0; replay < 3; ++replay) {
       for (auto& round : rounds) round->poison_out();
-      graph->replay();
+      graph.replay();
       for (int layer = 0; layer < kLayers; ++layer) rounds[layer]->check(outs[layer]);
       GpuLowLatencyRound(g, reseeded(c, 500), {.defer_receive = GetParam()})
           .run();  // beside the graph

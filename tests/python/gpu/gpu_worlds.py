@@ -90,12 +90,12 @@ def delay(milliseconds=20):
 _capturing = threading.Lock()
 
 
-def capture(work):
+def capture(work, mode="thread_local"):
     """A graph of work() and its result, captured on the current stream. Calls of other threads
-    do not end the capture."""
+    do not end the capture, except in the mode "global"."""
     graph = torch.cuda.CUDAGraph()
     with _capturing:
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(capture_error_mode=mode)
         try:
             kept = work()
         finally:

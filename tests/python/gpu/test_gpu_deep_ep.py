@@ -393,6 +393,93 @@ def test_normal_mode_in_a_graph():
     assert all(with_buffer(8, body, num_nvl_bytes=1 << 20))
 
 
+def results_stay(buffer, send):
+    """Whether the rows of a plain dispatch stay in the heap."""
+    rows = send()[0]
+    (group,) = buffer.runtime.groups
+    return len(rows) > 0 and group.calls.held == 1
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "global"])
+@pytest.mark.parametrize("pairs", [1, 4, 16, 61])
+def test_any_number_of_pairs_in_graphs(pairs, mode):
+    """New and cached dispatches of normal mode and low-latency pairs, in two graphs. Beside the
+    graphs, after them and after captures that failed, plain results stay in the heap."""
+    ranks = 1 if mode == "global" else 2  # calls of other threads fail a global capture
+
+    def body(buffer, comm):
+        rank = comm.Get_rank()
+        x, topk_ids, topk_weights = make_inputs(rank, N, 18)
+        experts, all_matrices = local_experts(rank, ranks), all_experts().cuda()
+
+        def send():
+            return buffer.dispatch(
+                x,
+                topk_idx=topk_ids,
+                topk_weights=topk_weights,
+                num_worst_tokens=ranks * N,
+                **layout_of(buffer, topk_ids),
+            )
+
+        def normal(out, cached):
+            rows, ids, weights, _, handle, _ = send()
+            if cached:
+                rows = buffer.dispatch(x, handle=handle)[0]
+            y = weighted_expert_output(rows, ids, weights, experts)
+            out.copy_(buffer.combine(y, handle)[0])
+
+        def low_latency_pair(out):
+            recv, count, handle, _, hook = buffer.low_latency_dispatch(
+                x, topk_ids, N, E, use_fp8=False, return_recv_hook=True
+            )
+            hook()
+            y = expert_rows(recv, count, False, experts)
+            _, _, hook = buffer.low_latency_combine(
+                y, topk_ids, topk_weights, handle, return_recv_hook=True, out=out
+            )
+            hook()
+
+        def steps(outs):
+            for i, out in enumerate(outs):
+                low_latency_pair(out) if i % 3 == 2 else normal(out, i % 3 == 1)
+
+        def fails():
+            steps(torch.empty_like(x) for _ in range(3))
+            raise ZeroDivisionError
+
+        steps(torch.empty_like(x) for _ in range(3))  # makes the groups
+        settle()
+        comm.Barrier()
+        with pytest.raises(ZeroDivisionError):
+            capture(fails, mode)
+        comm.Barrier()
+        graphs = []
+        for _ in range(2):
+            outs = [torch.empty_like(x) for _ in range(pairs)]
+            graphs.append((capture(lambda outs=outs: steps(outs), mode)[0], outs))
+            comm.Barrier()  # no other work runs during captures
+        for seed in range(19, 23):
+            graph, outs = graphs[seed % 2]
+            rows, ids, weights, _, handle, _ = send()
+            kept = layer(x, topk_ids, topk_weights, all_matrices)
+            for to, new in zip((x, topk_ids, topk_weights), make_inputs(rank, N, seed)):
+                to.copy_(new)
+            graph.replay()
+            want = layer(x, topk_ids, topk_weights, all_matrices)
+            assert all(close(out, want, 2e-3) for out in outs), seed
+            y = weighted_expert_output(rows, ids, weights, experts)
+            assert close(buffer.combine(y, handle)[0], kept, 2e-3), seed
+            del rows, ids, weights, handle
+            assert results_stay(buffer, send), seed
+        settle()
+        comm.Barrier()
+        del graph
+        graphs.clear()
+        return results_stay(buffer, send)
+
+    assert all(with_buffer(ranks, body, num_nvl_bytes=1 << 20, **low_latency(ranks)))
+
+
 def test_cached_dispatch_in_a_graph():
     def body(buffer, comm):
         rank, ranks = comm.Get_rank(), comm.Get_size()

@@ -83,6 +83,71 @@ def check_in_a_graph(_):
             replay(multiple)
 
 
+def check_any_number_of_pairs_in_a_graph(_):
+    """New and cached dispatches, rank-major and expert-major, whose rows are summed at the receiver
+    or at the source."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for multiple, pairs in itertools.product((True, False), (1, 4, 16, 61)):
+            capture_pairs(multiple, pairs)
+
+
+def capture_pairs(multiple, pairs):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    experts, all_matrices = local_experts(rank, ranks), all_experts().cuda()
+    buffer = make_buffer(
+        num_max_tokens_per_rank=16, hidden=H, num_topk=K, allow_multiple_reduction=multiple
+    )
+    x, topk_ids, topk_weights = make_inputs(rank, 9, 5)
+    outs = [torch.empty_like(x) for _ in range(pairs)]
+
+    def step(out, expand, cached):
+        options = {"expert_alignment": 8, "do_expand": True} if expand else {}
+        rows, ids, weights, handle, _ = buffer.dispatch(
+            x, topk_ids, topk_weights, num_experts=E, do_cpu_sync=False, **options
+        )
+        if cached:
+            rows = buffer.dispatch(x, handle=handle, do_expand=expand)[0]
+        y = (
+            expanded_output(rows, weights, handle, experts)
+            if expand
+            else weighted_expert_output(rows, ids, weights, experts)
+        )
+        out.copy_(buffer.combine(y, handle)[0])
+
+    def steps():
+        for i, out in enumerate(outs):
+            step(out, i % 2 == 1, i % 4 > 1)
+
+    for expand in (False, True):  # makes the group
+        step(outs[0], expand, False)
+    settle()
+    buffer.barrier()
+    graph, _ = capture(steps)
+    buffer.barrier()
+    for seed in range(6, 9):
+        for to, new in zip((x, topk_ids, topk_weights), make_inputs(rank, 9, seed)):
+            to.copy_(new)
+        graph.replay()
+        want = layer(x, topk_ids, topk_weights, all_matrices)
+        assert all(close(out, want, 2e-3) for out in outs), (multiple, pairs, seed)
+        step(outs[0], False, False)
+        assert close(outs[0], want, 2e-3), (multiple, pairs, seed)
+    settle()
+    buffer.barrier()
+    del graph
+    buffer.destroy()
+
+
+def expanded_output(rows, weights, handle, experts):
+    """Expert output in expert-major order."""
+    ends = handle.psum_num_recv_tokens_per_expert
+    owner = torch.bucketize(
+        torch.arange(len(rows), device="cuda", dtype=ends.dtype), ends, right=True
+    )
+    factor = experts[owner.clamp(max=len(experts) - 1)] * weights
+    return (rows.float() * factor[:, None]).bfloat16()
+
+
 def replay(multiple):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     experts, all_matrices = local_experts(rank, ranks), all_experts().cuda()
@@ -103,12 +168,7 @@ def replay(multiple):
             do_cpu_sync=False,
         )
         if expand:
-            ends = handle.psum_num_recv_tokens_per_expert
-            owner = torch.bucketize(
-                torch.arange(len(rows), device="cuda", dtype=ends.dtype), ends, right=True
-            )
-            factor = experts[owner.clamp(max=len(experts) - 1)] * weights
-            expert_output = (rows.float() * factor[:, None]).bfloat16()
+            expert_output = expanded_output(rows, weights, handle, experts)
         else:
             expert_output = weighted_expert_output(rows, ids, weights, experts)
         out.copy_(buffer.combine(expert_output, handle)[0])

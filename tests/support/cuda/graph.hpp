@@ -11,11 +11,18 @@
 namespace shoal::test {
 
 /// Captures the work that `calls` queues on `stream` as a graph. Other threads continue meanwhile:
-/// they may be PEs that share the GPU. If `calls` throws, ends the capture and rethrows.
+/// they may be PEs that share the GPU, except in the global mode. If `calls` throws, ends the
+/// capture and rethrows.
+///
+/// Loads the graph, for which the driver may wait until the kernels on the GPU have ended. PEs that
+/// share a GPU meet (sync) after that and before a replay of any of them, or a PE waits for one
+/// whose kernels wait for it.
 class Graph {
  public:
-  Graph(cudaStream_t stream, const std::function<void()>& calls) : stream_(stream) {
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  Graph(cudaStream_t stream, const std::function<void()>& calls,
+        cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)
+      : stream_(stream) {
+    check(cudaStreamBeginCapture(stream, mode));
     try {
       calls();
     } catch (...) {
@@ -26,6 +33,7 @@ class Graph {
     }
     check(cudaStreamEndCapture(stream, &graph_));
     check(cudaGraphInstantiate(&executable_, graph_, 0));
+    check(cudaGraphUpload(executable_, stream));
   }
   ~Graph() {
     if (executable_ != nullptr) (void)cudaGraphExecDestroy(executable_);
@@ -39,7 +47,8 @@ class Graph {
     check(cudaGraphGetNodes(graph_, nullptr, &count));
     return count;
   }
-  void replay() const { check(cudaGraphLaunch(executable_, stream_)); }
+  void replay() const { replay(stream_); }
+  void replay(cudaStream_t on) const { check(cudaGraphLaunch(executable_, on)); }
 
  private:
   static void check(cudaError_t status) {

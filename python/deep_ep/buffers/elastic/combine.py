@@ -118,11 +118,10 @@ class Combiner:
             expert_alignment=handle.expert_alignment,
             expert_major=True,
             worst_case_rows=handle.num_expanded_tokens if known.worst_rows else 0,
+            transient=True,
             **stream_option(stream),
         )
-        if captured:  # every replay fills the handle in its place
-            known.group.keep_captured(created)
-        else:
+        if not captured:  # only replays of the graph fill the handle otherwise
             known.expert_major_handle.append(created.handle)
         return created.handle
 

@@ -49,19 +49,21 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
       "low_latency_combine: with defer_receive = false its receive would come before that of number {}, which has "
       "not been received; receive that first",
       parts_->combines_received + 1);
-  parts_->open("low_latency_combine", on);
+  parts_->bound_blocks();
   require(
       options.out.defined() || !group_.captures(), Code::invalid_argument,
       "low_latency_combine: a captured stream needs LowLatencyCombineOptions.out: the result's memory must outlive "
       "the graph");
+  group_.uses(handle.block);
 
   auto pending = std::make_shared<CudaPendingCombine>();
   pending->group = state.shared_from_this();
   pending->handle = base;
   pending->options = options;
-  pending->block = parts_->take(parts_->pendings);
+  pending->block = group_.take(parts_->pendings);
   pending->view = pending_view(pending->block.get(), state.shape);
   pending->serial = ++parts_->serial;
+  pending->captured = group_.captures();
   pending->epoch = state.low_latency_combine_epoch + 1;
   pending->out = options.out.defined() ? Tensor(options.out, nullptr)
                                        : parts_->combined(handle.routing->tokens);
@@ -117,6 +119,10 @@ bool LowLatency::ready(const detail::PendingCombineState& base) {
 
 Tensor LowLatency::receive(detail::PendingCombineState& base) {
   auto& pending = detail::of_backend<CudaPendingCombine>(base, "low_latency_combine");
+  if (pending.captured && pending.dropped) {  // its capture has failed, so nothing was sent
+    ++parts_->combines_received;
+    return {};
+  }
   return pending.received_already ? std::move(*pending.received_already)
                                   : queue_receive(pending, pending.view.weights, false, nullptr);
 }
@@ -131,6 +137,8 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, const float*
   const Launch launch{options.launch.stream, nullptr, options.launch.done, options.launch.sms};
   cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
+  group_.uses(handle.block);
+  group_.uses(pending.block);
   // The caller's memory may be gone.
   if (pending.dropped) pending.out = parts_->combined(handle.routing->tokens);
   LowLatencyCombineReceive call{};

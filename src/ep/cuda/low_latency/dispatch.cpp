@@ -9,7 +9,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   GroupState& state = group_.state;
   cudaStream_t on = group_.begin(options.launch);
   group_.throw_failed();
-  parts_->open("low_latency_dispatch", on);
+  parts_->bound_blocks();
   parts_->note_masked();
   const std::uint64_t epoch = state.low_latency_dispatch_epoch + 1;
   require(
@@ -17,7 +17,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
       "low_latency_dispatch: with defer_receive = false its receive would come before that of number {}, which has "
       "not been received; receive that first",
       parts_->dispatches_received + 1);
-  parts_->result(epoch, options.quantize, on);  // allocates before anything is sent
+  parts_->result(epoch, options.quantize);  // allocates before anything is sent
 
   auto handle = std::make_shared<CudaLowLatencyHandle>();
   handle->group = state.weak_from_this();
@@ -26,7 +26,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   routing->shape = state.shape;
   routing->tokens = topk_idx.shape[0];
   handle->routing = std::move(routing);
-  handle->block = parts_->take(parts_->handles);
+  handle->block = group_.take(parts_->handles);
   handle->view = handle_view(handle->block.get(), state.shape);
   handle->serial = ++parts_->serial;
   handle->has_weights = options.weights.defined();
@@ -65,6 +65,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   pending->group = state.shared_from_this();
   pending->handle = std::move(handle);
   pending->options = options;
+  pending->captured = group_.captures();
   if (!options.defer_receive)
     pending->received_already = queue_receive(*pending, true, joined ? &call : nullptr);
   return pending;
@@ -86,6 +87,10 @@ bool LowLatency::ready(const detail::PendingDispatchState& pending) {
 
 LowLatencyReceived LowLatency::receive(detail::PendingDispatchState& base) {
   auto& pending = detail::of_backend<CudaPendingDispatch>(base, "low_latency_dispatch");
+  if (pending.captured && pending.dropped) {  // its capture has failed, so nothing was sent
+    ++parts_->dispatches_received;
+    return {};
+  }
   return pending.received_already ? std::move(*pending.received_already)
                                   : queue_receive(pending, false, nullptr);
 }
@@ -102,7 +107,8 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   cudaStream_t on = group_.begin(launch);
   group_.throw_failed();
   const bool quantized = options.quantize != Quantize::none;
-  const auto memory = parts_->result(handle.epoch, options.quantize, on);
+  group_.uses(handle.block);
+  const auto memory = parts_->result(handle.epoch, options.quantize);
   const ResultLayout layout(shape, quantized ? 1 : 2);
   const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows();
 

@@ -37,6 +37,9 @@ LowLatency::LowLatency(CudaGroup& group, bool between_nodes) : group_(group) {
   const memory::Device& gpu = *group.state.world->cuda();
   parts_->limits.multiprocessors = gpu.multiprocessors;
   parts_->limits.dependent_launch = gpu.compute_capability >= 90;
+  const std::size_t waits = 3 * static_cast<std::size_t>(shape.ranks) * sizeof(std::uint64_t);
+  parts_->longest_wait = group.resources->allocate(waits, group.stream, group.resources);
+  check(cudaMemsetAsync(parts_->longest_wait.get(), 0, waits, group.stream), "low-latency mode");
   parts_->groups.emplace(gpu.device);
   parts_->masked.assign(shape.ranks, 0);
   parts_->probe_stream = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
@@ -51,11 +54,10 @@ LowLatency::~LowLatency() = default;
 void LowLatency::preload() {
   const Shape& shape = group_.state.shape;
   if (shape.low_latency_max_tokens == 0) return;
-  parts_->open("warm-up", group_.last_stream);
   constexpr std::size_t kOpenCalls = 4;  // two in flight, and two whose results are in use
   parts_->handles.reserve(kOpenCalls + 2);
   parts_->pendings.reserve(kOpenCalls + 2);
-  parts_->result(0, Quantize::none, group_.last_stream);
+  parts_->result(0, Quantize::none);
 }
 
 void LowLatency::retire() {
@@ -70,8 +72,7 @@ TensorView LowLatency::next_combine_buffer() {
   group_.throw_failed();
   const std::size_t bytes = static_cast<std::size_t>(shape.local_experts) *
                             shape.low_latency_rows() * shape.hidden * sizeof(std::uint16_t);
-  parts_->make(parts_->combine_buffers, bytes, "next_combine_buffer",
-               [&] { return group_.last_call_captures(); });
+  parts_->make(parts_->combine_buffers, bytes, "next_combine_buffer");
   return group_.tensor(parts_->combine_buffers[(group_.state.low_latency_combine_epoch + 1) & 1], 0,
                        DataType::bfloat16,
                        {shape.local_experts, shape.low_latency_rows(), shape.hidden});

@@ -78,6 +78,7 @@ struct CudaPendingDispatch : detail::PendingDispatchState {
   static constexpr auto kBackend = detail::BackendKind::cuda;
   CudaPendingDispatch() { backend = kBackend; }
 
+  bool captured = false;  ///< its send is part of a graph
   /// The result, where the receive was queued with the send.
   std::optional<LowLatencyReceived> received_already;
 };
@@ -86,6 +87,7 @@ struct CudaPendingCombine : detail::PendingCombineState {
   static constexpr auto kBackend = detail::BackendKind::cuda;
   CudaPendingCombine() { backend = kBackend; }
 
+  bool captured = false;                   ///< likewise
   std::optional<Tensor> received_already;  ///< likewise
   std::shared_ptr<void> block;
   PendingView view{};
@@ -150,66 +152,33 @@ struct LowLatency::Parts {
   }
 
   /// Allocates both halves of memory that lives as long as the group, because captured graphs
-  /// contain its address. Both at once, so that a capture after one call of a kind allocates
-  /// nothing.
-  template <typename Captured>
-  void make(ResultHalves& halves, std::size_t bytes, const char* what, Captured&& captured) {
+  /// contain its address.
+  void make(ResultHalves& halves, std::size_t bytes, const char* what) {
     if (halves[0] != nullptr) return;
-    require_no_capture(what, captured());
-    for (auto& half : halves) half = allocate(bytes, what);
-  }
-
-  static void require_no_capture(const char* what, bool captured) {
-    require(
-        !captured, Code::invalid_argument,
-        "{}: a captured stream cannot allocate memory for its results; make the same call once before (or "
-        "Group::warmup)",
-        what);
-  }
-
-  std::shared_ptr<void> allocate(std::size_t bytes, const char* what) {
-    BlockPool pool(bytes, group.resources);
+    ResultHalves made;
     try {
-      return pool.take();
+      for (auto& half : made) half = group.resources->allocate_apart(bytes, group.resources);
     } catch (const Error& error) {
       fail(Code::exhausted, "{}: {} bytes of GPU memory for its results: {}", what, bytes,
            error.what());
     }
-  }
-
-  /// A block of a pool, for the call that began last. Keeps some blocks free for captured calls,
-  /// which cannot allocate.
-  std::shared_ptr<void> take(BlockPool& pool) const {
-    constexpr std::size_t kAhead = 2;
-    auto block = pool.take();
-    if (!group.captures()) pool.reserve(kAhead);
-    return block;
+    halves = std::move(made);
   }
 
   /// Memory for the rows of dispatch `epoch`. Float8 results use the memory of bfloat16 results
   /// where that exists.
-  std::shared_ptr<void> result(std::uint64_t epoch, Quantize quantize, cudaStream_t on) {
-    const auto captured = [&] { return group.capturing(on); };
-    if (quantize != Quantize::none && results[0] == nullptr) {
-      make(float8_results, ResultLayout(shape(), 1).total, "low_latency_dispatch", captured);
+  std::shared_ptr<void> result(std::uint64_t epoch, Quantize quantize) {
+    constexpr const char* kCall = "low_latency_dispatch";
+    if (quantize != Quantize::none && (float8_results[0] != nullptr || results[0] == nullptr)) {
+      make(float8_results, ResultLayout(shape(), 1).total, kCall);
       return float8_results[epoch & 1];
     }
-    if (float8_results[0] != nullptr && quantize != Quantize::none)
-      return float8_results[epoch & 1];
-    make(results, ResultLayout(shape(), 2).total, "low_latency_dispatch", captured);
+    make(results, ResultLayout(shape(), 2).total, kCall);
     return results[epoch & 1];
   }
 
-  /// Completes the set-up in the first call, when the group has its memory and its peers.
-  void open(const char* what, cudaStream_t on) {
-    if (longest_wait != nullptr) return;
-    require_no_capture(what, group.capturing(on));
-    const std::size_t bytes = 3 * shape().ranks * sizeof(std::uint64_t);
-    auto memory = allocate(bytes, "low-latency mode");
-    check(cudaMemsetAsync(memory.get(), 0, bytes, on), "low-latency mode");
-    group.record(on);
-    longest_wait = std::move(memory);
-    // Ranks that share a GPU leave each other room. Each can have a second call that has not begun.
+  /// Ranks that share a GPU leave each other room. Each can have a second call that has not begun.
+  void bound_blocks() {
     if (group.ranks_on_gpu > 1)
       limits.most_blocks = std::max(1, limits.multiprocessors / (2 * group.ranks_on_gpu));
   }

@@ -144,6 +144,8 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
       Code::invalid_argument,
       "combine: a captured stream needs CombineOptions.out, and with weights CombineOptions.out_weights: the memory of "
       "results must outlive the graph");
+  group_.uses(handle.block);
+  group_.uses(routing.block);
 
   NormalCombine params{};
   params.group = group_.device;

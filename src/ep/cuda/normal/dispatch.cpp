@@ -133,10 +133,11 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   group_.throw_failed();
   check_dispatch(call);
   const auto& routing = detail::of_backend<CudaRouting>(*call.routing, "dispatch");
+  group_.uses(routing.block);
   auto handle = make_handle(call);
   const std::int64_t rows = region_rows(call);
   const detail::RegionLayout layout(rows, call.row_bytes(), record_of(call).bytes);
-  const auto offset = state_.arena.take(layout.total);
+  const auto offset = state_.arena.take(layout.total, group_.graph(), call.options.transient);
   const auto region =
       offset ? std::make_shared<Region>(state_.shared_from_this(), *offset) : nullptr;
   const auto require_room = [&] {

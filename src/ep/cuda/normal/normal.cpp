@@ -186,7 +186,7 @@ Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
   auto state = std::make_shared<CudaRouting>();
   state->shape = shape;
   state->tokens = topk_idx.shape[0];
-  state->block = routings_.take();
+  state->block = group_.take(routings_);
   state->group = state_.weak_from_this();
   state->calls = &group_;
   state->read_experts = read_experts;
@@ -235,6 +235,7 @@ Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
 
 void Normal::unpack(const Dispatched& received, const UnpackOptions& to) {
   cudaStream_t on = group_.begin(to.launch);
+  group_.uses(detail::of_backend<CudaHandle>(*received.handle.state(), "unpack").block);
   launch_unpack(received, detail::unpacked_arrays(state_, received, to), to.clear_unused, on);
   group_.end(to.launch, on);
 }
@@ -250,12 +251,13 @@ std::shared_ptr<CudaHandle> Normal::make_handle(const detail::DispatchCall& call
     auto handle =
         std::make_shared<CudaHandle>(detail::of_backend<CudaHandle>(*call.cached, "dispatch"));
     if (call.options.worst_case_rows > 0) handle->result_rows = call.options.worst_case_rows;
+    group_.uses(handle->block);
     return handle;
   }
   auto handle = std::make_shared<CudaHandle>();
   handle->routing = call.routing;
   handle->group = state_.weak_from_this();
-  handle->block = handles_.take();
+  handle->block = group_.take(handles_);
   handle->arrays =
       handle_arrays(static_cast<std::byte*>(handle->block.get()), state_.shape, nullptr);
   if (internode_ != nullptr) {
