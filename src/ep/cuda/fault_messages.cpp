@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fault_messages.cpp: from a kernel's report (device/faults.cuh) to the error that a call throws.
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "ep/checks.hpp"
 #include "ep/cuda/fault_text.hpp"
 #include "ep/cuda/group.hpp"
@@ -23,20 +24,27 @@ std::optional<Error> failure_of_network(const CudaGroup& group, Pe pe) {
   return failure;
 }
 
-/// For the faults after which the group cannot continue.
-[[noreturn]] void throw_fatal(CudaGroup& group, Fault fault) {
-  GroupState& state = group.state;
-  const std::int32_t rank = group.report->rank;
+/// What any thread may say of a fatal fault, without calls of CUDA.
+FaultContext context_of(const CudaGroup& group, Fault fault) {
+  const GroupState& state = group.state;
   FaultContext context;
   context.me = state.team.world_pe(state.me);
   context.n_pes = state.world->n_pes();
-  context.pe = state.team.world_pe(rank);
+  context.pe = state.team.world_pe(group.report->rank);
   context.timeout = state.timeout;
   context.timeout_setting =
       state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS";
-  context.network = failure_of_network(group, context.pe);
   if (fault == Fault::timeout) context.peer = state.world->describe_progress(context.pe);
-  if (fault == Fault::peer_failed)
+  return context;
+}
+
+/// For the faults after which the group cannot continue.
+[[noreturn]] void throw_fatal(CudaGroup& group, Fault fault) {
+  GroupState& state = group.state;
+  group.fault_thrown = true;
+  FaultContext context = context_of(group, fault);
+  context.network = failure_of_network(group, context.pe);
+  if (const std::int32_t rank = group.report->rank; fault == Fault::peer_failed)
     context.peer = detail::describe_given_up(state, rank, group.cause_of(rank));
   const Error error = fatal_error(*group.report, context);
   state.failure = error.what();
@@ -98,6 +106,17 @@ void CudaGroup::throw_failed() {
   require(state.failure.empty(), Code::closed, "the group failed before: {}", state.failure);
   const auto fault = static_cast<Fault>(report->fault);
   if (is_fatal(fault)) throw_fatal(*this, fault);
+}
+
+void CudaGroup::warn_of_unnoticed_fault() {
+  const auto fault = static_cast<Fault>(report->fault);
+  if (!is_fatal(fault) || fault_thrown || unnoticed_++ != 1) return;
+  FaultContext context = context_of(*this, fault);
+  if (fault == Fault::peer_failed)
+    context.peer = fmt::format("PE {} has given this group up", context.pe);
+  log::warn(
+      "an ep::Group has failed on the GPU, and no call of it has thrown this yet, as where only graphs are replayed: {}",
+      fatal_error(*report, context).what());
 }
 
 void CudaGroup::throw_reported() {

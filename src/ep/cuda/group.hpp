@@ -43,6 +43,7 @@ struct CudaGroup {
   bool driver_moves_rows = false;
   /// A call was captured: the epochs of calls and of kernels differ from then on.
   std::atomic<bool> has_captured = false;
+  std::atomic<bool> fault_thrown = false;  ///< a fatal one
   bool low_latency_counts = false;  ///< kernels of low-latency mode have DeviceGroup::record, too
   int ranks_on_gpu = 1;             ///< ranks of the group on this GPU, which share its SMs
   std::shared_ptr<GroupResources> resources;
@@ -79,6 +80,10 @@ struct CudaGroup {
   void throw_failed();
   /// Throws what the GPU has reported, if anything (fault_messages.cpp).
   void throw_reported();
+  /// Logs a fatal fault that the GPU has reported, once, at the second call that finds it and no
+  /// error thrown. For a thread that asks now and then (KernelRecorder): a program that only
+  /// replays graphs makes no call that would throw.
+  void warn_of_unnoticed_fault();
   /// A rank that has given the group up, read from GPU memory.
   std::optional<std::int32_t> ask_failed_rank();
   /// The first cause of the failure of `rank`, which has given the group up; reads GPU memory.
@@ -135,6 +140,7 @@ struct CudaGroup {
     std::uint64_t graph = 0;
   } begun_;
   CapturedMemory captured_;
+  int unnoticed_ = 0;  ///< calls of warn_of_unnoticed_fault that found a fault
 };
 
 }  // namespace shoal::ep::cuda

@@ -90,6 +90,8 @@ KernelRecorder::~KernelRecorder() {
 
 void KernelRecorder::refresh() {
   const std::lock_guard lock(mutex_);
+  for (CudaGroup* const group : {kernels_.normal, kernels_.low_latency})
+    if (group != nullptr) group->warn_of_unnoticed_fault();
   if (!copy()) return;
   // The first replies take longer. Not when the group starts, where programs wait for it.
   for (int i = questions_ == 0 ? 3 : 1; i > 0; --i) ask_clock();
