@@ -5,6 +5,7 @@
 
 #include "checks/ep/expert_major_cases.hpp"
 #include "checks/ep/gpu_normal.hpp"
+#include "shoal/collective.hpp"
 #include "support/cuda/graph.hpp"
 #include "support/draws.hpp"
 
@@ -222,6 +223,7 @@ TEST(EpGpuExpertMajor, SmallCapturedWithRouteAndReplayedWithOtherTokens) {
       got = group.group.dispatch(x, routing, options);
       group.group.combine(got.x, got.handle, {.out = out, .launch = {.stream = stream}});
     });
+    sync(group.world.team());
     for (std::uint64_t replay = 1; replay <= 10; ++replay) {
       EpCase now = c;
       now.seed = replay;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "checks/ep/gpu_normal.hpp"
+#include "shoal/collective.hpp"
 #include "support/cuda/graph.hpp"
 #include "support/expect_error.hpp"
 
@@ -152,6 +153,7 @@ TEST_P(EpGpuInternode, CapturedAndReplayedWithOtherTokens) {
       got = round.dispatch(routing);
       back = round.combine(got);
     });
+    sync(g.world.team());
     for (std::uint64_t replay = 0; replay < 6; ++replay) {
       EpCase now = shape(GetParam(), 100 + replay);
       now.load = replay == 3 ? Load::none : Load::random;

@@ -301,6 +301,7 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
           got = round.send().receive();
           out = round.combine(got).receive();
         });
+        sync(group.world.team());
         for (std::uint64_t i = 0; i < 5; ++i) {
           if (i == 3)
             Round(group, reseeded(c, 1000), {.quantize = quantize, .defer_receive = defer})

@@ -222,6 +222,7 @@ TEST_P(EpGpuSharedBuffer, ReplaysFetchTheCurrentContentsOfTheBuffer) {
       got = round.dispatch(routing);
       combine();
     });
+    sync(group.world.team());
     for (std::uint64_t replay = 0; replay < 6; ++replay) {
       round.change_rows(100 + replay);
       write_expert_output();
