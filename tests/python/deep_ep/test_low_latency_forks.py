@@ -127,13 +127,32 @@ def verify_nvfp4(values, scales, plain, count, scale):
         assert received == 0 or calc_diff(back, plain[expert, :received]) < 2e-2
 
 
+def check_element_0_of_the_global_scales_counts(_):
+    """Callers pass one scale per local expert, in any layout."""
+    buffer = the_buffer()
+    x, topk_idx, _ = make_inputs()
+    plain, *_ = buffer.low_latency_dispatch(x, topk_idx, N, E, use_fp8=False)
+    plain = plain.clone()
+    first = torch.tensor(400.0)
+    of_experts = torch.full((E // 4,), torch.nan)
+    of_experts[0] = first
+    strided = torch.full((3, E), torch.nan)[:, ::2]
+    strided[0, 0] = first
+    for scale in (of_experts, strided, first.view(1)):
+        (values, scales), count, *_ = buffer.low_latency_dispatch(
+            x, topk_idx, N, E, use_fp8=False, use_nvfp4=True, x_global_scale=scale
+        )
+        verify_nvfp4(values, scales, plain, count, first)
+
+
 def check_errors_of_nvfp4(_):
     buffer = the_buffer()
     x, topk_idx, _ = make_inputs()
     for options, message in (
         ({}, "needs use_fp8=False"),
         ({"use_fp8": False, "x_global_scale": 3.0}, "x_global_scale is float"),
-        ({"use_fp8": False, "x_global_scale": torch.ones(2)}, "allowed: one float32"),
+        ({"use_fp8": False, "x_global_scale": torch.ones(0)}, "at least one element"),
+        ({"use_fp8": False, "x_global_scale": torch.ones(2).double()}, "float64.*allowed: float32"),
     ):
         with pytest.raises(RuntimeError, match=message):
             buffer.low_latency_dispatch(x, topk_idx, N, E, use_nvfp4=True, **options)

@@ -420,7 +420,8 @@ class Buffer(InternodeCalls, WarmBuffer):
         as bytes; needs round_scale. cumulative_local_expert_recv_stats: int32 [E / R]; the call
         adds the rows received. dispatch_wait_recv_cost_stats: int64 [R]; the call adds the
         nanoseconds waited for each rank. use_nvfp4, without use_fp8: the receiver quantizes rows to
-        4 bits with an e4m3 scale per 16 channels, times ``x_global_scale``, one float32.
+        4 bits with an e4m3 scale per 16 channels, times element 0 of ``x_global_scale``, float32
+        with one or more elements.
 
         Returns (recv_x, count, handle, event, hook). recv_x: bfloat16 [E / R, R * N, H], or
         (float8_e4m3fn of that shape, scales float32 [.., .., H / 128] or int32 [.., .., H / 512],

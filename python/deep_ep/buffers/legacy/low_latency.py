@@ -91,7 +91,7 @@ class LowLatencyMode:
         after ``form``."""
         call, runtime = "low_latency_dispatch", self._runtime
         native_assert(not form[2], f"{call}: use_nvfp4=True needs use_fp8=False")
-        nvfp4.check_global_scale(call, global_scale, runtime.device)
+        global_scale = nvfp4.global_scale_of(call, global_scale, runtime.device)
         rows, counts, handle, overlap, hook = self.dispatch(x, topk_idx, form, *more)
         out = nvfp4.allocate(*rows.shape, runtime.device)
         if hook is None:

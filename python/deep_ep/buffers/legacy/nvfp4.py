@@ -32,16 +32,20 @@ _MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _UP_AT_MIDPOINT = (False, True, False, True, False, True, False)
 
 
-def check_global_scale(call: str, scale: Any, device: torch.device) -> None:
-    """Raises RuntimeError unless ``scale`` is None or one float32 on ``device``."""
+def global_scale_of(call: str, scale: Any, device: torch.device) -> torch.Tensor | None:
+    """Element 0 of ``scale``, which counts for all rows as in DeepEP: callers pass one element per
+    local expert. None for None. Raises RuntimeError unless it is float32 on ``device``."""
+    if scale is None:
+        return None
     native_assert(
-        scale is None
-        or isinstance(scale, torch.Tensor)
+        isinstance(scale, torch.Tensor)
         and scale.dtype == torch.float32
-        and scale.numel() == 1
+        and scale.numel() > 0
         and scale.device == device,
-        f"{call}: x_global_scale is {describe(scale)}; allowed: one float32 on {device.type}",
+        f"{call}: x_global_scale is {describe(scale)}; "
+        f"allowed: float32 on {device.type} with at least one element",
     )
+    return scale[(0,) * scale.dim()]
 
 
 def allocate(experts: int, rows: int, hidden: int, device: torch.device) -> tuple:
