@@ -180,20 +180,22 @@ def in_parts(y, x, order, signal):
 
 
 def check_a_combine_waits_for_the_signals_of_blocks(_):
-    """The expert output is complete only when the last block has its signal."""
+    """The expert output is complete only when the last block has its signal. Callers allocate for
+    the smallest blocks, and pass the size of the blocks that their GEMM chose."""
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs()
-    block_m, threshold = 16, 3
-    per_expert = -(-4 * N // block_m)
-    for hooks in (False, True):
+    allocated_for, threshold = 16, 3
+    length = E // 4 * -(-4 * N // allocated_for)
+    for block_m, hooks in ((16, False), (16, True), (64, False), (128, True), (48, False)):
+        per_expert = -(-4 * N // block_m)
         recv, count, handle, *_ = buffer.low_latency_dispatch(x, topk_idx, N, E, use_fp8=False)
-        y, signals = torch.zeros_like(recv), torch.zeros(E // 4 * per_expert, dtype=torch.int32)
+        y, signals = torch.zeros_like(recv), torch.zeros(length, dtype=torch.int32)
         blocks = []
         for expert, rows in enumerate(count.tolist()):
             for first in range(0, rows, block_m):
                 blocks.append((expert, slice(first, first + block_m)))
 
-        def signal(block, signals=signals):
+        def signal(block, signals=signals, per_expert=per_expert, block_m=block_m):
             expert, rows = block
             for _ in range(threshold):
                 signals[expert * per_expert + rows.start // block_m] += 1
@@ -258,7 +260,8 @@ def check_errors_of_the_overlap(_):
     fails(RuntimeError, "either comp_signal or src_signals", **blocks, **experts)
     fails(RuntimeError, "block_m is 0", **{**blocks, "block_m": 0})
     fails(RuntimeError, "threshold 0", **{**blocks, "threshold": 0})
-    fails(RuntimeError, "comp_signal is", **{**blocks, "comp_signal": signals[:-1]})
+    fails(RuntimeError, "comp_signal has 5 elements", **{**blocks, "comp_signal": signals[:-1]})
+    fails(RuntimeError, "comp_signal is", **{**blocks, "comp_signal": signals.view(2, 3)})
     fails(RuntimeError, "packed_recv_count is None", **{**blocks, "packed_recv_count": None})
     fails(RuntimeError, "src_signals is", **{**experts, "src_signals": signals})
     if x.is_cuda:  # a signal that does not come ends the program's work on a GPU

@@ -21,9 +21,10 @@ class Overlap(NamedTuple):
     """The overlap arguments of ``low_latency_combine``.
 
     Two protocols exist. With ``comp_signal``, blocks of ``block_m`` rows of an expert count up to
-    ``threshold``: int32 [E / R * blocks per expert], where an expert with ``packed_recv_count``
-    rows uses its first ceil(count / block_m) entries. With ``src_signals``, each expert counts up
-    to ``src_signal_expect_value``: int32 or uint32 [E / R].
+    ``threshold``: int32 with at least E / R * blocks elements, where blocks is ceil(rows of an
+    expert / block_m). Expert e has the ``blocks`` elements from e * blocks on, and with
+    ``packed_recv_count`` rows it uses the first ceil(count / block_m) of them. With
+    ``src_signals``, each expert counts up to ``src_signal_expect_value``: int32 or uint32 [E / R].
     """
 
     packed_recv_count: Any
@@ -108,11 +109,16 @@ class Overlap(NamedTuple):
             "positive",
         )
         blocks = -(-rows // self.block_m)
-        kinds, shape = (torch.int32,), (experts * blocks,)
-        require_tensor(call, "comp_signal", self.comp_signal, kinds, shape, device)
-        counts = self.packed_recv_count
+        signals, counts, kinds = self.comp_signal, self.packed_recv_count, (torch.int32,)
+        require_tensor(call, "comp_signal", signals, kinds, (None,), device)
+        native_assert(
+            signals.numel() >= experts * blocks,
+            f"{call}: comp_signal has {signals.numel()} elements; allowed: at least "
+            f"{experts * blocks}, {blocks} blocks of {self.block_m} rows for each of {experts} "
+            "local experts",
+        )
         require_tensor(call, "packed_recv_count", counts, kinds, (experts,), device)
-        return self.comp_signal.view(experts, blocks), counts, self.threshold
+        return signals[: experts * blocks].view(experts, blocks), counts, self.threshold
 
     def _name(self, index: list[int]) -> str:
         expert, block = index
