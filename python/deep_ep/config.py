@@ -183,8 +183,10 @@ def get_low_latency_rdma_size_hint(
 ) -> int:
     """Bytes of the low-latency buffer, a multiple of 128.
 
-    Operations alternate between two sets of a send area, a receive area and signals. Raises
-    RuntimeError where an argument is not positive or a token is not a multiple of 16 bytes.
+    Operations alternate between two sets of a send area, a receive area and signals. For hidden
+    sizes that are not multiples of 512, which DeepEP refuses, the scales of a token are padded to
+    16 bytes. Raises RuntimeError where an argument is not positive or a token is not a multiple of
+    16 bytes.
     """
     n = num_max_dispatch_tokens_per_rank
     native_assert(
@@ -192,14 +194,12 @@ def get_low_latency_rdma_size_hint(
         "tokens, hidden, num_ranks and num_experts > 0, "
         f"got {n}, {hidden}, {num_ranks} and {num_experts}",
     )
-    scale_bytes = hidden // 128 * 4
+    native_assert(
+        2 * hidden % 16 == 0, f"hidden with rows of a multiple of 16 bytes, got {hidden} (bfloat16)"
+    )
+    scale_bytes = align(hidden // 128 * 4, 16)
     dispatch_bytes = 16 + max(2 * hidden, hidden + scale_bytes)
     combine_bytes = scale_bytes + 2 * hidden
-    native_assert(
-        dispatch_bytes % 16 == 0 and combine_bytes % 16 == 0,
-        f"hidden with 16-byte multiples of bytes per token, got {hidden} "
-        f"({dispatch_bytes} and {combine_bytes} bytes)",
-    )
     send = max(n * dispatch_bytes, num_experts * n * combine_bytes)
     receive = num_experts * n * max(dispatch_bytes, combine_bytes)
     signals = align(4 * num_experts, 128)

@@ -73,8 +73,8 @@ struct LowLatencyDispatchOptions {
 /// | field | shape | set |
 /// |---|---|---|
 /// | x | float8_e4m3 or bfloat16 [E / R, R * T, hidden] | always |
-/// | scales | float32 [E / R, R * T, hidden / 128] | quantize fp8, fp8_power_of_two |
-/// | scales | int32 [E / R, R * T, hidden / 512] | quantize fp8_ue8m0 |
+/// | scales | float32 [E / R, R * T, ceil(hidden / 128)] | quantize fp8, fp8_power_of_two |
+/// | scales | int32 [E / R, R * T, ceil(hidden / 512)] | quantize fp8_ue8m0 |
 /// | counts | int32 [E / R] | always |
 /// | source_token | int32 [E / R, R * T] | always |
 /// | layout | int64 [E / R, R] | always |

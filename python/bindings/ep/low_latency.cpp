@@ -179,8 +179,8 @@ void bind_received(nb::module_& module) {
       .def_prop_ro(
           "scales", &Received::array<&ep::LowLatencyReceived::scales>,
           nb::sig("def scales(self) -> shoal._core.Array | None"),
-          "float32 [local experts, rows, hidden / 128], or int32 [.., .., hidden / 512] of "
-          "packed UE8M0; the row index runs fastest in memory. None for bfloat16."_doc)
+          "float32 [local experts, rows, ceil(hidden / 128)], or int32 [.., .., ceil(hidden / 512)] "
+          "of packed UE8M0; the row index runs fastest in memory. None for bfloat16."_doc)
       .def_prop_ro("counts", &Received::array<&ep::LowLatencyReceived::counts>,
                    nb::sig("def counts(self) -> shoal._core.Array"), "int32 [local experts]."_doc)
       .def_prop_ro("source_token", &Received::array<&ep::LowLatencyReceived::source_token>,

@@ -108,7 +108,7 @@ TEST_P(EpGpuLowLatency, LogFmt) {
 TEST(EpGpuLowLatencyMode, SmallRowsFrom16BytesOn) {
   SHOAL_SKIP_WITHOUT_GPU();
   for (const std::int64_t hidden :
-       {8, 16, 24, 48, 128, 144, 496, 512, 528, 2560, 4112, 7168, 8208, 16400}) {
+       {8, 16, 24, 48, 128, 144, 496, 512, 528, 640, 2560, 2688, 2944, 4112, 7168, 8208, 16400}) {
     EpCase c = wide_case(3, 7 + static_cast<std::uint64_t>(hidden));
     c.hidden = hidden;
     c.max_tokens = 10;

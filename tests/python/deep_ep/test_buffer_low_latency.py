@@ -78,6 +78,10 @@ def close(got, want):
     return got.numel() == 0 or calc_diff(got, want) < 1e-5
 
 
+def close_in_fp8(got, want):
+    return got.numel() == 0 or calc_diff(got, want) < 1e-3
+
+
 def waited(times):
     """On a GPU the last rank finds all rows and does not wait."""
     return bool((times >= 0).all()) and (times.is_cuda or bool(times.sum() > 0))
@@ -155,6 +159,41 @@ def check_ue8m0(_):
                 )
                 < 1e-3
             )
+
+
+def check_multiples_of_128(_):
+    """Hidden sizes whose scales fill no multiple of 16 bytes, in every form."""
+    ranks, hiddens = dist.get_world_size(), (128, 640, 2688, 2944)
+    size = deep_ep.Buffer.get_low_latency_rdma_size_hint(N, max(hiddens), ranks, E)
+    buffer = deep_ep.Buffer(
+        dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True
+    )
+    for hidden in hiddens:
+        assert 0 < buffer.get_low_latency_rdma_size_hint(N, hidden, ranks, E) <= size
+        buffer.clean_low_latency_buffer(N, hidden, E)
+        _, topk_idx, weights = make_inputs(30)
+        x = torch.randn((len(topk_idx), hidden), generator=seeded(dist.get_rank())).bfloat16()
+        want = expected_rows(x, topk_idx)
+        for round_scale, use_ue8m0 in ((None, False), (False, False), (True, False), (True, True)):
+            use_fp8 = round_scale is not None
+            recv, count, handle, *_ = buffer.low_latency_dispatch(
+                x, topk_idx, N, E, None, None, use_fp8, bool(round_scale), use_ue8m0
+            )
+            assert count.tolist() == [len(rows) for rows, _, _ in want]
+            y = recv
+            if use_fp8:
+                groups = -(-hidden // 512) if use_ue8m0 else hidden // 128
+                assert recv[0].shape == (E // ranks, ranks * N, hidden)
+                assert recv[1].shape == (E // ranks, ranks * N, groups)
+                assert recv[1].stride()[1:] == (1, ranks * N)
+                y = torch.stack([per_token_cast_back(*both) for both in zip(*recv)])
+            for e, (rows, _, _) in enumerate(want):
+                got = y[e, : len(rows)]
+                assert torch.equal(got, rows) if not use_fp8 else close_in_fp8(got, rows)
+            for use_logfmt in (False, True):
+                sums, *_ = buffer.low_latency_combine(y, topk_idx, weights, handle, use_logfmt)
+                assert close_in_fp8(sums, weighted(x, topk_idx, weights))
+    buffer.destroy()
 
 
 def check_hooks(_):

@@ -143,10 +143,19 @@ def test_recommended_configs():
 
 
 @pytest.mark.parametrize(
-    "tokens, hidden, ranks, experts", [(1, 512, 2, 4), (5, 2048, 4, 12), (64, 7168, 8, 8)]
+    "tokens, hidden, ranks, experts",
+    [
+        (1, 512, 2, 4),
+        (5, 2048, 4, 12),
+        (64, 7168, 8, 8),
+        (128, 128, 2, 8),
+        (1, 640, 2, 4),
+        (16, 2688, 8, 128),
+        (5, 2944, 4, 12),
+    ],
 )
 def test_low_latency_buffer_holds_all_parts(tokens, hidden, ranks, experts):
-    scales = hidden // 128 * 4
+    scales = -(-hidden // 512) * 16
     dispatch, combine = 16 + max(hidden * 2, hidden + scales), scales + hidden * 2
     half = max(tokens * dispatch, experts * tokens * combine)
     half += max(experts * tokens * dispatch, experts * tokens * combine) + padded(4 * experts)

@@ -54,6 +54,19 @@ TEST_P(EpLowLatency, Float8FormsMatchNumeric) {
   });
 }
 
+TEST(EpLowLatencyMode, MultiplesOf128BesidesThoseOf512) {
+  for (const std::int64_t hidden : {128, 640, 2688, 2944}) {
+    EpCase c = small(3, 6);
+    c.hidden = hidden;
+    run_case(c, [&](World&, ep::Group& group) {
+      check_low_latency(group, c, ep::Reduction::per_rank, false);
+      for (const auto quantize :
+           {ep::Quantize::fp8, ep::Quantize::fp8_power_of_two, ep::Quantize::fp8_ue8m0})
+        check_low_latency_fp8(group, c, quantize);
+    });
+  }
+}
+
 TEST_P(EpLowLatency, NoTokensIdleRanksAndOneHotExpert) {
   for (const Load load : {Load::none, Load::some_idle, Load::all_to_one}) {
     EpCase c = small(GetParam(), 3);

@@ -31,6 +31,19 @@ TEST_P(LowLatencyKernels, EveryFormMatchesTheReference) {
   }
 }
 
+// Whole groups of channels, but not whole packets of four scales.
+TEST_P(LowLatencyKernels, GroupsOfChannelsThatFillNoPacketOfScales) {
+  for (const std::int64_t hidden : {128, 640, 2688, 2944})
+    for (const Quantize quantize : {Quantize::none, Quantize::fp8}) {
+      SCOPED_TRACE("hidden " + std::to_string(hidden) + std::string(", ") +
+                   (quantize == Quantize::fp8 ? "fp8" : "bf16"));
+      Ranks ranks({.hidden = hidden, .tokens = {3, 2, 0}, .masks = GetParam()});
+      ranks.quantize(quantize);
+      for (const Combine& combine : {kSums, kRows, kLogfmt, kLogfmtNow})
+        ranks.round(combine, Values::mixed);
+    }
+}
+
 // More pieces than a block has warps, and a unit with half its channels.
 TEST_P(LowLatencyKernels, LongRows) {
   Ranks ranks({.hidden = 7688, .tokens = {2, 1, 1}, .masks = GetParam()});

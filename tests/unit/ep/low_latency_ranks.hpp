@@ -394,6 +394,13 @@ class Ranks {
           const void* const wanted =
               quantize_ == Quantize::none ? static_cast<const void*>(sent) : codes.data();
           ASSERT_EQ(std::memcmp(got, wanted, bytes), 0) << "rank " << me(rank) << ", row " << row;
+          if (quantize_ == Quantize::none) continue;
+          const auto groups = static_cast<std::int64_t>(scales.size());
+          for (std::int64_t group = 0; group < groups; ++group)
+            ASSERT_EQ(
+                rank.scales.data()[(row / slots() * groups + group) * slots() + row % slots()],
+                scales[group])
+                << "rank " << me(rank) << ", row " << row << ", group " << group;
         }
   }
 

@@ -424,11 +424,11 @@ class Buffer(InternodeCalls, WarmBuffer):
         with one or more elements.
 
         Returns (recv_x, count, handle, event, hook). recv_x: bfloat16 [E / R, R * N, H], or
-        (float8_e4m3fn of that shape, scales float32 [.., .., H / 128] or int32 [.., .., H / 512],
-        column-major), or for use_nvfp4 (uint8 [R * N, H / 2, E / R], float8_e4m3fn [32, 4,
+        (float8_e4m3fn of that shape, scales float32 [.., .., H / 128] or int32 [.., .., ceil(H /
+        512)], column-major), or for use_nvfp4 (uint8 [R * N, H / 2, E / R], float8_e4m3fn [32, 4,
         ceil(R * N / 128), 4, ceil(H / 64), E / R]), contiguous by expert (legacy/nvfp4.py).
-        Rows 0 to count[e] - 1 of expert e are valid: after hook() with
-        return_recv_hook, and until two more dispatches have been received.
+        Rows 0 to count[e] - 1 of expert e are valid: after hook() with return_recv_hook, and until
+        two more dispatches have been received.
         """
         check_torch_deterministic()
         form = (num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0)
