@@ -82,8 +82,9 @@ class World {
   static std::future<World> open_async(WorldOptions options = WorldOptions::from_environment());
 
   /// Ends the world after a barrier. Collective. Heap pointers and teams of it become invalid.
-  /// Does nothing on a closed world. The destructor of the last handle of an open world ends it
-  /// without a barrier.
+  /// Throws Error{timeout} when a PE does not come; the world is closed all the same. That is a
+  /// warning once the world has had an ep::Group with mask_failed. Does nothing on a closed world.
+  /// The destructor of the last handle of an open world ends it without a barrier.
   void close();
   /// Reports that this PE has failed: pending and later waits of the other PEs throw
   /// Error{peer_failed} with `reason`. The world stays open here; destroy it without close. Does

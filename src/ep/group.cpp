@@ -107,6 +107,7 @@ Group::Group(const Team& team, const GroupOptions& options)
                          state.plan.bytes, state.peers, state.backend->regions());
   state.world->sync(team.state(), "ep group");
   state.world->closers().add(state_);
+  if (options.mask_failed) state.world->let_leave_early();
   if (options.preinitialize) warmup();
 }
 
@@ -133,8 +134,20 @@ void Group::close() {
   state_->drain_work_queue();
   require(state_->failure.empty(), Code::closed, "close: the group failed before: {}",
           state_->failure);
+  bool released = false;
+  try {
+    released = detail::release_memory(*state_);
+  } catch (const Error& error) {
+    if (!state_->options.mask_failed || error.code() != Code::timeout) throw;
+    log::warn(
+        "an ep::Group was closed on PE {} alone: the other ranks may continue without it "
+        "(GroupOptions.mask_failed); its memory stays allocated until the world closes: {}",
+        state_->world->my_pe(), reason_of(error));
+    state_->closed = true;
+    return;
+  }
   require(
-      detail::release_memory(*state_), Code::invalid_argument,
+      released, Code::invalid_argument,
       "close: a rank still holds results of a dispatch; release all tensors of Dispatched first (this PE holds {})",
       state_->arena.regions());
 }

@@ -209,7 +209,12 @@ void WorldState::close() {
     if (failure) log::debug("PE {}: closing: {}", my_pe(), failure->what());
   }
   release();
-  if (barrier) throw Error(*barrier);
+  if (!barrier) return;
+  if (!may_leave_early_ || barrier->code() != Code::timeout) throw Error(*barrier);
+  log::warn(
+      "PE {} has closed its world alone: the other PEs may run on without it "
+      "(GroupOptions.mask_failed): {}",
+      my_pe(), reason_of(*barrier));
 }
 
 void WorldState::release() noexcept {

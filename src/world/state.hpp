@@ -238,6 +238,9 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   /// Ends this PE's part of the world after a barrier. Closes the registered objects first.
   /// Everything is released before this returns or throws, even when the barrier fails.
   void close();
+  /// Makes close() warn in place of throwing where other PEs do not come to its barrier: they may
+  /// run on without this PE.
+  void let_leave_early() noexcept { may_leave_early_ = true; }
 
   /// Where the next wait for any of several variables starts (rma/wait.cpp).
   std::size_t wait_rotation = 0;
@@ -291,6 +294,7 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   bool networked_ = false;               ///< poll has to progress networks
   int polls_per_yield_ = 1;              ///< of back_off
   std::atomic<bool> open_ = false;
+  std::atomic<bool> may_leave_early_ = false;
 
   // In the order of creation; each part refers only to earlier ones.
   std::unique_ptr<Placement> placement_;

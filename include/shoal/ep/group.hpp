@@ -100,8 +100,9 @@ class Group {
   ~Group();
 
   /// Returns the group's memory to the heap. Collective, over the world as the constructor is.
-  /// Throws Error{invalid_argument} on all ranks when any of them still holds results. Does nothing
-  /// on a closed group.
+  /// Throws Error{invalid_argument} on all ranks when any of them still holds results, and
+  /// Error{timeout} when a rank does not come. With mask_failed the latter is a warning, and the
+  /// memory stays allocated until the world closes. Does nothing on a closed group.
   void close();
 
   const Team& team() const;

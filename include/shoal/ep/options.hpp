@@ -54,7 +54,8 @@ struct GroupOptions {
   /// Touches all memory and contacts all ranks while the group is made, so that the first operation
   /// is as fast as later ones.
   bool preinitialize = false;
-  /// Low-latency operations continue without ranks that time out (Group::masked).
+  /// Low-latency operations continue without ranks that time out (Group::masked). A rank may then
+  /// leave early: Group::close and World::close warn where the other ranks do not come.
   bool mask_failed = false;
   /// Of every wait of this group; 0: SHOAL_TIMEOUT_MS.
   std::chrono::milliseconds timeout{0};

@@ -2,6 +2,8 @@
 """Low-latency shapes that exist before the first call, so that a rank may be absent from then on;
 and the profiler ranges of low-latency calls on the CPU."""
 
+import os
+import tempfile
 import time
 
 import pytest
@@ -25,6 +27,21 @@ def make_buffer(timeout_ms=None, **options):
         return deep_ep.Buffer(
             dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True, **options
         )
+
+
+class Stderr:
+    """A context that keeps what the process writes to standard error, in ``text``."""
+
+    def __enter__(self):
+        self._file, self._before = tempfile.TemporaryFile("w+"), os.dup(2)
+        os.dup2(self._file.fileno(), 2)
+        return self
+
+    def __exit__(self, *_):
+        os.dup2(self._before, 2)
+        os.close(self._before)
+        self._file.seek(0)
+        self.text = self._file.read()
 
 
 def make_inputs(top_k=K):
@@ -111,6 +128,24 @@ def check_nothing_is_created_for_sizes_that_are_not_known(_):
         )
         assert not buffer._low_latency._pool._groups
         buffer.destroy()
+
+
+def check_ranks_that_leave_early(_):
+    """Ranks destroy their buffers one after another, each while the rest continues without it. No
+    call raises."""
+    buffer = make_buffer(1500, enable_shrink=True, num_topk=K)
+    expect_pair(buffer, 4)
+    for here in (3, 2):
+        if dist.get_rank() == here:
+            with Stderr() as log:
+                buffer.destroy()
+            assert f"PE {here} has closed its world alone" in log.text, log.text
+            break
+        expect_pair(buffer, here)
+    else:
+        buffer.destroy()
+    assert buffer.runtime is None
+    dist.barrier()
 
 
 def check_errors_of_warmup(_):

@@ -2,6 +2,8 @@
 // Low-latency operations without some of the ranks: masks, and ranks that time out.
 #include <gtest/gtest.h>
 
+#include <future>
+
 #include "checks/ep/rounds.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
@@ -108,6 +110,70 @@ TEST_P(EpMask, ALiveRankIsMaskedAndReturns) {
       for (int i = 0; i < 5; ++i) full.run(group, i % 2 == 0);
     }
     check_normal(group, c);
+  });
+}
+
+/// Runs `close(world, group)` on a PE that leaves; the others continue without it once it has, and
+/// then close the world. Returns what the PE logs.
+template <typename Close>
+std::string log_of_leaving(std::int32_t nodes, const Close& close) {
+  const EpCase c = small(16, nodes);
+  constexpr std::int32_t kGone = 2;
+  Settings settings = ep_settings();
+  settings.node_size = c.ranks / c.nodes;
+  settings.timeout = std::chrono::seconds(2);  // the PE that leaves waits as long
+  std::promise<std::string> log;
+  const std::shared_future<std::string> left = log.get_future().share();
+  run_threads(c.ranks, settings, [&](World& world) {
+    ep::GroupOptions options = options_for(c);
+    options.mask_failed = true;
+    options.timeout = std::chrono::seconds(60);
+    ep::Group group(world.team(), options);
+    check_low_latency(group, c, ep::Reduction::exact, false);
+    if (world.my_pe() == kGone) {
+      testing::internal::CaptureStderr();
+      close(world, group);
+      log.set_value(testing::internal::GetCapturedStderr());
+      return;
+    }
+    ASSERT_EQ(left.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    std::vector<int> mask(c.ranks, 0);
+    mask[kGone] = 1;
+    group.set_mask(kGone, true);
+    for (int i = 0; i < 3; ++i)
+      LowLatencyRound(c, world.my_pe(), ep::Reduction::exact, mask).run(group, i % 2 == 0);
+    world.close();
+  });
+  return left.get();
+}
+
+TEST_P(EpMask, ARankThatLeavesEarlyClosesItsWorldWithAWarning) {
+  const std::string log =
+      log_of_leaving(GetParam(), [](World& world, ep::Group&) { world.close(); });
+  EXPECT_NE(log.find("PE 2 has closed its world alone"), std::string::npos) << log;
+}
+
+TEST_P(EpMask, ARankThatLeavesEarlyClosesItsGroupWithAWarning) {
+  const std::string log = log_of_leaving(GetParam(), [](World& world, ep::Group& group) {
+    group.close();
+    world.close();
+  });
+  EXPECT_NE(log.find("an ep::Group was closed on PE 2 alone"), std::string::npos) << log;
+  EXPECT_NE(log.find("PE 2 has closed its world alone"), std::string::npos) << log;
+}
+
+TEST(EpMaskOff, ARankThatLeavesEarlyGetsAnError) {
+  std::promise<void> left;
+  const std::shared_future<void> gone = left.get_future().share();
+  Settings settings = ep_settings();
+  settings.timeout = std::chrono::seconds(1);
+  run_threads(2, settings, [&](World& world) {
+    if (world.my_pe() == 1) {
+      ASSERT_EQ(gone.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+      return;
+    }
+    expect_error(Code::timeout, "World::close", [&] { world.close(); });
+    left.set_value();
   });
 }
 

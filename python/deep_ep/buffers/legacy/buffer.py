@@ -150,7 +150,9 @@ class Buffer(InternodeCalls, WarmBuffer):
     def destroy(self) -> None:
         """Closes the buffer. Collective; later calls do nothing.
 
-        Raises AssertionError without explicitly_destroy.
+        With enable_shrink, where low-latency calls have created memory, the other ranks need not
+        come: a warning is logged after the timeout. Raises AssertionError without
+        explicitly_destroy.
         """
         if close(self):
             self._hooked_paths.clear()
