@@ -86,7 +86,7 @@ struct Tensor : TensorView {
   Tensor() = default;
   Tensor(const TensorView& view, std::shared_ptr<void> owned)
       : TensorView(view), owner(std::move(owned)) {}
-  /// Host memory, aligned to 64 bytes, contents undefined. Throws as TensorView's constructor.
+  /// Undefined host memory, 64-byte aligned. Throws as TensorView's constructor, Error{exhausted}.
   static Tensor empty(DataType dtype, std::initializer_list<std::int64_t> shape);
 };
 

@@ -369,7 +369,7 @@ class World {
 };
 
 /// Runs `body(world)` on `n_pes` threads of this process, one PE each, and rethrows the first
-/// failure. For tests, tools and learning.
+/// failure. 1 to 512 PEs, for tests, tools and learning.
 ///
 ///   shoal::run_threads(8, {}, [](shoal::World& world) { shoal::barrier(world.team()); });
 void run_threads(Pe n_pes, const Settings& settings, const std::function<void(World&)>& body);

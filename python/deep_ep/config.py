@@ -15,6 +15,9 @@ import torch
 from .utils.math import align, ceil_div
 from .utils.semantic import native_assert
 
+# Limits of shoal.ep.Group, for arguments that size memory before one is created.
+MAX_TOKENS, MAX_HIDDEN = 1 << 24, 1 << 20
+MAX_EXPERTS = MAX_EXPERT_ALIGNMENT = 1 << 16
 NUM_MAX_NVL_PEERS = 8
 NUM_DEFAULT_SMS = 20
 

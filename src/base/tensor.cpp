@@ -110,7 +110,10 @@ std::string TensorView::describe() const {
 Tensor Tensor::empty(DataType dtype, std::initializer_list<std::int64_t> shape) {
   TensorView view(nullptr, dtype, shape);
   const std::size_t bytes = view.bytes();
-  void* memory = ::operator new(bytes == 0 ? 64 : bytes, std::align_val_t{64});
+  void* memory = ::operator new(bytes == 0 ? 64 : bytes, std::align_val_t{64}, std::nothrow);
+  require(
+      memory != nullptr, Code::exhausted, "no host memory for the tensor {}: {} bytes",
+      [&] { return view.describe(); }, bytes);
   view.data = memory;
   return Tensor(view, std::shared_ptr<void>(
                           memory, [](void* p) { ::operator delete(p, std::align_val_t{64}); }));

@@ -10,6 +10,7 @@
 
 #include "base/check.hpp"
 #include "ep/backend.hpp"
+#include "ep/plan/limits.hpp"
 
 namespace shoal::ep::detail {
 namespace {
@@ -156,9 +157,10 @@ void check_dispatch_options(const GroupState& group, const TensorView& x,
           Code::invalid_argument,
           "dispatch: DispatchOptions.all_weights with an expert-major layout, whose rows have one "
           "weight each");
-  require(options.expert_alignment >= 1, Code::invalid_argument,
-          "dispatch: DispatchOptions.expert_alignment is {}; at least 1 is allowed",
-          options.expert_alignment);
+  require(options.expert_alignment >= 1 && options.expert_alignment <= kMaxExpertAlignment,
+          Code::invalid_argument,
+          "dispatch: DispatchOptions.expert_alignment is {}; allowed: 1 to {}",
+          options.expert_alignment, kMaxExpertAlignment);
   require(
       cached == nullptr || !options.expert_major || cached->expert_alignment > 0,
       Code::invalid_argument,

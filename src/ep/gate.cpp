@@ -11,6 +11,7 @@
 
 #include "base/check.hpp"
 #include "ep/numeric/gate.hpp"
+#include "ep/plan/limits.hpp"
 #include "shoal/ep/group.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "ep/cuda/gate/call.hpp"
@@ -205,8 +206,8 @@ void gate_on_host(const TensorView& logits, const TensorView& bias, const GateOp
 }  // namespace
 
 void GateOptions::validate() const {
-  require(experts >= 1, Code::invalid_argument, "GateOptions::experts is {}; at least 1 is wanted",
-          experts);
+  require(experts >= 1 && experts <= detail::kMaxExperts, Code::invalid_argument,
+          "GateOptions::experts is {}; 1 to {} is allowed", experts, detail::kMaxExperts);
   require(groups >= 1 && experts % groups == 0, Code::invalid_argument,
           "GateOptions::groups is {}; a divisor of the {} experts is wanted", groups, experts);
   require(groups_kept >= 1 && groups_kept <= groups, Code::invalid_argument,

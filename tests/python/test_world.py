@@ -161,6 +161,13 @@ def test_an_exception_of_one_pe_ends_all_and_comes_out_as_it_was(settings):
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.parametrize("n_pes", [-1, 0, 513, 2**31 - 1])
+def test_numbers_of_pes_outside_the_limits(n_pes, settings):
+    message = f"run_threads with {n_pes} PEs; allowed: 1 to 512"
+    with pytest.raises(shoal.errors.InvalidArgumentError, match=message):
+        shoal.run_threads(n_pes, lambda world: None, settings)
+
+
 def test_leaving_a_with_block_by_an_exception_tells_the_others(settings):
     """Also with an exception without a message, such as that of an assert."""
     heard = {}

@@ -55,8 +55,8 @@ SHOAL_API shoal_status shoal_unique_id_destroy(shoal_unique_id* id);
 /// The body of one PE of shoal_run_threads. It may close the world but not destroy it. Returns
 /// SHOAL_OK, the status of a call that failed, or any other number.
 typedef shoal_status (*shoal_body)(shoal_world* world, void* context);
-/// Runs body(world, context) on n_pes threads of this process, one PE each. Returns the first
-/// failure, with its message. settings: NULL for the defaults.
+/// Runs body(world, context) on n_pes threads (1 to 512) of this process, one PE each. Returns the
+/// first failure, with its message. settings: NULL for the defaults.
 SHOAL_API shoal_status shoal_run_threads(int32_t n_pes, const shoal_settings* settings,
                                          shoal_body body, void* context);
 

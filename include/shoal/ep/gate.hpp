@@ -34,7 +34,7 @@ enum class GateScore : std::uint8_t { sigmoid = 0, softmax };
 
 /// Options of gate.
 struct GateOptions {
-  std::int32_t experts = 256;
+  std::int32_t experts = 256;    ///< 1 to 65,536
   std::int32_t groups = 1;       ///< a divisor of `experts`
   std::int32_t groups_kept = 1;  ///< 1 to `groups`
   std::int32_t top_k = 8;        ///< 1 to 32, and at most the experts of the kept groups

@@ -46,7 +46,7 @@ struct DispatchOptions {
   /// float32 or int32 [tokens, n], any strides; optional. Travels with the rows: the scales of
   /// float8 rows.
   TensorView scales{};
-  /// Dispatched::tokens_per_expert is rounded up to a multiple of it.
+  /// Dispatched::tokens_per_expert is rounded up to a multiple of it. 1 to 65,536.
   std::int32_t expert_alignment = 1;
   /// Expert-major layout. Rows are grouped by expert, ascending. The block of an expert starts at a
   /// multiple of expert_alignment and lists its tokens by source rank, then token. The gaps between

@@ -167,15 +167,18 @@ class Raised {
 /// The results of `body` by PE. Raises the Python exception that caused the others, unchanged.
 nb::list run_threads_of_python(Pe n_pes, const nb::callable& body, nb::handle given) {
   const Settings settings = settings_from(given);
-  std::vector<nb::object> results(static_cast<std::size_t>(std::max(n_pes, 0)));
+  std::vector<nb::object> results;
   Raised raised;
   Interruptible worlds;
   const auto run_pe = [&](World& world) {
     worlds.add(world);
     const auto pe = static_cast<std::size_t>(world.my_pe());
     nb::gil_scoped_acquire acquired;
+    // Only here, where run_threads has accepted the number.
+    results.resize(static_cast<std::size_t>(n_pes));
     try {
-      results[pe] = body(world);
+      nb::object result = body(world);
+      results[pe] = std::move(result);
     } catch (const nb::python_error& error) {
       raised.add(error);
       throw std::runtime_error(reason_of(error.type(), error.value()));

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..config import MAX_EXPERT_ALIGNMENT, MAX_EXPERTS
 from ..utils.semantic import native_assert
 
 
@@ -62,6 +63,22 @@ def require_tensor(
         False,
         f"{call}: {name} is {describe(value)}{contiguous}; "
         f"allowed: contiguous {kinds} [{extents}] on {device.type}",
+    )
+
+
+def require_experts(call: str, num_experts: int, num_ranks: int, name: str = "num_experts") -> None:
+    """Raises RuntimeError unless a group can have so many experts."""
+    native_assert(
+        0 < num_experts <= MAX_EXPERTS and num_experts % num_ranks == 0,
+        f"{call}: {name} is {num_experts}; "
+        f"allowed: positive multiples of the {num_ranks} ranks, up to {MAX_EXPERTS}",
+    )
+
+
+def require_alignment(call: str, name: str, alignment: int) -> None:
+    native_assert(
+        1 <= alignment <= MAX_EXPERT_ALIGNMENT,
+        f"{call}: {name} is {alignment}; allowed: 1 to {MAX_EXPERT_ALIGNMENT}",
     )
 
 

@@ -17,9 +17,10 @@ import torch
 
 import shoal
 
-from ..config import topk_idx_t
+from ..config import MAX_HIDDEN, MAX_TOKENS, topk_idx_t
 from ..utils.envs import fills_new_tensors
 from ..utils.semantic import native_assert
+from .checks import require_experts
 from .groups import GroupShape, NormalGroup, power_of_two
 from .runtime import Runtime
 
@@ -80,19 +81,19 @@ class Sizes:
     """The sizes of a warm-up. Raises RuntimeError for sizes that no call can have."""
 
     def __init__(self, ranks: int, tokens: int, hidden: int, experts: int, top_k: int):
+        require_experts("warmup", experts, ranks)
         for name, value, allowed, fits in (
-            ("num_max_tokens_per_rank", tokens, "at least 1", tokens >= 1),
-            ("hidden", hidden, "positive multiples of 8", hidden > 0 and hidden % 8 == 0),
+            ("num_max_tokens_per_rank", tokens, f"1 to {MAX_TOKENS}", 1 <= tokens <= MAX_TOKENS),
             (
-                "num_experts",
-                experts,
-                f"positive multiples of the {ranks} ranks",
-                experts > 0 and experts % ranks == 0,
+                "hidden",
+                hidden,
+                f"positive multiples of 8 up to {MAX_HIDDEN}",
+                0 < hidden <= MAX_HIDDEN and hidden % 8 == 0,
             ),
             (
                 "num_topk",
                 top_k,
-                f"1 to {min(_MAX_TOP_K, max(experts, 1))}",
+                f"1 to {min(_MAX_TOP_K, experts)}",
                 1 <= top_k <= min(_MAX_TOP_K, experts),
             ),
         ):

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/check.hpp"
+#include "ep/plan/limits.hpp"
 
 namespace shoal::ep::detail {
 namespace {
@@ -17,8 +18,6 @@ void require_range(const char* name, std::int64_t value, std::int64_t low, std::
 }  // namespace
 
 Shape make_shape(const GroupOptions& options, std::int32_t ranks, std::int32_t nodes) {
-  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24, kMaxHidden = std::int64_t{1} << 20,
-                         kMaxExperts = 1 << 16;
   require_range("max_tokens", options.max_tokens, 0, kMaxTokens);
   require_range("low_latency_max_tokens", options.low_latency_max_tokens, 0, kMaxTokens);
   require(

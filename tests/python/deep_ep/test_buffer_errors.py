@@ -84,9 +84,10 @@ def check_argument_errors(_):
         **{**topk, "topk_weights": weights.double()},
         **layout,
     )
-    fails(
-        RuntimeError, "expert_alignment", buffer.dispatch, x, expert_alignment=0, **topk, **layout
-    )
+    for alignment in (0, 65537, 2**31):
+        message = f"expert_alignment is {alignment}; allowed: 1 to 65536"
+        aligned = {"expert_alignment": alignment, **topk, **layout}
+        fails(RuntimeError, message, buffer.dispatch, x, **aligned)
     fails(
         RuntimeError,
         "num_worst_tokens is -1",
@@ -126,6 +127,10 @@ def check_argument_errors(_):
     fails(RuntimeError, "at most 2", buffer.combine, recv_x, handle, bias=(x, x, x))
     fails(RuntimeError, "config", buffer.combine, recv_x, handle, config=3)
     fails(RuntimeError, "num_experts", buffer.get_dispatch_layout, topk_idx, E + 1)
+    for too_many in (65536 + 4, 2**31 - 4, 2**63):
+        message = f"num_experts is {too_many}; .* up to 65536"
+        fails(RuntimeError, message, buffer.get_dispatch_layout, topk_idx, too_many)
+    assert len(buffer.get_dispatch_layout(topk_idx, 65536)[2]) == 65536
     if not topk_idx.is_cuda:  # a check would make the host wait there
         fails(RuntimeError, "topk_idx has values", buffer.get_dispatch_layout, topk_idx + E, E)
     fails(RuntimeError, "topk_idx is", buffer.get_dispatch_layout, topk_idx[0], E)

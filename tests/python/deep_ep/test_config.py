@@ -12,6 +12,9 @@ import pytest
 from deep_ep import config
 from deep_ep.config import Config
 
+import shoal
+import shoal.ep
+
 INDEX_BYTES = config.topk_idx_t.itemsize
 
 
@@ -53,6 +56,21 @@ def test_normal_buffers_hold_all_parts(num_ranks, sms, send, recv):
     assert chunks.get_rdma_buffer_size_hint(hidden_bytes, num_ranks) == (
         padded(rdma) if num_ranks > 8 else 0
     )
+
+
+@pytest.mark.parametrize(
+    "name, most",
+    [
+        ("low_latency_max_tokens", config.MAX_TOKENS),
+        ("hidden", config.MAX_HIDDEN),
+        ("experts", config.MAX_EXPERTS),
+    ],
+)
+def test_limits_are_those_of_groups(name, most):
+    small = {"low_latency_max_tokens": 8, "hidden": 128, "top_k": 1, "experts": 8}
+    assert shoal.ep.size_hint(1, **{**small, name: most})["low_latency"] > 0
+    with pytest.raises(shoal.errors.InvalidArgumentError, match=f"allowed: [01] to {most}"):
+        shoal.ep.size_hint(1, **{**small, name: most + 1})
 
 
 def test_odd_sms_up_to_8_ranks():

@@ -240,7 +240,11 @@ def check_errors(_):
     fails(AssertionError, "bool", send, hidden=x, routing_map=probs)
     fails(AssertionError, "num_of_experts", send, hidden=x, topk_idx=torch.zeros(4, 1).long())
     fails(RuntimeError, "the routing has 4 tokens", send, hidden=x[:3], routing_map=routing_map)
-    fails(RuntimeError, "7 experts", send, hidden=x, routing_map=routing_map[:, :7])
+    fails(RuntimeError, "experts is 7", send, hidden=x, routing_map=routing_map[:, :7])
+    by_index = {"hidden": x, "topk_idx": torch.zeros(4, 1).long(), "topk_weights": probs[:, :1]}
+    fails(RuntimeError, "up to 65536", send, num_of_experts=2**31 - 4, **by_index)
+    by_map = {"hidden": x, "routing_map": routing_map, "pad_multiple": 65537}
+    fails(RuntimeError, "pad_multiple is 65537; allowed: 1 to 65536", send, **by_map)
     fails(RuntimeError, "probs are", send, hidden=x, routing_map=routing_map, probs=probs[:, :3])
     fails(
         RuntimeError,
@@ -257,6 +261,15 @@ def check_errors(_):
         hidden=x,
         routing_map=routing_map,
         non_blocking=True,
+    )
+    fails(
+        AssertionError,
+        "num_permuted_tokens is 2147483648.*up to 2147483647",
+        send,
+        hidden=x,
+        routing_map=routing_map,
+        non_blocking=True,
+        num_permuted_tokens=2**31,
     )
     fails(AssertionError, "handle is needed", collect, hidden=x)
     fails(RuntimeError, "allowed: the handle", collect, hidden=x, handle=(1, 2))

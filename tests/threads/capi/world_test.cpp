@@ -311,6 +311,8 @@ TEST(CApiWorld, WhatABodyReturnsIsReturned) {
       SHOAL_INTERNAL, "not a std::exception");
   expect_failure(shoal_run_threads(0, settings.get(), failing, nullptr), SHOAL_INVALID_ARGUMENT,
                  "0 PEs");
+  expect_failure(shoal_run_threads(INT32_MAX, settings.get(), failing, nullptr),
+                 SHOAL_INVALID_ARGUMENT, "allowed: 1 to 512");
 }
 
 TEST(CApiWorld, AWaitEndsAtItsDeadline) {

@@ -55,6 +55,8 @@ TEST(EpBadInput, EveryCallNamesTheBadArgumentAndLeavesTheGroupUsable) {
                  group.dispatch(in.x, ep::Handle{}));
     EXPECT_ERROR(bad, "expert_alignment is 0",
                  group.dispatch(in.x, routing, {.expert_alignment = 0}));
+    EXPECT_ERROR(bad, "expert_alignment is 65537; allowed: 1 to 65536",
+                 group.dispatch(in.x, routing, {.expert_alignment = 65'537, .expert_major = true}));
     EXPECT_ERROR(bad, "worst_case_rows is 17",
                  group.dispatch(in.x, routing, {.worst_case_rows = 17}));
     EXPECT_ERROR(bad, "weights is bfloat16", group.dispatch(in.x, routing, {.weights = in.x}));

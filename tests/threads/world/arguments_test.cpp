@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "checks/world/operations.hpp"
@@ -165,12 +166,13 @@ TEST(RemoteSpan, SubspanStaysInside) {
   expect_error(Code::invalid_argument, "leaves the span", [&] { span[10]; });
 }
 
-TEST(RunThreads, NeedsAPe) {
-  for (const Pe n : {0, -1}) {
+TEST(RunThreads, RefusesNumbersOfPesOutsideItsLimits) {
+  constexpr Pe kMost = std::numeric_limits<Pe>::max();
+  for (const Pe n : {0, -1, 513, kMost})
     expect_error(Code::invalid_argument, std::to_string(n),
                  [n] { run_threads(n, world_settings(), [](World&) { ADD_FAILURE() << "ran"; }); });
+  for (const Pe n : {0, -1, kMost})
     expect_error(Code::invalid_argument, std::to_string(n), [n] { thread_bootstraps(n); });
-  }
 }
 
 TEST(SymmetricHeap, DisagreementIsToldToAllAndChangesNothing) {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "shoal/error.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal {
 namespace {
@@ -51,6 +52,14 @@ TEST(Tensor, OwnsItsMemory) {
   EXPECT_EQ(copy.owner.use_count(), 1);
   EXPECT_NE(Tensor::empty(DataType::int64, {0, 4}).data, nullptr);
 }
+
+// The sanitizers end the program instead.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST(Tensor, NamesTheMemoryThatItDoesNotGet) {
+  const auto take = [] { Tensor::empty(DataType::int8, {2, std::int64_t{1} << 47}); };
+  test::expect_error(Code::exhausted, "int8 [2, 140737488355328]: 281474976710656 bytes", take);
+}
+#endif
 
 TEST(DataType, HasSizeAndName) {
   for (int i = 0; i <= static_cast<int>(DataType::float64); ++i) {

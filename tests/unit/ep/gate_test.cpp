@@ -190,6 +190,8 @@ TEST(Gate, RejectsBadOptionsAndInputs) {
   EXPECT_NE(with([](GateOptions& o) { o.top_k = 9; }).find("top_k is 9"), std::string::npos);
   EXPECT_NE(with([](GateOptions& o) { o.top_k = 0; }).find("top_k is 0"), std::string::npos);
   EXPECT_NE(with([](GateOptions& o) { o.experts = 0; }).find("experts is 0"), std::string::npos);
+  EXPECT_NE(with([](GateOptions& o) { o.experts = 65'537; }).find("experts is 65537; 1 to 65536"),
+            std::string::npos);
   EXPECT_NE(with([](GateOptions& o) { o.routed_scaling = 0; }).find("routed_scaling"),
             std::string::npos);
   EXPECT_NE(message(good, matrix(logits, 8), vector(bias)).find("float32 [4, 8]"),

@@ -16,7 +16,14 @@ from shoal._core.ep import expand
 from ...config import topk_idx_t
 from ...utils.event import profiled
 from ...utils.semantic import native_assert, value_or
-from ..checks import describe, expect, require_rows, require_tensor
+from ..checks import (
+    describe,
+    expect,
+    require_alignment,
+    require_experts,
+    require_rows,
+    require_tensor,
+)
 from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, as_rows, detached
 from ..runtime import Runtime
 from . import layout
@@ -106,18 +113,12 @@ class Dispatcher:
             1 <= topk_idx.shape[1] <= _MAX_TOP_K,
             f"{_CALL}: top-k is {topk_idx.shape[1]}; allowed: 1 to {_MAX_TOP_K}",
         )
-        native_assert(
-            num_experts > 0 and num_experts % ranks == 0,
-            f"{_CALL}: num_experts is {num_experts}; "
-            f"allowed: positive multiples of the {ranks} ranks",
-        )
+        require_experts(_CALL, num_experts, ranks)
         native_assert(
             x.shape[0] <= max_tokens,
             f"{_CALL}: {x.shape[0]} tokens; at most num_max_tokens_per_rank = {max_tokens}",
         )
-        native_assert(
-            alignment >= 1, f"{_CALL}: expert_alignment is {alignment}; at least 1 is allowed"
-        )
+        require_alignment(_CALL, "expert_alignment", alignment)
         worst_rows = 0 if value_or(do_cpu_sync, True) else max(1, ranks * max_tokens)
         return Terms(topk_idx, do_expand, num_experts, alignment, max_tokens, worst_rows)
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert, native_fail
-from ..checks import describe, expect
+from ..checks import describe, expect, require_alignment, require_experts
 from ..elastic import ElasticBuffer, EPHandle
 from ..elastic.dispatch import OutputForm
 from ..ending import description
@@ -21,6 +21,7 @@ from . import routing
 from .handle import Configurer, HybridConfig, HybridHandle
 
 _MAX_TOP_K = 32
+_MAX_ROWS = (1 << 31) - 1  # rows are numbered by int32
 _SIZES = struct.Struct("<3q")  # tokens, experts per token, experts
 
 # Rows [N, H], scales [N, n], weights [N, K]; by expert [P, H], [P, n], [P].
@@ -231,6 +232,7 @@ class HybridEPBuffer:
             non_blocking = not use_host_meta
         self._warn_of_count(num_dispatched_tokens)
         multiple = pad_multiple or 1
+        require_alignment(call, "pad_multiple", multiple)
         known = self._known(call, handle, permuted=True)
         if known is None:
             topk_idx, probs, experts = self._routing(
@@ -337,11 +339,7 @@ class HybridEPBuffer:
             native_fail(
                 f"{call}: hidden is {describe(hidden)}, the routing has {chosen.shape[0]} tokens"
             )
-        native_assert(
-            experts > 0 and experts % self.group_size == 0,
-            f"{call}: the routing has {experts} experts; "
-            f"allowed: positive multiples of the {self.group_size} ranks",
-        )
+        require_experts(call, experts, self.group_size, "number of experts")
         given = self._given_probs(hidden, probs, topk_weights, routing_map, topk_idx, experts)
         return chosen, given, experts
 
@@ -384,9 +382,9 @@ class HybridEPBuffer:
         if not non_blocking:
             return None
         expect(
-            rows is not None and int(rows) >= 0 and int(rows) % multiple == 0,
+            rows is not None and 0 <= int(rows) <= _MAX_ROWS and int(rows) % multiple == 0,
             f"{call}: num_permuted_tokens is {rows}; non_blocking needs a multiple of "
-            f"pad_multiple = {multiple}",
+            f"pad_multiple = {multiple}, up to {_MAX_ROWS}",
         )
         return int(rows)
 

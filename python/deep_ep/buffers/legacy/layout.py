@@ -14,6 +14,7 @@ import torch
 from shoal._core.ep import count_tokens as count_on_gpu
 
 from ...utils.semantic import native_assert
+from ..checks import require_experts
 from ..groups import NormalGroup
 
 
@@ -37,11 +38,7 @@ def route_layout(group: NormalGroup, topk_idx: torch.Tensor, num_nodes: int, str
 
 
 def check_experts(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None:
-    native_assert(
-        num_experts > 0 and num_experts % num_ranks == 0,
-        f"get_dispatch_layout: num_experts is {num_experts}; "
-        f"allowed: positive multiples of the {num_ranks} ranks",
-    )
+    require_experts("get_dispatch_layout", num_experts, num_ranks)
     # On a GPU this would stall the stream.
     if topk_idx.device.type == "cpu" and topk_idx.numel() > 0:
         low, high = (int(value) for value in torch.aminmax(topk_idx))

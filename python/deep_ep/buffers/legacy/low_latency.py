@@ -17,7 +17,7 @@ from ... import config as sizes
 from ...config import topk_idx_t
 from ...utils.event import EventHandle, EventOverlap, profiled, profiling
 from ...utils.semantic import native_assert, native_fail
-from ..checks import describe, require_tensor
+from ..checks import describe, require_experts, require_tensor
 from ..runtime import Runtime
 from . import nvfp4
 from .handles import LowLatencyHandle
@@ -204,11 +204,7 @@ class LowLatencyMode:
             hidden > 0 and hidden % 128 == 0,
             f"{call}: hidden is {hidden}; allowed: multiples of 128",
         )
-        native_assert(
-            num_experts > 0 and num_experts % ranks == 0,
-            f"{call}: num_experts is {num_experts}; "
-            f"allowed: positive multiples of the {ranks} ranks",
-        )
+        require_experts(call, num_experts, ranks)
         needed = sizes.get_low_latency_rdma_size_hint(max_tokens, hidden, ranks, num_experts)
         native_assert(
             self._num_rdma_bytes >= needed,

@@ -10,7 +10,7 @@ import torch
 
 from ...config import topk_idx_t
 from ...utils.semantic import native_assert
-from ..checks import describe, expect, require_rows, require_tensor
+from ..checks import describe, expect, require_alignment, require_rows, require_tensor
 from ..groups import DispatchTerms, GroupShape, NormalGroup, Received, detached
 from ..runtime import Runtime
 from .handles import NormalHandle
@@ -249,10 +249,7 @@ class NormalMode:
         require_tensor(call, "num_tokens_per_rank", per_rank, (torch.int32,), (ranks,), device)
         require_tensor(call, "is_token_in_rank", in_rank, (torch.bool,), (tokens, ranks), device)
         require_tensor(call, "num_tokens_per_expert", per_expert, (torch.int32,), (None,), device)
-        native_assert(
-            terms.alignment >= 1,
-            f"{call}: expert_alignment is {terms.alignment}; at least 1 is allowed",
-        )
+        require_alignment(call, "expert_alignment", terms.alignment)
         native_assert(
             terms.worst_rows >= 0,
             f"{call}: num_worst_tokens is {terms.worst_rows}; at least 0 is allowed",
