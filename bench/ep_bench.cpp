@@ -78,6 +78,12 @@ class EpBench {
     return options;
   }
 
+  ep::detail::CombineError normal_error(bool row_per_expert) {
+    const std::size_t nodes = group_.route(batches_[0].topk_idx).tokens_per_node.size();
+    return ep::detail::combine_error(ep::detail::normal_mode_levels(
+        world_.n_pes(), static_cast<std::int64_t>(nodes), row_per_expert));
+  }
+
   void measure_normal() {
     check_normal("before the chain");
     run_normal_chain(shape_.dropped);
@@ -134,7 +140,7 @@ class EpBench {
       }
       group_.combine(received.x, received.handle,
                      {.weights = {}, .bias = {}, .out = output_for(batch)});
-      check_output(batch, output_.as<std::uint16_t>(), shape_, kTolerance, when);
+      check_output(batch, output_.as<std::uint16_t>(), shape_, normal_error(false), when);
     }
   }
 
@@ -177,7 +183,7 @@ class EpBench {
         const ep::Dispatched received = dispatch(batches_[set]);
         write_slot_output(received, layouts[set], memory);
         combine(batches_[set], received, layouts[set]);
-        check_output(batches_[set], output_.as<std::uint16_t>(), shape_, kFewTermsTolerance, when);
+        check_output(batches_[set], output_.as<std::uint16_t>(), shape_, normal_error(true), when);
       }
     };
     check("before the chain of sums of rows");
@@ -306,8 +312,11 @@ class EpBench {
                                   row * expert_output.strides[1],
                               e * rows + row);
       combine_low_latency(batch, received, mode, expert_output);
-      check_output(batch, output_.as<std::uint16_t>(), shape_,
-                   mode.quantize == ep::Quantize::none ? kTolerance : kQuantizedTolerance, when);
+      check_output(
+          batch, output_.as<std::uint16_t>(), shape_,
+          ep::detail::combine_error(ep::detail::low_latency_levels(mode.reduction),
+                                    mode.quantize == ep::Quantize::none ? 0 : kQuantizedRowError),
+          when);
     }
   }
 

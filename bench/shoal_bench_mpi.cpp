@@ -224,7 +224,8 @@ class NormalMode {
       const Exchange exchange = dispatch(batch, plan, ignored);
       apply_experts(batch, plan, exchange);
       combine(plan, exchange, ignored);
-      check_output(batch, output_.as<std::uint16_t>(), shape_, kTolerance, when);
+      check_output(batch, output_.as<std::uint16_t>(), shape_,
+                   ep::detail::combine_error(ep::detail::normal_mode_levels(ranks_, 1)), when);
     }
   }
 
@@ -433,7 +434,9 @@ class LowLatencyMode {
       }
       combine(plan, exchange, ignored);
       check_output(batch, output_.as<std::uint16_t>(), shape_,
-                   quantize_ ? kQuantizedTolerance : kTolerance, when);
+                   ep::detail::combine_error(ep::detail::low_latency_levels(),
+                                             quantize_ ? kQuantizedRowError : 0),
+                   when);
     }
   }
 

@@ -203,7 +203,7 @@ void apply_expert(std::uint16_t* target, const std::uint16_t* x, std::int64_t ex
 }
 
 void check_output(const Batch& batch, const std::uint16_t* output, const Shape& shape,
-                  float tolerance, const char* what) {
+                  const ep::detail::CombineError& error, const char* what) {
   for (std::int64_t token = 0; token < batch.tokens; ++token) {
     float factor = 0, size = 0;
     for (std::int64_t k = 0; k < shape.top_k; ++k) {
@@ -216,7 +216,8 @@ void check_output(const Batch& batch, const std::uint16_t* output, const Shape& 
     for (std::int64_t i = 0; i < shape.hidden; ++i) {
       const float x = widen(batch.row(token)[i]);
       const float got = widen(output[token * shape.hidden + i]);
-      const bool close = std::fabs(got - x * factor) <= tolerance * size * std::fabs(x);
+      const bool close =
+          std::fabs(got - x * factor) <= error.bound(size * std::fabs(x), x * factor);
       require(close, Code::mismatch, "{}: token {}, channel {} is {}; expected {}", what, token, i,
               got, x * factor);
     }

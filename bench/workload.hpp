@@ -10,6 +10,7 @@
 #include <functional>
 #include <vector>
 
+#include "ep/plan/combine_error.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::bench {
@@ -79,17 +80,14 @@ void apply_experts(std::uint16_t* target, const std::uint16_t* x, const std::int
 void apply_expert(std::uint16_t* target, const std::uint16_t* x, std::int64_t expert,
                   const Shape& shape);
 
-/// The rounding error of a result, relative to the sum of the magnitudes of its terms. All expert
-/// output and partial sums are rounded to the 8 bits of bfloat16, quantised rows to the 4 of e4m3.
-inline constexpr float kTolerance = 0x1p-7f, kQuantizedTolerance = 0x1.4p-4f;
-/// For tokens with a single expert, where three roundings do not average out, and for expert output
-/// of one row per (token, expert), which is rounded once more.
-inline constexpr float kFewTermsTolerance = 0x1.8p-7f;
+/// Relative error of rows that travel in e4m3 (or back in LogFMT, which is finer) and become
+/// bfloat16.
+inline constexpr double kQuantizedRowError = ep::detail::kE4m3Rounding + ep::detail::kBf16Rounding;
 
 /// Checks that `output` [tokens, hidden] is the weighted sum of the expert output for `batch`, up
-/// to `tolerance`. Throws Error{mismatch} with token and channel otherwise.
+/// to `error`. Throws Error{mismatch} with token and channel otherwise.
 void check_output(const Batch& batch, const std::uint16_t* output, const Shape& shape,
-                  float tolerance, const char* what);
+                  const ep::detail::CombineError& error, const char* what);
 
 /// Seconds of the clock, and of processor time of this process. Processor time is the cost of an
 /// operation on a machine shared with other programs, or with more PEs than cores; it includes

@@ -65,6 +65,8 @@ INTERNALS = {
         "transport/module.hpp",
         "transport/verbs/requirements.hpp",
     ),
+    # Header-only: the bound of the error of a combined value.
+    ("tools/moe/", "bench/"): ("ep/plan/combine_error.hpp",),
     # shoal-moe computes the sums and roundings of its reference as the library does, bit by bit.
     ("tools/moe/",): ("ep/numeric/", "memory/device.hpp"),
     # The baselines over MPI move rows with the library's own row operations; one benchmark measures

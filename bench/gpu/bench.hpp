@@ -153,8 +153,8 @@ class Results {
 
 /// Throws Error{mismatch} naming token and channel when an output is wrong.
 void check_output(const DeviceBatch& batch, const TensorView& out, const TensorView& factor,
-                  const TensorView& size, float tolerance, cudaStream_t stream,
-                  const std::string& what);
+                  const TensorView& size, const ep::detail::CombineError& error,
+                  cudaStream_t stream, const std::string& what);
 
 /// float32 [experts] of the factors of experts first .. first + count - 1 (workload.hpp).
 Tensor expert_factors(std::int64_t first, std::int64_t count);

@@ -108,13 +108,14 @@ __global__ void low_latency_kernel(Rows x, const int* counts, const float* facto
 
 __global__ void compare_kernel(const std::uint16_t* x, const std::uint16_t* out,
                                const float* factor, const float* size, std::int64_t hidden,
-                               float tolerance, unsigned long long* first_bad) {
+                               float of_terms, float of_result, unsigned long long* first_bad) {
   const std::int64_t token = blockIdx.x;
   for (std::int64_t i = threadIdx.x; i < hidden; i += blockDim.x) {
     const std::int64_t at = token * hidden + i;
     const float value = widen(x[at]);
     // Negated, so that a NaN is found.
-    if (!(fabsf(widen(out[at]) - value * factor[token]) <= tolerance * size[token] * fabsf(value)))
+    if (!(fabsf(widen(out[at]) - value * factor[token]) <=
+          (of_terms * size[token] + of_result * fabsf(factor[token])) * fabsf(value)))
       atomicMin(first_bad, static_cast<unsigned long long>(at));
   }
 }
@@ -172,12 +173,13 @@ void run_experts(cudaStream_t stream, const LowLatencyExperts& a) {
 }
 
 void compare(cudaStream_t stream, const TensorView& x, const TensorView& out,
-             const TensorView& factor, const TensorView& size, float tolerance,
-             std::uint64_t* first_bad) {
+             const TensorView& factor, const TensorView& size,
+             const ep::detail::CombineError& error, std::uint64_t* first_bad) {
   static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
   compare_kernel<<<blocks(x.shape[0]), kThreads, 0, stream>>>(
       x.as<std::uint16_t>(), out.as<std::uint16_t>(), factor.as<float>(), size.as<float>(),
-      x.shape[1], tolerance, reinterpret_cast<unsigned long long*>(first_bad));
+      x.shape[1], static_cast<float>(error.of_terms), static_cast<float>(error.of_result),
+      reinterpret_cast<unsigned long long*>(first_bad));
   check(cudaGetLastError(), "comparing results");
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "ep/plan/combine_error.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::bench::gpu {
@@ -33,12 +34,12 @@ struct LowLatencyExperts {
 };
 void run_experts(cudaStream_t stream, const LowLatencyExperts& arguments);
 
-/// Finds an element of out that differs from x * factor[token] by more than tolerance * size[token]
-/// * |x|. x, out: bfloat16 [tokens, hidden]; factor, size: float32 [tokens]. Lowers *first_bad
-/// (uint64 in device memory) to its index.
+/// Finds an element of out that differs from x * factor[token] by more than (error.of_terms *
+/// size[token] + error.of_result * |factor[token]|) * |x|. x, out: bfloat16 [tokens, hidden];
+/// factor, size: float32 [tokens]. Lowers *first_bad (uint64 in device memory) to its index.
 void compare(cudaStream_t stream, const TensorView& x, const TensorView& out,
-             const TensorView& factor, const TensorView& size, float tolerance,
-             std::uint64_t* first_bad);
+             const TensorView& factor, const TensorView& size,
+             const ep::detail::CombineError& error, std::uint64_t* first_bad);
 
 /// A kernel that does nothing, with parameters as large as those of the low-latency kernels: what a
 /// launch costs.

@@ -252,9 +252,10 @@ class LowLatencyBench {
       run_experts(stream_.get(), experts);
       send_combine(set, received, outputs).receive();
       finish();
-      const float tolerance = shape_.load_of > 0 ? kFewTermsTolerance : kTolerance;
       check_output(batch(set), output(), batch(set).factor, batch(set).size,
-                   fp8() || log_fmt_ ? kQuantizedTolerance : tolerance, stream_.get(),
+                   ep::detail::combine_error(ep::detail::low_latency_levels(),
+                                             fp8() || log_fmt_ ? kQuantizedRowError : 0),
+                   stream_.get(),
                    fmt::format("low latency {} {} tokens, set {}, {}", fp8() ? "fp8" : "bf16",
                                tokens_, set, when));
     }

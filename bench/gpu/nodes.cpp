@@ -54,8 +54,10 @@ class NodesBench {
       group_.combine(received.x, received.handle, back);
     };
     pair();
-    check_output(batch_, output_, batch_.factor, batch_.size, kTolerance, stream_.get(),
-                 "pair between nodes");
+    check_output(batch_, output_, batch_.factor, batch_.size,
+                 ep::detail::combine_error(
+                     ep::detail::normal_mode_levels(peers_.count(), routing.node_counts.shape[0])),
+                 stream_.get(), "pair between nodes");
     const double bytes = 2 * rows * static_cast<double>(shape_.row_bytes());
     results_.note("rows between nodes", world_.settings().ep_between_nodes);
     time("pair", bytes, shape_.iterations, pair);
@@ -67,7 +69,6 @@ class NodesBench {
   }
 
  private:
-  static constexpr float kTolerance = 0.02F;  // bfloat16 rows, sums and expert outputs
   static constexpr std::size_t kLong = std::size_t{64} << 20;
 
   ep::Launch launch() const {

@@ -287,6 +287,12 @@ class NormalBench {
                             to.source_token.bytes()));
   }
 
+  ep::detail::CombineError error(double row_error) const {
+    return ep::detail::combine_error(
+        ep::detail::normal_mode_levels(peers_.count(), routings_[0].node_counts.shape[0]),
+        row_error);
+  }
+
   void check_experts(const std::string& when) {
     for (std::size_t set = 0; set < batches_.size(); ++set) {
       const DeviceBatch& batch = batches_[set];
@@ -302,8 +308,8 @@ class NormalBench {
       run_experts(stream_.get(), experts);
       combine(received, static_cast<std::int64_t>(set));
       finish();
-      check_output(batch, output(), batch.factor, batch.size,
-                   fp8() ? kQuantizedTolerance : kTolerance, stream_.get(),
+      check_output(batch, output(), batch.factor, batch.size, error(fp8() ? kQuantizedRowError : 0),
+                   stream_.get(),
                    fmt::format("{} {} tokens, {} SMs, set {}, {}", name_of(point_.format),
                                point_.tokens, point_.sms, set, when));
     }
@@ -315,7 +321,7 @@ class NormalBench {
     if (fp8()) return;
     const std::int64_t last = shape_.dropped + shape_.iterations - 1;
     const DeviceBatch& batch = batches_[at(last)];
-    check_output(batch, output(), batch.ranks, batch.ranks, kTolerance, stream_.get(),
+    check_output(batch, output(), batch.ranks, batch.ranks, error(0), stream_.get(),
                  fmt::format("{} tokens, {} SMs, the last pair of the free-running chain",
                              point_.tokens, point_.sms));
   }

@@ -199,12 +199,12 @@ Timing time_graph(Peers& peers, cudaStream_t stream, const Shape& shape, const O
 }
 
 void check_output(const DeviceBatch& batch, const TensorView& out, const TensorView& factor,
-                  const TensorView& size, float tolerance, cudaStream_t stream,
-                  const std::string& what) {
+                  const TensorView& size, const ep::detail::CombineError& error,
+                  cudaStream_t stream, const std::string& what) {
   const Tensor& first_bad = batch.first_bad;
   check(cudaMemsetAsync(first_bad.data, 0xff, sizeof(std::uint64_t), stream),
         "clearing the result of a comparison");
-  compare(stream, first_rows(batch.x, out.shape[0]), out, factor, size, tolerance,
+  compare(stream, first_rows(batch.x, out.shape[0]), out, factor, size, error,
           first_bad.as<std::uint64_t>());
   std::uint64_t bad = 0;
   check(cudaMemcpyAsync(&bad, first_bad.data, sizeof bad, cudaMemcpyDeviceToHost, stream),

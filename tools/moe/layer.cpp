@@ -125,6 +125,7 @@ void HostLayer::quantize_tokens(Tensor& codes, Tensor& scales) const {
 Tensor HostLayer::run_normal(PhaseTimes& times) {
   const ep::Routing routing = timed(times, "route", [&] { return group_.route(gated_.topk_idx); });
   rows_to_ = routing.tokens_per_rank;
+  nodes_ = static_cast<std::int64_t>(routing.tokens_per_node.size());
   barrier(team_);
   ep::Dispatched rows = timed(times, "dispatch", [&] {
     if (options_.row_format == RowFormat::bf16)
@@ -171,7 +172,9 @@ Tensor HostLayer::apply_experts(const ep::Dispatched& rows) {
 }
 
 Tensor HostLayer::run_low_latency(PhaseTimes& times) {
-  rows_to_ = group_.route(gated_.topk_idx).tokens_per_rank;
+  const ep::Routing routing = group_.route(gated_.topk_idx);
+  rows_to_ = routing.tokens_per_rank;
+  nodes_ = static_cast<std::int64_t>(routing.tokens_per_node.size());
   const auto quantize =
       options_.row_format == RowFormat::fp8 ? ep::Quantize::fp8 : ep::Quantize::none;
   barrier(team_);

@@ -36,6 +36,8 @@ class Layer {
   const ep::Gated& gated() const { return gated_; }
   /// Rows that this PE sends to each rank: one per token and rank that holds one of its experts.
   const std::vector<std::int32_t>& rows_to() const { return rows_to_; }
+  /// Nodes of the group in the last run.
+  std::int64_t nodes() const { return nodes_; }
   /// Tokens that each of this PE's experts received in the last run.
   const std::vector<std::int64_t>& expert_load() const { return expert_load_; }
   /// Values that went to the experts and back unchanged but returned with other bits.
@@ -63,6 +65,7 @@ class Layer {
   ep::Gated gated_;
   std::vector<std::int32_t> rows_to_;
   std::vector<std::int64_t> expert_load_;
+  std::int64_t nodes_ = 1;
   std::int64_t differing_values_ = 0;
 };
 

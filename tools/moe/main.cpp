@@ -195,6 +195,7 @@ int run(const World& world, const Peers& peers, const Options& options) {
     progress.show("iteration", static_cast<std::int64_t>(i), options.iterations);
     output = layer->run(times[i]);
   }
+  shape.nodes = layer->nodes();
   if (options.inject_error) inject_error(world, shape, output);
   std::optional<Check> check;
   if (options.check) {

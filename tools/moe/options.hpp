@@ -49,6 +49,7 @@ struct Shape {
   std::int64_t hidden = 0;
   std::int64_t ffn = 0;  ///< inner width of an expert
   std::int32_t pes = 1;
+  std::int64_t nodes = 1;  ///< of the group; known after the first run of the layer
   ep::GateOptions gate;
 
   std::int32_t local_experts() const { return gate.experts / pes; }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ep/numeric/rows.hpp"
+#include "ep/plan/combine_error.hpp"
 #include "moe/experts.hpp"
 
 namespace shoal::moe {
@@ -17,29 +18,42 @@ namespace {
 
 namespace numeric = ep::numeric;
 
-constexpr double kBf16Unit = 0x1p-8;  // largest relative rounding error of bfloat16
 constexpr double kFloatUnit = 0x1p-24;
 // Tensor cores add in float32 but truncate instead of rounding.
 constexpr double kTensorCoreUnit = 0x1p-22;
-constexpr double kSecondOrder = 1.02;  // accounts for roundings of rounded values
+// Multiplications of a reference: about a second of one core.
+constexpr std::int64_t kReferenceWork = 1 << 29;
 
-int row_roundings(const Options& options) {
-  return options.mode == Mode::normal ? 1 : 2;
+int levels(const Options& options, const Shape& shape) {
+  return options.mode == Mode::normal ? ep::detail::normal_mode_levels(shape.pes, shape.nodes)
+                                      : ep::detail::low_latency_levels();
 }
 
 double sum_unit(const Options& options) {
   return options.on_gpu() ? kTensorCoreUnit : kFloatUnit;
 }
 
-/// The tokens of this PE as the experts receive them.
+/// The tokens of this PE that are compared, evenly spaced and the first among them: all, or as many
+/// as kReferenceWork allows.
+std::vector<std::size_t> compared_tokens(const Shape& shape, std::int64_t tokens) {
+  const std::int64_t work = 3 * shape.hidden * shape.ffn * shape.gate.top_k,
+                     count = std::min(tokens, std::max<std::int64_t>(kReferenceWork / work, 1));
+  std::vector<std::size_t> compared;
+  for (std::int64_t i = 0; i < count; ++i)
+    compared.push_back(static_cast<std::size_t>(i * tokens / count));
+  return compared;
+}
+
+/// The compared tokens as the experts receive them.
 std::vector<float> delivered_tokens(const Options& options, const Shape& shape,
-                                    const Inputs& inputs) {
+                                    const Inputs& inputs,
+                                    const std::vector<std::size_t>& compared) {
   const auto hidden = static_cast<std::size_t>(shape.hidden);
-  std::vector<float> x(inputs.x.size());
+  std::vector<float> x(compared.size() * hidden);
   std::vector<std::uint8_t> codes(hidden);
   std::vector<float> scales(numeric::group_count(hidden));
   for (std::size_t first = 0; first < x.size(); first += hidden) {
-    const auto row = std::span(inputs.x).subspan(first, hidden);
+    const auto row = std::span(inputs.x).subspan(compared[first / hidden] * hidden, hidden);
     if (options.row_format == RowFormat::bf16) {
       for (std::size_t i = 0; i < hidden; ++i) x[first + i] = numeric::to_float(row[i]);
       continue;
@@ -54,19 +68,26 @@ std::vector<float> delivered_tokens(const Options& options, const Shape& shape,
 }
 
 struct Reference {
-  std::vector<double> sum;        // [tokens, hidden]
+  std::vector<double> sum;        // [compared tokens, hidden]
   std::vector<double> magnitude;  // the sum of the magnitudes of the terms
   std::vector<double> inner;      // the same for the terms of the experts' sums; on GPUs only
 };
 
+/// `x` are the delivered values of the compared tokens.
 Reference compute(const Options& options, const Shape& shape, const std::vector<float>& x,
-                  const ep::Gated& gated, const std::function<void(std::int64_t)>& progress) {
+                  const std::vector<std::size_t>& compared, const ep::Gated& gated,
+                  const std::function<void(std::int64_t)>& progress) {
   const auto hidden = static_cast<std::size_t>(shape.hidden),
              top_k = static_cast<std::size_t>(shape.gate.top_k);
-  std::vector<std::vector<std::size_t>> choices(
-      static_cast<std::size_t>(shape.gate.experts));  // token * top_k + k
-  for (std::size_t i = 0; i < x.size() / hidden * top_k; ++i)
-    choices[static_cast<std::size_t>(gated.topk_idx.as<std::int64_t>()[i])].push_back(i);
+  struct Choice {
+    std::size_t row;  // of x
+    double weight;
+  };
+  std::vector<std::vector<Choice>> choices(static_cast<std::size_t>(shape.gate.experts));
+  for (std::size_t i = 0; i < compared.size(); ++i)
+    for (std::size_t slot = compared[i] * top_k; slot < (compared[i] + 1) * top_k; ++slot)
+      choices[static_cast<std::size_t>(gated.topk_idx.as<std::int64_t>()[slot])].push_back(
+          {i * hidden, gated.topk_weights.as<float>()[slot]});
 
   Reference reference{std::vector<double>(x.size()), std::vector<double>(x.size()),
                       std::vector<double>(x.size())};
@@ -77,9 +98,7 @@ Reference compute(const Options& options, const Shape& shape, const std::vector<
     if (choices[expert].empty()) continue;
     ExpertWeights weights = source.load(static_cast<std::int32_t>(expert));
     if (options.on_gpu()) weights.round();
-    for (const std::size_t choice : choices[expert]) {
-      const std::size_t row = choice / top_k * hidden;
-      const double weight = gated.topk_weights.as<float>()[choice];
+    for (const auto [row, weight] : choices[expert]) {
       const std::vector<double>& y = feed_forward(weights, x.data() + row);
       for (std::size_t i = 0; i < hidden; ++i) {
         reference.sum[row + i] += weight * y[i];
@@ -105,11 +124,11 @@ void compare_row(Check& check, const Options& options, const Shape& shape,
                  std::span<const double> magnitude, std::span<const double> inner) {
   const double float_error = static_cast<double>(shape.hidden + shape.ffn) * sum_unit(options) *
                              root_mean_square(options.on_gpu() ? inner : magnitude);
+  const ep::detail::CombineError combine = ep::detail::combine_error(levels(options, shape));
   for (std::size_t i = 0; i < sum.size(); ++i) {
     const double error = std::abs(numeric::to_float(output[i]) - sum[i]);
-    const double bound = kSecondOrder * kBf16Unit *
-                             (row_roundings(options) * magnitude[i] + std::abs(sum[i]) + inner[i]) +
-                         float_error;
+    const double bound =
+        combine.bound(magnitude[i], sum[i]) + combine.of_result * inner[i] + float_error;
     // Not a comparison with max: NaN must fail the check.
     if (!(error <= check.worst * bound))
       check.worst = bound > 0 && std::isfinite(error) ? error / bound : INFINITY;
@@ -121,9 +140,10 @@ void compare_row(Check& check, const Options& options, const Shape& shape,
 }  // namespace
 
 std::string describe_tolerance(const Options& options, const Shape& shape) {
+  const int count = levels(options, shape);
   return fmt::format(
       "|output - reference| <= 2^-8 * ({}sum|w_k expert_k(x)| + |reference|{}) + {} * 2^{} * rms",
-      row_roundings(options) == 1 ? "" : "2 * ", options.on_gpu() ? " + inner" : "",
+      count == 1 ? "" : fmt::format("{} * ", count), options.on_gpu() ? " + inner" : "",
       shape.hidden + shape.ffn, std::ilogb(sum_unit(options)));
 }
 
@@ -133,11 +153,14 @@ Check check_output(const Options& options, const Shape& shape, const Inputs& inp
   const auto hidden = static_cast<std::size_t>(shape.hidden);
   const std::int64_t experts = shape.gate.experts,
                      steps = options.row_format == RowFormat::fp8 ? 2 * experts : experts;
-  const Reference reference = compute(options, shape, delivered_tokens(options, shape, inputs),
-                                      gated, [&](std::int64_t expert) { progress(expert, steps); });
+  const std::vector<std::size_t> compared = compared_tokens(shape, output.shape[0]);
+  const Reference reference =
+      compute(options, shape, delivered_tokens(options, shape, inputs, compared), compared, gated,
+              [&](std::int64_t expert) { progress(expert, steps); });
   Check check;
+  check.tokens = static_cast<std::int64_t>(compared.size());
   for (std::size_t row = 0; row < reference.sum.size(); row += hidden)
-    compare_row(check, options, shape, output.as<numeric::Bf16>() + row,
+    compare_row(check, options, shape, output.as<numeric::Bf16>() + compared[row / hidden] * hidden,
                 std::span(reference.sum).subspan(row, hidden),
                 std::span(reference.magnitude).subspan(row, hidden),
                 std::span(reference.inner).subspan(row, hidden));
@@ -145,8 +168,8 @@ Check check_output(const Options& options, const Shape& shape, const Inputs& inp
     Options unquantized = options;
     unquantized.row_format = RowFormat::bf16;
     const Reference exact =
-        compute(options, shape, delivered_tokens(unquantized, shape, inputs), gated,
-                [&](std::int64_t expert) { progress(experts + expert, steps); });
+        compute(options, shape, delivered_tokens(unquantized, shape, inputs, compared), compared,
+                gated, [&](std::int64_t expert) { progress(experts + expert, steps); });
     for (std::size_t i = 0; i < exact.sum.size(); ++i)
       check.squared_quantization +=
           (exact.sum[i] - reference.sum[i]) * (exact.sum[i] - reference.sum[i]);

@@ -6,11 +6,9 @@
 // bfloat16, or the e4m3 values and scales of the FP8 format. The run differs only by roundings,
 // each of which has a bound:
 //
-//   rows: each combined row is rounded to bfloat16, 2^-8 of its value. In normal mode a row is the
-//   sum over the experts of a PE. In low-latency mode the output of each expert is rounded, and its
-//   sum over a PE again. With row_roundings = 1 or 2, the error is at most row_roundings * 2^-8 *
-//   sum |w_k * expert_k(x)|.
-//   output: rounded once more, 2^-8 * |reference|.
+//   combine: at most levels * 2^-8 * sum |w_k * expert_k(x)| + 2^-8 * |reference|, with the levels
+//   of ep/plan/combine_error.hpp: expert and rank in low-latency mode; rank in normal mode, and
+//   node where the group is on several nodes of several PEs.
 //   float32: a sum of n terms has an error of at most n * 2^-24 of the size of its terms, here
 //   (hidden + ffn) * 2^-24 of the row's root mean square.
 //
@@ -22,8 +20,10 @@
 //   float32: tensor cores truncate instead of rounding: (hidden + ffn) * 2^-22 of the root mean
 //   square of inner.
 //
-// The bound holds for every element. A result passes if no element exceeds it and all exact values
-// match: the counts of the routing and, on GPUs in normal mode, the weights after a round trip.
+// The bound holds for every element. A result passes if no compared element exceeds it and all
+// exact values match: the counts of the routing and, on GPUs in normal mode, the weights after a
+// round trip. The reference takes longer than the run, so with large shapes only a sample of the
+// tokens of each PE is compared with it. Exact values are those of all tokens.
 #pragma once
 
 #include <functional>
@@ -39,10 +39,11 @@ namespace shoal::moe {
 /// The comparison for the tokens of one PE.
 struct Check {
   double worst = 0;          ///< largest error of an element, relative to its bound
-  double squared_error = 0;  ///< sum over all elements
+  double squared_error = 0;  ///< sum over all compared elements
   double squared_reference = 0;
   /// Difference between the references of quantised and of unquantised tokens.
   double squared_quantization = 0;
+  std::int64_t tokens = 0;     ///< compared with the reference
   std::int64_t differing = 0;  ///< counts and weights that must be exact but differ
   bool passed() const { return worst <= 1 && differing == 0; }
 };
@@ -50,8 +51,8 @@ struct Check {
 /// The bound in words, for the report.
 std::string describe_tolerance(const Options& options, const Shape& shape);
 
-/// Compares `output`, bfloat16 [tokens of this PE, hidden]. Calls `progress(done, total)` from time
-/// to time.
+/// Compares `output`, bfloat16 [tokens of this PE, hidden], or a sample of its rows. Calls
+/// `progress(done, total)` from time to time.
 Check check_output(const Options& options, const Shape& shape, const Inputs& inputs,
                    const ep::Gated& gated, const Tensor& output,
                    const std::function<void(std::int64_t, std::int64_t)>& progress);

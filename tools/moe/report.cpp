@@ -69,6 +69,7 @@ std::optional<Check> merged_check(const Report& report) {
     all.squared_error += pe.check->squared_error;
     all.squared_reference += pe.check->squared_reference;
     all.squared_quantization += pe.check->squared_quantization;
+    all.tokens += pe.check->tokens;
     all.differing += pe.check->differing;
   }
   return all;
@@ -79,9 +80,10 @@ std::string format_header(const Report& report) {
   const Options& options = report.options;
   const std::string_view dot = options.ascii ? "," : " ·";
   return fmt::format(
-      "shoal-moe: {} PE{}{dot} {} backend{}{dot} {} mode{dot} {} dispatch{dot} {} iteration{}\n"
+      "shoal-moe: {} PE{}{}{dot} {} backend{}{dot} {} mode{dot} {} dispatch{dot} {} iteration{}\n"
       "{} tokens of {} channels{dot} {} experts ({} per PE) of width {}{dot} top-{} in {} of {} groups{dot} {}\n\n",
-      shape.pes, shape.pes == 1 ? "" : "s", name_of(options.backend),
+      shape.pes, shape.pes == 1 ? "" : "s",
+      shape.nodes == 1 ? "" : fmt::format(" on {} nodes", shape.nodes), name_of(options.backend),
       report.experts_run_by.empty() ? "" : fmt::format(", experts by {}", report.experts_run_by),
       name_of(options.mode), name_of(options.row_format), options.iterations,
       options.iterations == 1 ? "" : "s", shape.tokens, shape.hidden, shape.gate.experts,
@@ -112,6 +114,9 @@ std::string format_check(const Report& report) {
       report.passed() ? "passed" : "FAILED", check->worst,
       relative(check->squared_error, check->squared_reference),
       describe_tolerance(report.options, report.shape));
+  if (check->tokens < report.shape.tokens)
+    text += fmt::format("       of a sample: {} of {} tokens, evenly spaced on each PE\n",
+                        check->tokens, report.shape.tokens);
   if (check->differing > 0)
     text +=
         fmt::format("       {} counts or weights that must be exact differ\n", check->differing);
@@ -257,8 +262,12 @@ Report gather_report(const Peers& peers, const Options& options, const Shape& sh
   for (const auto& [phase, time] : mine.times) times.push_back(time);
   const Check none;
   const Check& own = check ? *check : none;
-  const double checks[] = {own.worst, own.squared_error, own.squared_reference,
-                           own.squared_quantization, static_cast<double>(own.differing)};
+  const double checks[] = {own.worst,
+                           own.squared_error,
+                           own.squared_reference,
+                           own.squared_quantization,
+                           static_cast<double>(own.tokens),
+                           static_cast<double>(own.differing)};
   const std::int64_t counts[] = {mine.tokens, mine.rows_sent};
 
   const auto all_counts = peers.gather<std::int64_t>(counts);
@@ -278,8 +287,10 @@ Report gather_report(const Peers& peers, const Options& options, const Shape& sh
     figures.expert_load.assign(&all_loads[pe * experts], &all_loads[pe * experts] + experts);
     for (std::size_t phase = 0; phase < times.size(); ++phase)
       figures.times[phase].second = all_times[pe * times.size() + phase];
-    const double* c = &all_checks[5 * pe];
-    if (check) figures.check = Check{c[0], c[1], c[2], c[3], static_cast<std::int64_t>(c[4])};
+    const double* c = &all_checks[6 * pe];
+    if (check)
+      figures.check = Check{
+          c[0], c[1], c[2], c[3], static_cast<std::int64_t>(c[4]), static_cast<std::int64_t>(c[5])};
     report.pes.push_back(std::move(figures));
   }
   return report;
@@ -317,6 +328,7 @@ void write_json(const Report& report, const std::string& path) {
                    {"mode", name_of(options.mode)},
                    {"dtype", name_of(options.row_format)},
                    {"pes", shape.pes},
+                   {"nodes", shape.nodes},
                    {"tokens", shape.tokens},
                    {"hidden", shape.hidden},
                    {"ffn", shape.ffn},
@@ -335,6 +347,7 @@ void write_json(const Report& report, const std::string& path) {
   if (const std::optional<Check> check = merged_check(report)) {
     document["check"] = {
         {"tolerance", describe_tolerance(options, shape)},
+        {"tokens", check->tokens},
         {"error_of_bound", check->worst},
         {"differing_values", check->differing},
         {"relative_error", relative(check->squared_error, check->squared_reference)}};

@@ -195,6 +195,7 @@ void CudaLayer::run_normal() {
   meet();
   const ep::Routing routing = timed("route", [&] { return group_.route(topk_idx_); });
   fetch(rows_to_.data(), routing.rank_counts);
+  nodes_ = routing.node_counts.shape[0];
   meet();
   const ep::Dispatched rows = timed("dispatch", [&] { return dispatch(routing); });
   meet();
@@ -256,6 +257,7 @@ void CudaLayer::check_weights() {
 void CudaLayer::run_low_latency() {
   const ep::Routing routing = group_.route(topk_idx_);
   fetch(rows_to_.data(), routing.rank_counts);
+  nodes_ = routing.node_counts.shape[0];
   const auto quantize =
       options_.row_format == RowFormat::fp8 ? ep::Quantize::fp8 : ep::Quantize::none;
   meet();
