@@ -52,10 +52,13 @@ if(SHOAL_WITH_CUDA)
   else()
     target_link_libraries(shoal_cuda INTERFACE CUDA::cudart_static)
   endif()
+  if(SHOAL_WERROR)
+    set(werror_cuda -Werror=all-warnings)
+  endif()
   # -fmad=false disables fused multiply-add, so that sums have the same bits as on the host
   # (ep/numeric/arithmetic.hpp).
   target_compile_options(shoal_cuda INTERFACE
-    $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Werror=all-warnings;-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter;--expt-relaxed-constexpr>)
+    $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;${werror_cuda};-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter;--expt-relaxed-constexpr>)
   # For programs of the bundle whose device code is large: a quarter of the bytes.
   if(CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
     set(SHOAL_SMALL_DEVICE_CODE --compress-mode=size)

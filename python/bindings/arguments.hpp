@@ -28,7 +28,7 @@ std::string shown(nanobind::handle value);
 /// as wrong_type, where it is none.
 template <typename T>
 T argument(std::string_view call, std::string_view name, nanobind::handle value) {
-  T result;
+  T result{};
   if (nanobind::try_cast(value, result)) return result;
   wrong_type(call, name, value,
              std::same_as<T, bool>    ? "True or False"
