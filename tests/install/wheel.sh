@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wheel.sh ENVIRONMENT: checks the package that `pip install .` installed into a Python environment:
+# wheel.sh ENVIRONMENT: checks what `pip install . ./python` installed into a Python environment:
 # its programs, its network transports, its launcher plug-ins and its emulated NIC, without
-# environment variables that say where they are.
+# environment variables that say where they are; and the distribution deep_ep beside it.
 set -euo pipefail
 environment=$(cd "$1" && pwd)
 work=$(mktemp -d)
@@ -50,6 +50,20 @@ package=$(python -c 'import pathlib, shoal; print(pathlib.Path(shoal.__file__).p
 case $package in "$environment"/*) ;; *) echo "shoal is $package, not of $environment" >&2; exit 1 ;; esac
 [ -z "$(find "$package" -type l)" ] || { echo "symbolic links in the package" >&2; exit 1; }
 python -c 'import shoal; print("shoal", shoal.__version__, shoal.run_threads(2, lambda world: world.my_pe, {"symmetric_size": "64M"}))'
+
+python - <<'PYTHON'
+"""The distribution deep_ep; importing it needs torch, which is not here."""
+import importlib.metadata
+import importlib.util
+import pathlib
+
+files = importlib.metadata.files("deep_ep")
+assert importlib.metadata.version("deep_ep") == "2.1.0+shoal"
+package = pathlib.Path(importlib.util.find_spec("deep_ep").origin).parent
+assert {file.locate() for file in files} >= set(package.rglob("*.py")) | {package / "py.typed"}
+shoal = {str(file) for file in importlib.metadata.files("shoal")}
+assert not {str(file) for file in files} & shoal, "both distributions own a file"
+PYTHON
 
 for program in shoal-run shoal-info nvshmem-info; do
   [ "$(command -v "$program")" = "$environment/bin/$program" ] || { echo "$program is not on PATH" >&2; exit 1; }

@@ -228,21 +228,21 @@ def _nic_attribute(nic: str | None, attribute: str) -> str:
         return ""
 
 
-def check_fast_rdma_atomic_support(nic: str | None = None) -> bool:
-    """Whether `nic` (default EP_NIC_NAME, else mlx5_0) is an MT4131, whose atomics are fast."""
-    return _nic_attribute(nic, "hca_type") == "MT4131"
+def check_fast_rdma_atomic_support(nic_name: str | None = None) -> bool:
+    """Whether `nic_name` (default EP_NIC_NAME, else mlx5_0) is an MT4131: its atomics are fast."""
+    return _nic_attribute(nic_name, "hca_type") == "MT4131"
 
 
-def reported_rdma_gbs(nic: str | None = None) -> float:
-    """Speed that the first port of `nic` reports, in GB/s; 0 where there is no such NIC."""
-    rate = re.match(r"([\d.]+) Gb/sec", _nic_attribute(nic, "ports/1/rate"))
+def reported_rdma_gbs(nic_name: str | None = None) -> float:
+    """Speed that the first port of `nic_name` reports, in GB/s; 0 where there is no such NIC."""
+    rate = re.match(r"([\d.]+) Gb/sec", _nic_attribute(nic_name, "ports/1/rate"))
     return float(rate.group(1)) / 8 if rate else 0
 
 
-def get_rdma_gbs(nic: str | None = None) -> float:
-    """Speed of the first port of `nic` (default EP_NIC_NAME, else mlx5_0) in GB/s.
+def get_rdma_gbs(nic_name: str | None = None) -> float:
+    """Speed of the first port of `nic_name` (default EP_NIC_NAME, else mlx5_0) in GB/s.
 
     DEFAULT_RDMA_GBS where the NIC does not exist or reports no speed, because programs divide by
     the result.
     """
-    return reported_rdma_gbs(nic) or DEFAULT_RDMA_GBS
+    return reported_rdma_gbs(nic_name) or DEFAULT_RDMA_GBS

@@ -116,11 +116,11 @@ class EventOverlap:
         if release_handle:
             self.event = None
 
-    def register_hook_after_wait(self, hook: Callable[[], object]) -> None:
+    def register_hook_after_wait(self, hook_after_wait: Callable[[], object]) -> None:
         """Runs `hook` once after the next wait. Raises AssertionError where a hook is
         registered."""
         assert self.hook_after_wait is None, "a hook is registered already and has not run"
-        self.hook_after_wait = hook
+        self.hook_after_wait = hook_after_wait
 
     def __call__(self, release_handle: bool = False) -> "EventOverlap":
         """For `with event(release_handle=True):`, which drops the event at the end of the block."""
@@ -133,8 +133,8 @@ class EventOverlap:
     def __exit__(
         self,
         exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
     ) -> None:
         if self.event is not None:
             self.current_stream_wait(self._release_handle_by_call)

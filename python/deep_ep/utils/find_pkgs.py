@@ -7,43 +7,38 @@ import shutil
 from pathlib import Path
 
 
-def find_pkg_root(package: str, env_names: tuple[str, ...] = ()) -> str | None:
-    """The folder with include/ and lib/ of `package`, e.g. "nvidia.nccl"; None: not installed.
+def find_pkg_root(name: str, lib_name: str | None = None, optional: bool = False) -> str | None:
+    """The folder with include/ and lib/ of the package nvidia.`name`, e.g. of "nccl".
 
-    The first variable of `env_names` that is set wins. The package is not imported.
+    The first of EP_NAME_ROOT_DIR and NAME_DIR that is set wins. `lib_name`: the start of the name
+    of a library that lib/ of the package must have. The package is not imported. Without one:
+    None if `optional`, else AssertionError.
     """
-    for name in env_names:
-        if root := os.environ.get(name):
+    variables = [f"EP_{name.upper()}_ROOT_DIR", f"{name.upper()}_DIR"]
+    for variable in variables:
+        if root := os.environ.get(variable):
             return root
     try:
-        spec = importlib.util.find_spec(package)
-    except ModuleNotFoundError:  # its parent is not installed
-        return None
-    locations = list(spec.submodule_search_locations or ()) if spec else []
-    return str(Path(locations[0])) if locations else None
+        spec = importlib.util.find_spec(f"nvidia.{name}")
+    except ModuleNotFoundError:  # the package nvidia is not installed
+        spec = None
+    for folder in spec.submodule_search_locations or () if spec else ():
+        if lib_name is None or any(Path(folder, "lib").glob(lib_name + "*")):
+            return str(folder)
+    assert optional, (
+        f"nvidia.{name} is not installed: install it, or set {' or '.join(variables)} to its folder"
+    )
+    return None
 
 
-def _require_root(package: str, *env_names: str) -> str:
-    root = find_pkg_root(package, env_names)
-    names = " or ".join(env_names)
-    assert root is not None, f"{package} is not installed: install it, or set {names} to its folder"
-    return root
+def find_nccl_root(optional: bool = False) -> str | None:
+    """`find_pkg_root` of NCCL, with its library."""
+    return find_pkg_root("nccl", "libnccl.so", optional)
 
 
-def find_nccl_root() -> str:
-    """The folder of NCCL: EP_NCCL_ROOT_DIR, NCCL_DIR, or the installed wheel.
-
-    Raises AssertionError where there is none.
-    """
-    return _require_root("nvidia.nccl", "EP_NCCL_ROOT_DIR", "NCCL_DIR")
-
-
-def find_nvshmem_root() -> str:
-    """The folder of NVSHMEM: EP_NVSHMEM_ROOT_DIR, NVSHMEM_DIR, or the installed wheel.
-
-    Raises AssertionError where there is none.
-    """
-    return _require_root("nvidia.nvshmem", "EP_NVSHMEM_ROOT_DIR", "NVSHMEM_DIR")
+def find_nvshmem_root(optional: bool = False) -> str | None:
+    """`find_pkg_root` of NVSHMEM."""
+    return find_pkg_root("nvshmem", optional=optional)
 
 
 def find_cuda_home() -> str:

@@ -47,13 +47,14 @@ def generate_rank_count(
 
 
 def generate_topk_idx(
-    rank_count: torch.Tensor, num_tokens: int, num_experts: int, num_topk: int
+    rank_count: torch.Tensor, num_tokens: int, num_experts: int, num_ranks: int, num_topk: int
 ) -> torch.Tensor:
     """Distinct experts, int64 [num_tokens, num_topk], with rank_count[r] tokens for each rank r.
 
-    The counts are at most num_tokens, and their sum satisfies the check of `generate_rank_count`.
+    The counts, [num_ranks], are at most num_tokens, and their sum satisfies the check of
+    `generate_rank_count`.
     """
-    num_ranks, device = rank_count.numel(), rank_count.device
+    device = rank_count.device
     experts_per_rank = num_experts // num_ranks
 
     # Deal the ranks, each rank_count times, to the tokens in turn. No token gets a rank twice, and
@@ -87,7 +88,7 @@ def get_precise_unbalanced_scores(
     Raises AssertionError where that is impossible (`generate_rank_count`).
     """
     rank_count = generate_rank_count(num_tokens, num_experts, num_ranks, num_topk, ratio)
-    topk_idx = generate_topk_idx(rank_count, num_tokens, num_experts, num_topk)
+    topk_idx = generate_topk_idx(rank_count, num_tokens, num_experts, num_ranks, num_topk)
     scores = torch.rand((num_tokens, num_experts), dtype=torch.float32, device=topk_idx.device)
     return scores.scatter_add_(1, topk_idx, torch.ones_like(topk_idx, dtype=torch.float32))
 
@@ -130,11 +131,11 @@ def _expected_ratio(num_experts: int, num_ranks: int, num_topk: int, factor: flo
 
 @functools.cache
 def map_unbalanced_ratio_to_factor(
-    num_experts: int, num_ranks: int, num_topk: int, ratio: float
+    num_tokens: int, num_experts: int, num_ranks: int, num_topk: int, ratio: float
 ) -> float:
     """The factor of `get_scores_by_factor` for an expected ratio of `ratio`, at most 2^20.
 
-    Raises AssertionError unless ratio >= 1.
+    It does not depend on num_tokens. Raises AssertionError unless ratio >= 1.
     """
     assert ratio >= 1, f"ratio: got {ratio}, need at least 1"
     if num_ranks == 1 or ratio == 1:
@@ -153,7 +154,7 @@ def get_random_unbalanced_scores(
     num_tokens: int, num_experts: int, num_ranks: int, num_topk: int, ratio: float
 ) -> torch.Tensor:
     """Scores, float32 [num_tokens, num_experts], with the ratio on average over many tokens."""
-    factor = map_unbalanced_ratio_to_factor(num_experts, num_ranks, num_topk, ratio)
+    factor = map_unbalanced_ratio_to_factor(num_tokens, num_experts, num_ranks, num_topk, ratio)
     return get_scores_by_factor(num_tokens, num_experts, num_ranks, factor)
 
 

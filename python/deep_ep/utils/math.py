@@ -19,9 +19,9 @@ def align(x: int, y: int) -> int:
     return ceil_div(x, y) * y
 
 
-def safe_div(x: float, y: float) -> float:
-    """x / y, or 0 where y is 0."""
-    return x / y if y else 0
+def safe_div(a: float, b: float) -> float:
+    """a / b, or 0 where b is 0."""
+    return a / b if b else 0
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -53,8 +53,8 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return quantised.flatten(-2)[:, : x.size(1)].contiguous(), (amax / FP8_MAX).squeeze(-1)
 
 
-def per_token_cast_back(x_fp8: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """BF16 [..., n] of FP8 [..., n] and its scales, one per 128 channels.
+def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Tensor:
+    """BF16 [..., n] of FP8 [..., n] and its x_scales, one per 128 channels.
 
     Scales are float32 [..., ceil(n / 128)], or int32 [..., ceil(n / 512)] with four UE8M0 exponents
     each, lowest byte first. Any strides. Where 512 divides n, int32 scales may also be a view
@@ -62,23 +62,23 @@ def per_token_cast_back(x_fp8: torch.Tensor, scales: torch.Tensor) -> torch.Tens
     """
     num_channels = x_fp8.size(-1)
     num_groups = ceil_div(num_channels, FP8_GROUP)
-    if scales.dtype == torch.int32:
+    if x_scales.dtype == torch.int32:
         # An exponent byte in bits 23 to 30 is a float32 power of two.
-        exponents = as_bytes(scales)
+        exponents = as_bytes(x_scales)
         rows = x_fp8.shape[:-1]
         if (
             num_groups % 4 == 0
-            and scales.shape[-1] == num_groups
+            and x_scales.shape[-1] == num_groups
             and exponents.numel() == rows.numel() * num_groups
         ):
             exponents = exponents.view(*rows, num_groups)
         exponents = exponents[..., :num_groups]
-        scales = (exponents.int() << 23).view(torch.float32)
-    assert scales.shape == (*x_fp8.shape[:-1], num_groups), (
-        f"per_token_cast_back: got scales for {tuple(scales.shape)}, "
+        x_scales = (exponents.int() << 23).view(torch.float32)
+    assert x_scales.shape == (*x_fp8.shape[:-1], num_groups), (
+        f"per_token_cast_back: got scales for {tuple(x_scales.shape)}, "
         f"need {(*x_fp8.shape[:-1], num_groups)}"
     )
-    values = _grouped(x_fp8) * scales.float().unsqueeze(-1)
+    values = _grouped(x_fp8) * x_scales.float().unsqueeze(-1)
     return values.flatten(-2)[..., :num_channels].bfloat16()
 
 

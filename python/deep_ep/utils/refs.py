@@ -109,16 +109,16 @@ def _biases(bias: torch.Tensor | Sequence[torch.Tensor] | None) -> Sequence[torc
 
 
 def ordered_accumulate(
-    y: torch.Tensor, bias: torch.Tensor | Sequence[torch.Tensor] | None = None
+    data: torch.Tensor, initial_value: torch.Tensor | Sequence[torch.Tensor] | None = None
 ) -> torch.Tensor:
-    """The sum [N, H] over the top-k slots of y [N, K, H], rounded once to the dtype of y.
+    """The sum [N, H] over the top-k slots of data [N, K, H], rounded once to its dtype.
 
-    In float32: biases ([N, H], one or several) first, then the slots in ascending order.
+    In float32: initial values ([N, H], one or several) first, then the slots in ascending order.
     """
-    total = torch.zeros((y.size(0), y.size(2)), dtype=torch.float32, device=y.device)
-    for part in (*_biases(bias), *y.unbind(dim=1)):
+    total = torch.zeros((data.size(0), data.size(2)), dtype=torch.float32, device=data.device)
+    for part in (*_biases(initial_value), *data.unbind(dim=1)):
         total += part.float()
-    return total.to(y.dtype)
+    return total.to(data.dtype)
 
 
 def _reduce_groups(y: torch.Tensor, group_of_slot: torch.Tensor) -> torch.Tensor:

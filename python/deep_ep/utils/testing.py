@@ -18,9 +18,9 @@ _L2_BYTES = 256 << 20
 _SKEW_CYCLES = 20_000_000  # about 10 ms of a GPU's clock: longer than ranks differ in launching
 
 
-def flush_l2_cache() -> None:
+def flush_l2_cache(enabled: bool = True) -> None:
     """Overwrites 256 MB of GPU memory, more than any L2 cache; no effect without a GPU."""
-    if torch.cuda.is_available():
+    if enabled and torch.cuda.is_available():
         torch.empty(_L2_BYTES, dtype=torch.uint8, device="cuda").zero_()
 
 

@@ -2,6 +2,7 @@
 """Process groups, seeds, properties of the system, and small helpers."""
 
 import gc
+import importlib.util
 import os
 import random
 import socket
@@ -274,14 +275,23 @@ def test_comm_of_torch(monkeypatch):
 
 
 def test_find_packages(monkeypatch, tmp_path):
-    package = tmp_path / "made_up/part"
-    package.mkdir(parents=True)
-    (tmp_path / "made_up/__init__.py").write_text("")
+    package = tmp_path / "nvidia/part"
+    (package / "lib").mkdir(parents=True)
+    (package / "lib/libpart.so.3").touch()
     (package / "__init__.py").write_text("raise ImportError('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert find_pkgs.find_pkg_root("made_up.part") == str(package)
-    assert find_pkgs.find_pkg_root("made_up.other") is None
-    assert find_pkgs.find_pkg_root("unknown.part") is None
+    found = importlib.util.spec_from_file_location(
+        "nvidia.part", package / "__init__.py", submodule_search_locations=[str(package)]
+    )
+    with monkeypatch.context() as patch:
+        specs = {"nvidia.part": found}
+        patch.setattr(find_pkgs.importlib.util, "find_spec", specs.get)
+        assert find_pkgs.find_pkg_root("part") == str(package)
+        assert find_pkgs.find_pkg_root("part", lib_name="libpart.so") == str(package)
+        assert find_pkgs.find_pkg_root("part", lib_name="libother.so", optional=True) is None
+        assert find_pkgs.find_pkg_root("other", optional=True) is None
+        with pytest.raises(AssertionError, match="nvidia.part"):
+            find_pkgs.find_pkg_root("part", lib_name="libother.so")
+    assert find_pkgs.find_pkg_root("no_such_package", optional=True) is None
     for function, names in (
         (find_pkgs.find_nccl_root, ("EP_NCCL_ROOT_DIR", "NCCL_DIR")),
         (find_pkgs.find_nvshmem_root, ("EP_NVSHMEM_ROOT_DIR", "NVSHMEM_DIR")),
@@ -292,6 +302,7 @@ def test_find_packages(monkeypatch, tmp_path):
             patch.setattr(find_pkgs.importlib.util, "find_spec", lambda _: None)
             with pytest.raises(AssertionError, match=f"set {names[0]} or {names[1]}"):
                 function()
+            assert function(optional=True) is None
         monkeypatch.setenv(names[1], "/second")
         assert function() == "/second"
         monkeypatch.setenv(names[0], "/first")

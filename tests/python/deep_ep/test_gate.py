@@ -77,7 +77,7 @@ def test_precise_choices_are_distinct_and_varied():
     torch.manual_seed(2)
     counts = gate.generate_rank_count(500, 32, 4, 6, 2.0)
     assert counts.dtype == torch.int64 and counts.max() <= 500
-    chosen = gate.generate_topk_idx(counts, 500, 32, 6).cpu()
+    chosen = gate.generate_topk_idx(counts, 500, 32, 4, 6).cpu()
     assert tokens_per_rank(chosen, 32, 4) == counts.tolist()
     assert all(len(set(row)) == 6 for row in chosen.tolist())
     assert chosen.unique().numel() == 32  # no expert is left out
@@ -108,16 +108,16 @@ def test_random_ratio(experts, ranks, topk, ratio):
 
 
 def test_factor():
-    assert gate.map_unbalanced_ratio_to_factor(64, 8, 6, 1.0) == 1.0
-    assert gate.map_unbalanced_ratio_to_factor(64, 1, 6, 4.0) == 1.0
+    assert gate.map_unbalanced_ratio_to_factor(500, 64, 8, 6, 1.0) == 1.0
+    assert gate.map_unbalanced_ratio_to_factor(500, 64, 1, 6, 4.0) == 1.0
     factors = [
-        gate.map_unbalanced_ratio_to_factor(64, 8, 6, ratio) for ratio in (1.5, 2.0, 4.0, 8.0)
+        gate.map_unbalanced_ratio_to_factor(500, 64, 8, 6, ratio) for ratio in (1.5, 2.0, 4.0, 8.0)
     ]
     assert factors == sorted(factors) and factors[0] > 1
     # With one expert per token the ratio of the ranks is the ratio of the weights.
-    assert gate.map_unbalanced_ratio_to_factor(8, 4, 1, 3.0) == pytest.approx(3.0, rel=1e-6)
+    assert gate.map_unbalanced_ratio_to_factor(500, 8, 4, 1, 3.0) == pytest.approx(3.0, rel=1e-6)
     # Two ranks with one expert each, both selected: no factor changes that.
-    assert gate.map_unbalanced_ratio_to_factor(2, 2, 2, 2.0) == pytest.approx(2**20)
+    assert gate.map_unbalanced_ratio_to_factor(500, 2, 2, 2, 2.0) == pytest.approx(2**20)
 
 
 def test_scores_by_factor_draw_by_weight():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-latency options of DeepEP's branches: NVFP4 results, and the overlap of a combine with the
-GEMM that writes its input."""
+"""Low-latency options of DeepEP's branches: NVFP4 results, weights of received rows, and the
+overlap of a combine with the GEMM that writes its input."""
 
 import contextlib
 import threading
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import names_of_checks, run_checks, seeded
+from torch_ranks import names_of_checks, of_all_ranks, run_checks, seeded
 
 import deep_ep
 from deep_ep.buffers.legacy import nvfp4
@@ -143,6 +143,64 @@ def check_element_0_of_the_global_scales_counts(_):
             x, topk_idx, N, E, use_fp8=False, use_nvfp4=True, x_global_scale=scale
         )
         verify_nvfp4(values, scales, plain, count, first)
+
+
+def verify_weights(received, topk_idx, weights):
+    """The rows of each expert: the weight that its source has for this expert."""
+    _, count, row_weights, row_ranks, handle, *_ = received
+    of_ranks, first = of_all_ranks((topk_idx, weights)), dist.get_rank() * (E // 4)
+    shape = (E // 4, 4 * N)
+    assert row_weights.dtype == torch.float32 and row_weights.shape == shape
+    assert row_ranks.dtype == torch.int32 and row_ranks.shape == shape
+    for expert, rows in enumerate(count.tolist()):
+        chosen = [(indices == first + expert).nonzero() for indices, _ in of_ranks]
+        want = torch.cat([of[where[:, 0], where[:, 1]] for where, (_, of) in zip(chosen, of_ranks)])
+        assert torch.equal(row_weights[expert, :rows].cpu(), want.cpu())
+        ranks = [rank for rank, where in enumerate(chosen) for _ in where]
+        assert row_ranks[expert, :rows].tolist() == ranks
+        tokens = torch.cat([where[:, 0] for where in chosen])
+        assert torch.equal(handle[0][expert, :rows].cpu().long(), tokens.cpu())
+
+
+def check_weights_of_rows(_):
+    buffer = the_buffer()
+    x, topk_idx, weights = make_inputs()
+    topk_idx[::3, 1] = -1
+    for options in (
+        {"use_fp8": False},
+        {},
+        {"use_fp8": False, "use_nvfp4": True},
+        {"async_finish": True},
+        {"return_recv_hook": True},
+        {"return_recv_hook": True, "use_fp8": False},
+    ):
+        for _ in range(3):  # both halves, and the fast path
+            received = buffer.low_latency_dispatch(
+                x, topk_idx, N, E, topk_weights=weights, **options
+            )
+            assert len(received) == 7
+            recv, _, _, _, handle, event, hook = received
+            if options.get("return_recv_hook"):
+                hook()
+            elif options.get("async_finish"):
+                event.current_stream_wait()
+            verify_weights(received, topk_idx, weights)
+            if options == {"use_fp8": False}:
+                sums, *_ = buffer.low_latency_combine(recv, topk_idx, weights, handle)
+                want = x.float() * weights.masked_fill(topk_idx < 0, 0).sum(1, keepdim=True)
+                assert calc_diff(sums, want) < 1e-5
+
+
+def check_errors_of_weights(_):
+    buffer = the_buffer()
+    x, topk_idx, weights = make_inputs()
+    for options, message in (
+        ({"topk_weights": weights[:, 1:]}, "topk_weights"),
+        ({"topk_weights": weights.double()}, "topk_weights"),
+        ({"use_ue8m0_for_sf": True}, "use_ue8m0_for_sf=True; allowed: False"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            buffer.low_latency_dispatch(x, topk_idx, N, E, **options)
 
 
 def check_errors_of_nvfp4(_):

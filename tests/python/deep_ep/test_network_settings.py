@@ -10,8 +10,10 @@ import shoal
 from deep_ep.buffers.legacy.network import MAX_QUEUE_PAIRS, WITHOUT_NVLINK, network_settings
 
 
-def settings(environment=None, qps=16, nvlink=True, low_latency=True, rdma=True, on_gpu=True):
-    return network_settings(environment or {}, qps, nvlink, low_latency, rdma, on_gpu)
+def settings(
+    environment=None, qps=16, nvlink=True, normal=True, low_latency=True, rdma=True, on_gpu=True
+):
+    return network_settings(environment or {}, qps, nvlink, normal, low_latency, rdma, on_gpu)
 
 
 def test_queue_pairs_of_kernels():
@@ -42,7 +44,13 @@ def test_arguments_come_before_variables_of_nvshmem():
     assert "cuda_handle" not in settings(both)
 
 
-def check_the_world_gets_them(_):
+@pytest.mark.parametrize("low_latency", [False, True])
+def test_nvlink_is_turned_off_for_normal_mode(low_latency):
+    assert settings(normal=False, low_latency=low_latency)["transport_inside"] == WITHOUT_NVLINK
+    assert "transport_inside" not in settings(normal=False, low_latency=low_latency, on_gpu=False)
+
+
+def verify_the_world_gets_them(argument):
     seen = {}
     open_world = shoal.World.from_torch
 
@@ -58,8 +66,8 @@ def check_the_world_gets_them(_):
             1 << 20,
             low_latency_mode=True,
             num_qps_per_rank=3,
-            allow_nvlink_for_low_latency_mode=False,
             explicitly_destroy=True,
+            **{argument: False},
         )
     finally:
         shoal.World.from_torch = open_world
@@ -67,6 +75,11 @@ def check_the_world_gets_them(_):
     on_gpu = buffer.runtime.device.type == "cuda"
     assert seen.get("transport_inside") == (WITHOUT_NVLINK if on_gpu else None)
     buffer.destroy()
+
+
+def check_the_world_gets_them(_):
+    verify_the_world_gets_them("allow_nvlink_for_low_latency_mode")
+    verify_the_world_gets_them("allow_nvlink_for_normal_mode")
 
 
 CHECKS = names_of_checks(globals())

@@ -2,19 +2,22 @@
 """The names and signatures of the package, which callers inspect."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
 
 import deep_ep
 from deep_ep import Buffer, ElasticBuffer
+from deep_ep.utils import comm, envs, event, find_pkgs, gate, refs, semantic, testing
+from deep_ep.utils import math as ep_math
 
 
 SIGNATURES = {
     Buffer.__init__: "self group num_nvl_bytes=0 num_rdma_bytes=0 low_latency_mode=False num_qps_per_rank=24 "
     "allow_nvlink_for_low_latency_mode=True allow_mnnvl=False explicitly_destroy=False "
     "enable_shrink=False comm=None use_fabric=False num_topk=0 num_max_tokens_per_rank=0 hidden=0 "
-    "num_experts=0 preinitialize=False",
+    "num_experts=0 preinitialize=False allow_nvlink_for_normal_mode=True",
     Buffer.get_dispatch_layout: "self topk_idx num_experts previous_event=None async_finish=False "
     "allocate_on_comm_stream=False",
     Buffer.dispatch: "self x handle=None num_tokens_per_rank=None num_tokens_per_rdma_rank=None is_token_in_rank=None "
@@ -32,7 +35,8 @@ SIGNATURES = {
     Buffer.low_latency_dispatch: "self x topk_idx num_max_dispatch_tokens_per_rank num_experts "
     "cumulative_local_expert_recv_stats=None dispatch_wait_recv_cost_stats=None use_fp8=True "
     "round_scale=False "
-    "use_ue8m0=False async_finish=False return_recv_hook=False use_nvfp4=False x_global_scale=None",
+    "use_ue8m0=False async_finish=False return_recv_hook=False use_nvfp4=False x_global_scale=None "
+    "topk_weights=None use_ue8m0_for_sf=False",
     Buffer.low_latency_combine: "self x topk_idx topk_weights handle use_logfmt=False zero_copy=False "
     "async_finish=False return_recv_hook=False out=None combine_wait_recv_cost_stats=None "
     "overlap=False packed_recv_count=None comp_signal=None block_m=64 threshold=0 num_sms=0 "
@@ -48,6 +52,7 @@ SIGNATURES = {
     Buffer.get_combine_config: "num_ranks",
     Buffer.set_num_sms: "new_num_sms",
     Buffer.is_sm90_compiled: "",
+    Buffer.disable_ll_layered: "",
     Buffer.capture: "",
     Buffer.get_comm_stream: "self",
     Buffer.destroy: "self",
@@ -117,6 +122,68 @@ def test_signatures(function):
         assert parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         shown.append(parameter.name + default)
     assert " ".join(shown) == SIGNATURES[function]
+
+
+# Of DeepEP's main branch: a function here may have more arguments after them.
+UTILS = {
+    comm.get_nccl_comm_handle: "group force_new_comm",
+    envs.init_seed: "global_seed",
+    envs.dist_print: "s once_in_node",
+    envs.init_dist: "local_rank num_local_ranks seed",
+    envs.get_physical_domain_size: "group",
+    envs.get_logical_domain_size: "group allow_hybrid_mode",
+    envs.check_nvlink_connections: "group",
+    envs.get_nvlink_gbs: "factor",
+    envs.check_fast_rdma_atomic_support: "nic_name",
+    envs.get_rdma_gbs: "nic_name",
+    event.EventOverlap.__init__: "self event extra_tensors",
+    event.EventOverlap.current_stream_wait: "self release_handle",
+    event.EventOverlap.register_hook_after_wait: "self hook_after_wait",
+    event.EventOverlap.__call__: "self release_handle",
+    event.EventOverlap.__exit__: "self exc_type exc_val exc_tb",
+    find_pkgs.find_pkg_root: "name lib_name optional",
+    find_pkgs.find_nccl_root: "optional",
+    find_pkgs.find_nvshmem_root: "optional",
+    gate.generate_topk_idx: "rank_count num_tokens num_experts num_ranks num_topk",
+    gate.generate_rank_count: "num_tokens num_experts num_ranks num_topk ratio",
+    gate.get_precise_unbalanced_scores: "num_tokens num_experts num_ranks num_topk ratio",
+    gate.get_scores_by_factor: "num_tokens num_experts num_ranks factor",
+    gate.map_unbalanced_ratio_to_factor: "num_tokens num_experts num_ranks num_topk ratio",
+    gate.get_random_unbalanced_scores: "num_tokens num_experts num_ranks num_topk ratio",
+    gate.get_unbalanced_scores: "num_tokens num_experts num_ranks num_topk ratio precise",
+    ep_math.calc_diff: "x y",
+    ep_math.safe_div: "a b",
+    ep_math.ceil_div: "x y",
+    ep_math.align: "x y",
+    ep_math.per_token_cast_to_fp8: "x",
+    ep_math.per_token_cast_back: "x_fp8 x_scales",
+    ep_math.inplace_unique: "x num_slots",
+    ep_math.create_grouped_scores: "scores group_idx num_groups",
+    ep_math.hash_tensor: "t",
+    ep_math.hash_tensors: "tensors",
+    ep_math.count_bytes: "tensors",
+    refs.dispatch: "x topk_idx topk_weights num_max_tokens_per_rank num_experts",
+    refs.generate_pre_combine_data: "src_token_global_idx num_max_tokens_per_rank num_topk hidden",
+    refs.ordered_accumulate: "data initial_value",
+    refs.combine: "y topk_idx num_scaleout_ranks num_scaleup_ranks num_experts bias "
+    "reduce_in_local reduce_in_scaleup",
+    semantic.value_or: "value default",
+    semantic.weak_lru: "maxsize typed",
+    testing.flush_l2_cache: "enabled",
+    testing.bench: "fn num_warmups num_tests post_fn flush_l2",
+    testing.bench_kineto: "fn kernel_names num_tests suppress_kineto_output trace_path flush_l2 "
+    "barrier_comm_profiling num_kernels_per_period barrier",
+}
+
+
+@pytest.mark.parametrize("function", UTILS, ids=lambda function: function.__qualname__)
+def test_names_of_arguments_of_utils(function):
+    names = UTILS[function].split()
+    assert list(inspect.signature(function).parameters)[: len(names)] == names
+
+
+def test_package_is_typed():
+    assert (Path(deep_ep.__file__).parent / "py.typed").is_file()
 
 
 def test_exported_names():

@@ -71,6 +71,7 @@ class Buffer(InternodeCalls, WarmBuffer):
         hidden: int = 0,
         num_experts: int = 0,
         preinitialize: bool = False,
+        allow_nvlink_for_normal_mode: bool = True,
     ) -> None:
         """group: a torch.distributed group of any backend, or None with ``comm``, an mpi4py
         communicator. Collective.
@@ -79,9 +80,10 @@ class Buffer(InternodeCalls, WarmBuffer):
         ``destroy``. enable_shrink: low-latency calls continue without ranks that time out.
         num_qps_per_rank: queue pairs of each peer that kernels drive, where SHOAL_GDA gives them
         any. allow_nvlink_for_low_latency_mode: False makes GPUs of one node send by the network in
-        low-latency mode; normal calls of such a buffer go through host memory. SHOAL_* variables
-        come before both. allow_mnnvl, use_fabric: accepted without effect; Shoal selects its memory
-        handles (SHOAL_CUDA_HANDLE).
+        low-latency mode; normal calls of such a buffer go through host memory.
+        allow_nvlink_for_normal_mode=False does the same with and without low_latency_mode. SHOAL_*
+        variables come before all three. allow_mnnvl, use_fabric: accepted without effect; Shoal
+        selects its memory handles (SHOAL_CUDA_HANDLE).
         num_topk: top-k of low-latency calls, for ``warmup_low_latency`` here with the sizes of the
         latest size hint; default: EP_LOW_LATENCY_TOPK, else 8 with enable_shrink. preinitialize:
         ``warmup`` here, with the three sizes before it and num_topk.
@@ -119,6 +121,7 @@ class Buffer(InternodeCalls, WarmBuffer):
                 os.environ,
                 num_qps_per_rank,
                 allow_nvlink_for_low_latency_mode,
+                allow_nvlink_for_normal_mode,
                 low_latency_mode,
                 num_rdma_bytes > 0,
                 on_gpu,
@@ -161,6 +164,12 @@ class Buffer(InternodeCalls, WarmBuffer):
     @staticmethod
     def is_sm90_compiled() -> bool:
         """Whether FP8 and low-latency calls exist; always True."""
+        return True
+
+    @staticmethod
+    def disable_ll_layered() -> bool:
+        """Whether low-latency calls work with enable_shrink, as without the layered algorithm of
+        DeepEP's branch antgroup-opt; always True."""
         return True
 
     @staticmethod
@@ -413,7 +422,9 @@ class Buffer(InternodeCalls, WarmBuffer):
         return_recv_hook: bool = False,
         use_nvfp4: bool = False,
         x_global_scale: torch.Tensor | None = None,
-    ) -> tuple[Any, torch.Tensor, tuple, EventOverlap, Callable[[], object] | None]:
+        topk_weights: torch.Tensor | None = None,
+        use_ue8m0_for_sf: bool = False,
+    ) -> tuple[Any, ...]:
         """Sends tokens to fixed slots. Collective.
 
         N is num_max_dispatch_tokens_per_rank, the same on all ranks. x: bfloat16 [T, H], T <= N, H
@@ -423,17 +434,43 @@ class Buffer(InternodeCalls, WarmBuffer):
         adds the rows received. dispatch_wait_recv_cost_stats: int64 [R]; the call adds the
         nanoseconds waited for each rank. use_nvfp4, without use_fp8: the receiver quantizes rows to
         4 bits with an e4m3 scale per 16 channels, times element 0 of ``x_global_scale``, float32
-        with one or more elements.
+        with one or more elements. topk_weights: float32 [T, K], to be received with the rows.
+        use_ue8m0_for_sf: only False.
 
-        Returns (recv_x, count, handle, event, hook). recv_x: bfloat16 [E / R, R * N, H], or
-        (float8_e4m3fn of that shape, scales float32 [.., .., H / 128] or int32 [.., .., ceil(H /
-        512)], column-major), or for use_nvfp4 (uint8 [R * N, H / 2, E / R], float8_e4m3fn [32, 4,
-        ceil(R * N / 128), 4, ceil(H / 64), E / R]), contiguous by expert (legacy/nvfp4.py).
-        Rows 0 to count[e] - 1 of expert e are valid: after hook() with return_recv_hook, and until
-        two more dispatches have been received.
+        Returns (recv_x, count, handle, event, hook); with topk_weights, the float32 weights and
+        the int32 source ranks of the rows, both [E / R, R * N], come before the handle. recv_x:
+        bfloat16 [E / R, R * N, H], or (float8_e4m3fn of that shape, scales float32 [.., .., H /
+        128] or int32 [.., .., ceil(H / 512)], column-major), or for use_nvfp4 (uint8 [R * N, H / 2,
+        E / R], float8_e4m3fn [32, 4, ceil(R * N / 128), 4, ceil(H / 64), E / R]), contiguous by
+        expert (legacy/nvfp4.py). Rows 0 to count[e] - 1 of expert e are valid: after hook() with
+        return_recv_hook, and until two more dispatches have been received.
         """
         check_torch_deterministic()
+        if use_ue8m0_for_sf:
+            native_fail(
+                "low_latency_dispatch: use_ue8m0_for_sf=True; "
+                "allowed: False, scales of NVFP4 results are float8_e4m3fn"
+            )
         form = (num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0)
+        if topk_weights is not None:
+            self._open("low_latency_dispatch")
+            self._low_latency.check_weights(topk_weights, topk_idx)
+            sent = self.low_latency_dispatch(
+                x,
+                topk_idx,
+                num_max_dispatch_tokens_per_rank,
+                num_experts,
+                cumulative_local_expert_recv_stats,
+                dispatch_wait_recv_cost_stats,
+                use_fp8,
+                round_scale,
+                use_ue8m0,
+                async_finish,
+                return_recv_hook,
+                use_nvfp4,
+                x_global_scale,
+            )
+            return self._low_latency.dispatch_weights(sent, form, topk_idx, topk_weights)
         path = self._hooked_paths.get(form)
         general = async_finish or use_nvfp4 or (self._on_host and profiling())
         if path is not None and not general and self.runtime.preparation is None:

@@ -19,7 +19,7 @@ from ...utils.event import EventHandle, EventOverlap, profiled, profiling
 from ...utils.semantic import native_assert, native_fail
 from ..checks import describe, require_experts, require_tensor
 from ..runtime import Runtime
-from . import nvfp4
+from . import nvfp4, received_weights
 from .handles import LowLatencyHandle
 from .low_latency_group import HookedPath, LowLatencyGroup, LowLatencyPool
 from .overlap import Overlap
@@ -107,6 +107,21 @@ class LowLatencyMode:
             nvfp4.quantize(rows, counts, global_scale, out, runtime.current_stream())
 
         return out, counts, handle, overlap, receive
+
+    def check_weights(self, topk_weights: Any, topk_idx: torch.Tensor) -> None:
+        """Raises RuntimeError unless there is a weight for each element of ``topk_idx``."""
+        call, device = "low_latency_dispatch", self._runtime.device
+        require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), (None, None), device)
+        require_tensor(call, "topk_weights", topk_weights, (torch.float32,), topk_idx.shape, device)
+
+    def dispatch_weights(
+        self, sent: tuple, form: Form, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+    ) -> tuple[Any, ...]:
+        """The result ``sent`` of a dispatch with the weights and source ranks of its rows."""
+        runtime, top_k = self._runtime, topk_idx.shape[1]
+        group = self._pool.get(received_weights.hidden_of(top_k), top_k, form[1], form[0])
+        weights = (topk_idx, topk_weights, runtime.current_stream())
+        return received_weights.dispatch_weights(sent, group, runtime.rank, *weights)
 
     def combine(
         self,
