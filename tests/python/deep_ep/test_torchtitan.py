@@ -9,7 +9,6 @@ Its HybridEP operators need a newer torch than the tests have; test_megatron.py 
 
 import importlib.util
 import sys
-import types
 
 import pytest
 from forked_ranks import main, names_of_checks, run_file
@@ -20,19 +19,8 @@ for package in ("torch", "torchtitan", "spmd_types"):
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from bare_packages import Unused  # noqa: E402
 from dense_experts import EXPERTS, HIDDEN, TOP_K, Case, close, run_experts  # noqa: E402
-
-
-class Unused(types.ModuleType):
-    """A module of which any name is another such module."""
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Unused(name)
-
-    def __call__(self, *_, **__):
-        return Unused("result")
 
 
 def setup():
