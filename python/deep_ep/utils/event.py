@@ -16,6 +16,21 @@ from .streams import current_stream
 
 _NOTHING = nullcontext()
 
+# What profiling programs look for in each call: a part of the name of a kernel or, where Shoal has
+# no such kernel and on the CPU, of a range (profiled). Programs divide by the times that they find.
+PROFILER_NAMES = {
+    "Buffer.dispatch": ("dispatch_impl",),
+    "Buffer.combine": ("combine_impl",),
+    "Buffer.low_latency_dispatch": ("dispatch",),
+    "Buffer.low_latency_combine": ("combine",),
+    "ElasticBuffer.dispatch": ("dispatch_impl", "dispatch_copy_epilogue_impl"),
+    "ElasticBuffer.combine": ("combine_impl", "combine_reduce_epilogue_impl"),
+    "ElasticBuffer.barrier": ("barrier",),
+    "ElasticBuffer.pp_send": ("send_impl",),
+    "ElasticBuffer.pp_recv": ("recv_impl",),
+    "ElasticBuffer.engram_fetch": ("engram_fetch_impl", "engram_fetch_wait_impl"),
+}
+
 
 def profiling() -> bool:
     """Whether a profiler of torch runs."""
@@ -23,7 +38,7 @@ def profiling() -> bool:
 
 
 def profiled(name: str) -> AbstractContextManager[object]:
-    """A profiler range deep_ep::`name`, for work without a kernel of the name that scripts expect.
+    """A profiler range deep_ep::`name`, for work without a kernel of a name in PROFILER_NAMES.
 
     Has no effect without a profiler; costs 0.1 us then.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ElasticBuffer does besides dispatch and combine: tensors along a ring of ranks, gather
 sessions, engram tables. Each by calls of the host, and by the operations on streams that GPUs use.
-Also the names of its kernels in a profiler."""
+Also what a profiler shows of the calls of both buffers."""
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch_ranks import names_of_checks, run_checks, seeded
 
 import deep_ep
 from deep_ep.utils import testing
+from deep_ep.utils.event import PROFILER_NAMES
 from deep_ep.utils.math import per_token_cast_to_fp8
 
 
@@ -245,40 +246,91 @@ def check_everything_on_streams(_):
 
 
 def check_profilers_find_every_name(_):
-    """A profiler finds every name that DeepEP's test programs look for, as a kernel or as a
-    range."""
+    """torch's profiler shows the names of PROFILER_NAMES in every form of a call: in the first one
+    and on the fast path that later ones take."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    buffer = make_buffer(num_bytes=8 * MIB, num_cpu_bytes=2 * MIB)
     x, topk_idx, weights = make_inputs(11, tokens=8)
-    buffer.pp_set_config(4096, 2)
-    buffer.engram_write(x)
+    elastic = make_buffer(num_bytes=8 * MIB, num_cpu_bytes=2 * MIB)
+    elastic.pp_set_config(4096, 2)
+    elastic.engram_write(x)
     wanted = torch.tensor([[0, 8 * ranks - 1]], dtype=torch.int32)
+    sent = {
+        expand: elastic.dispatch(x, topk_idx, weights, num_experts=E, do_expand=expand)
+        for expand in (False, True)
+    }
 
-    def step(expand):
-        recv_x, _, _, handle, _ = buffer.dispatch(
-            x, topk_idx, weights, num_experts=E, do_expand=expand
-        )
-        buffer.combine(recv_x, handle)
-        buffer.pp_send(x, (rank + 1) % ranks)
-        buffer.pp_recv(torch.empty_like(x), (rank - 1) % ranks)
-        buffer.engram_fetch(wanted)()
-        buffer.barrier()
+    def elastic_dispatch(**how):
+        return lambda: elastic.dispatch(x, topk_idx, weights, num_experts=E, **how)
 
-    names = "dispatch_impl dispatch_copy_epilogue_impl combine_impl combine_reduce_epilogue_impl barrier "
-    names += "engram_fetch_impl engram_fetch_wait_impl send_impl recv_impl"
-    # Each form by itself: their combines are different kernels, and a name may stand for one only.
-    # Not every form has every kernel.
-    times = {}
-    for expand in (False, True):
-        step(expand)
-        found = testing.bench_kineto(
-            lambda expand=expand: step(expand), tuple(names.split()), num_tests=2, flush_l2=False
+    def elastic_combine(expand, weighted):
+        rows, _, received_weights, handle, _ = sent[expand]
+        return lambda: elastic.combine(rows, handle, received_weights if weighted else None)
+
+    def around_the_ring():
+        elastic.pp_send(x, (rank + 1) % ranks)
+        elastic.pp_recv(torch.empty_like(x), (rank - 1) % ranks)
+
+    wide = torch.ones((8, 512), dtype=torch.bfloat16)
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(8, 512, ranks, E)
+    buffer = deep_ep.Buffer(
+        dist.group.WORLD, MIB, hint, low_latency_mode=True, explicitly_destroy=True
+    )
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, E)
+
+    def dispatch():
+        return buffer.dispatch(
+            x, None, per_rank, None, in_rank, per_expert, topk_idx, weights, num_worst_tokens=64
         )
-        for name, time in zip(names.split(), found):
-            times.setdefault(name, []).append(time)
-    for name, found in times.items():
-        assert 0 < max(found) < 1, (name, found)
+
+    rows, _, received_weights, _, handle, _ = dispatch()
+
+    def low_latency_pair(fp8, hooks):
+        received, _, sent, _, hook = buffer.low_latency_dispatch(
+            wide, topk_idx, 8, E, use_fp8=fp8, return_recv_hook=hooks
+        )
+        hook() if hooks else None
+        y = torch.zeros(received[0].shape if fp8 else received.shape, dtype=torch.bfloat16)
+        *_, hook = buffer.low_latency_combine(y, topk_idx, weights, sent, return_recv_hook=hooks)
+        hook() if hooks else None
+
+    pairs = [
+        lambda fp8=fp8, hooks=hooks: low_latency_pair(fp8, hooks)
+        for fp8 in (False, True)
+        for hooks in (False, True)
+    ]
+    calls = {
+        "Buffer.dispatch": [dispatch, lambda: buffer.dispatch(x, handle)],
+        "Buffer.combine": [
+            lambda: buffer.combine(rows, handle),
+            lambda: buffer.combine(rows, handle, received_weights),
+        ],
+        "Buffer.low_latency_dispatch": pairs,
+        "Buffer.low_latency_combine": pairs,
+        "ElasticBuffer.dispatch": [
+            *(elastic_dispatch(do_cpu_sync=sync) for sync in (False, True)),
+            elastic_dispatch(do_expand=True),
+            lambda: elastic.dispatch(x, handle=sent[False][3]),
+            lambda: elastic.dispatch(x, handle=sent[True][3], do_expand=True),
+        ],
+        "ElasticBuffer.combine": [
+            elastic_combine(expand, weighted)
+            for expand in (False, True)
+            for weighted in (False, True)
+        ],
+        "ElasticBuffer.barrier": [elastic.barrier],
+        "ElasticBuffer.pp_send": [around_the_ring],
+        "ElasticBuffer.pp_recv": [around_the_ring],
+        "ElasticBuffer.engram_fetch": [lambda: elastic.engram_fetch(wanted)()],
+    }
+    assert calls.keys() == PROFILER_NAMES.keys()
+    for call, names in PROFILER_NAMES.items():
+        for form, run in enumerate(calls[call]):
+            for _ in range(2):  # the next call takes the fast path, if there is one
+                run()
+            times = testing.bench_kineto(run, names, num_tests=2, flush_l2=False)
+            assert all(0 < time < 1 for time in times), (call, form, names, times)
     buffer.destroy()
+    elastic.destroy()
 
 
 CHECKS = names_of_checks(globals())

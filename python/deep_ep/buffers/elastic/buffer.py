@@ -18,7 +18,7 @@ from ...utils.envs import (
     check_torch_deterministic,
     get_physical_domain_size,
 )
-from ...utils.event import EventHandle, EventOverlap, profiled
+from ...utils.event import EventHandle, EventOverlap, profiled, profiling
 from ...utils.math import align
 from ...utils.semantic import native_assert, native_fail, value_or, weak_lru
 from ...utils.streams import current_stream
@@ -122,6 +122,7 @@ class ElasticBuffer(WarmElasticBuffer):
         self.runtime = Runtime(
             group, None, num_bytes, timeout=num_cpu_timeout_secs, share_stream=True
         )
+        self._on_host = self.runtime.device.type == "cpu"
         self._dispatcher = Dispatcher(
             self.runtime, allow_multiple_reduction, num_max_tokens_per_rank
         )
@@ -245,7 +246,7 @@ class ElasticBuffer(WarmElasticBuffer):
         def try_fast() -> Any:
             """By one binding call on the current stream; None, without effect, where an argument is
             not what earlier calls had."""
-            if not rank_major or stats is not None:
+            if not rank_major or stats is not None or (self._on_host and profiling()):
                 return None
             if handle is None:
                 how = (limits, do_cpu_sync, do_handle_copy, num_sms)
@@ -320,9 +321,11 @@ class ElasticBuffer(WarmElasticBuffer):
 
         def try_fast() -> tuple[torch.Tensor, torch.Tensor | None] | None:
             """As in dispatch."""
-            if type(handle) is not LateHandle or bias is not None:
+            usual = bias is None and type(handle) is LateHandle
+            if not usual or (self._on_host and profiling()):
                 return None
-            known = None if topk_weights is None else handle.received_topk_idx
+            with profiled("combine_reduce_epilogue_impl"):  # in the kernel, unlike in DeepEP
+                known = None if topk_weights is None else handle.received_topk_idx
             sms = num_sms or handle.num_sms
             return handle.group.calls.try_combine(x, handle.layout, topk_weights, known, sms)
 

@@ -258,15 +258,17 @@ class Dispatcher:
         alignment = 1 if alignment is None else alignment
         most = max(1, self._runtime.num_ranks * max_tokens)
         worst_rows = 0 if do_cpu_sync is None or do_cpu_sync else most
-        sent = group.calls.try_send(
+        started = group.calls.try_send(
             rows, scales, topk_idx, weights, alignment, worst_rows, max_tokens, num_sms
         )
-        if sent is None:
+        if started is None:
             return None
-        received, routing = sent
+        received, routing = started
         recv_x, recv_idx = received.x, received.topk_idx
         terms = Terms(topk_idx, False, num_experts, alignment, max_tokens, worst_rows)
-        handle = self._late_handle(terms, Sent(received, group, routing), copy_topk_idx, num_sms)
+        sent = Sent(received, group, routing)
+        with profiled("dispatch_copy_epilogue_impl"):  # in the kernel, unlike in DeepEP
+            handle = self._late_handle(terms, sent, copy_topk_idx, num_sms)
         recv_rows = recv_x if scales is None else (recv_x, received.scales)
         return recv_rows, recv_idx, received.topk_weights, handle
 
@@ -298,7 +300,8 @@ class Dispatcher:
         received = handle.group.calls.try_redispatch(rows, scales, handle.layout, num_sms)
         if received is None:
             return None
-        recv_rows = received.x if scales is None else (received.x, received.scales)
+        with profiled("dispatch_copy_epilogue_impl"):
+            recv_rows = received.x if scales is None else (received.x, received.scales)
         return recv_rows, handle.received_topk_idx, None, handle
 
     def send_cached(
