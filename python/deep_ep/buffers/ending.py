@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a buffer ends and what its repr says, the same for all interfaces."""
+"""How a buffer ends and how messages name it, the same for all interfaces."""
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any, Protocol
 
 from .checks import expect
@@ -32,13 +33,24 @@ def close(buffer: Destroyable) -> bool:
 
 
 def warn_unless_destroyed(buffer: Destroyable) -> None:
-    """For ``__del__``, which also runs when the constructor has raised."""
-    if getattr(buffer, "runtime", None) is not None and buffer.explicitly_destroy:
+    """For ``__del__``. A constructor sets ``explicitly_destroy`` last, so that there is no warning
+    about a buffer whose constructor has raised."""
+    if getattr(buffer, "explicitly_destroy", False) and buffer.runtime is not None:
         print(
             f"WARNING: deep_ep.{type(buffer).__name__} was created with explicitly_destroy=True "
             "and released without destroy()",
             flush=True,
         )
+
+
+def with_own_methods(buffer_class: type) -> type:
+    """A class decorator: messages of Python name inherited methods by this class, which users know,
+    and not by the private one that defines them."""
+    for base in buffer_class.__mro__[1:-1]:
+        for name, member in vars(base).items():
+            if isinstance(member, FunctionType | staticmethod):
+                getattr(member, "__func__", member).__qualname__ = f"{buffer_class.__name__}.{name}"
+    return buffer_class
 
 
 def description(buffer: Any, *names: str) -> str:

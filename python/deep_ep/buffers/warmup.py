@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``warmup`` of both interfaces: what first calls would do, ahead of them.
+"""Warm-up: what first calls would do, ahead of them; and ``warmup`` of ``ElasticBuffer``.
 
 A first call creates a group with its memory, loads kernels, and makes torch allocate results. A
 warm-up makes calls of the largest size on generated tokens, in this thread or in the background.
@@ -220,79 +220,6 @@ def _first_group(runtime: Runtime, num_bytes: int, known: Known) -> NormalGroup:
 def _agreed_group(runtime: Runtime, shape: GroupShape, tokens: int) -> NormalGroup:
     tokens, scales = runtime.groups.agree(shape, tokens, -(-shape.hidden // 128))
     return NormalGroup(runtime.team, shape, tokens, scales, runtime.device)
-
-
-class WarmBuffer:
-    """``warmup`` of ``Buffer``."""
-
-    def _prepare(self, preinitialize: bool, *known: int) -> None:
-        """What the constructor does ahead of the first call."""
-        if preinitialize:
-            self.warmup(*known)
-        elif self.num_nvl_bytes > 0:
-            prepare_unknown_sizes(self, self.num_nvl_bytes)
-
-    def _pair(
-        self,
-        rows: Any,
-        topk_idx: torch.Tensor,
-        weights: torch.Tensor,
-        num_experts: int,
-        worst_rows: int,
-        first: bool = False,
-    ) -> None:
-        """first: runs the code of a first pair."""
-        if first:
-            # Twice as many experts are those of no group.
-            self.get_dispatch_layout(topk_idx, 2 * num_experts)
-        counts = self.get_dispatch_layout(topk_idx, num_experts)
-        per_rank, per_node, per_expert, in_rank, _ = counts
-        if first:
-            self._forget_groups()
-        received, _, received_weights, _, handle, _ = self.dispatch(
-            rows,
-            None,
-            per_rank,
-            per_node,
-            in_rank,
-            per_expert,
-            topk_idx,
-            weights,
-            num_worst_tokens=worst_rows,
-        )
-        self.combine(expert_output_of(received), handle, topk_weights=received_weights)
-
-    def _forget_groups(self) -> None:
-        """The next calls take the general path, which the first ones of a program take."""
-        self._normal.forget_groups()
-
-    def warmup(
-        self,
-        num_max_tokens_per_rank: int,
-        hidden: int,
-        num_experts: int,
-        num_topk: int,
-        background: bool = False,
-    ) -> None:
-        """Prepares normal-mode calls of these sizes, so that the first is as fast as later ones.
-        Collective.
-
-        Creates what calls of up to num_max_tokens_per_rank tokens use and makes some, in bfloat16
-        and float8. background: in a thread; the next call of this buffer waits for it, and raises
-        its error. Raises RuntimeError for sizes outside their limits, and where ranks differ.
-        """
-        runtime = self._open("warmup")
-        sizes = Sizes(runtime.num_ranks, num_max_tokens_per_rank, hidden, num_experts, num_topk)
-
-        def work() -> None:
-            most = sizes.agree(runtime)
-            x, topk_idx, weights = sizes.inputs(runtime.device)
-            topk_idx = topk_idx.to(topk_idx_t)
-            for rows in forms_of(x):
-                for worst in (most * runtime.num_ranks, 0):
-                    self._pair(rows, topk_idx, weights, num_experts, worst)
-
-        prepare(runtime, work, background)
 
 
 class WarmElasticBuffer:

@@ -13,6 +13,7 @@ from torch_ranks import names_of_checks, run_checks, seeded
 
 import deep_ep
 import shoal
+from deep_ep.buffers.legacy.early_shapes import EarlyShapes
 from deep_ep.utils import testing
 from deep_ep.utils.math import calc_diff
 
@@ -120,14 +121,16 @@ def check_the_default_top_k_is_kept(_):
 
 def check_nothing_is_created_for_sizes_that_are_not_known(_):
     size = deep_ep.Buffer.get_low_latency_rdma_size_hint(N, H, 4, E)
-    if dist.get_rank() == 0:  # one rank knows other sizes
-        deep_ep.Buffer.get_low_latency_rdma_size_hint(2 * N, H, 4, E)
-    for options in ({"enable_shrink": True}, {"num_topk": K}, {}):
-        buffer = deep_ep.Buffer(
-            dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True, **options
-        )
-        assert not buffer._low_latency._pool._groups
-        buffer.destroy()
+    hints = EarlyShapes._hints
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 0:  # one rank knows other sizes
+            patch.setattr(EarlyShapes, "_hints", {key: (2 * N, H, E) for key in hints})
+        for options in ({"enable_shrink": True}, {"num_topk": K}, {}):
+            buffer = deep_ep.Buffer(
+                dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True, **options
+            )
+            assert not buffer._low_latency._pool._groups
+            buffer.destroy()
 
 
 def check_ranks_that_leave_early(_):

@@ -62,7 +62,7 @@ SIGNATURES = {
     "prefer_overlap_with_compute=True sl_idx=3 num_allocated_qps=0 num_cpu_timeout_secs=300 "
     "num_gpu_timeout_secs=100 "
     "explicitly_destroy=False num_experts=0 preinitialize=False",
-    Buffer.warmup: "self num_max_tokens_per_rank hidden num_experts num_topk background=False",
+    Buffer.warmup: "self num_max_tokens_per_rank=0 hidden=0 num_experts=0 num_topk=0 background=False",
     ElasticBuffer.warmup: "self num_experts num_topk=0 num_max_tokens_per_rank=0 hidden=0 do_expand=False "
     "background=False",
     ElasticBuffer.dispatch: "self x topk_idx=None topk_weights=None cumulative_local_expert_recv_stats=None "
@@ -196,3 +196,22 @@ def test_exported_names():
     assert (
         deep_ep.topk_idx_t is torch.int64 and Buffer.num_sms % 2 == 0 and Buffer.is_sm90_compiled()
     )
+
+
+@pytest.mark.parametrize("buffer", [Buffer, ElasticBuffer])
+def test_messages_name_the_class_of_the_user(buffer):
+    """Of every method, also of inherited ones."""
+    methods = dict(inspect.getmembers(buffer, inspect.isfunction))
+    own = {name: one for name, one in methods.items() if one.__module__.startswith("deep_ep.")}
+    assert "warmup" in own
+    for name, method in own.items():
+        assert method.__qualname__ == f"{buffer.__name__}.{name}"
+    with pytest.raises(TypeError, match=rf"{buffer.__name__}\.combine\(\) missing"):
+        buffer.combine(None)
+
+
+def test_messages_about_inherited_methods():
+    with pytest.raises(TypeError, match=r"Buffer\.warmup_low_latency\(\) missing"):
+        Buffer.warmup_low_latency(None)
+    with pytest.raises(TypeError, match=r"^ElasticBuffer\.warmup\(\) missing"):
+        ElasticBuffer.warmup(None)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After warmup() or preinitialize=True, first calls create nothing and exchange nothing; a warm-up
-in the background ends before the next call."""
+"""After warmup() or preinitialize=True, first calls create nothing, exchange nothing; a warm-up in the background ends before the next call; which sizes a warm-up takes."""
 
 import contextlib
+import gc
+import io
 import os
 import threading
 import types
@@ -271,7 +272,7 @@ def check_in_the_background(_):
 def check_errors(_):
     buffer = make_buffer()
     for name, value in (
-        ("num_max_tokens_per_rank", 0),
+        ("num_max_tokens_per_rank", -1),
         ("hidden", 12),
         ("num_experts", E + 1),
         ("num_topk", 33),
@@ -297,6 +298,58 @@ def check_generated_tokens(_):
     assert all(len(set(row)) == 3 for row in topk_idx.tolist())
     counts = torch.bincount(topk_idx.flatten(), minlength=8)
     assert counts.max() - counts.min() <= 1
+
+
+LARGE = {"num_max_tokens_per_rank": 64, "hidden": 4096, "num_experts": 16, "num_topk": 4}
+
+
+def low_latency_options():
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint
+    sizes = (LARGE[name] for name in ("num_max_tokens_per_rank", "hidden", "num_experts"))
+    tokens, hidden, experts = sizes
+    size = hint(tokens, hidden, dist.get_world_size(), experts)
+    return {"num_rdma_bytes": size, "low_latency_mode": True}
+
+
+def check_sizes_of_a_size_hint(_):
+    """preinitialize and warmup() alone take the shape of the hint that num_rdma_bytes equals."""
+    options = low_latency_options()
+    deep_ep.Buffer.get_low_latency_rdma_size_hint(16, 512, dist.get_world_size(), 8)  # a later one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EP_LOW_LATENCY_TOPK", "4")
+        by_environment = make_buffer(**options, preinitialize=True)
+    by_argument = make_buffer(**options, num_topk=4)
+    by_argument.warmup()
+    for buffer in (by_environment, by_argument):
+        assert [*buffer._low_latency._pool._groups] == [(4096, 4, 16, 64)]
+        buffer.destroy()
+
+
+def check_sizes_that_are_not_known(_):
+    """One sentence names the four arguments; nothing is created, and there is no warning."""
+    names = r"num_max_tokens_per_rank, hidden, num_experts and num_topk"
+    hinted = low_latency_options()
+    other = {**hinted, "num_rdma_bytes": hinted["num_rdma_bytes"] + 128}
+    three = {name: size for name, size in LARGE.items() if name != "hidden"}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for options in ({}, hinted, {**other, "num_topk": 4}, {**hinted, **three}):
+            with mock.patch.object(shoal.World, "from_torch") as opened:
+                with pytest.raises(RuntimeError, match=names) as error:
+                    make_buffer(**options, preinitialize=True)
+            assert "." not in str(error.value) and not opened.called
+        # These raise when the world is open.
+        with pytest.raises(RuntimeError, match="hidden is 12"):
+            make_buffer(**{**LARGE, "hidden": 12}, preinitialize=True)
+        with pytest.raises(RuntimeError, match="num_experts is 0"):
+            make_elastic(preinitialize=True)
+        del error
+        gc.collect()
+    assert "WARNING" not in printed.getvalue()
+    buffer = make_buffer()
+    with pytest.raises(RuntimeError, match=f"warmup needs {names}"):
+        buffer.warmup()
+    buffer.destroy()
 
 
 @pytest.mark.parametrize(

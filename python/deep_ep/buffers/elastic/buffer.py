@@ -23,7 +23,7 @@ from ...utils.math import align
 from ...utils.semantic import native_assert, native_fail, value_or, weak_lru
 from ...utils.streams import current_stream
 from ..checks import describe, expect
-from ..ending import close, description, warn_unless_destroyed
+from ..ending import close, description, warn_unless_destroyed, with_own_methods
 from ..groups import detached
 from ..runtime import Operation, Runtime
 from ..warmup import Known, WarmElasticBuffer, prepare_unknown_sizes
@@ -39,6 +39,7 @@ from .streams import stream_calls
 Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
+@with_own_methods
 class ElasticBuffer(WarmElasticBuffer):
     """Dispatch and combine of expert-parallel tokens, with sizes that each call passes.
 
@@ -113,7 +114,6 @@ class ElasticBuffer(WarmElasticBuffer):
         self.allow_hybrid_mode = allow_hybrid_mode
         self.allow_multiple_reduction = allow_multiple_reduction
         self.prefer_overlap_with_compute = prefer_overlap_with_compute
-        self.explicitly_destroy = explicitly_destroy
         self.nccl_comm_handle = None
         self.num_allocated_qps = num_allocated_qps or (
             17 if not allow_hybrid_mode else 65 if check_fast_rdma_atomic_support() else 129
@@ -135,6 +135,7 @@ class ElasticBuffer(WarmElasticBuffer):
             self.warmup(num_experts)
         else:
             prepare_unknown_sizes(self, num_bytes, Known(num_max_tokens_per_rank, hidden, num_topk))
+        self.explicitly_destroy = explicitly_destroy
 
     def _set_domains(self, group: dist.ProcessGroup, allow_hybrid_mode: bool) -> None:
         """Sets the ranks and the two-level shape of the group. Collective."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from shoal._allocation import empty_strided
 from shoal._core.ep import HookedDispatch
@@ -18,10 +19,9 @@ from ...utils.envs import check_nvlink_connections, check_torch_deterministic
 from ...utils.event import EventHandle, EventOverlap, profiling
 from ...utils.semantic import native_assert, native_fail
 from ..checks import expect, require_tensor
-from ..ending import close, description, warn_unless_destroyed
+from ..ending import close, description, warn_unless_destroyed, with_own_methods
 from ..groups import detached
 from ..runtime import Runtime
-from ..warmup import WarmBuffer
 from .early_shapes import EarlyShapes
 from .handles import LowLatencyHandle, NormalHandle
 from .internode import InternodeCalls
@@ -30,8 +30,10 @@ from .low_latency import LowLatencyMode
 from .network import network_settings
 from .normal import NormalMode
 from .overlap import Overlap
+from .warmup import WarmBuffer
 
 
+@with_own_methods
 class Buffer(InternodeCalls, WarmBuffer):
     """Dispatch and combine of expert-parallel tokens among the ranks of a group.
 
@@ -85,11 +87,12 @@ class Buffer(InternodeCalls, WarmBuffer):
         variables come before all three. allow_mnnvl, use_fabric: accepted without effect; Shoal
         selects its memory handles (SHOAL_CUDA_HANDLE).
         num_topk: top-k of low-latency calls, for ``warmup_low_latency`` here with the sizes of the
-        latest size hint; default: EP_LOW_LATENCY_TOPK, else 8 with enable_shrink. preinitialize:
-        ``warmup`` here, with the three sizes before it and num_topk.
+        size hint that num_rdma_bytes equals; default: EP_LOW_LATENCY_TOPK, else 8 with
+        enable_shrink. preinitialize: ``warmup`` here, with the three sizes before it and num_topk;
+        without these, with the sizes of that hint.
 
         Raises ValueError without group and comm, RuntimeError for sizes that are not multiples of
-        128.
+        128, and with preinitialize where sizes are unknown.
         """
         if group is None and comm is None:
             raise ValueError(
@@ -102,13 +105,18 @@ class Buffer(InternodeCalls, WarmBuffer):
         expect(
             num_qps_per_rank > 0, f"num_qps_per_rank is {num_qps_per_rank}; at least 1 is allowed"
         )
+        ranks = comm.Get_size() if group is None else dist.get_world_size(group)
+        self._sizes = (num_max_tokens_per_rank, hidden, num_experts, num_topk)
+        if preinitialize:
+            self._sizes = self._known_sizes(
+                "preinitialize=True", ranks, num_rdma_bytes, self._sizes
+            )
         if group is not None and torch.cuda.is_available():
             check_nvlink_connections(group)
         self.group = group
         self.num_nvl_bytes = num_nvl_bytes
         self.num_rdma_bytes = num_rdma_bytes
         self.low_latency_mode = low_latency_mode
-        self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
         self.nvshmem_qp_depth = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         self.runtime: Runtime | None = None
@@ -142,7 +150,8 @@ class Buffer(InternodeCalls, WarmBuffer):
             )
             if known is not None:
                 self._low_latency.create("Buffer", *known, provisional=is_default)
-        self._prepare(preinitialize, num_max_tokens_per_rank, hidden, num_experts, num_topk)
+        self._prepare(preinitialize)
+        self.explicitly_destroy = explicitly_destroy
 
     def __repr__(self) -> str:
         return description(self, "num_nvl_bytes", "num_rdma_bytes", "low_latency_mode")
@@ -392,20 +401,6 @@ class Buffer(InternodeCalls, WarmBuffer):
         call = "clean_low_latency_buffer"
         self._open(call)
         self._low_latency.check_sizes(call, num_max_dispatch_tokens_per_rank, hidden, num_experts)
-
-    def warmup_low_latency(
-        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int, num_topk: int
-    ) -> None:
-        """Creates what low-latency calls of these sizes use. Collective.
-
-        The first call of a shape would do so, and needs all ranks too: with enable_shrink, a rank
-        may be absent only after this call.
-        """
-        call = "warmup_low_latency"
-        self._open(call)
-        self._low_latency.create(
-            call, num_max_dispatch_tokens_per_rank, hidden, num_experts, num_topk
-        )
 
     def low_latency_dispatch(
         self,

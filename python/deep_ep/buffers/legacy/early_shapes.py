@@ -18,17 +18,28 @@ _DEFAULT_TOPK = 8
 
 
 class EarlyShapes:
-    """The latest size hint of this process."""
+    """The size hints of this process."""
 
     _RECORD = struct.Struct("<4q")
-    _latest: tuple[int, int, int, int, int] | None = None  # bytes, ranks, tokens, hidden, experts
+    # (bytes, ranks) to (tokens, hidden, experts) of the latest call with this result
+    _hints: dict[tuple[int, int], tuple[int, int, int]] = {}
 
     @classmethod
     def note(cls, max_tokens: int, hidden: int, ranks: int, experts: int) -> int:
         """The size hint, in bytes; remembers its arguments."""
         size = sizes.get_low_latency_rdma_size_hint(max_tokens, hidden, ranks, experts)
-        cls._latest = (size, ranks, max_tokens, hidden, experts)
+        cls._hints[size, ranks] = (max_tokens, hidden, experts)
         return size
+
+    @classmethod
+    def of_hint(cls, num_bytes: int, ranks: int, top_k: int) -> tuple[int, int, int, int] | None:
+        """(tokens, hidden, experts, top-k) of the hint of this size; None where this process
+        computed none, or where neither ``top_k`` nor the environment has the top-k."""
+        top_k = top_k or int(os.environ.get("EP_LOW_LATENCY_TOPK") or 0)
+        max_tokens, hidden, experts = cls._hints.get((num_bytes, ranks), (0, 0, 0))
+        if top_k <= 0 or hidden % 128 != 0 or experts % ranks != 0 or max_tokens <= 0:
+            return None
+        return max_tokens, hidden, experts, min(top_k, experts)
 
     @classmethod
     def agree(
@@ -36,16 +47,10 @@ class EarlyShapes:
     ) -> tuple[tuple[int, int, int, int] | None, bool]:
         """(tokens, hidden, experts, top-k) that all ranks know, else None; whether top-k is a
         default. Collective."""
-        top_k = top_k or int(os.environ.get("EP_LOW_LATENCY_TOPK") or 0)
-        is_default = top_k == 0 and enable_shrink
-        if is_default:
-            top_k = _DEFAULT_TOPK
-        known = (0, 0, 0, 0)
-        if cls._latest is not None and top_k > 0:
-            size, ranks, max_tokens, hidden, experts = cls._latest
-            fits = hidden % 128 == 0 and experts % ranks == 0
-            if (size, ranks) == (num_bytes, runtime.num_ranks) and fits:
-                known = (max_tokens, hidden, experts, min(top_k, experts))
-        records = runtime.team.exchange(cls._RECORD.pack(*known))
+        known, is_default = cls.of_hint(num_bytes, runtime.num_ranks, top_k), False
+        if known is None and enable_shrink and top_k == 0:
+            known = cls.of_hint(num_bytes, runtime.num_ranks, _DEFAULT_TOPK)
+            is_default = known is not None
+        records = runtime.team.exchange(cls._RECORD.pack(*(known or (0, 0, 0, 0))))
         same = all(record == records[0] for record in records)
-        return known if same and known[0] > 0 else None, is_default
+        return known if same else None, is_default

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``warmup`` and ``warmup_low_latency`` of ``Buffer``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...config import topk_idx_t
+from ...utils.semantic import native_fail
+from ..warmup import Sizes, expert_output_of, forms_of, prepare, prepare_unknown_sizes
+from .early_shapes import EarlyShapes
+
+
+class WarmBuffer:
+    """``warmup`` and ``warmup_low_latency`` of ``Buffer``."""
+
+    @staticmethod
+    def _known_sizes(
+        call: str, ranks: int, num_rdma_bytes: int, given: tuple[int, int, int, int]
+    ) -> tuple[int, int, int, int]:
+        """The sizes of a warm-up: those given or, where only top-k may be, those of a size hint."""
+        if all(given):
+            return given
+        hinted = None if any(given[:3]) else EarlyShapes.of_hint(num_rdma_bytes, ranks, given[3])
+        if hinted is None:
+            native_fail(
+                f"Buffer: {call} needs num_max_tokens_per_rank, hidden, num_experts and num_topk, "
+                f"which are {given}; num_topk or EP_LOW_LATENCY_TOPK suffices where num_rdma_bytes "
+                f"({num_rdma_bytes}) is a low-latency size hint of this process for {ranks} ranks"
+            )
+        return hinted
+
+    def _prepare(self, preinitialize: bool) -> None:
+        """What the constructor does ahead of the first call."""
+        if preinitialize:
+            self.warmup()
+        elif self.num_nvl_bytes > 0:
+            prepare_unknown_sizes(self, self.num_nvl_bytes)
+
+    def _pair(
+        self,
+        rows: Any,
+        topk_idx: torch.Tensor,
+        weights: torch.Tensor,
+        num_experts: int,
+        worst_rows: int,
+        first: bool = False,
+    ) -> None:
+        """first: runs the code of a first pair."""
+        if first:
+            # Twice as many experts are those of no group.
+            self.get_dispatch_layout(topk_idx, 2 * num_experts)
+        counts = self.get_dispatch_layout(topk_idx, num_experts)
+        per_rank, per_node, per_expert, in_rank, _ = counts
+        if first:
+            self._forget_groups()
+        received, _, received_weights, _, handle, _ = self.dispatch(
+            rows,
+            None,
+            per_rank,
+            per_node,
+            in_rank,
+            per_expert,
+            topk_idx,
+            weights,
+            num_worst_tokens=worst_rows,
+        )
+        self.combine(expert_output_of(received), handle, topk_weights=received_weights)
+
+    def _forget_groups(self) -> None:
+        """The next calls take the general path, which the first ones of a program take."""
+        self._normal.forget_groups()
+
+    def warmup(
+        self,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_experts: int = 0,
+        num_topk: int = 0,
+        background: bool = False,
+    ) -> None:
+        """Prepares normal-mode calls of these sizes, so that the first is as fast as later ones.
+        Collective.
+
+        Sizes that are 0 are those of the constructor. Creates what calls of up to
+        num_max_tokens_per_rank tokens use and makes some, in bfloat16 and float8. background: in a
+        thread; the next call of this buffer waits for it, and raises its error. Raises RuntimeError
+        for sizes outside their limits, and where ranks differ.
+        """
+        runtime = self._open("warmup")
+        given = (num_max_tokens_per_rank, hidden, num_experts, num_topk)
+        given = tuple(one or known for one, known in zip(given, self._sizes))
+        given = self._known_sizes("warmup", runtime.num_ranks, self.num_rdma_bytes, given)
+        sizes = Sizes(runtime.num_ranks, *given)
+
+        def work() -> None:
+            most = sizes.agree(runtime)
+            x, topk_idx, weights = sizes.inputs(runtime.device)
+            topk_idx = topk_idx.to(topk_idx_t)
+            experts = sizes.shape.experts
+            for rows in forms_of(x):
+                for worst in (most * runtime.num_ranks, 0):
+                    self._pair(rows, topk_idx, weights, experts, worst)
+
+        prepare(runtime, work, background)
+
+    def warmup_low_latency(
+        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int, num_topk: int
+    ) -> None:
+        """Creates what low-latency calls of these sizes use. Collective.
+
+        The first call of a shape would do so, and needs all ranks too: with enable_shrink, a rank
+        may be absent only after this call.
+        """
+        call = "warmup_low_latency"
+        self._open(call)
+        self._low_latency.create(
+            call, num_max_dispatch_tokens_per_rank, hidden, num_experts, num_topk
+        )
