@@ -208,8 +208,9 @@ class Group {
 
   // Both modes.
 
-  /// Runs operations of the largest size on generated tokens: loads code, touches the pages that
-  /// such operations use, and contacts all ranks. Collective.
+  /// Runs operations of the largest size on generated tokens: loads code and contacts all ranks. On
+  /// the host it also takes all memory of low-latency mode, of one result of normal mode and of
+  /// staging (Linux 5.14; before, what these operations use). Collective.
   void warmup();
 
   Statistics statistics() const;

@@ -51,8 +51,8 @@ struct GroupOptions {
   std::int32_t live_results = 2;
   /// Tokens per rank and low-latency operation, at most; 0: no low-latency mode.
   std::int64_t low_latency_max_tokens = 0;
-  /// Touches all memory and contacts all ranks while the group is made, so that the first operation
-  /// is as fast as later ones.
+  /// Calls Group::warmup while the group is made, so that the first operation of each mode is as
+  /// fast as later ones.
   bool preinitialize = false;
   /// Low-latency operations continue without ranks that time out (Group::masked). A rank may then
   /// leave early: Group::close and World::close warn where the other ranks do not come.

@@ -117,7 +117,7 @@ void bind_lifetime(nb::class_<Group>& group) {
           "low_latency_max_tokens: the same for low-latency mode.\n"
           "dtype: the widest rows of normal mode. max_scales: the most scales per row; 0: one per "
           "128 channels. live_results: results that can be held at once.\n"
-          "preinitialize: touch all memory in this call. mask_failed: low-latency mode continues "
+          "preinitialize: call warmup here. mask_failed: low-latency mode continues "
           "without ranks that time out. timeout: limit of every wait, in seconds or as a "
           "datetime.timedelta; 0: SHOAL_TIMEOUT_MS.\n"
           "threads: host threads that move rows; 0: SHOAL_EP_THREADS. combine_staging: allocate "
@@ -134,8 +134,8 @@ void bind_lifetime(nb::class_<Group>& group) {
       .def(
           "warmup", [](Group& self) { self.group.warmup(); },
           nb::call_guard<nb::gil_scoped_release>(),
-          "Runs operations of the largest size on generated tokens, so that the first call is as "
-          "fast as later ones. Collective."_doc);
+          "Runs operations of the largest size on generated tokens, and takes the memory of calls, so "
+          "that the first call of each mode is as fast as later ones. Collective."_doc);
 }
 
 std::string describe(const Group& self) {

@@ -29,6 +29,9 @@ _MOST_PREPARED_BYTES_A_RANK = 256 << 20
 _MOST_EXPERTS = 512
 _USUAL_TOP_K = 8
 _REHEARSED_TOKENS = 16
+# The C library gives aligned arrays new pages until its cache of the remainders between them is
+# full, which takes seven arrays; a round has four pairs.
+ROUNDS = {"cpu": 2, "cuda": 1}
 _CPU = torch.device("cpu")
 # Of a group that no rank can create.
 _REFUSALS = (
@@ -98,7 +101,7 @@ class Sizes:
             ),
         ):
             native_assert(fits, f"warmup: {name} is {value}; allowed: {allowed}")
-        self.tokens, self.experts = tokens, experts
+        self.tokens, self.ranks = tokens, ranks
         self.shape = GroupShape(hidden, top_k, experts)
 
     def agree(self, runtime: Runtime) -> int:
@@ -111,6 +114,9 @@ class Sizes:
         tokens, (hidden, top_k, experts) = self.tokens, self.shape
         first = torch.arange(tokens, device=device)[:, None] * top_k
         topk_idx = (first + torch.arange(top_k, device=device)) % experts
+        # Consecutive numbers are experts of different ranks, so that a token goes to many.
+        local = experts // self.ranks
+        topk_idx = topk_idx % self.ranks * local + topk_idx // self.ranks
         x = torch.zeros((tokens, hidden), dtype=torch.bfloat16, device=device)
         # Programs set default dtypes.
         return x, topk_idx, torch.ones((tokens, top_k), dtype=torch.float32, device=device)
@@ -131,12 +137,26 @@ def expert_output_of(received: Any) -> torch.Tensor:
     return torch.zeros(rows.shape, dtype=torch.bfloat16, device=rows.device)
 
 
-def prepare(runtime: Runtime, work: Callable[[], None], background: bool) -> None:
-    """Runs ``work`` here, or in a thread that later calls of the buffer wait for."""
+def touch(runtime: Runtime, shape: GroupShape) -> None:
+    """Touches the memory of the normal-mode group of ``shape`` on the CPU, of which pairs use only
+    as much as their tokens need. Collective."""
+    if runtime.device.type == "cpu":
+        runtime.groups.existing(shape).group.warmup()
+
+
+def prepare(
+    runtime: Runtime, work: Callable[[], None], background: bool, result: tuple[int, int]
+) -> None:
+    """Runs ``work`` here, or in a thread that later calls of the buffer wait for. result: the shape
+    of the largest sums of a combine."""
 
     def complete() -> None:
         work()
         runtime.synchronize_stream()
+        if runtime.device.type == "cpu":
+            # The C library returns pages when the inputs of the work are released. Sums find those
+            # that this array leaves.
+            torch.zeros(result, dtype=torch.bfloat16)
 
     if background:
         runtime.preparation = Preparation(runtime.device, complete)
@@ -251,13 +271,14 @@ class WarmElasticBuffer:
             most = sizes.agree(runtime)
             x, topk_idx, weights = sizes.inputs(runtime.device)
             topk_idx = topk_idx.to(topk_idx_t)
-            for rows in forms_of(x):
+            for rows in forms_of(x) * ROUNDS[runtime.device.type]:
                 for cpu_sync in (False, True):
                     self._elastic_pair(
                         rows, topk_idx, weights, num_experts, most, cpu_sync, do_expand
                     )
+            touch(runtime, sizes.shape)
 
-        prepare(runtime, work, background)
+        prepare(runtime, work, background, (sizes.tokens, sizes.shape.hidden))
 
     def _pair(
         self,

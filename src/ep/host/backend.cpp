@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/host/backend.hpp"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
+#include "base/align.hpp"
 #include "base/check.hpp"
 #include "ep/expand.hpp"
 #include "ep/host/loads.hpp"
@@ -214,8 +218,37 @@ TensorView HostBackend::next_combine_buffer() {
   return view;
 }
 
-// Warm-up: real operations of the largest size on made-up tokens, so that code, pages and peers are
-// those that. later calls use.
+// Warm-up: gives memory its pages, then makes real operations of the largest size on made-up
+// tokens, so that code, pages and peers are those that later calls use.
+
+/// Allocates the pages of a range and maps them in this process; their contents stay. Has no effect
+/// before Linux 5.14, where the first operation touches what it uses.
+void populate(std::byte* first, std::size_t bytes) {
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE; glibc before 2.35 lacks the name
+  if (bytes == 0) return;
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t before = reinterpret_cast<std::uintptr_t>(first) % page;
+  (void)madvise(first - before, align_up(before + bytes, page), kPopulateWrite);
+}
+
+/// The memory of one result of normal mode, of staging, and of low-latency mode whatever its load:
+/// that of this rank, and that of the ranks here which write to it or read from it.
+void populate_block(const HostGroup& group) {
+  const GroupLayout& layout = group.layout;
+  for (std::byte* const block : group.state.peers) {
+    if (block == nullptr) continue;
+    populate(block, layout.arena + layout.largest_result);
+    populate(block + layout.staging, layout.total - layout.staging);
+  }
+}
+
+void populate_results(HostGroup& group) {
+  for (const std::uint64_t half : {0, 1}) {
+    const LowLatencyResult& result = result_arrays(group, half, Quantize::none);
+    for (const Tensor* array : {&result.x, &result.scales, &result.source_token})
+      populate(static_cast<std::byte*>(array->data), array->bytes());
+  }
+}
 
 Tensor zeros(DataType dtype, std::initializer_list<std::int64_t> shape) {
   Tensor tensor = Tensor::empty(dtype, shape);
@@ -223,35 +256,53 @@ Tensor zeros(DataType dtype, std::initializer_list<std::int64_t> shape) {
   return tensor;
 }
 
+/// Pairs of each mode. The C library gives aligned arrays new pages until its cache of the
+/// remainders between them is full, which takes seven.
+constexpr int kRounds = 8;
+
 void warm_normal(Group& group, const GroupOptions& options) {
   const Routing routing =
       group.route(detail::even_topk(options.max_tokens, options.top_k, options.experts));
   const Tensor x = zeros(options.dtype, {options.max_tokens, options.hidden});
-  Dispatched received = group.dispatch(x, routing);
-  if (options.dtype == DataType::float8_e4m3)
-    group.combine(zeros(DataType::bfloat16, {received.x.shape[0], options.hidden}),
-                  received.handle);
-  else
-    group.combine(received.x, received.handle);
+  const Tensor weights = zeros(DataType::float32, {options.max_tokens, options.top_k});
+  for (int round = 0; round < kRounds; ++round) {
+    const Dispatched received = group.dispatch(x, routing, {.weights = weights});
+    Tensor y(received.x);
+    if (options.dtype == DataType::float8_e4m3) {
+      if (!options.combine_staging) return;
+      y = zeros(DataType::bfloat16, {received.x.shape[0], options.hidden});
+    }
+    group.combine(y, received.handle, {.weights = received.topk_weights});
+  }
 }
 
+/// Each form in both halves of the buffers. The number of pairs is even, so that later ones use the
+/// halves that they would use without a warm-up.
 void warm_low_latency(Group& group, const GroupOptions& options) {
   const Tensor topk =
       detail::even_topk(options.low_latency_max_tokens, options.top_k, options.experts);
   const Tensor x = zeros(DataType::bfloat16, {options.low_latency_max_tokens, options.hidden});
   const Tensor weights = zeros(DataType::float32, {options.low_latency_max_tokens, options.top_k});
-  for (const Quantize quantize :
-       {Quantize::none, Quantize::fp8}) {  // both forms, and both halves of the buffers
-    if (quantize == Quantize::fp8 && options.hidden % 16 != 0) continue;
-    const LowLatencyReceived received =
-        group.low_latency_dispatch(x, topk, {.quantize = quantize}).receive();
-    const TensorView y = group.next_combine_buffer();
-    group.low_latency_combine(y, topk, weights, received.handle, {.zero_copy = true}).receive();
-  }
+  for (const Quantize quantize : {Quantize::none, Quantize::fp8})
+    for (int round = 0; round < kRounds / 2; ++round) {
+      if (quantize == Quantize::fp8 && options.hidden % 16 != 0) continue;
+      const LowLatencyReceived received =
+          group.low_latency_dispatch(x, topk, {.quantize = quantize}).receive();
+      const bool in_place = quantize == Quantize::fp8;
+      const TensorView y = in_place ? group.next_combine_buffer() : TensorView(received.x);
+      group.low_latency_combine(y, topk, weights, received.handle, {.zero_copy = in_place})
+          .receive();
+    }
 }
 
 void HostBackend::warmup(Group& group) {
   const GroupOptions options = group_.state.options;
+  populate_block(group_);
+  if (options.low_latency_max_tokens > 0) populate_results(group_);
+  // A rank that is slow in the above must not be masked for it.
+  if (group_.state.options.mask_failed &&
+      std::ranges::count(group_.masked, 0) == group_.state.shape.ranks)
+    group_.state.world->sync(group_.state.team.state(), "ep group warm-up");
   if (options.max_tokens > 0) warm_normal(group, options);
   if (options.low_latency_max_tokens > 0) warm_low_latency(group, options);
 }

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After warmup() or preinitialize=True, first calls create nothing, exchange nothing; a warm-up in the background ends before the next call; which sizes a warm-up takes."""
+"""After warmup() or preinitialize=True, first calls create nothing, exchange nothing and touch no
+new memory; a warm-up in the background ends before the next call; which sizes a warm-up takes."""
 
 import contextlib
 import gc
 import io
 import os
+import resource
+import sys
 import threading
 import types
 from unittest import mock
@@ -25,7 +28,7 @@ from buffer_cases import (
     my_tokens,
     plain_sum,
 )
-from torch_ranks import names_of_checks, run_checks
+from torch_ranks import names_of_checks, of_all_ranks, run_checks, seeded
 
 import deep_ep
 import shoal
@@ -292,15 +295,115 @@ def check_errors(_):
 
 
 def check_generated_tokens(_):
-    sizes = warmup.Sizes(4, 6, 128, 8, 3)
-    x, topk_idx, weights = sizes.inputs(torch.device("cpu"))
-    assert x.shape == (6, 128) and weights.shape == topk_idx.shape == (6, 3)
-    assert all(len(set(row)) == 3 for row in topk_idx.tolist())
-    counts = torch.bincount(topk_idx.flatten(), minlength=8)
-    assert counts.max() - counts.min() <= 1
+    """They load all experts evenly, and go to as many ranks as they can."""
+    for ranks, tokens, experts, top_k in ((4, 6, 8, 3), (2, 5, 16, 8), (4, 7, 4, 4)):
+        sizes = warmup.Sizes(ranks, tokens, 128, experts, top_k)
+        x, topk_idx, weights = sizes.inputs(torch.device("cpu"))
+        assert x.shape == (tokens, 128) and weights.shape == topk_idx.shape == (tokens, top_k)
+        for row in topk_idx.tolist():
+            assert len(set(row)) == top_k
+            assert len({one // (experts // ranks) for one in row}) == min(ranks, top_k)
+        counts = torch.bincount(topk_idx.flatten(), minlength=experts)
+        assert counts.max() - counts.min() <= 1
 
 
+def process_counts():
+    """What this process has by now, by the kernel's count."""
+    with open("/proc/self/maps") as file:
+        libraries = {line.split(maxsplit=5)[5] for line in file if ".so" in line}
+    shared, is_shared = 0, False
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            if "-" in line.split(maxsplit=1)[0]:
+                is_shared = "/memfd:shoal-heap" in line
+            elif is_shared and line.startswith("Rss:"):
+                shared += int(line.split()[1])
+    return {
+        "libraries": len(libraries),
+        "modules": len(sys.modules),
+        "threads": len(os.listdir("/proc/self/task")),
+        "files and connections": len(os.listdir("/proc/self/fd")),
+        "KiB of the heap": shared,
+    }
+
+
+def faults_of(call):
+    """Page faults of this thread in a call."""
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    call()
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+
+# Large enough that a first pair without a warm-up touches hundreds of pages more.
 LARGE = {"num_max_tokens_per_rank": 64, "hidden": 4096, "num_experts": 16, "num_topk": 4}
+_FEW_FAULTS = 64  # of code and objects of Python
+
+
+def large_inputs(experts=LARGE["num_experts"]):
+    """Tokens of which some ranks and experts get more than others."""
+    generator = seeded(dist.get_rank())
+    tokens, top_k = LARGE["num_max_tokens_per_rank"], LARGE["num_topk"]
+    scores = torch.rand((tokens, experts), generator=generator) * torch.arange(1, experts + 1)
+    x = torch.randn((tokens, LARGE["hidden"]), generator=generator).bfloat16()
+    return x, scores.topk(top_k, dim=1).indices, torch.ones(tokens, top_k)
+
+
+def normal_calls(buffer):
+    """A pair of Buffer in each form."""
+    x, topk_idx, weights = large_inputs()
+    y = torch.ones(LARGE["num_max_tokens_per_rank"] * dist.get_world_size(), LARGE["hidden"])
+    y = y.bfloat16()
+    for rows in warmup.forms_of(x):
+        for worst in (0, len(y)):
+
+            def pair(rows=rows, worst=worst):
+                per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, 16)
+                layout = (per_rank, None, in_rank, per_expert)
+                got, _, gates, _, handle, _ = buffer.dispatch(
+                    rows, None, *layout, topk_idx, weights, num_worst_tokens=worst
+                )
+                count = len(got[0] if isinstance(got, tuple) else got)
+                buffer.combine(y[:count], handle, topk_weights=gates)
+
+            yield pair
+
+
+def elastic_calls(buffer):
+    x, topk_idx, weights = large_inputs()
+    y = torch.ones(LARGE["num_max_tokens_per_rank"] * dist.get_world_size(), LARGE["hidden"])
+    y = y.bfloat16()
+    for rows in warmup.forms_of(x):
+        for sync in (False, True):
+
+            def pair(rows=rows, sync=sync):
+                got, _, gates, handle, _ = buffer.dispatch(
+                    rows, topk_idx, weights, num_experts=16, do_cpu_sync=sync
+                )
+                count = len(got[0] if isinstance(got, tuple) else got)
+                buffer.combine(y[:count], handle, topk_weights=gates)
+
+            yield pair
+
+
+def low_latency_calls(buffer):
+    x, topk_idx, weights = large_inputs()
+    most, hidden = LARGE["num_max_tokens_per_rank"], LARGE["hidden"]
+    ranks = dist.get_world_size()
+    y = torch.ones(16 // ranks, most * ranks, hidden).bfloat16()
+    for form in ({"use_fp8": False}, {"use_fp8": True}, {"round_scale": True, "use_ue8m0": True}):
+        for hooks in (False, True):
+
+            def pair(form=form, hooks=hooks):
+                _, _, handle, _, hook = buffer.low_latency_dispatch(
+                    x, topk_idx, most, 16, return_recv_hook=hooks, **form
+                )
+                hook() if hooks else None
+                *_, hook = buffer.low_latency_combine(
+                    y, topk_idx, weights, handle, return_recv_hook=hooks
+                )
+                hook() if hooks else None
+
+            yield pair
 
 
 def low_latency_options():
@@ -309,6 +412,73 @@ def low_latency_options():
     tokens, hidden, experts = sizes
     size = hint(tokens, hidden, dist.get_world_size(), experts)
     return {"num_rdma_bytes": size, "low_latency_mode": True}
+
+
+def expect_no_first_touch(buffer, calls, rounds=4):
+    """The first calls of each form make nothing that later ones find. A pair takes pages for what
+    torch allocates, in later pairs too, so its faults are compared with theirs."""
+    made = list(calls(buffer))
+    for number, pair in enumerate(made):
+        before = process_counts()
+        first = faults_of(pair)
+        after = process_counts()
+        later = max(faults_of(pair) for _ in range(rounds))
+        assert after == before, (number, before, after)
+        assert first <= later + _FEW_FAULTS, (number, first, later)
+
+
+def check_first_calls_touch_no_new_memory(_):
+    """Each way to prepare, for normal mode and for low latency."""
+    normal = make_buffer(**LARGE, preinitialize=True)
+    expect_no_first_touch(normal, normal_calls)
+    normal.destroy()
+    elastic = deep_ep.ElasticBuffer(
+        dist.group.WORLD, **LARGE, explicitly_destroy=True, preinitialize=True
+    )
+    expect_no_first_touch(elastic, elastic_calls)
+    elastic.destroy()
+    both = make_buffer(**LARGE, **low_latency_options(), preinitialize=True)
+    expect_no_first_touch(both, low_latency_calls)
+    expect_no_first_touch(both, normal_calls)
+    both.destroy()
+    later = make_buffer(**low_latency_options())
+    later.warmup(**LARGE)
+    expect_no_first_touch(later, low_latency_calls)
+    later.destroy()
+    alone = make_buffer(**low_latency_options())
+    alone.warmup_low_latency(*LARGE.values())
+    expect_no_first_touch(alone, low_latency_calls)
+    alone.destroy()
+
+
+def check_without_a_warmup_first_calls_touch_memory(_):
+    """The counts of the check above find it."""
+    buffer = make_buffer(**low_latency_options())
+    for calls in (low_latency_calls, normal_calls):
+        pair, *_ = calls(buffer)
+        before = process_counts()["KiB of the heap"]
+        first = faults_of(pair)
+        assert process_counts()["KiB of the heap"] > before + 1024
+        assert first > min(faults_of(pair) for _ in range(4)) + 2 * _FEW_FAULTS
+    buffer.destroy()
+
+
+def check_low_latency_results_after_a_warmup(_):
+    """Also of the first call in each form: halves of the buffers are in step."""
+    buffer = make_buffer(**LARGE, **low_latency_options(), preinitialize=True)
+    x, topk_idx, weights = large_inputs()
+    for form in ({"use_fp8": False}, {"use_fp8": True}) * 3:
+        rows, counts, handle, *_ = buffer.low_latency_dispatch(x, topk_idx, 64, 16, **form)
+        if form["use_fp8"]:
+            codes, scales = rows
+            rows = (codes.float() * scales.repeat_interleave(128, dim=2)).bfloat16()
+        sums, *_ = buffer.low_latency_combine(rows, topk_idx, weights, handle)
+        error = (sums.float() - 4 * x.float()).norm() / (4 * x.float()).norm()
+        assert error < 0.05
+        assert counts.sum() == sum(
+            int((idx // 4 == dist.get_rank()).sum()) for idx in of_all_ranks(topk_idx)
+        )
+    buffer.destroy()
 
 
 def check_sizes_of_a_size_hint(_):
@@ -322,6 +492,7 @@ def check_sizes_of_a_size_hint(_):
     by_argument.warmup()
     for buffer in (by_environment, by_argument):
         assert [*buffer._low_latency._pool._groups] == [(4096, 4, 16, 64)]
+        expect_no_first_touch(buffer, low_latency_calls)
         buffer.destroy()
 
 

@@ -197,6 +197,10 @@ class LowLatencyMode:
         native_assert(top_k > 0, f"{call}: num_topk is {top_k}; at least 1 is allowed")
         self._pool.get(hidden, top_k, num_experts, max_tokens, provisional)
 
+    def group(self, max_tokens: int, hidden: int, num_experts: int, top_k: int) -> LowLatencyGroup:
+        """The group of a shape that exists."""
+        return self._pool.get(hidden, top_k, num_experts, max_tokens)
+
     def group_of(self, call: str, handle: Any) -> LowLatencyGroup:
         """The group that issued a handle."""
         if not isinstance(handle, LowLatencyHandle) or handle.group is None:

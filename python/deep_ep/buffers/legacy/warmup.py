@@ -7,10 +7,26 @@ from typing import Any
 
 import torch
 
-from ...config import topk_idx_t
+from ...config import get_low_latency_rdma_size_hint, topk_idx_t
 from ...utils.semantic import native_fail
-from ..warmup import Sizes, expert_output_of, forms_of, prepare, prepare_unknown_sizes
+from ..groups import GroupShape
+from ..warmup import (
+    ROUNDS,
+    Sizes,
+    expert_output_of,
+    forms_of,
+    prepare,
+    prepare_unknown_sizes,
+    touch,
+)
 from .early_shapes import EarlyShapes
+
+_LOW_LATENCY_FORMS: tuple[dict[str, bool], ...] = (
+    {"use_fp8": False},
+    {"use_fp8": True},
+    {"use_fp8": True, "round_scale": True},
+    {"use_fp8": True, "round_scale": True, "use_ue8m0": True},
+)
 
 
 class WarmBuffer:
@@ -81,13 +97,14 @@ class WarmBuffer:
         num_topk: int = 0,
         background: bool = False,
     ) -> None:
-        """Prepares normal-mode calls of these sizes, so that the first is as fast as later ones.
-        Collective.
+        """Prepares calls of these sizes, so that the first is as fast as later ones. Collective.
 
         Sizes that are 0 are those of the constructor. Creates what calls of up to
-        num_max_tokens_per_rank tokens use and makes some, in bfloat16 and float8. background: in a
-        thread; the next call of this buffer waits for it, and raises its error. Raises RuntimeError
-        for sizes outside their limits, and where ranks differ.
+        num_max_tokens_per_rank tokens use and makes some, in bfloat16 and float8. With
+        low_latency_mode also low-latency calls: of the size hint that num_rdma_bytes equals, else
+        of these sizes if num_rdma_bytes suffices for them. background: in a thread; the next call
+        of this buffer waits for it, and raises its error. Raises RuntimeError for sizes outside
+        their limits, and where ranks differ.
         """
         runtime = self._open("warmup")
         given = (num_max_tokens_per_rank, hidden, num_experts, num_topk)
@@ -100,22 +117,74 @@ class WarmBuffer:
             x, topk_idx, weights = sizes.inputs(runtime.device)
             topk_idx = topk_idx.to(topk_idx_t)
             experts = sizes.shape.experts
-            for rows in forms_of(x):
+            for rows in forms_of(x) * ROUNDS[runtime.device.type]:
                 for worst in (most * runtime.num_ranks, 0):
                     self._pair(rows, topk_idx, weights, experts, worst)
+            touch(runtime, sizes.shape)
+            low_latency = self._low_latency_sizes(most, sizes.shape)
+            if low_latency is not None:
+                self._low_latency.create("warmup", *low_latency)
+                self._low_latency_pairs(*low_latency)
 
-        prepare(runtime, work, background)
+        prepare(runtime, work, background, (sizes.tokens, sizes.shape.hidden))
 
     def warmup_low_latency(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int, num_topk: int
     ) -> None:
-        """Creates what low-latency calls of these sizes use. Collective.
+        """Prepares low-latency calls of these sizes, so that the first is as fast as later ones.
+        Collective.
 
-        The first call of a shape would do so, and needs all ranks too: with enable_shrink, a rank
-        may be absent only after this call.
+        Creates what they use, and makes calls of each form on generated tokens. The first call of a
+        shape would create it, and needs all ranks too: with enable_shrink, a rank may be absent
+        only after this call.
         """
         call = "warmup_low_latency"
         self._open(call)
         self._low_latency.create(
             call, num_max_dispatch_tokens_per_rank, hidden, num_experts, num_topk
         )
+        self._low_latency_pairs(num_max_dispatch_tokens_per_rank, hidden, num_experts, num_topk)
+        self.runtime.synchronize_stream()
+
+    def _low_latency_sizes(
+        self, max_tokens: int, shape: GroupShape
+    ) -> tuple[int, int, int, int] | None:
+        """Tokens, hidden, experts and top-k of low-latency calls; None where there are none.
+        Collective with low_latency_mode."""
+        if not self.low_latency_mode:
+            return None
+        runtime, num_bytes = self.runtime, self.num_rdma_bytes
+        hinted, _ = EarlyShapes.agree(runtime, num_bytes, shape.top_k, False)
+        if hinted is not None:
+            return hinted
+        of_these = (max_tokens, shape.hidden, runtime.num_ranks, shape.experts)
+        if shape.hidden % 128 != 0 or get_low_latency_rdma_size_hint(*of_these) > num_bytes:
+            return None
+        return max_tokens, shape.hidden, shape.experts, shape.top_k
+
+    def _low_latency_pairs(self, max_tokens: int, hidden: int, experts: int, top_k: int) -> None:
+        """Pairs of each form, in both halves of the buffers. Collective; the shape exists."""
+        runtime = self.runtime
+        group = self._low_latency.group(max_tokens, hidden, experts, top_k)
+        if runtime.device.type == "cpu":
+            group.group.warmup()
+        sizes = Sizes(runtime.num_ranks, max_tokens, hidden, experts, top_k)
+        x, topk_idx, weights = sizes.inputs(runtime.device)
+        topk_idx = topk_idx.to(topk_idx_t)
+        # Later sums take the memory that this one leaves, so that torch's allocator asks the driver
+        # for none while kernels of another rank may wait for this one.
+        torch.empty_like(x)
+        y = group.arrays_of("none")[0].x  # any rows of the right shape
+        for form in _LOW_LATENCY_FORMS:
+            for hooks in (True, False):
+                for _ in range(2):
+                    _, _, handle, _, hook = self.low_latency_dispatch(
+                        x, topk_idx, max_tokens, experts, return_recv_hook=hooks, **form
+                    )
+                    if hooks:
+                        hook()
+                    *_, hook = self.low_latency_combine(
+                        y, topk_idx, weights, handle, return_recv_hook=hooks
+                    )
+                    if hooks:
+                        hook()

@@ -17,30 +17,6 @@ namespace {
 
 using shoal::detail::Activity;
 
-/// The two sets of result arrays are made when first needed; pages of rows that are never received
-/// are never touched.
-LowLatencyResult& result_arrays(HostGroup& group, std::uint64_t epoch, Quantize quantize) {
-  const auto& shape = group.state.shape;
-  const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows(),
-                     groups = detail::scale_groups(shape.hidden);
-  auto& result = group.low_latency_results[epoch & 1];
-  if (!result) {
-    result.emplace();
-    result->x = Tensor::empty(DataType::bfloat16, {experts, rows, shape.hidden});
-    result->scales = Tensor::empty(DataType::float32, {experts, groups, rows});
-    result->counts = Tensor::empty(DataType::int32, {experts});
-    result->source_token = Tensor::empty(DataType::int32, {experts, rows});
-    result->layout = Tensor::empty(DataType::int64, {experts, shape.ranks});
-  }
-  if (quantize != Quantize::none)
-    static_cast<TensorView&>(result->x) =
-        TensorView(result->x.data, DataType::float8_e4m3, {experts, rows, shape.hidden});
-  else
-    static_cast<TensorView&>(result->x) =
-        TensorView(result->x.data, DataType::bfloat16, {experts, rows, shape.hidden});
-  return *result;
-}
-
 /// The scales as the caller sees them: [experts, rows, n] with rows running fastest.
 Tensor scales_view(const LowLatencyResult& result, const Shape& shape, Quantize quantize) {
   if (quantize == Quantize::none) return {};
@@ -249,6 +225,28 @@ void keep_remote_tokens(const Expander& expander, const std::vector<Incoming>& i
 }
 
 }  // namespace
+
+LowLatencyResult& result_arrays(HostGroup& group, std::uint64_t epoch, Quantize quantize) {
+  const auto& shape = group.state.shape;
+  const std::int64_t experts = shape.local_experts, rows = shape.low_latency_rows(),
+                     groups = detail::scale_groups(shape.hidden);
+  auto& result = group.low_latency_results[epoch & 1];
+  if (!result) {
+    result.emplace();
+    result->x = Tensor::empty(DataType::bfloat16, {experts, rows, shape.hidden});
+    result->scales = Tensor::empty(DataType::float32, {experts, groups, rows});
+    result->counts = Tensor::empty(DataType::int32, {experts});
+    result->source_token = Tensor::empty(DataType::int32, {experts, rows});
+    result->layout = Tensor::empty(DataType::int64, {experts, shape.ranks});
+  }
+  if (quantize != Quantize::none)
+    static_cast<TensorView&>(result->x) =
+        TensorView(result->x.data, DataType::float8_e4m3, {experts, rows, shape.hidden});
+  else
+    static_cast<TensorView&>(result->x) =
+        TensorView(result->x.data, DataType::bfloat16, {experts, rows, shape.hidden});
+  return *result;
+}
 
 LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatchState& pending) {
   const auto& shape = group.state.shape;

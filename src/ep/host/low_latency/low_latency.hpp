@@ -42,6 +42,9 @@ struct RemoteSlots {
 std::shared_ptr<LowLatencyHandleState> low_latency_dispatch_send(
     HostGroup& group, const TensorView& x, std::shared_ptr<const detail::RoutingState> routing,
     const LowLatencyDispatchOptions& options);
+/// One of the two sets of result arrays, made when first needed. Pages of rows that are never
+/// received are never touched.
+LowLatencyResult& result_arrays(HostGroup& group, std::uint64_t epoch, Quantize quantize);
 /// Waits for the slots of all ranks and expands them to the rows of the local experts.
 LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatchState& pending);
 
