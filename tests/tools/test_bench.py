@@ -84,6 +84,37 @@ def test_start_splits_the_first_pair(bin_dir, tmp_path, warm):
         )
 
 
+def test_first_pairs_of_an_interface_of_each_kind(bin_dir, tmp_path):
+    pytest.importorskip("torch")
+    report = tmp_path / "first.json"
+    shape = ["--tokens", "16", "--low-latency-tokens", "8", "--experts", "16", "--top-k", "4"]
+    names = ["Buffer, low latency", "shoal.ep.Group", "C++"]
+    command = [
+        sys.executable,
+        ROOT / "bench/first_pairs.py",
+        "--starts",
+        "2",
+        "--ahead",
+        "1",
+        *shape,
+    ]
+    packages = str(bin_dir.parent / "python")
+    environment = os.environ | {"SHOAL_BIN_DIR": str(bin_dir), "PYTHONPATH": packages}
+    environment |= {"CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run(
+        [*command, "--hidden", "512", "--only", *names, "--json", report],
+        env=environment,
+        check=True,
+        timeout=240,
+        capture_output=True,
+    )
+    results = json.loads(report.read_text())["results"]
+    assert results.keys() == set(names)
+    for row in results.values():
+        assert row["starts"] == 2 and row["first, us"] > 0 < row["steady, us"]
+        assert row["range"][0] <= row["first / steady"] <= row["range"][1]
+
+
 def test_bench_runs_on_a_small_shape(bin_dir, tmp_path):
     report = tmp_path / "bench.json"
     shape = [
