@@ -25,7 +25,7 @@ import tempfile
 import time
 
 PAIRS = 40
-PAUSE = 0.002  # seconds; about as long as what lies between the warm-up and the first pair
+PAUSE = 0.002  # seconds
 BIN = os.environ.get("SHOAL_BIN_DIR", "build/release/bin")
 
 
@@ -203,6 +203,9 @@ def run_rank(a):
         sys.exit("--trace needs GPUs")
     if on_gpu:
         torch.cuda.set_device(a.rank % torch.cuda.device_count())
+    # Ranks that start on one core spend a scheduler's tick in each wait until one is moved.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[a.rank :: a.ranks] or cores)
     if a.realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     torch.set_num_threads(1)
@@ -214,11 +217,8 @@ def run_rank(a):
     settings = {"heap": "cuda" if on_gpu else "host"}
     if on_gpu:
         settings["device"] = a.rank % torch.cuda.device_count()
-    own = "Group" in a.interface
-    world = shoal.World.from_torch(settings=settings) if own else None
-    team, pair, close = make(case, dist.group.WORLD, world)
 
-    def timed(pair):
+    def timed(pair, team):
         if on_gpu:
             torch.cuda.synchronize()
         shoal.barrier(team)
@@ -237,22 +237,27 @@ def run_rank(a):
             )
         ]
 
+    # The code of the measurement itself. The first pair then directly follows the warm-up.
+    with shoal.World.from_torch(settings={"heap": "host"}) as other:
+        for _ in range(20):
+            timed(lambda: None, other.team)
+    own = "Group" in a.interface
+    world = shoal.World.from_torch(settings=settings) if own else None
+    team, pair, close = make(case, dist.group.WORLD, world)
     if a.trace:
         cuda_calls(torch, lambda: None)  # the profiler's own first use
         first = cuda_calls(torch, pair)
         for _ in range(PAIRS):
-            timed(pair)
+            timed(pair, team)
         steady = cuda_calls(torch, pair)
         result = {"first": first, "steady": steady}
     else:
-        for _ in range(20):  # the code of the measurement itself
-            timed(lambda: None)
-        pairs = [timed(pair) for _ in range(PAIRS)]
+        pairs = [timed(pair, team) for _ in range(PAIRS)]
         steady = pairs[PAIRS // 2 :]
         paused = []
         for _ in range(5):
             time.sleep(PAUSE)
-            paused.append(timed(pair)[0])
+            paused.append(timed(pair, team)[0])
         result = {
             "first": pairs[0][0],
             "steady": statistics.median(seconds for seconds, _ in steady),
