@@ -79,14 +79,14 @@ std::string executor_of(const BetweenNodes& ways) {
 
 namespace {
 
-void warn_of_lazy_loading(Pe me, const BetweenNodes& ways) {
+void report_lazy_loading(Pe me, const BetweenNodes& ways) {
   const bool by_proxy =
       (ways.normal && !ways.normal_by_nic) || (ways.low_latency && !ways.low_latency_by_nic);
   if (!by_proxy || !ways.loads_lazily) return;
-  log::warn(
-      "PE {}: kernels of this ep::Group wait for transfers that the proxy starts. CUDA loads a kernel when it is "
-      "first used, which waits for running kernels and can stop the proxy until the deadline. Set "
-      "CUDA_MODULE_LOADING=EAGER, or use each kernel of the program once before the group",
+  log::info(
+      "PE {}: calls of this ep::Group return when the GPU has executed them: CUDA loads a kernel when it is first "
+      "used, which can hold up the copies that the proxy makes for them. With CUDA_MODULE_LOADING=EAGER they return "
+      "when their kernels are queued",
       me);
 }
 
@@ -94,7 +94,7 @@ void warn_of_lazy_loading(Pe me, const BetweenNodes& ways) {
 
 void report_between_nodes(const Team& team, const BetweenNodes& ways) {
   const auto& world = *team.state().world;
-  warn_of_lazy_loading(world.my_pe(), ways);
+  report_lazy_loading(world.my_pe(), ways);
   std::optional<Pe> named;  // preferably one that should be in reach
   bool surprising = false;
   for (std::int32_t rank = 0; rank < team.size() && !surprising; ++rank) {

@@ -111,8 +111,8 @@ struct BetweenNodes {
   std::string reason;                        ///< why a mode is not; empty: it has no such kernels
   /// What executes the puts of these kernels: the NIC, or the proxy.
   bool normal_by_nic = false, low_latency_by_nic = false;
-  /// CUDA loads kernels when they are first used. That waits for running kernels, with locks that
-  /// the copies need which a proxy starts for these kernels.
+  /// CUDA loads kernels when they are first used, which can hold up the copies that a proxy makes
+  /// for these kernels. Calls of the group wait for the GPU.
   bool loads_lazily = false;
 };
 /// "through queues of the NIC" or "through the proxy", where kernels send rows.

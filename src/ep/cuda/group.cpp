@@ -5,6 +5,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "base/backoff.hpp"
+#include "base/deadline.hpp"
 #include "base/log.hpp"
 #include "ep/cuda/relaxed_capture.hpp"
 #include "ep/plan/notices.hpp"
@@ -29,16 +31,13 @@ class UncapturedStream {
   std::shared_ptr<CUstream_st> stream_;
 };
 
-/// Measured: such a copy on this stream alone holds a lock of the context while it waits
-/// (docs/notebook/2026-11-28-copies-that-hold-up-the-proxy.md).
-void warn_of_default_stream() {
+void report_default_stream() {
   static std::once_flag once;
   std::call_once(once, [] {
-    log::warn(
-        "ep::Group: kernels on CUDA's legacy default stream wait for rows that threads of this "
-        "process move by calls of the driver. A copy to pageable memory on that stream, such as "
-        "tensor.cpu(), holds up these calls until SHOAL_TIMEOUT_MS: use another stream, or wait "
-        "for an event before the copy (docs/guide/gpus.md)");
+    log::info(
+        "ep::Group: calls on CUDA's legacy default stream return when the GPU has executed them, "
+        "because threads of this process move the rows by calls of the driver, which other calls "
+        "on that stream can hold up (docs/guide/gpus.md)");
   });
 }
 
@@ -112,7 +111,7 @@ cudaStream_t CudaGroup::begin(const Launch& launch) {
   state.world->cuda()->activate();
   cudaStream_t on = launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : stream;
   if (driver_moves_rows && on == cudaStreamLegacy) [[unlikely]]
-    warn_of_default_stream();
+    report_default_stream();
   captured_.release_gone([this](std::uint64_t graph) { state.arena.forget(graph); });
   begun_ = {on, captured_.enter(on)};
   if (captures()) has_captured.store(true, std::memory_order_relaxed);
@@ -158,6 +157,33 @@ void CudaGroup::end(const Launch& launch, cudaStream_t on) {
   if (launch.done != nullptr)
     check(cudaEventRecord(static_cast<cudaEvent_t>(launch.done), on), "Launch.done");
   record(on);
+  if (waits_for_gpu()) [[unlikely]]
+    wait_for_gpu();
+}
+
+/// Whether the call that began last returns only when the GPU has executed it. The calls of the
+/// driver that move rows need a lock of the context. Other calls of the process hold it while they
+/// wait for kernels, which may wait for rows: on the legacy default stream a copy to pageable
+/// memory and a launch into a full queue, on any stream the loading of a kernel at its first use
+/// (docs/notebook/2026-11-28-copies-that-hold-up-the-proxy.md).
+bool CudaGroup::waits_for_gpu() const {
+  return driver_moves_rows && !captures() && (loads_lazily || begun_.on == cudaStreamLegacy);
+}
+
+/// Polls, which holds no lock. Ends after the group's timeout at the latest: earlier work of the
+/// stream may take longer, and kernels that wait in vain report it to a later call. Is not
+/// interrupted, because the caller has not yet noted that the call is queued.
+void CudaGroup::wait_for_gpu() {
+  const RelaxedCapture relaxed(*state.world->cuda());  // other threads may capture graphs
+  record_left();
+  Deadline deadline(Deadline::Clock::now() + state.timeout);
+  for (Backoff backoff; !deadline.passed(Deadline::Clock::now()); backoff()) {
+    const cudaError_t result =
+        last_stream == stream ? cudaStreamQuery(stream) : cudaEventQuery(between_);
+    under_way_ = result == cudaErrorNotReady;
+    if (!under_way_) return;
+    (void)cudaGetLastError();  // not an error, yet the runtime keeps it as one
+  }
 }
 
 void CudaGroup::record(cudaStream_t on) {

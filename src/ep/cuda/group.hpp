@@ -41,6 +41,7 @@ struct CudaGroup {
   NetworkPath network = NetworkPath::proxy;  ///< to ranks that loads and stores do not reach
   /// Threads of this process move rows between nodes by calls of the driver.
   bool driver_moves_rows = false;
+  bool loads_lazily = false;  ///< CUDA loads a kernel when it is first used
   /// A call was captured: the epochs of calls and of kernels differ from then on.
   std::atomic<bool> has_captured = false;
   std::atomic<bool> fault_thrown = false;  ///< a fatal one
@@ -119,6 +120,8 @@ struct CudaGroup {
   /// The `failed` words of all ranks at this one.
   std::vector<std::uint64_t> failed_words() const;
   void wait_for_readers(cudaStream_t on);
+  bool waits_for_gpu() const;
+  void wait_for_gpu();
   /// Records between_ where `record` has left that for later.
   void record_left();
 

@@ -10,7 +10,6 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "memory/cuda/driver.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -38,7 +37,9 @@ class BetweenNodesBackend final : public detail::Backend {
     ways.low_latency = low_latency() != nullptr;
     ways.normal_by_nic = ways.normal && kernels_->normal->group.network == NetworkPath::nic;
     ways.low_latency_by_nic = ways.low_latency && kernels_->group.network == NetworkPath::nic;
-    ways.loads_lazily = memory::cuda::loads_lazily();
+    ways.loads_lazily = kernels_ && kernels_->group.loads_lazily &&
+                        (kernels_->group.driver_moves_rows ||
+                         (kernels_->normal && kernels_->normal->group.driver_moves_rows));
     detail::report_between_nodes(state_.team, ways);
   }
   void release() override {

@@ -7,6 +7,7 @@
 #include "ep/block_map.hpp"
 #include "ep/cuda/low_latency/remote_ranks.hpp"
 #include "ep/cuda/regions.hpp"
+#include "memory/cuda/driver.hpp"
 #include "memory/device.hpp"
 #include "world/device_side.hpp"
 #include "world/fabric/fabric.hpp"
@@ -111,6 +112,7 @@ void Kernels::open() {
   remote.world = world.device_side()->world();
   remote.path = group.network = path_of(state, memory_, (1 + outboxes) * layout.total);
   group.driver_moves_rows = driver_moves_rows(state, group.network);
+  group.loads_lazily = memory::cuda::loads_lazily();
   std::vector<std::byte*> blocks, reached;  // reached: nullptr where there is an outbox
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
     const Pe pe = state.world_pe(rank);

@@ -4,6 +4,7 @@
 #include "ep/block_map.hpp"
 #include "ep/cuda/between_nodes/kernels.hpp"
 #include "ep/cuda/regions.hpp"
+#include "memory/cuda/driver.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -39,6 +40,7 @@ void NormalKernels::open() {
   state.arena.reset(layout_.arena_bytes, static_cast<std::size_t>(state.shape.live_results));
   group.network = path_of(state, memory_, internode_.end());
   group.driver_moves_rows = driver_moves_rows(state, group.network);
+  group.loads_lazily = memory::cuda::loads_lazily();
   internode_.open(group.network);
   calls.open();
 }
