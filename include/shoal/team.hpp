@@ -53,12 +53,17 @@ class Team {
   std::optional<Pe> translate(Pe pe, const Team& other) const;
 
   /// The team of `count` PEs of this one: start, start + stride, ... (stride may be negative, not
-  /// 0).
+  /// 0). PEs may pass different numbers, so one call makes any number of disjoint teams:
   ///
-  /// Collective over this team. Returns an invalid team on PEs outside the new one, which must call
-  /// too. Throws Error{invalid_argument} when the range leaves this team, stating the range and the
-  /// size; Error{exhausted} when one of the PEs uses SHOAL_MAX_TEAMS; Error{mismatch} when PEs pass
-  /// different arguments. A call that throws changes nothing on any PE.
+  ///   const Pe rail = team.my_pe() % 8;
+  ///   shoal::Team peers = team.split_strided(rail, 8, (team.size() - rail + 7) / 8);
+  ///
+  /// Collective over this team. A PE in the set that it passes becomes a member: all PEs of this
+  /// set must pass the same numbers. Every other PE gets an invalid team, whatever its numbers.
+  /// Throws on all PEs: Error{mismatch} when PEs of a set pass different numbers, as those of sets
+  /// that overlap do; Error{invalid_argument} when the set of a member, or the numbers that all PEs
+  /// pass, leave this team; Error{exhausted} when one of the PEs uses SHOAL_MAX_TEAMS. A call that
+  /// throws changes nothing on any PE.
   Team split_strided(Pe start, Pe stride, Pe count) const;
 
   /// Lays this team out row by row, `x_range` PEs wide, and returns {my row, my column}. The last

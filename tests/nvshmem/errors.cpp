@@ -27,6 +27,17 @@ const std::map<std::string, void (*)()> mistakes = {
     {"align", [] { nvshmem_align(24, 100); }},
     {"free", [] { nvshmem_free(&on_the_stack); }},
     {"team", [] { nvshmem_barrier(NVSHMEM_TEAM_INVALID); }},
+    {"split_overlap",
+     [] {
+       nvshmem_team_t team;
+       nvshmem_team_split_strided(NVSHMEM_TEAM_WORLD, 0, 1, 1 + nvshmem_my_pe(), nullptr, 0, &team);
+     }},
+    {"split_differs",
+     [] {
+       const int me = nvshmem_my_pe();
+       nvshmem_team_t team;
+       nvshmem_team_split_strided(NVSHMEM_TEAM_WORLD, me, 1 - 2 * me, 2, nullptr, 0, &team);
+     }},
     {"destroy_world", [] { nvshmem_team_destroy(NVSHMEM_TEAM_WORLD); }},
     {"stream", [] { nvshmemx_int_put_on_stream(words, words, 1, 1, nullptr); }},
     {"get_on_stream", [] { (void)nvshmemx_int_g_on_stream(words, 1, nullptr); }},

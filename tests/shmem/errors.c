@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
     shmem_team_destroy(team);
     shmem_team_sync(copy);
   }
+  WHEN("split_overlap") shmem_team_split_strided(SHMEM_TEAM_WORLD, 0, 1, 1 + me, NULL, 0, &team);
   WHEN("destroy_world") shmem_team_destroy(SHMEM_TEAM_WORLD);
   WHEN("ctx_options") shmem_ctx_create(1 << 10, &ctx);
   WHEN("destroyed_ctx") {

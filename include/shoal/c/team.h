@@ -24,8 +24,9 @@ enum {
 
 /// Makes a handle of a predefined team, SHOAL_TEAM_*. Not collective.
 SHOAL_API shoal_status shoal_world_team(const shoal_world* world, int32_t which, shoal_team** team);
-/// Makes the team of `count` PEs of `team`: start, start + stride, .... Collective over `team`.
-/// *part is NULL on PEs outside the new team.
+/// Makes the team of `count` PEs of `team`: start, start + stride, .... Collective over `team`. One
+/// call makes any number of disjoint teams: PEs of the same set pass the same numbers. *part is
+/// NULL on PEs outside the set that they pass.
 SHOAL_API shoal_status shoal_team_split(const shoal_team* team, int32_t start, int32_t stride,
                                         int32_t count, shoal_team** part);
 /// Frees the handle in any case. For a team of shoal_team_split it is collective over the team and

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // teams.h: teams. Splits are collective over the parent, destroy over the team. Splits return 0, or
 // another value on all PEs of the parent where the arguments name no team or none is free.
+// split_strided makes any number of disjoint teams in one call: PEs of the same set pass the same
+// numbers, and a PE outside the set that it passes gets NVSHMEM_TEAM_INVALID. Other numbers on PEs
+// of one set, and sets that overlap, end the program.
 #ifndef SHOAL_NVSHMEM_HD
 #error "part of nvshmem.h: include <nvshmem.h>"
 #endif

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // teams.h: teams (OpenSHMEM 1.5, section 9.4). Splits are collective over the parent team. PEs
 // outside a new team get SHMEM_TEAM_INVALID. Splits return nonzero on all PEs where the arguments
-// name no team or no team is free (SHOAL_MAX_TEAMS).
+// name no team or no team is free (SHOAL_MAX_TEAMS). split_strided makes any number of disjoint
+// teams in one call: PEs of the same set pass the same numbers. Other numbers on PEs of one set,
+// and sets that overlap, end the program.
 #ifndef SHOAL_SHMEM
 #error "part of shmem.h: include <shmem.h>"
 #endif

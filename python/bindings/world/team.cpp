@@ -52,8 +52,9 @@ void bind_team(nb::module_& module) {
             return if_valid(self.split_strided(start, stride, count));
           },
           nb::arg("start"), nb::arg("stride"), nb::arg("count"),
-          "The team of `count` PEs from `start`, `stride` apart; None on PEs outside it. "
-          "Collective."_doc)
+          "The team of `count` PEs from `start`, `stride` apart; None on PEs outside the set that "
+          "they pass. One call makes any number of disjoint teams: PEs of the same set pass the "
+          "same numbers. Collective."_doc)
       .def(
           "split_2d",
           [](const Team& self, Pe x_range) {

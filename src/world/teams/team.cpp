@@ -21,7 +21,7 @@ using Parts = std::vector<std::vector<Pe>>;
 
 enum class SplitKind : std::uint32_t { strided = 1, rows, columns };
 
-/// One PE's arguments, which must be equal on all PEs of the parent, and its free team indices.
+/// One PE's arguments and its free team indices.
 struct SplitRequest {
   static constexpr std::size_t kWords = 32;
   SplitKind kind;
@@ -45,13 +45,76 @@ std::vector<SplitRequest> exchange_requests(TeamState& parent, const SplitReques
   return all;
 }
 
+bool same(const SplitRequest& a, const SplitRequest& b) {
+  return a.kind == b.kind && a.arguments == b.arguments;
+}
+
+/// Throws Error{mismatch} unless all PEs pass the same arguments.
 void check_agreement(const TeamState& parent, const std::vector<SplitRequest>& all) {
+  if (std::all_of(all.begin(), all.end(), [&](const auto& other) { return same(other, all[0]); }))
+    return;
   std::vector<std::string> texts;
   for (const SplitRequest& request : all) texts.push_back(describe(request));
-  const bool equal = std::all_of(texts.begin(), texts.end(),
-                                 [&](const auto& text) { return text == texts.front(); });
-  require(equal, Code::mismatch, "the PEs of team {} split it differently: {}", parent.index,
-          group_by_text(texts, parent.pes));
+  fail(Code::mismatch, "the PEs of team {} split it differently: {}", parent.index,
+       group_by_text(texts, parent.pes));
+}
+
+/// The numbers of a call of split_strided.
+struct Strided {
+  std::int64_t start, stride, count;
+
+  explicit Strided(const SplitRequest& request)
+      : start(request.arguments[0]), stride(request.arguments[1]), count(request.arguments[2]) {}
+  Pe at(std::int64_t i) const { return static_cast<Pe>(start + stride * i); }
+  /// Also of numbers that describe no set of the team.
+  bool contains(std::int64_t pe) const {
+    if (count < 1 || stride == 0) return count >= 1 && pe == start;
+    return (pe - start) % stride == 0 && (pe - start) / stride >= 0 &&
+           (pe - start) / stride < count;
+  }
+  void check(const TeamState& parent, Pe passed_by) const {
+    const auto size = static_cast<std::int64_t>(parent.size());
+    const std::int64_t last = start + stride * (count - 1);
+    require(
+        count >= 1 && stride != 0 && start >= 0 && start < size && last >= 0 && last < size,
+        Code::invalid_argument,
+        "split_strided(start {}, stride {}, count {}) on PE {}, of a team of {} PEs; count must be at least 1, "
+        "stride not 0, and all of start, start + stride, ... must lie in 0 to {}",
+        start, stride, count, parent.pes[static_cast<std::size_t>(passed_by)], size, size - 1);
+  }
+};
+
+/// The sets of all members: the PEs that are in the set that they pass.
+Parts strided_parts(const TeamState& parent, const std::vector<SplitRequest>& all) {
+  const auto size = static_cast<Pe>(parent.size());
+  const auto request = [&](Pe pe) -> const SplitRequest& {
+    return all[static_cast<std::size_t>(pe)];
+  };
+  const bool equal =
+      std::all_of(all.begin(), all.end(), [&](const auto& other) { return same(other, all[0]); });
+  if (equal) Strided(all[0]).check(parent, parent.my_pe);
+  for (const SplitRequest& other : all)
+    if (other.kind != SplitKind::strided) check_agreement(parent, all);
+  Parts parts;
+  for (Pe pe = 0; pe < size; ++pe) {
+    const Strided set(request(pe));
+    if (!set.contains(pe)) continue;
+    set.check(parent, pe);
+    // The first PE of a set compares the numbers of all its PEs; the others, those of the first.
+    const bool first = pe == set.at(0);
+    for (std::int64_t i = 0; i < (first ? set.count : 1); ++i)
+      require(
+          same(request(set.at(i)), request(pe)), Code::mismatch,
+          "the PEs of team {} split it differently: PE {} passes {}, a set that contains PE {}, "
+          "which passes {}; allowed: the same numbers on all PEs of a set",
+          parent.index, parent.pes[static_cast<std::size_t>(pe)],
+          [&] { return describe(request(pe)); }, parent.pes[static_cast<std::size_t>(set.at(i))],
+          [&] { return describe(request(set.at(i))); });
+    if (!first) continue;
+    std::vector<Pe>& part = parts.emplace_back();
+    for (std::int64_t i = 0; i < set.count; ++i) part.push_back(set.at(i));
+  }
+  return parts;
 }
 
 /// The lowest index in this section that is free on all PEs of a part.
@@ -72,10 +135,13 @@ struct Split {
   std::vector<std::uint64_t> generations;            ///< by PE of the parent
 };
 
+/// Forms the parts from the requests of all PEs. Throws the same on all of them.
+using Divide = std::function<Parts(const std::vector<SplitRequest>&)>;
+
 /// Exchanges requests until every part has an index or no free index is left. Every PE learns the
 /// indices of all parts, so that all throw when one part gets none.
 Split agree_on_split(TeamState& parent, SplitKind kind, std::array<Pe, 3> arguments,
-                     const std::function<Parts()>& divide) {
+                     const Divide& divide) {
   const TeamSlots& slots = parent.world->teams().slots();
   const auto words = slots.free_words();
   Split split;
@@ -85,8 +151,7 @@ Split agree_on_split(TeamState& parent, SplitKind kind, std::array<Pe, 3> argume
     std::copy(section.begin(), section.end(), mine.free.begin());
     const std::vector<SplitRequest> all = exchange_requests(parent, mine);
     if (first == 0) {
-      check_agreement(parent, all);
-      split.parts = divide();
+      split.parts = divide(all);
       split.indices.resize(split.parts.size());
       for (const SplitRequest& request : all) split.generations.push_back(request.generation);
     }
@@ -99,10 +164,10 @@ Split agree_on_split(TeamState& parent, SplitKind kind, std::array<Pe, 3> argume
   return split;
 }
 
-/// Splits `parent` into the parts that `divide` forms once all PEs agree on the arguments. Returns
-/// the team of this PE's part; nullptr where it is in none.
+/// Splits `parent` into the parts that `divide` forms. Returns the team of this PE's part; nullptr
+/// where it is in none.
 std::shared_ptr<TeamState> split(TeamState& parent, SplitKind kind, std::array<Pe, 3> arguments,
-                                 const std::function<Parts()>& divide) {
+                                 const Divide& divide) {
   WorldState& state = *parent.world;
   state.set_progress(Activity::team, parent.epoch + 1, "split");
   const Split agreed = agree_on_split(parent, kind, arguments, divide);
@@ -182,29 +247,21 @@ std::optional<Pe> Team::translate(Pe pe, const Team& other) const {
 }
 
 Team Team::split_strided(Pe start, Pe stride, Pe count) const {
+  TeamState& parent = state();
   return detail::handle(
-      detail::split(state(), detail::SplitKind::strided, {start, stride, count}, [&] {
-        const std::int64_t last = start + static_cast<std::int64_t>(stride) * (count - 1);
-        require(
-            count >= 1 && stride != 0 && start >= 0 && start < size() && last >= 0 && last < size(),
-            Code::invalid_argument,
-            "split_strided(start {}, stride {}, count {}) of a team of {} PEs; count must be at least 1, stride not 0, "
-            "and all of start, start + stride, ... must lie in 0 to {}",
-            start, stride, count, size(), size() - 1);
-        std::vector<Pe> pes;
-        for (Pe i = 0; i < count; ++i) pes.push_back(start + i * stride);
-        return detail::Parts{std::move(pes)};
-      }));
+      detail::split(parent, detail::SplitKind::strided, {start, stride, count},
+                    [&](const auto& all) { return detail::strided_parts(parent, all); }));
 }
 
 std::pair<Team, Team> Team::split_2d(Pe x_range) const {
-  const auto check = [&] {
+  const auto check = [&](const auto& all) {
+    detail::check_agreement(state(), all);
     require(x_range >= 1, Code::invalid_argument, "split_2d: x_range is {}; it must be at least 1",
             x_range);
     return std::min(x_range, size());
   };
-  auto row = detail::split(state(), detail::SplitKind::rows, {x_range, 0, 0}, [&] {
-    const Pe width = check();
+  auto row = detail::split(state(), detail::SplitKind::rows, {x_range, 0, 0}, [&](const auto& all) {
+    const Pe width = check(all);
     detail::Parts rows;
     for (Pe pe = 0; pe < size(); ++pe) {
       if (pe % width == 0) rows.emplace_back();
@@ -213,13 +270,14 @@ std::pair<Team, Team> Team::split_2d(Pe x_range) const {
     return rows;
   });
   try {
-    auto column = detail::split(state(), detail::SplitKind::columns, {x_range, 0, 0}, [&] {
-      const Pe width = check();
-      detail::Parts columns(static_cast<std::size_t>(width));
-      for (Pe pe = 0; pe < size(); ++pe)
-        columns[static_cast<std::size_t>(pe % width)].push_back(pe);
-      return columns;
-    });
+    auto column =
+        detail::split(state(), detail::SplitKind::columns, {x_range, 0, 0}, [&](const auto& all) {
+          const Pe width = check(all);
+          detail::Parts columns(static_cast<std::size_t>(width));
+          for (Pe pe = 0; pe < size(); ++pe)
+            columns[static_cast<std::size_t>(pe % width)].push_back(pe);
+          return columns;
+        });
     return {Team(std::move(row)), Team(std::move(column))};
   } catch (const Error&) {
     if (row) state().world->teams().release(*row);

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checks/world/operations.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <limits>
 #include <numeric>
+#include <string_view>
 
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
@@ -81,6 +85,13 @@ void check_split(const Team& parent, Pe start, Pe stride, Pe count) {
     const Pe d = pe - start;
     const bool there = d % stride == 0 && d / stride >= 0 && d / stride < count;
     EXPECT_EQ(parent.translate(pe, team), there ? std::optional<Pe>(d / stride) : std::nullopt);
+  }
+  const Pe mine = parent.my_pe();
+  const auto all = exchange_bytes(team, std::as_bytes(std::span(&mine, 1)));
+  for (Pe i = 0; i < count; ++i) {
+    Pe theirs = -1;
+    std::memcpy(&theirs, all.data() + static_cast<std::size_t>(i) * sizeof theirs, sizeof theirs);
+    EXPECT_EQ(theirs, start + i * stride);
   }
   Team(team).destroy();
   expect_error(Code::closed, "was destroyed", [&] { team.state(); });
@@ -401,6 +412,60 @@ void check_exchange(World& world) {
                [&] { state.exchange(all, "abcdefgh", world.my_pe() == 0 ? 4 : 8, "test"); });
 }
 
+/// Disjoint sets in one call: each PE passes the numbers of its own set.
+void check_disjoint_splits(World& world) {
+  const Team all = world.team();
+  const Pe n = all.size(), me = all.my_pe();
+  for (Pe stride = 1; stride <= n; ++stride) {
+    const Pe count = (n - me % stride + stride - 1) / stride;
+    check_split(all, me % stride, stride, count);
+  }
+  // A rail in reverse order beside teams of one PE.
+  const Pe rail = (n + 1) / 2;
+  check_split(all, me % 2 == 0 ? 2 * (rail - 1) : me, me % 2 == 0 ? -2 : 1, me % 2 == 0 ? rail : 1);
+  // The last PE is outside its own set, whatever that is.
+  constexpr Pe kMost = std::numeric_limits<Pe>::max(), kLeast = std::numeric_limits<Pe>::min();
+  const std::array<Pe, 3> outside[] = {{0, 1, n - 1},        {0, 0, 0},      {n, 1, 1},
+                                       {-1, -1, kMost},      {kMost, 2, 7},  {0, 0, 2},
+                                       {kLeast, kLeast, 99}, {n - 1, 1, -5}, {kMost, kMost, kMost}};
+  for (const auto& [start, stride, count] : outside) {
+    Team team =
+        me == n - 1 ? all.split_strided(start, stride, count) : all.split_strided(0, 1, n - 1);
+    EXPECT_EQ(team.valid(), me != n - 1);
+    if (team.valid()) team.destroy();
+  }
+  // All PEs are outside.
+  if (n > 2) EXPECT_FALSE(all.split_strided((me + 1) % n, 1, 1).valid());
+
+  // Sets that overlap, and PEs of one set that pass other numbers: an error on all PEs.
+  const auto differs = [&](std::string_view message, Pe start, Pe stride, Pe count) {
+    expect_error(Code::mismatch, message, [&] {
+      if (me == n - 1)
+        all.split_strided(start, stride, count);
+      else
+        all.split_strided(0, 1, n);
+    });
+  };
+  const std::string first = fmt::format("split_strided(start 0, stride 1, count {})", n);
+  differs(fmt::format("PE 0 passes {}, a set that contains PE {}, which passes split_strided(start "
+                      "{}, stride 1, count 1)",
+                      first, n - 1, n - 1),
+          n - 1, 1, 1);
+  differs("split it differently: PE 0 passes", n - 1, -1, n);  // the same set in another order
+  differs("split it differently: PE 0 passes", 0, 0, 0);
+  differs("split it differently: PE 0 passes", 0, 1, n - 1);
+  expect_error(Code::mismatch, "split it differently", [&] {
+    if (me == 0)
+      all.split_strided(0, 1, n);
+    else
+      all.split_2d(n);
+  });
+  // A member whose set leaves the team.
+  expect_error(Code::invalid_argument, fmt::format("on PE {}, of a team", n - 1),
+               [&] { all.split_strided(me, 1, me == n - 1 ? 2 : 1); });
+  check_split(all, 0, 1, n);  // nothing has changed
+}
+
 void check_teams(World& world) {
   const Team all = world.team();
   const Pe n = all.size();
@@ -410,8 +475,7 @@ void check_teams(World& world) {
   check_split(all, 1, 3, (n - 2) / 3 + 1);
   expect_error(Code::invalid_argument, "must lie in", [&] { all.split_strided(0, 1, n + 1); });
   expect_error(Code::invalid_argument, "stride not 0", [&] { all.split_strided(0, 0, 1); });
-  expect_error(Code::mismatch, "split it differently",
-               [&] { all.split_strided(0, 1, world.my_pe() == 0 ? 1 : 2); });
+  check_disjoint_splits(world);
   expect_error(Code::invalid_argument, "is predefined", [&] { world.team().destroy(); });
   expect_error(Code::invalid_argument, "is invalid", [] { Team().size(), Team().world_pe(0); });
   expect_error(Code::invalid_argument, "it has PEs 0 to", [&] { all.world_pe(n); });

@@ -86,5 +86,13 @@ INSTANTIATE_TEST_SUITE_P(Sizes, WorldOfThreads,
                                          Case{7, 0}),
                          name_of_case);
 
+// Rails of eight PEs on each of two nodes.
+TEST(WorldOfManyThreads, SplitsIntoRails) {
+  Settings settings = world_settings();
+  settings.node_size = 8;
+  settings.max_teams = 40;
+  run_threads(16, settings, check_teams);
+}
+
 }  // namespace
 }  // namespace shoal::test
