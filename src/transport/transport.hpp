@@ -207,9 +207,9 @@ class Transport {
   /// atomic.
   virtual void atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                           std::uint64_t compare, std::size_t width, std::uint64_t* before);
-  /// Whether all puts, atomics and signals to `pe` that started before the first call with this
-  /// `point` are complete at their target. Makes progress; does not wait for the peer where the
-  /// transport can tell without waiting. Throws Error{peer_failed}. Default: quiet, then true.
+  /// Whether all puts, gets, atomics and signals to `pe` that started before the first call with
+  /// this `point` are complete at their target. Makes progress; does not wait for the peer where
+  /// the transport can tell without waiting. Throws Error{peer_failed}. Default: quiet, then true.
   virtual bool reached(Pe pe, Point& point);
 
   /// Makes progress without waiting, for a thread that polls memory and has nothing else to do.

@@ -161,9 +161,9 @@ MUTATIONS = [
     (
         "signal before the data",
         EXECUTOR,
-        "      if (!start_put(queue, next)) return false;\n      break;",
+        "      if (!start_transfer(queue, next)) return false;\n      break;",
         "      transport.signal(queue.pe, queue.route->start + request.signal_offset, SignalOp::set,\n"
-        "                       request.signal_value);\n      return start_put(queue, next);",
+        "                       request.signal_value);\n      return start_transfer(queue, next);",
         False,
     ),
     (

@@ -21,11 +21,11 @@
 // multiple of their size (not checked).
 //
 // Heaps out of reach. Where this GPU does not reach a heap with loads and stores and the world has
-// a proxy (World::proxy), put, put_value, put_strided, put_signal, signal, atomics and barrier post
-// requests, which a thread of this PE executes over the network. put, put_strided and put_signal
-// return when the data are at their target; their source must be GPU memory, not shared memory or
-// the stack. Atomics with a result wait for it. put_value, atomic_set and signal do not wait:
-// quiet(scope, world) does. Gets and peer_pointer fail.
+// a proxy (World::proxy), all operations but peer_pointer post requests, which a thread of this PE
+// executes over the network. put, put_strided and put_signal return when the data are at their
+// target, get and get_strided when they are here; the local side must be GPU memory, not shared
+// memory or the stack. get_value takes words of 4 or 8 bytes. Atomics with a result wait for it.
+// put_value, atomic_set and signal do not wait: quiet(scope, world) does. peer_pointer fails.
 //
 // Failure. Nothing traps. A wait returns false after World::timeout_ns. When a PE does not exist or
 // cannot be reached, or a remote range leaves the heap, the call does nothing and results are zero.

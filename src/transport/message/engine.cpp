@@ -340,7 +340,7 @@ bool Engine::reached(Pe pe, Transport::Point& point) {
   if (!peer.failure.empty() && !peer.lost && not_before(peer.acknowledged, peer.counted))
     return true;
   check_peer(peer, {"quiet"});
-  return is_done(peer, point, peer.counted);
+  return is_done(peer, point, peer.counted) && peer.reads == 0;
 }
 
 /// Whether the requests up to `newest` and all that was written before the first call with this

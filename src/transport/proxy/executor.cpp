@@ -20,8 +20,8 @@ namespace {
 
 /// Most requests taken per step, and started per queue and step: completions are served in between.
 constexpr int kTakesPerStep = 64, kStartsPerStep = 32;
-/// Length of the transfers that a long put is cut into; the room of the transport is checked before
-/// each.
+/// Length of the transfers that a long put or get is cut into; the room of the transport is checked
+/// before each.
 constexpr std::uint64_t kTransferBytes = std::uint64_t{1} << 20;
 constexpr std::chrono::milliseconds kCheckInterval{5};
 
@@ -147,7 +147,8 @@ bool Executor::start(PeQueue& queue, std::uint64_t position) {
   const std::size_t offset = queue.route->start + request.offset;
   switch (request.kind) {
     case Kind::put:
-      if (!start_put(queue, next)) return false;
+    case Kind::get:
+      if (!start_transfer(queue, next)) return false;
       break;
     case Kind::put_value:  // its slot is not reused before the request is finished
       transport.put_nbi(queue.pe, offset,
@@ -169,15 +170,18 @@ bool Executor::start(PeQueue& queue, std::uint64_t position) {
   return true;
 }
 
-bool Executor::start_put(PeQueue& queue, Entry& entry) {
+bool Executor::start_transfer(PeQueue& queue, Entry& entry) {
   const Request& request = entry.request;
   Transport& transport = queue.route->transport;
   while (entry.started_bytes < request.bytes) {
     if (entry.started_bytes != 0 && !transport.has_room(queue.pe)) return false;
     const std::uint64_t now = std::min(kTransferBytes, request.bytes - entry.started_bytes);
-    transport.put_nbi(queue.pe, queue.route->start + request.offset + entry.started_bytes,
-                      reinterpret_cast<const std::byte*>(request.source) + entry.started_bytes,
-                      now);
+    const std::size_t offset = queue.route->start + request.offset + entry.started_bytes;
+    auto* const local = reinterpret_cast<std::byte*>(request.source) + entry.started_bytes;
+    if (request.kind == Kind::put)
+      transport.put_nbi(queue.pe, offset, local, now);
+    else
+      transport.get_nbi(local, queue.pe, offset, now);
     entry.started_bytes += now;
     renew(queue);
   }
@@ -250,7 +254,7 @@ void Executor::fail(Code code, std::uint64_t position, const Request& request,
   control.code = static_cast<std::int32_t>(code);
   control.position = position;
   control.offset = request.offset;
-  control.bytes = request.kind == Kind::put ? request.bytes : request.width;
+  control.bytes = moves_data(request.kind) ? request.bytes : request.width;
   std::atomic_ref(control.state).store(State::failed, std::memory_order_release);
 }
 

@@ -49,7 +49,7 @@ class Executor {
 
   struct Entry {
     Request request;
-    std::uint64_t started_bytes = 0;  ///< of a put: requests of the transport that have started
+    std::uint64_t started_bytes = 0;  ///< of a put or get: bytes whose transfers have started
     std::uint32_t queues = 0;         ///< of a fence: queues that it still holds back
     bool complete = false;
   };
@@ -78,7 +78,7 @@ class Executor {
   bool serve(PeQueue& queue);
   bool start_waiting(PeQueue& queue);
   bool start(PeQueue& queue, std::uint64_t position);
-  bool start_put(PeQueue& queue, Entry& entry);
+  bool start_transfer(PeQueue& queue, Entry& entry);
   bool finish_started(PeQueue& queue);
   void complete(std::uint64_t position) noexcept;
   bool free_slots() noexcept;

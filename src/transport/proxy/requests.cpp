@@ -39,11 +39,14 @@ std::optional<std::string> data_fault(const Request& request, std::uint64_t heap
   const unsigned width = request.width;
   switch (request.kind) {
     case Kind::put:
+    case Kind::get:
       if (request.bytes != 0 &&
           (request.source == 0 || request.source + request.bytes < request.source))
-        return fmt::format("the request names a source of {} bytes at address {:#x}", request.bytes,
+        return fmt::format("the request names a {} of {} bytes at address {:#x}",
+                           request.kind == Kind::put ? "source" : "target", request.bytes,
                            request.source);
-      return range_fault("a target", request.offset, request.bytes, heap_bytes);
+      return range_fault(request.kind == Kind::put ? "a target" : "a source", request.offset,
+                         request.bytes, heap_bytes);
     case Kind::put_value:
       if (width != 1 && width != 2 && width != 4 && width != 8)
         return fmt::format("the request names a value of {} bytes; allowed: 1, 2, 4, 8", width);
@@ -89,16 +92,18 @@ std::optional<Request> read_request(const device::proxy::Ring& ring,
 
 std::optional<std::string> fault_of(const Request& request, Pe n_pes, std::uint64_t heap_bytes) {
   constexpr std::uint8_t kSignal = kSignalSet | kSignalAdd;
-  if (request.kind < Kind::put || request.kind > Kind::fence)
+  if (request.kind < Kind::put || request.kind > Kind::get)
     return fmt::format("the request names kind {}; allowed: {} to {}",
                        static_cast<int>(request.kind), static_cast<int>(Kind::put),
-                       static_cast<int>(Kind::fence));
+                       static_cast<int>(Kind::get));
   if (request.kind == Kind::fence) return std::nullopt;
   if (request.pe < 0 || request.pe >= n_pes)
     return fmt::format("the request names PE {}; allowed: 0 to {}", request.pe, n_pes - 1);
   const bool atomic = request.kind == Kind::atomic;
+  const bool signals_nothing = atomic || request.kind == Kind::get;
   if ((request.flags & kSignal) == kSignal || (request.flags & ~(kSignal | kResult)) != 0 ||
-      ((request.flags & kResult) != 0) > atomic || ((request.flags & kSignal) != 0 && atomic))
+      ((request.flags & kResult) != 0) > atomic ||
+      ((request.flags & kSignal) != 0 && signals_nothing))
     return fmt::format("the request names flags {:#x}, which do not fit kind {}", request.flags,
                        static_cast<int>(request.kind));
   if (auto fault = data_fault(request, heap_bytes)) return fault;
@@ -112,6 +117,8 @@ std::string describe(const Request& request) {
     case Kind::put:
       return fmt::format("{} of {} bytes to PE {}", signals ? "put_signal" : "put", request.bytes,
                          request.pe);
+    case Kind::get:
+      return fmt::format("get of {} bytes from PE {}", request.bytes, request.pe);
     case Kind::put_value:
       return fmt::format("put_value of {} bytes to PE {}", request.width, request.pe);
     case Kind::atomic:

@@ -166,10 +166,12 @@ void Requester::finish_chunk(Use& use, std::size_t chunk) {
   if (ended.target.start != nullptr) copies_.from_chunk(ended.target, at(layout_.own_chunk(chunk)));
 }
 
-void Requester::finish_gets() {
+void Requester::finish_gets(Pe pe, std::uint64_t newest) {
   for (std::size_t i = 0; i < uses_.size(); ++i) {
     const std::size_t chunk = (next_chunk_ + i) % uses_.size();  // in the order of the requests
-    if (uses_[chunk].target.start != nullptr) finish_chunk(uses_[chunk], chunk);
+    Use& use = uses_[chunk];
+    const bool meant = pe < 0 || (use.pe == pe && use.number <= newest);
+    if (use.target.start != nullptr && meant) finish_chunk(use, chunk);
   }
 }
 
@@ -238,6 +240,7 @@ bool Requester::reached(Pe pe, Transport::Point& point) {
   }
   if (reply_word(pe, offsetof(Reply, completed)) >= point.number) {
     check_reply(pe, "operation");
+    finish_gets(pe, point.number);
     return true;
   }
   host_route_(pe).progress();

@@ -17,7 +17,7 @@ class Requester {
   Requester(const Context& context, const Layout& layout, Copies& copies);
 
   // As the operations of Transport. The source of put is free when it returns. put and signal are
-  // complete after finish or quiet, start_get after quiet.
+  // complete after finish or quiet, start_get after quiet, and all of them where reached is true.
   void put(Pe pe, std::size_t offset, const Elements& source, std::size_t stride);
   /// Waits for all earlier requests to `pe`. Control words travel by another transport than heaps:
   /// a PE that learns of a put from a control word must find it complete.
@@ -46,7 +46,8 @@ class Requester {
 
   std::size_t take_chunk();
   void finish_chunk(Use& use, std::size_t chunk);
-  void finish_gets();
+  /// Ends the gets of all PEs, or those from `pe` up to request `newest`.
+  void finish_gets(Pe pe = -1, std::uint64_t newest = 0);
   void send(Pe pe, const char* what, Request request);
   void await(Pe pe, const char* what, std::uint64_t number);
   void check_alive(Pe pe, const char* what) const;

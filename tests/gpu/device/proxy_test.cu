@@ -70,6 +70,39 @@ void check_exchange(World& world, const TestStream& stream) {
   barrier(world.team());
 }
 
+/// One block of each PE reads what the next PE has: bytes, words and every third word.
+__global__ void read_right(const __grid_constant__ device::World world, std::uint64_t* theirs,
+                           std::uint64_t* copy, std::uint64_t* thirds, std::uint64_t* values) {
+  const Pe from = (world.my_pe + 1) % world.n_pes;
+  device::get(Block{}, world, copy, theirs, kWords, from);
+  device::get_strided(Block{}, world, thirds, 1, theirs, 3, kWords / 3, from);
+  if (threadIdx.x < 8) values[threadIdx.x] = device::get_value(world, theirs + threadIdx.x, from);
+}
+
+void check_gets(World& world, const TestStream& stream) {
+  auto mine = world.heap().allocate<std::uint64_t>(kWords);
+  auto copy = world.heap().allocate<std::uint64_t>(kWords);
+  auto thirds = world.heap().allocate<std::uint64_t>(kWords / 3);
+  auto values = world.heap().allocate<std::uint64_t>(8);
+  const auto words_of = [](Pe pe) {
+    std::vector<std::uint64_t> words(kWords);
+    for (std::size_t i = 0; i < kWords; ++i) words[i] = 1000 * static_cast<std::uint64_t>(pe) + i;
+    return words;
+  };
+  fill(world, mine, words_of(world.my_pe()));
+  barrier(world.team());
+  read_right<<<1, 64, 0, stream>>>(cuda::device_world(world), mine.data(), copy.data(),
+                                   thirds.data(), values.data());
+  stream.synchronize();
+  cuda::check_failures(world);
+  const auto expected = words_of((world.my_pe() + 1) % world.n_pes());
+  EXPECT_EQ(fetch(world, copy), expected);
+  const auto strided = fetch(world, thirds), single = fetch(world, values);
+  for (std::size_t i = 0; i < kWords / 3; ++i) EXPECT_EQ(strided[i], expected[3 * i]);
+  for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(single[i], expected[i]);
+  barrier(world.team());
+}
+
 Settings proxy_settings() {
   Settings settings = cuda_settings();
   settings.node_size = 1;
@@ -83,6 +116,11 @@ Settings proxy_settings() {
 TEST(DeviceProxyOnGpu, ExchangesBetweenNodes) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(2, check_exchange, proxy_settings());
+}
+
+TEST(DeviceProxyOnGpu, ReadsFromOtherNodes) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(2, check_gets, proxy_settings());
 }
 
 TEST(DeviceProxyOnGpu, WorksWithASmallRing) {

@@ -61,6 +61,13 @@ class WorldProxy {
             .source = reinterpret_cast<std::uintptr_t>(source),
             .bytes = bytes};
   }
+  Request get(void* target, const void* source, std::size_t bytes, Pe pe) const {
+    return {.kind = Kind::get,
+            .pe = pe,
+            .offset = offset(source),
+            .source = reinterpret_cast<std::uintptr_t>(target),
+            .bytes = bytes};
+  }
   Request put_signal(void* target, const void* source, std::size_t bytes, std::uint64_t* flag,
                      std::uint64_t value, Pe pe) const {
     Request request = put(target, source, bytes, pe);

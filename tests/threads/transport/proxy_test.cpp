@@ -3,6 +3,7 @@
 // warps of a kernel.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <set>
 #include <sstream>
@@ -154,10 +155,56 @@ void check_order_and_length(World& world) {
   barrier(world.team());
 }
 
+/// Gets of many lengths, words and messages included, some of them in flight at a time and beside
+/// puts. Their data are there when they complete.
+void check_gets(World& world) {
+  constexpr std::size_t kBytes = (std::size_t{3} << 20) + 5;
+  auto data = world.heap().allocate<std::byte>(kBytes);
+  auto words = world.heap().allocate<std::uint64_t>(64);
+  const Pe from = right(world);
+  const auto byte_of = [](Pe pe, std::size_t i) {
+    return static_cast<std::byte>(i * 7 + static_cast<std::size_t>(pe));
+  };
+  for (std::size_t i = 0; i < kBytes; ++i) data[i] = byte_of(world.my_pe(), i);
+  WorldProxy proxy(world, kSlots);
+  std::vector<std::byte> target(kBytes);
+  barrier(world.team());
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{8}, std::size_t{100},
+                                  std::size_t{5000}, std::size_t{200'000}, kBytes}) {
+    std::fill(target.begin(), target.end(), std::byte{0});
+    check_ok(proxy.run(proxy.get(target.data(), &data[0], bytes, from)), "get", proxy);
+    for (std::size_t i = 0; i < bytes; ++i)
+      check(target[i] == byte_of(from, i), "byte ", i, " of ", bytes);
+  }
+  const std::size_t n_rounds = rounds<std::size_t>(300, 30);
+  constexpr std::size_t kTogether = 6, kMost = 2048;
+  for (std::size_t round = 0; round < n_rounds; ++round) {
+    Ticket tickets[kTogether] = {};
+    const auto offset_of = [&](std::size_t k) { return (round * 4099 + k * 7919) % 100'000; };
+    const auto length_of = [&](std::size_t k) { return k % 2 == 0 ? 8 : 1 + (round * 37) % kMost; };
+    for (std::size_t k = 0; k < kTogether; ++k) {
+      check_ok(proxy.post(proxy.put_value(&words[round % 64], round, from), tickets[k]), "put",
+               proxy);
+      check_ok(proxy.post(proxy.get(&target[k * kMost], &data[offset_of(k)], length_of(k), from),
+                          tickets[k]),
+               "get", proxy);
+    }
+    for (std::size_t k = 0; k < kTogether; ++k) {
+      check_ok(Producer::wait(proxy.ring(), tickets[k]), "wait", proxy);
+      for (std::size_t i = 0; i < length_of(k); ++i)
+        check(target[k * kMost + i] == byte_of(from, offset_of(k) + i), "round ", round, ", get ", k,
+              ", byte ", i);
+    }
+  }
+  check_ok(proxy.quiet(), "quiet", proxy);
+  barrier(world.team());
+}
+
 void check_proxy(World& world, std::size_t rounds_each) {
   check_many_producers(world, rounds_each);
   check_data_before_signal(world);
   check_order_and_length(world);
+  check_gets(world);
 }
 
 Settings sized(Settings settings) {
@@ -195,6 +242,7 @@ TEST_F(VerbsProxy, KeepsOrderWhereTheNicDoesNot) {
   run_threads(2, sized(verbs_settings()), [](World& world) {
     check_data_before_signal(world);
     check_order_and_length(world);
+    check_gets(world);
   });
 }
 

@@ -77,6 +77,15 @@ void check_requests(World& world) {
   world.get(got, words.on(world.my_pe()));
   for (std::size_t i = 0; i < kWords; ++i)
     ASSERT_EQ(got[i], i * 5 + static_cast<std::uint64_t>(far)) << i;
+  std::vector<std::uint64_t> back(kWords);
+  const Request get{.kind = Kind::get,
+                    .pe = far,
+                    .offset = offset(0),
+                    .source = reinterpret_cast<std::uintptr_t>(back.data()),
+                    .bytes = kWords * 8};
+  ASSERT_EQ(Producer::post(ring, get, ticket), Outcome::ok);
+  ASSERT_EQ(Producer::wait(ring, ticket), Outcome::ok);
+  EXPECT_EQ(back, source);
   EXPECT_EQ(got[kWords], 7U);
   EXPECT_EQ(got[kWords + 1], 150U);
   EXPECT_FALSE(cuda::take_failure(world).has_value());

@@ -63,7 +63,11 @@ class FakeTransport final : public Transport {
     log.push_back(fmt::format("put {} {}", pe, bytes));
     std::memcpy(memory[pe].data() + offset, source, bytes);
   }
-  void get(void*, Pe, std::size_t, std::size_t) override {}
+  void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) override {
+    if (pe == lost) fail(Code::peer_failed, "transport fake has lost PE {}", pe);
+    log.push_back(fmt::format("get {} {}", pe, bytes));
+    std::memcpy(target, memory[pe].data() + offset, bytes);
+  }
   std::uint64_t atomic(Pe pe, AtomicOp, std::size_t offset, std::uint64_t operand, std::uint64_t,
                        std::size_t) override {
     log.push_back(fmt::format("atomic {}", pe));
@@ -117,6 +121,35 @@ class ProxyRing : public testing::Test {
 
 Request value(Pe pe, std::uint64_t offset, std::uint64_t operand) {
   return {.kind = Kind::put_value, .width = 8, .pe = pe, .offset = offset, .operand = operand};
+}
+
+TEST_F(ProxyRing, Gets) {
+  Executor executor = make();
+  std::uint64_t target[2] = {};
+  post(value(1, 16, 5));
+  post(value(1, 24, 6));
+  transport_.reachable[1] = false;
+  const Ticket ticket = post({.kind = Kind::get,
+                              .pe = 1,
+                              .offset = 16,
+                              .source = reinterpret_cast<std::uintptr_t>(target),
+                              .bytes = sizeof target});
+  run(executor);
+  EXPECT_FALSE(is_complete(ticket));
+  transport_.reachable[1] = true;
+  run(executor);
+  EXPECT_TRUE(is_complete(ticket));
+  EXPECT_EQ(target[0], 5U);
+  EXPECT_EQ(target[1], 6U);
+  transport_.lost = 1;
+  const Ticket lost = post({.kind = Kind::get,
+                            .pe = 1,
+                            .source = reinterpret_cast<std::uintptr_t>(target),
+                            .bytes = 8});
+  run(executor);
+  EXPECT_EQ(Producer::wait(memory_.ring(), lost), Outcome::failed);
+  ASSERT_TRUE(executor.failure().has_value());
+  test::expect_parts(executor.failure()->what(), {"get of 8 bytes from PE 1", "has lost PE 1"});
 }
 
 TEST_F(ProxyRing, ExecutesRequestsInOrder) {
@@ -336,7 +369,7 @@ TEST_P(BadRequest, FailsTheRingWithoutEffect) {
 }
 
 const Bad kBad[] = {
-    {"NoSuchKind", {.kind = static_cast<Kind>(9), .pe = 1}, "kind 9; allowed: 1 to 5"},
+    {"NoSuchKind", {.kind = static_cast<Kind>(9), .pe = 1}, "kind 9; allowed: 1 to 6"},
     {"NegativePe", value(-1, 0, 1), "PE -1; allowed: 0 to 1"},
     {"PeOutsideTheWorld", value(2, 0, 1), "PE 2; allowed: 0 to 1"},
     {"BehindTheHeap", value(1, kHeap - 7, 1), "8 bytes at heap offset 4089; the heap has 4096"},
@@ -367,6 +400,13 @@ const Bad kBad[] = {
      {.kind = Kind::signal, .flags = kSignalSet | kSignalAdd, .pe = 1},
      "do not fit kind 4"},
     {"ResultOfAPut", {.kind = Kind::put, .flags = kResult, .pe = 1}, "do not fit kind 1"},
+    {"GetBehindTheHeap",
+     {.kind = Kind::get, .pe = 1, .offset = kHeap - 7, .source = 64, .bytes = 8},
+     "a source of 8 bytes at heap offset 4089"},
+    {"NoTarget", {.kind = Kind::get, .pe = 1, .bytes = 8}, "a target of 8 bytes at address 0x0"},
+    {"SignalOfAGet",
+     {.kind = Kind::get, .flags = kSignalSet, .pe = 1, .source = 64, .bytes = 8},
+     "do not fit kind 6"},
 };
 
 INSTANTIATE_TEST_SUITE_P(All, BadRequest, testing::ValuesIn(kBad),

@@ -38,9 +38,11 @@ __device__ void get_bytes(S scope, const World& world, void* target, const void*
                           std::size_t bytes, Pe pe) {
   scope.sync();
   const std::byte* const from =
-      detail::resolve(world, static_cast<const std::byte*>(source), bytes, pe);
+      detail::reach(world, static_cast<const std::byte*>(source), bytes, pe);
   if (from != nullptr)
     detail::copy<detail::Direction::get>(scope.rank(), scope.size(), target, from, bytes);
+  else
+    detail::get_unreached(world, scope.rank(), target, source, bytes, pe);
   scope.sync();
 }
 
@@ -74,8 +76,17 @@ template <typename T>
 __device__ T get_value(const World& world, const T* source, Pe pe) {
   static_assert(std::is_trivially_copyable_v<T>);
   T value{};
-  const T* const from = detail::resolve(world, source, sizeof(T), pe);
-  if (from != nullptr) detail::copy<detail::Direction::get>(0, 1, &value, from, sizeof(T));
+  const T* const from = detail::reach(world, source, sizeof(T), pe);
+  if (from != nullptr) {
+    detail::copy<detail::Direction::get>(0, 1, &value, from, sizeof(T));
+  } else if constexpr (sizeof(T) == 4 || sizeof(T) == 8) {
+    // The proxy cannot write to the stack of a thread, but it returns the result of an atomic.
+    const std::uint64_t bits =
+        detail::atomic_unreached(world, AtomicOp::fetch, source, 0, 0, sizeof(T), pe, true);
+    memcpy(&value, &bits, sizeof value);
+  } else {
+    detail::report_unreached(world, source, sizeof(T), pe);
+  }
   return value;
 }
 
@@ -103,9 +114,14 @@ __device__ void get_strided(S scope, const World& world, T* target, std::size_t 
                             const Exactly<T>* source, std::size_t source_stride, std::size_t count,
                             Pe pe) {
   scope.sync();
-  const T* const from = detail::resolve(
-      world, source, detail::extent(sizeof(T), source_stride * sizeof(T), count), pe);
-  if (from != nullptr)
+  const std::size_t bytes = detail::extent(sizeof(T), source_stride * sizeof(T), count);
+  const T* const from = detail::reach(world, source, bytes, pe);
+  if (from == nullptr)
+    detail::get_strided_unreached(world, scope.rank(), scope.size(),
+                                  reinterpret_cast<std::byte*>(target), target_stride * sizeof(T),
+                                  reinterpret_cast<const std::byte*>(source),
+                                  source_stride * sizeof(T), sizeof(T), count, bytes, pe);
+  else
     detail::copy_strided<detail::Direction::get>(
         scope.rank(), scope.size(), reinterpret_cast<std::uint8_t*>(target),
         target_stride * sizeof(T), reinterpret_cast<const std::uint8_t*>(from),

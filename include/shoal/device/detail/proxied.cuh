@@ -35,9 +35,9 @@ __device__ inline bool check_outcome(const World& world, const proxy::Request& r
                                                      : FailureKind::proxy_failed;
   report.awaited = failed ? control.pe : request.pe;
   report.offset = failed ? control.offset : request.offset;
-  report.bytes = failed                             ? control.bytes
-                 : request.kind == proxy::Kind::put ? request.bytes
-                                                    : request.width;
+  report.bytes = failed                            ? control.bytes
+                 : proxy::moves_data(request.kind) ? request.bytes
+                                                   : request.width;
   report.expected = failed ? static_cast<std::uint64_t>(control.code) : 0;
   report.seen = static_cast<std::uint64_t>(failed ? control.kind : request.kind);
   report.waited_ns = failed ? 0 : world.proxy->timeout_ns;

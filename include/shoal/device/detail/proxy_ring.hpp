@@ -41,7 +41,13 @@ enum class Kind : std::uint8_t {
   atomic,     ///< on a word of `width` bytes; with kResult, the response has the value before
   signal,     ///< only the signal
   fence,      ///< orders earlier requests before later ones, to every PE
+  get,        ///< `bytes` bytes of the heap to `source`
 };
+
+/// Whether requests of this kind have `source` and `bytes`.
+SHOAL_HOST_DEVICE constexpr bool moves_data(Kind kind) {
+  return kind == Kind::put || kind == Kind::get;
+}
 
 /// Flags of a request.
 inline constexpr std::uint8_t kSignalSet = 1, kSignalAdd = 2, kResult = 4;
@@ -54,8 +60,8 @@ struct Request {
   std::uint8_t flags = 0;
   Pe pe = -1;
   std::uint64_t offset = 0;
-  std::uint64_t source = 0;   ///< put: address that the consumer can read
-  std::uint64_t bytes = 0;    ///< put
+  std::uint64_t source = 0;   ///< put, get: local address that the consumer can read or write
+  std::uint64_t bytes = 0;    ///< put, get
   std::uint64_t operand = 0;  ///< put_value, atomic; the same word as `source`
   std::uint64_t compare = 0;  ///< atomic; the same word as `bytes`
   std::uint64_t signal_offset = 0;
@@ -176,7 +182,7 @@ struct Producer {
              (ticket = position, true);
     });
     if (reserved != Outcome::ok) return reserved;
-    const bool data = request.kind == Kind::put;
+    const bool data = moves_data(request.kind);
     std::uint64_t* const words = ring.slots[ticket % ring.n_slots].words;
     Platform::store_relaxed_system(words + 0, request.offset);
     Platform::store_relaxed_system(words + 1, data ? request.source : request.operand);
@@ -189,7 +195,8 @@ struct Producer {
     return Outcome::ok;
   }
 
-  /// Waits until the request is complete at its target; a put's source may then be reused.
+  /// Waits until the request is complete: at its target, a put's source may then be reused; the
+  /// data of a get are in `source`.
   SHOAL_HOST_DEVICE static Outcome wait(const Ring& ring, Ticket ticket) {
     Response& response = ring.responses[ticket % ring.n_slots];
     return poll(ring, [&] { return Platform::load_acquire_system(&response.done) >= ticket + 1; });

@@ -43,6 +43,37 @@ __device__ __noinline__ inline void put_unreached(World world, unsigned rank, vo
   if (bytes != 0 || flag != nullptr) post(world, request, true);
 }
 
+/// Thread 0 of the scope gets. The target must be memory that the host's copies reach: not shared
+/// memory, not the stack. Puts on the NIC to `source` are complete; values and signals may not be.
+__device__ __noinline__ inline void get_unreached(World world, unsigned rank, void* target,
+                                                  const void* source, std::size_t bytes, Pe pe) {
+  if (rank != 0 || !proxied(world, source, bytes, pe) || bytes == 0) return;
+  proxy::Request request{};
+  request.kind = proxy::Kind::get;
+  request.pe = pe;
+  request.offset = heap_offset(world, source);
+  request.source = reinterpret_cast<std::uint64_t>(target);
+  request.bytes = bytes;
+  post(world, request, true);
+}
+
+/// The elements of a strided get, as put_strided_unreached.
+__device__ __noinline__ inline void get_strided_unreached(
+    World world, unsigned rank, unsigned size, std::byte* target, std::size_t target_stride,
+    const std::byte* source, std::size_t source_stride, std::size_t element, std::size_t count,
+    std::size_t bytes, Pe pe) {
+  if (!proxied(world, source, bytes, pe)) return;
+  proxy::Request request{};
+  request.kind = proxy::Kind::get;
+  request.pe = pe;
+  request.bytes = element;
+  for (std::size_t i = rank; i < count; i += size) {
+    request.offset = heap_offset(world, source + i * source_stride);
+    request.source = reinterpret_cast<std::uint64_t>(target + i * target_stride);
+    if (!post(world, request, i + size >= count)) return;
+  }
+}
+
 /// Starts a put of the calling thread, and a signal after it where `flag` is not nullptr; does not
 /// wait. The source must stay as it is until something later has arrived. Returns whether the post
 /// was accepted.
