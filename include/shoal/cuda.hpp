@@ -44,7 +44,8 @@ using Stream = CUstream_st*;
 /// The world as a kernel parameter of this PE. Valid until the world is closed.
 device::World device_world(const shoal::World& world);
 /// The team as a kernel parameter of its PEs. Throws Error{unsupported} in worlds of more than
-/// device::Team::kMaxPes PEs.
+/// device::Team::kMaxPes PEs. Logs (info) the reason where kernels cannot run collectives of the
+/// team (shoal/device/collective.cuh).
 device::Team device_team(const shoal::Team& team);
 
 /// Throws the first failure on this PE's GPU since the last call, and clears it: Error{timeout}
@@ -66,9 +67,9 @@ LaunchContext launch_context(const shoal::World& world);
 /// is not, the call has no effect.
 void order(const shoal::World& world, Stream before, Stream after);
 
-/// Whether this PE's GPU reaches the heaps of all PEs of the team by load and store, as operations
-/// on streams and in kernels need. False without a device side, and in worlds of more than
-/// device::Team::kMaxPes PEs.
+/// Whether this PE's GPU reaches the heaps of all PEs of the team by load and store. The proxy
+/// carries most operations to the others (StreamOperations, shoal/device.hpp). False without a
+/// device side, and in worlds of more than device::Team::kMaxPes PEs.
 bool reaches(const shoal::Team& team);
 
 /// A block of bytes that put_to_all copies: from local memory to `place`, an address in this PE's
@@ -108,6 +109,11 @@ struct EntryFetch {
 /// target of a get or of a result) is memory that this GPU can use: its own, the symmetric heap, or
 /// pinned host memory; other host memory is Error{invalid_argument}. It must stay untouched until
 /// the stream has passed the operation.
+///
+/// Where this GPU does not reach the heap of a PE by loads and stores, the proxy carries the
+/// operation (SHOAL_PROXY_SLOTS), which holds the stream until it is complete. With 256 of them
+/// queued outside graphs, a call waits for the first. put_when, take_when, put_to_all, wait_for_all
+/// and fetch_entries need loads and stores: Error{unsupported} elsewhere.
 class StreamOperations {
  public:
   /// `stream` is a stream of this PE's GPU and outlives the object. Cheap; not collective. Throws

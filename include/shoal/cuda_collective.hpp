@@ -7,16 +7,23 @@
 //   on.all_gather(all.data(), mine.data(), bytes);
 //
 // The contract is that of shoal/collective.hpp, in stream order: a call checks its arguments,
-// queues one kernel and returns. Every PE of the team queues the same calls in the same order, with
+// queues its work and returns. Every PE of the team queues the same calls in the same order, with
 // the same counts, those of kernels (shoal/device/collective.cuh) and barriers on streams included;
 // what PEs pass is not compared. Calls can be captured in CUDA graphs. A PE that does not come is a
 // failure that shoal::cuda::check_failures throws; the team is then out of step on GPUs.
 //
-// The results have the bits of the host's collectives (NaNs: the processor's), whatever the size,
-// the algorithm and the number of blocks. SHOAL_COLLECTIVE_* select algorithms.
+// Teams of more than device::Team::kMaxCollectivePes PEs, and teams with PEs that this GPU does not
+// reach by loads and stores, take a copy or a request to the proxy for each PE, between two
+// barriers, and memory of the GPU in stream order for reductions. Worlds of more than
+// device::Team::kMaxPes PEs have no collectives on streams.
 //
-// SHOAL_COLLECTIVE_NCCL gives large ones to NCCL, which needs a GPU for each PE. The first such
-// call of a team then waits for all its PEs on the host, and no graph may capture it.
+// Results have the bits of the host's collectives (NaNs: the processor's), whatever the size, the
+// algorithm and the number of blocks, except sums by NCCL. SHOAL_COLLECTIVE_* select algorithms.
+//
+// NCCL runs what it was measured to do faster: broadcasts from 1 MiB and reductions from 16 MiB on
+// of at least four PEs with a GPU each (SHOAL_COLLECTIVE_NCCL). The first such call of a team waits
+// for all its PEs on the host. While a graph is captured, only a team that has made such a call
+// uses NCCL.
 //
 // The host's collectives (shoal/collective.hpp) work for these heaps too and wait for their result.
 // They are kernels as well where the GPU of each PE of the team reaches the heaps of all, except
@@ -71,11 +78,10 @@ constexpr ElementType element_type_of() {
 
 /// Collectives of one team on one stream. Cheap to make; not collective.
 ///
-/// Every call throws Error{unsupported} where the world has no device side, where this GPU does not
-/// reach the heaps of all PEs of the team by load and store, and for teams of more than
-/// device::Team::kMaxCollectivePes PEs; Error{invalid_argument} for arguments as in
-/// shoal/collective.hpp; Error{closed} after close; Error{system} with CUDA's reason. A call that
-/// throws has queued nothing.
+/// Every call throws Error{unsupported} where the world has no device side, and where this GPU
+/// reaches the heap of a PE neither by loads and stores nor by the proxy; Error{invalid_argument}
+/// for arguments as in shoal/collective.hpp; Error{closed} after close; Error{system} with CUDA's
+/// reason. A call that throws has queued nothing, except after Error{system}.
 class StreamCollectives {
  public:
   /// `stream` is a stream of this PE's GPU and outlives the object. Throws Error{invalid_argument}
@@ -94,7 +100,8 @@ class StreamCollectives {
   /// `source` may be block my_pe of `target`.
   void all_gather(void* target, const void* source, std::size_t bytes) const;
   void all_to_all(void* target, const void* source, std::size_t bytes) const;
-  /// Sizes and offsets are read on the GPU.
+  /// Sizes and offsets are read on the GPU, by one kernel: Error{unsupported} for teams of more
+  /// than device::Team::kMaxCollectivePes PEs or with PEs out of reach of loads and stores.
   void all_to_all_v(const device::AllToAllV& arguments) const;
 
   void reduce(ElementType type, ReduceOp op, void* target, const void* source,

@@ -103,7 +103,7 @@ struct Settings {
   std::size_t collective_packet_limit = std::size_t{256} << 10;
   std::size_t collective_one_shot_limit = std::size_t{256} << 10;
   std::size_t collective_scratch = std::size_t{2} << 20;
-  std::string collective_nccl = "off";
+  std::string collective_nccl = "automatic";
   std::size_t collective_nccl_from = std::size_t{32} << 20;
   std::string nccl_library = "libnccl.so.2";
 

@@ -315,15 +315,19 @@ std::vector<SettingInfo> collective_rows() {
           "lowest index after it have a quarter of that each. Together at most an eighth of the "
           "heap's first step. 0: no packets. The same on all PEs.",
           0, std::int64_t{1} << 30),
-      text("SHOAL_COLLECTIVE_NCCL", "NVSHMEM_DISABLE_NCCL", scope, &S::collective_nccl,
-           "Which large collectives on streams NCCL runs; the same on all PEs. moves: broadcast, "
-           "all-gather and all-to-all. all: also reductions, whose sums then have NCCL's order, of "
-           "the types and operators that NCCL has. Needs NCCL 2.19 and a GPU for each PE.",
-           {"off", "moves", "all"}),
-      number("SHOAL_COLLECTIVE_NCCL_FROM", "", scope, &S::collective_nccl_from,
-             "Bytes from which collectives are large for SHOAL_COLLECTIVE_NCCL: of the longer of "
-             "the source and the target of a PE. The same on all PEs.",
-             0, std::int64_t{1} << 40),
+      text(
+          "SHOAL_COLLECTIVE_NCCL", "NVSHMEM_DISABLE_NCCL", scope, &S::collective_nccl,
+          "Which large collectives on streams NCCL runs; the same on all PEs. automatic: those that "
+          "it does faster, which are broadcasts from 1 MiB and reductions from 16 MiB on of teams of "
+          "at least four PEs, if NCCL can be used. moves: broadcast, all-gather and all-to-all. all: "
+          "also reductions. Sums by NCCL have NCCL's order. Reductions are those of the types and "
+          "operators that NCCL has. Needs NCCL 2.19 and a GPU for each PE.",
+          {"automatic", "off", "moves", "all"}),
+      number(
+          "SHOAL_COLLECTIVE_NCCL_FROM", "", scope, &S::collective_nccl_from,
+          "Bytes from which collectives are large for SHOAL_COLLECTIVE_NCCL=moves and all: of the longer of "
+          "the source and the target of a PE. The same on all PEs.",
+          0, std::int64_t{1} << 40),
       text("SHOAL_NCCL_LIBRARY", "", scope, &S::nccl_library,
            "The file of NCCL; the dynamic linker searches for a name without a slash."),
   };

@@ -9,6 +9,7 @@
 #include "base/check.hpp"
 #include "world/placement.hpp"
 #include "world/queue_failures.hpp"
+#include "world/state.hpp"
 #include "world/teams/team_state.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "world/cuda/make_device_side.hpp"
@@ -43,6 +44,7 @@ const char* name_of(FailureKind kind) {
     case FailureKind::gda_aborted:
     case FailureKind::collective:
     case FailureKind::block_too_large:
+    case FailureKind::no_collectives:
       break;
   }
   return "operation";
@@ -50,8 +52,8 @@ const char* name_of(FailureKind kind) {
 
 /// An operation of the proxy, by its kind.
 const char* proxy_operation(std::uint64_t kind) {
-  constexpr const char* names[] = {"operation", "put",    "put_value",
-                                   "atomic",    "signal", "fence or quiet"};
+  constexpr const char* names[] = {"operation",      "put", "put_value", "atomic", "signal",
+                                   "fence or quiet", "get"};
   return names[kind < std::size(names) ? kind : 0];
 }
 
@@ -81,6 +83,12 @@ std::string setter(const FailureReport& report) {
 
 std::uint64_t epoch_of(std::uint64_t word) {
   return word & ((std::uint64_t{1} << device::Team::kEpochBits) - 1);
+}
+
+/// Why a team has no collectives in kernels.
+std::string no_collectives(Pe unreached) {
+  if (unreached < 0) return fmt::format("it has more than {} PEs", device::Team::kMaxCollectivePes);
+  return fmt::format("this GPU does not reach the heap of PE {} by loads and stores", unreached);
 }
 
 Error describe_closed(const FailureReport& report, Pe my_pe, Pe n_pes) {
@@ -175,6 +183,14 @@ device::Team describe_team(const DeviceSide& side, const TeamState& team) {
   return result;
 }
 
+std::string kernel_collectives_obstacle(const WorldState& world, const TeamState& team) {
+  if (team.size() > static_cast<std::size_t>(device::Team::kMaxCollectivePes))
+    return no_collectives(-1);
+  for (const Pe pe : team.pes)
+    if (world.peer_base(pe) == nullptr) return no_collectives(pe);
+  return "";
+}
+
 CollectiveLimits collective_limits(const Settings& settings) {
   constexpr std::uint64_t kAll = ~std::uint64_t{0};
   const std::string& algorithm = settings.collective_algorithm;
@@ -232,6 +248,13 @@ Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
               "operation {} of the team, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
               report.waited_ns / 1'000'000, my_pe, n_pes, report.awaited, epoch_of(report.expected),
               epoch_of(report.seen), place(report)));
+    case FailureKind::no_collectives:
+      return Error(
+          Code::unsupported,
+          fmt::format("a collective in a kernel of PE {} of {} on a team without such collectives: "
+                      "{}; nothing was done. Collectives on streams and of the host serve this "
+                      "team",
+                      my_pe, n_pes, no_collectives(report.awaited)));
     case FailureKind::block_too_large:
       return Error(
           Code::invalid_argument,

@@ -17,6 +17,7 @@
 #include <string>
 
 #include "shoal/cuda.hpp"
+#include "shoal/device/detail/proxy_ring.hpp"
 #include "shoal/device/types.hpp"
 
 namespace shoal::detail {
@@ -55,6 +56,17 @@ struct Transfer {
   std::size_t bytes = 0;
   std::uint64_t* flag = nullptr;
   std::uint64_t value = 0;
+};
+
+/// Requests to the proxy, in the order of a stream: `count` times `request`, each the strides
+/// further on. With `result`, of one atomic: where the value before goes, `request.width` bytes.
+struct Posts {
+  device::proxy::Request request{};
+  std::size_t count = 1;
+  std::size_t offset_stride = 0, source_stride = 0;
+  void* result = nullptr;
+  /// Whether the stream waits until they are complete; otherwise DeviceSide::drain does.
+  bool complete = true;
 };
 
 /// What the settings say about collectives (device::Team).
@@ -128,6 +140,15 @@ class DeviceSide {
                             const std::uint64_t* flags, std::uint64_t value) const = 0;
   virtual void fetch_entries(cuda::Stream stream, const cuda::EntryFetch& fetch) const = 0;
   virtual void order(cuda::Stream before, cuda::Stream after) const = 0;
+  /// Whether the stream is being captured into a graph.
+  virtual bool captures(cuda::Stream stream) const = 0;
+  /// For heaps that this GPU does not reach. The world has a proxy (World::proxy).
+  virtual void post(cuda::Stream stream, const Posts& posts) const = 0;
+  /// Holds the stream until all requests that this PE has posted before are complete.
+  virtual void drain(cuda::Stream stream) const = 0;
+  /// Memory of the GPU from its allocation to its release in the order of the stream.
+  virtual std::byte* allocate(cuda::Stream stream, std::size_t bytes) const = 0;
+  virtual void release(cuda::Stream stream, std::byte* memory) const = 0;
   /// The first error of the proxy, which serves heaps that this GPU does not reach.
   virtual std::optional<Error> proxy_failure() const { return std::nullopt; }
   /// Whether World::gda serves all puts and signals of kernels between [offset, offset + bytes) of
@@ -159,6 +180,10 @@ std::shared_ptr<DeviceSide> make_device_side(const DeviceSideContext& context);
 
 /// A team for kernels. Throws Error{unsupported} for worlds of more than device::Team::kMaxPes PEs.
 device::Team describe_team(const DeviceSide& side, const TeamState& team);
+
+/// Why kernels cannot run collectives of the team, although its barrier and everything else work;
+/// empty where they can.
+std::string kernel_collectives_obstacle(const WorldState& world, const TeamState& team);
 
 /// Takes a complete report, so that the next one can be written; nullopt where there is none.
 std::optional<device::FailureReport> take_report(device::FailureReport& report);

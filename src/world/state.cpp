@@ -42,8 +42,8 @@ Pe WorldState::my_pe() const noexcept {
 Pe WorldState::n_pes() const noexcept {
   return placement_->n_pes;
 }
-void WorldState::set_device_side(std::shared_ptr<DeviceSide> side) noexcept {
-  device_side_ = std::move(side);
+std::shared_ptr<DeviceSide> WorldState::set_device_side(std::shared_ptr<DeviceSide> side) noexcept {
+  return std::exchange(device_side_, std::move(side));
 }
 const memory::Device* WorldState::cuda() const noexcept {
   return memory_->device().get();

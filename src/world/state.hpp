@@ -75,7 +75,8 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   Closers& closers() noexcept { return closers_; }
   /// Operations on streams and in kernels; nullptr where the heap is on the host.
   DeviceSide* device_side() const noexcept { return device_side_.get(); }
-  void set_device_side(std::shared_ptr<DeviceSide> side) noexcept;
+  /// Returns the one before.
+  std::shared_ptr<DeviceSide> set_device_side(std::shared_ptr<DeviceSide> side) noexcept;
   Bootstrap& bootstrap() const noexcept { return *bootstrap_; }
   const std::vector<InitPhase>& init_phases() const noexcept { return phases_; }
 

@@ -19,8 +19,9 @@
 // equal. 16-byte accesses are used where both are multiples of 16.
 //
 // Reach. This GPU reaches the heaps of all PEs of the team with loads and stores, and the team has
-// at most Team::kMaxCollectivePes PEs. Otherwise the call does nothing, returns false and reports
-// `unreachable`.
+// at most Team::kMaxCollectivePes PEs. shoal::cuda::device_team logs which teams these are not.
+// Their calls do nothing, return false and report `no_collectives`; collectives on streams
+// (shoal/cuda_collective.hpp) and of the host serve them.
 //
 // Failure. Nothing traps. A call returns false on all threads of the scope after World::timeout_ns
 // without a PE, and the failure names it (shoal::cuda::check_failures). The contents of `target`

@@ -36,6 +36,8 @@ enum class FailureKind : std::uint32_t {
   gda_aborted,     ///< the world was closed while the NIC had requests
   collective,      ///< the deadline passed before PE `awaited` came to a collective
   block_too_large,  ///< all_to_all_v: PE `awaited` sent `bytes` bytes, which were cut off
+  no_collectives,   ///< the team has no collectives in kernels; `awaited`: a PE out of reach, or -1
+                    ///< where it has too many PEs. Nothing was done
 };
 
 /// The first failure in a kernel of this PE since the report was last taken. It lies in host memory

@@ -40,15 +40,39 @@ __global__ void __launch_bounds__(kMaxThreads)
                                      reduce.source, reduce.count, reduce.divided);
 }
 
+/// Of blocks in this GPU's memory, in their order.
+template <typename T, typename Op>
+__global__ void __launch_bounds__(kMaxThreads)
+    parts_kernel(std::byte* target, const std::byte* source, std::size_t count, std::size_t parts,
+                 std::size_t stride) {
+  begin();
+  const dd::GridCrew crew;
+  for (std::size_t i = crew.rank(); i < count; i += crew.size()) {
+    dd::AccumulatorOf<T> sum = device::Elements<T>::load(reinterpret_cast<const T*>(source)[i]);
+    for (std::size_t part = 1; part < parts; ++part)
+      sum = Op{}(sum,
+                 device::Elements<T>::load(reinterpret_cast<const T*>(source + part * stride)[i]));
+    reinterpret_cast<T*>(target)[i] = device::Elements<T>::store(sum);
+  }
+}
+
 /// launch: nullptr loads the kernels.
 template <typename T, typename Op>
 const char* reduce_with(const Launch* launch, const ReduceArguments& arguments) {
   if (launch == nullptr) {
-    const char* const failure = load_kernel(packets_kernel<T, Op>);
-    return failure != nullptr ? failure : load_kernel(bulk_kernel<T, Op>);
+    for (const char* const failure :
+         {load_kernel(packets_kernel<T, Op>), load_kernel(bulk_kernel<T, Op>),
+          load_kernel(parts_kernel<T, Op>)})
+      if (failure != nullptr) return failure;
+    return nullptr;
   }
   const device::Team& team = launch->team;
   const std::size_t bytes = arguments.count * sizeof(T);
+  if (arguments.parts != 0)
+    return start(*launch, bulk_shape(bytes * arguments.parts, launch->pes_on_device),
+                 parts_kernel<T, Op>, static_cast<std::byte*>(arguments.target),
+                 static_cast<const std::byte*>(arguments.source), arguments.count, arguments.parts,
+                 arguments.stride);
   Reduce reduce{static_cast<std::byte*>(arguments.target),
                 static_cast<const std::byte*>(arguments.source), arguments.count,
                 arguments.scatter ? bytes : 0, false};

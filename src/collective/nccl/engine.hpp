@@ -12,11 +12,13 @@
 namespace shoal::collective::nccl {
 
 /// What a collective has to be for NCCL to run it (SHOAL_COLLECTIVE_NCCL).
-enum class Kind { move, reduction };
+enum class Kind { broadcast, move, reduction };
 
-/// Whether the settings give a collective to NCCL. `bytes`: the longer of the source and the target
-/// of a PE. The same on all PEs.
-bool wanted(const Settings& settings, Kind kind, std::size_t bytes);
+/// Whether the settings give a collective of a team of `pes` PEs to NCCL. `bytes`: the longer of
+/// the source and the target of a PE. The same on all PEs.
+bool wanted(const Settings& settings, Kind kind, std::size_t bytes, std::size_t pes);
+/// Whether NCCL may be chosen without being asked for: SHOAL_COLLECTIVE_NCCL=automatic.
+bool is_automatic(const Settings& settings);
 /// Whether NCCL has the type and the operator.
 bool has(cuda::ElementType type, ReduceOp op);
 
@@ -28,6 +30,8 @@ class Engine {
   /// world's timeout. `pes_on_device`: PEs on this PE's GPU. Throws on all PEs of the team:
   /// Error{unsupported} where NCCL cannot be loaded on one PE, or PEs share a GPU.
   static Engine& of(detail::TeamState& team, int pes_on_device);
+  /// The same; nullptr, on all PEs, where of() throws Error{unsupported}. Logs the reason once.
+  static Engine* find(detail::TeamState& team, int pes_on_device);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

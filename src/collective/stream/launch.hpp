@@ -22,12 +22,15 @@ struct Launch {
   bool overlaps = false;
 };
 
-/// The arguments of a reduction, all in this PE's heap.
+/// The arguments of a reduction, all in this PE's heap. With `parts`, what is reduced has been
+/// fetched: that many blocks of `count` elements, `stride` bytes apart, at `source` in any memory.
 struct ReduceArguments {
   void* target = nullptr;
   const void* source = nullptr;
   std::size_t count = 0;
   bool scatter = false;  ///< reduce_scatter; `count` elements per PE
+  std::size_t parts = 0;
+  std::size_t stride = 0;
 };
 
 /// Loads all kernels on the current device. A kernel that is loaded at its first launch waits for

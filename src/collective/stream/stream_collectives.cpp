@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls of shoal/cuda_collective.hpp: checks of arguments, then one kernel.
+#include <array>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "base/check.hpp"
 #include "collective/call.hpp"
 #include "collective/nccl/engine.hpp"
 #include "collective/reduce_kernel.hpp"
+#include "collective/stream/by_requests.hpp"
 #include "collective/stream/launch.hpp"
 #include "shoal/cuda_collective.hpp"
 #include "world/device_side.hpp"
+#include "world/memory/memory.hpp"
 #include "world/state.hpp"
 
 namespace shoal {
@@ -30,6 +34,7 @@ const char* collective::kernels::load_once(const memory::Device& gpu) {
 namespace shoal::cuda {
 namespace {
 
+using collective::ByRequests;
 using collective::Call;
 using collective::Operation;
 using collective::kernels::Launch;
@@ -46,16 +51,22 @@ class StreamCall : public Call {
             "{} on a stream: the symmetric heap of this world is on the host; SHOAL_HEAP=cuda puts "
             "it into GPU memory",
             name());
-    require(n_pes() <= static_cast<std::size_t>(device::Team::kMaxCollectivePes), Code::unsupported,
-            "{} on a stream: team {} has {} PEs; allowed: up to {}", name(), this->team().index,
-            n_pes(), device::Team::kMaxCollectivePes);
-    for (const Pe pe : this->team().pes)
-      require(world().peer_base(pe) != nullptr, Code::unsupported,
+    one_kernel_ = n_pes() <= static_cast<std::size_t>(device::Team::kMaxCollectivePes);
+    for (const Pe pe : this->team().pes) {
+      if (world().peer_base(pe) != nullptr) continue;
+      one_kernel_ = false;
+      require(side->world().proxy != nullptr, Code::unsupported,
               "{} on a stream: the GPU of PE {} does not reach the heap of PE {} of team {} by "
-              "loads and stores",
+              "loads and stores, and there is no proxy that sends messages for its streams; set "
+              "SHOAL_PROXY_SLOTS above 0",
               name(), world().my_pe(), pe, this->team().index);
+    }
     view_ = detail::describe_team(*side, this->team());
   }
+
+  /// Whether one kernel can run the collective: the team is not too large for it, and this GPU
+  /// reaches the heaps of all its PEs. The same on all of them.
+  bool one_kernel() const noexcept { return one_kernel_; }
 
   /// Checks the ranges as the host's collectives do. `own_block`: the shorter one may be block
   /// my_pe of the longer one.
@@ -79,13 +90,28 @@ class StreamCall : public Call {
 
   /// The engine for a collective of this size; nullptr: kernels of Shoal. Waits for all PEs at the
   /// first use of a team.
-  const Engine* engine(Kind kind, std::size_t bytes) const {
-    if (!collective::nccl::wanted(world().settings(), kind, bytes)) return nullptr;
+  const Engine* engine(Stream stream, Kind kind, std::size_t bytes) const {
+    const Settings& settings = world().settings();
+    if (!collective::nccl::wanted(settings, kind, bytes, n_pes())) return nullptr;
+    if (collective::nccl::is_automatic(settings)) {
+      // An engine cannot be made while a stream is captured.
+      const bool can_make = !share_gpus() && !side().captures(stream);
+      if (!one_kernel() || (team().engine == nullptr && !can_make)) return nullptr;
+      (void)ready_gpu();
+      return Engine::find(team(), side().launch().pes_on_device);
+    }
     (void)ready_gpu();
     return &Engine::of(team(), side().launch().pes_on_device);
   }
 
-  /// Starts the kernel that `operation` starts.
+  /// Runs `operation` with the collectives for teams that one kernel cannot serve.
+  template <typename Operation>
+  void by_requests(Stream stream, const Operation& operation) const {
+    const Launch launch{stream, side().world(), view_, side().launch().pes_on_device};
+    operation(collective::ByRequests(*this, launch));
+  }
+
+  /// Starts the kernel that `start_kernel` starts.
   template <typename StartKernel>
   void start(Stream stream, const StartKernel& start_kernel) const {
     const memory::Device& gpu = ready_gpu();
@@ -98,6 +124,15 @@ class StreamCall : public Call {
   }
 
  private:
+  /// Whether two PEs of the team use one GPU. The same on all PEs.
+  bool share_gpus() const {
+    const auto& devices = world().memory().devices();
+    std::set<std::array<std::byte, 16>> used;
+    for (const Pe pe : team().pes)
+      if (!used.insert(devices[static_cast<std::size_t>(pe)].uuid).second) return true;
+    return false;
+  }
+
   const memory::Device& ready_gpu() const {
     require(world().cuda() != nullptr, Code::unsupported, "{} on a stream: PE {} has no GPU",
             name(), world().my_pe());
@@ -106,6 +141,7 @@ class StreamCall : public Call {
   }
 
   device::Team view_{};
+  bool one_kernel_ = true;
 };
 
 bool is_integer(ElementType type) {
@@ -168,8 +204,11 @@ void StreamCollectives::broadcast(void* target, const void* source, std::size_t 
   require(root >= 0 && static_cast<std::size_t>(root) < call.n_pes(), Code::invalid_argument,
           "broadcast: root is {}; allowed: 0 to {}, the PEs of the team", root, call.n_pes() - 1);
   call.check_ranges(target, 1, source, 1, bytes, 1, true);
-  if (const Engine* const engine = call.engine(Kind::move, bytes))
+  if (const Engine* const engine = call.engine(stream_, Kind::broadcast, bytes))
     return engine->broadcast(stream_, target, source, bytes, root);
+  if (!call.one_kernel())
+    return call.by_requests(
+        stream_, [&](const ByRequests& on) { on.broadcast(target, source, bytes, root); });
   call.start(stream_, [&](const Launch& launch) {
     return kernels::broadcast(launch, target, source, bytes, root);
   });
@@ -178,8 +217,11 @@ void StreamCollectives::broadcast(void* target, const void* source, std::size_t 
 void StreamCollectives::all_gather(void* target, const void* source, std::size_t bytes) const {
   const StreamCall call(team_, Operation::all_gather);
   call.check_ranges(target, call.n_pes(), source, 1, bytes, 1, false, true);
-  if (const Engine* const engine = call.engine(Kind::move, bytes * call.n_pes()))
+  if (const Engine* const engine = call.engine(stream_, Kind::move, bytes * call.n_pes()))
     return engine->all_gather(stream_, target, source, bytes);
+  if (!call.one_kernel())
+    return call.by_requests(stream_,
+                            [&](const ByRequests& on) { on.spread(target, source, bytes, true); });
   call.start(stream_, [&](const Launch& launch) {
     return kernels::spread(launch, target, source, bytes, true);
   });
@@ -188,8 +230,11 @@ void StreamCollectives::all_gather(void* target, const void* source, std::size_t
 void StreamCollectives::all_to_all(void* target, const void* source, std::size_t bytes) const {
   const StreamCall call(team_, Operation::all_to_all);
   call.check_ranges(target, call.n_pes(), source, call.n_pes(), bytes, 1, false);
-  if (const Engine* const engine = call.engine(Kind::move, bytes * call.n_pes()))
+  if (const Engine* const engine = call.engine(stream_, Kind::move, bytes * call.n_pes()))
     return engine->all_to_all(stream_, target, source, bytes);
+  if (!call.one_kernel())
+    return call.by_requests(stream_,
+                            [&](const ByRequests& on) { on.spread(target, source, bytes, false); });
   call.start(stream_, [&](const Launch& launch) {
     return kernels::spread(launch, target, source, bytes, false);
   });
@@ -198,6 +243,11 @@ void StreamCollectives::all_to_all(void* target, const void* source, std::size_t
 void StreamCollectives::all_to_all_v(const device::AllToAllV& arguments) const {
   const StreamCall call(team_, Operation::all_to_all_v);
   const std::size_t n = call.n_pes();
+  require(
+      call.one_kernel(), Code::unsupported,
+      "all_to_all_v on a stream: its sizes are on the GPU, so one kernel runs it: team {} has {} "
+      "PEs; allowed: up to {}, all within reach of loads and stores",
+      call.team().index, n, device::Team::kMaxCollectivePes);
   for (const auto& [what, table] : {std::pair{"send_bytes", arguments.send_bytes},
                                     std::pair{"send_offsets", arguments.send_offsets}}) {
     call.check_table(what, table);
@@ -218,8 +268,12 @@ void StreamCollectives::reduce(ElementType type, ReduceOp op, void* target, cons
   const std::size_t element = bytes_of(type);
   call.check_ranges(target, 1, source, 1, count * element, element, true);
   if (collective::nccl::has(type, op))
-    if (const Engine* const engine = call.engine(Kind::reduction, count * element))
+    if (const Engine* const engine = call.engine(stream_, Kind::reduction, count * element))
       return engine->reduce(stream_, type, op, target, source, count);
+  if (!call.one_kernel())
+    return call.by_requests(stream_, [&](const ByRequests& on) {
+      on.reduce(type, element, op, {target, source, count, false});
+    });
   call.start(stream_, [&](const Launch& launch) {
     return kernels::reduce(launch, type, op, {target, source, count, false});
   });
@@ -232,8 +286,13 @@ void StreamCollectives::reduce_scatter(ElementType type, ReduceOp op, void* targ
   const std::size_t element = bytes_of(type);
   call.check_ranges(target, 1, source, call.n_pes(), count * element, element, false, true);
   if (collective::nccl::has(type, op))
-    if (const Engine* const engine = call.engine(Kind::reduction, count * element * call.n_pes()))
+    if (const Engine* const engine =
+            call.engine(stream_, Kind::reduction, count * element * call.n_pes()))
       return engine->reduce_scatter(stream_, type, op, target, source, count);
+  if (!call.one_kernel())
+    return call.by_requests(stream_, [&](const ByRequests& on) {
+      on.reduce(type, element, op, {target, source, count, true});
+    });
   call.start(stream_, [&](const Launch& launch) {
     return kernels::reduce(launch, type, op, {target, source, count, true});
   });

@@ -4,11 +4,14 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <new>
 #include <vector>
 
+#include "base/backoff.hpp"
 #include "base/check.hpp"
+#include "base/deadline.hpp"
 #include "base/log.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/stream_pool.hpp"
@@ -31,10 +34,18 @@ using memory::cuda::address;
 /// Copies of at least this size use a copy engine. A kernel finishes smaller ones before an engine
 /// has started. The exact limit is not measured.
 constexpr std::size_t kCopyEngineBytes = std::size_t{256} << 10;
+/// Kernels of this PE that wait for the proxy and may be queued at a time. A launch into a full
+/// queue of a stream (about 1000) holds locks of the driver that the proxy's copies need.
+constexpr std::int64_t kMostQueued = 256;
 /// Bytes that one block moves in the time of a second launch.
 constexpr std::size_t kFusedSignalBytes = std::size_t{32} << 10;
 /// Bytes that one block of a transfer moves in the time of two more launches.
 constexpr std::size_t kTransferBytes = std::size_t{128} << 10;
+
+/// The legacy default stream, by either of its names.
+bool is_legacy(Stream stream) {
+  return reinterpret_cast<std::uintptr_t>(stream) <= 1;
+}
 
 /// In the heap: `head` and `completed_copy` of the proxy's ring, and the Ring for kernels.
 constexpr std::size_t kProxyWords = 2 + sizeof(device::proxy::Ring) / sizeof(std::uint64_t);
@@ -82,9 +93,10 @@ class CudaDeviceSide final : public DeviceSide {
     start("test", [&] { return kernels::test(stream, condition, result); });
   }
   void barrier(Stream stream, const device::Team& team) const override {
-    start("barrier", [&] {
+    start_counted(stream, "barrier", [&](std::uint64_t* ended) {
       return kernels::barrier(stream, world_, team,
-                              launch_.pes_on_device == 1 && device_->compute_capability >= 90);
+                              launch_.pes_on_device == 1 && device_->compute_capability >= 90,
+                              ended);
     });
   }
   void transfer(Stream stream, const Transfer& transfer) const override;
@@ -99,6 +111,31 @@ class CudaDeviceSide final : public DeviceSide {
     start("fetch_entries", [&] { return kernels::fetch_entries(stream, world_, fetch); });
   }
   void order(Stream before, Stream after) const override;
+  bool captures(Stream stream) const override {
+    // The legacy default stream cannot be asked while another thread captures.
+    cudaStreamCaptureStatus status{};
+    return !is_legacy(stream) && cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+           status != cudaStreamCaptureStatusNone;
+  }
+  void post(Stream stream, const Posts& posts) const override {
+    start_counted(stream, "a request to the proxy", [&](std::uint64_t* ended) {
+      return kernels::post(stream, world_, posts, ended);
+    });
+  }
+  void drain(Stream stream) const override {
+    start_counted(stream, "a wait for the proxy",
+                  [&](std::uint64_t* ended) { return kernels::drain(stream, world_, ended); });
+  }
+  std::byte* allocate(Stream stream, std::size_t bytes) const override {
+    device_->activate();
+    void* memory = nullptr;
+    check_runtime(cudaMallocAsync(&memory, bytes, stream), "memory of a collective on a stream");
+    return static_cast<std::byte*>(memory);
+  }
+  void release(Stream stream, std::byte* memory) const override {
+    device_->activate();
+    check_runtime(cudaFreeAsync(memory, stream), "the release of memory of a collective");
+  }
   std::optional<Error> proxy_failure() const override {
     return proxy_ == nullptr ? std::nullopt : proxy_->failure();
   }
@@ -115,6 +152,7 @@ class CudaDeviceSide final : public DeviceSide {
 
  private:
   void release() noexcept;
+  std::uint64_t* await_turn(Stream stream) const;
   void start_proxy(const DeviceSideContext& context);
   void map_queues(const DeviceSideContext& context);
   void start_nic(const DeviceSideContext& context,
@@ -135,6 +173,18 @@ class CudaDeviceSide final : public DeviceSide {
             launch_.device, failure == nullptr ? "" : failure);
   }
 
+  /// For kernels that wait for the proxy. Passes the word that counts their ends (await_turn).
+  template <typename Launch>
+  void start_counted(Stream stream, const char* what, Launch&& launch) const {
+    std::uint64_t* const ended = await_turn(stream);
+    try {
+      start(what, [&] { return launch(ended); });
+    } catch (...) {
+      if (ended != nullptr) queued_.fetch_sub(1, std::memory_order_relaxed);
+      throw;
+    }
+  }
+
   const memory::cuda::Driver& driver_;
   std::shared_ptr<memory::Device> device_;
   std::shared_ptr<CUstream_st> launch_stream_;    ///< owns launch_.priority
@@ -142,7 +192,9 @@ class CudaDeviceSide final : public DeviceSide {
   std::vector<std::byte*> bases_;                 ///< the heaps of all PEs; nullptr: not reached
   mutable cudaEvent_t ordering_ = nullptr;        ///< created at its first use
   std::uint64_t* proxy_words_ = nullptr;          ///< in the heap: the ring's head, copy and Ring
-  void* proxy_memory_ = nullptr;                  ///< of the ring, pinned
+  void* proxy_memory_ = nullptr;                  ///< of the ring and `ended_`, pinned
+  std::uint64_t* ended_ = nullptr;                ///< kernels that have waited for the proxy
+  mutable std::atomic<std::uint64_t> queued_{0};  ///< kernels that wait for it, not in graphs
   std::unique_ptr<transport::Proxy> proxy_;       ///< where a heap is out of reach
   std::unique_ptr<transport::DeviceQueues> nic_;  ///< with SHOAL_GDA=emulated
   std::unique_ptr<KernelRoutes> routes_;          ///< where a network has queues for kernels
@@ -199,11 +251,13 @@ void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
     wanted |= bases_[pe] == nullptr &&
               (context.fabric.gpu_map().capabilities[pe] & transport::capability::put) != 0;
   if (slots == 0 || !wanted) return;
-  const std::size_t bytes = transport::proxy_ring_bytes(slots);
+  const std::size_t ring_bytes = transport::proxy_ring_bytes(slots);
+  const std::size_t bytes = ring_bytes + sizeof *ended_;
   check(driver_, driver_.host_alloc(&proxy_memory_, bytes, CU_MEMHOSTALLOC_PORTABLE),
         fmt::format("cannot pin {} bytes for the ring of the proxy; setting: SHOAL_PROXY_SLOTS",
                     bytes));
   std::memset(proxy_memory_, 0, bytes);
+  ended_ = reinterpret_cast<std::uint64_t*>(static_cast<std::byte*>(proxy_memory_) + ring_bytes);
   device::proxy::Ring ring{};
   transport::place_proxy_ring(ring, static_cast<std::byte*>(proxy_memory_), slots);
   ring.head = proxy_words_;
@@ -229,6 +283,34 @@ void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
        .wait = progress_wait_of(context.settings.progress_wait),
        .core = core});
   world_.proxy = reinterpret_cast<const device::proxy::Ring*>(place);
+}
+
+/// Waits on the host until a kernel that waits for the proxy may be queued, at most
+/// SHOAL_TIMEOUT_MS. Returns the word that counts its end; nullptr where it is not counted: without
+/// a proxy, and in graphs, each replay of which takes one place in a queue.
+std::uint64_t* CudaDeviceSide::await_turn(Stream stream) const {
+  if (ended_ == nullptr || captures(stream)) return nullptr;
+  const std::uint64_t before = queued_.fetch_add(1, std::memory_order_relaxed);
+  // Negative where kernels that were queued later have ended.
+  const auto waiting = [&] {
+    return static_cast<std::int64_t>(before -
+                                     std::atomic_ref(*ended_).load(std::memory_order_relaxed));
+  };
+  if (waiting() < kMostQueued) return ended_;
+  Deadline deadline(std::chrono::steady_clock::now() + std::chrono::nanoseconds(world_.timeout_ns));
+  Backoff backoff;
+  while (waiting() >= kMostQueued) {
+    backoff();
+    const bool late = deadline.passed(std::chrono::steady_clock::now());
+    if (!late) continue;
+    queued_.fetch_sub(1, std::memory_order_relaxed);
+    fail(
+        Code::timeout,
+        "an operation on a stream timed out on PE {} of {}: {} operations that wait for the proxy are "
+        "queued, and none of them has ended for {} ms. Setting: SHOAL_TIMEOUT_MS.",
+        world_.my_pe, world_.n_pes, waiting(), world_.timeout_ns / 1'000'000);
+  }
+  return ended_;
 }
 
 /// Only beside the proxy, which serves what NICs cannot do.
@@ -360,18 +442,9 @@ void CudaDeviceSide::copy(Stream stream, void* target, const void* source,
 }
 
 bool CudaDeviceSide::needs_event(Stream before, Stream after) const {
-  constexpr std::uintptr_t kLegacy = 1;  // cannot be asked while another thread captures
-  const auto is_legacy = [](Stream stream) {
-    return reinterpret_cast<std::uintptr_t>(stream) <= kLegacy;
-  };
-  const auto captured = [&](Stream stream) {
-    cudaStreamCaptureStatus status{};
-    return !is_legacy(stream) && cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
-           status != cudaStreamCaptureStatusNone;
-  };
-  if (is_legacy(before) || captured(before)) return true;
+  if (is_legacy(before) || captures(before)) return true;
   // A query by a thread that captures invalidates its capture.
-  return !captured(after) && driver_.stream_query(before) != CUDA_SUCCESS;
+  return !captures(after) && driver_.stream_query(before) != CUDA_SUCCESS;
 }
 
 void CudaDeviceSide::transfer(Stream stream, const Transfer& transfer) const {

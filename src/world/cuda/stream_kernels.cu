@@ -97,14 +97,52 @@ __global__ void test_kernel(const T* variable, Compare compare, T value, int* re
   *result = device::test(Thread{}, variable, compare, value) ? 1 : 0;
 }
 
+/// Counts a kernel that has waited for the proxy. nullptr: it is not counted.
+__device__ void count_end(std::uint64_t* ended) {
+  if (ended != nullptr) device::ptx::red_release_sys_add(ended, 1);
+}
+
 /// Can be set up while the kernel before it ends, and lets the next one do the same.
 __global__ void barrier_kernel(const __grid_constant__ device::World world,
-                               const __grid_constant__ device::Team team) {
+                               const __grid_constant__ device::Team team, std::uint64_t* ended) {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
   device::barrier(Block{}, world, team);
+  if (threadIdx.x == 0) count_end(ended);
+}
+
+/// One thread: requests of a thread to one PE complete in order, so the wait for the last covers
+/// all.
+__device__ void run(const device::World& world, const Posts& posts) {
+  device::proxy::Request request = posts.request;
+  if (posts.result != nullptr) {
+    const std::uint64_t before =
+        dd::atomic_unreached(world, request.op, world.heap + request.offset, request.operand,
+                             request.compare, request.width, request.pe, true);
+    if (request.width == 8)
+      *static_cast<std::uint64_t*>(posts.result) = before;
+    else
+      *static_cast<std::uint32_t*>(posts.result) = static_cast<std::uint32_t>(before);
+    return;
+  }
+  for (std::size_t i = 0; i < posts.count; ++i) {
+    if (!dd::post(world, request, posts.complete && i + 1 == posts.count)) return;
+    request.offset += posts.offset_stride;
+    request.source += posts.source_stride;
+  }
+}
+
+__global__ void post_kernel(const __grid_constant__ device::World world,
+                            const __grid_constant__ Posts posts, std::uint64_t* ended) {
+  run(world, posts);
+  count_end(ended);
+}
+
+__global__ void drain_kernel(const __grid_constant__ device::World world, std::uint64_t* ended) {
+  dd::drain_proxy(world);
+  count_end(ended);
 }
 
 const char* text_of(cudaError_t result) {
@@ -161,7 +199,9 @@ const char* load() {
                              address_of(test_kernel<std::uint32_t>),
                              address_of(test_kernel<std::int64_t>),
                              address_of(test_kernel<std::uint64_t>),
-                             address_of(barrier_kernel)};
+                             address_of(barrier_kernel),
+                             address_of(post_kernel),
+                             address_of(drain_kernel)};
   for (const void* const kernel : all) {
     cudaFuncAttributes attributes{};
     if (const cudaError_t result = cudaFuncGetAttributes(&attributes, kernel);
@@ -237,8 +277,19 @@ const char* test(cuda::Stream stream, const Condition& condition, int* result) {
   });
 }
 
+const char* post(cuda::Stream stream, const device::World& world, const Posts& posts,
+                 std::uint64_t* ended) {
+  post_kernel<<<1, 1, 0, stream>>>(world, posts, ended);
+  return started();
+}
+
+const char* drain(cuda::Stream stream, const device::World& world, std::uint64_t* ended) {
+  drain_kernel<<<1, 1, 0, stream>>>(world, ended);
+  return started();
+}
+
 const char* barrier(cuda::Stream stream, const device::World& world, const device::Team& team,
-                    bool alone) {
+                    bool alone, std::uint64_t* ended) {
   // A thread per member, so that signals go out and are waited for side by side.
   const unsigned threads =
       std::clamp((static_cast<unsigned>(world.n_pes) + 31) / 32 * 32, 32U, kThreads);
@@ -251,7 +302,7 @@ const char* barrier(cuda::Stream stream, const device::World& world, const devic
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
   config.numAttrs = alone ? 1 : 0;
-  return text_of(cudaLaunchKernelEx(&config, barrier_kernel, world, team));
+  return text_of(cudaLaunchKernelEx(&config, barrier_kernel, world, team, ended));
 }
 
 }  // namespace shoal::detail::kernels

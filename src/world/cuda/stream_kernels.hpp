@@ -40,8 +40,10 @@ const char* copy_signal(cuda::Stream stream, void* target, const void* source, s
 const char* wait(cuda::Stream stream, const device::World& world, const Condition& condition);
 const char* test(cuda::Stream stream, const Condition& condition, int* result);
 /// `alone`: sm_90 and no other PE on this GPU: the kernel may be set up while the one before ends.
+/// `ended`, here and below: nullptr, or a word of host memory to which the kernel adds 1 at its
+/// end.
 const char* barrier(cuda::Stream stream, const device::World& world, const device::Team& team,
-                    bool alone);
+                    bool alone, std::uint64_t* ended);
 /// Runs in one block; for few bytes.
 const char* transfer(cuda::Stream stream, const device::World& world, const Transfer& transfer);
 /// Runs in one block per PE; for few bytes. Without blocks it only signals.
@@ -51,5 +53,8 @@ const char* wait_for_all(cuda::Stream stream, const device::World& world, const 
                          const std::uint64_t* flags, std::uint64_t value);
 const char* fetch_entries(cuda::Stream stream, const device::World& world,
                           const cuda::EntryFetch& fetch);
+const char* post(cuda::Stream stream, const device::World& world, const Posts& posts,
+                 std::uint64_t* ended);
+const char* drain(cuda::Stream stream, const device::World& world, std::uint64_t* ended);
 
 }  // namespace shoal::detail::kernels

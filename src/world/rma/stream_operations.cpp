@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "shoal/cuda.hpp"
 #include "world/device_side.hpp"
 #include "world/fabric/fabric.hpp"
@@ -21,7 +22,9 @@ using detail::checked_signal;
 using detail::checked_word;
 using detail::DeviceSide;
 using detail::extent;
+using detail::Posts;
 using detail::WorldState;
+using device::proxy::Kind;
 
 /// What CUDA calls cudaStreamLegacy.
 auto* const kLegacyStream = reinterpret_cast<Stream>(std::uintptr_t{1});
@@ -34,16 +37,48 @@ DeviceSide& side_of(const WorldState& state) {
   return *state.device_side();
 }
 
-/// The address of byte `offset` of the heap of `pe` for this PE's GPU.
-std::byte* reached(const WorldState& world, const char* what, Pe pe, std::size_t offset,
-                   transport::Capabilities needed) {
+/// The address of byte `offset` of the heap of `pe` for this PE's GPU; nullptr where the proxy
+/// serves it.
+std::byte* find(const WorldState& world, const char* what, Pe pe, std::size_t offset,
+                transport::Capabilities needed) {
   world.fabric().heap_route(pe, needed);  // throws where the pair of PEs lacks a capability
   std::byte* const base = world.peer_base(pe);
+  require(base != nullptr || world.device_side()->world().proxy != nullptr, Code::unsupported,
+          "{}: PE {} reaches the heap of PE {} by messages only, and there is no proxy that sends "
+          "them for its streams; set SHOAL_PROXY_SLOTS above 0",
+          what, world.my_pe(), pe);
+  return base == nullptr ? nullptr : base + offset;
+}
+
+/// The same for operations that no proxy serves.
+std::byte* reached(const WorldState& world, const char* what, Pe pe, std::size_t offset,
+                   transport::Capabilities needed) {
+  world.fabric().heap_route(pe, needed);
+  std::byte* const base = world.peer_base(pe);
   require(base != nullptr, Code::unsupported,
-          "{}: PE {} reaches the heap of PE {} by messages only; operations on streams need loads "
-          "and stores",
+          "{}: PE {} reaches the heap of PE {} by messages only; this operation on a stream needs "
+          "loads and stores",
           what, world.my_pe(), pe);
   return base + offset;
+}
+
+/// A put or get of `bytes` bytes between `local` and `remote`.
+device::proxy::Request move_request(device::proxy::Kind kind, RemoteAddress remote,
+                                    std::size_t offset, const void* local, std::size_t bytes) {
+  device::proxy::Request request{};
+  request.kind = kind;
+  request.pe = remote.pe;
+  request.offset = offset;
+  request.source = reinterpret_cast<std::uintptr_t>(local);
+  request.bytes = bytes;
+  return request;
+}
+
+void set_signal(device::proxy::Request& request, std::size_t offset, SignalOp op,
+                std::uint64_t value) {
+  request.flags = op == SignalOp::set ? device::proxy::kSignalSet : device::proxy::kSignalAdd;
+  request.signal_offset = offset;
+  request.signal_value = value;
 }
 
 /// A condition on a variable of this PE's heap.
@@ -91,7 +126,14 @@ device::World device_world(const shoal::World& world) {
 
 device::Team device_team(const Team& team) {
   const detail::TeamState& state = team.state();
-  return detail::describe_team(side_of(*state.world), state);
+  const device::Team view = detail::describe_team(side_of(*state.world), state);
+  if (const std::string why = detail::kernel_collectives_obstacle(*state.world, state);
+      !why.empty())
+    log::info(
+        "PE {}: team {} has no collectives in kernels: {}; those on streams and of the host "
+        "serve it",
+        state.world->my_pe(), state.index, why);
+  return view;
 }
 
 namespace {
@@ -166,8 +208,11 @@ void StreamOperations::put_bytes(RemoteAddress target, const void* source,
   const WorldState& world = world_.state();
   const std::size_t offset = checked(world, "put", target, bytes);
   check_local(device, "put", source, bytes);
-  std::byte* const to = reached(world, "put", target.pe, offset, capability::put);
-  if (bytes != 0) device.copy(stream_, to, source, bytes);
+  std::byte* const to = find(world, "put", target.pe, offset, capability::put);
+  if (bytes == 0) return;
+  if (to == nullptr)
+    return device.post(stream_, {move_request(Kind::put, target, offset, source, bytes)});
+  device.copy(stream_, to, source, bytes);
 }
 
 void StreamOperations::get_bytes(void* target, RemoteAddress source, std::size_t bytes) const {
@@ -175,8 +220,11 @@ void StreamOperations::get_bytes(void* target, RemoteAddress source, std::size_t
   const WorldState& world = world_.state();
   const std::size_t offset = checked(world, "get", source, bytes);
   check_local(device, "get", target, bytes);
-  const std::byte* const from = reached(world, "get", source.pe, offset, capability::get);
-  if (bytes != 0) device.copy(stream_, target, from, bytes);
+  const std::byte* const from = find(world, "get", source.pe, offset, capability::get);
+  if (bytes == 0) return;
+  if (from == nullptr)
+    return device.post(stream_, {move_request(Kind::get, source, offset, target, bytes)});
+  device.copy(stream_, target, from, bytes);
 }
 
 void StreamOperations::put_small(RemoteAddress target, const void* value, std::size_t bytes,
@@ -190,8 +238,15 @@ void StreamOperations::put_small(RemoteAddress target, const void* value, std::s
           target.pe, bytes);
   std::uint64_t bits = 0;
   std::memcpy(&bits, value, bytes);
-  device.store(stream_, reached(world, "put_value", target.pe, offset, capability::put), bits,
-               bytes);
+  if (std::byte* const to = find(world, "put_value", target.pe, offset, capability::put))
+    return device.store(stream_, to, bits, bytes);
+  Posts posts;
+  posts.request.kind = Kind::put_value;
+  posts.request.width = static_cast<std::uint8_t>(bytes);
+  posts.request.pe = target.pe;
+  posts.request.offset = offset;
+  posts.request.operand = bits;
+  device.post(stream_, posts);
 }
 
 void StreamOperations::put_strided_bytes(RemoteAddress target, std::size_t target_stride,
@@ -202,9 +257,12 @@ void StreamOperations::put_strided_bytes(RemoteAddress target, std::size_t targe
   const std::size_t offset =
       checked(world, "put_strided", target, extent(element, target_stride, count));
   check_local(device, "put_strided", source, extent(element, source_stride, count));
-  std::byte* const to = reached(world, "put_strided", target.pe, offset, capability::put);
-  if (element != 0 && count != 0)
-    device.copy_strided(stream_, to, target_stride, source, source_stride, element, count);
+  std::byte* const to = find(world, "put_strided", target.pe, offset, capability::put);
+  if (element == 0 || count == 0) return;
+  if (to == nullptr)
+    return device.post(stream_, {move_request(Kind::put, target, offset, source, element), count,
+                                 target_stride, source_stride});
+  device.copy_strided(stream_, to, target_stride, source, source_stride, element, count);
 }
 
 void StreamOperations::get_strided_bytes(void* target, std::size_t target_stride,
@@ -215,9 +273,12 @@ void StreamOperations::get_strided_bytes(void* target, std::size_t target_stride
   const std::size_t offset =
       checked(world, "get_strided", source, extent(element, source_stride, count));
   check_local(device, "get_strided", target, extent(element, target_stride, count));
-  const std::byte* const from = reached(world, "get_strided", source.pe, offset, capability::get);
-  if (element != 0 && count != 0)
-    device.copy_strided(stream_, target, target_stride, from, source_stride, element, count);
+  const std::byte* const from = find(world, "get_strided", source.pe, offset, capability::get);
+  if (element == 0 || count == 0) return;
+  if (from == nullptr)
+    return device.post(stream_, {move_request(Kind::get, source, offset, target, element), count,
+                                 source_stride, target_stride});
+  device.copy_strided(stream_, target, target_stride, from, source_stride, element, count);
 }
 
 void StreamOperations::atomic_word(AtomicOp op, RemoteAddress target, std::uint64_t operand,
@@ -226,8 +287,18 @@ void StreamOperations::atomic_word(AtomicOp op, RemoteAddress target, std::uint6
   const WorldState& world = world_.state();
   const std::size_t offset = checked_word(world, "atomic", target, width);
   if (result != nullptr) device.check_local("atomic", result, width);
-  device.atomic(stream_, op, reached(world, "atomic", target.pe, offset, capability::atomics),
-                operand, compare, width, result);
+  if (std::byte* const word = find(world, "atomic", target.pe, offset, capability::atomics))
+    return device.atomic(stream_, op, word, operand, compare, width, result);
+  Posts posts;
+  posts.request.kind = Kind::atomic;
+  posts.request.op = op;
+  posts.request.width = static_cast<std::uint8_t>(width);
+  posts.request.pe = target.pe;
+  posts.request.offset = offset;
+  posts.request.operand = operand;
+  posts.request.compare = compare;
+  posts.result = result;
+  device.post(stream_, posts);
 }
 
 void StreamOperations::signal(RemoteSpan<std::uint64_t> target, SignalOp op,
@@ -235,8 +306,14 @@ void StreamOperations::signal(RemoteSpan<std::uint64_t> target, SignalOp op,
   const DeviceSide& device = side();
   const WorldState& world = world_.state();
   const std::size_t offset = checked_signal(world, "signal", target);
-  std::byte* const word = reached(world, "signal", target.address.pe, offset, capability::signals);
-  device.signal(stream_, reinterpret_cast<std::uint64_t*>(word), op, value);
+  const Pe pe = target.address.pe;
+  if (std::byte* const word = find(world, "signal", pe, offset, capability::signals))
+    return device.signal(stream_, reinterpret_cast<std::uint64_t*>(word), op, value);
+  Posts posts;
+  posts.request.kind = Kind::signal;
+  posts.request.pe = pe;
+  set_signal(posts.request, offset, op, value);
+  device.post(stream_, posts);
 }
 
 void StreamOperations::put_signal_bytes(RemoteAddress target, const void* source, std::size_t bytes,
@@ -249,7 +326,12 @@ void StreamOperations::put_signal_bytes(RemoteAddress target, const void* source
   detail::check_same_pe(target, flag);
   check_local(device, "put_signal", source, bytes);
   std::byte* const base =
-      reached(world, "put_signal", target.pe, 0, capability::put | capability::signals);
+      find(world, "put_signal", target.pe, 0, capability::put | capability::signals);
+  if (base == nullptr) {
+    Posts posts{move_request(Kind::put, target, offset, source, bytes)};
+    set_signal(posts.request, flag_offset, op, value);
+    return device.post(stream_, posts);
+  }
   device.copy_signal(stream_, base + offset, source, bytes,
                      reinterpret_cast<std::uint64_t*>(base + flag_offset), op, value);
 }
@@ -367,7 +449,11 @@ device::Team StreamOperations::reached_team(const char* what, const Team& team,
 
 void StreamOperations::barrier(const Team& team) const {
   const DeviceSide& device = side();
-  device.barrier(stream_, reached_team("barrier", team, capability::signals));
+  const detail::TeamState& state = team.state();
+  const WorldState& world = world_.state();
+  require(state.world.get() == &world, Code::invalid_argument, "barrier: a team of another world");
+  for (const Pe pe : state.pes) find(world, "barrier", pe, 0, capability::signals);
+  device.barrier(stream_, detail::describe_team(device, state));
 }
 
 }  // namespace shoal::cuda

@@ -44,6 +44,7 @@ struct TeamState {
   std::optional<Error> broken;
   WaitOrder wait_order;
   std::shared_ptr<void> engine;  ///< of shoal::collective::nccl, made with its first use
+  bool no_engine = false;        ///< the PEs have agreed that NCCL cannot be used
 
   std::size_t size() const noexcept { return pes.size(); }
   std::size_t me() const noexcept { return static_cast<std::size_t>(my_pe); }

@@ -20,7 +20,7 @@ namespace shoal::test {
 /// Memory that this device side treats as unusable by the GPU.
 inline int forbidden[4];
 
-class HostDeviceSide final : public detail::DeviceSide {
+class HostDeviceSide : public detail::DeviceSide {
  public:
   explicit HostDeviceSide(const World& world, int sharing) {
     world_.my_pe = world.my_pe();
@@ -108,6 +108,13 @@ class HostDeviceSide final : public detail::DeviceSide {
   }
   void barrier(cuda::Stream, const device::Team& team) const override { joined = team, ++calls; }
   void order(cuda::Stream, cuda::Stream) const override { ++calls; }
+  bool captures(cuda::Stream) const override { return false; }
+  void post(cuda::Stream, const detail::Posts& posts) const override { posted = posts, ++calls; }
+  void drain(cuda::Stream) const override { ++calls; }
+  std::byte* allocate(cuda::Stream, std::size_t bytes) const override {
+    return new std::byte[bytes];
+  }
+  void release(cuda::Stream, std::byte* memory) const override { delete[] memory; }
 
   struct Atomic {
     AtomicOp op;
@@ -120,6 +127,7 @@ class HostDeviceSide final : public detail::DeviceSide {
   mutable device::Team joined{};
   mutable cuda::EntryFetch fetched;
   mutable Pe awaited = -1;  ///< by the last transfer
+  mutable detail::Posts posted;
   mutable device::FailureReport report{};
 
  private:

@@ -392,8 +392,15 @@ TEST(DeviceCollectives, DoNothingWithBadArguments) {
   std::byte* const bases[] = {far.heap(0), nullptr};
   world.bases = bases;
   EXPECT_FALSE(device::sync(device::Thread{}, world, far.team(0)));
-  EXPECT_EQ(far.report(0).kind, device::FailureKind::unreachable);
+  EXPECT_EQ(far.report(0).kind, device::FailureKind::no_collectives);
   EXPECT_EQ(far.report(0).awaited, 1);
+
+  DevicePes many({.n_pes = 2, .timeout_ms = 50});
+  device::Team large = many.team(0);
+  large.size = 0;  // as describe_team leaves it
+  EXPECT_FALSE(device::sync(device::Thread{}, many.world(0), large));
+  EXPECT_EQ(many.report(0).kind, device::FailureKind::no_collectives);
+  EXPECT_EQ(many.report(0).awaited, -1);
 }
 
 TEST(DeviceCollectives, CutOffABlockThatDoesNotFit) {

@@ -5,7 +5,9 @@
 
 #ifdef SHOAL_WITH_CUDA
 
+#include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <vector>
 
 #include "collective/nccl/engine.hpp"
@@ -73,16 +75,85 @@ TEST(Nccl, RunsLargeCollectives) {
 
 TEST(Nccl, GetsWhatTheSettingsSay) {
   Settings settings = nccl_settings("off");
-  EXPECT_FALSE(collective::nccl::wanted(settings, Kind::move, kFrom));
+  const auto wanted = [&](Kind kind, std::size_t bytes, std::size_t pes = 2) {
+    return collective::nccl::wanted(settings, kind, bytes, pes);
+  };
+  EXPECT_FALSE(wanted(Kind::move, kFrom));
+  EXPECT_FALSE(wanted(Kind::broadcast, SIZE_MAX, 8));
   settings.collective_nccl = "moves";
-  EXPECT_FALSE(collective::nccl::wanted(settings, Kind::move, kFrom - 1));
-  EXPECT_TRUE(collective::nccl::wanted(settings, Kind::move, kFrom));
-  EXPECT_FALSE(collective::nccl::wanted(settings, Kind::reduction, kFrom));
+  EXPECT_FALSE(wanted(Kind::move, kFrom - 1));
+  EXPECT_TRUE(wanted(Kind::move, kFrom));
+  EXPECT_TRUE(wanted(Kind::broadcast, kFrom));
+  EXPECT_FALSE(wanted(Kind::reduction, kFrom));
   settings.collective_nccl = "all";
-  EXPECT_TRUE(collective::nccl::wanted(settings, Kind::reduction, kFrom));
+  EXPECT_TRUE(wanted(Kind::reduction, kFrom));
+  // By default, what it was measured to do faster.
+  settings.collective_nccl = Settings().collective_nccl;
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  EXPECT_TRUE(wanted(Kind::broadcast, kMiB, 4));
+  EXPECT_FALSE(wanted(Kind::broadcast, kMiB - 1, 4));
+  EXPECT_TRUE(wanted(Kind::reduction, 16 * kMiB, 4));
+  EXPECT_FALSE(wanted(Kind::reduction, 16 * kMiB - 1, 4));
+  EXPECT_FALSE(wanted(Kind::move, kMiB << 20, 4));
+  EXPECT_FALSE(wanted(Kind::broadcast, kMiB << 20, 3));
+  EXPECT_FALSE(wanted(Kind::reduction, kMiB << 20, 3));
   EXPECT_TRUE(collective::nccl::has(ElementType::bfloat16, ReduceOp::max));
   EXPECT_FALSE(collective::nccl::has(ElementType::int16, ReduceOp::sum));
   EXPECT_FALSE(collective::nccl::has(ElementType::int32, ReduceOp::bit_xor));
+}
+
+/// What four PEs send by default, on `gpus` GPUs. Whether NCCL ran the broadcast and the sum.
+void run_by_default(const Settings& settings, int gpus, bool by_nccl) {
+  const FakeCuda fake({.gpus = gpus});
+  run_threads(4, settings, [&](World& world) {
+    constexpr std::size_t kElements = (std::size_t{16} << 20) / sizeof(std::int32_t);
+    const auto source = world.heap().allocate<std::int32_t>(kElements);
+    const auto target = world.heap().allocate<std::int32_t>(kElements);
+    const StreamCollectives on(world.team(), stream_of(world));
+    const auto me = static_cast<std::size_t>(world.my_pe());
+    for (std::size_t i = 0; i < kElements; ++i) source[i] = value(me, i % 1000);
+    const auto run = [&](const std::function<void()>& call) {
+      if (by_nccl) return call();
+      // The kernels of Shoal cannot start: there is no GPU.
+      expect_error(Code::system, "did not start on GPU", call);
+    };
+    run([&] { on.broadcast(target.data(), source.data(), std::size_t{1} << 20, 3); });
+    if (by_nccl)
+      for (std::size_t i = 0; i < 1000; ++i) EXPECT_EQ(target[i], value(3, i));
+    run([&] { on.reduce<std::int32_t>(ReduceOp::sum, target.data(), source.data(), kElements); });
+    if (by_nccl)
+      for (std::size_t i = 0; i < 1000; ++i)
+        EXPECT_EQ(target[kElements / 1000 * 1000 - 1000 + i],
+                  value(0, i) + value(1, i) + value(2, i) + value(3, i));
+    // What Shoal does faster.
+    expect_error(Code::system, "did not start on GPU",
+                 [&] { on.all_gather(target.data(), source.data(), std::size_t{4} << 20); });
+    expect_error(Code::system, "did not start on GPU",
+                 [&] { on.broadcast(target.data(), source.data(), 4096, 3); });
+    EXPECT_EQ(world.team().state().engine != nullptr, by_nccl);
+    barrier(world.team());
+  });
+}
+
+Settings default_settings() {
+  Settings settings = gpu_world_settings();
+  settings.symmetric_size = std::size_t{64} << 20;
+  settings.nccl_library = kFakeNccl;
+  return settings;
+}
+
+TEST(Nccl, IsChosenByMeasurement) {
+  run_by_default(default_settings(), 4, true);
+}
+
+TEST(Nccl, IsNotChosenWherePesShareAGpu) {
+  run_by_default(default_settings(), 2, false);
+}
+
+TEST(Nccl, IsNotChosenWhereItCannotBeUsed) {
+  Settings settings = default_settings();
+  settings.nccl_library = "/nowhere/libnccl.so.2";
+  run_by_default(settings, 4, false);
 }
 
 /// The reason why a broadcast by NCCL is refused, the same on both PEs.

@@ -27,17 +27,25 @@ __device__ T* on_pe(const World& world, const Team& team, T* local, Pe pe) {
   return reinterpret_cast<T*>(team_base(world, team, pe) + heap_offset(world, local));
 }
 
+/// Reports that the team has no collectives in kernels: too many PEs (-1), or a PE out of reach.
+__device__ __noinline__ inline void report_no_collectives(World world, Pe unreached) {
+  FailureReport report{};
+  report.kind = FailureKind::no_collectives;
+  report.awaited = unreached;
+  record(world, report);
+}
+
 /// Whether the team can run collectives and the ranges exist. Reports where not.
 __device__ inline bool usable(const World& world, const Team& team, const void* target,
                               std::size_t target_bytes, const void* source,
                               std::size_t source_bytes) {
-  if (team.size == 0) {  // too many PEs
-    report_unreached(world, world.heap, 0, world.my_pe);
+  if (team.size == 0) {
+    report_no_collectives(world, -1);
     return false;
   }
   for (Pe pe = 0; pe < team.size; ++pe)
     if (team_base(world, team, pe) == nullptr) {
-      report_unreached(world, world.heap, 0, team.pes[pe]);
+      report_no_collectives(world, team.pes[pe]);
       return false;
     }
   if (target_bytes != 0 && !exists(world, heap_offset(world, target), target_bytes, world.my_pe)) {
