@@ -55,8 +55,8 @@ class Team {
   /// The team of `count` PEs of this one: start, start + stride, ... (stride may be negative, not
   /// 0). PEs may pass different numbers, so one call makes any number of disjoint teams:
   ///
-  ///   const Pe rail = team.my_pe() % 8;
-  ///   shoal::Team peers = team.split_strided(rail, 8, (team.size() - rail + 7) / 8);
+  ///   const shoal::Pe rail = world.my_pe() % 8;
+  ///   shoal::Team peers = world.team().split_strided(rail, 8, (world.n_pes() - rail + 7) / 8);
   ///
   /// Collective over this team. A PE in the set that it passes becomes a member: all PEs of this
   /// set must pass the same numbers. Every other PE gets an invalid team, whatever its numbers.
