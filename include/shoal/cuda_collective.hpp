@@ -100,8 +100,7 @@ class StreamCollectives {
   /// `source` may be block my_pe of `target`.
   void all_gather(void* target, const void* source, std::size_t bytes) const;
   void all_to_all(void* target, const void* source, std::size_t bytes) const;
-  /// Sizes and offsets are read on the GPU, by one kernel: Error{unsupported} for teams of more
-  /// than device::Team::kMaxCollectivePes PEs or with PEs out of reach of loads and stores.
+  /// Sizes and offsets are read on the GPU.
   void all_to_all_v(const device::AllToAllV& arguments) const;
 
   void reduce(ElementType type, ReduceOp op, void* target, const void* source,

@@ -144,6 +144,10 @@ class DeviceSide {
   virtual bool captures(cuda::Stream stream) const = 0;
   /// For heaps that this GPU does not reach. The world has a proxy (World::proxy).
   virtual void post(cuda::Stream stream, const Posts& posts) const = 0;
+  /// One block of an all-to-all with sizes on the GPU: reads the size and place of what PE `pe`,
+  /// which is `index` in the team, has for this PE, `me` in the team, then gets it.
+  virtual void fetch_block(cuda::Stream stream, const device::AllToAllV& arguments, Pe index, Pe me,
+                           Pe pe) const = 0;
   /// Holds the stream until all requests that this PE has posted before are complete.
   virtual void drain(cuda::Stream stream) const = 0;
   /// Memory of the GPU from its allocation to its release in the order of the stream.

@@ -105,6 +105,16 @@ void ByRequests::spread(void* target, const void* source, std::size_t bytes, boo
   barrier();
 }
 
+void ByRequests::all_to_all_v(const device::AllToAllV& arguments) const {
+  barrier();
+  for (std::size_t step = 0; step < call_.n_pes(); ++step) {
+    const std::size_t index = after_me(step);
+    side_.fetch_block(launch_.stream, arguments, static_cast<Pe>(index), call_.team().my_pe,
+                      call_.team().pes[index]);
+  }
+  barrier();
+}
+
 // One of three ways. reduce_scatter: each PE fetches and reduces its block. Few bytes: each fetches
 // and reduces all elements, with a barrier before it writes, since the target may be the source.
 // More bytes: each PE reduces a share, which no other PE reads, and puts it to all.

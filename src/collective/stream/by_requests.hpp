@@ -24,6 +24,7 @@ class ByRequests {
   void broadcast(void* target, const void* source, std::size_t bytes, Pe root) const;
   /// all_to_all, or with `same` all_gather.
   void spread(void* target, const void* source, std::size_t bytes, bool same) const;
+  void all_to_all_v(const device::AllToAllV& arguments) const;
   /// Adds in ascending order of the PEs and rounds once, as all reductions do.
   void reduce(cuda::ElementType type, std::size_t element, ReduceOp op,
               const kernels::ReduceArguments& arguments) const;

@@ -243,11 +243,6 @@ void StreamCollectives::all_to_all(void* target, const void* source, std::size_t
 void StreamCollectives::all_to_all_v(const device::AllToAllV& arguments) const {
   const StreamCall call(team_, Operation::all_to_all_v);
   const std::size_t n = call.n_pes();
-  require(
-      call.one_kernel(), Code::unsupported,
-      "all_to_all_v on a stream: its sizes are on the GPU, so one kernel runs it: team {} has {} "
-      "PEs; allowed: up to {}, all within reach of loads and stores",
-      call.team().index, n, device::Team::kMaxCollectivePes);
   for (const auto& [what, table] : {std::pair{"send_bytes", arguments.send_bytes},
                                     std::pair{"send_offsets", arguments.send_offsets}}) {
     call.check_table(what, table);
@@ -257,6 +252,8 @@ void StreamCollectives::all_to_all_v(const device::AllToAllV& arguments) const {
   if (arguments.receive_room != nullptr) call.check_table("receive_room", arguments.receive_room);
   if (arguments.received != nullptr) call.check_table("received", arguments.received);
   call.checked_offset("source", arguments.source, 1);
+  if (!call.one_kernel())
+    return call.by_requests(stream_, [&](const ByRequests& on) { on.all_to_all_v(arguments); });
   call.start(stream_,
              [&](const Launch& launch) { return kernels::all_to_all_v(launch, arguments); });
 }

@@ -122,6 +122,12 @@ class CudaDeviceSide final : public DeviceSide {
       return kernels::post(stream, world_, posts, ended);
     });
   }
+  void fetch_block(Stream stream, const device::AllToAllV& arguments, Pe index, Pe me,
+                   Pe pe) const override {
+    start_counted(stream, "a block of all_to_all_v", [&](std::uint64_t* ended) {
+      return kernels::fetch_block(stream, world_, arguments, index, me, pe, ended);
+    });
+  }
   void drain(Stream stream) const override {
     start_counted(stream, "a wait for the proxy",
                   [&](std::uint64_t* ended) { return kernels::drain(stream, world_, ended); });

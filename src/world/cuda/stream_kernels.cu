@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "shoal/device/collective.cuh"
 #include "shoal/device/functions.cuh"
 #include "world/cuda/stream_kernels.hpp"
 
@@ -145,6 +146,34 @@ __global__ void drain_kernel(const __grid_constant__ device::World world, std::u
   count_end(ended);
 }
 
+__global__ void __launch_bounds__(kThreads)
+    fetch_block_kernel(const __grid_constant__ device::World world,
+                       const __grid_constant__ device::AllToAllV v, Pe index, Pe me, Pe pe,
+                       std::uint64_t* ended) {
+  __shared__ std::uint64_t shared_bytes, shared_from;
+  if (threadIdx.x == 0) {
+    std::uint64_t bytes = device::get_value(world, v.send_bytes + me, pe);
+    shared_from = device::get_value(world, v.send_offsets + me, pe);
+    if (v.received != nullptr) v.received[index] = bytes;
+    if (v.receive_room != nullptr && bytes > v.receive_room[index]) {
+      dd::report_block(world, pe, bytes, v.receive_room[index]);
+      bytes = v.receive_room[index];
+    }
+    const std::size_t offset = dd::heap_offset(world, v.source);
+    if (offset > world.heap_bytes || shared_from > world.heap_bytes - offset ||
+        bytes > world.heap_bytes - offset - shared_from) {
+      dd::report_unreached(world, static_cast<const std::byte*>(v.source) + shared_from, bytes, pe);
+      bytes = 0;
+    }
+    shared_bytes = bytes;
+  }
+  __syncthreads();
+  if (shared_bytes != 0)
+    device::get_bytes(Block{}, world, static_cast<std::byte*>(v.target) + v.receive_offsets[index],
+                      static_cast<const std::byte*>(v.source) + shared_from, shared_bytes, pe);
+  if (threadIdx.x == 0) count_end(ended);
+}
+
 const char* text_of(cudaError_t result) {
   return result == cudaSuccess ? nullptr : cudaGetErrorString(result);
 }
@@ -201,6 +230,7 @@ const char* load() {
                              address_of(test_kernel<std::uint64_t>),
                              address_of(barrier_kernel),
                              address_of(post_kernel),
+                             address_of(fetch_block_kernel),
                              address_of(drain_kernel)};
   for (const void* const kernel : all) {
     cudaFuncAttributes attributes{};
@@ -280,6 +310,13 @@ const char* test(cuda::Stream stream, const Condition& condition, int* result) {
 const char* post(cuda::Stream stream, const device::World& world, const Posts& posts,
                  std::uint64_t* ended) {
   post_kernel<<<1, 1, 0, stream>>>(world, posts, ended);
+  return started();
+}
+
+const char* fetch_block(cuda::Stream stream, const device::World& world,
+                        const device::AllToAllV& arguments, Pe index, Pe me, Pe pe,
+                        std::uint64_t* ended) {
+  fetch_block_kernel<<<1, kThreads, 0, stream>>>(world, arguments, index, me, pe, ended);
   return started();
 }
 

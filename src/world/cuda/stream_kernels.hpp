@@ -55,6 +55,10 @@ const char* fetch_entries(cuda::Stream stream, const device::World& world,
                           const cuda::EntryFetch& fetch);
 const char* post(cuda::Stream stream, const device::World& world, const Posts& posts,
                  std::uint64_t* ended);
+/// Runs in one block. As DeviceSide::fetch_block.
+const char* fetch_block(cuda::Stream stream, const device::World& world,
+                        const device::AllToAllV& arguments, Pe index, Pe me, Pe pe,
+                        std::uint64_t* ended);
 const char* drain(cuda::Stream stream, const device::World& world, std::uint64_t* ended);
 
 }  // namespace shoal::detail::kernels

@@ -110,6 +110,7 @@ class HostDeviceSide : public detail::DeviceSide {
   void order(cuda::Stream, cuda::Stream) const override { ++calls; }
   bool captures(cuda::Stream) const override { return false; }
   void post(cuda::Stream, const detail::Posts& posts) const override { posted = posts, ++calls; }
+  void fetch_block(cuda::Stream, const device::AllToAllV&, Pe, Pe, Pe) const override { ++calls; }
   void drain(cuda::Stream) const override { ++calls; }
   std::byte* allocate(cuda::Stream, std::size_t bytes) const override {
     return new std::byte[bytes];
@@ -130,9 +131,11 @@ class HostDeviceSide : public detail::DeviceSide {
   mutable detail::Posts posted;
   mutable device::FailureReport report{};
 
+ protected:
+  std::vector<std::byte*> bases_;
+
  private:
   std::vector<std::uint64_t> words_;
-  std::vector<std::byte*> bases_;
 };
 
 inline cuda::Stream const kStream = reinterpret_cast<cuda::Stream>(std::uintptr_t{4096});

@@ -158,6 +158,49 @@ TEST(StreamsBetweenNodesOnGpu, RunCollectivesInGraphs) {
       nodes_settings());
 }
 
+/// PE i sends 1000 * i + j words to PE j, from places in reverse order.
+TEST(StreamsBetweenNodesOnGpu, RunAllToAllV) {
+  SHOAL_NEEDS_GPU();
+  run_gpu_pes(
+      4,
+      [](World& world, const TestStream& stream) {
+        constexpr std::size_t kBlock = 4000;
+        const auto source = world.heap().allocate<std::uint64_t>(4 * kBlock);
+        const auto target = world.heap().allocate<std::uint64_t>(4 * kBlock);
+        const auto tables = world.heap().allocate<std::uint64_t>(16);
+        const auto me = static_cast<std::size_t>(world.my_pe());
+        const auto count = [](std::size_t from, std::size_t to) { return 1000 * from + to; };
+        fill(world, source, words_of(world.my_pe(), 4 * kBlock));
+        Words words(16);
+        for (std::size_t pe = 0; pe < 4; ++pe) {
+          words[pe] = count(me, pe) * 8;
+          words[4 + pe] = (3 - pe) * kBlock * 8;
+          words[8 + pe] = pe * kBlock * 8;
+        }
+        fill(world, tables, words);
+        device::AllToAllV v;
+        v.target = target.data();
+        v.source = source.data();
+        v.send_bytes = tables.data();
+        v.send_offsets = tables.data() + 4;
+        v.receive_offsets = tables.data() + 8;
+        v.received = tables.data() + 12;
+        barrier(world.team());
+        StreamCollectives(world.team(), stream).all_to_all_v(v);
+        stream.synchronize();
+        cuda::check_failures(world);
+        const Words got = fetch(world, target), sizes = fetch(world, tables);
+        for (std::size_t pe = 0; pe < 4; ++pe) {
+          EXPECT_EQ(sizes[12 + pe], count(pe, me) * 8);
+          const Words theirs = words_of(static_cast<Pe>(pe), 4 * kBlock);
+          for (std::size_t i = 0; i < count(pe, me); ++i)
+            ASSERT_EQ(got[pe * kBlock + i], theirs[(3 - me) * kBlock + i]) << pe << " " << i;
+        }
+        barrier(world.team());
+      },
+      nodes_settings());
+}
+
 /// Sums of floats have the bits of the host's.
 TEST(StreamsBetweenNodesOnGpu, AddInTheOrderOfThePes) {
   SHOAL_NEEDS_GPU();

@@ -57,6 +57,15 @@ class PostingDeviceSide final : public HostDeviceSide {
       ASSERT_EQ(Producer::wait(*world_.proxy, ticket), Outcome::ok);
     }
   }
+  void fetch_block(cuda::Stream, const device::AllToAllV& v, Pe index, Pe me,
+                   Pe pe) const override {
+    std::uint64_t bytes = 0, from = 0;
+    get(&bytes, v.send_bytes + me, sizeof bytes, pe);
+    get(&from, v.send_offsets + me, sizeof from, pe);
+    if (v.received != nullptr) v.received[index] = bytes;
+    get(static_cast<std::byte*>(v.target) + v.receive_offsets[index],
+        static_cast<const std::byte*>(v.source) + from, bytes, pe);
+  }
   void drain(cuda::Stream) const override {
     ASSERT_EQ(Producer::wait_all(*world_.proxy, Producer::quiet_ticket(*world_.proxy)),
               Outcome::ok);
@@ -72,6 +81,20 @@ class PostingDeviceSide final : public HostDeviceSide {
   mutable int n_posts = 0;
 
  private:
+  void get(void* target, const void* source, std::size_t bytes, Pe pe) const {
+    const auto offset =
+        static_cast<std::size_t>(static_cast<const std::byte*>(source) - world_.heap);
+    if (std::byte* const base = bases_[static_cast<std::size_t>(pe)])
+      return void(std::memcpy(target, base + offset, bytes));
+    detail::Posts posts;
+    posts.request.kind = device::proxy::Kind::get;
+    posts.request.pe = pe;
+    posts.request.offset = offset;
+    posts.request.source = reinterpret_cast<std::uintptr_t>(target);
+    posts.request.bytes = bytes;
+    post(nullptr, posts);
+  }
+
   std::shared_ptr<detail::DeviceSide> before_;  ///< owns the proxy
 };
 
@@ -317,12 +340,38 @@ TEST(StreamsBetweenNodes, NeedTheProxy) {
   });
 }
 
-// Sizes on the GPU: only one kernel can read them.
-TEST(StreamsBetweenNodes, RefuseAllToAllV) {
+// PE i sends 100 * i + j words to PE j, from places in reverse order.
+TEST(StreamsBetweenNodes, RunAllToAllV) {
   const FakeCuda fake({.gpus = 4});
-  run(4, on_nodes_of(2), [](World& world, PostingDeviceSide&) {
-    expect_error(Code::unsupported, "all within reach of loads and stores",
-                 [&] { StreamCollectives(world.team(), kStream).all_to_all_v({}); });
+  run(4, on_nodes_of(2), [](World& world, PostingDeviceSide& side) {
+    constexpr std::size_t kBlock = 400;
+    const auto source = world.heap().allocate<std::uint64_t>(4 * kBlock);
+    const auto tables = world.heap().allocate<std::uint64_t>(8);
+    const auto me = static_cast<std::size_t>(world.my_pe());
+    const auto count = [](std::size_t from, std::size_t to) { return 100 * from + to; };
+    std::vector<std::uint64_t> target(4 * kBlock), places(4), received(4);
+    for (std::size_t i = 0; i < source.size(); ++i) source[i] = 10'000 * me + i;
+    for (std::size_t pe = 0; pe < 4; ++pe) {
+      tables[pe] = count(me, pe) * 8;
+      tables[4 + pe] = (3 - pe) * kBlock * 8;
+      places[pe] = pe * kBlock * 8;
+    }
+    device::AllToAllV v;
+    v.target = target.data();
+    v.source = source.data();
+    v.send_bytes = tables.data();
+    v.send_offsets = tables.data() + 4;
+    v.receive_offsets = places.data();
+    v.received = received.data();
+    StreamCollectives(world.team(), kStream).all_to_all_v(v);
+    EXPECT_GT(side.n_posts, 0);
+    for (std::size_t pe = 0; pe < 4; ++pe) {
+      EXPECT_EQ(received[pe], count(pe, me) * 8);
+      for (std::size_t i = 0; i < kBlock; ++i)
+        ASSERT_EQ(target[pe * kBlock + i],
+                  i < count(pe, me) ? 10'000 * pe + (3 - me) * kBlock + i : 0)
+            << pe << " " << i;
+    }
     barrier(world.team());
   });
 }
