@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls of shoal/cuda_collective.hpp: checks of arguments, then one kernel.
+#include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "base/check.hpp"
 #include "collective/call.hpp"
@@ -51,21 +54,19 @@ class StreamCall : public Call {
             "{} on a stream: the symmetric heap of this world is on the host; SHOAL_HEAP=cuda puts "
             "it into GPU memory",
             name());
-    one_kernel_ = n_pes() <= static_cast<std::size_t>(device::Team::kMaxCollectivePes);
-    for (const Pe pe : this->team().pes) {
-      if (world().peer_base(pe) != nullptr) continue;
-      one_kernel_ = false;
-      require(side->world().proxy != nullptr, Code::unsupported,
+    one_kernel_ =
+        n_pes() <= static_cast<std::size_t>(device::Team::kMaxCollectivePes) && in_one_domain();
+    for (const Pe pe : this->team().pes)
+      require(world().peer_base(pe) != nullptr || side->world().proxy != nullptr, Code::unsupported,
               "{} on a stream: the GPU of PE {} does not reach the heap of PE {} of team {} by "
               "loads and stores, and there is no proxy that sends messages for its streams; set "
               "SHOAL_PROXY_SLOTS above 0",
               name(), world().my_pe(), pe, this->team().index);
-    }
     view_ = detail::describe_team(*side, this->team());
   }
 
-  /// Whether one kernel can run the collective: the team is not too large for it, and this GPU
-  /// reaches the heaps of all its PEs. The same on all of them.
+  /// Whether one kernel can run the collective: the team is not too large for it, and all GPUs
+  /// reach the heaps of all its PEs. The same on all of them.
   bool one_kernel() const noexcept { return one_kernel_; }
 
   /// Checks the ranges as the host's collectives do. `own_block`: the shorter one may be block
@@ -124,6 +125,19 @@ class StreamCall : public Call {
   }
 
  private:
+  /// Whether loads and stores reach the heaps of all PEs of the team from all of them. The same on
+  /// all PEs, unlike peer_base where reach is not transitive.
+  bool in_one_domain() const {
+    std::optional<bool>& known = team().one_domain;
+    if (!known) {
+      const std::vector<std::int32_t> domains = world().load_store_domains();
+      const auto domain = [&](Pe pe) { return domains[static_cast<std::size_t>(pe)]; };
+      known = std::ranges::all_of(team().pes,
+                                  [&](Pe pe) { return domain(pe) == domain(team().pes.front()); });
+    }
+    return *known;
+  }
+
   /// Whether two PEs of the team use one GPU. The same on all PEs.
   bool share_gpus() const {
     const auto& devices = world().memory().devices();

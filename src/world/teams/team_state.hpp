@@ -43,6 +43,8 @@ struct TeamState {
   /// the next operation, so later operations throw this.
   std::optional<Error> broken;
   WaitOrder wait_order;
+  /// Whether loads and stores reach all heaps from all PEs; found at the first use.
+  std::optional<bool> one_domain;
   std::shared_ptr<void> engine;  ///< of shoal::collective::nccl, made with its first use
   bool no_engine = false;        ///< the PEs have agreed that NCCL cannot be used
 
