@@ -119,7 +119,8 @@ CHAPTERS = {
         Row("broadcastmem fcollectmem alltoallmem", "hskg"),
         Row("T_sum_reduce T_prod_reduce T_min_reduce T_max_reduce T_sum_reducescatter "
             "T_prod_reducescatter T_min_reducescatter T_max_reducescatter", "hskg", "RMA", DIFFERENT,
-            "the sum's order is fixed: the same bits on every PE and in every run"),
+            "the sum's order is fixed: the same bits on every PE and in every run; on streams, "
+            "sums from 16 MiB on of four GPUs or more have the order of NCCL"),
         Row("T_and_reduce T_or_reduce T_xor_reduce T_and_reducescatter T_or_reducescatter "
             "T_xor_reducescatter", "hskg", "BITWISE_REDUCE"),
         Row("x_tile_sum_reduce_block", "", "", MISSING,

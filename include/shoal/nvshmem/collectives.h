@@ -3,12 +3,13 @@
 // call in the same order with equal arguments; those on streams and in kernels, with barriers
 // there, are one sequence, those of the host another. `dest` and `source` are symmetric and do not
 // overlap; broadcast and reduce also take equal addresses. Reductions add in ascending order of
-// PEs, with the same bits on every PE.
+// PEs, with the same bits on every PE; on streams, NCCL may run large ones in its own order
+// (SHOAL_COLLECTIVE_NCCL).
 //
 // `nelems` and `nreduce` count the elements of one block: `dest` of fcollect and alltoall and
 // `source` of alltoall and reducescatter have a block for each PE of the team.
 //
-// The functions return 0. On streams they queue one kernel and return. In kernels one thread, warp
+// The functions return 0. On streams they queue work and return. In kernels one thread, warp
 // or block of each PE calls (shoal/nvshmem/device/collectives.cuh).
 #ifndef SHOAL_NVSHMEM_HD
 #error "part of nvshmem.h: include <nvshmem.h>"
