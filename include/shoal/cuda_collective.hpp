@@ -14,8 +14,8 @@
 //
 // Teams of more than device::Team::kMaxCollectivePes PEs, and teams with PEs that this GPU does not
 // reach by loads and stores, take a copy or a request to the proxy for each PE, between two
-// barriers, and memory of the GPU in stream order for reductions. Worlds of more than
-// device::Team::kMaxPes PEs have no collectives on streams.
+// barriers, and GPU memory for reductions (up to 64 MiB for a team, kept by the world). Worlds of
+// more than device::Team::kMaxPes PEs have no collectives on streams.
 //
 // Results have the bits of the host's collectives (NaNs: the processor's), whatever the size, the
 // algorithm and the number of blocks, except sums by NCCL. SHOAL_COLLECTIVE_* select algorithms.

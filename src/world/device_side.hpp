@@ -150,9 +150,9 @@ class DeviceSide {
                            Pe pe) const = 0;
   /// Holds the stream until all requests that this PE has posted before are complete.
   virtual void drain(cuda::Stream stream) const = 0;
-  /// Memory of the GPU from its allocation to its release in the order of the stream.
-  virtual std::byte* allocate(cuda::Stream stream, std::size_t bytes) const = 0;
-  virtual void release(cuda::Stream stream, std::byte* memory) const = 0;
+  /// GPU memory for the collectives of the team with this index, of which one runs at a time. Lives
+  /// as long as the world: the proxy may use it after the host has queued all work.
+  virtual std::byte* scratch(std::int32_t team, std::size_t bytes) const = 0;
   /// The first error of the proxy, which serves heaps that this GPU does not reach.
   virtual std::optional<Error> proxy_failure() const { return std::nullopt; }
   /// Whether World::gda serves all puts and signals of kernels between [offset, offset + bytes) of

@@ -21,19 +21,6 @@ constexpr std::size_t kScratchBytes = std::size_t{32} << 20;
 constexpr std::size_t kWholeBytes = std::size_t{64} << 10;
 constexpr std::size_t kAlignment = 256;
 
-/// Memory in the order of a stream.
-struct StreamMemory {
-  const detail::DeviceSide& side;
-  cuda::Stream stream;
-  std::byte* memory;
-  ~StreamMemory() {
-    try {
-      side.release(stream, memory);
-    } catch (const Error&) {  // the context is gone, and the memory with it
-    }
-  }
-};
-
 std::byte* bytes_of(const void* memory) {
   return static_cast<std::byte*>(const_cast<void*>(memory));
 }
@@ -135,19 +122,17 @@ void ByRequests::reduce(cuda::ElementType type, std::size_t element, ReduceOp op
 
   barrier();
   if (total != 0) {
-    const StreamMemory scratch{side_, launch_.stream,
-                               side_.allocate(launch_.stream, (n + 1) * stride)};
-    std::byte* const sums = scratch.memory + n * stride;
+    std::byte* const scratch = side_.scratch(call_.team().index, (n + 1) * stride);
+    std::byte* const sums = scratch + n * stride;
     for (std::size_t done = 0; done < total; done += stride) {
       const std::size_t bytes = std::min(stride, total - done);
       for (std::size_t step = 1; step <= n; ++step) {
         const std::size_t pe = after_me(step);
-        get(pe, scratch.memory + pe * stride, source + done, bytes);
+        get(pe, scratch + pe * stride, source + done, bytes);
       }
       drain();
       if (whole) barrier();
-      kernels::ReduceArguments parts{divided ? sums : target + done, scratch.memory,
-                                     bytes / element};
+      kernels::ReduceArguments parts{divided ? sums : target + done, scratch, bytes / element};
       parts.parts = n;
       parts.stride = stride;
       const char* const failure = kernel_table().reduce(launch_, type, op, parts);

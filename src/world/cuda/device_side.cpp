@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "base/backoff.hpp"
@@ -132,29 +135,7 @@ class CudaDeviceSide final : public DeviceSide {
     start_counted(stream, "a wait for the proxy",
                   [&](std::uint64_t* ended) { return kernels::drain(stream, world_, ended); });
   }
-  std::byte* allocate(Stream stream, std::size_t bytes) const override {
-    device_->activate();
-    void* memory = nullptr;
-    check_runtime(cudaMallocAsync(&memory, bytes, stream), "memory of a collective on a stream");
-    return static_cast<std::byte*>(memory);
-  }
-  void release(Stream stream, std::byte* memory) const override {
-    device_->activate();
-    check_runtime(cudaFreeAsync(memory, stream), "the release of memory of a collective");
-  }
-  std::optional<Error> proxy_failure() const override {
-    return proxy_ == nullptr ? std::nullopt : proxy_->failure();
-  }
-  bool nic_reaches(Pe pe, std::size_t offset, std::size_t bytes) const override {
-    return routes_ != nullptr && routes_->reaches(pe, offset, bytes);
-  }
-  std::string nic_note(Pe pe) const override {
-    const bool serves = nic_ != nullptr && nic_->route(pe).obstacle.empty();
-    return serves ? nic_->describe(pe) : "";
-  }
-  std::optional<Error> nic_failure(Pe pe, Stream stream) const override {
-    return routes_ == nullptr ? std::nullopt : routes_->failure(pe, stream);
-  }
+  std::byte* scratch(std::int32_t team, std::size_t bytes) const override;
 
  private:
   void release() noexcept;
@@ -201,9 +182,15 @@ class CudaDeviceSide final : public DeviceSide {
   void* proxy_memory_ = nullptr;                  ///< of the ring and `ended_`, pinned
   std::uint64_t* ended_ = nullptr;                ///< kernels that have waited for the proxy
   mutable std::atomic<std::uint64_t> queued_{0};  ///< kernels that wait for it, not in graphs
-  std::unique_ptr<transport::Proxy> proxy_;       ///< where a heap is out of reach
-  std::unique_ptr<transport::DeviceQueues> nic_;  ///< with SHOAL_GDA=emulated
-  std::unique_ptr<KernelRoutes> routes_;          ///< where a network has queues for kernels
+  struct Scratch {
+    std::byte* memory = nullptr;
+    std::size_t bytes = 0;
+  };
+  mutable std::mutex scratch_mutex_;
+  mutable std::vector<std::pair<std::int32_t, Scratch>> scratch_;  ///< by team; the newest last
+  std::unique_ptr<transport::Proxy> proxy_;                        ///< where a heap is out of reach
+  std::unique_ptr<transport::DeviceQueues> nic_;                   ///< with SHOAL_GDA=emulated
+  std::unique_ptr<KernelRoutes> routes_;  ///< where a network has queues for kernels
 };
 
 CudaDeviceSide::CudaDeviceSide(const DeviceSideContext& context)
@@ -245,6 +232,7 @@ void CudaDeviceSide::release() noexcept {
   routes_.reset();
   if (driver_.set_current(device_->context) != CUDA_SUCCESS) return;
   if (ordering_ != nullptr) cudaEventDestroy(ordering_);
+  for (const auto& [team, scratch] : scratch_) driver_.mem_free(address(scratch.memory));
   driver_.host_free(world_.failure);
   if (proxy_memory_ != nullptr) driver_.host_free(proxy_memory_);
 }
@@ -289,6 +277,28 @@ void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
        .wait = progress_wait_of(context.settings.progress_wait),
        .core = core});
   world_.proxy = reinterpret_cast<const device::proxy::Ring*>(place);
+}
+
+/// Sizes are powers of two, so that all blocks of a team together are less than twice the largest.
+/// Blocks that were too small stay: queued work and graphs may use them.
+std::byte* CudaDeviceSide::scratch(std::int32_t team, std::size_t bytes) const {
+  const std::lock_guard lock(scratch_mutex_);
+  for (const auto& [of, found] : scratch_)
+    if (of == team && found.bytes >= bytes) return found.memory;
+  device_->activate();
+  Scratch made{nullptr, std::bit_ceil(bytes)};
+  // An allocation does not belong to the work that this thread may be capturing.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  check_runtime(cudaThreadExchangeStreamCaptureMode(&mode), "the mode of a capture");
+  CUdeviceptr allocated = 0;
+  const CUresult result = driver_.mem_alloc(&allocated, made.bytes);
+  check_runtime(cudaThreadExchangeStreamCaptureMode(&mode), "the mode of a capture");
+  memory::cuda::check(driver_, result, [&] {
+    return fmt::format("{} bytes of GPU memory for a collective of team {}", made.bytes, team);
+  });
+  made.memory = reinterpret_cast<std::byte*>(allocated);
+  scratch_.emplace_back(team, made);
+  return made.memory;
 }
 
 /// Waits on the host until a kernel that waits for the proxy may be queued, at most

@@ -3,6 +3,7 @@
 // of shoal/cuda.hpp without a GPU.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -112,10 +113,10 @@ class HostDeviceSide : public detail::DeviceSide {
   void post(cuda::Stream, const detail::Posts& posts) const override { posted = posts, ++calls; }
   void fetch_block(cuda::Stream, const device::AllToAllV&, Pe, Pe, Pe) const override { ++calls; }
   void drain(cuda::Stream) const override { ++calls; }
-  std::byte* allocate(cuda::Stream, std::size_t bytes) const override {
-    return new std::byte[bytes];
+  std::byte* scratch(std::int32_t, std::size_t bytes) const override {
+    scratch_.resize(std::max(scratch_.size(), bytes));
+    return scratch_.data();
   }
-  void release(cuda::Stream, std::byte* memory) const override { delete[] memory; }
 
   struct Atomic {
     AtomicOp op;
@@ -136,6 +137,7 @@ class HostDeviceSide : public detail::DeviceSide {
 
  private:
   std::vector<std::uint64_t> words_;
+  mutable std::vector<std::byte> scratch_;
 };
 
 inline cuda::Stream const kStream = reinterpret_cast<cuda::Stream>(std::uintptr_t{4096});

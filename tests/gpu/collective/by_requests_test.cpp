@@ -18,10 +18,15 @@ using cuda::StreamCollectives;
 using cuda::StreamOperations;
 using Words = std::vector<std::uint64_t>;
 
-/// Four PEs on two nodes.
+/// Four PEs where there is a GPU for each, else two; half of them on each of two nodes.
+Pe pes() {
+  int gpus = 0;
+  return cudaGetDeviceCount(&gpus) == cudaSuccess && gpus >= 4 ? 4 : 2;
+}
+
 Settings nodes_settings() {
   Settings settings = cuda_settings();
-  settings.node_size = 2;
+  settings.node_size = pes() / 2;
   settings.symmetric_size = std::size_t{256} << 20;
   return settings;
 }
@@ -36,10 +41,10 @@ Words words_of(Pe pe, std::size_t count, std::uint64_t round = 0) {
 TEST(StreamsBetweenNodesOnGpu, PutGetAndSignal) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(
-      4,
+      pes(),
       [](World& world, const TestStream& stream) {
         constexpr std::size_t kCount = 300'000;
-        const Pe me = world.my_pe(), far = (me + 2) % 4;
+        const Pe me = world.my_pe(), far = (me + world.n_pes() / 2) % world.n_pes();
         const auto source = world.heap().allocate<std::uint64_t>(kCount);
         const auto target = world.heap().allocate<std::uint64_t>(kCount);
         const auto copy = world.heap().allocate<std::uint64_t>(kCount);
@@ -104,8 +109,8 @@ void check_collectives(World& world, const TestStream& stream, std::size_t count
     return all;
   };
   const std::size_t bytes = count * sizeof(std::uint64_t);
-  run([&] { on.broadcast(target.data(), source.data(), bytes, 3); });
-  EXPECT_EQ(result(count), words_of(3, count, round));
+  run([&] { on.broadcast(target.data(), source.data(), bytes, world.n_pes() - 1); });
+  EXPECT_EQ(result(count), words_of(world.n_pes() - 1, count, round));
   run([&] { on.all_gather(target.data(), source.data(), bytes); });
   Words gathered;
   for (Pe pe = 0; pe < world.n_pes(); ++pe) {
@@ -134,7 +139,7 @@ void check_collectives(World& world, const TestStream& stream, std::size_t count
 TEST(StreamsBetweenNodesOnGpu, RunCollectives) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(
-      4,
+      pes(),
       [](World& world, const TestStream& stream) {
         for (const std::size_t count : {5u, 1'000u, 100'001u})
           check_collectives(world, stream, count, 1, [](const auto& call) { call(); });
@@ -145,7 +150,7 @@ TEST(StreamsBetweenNodesOnGpu, RunCollectives) {
 TEST(StreamsBetweenNodesOnGpu, RunCollectivesInGraphs) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(
-      4,
+      pes(),
       [](World& world, const TestStream& stream) {
         for (const std::size_t count : {5u, 50'000u})
           check_collectives(world, stream, count, 2, [&](const auto& call) {
@@ -162,19 +167,20 @@ TEST(StreamsBetweenNodesOnGpu, RunCollectivesInGraphs) {
 TEST(StreamsBetweenNodesOnGpu, RunAllToAllV) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(
-      4,
+      pes(),
       [](World& world, const TestStream& stream) {
         constexpr std::size_t kBlock = 4000;
-        const auto source = world.heap().allocate<std::uint64_t>(4 * kBlock);
-        const auto target = world.heap().allocate<std::uint64_t>(4 * kBlock);
+        const auto n = static_cast<std::size_t>(world.n_pes());
+        const auto source = world.heap().allocate<std::uint64_t>(n * kBlock);
+        const auto target = world.heap().allocate<std::uint64_t>(n * kBlock);
         const auto tables = world.heap().allocate<std::uint64_t>(16);
         const auto me = static_cast<std::size_t>(world.my_pe());
         const auto count = [](std::size_t from, std::size_t to) { return 1000 * from + to; };
-        fill(world, source, words_of(world.my_pe(), 4 * kBlock));
+        fill(world, source, words_of(world.my_pe(), n * kBlock));
         Words words(16);
-        for (std::size_t pe = 0; pe < 4; ++pe) {
+        for (std::size_t pe = 0; pe < n; ++pe) {
           words[pe] = count(me, pe) * 8;
-          words[4 + pe] = (3 - pe) * kBlock * 8;
+          words[4 + pe] = (n - 1 - pe) * kBlock * 8;
           words[8 + pe] = pe * kBlock * 8;
         }
         fill(world, tables, words);
@@ -190,11 +196,11 @@ TEST(StreamsBetweenNodesOnGpu, RunAllToAllV) {
         stream.synchronize();
         cuda::check_failures(world);
         const Words got = fetch(world, target), sizes = fetch(world, tables);
-        for (std::size_t pe = 0; pe < 4; ++pe) {
+        for (std::size_t pe = 0; pe < n; ++pe) {
           EXPECT_EQ(sizes[12 + pe], count(pe, me) * 8);
-          const Words theirs = words_of(static_cast<Pe>(pe), 4 * kBlock);
+          const Words theirs = words_of(static_cast<Pe>(pe), n * kBlock);
           for (std::size_t i = 0; i < count(pe, me); ++i)
-            ASSERT_EQ(got[pe * kBlock + i], theirs[(3 - me) * kBlock + i]) << pe << " " << i;
+            ASSERT_EQ(got[pe * kBlock + i], theirs[(n - 1 - me) * kBlock + i]) << pe << " " << i;
         }
         barrier(world.team());
       },
@@ -205,7 +211,7 @@ TEST(StreamsBetweenNodesOnGpu, RunAllToAllV) {
 TEST(StreamsBetweenNodesOnGpu, AddInTheOrderOfThePes) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(
-      4,
+      pes(),
       [](World& world, const TestStream& stream) {
         const StreamCollectives on(world.team(), stream);
         for (const std::size_t count : {33u, 60'001u}) {
@@ -233,11 +239,11 @@ TEST(StreamsBetweenNodesOnGpu, AddInTheOrderOfThePes) {
 TEST(StreamsBetweenNodesOnGpu, QueueManyOperations) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(
-      4,
+      pes(),
       [](World& world, const TestStream& stream) {
         constexpr std::uint64_t kRounds = 3000;
         const auto words = world.heap().allocate<std::uint64_t>(2);
-        const Pe far = (world.my_pe() + 2) % 4;
+        const Pe far = (world.my_pe() + world.n_pes() / 2) % world.n_pes();
         const StreamOperations on(world, stream);
         barrier(world.team());
         for (std::uint64_t i = 0; i < kRounds; ++i)
