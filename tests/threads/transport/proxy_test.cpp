@@ -192,8 +192,8 @@ void check_gets(World& world) {
     for (std::size_t k = 0; k < kTogether; ++k) {
       check_ok(Producer::wait(proxy.ring(), tickets[k]), "wait", proxy);
       for (std::size_t i = 0; i < length_of(k); ++i)
-        check(target[k * kMost + i] == byte_of(from, offset_of(k) + i), "round ", round, ", get ", k,
-              ", byte ", i);
+        check(target[k * kMost + i] == byte_of(from, offset_of(k) + i), "round ", round, ", get ",
+              k, ", byte ", i);
     }
   }
   check_ok(proxy.quiet(), "quiet", proxy);

@@ -142,10 +142,8 @@ TEST_F(ProxyRing, Gets) {
   EXPECT_EQ(target[0], 5U);
   EXPECT_EQ(target[1], 6U);
   transport_.lost = 1;
-  const Ticket lost = post({.kind = Kind::get,
-                            .pe = 1,
-                            .source = reinterpret_cast<std::uintptr_t>(target),
-                            .bytes = 8});
+  const Ticket lost = post(
+      {.kind = Kind::get, .pe = 1, .source = reinterpret_cast<std::uintptr_t>(target), .bytes = 8});
   run(executor);
   EXPECT_EQ(Producer::wait(memory_.ring(), lost), Outcome::failed);
   ASSERT_TRUE(executor.failure().has_value());
