@@ -153,7 +153,8 @@ std::vector<std::function<void()>> pairs_of(ep::Group& group, const Inputs& in) 
   return pairs;
 }
 
-constexpr long kFewFaults = 64;  // of code, and of what the C library allocates
+// Of code, and of one array of sums, which the C library may place anew.
+constexpr long kFewFaults = 64 + 256;
 
 /// argument: "preinitialize", "warmup", or "" for neither.
 SHOAL_PE_BODY(first_pairs) {
@@ -186,7 +187,7 @@ SHOAL_PE_BODY(first_pairs) {
     EXPECT_LE(first, later + kFewFaults);
   }
   // What the warm-up saves: without it the counts above would be different ones.
-  if (pe.argument.empty()) EXPECT_GT(first_touch, 10 * kFewFaults);
+  if (pe.argument.empty()) EXPECT_GT(first_touch, 2 * kFewFaults);
   group.close();
   world.close();
 }
