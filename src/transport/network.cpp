@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Network transports are modules, so that neither building nor loading Shoal needs their libraries
 // (libfabric, UCX, libibverbs).
+#include <fcntl.h>
+
 #include <array>
+#include <cerrno>
 
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "base/plugin.hpp"
+#include "base/system_error.hpp"
+#include "memory/host/segment.hpp"
 #include "transport/module.hpp"
 
 namespace shoal::transport {
@@ -13,6 +18,18 @@ namespace {
 
 std::string plugin_of(std::string_view network) {
   return fmt::format("transport_{}", network);
+}
+
+/// Why no network is loaded; empty: enough files can be opened. UCX ends the process where it
+/// cannot open one, before the error that names the limit.
+std::string shortage_of_files() {
+  std::array<memory::FileDescriptor, 32> opened;
+  for (memory::FileDescriptor& file : opened) {
+    file = memory::FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    if (!file)
+      return fmt::format("fewer than {} files can be opened: {}", opened.size(), errno_text(errno));
+  }
+  return "";
 }
 
 /// A transport that could not be made: reaches no PE.
@@ -69,6 +86,8 @@ std::uint32_t installed_networks(const Settings& settings) {
 }
 
 std::unique_ptr<Transport> make_network(std::string_view name, const Context& context) {
+  if (std::string shortage = shortage_of_files(); !shortage.empty())
+    return make_unavailable(name, std::move(shortage));
   const Plugin plugin = load_plugin(*context.settings, plugin_of(name), kModuleSymbol);
   if (plugin.symbol == nullptr) return make_unavailable(name, plugin.reason);
   const auto& module = *static_cast<const Module*>(plugin.symbol);

@@ -136,6 +136,19 @@ class CudaDeviceSide final : public DeviceSide {
                   [&](std::uint64_t* ended) { return kernels::drain(stream, world_, ended); });
   }
   std::byte* scratch(std::int32_t team, std::size_t bytes) const override;
+  std::optional<Error> proxy_failure() const override {
+    return proxy_ == nullptr ? std::nullopt : proxy_->failure();
+  }
+  bool nic_reaches(Pe pe, std::size_t offset, std::size_t bytes) const override {
+    return routes_ != nullptr && routes_->reaches(pe, offset, bytes);
+  }
+  std::string nic_note(Pe pe) const override {
+    const bool serves = nic_ != nullptr && nic_->route(pe).obstacle.empty();
+    return serves ? nic_->describe(pe) : "";
+  }
+  std::optional<Error> nic_failure(Pe pe, Stream stream) const override {
+    return routes_ == nullptr ? std::nullopt : routes_->failure(pe, stream);
+  }
 
  private:
   void release() noexcept;

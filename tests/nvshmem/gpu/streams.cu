@@ -3,6 +3,7 @@
 #include <nvshmem.h>
 #include <nvshmemx.h>
 
+#include <cstdlib>
 #include <vector>
 
 #include "../check.h"
@@ -99,10 +100,11 @@ void check_collectives(int* dest, int* source, int count) {
 }  // namespace
 
 int main() {
+  setenv("SHOAL_NODE_SIZE", "1", 1);  // each PE is a node of its own
   if (!init_on_gpu()) return 77;
   me = nvshmem_my_pe();
   n = nvshmem_n_pes();
-  CHECK(nvshmem_team_n_pes(NVSHMEMX_TEAM_NODE) == 1);  // SHOAL_NODE_SIZE
+  CHECK(nvshmem_team_n_pes(NVSHMEMX_TEAM_NODE) == 1);
   int gpus = 0;
   CHECK(cudaGetDeviceCount(&gpus) == cudaSuccess && cudaSetDevice(me % gpus) == cudaSuccess);
   CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);

@@ -80,6 +80,7 @@ TEST(DeviceWorld, IsATableWhereSomeHeapIsOutOfReach) {
   const FakeCuda fake({.gpus = 4});
   Settings settings = gpu_world_settings();
   settings.node_size = 2;  // loads and stores do not cross emulated nodes
+  settings.proxy_slots = 0;
   run_threads(4, settings, [](World& world) {
     check_bases(world);
     const device::World view = cuda::device_world(world);
@@ -88,9 +89,9 @@ TEST(DeviceWorld, IsATableWhereSomeHeapIsOutOfReach) {
       EXPECT_EQ(view.bases[pe] != nullptr, pe / 2 == world.my_pe() / 2) << "PE " << pe;
     const cuda::StreamOperations on(world, cuda::launch_context(world).priority);
     const Pe far = (world.my_pe() + 2) % 4;
-    expect_error(Code::unsupported, "loads and stores",
+    expect_error(Code::unsupported, "SHOAL_PROXY_SLOTS",
                  [&] { on.put_value(RemoteSpan<int>{{far, 8192}, 1}, 1); });
-    expect_error(Code::unsupported, "loads and stores", [&] { on.barrier(world.team()); });
+    expect_error(Code::unsupported, "SHOAL_PROXY_SLOTS", [&] { on.barrier(world.team()); });
   });
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
