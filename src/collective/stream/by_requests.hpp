@@ -35,7 +35,7 @@ class ByRequests {
   /// Complete after drain.
   void put(std::size_t to, std::byte* target, const std::byte* source, std::size_t bytes) const;
   void get(std::size_t from, std::byte* target, const std::byte* source, std::size_t bytes) const;
-  void move(device::proxy::Kind kind, std::size_t pe, const std::byte* in_heap,
+  void move(device::proxy::Kind kind, std::size_t index, const std::byte* in_heap,
             const std::byte* local, std::size_t bytes) const;
   void drain() const;
   /// The PE `step` after this one in the team, so that not all PEs begin with the same one.

@@ -24,8 +24,11 @@ CapturedMemory::Graph CapturedMemory::make_graph(unsigned long long capture, cud
     const std::unique_ptr<Flag> set_now(static_cast<Flag*>(flag));
     **set_now = true;
   };
-  check(cudaUserObjectCreate(&object, owned.get(), set, 1, cudaUserObjectNoDestructorSync), kWhat);
-  (void)owned.release();
+  Flag* const flag = owned.release();  // the object's from here on
+  const cudaError_t created =
+      cudaUserObjectCreate(&object, flag, set, 1, cudaUserObjectNoDestructorSync);
+  if (created != cudaSuccess) owned.reset(flag);
+  check(created, kWhat);
   const cudaError_t retained = cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove);
   if (retained != cudaSuccess) (void)cudaUserObjectRelease(object, 1);
   check(retained, kWhat);

@@ -35,7 +35,7 @@ struct GroupResources {
   cudaMemPool_t pool = nullptr;
   int device = 0;
   const memory::Device& gpu;  ///< as long as the world is open, which calls need
-  explicit GroupResources(const memory::Device& gpu);
+  explicit GroupResources(const memory::Device& owner);
   ~GroupResources();
   GroupResources(const GroupResources&) = delete;
   GroupResources& operator=(const GroupResources&) = delete;

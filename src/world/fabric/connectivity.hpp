@@ -78,11 +78,11 @@ void drop_where_broken(Connectivity& connectivity, std::string_view name,
 /// The transports other than the chosen one that both PEs have, and the setting, to follow the
 /// error of a lost connection: "; both PEs also have ucx (not tried). Setting:
 /// SHOAL_TRANSPORT_BETWEEN".
-std::string other_transports(const Connectivity& connectivity,
-                             std::span<const std::string_view> networks, Pe a, Pe b);
+std::string other_transports(const Connectivity& map, std::span<const std::string_view> networks,
+                             Pe a, Pe b);
 
 /// The setting that limits the transports of the pair.
-std::string_view setting_of(const Connectivity& connectivity, Pe a, Pe b);
+std::string_view setting_of(const Connectivity& map, Pe a, Pe b);
 
 /// One PE's row of the map, from its transports: n_pes x transports capabilities.
 std::vector<transport::Capabilities> connectivity_row(
