@@ -75,7 +75,7 @@ EnvironmentVariable inspect_shoal(const std::string& name) {
           meant.empty() ? note + " (docs/reference/settings.md)" : did_you_mean(note, meant)};
 }
 
-/// Of a variable that is an alias of the settings `rows`.
+/// The effect of a variable that is an alias of the settings `rows`.
 EnvironmentVariable inspect_alias(const std::string& name, const Variables& variables,
                                   const std::vector<const SettingInfo*>& rows) {
   const auto lookup = [&](const std::string& other) -> std::optional<std::string> {

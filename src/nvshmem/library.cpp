@@ -11,7 +11,7 @@ using namespace shoal::nvshmem;
 
 namespace {
 
-/// What NVSHMEM_VERSION and NVSHMEM_INFO ask for, from PE 0.
+/// PE 0 prints what NVSHMEM_VERSION and NVSHMEM_INFO ask for.
 void print_banner(const shoal::World& world, const shoal::Settings& settings) {
   if (world.my_pe() != 0) return;
   if (shoal::nvshmem::is_on("NVSHMEM_VERSION"))

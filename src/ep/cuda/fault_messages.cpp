@@ -24,7 +24,7 @@ std::optional<Error> failure_of_network(const CudaGroup& group, Pe pe) {
   return failure;
 }
 
-/// What any thread may say of a fatal fault, without calls of CUDA.
+/// Describes a fatal fault without calls of CUDA, so that any thread may use it.
 FaultContext context_of(const CudaGroup& group, Fault fault) {
   const GroupState& state = group.state;
   FaultContext context;

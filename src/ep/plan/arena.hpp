@@ -84,7 +84,7 @@ class Arena {
     std::lock_guard lock(mutex_);
     regions_.erase(offset);
   }
-  /// Of results that are held.
+  /// The number of results that are held.
   std::size_t regions() const {
     std::lock_guard lock(mutex_);
     return regions_.size();
