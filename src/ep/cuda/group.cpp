@@ -100,11 +100,17 @@ void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* co
         "slots of an ep::Group");
   check(cudaMemsetAsync(device.memory, 0, sizeof(GroupMemory), stream), "memory of an ep::Group");
   check(cudaStreamSynchronize(stream), "start of an ep::Group");
-  const auto& uuid = state.world->cuda()->description().uuid;
-  const auto all = state.world->exchange(state.team.state(), uuid.data(), uuid.size(), "ep group");
+  const memory::DeviceDescription mine_here = state.world->cuda()->description();
+  const auto all =
+      state.world->exchange(state.team.state(), &mine_here, sizeof(mine_here), "ep group");
   ranks_on_gpu = 0;
-  for (std::size_t at = 0; at < all.size(); at += uuid.size())
-    ranks_on_gpu += std::memcmp(all.data() + at, uuid.data(), uuid.size()) == 0 ? 1 : 0;
+  for (std::size_t at = 0; at < all.size(); at += sizeof(memory::DeviceDescription)) {
+    memory::DeviceDescription theirs;
+    std::memcpy(&theirs, all.data() + at, sizeof(theirs));
+    if (theirs.uuid != mine_here.uuid) continue;
+    ++ranks_on_gpu;
+    if (theirs.process != mine_here.process) processes_share_gpu = true;
+  }
 }
 
 cudaStream_t CudaGroup::begin(const Launch& launch) {
@@ -164,10 +170,12 @@ void CudaGroup::end(const Launch& launch, cudaStream_t on) {
 /// Whether the call that began last returns only when the GPU has executed it. The calls of the
 /// driver that move rows need a lock of the context. Other calls of the process hold it while they
 /// wait for kernels, which may wait for rows: on the legacy default stream a copy to pageable
-/// memory and a launch into a full queue, on any stream the loading of a kernel at its first use
-/// (docs/notebook/2026-11-28-copies-that-hold-up-the-proxy.md).
+/// memory and a launch into a full queue, on any stream the loading of a kernel at its first use.
+/// Where several processes share the GPU, it executes the calls that move rows too rarely while
+/// many kernels wait (docs/notebook/2026-11-28-copies-that-hold-up-the-proxy.md).
 bool CudaGroup::waits_for_gpu() const {
-  return driver_moves_rows && !captures() && (loads_lazily || begun_.on == cudaStreamLegacy);
+  return driver_moves_rows && !captures() &&
+         (loads_lazily || processes_share_gpu || begun_.on == cudaStreamLegacy);
 }
 
 /// Polls, which holds no lock. Ends after the group's timeout at the latest: earlier work of the

@@ -45,8 +45,9 @@ struct CudaGroup {
   /// A call was captured: the epochs of calls and of kernels differ from then on.
   std::atomic<bool> has_captured = false;
   std::atomic<bool> fault_thrown = false;  ///< a fatal one
-  bool low_latency_counts = false;  ///< kernels of low-latency mode have DeviceGroup::record, too
-  int ranks_on_gpu = 1;             ///< ranks of the group on this GPU, which share its SMs
+  bool low_latency_counts = false;   ///< kernels of low-latency mode have DeviceGroup::record, too
+  int ranks_on_gpu = 1;              ///< ranks of the group on this GPU, which share its SMs
+  bool processes_share_gpu = false;  ///< some of these ranks are other processes
   std::shared_ptr<GroupResources> resources;
   cudaStream_t last_stream = nullptr;  ///< of the last call; calls of a group run one after another
 

@@ -51,7 +51,7 @@ class CudaP2pTransport final : public Transport {
     // Now, because the driver may wait for running kernels when it makes a stream, and these may
     // wait for the proxy.
     if (std::ranges::find(split_off_, true) != split_off_.end())
-      pipeline_ = std::make_unique<CopyPipeline>(heap_);
+      pipeline_ = std::make_unique<CopyPipeline>(heap_, static_cast<Pe>(split_off_.size()));
   }
   Reach reach(Pe pe) const override;
   std::byte* base(Pe pe) const noexcept override {
@@ -102,7 +102,8 @@ class CudaP2pTransport final : public Transport {
   }
 
   Transport& of_proxy() override {
-    if (pipeline_ == nullptr) pipeline_ = std::make_unique<CopyPipeline>(heap_);
+    if (pipeline_ == nullptr)
+      pipeline_ = std::make_unique<CopyPipeline>(heap_, static_cast<Pe>(split_off_.size()));
     device_.activate();
     return *pipeline_;
   }

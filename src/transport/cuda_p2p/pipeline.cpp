@@ -17,7 +17,7 @@ constexpr std::size_t kMostWords = 128;
 
 }  // namespace
 
-CopyPipeline::CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap)
+CopyPipeline::CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap, Pe pes)
     : driver_(memory::cuda::driver()),
       kernels_(word_kernels()),
       heap_(std::move(heap)),
@@ -41,6 +41,10 @@ CopyPipeline::CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap)
     line.event = make_event();
     use(line);
   }
+  // Later, the driver would wait for a lock that a copy of the program holds: one to or from
+  // pageable memory, on any stream, behind a kernel that waits for the proxy.
+  marks_.resize(static_cast<std::size_t>(pes));
+  for (Mark& mark : marks_) mark.event = make_event();
 }
 
 /// Makes the driver take what it needs for a stream at its first operations. Later, it might wait
@@ -183,12 +187,9 @@ bool CopyPipeline::has_room(Pe) {
 
 bool CopyPipeline::reached(Pe pe, Point& point) {
   write_words();
-  if (marks_.size() <= static_cast<std::size_t>(pe))
-    marks_.resize(static_cast<std::size_t>(pe) + 1);
   Mark& mark = marks_[static_cast<std::size_t>(pe)];
   if (!point.set) {
     join();
-    if (mark.event == nullptr) mark.event = make_event();
     memory::cuda::check(driver_, driver_.event_record(mark.event, first()),
                         "cannot record an event");
     mark.started = started_;

@@ -32,7 +32,7 @@ namespace shoal::transport {
 class CopyPipeline final : public Transport {
  public:
   /// Throws Error{system} where the GPU gives no stream, event or pinned word.
-  explicit CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap);
+  CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap, Pe pes);
   /// Waits until the copies are complete, at most SHOAL_TIMEOUT_MS.
   ~CopyPipeline() override;
   CopyPipeline(const CopyPipeline&) = delete;

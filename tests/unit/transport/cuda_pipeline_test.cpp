@@ -72,6 +72,12 @@ CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stre
   });
   return CUDA_SUCCESS;
 }
+decltype(Driver::event_create) make_event = nullptr;  // the fake driver's
+CUresult create_event(CUevent* event, unsigned flags) {
+  const CUresult result = make_event(event, flags);
+  if (result == CUDA_SUCCESS) streams->events[*event] = {};
+  return result;
+}
 CUresult record(CUevent event, CUstream stream) {
   const std::uint64_t number = ++streams->events[event].records;
   streams->add(stream, [=] { streams->events[event].executed = number; });
@@ -131,8 +137,9 @@ constexpr transport::WordKernels kKernels = {load, atomic, signal, store};
 /// Heaps that all lie in host memory.
 class Heap final : public memory::DeviceHeap {
  public:
-  Heap(std::shared_ptr<memory::Device> device, std::size_t pes, std::size_t words)
-      : DeviceHeap(std::move(device), words * 8), memory_(pes, std::vector<std::uint64_t>(words)) {}
+  Heap(std::shared_ptr<memory::Device> device, Pe pes, std::size_t words)
+      : DeviceHeap(std::move(device), words * 8),
+        memory_(static_cast<std::size_t>(pes), std::vector<std::uint64_t>(words)) {}
   std::vector<std::byte> add(std::size_t) override { return {}; }
   void connect(std::span<const std::vector<std::byte>>, const memory::FdExchange&) override {}
   void commit() noexcept override {}
@@ -149,6 +156,7 @@ class Heap final : public memory::DeviceHeap {
   const std::string none_;
 };
 
+constexpr Pe kPes = 2;
 constexpr std::size_t kCells = 4000, kFlag = kCells, kWords = kCells + 8;
 
 class CudaPipeline : public testing::TestWithParam<bool> {
@@ -156,6 +164,8 @@ class CudaPipeline : public testing::TestWithParam<bool> {
   CudaPipeline() : fake_({.gpus = 1, .stream_memory_ops = GetParam()}) {
     table_ = memory::cuda::driver();
     table_.copy = copy;
+    make_event = table_.event_create;
+    table_.event_create = create_event;
     table_.event_record = record;
     table_.event_query = query;
     table_.stream_wait_event = wait_event;
@@ -164,7 +174,7 @@ class CudaPipeline : public testing::TestWithParam<bool> {
     memory::cuda::replace_driver(&table_);
     transport::replace_word_kernels(&kKernels);
     streams = &streams_;
-    heap_ = std::make_shared<Heap>(memory::open_device({}), 2, kWords);
+    heap_ = std::make_shared<Heap>(memory::open_device({}), kPes, kWords);
     for (std::size_t i = 0; i < kCells; ++i) source_.push_back(i + 1);
   }
   ~CudaPipeline() override {
@@ -193,8 +203,8 @@ TEST_P(CudaPipeline, ASignalFollowsAllEarlierPuts) {
     SCOPED_TRACE(seed);
     streams_.random.seed(seed);
     std::mt19937 random(seed);
-    heap_ = std::make_shared<Heap>(memory::open_device({}), 2, kWords);
-    CopyPipeline pipeline(heap_);
+    heap_ = std::make_shared<Heap>(memory::open_device({}), kPes, kWords);
+    CopyPipeline pipeline(heap_, kPes);
     std::array<std::size_t, 2> puts{}, begun{};
     std::array<Transport::Point, 2> points;
     std::array<std::size_t, 2> covered{};
@@ -251,7 +261,7 @@ TEST_P(CudaPipeline, ASignalFollowsAllEarlierPuts) {
 // A driver may wait for kernels when it makes a stream or first uses one, and these kernels for the
 // proxy.
 TEST_P(CudaPipeline, UsesItsStreamsAndEventsWhenItIsMade) {
-  CopyPipeline pipeline(heap_);
+  CopyPipeline pipeline(heap_, kPes);
   const std::size_t made = streams_.queues.size(), events = streams_.events.size();
   EXPECT_EQ(made, 3u);
   EXPECT_EQ(streams_.memory_operations, GetParam() ? 1 : 0);
@@ -259,14 +269,17 @@ TEST_P(CudaPipeline, UsesItsStreamsAndEventsWhenItIsMade) {
   for (std::size_t i = 0; i < 6; ++i) pipeline.put_nbi(1, i * 16, &source_[0], 16);
   pipeline.signal(1, kFlag * 8, SignalOp::set, 1);
   pipeline.fence(1);
+  Transport::Point point;
+  EXPECT_FALSE(pipeline.reached(1, point));
   EXPECT_EQ(streams_.queues.size(), made);
   EXPECT_EQ(streams_.events.size(), events);
   finish();
+  EXPECT_TRUE(pipeline.reached(1, point));
 }
 
 // Signals that were collected while one call was under way need one call of the driver.
 TEST_P(CudaPipeline, SignalsShareACall) {
-  CopyPipeline pipeline(heap_);
+  CopyPipeline pipeline(heap_, kPes);
   streams_.memory_operations = 0;
   for (std::size_t i = 0; i < 32; ++i) {
     pipeline.put_nbi(1, i * 16, &source_[0], 16);
@@ -282,7 +295,7 @@ TEST_P(CudaPipeline, SignalsShareACall) {
 }
 
 TEST_P(CudaPipeline, AdditionsAndAtomicsAreExact) {
-  CopyPipeline pipeline(heap_);
+  CopyPipeline pipeline(heap_, kPes);
   pipeline.put_nbi(1, 0, source_.data(), 64);
   pipeline.signal(1, kFlag * 8, SignalOp::set, 5);
   pipeline.signal(1, kFlag * 8, SignalOp::add, 2);
@@ -295,7 +308,7 @@ TEST_P(CudaPipeline, AdditionsAndAtomicsAreExact) {
 TEST_P(CudaPipeline, AFenceOrdersLaterPuts) {
   for (unsigned seed = 1; seed <= 20; ++seed) {
     streams_.random.seed(seed);
-    CopyPipeline pipeline(heap_);
+    CopyPipeline pipeline(heap_, kPes);
     for (std::size_t i = 0; i < 6; ++i) pipeline.put_nbi(1, 0, &source_[i], 16);
     pipeline.fence(1);
     for (int i = 0; i < 3; ++i) pipeline.put_nbi(1, 0, &source_[100], 16);
@@ -305,7 +318,7 @@ TEST_P(CudaPipeline, AFenceOrdersLaterPuts) {
 }
 
 TEST_P(CudaPipeline, HasRoomForSoMuch) {
-  CopyPipeline pipeline(heap_);
+  CopyPipeline pipeline(heap_, kPes);
   int puts = 0;
   for (; pipeline.has_room(1); ++puts) pipeline.put_nbi(1, 0, source_.data(), 16);
   EXPECT_EQ(puts, 512);
@@ -320,7 +333,7 @@ TEST_P(CudaPipeline, HasRoomForSoMuch) {
 // Drivers may announce what they refuse for some memory.
 TEST_P(CudaPipeline, KernelsWriteWhatTheDriverRefuses) {
   streams_.refuses_memory_operations = true;
-  CopyPipeline pipeline(heap_);
+  CopyPipeline pipeline(heap_, kPes);
   const std::uint32_t half = 7;
   pipeline.put_nbi(1, 4, &half, 4);
   pipeline.signal(1, kFlag * 8, SignalOp::set, 9);
@@ -331,7 +344,7 @@ TEST_P(CudaPipeline, KernelsWriteWhatTheDriverRefuses) {
 }
 
 TEST_P(CudaPipeline, AFailedCopyIsReportedWithItsPe) {
-  CopyPipeline pipeline(heap_);
+  CopyPipeline pipeline(heap_, kPes);
   pipeline.put_nbi(1, 0, source_.data(), 16);
   streams_.query_result = CUDA_ERROR_LAUNCH_FAILED;
   Transport::Point point;
