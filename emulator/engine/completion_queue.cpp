@@ -77,21 +77,24 @@ bool CompletionQueue::push(const Completion& completion) {
       .store(word, std::memory_order_release);
   if (armed_ == Armed::any || (armed_ == Armed::solicited &&
                                (completion.solicited || completion.syndrome != Syndrome::none))) {
-    armed_ = Armed::no;
-    if (on_event) on_event();
+    notify();
   }
   return true;
 }
 
+void CompletionQueue::notify() {
+  armed_ = Armed::no;
+  notified_ = produced_;
+  if (on_event) on_event();
+}
+
 void CompletionQueue::arm(std::uint32_t command_and_counter) {
   const bool solicited_only = (command_and_counter >> 24 & 1) != 0;
-  // CQEs between the client's last poll and this call count: the client would not be woken. Events
-  // without a CQE are allowed.
-  if ((produced_ & kPsnMask) != (command_and_counter & kPsnMask)) {
-    armed_ = Armed::no;
-    if (on_event) on_event();
-    return;
-  }
+  // CQEs between the client's last poll and this call count: the client would not be woken. Those
+  // that an event has announced do not: clients that ask for the next event before they poll would
+  // get one without a CQE.
+  if ((produced_ & kPsnMask) != (command_and_counter & kPsnMask) && produced_ != notified_)
+    return notify();
   armed_ = solicited_only ? Armed::solicited : Armed::any;
 }
 

@@ -76,10 +76,12 @@ class CompletionQueue : public std::enable_shared_from_this<CompletionQueue> {
   enum class Armed : std::uint8_t { no, solicited, any };
 
   bool full() const;
+  void notify();
 
   std::uint32_t number_;
   CompletionQueueAttributes attributes_;
   std::uint64_t produced_ = 0;
+  std::uint64_t notified_ = 0;  ///< produced_ at the last event
   bool failed_ = false;
   Armed armed_ = Armed::no;
 };

@@ -290,6 +290,32 @@ TEST(EmulatorQueues, FullQueueIsExecutedWhole) {
   EXPECT_EQ(pair.b.memory[1], 32768U);
 }
 
+TEST(EmulatorQueues, AnEventAnnouncesACompletionOnce) {
+  Pair pair;
+  CompletionQueue& queue = *pair.a.sent.queue;
+  int events = 0;
+  queue.on_event = [&] { ++events; };
+  const auto produce = [&](std::uint64_t number) {
+    pair.a.write(pair.b, 0, 0, 8);
+    ASSERT_TRUE(pair.network.run_until([&] { return queue.produced() == number; }));
+  };
+  queue.arm(0);
+  EXPECT_EQ(events, 0);
+  produce(1);
+  EXPECT_EQ(events, 1);
+  queue.arm(0);  // before it polls
+  EXPECT_EQ(events, 1) << "the completion has had its event";
+  produce(2);
+  EXPECT_EQ(events, 2);
+  queue.arm(2);
+  produce(3);
+  EXPECT_EQ(events, 3);
+  produce(4);
+  EXPECT_EQ(events, 3) << "not armed";
+  queue.arm(3);
+  EXPECT_EQ(events, 4) << "one that came between the last poll and this call";
+}
+
 TEST(EmulatorQueues, CollapsedQueueHoldsTheLastCompletion) {
   VirtualNetwork network({});
   alignas(8) std::array<std::byte, 64> entry{};
