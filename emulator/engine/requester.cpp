@@ -33,6 +33,7 @@ Syndrome syndrome_of(std::uint8_t ack_code) {
 void Requester::start() {
   const Connection& connection = qp_.connection();
   next_psn_ = highest_ = acked_ = proves_loss_from_ = doubted_until_ = connection.send_psn;
+  reported_missing_.reset();
   retries_ = connection.retry_count;
   rnr_retries_ = connection.rnr_retry;
   resend_after_ = qp_.services().options.first_resend;
@@ -317,6 +318,7 @@ void Requester::refused(const Packet& packet) {
   complete_front();
   if (qp_.state() != QpState::ready_to_send) return;
   if ((packet.ack_code & AckCode::kind_mask) == AckCode::rnr) {
+    if (!progress && paused_until_ != kNever) return;  // a copy: nothing was sent since
     ++qp_.count().receiver_not_ready;
     constexpr std::uint8_t kWithoutEnd = 7;
     if (qp_.connection().rnr_retry != kWithoutEnd) {
@@ -329,7 +331,10 @@ void Requester::refused(const Packet& packet) {
   }
   ++qp_.count().naks;
   if (packet.ack_code != AckCode::sequence_error) return fail_at(psn, syndrome_of(packet.ack_code));
+  // A responder reports a missing packet once: the rest are copies, which take no retries.
+  if (!progress && reported_missing_ == psn) return;
   if (!progress && !use_retry()) return;
+  reported_missing_ = psn;
   if (qp_.connection().ordering == Ordering::strict)
     go_back(psn);
   else

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "engine/services.hpp"
@@ -97,13 +98,14 @@ class Requester {
   std::deque<Message> messages_;  ///< oldest first
   std::size_t cursor_ = 0;        ///< the message that is being sent
   std::uint16_t fetched_ = 0, posted_ = 0;
-  std::uint32_t next_psn_ = 0;          ///< of the next new message
-  std::uint32_t highest_ = 0;           ///< one after the last PSN ever sent
-  std::uint32_t acked_ = 0;             ///< first PSN that is not acknowledged
-  std::deque<std::uint32_t> resend_;    ///< PSNs that the peer misses, for orderings but strict
-  std::uint32_t proves_loss_from_ = 0;  ///< see check_lost_response
-  std::uint32_t responses_due_ = 0;     ///< reads and atomics in flight
-  std::uint32_t since_request_ = 0;     ///< packets since the last request for an acknowledgement
+  std::uint32_t next_psn_ = 0;        ///< of the next new message
+  std::uint32_t highest_ = 0;         ///< one after the last PSN ever sent
+  std::uint32_t acked_ = 0;           ///< first PSN that is not acknowledged
+  std::deque<std::uint32_t> resend_;  ///< PSNs that the peer misses, for orderings but strict
+  std::optional<std::uint32_t> reported_missing_;  ///< PSN of the last such report
+  std::uint32_t proves_loss_from_ = 0;             ///< see check_lost_response
+  std::uint32_t responses_due_ = 0;                ///< reads and atomics in flight
+  std::uint32_t since_request_ = 0;  ///< packets since the last request for an acknowledgement
   std::uint8_t retries_ = 0, rnr_retries_ = 0;
   Time timeout_ = kNever;    ///< of the oldest packet in flight
   Time resend_at_ = kNever;  ///< of the oldest packet, before the timeout

@@ -6,9 +6,11 @@
 // than the receiver's socket has room for. Flow control does not repeat anything: queue pairs do.
 //
 // Datagrams are counted by their *cost*: what the kernel charges to a socket's buffer for them, at
-// most.
+// most. The counts also tell copies of a datagram, which are dropped: a queue pair answers every
+// copy of a request, so that a network that repeats datagrams would keep it from the new ones.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -55,17 +57,26 @@ class FlowControl {
   /// The head of the next datagram, which has `bytes` in all. `window` is granted to the peer.
   DatagramHead next(std::uint32_t session, std::size_t bytes, std::uint32_t window);
   /// A datagram with this head and of `bytes` has come; this process has the number `session`.
-  void arrived(const DatagramHead& head, std::uint32_t session, std::size_t bytes);
+  /// False for a copy of one that has come before, or one that is too late to tell.
+  bool arrived(const DatagramHead& head, std::uint32_t session, std::size_t bytes);
   /// Whether the peer should be sent a head, as it has not heard for a part of its window.
   bool owes_head(std::uint32_t window) const { return unreported_ >= window / 4; }
 
  private:
   static constexpr std::int32_t kFirstWindow = 1 << 16, kLargestWindow = 1 << 30;
+  /// Sequences of two datagrams with packets are at least so far apart.
+  static constexpr std::uint32_t kUnit = datagram_cost(0);
+  /// Datagrams that are older by so many units are dropped: 16 MiB.
+  static constexpr std::uint32_t kUnitsKept = 1 << 15;
+
+  bool is_first(std::uint32_t sequence);
 
   std::uint32_t sent_ = 0, read_by_peer_ = 0;
   std::int32_t window_ = kFirstWindow;
   bool ignored_ = false;
   std::uint32_t peer_session_ = 0, seen_ = 0, unreported_ = 0;
+  std::uint32_t newest_unit_ = 0;
+  std::array<std::uint64_t, kUnitsKept / 64> arrived_{};  ///< a bit per unit
 };
 
 }  // namespace shoal::emulator

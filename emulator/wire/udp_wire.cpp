@@ -25,7 +25,7 @@
 namespace shoal::emulator {
 namespace {
 
-constexpr std::uint32_t kMostPorts = 64, kNoPeer = 0xffffffff;
+constexpr std::uint32_t kNoPeer = 0xffffffff;
 constexpr std::size_t kMostPeers = 0xffff;
 constexpr std::size_t kHeadBytes = kDatagramHeadBytes + kPacketHeaderBytes;
 constexpr std::size_t kIpAndUdpBytes = 28;
@@ -83,7 +83,7 @@ UdpWire::UdpWire(const UdpOptions& options)
       session_(random_session()),
       first_port_(options.first_port),
       received_(kReceiveBytes) {
-  if (slots_ == 0 || slots_ > kMostPorts || first_port_ == 0 || first_port_ > 65536 - slots_)
+  if (slots_ == 0 || slots_ > kMostSlots || first_port_ == 0 || first_port_ > 65536 - slots_)
     throw std::runtime_error("a wire has 1 to 64 slots and as many ports, not " +
                              std::to_string(slots_) + " from port " + std::to_string(first_port_));
   if (socket_.number < 0 || wake_.number < 0) fail_errno("cannot make a socket");
@@ -342,7 +342,10 @@ void UdpWire::take(std::span<const std::byte> bytes, const Deliver& deliver) {
     return;
   }
   FlowControl& flow = peers_[sender_].flow;
-  flow.arrived(head, session_, bytes.size());
+  if (!flow.arrived(head, session_, bytes.size())) {
+    ++dropped_;
+    return;
+  }
   if (flow.owes_head(window())) send_head(peers_[sender_]);
   if (kind == DatagramKind::head) return;
   packet.source = static_cast<std::uint16_t>(sender_ + 1);

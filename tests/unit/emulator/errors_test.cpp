@@ -168,6 +168,31 @@ TEST(EmulatorErrors, CountOfPausesStartsAgainAfterProgress) {
   }
 }
 
+// A network may repeat a refusal: only the responder's own refusals take retries.
+TEST(EmulatorErrors, CopiesOfARefusalTakeNoRetries) {
+  for (const std::uint8_t code : {AckCode::sequence_error, AckCode::rnr}) {
+    for (const Ordering ordering : {Ordering::strict, Ordering::unordered}) {
+      Pair pair({}, {},
+                {.retry_count = 2, .rnr_retry = 2, .min_rnr_timer = 1, .ordering = ordering});
+      Packet copy;
+      copy.kind = PacketKind::acknowledge;
+      copy.ack_code = static_cast<std::uint8_t>(code | (code == AckCode::rnr ? 1 : 0));
+      copy.source = 2;
+      copy.target_qp = pair.a.pair->number();
+      // The first packet is lost; the refusal is one of a packet after it.
+      bool lost = false;
+      pair.network.drop_if([&](const Packet& packet) {
+        return is_request(packet.kind) && !std::exchange(lost, true);
+      });
+      pair.a.write(pair.b, 0, 0, 20000);
+      pair.network.run_until([&] { return lost; });
+      for (int i = 0; i < 20; ++i) pair.network.nic(0).receive(Packet(copy));
+      pair.network.doorbell(0, pair.a.pair->number());
+      EXPECT_EQ(pair.sent().syndrome, Syndrome::none) << static_cast<int>(code);
+    }
+  }
+}
+
 // Codes of the InfiniBand specification; 0 is the longest pause.
 TEST(EmulatorErrors, APauseHasTheLengthOfItsCode) {
   for (const auto& [code, pause] : {std::pair{0, microseconds(655'360)},

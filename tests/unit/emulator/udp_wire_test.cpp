@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -221,13 +222,57 @@ TEST_F(UdpWireTest, SleepEndsWithAPacketAndByAnotherThread) {
   EXPECT_FALSE(a.sleep(std::chrono::milliseconds(1)));
 }
 
+// A network that repeats every datagram must not cost queue pairs work, such as an answer to each.
+TEST_F(UdpWireTest, CopiesOfADatagramAreDropped) {
+  UdpWire a(options);
+  const int repeater = socket(AF_INET, SOCK_DGRAM, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(kLoopback);
+  at.sin_port = htons(static_cast<std::uint16_t>(options.first_port + (a.slot() + 1) % 8));
+  ASSERT_EQ(bind(repeater, reinterpret_cast<const sockaddr*>(&at), sizeof at), 0);
+  ASSERT_NE(a.peer(kLoopback, (a.slot() + 1) % 8), 0);
+  at.sin_port = htons(static_cast<std::uint16_t>(options.first_port + a.slot()));
+  FlowControl flow;
+  std::vector<std::vector<std::byte>> sent;
+  constexpr std::uint32_t kSent = 50;
+  for (std::uint32_t psn = 0; psn < kSent; ++psn) {
+    Packet packet;
+    packet.kind = PacketKind::write;
+    packet.psn = psn;
+    std::vector<std::byte>& bytes =
+        sent.emplace_back(std::size_t{kDatagramHeadBytes + kPacketHeaderBytes});
+    encode_head(flow.next(7, bytes.size(), 1 << 16), bytes.data());
+    encode_header(packet, bytes.data() + kDatagramHeadBytes);
+  }
+  std::swap(sent[20], sent[30]);  // those that overtake others are no copies
+  std::vector<std::uint32_t> got;
+  for (std::uint32_t i = 0; i < kSent; ++i) {
+    for (const std::uint32_t which : {i, i, i / 2, 0U}) {
+      EXPECT_GT(sendto(repeater, sent[which].data(), sent[which].size(), 0,
+                       reinterpret_cast<const sockaddr*>(&at), sizeof at),
+                0);
+    }
+    const auto end = Clock::now() + std::chrono::seconds(10);
+    while (got.size() + a.dropped() < (i + 1) * std::size_t{4} && Clock::now() < end)
+      for (const Packet& packet : receive(a, 0)) got.push_back(packet.psn);
+  }
+  close(repeater);
+  EXPECT_EQ(a.dropped(), 3U * kSent);
+  ASSERT_EQ(got.size(), kSent);
+  std::sort(got.begin(), got.end());
+  for (std::uint32_t psn = 0; psn < kSent; ++psn) EXPECT_EQ(got[psn], psn);
+}
+
 TEST(FlowControl, CountsAcrossTheEndOfItsNumbers) {
   constexpr std::uint32_t kA = 11, kB = 22, kWindow = 100'000;
   constexpr std::size_t kBytes = 4000;
   FlowControl a, b;
   for (std::uint64_t i = 0; i < 700'000; ++i) {  // 6 GB
     ASSERT_TRUE(a.has_room()) << i;
-    b.arrived(a.next(kA, kBytes, kWindow), kB, kBytes);
+    const DatagramHead head = a.next(kA, kBytes, kWindow);
+    ASSERT_TRUE(b.arrived(head, kB, kBytes)) << i;
+    ASSERT_FALSE(b.arrived(head, kB, kBytes)) << i;
     if (b.owes_head(kWindow)) a.arrived(b.next(kB, kDatagramHeadBytes, kWindow), kA, 24);
   }
   int more = 0;
