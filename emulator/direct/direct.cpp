@@ -122,7 +122,7 @@ ibv_qp* mlx5dv_create_qp(ibv_context* context, ibv_qp_init_attr_ex* attributes,
 }
 
 mlx5dv_qp_ex* mlx5dv_qp_ex_from_ibv_qp_ex(ibv_qp_ex*) {
-  return nullptr;
+  return fail_with(EOPNOTSUPP);
 }
 
 // Memory keys that are described by work requests, and encryption.

@@ -220,8 +220,9 @@ ibv_cq_ex* create_cq_extended(ibv_context* context, ibv_cq_init_attr_ex* attribu
        (attributes->flags & ~kKnownFlags) != 0))
     return fail_with(EOPNOTSUPP);
   if (attributes->comp_vector != 0) return fail_with(EINVAL);
-  Cq* const queue =
-      create_cq(of(context), attributes->cqe, attributes->channel, attributes->cq_context);
+  Cq* const queue = or_no_memory([&] {
+    return create_cq(of(context), attributes->cqe, attributes->channel, attributes->cq_context);
+  });
   if (queue == nullptr) return nullptr;
   set_poll_functions(queue->base);
   return &queue->base;
@@ -254,8 +255,9 @@ int ibv_destroy_comp_channel(ibv_comp_channel* channel) {
 ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* client_context,
                       ibv_comp_channel* channel, int vector) {
   if (vector < 0 || vector >= context->num_comp_vectors || entries <= 0) return fail_with(EINVAL);
-  Cq* const queue =
-      create_cq(of(context), static_cast<std::uint32_t>(entries), channel, client_context);
+  Cq* const queue = or_no_memory([&] {
+    return create_cq(of(context), static_cast<std::uint32_t>(entries), channel, client_context);
+  });
   return queue == nullptr ? nullptr : reinterpret_cast<ibv_cq*>(&queue->base);
 }
 

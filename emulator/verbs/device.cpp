@@ -79,7 +79,8 @@ void fill_device(const Context& context, ibv_device_attr& to) {
   to.max_qp_rd_atom = to.max_qp_init_rd_atom = static_cast<int>(limits.reads_and_atomics);
   to.max_res_rd_atom = static_cast<int>(std::min<std::uint64_t>(
       std::uint64_t{limits.queue_pairs} * limits.reads_and_atomics, 0x7fffffff));
-  to.atomic_cap = options.global_atomics ? IBV_ATOMIC_GLOB : IBV_ATOMIC_HCA;
+  // As ConnectX NICs: UCX does not use the atomics of devices that report IBV_ATOMIC_GLOB.
+  to.atomic_cap = IBV_ATOMIC_HCA;
   to.max_srq = static_cast<int>(limits.receive_queues);
   to.max_srq_wr = static_cast<int>(limits.receive_requests - 1);
   to.max_srq_sge = static_cast<int>(limits.segments);
@@ -172,8 +173,9 @@ int query_device_extended(ibv_context* context, const ibv_query_device_ex_input*
   all.completion_timestamp_mask = ~std::uint64_t{0};
   all.hca_core_clock = 1'000'000;  // kHz
   all.device_cap_flags_ex = all.orig_attr.device_cap_flags;
-  all.pci_atomic_caps.fetch_add = all.pci_atomic_caps.compare_swap =
-      IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP;
+  if (of(context).runtime->settings().nic.global_atomics)
+    all.pci_atomic_caps.fetch_add = all.pci_atomic_caps.compare_swap =
+        IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP;
   all.phys_port_cnt_ex = 1;
   std::memset(attributes, 0, size);
   std::memcpy(attributes, &all, std::min(size, sizeof all));

@@ -153,6 +153,7 @@ ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t leng
 }
 
 int ibv_rereg_mr(ibv_mr*, int, ibv_pd*, void*, std::size_t, int) {
+  errno = EOPNOTSUPP;  // the region stays as it is
   return IBV_REREG_MR_ERR_CMD;
 }
 

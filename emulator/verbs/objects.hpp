@@ -15,6 +15,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "engine/big_endian.hpp"
@@ -274,6 +275,15 @@ int errno_of(Status status);
 inline std::nullptr_t fail_with(int error) {
   errno = error;
   return nullptr;
+}
+/// create(); where that finds no memory, nullptr with errno ENOMEM. Exceptions must not reach C.
+template <typename Create>
+auto or_no_memory(Create create) -> decltype(create()) {
+  try {
+    return create();
+  } catch (const std::bad_alloc&) {
+    return fail_with(ENOMEM);
+  }
 }
 /// One line on stderr, as users see nothing but errno otherwise.
 void report(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -102,7 +102,8 @@ ibv_srq* create_srq_extended(ibv_context*, ibv_srq_init_attr_ex* attributes) {
   if (!basic || (attributes->comp_mask & ~(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD)) != 0)
     return fail_with(EOPNOTSUPP);
   if ((attributes->comp_mask & IBV_SRQ_INIT_ATTR_PD) == 0) return fail_with(EINVAL);
-  Srq* const queue = create_srq(of(attributes->pd), attributes->attr, attributes->srq_context);
+  Srq* const queue = or_no_memory(
+      [&] { return create_srq(of(attributes->pd), attributes->attr, attributes->srq_context); });
   return queue == nullptr ? nullptr : &queue->base;
 }
 
@@ -113,7 +114,8 @@ using namespace shoal::emulator;
 extern "C" {
 
 ibv_srq* ibv_create_srq(ibv_pd* domain, ibv_srq_init_attr* init) {
-  Srq* const queue = create_srq(of(domain), init->attr, init->srq_context);
+  Srq* const queue =
+      or_no_memory([&] { return create_srq(of(domain), init->attr, init->srq_context); });
   return queue == nullptr ? nullptr : &queue->base;
 }
 

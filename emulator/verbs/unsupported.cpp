@@ -49,6 +49,7 @@ const char* ibv_get_sysfs_path() {
   return "/sys";
 }
 int ibv_read_sysfs_file(const char*, const char*, char*, std::size_t) {
+  errno = ENOENT;
   return -1;
 }
 int ibv_query_gid_type(ibv_context* context, std::uint8_t, unsigned, unsigned* type) {

@@ -30,6 +30,10 @@ PERFTEST = [
     ("ib_atomic_lat", "-n", "200"),
     ("ib_atomic_bw", "-n", "200", "-A", "CMP_AND_SWAP"),
     ("ib_send_bw", "-n", "500"),
+    ("ib_send_bw", "-n", "500", "-e"),  # sleeps until a completion event
+    ("ib_send_lat", "-n", "200", "-e"),
+    ("ib_read_lat", "-n", "200", "-e"),
+    ("ib_atomic_lat", "-n", "200", "-e"),
 ]
 # Over the wire between hosts; a RoCE address is one of the GID table.
 BETWEEN_HOSTS = [
@@ -253,6 +257,16 @@ def test_ucx_reliable_connection(environment, worker, test):
     command = (*isolated, *perftest, "-w", "10", "-t", test, *layout)
     _, client = run_pair(command, environment, port_of(worker, index))
     assert "Final:" in client
+
+
+def test_ucx_uses_the_atomics_of_the_device(environment):
+    isolated = [program("unshare"), "-rm", "sh", "-c", WITH_DEVICE_FILE, "sh"]
+    if run([*isolated, "true"], environment).returncode != 0:
+        pytest.skip("mount namespaces are not available")
+    shown = run([*isolated, program("ucx_info"), "-d", "-t", "rc_verbs"], environment)
+    assert "mlx5_0:1" in shown.stdout, shown.stdout + shown.stderr
+    for atomic in ("atomic_add", "atomic_fadd", "atomic_cswap"):
+        assert re.search(rf"{atomic}: +64 bit", shown.stdout), shown.stdout
 
 
 def test_a_killed_peer_is_a_retry_error(environment, worker):
