@@ -7,7 +7,6 @@
 #include <cerrno>
 
 #include "wire/packet_format.hpp"
-#include "wire/shared_memory_wire.hpp"
 
 namespace shoal::emulator {
 namespace {
@@ -56,6 +55,7 @@ void Attachment::attach_shared_memory(const DeviceSettings& settings) {
   auto shared = std::make_unique<SharedMemoryWire>(SharedMemoryOptions{
       .file = settings.wire_file, .slots = settings.slots, .ring_bytes = settings.ring_bytes});
   lid_ = shared->lid();
+  shared_ = shared.get();
   wire_ = std::move(shared);
 }
 
@@ -97,9 +97,17 @@ int Attachment::resolve(const Gid& gid, Mac& mac) const {
   return udp_->route_error(address_of(gid));
 }
 
+std::string Attachment::obstacle() const {
+  if (!is_ethernet())
+    return shared_->file() +
+           " has no memory for packets to it; SHOAL_EMULATOR_DIRECTORY names a folder with more room";
+  return "on the UDP wire, a path has a GID, ::ffff:<IPv4 address>, and a queue-pair number of an "
+         "emulated NIC";
+}
+
 std::optional<std::uint16_t> Attachment::route(std::uint16_t lid, const Gid* gid,
                                                std::uint32_t qp_number) {
-  if (!is_ethernet()) return lid;
+  if (!is_ethernet()) return shared_->prepare(lid) ? std::optional(lid) : std::nullopt;
   if (gid == nullptr || !is_ipv4(*gid)) return std::nullopt;
   const std::uint16_t found = udp_->peer(address_of(*gid), UdpWire::slot_of(qp_number));
   return found == 0 ? std::nullopt : std::optional(found);

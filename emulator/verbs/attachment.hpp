@@ -16,6 +16,7 @@
 #include "engine/services.hpp"
 #include "verbs/settings.hpp"
 #include "wire/live_wire.hpp"
+#include "wire/shared_memory_wire.hpp"
 #include "wire/udp_wire.hpp"
 
 namespace shoal::emulator {
@@ -50,16 +51,19 @@ class Attachment {
   /// Numbers that queue pairs of this process have.
   void set_numbers(NicOptions& options) const;
   /// The LID by which packets reach queue pair `qp_number` of the NIC with this address, where
-  /// `gid` is nullptr without a global address. Nothing where the wire has no such address. With
-  /// the lock of the NIC.
+  /// `gid` is nullptr without a global address. Nothing where the wire has no such address, or no
+  /// memory for packets to it. With the lock of the NIC.
   std::optional<std::uint16_t> route(std::uint16_t lid, const Gid* gid, std::uint32_t qp_number);
+  /// Why route() has found nothing.
+  std::string obstacle() const;
 
  private:
   void attach_udp(const DeviceSettings& settings);
   void attach_shared_memory(const DeviceSettings& settings);
 
   std::unique_ptr<LiveWire> wire_;
-  UdpWire* udp_ = nullptr;  ///< within wire_
+  UdpWire* udp_ = nullptr;  ///< within wire_, as the next; one of them
+  SharedMemoryWire* shared_ = nullptr;
   std::uint16_t lid_ = 0;
 };
 

@@ -252,10 +252,8 @@ bool find_path(const Qp& qp, const ibv_qp_attr& kept, Connection& to) {
   const auto lid = runtime.route(path.dlid, path.is_global != 0 ? &gid : nullptr, to.remote_qp);
   const std::uint32_t most = runtime.attachment().mtu();
   if (!lid)
-    report(
-        "queue pair %#x cannot reach queue pair %#x: on the UDP wire, a path has a GID, "
-        "::ffff:<IPv4 address>, and a queue-pair number of an emulated NIC",
-        qp.pair->number(), to.remote_qp);
+    report("queue pair %#x cannot reach queue pair %#x: %s", qp.pair->number(), to.remote_qp,
+           runtime.attachment().obstacle().c_str());
   else if (to.mtu > most)
     report("queue pair %#x has a path MTU of %u; this port has %u", qp.pair->number(), to.mtu,
            most);
@@ -324,7 +322,8 @@ ibv_qp* create_qp_extended(ibv_context*, ibv_qp_init_attr_ex* attributes) {
     return fail_with(EOPNOTSUPP);
   ibv_qp_init_attr init;
   std::memcpy(&init, attributes, sizeof init);  // the same layout up to sq_sig_all
-  ibv_qp* const pair = create_qp(of(attributes->pd), init, extended, extended);
+  ibv_qp* const pair =
+      or_no_memory([&] { return create_qp(of(attributes->pd), init, extended, extended); });
   if (pair != nullptr) attributes->cap = init.cap;
   return pair;
 }
@@ -336,7 +335,7 @@ using namespace shoal::emulator;
 extern "C" {
 
 ibv_qp* ibv_create_qp(ibv_pd* domain, ibv_qp_init_attr* init) {
-  return create_qp(of(domain), *init, false, false);
+  return or_no_memory([&] { return create_qp(of(domain), *init, false, false); });
 }
 
 ibv_qp_ex* ibv_qp_to_qp_ex(ibv_qp* pair) {

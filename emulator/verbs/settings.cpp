@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "wire/wire_file.hpp"
+
 namespace shoal::emulator {
 namespace {
 
@@ -118,10 +120,10 @@ DeviceSettings read_device_settings(std::uint32_t device) {
   settings.device = device;
   NicLimits& limits = settings.nic.limits;
   settings.wire_file = wire_file();
-  read_number("SHOAL_EMULATOR_PROCESSES", 1, 64, settings.slots);
+  read_number("SHOAL_EMULATOR_PROCESSES", 1, WireFile::kMostSlots, settings.slots);
   read_number("SHOAL_EMULATOR_RING_BYTES", 1 << 15, 1 << 26, settings.ring_bytes);
   read_udp(settings.udp);
-  settings.udp.slots = settings.slots;
+  settings.udp.slots = std::min(settings.slots, UdpWire::kMostSlots);
   read_choice("SHOAL_EMULATOR_WIRE",
               std::to_array<std::pair<std::string_view, WireKind>>(
                   {{"shared_memory", WireKind::shared_memory}, {"udp", WireKind::udp}}),

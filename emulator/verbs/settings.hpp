@@ -27,7 +27,7 @@ struct DeviceSettings {
   WireKind wire = WireKind::shared_memory;  ///< SHOAL_EMULATOR_WIRE
   UdpOptions udp;                           ///< SHOAL_EMULATOR_UDP_INTERFACE and others
   std::string wire_file;                 ///< from SHOAL_EMULATOR_DIRECTORY and SHOAL_EMULATOR_JOB
-  std::uint32_t slots = 64;              ///< SHOAL_EMULATOR_PROCESSES
+  std::uint32_t slots = 256;             ///< SHOAL_EMULATOR_PROCESSES
   std::uint32_t ring_bytes = 1 << 19;    ///< SHOAL_EMULATOR_RING_BYTES
   Ordering ordering = Ordering::strict;  ///< SHOAL_EMULATOR_ORDERING
   NicOptions nic;                        ///< limits, arbitration, seed

@@ -13,7 +13,7 @@
 
 namespace shoal::emulator {
 
-constexpr std::uint32_t kWireVersion = 1;
+constexpr std::uint32_t kWireVersion = 2;
 constexpr std::size_t kPacketHeaderBytes = 80;
 constexpr std::size_t kMostPayloadBytes = 4096;
 

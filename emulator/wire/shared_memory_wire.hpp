@@ -3,6 +3,10 @@
 //
 // All processes map one file (wire_file.hpp). It has a slot for each process, and a ring of bytes
 // for each pair of slots: one process writes it, one reads it. Slot i has the LID first_lid + i.
+//
+// The file has holes, and a store to one ends the process where the file system is full. So memory
+// is reserved first: that of a slot when it is taken, and a part of a ring before its first packet.
+// A ring grows in steps and stays smaller where there is no more memory.
 #pragma once
 
 #include <atomic>
@@ -19,15 +23,16 @@
 namespace shoal::emulator {
 
 struct SharedMemoryOptions {
-  std::string file;                    ///< created where it does not exist; its folder must exist
-  std::uint32_t slots = 64;            ///< processes at the same time, at most 64; of a new file
-  std::uint32_t ring_bytes = 1 << 19;  ///< a power of two; of a new file
+  std::string file;  ///< created where it does not exist; its folder must exist
+  std::uint32_t slots = WireFile::kMostSlots;  ///< processes at the same time; of a new file
+  std::uint32_t ring_bytes = 1 << 19;          ///< a power of two; of a new file
   std::uint16_t first_lid = 1;
 };
 
 class SharedMemoryWire final : public LiveWire {
  public:
-  /// Throws std::runtime_error where the file cannot be used or no slot is free.
+  /// Throws std::runtime_error where the file cannot be used, no slot is free or the file system is
+  /// full.
   explicit SharedMemoryWire(const SharedMemoryOptions& options);
   ~SharedMemoryWire() override;
   SharedMemoryWire(const SharedMemoryWire&) = delete;
@@ -36,6 +41,9 @@ class SharedMemoryWire final : public LiveWire {
   std::uint16_t lid() const { return static_cast<std::uint16_t>(first_lid_ + slot_); }
   /// Whether packets for `lid` travel on this wire.
   bool reaches(std::uint16_t lid) const;
+  /// Reserves memory for packets to `lid`; false where there is none. Packets are dropped then.
+  bool prepare(std::uint16_t lid);
+  const std::string& file() const { return file_->path(); }
 
   bool ready() const override { return waiting_ == 0; }
   void send(Packet&& packet) override;
@@ -53,9 +61,10 @@ class SharedMemoryWire final : public LiveWire {
   /// What waits for room in the ring to one target.
   struct Target {
     std::deque<Packet> backlog;
-    Time since{};          ///< of the last packet that went
-    bool stalled = false;  ///< does not hold up packets for others
-    Time checked{};        ///< when it was last seen alive
+    Time since{};                ///< of the last packet that went
+    bool stalled = false;        ///< does not hold up packets for others
+    Time checked{};              ///< when it was last seen alive
+    std::uint64_t reserved = 0;  ///< bytes of the ring that have memory, from its start
   };
 
   void map_file(const SharedMemoryOptions& options);
@@ -64,7 +73,12 @@ class SharedMemoryWire final : public LiveWire {
   bool is_alive(std::uint32_t slot) const;
   Slot& slot(std::uint32_t index) const;
   Ring& ring(std::uint32_t target, std::uint32_t source) const;
-  std::byte* data(const Ring& ring) const;
+  std::byte* data(std::uint32_t target, std::uint32_t source) const;
+  bool reserve(const void* from, std::uint64_t bytes) const;
+  bool has_spare_memory() const;
+  [[noreturn]] void fail_full() const;
+  bool prepare_ring(std::uint32_t target);
+  std::uint64_t end_of_ring(std::uint32_t target, std::uint64_t wanted);
   bool push(std::uint32_t target, const Packet& packet);
   void announce(std::uint32_t target);
   bool flush() override;

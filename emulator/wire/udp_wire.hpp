@@ -38,6 +38,7 @@ class UdpWire final : public LiveWire {
  public:
   /// Bits of a queue-pair number below the slot.
   static constexpr unsigned kSlotShift = 18;
+  static constexpr std::uint32_t kMostSlots = 1U << (24 - kSlotShift);
   static constexpr std::uint32_t slot_of(std::uint32_t qp_number) {
     return qp_number >> kSlotShift;
   }
@@ -68,7 +69,7 @@ class UdpWire final : public LiveWire {
   bool busy() const override { return !gathered_.empty() || !waiting_.empty(); }
   bool sleep(Time longest) override;
   void wake() override;
-  /// Datagrams that were not sent, or were none of a peer.
+  /// Datagrams that were not sent, were none of a peer, or had come before.
   std::uint64_t dropped() const { return dropped_; }
 
  private:

@@ -14,7 +14,7 @@ namespace shoal::emulator {
 
 class WireFile {
  public:
-  static constexpr std::uint32_t kMostSlots = 64;
+  static constexpr std::uint32_t kMostSlots = 256;
   /// The first word of every file: others are never removed.
   static constexpr std::uint64_t kMagic = 0x31'65'72'69'77'68'73'00;  // "shwire1"
 

@@ -3,6 +3,8 @@
 #include "wire/shared_memory_wire.hpp"
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -144,6 +146,108 @@ TEST_F(SharedMemoryWireTest, AnotherFileIsRefusedAndStays) {
   std::ofstream(options.file) << std::string(4096, 'x');
   EXPECT_THROW(SharedMemoryWire wire(options), std::runtime_error);
   EXPECT_TRUE(std::filesystem::exists(options.file));
+}
+
+// A page beyond the end of the file would end the process by a signal.
+TEST_F(SharedMemoryWireTest, AFileShorterThanItsHeaderSaysIsRefused) {
+  const SharedMemoryWire user(options);
+  std::filesystem::resize_file(options.file, 8192);
+  try {
+    const SharedMemoryWire wire(options);
+    FAIL() << "a file of 8192 bytes was mapped";
+  } catch (const std::runtime_error& error) {
+    EXPECT_NE(std::string(error.what()).find("has 8192 bytes where its header says "),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(SharedMemoryWireTest, MoreThan64ProcessesMeet) {
+  options.slots = SharedMemoryOptions().slots;
+  std::vector<std::unique_ptr<SharedMemoryWire>> wires;
+  for (int i = 0; i < 70; ++i) wires.push_back(std::make_unique<SharedMemoryWire>(options));
+  for (const auto& [from, to] : {std::pair{0, 69}, {69, 0}, {69, 68}}) {
+    wires[from]->send(packet(*wires[from], *wires[to], 7));
+    const std::vector<Packet> got = receive(*wires[to]);
+    ASSERT_EQ(got.size(), 1U) << from << " " << to;
+    EXPECT_EQ(got[0].source, wires[from]->lid());
+  }
+}
+
+/// A small file system, which the test fills.
+class FullFileSystem : public SharedMemoryWireTest {
+ protected:
+  /// Runs `body` in a process that has such a file system.
+  template <typename Body>
+  void in_process(const Body& body) {
+    const pid_t child = fork();
+    if (child == 0) {
+      const int spaces = geteuid() == 0 ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER;
+      const std::string folder = std::filesystem::path(options.file).parent_path();
+      if (unshare(spaces) != 0 || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+          mount("none", folder.c_str(), "tmpfs", 0, "size=2m") != 0)
+        _exit(77);
+      body();
+      _exit(HasFailure() ? 1 : 0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+    if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "mount namespaces are not available";
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+  }
+  std::string fill() const {
+    const std::string name = std::filesystem::path(options.file).replace_filename("filler");
+    std::ofstream file(name, std::ios::binary);
+    const std::string page(4096, 'x');
+    while (file.write(page.data(), static_cast<std::streamsize>(page.size())).flush()) continue;
+    return name;
+  }
+};
+
+TEST_F(FullFileSystem, IsAnErrorOfANewWire) {
+  in_process([&] {
+    (void)fill();
+    try {
+      const SharedMemoryWire wire(options);
+      ADD_FAILURE() << "no error";
+    } catch (const std::runtime_error& error) {
+      EXPECT_NE(std::string(error.what()).find("SHOAL_EMULATOR_DIRECTORY"), std::string::npos)
+          << error.what();
+    }
+  });
+}
+
+TEST_F(FullFileSystem, KeepsRingsSmallAndRefusesNewOnes) {
+  options.ring_bytes = 1 << 19;
+  in_process([&] {
+    SharedMemoryWire a(options), b(options), c(options);
+    std::uint32_t sent = 0, expected = 0;
+    const auto move = [&](std::uint32_t until, std::size_t at_once) {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+      while (expected < until) {
+        if (std::chrono::steady_clock::now() > end) return ADD_FAILURE() << "at " << expected;
+        for (std::size_t i = 0; i < at_once && a.ready(); ++i, ++sent)
+          a.send(packet(a, b, sent, std::size_t{sent} * 37 % (kMostPayloadBytes + 1)));
+        for (const Packet& got : receive(b)) {
+          EXPECT_EQ(got.psn, expected++);
+          EXPECT_EQ(got.payload.size(), std::size_t{got.psn} * 37 % (kMostPayloadBytes + 1));
+        }
+        (void)receive(a);  // sends what waits
+      }
+    };
+    move(20, 3);  // beyond the first step of the ring
+    const std::string filler = fill();
+    move(2000, 100);
+    EXPECT_EQ(a.dropped() + b.dropped(), 0U);
+    EXPECT_TRUE(a.prepare(b.lid()));
+    EXPECT_FALSE(a.prepare(c.lid()));
+    a.send(packet(a, c, 1));
+    EXPECT_EQ(a.dropped(), 1U);
+    std::filesystem::remove(filler);
+    move(6000, 100);
+    EXPECT_TRUE(a.prepare(c.lid()));
+  });
 }
 
 TEST_F(SharedMemoryWireTest, TheLastProcessRemovesTheFile) {
