@@ -26,11 +26,12 @@ WorldState::WorldState()
 WorldState::~WorldState() {
   if (!open_) return;
   closers_.close(WorldEnd::failed);
+  const auto cause = failure();
   if (std::uncaught_exceptions() > 0) {
-    const auto cause = failure();
     fail_world(cause ? fmt::format("left the world after {}", *cause)
                      : "left the world while an exception was thrown");
   } else {
+    if (cause) health_->publish_cause(parse_cause(*cause));
     health_->announce(PeerStatus::left, "left the world without closing it");
   }
   release();

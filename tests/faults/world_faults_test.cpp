@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Errors of the other PEs when a PE of a world is killed, is stopped, or cannot start.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -13,10 +14,13 @@
 #include <string>
 #include <thread>
 
+#include "base/plugin.hpp"
 #include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
 #include "support/process/process.hpp"
+#include "support/world/ucx.hpp"
+#include "transport/module.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -122,6 +126,87 @@ TEST_P(KilledPe, IsReportedByAll) {
 
 INSTANTIATE_TEST_SUITE_P(InEveryWait, KilledPe, testing::Values("sync", "wait", "malloc", "close"),
                          [](const auto& instance) { return instance.param; });
+
+/// How a PE ends after the death of another one.
+struct Neighbour {
+  const char* network;
+  const char* way;
+  int pe;  ///< 1 or 2; the other one is killed
+};
+
+// One of PE 1 and PE 2 is killed; the other one notices that, and ends. PE 0 finds both ends at
+// once.
+SHOAL_PE_BODY(end_after_another) {
+  const bool neighbour = pe.argument.back() == '0' + pe.settings.pe;
+  const std::string way = pe.argument.substr(0, pe.argument.find(' '));
+  World world = World::open({pe.settings, nullptr});
+  const auto box = world.heap().allocate<std::uint64_t>(1);
+  std::cout << "ready" << std::endl;
+  if (!neighbour && pe.settings.pe != 0) {
+    for (;;) pause();
+  }
+  try {
+    barrier(world.team());
+  } catch (const Error& error) {
+    std::cout << "barrier: " << error.what() << std::endl;
+    if (neighbour && way == "exits") _exit(0);
+    if (neighbour && way == "throws") throw;
+    if (neighbour) return;
+  }
+  const Pe other = pe.argument.back() - '0';
+  try {
+    for (;;) world.put(box.on(other), std::span<const std::uint64_t>(box.data(), 1));
+  } catch (const Error& error) {
+    std::cout << "put: " << error.what() << std::endl;
+  }
+}
+
+/// Whether the message says that `pe` failed: as the cause, or as the peer that a network has lost.
+bool names(const std::string& message, std::size_t pe) {
+  for (const char* const before : {": ", "has lost "})
+    if (message.find(fmt::format("{}PE {}: ", before, pe)) != std::string::npos) return true;
+  return false;
+}
+
+class EndOfANeighbour : public testing::TestWithParam<Neighbour> {};
+
+// Networks report ends in any order, and what a PE says before it ends may be lost.
+TEST_P(EndOfANeighbour, IsNotTakenForTheCause) {
+  const auto& [network, way, pe] = GetParam();
+  const Plugin plugin =
+      load_plugin(Settings(), std::string("transport_") + network, transport::kModuleSymbol);
+  if (plugin.symbol == nullptr) GTEST_SKIP() << plugin.reason;
+  const std::size_t neighbour = pe, killed = 3 - pe;
+  Environment chosen = environment();
+  chosen["SHOAL_TRANSPORT_INSIDE"] = chosen["SHOAL_TRANSPORT_BETWEEN"] = network;
+  chosen["SHOAL_OFI_PROVIDER"] = "tcp;ofi_rxm";
+  chosen["SHOAL_UCX_TLS"] = "tcp,self";
+  PeGroup group =
+      start_pes(3, "end_after_another", {.env = chosen, .argument = fmt::format("{} {}", way, pe)});
+  for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("ready")) << process.err();
+  group.pes[0].send(SIGSTOP);
+  group.pes[killed].send(SIGKILL);
+  const ProcessResult ended = group.pes[neighbour].wait();
+  EXPECT_TRUE(names(ended.out, killed)) << ended.describe();
+  group.pes[0].send(SIGCONT);
+  const ProcessResult result = group.pes[0].wait();
+  EXPECT_TRUE(result.ok()) << result.describe();
+  const std::size_t put = result.out.find("put: ");
+  ASSERT_NE(put, std::string::npos) << result.describe();
+  EXPECT_TRUE(names(result.out.substr(0, put), killed)) << result.out;
+  EXPECT_TRUE(names(result.out.substr(put), killed)) << result.out;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    OverNetworks, EndOfANeighbour,
+    testing::Values(Neighbour{"ofi", "exits", 1}, Neighbour{"ofi", "exits", 2},
+                    Neighbour{"ofi", "leaves", 1}, Neighbour{"ofi", "throws", 2},
+                    Neighbour{"ucx", "exits", 1}, Neighbour{"ucx", "exits", 2},
+                    Neighbour{"ucx", "leaves", 2}, Neighbour{"ucx", "throws", 1}),
+    [](const auto& instance) {
+      const Neighbour& neighbour = instance.param;
+      return fmt::format("{}_{}_{}", neighbour.network, neighbour.way, neighbour.pe);
+    });
 
 // A PE that cannot create its heap fails the start of all PEs, with its message.
 TEST(WorldOpenFault, OneWithoutHeapFailsAll) {

@@ -13,6 +13,7 @@
 #include "base/deadline.hpp"
 #include "base/interrupt.hpp"
 #include "base/log.hpp"
+#include "base/nap.hpp"
 #include "transport/message/handshake.hpp"
 #include "transport/message/header.hpp"
 #include "transport/scoped_timeout.hpp"
@@ -131,6 +132,29 @@ bool Engine::progress() noexcept {
 /// `pe`: the PE that is waited for; negative: all.
 template <typename Ready>
 void Engine::wait(const Operation& operation, Pe pe, Ready&& ready) {
+  try {
+    wait_for(operation, pe, ready);
+  } catch (const Error& error) {
+    if (error.code() == Code::peer_failed) throw_with_cause(error, pe);
+    throw;
+  }
+}
+
+/// The peer may have ended because of another PE: adds the failure that the world knows first, once
+/// it does. Without the lock.
+void Engine::throw_with_cause(const Error& error, Pe pe) const {
+  const Clock::time_point end = wait_deadline(2 * kFailureReportTimeout);
+  std::string cause;
+  while (failure_ && (cause = failure_(pe)).empty() && Clock::now() < end)
+    nap(std::chrono::milliseconds(1));
+  const bool known = cause.empty() || cause.starts_with(fmt::format("PE {}: ", pe)) ||
+                     std::string_view(error.what()).find(cause) != std::string_view::npos;
+  if (known) throw Error(error);
+  shoal::fail(error.code(), "{}. The first failure: {}", reason_of(error), cause);
+}
+
+template <typename Ready>
+void Engine::wait_for(const Operation& operation, Pe pe, Ready& ready) {
   {
     const std::lock_guard guard(lock_);
     if (ready()) return;
@@ -403,11 +427,17 @@ void Engine::quiet() {
   complete(operation, [](const Peer& peer) { return peer.counted; });
   if (n_failed_.load(std::memory_order_acquire) == 0) return;
   // A lost peer is reported once, after the operations on the others are complete.
-  const std::lock_guard guard(lock_);
-  for (Peer& peer : peers_) {
-    if (!peer.lost) continue;
-    peer.lost = false;
-    throw_lost(peer, operation);
+  Pe lost = -1;
+  try {
+    const std::lock_guard guard(lock_);
+    for (Peer& peer : peers_) {
+      if (!peer.lost) continue;
+      peer.lost = false;
+      lost = peer.pe;
+      throw_lost(peer, operation);
+    }
+  } catch (const Error& error) {
+    throw_with_cause(error, lost);
   }
 }
 

@@ -126,6 +126,9 @@ class Engine {
 
   template <typename Ready>
   void wait(const Operation& operation, Pe pe, Ready&& ready);
+  template <typename Ready>
+  void wait_for(const Operation& operation, Pe pe, Ready& ready);
+  [[noreturn]] void throw_with_cause(const Error& error, Pe pe) const;
   void check_peer(const Peer& peer, const Operation& operation) const;
   std::string alternatives(const Peer& peer) const;
   [[noreturn]] void throw_lost(const Peer& peer, const Operation& operation) const;

@@ -60,6 +60,7 @@ std::optional<FailureCause> Health::published_cause(Pe by) noexcept {
 void Health::update() {
   read_ended();
   read_bootstrap();
+  judge_suspects();
 }
 
 void Health::read_board() {
@@ -102,8 +103,8 @@ void Health::read_ended() {
     read_board();
     for (; ended_seen_[i] < ended.size(); ++ended_seen_[i]) {
       const auto& [pe, description] = ended[ended_seen_[i]];
-      if (peers_[static_cast<std::size_t>(pe)].status == PeerStatus::running)
-        record(pe, PeerStatus::failed, description);
+      if (suspects_.empty()) suspected_ = std::chrono::steady_clock::now();
+      suspects_.emplace_back(pe, description);
     }
   }
 }
@@ -114,22 +115,41 @@ void Health::read_bootstrap() {
   if (!text) return;
   const FailureCause reported = parse_cause(*text);
   if (reported.pe < 0 || reported.pe >= placement_.n_pes) {
+    // The root itself has ended. It is in the process of PE 0, or outside the world.
+    if (!suspects_.empty()) return;
     world_failure_ = FailureCause{-1, *text};
     return;
   }
   Peer& peer = peers_[static_cast<std::size_t>(reported.pe)];
   if (peer.status != PeerStatus::running) return;
   peer.cause = parse_consequence(reported.reason);
-  record(reported.pe, PeerStatus::failed, reported.reason);
+  const auto suspect =
+      std::ranges::find(suspects_, reported.pe, [](const auto& s) { return s.first; });
+  record(reported.pe, PeerStatus::failed,
+         suspect == suspects_.end() ? reported.reason : suspect->second);
+}
+
+/// Those of which nothing else is known have failed themselves.
+void Health::judge_suspects() {
+  const auto announced = [&](const auto& suspect) {
+    return peers_[static_cast<std::size_t>(suspect.first)].status != PeerStatus::running;
+  };
+  std::erase_if(suspects_, announced);
+  if (suspects_.empty()) return;
+  const auto waited = std::chrono::steady_clock::now() - suspected_;
+  if (!world_failure_ && waited < transport::kFailureReportTimeout) return;
+  std::ranges::sort(suspects_);  // where the root has ended, PE 0 was the first
+  for (const auto& [pe, description] : suspects_) record(pe, PeerStatus::failed, description);
+  suspects_.clear();
 }
 
 void Health::record(Pe pe, PeerStatus status, const std::string& reason) {
   Peer& peer = peers_[static_cast<std::size_t>(pe)];
   peer.status = status;
   if (status == PeerStatus::closed) return;
-  const FailureCause own{pe, reason};
-  peer.failure = own.text();
-  if (status == PeerStatus::failed && !world_failure_) world_failure_ = peer.cause.value_or(own);
+  const FailureCause cause = peer.cause.value_or(FailureCause{pe, reason});
+  peer.failure = cause.text();
+  if (status == PeerStatus::failed && !world_failure_) world_failure_ = cause;
 }
 
 std::optional<std::string> Health::find_failure(Pe awaited) const {

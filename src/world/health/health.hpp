@@ -3,11 +3,13 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shoal/bootstrap.hpp"
@@ -21,6 +23,10 @@ namespace shoal::detail {
 
 /// Reads three sources: the status board in this PE's control block, which the other PEs write; the
 /// transports, which notice that a process ended; the bootstrap. Any thread of this PE may call.
+///
+/// A PE that gives up because of another one may end before its reason has arrived here, and a
+/// network reports ends in any order. So an end that only a network has noticed is a suspicion,
+/// until the bootstrap says which PE failed first, or for transport::kFailureReportTimeout.
 class Health {
  public:
   static constexpr Pe kAnyPe = -1;
@@ -66,6 +72,7 @@ class Health {
   void read_cause(Pe pe);
   void read_ended();
   void read_bootstrap();
+  void judge_suspects();
   void record(Pe pe, PeerStatus status, const std::string& reason);
   std::optional<std::string> find_failure(Pe awaited) const;
   std::optional<FailureCause> cause_quoted_in(const std::string& reason) const;
@@ -81,7 +88,9 @@ class Health {
   std::mutex mutex_;
   std::uint64_t alerts_seen_ = 0;
   std::vector<Peer> peers_;
-  std::vector<std::size_t> ended_seen_;  ///< by transport
+  std::vector<std::size_t> ended_seen_;                ///< by transport
+  std::vector<std::pair<Pe, std::string>> suspects_;   ///< with what was noticed
+  std::chrono::steady_clock::time_point suspected_{};  ///< the first of them
   std::optional<FailureCause> world_failure_;
   std::uint64_t causes_published_ = 0;
 };
