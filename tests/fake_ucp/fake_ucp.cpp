@@ -6,6 +6,7 @@
 #include <ucs/debug/debug.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <list>
 #include <map>
@@ -63,6 +64,7 @@ std::uint64_t next_id = 0, next_number = 0;
 shoal::test::FakeUcpCounts counts;
 using shoal::test::FakeUcpFault;
 FakeUcpFault fault = FakeUcpFault::none;
+std::atomic<bool> broken = false;
 ucs_status_ptr_t failed() {
   return reinterpret_cast<ucs_status_ptr_t>(static_cast<std::intptr_t>(UCS_ERR_IO_ERROR));
 }
@@ -192,7 +194,11 @@ void reset_fake_ucp(unsigned seed, FakeUcpFault fails) {
   const std::lock_guard lock(mutex);
   dice.seed(seed);
   fault = fails;
+  broken = false;
   counts = {};
+}
+void break_fake_ucp() {
+  broken = true;
 }
 
 }  // namespace shoal::test
@@ -264,7 +270,11 @@ ucs_status_t ucp_worker_set_am_recv_handler(ucp_worker_h handle,
   return UCS_OK;
 }
 
+extern "C" void ucs_fatal_error_format(const char* file, unsigned line, const char* function,
+                                       const char* format, ...);
+
 unsigned ucp_worker_progress(ucp_worker_h handle) {
+  if (broken) ucs_fatal_error_format("fake.c", 7, "progress", "Assertion `%s' failed", "made up");
   Worker& worker = worker_of(handle);
   Found found;
   bool any = false;

@@ -22,6 +22,9 @@ struct FakeUcpCounts {
 /// The calls that fail.
 enum class FakeUcpFault { none, connect, key, message, put, get, flush };
 
+/// From now on, progress finds an inconsistency in UCX.
+void break_fake_ucp();
+
 /// Since the last reset.
 FakeUcpCounts fake_ucp_counts();
 void reset_fake_ucp(unsigned seed, FakeUcpFault fault = FakeUcpFault::none);

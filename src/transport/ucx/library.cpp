@@ -6,6 +6,10 @@
 #include <ucs/config/global_opts.h>
 #include <ucs/debug/debug.h>
 
+#include <array>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string_view>
@@ -16,6 +20,8 @@
 
 namespace shoal::transport::ucx {
 namespace {
+
+thread_local int fatal_errors_thrown = 0;  ///< instances of FatalErrorsThrown
 
 constexpr const char* kWithoutSharedMemory = "^sm";  ///< shared memory is transport shm's task
 
@@ -100,6 +106,18 @@ std::vector<std::byte> bytes_of(const void* data, std::size_t size) {
 
 }  // namespace
 
+FatalErrorsThrown::FatalErrorsThrown() noexcept {
+  ++fatal_errors_thrown;
+}
+
+FatalErrorsThrown::~FatalErrorsThrown() {
+  --fatal_errors_thrown;
+}
+
+bool FatalErrorsThrown::active() noexcept {
+  return fatal_errors_thrown > 0;
+}
+
 std::string text_of(ucs_status_t status) {
   return ucs_status_string(status);
 }
@@ -139,9 +157,15 @@ Library::Library(const Context& context) {
 }
 
 Library::~Library() {
+  if (abandoned_) return;
   const std::lock_guard lock(starting());
-  ucp_worker_destroy(worker_);
-  ucp_cleanup(context_);
+  try {
+    const FatalErrorsThrown thrown;
+    ucp_worker_destroy(worker_);
+    ucp_cleanup(context_);
+  } catch (const FatalError& error) {
+    log::warn("UCX failed when it was closed: {}", error.text);
+  }
 }
 
 std::vector<std::byte> Library::address() const {
@@ -170,6 +194,7 @@ Memory::Memory(const Library& library, void* start, std::size_t bytes) : library
 }
 
 Memory::~Memory() {
+  if (library_.abandoned()) return;
   ucp_mem_unmap(library_.context(), handle_);
 }
 
@@ -185,3 +210,22 @@ std::vector<std::byte> Memory::packed_key() const {
 }
 
 }  // namespace shoal::transport::ucx
+
+/// UCX's libraries call this function where an assertion fails. They are loaded as dependencies of
+/// this module, so they find this definition first.
+extern "C" [[noreturn]] __attribute__((visibility("default"), format(printf, 4, 5))) void
+ucs_fatal_error_format(const char* file, unsigned line, const char* function, const char* format,
+                       ...) {
+  using namespace shoal::transport::ucx;
+  std::array<char, 1024> text{};
+  va_list arguments;
+  va_start(arguments, format);
+  (void)std::vsnprintf(text.data(), text.size(), format, arguments);
+  va_end(arguments);
+  if (FatalErrorsThrown::active())
+    throw FatalError{fmt::format("{} ({}:{})", text.data(), file, line)};
+  using Report = void (*)(const char*, unsigned, const char*, char*);
+  const auto report = reinterpret_cast<Report>(dlsym(RTLD_NEXT, "ucs_fatal_error_message"));
+  if (report != nullptr) report(file, line, function, text.data());
+  std::abort();
+}

@@ -18,6 +18,24 @@ namespace shoal::transport::ucx {
 /// "Connection reset by remote peer".
 std::string text_of(ucs_status_t status);
 
+/// What UCX says of an inconsistency in it: thrown through it instead of the end of the process.
+struct FatalError {
+  std::string text;
+};
+
+/// While an instance lives, FatalError is thrown where a call of this thread into UCX finds an
+/// inconsistency. UCX cannot be called any more after it. Outside, such as in UCX's own threads,
+/// and where another library has loaded UCX before, UCX ends the process.
+class FatalErrorsThrown {
+ public:
+  FatalErrorsThrown() noexcept;
+  ~FatalErrorsThrown();
+  /// Whether one lives in this thread.
+  static bool active() noexcept;
+  FatalErrorsThrown(const FatalErrorsThrown&) = delete;
+  FatalErrorsThrown& operator=(const FatalErrorsThrown&) = delete;
+};
+
 /// A UCX context and one worker in it. The worker is not thread-safe; the engine's lock guards it.
 class Library {
  public:
@@ -30,12 +48,16 @@ class Library {
   ucp_context_h context() const noexcept { return context_; }
   ucp_worker_h worker() const noexcept { return worker_; }
   std::vector<std::byte> address() const;
+  /// UCX is left as it is: nothing of it is released.
+  void abandon() noexcept { abandoned_ = true; }
+  bool abandoned() const noexcept { return abandoned_; }
   /// What UCX may use, for messages: 'SHOAL_UCX_TLS="" (^sm), devices lo'.
   const std::string& selection() const noexcept { return selection_; }
 
  private:
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
+  bool abandoned_ = false;
   std::string selection_;
 };
 

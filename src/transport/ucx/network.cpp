@@ -5,6 +5,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "base/backoff.hpp"
 #include "base/check.hpp"
@@ -34,6 +35,9 @@ struct AddressHeader {
   std::uint64_t segment = 0, scratch = 0;  ///< addresses in the PE's address space
   std::uint64_t worker_bytes = 0, segment_key_bytes = 0, scratch_key_bytes = 0;
 };
+
+/// The status of a request that was not made.
+void* const kLost = UCS_STATUS_PTR(UCS_ERR_CANCELED);
 
 /// Memory of a peer as RMA names it.
 struct RemoteMemory {
@@ -75,7 +79,7 @@ struct Network::Outgoing {
 
 /// An RMA request in flight.
 struct Network::Rma {
-  Link* link = nullptr;
+  Link* link = nullptr;  ///< nullptr: not in flight
   Direction direction = Direction::write;
   Batch* batch = nullptr;
 };
@@ -104,11 +108,7 @@ struct Network::Callbacks {
   static void on_transferred(void* request, ucs_status_t status, void* user_data) {
     ucp_request_free(request);
     Rma& rma = *static_cast<Rma*>(user_data);
-    Link& link = *rma.link;
-    if (status != UCS_OK && rma.batch != nullptr) rma.batch->failed = true;
-    link.peer.finish(rma.direction, rma.batch);
-    link.network.free_rma_.push_back(&rma);
-    if (status != UCS_OK) link.network.fail(link, "RMA", status);
+    rma.link->network.finish(rma, status);
   }
 
   static void on_flushed(void* request, ucs_status_t status, void* user_data) {
@@ -219,12 +219,39 @@ void Network::create_endpoint(Link& link, const std::vector<std::byte>& worker) 
           text_of(status), library_.selection());
 }
 
+/// call(), which calls UCX; `otherwise` after UCX has found an inconsistency, now or before. The
+/// outermost call catches it: UCX's functions between two calls must not continue.
+template <typename Call>
+auto Network::call_ucx(Call&& call, decltype(call()) otherwise) -> decltype(call()) {
+  if (library_.abandoned()) return otherwise;
+  const bool nested = FatalErrorsThrown::active();
+  try {
+    const FatalErrorsThrown thrown;
+    return call();
+  } catch (const FatalError& error) {
+    if (nested) throw;
+    abandon_ucx(error.text);
+    return otherwise;
+  }
+}
+
+void Network::abandon_ucx(const std::string& reason) {
+  library_.abandon();
+  for (const auto& link : links_) {
+    link->flushing = link->acknowledging = false;
+    engine_.fail_peer(link->peer, fmt::format("UCX failed on this PE: {}", reason));
+  }
+  // Their callbacks never come.
+  for (const auto& rma : rma_)
+    if (rma->link != nullptr) finish(*rma, UCS_ERR_CANCELED);
+}
+
 /// Ends with a message: a caller may wait for it, and the next step looks at the sockets once more.
 bool Network::poll() {
   bool any = false;
   received_ = false;
   for (int step = 0; step < kPollSteps && !received_; ++step) {
-    if (ucp_worker_progress(library_.worker()) == 0) break;
+    if (call_ucx([&] { return ucp_worker_progress(library_.worker()); }, 0U) == 0) break;
     any = true;
   }
   return any;
@@ -297,8 +324,12 @@ void Network::transmit(Outgoing& outgoing) {
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   param.cb.send = &Callbacks::on_sent;
   param.user_data = &outgoing;
-  void* const status = ucp_am_send_nbx(link.endpoint, kMessageId, nullptr, 0,
-                                       outgoing.buffer.data(), outgoing.bytes, &param);
+  void* const status = call_ucx(
+      [&] {
+        return ucp_am_send_nbx(link.endpoint, kMessageId, nullptr, 0, outgoing.buffer.data(),
+                               outgoing.bytes, &param);
+      },
+      kLost);
   engine_.sent(link.peer, message);
   if (UCS_PTR_IS_PTR(status)) return;
   if (outgoing.kind == Kind::acknowledge) link.acknowledging = false;
@@ -315,7 +346,7 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   }
   Rma& rma = *free_rma_.back();
   free_rma_.pop_back();
-  rma = {&link, transfer.direction, transfer.batch};
+  rma = {nullptr, transfer.direction, transfer.batch};
   const bool write = transfer.direction == Direction::write;
   const RemoteMemory& remote =
       transfer.region == message::Region::segment ? link.segment : link.scratch;
@@ -326,16 +357,30 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   param.user_data = &rma;
   ++link.issued;
   if (write) link.last_write = link.issued;
-  void* const status =
-      write ? ucp_put_nbx(link.endpoint, transfer.local, transfer.bytes, at, remote.key, &param)
-            : ucp_get_nbx(link.endpoint, transfer.local, transfer.bytes, at, remote.key, &param);
+  void* const status = call_ucx(
+      [&] {
+        return write ? ucp_put_nbx(link.endpoint, transfer.local, transfer.bytes, at, remote.key,
+                                   &param)
+                     : ucp_get_nbx(link.endpoint, transfer.local, transfer.bytes, at, remote.key,
+                                   &param);
+      },
+      kLost);
   if (UCS_PTR_IS_PTR(status)) {
+    rma.link = &link;
     peer.start(transfer.direction, transfer.batch);
     return true;
   }
   free_rma_.push_back(&rma);
   if (UCS_PTR_IS_ERR(status)) fail(link, "RMA", UCS_PTR_STATUS(status));
   return peer.failure.empty();
+}
+
+void Network::finish(Rma& rma, ucs_status_t status) {
+  Link& link = *std::exchange(rma.link, nullptr);
+  if (status != UCS_OK && rma.batch != nullptr) rma.batch->failed = true;
+  link.peer.finish(rma.direction, rma.batch);
+  free_rma_.push_back(&rma);
+  if (status != UCS_OK) fail(link, "RMA", status);
 }
 
 void Network::abandon(Batch& batch) noexcept {
@@ -364,7 +409,7 @@ void Network::flush(Link& link) {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.send = &Callbacks::on_flushed;
   param.user_data = &link;
-  void* const status = ucp_ep_flush_nbx(link.endpoint, &param);
+  void* const status = call_ucx([&] { return ucp_ep_flush_nbx(link.endpoint, &param); }, kLost);
   if (UCS_PTR_IS_PTR(status)) {
     link.flushing = true;
   } else if (UCS_PTR_IS_ERR(status)) {
@@ -403,6 +448,10 @@ void Network::close() noexcept {
   });
   // Requests that still arrive must not be replied to on a closed endpoint.
   for (const auto& link : links_) engine_.fail_peer(link->peer, "this PE has closed the transport");
+  (void)call_ucx([&] { return close_endpoints(); }, false);
+}
+
+bool Network::close_endpoints() {
   std::vector<void*> closing;
   for (const auto& link : links_) {
     if (link->endpoint == nullptr) continue;
@@ -423,6 +472,7 @@ void Network::close() noexcept {
   for (const auto& link : links_)
     for (ucp_rkey_h key : {link->segment.key, link->scratch.key})
       if (key != nullptr) ucp_rkey_destroy(key);
+  return true;
 }
 
 }  // namespace shoal::transport::ucx

@@ -10,6 +10,9 @@
 //
 // UCX runs its callbacks inside its own functions, so they have the engine's lock too. What times
 // out leaves its local buffers in use until the world is closed.
+//
+// An assertion of UCX that fails, as after the death of a peer, would end this PE as well. Instead
+// all connections of this network fail, and UCX is not called again.
 #pragma once
 
 #include <cstdint>
@@ -75,6 +78,9 @@ class Network final : public message::Network {
   const Link& link(const Peer& peer) const noexcept {
     return *links_[static_cast<std::size_t>(peer.pe)];
   }
+  void finish(Rma& rma, ucs_status_t status);
+  void abandon_ucx(const std::string& reason);
+  bool close_endpoints();
   void create_endpoint(Link& link, const std::vector<std::byte>& worker);
   Outgoing& take_outgoing(Link& link);
   void transmit(Outgoing& outgoing);
@@ -83,6 +89,8 @@ class Network final : public message::Network {
   template <typename Done>
   void poll_until(Done&& done);
   void fail(Link& link, const char* what, ucs_status_t status);
+  template <typename Call>
+  auto call_ucx(Call&& call, decltype(call()) otherwise) -> decltype(call());
 
   message::Engine& engine_;
   const std::size_t chunk_;

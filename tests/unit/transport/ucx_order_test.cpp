@@ -5,11 +5,15 @@
 
 #ifdef SHOAL_TEST_UCX  // where there is UCX to build against
 #include <algorithm>
+#include <chrono>
+#include <latch>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "checks/transport/pair.hpp"
 #include "fake_ucp/fake_ucp.hpp"
+#include "shoal/error.hpp"
 #include "transport/module.hpp"
 
 namespace shoal::transport {
@@ -89,6 +93,41 @@ INSTANTIATE_TEST_SUITE_P(
                     std::pair{FakeUcpFault::put, "RMA failed: made up"},
                     std::pair{FakeUcpFault::get, "RMA failed: made up"},
                     std::pair{FakeUcpFault::flush, "a flush failed: made up"}));
+
+// UCX's handler would end the process, here that of a PE whose peer may just have died.
+TEST(UcxAssertion, FailsTheConnectionsAndNotTheProcess) {
+  const Settings settings = pair_settings(16, 4096);
+  reset_fake_ucp(4711);
+  std::latch met(2);  // that the breach does not affect
+  run_pair(transport::shoal_transport_module.make, settings, settings, [&](Pair& pair) {
+    std::vector<std::byte> data(20'000);
+    pair.transport.put_nbi(pair.other, 0, data.data(), data.size());
+    met.arrive_and_wait();
+    if (pair.pe == 0) break_fake_ucp();
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    try {
+      while (std::chrono::steady_clock::now() < end) {
+        pair.transport.put_nbi(pair.other, 0, data.data(), data.size());
+        pair.transport.quiet();
+      }
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::peer_failed);
+      const std::string what = error.what();
+      EXPECT_NE(what.find("UCX failed on this PE: Assertion `made up' failed (fake.c:7)"),
+                std::string::npos)
+          << what;
+    }
+    try {
+      pair.transport.quiet();  // reports what was in flight, unless the call above has
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::peer_failed);
+    }
+    pair.transport.quiet();
+    EXPECT_EQ(pair.transport.ended().size(), 1U);
+  });
+  reset_fake_ucp(4711);
+}
 
 }  // namespace
 }  // namespace shoal::test
