@@ -97,8 +97,8 @@ std::vector<ProcessResult> kill_one(const std::string& body, Milliseconds& until
   return results;
 }
 
-/// Every other PE ends with an error that names PE 2, in time: also one that sees a neighbor give up
-/// before it sees the death itself.
+/// Every other PE ends with an error that names PE 2, in time. So does a PE that sees a neighbor
+/// give up before it sees the death itself.
 void expect_reported(const std::vector<ProcessResult>& results, Milliseconds took) {
   EXPECT_EQ(results[2].signal, SIGKILL);
   EXPECT_LT(took.count(), 5000)
