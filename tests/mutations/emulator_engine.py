@@ -21,7 +21,14 @@ COMPILER = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-c"]
 LIBRARIES = ["-lgtest", "-lgtest_main", "-lpthread"]
 TIMEOUT_S = 60
 TESTS = ["early_resend", "errors", "ordering", "reliable_connection", "udp_wire", "virtual_network"]
-WIRES = ["virtual_network", "udp_wire", "datagram", "packet_format", "shared_memory_wire"]
+WIRES = [
+    "virtual_network",
+    "udp_wire",
+    "datagram",
+    "packet_format",
+    "shared_memory_wire",
+    "wire_file",
+]
 
 # (what is wrong, file of emulator/engine or another folder of emulator, text, replacement)
 MUTATIONS = [
@@ -289,8 +296,33 @@ MUTATIONS = [
     (
         "UDP: heads for an earlier process are believed",
         "wire/datagram.cpp",
-        "if (head.of_session != session) return;",
+        "if (head.of_session != session) return true;",
         "",
+    ),
+    (
+        "UDP: copies of datagrams are delivered",
+        "wire/datagram.cpp",
+        "&& !is_first(head.sequence)) return false;",
+        "&& !is_first(head.sequence)) return true;",
+    ),
+    (
+        "copies of a report of a missing packet take retries",
+        "requester.cpp",
+        "if (!progress && reported_missing_ == psn) return;",
+        "",
+    ),
+    (
+        "copies of a receiver that is not ready take retries",
+        "requester.cpp",
+        "if (!progress && paused_until_ != kNever) return;",
+        "",
+    ),
+    ("a completion has two events", "completion_queue.cpp", " && produced_ != notified_)", ")"),
+    (
+        "a completion before the notification request has no event",
+        "completion_queue.cpp",
+        "!= (command_and_counter & kPsnMask) &&",
+        "!= (command_and_counter & kPsnMask) && false &&",
     ),
 ]
 
