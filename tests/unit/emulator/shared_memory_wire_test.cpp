@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -214,6 +215,20 @@ TEST_F(FullFileSystem, IsAnErrorOfANewWire) {
     } catch (const std::runtime_error& error) {
       EXPECT_NE(std::string(error.what()).find("SHOAL_EMULATOR_DIRECTORY"), std::string::npos)
           << error.what();
+    }
+  });
+}
+
+// Beyond the limit, a signal would end the process.
+TEST_F(FullFileSystem, ALimitOfFileSizesIsAnError) {
+  in_process([&] {
+    const rlimit little{.rlim_cur = 1 << 16, .rlim_max = 1 << 16};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
+    try {
+      const SharedMemoryWire wire(options);
+      ADD_FAILURE() << "no error";
+    } catch (const std::runtime_error& error) {
+      EXPECT_NE(std::string(error.what()).find("ulimit -f"), std::string::npos) << error.what();
     }
   });
 }
