@@ -12,10 +12,11 @@
 // addresses.
 //
 // Bad arguments (null, outside the heap, root out of range, a dtype that the operation does not
-// take) throw Error{invalid_argument} before anything is sent. When PEs pass different arguments,
-// or make different calls that move data, all of them throw Error{mismatch} stating who passed
-// what, and the team stays usable. When a PE does not come, the others throw Error{timeout} naming
-// it, or Error{peer_failed}; the team is then out of step and no longer usable.
+// take) throw Error{invalid_argument} before anything is sent; the errors of other PEs that wait
+// for this one quote the message. When PEs pass different arguments, or make different calls that
+// move data, all of them throw Error{mismatch} stating who passed what, and the team stays usable.
+// When a PE does not come, the others throw Error{timeout} naming it, or Error{peer_failed}; the
+// team is then out of step and no longer usable.
 #pragma once
 
 #include <cstddef>

@@ -135,13 +135,16 @@ void all_to_all_v(const Team& team, void* target, std::span<const std::size_t> r
                   std::span<const std::size_t> send_bytes,
                   std::span<const std::size_t> send_offsets) {
   Call call(team, Operation::all_to_all_v);
-  check_lengths(call, {{"receive_bytes", receive_bytes.size()},
-                       {"receive_offsets", receive_offsets.size()},
-                       {"send_bytes", send_bytes.size()},
-                       {"send_offsets", send_offsets.size()}});
-  const auto to = checked_offsets(call, "target", target, receive_bytes, receive_offsets);
-  const auto from = checked_offsets(call, "source", source, send_bytes, send_offsets);
-  check_disjoint(to, receive_bytes, from, send_bytes);
+  std::vector<std::size_t> to, from;
+  call.checked([&] {
+    check_lengths(call, {{"receive_bytes", receive_bytes.size()},
+                         {"receive_offsets", receive_offsets.size()},
+                         {"send_bytes", send_bytes.size()},
+                         {"send_offsets", send_offsets.size()}});
+    to = checked_offsets(call, "target", target, receive_bytes, receive_offsets);
+    from = checked_offsets(call, "source", source, send_bytes, send_offsets);
+    check_disjoint(to, receive_bytes, from, send_bytes);
+  });
 
   call.count(std::accumulate(send_bytes.begin(), send_bytes.end(), std::uint64_t{0}));
   call.agree({.operation = Operation::all_to_all_v});

@@ -25,8 +25,10 @@ void sync(const Team& team) {
 std::vector<std::byte> exchange_bytes(const Team& team, std::span<const std::byte> mine) {
   static_assert(kMaxExchangeBytes == detail::WorldState::kExchangeBytes);
   detail::TeamState& state = team.state();
-  require(mine.size() <= kMaxExchangeBytes, Code::invalid_argument,
-          "exchange_bytes of {} bytes; allowed: up to {}", mine.size(), kMaxExchangeBytes);
+  state.world->checked(state, [&] {
+    require(mine.size() <= kMaxExchangeBytes, Code::invalid_argument,
+            "exchange_bytes of {} bytes; allowed: up to {}", mine.size(), kMaxExchangeBytes);
+  });
   const CountedCollective counted(state.world->recorder(), WorldOperation::exchange, mine.size());
   return state.world->exchange(state, mine.data(), mine.size(), "exchange_bytes");
 }

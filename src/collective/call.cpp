@@ -131,6 +131,17 @@ void Call::check_overlap(std::size_t target_offset, std::size_t target_bytes,
           in_place ? "apart, or starting at the same address" : "apart");
 }
 
+std::pair<std::size_t, std::size_t> Call::checked_offsets(const void* target,
+                                                          std::size_t target_blocks,
+                                                          const void* source,
+                                                          std::size_t source_blocks,
+                                                          std::size_t bytes, bool in_place) const {
+  const std::size_t to = checked_offset("target", target, bytes, target_blocks);
+  const std::size_t from = checked_offset("source", source, bytes, source_blocks);
+  check_overlap(to, bytes * target_blocks, from, bytes * source_blocks, in_place);
+  return {to, from};
+}
+
 void Call::count(std::uint64_t bytes) {
   if (!counted_) counted_.emplace(world().recorder(), counted_as(operation_), bytes);
 }
@@ -169,8 +180,9 @@ std::vector<std::byte> Call::agree_and_gather(const Arguments& mine, const void*
 }
 
 void Call::fail_to_agree(const Arguments& mine) {
-  fail(Code::mismatch, "{}: the PEs of team {} disagree: {}", name(), team_.index,
-       describe_all(exchange(mine), team_.pes));
+  const std::string refusal = world().refusal(team_.pes, team_.call(epoch_));
+  fail(Code::mismatch, "{}: the PEs of team {} disagree: {}{}", name(), team_.index,
+       describe_all(exchange(mine), team_.pes), refusal);
 }
 
 void Call::wait_for_all(const char* phase) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "shoal/collective.hpp"
@@ -66,6 +67,18 @@ class Call {
   /// byte and `in_place` is allowed.
   void check_overlap(std::size_t target_offset, std::size_t target_bytes, std::size_t source_offset,
                      std::size_t source_bytes, bool in_place) const;
+
+  /// The heap offsets of the target and the source, blocks of `bytes` bytes each, as checked_offset
+  /// and check_overlap check them.
+  std::pair<std::size_t, std::size_t> checked_offsets(const void* target, std::size_t target_blocks,
+                                                      const void* source, std::size_t source_blocks,
+                                                      std::size_t bytes, bool in_place) const;
+
+  /// Runs `checks` of the arguments, which precede agree: PEs in it learn what they throw.
+  template <typename Checks>
+  auto checked(Checks&& checks) const {
+    return world().checked(team_, checks);
+  }
 
   /// Exchanges the arguments with all PEs. On return all PEs have entered the operation and their
   /// sources are ready. Throws Error{mismatch} on every PE where the arguments differ, stating

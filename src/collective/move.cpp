@@ -50,11 +50,11 @@ void copy(void* target, const void* source, std::size_t bytes) {
 
 void broadcast(const Team& team, void* target, const void* source, std::size_t bytes, Pe root) {
   Call call(team, Operation::broadcast);
-  require(root >= 0 && static_cast<std::size_t>(root) < call.n_pes(), Code::invalid_argument,
-          "broadcast: root is {}; allowed: 0 to {}, the PEs of the team", root, call.n_pes() - 1);
-  const std::size_t target_offset = call.checked_offset("target", target, bytes);
-  const std::size_t source_offset = call.checked_offset("source", source, bytes);
-  call.check_overlap(target_offset, bytes, source_offset, bytes, true);
+  const auto [target_offset, source_offset] = call.checked([&] {
+    require(root >= 0 && static_cast<std::size_t>(root) < call.n_pes(), Code::invalid_argument,
+            "broadcast: root is {}; allowed: 0 to {}, the PEs of the team", root, call.n_pes() - 1);
+    return call.checked_offsets(target, 1, source, 1, bytes, true);
+  });
 
   const Arguments arguments{.operation = Operation::broadcast,
                             .root = root,
@@ -90,9 +90,8 @@ void broadcast(const Team& team, void* target, const void* source, std::size_t b
 void all_gather(const Team& team, void* target, const void* source, std::size_t bytes) {
   Call call(team, Operation::all_gather);
   const std::size_t n = call.n_pes();
-  const std::size_t target_offset = call.checked_offset("target", target, bytes, n);
-  const std::size_t source_offset = call.checked_offset("source", source, bytes);
-  call.check_overlap(target_offset, bytes * n, source_offset, bytes, false);
+  const auto [target_offset, source_offset] =
+      call.checked([&] { return call.checked_offsets(target, n, source, 1, bytes, false); });
 
   const Arguments arguments{.operation = Operation::all_gather,
                             .size = bytes,
@@ -128,9 +127,8 @@ void all_gather(const Team& team, void* target, const void* source, std::size_t 
 void all_to_all(const Team& team, void* target, const void* source, std::size_t bytes) {
   Call call(team, Operation::all_to_all);
   const std::size_t n = call.n_pes();
-  const std::size_t target_offset = call.checked_offset("target", target, bytes, n);
-  const std::size_t source_offset = call.checked_offset("source", source, bytes, n);
-  call.check_overlap(target_offset, bytes * n, source_offset, bytes * n, false);
+  const auto [target_offset, source_offset] =
+      call.checked([&] { return call.checked_offsets(target, n, source, n, bytes, false); });
 
   const Arguments arguments{.operation = Operation::all_to_all,
                             .size = bytes,

@@ -71,10 +71,13 @@ std::optional<cuda::ElementType> on_gpu(DataType dtype) {
 
 /// The reducer of types that tensors have.
 Reducer find_reducer(const Call& call, DataType dtype, ReduceOp op) {
-  require(collective::supports(dtype, op), Code::invalid_argument,
-          "{}: operation {} on {}; allowed: sum, prod, min, max of int32, int64, float32, float64, "
-          "bfloat16, float16; bit_and, bit_or, bit_xor of int32, int64",
-          call.name(), collective::name_of(op), name_of(dtype));
+  call.checked([&] {
+    require(
+        collective::supports(dtype, op), Code::invalid_argument,
+        "{}: operation {} on {}; allowed: sum, prod, min, max of int32, int64, float32, float64, "
+        "bfloat16, float16; bit_and, bit_or, bit_xor of int32, int64",
+        call.name(), collective::name_of(op), name_of(dtype));
+  });
   return {collective::kernel_of(dtype, op),
           size_of(dtype),
           size_of(dtype),
@@ -230,7 +233,8 @@ bool agree_or_run(Call& call, const Team& team, const Reduction& reduction,
 
 void run(Call& call, const Team& team, const Reducer& reducer, void* target, const void* source,
          std::size_t count, const Scratch& scratch) {
-  const Reduction reduction = check(call, reducer, target, count, source, count);
+  const Reduction reduction =
+      call.checked([&] { return check(call, reducer, target, count, source, count); });
   const Arguments arguments = arguments_of(Operation::reduce, reduction, count);
   const std::size_t bytes = count * reduction.element;
   if (count != 0 && bytes <= Call::kGatheredBytes && call.world().cuda() == nullptr) {
@@ -260,12 +264,14 @@ void run(Call& call, const Team& team, const Reducer& reducer, void* target, con
 void scatter(Call& call, const Team& team, const Reducer& reducer, void* target, const void* source,
              std::size_t count) {
   const std::size_t n = call.n_pes();
-  require(
-      count <= call.world().heap().size() / n, Code::invalid_argument,
-      "reduce_scatter: count is {}; allowed: counts that fit {} times into the symmetric heap of {} "
-      "bytes (SHOAL_SYMMETRIC_SIZE)",
-      count, n, call.world().heap().size());
-  const Reduction reduction = check(call, reducer, target, count, source, count * n);
+  const Reduction reduction = call.checked([&] {
+    require(
+        count <= call.world().heap().size() / n, Code::invalid_argument,
+        "reduce_scatter: count is {}; allowed: counts that fit {} times into the symmetric heap of "
+        "{} bytes (SHOAL_SYMMETRIC_SIZE)",
+        count, n, call.world().heap().size());
+    return check(call, reducer, target, count, source, count * n);
+  });
   const Arguments arguments = arguments_of(Operation::reduce_scatter, reduction, count);
   // In place, a kernel would write to what other PEs still read.
   if (reduction.in_place) {

@@ -14,7 +14,7 @@
 namespace shoal::detail {
 
 /// Increases with every change after which PEs of different builds would misread each other.
-inline constexpr std::uint64_t kProtocolVersion = 11;
+inline constexpr std::uint64_t kProtocolVersion = 12;
 
 /// The state of a PE as it announces it to all others.
 enum class PeerStatus : std::uint64_t { running = 0, closed, failed, left };
@@ -25,6 +25,15 @@ struct ProgressRecord {
   std::uint64_t epoch;
   std::uint64_t phase[2];  ///< text, at most 15 characters
   std::uint64_t awaited;   ///< the PE that it waits for, plus 1; 0: no single PE
+};
+
+/// The last collective call of some kind that its owner refused because of its arguments, with the
+/// reason: written by the owner, read by other PEs for their error messages.
+struct RefusalRecord {
+  static constexpr std::size_t kTextWords = 62;
+  std::uint64_t number;  ///< CallId::number; 0 while the record is written, and before the first
+  std::uint64_t object;  ///< CallId::object
+  std::uint64_t text[kTextWords];
 };
 
 /// The status of one PE, written by that PE.
@@ -89,6 +98,11 @@ class ControlLayout {
   std::size_t alerts() const noexcept { return kLine; }
   /// The WaitPoint of this PE.
   std::size_t wait_point() const noexcept { return 2 * kLine; }
+  /// A record for each CallKind.
+  std::size_t refusal(std::size_t kind) const noexcept {
+    return refusals_ + kind * sizeof(RefusalRecord);
+  }
+  static constexpr std::size_t kRefusals = 4;
   std::size_t status(Pe from) const noexcept { return status_ + at(from) * sizeof(StatusEntry); }
 
   /// One of the two cause entries of `from`.
@@ -129,8 +143,8 @@ class ControlLayout {
   static std::size_t at(std::int32_t index) noexcept { return static_cast<std::size_t>(index); }
 
   std::size_t n_pes_;
-  std::size_t status_, causes_, join_, join_stride_, acknowledged_, teams_, entries_, team_stride_,
-      bytes_;
+  std::size_t refusals_, status_, causes_, join_, join_stride_, acknowledged_, teams_, entries_,
+      team_stride_, bytes_;
 };
 
 }  // namespace shoal::detail

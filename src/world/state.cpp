@@ -6,6 +6,7 @@
 #include "base/check.hpp"
 #include "base/interrupt.hpp"
 #include "base/log.hpp"
+#include "transport/scoped_timeout.hpp"
 #include "world/device_side.hpp"
 #include "world/fabric/fabric.hpp"
 #include "world/health/health.hpp"
@@ -126,6 +127,19 @@ void WorldState::set_progress(Activity activity, std::uint64_t epoch, const char
 std::string WorldState::describe_progress(Pe pe) const {
   if (!open_) return fmt::format("PE {} is unknown: the world is closed", pe);
   return progress_->describe(pe);
+}
+void WorldState::publish_refusal(const CallId& call, std::string_view why) noexcept {
+  if (open_) progress_->set_refusal(call, why);
+}
+std::string WorldState::refusal(std::span<const Pe> pes, const CallId& call) const {
+  // PEs that do not answer must not hold up the message.
+  const Clock::time_point end = Clock::now() + transport::kFailureReportTimeout;
+  for (const Pe pe : pes) {
+    if (!open_ || Clock::now() > end) break;
+    if (const std::string why = progress_->refusal(pe, call); !why.empty())
+      return fmt::format("; PE {} refused its call: {}", pe, why);
+  }
+  return {};
 }
 void WorldState::set_awaited(Pe pe) noexcept {
   progress_->set_awaited(pe);

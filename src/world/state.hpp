@@ -20,6 +20,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/backoff.hpp"
@@ -175,6 +176,28 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
   void set_awaited(Pe pe) noexcept;
   /// The PE that `pe` waits for, as `pe` publishes it.
   Awaited awaited_by(Pe pe) const;
+
+  /// Publishes that this PE refuses a collective call that other PEs may be in, and why.
+  void publish_refusal(const CallId& call, std::string_view why) noexcept;
+  /// "; PE 3 refused its call: all_gather: target is ...", to follow another text: for the first of
+  /// `pes` that published a refusal of this call. Empty where there is none.
+  std::string refusal(std::span<const Pe> pes, const CallId& call) const;
+  std::string refusal(Pe pe, const CallId& call) const { return refusal(std::span(&pe, 1), call); }
+  /// Runs `checks`, which precede `call`, and publishes what they throw as the refusal of it.
+  template <typename Checks>
+  auto checked(const CallId& call, Checks&& checks) {
+    try {
+      return checks();
+    } catch (const Error& error) {
+      publish_refusal(call, error.reason());
+      throw;
+    }
+  }
+  /// The same for the next operation of a team.
+  template <typename Checks>
+  auto checked(const TeamState& team, Checks&& checks) {
+    return checked(team.call(team.epoch + 1), checks);
+  }
 
   // Collective operations over a team (teams/exchange.cpp). After one has failed on this PE, later
   // ones on the same team throw the same error.

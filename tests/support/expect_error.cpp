@@ -15,6 +15,15 @@ void expect_error(Code code, std::string_view text, const std::function<void()>&
   }
 }
 
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
 void expect_parts(std::string_view text, std::initializer_list<std::string_view> parts) {
   for (const std::string_view part : parts)
     EXPECT_NE(text.find(part), std::string_view::npos) << "\"" << part << "\" in: " << text;

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <string>
 #include <string_view>
 
 #include "shoal/error.hpp"
@@ -13,6 +14,9 @@ namespace shoal::test {
 
 /// Fails the test unless `call` throws Error{code} whose message contains `text`.
 void expect_error(Code code, std::string_view text, const std::function<void()>& call);
+
+/// The message of the Error that `call` throws; "no error".
+std::string error_of(const std::function<void()>& call);
 
 /// Fails the test for each of `parts` that `text` does not contain.
 void expect_parts(std::string_view text, std::initializer_list<std::string_view> parts);

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -49,8 +50,9 @@ const char* name_of(Activity activity) noexcept {
   return "unknown";
 }
 
-void store(std::uint64_t& word, std::uint64_t value) noexcept {
-  std::atomic_ref(word).store(value, std::memory_order_relaxed);
+void store(std::uint64_t& word, std::uint64_t value,
+           std::memory_order order = std::memory_order_relaxed) noexcept {
+  std::atomic_ref(word).store(value, order);
 }
 
 ProgressRecord& own_record(const Memory& memory) noexcept {
@@ -71,6 +73,46 @@ void ProgressBoard::set(Activity activity, std::uint64_t epoch, const char* phas
 
 void ProgressBoard::set_awaited(Pe pe) const noexcept {
   store(own_record(memory_).awaited, static_cast<std::uint64_t>(pe) + 1);
+}
+
+void ProgressBoard::set_refusal(const CallId& call, std::string_view why) const noexcept {
+  static_assert(static_cast<std::size_t>(CallKind::low_latency_combine) < ControlLayout::kRefusals);
+  std::uint64_t text[RefusalRecord::kTextWords] = {};
+  std::memcpy(text, why.data(), std::min(why.size(), sizeof text - 1));
+  auto& record = *reinterpret_cast<RefusalRecord*>(
+      memory_.control(memory_.layout().refusal(static_cast<std::size_t>(call.kind))));
+  // A reader that has seen a new word sees the old number no longer.
+  constexpr auto release = std::memory_order_release;
+  store(record.number, 0);
+  store(record.object, call.object, release);
+  for (std::size_t i = 0; i < RefusalRecord::kTextWords; ++i)
+    store(record.text[i], text[i], release);
+  store(record.number, call.number, release);
+}
+
+std::string ProgressBoard::refusal(Pe pe, const CallId& call) const {
+  const transport::ScopedTimeout limit(transport::kFailureReportTimeout);
+  const std::size_t record = memory_.layout().refusal(static_cast<std::size_t>(call.kind));
+  const auto fetch = [&](std::size_t offset) {
+    return fabric_.route(pe).atomic(pe, AtomicOp::fetch, record + offset, 0, 0, kWord);
+  };
+  const auto current = [&] {
+    return fetch(offsetof(RefusalRecord, number)) == call.number &&
+           fetch(offsetof(RefusalRecord, object)) == call.object;
+  };
+  try {
+    if (!current()) return {};
+    std::uint64_t text[RefusalRecord::kTextWords] = {};
+    const auto* const letters = reinterpret_cast<const char*>(text);
+    for (std::size_t i = 0; i < RefusalRecord::kTextWords; ++i) {
+      text[i] = fetch(offsetof(RefusalRecord, text) + i * kWord);
+      if (std::memchr(text + i, '\0', kWord) != nullptr) break;
+    }
+    if (!current()) return {};
+    return letters;
+  } catch (const Error&) {
+    return {};
+  }
 }
 
 std::string ProgressBoard::describe(Pe pe) const {

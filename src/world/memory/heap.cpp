@@ -57,10 +57,12 @@ void agree(WorldState& state, const HeapRequest& mine,
   for (const HeapRequest& request : all) texts.push_back(describe(request));
   const bool equal = std::all_of(texts.begin(), texts.end(),
                                  [&](const auto& text) { return text == texts.front(); });
-  require(equal, Code::mismatch,
-          "PEs make different calls on the symmetric heap: {}; all must make the same calls in the "
-          "same order",
-          group_by_text(texts, team.pes));
+  require(
+      equal, Code::mismatch,
+      "PEs make different calls on the symmetric heap: {}; all must make the same calls in the same "
+      "order{}",
+      [&] { return group_by_text(texts, team.pes); },
+      [&] { return state.refusal(team.pes, team.call(team.epoch)); });
   state.set_progress(Activity::idle, team.epoch, "heap call");
 }
 
@@ -153,9 +155,11 @@ std::size_t bytes_to_clear(const Memory& memory, std::size_t offset, std::size_t
 
 void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool zero) {
   Memory& memory = open_memory(state, "malloc");
-  require(alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= kMaximumAlignment,
-          Code::invalid_argument, "align: an alignment of {}; allowed: powers of two up to {}",
-          alignment, kMaximumAlignment);
+  state.checked(state.world_team(), [&] {
+    require(alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= kMaximumAlignment,
+            Code::invalid_argument, "align: an alignment of {}; allowed: powers of two up to {}",
+            alignment, kMaximumAlignment);
+  });
   memory::Allocator& allocator = memory.heap();
   const std::size_t touched = allocator.high_water();
   const auto offset = allocator.allocate(bytes, alignment);
@@ -188,21 +192,28 @@ void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool
        allocator.size(), allocator.largest_free());
 }
 
-/// Checks the pointer before the collective part: a PE with a wrong pointer throws alone, and the
-/// PEs stay in step. A failure to complete earlier operations is thrown on all PEs.
-void release(WorldState& state, const void* pointer) {
-  Memory& memory = open_memory(state, "free");
+/// The offset of a block that is allocated.
+std::size_t checked_block(WorldState& state, const void* pointer) {
   const SymmetricHeap& heap = state.heap();
   require(heap.contains(pointer), Code::invalid_argument,
           "free of {}, which malloc, calloc and align did not return: it is not in this PE's "
           "symmetric heap of {} bytes at {}",
           pointer, heap.size(), static_cast<const void*>(heap.base()));
   const std::size_t offset = heap.offset_of(pointer);
-  const std::size_t bytes = memory.heap().size_of(offset);
-  require(bytes != 0, Code::invalid_argument,
+  require(state.memory().heap().size_of(offset) != 0, Code::invalid_argument,
           "free of {} at heap offset {}, which malloc, calloc and align did not return or which is "
           "free already",
           pointer, offset);
+  return offset;
+}
+
+/// Checks the pointer before the collective part: a PE with a wrong pointer throws alone, and the
+/// PEs stay in step. A failure to complete earlier operations is thrown on all PEs.
+void release(WorldState& state, const void* pointer) {
+  Memory& memory = open_memory(state, "free");
+  const std::size_t offset =
+      state.checked(state.world_team(), [&] { return checked_block(state, pointer); });
+  const std::size_t bytes = memory.heap().size_of(offset);
   const auto completed = attempt([&] { state.fabric().quiet_segments(); });
   agree(state, {HeapCall::release, bytes, 0, offset}, completed);
   memory.map().remove(offset);

@@ -22,10 +22,8 @@
 namespace shoal::detail {
 namespace {
 
-constexpr int kEpochBits = 40;  // 10^12 operations of a team, 1.6 * 10^7 teams of a PE
-
 std::uint64_t wire_epoch(const TeamState& team) {
-  return (team.generation << kEpochBits) | team.epoch;
+  return team.call(team.epoch).number;
 }
 
 /// The epoch in a flag; 0 where an earlier team wrote it.
@@ -78,10 +76,11 @@ void check_entry(const TeamState& team, const ExchangeEntry& theirs, const Excha
     return same_call ? fmt::format("{} with {} bytes", what_of(entry), entry.declared)
                      : std::string(what_of(entry));
   };
+  const Pe pes[] = {team.pes[from], team.pes[team.me()]};
   fail(Code::mismatch,
-       "{}: operation {} of team {} differs among its PEs: PE {} made {}, PE {} made {}",
-       what_of(mine), team.epoch, team.index, team.pes[team.me()], call(mine), team.pes[from],
-       call(theirs));
+       "{}: operation {} of team {} differs among its PEs: PE {} made {}, PE {} made {}{}",
+       what_of(mine), team.epoch, team.index, pes[1], call(mine), pes[0], call(theirs),
+       team.world->refusal(pes, team.call(team.epoch)));
 }
 
 }  // namespace
@@ -126,9 +125,11 @@ void WorldState::wait_for(const TeamState& team, std::uint64_t value, std::size_
   if (outcome == WaitOutcome::ready) return;
   const std::string call =
       fmt::format("{} (operation {} of team {})", what, team.epoch, team.index);
-  std::string detail = fmt::format("waiting for PE {}, expected operation {}, seen {}; {}", pe,
-                                   team.epoch, seen_epoch(team, seen()), describe_progress(pe));
-  FailureCause cause{pe, fmt::format("late for {}", call)};
+  const std::string refused = refusal(pe, team.call(team.epoch));
+  std::string detail =
+      fmt::format("waiting for PE {}, expected operation {}, seen {}{}; {}", pe, team.epoch,
+                  seen_epoch(team, seen()), refused, describe_progress(pe));
+  FailureCause cause{pe, fmt::format("late for {}{}", call, refused)};
   if (outcome == WaitOutcome::peer_failed) {
     cause = parse_cause(health_->failure(pe).value_or(cause.text()));
   } else if (outcome == WaitOutcome::interrupted) {

@@ -22,6 +22,11 @@ struct Candidate {
   JoinRecord record;
 };
 
+/// For refusals. No team has this index.
+CallId call_of(std::uint64_t id) {
+  return {CallKind::team, ~std::uint64_t{0}, id + 1};
+}
+
 class Join {
  public:
   Join(WorldState& state, std::uint64_t id, Pe size, Pe index)
@@ -113,7 +118,8 @@ class Join {
     if (outcome != WaitOutcome::ready)
       state_.throw_wait_failed(
           outcome, fmt::format("make_team(id {}, size {}, index {})", id_, size_, index_),
-          fmt::format("waiting for {} PEs, {} came ({})", size_, candidates_.size(), list()));
+          fmt::format("waiting for {} PEs, {} came ({}){}", size_, candidates_.size(), list(),
+                      state_.refusal(state_.world_team().pes, call_of(id_))));
     if (!sizes_differ()) return;
     // No PE waits for acknowledgements here, but a later attempt must not see the same records.
     for (const auto& [pe, record] : candidates_)
@@ -190,8 +196,10 @@ class Join {
 }  // namespace
 
 Team join_team(WorldState& state, std::uint64_t id, Pe size, Pe index) {
-  require(size >= 1 && size <= state.n_pes(), Code::invalid_argument,
-          "make_team of {} PEs; allowed: 1 to {}, the PEs of the world", size, state.n_pes());
+  state.checked(call_of(id), [&] {
+    require(size >= 1 && size <= state.n_pes(), Code::invalid_argument,
+            "make_team of {} PEs; allowed: 1 to {}, the PEs of the world", size, state.n_pes());
+  });
   return Join(state, id, size, index).run();
 }
 

@@ -55,8 +55,9 @@ void check_agreement(const TeamState& parent, const std::vector<SplitRequest>& a
     return;
   std::vector<std::string> texts;
   for (const SplitRequest& request : all) texts.push_back(describe(request));
-  fail(Code::mismatch, "the PEs of team {} split it differently: {}", parent.index,
-       group_by_text(texts, parent.pes));
+  fail(Code::mismatch, "the PEs of team {} split it differently: {}{}", parent.index,
+       group_by_text(texts, parent.pes),
+       parent.world->refusal(parent.pes, parent.call(parent.epoch)));
 }
 
 /// The numbers of a call of split_strided.
@@ -287,8 +288,10 @@ std::pair<Team, Team> Team::split_2d(Pe x_range) const {
 
 void Team::destroy() {
   TeamState& team = state();
-  require(!team.predefined, Code::invalid_argument,
-          "team {} is predefined; it lives as long as its world", team.index);
+  team.world->checked(team, [&] {
+    require(!team.predefined, Code::invalid_argument,
+            "team {} is predefined; it lives as long as its world", team.index);
+  });
   const auto keep = state_;
   // Released even when the sync fails: the failure of another PE must not cost this PE its slot.
   struct Release {

@@ -9,11 +9,16 @@
 
 #include "shoal/error.hpp"
 #include "shoal/heap.hpp"
+#include "world/health/progress.hpp"
 #include "world/wait_order.hpp"
 
 namespace shoal::detail {
 
 class WorldState;
+
+/// Bits of the number of an operation below the generation of its team: 10^12 operations of a team,
+/// 1.6 * 10^7 teams of a PE.
+inline constexpr int kEpochBits = 40;
 
 /// How the PEs of a team learn that all have come (meeting_of).
 enum class Meeting : std::uint8_t {
@@ -50,6 +55,10 @@ struct TeamState {
 
   std::size_t size() const noexcept { return pes.size(); }
   std::size_t me() const noexcept { return static_cast<std::size_t>(my_pe); }
+  /// Operation `number` of this team, for WorldState::refusal.
+  CallId call(std::uint64_t number) const noexcept {
+    return {CallKind::team, static_cast<std::uint64_t>(index), generation << kEpochBits | number};
+  }
 };
 
 }  // namespace shoal::detail

@@ -10,6 +10,7 @@
 
 #include "checks/ep/gpu_low_latency.hpp"
 #include "shoal/collective.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
@@ -19,15 +20,6 @@ constexpr std::int32_t kFirst = 0, kAbsent = 2;
 
 const EpCase kCase{
     .ranks = 3, .experts = 6, .top_k = 4, .hidden = 256, .max_tokens = 48, .seed = 3, .holes = 0};
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 ep::GroupOptions options_of(Pe pe) {
   ep::GroupOptions options = options_for(kCase);
@@ -39,7 +31,7 @@ ep::GroupOptions options_of(Pe pe) {
 /// alone.
 void expect_the_absent_is_named(GpuGroup& group, const std::function<void()>& call) {
   if (group.me == kAbsent) std::this_thread::sleep_for(kShort + std::chrono::milliseconds(1500));
-  const std::string message = message_of(call);
+  const std::string message = error_of(call);
   SCOPED_TRACE("PE " + std::to_string(group.me) + ": " + message);
   const auto has = [&](const char* part) { return message.find(part) != std::string::npos; };
   if (group.me == kFirst) {

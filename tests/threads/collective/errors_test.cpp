@@ -2,6 +2,7 @@
 // Arguments that collectives reject, and PEs that disagree or do not call.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <string>
@@ -16,7 +17,9 @@
 namespace shoal {
 namespace {
 
+using test::error_of;
 using test::expect_error;
+using test::expect_parts;
 
 constexpr Pe kPes = 3;
 
@@ -130,6 +133,99 @@ TEST(CollectiveErrors, EveryPeLearnsOfADisagreement) {
     });
     disagree("source at", [&] { all_gather(team, target, odd ? source + 64 : source, 8); });
   });
+}
+
+// PE 2 refuses a call, drops the exception and makes another one.
+TEST(CollectiveErrors, OtherPesLearnWhyACallWasRefused) {
+  run([](World& world) {
+    test::CollectiveCheck check(world, 4096);
+    const Team team = world.team();
+    const bool odd = world.my_pe() == 2;
+    auto* const target = check.target();
+    auto* const source = check.source();
+    void* const block = world.heap().malloc(64);
+    int outside[4] = {};
+    const auto refuse = [&](const std::string& text, const std::function<void(bool)>& call) {
+      SCOPED_TRACE(text);
+      if (odd) {
+        expect_error(Code::invalid_argument, text, [&] { call(true); });
+        sync(team);
+      } else {
+        const std::string message = error_of([&] { call(false); });
+        expect_parts(message, {"; PE 2 refused its call: " + text, ": operation ",
+                               "PE 2 made a call without data"});
+      }
+      check.all_gather(team, 100, 1);
+    };
+    refuse("broadcast: root is 7",
+           [&](bool bad) { broadcast(team, target, source, 4000, bad ? 7 : 0); });
+    refuse("all_gather: source is", [&](bool bad) {
+      all_gather(team, target, bad ? outside : static_cast<void*>(source), 8);
+    });
+    refuse("all_to_all: target",
+           [&](bool bad) { all_to_all(team, target, bad ? target : source, 8); });
+    refuse("reduce: operation", [&](bool bad) {
+      reduce(team, bad ? DataType::int8 : DataType::int32, ReduceOp::sum, target, source, 8);
+    });
+    refuse("reduce: source is", [&](bool bad) {
+      reduce(team, DataType::int32, ReduceOp::sum, target, source + (bad ? 2 : 0), 8);
+    });
+    refuse("reduce_scatter: count is", [&](bool bad) {
+      reduce_scatter(team, DataType::int32, ReduceOp::sum, target, source,
+                     bad ? std::size_t{1} << 62 : 8);
+    });
+    refuse("all_to_all_v: receive_bytes has 2 elements", [&](bool bad) {
+      const std::vector<std::size_t> sizes(kPes, 16), offsets = {0, 16, 32};
+      const std::vector<std::size_t> received(bad ? 2 : kPes, 16);
+      all_to_all_v(team, target, received, offsets, source, sizes, offsets);
+    });
+    refuse("exchange_bytes of 513 bytes", [&](bool bad) {
+      exchange_bytes(team, std::vector<std::byte>(bad ? kMaxExchangeBytes + 1 : 4));
+    });
+    refuse("free of", [&](bool bad) { world.heap().free(bad ? outside : block); });
+    refuse("align: an alignment of 3",
+           [&](bool bad) { (void)world.heap().align(bad ? 3 : 16, 64); });
+    world.heap().free(block);
+
+    // Another collective, whose arguments differ: all PEs learn it.
+    if (odd)
+      expect_error(Code::invalid_argument, "root is -1",
+                   [&] { broadcast(team, target, source, 8, -1); });
+    const std::string message = error_of([&] {
+      if (odd)
+        all_gather(team, target, source, 8);
+      else
+        broadcast(team, target, source, 8, 0);
+    });
+    expect_parts(message,
+                 {"PE 2 refused its call: broadcast: root is -1", "PE 2: all_gather(8 bytes"});
+    // A later disagreement has another cause.
+    const std::string later = error_of([&] { all_gather(team, target, source, odd ? 16 : 8); });
+    expect_parts(later, {"PE 2: all_gather(16 bytes"});
+    EXPECT_EQ(later.find("refused"), std::string::npos) << later;
+  });
+}
+
+TEST(CollectiveErrors, APeThatRefusedAndDoesNotComeIsNamedWithTheReason) {
+  std::atomic<int> waiting{kPes - 1};
+  run(
+      [&](World& world) {
+        test::CollectiveCheck check(world, 4096);
+        const Team team = world.team().split_strided(0, 1, kPes);
+        barrier(world.team());
+        if (world.my_pe() == 2) {
+          expect_error(Code::invalid_argument, "root is 3",
+                       [&] { broadcast(team, check.target(), check.source(), 8, 3); });
+          while (waiting != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        } else {
+          const std::string message =
+              error_of([&] { broadcast(team, check.target(), check.source(), 8, 0); });
+          expect_parts(message, {"waiting for PE 2", "PE 2 refused its call: broadcast: root is 3",
+                                 "PE 2 last reported"});
+          --waiting;
+        }
+      },
+      std::chrono::milliseconds(250));
 }
 
 TEST(CollectiveErrors, AllToAllVNamesThePairThatDisagrees) {
