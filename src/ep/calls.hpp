@@ -18,6 +18,29 @@ GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* 
 /// As working_group, and waits for asynchronous calls, so that operations keep their order.
 GroupState& idle_group(const std::shared_ptr<GroupState>& state, const char* call);
 
+using shoal::detail::CallKind;
+
+/// The number of the last operation of a kind.
+inline std::uint64_t epoch_of(const GroupState& group, CallKind kind) noexcept {
+  return kind == CallKind::low_latency_dispatch  ? group.low_latency_dispatch_epoch
+         : kind == CallKind::low_latency_combine ? group.low_latency_combine_epoch
+                                                 : group.epoch;
+}
+
+/// Runs a call of the group. Where it throws before it has begun an operation, ranks that wait in
+/// the next one of this kind learn why this rank does not come.
+template <typename Run>
+auto refusable(const GroupState& group, CallKind kind, Run&& run) {
+  const std::uint64_t before = epoch_of(group, kind);
+  try {
+    return run();
+  } catch (const Error& error) {
+    if (epoch_of(group, kind) == before)
+      group.world->publish_refusal(group.call(kind, before + 1), error.reason());
+    throw;
+  }
+}
+
 namespace record = shoal::detail::record;
 
 /// The part of a call that runs an operation: adds its time to the group's statistics and shows it

@@ -122,16 +122,20 @@ PendingDispatch Group::low_latency_dispatch(const TensorView& x, const TensorVie
                                             const LowLatencyDispatchOptions& options) {
   const char* call = "low_latency_dispatch";
   detail::GroupState& group = detail::idle_group(state_, call);
-  detail::check_low_latency_dispatch(group, x, topk_idx, options);
-  const detail::OperationScope scope(group, detail::record::Operation::low_latency_dispatch, true);
-  // Otherwise later, so that a send waits for no other rank.
-  if (!options.defer_receive ||
-      group.low_latency_dispatch_epoch == group.low_latency_dispatch_received + 2)
-    detail::receive_dropped_dispatches(group);
-  detail::require_half(call, group.low_latency_dispatch_epoch, group.low_latency_dispatch_received);
-  return PendingDispatch(
-      detail::owned_by_caller(group.backend->low_latency_dispatch(x, topk_idx, options),
-                              &detail::GroupState::dropped_dispatches));
+  return detail::refusable(group, detail::CallKind::low_latency_dispatch, [&] {
+    detail::check_low_latency_dispatch(group, x, topk_idx, options);
+    const detail::OperationScope scope(group, detail::record::Operation::low_latency_dispatch,
+                                       true);
+    // Otherwise later, so that a send waits for no other rank.
+    if (!options.defer_receive ||
+        group.low_latency_dispatch_epoch == group.low_latency_dispatch_received + 2)
+      detail::receive_dropped_dispatches(group);
+    detail::require_half(call, group.low_latency_dispatch_epoch,
+                         group.low_latency_dispatch_received);
+    return PendingDispatch(
+        detail::owned_by_caller(group.backend->low_latency_dispatch(x, topk_idx, options),
+                                &detail::GroupState::dropped_dispatches));
+  });
 }
 
 bool PendingDispatch::ready() const {
@@ -155,17 +159,19 @@ PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView&
                                           const LowLatencyCombineOptions& options) {
   const char* call = "low_latency_combine";
   detail::GroupState& group = detail::idle_group(state_, call);
-  detail::check_low_latency_combine(group, y, topk_idx, weights, handle.state().get(), options);
-  const detail::OperationScope scope(group, detail::record::Operation::low_latency_combine, true);
-  if (!options.defer_receive ||
-      group.low_latency_combine_epoch == group.low_latency_combine_received + 2)
-    detail::receive_dropped_combines(group);
-  detail::require_half(call, group.low_latency_combine_epoch, group.low_latency_combine_received);
-  PendingCombine pending(detail::owned_by_caller(
-      group.backend->low_latency_combine(y, topk_idx, weights, handle.state(), options),
-      &detail::GroupState::dropped_combines));
-  group.combine_buffer = {};  // the next combine uses the other half
-  return pending;
+  return detail::refusable(group, detail::CallKind::low_latency_combine, [&] {
+    detail::check_low_latency_combine(group, y, topk_idx, weights, handle.state().get(), options);
+    const detail::OperationScope scope(group, detail::record::Operation::low_latency_combine, true);
+    if (!options.defer_receive ||
+        group.low_latency_combine_epoch == group.low_latency_combine_received + 2)
+      detail::receive_dropped_combines(group);
+    detail::require_half(call, group.low_latency_combine_epoch, group.low_latency_combine_received);
+    PendingCombine pending(detail::owned_by_caller(
+        group.backend->low_latency_combine(y, topk_idx, weights, handle.state(), options),
+        &detail::GroupState::dropped_combines));
+    group.combine_buffer = {};  // the next combine uses the other half
+    return pending;
+  });
 }
 
 bool PendingCombine::ready() const {

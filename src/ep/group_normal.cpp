@@ -11,6 +11,11 @@ namespace shoal::ep {
 namespace detail {
 namespace {
 
+void check_handle(const GroupState& group, const char* call, const Handle& handle) {
+  require(handle.valid() && handle.state()->group.lock().get() == &group, Code::invalid_argument,
+          "{}: the handle is not of a dispatch of this group", call);
+}
+
 Dispatched run_dispatch(GroupState& group, const DispatchCall& call) {
   const OperationScope scope(group, record::Operation::dispatch);
   return group.backend->dispatch(call);
@@ -18,23 +23,33 @@ Dispatched run_dispatch(GroupState& group, const DispatchCall& call) {
 
 Dispatched dispatch_new(GroupState& group, const TensorView& x, const Routing& routing,
                         const DispatchOptions& options) {
-  check_routing(group, routing);
-  check_rows(group, x, routing.state->tokens);
-  check_dispatch_options(group, x, options);
-  return run_dispatch(group, {x, options, routing.state});
+  return refusable(group, CallKind::normal, [&] {
+    check_routing(group, routing);
+    check_rows(group, x, routing.state->tokens);
+    check_dispatch_options(group, x, options);
+    return run_dispatch(group, {x, options, routing.state});
+  });
 }
 
-void check_handle(const GroupState& group, const char* call, const Handle& handle) {
-  require(handle.valid() && handle.state()->group.lock().get() == &group, Code::invalid_argument,
-          "{}: the handle is not of a dispatch of this group", call);
+Dispatched dispatch_again(GroupState& group, const TensorView& x, const Handle& handle,
+                          const DispatchOptions& options) {
+  return refusable(group, CallKind::normal, [&] {
+    check_handle(group, "dispatch", handle);
+    const HandleState& layout = *handle.state();
+    check_rows(group, x, layout.routing->tokens);
+    check_dispatch_options(group, x, options, &layout);
+    return run_dispatch(group, {x, options, layout.routing, handle.state()});
+  });
 }
 
 Combined run_combine(GroupState& group, const TensorView& y, const Handle& handle,
                      const CombineOptions& options) {
-  check_handle(group, "combine", handle);
-  check_combine(group, y, *handle.state(), options);
-  const OperationScope scope(group, record::Operation::combine);
-  return group.backend->combine(y, *handle.state(), options);
+  return refusable(group, CallKind::normal, [&] {
+    check_handle(group, "combine", handle);
+    check_combine(group, y, *handle.state(), options);
+    const OperationScope scope(group, record::Operation::combine);
+    return group.backend->combine(y, *handle.state(), options);
+  });
 }
 
 }  // namespace
@@ -62,25 +77,32 @@ Routing Group::route(const TensorView& topk_idx, const Launch& launch) const {
 Routing Group::route(const TensorView& topk_idx, const RouteOptions& options) const {
   detail::GroupState& group = detail::open_group(state_, "route");
   group.drain_work_queue();  // it may be in a call of this group
-  detail::check_launch(group, "route", options.launch);
-  detail::check_topk(topk_idx, group.shape, group.device,
-                     std::max(group.shape.max_tokens, group.shape.low_latency_max_tokens), "route");
-  detail::check_route_options(group, topk_idx.shape[0], options);
-  return group.backend->route(topk_idx, options);
+  return detail::refusable(group, detail::CallKind::normal, [&] {
+    detail::check_launch(group, "route", options.launch);
+    detail::check_topk(topk_idx, group.shape, group.device,
+                       std::max(group.shape.max_tokens, group.shape.low_latency_max_tokens),
+                       "route");
+    detail::check_route_options(group, topk_idx.shape[0], options);
+    return group.backend->route(topk_idx, options);
+  });
 }
 
 void Group::unpack(const Dispatched& received, const UnpackOptions& to) {
   detail::GroupState& group = detail::idle_group(state_, "unpack");
-  detail::check_handle(group, "unpack", received.handle);
-  detail::check_launch(group, "unpack", to.launch);
-  group.backend->unpack(received, to);
+  detail::refusable(group, detail::CallKind::normal, [&] {
+    detail::check_handle(group, "unpack", received.handle);
+    detail::check_launch(group, "unpack", to.launch);
+    group.backend->unpack(received, to);
+  });
 }
 
 void Group::expand(const ExpandOptions& options) {
   detail::GroupState& group = detail::idle_group(state_, "expand");
-  detail::check_launch(group, "expand", options.launch);
-  detail::check_expand(group, options);
-  group.backend->expand(options);
+  detail::refusable(group, detail::CallKind::normal, [&] {
+    detail::check_launch(group, "expand", options.launch);
+    detail::check_expand(group, options);
+    group.backend->expand(options);
+  });
 }
 
 Dispatched Group::dispatch(const TensorView& x, const Routing& routing,
@@ -90,12 +112,7 @@ Dispatched Group::dispatch(const TensorView& x, const Routing& routing,
 
 Dispatched Group::dispatch(const TensorView& x, const Handle& handle,
                            const DispatchOptions& options) {
-  detail::GroupState& group = detail::idle_group(state_, "dispatch");
-  detail::check_handle(group, "dispatch", handle);
-  const detail::HandleState& layout = *handle.state();
-  detail::check_rows(group, x, layout.routing->tokens);
-  detail::check_dispatch_options(group, x, options, &layout);
-  return detail::run_dispatch(group, {x, options, layout.routing, handle.state()});
+  return detail::dispatch_again(detail::idle_group(state_, "dispatch"), x, handle, options);
 }
 
 Combined Group::combine(const TensorView& y, const Handle& handle, const CombineOptions& options) {

@@ -91,6 +91,10 @@ struct GroupState final : shoal::detail::Closable, std::enable_shared_from_this<
     return peers[rank] == nullptr ? nullptr : peers[rank] - block_offset + offset;
   }
   Pe world_pe(std::int32_t rank) const { return team.world_pe(rank); }
+  /// Operation `number` of this group, for WorldState::refusal.
+  shoal::detail::CallId call(shoal::detail::CallKind kind, std::uint64_t number) const {
+    return {kind, block_offset, number};
+  }
 
   /// The queue of asynchronous calls. The first call creates it. Throws Error{closed} once the
   /// group or its world is being closed.

@@ -24,6 +24,17 @@ std::optional<Error> failure_of_network(const CudaGroup& group, Pe pe) {
   return failure;
 }
 
+/// "; PE 3 refused its call: ..." where this is why a rank did not take part in the operation that
+/// the kernels report.
+std::string refusal_by(const GroupState& state, const FaultReport& report, std::int32_t rank) {
+  using shoal::detail::CallKind;
+  const std::string_view operation = operation_of(report.phase);
+  const CallKind kind = operation == "low_latency_dispatch"  ? CallKind::low_latency_dispatch
+                        : operation == "low_latency_combine" ? CallKind::low_latency_combine
+                                                             : CallKind::normal;
+  return state.world->refusal(state.team.world_pe(rank), state.call(kind, report.epoch));
+}
+
 /// Describes a fatal fault without calls of CUDA, so that any thread may use it.
 FaultContext context_of(const CudaGroup& group, Fault fault) {
   const GroupState& state = group.state;
@@ -34,7 +45,9 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
   context.timeout = state.timeout;
   context.timeout_setting =
       state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS";
-  if (fault == Fault::timeout) context.peer = state.world->describe_progress(context.pe);
+  if (fault == Fault::timeout)
+    context.peer = state.world->describe_progress(context.pe) +
+                   refusal_by(state, *group.report, group.report->rank);
   return context;
 }
 
@@ -44,8 +57,11 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
   group.fault_thrown = true;
   FaultContext context = context_of(group, fault);
   context.network = failure_of_network(group, context.pe);
-  if (const std::int32_t rank = group.report->rank; fault == Fault::peer_failed)
-    context.peer = detail::describe_given_up(state, rank, group.cause_of(rank));
+  if (const std::int32_t rank = group.report->rank; fault == Fault::peer_failed) {
+    const std::int32_t cause = group.cause_of(rank);
+    context.peer =
+        detail::describe_given_up(state, rank, cause) + refusal_by(state, *group.report, cause);
+  }
   const Error error = fatal_error(*group.report, context);
   state.failure = error.what();
   throw Error(error);
@@ -64,8 +80,9 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
       fail(
           Code::mismatch,
           "ranks of the group call different operations: PE {} and PE {} differ in operation, dtype, scales, weights "
-          "or handle ({}, epoch {})",
-          state.team.world_pe(0), pe, operation_of(report.phase), epoch);
+          "or handle ({}, epoch {}){}{}",
+          state.team.world_pe(0), pe, operation_of(report.phase), epoch,
+          refusal_by(state, report, 0), refusal_by(state, report, report.rank));
     case Fault::no_dispatch:
       fail(
           Code::invalid_argument,

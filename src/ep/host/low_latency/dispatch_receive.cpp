@@ -68,9 +68,11 @@ std::vector<Incoming> wait_for_slots(HostGroup& group, PendingDispatchState& pen
   if (other) {
     raise_or_mask(group, group.layout.slots_read,
                   epoch);  // stays in step: the rows count as read
-    fail(Code::mismatch, "low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}",
+    fail(Code::mismatch, "low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}{}",
          epoch, group.state.team.world_pe(first->first), first->second,
-         group.state.team.world_pe(other->first), other->second);
+         group.state.team.world_pe(other->first), other->second,
+         group.state.world->refusal(
+             group.pes, group.state.call(shoal::detail::CallKind::low_latency_dispatch, epoch)));
   }
   return incoming;
 }

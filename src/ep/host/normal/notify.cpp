@@ -48,7 +48,7 @@ std::string describe(const NormalNotice& notice) {
 }
 
 /// Every rank compares all notices with that of rank 0, so that all ranks reach the same result.
-void check_agreement(const HostGroup& group, const NoticeBoard& board) {
+void check_agreement(const HostGroup& group, const NoticeBoard& board, std::uint64_t epoch) {
   const NormalNotice& first = board[0];
   for (std::int32_t i = 1; i < group.state.shape.ranks; ++i) {
     const NormalNotice& other = board[i];
@@ -57,9 +57,11 @@ void check_agreement(const HostGroup& group, const NoticeBoard& board) {
         other.handle_epoch == first.handle_epoch &&
         other.expert_alignment == first.expert_alignment)
       continue;
-    fail(Code::mismatch, "ranks of the group call different operations: PE {} {}; PE {} {}",
+    fail(Code::mismatch, "ranks of the group call different operations: PE {} {}; PE {} {}{}",
          group.state.team.world_pe(0), describe(first), group.state.team.world_pe(i),
-         describe(other));
+         describe(other),
+         group.state.world->refusal(group.pes,
+                                    group.state.call(shoal::detail::CallKind::normal, epoch)));
   }
 }
 
@@ -124,7 +126,7 @@ NoticeBoard exchange_notices(HostGroup& group, const Step& step, const NormalNot
     wait_all(group, group.layout.entered, step.epoch, step);
   }
   NoticeBoard board(group, step.epoch);
-  check_agreement(group, board);
+  check_agreement(group, board, step.epoch);
   return board;
 }
 

@@ -136,6 +136,17 @@ std::int32_t first_cause(const HostGroup& group, std::int32_t from) {
   return from;
 }
 
+/// "; PE 3 refused its call: ..." where this is why `rank` did not take part in the step.
+std::string refusal_by(const HostGroup& group, std::int32_t rank, const Step& step) {
+  using shoal::detail::Activity;
+  using shoal::detail::CallKind;
+  const CallKind kind =
+      step.activity == Activity::low_latency_dispatch  ? CallKind::low_latency_dispatch
+      : step.activity == Activity::low_latency_combine ? CallKind::low_latency_combine
+                                                       : CallKind::normal;
+  return group.state.world->refusal(group.pes[rank], group.state.call(kind, step.epoch));
+}
+
 /// The message of a wait that failed. `seen`: the state of what was awaited; `culprit`: a rank that
 /// gave up and thereby ended the wait.
 std::string report(HostGroup& group, std::int32_t from, const std::string& seen, const Step& step,
@@ -147,18 +158,21 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
                   step.wanted, world_pe, seen, step.phase);
   if (outcome == WaitOutcome::timeout)
     return fmt::format(
-        "{} (epoch {}) timed out after {} ms {}; {}. Setting: {}.", step.operation, step.epoch,
-        group.state.timeout.count(), where, group.state.world->describe_progress(world_pe),
+        "{} (epoch {}) timed out after {} ms {}{}; {}. Setting: {}.", step.operation, step.epoch,
+        group.state.timeout.count(), where, refusal_by(group, from, step),
+        group.state.world->describe_progress(world_pe),
         group.state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
   if (outcome == WaitOutcome::interrupted)
     return fmt::format("{} (epoch {}) was interrupted {}", step.operation, step.epoch, where);
   if (!culprit && has_failed(group, from)) culprit = from;
   const auto world_failure = group.state.world->failure();
   if (!culprit)
-    return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where,
+    return fmt::format("{} (epoch {}) failed {}{}; {}", step.operation, step.epoch, where,
+                       refusal_by(group, from, step),
                        world_failure.value_or("a PE of the world failed"));
   const std::int32_t cause = cause_of(group, *culprit);
-  return fmt::format("{} (epoch {}) failed {}; {}", step.operation, step.epoch, where,
+  return fmt::format("{} (epoch {}) failed {}{}; {}", step.operation, step.epoch, where,
+                     refusal_by(group, cause, step),
                      detail::describe_given_up(group.state, *culprit, cause));
 }
 
