@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "base/check.hpp"
+#include "ep/aligned_rows.hpp"
 #include "ep/backend.hpp"
 #include "ep/plan/limits.hpp"
 
@@ -49,12 +50,18 @@ void check_tensor(const GroupState& group, const char* call, const char* name,
       has_shape(tensor, shape) && dtype_allowed, Code::invalid_argument,
       "{}: {} is {}; it must be {} [{}]", call, name, [&] { return tensor.describe(); },
       [&] { return names(dtypes); }, fmt::join(shape, ", "));
-  require(tensor.contiguous(), Code::invalid_argument, "{}: {} is not contiguous: strides [{}]",
-          call, name,
+  require(tensor.contiguous(), Code::invalid_argument,
+          "{}: {} is not contiguous: strides [{}]; pass a contiguous copy", call, name,
           fmt::join(tensor.strides.begin(), tensor.strides.begin() + tensor.rank, ", "));
   check_device(group.device, call, name, tensor);
   require(tensor.size() == 0 || tensor.data != nullptr, Code::invalid_argument,
           "{}: {} has no data", call, name);
+}
+
+void check_row_address(const char* call, const char* name, const TensorView& rows) {
+  require(rows.device.kind == DeviceKind::host || rows_aligned(rows), Code::invalid_argument,
+          "{}: {} starts at {}; rows in GPU memory must start at a multiple of {} bytes", call,
+          name, rows.data, kRowAlignment);
 }
 
 /// As check_tensor, but rows in GPU memory may be strided: the weights beside received rows are.
@@ -128,8 +135,7 @@ void check_rows(const GroupState& group, const TensorView& x, std::int64_t token
   require(row_bytes % 16 == 0 && row_bytes > 0, Code::invalid_argument,
           "dispatch: rows of {} have {} bytes; they must be a positive multiple of 16",
           name_of(x.dtype), row_bytes);
-  require(reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0, Code::invalid_argument,
-          "dispatch: x starts at an address that is not a multiple of 16 bytes");
+  check_row_address("dispatch", "x", x);
 }
 
 void check_dispatch_options(const GroupState& group, const TensorView& x,
@@ -202,9 +208,10 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
       row_bytes <= group.shape.max_combine_row_bytes, Code::invalid_argument,
       "combine: rows of {} have {} bytes; this group was made for at most {} (GroupOptions.dtype is {})",
       name_of(y.dtype), row_bytes, group.shape.max_combine_row_bytes, name_of(group.options.dtype));
-  require(reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0 && row_bytes % 16 == 0,
-          Code::invalid_argument,
-          "combine: y starts at an address or has rows that are not a multiple of 16 bytes");
+  require(row_bytes % 16 == 0, Code::invalid_argument,
+          "combine: rows of {} have {} bytes; they must be a multiple of 16", name_of(y.dtype),
+          row_bytes);
+  check_row_address("combine", "y", y);
   if (options.weights.defined() && summed)
     check_tensor(group, "combine", "CombineOptions.weights", options.weights, {y.shape[0]},
                  {DataType::float32});
@@ -216,14 +223,11 @@ void check_combine(const GroupState& group, const TensorView& y, const HandleSta
           options.bias.size());
   for (const TensorView& bias : options.bias) {
     check_tensor(group, "combine", "CombineOptions.bias", bias, {tokens, hidden}, {y.dtype});
-    require(
-        reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0, Code::invalid_argument,
-        "combine: a tensor of CombineOptions.bias starts at an address that is not a multiple of 16 bytes");
+    check_row_address("combine", "a tensor of CombineOptions.bias", bias);
   }
   if (options.out.defined()) {
     check_tensor(group, "combine", "CombineOptions.out", options.out, {tokens, hidden}, {y.dtype});
-    require(reinterpret_cast<std::uintptr_t>(options.out.data) % 16 == 0, Code::invalid_argument,
-            "combine: CombineOptions.out starts at an address that is not a multiple of 16 bytes");
+    check_row_address("combine", "CombineOptions.out", options.out);
   }
   if (options.out_weights.defined()) {
     require(options.weights.defined(), Code::invalid_argument,
@@ -257,8 +261,7 @@ void check_low_latency_dispatch(const GroupState& group, const TensorView& x,
   check_launch(group, call, options.launch);
   check_topk(topk_idx, group.shape, group.device, group.shape.low_latency_max_tokens, call);
   check_tensor(group, call, "x", x, {topk_idx.shape[0], group.shape.hidden}, {DataType::bfloat16});
-  require(reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0, Code::invalid_argument,
-          "{}: x starts at an address that is not a multiple of 16 bytes", call);
+  check_row_address(call, "x", x);
   require(options.quantize <= Quantize::fp8_ue8m0, Code::invalid_argument,
           "{}: quantize has the unknown value {}", call, static_cast<int>(options.quantize));
   require(options.quantize == Quantize::none || group.shape.hidden % 16 == 0,
@@ -313,14 +316,12 @@ void check_low_latency_combine(const GroupState& group, const TensorView& y,
   } else {
     check_tensor(group, call, "y", y, {shape.local_experts, rows, shape.hidden},
                  {DataType::bfloat16});
-    require(reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0, Code::invalid_argument,
-            "{}: y starts at an address that is not a multiple of 16 bytes", call);
+    check_row_address(call, "y", y);
   }
-  if (options.out.defined())
+  if (options.out.defined()) {
     check_tensor(group, call, "out", options.out, {tokens, shape.hidden}, {DataType::bfloat16});
-  require(!options.out.defined() || reinterpret_cast<std::uintptr_t>(options.out.data) % 16 == 0,
-          Code::invalid_argument, "{}: out starts at an address that is not a multiple of 16 bytes",
-          call);
+    check_row_address(call, "out", options.out);
+  }
   check_wait_ns(group, call, options.wait_ns);
 }
 

@@ -15,6 +15,9 @@ void check_tensor(const GroupState& group, const char* call, const char* name,
                   const TensorView& tensor, std::initializer_list<std::int64_t> shape,
                   std::initializer_list<DataType> dtypes);
 
+/// Requires rows in GPU memory to start at a multiple of 16 bytes (aligned_rows.hpp).
+void check_row_address(const char* call, const char* name, const TensorView& rows);
+
 /// The arrays of a route of so many tokens.
 void check_route_options(const GroupState& group, std::int64_t tokens, const RouteOptions& options);
 

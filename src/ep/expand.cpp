@@ -17,9 +17,7 @@ constexpr std::size_t kUnit = 16;  // rows are copied in such units
 void check_rows_of(const GroupState& group, const char* name, const TensorView& tensor,
                    std::int64_t rows, std::int64_t columns, DataType dtype) {
   check_tensor(group, kCall, name, tensor, {rows, columns}, {dtype});
-  require(reinterpret_cast<std::uintptr_t>(tensor.data) % kUnit == 0, Code::invalid_argument,
-          "expand: ExpandOptions.{} lies at {}; allowed: multiples of {} bytes", name, tensor.data,
-          kUnit);
+  check_row_address(kCall, name, tensor);
 }
 
 void check_scales(const GroupState& group, const ExpandOptions& options) {
@@ -50,8 +48,8 @@ void check_expand(const GroupState& group, const ExpandOptions& options) {
       x.rank == 2 && out.rank == 2, Code::invalid_argument,
       "expand: ExpandOptions.x is {}, out {}; both must have two dimensions",
       [&] { return x.describe(); }, [&] { return out.describe(); });
-  check_rows_of(group, "x", x, x.shape[0], x.shape[1], x.dtype);
-  check_rows_of(group, "out", out, out.shape[0], x.shape[1], x.dtype);
+  check_rows_of(group, "ExpandOptions.x", x, x.shape[0], x.shape[1], x.dtype);
+  check_rows_of(group, "ExpandOptions.out", out, out.shape[0], x.shape[1], x.dtype);
   const std::size_t row_bytes = static_cast<std::size_t>(x.shape[1]) * size_of(x.dtype);
   require(row_bytes % kUnit == 0 && row_bytes > 0, Code::invalid_argument,
           "expand: rows of {} bytes; allowed: multiples of {}", row_bytes, kUnit);
@@ -81,12 +79,30 @@ void check_expand(const GroupState& group, const ExpandOptions& options) {
   check_scales(group, options);
 }
 
+namespace {
+
+/// Of a call with `numbered`, for the first `slots` top-k slots: another layout may have more
+/// copies.
+void check_numbers(const ExpandOptions& options, std::int64_t slots) {
+  const std::int64_t copies = options.out.shape[0], top_k = options.topk_rows.shape[1];
+  for (std::int64_t i = 0; i < slots; ++i) {
+    const std::int32_t copy = options.topk_rows.as<std::int32_t>()[i];
+    require(copy >= -1 && copy < copies, Code::invalid_argument,
+            "expand: ExpandOptions.topk_rows[{}, {}] is {}; allowed with numbered: -1 to {}, the "
+            "rows of out",
+            i / top_k, i % top_k, copy, copies - 1);
+  }
+}
+
+}  // namespace
+
 void expand_on_host(const ExpandOptions& options) {
   const std::int64_t copies = options.out.shape[0], top_k = options.topk_idx.shape[1];
   const std::int64_t rows =
       options.row_count.defined()
           ? std::min<std::int64_t>(options.x.shape[0], *options.row_count.as<std::int32_t>())
           : options.x.shape[0];
+  if (options.numbered) check_numbers(options, rows * top_k);
   const std::size_t row_bytes =
       static_cast<std::size_t>(options.x.shape[1]) * size_of(options.x.dtype);
   const auto* const counts = options.expert_counts.as<std::int32_t>();

@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "ep/aligned_rows.hpp"
 #include "ep/backend.hpp"
 #include "ep/calls.hpp"
 #include "ep/checks.hpp"
@@ -124,6 +125,7 @@ PendingDispatch Group::low_latency_dispatch(const TensorView& x, const TensorVie
   detail::GroupState& group = detail::idle_group(state_, call);
   return detail::refusable(group, detail::CallKind::low_latency_dispatch, [&] {
     detail::check_low_latency_dispatch(group, x, topk_idx, options);
+    const Tensor rows = detail::aligned_rows(x);
     const detail::OperationScope scope(group, detail::record::Operation::low_latency_dispatch,
                                        true);
     // Otherwise later, so that a send waits for no other rank.
@@ -133,7 +135,7 @@ PendingDispatch Group::low_latency_dispatch(const TensorView& x, const TensorVie
     detail::require_half(call, group.low_latency_dispatch_epoch,
                          group.low_latency_dispatch_received);
     return PendingDispatch(
-        detail::owned_by_caller(group.backend->low_latency_dispatch(x, topk_idx, options),
+        detail::owned_by_caller(group.backend->low_latency_dispatch(rows, topk_idx, options),
                                 &detail::GroupState::dropped_dispatches));
   });
 }
@@ -161,13 +163,14 @@ PendingCombine Group::low_latency_combine(const TensorView& y, const TensorView&
   detail::GroupState& group = detail::idle_group(state_, call);
   return detail::refusable(group, detail::CallKind::low_latency_combine, [&] {
     detail::check_low_latency_combine(group, y, topk_idx, weights, handle.state().get(), options);
+    const Tensor rows = detail::aligned_rows(y);
     const detail::OperationScope scope(group, detail::record::Operation::low_latency_combine, true);
     if (!options.defer_receive ||
         group.low_latency_combine_epoch == group.low_latency_combine_received + 2)
       detail::receive_dropped_combines(group);
     detail::require_half(call, group.low_latency_combine_epoch, group.low_latency_combine_received);
     PendingCombine pending(detail::owned_by_caller(
-        group.backend->low_latency_combine(y, topk_idx, weights, handle.state(), options),
+        group.backend->low_latency_combine(rows, topk_idx, weights, handle.state(), options),
         &detail::GroupState::dropped_combines));
     group.combine_buffer = {};  // the next combine uses the other half
     return pending;
@@ -186,7 +189,12 @@ Tensor PendingCombine::receive() {
       group, detail::record::Operation::low_latency_combine, state_->epoch);
   state_->received = true;
   ++group.low_latency_combine_received;
-  return group.backend->receive(*state_);
+  const TensorView out = state_->options.out;
+  const Tensor room = detail::room_for_rows(out);
+  state_->options.out = room;
+  Tensor combined = group.backend->receive(*state_);
+  detail::move_to_caller(combined, room, out);
+  return combined;
 }
 
 TensorView Group::next_combine_buffer() {

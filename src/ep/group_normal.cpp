@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // group_normal.cpp: the calls of normal mode: route, dispatch, combine, and their asynchronous
 // forms.
+#include <algorithm>
+#include <vector>
+
 #include "base/check.hpp"
+#include "ep/aligned_rows.hpp"
 #include "ep/backend.hpp"
 #include "ep/calls.hpp"
 #include "ep/checks.hpp"
@@ -17,8 +21,9 @@ void check_handle(const GroupState& group, const char* call, const Handle& handl
 }
 
 Dispatched run_dispatch(GroupState& group, const DispatchCall& call) {
+  const Tensor rows = aligned_rows(call.x);
   const OperationScope scope(group, record::Operation::dispatch);
-  return group.backend->dispatch(call);
+  return group.backend->dispatch({rows, call.options, call.routing, call.cached});
 }
 
 Dispatched dispatch_new(GroupState& group, const TensorView& x, const Routing& routing,
@@ -42,12 +47,32 @@ Dispatched dispatch_again(GroupState& group, const TensorView& x, const Handle& 
   });
 }
 
+/// Whether the backend takes all rows of a combine as they are.
+bool aligned(const TensorView& y, const CombineOptions& options) {
+  return rows_aligned(y) && rows_aligned(options.out) &&
+         std::all_of(options.bias.begin(), options.bias.end(), rows_aligned);
+}
+
+/// A combine of copies of the rows.
+Combined combine_copies(GroupState& group, const TensorView& y, const HandleState& handle,
+                        CombineOptions options) {
+  const TensorView out = options.out;
+  const Tensor rows = aligned_rows(y), room = room_for_rows(out);
+  options.out = room;
+  std::vector<Tensor> biases;
+  for (TensorView& bias : options.bias) bias = biases.emplace_back(aligned_rows(bias));
+  Combined combined = group.backend->combine(rows, handle, options);
+  move_to_caller(combined.x, room, out);
+  return combined;
+}
+
 Combined run_combine(GroupState& group, const TensorView& y, const Handle& handle,
                      const CombineOptions& options) {
   return refusable(group, CallKind::normal, [&] {
     check_handle(group, "combine", handle);
     check_combine(group, y, *handle.state(), options);
     const OperationScope scope(group, record::Operation::combine);
+    if (!aligned(y, options)) return combine_copies(group, y, *handle.state(), options);
     return group.backend->combine(y, *handle.state(), options);
   });
 }

@@ -75,6 +75,22 @@ def test_example_checks_its_own_result(run_program, pes):
     assert len(received) == count and sum(received) == 12 * count * (1 if count == 1 else 2)
 
 
+def test_example_runs_as_other_compilers_place_its_arrays(bin_dir, tmp_path):
+    """Arrays of float and uint16_t on the stack need not start at multiples of 16 bytes."""
+    compiler = shutil.which("clang-19") or shutil.which("clang")
+    library = bin_dir.parent / "lib/libshoal_c.so"
+    if compiler is None or not library.exists():
+        pytest.skip("needs clang and a shared library of Shoal")
+    program = tmp_path / "c_moe"
+    command = [compiler, "-std=c11", "-O1", "-I", ROOT / "include", ROOT / "examples/c_moe.c"]
+    command += [library, f"-Wl,-rpath,{library.parent}", "-o", program]
+    subprocess.run(command, check=True, timeout=60)
+    command = [bin_dir / "shoal-run", "-np", "2", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count(" 0 values wrong in normal mode, 0 in low latency") == 2
+
+
 def test_example_says_what_went_wrong(bin_dir):
     environment = {**os.environ, "SHOAL_SYMMETRIC_SIZE": "64K"}
     command = [bin_dir / "example_c_moe"]

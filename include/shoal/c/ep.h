@@ -47,6 +47,9 @@ SHOAL_API shoal_status shoal_ep_group_statistics(const shoal_ep_group* group,
 SHOAL_API shoal_status shoal_ep_group_warmup(shoal_ep_group* group);
 SHOAL_API shoal_status shoal_ep_group_synchronize(shoal_ep_group* group);
 
+// Rows (x, y, bias, out) start at a multiple of 16 bytes in GPU memory. On the host they may start
+// anywhere, as static arrays do; aligned rows save a copy.
+
 // Normal mode. All calls except shoal_ep_route are collective. options and launch: NULL for the
 // defaults.
 

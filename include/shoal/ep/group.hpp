@@ -22,6 +22,9 @@
 // on host and GPU: sums are accumulated in float32 in ascending top-k order and rounded once (once
 // per level where a level pre-sums).
 //
+// Rows that the caller passes (x, y, biases, memory for results) start at a multiple of 16 bytes in
+// GPU memory. On the host they may start anywhere, but calls copy rows that are not aligned so.
+//
 // Memory. A group lies where its world's heap lies (SHOAL_HEAP): on the host, or in GPU memory.
 // Results lie there as well and must be gone before World::close. World::close first completes the
 // operations queued on the group's thread and stream; in a world that has failed, operations that
@@ -32,11 +35,11 @@
 // every call of a group that passes rows through host memory (docs/guide/gpus.md).
 //
 // Failure. Bad arguments throw Error{invalid_argument} before anything is sent, and the group stays
-// usable. Ranks that pass different options throw Error{mismatch} on all ranks. A wait longer than
-// the group's timeout throws Error{timeout} naming the awaited rank, the epoch, the phase, and the
-// expected and observed values. After that, and after Error{peer_failed}, every call on the group
-// throws Error{closed} with that message. Low-latency calls with mask_failed continue without the
-// failed rank instead.
+// usable; ranks that wait for this one quote its message. Ranks that pass different options throw
+// Error{mismatch} on all ranks. A wait longer than the group's timeout throws Error{timeout} naming
+// the awaited rank, the epoch, the phase, and the expected and observed values. After that, and
+// after Error{peer_failed}, every call on the group throws Error{closed} with that message.
+// Low-latency calls with mask_failed continue without the failed rank instead.
 #pragma once
 
 #include <chrono>

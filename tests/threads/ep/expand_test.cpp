@@ -2,6 +2,8 @@
 // Group::expand on the host, and the arguments that it rejects.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "checks/ep/expand.hpp"
 #include "checks/ep/normal.hpp"
 #include "shoal/world.hpp"
@@ -46,7 +48,6 @@ TEST(EpExpand, RefusesBadArguments) {
     refused("must have two dimensions", [&](auto& o) { o.x = view(DataType::bfloat16, {384}); });
     refused("out", [&](auto& o) { o.out = view(DataType::bfloat16, {24, 32}); });
     refused("out", [&](auto& o) { o.out = view(DataType::float16, {24, 64}); });
-    refused("allowed: multiples of 16 bytes", [&](auto& o) { o.x.data = memory + 8; });
     refused("rows of 6 bytes", [&](auto& o) {
       o.x = view(DataType::bfloat16, {6, 3});
       o.out = view(DataType::bfloat16, {24, 3});
@@ -79,6 +80,30 @@ TEST(EpExpand, RefusesBadArguments) {
     apart.strides = {1, 6};
     scales(apart, view(DataType::float32, {24, 2}));
     group.close();
+  });
+}
+
+TEST(EpExpand, NumbersOfAnotherLayout) {
+  run_threads(1, ep_settings(), [](World& world) {
+    ep::Group group(world.team(), {.max_tokens = 64, .hidden = 64, .top_k = 4, .experts = 8});
+    check_foreign_numbers(group, host_tensors());
+  });
+}
+
+/// Rows, and room for them, at addresses that are no multiples of 16 bytes.
+TEST(EpExpand, RowsAnywhereInHostMemory) {
+  with_group([](ep::Group& group) {
+    TensorMover anywhere = host_tensors();
+    std::size_t shift = 0;
+    anywhere.upload = [&](const Tensor& host) {
+      const std::size_t offset = (shift += 4) % 16;
+      const std::shared_ptr<std::byte[]> memory(new std::byte[host.bytes() + 16]);
+      TensorView view = host;
+      view.data = memory.get() + offset;
+      std::memcpy(view.data, host.data, host.bytes());
+      return Tensor(view, memory);
+    };
+    check_small_expands(group, anywhere);
   });
 }
 
