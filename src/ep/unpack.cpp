@@ -37,6 +37,10 @@ std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const Dispatched
   require(!to.clear_unused || (received.x.defined() && !received.expert_first_row.defined()),
           Code::invalid_argument,
           "unpack: UnpackOptions.clear_unused is set; the dispatch has no rank-major rows");
+  require(!to.clear_unused || received.x.shape[0] == received.handle.result_rows(),
+          Code::invalid_argument,
+          "unpack: UnpackOptions.clear_unused is set and x has {} rows; the dispatch had {}",
+          received.x.shape[0], received.handle.result_rows());
   return copies;
 }
 

@@ -156,7 +156,8 @@ struct ExpandOptions {
   TensorView scales{};  ///< float32 or int32 [rows, m]; optional. Elements of a row contiguous
 
   /// int32 [rows, top_k], result: the copy of each top-k slot, -1: none. CombineOptions::topk_rows
-  /// takes it. Where `numbered`, it is the result of an earlier call for the same layout.
+  /// takes it. Where `numbered`, it is the result of an earlier call for the same layout. A number
+  /// outside `out` is Error{invalid_argument}; on GPUs it counts as -1.
   TensorView topk_rows{};
   bool numbered = false;
   TensorView out{};          ///< result, [copies, n]; with room for all blocks

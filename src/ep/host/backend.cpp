@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "base/align.hpp"
 #include "base/check.hpp"
@@ -24,8 +23,7 @@ namespace {
 /// Sets the rows of a result that hold no token to 0.
 void clear_unused(const Dispatched& received) {
   const TensorView& x = received.x;
-  const std::int64_t used = std::accumulate(received.rows_per_source.begin(),
-                                            received.rows_per_source.end(), std::int64_t{0});
+  const std::int64_t used = received.handle.received_rows();
   const std::size_t row_bytes = static_cast<std::size_t>(x.shape[1]) * size_of(x.dtype);
   std::memset(x.as<std::byte>() + static_cast<std::size_t>(used) * row_bytes, 0,
               static_cast<std::size_t>(x.shape[0] - used) * row_bytes);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <random>
+#include <string_view>
 
 #include "base/check.hpp"
 
@@ -181,6 +182,46 @@ void check_expand(ep::Group& group, const ExpandCase& c, const TensorMover& tens
                    return got_scales.as<std::uint32_t>()[at];
                  });
     host.compare_numbers(tensors.download(topk_rows), tensors.download(block_ends));
+  }
+}
+
+void check_foreign_numbers(ep::Group& group, const TensorMover& tensors) {
+  constexpr std::int64_t kRows = 8, kCopies = 6, kColumns = 64;
+  const std::int64_t top_k = group.options().top_k;
+  const Tensor x = make(DataType::bfloat16, {kRows, kColumns}),
+               numbers = make(DataType::int32, {kRows, top_k}),
+               counts = make(DataType::int32, {group.local_experts()});
+  std::memset(x.data, 1, x.bytes());
+  std::memset(counts.data, 0, counts.bytes());
+  std::fill_n(numbers.as<std::int32_t>(), numbers.size(), -1);
+  for (std::int32_t row = 0; row < kRows; ++row) numbers.as<std::int32_t>()[row * top_k] = row;
+  const Tensor rows_on = tensors.upload(x), numbers_on = tensors.upload(numbers),
+               counts_on = tensors.upload(counts),
+               topk_idx = tensors.upload(make(DataType::int64, {kRows, top_k})),
+               memory = tensors.upload(make(DataType::bfloat16, {kRows, kColumns}));
+  ep::ExpandOptions options;
+  options.x = rows_on;
+  options.topk_idx = topk_idx;
+  options.expert_counts = options.expert_ends = counts_on;
+  options.topk_rows = numbers_on;
+  options.numbered = true;
+  options.out = memory;
+  options.out.shape[0] = kCopies;
+  std::int64_t written = kCopies;
+  try {
+    group.expand(options);
+    group.synchronize();
+    require(memory.device.kind == DeviceKind::cuda, Code::mismatch, "the host accepts numbers");
+  } catch (const Error& error) {
+    constexpr std::string_view kText = "topk_rows[6, 0] is 6; allowed with numbered: -1 to 5";
+    if (error.reason().find(kText) == std::string_view::npos) throw;
+    written = 0;
+  }
+  const Tensor got = tensors.download(memory);
+  for (std::int64_t i = 0; i < got.size(); ++i) {
+    const int want = i / kColumns < written ? 0x0101 : 0x0101 * kPoison;
+    require(got.as<std::uint16_t>()[i] == want, Code::mismatch, "element {} of the result is {}", i,
+            got.as<std::uint16_t>()[i]);
   }
 }
 

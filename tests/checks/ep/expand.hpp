@@ -26,4 +26,8 @@ void check_expand(ep::Group& group, const ExpandCase& c, const TensorMover& tens
 /// check_expand with alignments, padding, unused rows, no rows, and all or no slots elsewhere.
 void check_small_expands(ep::Group& group, const TensorMover& tensors);
 
+/// A call with the numbers of a layout that has more copies: it writes nothing outside the rows of
+/// its result. The host refuses it; GPUs leave such copies out.
+void check_foreign_numbers(ep::Group& group, const TensorMover& tensors);
+
 }  // namespace shoal::test

@@ -22,6 +22,11 @@ TEST(EpGpuExpand, RowsWeightsAndScalesSmall) {
   for (const std::int32_t ranks : {1, 2}) with_group(ranks, 4, 8, check_small_expands);
 }
 
+TEST(EpGpuExpand, NumbersOfAnotherLayout) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  with_group(1, 4, 8, check_foreign_numbers);
+}
+
 /// More slots than a warp numbers at once, many experts, rows of several steps.
 TEST(EpGpuExpand, ManyRowsAndExperts) {
   SHOAL_SKIP_WITHOUT_GPU();

@@ -24,6 +24,13 @@ __device__ std::int32_t start_of(const NormalExpand& params, std::int32_t expert
   return expert == 0 ? 0 : params.expert_ends[expert - 1];
 }
 
+/// The copy of this lane's slot of a row, or -1. With `numbered` the caller gives it.
+__device__ std::int32_t copy_of_slot(const NormalExpand& params, std::int64_t row) {
+  if (lane_id() >= static_cast<std::uint32_t>(params.top_k)) return -1;
+  const std::int32_t copy = params.topk_rows[row * params.top_k + lane_id()];
+  return copy < params.out_rows ? copy : -1;
+}
+
 /// The expert of index `i`, or -1.
 __device__ std::int32_t expert_of(const NormalExpand& params, std::int64_t i, std::int64_t end) {
   const std::int64_t expert = i < end ? params.topk_idx[i] : -1;
@@ -111,13 +118,13 @@ __device__ void clear_padding(const NormalExpand& params) {
   const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
   for (std::int32_t e = blockIdx.x; e < params.experts; e += gridDim.x) {
     const std::int32_t end = min(params.expert_ends[e], params.out_rows);
-    for (std::int32_t row = start_of(params, e) + params.expert_counts[e] + warp; row < end;
+    for (std::int32_t row = max(start_of(params, e) + params.expert_counts[e], 0) + warp; row < end;
          row += kWarps)
       clear_row(params, row);
   }
   const auto first = static_cast<std::int32_t>(blockIdx.x) * kWarps + warp;
-  for (std::int64_t row = params.expert_ends[params.experts - 1] + first; row < params.out_rows;
-       row += static_cast<std::int64_t>(gridDim.x) * kWarps)
+  for (std::int64_t row = max(params.expert_ends[params.experts - 1], 0) + first;
+       row < params.out_rows; row += static_cast<std::int64_t>(gridDim.x) * kWarps)
     clear_row(params, row);
 }
 
@@ -125,10 +132,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     expand_kernel(const __grid_constant__ NormalExpand params) {
   extern __shared__ std::int32_t next[];
   const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
-  const auto lane = static_cast<std::int32_t>(lane_id());
   const std::int64_t all = params.rows;
   const std::int64_t rows =
-      params.row_count == nullptr ? all : min(all, static_cast<std::int64_t>(*params.row_count));
+      params.row_count == nullptr ? all : min(all, std::int64_t{max(*params.row_count, 0)});
   const std::int64_t share = (rows + gridDim.x - 1) / gridDim.x;
   const std::int64_t first = min(blockIdx.x * share, rows), end = min(first + share, rows);
   if (params.numbered == 0) {
@@ -147,8 +153,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (std::int64_t i = warp; i < (end - first) * steps; i += kWarps) {
     const std::int64_t row = first + i / steps;
     const auto step = static_cast<std::uint32_t>(i % steps);
-    copy_part(params, row, step * kStep,
-              lane < params.top_k ? params.topk_rows[row * params.top_k + lane] : -1);
+    copy_part(params, row, step * kStep, copy_of_slot(params, row));
   }
   if (params.out_weights != nullptr || params.zero_padding != 0) clear_padding(params);
 }
