@@ -31,7 +31,8 @@ namespace shoal {
 class World;
 namespace detail {
 class WorldState;
-}
+[[noreturn]] void fail_subspan(std::size_t first, std::size_t length, std::size_t count);
+}  // namespace detail
 
 /// Index of a processing element, 0-based, in the world or in a team.
 using Pe = std::int32_t;
@@ -50,8 +51,7 @@ struct RemoteSpan {
 
   /// Throws Error{invalid_argument} when the range leaves the span.
   RemoteSpan subspan(std::size_t first, std::size_t length) const {
-    if (first > count || length > count - first)
-      throw Error(Code::invalid_argument, "RemoteSpan::subspan leaves the span");
+    if (first > count || length > count - first) detail::fail_subspan(first, length, count);
     return {{address.pe, address.offset + first * sizeof(T)}, length};
   }
   RemoteSpan operator[](std::size_t index) const { return subspan(index, 1); }

@@ -38,6 +38,15 @@ T argument(std::string_view call, std::string_view name, nanobind::handle value)
                                             : "another type");
 }
 
+/// `value` as an object of a class of this module; `allowed` names it, and where to get one. Throws
+/// Error{invalid_argument}, as wrong_type, for other objects, None included.
+template <typename T>
+T& object_from(std::string_view call, std::string_view name, nanobind::handle value,
+               std::string_view allowed) {
+  if (!nanobind::isinstance<T>(value)) wrong_type(call, name, value, allowed);
+  return *nanobind::inst_ptr<T>(value);
+}
+
 /// The text of a str, in its memory.
 std::string_view text_of(nanobind::handle str);
 

@@ -228,6 +228,106 @@ def test_wrong_types_name_the_call_and_the_argument(call, message, settings):
     assert alone(body, settings)
 
 
+REMOTE = "; allowed: a shoal.RemoteArray, which on(pe) of a SymmetricArray returns"
+SYMMETRIC = "; allowed: a shoal.SymmetricArray, which World.zeros returns"
+TEAM = "has the wrong type, World; allowed: a shoal.Team, such as world.team"
+NUMBERS = np.ones(2, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda w, a: w.put(a, NUMBERS), "put: target=shoal.SymmetricArray(int64 [2]"),
+        (lambda w, a: w.put(a, NUMBERS), "has the wrong type, SymmetricArray" + REMOTE),
+        (lambda w, a: w.put(None, NUMBERS), "put: target=None has the wrong type"),
+        (lambda w, a: w.put(a.on(0)), "put: source is a NoneType"),
+        (lambda w, a: shoal.barrier(None), "barrier: team=None has the wrong type"),
+        (lambda w, a: w.put_nbi(NUMBERS, a.on(0)), "wrong type, ndarray" + REMOTE),
+        (lambda w, a: w.get(a.on(0), NUMBERS), "get: source=array([1, 1])"),
+        (lambda w, a: w.get_nbi(NUMBERS), "get: source=None has the wrong type"),
+        (lambda w, a: w.put_signal(a, NUMBERS, a.on(0), 1), "put_signal: target=shoal.Symm"),
+        (lambda w, a: w.put_signal(a.on(0), NUMBERS, a, 1), "put_signal: flag=shoal.Symm"),
+        (lambda w, a: w.signal(a, 1), "signal: flag=shoal.SymmetricArray"),
+        (lambda w, a: w.atomic("add", a), "atomic: target=shoal.SymmetricArray"),
+        (lambda w, a: w.wait_until(a.on(0), "==", 0), "wait_until: array=shoal.RemoteArray"),
+        (lambda w, a: w.test(NUMBERS, "==", 0), "wrong type, ndarray" + SYMMETRIC),
+        (lambda w, a: shoal.reduce(w.team, NUMBERS, NUMBERS), "reduce: target=array([1, 1])"),
+        (lambda w, a: shoal.reduce(w.team, a, NUMBERS), "reduce: source=array([1, 1])"),
+        (lambda w, a: shoal.reduce_scatter(w.team, a, a.local), "wrong type, Array" + SYMMETRIC),
+        (lambda w, a: shoal.broadcast(w.team, a.on(0), a, 0), "broadcast: target=shoal.Remote"),
+        (lambda w, a: shoal.all_gather(w, a, a), "all_gather: team=shoal.World("),
+        (lambda w, a: shoal.all_to_all(w, a, a), TEAM),
+        (lambda w, a: shoal.barrier(w), TEAM),
+        (lambda w, a: shoal.sync(w), TEAM),
+        (lambda w, a: shoal.run_threads(print, 2), "run_threads: n_pes=<built-in function print>"),
+        (lambda w, a: shoal.run_threads(1, 2), "run_threads: body=2 has the wrong type, int"),
+    ],
+)
+def test_wrong_objects_name_the_call_and_the_argument(call, message, settings):
+    def body(world):
+        array = world.zeros(2, "int64")
+        with pytest.raises(shoal.InvalidArgumentError, match=re.escape(message)):
+            call(world, array)
+        return array.local.numpy().tolist()
+
+    assert alone(body, settings) == [0, 0]
+
+
+HANDLE = "; allowed: the Handle of a dispatch, Dispatched.handle"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda g, x, r: g.combine(x), "combine: handle=None has the wrong type, NoneType"),
+        (lambda g, x, r: g.combine(x, r), "has the wrong type, Dispatched" + HANDLE),
+        (lambda g, x, r: g.combine_async(x), "combine_async: handle=None"),
+        (lambda g, x, r: g.dispatch(x), "a Routing or the Handle of an earlier dispatch, got a No"),
+        (lambda g, x, r: g.dispatch_async(x), "got a NoneType"),
+        (lambda g, x, r: g.low_latency_dispatch(x), "low_latency_dispatch: topk_idx is"),
+        (
+            lambda g, x, r: g.low_latency_combine(x, x, x, r.handle),
+            "has the wrong type, Handle; allowed: the LowLatencyHandle",
+        ),
+        (lambda g, x, r: g.low_latency_combine(x), "low_latency_combine: handle=None"),
+    ],
+)
+def test_missing_and_wrong_handles_are_named(call, message, settings):
+    def body(world):
+        group = small_group(world, low_latency_max_tokens=4)
+        x = np.ones((2, 16), np.float32)
+        received = group.dispatch(x, group.route(np.zeros((2, 1), np.int64)))
+        with pytest.raises(shoal.InvalidArgumentError, match=re.escape(message)):
+            call(group, x, received)
+        return True
+
+    assert alone(body, settings)
+
+
+def test_more_choices_than_experts_are_refused(settings):
+    def body(world):
+        with pytest.raises(shoal.InvalidArgumentError, match="top_k is 9 with 8 experts"):
+            small_group(world, top_k=9, experts=8)
+        return small_group(world, top_k=8, experts=8).options["top_k"]
+
+    assert alone(body, settings) == 8
+
+
+def test_an_array_of_one_element_alone_has_a_truth_value(settings):
+    def body(world):
+        array, flag = world.zeros((2, 3), "int64"), world.zeros(1, "int64")
+        for one in (array, array.local, world.zeros(0)):
+            with pytest.raises(ValueError, match="Array of [06] elements is ambiguous"):
+                bool(one)
+        with pytest.raises(TypeError, match="World.get"):
+            bool(array.on(0))
+        assert not flag and not flag.local
+        flag[0] = 2
+        return bool(flag) and bool(flag.local)
+
+    assert alone(body, settings)
+
+
 # Python's names in errors of the core
 
 

@@ -314,6 +314,57 @@ def test_dtype_names_the_type_of_bits_in_a_transfer(settings):
     assert shoal.run_threads(1, body, settings) == [[0x3F80] * 4]
 
 
+def test_dtype_names_the_type_of_bits_in_all_calls_that_take_rows(settings):
+    def body(world):
+        options = {"hidden": 128, "top_k": 1, "experts": 1, "max_tokens": 4}
+        group = shoal.ep.Group(world.team, **options, low_latency_max_tokens=4)
+        bits = np.full((2, 128), 0x3F80, np.uint16)  # bfloat16 1.0
+        experts, weights = np.zeros((2, 1), np.int64), np.ones((2, 1), np.float32)
+        with pytest.raises(
+            shoal.InvalidArgumentError, match=r"uint16, .*ml_dtypes.bfloat16.*dtype="
+        ):
+            group.low_latency_dispatch(bits, experts)
+        received = group.low_latency_dispatch(
+            bits, experts, quantize="none", dtype="bfloat16"
+        ).receive()
+        y, out = received.x.numpy().copy(), np.zeros_like(bits)
+        group.low_latency_combine(
+            y, experts, weights, received.handle, out=out, dtype="bfloat16"
+        ).receive()
+        low_latency = out.tolist() == bits.tolist()
+        normal = group.dispatch(bits, group.route(experts), dtype="bfloat16")
+        group.combine(normal.x.numpy().copy(), normal.handle, bias=bits, out=out, dtype="bfloat16")
+        return low_latency, out.tolist() == np.full_like(bits, 0x4000).tolist()
+
+    assert shoal.run_threads(1, body, settings) == [(True, True)]
+
+
+def test_strided_arrays_are_refused_with_a_remedy(settings):
+    def body(world):
+        array = world.zeros(4, "float32")
+        apart = np.ones(8, np.float32)[::2]
+        group = shoal.ep.Group(
+            world.team, hidden=16, top_k=1, experts=1, max_tokens=4, dtype="float32"
+        )
+        rows = np.ones((2, 32), np.float32)[:, :16]
+        for call, message in (
+            (
+                lambda: world.put(array.on(0), apart),
+                r"put: .*float32 \[4\], is not contiguous; pass",
+            ),
+            (lambda: world.get(apart, array.on(0)), "a contiguous copy, and copy the result back"),
+            (
+                lambda: group.dispatch(rows, group.route(np.zeros((2, 1), np.int64))),
+                "x is not contiguous: .*; pass a contiguous copy",
+            ),
+        ):
+            with pytest.raises(shoal.InvalidArgumentError, match=message):
+                call()
+        return True
+
+    assert shoal.run_threads(1, body, settings) == [True]
+
+
 def test_calls_that_would_lose_a_gradient_are_refused(settings):
     torch = pytest.importorskip("torch")
 

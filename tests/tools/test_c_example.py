@@ -85,7 +85,7 @@ def test_example_runs_as_other_compilers_place_its_arrays(bin_dir, tmp_path):
     command = [compiler, "-std=c11", "-O1", "-I", ROOT / "include", ROOT / "examples/c_moe.c"]
     command += [library, f"-Wl,-rpath,{library.parent}", "-o", program]
     subprocess.run(command, check=True, timeout=60)
-    command = [bin_dir / "shoal-run", "-np", "2", program]
+    command = [bin_dir / "shoal-run", "-n", "2", program]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count(" 0 values wrong in normal mode, 0 in low latency") == 2

@@ -74,8 +74,23 @@ nb::dlpack::dtype to_numpy(DataType dtype) {
   return dlpack_type(dtype);
 }
 
+/// "uint16", or the number of a kind that NumPy has no name for.
 std::string describe(nb::dlpack::dtype type) {
+  using Code = nb::dlpack::dtype_code;
+  for (const auto& [code, name] :
+       {std::pair{Code::Int, "int"}, std::pair{Code::UInt, "uint"}, std::pair{Code::Float, "float"},
+        std::pair{Code::Complex, "complex"}})
+    if (type.code == static_cast<std::uint8_t>(code) && type.lanes == 1)
+      return fmt::format("{}{}", name, type.bits);
   return fmt::format("DLPack type code {} of {} bits", type.code, type.bits);
+}
+
+/// How to name the type of integers that hold the bits of another type.
+std::string advice(nb::dlpack::dtype type) {
+  if (type.code != static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt) || type.bits != 16)
+    return "";
+  return "; bits of bfloat16 are named by array.view(ml_dtypes.bfloat16), or by dtype=\"bfloat16\" "
+         "in calls that have it";
 }
 
 /// Views a NumPy array of an ml_dtypes type, which exports no DLPack, as integers. Returns the name
@@ -146,9 +161,8 @@ TensorView to_view(const nb::dlpack::dltensor& from, const char* what,
           "{} has {} dimensions; allowed: up to {}", what, from.ndim, TensorView::kMaxRank);
   const auto known = dtype ? named_type(what, *dtype, from.dtype.bits) : from_dlpack(from.dtype);
   if (!known)
-    fail(Code::invalid_argument,
-         "{} has elements of {}, which Shoal does not have; see dtype=", what,
-         describe(from.dtype));
+    fail(Code::invalid_argument, "{} has elements of {}, which Shoal does not have{}", what,
+         describe(from.dtype), advice(from.dtype));
   TensorView view;
   view.data = static_cast<std::byte*>(from.data) + from.byte_offset;
   view.dtype = *known;
@@ -273,6 +287,19 @@ nb::object as_numpy(const nb::object& values, nb::handle dtype, nb::handle copy)
   return values.attr("astype")(dtype);
 }
 
+bool truth_of(nb::handle array, const char* type) {
+  const std::int64_t elements = nb::cast<const Array&>(array).tensor.size();
+  if (elements != 1)
+    throw nb::value_error(
+        fmt::format("the truth value of a {} of {} elements is ambiguous; test `is None`, len(), "
+                    "or its values by numpy.any or numpy.all",
+                    type, elements)
+            .c_str());
+  const int truth = PyObject_IsTrue(numpy_values(array, "__bool__").ptr());
+  if (truth < 0) nb::raise_python_error();
+  return truth != 0;
+}
+
 std::string summary_of(nb::handle array) {
   if (!nb::isinstance<Array>(array)) return shown(array);
   const auto& one = nb::cast<const Array&>(array);
@@ -377,6 +404,7 @@ void bind_fields(nb::class_<Array>& array) {
                throw nb::type_error("len() of an array without dimensions");
              return self.tensor.shape[0];
            })
+      .def("__bool__", [](nb::handle_t<Array> self) { return truth_of(self, "shoal.Array"); })
       .def("__repr__", [](const Array& self) {
         return fmt::format("shoal.Array({}, {})", self.tensor.describe(), device_of(self));
       });

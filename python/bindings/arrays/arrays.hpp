@@ -75,8 +75,13 @@ bool plain_view(TensorView& view, const nb::dlpack::dltensor& from, DataType dty
 /// The arrays of one call, kept until it is done.
 class Inputs {
  public:
-  TensorView read(nb::handle array, const char* what) { return keep(optional_input(array, what)); }
-  TensorView write(nb::handle array, const char* what) { return keep(writable_input(array, what)); }
+  /// `dtype`: as for input().
+  TensorView read(nb::handle array, const char* what, std::optional<DataType> dtype = {}) {
+    return keep(array.is_none() ? Input{} : input(array, what, dtype));
+  }
+  TensorView write(nb::handle array, const char* what, std::optional<DataType> dtype = {}) {
+    return keep(writable_input(array, what, dtype));
+  }
   /// The array that was read or written last.
   const Input& last() const { return kept_.back(); }
 
@@ -96,6 +101,10 @@ nb::object numpy_values(nb::handle self, const char* call);
 
 /// __array__ of an array: `values`, converted as numpy.asarray asks.
 nb::object as_numpy(const nb::object& values, nb::handle dtype, nb::handle copy);
+
+/// The truth value of an Array of one element. Throws ValueError, as NumPy does, for other numbers
+/// of elements; `type` names the class.
+bool truth_of(nb::handle array, const char* type);
 
 /// Defines __array__ of a class that holds arrays but is none, so that NumPy explains itself.
 template <typename T>

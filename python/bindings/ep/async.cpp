@@ -149,7 +149,8 @@ std::unique_ptr<Future> dispatch_async(nb::handle_t<Group> self, nb::handle x, n
 }
 
 std::unique_ptr<Future> combine_async(nb::handle_t<Group> self, nb::handle y,
-                                      const ep::Handle& handle, const nb::kwargs& given) {
+                                      nb::handle given_handle, const nb::kwargs& given) {
+  const ep::Handle& handle = handle_from("combine_async", given_handle);
   nb::object out = given.contains("out") ? nb::borrow(given["out"]) : nb::none();
   const After after(given);
   refuse_gradient("combine_async", "y", y, kCombineWithGradient);
@@ -191,13 +192,15 @@ void bind_async(nb::module_& module, nb::class_<Group>& group) {
       .def("result", &Future::result, nb::sig("def result(self) -> Dispatched | Combined"),
            "Waits for the result and returns it, once; raises the error of the operation."_doc);
   group
-      .def("dispatch_async", &dispatch_async, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
+      .def("dispatch_async", &dispatch_async, nb::arg("x").none(), nb::arg("routing") = nb::none(),
+           nb::arg("options"),
            nb::sig("def dispatch_async(self, x: typing.Any, routing: Routing, **options: "
                    "typing.Any) -> Future"),
            "dispatch on the group's own work queue, which runs operations one after another. "
            "Arrays must stay unchanged until the Future is done. after: also a HostEvent, for "
            "which the operation waits."_doc)
-      .def("combine_async", &combine_async, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
+      .def("combine_async", &combine_async, nb::arg("y").none(), nb::arg("handle") = nb::none(),
+           nb::arg("options"),
            nb::sig("def combine_async(self, y: typing.Any, handle: Handle, **options: typing.Any) "
                    "-> Future"),
            "combine on the group's own work queue, as dispatch_async."_doc);

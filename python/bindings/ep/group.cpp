@@ -60,6 +60,9 @@ void construct(Group* self, nb::handle given_team, const nb::kwargs& given) {
   if (!nb::try_cast(given_team, team) || team == nullptr)
     wrong_type("ep.Group", "team", given_team, "a shoal.Team, such as world.team");
   const ep::GroupOptions options = group_options_from("ep.Group", given);
+  require(options.experts < 1 || options.top_k <= options.experts, Code::invalid_argument,
+          "ep.Group: top_k is {} with {} experts; allowed: at most one top-k slot per expert",
+          options.top_k, options.experts);
   release_kept_groups();
   nb::gil_scoped_release released;
   new (self) Group(*team, options);

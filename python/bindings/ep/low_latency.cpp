@@ -63,6 +63,7 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
   constexpr const char* kCall = "low_latency_dispatch";
   PendingDispatch phase{{{}, nb::borrow(self), {}, {}, nullptr}, {}};
   ep::LowLatencyDispatchOptions options;
+  std::optional<DataType> dtype;
   for (const auto& [key, value] : given) {
     const std::string_view name = text_of(key);
     if (name == "quantize")
@@ -74,13 +75,15 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
     else if (name == "weights") {
       refuse_gradient(kCall, "weights", value, nullptr);
       options.weights = phase.arrays.read(value, "weights");
-    } else if (name == "defer_receive")
+    } else if (name == "dtype")
+      dtype = optional_dtype(kCall, value);
+    else if (name == "defer_receive")
       options.defer_receive = argument<bool>(kCall, name, value);
     else
       read_launch(kCall, name, value, options.launch);
   }
   refuse_gradient(kCall, "x", x, nullptr);
-  const TensorView rows = phase.arrays.read(x, "x");
+  const TensorView rows = phase.arrays.read(x, "x", dtype);
   follow(options.launch, *nb::inst_ptr<Group>(self), phase.arrays.last());
   phase.stream = options.launch.stream;
   const TensorView indices = phase.arrays.read(topk_idx, "topk_idx");
@@ -91,11 +94,15 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
 }
 
 PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle topk_idx,
-                            nb::handle topk_weights, const ep::LowLatencyHandle& handle,
+                            nb::handle topk_weights, nb::handle given_handle,
                             const nb::kwargs& given) {
   constexpr const char* kCall = "low_latency_combine";
+  const auto& handle = object_from<const ep::LowLatencyHandle>(
+      kCall, "handle", given_handle,
+      "the LowLatencyHandle of a low-latency dispatch, LowLatencyReceived.handle");
   PendingCombine phase{{{}, nb::borrow(self), {}, nb::none(), nullptr}, false};
   ep::LowLatencyCombineOptions options;
+  std::optional<DataType> dtype;
   for (const auto& [key, value] : given) {
     const std::string_view name = text_of(key);
     if (name == "log_fmt")
@@ -104,10 +111,11 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
       options.zero_copy = argument<bool>(kCall, name, value);
     else if (name == "reduction")
       options.reduction = reduction_from(value);
-    else if (name == "out") {
-      options.out = phase.arrays.write(value, "out");
+    else if (name == "out")
       phase.out = nb::borrow(value);
-    } else if (name == "wait_ns")
+    else if (name == "dtype")
+      dtype = optional_dtype(kCall, value);
+    else if (name == "wait_ns")
       options.wait_ns = phase.arrays.write(value, "wait_ns");
     else if (name == "defer_receive")
       options.defer_receive = argument<bool>(kCall, name, value);
@@ -116,7 +124,8 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
   }
   refuse_gradient(kCall, "y", y, nullptr);
   refuse_gradient(kCall, "topk_weights", topk_weights, nullptr);
-  const TensorView rows = phase.arrays.read(y, "y");
+  options.out = phase.arrays.write(phase.out, "out", dtype);
+  const TensorView rows = phase.arrays.read(y, "y", dtype);
   follow(options.launch, *nb::inst_ptr<Group>(self), phase.arrays.last());
   phase.stream = options.launch.stream;
   const TensorView indices = phase.arrays.read(topk_idx, "topk_idx"),
@@ -231,25 +240,29 @@ void bind_pending(nb::module_& module) {
 void bind_calls(nb::class_<Group>& group) {
   group
       .def(
-          "low_latency_dispatch", &send_dispatch, nb::arg("x"), nb::arg("topk_idx"),
-          nb::arg("options"),
-          nb::sig("def low_latency_dispatch(self, x: typing.Any, topk_idx: typing.Any, *, "
-                  "quantize: str = 'fp8', expert_counts: typing.Any = None, wait_ns: typing.Any = "
-                  "None, weights: typing.Any = None, defer_receive: bool = True, stream: "
-                  "typing.Any = None, after: typing.Any = None, done: typing.Any = None, sms: int "
-                  "= 0) -> PendingDispatch"),
+          "low_latency_dispatch", &send_dispatch, nb::arg("x").none(),
+          nb::arg("topk_idx") = nb::none(), nb::arg("options"),
+          nb::sig(
+              "def low_latency_dispatch(self, x: typing.Any, topk_idx: typing.Any, *, "
+              "quantize: str = 'fp8', expert_counts: typing.Any = None, wait_ns: typing.Any = "
+              "None, weights: typing.Any = None, dtype: typing.Any = None, defer_receive: bool = True, stream: "
+              "typing.Any = None, after: typing.Any = None, done: typing.Any = None, sms: int "
+              "= 0) -> PendingDispatch"),
           "Sends tokens without waiting for other ranks. Collective.\n\n"
           "x: bfloat16 [tokens, hidden]. topk_idx: as for route. quantize: the form in which rows "
           "travel: none, fp8, fp8_power_of_two or fp8_ue8m0. expert_counts: int32 [local experts]; "
           "the receive adds the rows received. wait_ns: int64 [ranks]; the receive adds the "
           "nanoseconds waited. weights: float32 [tokens, top_k], the weights of the combine, which "
-          "then saves an exchange. defer_receive=False queues the receive in this call."_doc)
+          "then saves an exchange. dtype=\"bfloat16\" names the type of x where the array cannot "
+          "(uint16 of NumPy). defer_receive=False queues the receive in this call."_doc)
       .def(
-          "low_latency_combine", &send_combine, nb::arg("y"), nb::arg("topk_idx"),
-          nb::arg("topk_weights"), nb::arg("handle"), nb::arg("options"),
+          "low_latency_combine", &send_combine, nb::arg("y").none(),
+          nb::arg("topk_idx") = nb::none(), nb::arg("topk_weights") = nb::none(),
+          nb::arg("handle") = nb::none(), nb::arg("options"),
           nb::sig("def low_latency_combine(self, y: typing.Any, topk_idx: typing.Any, "
                   "topk_weights: typing.Any, handle: LowLatencyHandle, *, log_fmt: bool = False, "
                   "zero_copy: bool = False, reduction: str = 'automatic', out: typing.Any = None, "
+                  "dtype: typing.Any = None, "
                   "wait_ns: typing.Any = None, defer_receive: bool = True, stream: typing.Any = "
                   "None, after: typing.Any = None, done: typing.Any = None, sms: int = 0) -> "
                   "PendingCombine"),
@@ -258,7 +271,8 @@ void bind_calls(nb::class_<Group>& group) {
           "y: bfloat16 [local experts, ranks * max tokens, hidden]. topk_weights: float32 [tokens, "
           "top_k] of this rank's tokens. log_fmt: rows travel with 10 bits per channel. zero_copy: "
           "y lies in next_combine_buffer(). reduction: per_rank (automatic) rounds the sum of each "
-          "rank to bfloat16 first; exact rounds once."_doc)
+          "rank to bfloat16 first; exact rounds once. dtype=\"bfloat16\" names the type of y and out "
+          "where the arrays cannot."_doc)
       .def("next_combine_buffer", &next_combine_buffer,
            nb::sig("def next_combine_buffer(self) -> shoal._core.Array"),
            "The memory for the y of the next low_latency_combine with zero_copy: bfloat16 [local "

@@ -23,7 +23,7 @@ void read_bias(NormalOptions& options, nb::handle given) {
   for (nb::handle bias : many ? nb::borrow(given) : nb::object(nb::make_tuple(given)))
     if (!bias.is_none()) {
       refuse_gradient("combine", "bias", bias, "shoal.torch.combine and add the bias");
-      options.combine.bias.push_back(options.arrays.read(bias, "bias"));
+      options.combine.bias.push_back(options.arrays.read(bias, "bias", options.dtype));
     }
 }
 
@@ -67,7 +67,8 @@ Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwar
   return to_python(self, std::move(result), options.dispatch.launch.stream);
 }
 
-Combined combine(Group& self, nb::handle y, const ep::Handle& handle, const nb::kwargs& given) {
+Combined combine(Group& self, nb::handle y, nb::handle given_handle, const nb::kwargs& given) {
+  const ep::Handle& handle = handle_from("combine", given_handle);
   NormalOptions options = combine_options_from("combine", given);
   refuse_gradient("combine", "y", y, kCombineWithGradient);
   const Input rows = input(y, "y", options.dtype);
@@ -209,30 +210,33 @@ void bind_calls(nb::class_<Group>& group) {
           "-1: no expert. is_token_in_rank: uint8 [tokens, ranks], is filled with 1 where a token "
           "goes to a rank. Raises InvalidArgumentError, naming the token, for an index outside the "
           "experts and for an expert that a token names twice."_doc)
-      .def("dispatch", &dispatch, nb::arg("x"), nb::arg("routing"), nb::arg("options"),
-           nb::sig("def dispatch(self, x: typing.Any, routing: Routing | Handle, *, weights: "
-                   "typing.Any = None, scales: typing.Any = None, dtype: typing.Any = None, "
-                   "expert_alignment: int = 1, expert_major: bool = False, worst_case_rows: int = "
-                   "0, copy_out: bool = False, transient: bool = False, stream: typing.Any = None, "
-                   "after: typing.Any = None, done: typing.Any = None, sms: int = 0) -> "
-                   "Dispatched"),
-           "Sends each token to the ranks of its experts. Collective.\n\n"
-           "x: bfloat16, float16, float32 or float8_e4m3 [tokens, hidden], or int8 or uint8 rows; "
-           "contiguous, with rows of a multiple of 16 bytes. dtype names the type where the array "
-           "cannot. routing: a Routing, or the Handle of an earlier dispatch, which needs no "
-           "exchange of counts.\n"
-           "weights: float32 [tokens, top_k]. scales: float32 or int32 [tokens, n], any strides. "
-           "expert_alignment: tokens_per_expert is rounded up to it. expert_major: one row per "
-           "(token, expert), grouped by expert. worst_case_rows: the number of rows of the result; "
-           "unused rows have topk_idx -1. copy_out: results lie outside the heap. "
-           "transient: the result is read and released before the group's next call or replay, so "
-           "that it may lie where CUDA graphs write.\n"
-           "stream, after, done, sms, on GPUs: the stream (cudaStream_t or torch.cuda.Stream), "
-           "events to wait for and to record (cudaEvent_t or torch.cuda.Event), and the number of "
-           "SMs. stream=None is the current stream of torch for its tensors, else the stream on "
-           "which the array is ready, else Group.stream."_doc)
       .def(
-          "combine", &combine, nb::arg("y"), nb::arg("handle"), nb::arg("options"),
+          "dispatch", &dispatch, nb::arg("x").none(), nb::arg("routing") = nb::none(),
+          nb::arg("options"),
+          nb::sig("def dispatch(self, x: typing.Any, routing: Routing | Handle, *, weights: "
+                  "typing.Any = None, scales: typing.Any = None, dtype: typing.Any = None, "
+                  "expert_alignment: int = 1, expert_major: bool = False, worst_case_rows: int = "
+                  "0, copy_out: bool = False, transient: bool = False, stream: typing.Any = None, "
+                  "after: typing.Any = None, done: typing.Any = None, sms: int = 0) -> "
+                  "Dispatched"),
+          "Sends each token to the ranks of its experts. Collective.\n\n"
+          "x: bfloat16, float16, float32 or float8_e4m3 [tokens, hidden], or int8 or uint8 rows; "
+          "contiguous, with rows of a multiple of 16 bytes, in GPU memory also aligned to 16 bytes. "
+          "dtype names the type where the array cannot. routing: a Routing, or the Handle of an "
+          "earlier dispatch, which needs no exchange of counts.\n"
+          "weights: float32 [tokens, top_k]. scales: float32 or int32 [tokens, n], any strides. "
+          "expert_alignment: tokens_per_expert is rounded up to it. expert_major: one row per "
+          "(token, expert), grouped by expert. worst_case_rows: the number of rows of the result; "
+          "unused rows have topk_idx -1. copy_out: results lie outside the heap. "
+          "transient: the result is read and released before the group's next call or replay, so "
+          "that it may lie where CUDA graphs write.\n"
+          "stream, after, done, sms, on GPUs: the stream (cudaStream_t or torch.cuda.Stream), "
+          "events to wait for and to record (cudaEvent_t or torch.cuda.Event), and the number of "
+          "SMs. stream=None is the current stream of torch for its tensors, else the stream on "
+          "which the array is ready, else Group.stream."_doc)
+      .def(
+          "combine", &combine, nb::arg("y").none(), nb::arg("handle") = nb::none(),
+          nb::arg("options"),
           nb::sig("def combine(self, y: typing.Any, handle: Handle, *, weights: typing.Any = None, "
                   "bias: typing.Any = (), dtype: typing.Any = None, out: typing.Any = None, "
                   "stream: typing.Any = None, after: typing.Any = None, done: typing.Any = None, "
@@ -241,7 +245,7 @@ void bind_calls(nb::class_<Group>& group) {
           "y: bfloat16, float16 or float32 [rows, hidden], contiguous. Rows in the group's memory "
           "(Dispatched.x written in place) need no copy. weights: float32 [rows, top_k], summed "
           "too. bias: up to two arrays [tokens, hidden], added first. out: the array for the "
-          "result."_doc);
+          "result. dtype names the type of y, bias and out where the arrays cannot."_doc);
 }
 
 }  // namespace
@@ -275,6 +279,7 @@ NormalOptions dispatch_options_from(std::string_view call, const nb::kwargs& giv
 
 NormalOptions combine_options_from(std::string_view call, const nb::kwargs& given) {
   NormalOptions options;
+  nb::object out = nb::none(), bias = nb::none();
   for (const auto& [key, value] : given) {
     const std::string name = nb::cast<std::string>(key);
     if (name == "dtype")
@@ -283,12 +288,14 @@ NormalOptions combine_options_from(std::string_view call, const nb::kwargs& give
       refuse_gradient(call, name, value, kCombineWithGradient);
       options.combine.weights = options.arrays.read(value, "weights");
     } else if (name == "out")
-      options.combine.out = options.arrays.write(value, "out");
+      out = nb::borrow(value);
     else if (name == "bias")
-      read_bias(options, value);
+      bias = nb::borrow(value);
     else
       read_launch(call, name, value, options.combine.launch);
   }
+  options.combine.out = options.arrays.write(out, "out", options.dtype);
+  read_bias(options, bias);
   return options;
 }
 
@@ -311,6 +318,11 @@ Dispatched to_python(const Group& group, ep::Dispatched result, void* stream) {
 Combined to_python(const Group& group, ep::Combined result, void* stream, nb::handle out) {
   return {out.is_none() ? group.output(std::move(result.x), stream) : nb::borrow(out),
           group.output(std::move(result.topk_weights), stream)};
+}
+
+const ep::Handle& handle_from(std::string_view call, nb::handle given) {
+  return object_from<const ep::Handle>(call, "handle", given,
+                                       "the Handle of a dispatch, Dispatched.handle");
 }
 
 const Routing* routing_from(nb::handle layout) {

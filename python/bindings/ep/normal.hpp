@@ -50,6 +50,9 @@ Dispatched to_python(const Group& group, ep::Dispatched result, void* stream);
 /// `out`: the array that the caller passed for the result, or None.
 Combined to_python(const Group& group, ep::Combined result, void* stream, nb::handle out);
 
+/// The handle of a normal dispatch. Throws Error{invalid_argument} for anything else.
+const ep::Handle& handle_from(std::string_view call, nb::handle given);
+
 /// The Routing, or nullptr for a Handle. Throws Error{invalid_argument} for anything else.
 const Routing* routing_from(nb::handle layout);
 

@@ -7,6 +7,7 @@
 
 #include <map>
 
+#include "../arguments.hpp"
 #include "../check.hpp"
 #include "../docs.hpp"
 #include "../ep/options.hpp"
@@ -27,6 +28,21 @@ ReduceOp reduce_op(const std::string& name) {
           name);
   return found->second;
 }
+
+const Team& team_from(const char* call, nb::handle value) {
+  return object_from<Team>(call, "team", value, "a shoal.Team, such as world.team");
+}
+
+/// The arguments of a collective that has a target and a source.
+struct Arrays {
+  const Team& team;
+  const SymmetricArray &target, &source;
+
+  Arrays(const char* call, nb::handle given_team, nb::handle given_target, nb::handle given_source)
+      : team(team_from(call, given_team)),
+        target(symmetric_from(call, "target", given_target)),
+        source(symmetric_from(call, "source", given_source)) {}
+};
 
 /// Bytes of `small`, where `large` has a block of its size for each PE.
 std::size_t block_bytes(const char* what, const TensorView& small, const TensorView& large,
@@ -86,26 +102,35 @@ void run(const char* what, const Team& team, const nb::object& stream, OnHost&& 
 void bind_barriers(nb::module_& module) {
   module.def(
       "barrier",
-      [](const Team& team, const nb::object& stream) {
+      [](nb::handle given, const nb::object& stream) {
+        const Team& team = team_from("barrier", given);
         run(
             "barrier", team, stream, [&] { barrier(team); },
             [](const cuda::StreamCollectives& on) { on.barrier(); });
       },
-      nb::arg("team"), nb::arg("stream") = nb::none(),
+      nb::arg("team").none(), nb::arg("stream") = nb::none(),
+      nb::sig("def barrier(team: Team, stream: object | None = None) -> None"),
       "Completes this PE's operations, then waits for all PEs of the team. Raises TimeoutError, "
       "naming the PE that is late. With `stream`, a torch.cuda.Stream or its number, the stream "
       "waits instead."_doc);
-  module.def("sync", &sync, nb::arg("team"), nb::call_guard<nb::gil_scoped_release>(),
-             "Waits for all PEs of the team."_doc);
+  module.def(
+      "sync",
+      [](nb::handle given) {
+        const Team& team = team_from("sync", given);
+        const nb::gil_scoped_release released;
+        sync(team);
+      },
+      nb::arg("team").none(), nb::sig("def sync(team: Team) -> None"),
+      "Waits for all PEs of the team."_doc);
 }
 
 void bind_copies(nb::module_& module) {
   module.def(
       "broadcast",
-      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source, Pe root,
+      [](nb::handle team_given, nb::handle target_given, nb::handle source_given, Pe root,
          const nb::object& stream) {
-        check_alive(target);
-        check_alive(source);
+        const auto& [team, target, source] =
+            Arrays("broadcast", team_given, target_given, source_given);
         check_equal("broadcast", target.local, source.local);
         void* const to = target.local.data;
         const void* const from = source.local.data;
@@ -114,16 +139,18 @@ void bind_copies(nb::module_& module) {
             "broadcast", team, stream, [&] { broadcast(team, to, from, bytes, root); },
             [&](const cuda::StreamCollectives& on) { on.broadcast(to, from, bytes, root); });
       },
-      nb::arg("team"), nb::arg("target"), nb::arg("source"), nb::arg("root"),
+      nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(), nb::arg("root"),
       nb::arg("stream") = nb::none(),
+      nb::sig(
+          "def broadcast(team: Team, target: SymmetricArray, source: SymmetricArray, root: int, stream: object | None = None) -> None"),
       "Copies the root's `source` to the `target` of every PE, which may be the same array. With "
       "`stream`, queued there: arrays must be in GPU memory."_doc);
   module.def(
       "all_gather",
-      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source,
+      [](nb::handle team_given, nb::handle target_given, nb::handle source_given,
          const nb::object& stream) {
-        check_alive(target);
-        check_alive(source);
+        const auto& [team, target, source] =
+            Arrays("all_gather", team_given, target_given, source_given);
         const std::size_t bytes =
             block_bytes("all_gather", source.local, target.local, team.size());
         void* const to = target.local.data;
@@ -132,14 +159,17 @@ void bind_copies(nb::module_& module) {
             "all_gather", team, stream, [&] { all_gather(team, to, from, bytes); },
             [&](const cuda::StreamCollectives& on) { on.all_gather(to, from, bytes); });
       },
-      nb::arg("team"), nb::arg("target"), nb::arg("source"), nb::arg("stream") = nb::none(),
+      nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
+      nb::arg("stream") = nb::none(),
+      nb::sig(
+          "def all_gather(team: Team, target: SymmetricArray, source: SymmetricArray, stream: object | None = None) -> None"),
       "Copies the `source` of PE i to block i of every `target`. `stream`: as broadcast."_doc);
   module.def(
       "all_to_all",
-      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source,
+      [](nb::handle team_given, nb::handle target_given, nb::handle source_given,
          const nb::object& stream) {
-        check_alive(target);
-        check_alive(source);
+        const auto& [team, target, source] =
+            Arrays("all_to_all", team_given, target_given, source_given);
         check_equal("all_to_all", target.local, source.local);
         require(source.local.size() % team.size() == 0, Code::invalid_argument,
                 "all_to_all: {} is not divisible among {} PEs", source.local.describe(),
@@ -151,7 +181,10 @@ void bind_copies(nb::module_& module) {
             "all_to_all", team, stream, [&] { all_to_all(team, to, from, bytes); },
             [&](const cuda::StreamCollectives& on) { on.all_to_all(to, from, bytes); });
       },
-      nb::arg("team"), nb::arg("target"), nb::arg("source"), nb::arg("stream") = nb::none(),
+      nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
+      nb::arg("stream") = nb::none(),
+      nb::sig(
+          "def all_to_all(team: Team, target: SymmetricArray, source: SymmetricArray, stream: object | None = None) -> None"),
       "Copies block j of the `source` of PE i to block i of the `target` of PE j. Arrays have as "
       "many equal blocks as the team has PEs. `stream`: as broadcast."_doc);
 }
@@ -159,10 +192,10 @@ void bind_copies(nb::module_& module) {
 void bind_reductions(nb::module_& module) {
   module.def(
       "reduce",
-      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source,
+      [](nb::handle team_given, nb::handle target_given, nb::handle source_given,
          const std::string& op, const nb::object& stream) {
-        check_alive(target);
-        check_alive(source);
+        const auto& [team, target, source] =
+            Arrays("reduce", team_given, target_given, source_given);
         check_equal("reduce", target.local, source.local);
         const ReduceOp kind = reduce_op(op);
         const DataType dtype = source.local.dtype;
@@ -175,16 +208,18 @@ void bind_reductions(nb::module_& module) {
               on.reduce(element_type("reduce", dtype), kind, to, from, count);
             });
       },
-      nb::arg("team"), nb::arg("target"), nb::arg("source"), nb::arg("op") = "sum",
-      nb::arg("stream") = nb::none(),
+      nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
+      nb::arg("op") = "sum", nb::arg("stream") = nb::none(),
+      nb::sig(
+          "def reduce(team: Team, target: SymmetricArray, source: SymmetricArray, op: str = 'sum', stream: object | None = None) -> None"),
       "Reduces element-wise over all PEs, in their order, with the same bits on every PE and in "
       "every call. `stream`: as broadcast; the same bits, too."_doc);
   module.def(
       "reduce_scatter",
-      [](const Team& team, const SymmetricArray& target, const SymmetricArray& source,
+      [](nb::handle team_given, nb::handle target_given, nb::handle source_given,
          const std::string& op, const nb::object& stream) {
-        check_alive(target);
-        check_alive(source);
+        const auto& [team, target, source] =
+            Arrays("reduce_scatter", team_given, target_given, source_given);
         block_bytes("reduce_scatter", target.local, source.local, team.size());
         const ReduceOp kind = reduce_op(op);
         const DataType dtype = source.local.dtype;
@@ -198,8 +233,11 @@ void bind_reductions(nb::module_& module) {
               on.reduce_scatter(element_type("reduce_scatter", dtype), kind, to, from, count);
             });
       },
-      nb::arg("team"), nb::arg("target"), nb::arg("source"), nb::arg("op") = "sum",
-      nb::arg("stream") = nb::none(), "As reduce, but PE i gets block i of the result."_doc);
+      nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
+      nb::arg("op") = "sum", nb::arg("stream") = nb::none(),
+      nb::sig(
+          "def reduce_scatter(team: Team, target: SymmetricArray, source: SymmetricArray, op: str = 'sum', stream: object | None = None) -> None"),
+      "As reduce, but PE i gets block i of the result."_doc);
 }
 
 }  // namespace

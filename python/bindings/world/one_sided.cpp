@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "../arguments.hpp"
 #include "../arrays/streams.hpp"
 #include "../check.hpp"
 #include "../docs.hpp"
@@ -45,14 +46,21 @@ constexpr std::array<std::pair<std::string_view, AtomicOp>, 8> kAtomics = {
      {"swap", AtomicOp::swap},
      {"compare_swap", AtomicOp::compare_swap}}};
 
+const RemoteArray& remote_from(const char* call, const char* name, nb::handle value) {
+  return object_from<RemoteArray>(call, name, value,
+                                  "a shoal.RemoteArray, which on(pe) of a SymmetricArray returns");
+}
+
 /// Checks a local buffer for a transfer of the elements of `remote`. On a GPU, waits until its
 /// values are ready, because one-sided operations run on the host, outside all streams.
 Input local_buffer(const World& world, Input local, const RemoteArray& remote, const char* what) {
   require(local.view.dtype == remote.dtype, Code::invalid_argument,
           "{}: the array is {}, the elements on PE {} are {}; the dtypes must be equal", what,
           name_of(local.view.dtype), remote.pe, name_of(remote.dtype));
-  require(local.view.contiguous(), Code::invalid_argument, "{} of {}() is not contiguous",
-          local.view.describe(), what);
+  require(local.view.contiguous(), Code::invalid_argument,
+          "{}: the array, {}, is not contiguous; pass a contiguous copy{}", what,
+          local.view.describe(),
+          std::string_view(what).starts_with("get") ? ", and copy the result back" : "");
   require(
       local.view.device.kind == DeviceKind::host || world.heap().device().kind == DeviceKind::cuda,
       Code::invalid_argument,
@@ -73,15 +81,16 @@ RemoteAddress address(const RemoteArray& remote) {
   return {remote.pe, remote.offset};
 }
 
-RemoteSpan<std::uint64_t> flag_of(const RemoteArray& remote, const char* what) {
+RemoteSpan<std::uint64_t> flag_of(nb::handle given, const char* what) {
+  const RemoteArray& remote = remote_from(what, "flag", given);
   require(remote.dtype == DataType::int64 && remote.count == 1, Code::invalid_argument,
           "{}: a signal is one element of int64, got {} of {}", what, remote.count,
           name_of(remote.dtype));
   return {address(remote), 1};
 }
 
-void put(const World& world, const RemoteArray& target, nb::handle source, nb::handle dtype,
-         bool blocking) {
+void put(const World& world, nb::handle given, nb::handle source, nb::handle dtype, bool blocking) {
+  const RemoteArray& target = remote_from("put", "target", given);
   const Input local = local_buffer(
       world, input(source, "put: source", optional_dtype("put", dtype)), target, "put");
   nb::gil_scoped_release released;
@@ -91,8 +100,8 @@ void put(const World& world, const RemoteArray& target, nb::handle source, nb::h
     world.put_bytes_nbi(address(target), local.view.data, local.view.bytes());
 }
 
-void get(const World& world, nb::handle target, const RemoteArray& source, nb::handle dtype,
-         bool blocking) {
+void get(const World& world, nb::handle target, nb::handle given, nb::handle dtype, bool blocking) {
+  const RemoteArray& source = remote_from("get", "source", given);
   const Input local = local_buffer(
       world, writable_input(target, "get: target", optional_dtype("get", dtype)), source, "get");
   nb::gil_scoped_release released;
@@ -102,9 +111,9 @@ void get(const World& world, nb::handle target, const RemoteArray& source, nb::h
     world.get_bytes_nbi(local.view.data, address(source), local.view.bytes());
 }
 
-void put_signal(const World& world, const RemoteArray& target, nb::handle source,
-                const RemoteArray& flag, std::int64_t value, const std::string& op,
-                nb::handle dtype) {
+void put_signal(const World& world, nb::handle given, nb::handle source, nb::handle flag,
+                std::int64_t value, const std::string& op, nb::handle dtype) {
+  const RemoteArray& target = remote_from("put_signal", "target", given);
   const Input local =
       local_buffer(world, input(source, "put_signal: source", optional_dtype("put_signal", dtype)),
                    target, "put_signal");
@@ -115,8 +124,7 @@ void put_signal(const World& world, const RemoteArray& target, nb::handle source
                          static_cast<std::uint64_t>(value));
 }
 
-void signal(const World& world, const RemoteArray& flag, std::int64_t value,
-            const std::string& op) {
+void signal(const World& world, nb::handle flag, std::int64_t value, const std::string& op) {
   const auto remote_flag = flag_of(flag, "signal");
   const SignalOp kind = choose(kSignals, op, "op");
   nb::gil_scoped_release released;
@@ -125,7 +133,8 @@ void signal(const World& world, const RemoteArray& flag, std::int64_t value,
 
 /// The element of this PE to wait for. Throws Error{invalid_argument} unless the dtype is int64 and
 /// the index in range.
-const std::int64_t* variable_of(const SymmetricArray& array, std::int64_t index) {
+const std::int64_t* variable_of(const char* call, nb::handle given, std::int64_t index) {
+  const SymmetricArray& array = symmetric_from(call, "array", given);
   check_alive(array);
   require(array.local.dtype == DataType::int64, Code::invalid_argument,
           "waits are for int64 arrays, got {}", array.local.describe());
@@ -134,9 +143,9 @@ const std::int64_t* variable_of(const SymmetricArray& array, std::int64_t index)
   return array.local.as<std::int64_t>() + index;
 }
 
-std::int64_t wait_until(const World& world, const SymmetricArray& array, const std::string& compare,
+std::int64_t wait_until(const World& world, nb::handle array, const std::string& compare,
                         std::int64_t value, std::int64_t index) {
-  const std::int64_t* const variable = variable_of(array, index);
+  const std::int64_t* const variable = variable_of("wait_until", array, index);
   const Compare how = choose(kCompares, compare, "compare");
   nb::gil_scoped_release released;
   world.wait_until(variable, how, value);
@@ -144,13 +153,15 @@ std::int64_t wait_until(const World& world, const SymmetricArray& array, const s
       world.signal_fetch(reinterpret_cast<const std::uint64_t*>(variable)));
 }
 
-bool test(const World& world, const SymmetricArray& array, const std::string& compare,
-          std::int64_t value, std::int64_t index) {
-  return world.test(variable_of(array, index), choose(kCompares, compare, "compare"), value);
+bool test(const World& world, nb::handle array, const std::string& compare, std::int64_t value,
+          std::int64_t index) {
+  return world.test(variable_of("test", array, index), choose(kCompares, compare, "compare"),
+                    value);
 }
 
-std::int64_t atomic(const World& world, const std::string& op, const RemoteArray& target,
+std::int64_t atomic(const World& world, const std::string& op, nb::handle given,
                     std::int64_t operand, std::int64_t compare) {
+  const RemoteArray& target = remote_from("atomic", "target", given);
   require(target.count == 1 && (target.dtype == DataType::int32 || target.dtype == DataType::int64),
           Code::invalid_argument, "atomic: one element of int32 or int64, got {} of {}",
           target.count, name_of(target.dtype));
@@ -167,10 +178,11 @@ void bind_copies(nb::class_<World>& world) {
   world
       .def(
           "put",
-          [](const World& self, const RemoteArray& target, nb::handle source, nb::handle dtype) {
+          [](const World& self, nb::handle target, nb::handle source, nb::handle dtype) {
             put(self, target, source, dtype, true);
           },
-          nb::arg("target"), nb::arg("source"), nb::kw_only(), nb::arg("dtype") = nb::none(),
+          nb::arg("target").none(), nb::arg("source") = nb::none(), nb::kw_only(),
+          nb::arg("dtype") = nb::none(),
           nb::sig("def put(self, target: RemoteArray, source: typing.Any, *, dtype: typing.Any = "
                   "None) -> None"),
           "Copies a contiguous array to as many elements of the same dtype on another PE. Returns "
@@ -178,29 +190,32 @@ void bind_copies(nb::class_<World>& world) {
           "uint16)."_doc)
       .def(
           "put_nbi",
-          [](const World& self, const RemoteArray& target, nb::handle source, nb::handle dtype) {
+          [](const World& self, nb::handle target, nb::handle source, nb::handle dtype) {
             put(self, target, source, dtype, false);
           },
-          nb::arg("target"), nb::arg("source"), nb::kw_only(), nb::arg("dtype") = nb::none(),
+          nb::arg("target").none(), nb::arg("source") = nb::none(), nb::kw_only(),
+          nb::arg("dtype") = nb::none(),
           nb::sig("def put_nbi(self, target: RemoteArray, source: typing.Any, *, dtype: typing.Any "
                   "= None) -> None"),
           "As put, but `source` must stay unchanged until quiet()."_doc)
       .def(
           "get",
-          [](const World& self, nb::handle target, const RemoteArray& source, nb::handle dtype) {
+          [](const World& self, nb::handle target, nb::handle source, nb::handle dtype) {
             get(self, target, source, dtype, true);
           },
-          nb::arg("target"), nb::arg("source"), nb::kw_only(), nb::arg("dtype") = nb::none(),
+          nb::arg("target").none(), nb::arg("source") = nb::none(), nb::kw_only(),
+          nb::arg("dtype") = nb::none(),
           nb::sig("def get(self, target: typing.Any, source: RemoteArray, *, dtype: typing.Any = "
                   "None) -> None"),
           "Copies elements of another PE to a contiguous array of as many elements of the same "
           "dtype; dtype as for put."_doc)
       .def(
           "get_nbi",
-          [](const World& self, nb::handle target, const RemoteArray& source, nb::handle dtype) {
+          [](const World& self, nb::handle target, nb::handle source, nb::handle dtype) {
             get(self, target, source, dtype, false);
           },
-          nb::arg("target"), nb::arg("source"), nb::kw_only(), nb::arg("dtype") = nb::none(),
+          nb::arg("target").none(), nb::arg("source") = nb::none(), nb::kw_only(),
+          nb::arg("dtype") = nb::none(),
           nb::sig("def get_nbi(self, target: typing.Any, source: RemoteArray, *, dtype: typing.Any "
                   "= None) -> None"),
           "As get, but the data is valid after quiet()."_doc);
@@ -208,22 +223,29 @@ void bind_copies(nb::class_<World>& world) {
 
 void bind_signals(nb::class_<World>& world) {
   world
-      .def("put_signal", &put_signal, nb::arg("target"), nb::arg("source"), nb::arg("flag"),
-           nb::arg("value"), nb::arg("op") = "set", nb::kw_only(), nb::arg("dtype") = nb::none(),
+      .def("put_signal", &put_signal, nb::arg("target").none(), nb::arg("source").none(),
+           nb::arg("flag").none(), nb::arg("value"), nb::arg("op") = "set", nb::kw_only(),
+           nb::arg("dtype") = nb::none(),
            nb::sig(
                "def put_signal(self, target: RemoteArray, source: typing.Any, flag: RemoteArray, "
                "value: int, op: str = 'set', *, dtype: typing.Any = None) -> None"),
            "As put; then sets or adds to an int64 flag on that PE, which becomes visible after the "
            "data."_doc)
-      .def("signal", &signal, nb::arg("flag"), nb::arg("value"), nb::arg("op") = "set",
+      .def("signal", &signal, nb::arg("flag").none(), nb::arg("value"), nb::arg("op") = "set",
+           nb::sig("def signal(self, flag: RemoteArray, value: int, op: str = 'set') -> None"),
            "Sets (op=\"set\") or adds to (\"add\") an int64 element of another PE."_doc)
-      .def("wait_until", &wait_until, nb::arg("array"), nb::arg("compare"), nb::arg("value"),
+      .def("wait_until", &wait_until, nb::arg("array").none(), nb::arg("compare"), nb::arg("value"),
            nb::arg("index") = 0,
+           nb::sig("def wait_until(self, array: SymmetricArray, compare: str, value: int, index: "
+                   "int = 0) -> int"),
            "Waits until an int64 element of this PE compares with `value` by ==, !=, >, >=, < or "
            "<=, and returns it. Raises TimeoutError after SHOAL_TIMEOUT_MS, PeerFailedError when a "
            "PE fails."_doc)
-      .def("test", &test, nb::arg("array"), nb::arg("compare"), nb::arg("value"),
-           nb::arg("index") = 0, "Whether wait_until returns without waiting."_doc);
+      .def("test", &test, nb::arg("array").none(), nb::arg("compare"), nb::arg("value"),
+           nb::arg("index") = 0,
+           nb::sig("def test(self, array: SymmetricArray, compare: str, value: int, index: int = "
+                   "0) -> bool"),
+           "Whether wait_until returns without waiting."_doc);
 }
 
 }  // namespace
@@ -232,8 +254,10 @@ void bind_one_sided(nb::class_<World>& world) {
   bind_copies(world);
   bind_signals(world);
   world
-      .def("atomic", &atomic, nb::arg("op"), nb::arg("target"), nb::arg("operand") = 0,
+      .def("atomic", &atomic, nb::arg("op"), nb::arg("target").none(), nb::arg("operand") = 0,
            nb::arg("compare") = 0,
+           nb::sig("def atomic(self, op: str, target: RemoteArray, operand: int = 0, compare: int "
+                   "= 0) -> int"),
            "fetch, set, add, and, or, xor, swap or compare_swap on an int32 or int64 element. "
            "Returns the previous value."_doc)
       .def("fence", &World::fence, nb::call_guard<nb::gil_scoped_release>(),

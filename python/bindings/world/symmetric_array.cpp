@@ -96,6 +96,13 @@ void check_alive(const SymmetricArray& array) {
   require(array.world.is_open(), Code::closed, "the array is freed, or its world is closed");
 }
 
+const SymmetricArray& symmetric_from(const char* call, const char* name, nb::handle value) {
+  const SymmetricArray& array = object_from<SymmetricArray>(
+      call, name, value, "a shoal.SymmetricArray, which World.zeros returns");
+  check_alive(array);
+  return array;
+}
+
 std::shared_ptr<void> heap_keeper(const Team& team) {
   return team.world().heap().memory_owner();
 }
@@ -117,6 +124,12 @@ void bind_remote_arrays(nb::module_& module) {
       "Elements of a SymmetricArray on one PE; a slice selects some of them."_doc);
   refuse_numpy(remote, "its elements by World.get");
   remote.def_ro("pe", &RemoteArray::pe, "World PE that owns the elements."_doc)
+      .def("__bool__",
+           [](const RemoteArray&) -> bool {
+             throw nb::type_error(
+                 "a RemoteArray has no truth value; fetch its elements by "
+                 "World.get");
+           })
       .def("__len__", [](const RemoteArray& self) { return self.count; })
       .def("__getitem__", &slice)
       .def("__getitem__", &element)
@@ -153,6 +166,8 @@ void bind_symmetric_arrays(nb::module_& module) {
           "nbytes", [](const SymmetricArray& self) { return self.local.bytes(); },
           "Bytes of all elements on one PE."_doc)
       .def("__len__", [](nb::handle self) { return nb::len(local_of(self)); })
+      .def("__bool__",
+           [](nb::handle self) { return truth_of(local_of(self), "shoal.SymmetricArray"); })
       .def(
           "__array__",
           [](nb::handle self, nb::handle dtype, nb::handle copy) {

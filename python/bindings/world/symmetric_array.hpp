@@ -36,6 +36,10 @@ SymmetricArray zeros(const World& world, nb::handle given, nb::handle dtype);
 /// Throws Error{closed} where the array was freed or its world is closed.
 void check_alive(const SymmetricArray& array);
 
+/// An argument that must be a SymmetricArray. Throws Error{invalid_argument}, naming the call and
+/// the argument, or as check_alive.
+const SymmetricArray& symmetric_from(const char* call, const char* name, nb::handle value);
+
 /// Elements of a SymmetricArray on one PE.
 struct RemoteArray {
   Pe pe = 0;

@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "../arguments.hpp"
 #include "../check.hpp"
 #include "../docs.hpp"
 #include "../ep/group.hpp"
@@ -165,7 +166,10 @@ class Raised {
 };
 
 /// The results of `body` by PE. Raises the Python exception that caused the others, unchanged.
-nb::list run_threads_of_python(Pe n_pes, const nb::callable& body, nb::handle given) {
+nb::list run_threads_of_python(nb::handle number, nb::handle body, nb::handle given) {
+  const auto n_pes = argument<Pe>("run_threads", "n_pes", number);
+  if (PyCallable_Check(body.ptr()) == 0)
+    wrong_type("run_threads", "body", body, "a function that takes a World");
   const Settings settings = settings_from(given);
   std::vector<nb::object> results;
   Raised raised;
@@ -413,8 +417,11 @@ void bind_world(nb::module_& module) {
                    "The steps of opening the world, and the seconds of each on this PE."_doc);
 
   module.def(
-      "run_threads", &run_threads_of_python, nb::arg("n_pes"), nb::arg("body"),
+      "run_threads", &run_threads_of_python, nb::arg("n_pes").none(), nb::arg("body").none(),
       nb::arg("settings") = nb::none(),
+      nb::sig(
+          "def run_threads(n_pes: int, body: collections.abc.Callable, settings: object | None = "
+          "None) -> list"),
       "Calls body(world) on `n_pes` threads of this process, one per PE. Returns the results "
       "by PE. The first exception ends all of them and is raised again."_doc);
 }

@@ -235,6 +235,12 @@ void release_quietly(const std::weak_ptr<WorldState>& weak, void* pointer) noexc
 
 }  // namespace
 
+void fail_subspan(std::size_t first, std::size_t length, std::size_t count) {
+  fail(Code::invalid_argument,
+       "RemoteSpan::subspan: {} elements from element {} leave the span of {}", length, first,
+       count);
+}
+
 std::shared_ptr<void> allocate_symmetric(WorldState& state, std::size_t count, std::size_t size,
                                          std::size_t alignment) {
   void* const pointer = allocate(state, product(count, size), alignment, true);

@@ -2,6 +2,7 @@
 // PEs and ranges that do not exist, and heap calls that disagree, are rejected with the value and
 // the allowed range. Nothing changes.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -161,9 +162,12 @@ TEST(RemoteSpan, SubspanStaysInside) {
                                       {3, SIZE_MAX},
                                       {SIZE_MAX, 1},
                                       {SIZE_MAX, SIZE_MAX}})
-    expect_error(Code::invalid_argument, "leaves the span",
-                 [&span, first = first, length = length] { span.subspan(first, length); });
-  expect_error(Code::invalid_argument, "leaves the span", [&] { span[10]; });
+    expect_error(
+        Code::invalid_argument,
+        fmt::format("subspan: {} elements from element {} leave the span of 10", length, first),
+        [&span, first = first, length = length] { span.subspan(first, length); });
+  expect_error(Code::invalid_argument, "1 elements from element 10 leave the span of 10",
+               [&] { span[10]; });
 }
 
 TEST(RunThreads, RefusesNumbersOfPesOutsideItsLimits) {
