@@ -5,7 +5,7 @@
 #include <sys/resource.h>
 
 #include <cerrno>
-#include <cstring>
+#include <cstring>  // strerrordesc_np, of glibc 2.32 or newer
 
 namespace shoal {
 namespace {
@@ -57,7 +57,10 @@ std::string remedy(int error) {
 std::string errno_text(int error) {
   const int before = errno;
   const std::string cause = remedy(error);
-  std::string text = std::strerror(error);
+  // strerror() would translate the text if the program has set a locale.
+  const char* const untranslated = strerrordesc_np(error);
+  std::string text =
+      untranslated != nullptr ? untranslated : fmt::format("Unknown error {}", error);
   if (!cause.empty()) text += fmt::format(" ({})", cause);
   errno = before;
   return text;

@@ -11,7 +11,7 @@ namespace shoal {
 ///
 ///   "Too many open files (this process may have 1024: raise it with `ulimit -n`)"
 ///
-/// Keeps errno.
+/// The language is English in every locale. Keeps errno.
 std::string errno_text(int error);
 
 }  // namespace shoal

@@ -6,12 +6,12 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
 
 #include "base/backoff.hpp"
 #include "base/log.hpp"
 #include "base/nap.hpp"
+#include "base/system_error.hpp"
 
 namespace shoal::transport::message {
 namespace {
@@ -63,7 +63,7 @@ void ProgressThread::bind(std::int64_t core) {
   const int error = bind_to_core(thread_, core);
   if (error != 0)
     log::warn("PE {}: cannot bind the progress thread to core {}: {}. Setting: SHOAL_PROGRESS_CORE",
-              engine_.my_pe(), core, std::strerror(error));
+              engine_.my_pe(), core, errno_text(error));
 }
 
 void ProgressThread::run() {

@@ -15,6 +15,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "base/nap.hpp"
+#include "base/system_error.hpp"
 #include "transport/proxy.hpp"
 #include "transport/proxy/executor.hpp"
 #include "transport/proxy/thread_platform.hpp"
@@ -85,7 +86,7 @@ void ProxyThread::bind() {
   const int error = bind_to_core(thread_, context_.core);
   if (error != 0)
     log::warn("PE {}: cannot bind the proxy's thread to core {}: {}. Setting: SHOAL_PROXY_CORE",
-              context_.my_pe, context_.core, std::strerror(error));
+              context_.my_pe, context_.core, errno_text(error));
 }
 
 void ProxyThread::drain(std::uint64_t posted) {

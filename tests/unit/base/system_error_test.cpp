@@ -30,6 +30,7 @@ TEST(SystemError, NamesMemoryProcessesAndDisk) {
 
 TEST(SystemError, OtherErrorsHaveTheTextOfTheSystem) {
   EXPECT_EQ(errno_text(ECONNREFUSED), "Connection refused");
+  EXPECT_EQ(errno_text(99999), "Unknown error 99999");
 }
 
 TEST(SystemError, KeepsErrno) {
