@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/trace.hpp"
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <utility>
 
@@ -63,8 +65,10 @@ bool names_packet(TraceEvent::Kind kind) {
          kind != TraceEvent::Kind::destroyed;
 }
 
-double microseconds(Time time) {
-  return static_cast<double>(time.count()) / 1000;
+/// Microseconds with three decimals. A "%f" of printf would write the decimal separator of the
+/// program's locale, which JSON does not allow.
+std::string microseconds(Time time) {
+  return fmt::format("{:.3f}", static_cast<double>(time.count()) / 1000);
 }
 
 /// The counters that are not 0, each as `before`, its name, `between` and its value.
@@ -95,8 +99,9 @@ std::string list(const Counters* counters, const char* before, const char* betwe
 
 std::string to_text(const TraceEvent& event) {
   char line[160];
-  std::snprintf(line, sizeof line, "%12.3f nic %u qp %u %s %u %s %u", microseconds(event.time),
-                unsigned{event.nic}, event.qp_number, name_of(event.kind), event.value,
+  std::snprintf(line, sizeof line, "%12s nic %u qp %u %s %u %s %u",
+                microseconds(event.time).c_str(), unsigned{event.nic}, event.qp_number,
+                name_of(event.kind), event.value,
                 names_packet(event.kind) ? name_of(event.packet) : "-", event.bytes);
   return line + list(event.counters, " ", "=");
 }
@@ -112,12 +117,12 @@ PerfettoTrace::~PerfettoTrace() {
 void PerfettoTrace::add(const TraceEvent& event) {
   char line[256];
   const char* const packet = names_packet(event.kind) ? name_of(event.packet) : "";
-  std::snprintf(
-      line, sizeof line,
-      "%s\n{\"name\":\"%s%s%s\",\"ph\":\"i\",\"s\":\"t\",\"ts\":%.3f,\"pid\":%u,\"tid\":%u,"
-      "\"args\":{\"value\":%u,\"bytes\":%u",
-      first_ ? "" : ",", name_of(event.kind), *packet != '\0' ? " " : "", packet,
-      microseconds(event.time), unsigned{event.nic}, event.qp_number, event.value, event.bytes);
+  std::snprintf(line, sizeof line,
+                "%s\n{\"name\":\"%s%s%s\",\"ph\":\"i\",\"s\":\"t\",\"ts\":%s,\"pid\":%u,\"tid\":%u,"
+                "\"args\":{\"value\":%u,\"bytes\":%u",
+                first_ ? "" : ",", name_of(event.kind), *packet != '\0' ? " " : "", packet,
+                microseconds(event.time).c_str(), unsigned{event.nic}, event.qp_number, event.value,
+                event.bytes);
   output_ << line << list(event.counters, ",\"", "\":") << "}}";
   first_ = false;
 }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <stdexcept>
@@ -24,9 +25,12 @@ const char* find(const char* name) {
 double number(const char* name, double least, double most, double otherwise, bool whole = true) {
   const char* const text = find(name);
   if (text == nullptr) return otherwise;
-  char* end = nullptr;
-  const double value = std::strtod(text, &end);
-  if (*end != '\0' || !(value >= least && value <= most) || (whole && value != std::floor(value)))
+  const std::string_view word(text);
+  double value = 0;
+  // strtod() would expect the decimal separator of the program's locale.
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+  if (error != std::errc{} || end != word.data() + word.size() ||
+      !(value >= least && value <= most) || (whole && value != std::floor(value)))
     reject(name, text, fmt::format("{} to {}", least, most));
   return value;
 }

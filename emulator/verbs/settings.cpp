@@ -42,9 +42,11 @@ void read_number(const std::string& name, std::uint64_t least, std::uint64_t mos
 void read_probability(const std::string& name, double& to) {
   const char* const text = find(name);
   if (text == nullptr) return;
-  char* end = nullptr;
-  to = std::strtod(text, &end);
-  if (*end != '\0' || !(to >= 0 && to < 1)) reject(name, text, "0 to less than 1");
+  // strtod() would expect the decimal separator of the program's locale.
+  const std::string_view value(text);
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), to);
+  if (error != std::errc{} || end != value.data() + value.size() || !(to >= 0 && to < 1))
+    reject(name, value, "0 to less than 1");
 }
 
 template <typename Value, std::size_t kCount>

@@ -3,7 +3,6 @@
 
 #include <nanobind/stl/string.h>
 
-#include <cctype>
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -28,17 +27,18 @@ using Overrides = std::map<std::string, std::string>;  // by name of the environ
 constexpr const char* kNvshmemVariables = "nvshmem_variables";
 constexpr const char* kDeepEpVariables = "deep_ep_variables";
 
+// ASCII letters only: Python sets a locale, and in a Turkish one std::tolower('I') is no 'i'.
 std::string upper(std::string_view text) {
   std::string result(text);
   for (char& letter : result)
-    letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+    if (letter >= 'a' && letter <= 'z') letter = static_cast<char>(letter - 'a' + 'A');
   return result;
 }
 
 std::string lower(std::string_view text) {
   std::string result(text);
   for (char& letter : result)
-    letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter - 'A' + 'a');
   return result;
 }
 

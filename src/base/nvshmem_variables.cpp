@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cerrno>
 #include <cstdlib>
+
+#include "base/ascii.hpp"
 
 namespace shoal::nvshmem {
 namespace {
@@ -100,13 +101,6 @@ constexpr std::string_view kOfPrograms[] = {"INFO", "INFO_HIDDEN", "VERSION"};
 
 constexpr std::string_view kPrefix = "NVSHMEM_";
 
-std::string lower(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return out;
-}
-
 /// The value of the setting where NVSHMEM's boolean is true, else its default.
 Translation where_true(const std::string& text, std::string_view value) {
   if (!is_true(text)) return {std::nullopt, ""};
@@ -120,7 +114,7 @@ bool is_set_true(const Lookup& lookup, const char* variable) {
 bool wants_ibgda(const Lookup& lookup) {
   const auto transport = lookup("NVSHMEM_REMOTE_TRANSPORT");
   return is_set_true(lookup, "NVSHMEM_IB_ENABLE_IBGDA") ||
-         (transport && lower(*transport) == "ibgda");
+         (transport && ascii_lower(*transport) == "ibgda");
 }
 
 /// The nearest value in the setting's range: NVSHMEM's limits differ from Shoal's.
@@ -150,14 +144,14 @@ using Words = std::initializer_list<std::pair<std::string_view, std::string_view
 
 std::optional<std::string> word(const std::string& text, Words words) {
   for (const auto& [theirs, ours] : words)
-    if (lower(text) == theirs) return std::string(ours);
+    if (ascii_lower(text) == theirs) return std::string(ours);
   return std::nullopt;
 }
 
 Translation remote_transport(const std::string& text, const Lookup& lookup) {
   // No network of the host: what remains are PEs that share memory or reach each other's GPU, and
   // the NICs that kernels drive.
-  if (lower(text) == "none")
+  if (ascii_lower(text) == "none")
     return {wants_ibgda(lookup) ? "verbs,network" : "shm,cuda_p2p,staged", ""};
   if (auto ours = word(text, {{"libfabric", "ofi"},
                               {"ucx", "ucx"},
@@ -182,7 +176,7 @@ Translation verbs_interface(const std::string& text, std::string_view alias, con
 Translation bootstrap_pmi(const std::string& kind, const Lookup& lookup) {
   const auto mode = lookup("NVSHMEM_BOOTSTRAP");
   const bool named = mode && !mode->empty();
-  if (named && lower(*mode) != "pmi")
+  if (named && ascii_lower(*mode) != "pmi")
     return {std::nullopt, fmt::format("NVSHMEM_BOOTSTRAP is \"{}\", not PMI", *mode)};
   const auto ours =
       word(kind, {{"pmi", "pmi"}, {"pmi-2", "pmi2"}, {"pmi2", "pmi2"}, {"pmix", "pmix"}});
@@ -195,7 +189,7 @@ Translation bootstrap_pmi(const std::string& kind, const Lookup& lookup) {
 }
 
 Translation bootstrap(const std::string& text, const Lookup& lookup) {
-  if (lower(text) != "pmi") return {text, ""};
+  if (ascii_lower(text) != "pmi") return {text, ""};
   if (const auto kind = lookup("NVSHMEM_BOOTSTRAP_PMI"))
     if (auto ours = bootstrap_pmi(*kind, lookup); ours.value) return ours;
   if (lookup("PMI_RANK") || lookup("PMI_FD")) return {"pmi", ""};
@@ -277,7 +271,7 @@ Translation translate(const SettingInfo& info, std::string_view alias, const std
   if (alias == "NVSHMEM_LIBFABRIC_PROVIDER") return provider(text);
   if (alias == "NVSHMEM_IBGDA_NUM_RC_PER_PE") return queue_pairs(info, text);
   if (alias == "NVSHMEM_HEAP_KIND") return {word(text, {{"sysmem", "host"}}), ""};
-  if (alias == "NVSHMEM_NVTX") return {lower(text) == "off" ? "off" : "on", ""};
+  if (alias == "NVSHMEM_NVTX") return {ascii_lower(text) == "off" ? "off" : "on", ""};
   if (type_of(info) == "bytes") return size(info, text);
   if (type_of(info) == "integer") return integer(info, text);
   return {text, ""};

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/classic_locale.hpp"
 
 namespace shoal {
 namespace {
@@ -65,6 +66,7 @@ class KeepSignalHandlers {
 /// libraries of the same name. `reason` receives the linker's message on failure.
 void* open_library(const std::string& file, std::string& reason) {
   const KeepSignalHandlers keep;
+  const ClassicLocale classic;  // for libraries that read their settings when they are loaded
   void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {
     const char* const why = dlerror();

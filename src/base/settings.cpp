@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "base/ascii.hpp"
 #include "base/deepep_variables.hpp"
 #include "base/nvshmem_variables.hpp"
 #include "shoal/error.hpp"
@@ -46,13 +47,6 @@ constexpr std::string_view kLauncherVariables[] = {
               fmt::format("{} is \"{}\"; allowed: {}", variable, value, allowed));
 }
 
-std::string lower(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(),
-                 [](unsigned char c) { return std::tolower(c); });
-  return out;
-}
-
 std::optional<std::int64_t> parse_integer(std::string_view text) {
   std::int64_t value = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -81,7 +75,7 @@ std::optional<std::string> choose(const SettingInfo& info, std::string_view text
   for (const std::string_view choice : info.choices) {
     const bool open = choice.ends_with(':') && text.size() > choice.size();
     const std::string_view head = open ? text.substr(0, choice.size()) : text;
-    if (choice.ends_with(':') == open && lower(head) == lower(choice))
+    if (choice.ends_with(':') == open && ascii_lower(head) == ascii_lower(choice))
       return fmt::format("{}{}", choice, text.substr(head.size()));
   }
   return std::nullopt;
@@ -159,7 +153,7 @@ std::optional<std::size_t> parse_bytes(std::string_view text) {
   double value = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + digits, value);
   if (digits == 0 || error != std::errc{} || end != text.data() + digits) return std::nullopt;
-  std::string unit = lower(text.substr(digits));
+  std::string unit = ascii_lower(text.substr(digits));
   if (unit.ends_with("ib")) unit.resize(unit.size() - 2);
   if (unit.ends_with("b")) unit.resize(unit.size() - 1);
   constexpr std::string_view units = "kmgt";

@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "base/check.hpp"
+#include "base/classic_locale.hpp"
 #include "base/log.hpp"
 #include "base/service_thread.hpp"
 
@@ -126,6 +127,7 @@ Library::Library(const Context& context) {
   silence_log();
   const SignalsBlocked blocked;  // UCX starts a thread
   const std::lock_guard lock(starting());
+  const ClassicLocale classic;
   const std::string& tls = context.settings->ucx_tls;
   const std::string devices = devices_for(context);
   selection_ =
