@@ -195,6 +195,38 @@ TEST(ShoalRun, PassesSignalsOn) {
   EXPECT_EQ(count(result.out, "got term"), 2u) << result.describe();
 }
 
+/// shoal-run as the child of a program that ignores `signal`.
+std::vector<std::string> ignoring(const std::string& signal, const std::string& options,
+                                  const std::string& script) {
+  std::vector<std::string> argv = command(options, script);
+  argv.insert(argv.begin(), {"/usr/bin/env", "--ignore-signal=" + signal});
+  return argv;
+}
+
+// nohup ignores SIGHUP, and a shell ignores SIGINT for its background jobs. shoal-run reads the
+// lower signal first: with a grace period of 0 it would end the PEs before they handle SIGUSR1.
+TEST(ShoalRun, AnIgnoredSignalStaysIgnored) {
+  for (const auto& [name, signal] : {std::pair("HUP", SIGHUP), std::pair("INT", SIGINT)}) {
+    Process launcher(ignoring(name, "-n 2 --grace 0",
+                              "trap 'echo got usr1; exit 0' USR1; echo ready; "
+                              "while true; do sleep 0.05; done"));
+    for (const char* ready : {"[0] ready", "[1] ready"})
+      ASSERT_TRUE(launcher.wait_for_output(ready)) << launcher.err();
+    launcher.send(signal);
+    launcher.send(SIGUSR1);
+    const auto result = launcher.wait();
+    EXPECT_TRUE(result.ok()) << name << ": " << result.describe();
+    EXPECT_EQ(count(result.out, "got usr1"), 2u) << name << ": " << result.describe();
+  }
+}
+
+TEST(ShoalRun, SeesPesEndIfItsParentIgnoresChildren) {
+  Process launcher(ignoring("CHLD", "-n 2", "exit 7"));
+  const auto result = launcher.wait();
+  EXPECT_FALSE(result.timed_out);
+  EXPECT_EQ(result.exit_status, 7) << result.describe();
+}
+
 TEST(ShoalRun, StatusOfASignalThatPesDoNotHandle) {
   Process launcher(command("-n 2", "echo pid $$; exec sleep 60"));
   for (const char* ready : {"[0] pid", "[1] pid"})

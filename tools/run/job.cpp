@@ -27,10 +27,18 @@ void say(const std::string& text) {
   write_all(STDERR_FILENO, "shoal-run: " + text + "\n");
 }
 
+bool is_ignored(int signal) {
+  struct sigaction action{};
+  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+/// kHandled without the signals that shoal-run ignores because its parent does: SIGHUP under nohup,
+/// SIGINT in a background job of a shell. A signal descriptor would receive them nevertheless.
 sigset_t handled_set() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : kHandled) sigaddset(&set, signal);
+  for (const int signal : kHandled)
+    if (!is_ignored(signal)) sigaddset(&set, signal);
   return set;
 }
 
@@ -84,6 +92,8 @@ cpu_set_t set_of(const std::vector<int>& processors) {
 }  // namespace
 
 Job::Job(JobOptions options, const Keeper& keeper) : options_(std::move(options)), keeper_(keeper) {
+  // The kernel reports no ended children to a process that ignores SIGCHLD.
+  ::signal(SIGCHLD, SIG_DFL);
   const sigset_t set = handled_set();
   sigset_t blocked = set;
   sigaddset(&blocked, SIGPIPE);  // a closed output is EPIPE
