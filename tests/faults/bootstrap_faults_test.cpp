@@ -16,6 +16,7 @@
 
 #include "bootstrap/tcp/socket.hpp"
 #include "support/expect_error.hpp"
+#include "support/open_files.hpp"
 #include "support/process/process.hpp"
 
 namespace shoal {
@@ -97,21 +98,12 @@ TEST(BootstrapFaults, SilentStrangerIsTurnedAwayInAFewSeconds) {
 }
 
 TEST(BootstrapFaults, ManyStrangersDoNotKeepPesOut) {
+  SHOAL_SKIP_WITHOUT_FILES(512);
   const UniqueId id = UniqueId::create(on_loopback(20'000));
   std::vector<bootstrap::Fd> crowd;
   for (int i = 0; i < 200; ++i) crowd.push_back(stranger(id));
   crowd.erase(crowd.begin(), crowd.begin() + 150);
   Pair(id).expect_met();
-}
-
-/// Raises the limit of open files of this process to `count`, or reports false.
-bool allow_files(rlim_t count) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
-  if (limit.rlim_cur >= count) return true;
-  limit.rlim_cur = count;
-  if (limit.rlim_max != RLIM_INFINITY && limit.rlim_max < count) limit.rlim_max = count;
-  return setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
 /// Whether the other side has closed the connection.
@@ -127,7 +119,7 @@ bool is_closed(const bootstrap::Fd& fd) {
 // before it accepts the PEs behind them: a stranger in the middle of the queue is still connected
 // when the PEs have met.
 TEST(BootstrapFaults, AThousandSilentStrangersDelayNothing) {
-  if (!allow_files(4096)) GTEST_SKIP() << "needs 4096 open files";
+  SHOAL_SKIP_WITHOUT_FILES(4096);
   const UniqueId id = UniqueId::create(on_loopback(60'000));
   std::vector<bootstrap::Fd> crowd;
   for (int i = 0; i < 1'000; ++i) crowd.push_back(stranger(id));
@@ -188,7 +180,7 @@ void relay(const bootstrap::Fd& pe, const bootstrap::Fd& root, bool greets) {
 // A PE may get no core between its connection and its greeting. Here a relay delays the first
 // greeting of PE 1 until strangers have taken its place at the root.
 TEST(BootstrapFaults, APeThatStrangersPushedOutConnectsAgain) {
-  if (!allow_files(4096)) GTEST_SKIP() << "needs 4096 open files";
+  SHOAL_SKIP_WITHOUT_FILES(4096);
   const UniqueId id = UniqueId::create(on_loopback());
   const bootstrap::Fd listener = listen_anywhere();
   std::vector<bootstrap::Fd> crowd;

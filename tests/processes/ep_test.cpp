@@ -177,14 +177,15 @@ SHOAL_PE_BODY(first_pairs) {
     const Counts before = Counts::now();
     const long first = faults_of(pair);
     const Counts after = Counts::now();
-    long later = 0;
-    for (int i = 0; i < 4; ++i) later = std::max(later, faults_of(pair));
+    std::vector<long> later(4);
+    for (long& faults : later) faults = faults_of(pair);
+    const auto [least, most] = std::ranges::minmax(later);
     if (pe.argument.empty()) {
-      first_touch += first - later;
+      first_touch += first - least;
       continue;
     }
     EXPECT_EQ(before, after);
-    EXPECT_LE(first, later + kFewFaults);
+    EXPECT_LE(first, most + kFewFaults);
   }
   // What the warm-up saves: without it the counts above would be different ones.
   if (pe.argument.empty()) EXPECT_GT(first_touch, 2 * kFewFaults);

@@ -53,6 +53,14 @@ std::string contents(int fd) {
   if (getppid() != parent) _exit(126);
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
+  // A shell starts a background job with SIGINT ignored, nohup ignores SIGHUP, and standard input
+  // may be closed. The child must not depend on that.
+  for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGCHLD}) ::signal(signal, SIG_DFL);
+  const int nothing = open("/dev/null", O_RDONLY);
+  if (nothing > STDIN_FILENO) {
+    dup2(nothing, STDIN_FILENO);
+    close(nothing);
+  }
   execve(argv[0], argv, envp);
   _exit(127);
 }

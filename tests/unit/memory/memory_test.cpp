@@ -17,6 +17,7 @@
 #include "memory/host/segment.hpp"
 #include "memory/registered_buffers.hpp"
 #include "shoal/error.hpp"
+#include "support/open_files.hpp"
 
 namespace shoal::memory {
 namespace {
@@ -57,6 +58,7 @@ TEST(Segment, IsFoundByTokenWhileItLives) {
 
 TEST(FdExchange, GivesEveryPeTheSegmentsOfAllPes) {
   constexpr Pe kPes = 24;  // twice the length of a socket's queue
+  SHOAL_SKIP_WITHOUT_FILES(2 * kPes * kPes);
   const Token world = make_token();
   std::vector<FdSocket> sockets(kPes);
   std::vector<std::thread> threads;
