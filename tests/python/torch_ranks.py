@@ -3,11 +3,7 @@
 
 A test module defines functions `check_*(world)` and starts them once, all in the same processes:
 
-    CHECKS = names_of_checks(globals())
-    results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-    @pytest.mark.parametrize("name", CHECKS)
-    def test_on_four_ranks(results, name): results.verify(name)
+    add_tests(globals(), lambda: run_checks(4, __name__))
 """
 
 import datetime
@@ -43,6 +39,18 @@ class Results:
         ]
         if failed:
             pytest.fail("\n".join(failed), pytrace=False)
+
+
+def add_tests(namespace, run):
+    """Adds one test per check to a test module. The first of them calls `run`, which returns the
+    Results of all checks."""
+
+    @pytest.mark.parametrize("name", names_of_checks(namespace))
+    def test_on_ranks(results, name):
+        results.verify(name)
+
+    namespace["results"] = pytest.fixture(scope="module")(run)
+    namespace["test_on_ranks"] = test_on_ranks
 
 
 def forkserver(device="cpu"):

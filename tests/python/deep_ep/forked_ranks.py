@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs checks on several ranks that a process with slow imports forks, so that it imports once.
+"""Runs checks on four ranks that a process with slow imports forks, so that it imports once.
 
 A test file is also the program of the process:
 
-    CHECKS = names_of_checks(globals())
-    results = pytest.fixture(scope="module")(lambda: run_file(__file__))
+    require("torch", "deepspeed", installed_by="./run setup --checks")
+    import torch  # noqa: E402
 
-    @pytest.mark.parametrize("name", CHECKS)
-    def test_on_four_ranks(results, name): results.verify(name)
+    def setup(): ...  # imports the program and patches it
+    def check_dispatch(): ...  # on each rank
 
-    if __name__ == "__main__":
-        main(globals(), setup)
+    add_tests_or_run(globals(), setup)
 """
 
 import datetime
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -23,13 +23,30 @@ import tempfile
 import traceback
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
-from torch_ranks import NOT_RUN, Results, names_of_checks  # noqa: E402
+from torch_ranks import NOT_RUN, Results, add_tests, names_of_checks  # noqa: E402
 
 RANKS = 4
 DEADLINE_S = 240
+
+
+def require(*packages, installed_by):
+    """Skips the test file unless the packages can be imported."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{installed_by} installs {package}", allow_module_level=True)
+
+
+def add_tests_or_run(namespace, setup):
+    """Adds the tests of a file to it, or is the program that `run_file` starts."""
+    if namespace["__name__"] == "__main__":
+        main(namespace, setup)
+    else:
+        add_tests(namespace, lambda: run_file(namespace["__file__"]))
 
 
 def run_file(path):

@@ -5,10 +5,9 @@ The layer is always the same: every token goes to K experts, each a matrix, and 
 expert outputs are added. The reference is one process with all experts.
 """
 
-import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import names_of_checks, run_checks, seeded
+from torch_ranks import add_tests, run_checks, seeded
 
 import deep_ep
 from deep_ep import Buffer, ElasticBuffer
@@ -529,10 +528,4 @@ def check_megatron_training_step(_):
         assert close(experts.grad, whole.grad[rank * local : (rank + 1) * local], 2e-3)
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(8, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_eight_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(8, __name__))

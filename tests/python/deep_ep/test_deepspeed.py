@@ -10,12 +10,9 @@ import logging
 import sys
 import types
 
-import pytest
-from forked_ranks import main, names_of_checks, run_file
+from forked_ranks import add_tests_or_run, require
 
-for package in ("torch", "deepspeed"):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip("./run setup --checks installs deepspeed", allow_module_level=True)
+require("torch", "deepspeed", installed_by="./run setup --checks")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -89,14 +86,4 @@ def check_activation_checkpointing():
     exchange.destroy()
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_file(__file__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
-
-
-if __name__ == "__main__":
-    main(globals(), setup)
+add_tests_or_run(globals(), setup)

@@ -5,12 +5,10 @@ makes for both modes. The wheel has 107 MB: ./run soak installs it."""
 import importlib.util
 
 import pytest
-from forked_ranks import main, names_of_checks, run_file
+from forked_ranks import add_tests_or_run, require
 
 pytestmark = pytest.mark.soak
-for package in ("torch", "lmdeploy"):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip("./run soak installs lmdeploy", allow_module_level=True)
+require("torch", "lmdeploy", installed_by="./run soak")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -131,14 +129,4 @@ def check_all_dispatchers_share_a_buffer_which_is_destroyed():
     assert buffers.destroy() and buffer.runtime is None
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_file(__file__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
-
-
-if __name__ == "__main__":
-    main(globals(), setup)
+add_tests_or_run(globals(), setup)

@@ -10,11 +10,9 @@ import importlib.metadata
 import importlib.util
 import sys
 
-import pytest
-from forked_ranks import main, names_of_checks, run_file
+from forked_ranks import add_tests_or_run, require
 
-if importlib.util.find_spec("torch") is None or importlib.util.find_spec("megatron") is None:
-    pytest.skip("./run setup --checks installs megatron-core", allow_module_level=True)
+require("torch", "megatron", installed_by="./run setup --checks")
 
 from types import SimpleNamespace  # noqa: E402
 
@@ -167,14 +165,4 @@ def check_padded_experts_with_hybridep():
     assert dispatcher._comm_manager.num_permuted_tokens == 8 * dist.get_world_size() * 2
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_file(__file__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
-
-
-if __name__ == "__main__":
-    main(globals(), setup)
+add_tests_or_run(globals(), setup)

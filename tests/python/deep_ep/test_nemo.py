@@ -4,12 +4,9 @@ and backward, with the replay of a dispatch by activation checkpointing, and wit
 
 import importlib.util
 
-import pytest
-from forked_ranks import main, names_of_checks, run_file
+from forked_ranks import add_tests_or_run, require
 
-for package in ("torch", "nemo_automodel"):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip("./run setup --checks installs nemo-automodel", allow_module_level=True)
+require("torch", "nemo_automodel", installed_by="./run setup --checks")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -105,14 +102,4 @@ def check_hybrid_ep():
     nemo.reset_hybrid_ep_buffer()
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_file(__file__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
-
-
-if __name__ == "__main__":
-    main(globals(), setup)
+add_tests_or_run(globals(), setup)

@@ -10,12 +10,9 @@ Its HybridEP operators need a newer torch than the tests have; test_megatron.py 
 import importlib.util
 import sys
 
-import pytest
-from forked_ranks import main, names_of_checks, run_file
+from forked_ranks import add_tests_or_run, require
 
-for package in ("torch", "torchtitan", "spmd_types"):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip("./run setup --checks installs torchtitan", allow_module_level=True)
+require("torch", "torchtitan", "spmd_types", installed_by="./run setup --checks")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -82,14 +79,4 @@ def check_inference_in_the_static_layout():
     assert close(out, case.expected()[0])
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_file(__file__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
-
-
-if __name__ == "__main__":
-    main(globals(), setup)
+add_tests_or_run(globals(), setup)
