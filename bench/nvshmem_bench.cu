@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <functional>
 
 namespace {
@@ -188,7 +189,7 @@ class Bench {
 
 }  // namespace
 
-int main() {
+int main() try {
   int gpus = 0;
   if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) return 77;
   nvshmem_init();
@@ -196,4 +197,7 @@ int main() {
   Bench().run();
   nvshmem_finalize();
   return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "shoal-bench-nvshmem: %s\n", error.what());
+  std::exit(1);  // the other PEs learn why
 }

@@ -280,15 +280,14 @@ int main(int argc, char** argv) {
   // Before CUDA starts: kernels of PEs that share a GPU, and the proxy's copies beside kernels that
   // wait for them, must not share a hardware queue.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  // Between nodes, a kernel that is loaded late stops the proxy's copies for which others wait.
-  if (part == "nodes" || shoal::Settings::from_environment().node_size > 0)
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   try {
+    const shoal::Settings settings = shoal::Settings::from_environment();
+    // Between nodes, a kernel that is loaded late stops the proxy's copies for which others wait.
+    if (part == "nodes" || settings.node_size > 0) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     if (part == "nic") {
       gpu::run_nic(nic);
       return 0;
     }
-    const shoal::Settings settings = shoal::Settings::from_environment();
     const bool launched = settings.n_pes > 0;
     if (settings.gda == "emulated") options.between_nodes = "kernels";
     gpu::prepare(options, part, app,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <exception>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -165,7 +166,7 @@ json fair() {
 }  // namespace
 }  // namespace shoal::bench::nic
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   using namespace shoal::bench::nic;
   CLI::App app("Experiments on emulated NICs in virtual time.", "shoal-bench-nic");
   std::vector<std::uint32_t> sizes{8, 16, 32, 64};
@@ -211,4 +212,7 @@ int main(int argc, char** argv) {
   }
   if (!output.empty()) std::ofstream(output) << all.dump(1) << "\n";
   return 0;
+} catch (const std::exception& error) {
+  fmt::print(stderr, "shoal-bench-nic: {}\n", error.what());
+  return 1;
 }

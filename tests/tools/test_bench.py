@@ -55,6 +55,22 @@ def test_bare_loops_of_verbs_have_the_rows_of_rma(bin_dir, tmp_path):
     assert set(bare) <= set(rows(bin_dir / "shoal-run", "-n", "2", bin_dir / "shoal-bench", "rma"))
 
 
+@pytest.mark.parametrize("command", ["shoal-bench rma", "shoal-bench-gpu normal"])
+def test_a_wrong_setting_is_an_error(bin_dir, command):
+    program, part = command.split()
+    if not (bin_dir / program).exists():
+        pytest.skip(f"this build has no {program}")
+    result = subprocess.run(
+        [bin_dir / program, part],
+        env=os.environ | {"SHOAL_LOG": "loud"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 1, result.stderr
+    assert f'{program}: shoal: SHOAL_LOG is "loud"; allowed: ' in result.stderr
+
+
 @pytest.mark.parametrize("warm", [[], ["--preinitialize"]])
 def test_start_splits_the_first_pair(bin_dir, tmp_path, warm):
     report = tmp_path / "start.json"
