@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// proxy_bench.cpp: puts of 8 bytes through the ring of a proxy, posted by a thread in place of a
-// kernel. The rows of rma_bench.cpp with the same sizes are the host calls over the same transport.
+// proxy_bench.cpp: puts and gets of 8 bytes through the ring of a proxy, posted by a thread in
+// place of a kernel. The rows of rma_bench.cpp with the same sizes are the host calls over the same
+// transport.
 #include <memory>
 #include <thread>
 
@@ -54,15 +55,22 @@ std::vector<Measurement> measure_proxy(World& world, std::int64_t iterations) {
                                    .pe = 1 % world.n_pes(),
                                    .offset = world.heap().offset_of(target.data()),
                                    .operand = 1};
+  std::uint64_t result = 0;
+  const device::proxy::Request get{.kind = device::proxy::Kind::get,
+                                   .pe = put.pe,
+                                   .offset = put.offset,
+                                   .source = reinterpret_cast<std::uintptr_t>(&result),
+                                   .bytes = sizeof result};
   std::vector<Measurement> measurements;
-  const auto measure = [&](const std::string& name, std::int64_t puts) {
+  const auto measure = [&](const std::string& name, const device::proxy::Request& request,
+                           std::int64_t count) {
     barrier(world.team());
     Times times;
     if (world.my_pe() == 0) {
       const auto body = [&] {
         Ticket last = 0;
-        for (std::int64_t i = 0; i < puts; ++i)
-          check(Producer::post(memory.ring(), put, last), *proxy);
+        for (std::int64_t i = 0; i < count; ++i)
+          check(Producer::post(memory.ring(), request, last), *proxy);
         check(Producer::wait(memory.ring(), last), *proxy);
       };
       body();
@@ -71,10 +79,14 @@ std::vector<Measurement> measure_proxy(World& world, std::int64_t iterations) {
       times = (now() - begin) / static_cast<double>(iterations);
     }
     barrier(world.team());
-    measurements.push_back({name, times, 8.0 * static_cast<double>(puts)});
+    measurements.push_back({name, times, 8.0 * static_cast<double>(count)});
   };
-  measure("proxy: put + wait 8 B", 1);
-  measure("proxy: " + std::to_string(kWindow) + " put 8 B", kWindow);
+  measure("proxy: put + wait 8 B", put, 1);
+  measure("proxy: " + std::to_string(kWindow) + " put 8 B", put, kWindow);
+  measure("proxy: get + wait 8 B", get, 1);
+  measure("proxy: " + std::to_string(kWindow) + " get 8 B", get, kWindow);
+  require(world.my_pe() != 0 || result == put.operand, Code::mismatch,
+          "a get by the proxy returned {}, the puts wrote {}", result, put.operand);
   return measurements;
 }
 

@@ -47,6 +47,12 @@ INTERNALS = {
         "world/fabric/fabric.hpp",
         "world/state.hpp",
     ),
+    # The trial of first operations, made again.
+    ("bench/start_bench.cpp",): (
+        "world/fabric/fabric.hpp",
+        "world/fabric/trial.hpp",
+        "world/state.hpp",
+    ),
     # The text of an errno.
     ("bench/verbs_raw_bench.cpp",): ("base/system_error.hpp",),
     # Header-only: the formats of mlx5 queues.

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // nodes.cpp: GPUs on several (emulated) nodes, which do not reach each other's memory: groups whose
 // rows are sent by kernels or pass through the host (SHOAL_EP_BETWEEN_NODES), and put, get and
-// atomics on heaps.
+// atomics on heaps, by the host and on a stream.
 //
 // Times are the host's, between barriers. "pair" waits for its sizes; "pairs in a chain" are queued
 // without waiting, which only kernels allow, and are timed together. "copies" is the lower bound of
 // any path through the host: the rows of the pair once to pinned host memory and once back.
 #include <chrono>
+#include <functional>
 
 #include "base/check.hpp"
 #include "gpu/bench.hpp"
+#include "shoal/cuda.hpp"
 
 namespace shoal::bench::gpu {
 namespace {
@@ -157,6 +159,29 @@ class NodesBench {
     time("get 64 MiB", kLong, 16, [&] { world_.get(local, heap.on(other)); });
     time("put 8 B", 0, 1000, [&] { world_.put_value(word.on(other)[0], 1); });
     time("atomic fetch_add", 0, 1000, [&] { world_.atomic_fetch_add(word.on(other)[0], 1); });
+    time_stream_operations(heap.on(other), word.on(other)[0], mine);
+  }
+
+  /// The same on a stream; each time ends when the stream has.
+  void time_stream_operations(RemoteSpan<std::byte> heap, RemoteSpan<std::uint64_t> word,
+                              const Tensor& mine) {
+    const cuda::StreamOperations on(world_, stream_.get());
+    const auto measure = [&](const char* name, double bytes, std::int64_t count,
+                             const std::function<void()>& body) {
+      time(name, bytes, count, [&] {
+        body();
+        check(cudaStreamSynchronize(stream_.get()), name);
+      });
+      cuda::check_failures(world_);
+    };
+    measure("put 64 MiB on a stream", kLong, 16,
+            [&] { on.put_bytes(heap.address, mine.data, kLong); });
+    measure("get 64 MiB on a stream", kLong, 16,
+            [&] { on.get_bytes(mine.data, heap.address, kLong); });
+    measure("put 8 B on a stream", 0, 1000, [&] { on.put_value(word, 1); });
+    measure("atomic add on a stream", 0, 1000, [&] { on.atomic(AtomicOp::add, word, 1, nullptr); });
+    measure("signal on a stream", 0, 1000, [&] { on.signal(word, SignalOp::add, 1); });
+    measure("barrier on a stream", 0, 1000, [&] { on.barrier(world_.team()); });
   }
 
   World& world_;

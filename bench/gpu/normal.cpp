@@ -155,9 +155,11 @@ class NormalBench {
     return view;
   }
 
-  ep::Dispatched dispatch(std::int64_t i) {
+  ep::Dispatched dispatch(std::int64_t i, bool transient = false) {
     const DeviceBatch& batch = batches_[at(i)];
-    return group_.dispatch(input(batch), routings_[at(i)], dispatch_options(batch));
+    ep::DispatchOptions options = dispatch_options(batch);
+    options.transient = transient;
+    return group_.dispatch(input(batch), routings_[at(i)], options);
   }
   ep::Dispatched dispatch_cached(std::int64_t i) {
     const DeviceBatch& batch = batches_[at(i)];
@@ -242,6 +244,7 @@ class NormalBench {
           bytes);
     };
     alone("dispatch", [this](std::int64_t i) { dispatch(i); }, dispatch_bytes());
+    alone("dispatch transient", [this](std::int64_t i) { dispatch(i, true); }, dispatch_bytes());
     alone("dispatch cached", [this](std::int64_t i) { dispatch_cached(i); }, dispatch_bytes());
     const ep::Dispatched received = dispatch(0);
     alone("combine", [&](std::int64_t i) { combine(received, i); }, rows_ * combine_row());

@@ -84,6 +84,7 @@ def test_start_splits_the_first_pair(bin_dir, tmp_path, warm):
     rows = {row["name"]: row["seconds"]["max"] for row in data["results"]}
     phases = sum(time for name, time in rows.items() if name.startswith("World::open: "))
     assert 0 < phases <= 2 * rows["World::open"]
+    assert rows["trial of first operations"] > 0
     for mode in ("normal", "low latency"):
         assert rows[f"{mode}: creation of the first group"] > 0
         first, later, steady = (
