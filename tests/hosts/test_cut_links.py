@@ -66,7 +66,7 @@ def test_a_cut_link_is_reported_and_a_new_world_works_after_it(running, transpor
     network, job = cut_in_the_middle(running, transport, fault)
     if transport != "ofi":
         expect_cause(job, rails=[0, 1])
-    # What is left for the next start, with its setting.
+    # The message names the transports that the next start can use, with their setting.
     reports = "".join(program.out for program in job.programs)
     assert re.search(r"; both PEs also have \w+ \(not tried\)", reports), reports
     assert "Setting: SHOAL_TRANSPORT_BETWEEN" in reports

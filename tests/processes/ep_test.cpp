@@ -80,7 +80,7 @@ TEST(EpProcesses, NothingRunsBetweenSendAndReceive) {
   expect_success(run_pes(2, "idle_between_send_and_receive"));
 }
 
-/// What the process has by now, by the kernel's count.
+/// Resources of the process, as the kernel counts them.
 struct Counts {
   std::size_t threads = 0, files = 0, libraries = 0;
   std::size_t shared_kib = 0;  ///< memory of the heap that this process has mapped
@@ -153,7 +153,7 @@ std::vector<std::function<void()>> pairs_of(ep::Group& group, const Inputs& in) 
   return pairs;
 }
 
-// Of code, and of one array of sums, which the C library may place anew.
+// Page faults of a later pair: code, and one array of sums, which the C library may place anew.
 constexpr long kFewFaults = 64 + 256;
 
 /// argument: "preinitialize", "warmup", or "" for neither.
@@ -187,7 +187,7 @@ SHOAL_PE_BODY(first_pairs) {
     EXPECT_EQ(before, after);
     EXPECT_LE(first, most + kFewFaults);
   }
-  // What the warm-up saves: without it the counts above would be different ones.
+  // Without the warm-up, the first pairs touch much new memory: the bound above is not trivial.
   if (pe.argument.empty()) EXPECT_GT(first_touch, 2 * kFewFaults);
   group.close();
   world.close();

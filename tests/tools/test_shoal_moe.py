@@ -51,7 +51,8 @@ def test_output_is_that_of_numpy(
     output = np.load(tmp_path / "out.npy")
     want, magnitude, _ = expected(arrays, dtype)
     assert output.dtype == np.float32 and output.shape == want.shape
-    # Of each PE's sum and, between nodes, of each node's; of each expert's output and PE's sum.
+    # Each PE's sum is rounded and, between nodes, each node's; in low latency, each expert's output
+    # and each PE's sum.
     roundings = 2 if mode == "low-latency" or node_size else 1
     bound = 2.0**-8 * 1.02 * (roundings * magnitude + np.abs(want)) + 1e-5
     assert np.all(np.abs(output - want) <= bound)

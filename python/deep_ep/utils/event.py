@@ -16,8 +16,8 @@ from .streams import current_stream
 
 _NOTHING = nullcontext()
 
-# What profiling programs look for in each call: a part of the name of a kernel or, where Shoal has
-# no such kernel and on the CPU, of a range (profiled). Programs divide by the times that they find.
+# Profiling programs look for these words in each call: parts of the name of a kernel or, where
+# Shoal has no such kernel and on the CPU, of a range (profiled). They divide by the times found.
 PROFILER_NAMES = {
     "Buffer.dispatch": ("dispatch_impl",),
     "Buffer.combine": ("combine_impl",),

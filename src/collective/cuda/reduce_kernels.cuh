@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kMaxThreads)
                                      reduce.source, reduce.count, reduce.divided);
 }
 
-/// Of blocks in this GPU's memory, in their order.
+/// Reduces blocks in this GPU's memory, in their order.
 template <typename T, typename Op>
 __global__ void __launch_bounds__(kMaxThreads)
     parts_kernel(std::byte* target, const std::byte* source, std::size_t count, std::size_t parts,

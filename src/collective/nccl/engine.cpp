@@ -59,8 +59,8 @@ std::optional<Op> op_of(ReduceOp op) {
   }
 }
 
-// What SHOAL_COLLECTIVE_NCCL=automatic gives to NCCL: the collectives that it runs faster than
-// Shoal's kernels. In graphs on four H200 with NCCL 2.30.7 (commit 46572794), Shoal / NCCL in us:
+// SHOAL_COLLECTIVE_NCCL=automatic gives NCCL the collectives that it runs faster than Shoal's
+// kernels. In graphs on four H200 with NCCL 2.30.7 (commit 46572794), Shoal / NCCL in us:
 // broadcast of 64 KiB 4.6 / 8.3, 1 MiB 16.2 / 13.9, 16 MiB 142 / 90; all-reduce of 1 MiB 14.0 /
 // 18.5, 16 MiB 103 / 96; reduce-scatter of 1 MiB 11.9 / 11.8, 16 MiB 66 / 58; all-gather of 16 MiB
 // 151 / 188, all-to-all of 1 MiB 10.6 / 15.0. On two H200 Shoal was as fast at every size.

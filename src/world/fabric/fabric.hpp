@@ -118,7 +118,7 @@ class Fabric {
   }
   /// The choice for heaps in GPU memory; empty where they are on the host.
   const Connectivity& gpu_map() const noexcept { return gpu_map_; }
-  /// As detail::other_transports, for this PE and `pe`; empty until the transports are chosen.
+  /// Calls detail::other_transports for this PE and `pe`; empty until the transports are chosen.
   std::string other_transports(Pe pe) const;
   /// The NICs of this PE; nullopt where no pair of PEs needs a network.
   const std::optional<std::vector<std::string>>& nics() const noexcept { return nics_; }

@@ -19,7 +19,7 @@
 
 namespace shoal::detail {
 
-/// What a PE writes to its trial area (ControlLayout::trial) of another PE.
+/// Content of the trial area of a PE (ControlLayout::trial) on another PE.
 struct TrialArea {
   std::uint64_t flag = 0;  ///< set by a signal, then raised by an atomic
   std::uint64_t word = 0;  ///< put by itself

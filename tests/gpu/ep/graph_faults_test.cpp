@@ -15,7 +15,7 @@
 namespace shoal::test {
 namespace {
 
-/// What the process writes to standard error until `text` is there, or 20 s have passed.
+/// Returns the standard error of the process once it contains `text`, or after 20 s.
 std::string standard_error_with(const std::string& text) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   std::string all;

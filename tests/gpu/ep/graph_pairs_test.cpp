@@ -107,7 +107,7 @@ class Pairs {
     float value = 0;
     Tensor x, out, topk_idx, topk_rows, expanded;
   };
-  /// What a pair makes and the program may release.
+  /// Results of a pair, which the program may release.
   struct Made {
     ep::Routing routing{};
     ep::Dispatched received{};

@@ -124,7 +124,7 @@ def test_signatures(function):
     assert " ".join(shown) == SIGNATURES[function]
 
 
-# Of DeepEP's main branch: a function here may have more arguments after them.
+# Arguments on DeepEP's main branch. A function here may have more arguments after them.
 UTILS = {
     comm.get_nccl_comm_handle: "group force_new_comm",
     envs.init_seed: "global_seed",

@@ -336,7 +336,8 @@ def faults_of(call):
 
 # Large enough that a first pair without a warm-up touches hundreds of pages more.
 LARGE = {"num_max_tokens_per_rank": 64, "hidden": 4096, "num_experts": 16, "num_topk": 4}
-# Of code and objects of Python, and of two arrays of sums, which the C library may place anew.
+# Page faults of a later pair: code and objects of Python, and two arrays of sums, which the C
+# library may place anew.
 _FEW_FAULTS = 64 + 2 * 128
 
 

@@ -101,7 +101,7 @@ class PostingDeviceSide final : public HostDeviceSide {
 const char* loaded(const memory::Device&) {
   return nullptr;
 }
-/// Of parts that have been fetched.
+/// Stands in for the kernel that reduces fetched parts.
 const char* reduce_parts(const Launch&, ElementType type, ReduceOp op,
                          const ReduceArguments& arguments) {
   if (arguments.parts == 0) return "a reduction that reads the heaps of other PEs";
@@ -160,7 +160,7 @@ void check_collectives(const Team& team, std::size_t count) {
   World world = team.world();
   const auto n = static_cast<std::size_t>(team.size()), me = static_cast<std::size_t>(team.my_pe());
   const StreamCollectives on(team, kStream);
-  // Of the world, so that all teams of a split find the same offsets.
+  // Sizes for the whole world give all teams of a split the same offsets.
   const auto source =
       world.heap().allocate<std::int64_t>(count * static_cast<std::size_t>(world.n_pes()));
   const auto target =
@@ -294,7 +294,7 @@ TEST(StreamsBetweenNodes, PutGetAndSignal) {
     EXPECT_EQ(side.n_posts, 2);
     for (std::size_t i = 0; i < kWords; ++i) ASSERT_EQ(words[i], value_of(far, i)) << i;
     EXPECT_EQ(signal[0], 5u);
-    // What this PE put there.
+    // A get returns what this PE put there.
     on.get(std::span(copy.data(), kWords), words.on(far));
     for (std::size_t i = 0; i < kWords; ++i) ASSERT_EQ(copy[i], mine[i]) << i;
     on.put_signal(small.on(far).subspan(0, 2), std::span<const std::uint64_t>(mine).first(2),

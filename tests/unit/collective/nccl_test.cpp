@@ -102,7 +102,8 @@ TEST(Nccl, GetsWhatTheSettingsSay) {
   EXPECT_FALSE(collective::nccl::has(ElementType::int32, ReduceOp::bit_xor));
 }
 
-/// What four PEs send by default, on `gpus` GPUs. Whether NCCL ran the broadcast and the sum.
+/// Runs large collectives of four PEs on `gpus` GPUs with the default settings. `by_nccl`: NCCL
+/// must run the broadcast and the sum.
 void run_by_default(const Settings& settings, int gpus, bool by_nccl) {
   const FakeCuda fake({.gpus = gpus});
   run_threads(4, settings, [&](World& world) {
@@ -125,7 +126,7 @@ void run_by_default(const Settings& settings, int gpus, bool by_nccl) {
       for (std::size_t i = 0; i < 1000; ++i)
         EXPECT_EQ(target[kElements / 1000 * 1000 - 1000 + i],
                   value(0, i) + value(1, i) + value(2, i) + value(3, i));
-    // What Shoal does faster.
+    // Shoal's kernels, which the fake does not have, run these.
     expect_error(Code::system, "did not start on GPU",
                  [&] { on.all_gather(target.data(), source.data(), std::size_t{4} << 20); });
     expect_error(Code::system, "did not start on GPU",

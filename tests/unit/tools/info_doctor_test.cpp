@@ -339,7 +339,7 @@ TEST(DoctorOfGroups, HeapAndMemory) {
   subject.settings.symmetric_size = hint.control + std::max(hint.normal, hint.low_latency) - 1;
   expect(subject, "group heap", State::fault, "low-latency mode", "SHOAL_SYMMETRIC_SIZE=");
 
-  // Of a group that the user has not named, a program may have no need.
+  // A group that the user has not named is an assumption: a warning, no fault.
   subject.group.given = false;
   expect(subject, "group heap", State::warning, "assumed group", "SHOAL_SYMMETRIC_SIZE=");
   subject.group.given = true;

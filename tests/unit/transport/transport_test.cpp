@@ -174,8 +174,8 @@ TEST(Connectivity, ADroppedNetworkNamesTheFaults) {
   EXPECT_TRUE(map.dropped[1].ends_with("nothing; a fault; a fault; a fault")) << map.dropped[1];
 }
 
-// What the error of a lost connection says: other transports that were tried and work, networks
-// that both PEs have, and the setting of the pair.
+// The error of a lost connection names other transports that were tried and work, networks that
+// both PEs have, and the setting of the pair.
 TEST(Connectivity, NamesTheOtherTransportsOfAPair) {
   Connectivity map = two_nodes({"shm", "ofi"}, [](Pe, Pe, int) { return kAll; });
   const auto others = [&](Pe a, Pe b) { return detail::other_transports(map, kNetworks, a, b); };
