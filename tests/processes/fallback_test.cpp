@@ -83,7 +83,7 @@ Environment environment() {
           {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"}};
 }
 
-class FallbackOf : public testing::TestWithParam<std::pair<const char*, const char*>> {
+class FallbackOf : public testing::TestWithParam<std::pair<std::string, std::string>> {
  protected:
   void SetUp() override { SHOAL_SKIP_WITHOUT_OFI(); }
 };

@@ -3,6 +3,8 @@
 // Consecutive operations must not mix.
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "checks/collective/reference.hpp"
 #include "shoal/world.hpp"
 
@@ -13,6 +15,10 @@ struct Shape {
   Pe n_pes;
   std::int64_t node_size;
 };
+
+void PrintTo(const Shape& shape, std::ostream* out) {
+  *out << shape.n_pes << "PesNodeSize" << shape.node_size;
+}
 
 class RandomCollectives : public ::testing::TestWithParam<Shape> {};
 
@@ -29,10 +35,7 @@ TEST_P(RandomCollectives, AgreeWithTheReference) {
 INSTANTIATE_TEST_SUITE_P(Shapes, RandomCollectives,
                          ::testing::Values(Shape{2, 0}, Shape{3, 0}, Shape{8, 0}, Shape{4, 2},
                                            Shape{8, 4}),
-                         [](const auto& parameter) {
-                           return std::to_string(parameter.param.n_pes) + "PesNodeSize" +
-                                  std::to_string(parameter.param.node_size);
-                         });
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace shoal

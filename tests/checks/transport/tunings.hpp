@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <ostream>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -28,9 +29,8 @@ inline constexpr Tuning kTunings[] = {
     {"small_chunk", 4, 4096},
     {"sleep", 256, 1 << 20, "sleep"},
 };
-/// For INSTANTIATE_TEST_SUITE_P.
-inline std::string name_of(const testing::TestParamInfo<Tuning>& instance) {
-  return instance.param.name;
+inline void PrintTo(const Tuning& tuning, std::ostream* out) {
+  *out << tuning.name;
 }
 
 Settings tuned(Settings settings, const Tuning& tuning);

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -78,15 +79,17 @@ struct Way {
   const char* loading;  ///< CUDA_MODULE_LOADING
 };
 
+void PrintTo(const Way& way, std::ostream* out) {
+  *out << way.body << '_' << way.loading;
+}
+
 class EpGpuDefaultStream : public testing::TestWithParam<Way> {};
 INSTANTIATE_TEST_SUITE_P(Ways, EpGpuDefaultStream,
                          testing::Values(Way{"chain_of_low_latency_pairs", "EAGER"},
                                          Way{"chain_of_low_latency_pairs", "LAZY"},
                                          Way{"copies_to_pageable_memory", "EAGER"},
                                          Way{"normal_rounds", "LAZY"}),
-                         [](const auto& tested) {
-                           return std::string(tested.param.body) + "_" + tested.param.loading;
-                         });
+                         testing::PrintToStringParamName());
 
 TEST_P(EpGpuDefaultStream, DoesNotHoldUpTheProxy) {
   SHOAL_SKIP_WITHOUT_GPU();

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstdio>
 #include <string>
-#include <string_view>
 #include <tuple>
 
 #include "gpu/ep/nodes.hpp"
@@ -55,11 +54,11 @@ SHOAL_PE_BODY(rounds_between_nodes_for_ever) {
 }
 
 /// Mode, and who executes the transfers of kernels: SHOAL_GDA.
-using Way = std::tuple<const char*, const char*>;
+using Way = std::tuple<std::string, std::string>;
 
 std::string name_of_way(const testing::TestParamInfo<Way>& tested) {
-  const bool by_nic = std::get<1>(tested.param) == std::string_view("emulated");
-  return std::string(std::get<0>(tested.param)) + (by_nic ? "_by_nic" : "_by_proxy");
+  const auto& [mode, gda] = tested.param;
+  return mode + (gda == "emulated" ? "_by_nic" : "_by_proxy");
 }
 
 class EpGpuKilledNode : public testing::TestWithParam<Way> {};

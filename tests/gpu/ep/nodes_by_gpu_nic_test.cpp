@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <ostream>
 #include <string>
 
 #include "gpu/ep/nodes.hpp"
@@ -22,6 +23,10 @@ struct Tier {
   const char *ordering, *reorder_us;
   std::int32_t ranks, nodes;
 };
+
+void PrintTo(const Tier& tier, std::ostream* out) {
+  *out << tier.ordering << tier.ranks << "on" << tier.nodes;
+}
 
 class EpGpuNodesByGpuNic : public testing::TestWithParam<Tier> {
  protected:
@@ -60,11 +65,7 @@ INSTANTIATE_TEST_SUITE_P(Tiers, EpGpuNodesByGpuNic,
                                          Tier{"unordered", "10", 2, 2}, Tier{"strict", "0", 4, 2},
                                          Tier{"adaptive", "10", 4, 2}, Tier{"adaptive", "10", 4, 4},
                                          Tier{"strict", "0", 8, 4}, Tier{"adaptive", "10", 8, 2}),
-                         [](const auto& tier) {
-                           return std::string(tier.param.ordering) +
-                                  std::to_string(tier.param.ranks) + "on" +
-                                  std::to_string(tier.param.nodes);
-                         });
+                         testing::PrintToStringParamName());
 
 TEST_P(EpGpuNodesByGpuNic, NormalModeMatchesTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();

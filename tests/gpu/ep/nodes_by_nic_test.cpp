@@ -3,6 +3,7 @@
 // pinned host memory. PEs are threads that share the first GPU: others do not reach pinned heaps.
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 
 #include "gpu/ep/nodes.hpp"
@@ -15,6 +16,11 @@ struct Tier {
   const char *ordering, *loss;
   std::int32_t ranks, nodes;
 };
+
+void PrintTo(const Tier& tier, std::ostream* out) {
+  *out << tier.ordering << (*tier.loss != '\0' ? "WithLoss" : "") << tier.ranks << "on"
+       << tier.nodes;
+}
 
 class EpGpuNodesByNic : public WithVerbs, public testing::WithParamInterface<Tier> {
  protected:
@@ -44,12 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Tiers, EpGpuNodesByNic,
                                          Tier{"unordered", "", 2, 2}, Tier{"strict", "", 4, 2},
                                          Tier{"adaptive", "", 4, 2}, Tier{"adaptive", "0.01", 2, 2},
                                          Tier{"adaptive", "", 8, 4}),
-                         [](const auto& tier) {
-                           return std::string(tier.param.ordering) +
-                                  (*tier.param.loss != '\0' ? "WithLoss" : "") +
-                                  std::to_string(tier.param.ranks) + "on" +
-                                  std::to_string(tier.param.nodes);
-                         });
+                         testing::PrintToStringParamName());
 
 TEST_P(EpGpuNodesByNic, NormalModeMatchesTheReference) {
   SHOAL_SKIP_WITHOUT_GPU();

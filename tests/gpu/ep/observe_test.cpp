@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <map>
 #include <numeric>
+#include <ostream>
 #include <thread>
 
 #include "checks/ep/gpu_low_latency.hpp"
@@ -57,12 +58,9 @@ struct Way {
     settings.gda_queue_pairs = 2;
     return settings;
   }
-  std::string name() const {
-    return std::to_string(ranks) + "on" + std::to_string(nodes) + (by_nic ? "ByNic" : "");
-  }
 };
-std::string name_of(const ::testing::TestParamInfo<Way>& info) {
-  return info.param.name();
+void PrintTo(const Way& way, std::ostream* out) {
+  *out << way.ranks << "on" << way.nodes << (way.by_nic ? "ByNic" : "");
 }
 
 /// The record of the only group of a PE of this world.
@@ -155,7 +153,7 @@ class EpGpuObserve : public ::testing::TestWithParam<Way> {
 INSTANTIATE_TEST_SUITE_P(Ways, EpGpuObserve,
                          ::testing::Values(Way{1}, Way{2}, Way{4}, Way{2, 2}, Way{4, 2},
                                            Way{2, 2, true}, Way{4, 2, true}),
-                         name_of);
+                         testing::PrintToStringParamName());
 
 void run_normal(const EpCase& c, const Settings& settings,
                 const std::function<void(GpuGroup&)>& body) {
@@ -521,7 +519,8 @@ void expect_waited(GpuGroup& group) {
 
 class EpGpuObserveWaits : public EpGpuObserve {};
 INSTANTIATE_TEST_SUITE_P(Ways, EpGpuObserveWaits,
-                         ::testing::Values(Way{2}, Way{2, 2}, Way{2, 2, true}), name_of);
+                         ::testing::Values(Way{2}, Way{2, 2}, Way{2, 2, true}),
+                         testing::PrintToStringParamName());
 
 TEST_P(EpGpuObserveWaits, ARankThatKernelsWaitForIsNamed) {
   SHOAL_SKIP_WITHOUT_GPU();

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "support/cuda/world_gpu.hpp"
 
 namespace shoal::test {
@@ -16,6 +18,12 @@ struct Case {
   std::int64_t node_size;
   const char* between = "automatic";
 };
+
+void PrintTo(const Case& one, std::ostream* out) {
+  *out << one.handle << '_' << one.n_pes << "_pes_" << (one.device < 0 ? "spread" : "on_one")
+       << (one.node_size == 0 ? "" : "_in_nodes")
+       << (std::string_view(one.between) == "staged" ? "_staged" : "");
+}
 
 class WorldOnGpu : public testing::TestWithParam<Case> {
  protected:
@@ -87,13 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, WorldOnGpu,
                                          Case{"automatic", 4, -1, 2},
                                          Case{"automatic", 4, -1, 2, "staged"},
                                          Case{"ipc", 4, -1, 0}),
-                         [](const auto& one) {
-                           return std::string(one.param.handle) + "_" +
-                                  std::to_string(one.param.n_pes) + "_pes_" +
-                                  (one.param.device < 0 ? "spread" : "on_one") +
-                                  (one.param.node_size == 0 ? "" : "_in_nodes") +
-                                  (std::string(one.param.between) == "staged" ? "_staged" : "");
-                         });
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace shoal::test

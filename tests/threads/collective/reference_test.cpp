@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <ostream>
 
 #include "checks/collective/reference.hpp"
 #include "shoal/collective.hpp"
@@ -18,6 +19,11 @@ struct Shape {
   std::int64_t node_size;
 };
 
+void PrintTo(const Shape& shape, std::ostream* out) {
+  *out << shape.n_pes << "Pes";
+  if (shape.node_size != 0) *out << "NodesOf" << shape.node_size;
+}
+
 class Collective : public ::testing::TestWithParam<Shape> {
  protected:
   static void run(const std::function<void(World&)>& body) {
@@ -32,13 +38,7 @@ class Collective : public ::testing::TestWithParam<Shape> {
 INSTANTIATE_TEST_SUITE_P(Shapes, Collective,
                          ::testing::Values(Shape{1, 0}, Shape{2, 0}, Shape{3, 0}, Shape{5, 0},
                                            Shape{8, 0}, Shape{4, 2}, Shape{8, 2}),
-                         [](const auto& parameter) {
-                           const std::string name = std::to_string(parameter.param.n_pes) + "Pes";
-                           return parameter.param.node_size == 0
-                                      ? name
-                                      : name + "NodesOf" +
-                                            std::to_string(parameter.param.node_size);
-                         });
+                         testing::PrintToStringParamName());
 
 constexpr std::size_t kSizes[] = {0, 1, 7, 64, 1000, 70'000};
 

@@ -594,7 +594,8 @@ TEST(SharedQueueFailure, TheFirstCauseStays) {
   EXPECT_EQ(cause(), gda::encode(late));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SharedQueue, ::testing::ValuesIn(kinds()), name_of);
+INSTANTIATE_TEST_SUITE_P(All, SharedQueue, ::testing::ValuesIn(kinds()),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace shoal::emulator::test

@@ -5,6 +5,8 @@
 //
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "unit/ep/internode_ranks.hpp"
 
 namespace shoal::ep::cuda {
@@ -15,6 +17,10 @@ using test::fake_gpu::with_nic_worlds;
 struct Tier {
   const char *ordering, *loss;
 };
+
+void PrintTo(const Tier& tier, std::ostream* out) {
+  *out << tier.ordering << (*tier.loss != '\0' ? "WithLoss" : "");
+}
 class InternodeByNic : public testing::TestWithParam<Tier> {
  protected:
   static void run(const Case& c, std::int64_t queue_pairs = 2) {
@@ -30,10 +36,7 @@ class InternodeByNic : public testing::TestWithParam<Tier> {
 INSTANTIATE_TEST_SUITE_P(Tiers, InternodeByNic,
                          testing::Values(Tier{"strict", ""}, Tier{"adaptive", ""},
                                          Tier{"unordered", ""}, Tier{"unordered", "0.02"}),
-                         [](const auto& tier) {
-                           return std::string(tier.param.ordering) +
-                                  (*tier.param.loss != '\0' ? "WithLoss" : "");
-                         });
+                         testing::PrintToStringParamName());
 
 TEST_P(InternodeByNic, TwoNodesOfOneRank) {
   run({.nodes = 2, .size = 1, .max_tokens = 31, .seed = 1}, 1);

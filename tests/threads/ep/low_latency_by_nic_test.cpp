@@ -5,6 +5,8 @@
 //
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "unit/ep/low_latency_ranks.hpp"
 
 namespace shoal::ep::cuda {
@@ -16,6 +18,10 @@ using test::fake_gpu::with_nic_worlds;
 struct Tier {
   const char *ordering, *loss;
 };
+
+void PrintTo(const Tier& tier, std::ostream* out) {
+  *out << tier.ordering << (*tier.loss != '\0' ? "WithLoss" : "");
+}
 class LowLatencyByNic : public testing::TestWithParam<Tier> {
  protected:
   static void run(const Case& c, const std::function<void(Ranks&)>& body) {
@@ -32,10 +38,7 @@ class LowLatencyByNic : public testing::TestWithParam<Tier> {
 INSTANTIATE_TEST_SUITE_P(Tiers, LowLatencyByNic,
                          testing::Values(Tier{"strict", ""}, Tier{"adaptive", ""},
                                          Tier{"unordered", ""}, Tier{"unordered", "0.02"}),
-                         [](const auto& tier) {
-                           return std::string(tier.param.ordering) +
-                                  (*tier.param.loss != '\0' ? "WithLoss" : "");
-                         });
+                         testing::PrintToStringParamName());
 
 TEST_P(LowLatencyByNic, EveryFormMatchesTheReference) {
   run({.ranks = 2, .experts = 6, .hidden = 656, .tokens = {9, 7}, .blocks = 2, .node_size = 1},

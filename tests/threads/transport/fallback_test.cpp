@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -91,6 +92,10 @@ struct Fault {
   const char* reason;
 };
 
+void PrintTo(const Fault& fault, std::ostream* out) {
+  *out << fault.name;
+}
+
 class Faulty : public testing::Test {
  protected:
   void SetUp() override {
@@ -115,7 +120,6 @@ TEST_P(Fallback, TakesTheNextTransport) {
   expect_fallback(settings(GetParam().fault), "ucx", GetParam().reason);
 }
 
-const auto name_of_fault = [](const auto& info) { return std::string(info.param.name); };
 INSTANTIATE_TEST_SUITE_P(
     Start, Fallback,
     testing::Values(Fault{"OnOnePe", "start 1 -1", "PE 1 to PE 0: a made-up fault of the start"},
@@ -125,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Fault{"Connect", "connect 1 -1", "PE 1 to PE 0: a made-up fault of connect"},
                     Fault{"OnePairUp", "unreached 1 2", "PE 1 to PE 2: a made-up fault of the"},
                     Fault{"OnePairDown", "unreached 2 1", "PE 2 to PE 1: a made-up fault of the"}),
-    name_of_fault);
+    testing::PrintToStringParamName());
 INSTANTIATE_TEST_SUITE_P(
     FirstOperation, Fallback,
     testing::Values(Fault{"Put", "put 1 2", "PE 1 to PE 2: its first operations failed (limit "},
@@ -138,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Fault{"GetIsLost", "lose-get 2 1", "a get did not return what a put"},
                     Fault{"AtomicIsLost", "lose-atomic 1 0", "an atomic did not return what"},
                     Fault{"SignalIsLost", "lose-signal 0 1", "an atomic did not return what"}),
-    name_of_fault);
+    testing::PrintToStringParamName());
 
 // The trial of one network is not mistaken for that of another one, which wrote to the same place.
 TEST_F(Faulty, AFaultOfTheSecondNetworkIsSeen) {

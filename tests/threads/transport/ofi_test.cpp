@@ -88,7 +88,8 @@ TEST_P(OfiTuning, RunsCollectives) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Tunings, OfiTuning, testing::ValuesIn(kTunings), name_of);
+INSTANTIATE_TEST_SUITE_P(Tunings, OfiTuning, testing::ValuesIn(kTunings),
+                         testing::PrintToStringParamName());
 
 // Few steps: a progress thread that spins on the core of a PE costs it a time slice per step.
 TEST(OfiProgress, SpinsOnCoresOfItsOwn) {

@@ -114,7 +114,8 @@ TEST_P(VerbsTuning, RunsCollectives) {
   run_threads(3, settings(), [](World& world) { run_random_collectives(world, 10, 3); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Tunings, VerbsTuning, testing::ValuesIn(kTunings), name_of);
+INSTANTIATE_TEST_SUITE_P(Tunings, VerbsTuning, testing::ValuesIn(kTunings),
+                         testing::PrintToStringParamName());
 
 TEST_P(VerbsTier, FenceOrdersPuts) {
 #ifdef __SANITIZE_THREAD__

@@ -6,6 +6,7 @@
 #ifdef SHOAL_WITH_CUDA
 
 #include <array>
+#include <ostream>
 #include <thread>
 #include <vector>
 
@@ -26,6 +27,10 @@ struct Tier {
   const char* ordering;
   const char* loss;
 };
+
+void PrintTo(const Tier& tier, std::ostream* out) {
+  *out << tier.ordering << (*tier.loss != '\0' ? "WithLoss" : "");
+}
 
 class WorldGda : public WithVerbs, public testing::WithParamInterface<Tier> {
  protected:
@@ -225,10 +230,7 @@ TEST_P(WorldGda, EndsAtItsDeadlineWhereTheDoorbellIsLost) {
 INSTANTIATE_TEST_SUITE_P(Tiers, WorldGda,
                          testing::Values(Tier{"strict", ""}, Tier{"adaptive", ""},
                                          Tier{"unordered", ""}, Tier{"unordered", "0.02"}),
-                         [](const auto& tier) {
-                           return std::string(tier.param.ordering) +
-                                  (*tier.param.loss != '\0' ? "WithLoss" : "");
-                         });
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace shoal::test

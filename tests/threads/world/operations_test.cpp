@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "checks/world/operations.hpp"
 
 namespace shoal::test {
@@ -14,9 +16,8 @@ struct Case {
   std::int64_t node_size;
 };
 
-std::string name_of_case(const testing::TestParamInfo<Case>& info) {
-  return std::to_string(info.param.n_pes) + "_pes_node_size_" +
-         std::to_string(info.param.node_size);
+void PrintTo(const Case& one, std::ostream* out) {
+  *out << one.n_pes << "_pes_node_size_" << one.node_size;
 }
 
 class WorldOfThreads : public testing::TestWithParam<Case> {
@@ -84,7 +85,7 @@ TEST_P(WorldOfThreads, MovesRegisteredBuffers) {
 INSTANTIATE_TEST_SUITE_P(Sizes, WorldOfThreads,
                          testing::Values(Case{2, 0}, Case{4, 0}, Case{4, 2}, Case{4, 1},
                                          Case{7, 0}),
-                         name_of_case);
+                         testing::PrintToStringParamName());
 
 // Rails of eight PEs on each of two nodes.
 TEST(WorldOfManyThreads, SplitsIntoRails) {

@@ -2,6 +2,8 @@
 // Errors of the emulated NIC: syndromes, flushes, retries, pauses and quotas.
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "rig.hpp"
 
 namespace shoal::emulator::test {
@@ -55,6 +57,10 @@ struct BadAccess {
   Syndrome want;
 };
 
+void PrintTo(const BadAccess& access, std::ostream* out) {
+  *out << access.name;
+}
+
 class EmulatorAccess : public testing::TestWithParam<BadAccess> {};
 
 TEST_P(EmulatorAccess, HasItsSyndromeAndNoEffect) {
@@ -96,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadAccess{"atomic_unaligned", 4, 8, kAll, Opcode::fetch_add,
                   Syndrome::remote_invalid_request},
         BadAccess{"atomic_length", 0, 4, kAll, Opcode::fetch_add, Syndrome::local_qp_operation}),
-    [](const auto& tested) { return tested.param.name; });
+    testing::PrintToStringParamName());
 
 TEST(EmulatorErrors, LocalKeyIsCheckedBeforeAnythingIsSent) {
   Pair pair;

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <string>
 #include <thread>
@@ -353,9 +354,9 @@ inline std::vector<Kind> kinds() {
   return all;
 }
 
-inline std::string name_of(const ::testing::TestParamInfo<Kind>& info) {
-  return std::string(info.param.tasks == Tasks::fibers ? "Fibers" : "Threads") +
-         (info.param.collapsed ? "Collapsed" : "EntryEach");
+inline void PrintTo(const Kind& kind, std::ostream* out) {
+  *out << (kind.tasks == Tasks::fibers ? "Fibers" : "Threads")
+       << (kind.collapsed ? "Collapsed" : "EntryEach");
 }
 
 /// Calls `others` between the first look at an entry and what follows.

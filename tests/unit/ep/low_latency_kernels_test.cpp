@@ -7,6 +7,8 @@
 //
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "shoal/collective.hpp"
 #include "shoal/observe.hpp"
 #include "shoal/settings.hpp"
@@ -92,15 +94,15 @@ struct Grid {
   std::int32_t ranks, node_size;
   bool masks;
 };
+
+void PrintTo(const Grid& grid, std::ostream* out) {
+  *out << grid.ranks << "_by_" << grid.node_size << (grid.masks ? "_masks" : "");
+}
 class LowLatencyKernelsOnNodes : public testing::TestWithParam<Grid> {};
 INSTANTIATE_TEST_SUITE_P(Grids, LowLatencyKernelsOnNodes,
                          testing::Values(Grid{2, 1, false}, Grid{8, 4, false}, Grid{8, 2, false},
                                          Grid{3, 1, true}, Grid{4, 2, true}),
-                         [](const auto& tested) {
-                           return std::to_string(tested.param.ranks) + "_by_" +
-                                  std::to_string(tested.param.node_size) +
-                                  (tested.param.masks ? "_masks" : "");
-                         });
+                         testing::PrintToStringParamName());
 
 TEST_P(LowLatencyKernelsOnNodes, EveryFormMatchesTheReference) {
   const Grid grid = GetParam();

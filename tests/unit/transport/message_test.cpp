@@ -6,6 +6,7 @@
 #include <atomic>
 #include <deque>
 #include <mutex>
+#include <ostream>
 #include <random>
 #include <vector>
 
@@ -194,6 +195,10 @@ struct Adversity {
   std::int64_t depth;
 };
 
+void PrintTo(const Adversity& network, std::ostream* out) {
+  *out << network.name;
+}
+
 class MessageCore : public testing::TestWithParam<Adversity> {
  protected:
   static void run(const std::function<void(Pair&)>& body) {
@@ -227,7 +232,7 @@ INSTANTIATE_TEST_SUITE_P(Networks, MessageCore,
                                          Adversity{"refusing", false, 3, 8},
                                          Adversity{"reordering", true, 0, 64},
                                          Adversity{"reordering_and_refusing", true, 3, 5}),
-                         [](const auto& instance) { return std::string(instance.param.name); });
+                         testing::PrintToStringParamName());
 
 // A target whose window is larger than the sender's depth would acknowledge too late if the sender
 // did not ask.

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <map>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -351,6 +352,10 @@ struct Bad {
   const char* part;
 };
 
+void PrintTo(const Bad& bad, std::ostream* out) {
+  *out << bad.name;
+}
+
 class BadRequest : public ProxyRing, public testing::WithParamInterface<Bad> {};
 
 TEST_P(BadRequest, FailsTheRingWithoutEffect) {
@@ -408,7 +413,7 @@ const Bad kBad[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, BadRequest, testing::ValuesIn(kBad),
-                         [](const auto& instance) { return std::string(instance.param.name); });
+                         testing::PrintToStringParamName());
 
 // Requests of the lap before, which are still in the slots, are not taken for new ones; a producer
 // that has reserved a position but not stored its tag holds back the consumer.

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <latch>
 #include <mutex>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -66,10 +67,20 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Whichever kind of call fails first: the pair is not connected, with the reason, and the world
 // takes its next transport.
-class UcxFirstCall : public testing::TestWithParam<std::pair<FakeUcpFault, const char*>> {};
+struct FirstCall {
+  const char* name;
+  FakeUcpFault fault;
+  const char* reason;
+};
+
+void PrintTo(const FirstCall& call, std::ostream* out) {
+  *out << call.name;
+}
+
+class UcxFirstCall : public testing::TestWithParam<FirstCall> {};
 
 TEST_P(UcxFirstCall, FailsTheConnection) {
-  const auto [fault, reason] = GetParam();
+  const auto [name, fault, reason] = GetParam();
   const Settings settings = pair_settings(16, 4096);
   reset_fake_ucp(4711, fault);
   std::mutex lock;
@@ -87,12 +98,13 @@ TEST_P(UcxFirstCall, FailsTheConnection) {
 
 INSTANTIATE_TEST_SUITE_P(
     Calls, UcxFirstCall,
-    testing::Values(std::pair{FakeUcpFault::connect, "UCX makes no connection"},
-                    std::pair{FakeUcpFault::key, "UCX cannot use the keys"},
-                    std::pair{FakeUcpFault::message, "sending failed: made up"},
-                    std::pair{FakeUcpFault::put, "RMA failed: made up"},
-                    std::pair{FakeUcpFault::get, "RMA failed: made up"},
-                    std::pair{FakeUcpFault::flush, "a flush failed: made up"}));
+    testing::Values(FirstCall{"connect", FakeUcpFault::connect, "UCX makes no connection"},
+                    FirstCall{"key", FakeUcpFault::key, "UCX cannot use the keys"},
+                    FirstCall{"message", FakeUcpFault::message, "sending failed: made up"},
+                    FirstCall{"put", FakeUcpFault::put, "RMA failed: made up"},
+                    FirstCall{"get", FakeUcpFault::get, "RMA failed: made up"},
+                    FirstCall{"flush", FakeUcpFault::flush, "a flush failed: made up"}),
+    testing::PrintToStringParamName());
 
 // UCX's handler would end the process, here that of a PE whose peer may just have died.
 TEST(UcxAssertion, FailsTheConnectionsAndNotTheProcess) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <ostream>
 #include <vector>
 
 #include "fake_ibverbs/module.hpp"
@@ -23,6 +24,10 @@ struct Shape {
   std::size_t chunk;
   std::int64_t queue_pairs = 1, queue_depth = 512, inline_bytes = 128, interval = 1;
 };
+
+void PrintTo(const Shape& shape, std::ostream* out) {
+  *out << shape.name;
+}
 
 class VerbsOrder : public WithFakeVerbs, public testing::WithParamInterface<Shape> {
  protected:
@@ -66,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, VerbsOrder,
                                          Shape{"small_queue", 256, 4096, 1, 16, 0},
                                          Shape{"three_queue_pairs", 64, 5000, 3, 64, 256},
                                          Shape{"rare_completions", 256, 4096, 2, 512, 128, 32}),
-                         [](const auto& instance) { return instance.param.name; });
+                         testing::PrintToStringParamName());
 
 // More messages than a ring holds, in both directions, while the peer reads none for a while.
 TEST_F(WithFakeVerbs, FullRingsHoldSendersBack) {
