@@ -55,10 +55,11 @@ struct Settings {
   std::size_t staging_size = std::size_t{4} << 30;
   std::size_t staged_chunk = std::size_t{512} << 10;
   std::int64_t staged_depth = 8;
-  std::int64_t max_teams = 128;
+  std::int64_t max_teams = 512;
 
   // Waiting.
   std::chrono::milliseconds timeout{30'000};
+  std::chrono::milliseconds warn_after{60'000};
   std::int64_t spin = 100;
 
   // What carries operations between PEs.

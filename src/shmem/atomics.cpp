@@ -42,6 +42,14 @@ T atomic(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int pe, 
   });
 }
 
+/// The same, which stores the value before.
+template <typename T, typename... Arguments>
+void atomic_nbi(const char* call, T* fetch, AtomicOp op, shmem_ctx_t ctx, const T* dest, int pe,
+                Arguments... arguments) noexcept {
+  guarded(call, [&](Program&) { result("fetch", fetch); });
+  *fetch = atomic<T>(call, op, ctx, dest, pe, arguments...);
+}
+
 /// The same without a result: over a network, the call does not wait for the target.
 template <typename T>
 void update(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int pe,
@@ -66,13 +74,13 @@ void update(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int p
     return atomic<TYPE>("shmem_ctx_" #NAME, AtomicOp::OP, ctx, DEST, pe UNPACK ARGUMENTS);     \
   }                                                                                            \
   SHMEM_DEFINE(void, NAME##_nbi, (TYPE * fetch, UNPACK PARAMETERS int pe)) {                   \
-    *fetch = atomic<TYPE>("shmem_" #NAME "_nbi", AtomicOp::OP, SHMEM_CTX_DEFAULT, DEST,        \
-                          pe UNPACK ARGUMENTS);                                                \
+    atomic_nbi<TYPE>("shmem_" #NAME "_nbi", fetch, AtomicOp::OP, SHMEM_CTX_DEFAULT, DEST,      \
+                     pe UNPACK ARGUMENTS);                                                     \
   }                                                                                            \
   SHMEM_DEFINE(void, ctx_##NAME##_nbi,                                                         \
                (shmem_ctx_t ctx, TYPE * fetch, UNPACK PARAMETERS int pe)) {                    \
-    *fetch =                                                                                   \
-        atomic<TYPE>("shmem_ctx_" #NAME "_nbi", AtomicOp::OP, ctx, DEST, pe UNPACK ARGUMENTS); \
+    atomic_nbi<TYPE>("shmem_ctx_" #NAME "_nbi", fetch, AtomicOp::OP, ctx, DEST,                \
+                     pe UNPACK ARGUMENTS);                                                     \
   }
 #define DEFINE_SILENT(TYPE, NAME, OP, PARAMETERS, ARGUMENTS)                                  \
   SHMEM_DEFINE(void, NAME, (UNPACK PARAMETERS int pe)) {                                      \

@@ -64,6 +64,16 @@ void broadcast_by_slots(Program& program, const Team& team, std::byte* to, const
 
 }  // namespace
 
+void check_apart(const void* dest, std::size_t dest_bytes, const void* source,
+                 std::size_t source_bytes, bool in_place) {
+  const auto to = reinterpret_cast<std::uintptr_t>(dest);
+  const auto from = reinterpret_cast<std::uintptr_t>(source);
+  require(dest_bytes == 0 || source_bytes == 0 || (in_place && to == from) ||
+              to + dest_bytes <= from || from + source_bytes <= to,
+          Code::invalid_argument, "dest {} and source {} overlap; allowed: {}", dest, source,
+          in_place ? "apart, or the same address" : "apart");
+}
+
 void broadcast(Program& program, const Team& team, void* dest, const void* source,
                std::size_t bytes, int root, RootDest root_dest) {
   constexpr std::size_t kMostPes = 32;  // to which a root sends one after the other
@@ -73,11 +83,9 @@ void broadcast(Program& program, const Team& team, void* dest, const void* sourc
   if (bytes == 0) return;
   const std::size_t target = program.offset("dest", dest, bytes);
   const std::size_t origin = program.offset("source", source, bytes);
-  require(target == origin || target + bytes <= origin || origin + bytes <= target,
-          Code::invalid_argument,
-          "dest {} and source {} overlap; allowed: apart, or the same address", dest, source);
   auto* const to = program.in_heap("dest", static_cast<std::byte*>(dest), bytes);
   const auto* const data = program.in_heap("source", static_cast<const std::byte*>(source), bytes);
+  check_apart(dest, bytes, source, bytes, true);
   const bool is_root = team.my_pe() == root;
   if (is_root && root_dest == RootDest::written && target != origin) std::memcpy(to, data, bytes);
   if (n == 1) return;
@@ -120,6 +128,7 @@ void collect(Program& program, const Team& team, void* dest, const void* source,
   std::size_t total = 0;
   for (const Part& part : parts) total += part.bytes;
   auto* to = reinterpret_cast<std::byte*>(program.in_heap("dest", dest, total));
+  check_apart(dest, total, source, bytes, false);
   collective::Puller puller(team.state());
   for (std::size_t pe = 0; pe < n; ++pe) {
     puller.pull(to, pe, parts[pe].offset, parts[pe].bytes);

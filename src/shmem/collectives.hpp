@@ -15,6 +15,10 @@ struct StridedBlocks {
   std::ptrdiff_t dst, sst;
 };
 
+/// Throws Error{invalid_argument} where the ranges overlap. in_place: they may be the same.
+void check_apart(const void* dest, std::size_t dest_bytes, const void* source,
+                 std::size_t source_bytes, bool in_place);
+
 /// What a broadcast leaves in the dest of its root.
 enum class RootDest : bool { written, kept };
 /// The root sends to the dest of the other PEs and waits for none of them.

@@ -9,6 +9,7 @@ namespace {
 constexpr long kOptions = SHMEM_CTX_SERIALIZED | SHMEM_CTX_PRIVATE | SHMEM_CTX_NOSTORE;
 
 void create(Program& program, shmem_team_t team, long options, shmem_ctx_t* ctx) {
+  result("ctx", ctx);
   shoal::require((options & ~kOptions) == 0, shoal::Code::invalid_argument,
                  "options is {:#x}; allowed: SHMEM_CTX_SERIALIZED ({:#x}), SHMEM_CTX_PRIVATE "
                  "({:#x}), SHMEM_CTX_NOSTORE ({:#x}), any of them or 0",
@@ -20,10 +21,12 @@ void create(Program& program, shmem_team_t team, long options, shmem_ctx_t* ctx)
     const shoal::Pe in_world = members.team.world_pe(pe);
     peers.push_back({.pe = in_world, .mapped = program.is_mapped(in_world)});
   }
-  *ctx = new shoal_shmem_ctx{.team = team,
-                             .options = options,
-                             .peers = std::move(peers),
-                             .records = (options & one_thread) != 0};
+  auto made = std::make_unique<shoal_shmem_ctx>();
+  made->team = team;
+  made->options = options;
+  made->peers = std::move(peers);
+  made->records = (options & one_thread) != 0;
+  *ctx = program.contexts.add(std::move(made));
   if ((options & SHMEM_CTX_PRIVATE) != 0) return;
   const std::lock_guard lock(members.mutex);
   members.contexts.push_back(*ctx);
@@ -40,7 +43,7 @@ SHMEM_DEFINE(int, ctx_create, (long options, shmem_ctx_t* ctx)) {
 
 SHMEM_DEFINE(int, team_create_ctx, (shmem_team_t team, long options, shmem_ctx_t* ctx)) {
   return guarded("shmem_team_create_ctx", [&](Program& program) {
-    *ctx = SHMEM_CTX_INVALID;
+    result("ctx", ctx) = SHMEM_CTX_INVALID;
     if (team == SHMEM_TEAM_INVALID) return -1;
     create(program, team, options, ctx);
     return 0;
@@ -49,7 +52,7 @@ SHMEM_DEFINE(int, team_create_ctx, (shmem_team_t team, long options, shmem_ctx_t
 
 SHMEM_DEFINE(int, ctx_get_team, (shmem_ctx_t ctx, shmem_team_t* team)) {
   return guarded("shmem_ctx_get_team", [&](Program& program) {
-    *team = SHMEM_TEAM_INVALID;
+    result("team", team) = SHMEM_TEAM_INVALID;
     if (ctx == SHMEM_CTX_INVALID) return -1;
     *team = ctx == SHMEM_CTX_DEFAULT ? SHMEM_TEAM_WORLD : program.context(ctx).team;
     return 0;
@@ -61,13 +64,14 @@ SHMEM_DEFINE(void, ctx_destroy, (shmem_ctx_t ctx)) {
     if (ctx == SHMEM_CTX_INVALID) return;
     shoal::require(ctx != SHMEM_CTX_DEFAULT, shoal::Code::invalid_argument,
                    "ctx is SHMEM_CTX_DEFAULT; allowed: contexts that the program created");
-    shoal_shmem_ctx& context = program.context(ctx);
+    const shoal_shmem_ctx& context = program.context(ctx);
     program.quiet(ctx);
-    context.destroyed = true;
-    if ((context.options & SHMEM_CTX_PRIVATE) != 0) return;
-    shoal_shmem_team& members = program.team(context.team);
-    const std::lock_guard lock(members.mutex);
-    std::erase(members.contexts, ctx);
+    if ((context.options & SHMEM_CTX_PRIVATE) == 0) {
+      shoal_shmem_team& members = program.team(context.team);
+      const std::lock_guard lock(members.mutex);
+      std::erase(members.contexts, ctx);
+    }
+    program.contexts.remove(ctx);
   });
 }
 

@@ -45,11 +45,12 @@ SHMEM_DEFINE(int, init_thread, (int requested, int* provided)) {
 }
 
 SHMEM_DEFINE(void, query_thread, (int* provided)) {
-  guarded("shmem_query_thread", [&](Program&) { *provided = SHMEM_THREAD_MULTIPLE; });
+  guarded("shmem_query_thread", [&](Program&) { result("provided", provided) = SHMEM_THREAD_MULTIPLE; });
 }
 
 SHMEM_DEFINE(void, query_initialized, (int* initialized)) {
-  *initialized = is_initialized() ? 1 : 0;
+  starting("shmem_query_initialized",
+           [&] { result("initialized", initialized) = is_initialized() ? 1 : 0; });
 }
 
 SHMEM_DEFINE(void, finalize, ()) {
@@ -94,12 +95,16 @@ SHMEM_DEFINE(void*, team_ptr, (shmem_team_t team, const void* dest, int pe)) {
 }
 
 SHMEM_DEFINE(void, info_get_version, (int* major, int* minor)) {
-  *major = SHMEM_MAJOR_VERSION;
-  *minor = SHMEM_MINOR_VERSION;
+  starting("shmem_info_get_version", [&] {
+    result("major", major) = SHMEM_MAJOR_VERSION;
+    result("minor", minor) = SHMEM_MINOR_VERSION;
+  });
 }
 
 SHMEM_DEFINE(void, info_get_name, (char* name)) {
-  std::strncpy(name, SHMEM_VENDOR_STRING, SHMEM_MAX_NAME_LEN);
+  starting("shmem_info_get_name", [&] {
+    std::strncpy(&result("name", name), SHMEM_VENDOR_STRING, SHMEM_MAX_NAME_LEN);
+  });
 }
 
 SHMEM_DEFINE(void, pcontrol, (int, ...)) {}

@@ -30,7 +30,10 @@ class Lock {
   void set() {
     const std::uint32_t mine = next_of(apply(AtomicOp::add, kTicket));
     const auto holds = [&] { return holder_of(apply(AtomicOp::fetch, 0)) == mine; };
+    const std::uint64_t epoch = program_.core.world_team().epoch;
+    program_.core.set_progress(shoal::detail::Activity::waiting, epoch, "set_lock");
     const auto outcome = program_.core.poll_elsewhere(holds, Program::never());
+    program_.core.set_progress(shoal::detail::Activity::idle, epoch, "set_lock");
     if (outcome != shoal::detail::WaitOutcome::ready)
       program_.core.throw_wait_failed(outcome, "shmem_set_lock", "waiting for the lock");
   }

@@ -39,15 +39,10 @@ SHMEM_DEFINE(void*, malloc, (size_t size)) {
   return guarded("shmem_malloc", [&](Program& program) { return allocate(program.world, size); });
 }
 
-SHMEM_DEFINE(void*, malloc_with_hints, (size_t size, long hints)) {
-  return guarded("shmem_malloc_with_hints", [&](Program& program) {
-    constexpr long known = SHMEM_MALLOC_ATOMICS_REMOTE | SHMEM_MALLOC_SIGNAL_REMOTE;
-    shoal::require((hints & ~known) == 0, shoal::Code::invalid_argument,
-                   "hints is {:#x}; allowed: SHMEM_MALLOC_ATOMICS_REMOTE ({:#x}), "
-                   "SHMEM_MALLOC_SIGNAL_REMOTE ({:#x}), both or 0",
-                   hints, SHMEM_MALLOC_ATOMICS_REMOTE, SHMEM_MALLOC_SIGNAL_REMOTE);
-    return allocate(program.world, size);
-  });
+// Hints only optimize: those of other libraries are ignored like the known ones.
+SHMEM_DEFINE(void*, malloc_with_hints, (size_t size, long)) {
+  return guarded("shmem_malloc_with_hints",
+                 [&](Program& program) { return allocate(program.world, size); });
 }
 
 SHMEM_DEFINE(void*, calloc, (size_t count, size_t size)) {

@@ -106,7 +106,7 @@ void Program::not_symmetric(const char* argument, const void* address, std::size
 void Program::fence(shmem_ctx_t handle) const {
   if (handle == SHMEM_CTX_DEFAULT || !context(handle).records) return world.fence();
   std::atomic_thread_fence(std::memory_order_release);
-  const shoal_shmem_ctx& found = *handle;
+  const shoal_shmem_ctx& found = context(handle);
   for (const std::size_t i : found.used) {
     const Pe pe = found.peers[i].pe;
     routes_[static_cast<std::size_t>(pe)]->fence(pe);
@@ -115,7 +115,7 @@ void Program::fence(shmem_ctx_t handle) const {
 
 void Program::quiet(shmem_ctx_t handle) const {
   if (handle == SHMEM_CTX_DEFAULT || !context(handle).records) return world.quiet();
-  shoal_shmem_ctx& found = *handle;
+  shoal_shmem_ctx& found = context(handle);
   if (found.fetches) {
     world.quiet();
     found.fetches = false;
@@ -149,15 +149,15 @@ shoal_shmem_team& Program::team(shmem_team_t handle) {
   if (handle == SHMEM_TEAM_SHARED) return shared;
   require(handle != SHMEM_TEAM_INVALID, Code::invalid_argument,
           "team is SHMEM_TEAM_INVALID; allowed: a team that this PE is in");
-  require(!handle->destroyed, Code::invalid_argument,
-          "team was destroyed; allowed: a team that exists");
-  return *handle;
+  shoal_shmem_team* const found = teams.find(handle);
+  if (found == nullptr) teams.refuse("team", "team", handle);
+  return *found;
 }
 
-void Program::bad_context(shmem_ctx_t handle) {
+void Program::bad_context(shmem_ctx_t handle) const {
   require(handle != SHMEM_CTX_INVALID, Code::invalid_argument,
           "ctx is SHMEM_CTX_INVALID; allowed: a context that exists");
-  fail(Code::invalid_argument, "ctx was destroyed; allowed: a context that exists");
+  contexts.refuse("ctx", "context", handle);
 }
 
 void initialize() {

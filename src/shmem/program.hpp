@@ -15,6 +15,7 @@
 #include "shmem.h"
 #include "shmem/ending.hpp"
 #include "shmem/exit_watch.hpp"
+#include "shmem/handles.hpp"
 #include "shmem/statics.hpp"
 #include "shmem/team_memory.hpp"
 #include "shoal/collective.hpp"
@@ -22,12 +23,10 @@
 #include "transport/transport.hpp"
 #include "world/state.hpp"
 
-/// A team of the program. Destroyed handles stay in memory, so that their use is an error message
-/// and no access to freed memory.
+/// A team of the program.
 struct shoal_shmem_team {
   shoal::Team team;
   shmem_team_config_t config{};
-  bool destroyed = false;
   std::mutex mutex{};
   std::vector<shmem_ctx_t> contexts{};  ///< those that end with the team
 };
@@ -50,10 +49,17 @@ struct shoal_shmem_ctx {
   bool records;                     ///< in_use and those below
   std::vector<std::size_t> used{};  ///< the peers in use
   bool fetches = false;             ///< non-blocking gets may be incomplete
-  bool destroyed = false;
 };
 
 namespace shoal::shmem {
+
+/// Where a routine stores a result. Throws Error{invalid_argument} for NULL.
+template <typename T>
+T& result(const char* argument, T* place) {
+  require(place != nullptr, Code::invalid_argument, "{} is NULL; allowed: the address of a result",
+          argument);
+  return *place;
+}
 
 /// Symmetric memory of a PE, as its transport names it.
 struct Target {
@@ -72,6 +78,8 @@ class Program {
   const Pe n_pes;
   shoal_shmem_team all;     ///< SHMEM_TEAM_WORLD
   shoal_shmem_team shared;  ///< SHMEM_TEAM_SHARED
+  Handles<shoal_shmem_team, shmem_team_t> teams;   ///< that the program made
+  Handles<shoal_shmem_ctx, shmem_ctx_t> contexts;  ///< the same
   Statics statics;
   TeamMemory team_memory;
   ExitWatch exit_watch;
@@ -134,10 +142,10 @@ class Program {
 
   shoal_shmem_team& team(shmem_team_t handle);
   shoal_shmem_ctx& context(shmem_ctx_t handle) const {
-    if (handle == SHMEM_CTX_INVALID || handle == SHMEM_CTX_DEFAULT || handle->destroyed)
-        [[unlikely]]
+    shoal_shmem_ctx* const found = contexts.find(handle);
+    if (found == nullptr) [[unlikely]]
       bad_context(handle);
-    return *handle;
+    return *found;
   }
   /// Checks a context that may be the default one.
   void check_context(shmem_ctx_t handle) const {
@@ -158,7 +166,7 @@ class Program {
 
  private:
   void wait_for_used(const shoal_shmem_ctx& context) const;
-  [[noreturn, gnu::cold]] static void bad_context(shmem_ctx_t handle);
+  [[noreturn, gnu::cold]] void bad_context(shmem_ctx_t handle) const;
   [[noreturn, gnu::cold]] void not_symmetric(const char* argument, const void* address,
                                              std::size_t bytes) const;
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "collective/puller.hpp"
+#include "shmem/collectives.hpp"
 #include "shmem/define.hpp"
 
 namespace shoal::shmem {
@@ -22,6 +23,7 @@ void scan(Program& program, const Team& team, const collective::Reducer& reducer
   const std::size_t bytes = bytes_of(count, reducer.element);
   std::byte* const to = reinterpret_cast<std::byte*>(program.in_heap("dest", dest, bytes));
   const std::size_t from = bytes == 0 ? 0 : program.offset("source", source, bytes);
+  check_apart(dest, bytes, source, bytes, true);
   const std::size_t pes =
       static_cast<std::size_t>(team.my_pe()) + (kind == Scan::inclusive ? 1 : 0);
   sync(team);  // the sources are ready

@@ -34,7 +34,9 @@ void get(const char* call, shmem_ctx_t ctx, void* dest, const void* source, std:
       from.transport.get(dest, from.pe, from.offset, bytes);
     } else {
       from.transport.get_nbi(dest, from.pe, from.offset, bytes);
-      if (ctx != SHMEM_CTX_DEFAULT && ctx->records) ctx->fetches |= !program.is_mapped(from.pe);
+      if (ctx != SHMEM_CTX_DEFAULT)
+        if (shoal_shmem_ctx& context = program.context(ctx); context.records)
+          context.fetches |= !program.is_mapped(from.pe);
     }
   });
 }

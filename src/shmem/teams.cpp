@@ -23,9 +23,12 @@ shmem_team_config_t checked_config(const char* argument, const shmem_team_config
   return *config;
 }
 
-shmem_team_t handle(shoal::Team team, const shmem_team_config_t& config) {
+shmem_team_t handle(Program& program, shoal::Team team, const shmem_team_config_t& config) {
   if (!team.valid()) return SHMEM_TEAM_INVALID;
-  return new shoal_shmem_team{.team = std::move(team), .config = config};
+  auto made = std::make_unique<shoal_shmem_team>();
+  made->team = std::move(team);
+  made->config = config;
+  return program.teams.add(std::move(made));
 }
 
 /// Runs `split`, which all PEs of the parent call. Returns whether it made its teams: arguments
@@ -81,14 +84,14 @@ SHMEM_DEFINE(int, team_split_strided,
              (shmem_team_t parent, int start, int stride, int size,
               const shmem_team_config_t* config, long mask, shmem_team_t* team)) {
   return guarded("shmem_team_split_strided", [&](Program& program) {
-    *team = SHMEM_TEAM_INVALID;
+    result("team", team) = SHMEM_TEAM_INVALID;
     if (parent == SHMEM_TEAM_INVALID) return kFailed;
     const shmem_team_config_t wanted = checked_config("config", config, mask);
     const shoal::Team& whole = program.team(parent).team;
     // A team of one PE may have any stride.
     const int step = size == 1 && stride == 0 ? 1 : stride;
     const bool made =
-        splits([&] { *team = handle(whole.split_strided(start, step, size), wanted); });
+        splits([&] { *team = handle(program, whole.split_strided(start, step, size), wanted); });
     return made ? 0 : kFailed;
   });
 }
@@ -98,15 +101,16 @@ SHMEM_DEFINE(int, team_split_2d,
               shmem_team_t* xteam, const shmem_team_config_t* yconfig, long ymask,
               shmem_team_t* yteam)) {
   return guarded("shmem_team_split_2d", [&](Program& program) {
-    *xteam = *yteam = SHMEM_TEAM_INVALID;
+    result("xteam", xteam) = SHMEM_TEAM_INVALID;
+    result("yteam", yteam) = SHMEM_TEAM_INVALID;
     if (parent == SHMEM_TEAM_INVALID) return kFailed;
     const shmem_team_config_t x = checked_config("xaxis_config", xconfig, xmask);
     const shmem_team_config_t y = checked_config("yaxis_config", yconfig, ymask);
     const shoal::Team& whole = program.team(parent).team;
     const bool made = splits([&] {
       auto [row, column] = whole.split_2d(xrange);
-      *xteam = handle(std::move(row), x);
-      *yteam = handle(std::move(column), y);
+      *xteam = handle(program, std::move(row), x);
+      *yteam = handle(program, std::move(column), y);
     });
     return made ? 0 : kFailed;
   });
@@ -120,8 +124,8 @@ SHMEM_DEFINE(void, team_destroy, (shmem_team_t team)) {
                    "team is predefined; allowed: teams that a split made");
     shoal_shmem_team& found = program.team(team);
     program.world.quiet();
-    for (auto* const ctx : found.contexts) ctx->destroyed = true;
+    for (const shmem_ctx_t ctx : found.contexts) program.contexts.remove(ctx);
     found.team.destroy();
-    found.destroyed = true;
+    program.teams.remove(team);
   });
 }

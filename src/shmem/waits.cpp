@@ -120,6 +120,7 @@ template <typename T>
 std::size_t wait_some(const char* call, const T* variables, std::size_t count, std::size_t* indices,
                       const int* skip, int compare, const T* values, bool one_value) noexcept {
   return guarded(call, [&](Program& program) {
+    if (count != 0) result("indices", indices);
     const Variables<T> set(program, variables, count, skip, compare, values, one_value);
     std::size_t found = 0;
     if (!set.nothing_counts()) set.wait([&] { return (found = set.some(indices)) != 0; });
@@ -148,6 +149,7 @@ template <typename T>
 std::size_t test_some(const char* call, const T* variables, std::size_t count, std::size_t* indices,
                       const int* skip, int compare, const T* values, bool one_value) noexcept {
   return guarded(call, [&](Program& program) {
+    if (count != 0) result("indices", indices);
     return Variables<T>(program, variables, count, skip, compare, values, one_value).some(indices);
   });
 }

@@ -65,11 +65,35 @@ void WorldState::pause() noexcept {
 #endif
 }
 
-WaitOutcome WorldState::check_health(bool late, Pe awaited) noexcept {
+WaitOutcome WorldState::check_health(bool late, Pe awaited, LongWait& wait,
+                                     Clock::time_point now) noexcept {
   set_awaited(awaited);
   if (health_->failure(awaited)) return WaitOutcome::peer_failed;
   if (interrupted()) return WaitOutcome::interrupted;
+  if (!late && !wait.reported && now - wait.start >= settings_.warn_after) {
+    wait.reported = true;
+    warn_of(awaited, now - wait.start);
+  }
   return late ? WaitOutcome::timeout : WaitOutcome::ready;
+}
+
+/// Names this PE's operation and where the PEs are that it may be waiting for.
+void WorldState::warn_of(Pe awaited, Clock::duration waited) const noexcept {
+  constexpr Pe kMostNamed = 8;
+  try {
+    std::string others;
+    Pe named = 0;
+    for (Pe pe = 0; pe < n_pes() && named < kMostNamed; ++pe) {
+      if (pe == my_pe() || (awaited != kAnyPe && pe != awaited)) continue;
+      others += "; " + describe_progress(pe);
+      ++named;
+    }
+    log::warn("PE {} of {} has waited for {} s and goes on: {}{}; Settings: SHOAL_WARN_AFTER_MS, "
+              "SHOAL_TIMEOUT_MS.",
+              my_pe(), n_pes(), std::chrono::duration_cast<std::chrono::seconds>(waited).count(),
+              describe_progress(my_pe()), others);
+  } catch (const std::exception&) {  // no memory for a message
+  }
 }
 
 void WorldState::wake(Pe pe) noexcept {

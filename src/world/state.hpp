@@ -292,11 +292,17 @@ class WorldState : public std::enable_shared_from_this<WorldState> {
     if (networked_ || word() == kElsewhere) return back_off(ready, deadline, awaited);
     return block(ready, deadline, awaited, word);
   }
+  struct LongWait {
+    Clock::time_point start;
+    bool reported = false;
+  };
   template <typename Ready>
   WaitOutcome back_off(Ready& ready, Clock::time_point deadline, Pe awaited);
   template <typename Ready, typename Word>
   WaitOutcome block(Ready& ready, Clock::time_point deadline, Pe awaited, Word& word);
-  WaitOutcome check_health(bool late, Pe awaited) noexcept;
+  /// `late`: the deadline has passed. Warns where the wait has become long (SHOAL_WARN_AFTER_MS).
+  WaitOutcome check_health(bool late, Pe awaited, LongWait& wait, Clock::time_point now) noexcept;
+  void warn_of(Pe awaited, Clock::duration waited) const noexcept;
   bool progress_networks() noexcept;
   template <typename Operation>
   void run_operation(TeamState& team, const char* what, Operation&& operation);
@@ -337,7 +343,8 @@ template <typename Ready>
 WaitOutcome WorldState::back_off(Ready& ready, Clock::time_point deadline, Pe awaited) {
   Deadline end(deadline);
   Backoff backoff;
-  Clock::time_point next_check = Clock::now() + std::chrono::milliseconds(1);
+  LongWait wait{Clock::now()};
+  Clock::time_point next_check = wait.start + std::chrono::milliseconds(1);
   for (int polls = 0;;) {
     if (networked_ && progress_networks()) backoff.reset();
     if (ready()) return WaitOutcome::ready;
@@ -346,7 +353,8 @@ WaitOutcome WorldState::back_off(Ready& ready, Clock::time_point deadline, Pe aw
     const Clock::time_point now = Clock::now();
     if (now < next_check) continue;
     // A PE may finish its part and end before this one looks again: its part counts.
-    if (auto outcome = check_health(end.passed(now), awaited); outcome != WaitOutcome::ready)
+    if (auto outcome = check_health(end.passed(now), awaited, wait, now);
+        outcome != WaitOutcome::ready)
       return ready() ? WaitOutcome::ready : outcome;
     next_check = now + std::chrono::milliseconds(1);
   }
@@ -360,6 +368,7 @@ WaitOutcome WorldState::block(Ready& ready, Clock::time_point deadline, Pe await
   const Clock::time_point start = Clock::now();
   Deadline end(deadline, start);
   WaitPoint::Waiter waiter(wait_point());
+  LongWait wait{start};
   Clock::time_point now = start, next_check = start + wait_times_.longest_block;
   for (;;) {
     if (now - start < wait_times_.yield && (!crowded() || yield_watch_.may_yield(now))) {
@@ -381,7 +390,8 @@ WaitOutcome WorldState::block(Ready& ready, Clock::time_point deadline, Pe await
     now = Clock::now();
     if (now < next_check && now < deadline) continue;
     // As in back_off.
-    if (auto outcome = check_health(end.passed(now), awaited); outcome != WaitOutcome::ready)
+    if (auto outcome = check_health(end.passed(now), awaited, wait, now);
+        outcome != WaitOutcome::ready)
       return ready() ? WaitOutcome::ready : outcome;
     next_check = now + wait_times_.longest_block;
   }
