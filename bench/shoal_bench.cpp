@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/files.hpp"
 #include "options.hpp"
 #include "shoal/collective.hpp"
 #include "shoal_bench.hpp"
@@ -111,6 +112,7 @@ void run_as_threads(const Arguments& arguments) {
 }  // namespace shoal::bench
 
 int main(int argc, char** argv) {
+  const shoal::FileSizeSignalBlocked guard;  // a file beyond `ulimit -f` is an error with a message
   CLI::App app(
       "Measures Shoal on this machine. Run it under shoal-run: shoal-run -n 8 shoal-bench ep",
       "shoal-bench");

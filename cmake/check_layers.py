@@ -38,8 +38,8 @@ SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 # header, or a folder with a slash at its end, for the files whose names begin so.
 PUBLIC_ONLY = ("python/", "tools/", "bench/")
 INTERNALS = {
-    # Header-only: rounding up; the message of a public Error.
-    ("tools/", "bench/"): ("base/align.hpp", "base/check.hpp"),
+    # Header-only: rounding up; the message of a public Error; files at predictable names.
+    ("tools/", "bench/"): ("base/align.hpp", "base/check.hpp", "base/files.hpp"),
     # A ring that a thread posts to.
     ("bench/proxy_bench.cpp",): (
         "transport/proxy.hpp",

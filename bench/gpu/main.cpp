@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // shoal-bench-gpu: measures Shoal on the GPUs of this machine. PEs are threads (--pes) or, under
 // shoal-run, processes.
+#include "base/files.hpp"
 #include "gpu/bench.hpp"
 
 #include <fmt/format.h>
@@ -268,6 +269,7 @@ void prepare(Options& options, const std::string& part, const CLI::App& app, std
 }  // namespace shoal::bench::gpu
 
 int main(int argc, char** argv) {
+  const shoal::FileSizeSignalBlocked guard;  // a file beyond `ulimit -f` is an error with a message
   namespace gpu = shoal::bench::gpu;
   CLI::App app("Measures Shoal on the GPUs of this machine", "shoal-bench-gpu");
   gpu::Options options;

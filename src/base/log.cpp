@@ -7,8 +7,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <mutex>
 #include <set>
+
+#include "base/check.hpp"
+#include "base/files.hpp"
 
 namespace shoal::log {
 namespace {
@@ -54,8 +58,18 @@ void configure(const Settings& settings) {
   static std::once_flag once;
   if (!settings.log_file.empty())
     std::call_once(once, [&] {
-      logger()->sinks() = {
-          std::make_shared<spdlog::sinks::basic_file_sink_mt>(expand(settings.log_file))};
+      const std::string name = expand(settings.log_file);
+      std::error_code exists;
+      std::filesystem::create_directories(std::filesystem::path(name).parent_path(), exists);
+      // Once this user owns the file, its name is safe: in folders where all may create files, only
+      // an owner replaces one.
+      const OwnFile file = open_own_file(name, O_WRONLY | O_APPEND);
+      require(file.fd >= 0, Code::invalid_argument,
+              "SHOAL_LOG_FILE is \"{}\", which cannot be opened: {}; allowed: a new file, or one "
+              "of this user",
+              name, file.reason);
+      close(file.fd);
+      logger()->sinks() = {std::make_shared<spdlog::sinks::basic_file_sink_mt>(name)};
       logger()->flush_on(spdlog::level::trace);
     });
 }
@@ -68,6 +82,7 @@ void write(Level level, const std::string& message) {
   constexpr spdlog::level::level_enum levels[] = {spdlog::level::trace, spdlog::level::debug,
                                                   spdlog::level::info,  spdlog::level::warn,
                                                   spdlog::level::err,   spdlog::level::off};
+  const FileSizeSignalBlocked guard;
   logger()->log(levels[static_cast<int>(level)], "{}", message);
 }
 

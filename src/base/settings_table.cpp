@@ -379,7 +379,7 @@ std::vector<SettingInfo> diagnosis_rows() {
            {"off", "error", "warn", "info", "debug", "trace"}),
       text("SHOAL_LOG_FILE", "NVSHMEM_DEBUG_FILE", scope, &S::log_file,
            "File for log messages, which otherwise go to standard error. %h is the host name, %p "
-           "the process id, %% a percent sign."),
+           "the process id, %% a percent sign. A new file, or one of this user: no symbolic link."),
       number("SHOAL_FLIGHT_ENTRIES", "", scope, &S::flight_entries,
              "Operations of each group that the flight recorder keeps in memory, 128 bytes each; "
              "the last ones. 0: none.",

@@ -45,6 +45,10 @@ std::string remedy(int error) {
       return "for a new process or thread: `ulimit -u`, or the pids limit of the container";
     case ENOMEM:
       return out_of_memory();
+    case EFBIG:
+      if (!limited(RLIMIT_FSIZE)) return {};
+      return fmt::format("a file of this process may have {} bytes: raise it with `ulimit -f`",
+                         limit_of(RLIMIT_FSIZE));
     case ENOSPC:
       return "the disk is full; for shared memory, the disk is /dev/shm: see `df`";
     default:

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/files.hpp"
 #include "moe/exchange.hpp"
 #include "moe/layer.hpp"
 #include "moe/npy.hpp"
@@ -307,5 +308,6 @@ int main(int argc, char** argv) {
 }  // namespace shoal::moe
 
 int main(int argc, char** argv) {
+  const shoal::FileSizeSignalBlocked guard;  // a file beyond `ulimit -f` is an error with a message
   return shoal::moe::main(argc, argv);
 }

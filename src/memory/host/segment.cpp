@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "base/check.hpp"
+#include "base/files.hpp"
 
 namespace shoal::memory {
 namespace {
@@ -83,6 +84,7 @@ Segment::~Segment() {
 std::shared_ptr<Segment> Segment::create(std::size_t bytes) {
   FileDescriptor fd(memfd_create("shoal-heap", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) fail_errno("cannot create symmetric memory (memfd_create)");
+  const FileSizeSignalBlocked guard;
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
     fail_errno("cannot give {} bytes to the symmetric memory (SHOAL_SYMMETRIC_SIZE sets the size)",
                bytes);

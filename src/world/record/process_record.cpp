@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -11,6 +10,7 @@
 #include <new>
 
 #include "base/align.hpp"
+#include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/system_error.hpp"
 #include "memory/host/segment.hpp"
@@ -60,11 +60,7 @@ class ProcessRecord : public std::enable_shared_from_this<ProcessRecord> {
       if (!good) throw Error(Code::system, fmt::format("{}: {}", what, errno_text(errno)));
     };
     check(static_cast<bool>(fd_), "memfd_create of the record");
-    // Beyond the limit, ftruncate would end the process with SIGXFSZ.
-    rlimit limit{};
-    getrlimit(RLIMIT_FSIZE, &limit);
-    errno = EFBIG;
-    check(limit.rlim_cur >= kBytes, "size of the record (ulimit -f)");
+    const FileSizeSignalBlocked guard;
     check(ftruncate(fd_.get(), kBytes) == 0, "size of the record");
     check(fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) == 0,
           "sealing of the record");

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 
 #include "base/check.hpp"
 #include "base/system_error.hpp"
@@ -26,6 +28,19 @@ TEST(SystemError, NamesMemoryProcessesAndDisk) {
   EXPECT_NE(errno_text(ENOMEM).find("out of memory"), std::string::npos);
   EXPECT_NE(errno_text(EAGAIN).find("`ulimit -u`"), std::string::npos);
   EXPECT_NE(errno_text(ENOSPC).find("/dev/shm"), std::string::npos);
+}
+
+TEST(SystemError, NamesTheLimitOfFileSizes) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit limit = before;
+  limit.rlim_cur = std::min<rlim_t>(before.rlim_max, std::uint64_t{1} << 40);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  const std::string text = errno_text(EFBIG);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_NE(text.find("File too large"), std::string::npos) << text;
+  EXPECT_NE(text.find("`ulimit -f`"), std::string::npos) << text;
+  EXPECT_NE(text.find(std::to_string(limit.rlim_cur)), std::string::npos) << text;
 }
 
 TEST(SystemError, OtherErrorsHaveTheTextOfTheSystem) {
