@@ -147,8 +147,9 @@ PeRecord from_json(const std::string& text);
 std::string write_flight_record(const World& world, const std::string& directory);
 
 /// The records in the files shoal_flight_*.json of a folder (SHOAL_FLIGHT_DIR), sorted by world,
-/// then PE. Throws Error{invalid_argument} for a folder without such files and for a file that is
-/// no record, naming it.
+/// then PE. A file that is no record is left out with a warning in the log. Throws
+/// Error{invalid_argument} for a folder without such files, and, naming a file, for one without any
+/// record.
 std::vector<PeRecord> read_files(const std::string& folder);
 
 /// Who waits for whom, as text: for each group whose ranks wait, the rank at the end of each chain

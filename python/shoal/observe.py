@@ -81,7 +81,8 @@ def locate_offset(offset, host=False):
 
 
 def read_files(folder):
-    """The records in the files shoal_flight_*.json of a folder (SHOAL_FLIGHT_DIR), by PE."""
+    """The records in the files shoal_flight_*.json of a folder (SHOAL_FLIGHT_DIR), by PE. A file
+    that is no record is a warning while others are."""
     return [json.loads(text) for text in _core._file_records(os.fspath(folder))]
 
 
@@ -500,6 +501,11 @@ def serve(port=9465, host="127.0.0.1"):
     return server.server_port, stop
 
 
+def _own_file(name, flags):
+    """Of open(): another user may have put a link at a name that is known in advance."""
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+
 def _main(arguments):
     parser = argparse.ArgumentParser(
         prog="python -m shoal.observe", description="Records of the PEs of this host."
@@ -552,7 +558,8 @@ def _main(arguments):
     else:
         os.makedirs(given.out, exist_ok=True)
         for pe in records:
-            with open(os.path.join(given.out, f"shoal_rank_{pe['pe']}"), "wb") as file:
+            name = os.path.join(given.out, f"shoal_rank_{pe['pe']}")
+            with open(name, "wb", opener=_own_file) as file:
                 pickle.dump(torch_dump(pe), file)
 
 

@@ -293,12 +293,18 @@ TEST(FlightRecord, IsWrittenOnASignalAndTheJobContinues) {
   const Folder folder;
   PeGroup group = start(folder, "20000");
   std::vector<Process>& pes = group.pes;
+  // A link at the name that a file has until it is complete.
+  const std::string victim = folder.path() + "/victim";
+  std::ofstream(victim) << "precious";
+  std::filesystem::create_symlink(
+      victim, fmt::format("{}/shoal_flight_0.json.{}", folder.path(), pes[0].pid()));
   for (const Process& pe : pes) pe.send(SIGUSR1);
   const auto deadline = std::chrono::steady_clock::now() + kProcessLimit / 2;
   while ((!folder.has(0) || !folder.has(1) || !folder.has(2)) &&
          std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(Milliseconds(5));
   expect_parts(compare(folder), {"group 1 of 3 ranks"});
+  EXPECT_EQ(contents(victim), "precious");
   expect_progress(pes[0]);
 }
 

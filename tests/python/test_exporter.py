@@ -55,6 +55,37 @@ def sum_of(samples, name, **labels):
     return sum(s.value for s in samples[name] if labels.items() <= s.labels.items())
 
 
+# Holds a record whose host name is no UTF-8 and drives a terminal, until its standard input ends.
+FORGED_RECORD = """
+import fcntl, os, struct, sys
+fd = os.memfd_create("shoal-record", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+os.ftruncate(fd, 1 << 20)
+words = lambda *values: struct.pack(f"<{len(values)}Q", *values)
+os.pwrite(fd, words(0x53484F414C524543, 4, os.getpid(), 0, 1, 1 << 18, 1 << 18), 0)
+pe = words(0xF01239ED, 0, 1, 4096) + b"\\xff\\x1b[31m\\n".ljust(64, b"\\0")
+os.pwrite(fd, pe + words(*[0] * 75, 1), 1 << 18)  # one barrier has failed
+fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_text_of_a_forged_record_is_escaped():
+    forger = subprocess.Popen(
+        [sys.executable, "-c", FORGED_RECORD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with forger:
+        assert forger.stdout.readline() == "ready\n"
+        [record] = [one for one in shoal.observe.read_host() if one["pid"] == forger.pid]
+        assert record["host"] == r"\xff\x1b[31m\x0a"
+        samples = scrape_here()
+        labels = {"node": record["host"], "operation": "barrier"}
+        assert sum_of(samples, "shoal_world_failures_total", **labels) == 1
+
+
 @pytest.fixture
 def samples(options):
     """The metrics during the last pair."""

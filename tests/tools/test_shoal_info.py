@@ -248,6 +248,26 @@ def test_pictures_are_svg(bin_dir, tmp_path, arguments):
         assert 0 <= float(text.get("x")) <= width and 0 <= float(text.get("y")) <= height
 
 
+def test_a_file_beyond_the_limit_is_an_error_with_a_message(bin_dir, tmp_path):
+    picture = tmp_path / "picture.svg"
+    program = f"ulimit -f 0; exec {bin_dir}/shoal-info --topology --svg {picture}"
+    result = subprocess.run(
+        ["bash", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 1, result.stderr
+    assert f"cannot write {picture}" in result.stderr
+
+
+def test_a_link_at_the_name_of_an_unfinished_picture_is_not_followed(bin_dir, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "picture.svg.part").symlink_to(victim)
+    result = info(bin_dir, "--topology", "--svg", tmp_path / "picture.svg")
+    assert result.returncode == 0, result.stderr
+    assert victim.read_text() == "precious"
+    assert "<svg" in (tmp_path / "picture.svg").read_text()
+
+
 def test_picture_that_cannot_be_written(bin_dir, tmp_path):
     result = info(bin_dir, "--topology", "--svg", tmp_path / "nowhere/picture.svg")
     assert result.returncode == 1 and "cannot write" in result.stderr

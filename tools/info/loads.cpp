@@ -16,6 +16,10 @@ namespace {
 using observe::GroupRecord;
 using observe::PeRecord;
 
+/// Of all groups of a report. Groups beyond that are left out: a record of another user may claim
+/// any numbers of ranks and experts.
+constexpr std::size_t kMostExperts = std::size_t{1} << 24;
+
 double mean_of(const ExpertLoads& loads) {
   const std::size_t ranks = loads.known.size(),
                     experts = ranks == 0 ? 0 : loads.rows.size() / ranks;
@@ -30,12 +34,15 @@ double mean_of(const ExpertLoads& loads) {
 std::vector<ExpertLoads> expert_loads(const std::vector<PeRecord>& now,
                                       const std::vector<PeRecord>& before) {
   std::map<std::tuple<std::uint64_t, std::uint64_t, Pe>, ExpertLoads> groups;
+  std::size_t left = kMostExperts;
   for (const PeRecord& pe : now)
     for (const GroupRecord& group : pe.groups) {
       const std::size_t experts = group.expert_rows.size();
       if (group.pes.empty() || experts == 0) continue;
       ExpertLoads& loads = groups[{pe.world, group.number, group.pes[0]}];
       if (loads.rows.empty()) {
+        if (experts > left / group.pes.size()) continue;
+        left -= experts * group.pes.size();
         loads.title = fmt::format("world {:016x}, group {}", pe.world, group.number);
         loads.rows.assign(experts * group.pes.size(), 0);
         loads.known.assign(group.pes.size(), false);

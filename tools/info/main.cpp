@@ -17,6 +17,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/files.hpp"
 #include "info/build.hpp"
 #include "info/build_facts.hpp"
 #include "info/doctor.hpp"
@@ -93,6 +94,9 @@ void write_file(const std::string& file, const std::string& text, std::string_vi
   if (file.empty()) return;
   const bool replaces = !std::filesystem::exists(file) || std::filesystem::is_regular_file(file);
   const std::string written = replaces ? file + ".part" : file;
+  // Where all users may create files, another one may have put a link at this name.
+  if (const int part = replaces ? shoal::create_file(written.c_str(), 0666) : -1; part >= 0)
+    close(part);
   std::ofstream stream(written);
   stream << text;
   stream.close();
@@ -275,6 +279,7 @@ int run(Options options) {
 }  // namespace
 
 int main(int argc, char** argv) try {
+  const shoal::FileSizeSignalBlocked guard;  // a file beyond `ulimit -f` is an error with a message
   Options options;
   CLI::App app{
       "Shows this build of Shoal, this machine, the transports between PEs, and faults of the system.\n"

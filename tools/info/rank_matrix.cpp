@@ -40,17 +40,30 @@ double largest(const RankMatrix& matrix) {
   return most;
 }
 
+/// Of all matrices of a report. Groups beyond that are left out: a record of another user may claim
+/// any number of ranks.
+constexpr std::size_t kMostCells = std::size_t{1} << 26;
+
+/// Whether there is room for another matrix of `ranks` ranks, which is then taken.
+bool take_cells(std::size_t& cells, std::size_t ranks) {
+  if (ranks > kMostCells || ranks * ranks > kMostCells - cells) return false;
+  cells += ranks * ranks;
+  return true;
+}
+
 /// A matrix per group whose largest value(peer, the same peer before, seconds since then) is above
 /// 0. Peers are zero and `seconds` is 0 without an earlier reading.
 template <typename Value>
 std::vector<RankMatrix> matrices(const std::vector<PeRecord>& now,
                                  const std::vector<PeRecord>& before, Value&& value) {
   std::map<std::tuple<std::uint64_t, std::uint64_t, Pe>, RankMatrix> groups;
+  std::size_t cells = 0;
   for (const PeRecord& pe : now)
     for (const GroupRecord& group : pe.groups) {
       if (group.pes.empty()) continue;
       RankMatrix& matrix = groups[{pe.world, group.number, group.pes[0]}];
       if (matrix.values.empty()) {
+        if (!take_cells(cells, group.pes.size())) continue;
         matrix.title = fmt::format("world {:016x}, group {}", pe.world, group.number);
         matrix.values.assign(group.pes.size(), std::vector<double>(group.pes.size(), 0));
       }
@@ -75,15 +88,18 @@ std::vector<RankMatrix> matrices(const std::vector<PeRecord>& now,
 std::vector<RankMatrix> collective_waits(const std::vector<PeRecord>& now,
                                          const std::vector<PeRecord>& before) {
   std::map<std::uint64_t, RankMatrix> worlds;
+  std::size_t cells = 0;
   for (const PeRecord& pe : now) {
     const auto row = static_cast<std::size_t>(pe.pe);
     if (pe.peers.size() != static_cast<std::size_t>(pe.n_pes) || row >= pe.peers.size()) continue;
     RankMatrix& matrix = worlds[pe.world];
     if (matrix.values.empty()) {
+      if (!take_cells(cells, pe.peers.size())) continue;
       matrix.title = fmt::format("world {:016x}, collectives", pe.world);
       matrix.values.assign(pe.peers.size(), std::vector<double>(pe.peers.size(), 0));
     }
     const PeRecord* const earlier = find_pe(before, pe);
+    if (matrix.values.size() != pe.peers.size()) continue;
     for (std::size_t peer = 0; peer < matrix.values[row].size(); ++peer) {
       const bool known = earlier != nullptr && peer < earlier->peers.size();
       matrix.values[row][peer] =

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "world/record/files.hpp"
 
-#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/service_thread.hpp"
 #include "memory/host/segment.hpp"
@@ -32,8 +32,8 @@ std::string write(const PeRecord& pe, const std::string& directory) {
   const std::string name = fmt::format("{}/shoal_flight_{}.json", directory, pe.pe);
   const std::string unfinished = fmt::format("{}.{}", name, pe.pid);
   const std::string text = observe::to_json(pe) + "\n";
-  const memory::FileDescriptor fd(
-      open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  const FileSizeSignalBlocked guard;
+  const memory::FileDescriptor fd(create_file(unfinished.c_str()));
   bool written = static_cast<bool>(fd);
   for (std::size_t at = 0; written && at < text.size();) {
     const ssize_t part = ::write(fd.get(), text.data() + at, text.size() - at);

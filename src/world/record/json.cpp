@@ -4,32 +4,20 @@
 
 #include <functional>
 #include <iterator>
-#include <string_view>
 
 #include "shoal/observe.hpp"
 #include "world/record/json_version.hpp"
+#include "world/record/text.hpp"
 
 namespace shoal::observe {
 namespace {
 
 using Buffer = fmt::memory_buffer;
+using detail::record::in_quotes;
 
 template <typename... Args>
 void add(Buffer& to, fmt::format_string<Args...> format, Args&&... args) {
   fmt::format_to(std::back_inserter(to), format, std::forward<Args>(args)...);
-}
-
-std::string in_quotes(std::string_view text) {
-  std::string to = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\')
-      to += {'\\', c};
-    else if (static_cast<unsigned char>(c) < 0x20)
-      to += fmt::format("\\u{:04x}", static_cast<int>(c));
-    else
-      to += c;
-  }
-  return to += '"';
 }
 
 template <typename List, typename Write>
@@ -45,32 +33,32 @@ void add_list(Buffer& to, const char* key, const List& list, Write&& write) {
 
 void add_phases(Buffer& to, const std::vector<PhaseRecord>& phases) {
   add_list(to, "phases", phases, [&](const PhaseRecord& phase) {
-    add(to, R"({{"name":"{}","start_ns":{}}})", phase.name, phase.start_ns);
+    add(to, R"({{"name":{},"start_ns":{}}})", in_quotes(phase.name), phase.start_ns);
   });
 }
 
 void add_operation(Buffer& to, const OperationRecord& op) {
   add(to,
-      R"({{"id":{},"epoch":{},"operation":"{}","state":"{}","start_ns":{},"end_ns":{},"awaited":{},)"
+      R"({{"id":{},"epoch":{},"operation":{},"state":{},"start_ns":{},"end_ns":{},"awaited":{},)"
       R"("waiting":{},"wait_ns":{},"rows":{},"bytes":{})",
-      op.id, op.epoch, op.operation, op.state, op.start_ns, op.end_ns, op.awaited, op.waiting,
-      op.wait_ns, op.rows, op.bytes);
+      op.id, op.epoch, in_quotes(op.operation), in_quotes(op.state), op.start_ns, op.end_ns,
+      op.awaited, op.waiting, op.wait_ns, op.rows, op.bytes);
   add_phases(to, op.phases);
   add(to, "}}");
 }
 
 void add_totals(Buffer& to, const std::vector<OperationTotals>& totals) {
   add_list(to, "totals", totals, [&](const OperationTotals& total) {
-    add(to,
-        R"({{"operation":"{}","operations":{},"failures":{},"rows":{},"bytes":{},"time_ns":{}}})",
-        total.operation, total.operations, total.failures, total.rows, total.bytes, total.time_ns);
+    add(to, R"({{"operation":{},"operations":{},"failures":{},"rows":{},"bytes":{},"time_ns":{}}})",
+        in_quotes(total.operation), total.operations, total.failures, total.rows, total.bytes,
+        total.time_ns);
   });
 }
 
 void add_histograms(Buffer& to, const std::vector<Histogram>& histograms) {
   add_list(to, "histograms", histograms, [&](const Histogram& histogram) {
-    add(to, R"({{"operation":"{}","phase":"{}","count":{},"sum_ns":{})", histogram.operation,
-        histogram.phase, histogram.count, histogram.sum_ns);
+    add(to, R"({{"operation":{},"phase":{},"count":{},"sum_ns":{})", in_quotes(histogram.operation),
+        in_quotes(histogram.phase), histogram.count, histogram.sum_ns);
     add_list(to, "buckets", histogram.buckets, [&](std::uint64_t count) { add(to, "{}", count); });
     add(to, "}}");
   });
@@ -91,8 +79,8 @@ void add_group(Buffer& to, const GroupRecord& group) {
   add_histograms(to, group.histograms);
   add_list(to, "expert_rows", group.expert_rows, [&](std::uint64_t rows) { add(to, "{}", rows); });
   add_list(to, "launches", group.launches, [&](const LaunchRecord& launch) {
-    add(to, R"({{"epoch":{},"operation":"{}","end_ns":{},"rows":{},"bytes":{})", launch.epoch,
-        launch.operation, launch.end_ns, launch.rows, launch.bytes);
+    add(to, R"({{"epoch":{},"operation":{},"end_ns":{},"rows":{},"bytes":{})", launch.epoch,
+        in_quotes(launch.operation), launch.end_ns, launch.rows, launch.bytes);
     add_phases(to, launch.phases);
     add(to, "}}");
   });

@@ -6,9 +6,12 @@
 #include <iterator>
 
 #include "shoal/memory_map.hpp"
+#include "world/record/text.hpp"
 
 namespace shoal::observe {
 namespace {
+
+using detail::record::in_quotes;
 
 std::string name_of(const MemoryMap& map) {
   return map.group == 0 ? fmt::format("the {}", map.memory) : fmt::format("group {}", map.group);
@@ -92,17 +95,17 @@ std::string to_json(const MemoryMap& map) {
   const auto out = std::back_inserter(to);
   fmt::format_to(
       out,
-      R"({{"shoal_memory":1,"world":"{:016x}","pe":{},"pid":{},"group":{},"memory":"{}","offset":{},)"
+      R"({{"shoal_memory":1,"world":"{:016x}","pe":{},"pid":{},"group":{},"memory":{},"offset":{},)"
       R"("bytes":{},"pes":[{}],"addresses":[{}],"regions":[)",
-      map.world, map.pe, map.pid, map.group, map.memory, map.offset, map.bytes,
+      map.world, map.pe, map.pid, map.group, in_quotes(map.memory), map.offset, map.bytes,
       fmt::join(map.pes, ","), fmt::join(map.addresses, ","));
   for (std::size_t i = 0; i < map.regions.size(); ++i) {
     const MemoryRegion& region = map.regions[i];
-    fmt::format_to(out, R"({}{{"name":"{}","offset":{},"bytes":{},"dimensions":[)",
-                   i == 0 ? "" : ",", region.name, region.offset, region.bytes);
+    fmt::format_to(out, R"({}{{"name":{},"offset":{},"bytes":{},"dimensions":[)", i == 0 ? "" : ",",
+                   in_quotes(region.name), region.offset, region.bytes);
     for (std::size_t d = 0; d < region.dimensions.size(); ++d)
-      fmt::format_to(out, R"({}{{"name":"{}","count":{},"stride":{}}})", d == 0 ? "" : ",",
-                     region.dimensions[d].name, region.dimensions[d].count,
+      fmt::format_to(out, R"({}{{"name":{},"count":{},"stride":{}}})", d == 0 ? "" : ",",
+                     in_quotes(region.dimensions[d].name), region.dimensions[d].count,
                      region.dimensions[d].stride);
     fmt::format_to(out, "]}}");
   }

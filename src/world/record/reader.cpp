@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/files.hpp"
 #include "memory/host/segment.hpp"
 #include "world/record/process_record.hpp"
 #include "world/record/refresh.hpp"
@@ -28,6 +29,8 @@ using observe::OperationRecord;
 using observe::PeRecord;
 
 constexpr std::uint64_t kMostRanks = 1 << 20;
+/// Bytes that are read of the record of another process.
+constexpr std::size_t kMostRead = kRecordBytes / 4;
 
 template <typename Names>
 std::string name_at(const Names& names, std::uint64_t index) {
@@ -156,7 +159,7 @@ std::optional<GroupRecord> read_group(const GroupBlock& block, std::size_t bytes
   const auto fits = [&](std::uint64_t at, std::uint64_t count, std::size_t size) {
     return at % alignof(Word) == 0 && at <= bytes && count <= (bytes - at) / size;
   };
-  if (ranks > kMostRanks || !fits(entries_at, entries, sizeof(Entry)) ||
+  if (ranks == 0 || ranks > kMostRanks || !fits(entries_at, entries, sizeof(Entry)) ||
       !fits(peers_at, ranks, 2 * sizeof(PeerBlock)) ||
       !fits(experts_at, experts, 2 * sizeof(Word)) ||
       !fits(launches_at, launches, sizeof(LaunchBlock)))
@@ -236,23 +239,24 @@ PeRecord read_pe(const PeBlock& block, std::size_t bytes) {
   return pe;
 }
 
-/// Calls `use` for the record in a file descriptor of process `pid`.
-void use_memfd(const std::string& path, std::int64_t pid,
+/// Calls `use` for the record in a file descriptor of process `pid`. Returns whether it is one.
+bool use_memfd(const std::string& path, std::int64_t pid,
                const std::function<void(const ProcessBlock&, std::size_t)>& use) {
-  const memory::FileDescriptor fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const memory::FileDescriptor fd(open_foreign_file(path.c_str(), ForeignFile::memory));
   struct stat status{};
   // The size of a record is sealed: reading it cannot fault.
   const int seals = fd ? fcntl(fd.get(), F_GET_SEALS) : -1;
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd.get(), &status) != 0) return;
-  const auto bytes = static_cast<std::size_t>(status.st_size);
-  if (bytes < sizeof(ProcessBlock)) return;
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd.get(), &status) != 0) return false;
+  const auto bytes = std::min(static_cast<std::size_t>(status.st_size), kMostRead);
+  if (bytes < sizeof(ProcessBlock)) return false;
   void* const at = mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
-  if (at == MAP_FAILED) return;
+  if (at == MAP_FAILED) return false;
   const auto& process = *static_cast<const ProcessBlock*>(at);
   // A child of fork has its parent's descriptor as well.
-  if (process.pid.load() == static_cast<std::uint64_t>(pid) || process.pid.load() == 0)
-    use(process, bytes);
+  const bool own = process.pid.load() == static_cast<std::uint64_t>(pid) || process.pid.load() == 0;
+  if (own) use(process, bytes);
   munmap(at, bytes);
+  return own;
 }
 
 void sort(std::vector<PeRecord>& records) {
@@ -306,8 +310,9 @@ void each_process(const std::function<void(const ProcessBlock&, std::size_t)>& u
     for (const auto& fd : fs::directory_iterator(process.path() / "fd", denied)) {
       std::error_code gone;
       const std::string target = fs::read_symlink(fd.path(), gone);
-      if (!gone && target.starts_with(fmt::format("/memfd:{}", kMemfdName)))
-        use_memfd(fd.path(), pid, use);
+      if (!gone && target.starts_with(fmt::format("/memfd:{}", kMemfdName)) &&
+          use_memfd(fd.path(), pid, use))
+        break;  // a process has one record
     }
   }
 }

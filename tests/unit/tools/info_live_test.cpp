@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // shoal-info --live and --flight: rates, wait matrices, files that are no records.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -217,7 +218,19 @@ TEST(InfoLive, ReadsBackWhatToJsonWrites) {
   EXPECT_EQ(read[0].groups[0].operations[0].wait_ns, 68);
   EXPECT_EQ(read[0].groups[0].launches.back().bytes, 75U);
   std::ofstream(folder / "shoal_flight_9.json") << R"({"pe": 9})";
+  EXPECT_EQ(observe::read_files(folder).size(), written.size()) << "the others are not hidden";
+  // A text that an older version has cut inside a character.
+  written[0].failure = "caf\xc3";
+  std::ofstream(folder / "shoal_flight_0.json") << observe::to_json(written[0]);
+  EXPECT_EQ(observe::read_files(folder)[0].failure, "caf?");
+  for (const PeRecord& pe : written)
+    std::filesystem::remove(folder / ("shoal_flight_" + std::to_string(pe.pe) + ".json"));
   expect_error(Code::invalid_argument, "shoal_flight_9.json: it is not the record of a PE",
+               [&] { observe::read_files(folder); });
+  std::filesystem::remove(folder / "shoal_flight_9.json");
+  // A reader that opened a FIFO would wait for a writer.
+  ASSERT_EQ(mkfifo((folder / "shoal_flight_8.json").c_str(), 0600), 0);
+  expect_error(Code::invalid_argument, "shoal_flight_8.json: it is no regular file",
                [&] { observe::read_files(folder); });
   std::filesystem::remove_all(folder);
 }
