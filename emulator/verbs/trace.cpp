@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "base/files.hpp"
+
 namespace shoal::emulator {
 namespace {
 
@@ -26,11 +28,18 @@ std::string file_name(const DeviceSettings& settings) {
 
 }  // namespace
 
-Trace::Trace(const DeviceSettings& settings) : file_(file_name(settings)) {
+Trace::Trace(const DeviceSettings& settings) {
   const std::string& name = settings.trace_file;
-  if (!file_)
+  const std::string expanded = file_name(settings);
+  const OwnFile own = open_own_file(expanded, O_WRONLY);
+  if (own.fd >= 0) {
+    close(own.fd);
+    file_.open(expanded);
+  }
+  if (!file_.is_open())
     throw std::runtime_error("SHOAL_EMULATOR_TRACE is \"" + name +
-                             "\"; allowed: a file that can be created");
+                             "\"; allowed: a file that can be created, or one of this user" +
+                             (own.reason.empty() ? "" : ": " + own.reason));
   if (name.ends_with(".json")) perfetto_.emplace(file_);
 }
 

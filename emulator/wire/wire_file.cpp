@@ -11,6 +11,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/files.hpp"
+
 namespace shoal::emulator {
 namespace {
 
@@ -65,8 +67,11 @@ void remove_where_abandoned(const std::string& path) {
 
 WireFile::WireFile(std::string path) : path_(std::move(path)) {
   for (;;) {
-    fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd_ < 0) fail("cannot open");
+    const OwnFile file = open_own_file(path_, O_RDWR);
+    if (file.fd < 0)
+      throw std::runtime_error("cannot open " + path_ + ": " + file.reason +
+                               ". Settings: SHOAL_EMULATOR_DIRECTORY, SHOAL_EMULATOR_JOB");
+    fd_ = file.fd;
     try {
       if (!lock_byte(fd_, kJoiningByte, true)) fail("cannot lock");
       struct stat info = {};

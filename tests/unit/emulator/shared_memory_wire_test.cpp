@@ -55,6 +55,21 @@ class SharedMemoryWireTest : public ::testing::Test {
   std::string folder_;
 };
 
+TEST_F(SharedMemoryWireTest, AFileThatAnotherUserCanHaveMadeIsRefused) {
+  const std::string other = options.file + ".other";
+  std::ofstream(other) << "";
+  std::filesystem::create_symlink(other, options.file);
+  EXPECT_THROW(SharedMemoryWire{options}, std::runtime_error);
+  EXPECT_EQ(std::filesystem::file_size(other), 0U);
+  std::filesystem::remove(options.file);
+  std::ofstream(options.file) << "";
+  std::filesystem::permissions(options.file, std::filesystem::perms::others_write,
+                               std::filesystem::perm_options::add);
+  EXPECT_THROW(SharedMemoryWire{options}, std::runtime_error);
+  std::filesystem::remove(options.file);
+  EXPECT_NO_THROW(SharedMemoryWire{options});
+}
+
 TEST_F(SharedMemoryWireTest, PacketsArriveInOrderAndWhole) {
   SharedMemoryWire a(options), b(options);
   EXPECT_NE(a.lid(), b.lid());
