@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shmem/environment.hpp"
 
+#include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 
@@ -44,12 +46,14 @@ std::optional<std::size_t> parse_symmetric_size(std::string_view text) {
     }
   }
   if (!any) return std::nullopt;
-  double value = std::strtod(copy.substr(0, digits).c_str(), nullptr);
+  // strtod() would expect the decimal separator of the program's locale.
+  double value = 0;
+  if (std::from_chars(copy.data(), copy.data() + digits, value).ec != std::errc{})
+    return std::nullopt;
   if (digits < copy.size()) {
-    const std::size_t power =
-        std::string_view("kmgt").find(static_cast<char>(std::tolower(copy[digits])));
+    const std::size_t power = std::string_view("kmgtKMGT").find(copy[digits]);
     if (power == std::string_view::npos) return std::nullopt;
-    value = std::ldexp(value, 10 * (static_cast<int>(power) + 1));
+    value = std::ldexp(value, 10 * (static_cast<int>(power % 4) + 1));
   }
   if (value >= std::ldexp(1.0, 62)) return std::nullopt;
   return static_cast<std::size_t>(value);
@@ -69,6 +73,12 @@ Environment read_environment(const Lookup& lookup) {
         "{} is \"{}\"; allowed: a number of bytes with an optional suffix K, M, G or T, such as "
         "512M or 1.5G",
         name, *value);
+    const SettingInfo& info =
+        *std::ranges::find(settings_table(), "SHOAL_SYMMETRIC_SIZE", &SettingInfo::name);
+    const std::int64_t most = info.maximum / 2;  // the program's static data come on top
+    require(*bytes <= static_cast<std::size_t>(most), Code::invalid_argument,
+            "{} is \"{}\"; allowed: 0 to {} bytes", name, *value, most);
+    environment.size_from = fmt::format("{} is \"{}\"", name, *value);
     settings.symmetric_size = *bytes;
   }
   if (find(lookup, "DEBUG").value && !lookup("SHOAL_LOG")) settings.log = "debug";

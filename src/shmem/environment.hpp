@@ -18,6 +18,9 @@ struct Environment {
   Settings settings{};  ///< of the world
   bool print_version = false;
   bool print_info = false;
+  /// The variable that chose the size of the heap with its value, `SHMEM_SYMMETRIC_SIZE is "2G"`;
+  /// empty where it is one of Shoal or none.
+  std::string size_from{};
 };
 
 /// The settings of Shoal, overridden by SHMEM_SYMMETRIC_SIZE and SHMEM_DEBUG. Each SHMEM_X takes

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shmem/program.hpp"
 
+#include <fmt/format.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -55,12 +56,21 @@ void print_banner(const Program& program, const Environment& environment) {
   std::fflush(stdout);
 }
 
+/// Errors that advise another size name the variable that the user has set, too.
+World open_world(WorldOptions options, const std::string& size_from) try {
+  return World::open(std::move(options));
+} catch (const Error& error) {
+  const std::string reason = reason_of(error);
+  if (size_from.empty() || reason.find("SHOAL_SYMMETRIC_SIZE") == std::string::npos) throw;
+  throw Error(error.code(), fmt::format("{} ({})", reason, size_from));
+}
+
 Program* start() {
   const Environment environment = read_environment();
   const StaticRange range = find_static_range(count_threads());
   WorldOptions options{environment.settings, nullptr};
   options.settings.symmetric_size += align_up(range.bytes, kRoom) + kRoom;
-  auto* const program = new Program(World::open(std::move(options)));
+  auto* const program = new Program(open_world(std::move(options), environment.size_from));
   program->exit_watch.start(program->world);
   program->statics.map(program->world, range);
   program->team_memory.allocate(program->world);

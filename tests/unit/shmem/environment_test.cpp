@@ -3,7 +3,11 @@
 #include "shmem/environment.hpp"
 
 #include <gtest/gtest.h>
+#include <locale.h>
+#include <stdlib.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 
 #include "shoal/error.hpp"
@@ -28,6 +32,37 @@ TEST(ShmemEnvironment, SizesHaveAFractionAndASuffix) {
   EXPECT_EQ(parse_symmetric_size("1t"), kKilo * kKilo * kKilo * kKilo);
   EXPECT_EQ(parse_symmetric_size("3MB"), 3 * kKilo * kKilo);
   EXPECT_EQ(parse_symmetric_size("3Mebibytes"), 3 * kKilo * kKilo);
+}
+
+TEST(ShmemEnvironment, SizesDoNotDependOnTheLocale) {
+  std::string folder = "/tmp/shoal-locale-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string made = "localedef -i de_DE -f UTF-8 " + folder + "/de_DE.UTF-8 2> /dev/null";
+  const bool has_locale = std::system(made.c_str()) == 0;
+  setenv("LOCPATH", folder.c_str(), 1);
+  const bool is_set = has_locale && setlocale(LC_NUMERIC, "de_DE.UTF-8") != nullptr &&
+                      localeconv()->decimal_point == std::string(",");
+  const auto size = parse_symmetric_size("1.5G"), half = parse_symmetric_size("0.5G");
+  setlocale(LC_NUMERIC, "C");
+  unsetenv("LOCPATH");
+  std::filesystem::remove_all(folder);
+  if (!is_set) GTEST_SKIP() << "needs localedef and the sources of locales (Debian: locales)";
+  EXPECT_EQ(size, std::size_t{3} << 29);
+  EXPECT_EQ(half, std::size_t{1} << 29);
+}
+
+TEST(ShmemEnvironment, ASizeBeyondTheRangeNamesTheVariable) {
+  for (const char* const text : {"64T", "33T"}) {
+    try {
+      read({{"SHMEM_SYMMETRIC_SIZE", text}});
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.what(), "shoal: SHMEM_SYMMETRIC_SIZE is \"" + std::string(text) +
+                                  "\"; allowed: 0 to 35184372088832 bytes");
+    }
+  }
+  EXPECT_EQ(read({{"SMA_SYMMETRIC_SIZE", "32T"}}).size_from, "SMA_SYMMETRIC_SIZE is \"32T\"");
+  EXPECT_EQ(read({{"SHOAL_SYMMETRIC_SIZE", "2G"}}).size_from, "");
 }
 
 TEST(ShmemEnvironment, OtherTextIsNoSize) {
