@@ -377,6 +377,38 @@ def dry_run(bin_dir, *arguments, **environment):
     return shlex.split(result.stdout)
 
 
+@pytest.mark.parametrize("name", ["SHOAL_SOCKET_INTERFACE", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME"])
+def test_an_absent_interface_is_an_error_on_one_host(bin_dir, name):
+    environment = {other: value for other, value in ENVIRONMENT.items() if "SOCKET" not in other}
+    result = subprocess.run(
+        [bin_dir / "shoal-run", "-n", "2", "true"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**environment, name: "eth77"},
+    )
+    assert result.returncode != 0
+    assert 'no network interface fits "eth77"' in result.stderr
+    assert "lo 127.0.0.1" in result.stderr
+
+
+def test_a_log_file_at_a_link_is_refused(bin_dir, tmp_path):
+    victim, link = tmp_path / "victim", tmp_path / "log"
+    victim.write_text("precious")
+    link.symlink_to(victim)
+    command = [bin_dir / "shoal-run", "-n", "1", "--no-label", bin_dir / "shoal-info"]
+    result = run([*command, "--connectivity"], SHOAL_LOG_FILE=str(link), SHOAL_LOG="debug")
+    assert result.returncode != 0
+    assert f'SHOAL_LOG_FILE is "{link}", which cannot be opened: it is a symbolic link' in (
+        result.stderr
+    )
+    assert victim.read_text() == "precious"
+    link.unlink()
+    result = run([*command, "--connectivity"], SHOAL_LOG_FILE=str(link), SHOAL_LOG="debug")
+    assert result.returncode == 0, result.stderr
+    assert "PE 0 of 1" in link.read_text()
+
+
 def test_hosts_dry_run(bin_dir, tmp_path):
     mpirun = fake(tmp_path, "mpirun", "mpirun (Open MPI) 4.1.4")
     program = ["prog", "it's", "-n"]

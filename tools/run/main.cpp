@@ -102,7 +102,7 @@ int written() {
 }
 
 int run_here(CommandLine& line, shoal::Settings settings, const shoal::run::Keeper& keeper) {
-  settings.socket_interface = "lo";
+  if (settings.socket_interface.empty()) settings.socket_interface = "lo";
   const shoal::UniqueId id = shoal::UniqueId::create(settings);
   const int n = line.job.n_pes;
   line.job.env["SHOAL_N_PES"] = std::to_string(n);
