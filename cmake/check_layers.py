@@ -58,6 +58,7 @@ INTERNALS = {
     # Header-only: the formats of mlx5 queues.
     ("bench/verbs_raw_direct.hpp",): ("base/mlx5/",),
     # Header-only: how programs are started.
+    ("tools/command_line/",): ("base/nearest.hpp",),
     ("tools/run/job.cpp",): ("base/process_environment.hpp",),
     # shoal-run writes its own messages to the log.
     ("tools/run/main.cpp",): ("base/log.hpp",),

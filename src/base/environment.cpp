@@ -6,11 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <numeric>
 #include <span>
-#include <utility>
 
 #include "base/deepep_variables.hpp"
+#include "base/nearest.hpp"
 #include "base/nvshmem_variables.hpp"
 #include "shoal/settings.hpp"
 
@@ -25,36 +24,16 @@ constexpr std::string_view kOfTests = "SHOAL_TEST_";
 /// Of the emulated NIC, which reads them itself (docs/guide/test-rdma-without-a-nic.md).
 constexpr std::string_view kOfEmulator = "SHOAL_EMULATOR_";
 
-/// Levenshtein distance: insertions, deletions and substitutions from `a` to `b`.
-std::size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, substituted}));
-    }
-  }
-  return row.back();
-}
-
 /// Which of `names` the user of `name` may have meant: the nearest one, if it is near enough to be
 /// a slip of the pen, or one whose last words it ends with; empty: none.
 std::string nearest(std::string_view name, std::span<const std::string> names) {
-  std::string_view found;
-  std::size_t least = 1 + name.size() / 4;
-  for (const std::string& known : names)
-    if (const std::size_t d = distance(name, known); d < least) {
-      least = d;
-      found = known;
-    }
+  std::string found = nearest_spelling(name, names);
   // NVSHMEM_IBGDA_QP_DEPTH is NVSHMEM_QP_DEPTH with a word too many.
   for (const std::string& known : names) {
     const std::string_view last = std::string_view(known).substr(known.find('_'));
     if (found.empty() && std::ranges::count(last, '_') > 1 && name.ends_with(last)) found = known;
   }
-  return std::string(found);
+  return found;
 }
 
 std::string did_you_mean(const std::string& note, const std::string& nearest) {

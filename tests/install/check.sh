@@ -57,6 +57,12 @@ for program in hello memory c_moe; do
   "$work/prefix/bin/shoal-run" -n 2 "$work/user/build/$program"
 done
 
+# Completion of options, where bash and zsh look for it.
+for program in shoal-run shoal-info shoal-moe; do
+  grep -q "^complete .* $program\$" "$work/prefix/share/bash-completion/completions/$program"
+  grep -q "^#compdef $program\$" "$work/prefix/share/zsh/site-functions/_$program"
+done
+
 # No Python package, no notes for developers.
 stray=$(cd "$work/prefix" && find . \( -name '*.py*' -o -name '_core*' -o -name 'README.md' \) -print; [ ! -e "$work/prefix/shoal" ] || echo shoal)
 [ -z "$stray" ] || { echo "installed, but not for C++ and C programs: $stray" >&2; exit 1; }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // shoal-run seen from outside: outputs, exit statuses, signals, and no process left behind.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -290,6 +293,79 @@ TEST(ShoalRun, ClosedPipeIsReportedAndEndsTheJob) {
   expect_gone(pids_in(result.err));
 }
 
+/// shoal-run, whose standard output is a pipe that is full because this process does not read it.
+class Unread {
+ public:
+  explicit Unread(const std::string& options, const std::string& script) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return;
+    reader_ = ends[0];
+    // The shell opens its end by name, because Process gives its children outputs of its own.
+    const std::string to = fmt::format("/proc/{}/fd/{}", getpid(), ends[1]);
+    launcher_.emplace(std::vector<std::string>{
+        "/bin/sh", "-c", fmt::format("exec \"$0\" {} /bin/sh -c '{}' > {}", options, script, to),
+        kShoalRun});
+    writer_ = ends[1];
+  }
+  ~Unread() {
+    close(reader_);
+    close(writer_);
+  }
+  /// Until the pipe holds all that it can.
+  bool full() const {
+    for (int i = 0; i < 3000; ++i, std::this_thread::sleep_for(Milliseconds(10))) {
+      pollfd entry{writer_, POLLOUT, 0};
+      if (poll(&entry, 1, 0) == 0) return true;
+    }
+    return false;
+  }
+  Process& launcher() { return *launcher_; }
+
+ private:
+  std::optional<Process> launcher_;
+  int reader_ = -1, writer_ = -1;
+};
+
+constexpr const char* kEndlessOutput = "echo pid $$ >&2; while :; do echo xxxxxxxxxxxxxxxx; done";
+
+TEST(ShoalRun, UnreadOutputDoesNotHoldUpTheTimeout) {
+  Unread run("-n 2 --timeout 1 --grace 0.2", kEndlessOutput);
+  const auto result = run.launcher().wait();
+  EXPECT_EQ(result.exit_status, 124) << result.describe();
+  expect_parts(result.err, {"ran past its limit of 1 s: PEs 0, 1 are ended",
+                            "the end of standard output is lost: its reader did not read"});
+  expect_gone(pids_in(result.err));
+}
+
+TEST(ShoalRun, UnreadOutputDoesNotHoldUpSignals) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    Unread run("-n 2 --grace 0.2", kEndlessOutput);
+    ASSERT_TRUE(run.full());
+    run.launcher().send(signal);
+    const auto result = run.launcher().wait();
+    EXPECT_EQ(result.exit_status, 128 + signal) << result.describe();
+    expect_gone(pids_in(result.err));
+  }
+}
+
+TEST(ShoalRun, SlowReadersGetAllOutput) {
+  // More than the pipes and shoal-run hold, of PEs that have ended long before it is read.
+  const auto result = shell(
+      "\"$RUN\" -n 2 /bin/sh -c 'head -c 1000000 /dev/zero | tr \"\\\\0\" y; echo' | { sleep 1; wc -c; }");
+  EXPECT_TRUE(result.ok()) << result.describe();
+  const int labels = 2 * 4 * (1'000'000 / (64 << 10) + 1);
+  EXPECT_GE(std::stoi(result.out), 2'000'002) << result.describe();
+  EXPECT_LE(std::stoi(result.out), 2'000'002 + 2 * labels) << result.describe();
+}
+
+TEST(ShoalRun, FirstPeReadsStandardInput) {
+  const auto result = shell("printf 'one\\ntwo\\n' | \"$RUN\" -n 2 cat");
+  EXPECT_EQ(result.out, "[0] one\n[0] two\n") << result.describe();
+  const auto closed = shell("\"$RUN\" -n 1 cat <&-");
+  EXPECT_TRUE(closed.ok()) << closed.describe();
+  EXPECT_EQ(closed.out, "");
+}
+
 TEST(ShoalRun, ClosedOutputIsReported) {
   const auto result = shell("\"$RUN\" -n 2 /bin/sh -c 'echo lost' >&-");
   EXPECT_EQ(result.exit_status, 125) << result.describe();
@@ -377,9 +453,25 @@ TEST(ShoalRun, CommandLine) {
   EXPECT_EQ(run_program({kShoalRun, "-n", "0", "true"}).exit_status, 125);
   EXPECT_EQ(run_program({kShoalRun, "true"}).exit_status, 125);
   EXPECT_EQ(run_program({kShoalRun, "-n", "2", "--frobnicate", "true"}).exit_status, 125);
+  for (const char* option : {"-np", "--np"})
+    EXPECT_EQ(run_program({kShoalRun, option, "1", "echo", "-np", "x"}).out, "-np x\n");
+  expect_parts(run_program({kShoalRun, "--version"}).out, {"shoal-run 0.", "\n"});
+  const auto unknown = run_program({kShoalRun, "-n", "2", "--nods", "2", "true"});
+  EXPECT_EQ(unknown.exit_status, 125);
+  expect_parts(unknown.err, {"--nods is not an option of shoal-run; did you mean --nodes?"});
   const auto help = run_program({kShoalRun, "--help"});
   EXPECT_TRUE(help.ok());
   expect_parts(help.out, {"--nodes", "--timeout", "--grace", "--no-label", "Exit status"});
+}
+
+TEST(ShoalRun, TimesAreNumbers) {
+  for (const char* option : {"--timeout", "--grace"})
+    for (const char* value : {"nan", "inf", "-1", "1e7", "soon"}) {
+      const auto result = run_program({kShoalRun, "-n", "1", option, value, "echo", "started"});
+      EXPECT_EQ(result.exit_status, 125) << option << " " << value << result.describe();
+      EXPECT_EQ(result.out, "");
+    }
+  EXPECT_EQ(shoal_run("-n 1 --timeout 1e-9 --grace 0.1", "exec sleep 60").exit_status, 124);
 }
 
 SHOAL_PE_BODY(meet) {

@@ -120,14 +120,21 @@ bool has_fault(const std::vector<Finding>& findings) {
                      [](const Finding& f) { return f.state == State::fault; });
 }
 
-std::string to_text(const std::vector<Finding>& findings) {
+std::string to_text(const std::vector<Finding>& findings, bool colour) {
+  constexpr std::string_view kColours[] = {"\x1b[32m", "\x1b[33m", "\x1b[1;31m", "\x1b[2m"};
   constexpr std::size_t kName = 22, kState = 16, kWidth = 78;
   std::string text = "Doctor\n";
   std::int64_t counts[4] = {};
   for (const Finding& finding : findings) {
     ++counts[static_cast<std::size_t>(finding.state)];
-    text += fmt::format("  {:<{}}{:<{}}{}\n", finding.name, kName, name_of(finding.state), kState,
-                        wrap(finding.found, kWidth, 2 + kName + kState));
+    const auto [start, end] =
+        colour ? std::pair<std::string_view,
+                           std::string_view>{kColours[static_cast<std::size_t>(finding.state)],
+                                             "\x1b[0m"}
+               : std::pair<std::string_view, std::string_view>{};
+    text +=
+        fmt::format("  {:<{}}{}{:<{}}{}{}\n", finding.name, kName, start, name_of(finding.state),
+                    kState, end, wrap(finding.found, kWidth, 2 + kName + kState));
     if (!finding.remedy.empty())
       text += fmt::format("  {:<{}}{}\n", "", kName + kState,
                           wrap("remedy: " + finding.remedy, kWidth, 2 + kName + kState));

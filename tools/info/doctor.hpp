@@ -97,7 +97,8 @@ Subject collect_subject(const std::string& root, std::int32_t pes);
 std::vector<Finding> examine(const Subject& subject);
 
 bool has_fault(const std::vector<Finding>& findings);
-std::string to_text(const std::vector<Finding>& findings);
+/// `colour`: states have the colours of a terminal.
+std::string to_text(const std::vector<Finding>& findings, bool colour = false);
 nlohmann::json to_json(const std::vector<Finding>& findings);
 
 using Check = Finding (*)(const Subject& subject);

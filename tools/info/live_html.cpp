@@ -9,10 +9,16 @@ namespace shoal::info {
 namespace {
 
 constexpr std::string_view kStyle =
+    ":root { color-scheme: light dark; }\n"
     "body { font: 14px/1.4 Inter, Helvetica, Arial, sans-serif; margin: 24px; color: #1f2933; }\n"
     "table { border-collapse: collapse; }\n"
     "th, td { text-align: left; padding: 4px 14px 4px 0; border-bottom: 1px solid #d0d4da; }\n"
-    "pre { background: #f4f5f7; padding: 12px; overflow-x: auto; }\n";
+    "pre { background: #f4f5f7; padding: 12px; overflow-x: auto; }\n"
+    "@media (prefers-color-scheme: dark) {\n"
+    "  body { background: #151b23; color: #e6edf3; }\n"
+    "  th, td { border-color: #3d4853; }\n"
+    "  pre { background: #1c242e; }\n"
+    "}\n";
 
 std::string row_of(const std::vector<std::string>& cells, std::string_view tag) {
   std::string row = "<tr>";

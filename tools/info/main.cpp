@@ -4,6 +4,7 @@
 //
 // docs/guide/shoal-info.md has examples and the keys of --json.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include <thread>
 
 #include "base/files.hpp"
+#include "command_line/command_line.hpp"
 #include "info/build.hpp"
 #include "info/build_facts.hpp"
 #include "info/doctor.hpp"
@@ -87,6 +89,14 @@ std::string text_or_json(const Value& value, nlohmann::json* json) {
   if (json == nullptr) return to_text(value);
   *json = to_json(value);
   return "";
+}
+
+/// Whether standard output is a terminal with colours. NO_COLOR is a convention of many programs.
+bool wants_colour() {
+  const char* const none = std::getenv("NO_COLOR");
+  const char* const terminal = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) == 1 && (none == nullptr || *none == '\0') && terminal != nullptr &&
+         std::string_view(terminal) != "dumb";
 }
 
 /// Replaces a regular file as a whole, because a browser may be reading it.
@@ -271,7 +281,7 @@ int run(Options options) {
       if (!options.ep.empty()) subject.group = ep_shape_from(options.ep);
       const std::vector<Finding> findings = examine(subject);
       if (has_fault(findings)) output.fault();
-      return text_or_json(findings, json);
+      return json == nullptr ? to_text(findings, wants_colour()) : text_or_json(findings, json);
     });
   return output.finish();
 }
@@ -284,7 +294,8 @@ int main(int argc, char** argv) try {
   CLI::App app{
       "Shows this build of Shoal, this machine, the transports between PEs, and faults of the system.\n"
       "Without options: build and GPUs. Start it under a launcher for --connectivity and --init-timeline of several "
-      "PEs:\n  shoal-run -n 4 --no-label shoal-info --connectivity"};
+      "PEs:\n  shoal-run -n 4 --no-label shoal-info --connectivity",
+      "shoal-info"};
   app.add_flag("-a,--all", options.all, "All of the following, without --doctor");
   app.add_flag("-b,--build", options.build, "Version, compiler, CUDA, modules and plug-ins");
   app.add_flag("-e,-d,--settings", options.settings,
@@ -324,7 +335,7 @@ int main(int argc, char** argv) try {
       "--live", options.live,
       "What the PEs of this user's running jobs on this host do, who waits for whom, and waits and network rates between ranks");
   app.add_option("--interval", options.interval, "With --live: seconds between two readings")
-      ->check(CLI::Range(0.01, 86400.0))
+      ->check(shoal::tools::between(0.01, 86400.0))
       ->needs(live);
   app.add_option("--repeat", options.repeat, "With --live: number of reports; 0: without end")
       ->check(CLI::Range(0, 1'000'000'000))
@@ -343,6 +354,7 @@ int main(int argc, char** argv) try {
       ->excludes(live);
   app.add_flag("--settings-page", options.page, "Print the page docs/reference/settings.md");
   app.set_version_flag("-n,--version", kVersion);
+  shoal::tools::finish(app);
   app.callback([&] {
     const auto need = [](bool asked, bool given, const char* what) {
       if (given && !asked) throw CLI::ValidationError(what);

@@ -28,7 +28,8 @@ class Svg {
   void line(double x1, double y1, double x2, double y2, std::string_view colour, double width = 1);
   void text(double x, double y, std::string_view text, const Font& font);
 
-  /// The document, for a page of this size with a white background.
+  /// The document, for a page of this size, or wider if a text needs it. Colours follow the
+  /// reader's light or dark scheme, except `white`.
   std::string finish(double width, double height) const;
 
   /// The colour for index `index`. Twelve colours repeat; neighbours differ clearly.
@@ -36,6 +37,7 @@ class Svg {
 
  private:
   std::string body_;
+  double right_ = 0;  ///< end of the text that reaches furthest
 };
 
 }  // namespace shoal::info

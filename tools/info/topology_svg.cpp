@@ -94,8 +94,8 @@ class Picture {
 void Picture::gpu(const TreeNode& node, double x, double y) {
   const auto seat = static_cast<std::size_t>(node.index);
   svg_.rectangle(x, y, kDeviceWidth, kDeviceHeight, {Svg::colour(seat), "none", 6});
-  svg_.text(x + 10, y + 20, node.label, {13, "#ffffff", Svg::Anchor::start, true});
-  svg_.text(x + 10, y + 36, topology_.machine.gpus[seat].at.pci(), {10.5, "#ffffff"});
+  svg_.text(x + 10, y + 20, node.label, {13, "white", Svg::Anchor::start, true});
+  svg_.text(x + 10, y + 36, topology_.machine.gpus[seat].at.pci(), {10.5, "white"});
 }
 
 /// A white box with one stripe per seat that uses the NIC; grey and dashed if none does.

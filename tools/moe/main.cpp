@@ -20,6 +20,7 @@
 
 #include "base/check.hpp"
 #include "base/files.hpp"
+#include "command_line/command_line.hpp"
 #include "moe/exchange.hpp"
 #include "moe/layer.hpp"
 #include "moe/npy.hpp"
@@ -50,7 +51,7 @@ void declare_inputs(CLI::App& app, Options& options) {
       ->capture_default_str()
       ->group(inputs);
   app.add_option("--skew", options.skew, "Unbalanced load: 0 none, 1 Zipf")
-      ->check(CLI::Range(0.0, 10.0))
+      ->check(tools::between(0.0, 10.0))
       ->capture_default_str()
       ->group(inputs);
 }
@@ -81,6 +82,7 @@ void declare_shape(CLI::App& app, Options& options) {
       ->capture_default_str()
       ->group(shape);
   app.add_option("--routed-scaling", options.routed_scaling, "Sum of a token's weights")
+      ->check(tools::between(-1e6, 1e6))
       ->capture_default_str()
       ->group(shape);
 }
@@ -93,7 +95,7 @@ void declare_run(CLI::App& app, Options& options) {
            options.mode = name == "normal" ? Mode::normal : Mode::low_latency;
          },
          "normal or low-latency")
-      ->check(CLI::IsMember({"normal", "low-latency"}).description(""))
+      ->check(CLI::IsMember({"normal", "low-latency"}))
       ->default_str("normal")
       ->group(run);
   app.add_option_function<std::string>(
@@ -102,7 +104,7 @@ void declare_run(CLI::App& app, Options& options) {
            options.row_format = name == "fp8" ? RowFormat::fp8 : RowFormat::bf16;
          },
          "Dispatched rows: bf16 or fp8")
-      ->check(CLI::IsMember({"bf16", "fp8"}).description(""))
+      ->check(CLI::IsMember({"bf16", "fp8"}))
       ->default_str("bf16")
       ->group(run);
   app.add_option_function<std::string>(
@@ -111,7 +113,7 @@ void declare_run(CLI::App& app, Options& options) {
            options.backend = name == "cuda" ? Backend::cuda : Backend::host;
          },
          "host or cuda: experts on GPUs, in bfloat16 through cuBLASLt [as SHOAL_HEAP]")
-      ->check(CLI::IsMember({"host", "cuda"}).description(""))
+      ->check(CLI::IsMember({"host", "cuda"}))
       ->group(run);
   app.add_option(
          "--cublaslt", options.cublaslt,
@@ -131,7 +133,12 @@ void declare_run(CLI::App& app, Options& options) {
   app.add_option("--output", options.output_file,
                  "Write the result, float32 [tokens, hidden], to this .npy file")
       ->group(run);
-  app.add_option("--json", options.json_file, "Write all figures to this file")->group(run);
+  app.add_option("--json", options.json_file,
+                 "Write all figures to this file; without a file, print them instead of the table")
+      ->expected(0, 1)
+      ->default_str("-")
+      ->type_name("[FILE]")
+      ->group(run);
   app.add_flag("--ascii", options.ascii, "Draw with ASCII characters only")->group(run);
 }
 
@@ -208,7 +215,7 @@ int run(const World& world, const Peers& peers, const Options& options) {
   }
   const Report report = gather_report(peers, options, shape, *layer, times, check);
   progress.clear();
-  if (world.my_pe() == 0) fmt::print("{}", format_table(report));
+  if (world.my_pe() == 0 && options.json_file != "-") fmt::print("{}", format_table(report));
   if (!options.output_file.empty()) write_output(world, peers, shape, output, options.output_file);
   peers.agree([&] {
     if (world.my_pe() == 0 && !options.json_file.empty()) write_json(report, options.json_file);
@@ -286,14 +293,15 @@ int run_program(Options options, std::string usage_error) {
 int main(int argc, char** argv) {
   Options options;
   std::string usage_error;
-  CLI::App app;
+  CLI::App app("", "shoal-moe");
   declare(app, options);
+  tools::finish(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    usage_error = fmt::format("{} (--help lists the options)", error.what());
+    usage_error = fmt::format("{} (--help lists the options)", tools::describe(app, error));
   }
   try {
     return run_program(options, usage_error);

@@ -355,6 +355,10 @@ void write_json(const Report& report, const std::string& path) {
       document["check"]["quantization_error"] =
           relative(check->squared_quantization, check->squared_reference);
   }
+  if (path == "-") {
+    fmt::print("{}\n", document.dump(2));
+    return;
+  }
   std::ofstream file(path);
   file << document.dump(2) << "\n";
   file.close();

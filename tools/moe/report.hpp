@@ -52,7 +52,8 @@ Report gather_report(const Peers& peers, const Options& options, const Shape& sh
 /// The table that is printed.
 std::string format_table(const Report& report);
 
-/// Writes all figures as JSON. Throws Error{system} if the file cannot be written.
+/// Writes all figures as JSON, with path "-" to standard output. Throws Error{system} if the file
+/// cannot be written.
 void write_json(const Report& report, const std::string& path);
 
 /// Shows the progress of a long run on standard error: one changing line on a terminal, else a line

@@ -23,8 +23,18 @@ namespace {
 
 constexpr int kHandled[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 
-void say(const std::string& text) {
-  write_all(STDERR_FILENO, "shoal-run: " + text + "\n");
+/// Text that waits for a reader. More stays in the pipes of the PEs, which then wait.
+constexpr std::size_t kMostQueued = 256 << 10;
+/// After a second request to end, a reader has this long to take what is left.
+constexpr std::chrono::milliseconds kShortPatience{200};
+
+/// Whether PE 0 may read standard input: not if it was closed, and not from a terminal whose
+/// foreground job is another. The kernel would not stop the PE, which is in another session.
+bool may_read_standard_input() {
+  const int flags = fcntl(STDIN_FILENO, F_GETFL);
+  if (flags < 0 || (flags & O_ACCMODE) == O_WRONLY) return false;
+  const pid_t foreground = tcgetpgrp(STDIN_FILENO);  // -1: no terminal, or not that of shoal-run
+  return foreground < 0 || foreground == getpgrp();
 }
 
 bool is_ignored(int signal) {
@@ -55,6 +65,7 @@ struct Pipe {
 struct Child {
   const Keeper* keeper;
   pid_t launcher;
+  bool reads_input;             ///< standard input is that of shoal-run, else empty
   int out, err;                 ///< -1: those of shoal-run
   const cpu_set_t* processors;  ///< to bind to; null: not bound
   int failure;                  ///< receives errno if the program cannot be executed
@@ -67,7 +78,7 @@ struct Child {
   child.keeper->adopt_me();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != child.launcher) _exit(kStatusLauncherFailed);
-  const int nothing = open("/dev/null", O_RDONLY);
+  const int nothing = child.reads_input ? -1 : open("/dev/null", O_RDONLY);
   if (nothing >= 0) dup2(nothing, STDIN_FILENO);
   if (child.out >= 0) dup2(child.out, STDOUT_FILENO);
   if (child.err >= 0) dup2(child.err, STDERR_FILENO);
@@ -98,6 +109,10 @@ Job::Job(JobOptions options, const Keeper& keeper) : options_(std::move(options)
   sigset_t blocked = set;
   sigaddset(&blocked, SIGPIPE);  // a closed output is EPIPE
   sigprocmask(SIG_BLOCK, &blocked, nullptr);
+  sigset_t alarm;  // interrupts writes
+  sigemptyset(&alarm);
+  sigaddset(&alarm, SIGALRM);
+  sigprocmask(SIG_UNBLOCK, &alarm, nullptr);
   signals_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   if (signals_ < 0) fail_errno("shoal-run could not create a signal descriptor");
 }
@@ -133,6 +148,7 @@ void Job::start(int index) {
       set_of(bound ? options_.processors[static_cast<std::size_t>(index)] : std::vector<int>());
   const Child child{&keeper_,
                     getpid(),
+                    index == 0 && may_read_standard_input(),
                     out.write_end,
                     err.write_end,
                     bound ? &processors : nullptr,
@@ -164,18 +180,42 @@ void Job::start(int index) {
 int Job::run() {
   try {
     for (int index = 0; index < options_.n_pes; ++index) start(index);
+    if (options_.timeout.count() > 0) deadline_ = Clock::now() + options_.timeout;
+    while (!running().empty()) poll_once();
   } catch (const Error& error) {
     say(reason_of(error));
-    return status_ != 0 ? status_ : kStatusLauncherFailed;
+    if (status_ == 0) status_ = kStatusLauncherFailed;
+    ending_ = true;
+    kill_all();
   }
-  if (options_.timeout.count() > 0) deadline_ = Clock::now() + options_.timeout;
-  while (!running().empty()) poll_once();
+  finish_output();
+  return status_;
+}
+
+bool Job::unwritten() const {
+  return !outputs_[0].queued.empty() || !outputs_[1].queued.empty();
+}
+
+/// Forwards what the pipes of the PEs hold, and waits for the readers: without a limit, as the
+/// output of any program, until the job is asked to end; then while they take some of it.
+void Job::finish_output() {
+  output_taken_at_ = Clock::now();
+  const auto given_up = [&] {
+    return asked_to_end_ && Clock::now() >= output_taken_at_ + output_patience_;
+  };
   for (auto& pe : pes_)
     for (auto& stream : pe.streams) {
-      read(stream);
+      while (!read(stream) && !given_up()) poll_once();
       forward(stream.to, stream.labeler.finish());
     }
-  return status_;
+  while (unwritten() && !given_up()) poll_once();
+  if (!unwritten()) return;
+  if (status_ == 0) status_ = kStatusLauncherFailed;
+  for (const Output& output : outputs_)
+    if (!output.queued.empty())
+      say(fmt::format("the end of standard {} is lost: its reader did not read",
+                      output.to == STDOUT_FILENO ? "output" : "error"));
+  write(output(STDERR_FILENO));
 }
 
 std::vector<int> Job::running() const {
@@ -190,11 +230,19 @@ void Job::poll_once() {
   std::vector<Stream*> streams;
   for (auto& pe : pes_)
     for (auto& stream : pe.streams) {
-      if (stream.from < 0) continue;
+      if (stream.from < 0 || output(stream.to).queued.size() >= kMostQueued) continue;
       entries.push_back({stream.from, POLLIN, 0});
       streams.push_back(&stream);
     }
-  const auto next = std::min(deadline_, end_at_);
+  std::vector<Output*> writable;
+  for (auto& output : outputs_)
+    if (!output.queued.empty()) {
+      entries.push_back({output.to, POLLOUT, 0});
+      writable.push_back(&output);
+    }
+  auto next = std::min(deadline_, end_at_);
+  if (asked_to_end_ && running().empty())
+    next = std::min(next, output_taken_at_ + output_patience_);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now()).count();
   const int timeout = next == Clock::time_point::max()
                           ? -1
@@ -203,13 +251,17 @@ void Job::poll_once() {
     fail_errno("shoal-run could not wait");
   for (std::size_t i = 0; i < streams.size(); ++i)
     if (entries[i + 1].revents != 0) read(*streams[i]);
+  for (std::size_t i = 0; i < writable.size(); ++i)
+    if (entries[i + 1 + streams.size()].revents != 0) write(*writable[i]);
   take_signals();
   act_on_time();
 }
 
-void Job::read(Stream& stream) {
+/// Returns whether all that the pipe held has been read; not if its output has no room for more.
+bool Job::read(Stream& stream) {
   char buffer[16 << 10];
   while (stream.from >= 0) {
+    if (output(stream.to).queued.size() >= kMostQueued) return false;
     const ssize_t count = ::read(stream.from, buffer, sizeof buffer);
     if (count > 0) {
       forward(stream.to, stream.labeler.add({buffer, static_cast<std::size_t>(count)}));
@@ -217,18 +269,31 @@ void Job::read(Stream& stream) {
       close(stream.from);
       stream.from = -1;
     } else if (errno != EINTR) {
-      return;
+      return true;
     }
   }
+  return true;
 }
 
+void Job::say(const std::string& text) {
+  forward(STDERR_FILENO, "shoal-run: " + text + "\n");
+}
+
+/// Writes at once what the reader takes.
 void Job::forward(int to, std::string_view text) {
-  if (broken_outputs_.contains(to)) return;  // the PEs' pipes are still drained
-  const int error = write_all(to, text);
+  Output& output = this->output(to);
+  if (output.broken || text.empty()) return;  // the PEs' pipes are still drained
+  output.queued += text;
+  write(output);
+}
+
+void Job::write(Output& output) {
+  const int error = write_some(output.to, output.queued, [&] { output_taken_at_ = Clock::now(); });
   if (error == 0) return;
-  broken_outputs_.insert(to);
+  output.broken = true;
+  output.queued.clear();
   say(fmt::format("cannot write the PEs' output to standard {}: {}",
-                  to == STDOUT_FILENO ? "output" : "error", errno_text(error)));
+                  output.to == STDOUT_FILENO ? "output" : "error", errno_text(error)));
   if (status_ == 0) status_ = kStatusLauncherFailed;
   // A reader that is gone, such as head, wants no more: the job ends, as a single program would.
   // The job survives a full disk.
@@ -246,6 +311,8 @@ void Job::take_signals() {
     signal_all(signal);
     if (signal == SIGUSR1 || signal == SIGUSR2) continue;
     // A second request to end does not wait for the grace period.
+    output_patience_ = asked_to_end_ ? std::min(options_.grace, kShortPatience) : options_.grace;
+    asked_to_end_ = true;
     end_rest_at(ending_ ? Clock::now() : Clock::now() + options_.grace);
     ending_ = true;
   }
@@ -309,9 +376,13 @@ void Job::act_on_time() {
   const auto now = Clock::now();
   if (now >= deadline_) {
     deadline_ = Clock::time_point::max();
-    say(fmt::format("the job ran past its limit of {} s: PEs {} are ended",
+    const auto pes = running();
+    say(fmt::format("the job ran past its limit of {} s: {}",
                     static_cast<double>(options_.timeout.count()) / 1000,
-                    fmt::join(running(), ", ")));
+                    pes.empty() ? "its output is not read"
+                                : fmt::format("PEs {} are ended", fmt::join(pes, ", "))));
+    if (!asked_to_end_) output_patience_ = options_.grace;
+    asked_to_end_ = true;
     if (status_ == 0) status_ = kStatusTimeout;
     end_at_ = now;
   }

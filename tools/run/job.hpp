@@ -3,7 +3,9 @@
 #pragma once
 
 #include <sys/types.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -34,6 +36,8 @@ struct JobOptions {
 constexpr int kStatusTimeout = 124, kStatusLauncherFailed = 125, kStatusNotExecutable = 126,
               kStatusNotFound = 127;
 
+/// PE 0 reads the standard input of shoal-run; that of the other PEs is empty. Output that its
+/// reader does not take stops the PEs that write it, and neither signals nor the time limit.
 /// Each PE leads a session. Processes that are left in the session when the PE ends are killed.
 /// The keeper kills the sessions if shoal-run itself is killed. SIGINT, SIGTERM, SIGHUP, SIGUSR1
 /// and SIGUSR2 are forwarded to all PEs.
@@ -64,10 +68,22 @@ class Job {
     std::vector<Stream> streams;
   };
 
+  /// Lines for an output of shoal-run that its reader has not taken yet.
+  struct Output {
+    int to = -1;
+    std::string queued = {};
+    bool broken = false;
+  };
+
   void start(int index);
   void poll_once();
-  void read(Stream& stream);
+  bool read(Stream& stream);
+  Output& output(int to) { return outputs_[to == STDOUT_FILENO ? 0 : 1]; }
+  void say(const std::string& text);
   void forward(int to, std::string_view text);
+  void write(Output& output);
+  bool unwritten() const;
+  void finish_output();
   void take_signals();
   void reap();
   std::string shown(const Pe& pe) const;
@@ -83,9 +99,12 @@ class Job {
   OutOfMemory out_of_memory_;
   int signals_ = -1;
   std::vector<Pe> pes_;
-  std::set<int> broken_outputs_;  // own outputs that could not be written
+  std::array<Output, 2> outputs_ = {Output{.to = STDOUT_FILENO}, Output{.to = STDERR_FILENO}};
   int status_ = 0;
   bool ending_ = false;                                    // SIGTERM has been sent
+  bool asked_to_end_ = false;                              // by a signal or the time limit
+  Clock::time_point output_taken_at_{};                    // last time that a reader took output
+  std::chrono::milliseconds output_patience_{};            // for readers, once asked to end
   Clock::time_point deadline_ = Clock::time_point::max();  // of the job
   Clock::time_point end_at_ = Clock::time_point::max();    // of the next SIGTERM or SIGKILL
 };

@@ -3,9 +3,11 @@
 // several.
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <iterator>
@@ -14,10 +16,12 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "command_line/command_line.hpp"
 #include "run/cores.hpp"
 #include "run/hosts.hpp"
 #include "run/job.hpp"
 #include "shoal/bootstrap.hpp"
+#include "shoal/c/status.h"
 
 namespace {
 
@@ -27,8 +31,9 @@ constexpr const char* kAbout =
     "  shoal-run --hosts a:2,b:2 [options] program ...    several hosts, by mpirun or srun\n"
     "\n"
     "Each PE gets the environment of shoal-run and the variables SHOAL_PE, SHOAL_N_PES and\n"
-    "SHOAL_UNIQUE_ID. Its standard input is empty. shoal-run forwards SIGINT, SIGTERM, SIGHUP,\n"
-    "SIGUSR1 and SIGUSR2 to all PEs.\n"
+    "SHOAL_UNIQUE_ID. PE 0 reads the standard input of shoal-run; that of the other PEs is empty.\n"
+    "With --hosts, the launcher reads it. shoal-run forwards SIGINT, SIGTERM, SIGHUP, SIGUSR1 and\n"
+    "SIGUSR2 to all PEs.\n"
     "When a PE fails, the other PEs have the grace period to end. Then they receive SIGTERM\n"
     "and, after another grace period, SIGKILL. Children of a PE end with it. All PEs and their\n"
     "children end if shoal-run is killed; only a process that calls setsid leaves the job.";
@@ -52,16 +57,30 @@ struct CommandLine {
   bool no_label = false;
 };
 
+/// Rounded up: 0 means no limit.
 std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+  return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
 }
 
-void complete(CommandLine& line, std::vector<std::string> rest) {
+/// The arguments with "-np", which mpirun and oshrun have, as "-n". CLI11 reads "-np" as -n with
+/// the value "p". Arguments of the program stay as they are.
+std::vector<std::string> arguments_of(int argc, char** argv, CLI::App& app) {
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  for (std::size_t i = 0; i < arguments.size() && arguments[i].starts_with('-'); ++i) {
+    if (arguments[i] == "--") break;
+    if (arguments[i] == "-np") arguments[i] = "-n";
+    const CLI::Option* const option = app.get_option_no_throw(arguments[i]);
+    if (option != nullptr && option->get_items_expected_max() > 0) ++i;
+  }
+  return arguments;
+}
+
+void complete(CommandLine& line, CLI::App& app, std::vector<std::string> rest) {
   if (!rest.empty() && rest.front() == "--") rest.erase(rest.begin());
   if (rest.empty())
     throw CLI::ValidationError("program", "missing: shoal-run -n N program [args...]");
   if (rest.front().starts_with('-'))
-    throw CLI::ValidationError(rest.front(), "not an option of shoal-run (see --help)");
+    throw CLI::ValidationError(shoal::tools::unknown_option(app, rest.front()));
   const int n = line.n_pes;
   line.job.n_pes = n;
   if (line.hosts.empty() && n == 0) throw CLI::RequiredError("-n");
@@ -176,7 +195,9 @@ int main(int argc, char** argv) {
   CommandLine line;
   CLI::App app(kAbout, "shoal-run");
   app.footer(kStatuses);
-  app.add_option("-n", line.n_pes, "Number of PEs")->check(CLI::Range(1, 100'000))->type_name("N");
+  app.add_option("-n,--np", line.n_pes, "Number of PEs; also -np")
+      ->check(CLI::Range(1, 100'000))
+      ->type_name("N");
   app.add_option("--nodes", line.nodes, "Emulate K nodes of N / K PEs each (sets SHOAL_NODE_SIZE)")
       ->check(CLI::Range(1, 100'000))
       ->type_name("K");
@@ -201,19 +222,24 @@ int main(int argc, char** argv) {
       ->type_name("WHAT");
   app.add_option("--timeout", line.timeout_s,
                  "End the job after this many seconds. Default: 0, no limit")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(shoal::tools::between(0.0, 1e6))
       ->type_name("S");
   app.add_option(
          "--grace", line.grace_s,
          "Seconds for the other PEs to end after a failure, and between SIGTERM and SIGKILL. "
          "Default: 2")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(shoal::tools::between(0.0, 1e6))
       ->type_name("S");
   app.add_flag("--no-label", line.no_label, "Do not put \"[PE] \" before each line of output");
   app.prefix_command();
+  app.set_version_flag("--version", fmt::format("shoal-run {}.{}.{}", SHOAL_VERSION_MAJOR,
+                                                SHOAL_VERSION_MINOR, SHOAL_VERSION_PATCH));
+  shoal::tools::finish(app);
   try {
-    app.parse(argc, argv);
-    complete(line, app.remaining());
+    auto arguments = arguments_of(argc, argv, app);
+    std::ranges::reverse(arguments);  // the order that CLI11 expects
+    app.parse(std::move(arguments));
+    complete(line, app, app.remaining());
     return run(line);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? written() : shoal::run::kStatusLauncherFailed;

@@ -2,6 +2,7 @@
 // output.hpp: forwards the output of PEs line by line, each line labelled with its PE.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -24,8 +25,9 @@ class LineLabeler {
   std::string partial_;
 };
 
-/// Writes all of `text` and waits where the reader is slow. Returns 0, or the errno of the write
-/// that failed. Block SIGPIPE first: a closed pipe is then EPIPE.
-int write_all(int fd, std::string_view text);
+/// Writes the part of `text` that the reader takes without delay and removes it from `text`; calls
+/// `taken` after each write that succeeded. Returns 0, or the errno of the write that failed. Block
+/// SIGPIPE first: a closed pipe is then EPIPE. Uses SIGALRM and its timer.
+int write_some(int fd, std::string& text, const std::function<void()>& taken);
 
 }  // namespace shoal::run

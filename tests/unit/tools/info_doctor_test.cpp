@@ -81,6 +81,12 @@ void expect_after(const std::function<void(const Copy&)>& change, std::string_vi
   expect(subject_of(copy.folder()), name, state, found, remedy);
 }
 
+TEST(Doctor, StatesHaveColoursOnRequest) {
+  const std::vector<Finding> findings = {fault("a", "b", "c")};
+  EXPECT_EQ(to_text(findings).find('\x1b'), std::string::npos);
+  EXPECT_NE(to_text(findings, true).find("\x1b[1;31mfault           \x1b[0mb"), std::string::npos);
+}
+
 TEST(Doctor, FindsNothingOnAHealthyHost) {
   for (const Finding& finding : examine(subject_of(kSystems / "dgx")))
     EXPECT_TRUE(finding.state == State::ok || finding.name == "MPS" || finding.name == "NVLink" ||

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <regex>
 
+#include "info/live.hpp"
 #include "info/system.hpp"
 #include "info/text.hpp"
 #include "info/topology.hpp"
@@ -123,6 +125,64 @@ TEST(Topology, ListsTheUsersOfANic) {
   const nlohmann::json json = to_json(topology);
   EXPECT_EQ(json["gpus"].size(), 8u);
   EXPECT_EQ(json["seats"][0]["nics"][0]["distance"], "PIX");
+}
+
+/// Ends of the texts of a picture that leave its page, with `share` of the font size per character.
+/// Helvetica, Arial and Inter need at most 0.56 for such texts.
+std::vector<std::string> cut_texts(const std::string& svg) {
+  constexpr double kShare = 0.56;
+  std::smatch page;
+  std::regex_search(svg, page, std::regex("viewBox=\"0 0 ([0-9.]+) "));
+  const double width = std::stod(page[1]);
+  std::vector<std::string> cut;
+  const std::regex text(
+      "<text x=\"([-0-9.]+)\"[^>]*font-size=\"([0-9.]+)\"[^>]*text-anchor=\"(\\w+)\"[^>]*>([^<]*)<");
+  for (std::sregex_iterator match(svg.begin(), svg.end(), text), end; match != end; ++match) {
+    const double length =
+        kShare * std::stod((*match)[2]) * static_cast<double>((*match)[4].length());
+    const std::string anchor = (*match)[3];
+    const double left = std::stod((*match)[1]) - length * (anchor == "start" ? 0
+                                                           : anchor == "end" ? 1
+                                                                             : 0.5);
+    if (left < 0 || left + length > width) cut.push_back((*match)[4]);
+  }
+  return cut;
+}
+
+/// Colours that a dark scheme leaves as they are although they are nearly white or black.
+std::vector<std::string> unthemed_colours(const std::string& svg) {
+  std::vector<std::string> found;
+  const std::regex colour("(?:fill|stroke)=\"#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})\"");
+  for (std::sregex_iterator match(svg.begin(), svg.end(), colour), end; match != end; ++match) {
+    double luminance = 0;
+    const double shares[] = {0.3, 0.59, 0.11};
+    for (std::size_t i = 0; i < 3; ++i)
+      luminance += shares[i] * std::stoi((*match)[i + 1], nullptr, 16) / 255;
+    const std::string rule = "svg [" + match->str() + "]";
+    if ((luminance < 0.25 || luminance > 0.85) && svg.find(rule) == std::string::npos)
+      found.push_back(match->str());
+  }
+  return found;
+}
+
+WorldView two_pes();
+
+TEST(Pictures, CutNoTextAndFollowADarkScheme) {
+  RankMatrix matrix{"world 0123456789abcdef, group 1", {}};
+  matrix.values.assign(4, std::vector<double>(4, 1234.5));
+  ExpertLoads loads{"world 0123456789abcdef, group 1", std::vector<std::uint64_t>(8, 1'000'000'000),
+                    std::vector<bool>(4, true)};
+  std::vector<std::string> pictures = {live_svg({matrix}, {loads}, {matrix}),
+                                       timeline_svg(two_pes()), to_svg(collect_topology("", 1))};
+  for (const auto* const machine : {"dgx_h100", "hgx_4_nics", "dual_port", "two_planes"})
+    pictures.push_back(to_svg(topology_of(machine)));
+  for (const std::string& svg : pictures) {
+    EXPECT_EQ(cut_texts(svg), std::vector<std::string>{}) << svg;
+    EXPECT_EQ(unthemed_colours(svg), std::vector<std::string>{});
+    EXPECT_EQ(count(svg, "@media (prefers-color-scheme: dark)"), 1u);
+  }
+  const std::string page = live_html({.title = "Running jobs", .who_waits = "", .svg = ""});
+  EXPECT_EQ(count(page, "@media (prefers-color-scheme: dark)"), 1u);
 }
 
 /// Two PEs: PE 1 works for 6 ms in the second phase; PE 0 works for 1 ms and waits for PE 1.
