@@ -117,17 +117,24 @@ def finish(figure, axes, path):
     print(path)
 
 
-def bandwidth_limit(axes, setup, peers):
-    """The link carries only rows to other ranks."""
-    limit = peers["link_gb_per_s"] * setup["pes"] / (setup["pes"] - 1)
-    axes.axhline(
-        limit,
-        color=GREY,
-        linestyle="--",
-        linewidth=1.2,
-        label=f"limit: {peers['link_gb_per_s']} GB/s on the link\nx {setup['pes']}/{setup['pes'] - 1} = {limit:.0f} GB/s logical",
-    )
-    axes.set_ylim(0, limit * 1.1)
+def bandwidth_limits(axes, setup, peers):
+    """Draws the limit of each operation. The link carries only rows to other ranks, and more bytes
+    than their payload: pushed rows of a dispatch need fewer than rows that a combine pulls."""
+    logical = setup["pes"] / (setup["pes"] - 1)
+    raw = peers["link_raw_gb_per_s"]
+    highest = 0
+    for operation, style in (("dispatch", "--"), ("combine", ":")):
+        cost = peers["raw_bytes_per_payload_byte"][operation]
+        limit = raw / cost * logical
+        highest = max(highest, limit)
+        axes.axhline(
+            limit,
+            color=GREY,
+            linestyle=style,
+            linewidth=1.2,
+            label=f"limit of {operation}: {raw} GB/s raw / {cost}\nx {setup['pes']}/{setup['pes'] - 1} = {limit:.0f} GB/s logical",
+        )
+    axes.set_ylim(0, highest * 1.1)
 
 
 def peer_markers(axes, peers, at):
@@ -183,7 +190,7 @@ def plot_by_sms(data, peers, folder):
             if key[:4] == (operation, form, LAUNCH, tokens)
         )
         axes.plot(*zip(*line), "o-", color=colour, label=f"Shoal, {name}", markersize=5, zorder=5)
-    bandwidth_limit(axes, setup, peers)
+    bandwidth_limits(axes, setup, peers)
     last = max(counts[tokens])
     automatic = max([last, *(system["sms"] or 0 for system in peers["normal"]["systems"])]) + 6
     # Labels must not touch.
@@ -218,7 +225,7 @@ def plot_by_tokens(data, peers, folder):
             if key[:3] == (operation, form, LAUNCH) and key[4] == sms
         )
         axes.plot(*zip(*line), "o-", color=colour, label=f"Shoal, {name}", markersize=5, zorder=5)
-    bandwidth_limit(axes, setup, peers)
+    bandwidth_limits(axes, setup, peers)
     if same_shape(setup, peers["normal"]["setup"]):
         # All have the same token count; drawn side by side to be distinguishable.
         order = [system["system"] for system in peers["normal"]["systems"]]

@@ -2,6 +2,7 @@
 """bench/plot.py draws the committed GPU results as the plots of docs/performance.md, with the limit
 of the link."""
 
+import itertools
 import json
 import pathlib
 import re
@@ -60,13 +61,18 @@ def test_committed_results_are_drawn_with_their_limit(tmp_path, folder, normal, 
         for line in result.stdout.splitlines()
         if "|" in line
     }
-    link = json.loads((DATA / "gpu-peers.json").read_text())["link_gb_per_s"]
-    limit = link * pes / (pes - 1)  # one of so many rows is local
-    for name in BANDWIDTH:
+    peers = json.loads((DATA / "gpu-peers.json").read_text())
+    for name, (operation, cost) in itertools.product(
+        BANDWIDTH, peers["raw_bytes_per_payload_byte"].items()
+    ):
+        # One of so many rows is local.
+        limit = peers["link_raw_gb_per_s"] / cost * pes / (pes - 1)
         drawn = [
             values
             for (path, label), values in lines.items()
-            if path == name and f"{limit:.0f} GB/s logical" in label
+            if path == name
+            and f"limit of {operation}" in label
+            and f"{limit:.0f} GB/s logical" in label
         ]
         assert drawn == [[limit, limit]]
 
