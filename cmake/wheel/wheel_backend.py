@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
 import threading
 import time
@@ -25,14 +26,34 @@ _STEP = re.compile(rb"\[(\d+)/(\d+)\] ")  # of ninja
 
 def build_wheel(*arguments: Any, **options: Any) -> str:
     """The hook of PEP 517."""
+    _use_ccache()
     with _progress():
         return _build.build_wheel(*arguments, **options)
 
 
 def build_editable(*arguments: Any, **options: Any) -> str:
     """The hook of PEP 660."""
+    _use_ccache()
     with _progress():
         return _build.build_editable(*arguments, **options)
+
+
+def _use_ccache() -> None:
+    """Compiles through ccache where it is installed. Variables that the user has set stay.
+
+    The settings let it cache files that use precompiled headers, and share results between clones.
+    """
+    if shutil.which("ccache") is None:
+        return
+    for language in ("C", "CXX", "CUDA"):
+        os.environ.setdefault(f"CMAKE_{language}_COMPILER_LAUNCHER", "ccache")
+    for name, value in (
+        ("CCACHE_SLOPPINESS", "pch_defines,time_macros"),
+        ("CCACHE_BASEDIR", os.getcwd()),
+        ("CCACHE_NOHASHDIR", "1"),
+        ("CCACHE_PCH_EXTSUM", "1"),
+    ):
+        os.environ.setdefault(name, value)
 
 
 @contextlib.contextmanager

@@ -118,3 +118,37 @@ def test_another_deep_ep_is_not_replaced(deep_ep_wheel, tmp_path, monkeypatch):
     install(tmp_path, "Deep.EP", "1.2.1+9af0e0d")
     with pytest.raises(RuntimeError, match=r"deep_ep 1\.2\.1\+9af0e0d .* pip uninstall deep_ep"):
         deep_ep_wheel.build_wheel(str(tmp_path))
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_compiles_through_ccache_where_it_is_installed(tmp_path, installed):
+    package = tmp_path / "scikit_build_core"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "build.py").write_text(
+        "import os\n"
+        "def build_wheel(*arguments):\n"
+        "    return ' '.join(os.environ.get(f'CMAKE_{x}_COMPILER_LAUNCHER', 'none') for x in ('C', 'CXX', 'CUDA'))\n"
+        "build_editable = build_wheel\n"
+    )
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    if installed:
+        (programs / "ccache").write_text("#!/bin/sh\n")
+        (programs / "ccache").chmod(0o755)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.path[:0] = sys.argv[1:]; import wheel_backend; print(wheel_backend.build_wheel('.'))",
+            tmp_path,
+            ROOT / "cmake/wheel",
+        ],
+        env={"PATH": str(programs), "CMAKE_CXX_COMPILER_LAUNCHER": "mine"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    expected = "ccache mine ccache" if installed else "none mine none"
+    assert done.stdout.split("\n")[0] == expected, done.stderr
