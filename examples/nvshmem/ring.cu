@@ -17,7 +17,11 @@ __global__ void ring(int* received, const int* mine, uint64_t* arrived) {
 
 int main() {
   int gpus = 0;
-  if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) return 77;  // CTest: skipped
+  if (const cudaError_t error = cudaGetDeviceCount(&gpus); error != cudaSuccess || gpus == 0) {
+    std::fprintf(stderr, "ring: needs a GPU: %s\n",
+                 error != cudaSuccess ? cudaGetErrorString(error) : "this machine has none");
+    return 77;  // CTest: skipped
+  }
   nvshmem_init();
   const int me = nvshmem_my_pe(), n = nvshmem_n_pes();
   auto* const received = static_cast<int*>(nvshmem_calloc(kCount, sizeof(int)));

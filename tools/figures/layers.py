@@ -14,7 +14,7 @@ ROWS = [
             ("vLLM · SGLang", "inference"),
             ("Megatron-LM", "training"),
             ("torch, JAX", "own models"),
-            ("C++, C", "own engines"),
+            ("C++, C", "own engines, HPC codes"),
         ],
     ),
     (
@@ -25,6 +25,8 @@ ROWS = [
             ("shoal (Python)", "arrays by DLPack"),
             ("shoal.h", "C ABI"),
             ("include/shoal", "C++20"),
+            ("shmem.h", "OpenSHMEM"),
+            ("nvshmem.h", "NVSHMEM's API"),
         ],
     ),
     (

@@ -166,22 +166,30 @@ Choice by_settings(const Settings& settings) {
   return {{settings.unique_id.empty() ? "session" : "uid"}, pe, n_pes, why};
 }
 
+/// The variable that sets SHOAL_BOOTSTRAP: a name of NVSHMEM where the program has one.
+std::string bootstrap_variable() {
+  for (const EnvironmentVariable& variable : inspect_environment())
+    if (variable.use == VariableUse::used && variable.setting == "SHOAL_BOOTSTRAP")
+      return variable.name;
+  return "SHOAL_BOOTSTRAP";
+}
+
 /// The plug-in that SHOAL_BOOTSTRAP names.
 Choice plugin_of(const Settings& settings) {
   constexpr std::string_view kNames[] = {"mpi", "shmem", "pmi", "pmi2", "pmix", "plugin"};
   require(std::ranges::find(kNames, settings.bootstrap) != std::end(kNames) ||
               settings.bootstrap.starts_with("plugin:"),
           Code::invalid_argument,
-          "SHOAL_BOOTSTRAP is \"{}\"; allowed: automatic, uid, single, torch, plugin:FILE, {}",
-          settings.bootstrap, fmt::join(kNames, ", "));
+          "{} is \"{}\"; allowed: automatic, uid, single, torch, plugin:FILE, {}",
+          bootstrap_variable(), settings.bootstrap, fmt::join(kNames, ", "));
   require(settings.n_pes == -1 && settings.pe == -1, Code::invalid_argument,
-          "SHOAL_BOOTSTRAP is {}, which numbers the PEs itself, but SHOAL_PE or SHOAL_N_PES is set "
-          "too: unset them, or use SHOAL_BOOTSTRAP=automatic",
-          settings.bootstrap);
+          "{} is {}, which numbers the PEs itself, but SHOAL_PE or SHOAL_N_PES is set too, as "
+          "shoal-run does: unset {} or those two",
+          bootstrap_variable(), settings.bootstrap, bootstrap_variable());
   std::string name = settings.bootstrap;
   if (name == "plugin") {
     require(!settings.bootstrap_plugin.empty(), Code::invalid_argument,
-            "SHOAL_BOOTSTRAP is plugin but SHOAL_BOOTSTRAP_PLUGIN does not name a file");
+            "{} is plugin but SHOAL_BOOTSTRAP_PLUGIN does not name a file", bootstrap_variable());
     name = "plugin:" + settings.bootstrap_plugin;
   }
   return {{name}, -1, -1, fmt::format("SHOAL_BOOTSTRAP={}", settings.bootstrap)};

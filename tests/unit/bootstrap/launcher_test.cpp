@@ -168,6 +168,15 @@ TEST(Choice, NamedBootstrapsAreNotSecondGuessed) {
     test::expect_error(Code::invalid_argument, "numbers the PEs itself",
                        [&] { choose_bootstrap(settings); });
   }
+  setenv("NVSHMEM_BOOTSTRAP", "MPI", 1);
+  test::expect_error(Code::invalid_argument, "NVSHMEM_BOOTSTRAP is mpi, which numbers the PEs", [] {
+    Settings settings = with({});
+    settings.bootstrap = "mpi";
+    settings.n_pes = 2;
+    settings.pe = 0;
+    choose_bootstrap(settings);
+  });
+  unsetenv("NVSHMEM_BOOTSTRAP");
   Settings settings = with(kOpenMpi);
   settings.bootstrap = "single";
   EXPECT_EQ(choose_bootstrap(settings).bootstraps, std::vector<std::string>{"single"});
