@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs with several translation units compile, link and carry their device state, with and
-without relocatable device code, as C++17 and C++20. Needs nvcc, no GPU."""
+without relocatable device code, as C++17 and C++20. Blocks of 1024 threads have the registers that
+every function needs. Needs nvcc, no GPU."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -35,7 +37,7 @@ def states(cubin):
 def run(*command):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,21 @@ def test_units_link_and_have_their_state(library, tmp_path, standard, relocatabl
         for unit in ("first", "second"):
             image_of(tmp_path / f"{unit}.o", image)
             assert states(image) == [STATE]
+
+
+@pytest.mark.parametrize("relocatable", ["false", "true"])
+@pytest.mark.parametrize("bounds", ["", "__launch_bounds__(1024)"], ids=["free", "bounded"])
+def test_every_function_runs_in_blocks_of_1024_threads(tmp_path, relocatable, bounds):
+    kernels, image = tmp_path / "kernels.cubin", tmp_path / "image.cubin"
+    options = ["-std=c++17", "-arch=sm_90", f"-rdc={relocatable}", f"-I{ROOT}/include"]
+    compiled = run(*COMPILE, *options, f"-DBOUNDS={bounds}", "-Xptxas", "-v", "-cubin",
+                   str(UNITS / "bounds.cu"), "-o", str(kernels))  # fmt: skip
+    if relocatable == "true":  # the linker knows what a kernel calls
+        compiled = run("nvlink", "-arch=sm_90", "-v", str(kernels), "-o", str(image))
+    # A multiprocessor has 65536 registers.
+    used = [int(count) for count in re.findall(r"[Uu]sed (\d+) registers", compiled)]
+    assert len(used) >= 100, compiled
+    assert max(used) <= 65536 // 1024, compiled
 
 
 def test_other_architectures(tmp_path):

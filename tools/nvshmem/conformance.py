@@ -37,7 +37,8 @@ AVAILABLE, DIFFERENT, MISSING = "available", "different", "missing"
 class Row:
     """`names`: names without "nvshmem_", separated by spaces; T stands for a type of table `types`,
     N for a size in bits. A name that begins with "x_" begins with "nvshmemx_". `where`: h host,
-    s nvshmemx_..._on_stream, k kernel, g also nvshmemx_..._warp and _block in kernels."""
+    s nvshmemx_..._on_stream, k kernel, g also nvshmemx_..._warp and _block in kernels, 4 also
+    nvshmemx_..._warpgroup there."""
 
     names: str
     where: str
@@ -109,9 +110,9 @@ CHAPTERS = {
     "Order": [
         Row("fence quiet", "hk"),
         Row("x_quiet_on_stream", "h"),
-        Row("barrier barrier_all", "hskg",
+        Row("barrier barrier_all", "hskg4",
             note="barriers of the host count apart from those on streams and in kernels"),
-        Row("sync sync_all team_sync", "hskg", "", DIFFERENT,
+        Row("sync sync_all team_sync", "hskg4", "", DIFFERENT,
             "on streams and in kernels a sync is a barrier"),
     ],
     "Collectives": [
@@ -123,6 +124,7 @@ CHAPTERS = {
             "sums from 16 MiB on of four GPUs or more have the order of NCCL"),
         Row("T_and_reduce T_or_reduce T_xor_reduce T_and_reducescatter T_or_reducescatter "
             "T_xor_reducescatter", "hskg", "BITWISE_REDUCE"),
+        Row("x_double2_maxloc_reduce_block", "k", note="of equal values that of the lowest PE"),
         Row("x_tile_sum_reduce_block", "", "", MISSING,
             "NVSHMEM has tiles over multicast memory alone, which Shoal does not use"),
     ],
@@ -163,10 +165,12 @@ def functions(kind):
                     if kind == "kernel" and "g" in row.where:
                         yield extended(function) + "_warp"
                         yield extended(function) + "_block"
+                    if kind == "kernel" and "4" in row.where:
+                        yield extended(function) + "_warpgroup"
 
 
 def page():
-    where = {"h": "host", "s": "stream", "k": "kernel", "g": "warp, block"}
+    where = {"h": "host", "s": "stream", "k": "kernel", "g": "warp, block", "4": "warpgroup"}
     lines = [
         "# NVSHMEM functions",
         "",

@@ -35,6 +35,32 @@ struct Warp {
   }
 };
 
+/// Four consecutive warps, the first of them with a number that is a multiple of 4, in a block of a
+/// multiple of 128 threads. Uses the hardware barriers 8 to 15 of the block: the lowest for its
+/// first warpgroup.
+struct Warpgroup {
+  __device__ unsigned rank() const { return Warp{}.rank() + 32 * (warp() % 4); }
+  __device__ unsigned size() const { return 128; }
+  __device__ void sync() const {
+    asm volatile("barrier.sync.aligned %0, 128;" ::"r"(8 + warp() / 4) : "memory");
+  }
+  __device__ bool all(bool value) const {
+    int result;
+    asm volatile(
+        "{.reg .pred p, q; setp.ne.s32 p, %1, 0;"
+        " barrier.red.and.aligned.pred q, %2, 128, p; selp.s32 %0, 1, 0, q;}"
+        : "=r"(result)
+        : "r"(static_cast<int>(value)), "r"(8 + warp() / 4)
+        : "memory");
+    return result != 0;
+  }
+
+ private:
+  __device__ static unsigned warp() {
+    return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) / 32;
+  }
+};
+
 /// All threads of a block, of any size and shape.
 struct Block {
   __device__ unsigned rank() const {
@@ -46,8 +72,8 @@ struct Block {
 };
 
 template <typename S>
-inline constexpr bool is_scope =
-    std::is_same_v<S, Thread> || std::is_same_v<S, Warp> || std::is_same_v<S, Block>;
+inline constexpr bool is_scope = std::is_same_v<S, Thread> || std::is_same_v<S, Warp> ||
+                                 std::is_same_v<S, Warpgroup> || std::is_same_v<S, Block>;
 /// The type of atomics and waits: integers of 4 or 8 bytes, at a multiple of their size.
 template <typename T>
 inline constexpr bool is_word = std::is_integral_v<T> && (sizeof(T) == 4 || sizeof(T) == 8);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include <shoal/device/ptx.cuh>
@@ -12,9 +13,9 @@
 
 namespace shoal::device::detail {
 
-/// Writes `report` unless an earlier one has not been taken yet. Not inlined: it would cost the
-/// caller registers.
-__device__ __noinline__ inline void record(const World& world, FailureReport report) {
+/// Writes `report` unless an earlier one has not been taken yet, and fills in the thread. Not
+/// inlined, and by reference: it would cost the caller registers.
+__device__ __noinline__ inline void record(const World& world, FailureReport& report) {
   FailureReport* const to = world.failure;
   if (atomicCAS_system(&to->state, static_cast<unsigned>(FailureReport::empty),
                        static_cast<unsigned>(FailureReport::filling)) != FailureReport::empty)
@@ -26,7 +27,13 @@ __device__ __noinline__ inline void record(const World& world, FailureReport rep
   report.thread[0] = threadIdx.x;
   report.thread[1] = threadIdx.y;
   report.thread[2] = threadIdx.z;
-  *to = report;
+  // Word by word: a copy of the whole report would take 20 registers.
+  constexpr std::size_t kWord = sizeof(std::uint64_t);
+  static_assert(sizeof report % kWord == 0);
+#pragma unroll 1
+  for (std::size_t at = 0; at < sizeof report; at += kWord)
+    memcpy(__builtin_assume_aligned(reinterpret_cast<char*>(to) + at, kWord),
+           __builtin_assume_aligned(reinterpret_cast<const char*>(&report) + at, kWord), kWord);
   ptx::st_release_sys(&to->state, FailureReport::complete);
 }
 

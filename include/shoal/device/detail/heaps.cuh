@@ -21,9 +21,9 @@ __device__ inline bool exists(const World& world, std::size_t offset, std::size_
          offset <= world.heap_bytes && bytes <= world.heap_bytes - offset;
 }
 
-/// Reports that the PE or the range does not exist, or that this GPU cannot reach it.
-__device__ __noinline__ inline void report_unreached(World world, const void* local,
-                                                     std::size_t bytes, Pe pe) {
+/// report_unreached() for callers whose world is in memory anyway.
+__device__ inline void report_range(const World& world, const void* local, std::size_t bytes,
+                                    Pe pe) {
   FailureReport report{};
   report.offset = heap_offset(world, local);
   report.kind =
@@ -31,6 +31,12 @@ __device__ __noinline__ inline void report_unreached(World world, const void* lo
   report.awaited = pe;
   report.bytes = bytes;
   record(world, report);
+}
+
+/// Reports that the PE or the range does not exist, or that this GPU cannot reach it.
+__device__ __noinline__ inline void report_unreached(World world, const void* local,
+                                                     std::size_t bytes, Pe pe) {
+  report_range(world, local, bytes, pe);
 }
 
 /// The heap of `pe`, a PE of the world; nullptr when this GPU cannot reach it. An ordinary load: a

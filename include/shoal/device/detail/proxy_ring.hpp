@@ -136,6 +136,9 @@ struct Producer {
     constexpr int kPollsPerCheck = 32;  // reading the state costs as much as a poll
     std::uint64_t start = 0;
     for (bool last = false;;) {
+#ifdef __CUDA_ARCH__
+#pragma unroll 1
+#endif
       for (int i = 0; i < kPollsPerCheck; ++i) {
         if (ready()) return Outcome::ok;
         if (last) return Outcome::timeout;

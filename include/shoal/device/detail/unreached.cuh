@@ -180,13 +180,9 @@ __device__ __noinline__ inline std::uint64_t atomic_unreached(World world, Atomi
   request.offset = heap_offset(world, word);
   request.operand = operand;
   request.compare = compare;
-  proxy::Ticket ticket = 0;
-  std::uint64_t before = 0;
-  proxy::Outcome outcome = ProxyProducer::post(*world.proxy, request, ticket);
-  if (outcome == proxy::Outcome::ok && result)
-    outcome = ProxyProducer::wait_value(*world.proxy, ticket, before);
-  check_outcome(world, request, outcome);
-  return before;
+  if (result) return post_for_value(world, request);
+  post(world, request, false);
+  return 0;
 }
 
 /// A fence, or with `complete` a quiet, of what this PE's kernels have posted. With a NIC both

@@ -20,6 +20,7 @@ __device__ bool poll(const World& world, std::uint64_t& waited_ns, Ready&& ready
   if (ready()) return true;
   const std::uint64_t start = ptx::globaltimer();
   for (;;) {
+#pragma unroll 1
     for (int i = 0; i < kPollsPerClock; ++i)
       if (ready()) return true;
     waited_ns = ptx::globaltimer() - start;

@@ -57,13 +57,19 @@ __device__ int with_team(nvshmem_team_t id, const Call& call) {
   return call(team->team) ? 0 : 1;
 }
 
-// Not inlined: a call costs nothing beside the wait for other PEs, and code that is inlined several
-// times compiles slowly.
+// A call would cost nothing beside the wait for other PEs, but a function that is compiled apart from
+// its kernel has no launch bounds, takes twice the registers, and cannot be linked into kernels of
+// 1024 threads. Programs that link the device library compile it with their kernels.
+#ifdef SHOAL_NVSHMEM_DEVICE_LIBRARY
+#define SHOAL_NVSHMEM_CALL __noinline__
+#else
+#define SHOAL_NVSHMEM_CALL __forceinline__
+#endif
 
 /// Elements of `bytes` bytes.
 template <std::size_t bytes, typename S>
-__device__ __noinline__ int broadcast(S scope, nvshmem_team_t id, void* dest, const void* source,
-                                      std::size_t nelems, int root) {
+__device__ SHOAL_NVSHMEM_CALL int broadcast(S scope, nvshmem_team_t id, void* dest,
+                                            const void* source, std::size_t nelems, int root) {
   using Unit = typename IntegerOf<bytes, false>::type;
   return with_team(id, [&](const device::Team& team) {
     return device::broadcast(scope, world(), team, static_cast<Unit*>(dest),
@@ -71,8 +77,8 @@ __device__ __noinline__ int broadcast(S scope, nvshmem_team_t id, void* dest, co
   });
 }
 template <std::size_t bytes, typename S>
-__device__ __noinline__ int fcollect(S scope, nvshmem_team_t id, void* dest, const void* source,
-                                     std::size_t nelems) {
+__device__ SHOAL_NVSHMEM_CALL int fcollect(S scope, nvshmem_team_t id, void* dest,
+                                           const void* source, std::size_t nelems) {
   using Unit = typename IntegerOf<bytes, false>::type;
   return with_team(id, [&](const device::Team& team) {
     return device::all_gather(scope, world(), team, static_cast<Unit*>(dest),
@@ -80,8 +86,8 @@ __device__ __noinline__ int fcollect(S scope, nvshmem_team_t id, void* dest, con
   });
 }
 template <std::size_t bytes, typename S>
-__device__ __noinline__ int alltoall(S scope, nvshmem_team_t id, void* dest, const void* source,
-                                     std::size_t nelems) {
+__device__ SHOAL_NVSHMEM_CALL int alltoall(S scope, nvshmem_team_t id, void* dest,
+                                           const void* source, std::size_t nelems) {
   using Unit = typename IntegerOf<bytes, false>::type;
   return with_team(id, [&](const device::Team& team) {
     return device::all_to_all(scope, world(), team, static_cast<Unit*>(dest),
@@ -89,8 +95,8 @@ __device__ __noinline__ int alltoall(S scope, nvshmem_team_t id, void* dest, con
   });
 }
 template <typename Op, typename S, typename T>
-__device__ __noinline__ int reduce(S scope, nvshmem_team_t id, T* dest, const T* source,
-                                   std::size_t nreduce) {
+__device__ SHOAL_NVSHMEM_CALL int reduce(S scope, nvshmem_team_t id, T* dest, const T* source,
+                                         std::size_t nreduce) {
   using Element = typename ReducedAs<T>::type;
   return with_team(id, [&](const device::Team& team) {
     return device::reduce(scope, world(), team, Op{}, reinterpret_cast<Element*>(dest),
@@ -98,8 +104,8 @@ __device__ __noinline__ int reduce(S scope, nvshmem_team_t id, T* dest, const T*
   });
 }
 template <typename Op, typename S, typename T>
-__device__ __noinline__ int reducescatter(S scope, nvshmem_team_t id, T* dest, const T* source,
-                                          std::size_t nreduce) {
+__device__ SHOAL_NVSHMEM_CALL int reducescatter(S scope, nvshmem_team_t id, T* dest,
+                                                const T* source, std::size_t nreduce) {
   using Element = typename ReducedAs<T>::type;
   return with_team(id, [&](const device::Team& team) {
     return device::reduce_scatter(scope, world(), team, Op{}, reinterpret_cast<Element*>(dest),
@@ -107,7 +113,28 @@ __device__ __noinline__ int reducescatter(S scope, nvshmem_team_t id, T* dest, c
   });
 }
 
+/// The pair with the largest x, of equal ones that of the lowest PE.
+struct MaxLoc {
+  __device__ double2 operator()(double2 a, double2 b) const { return b.x > a.x ? b : a; }
+};
+template <typename S>
+__device__ SHOAL_NVSHMEM_CALL int maxloc(S scope, nvshmem_team_t id, double2* dest,
+                                         const double2* source, std::size_t nreduce) {
+  return with_team(id, [&](const device::Team& team) {
+    return device::detail::reduce_wide<MaxLoc>(device::detail::ScopeCrew<S>{scope}, world(), team,
+                                               MaxLoc{}, dest, source, nreduce);
+  });
+}
+
 }  // namespace shoal::nvshmem
+
+/// How reductions add up double2.
+template <>
+struct shoal::device::Elements<double2> {
+  using Accumulator = double2;
+  __device__ static double2 load(double2 value) { return value; }
+  __device__ static double2 store(double2 value) { return value; }
+};
 
 // FUNCTION: a template of this file with its first argument; PARAMETERS and the ARGUMENTS after the
 // scope.
@@ -149,6 +176,12 @@ __device__ __noinline__ int reducescatter(S scope, nvshmem_team_t id, T* dest, c
 SHOAL_NVSHMEM_RMA_TYPES(SHOAL_NVSHMEM_TYPE)
 SHOAL_SHMEM_BITWISE_REDUCE_TYPES(SHOAL_NVSHMEM_BITWISE)
 SHOAL_NVSHMEM_MOVEMENT(void, , mem, 1)
+SHOAL_NVSHMEM_DEVICE(int, nvshmemx_double2_maxloc_reduce_block,
+                     (nvshmem_team_t team, double2* dest, const double2* source, size_t nreduce), {
+                       return shoal::nvshmem::maxloc(shoal::device::Block{}, team, dest, source,
+                                                     nreduce);
+                     })
+#undef SHOAL_NVSHMEM_CALL
 #undef SHOAL_NVSHMEM_FORMS
 #undef SHOAL_NVSHMEM_MOVEMENT
 #undef SHOAL_NVSHMEM_REDUCTION

@@ -24,18 +24,23 @@ SHOAL_NVSHMEM_DEFINE(void, nvshmem_fence, (void),
 SHOAL_NVSHMEM_DEFINE(void, nvshmem_quiet, (void),
                      { shoal::device::quiet(shoal::device::Thread{}, shoal::nvshmem::world()); })
 
-#define SHOAL_NVSHMEM_FORMS(NAME)                                                          \
-  SHOAL_NVSHMEM_DEFINE(int, nvshmem_##NAME, (nvshmem_team_t team),                         \
-                       { return shoal::nvshmem::barrier(shoal::device::Thread{}, team); }) \
-  SHOAL_NVSHMEM_DEVICE(int, nvshmemx_##NAME##_warp, (nvshmem_team_t team),                 \
-                       { return shoal::nvshmem::barrier(shoal::device::Warp{}, team); })   \
-  SHOAL_NVSHMEM_DEVICE(int, nvshmemx_##NAME##_block, (nvshmem_team_t team),                \
+#define SHOAL_NVSHMEM_FORMS(NAME)                                                             \
+  SHOAL_NVSHMEM_DEFINE(int, nvshmem_##NAME, (nvshmem_team_t team),                            \
+                       { return shoal::nvshmem::barrier(shoal::device::Thread{}, team); })    \
+  SHOAL_NVSHMEM_DEVICE(int, nvshmemx_##NAME##_warp, (nvshmem_team_t team),                    \
+                       { return shoal::nvshmem::barrier(shoal::device::Warp{}, team); })      \
+  SHOAL_NVSHMEM_DEVICE(int, nvshmemx_##NAME##_warpgroup, (nvshmem_team_t team),               \
+                       { return shoal::nvshmem::barrier(shoal::device::Warpgroup{}, team); }) \
+  SHOAL_NVSHMEM_DEVICE(int, nvshmemx_##NAME##_block, (nvshmem_team_t team),                   \
                        { return shoal::nvshmem::barrier(shoal::device::Block{}, team); })
 #define SHOAL_NVSHMEM_ALL(NAME)                                                                   \
   SHOAL_NVSHMEM_DEFINE(void, nvshmem_##NAME, (void),                                              \
                        { shoal::nvshmem::barrier(shoal::device::Thread{}, NVSHMEM_TEAM_WORLD); }) \
   SHOAL_NVSHMEM_DEVICE(void, nvshmemx_##NAME##_warp, (void),                                      \
                        { shoal::nvshmem::barrier(shoal::device::Warp{}, NVSHMEM_TEAM_WORLD); })   \
+  SHOAL_NVSHMEM_DEVICE(void, nvshmemx_##NAME##_warpgroup, (void), {                               \
+    shoal::nvshmem::barrier(shoal::device::Warpgroup{}, NVSHMEM_TEAM_WORLD);                      \
+  })                                                                                              \
   SHOAL_NVSHMEM_DEVICE(void, nvshmemx_##NAME##_block, (void),                                     \
                        { shoal::nvshmem::barrier(shoal::device::Block{}, NVSHMEM_TEAM_WORLD); })
 SHOAL_NVSHMEM_FORMS(barrier)

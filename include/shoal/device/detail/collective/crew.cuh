@@ -6,6 +6,9 @@
 // another one of its PE. The first thread of every group calls one of two functions once in a
 // collective: count_last() and release_last() return true on the last caller. After release_last(),
 // what all groups have stored before is ordered before what that thread stores.
+//
+// kOwnKernel: the kernel does nothing but the collective, and has bounds of its own. Other kernels
+// may have 1024 threads, and then 64 registers for all that they call.
 #pragma once
 
 #include <shoal/device/ptx.cuh>
@@ -16,6 +19,7 @@ namespace shoal::device::detail {
 
 template <SHOAL_SCOPE S>
 struct ScopeCrew {
+  static constexpr bool kOwnKernel = false;
   S scope;
 
   __device__ unsigned rank() const { return scope.rank(); }
@@ -33,6 +37,7 @@ struct ScopeCrew {
 
 /// All threads of a grid with one dimension.
 struct GridCrew {
+  static constexpr bool kOwnKernel = true;
   __device__ unsigned rank() const { return blockIdx.x * blockDim.x + threadIdx.x; }
   __device__ unsigned size() const { return gridDim.x * blockDim.x; }
   __device__ unsigned group_rank() const { return threadIdx.x; }

@@ -22,11 +22,22 @@ __device__ inline Pe following(const Team& team, Pe step) {
   return pe < team.size ? pe : pe - team.size;
 }
 
+/// Loads in flight of a thread of the crew, in copies and of packets.
+template <typename Crew>
+__device__ constexpr int copied_at_once() {
+  return Crew::kOwnKernel ? kUnroll : 2;
+}
+template <typename Crew>
+__device__ constexpr int polled_at_once() {
+  return Crew::kOwnKernel ? 4 : 3;
+}
+
 template <typename Crew>
 __device__ void write_block(const Crew& crew, const World& world, const Team& team,
                             std::byte* target, const std::byte* source, std::size_t bytes, Pe pe) {
   std::byte* const to = on_pe(world, team, target, pe);
-  if (to != source) copy<Direction::put>(crew.rank(), crew.size(), to, source, bytes);
+  if (to != source)
+    copy<Direction::put, copied_at_once<Crew>()>(crew.rank(), crew.size(), to, source, bytes);
 }
 
 /// From so many bytes on, the PEs of a broadcast read from the root instead of being written to:
@@ -46,7 +57,7 @@ __device__ bool broadcast_by(const Crew& crew, const World& world, const Team& t
   if (!crew.all(fits)) return false;
   const std::uint64_t epoch = next_epoch(team, *team.epoch);
   if (team.packets != nullptr && bytes <= team.packet_limit) {
-    const bool ok = exchange_packets(
+    const bool ok = exchange_packets<polled_at_once<Crew>()>(
         crew, world, team, epoch, packets_of(bytes), root,
         [&](std::size_t k, Pe) { return load_data<T>(source, bytes, k); },
         [&](std::size_t k, Pe, std::uint64_t data) { store_data<T>(target, bytes, k, data); },
@@ -56,7 +67,8 @@ __device__ bool broadcast_by(const Crew& crew, const World& world, const Team& t
   const bool ok = meet(crew, world, team, epoch);
   if (ok && bytes >= pulled_bytes) {
     const std::byte* const from = on_pe(world, team, source, root);
-    if (from != target) copy<Direction::get>(crew.rank(), crew.size(), target, from, bytes);
+    if (from != target)
+      copy<Direction::get, copied_at_once<Crew>()>(crew.rank(), crew.size(), target, from, bytes);
   } else if (ok && team.my_pe == root)
     for (Pe step = 1; step <= team.size; ++step)
       write_block(crew, world, team, target, source, bytes, following(team, step % team.size));
@@ -73,7 +85,7 @@ __device__ bool spread_by(const Crew& crew, const World& world, const Team& team
   if (!crew.all(usable(world, team, target, target_bytes, source, source_bytes))) return false;
   const std::uint64_t epoch = next_epoch(team, *team.epoch);
   if (team.packets != nullptr && bytes <= team.packet_limit) {
-    const bool ok = exchange_packets(
+    const bool ok = exchange_packets<polled_at_once<Crew>()>(
         crew, world, team, epoch, packets_of(bytes), -1,
         [&](std::size_t k, Pe pe) {
           return load_data<T>(source + static_cast<std::size_t>(pe) * stride, bytes, k);
@@ -134,7 +146,7 @@ __device__ bool all_to_all_v_by(const Crew& crew, const World& world, const Team
       ok = false;
       continue;
     }
-    copy<Direction::get>(
+    copy<Direction::get, copied_at_once<Crew>()>(
         crew.rank(), crew.size(), static_cast<std::byte*>(v.target) + v.receive_offsets[pe],
         on_pe(world, team, static_cast<const std::byte*>(v.source), pe) + from, bytes);
   }

@@ -35,6 +35,7 @@ __device__ std::uint64_t load_data(const std::byte* source, std::size_t bytes, s
   if (reinterpret_cast<std::uintptr_t>(source) % kPacketData == 0 && bytes - at >= kPacketData)
     return *reinterpret_cast<const std::uint64_t*>(source + at);
   const std::size_t left = bytes - at < kPacketData ? bytes - at : kPacketData;
+#pragma unroll 1
   for (std::size_t i = 0; i < left; i += sizeof(T)) {
     T element = *reinterpret_cast<const T*>(source + at + i);
     std::uint64_t bits = 0;
@@ -53,6 +54,7 @@ __device__ void store_data(std::byte* target, std::size_t bytes, std::size_t k,
     return;
   }
   const std::size_t left = bytes - at < kPacketData ? bytes - at : kPacketData;
+#pragma unroll 1
   for (std::size_t i = 0; i < left; i += sizeof(T)) {
     const std::uint64_t bits = data >> (8 * i);
     T element;
@@ -61,10 +63,12 @@ __device__ void store_data(std::byte* target, std::size_t bytes, std::size_t k,
   }
 }
 
-/// Reports the packet from PE `pe` of the team that did not come.
+/// Reports the packet from PE `world_pe` that did not come.
 __device__ __noinline__ inline void report_packet(const World& world, const std::byte* packet,
-                                                  std::uint64_t epoch, std::uint64_t seen,
-                                                  std::uint64_t waited_ns, Pe world_pe) {
+                                                  std::uint64_t epoch, std::uint64_t waited_ns,
+                                                  Pe world_pe) {
+  std::uint64_t value, seen;
+  ptx::ld_relaxed_sys_b128(packet, value, seen);
   record_wait<std::uint64_t>(world, FailureKind::collective,
                              reinterpret_cast<const std::uint64_t*>(packet), Compare::greater_equal,
                              epoch, seen, waited_ns, world_pe);
@@ -74,22 +78,24 @@ __device__ __noinline__ inline void report_packet(const World& world, const std:
 /// thread.
 ///
 /// `sender`: -1, or the only PE that sends data; the others then send an empty packet 0.
+/// `kTogether`: loads in flight of a thread that polls.
+///
 /// data(k, pe): what goes to PE `pe`. take(k, pe, data): called for every sender in ascending
 /// order, this PE included; done(k) after the last. The team is in `epoch` afterwards. Returns
 /// whether all packets of this thread came.
-template <typename Crew, typename Data, typename Take, typename Done>
+template <int kTogether, typename Crew, typename Data, typename Take, typename Done>
 __device__ bool exchange_packets(const Crew& crew, const World& world, const Team& team,
                                  std::uint64_t epoch, std::size_t packets, Pe sender,
                                  const Data& data, const Take& take, const Done& done) {
-  // Loads in flight of a thread that polls.
-  constexpr int kTogether = 4;
   const Pe n = team.size, me = team.my_pe;
   const bool sends = sender < 0 || sender == me;
   std::byte* const half =
       team.packets + (epoch % 2) * static_cast<std::size_t>(n) * team.slot_bytes;
   std::byte* const slot = half + static_cast<std::size_t>(me) * team.slot_bytes;
+#pragma unroll 1
   for (std::size_t k = crew.rank(); k < packets; k += crew.size()) {
     if (!sends && k != 0) break;
+#pragma unroll 1
     for (Pe step = 1; step < n; ++step) {
       const Pe pe = me + step < n ? me + step : me + step - n;
       ptx::st_relaxed_sys_b128(on_pe(world, team, slot + k * kPacketBytes, pe),
@@ -97,40 +103,46 @@ __device__ bool exchange_packets(const Crew& crew, const World& world, const Tea
     }
   }
   advance(crew, team, epoch);  // while packets travel
+#pragma unroll 1
   for (std::size_t k = crew.rank(); k < packets; k += crew.size()) {
+#pragma unroll 1
     for (Pe first = 0; first < n; first += kTogether) {
-      std::uint64_t values[kTogether] = {}, epochs[kTogether];
+      const std::byte* const packet =
+          half + static_cast<std::size_t>(first) * team.slot_bytes + k * kPacketBytes;
+      std::uint64_t values[kTogether] = {};
+      unsigned awaited = 0, missing = 0;  // bits of PEs from `first` on
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const Pe pe = first + i;
+        if (pe < n && pe != me && (sender < 0 || pe == sender || k == 0)) awaited |= 1U << i;
+      }
       std::uint64_t waited_ns = 0;
-      const auto awaited = [&](Pe pe) {
-        return pe < n && pe != me && (sender < 0 || pe == sender || k == 0);
-      };
       const bool ok = poll(world, waited_ns, [&] {
-        bool all = true;
+        std::uint64_t epochs[kTogether];
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           epochs[i] = epoch;
-          if (awaited(first + i))
-            ptx::ld_relaxed_sys_b128(
-                half + static_cast<std::size_t>(first + i) * team.slot_bytes + k * kPacketBytes,
-                values[i], epochs[i]);
+          if ((awaited >> i & 1) != 0)
+            ptx::ld_relaxed_sys_b128(packet + static_cast<std::size_t>(i) * team.slot_bytes,
+                                     values[i], epochs[i]);
         }
+        missing = 0;
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) all = all && epochs[i] == epoch;
-        return all;
+        for (int i = 0; i < kTogether; ++i) missing |= epochs[i] == epoch ? 0 : 1U << i;
+        return missing == 0;
       });
+      if (!ok) {
+        const int i = __ffs(static_cast<int>(missing)) - 1;
+        report_packet(world, packet + static_cast<std::size_t>(i) * team.slot_bytes, epoch,
+                      waited_ns, team.pes[first + i]);
+        return false;
+      }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const Pe pe = first + i;
         if (pe >= n) break;
-        if (!ok && epochs[i] != epoch) {
-          report_packet(world,
-                        half + static_cast<std::size_t>(pe) * team.slot_bytes + k * kPacketBytes,
-                        epoch, epochs[i], waited_ns, team.pes[pe]);
-          return false;
-        }
         if (sender < 0 || pe == sender) take(k, pe, pe == me ? data(k, me) : values[i]);
       }
-      if (!ok) return false;
     }
     done(k);
   }

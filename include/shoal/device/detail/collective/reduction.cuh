@@ -60,6 +60,17 @@ struct Accumulated {
   }
 };
 
+/// What a thread has in flight: packets of so many PEs, or so many units of so many PEs. Outside
+/// kernels of their own, reductions must fit into 64 registers; narrow elements have wide sums.
+template <typename T, typename Crew>
+struct InFlight {
+  static constexpr bool kOwn = Crew::kOwnKernel, kBytes = sizeof(T) == 1;
+  static constexpr int kPackets = kOwn ? 4 : sizeof(T) < 3 ? static_cast<int>(sizeof(T)) : 3;
+  static constexpr int kUnits = kOwn ? 4 : 1;
+  static constexpr int kPes = kOwn || kBytes ? 2 : 4;
+  static constexpr int kUnrolled = kOwn ? 4 : 1;  // loops over PEs
+};
+
 /// An unsigned integer as wide as T.
 template <std::size_t bytes>
 struct UnitOf;
@@ -79,6 +90,10 @@ template <>
 struct UnitOf<8> {
   using type = std::uint64_t;
 };
+template <>
+struct UnitOf<16> {
+  using type = ulonglong2;
+};
 
 /// Where a reduction reads and writes: addresses in this PE's heap.
 struct Places {
@@ -87,14 +102,16 @@ struct Places {
   bool to_all;  ///< to the targets of all PEs, or of this one alone
 };
 
-/// Units i, i + stride, ..., `kUnits` of them; those from `count` on are left out.
-template <int kUnits, typename Op, typename T, typename Unit>
+/// Units i, i + stride, ..., `kUnits` of them; those from `count` on are left out. Flight: an
+/// InFlight.
+template <int kUnits, typename Flight, typename Op, typename T, typename Unit>
 __device__ void reduce_units(const World& world, const Team& team, const Op& op,
                              const Places& places, std::size_t i, std::size_t stride,
                              std::size_t count) {
-  constexpr int kTogether = 2;  // PEs whose loads are in flight
+  constexpr int kTogether = Flight::kPes, kUnrolled = Flight::kUnrolled;
   Accumulated<Op, T, Unit> sums[kUnits];
   const Pe n = team.size;
+#pragma unroll kUnrolled
   for (Pe first = 0; first < n; first += kTogether) {
     Unit units[kTogether][kUnits];
 #pragma unroll
@@ -120,6 +137,7 @@ __device__ void reduce_units(const World& world, const Team& team, const Op& op,
   for (int u = 0; u < kUnits; ++u)
     if (i + u * stride < count) results[u] = sums[u].result();
   const Pe targets = places.to_all ? n : 1;
+#pragma unroll kUnrolled
   for (Pe step = 0; step < targets; ++step) {
     const Pe pe = team.my_pe + step < n ? team.my_pe + step : team.my_pe + step - n;
     auto* const to = reinterpret_cast<Unit*>(on_pe(world, team, places.target, pe));
@@ -133,8 +151,9 @@ template <typename Op, typename T, typename Unit, int kUnits, typename Crew>
 __device__ void reduce_all_units(const Crew& crew, const World& world, const Team& team,
                                  const Op& op, const Places& places, std::size_t count) {
   const std::size_t stride = crew.size();
+#pragma unroll 1
   for (std::size_t i = crew.rank(); i < count; i += kUnits * stride)
-    reduce_units<kUnits, Op, T, Unit>(world, team, op, places, i, stride, count);
+    reduce_units<kUnits, InFlight<T, Crew>, Op, T, Unit>(world, team, op, places, i, stride, count);
 }
 
 /// `count` elements.
@@ -146,7 +165,8 @@ __device__ void reduce_elements(const Crew& crew, const World& world, const Team
   const auto both = reinterpret_cast<std::uintptr_t>(places.target) |
                     reinterpret_cast<std::uintptr_t>(places.source);
   const std::size_t units = both % sizeof(ulonglong2) == 0 ? count / kWide : 0;
-  reduce_all_units<Op, T, ulonglong2, 4>(crew, world, team, op, places, units);
+  reduce_all_units<Op, T, ulonglong2, InFlight<T, Crew>::kUnits>(crew, world, team, op, places,
+                                                                 units);
   const std::size_t done = units * sizeof(ulonglong2);
   reduce_all_units<Op, T, Narrow, 1>(crew, world, team, op,
                                      {places.target + done, places.source + done, places.to_all},
@@ -159,7 +179,7 @@ __device__ bool reduce_packets(const Crew& crew, const World& world, const Team&
                                std::uint64_t epoch, const Op& op, std::byte* target,
                                const std::byte* source, std::size_t bytes, std::size_t stride) {
   Accumulated<Op, T, std::uint64_t> sums;
-  const bool ok = exchange_packets(
+  const bool ok = exchange_packets<InFlight<T, Crew>::kPackets>(
       crew, world, team, epoch, packets_of(bytes), -1,
       [&](std::size_t k, Pe pe) {
         return load_data<T>(source + static_cast<std::size_t>(pe) * stride, bytes, k);
@@ -199,6 +219,20 @@ __device__ bool reduce_by(const Crew& crew, const World& world, const Team& team
     return reduce_packets<Op, T>(crew, world, team, epoch, op, to, from, bytes, 0);
   return reduce_between_barriers<Op, T>(crew, world, team, epoch, op, to, from, count,
                                         how == Reduction::two_shot);
+}
+
+/// reduce_by() for elements of 16 bytes, which do not fit into packets.
+template <typename Op, typename T, typename Crew>
+__device__ bool reduce_wide(const Crew& crew, const World& world, const Team& team, const Op& op,
+                            T* target, const T* source, std::size_t count) {
+  static_assert(sizeof(T) == sizeof(ulonglong2) && alignof(T) == alignof(ulonglong2));
+  const std::size_t bytes = total_bytes(count, sizeof(T), 1);
+  if (!crew.all(usable(world, team, target, bytes, source, bytes))) return false;
+  const Reduction how =
+      choose_reduction({bytes, team.size, target == source, 0, team.one_shot_limit});
+  return reduce_between_barriers<Op, T>(
+      crew, world, team, next_epoch(team, *team.epoch), op, reinterpret_cast<std::byte*>(target),
+      reinterpret_cast<const std::byte*>(source), count, how == Reduction::two_shot);
 }
 
 template <typename Op, typename T, typename Crew>
