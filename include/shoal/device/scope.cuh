@@ -42,13 +42,13 @@ struct Warpgroup {
   __device__ unsigned rank() const { return Warp{}.rank() + 32 * (warp() % 4); }
   __device__ unsigned size() const { return 128; }
   __device__ void sync() const {
-    asm volatile("barrier.sync.aligned %0, 128;" ::"r"(8 + warp() / 4) : "memory");
+    asm volatile("barrier.sync %0, 128;" ::"r"(8 + warp() / 4) : "memory");
   }
   __device__ bool all(bool value) const {
     int result;
     asm volatile(
         "{.reg .pred p, q; setp.ne.s32 p, %1, 0;"
-        " barrier.red.and.aligned.pred q, %2, 128, p; selp.s32 %0, 1, 0, q;}"
+        " barrier.red.and.pred q, %2, 128, p; selp.s32 %0, 1, 0, q;}"
         : "=r"(result)
         : "r"(static_cast<int>(value)), "r"(8 + warp() / 4)
         : "memory");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives on streams, of every type and operator, and in kernels by a block, a warp and a
-// thread; in place, over a team in reverse order, between other operations.
+// thread; in place, over a team in reverse order, between other operations. Blocks of 1024 threads.
 #include <nvshmem.h>
 #include <nvshmemx.h>
 
@@ -120,12 +120,12 @@ void check_bits(const char* what, T* dest, T* source, const Call& call) {
    PREFIX##_##NAME##_xor_reduce##SUFFIX(all, dest + 2 * kArea, source, kBlock, ##__VA_ARGS__) | \
    PREFIX##_##NAME##_or_reducescatter##SUFFIX(all, dest + 3 * kArea, source, kBlock,            \
                                               ##__VA_ARGS__))
-#define KERNEL(CALLS, KERNEL_NAME, TYPE, PREFIX, NAME, SUFFIX)            \
-  __global__ void KERNEL_NAME(TYPE* dest, const TYPE* source, int* bad) { \
-    const int pes = nvshmem_n_pes();                                      \
-    (void)pes;                                                            \
-    const int result = CALLS(PREFIX, NAME, SUFFIX);                       \
-    if (result != 0) atomicAdd(bad, 1);                                   \
+#define KERNEL(CALLS, KERNEL_NAME, TYPE, PREFIX, NAME, SUFFIX)                                    \
+  __global__ void __launch_bounds__(1024) KERNEL_NAME(TYPE* dest, const TYPE* source, int* bad) { \
+    const int pes = nvshmem_n_pes();                                                              \
+    (void)pes;                                                                                    \
+    const int result = CALLS(PREFIX, NAME, SUFFIX);                                               \
+    if (result != 0) atomicAdd(bad, 1);                                                           \
   }
 #define CHECK_TYPE(TYPE, NAME)                                                       \
   void check_##NAME(TYPE* dest, TYPE* source) {                                      \
@@ -221,11 +221,11 @@ int main() {
     KERNEL<<<1, THREADS, 0, stream>>>(static_cast<TYPE*>(dest), static_cast<const TYPE*>(source), \
                                       wrong);                                                     \
   })
-  CHECK_KERNEL(check, by_block_float, float, 96);
-  CHECK_KERNEL(check, by_block_half, __half, 96);
+  CHECK_KERNEL(check, by_block_float, float, 1024);
+  CHECK_KERNEL(check, by_block_half, __half, 1024);
   CHECK_KERNEL(check, by_warp_bfloat16, __nv_bfloat16, 32);
   CHECK_KERNEL(check, by_thread_uint8, uint8_t, 1);
-  CHECK_KERNEL(check_bits, bits_by_block, uint64_t, 96);
+  CHECK_KERNEL(check_bits, bits_by_block, uint64_t, 1024);
   check_teams(static_cast<int*>(dest), static_cast<int*>(source));
   check_sizes();
   int bad = 1;

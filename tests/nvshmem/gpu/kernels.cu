@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Functions inside kernels and on streams: put and get of each scope, atomics, signals, waits,
-// barriers, and collective launch.
+// barriers, and collective launch. Kernels of 1024 threads, with relocatable device code.
 #include <nvshmem.h>
 #include <nvshmemx.h>
 
@@ -12,6 +12,7 @@
 namespace {
 
 constexpr int kCount = 1000;
+constexpr unsigned kThreads = 1024;
 
 struct Boxes {
   int* from_thread;
@@ -38,6 +39,7 @@ __global__ void exchange(Boxes boxes, const int* mine) {
     nvshmemx_signal_op(boxes.flag, 1, NVSHMEM_SIGNAL_ADD, next);
     nvshmem_signal_wait_until(boxes.flag, NVSHMEM_CMP_GE, 1);
   }
+  if (threadIdx.x < 128) nvshmemx_barrier_all_warpgroup();
   nvshmemx_barrier_all_block();
 
   const int expected = 1000 * ((me + n - 1) % n);
@@ -58,6 +60,14 @@ __global__ void exchange(Boxes boxes, const int* mine) {
     wrong += nvshmem_uint64_test(boxes.flag, NVSHMEM_CMP_NE, 1) != 0;
   }
   atomicAdd(boxes.wrong, wrong);
+}
+
+__global__ void largest(double2* pairs, int* wrong) {
+  const int me = nvshmem_my_pe(), n = nvshmem_n_pes();
+  if (threadIdx.x == 0) pairs[1] = make_double2(me == 0 ? -1 : 1, me);
+  int bad = nvshmemx_double2_maxloc_reduce_block(NVSHMEM_TEAM_WORLD, pairs, pairs + 1, 1);
+  bad += pairs[0].x != (n == 1 ? -1 : 1) || pairs[0].y != (n == 1 ? 0 : 1);
+  atomicAdd(wrong, bad);
 }
 
 template <typename T>
@@ -90,11 +100,15 @@ int main() {
   void* arguments[] = {&boxes, &mine};
   const auto* const kernel = reinterpret_cast<const void*>(&exchange);
   int most = 0;
-  CHECK(nvshmemx_collective_launch_query_gridsize(kernel, dim3(64), arguments, 0, &most) == 0);
+  CHECK(nvshmemx_collective_launch_query_gridsize(kernel, dim3(kThreads), arguments, 0, &most) ==
+        0);
   CHECK(most > 0);
-  CHECK(nvshmemx_collective_launch(kernel, dim3(static_cast<unsigned>(most) + 1), dim3(64),
+  CHECK(nvshmemx_collective_launch(kernel, dim3(static_cast<unsigned>(most) + 1), dim3(kThreads),
                                    arguments, 0, stream) == NVSHMEMX_ERROR_INVALID_VALUE);
-  CHECK(nvshmemx_collective_launch(kernel, dim3(1), dim3(64), arguments, 0, stream) == 0);
+  CHECK(nvshmemx_collective_launch(kernel, dim3(1), dim3(kThreads), arguments, 0, stream) == 0);
+  auto* const pairs = allocate<double2>(2);
+  largest<<<1, kThreads, 0, stream>>>(pairs, boxes.wrong);
+  CHECK(cudaGetLastError() == cudaSuccess);
   int wrong = -1;
   copy(&wrong, boxes.wrong, sizeof wrong);
   CHECK(wrong == 0);
@@ -118,9 +132,11 @@ int main() {
   CHECK(wrong == me + 5);
   // The host's own operations on the same heap.
   CHECK(nvshmem_int_g(boxes.wrong, next) == me + 5);
-  CHECK(nvshmem_ulonglong_atomic_fetch(boxes.counter, 0) == 64ULL * static_cast<unsigned>(n));
+  CHECK(nvshmem_ulonglong_atomic_fetch(boxes.counter, 0) ==
+        1ULL * kThreads * static_cast<unsigned>(n));
   nvshmem_barrier_all();
-  for (void* const block : {static_cast<void*>(mine), static_cast<void*>(boxes.wrong)})
+  for (void* const block :
+       {static_cast<void*>(mine), static_cast<void*>(boxes.wrong), static_cast<void*>(pairs)})
     nvshmem_free(block);
   nvshmem_finalize();
   return 0;

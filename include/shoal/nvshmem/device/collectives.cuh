@@ -57,13 +57,14 @@ __device__ int with_team(nvshmem_team_t id, const Call& call) {
   return call(team->team) ? 0 : 1;
 }
 
-// A call would cost nothing beside the wait for other PEs, but a function that is compiled apart from
-// its kernel has no launch bounds, takes twice the registers, and cannot be linked into kernels of
-// 1024 threads. Programs that link the device library compile it with their kernels.
-#ifdef SHOAL_NVSHMEM_DEVICE_LIBRARY
-#define SHOAL_NVSHMEM_CALL __noinline__
-#else
+// Not inlined: a call costs nothing beside the wait for other PEs, and code that is inlined several
+// times compiles slowly. In relocatable device code they are inlined, because a function that is
+// compiled apart from its kernel has no launch bounds: it takes twice the registers, and cannot be
+// linked into kernels of 1024 threads.
+#if defined(__CUDACC_RDC__) && !defined(SHOAL_NVSHMEM_DEVICE_LIBRARY)
 #define SHOAL_NVSHMEM_CALL __forceinline__
+#else
+#define SHOAL_NVSHMEM_CALL __noinline__
 #endif
 
 /// Elements of `bytes` bytes.
