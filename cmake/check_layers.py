@@ -112,7 +112,8 @@ NO_END = re.compile(
     r"\b(?:__align__|__launch_bounds__|alignas)\s*\([^()]*\)|\boperator\s*[^\w\s(]+"
 )
 DEVICE_VARIABLE = re.compile(r"\b(?:__constant__|__managed__|__device__(?=[^;{}()=]*[;{=]))")
-CMAKE_FOLDERS = [*SOURCE_FOLDERS, "cmake", "examples"]
+# Without tests/: programs of users link device code.
+CMAKE_FOLDERS = [*(name for name in SOURCE_FOLDERS if name != "tests"), "cmake", "examples"]
 DEVICE_LINKING = re.compile(
     r"-rdc\b|-relocatable-device-code\b|(?<=[\s\"';:=])-dc\b|CUDA_(?:SEPARABLE_COMPILATION|RESOLVE_DEVICE_SYMBOLS)\b"
 )

@@ -26,6 +26,22 @@
 
 #include <nvshmem_host.h>
 
+// Programs use what the header of NVSHMEM includes, without including it themselves.
+#ifndef SHOAL_NVSHMEM_DEVICE_LIBRARY
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __has_include
+#if __has_include(<cuda.h>)
+#include <cuda.h>
+#endif
+#endif
+#ifdef __CUDACC__
+#include <cooperative_groups.h>
+#endif
+#endif
+
 #if defined(__CUDACC__) && !defined(NVSHMEM_HOSTLIB_ONLY)
 #include <shoal/nvshmem/device/functions.cuh>
 #endif

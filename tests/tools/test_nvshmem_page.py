@@ -20,7 +20,7 @@ spec.loader.exec_module(conformance)
 
 def preprocessed(tmp_path, *options):
     """The identifiers that nvshmem.h brings, without CUDA's own headers."""
-    for header in ("cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h"):
+    for header in ("cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h", "cooperative_groups.h"):
         (tmp_path / header).write_text("")
     source = tmp_path / "unit.cpp"
     source.write_text("#include <nvshmem.h>\n#include <nvshmemx.h>\n")

@@ -83,6 +83,30 @@ def test_every_function_runs_in_blocks_of_1024_threads(tmp_path, relocatable, bo
     assert max(used) <= 65536 // 1024, compiled
 
 
+HEADERS = (
+    "nvshmem.h nvshmemx.h nvshmem_host.h nvshmem_tensor.h host/nvshmem_api.h host/nvshmemx_api.h "
+    "device_host/nvshmem_types.h device_host/nvshmem_common.cuh "
+    "non_abi/device/threadgroup/nvshmemi_common_device_defines.cuh"
+).split()
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_headers_stand_alone_on_the_host(tmp_path, header):
+    toolkit = Path(shutil.which("nvcc")).resolve().parents[1]
+    roots = [toolkit, *Path("/usr/local").glob("cuda*")]
+    includes = [f"-isystem{root}/include" for root in roots]
+    unit = tmp_path / "unit.cpp"
+    unit.write_text(f"#include <{header}>\nint pe = nvshmem_my_pe();\n")
+    run("c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{ROOT}/include",
+        *includes, str(unit))  # fmt: skip
+
+
+def test_programs_use_what_the_header_includes(tmp_path):
+    unit = str(UNITS / "included.cu")
+    run(*COMPILE, "-std=c++17", "-arch=sm_90", "-Werror=all-warnings", f"-I{ROOT}/include", "-c",
+        unit, "-o", str(tmp_path / "included.o"))  # fmt: skip
+
+
 def test_other_architectures(tmp_path):
     for architecture in ("sm_80", "sm_100a"):
         run(*COMPILE, "-std=c++17", f"-arch={architecture}", f"-I{ROOT}/include", "-c",

@@ -103,7 +103,8 @@ enum {
   NVSHMEM_STATUS_IS_BOOTSTRAPPED = 1,
   NVSHMEM_STATUS_IS_INITIALIZED = 2,
   NVSHMEM_STATUS_LIMITED_MPG = 3,
-  NVSHMEM_STATUS_FULL_MPG = 4  ///< initialized, and PEs share a GPU
+  NVSHMEM_STATUS_FULL_MPG = 4,  ///< initialized, and PEs share a GPU
+  NVSHMEM_STATUS_INVALID = 0x7fffffff
 };
 
 /// Results of functions that return an int.
@@ -117,6 +118,13 @@ enum nvshmemx_status {
   NVSHMEMX_ERROR_COLLECTIVE_LAUNCH_FAILED = 6,
   NVSHMEMX_ERROR_INTERNAL = 7
 };
+
+/// Prints a message of a program, with its place, to stderr, which needs <stdio.h>.
+#define NVSHMEMI_ERROR_PRINT(...)                                 \
+  do {                                                            \
+    fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, __func__); \
+    fprintf(stderr, __VA_ARGS__);                                 \
+  } while (0)
 
 struct CUstream_st;
 struct CUmod_st;
