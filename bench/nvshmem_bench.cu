@@ -42,7 +42,7 @@ struct Loop {
   int next;
 };
 
-/// Collectives need up to 150 registers, so the compiler has to know the size of blocks.
+/// Most of those that a launch here has.
 constexpr unsigned kMostThreads = 512;
 
 /// By nvshmem.h: the world is in the constant memory of this unit.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of OpenSHMEM routines says what the library, the headers and the tests have."""
+"""The table of OpenSHMEM routines says what the library, the headers and the tests have. The
+compiler wrappers make programs of it."""
 
 import re
 import subprocess
@@ -107,3 +108,15 @@ def test_headers_compile(standard, generic):
 
 def test_older_cxx_is_refused():
     assert "shmem.h needs C++14 or later" in compiles("c++11", False)
+
+
+@pytest.mark.parametrize(
+    "wrapper, suffix", [("oshcc", "c"), ("oshc++", "cpp"), ("oshcxx", "cpp"), ("oshCC", "cpp")]
+)
+def test_wrappers_compile_programs(exported, bin_dir, tmp_path, wrapper, suffix):
+    source, program = tmp_path / f"program.{suffix}", tmp_path / "program"
+    source.write_text(
+        "#include <shmem.h>\nint main(void) { shmem_init(); shmem_finalize(); return 0; }\n"
+    )
+    subprocess.run([bin_dir / wrapper, source, "-o", program], check=True, timeout=120)
+    subprocess.run([bin_dir / "oshrun", "-np", "2", program], check=True, timeout=120)

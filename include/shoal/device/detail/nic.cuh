@@ -4,7 +4,7 @@
 //
 // The device API has them in kernels that define SHOAL_DEVICE_GDA before they include it. Other
 // kernels take the proxy: a kernel has as many registers as its largest call needs, on
-// whatever path, and these calls need up to 95.
+// whatever path, and these calls need up to 127.
 //
 // Those functions return false where they did nothing and the proxy must serve the target, which
 // exists. The three that need no such kernels never leave anything to the proxy.
