@@ -108,7 +108,8 @@ template <int kUnits, typename Flight, typename Op, typename T, typename Unit>
 __device__ void reduce_units(const World& world, const Team& team, const Op& op,
                              const Places& places, std::size_t i, std::size_t stride,
                              std::size_t count) {
-  constexpr int kTogether = Flight::kPes, kUnrolled = Flight::kUnrolled;
+  constexpr int kTogether = Flight::kPes;
+  [[maybe_unused]] constexpr int kUnrolled = Flight::kUnrolled;  // by the pragmas alone
   Accumulated<Op, T, Unit> sums[kUnits];
   const Pe n = team.size;
 #pragma unroll kUnrolled
