@@ -11,12 +11,15 @@
 #include "ep/block_map.hpp"
 #include "ep/calls.hpp"
 #include "ep/checks.hpp"
+#include "world/forks.hpp"
 
 namespace shoal::ep {
 namespace detail {
 
 GroupState& open_group(const std::shared_ptr<GroupState>& state, const char* call) {
   require(state != nullptr && !state->closed, Code::closed, "{}: the group is closed", call);
+  if (!state->world->is_open() && shoal::detail::is_inherited(*state->world))
+    fail(Code::closed, "{}: {}", call, shoal::detail::why_closed(state->world.get()));
   return *state;
 }
 
@@ -107,6 +110,7 @@ Group::Group(const Team& team, const GroupOptions& options)
                          state.plan.bytes, state.peers, state.backend->regions());
   state.world->sync(team.state(), "ep group");
   state.world->closers().add(state_);
+  shoal::detail::keep_in_children(state_);
   if (options.mask_failed) state.world->let_leave_early();
   if (options.preinitialize) warmup();
 }
@@ -131,6 +135,7 @@ Group::~Group() {
 
 void Group::close() {
   if (!state_ || state_->closed) return;
+  open_group(state_, "close");  // throws in a child that the PE has forked
   state_->drain_work_queue();
   require(state_->failure.empty(), Code::closed, "close: the group failed before: {}",
           state_->failure);
@@ -190,7 +195,7 @@ Statistics Group::statistics() const {
   require(state_ != nullptr, Code::closed, "statistics: the group is closed");
   state_->drain_work_queue();
   Statistics statistics = state_->statistics;
-  if (!state_->closed) state_->backend->add_counts(statistics);
+  if (!state_->closed && state_->world->is_open()) state_->backend->add_counts(statistics);
   return statistics;
 }
 
@@ -214,7 +219,8 @@ void* Group::stream() const {
 }
 
 void Group::order_after(void* stream) const noexcept {
-  if (state_ != nullptr && !state_->closed) state_->backend->order_after(stream);
+  if (state_ != nullptr && !state_->closed && state_->world->is_open())
+    state_->backend->order_after(stream);
 }
 
 void Group::synchronize() {

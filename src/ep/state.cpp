@@ -7,6 +7,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "ep/backend.hpp"
+#include "world/forks.hpp"
 #include "world/placement.hpp"
 
 namespace shoal::ep::detail {
@@ -54,12 +55,15 @@ GroupState::~GroupState() {
 WorkQueue& GroupState::work_queue(const char* call) {
   const std::lock_guard lock(work_queue_mutex_);
   require(!closed && !closing_, Code::closed, "{}: the group is closed", call);
+  if (!world->is_open() && shoal::detail::is_inherited(*world))
+    fail(Code::closed, "{}: {}", call, shoal::detail::why_closed(world.get()));
   if (!work_queue_) work_queue_ = std::make_unique<WorkQueue>();
   has_work_queue_.store(true, std::memory_order_release);
   return *work_queue_;
 }
 
 void GroupState::drain_work_queue() {
+  if (!world->is_open() && shoal::detail::is_inherited(*world)) return;  // no thread serves it
   // The queue, once created, lives as long as the group.
   if (has_work_queue_.load(std::memory_order_acquire)) work_queue_->drain();
 }

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nvshmem/program.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
+#include <string>
 #include <string_view>
 
 #include "memory/cuda/driver.hpp"
 #include "nvshmem/define.hpp"
 #include "shoal/collective.hpp"
+#include "world/forks.hpp"
 
 namespace shoal::nvshmem {
 namespace {
@@ -17,8 +21,15 @@ std::atomic<Program*> running = nullptr;  // NOLINT
 std::mutex starting_or_ending;            // NOLINT
 int initializations = 0;                  // NOLINT
 bool was_finalized = false;               // NOLINT
+Pe forked_from = -1;                      // NOLINT: in a child that a PE has forked
 
-const char* why_not_running() {
+/// A child is no PE: its calls find no program.
+void in_child() noexcept {
+  if (const Program* const program = running.exchange(nullptr)) forked_from = program->me;
+}
+
+std::string why_not_running() {
+  if (forked_from >= 0) return shoal::detail::describe_fork(forked_from);
   return was_finalized ? "the library was finalized already"
                        : "the library is not initialized; call nvshmem_init or nvshmemx_init_attr";
 }
@@ -79,6 +90,7 @@ Settings read_settings() {
 }
 
 void initialize(const std::function<World()>& open) {
+  require(forked_from < 0, Code::closed, "{}", why_not_running());
   const std::lock_guard lock(starting_or_ending);
   if (initializations > 0) {
     ++initializations;
@@ -86,12 +98,15 @@ void initialize(const std::function<World()>& open) {
   }
   auto started = std::make_unique<Program>(open());
   Units::of_process().start(*started);
+  static const int registered = pthread_atfork(nullptr, nullptr, in_child);
+  (void)registered;
   running = started.release();
   initializations = 1;
   barrier(program().world.team());
 }
 
 void finalize() {
+  require(forked_from < 0, Code::closed, "{}", why_not_running());
   const std::lock_guard lock(starting_or_ending);
   require(initializations > 0, Code::closed, "{}", why_not_running());
   if (--initializations > 0) return;
@@ -112,7 +127,7 @@ Program* find_program() noexcept {
 
 Program& program() {
   Program* const found = find_program();
-  require(found != nullptr, Code::closed, "{}", why_not_running());
+  if (found == nullptr) fail(Code::closed, "{}", why_not_running());
   return *found;
 }
 

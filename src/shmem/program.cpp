@@ -2,6 +2,7 @@
 #include "shmem/program.hpp"
 
 #include <fmt/format.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include "shmem/ending.hpp"
 #include "shmem/environment.hpp"
 #include "world/fabric/fabric.hpp"
+#include "world/forks.hpp"
 
 namespace shoal::shmem {
 namespace {
@@ -27,6 +29,18 @@ std::atomic<Program*> running = nullptr;  // NOLINT
 std::mutex starting;                      // NOLINT
 int initializations = 0;                  // NOLINT
 bool was_finalized = false;               // NOLINT
+Pe forked_from = -1;                      // NOLINT: in a child that a PE has forked
+
+/// A child is no PE: its calls find no program, and its exit handler does nothing.
+void in_child() noexcept {
+  if (const Program* const program = running.exchange(nullptr)) forked_from = program->me;
+}
+
+std::string why_not_running() {
+  if (forked_from >= 0) return detail::describe_fork(forked_from);
+  return was_finalized ? "OpenSHMEM was finalized already"
+                       : "OpenSHMEM is not initialized; call shmem_init first";
+}
 
 /// The end of a program that did not call shmem_finalize.
 void at_exit(int status, void*) {
@@ -37,8 +51,12 @@ void at_exit(int status, void*) {
     program->core.fail_world(fmt::format("exited with status {} without shmem_finalize", status));
     leave_process(status);
   }
-  initializations = 1;
-  finalize();
+  try {
+    initializations = 1;
+    finalize();
+  } catch (const std::exception& error) {  // such as the death of another PE
+    end_program("exit without shmem_finalize", error);
+  }
 }
 
 void print_banner(const Program& program, const Environment& environment) {
@@ -171,19 +189,20 @@ void Program::bad_context(shmem_ctx_t handle) const {
 }
 
 void initialize() {
+  require(forked_from < 0, Code::closed, "{}", why_not_running());
   const std::lock_guard lock(starting);
   if (initializations++ > 0) return;
   require(!was_finalized, Code::closed, "OpenSHMEM was finalized; it can start once in a program");
   running = start();
-  static const int registered = on_exit(at_exit, nullptr);
+  static const int registered =
+      on_exit(at_exit, nullptr) + pthread_atfork(nullptr, nullptr, in_child);
   (void)registered;
 }
 
 void finalize() {
+  require(forked_from < 0, Code::closed, "{}", why_not_running());
   const std::lock_guard lock(starting);
-  require(initializations > 0, Code::closed, "{}",
-          was_finalized ? "OpenSHMEM was finalized already"
-                        : "OpenSHMEM is not initialized; call shmem_init first");
+  require(initializations > 0, Code::closed, "{}", why_not_running());
   if (--initializations > 0) return;
   Program& ended = program();
   barrier(ended.all.team);
@@ -199,9 +218,7 @@ bool is_initialized() noexcept {
 
 Program& program() {
   Program* const found = running.load(std::memory_order_acquire);
-  require(found != nullptr, Code::closed, "{}",
-          was_finalized ? "OpenSHMEM was finalized already"
-                        : "OpenSHMEM is not initialized; call shmem_init first");
+  if (found == nullptr) fail(Code::closed, "{}", why_not_running());
   return *found;
 }
 

@@ -9,6 +9,7 @@
 #include "memory/host/segment.hpp"
 #include "world/fabric/connectivity_report.hpp"
 #include "world/fabric/fabric.hpp"
+#include "world/forks.hpp"
 #include "world/memory/memory.hpp"
 #include "world/rma/address_checks.hpp"
 #include "world/startup/open.hpp"
@@ -24,7 +25,7 @@ namespace {
 
 /// Shares the ownership of the world, which owns the team.
 Team predefined_team(const std::shared_ptr<WorldState>& state, PredefinedTeam which) {
-  require(state && state->is_open(), Code::closed, "the world is closed");
+  if (!state || !state->is_open()) fail(Code::closed, "{}", detail::why_closed(state.get()));
   return Team(std::shared_ptr<detail::TeamState>(state, &state->teams().predefined(which)));
 }
 
@@ -42,7 +43,10 @@ std::future<World> World::open_async(WorldOptions options) {
 }
 
 void World::close() {
-  if (state_) state_->close();
+  if (!state_) return;
+  if (detail::is_inherited(*state_))
+    fail(Code::closed, "close: {}", detail::why_closed(state_.get()));
+  state_->close();
 }
 
 void World::abort(const std::string& reason) const noexcept {
@@ -54,7 +58,7 @@ bool World::is_open() const noexcept {
 }
 
 WorldState& World::state() const {
-  require(state_ && state_->is_open(), Code::closed, "the world is closed");
+  if (!state_ || !state_->is_open()) fail(Code::closed, "{}", detail::why_closed(state_.get()));
   return *state_;
 }
 

@@ -2,12 +2,20 @@
 // Worlds whose PEs are processes: the same checks as with threads, over passed file descriptors.
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "checks/world/operations.hpp"
 #include "checks/world/waits.hpp"
+#include "shoal/collective.hpp"
 #include "support/process/process.hpp"
 
 namespace shoal::test {
@@ -72,6 +80,67 @@ TEST(WorldOfProcesses, WakesPesThatBlock) {
 // More PEs than the number of datagrams in a socket queue.
 TEST(WorldOfProcesses, OpensWithMorePesThanASocketQueues) {
   expect_success(run_pes(16, "open_and_close", {.env = environment("0")}));
+}
+
+/// Runs `body` in a child that this PE forks, then exits the child by exit(): its destructors and
+/// exit handlers run. Returns the child's exit status; -1 where a signal ended it.
+template <typename Body>
+int exit_status_of_child(const Body& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    int status = 0;
+    try {
+      body();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "child: %s\n", error.what());
+      status = 1;
+    }
+    std::exit(status);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+void require_fork_error(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    if (error.code() == Code::closed &&
+        std::string(error.what()).find("is a fork of PE") != std::string::npos)
+      return;
+    throw;
+  }
+  throw std::runtime_error("a call in a child returned");
+}
+
+SHOAL_PE_BODY(fork_children) {
+  World world = World::open({pe.settings, nullptr});
+  auto box = world.heap().allocate<std::uint64_t>(4);
+  barrier(world.team());
+  const Pe right = (world.my_pe() + 1) % world.n_pes();
+  const Team team = world.team();
+  EXPECT_EQ(0, exit_status_of_child([&] {
+              require_fork_error([&] { world.put_value(box.on(right)[0], std::uint64_t{7}); });
+              require_fork_error([&] { world.quiet(); });
+              require_fork_error([&] { barrier(team); });
+              require_fork_error([&] { (void)world.heap().malloc(64); });
+              require_fork_error([&] { (void)world.team(); });
+              require_fork_error([&] { world.close(); });
+              world.abort("a child");
+              box = {};
+              world = World();  // the last handle of the child but for `team`
+            }));
+  barrier(world.team());
+  EXPECT_EQ(box[0], 0u);
+  check_everything(world);
+  box = {};
+  world.close();
+}
+
+TEST(WorldOfProcesses, IsClosedInForkedChildren) {
+  for (const char* const node_size : {"0", "1"})
+    expect_success(run_pes(3, "fork_children", {.env = environment(node_size)}));
 }
 
 /// An independent program: it takes its options from the environment alone.

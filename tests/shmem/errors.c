@@ -68,6 +68,10 @@ int main(int argc, char** argv) {
     if (me == 0) exit(5);
     shmem_barrier_all();
   }
+  WHEN("exit_after_death") {
+    if (me == 0) _exit(6);
+    exit(0);
+  }
   WHEN("peer_died") {
     if (me == 0) _exit(6);
     shmem_int_wait_until(&word, SHMEM_CMP_NE, 0);

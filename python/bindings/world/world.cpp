@@ -83,10 +83,13 @@ void exit_world(World& world, nb::handle type, nb::handle value, nb::handle /*tr
   const bool failed = !type.is_none();
   const std::string reason = failed ? reason_of(type, value) : "";
   nb::gil_scoped_release released;
-  if (failed && world.is_open())
-    world.abort(reason);
-  else
+  if (failed && world.is_open()) return world.abort(reason);
+  try {
     close_world(world);
+  } catch (const Error& error) {
+    // A child that a PE has forked leaves the block, for example by SystemExit.
+    if (error.code() != Code::closed) throw;
+  }
 }
 
 /// The worlds of run_threads, which fail when Ctrl-C interrupts the thread that waits for them.

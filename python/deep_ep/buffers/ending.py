@@ -35,7 +35,11 @@ def close(buffer: Destroyable) -> bool:
 def warn_unless_destroyed(buffer: Destroyable) -> None:
     """For ``__del__``. A constructor sets ``explicitly_destroy`` last, so that there is no warning
     about a buffer whose constructor has raised."""
-    if getattr(buffer, "explicitly_destroy", False) and buffer.runtime is not None:
+    if (
+        getattr(buffer, "explicitly_destroy", False)
+        and buffer.runtime is not None
+        and buffer.runtime.is_available()  # not in a child that the rank has forked
+    ):
         print(
             f"WARNING: deep_ep.{type(buffer).__name__} was created with explicitly_destroy=True "
             "and released without destroy()",

@@ -12,6 +12,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "world/fabric/fabric.hpp"
+#include "world/forks.hpp"
 #include "world/memory/memory.hpp"
 #include "world/outcome.hpp"
 #include "world/startup/agreement.hpp"
@@ -67,7 +68,7 @@ void agree(WorldState& state, const HeapRequest& mine,
 }
 
 Memory& open_memory(const WorldState& state, const char* what) {
-  require(state.is_open(), Code::closed, "{}: the world is closed", what);
+  if (!state.is_open()) fail(Code::closed, "{}: {}", what, why_closed(&state));
   return state.memory();
 }
 

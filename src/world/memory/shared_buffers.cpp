@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "world/forks.hpp"
 #include "world/memory/memory.hpp"
 #include "world/outcome.hpp"
 #include "world/state.hpp"
@@ -318,7 +319,7 @@ std::byte* Sharing::address(Pe pe) const {
 
 /// The world's table, with the GPU's context current.
 SharedBufferTable& open_table(const WorldState& state) {
-  require(state.is_open(), Code::closed, "share_buffer: the world is closed");
+  if (!state.is_open()) fail(Code::closed, "share_buffer: {}", why_closed(&state));
   Memory& memory = state.memory();
   require(memory.heap_on_gpu(), Code::unsupported,
           "share_buffer: the symmetric heap is on the host; buffers are shared between GPUs, where "

@@ -15,6 +15,7 @@
 #include "topology/cores.hpp"
 #include "world/device_side.hpp"
 #include "world/fabric/fabric.hpp"
+#include "world/forks.hpp"
 #include "world/health/health.hpp"
 #include "world/memory/memory.hpp"
 #include "world/record/files.hpp"
@@ -121,6 +122,7 @@ std::shared_ptr<WorldState> Opening::run() {
         if (step.when == When::network) run(step);
   }
   state_->open_ = true;
+  close_in_children(state_, state_->open_, placement_.my_pe);
   log_summary(placement_, memory_, fabric_, settings_);
   return std::move(state_);
 }

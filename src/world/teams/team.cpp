@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "base/check.hpp"
+#include "world/forks.hpp"
 #include "world/startup/agreement.hpp"
 #include "world/state.hpp"
 #include "world/teams/teams.hpp"
@@ -217,8 +218,11 @@ std::int32_t Team::index() const noexcept {
 TeamState& Team::state() const {
   require(state_ != nullptr, Code::invalid_argument, "this team is invalid: this PE is not in it");
   require(!state_->destroyed, Code::closed, "team {} was destroyed", state_->index);
-  require(state_->world->is_open(), Code::closed, "team {} belongs to a world that is closed",
-          state_->index);
+  if (!state_->world->is_open()) {
+    const detail::WorldState& world = *state_->world;
+    require(!detail::is_inherited(world), Code::closed, "{}", detail::why_closed(&world));
+    fail(Code::closed, "team {} belongs to a world that is closed", state_->index);
+  }
   return *state_;
 }
 
