@@ -23,10 +23,10 @@
 // with the program's streams: wait for your kernels before putting what they wrote. A PE's thread
 // may use other GPUs between calls; every call that needs the PE's GPU makes it current.
 //
-// Children. A process that a PE forks is no PE. It may exec, use its own copy of ordinary memory and
-// exit, by any of exit, _exit and a return from main. In it, every call on the PE's worlds, teams
-// and groups throws Error{closed}, and destructors release nothing and send nothing. The parent and
-// the other PEs are not affected. Symmetric memory is shared with the parent: do not write to it.
+// Children. A process that a PE forks is no PE. It may exec, use its own copy of ordinary memory,
+// and exit. Every call on the worlds, teams and groups of the PE throws Error{closed} there, and
+// destructors release nothing and send nothing. The parent and the other PEs are not affected.
+// Symmetric memory is shared with the parent: do not write to it.
 //
 // Failure. Every call throws Error{invalid_argument} for a PE or range that does not exist, stating
 // it and the allowed range; Error{unsupported} when no transport of that pair of PEs can do it;
