@@ -582,8 +582,7 @@ TEST(SharedQueueFailure, TheFirstCauseStays) {
   const Failure flushed{.cause = Cause::nic, .syndrome = mlx5::Syndrome::flushed};
   const Failure late{.cause = Cause::timeout, .step = Step::room};
   const auto cause = [&] { return gda::encode(gda::failure_of(queue, platform)); };
-  gda::end(queue, flushed, platform);
-  gda::end(queue, late, platform);
+  for (const Failure& next : {flushed, late}) gda::end(queue, next, platform);
   EXPECT_EQ(cause(), gda::encode(flushed));
   gda::end(queue, wrong, platform);
   EXPECT_EQ(cause(), gda::encode(wrong));
