@@ -121,10 +121,11 @@ std::vector<SettingInfo> world_rows() {
              "Teams that may exist at once, predefined ones included.", 8, 65'536),
       number("SHOAL_TIMEOUT_MS", "", scope, &S::timeout,
              "Longest wait for another PE. After it the wait fails with a report.", 1, kOneDayMs),
-      number("SHOAL_WARN_AFTER_MS", "", scope, &S::warn_after,
-             "A wait for another PE that takes longer is reported once in the log, and goes on. For "
-             "OpenSHMEM and NVSHMEM programs, whose waits have no deadline.",
-             1, kOneDayMs),
+      number(
+          "SHOAL_WARN_AFTER_MS", "", scope, &S::warn_after,
+          "A wait for another PE that takes longer is reported once in the log, and goes on. For "
+          "OpenSHMEM and NVSHMEM programs, whose waits have no deadline.",
+          1, kOneDayMs),
       number(
           "SHOAL_SPIN", "", scope, &S::spin,
           "Polls before a waiting thread yields its core or blocks. PEs that share a core divide "

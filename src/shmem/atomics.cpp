@@ -65,22 +65,22 @@ void update(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int p
 // A routine and its form with a context. PARAMETERS are those between the context and the PE, with
 // a comma at the end; ARGUMENTS follow the PE in the call of atomic.
 #define UNPACK(...) __VA_ARGS__
-#define DEFINE_FETCHING(TYPE, NAME, OP, DEST, PARAMETERS, ARGUMENTS)                           \
-  SHMEM_DEFINE(TYPE, NAME, (UNPACK PARAMETERS int pe)) {                                       \
-    return atomic<TYPE>("shmem_" #NAME, AtomicOp::OP, SHMEM_CTX_DEFAULT, DEST,                 \
-                        pe UNPACK ARGUMENTS);                                                  \
-  }                                                                                            \
-  SHMEM_DEFINE(TYPE, ctx_##NAME, (shmem_ctx_t ctx, UNPACK PARAMETERS int pe)) {                \
-    return atomic<TYPE>("shmem_ctx_" #NAME, AtomicOp::OP, ctx, DEST, pe UNPACK ARGUMENTS);     \
-  }                                                                                            \
-  SHMEM_DEFINE(void, NAME##_nbi, (TYPE * fetch, UNPACK PARAMETERS int pe)) {                   \
-    atomic_nbi<TYPE>("shmem_" #NAME "_nbi", fetch, AtomicOp::OP, SHMEM_CTX_DEFAULT, DEST,      \
-                     pe UNPACK ARGUMENTS);                                                     \
-  }                                                                                            \
-  SHMEM_DEFINE(void, ctx_##NAME##_nbi,                                                         \
-               (shmem_ctx_t ctx, TYPE * fetch, UNPACK PARAMETERS int pe)) {                    \
-    atomic_nbi<TYPE>("shmem_ctx_" #NAME "_nbi", fetch, AtomicOp::OP, ctx, DEST,                \
-                     pe UNPACK ARGUMENTS);                                                     \
+#define DEFINE_FETCHING(TYPE, NAME, OP, DEST, PARAMETERS, ARGUMENTS)                       \
+  SHMEM_DEFINE(TYPE, NAME, (UNPACK PARAMETERS int pe)) {                                   \
+    return atomic<TYPE>("shmem_" #NAME, AtomicOp::OP, SHMEM_CTX_DEFAULT, DEST,             \
+                        pe UNPACK ARGUMENTS);                                              \
+  }                                                                                        \
+  SHMEM_DEFINE(TYPE, ctx_##NAME, (shmem_ctx_t ctx, UNPACK PARAMETERS int pe)) {            \
+    return atomic<TYPE>("shmem_ctx_" #NAME, AtomicOp::OP, ctx, DEST, pe UNPACK ARGUMENTS); \
+  }                                                                                        \
+  SHMEM_DEFINE(void, NAME##_nbi, (TYPE * fetch, UNPACK PARAMETERS int pe)) {               \
+    atomic_nbi<TYPE>("shmem_" #NAME "_nbi", fetch, AtomicOp::OP, SHMEM_CTX_DEFAULT, DEST,  \
+                     pe UNPACK ARGUMENTS);                                                 \
+  }                                                                                        \
+  SHMEM_DEFINE(void, ctx_##NAME##_nbi,                                                     \
+               (shmem_ctx_t ctx, TYPE * fetch, UNPACK PARAMETERS int pe)) {                \
+    atomic_nbi<TYPE>("shmem_ctx_" #NAME "_nbi", fetch, AtomicOp::OP, ctx, DEST,            \
+                     pe UNPACK ARGUMENTS);                                                 \
   }
 #define DEFINE_SILENT(TYPE, NAME, OP, PARAMETERS, ARGUMENTS)                                  \
   SHMEM_DEFINE(void, NAME, (UNPACK PARAMETERS int pe)) {                                      \

@@ -98,7 +98,8 @@ class Handles {
   }
   void grow() {
     const std::size_t before = slots_.load(), chunk = place(before).first;
-    require(chunk < chunks_.size(), Code::exhausted, "{} handles exist; allowed: {}", before, before);
+    require(chunk < chunks_.size(), Code::exhausted, "{} handles exist; allowed: {}", before,
+            before);
     const std::size_t count = kChunk << chunk;
     chunks_[chunk] = new Slot[count];
     for (std::size_t i = count; i > 0; --i) free_.push_back(before + i - 1);

@@ -45,7 +45,8 @@ SHMEM_DEFINE(int, init_thread, (int requested, int* provided)) {
 }
 
 SHMEM_DEFINE(void, query_thread, (int* provided)) {
-  guarded("shmem_query_thread", [&](Program&) { result("provided", provided) = SHMEM_THREAD_MULTIPLE; });
+  guarded("shmem_query_thread",
+          [&](Program&) { result("provided", provided) = SHMEM_THREAD_MULTIPLE; });
 }
 
 SHMEM_DEFINE(void, query_initialized, (int* initialized)) {
@@ -102,9 +103,8 @@ SHMEM_DEFINE(void, info_get_version, (int* major, int* minor)) {
 }
 
 SHMEM_DEFINE(void, info_get_name, (char* name)) {
-  starting("shmem_info_get_name", [&] {
-    std::strncpy(&result("name", name), SHMEM_VENDOR_STRING, SHMEM_MAX_NAME_LEN);
-  });
+  starting("shmem_info_get_name",
+           [&] { std::strncpy(&result("name", name), SHMEM_VENDOR_STRING, SHMEM_MAX_NAME_LEN); });
 }
 
 SHMEM_DEFINE(void, pcontrol, (int, ...)) {}

@@ -76,8 +76,8 @@ class Program {
   detail::WorldState& core;  ///< of the world
   const Pe me;
   const Pe n_pes;
-  shoal_shmem_team all;     ///< SHMEM_TEAM_WORLD
-  shoal_shmem_team shared;  ///< SHMEM_TEAM_SHARED
+  shoal_shmem_team all;                            ///< SHMEM_TEAM_WORLD
+  shoal_shmem_team shared;                         ///< SHMEM_TEAM_SHARED
   Handles<shoal_shmem_team, shmem_team_t> teams;   ///< that the program made
   Handles<shoal_shmem_ctx, shmem_ctx_t> contexts;  ///< the same
   Statics statics;

@@ -88,10 +88,11 @@ void WorldState::warn_of(Pe awaited, Clock::duration waited) const noexcept {
       others += "; " + describe_progress(pe);
       ++named;
     }
-    log::warn("PE {} of {} has waited for {} s and goes on: {}{}; Settings: SHOAL_WARN_AFTER_MS, "
-              "SHOAL_TIMEOUT_MS.",
-              my_pe(), n_pes(), std::chrono::duration_cast<std::chrono::seconds>(waited).count(),
-              describe_progress(my_pe()), others);
+    log::warn(
+        "PE {} of {} has waited for {} s and goes on: {}{}; Settings: SHOAL_WARN_AFTER_MS, "
+        "SHOAL_TIMEOUT_MS.",
+        my_pe(), n_pes(), std::chrono::duration_cast<std::chrono::seconds>(waited).count(),
+        describe_progress(my_pe()), others);
   } catch (const std::exception&) {  // no memory for a message
   }
 }

@@ -24,7 +24,6 @@ const std::map<std::string, void (*)()> mistakes = {
     {"stride", [] { nvshmem_int_iput(words, words, 0, 1, 4, 1); }},
     {"sig_op", [] { nvshmem_putmem_signal(words, words, 4, flag, 1, 7, 1); }},
     {"cmp", [] { nvshmemx_signal_wait_until_on_stream(flag, 6, 1, nullptr); }},
-    {"align", [] { nvshmem_align(24, 100); }},
     {"free", [] { nvshmem_free(&on_the_stack); }},
     {"team", [] { nvshmem_barrier(NVSHMEM_TEAM_INVALID); }},
     {"split_overlap",

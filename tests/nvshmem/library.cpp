@@ -38,6 +38,7 @@ int main() {
   for (int i = 0; i < 1000; ++i) CHECK(words[i] == 0);
   void* const aligned = nvshmem_align(4096, 100);
   CHECK(reinterpret_cast<uintptr_t>(aligned) % 4096 == 0);
+  CHECK(nvshmem_align(24, 100) == nullptr && nvshmem_align(1, 8) != nullptr);
   CHECK(nvshmem_addr_accessible(words, 0) == 1 && nvshmem_addr_accessible(&major, 0) == 0);
   CHECK(nvshmem_ptr(words, me) == words && nvshmem_ptr(&major, me) == nullptr);
   CHECK(nvshmemx_mc_ptr(NVSHMEM_TEAM_WORLD, words) == nullptr);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts: creation with each option, operations, sessions.
 #include <shmem.h>
+#include <sys/resource.h>
 
 #include "check.h"
 
@@ -50,6 +51,16 @@ int main(void) {
   CHECK(shmem_team_create_ctx(team, 0, &ctx) == 0);
   shmem_ctx_long_atomic_add(ctx, &words[0], 1, next);
   shmem_team_destroy(team);
+  // Destroyed contexts take no memory.
+  struct rusage before, after;
+  CHECK(getrusage(RUSAGE_SELF, &before) == 0);
+  for (int i = 0; i < 300000; ++i) {
+    shmem_ctx_t ctx;
+    CHECK(shmem_ctx_create(0, &ctx) == 0);
+    shmem_ctx_destroy(ctx);
+  }
+  CHECK(getrusage(RUSAGE_SELF, &after) == 0);
+  CHECK(after.ru_maxrss - before.ru_maxrss < 16 << 10);  // KiB
   shmem_finalize();
   return 0;
 }

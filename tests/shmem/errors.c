@@ -27,13 +27,11 @@ int main(int argc, char** argv) {
   WHEN("cmp") shmem_int_wait_until(&word, 6, 0);
   WHEN("sig_op") shmem_putmem_signal(block, block, 4, (uint64_t*)(void*)(block + 2), 1, 7, 0);
   WHEN("stride") shmem_int_iput(block, block, 0, 1, 2, 0);
-  WHEN("align") shmem_align(24, 8);
   WHEN("free") shmem_free(&on_stack);
   WHEN("double_free") {
     shmem_free(block);
     shmem_free(block);
   }
-  WHEN("hints") shmem_malloc_with_hints(8, 1 << 20);
   WHEN("thread_level") shmem_init_thread(9, &on_stack);
   WHEN("team") shmem_team_sync(SHMEM_TEAM_INVALID);
   WHEN("destroyed_team") {
@@ -50,6 +48,14 @@ int main(int argc, char** argv) {
     shmem_ctx_destroy(ctx);
     shmem_ctx_int_p(ctx, &word, 1, 0);
   }
+  WHEN("garbage_ctx") shmem_ctx_int_p((shmem_ctx_t)(uintptr_t)0x7123456789, &word, 1, 0);
+  WHEN("garbage_team") shmem_team_sync((shmem_team_t)(uintptr_t)0x7123456789);
+  WHEN("null_ctx") shmem_ctx_create(0, NULL);
+  WHEN("null_team") shmem_team_split_strided(SHMEM_TEAM_WORLD, 0, 1, n, NULL, 0, NULL);
+  WHEN("null_indices") shmem_int_test_some(&word, 1, NULL, NULL, SHMEM_CMP_EQ, 0);
+  WHEN("null_fetch") shmem_int_atomic_fetch_nbi(NULL, &word, 0);
+  WHEN("null_level") shmem_query_thread(NULL);
+  WHEN("null_name") shmem_info_get_name(NULL);
   WHEN("ctx_team") {
     shmem_team_split_strided(SHMEM_TEAM_WORLD, 0, 1, 1, NULL, 0, &team);
     if (me == 0) {
@@ -60,6 +66,12 @@ int main(int argc, char** argv) {
   }
   WHEN("root") shmem_int_broadcast(SHMEM_TEAM_WORLD, block, &word, 1, n);
   WHEN("overlap") shmem_int_fcollect(SHMEM_TEAM_WORLD, block, block + 1, 1);
+  WHEN("collect_overlap") shmem_int_collect(SHMEM_TEAM_WORLD, block, block + 1, 1);
+  WHEN("scan_overlap") shmem_int_sum_inscan(SHMEM_TEAM_WORLD, block, block + 1, 2);
+  WHEN("late_pe") {
+    if (me == 0) sleep(2);
+    shmem_barrier_all();
+  }
   WHEN("mismatch") shmem_int_sum_reduce(SHMEM_TEAM_WORLD, block, block, me == 0 ? 1 : 2);
   WHEN("heap_mismatch") shmem_malloc(me == 0 ? 100 : 2000);
   WHEN("active_set") shmem_barrier(0, 1, n, &lock);

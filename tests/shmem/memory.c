@@ -20,11 +20,13 @@ int main(void) {
   shmem_free(block);
   long* zeros = shmem_calloc(1000, sizeof(long));  // most likely the same place
   for (int i = 0; i < 1000; ++i) CHECK(zeros[i] == 0);
-  for (size_t alignment = sizeof(void*); alignment <= (size_t)1 << 21; alignment *= 2) {
+  for (size_t alignment = 1; alignment <= (size_t)1 << 21; alignment *= 2) {
     char* aligned = shmem_align(alignment, 3);
     CHECK(aligned != NULL && (uintptr_t)aligned % alignment == 0);
     shmem_free(aligned);
   }
+  CHECK(shmem_align(63, 8) == NULL && shmem_align((size_t)1 << 22, 8) == NULL);
+  shmem_free(shmem_malloc_with_hints(8, 1 << 20));
   long* hinted =
       shmem_malloc_with_hints(8, SHMEM_MALLOC_ATOMICS_REMOTE | SHMEM_MALLOC_SIGNAL_REMOTE);
   CHECK(hinted != NULL && shmem_malloc_with_hints(0, 0) == NULL);
