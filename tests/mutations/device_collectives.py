@@ -32,8 +32,8 @@ MUTATIONS = [
     (
         "a packet is taken before it has come",
         "packets.cuh",
-        "all = all && epochs[i] == epoch",
-        "all = true",
+        "missing |= epochs[i] == epoch ? 0 : 1U << i",
+        "missing |= 0",
     ),
     (
         "a broadcast waits for its root alone",

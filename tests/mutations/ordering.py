@@ -59,8 +59,8 @@ MUTATIONS = [
     (
         "quiet of a private context leaves out gets",
         "src/shmem/rma.cpp",
-        "ctx->fetches |= !program.is_mapped(from.pe);",
-        "ctx->fetches |= program.is_mapped(from.pe);",
+        "context.fetches |= !program.is_mapped(from.pe);",
+        "context.fetches |= program.is_mapped(from.pe);",
     ),
     (
         "quiet of a private context waits for no get",
