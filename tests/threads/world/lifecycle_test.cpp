@@ -181,7 +181,7 @@ TEST(WorldOpen, ComparesWhatMustBeEqual) {
       {[](Settings& settings) { settings.symmetric_size *= 2; },
        "SHOAL_SYMMETRIC_SIZE, which must be the same on all: PE 0, 2: 8388608; PE 1: 16777216"},
       {[](Settings& settings) { settings.max_teams = 99; },
-       "SHOAL_MAX_TEAMS, which must be the same on all: PE 0, 2: 128; PE 1: 99"},
+       "SHOAL_MAX_TEAMS, which must be the same on all: PE 0, 2: 512; PE 1: 99"},
       {[](Settings& settings) { settings.node_size = 1; },
        "SHOAL_NODE_SIZE, which must be the same on all: PE 0, 2: 0; PE 1: 1"},
       {[](Settings& settings) { settings.transport_inside = "ofi"; },
