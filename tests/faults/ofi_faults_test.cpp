@@ -224,7 +224,7 @@ void stop_in_the_middle_of_a_read(Environment chosen, const std::string& reads) 
 
 TEST(OfiStoppedPeer, StopsInTheMiddleOfARead) {
   SHOAL_SKIP_WITHOUT_OFI();
-  stop_in_the_middle_of_a_read(environment("500"), "1 reads are in flight");
+  stop_in_the_middle_of_a_read(environment("2000"), "1 reads are in flight");
 }
 
 class GivenUp : public testing::TestWithParam<const char*> {};
@@ -238,7 +238,7 @@ void give_up_a_call(const Environment& chosen, const char* call) {
 
 TEST_P(GivenUp, LeavesLocalMemoryAlone) {
   SHOAL_SKIP_WITHOUT_OFI();
-  give_up_a_call(environment("700"), GetParam());
+  give_up_a_call(environment("2000"), GetParam());
 }
 
 // An emulated NIC stops with its process: without a limit of retries it looks like a slow one.
@@ -249,7 +249,7 @@ Environment patient_environment(const char* timeout_ms) {
 }
 
 TEST_P(GivenUpOverVerbs, LeavesLocalMemoryAlone) {
-  give_up_a_call(patient_environment("700"), GetParam());
+  give_up_a_call(patient_environment("2000"), GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, GivenUp, testing::Values("put", "get"), name_of_operation);
@@ -261,7 +261,7 @@ TEST_F(WithVerbs, AStoppedPeerTimesOut) {
 
 // 192 reads of 256 KiB, one after the other: the whole takes 2 s.
 TEST_F(WithVerbs, APeerStopsInTheMiddleOfARead) {
-  Environment chosen = patient_environment("500");
+  Environment chosen = patient_environment("2000");
   chosen["SHOAL_EMULATOR_MAX_RD_ATOMIC"] = "1";
   chosen["SHOAL_EMULATOR_DELAY_US"] = "5000";
   stop_in_the_middle_of_a_read(chosen, " reads are in flight");
