@@ -31,7 +31,7 @@ void check(cudaError_t result, const char* what) {
   std::_Exit(1);
 }
 
-enum class Operation { put, put_signal, signal_and_wait, barrier, reduce };
+enum class Operation { p, put, put_signal, signal_and_wait, barrier, reduce };
 
 struct Loop {
   std::byte* source;
@@ -50,6 +50,9 @@ template <Operation op>
 __global__ void __launch_bounds__(kMostThreads) nvshmem_loop(const __grid_constant__ Loop loop) {
   for (unsigned i = 0; i < kRepeats; ++i) {
     [[maybe_unused]] const std::uint64_t number = loop.first + i + 1;
+    if constexpr (op == Operation::p)
+      nvshmem_int_p(reinterpret_cast<int*>(loop.target) + threadIdx.x, static_cast<int>(i),
+                    loop.next);
     if constexpr (op == Operation::put)
       nvshmemx_putmem_block(loop.target, loop.source, loop.bytes, loop.next);
     if constexpr (op == Operation::put_signal)
@@ -75,6 +78,9 @@ __global__ void __launch_bounds__(kMostThreads)
   constexpr device::Block block;
   for (unsigned i = 0; i < kRepeats; ++i) {
     [[maybe_unused]] const std::uint64_t number = loop.first + i + 1;
+    if constexpr (op == Operation::p)
+      device::put_value(world, reinterpret_cast<int*>(loop.target) + threadIdx.x,
+                        static_cast<int>(i), loop.next);
     if constexpr (op == Operation::put)
       device::put_bytes(block, world, loop.target, loop.source, loop.bytes, loop.next);
     if constexpr (op == Operation::put_signal)
@@ -117,6 +123,8 @@ class Bench {
   void run() {
     if (nvshmem_my_pe() == 0)
       std::printf("%-28s %8s %10s %10s %6s\n", "operation", "bytes", "nvshmem.h", "Shoal", "ratio");
+    in_kernels<Operation::p>("p, thread", sizeof(int), 1);
+    in_kernels<Operation::p>("p, 512 threads", sizeof(int), 512);
     for (const std::size_t bytes : {std::size_t{8}, std::size_t{4096}, std::size_t{65536}})
       in_kernels<Operation::put>("put, block", bytes, 512);
     for (const std::size_t bytes : {std::size_t{8}, std::size_t{4096}})

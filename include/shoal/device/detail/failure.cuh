@@ -11,11 +11,28 @@
 #include <shoal/device/scope.cuh>
 #include <shoal/device/types.hpp>
 
+// Relocatable device code (nvcc -rdc=true): a function that is not inlined may be compiled apart from
+// its kernel, without its launch bounds, and has to fit into the 64 registers of a kernel of 1024
+// threads. Slow paths are then cut into parts that take the world, requests and reports by
+// reference. Elsewhere that costs the fast path: the caller prepares these in memory before it
+// knows whether they are needed, which made `p` up to twice as slow.
+#ifdef __CUDACC_RDC__
+#define SHOAL_DEVICE_APART __noinline__
+#else
+#define SHOAL_DEVICE_APART
+#endif
+
 namespace shoal::device::detail {
 
+#ifdef __CUDACC_RDC__
+using PassedReport = FailureReport&;
+#else
+using PassedReport = FailureReport;
+#endif
+
 /// Writes `report` unless an earlier one has not been taken yet, and fills in the thread. Not
-/// inlined, and by reference: it would cost the caller registers.
-__device__ __noinline__ inline void record(const World& world, FailureReport& report) {
+/// inlined: it would cost the caller registers.
+__device__ __noinline__ inline void record(const World& world, PassedReport report) {
   FailureReport* const to = world.failure;
   if (atomicCAS_system(&to->state, static_cast<unsigned>(FailureReport::empty),
                        static_cast<unsigned>(FailureReport::filling)) != FailureReport::empty)
@@ -27,6 +44,7 @@ __device__ __noinline__ inline void record(const World& world, FailureReport& re
   report.thread[0] = threadIdx.x;
   report.thread[1] = threadIdx.y;
   report.thread[2] = threadIdx.z;
+#ifdef __CUDACC_RDC__
   // Word by word: a copy of the whole report would take 20 registers.
   constexpr std::size_t kWord = sizeof(std::uint64_t);
   static_assert(sizeof report % kWord == 0);
@@ -34,6 +52,9 @@ __device__ __noinline__ inline void record(const World& world, FailureReport& re
   for (std::size_t at = 0; at < sizeof report; at += kWord)
     memcpy(__builtin_assume_aligned(reinterpret_cast<char*>(to) + at, kWord),
            __builtin_assume_aligned(reinterpret_cast<const char*>(&report) + at, kWord), kWord);
+#else
+  *to = report;
+#endif
   ptx::st_release_sys(&to->state, FailureReport::complete);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // proxied.cuh: requests to the proxy.
 //
-// The functions that are not inlined take requests and the world by reference: a caller that keeps
-// neither in registers needs few of them.
+// SHOAL_DEVICE_APART (failure.cuh): these take requests and the world by reference, because a caller
+// that keeps neither in registers needs few of them.
 #pragma once
 
 #include <cstddef>
@@ -19,17 +19,21 @@ namespace shoal::device::detail {
 using ProxyProducer = proxy::Producer<GpuPlatform>;
 
 /// Whether the proxy can serve [local, local + bytes) of `pe`; reports where it cannot.
-__device__ __noinline__ inline bool proxied(const World& world, const void* local,
-                                            std::size_t bytes, Pe pe) {
+__device__ SHOAL_DEVICE_APART inline bool proxied(const World& world, const void* local,
+                                                  std::size_t bytes, Pe pe) {
   if (world.proxy != nullptr && exists(world, heap_offset(world, local), bytes, pe)) return true;
+#ifdef __CUDACC_RDC__
   report_range(world, local, bytes, pe);
+#else
+  report_unreached(world, local, bytes, pe);
+#endif
   return false;
 }
 
 /// Reports how a post or wait failed: the first cause of the ring where that has failed.
-__device__ __noinline__ inline void report_outcome(const World& world,
-                                                   const proxy::Request& request,
-                                                   proxy::Outcome outcome) {
+__device__ SHOAL_DEVICE_APART inline void report_outcome(const World& world,
+                                                         const proxy::Request& request,
+                                                         proxy::Outcome outcome) {
   const proxy::Control& control = *world.proxy->control;
   const bool failed = outcome == proxy::Outcome::failed;
   FailureReport report{};
@@ -55,8 +59,8 @@ __device__ inline bool check_outcome(const World& world, const proxy::Request& r
 }
 
 /// Posts the request; with `complete`, waits until it is complete.
-__device__ __noinline__ inline bool post(const World& world, const proxy::Request& request,
-                                         bool complete) {
+__device__ SHOAL_DEVICE_APART inline bool post(const World& world, const proxy::Request& request,
+                                               bool complete) {
   proxy::Ticket ticket = 0;
   proxy::Outcome outcome = ProxyProducer::post(*world.proxy, request, ticket);
   if (outcome == proxy::Outcome::ok && complete)
@@ -72,8 +76,8 @@ __device__ inline void add_signal(proxy::Request& request, const World& world,
 }
 
 /// Posts an atomic and waits for the value before, which stays 0 after a failure.
-__device__ __noinline__ inline std::uint64_t post_for_value(const World& world,
-                                                            const proxy::Request& request) {
+__device__ SHOAL_DEVICE_APART inline std::uint64_t post_for_value(const World& world,
+                                                                  const proxy::Request& request) {
   proxy::Ticket ticket = 0;
   std::uint64_t before = 0;
   proxy::Outcome outcome = ProxyProducer::post(*world.proxy, request, ticket);
@@ -84,7 +88,7 @@ __device__ __noinline__ inline std::uint64_t post_for_value(const World& world,
 }
 
 /// Waits for what kernels of this PE have posted to the proxy.
-__device__ __noinline__ inline bool drain_proxy(const World& world) {
+__device__ SHOAL_DEVICE_APART inline bool drain_proxy(const World& world) {
   proxy::Request request{};
   request.kind = proxy::Kind::fence;
   const proxy::Ticket ticket = ProxyProducer::quiet_ticket(*world.proxy);

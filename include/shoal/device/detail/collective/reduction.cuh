@@ -65,7 +65,7 @@ struct Accumulated {
 template <typename T, typename Crew>
 struct InFlight {
   static constexpr bool kOwn = Crew::kOwnKernel, kBytes = sizeof(T) == 1;
-  static constexpr int kPackets = kOwn ? 4 : sizeof(T) < 3 ? static_cast<int>(sizeof(T)) : 3;
+  static constexpr int kPackets = kOwn ? 4 : sizeof(T) == 1 ? 1 : sizeof(T) == 4 ? 3 : 2;
   static constexpr int kUnits = kOwn ? 4 : 1;
   static constexpr int kPes = kOwn || kBytes ? 2 : 4;
   static constexpr int kUnrolled = kOwn ? 4 : 1;  // loops over PEs
