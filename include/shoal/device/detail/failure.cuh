@@ -11,9 +11,9 @@
 #include <shoal/device/scope.cuh>
 #include <shoal/device/types.hpp>
 
-// Relocatable device code (nvcc -rdc=true): a function that is not inlined may be compiled apart from
-// its kernel, without its launch bounds, and has to fit into the 64 registers of a kernel of 1024
-// threads. Slow paths are then cut into parts that take the world, requests and reports by
+// Relocatable device code (nvcc -rdc=true): a function that is not inlined may be compiled apart
+// from its kernel, without its launch bounds, and has to fit into the 64 registers of a kernel of
+// 1024 threads. Slow paths are then cut into parts that take the world, requests and reports by
 // reference. Elsewhere that costs the fast path: the caller prepares these in memory before it
 // knows whether they are needed, which made `p` up to twice as slow.
 #ifdef __CUDACC_RDC__

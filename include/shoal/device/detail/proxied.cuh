@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // proxied.cuh: requests to the proxy.
 //
-// SHOAL_DEVICE_APART (failure.cuh): these take requests and the world by reference, because a caller
-// that keeps neither in registers needs few of them.
+// SHOAL_DEVICE_APART (failure.cuh): these take requests and the world by reference, because a
+// caller that keeps neither in registers needs few of them.
 #pragma once
 
 #include <cstddef>
