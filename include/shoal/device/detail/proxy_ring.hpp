@@ -136,7 +136,7 @@ struct Producer {
     constexpr int kPollsPerCheck = 32;  // reading the state costs as much as a poll
     std::uint64_t start = 0;
     for (bool last = false;;) {
-#ifdef __CUDACC_RDC__  // fewer registers (failure.cuh)
+#if defined(__CUDA_ARCH__) && defined(__CUDACC_RDC__)  // fewer registers (failure.cuh)
 #pragma unroll 1
 #endif
       for (int i = 0; i < kPollsPerCheck; ++i) {
