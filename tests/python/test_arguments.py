@@ -259,6 +259,7 @@ NUMBERS = np.ones(2, np.int64)
         (lambda w, a: shoal.all_to_all(w, a, a), TEAM),
         (lambda w, a: shoal.barrier(w), TEAM),
         (lambda w, a: shoal.sync(w), TEAM),
+        (lambda w, a: shoal.sync(shoal.Team.__new__(shoal.Team)), "sync: team is an object of __n"),
         (lambda w, a: shoal.run_threads(print, 2), "run_threads: n_pes=<built-in function print>"),
         (lambda w, a: shoal.run_threads(1, 2), "run_threads: body=2 has the wrong type, int"),
     ],
