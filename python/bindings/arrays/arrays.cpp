@@ -349,8 +349,8 @@ Input writable_input(nb::handle array, const char* what, std::optional<DataType>
   return result;
 }
 
-Input optional_input(nb::handle array, const char* what) {
-  return array.is_none() ? Input{} : input(array, what);
+Input optional_input(nb::handle array, const char* what, std::optional<DataType> dtype) {
+  return array.is_none() ? Input{} : input(array, what, dtype);
 }
 
 bool plain_view(TensorView& view, const nb::dlpack::dltensor& from, DataType dtype,

@@ -62,7 +62,7 @@ Input input(nb::handle array, const char* what, std::optional<DataType> dtype = 
 /// Error{invalid_argument} also for a read-only array.
 Input writable_input(nb::handle array, const char* what, std::optional<DataType> dtype = {});
 /// input(); an undefined view for None.
-Input optional_input(nb::handle array, const char* what);
+Input optional_input(nb::handle array, const char* what, std::optional<DataType> dtype = {});
 
 /// The element type in DLPack.
 nb::dlpack::dtype dlpack_type(DataType dtype);
@@ -77,7 +77,7 @@ class Inputs {
  public:
   /// `dtype`: as for input().
   TensorView read(nb::handle array, const char* what, std::optional<DataType> dtype = {}) {
-    return keep(array.is_none() ? Input{} : input(array, what, dtype));
+    return keep(optional_input(array, what, dtype));
   }
   TensorView write(nb::handle array, const char* what, std::optional<DataType> dtype = {}) {
     return keep(writable_input(array, what, dtype));

@@ -135,7 +135,6 @@ void signal(const World& world, nb::handle flag, std::int64_t value, const std::
 /// the index in range.
 const std::int64_t* variable_of(const char* call, nb::handle given, std::int64_t index) {
   const SymmetricArray& array = symmetric_from(call, "array", given);
-  check_alive(array);
   require(array.local.dtype == DataType::int64, Code::invalid_argument,
           "waits are for int64 arrays, got {}", array.local.describe());
   require(index >= 0 && index < array.local.size(), Code::invalid_argument, "index {} of {}", index,
