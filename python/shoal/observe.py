@@ -502,7 +502,8 @@ def serve(port=9465, host="127.0.0.1"):
 
 
 def _own_file(name, flags):
-    """Of open(): another user may have put a link at a name that is known in advance."""
+    """An opener for open() that follows no link: names are known in advance, and another user may
+    have put one there."""
     return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
 

@@ -39,6 +39,19 @@ void check_scales(const GroupState& group, const ExpandOptions& options) {
       options.out.shape[0]);
 }
 
+/// Requires the caller's numbers of the first `slots` top-k slots to lie in `out`: those of another
+/// layout may not.
+void check_numbers(const ExpandOptions& options, std::int64_t slots) {
+  const std::int64_t copies = options.out.shape[0], top_k = options.topk_rows.shape[1];
+  for (std::int64_t i = 0; i < slots; ++i) {
+    const std::int32_t copy = options.topk_rows.as<std::int32_t>()[i];
+    require(copy >= -1 && copy < copies, Code::invalid_argument,
+            "expand: ExpandOptions.topk_rows[{}, {}] is {}; allowed with numbered: -1 to {}, the "
+            "rows of out",
+            i / top_k, i % top_k, copy, copies - 1);
+  }
+}
+
 }  // namespace
 
 void check_expand(const GroupState& group, const ExpandOptions& options) {
@@ -78,23 +91,6 @@ void check_expand(const GroupState& group, const ExpandOptions& options) {
   }
   check_scales(group, options);
 }
-
-namespace {
-
-/// Of a call with `numbered`, for the first `slots` top-k slots: another layout may have more
-/// copies.
-void check_numbers(const ExpandOptions& options, std::int64_t slots) {
-  const std::int64_t copies = options.out.shape[0], top_k = options.topk_rows.shape[1];
-  for (std::int64_t i = 0; i < slots; ++i) {
-    const std::int32_t copy = options.topk_rows.as<std::int32_t>()[i];
-    require(copy >= -1 && copy < copies, Code::invalid_argument,
-            "expand: ExpandOptions.topk_rows[{}, {}] is {}; allowed with numbered: -1 to {}, the "
-            "rows of out",
-            i / top_k, i % top_k, copy, copies - 1);
-  }
-}
-
-}  // namespace
 
 void expand_on_host(const ExpandOptions& options) {
   const std::int64_t copies = options.out.shape[0], top_k = options.topk_idx.shape[1];

@@ -60,7 +60,7 @@ struct Accumulated {
   }
 };
 
-/// What a thread has in flight: packets of so many PEs, or so many units of so many PEs. Outside
+/// A thread has packets of kPackets PEs in flight, or kUnits units of each of kPes PEs. Outside
 /// kernels of their own, reductions must fit into 64 registers; narrow elements have wide sums.
 template <typename T, typename Crew>
 struct InFlight {
