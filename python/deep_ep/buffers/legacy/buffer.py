@@ -27,6 +27,7 @@ from .handles import LowLatencyHandle, NormalHandle
 from .internode import InternodeCalls
 from .local_memory import LocalMemory
 from .low_latency import LowLatencyMode
+from .masks import MaskCalls
 from .network import network_settings
 from .normal import NormalMode
 from .overlap import Overlap
@@ -34,7 +35,7 @@ from .warmup import WarmBuffer
 
 
 @with_own_methods
-class Buffer(InternodeCalls, WarmBuffer):
+class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
     """Dispatch and combine of expert-parallel tokens among the ranks of a group.
 
         buffer = Buffer(group, num_nvl_bytes, num_rdma_bytes)
@@ -574,21 +575,6 @@ class Buffer(InternodeCalls, WarmBuffer):
         call = "get_next_low_latency_combine_buffer"
         self._open(call)
         return self._low_latency.group_of(call, handle).next_combine_buffer()
-
-    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Masks a rank in low-latency calls, or unmasks it. Local; all other ranks do the same."""
-        self._open("low_latency_update_mask_buffer")
-        self._low_latency.update_mask(rank_to_mask, mask)
-
-    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
-        """Writes 1 for masked ranks and 0 for the others to ``mask_status``, int32 [R]."""
-        self._open("low_latency_query_mask_buffer")
-        self._low_latency.query_mask(mask_status)
-
-    def low_latency_clean_mask_buffer(self) -> None:
-        """Unmasks all ranks."""
-        self._open("low_latency_clean_mask_buffer")
-        self._low_latency.clean_masks()
 
     def _open(self, call: str) -> Runtime:
         if self.runtime is None:
