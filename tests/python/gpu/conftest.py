@@ -13,6 +13,13 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
+@pytest.fixture
+def small_heaps(monkeypatch):
+    """Ranks on one GPU share its memory."""
+    monkeypatch.setenv("SHOAL_SYMMETRIC_SIZE", "2G")
+    monkeypatch.setenv("SHOAL_TIMEOUT_MS", "20000")
+
+
 def pytest_collection_modifyitems(items):
     """Skips everything without a GPU."""
     here = str(Path(__file__).resolve().parent)

@@ -7,18 +7,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist
-from gpu_worlds import capture, delay, settle
-from test_gpu_deep_ep import (
+from gpu_buffers import (
     E,
     H,
     K,
     all_experts,
     close,
-    weighted_expert_output,
     layer,
     local_experts,
     make_inputs,
+    weighted_expert_output,
 )
+from gpu_worlds import capture, delay, settle
 from torch_ranks import names_of_checks, run_checks
 
 from deep_ep import ElasticBuffer
