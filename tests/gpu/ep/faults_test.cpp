@@ -33,6 +33,13 @@ EpCase shape(std::int32_t ranks) {
           .holes = 0};
 }
 
+ep::GroupOptions normal_mode(const EpCase& c, std::chrono::milliseconds timeout) {
+  ep::GroupOptions options = options_for(c);
+  options.low_latency_max_tokens = 0;
+  options.timeout = timeout;
+  return options;
+}
+
 std::string caught(const std::function<void()>& call, Code& code) {
   code = Code{};
   try {
@@ -51,10 +58,7 @@ void expect_timeout(const std::string& phase, const std::string& wanted,
                     bool needs_dispatch) {
   const EpCase c = shape(4);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
-    ep::GroupOptions options = options_for(c);
-    options.low_latency_max_tokens = 0;
-    options.timeout = kTimeout;
-    GpuGroup group(world, options);
+    GpuGroup group(world, normal_mode(c, kTimeout));
     GpuRound round(group, c, {});
     round.run();
     round.run();
@@ -125,10 +129,8 @@ TEST(EpGpuFaults, TheTimeoutOfOneRankEndsTheWaitsOfOthers) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = shape(3);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
-    ep::GroupOptions options = options_for(c);
-    options.low_latency_max_tokens = 0;
-    options.timeout = world.my_pe() == 0 ? kTimeout : std::chrono::milliseconds(15'000);
-    GpuGroup group(world, options);
+    GpuGroup group(
+        world, normal_mode(c, world.my_pe() == 0 ? kTimeout : std::chrono::milliseconds(15'000)));
     GpuRound round(group, c, {});
     round.run();
     sync(world.team());
@@ -160,14 +162,35 @@ TEST(EpGpuFaults, TheTimeoutOfOneRankEndsTheWaitsOfOthers) {
   });
 }
 
+/// PE 1 refuses a dispatch, drops the error and does not come: PE 0 quotes the reason.
+TEST(EpGpuFaults, ARefusedCallIsQuoted) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c{.ranks = 2, .experts = 4, .top_k = 2, .hidden = 256, .max_tokens = 8, .seed = 3};
+  run_threads(c.ranks, gpu_settings(), [&](World& world) {
+    GpuGroup group(world, normal_mode(c, kTimeout));
+    GpuRound round(group, c, {});
+    round.run();
+    sync(world.team());
+    if (group.me == 1)
+      expect_error(Code::invalid_argument, "dispatch: the handle is not of a dispatch",
+                   [&] { group.group.dispatch(TensorView(), ep::Handle()); });
+    sync(world.team());
+    if (group.me == 0)
+      expect_parts(
+          error_of([&] {
+            round.dispatch(round.route());
+            group.group.synchronize();
+          }),
+          {"timed out", "PE 1 refused its call: dispatch: the handle is not of a dispatch"});
+    sync(world.team());
+  });
+}
+
 TEST(EpGpuFaults, ARankThatIsLateButInTimeIsWaitedFor) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = shape(4);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
-    ep::GroupOptions options = options_for(c);
-    options.low_latency_max_tokens = 0;
-    options.timeout = std::chrono::milliseconds(5000);
-    GpuGroup group(world, options);
+    GpuGroup group(world, normal_mode(c, std::chrono::milliseconds(5000)));
     for (std::int32_t late = 0; late < c.ranks; ++late) {
       GpuRound round(group, c, {});
       if (group.me == late) std::this_thread::sleep_for(kTimeout);

@@ -88,32 +88,5 @@ TEST(EpGpuFirstCause, ASurvivorOfALowLatencyRoundNamesThePeThatDidNotCome) {
   });
 }
 
-/// PE 1 refuses a dispatch, drops the error and does not come: PE 0 quotes the reason.
-TEST(EpGpuFirstCause, ARefusedCallIsQuoted) {
-  SHOAL_SKIP_WITHOUT_GPU();
-  const EpCase c{.ranks = 2, .experts = 4, .top_k = 2, .hidden = 256, .max_tokens = 8, .seed = 3};
-  run_threads(c.ranks, gpu_settings(), [&](World& world) {
-    ep::GroupOptions options = options_for(c);
-    options.low_latency_max_tokens = 0;
-    options.timeout = kShort;
-    GpuGroup group(world, options);
-    GpuRound round(group, c, {});
-    round.run();
-    sync(world.team());
-    if (group.me == 1)
-      expect_error(Code::invalid_argument, "dispatch: the handle is not of a dispatch",
-                   [&] { group.group.dispatch(TensorView(), ep::Handle()); });
-    sync(world.team());
-    if (group.me == 0)
-      expect_parts(
-          error_of([&] {
-            round.dispatch(round.route());
-            group.group.synchronize();
-          }),
-          {"timed out", "PE 1 refused its call: dispatch: the handle is not of a dispatch"});
-    sync(world.team());
-  });
-}
-
 }  // namespace
 }  // namespace shoal::test
