@@ -40,13 +40,13 @@ T argument(std::string_view call, std::string_view name, nanobind::handle value)
 
 /// `value` as an object of a class of this module; `allowed` names it, and where to get one. Throws
 /// Error{invalid_argument}, as wrong_type, for other objects, None included, and for an object that
-/// __new__ has made without a constructor.
+/// no constructor has filled: of __new__ alone, or of a subclass without a call of its constructor.
 template <typename T>
 T& object_from(std::string_view call, std::string_view name, nanobind::handle value,
                std::string_view allowed) {
   if (!nanobind::isinstance<T>(value)) wrong_type(call, name, value, allowed);
   require(nanobind::inst_ready(value), Code::invalid_argument,
-          "{}: {} is an object of __new__ alone; allowed: {}", call, name, allowed);
+          "{}: {} is an object that no constructor has filled; allowed: {}", call, name, allowed);
   return *nanobind::inst_ptr<T>(value);
 }
 

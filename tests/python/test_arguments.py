@@ -259,7 +259,10 @@ NUMBERS = np.ones(2, np.int64)
         (lambda w, a: shoal.all_to_all(w, a, a), TEAM),
         (lambda w, a: shoal.barrier(w), TEAM),
         (lambda w, a: shoal.sync(w), TEAM),
-        (lambda w, a: shoal.sync(shoal.Team.__new__(shoal.Team)), "sync: team is an object of __n"),
+        (
+            lambda w, a: shoal.sync(shoal.Team.__new__(shoal.Team)),
+            "sync: team is an object that no",
+        ),
         (lambda w, a: shoal.run_threads(print, 2), "run_threads: n_pes=<built-in function print>"),
         (lambda w, a: shoal.run_threads(1, 2), "run_threads: body=2 has the wrong type, int"),
     ],
@@ -303,6 +306,19 @@ def test_missing_and_wrong_handles_are_named(call, message, settings):
         return True
 
     assert alone(body, settings)
+
+
+def test_a_group_without_its_constructor_is_refused():
+    class Unfinished(shoal.ep.Group):
+        def __init__(self):
+            pass
+
+    group, x = Unfinished(), np.ones((2, 16), np.float32)
+    message = "self is an object that no constructor has filled"
+    with pytest.raises(shoal.InvalidArgumentError, match="low_latency_dispatch: " + message):
+        group.low_latency_dispatch(x, np.zeros((2, 1), np.int64))
+    with pytest.raises(shoal.InvalidArgumentError, match="low_latency_combine: " + message):
+        group.low_latency_combine(x, x, x, None)
 
 
 def test_more_choices_than_experts_are_refused(settings):

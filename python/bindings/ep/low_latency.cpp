@@ -58,9 +58,14 @@ ep::Reduction reduction_from(nb::handle given) {
   return ep::Reduction::exact;
 }
 
+Group& group_from(const char* call, nb::handle self) {
+  return object_from<Group>(call, "self", self, "a Group whose constructor has run");
+}
+
 PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle topk_idx,
                               const nb::kwargs& given) {
   constexpr const char* kCall = "low_latency_dispatch";
+  Group& owner = group_from(kCall, self);
   PendingDispatch phase{{{}, nb::borrow(self), {}, {}, nullptr}, {}};
   ep::LowLatencyDispatchOptions options;
   std::optional<DataType> dtype;
@@ -84,12 +89,11 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
   }
   refuse_gradient(kCall, "x", x, nullptr);
   const TensorView rows = phase.arrays.read(x, "x", dtype);
-  follow(options.launch, *nb::inst_ptr<Group>(self), phase.arrays.last());
+  follow(options.launch, owner, phase.arrays.last());
   phase.stream = options.launch.stream;
   const TensorView indices = phase.arrays.read(topk_idx, "topk_idx");
-  auto& group = nb::inst_ptr<Group>(self)->group;
   nb::gil_scoped_release released;
-  phase.pending = group.low_latency_dispatch(rows, indices, options);
+  phase.pending = owner.group.low_latency_dispatch(rows, indices, options);
   return phase;
 }
 
@@ -97,6 +101,7 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
                             nb::handle topk_weights, nb::handle given_handle,
                             const nb::kwargs& given) {
   constexpr const char* kCall = "low_latency_combine";
+  Group& owner = group_from(kCall, self);
   const auto& handle = object_from<const ep::LowLatencyHandle>(
       kCall, "handle", given_handle,
       "the LowLatencyHandle of a low-latency dispatch, LowLatencyReceived.handle");
@@ -126,13 +131,12 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
   refuse_gradient(kCall, "topk_weights", topk_weights, nullptr);
   options.out = phase.arrays.write(phase.out, "out", dtype);
   const TensorView rows = phase.arrays.read(y, "y", dtype);
-  follow(options.launch, *nb::inst_ptr<Group>(self), phase.arrays.last());
+  follow(options.launch, owner, phase.arrays.last());
   phase.stream = options.launch.stream;
   const TensorView indices = phase.arrays.read(topk_idx, "topk_idx"),
                    weights = phase.arrays.read(topk_weights, "topk_weights");
-  auto& group = nb::inst_ptr<Group>(self)->group;
   nb::gil_scoped_release released;
-  phase.pending = group.low_latency_combine(rows, indices, weights, handle, options);
+  phase.pending = owner.group.low_latency_combine(rows, indices, weights, handle, options);
   return phase;
 }
 
