@@ -101,6 +101,16 @@ def test_headers_stand_alone_on_the_host(tmp_path, header):
         *includes, str(unit))  # fmt: skip
 
 
+@pytest.mark.parametrize("header", HEADERS)
+def test_headers_stand_alone_in_units_for_the_host_library(tmp_path, header):
+    unit = tmp_path / "unit.cu"
+    unit.write_text(
+        f"#define NVSHMEM_HOSTLIB_ONLY\n#include <{header}>\nint pe = nvshmem_my_pe();\n"
+    )
+    run(*COMPILE, "-std=c++17", "-arch=sm_90", "-Werror=all-warnings", f"-I{ROOT}/include", "-c",
+        str(unit), "-o", str(tmp_path / "unit.o"))  # fmt: skip
+
+
 def test_programs_use_what_the_header_includes(tmp_path):
     unit = str(UNITS / "included.cu")
     run(*COMPILE, "-std=c++17", "-arch=sm_90", "-Werror=all-warnings", f"-I{ROOT}/include", "-c",

@@ -16,7 +16,7 @@ typedef enum {
   NVSHMEMI_THREADGROUP_WARPGROUP = nvshmemi_threadgroup_warpgroup
 } threadgroup_t;
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) && !defined(NVSHMEM_HOSTLIB_ONLY)
 namespace shoal::nvshmem {
 
 template <threadgroup_t scope>
