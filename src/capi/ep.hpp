@@ -2,6 +2,9 @@
 // ep.hpp: shared by the files of expert parallelism: launches, and results with their owners.
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <future>
 #include <memory>
@@ -63,6 +66,7 @@ struct Counts {
 struct shoal_ep_future {
   explicit shoal_ep_future(const shoal::ep::Group& group) : counts(group) {}
   const shoal::capi::Counts counts;
+  const pid_t process = getpid();  ///< a child that it forks has no thread that ends the operation
   std::future<shoal::ep::Dispatched> dispatched{};
   std::future<shoal::ep::Combined> combined{};
 };

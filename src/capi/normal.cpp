@@ -210,10 +210,12 @@ namespace shoal::capi {
 namespace {
 
 template <typename Result>
-std::future<Result>& valid(std::future<Result>& future, const char* call) {
+Result take(const shoal_ep_future& owner, std::future<Result>& future, const char* call) {
   require(future.valid(), Code::invalid_argument,
           "{}: this future is of another operation, or its result was taken", call);
-  return future;
+  require(getpid() == owner.process, Code::closed,
+          "{}: this process is a fork of the one that started the operation", call);
+  return future.get();
 }
 
 template <typename Result>
@@ -269,7 +271,7 @@ shoal_status shoal_ep_future_dispatched(shoal_ep_future* future, shoal_ep_dispat
   return guarded([&] {
     check_fillable(call, "shoal_ep_dispatched", dispatched);
     shoal_ep_future& taken = required(future, call, "future");
-    shoal::capi::fill_dispatched(dispatched, shoal::capi::valid(taken.dispatched, call).get(),
+    shoal::capi::fill_dispatched(dispatched, shoal::capi::take(taken, taken.dispatched, call),
                                  taken.counts);
   });
 }
@@ -279,13 +281,14 @@ shoal_status shoal_ep_future_combined(shoal_ep_future* future, shoal_ep_combined
   return guarded([&] {
     check_fillable(call, "shoal_ep_combined", combined);
     shoal_ep_future& taken = required(future, call, "future");
-    shoal::capi::fill_combined(combined, shoal::capi::valid(taken.combined, call).get());
+    shoal::capi::fill_combined(combined, shoal::capi::take(taken, taken.combined, call));
   });
 }
 
 shoal_status shoal_ep_future_destroy(shoal_ep_future* future) {
   if (future == nullptr) return SHOAL_OK;
-  if (future->dispatched.valid()) future->dispatched.wait();
-  if (future->combined.valid()) future->combined.wait();
+  const bool here = getpid() == future->process;
+  if (here && future->dispatched.valid()) future->dispatched.wait();
+  if (here && future->combined.valid()) future->combined.wait();
   return shoal::capi::destroy(future);
 }

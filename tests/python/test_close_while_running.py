@@ -2,8 +2,8 @@
 """Worlds that end while an asynchronous dispatch or combine is running.
 
 Closing drains or fails the running operation. A Future that is held returns its result or raises
-shoal.Error afterwards. Each case runs many times in a process of its own, because a defect ends the
-process with a signal.
+shoal.Error afterwards; a fork does not wait for it. Each case runs many times in a process of its
+own, because a defect ends the process with a signal.
 """
 
 import subprocess
@@ -84,3 +84,44 @@ def test_a_world_ends_while_an_operation_of_all_pes_is_running(settings, operati
 @pytest.mark.parametrize("end", ["return", "close"])
 def test_a_world_ends_while_an_operation_of_one_pe_waits_for_the_others(settings, end):
     run({**settings, "timeout": 1.0}, "dispatch", end, 1, rounds=2)
+
+
+FORK = """
+import os
+import signal
+
+import numpy as np
+
+import shoal
+
+
+def body(world):
+    options = dict(hidden=128, top_k=1, experts=2, max_tokens=4, dtype="float32")
+    group = shoal.ep.Group(world.team, **options)
+    event = shoal.ep.HostEvent()
+    routing = group.route(np.zeros((2, 1), np.int64))
+    future = group.dispatch_async(np.ones((2, 128), np.float32), routing, after=event)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # ends a child that waits
+        try:
+            future.result()
+        except shoal.ClosedError as error:
+            del future
+            os._exit(0 if "result: this process is a fork" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    event.set()
+    print(future.result().rows, flush=True)
+
+
+shoal.run_threads(1, body, {settings!r})
+"""
+
+
+def test_a_fork_does_not_wait_for_an_operation(settings):
+    program = FORK.format(settings=settings)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr[-2000:]

@@ -2,6 +2,7 @@
 // ep/async.cpp: dispatch_async and combine_async, which run on the group's own work queue.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -41,8 +42,9 @@ struct Operation {
   std::optional<Input> rows;
 };
 
-/// Operations whose Future is gone although they still run, because Ctrl-C ended a wait for them.
-/// With the GIL held. Never destroyed, as it may hold Python objects at the end of the program.
+/// Operations whose Future is gone although they still run, because Ctrl-C ended a wait for them or
+/// this process is a fork. With the GIL held. Never destroyed, as it may hold Python objects at the
+/// end of the program.
 std::vector<Operation>& left_running() {
   static auto* const operations = new std::vector<Operation>;
   return *operations;
@@ -56,11 +58,14 @@ void release_finished() {
 struct Future {
   Operation operation;
   bool interrupted = false;
+  pid_t process = getpid();  ///< a child that it forks has no thread that ends the operation
 
   bool done() const { return !operation.take || operation.wait(std::chrono::milliseconds(0)); }
 
   nb::object result() {
     require(static_cast<bool>(operation.take), Code::invalid_argument, kOnce);
+    require(getpid() == process, Code::closed,
+            "result: this process is a fork of the one that started the operation");
     await();
     if (raise_interrupt()) throw nb::python_error();
     require(static_cast<bool>(operation.take), Code::invalid_argument, kOnce);
@@ -70,7 +75,7 @@ struct Future {
   /// The inputs stay until the operation is done.
   ~Future() {
     if (!operation.take) return;
-    if (!interrupted) await();
+    if (!interrupted && getpid() == process) await();
     if (!done()) left_running().push_back(std::move(operation));
   }
 

@@ -2,6 +2,8 @@
 // The C ABI of groups and of normal mode with PEs as threads, bit by bit against the references of
 // checks/ep/case.hpp.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -289,6 +291,35 @@ TEST(CApiEp, FuturesHandOutTheirResults) {
                    "x is float64");
     ok(shoal_ep_future_destroy(failing));
     ok(shoal_ep_future_destroy(dispatching));
+    ok(shoal_ep_dispatched_release(&got));
+    ok(shoal_ep_routing_release(&routing));
+  });
+}
+
+/// A child that PE 0 forks while its operation waits for the other PEs.
+TEST(CApiEp, AForkDoesNotWaitForFutures) {
+  const EpCase c = small_case();
+  run_case(c, [&](GroupRank& pe) {
+    shoal_ep_routing routing = route(pe);
+    shoal_ep_future* future = nullptr;
+    shoal_ep_dispatched got = SHOAL_EP_DISPATCHED_INIT;
+    if (pe.me == 0) {
+      ok(shoal_ep_dispatch_async(pe.group, &pe.x, &routing, nullptr, &future));
+      const pid_t child = fork();
+      if (child == 0) {
+        alarm(30);  // ends a child that waits
+        const bool refused = shoal_ep_future_dispatched(future, &got) == SHOAL_CLOSED;
+        _exit(refused && shoal_ep_future_destroy(future) == SHOAL_OK ? 0 : 1);
+      }
+      int status = -1;
+      EXPECT_EQ(waitpid(child, &status, 0), child);
+      EXPECT_EQ(status, 0);
+    }
+    ok(shoal_sync(pe.team));
+    if (pe.me != 0) ok(shoal_ep_dispatch_async(pe.group, &pe.x, &routing, nullptr, &future));
+    ok(shoal_ep_future_dispatched(future, &got));
+    check_rows(c, expected_dispatch(c, pe.me), got.x);
+    ok(shoal_ep_future_destroy(future));
     ok(shoal_ep_dispatched_release(&got));
     ok(shoal_ep_routing_release(&routing));
   });
