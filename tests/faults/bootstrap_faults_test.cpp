@@ -344,6 +344,7 @@ TEST(BootstrapFaults, NoProcessListens) {
   const Outcome outcome = outcome_of([&] { connect_unique_id(id, 0, 1, on_loopback()); });
   EXPECT_EQ(outcome.code, Code::peer_failed);
   EXPECT_NE(outcome.error.find("127.0.0.1:1"), std::string::npos) << outcome.error;
+  EXPECT_EQ(outcome.error.find("within"), std::string::npos) << "it did not wait";
 }
 
 TEST(BootstrapFaults, RootThatIsNone) {

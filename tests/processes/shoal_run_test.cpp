@@ -475,13 +475,16 @@ TEST(ShoalRun, TimesAreNumbers) {
 }
 
 SHOAL_PE_BODY(meet) {
-  const auto bootstrap = make_bootstrap(pe.settings);
-  bootstrap->barrier("met");
-  bootstrap->close();
+  for (int world = 0; world < 3; ++world) {
+    const auto bootstrap = make_bootstrap(pe.settings);
+    bootstrap->barrier("met");
+    bootstrap->close();
+  }
 }
 
 TEST(ShoalRun, PesMeet) {
-  // The test program itself is the job. Its PEs meet through the root inside shoal-run.
+  // The test program itself is the job. Its PEs meet through the root inside shoal-run, and later
+  // through roots of PE 0.
   const auto result =
       run_program({kShoalRun, "-n", "4", "/proc/" + std::to_string(getpid()) + "/exe",
                    "--gtest_brief=1", "--gtest_filter=*", "--shoal-pe-body=meet"});

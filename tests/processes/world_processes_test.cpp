@@ -16,6 +16,7 @@
 #include "checks/world/operations.hpp"
 #include "checks/world/waits.hpp"
 #include "shoal/collective.hpp"
+#include "support/expect_error.hpp"
 #include "support/process/process.hpp"
 
 namespace shoal::test {
@@ -163,6 +164,40 @@ SHOAL_PE_BODY(open_from_environment) {
 
 TEST(WorldOfProcesses, TakesItsOptionsFromTheEnvironment) {
   expect_success(run_pes(3, "open_from_environment", {.env = environment("0")}));
+}
+
+void expect_ring(World& world, std::uint64_t number) {
+  auto box = world.heap().allocate<std::uint64_t>(1);
+  const Pe right = (world.my_pe() + 1) % world.n_pes();
+  world.put_value(box.on(right)[0], number + static_cast<std::uint64_t>(right));
+  barrier(world.team());
+  EXPECT_EQ(box[0], number + static_cast<std::uint64_t>(world.my_pe()));
+  barrier(world.team());
+}
+
+/// Worlds by one unique id: one after another, two at once, and after one that failed to open.
+SHOAL_PE_BODY(open_several) {
+  World first = World::open({pe.settings, nullptr});
+  World second = World::open({pe.settings, nullptr});
+  expect_ring(first, 100);
+  expect_ring(second, 200);
+  expect_ring(first, 300);
+  second.close();
+  first.close();
+  Settings different = pe.settings;
+  if (pe.settings.pe == 1) different.symmetric_size *= 2;
+  expect_error(Code::mismatch, "SHOAL_SYMMETRIC_SIZE", [&] { World::open({different, nullptr}); });
+  Settings invalid = pe.settings;
+  if (pe.settings.pe == 0) invalid.max_teams = -1;
+  EXPECT_THROW(World::open({invalid, nullptr}), Error);
+  World last = World::open({pe.settings, nullptr});
+  expect_ring(last, 400);
+  last.close();
+}
+
+TEST(WorldOfProcesses, OpensAnother) {
+  for (const char* const node_size : {"0", "1"})
+    expect_success(run_pes(3, "open_several", {.env = environment(node_size)}));
 }
 
 // PEs may be processes, threads, or both in one world.

@@ -76,9 +76,10 @@ void TcpBootstrap::connect(const RootAddress& where, Clock::time_point deadline)
     }
     if (where.may_be_late) std::this_thread::sleep_for(kRetry);
   } while (where.may_be_late && Clock::now() < deadline);
-  const Code code = Clock::now() >= deadline ? Code::timeout : Code::peer_failed;
-  fail(code, "PE {} of {} could not reach {} within {} ms: {}. {}", pe_, n_pes_, describe_root(),
-       limit_.count(), reason, where.hint);
+  const bool late = Clock::now() >= deadline;
+  fail(late ? Code::timeout : Code::peer_failed, "PE {} of {} could not reach {}{}: {}. {}", pe_,
+       n_pes_, describe_root(), late ? fmt::format(" within {} ms", limit_.count()) : "", reason,
+       where.hint);
 }
 
 void TcpBootstrap::forget_connection() {
