@@ -70,21 +70,31 @@ std::unique_ptr<Bootstrap> join_mpi(const Mpi<Handle>& mpi, const void* communic
   return connect_by_broadcast(rank, size, broadcast, settings);
 }
 
-std::unique_ptr<Bootstrap> join_mpi(const nvshmemx_init_attr_t* attributes,
-                                    const Settings& settings) {
+const void* communicator_of(const nvshmemx_init_attr_t* attributes) {
   require(
       attributes != nullptr && attributes->mpi_comm != nullptr, Code::invalid_argument,
       "NVSHMEMX_INIT_WITH_MPI_COMM without a communicator; allowed: attributes->mpi_comm points "
       "to an MPI_Comm");
+  return attributes->mpi_comm;
+}
+
+/// MPI_CHAR of Open MPI; nullptr where the MPI is another one.
+void* open_mpi_character() {
+  return dlsym(RTLD_DEFAULT, "ompi_mpi_char");
+}
+
+std::unique_ptr<Bootstrap> join_mpi(const nvshmemx_init_attr_t* attributes,
+                                    const Settings& settings) {
+  const void* const communicator = communicator_of(attributes);
   int (*const initialized)(int*) = find<int(int*)>("MPI", "MPI_Initialized");
   int started = 0;
   initialized(&started);
   require(started != 0, Code::invalid_argument, "MPI is not initialized; call MPI_Init first");
-  if (void* const character = dlsym(RTLD_DEFAULT, "ompi_mpi_char"))
-    return join_mpi(Mpi<void*>{character, nullptr}, attributes->mpi_comm, settings);
+  if (void* const character = open_mpi_character())
+    return join_mpi(Mpi<void*>{character, nullptr}, communicator, settings);
   // The values of the ABI that MPICH, Intel MPI and others share.
   constexpr int kChar = 0x4c000101;
-  return join_mpi(Mpi<int>{kChar, reinterpret_cast<void*>(std::uintptr_t{1})}, attributes->mpi_comm,
+  return join_mpi(Mpi<int>{kChar, reinterpret_cast<void*>(std::uintptr_t{1})}, communicator,
                   settings);
 }
 
@@ -112,11 +122,15 @@ std::unique_ptr<Bootstrap> join_shmem(const Settings& settings) {
   return connect_by_broadcast(my_pe(), n_pes(), broadcast, settings);
 }
 
-std::unique_ptr<Bootstrap> join_id(const nvshmemx_init_attr_t* attributes,
-                                   const Settings& settings) {
+const nvshmemx_uniqueid_args_t& id_arguments_of(const nvshmemx_init_attr_t* attributes) {
   require(attributes != nullptr && attributes->args.uid_args.id != nullptr, Code::invalid_argument,
           "NVSHMEMX_INIT_WITH_UNIQUEID without an id; call nvshmemx_set_attr_uniqueid_args first");
-  const nvshmemx_uniqueid_args_t& args = attributes->args.uid_args;
+  return attributes->args.uid_args;
+}
+
+std::unique_ptr<Bootstrap> join_id(const nvshmemx_init_attr_t* attributes,
+                                   const Settings& settings) {
+  const nvshmemx_uniqueid_args_t& args = id_arguments_of(attributes);
   return connect_unique_id(id_of(*args.id), args.myrank, args.nranks, settings);
 }
 
@@ -143,6 +157,36 @@ nvshmemx_uniqueid_t make_id(const Settings& settings) {
   const std::lock_guard lock(mutex);
   made.push_back(std::move(created));
   return id;
+}
+
+JoinArguments arguments_of(unsigned flags, const nvshmemx_init_attr_t* attributes) {
+  JoinArguments arguments;
+  arguments.flags = flags;
+  if (flags == NVSHMEMX_INIT_WITH_MPI_COMM) {
+    std::memcpy(&arguments.mpi_comm, communicator_of(attributes),
+                open_mpi_character() != nullptr ? sizeof(void*) : sizeof(int));
+  } else if (flags == NVSHMEMX_INIT_WITH_UNIQUEID) {
+    const nvshmemx_uniqueid_args_t& args = id_arguments_of(attributes);
+    arguments.id = id_of(*args.id).to_string();
+    arguments.myrank = args.myrank;
+    arguments.nranks = args.nranks;
+  }
+  return arguments;
+}
+
+void check_same(const JoinArguments& open, const JoinArguments& further) {
+  const auto check = [](const char* name, const auto& there, const auto& here) {
+    require(there == here, Code::invalid_argument,
+            "{} is {}, but the open world has {}; allowed: the same, or nvshmem_finalize first",
+            name, here, there);
+  };
+  check("flags", open.flags, further.flags);
+  check("attributes->mpi_comm", open.mpi_comm, further.mpi_comm);
+  require(open.id == further.id, Code::invalid_argument,
+          "attributes->args.uid_args.id is not that of the open world; allowed: the same, or "
+          "nvshmem_finalize first");  // an id is a secret
+  check("attributes->args.uid_args.myrank", open.myrank, further.myrank);
+  check("attributes->args.uid_args.nranks", open.nranks, further.nranks);
 }
 
 std::unique_ptr<Bootstrap> join(unsigned flags, const nvshmemx_init_attr_t* attributes,

@@ -23,26 +23,37 @@ void print_banner(const shoal::World& world, const shoal::Settings& settings) {
   std::fflush(stdout);
 }
 
-void initialize_with(unsigned flags, const nvshmemx_init_attr_t* attributes) {
-  initialize([&] {
+/// With what the open world was started.
+JoinArguments& opened_with() {
+  static JoinArguments& arguments = *new JoinArguments;  // calls may come from functions of atexit
+  return arguments;
+}
+
+/// A further call of a function without arguments takes any open world.
+void initialize_with(unsigned flags, const nvshmemx_init_attr_t* attributes, bool takes_any) {
+  const auto open = [&] {
     const shoal::Settings settings = read_settings();
     auto bootstrap = join(flags, attributes, settings);
     shoal::World world = shoal::World::open({settings, std::move(bootstrap)});
     print_banner(world, settings);
+    opened_with() = arguments_of(flags, attributes);
     return world;
+  };
+  initialize(open, [&] {
+    if (!takes_any) check_same(opened_with(), arguments_of(flags, attributes));
   });
 }
 
 int initialize_by_call(const char* call, unsigned flags,
                        const nvshmemx_init_attr_t* attributes) noexcept {
-  starting(call, [&] { initialize_with(flags, attributes); });
+  starting(call, [&] { initialize_with(flags, attributes, false); });
   return NVSHMEMX_SUCCESS;
 }
 
 }  // namespace
 
 NVSHMEM_DEFINE(void, init, ()) {
-  initialize_by_call("nvshmem_init", 0, nullptr);
+  starting("nvshmem_init", [] { initialize_with(0, nullptr, true); });
 }
 NVSHMEM_DEFINE(int, init_thread, (int requested, int* provided)) {
   starting("nvshmem_init_thread", [&] {
@@ -51,7 +62,7 @@ NVSHMEM_DEFINE(int, init_thread, (int requested, int* provided)) {
                    "requested is {}; allowed: NVSHMEM_THREAD_SINGLE (0) to NVSHMEM_THREAD_MULTIPLE "
                    "(3)",
                    requested);
-    initialize_with(0, nullptr);
+    initialize_with(0, nullptr, true);
   });
   if (provided != nullptr) *provided = NVSHMEM_THREAD_SERIALIZED;
   return NVSHMEMX_SUCCESS;

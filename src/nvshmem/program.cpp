@@ -89,10 +89,11 @@ Settings read_settings() {
   return settings;
 }
 
-void initialize(const std::function<World()>& open) {
+void initialize(const std::function<World()>& open, const std::function<void()>& check_further) {
   require(forked_from < 0, Code::closed, "{}", why_not_running());
   const std::lock_guard lock(starting_or_ending);
   if (initializations > 0) {
+    check_further();
     ++initializations;
     return;
   }

@@ -64,8 +64,9 @@ class Program {
   }
 };
 
-/// Starts the library in this process with the world that `open` opens, or counts a further call.
-void initialize(const std::function<World()>& open);
+/// Starts the library in this process with the world that `open` opens, or counts a further call
+/// unless `check_further` throws.
+void initialize(const std::function<World()>& open, const std::function<void()>& check_further);
 /// Ends it with the last call. Collective.
 void finalize();
 

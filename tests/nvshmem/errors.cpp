@@ -45,6 +45,14 @@ const std::map<std::string, void (*)()> mistakes = {
     {"scatter_overflow",
      [] { nvshmem_int_sum_reducescatter(NVSHMEM_TEAM_WORLD, words, words, std::size_t{1} << 62); }},
     {"root", [] { nvshmem_int_broadcast(NVSHMEM_TEAM_WORLD, words, words, 1, 2); }},
+    {"other_flags",
+     [] {
+       nvshmemx_uniqueid_t id;
+       nvshmemx_get_uniqueid(&id);
+       nvshmemx_init_attr_t other;
+       nvshmemx_set_attr_uniqueid_args(nvshmem_my_pe(), 2, &id, &other);
+       nvshmemx_init_attr(NVSHMEMX_INIT_WITH_UNIQUEID, &other);
+     }},
     {"late",
      [] {
        nvshmem_finalize();

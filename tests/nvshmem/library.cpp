@@ -72,5 +72,20 @@ int main() {
   nvshmem_sync_all();
   nvshmem_finalize();
   CHECK(nvshmemx_init_status() == NVSHMEM_STATUS_NOT_INITIALIZED);
+
+  // It starts again.
+  nvshmemx_init_attr_t attributes = NVSHMEMX_INIT_ATTR_INITIALIZER;
+  CHECK(nvshmemx_init_attr(0, &attributes) == 0);
+  CHECK(nvshmemx_init_attr(0, nullptr) == 0);  // counted
+  CHECK(nvshmem_my_pe() == me && nvshmem_n_pes() == n);
+  auto* const sum = static_cast<int*>(nvshmem_calloc(1, sizeof(int)));
+  nvshmem_int_atomic_add(sum, me + 1, 0);
+  nvshmem_barrier_all();
+  CHECK(nvshmem_int_g(sum, 0) == n * (n + 1) / 2);
+  nvshmem_barrier_all();
+  nvshmem_free(sum);
+  nvshmem_finalize();
+  nvshmem_finalize();
+  CHECK(nvshmemx_init_status() == NVSHMEM_STATUS_NOT_INITIALIZED);
   return 0;
 }

@@ -23,6 +23,8 @@ int main(int argc, char** argv) {
   nvshmem_barrier_all();
   CHECK(*box % 2 == rank % 2);
   nvshmem_free(box);
+  CHECK(nvshmemx_init_attr(NVSHMEMX_INIT_WITH_MPI_COMM, &attributes) == 0);  // counted
+  nvshmem_finalize();
   nvshmem_finalize();
   MPI_Comm_free(&half);
   MPI_Finalize();

@@ -17,6 +17,10 @@ void run_pe(int rank, int ranks, const nvshmemx_uniqueid_t& id) {
   std::memset(&attributes, 0xa5, sizeof attributes);  // as programs that do not initialize it
   CHECK(nvshmemx_set_attr_uniqueid_args(rank, ranks, &id, &attributes) == 0);
   CHECK(nvshmemx_init_attr(NVSHMEMX_INIT_WITH_UNIQUEID, &attributes) == 0);
+  CHECK(nvshmemx_init_attr(NVSHMEMX_INIT_WITH_UNIQUEID, &attributes) == 0);  // counted
+  nvshmem_init();                                                            // the same
+  nvshmem_finalize();
+  nvshmem_finalize();
   CHECK(nvshmem_my_pe() == rank && nvshmem_n_pes() == ranks);
   int* const sum = static_cast<int*>(nvshmem_calloc(1, sizeof(int)));
   nvshmem_int_atomic_add(sum, rank + 1, 0);
