@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives over active sets, cache control, and names from before OpenSHMEM. An active set is a
 // team that its first collective makes; the standard's work arrays are not needed.
-#include <map>
-
 #include "shmem/collectives.hpp"
 #include "shmem/define.hpp"
 #include "shmem/reductions.hpp"
@@ -14,7 +12,6 @@ namespace {
 
 struct ActiveSet {
   int start, log_stride, size;
-  friend auto operator<=>(const ActiveSet&, const ActiveSet&) = default;
 };
 
 void check(const Program& program, const ActiveSet& set) {
@@ -38,19 +35,19 @@ shoal::Team team_of(Program& program, ActiveSet set) {
                  "PE {} is not in the active set PE_start {}, logPE_stride {}, PE_size {}",
                  program.me, set.start, set.log_stride, set.size);
   if (set.size == 1) set.log_stride = 0;
-  static std::mutex mutex;
-  static std::map<ActiveSet, shoal::Team> teams;
+  const std::array<int, 3> key{set.start, set.log_stride, set.size};
   {
-    const std::lock_guard lock(mutex);
-    if (const auto found = teams.find(set); found != teams.end()) return found->second;
+    const std::lock_guard lock(program.active_sets_mutex);
+    if (const auto found = program.active_sets.find(key); found != program.active_sets.end())
+      return found->second;
   }
   // The same on all PEs of the set, and no id that make_team_id returns but by chance.
   const std::uint64_t id =
       std::uint64_t{0xac71} << 48 | static_cast<std::uint64_t>(set.start) << 28 |
       static_cast<std::uint64_t>(set.log_stride) << 22 | static_cast<std::uint64_t>(set.size);
   shoal::Team made = program.world.make_team(id, set.size, distance / stride);
-  const std::lock_guard lock(mutex);
-  return teams.emplace(set, std::move(made)).first->second;
+  const std::lock_guard lock(program.active_sets_mutex);
+  return program.active_sets.emplace(key, std::move(made)).first->second;
 }
 
 }  // namespace

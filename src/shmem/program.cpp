@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
+#include <set>
 #include <string>
 
 #include "base/align.hpp"
@@ -24,7 +27,7 @@ namespace {
 constexpr std::size_t kRoom = std::size_t{64} << 20;
 static_assert(TeamMemory::kMostBytes < kRoom);
 
-// Never destroyed: functions of atexit may call routines.
+// Not destroyed at exit: functions of atexit may call routines.
 std::atomic<Program*> running = nullptr;  // NOLINT
 std::mutex starting;                      // NOLINT
 int initializations = 0;                  // NOLINT
@@ -38,8 +41,19 @@ void in_child() noexcept {
 
 std::string why_not_running() {
   if (forked_from >= 0) return detail::describe_fork(forked_from);
-  return was_finalized ? "OpenSHMEM was finalized already"
+  return was_finalized ? "OpenSHMEM was finalized already; shmem_init starts it again"
                        : "OpenSHMEM is not initialized; call shmem_init first";
+}
+
+/// Closes the world. `starting` is held.
+std::unique_ptr<Program> end_world() {
+  barrier(program().all.team);
+  std::unique_ptr<Program> ended(&program());
+  ended->exit_watch.stop();
+  was_finalized = true;
+  running = nullptr;
+  ended->world.close();
+  return ended;
 }
 
 /// The end of a program that did not call shmem_finalize.
@@ -52,9 +66,10 @@ void at_exit(int status, void*) {
     leave_process(status);
   }
   try {
-    initializations = 1;
-    finalize();
-  } catch (const std::exception& error) {  // such as the death of another PE
+    const std::lock_guard lock(starting);
+    initializations = 0;
+    static_cast<void>(end_world().release());  // objects that it uses may have been destroyed
+  } catch (const std::exception& error) {      // such as the death of another PE
     end_program("exit without shmem_finalize", error);
   }
 }
@@ -84,14 +99,21 @@ World open_world(WorldOptions options, const std::string& size_from) try {
 }
 
 Program* start() {
+  // Bootstraps and networks keep threads when a world ends. Those do not write to variables.
+  static std::set<std::string>& of_libraries = *new std::set<std::string>;
+  const std::set<std::string> before = list_threads();
+  const auto of_program = std::ranges::count_if(
+      before, [&](const std::string& thread) { return !of_libraries.contains(thread); });
   const Environment environment = read_environment();
-  const StaticRange range = find_static_range(count_threads());
+  const StaticRange range = find_static_range(static_cast<std::size_t>(of_program));
   WorldOptions options{environment.settings, nullptr};
   options.settings.symmetric_size += align_up(range.bytes, kRoom) + kRoom;
   auto* const program = new Program(open_world(std::move(options), environment.size_from));
   program->exit_watch.start(program->world);
   program->statics.map(program->world, range);
   program->team_memory.allocate(program->world);
+  std::ranges::set_difference(list_threads(), before,
+                              std::inserter(of_libraries, of_libraries.end()));
   print_banner(*program, environment);
   return program;
 }
@@ -192,7 +214,6 @@ void initialize() {
   require(forked_from < 0, Code::closed, "{}", why_not_running());
   const std::lock_guard lock(starting);
   if (initializations++ > 0) return;
-  require(!was_finalized, Code::closed, "OpenSHMEM was finalized; it can start once in a program");
   running = start();
   static const int registered =
       on_exit(at_exit, nullptr) + pthread_atfork(nullptr, nullptr, in_child);
@@ -204,12 +225,7 @@ void finalize() {
   const std::lock_guard lock(starting);
   require(initializations > 0, Code::closed, "{}", why_not_running());
   if (--initializations > 0) return;
-  Program& ended = program();
-  barrier(ended.all.team);
-  ended.exit_watch.stop();
-  was_finalized = true;
-  running = nullptr;
-  ended.world.close();
+  end_world();
 }
 
 bool is_initialized() noexcept {

@@ -3,10 +3,12 @@
 // contexts.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -83,6 +85,10 @@ class Program {
   Statics statics;
   TeamMemory team_memory;
   ExitWatch exit_watch;
+
+  std::mutex active_sets_mutex;
+  /// Teams of active sets, by start, logarithm of the stride, and size.
+  std::map<std::array<int, 3>, Team> active_sets;
 
   // Symmetric addresses. `argument` names one in messages.
 

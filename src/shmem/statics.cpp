@@ -129,14 +129,12 @@ __attribute__((no_sanitize("address", "thread"))) void copy_pages(std::uint64_t*
 
 }  // namespace
 
-std::size_t count_threads() {
+std::set<std::string> list_threads() {
   std::error_code error;
-  std::size_t count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", error)) {
-    (void)entry;
-    ++count;
-  }
-  return count;
+  std::set<std::string> threads;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", error))
+    threads.insert(entry.path().filename());
+  return threads;
 }
 
 StaticRange find_static_range(std::size_t threads) {

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 
 #include "shoal/world.hpp"
@@ -26,8 +27,8 @@ struct StaticRange {
 /// Examines the executable of this process. `threads`: threads that the process has; another thread
 /// could write to a variable between the copy and the mapping.
 StaticRange find_static_range(std::size_t threads);
-/// Threads of this process.
-std::size_t count_threads();
+/// The ids of the threads of this process.
+std::set<std::string> list_threads();
 
 class Statics {
  public:

@@ -90,6 +90,9 @@ int main(int argc, char** argv) {
   }
   shmem_finalize();
   WHEN("late") shmem_barrier_all();
-  WHEN("again") shmem_init();
+  WHEN("again") {
+    shmem_init();
+    shmem_int_p(&word, 1, n);
+  }
   return 0;
 }

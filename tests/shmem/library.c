@@ -59,5 +59,18 @@ int main(void) {
   CHECK(shmem_my_pe() == me);  // the first initialization still counts
   shmem_finalize();
   shmem_query_initialized(&initialized);
+  CHECK(initialized == 0);
+
+  // It starts again, with an empty heap and without the teams of before.
+  CHECK(shmem_init_thread(SHMEM_THREAD_FUNNELED, &provided) == 0);
+  shmem_query_initialized(&initialized);
+  CHECK(initialized == 1 && shmem_my_pe() == me && shmem_n_pes() == n);
+  block = shmem_calloc(1, sizeof(int));
+  shmem_int_atomic_add(block, me + 1, 0);
+  shmem_barrier_all();
+  CHECK(shmem_int_g(block, 0) == n * (n + 1) / 2);
+  shmem_barrier_all();
+  shmem_finalize();
+  shmem_query_initialized(&initialized);
   return initialized;
 }

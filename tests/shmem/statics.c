@@ -66,6 +66,16 @@ int main(void) {
   shmem_barrier_all();
   CHECK(uninitialized == 600 + last);
   shmem_finalize();
-  // The variables outlive the library.
-  return uninitialized == 600 + last && initialized == 100 + last ? 0 : 1;
+  // The variables outlive the library, and are symmetric again when it starts again.
+  for (int start = 1; start <= 3; ++start) {
+    CHECK(uninitialized == 600 * start + last && initialized == 100 + last);
+    shmem_init();
+    CHECK(shmem_my_pe() == me && shmem_n_pes() == n);
+    CHECK(uninitialized == 600 * start + last && initialized == 100 + last);
+    shmem_barrier_all();
+    shmem_int_p(self, 600 * (start + 1) + me, next);
+    shmem_barrier_all();
+    shmem_finalize();
+  }
+  return uninitialized == 2400 + last ? 0 : 1;
 }
