@@ -35,6 +35,7 @@ void release(SymmetricArray& array) {
   nb::gil_scoped_release released;
   array.world.heap().free(array.local.data);
   array.world = World();
+  array.freed = true;
 }
 
 /// SymmetricArray.local
@@ -93,7 +94,8 @@ SymmetricArray zeros(const World& world, nb::handle given, nb::handle dtype) {
 }
 
 void check_alive(const SymmetricArray& array) {
-  require(array.world.is_open(), Code::closed, "the array is freed, or its world is closed");
+  require(!array.freed, Code::closed, "the array is freed");
+  (void)array.world.my_pe();
 }
 
 const SymmetricArray& symmetric_from(const char* call, const char* name, nb::handle value) {

@@ -27,13 +27,15 @@ struct SymmetricArray {
   World world;
   Tensor local;
   std::size_t offset = 0;
+  bool freed = false;
 };
 
 /// World.zeros. Collective. Throws Error{invalid_argument} for a dtype or shape that cannot be,
 /// Error{exhausted} where the heap is too small.
 SymmetricArray zeros(const World& world, nb::handle given, nb::handle dtype);
 
-/// Throws Error{closed} where the array was freed or its world is closed.
+/// Throws Error{closed} where the array was freed, its world is closed, or this process is a fork
+/// of the PE.
 void check_alive(const SymmetricArray& array);
 
 /// An argument that must be a SymmetricArray. Throws Error{invalid_argument}, naming the call and
