@@ -80,10 +80,12 @@ WaitOutcome WorldState::check_health(bool late, Pe awaited, LongWait& wait,
 /// Names this PE's operation and where the PEs are that it may be waiting for.
 void WorldState::warn_of(Pe awaited, Clock::duration waited) const noexcept {
   constexpr Pe kMostNamed = 8;
+  // PEs that do not answer must not hold up the wait.
+  const Clock::time_point end = Clock::now() + transport::kFailureReportTimeout;
   try {
     std::string others;
     Pe named = 0;
-    for (Pe pe = 0; pe < n_pes() && named < kMostNamed; ++pe) {
+    for (Pe pe = 0; pe < n_pes() && named < kMostNamed && Clock::now() < end; ++pe) {
       if (pe == my_pe() || (awaited != kAnyPe && pe != awaited)) continue;
       others += "; " + describe_progress(pe);
       ++named;
