@@ -11,19 +11,16 @@
 #include <filesystem>
 #include <fstream>
 
+#include "support/temporary_folder.hpp"
+
 namespace shoal {
 namespace {
 
 class Files : public ::testing::Test {
  protected:
-  Files() {
-    std::string name = "/tmp/shoal-files-XXXXXX";
-    folder_ = mkdtemp(name.data());
-    std::ofstream(victim()) << "precious";
-  }
-  ~Files() override { std::filesystem::remove_all(folder_); }
+  Files() { std::ofstream(victim()) << "precious"; }
 
-  std::string at(const char* name) const { return folder_ + "/" + name; }
+  std::string at(const char* name) const { return folder_.at(name); }
   std::string victim() const { return at("victim"); }
   std::string text_of_victim() const {
     std::ifstream file(victim());
@@ -38,7 +35,7 @@ class Files : public ::testing::Test {
   }
 
  private:
-  std::string folder_;
+  test::TemporaryFolder folder_;
 };
 
 TEST_F(Files, ForeignFilesAreRegularFilesOnly) {

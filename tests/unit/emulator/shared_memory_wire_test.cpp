@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "support/temporary_folder.hpp"
 #include "wire/impaired_wire.hpp"
 #include "wire/packet_format.hpp"
 
@@ -26,13 +27,10 @@ namespace {
 class SharedMemoryWireTest : public ::testing::Test {
  protected:
   SharedMemoryWireTest() {
-    std::string name = "/tmp/shoal-wire-test-XXXXXX";
-    folder_ = mkdtemp(name.data());
-    options.file = folder_ + "/wire";
+    options.file = folder_.at("wire");
     options.slots = 4;
     options.ring_bytes = 1 << 15;
   }
-  ~SharedMemoryWireTest() override { std::filesystem::remove_all(folder_); }
 
   static Packet packet(const SharedMemoryWire& from, const SharedMemoryWire& to, std::uint32_t psn,
                        std::size_t bytes = 0) {
@@ -52,7 +50,7 @@ class SharedMemoryWireTest : public ::testing::Test {
   SharedMemoryOptions options;
 
  private:
-  std::string folder_;
+  shoal::test::TemporaryFolder folder_;
 };
 
 TEST_F(SharedMemoryWireTest, AFileThatAnotherUserCanHaveMadeIsRefused) {
