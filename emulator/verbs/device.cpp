@@ -79,7 +79,8 @@ void fill_device(const Context& context, ibv_device_attr& to) {
   to.max_qp_rd_atom = to.max_qp_init_rd_atom = static_cast<int>(limits.reads_and_atomics);
   to.max_res_rd_atom = static_cast<int>(std::min<std::uint64_t>(
       std::uint64_t{limits.queue_pairs} * limits.reads_and_atomics, 0x7fffffff));
-  // As ConnectX NICs: UCX does not use the atomics of devices that report IBV_ATOMIC_GLOB.
+  // ConnectX NICs report the same. UCX does not use the atomics of devices that report
+  // IBV_ATOMIC_GLOB.
   to.atomic_cap = IBV_ATOMIC_HCA;
   to.max_srq = static_cast<int>(limits.receive_queues);
   to.max_srq_wr = static_cast<int>(limits.receive_requests - 1);

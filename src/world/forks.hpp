@@ -18,7 +18,8 @@ class WorldState;
 
 /// Keeps `object` in every child that this process forks from now on.
 void keep_in_children(std::weak_ptr<const void> object);
-/// As above, and clears `open`, a member of `world`, there. `pe`: this PE, for messages.
+/// Does the same for `world`, and clears its member `open` in those children. `pe` is this PE, for
+/// messages.
 void close_in_children(const std::shared_ptr<const WorldState>& world, std::atomic<bool>& open,
                        Pe pe);
 /// Whether this process is a child that was forked while `world` was open.

@@ -18,7 +18,8 @@ namespace shoal::transport::ucx {
 /// "Connection reset by remote peer".
 std::string text_of(ucs_status_t status);
 
-/// What UCX says of an inconsistency in it: thrown through it instead of the end of the process.
+/// Thrown through UCX where an assertion of UCX fails, which would otherwise end the process.
+/// `text` is the message of UCX.
 struct FatalError {
   std::string text;
 };

@@ -54,7 +54,7 @@ inline std::string printable(std::string_view text) {
   return to;
 }
 
-/// Of JSON.
+/// Returns `text` as a string of JSON.
 inline std::string in_quotes(std::string_view text) {
   std::string to = "\"";
   for (const char c : text) {
