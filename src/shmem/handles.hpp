@@ -106,7 +106,7 @@ class Handles {
     slots_.store(before + count, std::memory_order_release);
   }
 
-  mutable std::array<std::atomic<Slot*>, 20> chunks_{};
+  std::array<std::atomic<Slot*>, 20> chunks_{};
   std::atomic<std::size_t> slots_{0};
   std::mutex mutex_;
   std::vector<std::size_t> free_;
