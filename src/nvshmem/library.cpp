@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Start, end, queries and modules that are loaded later.
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 
@@ -11,9 +12,10 @@ using namespace shoal::nvshmem;
 
 namespace {
 
-/// PE 0 prints what NVSHMEM_VERSION and NVSHMEM_INFO ask for.
+/// PE 0 prints what NVSHMEM_VERSION and NVSHMEM_INFO ask for, when the program first starts.
 void print_banner(const shoal::World& world, const shoal::Settings& settings) {
-  if (world.my_pe() != 0) return;
+  static std::atomic<bool> printed = false;
+  if (world.my_pe() != 0 || printed.exchange(true)) return;
   if (shoal::nvshmem::is_on("NVSHMEM_VERSION"))
     std::printf("Shoal, NVSHMEM %d.%d.%d\n", NVSHMEM_VENDOR_MAJOR_VERSION,
                 NVSHMEM_VENDOR_MINOR_VERSION, NVSHMEM_VENDOR_PATCH_VERSION);

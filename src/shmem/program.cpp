@@ -11,6 +11,7 @@
 #include <iterator>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "base/align.hpp"
 #include "shmem/ending.hpp"
@@ -75,7 +76,8 @@ void at_exit(int status, void*) {
 }
 
 void print_banner(const Program& program, const Environment& environment) {
-  if (program.me != 0) return;
+  static bool printed = false;  // `starting` is held
+  if (program.me != 0 || std::exchange(printed, true)) return;
   if (environment.print_version)
     std::printf("Shoal, OpenSHMEM %d.%d\n", SHMEM_MAJOR_VERSION, SHMEM_MINOR_VERSION);
   if (environment.print_info)
