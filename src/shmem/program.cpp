@@ -69,8 +69,9 @@ void at_exit(int status, void*) {
   try {
     const std::lock_guard lock(starting);
     initializations = 0;
-    static_cast<void>(end_world().release());  // objects that it uses may have been destroyed
-  } catch (const std::exception& error) {      // such as the death of another PE
+    // Leaked: objects that it uses may have been destroyed.
+    [[maybe_unused]] const Program* const ended = end_world().release();
+  } catch (const std::exception& error) {  // such as the death of another PE
     end_program("exit without shmem_finalize", error);
   }
 }

@@ -124,7 +124,7 @@ SHMEM_DEFINE(void, team_destroy, (shmem_team_t team)) {
                    "team is predefined; allowed: teams that a split made");
     shoal_shmem_team& found = program.team(team);
     program.world.quiet();
-    for (const shmem_ctx_t ctx : found.contexts) program.contexts.remove(ctx);
+    for (auto* const ctx : found.contexts) program.contexts.remove(ctx);
     found.team.destroy();
     program.teams.remove(team);
   });
