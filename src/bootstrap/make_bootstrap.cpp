@@ -39,7 +39,7 @@ NextWorld agree_on_next(Bootstrap& latest, bool on_this_host, Settings settings)
   NextWorld next;
   std::string mine;
   if (latest.pe() == 0) {
-    // As shoal-run does for the first world.
+    // shoal-run does the same for the first world.
     if (on_this_host && settings.socket_interface.empty()) settings.socket_interface = "lo";
     try {
       next.id = UniqueId::create(settings);

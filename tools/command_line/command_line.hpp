@@ -12,7 +12,7 @@ namespace shoal::tools {
 /// been added.
 void finish(CLI::App& app);
 
-/// What is wrong with a command line, in a line.
+/// Says in one line what is wrong with a command line.
 std::string describe(CLI::App& app, const CLI::Error& error);
 
 /// "--nods is not an option of shoal-run; did you mean --nodes?"

@@ -16,8 +16,8 @@ namespace {
 using observe::GroupRecord;
 using observe::PeRecord;
 
-/// Of all groups of a report. Groups beyond that are left out: a record of another user may claim
-/// any numbers of ranks and experts.
+/// The sum over all groups of a report. Groups beyond that are left out: a record of another user
+/// may claim any numbers of ranks and experts.
 constexpr std::size_t kMostExperts = std::size_t{1} << 24;
 
 double mean_of(const ExpertLoads& loads) {

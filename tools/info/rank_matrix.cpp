@@ -40,8 +40,8 @@ double largest(const RankMatrix& matrix) {
   return most;
 }
 
-/// Of all matrices of a report. Groups beyond that are left out: a record of another user may claim
-/// any number of ranks.
+/// The sum over all matrices of a report. Groups beyond that are left out: a record of another user
+/// may claim any number of ranks.
 constexpr std::size_t kMostCells = std::size_t{1} << 26;
 
 /// Whether there is room for another matrix of `ranks` ranks, which is then taken.

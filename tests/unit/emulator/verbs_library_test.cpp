@@ -343,7 +343,7 @@ TEST_F(VerbsLibrary, AnArmedQueueRaisesAnEvent) {
     ASSERT_EQ(VERBS(ibv_get_cq_event)(channel, &ready, &client), 0);
     EXPECT_EQ(ready, queue);
     VERBS(ibv_ack_cq_events)(queue, 1);
-    // As perftest does, before it polls: the completion has had its event.
+    // perftest arms before it polls, when the completion has had its event.
     ASSERT_EQ(ibv_req_notify_cq(queue, 0), 0);
     pollfd readable{.fd = channel->fd, .events = POLLIN, .revents = 0};
     EXPECT_EQ(::poll(&readable, 1, 0), 0) << round;
@@ -406,7 +406,7 @@ TEST_F(VerbsLibrary, ACallThatFailsSetsErrno) {
   EXPECT_EQ(error, ENOMEM);
 }
 
-// As ConnectX NICs: UCX hides the atomics of devices with IBV_ATOMIC_GLOB.
+// UCX hides the atomics of devices with IBV_ATOMIC_GLOB, which ConnectX NICs do not report.
 TEST_F(VerbsLibrary, ReportsAtomicsAsConnectXDoes) {
   ibv_device_attr_ex device = {};
   ASSERT_EQ(verbs_get_ctx(context)->query_device_ex(context, nullptr, &device, sizeof device), 0);
