@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <regex>
 
 #include "info/live.hpp"
 #include "info/system.hpp"
@@ -127,41 +126,48 @@ TEST(Topology, ListsTheUsersOfANic) {
   EXPECT_EQ(json["seats"][0]["nics"][0]["distance"], "PIX");
 }
 
-/// Ends of the texts of a picture that leave its page, with `share` of the font size per character.
-/// Helvetica, Arial and Inter need at most 0.56 for such texts.
+/// What follows `before` in `text`, up to `after`.
+std::string between(const std::string& text, const std::string& before, char after) {
+  const std::size_t at = text.find(before);
+  if (at == std::string::npos) return "";
+  const std::size_t start = at + before.size();
+  return text.substr(start, text.find(after, start) - start);
+}
+
+/// Texts of a picture that leave its page, with `kShare` of the font size per character: Helvetica,
+/// Arial and Inter need at most that for such texts.
 std::vector<std::string> cut_texts(const std::string& svg) {
   constexpr double kShare = 0.56;
-  std::smatch page;
-  std::regex_search(svg, page, std::regex("viewBox=\"0 0 ([0-9.]+) "));
-  const double width = std::stod(page[1]);
+  const double width = std::stod(between(svg, "viewBox=\"0 0 ", ' '));
   std::vector<std::string> cut;
-  const std::regex text(
-      "<text x=\"([-0-9.]+)\"[^>]*font-size=\"([0-9.]+)\"[^>]*text-anchor=\"(\\w+)\"[^>]*>([^<]*)<");
-  for (std::sregex_iterator match(svg.begin(), svg.end(), text), end; match != end; ++match) {
-    const double length =
-        kShare * std::stod((*match)[2]) * static_cast<double>((*match)[4].length());
-    const std::string anchor = (*match)[3];
-    const double left = std::stod((*match)[1]) - length * (anchor == "start" ? 0
-                                                           : anchor == "end" ? 1
-                                                                             : 0.5);
-    if (left < 0 || left + length > width) cut.push_back((*match)[4]);
+  for (std::size_t at = svg.find("<text "); at != std::string::npos;
+       at = svg.find("<text ", at + 1)) {
+    const std::string element = svg.substr(at, svg.find('<', at + 1) + 1 - at);
+    const std::string text = between(element, ">", '<');
+    const std::string anchor = between(element, "text-anchor=\"", '"');
+    const double length = kShare * std::stod(between(element, "font-size=\"", '"')) *
+                          static_cast<double>(text.length());
+    const double before = anchor == "end" ? 1 : anchor == "middle" ? 0.5 : 0;
+    const double left = std::stod(between(element, " x=\"", '"')) - length * before;
+    if (left < 0 || left + length > width) cut.push_back(text);
   }
   return cut;
 }
 
 /// Colours that a dark scheme leaves as they are although they are nearly white or black.
 std::vector<std::string> unthemed_colours(const std::string& svg) {
+  constexpr double kShares[] = {0.3, 0.59, 0.11};
   std::vector<std::string> found;
-  const std::regex colour("(?:fill|stroke)=\"#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})\"");
-  for (std::sregex_iterator match(svg.begin(), svg.end(), colour), end; match != end; ++match) {
-    double luminance = 0;
-    const double shares[] = {0.3, 0.59, 0.11};
-    for (std::size_t i = 0; i < 3; ++i)
-      luminance += shares[i] * std::stoi((*match)[i + 1], nullptr, 16) / 255;
-    const std::string rule = "svg [" + match->str() + "]";
-    if ((luminance < 0.25 || luminance > 0.85) && svg.find(rule) == std::string::npos)
-      found.push_back(match->str());
-  }
+  for (const std::string name : {"fill=\"#", "stroke=\"#"})
+    for (std::size_t at = svg.find(name); at != std::string::npos; at = svg.find(name, at + 1)) {
+      const std::string digits = svg.substr(at + name.size(), 6);
+      double luminance = 0;
+      for (std::size_t i = 0; i < 3; ++i)
+        luminance += kShares[i] * std::stoi(digits.substr(2 * i, 2), nullptr, 16) / 255;
+      const std::string attribute = name + digits + "\"";
+      const bool themed = svg.find("svg [" + attribute + "]") != std::string::npos;
+      if ((luminance < 0.25 || luminance > 0.85) && !themed) found.push_back(attribute);
+    }
   return found;
 }
 
