@@ -98,6 +98,9 @@ while read -r header; do
   name=${header#"$work/prefix/include/"}
   case $name in
     shoal/pe.hpp | shoal/nvshmem/*) ;;  # C++17 suffices for programs with nvshmem.h
+    device_host/* | non_abi/*)  # what such programs include by NVSHMEM's paths
+      c++ -std=c++17 -x c++ "${strict[@]}" -fsyntax-only - <<<"#include <$name>"
+      ;;
     *.hpp | *.cuh)
       ! c++ -std=c++17 -x c++ -E "${include[@]}" "$header" 2>"$work/messages" >/dev/null
       grep -q 'Shoal needs C++20' "$work/messages" || { echo "$name does not ask for C++20" >&2; exit 1; }
