@@ -181,6 +181,11 @@ void hand_out(std::uint64_t value, void** data, std::size_t* length) {
   blobs.emplace(*data, std::move(bytes));
 }
 
+void free_worker(Worker* worker) {
+  for (Endpoint* endpoint : worker->endpoints) delete endpoint;
+  delete worker;
+}
+
 }  // namespace
 
 namespace shoal::test {
@@ -192,6 +197,14 @@ FakeUcpCounts fake_ucp_counts() {
 
 void reset_fake_ucp(unsigned seed, FakeUcpFault fails) {
   const std::lock_guard lock(mutex);
+  // Shoal makes no call to a UCX that failed, not even to free its objects.
+  for (const auto& [id, worker] : workers) {
+    for (Endpoint* endpoint : worker->endpoints)
+      for (const Operation& operation : endpoint->operations) delete operation.request;
+    free_worker(worker);
+  }
+  workers.clear();
+  blobs.clear();
   dice.seed(seed);
   fault = fails;
   broken = false;
@@ -249,8 +262,7 @@ void ucp_worker_destroy(ucp_worker_h handle) {
   const std::lock_guard lock(mutex);
   Worker& worker = worker_of(handle);
   workers.erase(worker.id);
-  for (Endpoint* endpoint : worker.endpoints) delete endpoint;
-  delete &worker;
+  free_worker(&worker);
 }
 ucs_status_t ucp_worker_get_address(ucp_worker_h handle, ucp_address_t** address, size_t* length) {
   const std::lock_guard lock(mutex);

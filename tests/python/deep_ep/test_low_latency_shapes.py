@@ -143,12 +143,12 @@ def check_ranks_that_leave_early(_):
             with Stderr() as log:
                 buffer.destroy()
             assert f"PE {here} has closed its world alone" in log.text, log.text
-            break
-        expect_pair(buffer, here)
-    else:
+        elif buffer.runtime is not None:
+            expect_pair(buffer, here)
+        dist.barrier()  # ranks that also destroy their buffers close the world with this one
+    if buffer.runtime is not None:
         buffer.destroy()
     assert buffer.runtime is None
-    dist.barrier()
 
 
 def check_errors_of_warmup(_):

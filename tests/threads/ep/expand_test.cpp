@@ -90,13 +90,14 @@ TEST(EpExpand, NumbersOfAnotherLayout) {
   });
 }
 
-/// Rows, and room for them, at addresses that are no multiples of 16 bytes.
+/// Rows, and room for them, at addresses that are no multiples of 16 bytes, but of their elements.
 TEST(EpExpand, RowsAnywhereInHostMemory) {
   with_group([](ep::Group& group) {
     TensorMover anywhere = host_tensors();
     std::size_t shift = 0;
     anywhere.upload = [&](const Tensor& host) {
-      const std::size_t offset = (shift += 4) % 16;
+      const std::size_t element = size_of(host.dtype);
+      const std::size_t offset = (shift += 4) % 16 / element * element;
       const std::shared_ptr<std::byte[]> memory(new std::byte[host.bytes() + 16]);
       TensorView view = host;
       view.data = memory.get() + offset;
