@@ -6,11 +6,11 @@
 #include <thread>
 
 #include "base/check.hpp"
+#include "fabric/fabric.hpp"
 #include "shoal/collective.hpp"
 #include "shoal_bench.hpp"
 #include "transport/proxy.hpp"
 #include "transport/proxy/thread_platform.hpp"
-#include "world/fabric/fabric.hpp"
 #include "world/state.hpp"
 
 namespace shoal::bench {

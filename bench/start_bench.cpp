@@ -16,11 +16,11 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "fabric/fabric.hpp"
+#include "fabric/trial.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/ep/group.hpp"
 #include "shoal_bench.hpp"
-#include "world/fabric/fabric.hpp"
-#include "world/fabric/trial.hpp"
 #include "world/state.hpp"
 
 namespace shoal::bench {

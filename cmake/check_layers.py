@@ -18,7 +18,15 @@ LAYERS = [
     "topology",
     "memory",
     "transport",
+    "record",
+    "pe",
     "world",
+    "fabric",
+    "team",
+    "heap",
+    "device",
+    "rma",
+    "startup",
     "collective",
     "ep",
     "capi",
@@ -44,15 +52,11 @@ INTERNALS = {
     ("bench/proxy_bench.cpp",): (
         "transport/proxy.hpp",
         "transport/proxy/thread_platform.hpp",
-        "world/fabric/fabric.hpp",
+        "fabric/fabric.hpp",
         "world/state.hpp",
     ),
     # The trial of first operations, made again.
-    ("bench/start_bench.cpp",): (
-        "world/fabric/fabric.hpp",
-        "world/fabric/trial.hpp",
-        "world/state.hpp",
-    ),
+    ("bench/start_bench.cpp",): ("fabric/fabric.hpp", "fabric/trial.hpp", "world/state.hpp"),
     # The text of an errno.
     ("bench/verbs_raw_bench.cpp",): ("base/system_error.hpp",),
     # Header-only: the formats of mlx5 queues.

@@ -65,6 +65,8 @@ README_FOLDERS = (
 SOURCE = C_LIKE | HASH_LIKE | {".md"}
 # Their parent's README describes them.
 WITHOUT_README = (
+    "src/device/cuda",
+    "src/record/cuda",
     "tests/fuzz/corpus",
     "docs/data",
     "docs/images",

@@ -33,8 +33,8 @@ INDIRECT = re.compile(r"^(?!\";)[\w…\"[].*(SHOAL_|allowed: |Setting)|^cannot "
 NO_MESSAGES = {
     "src/base/settings.cpp",
     "src/base/settings_table.cpp",
-    "src/world/startup/agreement.cpp",
-    "src/world/fabric/connectivity_report.cpp",
+    "src/pe/agreement.cpp",
+    "src/startup/connectivity_report.cpp",
     "src/shmem/program.cpp",
 }
 SHORTEST = 8  # characters of an entry besides fields, so that none stands for everything

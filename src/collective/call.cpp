@@ -6,7 +6,7 @@
 
 #include "base/check.hpp"
 #include "collective/reduce_kernel.hpp"
-#include "world/startup/agreement.hpp"
+#include "pe/agreement.hpp"
 
 namespace shoal::collective {
 namespace {

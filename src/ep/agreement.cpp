@@ -4,7 +4,7 @@
 #include <array>
 
 #include "base/check.hpp"
-#include "world/outcome.hpp"
+#include "team/outcome.hpp"
 
 namespace shoal::ep::detail {
 namespace {

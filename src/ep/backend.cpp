@@ -7,7 +7,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "ep/host/backend.hpp"
-#include "world/fabric/fabric.hpp"
+#include "fabric/fabric.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "ep/cuda/backend.hpp"
 #endif

@@ -11,7 +11,7 @@
 #include "ep/block_map.hpp"
 #include "ep/calls.hpp"
 #include "ep/checks.hpp"
-#include "world/forks.hpp"
+#include "pe/forks.hpp"
 
 namespace shoal::ep {
 namespace detail {

@@ -5,7 +5,7 @@
 #include "base/log.hpp"
 #include "ep/backend.hpp"
 #include "ep/calls.hpp"
-#include "world/record/files.hpp"
+#include "record/files.hpp"
 
 namespace shoal::ep::detail {
 namespace {

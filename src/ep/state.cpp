@@ -7,8 +7,8 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "ep/backend.hpp"
-#include "world/forks.hpp"
-#include "world/placement.hpp"
+#include "pe/forks.hpp"
+#include "pe/placement.hpp"
 
 namespace shoal::ep::detail {
 

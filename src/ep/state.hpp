@@ -20,8 +20,8 @@
 #include "ep/plan/routing.hpp"
 #include "ep/plan/shape.hpp"
 #include "ep/work_queue.hpp"
+#include "record/map.hpp"
 #include "shoal/ep/group.hpp"
-#include "world/record/map.hpp"
 #include "world/state.hpp"
 
 namespace shoal::ep::detail {

@@ -10,8 +10,8 @@
 
 #include "memory/cuda/driver.hpp"
 #include "nvshmem/define.hpp"
+#include "pe/forks.hpp"
 #include "shoal/collective.hpp"
-#include "world/forks.hpp"
 
 namespace shoal::nvshmem {
 namespace {

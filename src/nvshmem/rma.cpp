@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Put and get, on the host and on streams. Every function is one of the functions on bytes below.
 #include "nvshmem/define.hpp"
-#include "world/rma/address_checks.hpp"
+#include "rma/address_checks.hpp"
 
 using namespace shoal::nvshmem;
 

@@ -7,8 +7,8 @@
 #include "base/check.hpp"
 #include "nvshmem.h"
 #include "nvshmem/cuda/device_state.hpp"
+#include "pe/memory.hpp"
 #include "shoal/collective.hpp"
-#include "world/memory/memory.hpp"
 #include "world/state.hpp"
 
 namespace shoal::nvshmem {

@@ -9,9 +9,9 @@
 #include <cstddef>
 
 #include "base/check.hpp"
+#include "pe/memory.hpp"
 #include "shmem/ending.hpp"
 #include "shoal/world.hpp"
-#include "world/memory/memory.hpp"
 
 namespace shoal::shmem {
 

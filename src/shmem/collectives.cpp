@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "collective/puller.hpp"
+#include "rma/address_checks.hpp"
 #include "shmem/define.hpp"
-#include "world/rma/address_checks.hpp"
 
 namespace shoal::shmem {
 namespace {

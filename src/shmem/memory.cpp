@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "pe/memory.hpp"
 #include "shmem/allocation.hpp"
 #include "shmem/define.hpp"
-#include "world/memory/memory.hpp"
 
 using namespace shoal::shmem;
 

@@ -14,10 +14,10 @@
 #include <utility>
 
 #include "base/align.hpp"
+#include "fabric/fabric.hpp"
+#include "pe/forks.hpp"
 #include "shmem/ending.hpp"
 #include "shmem/environment.hpp"
-#include "world/fabric/fabric.hpp"
-#include "world/forks.hpp"
 
 namespace shoal::shmem {
 namespace {

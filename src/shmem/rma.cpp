@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Put and get. Every routine is one of the functions on bytes below.
+#include "rma/address_checks.hpp"
 #include "shmem/define.hpp"
-#include "world/rma/address_checks.hpp"
 
 using namespace shoal::shmem;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Put with signal, and signals.
+#include "rma/address_checks.hpp"
 #include "shmem/define.hpp"
-#include "world/rma/address_checks.hpp"
 
 using namespace shoal::shmem;
 

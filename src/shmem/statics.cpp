@@ -17,8 +17,8 @@
 #include "base/align.hpp"
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "pe/memory.hpp"
 #include "shoal/collective.hpp"
-#include "world/memory/memory.hpp"
 #include "world/state.hpp"
 
 namespace shoal::shmem {

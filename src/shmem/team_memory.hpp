@@ -9,7 +9,7 @@
 
 #include "collective/reduce.hpp"
 #include "shoal/world.hpp"
-#include "world/teams/team_state.hpp"
+#include "team/team_state.hpp"
 
 namespace shoal::shmem {
 

@@ -27,14 +27,14 @@
 #include "base/deadline.hpp"
 #include "base/wait_point.hpp"
 #include "memory/device.hpp"
+#include "pe/cause.hpp"
+#include "pe/closers.hpp"
+#include "pe/control.hpp"
+#include "pe/progress.hpp"
+#include "pe/wait_times.hpp"
+#include "record/recorder.hpp"
 #include "shoal/world.hpp"
-#include "world/closers.hpp"
-#include "world/control.hpp"
-#include "world/health/cause.hpp"
-#include "world/health/progress.hpp"
-#include "world/record/recorder.hpp"
-#include "world/teams/team_state.hpp"
-#include "world/wait_times.hpp"
+#include "team/team_state.hpp"
 
 namespace shoal::detail {
 

@@ -7,13 +7,13 @@
 #include <chrono>
 
 #include "checks/world/operations.hpp"
+#include "device/device_side.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/cuda.hpp"
 #include "shoal/device/detail/gda/path.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/world/verbs.hpp"
 #include "transport/gda/host_platform.hpp"
-#include "world/device_side.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test::fake_gpu {

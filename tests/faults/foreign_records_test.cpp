@@ -10,13 +10,13 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "record/layout.hpp"
+#include "record/map.hpp"
 #include "shoal/memory_map.hpp"
 #include "shoal/observe.hpp"
 #include "support/built.hpp"
 #include "support/expect_error.hpp"
 #include "support/process/process.hpp"
-#include "world/record/layout.hpp"
-#include "world/record/map.hpp"
 
 namespace shoal::test {
 namespace {

@@ -33,7 +33,7 @@ MUTATIONS = [
     ),
     (
         "World::fence does nothing",
-        "src/world/rma/operations.cpp",
+        "src/rma/operations.cpp",
         "  state().fabric().fence();",
         "  (void)state();",
     ),
@@ -76,7 +76,7 @@ MUTATIONS = [
     ),
     (
         "World::quiet does nothing",
-        "src/world/rma/operations.cpp",
+        "src/rma/operations.cpp",
         "  state().quiet();",
         "  (void)state();",
     ),

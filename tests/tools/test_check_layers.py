@@ -25,7 +25,7 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
     files = {
         "include/shoal/world.hpp": "#include <shoal/error.hpp>\n#include <memory>\n",
         "src/base/check.hpp": "#include <string>\n",
-        "src/world/world.cpp": '#include "base/check.hpp"\n#include "transport/transport.hpp"\n#include "shoal/world.hpp"\n',
+        "src/startup/world.cpp": '#include "base/check.hpp"\n#include "transport/transport.hpp"\n#include "shoal/world.hpp"\n',
         "src/transport/transport.hpp": "",
         "src/transport/factories.cpp": '#include "transport/shm/shm.hpp"\n#include "transport/transport.hpp"\n',
         "src/transport/shm/shm.hpp": "",
@@ -44,7 +44,7 @@ def test_accepts_a_tree_that_follows_the_rules(tmp_path):
         ("src/base/log.cpp", "world/state.hpp"),
         ("src/bootstrap/tcp.cpp", "memory/host/segment.hpp"),
         ("src/collective/reduce.cpp", "ep/numeric/bf16.hpp"),
-        ("src/world/rma.cpp", "transport/shm/shm.hpp"),
+        ("src/rma/rma.cpp", "transport/shm/shm.hpp"),
         ("src/transport/self/self.cpp", "transport/shm/shm.hpp"),
         ("src/transport/shm/shm.cpp", "transport/message/engine.hpp"),
         ("src/transport/message/engine.cpp", "transport/ofi/network.hpp"),

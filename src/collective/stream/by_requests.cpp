@@ -6,8 +6,8 @@
 #include "base/align.hpp"
 #include "base/check.hpp"
 #include "collective/stream/host_forms.hpp"
+#include "device/device_side.hpp"
 #include "shoal/device/detail/collective/plan.hpp"
-#include "world/device_side.hpp"
 
 namespace shoal::collective {
 namespace {

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "base/check.hpp"
+#include "device/device_side.hpp"
 #include "shoal/cuda.hpp"
-#include "world/device_side.hpp"
 
 namespace shoal::collective {
 namespace {

@@ -15,9 +15,9 @@
 #include "collective/reduce_kernel.hpp"
 #include "collective/stream/by_requests.hpp"
 #include "collective/stream/launch.hpp"
+#include "device/device_side.hpp"
+#include "pe/memory.hpp"
 #include "shoal/cuda_collective.hpp"
-#include "world/device_side.hpp"
-#include "world/memory/memory.hpp"
 #include "world/state.hpp"
 
 namespace shoal {

@@ -2,11 +2,11 @@
 // fault_messages.cpp: from a kernel's report (device/faults.cuh) to the error that a call throws.
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "device/device_side.hpp"
 #include "ep/checks.hpp"
 #include "ep/cuda/fault_text.hpp"
 #include "ep/cuda/group.hpp"
-#include "world/device_side.hpp"
-#include "world/fabric/fabric.hpp"
+#include "fabric/fabric.hpp"
 
 namespace shoal::ep::cuda {
 namespace {

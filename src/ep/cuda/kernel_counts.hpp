@@ -9,8 +9,8 @@
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/device/record.cuh"
 #include "ep/plan/shape.hpp"
+#include "record/recorder.hpp"
 #include "shoal/ep/group.hpp"
-#include "world/record/recorder.hpp"
 
 namespace shoal::ep::cuda {
 

@@ -13,7 +13,7 @@
 #include "ep/cuda/clock.hpp"
 #include "ep/cuda/group.hpp"
 #include "ep/cuda/kernel_counts.hpp"
-#include "world/record/refresh.hpp"
+#include "record/refresh.hpp"
 
 namespace shoal::ep::cuda {
 

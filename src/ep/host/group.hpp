@@ -8,7 +8,7 @@
 #include "ep/host/layout.hpp"
 #include "ep/host/rows/worker_pool.hpp"
 #include "ep/state.hpp"
-#include "world/wait_order.hpp"
+#include "pe/wait_order.hpp"
 
 namespace shoal::ep::host {
 

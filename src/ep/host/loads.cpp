@@ -4,7 +4,7 @@
 #include <set>
 
 #include "base/log.hpp"
-#include "world/fabric/fabric.hpp"
+#include "fabric/fabric.hpp"
 #include "world/state.hpp"
 
 namespace shoal::ep::host {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "checks/world/operations.hpp"
+#include "fabric/fabric.hpp"
 #include "support/made_up.hpp"
 #include "support/rounds.hpp"
-#include "world/fabric/fabric.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "checks/world/operations.hpp"
+#include "device/device_side.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/cuda.hpp"
-#include "world/device_side.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {

@@ -9,8 +9,8 @@
 #include <span>
 #include <thread>
 
+#include "pe/memory.hpp"
 #include "shoal/collective.hpp"
-#include "world/memory/memory.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {

@@ -5,10 +5,10 @@
 #include <chrono>
 #include <memory>
 
+#include "fabric/fabric.hpp"
 #include "shoal/world.hpp"
 #include "transport/proxy.hpp"
 #include "transport/proxy/thread_platform.hpp"
-#include "world/fabric/fabric.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checks/world/operations.hpp"
+#include "fabric/fabric.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/device/detail/gda/operations.hpp"
 #include "support/cuda/fake_cuda.hpp"
@@ -17,7 +18,6 @@
 #include "support/world/verbs.hpp"
 #include "transport/device_queues.hpp"
 #include "transport/gda/host_platform.hpp"
-#include "world/fabric/fabric.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {

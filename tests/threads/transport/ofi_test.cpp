@@ -17,6 +17,7 @@
 #include "checks/collective/reference.hpp"
 #include "checks/transport/tunings.hpp"
 #include "checks/world/operations.hpp"
+#include "fabric/fabric.hpp"
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
 #include "support/made_up.hpp"
@@ -24,7 +25,6 @@
 #include "support/process/threads_called.hpp"
 #include "support/rounds.hpp"
 #include "support/world/ofi.hpp"
-#include "world/fabric/fabric.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {

@@ -9,13 +9,13 @@
 #include <numeric>
 
 #include "checks/world/operations.hpp"
+#include "fabric/fabric.hpp"
 #include "shoal/collective.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/expect_error.hpp"
 #include "support/world/ofi.hpp"
 #include "support/world/world_local.hpp"
 #include "transport/staged/layout.hpp"
-#include "world/fabric/fabric.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A world closes the objects that use its memory before it releases that memory.
-#include "world/closers.hpp"
+#include "pe/closers.hpp"
 
 #include <gtest/gtest.h>
 

@@ -13,12 +13,12 @@
 #include <thread>
 
 #include "checks/world/operations.hpp"
+#include "pe/control.hpp"
+#include "pe/memory.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/observe.hpp"
 #include "support/expect_error.hpp"
 #include "support/world/world_errors.hpp"
-#include "world/control.hpp"
-#include "world/memory/memory.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {

@@ -13,6 +13,8 @@
 #include "checks/world/operations.hpp"
 #include "checks/world/share.hpp"
 #include "ep/backend.hpp"
+#include "fabric/connectivity.hpp"
+#include "heap/shared_buffers.hpp"
 #include "memory/cuda/driver.hpp"
 #include "shoal/collective.hpp"
 #include "support/cuda/fake_cuda.hpp"
@@ -21,8 +23,6 @@
 #include "support/world/world_errors.hpp"
 #include "support/world/world_local.hpp"
 #include "transport/module.hpp"
-#include "world/fabric/connectivity.hpp"
-#include "world/memory/shared_buffers.hpp"
 
 namespace shoal::test {
 namespace {

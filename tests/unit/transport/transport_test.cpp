@@ -10,10 +10,10 @@
 #include <functional>
 #include <numeric>
 
+#include "fabric/connectivity.hpp"
 #include "shoal/error.hpp"
 #include "support/expect_error.hpp"
 #include "transport/self/self.hpp"
-#include "world/fabric/connectivity.hpp"
 
 namespace shoal {
 namespace {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The texts in which PEs pass on the first cause of a failure.
-#include "world/health/cause.hpp"
+#include "pe/cause.hpp"
 
 #include <gtest/gtest.h>
 
-#include "world/control.hpp"
+#include "pe/control.hpp"
 
 namespace shoal::test {
 namespace {

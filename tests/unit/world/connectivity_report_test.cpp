@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The connectivity report of shoal-info: for every pair of PEs the transport, and why none of the
 // others.
-#include "world/fabric/connectivity_report.hpp"
+#include "startup/connectivity_report.hpp"
 
 #include <gtest/gtest.h>
 

@@ -9,10 +9,10 @@
 #include <stdexcept>
 #include <thread>
 
+#include "record/recorder.hpp"
+#include "record/refresh.hpp"
 #include "shoal/observe.hpp"
 #include "shoal/settings.hpp"
-#include "world/record/recorder.hpp"
-#include "world/record/refresh.hpp"
 
 namespace shoal::detail::record {
 namespace {

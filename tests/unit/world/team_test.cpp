@@ -9,13 +9,13 @@
 #include <tuple>
 
 #include "base/wait_point.hpp"
+#include "pe/agreement.hpp"
+#include "pe/control.hpp"
+#include "pe/placement.hpp"
 #include "shoal/error.hpp"
+#include "team/slots.hpp"
+#include "team/teams.hpp"
 #include "topology/identity.hpp"
-#include "world/control.hpp"
-#include "world/placement.hpp"
-#include "world/startup/agreement.hpp"
-#include "world/teams/slots.hpp"
-#include "world/teams/teams.hpp"
 
 namespace shoal {
 namespace {

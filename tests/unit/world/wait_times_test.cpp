@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
-#include "world/wait_order.hpp"
-#include "world/wait_times.hpp"
+#include "pe/wait_order.hpp"
+#include "pe/wait_times.hpp"
 
 namespace shoal::test {
 namespace {

@@ -4,13 +4,13 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "device/device_side.hpp"
 #include "ep/block_map.hpp"
 #include "ep/cuda/low_latency/remote_ranks.hpp"
 #include "ep/cuda/regions.hpp"
+#include "fabric/fabric.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/device.hpp"
-#include "world/device_side.hpp"
-#include "world/fabric/fabric.hpp"
 
 namespace shoal::ep::cuda {
 namespace {

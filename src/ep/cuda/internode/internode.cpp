@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "world/device_side.hpp"
+#include "device/device_side.hpp"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "ep/cuda/normal/kernels.cuh"
 #include "ep/state.hpp"
-#include "world/memory/shared_buffers.hpp"
+#include "heap/shared_buffers.hpp"
 
 namespace shoal::ep::cuda {
 

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fabric/fabric.hpp"
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "base/wait_point.hpp"
+#include "transport/device_queues.hpp"
+#include "transport/heap_rma.hpp"
+#include "world/state.hpp"
+
+namespace shoal::detail {
+
+HeapRoute Fabric::gpu_heap_route(Pe pe, transport::Capabilities needed) const {
+  const auto i = static_cast<std::size_t>(pe);
+  require((gpu_map_.capabilities[i] & needed) == needed, Code::unsupported,
+          "PE {} cannot do {} on the heap of PE {} in GPU memory: {}", placement_.my_pe,
+          [&] { return transport::describe(needed); }, pe,
+          [&] { return why_not(gpu_map_, placement_.my_pe, placement_.my_pe, pe); });
+  memory_.device()->activate();
+  return {*gpu_transports_[gpu_map_.transport_of[i]], 0};
+}
+
+std::string why_out_of_reach(const WorldState& state, Pe pe) {
+  if (!state.memory().heap_on_gpu())
+    return "they are on different nodes (SHOAL_NODE_SIZE or the hosts say so)";
+  return why_not(state.fabric().gpu_map(), state.my_pe(), state.my_pe(), pe);
+}
+
+void Fabric::fence() const {
+  for (Pe pe = 0; pe < placement_.n_pes; ++pe) {
+    route(pe).fence(pe);
+    for (const auto& transport : gpu_transports_) transport->fence(pe);
+  }
+}
+
+bool Fabric::uses_network() const noexcept {
+  return transports_.size() > transport::factories().size();
+}
+
+bool Fabric::progress() noexcept {
+  bool any = false;
+  for (const auto& network : networks()) any |= network->progress();
+  return any;
+}
+
+int Fabric::polls_per_yield() const noexcept {
+  int polls = 0;
+  for (const auto& network : networks())
+    polls = polls == 0 ? network->polls_per_yield() : std::min(polls, network->polls_per_yield());
+  return std::max(polls, 1);
+}
+
+std::vector<WaitPoint*> Fabric::wait_points() const {
+  std::vector<WaitPoint*> points;
+  for (Pe pe = 0; pe < placement_.n_pes; ++pe) {
+    std::byte* const base = route(pe).base(pe);
+    points.push_back(base == nullptr
+                         ? nullptr
+                         : reinterpret_cast<WaitPoint*>(base + memory_.layout().wait_point()));
+  }
+  return points;
+}
+
+std::string Fabric::heap_note(Pe pe) const {
+  std::string note = gpu_transports_[gpu_map_.transport_of[static_cast<std::size_t>(pe)]]->note(pe);
+  if (const auto* const queues = device_queues(pe); queues != nullptr)
+    note += (note.empty() ? "" : "; ") + queues->describe(pe);
+  return note;
+}
+
+const transport::DeviceQueues* Fabric::device_queues(Pe pe) const noexcept {
+  if (!memory_.heap_on_gpu() || pe == placement_.my_pe || peer_base(pe) != nullptr) return nullptr;
+  return route(pe).device_queues();
+}
+
+std::vector<std::byte> Fabric::add_heap(std::size_t offset, std::size_t bytes) {
+  constexpr std::size_t kBytes = transport::HeapRma::kBlobBytes;
+  std::vector<std::byte> all;
+  for (const auto& network : networks()) {
+    all.resize(all.size() + kBytes);  // zeros: it does not access GPU memory
+    if (transport::HeapRma* const rma = network->heap_rma(); rma != nullptr)
+      std::ranges::copy(rma->add(offset, bytes), all.end() - kBytes);
+  }
+  return all;
+}
+
+void Fabric::connect_heap(const Blobs& all) {
+  constexpr std::size_t kBytes = transport::HeapRma::kBlobBytes;
+  for (std::size_t n = 0; n < networks().size(); ++n) {
+    transport::HeapRma* const rma = networks()[n]->heap_rma();
+    if (rma == nullptr) continue;
+    Blobs blobs;
+    for (const auto& of_pe : all) {
+      const auto start = of_pe.begin() + static_cast<std::ptrdiff_t>(n * kBytes);
+      blobs.emplace_back(start, start + kBytes);
+    }
+    rma->connect(blobs);
+  }
+}
+
+void Fabric::roll_back_heap(std::size_t offset) noexcept {
+  for (const auto& network : networks())
+    if (transport::HeapRma* const rma = network->heap_rma(); rma != nullptr) rma->roll_back(offset);
+}
+
+void Fabric::release() noexcept {
+  peer_bases_.clear();
+  gpu_transports_.clear();
+  transports_.clear();
+  kept_.clear();
+}
+
+}  // namespace shoal::detail

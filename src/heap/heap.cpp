@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+// The symmetric heap. Every PE keeps its own allocator, and all PEs make the same calls, so that an
+// allocation has the same offset on every PE.
+#include "shoal/heap.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <optional>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+#include "fabric/fabric.hpp"
+#include "pe/agreement.hpp"
+#include "pe/forks.hpp"
+#include "pe/memory.hpp"
+#include "team/outcome.hpp"
+#include "world/state.hpp"
+
+namespace shoal {
+namespace detail {
+namespace {
+
+constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
+constexpr std::size_t kTooMuch = std::numeric_limits<std::size_t>::max();
+constexpr std::size_t kMaximumAlignment = memory::Segment::kAlignment;
+
+enum class HeapCall : std::uint64_t { none, allocate, release };
+
+/// The arguments of one PE's heap call and the place that its own allocator chose.
+struct HeapRequest {
+  HeapCall call;
+  std::uint64_t bytes;
+  std::uint64_t alignment;  ///< of an allocation; else 0
+  std::uint64_t offset;     ///< kNone: no room
+};
+
+std::string describe(const HeapRequest& request) {
+  if (request.call == HeapCall::release)
+    return fmt::format("free of {} bytes at offset {}", request.bytes, request.offset);
+  std::string text = request.bytes == kTooMuch ? "malloc of more bytes than can be counted"
+                                               : fmt::format("malloc of {} bytes", request.bytes);
+  if (request.alignment > memory::Allocator::kMinimumAlignment)
+    text += fmt::format(" aligned to {}", request.alignment);
+  return text + (request.offset == kNone ? "" : fmt::format(" at offset {}", request.offset));
+}
+
+/// Returns when all PEs made this call with the same arguments and their allocators chose the same
+/// place. Throws on all PEs otherwise: Error{mismatch}, or `failure` of the PE that has one.
+void agree(WorldState& state, const HeapRequest& mine,
+           const std::optional<Error>& failure = std::nullopt) {
+  TeamState& team = state.world_team();
+  state.set_progress(Activity::allocating, team.epoch + 1,
+                     mine.call == HeapCall::allocate ? "malloc" : "free");
+  const auto all = exchange_or_throw(state, mine, failure, describe(mine).c_str());
+  std::vector<std::string> texts;
+  for (const HeapRequest& request : all) texts.push_back(describe(request));
+  const bool equal = std::all_of(texts.begin(), texts.end(),
+                                 [&](const auto& text) { return text == texts.front(); });
+  require(
+      equal, Code::mismatch,
+      "PEs make different calls on the symmetric heap: {}; all must make the same calls in the same "
+      "order{}",
+      [&] { return group_by_text(texts, team.pes); },
+      [&] { return state.refusal(team.pes, team.call(team.epoch)); });
+  state.set_progress(Activity::idle, team.epoch, "heap call");
+}
+
+Memory& open_memory(const WorldState& state, const char* what) {
+  if (!state.is_open()) fail(Code::closed, "{}: {}", what, why_closed(&state));
+  return state.memory();
+}
+
+std::size_t product(std::size_t count, std::size_t size) {
+  return size != 0 && count > kTooMuch / size ? kTooMuch : count * size;
+}
+
+/// All-gather of `mine`, which has the same size on every PE.
+std::vector<std::vector<std::byte>> exchange_blobs(WorldState& state,
+                                                   const std::vector<std::byte>& mine,
+                                                   const char* what) {
+  std::vector<std::vector<std::byte>> blobs(state.world_team().pes.size());
+  for (std::size_t done = 0; done < mine.size();) {
+    const std::size_t bytes = std::min(mine.size() - done, WorldState::kExchangeBytes);
+    const auto all = state.exchange(state.world_team(), mine.data() + done, bytes, what);
+    auto at = all.begin();
+    for (auto& blob : blobs) {
+      blob.insert(blob.end(), at, at + static_cast<std::ptrdiff_t>(bytes));
+      at += static_cast<std::ptrdiff_t>(bytes);
+    }
+    done += bytes;
+  }
+  return blobs;
+}
+
+/// Backs the first `bytes` bytes of the heap of every PE with memory. Collective. Throws on all PEs
+/// or on none, and changes nothing when it throws.
+void grow(WorldState& state, std::size_t bytes) {
+  constexpr const char* kGrow = "heap growth";
+  const Placement& placement = state.placement();
+  Memory& memory = state.memory();
+  memory::DeviceHeap& heap = *memory.device_heap();
+  state.set_progress(Activity::allocating, state.world_team().epoch + 1, "grow");
+  std::vector<std::byte> mine;
+  const auto added = attempt([&] {
+    memory.device()->activate();
+    mine = heap.add(heap.step(bytes));
+  });
+  try {
+    agree_on_outcome(state, added, kGrow);
+    const auto blobs = exchange_blobs(state, mine, kGrow);
+    const auto check = [&] {
+      if (const auto failure = state.failure()) fail(Code::peer_failed, "{}", *failure);
+    };
+    const auto connected = attempt([&] {
+      heap.connect(blobs, {placement.token, placement.my_pe, state.settings().timeout, check});
+    });
+    agree_on_outcome(state, connected, kGrow);
+    if (state.fabric().uses_network()) {
+      std::vector<std::byte> keys;
+      const auto registered = attempt(
+          [&] { keys = state.fabric().add_heap(heap.mapped(), heap.step(bytes) - heap.mapped()); });
+      agree_on_outcome(state, registered, kGrow);
+      state.fabric().connect_heap(exchange_blobs(state, keys, kGrow));
+    }
+  } catch (...) {
+    state.fabric().roll_back_heap(heap.mapped());
+    heap.roll_back();
+    throw;
+  }
+  heap.commit();
+  state.set_progress(Activity::idle, state.world_team().epoch, "heap call");
+}
+
+/// Sets newly allocated memory of this PE to zero.
+void clear(const Memory& memory, std::size_t offset, std::size_t bytes) {
+  if (bytes == 0) return;
+  std::byte* const start = memory.heap_base() + offset;
+  if (!memory.heap_on_gpu()) {
+    std::memset(start, 0, bytes);
+    return;
+  }
+  memory.device()->activate();
+  memory.device()->zero(start, bytes);
+  memory.device()->synchronize("calloc");
+}
+
+/// Bytes of a new block that may hold old data. New pages of the host are zero; new memory of a GPU
+/// need not be. `touched`: end of the heap that was ever in use.
+std::size_t bytes_to_clear(const Memory& memory, std::size_t offset, std::size_t bytes,
+                           std::size_t touched) {
+  if (memory.heap_on_gpu()) return bytes;
+  return offset >= touched ? 0 : std::min(bytes, touched - offset);
+}
+
+void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool zero) {
+  Memory& memory = open_memory(state, "malloc");
+  state.checked(state.world_team(), [&] {
+    require(alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= kMaximumAlignment,
+            Code::invalid_argument, "align: an alignment of {}; allowed: powers of two up to {}",
+            alignment, kMaximumAlignment);
+  });
+  memory::Allocator& allocator = memory.heap();
+  const std::size_t touched = allocator.high_water();
+  const auto offset = allocator.allocate(bytes, alignment);
+  const bool grows = offset && *offset + bytes > memory.heap_mapped();
+  const std::size_t to_clear = offset && zero ? bytes_to_clear(memory, *offset, bytes, touched) : 0;
+  try {
+    // Cleared before the other PEs know of the block: afterwards they may write there.
+    const auto cleared = attempt([&] {
+      if (!grows) clear(memory, offset.value_or(0), to_clear);
+    });
+    agree(state, {HeapCall::allocate, bytes, alignment, offset ? *offset : kNone}, cleared);
+    if (grows) {
+      grow(state, *offset + bytes);
+      clear(memory, *offset, to_clear);
+      state.sync(state.world_team(), "malloc");
+    }
+  } catch (...) {
+    if (offset) allocator.release(*offset);
+    throw;
+  }
+  if (offset) {
+    memory.map().add("allocation", *offset, allocator.size_of(*offset));
+    return memory.heap_base() + *offset;
+  }
+  if (bytes == 0) return nullptr;
+  fail(Code::exhausted,
+       "the symmetric heap has no room for {} bytes aligned to {}: {} of {} bytes are free, the "
+       "largest block has {}; SHOAL_SYMMETRIC_SIZE sets the size",
+       bytes, std::max(alignment, memory::Allocator::kMinimumAlignment), allocator.free(),
+       allocator.size(), allocator.largest_free());
+}
+
+/// The offset of a block that is allocated.
+std::size_t checked_block(WorldState& state, const void* pointer) {
+  const SymmetricHeap& heap = state.heap();
+  require(heap.contains(pointer), Code::invalid_argument,
+          "free of {}, which malloc, calloc and align did not return: it is not in this PE's "
+          "symmetric heap of {} bytes at {}",
+          pointer, heap.size(), static_cast<const void*>(heap.base()));
+  const std::size_t offset = heap.offset_of(pointer);
+  require(state.memory().heap().size_of(offset) != 0, Code::invalid_argument,
+          "free of {} at heap offset {}, which malloc, calloc and align did not return or which is "
+          "free already",
+          pointer, offset);
+  return offset;
+}
+
+/// Checks the pointer before the collective part: a PE with a wrong pointer throws alone, and the
+/// PEs stay in step. A failure to complete earlier operations is thrown on all PEs.
+void release(WorldState& state, const void* pointer) {
+  Memory& memory = open_memory(state, "free");
+  const std::size_t offset =
+      state.checked(state.world_team(), [&] { return checked_block(state, pointer); });
+  const std::size_t bytes = memory.heap().size_of(offset);
+  const auto completed = attempt([&] { state.fabric().quiet_segments(); });
+  agree(state, {HeapCall::release, bytes, 0, offset}, completed);
+  memory.map().remove(offset);
+  memory.heap().release(offset);
+}
+
+/// Releases the memory of a SymmetricArray that is destroyed. During an exception or after a
+/// failure the other PEs do not make the collective call: then the memory stays allocated, and the
+/// next heap call reports that the PEs differ.
+void release_quietly(const std::weak_ptr<WorldState>& weak, void* pointer) noexcept {
+  const auto state = weak.lock();
+  if (!state || !state->is_open() || std::uncaught_exceptions() > 0 || state->failure()) return;
+  try {
+    release(*state, pointer);
+  } catch (const std::exception& error) {
+    log::warn("PE {}: symmetric memory was not released: {}", state->my_pe(), error.what());
+  }
+}
+
+}  // namespace
+
+void fail_subspan(std::size_t first, std::size_t length, std::size_t count) {
+  fail(Code::invalid_argument,
+       "RemoteSpan::subspan: {} elements from element {} leave the span of {}", length, first,
+       count);
+}
+
+std::shared_ptr<void> allocate_symmetric(WorldState& state, std::size_t count, std::size_t size,
+                                         std::size_t alignment) {
+  void* const pointer = allocate(state, product(count, size), alignment, true);
+  if (pointer == nullptr) return nullptr;
+  return {pointer,
+          [weak = state.weak_from_this()](void* memory) { release_quietly(weak, memory); }};
+}
+
+}  // namespace detail
+
+void* SymmetricHeap::malloc(std::size_t bytes) {
+  return detail::allocate(*state_, bytes, 1, false);
+}
+
+void* SymmetricHeap::align(std::size_t alignment, std::size_t bytes) {
+  return detail::allocate(*state_, bytes, alignment, false);
+}
+
+void* SymmetricHeap::calloc(std::size_t count, std::size_t size) {
+  return detail::allocate(*state_, detail::product(count, size), 1, true);
+}
+
+void SymmetricHeap::free(void* pointer) {
+  if (pointer != nullptr) detail::release(*state_, pointer);
+}
+
+void SymmetricHeap::register_buffer(void* pointer, std::size_t bytes) {
+  detail::Memory& memory = detail::open_memory(*state_, "register_buffer");
+  const auto* const start = static_cast<const std::byte*>(pointer);
+  require(start + bytes <= base() || start >= base() + size(), Code::invalid_argument,
+          "register_buffer of {} bytes at {}: this lies in the symmetric heap, which needs no "
+          "registration",
+          bytes, pointer);
+  memory.registered_buffers().add(pointer, bytes);
+}
+
+void SymmetricHeap::unregister_buffer(void* pointer) {
+  detail::open_memory(*state_, "unregister_buffer").registered_buffers().remove(pointer);
+}
+
+void* SymmetricHeap::peer_pointer(const void* local, Pe pe) const {
+  const std::size_t offset = offset_of(local);
+  require(pe >= 0 && pe < state_->n_pes(), Code::invalid_argument,
+          "peer_pointer: PE {}; the world has PEs 0 to {}", pe, state_->n_pes() - 1);
+  std::byte* const peer = state_->peer_base(pe);
+  return peer == nullptr ? nullptr : peer + offset;
+}
+
+std::size_t SymmetricHeap::offset_of(const void* local) const {
+  detail::open_memory(*state_, "offset_of");
+  require(contains(local), Code::invalid_argument,
+          "{} is not in this PE's symmetric heap of {} bytes at {}", local, size(),
+          static_cast<const void*>(base()));
+  return static_cast<std::size_t>(static_cast<const std::byte*>(local) - base());
+}
+
+bool SymmetricHeap::contains(const void* local, std::size_t bytes) const noexcept {
+  if (!state_->is_open()) return false;
+  const auto start = reinterpret_cast<std::uintptr_t>(base());
+  const auto address = reinterpret_cast<std::uintptr_t>(local);
+  return address >= start && address - start < size() && bytes <= size() - (address - start);
+}
+
+Device SymmetricHeap::device() const noexcept {
+  const memory::Device* const gpu = state_->cuda();
+  return gpu != nullptr ? Device{DeviceKind::cuda, gpu->device} : Device{};
+}
+
+std::shared_ptr<void> SymmetricHeap::memory_owner() const {
+  struct Owner {  // members are destroyed in reverse order: the heap before the GPU's context
+    std::shared_ptr<memory::Device> device;
+    std::shared_ptr<memory::Segment> segment;
+    std::shared_ptr<memory::DeviceHeap> heap;
+  };
+  const detail::Memory& memory = state_->memory();
+  return std::make_shared<Owner>(Owner{memory.device(), memory.segment(), memory.device_heap()});
+}
+
+std::byte* SymmetricHeap::base() const noexcept {
+  return state_->is_open() ? state_->memory().heap_base() : nullptr;
+}
+std::size_t SymmetricHeap::size() const noexcept {
+  return state_->is_open() ? state_->memory().heap_size() : 0;
+}
+std::size_t SymmetricHeap::used() const {
+  return detail::open_memory(*state_, "used").heap().used();
+}
+std::size_t SymmetricHeap::largest_free() const {
+  return detail::open_memory(*state_, "largest_free").heap().largest_free();
+}
+
+}  // namespace shoal

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// address_checks.hpp: argument checks of one-sided operations, shared by the operations of the host
+// and those on streams.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/check.hpp"
+#include "pe/memory.hpp"
+#include "pe/placement.hpp"
+#include "world/state.hpp"
+
+namespace shoal::detail {
+
+inline void check_pe(const WorldState& world, const char* what, Pe pe) {
+  const Pe n_pes = world.placement().n_pes;
+  require(pe >= 0 && pe < n_pes, Code::invalid_argument, "{}: PE {}; the world has PEs 0 to {}",
+          what, pe, n_pes - 1);
+}
+
+/// Checks that [address, address + bytes) lies in the heap of a PE of the world and is backed by
+/// memory. Returns its offset.
+inline std::size_t checked(const WorldState& world, const char* what, RemoteAddress address,
+                           std::size_t bytes) {
+  check_pe(world, what, address.pe);
+  const Memory& memory = world.memory();
+  const std::size_t size = memory.heap_size();
+  require(address.offset <= size && bytes <= size - address.offset, Code::invalid_argument,
+          "{}: {} bytes at offset {} of PE {} leave the symmetric heap of {} bytes "
+          "(SHOAL_SYMMETRIC_SIZE)",
+          what, bytes, address.offset, address.pe, size);
+  require(bytes == 0 || address.offset + bytes <= memory.heap_mapped(), Code::invalid_argument,
+          "{}: {} bytes at offset {} of PE {}: the heap of {} bytes has memory up to {} so far; "
+          "allocate it first",
+          what, bytes, address.offset, address.pe, size, memory.heap_mapped());
+  return address.offset;
+}
+
+/// As checked, for an aligned word of `width` bytes.
+inline std::size_t checked_word(const WorldState& world, const char* what, RemoteAddress address,
+                                std::size_t width) {
+  require(width == 4 || width == 8, Code::invalid_argument,
+          "{}: a word of {} bytes; allowed: 4 or 8", what, width);
+  require(address.offset % width == 0, Code::invalid_argument,
+          "{}: offset {} of PE {} is not a multiple of the word's {} bytes", what, address.offset,
+          address.pe, width);
+  return checked(world, what, address, width);
+}
+
+inline std::size_t checked_signal(const WorldState& world, const char* what,
+                                  RemoteSpan<std::uint64_t> flag) {
+  require(flag.count >= 1, Code::invalid_argument, "{}: an empty span as signal", what);
+  return checked_word(world, what, flag.address, sizeof(std::uint64_t));
+}
+
+/// Data and signal of one put_signal must be on the same PE.
+inline void check_same_pe(RemoteAddress target, RemoteSpan<std::uint64_t> flag) {
+  require(flag.address.pe == target.pe, Code::invalid_argument,
+          "put_signal: data for PE {}, but a signal of PE {}; they must be one PE", target.pe,
+          flag.address.pe);
+}
+
+inline void check_local(const char* what, const void* buffer, std::size_t bytes) {
+  require(buffer != nullptr || bytes == 0, Code::invalid_argument,
+          "{}: the local buffer of {} bytes is null", what, bytes);
+}
+
+inline void check_equal_counts(std::size_t target, std::size_t source) {
+  require(target == source, Code::invalid_argument,
+          "source has {} elements, target {}; they must be equal", source, target);
+}
+
+/// Bytes from the first to the last element. Saturates, so that the range check rejects a size that
+/// overflows.
+inline std::size_t extent(std::size_t element, std::size_t stride, std::size_t count) {
+  if (count == 0) return 0;
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(count - 1, stride, &bytes) ||
+      __builtin_add_overflow(bytes, element, &bytes))
+    return SIZE_MAX;
+  return bytes;
+}
+
+/// Checks that `count` elements, `remote_stride` apart, lie in a remote span of `available`.
+inline void check_strides(std::size_t available, std::ptrdiff_t remote_stride,
+                          std::ptrdiff_t local_stride, std::size_t count) {
+  require(remote_stride >= 1 && local_stride >= 1, Code::invalid_argument,
+          "strides of {} elements (remote) and {} (local); both must be at least 1", remote_stride,
+          local_stride);
+  require(extent(1, static_cast<std::size_t>(remote_stride), count) <= available,
+          Code::invalid_argument, "{} elements {} apart leave the remote span of {} elements",
+          count, remote_stride, available);
+}
+
+}  // namespace shoal::detail
