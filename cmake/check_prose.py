@@ -10,7 +10,7 @@ is any, else 0.
 - No line of prose is wider than 100 columns. Tables, links and code blocks of pages may be.
 - Comments have no rulers and no line that breaks early in a sentence, as a formatter leaves them.
 - Every source file has an SPDX line.
-- Every folder of sources has a README, which begins with a heading.
+- A README begins with a heading.
 """
 
 import io
@@ -25,8 +25,7 @@ SPDX = "SPDX-License-Identifier: Apache-2.0"
 C_LIKE = {".cpp", ".hpp", ".h", ".c", ".cu", ".cuh", ".pml"}
 HASH_LIKE = {".py", ".sh", ".cmake"}
 HASH_NAMES = {"CMakeLists.txt", "run", "run-gpu-tests", "run-gpu-bench", "Dockerfile"}
-# The one place where codes of requirements belong, and files that quote what is checked here.
-WITH_CODES = {"tests/README.md"}
+# Files that quote what is checked here.
 QUOTING = {"cmake/check_prose.py", "tests/tools/test_check_prose.py"}
 DATA = ("docs/data/", "tests/data/", "tests/fuzz/corpus/", ".devcontainer/")
 CODE = re.compile(
@@ -50,33 +49,6 @@ RULER = re.compile(r"^\s*(?://+|#)\s*[-=*_]{4,}\s*\S{0,40}\s*[-=*_]*\s*$")
 COMMENT_LINE = re.compile(r"^(\s*)(//+<?) (\S.*)$")
 # A line breaks early where the first word of the next would leave this many columns free.
 EARLY = 20
-README_FOLDERS = (
-    "include",
-    "src",
-    "tools",
-    "tests",
-    "bench",
-    "docs",
-    "examples",
-    "cmake",
-    "python",
-    "emulator",
-)
-SOURCE = C_LIKE | HASH_LIKE | {".md"}
-# Their parent's README describes them.
-WITHOUT_README = (
-    "src/device/cuda",
-    "src/record/cuda",
-    "tests/fuzz/corpus",
-    "docs/data",
-    "docs/images",
-    "tests/data/doctor/",
-    "tests/unit/",
-    "tests/threads/",
-    "tests/gpu/",
-    "tests/checks/",
-    "tests/support/",
-)
 
 
 def tracked(root):
@@ -191,8 +163,10 @@ def file_faults(root, name):
         yield f'{name}:1: no line "{SPDX}"'
     if name in QUOTING or name.startswith(DATA) or not (is_source(name) or path.suffix == ".md"):
         return
+    if path.name == "README.md" and not text.startswith("# "):
+        yield f"{name}:1: does not begin with a heading"
     for number, part in prose_of(path, text):
-        if name not in WITH_CODES and (match := CODE.search(part)):
+        if match := CODE.search(part):
             yield f"{name}:{number}: code of a requirement: {match.group()}"
         for phrase, advice in PHRASES.items():
             if match := phrase.search(part):
@@ -208,26 +182,9 @@ def file_faults(root, name):
         yield f"{name}:{number}: prose wider than {WIDTH} columns"
 
 
-def readme_faults(root, names):
-    folders = {
-        Path(name).parent.as_posix()
-        for name in names
-        if name.startswith(tuple(f"{top}/" for top in README_FOLDERS))
-        and Path(name).suffix in SOURCE
-    }
-    for folder in sorted(folders):
-        if not folder.startswith(WITHOUT_README) and not (root / folder / "README.md").is_file():
-            yield f"{folder}/README.md:1: missing; a folder of sources says what it contains"
-    for name in names:
-        if Path(name).name == "README.md" and not (root / name).read_text().startswith("# "):
-            yield f"{name}:1: does not begin with a heading"
-
-
 def faults(root):
-    names = tracked(root)
-    for name in names:
+    for name in tracked(root):
         yield from file_faults(root, name)
-    yield from readme_faults(root, names)
 
 
 def main(arguments):

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // call.hpp: one collective operation on one PE: its arguments, their checks, and the agreement of
 // all PEs of the team on them.
+//
+// An operation checks the arguments of this PE and agrees on them with all PEs of the team, after
+// which every source and target is ready. Then it moves the data, and waits once more so that
+// sources may be reused. The exchange carries the epoch of the team, so operations cannot mix when
+// one PE is an operation ahead.
 #pragma once
 
 #include <cstddef>

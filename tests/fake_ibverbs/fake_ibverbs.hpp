@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// fake_ibverbs.hpp: what tests set and see of the fake libibverbs. The functions are found with
-// dlsym.
+// fake_ibverbs.hpp: what tests set and see of the fake libibverbs among the threads of one process.
+// The functions are found with dlsym.
+//
+// Writes are placed in any order, as adaptive routing permits, until an atomic after them on the
+// same queue pair waits for them. Quotas, keys and queues that overflow are refused as by a device.
+// It is smaller and more adverse than the emulated NIC (emulator/), which speaks the real formats.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// functions.h: the prototypes, by chapter. No include guard: see README.md.
+// functions.h: the prototypes, by chapter. These files have no include guards: shmem.h and pshmem.h
+// include them with different meanings of SHOAL_SHMEM(name), so that the prototypes of shmem_X and
+// pshmem_X are one text.
 #ifndef SHOAL_SHMEM
 #error "part of shmem.h: include <shmem.h>"
 #endif

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // common.hpp: helpers shared by Shoal's bootstrap plug-ins.
+//
+// A plug-in includes shoal/bootstrap_plugin.h, the standard library and the library that it adapts,
+// nothing else. A library that can be initialized only once stays initialized until the process
+// ends.
 #pragma once
 
 #include <chrono>
