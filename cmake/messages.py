@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The error messages of the library, out of its sources, and whether docs/guide/troubleshooting.md
-has an entry for each.
+has an entry for each that does not say itself what is allowed.
 
 Usage: messages.py [--list] [ROOT]. --list prints "file:line: message" for every one, fields as "…":
 the raw material of the page. Otherwise prints each message without an entry, each entry without a
@@ -9,9 +9,10 @@ message, and exits with 1 when there is any, else 0.
 
 A message is a text that is given to fail, require, fail_errno, an Error or a warning, and any other
 text of at least four words that names a setting, says what is allowed, or begins with "cannot":
-those reach a user inside other messages. An entry is a text in backticks at the beginning of a
-heading or of a table's row of the page: it stands for all messages that begin so, where "…" is any
-text. An entry may also stand for any other text of the sources.
+those reach a user inside other messages. A message with the word "allowed" or "must" needs no
+entry. An entry is a text in backticks in a heading, or in the first cell of a table's row, which
+may have several: it stands for all messages that begin so, where "…" is any text. An entry may also
+stand for any other text of the sources.
 """
 
 import functools
@@ -37,6 +38,7 @@ NO_MESSAGES = {
     "src/startup/connectivity_report.cpp",
     "src/shmem/program.cpp",
 }
+REMEDY = re.compile(r"\b(?:allowed|must)\b")  # such messages need no entry
 SHORTEST = 8  # characters of an entry besides fields, so that none stands for everything
 
 
@@ -191,10 +193,9 @@ def entries(page):
     """[(line, text)] of the page's entries."""
     found = []
     for number, line in enumerate(page.splitlines(), 1):
-        for pattern in (r"#+\s+`([^`]+)`", r"\|\s*`([^`]+)`\s*\|"):
-            match = re.match(pattern, line)
-            if match:
-                found.append((number, match[1].replace("\\|", "|")))
+        match = re.match(r"(?:#+|\|)\s+((?:`[^`]+`(?:, )?)+)\s*(?:\||$)", line)
+        if match:
+            found += [(number, text) for text in re.findall(r"`([^`]+)`", match[1])]
     return found
 
 
@@ -205,7 +206,7 @@ def faults(root):
     alive = {text for _, _, text in [*every, *texts(root)]}
     result = []
     for name, line, message in every:
-        if not any(stands_for(text, message) for _, text in known):
+        if not REMEDY.search(message) and not any(stands_for(text, message) for _, text in known):
             result.append(f"{name}:{line}: {PAGE} has no entry for: {message}")
     for number, text in known:
         if len(text.replace(FIELD, "").strip()) < SHORTEST:
