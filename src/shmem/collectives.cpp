@@ -18,15 +18,42 @@ std::size_t blocks_of(const Team& team, std::size_t bytes) {
 
 /// Over networks, longer data go straight to their place: a meeting costs less than the copies.
 constexpr std::size_t kLongestInSlots = std::size_t{64} << 10;
+static_assert(kLongestInSlots <= TeamMemory::kMostLength);
+
+using Broadcast = TeamMemory::Broadcast;
+
+[[noreturn]] void fail_to_agree(const detail::TeamState& team, std::size_t other,
+                                const Broadcast& theirs, const Broadcast& mine) {
+  const auto describe = [&](std::size_t pe, const Broadcast& broadcast) {
+    return fmt::format("PE {}: {} bytes, PE_root {}", team.pes[pe], broadcast.bytes,
+                       broadcast.root);
+  };
+  fail(Code::mismatch, "broadcast: the PEs of team {} disagree: {}; {}", team.index,
+       describe(other, theirs), describe(team.me(), mine));
+}
+
+/// The slot holds the data of the broadcast of this PE, and of no other one.
+void check_slot(Program& program, const detail::TeamState& team, const TeamMemory::Slot& slot) {
+  const std::uint64_t flag = program.team_memory.flag(slot);
+  if (flag == slot.arrived) [[likely]]
+    return;
+  const Broadcast sent = TeamMemory::broadcast_of(flag);
+  fail_to_agree(team, sent.root, sent, TeamMemory::broadcast_of(slot.arrived));
+}
+
+/// Since the PEs of the team have met, whatever was sent to this one is there: nothing, where this
+/// PE has sent itself.
+void check_sent(Program& program, const detail::TeamState& team) {
+  program.team_memory.take_sent(team, [&](const TeamMemory::Slot& slot) {
+    if (slot.is_in_use(program.team_memory.flag(slot))) check_slot(program, team, slot);
+  });
+}
 
 /// Waits for the data of a slot.
 void await(Program& program, const detail::TeamState& team, int root,
            const TeamMemory::Slot& slot) {
   detail::WorldState& core = program.core;
-  auto& flag = *reinterpret_cast<std::uint64_t*>(core.heap().base() + slot.flag);
-  const auto arrived = [&] {
-    return std::atomic_ref(flag).load(std::memory_order_acquire) >= slot.arrived;
-  };
+  const auto arrived = [&] { return slot.is_in_use(program.team_memory.flag(slot)); };
   if (arrived()) return;
   core.set_progress(detail::Activity::collective, team.epoch, "broadcast");
   const Pe from = team.pes[static_cast<std::size_t>(root)];
@@ -47,13 +74,20 @@ void broadcast_by_slots(Program& program, const Team& team, std::byte* to, const
   const auto me = static_cast<std::size_t>(team.my_pe());
   for (std::size_t done = 0; done < bytes; done += most) {
     const std::size_t length = std::min(most, bytes - done);
-    const TeamMemory::Slot slot = program.team_memory.next_slot(state, length);
-    if (slot.starts_round) program.core.sync(state, "broadcast");
+    const TeamMemory::Slot slot =
+        program.team_memory.next_slot(state, length, {static_cast<std::size_t>(root), bytes});
+    if (slot.starts_round) {
+      program.core.sync(state, "broadcast");
+      check_sent(program, state);
+    }
     if (team.my_pe() != root) {
       await(program, state, root, slot);
+      check_slot(program, state, slot);
       std::memcpy(to + done, program.world.heap().base() + slot.data(), length);
+      check_slot(program, state, slot);  // a second root may have written during the copy
       continue;
     }
+    program.team_memory.sent(state, slot);
     for (std::size_t d = 1; d < n; ++d) {
       const Target at = program.on(state.pes[(me + d) % n], slot.data());
       at.transport.put_signal(at.pe, at.offset, data + done, length,
@@ -63,6 +97,16 @@ void broadcast_by_slots(Program& program, const Team& team, std::byte* to, const
 }
 
 }  // namespace
+
+void barrier(Program& program, const Team& team) {
+  shoal::barrier(team);
+  check_sent(program, team.state());
+}
+
+void sync(Program& program, const Team& team) {
+  shoal::sync(team);
+  check_sent(program, team.state());
+}
 
 void check_apart(const void* dest, std::size_t dest_bytes, const void* source,
                  std::size_t source_bytes, bool in_place) {
@@ -76,7 +120,6 @@ void check_apart(const void* dest, std::size_t dest_bytes, const void* source,
 
 void broadcast(Program& program, const Team& team, void* dest, const void* source,
                std::size_t bytes, int root, RootDest root_dest) {
-  constexpr std::size_t kMostPes = 32;  // to which a root sends one after the other
   const auto n = static_cast<std::size_t>(team.size());
   require(root >= 0 && static_cast<std::size_t>(root) < n, Code::invalid_argument,
           "PE_root is {}; allowed: 0 to {}, the PEs of the team", root, n - 1);
@@ -93,9 +136,15 @@ void broadcast(Program& program, const Team& team, void* dest, const void* sourc
   detail::TeamState& state = team.state();
   const bool delivers = collective::delivers(state);
   const std::size_t slot = program.team_memory.slot_bytes(state);
-  if (n <= kMostPes && slot != 0 && bytes <= (delivers ? kLongestInSlots : slot))
+  if (n <= TeamMemory::kMostPes && slot != 0 && bytes <= (delivers ? kLongestInSlots : slot))
     return broadcast_by_slots(program, team, to, data, bytes, root);
-  sync(team);
+  const Broadcast mine{static_cast<std::size_t>(root), bytes};
+  const auto all = program.core.exchange(state, &mine, sizeof mine, "broadcast");
+  for (std::size_t pe = 0; pe < n; ++pe) {
+    Broadcast theirs;
+    std::memcpy(&theirs, all.data() + pe * sizeof theirs, sizeof theirs);
+    if (theirs != mine) fail_to_agree(state, pe, theirs, mine);
+  }
   if (delivers) {
     std::vector<detail::WorldState::Delivery> deliveries;
     if (is_root) deliveries.assign(n, {target, data, bytes});
@@ -177,13 +226,13 @@ void all_to_all_strided(Program& program, const Team& team, void* dest, const vo
 using namespace shoal::shmem;
 
 SHMEM_DEFINE(void, barrier_all, ()) {
-  guarded("shmem_barrier_all", [](Program& program) { shoal::barrier(program.all.team); });
+  guarded("shmem_barrier_all", [](Program& program) { barrier(program, program.all.team); });
 }
 SHMEM_DEFINE(void, sync_all, ()) {
-  guarded("shmem_sync_all", [](Program& program) { shoal::sync(program.all.team); });
+  guarded("shmem_sync_all", [](Program& program) { sync(program, program.all.team); });
 }
 SHMEM_DEFINE(int, team_sync, (shmem_team_t team)) {
-  guarded("shmem_team_sync", [&](Program& program) { shoal::sync(program.team(team).team); });
+  guarded("shmem_team_sync", [&](Program& program) { sync(program, program.team(team).team); });
   return 0;
 }
 

@@ -15,6 +15,10 @@ struct StridedBlocks {
   std::ptrdiff_t dst, sst;
 };
 
+/// barrier and sync. Throw Error{mismatch} where an earlier broadcast of the team had two roots.
+void barrier(Program& program, const Team& team);
+void sync(Program& program, const Team& team);
+
 /// Throws Error{invalid_argument} where the ranges overlap. in_place: they may be the same.
 void check_apart(const void* dest, std::size_t dest_bytes, const void* source,
                  std::size_t source_bytes, bool in_place);

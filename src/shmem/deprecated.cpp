@@ -45,7 +45,17 @@ shoal::Team team_of(Program& program, ActiveSet set) {
   const std::uint64_t id =
       std::uint64_t{0xac71} << 48 | static_cast<std::uint64_t>(set.start) << 28 |
       static_cast<std::uint64_t>(set.log_stride) << 22 | static_cast<std::uint64_t>(set.size);
-  shoal::Team made = program.world.make_team(id, set.size, distance / stride);
+  shoal::Team made;
+  try {
+    made = program.world.make_team(id, set.size, distance / stride);
+  } catch (const shoal::Error& error) {
+    if (error.code() != shoal::Code::exhausted) throw;
+    shoal::fail(shoal::Code::exhausted,
+                "PE_start {}, logPE_stride {}, PE_size {}: no team is free on all PEs for another "
+                "active set, and earlier sets keep theirs until shmem_finalize; SHOAL_MAX_TEAMS is "
+                "{}",
+                set.start, set.log_stride, set.size, program.core.settings().max_teams);
+  }
   const std::lock_guard lock(program.active_sets_mutex);
   return program.active_sets.emplace(key, std::move(made)).first->second;
 }
@@ -61,8 +71,8 @@ shoal::Team team_of(Program& program, ActiveSet set) {
 #define ACTIVE_SET int PE_start, int logPE_stride, int PE_size
 
 SHMEM_DEFINE(void, barrier, (ACTIVE_SET, long*)){
-    ON_ACTIVE_SET(barrier, shoal::barrier(on))} SHMEM_DEFINE(void, sync, (ACTIVE_SET, long*)){
-    ON_ACTIVE_SET(sync, shoal::sync(on))}
+    ON_ACTIVE_SET(barrier, barrier(program, on))} SHMEM_DEFINE(void, sync, (ACTIVE_SET, long*)){
+    ON_ACTIVE_SET(sync, sync(program, on))}
 #define DEFINE_BLOCKS(FUNCTION, NAME, BYTES)                                                     \
   SHMEM_DEFINE(void, NAME, (void* dest, const void* source, size_t nelems, ACTIVE_SET, long*)) { \
     ON_ACTIVE_SET(NAME, FUNCTION(program, on, dest, source, bytes_of(nelems, BYTES)))            \

@@ -16,6 +16,7 @@
 #include "base/align.hpp"
 #include "fabric/fabric.hpp"
 #include "pe/forks.hpp"
+#include "shmem/collectives.hpp"
 #include "shmem/ending.hpp"
 #include "shmem/environment.hpp"
 
@@ -48,7 +49,7 @@ std::string why_not_running() {
 
 /// Closes the world. `starting` is held.
 std::unique_ptr<Program> end_world() {
-  barrier(program().all.team);
+  barrier(program(), program().all.team);
   std::unique_ptr<Program> ended(&program());
   ended->exit_watch.stop();
   was_finalized = true;

@@ -2,6 +2,7 @@
 #include "shmem/team_memory.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "world/state.hpp"
@@ -35,12 +36,12 @@ constexpr std::size_t bytes_of_slots(const std::pair<std::size_t, std::size_t> (
 static_assert(kScratchBytes +
                   std::max(bytes_of_slots(kNetworkSlots), bytes_of_slots(kSharedSlots)) <=
               TeamMemory::kMostBytes);
-constexpr int kCountBits = 40;  // as those of teams/exchange.cpp
 
 }  // namespace
 
 void TeamMemory::allocate(World& world) {
   const detail::WorldState& core = world.state();
+  heap_ = world.heap().base();
   n_pes_ = static_cast<std::size_t>(world.n_pes());
   teams_ = std::min(static_cast<std::size_t>(core.settings().max_teams), kTeams);
   counts_.resize(teams_);
@@ -74,17 +75,38 @@ std::size_t TeamMemory::slot_bytes(const detail::TeamState& team) const noexcept
   return static_cast<std::size_t>(team.index) < teams_ ? slots_.back().most : 0;
 }
 
-TeamMemory::Slot TeamMemory::next_slot(const detail::TeamState& team, std::size_t bytes) {
+TeamMemory::Broadcast TeamMemory::broadcast_of(std::uint64_t flag) noexcept {
+  return {flag >> kLengthBits & (kMostPes - 1), (flag & (kMostLength - 1)) + 1};
+}
+
+std::uint64_t TeamMemory::flag(const Slot& slot) const noexcept {
+  return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(heap_ + slot.flag))
+      .load(std::memory_order_acquire);
+}
+
+TeamMemory::Slot TeamMemory::next_slot(const detail::TeamState& team, std::size_t piece,
+                                       const Broadcast& broadcast) {
+  // A flag: generation of the team, round, broadcast. Rounds may start again, because a round ends
+  // when all PEs meet; the flags of this PE are then cleared while none is on its way.
+  constexpr int kRoundBits = detail::kEpochBits - kBroadcastBits;
+  constexpr std::uint64_t kRounds = std::uint64_t{1} << kRoundBits;
   const auto index = static_cast<std::size_t>(team.index);
   Count& count = counts_[index];
   if (count.generation != team.generation) count = {team.generation, {}};
   std::size_t kind = 0;
-  while (kind + 1 < kKinds && bytes > slots_[kind].most) ++kind;
+  while (kind + 1 < kKinds && piece > slots_[kind].most) ++kind;
   const Slots& slots = slots_[kind];
   const std::uint64_t number = count.slots[kind]++;
-  return {.flag = slots.start + (index * slots.count + number % slots.count) * slots.stride,
-          .arrived = (team.generation << kCountBits) | (number + 1),
-          .starts_round = number != 0 && number % slots.count == 0};
+  const std::uint64_t round = number / slots.count + 1, at = number % slots.count;
+  const std::size_t first = slots.start + index * slots.count * slots.stride;
+  if (at == 0 && round % kRounds == 0)
+    for (std::size_t i = 0; i < slots.count; ++i)
+      std::atomic_ref(*reinterpret_cast<std::uint64_t*>(heap_ + first + i * slots.stride))
+          .store(0, std::memory_order_relaxed);
+  return {.flag = first + at * slots.stride,
+          .arrived = team.generation << detail::kEpochBits | round % kRounds << kBroadcastBits |
+                     broadcast.root << kLengthBits | (broadcast.bytes - 1),
+          .starts_round = number != 0 && at == 0};
 }
 
 }  // namespace shoal::shmem

@@ -68,6 +68,20 @@ int main(int argc, char** argv) {
   WHEN("overlap") shmem_int_fcollect(SHMEM_TEAM_WORLD, block, block + 1, 1);
   WHEN("collect_overlap") shmem_int_collect(SHMEM_TEAM_WORLD, block, block + 1, 1);
   WHEN("scan_overlap") shmem_int_sum_inscan(SHMEM_TEAM_WORLD, block, block + 1, 2);
+  enum { SHORT = 2, LONG = 1 << 18 };
+  int* const many = shmem_malloc(2 * LONG * sizeof *many);
+  WHEN("broadcast_lengths") shmem_int_broadcast(SHMEM_TEAM_WORLD, many, many, SHORT + me, 0);
+  WHEN("broadcast_roots") {
+    shmem_int_broadcast(SHMEM_TEAM_WORLD, many, many, SHORT, me);
+    shmem_barrier_all();
+  }
+  WHEN("long_broadcast_lengths") shmem_int_broadcast(SHMEM_TEAM_WORLD, many, many, LONG + me, 0);
+  WHEN("long_broadcast_roots") shmem_int_broadcast(SHMEM_TEAM_WORLD, many, many, LONG, me);
+  WHEN("active_sets") {
+    for (int start = 0; start < n; ++start)
+      for (int size = 1; start + size <= n; ++size)
+        if (me >= start && me < start + size) shmem_barrier(start, 0, size, &lock);
+  }
   WHEN("late_pe") {
     if (me == 0) sleep(2);
     shmem_barrier_all();
