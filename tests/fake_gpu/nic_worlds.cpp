@@ -45,10 +45,7 @@ std::string with_nic_worlds(const NicCase& c,
   settings.symmetric_size = c.bytes + (std::size_t{8} << 20);
   settings.node_size = 1;
   settings.transport_inside = "automatic";
-  settings.transport_between = "verbs,staged";
-  settings.verbs_interface = "devx";
-  settings.verbs_depth = 64;
-  settings.gda = "on";
+  add_kernel_queues(settings);
   settings.gda_queue_pairs = c.queue_pairs;
   settings.timeout = std::chrono::seconds(60);
   if (c.gives_up_soon) {

@@ -13,10 +13,16 @@
 #include <cstring>
 #include <iostream>
 
+#include "device/device_side.hpp"
+#include "shoal/cuda.hpp"
+#include "shoal/device/detail/gda/path.hpp"
+#include "support/cuda/fake_cuda.hpp"
 #include "support/expect_error.hpp"
 #include "support/process/process.hpp"
 #include "support/world/ofi.hpp"
 #include "support/world/verbs.hpp"
+#include "transport/gda/host_platform.hpp"
+#include "world/state.hpp"
 
 namespace shoal::test {
 namespace {
@@ -258,6 +264,47 @@ INSTANTIATE_TEST_SUITE_P(Calls, GivenUpOverVerbs, testing::Values("put", "get"),
 TEST_F(WithVerbs, AStoppedPeerTimesOut) {
   stop_pe_1(patient_environment("1500"), "queue pair 1 of 1 for PE 1 on ");
 }
+
+#ifdef SHOAL_WITH_CUDA
+// PE 0 puts to PE 1 as kernels do, by a queue pair of its NIC, until that has ended.
+SHOAL_PE_BODY(post_to_pe_1) {
+  const FakeCuda fake({.gpus = 2});
+  World world = World::open({pe.settings, nullptr});
+  const auto word = world.heap().allocate<std::uint64_t>(1);
+  const device::gda::Routes& routes = *cuda::device_world(world).gda;
+  std::cout << "ready" << std::endl;
+  if (world.my_pe() == 1) {
+    for (;;) pause();
+  }
+  const std::uint64_t value = 1;
+  const device::gda::Transfer transfer{world.heap().offset_of(word.data()), &value, sizeof value};
+  device::gda::HostPlatform platform;
+  while (device::gda::put(routes, routes.by_pe[1], 0, transfer, nullptr, platform).outcome ==
+         device::gda::Outcome::ok) {
+  }
+  const auto failure =
+      world.state().device_side()->nic_failure(1, cuda::launch_context(world).priority);
+  std::cout << (failure ? failure->what() : "no failure") << std::endl;
+  _exit(0);  // the world has failed and cannot be closed
+}
+
+TEST_F(WithVerbs, AKilledPeerEndsTheQueuesOfKernels) {
+  Environment chosen = kernel_queues_environment();
+  chosen["SHOAL_SYMMETRIC_SIZE"] = "8M";
+  chosen["SHOAL_TIMEOUT_MS"] = "30000";
+  chosen["SHOAL_VERBS_TIMEOUT"] = "17";  // 0.5 s, twice
+  chosen["SHOAL_VERBS_RETRIES"] = "1";
+  PeGroup group = start_pes(2, "post_to_pe_1", {.env = chosen});
+  for (Process& process : group.pes)
+    ASSERT_TRUE(process.wait_for_output("ready", std::chrono::seconds(60))) << process.err();
+  group.pes[1].send(SIGKILL);
+  const auto results = wait_all(group.pes);
+  EXPECT_EQ(results[1].signal, SIGKILL);
+  expect_parts(results[0].out,
+               {"queue pair ", " to PE 1 has ended: request ", "transport retry counter exceeded",
+                "the peer or the link is lost; settings: SHOAL_VERBS_RETRIES"});
+}
+#endif
 
 // 192 reads of 256 KiB, one after the other: the whole takes 2 s.
 TEST_F(WithVerbs, APeerStopsInTheMiddleOfARead) {

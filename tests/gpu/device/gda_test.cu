@@ -108,13 +108,8 @@ Settings gda_settings() {
   settings.cuda_handle = "pinned";
   settings.symmetric_size = std::size_t{16} << 20;
   settings.node_size = 1;
-  settings.verbs_library = kEmulatedIbverbs;
-  settings.verbs_interface = "devx";
   settings.transport_inside = "automatic";
-  settings.transport_between = "verbs,staged";
-  settings.verbs_depth = 64;
-  settings.gda = "on";
-  settings.gda_queue_pairs = 2;
+  add_kernel_queues(settings);
   return settings;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A PE on another emulated node is killed while kernels exchange rows with it, through the proxy or
-// by queues of the NIC that is a kernel. The other PE reports it in time.
+// by queues of an emulated NIC. The other PE reports it in time.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -13,6 +13,7 @@
 #include "gpu/ep/nodes.hpp"
 #include "support/process/print_error.hpp"
 #include "support/process/process.hpp"
+#include "support/world/verbs.hpp"
 
 namespace shoal::test {
 namespace {
@@ -53,36 +54,49 @@ SHOAL_PE_BODY(rounds_between_nodes_for_ever) {
   _exit(0);  // the world has failed and cannot be closed
 }
 
-/// Mode, and who executes the transfers of kernels: SHOAL_GDA.
+/// Mode, and which of proxy and nic executes the transfers of kernels.
 using Way = std::tuple<std::string, std::string>;
 
 std::string name_of_way(const testing::TestParamInfo<Way>& tested) {
-  const auto& [mode, gda] = tested.param;
-  return mode + (gda == "emulated" ? "_by_nic" : "_by_proxy");
+  const auto& [mode, by] = tested.param;
+  return mode + "_by_" + by;
 }
 
-class EpGpuKilledNode : public testing::TestWithParam<Way> {};
+Environment environment_of(const std::string& by) {
+  Environment environment = {{"SHOAL_GDA", "off"},
+                             {"SHOAL_HEAP", "cuda"},
+                             {"SHOAL_NODE_SIZE", "1"},
+                             {"SHOAL_TRANSPORT_BETWEEN", "cuda_p2p"}};
+  if (by == "nic") {
+    environment = kernel_queues_environment();
+    environment["SHOAL_CUDA_HANDLE"] = "pinned";
+  }
+  environment.insert({{"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
+                      {"CUDA_MODULE_LOADING", "EAGER"},
+                      {"SHOAL_EP_BETWEEN_NODES", "kernels"},
+                      {"SHOAL_SYMMETRIC_SIZE", "256M"},
+                      {"SHOAL_TIMEOUT_MS", "4000"}});
+  return environment;
+}
+
+class EpGpuKilledNode : public WithVerbs, public testing::WithParamInterface<Way> {
+ protected:
+  void SetUp() override {
+    if (std::get<1>(GetParam()) == "nic") WithVerbs::SetUp();
+  }
+};
 INSTANTIATE_TEST_SUITE_P(Ways, EpGpuKilledNode,
                          testing::Combine(testing::Values("normal", "low_latency"),
-                                          testing::Values("off", "emulated")),
+                                          testing::Values("proxy", "nic")),
                          name_of_way);
 
 TEST_P(EpGpuKilledNode, IsReported) {
   SHOAL_SKIP_WITHOUT_GPU();
   // Kernels that wait for each other would have to take turns.
   if (gpu_count() < 2) GTEST_SKIP() << "needs two GPUs";
-  const auto [mode, gda] = GetParam();
-  PeGroup group = start_pes(2, "rounds_between_nodes_for_ever",
-                            {.env = {{"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
-                                     {"CUDA_MODULE_LOADING", "EAGER"},
-                                     {"SHOAL_EP_BETWEEN_NODES", "kernels"},
-                                     {"SHOAL_GDA", gda},
-                                     {"SHOAL_HEAP", "cuda"},
-                                     {"SHOAL_NODE_SIZE", "1"},
-                                     {"SHOAL_SYMMETRIC_SIZE", "256M"},
-                                     {"SHOAL_TIMEOUT_MS", "4000"},
-                                     {"SHOAL_TRANSPORT_BETWEEN", "cuda_p2p"}},
-                             .argument = mode});
+  const auto& [mode, by] = GetParam();
+  PeGroup group =
+      start_pes(2, "rounds_between_nodes_for_ever", {.env = environment_of(by), .argument = mode});
   for (Process& process : group.pes)
     ASSERT_TRUE(process.wait_for_output("running", std::chrono::seconds(60)))
         << process.out() << process.err();

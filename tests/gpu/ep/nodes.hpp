@@ -21,31 +21,6 @@ inline EpCase nodes_case(std::int32_t ranks, std::int32_t nodes, std::uint64_t s
           .nodes = nodes};
 }
 
-/// Runs `body` with a group on each PE of a world of threads, whose kernels send between nodes
-/// through queues of a NIC. Also checks that every PE says so. `settings`: how nodes reach each
-/// other, and the NIC.
-inline void run_by_nic(const EpCase& c, Settings settings,
-                       const std::function<void(GpuGroup&)>& body) {
-  SCOPED_TRACE(c.describe());
-  settings.node_size = c.ranks / c.nodes;
-  settings.ep_between_nodes = "kernels";
-  settings.verbs_depth = 64;
-  settings.gda_queue_pairs = 2;
-  settings.log = "info";
-  testing::internal::CaptureStderr();
-  run_threads(c.ranks, settings, [&](World& world) {
-    GpuGroup owner(world, options_for(c));
-    body(owner);
-  });
-  const std::string said = testing::internal::GetCapturedStderr();
-  for (std::int32_t pe = 0; pe < c.ranks; ++pe)
-    EXPECT_NE(said.find("PE " + std::to_string(pe) +
-                        ": kernels of this ep::Group send rows over the network, through queues "
-                        "of the NIC"),
-              std::string::npos)
-        << said;
-}
-
 /// Rounds of normal mode, compared with the references.
 inline void run_normal_rounds(GpuGroup& owner, const EpCase& c) {
   for (int i = 0; i < 5; ++i) {

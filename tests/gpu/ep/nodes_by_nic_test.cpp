@@ -29,27 +29,45 @@ class EpGpuNodesByNic : public WithVerbs, public testing::WithParamInterface<Tie
     if (IsSkipped()) return;
     emulate("ORDERING", GetParam().ordering);
     if (*GetParam().loss != '\0') emulate("LOSS", GetParam().loss);
+    if (std::string(GetParam().ordering) != "strict") emulate("REORDERING", "0.2");
   }
   static EpCase tier_case(std::uint64_t seed) {
     return nodes_case(GetParam().ranks, GetParam().nodes, seed);
   }
+  /// Runs `body` with a group on each PE. Also checks that every PE names its queues.
   static void run_group(const EpCase& c, const std::function<void(GpuGroup&)>& body) {
     Settings settings = gpu_settings();
     settings.cuda_handle = "pinned";
     settings.device = 0;
     settings.staging_size = std::size_t{1} << 30;
-    settings.verbs_library = kEmulatedIbverbs;
-    settings.verbs_interface = "devx";
-    settings.transport_between = "verbs,staged";
-    settings.gda = "on";
-    run_by_nic(c, settings, body);
+    settings.node_size = c.ranks / c.nodes;
+    settings.ep_between_nodes = "kernels";
+    settings.log = "info";
+    add_kernel_queues(settings);
+    SCOPED_TRACE(c.describe());
+    testing::internal::CaptureStderr();
+    run_threads(c.ranks, settings, [&](World& world) {
+      const Pe remote = (world.my_pe() + world.pes_per_node()) % world.n_pes();
+      const std::string how = world.describe_transport(remote);
+      EXPECT_NE(how.find("2 queue pairs for kernels on "), how.npos) << how;
+      GpuGroup owner(world, options_for(c));
+      body(owner);
+    });
+    const std::string said = testing::internal::GetCapturedStderr();
+    for (std::int32_t pe = 0; pe < c.ranks; ++pe)
+      EXPECT_NE(said.find("PE " + std::to_string(pe) +
+                          ": kernels of this ep::Group send rows over the network, through queues "
+                          "of the NIC"),
+                said.npos)
+          << said;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Tiers, EpGpuNodesByNic,
                          testing::Values(Tier{"strict", "", 2, 2}, Tier{"adaptive", "", 2, 2},
                                          Tier{"unordered", "", 2, 2}, Tier{"strict", "", 4, 2},
                                          Tier{"adaptive", "", 4, 2}, Tier{"adaptive", "0.01", 2, 2},
-                                         Tier{"adaptive", "", 8, 4}),
+                                         Tier{"adaptive", "", 4, 4}, Tier{"strict", "", 8, 4},
+                                         Tier{"adaptive", "", 8, 4}, Tier{"adaptive", "", 8, 2}),
                          testing::PrintToStringParamName());
 
 TEST_P(EpGpuNodesByNic, NormalModeMatchesTheReference) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernels of a group count: rows, load of experts, waits and times, in the record of the
 // process and in Group::statistics; also where graphs are replayed between calls. Inside a node,
-// and between emulated nodes, by the proxy and by queues of a NIC that is a kernel.
+// and between emulated nodes, by the proxy and by queues of an emulated NIC.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,16 +19,16 @@
 #include "shoal/observe.hpp"
 #include "support/cuda/graph.hpp"
 #include "support/expect_error.hpp"
+#include "support/world/verbs.hpp"
 
 namespace shoal::test {
 namespace {
 
 using observe::GroupRecord;
 
-/// Before CUDA starts: kernels must not be loaded while that of a NIC, or of the proxy, runs.
+/// Before CUDA starts: kernels must not be loaded while one waits for the proxy.
 const int kEager = [] {
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("SHOAL_EMULATOR_SMS", "2", 1);
   return setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
 }();
 
@@ -52,10 +52,9 @@ struct Way {
     settings.staging_size = std::size_t{1} << 28;
     settings.ep_between_nodes = "kernels";
     if (!by_nic) return settings;
-    settings.transport_between = "cuda_p2p";
-    settings.verbs_depth = 64;
-    settings.gda = "emulated";
-    settings.gda_queue_pairs = 2;
+    settings.cuda_handle = "pinned";
+    settings.device = 0;  // PEs of a node reach pinned heaps on one GPU alone
+    add_kernel_queues(settings);
     return settings;
   }
 };
@@ -146,9 +145,12 @@ void expect_operations(GpuGroup& group, std::size_t first, std::uint64_t times) 
   }
 }
 
-class EpGpuObserve : public ::testing::TestWithParam<Way> {
+class EpGpuObserve : public WithVerbs, public testing::WithParamInterface<Way> {
  protected:
-  void SetUp() override { ASSERT_EQ(kEager, 0); }
+  void SetUp() override {
+    ASSERT_EQ(kEager, 0);
+    if (GetParam().by_nic) WithVerbs::SetUp();
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Ways, EpGpuObserve,
                          ::testing::Values(Way{1}, Way{2}, Way{4}, Way{2, 2}, Way{4, 2},

@@ -74,6 +74,30 @@ inline Environment verbs_environment(const std::string& timeout_ms) {
           {"SHOAL_EMULATOR_JOB", "test-" + std::to_string(getpid())}};
 }
 
+/// Gives the kernels of each PE queue pairs of its emulated NIC to other nodes. The NIC serves
+/// queues in host memory, and heaps that it can access.
+inline void add_kernel_queues(Settings& settings) {
+  settings.transport_between = "verbs,staged";
+  settings.verbs_library = kEmulatedIbverbs;
+  settings.verbs_interface = "devx";
+  settings.verbs_depth = 64;
+  settings.gda = "on";
+  settings.gda_queue_pairs = 2;
+}
+
+/// The same for PEs that are processes, each a node of its own.
+inline Environment kernel_queues_environment() {
+  return {{"SHOAL_EMULATOR_JOB", "test-" + std::to_string(getpid())},
+          {"SHOAL_GDA", "on"},
+          {"SHOAL_GDA_QUEUE_PAIRS", "2"},
+          {"SHOAL_HEAP", "cuda"},
+          {"SHOAL_NODE_SIZE", "1"},
+          {"SHOAL_TRANSPORT_BETWEEN", "verbs,staged"},
+          {"SHOAL_VERBS_DEPTH", "64"},
+          {"SHOAL_VERBS_INTERFACE", "devx"},
+          {"SHOAL_VERBS_LIBRARY", kEmulatedIbverbs}};
+}
+
 inline Settings verbs_settings() {
   Settings settings = world_settings();
   settings.transport_inside = "verbs";

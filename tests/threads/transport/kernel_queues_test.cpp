@@ -33,11 +33,8 @@ Settings gda_settings(const std::string& gda = "on") {
   settings.symmetric_size = std::size_t{8} << 20;
   settings.node_size = 1;
   settings.transport_inside = "automatic";
-  settings.transport_between = "verbs,staged";
-  settings.verbs_interface = "devx";
-  settings.verbs_depth = 64;
+  add_kernel_queues(settings);
   settings.gda = gda;
-  settings.gda_queue_pairs = 2;
   return settings;
 }
 
@@ -171,6 +168,17 @@ TEST_F(KernelQueues, AreInReports) {
             verdict.why.find("2 queue pairs for kernels on ") != std::string::npos)
           ++named;
     EXPECT_EQ(named, 1) << "that of PE 0 and PE 1";
+    barrier(world.team());
+  });
+}
+
+TEST_F(KernelQueues, AreFourForEachPeerByDefault) {
+  const FakeCuda fake({.gpus = 2});
+  Settings settings = gda_settings();
+  settings.gda_queue_pairs = 0;
+  run_threads(2, settings, [](World& world) {
+    const std::string found = world.describe_transport(1 - world.my_pe());
+    EXPECT_NE(found.find("; 4 queue pairs for kernels on "), std::string::npos) << found;
     barrier(world.team());
   });
 }

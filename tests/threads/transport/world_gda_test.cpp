@@ -49,11 +49,7 @@ Settings gda_settings(const std::string& handle) {
   settings.symmetric_size = std::size_t{8} << 20;
   settings.node_size = 1;
   settings.transport_inside = "automatic";
-  settings.transport_between = "verbs,staged";
-  settings.verbs_interface = "devx";
-  settings.verbs_depth = 64;
-  settings.gda = "on";
-  settings.gda_queue_pairs = 2;
+  add_kernel_queues(settings);
   return settings;
 }
 
