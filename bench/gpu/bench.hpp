@@ -61,9 +61,6 @@ class Peers {
 
 /// Device memory that is not symmetric.
 Tensor device_tensor(DataType dtype, std::initializer_list<std::int64_t> shape);
-/// From now on device_tensor() returns memory whose release does not wait for kernels: that of an
-/// emulated NIC ends with the world. Other processes cannot map such memory.
-void free_by_stream();
 Tensor upload(const TensorView& host);
 /// The first `tokens` rows of a tensor.
 TensorView first_rows(const TensorView& tensor, std::int64_t rows);

@@ -13,7 +13,6 @@
 #include <thread>
 
 #include "base/check.hpp"
-#include "gpu/nic_bench.hpp"
 #include "options.hpp"
 
 namespace shoal::bench::gpu {
@@ -85,7 +84,6 @@ void run_pe(const Options& options, const std::string& part, std::shared_ptr<Boo
     settings.transport_between = "staged";
   }
   if (!options.between_nodes.empty()) settings.ep_between_nodes = options.between_nodes;
-  if (settings.gda == "emulated") free_by_stream();
   World world = World::open({settings, bootstrap});
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   {  // The CUDA runtime calls of this thread go to the GPU that the world chose for this PE.
@@ -222,25 +220,6 @@ void declare(CLI::App& app, Options& options, std::string& part) {
                   "make groups without preinitialize, then warm them up");
 }
 
-/// A part without worlds.
-void declare_nic(CLI::App& app, NicBenchOptions& options, std::string& part) {
-  CLI::App* const sub =
-      app.add_subcommand("nic", "kernels that write through the emulated NIC that is a kernel");
-  sub->add_option("--from", options.here, "GPU that writes")->capture_default_str();
-  sub->add_option("--to", options.there, "GPU that is written to")->capture_default_str();
-  sub->add_option("--sms", options.sms, "SMs of each NIC, 1 to 4")->capture_default_str();
-  sub->add_option("--rate", options.rate, "throttle in GB/s")->capture_default_str();
-  sub->add_option("--delay", options.delay_ns, "one-way delay in nanoseconds")
-      ->capture_default_str();
-  sub->add_option("--orders", options.orders, "ordering tiers")->delimiter(',');
-  sub->add_option("--queue-pairs", options.queue_pairs, "numbers of queue pairs, 1 to 64")
-      ->delimiter(',');
-  sub->add_option("--bytes", options.bytes, "sizes of messages, up to 1 MiB")->delimiter(',');
-  sub->add_flag("!--no-unthrottled", options.unthrottled, "only with the throttle");
-  sub->add_option("--json", options.json_path, "also write the results to this file");
-  sub->callback([&part] { part = "nic"; });
-}
-
 void prepare(Options& options, const std::string& part, const CLI::App& app, std::int32_t pes) {
   const bool sweeps = part == "normal" || part == "low-latency";
   const bool own_tokens = sweeps && app.get_subcommand(part)->count("--tokens") > 0;
@@ -275,9 +254,7 @@ int main(int argc, char** argv) {
   gpu::Options options;
   options.shape.low_latency_tokens = 128;
   std::string part;
-  gpu::NicBenchOptions nic;
   gpu::declare(app, options, part);
-  gpu::declare_nic(app, nic, part);
   CLI11_PARSE(app, argc, argv);
   // Before CUDA starts: kernels of PEs that share a GPU, and the proxy's copies beside kernels that
   // wait for them, must not share a hardware queue.
@@ -286,17 +263,12 @@ int main(int argc, char** argv) {
     const shoal::Settings settings = shoal::Settings::from_environment();
     // Between nodes, a kernel that is loaded late stops the proxy's copies for which others wait.
     if (part == "nodes" || settings.node_size > 0) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-    if (part == "nic") {
-      gpu::run_nic(nic);
-      return 0;
-    }
     const bool launched = settings.n_pes > 0;
-    if (settings.gda == "emulated") options.between_nodes = "kernels";
     gpu::prepare(options, part, app,
                  launched ? static_cast<std::int32_t>(settings.n_pes) : options.pes);
     if (launched)
       gpu::run_pe(options, part, shoal::make_bootstrap(settings));
-    else if (part == "low-latency" && settings.node_size > 0 && settings.gda != "emulated")
+    else if (part == "low-latency" && settings.node_size > 0)
       gpu::run_each_way(options, part);
     else
       gpu::run_pes_as_threads(options, part);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inputs in device memory, chains and their times.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <set>
 
@@ -25,25 +24,11 @@ std::vector<std::vector<double>> Peers::gather(const std::vector<double>& mine) 
   return all;
 }
 
-namespace {
-std::atomic<bool> frees_by_stream{false};
-}
-
-void free_by_stream() {
-  frees_by_stream = true;
-}
-
 Tensor device_tensor(DataType dtype, std::initializer_list<std::int64_t> shape) {
   TensorView view(nullptr, dtype, shape);
   check(cudaGetDevice(&view.device.index), "finding this PE's GPU");
   view.device.kind = DeviceKind::cuda;
   const std::size_t bytes = std::max<std::size_t>(view.bytes(), 1);
-  if (frees_by_stream) {
-    check(cudaMallocAsync(&view.data, bytes, nullptr), "allocating GPU memory");
-    check(cudaStreamSynchronize(nullptr), "allocating GPU memory");
-    return Tensor(view, std::shared_ptr<void>(
-                            view.data, [](void* memory) { cudaFreeAsync(memory, nullptr); }));
-  }
   check(cudaMalloc(&view.data, bytes), "allocating GPU memory");
   return Tensor(view, std::shared_ptr<void>(view.data, [](void* memory) { cudaFree(memory); }));
 }

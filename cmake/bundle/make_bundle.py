@@ -27,7 +27,6 @@ OTHERS = ["example_device_ring", "example_hello", "unit_ep_cuda_plan_test"]
 # Loaded while programs run; the emulated NICs and the transport over one need no other library.
 LOADED = [
     "shoal/libshoal_transport_verbs.so",
-    "shoal/libshoal_gpu_nic.so",
     "emulator/libibverbs.so.1",
     "emulator/libmlx5.so.1",
 ]

@@ -219,13 +219,11 @@ std::vector<SettingInfo> verbs_rows() {
           "SHOAL_GDA", "NVSHMEM_IB_ENABLE_IBGDA NVSHMEM_REMOTE_TRANSPORT", scope, &S::gda,
           "Whether the transport verbs creates queue pairs for kernels, beside its own, where heaps "
           "are in GPU memory. automatic: where it can (SHOAL_VERBS_INTERFACE=devx and registered "
-          "heaps); on: an error where it cannot; off: never. emulated: kernels of PEs that "
-          "SHOAL_NODE_SIZE sets apart drive a NIC that is a kernel, instead.",
-          {"off", "automatic", "on", "emulated"}),
+          "heaps); on: an error where it cannot; off: never.",
+          {"off", "automatic", "on"}),
       number("SHOAL_GDA_QUEUE_PAIRS", "NVSHMEM_IBGDA_NUM_RC_PER_PE", scope, &S::gda_queue_pairs,
-             "Queue pairs for kernels for each peer, each with SHOAL_VERBS_DEPTH slots. 0: 4, or "
-             "fewer where the NIC of SHOAL_GDA=emulated has no more.",
-             0, 32),
+             "Queue pairs for kernels for each peer, each with SHOAL_VERBS_DEPTH slots. 0: 4.", 0,
+             32),
   };
 }
 

@@ -158,9 +158,6 @@ class DeviceSide {
   /// Whether World::gda serves all puts and signals of kernels between [offset, offset + bytes) of
   /// this heap and that of `pe`.
   virtual bool nic_reaches(Pe, std::size_t, std::size_t) const { return false; }
-  /// The queues to `pe` that a NIC of this PE's own serves (SHOAL_GDA=emulated), for reports; empty
-  /// where there are none. Those of networks: Fabric::heap_note.
-  virtual std::string nic_note(Pe) const { return ""; }
   /// Why a queue of World::gda has ended, first of those that lead to `pe`; else which requests to
   /// `pe` the NIC does not complete. Waits for a copy on `stream`, which no graph captures, and for
   /// requests in flight.

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "base/blob.hpp"
-#include "device/device_side.hpp"
 #include "fabric/fabric.hpp"
 #include "pe/memory.hpp"
 #include "shoal/bootstrap.hpp"
@@ -129,14 +128,6 @@ void add_notes(std::vector<PairConnectivity>& pairs,
   }
 }
 
-std::string heap_note(const WorldState& state, Pe pe) {
-  std::string note = state.fabric().heap_note(pe);
-  const DeviceSide* const side = state.device_side();
-  const std::string nic = side == nullptr ? "" : side->nic_note(pe);
-  if (!nic.empty()) note += (note.empty() ? "" : "; ") + nic;
-  return note;
-}
-
 ConnectivityReport report_connectivity(WorldState& state) {
   const Fabric& fabric = state.fabric();
   const Connectivity* const maps[] = {&fabric.host_map(), &fabric.gpu_map()};
@@ -153,7 +144,7 @@ ConnectivityReport report_connectivity(WorldState& state) {
   for (Pe pe = 0; on_gpu && pe < state.placement().n_pes; ++pe)
     mine.text(fabric.gpu_map().capabilities[static_cast<std::size_t>(pe)] == 0
                   ? std::string()
-                  : heap_note(state, pe));
+                  : fabric.heap_note(pe));
   const auto blobs = state.bootstrap().all_gather(mine.take(), "connectivity report");
 
   ConnectivityReport report;

@@ -21,9 +21,6 @@ std::vector<PairConnectivity> explain(
     std::span<const std::string_view> networks,
     std::optional<std::size_t> (*chosen)(const Connectivity&, Pe, Pe));
 
-/// How the heap of `pe` in GPU memory is reached, beyond capabilities. Empty: nothing to say.
-std::string heap_note(const WorldState& state, Pe pe);
-
 /// The report of an open world, the same on all PEs. Collective over the world. Throws as the
 /// bootstrap's all-gather does.
 ConnectivityReport report_connectivity(WorldState& state);

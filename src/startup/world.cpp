@@ -131,7 +131,7 @@ std::string World::describe_transport(Pe pe) const {
     return fmt::format("none: {}; control {}",
                        detail::why_not(map, world.my_pe(), world.my_pe(), pe), control);
   const std::size_t chosen = map.transport_of[i];
-  const std::string note = detail::heap_note(world, pe);
+  const std::string note = fabric.heap_note(pe);
   std::string text = fmt::format("{}: {}{}{}; control {}", map.names[chosen],
                                  transport::describe(map.capabilities[i]), note.empty() ? "" : "; ",
                                  note, control);

@@ -3,9 +3,8 @@
 // the queues of the network. Transport::device_queues() returns it.
 //
 // The network creates and connects the queues while it starts, and from then on neither posts to
-// them nor polls them. Queues, records and completions lie in host memory, or in that of the GPU
-// (Route::on_gpu); who uses them maps host memory for its GPU first (memory()) and shares each
-// queue as shoal/device/detail/gda/queue.hpp explains.
+// them nor polls them. Queues, records and completions lie in host memory, which their user maps
+// for its GPU first (memory()). shoal/device/detail/gda/queue.hpp explains how kernels share them.
 #pragma once
 
 #include <cstddef>
@@ -37,8 +36,6 @@ class DeviceQueues {
   /// What leads to one PE. Without queues `obstacle` is set.
   struct Route {
     std::vector<Queue> queues;
-    bool strict = false;          ///< all requests are executed in their order
-    bool on_gpu = false;          ///< they are in GPU memory, which the host copies to read
     mlx5::Memory heap;            ///< start of that PE's heap
     std::uint32_t local_key = 0;  ///< of this PE's heap
     /// Bytes from the start of both heaps that the NICs reach. Heaps that have grown since may be

@@ -24,7 +24,6 @@
 #include "memory/cuda/stream_pool.hpp"
 #include "pe/memory.hpp"
 #include "shoal/device/detail/proxy_ring.hpp"
-#include "transport/emulated_nic.hpp"
 #include "transport/proxy.hpp"
 
 namespace shoal::detail {
@@ -142,10 +141,6 @@ class CudaDeviceSide final : public DeviceSide {
   bool nic_reaches(Pe pe, std::size_t offset, std::size_t bytes) const override {
     return routes_ != nullptr && routes_->reaches(pe, offset, bytes);
   }
-  std::string nic_note(Pe pe) const override {
-    const bool serves = nic_ != nullptr && nic_->route(pe).obstacle.empty();
-    return serves ? nic_->describe(pe) : "";
-  }
   std::optional<Error> nic_failure(Pe pe, Stream stream) const override {
     return routes_ == nullptr ? std::nullopt : routes_->failure(pe, stream);
   }
@@ -155,8 +150,6 @@ class CudaDeviceSide final : public DeviceSide {
   std::uint64_t* await_turn(Stream stream) const;
   void start_proxy(const DeviceSideContext& context);
   void map_queues(const DeviceSideContext& context);
-  void start_nic(const DeviceSideContext& context,
-                 std::vector<const transport::DeviceQueues*>& queues);
   void lay_out_heap(const DeviceSideContext& context);
   void lay_out_packets(const DeviceSideContext& context);
   /// False where `before` has no work left, and where `after` is captured and `before` is not.
@@ -202,7 +195,6 @@ class CudaDeviceSide final : public DeviceSide {
   mutable std::mutex scratch_mutex_;
   mutable std::vector<std::pair<std::int32_t, Scratch>> scratch_;  ///< by team; the newest last
   std::unique_ptr<transport::Proxy> proxy_;                        ///< where a heap is out of reach
-  std::unique_ptr<transport::DeviceQueues> nic_;                   ///< with SHOAL_GDA=emulated
   std::unique_ptr<KernelRoutes> routes_;  ///< where a network has queues for kernels
 };
 
@@ -241,7 +233,6 @@ CudaDeviceSide::CudaDeviceSide(const DeviceSideContext& context)
 
 void CudaDeviceSide::release() noexcept {
   proxy_.reset();
-  nic_.reset();  // before memory is freed, which waits for its kernel
   routes_.reset();
   if (driver_.set_current(device_->context) != CUDA_SUCCESS) return;
   if (ordering_ != nullptr) cudaEventDestroy(ordering_);
@@ -344,45 +335,11 @@ std::uint64_t* CudaDeviceSide::await_turn(Stream stream) const {
 
 /// Only beside the proxy, which serves what NICs cannot do.
 void CudaDeviceSide::map_queues(const DeviceSideContext& context) {
-  const bool emulated = context.settings.gda == "emulated";
-  require(!emulated || context.settings.proxy_slots != 0, Code::invalid_argument,
-          "SHOAL_GDA is emulated, but SHOAL_PROXY_SLOTS is 0; kernels need the proxy for what NICs "
-          "cannot do");
   if (world_.proxy == nullptr) return;
   std::vector<const transport::DeviceQueues*> queues;
   for (Pe pe = 0; pe < world_.n_pes; ++pe) queues.push_back(context.fabric.device_queues(pe));
-  if (emulated) start_nic(context, queues);
   routes_ = std::make_unique<KernelRoutes>(*device_, queues, world_.heap, world_.timeout_ns);
   world_.gda = routes_->get();
-}
-
-/// For the PEs of this host that only SHOAL_NODE_SIZE keeps out of reach.
-void CudaDeviceSide::start_nic(const DeviceSideContext& context,
-                               std::vector<const transport::DeviceQueues*>& queues) {
-  const memory::DeviceHeap& heap = *context.memory.device_heap();
-  transport::EmulatedNicContext nic{.settings = context.settings,
-                                    .my_pe = world_.my_pe,
-                                    .device = launch_.device,
-                                    .heaps = std::vector<std::byte*>(bases_.size()),
-                                    .heap_bytes = heap.size()};
-  bool any = false;
-  for (std::size_t pe = 0; pe < bases_.size(); ++pe) {
-    const bool is_me = static_cast<Pe>(pe) == world_.my_pe;
-    if (!is_me && bases_[pe] != nullptr) continue;
-    nic.heaps[pe] = heap.base(static_cast<Pe>(pe));
-    any |= !is_me && nic.heaps[pe] != nullptr;
-  }
-  if (!any) return;
-  require(
-      !memory::cuda::loads_lazily(), Code::unsupported,
-      "SHOAL_GDA is emulated, but CUDA loads kernels when they are first used, which would wait "
-      "for the kernel of the NIC; set CUDA_MODULE_LOADING=EAGER");
-  nic_ = transport::make_emulated_nic(nic);
-  for (std::size_t pe = 0; pe < bases_.size(); ++pe) {
-    if (static_cast<Pe>(pe) == world_.my_pe || nic.heaps[pe] == nullptr) continue;
-    queues[pe] = nic_.get();
-    log::info("PE {}: PE {}: {}", world_.my_pe, pe, nic_->describe(static_cast<Pe>(pe)));
-  }
 }
 
 /// Allocates the words of all teams and, where the heaps do not lie at equal distances, the table

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/cuda/kernel_routes.hpp"
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -36,8 +35,7 @@ gda::Queue queue_of(const DeviceQueues::Route& route, std::size_t i, Pe pe, gda:
   queue.sends = route.queues[i].sends;
   queue.completions = route.queues[i].completions;
   queue.shared = shared;
-  // The latter is right for every NIC.
-  queue.ordering = route.strict ? gda::Ordering::strict : gda::Ordering::adaptive;
+  queue.ordering = gda::Ordering::adaptive;  // right for every NIC
   queue.largest_message = route.largest_message;
   queue.sink = route.sink;
   queue.peer = static_cast<std::uint32_t>(pe);
@@ -92,32 +90,13 @@ std::optional<Error> KernelRoutes::failure(Pe pe, CUstream_st* stream) const {
   const auto deadline = std::chrono::steady_clock::now() + kInFlight;
   for (;;) {
     std::vector<QueueState> states;
-    for (std::size_t i = 0; i < queues_.size(); ++i) {
-      gda::Queue queue = queues_[i];
-      std::vector<mlx5::CompletionEntry> entries;
-      if (on_gpu_[i]) {
-        entries = fetch(queue.completions, stream);
-        queue.completions.entries = entries.data();
-      }
-      states.push_back(look_at(queue, shared[i]));
-    }
+    for (std::size_t i = 0; i < queues_.size(); ++i)
+      states.push_back(look_at(queues_[i], shared[i]));
     std::optional<Error> found = failure_of(states, pe);
     if (!found || found->code() != Code::timeout || std::chrono::steady_clock::now() >= deadline)
       return found;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-}
-
-std::vector<mlx5::CompletionEntry> KernelRoutes::fetch(const mlx5::CompletionQueue& queue,
-                                                       CUstream_st* stream) const {
-  std::vector<mlx5::CompletionEntry> entries(std::size_t{1} << queue.log_size);
-  memory::cuda::check(
-      driver_,
-      driver_.copy(memory::cuda::address(entries.data()), memory::cuda::address(queue.entries),
-                   entries.size() * sizeof entries[0], stream),
-      "cannot copy the completions of the queues of kernels from the GPU");
-  device_.synchronize(stream, "a copy of the completions of the queues of kernels");
-  return entries;
 }
 
 void KernelRoutes::map(const DeviceQueues::Range& range) {
@@ -157,14 +136,11 @@ void KernelRoutes::describe(const std::vector<DeviceQueues::Route>& routes, cons
   const auto put = [&](std::size_t offset, const auto& value) {
     std::memcpy(image.data() + offset, &value, sizeof value);
   };
-  const bool on_gpu = std::ranges::all_of(
-      routes, [](const auto& route) { return route.queues.empty() || route.on_gpu; });
   put(block.routes_at, gda::Routes{.by_pe = reinterpret_cast<gda::Route*>(at(block.by_pe_at)),
                                    .n_pes = routes.size(),
                                    .heap = heap,
                                    .timeout_ns = timeout_ns,
-                                   .abort = abort_,
-                                   .nic_on_gpu = on_gpu});
+                                   .abort = abort_});
   std::size_t next = 0;
   for (std::size_t pe = 0; pe < routes.size(); ++pe) {
     const DeviceQueues::Route& from = routes[pe];
@@ -179,7 +155,6 @@ void KernelRoutes::describe(const std::vector<DeviceQueues::Route>& routes, cons
       auto* const shared =
           reinterpret_cast<gda::Shared*>(at(block.shared_at + next * sizeof(gda::Shared)));
       queues_.push_back(queue_of(from, i, static_cast<Pe>(pe), shared));
-      on_gpu_.push_back(from.on_gpu);
       put(block.queues_at + next * sizeof(gda::Queue), queues_.back());
     }
   }

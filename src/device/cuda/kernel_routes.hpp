@@ -35,8 +35,6 @@ class KernelRoutes {
   std::optional<Error> failure(Pe pe, CUstream_st* stream) const;
 
  private:
-  std::vector<mlx5::CompletionEntry> fetch(const mlx5::CompletionQueue& queue,
-                                           CUstream_st* stream) const;
   void map(const transport::DeviceQueues::Range& range);
   void describe(const std::vector<transport::DeviceQueues::Route>& routes, const std::byte* heap,
                 std::uint64_t timeout_ns);
@@ -49,7 +47,6 @@ class KernelRoutes {
   CUdeviceptr memory_ = 0;          ///< of *routes_, and all it points to
   const device::gda::Routes* routes_ = nullptr;
   std::vector<device::gda::Queue> queues_;  ///< in the order of their words in GPU memory
-  std::vector<bool> on_gpu_;                ///< by queue: completions are in GPU memory
   std::vector<std::size_t> reached_;        ///< by PE: Route::bytes; 0: no queue leads there
 };
 

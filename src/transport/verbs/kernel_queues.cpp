@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 
 #include "base/align.hpp"
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "transport/kernel_queue_pairs.hpp"
 #include "transport/verbs/order.hpp"
 
 namespace shoal::transport::verbs {
@@ -18,11 +16,9 @@ namespace {
 constexpr std::uint32_t kInlineBytes =
     mlx5::kBlockBytes - 2 * mlx5::kSegmentBytes - mlx5::kInlineHeader;
 constexpr std::uint32_t kLargestMessage = 1U << 30;
-
-std::size_t queue_pairs_of(const KernelQueues::Options& options) {
-  return static_cast<std::size_t>(
-      queue_pairs_for_kernels(options.settings, std::numeric_limits<std::int64_t>::max()));
-}
+/// With fewer, normal mode between nodes waits for signals behind chunks
+/// (docs/decisions/nic-as-a-gpu-kernel.md).
+constexpr std::int64_t kDefaultQueuePairs = 4;
 
 }  // namespace
 
@@ -37,7 +33,8 @@ KernelQueues::KernelQueues(const Options& options)
             "kernels cannot drive the queues of libibverbs; SHOAL_VERBS_INTERFACE is {}, allowed "
             "with SHOAL_GDA: devx",
             options.settings.verbs_interface);
-    const std::size_t each = queue_pairs_of(options);
+    const std::int64_t chosen = options.settings.gda_queue_pairs;
+    const auto each = static_cast<std::size_t>(chosen != 0 ? chosen : kDefaultQueuePairs);
     create(options, each);
     each_ = each;
   } catch (const Error& error) {

@@ -171,7 +171,7 @@ void Network::create_queue_pairs(const Context& context) {
 }
 
 void Network::create_kernel_queues(const Context& context) {
-  if (settings_.gda == "off" || settings_.gda == "emulated" || !heap_) return;
+  if (settings_.gda == "off" || !heap_) return;
   const Line& line = *lines_.front();
   const auto sink = reinterpret_cast<std::uintptr_t>(line.rings.get() + RingLayout::sink());
   kernel_queues_.emplace(KernelQueues::Options{.settings = settings_,

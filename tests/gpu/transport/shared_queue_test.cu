@@ -176,7 +176,7 @@ class GpuSharedQueue : public ::testing::TestWithParam<Shape> {
     queue.completions = {memory->entries, GetParam().collapsed ? 0U : 6U, nullptr};
     queue.largest_message = 4096;
     queue.sink = {0x8000, 6};
-    platform = {&pinned->abort, false};
+    platform = {&pinned->abort};
   }
   void TearDown() override {
     cudaFreeHost(pinned);

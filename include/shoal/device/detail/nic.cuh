@@ -33,7 +33,7 @@ __device__ inline const gda::Route* nic_route(const World& world, const void* lo
 }
 
 __device__ inline gda::CudaPlatform nic_platform(const World& world) {
-  return {world.gda->abort, world.gda->nic_on_gpu};
+  return {world.gda->abort};
 }
 
 /// Reports how an operation ended. Returns whether it was ok.

@@ -13,20 +13,14 @@ namespace shoal::device::gda {
 
 struct CudaPlatform {
   const std::uint32_t* abort = nullptr;  ///< in memory that the host can write
-  /// The NIC is a kernel of this GPU (emulator/gpu/): it sees what other threads of the GPU see,
-  /// and looks at the record, not at the doorbell.
-  bool nic_on_gpu = false;
 
   // As a Bus.
   /// After order_requests().
   __device__ void store_record(std::uint32_t* word, std::uint32_t value) const {
     device::ptx::st_relaxed_sys(word, value);
   }
-  __device__ void order_record() const {
-    if (!nic_on_gpu) device::ptx::fence_acq_rel_sys();
-  }
+  __device__ void order_record() const { device::ptx::fence_acq_rel_sys(); }
   __device__ void ring(std::uint64_t* doorbell, std::uint64_t value) const {
-    if (nic_on_gpu) return;
     ptx::st_mmio_relaxed_sys(doorbell, value);
     device::ptx::fence_acq_rel_sys();  // before the record of the thread that rings next
   }
@@ -67,12 +61,7 @@ struct CudaPlatform {
     seen = before;
     return replaced;
   }
-  __device__ void order_requests() const {
-    if (nic_on_gpu)
-      ptx::fence_acq_rel_gpu();
-    else
-      device::ptx::fence_acq_rel_sys();
-  }
+  __device__ void order_requests() const { device::ptx::fence_acq_rel_sys(); }
   __device__ std::uint32_t load_cause(const std::uint32_t* word) const {
     return device::ptx::ld_relaxed_sys(word);
   }

@@ -38,7 +38,6 @@ struct Routes {
   const std::byte* heap = nullptr;  ///< start of this PE's heap
   std::uint64_t timeout_ns = 0;
   const std::uint32_t* abort = nullptr;  ///< not 0: every wait ends
-  bool nic_on_gpu = false;               ///< a kernel of the GPU whose kernels post
 };
 
 /// For failure reports.

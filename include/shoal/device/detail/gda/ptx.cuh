@@ -27,9 +27,6 @@ __device__ inline void st_release_gpu(std::uint64_t* at, std::uint64_t value) {
 __device__ inline void st_relaxed_gpu(std::uint64_t* at, std::uint64_t value) {
   asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
-__device__ inline void fence_acq_rel_gpu() {
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-}
 __device__ inline std::uint64_t atom_acquire_gpu_cas(std::uint64_t* at, std::uint64_t compare,
                                                      std::uint64_t value) {
   std::uint64_t before;

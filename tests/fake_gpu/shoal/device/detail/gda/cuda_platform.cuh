@@ -18,7 +18,7 @@ inline std::uint64_t ld_acquire_gpu(const std::uint64_t* at) {
 }  // namespace ptx
 
 struct CudaPlatform : HostPlatform {
-  CudaPlatform(const std::uint32_t* abort_word, bool) : abort_word_(abort_word) {}
+  CudaPlatform(const std::uint32_t* abort_word) : abort_word_(abort_word) {}
   bool aborted() const noexcept {
     return abort_word_ != nullptr && __atomic_load_n(abort_word_, __ATOMIC_RELAXED) != 0;
   }
