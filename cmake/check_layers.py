@@ -102,8 +102,10 @@ INTERNALS = {
     ("tools/figures/",): ("ep/cuda/layout.hpp", "ep/host/layout.hpp"),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
-# The emulated NIC uses src/base alone, and its engine nothing but itself.
+# The emulated NIC uses src/base alone, and its engine nothing but itself. Tests and benchmarks use
+# it; the library and its programs do not.
 EMULATOR, EMULATOR_USES, ENGINE = "emulator/", "base", "emulator/engine/"
+WITHOUT_EMULATOR = ("include/", "src/", "python/", "tools/")
 # Kernels receive their world as a parameter: a process holds several worlds, and several libraries
 # that contain Shoal's kernels. They would share a variable of device code, or need device linking.
 DEVICE_FOLDERS = ("include/", "src/")
@@ -167,6 +169,8 @@ def include_fault(root, file, target):
         return None
     included = resolve(root, file, target)
     if included is None:
+        if name.startswith(WITHOUT_EMULATOR) and (root / EMULATOR / target).is_file():
+            return f'"{target}" belongs to {EMULATOR}; only tests and benchmarks may include it'
         return None
     if name.startswith("include/"):
         return f'public header includes the internal "{target}"'

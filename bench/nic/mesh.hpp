@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/nic.hpp"
-#include "mlx5/request_writer.hpp"
+#include "engine/request_writer.hpp"
 #include "wire/virtual_network.hpp"
 
 namespace shoal::bench::nic {

@@ -25,11 +25,7 @@ PROGRAMS = ["shoal-run", "shoal-info", "shoal-moe", "shoal-bench"]
 # the GPU backend, which shows that the moved libraries work.
 OTHERS = ["example_device_ring", "example_hello", "unit_ep_cuda_plan_test"]
 # Loaded while programs run; the emulated NICs and the transport over one need no other library.
-LOADED = [
-    "shoal/libshoal_transport_verbs.so",
-    "emulator/libibverbs.so.1",
-    "emulator/libmlx5.so.1",
-]
+LOADED = ["shoal/libshoal_transport_verbs.so", "emulator/libibverbs.so.1", "emulator/libmlx5.so.1"]
 # In every glibc system (libudev: with util-linux): taken from the target, which has to be no older
 # than this machine.
 BASE_SYSTEM = re.compile(

@@ -38,10 +38,15 @@ void store_be(std::byte* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
-/// A word that the client writes or reads at the same time, such as a doorbell record.
+/// Words that the other side writes or reads at the same time, such as doorbell records. A store
+/// follows everything that this thread has stored before.
 inline std::uint32_t load_shared_be32(const std::byte* from) {
   auto* const word = reinterpret_cast<std::uint32_t*>(const_cast<std::byte*>(from));
   return swap_bytes(std::atomic_ref<std::uint32_t>(*word).load(std::memory_order_acquire));
+}
+inline void store_shared_be32(std::byte* to, std::uint32_t value) {
+  std::atomic_ref<std::uint32_t>(*reinterpret_cast<std::uint32_t*>(to))
+      .store(swap_bytes(value), std::memory_order_release);
 }
 
 }  // namespace shoal::emulator

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cstdio>
 #include <utility>
 
@@ -10,53 +11,16 @@ namespace shoal::emulator {
 namespace {
 
 const char* name_of(TraceEvent::Kind kind) {
-  switch (kind) {
-    case TraceEvent::Kind::doorbell:
-      return "doorbell";
-    case TraceEvent::Kind::sent:
-      return "sent";
-    case TraceEvent::Kind::resent:
-      return "resent";
-    case TraceEvent::Kind::received:
-      return "received";
-    case TraceEvent::Kind::executed:
-      return "executed";
-    case TraceEvent::Kind::duplicate:
-      return "duplicate";
-    case TraceEvent::Kind::out_of_order:
-      return "out_of_order";
-    case TraceEvent::Kind::dropped:
-      return "dropped";
-    case TraceEvent::Kind::completion:
-      return "completion";
-    case TraceEvent::Kind::timeout:
-      return "timeout";
-    case TraceEvent::Kind::state:
-      return "state";
-    case TraceEvent::Kind::destroyed:
-      return "destroyed";
-  }
-  return "?";
+  constexpr std::array kNames = {"doorbell",   "sent",      "resent",       "received",
+                                 "executed",   "duplicate", "out_of_order", "dropped",
+                                 "completion", "timeout",   "state",        "destroyed"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 const char* name_of(PacketKind kind) {
-  switch (kind) {
-    case PacketKind::send:
-      return "send";
-    case PacketKind::write:
-      return "write";
-    case PacketKind::read_request:
-      return "read_request";
-    case PacketKind::atomic_request:
-      return "atomic_request";
-    case PacketKind::acknowledge:
-      return "acknowledge";
-    case PacketKind::read_response:
-      return "read_response";
-    case PacketKind::atomic_response:
-      return "atomic_response";
-  }
-  return "?";
+  constexpr std::array kNames = {"send",        "write",         "read_request",   "atomic_request",
+                                 "acknowledge", "read_response", "atomic_response"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 bool names_packet(TraceEvent::Kind kind) {

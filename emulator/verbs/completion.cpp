@@ -152,8 +152,7 @@ bool Cq::resolve(const std::byte* entry, ibv_wc& completion) {
 }
 
 void Cq::publish() const {
-  std::atomic_ref<std::uint32_t>(*reinterpret_cast<std::uint32_t*>(record))
-      .store(swap_bytes(consumed & kPsnMask), std::memory_order_release);
+  store_shared_be32(record, consumed & kPsnMask);
 }
 
 bool Cq::next(ibv_wc& completion) {

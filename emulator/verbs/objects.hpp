@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "engine/big_endian.hpp"
-#include "mlx5/request_writer.hpp"
+#include "engine/request_writer.hpp"
 #include "verbs/runtime.hpp"
 
 namespace shoal::emulator {

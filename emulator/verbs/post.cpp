@@ -111,9 +111,7 @@ void Qp::finish_request(std::uint64_t id) {
 }
 
 void Qp::ring() {
-  // Stored after the requests, which the NIC reads once it sees the counter.
-  std::atomic_ref<std::uint32_t>(*reinterpret_cast<std::uint32_t*>(record + 4))
-      .store(swap_bytes(std::uint32_t{writer->posted()}), std::memory_order_release);
+  store_shared_be32(record + 4, writer->posted());  // the NIC reads the requests once it sees it
 }
 
 int Qp::post_send(ibv_send_wr* request, ibv_send_wr** bad) {
@@ -158,8 +156,7 @@ int Qp::post_receive(ibv_recv_wr* request, ibv_recv_wr** bad) {
                     receive_stride / kSegmentBytes, *request);
       receive_ids[slot] = request->wr_id;
     }
-    std::atomic_ref<std::uint32_t>(*reinterpret_cast<std::uint32_t*>(record))
-        .store(swap_bytes(receives_posted & 0xffff), std::memory_order_release);
+    store_shared_be32(record, receives_posted & 0xffff);
   }
   if (error != 0) *bad = request;
   // Receives that are posted in the error state are flushed at once.

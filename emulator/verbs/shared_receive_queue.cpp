@@ -83,8 +83,7 @@ int Srq::post(ibv_recv_wr* request, ibv_recv_wr** bad) {
     --free;
     ++posted;
   }
-  std::atomic_ref<std::uint32_t>(*reinterpret_cast<std::uint32_t*>(record))
-      .store(swap_bytes(std::uint32_t{posted}), std::memory_order_release);
+  store_shared_be32(record, posted);
   return error;
 }
 

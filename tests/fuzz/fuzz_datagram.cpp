@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "mlx5/request_writer.hpp"
+#include "engine/request_writer.hpp"
 #include "nic.hpp"
 #include "wire/datagram.hpp"
 #include "wire/packet_format.hpp"

@@ -14,8 +14,8 @@
 #include <filesystem>
 #include <vector>
 
-#include "direct/devx.hpp"
 #include "fuzz.hpp"
+#include "mlx5/devx.hpp"
 
 #undef ibv_get_device_list
 

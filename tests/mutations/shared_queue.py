@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutations of include/shoal/device/detail/gda/, each of which must make
-tests/threads/emulator/shared_queue_test.cpp fail.
+tests/threads/transport/gda_queue_test.cpp fail.
 
 Usage: shared_queue.py [NAME...]. Exits with 1 when a mutation survives or its place is not found. A
 run takes about fifteen minutes on two cores.
@@ -17,7 +17,7 @@ from loop import NotRun, replace_in, run_mutations, run_tests
 from emulator_engine import COMPILER, LIBRARIES, ROOT, compile_source
 
 TIMEOUT_S = 90
-TEST = ROOT / "tests/threads/emulator/shared_queue_test.cpp"
+TEST = ROOT / "tests/threads/transport/gda_queue_test.cpp"
 
 # (what is wrong, file of include/shoal/device/detail/gda, text, replacement)
 MUTATIONS = [
@@ -326,11 +326,7 @@ def path_of(file):
 
 def compile_emulator(folder):
     emulator = ROOT / "emulator"
-    sources = [
-        *(emulator / "engine").glob("*.cpp"),
-        emulator / "wire/virtual_network.cpp",
-        emulator / "mlx5/request_writer.cpp",
-    ]
+    sources = [*(emulator / "engine").glob("*.cpp"), emulator / "wire/virtual_network.cpp"]
     return [compile_source(source, emulator, folder / f"{source.stem}.o") for source in sources]
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutations of work_queue.hpp and format.hpp in include/shoal/device/detail/mlx5, each must make
-tests/unit/emulator/work_queue_test.cpp fail.
+emulator/tests/unit/work_queue_test.cpp fail.
 
 Usage: work_queue.py [NAME...]. Exits with 1 when a mutation survives or its place is not found. A
 run takes about three minutes on two cores.
@@ -135,8 +135,8 @@ def path_of(file):
 
 def compile_test(sources, output):
     """The test with the headers of the folder `sources`. False where it does not compile."""
-    include = [sources, ROOT / "src", ROOT / "emulator", ROOT / "tests/unit/emulator"]
-    test = ROOT / "tests/unit/emulator/work_queue_test.cpp"
+    include = [sources, ROOT / "src", ROOT / "emulator"]
+    test = ROOT / "emulator/tests/unit/work_queue_test.cpp"
     flags = [flag for folder in include for flag in ("-I", str(folder))]
     done = subprocess.run([*COMPILER, *flags, str(test), "-o", str(output)], check=False)
     return done.returncode == 0

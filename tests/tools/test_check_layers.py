@@ -82,6 +82,26 @@ def test_exceptions_are_for_the_files_that_are_listed(tmp_path):
     assert check(tmp_path, files) == (0, [])
 
 
+@pytest.mark.parametrize("file", ["src/transport/nic.cpp", "tools/run/job.cpp", "include/a.hpp"])
+def test_only_tests_and_benchmarks_use_the_emulator(tmp_path, file):
+    files = {
+        "emulator/engine/nic.hpp": "",
+        "emulator/verbs/nic.cpp": '#include "engine/nic.hpp"\n#include "base/check.hpp"\n',
+        "emulator/tests/unit/nic_test.cpp": '#include "engine/nic.hpp"\n#include "base/check.hpp"\n',
+        "bench/nic/main.cpp": '#include "engine/nic.hpp"\n',
+        "src/base/check.hpp": "",
+    }
+    assert check(tmp_path, files) == (0, [])
+    status, lines = check(tmp_path, {file: '#include "engine/nic.hpp"\n'})
+    assert status == 1 and lines == [
+        f'{file}:1: "engine/nic.hpp" belongs to emulator/; only tests and benchmarks may include it'
+    ]
+    status, lines = check(
+        tmp_path, {file: "", "emulator/tests/unit/a_test.cpp": '#include "world/state.hpp"\n'}
+    )
+    assert status == 1 and lines[0].startswith("emulator/tests/unit/a_test.cpp:1: the emulator")
+
+
 def test_sees_through_relative_includes(tmp_path):
     files = {"src/base/log.cpp": '#include "../world/state.hpp"\n', "src/world/state.hpp": ""}
     status, lines = check(tmp_path, files)

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "engine/big_endian.hpp"
-#include "mlx5/request_writer.hpp"
+#include "engine/request_writer.hpp"
 #include "verbs_library.hpp"
 
 #undef ibv_reg_mr

@@ -15,7 +15,7 @@
 #include "base/mlx5/command_format.hpp"
 #include "engine/big_endian.hpp"
 #include "engine/completion_queue.hpp"
-#include "mlx5/request_writer.hpp"
+#include "engine/request_writer.hpp"
 #include "verbs_library.hpp"
 
 #undef ibv_get_device_list

@@ -12,7 +12,7 @@
 
 #include "engine/big_endian.hpp"
 #include "engine/nic.hpp"
-#include "mlx5/request_writer.hpp"
+#include "engine/request_writer.hpp"
 #include "wire/impaired_wire.hpp"
 #include "wire/udp_wire.hpp"
 

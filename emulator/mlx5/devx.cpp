@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions mlx5dv_devx_*: memory and doorbell pages, and commands as bytes.
-#include "direct/devx.hpp"
+#include "mlx5/devx.hpp"
 
 #include <cerrno>
 #include <cstring>

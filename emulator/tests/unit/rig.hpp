@@ -13,7 +13,7 @@
 
 #include "engine/big_endian.hpp"
 #include "engine/nic.hpp"
-#include "mlx5/request_writer.hpp"
+#include "engine/request_writer.hpp"
 #include "wire/virtual_network.hpp"
 
 namespace shoal::emulator::test {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "direct/devx.hpp"
+#include "mlx5/devx.hpp"
 
 namespace shoal::emulator {
 namespace {

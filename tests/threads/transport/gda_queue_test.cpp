@@ -10,7 +10,7 @@
 #include <set>
 
 #include "support/rounds.hpp"
-#include "unit/emulator/shared_queue.hpp"
+#include "threads/transport/gda_queue.hpp"
 
 namespace shoal::emulator::test {
 namespace {

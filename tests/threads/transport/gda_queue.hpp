@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shared_queue.hpp: shared send queues (transport/gda/) on the emulated NIC, for tests: tasks that
+// gda_queue.hpp: shared send queues (transport/gda/) on the emulated NIC, for tests: tasks that
 // post to them, and ways to run tasks beside the engine.
 #pragma once
 
@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "engine/nic.hpp"
-#include "rig.hpp"
 #include "shoal/device/detail/gda/operations.hpp"
 #include "support/fiber_context.hpp"
 #include "transport/gda/host_platform.hpp"
@@ -27,6 +26,9 @@
 namespace shoal::emulator::test {
 
 namespace gda = device::gda;
+
+constexpr std::uint32_t kAllAccess =
+    Access::local_write | Access::remote_write | Access::remote_read | Access::remote_atomic;
 
 struct QueueShape {
   std::uint32_t blocks = 16;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "mlx5/request_writer.hpp"
+#include "engine/request_writer.hpp"
 
 #include <algorithm>
 #include <cstring>
