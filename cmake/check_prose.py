@@ -138,8 +138,8 @@ def early_breaks(lines):
         if not one or not two or one.groups()[:2] != two.groups()[:2]:
             continue
         text, word = one[3], two[3].split()[0]
-        is_layout = "  " in text or "  " in two[3] or SPDX in text or text[0] in "-*|"
-        is_item = word[0] in "-*|<" or word[0].isdigit()
+        is_layout = "  " in text or "  " in two[3] or SPDX in text or text[0] in "-*|@"
+        is_item = word[0] in "-*|<@" or word[0].isdigit()
         if is_layout or is_item or text.endswith((".", ":", ";", "?", ")")):
             continue
         if len(line) + 1 + len(word) + EARLY <= WIDTH:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Errors of a PE whose peer over libfabric or verbs dies or stops.
+// @traits slow
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>

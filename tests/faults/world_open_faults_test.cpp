@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A PE that is killed, or whose control plane aborts, in any phase of World::open. The other PEs
 // soon fail and name it.
+// @traits slow
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Worlds of processes whose heap is in GPU memory, with a fake driver: handles cross processes, and
 // host memory stands in for the GPU's.
+// @traits slow
 
 #include <gtest/gtest.h>
 

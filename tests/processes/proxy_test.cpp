@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The proxy in worlds of processes: a killed PE fails the ring, and every waiter learns it.
+// @traits polls
 #include <gtest/gtest.h>
 #include <sys/types.h>
 

@@ -2,6 +2,7 @@
 // The verbs transport between processes, each with an emulated NIC, whose packets travel through
 // shared memory: every ordering tier, packets that are lost, doubled and reordered, and EP between
 // (emulated) nodes.
+// @traits polls, slow
 #include <gtest/gtest.h>
 
 #include <string>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random sequences of collectives on random, overlapping teams, with random delays on every PE.
 // Consecutive operations must not mix.
+// @traits slow
 #include <gtest/gtest.h>
 
 #include <ostream>

@@ -2,6 +2,7 @@
 // Random shapes against the naive reference: numbers of ranks that are no power of two, any top-k
 // up to 32, any hidden that is a multiple of 16 bytes, holes, idle ranks, one hot expert. Also
 // shapes with one size at its limit.
+// @traits slow
 #include <gtest/gtest.h>
 
 #include "checks/ep/normal.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the ordering tiers guarantee and what they do not; replay, indices and back-pressure.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <random>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations of a reliable connection between two emulated NICs, without and with loss.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <numeric>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device commands on the wire between hosts, a RoCE v2 port: the address path of a queue pair, and
 // the address handle that shows the MAC address of a GID.
+// @traits emulated_nic
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Queue pairs, completion queues and keys that a client creates by device commands in its own
 // memory, as GPU-initiated transports do, and drives by doorbells.
+// @traits emulated_nic
 #include <gtest/gtest.h>
 
 #include "devx_client.hpp"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The emulated libibverbs and libmlx5 as a client loads them: by dlopen, with the symbol versions
 // and structures of rdma-core. Both ends of each connection are in this process.
+// @traits emulated_nic
 #include <gtest/gtest.h>
 #include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>

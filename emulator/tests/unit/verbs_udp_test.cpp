@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The emulated device on the wire between hosts, as clients of libibverbs see it: a RoCE v2 port
 // whose GID is the address of the host. Both ends of the connection are in this process.
+// @traits emulated_nic
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 

@@ -2,6 +2,7 @@
 // Work queues that their owner drives by memory alone (mlx5/work_queue.hpp), on the emulated
 // NIC: formats as the NIC decodes them, order of request, record and doorbell, wraps, owner bits,
 // collapsed queues, errors.
+// @traits one_thread
 #include "shoal/device/detail/mlx5/work_queue.hpp"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bootstrap for threads and the TCP bootstrap, both with one thread per PE in one process, so
 // that ThreadSanitizer sees abort, aborted and close race with collective calls.
+// @traits slow
 #include <gtest/gtest.h>
 
 #include <atomic>

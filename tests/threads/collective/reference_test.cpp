@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every collective against a naive reference, among threads, on one node and on emulated nodes.
+// @traits slow
 #include <gtest/gtest.h>
 
 #include <atomic>

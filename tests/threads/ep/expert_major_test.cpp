@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The expert-major layout of normal mode (DispatchOptions.expert_major) with PEs as threads, bit by
 // bit against the naive reference.
+// @traits slow
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normal mode between nodes on fake GPUs, whose chunks, notices and releases are requests to an
 // emulated NIC, in every ordering tier. Results are compared bit by bit.
+// @traits polls, fake_gpu, emulated_nic
 #include "fake_gpu/fake_gpu.hpp"
 //
 #include <gtest/gtest.h>

@@ -2,6 +2,7 @@
 // Faults of the queues by which kernels of normal mode send between nodes: every rank reports
 // within its deadline, and names the peer, the queue pair and the cause. The kernels run on fake
 // GPUs, the NIC is emulated.
+// @traits polls, fake_gpu, emulated_nic
 #include "fake_gpu/fake_gpu.hpp"
 //
 #include <gtest/gtest.h>

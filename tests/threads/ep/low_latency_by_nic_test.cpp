@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of low-latency mode on a fake GPU, whose puts and signals between nodes are requests
 // to an emulated NIC, in every ordering tier. Results are compared bit by bit.
+// @traits polls, fake_gpu, emulated_nic
 #include "fake_gpu/fake_gpu.hpp"
 //
 #include <gtest/gtest.h>

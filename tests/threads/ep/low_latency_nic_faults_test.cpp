@@ -2,6 +2,8 @@
 // Faults of the queues by which kernels of low-latency mode send: every rank reports within its
 // deadline, and names the peer, the queue pair and the cause. The kernels run on a fake GPU, the
 // NIC is emulated.
+// @traits polls, fake_gpu, emulated_nic
+// @waiting LowLatencyNicFaults.*
 #include "fake_gpu/fake_gpu.hpp"
 //
 #include <gtest/gtest.h>

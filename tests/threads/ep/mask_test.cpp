@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-latency operations without some of the ranks: masks, and ranks that time out.
+// @traits slow
 #include <gtest/gtest.h>
 
 #include <future>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups on several (emulated) nodes, with PEs as threads, bit by bit against the naive reference:
 // the same results as on one node, except for the rounding of a node's sum.
+// @traits slow
 #include <gtest/gtest.h>
 
 #include <algorithm>

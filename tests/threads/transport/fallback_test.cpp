@@ -2,6 +2,7 @@
 // A network that fails at start or in its first operations is replaced by the next one, on all PEs,
 // with a warning. One that fails later ends the operation, which is not repeated. PEs are threads;
 // processes/fallback_test.cpp has processes and shared memory.
+// @traits polls, uninstrumented
 #include <gtest/gtest.h>
 
 #include <algorithm>

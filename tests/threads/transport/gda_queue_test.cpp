@@ -2,6 +2,7 @@
 // Send queues that many tasks share (transport/gda/), on the emulated NIC. Tasks are fibers in a
 // random order, or threads: what is wrong with the order of steps shows in the first, what is wrong
 // with the order of memory in the second, under ThreadSanitizer.
+// @traits slow
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Queue pairs that a world makes for kernels (SHOAL_GDA), on the emulated NIC and a fake CUDA
 // driver: threads of a PE share them as warps would, beside the CPU transport of the same world.
+// @traits polls
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA

@@ -2,6 +2,7 @@
 // Heaps of GPUs over libfabric, with a fake CUDA driver: where the provider reaches their memory,
 // data travel by RDMA without copies through host memory. Providers over TCP reach pinned host
 // memory alone.
+// @traits polls, uninstrumented
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA

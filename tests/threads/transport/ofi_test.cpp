@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ofi transport in worlds of threads: every operation between two PEs uses an endpoint of
 // tcp;ofi_rxm on the loopback interface.
+// @traits polls, slow, uninstrumented
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The proxy in worlds of threads, over shm, ofi and the emulated NIC: threads post in place of the
 // warps of a kernel.
+// @traits polls
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The staged transport in worlds of threads, on a fake CUDA driver: operations on device heaps pass
 // through host memory.
+// @traits polls
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA

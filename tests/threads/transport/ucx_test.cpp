@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ucx transport in worlds of threads: the world's operations behave as over mapped memory, for
 // any SHOAL_NETWORK_DEPTH, SHOAL_NETWORK_CHUNK and SHOAL_PROGRESS_WAIT.
+// @traits polls, uninstrumented
 #include <gtest/gtest.h>
 
 #include <dlfcn.h>

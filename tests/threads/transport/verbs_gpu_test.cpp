@@ -2,6 +2,7 @@
 // Heaps in GPU memory over the verbs transport, with a fake CUDA driver and the emulated NIC: data
 // travel by RDMA, without copies through host memory. The fake driver's memory is a memfd, whose
 // descriptor takes the place of a dma-buf.
+// @traits polls
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA

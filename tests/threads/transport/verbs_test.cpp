@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The verbs transport in worlds of threads, over the emulated NIC in each of its ordering tiers,
 // with packets that are lost, doubled and reordered.
+// @traits polls, slow
+// @soak VerbsSoak.*
+// @soak-tsan *DoesEverything/5:*DoesEverything/2:*/strict:*/unordered
+// @soak-tsan *Tuning*/small_chunk:*Tuning*/depth_1:Verbs.DoesEverythingOverRoce
+// @soak-tsan Verbs.WorksInTheNaiveOrder:Verbs.WorksAtDepthOne
+// @soak-tsan Verbs.PutsWordsWholeOnADeviceThatPlacesBytes
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // World::gda on the emulated NIC and a fake CUDA driver, whose GPU memory the test reads: threads
 // in place of blocks run the operations that kernels run (gda/path.hpp), on the same description.
+// @traits polls
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every operation of a world whose PEs are threads, with load-store reach and, where
 // SHOAL_NODE_SIZE splits the host, without it.
+// @traits slow
 
 #include <gtest/gtest.h>
 

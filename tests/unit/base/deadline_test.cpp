@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Deadlines of waits that poll: what a machine sleeps does not count.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include "base/deadline.hpp"

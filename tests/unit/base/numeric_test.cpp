@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The conversions of shoal/numeric.hpp, for every code of each format, against values computed from
 // the formats' definitions.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <cmath>

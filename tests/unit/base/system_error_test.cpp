@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Errors of the operating system name the limit behind them.
+// @traits one_thread
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 

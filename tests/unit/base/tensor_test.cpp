@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Views and owners of tensors: shapes, strides, sizes, names of types.
+// @traits one_thread
 #include "shoal/tensor.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The choice of the root's network interface, by name and by address family.
+// @traits one_thread
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>

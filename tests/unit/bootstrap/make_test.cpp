@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The text form of a unique id, and the bootstrap that the settings choose.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include "shoal/bootstrap.hpp"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The messages of the TCP bootstrap as bytes: valid messages survive a round trip, and all others
 // are rejected with the reason.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies of long blocks: the choice between two ways, and the bytes.
+// @traits one_thread
 #include "collective/copy.hpp"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // bfloat16 and float16 conversions, which reductions use to accumulate in float32 and round once,
 // against arithmetic in double.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <cmath>

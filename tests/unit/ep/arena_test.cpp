@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The receive area of a group: regions of results, and those that are kept for CUDA graphs.
+// @traits one_thread
 #include "ep/plan/arena.hpp"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bound of the error of a combined value holds for sums that are rounded as in each mode, and
 // fails for them with one level less.
+// @traits one_thread
 #include "ep/plan/combine_error.hpp"
 
 #include <gtest/gtest.h>

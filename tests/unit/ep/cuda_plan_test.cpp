@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans of normal-mode kernels: pure functions of the shape, without a GPU. For all rows, a block
 // fits into its shared memory and has at least one warp.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory layout of a group in GPU memory: pure functions of the options, without a GPU.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <string>

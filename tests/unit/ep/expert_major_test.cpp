@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pure functions of the expert-major layout: positions of the blocks of experts, the number of
 // rows that fit, and the shared memory of a kernel beside the table of experts.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include "ep/cuda/layout.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gate's kernel on a fake GPU: the bits of the host.
+// @traits fake_gpu
 #include "fake_gpu/fake_gpu.hpp"
 //
 #include <gtest/gtest.h>

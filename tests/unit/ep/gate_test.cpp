@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gate against a naive reference, and its errors.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernels of normal mode between nodes count on fake GPUs, against the host backend on the
 // same nodes and the same routing.
+// @traits fake_gpu
 #include "fake_gpu/fake_gpu.hpp"
 //
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normal mode between nodes on fake GPUs, bit by bit: every rank is a thread with a GPU that runs
 // one block at a time, and puts between nodes are delayed and reordered.
+// @traits fake_gpu
 #include "fake_gpu/fake_gpu.hpp"
 //
 #include <gtest/gtest.h>

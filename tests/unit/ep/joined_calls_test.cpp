@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When a low-latency send and the receive behind it are one launch.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <optional>

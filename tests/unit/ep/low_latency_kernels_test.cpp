@@ -3,6 +3,7 @@
 //
 // All ranks send before any receives, one after another, and a wait for a later launch would end
 // the program: so these runs also show that sends whose receives are deferred wait for no rank.
+// @traits fake_gpu
 #include "fake_gpu/fake_gpu.hpp"
 //
 #include <gtest/gtest.h>

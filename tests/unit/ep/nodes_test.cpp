@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nodes of a group derived from the connectivity map, and the transports that settings and map
 // select.
+// @traits one_thread
 #include "ep/plan/nodes.hpp"
 
 #include <gtest/gtest.h>

@@ -5,6 +5,7 @@
 // Ranks run one after another. What a rank would get from later ones is there before it starts:
 // their notices, and flags of rows that an earlier round has staged. A flag of an earlier rank has
 // to be raised by that rank, or the program ends.
+// @traits fake_gpu
 #include "fake_gpu/fake_gpu.hpp"
 //
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The words by which ranks that give a group up name the first cause.
+// @traits one_thread
 #include "ep/plan/notices.hpp"
 
 #include <gtest/gtest.h>

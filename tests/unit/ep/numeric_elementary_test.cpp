@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // log2 and exp2 against libm in float64, exp against libm in long double.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // bfloat16 and float16 against exact float64 references.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // e4m3 and the FP8 scales of a group of 128 channels, exhaustively.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <array>

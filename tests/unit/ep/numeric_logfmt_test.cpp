@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // LogFMT-10: error bounds, zeros, signs, layout, and blocks that must stay bfloat16.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // NVFP4: e2m1 codes of every bfloat16 magnitude and around every midpoint, and scales of groups.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 // Row operations of the host backend against plain loops over numeric/, bit for bit, for every
 // instruction set of this machine: sums in float32 in a fixed order, rounded once; FP8 with a scale
 // per 128 channels.
+// @traits slow, one_thread
 #include "ep/host/rows/row_ops.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The allocator of the symmetric heap: best fit, coalescing, and comparison with a naive model.
+// @traits one_thread
 #include "memory/allocator.hpp"
 
 #include <gtest/gtest.h>

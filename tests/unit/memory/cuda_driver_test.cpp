@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of driver functions, the GPU of a PE, and the choices that follow from descriptions of
 // GPUs.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Worlds with their heap in GPU memory, on a driver without a GPU: failures, growth of the heap,
 // and reachability.
+// @traits slow
+// @soak Handles/CudaHeap.*/ipc
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_WITH_CUDA

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The NVLink links of GPUs, by an NVML of the test's own.
+// @traits one_thread
 #include "topology/nvlink.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a transfer is cut and spread over rails.
+// @traits one_thread
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The message core of network transports, over a network in memory that refuses, delays and, if
 // asked to, reorders.
+// @traits slow, one_thread
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ucx transport keeps the order of operations on a UCP that orders nothing but what a flush
 // orders: two PEs, as threads, over fake_ucp.
+// @traits polls, slow
+// @waiting Windows/UcxOrder.*
+// @soak Windows/UcxOrder.*/depth_1:Windows/UcxOrder.*/depth_7
 #include <gtest/gtest.h>
 
 #ifdef SHOAL_TEST_UCX  // where there is UCX to build against

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Queue pairs of the verbs transport on the emulated NIC, by libibverbs and by device commands: the
 // same operations, limits and errors.
+// @traits polls
+// @soak *.IndicesWrap/*_over_roce
 #include <gtest/gtest.h>
 #ifdef SHOAL_WITH_EMULATED_VERBS
 #include <algorithm>

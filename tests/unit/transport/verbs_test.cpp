@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The verbs transport between two PEs that are threads, over fake_ibverbs: writes are placed in any
 // order until an atomic waits for them, and queues take no more than they hold.
+// @traits polls, slow
 #include <gtest/gtest.h>
 
 #include <algorithm>
