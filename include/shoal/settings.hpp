@@ -111,7 +111,6 @@ struct Settings {
   // Expert parallelism.
   std::int64_t ep_threads = 0;
   std::int64_t ep_sms = 0;
-  std::string ep_tuning;
   std::size_t ep_chunk = std::size_t{512} << 10;
   std::int64_t ep_depth = 0;
   std::string ep_between_nodes = "automatic";
@@ -168,7 +167,8 @@ struct SettingInfo {
   std::int64_t maximum = std::numeric_limits<std::int64_t>::max();
   /// For text: the allowed values; "x:" stands for x: and any text; empty: free text.
   std::vector<std::string_view> choices = {};
-  bool secret = false;  ///< its value is never printed
+  bool secret = false;    ///< its value is never printed
+  bool advanced = false;  ///< for measurements: the default suits all programs
 };
 
 /// All settings, in the order of the documentation.

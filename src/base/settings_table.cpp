@@ -31,6 +31,11 @@ SettingInfo secret(View name, View scope, Field<std::string> field, View meaning
   return {name, "", scope, field, meaning, 0, 0, {}, true};
 }
 
+SettingInfo advanced(SettingInfo info) {
+  info.advanced = true;
+  return info;
+}
+
 using S = Settings;
 
 std::vector<SettingInfo> bootstrap_rows() {
@@ -183,11 +188,11 @@ std::vector<SettingInfo> verbs_rows() {
           "SHOAL_VERBS_LIBRARY and then by the dynamic linker."),
       number("SHOAL_VERBS_QUEUE_PAIRS", "NVSHMEM_IB_NUM_RC_PER_DEVICE", scope,
              &S::verbs_queue_pairs, "Queue pairs for each peer on each port.", 1, 32),
-      text(
+      advanced(text(
           "SHOAL_VERBS_QUEUE_ORDER", "", scope, &S::verbs_queue_order,
           "Order in which a PE creates its queue pairs. rotated: starting with its right neighbour; "
           "naive: by PE, which makes all PEs serve PE 0 first on NICs that prefer low numbers.",
-          {"rotated", "naive"}),
+          {"rotated", "naive"})),
       number("SHOAL_VERBS_DEPTH", "NVSHMEM_QP_DEPTH", scope, &S::verbs_depth,
              "Requests in a send queue; further ones wait in the call. The device has a limit.", 16,
              32'768),
@@ -297,40 +302,43 @@ std::vector<SettingInfo> nic_rows() {
 std::vector<SettingInfo> collective_rows() {
   constexpr View scope = "collective";
   return {
-      text("SHOAL_COLLECTIVE_ALGORITHM", "", scope, &S::collective_algorithm,
-           "How collectives in kernels and on streams move data; the same on all PEs. packets: "
-           "small data travel with their epoch, whatever SHOAL_COLLECTIVE_PACKET_LIMIT says; "
-           "one_shot, two_shot: never as packets, and reductions in one or two steps (in place: "
-           "two). automatic: by size.",
-           {"automatic", "packets", "one_shot", "two_shot"}),
-      number("SHOAL_COLLECTIVE_PACKET_LIMIT", "", scope, &S::collective_packet_limit,
-             "Largest data per PE that a collective of GPUs sends as packets, also limited by "
-             "SHOAL_COLLECTIVE_SCRATCH: a quarter of it divided by the number of PEs. The same on "
-             "all PEs.",
-             0, std::int64_t{1} << 30),
-      number("SHOAL_COLLECTIVE_ONE_SHOT_LIMIT", "", scope, &S::collective_one_shot_limit,
-             "Most bytes that a PE reads from other PEs in a reduction of one step; larger ones "
-             "take two steps. The same on all PEs.",
-             0, std::int64_t{1} << 40),
-      number(
+      advanced(text(
+          "SHOAL_COLLECTIVE_ALGORITHM", "", scope, &S::collective_algorithm,
+          "How collectives in kernels and on streams move data; the same on all PEs. packets: "
+          "small data travel with their epoch, whatever SHOAL_COLLECTIVE_PACKET_LIMIT says; "
+          "one_shot, two_shot: never as packets, and reductions in one or two steps (in place: "
+          "two). automatic: by size.",
+          {"automatic", "packets", "one_shot", "two_shot"})),
+      advanced(number(
+          "SHOAL_COLLECTIVE_PACKET_LIMIT", "", scope, &S::collective_packet_limit,
+          "Largest data per PE that a collective of GPUs sends as packets, also limited by "
+          "SHOAL_COLLECTIVE_SCRATCH: a quarter of it divided by the number of PEs. The same on "
+          "all PEs.",
+          0, std::int64_t{1} << 30)),
+      advanced(number(
+          "SHOAL_COLLECTIVE_ONE_SHOT_LIMIT", "", scope, &S::collective_one_shot_limit,
+          "Most bytes that a PE reads from other PEs in a reduction of one step; larger ones "
+          "take two steps. The same on all PEs.",
+          0, std::int64_t{1} << 40)),
+      advanced(number(
           "SHOAL_COLLECTIVE_SCRATCH", "", scope, &S::collective_scratch,
           "Bytes of a heap in GPU memory for the packets of the world's team; the seven teams of "
           "lowest index after it have a quarter of that each. Together at most an eighth of the "
           "heap's first step. 0: no packets. The same on all PEs.",
-          0, std::int64_t{1} << 30),
-      text(
+          0, std::int64_t{1} << 30)),
+      advanced(text(
           "SHOAL_COLLECTIVE_NCCL", "NVSHMEM_DISABLE_NCCL", scope, &S::collective_nccl,
           "Which large collectives on streams NCCL runs; the same on all PEs. automatic: those that "
           "it does faster, which are broadcasts from 1 MiB and reductions from 16 MiB on of teams of "
           "at least four PEs, if NCCL can be used. moves: broadcast, all-gather and all-to-all. all: "
           "also reductions. Sums by NCCL have NCCL's order. Reductions are those of the types and "
           "operators that NCCL has. Needs NCCL 2.19 and a GPU for each PE.",
-          {"automatic", "off", "moves", "all"}),
-      number(
+          {"automatic", "off", "moves", "all"})),
+      advanced(number(
           "SHOAL_COLLECTIVE_NCCL_FROM", "", scope, &S::collective_nccl_from,
           "Bytes from which collectives are large for SHOAL_COLLECTIVE_NCCL=moves and all: of the longer of "
           "the source and the target of a PE. The same on all PEs.",
-          0, std::int64_t{1} << 40),
+          0, std::int64_t{1} << 40)),
       text("SHOAL_NCCL_LIBRARY", "", scope, &S::nccl_library,
            "The file of NCCL; the dynamic linker searches for a name without a slash."),
   };
@@ -347,10 +355,6 @@ std::vector<SettingInfo> ep_rows() {
       number("SHOAL_EP_SMS", "", scope, &S::ep_sms,
              "Thread blocks (SMs) of a normal-mode kernel on the GPU backend. 0: automatic.", 0,
              1024),
-      text("SHOAL_EP_TUNING", "", scope, &S::ep_tuning,
-           "For measurements: shape of the normal-mode kernels on GPUs, such as "
-           "dispatch=7x2,combine=16x3x512x8x6 (warps x rows in flight; warps x stages x bytes of a "
-           "chunk x chunks of a segment x blocks that stage)."),
       number("SHOAL_EP_CHUNK", "", scope, &S::ep_chunk,
              "Bytes per message between nodes in normal mode; the same on all PEs. Small chunks "
              "overlap more, large ones cost less each.",

@@ -39,6 +39,26 @@ std::string allowed(const SettingInfo& info) {
   return fmt::format("{} to {}", info.minimum, info.maximum);
 }
 
+/// The rows of the page with the advanced settings or with the others.
+std::string page_rows(bool advanced) {
+  constexpr std::string_view kHead =
+      "\n| name | also accepted | type | default | allowed | meaning |\n|---|---|---|---|---|---|\n";
+  const Settings defaults;
+  std::string page;
+  std::string_view scope;
+  for (const SettingInfo& info : settings_table()) {
+    if (info.advanced != advanced) continue;
+    if (info.scope != scope) page += fmt::format("\n### {}\n{}", info.scope, kHead);
+    scope = info.scope;
+    const std::string value = format_value(info, defaults);
+    page +=
+        fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", info.name,
+                    info.alias.empty() ? "" : fmt::format("`{}`", spaced(info.alias)),
+                    type_of(info), value.empty() ? "(empty)" : value, allowed(info), info.meaning);
+  }
+  return page;
+}
+
 }  // namespace
 
 std::vector<SettingRow> collect_settings() {
@@ -71,32 +91,20 @@ nlohmann::json to_json(const std::vector<SettingRow>& settings) {
 }
 
 std::string settings_page() {
-  std::string page =
-      "# Settings\n\n"
-      "Every setting is an environment variable; a program may fill `shoal::Settings` instead.\n"
-      "A value outside the allowed range is an error that names the variable, the value and the\n"
-      "range. Unknown `SHOAL_*` variables produce a warning with the nearest name.\n\n"
-      "The NVSHMEM names in the second column are used where the SHOAL name is not set. They accept\n"
-      "every value that NVSHMEM accepts. Numbers outside Shoal's range are brought into it. NVSHMEM\n"
-      "variables without an equivalent have no effect and share one warning; `shoal-info --doctor`\n"
-      "lists each variable as used, ignored or not understood, and so it does with those of DeepEP.\n\n"
-      "This page is generated from `src/base/settings_table.cpp` by `./run settings`.\n";
-  const Settings defaults;
-  std::string_view scope;
-  for (const SettingInfo& info : settings_table()) {
-    if (info.scope != scope) {
-      scope = info.scope;
-      page += fmt::format(
-          "\n## {}\n\n| name | also accepted | type | default | allowed | meaning |\n|---|---|---|---|---|---|\n",
-          scope);
-    }
-    const std::string value = format_value(info, defaults);
-    page +=
-        fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", info.name,
-                    info.alias.empty() ? "" : fmt::format("`{}`", spaced(info.alias)),
-                    type_of(info), value.empty() ? "(empty)" : value, allowed(info), info.meaning);
-  }
-  return page;
+  return "# Settings\n\n"
+         "Every setting is an environment variable; a program may fill `shoal::Settings` instead.\n"
+         "A value outside the allowed range is an error that names the variable, the value and the\n"
+         "range. Unknown `SHOAL_*` variables produce a warning with the nearest name.\n\n"
+         "The NVSHMEM names in the second column are used where the SHOAL name is not set. They accept\n"
+         "every value that NVSHMEM accepts. Numbers outside Shoal's range are brought into it. NVSHMEM\n"
+         "variables without an equivalent have no effect and share one warning; `shoal-info --doctor`\n"
+         "lists each variable as used, ignored or not understood, and so it does with those of DeepEP.\n\n"
+         "This page is generated from `src/base/settings_table.cpp` by `./run settings`.\n\n"
+         "## General\n" +
+         page_rows(false) +
+         "\n## Advanced\n\n"
+         "The defaults suit all programs; these settings are for measurements.\n" +
+         page_rows(true);
 }
 
 }  // namespace shoal::info

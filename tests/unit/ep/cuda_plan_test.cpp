@@ -37,11 +37,10 @@ void expect_fits(const NormalPlan& plan, const NormalLimits& limits, std::int32_
 }
 
 void expect_dispatch(std::int32_t blocks, std::uint32_t row, std::uint32_t scales,
-                     const NormalTuning& tuning, const NormalLimits& limits = kHopper) {
-  const NormalPlan plan = plan_dispatch(blocks, row, scales, limits, tuning);
-  const std::string what = "dispatch of rows of " + std::to_string(row) + " + " +
-                           std::to_string(scales) + " bytes, " + std::to_string(tuning.warps) +
-                           "x" + std::to_string(tuning.stages);
+                     const NormalLimits& limits = kHopper) {
+  const NormalPlan plan = plan_dispatch(blocks, row, scales, limits);
+  const std::string what =
+      "dispatch of rows of " + std::to_string(row) + " + " + std::to_string(scales) + " bytes";
   expect_fits(plan, limits, blocks, what);
   if (!limits.bulk_copies) return;
   EXPECT_GE(plan.stage_bytes, row + scales) << what;
@@ -50,12 +49,10 @@ void expect_dispatch(std::int32_t blocks, std::uint32_t row, std::uint32_t scale
 }
 
 void expect_combine(std::int32_t blocks, std::uint32_t row, std::int32_t copies,
-                    const NormalTuning& tuning, const NormalLimits& limits = kHopper) {
-  const NormalPlan plan = plan_combine(blocks, row, 100, copies, limits, tuning);
+                    const NormalLimits& limits = kHopper) {
+  const NormalPlan plan = plan_combine(blocks, row, 100, copies, limits);
   const std::string what =
-      "combine of " + std::to_string(copies) + " rows of " + std::to_string(row) + " bytes, " +
-      std::to_string(tuning.warps) + "x" + std::to_string(tuning.stages) + "x" +
-      std::to_string(tuning.chunk_bytes) + "x" + std::to_string(tuning.segment_chunks);
+      "combine of " + std::to_string(copies) + " rows of " + std::to_string(row) + " bytes";
   expect_fits(plan, limits, blocks, what);
   EXPECT_GE(plan.segment_chunks, 1U) << what;
   EXPECT_EQ(plan.stage_bytes % 512, 0U)
@@ -72,30 +69,16 @@ TEST(EpCudaPlan, AnyRowFits) {
       .shared_bytes = kHopper.shared_bytes, .multiprocessors = 3, .overlap_launches = false};
   for (std::uint32_t row = 16; row <= kMaxRowBytes; row += row < 4096 ? 16 : 1008) {
     for (const NormalLimits& limits : {kHopper, kAmpere, shared_gpu}) {
-      expect_dispatch(0, row, 0, {}, limits);
-      if (row + 512 <= kMaxRowBytes) expect_dispatch(8, row, 512, {}, limits);
+      expect_dispatch(0, row, 0, limits);
+      if (row + 512 <= kMaxRowBytes) expect_dispatch(8, row, 512, limits);
       for (const std::int32_t copies : {1, 2, 3, 8, 31, 32})
-        expect_combine(static_cast<std::int32_t>(row % 5), row, copies, {}, limits);
+        expect_combine(static_cast<std::int32_t>(row % 5), row, copies, limits);
     }
     if (::testing::Test::HasFailure()) return;
   }
-  expect_dispatch(0, kMaxRowBytes, 0, {});
-  expect_dispatch(1000, kMaxRowBytes - 2048, 2048, {});
-  expect_combine(1000, 128 << 10, 32, {});
-}
-
-TEST(EpCudaPlan, HandTunedPlansFitAsWell) {
-  for (const std::int32_t warps : {-1, 0, 1, 7, 16, 17, 100})
-    for (const std::int32_t stages : {-1, 0, 1, 2, 5, 8, 9, 100})
-      for (const std::uint32_t row : {16U, 7168U, 14336U, 65536U, kMaxRowBytes}) {
-        expect_dispatch(0, row, 0, {.warps = warps, .stages = stages});
-        for (const std::int32_t chunk : {-5, 0, 16, 500, 512, 1024, 4096, 1 << 20, 2147483647})
-          for (const std::int32_t copies : {1, 8, 32})
-            expect_combine(
-                0, row, copies,
-                {.warps = warps, .stages = stages, .chunk_bytes = chunk, .segment_chunks = chunk});
-        if (::testing::Test::HasFailure()) return;
-      }
+  expect_dispatch(0, kMaxRowBytes, 0);
+  expect_dispatch(1000, kMaxRowBytes - 2048, 2048);
+  expect_combine(1000, 128 << 10, 32);
 }
 
 /// What was measured to saturate the link: 16 blocks between two GPUs, 8 to 12 between eight. More
@@ -104,7 +87,7 @@ TEST(EpCudaPlan, DispatchesSaturateTheLink) {
   const auto blocks = [](std::uint32_t row, std::int32_t ranks) {
     NormalLimits limits = kHopper;
     limits.ranks = ranks;
-    return plan_dispatch(0, row, 0, limits, {}).blocks;
+    return plan_dispatch(0, row, 0, limits).blocks;
   };
   for (const std::uint32_t row : {7168U, 14336U}) EXPECT_EQ(blocks(row, 2), 16) << row;
   EXPECT_EQ(blocks(14336, 1), 16);
@@ -116,11 +99,11 @@ TEST(EpCudaPlan, DispatchesSaturateTheLink) {
 }
 
 TEST(EpCudaPlan, EnoughBytesAreInFlight) {
-  const NormalPlan bf16 = plan_dispatch(0, 7168 * 2, 0, kHopper, {});
+  const NormalPlan bf16 = plan_dispatch(0, 7168 * 2, 0, kHopper);
   EXPECT_GE(bf16.warps * bf16.stages, 14) << "too few bytes in flight per block";
-  const NormalPlan fp8 = plan_dispatch(0, 7168, 224, kHopper, {});
+  const NormalPlan fp8 = plan_dispatch(0, 7168, 224, kHopper);
   EXPECT_GE(fp8.warps * fp8.stages, 28);
-  const NormalPlan combine = plan_combine(0, 7168 * 2, 4096, 8, kHopper, {});
+  const NormalPlan combine = plan_combine(0, 7168 * 2, 4096, 8, kHopper);
   EXPECT_GE(combine.warps * combine.stages * static_cast<std::int32_t>(combine.stage_bytes) * 8,
             96 << 10);
 }
@@ -128,7 +111,7 @@ TEST(EpCudaPlan, EnoughBytesAreInFlight) {
 TEST(EpCudaPlan, ChunksAreAsLongAsMemoryAllows) {
   const auto expect_chunks = [](std::int32_t tokens, std::int32_t copies, std::uint32_t bytes,
                                 std::uint32_t count) {
-    const NormalPlan plan = plan_combine(0, 7168 * 2, tokens, copies, kHopper, {});
+    const NormalPlan plan = plan_combine(0, 7168 * 2, tokens, copies, kHopper);
     EXPECT_EQ(plan.stage_bytes, bytes) << tokens << " tokens, " << copies << " copies";
     EXPECT_EQ(plan.segment_chunks, count) << tokens << " tokens, " << copies << " copies";
   };
@@ -138,31 +121,11 @@ TEST(EpCudaPlan, ChunksAreAsLongAsMemoryAllows) {
   expect_chunks(4096, 8, 512, 4);
 }
 
-TEST(EpCudaPlan, TuningIsReadByOperation) {
-  const auto expect = [](const char* setting, const char* operation, std::int32_t warps,
-                         std::int32_t stages, std::int32_t chunk) {
-    const NormalTuning tuning = tuning_of(setting, operation);
-    EXPECT_EQ(tuning.warps, warps) << setting << " for " << operation;
-    EXPECT_EQ(tuning.stages, stages) << setting << " for " << operation;
-    EXPECT_EQ(tuning.chunk_bytes, chunk) << setting << " for " << operation;
-  };
-  expect("", "dispatch", 0, 0, 0);
-  expect("dispatch=7x2", "dispatch", 7, 2, 0);
-  expect("dispatch=7x2", "combine", 0, 0, 0);
-  expect("dispatch=7x2,combine=8x3x1024", "combine", 8, 3, 1024);
-  expect("combine=8x3x1024,dispatch=7x2", "dispatch", 7, 2, 0);
-  expect("combine=8x3x1024,dispatch=7x2", "combine", 8, 3, 1024);
-  expect("dispatch=12", "dispatch", 12, 0, 0);
-  EXPECT_EQ(tuning_of("dispatch=7x2,combine=16x3x512x8", "combine").segment_chunks, 8);
-  EXPECT_EQ(tuning_of("dispatch=7x2,combine=16x3x512x8", "dispatch").segment_chunks, 0);
-  EXPECT_EQ(tuning_of("combine=16x3x512x8x6", "combine").staging_blocks, 6);
-}
-
 // Blocks that copy expert output stay within the SMs of the call and leave some that only fetch.
 TEST(EpCudaPlan, StagingSharesTheBlocksOfACombine) {
   for (const StagedOutput staging : {StagedOutput::rows, StagedOutput::sums}) {
     for (const std::int32_t wanted : {0, 1, 2, 3, 12, 24, 64}) {
-      const NormalPlan plan = plan_combine(wanted, 7168 * 2, 4096, 2, kHopper, {}, staging);
+      const NormalPlan plan = plan_combine(wanted, 7168 * 2, 4096, 2, kHopper, staging);
       EXPECT_GE(plan.staging_blocks, 1) << wanted;
       EXPECT_LE(plan.staging_blocks, plan.blocks) << wanted;
       if (wanted > 0) EXPECT_EQ(plan.blocks, wanted);
@@ -173,14 +136,14 @@ TEST(EpCudaPlan, StagingSharesTheBlocksOfACombine) {
       if (staging == StagedOutput::rows) EXPECT_GE(plan.copy_bytes, 256u) << wanted;
     }
   }
-  EXPECT_EQ(plan_combine(24, 7168 * 2, 4096, 2, kHopper, {}).staging_blocks, 0);
+  EXPECT_EQ(plan_combine(24, 7168 * 2, 4096, 2, kHopper).staging_blocks, 0);
 }
 
 // Copies pass the same queues as what other blocks fetch.
 TEST(EpCudaPlan, FetchesLeaveRoomForCopies) {
   for (const std::int32_t blocks : {24, 32, 48, 64, 96}) {
     const auto in_flight = [&](StagedOutput staging) {
-      const NormalPlan plan = plan_combine(blocks, 7168 * 2, 4096, 2, kHopper, {}, staging);
+      const NormalPlan plan = plan_combine(blocks, 7168 * 2, 4096, 2, kHopper, staging);
       const auto bytes =
           static_cast<std::uint32_t>(plan.warps * plan.stages) * plan.stage_bytes * 2;
       return static_cast<std::uint64_t>(plan.blocks - plan.staging_blocks) * bytes;
@@ -196,7 +159,7 @@ TEST(EpCudaPlan, NothingIsStagedForTheRankItself) {
   NormalLimits alone = kHopper;
   alone.ranks = 1;
   const auto plan = [&](StagedOutput staging, const NormalLimits& limits) {
-    return plan_combine(0, 7168 * 2, 4096, 8, limits, {}, staging);
+    return plan_combine(0, 7168 * 2, 4096, 8, limits, staging);
   };
   for (const StagedOutput staging :
        {StagedOutput::none, StagedOutput::weights, StagedOutput::rows, StagedOutput::sums})

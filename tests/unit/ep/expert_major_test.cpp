@@ -66,7 +66,7 @@ TEST(EpExpertMajorPlan, TheTableFitsAfterTheStages) {
     for (const std::uint32_t experts : {1U, 256U, 1024U, 8192U})
       for (const std::uint32_t row : {16U, 7168U, 14336U, 65536U, 90000U / 16 * 16}) {
         const std::uint32_t table = experts * 4;
-        const cuda::NormalPlan plan = cuda::plan_dispatch(0, row, 224, limits, {}, table);
+        const cuda::NormalPlan plan = cuda::plan_dispatch(0, row, 224, limits, table);
         if (!cuda::fits_with_table(row, 224, limits, table)) continue;
         EXPECT_LE(plan.shared_bytes, limits.shared_bytes) << experts << ", " << row;
         EXPECT_LE(plan.table_offset + table, plan.shared_bytes);

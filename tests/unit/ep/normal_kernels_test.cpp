@@ -30,6 +30,13 @@ using test::fake_gpu::Array;
 
 enum class Output { in_heap, outside, summed };
 
+/// Replaces that of the plan: small, so that small cases fill and wrap the pipelines.
+struct PlanShape {
+  std::int32_t warps = 3, stages = 3;
+  std::uint32_t chunk_bytes = 512, segment_chunks = 4;
+  std::int32_t staging_blocks = 0;  ///< 0: those of the plan
+};
+
 struct Case {
   std::int32_t ranks = 2, top_k = 4;
   std::int64_t hidden = 1032;
@@ -37,7 +44,7 @@ struct Case {
   Output output = Output::summed;
   bool weighted = false, biased = false;
   std::int32_t blocks = 2;
-  NormalTuning tuning = {.warps = 3, .stages = 3, .chunk_bytes = 512, .segment_chunks = 0};
+  PlanShape shape = {};
 
   std::string describe() const {
     return std::to_string(ranks) + " ranks, top-" + std::to_string(top_k) + ", hidden " +
@@ -213,7 +220,8 @@ class Ranks {
                                 : c_.weighted ? StagedOutput::weights
                                               : StagedOutput::none;
     plan = plan_combine(c_.blocks, params.row_bytes, params.tokens,
-                        static_cast<std::int32_t>(params.stage_rows), limits_, c_.tuning, staged);
+                        static_cast<std::int32_t>(params.stage_rows), limits_, staged);
+    reshape(plan, params.row_bytes);
     staging.blocks = plan.staging_blocks;
     staging.copy_bytes = plan.copy_bytes;
     params.chunk_bytes = plan.stage_bytes;
@@ -221,6 +229,18 @@ class Ranks {
     params.warps = static_cast<std::uint32_t>(plan.warps);
     params.segment_chunks = plan.segment_chunks;
     return params;
+  }
+
+  void reshape(NormalPlan& plan, std::uint32_t row_bytes) const {
+    const PlanShape& shape = c_.shape;
+    if (shape.staging_blocks != 0 && plan.staging_blocks != 0)
+      plan.staging_blocks = shape.staging_blocks;
+    const std::uint32_t shared = plan.copy_bytes * static_cast<std::uint32_t>(plan.warps);
+    plan.copy_bytes = shared / static_cast<std::uint32_t>(shape.warps) / 128 * 128;
+    plan.warps = shape.warps;
+    plan.stages = shape.stages;
+    plan.stage_bytes = std::min(shape.chunk_bytes, (row_bytes + 511) / 512 * 512);
+    plan.segment_chunks = shape.segment_chunks;
   }
 
   std::uint64_t& word(std::int32_t at, std::size_t offset) {
@@ -373,7 +393,7 @@ TEST(EpNormalKernels, BlocksThatStageOnePiece) {
            .output = output,
            .weighted = true,
            .blocks = 4,
-           .tuning = {.warps = warps, .stages = 2, .chunk_bytes = 512, .staging_blocks = 1}});
+           .shape = {.warps = warps, .stages = 2, .staging_blocks = 1}});
 }
 
 // A warp has up to 64 weights of a token on their way, two a lane, and waits for more at once.
@@ -395,12 +415,12 @@ TEST(EpNormalKernels, SumsOfManyRowsInSmallStages) {
          .top_k = 5,
          .hidden = 2056,
          .tokens = {9, 3, 8, 1, 12},
-         .tuning = {.warps = 2, .stages = stages, .chunk_bytes = 512, .segment_chunks = 2}});
+         .shape = {.warps = 2, .stages = stages, .segment_chunks = 2}});
   run({.ranks = 2,
        .top_k = 1,
        .hidden = 4104,
        .tokens = {33, 32},
-       .tuning = {.warps = 2, .stages = 2, .chunk_bytes = 2048, .segment_chunks = 1}});
+       .shape = {.warps = 2, .stages = 2, .chunk_bytes = 2048, .segment_chunks = 1}});
 }
 
 // Indices outside y count as -1 and are reported, whoever would fetch the row.

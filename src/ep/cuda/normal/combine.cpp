@@ -202,9 +202,8 @@ void Normal::launch_combine_on_node(NormalCombine params, const Launch& launch, 
   // A token's rows at this rank are added one by one where topk_rows names them.
   const std::int32_t stage_rows =
       params.staging.topk_rows != nullptr ? state_.shape.top_k : params.copies_per_token;
-  const NormalPlan plan = plan_combine(
-      sms(launch), params.row_bytes, params.tokens, stage_rows, limits_,
-      tuning_of(state_.world->settings().ep_tuning, "combine"), staging_of(params.staging));
+  const NormalPlan plan = plan_combine(sms(launch), params.row_bytes, params.tokens, stage_rows,
+                                       limits_, staging_of(params.staging));
   params.staging.blocks = plan.staging_blocks;
   params.staging.copy_bytes = plan.copy_bytes;
   params.chunk_bytes = plan.stage_bytes;

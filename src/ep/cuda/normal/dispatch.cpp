@@ -104,9 +104,9 @@ void Normal::launch_dispatch(const detail::DispatchCall& call, const CudaRouting
                              const CudaHandle& handle, NormalDispatch params, cudaStream_t on) {
   const Launch& launch = call.options.launch;
   params.sequence = ++sequence_;
-  const NormalPlan plan = plan_dispatch(
-      sms(launch), params.row_bytes, static_cast<std::uint32_t>(call.scale_bytes()), limits_,
-      tuning_of(state_.world->settings().ep_tuning, "dispatch"), table_bytes(call));
+  const NormalPlan plan =
+      plan_dispatch(sms(launch), params.row_bytes, static_cast<std::uint32_t>(call.scale_bytes()),
+                    limits_, table_bytes(call));
   params.table_offset = plan.table_offset;
   params.stage_bytes = plan.stage_bytes;
   params.stages = static_cast<std::uint32_t>(plan.stages);

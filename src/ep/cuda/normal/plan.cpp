@@ -2,8 +2,6 @@
 #include "ep/cuda/normal/plan.hpp"
 
 #include <algorithm>
-#include <charconv>
-#include <string>
 
 #include "ep/cuda/layout.hpp"
 
@@ -12,11 +10,6 @@ namespace {
 
 /// Warps of a block without bulk copies, where registers hold the rows.
 constexpr std::int32_t kWithoutBulkCopies = 16;
-
-template <typename T>
-T chosen(T tuned, T otherwise) {
-  return tuned > 0 ? tuned : otherwise;
-}
 
 /// Blocks beside those that fetch. Copies take a fraction of the time of the link; sums read
 /// several rows for each that they write, also for this rank itself.
@@ -73,26 +66,10 @@ std::int32_t saturating_blocks(std::uint32_t row_bytes, std::int32_t ranks) {
 }
 
 std::int32_t chosen_blocks(std::int32_t wanted, std::int32_t best, const NormalLimits& limits) {
-  return std::clamp(chosen(wanted, best), 1, std::max(1, limits.multiprocessors));
+  return std::clamp(wanted > 0 ? wanted : best, 1, std::max(1, limits.multiprocessors));
 }
 
 }  // namespace
-
-NormalTuning tuning_of(const std::string& setting, const char* operation) {
-  NormalTuning tuning;
-  const std::string key = std::string(operation) + "=";
-  const std::size_t at = setting.find(key);
-  if (at == std::string::npos) return tuning;
-  const char* next = setting.data() + at + key.size();
-  const char* const end = setting.data() + setting.size();
-  for (std::int32_t* const field : {&tuning.warps, &tuning.stages, &tuning.chunk_bytes,
-                                    &tuning.segment_chunks, &tuning.staging_blocks}) {
-    const auto [behind, error] = std::from_chars(next, end, *field);
-    if (error != std::errc() || behind == end || *behind != 'x') break;
-    next = behind + 1;
-  }
-  return tuning;
-}
 
 bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const NormalLimits& limits,
                      std::uint64_t table_bytes) {
@@ -102,8 +79,7 @@ bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const N
 }
 
 NormalPlan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t scale_bytes,
-                         const NormalLimits& limits, const NormalTuning& tuning,
-                         std::uint32_t table_bytes) {
+                         const NormalLimits& limits, std::uint32_t table_bytes) {
   NormalPlan plan;
   plan.overlap_launches = limits.overlap_launches;
   plan.blocks = chosen_blocks(blocks, saturating_blocks(row_bytes, limits.ranks), limits);
@@ -117,11 +93,8 @@ NormalPlan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint
   const auto room = static_cast<std::int32_t>((limits.shared_bytes - kBarrierBytes - table_bytes) /
                                               plan.stage_bytes);
   // Two rows in flight a warp, and as many warps as shared memory has room for.
-  plan.stages = std::clamp(chosen(tuning.stages, 2), 2,
-                           std::max(2, std::min<std::int32_t>(kMaxStages, room)));
-  plan.warps = std::clamp(room / plan.stages, 1,
-                          std::min(chosen<std::int32_t>(tuning.warps, kMaxWarps),
-                                   static_cast<std::int32_t>(kMaxWarps)));
+  plan.stages = 2;
+  plan.warps = std::clamp(room / plan.stages, 1, static_cast<std::int32_t>(kMaxWarps));
   plan.table_offset =
       kBarrierBytes + static_cast<std::uint32_t>(plan.warps * plan.stages) * plan.stage_bytes;
   plan.shared_bytes = plan.table_offset + table_bytes;
@@ -130,7 +103,7 @@ NormalPlan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint
 
 NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens,
                         std::int32_t copies_per_token, const NormalLimits& limits,
-                        const NormalTuning& tuning, StagedOutput staging) {
+                        StagedOutput staging) {
   // Segments are long enough to keep a warp's pipeline full and short enough for warps to end
   // together: at least two chunks where a warp has kManyBytes or more.
   constexpr std::uint32_t kSegmentBytes = 2 << 10, kManyBytes = 32 << 10;
@@ -138,8 +111,6 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   plan.overlap_launches = limits.overlap_launches;
   plan.blocks = chosen_blocks(blocks, 16 + extra_blocks(staging, limits.ranks), limits);
   plan.staging_blocks = staging_blocks(staging, plan.blocks, limits.ranks);
-  if (plan.staging_blocks != 0 && tuning.staging_blocks != 0)
-    plan.staging_blocks = std::min(tuning.staging_blocks, plan.blocks);
   if (!limits.bulk_copies) {
     plan.warps = kWithoutBulkCopies;
     plan.stages = 1;
@@ -152,18 +123,13 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   const std::uint32_t room = limits.shared_bytes - 3 * kBarrierBytes;
   // Sums of many rows do best with fewer warps and stages, and longer chunks in them.
   const bool sums = staging == StagedOutput::sums;
-  plan.stages =
-      std::clamp(chosen(tuning.stages, sums ? 2 : 3), 2, static_cast<std::int32_t>(kMaxStages));
-  plan.warps =
-      std::min(chosen<std::int32_t>(tuning.warps, sums ? warps_for_sums(plan.blocks) : kMaxWarps),
-               static_cast<std::int32_t>(kMaxWarps));
+  plan.stages = sums ? 2 : 3;
+  plan.warps = sums ? warps_for_sums(plan.blocks) : static_cast<std::int32_t>(kMaxWarps);
   // Chunks are multiples of what a warp adds at a time. Longer chunks need fewer instructions a
   // byte, so they are as long as memory allows, but no longer than a segment.
-  constexpr std::uint32_t kStep = kCombineStep, kLargestChunk = 8 << 10;
+  constexpr std::uint32_t kStep = kCombineStep;
   std::uint32_t chunk =
-      static_cast<std::uint32_t>(chosen<std::int32_t>(tuning.chunk_bytes, kSegmentBytes));
-  chunk = std::clamp(chunk / kStep * kStep, kStep, kLargestChunk);
-  chunk = std::min(chunk, static_cast<std::uint32_t>(detail::align_up(row_bytes, kStep)));
+      std::min(kSegmentBytes, static_cast<std::uint32_t>(detail::align_up(row_bytes, kStep)));
   const auto bytes = [&] {
     return static_cast<std::uint32_t>(plan.warps * plan.stages) * chunk * copies;
   };
@@ -171,15 +137,12 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   while (bytes() > room && plan.warps > 1) --plan.warps;
   if (staging == StagedOutput::rows && plan.staging_blocks != 0) {
     const std::uint32_t enough = in_flight_beside_copies(plan.blocks - plan.staging_blocks);
-    while (tuning.chunk_bytes == 0 && bytes() > enough && chunk > kStep) chunk -= kStep;
+    while (bytes() > enough && chunk > kStep) chunk -= kStep;
     plan.copy_bytes = room / static_cast<std::uint32_t>(plan.warps) / 128 * 128;
   }
   plan.stage_bytes = chunk;
   const std::int64_t bytes_of_warp = std::int64_t{tokens} * row_bytes / (plan.blocks * plan.warps);
-  const std::int32_t segment =
-      std::max<std::int32_t>(kSegmentBytes / chunk, bytes_of_warp >= kManyBytes ? 2 : 1);
-  plan.segment_chunks = static_cast<std::uint32_t>(chosen(tuning.segment_chunks, segment));
-  plan.segment_chunks = std::clamp(plan.segment_chunks, 1u, 64u);
+  plan.segment_chunks = std::max(kSegmentBytes / chunk, bytes_of_warp >= kManyBytes ? 2u : 1u);
   plan.shared_bytes = 3 * kBarrierBytes +
                       std::max(bytes(), static_cast<std::uint32_t>(plan.warps) * plan.copy_bytes);
   return plan;

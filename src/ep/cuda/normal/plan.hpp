@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 namespace shoal::ep::cuda {
 
@@ -46,19 +45,10 @@ struct NormalLimits {
   bool overlap_launches = true;
 };
 
-/// What a measurement sets by hand (SHOAL_EP_TUNING); 0: the plan chooses.
-struct NormalTuning {
-  std::int32_t warps = 0, stages = 0, chunk_bytes = 0, segment_chunks = 0, staging_blocks = 0;
-};
-/// Parses "dispatch=7x2,combine=16x3x512x8x6": for a dispatch warps x rows in flight; for a combine
-/// warps x stages x bytes of a chunk x chunks of a segment x blocks that stage.
-NormalTuning tuning_of(const std::string& setting, const char* operation);
-
 /// The plan of a dispatch. `blocks` of 0 is the number that measured best. `table_bytes` of shared
 /// memory are kept for the caller, at NormalPlan::table_offset.
 NormalPlan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t scale_bytes,
-                         const NormalLimits& limits, const NormalTuning& tuning,
-                         std::uint32_t table_bytes = 0);
+                         const NormalLimits& limits, std::uint32_t table_bytes = 0);
 /// Whether a table leaves room for the two rows that a dispatch needs.
 bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const NormalLimits& limits,
                      std::uint64_t table_bytes);
@@ -66,6 +56,6 @@ bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const N
 /// The plan of a combine of so many tokens, each the sum of at most `copies_per_token` rows.
 NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32_t tokens,
                         std::int32_t copies_per_token, const NormalLimits& limits,
-                        const NormalTuning& tuning, StagedOutput staging = StagedOutput::none);
+                        StagedOutput staging = StagedOutput::none);
 
 }  // namespace shoal::ep::cuda
