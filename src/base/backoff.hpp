@@ -11,6 +11,15 @@
 
 namespace shoal {
 
+/// Tells the core that this is a loop of polls.
+inline void pause_core() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 /// Yields the core; after kYieldTime without reset it sleeps instead, for kSleep where timers are
 /// fast (nap.hpp).
 ///

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// service_thread.hpp: what the library's own threads have in common.
+// service_thread.hpp: the library's own threads, and what those that poll do while they are idle.
 #pragma once
 
 #include <pthread.h>
-#include <sched.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -39,12 +41,41 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-/// Binds a thread to a core. Returns 0 or an errno.
-inline int bind_to_core(std::thread& thread, std::int64_t core) noexcept {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (core < CPU_SETSIZE) CPU_SET(static_cast<std::size_t>(core), &set);
-  return pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
-}
+/// A thread of the library that polls until it is destroyed.
+///
+/// Between two polls without result it yields its core for Backoff::kYieldTime; then it naps, each
+/// time for 1/64 of the time since the last result, at least 5 and at most 50 us: a request that
+/// comes after a pause is late by at most 1/64 of the pause, and idle threads take little of a
+/// core. ProgressWait::sleep naps from the first poll on; ProgressWait::spin does neither. A thread
+/// that does not spin also waits for a free core when it wakes, rather than preempt a PE.
+class ServiceThread {
+ public:
+  struct Options {
+    std::int32_t pe = 0;  ///< for messages
+    std::string name{};   ///< of the thread, at most 15 characters
+    ProgressWait wait = ProgressWait::yield;
+    std::int64_t core = -1;           ///< to bind to; negative: any
+    std::string_view core_setting{};  ///< that sets `core`
+  };
+  enum class Polled : std::uint8_t {
+    nothing,
+    something,  ///< work was due and is done
+    waited,     ///< the poll itself was a wait: no further one before the next
+  };
+  /// `poll` does what is due. `start` runs once before.
+  ServiceThread(const Options& options, std::function<Polled()> poll,
+                std::function<void()> start = {});
+  /// Ends the thread; takes as long as a poll and a nap.
+  ~ServiceThread();
+  ServiceThread(const ServiceThread&) = delete;
+  ServiceThread& operator=(const ServiceThread&) = delete;
+
+ private:
+  void run(ProgressWait wait);
+
+  const std::function<Polled()> poll_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
 
 }  // namespace shoal

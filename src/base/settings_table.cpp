@@ -246,8 +246,9 @@ std::vector<SettingInfo> progress_rows() {
           4096, std::int64_t{1} << 40),
       text(
           "SHOAL_PROGRESS_WAIT", "", scope, &S::progress_wait,
-          "What a thread that serves other PEs or kernels does when idle: spin, yield its core, or sleep (about 50 us; "
-          "longer where a sleep itself takes long).",
+          "What a thread that serves other PEs or kernels does when idle: spin; yield its core, and "
+          "sleep after 500 us without work; or sleep at once. Sleeps grow with the idle time, from "
+          "5 to 50 us; they are longer where a sleep itself takes long.",
           {"spin", "yield", "sleep"}),
       number(
           "SHOAL_PROGRESS_CORE", "", scope, &S::progress_core,

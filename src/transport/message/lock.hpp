@@ -8,14 +8,6 @@
 
 namespace shoal::transport::message {
 
-inline void pause_core() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 /// Spins briefly, then yields the core: the wake-up of a sleeping thread would take far longer than
 /// the lock is held.
 class Lock {

@@ -2,9 +2,9 @@
 // progress_thread.hpp: the thread that applies requests of peers while this PE computes.
 #pragma once
 
-#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <string>
-#include <thread>
 
 #include "base/service_thread.hpp"
 #include "transport/message/engine.hpp"
@@ -13,21 +13,21 @@ namespace shoal::transport::message {
 
 class ProgressThread {
  public:
-  /// `name`: of the thread, at most 15 characters. `core`: the core to bind to; negative: any.
+  /// `name`: of the thread, at most 15 characters. `core`: the core to bind to; negative: any. The
+  /// destructor takes as long as one poll, or as a rest, up to 10 ms.
   ProgressThread(Engine& engine, const std::string& name, std::int64_t core);
-  /// Ends the thread; takes as long as one poll, or as a rest, up to 10 ms.
-  ~ProgressThread();
-  ProgressThread(const ProgressThread&) = delete;
-  ProgressThread& operator=(const ProgressThread&) = delete;
 
  private:
-  void bind(std::int64_t core);
-  void run();
+  /// Polls the network, or rests while callers do.
+  ServiceThread::Polled poll();
+  bool rest();
 
   Engine& engine_;
   const ProgressWait wait_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
+  std::uint32_t caller_polls_;
+  std::chrono::nanoseconds rest_;       ///< the next one
+  std::chrono::nanoseconds polled_{0};  ///< how long callers have polled without a pause of a rest
+  ServiceThread thread_;
 };
 
 }  // namespace shoal::transport::message

@@ -35,7 +35,6 @@ class Executor {
   /// happened. Does nothing once the ring has failed or was aborted.
   bool step() noexcept;
   /// Whether requests have been taken that are not finished.
-  bool busy() const noexcept { return completed_ != next_; }
   void abort() noexcept;
 
   // From any thread.

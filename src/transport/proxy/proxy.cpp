@@ -4,18 +4,11 @@
 // It is a thread of its own, not the progress thread of a network: operations of transports may
 // wait, and a world on shared memory has no progress thread. While requests are in flight it polls
 // the network itself (Transport::reached), and the progress thread rests.
-#include <pthread.h>
-
-#include <atomic>
 #include <cstring>
 #include <new>
-#include <thread>
 
 #include "base/backoff.hpp"
 #include "base/check.hpp"
-#include "base/log.hpp"
-#include "base/nap.hpp"
-#include "base/system_error.hpp"
 #include "transport/proxy.hpp"
 #include "transport/proxy/executor.hpp"
 #include "transport/proxy/thread_platform.hpp"
@@ -25,25 +18,18 @@ namespace {
 
 using device::proxy::State;
 
-/// After this time without a request, the thread sleeps between two polls of the ring.
-constexpr std::chrono::milliseconds kIdle{2};
-constexpr std::chrono::microseconds kSleep{50};
-/// Interval at which the thread of a ring that has ended looks for its own end.
-constexpr std::chrono::milliseconds kEndedSleep{1};
-
 class ProxyThread final : public Proxy {
  public:
-  explicit ProxyThread(const ProxyContext& context) : context_(context), executor_(context) {
-    const SignalsBlocked blocked;
-    thread_ = std::thread([this] { run(); });
-    pthread_setname_np(thread_.native_handle(), "shoal-proxy");
-    if (context.core >= 0) bind();
-  }
-  ~ProxyThread() override {
-    abort();
-    stop_.store(true, std::memory_order_release);
-    thread_.join();
-  }
+  explicit ProxyThread(const ProxyContext& context)
+      : context_(context),
+        executor_(context),
+        thread_({.pe = context.my_pe,
+                 .name = "shoal-proxy",
+                 .wait = context.wait,
+                 .core = context.core,
+                 .core_setting = "SHOAL_PROXY_CORE"},
+                [this] { return step(); }) {}
+  ~ProxyThread() override { abort(); }
 
   void drain(std::uint64_t posted) override;
   void abort() noexcept override { executor_.abort(); }
@@ -51,43 +37,15 @@ class ProxyThread final : public Proxy {
   std::uint64_t completed() const noexcept override { return executor_.completed(); }
 
  private:
-  void run();
-  void bind();
+  ServiceThread::Polled step() {
+    const bool any = executor_.state() == State::running && executor_.step();
+    return any ? ServiceThread::Polled::something : ServiceThread::Polled::nothing;
+  }
 
   const ProxyContext context_;
   proxy::Executor executor_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
+  ServiceThread thread_;
 };
-
-void ProxyThread::run() {
-  Backoff backoff;
-  auto last = std::chrono::steady_clock::now();  // when there was something to do
-  while (!stop_.load(std::memory_order_acquire)) {
-    if (executor_.state() != State::running) {
-      std::this_thread::sleep_for(kEndedSleep);
-      continue;
-    }
-    const bool any = executor_.step();
-    if (context_.wait == ProgressWait::spin) continue;
-    const auto now = std::chrono::steady_clock::now();
-    if (any) {
-      last = now;
-      backoff.reset();
-    } else if (executor_.busy() || (context_.wait != ProgressWait::sleep && now - last < kIdle)) {
-      backoff();
-    } else {
-      nap(kSleep);
-    }
-  }
-}
-
-void ProxyThread::bind() {
-  const int error = bind_to_core(thread_, context_.core);
-  if (error != 0)
-    log::warn("PE {}: cannot bind the proxy's thread to core {}: {}. Setting: SHOAL_PROXY_CORE",
-              context_.my_pe, context_.core, errno_text(error));
-}
 
 void ProxyThread::drain(std::uint64_t posted) {
   Deadline deadline(std::chrono::steady_clock::now() + context_.timeout);

@@ -1,26 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/staged/agent.hpp"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cstring>
 
-#include "base/backoff.hpp"
 #include "base/log.hpp"
-#include "base/nap.hpp"
-#include "base/service_thread.hpp"
 #include "memory/device_heap.hpp"
 #include "transport/words.hpp"
 
 namespace shoal::transport::staged {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-/// After a request the next one is likely to follow soon, and a sleep would dominate its latency.
-constexpr std::chrono::milliseconds kAwakeAfterRequest{2};
-constexpr std::chrono::microseconds kSleep{50};
 
 /// Whether the data are in a chunk. Such requests can be served together.
 bool moves_chunk(const Request& request) {
@@ -59,41 +48,33 @@ Agent::Agent(const Context& context, const Layout& layout, Transport& own,
       heap_(context.device_heap),
       area_(context.staging),
       my_pe_(context.my_pe),
-      spin_(progress_wait_of(context.settings->progress_wait) == ProgressWait::spin),
       host_route_(context.host_route),
-      own_(own) {
-  for (const Pe pe : peers) peers_.push_back({.pe = pe});
-  const SignalsBlocked blocked;
-  thread_ = std::thread([this] { run(); });
-  pthread_setname_np(thread_.native_handle(), "shoal-staged");
+      own_(own),
+      peers_(peers_of(peers)),
+      thread_(
+          {.pe = my_pe_,
+           .name = "shoal-staged",
+           .wait = progress_wait_of(context.settings->progress_wait)},
+          [this] { return serve_all(); }, [this] { activate(); }) {}
+
+std::vector<Agent::Peer> Agent::peers_of(std::span<const Pe> pes) {
+  std::vector<Peer> peers;
+  for (const Pe pe : pes) peers.push_back({.pe = pe});
+  return peers;
 }
 
-Agent::~Agent() {
-  stop_.store(true, std::memory_order_release);
-  thread_.join();
-}
-
-void Agent::run() {
+void Agent::activate() {
   try {
     heap_->device().activate();
   } catch (const std::exception& error) {
     log::warn("PE {}: the thread of transport staged cannot use the GPU: {}", my_pe_, error.what());
   }
-  Backoff backoff;
-  for (auto last = Clock::now(); !stop_.load(std::memory_order_acquire);) {
-    bool served = false;
-    for (Peer& peer : peers_) served |= serve(peer);
-    if (spin_) continue;
-    const auto now = Clock::now();
-    if (served) {
-      last = now;
-      backoff.reset();
-    } else if (now - last < kAwakeAfterRequest) {
-      backoff();
-    } else {
-      nap(kSleep);
-    }
-  }
+}
+
+ServiceThread::Polled Agent::serve_all() {
+  bool served = false;
+  for (Peer& peer : peers_) served |= serve(peer);
+  return served ? ServiceThread::Polled::something : ServiceThread::Polled::nothing;
 }
 
 bool Agent::read_request(Pe from, std::uint64_t number, Request& request) const noexcept {

@@ -2,13 +2,12 @@
 // agent.hpp: the serving side of a PE: a thread that applies requests of other PEs to its heap.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "base/service_thread.hpp"
 #include "transport/staged/layout.hpp"
 #include "transport/transport.hpp"
 
@@ -18,9 +17,6 @@ class Agent {
  public:
   /// Serves these PEs until it is destroyed. `own` is used only by this thread.
   Agent(const Context& context, const Layout& layout, Transport& own, std::span<const Pe> peers);
-  ~Agent();
-  Agent(const Agent&) = delete;
-  Agent& operator=(const Agent&) = delete;
 
  private:
   struct Peer {
@@ -31,7 +27,10 @@ class Agent {
   };
   using Requests = std::vector<Request>;
 
-  void run();
+  static std::vector<Peer> peers_of(std::span<const Pe> pes);
+
+  void activate();
+  ServiceThread::Polled serve_all();
   bool serve(Peer& peer);
   void apply(Peer& peer, const Requests& requests);
   void fetch_and_store(const Peer& peer, const Requests& puts);
@@ -47,12 +46,10 @@ class Agent {
   const std::shared_ptr<memory::DeviceHeap> heap_;
   const std::size_t area_;
   const Pe my_pe_;
-  const bool spin_;
   const std::function<Transport&(Pe)> host_route_;
   Transport& own_;
   std::vector<Peer> peers_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
+  ServiceThread thread_;
 };
 
 }  // namespace shoal::transport::staged
