@@ -14,7 +14,7 @@
 #include "ep/plan/limits.hpp"
 #include "shoal/ep/group.hpp"
 #ifdef SHOAL_WITH_CUDA
-#include "ep/cuda/gate/call.hpp"
+#include "ep/cuda/gate/gate.cuh"
 #endif
 
 namespace shoal::ep {
@@ -33,37 +33,22 @@ void select_best(std::vector<std::int32_t>& indices, std::size_t count,
   indices.resize(count);
 }
 
-/// What takes most of the time: a function call for each fused multiply-add, unless the processor
+/// exp takes most of the time: a function call for each fused multiply-add, unless the processor
 /// has an instruction for it. Results are the same.
-struct Exponentials {
-  void (*sigmoid)(std::span<const float> logits, float* scores);
-  void (*softmax_terms)(std::span<const float> logits, float largest, double* terms);
-};
-
-void sigmoid_anywhere(std::span<const float> logits, float* scores) {
-  for (std::size_t e = 0; e < logits.size(); ++e) scores[e] = numeric::sigmoid(logits[e]);
+void exp_anywhere(std::span<double> values) {
+  for (double& value : values) value = numeric::exp(value);
 }
-void terms_anywhere(std::span<const float> logits, float largest, double* terms) {
-  for (std::size_t e = 0; e < logits.size(); ++e)
-    terms[e] = numeric::softmax_term(logits[e], largest);
-}
-
 #if defined(__x86_64__)
-__attribute__((target("fma"))) void sigmoid_with_fma(std::span<const float> logits, float* scores) {
-  for (std::size_t e = 0; e < logits.size(); ++e) scores[e] = numeric::sigmoid(logits[e]);
-}
-__attribute__((target("fma"))) void terms_with_fma(std::span<const float> logits, float largest,
-                                                   double* terms) {
-  for (std::size_t e = 0; e < logits.size(); ++e)
-    terms[e] = numeric::softmax_term(logits[e], largest);
+__attribute__((target("fma"))) void exp_with_fma(std::span<double> values) {
+  for (double& value : values) value = numeric::exp(value);
 }
 #endif
 
-Exponentials exponentials_here() {
+auto exp_here() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("fma") != 0) return {sigmoid_with_fma, terms_with_fma};
+  if (__builtin_cpu_supports("fma") != 0) return exp_with_fma;
 #endif
-  return {sigmoid_anywhere, terms_anywhere};
+  return exp_anywhere;
 }
 
 /// Gates one token at a time. Holds the scratch memory, so that gating a token does not allocate.
@@ -75,6 +60,7 @@ class TokenGate {
         group_size_(static_cast<std::size_t>(options.experts / options.groups)),
         scores_(static_cast<std::size_t>(options.experts)),
         selection_(scores_.size()),
+        terms_(scores_.size()),
         group_score_(static_cast<std::size_t>(options.groups)) {}
 
   void operator()(std::span<const float> logits, std::int64_t* topk_idx, float* topk_weights) {
@@ -92,25 +78,26 @@ class TokenGate {
 
  private:
   void compute_scores(std::span<const float> logits) {
-    if (options_.score == GateScore::sigmoid)
-      exponentials_.sigmoid(logits, scores_.data());
-    else
-      compute_softmax(logits);
-    for (std::size_t e = 0; e < scores_.size(); ++e)
-      selection_[e] = bias_ ? scores_[e] + bias_[e] : scores_[e];
-  }
-
-  void compute_softmax(std::span<const float> logits) {
+    const bool softmax = options_.score == GateScore::softmax;
     const float found = *std::ranges::max_element(logits);
     const float largest = std::isfinite(found) ? found : 0;  // all masked: every score is 0
-    terms_.resize(logits.size());
-    exponentials_.softmax_terms(logits, largest, terms_.data());
+    for (std::size_t e = 0; e < terms_.size(); ++e)
+      terms_[e] = softmax ? numeric::softmax_exponent(logits[e], largest)
+                          : numeric::sigmoid_exponent(logits[e]);
+    exp_(terms_);
+    const double sum = softmax ? sum_of_terms() : 0;
+    for (std::size_t e = 0; e < terms_.size(); ++e) {
+      scores_[e] = softmax ? numeric::softmax(terms_[e], sum) : numeric::sigmoid(terms_[e]);
+      selection_[e] = bias_ ? scores_[e] + bias_[e] : scores_[e];
+    }
+  }
+
+  double sum_of_terms() const {
     std::array<double, numeric::kSoftmaxParts> parts{};
     for (std::size_t e = 0; e < terms_.size(); ++e) parts[e % parts.size()] += terms_[e];
     for (std::size_t width = parts.size() / 2; width > 0; width /= 2)
       for (std::size_t i = 0; i < width; ++i) parts[i] += parts[i + width];
-    for (std::size_t e = 0; e < terms_.size(); ++e)
-      scores_[e] = numeric::softmax(terms_[e], parts[0]);
+    return parts[0];
   }
 
   /// The experts of the groups that are kept.
@@ -143,9 +130,10 @@ class TokenGate {
   const GateOptions& options_;
   const float* bias_;
   std::size_t group_size_;
-  const Exponentials exponentials_ = exponentials_here();
-  std::vector<float> scores_, selection_, group_score_;
+  void (*const exp_)(std::span<double>) = exp_here();
+  std::vector<float> scores_, selection_;
   std::vector<double> terms_;
+  std::vector<float> group_score_;
   std::vector<std::int32_t> groups_, candidates_;
 };
 

@@ -14,13 +14,17 @@ inline constexpr int kSoftmaxParts = 32;
 /// Sums and scores that have underflowed to 0 give weights of 0, not NaN.
 inline constexpr double kLeastSum = 1e-300;
 
-SHOAL_HOST_DEVICE inline float sigmoid(float logit) {
-  return static_cast<float>(div(1.0, add(1.0, exp(-static_cast<double>(logit)))));
+/// `term`: exp of the exponent.
+SHOAL_HOST_DEVICE inline double sigmoid_exponent(float logit) {
+  return -static_cast<double>(logit);
+}
+SHOAL_HOST_DEVICE inline float sigmoid(double term) {
+  return static_cast<float>(div(1.0, add(1.0, term)));
 }
 
-/// The numerator of a softmax, for the largest logit of the token; 0 if that is -infinity.
-SHOAL_HOST_DEVICE inline double softmax_term(float logit, float largest) {
-  return exp(add(static_cast<double>(logit), -static_cast<double>(largest)));
+/// `largest`: the largest logit of the token; 0 if that is -infinity.
+SHOAL_HOST_DEVICE inline double softmax_exponent(float logit, float largest) {
+  return add(static_cast<double>(logit), -static_cast<double>(largest));
 }
 SHOAL_HOST_DEVICE inline float softmax(double term, double sum) {
   return static_cast<float>(div(term, sum > kLeastSum ? sum : kLeastSum));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Send queues that many tasks share (transport/gda/), on the emulated NIC. Tasks are fibers in a
-// random order, or threads: what is wrong with the order of steps shows in the first, what is wrong
-// with the order of memory in the second, under ThreadSanitizer.
+// Send queues that many tasks share, on the emulated NIC. Fibers in a random order find what is
+// wrong with the order of steps, threads under ThreadSanitizer with the order of memory.
 // @traits slow
 #include <gtest/gtest.h>
 

@@ -100,7 +100,9 @@ class TokenGate {
   }
 
   __device__ void compute_sigmoid() {
-    for_experts([&](std::int32_t e) { scores_[e] = numeric::sigmoid(scores_[e]); });
+    for_experts([&](std::int32_t e) {
+      scores_[e] = numeric::sigmoid(numeric::exp(numeric::sigmoid_exponent(scores_[e])));
+    });
   }
 
   __device__ void compute_softmax() {
@@ -108,15 +110,14 @@ class TokenGate {
     for_experts([&](std::int32_t e) { key = max(key, numeric::order_key(scores_[e])); });
     const float found = numeric::value_of_key(__reduce_max_sync(~0u, key));
     const float largest = found < -3.4028235e38f ? 0.0f : found;  // all masked: every score is 0
+    const auto term = [&](std::int32_t e) {
+      return numeric::exp(numeric::softmax_exponent(scores_[e], largest));
+    };
     double sum = 0;
-    for_experts([&](std::int32_t e) {
-      sum = numeric::add(sum, numeric::softmax_term(scores_[e], largest));
-    });
+    for_experts([&](std::int32_t e) { sum = numeric::add(sum, term(e)); });
     for (unsigned distance = 16; distance > 0; distance /= 2)
       sum = numeric::add(sum, __shfl_xor_sync(~0u, sum, distance));
-    for_experts([&](std::int32_t e) {
-      scores_[e] = numeric::softmax(numeric::softmax_term(scores_[e], largest), sum);
-    });
+    for_experts([&](std::int32_t e) { scores_[e] = numeric::softmax(term(e), sum); });
   }
 
   __device__ void select() {

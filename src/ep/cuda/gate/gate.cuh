@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// gate.cuh: parameters and launcher of gate.cu.
+// gate.cuh: the gate of tensors in GPU memory; parameters and launcher of gate.cu.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
 #include <cstdint>
+
+#include "shoal/ep/gate.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -26,5 +27,10 @@ struct Gate {
 
 /// The status of the launch; cudaErrorInvalidValue for more than kMostExperts experts.
 cudaError_t launch_gate(const Gate& call, cudaStream_t stream);
+
+/// Arguments are checked, apart from the number of experts. Throws Error{unsupported} for too many,
+/// Error{system} with CUDA's reason where the kernel does not start.
+void gate(const TensorView& logits, const TensorView& bias, const GateOptions& options,
+          const GateArrays& to);
 
 }  // namespace shoal::ep::cuda

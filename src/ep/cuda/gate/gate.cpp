@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/gate/call.hpp"
+#include "ep/cuda/gate/gate.cuh"
 
 #include "base/check.hpp"
-#include "ep/cuda/gate/gate.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -12,13 +11,9 @@ class CurrentGpu {
  public:
   explicit CurrentGpu(int device) {
     checked(cudaGetDevice(&before_));
-    if (device == before_) return;
     checked(cudaSetDevice(device));
-    changed_ = true;
   }
-  ~CurrentGpu() {
-    if (changed_) (void)cudaSetDevice(before_);
-  }
+  ~CurrentGpu() { (void)cudaSetDevice(before_); }
   CurrentGpu(const CurrentGpu&) = delete;
   CurrentGpu& operator=(const CurrentGpu&) = delete;
 
@@ -29,7 +24,6 @@ class CurrentGpu {
 
  private:
   int before_ = 0;
-  bool changed_ = false;
 };
 
 }  // namespace
