@@ -5,7 +5,6 @@ of the link."""
 import itertools
 import json
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -93,23 +92,3 @@ def test_a_folder_without_results_is_named(tmp_path):
     result = plot("--data", tmp_path, "--output", tmp_path / "out")
     assert result.returncode != 0
     assert f"{tmp_path} has no results of shoal-bench-gpu" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "options", [[], ["--tier", "adaptive"], ["--study", "claims"]], ids=lambda o: "-".join(o)
-)
-def test_experiments_on_nics_are_drawn(options, tmp_path):
-    """As committed, but for what another version of Matplotlib draws differently."""
-    picture = tmp_path / "picture.svg"
-    subprocess.run(
-        [sys.executable, ROOT / "bench/nic/plot.py", DATA / "emulated-nic.json", picture, *options],
-        check=True,
-        timeout=120,
-    )
-    names = {"": "order", "--tier adaptive": "order-adaptive", "--study claims": "claims"}
-    committed = DATA / f"emulated-nic-{names[' '.join(options)]}.svg"
-
-    def marks(path):
-        return re.findall(r'<use xlink:href="#m\w+" x="([\d.]+)" y="([\d.]+)"', path.read_text())
-
-    assert len(marks(picture)) == len(marks(committed)) > 10

@@ -172,7 +172,7 @@ void CudaGroup::end(const Launch& launch, cudaStream_t on) {
 /// wait for kernels, which may wait for rows: on the legacy default stream a copy to pageable
 /// memory and a launch into a full queue, on any stream the loading of a kernel at its first use.
 /// Where several processes share the GPU, it executes the calls that move rows too rarely while
-/// many kernels wait (docs/notebook/2026-11-28-copies-that-hold-up-the-proxy.md).
+/// many kernels wait (docs/decisions/copies-hold-up-the-proxy.md).
 bool CudaGroup::waits_for_gpu() const {
   return driver_moves_rows && !captures() &&
          (loads_lazily || processes_share_gpu || begun_.on == cudaStreamLegacy);

@@ -63,8 +63,7 @@ Value option_or(std::int64_t option, Value setting) {
 }
 
 /// Chunks in flight to one other node: the option of a group, else SHOAL_EP_DEPTH, else as many as
-/// made pairs fastest (docs/notebook/2026-11-26-nic-fixed-costs.md). `by_kernels`: kernels send
-/// them.
+/// make pairs fastest (docs/decisions/rows-between-nodes.md). `by_kernels`: kernels send them.
 inline std::uint32_t chunk_depth(std::int64_t option, std::int64_t setting, bool by_kernels) {
   return static_cast<std::uint32_t>(option_or(option, option_or(setting, by_kernels ? 16 : 4)));
 }

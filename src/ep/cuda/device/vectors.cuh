@@ -4,8 +4,7 @@
 // narrow() rounds once, to nearest, ties to even. It takes results of arithmetic, whose NaNs all
 // have one pattern on GPUs (PTX: 0x7fffffff), and returns the bits that numeric/float16.hpp
 // returns. Other NaNs would differ, because the instructions for pairs drop sign and payload. One
-// instruction for two elements replaces fourteen (docs/notebook/2026-11-22-gpu-normal-mode.md,
-// combine).
+// instruction for two elements replaces fourteen.
 #pragma once
 
 #include <cstdint>

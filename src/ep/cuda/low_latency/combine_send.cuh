@@ -25,11 +25,10 @@
 // barrier of the threads that stored the row, in groups that mask ranks as a release at system
 // scope.
 //
-// Measured: on two H200, 593 of 680 rows of 7168 channels over the link take 23 us for 64 tokens
-// and 35 us for 128: 338 GB/s for the second half, where bare stores reach 341
-// (docs/notebook/2026-11-22-gpu-low-latency.md). Rows in place of sums, 8 tokens: 10 us, of which
-// an empty kernel takes 4.6. 512 LogFMT-10 rows over the link: 18 us, of which the link needs 13
-// (docs/notebook/2026-11-26-low-latency-words-and-sends.md).
+// Measured: on two H200 (commit a24dd2b8, 112 pairs with the load of eight ranks), rows of 128
+// tokens take 35 us and of 64 tokens 23: 338 GB/s for the second half, where bare stores reach 341.
+// Rows in place of sums, 8 tokens: 9 us (commit 86ea83bc, 256 sends), of which an empty kernel
+// takes 4.6. Other shapes: docs/decisions/self-signalling-rows.md.
 #pragma once
 
 #include "ep/cuda/device/vectors.cuh"

@@ -9,10 +9,8 @@
 //
 // Moves, waits, publishes, memory order: as there.
 //
-// Measured, on two H200, with combine.cu: a pair of 8 tokens takes 20.2 us in place of 22 to 24
-// without a graph, 18.9 in place of 19.7 in one; of 32 tokens 22.2 for 24.2 and 20.7 for 22.5. With
-// 128 tokens a pair in a graph took 0.5 to 0.9 us longer, so most blocks have no tokens
-// (joined.hpp; docs/notebook/2026-11-28-low-latency-calls-in-one-kernel.md).
+// Measured against two kernels: docs/decisions/low-latency-call-in-one-kernel.md. With 128 tokens a
+// pair takes longer, so joined calls have few tokens (joined.hpp).
 #include "ep/cuda/low_latency/dispatch_receive.cuh"
 #include "ep/cuda/low_latency/dispatch_send.cuh"
 

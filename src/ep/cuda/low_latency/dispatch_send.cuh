@@ -22,7 +22,7 @@
 //
 // Measured: dispatch and combine of 128 tokens of 7168 channels, FP8 there and BF16 back, take 30
 // us on two H200, of which 8 us are the links' time at 355 GB/s; the rest is latency
-// (docs/notebook/2026-11-22-gpu-low-latency.md).
+// (docs/decisions/self-signalling-rows.md).
 #pragma once
 
 #include "ep/cuda/device/vectors.cuh"

@@ -18,7 +18,7 @@
 // loads read after the acquire of `entered` and a proxy fence; see notices.cuh.
 //
 // Measured: 4096 tokens of 14 KiB on two H200 with 16 SMs take 185 us: 632 GB/s logical, 399 of 478
-// GB/s raw on the link (docs/notebook/2026-11-22-gpu-normal-mode.md).
+// GB/s raw on the link (docs/decisions/combine-pulls.md).
 #include <algorithm>
 
 #include "ep/cuda/normal/combine_counts.cuh"
@@ -372,7 +372,7 @@ class ChunkRing {
 
 /// Whether the blocks behind CombineStaging::blocks stage one piece each before they fetch: nothing
 /// can be fetched before the first pieces are there. Many blocks lose by it, except for weights,
-/// which are few bytes (docs/notebook/2026-11-27-weights-of-combines.md).
+/// which are few bytes (docs/decisions/staged-expert-output.md).
 __device__ bool stage_before_fetching(const NormalCombine& params) {
   constexpr std::uint32_t kMany = 48;
   return params.staging.blocks != 0 && (gridDim.x < kMany || params.staging.rows == nullptr);

@@ -5,8 +5,8 @@
 // result, one after another. All lanes start bulk copies into the stage that is loaded; the warp
 // adds up the stage that was loaded first.
 //
-// With few SMs the number of instructions is the limit
-// (docs/notebook/2026-11-22-gpu-normal-mode.md), so nothing is computed again for each chunk.
+// With few SMs the number of instructions is the limit (docs/decisions/combine-pulls.md), so
+// nothing is computed again for each chunk.
 #pragma once
 
 #include "ep/cuda/device/group.cuh"

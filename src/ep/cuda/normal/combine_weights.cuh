@@ -4,7 +4,7 @@
 // Moves, for each token: top_k floats from each of its ranks. A load from another GPU takes
 // microseconds beside a full link, so a warp asks for the weights of a token when it asks for the
 // rows, and adds them when it turns to the next item. Combines whose warps waited for weights at
-// once took 15 us longer (docs/notebook/2026-11-27-weights-of-combines.md).
+// once took 15 us longer (docs/decisions/staged-expert-output.md).
 #pragma once
 
 #include "ep/cuda/normal/combine_sources.cuh"

@@ -38,8 +38,8 @@ std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks, std::int3
 
 /// Bytes that a block may have in flight while others copy. Fetches beyond what the link needs wait
 /// in queues that the copies pass too, the more so the more blocks fetch. Two H200, us: 14 blocks
-/// with 2.7 MB 209, with 1.4 MB 234; 32 blocks with 3.1 MB 216, with 1.6 MB 204
-/// (docs/notebook/2026-11-25-combine-waits.md).
+/// with 2.7 MB 209, with 1.4 MB 234; 32 blocks with 3.1 MB 216, with 1.6 MB 204 (112 combines,
+/// commit 44253428; docs/decisions/staged-expert-output.md).
 std::uint32_t in_flight_beside_copies(std::int32_t fetching_blocks) {
   constexpr std::uint32_t kOfFew = 3200 << 10, kOfMany = 2100 << 10, kLeast = 48 << 10;
   constexpr std::int32_t kMany = 24;

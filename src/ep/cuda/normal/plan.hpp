@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // plan.hpp: how many blocks, warps and stages the kernels of normal mode are launched with, as pure
-// functions of the shape. The figures behind them are in
-// docs/notebook/2026-11-22-gpu-normal-mode.md.
+// functions of the shape. The figures behind them are in docs/decisions/combine-pulls.md and
+// staged-expert-output.md.
 #pragma once
 
 #include <cstddef>

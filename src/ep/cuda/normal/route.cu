@@ -11,8 +11,7 @@
 //   - on one node, one counts the tokens that have an expert
 // Waits for nothing and publishes nothing: a dispatch follows on the stream.
 //
-// Measured: 4096 tokens of top-8 take 18 us on an H200 for two ranks, 32 us for eight
-// (docs/notebook/2026-11-22-gpu-normal-mode.md).
+// Measured: 4096 tokens of top-8 take 18 us on an H200 for two ranks (112 routes, commit f0f72a68).
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/device/ptx.cuh"
 #include "ep/cuda/normal/kernels.cuh"

@@ -15,8 +15,7 @@ HWY_BEFORE_NAMESPACE();
 namespace shoal::ep::host::HWY_NAMESPACE {
 
 constexpr std::size_t kCacheLine = 64;
-// The hardware prefetchers restart on every row; software prefetching gains about a tenth
-// (docs/notebook/2026-11-20-host-backend.md).
+// The hardware prefetchers restart on every row.
 constexpr std::size_t kPrefetchBytes = 1024;
 
 // The parts before the first and after the last whole vector use cached stores. Streaming half a
@@ -77,9 +76,8 @@ void flush_streamed_rows() {
 }
 
 // Writes one target after another. From the second target on, the source is in the first-level
-// cache, and each target is one sequential stream. Writing all targets chunk by chunk was not
-// faster with any chunk size while both cores were busy
-// (docs/notebook/2026-11-20-host-backend.md).
+// cache, and each target is one sequential stream. Writing all targets chunk by chunk is not faster
+// with any chunk size.
 void scatter_row(std::span<void* const> targets, const void* source, std::size_t bytes,
                  Store store) {
   for (void* const target : targets) copy_row(target, source, bytes, store);
