@@ -10,6 +10,7 @@
 #include "collective/call.hpp"
 #include "collective/puller.hpp"
 #include "shoal/collective.hpp"
+#include "team/exchange.hpp"
 
 namespace shoal {
 
@@ -27,7 +28,7 @@ struct Pair {
 };
 /// The pairs that one exchange carries.
 struct PairGroup {
-  static constexpr std::size_t kPairs = detail::WorldState::kExchangeBytes / sizeof(Pair);
+  static constexpr std::size_t kPairs = detail::kExchangeBytes / sizeof(Pair);
   Pair pairs[kPairs];
 };
 

@@ -7,6 +7,7 @@
 #include "base/check.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "pe/agreement.hpp"
+#include "team/exchange.hpp"
 
 namespace shoal::collective {
 namespace {
@@ -162,7 +163,7 @@ std::vector<std::byte> Call::agree_and_gather(const Arguments& mine, const void*
   // the arguments themselves.
   const std::uint64_t digest = digest_of(mine);
   const std::size_t stride = sizeof digest + bytes;
-  std::byte blob[detail::WorldState::kExchangeBytes];
+  std::byte blob[detail::kExchangeBytes];
   std::memcpy(blob, &digest, sizeof digest);
   if (data != nullptr) {
     std::memcpy(blob + sizeof digest, data, bytes);
@@ -170,7 +171,7 @@ std::vector<std::byte> Call::agree_and_gather(const Arguments& mine, const void*
     std::memset(blob + sizeof digest, 0, bytes);
   }
   std::vector<std::byte> blobs =
-      world().exchange(team_, blob, stride, name(), detail::WorldState::kExchangeBytes);
+      detail::exchange(team_, blob, stride, name(), detail::kExchangeBytes);
   for (std::size_t pe = 0; pe < n_pes(); ++pe)
     if (std::memcmp(blobs.data() + pe * stride, &digest, sizeof digest) != 0) fail_to_agree(mine);
   for (std::size_t pe = 0; pe < n_pes() && bytes != 0; ++pe)
@@ -180,27 +181,27 @@ std::vector<std::byte> Call::agree_and_gather(const Arguments& mine, const void*
 }
 
 void Call::fail_to_agree(const Arguments& mine) {
-  const std::string refusal = world().refusal(team_.pes, team_.call(epoch_));
+  const std::string refusal = world().progress().refusal(team_.pes, team_.call(epoch_));
   fail(Code::mismatch, "{}: the PEs of team {} disagree: {}{}", name(), team_.index,
        describe_all(exchange(mine), team_.pes), refusal);
 }
 
 void Call::wait_for_all(const char* phase) {
   report(phase);
-  world().sync(team_, name());
+  detail::sync(team_, name());
 }
 
-void Call::deliver(std::span<const detail::WorldState::Delivery> deliveries) {
+void Call::deliver(std::span<const detail::Delivery> deliveries) {
   report("moved");
-  world().deliver(team_, deliveries, name());
+  detail::deliver(team_, deliveries, name());
 }
 
 void Call::complete() noexcept {
-  world().set_progress(detail::Activity::idle, epoch_, name());
+  world().progress().set(detail::Activity::idle, epoch_, name());
 }
 
 void Call::report(const char* phase) noexcept {
-  world().set_progress(detail::Activity::collective, epoch_, phase);
+  world().progress().set(detail::Activity::collective, epoch_, phase);
 }
 
 }  // namespace shoal::collective

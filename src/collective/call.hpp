@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "shoal/collective.hpp"
+#include "team/exchange.hpp"
 #include "world/state.hpp"
 
 namespace shoal::collective {
@@ -46,7 +47,7 @@ struct Arguments {
 
   friend bool operator==(const Arguments&, const Arguments&) = default;
 };
-static_assert(sizeof(Arguments) == 40 && sizeof(Arguments) <= detail::WorldState::kExchangeBytes);
+static_assert(sizeof(Arguments) == 40 && sizeof(Arguments) <= detail::kExchangeBytes);
 
 /// An operation in progress on a team. Publishes the phase of this PE.
 class Call {
@@ -82,7 +83,7 @@ class Call {
   /// Runs `checks` of the arguments, which precede agree: PEs in it learn what they throw.
   template <typename Checks>
   auto checked(Checks&& checks) const {
-    return world().checked(team_, checks);
+    return world().progress().checked(team_.next_call(), checks);
   }
 
   /// Exchanges the arguments with all PEs. On return all PEs have entered the operation and their
@@ -90,8 +91,7 @@ class Call {
   /// which PE passed what.
   void agree(const Arguments& mine);
   /// The most that agree_and_gather takes.
-  static constexpr std::size_t kGatheredBytes =
-      detail::WorldState::kExchangeBytes - sizeof(std::uint64_t);
+  static constexpr std::size_t kGatheredBytes = detail::kExchangeBytes - sizeof(std::uint64_t);
   /// agree, and an all-gather of `bytes` bytes per PE, which the arguments determine, in the same
   /// hop. nullptr: zeros. Returns the data by PE. No PE reads the data of another one afterwards.
   std::vector<std::byte> agree_and_gather(const Arguments& mine, const void* data,
@@ -107,7 +107,7 @@ class Call {
   /// PE has done.
   void wait_for_all(const char* phase);
   /// WorldState::deliver. Published as "moved".
-  void deliver(std::span<const detail::WorldState::Delivery> deliveries);
+  void deliver(std::span<const detail::Delivery> deliveries);
   /// Publishes that the operation is complete on this PE.
   void complete() noexcept;
 
@@ -123,8 +123,8 @@ class Call {
 
 template <typename T>
 std::vector<T> Call::exchange(const T& mine) {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= detail::WorldState::kExchangeBytes);
-  const std::vector<std::byte> blobs = world().exchange(team_, &mine, sizeof mine, name());
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= detail::kExchangeBytes);
+  const std::vector<std::byte> blobs = detail::exchange(team_, &mine, sizeof mine, name());
   std::vector<T> all(n_pes());
   std::memcpy(all.data(), blobs.data(), blobs.size());
   return all;

@@ -10,7 +10,9 @@
 #include "collective/copy.hpp"
 #include "collective/puller.hpp"
 #include "collective/stream/host_forms.hpp"
+#include "pe/memory.hpp"
 #include "shoal/collective.hpp"
+#include "team/exchange.hpp"
 
 namespace shoal {
 
@@ -25,14 +27,14 @@ namespace {
 /// Whether `bytes` bytes per PE travel with the arguments, which saves the second round of waiting.
 /// Heaps in GPU memory are not read by the host.
 bool travels_along(const Call& call, std::size_t bytes) {
-  return bytes != 0 && bytes <= Call::kGatheredBytes && call.world().cuda() == nullptr;
+  return bytes != 0 && bytes <= Call::kGatheredBytes && call.world().memory().cuda() == nullptr;
 }
 
 /// Agrees on the arguments. Runs the collective by a kernel where heaps are in GPU memory and all
 /// PEs can: true.
 bool agree_or_run(Call& call, const Team& team, const Arguments& arguments,
                   const collective::StartKernel& start) {
-  if (call.world().cuda() == nullptr) {
+  if (call.world().memory().cuda() == nullptr) {
     call.agree(arguments);
     return false;
   }
@@ -72,7 +74,7 @@ void broadcast(const Team& team, void* target, const void* source, std::size_t b
   });
   if (done) return;
   if (collective::delivers(call.team())) {
-    std::vector<WorldState::Delivery> deliveries;
+    std::vector<detail::Delivery> deliveries;
     if (static_cast<std::size_t>(root) == call.me()) {
       deliveries.assign(call.n_pes(), {target_offset, source, bytes});
       copy(target, source, bytes);
@@ -108,7 +110,7 @@ void all_gather(const Team& team, void* target, const void* source, std::size_t 
   });
   if (done) return;
   if (collective::delivers(call.team())) {
-    const std::vector<WorldState::Delivery> deliveries(
+    const std::vector<detail::Delivery> deliveries(
         n, {target_offset + call.me() * bytes, source, bytes});
     copy(to + call.me() * bytes, source, bytes);
     call.deliver(deliveries);
@@ -147,7 +149,7 @@ void all_to_all(const Team& team, void* target, const void* source, std::size_t 
   });
   if (done) return;
   if (collective::delivers(call.team())) {
-    std::vector<WorldState::Delivery> deliveries(n);
+    std::vector<detail::Delivery> deliveries(n);
     for (std::size_t pe = 0; pe < n; ++pe)
       deliveries[pe] = {target_offset + call.me() * bytes, from + pe * bytes, bytes};
     copy(to + call.me() * bytes, from + call.me() * bytes, bytes);

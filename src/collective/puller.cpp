@@ -4,17 +4,20 @@
 #include <algorithm>
 
 #include "collective/copy.hpp"
+#include "fabric/fabric.hpp"
+#include "pe/memory.hpp"
 
 namespace shoal::collective {
 
 bool delivers(const detail::TeamState& team) {
   const detail::WorldState& world = *team.world;
-  return world.cuda() == nullptr &&
-         std::ranges::any_of(team.pes, [&](Pe pe) { return world.peer_base(pe) == nullptr; });
+  return world.memory().cuda() == nullptr && std::ranges::any_of(team.pes, [&](Pe pe) {
+           return world.fabric().peer_base(pe) == nullptr;
+         });
 }
 
 Puller::~Puller() {
-  if (pending_ && scratch_) team_.world->keep(std::move(scratch_));
+  if (pending_ && scratch_) team_.world->fabric().keep(std::move(scratch_));
 }
 
 std::byte* Puller::scratch(std::size_t bytes) {
@@ -30,13 +33,13 @@ void Puller::pull(void* target, std::size_t pe, std::size_t offset, std::size_t 
 const void* Puller::view(std::size_t pe, std::size_t offset, std::size_t bytes, void* scratch) {
   if (const std::byte* reached = base(pe)) return reached + offset;
   if (bytes == 0) return scratch;
-  team_.world->get_nbi(scratch, {team_.pes[pe], offset}, bytes);
+  team_.world->fabric().get_nbi(scratch, {team_.pes[pe], offset}, bytes);
   pending_ = true;
   return scratch;
 }
 
 void Puller::finish() {
-  if (pending_) team_.world->quiet();
+  if (pending_) team_.world->fabric().quiet();
   pending_ = false;
 }
 

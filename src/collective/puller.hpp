@@ -6,6 +6,9 @@
 #include <memory>
 #include <vector>
 
+#include "fabric/fabric.hpp"
+#include "pe/memory.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal::collective {
@@ -38,7 +41,8 @@ class Puller {
 
  private:
   const std::byte* base(std::size_t pe) const {
-    return team_.world->cuda() == nullptr ? team_.world->peer_base(team_.pes[pe]) : nullptr;
+    return team_.world->memory().cuda() == nullptr ? team_.world->fabric().peer_base(team_.pes[pe])
+                                                   : nullptr;
   }
 
   detail::TeamState& team_;

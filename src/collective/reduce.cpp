@@ -10,7 +10,10 @@
 #include "collective/reduce_kernel.hpp"
 #include "collective/reduce_plan.hpp"
 #include "collective/stream/host_forms.hpp"
+#include "fabric/fabric.hpp"
+#include "pe/memory.hpp"
 #include "shoal/collective.hpp"
+#include "team/exchange.hpp"
 
 namespace shoal {
 
@@ -126,13 +129,14 @@ void reduce_range(const Call& call, Puller& puller, const Reduction& reduction, 
 /// one piece.
 void reduce_undivided(Call& call, const Reduction& reduction, Range range, void* target) {
   Puller puller(call.team());
-  const bool holds = reduction.in_place || call.world().cuda() != nullptr;
+  const bool holds = reduction.in_place || call.world().memory().cuda() != nullptr;
   std::vector<std::byte> held(holds ? range.count * reduction.element : 0);
   reduce_range(call, puller, reduction, range,
                holds ? held.data() : static_cast<std::byte*>(target));
   call.wait_for_all("reduced");
   if (!held.empty())
-    call.world().put({call.world().my_pe(), reduction.target_offset}, held.data(), held.size());
+    call.world().fabric().put({call.world().my_pe(), reduction.target_offset}, held.data(),
+                              held.size());
 }
 
 /// The block of a PE in a divided reduction, in bytes from the first element.
@@ -147,7 +151,7 @@ Block block_of(const Call& call, const Reduction& reduction, std::size_t count, 
 /// Delivers this PE's block, which is reduced, to the targets of all PEs.
 void deliver_block(Call& call, const Reduction& reduction, const Block& block,
                    const std::byte* target) {
-  call.deliver(std::vector<WorldState::Delivery>(
+  call.deliver(std::vector<detail::Delivery>(
       call.n_pes(), {reduction.target_offset + block.begin, target + block.begin, block.bytes}));
 }
 
@@ -183,7 +187,7 @@ void reduce_piece(Call& call, const Reduction& reduction, const Scratch& scratch
   // A PE that delivers again to the same half has seen all PEs deliver since: by another call in
   // the other half, or by the second round of a divided one, which follows its reduction.
   const std::size_t half = scratch.offset + call.team().epoch % 2 * call.n_pes() * scratch.bytes;
-  std::vector<WorldState::Delivery> deliveries(call.n_pes());
+  std::vector<detail::Delivery> deliveries(call.n_pes());
   for (std::size_t pe = 0; pe < call.n_pes(); ++pe) {
     const Block part = part_of(pe);
     deliveries[pe] = {half + call.me() * scratch.bytes, source + part.begin, part.bytes};
@@ -219,7 +223,7 @@ bool reduce_delivered(Call& call, const Reduction& reduction, const Scratch& scr
 /// As agree, for heaps in GPU memory. Reduces by a kernel where one can: true.
 bool agree_or_run(Call& call, const Team& team, const Reduction& reduction,
                   const Arguments& arguments, const collective::kernels::ReduceArguments& on) {
-  if (call.world().cuda() == nullptr) {
+  if (call.world().memory().cuda() == nullptr) {
     call.agree(arguments);
     return false;
   }
@@ -237,7 +241,7 @@ void run(Call& call, const Team& team, const Reducer& reducer, void* target, con
       call.checked([&] { return check(call, reducer, target, count, source, count); });
   const Arguments arguments = arguments_of(Operation::reduce, reduction, count);
   const std::size_t bytes = count * reduction.element;
-  if (count != 0 && bytes <= Call::kGatheredBytes && call.world().cuda() == nullptr) {
+  if (count != 0 && bytes <= Call::kGatheredBytes && call.world().memory().cuda() == nullptr) {
     // The elements travel with the arguments: one round of waiting.
     const auto all = call.agree_and_gather(arguments, source, bytes);
     std::vector<const void*> sources(call.n_pes());
@@ -252,7 +256,7 @@ void run(Call& call, const Team& team, const Reducer& reducer, void* target, con
     return call.complete();
   if (agree_or_run(call, team, reduction, arguments, {target, source, count, false}))
     return call.complete();
-  if (call.world().cuda() == nullptr &&
+  if (call.world().memory().cuda() == nullptr &&
       collective::divides_reduction(count, reduction.element, call.n_pes())) {
     reduce_divided(call, reduction, count, to);
   } else {

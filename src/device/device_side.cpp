@@ -13,6 +13,7 @@
 #include "world/state.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "device/make_device_side.hpp"
+#include "fabric/fabric.hpp"
 #endif
 
 namespace shoal::detail {
@@ -187,7 +188,7 @@ std::string kernel_collectives_obstacle(const WorldState& world, const TeamState
   if (team.size() > static_cast<std::size_t>(device::Team::kMaxCollectivePes))
     return no_collectives(-1);
   for (const Pe pe : team.pes)
-    if (world.peer_base(pe) == nullptr) return no_collectives(pe);
+    if (world.fabric().peer_base(pe) == nullptr) return no_collectives(pe);
   return "";
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "team/outcome.hpp"
+#include "team/teams.hpp"
 
 namespace shoal::ep::detail {
 namespace {
@@ -42,8 +43,7 @@ std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions&
   const auto failure =
       shoal::detail::attempt([&] { state = std::make_shared<GroupState>(team, options); });
   shoal::detail::TeamState& team_state = team.state();
-  const auto all =
-      shoal::detail::exchange_outcomes(*team_state.world, team_state, mine, failure, "ep group");
+  const auto all = shoal::detail::exchange_outcomes(team_state, mine, failure, "ep group");
   for (Pe pe = 0; pe < team.size(); ++pe)
     shoal::detail::rethrow(all[pe].failure, team.world_pe(pe), failure);
   for (std::size_t i = 0; i < kFieldCount; ++i)
@@ -57,7 +57,8 @@ std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions&
 
 bool any_pe(const GroupState& state, bool mine, const char* what) {
   const char value = mine ? 1 : 0;
-  for (const std::byte other : state.world->exchange(state.world->world_team(), &value, 1, what))
+  for (const std::byte other :
+       shoal::detail::exchange(state.world->teams().world_team(), &value, 1, what))
     if (other != std::byte{0}) return true;
   return false;
 }

@@ -10,6 +10,7 @@
 #include "fabric/fabric.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "ep/cuda/backend.hpp"
+#include "pe/memory.hpp"
 #endif
 
 namespace shoal::ep::detail {
@@ -17,7 +18,7 @@ namespace {
 
 Device device_of(const shoal::detail::WorldState& world) {
 #ifdef SHOAL_WITH_CUDA
-  if (world.cuda() != nullptr) return {DeviceKind::cuda, world.cuda()->device};
+  if (world.memory().cuda() != nullptr) return {DeviceKind::cuda, world.memory().cuda()->device};
 #endif
   (void)world;
   return {};
@@ -33,7 +34,7 @@ std::vector<std::int32_t> domains_of(const Team& team,
 }
 
 bool all_reach(const Team& team) {
-  const auto domains = domains_of(team, team.state().world->load_store_domains());
+  const auto domains = domains_of(team, team.state().world->fabric().heap_domains());
   return std::all_of(domains.begin(), domains.end(),
                      [&](auto domain) { return domain == domains.front(); });
 }
@@ -99,12 +100,12 @@ void report_between_nodes(const Team& team, const BetweenNodes& ways) {
   bool surprising = false;
   for (std::int32_t rank = 0; rank < team.size() && !surprising; ++rank) {
     const Pe pe = team.world_pe(rank);
-    if (world.peer_base(pe) != nullptr) continue;
+    if (world.fabric().peer_base(pe) != nullptr) continue;
     surprising = should_reach(world, pe);
     if (surprising || !named) named = pe;
   }
   if (!named) return;  // PEs that do not reach each other report it
-  const std::string why = shoal::detail::why_out_of_reach(world, *named);
+  const std::string why = world.fabric().why_out_of_reach(*named);
   const auto level = surprising ? log::Level::warn : log::Level::info;
   if (ways.normal && ways.low_latency) {
     log::print(
@@ -136,7 +137,7 @@ GroupPlacement place_group(const Team& team) {
   std::vector<Pe> pes;
   for (std::int32_t rank = 0; rank < team.size(); ++rank) pes.push_back(team.world_pe(rank));
   return {device, device.kind == DeviceKind::cuda ? BackendKind::staged : BackendKind::host,
-          make_nodes(domains_of(team, world.host_domains()), pes, team.my_pe())};
+          make_nodes(domains_of(team, world.fabric().host_domains()), pes, team.my_pe())};
 }
 
 std::unique_ptr<Backend> make_backend(GroupState& state, BackendKind kind) {

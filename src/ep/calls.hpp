@@ -36,7 +36,7 @@ auto refusable(const GroupState& group, CallKind kind, Run&& run) {
     return run();
   } catch (const Error& error) {
     if (epoch_of(group, kind) == before)
-      group.world->publish_refusal(group.call(kind, before + 1), error.reason());
+      group.world->progress().publish_refusal(group.call(kind, before + 1), error.reason());
     throw;
   }
 }

@@ -11,7 +11,11 @@
 #include "ep/block_map.hpp"
 #include "ep/calls.hpp"
 #include "ep/checks.hpp"
+#include "fabric/fabric.hpp"
+#include "heap/staging.hpp"
 #include "pe/forks.hpp"
+#include "pe/memory.hpp"
+#include "team/exchange.hpp"
 
 namespace shoal::ep {
 namespace detail {
@@ -46,16 +50,18 @@ namespace {
 void take_memory(GroupState& state) {
   auto& world = *state.world;
   if (state.plan.staging) {
-    state.host_offset = state.block_offset = world.allocate_staging(state.plan.bytes);
-    state.block = world.host_base(world.my_pe()) + state.host_offset;
+    state.host_offset = state.block_offset =
+        shoal::detail::allocate_staging(world, state.plan.bytes);
+    state.block = world.fabric().host_base(world.my_pe()) + state.host_offset;
   } else {
     state.block = static_cast<std::byte*>(world.heap().malloc(state.plan.bytes));
     state.block_offset = world.heap().offset_of(state.block);
-    state.host_offset = world.host_offset(state.block_offset);
+    state.host_offset = world.memory().host_offset(state.block_offset);
   }
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
     const Pe pe = state.world_pe(rank);
-    std::byte* const base = state.plan.staging ? world.host_base(pe) : world.peer_base(pe);
+    std::byte* const base =
+        state.plan.staging ? world.fabric().host_base(pe) : world.fabric().peer_base(pe);
     state.peers.push_back(state.nodes.here(rank) ? base + state.block_offset : nullptr);
   }
 }
@@ -68,7 +74,7 @@ bool release_memory(GroupState& state) {
   state.backend->release();
   state.map = {};
   if (state.plan.staging)
-    state.world->release_staging(state.host_offset);
+    shoal::detail::release_staging(*state.world, state.host_offset);
   else
     state.world->heap().free(state.block);
   state.closed = true;
@@ -82,7 +88,7 @@ void release_quietly(GroupState& state) {
   state.team.state();  // throws where the world is closed: it released the memory
   if (std::uncaught_exceptions() > 0 || !state.failure.empty()) return;
   state.backend->drain();  // throws errors of queued work
-  if (state.backend->ask_failed_rank() || state.world->failure()) return;
+  if (state.backend->ask_failed_rank() || state.world->health().failure()) return;
   if (!release_memory(state))
     log::warn(
         "an ep::Group was destroyed while results of its dispatches were still held; its memory stays allocated until "
@@ -108,7 +114,7 @@ Group::Group(const Team& team, const GroupOptions& options)
   state.map =
       detail::show_block(state, state.plan.staging ? "staging memory" : "heap", state.block_offset,
                          state.plan.bytes, state.peers, state.backend->regions());
-  state.world->sync(team.state(), "ep group");
+  shoal::detail::sync(team.state(), "ep group");
   state.world->closers().add(state_);
   shoal::detail::keep_in_children(state_);
   if (options.mask_failed) state.world->let_leave_early();

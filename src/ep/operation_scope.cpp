@@ -74,7 +74,8 @@ void record_failure(GroupState& group, std::string_view reason) noexcept {
   if (group.record_written) return;
   group.record_written = true;
   group.recorder.set_failure(reason);
-  record::write_after_failure(*group.world, record::FailureOf::group);
+  record::write_after_failure(group.world->recorder().world(), group.world->my_pe(),
+                              group.world->settings().flight_dir, record::FailureOf::group);
 }
 
 }  // namespace shoal::ep::detail

@@ -70,7 +70,7 @@ void GroupState::drain_work_queue() {
 
 std::string describe_given_up(const GroupState& group, std::int32_t by, std::int32_t cause) {
   const Pe pe = group.world_pe(by);
-  const auto world_failure = group.world->failure();
+  const auto world_failure = group.world->health().failure();
   const std::string reason = world_failure ? fmt::format(" ({})", *world_failure) : "";
   if (cause == by)
     return fmt::format("PE {} has given this group up{}: its own message says why", pe, reason);

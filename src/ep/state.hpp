@@ -22,6 +22,7 @@
 #include "ep/work_queue.hpp"
 #include "record/map.hpp"
 #include "shoal/ep/group.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal::ep::detail {

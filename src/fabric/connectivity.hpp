@@ -118,8 +118,4 @@ std::vector<Pe> load_store_peers(const Connectivity& connectivity, Pe my_pe);
 /// By PE: the number of its set of load_store_peers, numbered by first appearance.
 std::vector<std::int32_t> load_store_domains(const Connectivity& connectivity);
 
-class WorldState;
-/// Why loads and stores do not reach the heap of `pe`. Only where WorldState::peer_base is nullptr.
-std::string why_out_of_reach(const WorldState& state, Pe pe);
-
 }  // namespace shoal::detail

@@ -7,7 +7,6 @@
 #include "base/wait_point.hpp"
 #include "transport/device_queues.hpp"
 #include "transport/heap_rma.hpp"
-#include "world/state.hpp"
 
 namespace shoal::detail {
 
@@ -21,10 +20,24 @@ HeapRoute Fabric::gpu_heap_route(Pe pe, transport::Capabilities needed) const {
   return {*gpu_transports_[gpu_map_.transport_of[i]], 0};
 }
 
-std::string why_out_of_reach(const WorldState& state, Pe pe) {
-  if (!state.memory().heap_on_gpu())
+std::string Fabric::why_out_of_reach(Pe pe) const {
+  if (!memory_.heap_on_gpu())
     return "they are on different nodes (SHOAL_NODE_SIZE or the hosts say so)";
-  return why_not(state.fabric().gpu_map(), state.my_pe(), state.my_pe(), pe);
+  return why_not(gpu_map_, placement_.my_pe, placement_.my_pe, pe);
+}
+
+std::byte* Fabric::host_base(Pe pe) const noexcept {
+  return pe == placement_.my_pe ? memory_.segment()->base() : route(pe).base(pe);
+}
+
+void Fabric::get_nbi(void* target, RemoteAddress source, std::size_t bytes) {
+  const HeapRoute route = heap_route(source.pe, transport::capability::get);
+  route.transport.get_nbi(target, source.pe, route.start + source.offset, bytes);
+}
+
+void Fabric::put(RemoteAddress target, const void* source, std::size_t bytes) {
+  const HeapRoute route = heap_route(target.pe, transport::capability::put);
+  route.transport.put(target.pe, route.start + target.offset, source, bytes);
 }
 
 void Fabric::fence() const {

@@ -13,6 +13,7 @@
 #include "fabric/connectivity.hpp"
 #include "pe/memory.hpp"
 #include "pe/placement.hpp"
+#include "pe/routes.hpp"
 #include "shoal/settings.hpp"
 #include "transport/heap_route.hpp"
 #include "transport/transport.hpp"
@@ -29,7 +30,7 @@ using transport::HeapRoute;
 
 /// Two sets of transports: those that reach the segments (host memory), and, where the heap is in
 /// GPU memory, those that reach the heaps. One transport of each set serves a pair of PEs.
-class Fabric {
+class Fabric final : public Routes {
  public:
   using Blobs = std::vector<std::vector<std::byte>>;
 
@@ -56,8 +57,7 @@ class Fabric {
   /// Releases the transports.
   void release() noexcept;
 
-  /// The transport to the segment of `pe`.
-  transport::Transport& route(Pe pe) const noexcept {
+  transport::Transport& route(Pe pe) const noexcept override {
     return *transports_[host_map_.transport_of[static_cast<std::size_t>(pe)]];
   }
   /// The transport to the heap of `pe`. Makes the GPU's context current where the heap is in GPU
@@ -72,6 +72,16 @@ class Fabric {
     const auto i = static_cast<std::size_t>(pe);
     return i < peer_bases_.size() ? peer_bases_[i] : nullptr;
   }
+  /// Why loads and stores do not reach the heap of `pe`. Only where peer_base is nullptr.
+  std::string why_out_of_reach(Pe pe) const;
+  /// Start of the segment of `pe` in this address space; nullptr where loads and stores do not reach
+  /// it.
+  std::byte* host_base(Pe pe) const noexcept;
+  /// As heap_domains, of the segments.
+  std::vector<std::int32_t> host_domains() const { return load_store_domains(host_map_); }
+  /// By PE: equal numbers where loads and stores reach the heap, numbered by first appearance; the
+  /// same on all PEs.
+  std::vector<std::int32_t> heap_domains() const { return load_store_domains(heap_map()); }
   /// How data of the heap of `pe` in GPU memory travel, for reports; may be empty.
   std::string heap_note(Pe pe) const;
   /// Queues that lead this PE's kernels to the heap of `pe` in GPU memory, where its loads and
@@ -87,7 +97,13 @@ class Fabric {
   /// By PE: the WaitPoint of the segment, nullptr where loads and stores do not reach it.
   std::vector<WaitPoint*> wait_points() const;
 
-  /// Returns when all earlier operations are complete at their targets.
+  // One-sided operations on ranges that the caller has checked.
+
+  /// Starts a get. `target` stays in use until quiet.
+  void get_nbi(void* target, RemoteAddress source, std::size_t bytes);
+  void put(RemoteAddress target, const void* source, std::size_t bytes);
+  /// Returns when all earlier operations are complete at their targets. After a throw, incomplete
+  /// ones may access their local memory until the transports are gone.
   void quiet() {
     for (const auto& transport : gpu_transports_) transport->quiet();
     quiet_segments();
@@ -100,14 +116,13 @@ class Fabric {
   void fence() const;
   /// Whether a network transport is in use, which needs progress() while this PE waits.
   bool uses_network() const noexcept;
-  /// Advances the networks. Never waits. Returns whether anything advanced.
-  bool progress() noexcept;
+  bool progress() noexcept override;
   /// The smallest number of the networks; 1 without any.
   int polls_per_yield() const noexcept;
   /// Keeps memory that a network may still access, until the transports are gone.
   void keep(std::shared_ptr<const void> memory) noexcept { kept_.push_back(std::move(memory)); }
 
-  std::span<const std::unique_ptr<transport::Transport>> transports() const noexcept {
+  std::span<const std::unique_ptr<transport::Transport>> transports() const noexcept override {
     return transports_;
   }
   /// The choice for segments.
@@ -118,8 +133,7 @@ class Fabric {
   }
   /// The choice for heaps in GPU memory; empty where they are on the host.
   const Connectivity& gpu_map() const noexcept { return gpu_map_; }
-  /// Calls detail::other_transports for this PE and `pe`; empty until the transports are chosen.
-  std::string other_transports(Pe pe) const;
+  std::string other_transports(Pe pe) const override;
   /// The NICs of this PE; nullopt where no pair of PEs needs a network.
   const std::optional<std::vector<std::string>>& nics() const noexcept { return nics_; }
 

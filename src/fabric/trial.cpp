@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "team/outcome.hpp"
+#include "base/attempt.hpp"
 #include "transport/heap_rma.hpp"
 #include "transport/scoped_timeout.hpp"
 

@@ -15,7 +15,9 @@
 #include "pe/agreement.hpp"
 #include "pe/forks.hpp"
 #include "pe/memory.hpp"
+#include "team/exchange.hpp"
 #include "team/outcome.hpp"
+#include "team/teams.hpp"
 #include "world/state.hpp"
 
 namespace shoal {
@@ -50,9 +52,9 @@ std::string describe(const HeapRequest& request) {
 /// place. Throws on all PEs otherwise: Error{mismatch}, or `failure` of the PE that has one.
 void agree(WorldState& state, const HeapRequest& mine,
            const std::optional<Error>& failure = std::nullopt) {
-  TeamState& team = state.world_team();
-  state.set_progress(Activity::allocating, team.epoch + 1,
-                     mine.call == HeapCall::allocate ? "malloc" : "free");
+  TeamState& team = state.teams().world_team();
+  state.progress().set(Activity::allocating, team.epoch + 1,
+                       mine.call == HeapCall::allocate ? "malloc" : "free");
   const auto all = exchange_or_throw(state, mine, failure, describe(mine).c_str());
   std::vector<std::string> texts;
   for (const HeapRequest& request : all) texts.push_back(describe(request));
@@ -63,8 +65,8 @@ void agree(WorldState& state, const HeapRequest& mine,
       "PEs make different calls on the symmetric heap: {}; all must make the same calls in the same "
       "order{}",
       [&] { return group_by_text(texts, team.pes); },
-      [&] { return state.refusal(team.pes, team.call(team.epoch)); });
-  state.set_progress(Activity::idle, team.epoch, "heap call");
+      [&] { return state.progress().refusal(team.pes, team.call(team.epoch)); });
+  state.progress().set(Activity::idle, team.epoch, "heap call");
 }
 
 Memory& open_memory(const WorldState& state, const char* what) {
@@ -80,10 +82,10 @@ std::size_t product(std::size_t count, std::size_t size) {
 std::vector<std::vector<std::byte>> exchange_blobs(WorldState& state,
                                                    const std::vector<std::byte>& mine,
                                                    const char* what) {
-  std::vector<std::vector<std::byte>> blobs(state.world_team().pes.size());
+  std::vector<std::vector<std::byte>> blobs(state.teams().world_team().pes.size());
   for (std::size_t done = 0; done < mine.size();) {
-    const std::size_t bytes = std::min(mine.size() - done, WorldState::kExchangeBytes);
-    const auto all = state.exchange(state.world_team(), mine.data() + done, bytes, what);
+    const std::size_t bytes = std::min(mine.size() - done, kExchangeBytes);
+    const auto all = exchange(state.teams().world_team(), mine.data() + done, bytes, what);
     auto at = all.begin();
     for (auto& blob : blobs) {
       blob.insert(blob.end(), at, at + static_cast<std::ptrdiff_t>(bytes));
@@ -101,7 +103,7 @@ void grow(WorldState& state, std::size_t bytes) {
   const Placement& placement = state.placement();
   Memory& memory = state.memory();
   memory::DeviceHeap& heap = *memory.device_heap();
-  state.set_progress(Activity::allocating, state.world_team().epoch + 1, "grow");
+  state.progress().set(Activity::allocating, state.teams().world_team().epoch + 1, "grow");
   std::vector<std::byte> mine;
   const auto added = attempt([&] {
     memory.device()->activate();
@@ -111,7 +113,7 @@ void grow(WorldState& state, std::size_t bytes) {
     agree_on_outcome(state, added, kGrow);
     const auto blobs = exchange_blobs(state, mine, kGrow);
     const auto check = [&] {
-      if (const auto failure = state.failure()) fail(Code::peer_failed, "{}", *failure);
+      if (const auto failure = state.health().failure()) fail(Code::peer_failed, "{}", *failure);
     };
     const auto connected = attempt([&] {
       heap.connect(blobs, {placement.token, placement.my_pe, state.settings().timeout, check});
@@ -130,7 +132,7 @@ void grow(WorldState& state, std::size_t bytes) {
     throw;
   }
   heap.commit();
-  state.set_progress(Activity::idle, state.world_team().epoch, "heap call");
+  state.progress().set(Activity::idle, state.teams().world_team().epoch, "heap call");
 }
 
 /// Sets newly allocated memory of this PE to zero.
@@ -156,7 +158,7 @@ std::size_t bytes_to_clear(const Memory& memory, std::size_t offset, std::size_t
 
 void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool zero) {
   Memory& memory = open_memory(state, "malloc");
-  state.checked(state.world_team(), [&] {
+  state.progress().checked(state.teams().world_team().next_call(), [&] {
     require(alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= kMaximumAlignment,
             Code::invalid_argument, "align: an alignment of {}; allowed: powers of two up to {}",
             alignment, kMaximumAlignment);
@@ -175,7 +177,7 @@ void* allocate(WorldState& state, std::size_t bytes, std::size_t alignment, bool
     if (grows) {
       grow(state, *offset + bytes);
       clear(memory, *offset, to_clear);
-      state.sync(state.world_team(), "malloc");
+      sync(state.teams().world_team(), "malloc");
     }
   } catch (...) {
     if (offset) allocator.release(*offset);
@@ -212,8 +214,8 @@ std::size_t checked_block(WorldState& state, const void* pointer) {
 /// PEs stay in step. A failure to complete earlier operations is thrown on all PEs.
 void release(WorldState& state, const void* pointer) {
   Memory& memory = open_memory(state, "free");
-  const std::size_t offset =
-      state.checked(state.world_team(), [&] { return checked_block(state, pointer); });
+  const std::size_t offset = state.progress().checked(
+      state.teams().world_team().next_call(), [&] { return checked_block(state, pointer); });
   const std::size_t bytes = memory.heap().size_of(offset);
   const auto completed = attempt([&] { state.fabric().quiet_segments(); });
   agree(state, {HeapCall::release, bytes, 0, offset}, completed);
@@ -226,7 +228,8 @@ void release(WorldState& state, const void* pointer) {
 /// next heap call reports that the PEs differ.
 void release_quietly(const std::weak_ptr<WorldState>& weak, void* pointer) noexcept {
   const auto state = weak.lock();
-  if (!state || !state->is_open() || std::uncaught_exceptions() > 0 || state->failure()) return;
+  if (!state || !state->is_open() || std::uncaught_exceptions() > 0 || state->health().failure())
+    return;
   try {
     release(*state, pointer);
   } catch (const std::exception& error) {
@@ -286,7 +289,7 @@ void* SymmetricHeap::peer_pointer(const void* local, Pe pe) const {
   const std::size_t offset = offset_of(local);
   require(pe >= 0 && pe < state_->n_pes(), Code::invalid_argument,
           "peer_pointer: PE {}; the world has PEs 0 to {}", pe, state_->n_pes() - 1);
-  std::byte* const peer = state_->peer_base(pe);
+  std::byte* const peer = state_->fabric().peer_base(pe);
   return peer == nullptr ? nullptr : peer + offset;
 }
 
@@ -306,7 +309,7 @@ bool SymmetricHeap::contains(const void* local, std::size_t bytes) const noexcep
 }
 
 Device SymmetricHeap::device() const noexcept {
-  const memory::Device* const gpu = state_->cuda();
+  const memory::Device* const gpu = state_->memory().cuda();
   return gpu != nullptr ? Device{DeviceKind::cuda, gpu->device} : Device{};
 }
 

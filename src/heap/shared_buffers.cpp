@@ -2,72 +2,20 @@
 // Sharing buffers of the program. One exchange carries the offers of all PEs. A range that was
 // shared before is known by its number, and the exchange is all that happens. New ranges are passed
 // piece by piece, in rounds that all PEs take part in.
-#include "heap/shared_buffers.hpp"
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "base/check.hpp"
+#include "fabric/fabric.hpp"
 #include "pe/forks.hpp"
 #include "pe/memory.hpp"
 #include "team/outcome.hpp"
+#include "team/teams.hpp"
 #include "world/state.hpp"
 
 namespace shoal {
 namespace detail {
-
-const SharedRanges& shared_ranges(const WorldState& state) noexcept {
-  return state.memory().shared_ranges();
-}
-
-SharedRanges::Place SharedRanges::find(const void* pointer, std::size_t bytes) const {
-  const auto* const first = static_cast<const std::byte*>(pointer);
-  const std::lock_guard lock(mutex_);
-  for (const auto& [id, range] : own_)
-    if (first >= range.base && first + bytes <= range.base + range.bytes &&
-        mappings_->is_current(range))
-      return {id, static_cast<std::uint64_t>(first - range.base)};
-  return {};
-}
-
-std::vector<SharedRanges::Range> SharedRanges::of(Pe pe) const {
-  const std::lock_guard lock(mutex_);
-  std::vector<Range> found;
-  for (auto at = ranges_.lower_bound({pe, 0}); at != ranges_.end() && at->first.first == pe; ++at)
-    found.push_back({at->first.second, at->second});
-  return found;
-}
-
-void SharedRanges::add(Pe pe, std::uint64_t id, std::byte* base) {
-  const std::lock_guard lock(mutex_);
-  ranges_[{pe, id}] = base;
-  ++version_;
-}
-
-void SharedRanges::add_own(Pe my_pe, std::uint64_t id, const SharedBufferTable::Own& own,
-                           const memory::SharedBuffers& mappings) {
-  add(my_pe, id, own.range.base);
-  const std::lock_guard lock(mutex_);
-  my_pe_ = my_pe;
-  mappings_ = &mappings;
-  if (own.everywhere) own_[id] = own.range;
-}
-
-void SharedRanges::remove(Pe pe, std::uint64_t id) noexcept {
-  const std::lock_guard lock(mutex_);
-  ranges_.erase({pe, id});
-  if (pe == my_pe_) own_.erase(id);
-  ++version_;
-}
-
-void SharedRanges::clear() noexcept {
-  const std::lock_guard lock(mutex_);
-  ranges_.clear();
-  own_.clear();
-  mappings_ = nullptr;
-  ++version_;
-}
 
 namespace {
 
@@ -246,7 +194,7 @@ std::vector<memory::ReceivedFd> Sharing::pass_fds(const memory::FileDescriptor& 
     peers.push_back({pe, std::string(theirs.socket_name, length)});
   }
   const auto check = [&] {
-    if (const auto reason = state_.failure()) fail(Code::peer_failed, "{}", *reason);
+    if (const auto reason = state_.health().failure()) fail(Code::peer_failed, "{}", *reason);
   };
   // A PE without a piece sends its socket, which no PE imports.
   return memory::exchange_fds(
@@ -308,7 +256,7 @@ std::byte* Sharing::address(Pe pe) const {
   if (theirs.bytes == 0) return nullptr;
   std::byte* base = nullptr;
   if (theirs.in_heap != 0) {
-    base = state_.peer_base(pe);
+    base = state_.fabric().peer_base(pe);
   } else if (pe == placement_.my_pe) {
     base = table_.own.at(theirs.id).range.base;
   } else {
@@ -360,7 +308,7 @@ void SymmetricHeap::unshare_buffer(const SharedBuffer& buffer) {
     if (dropped[pe] != 0) detail::drop_range(state_->memory(), static_cast<Pe>(pe), dropped[pe]);
   if (buffer.id_ != 0 && --own->second.uses == 0) table.own.erase(own);
   // After this call a PE may free its memory, so all PEs must have unmapped it.
-  state_->sync(state_->world_team(), "unshare_buffer");
+  detail::sync(state_->teams().world_team(), "unshare_buffer");
 }
 
 }  // namespace shoal

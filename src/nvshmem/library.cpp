@@ -119,7 +119,7 @@ NVSHMEM_DEFINE(void, query_thread, (int* provided)) {
 }
 NVSHMEM_DEFINE(void, global_exit, (int status)) {
   if (Program* const found = find_program())
-    found->core.fail_world(fmt::format("nvshmem_global_exit with status {}", status));
+    found->core.health().fail_world(fmt::format("nvshmem_global_exit with status {}", status));
   shoal::shmem::leave_process(status);
 }
 NVSHMEM_DEFINE(int, my_pe, ()) {

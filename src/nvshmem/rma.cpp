@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Put and get, on the host and on streams. Every function is one of the functions on bytes below.
 #include "nvshmem/define.hpp"
+#include "pe/memory.hpp"
 #include "rma/address_checks.hpp"
 
 using namespace shoal::nvshmem;
@@ -59,8 +60,8 @@ void get_after(const char* call, void* dest, const void* source, std::size_t byt
   guarded(call, [&](Program& program) {
     (void)program.on(stream);  // checks the stream, and that there is a GPU
     const shoal::RemoteAddress from = program.remote("source", source, bytes, pe);
-    program.core.cuda()->activate();
-    program.core.cuda()->synchronize(stream, call);
+    program.core.memory().cuda()->activate();
+    program.core.memory().cuda()->synchronize(stream, call);
     program.check_kernels();
     program.world.get_bytes(dest, from, bytes);
   });

@@ -9,6 +9,7 @@
 #include "nvshmem/cuda/device_state.hpp"
 #include "pe/memory.hpp"
 #include "shoal/collective.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal::nvshmem {

@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "transport/scoped_timeout.hpp"
+#include "transport/transport.hpp"
 
 namespace shoal::detail {
 namespace {
@@ -24,34 +25,35 @@ void copy_text(char (&target)[Size], const std::string& text) {
 
 }  // namespace
 
-Health::Health(const Placement& placement, const Memory& memory, const Fabric& fabric,
-               std::shared_ptr<Bootstrap> bootstrap)
-    : placement_(placement),
-      memory_(memory),
-      fabric_(fabric),
-      bootstrap_(std::move(bootstrap)),
-      peers_(static_cast<std::size_t>(placement.n_pes)),
-      ended_seen_(fabric.transports().size()) {}
+void Health::start(std::shared_ptr<Bootstrap> bootstrap) {
+  bootstrap_ = std::move(bootstrap);
+  peers_ = std::vector<Peer>(static_cast<std::size_t>(placement_.n_pes));
+  ended_seen_.resize(routes_.transports().size());
+}
 
 std::optional<std::string> Health::failure(Pe awaited) noexcept {
+  if (!open_) return std::nullopt;
   const std::lock_guard lock(mutex_);
   update();
   return find_failure(awaited);
 }
 
 bool Health::has_failed(Pe pe) noexcept {
+  if (!open_) return false;
   const std::lock_guard lock(mutex_);
   update();
   return !peers_[static_cast<std::size_t>(pe)].failure.empty();
 }
 
 std::optional<FailureCause> Health::first_cause() noexcept {
+  if (!open_) return std::nullopt;
   const std::lock_guard lock(mutex_);
   update();
   return world_failure_;
 }
 
 std::optional<FailureCause> Health::published_cause(Pe by) noexcept {
+  if (!open_) return std::nullopt;
   const std::lock_guard lock(mutex_);
   update();
   return peers_[static_cast<std::size_t>(by)].cause;
@@ -97,7 +99,7 @@ void Health::read_cause(Pe pe) {
 /// Reads the board after each transport, so that a PE that closed the world and then ended does not
 /// count as failed.
 void Health::read_ended() {
-  const auto transports = fabric_.transports();
+  const auto transports = routes_.transports();
   for (std::size_t i = 0; i < transports.size(); ++i) {
     const auto ended = transports[i]->ended();
     read_board();
@@ -178,21 +180,21 @@ void Health::write_to_all(const Write& write) noexcept {
   };
   for (Pe pe = 0; pe < placement_.n_pes; ++pe) {
     if (pe == placement_.my_pe) continue;
-    transport::Transport& route = fabric_.route(pe);
+    transport::Transport& route = routes_.route(pe);
     unless_out_of_reach([&] {
       write(route, pe);
       route.signal(pe, memory_.layout().alerts(), SignalOp::add, 1);
       route.wake(pe);
     });
   }
-  for (const auto& transport : fabric_.transports())
+  for (const auto& transport : routes_.transports())
     unless_out_of_reach([&] { transport->quiet(); });
 }
 
 void Health::publish_cause(const FailureCause& cause) noexcept {
   // What caused the announced failure has been published. More would overwrite it under its
   // readers.
-  if (announced_) return;
+  if (!open_ || announced_) return;
   std::uint64_t sequence = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -222,6 +224,13 @@ void Health::announce(PeerStatus status, const std::string& message) noexcept {
   });
 }
 
+void Health::fail_world(const std::string& reason) noexcept {
+  if (!open_) return;
+  bootstrap_->abort(announce_failure(reason));
+  routes_.route(placement_.my_pe).wake(placement_.my_pe);
+}
+
+/// Returns the text for the bootstrap.
 std::string Health::announce_failure(const std::string& reason) noexcept {
   FailureCause cause;
   {

@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "fabric/fabric.hpp"
 #include "pe/cause.hpp"
 #include "pe/control.hpp"
 #include "pe/memory.hpp"
 #include "pe/placement.hpp"
+#include "pe/routes.hpp"
 #include "shoal/bootstrap.hpp"
 
 namespace shoal::detail {
@@ -31,14 +31,23 @@ class Health {
  public:
   static constexpr Pe kAnyPe = -1;
 
-  Health(const Placement& placement, const Memory& memory, const Fabric& fabric,
-         std::shared_ptr<Bootstrap> bootstrap);
+  /// `open`: whether the world is open. Nothing has failed and nothing is published while it is not.
+  Health(const std::atomic<bool>& open, const Placement& placement, const Memory& memory,
+         const Routes& routes)
+      : open_(open), placement_(placement), memory_(memory), routes_(routes) {}
+
+  /// Called once, before the world is open.
+  void start(std::shared_ptr<Bootstrap> bootstrap);
+  /// Called when the world is no longer open, after the threads that query are gone.
+  void stop() noexcept { bootstrap_.reset(); }
 
   // Queries. Each reads all sources first, which takes about a microsecond.
 
-  /// "PE 3: ..." for the first failure that ends a wait for `awaited`. A PE that left the world
-  /// without closing it ends only waits for itself and waits for any PE.
-  std::optional<std::string> failure(Pe awaited) noexcept;
+  /// "PE 3: ..." for the first failure that ends a wait for `awaited`. Names the PE with which the
+  /// failure began. A PE that left the world without closing it ends only waits for itself and waits
+  /// for any PE.
+  std::optional<std::string> failure(Pe awaited = kAnyPe) noexcept;
+  /// Whether world PE `pe` has ended, left or reported a failure.
   bool has_failed(Pe pe) noexcept;
   /// The failure that made the world fail: of this PE, or of the first PE that failed.
   std::optional<FailureCause> first_cause() noexcept;
@@ -48,15 +57,16 @@ class Health {
   // Announcements to all other PEs. A PE that cannot be reached learns from the bootstrap or from
   // its own deadline.
 
-  /// Publishes why this PE gives something up, such as a group. Has no effect on waits, nor once
+  /// Publishes why this PE gives something up, such as a group, for published_cause on other PEs.
+  /// Call it before any signal that makes other PEs give up too. Has no effect on waits, nor once
   /// this PE has announced its end.
   void publish_cause(const FailureCause& cause) noexcept;
   /// Announces that this PE closes or leaves the world. Only the first announcement counts.
   void announce(PeerStatus status, const std::string& message) noexcept;
-  /// Announces that this PE failed, and ends its own waits. Where another PE's failure is the
-  /// cause, that is published as well. A PE that merely left is the cause where `reason` quotes it.
-  /// Returns the text for the bootstrap.
-  std::string announce_failure(const std::string& reason) noexcept;
+  /// Announces to all other PEs that this one has failed: their waits end with Error{peer_failed}
+  /// and `reason`, or with the first cause where another PE's failure is the cause. A PE that merely
+  /// left is the cause where `reason` quotes it. Waits of this PE end as well.
+  void fail_world(const std::string& reason) noexcept;
 
  private:
   struct Peer {
@@ -77,13 +87,15 @@ class Health {
   std::optional<std::string> find_failure(Pe awaited) const;
   std::optional<FailureCause> cause_quoted_in(const std::string& reason) const;
 
+  std::string announce_failure(const std::string& reason) noexcept;
   template <typename Write>
   void write_to_all(const Write& write) noexcept;
 
+  const std::atomic<bool>& open_;
   const Placement& placement_;
   const Memory& memory_;
-  const Fabric& fabric_;
-  const std::shared_ptr<Bootstrap> bootstrap_;
+  const Routes& routes_;
+  std::shared_ptr<Bootstrap> bootstrap_;
   std::atomic<bool> announced_ = false;
   std::mutex mutex_;
   std::uint64_t alerts_seen_ = 0;

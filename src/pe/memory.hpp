@@ -9,13 +9,13 @@
 #include <span>
 #include <vector>
 
-#include "heap/shared_buffers.hpp"
 #include "memory/allocator.hpp"
 #include "memory/device_heap.hpp"
 #include "memory/host/segment.hpp"
 #include "memory/registered_buffers.hpp"
 #include "pe/control.hpp"
 #include "pe/placement.hpp"
+#include "pe/shared_ranges.hpp"
 #include "record/map.hpp"
 #include "shoal/settings.hpp"
 
@@ -46,6 +46,10 @@ class Memory {
   void release() noexcept;
 
   const ControlLayout& layout() const noexcept { return layout_; }
+  /// Offset of a byte of a heap on the host in the segment.
+  std::size_t host_offset(std::size_t heap_offset) const noexcept {
+    return layout_.bytes() + heap_offset;
+  }
   std::byte* control(std::size_t offset) const noexcept { return segment_->base() + offset; }
   /// A word of this PE's control block that other PEs write.
   std::uint64_t load(std::size_t offset) const noexcept {
@@ -73,6 +77,8 @@ class Memory {
   const std::shared_ptr<memory::Segment>& segment() const noexcept { return segment_; }
   /// The GPU of this PE; nullptr where the heap is on the host.
   const std::shared_ptr<memory::Device>& device() const noexcept { return device_; }
+  /// As device().
+  const memory::Device* cuda() const noexcept { return device_.get(); }
   /// The GPUs of all PEs, by PE; empty where the heap is on the host.
   const std::vector<memory::DeviceDescription>& devices() const noexcept { return devices_; }
   const memory::DeviceDescription& device_of(Pe pe) const noexcept {

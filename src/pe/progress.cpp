@@ -5,14 +5,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 
-#include "fabric/fabric.hpp"
 #include "pe/control.hpp"
 #include "pe/memory.hpp"
 #include "pe/placement.hpp"
-#include "shoal/error.hpp"
+#include "pe/routes.hpp"
+#include "record/pe_recorder.hpp"
 #include "transport/scoped_timeout.hpp"
+#include "transport/transport.hpp"
 
 namespace shoal::detail {
 namespace {
@@ -62,6 +64,7 @@ ProgressRecord& own_record(const Memory& memory) noexcept {
 }  // namespace
 
 void ProgressBoard::set(Activity activity, std::uint64_t epoch, const char* phase) const noexcept {
+  if (!open_) return;
   std::uint64_t text[kPhaseWords] = {};
   std::memcpy(text, phase, strnlen(phase, sizeof text - 1));
   ProgressRecord& record = own_record(memory_);
@@ -69,14 +72,17 @@ void ProgressBoard::set(Activity activity, std::uint64_t epoch, const char* phas
   store(record.epoch, epoch);
   for (std::size_t i = 0; i < kPhaseWords; ++i) store(record.phase[i], text[i]);
   store(record.awaited, 0);
+  if (activity < Activity::dispatch) recorder_.set(phase, epoch, activity != Activity::idle);
 }
 
 void ProgressBoard::set_awaited(Pe pe) const noexcept {
   store(own_record(memory_).awaited, static_cast<std::uint64_t>(pe) + 1);
+  recorder_.set_awaited(pe);
 }
 
-void ProgressBoard::set_refusal(const CallId& call, std::string_view why) const noexcept {
+void ProgressBoard::publish_refusal(const CallId& call, std::string_view why) const noexcept {
   static_assert(static_cast<std::size_t>(CallKind::low_latency_combine) < ControlLayout::kRefusals);
+  if (!open_) return;
   std::uint64_t text[RefusalRecord::kTextWords] = {};
   std::memcpy(text, why.data(), std::min(why.size(), sizeof text - 1));
   auto& record = *reinterpret_cast<RefusalRecord*>(
@@ -90,11 +96,24 @@ void ProgressBoard::set_refusal(const CallId& call, std::string_view why) const 
   store(record.number, call.number, release);
 }
 
-std::string ProgressBoard::refusal(Pe pe, const CallId& call) const {
+std::string ProgressBoard::refusal(std::span<const Pe> pes, const CallId& call) const {
+  using Clock = std::chrono::steady_clock;
+  // PEs that do not answer must not hold up the message.
+  const Clock::time_point end = Clock::now() + transport::kFailureReportTimeout;
+  for (const Pe pe : pes) {
+    if (!open_ || Clock::now() > end) break;
+    if (const std::string why = reason_of_refusal(pe, call); !why.empty())
+      return fmt::format("; PE {} refused its call: {}", pe, why);
+  }
+  return {};
+}
+
+/// Why `pe` refused the call; empty where it did not, or does not answer.
+std::string ProgressBoard::reason_of_refusal(Pe pe, const CallId& call) const {
   const transport::ScopedTimeout limit(transport::kFailureReportTimeout);
   const std::size_t record = memory_.layout().refusal(static_cast<std::size_t>(call.kind));
   const auto fetch = [&](std::size_t offset) {
-    return fabric_.route(pe).atomic(pe, AtomicOp::fetch, record + offset, 0, 0, kWord);
+    return routes_.route(pe).atomic(pe, AtomicOp::fetch, record + offset, 0, 0, kWord);
   };
   const auto current = [&] {
     return fetch(offsetof(RefusalRecord, number)) == call.number &&
@@ -116,21 +135,23 @@ std::string ProgressBoard::refusal(Pe pe, const CallId& call) const {
 }
 
 std::string ProgressBoard::describe(Pe pe) const {
+  if (!open_) return fmt::format("PE {} is unknown: the world is closed", pe);
   const transport::ScopedTimeout limit(transport::kFailureReportTimeout);
   try {
     return read(pe);
   } catch (const Error& error) {
     // A network that is cut in silence looks like a PE that is late.
     return fmt::format("PE {} does not answer{}", pe,
-                       error.code() == Code::timeout ? fabric_.other_transports(pe) : "");
+                       error.code() == Code::timeout ? routes_.other_transports(pe) : "");
   }
 }
 
 Awaited ProgressBoard::awaited_by(Pe pe) const {
+  if (!open_) return {};
   const transport::ScopedTimeout limit(transport::kFailureReportTimeout);
   try {
     const std::size_t word = memory_.layout().progress() + offsetof(ProgressRecord, awaited);
-    const std::uint64_t awaited = fabric_.route(pe).atomic(pe, AtomicOp::fetch, word, 0, 0, kWord);
+    const std::uint64_t awaited = routes_.route(pe).atomic(pe, AtomicOp::fetch, word, 0, 0, kWord);
     const bool exists = awaited <= static_cast<std::uint64_t>(placement_.n_pes);
     return {true, exists ? static_cast<Pe>(awaited) - 1 : -1};
   } catch (const Error&) {
@@ -141,7 +162,7 @@ Awaited ProgressBoard::awaited_by(Pe pe) const {
 std::string ProgressBoard::read(Pe pe) const {
   const std::size_t record = memory_.layout().progress();
   const auto fetch = [&](std::size_t offset) {
-    return fabric_.route(pe).atomic(pe, AtomicOp::fetch, record + offset, 0, 0, kWord);
+    return routes_.route(pe).atomic(pe, AtomicOp::fetch, record + offset, 0, 0, kWord);
   };
   const auto activity = static_cast<Activity>(fetch(offsetof(ProgressRecord, activity)));
   const std::uint64_t epoch = fetch(offsetof(ProgressRecord, epoch));

@@ -20,7 +20,6 @@
 #include "record/reader.hpp"
 #include "record/refresh.hpp"
 #include "shoal/observe.hpp"
-#include "world/state.hpp"
 
 namespace shoal::detail::record {
 namespace {
@@ -51,20 +50,12 @@ std::string write(const PeRecord& pe, const std::string& directory) {
   return name;
 }
 
-std::string write_one(std::uint64_t world, Pe me, const std::string& directory) {
-  refresh_all();
-  if (const ProcessBlock* const own = own_record())
-    for (const PeRecord& pe : read(*own, kRecordBytes, std::pair(world, me)))
-      return write(pe, directory);
-  fail(Code::unsupported, "PE {} has no record: SHOAL_LOG=info says why", me);
-}
-
 /// Whether this is the first failure of the PE. State of the process, as records are.
-bool note_written(WorldState& world) {
+bool note_written(std::uint64_t world, Pe me) {
   static std::mutex mutex;
   static std::set<std::pair<std::uint64_t, Pe>> written;
   const std::lock_guard lock(mutex);
-  return written.emplace(world.recorder().world(), world.my_pe()).second;
+  return written.emplace(world, me).second;
 }
 
 // State of the process: a signal belongs to none of its worlds.
@@ -94,16 +85,24 @@ void write_on_signals() {
 
 }  // namespace
 
-void write_after_failure(WorldState& world, FailureOf of) noexcept {
-  const std::string& directory = world.settings().flight_dir;
+std::string write_one(std::uint64_t world, Pe me, const std::string& directory) {
+  refresh_all();
+  if (const ProcessBlock* const own = own_record())
+    for (const PeRecord& pe : read(*own, kRecordBytes, std::pair(world, me)))
+      return write(pe, directory);
+  fail(Code::unsupported, "PE {} has no record: SHOAL_LOG=info says why", me);
+}
+
+void write_after_failure(std::uint64_t world, Pe me, const std::string& directory,
+                         FailureOf of) noexcept {
   if (directory.empty()) return;
   try {
-    if (!note_written(world) && of == FailureOf::team) return;
-    const std::string name = write_one(world.recorder().world(), world.my_pe(), directory);
+    if (!note_written(world, me) && of == FailureOf::team) return;
+    const std::string name = write_one(world, me, directory);
     log::warn(
         "the flight record of PE {} is in {}; shoal-info --flight {} compares those of all "
         "PEs",
-        world.my_pe(), name, directory);
+        me, name, directory);
   } catch (const std::exception& error) {
     log::warn("{}", error.what());
   }
@@ -128,12 +127,3 @@ void watch_signal(const Settings& settings) {
 }
 
 }  // namespace shoal::detail::record
-
-namespace shoal::observe {
-
-std::string write_flight_record(const World& world, const std::string& directory) {
-  detail::WorldState& state = *world.team().state().world;
-  return detail::record::write_one(state.recorder().world(), state.my_pe(), directory);
-}
-
-}  // namespace shoal::observe

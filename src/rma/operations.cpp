@@ -7,6 +7,7 @@
 #include "fabric/fabric.hpp"
 #include "rma/address_checks.hpp"
 #include "shoal/world.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal {
@@ -128,7 +129,7 @@ void World::fence() const {
 }
 
 void World::quiet() const {
-  state().quiet();
+  state().fabric().quiet();
 }
 
 }  // namespace shoal

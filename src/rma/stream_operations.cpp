@@ -11,6 +11,7 @@
 #include "fabric/fabric.hpp"
 #include "rma/address_checks.hpp"
 #include "shoal/cuda.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal::cuda {
@@ -42,7 +43,7 @@ DeviceSide& side_of(const WorldState& state) {
 std::byte* find(const WorldState& world, const char* what, Pe pe, std::size_t offset,
                 transport::Capabilities needed) {
   world.fabric().heap_route(pe, needed);  // throws where the pair of PEs lacks a capability
-  std::byte* const base = world.peer_base(pe);
+  std::byte* const base = world.fabric().peer_base(pe);
   require(base != nullptr || world.device_side()->world().proxy != nullptr, Code::unsupported,
           "{}: PE {} reaches the heap of PE {} by messages only, and there is no proxy that sends "
           "them for its streams; set SHOAL_PROXY_SLOTS above 0",
@@ -54,7 +55,7 @@ std::byte* find(const WorldState& world, const char* what, Pe pe, std::size_t of
 std::byte* reached(const WorldState& world, const char* what, Pe pe, std::size_t offset,
                    transport::Capabilities needed) {
   world.fabric().heap_route(pe, needed);
-  std::byte* const base = world.peer_base(pe);
+  std::byte* const base = world.fabric().peer_base(pe);
   require(base != nullptr, Code::unsupported,
           "{}: PE {} reaches the heap of PE {} by messages only; this operation on a stream needs "
           "loads and stores",
@@ -176,7 +177,8 @@ bool reaches(const Team& team) {
   const detail::TeamState& state = team.state();
   const WorldState& world = *state.world;
   return state.world->device_side() != nullptr && world.n_pes() <= device::Team::kMaxPes &&
-         std::ranges::all_of(state.pes, [&](Pe pe) { return world.peer_base(pe) != nullptr; });
+         std::ranges::all_of(state.pes,
+                             [&](Pe pe) { return world.fabric().peer_base(pe) != nullptr; });
 }
 
 StreamOperations::StreamOperations(shoal::World world, Stream stream)

@@ -4,6 +4,8 @@
 
 #include "base/check.hpp"
 #include "fabric/fabric.hpp"
+#include "pe/memory.hpp"
+#include "team/teams.hpp"
 #include "world/state.hpp"
 
 namespace shoal {
@@ -14,7 +16,7 @@ class Snapshot {
  public:
   Snapshot(detail::WorldState& world, const void* variables, std::size_t bytes)
       : variables_(variables) {
-    if (world.cuda() == nullptr) return;
+    if (world.memory().cuda() == nullptr) return;
     fetched_.resize((bytes + sizeof fetched_[0] - 1) / sizeof fetched_[0]);
     const Pe me = world.my_pe();
     const detail::HeapRoute route = world.fabric().heap_route(me, transport::capability::get);
@@ -80,7 +82,7 @@ World::WaitResult World::test_words(const Words& words, Compare compare, Quorum 
   };
   WaitResult result;
   std::size_t considered = 0;
-  const std::size_t first = quorum == Quorum::any ? world.wait_rotation % words.count : 0;
+  const std::size_t first = quorum == Quorum::any ? world.waits().rotation % words.count : 0;
   for (std::size_t step = 0; step < words.count; ++step) {
     const std::size_t i = (first + step) % words.count;
     if (!words.skip.empty() && words.skip[i] != 0) continue;
@@ -91,7 +93,7 @@ World::WaitResult World::test_words(const Words& words, Compare compare, Quorum 
     }
     if (quorum != Quorum::all) result.indices.push_back(i);
     if (quorum == Quorum::any) {
-      ++world.wait_rotation;
+      ++world.waits().rotation;
       break;
     }
   }
@@ -103,21 +105,22 @@ World::WaitResult World::wait_words(const Words& words, Compare compare, Quorum 
   detail::WorldState& world = state();
   WaitResult result = test_words(words, compare, quorum);
   if (result.satisfied || words.count == 0) return result;
-  world.set_progress(detail::Activity::waiting, world.world_team().epoch, "wait_until");
+  world.progress().set(detail::Activity::waiting, world.teams().world_team().epoch, "wait_until");
   const auto ready = [&] {
     result = test_words(words, compare, quorum);
     return result.satisfied;
   };
-  const auto outcome = world.cuda() != nullptr ? world.poll_elsewhere(ready, world.deadline())
-                                               : world.poll(ready, world.deadline());
-  world.set_progress(detail::Activity::idle, world.world_team().epoch, "wait_until");
+  const auto outcome = world.memory().cuda() != nullptr
+                           ? world.waits().poll_elsewhere(ready, world.waits().deadline())
+                           : world.waits().poll(ready, world.waits().deadline());
+  world.progress().set(detail::Activity::idle, world.teams().world_team().epoch, "wait_until");
   if (outcome == detail::WaitOutcome::ready) return result;
   const Snapshot last(world, words.variables, words.width);
   const auto seen =
       words.width == 8 ? load<std::int64_t>(last.data(), 0) : load<std::int32_t>(last.data(), 0);
   const auto wanted = words.width == 8 ? *static_cast<const std::int64_t*>(words.values)
                                        : *static_cast<const std::int32_t*>(words.values);
-  world.throw_wait_failed(
+  world.waits().throw_failed(
       outcome, "wait_until",
       fmt::format(
           "waiting for {} of {} variables at heap offset {}, the first to be {} {}, seen {}",

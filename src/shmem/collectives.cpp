@@ -8,6 +8,7 @@
 #include "collective/puller.hpp"
 #include "rma/address_checks.hpp"
 #include "shmem/define.hpp"
+#include "team/exchange.hpp"
 
 namespace shoal::shmem {
 namespace {
@@ -55,14 +56,14 @@ void await(Program& program, const detail::TeamState& team, int root,
   detail::WorldState& core = program.core;
   const auto arrived = [&] { return slot.is_in_use(program.team_memory.flag(slot)); };
   if (arrived()) return;
-  core.set_progress(detail::Activity::collective, team.epoch, "broadcast");
+  core.progress().set(detail::Activity::collective, team.epoch, "broadcast");
   const Pe from = team.pes[static_cast<std::size_t>(root)];
-  const auto outcome = core.poll(arrived, core.deadline(), from);
-  core.set_progress(detail::Activity::idle, team.epoch, "broadcast");
+  const auto outcome = core.waits().poll(arrived, core.waits().deadline(), from);
+  core.progress().set(detail::Activity::idle, team.epoch, "broadcast");
   if (outcome == detail::WaitOutcome::ready) return;
-  core.throw_wait_failed(
+  core.waits().throw_failed(
       outcome, "broadcast",
-      fmt::format("waiting for data from PE {}; {}", from, core.describe_progress(from)), from);
+      fmt::format("waiting for data from PE {}; {}", from, core.progress().describe(from)), from);
 }
 
 /// A broadcast through slots, in pieces. `to` of the root stays as it is.
@@ -77,7 +78,7 @@ void broadcast_by_slots(Program& program, const Team& team, std::byte* to, const
     const TeamMemory::Slot slot =
         program.team_memory.next_slot(state, length, {static_cast<std::size_t>(root), bytes});
     if (slot.starts_round) {
-      program.core.sync(state, "broadcast");
+      shoal::detail::sync(state, "broadcast");
       check_sent(program, state);
     }
     if (team.my_pe() != root) {
@@ -139,16 +140,16 @@ void broadcast(Program& program, const Team& team, void* dest, const void* sourc
   if (n <= TeamMemory::kMostPes && slot != 0 && bytes <= (delivers ? kLongestInSlots : slot))
     return broadcast_by_slots(program, team, to, data, bytes, root);
   const Broadcast mine{static_cast<std::size_t>(root), bytes};
-  const auto all = program.core.exchange(state, &mine, sizeof mine, "broadcast");
+  const auto all = shoal::detail::exchange(state, &mine, sizeof mine, "broadcast");
   for (std::size_t pe = 0; pe < n; ++pe) {
     Broadcast theirs;
     std::memcpy(&theirs, all.data() + pe * sizeof theirs, sizeof theirs);
     if (theirs != mine) fail_to_agree(state, pe, theirs, mine);
   }
   if (delivers) {
-    std::vector<detail::WorldState::Delivery> deliveries;
+    std::vector<detail::Delivery> deliveries;
     if (is_root) deliveries.assign(n, {target, data, bytes});
-    return program.core.deliver(state, deliveries, "broadcast");
+    return shoal::detail::deliver(state, deliveries, "broadcast");
   }
   if (!is_root) {
     collective::Puller puller(state);
@@ -217,7 +218,8 @@ void all_to_all_strided(Program& program, const Team& team, void* dest, const vo
     at.transport.put_strided(at.pe, at.offset, to_stride, from + pe * blocks.count * from_stride,
                              from_stride, blocks.element, blocks.count);
   }
-  if (n > detail::WorldState::kDirectPes) program.world.quiet();  // sync orders data in small teams
+  if (n > detail::ControlLayout::kDirectPes)
+    program.world.quiet();  // sync orders data in small teams
   sync(team);
 }
 

@@ -30,7 +30,7 @@ void end_process(const char* call, const std::exception& error, detail::WorldSta
         world != nullptr ? fmt::format(" on PE {} of {}", world->my_pe(), world->n_pes()) : "";
     const std::string reason = reason_of(error);
     std::fprintf(stderr, "shoal: %s%s: %s\n", call, place.c_str(), reason.c_str());
-    if (world != nullptr) world->fail_world(fmt::format("{}: {}", call, reason));
+    if (world != nullptr) world->health().fail_world(fmt::format("{}: {}", call, reason));
   } catch (const std::exception&) {
     std::fprintf(stderr, "shoal: %s: %s\n", call, error.what());
   }

@@ -2,6 +2,7 @@
 // Locks: a ticket lock in PE 0's copy of the variable. Its high half is the next ticket, its low
 // half the ticket that has the lock; the lock is free where they are equal.
 #include "shmem/define.hpp"
+#include "team/teams.hpp"
 
 using namespace shoal::shmem;
 using shoal::AtomicOp;
@@ -30,12 +31,12 @@ class Lock {
   void set() {
     const std::uint32_t mine = next_of(apply(AtomicOp::add, kTicket));
     const auto holds = [&] { return holder_of(apply(AtomicOp::fetch, 0)) == mine; };
-    const std::uint64_t epoch = program_.core.world_team().epoch;
-    program_.core.set_progress(shoal::detail::Activity::waiting, epoch, "set_lock");
-    const auto outcome = program_.core.poll_elsewhere(holds, Program::never());
-    program_.core.set_progress(shoal::detail::Activity::idle, epoch, "set_lock");
+    const std::uint64_t epoch = program_.core.teams().world_team().epoch;
+    program_.core.progress().set(shoal::detail::Activity::waiting, epoch, "set_lock");
+    const auto outcome = program_.core.waits().poll_elsewhere(holds, Program::never());
+    program_.core.progress().set(shoal::detail::Activity::idle, epoch, "set_lock");
     if (outcome != shoal::detail::WaitOutcome::ready)
-      program_.core.throw_wait_failed(outcome, "shmem_set_lock", "waiting for the lock");
+      program_.core.waits().throw_failed(outcome, "shmem_set_lock", "waiting for the lock");
   }
 
   bool test() {

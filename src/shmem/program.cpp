@@ -16,6 +16,7 @@
 #include "base/align.hpp"
 #include "fabric/fabric.hpp"
 #include "pe/forks.hpp"
+#include "pe/memory.hpp"
 #include "shmem/collectives.hpp"
 #include "shmem/ending.hpp"
 #include "shmem/environment.hpp"
@@ -64,7 +65,8 @@ void at_exit(int status, void*) {
   if (program == nullptr) return;
   if (const auto announced = program->exit_watch.announced()) leave_process(*announced);
   if (status != 0) {
-    program->core.fail_world(fmt::format("exited with status {} without shmem_finalize", status));
+    program->core.health().fail_world(
+        fmt::format("exited with status {} without shmem_finalize", status));
     leave_process(status);
   }
   try {
@@ -133,7 +135,7 @@ Program::Program(World opened)
       shared{.team = world.shared_team()},
       heap_start_(reinterpret_cast<std::uintptr_t>(world.heap().base())),
       heap_bytes_(world.heap().size()),
-      heap_offset_(core.host_offset(0)) {
+      heap_offset_(core.memory().host_offset(0)) {
   for (Pe pe = 0; pe < n_pes; ++pe) {
     transport::Transport& route = core.fabric().route(pe);
     routes_.push_back(&route);
@@ -192,10 +194,10 @@ void Program::wait_for_used(const shoal_shmem_ctx& context) const {
     }
     return done;
   };
-  const auto outcome = core.poll_elsewhere(complete, core.deadline());
+  const auto outcome = core.waits().poll_elsewhere(complete, core.waits().deadline());
   if (outcome != detail::WaitOutcome::ready)
-    core.throw_wait_failed(outcome, "quiet",
-                           fmt::format("operations on {} PEs are in flight", points.size()));
+    core.waits().throw_failed(outcome, "quiet",
+                              fmt::format("operations on {} PEs are in flight", points.size()));
 }
 
 shoal_shmem_team& Program::team(shmem_team_t handle) {

@@ -19,6 +19,7 @@
 #include "base/log.hpp"
 #include "pe/memory.hpp"
 #include "shoal/collective.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal::shmem {
@@ -181,7 +182,7 @@ void Statics::map(const World& world, const StaticRange& range) {
   offset_ = world.heap().offset_of(block);
   detail::WorldState& core = world.state();
   const int fd = core.memory().segment()->descriptor().get();
-  const auto place = static_cast<off_t>(core.host_offset(offset_));
+  const auto place = static_cast<off_t>(core.memory().host_offset(offset_));
   auto* const at = reinterpret_cast<void*>(range.start);
   copy_pages(reinterpret_cast<std::uint64_t*>(block), static_cast<const std::uint64_t*>(at),
              range.bytes);

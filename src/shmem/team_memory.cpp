@@ -5,6 +5,8 @@
 #include <atomic>
 #include <utility>
 
+#include "fabric/fabric.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal::shmem {
@@ -45,7 +47,7 @@ void TeamMemory::allocate(World& world) {
   n_pes_ = static_cast<std::size_t>(world.n_pes());
   teams_ = std::min(static_cast<std::size_t>(core.settings().max_teams), kTeams);
   counts_.resize(teams_);
-  const std::vector<std::int32_t> domains = core.load_store_domains();
+  const std::vector<std::int32_t> domains = core.fabric().heap_domains();
   const bool networked =
       std::ranges::any_of(domains, [](std::int32_t domain) { return domain != 0; });
   if (networked) {

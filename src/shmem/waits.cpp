@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "shmem/define.hpp"
+#include "team/teams.hpp"
 
 using namespace shoal::shmem;
 using shoal::Compare;
@@ -69,11 +70,13 @@ class Variables {
   void wait(Ready&& ready) const {
     if (ready()) return;
     shoal::detail::WorldState& core = program_.core;
-    core.set_progress(shoal::detail::Activity::waiting, core.world_team().epoch, "wait_until");
-    const auto outcome = core.poll(ready, Program::never());
-    core.set_progress(shoal::detail::Activity::idle, core.world_team().epoch, "wait_until");
+    core.progress().set(shoal::detail::Activity::waiting, core.teams().world_team().epoch,
+                        "wait_until");
+    const auto outcome = core.waits().poll(ready, Program::never());
+    core.progress().set(shoal::detail::Activity::idle, core.teams().world_team().epoch,
+                        "wait_until");
     if (outcome != shoal::detail::WaitOutcome::ready)
-      core.throw_wait_failed(
+      core.waits().throw_failed(
           outcome, "wait",
           fmt::format("waiting for {} variables at {}", count_, static_cast<const void*>(given_)));
   }

@@ -33,7 +33,7 @@ class Opening {
   explicit Opening(WorldOptions options)
       : state_(std::make_shared<WorldState>()),
         settings_(state_->settings_),
-        placement_(*state_->placement_),
+        placement_(state_->placement_),
         memory_(*state_->memory_),
         fabric_(*state_->fabric_),
         runner_(state_->bootstrap_, state_->phases_) {
@@ -268,7 +268,7 @@ transport::Context Opening::transport_context() const {
   context.failure = [state = state_.get()](Pe pe) {
     // While a world starts, the PEs that end do so through the bootstrap.
     if (!state->open_) return state->bootstrap_->aborted().value_or("");
-    return state->has_failed(pe) ? state->failure().value_or("") : std::string();
+    return state->health_.has_failed(pe) ? state->health_.failure().value_or("") : std::string();
   };
   context.alternatives = [fabric = &fabric_](Pe pe) { return fabric->other_transports(pe); };
   context.host_route = [fabric = &fabric_](Pe pe) -> transport::Transport& {
@@ -347,15 +347,16 @@ void Opening::make_teams(BlobWriter&) {
                                          placement_.n_pes, topology::read_host_identity("").name);
   memory_.map() = map_of_heap(state_->recorder_.world(), placement_, memory_, fabric_);
   record::watch_signal(settings_);
-  state_->health_ = std::make_unique<Health>(placement_, memory_, fabric_, state_->bootstrap_);
-  state_->wait_times_ = wait_times(settings_.spin, placement_.pes_on_host(),
-                                   placement_.processes_on_host, placement_.cores_on_host);
-  state_->networked_ = fabric_.uses_network();
-  state_->polls_per_yield_ = fabric_.polls_per_yield();
-  state_->wait_points_ = fabric_.wait_points();
-  if (state_->networked_ &&
-      std::ranges::count(state_->wait_points_, nullptr) + 1 == placement_.n_pes)
-    state_->wait_times_.polls = 0;  // all that is waited for comes over networks
+  state_->health_.start(state_->bootstrap_);
+  Waits::Surroundings around;
+  around.times = wait_times(settings_.spin, placement_.pes_on_host(), placement_.processes_on_host,
+                            placement_.cores_on_host);
+  around.networked = fabric_.uses_network();
+  around.polls_per_yield = fabric_.polls_per_yield();
+  around.wait_points = fabric_.wait_points();
+  if (around.networked && std::ranges::count(around.wait_points, nullptr) + 1 == placement_.n_pes)
+    around.times.polls = 0;  // all that is waited for comes over networks
+  state_->waits_.configure(std::move(around));
   if (memory_.heap_on_gpu())
     state_->device_side_ = make_device_side({settings_, placement_, memory_, fabric_});
 }

@@ -13,9 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "base/attempt.hpp"
 #include "base/blob.hpp"
+#include "pe/waits.hpp"
 #include "shoal/world.hpp"
-#include "team/outcome.hpp"
 
 namespace shoal::detail {
 

@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "pe/agreement.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal {
@@ -41,7 +42,7 @@ void run_pe(const Settings& settings, std::shared_ptr<Bootstrap> bootstrap,
   const auto failed = [&](const std::string& reason, int rank) {
     failures.add(std::current_exception(), rank);
     if (world.is_open()) {
-      world.state().fail_world(reason);
+      world.state().health().fail_world(reason);
       world.state().closers().close(detail::WorldEnd::failed);
     } else {
       bootstrap->abort(reason);

@@ -10,9 +10,12 @@
 #include "memory/host/segment.hpp"
 #include "pe/forks.hpp"
 #include "pe/memory.hpp"
+#include "record/files.hpp"
 #include "rma/address_checks.hpp"
+#include "shoal/observe.hpp"
 #include "startup/connectivity_report.hpp"
 #include "startup/open.hpp"
+#include "team/team_state.hpp"
 #include "team/teams.hpp"
 #include "world/state.hpp"
 
@@ -50,7 +53,7 @@ void World::close() {
 }
 
 void World::abort(const std::string& reason) const noexcept {
-  if (state_) state_->fail_world(reason);
+  if (state_) state_->health().fail_world(reason);
 }
 
 bool World::is_open() const noexcept {
@@ -146,3 +149,12 @@ ConnectivityReport World::connectivity() const {
 }
 
 }  // namespace shoal
+
+namespace shoal::observe {
+
+std::string write_flight_record(const World& world, const std::string& directory) {
+  detail::WorldState& state = *world.team().state().world;
+  return detail::record::write_one(state.recorder().world(), state.my_pe(), directory);
+}
+
+}  // namespace shoal::observe

@@ -6,6 +6,8 @@
 // Flags carry the number of the operation, (generation, epoch), and are never reset. A PE may be
 // one operation ahead of another, so the areas alternate by parity: a PE that starts operation
 // e + 2 has seen all PEs enter e + 1, hence leave e.
+#include "team/exchange.hpp"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -13,7 +15,6 @@
 
 #include "base/check.hpp"
 #include "fabric/fabric.hpp"
-#include "pe/agreement.hpp"
 #include "pe/health.hpp"
 #include "pe/memory.hpp"
 #include "record/files.hpp"
@@ -80,16 +81,15 @@ void check_entry(const TeamState& team, const ExchangeEntry& theirs, const Excha
   fail(Code::mismatch,
        "{}: operation {} of team {} differs among its PEs: PE {} made {}, PE {} made {}{}",
        what_of(mine), team.epoch, team.index, pes[1], call(mine), pes[0], call(theirs),
-       team.world->refusal(pes, team.call(team.epoch)));
+       team.world->progress().refusal(pes, team.call(team.epoch)));
 }
-
-}  // namespace
 
 /// Numbers the operation and runs it. A failed wait leaves the team broken: this PE no longer knows
 /// which of its flags and entries the other PEs have read, so it writes none again.
 template <typename Operation>
-void WorldState::run_operation(TeamState& team, const char* what, Operation&& operation) {
-  require(open_, Code::closed, "{}: the world is closed", what);
+void run_operation(TeamState& team, const char* what, Operation&& operation) {
+  WorldState& world = *team.world;
+  require(world.is_open(), Code::closed, "{}: the world is closed", what);
   if (team.broken)
     fail(team.broken->code(), "{}: an earlier operation of team {} failed on this PE: {}", what,
          team.index, reason_of(*team.broken));
@@ -99,62 +99,67 @@ void WorldState::run_operation(TeamState& team, const char* what, Operation&& op
   } catch (const Error& error) {
     if (error.code() == Code::mismatch) throw;
     team.broken = error;
-    recorder_.set_failure(reason_of(error));
-    record::write_after_failure(*this, record::FailureOf::team);
+    world.recorder().set_failure(reason_of(error));
+    record::write_after_failure(world.recorder().world(), world.my_pe(),
+                                world.settings().flight_dir, record::FailureOf::team);
     throw;
   }
-}
-
-void WorldState::wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value,
-                           std::size_t from, const char* what) {
-  wait_for(team, value, from, what, [&] { return memory_->load(flag); }, [flag] { return flag; });
 }
 
 /// Waits until `seen()`, the newest flag of PE `from`, is at least `value`. `word`: the flag to
 /// block on.
 template <typename Seen, typename Word>
-void WorldState::wait_for(const TeamState& team, std::uint64_t value, std::size_t from,
-                          const char* what, Seen&& seen, Word&& word) {
+void wait_for(const TeamState& team, std::uint64_t value, std::size_t from, const char* what,
+              Seen&& seen, Word&& word) {
   const Pe pe = team.pes[from];
   const auto ready = [&] { return seen() >= value; };
   // Only what outlasts the polls counts: a look at the clock takes a fifth of a barrier.
-  if (spin(ready, pe)) return;
+  WorldState& world = *team.world;
+  Waits& waits = world.waits();
+  if (waits.spin(ready, pe)) return;
   const Clock::time_point start = Clock::now();
-  const auto outcome = outlast(ready, start + settings_.timeout, pe, word);
-  if (recorder_.counts()) recorder_.count_wait(pe, Clock::now() - start);
+  const auto outcome = waits.outlast(ready, start + world.settings().timeout, pe, word);
+  if (world.recorder().counts()) world.recorder().count_wait(pe, Clock::now() - start);
   if (outcome == WaitOutcome::ready) return;
   const std::string call =
       fmt::format("{} (operation {} of team {})", what, team.epoch, team.index);
-  const std::string refused = refusal(pe, team.call(team.epoch));
+  const std::string refused = world.progress().refusal(pe, team.call(team.epoch));
   std::string detail =
       fmt::format("waiting for PE {}, expected operation {}, seen {}{}; {}", pe, team.epoch,
-                  seen_epoch(team, seen()), refused, describe_progress(pe));
+                  seen_epoch(team, seen()), refused, world.progress().describe(pe));
   FailureCause cause{pe, fmt::format("late for {}{}", call, refused)};
   if (outcome == WaitOutcome::peer_failed) {
-    cause = parse_cause(health_->failure(pe).value_or(cause.text()));
+    cause = parse_cause(world.health().failure(pe).value_or(cause.text()));
   } else if (outcome == WaitOutcome::interrupted) {
-    cause = {my_pe(), fmt::format("interrupted in {}", call)};
-  } else if (const auto earlier = published_cause(pe)) {
+    cause = {world.my_pe(), fmt::format("interrupted in {}", call)};
+  } else if (const auto earlier = world.health().published_cause(pe)) {
     detail += fmt::format("; PE {} {}", pe, describe_consequence(*earlier));
     cause = *earlier;
   }
-  publish_cause(cause);
-  throw_wait_failed(outcome, call, detail, pe);
+  world.health().publish_cause(cause);
+  waits.throw_failed(outcome, call, detail, pe);
 }
 
-void WorldState::wait_flags(TeamState& team, std::uint64_t value, std::uint64_t parity,
-                            const char* what) {
-  const ControlLayout& layout = memory_->layout();
+void wait_flag(const TeamState& team, std::size_t flag, std::uint64_t value, std::size_t from,
+               const char* what) {
+  const Memory& memory = team.world->memory();
+  wait_for(team, value, from, what, [&] { return memory.load(flag); }, [flag] { return flag; });
+}
+
+void wait_flags(TeamState& team, std::uint64_t value, std::uint64_t parity, const char* what) {
+  WorldState& world = *team.world;
+  const Memory& memory = world.memory();
+  const ControlLayout& layout = memory.layout();
   const Ring ring(team);
   const auto flag = [&](std::size_t distance) {
     return layout.flag(team.index, parity, ring.behind(distance));
   };
-  const auto seen = [&](std::size_t distance) { return memory_->load(flag(distance)); };
+  const auto seen = [&](std::size_t distance) { return memory.load(flag(distance)); };
   for (std::size_t d = 1; d < ring.size; ++d)
     wait_for(
         team, value, ring.behind(d), what, [&] { return seen(d); },
         [&] {
-          if (!crowded()) return flag(d);
+          if (!world.waits().crowded()) return flag(d);
           return flag(
               team.wait_order.pick(d, ring.size, mixed(value) + ring.me,
                                    [&](std::size_t other) { return seen(other) >= value; }));
@@ -164,11 +169,12 @@ void WorldState::wait_flags(TeamState& team, std::uint64_t value, std::uint64_t 
 /// Each PE raises its flag in the memory of the first PE. A PE that then sees all flags there
 /// raises one at each other PE, that of the first. The first PE needs none: all flags are in its
 /// own memory.
-void WorldState::meet_at_first(TeamState& team, std::uint64_t value, std::uint64_t parity,
-                               const char* what) {
+void meet_at_first(TeamState& team, std::uint64_t value, std::uint64_t parity, const char* what) {
   const Pe first = team.pes[0];
-  transport::Transport& at_first = fabric_->route(first);
-  const auto flag = [&](std::size_t of) { return memory_->layout().flag(team.index, parity, of); };
+  const Memory& memory = team.world->memory();
+  const Fabric& fabric = team.world->fabric();
+  transport::Transport& at_first = fabric.route(first);
+  const auto flag = [&](std::size_t of) { return memory.layout().flag(team.index, parity, of); };
   const auto seen = [&](std::size_t of) {
     return at_first.atomic(first, AtomicOp::fetch, flag(of), 0, 0, sizeof(std::uint64_t));
   };
@@ -183,11 +189,11 @@ void WorldState::meet_at_first(TeamState& team, std::uint64_t value, std::uint64
   if (all_came()) {
     for (std::size_t to = 1; to < team.size(); ++to)
       if (to != team.me())
-        fabric_->route(team.pes[to]).raise_flag(team.pes[to], flag(0), SignalOp::set, value);
+        fabric.route(team.pes[to]).raise_flag(team.pes[to], flag(0), SignalOp::set, value);
     return;
   }
   if (team.me() == 0) return wait_flags(team, value, parity, what);
-  const auto released = [&] { return memory_->load(flag(0)) >= value; };
+  const auto released = [&] { return memory.load(flag(0)) >= value; };
   // A missing PE is awaited by name, for messages and so that its end is noticed.
   while (!released() && !all_came())
     wait_for(
@@ -195,34 +201,38 @@ void WorldState::meet_at_first(TeamState& team, std::uint64_t value, std::uint64
         [&] { return flag(0); });
 }
 
-std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, std::size_t bytes,
-                                            const char* what, std::size_t declared) {
+}  // namespace
+
+std::vector<std::byte> exchange(TeamState& team, const void* mine, std::size_t bytes,
+                                const char* what, std::size_t declared) {
   require(bytes <= kExchangeBytes, Code::invalid_argument,
           "{}: a blob of {} bytes; at most {} are exchanged", what, bytes, kExchangeBytes);
   const Ring ring(team);
   std::vector<std::byte> result(ring.size * bytes);
+  const Memory& memory = team.world->memory();
+  const Fabric& fabric = team.world->fabric();
   run_operation(team, what, [&](std::uint64_t epoch, std::uint64_t parity) {
-    const ControlLayout& layout = memory_->layout();
+    const ControlLayout& layout = memory.layout();
     ExchangeEntry entry;
     make_entry(entry, epoch, mine, bytes, what, declared);
     const auto put = [&](std::size_t to, std::size_t target, const void* source, std::size_t length,
                          std::size_t flag) {
       const Pe pe = team.pes[to];
-      fabric_->route(pe).put_signal(pe, target, source, length, flag, SignalOp::set, epoch);
+      fabric.route(pe).put_signal(pe, target, source, length, flag, SignalOp::set, epoch);
     };
     const auto take = [&](std::size_t from, const ExchangeEntry& theirs) {
       check_entry(team, theirs, entry, from);
       if (bytes != 0) std::memcpy(result.data() + from * bytes, theirs.payload, bytes);
     };
     const auto entry_at = [&](std::size_t offset) -> ExchangeEntry& {
-      return *reinterpret_cast<ExchangeEntry*>(memory_->control(offset));
+      return *reinterpret_cast<ExchangeEntry*>(memory.control(offset));
     };
 
     constexpr std::size_t kStart = offsetof(ExchangeEntry, epoch);
     const std::size_t length = used_bytes(entry) - kStart;
     if (team.meeting == Meeting::at_first) {
       const Pe first = team.pes[0];
-      transport::Transport& at_first = fabric_->route(first);
+      transport::Transport& at_first = fabric.route(first);
       at_first.put(first, layout.entry(team.index, parity, ring.me) + kStart, &entry.epoch, length);
       meet_at_first(team, epoch, parity, what);
       ExchangeEntry theirs;
@@ -262,11 +272,13 @@ std::vector<std::byte> WorldState::exchange(TeamState& team, const void* mine, s
   return result;
 }
 
-void WorldState::sync(TeamState& team, const char* what) {
+void sync(TeamState& team, const char* what) {
   deliver(team, {}, what);
 }
 
-void WorldState::deliver(TeamState& team, std::span<const Delivery> deliveries, const char* what) {
+void deliver(TeamState& team, std::span<const Delivery> deliveries, const char* what) {
+  const Memory& memory = team.world->memory();
+  Fabric& fabric = team.world->fabric();
   const Ring ring(team);
   // To one peer: its signal waits for the data, and the call for the use of the source. To several:
   // all at once.
@@ -275,34 +287,35 @@ void WorldState::deliver(TeamState& team, std::span<const Delivery> deliveries, 
     const Delivery& delivery = deliveries[to];
     const Pe pe = team.pes[to];
     if (delivery.bytes != 0)
-      fabric_->route(pe).put_nbi(pe, host_offset(delivery.offset), delivery.source, delivery.bytes);
+      fabric.route(pe).put_nbi(pe, memory.host_offset(delivery.offset), delivery.source,
+                               delivery.bytes);
   };
   run_operation(team, what, [&](std::uint64_t epoch, std::uint64_t parity) {
-    const ControlLayout& layout = memory_->layout();
+    const ControlLayout& layout = memory.layout();
     if (at_once)
       for (std::size_t d = 1; d < ring.size; ++d) start(ring.ahead(d));
     const auto raise = [&](std::size_t to, std::size_t flag) {
       const Pe pe = team.pes[to];
       if (deliveries.empty() || at_once || deliveries[to].bytes == 0)
-        return fabric_->route(pe).raise_flag(pe, flag, SignalOp::set, epoch);
+        return fabric.route(pe).raise_flag(pe, flag, SignalOp::set, epoch);
       const Delivery& delivery = deliveries[to];
-      fabric_->route(pe).put_signal(pe, host_offset(delivery.offset), delivery.source,
-                                    delivery.bytes, flag, SignalOp::set, epoch);
+      fabric.route(pe).put_signal(pe, memory.host_offset(delivery.offset), delivery.source,
+                                  delivery.bytes, flag, SignalOp::set, epoch);
     };
     if (team.meeting == Meeting::at_first) {
       meet_at_first(team, epoch, parity, what);
-      if (at_once) quiet();
+      if (at_once) fabric.quiet();
       return;
     }
     if (team.meeting == Meeting::at_all) {
       for (std::size_t d = 1; d < ring.size; ++d)
         raise(ring.ahead(d), layout.flag(team.index, parity, ring.me));
       wait_flags(team, epoch, parity, what);
-      if (at_once) quiet();
+      if (at_once) fabric.quiet();
       return;
     }
     // Most PEs learn from others than the sender that all have come.
-    if (at_once) quiet();
+    if (at_once) fabric.quiet();
     std::size_t round = 0;
     for (std::size_t d = 1; d < ring.size; d *= 2, ++round) {
       const std::size_t flag = layout.flag(team.index, parity, round);

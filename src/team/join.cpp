@@ -40,7 +40,7 @@ class Join {
         words_(teams_.slots().free_words().size()) {}
 
   Team run() {
-    state_.set_progress(Activity::team, teams_.joins + 1, "join");
+    state_.progress().set(Activity::team, teams_.joins + 1, "join");
     publish();
     wait_for_candidates();
     const std::string problem = find_problem();
@@ -54,7 +54,7 @@ class Join {
     }
     const auto team_index = common_index();
     acknowledge();
-    state_.set_progress(Activity::idle, teams_.joins, "team join");
+    state_.progress().set(Activity::idle, teams_.joins, "team join");
     require(problem.empty(), Code::invalid_argument, "{}", problem);
     require(team_index.has_value(), Code::exhausted,
             "make_team(id {}, size {}): no team index is free on all PEs; SHOAL_MAX_TEAMS is {}",
@@ -114,12 +114,12 @@ class Join {
   }
 
   void wait_for_candidates() {
-    const auto outcome = state_.poll([&] { return complete(); }, state_.deadline());
+    const auto outcome = state_.waits().poll([&] { return complete(); }, state_.waits().deadline());
     if (outcome != WaitOutcome::ready)
-      state_.throw_wait_failed(
+      state_.waits().throw_failed(
           outcome, fmt::format("make_team(id {}, size {}, index {})", id_, size_, index_),
           fmt::format("waiting for {} PEs, {} came ({}){}", size_, candidates_.size(), list(),
-                      state_.refusal(state_.world_team().pes, call_of(id_))));
+                      state_.progress().refusal(state_.teams().world_team().pes, call_of(id_))));
     if (!sizes_differ()) return;
     // No PE waits for acknowledgements here, but a later attempt must not see the same records.
     for (const auto& [pe, record] : candidates_)
@@ -171,12 +171,12 @@ class Join {
     }
     for (const auto& [pe, record] : candidates_) {
       const std::size_t word = layout_.join_acknowledged(pe);
-      const auto outcome =
-          state_.poll([&] { return memory_.load(word) >= version_; }, state_.deadline(), pe);
+      const auto outcome = state_.waits().poll([&] { return memory_.load(word) >= version_; },
+                                               state_.waits().deadline(), pe);
       if (outcome != WaitOutcome::ready)
-        state_.throw_wait_failed(
+        state_.waits().throw_failed(
             outcome, fmt::format("make_team(id {}, size {}, index {})", id_, size_, index_),
-            fmt::format("waiting for PE {} to see this PE; {}", pe, state_.describe_progress(pe)),
+            fmt::format("waiting for PE {} to see this PE; {}", pe, state_.progress().describe(pe)),
             pe);
     }
   }
@@ -196,7 +196,7 @@ class Join {
 }  // namespace
 
 Team join_team(WorldState& state, std::uint64_t id, Pe size, Pe index) {
-  state.checked(call_of(id), [&] {
+  state.progress().checked(call_of(id), [&] {
     require(size >= 1 && size <= state.n_pes(), Code::invalid_argument,
             "make_team of {} PEs; allowed: 1 to {}, the PEs of the world", size, state.n_pes());
   });

@@ -9,27 +9,16 @@
 #pragma once
 
 #include <cstring>
-#include <exception>
 #include <optional>
 #include <vector>
 
+#include "base/attempt.hpp"
 #include "shoal/error.hpp"
+#include "team/exchange.hpp"
+#include "team/teams.hpp"
 #include "world/state.hpp"
 
 namespace shoal::detail {
-
-/// Runs `step` and returns what it throws.
-template <typename Step>
-std::optional<Error> attempt(Step&& step) {
-  try {
-    step();
-  } catch (const Error& error) {
-    return error;
-  } catch (const std::exception& error) {
-    return Error(Code::system, error.what());
-  }
-  return std::nullopt;
-}
 
 /// A failure as bytes for an exchange.
 struct FailureRecord {
@@ -52,11 +41,11 @@ struct Outcome {
 /// Exchanges the outcomes of all PEs of a team; the result is indexed by PE of the team. Does not
 /// throw for a failed step: rethrow and rethrow_first do. `what` names the call in messages.
 template <typename T>
-std::vector<Outcome<T>> exchange_outcomes(WorldState& state, TeamState& team, const T& value,
+std::vector<Outcome<T>> exchange_outcomes(TeamState& team, const T& value,
                                           const std::optional<Error>& failure, const char* what) {
-  static_assert(sizeof(Outcome<T>) <= WorldState::kExchangeBytes);
+  static_assert(sizeof(Outcome<T>) <= kExchangeBytes);
   const Outcome<T> mine{FailureRecord(failure), value};
-  const auto blobs = state.exchange(team, &mine, sizeof mine, what);
+  const auto blobs = exchange(team, &mine, sizeof mine, what);
   std::vector<Outcome<T>> all(blobs.size() / sizeof mine);
   std::memcpy(static_cast<void*>(all.data()), blobs.data(), blobs.size());
   return all;
@@ -66,7 +55,7 @@ std::vector<Outcome<T>> exchange_outcomes(WorldState& state, TeamState& team, co
 template <typename T>
 std::vector<Outcome<T>> exchange_outcomes(WorldState& state, const T& value,
                                           const std::optional<Error>& failure, const char* what) {
-  return exchange_outcomes(state, state.world_team(), value, failure, what);
+  return exchange_outcomes(state.teams().world_team(), value, failure, what);
 }
 
 /// Throws the failure of PE `pe` where `record` holds one: `own`, this PE's failure, where there is

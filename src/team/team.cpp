@@ -10,6 +10,7 @@
 #include "base/check.hpp"
 #include "pe/agreement.hpp"
 #include "pe/forks.hpp"
+#include "team/exchange.hpp"
 #include "team/teams.hpp"
 #include "world/state.hpp"
 
@@ -30,7 +31,7 @@ struct SplitRequest {
   std::uint64_t generation;
   std::array<std::uint64_t, kWords> free;  ///< a section of the bit set of free indices
 };
-static_assert(sizeof(SplitRequest) <= WorldState::kExchangeBytes);
+static_assert(sizeof(SplitRequest) <= kExchangeBytes);
 
 std::string describe(const SplitRequest& request) {
   const auto& a = request.arguments;
@@ -40,7 +41,7 @@ std::string describe(const SplitRequest& request) {
 }
 
 std::vector<SplitRequest> exchange_requests(TeamState& parent, const SplitRequest& mine) {
-  const auto blobs = parent.world->exchange(parent, &mine, sizeof mine, "team split");
+  const auto blobs = exchange(parent, &mine, sizeof mine, "team split");
   std::vector<SplitRequest> all(parent.size());
   std::memcpy(all.data(), blobs.data(), blobs.size());
   return all;
@@ -58,7 +59,7 @@ void check_agreement(const TeamState& parent, const std::vector<SplitRequest>& a
   for (const SplitRequest& request : all) texts.push_back(describe(request));
   fail(Code::mismatch, "the PEs of team {} split it differently: {}{}", parent.index,
        group_by_text(texts, parent.pes),
-       parent.world->refusal(parent.pes, parent.call(parent.epoch)));
+       parent.world->progress().refusal(parent.pes, parent.call(parent.epoch)));
 }
 
 /// The numbers of a call of split_strided.
@@ -171,9 +172,9 @@ Split agree_on_split(TeamState& parent, SplitKind kind, std::array<Pe, 3> argume
 std::shared_ptr<TeamState> split(TeamState& parent, SplitKind kind, std::array<Pe, 3> arguments,
                                  const Divide& divide) {
   WorldState& state = *parent.world;
-  state.set_progress(Activity::team, parent.epoch + 1, "split");
+  state.progress().set(Activity::team, parent.epoch + 1, "split");
   const Split agreed = agree_on_split(parent, kind, arguments, divide);
-  state.set_progress(Activity::idle, parent.epoch, "team split");
+  state.progress().set(Activity::idle, parent.epoch, "team split");
 
   for (std::size_t i = 0; i < agreed.parts.size(); ++i)
     require(
@@ -292,7 +293,7 @@ std::pair<Team, Team> Team::split_2d(Pe x_range) const {
 
 void Team::destroy() {
   TeamState& team = state();
-  team.world->checked(team, [&] {
+  team.world->progress().checked(team.next_call(), [&] {
     require(!team.predefined, Code::invalid_argument,
             "team {} is predefined; it lives as long as its world", team.index);
   });
@@ -302,9 +303,9 @@ void Team::destroy() {
     TeamState& team;
     ~Release() { team.world->teams().release(team); }
   } const release{team};
-  team.world->set_progress(detail::Activity::team, team.epoch + 1, "destroy");
-  team.world->sync(team, "Team::destroy");
-  team.world->set_progress(detail::Activity::idle, team.epoch, "team destroy");
+  team.world->progress().set(detail::Activity::team, team.epoch + 1, "destroy");
+  sync(team, "Team::destroy");
+  team.world->progress().set(detail::Activity::idle, team.epoch, "team destroy");
 }
 
 }  // namespace shoal

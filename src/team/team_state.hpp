@@ -55,10 +55,11 @@ struct TeamState {
 
   std::size_t size() const noexcept { return pes.size(); }
   std::size_t me() const noexcept { return static_cast<std::size_t>(my_pe); }
-  /// Operation `number` of this team, for WorldState::refusal.
+  /// Operation `number` of this team, for ProgressBoard::refusal.
   CallId call(std::uint64_t number) const noexcept {
     return {CallKind::team, static_cast<std::uint64_t>(index), generation << kEpochBits | number};
   }
+  CallId next_call() const noexcept { return call(epoch + 1); }
 };
 
 }  // namespace shoal::detail

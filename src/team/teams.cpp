@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "fabric/fabric.hpp"
 #include "world/state.hpp"
 
 namespace shoal::detail {
@@ -15,7 +16,7 @@ std::shared_ptr<TeamState> make_state(const WorldState& world, std::int32_t inde
   team->index = index;
   const Pe me = world.placement().my_pe;
   team->my_pe = static_cast<Pe>(std::find(pes.begin(), pes.end(), me) - pes.begin());
-  team->meeting = meeting_of(world.placement(), world.host_domains(), pes);
+  team->meeting = meeting_of(world.placement(), world.fabric().host_domains(), pes);
   team->pes = std::move(pes);
   return team;
 }

@@ -13,6 +13,7 @@
 #include "shoal/device/detail/gda/path.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/world/verbs.hpp"
+#include "team/team_state.hpp"
 #include "transport/gda/host_platform.hpp"
 #include "world/state.hpp"
 

@@ -20,6 +20,7 @@
 #include "support/expect_error.hpp"
 #include "support/process/process.hpp"
 #include "support/world/ucx.hpp"
+#include "team/exchange.hpp"
 #include "transport/module.hpp"
 #include "world/state.hpp"
 
@@ -54,7 +55,7 @@ SHOAL_PE_BODY(wait_for_pe_1) {
     for (;;) pause();
   }
   print_error([&] {
-    if (pe.argument == "sync") world.state().sync(world.team().state(), "barrier");
+    if (pe.argument == "sync") detail::sync(world.team().state(), "barrier");
     if (pe.argument == "wait") world.wait_until(flag.data(), Compare::equal, 1);
     if (pe.argument == "malloc") world.heap().malloc(100);
     if (pe.argument == "close") world.close();
@@ -72,7 +73,7 @@ SHOAL_PE_BODY(fail_in_heap) {
 
 /// Prints "blocked" once a wait of this PE has blocked.
 std::thread report_block(const World& world) {
-  return std::thread([&point = world.state().wait_point()] {
+  return std::thread([&point = world.state().waits().wait_point()] {
     while (point.blocks() == 0) std::this_thread::yield();
     std::cout << "blocked" << std::endl;
   });
@@ -146,7 +147,7 @@ SHOAL_PE_BODY(end_after_another) {
   }
   try {
     // Without the quiet of a barrier, which would wait for the stopped PE 0.
-    world.state().sync(world.team().state(), "barrier");
+    detail::sync(world.team().state(), "barrier");
   } catch (const Error& error) {
     std::cout << "barrier: " << error.what() << std::endl;
     if (neighbour && way == "exits") _exit(0);

@@ -10,6 +10,8 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "pe/memory.hpp"
+#include "team/exchange.hpp"
 
 namespace shoal::collective::nccl {
 namespace {
@@ -82,7 +84,7 @@ struct Offer {
   UniqueId id{};    ///< that of PE 0 counts
   char why[256]{};  ///< why this PE cannot; empty: it can
 };
-static_assert(sizeof(Offer) <= detail::WorldState::kExchangeBytes);
+static_assert(sizeof(Offer) <= detail::kExchangeBytes);
 
 Offer make_offer(const detail::TeamState& team, const Library* library, std::string why,
                  int pes_on_device) {
@@ -111,7 +113,7 @@ Communicator make(const Library& library, const UniqueId& id, const detail::Team
   std::thread([promise, &library, id, ranks, rank, world] {
     Result result;
     try {
-      if (world->cuda() != nullptr) world->cuda()->activate();
+      if (world->memory().cuda() != nullptr) world->memory().cuda()->activate();
       result.code = library.make(&result.communicator, ranks, id, rank);
       promise->set_value(result);
     } catch (...) {
@@ -150,7 +152,7 @@ Engine& Engine::of(detail::TeamState& team, int pes_on_device) {
   std::string why;
   const Library* const library = load(world.settings().nccl_library, why);
   const Offer mine = make_offer(team, library, why, pes_on_device);
-  const std::vector<std::byte> all = world.exchange(team, &mine, sizeof mine, "NCCL of a team");
+  const std::vector<std::byte> all = detail::exchange(team, &mine, sizeof mine, "NCCL of a team");
   Offer first;
   for (std::size_t pe = 0; pe < team.size(); ++pe) {
     Offer offer;

@@ -7,6 +7,7 @@
 
 #include "collective/nccl/library.hpp"
 #include "shoal/cuda_collective.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal::collective::nccl {

@@ -7,6 +7,7 @@
 #include "base/check.hpp"
 #include "collective/stream/host_forms.hpp"
 #include "device/device_side.hpp"
+#include "fabric/fabric.hpp"
 #include "shoal/device/detail/collective/plan.hpp"
 
 namespace shoal::collective {
@@ -29,7 +30,7 @@ std::byte* bytes_of(const void* memory) {
 
 ByRequests::ByRequests(const Call& call, const kernels::Launch& launch)
     : call_(call), launch_(launch), side_(*call.world().device_side()) {
-  for (const Pe pe : call.team().pes) posts_ |= call.world().peer_base(pe) == nullptr;
+  for (const Pe pe : call.team().pes) posts_ |= call.world().fabric().peer_base(pe) == nullptr;
 }
 
 void ByRequests::barrier() const {
@@ -45,7 +46,7 @@ void ByRequests::move(Kind kind, std::size_t index, const std::byte* in_heap,
   if (bytes == 0) return;
   const Pe pe = call_.team().pes[index];
   const auto offset = static_cast<std::size_t>(in_heap - launch_.world.heap);
-  if (std::byte* const base = call_.world().peer_base(pe)) {
+  if (std::byte* const base = call_.world().fabric().peer_base(pe)) {
     std::byte* const there = base + offset;
     if (there == local) return;
     return kind == Kind::put ? side_.copy(launch_.stream, there, local, bytes)

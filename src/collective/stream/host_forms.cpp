@@ -6,6 +6,8 @@
 
 #include "base/check.hpp"
 #include "device/device_side.hpp"
+#include "fabric/fabric.hpp"
+#include "pe/memory.hpp"
 #include "shoal/cuda.hpp"
 
 namespace shoal::collective {
@@ -18,13 +20,13 @@ std::atomic<const KernelTable*> replacement{nullptr};
 /// Whether this PE can run collectives of the team on its GPU.
 bool has_kernels(const Call& call) {
   const detail::WorldState& world = call.world();
-  if (world.device_side() == nullptr || world.cuda() == nullptr) return false;
+  if (world.device_side() == nullptr || world.memory().cuda() == nullptr) return false;
   if (call.n_pes() > static_cast<std::size_t>(device::Team::kMaxCollectivePes) ||
       world.n_pes() > device::Team::kMaxPes)
     return false;
   for (const Pe pe : call.team().pes)
-    if (world.peer_base(pe) == nullptr) return false;
-  return kernel_table().load(*world.cuda()) == nullptr;
+    if (world.fabric().peer_base(pe) == nullptr) return false;
+  return kernel_table().load(*world.memory().cuda()) == nullptr;
 }
 
 }  // namespace
@@ -43,7 +45,7 @@ bool agree_on_gpu(Call& call, const Arguments& arguments) {
 
 void run_on_gpu(const Call& call, const Team& team, const StartKernel& start) {
   const detail::DeviceSide& side = *call.world().device_side();
-  const memory::Device& gpu = *call.world().cuda();
+  const memory::Device& gpu = *call.world().memory().cuda();
   gpu.activate();
   const device::Team view = detail::describe_team(side, call.team());
   const kernels::Launch launch{gpu.stream, side.world(), view, side.launch().pes_on_device};

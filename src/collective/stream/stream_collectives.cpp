@@ -16,8 +16,10 @@
 #include "collective/stream/by_requests.hpp"
 #include "collective/stream/launch.hpp"
 #include "device/device_side.hpp"
+#include "fabric/fabric.hpp"
 #include "pe/memory.hpp"
 #include "shoal/cuda_collective.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal {
@@ -57,7 +59,8 @@ class StreamCall : public Call {
     one_kernel_ =
         n_pes() <= static_cast<std::size_t>(device::Team::kMaxCollectivePes) && in_one_domain();
     for (const Pe pe : this->team().pes)
-      require(world().peer_base(pe) != nullptr || side->world().proxy != nullptr, Code::unsupported,
+      require(world().fabric().peer_base(pe) != nullptr || side->world().proxy != nullptr,
+              Code::unsupported,
               "{} on a stream: the GPU of PE {} does not reach the heap of PE {} of team {} by "
               "loads and stores, and there is no proxy that sends messages for its streams; set "
               "SHOAL_PROXY_SLOTS above 0",
@@ -130,7 +133,7 @@ class StreamCall : public Call {
   bool in_one_domain() const {
     std::optional<bool>& known = team().one_domain;
     if (!known) {
-      const std::vector<std::int32_t> domains = world().load_store_domains();
+      const std::vector<std::int32_t> domains = world().fabric().heap_domains();
       const auto domain = [&](Pe pe) { return domains[static_cast<std::size_t>(pe)]; };
       known = std::ranges::all_of(team().pes,
                                   [&](Pe pe) { return domain(pe) == domain(team().pes.front()); });
@@ -148,10 +151,10 @@ class StreamCall : public Call {
   }
 
   const memory::Device& ready_gpu() const {
-    require(world().cuda() != nullptr, Code::unsupported, "{} on a stream: PE {} has no GPU",
-            name(), world().my_pe());
-    world().cuda()->activate();
-    return *world().cuda();
+    require(world().memory().cuda() != nullptr, Code::unsupported,
+            "{} on a stream: PE {} has no GPU", name(), world().my_pe());
+    world().memory().cuda()->activate();
+    return *world().memory().cuda();
   }
 
   device::Team view_{};
@@ -204,7 +207,7 @@ StreamCollectives::StreamCollectives(Team team, Stream stream)
     : team_(std::move(team)), stream_(stream) {
   (void)StreamOperations(team_.world(), stream);  // checks the stream
   // A GPU whose kernels cannot be loaded fails the calls that start one.
-  if (const memory::Device* const gpu = team_.state().world->cuda(); gpu != nullptr)
+  if (const memory::Device* const gpu = team_.state().world->memory().cuda(); gpu != nullptr)
     (void)kernels::load_once(*gpu);
 }
 

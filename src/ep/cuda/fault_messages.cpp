@@ -32,7 +32,7 @@ std::string refusal_by(const GroupState& state, const FaultReport& report, std::
   const CallKind kind = operation == "low_latency_dispatch"  ? CallKind::low_latency_dispatch
                         : operation == "low_latency_combine" ? CallKind::low_latency_combine
                                                              : CallKind::normal;
-  return state.world->refusal(state.team.world_pe(rank), state.call(kind, report.epoch));
+  return state.world->progress().refusal(state.team.world_pe(rank), state.call(kind, report.epoch));
 }
 
 /// Describes a fatal fault without calls of CUDA, so that any thread may use it.
@@ -46,7 +46,7 @@ FaultContext context_of(const CudaGroup& group, Fault fault) {
   context.timeout_setting =
       state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS";
   if (fault == Fault::timeout)
-    context.peer = state.world->describe_progress(context.pe) +
+    context.peer = state.world->progress().describe(context.pe) +
                    refusal_by(state, *group.report, group.report->rank);
   return context;
 }

@@ -12,6 +12,8 @@
 #include "ep/plan/notices.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
+#include "pe/memory.hpp"
+#include "team/exchange.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -44,7 +46,7 @@ void report_default_stream() {
 }  // namespace
 
 CudaGroup::CudaGroup(GroupState& owner) : state(owner) {
-  const memory::Device& gpu = *state.world->cuda();
+  const memory::Device& gpu = *state.world->memory().cuda();
   gpu.activate();
   multiprocessors = gpu.multiprocessors;
   require(state.shape.ranks <= kMaxDeviceRanks, Code::unsupported,
@@ -64,7 +66,7 @@ CudaGroup::CudaGroup(GroupState& owner) : state(owner) {
 
 CudaGroup::~CudaGroup() {
   try {
-    if (state.world->cuda() != nullptr) state.world->cuda()->activate();
+    if (state.world->memory().cuda() != nullptr) state.world->memory().cuda()->activate();
   } catch (const std::exception& error) {
     log::warn("an ep::Group could not reach its GPU: {}", error.what());
   }
@@ -81,7 +83,7 @@ void CudaGroup::open() {
 }
 
 void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* const> blocks) {
-  state.world->cuda()->activate();
+  state.world->memory().cuda()->activate();
   device.layout = layout;
   std::copy(blocks.begin(), blocks.end(), device.block);
   std::byte* const mine = blocks[static_cast<std::size_t>(state.me)];
@@ -100,9 +102,9 @@ void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* co
         "slots of an ep::Group");
   check(cudaMemsetAsync(device.memory, 0, sizeof(GroupMemory), stream), "memory of an ep::Group");
   check(cudaStreamSynchronize(stream), "start of an ep::Group");
-  const memory::DeviceDescription mine_here = state.world->cuda()->description();
+  const memory::DeviceDescription mine_here = state.world->memory().cuda()->description();
   const auto all =
-      state.world->exchange(state.team.state(), &mine_here, sizeof(mine_here), "ep group");
+      shoal::detail::exchange(state.team.state(), &mine_here, sizeof(mine_here), "ep group");
   ranks_on_gpu = 0;
   for (std::size_t at = 0; at < all.size(); at += sizeof(memory::DeviceDescription)) {
     memory::DeviceDescription theirs;
@@ -114,7 +116,7 @@ void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* co
 }
 
 cudaStream_t CudaGroup::begin(const Launch& launch) {
-  state.world->cuda()->activate();
+  state.world->memory().cuda()->activate();
   cudaStream_t on = launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : stream;
   if (driver_moves_rows && on == cudaStreamLegacy) [[unlikely]]
     report_default_stream();
@@ -182,7 +184,7 @@ bool CudaGroup::waits_for_gpu() const {
 /// stream may take longer, and kernels that wait in vain report it to a later call. Is not
 /// interrupted, because the caller has not yet noted that the call is queued.
 void CudaGroup::wait_for_gpu() {
-  const RelaxedCapture relaxed(*state.world->cuda());  // other threads may capture graphs
+  const RelaxedCapture relaxed(*state.world->memory().cuda());  // other threads may capture graphs
   record_left();
   Deadline deadline(Deadline::Clock::now() + state.timeout);
   for (Backoff backoff; !deadline.passed(Deadline::Clock::now()); backoff()) {
@@ -215,7 +217,7 @@ bool CudaGroup::capturing(cudaStream_t on) const {
 std::vector<std::uint64_t> CudaGroup::failed_words() const {
   std::vector<std::uint64_t> words(static_cast<std::size_t>(state.shape.ranks));
   // The group's stream may be under capture, or busy with a kernel that waits.
-  const UncapturedStream reading(*state.world->cuda());
+  const UncapturedStream reading(*state.world->memory().cuda());
   check(
       cudaMemcpy2DAsync(words.data(), sizeof(std::uint64_t),
                         device.block[state.me] + device.layout.failed, detail::kLine,
@@ -240,7 +242,7 @@ std::int32_t CudaGroup::cause_of(std::int32_t rank) const {
 
 std::optional<Error> CudaGroup::on_own_stream(
     const std::function<std::optional<Error>(cudaStream_t)>& read) const {
-  const UncapturedStream reading(*state.world->cuda());
+  const UncapturedStream reading(*state.world->memory().cuda());
   return read(reading.get());
 }
 
@@ -256,7 +258,7 @@ Tensor CudaGroup::tensor(const std::shared_ptr<void>& memory, std::size_t offset
 }
 
 void CudaGroup::drain() {
-  state.world->cuda()->activate();
+  state.world->memory().cuda()->activate();
   record_left();
   if (last_stream == stream)
     check(cudaStreamSynchronize(stream), "work of an ep::Group");
@@ -267,7 +269,7 @@ void CudaGroup::drain() {
 }
 
 void CudaGroup::synchronize() {
-  state.world->cuda()->activate();
+  state.world->memory().cuda()->activate();
   record_left();
   // After an interrupt the group is as before, and its work goes on.
   (void)poll_while_not_ready(

@@ -10,6 +10,7 @@
 #include "ep/cuda/relaxed_capture.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
+#include "pe/memory.hpp"
 #include "shoal/settings.hpp"
 
 namespace shoal::ep::cuda {
@@ -52,7 +53,7 @@ KernelRecorder::KernelRecorder(RecordedKernels kernels)
       host_memory_(take_pinned(sizeof(Epochs) + bytes_)),
       clock_memory_(take_pinned(sizeof(ClockReading))),
       last_(std::make_unique<std::byte[]>(bytes_)) {
-  const memory::Device& gpu = *group_.state.world->cuda();
+  const memory::Device& gpu = *group_.state.world->memory().cuda();
   gpu.activate();
   stream_ = stream_of(gpu);
   const auto memory = group_.resources->allocate(bytes_, group_.stream, group_.resources);
@@ -108,7 +109,7 @@ void KernelRecorder::refresh() {
 }
 
 bool KernelRecorder::copy() {
-  const memory::Device* const gpu = group_.state.world->cuda();
+  const memory::Device* const gpu = group_.state.world->memory().cuda();
   if (gpu == nullptr) return false;  // the world is closed
   const RelaxedCapture relaxed(*gpu);
   auto* const host = static_cast<std::byte*>(host_memory_.get());

@@ -7,6 +7,7 @@
 #include "base/check.hpp"
 #include "ep/plan/routing.hpp"
 #include "memory/cuda/stream_pool.hpp"
+#include "pe/memory.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -87,8 +88,8 @@ void warm_up(Group& group, CudaGroup& device, LowLatency& low_latency) {
   const GroupOptions& options = device.state.options;
   device.begin({});
   // The calls of users come on streams of their own.
-  const auto callers =
-      memory::cuda::take_stream(*device.state.world->cuda(), memory::cuda::StreamPriority::highest);
+  const auto callers = memory::cuda::take_stream(*device.state.world->memory().cuda(),
+                                                 memory::cuda::StreamPriority::highest);
   const Launch launch{.stream = callers.get(), .after = nullptr, .done = nullptr, .sms = 0};
   if (options.max_tokens > 0) warm_normal(group, device, launch);
   if (options.low_latency_max_tokens > 0) warm_low_latency(group, device, low_latency, launch);

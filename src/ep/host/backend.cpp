@@ -16,6 +16,7 @@
 #include "ep/host/normal/normal.hpp"
 #include "ep/host/regions.hpp"
 #include "ep/unpack.hpp"
+#include "team/exchange.hpp"
 
 namespace shoal::ep::host {
 namespace {
@@ -98,7 +99,7 @@ class HostBackend final : public detail::Backend {
     if (std::chrono::steady_clock::now() > sent_at + group_.state.timeout) return true;
     for (std::int32_t rank = 0; rank < group_.state.shape.ranks; ++rank)
       if (!group_.masked[rank] && newest_signal(group_, signals, rank) < epoch &&
-          !group_.state.world->has_failed(group_.state.team.world_pe(rank)))
+          !group_.state.world->health().has_failed(group_.state.team.world_pe(rank)))
         return false;
     return true;
   }
@@ -300,7 +301,7 @@ void HostBackend::warmup(Group& group) {
   // A rank that is slow in the above must not be masked for it.
   if (group_.state.options.mask_failed &&
       std::ranges::count(group_.masked, 0) == group_.state.shape.ranks)
-    group_.state.world->sync(group_.state.team.state(), "ep group warm-up");
+    shoal::detail::sync(group_.state.team.state(), "ep group warm-up");
   if (options.max_tokens > 0) warm_normal(group, options);
   if (options.low_latency_max_tokens > 0) warm_low_latency(group, options);
 }

@@ -8,7 +8,9 @@
 #include "memory/device.hpp"
 #include "nvshmem/program.hpp"
 #include "nvshmem_host.h"
+#include "pe/memory.hpp"
 #include "shoal/cuda.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal::nvshmem {
@@ -16,7 +18,7 @@ namespace shoal::nvshmem {
 using memory::cuda::address;
 
 DeviceTeams::DeviceTeams(const World& world, std::size_t slots) : world_(world), slots_(slots) {
-  const memory::Device& device = *world_.state().cuda();
+  const memory::Device& device = *world_.state().memory().cuda();
   const memory::cuda::Driver& driver = memory::cuda::driver();
   const auto n = static_cast<std::size_t>(world_.n_pes());
   const std::size_t bytes = slots * (sizeof(DeviceTeam) + n * sizeof(Pe));
@@ -30,14 +32,14 @@ DeviceTeams::DeviceTeams(const World& world, std::size_t slots) : world_(world),
 }
 
 DeviceTeams::~DeviceTeams() {
-  const memory::Device* const device = world_.is_open() ? world_.state().cuda() : nullptr;
+  const memory::Device* const device = world_.is_open() ? world_.state().memory().cuda() : nullptr;
   if (device == nullptr) return;
   device->activate();
   memory::cuda::driver().mem_free(address(memory_));
 }
 
 void DeviceTeams::copy(std::byte* target, const void* source, std::size_t bytes) const {
-  const memory::Device& device = *world_.state().cuda();
+  const memory::Device& device = *world_.state().memory().cuda();
   const memory::cuda::Driver& driver = memory::cuda::driver();
   device.activate();
   memory::cuda::check(driver, driver.copy(address(target), address(source), bytes, device.stream),
@@ -84,7 +86,7 @@ Units& Units::of_process() {
 }
 
 void Units::write(const Program& program, Find find, const DeviceState& state) {
-  program.core.cuda()->activate();
+  program.core.memory().cuda()->activate();
   // A unit without code for this GPU has no state there.
   if (void* const found = find()) program.device_teams->write(found, state);
 }
@@ -128,7 +130,7 @@ int fill_found(const Program& program, CUresult result, CUdeviceptr at, std::siz
 
 int fill_module(const Program& program, CUmod_st* module) {
   if (program.device_teams == nullptr) return NVSHMEMX_ERROR_NOT_SUPPORTED;
-  program.core.cuda()->activate();
+  program.core.memory().cuda()->activate();
   CUdeviceptr at = 0;
   std::size_t bytes = 0;
   const CUresult result = memory::cuda::driver().module_global(&at, &bytes, module, kState);
@@ -138,7 +140,7 @@ int fill_module(const Program& program, CUmod_st* module) {
 int fill_library(const Program& program, CUlib_st* library) {
   if (program.device_teams == nullptr || memory::cuda::driver().library_global == nullptr)
     return NVSHMEMX_ERROR_NOT_SUPPORTED;
-  program.core.cuda()->activate();
+  program.core.memory().cuda()->activate();
   CUdeviceptr at = 0;
   std::size_t bytes = 0;
   const CUresult result = memory::cuda::driver().library_global(&at, &bytes, library, kState);

@@ -15,13 +15,14 @@
 #include "fabric/fabric.hpp"
 #include "support/made_up.hpp"
 #include "support/rounds.hpp"
+#include "team/exchange.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
 namespace {
 
 void sync(World& world) {
-  world.state().sync(world.team().state(), "test");
+  detail::sync(world.team().state(), "test");
 }
 
 std::size_t most_in_flight(World& world, Pe pe) {

@@ -12,8 +12,10 @@
 
 #include "checks/world/operations.hpp"
 #include "device/device_side.hpp"
+#include "fabric/fabric.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/cuda.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -32,7 +34,8 @@ class HostDeviceSide : public detail::DeviceSide {
     launch_.pes_on_device = sharing;
     words_.resize(static_cast<std::size_t>(world.settings().max_teams) * team_stride(world_.n_pes));
     team_words_ = words_.data();
-    for (Pe pe = 0; pe < world.n_pes(); ++pe) bases_.push_back(world.state().peer_base(pe));
+    for (Pe pe = 0; pe < world.n_pes(); ++pe)
+      bases_.push_back(world.state().fabric().peer_base(pe));
   }
 
   void check_local(const char* what, const void* memory, std::size_t) const override {

@@ -11,16 +11,18 @@
 #include <numeric>
 #include <string_view>
 
+#include "fabric/fabric.hpp"
 #include "shoal/collective.hpp"
 #include "support/expect_error.hpp"
 #include "support/world/neighbours.hpp"
 #include "support/world/world_local.hpp"
+#include "team/exchange.hpp"
 
 namespace shoal::test {
 namespace {
 
 void sync(World& world) {
-  world.state().sync(world.team().state(), "test");
+  detail::sync(world.team().state(), "test");
 }
 
 template <typename T>
@@ -122,7 +124,7 @@ void check_identity(World& world) {
   for (Pe pe = 0; pe < world.n_pes(); ++pe) {
     const bool near = world.team().translate(pe, shared).has_value();
     EXPECT_EQ(world.heap().peer_pointer(world.heap().base(), pe) != nullptr, near);
-    EXPECT_EQ(world.state().peer_base(pe) != nullptr, near);
+    EXPECT_EQ(world.state().fabric().peer_base(pe) != nullptr, near);
     EXPECT_EQ(world.describe_transport(pe).find("load-store") != std::string::npos, near)
         << world.describe_transport(pe);
     EXPECT_NE(world.describe_transport(pe).find("put get atomics signals"), std::string::npos);
@@ -395,21 +397,21 @@ void check_exchange(World& world) {
     // without waiting for the slowest PE.
     std::vector<std::uint64_t> mine(1 + round % 64,
                                     round * 1000 + static_cast<std::uint64_t>(world.my_pe()));
-    const auto blobs = state.exchange(all, mine.data(), mine.size() * sizeof mine[0], "test");
+    const auto blobs = detail::exchange(all, mine.data(), mine.size() * sizeof mine[0], "test");
     ASSERT_EQ(blobs.size(), all.size() * mine.size() * sizeof mine[0]);
     for (std::size_t pe = 0; pe < all.size(); ++pe) {
       std::uint64_t last = 0;
       std::memcpy(&last, blobs.data() + ((pe + 1) * mine.size() - 1) * sizeof last, sizeof last);
       ASSERT_EQ(last, round * 1000 + pe);
     }
-    if (round % 3 == 0) state.sync(all, "test");
-    if (round % 5 == 0) state.sync(node, "test");
+    if (round % 3 == 0) detail::sync(all, "test");
+    if (round % 5 == 0) detail::sync(node, "test");
     const bool now = round % 7 == 0;
-    EXPECT_TRUE(!now || state.exchange(node, nullptr, 0, "test").empty());
+    EXPECT_TRUE(!now || detail::exchange(node, nullptr, 0, "test").empty());
   }
   if (world.n_pes() == 1) return;
   expect_error(Code::mismatch, "differs among its PEs",
-               [&] { state.exchange(all, "abcdefgh", world.my_pe() == 0 ? 4 : 8, "test"); });
+               [&] { detail::exchange(all, "abcdefgh", world.my_pe() == 0 ? 4 : 8, "test"); });
 }
 
 /// Disjoint sets in one call: each PE passes the numbers of its own set.
@@ -491,9 +493,9 @@ void check_teams(World& world) {
     EXPECT_EQ(column.world_pe(0), all.my_pe() % width);
     // Overlapping teams in use at the same time.
     for (int i = 0; i < 20; ++i) {
-      world.state().sync(row.state(), "row");
+      detail::sync(row.state(), "row");
       const Pe mine = all.my_pe();
-      const auto blobs = world.state().exchange(column.state(), &mine, sizeof mine, "column");
+      const auto blobs = detail::exchange(column.state(), &mine, sizeof mine, "column");
       for (Pe pe = 0; pe < column.size(); ++pe) {
         Pe theirs = -1;
         std::memcpy(&theirs, blobs.data() + static_cast<std::size_t>(pe) * sizeof theirs,
@@ -534,7 +536,7 @@ void check_make_team(World& world) {
     Team team = world.make_team(id[0], n, n - 1 - world.my_pe());
     EXPECT_EQ(team.my_pe(), n - 1 - world.my_pe());
     EXPECT_EQ(team.world_pe(0), n - 1);
-    world.state().sync(team.state(), "test");
+    detail::sync(team.state(), "test");
     team.destroy();
     // Only some PEs take part; the others are ahead in the next round.
     if (world.my_pe() % 2 == 0) {

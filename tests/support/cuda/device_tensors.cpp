@@ -18,6 +18,8 @@
 
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
+#include "pe/memory.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -178,7 +180,7 @@ struct DeviceTensors::Memory {
 };
 
 DeviceTensors::DeviceTensors(const World& world)
-    : gpu_(*world.state().cuda()), memory_(std::make_shared<Memory>(gpu_)) {}
+    : gpu_(*world.state().memory().cuda()), memory_(std::make_shared<Memory>(gpu_)) {}
 
 DeviceTensors::~DeviceTensors() {
   try {

@@ -7,6 +7,7 @@
 
 #include "fabric/fabric.hpp"
 #include "shoal/world.hpp"
+#include "team/team_state.hpp"
 #include "transport/proxy.hpp"
 #include "transport/proxy/thread_platform.hpp"
 #include "world/state.hpp"
@@ -35,7 +36,9 @@ class WorldProxy {
                return state.fabric().heap_route(pe, transport::capability::all_operations);
              },
          .failure =
-             [&state](Pe pe) { return std::string(state.has_failed(pe) ? "it has failed" : ""); },
+             [&state](Pe pe) {
+               return std::string(state.health().has_failed(pe) ? "it has failed" : "");
+             },
          .wait = progress_wait_of(world.settings().progress_wait)});
   }
 

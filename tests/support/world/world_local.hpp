@@ -6,13 +6,15 @@
 #include <cstring>
 #include <vector>
 
+#include "pe/memory.hpp"
 #include "shoal/world.hpp"
+#include "team/team_state.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
 
 inline bool in_gpu_memory(const World& world) {
-  return world.state().cuda() != nullptr;
+  return world.state().memory().cuda() != nullptr;
 }
 
 /// This PE's copy of the array: read in place on the host, fetched from a GPU.

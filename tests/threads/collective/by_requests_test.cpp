@@ -16,6 +16,7 @@
 #include "shoal/cuda_collective.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/expect_error.hpp"
+#include "team/exchange.hpp"
 #include "transport/proxy/thread_platform.hpp"
 
 namespace shoal::test {
@@ -73,7 +74,7 @@ class PostingDeviceSide final : public HostDeviceSide {
   void barrier(cuda::Stream, const device::Team& team) const override {
     for (const Team& known : teams)
       if (team_words(known.index()) == team.arrived)
-        return known.state().world->sync(known.state(), "barrier of a stream");
+        return detail::sync(known.state(), "barrier of a stream");
     FAIL() << "a barrier of an unknown team";
   }
 

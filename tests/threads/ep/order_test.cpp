@@ -141,7 +141,7 @@ TEST(EpOrder, ADeadlineHoldsAlsoWhenTheWorldHasFailedElsewhere) {
       options.timeout = std::chrono::milliseconds(300);
       ep::Group group(world.team(), options);
       if (world.my_pe() == 2) {
-        world.state().fail_world("failed on purpose");
+        world.state().health().fail_world("failed on purpose");
       } else if (world.my_pe() == 1) {
         // The PE is alive but does not call.
         std::this_thread::sleep_for(std::chrono::milliseconds(1500));

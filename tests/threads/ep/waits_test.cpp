@@ -8,6 +8,7 @@
 #include "checks/world/waits.hpp"
 #include "shoal/collective.hpp"
 #include "support/world/one_core.hpp"
+#include "team/teams.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -62,7 +63,7 @@ TEST(EpWaits, ManyRanksMeetOnOneCore) {
   for (const Pe ranks : {9, 40}) {
     const EpCase c = many(ranks);
     const auto check = [&c](World& world) {
-      EXPECT_EQ(world.state().world_team().meeting, detail::Meeting::at_first);
+      EXPECT_EQ(world.state().teams().world_team().meeting, detail::Meeting::at_first);
       for (const bool mask : {false, true}) {
         ep::GroupOptions options = options_for(c);
         options.mask_failed = mask;

@@ -17,6 +17,7 @@
 #include "support/cuda/fake_cuda.hpp"
 #include "support/expect_error.hpp"
 #include "support/world/verbs.hpp"
+#include "team/team_state.hpp"
 #include "transport/device_queues.hpp"
 #include "transport/gda/host_platform.hpp"
 #include "world/state.hpp"

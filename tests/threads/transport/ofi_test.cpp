@@ -26,13 +26,14 @@
 #include "support/process/threads_called.hpp"
 #include "support/rounds.hpp"
 #include "support/world/ofi.hpp"
+#include "team/exchange.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
 namespace {
 
 void sync(World& world) {
-  world.state().sync(world.team().state(), "test");
+  detail::sync(world.team().state(), "test");
 }
 
 class OfiWorld : public testing::TestWithParam<Pe> {

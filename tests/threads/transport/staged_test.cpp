@@ -16,6 +16,7 @@
 #include "support/expect_error.hpp"
 #include "support/world/ofi.hpp"
 #include "support/world/world_local.hpp"
+#include "team/team_state.hpp"
 #include "transport/staged/layout.hpp"
 #include "world/state.hpp"
 

@@ -13,12 +13,14 @@
 #include <thread>
 
 #include "checks/world/operations.hpp"
+#include "fabric/fabric.hpp"
 #include "pe/control.hpp"
 #include "pe/memory.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/observe.hpp"
 #include "support/expect_error.hpp"
 #include "support/world/world_errors.hpp"
+#include "team/exchange.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -39,9 +41,10 @@ void fail_for(const World& world, Pe observer, const std::string& reason) {
   const std::size_t entry = layout.status(world.my_pe());
   char message[StatusEntry::kMessageBytes] = {};
   std::memcpy(message, reason.data(), reason.size());
-  state.host_put(observer, entry + offsetof(StatusEntry, message), message, sizeof message);
-  state.host_signal(observer, entry, SignalOp::set, static_cast<std::uint64_t>(PeerStatus::failed));
-  state.host_signal(observer, layout.alerts(), SignalOp::add, 1);
+  transport::Transport& route = state.fabric().route(observer);
+  route.put(observer, entry + offsetof(StatusEntry, message), message, sizeof message);
+  route.signal(observer, entry, SignalOp::set, static_cast<std::uint64_t>(PeerStatus::failed));
+  route.signal(observer, layout.alerts(), SignalOp::add, 1);
 }
 
 /// PE 2 fails, and only PE 1 notices. PE 1 fails as well, by `fail`. Returns what PE 0 throws,
@@ -74,7 +77,7 @@ std::string error_of_survivor(const std::function<void(World&, const Error&)>& f
 
 TEST(FirstCause, SurvivorsNameThePeThatFailedFirst) {
   const std::string error = error_of_survivor(
-      [](World& world, const Error& own) { world.state().fail_world(own.what()); });
+      [](World& world, const Error& own) { world.state().health().fail_world(own.what()); });
   EXPECT_TRUE(error.starts_with("peer_failed")) << error;
   EXPECT_TRUE(contains(error, "failed on PE 0 of 3: PE 2: pid 7 ended; it was waiting for PE 1"))
       << error;
@@ -95,9 +98,9 @@ TEST(FirstCause, AnIndependentFailureKeepsItsOwnName) {
   const auto errors = errors_of(2, world_settings(), [](Pe pe, auto bootstrap) {
     World world = World::open({world_settings(), bootstrap});
     if (pe == 1) {
-      world.state().fail_world("out of tokens");
-      ASSERT_TRUE(world.state().first_cause());
-      EXPECT_EQ(world.state().first_cause()->text(), "PE 1: out of tokens");
+      world.state().health().fail_world("out of tokens");
+      ASSERT_TRUE(world.state().health().first_cause());
+      EXPECT_EQ(world.state().health().first_cause()->text(), "PE 1: out of tokens");
     }
     // A wait that ends on both PEs.
     world.wait_until(reinterpret_cast<std::uint64_t*>(world.heap().base()), Compare::equal, 1);
@@ -114,15 +117,15 @@ TEST(FirstCause, IsPublishedWithoutFailingTheWorld) {
     auto& state = world.state();
     for (int round = 0; round < 5; ++round) {
       const std::string reason = "late for dispatch " + std::to_string(round);
-      if (world.my_pe() == 0) state.publish_cause({2, reason});
+      if (world.my_pe() == 0) state.health().publish_cause({2, reason});
       barrier(world.team());
       if (world.my_pe() != 0) {
-        const auto cause = state.published_cause(0);
+        const auto cause = state.health().published_cause(0);
         ASSERT_TRUE(cause);
         EXPECT_EQ(cause->text(), "PE 2: " + reason);
       }
-      EXPECT_FALSE(state.published_cause(1));
-      EXPECT_FALSE(state.failure());
+      EXPECT_FALSE(state.health().published_cause(1));
+      EXPECT_FALSE(state.health().failure());
       barrier(world.team());
     }
   });
@@ -204,7 +207,7 @@ TEST(SwallowedFailure, IsExplainedToThoseWhoWaitLater) {
       ++given_up;
     } else if (pe == 1) {
       wait_for(given_up, 1);
-      const auto cause = world.state().published_cause(0);
+      const auto cause = world.state().health().published_cause(0);
       EXPECT_TRUE(cause);
       EXPECT_EQ(cause.value_or(detail::FailureCause{}).text(),
                 "PE 2: late for barrier (operation 1 of team 0)");
@@ -237,7 +240,7 @@ TEST(SymmetricHeap, ADifferentCallIsNamedWithItsSize) {
       if (world.my_pe() == 0) {
         world.heap().malloc(100);
       } else {
-        world.state().exchange(world.team().state(), "abcd", 4, "gather");
+        detail::exchange(world.team().state(), "abcd", 4, "gather");
       }
     };
     expect_error(Code::mismatch, "malloc of 100 bytes at offset 0", call);

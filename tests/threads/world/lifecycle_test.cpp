@@ -12,6 +12,7 @@
 
 #include "checks/world/operations.hpp"
 #include "support/world/world_errors.hpp"
+#include "team/exchange.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -113,7 +114,7 @@ TEST(World, TeamsComeBack) {
       if (team.valid()) {
         EXPECT_TRUE(index < 0 || team.index() == index);
         index = team.index();
-        world.state().sync(team.state(), "test");
+        detail::sync(team.state(), "test");
         team.destroy();
       }
     }
@@ -245,7 +246,7 @@ TEST(RunThreads, RethrowsTheCause) {
     run_threads(4, world_settings(), [&](World& world) {
       if (world.my_pe() == 2) throw std::runtime_error("out of tokens");
       try {
-        world.state().sync(world.team().state(), "test");
+        detail::sync(world.team().state(), "test");
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::peer_failed);
         EXPECT_TRUE(contains(error.what(), "PE 2: out of tokens")) << error.what();
@@ -266,7 +267,7 @@ TEST(RunThreads, RethrowsTheCause) {
 TEST(RunThreads, OneBadArgumentPoisonsNothing) {
   run_threads(3, world_settings(), [](World& world) {
     if (world.my_pe() == 1) EXPECT_THROW(world.put_value(RemoteSpan<int>{{99, 0}, 1}, 1), Error);
-    world.state().sync(world.team().state(), "test");
+    detail::sync(world.team().state(), "test");
     check_rma(world);
   });
 }
@@ -279,7 +280,7 @@ TEST(WorldWait, TimesOutAndSaysForWhat) {
   const auto errors = errors_of(2, settings, [&](Pe pe, auto bootstrap) {
     World world = World::open({settings, bootstrap});
     if (pe == 1) {
-      world.state().set_progress(detail::Activity::combine, 1840, "send");
+      world.state().progress().set(detail::Activity::combine, 1840, "send");
       while (!waited) std::this_thread::yield();
       return;
     }
@@ -287,7 +288,7 @@ TEST(WorldWait, TimesOutAndSaysForWhat) {
       std::atomic<bool>& flag;
       ~Done() { flag = true; }
     } done{waited};
-    world.state().sync(world.team().state(), "barrier");
+    detail::sync(world.team().state(), "barrier");
   });
   EXPECT_TRUE(errors[0].starts_with("timeout")) << errors[0];
   EXPECT_TRUE(contains(
@@ -302,7 +303,7 @@ TEST(WorldWait, HearsOfThoseWhoLeft) {
   const auto errors = errors_of(2, world_settings(), [](Pe pe, auto bootstrap) {
     World world = World::open({world_settings(), bootstrap});
     if (pe == 1) return;  // without close
-    world.state().sync(world.self_team().state(), "self");
+    detail::sync(world.self_team().state(), "self");
     world.wait_until(reinterpret_cast<std::uint64_t*>(world.heap().base()), Compare::equal, 1);
   });
   EXPECT_TRUE(errors[0].starts_with("peer_failed")) << errors[0];
@@ -323,8 +324,8 @@ TEST(WorldWait, GoesOnAmongThoseWhoStay) {
     }
     while (!gone) std::this_thread::yield();
     if (pe == 2) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    world.state().sync(two.state(), "two");
-    EXPECT_TRUE(world.state().has_failed(1));
+    detail::sync(two.state(), "two");
+    EXPECT_TRUE(world.state().health().has_failed(1));
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }

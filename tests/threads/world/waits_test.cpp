@@ -9,9 +9,11 @@
 
 #include "checks/world/operations.hpp"
 #include "checks/world/waits.hpp"
+#include "pe/memory.hpp"
 #include "shoal/collective.hpp"
 #include "support/world/one_core.hpp"
 #include "support/world/world_errors.hpp"
+#include "team/teams.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {
@@ -27,7 +29,7 @@ TEST(Waits, WritesWakeAPeOfAnotherNode) {
   settings.node_size = 1;
   std::atomic<const WaitPoint*> of_pe_1 = nullptr;
   run_threads(2, settings, [&](World& world) {
-    if (world.my_pe() == 1) of_pe_1 = &world.state().wait_point();
+    if (world.my_pe() == 1) of_pe_1 = &world.state().waits().wait_point();
     barrier(world.team());
     check_writes_wake(world, of_pe_1);
     barrier(world.team());
@@ -42,7 +44,7 @@ TEST(Waits, AFullCoreTurnsSpinningOff) {
   const auto errors = run_on_one_core(
       2,
       [](World& world) {
-        EXPECT_TRUE(world.state().crowded());
+        EXPECT_TRUE(world.state().waits().crowded());
         check_writes_wake(world);
         check_stores_are_seen(world);
       },
@@ -74,10 +76,10 @@ TEST(Waits, ManyPesMeetOnOneCore) {
     const auto errors = run_on_one_core(
         pes,
         [pes](World& world) {
-          EXPECT_EQ(world.state().world_team().meeting,
+          EXPECT_EQ(world.state().teams().world_team().meeting,
                     pes == 5 ? detail::Meeting::at_all : detail::Meeting::at_first);
           check_meetings(world);
-          if (pes >= 40) EXPECT_GT(world.state().wait_point().blocks(), 0u);
+          if (pes >= 40) EXPECT_GT(world.state().waits().wait_point().blocks(), 0u);
         },
         world_settings());
     for (const std::string& error : errors) EXPECT_EQ(error, "");
@@ -91,7 +93,7 @@ TEST(Waits, ManyPesOfTwoNodesMeetInRounds) {
   const auto errors = run_on_one_core(
       40,
       [](World& world) {
-        EXPECT_EQ(world.state().world_team().meeting, detail::Meeting::in_rounds);
+        EXPECT_EQ(world.state().teams().world_team().meeting, detail::Meeting::in_rounds);
         check_meetings(world);
       },
       settings);
@@ -106,9 +108,9 @@ TEST(Waits, PesBesideAnotherProgramBlock) {
     while (!done.load(std::memory_order_relaxed)) continue;
   });
   const auto check = [](World& world) {
-    EXPECT_EQ(world.state().crowded(), true);
+    EXPECT_EQ(world.state().waits().crowded(), true);
     const auto all_yield = [&] {
-      const auto mine = static_cast<std::byte>(world.state().yields() ? 1 : 0);
+      const auto mine = static_cast<std::byte>(world.state().waits().yields() ? 1 : 0);
       const auto all = exchange_bytes(world.team(), std::span(&mine, 1));
       return std::ranges::all_of(all, [](std::byte yields) { return yields == std::byte{1}; });
     };
@@ -133,8 +135,8 @@ TEST(Waits, ABlockEndsAtTheDeadline) {
       try {
         world.wait_until(flag.data(), Compare::equal, 1);
       } catch (const Error&) {
-        EXPECT_GT(world.state().wait_point().blocks(), 0u);
-        EXPECT_EQ(world.state().wait_point().awaited(), 0u);
+        EXPECT_GT(world.state().waits().wait_point().blocks(), 0u);
+        EXPECT_EQ(world.state().waits().wait_point().awaited(), 0u);
         world.signal_set(flag.on(0), 1);
         throw;
       }
@@ -159,7 +161,7 @@ TEST(Waits, AFailureWakesBlockedPes) {
       const WaitPoint& waiter = wait_point_of(world, 1);
       await_block(waiter);
       const std::uint64_t before = waiter.wakes();
-      world.state().fail_world("out of tokens");
+      world.state().health().fail_world("out of tokens");
       wakes = waiter.wakes() - before;
     }
   });
@@ -178,14 +180,15 @@ TEST(Waits, ThreadsOfOnePeBlockTogether) {
     for (std::size_t i = 0; i < kThreads; ++i)
       threads.emplace_back([&, i] {
         const auto word = [&]() -> std::uint64_t {
-          return state.host_offset(world.heap().offset_of(flags.data() + i));
+          return state.memory().host_offset(world.heap().offset_of(flags.data() + i));
         };
         for (std::uint64_t round = 1; round <= kRounds; ++round) {
           world.signal_set(flags.on(other).subspan(i, 1), round);
           const auto ready = [&] {
             return std::atomic_ref(flags.data()[i]).load(std::memory_order_acquire) >= round;
           };
-          EXPECT_EQ(state.poll(ready, state.deadline(), other, word), detail::WaitOutcome::ready);
+          EXPECT_EQ(state.waits().poll(ready, state.waits().deadline(), other, word),
+                    detail::WaitOutcome::ready);
         }
       });
     for (std::thread& thread : threads) thread.join();

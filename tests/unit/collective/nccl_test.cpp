@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/nccl/engine.hpp"
+#include "pe/memory.hpp"
 #include "shoal/cuda_collective.hpp"
 #include "support/built.hpp"
 #include "support/cuda/fake_cuda.hpp"
@@ -36,7 +37,7 @@ Settings nccl_settings(const char* which) {
 }
 
 cuda::Stream stream_of(World& world) {
-  return reinterpret_cast<cuda::Stream>(world.state().cuda()->stream);
+  return reinterpret_cast<cuda::Stream>(world.state().memory().cuda()->stream);
 }
 
 /// value(pe, i): element i of what PE `pe` sends.

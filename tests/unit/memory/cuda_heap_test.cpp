@@ -12,6 +12,8 @@
 
 #include "checks/world/operations.hpp"
 #include "checks/world/share.hpp"
+#include "fabric/fabric.hpp"
+#include "pe/memory.hpp"
 #include "shoal/collective.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/expect_error.hpp"
@@ -66,7 +68,7 @@ TEST(CudaWorld, EmulatedNodesShareTheGpusOfTheirHost) {
   Settings settings = cuda_settings();
   settings.node_size = 1;
   run_threads(4, settings, [](World& world) {
-    EXPECT_EQ(world.state().cuda()->device, world.my_pe());
+    EXPECT_EQ(world.state().memory().cuda()->device, world.my_pe());
     EXPECT_EQ(world.my_pe_on_node(), 0);
   });
 }
@@ -156,12 +158,13 @@ TEST(CudaHeapWindow, GivesAByteOneAddressInAProcess) {
   std::set<std::byte*> starts;
   run_threads(4, cuda_settings(), [&](World& world) {
     for (Pe pe = 0; pe < 4; ++pe) {
-      EXPECT_EQ(world.state().peer_base(pe),
-                world.state().peer_base(0) + static_cast<std::size_t>(pe) * world.heap().size());
+      EXPECT_EQ(
+          world.state().fabric().peer_base(pe),
+          world.state().fabric().peer_base(0) + static_cast<std::size_t>(pe) * world.heap().size());
       const std::lock_guard lock(mutex);
-      starts.insert(world.state().peer_base(pe));
+      starts.insert(world.state().fabric().peer_base(pe));
     }
-    EXPECT_EQ(world.heap().base(), world.state().peer_base(world.my_pe()));
+    EXPECT_EQ(world.heap().base(), world.state().fabric().peer_base(world.my_pe()));
   });
   EXPECT_EQ(starts.size(), 4u);
 }

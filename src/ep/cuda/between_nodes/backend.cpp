@@ -10,6 +10,8 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "heap/staging.hpp"
+#include "team/exchange.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -167,7 +169,7 @@ class BetweenNodesBackend final : public detail::Backend {
     const char mine = reason ? 1 : 0;
     std::int32_t rank = 0;
     for (const std::byte other :
-         state_.world->exchange(state_.team.state(), &mine, 1, "ep group kernels")) {
+         shoal::detail::exchange(state_.team.state(), &mine, 1, "ep group kernels")) {
       if (other != std::byte{0})
         return reason.value_or(
             fmt::format("those of PE {} cannot; its log says why", state_.world_pe(rank)));
@@ -204,7 +206,7 @@ class BetweenNodesBackend final : public detail::Backend {
   void refuse_if_required(const std::string& reason) {
     if (state_.world->settings().ep_between_nodes != "kernels") return;
     release();
-    state_.world->release_staging(state_.host_offset);
+    shoal::detail::release_staging(*state_.world, state_.host_offset);
     fail(
         Code::unsupported,
         "SHOAL_EP_BETWEEN_NODES is kernels, but this ep::Group cannot have them: {}; with automatic, its rows go "

@@ -11,6 +11,7 @@
 #include "fabric/fabric.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/device.hpp"
+#include "pe/memory.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -26,7 +27,7 @@ detail::Shape low_latency_shape(const GroupState& state) {
 
 /// By rank: equal numbers where loads and stores reach.
 std::vector<std::int32_t> domains_of(const GroupState& state) {
-  const auto& of_pe = state.world->load_store_domains();
+  const auto& of_pe = state.world->fabric().heap_domains();
   std::vector<std::int32_t> domains;
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank)
     domains.push_back(of_pe[static_cast<std::size_t>(state.world_pe(rank))]);
@@ -61,7 +62,8 @@ NetworkPath path_of(const GroupState& state, const void* memory, std::size_t byt
   const std::size_t offset = world.heap().offset_of(static_cast<const std::byte*>(memory));
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
     const Pe pe = state.world_pe(rank);
-    if (world.peer_base(pe) == nullptr && !world.device_side()->nic_reaches(pe, offset, bytes))
+    if (world.fabric().peer_base(pe) == nullptr &&
+        !world.device_side()->nic_reaches(pe, offset, bytes))
       return NetworkPath::proxy;
   }
   return NetworkPath::nic;
@@ -72,7 +74,7 @@ bool driver_moves_rows(const GroupState& state, NetworkPath path) {
   auto& world = *state.world;
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
     const Pe pe = state.world_pe(rank);
-    if (world.peer_base(pe) != nullptr) continue;
+    if (world.fabric().peer_base(pe) != nullptr) continue;
     const auto name = world.fabric().heap_route(pe, transport::capability::put).transport.name();
     if (name == "cuda_p2p" || name == "staged") return true;
   }
@@ -117,7 +119,7 @@ void Kernels::open() {
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
     const Pe pe = state.world_pe(rank);
     if (domains[rank] == domains[state.me]) {
-      blocks.push_back(world.peer_base(pe) + offset);
+      blocks.push_back(world.fabric().peer_base(pe) + offset);
       reached.push_back(blocks.back());
       continue;
     }
@@ -127,7 +129,7 @@ void Kernels::open() {
     remote.rank[remote.count] = static_cast<std::int16_t>(rank);
     remote.pe[remote.count++] = static_cast<std::int16_t>(pe);
   }
-  world.cuda()->activate();
+  world.memory().cuda()->activate();
   for (std::size_t box = 1; box <= outboxes; ++box)
     check(cudaMemsetAsync(memory_ + box * layout.total, 0, layout.control_end, group.stream),
           "outboxes of an ep::Group");

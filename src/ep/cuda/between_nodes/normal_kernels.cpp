@@ -4,6 +4,7 @@
 #include "ep/block_map.hpp"
 #include "ep/cuda/between_nodes/kernels.hpp"
 #include "ep/cuda/regions.hpp"
+#include "fabric/fabric.hpp"
 #include "memory/cuda/driver.hpp"
 
 namespace shoal::ep::cuda {
@@ -30,7 +31,7 @@ void NormalKernels::open() {
   const std::size_t offset = heap.offset_of(memory_);
   std::vector<std::byte*> blocks;
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
-    std::byte* const base = state.world->peer_base(state.world_pe(rank));
+    std::byte* const base = state.world->fabric().peer_base(state.world_pe(rank));
     blocks.push_back(base == nullptr ? nullptr : base + offset);
   }
   group.open(layout_, blocks);

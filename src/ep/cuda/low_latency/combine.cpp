@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/low_latency/low_latency.hpp"
 #include "ep/cuda/low_latency/parts.hpp"
+#include "pe/memory.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -78,8 +79,8 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   call.serial = pending->serial;
   const auto rows = static_cast<std::uint64_t>(handle.routing->tokens * state.shape.top_k);
   state.recorder.moves_at_most(rows, rows * static_cast<std::uint64_t>(state.shape.hidden * 2));
-  state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending->epoch,
-                            "send queued");
+  state.world->progress().set(shoal::detail::Activity::low_latency_combine, pending->epoch,
+                              "send queued");
   const bool joined = !options.defer_receive && parts_->joins(options.launch) &&
                       call.form == CombineRowForm::sums && !reads_of_send(handle, options) &&
                       joins_combine(state.shape.ranks, call.tokens, parts_->limits.multiprocessors);
@@ -105,7 +106,7 @@ bool LowLatency::ready(const detail::PendingCombineState& base) {
   if (pending.received_already) return true;
   const auto& handle =
       detail::of_backend<CudaLowLatencyHandle>(*pending.handle, "low_latency_combine");
-  group_.state.world->cuda()->activate();
+  group_.state.world->memory().cuda()->activate();
   group_.throw_failed();
   if (std::chrono::steady_clock::now() > pending.sent_at + group_.state.timeout) return true;
   LowLatencyProbe probe{};
@@ -156,8 +157,8 @@ Tensor LowLatency::queue_receive(detail::PendingCombineState& base, const float*
   call.pending = pending.view;
   call.grants = behind_send ? 0 : 1;
   call.chained = behind_send && !reads_of_send(handle, options) && parts_->chains() ? 1 : 0;
-  state.world->set_progress(shoal::detail::Activity::low_latency_combine, pending.epoch,
-                            "receive queued");
+  state.world->progress().set(shoal::detail::Activity::low_latency_combine, pending.epoch,
+                              "receive queued");
   if (joined != nullptr) {
     LowLatencyCombine both{*joined, call, 0};
     launch_low_latency_combine(both, parts_->limits, on);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/low_latency/low_latency.hpp"
 #include "ep/cuda/low_latency/parts.hpp"
+#include "pe/memory.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -47,7 +48,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   const std::int64_t row_bytes = state.shape.hidden * (options.quantize == Quantize::none ? 2 : 1);
   state.recorder.moves_at_most(static_cast<std::uint64_t>(rows),
                                static_cast<std::uint64_t>(rows * row_bytes));
-  state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, epoch, "send queued");
+  state.world->progress().set(shoal::detail::Activity::low_latency_dispatch, epoch, "send queued");
   const bool joined = !options.defer_receive && parts_->joins(options.launch) &&
                       joins_dispatch(call.tokens, parts_->limits.multiprocessors);
   if (!joined) {
@@ -76,7 +77,7 @@ bool LowLatency::ready(const detail::PendingDispatchState& pending) {
     return true;
   const auto& handle =
       detail::of_backend<CudaLowLatencyHandle>(*pending.handle, "low_latency_dispatch");
-  group_.state.world->cuda()->activate();
+  group_.state.world->memory().cuda()->activate();
   group_.throw_failed();
   if (std::chrono::steady_clock::now() > pending.sent_at + group_.state.timeout) return true;
   LowLatencyProbe probe{};
@@ -146,8 +147,8 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   call.handle = handle.view;
   call.grants = behind_send ? 0 : 1;
   call.chained = behind_send && parts_->chains() ? 1 : 0;
-  state.world->set_progress(shoal::detail::Activity::low_latency_dispatch, handle.epoch,
-                            "receive queued");
+  state.world->progress().set(shoal::detail::Activity::low_latency_dispatch, handle.epoch,
+                              "receive queued");
   if (joined != nullptr) {
     LowLatencyDispatch both{*joined, call, 0, 0};
     launch_low_latency_dispatch(both, parts_->limits, on);

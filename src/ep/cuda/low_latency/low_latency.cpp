@@ -3,6 +3,7 @@
 
 #include "ep/cuda/low_latency/parts.hpp"
 #include "memory/cuda/stream_pool.hpp"
+#include "pe/memory.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -34,7 +35,7 @@ LowLatency::LowLatency(CudaGroup& group, bool between_nodes) : group_(group) {
       shape.low_latency_max_tokens, shape.ranks, layout.combine_places, layout.combine_row_bytes);
   require(shape.hidden < std::int64_t{1} << 30, Code::unsupported,
           "GroupOptions.hidden is {}; on GPUs at most 2^30 - 1", shape.hidden);
-  const memory::Device& gpu = *group.state.world->cuda();
+  const memory::Device& gpu = *group.state.world->memory().cuda();
   parts_->limits.multiprocessors = gpu.multiprocessors;
   parts_->limits.dependent_launch = gpu.compute_capability >= 90;
   const std::size_t waits = 3 * static_cast<std::size_t>(shape.ranks) * sizeof(std::uint64_t);
@@ -68,7 +69,7 @@ void LowLatency::retire() {
 /// here.
 TensorView LowLatency::next_combine_buffer() {
   const Shape& shape = group_.state.shape;
-  group_.state.world->cuda()->activate();
+  group_.state.world->memory().cuda()->activate();
   group_.throw_failed();
   const std::size_t bytes = static_cast<std::size_t>(shape.local_experts) *
                             shape.low_latency_rows() * shape.hidden * sizeof(std::uint16_t);

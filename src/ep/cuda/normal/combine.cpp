@@ -186,7 +186,7 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
     params.out_weights = const_cast<float*>(group_.elements<float>(combined.topk_weights));
   }
   ++state_.epoch;
-  state_.world->set_progress(shoal::detail::Activity::combine, state_.epoch, "queued");
+  state_.world->progress().set(shoal::detail::Activity::combine, state_.epoch, "queued");
   if (internode_ != nullptr) {
     launch_combine_between_nodes(params, routing, handle, options.launch, on);
   } else {

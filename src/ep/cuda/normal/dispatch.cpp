@@ -112,7 +112,7 @@ void Normal::launch_dispatch(const detail::DispatchCall& call, const CudaRouting
   params.stages = static_cast<std::uint32_t>(plan.stages);
   params.warps = static_cast<std::uint32_t>(plan.warps);
   ++state_.epoch;
-  state_.world->set_progress(shoal::detail::Activity::dispatch, state_.epoch, "queued");
+  state_.world->progress().set(shoal::detail::Activity::dispatch, state_.epoch, "queued");
   if (call.expert_alignment() > 0) number_topk_slots(routing, on);
   if (internode_ != nullptr)
     launch_dispatch_between_nodes(params, routing, handle, launch, on);
@@ -179,7 +179,7 @@ void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_p
   const std::int32_t waits = state_.options.mask_failed ? std::max(2, state_.shape.ranks) : 2;
   const auto deadline =
       shoal::detail::Clock::now() + waits * state_.timeout + std::chrono::seconds(1);
-  const auto outcome = state_.world->poll_elsewhere(ready, deadline);
+  const auto outcome = state_.world->waits().poll_elsewhere(ready, deadline);
   group_.throw_reported();
   if (outcome == shoal::detail::WaitOutcome::interrupted) {
     state_.failure = fmt::format("dispatch (epoch {}) was interrupted on PE {}", state_.epoch,
@@ -191,7 +191,7 @@ void Normal::await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_p
         "dispatch (epoch {}): its kernel has not reported its sizes on PE {}; another kernel may hold the GPU, or a "
         "PE of the world has failed: {}",
         state_.epoch, state_.team.world_pe(state_.me),
-        state_.world->failure().value_or("none known"));
+        state_.world->health().failure().value_or("none known"));
     throw Error(outcome == shoal::detail::WaitOutcome::timeout ? Code::timeout : Code::peer_failed,
                 state_.failure);
   }

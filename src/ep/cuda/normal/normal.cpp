@@ -10,6 +10,7 @@
 #include "ep/plan/cursor.hpp"
 #include "ep/plan/routing.hpp"
 #include "memory/device.hpp"
+#include "pe/memory.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -142,7 +143,7 @@ void Normal::open() {
   check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                                state_.device.index),
         "shared memory of a block");
-  limits_.bulk_copies = state_.world->cuda()->compute_capability >= 90;
+  limits_.bulk_copies = state_.world->memory().cuda()->compute_capability >= 90;
   limits_.shared_bytes = static_cast<std::uint32_t>(shared_bytes) - kStaticSharedBytes;
   limits_.multiprocessors = group_.multiprocessors / group_.ranks_on_gpu;
   limits_.ranks = shape.ranks;

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "ep/cuda/group.hpp"
+#include "pe/memory.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
@@ -19,7 +20,7 @@ void set(SharedRange& entry, const SharedRange& wanted) {
 
 ShareTable::ShareTable(const detail::GroupState& state)
     : state_(state),
-      ranges_(shoal::detail::shared_ranges(*state.world)),
+      ranges_(state.world->memory().shared_ranges()),
       memory_(take_pinned(static_cast<std::size_t>(state.shape.ranks) * kShareSlots *
                           sizeof(SharedRange))),
       entries_(static_cast<SharedRange*>(memory_.get())) {}

@@ -7,7 +7,7 @@
 
 #include "ep/cuda/normal/kernels.cuh"
 #include "ep/state.hpp"
-#include "heap/shared_buffers.hpp"
+#include "pe/shared_ranges.hpp"
 
 namespace shoal::ep::cuda {
 

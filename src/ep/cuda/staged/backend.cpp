@@ -15,6 +15,7 @@
 #include "ep/host/normal/expert_output.hpp"
 #include "ep/pending.hpp"
 #include "ep/plan/routing.hpp"
+#include "pe/memory.hpp"
 
 #include <cstring>
 #include <vector>
@@ -58,7 +59,7 @@ class StagedBackend final : public detail::Backend {
       : group_(group),
         host_(std::move(host)),
         layout_(group.shape, group.world->settings()),
-        staging_{.gpu = std::make_shared<GroupResources>(*group.world->cuda()),
+        staging_{.gpu = std::make_shared<GroupResources>(*group.world->memory().cuda()),
                  .pool = std::make_shared<PinnedPool>(),
                  .block = {}} {}
 
@@ -108,13 +109,13 @@ class StagedBackend final : public detail::Backend {
   void warmup(Group& group) override;
   void* stream() const override { return staging_.gpu->stream; }
   void synchronize() override {
-    group_.world->cuda()->activate();
+    group_.world->memory().cuda()->activate();
     check(poll_while_not_ready([this] { return cudaStreamQuery(staging_.gpu->stream); },
                                "synchronize of an ep::Group"),
           "the group's stream");
   }
   void drain() override {
-    group_.world->cuda()->activate();
+    group_.world->memory().cuda()->activate();
     check(cudaStreamSynchronize(staging_.gpu->stream), "the group's stream");
     if (staging_.block) staging_.block->unpin();  // the memory can be released next
   }
@@ -210,7 +211,8 @@ void StagedBackend::unpack(const Dispatched& received, const UnpackOptions& to) 
 
 void StagedBackend::expand(const ExpandOptions& options) {
   const StagedCall call = begin(options.launch);
-  launch_expand(expand_parameters(options), group_.world->cuda()->multiprocessors, call.stream());
+  launch_expand(expand_parameters(options), group_.world->memory().cuda()->multiprocessors,
+                call.stream());
   call.finish();
 }
 

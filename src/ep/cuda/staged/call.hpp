@@ -11,6 +11,7 @@
 #include "ep/cuda/resources.hpp"
 #include "ep/cuda/staged/host_memory.hpp"
 #include "ep/state.hpp"
+#include "pe/memory.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -30,7 +31,7 @@ class StagedCall {
         launch_(launch),
         stream_(launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream)
                                          : staging.gpu->stream) {
-    group.world->cuda()->activate();
+    group.world->memory().cuda()->activate();
     cudaStreamCaptureStatus capture{};
     check(cudaStreamIsCapturing(stream_, &capture), "state of a stream");
     require(

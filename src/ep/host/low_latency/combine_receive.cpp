@@ -195,7 +195,7 @@ void wait_for_combine_rows(HostGroup& group, PendingCombineState& pending, const
   raise_or_mask(group, group.layout.combine_read,
                 step.epoch);  // stays in step: the rows count as fetched
   fail(Code::mismatch, "low_latency_combine {}: {}{}", step.epoch, *mismatch,
-       group.state.world->refusal(
+       group.state.world->progress().refusal(
            group.pes, group.state.call(shoal::detail::CallKind::low_latency_combine, step.epoch)));
 }
 

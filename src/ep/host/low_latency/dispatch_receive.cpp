@@ -71,7 +71,7 @@ std::vector<Incoming> wait_for_slots(HostGroup& group, PendingDispatchState& pen
     fail(Code::mismatch, "low_latency_dispatch {}: PE {} passed quantize {}, PE {} passed {}{}",
          epoch, group.state.team.world_pe(first->first), first->second,
          group.state.team.world_pe(other->first), other->second,
-         group.state.world->refusal(
+         group.state.world->progress().refusal(
              group.pes, group.state.call(shoal::detail::CallKind::low_latency_dispatch, epoch)));
   }
   return incoming;

@@ -60,8 +60,8 @@ void check_agreement(const HostGroup& group, const NoticeBoard& board, std::uint
     fail(Code::mismatch, "ranks of the group call different operations: PE {} {}; PE {} {}{}",
          group.state.team.world_pe(0), describe(first), group.state.team.world_pe(i),
          describe(other),
-         group.state.world->refusal(group.pes,
-                                    group.state.call(shoal::detail::CallKind::normal, epoch)));
+         group.state.world->progress().refusal(
+             group.pes, group.state.call(shoal::detail::CallKind::normal, epoch)));
   }
 }
 

@@ -5,22 +5,30 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "fabric/fabric.hpp"
 
 namespace shoal::ep::host {
+namespace {
+
+transport::Transport& route_to(const HostGroup& group, std::int32_t to) {
+  return group.state.world->fabric().route(group.state.team.world_pe(to));
+}
+
+}  // namespace
 
 void put(const HostGroup& group, std::int32_t to, std::size_t offset, const void* source,
          std::size_t bytes) {
   if (group.state.peers[to] != nullptr)
     std::memcpy(group.state.peers[to] + offset, source, bytes);
   else
-    group.state.world->host_put(group.state.team.world_pe(to), group.state.host_offset + offset,
-                                source, bytes);
+    route_to(group, to).put(group.state.team.world_pe(to), group.state.host_offset + offset, source,
+                            bytes);
 }
 
 void put_remote(const HostGroup& group, std::int32_t to, std::size_t offset, const void* source,
                 std::size_t bytes) {
-  group.state.world->host_put_nbi(group.state.team.world_pe(to), group.state.host_offset + offset,
-                                  source, bytes);
+  route_to(group, to).put_nbi(group.state.team.world_pe(to), group.state.host_offset + offset,
+                              source, bytes);
 }
 
 void store_signal(const HostGroup& group, std::int32_t to, std::size_t offset,
@@ -29,14 +37,14 @@ void store_signal(const HostGroup& group, std::int32_t to, std::size_t offset,
     std::atomic_ref(*reinterpret_cast<std::uint64_t*>(group.state.peers[to] + offset))
         .store(value, std::memory_order_release);
   else
-    group.state.world->host_signal(group.state.team.world_pe(to), group.state.host_offset + offset,
-                                   SignalOp::set, value);
+    route_to(group, to).signal(group.state.team.world_pe(to), group.state.host_offset + offset,
+                               SignalOp::set, value);
 }
 
 void wake_for(const HostGroup& group, std::int32_t to, std::size_t offset) {
   if (group.state.peers[to] != nullptr)
-    group.state.world->notify(group.pes[to], group.state.host_offset + offset,
-                              sizeof(std::uint64_t));
+    group.state.world->waits().notify(group.pes[to], group.state.host_offset + offset,
+                                      sizeof(std::uint64_t));
 }
 
 void signal(const HostGroup& group, std::int32_t to, std::size_t offset, std::uint64_t value) {

@@ -46,7 +46,7 @@ bool write_or_mask(HostGroup& group, std::int32_t to, Write&& write) {
     std::optional<transport::ScopedTimeout> bound;
     if (group.state.options.mask_failed && !group.state.nodes.here(to)) {
       bound.emplace(group.masked[to] ? std::chrono::milliseconds(0) : group.state.timeout);
-      group.state.world->set_awaited(group.state.team.world_pe(to));
+      group.state.world->progress().set_awaited(group.state.team.world_pe(to));
     }
     write();
     return true;

@@ -37,7 +37,7 @@ enum class Among { all, local };
 /// a rank whose turn is later: this rank then gives its core away once instead of once per rank.
 std::int32_t rank_to_block_on(HostGroup& group, std::size_t signals, std::int32_t from,
                               std::uint64_t epoch, Among among) {
-  if (!group.state.world->crowded()) return from;
+  if (!group.state.world->waits().crowded()) return from;
   const auto first = static_cast<std::size_t>(from);
   const auto ranks = static_cast<std::size_t>(group.state.shape.ranks);
   const std::uint64_t seed =
@@ -84,12 +84,13 @@ WaitOutcome poll_rank(HostGroup& group, std::int32_t from, Reached&& reached, Wo
   const Clock::time_point deadline = start + group.state.timeout;
   const Pe awaited = group.pes[from];
   group.state.recorder.begin_wait(from);
-  WaitOutcome outcome = group.state.world->poll(ready, deadline, awaited, word);
+  WaitOutcome outcome = group.state.world->waits().poll(ready, deadline, awaited, word);
   // If failed ranks are masked, the end of another PE does not end this wait.
   while (outcome == WaitOutcome::peer_failed && group.state.options.mask_failed &&
-         !group.state.world->has_failed(awaited))
-    outcome = Clock::now() >= deadline ? WaitOutcome::timeout
-                                       : group.state.world->poll(ready, deadline, awaited, word);
+         !group.state.world->health().has_failed(awaited))
+    outcome = Clock::now() >= deadline
+                  ? WaitOutcome::timeout
+                  : group.state.world->waits().poll(ready, deadline, awaited, word);
   note_wait(group, from, Clock::now() - start, outcome);
   if (outcome == WaitOutcome::ready && !reached()) return WaitOutcome::peer_failed;
   return outcome;
@@ -126,7 +127,8 @@ std::string seen(const HostGroup& group, std::size_t signals, std::int32_t from,
 /// else `from`, which is late.
 std::int32_t first_cause(const HostGroup& group, std::int32_t from) {
   const auto ended = [&](std::int32_t rank) {
-    return rank != group.state.me && group.state.world->has_failed(group.state.world_pe(rank));
+    return rank != group.state.me &&
+           group.state.world->health().has_failed(group.state.world_pe(rank));
   };
   if (has_failed(group, from)) return cause_of(group, from);
   if (ended(from)) return from;
@@ -144,7 +146,7 @@ std::string refusal_by(const HostGroup& group, std::int32_t rank, const Step& st
       step.activity == Activity::low_latency_dispatch  ? CallKind::low_latency_dispatch
       : step.activity == Activity::low_latency_combine ? CallKind::low_latency_combine
                                                        : CallKind::normal;
-  return group.state.world->refusal(group.pes[rank], group.state.call(kind, step.epoch));
+  return group.state.world->progress().refusal(group.pes[rank], group.state.call(kind, step.epoch));
 }
 
 /// The message of a wait that failed. `seen`: the state of what was awaited; `culprit`: a rank that
@@ -160,12 +162,12 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
     return fmt::format(
         "{} (epoch {}) timed out after {} ms {}{}; {}. Setting: {}.", step.operation, step.epoch,
         group.state.timeout.count(), where, refusal_by(group, from, step),
-        group.state.world->describe_progress(world_pe),
+        group.state.world->progress().describe(world_pe),
         group.state.options.timeout.count() > 0 ? "GroupOptions.timeout" : "SHOAL_TIMEOUT_MS");
   if (outcome == WaitOutcome::interrupted)
     return fmt::format("{} (epoch {}) was interrupted {}", step.operation, step.epoch, where);
   if (!culprit && has_failed(group, from)) culprit = from;
-  const auto world_failure = group.state.world->failure();
+  const auto world_failure = group.state.world->health().failure();
   if (!culprit)
     return fmt::format("{} (epoch {}) failed {}{}; {}", step.operation, step.epoch, where,
                        refusal_by(group, from, step),
@@ -199,12 +201,12 @@ bool kept_by_another(const HostGroup& group, std::int32_t from) {
   };
   Pe pe = first;
   for (Pe links = 0; links < group.state.world->n_pes(); ++links) {
-    const shoal::detail::Awaited next = group.state.world->awaited_by(pe);
+    const shoal::detail::Awaited next = group.state.world->progress().awaited_by(pe);
     if (!next.answers) return pe != first;
     if (next.pe < 0 || next.pe == first || next.pe == group.state.team.world_pe(group.state.me))
       return false;
     pe = next.pe;
-    if (masked(pe) || group.state.world->has_failed(pe)) return true;
+    if (masked(pe) || group.state.world->health().has_failed(pe)) return true;
   }
   return false;
 }
@@ -213,7 +215,7 @@ bool kept_by_another(const HostGroup& group, std::int32_t from) {
 
 void enter_phase(const HostGroup& group, shoal::detail::Activity activity, std::uint64_t epoch,
                  const char* phase) {
-  group.state.world->set_progress(activity, epoch, phase);
+  group.state.world->progress().set(activity, epoch, phase);
   group.state.recorder.phase(phase_of(phase), epoch);
 }
 
@@ -295,7 +297,7 @@ void give_up(HostGroup& group, const std::string& reason, std::int32_t cause) {
   for (std::int32_t to = 0; to < group.state.shape.ranks; ++to) {
     try {
       raise_signal(group, group.layout.failed, to, detail::failed_word(cause, false));
-      group.state.world->wake(group.state.world_pe(to));
+      group.state.world->waits().wake(group.state.world_pe(to));
     } catch (const std::exception& error) {
       log::debug("the failure could not be signalled to PE {}: {}", group.state.world_pe(to),
                  error.what());
@@ -344,8 +346,8 @@ void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t
   const Clock::time_point start = Clock::now();
   group.state.recorder.begin_wait(from);
   const WaitOutcome outcome =
-      group.state.world->poll([&] { return ready() || ended(); }, start + group.state.timeout,
-                              group.state.team.world_pe(from));
+      group.state.world->waits().poll([&] { return ready() || ended(); },
+                                      start + group.state.timeout, group.state.team.world_pe(from));
   note_wait(group, from, Clock::now() - start, outcome);
   const auto failed = failed_rank(group);
   if (outcome == WaitOutcome::ready && !failed) return;

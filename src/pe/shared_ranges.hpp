@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shared_buffers.hpp: buffers of the program that all PEs map (SymmetricHeap::share_buffer).
+// shared_ranges.hpp: buffers of the program that all PEs map (SymmetricHeap::share_buffer).
 #pragma once
 
 #include <atomic>
@@ -31,8 +31,6 @@ struct SharedBufferTable {
   std::uint64_t last = 0;  ///< number given last
   std::optional<memory::FdSocket> socket;
 };
-
-class WorldState;
 
 /// The ranges that PEs share now, at their addresses for this PE's GPU. Separate from the table
 /// because any thread may ask, also while another thread is in share_buffer.
@@ -69,6 +67,5 @@ class SharedRanges {
   const memory::SharedBuffers* mappings_ = nullptr;
   std::atomic<std::uint64_t> version_ = 0;
 };
-const SharedRanges& shared_ranges(const WorldState& state) noexcept;
 
 }  // namespace shoal::detail
