@@ -14,7 +14,7 @@
 #include "base/interrupt.hpp"
 #include "base/log.hpp"
 #include "base/plugin.hpp"
-#include "bootstrap/tcp/wire.hpp"
+#include "bootstrap/wire.hpp"
 
 namespace shoal::bootstrap {
 namespace {

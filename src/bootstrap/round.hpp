@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap/tcp/wire.hpp"
+#include "bootstrap/wire.hpp"
 
 namespace shoal::bootstrap {
 

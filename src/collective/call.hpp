@@ -106,7 +106,7 @@ class Call {
   /// Waits until every PE has reached this point. `phase` (at most 15 characters) names what this
   /// PE has done.
   void wait_for_all(const char* phase);
-  /// WorldState::deliver. Published as "moved".
+  /// detail::deliver. Published as "moved".
   void deliver(std::span<const detail::Delivery> deliveries);
   /// Publishes that the operation is complete on this PE.
   void complete() noexcept;

@@ -5,11 +5,11 @@
 
 #include "base/check.hpp"
 #include "collective/call.hpp"
+#include "collective/host_forms.hpp"
 #include "collective/puller.hpp"
 #include "collective/reduce.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "collective/reduce_plan.hpp"
-#include "collective/stream/host_forms.hpp"
 #include "fabric/fabric.hpp"
 #include "pe/memory.hpp"
 #include "shoal/collective.hpp"

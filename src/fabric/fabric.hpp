@@ -74,8 +74,7 @@ class Fabric final : public Routes {
   }
   /// Why loads and stores do not reach the heap of `pe`. Only where peer_base is nullptr.
   std::string why_out_of_reach(Pe pe) const;
-  /// Start of the segment of `pe` in this address space; nullptr where loads and stores do not reach
-  /// it.
+  /// Start of the segment of `pe` where loads and stores reach it, else nullptr.
   std::byte* host_base(Pe pe) const noexcept;
   /// As heap_domains, of the segments.
   std::vector<std::int32_t> host_domains() const { return load_store_domains(host_map_); }

@@ -8,7 +8,7 @@
 #include "base/check.hpp"
 #include "memory/shared_buffers.hpp"
 #ifdef SHOAL_WITH_CUDA
-#include "memory/cuda/backend.hpp"
+#include "memory/cuda_backend.hpp"
 #endif
 
 namespace shoal::memory {

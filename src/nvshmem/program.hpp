@@ -12,7 +12,7 @@
 #include <set>
 
 #include "base/check.hpp"
-#include "nvshmem/cuda/device_state.hpp"
+#include "nvshmem/device_state.hpp"
 #include "nvshmem/teams.hpp"
 #include "nvshmem_host.h"
 #include "shmem/ending.hpp"

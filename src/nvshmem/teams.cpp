@@ -6,7 +6,7 @@
 
 #include "base/check.hpp"
 #include "nvshmem.h"
-#include "nvshmem/cuda/device_state.hpp"
+#include "nvshmem/device_state.hpp"
 #include "pe/memory.hpp"
 #include "shoal/collective.hpp"
 #include "team/team_state.hpp"

@@ -31,7 +31,8 @@ class Health {
  public:
   static constexpr Pe kAnyPe = -1;
 
-  /// `open`: whether the world is open. Nothing has failed and nothing is published while it is not.
+  /// `open`: whether the world is open. While it is not, nothing has failed and nothing is
+  /// published.
   Health(const std::atomic<bool>& open, const Placement& placement, const Memory& memory,
          const Routes& routes)
       : open_(open), placement_(placement), memory_(memory), routes_(routes) {}
@@ -44,8 +45,8 @@ class Health {
   // Queries. Each reads all sources first, which takes about a microsecond.
 
   /// "PE 3: ..." for the first failure that ends a wait for `awaited`. Names the PE with which the
-  /// failure began. A PE that left the world without closing it ends only waits for itself and waits
-  /// for any PE.
+  /// failure began. A PE that left the world without closing it ends only waits for itself and
+  /// waits for any PE.
   std::optional<std::string> failure(Pe awaited = kAnyPe) noexcept;
   /// Whether world PE `pe` has ended, left or reported a failure.
   bool has_failed(Pe pe) noexcept;
@@ -64,8 +65,8 @@ class Health {
   /// Announces that this PE closes or leaves the world. Only the first announcement counts.
   void announce(PeerStatus status, const std::string& message) noexcept;
   /// Announces to all other PEs that this one has failed: their waits end with Error{peer_failed}
-  /// and `reason`, or with the first cause where another PE's failure is the cause. A PE that merely
-  /// left is the cause where `reason` quotes it. Waits of this PE end as well.
+  /// and `reason`, or with the first cause where another PE's failure is the cause. A PE that
+  /// merely left is the cause where `reason` quotes it. Waits of this PE end as well.
   void fail_world(const std::string& reason) noexcept;
 
  private:

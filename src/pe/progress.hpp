@@ -60,7 +60,7 @@ class ProgressBoard {
                 const Routes& routes, record::PeRecorder& recorder)
       : open_(open), placement_(placement), memory_(memory), routes_(routes), recorder_(recorder) {}
 
-  /// Publishes the operation of this PE ("dispatch", epoch 1841). `phase` has at most 15 characters.
+  /// Publishes the operation of this PE (dispatch, epoch 1841). `phase` has at most 15 characters.
   void set(Activity activity, std::uint64_t epoch, const char* phase) const noexcept;
   /// Publishes the PE that this PE waits for; negative: no single PE. Waits call it.
   void set_awaited(Pe pe) const noexcept;

@@ -253,7 +253,7 @@ class Transport {
 
 using Factory = std::unique_ptr<Transport> (*)(const Context& context);
 
-/// The transports inside a host, the preferred one first. Only factories.cpp lists them.
+/// The transports inside a host, the preferred one first. Only registry/ lists them.
 std::span<const Factory> factories();
 /// Names of the network transports, the preferred one first: "ofi", "ucx", "verbs".
 std::span<const std::string_view> network_names();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parser of bootstrap messages: frames do not depend on how the stream is split, a frame
 // encodes to the bytes it was parsed from, and decoders throw nothing but Error.
-#include "bootstrap/tcp/wire.hpp"
+#include "bootstrap/wire.hpp"
 #include "fuzz.hpp"
 
 using namespace shoal::bootstrap;

@@ -10,7 +10,7 @@
 #include "base/check.hpp"
 #include "bootstrap/round.hpp"
 #include "bootstrap/tcp/socket.hpp"
-#include "bootstrap/tcp/wire.hpp"
+#include "bootstrap/wire.hpp"
 
 namespace shoal::bootstrap {
 namespace {

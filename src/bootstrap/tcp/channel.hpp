@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "bootstrap/tcp/socket.hpp"
-#include "bootstrap/tcp/wire.hpp"
+#include "bootstrap/wire.hpp"
 
 namespace shoal::bootstrap {
 

@@ -14,7 +14,7 @@
 
 #include "bootstrap/round.hpp"
 #include "bootstrap/tcp/socket.hpp"
-#include "bootstrap/tcp/wire.hpp"
+#include "bootstrap/wire.hpp"
 
 namespace shoal::bootstrap {
 

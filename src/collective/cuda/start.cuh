@@ -5,7 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "collective/cuda/shape.hpp"
-#include "collective/stream/launch.hpp"
+#include "collective/launch.hpp"
 
 namespace shoal::collective::kernels {
 

@@ -5,7 +5,7 @@
 
 #include "base/align.hpp"
 #include "base/check.hpp"
-#include "collective/stream/host_forms.hpp"
+#include "collective/host_forms.hpp"
 #include "device/device_side.hpp"
 #include "fabric/fabric.hpp"
 #include "shoal/device/detail/collective/plan.hpp"

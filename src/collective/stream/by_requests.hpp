@@ -11,7 +11,7 @@
 #include <cstddef>
 
 #include "collective/call.hpp"
-#include "collective/stream/launch.hpp"
+#include "collective/launch.hpp"
 #include "shoal/device/detail/proxy_ring.hpp"
 
 namespace shoal::collective {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collective/stream/host_forms.hpp"
+#include "collective/host_forms.hpp"
 
 #include <atomic>
 #include <cstdint>

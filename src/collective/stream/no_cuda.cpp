@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The launches of builds without CUDA. No world has a device side there, so calls throw before.
-#include "collective/stream/launch.hpp"
+#include "collective/launch.hpp"
 
 #ifndef SHOAL_WITH_CUDA
 

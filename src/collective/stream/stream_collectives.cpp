@@ -11,10 +11,10 @@
 
 #include "base/check.hpp"
 #include "collective/call.hpp"
+#include "collective/launch.hpp"
 #include "collective/nccl/engine.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "collective/stream/by_requests.hpp"
-#include "collective/stream/launch.hpp"
 #include "device/device_side.hpp"
 #include "fabric/fabric.hpp"
 #include "pe/memory.hpp"

@@ -35,7 +35,7 @@ struct HostGroup {
   WorkerPool workers;
   const std::vector<Pe> pes;  ///< [ranks]: the number of each rank in the world
   /// Ranks raise signals in the block of the first one alone, where normal mode has its notices
-  /// too, and the last to come releases the others (WorldState::meet_at_first).
+  /// too, and the last to come releases the others (Meeting::at_first).
   const bool meets_at_first;
   std::vector<char> masked;        ///< [ranks]: left out of low-latency operations
   std::vector<char> out_of_reach;  ///< [ranks]: masked, and writing to them fails

@@ -7,12 +7,12 @@
 #include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/interrupt.hpp"
-#include "memory/cuda/backend.hpp"
 #include "memory/cuda/code.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/peers.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/cuda/window.hpp"
+#include "memory/cuda_backend.hpp"
 
 namespace shoal::memory::cuda {
 namespace {

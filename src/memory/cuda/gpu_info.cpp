@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What shoal-info shows about the GPUs of this machine.
 #include "base/check.hpp"
-#include "memory/cuda/backend.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/window.hpp"
+#include "memory/cuda_backend.hpp"
 
 namespace shoal::memory::cuda {
 namespace {

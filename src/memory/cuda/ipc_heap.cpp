@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "base/check.hpp"
-#include "memory/cuda/backend.hpp"
 #include "memory/cuda/peers.hpp"
+#include "memory/cuda_backend.hpp"
 
 namespace shoal::memory::cuda {
 namespace {

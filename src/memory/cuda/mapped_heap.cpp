@@ -7,9 +7,9 @@
 #include <optional>
 
 #include "base/check.hpp"
-#include "memory/cuda/backend.hpp"
 #include "memory/cuda/peers.hpp"
 #include "memory/cuda/window.hpp"
+#include "memory/cuda_backend.hpp"
 
 namespace shoal::memory::cuda {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "base/align.hpp"
 #include "base/check.hpp"
-#include "memory/cuda/backend.hpp"
 #include "memory/cuda/peers.hpp"
+#include "memory/cuda_backend.hpp"
 
 namespace shoal::memory::cuda {
 namespace {

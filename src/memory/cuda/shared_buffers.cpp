@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "memory/cuda/backend.hpp"
 #include "memory/cuda/peers.hpp"
 #include "memory/cuda/window.hpp"
+#include "memory/cuda_backend.hpp"
 
 namespace shoal::memory::cuda {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "nvshmem/cuda/device_state.hpp"
+#include "nvshmem/device_state.hpp"
 
 #include <algorithm>
 

@@ -16,7 +16,7 @@
 #include <set>
 #include <utility>
 
-#include "collective/stream/host_forms.hpp"
+#include "collective/host_forms.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "support/cuda/fake_driver_state.hpp"
 #include "support/cuda/fake_events.hpp"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "checks/world/host_device_side.hpp"
+#include "collective/host_forms.hpp"
 #include "collective/reduce_kernel.hpp"
-#include "collective/stream/host_forms.hpp"
 #include "shoal/cuda_collective.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/expect_error.hpp"

@@ -11,8 +11,8 @@
 
 #include "checks/collective/device_heap.hpp"
 #include "checks/world/operations.hpp"
+#include "collective/host_forms.hpp"
 #include "collective/reduce_kernel.hpp"
-#include "collective/stream/host_forms.hpp"
 #include "shoal/collective.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/expect_error.hpp"

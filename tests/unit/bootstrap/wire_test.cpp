@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "bootstrap/tcp/wire.hpp"
+#include "bootstrap/wire.hpp"
 
 namespace shoal::bootstrap {
 namespace {

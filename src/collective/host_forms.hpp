@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "collective/call.hpp"
-#include "collective/stream/launch.hpp"
+#include "collective/launch.hpp"
 
 namespace shoal::collective {
 

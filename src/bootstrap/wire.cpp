@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bootstrap/tcp/wire.hpp"
+#include "bootstrap/wire.hpp"
 
 #include <sodium.h>
 
