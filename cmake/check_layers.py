@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the structure of the source tree: which layer includes which, length of files, and that
-device code has no state outside its parameters. cmake/check_prose.py checks the prose.
+"""Checks the structure of the source tree: that includes resolve, which room includes which, that
+no folders include each other, length of files, and that device code has no state outside its
+parameters. cmake/check_prose.py checks the prose.
 
 Usage: check_layers.py [ROOT]. Prints each fault as "file:line: what is wrong" and exits with 1 when
 there is any, else 0.
@@ -9,42 +10,63 @@ there is any, else 0.
 
 import re
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-# A layer may include itself and those before it (docs/internals/architecture.md).
-LAYERS = [
-    "base",
-    "bootstrap",
-    "topology",
-    "memory",
-    "transport",
-    "record",
-    "pe",
-    "world",
-    "fabric",
-    "team",
-    "heap",
-    "device",
-    "rma",
-    "startup",
-    "collective",
-    "ep",
-    "capi",
-    "shmem",
-    "nvshmem",
-]
-# The file that knows all transports; any other outside transport/<x>/ must not include a header of
-# it.
-TRANSPORT_REGISTRY = "src/transport/factories.cpp"
-# The message core, and the transports on top of it.
-MESSAGE_CORE = "message"
-NETWORK_TRANSPORTS = {"ofi", "ucx", "verbs"}
+# Which rooms the files of a room may include beside their own, by the last word of their names. A
+# room is a folder with its subfolders, except those that are rooms themselves.
+ROOMS = {
+    "include": "",
+    "src/base": "include",
+    "src/bootstrap": "include base",
+    "src/topology": "include base",
+    "src/memory": "include base",
+    "src/transport": "include base memory",
+    "src/record": "include base memory",
+    "src/pe": "include base topology memory transport record",
+    "src/fabric": "include base topology memory transport pe",
+    "src/world": "include record pe",
+    "src/team": "include base record pe fabric world",
+    "src/heap": "include base memory pe fabric world team",
+    "src/device": "include base memory transport pe fabric world team",
+    "src/rma": "include base transport pe fabric world team device",
+    "src/startup": "include base bootstrap topology memory transport record pe fabric world team heap device rma",
+    "src/collective": "include base memory pe fabric world team device",
+    "src/ep": "include base memory transport record pe fabric world team heap device collective",
+    "src/capi": "include base",
+    "src/shmem": "include base transport pe fabric world team rma collective",
+    "src/nvshmem": "include base memory pe world team rma collective shmem",
+    # The core never names a transport. Networks share the message core.
+    "src/transport/registry": "include base memory transport self shm cuda_p2p staged",
+    "src/transport/message": "include base memory transport",
+    "src/transport/proxy": "include base memory transport",
+    "src/transport/gda": "include base memory transport",
+    "src/transport/self": "include base memory transport",
+    "src/transport/shm": "include base memory transport",
+    "src/transport/cuda_p2p": "include base memory transport",
+    "src/transport/staged": "include base memory transport",
+    "src/transport/ofi": "include base memory transport message",
+    "src/transport/ucx": "include base memory transport message",
+    "src/transport/verbs": "include base memory transport message gda",
+    "emulator": "include base engine",
+    "emulator/engine": "",
+    "emulator/tests": "include base emulator engine tests",
+    # Of src/ only what INTERNALS lists.
+    "python": "include",
+    "tools": "include",
+    "bench": "include tools emulator engine",
+    "tests": None,  # everything
+}
+# Pairs of folders "a -> b" for which a cycle is accepted.
+CYCLES = "cmake/layer_cycles.txt"
+# Their folders may include each other.
+WITH_CYCLES = ("tests/", "include/", "emulator/tests/")
 MAX_LINES = 600
 SOURCE_FOLDERS = ["include", "src", "emulator", "tools", "tests", "bench", "python"]
+# Where an include is looked for, after the folder of its file; CMake gives these.
+INCLUDE_FOLDERS = ["src", "include", "emulator", "tools", "bench", "tests", "tests/fake_gpu"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
-# Bindings, tools and benchmarks use the public headers, and of src/ only what is listed here: a
-# header, or a folder with a slash at its end, for the files whose names begin so.
-PUBLIC_ONLY = ("python/", "tools/", "bench/")
+# Headers of src/ that bindings, tools and benchmarks include beside the public ones: a header, or a
+# folder with a slash at its end, for the files whose names begin so.
 INTERNALS = {
     # Header-only: rounding up; the message of a public Error; files at predictable names.
     ("tools/", "bench/"): ("base/align.hpp", "base/check.hpp", "base/files.hpp"),
@@ -101,11 +123,7 @@ INTERNALS = {
     # The memory map that tools/figures draws is that of the layout code.
     ("tools/figures/",): ("ep/cuda/layout.hpp", "ep/host/layout.hpp"),
 }
-INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
-# The emulated NIC uses src/base alone, and its engine nothing but itself. Tests and benchmarks use
-# it; the library and its programs do not.
-EMULATOR, EMULATOR_USES, ENGINE = "emulator/", "base", "emulator/engine/"
-WITHOUT_EMULATOR = ("include/", "src/", "python/", "tools/")
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(shoal/[^>]+)>)')
 # Kernels receive their world as a parameter: a process holds several worlds, and several libraries
 # that contain Shoal's kernels. They would share a variable of device code, or need device linking.
 DEVICE_FOLDERS = ("include/", "src/")
@@ -125,78 +143,79 @@ DEVICE_LINKING = re.compile(
 )
 
 
-def layer_of(path):
-    """The layer that a path below src/ belongs to, or None. "memory" alone is a standard header."""
-    first, slash, _ = path.partition("/")
-    return first if slash and first in LAYERS else None
-
-
-def transport_of(path):
-    """x for a path transport/x/..., or None."""
-    parts = path.split("/")
-    return parts[1] if len(parts) > 2 and parts[0] == "transport" else None
+def room_of(path):
+    """The room of a path below the root."""
+    return next((str(up) for up in PurePosixPath(path).parents if str(up) in ROOMS), "")
 
 
 def resolve(root, file, target):
-    """The path of an included file below src/, or None when it is not one of ours. Handles "x.hpp"
-    beside the file and "../x.hpp"."""
-    for base in (file.parent, root / "src"):
+    """The path below the root of a file that `file` includes, or None."""
+    for base in (file.parent, *(root / folder for folder in INCLUDE_FOLDERS)):
         candidate = (base / target).resolve()
-        if candidate.is_file() and candidate.is_relative_to(root / "src"):
-            return candidate.relative_to(root / "src").as_posix()
-    # Bindings and programs have folders named as layers: their own headers are none of src/.
-    if any((folder / target).is_file() for folder in file.parents if root in folder.parents):
-        return None
-    return target if layer_of(target) else None
+        if candidate.is_file() and candidate.is_relative_to(root):
+            return candidate.relative_to(root).as_posix()
+    return None
 
 
 def is_allowed_internal(name, included):
-    """Whether a file of PUBLIC_ONLY may include a header of src/."""
-    for files, headers in INTERNALS.items():
-        if name.startswith(files):
-            for header in headers:
-                if included == header or (header.endswith("/") and included.startswith(header)):
-                    return True
-    return False
+    """Whether a file outside of src/ may include a header of src/."""
+    header = included.removeprefix("src/")
+    return included != header and any(
+        name.startswith(files)
+        and any(header == one or (one.endswith("/") and header.startswith(one)) for one in headers)
+        for files, headers in INTERNALS.items()
+    )
 
 
 def include_fault(root, file, target):
-    """What is wrong with `file` including `target`, or None."""
+    """What is wrong with `file` including `target`, or None; and the path of what it includes."""
     name = file.relative_to(root).as_posix()
-    if name.startswith(ENGINE) and "/" in target and (root / EMULATOR / target).is_file():
-        if not (EMULATOR + target).startswith(ENGINE):
-            return f'the engine includes "{target}"; allowed: {ENGINE}'
-        return None
     included = resolve(root, file, target)
     if included is None:
-        if name.startswith(WITHOUT_EMULATOR) and (root / EMULATOR / target).is_file():
-            return f'"{target}" belongs to {EMULATOR}; only tests and benchmarks may include it'
-        return None
-    if name.startswith("include/"):
-        return f'public header includes the internal "{target}"'
-    if name.startswith(PUBLIC_ONLY):
-        if is_allowed_internal(name, included):
-            return None
-        return f'"{target}" is internal; {name.split("/")[0]}/ uses public headers (INTERNALS lists the exceptions)'
-    if name.startswith(EMULATOR) and layer_of(included) != EMULATOR_USES:
-        return f'the emulator includes "{target}"; allowed: layer {EMULATOR_USES}'
-    if not name.startswith("src/"):
-        return None
-    own, other = layer_of(name.removeprefix("src/")), layer_of(included)
-    if own and other and LAYERS.index(other) > LAYERS.index(own):
-        return f'layer {own} includes "{target}" of layer {other}; allowed: {", ".join(LAYERS[: LAYERS.index(own) + 1])}'
-    transport = transport_of(included)
-    includer = transport_of(name.removeprefix("src/"))
-    if (
-        transport
-        and transport != includer
-        and not (transport == MESSAGE_CORE and includer in NETWORK_TRANSPORTS)
-        and name != TRANSPORT_REGISTRY
-    ):
-        return (
-            f'"{target}" belongs to transport {transport}; only {TRANSPORT_REGISTRY} may include it'
-        )
+        return f'no file is "{target}"', None
+    room, other = room_of(name), room_of(included)
+    allowed = ROOMS.get(room)
+    if allowed is None or other == room or is_allowed_internal(name, included):
+        return None, included
+    if other and PurePosixPath(other).name in allowed.split():
+        return None, included
+    return f'{room} includes "{target}" of {other}; allowed: {allowed or "nothing"}', included
+
+
+def path_between(graph, start, end):
+    """The folders on the shortest way from one to the other, or None."""
+    ways, queue = {start: None}, [start]
+    for at in queue:
+        if at == end:
+            way = [at]
+            while ways[way[-1]] is not None:
+                way.append(ways[way[-1]])
+            return way[::-1]
+        for step in sorted(graph.get(at, ())):
+            if step not in ways:
+                ways[step] = at
+                queue.append(step)
     return None
+
+
+def cycle_faults(root, edges):
+    """`edges`: the folders of an include, and where it stands."""
+    lines = (root / CYCLES).read_text().splitlines() if (root / CYCLES).is_file() else []
+    accepted = {n: tuple(x.split(" -> ")) for n, x in enumerate(lines, 1) if not x.startswith("#")}
+    graph = {}
+    for before, after in edges.keys() - accepted.values():
+        graph.setdefault(before, set()).add(after)
+    reported = set()
+    for (before, after), place in sorted(edges.items(), key=lambda edge: edge[1]):
+        way = (
+            path_between(graph, after, before) if (before, after) not in accepted.values() else None
+        )
+        if way and frozenset(way) not in reported:
+            reported.add(frozenset(way))
+            yield f"{place}: folders include each other: {' -> '.join([before, *way])}"
+    for number, (before, after) in accepted.items():
+        if (before, after) not in edges or not path_between(graph, after, before):
+            yield f"{CYCLES}:{number}: {before} -> {after} makes no cycle any more: delete the line"
 
 
 def blanked(pattern, text):
@@ -226,7 +245,7 @@ def cmake_faults(root):
                 yield f"{file.relative_to(root).as_posix()}:{number}: {match.group().strip()}: device code is not linked; each kernel is whole"
 
 
-def file_faults(root, file):
+def file_faults(root, file, edges):
     name = file.relative_to(root).as_posix()
     text = file.read_text(encoding="utf-8", errors="replace")
     lines = text.splitlines()
@@ -234,19 +253,27 @@ def file_faults(root, file):
         yield from device_faults(name, text)
     for number, line in enumerate(lines, 1):
         match = INCLUDE.match(line)
-        fault = include_fault(root, file, match.group(1)) if match else None
+        if not match:
+            continue
+        fault, included = include_fault(root, file, match.group(1) or match.group(2))
         if fault:
             yield f"{name}:{number}: {fault}"
+        if included and not name.startswith(WITH_CYCLES):
+            folders = str(PurePosixPath(name).parent), str(PurePosixPath(included).parent)
+            if folders[0] != folders[1]:
+                edges.setdefault(folders, f"{name}:{number}")
     if len(lines) > MAX_LINES:
         yield f"{name}:{MAX_LINES + 1}: {len(lines)} lines; allowed: {MAX_LINES}"
 
 
 def faults(root):
     root = Path(root).resolve()
+    edges = {}
     for folder in SOURCE_FOLDERS:
         for file in sorted((root / folder).rglob("*")):
             if file.suffix in SUFFIXES and file.is_file():
-                yield from file_faults(root, file)
+                yield from file_faults(root, file, edges)
+    yield from cycle_faults(root, edges)
     yield from cmake_faults(root)
 
 
