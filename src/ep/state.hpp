@@ -21,6 +21,7 @@
 #include "ep/plan/shape.hpp"
 #include "ep/work_queue.hpp"
 #include "record/map.hpp"
+#include "record/recorder.hpp"
 #include "shoal/ep/group.hpp"
 #include "team/team_state.hpp"
 #include "world/state.hpp"

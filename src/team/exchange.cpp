@@ -17,6 +17,7 @@
 #include "fabric/fabric.hpp"
 #include "pe/health.hpp"
 #include "pe/memory.hpp"
+#include "pe/wait_order.hpp"
 #include "record/files.hpp"
 #include "world/state.hpp"
 

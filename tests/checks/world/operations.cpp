@@ -389,7 +389,6 @@ void check_heap(World& world) {
 }
 
 void check_exchange(World& world) {
-  detail::WorldState& state = world.state();
   detail::TeamState& all = world.team().state();
   detail::TeamState& node = world.node_team().state();
   for (std::uint64_t round = 0; round < 100; ++round) {

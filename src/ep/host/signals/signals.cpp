@@ -6,6 +6,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "ep/host/signals/reach.hpp"
+#include "pe/wait_order.hpp"
 #include "transport/scoped_timeout.hpp"
 
 namespace shoal::ep::host {
