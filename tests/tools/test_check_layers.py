@@ -109,9 +109,11 @@ def test_only_tests_and_benchmarks_use_the_emulator(tmp_path, file):
     status, lines = check(tmp_path, {file: '#include "engine/nic.hpp"\n'})
     assert status == 1 and len(lines) == 1
     assert lines[0].startswith(f"{file}:1: ") and '"engine/nic.hpp" of emulator/engine' in lines[0]
-    status, lines = check(
-        tmp_path, {file: "", "emulator/tests/unit/a_test.cpp": '#include "world/state.hpp"\n'}
-    )
+    internal = {
+        "src/world/state.hpp": "",
+        "emulator/tests/unit/a_test.cpp": '#include "world/state.hpp"\n',
+    }
+    status, lines = check(tmp_path, {file: "", **internal})
     assert status == 1 and lines[0].startswith(
         "emulator/tests/unit/a_test.cpp:1: emulator/tests includes"
     )
