@@ -126,10 +126,10 @@ struct LargeParameters {
 __global__ void empty_kernel(const __grid_constant__ LargeParameters) {}
 
 __global__ void pause_kernel(std::int64_t nanoseconds) {
-  const std::uint64_t start = device::ptx::globaltimer();
+  const std::uint64_t start = ptx::globaltimer();
   do {
     __nanosleep(200);
-  } while (device::ptx::globaltimer() - start < static_cast<std::uint64_t>(nanoseconds));
+  } while (ptx::globaltimer() - start < static_cast<std::uint64_t>(nanoseconds));
 }
 
 unsigned blocks(std::int64_t count) {

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include <shoal/config.hpp>
+#include <shoal/device/ptx.cuh>
 
 namespace shoal::device {
 
@@ -41,21 +42,11 @@ struct Warp {
 struct Warpgroup {
   __device__ unsigned rank() const { return Warp{}.rank() + 32 * (warp() % 4); }
   __device__ unsigned size() const { return 128; }
-  __device__ void sync() const {
-    asm volatile("barrier.sync %0, 128;" ::"r"(8 + warp() / 4) : "memory");
-  }
-  __device__ bool all(bool value) const {
-    int result;
-    asm volatile(
-        "{.reg .pred p, q; setp.ne.s32 p, %1, 0;"
-        " barrier.red.and.pred q, %2, 128, p; selp.s32 %0, 1, 0, q;}"
-        : "=r"(result)
-        : "r"(static_cast<int>(value)), "r"(8 + warp() / 4)
-        : "memory");
-    return result != 0;
-  }
+  __device__ void sync() const { ptx::barrier_sync<128>(barrier()); }
+  __device__ bool all(bool value) const { return ptx::barrier_red_and<128>(barrier(), value); }
 
  private:
+  __device__ static unsigned barrier() { return 8 + warp() / 4; }
   __device__ static unsigned warp() {
     return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) / 32;
   }

@@ -52,11 +52,10 @@ __global__ void store_kernel(void* target, std::uint64_t value, std::size_t widt
       *static_cast<std::uint16_t*>(target) = static_cast<std::uint16_t>(value);
       break;
     case 4:
-      device::ptx::st_release_sys(static_cast<std::uint32_t*>(target),
-                                  static_cast<std::uint32_t>(value));
+      ptx::st_release_sys(static_cast<std::uint32_t*>(target), static_cast<std::uint32_t>(value));
       break;
     default:
-      device::ptx::st_release_sys(static_cast<std::uint64_t*>(target), value);
+      ptx::st_release_sys(static_cast<std::uint64_t*>(target), value);
   }
 }
 
@@ -68,14 +67,14 @@ __global__ void atomic_kernel(AtomicOp op, T* word, T operand, T compare, T* res
 
 __device__ void raise(std::uint64_t* word, SignalOp op, std::uint64_t value) {
   if (op == SignalOp::add) {
-    device::ptx::red_release_sys_add(word, value);
+    ptx::red_release_sys_add(word, value);
   } else {
-    device::ptx::st_release_sys(word, value);
+    ptx::st_release_sys(word, value);
   }
 }
 
 __global__ void signal_kernel(std::uint64_t* word, SignalOp op, std::uint64_t value) {
-  device::ptx::fence_acq_rel_sys();
+  ptx::fence_acq_rel_sys();
   raise(word, op, value);
 }
 
@@ -100,7 +99,7 @@ __global__ void test_kernel(const T* variable, Compare compare, T value, int* re
 
 /// Counts a kernel that has waited for the proxy. nullptr: it is not counted.
 __device__ void count_end(std::uint64_t* ended) {
-  if (ended != nullptr) device::ptx::red_release_sys_add(ended, 1);
+  if (ended != nullptr) ptx::red_release_sys_add(ended, 1);
 }
 
 /// Can be set up while the kernel before it ends, and lets the next one do the same.

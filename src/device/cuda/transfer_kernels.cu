@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads)
   dd::copy<dd::Direction::get>(threadIdx.x, blockDim.x, transfer.target, transfer.source,
                                transfer.bytes);
   __syncthreads();
-  if (threadIdx.x == 0) device::ptx::st_release_sys(transfer.flag, transfer.value);
+  if (threadIdx.x == 0) ptx::st_release_sys(transfer.flag, transfer.value);
 }
 
 /// One block per PE, from the next PE on, so that not all PEs write to the same one.
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) {
     auto* const flags = reinterpret_cast<std::uint64_t*>(
         base + (reinterpret_cast<std::byte*>(put.flags) - world.heap));
-    device::ptx::st_release_sys(flags + world.my_pe, put.value);
+    ptx::st_release_sys(flags + world.my_pe, put.value);
   }
 }
 

@@ -57,9 +57,9 @@ __global__ void meet(unsigned* counts) {
   if (!cooperative_groups::this_grid().is_valid()) atomicAdd(counts + 2, 1U);
   const unsigned before = atomicAdd(counts, 1U);
   const unsigned all = (before / gridDim.x + 1) * gridDim.x;  // launches do not overlap
-  const std::uint64_t start = device::ptx::globaltimer();
+  const std::uint64_t start = ptx::globaltimer();
   while (atomicAdd(counts, 0U) < all)
-    if (device::ptx::globaltimer() - start > kLongest) {
+    if (ptx::globaltimer() - start > kLongest) {
       atomicAdd(counts + 1, 1U);
       return;
     }
@@ -93,8 +93,8 @@ TEST(LaunchCollective, RunsAllBlocksOfSeveralPesAtOnce) {
 /// words: 0: the host opens; 1: set when it has; 2: the value that `look` read of it.
 __global__ void hold(volatile int* words) {
   constexpr std::uint64_t kLongest = 10'000'000'000;  // nanoseconds
-  const std::uint64_t start = device::ptx::globaltimer();
-  while (words[0] == 0 && device::ptx::globaltimer() - start < kLongest) __nanosleep(1000);
+  const std::uint64_t start = ptx::globaltimer();
+  while (words[0] == 0 && ptx::globaltimer() - start < kLongest) __nanosleep(1000);
   words[1] = words[0] + 1;
 }
 __global__ void look(volatile int* words) {

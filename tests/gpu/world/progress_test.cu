@@ -16,11 +16,11 @@ namespace {
 /// Waits until `*flag` is `value`, for at most ten seconds. Sets `*waited` to 1 on success, else to
 /// 2.
 __global__ void wait_for(const std::uint64_t* flag, std::uint64_t value, int* waited) {
-  const std::uint64_t start = device::ptx::globaltimer();
+  const std::uint64_t start = ptx::globaltimer();
   std::uint64_t seen = 0;
   do {
-    seen = device::ptx::ld_acquire_sys(flag);
-  } while (seen != value && device::ptx::globaltimer() - start < 10'000'000'000ULL);
+    seen = ptx::ld_acquire_sys(flag);
+  } while (seen != value && ptx::globaltimer() - start < 10'000'000'000ULL);
   *waited = seen == value ? 1 : 2;
 }
 

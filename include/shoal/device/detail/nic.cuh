@@ -49,7 +49,7 @@ __device__ inline bool check_nic(const World& world, gda::Operation operation,
   report.bytes = bytes;
   report.seen = static_cast<std::uint64_t>(operation) |
                 static_cast<std::uint64_t>(ending.queue->sends.number) << 8;
-  report.expected = gda::ptx::ld_acquire_gpu(&ending.queue->shared->failure);
+  report.expected = ptx::ld_acquire_gpu(&ending.queue->shared->failure);
   report.waited_ns = world.timeout_ns;
   record(world, report);
   return false;

@@ -28,9 +28,8 @@ __device__ inline Compare compare_of(int cmp) {
 template <typename T>
 __device__ T load_variable(const T* variable) {
   if constexpr (sizeof(T) == 2) {
-    const auto value =
-        device::ptx::ld_relaxed_sys(reinterpret_cast<const std::uint16_t*>(variable));
-    device::ptx::fence_acq_rel_sys();
+    const auto value = ptx::ld_relaxed_sys(reinterpret_cast<const std::uint16_t*>(variable));
+    ptx::fence_acq_rel_sys();
     return static_cast<T>(value);
   } else {
     return device::detail::load_acquire(variable);

@@ -11,7 +11,7 @@
 #pragma once
 
 #include "ep/cuda/device/group.cuh"
-#include "ep/cuda/device/ptx.cuh"
+#include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {
 

@@ -12,8 +12,8 @@
 #pragma once
 
 #include "ep/cuda/device/faults.cuh"
-#include "ep/cuda/device/ptx.cuh"
 #include "ep/cuda/device/record.cuh"
+#include "shoal/device/ptx.cuh"
 
 #ifdef __CUDACC__
 

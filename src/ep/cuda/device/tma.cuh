@@ -10,7 +10,7 @@
 // bulk copies only after the acquire and ptx::fence_proxy_async.
 #pragma once
 
-#include "ep/cuda/device/ptx.cuh"
+#include "shoal/device/ptx.cuh"
 
 #ifdef __CUDACC__
 #if __CUDA_ARCH__ >= 900

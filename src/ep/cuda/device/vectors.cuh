@@ -9,9 +9,9 @@
 
 #include <cstdint>
 
-#include "ep/cuda/device/ptx.cuh"
 #include "ep/numeric/arithmetic.hpp"
 #include "ep/numeric/float16.hpp"
+#include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {
 

@@ -15,8 +15,8 @@
 #include <algorithm>
 
 #include "ep/cuda/device/group.cuh"
-#include "ep/cuda/device/ptx.cuh"
 #include "ep/numeric/gate.hpp"
+#include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

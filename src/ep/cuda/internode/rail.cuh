@@ -230,7 +230,7 @@ __device__ void finish_on_node(const Rail& rail, std::uint64_t epoch, bool good,
   for (std::int32_t r = threadIdx.x; r < grid.size; r += blockDim.x) {
     const std::int32_t to = grid.first_here() + r;
     if (good || to == group.me)
-      ptx::red_release_sys_global_add(signal_at(group, to, group.layout.finished, group.me), 1);
+      ptx::red_release_sys_add(signal_at(group, to, group.layout.finished, group.me), 1);
   }
   __syncthreads();
   if (!last) return;

@@ -2,9 +2,9 @@
 // launch.cuh: how low-latency kernels are launched, begin and end.
 #pragma once
 
-#include "ep/cuda/device/ptx.cuh"
 #include "ep/cuda/device/tickets.cuh"
 #include "ep/cuda/low_latency/places.cuh"
+#include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {
 

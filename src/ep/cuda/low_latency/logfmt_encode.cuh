@@ -6,9 +6,9 @@
 // meanwhile.
 #pragma once
 
-#include "ep/cuda/device/ptx.cuh"
 #include "ep/cuda/low_latency/logfmt.cuh"
 #include "ep/cuda/low_latency/self_signalling.cuh"
+#include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {
 

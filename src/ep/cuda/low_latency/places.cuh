@@ -4,8 +4,8 @@
 // Everything exists twice; the low bit of the epoch chooses the half.
 #pragma once
 
-#include "ep/cuda/device/ptx.cuh"
 #include "ep/cuda/low_latency/kernels.cuh"
+#include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {
 
@@ -117,11 +117,11 @@ __device__ inline bool is_epoch(std::uint64_t word, std::uint64_t epoch) {
 }
 
 __device__ inline void store_packet(std::byte* at, const SlotPacket& packet) {
-  ptx::st_relaxed_sys_global_b128(at, packet.low, packet.high);
+  ptx::st_relaxed_sys_b128(at, packet.low, packet.high);
 }
 __device__ inline SlotPacket load_packet(const std::byte* at) {
   SlotPacket packet;
-  ptx::ld_relaxed_sys_global_b128(at, packet.low, packet.high);
+  ptx::ld_relaxed_sys_b128(at, packet.low, packet.high);
   return packet;
 }
 

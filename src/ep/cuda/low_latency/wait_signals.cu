@@ -7,8 +7,8 @@
 // orders the combine's reads of the rows after the signals.
 #include <cstdio>
 
-#include "ep/cuda/device/ptx.cuh"
 #include "ep/cuda/low_latency/wait_signals.hpp"
+#include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

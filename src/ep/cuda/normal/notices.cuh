@@ -111,7 +111,7 @@ __device__ inline void finish_operation(const DeviceGroup& group, std::uint64_t 
   for (std::int32_t i = threadIdx.x; i < group.ranks; i += blockDim.x) {
     const std::int32_t to = (group.me + 1 + i) % group.ranks;  // ranks start with different targets
     if (good || to == group.me)
-      ptx::red_release_sys_global_add(signal_at(group, to, group.layout.finished, group.me), 1);
+      ptx::red_release_sys_add(signal_at(group, to, group.layout.finished, group.me), 1);
   }
   __syncthreads();
   if (!last) return;

@@ -5,7 +5,7 @@
 // reads or writes has scope sys.
 #pragma once
 
-#include <shoal/device/detail/gda/ptx.cuh>
+#include <shoal/device/ptx.cuh>
 
 #ifdef __CUDACC__
 
@@ -17,15 +17,15 @@ struct CudaPlatform {
   // As a Bus.
   /// After order_requests().
   __device__ void store_record(std::uint32_t* word, std::uint32_t value) const {
-    device::ptx::st_relaxed_sys(word, value);
+    ptx::st_relaxed_sys(word, value);
   }
-  __device__ void order_record() const { device::ptx::fence_acq_rel_sys(); }
+  __device__ void order_record() const { ptx::fence_acq_rel_sys(); }
   __device__ void ring(std::uint64_t* doorbell, std::uint64_t value) const {
     ptx::st_mmio_relaxed_sys(doorbell, value);
-    device::ptx::fence_acq_rel_sys();  // before the record of the thread that rings next
+    ptx::fence_acq_rel_sys();  // before the record of the thread that rings next
   }
   __device__ std::uint32_t load_entry(const std::uint32_t* word) const {
-    return device::ptx::ld_acquire_sys(word);
+    return ptx::ld_acquire_sys(word);
   }
 
   __device__ std::uint64_t load(const std::uint64_t* word) const {
@@ -61,14 +61,12 @@ struct CudaPlatform {
     seen = before;
     return replaced;
   }
-  __device__ void order_requests() const { device::ptx::fence_acq_rel_sys(); }
+  __device__ void order_requests() const { ptx::fence_acq_rel_sys(); }
   __device__ std::uint32_t load_cause(const std::uint32_t* word) const {
-    return device::ptx::ld_relaxed_sys(word);
+    return ptx::ld_relaxed_sys(word);
   }
-  __device__ std::uint64_t now() const { return device::ptx::globaltimer(); }
-  __device__ bool aborted() const {
-    return abort != nullptr && device::ptx::ld_relaxed_sys(abort) != 0;
-  }
+  __device__ std::uint64_t now() const { return ptx::globaltimer(); }
+  __device__ bool aborted() const { return abort != nullptr && ptx::ld_relaxed_sys(abort) != 0; }
   __device__ void pause() const { __nanosleep(20); }
 };
 

@@ -7,15 +7,10 @@
 #include <bit>
 
 #include "fake_gpu/fake_gpu.hpp"
+#include "shoal/device/ptx.cuh"
 #include "transport/gda/host_platform.hpp"
 
 namespace shoal::device::gda {
-
-namespace ptx {
-inline std::uint64_t ld_acquire_gpu(const std::uint64_t* at) {
-  return __atomic_load_n(at, __ATOMIC_ACQUIRE);
-}
-}  // namespace ptx
 
 struct CudaPlatform : HostPlatform {
   CudaPlatform(const std::uint32_t* abort_word) : abort_word_(abort_word) {}
