@@ -258,8 +258,8 @@ __device__ inline void prefetch_global_l2(const void* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
-/// %globaltimer: nanoseconds, in steps of up to a microsecond. The compiler may move other loads and
-/// stores across it.
+/// %globaltimer: nanoseconds, in steps of up to a microsecond. The compiler may move other loads
+/// and stores across it.
 __device__ inline std::uint64_t globaltimer() {
   std::uint64_t value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
