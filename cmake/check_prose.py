@@ -24,7 +24,7 @@ WIDTH = 100
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 C_LIKE = {".cpp", ".hpp", ".h", ".c", ".cu", ".cuh", ".pml"}
 HASH_LIKE = {".py", ".sh", ".cmake"}
-HASH_NAMES = {"CMakeLists.txt", "run", "run-gpu-tests", "run-gpu-bench", "Dockerfile"}
+HASH_NAMES = {"CMakeLists.txt", "run", "run-gpu", "Dockerfile"}
 # Files that quote what is checked here.
 QUOTING = {"cmake/check_prose.py", "tests/tools/test_check_prose.py"}
 DATA = ("docs/data/", "tests/data/", "tests/fuzz/corpus/", ".devcontainer/")

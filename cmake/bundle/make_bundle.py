@@ -1,14 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a relocatable folder of a build: bin/, lib/ and the scripts that run the GPU tests and the
-benchmark.
-
-A program finds its libraries in ../lib (the build's own rpath), so the folder can be copied
-anywhere. Every shared library that ldd names and that is not part of a base system comes along; a
-library that cannot be found is an error, and so is a folder above the limit.
-"""
+"""Makes a folder of a build that can be copied anywhere: programs, GPU tests, the benchmark and
+run-gpu, which runs them. Programs find their libraries in ../lib (the build's own rpath). Every
+library that ldd names and that is not part of a base system comes along; a library that cannot be
+found is an error, and so is a folder above the limit."""
 
 import argparse
+import hashlib
 import json
 import os
 import pathlib
@@ -19,11 +17,12 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-SIZE_LIMIT = 50 << 20
+ROOT = HERE.parents[1]
+SIZE_LIMIT = 56 << 20
 PROGRAMS = ["shoal-run", "shoal-info", "shoal-moe", "shoal-bench"]
-# Besides all tests of tests/gpu and tests/nvshmem/gpu: examples, and one test of the host side of
-# the GPU backend, which shows that the moved libraries work.
-OTHERS = ["example_device_ring", "example_hello", "unit_ep_cuda_plan_test"]
+# The last one is of the host side of the GPU backend: it shows that the moved libraries work.
+PATTERNS = ["shoal-bench-gpu", "shoal-bench-nvshmem", "gpu_*_test", "nvshmem_gpu_*"]
+PATTERNS += ["example_device_ring", "example_hello", "unit_ep_cuda_plan_test"]
 # Loaded while programs run; the emulated NICs and the transport over one need no other library.
 LOADED = ["shoal/libshoal_transport_verbs.so", "emulator/libibverbs.so.1", "emulator/libmlx5.so.1"]
 # In every glibc system (libudev: with util-linux): taken from the target, which has to be no older
@@ -35,7 +34,8 @@ BASE_SYSTEM = re.compile(
 GPU_SYSTEM = re.compile(
     r"^(libcuda|libnvidia-[\w-]+|libnvrtc[\w-]*|libcublas(Lt)?|libnccl)\.so(\.|$)"
 )
-SCRIPTS = ["run-gpu-tests", "run-gpu-bench", "gpu_machine.py", "gpu_results.py"]
+# What pytest imports: its packages are copied from the interpreter of the build.
+PYTEST = ["pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"]
 
 
 def fail(message):
@@ -64,112 +64,78 @@ def install(source, target):
     subprocess.run(["strip", "--strip-unneeded", str(target)], check=True)
 
 
-def chosen_programs(bin_dir, partial):
-    missing = [name for name in PROGRAMS if not (bin_dir / name).exists()]
-    if missing and not partial:
-        fail(f"{bin_dir} lacks {', '.join(missing)}; build first: ./run build")
-    programs = [bin_dir / name for name in PROGRAMS if name not in missing]
-    for pattern in [
-        "shoal-bench-gpu",
-        "shoal-bench-nvshmem",
-        "gpu_*_test",
-        "nvshmem_gpu_*",
-        *OTHERS,
-    ]:
-        programs += sorted(path for path in bin_dir.glob(pattern) if os.access(path, os.X_OK))
-    return programs
-
-
-def check_relocatable(programs, output):
-    """Every library that came along is the one that is loaded, wherever the folder lies."""
-    for program in programs:
-        for name, path in libraries_of(program).items():
-            if not path.resolve().is_relative_to(output.resolve()):
-                fail(
-                    f"{program} would load {name} from {path}: its rpath is not relative; remove the build folder and build again"
-                )
-
-
-def versions_needed(files):
-    """The newest symbol versions that these files want of the target: {"GLIBC": "2.36", "GLIBCXX":
-    "3.4.30"}."""
-    newest = {}
-    for path in files:
-        symbols = subprocess.run(
-            ["objdump", "-T", str(path)], capture_output=True, text=True, check=True
-        ).stdout
-        for name, version in re.findall(r"\((GLIBC|GLIBCXX)_([\d.]+)\)", symbols):
-            newest[name] = max(
-                newest.get(name, "0"),
-                version,
-                key=lambda text: [int(part) for part in text.split(".")],
-            )
-    return newest
+def copy_python(build, output):
+    """Python's packages and pytest, the tests of tests/python and the drivers of the benchmark."""
+    # Names of functions that pygments colours are the largest part of pytest.
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "bindings", "*-info", "*_builtins.py")
+    shutil.copytree(build / "python", output / "python", ignore=ignored)
+    for module in (build / "python/shoal").glob("_core.*.so"):
+        install(module, output / "python/shoal" / module.name)
+    cache = (build / "CMakeCache.txt").read_text()
+    python = re.search(r"^_?Python_EXECUTABLE:\w+=(.+)$", cache, re.MULTILINE)[1]
+    command = [python, "-c", "import pytest; print(pytest.__file__)"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    for name in PYTEST if found.returncode == 0 else []:
+        folder = pathlib.Path(found.stdout.strip()).parents[1] / name
+        shutil.copytree(folder, output / "python" / name, ignore=ignored)
+    shutil.copytree(ROOT / "tests/python", output / "tests/python", ignore=ignored)
+    shutil.copy(ROOT / "tests/conftest.py", output / "tests/conftest.py")
+    sources = shutil.ignore_patterns("*.[ch]*", "*.md", "*.txt", "gpu", "nic", "__pycache__")
+    shutil.copytree(ROOT / "bench", output / "bench", ignore=sources)
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--build",
-        type=pathlib.Path,
-        default=pathlib.Path("build/release"),
-        help="the build to take (%(default)s)",
-    )
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=pathlib.Path("bundle"),
-        help="the folder to make anew (%(default)s)",
-    )
-    parser.add_argument(
-        "--partial",
-        action="store_true",
-        help="take what is built; without it the programs that users start must be there",
-    )
+    folder = {"type": pathlib.Path, "metavar": "FOLDER"}
+    parser.add_argument("--build", default="build/release", help="%(default)s", **folder)
+    parser.add_argument("--output", default="bundle", help="made anew (%(default)s)", **folder)
+    parser.add_argument("--partial", action="store_true", help="without the programs not yet built")
     arguments = parser.parse_args()
-    output = arguments.output
+    build, output = arguments.build, arguments.output
     if output.exists():
         if any(output.iterdir()) and not (output / "manifest.json").exists():
             fail(f"{output} exists and is no bundle; name another folder with --output")
         shutil.rmtree(output)
+    missing = [name for name in PROGRAMS if not (build / "bin" / name).exists()]
+    if missing and not arguments.partial:
+        fail(f"{build / 'bin'} lacks {', '.join(missing)}; build first: ./run build")
 
-    libraries, installed = {}, []
-    for program in chosen_programs(arguments.build / "bin", arguments.partial):
-        libraries.update(libraries_of(program))
+    found = [path for name in [*PROGRAMS, *PATTERNS] for path in (build / "bin").glob(name)]
+    programs = sorted(path for path in found if os.access(path, os.X_OK))
+    libraries = {}
+    for program in programs:
+        libraries |= libraries_of(program)
         install(program, output / "bin" / program.name)
-        installed.append(output / "bin" / program.name)
-    for name, path in sorted(libraries.items()):
+    for name, path in libraries.items():
         install(path, output / "lib" / name)
-        installed.append(output / "lib" / name)
     for name in LOADED:
-        if (arguments.build / "lib" / name).exists():
-            install(arguments.build / "lib" / name, output / "lib" / name)
-    check_relocatable([path for path in installed if path.parent.name == "bin"], output)
-    for name in SCRIPTS:
+        if (build / "lib" / name).exists():
+            install(build / "lib" / name, output / "lib" / name)
+    for program in (output / "bin").iterdir():
+        for name, path in libraries_of(program).items():
+            if not path.resolve().is_relative_to(output.resolve()):
+                fail(f"{program} would load {name} from {path}; remove the build and build again")
+    if (build / "python/shoal").exists():
+        copy_python(build, output)
+    for name in ("run-gpu", "gpu_programs.py"):
         shutil.copy(HERE / name, output / name)
 
-    size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-    tests = [path.name for path in installed if path.name.startswith(("gpu_", "nvshmem_gpu_"))]
-    manifest = {
-        "bytes": size,
-        "needs": versions_needed(installed),
-        "libraries": sorted(libraries),
-        "programs": [path.name for path in installed if path.parent.name == "bin"],
-    }
+    files = sorted(path for path in output.rglob("*") if path.is_file())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    size = sum(path.stat().st_size for path in files)
+    names = [path.name for path in programs]
+    tests = [name for name in names if name.startswith(("gpu_", "nvshmem_gpu_"))]
+    manifest = {"digest": digest, "bytes": size, "libc": os.confstr("CS_GNU_LIBC_VERSION")}
+    manifest |= {"libraries": sorted(libraries), "programs": names}
     (output / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
     if size > SIZE_LIMIT:
         fail(f"{output} has {size / (1 << 20):.1f} MiB; at most {SIZE_LIMIT >> 20} are allowed")
     print(
-        f"{output}: {size / (1 << 20):.1f} MiB, {len(manifest['programs'])} programs ({len(tests)} of them GPU tests), "
-        f"{len(libraries)} libraries; needs {', '.join(f'{name} {version}' for name, version in manifest['needs'].items())}"
+        f"{output}: {size / (1 << 20):.1f} MiB, {len(names)} programs ({len(tests)} of them GPU "
+        f"tests), {len(libraries)} libraries; made with {manifest['libc']}"
     )
-    if not tests:
-        print(
-            "bundle: this build has no GPU tests (no CUDA compiler, or SHOAL_CUDA=OFF)",
-            file=sys.stderr,
-        )
 
 
 if __name__ == "__main__":

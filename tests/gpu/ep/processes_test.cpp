@@ -187,7 +187,7 @@ TEST_F(EpGpuProcessesByCudaIpc, LowLatencyModeWithMasks) {
   run("low_latency_mode_with_masks");
 }
 
-// For run-gpu-tests --sanitizer, which fails unless the tool reports this error. The results of the
+// For run-gpu --sanitizer, which fails unless the tool reports this error. The results of the
 // ranks do not matter.
 TEST(EpGpuSanitizer, DISABLED_Control) {
   SHOAL_SKIP_WITHOUT_GPU();

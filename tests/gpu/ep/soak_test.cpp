@@ -18,7 +18,7 @@ namespace shoal::test {
 namespace {
 
 constexpr int kOperations = 10'000;
-// run-gpu-tests stops a program after 300 s; the remaining time is for the report.
+// run-gpu stops a program after 540 s; the remaining time is for the report.
 constexpr std::chrono::seconds kLongest{270};
 
 EpCase soak_case(std::int32_t ranks, std::uint64_t seed) {
