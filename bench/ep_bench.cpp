@@ -356,13 +356,8 @@ class EpBench {
 
 void run_ep(World& world, const Shape& shape, const std::string& json_path) {
   shape.validate(world.n_pes());
-  Report report;
-  report.program = "shoal-bench ep";
-  report.basis =
-      "logical: rows received (dispatch; combine moves the same rows back), the PE's own included; memcpy: bytes "
-      "copied";
-  report.pe = world.my_pe();
-  report.pes = world.n_pes();
+  Report report = report_of(world, "shoal-bench ep");
+  report.basis = kRowsReceived;
   describe(report, shape);
   const std::vector<Measurement> measurements = EpBench(world, shape).run();
   publish(report, measurements, gather_through(world), json_path);

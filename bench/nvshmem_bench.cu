@@ -31,12 +31,22 @@ void check(cudaError_t result, const char* what) {
   std::_Exit(1);
 }
 
-enum class Operation { p, put, put_signal, signal_and_wait, barrier, reduce };
+enum class Operation {
+  p,
+  fetch_add,
+  put,
+  put_warp,
+  put_signal,
+  put_signal_warp,
+  signal_and_wait,
+  barrier,
+  reduce
+};
 
 struct Loop {
   std::byte* source;
   std::byte* target;
-  std::uint64_t* flag;
+  std::uint64_t* flag;  ///< signals; behind it a counter
   std::size_t bytes;
   std::uint64_t first;  ///< signals before
   int next;
@@ -53,6 +63,13 @@ __global__ void __launch_bounds__(kMostThreads) nvshmem_loop(const __grid_consta
     if constexpr (op == Operation::p)
       nvshmem_int_p(reinterpret_cast<int*>(loop.target) + threadIdx.x, static_cast<int>(i),
                     loop.next);
+    if constexpr (op == Operation::fetch_add)
+      nvshmem_uint64_atomic_fetch_add(loop.flag + 1, std::uint64_t{1}, loop.next);
+    if constexpr (op == Operation::put_warp)
+      nvshmemx_putmem_warp(loop.target, loop.source, loop.bytes, loop.next);
+    if constexpr (op == Operation::put_signal_warp)
+      nvshmemx_putmem_signal_warp(loop.target, loop.source, loop.bytes, loop.flag, number,
+                                  NVSHMEM_SIGNAL_SET, loop.next);
     if constexpr (op == Operation::put)
       nvshmemx_putmem_block(loop.target, loop.source, loop.bytes, loop.next);
     if constexpr (op == Operation::put_signal)
@@ -75,12 +92,20 @@ template <Operation op>
 __global__ void __launch_bounds__(kMostThreads)
     shoal_loop(const __grid_constant__ Loop loop, const __grid_constant__ device::World world,
                const __grid_constant__ device::Team team) {
-  constexpr device::Block block;
+  [[maybe_unused]] constexpr device::Block block;
+  [[maybe_unused]] constexpr device::Warp warp;
   for (unsigned i = 0; i < kRepeats; ++i) {
     [[maybe_unused]] const std::uint64_t number = loop.first + i + 1;
     if constexpr (op == Operation::p)
       device::put_value(world, reinterpret_cast<int*>(loop.target) + threadIdx.x,
                         static_cast<int>(i), loop.next);
+    if constexpr (op == Operation::fetch_add)
+      device::atomic_fetch_add(world, loop.flag + 1, std::uint64_t{1}, loop.next);
+    if constexpr (op == Operation::put_warp)
+      device::put_bytes(warp, world, loop.target, loop.source, loop.bytes, loop.next);
+    if constexpr (op == Operation::put_signal_warp)
+      device::put_signal(warp, world, loop.target, loop.source, loop.bytes, loop.flag,
+                         shoal::SignalOp::set, number, loop.next);
     if constexpr (op == Operation::put)
       device::put_bytes(block, world, loop.target, loop.source, loop.bytes, loop.next);
     if constexpr (op == Operation::put_signal)
@@ -108,7 +133,7 @@ class Bench {
     check(cudaEventCreate(&end_), "an event");
     loop_.source = static_cast<std::byte*>(nvshmem_calloc(1, kMostBytes));
     loop_.target = static_cast<std::byte*>(nvshmem_calloc(1, kMostBytes));
-    loop_.flag = static_cast<std::uint64_t*>(nvshmem_calloc(1, sizeof(std::uint64_t)));
+    loop_.flag = static_cast<std::uint64_t*>(nvshmem_calloc(2, sizeof(std::uint64_t)));
     loop_.next = (nvshmem_my_pe() + 1) % nvshmem_n_pes();
     // What this unit's kernels read, for those that get it as a parameter.
     shoal::nvshmem::DeviceState state{};
@@ -125,10 +150,15 @@ class Bench {
       std::printf("%-28s %8s %10s %10s %6s\n", "operation", "bytes", "nvshmem.h", "Shoal", "ratio");
     in_kernels<Operation::p>("p, thread", sizeof(int), 1);
     in_kernels<Operation::p>("p, 512 threads", sizeof(int), 512);
-    for (const std::size_t bytes : {std::size_t{8}, std::size_t{4096}, std::size_t{65536}})
+    in_kernels<Operation::fetch_add>("atomic fetch add, thread", 8, 1);
+    for (const std::size_t bytes :
+         {std::size_t{8}, std::size_t{4096}, std::size_t{65536}, kMostBytes})
       in_kernels<Operation::put>("put, block", bytes, 512);
-    for (const std::size_t bytes : {std::size_t{8}, std::size_t{4096}})
+    for (const std::size_t bytes : {std::size_t{8}, std::size_t{4096}}) {
+      in_kernels<Operation::put_warp>("put, warp", bytes, 32);
       in_kernels<Operation::put_signal>("put_signal, block", bytes, 512);
+      in_kernels<Operation::put_signal_warp>("put_signal, warp", bytes, 32);
+    }
     in_kernels<Operation::signal_and_wait>("signal and wait, thread", 8, 1);
     in_kernels<Operation::barrier>("barrier, block", 0, 512);
     for (const std::size_t bytes : {std::size_t{1024}, std::size_t{65536}})

@@ -12,16 +12,22 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 #include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <memory>
+#include <new>
+#include <utility>
 
 #include "base/check.hpp"
-#include "raw_loop.hpp"
 #include "report.hpp"
+#include "rma_rows.hpp"
 
 namespace shoal::bench {
 namespace {
@@ -170,31 +176,41 @@ void Raw::progress() {
   }
 }
 
+/// The loop of one process: 0 measures, 1 takes the other end.
 class RawBench {
  public:
-  RawBench(Raw& raw, int me, std::int64_t iterations) : raw_(raw), loop_(me, iterations) {}
+  RawBench(Raw& raw, int me, std::int64_t iterations)
+      : raw_(raw), me_(me), iterations_(iterations) {}
 
   std::vector<Measurement> run() {
     for (const std::size_t bytes : kSizes) {
-      const std::int64_t count = loop_.repetitions(bytes);
       const auto size = static_cast<double>(bytes);
-      loop_.time(put_name(bytes), count, size, [&] { put_and_flush(bytes, 1); });
-      if (loop_.me() == 0) {
-        loop_.time(get_name(bytes), count, size, [&] { raw_.read(bytes); });
+      time(put_name(bytes), bytes, size, [&] { put_and_flush(bytes, 1); });
+      if (me_ == 0) {
+        time(get_name(bytes), bytes, size, [&] { raw_.read(bytes); });
         raw_.send();
       } else {
         raw_.wait_message();
       }
-      loop_.time(window_name(bytes), count, size * kWindow, [&] { put_and_flush(bytes, kWindow); });
+      time(window_name(bytes), bytes, size * kWindow, [&] { put_and_flush(bytes, kWindow); });
     }
     for (const std::size_t bytes : kRoundTripSizes)
-      loop_.time(round_trip_name(bytes), loop_.repetitions(bytes), 0, [&] { round_trip(bytes); });
-    return loop_.take();
+      time(round_trip_name(bytes), bytes, 0, [&] { round_trip(bytes); });
+    return std::move(measurements_);
   }
 
  private:
+  /// Runs `body` once, then as often as its transfers of `bytes` allow; the mean of those.
+  template <typename Body>
+  void time(const std::string& name, std::size_t bytes, double moved, Body body) {
+    const std::int64_t count = repetitions(bytes, iterations_);
+    body();
+    const Times start = now();
+    for (std::int64_t i = 0; i < count; ++i) body();
+    measurements_.push_back({name, (now() - start) / static_cast<double>(count), moved});
+  }
   void put_and_flush(std::size_t bytes, std::uint64_t writes) {
-    if (loop_.me() == 0) {
+    if (me_ == 0) {
       for (std::uint64_t i = 0; i < writes; ++i) raw_.write(bytes);
       issued_ += writes;
       raw_.send();
@@ -206,26 +222,39 @@ class RawBench {
     }
   }
   void round_trip(std::size_t bytes) {
-    if (loop_.me() == 1) raw_.wait_message();
+    if (me_ == 1) raw_.wait_message();
     raw_.write(bytes);
     raw_.send();
-    if (loop_.me() == 0) raw_.wait_message();
+    if (me_ == 0) raw_.wait_message();
   }
 
   Raw& raw_;
-  RawLoop loop_;
+  const int me_;
+  const std::int64_t iterations_;
   std::uint64_t issued_ = 0;
+  std::vector<Measurement> measurements_;
 };
 
+/// Measures in this process (0), with a child as the other one (1).
 void run(const std::string& provider, std::int64_t iterations, const std::string& json_path) {
-  Report report;
-  report.program = "shoal-bench-ofi";
-  report.setup.emplace_back("provider", provider);
-  std::unique_ptr<Raw> raw;
-  run_two_processes<Blackboard>(report, json_path, [&](Blackboard& board, int me) {
-    raw = std::make_unique<Raw>(provider, board, me);
-    return RawBench(*raw, me, iterations).run();
-  });
+  void* const shared =
+      mmap(nullptr, sizeof(Blackboard), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) fail_errno("mmap");
+  auto* const board = new (shared) Blackboard{};
+  const pid_t child = fork();
+  if (child < 0) fail_errno("fork");
+  const int me = child == 0 ? 1 : 0;
+  if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
+  Raw raw(provider, *board, me);
+  const std::vector<Measurement> measurements = RawBench(raw, me, iterations).run();
+  if (me == 1) _exit(0);  // the process's end closes the network, which could wait forever
+  int status = 0;
+  waitpid(child, &status, 0);
+  Report report{.program = "shoal-bench-ofi",
+                .basis = "bytes of the transfers of one process",
+                .pes = 1,
+                .setup = {{"provider", provider}}};
+  publish(report, measurements, [](const std::vector<double>& mine) { return mine; }, json_path);
 }
 
 }  // namespace

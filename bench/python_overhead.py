@@ -61,29 +61,17 @@ class Inputs:
             settings={"heap": "cuda" if device.type == "cuda" else "host", "symmetric_size": "256M"}
         )
         self.buffer = make_buffer()
-        self.elastic = deep_ep.ElasticBuffer(
-            dist.group.WORLD,
-            num_bytes=64 << 20,
-            num_cpu_bytes=32 << 20,
-            num_max_tokens_per_rank=MAX_TOKENS,
-            hidden=HIDDEN,
-            num_topk=TOP_K,
-            explicitly_destroy=True,
-        )
-        self.stream = (
-            torch.cuda.current_stream().cuda_stream or 1 if device.type == "cuda" else None
-        )
+        sizes = {"num_max_tokens_per_rank": MAX_TOKENS, "hidden": HIDDEN, "num_topk": TOP_K}
+        self.elastic = deep_ep.ElasticBuffer(dist.group.WORLD, **sizes, explicitly_destroy=True)
+        on_gpu = device.type == "cuda"
+        self.stream = torch.cuda.current_stream().cuda_stream or 1 if on_gpu else None
 
     def make_group(self):
         self.buffer.destroy()
         self.buffer = make_buffer()
+        most = {"max_tokens": MAX_TOKENS, "low_latency_max_tokens": MAX_TOKENS}
         self.group = shoal.ep.Group(
-            self.world.team,
-            hidden=HIDDEN,
-            top_k=TOP_K,
-            experts=EXPERTS,
-            max_tokens=MAX_TOKENS,
-            low_latency_max_tokens=MAX_TOKENS,
+            self.world.team, hidden=HIDDEN, top_k=TOP_K, experts=EXPERTS, **most
         )
 
     def close(self):
@@ -126,25 +114,17 @@ def low_latency_of_buffer(i):
 def low_latency_of_group(i):
     """The same of ``shoal.ep``."""
 
-    def core():
+    def pair(**options):
         received = i.group.low_latency_dispatch(
-            i.x, i.topk_idx, quantize="none", stream=i.stream
+            i.x, i.topk_idx, quantize="none", stream=i.stream, **options
         ).receive()
         i.group.low_latency_combine(
-            received.x, i.topk_idx, i.weights, received.handle, stream=i.stream
-        ).receive()
-
-    def at_once():
-        received = i.group.low_latency_dispatch(
-            i.x, i.topk_idx, quantize="none", defer_receive=False, stream=i.stream
-        ).receive()
-        i.group.low_latency_combine(
-            received.x, i.topk_idx, i.weights, received.handle, defer_receive=False, stream=i.stream
+            received.x, i.topk_idx, i.weights, received.handle, stream=i.stream, **options
         ).receive()
 
     return {
-        "shoal.ep.Group": Subject(core, 2, 8),
-        "shoal.ep.Group, not deferred": Subject(at_once, 2, 8),
+        "shoal.ep.Group": Subject(pair, 2, 8),
+        "shoal.ep.Group, not deferred": Subject(lambda: pair(defer_receive=False), 2, 8),
     }
 
 
@@ -152,39 +132,29 @@ def normal(i):
     """Dispatches whose sizes no host waits for, and combines."""
     rows = len(i.x)
 
+    buffer, layout_of = i.buffer, i.buffer.get_dispatch_layout
+
     def pair():
-        per_rank, per_node, per_expert, in_rank, _ = i.buffer.get_dispatch_layout(
-            i.topk_idx, EXPERTS
+        per_rank, per_node, per_expert, in_rank, _ = layout_of(i.topk_idx, EXPERTS)
+        layout = (per_rank, per_node, in_rank, per_expert, i.topk_idx, i.weights)
+        recv_x, _, weights, _, handle, _ = buffer.dispatch(
+            i.x, None, *layout, num_worst_tokens=rows
         )
-        layout = (per_rank, per_node, in_rank, per_expert)
-        recv_x, _, recv_weights, _, handle, _ = i.buffer.dispatch(
-            i.x, None, *layout, i.topk_idx, i.weights, num_worst_tokens=rows
-        )
-        i.buffer.combine(recv_x, handle, topk_weights=recv_weights)
+        buffer.combine(recv_x, handle, topk_weights=weights)
 
     def pair_with_events():
         on_comm = {"async_finish": True, "allocate_on_comm_stream": True}
-        per_rank, per_node, per_expert, in_rank, event = i.buffer.get_dispatch_layout(
+        per_rank, per_node, per_expert, in_rank, event = layout_of(
             i.topk_idx, EXPERTS, previous_event=deep_ep.Buffer.capture(), **on_comm
         )
-        layout = (per_rank, per_node, in_rank, per_expert)
-        recv_x, _, recv_weights, _, handle, event = i.buffer.dispatch(
-            i.x,
-            None,
-            *layout,
-            i.topk_idx,
-            i.weights,
-            num_worst_tokens=rows,
-            previous_event=event,
-            **on_comm,
+        layout = (per_rank, per_node, in_rank, per_expert, i.topk_idx, i.weights)
+        recv_x, _, weights, _, handle, event = buffer.dispatch(
+            i.x, None, *layout, num_worst_tokens=rows, previous_event=event, **on_comm
         )
         event.current_stream_wait()
-        *_, event = i.buffer.combine(
-            recv_x,
-            handle,
-            topk_weights=recv_weights,
-            previous_event=deep_ep.Buffer.capture(),
-            **on_comm,
+        after = deep_ep.Buffer.capture()
+        *_, event = buffer.combine(
+            recv_x, handle, topk_weights=weights, previous_event=after, **on_comm
         )
         event.current_stream_wait()
 
@@ -210,25 +180,16 @@ def normal(i):
 
 
 def elastic(i):
-    """Pairs, and the calls beside dispatch and combine, of one rank with itself."""
-    buffer, part = i.elastic, torch.zeros(7168, dtype=torch.bfloat16, device=i.x.device)
-    buffer.agrs_set_config(1 << 20, 1)
-    buffer.pp_set_config(1 << 16, 2)
-    buffer.engram_write(i.x)
-    entries = torch.zeros((4, 2), dtype=torch.int32, device=i.x.device)
+    """Pairs without and with events."""
+    buffer = i.elastic
+    without_sync = {"num_experts": EXPERTS, "do_cpu_sync": False, "do_handle_copy": False}
 
     def pair(**options):
         def after():
             return {"previous_event": deep_ep.Buffer.capture(), **options} if options else {}
 
         recv_x, _, weights, handle, event = buffer.dispatch(
-            i.x,
-            i.topk_idx,
-            i.weights,
-            num_experts=EXPERTS,
-            do_cpu_sync=False,
-            do_handle_copy=False,
-            **after(),
+            i.x, i.topk_idx, i.weights, **without_sync, **after()
         )
         if options:
             event.current_stream_wait()
@@ -236,21 +197,10 @@ def elastic(i):
         if options:
             event.current_stream_wait()
 
-    def gather():
-        with buffer.agrs_new_session():
-            buffer.all_gather(part)[-1]()
-
-    def ring():
-        buffer.pp_send(part, 0)
-        buffer.pp_recv(part, 0)
-
     on_comm = {"async_with_compute_stream": True, "allocate_on_comm_stream": True}
     return {
         "deep_ep.ElasticBuffer: pair": Subject(pair, 1, 60),
         "ElasticBuffer: pair with events": Subject(lambda: pair(**on_comm), 1),
-        "ElasticBuffer: gather session": Subject(gather, 1),
-        "ElasticBuffer: pp_send, pp_recv": Subject(ring, 2),
-        "ElasticBuffer: engram fetch": Subject(lambda: buffer.engram_fetch(entries)(), 1),
     }
 
 
@@ -294,17 +244,9 @@ def main():
             f"{target}), {device.type}"
         )
     if arguments.json:
+        counts = {"rounds": arguments.rounds, "calls": arguments.calls}
         with open(arguments.json, "w") as file:
-            json.dump(
-                {
-                    "device": device.type,
-                    "rounds": arguments.rounds,
-                    "calls": arguments.calls,
-                    "figures": figures,
-                },
-                file,
-                indent=1,
-            )
+            json.dump({"device": device.type, **counts, "figures": figures}, file, indent=1)
     inputs.close()
     dist.destroy_process_group()
 

@@ -2,10 +2,8 @@
 #include "report.hpp"
 
 #include <fmt/format.h>
-#include <sys/utsname.h>
 
 #include <algorithm>
-#include <chrono>
 #include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -16,6 +14,13 @@
 
 namespace shoal::bench {
 
+std::string today() {
+  const std::time_t time = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&time, &parts);
+  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
+}
+
 namespace {
 
 std::string cpu_model() {
@@ -23,13 +28,6 @@ std::string cpu_model() {
   for (std::string line; std::getline(file, line);)
     if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
   return "unknown";
-}
-
-std::string today() {
-  const std::time_t time = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&time, &parts);
-  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
 }
 
 /// One operation over all PEs.

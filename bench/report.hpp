@@ -24,13 +24,19 @@ struct Measurement {
 using Gather = std::function<std::vector<double>(const std::vector<double>& mine)>;
 
 struct Report {
-  std::string program;  ///< "shoal-bench ep"
-  std::string basis;    ///< what `bytes` counts
+  std::string program{};  ///< "shoal-bench ep"
+  std::string basis{};    ///< what `bytes` counts
   std::int32_t pe = 0, pes = 0;
   /// Shape and machine, in printing order.
-  std::vector<std::pair<std::string, std::string>> setup;
+  std::vector<std::pair<std::string, std::string>> setup{};
   std::vector<std::pair<std::string, double>> notes{};  ///< further figures, after the table
 };
+/// The basis of shoal-bench ep and of its baseline.
+inline constexpr const char* kRowsReceived =
+    "logical: rows received (dispatch; combine moves the same rows back), the PE's own included; "
+    "memcpy: bytes copied";
+/// UTC, such as "2026-11-20".
+std::string today();
 void describe(Report& report, const Shape& shape);
 
 /// Collective. PE 0 prints the table and writes the file unless json_path is empty. Throws

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.hpp"
 #include "rma_rows.hpp"
@@ -16,23 +15,15 @@ namespace {
 
 class RmaBench {
  public:
-  RmaBench(World& world, const RmaOptions& options)
+  RmaBench(World& world, std::int64_t iterations)
       : world_(world),
-        options_(options),
-        iterations_(options.iterations),
+        iterations_(iterations),
         remote_(world.heap().allocate<std::byte>(kLargest)),
-        flag_(world.heap().allocate<std::uint64_t>(1)) {
-    if (options.heap)
-      heap_ = world.heap().allocate<std::byte>(kLargest);
-    else
-      private_.resize(kLargest);
-    local_ = options.heap ? std::span(heap_.data(), kLargest) : std::span(private_);
-    std::memset(local_.data(), 1, local_.size());
-  }
+        flag_(world.heap().allocate<std::uint64_t>(1)),
+        local_(kLargest, std::byte{1}) {}
 
   std::vector<Measurement> run() {
-    for (const std::size_t bytes : kSizes)
-      if (options_.has(bytes)) measure_size(bytes);
+    for (const std::size_t bytes : kSizes) measure_size(bytes);
     measure_small();
     measure_round_trips();
     measure_collectives();
@@ -147,33 +138,22 @@ class RmaBench {
   }
 
   World& world_;
-  const RmaOptions& options_;
   const std::int64_t iterations_;
   SymmetricArray<std::byte> remote_;
   SymmetricArray<std::uint64_t> flag_;
-  SymmetricArray<std::byte> heap_;
-  std::vector<std::byte> private_;
-  std::span<std::byte> local_;  ///< in one of the two
+  std::vector<std::byte> local_;
   std::vector<Measurement> measurements_;
 };
 
 }  // namespace
 
-void run_rma(World& world, const RmaOptions& options, const std::string& json_path) {
-  require(options.iterations >= 1, Code::invalid_argument, "--iterations is {}; allowed: 1 or more",
-          options.iterations);
-  Report report;
-  report.program = "shoal-bench rma";
+void run_rma(World& world, std::int64_t iterations, const std::string& json_path) {
+  require(iterations >= 1, Code::invalid_argument, "--iterations is {}; allowed: 1 or more",
+          iterations);
+  Report report = report_of(world, "shoal-bench rma");
   report.basis = "bytes of the transfers of one PE";
-  report.pe = world.my_pe();
-  report.pes = world.n_pes();
-  report.setup.emplace_back("local memory", options.heap ? "in the heap" : "private");
   report.setup.emplace_back("transport", world.describe_transport(1 % world.n_pes()));
-  std::vector<Measurement> measurements = RmaBench(world, options).run();
-  if (world.n_pes() > 1 && options.has(8))
-    for (Measurement& measured : measure_proxy(world, options.iterations))
-      measurements.push_back(std::move(measured));
-  publish(report, measurements, gather_through(world), json_path);
+  publish(report, RmaBench(world, iterations).run(), gather_through(world), json_path);
 }
 
 }  // namespace shoal::bench

@@ -1,54 +1,36 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs shoal-bench ep and the MPI baseline, and compares their medians with the targets of the host
-backend.
+"""Compares shoal-bench ep with the MPI baseline, on this host or, with --hosts, between hosts
+emulated by namespaces.
 
-The two alternate (Shoal, MPI, Shoal, MPI, ...), so other load on the machine affects both alike. A
-figure is the median over the rounds of the slowest PE's time. Needs only the standard library.
+A figure is the median over the rounds of the slowest PE's time. MPI's ranks yield while they wait,
+as Shoal's do. Between hosts (needs root, as tests/hosts does) both use one link (rail 0) and TCP.
 """
 
-import argparse
 import json
 import os
 import pathlib
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
+
+from rounds import alternate, make_parser, report_of, write
 
 PAIR = "dispatch + combine bf16"
 MEMCPY = "memcpy of the dispatch bytes"
 LOW_LATENCY_PAIRS = ["low-latency pair bf16 per rank", "low-latency pair fp8 per rank"]
-SPEEDUP_TARGET = 3.0  # over MPI
+SPEEDUP_TARGET = 3.0  # over MPI on one host
+HOSTS_TARGET = 2.0  # over MPI between hosts
 MEMCPY_TARGET = 0.5  # of memcpy's bandwidth
-
-
-def make_parser(description, rounds, timeout):
-    """A parser with the options that all scripts of this folder have."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--bin",
-        type=pathlib.Path,
-        default=pathlib.Path("build/release/bin"),
-        help="folder of the programs",
-    )
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument(
-        "--timeout", type=float, default=timeout, help="seconds that one program may take"
-    )
-    parser.add_argument(
-        "--json", type=pathlib.Path, help="also write everything measured to this file"
-    )
-    return parser
+HOSTS_SHAPE = "--tokens 128 --low-latency-tokens 32 --iterations 8 --experts 64".split()
+YIELDS = ["--mca", "mpi_yield_when_idle", "1"]
 
 
 def parse_arguments():
     parser = make_parser(__doc__, rounds=5, timeout=300)
-    parser.add_argument("--pes", type=int, default=8)
+    parser.add_argument("--pes", type=int, help="default: 8; with --hosts 2, on each host")
+    parser.add_argument("--hosts", type=int, help="between so many emulated hosts")
+    parser.add_argument("--transport", default="ofi", help="with --hosts: SHOAL_TRANSPORT_BETWEEN")
     parser.add_argument("--iterations", type=int, default=16, help="timed pairs per round")
     parser.add_argument("--quick", action="store_true", help="one short round, for a rough figure")
     parser.add_argument("--no-rma", action="store_true", help="leave out the one-sided operations")
@@ -63,79 +45,70 @@ def parse_arguments():
         help="after --: options for both programs, such as -- --tokens 512 --hidden 4096",
     )
     arguments = parser.parse_args()
+    arguments.pes = arguments.pes or (2 if arguments.hosts else 8)
     if arguments.quick:
         arguments.rounds, arguments.iterations = 1, 4
+    if arguments.hosts:
+        arguments.shape = arguments.shape or HOSTS_SHAPE
+    else:
+        arguments.shape = ["--iterations", str(arguments.iterations), *arguments.shape]
     return arguments
 
 
-def commands(arguments):
-    """The command lines by name, without --json; with MPI's if it was built."""
-    options = ["--iterations", str(arguments.iterations), *arguments.shape]
-    pes = str(arguments.pes)
-    result = {
-        "shoal": [
-            str(arguments.bin / "shoal-run"),
-            "-n",
-            pes,
-            str(arguments.bin / "shoal-bench"),
-            "ep",
-            *options,
-        ]
-    }
+def local_runs(arguments):
+    """The runs on this host; that of MPI if it was built."""
+    pes, timeout = str(arguments.pes), arguments.timeout
+    run = [arguments.bin / "shoal-run", "-n", pes, arguments.bin / "shoal-bench", "ep"]
+    runs = {"shoal": lambda: report_of([*run, *arguments.shape], timeout)}
     baseline, mpirun = arguments.bin / "shoal-bench-mpi", shutil.which("mpirun")
     if baseline.exists() and mpirun:
-        # With more ranks than cores, waiting ranks must yield to the others.
-        launcher = [mpirun, "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", pes]
-        if os.geteuid() == 0:
-            launcher.insert(1, "--allow-run-as-root")
-        result["mpi"] = [*launcher, str(baseline), *options]
-    return result
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        command = [mpirun, *root, "--oversubscribe", *YIELDS, "-n", pes, baseline]
+        runs["mpi"] = lambda: report_of([*command, *arguments.shape], timeout)
+    return runs
 
 
-def run_once(command, timeout):
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "result.json"
-        process = subprocess.Popen(
-            [*command, "--json", str(path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            sys.exit(f"run_bench: no result after {timeout:.0f} s (--timeout): {' '.join(command)}")
-        if process.returncode != 0 or not path.exists():
-            sys.exit(f"run_bench: exit status {process.returncode}: {' '.join(command)}\n{output}")
-        return json.loads(path.read_text())
+def measure_between_hosts(arguments):
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" / "hosts"))
+    from hosts import SHARED, Network, why_not
+    from launchers import Job, by_hand, mpirun_options
 
+    if reason := why_not() or (None if shutil.which("mpirun") else "no mpirun for the baseline"):
+        sys.exit(f"run_bench: {reason}")
+    programs, path = arguments.bin.resolve(), SHARED / "result.json"
+    options = [*arguments.shape, "--json", path]
 
-def run_rma(arguments):
-    """shoal-bench rma between two PEs: put, get, atomics, signals; a table of its own."""
-    command = [
-        str(arguments.bin / "shoal-run"),
-        "--no-label",
-        "-n",
-        "2",
-        str(arguments.bin / "shoal-bench"),
-        "rma",
-    ]
-    print("shoal-bench rma, 2 PEs", file=sys.stderr)
-    return run_once(command, arguments.timeout)
+    def finished(job, network):
+        results = job.wait(arguments.timeout)
+        if not all(program.ok for program in results):
+            sys.exit("run_bench: " + "\n".join(map(str, results)))
+        for place in [*network.hosts, network.login]:
+            result = place.path(path)
+            if result.exists():
+                text = result.read_text()
+                result.unlink()
+                return json.loads(text)
+        sys.exit("run_bench: no result")
 
+    with Network(hosts=arguments.hosts) as network:
 
-def measure(arguments):
-    """{program: [result of round 1, ...]}, alternating."""
-    lines = commands(arguments)
-    rounds = {name: [] for name in lines}
-    for number in range(arguments.rounds):
-        for name, command in lines.items():
-            print(f"round {number + 1} of {arguments.rounds}: {name}", file=sys.stderr)
-            rounds[name].append(run_once(command, arguments.timeout))
-    return lines, rounds
+        def shoal():
+            environment = {
+                "SHOAL_TRANSPORT_BETWEEN": arguments.transport,
+                "SHOAL_NIC_LIST": "rail0",
+                "SHOAL_SYMMETRIC_SIZE": "2G",
+            }
+            command = [programs / "shoal-bench", "ep", *options]
+            return finished(by_hand(network, command, arguments.pes, environment), network)
+
+        def mpi():
+            places = ",".join(f"{host.name}:{arguments.pes}" for host in network.hosts)
+            count = arguments.pes * arguments.hosts
+            launcher = ["mpirun", *mpirun_options(network), *YIELDS, "--host", places, "-np", count]
+            command = [*launcher, programs / "shoal-bench-mpi", *options]
+            return finished(Job([network.login.popen(command)]), network)
+
+        return alternate(arguments.rounds, {"shoal": shoal, "mpi": mpi})
 
 
 def summarise(results):
@@ -159,24 +132,19 @@ def summarise(results):
     return summary
 
 
-def ratios(shoal, mpi, copy_seconds):
+def ratios(arguments, shoal, mpi, copy_seconds):
     """The figures that have targets."""
-    result = [
-        {
-            "what": f"{PAIR}, bandwidth as a share of memcpy's",
-            "value": 2 * copy_seconds / shoal[PAIR]["seconds"],
-            "target": MEMCPY_TARGET,
-        }
-    ]
-    if mpi:
-        for name in [PAIR, *LOW_LATENCY_PAIRS]:
-            result.append(
-                {
-                    "what": f"{name}, times as fast as MPI",
-                    "value": mpi[name]["seconds"] / shoal[name]["seconds"],
-                    "target": SPEEDUP_TARGET,
-                }
-            )
+    result = []
+    if not arguments.hosts:
+        share = 2 * copy_seconds / shoal[PAIR]["seconds"]
+        what = f"{PAIR}, bandwidth as a share of memcpy's"
+        result.append({"what": what, "value": share, "target": MEMCPY_TARGET})
+    names = [PAIR] if arguments.hosts else [PAIR, *LOW_LATENCY_PAIRS]
+    target = HOSTS_TARGET if arguments.hosts else SPEEDUP_TARGET
+    for name in names if mpi else []:
+        value = mpi[name]["seconds"] / shoal[name]["seconds"]
+        what = f"{name}, times as fast as MPI"
+        result.append({"what": what, "value": value, "target": target})
     for entry in result:
         entry["met"] = entry["value"] >= entry["target"]
     return result
@@ -191,12 +159,10 @@ def cells_of(entry, base=None):
         f"{entry['min'] * 1e6:.0f}-{entry['max'] * 1e6:.0f}",
         f"{entry['cpu_seconds_per_pe'] * 1e6:.0f}",
     ]
-    if base:
-        return [
-            *cells,
-            f"{entry['seconds'] / base['seconds']:.2f} ({entry['cpu_seconds_per_pe'] / base['cpu_seconds_per_pe']:.2f})",
-        ]
-    return [*cells, f"{entry['bytes_per_pe'] / entry['seconds'] / 1e9:.2f}"]
+    if not base:
+        return [*cells, f"{entry['bytes_per_pe'] / entry['seconds'] / 1e9:.2f}"]
+    wall, cpu = (entry[name] / base[name] for name in ("seconds", "cpu_seconds_per_pe"))
+    return [*cells, f"{wall:.2f} ({cpu:.2f})"]
 
 
 def print_table(shoal, mpi):
@@ -206,68 +172,71 @@ def print_table(shoal, mpi):
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for name, mine in shoal.items():
-        print(
-            "| " + " | ".join([name, *cells_of(mine), *cells_of(mpi.get(name), base=mine)]) + " |"
-        )
+        cells = [name, *cells_of(mine), *cells_of(mpi.get(name), base=mine)]
+        print("| " + " | ".join(cells) + " |")
 
 
-def print_rma(result):
+def run_rma(arguments):
+    """shoal-bench rma between two PEs: put, get, atomics, signals; a table of its own."""
+    print("shoal-bench rma, 2 PEs", file=sys.stderr)
+    launcher = [arguments.bin / "shoal-run", "--no-label", "-n", "2"]
+    result = report_of([*launcher, arguments.bin / "shoal-bench", "rma"], arguments.timeout)
     print(
-        f"\none-sided operations, {result['pes']} PEs; they reuse one buffer, so small sizes stay in the cache\n"
+        f"\none-sided operations, {result['pes']} PEs; they reuse one buffer, so small sizes stay "
+        "in the cache\n"
     )
     print("| operation | us | GB/s |\n|---|---|---|")
     for entry in result["results"]:
         speed = f"{entry['gb_per_s_per_pe']:.2f}" if entry.get("bytes_per_pe") else ""
         print(f"| {entry['name']} | {entry['seconds']['mean'] * 1e6:.2f} | {speed} |")
+    return result
 
 
 def main():
     arguments = parse_arguments()
-    lines, rounds = measure(arguments)
-    shoal = summarise(rounds["shoal"])
-    mpi = summarise(rounds["mpi"]) if "mpi" in rounds else {}
+    if arguments.hosts:
+        rounds = measure_between_hosts(arguments)
+    else:
+        rounds = alternate(arguments.rounds, local_runs(arguments))
+    shoal, mpi = summarise(rounds["shoal"]), summarise(rounds["mpi"]) if "mpi" in rounds else {}
     # Both programs run the same loop: the rounds of both count.
     copies = [
-        r["seconds"]["max"]
+        row["seconds"]["max"]
         for results in rounds.values()
         for result in results
-        for r in result["results"]
-        if r["name"] == MEMCPY
+        for row in result["results"]
+        if row["name"] == MEMCPY
     ]
-    found = ratios(shoal, mpi, statistics.median(copies))
-    setup = rounds["shoal"][0]["setup"]
-    print(f"\n{arguments.pes} PEs, " + ", ".join(f"{key} {value}" for key, value in setup.items()))
+    found = ratios(arguments, shoal, mpi, statistics.median(copies))
+    first = rounds["shoal"][0]
+    place = f"{arguments.hosts} hosts of " if arguments.hosts else ""
+    setup = ", ".join(f"{key} {value}" for key, value in first["setup"].items())
+    print(f"\n{place}{arguments.pes} PEs, {setup}")
     print(
-        f"medians of {arguments.rounds} alternating rounds, slowest PE; cpu: processor time per PE; {rounds['shoal'][0]['basis']}\n"
+        f"medians of {arguments.rounds} alternating rounds, slowest PE; cpu: processor time per "
+        f"PE; {first['basis']}\n"
     )
     print_table(shoal, mpi)
     print()
     for entry in found:
-        print(
-            f"{entry['what']}: {entry['value']:.2f} (target {entry['target']}: {'met' if entry['met'] else 'missed'})"
-        )
+        met = "met" if entry["met"] else "missed"
+        print(f"{entry['what']}: {entry['value']:.2f} (target {entry['target']}: {met})")
     if not mpi:
         print("no MPI: shoal-bench-mpi was not built or mpirun is not installed")
-    rma = None if arguments.no_rma else run_rma(arguments)
-    if rma:
-        print_rma(rma)
-    if arguments.json:
-        names = {
-            name: " ".join(pathlib.Path(word).name if "/" in word else word for word in line)
-            for name, line in lines.items()
-        }
-        everything = {
-            "commands": names,
-            "rounds": arguments.rounds,
-            "pes": arguments.pes,
-            "setup": setup,
-            "shoal": shoal,
-            "mpi": mpi,
-            "ratios": found,
-            "rma": rma,
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(everything, indent=2) + "\n")
+    without_rma = arguments.no_rma or arguments.hosts
+    everything = {
+        "hosts": arguments.hosts,
+        "transport": arguments.transport if arguments.hosts else None,
+        "pes": arguments.pes,
+        "shape": arguments.shape,
+        "rounds": arguments.rounds,
+        "setup": first["setup"],
+        "shoal": shoal,
+        "mpi": mpi,
+        "ratios": found,
+        "rma": None if without_rma else run_rma(arguments),
+    }
+    write(arguments.json, everything)
     if arguments.require_targets and not (mpi and all(entry["met"] for entry in found)):
         sys.exit(1)
 

@@ -63,47 +63,6 @@ static void all_to_all(size_t bytes) {
   shmem_alltoall64(symmetric_b, symmetric_a, bytes / 8 / (size_t)n, 0, 0, n, sync_array);
 }
 
-#if SHMEM_MAJOR_VERSION > 1 || SHMEM_MINOR_VERSION >= 5
-// Contexts: an operation with its quiet, and a quiet that has nothing to wait for while another
-// context has a long put in flight.
-#define CONTEXTS 1
-enum { kShared, kSerialized, kPrivate, kContexts };
-static const long options[kContexts] = {0, SHMEM_CTX_SERIALIZED, SHMEM_CTX_PRIVATE};
-static shmem_ctx_t contexts[kContexts];
-
-static void put_quiet_on(size_t bytes, int kind) {
-  shmem_ctx_putmem(contexts[kind], symmetric_a, local, bytes, n - 1);
-  shmem_ctx_quiet(contexts[kind]);
-}
-static void put_quiet_shared(size_t bytes) {
-  put_quiet_on(bytes, kShared);
-}
-static void put_quiet_serialized(size_t bytes) {
-  put_quiet_on(bytes, kSerialized);
-}
-static void put_quiet_private(size_t bytes) {
-  put_quiet_on(bytes, kPrivate);
-}
-
-static double quiet_beside_put(int kind) {
-  enum { kCalls = 50 };
-  double best = 1e30;
-  for (int round = 0; round < kRounds; ++round) {
-    double sum = 0;
-    for (int i = 0; me == 0 && i < kCalls; ++i) {
-      shmem_putmem_nbi(symmetric_a, local, 262144, n - 1);
-      const double start = now_us();
-      shmem_ctx_quiet(contexts[kind]);
-      sum += now_us() - start;
-      shmem_quiet();
-    }
-    if (sum / kCalls < best) best = sum / kCalls;
-  }
-  shmem_barrier_all();
-  return best;
-}
-#endif
-
 struct Row {
   const char* name;
   void (*call)(size_t bytes);
@@ -113,11 +72,6 @@ struct Row {
 static const struct Row rows[] = {
     {"put", put, 0, 8, kMost},
     {"put+quiet", put_quiet, 0, 8, kMost},
-#ifdef CONTEXTS
-    {"put+quiet_shared", put_quiet_shared, 0, 8, 8},
-    {"put+quiet_serialized", put_quiet_serialized, 0, 8, 8},
-    {"put+quiet_private", put_quiet_private, 0, 8, 8},
-#endif
     {"get", get, 0, 8, kMost},
     {"fetch_add", fetch_add, 0, 8, 8},
     {"add", add, 0, 8, 8},
@@ -168,9 +122,6 @@ int main(int argc, char** argv) {
   memset(local, 0, kMost);
   for (size_t i = 0; i < sizeof sync_array / sizeof sync_array[0]; ++i)
     sync_array[i] = SHMEM_SYNC_VALUE;
-#ifdef CONTEXTS
-  for (int kind = 0; kind < kContexts; ++kind) shmem_ctx_create(options[kind], &contexts[kind]);
-#endif
   shmem_barrier_all();
   for (size_t r = 0; r < sizeof rows / sizeof rows[0]; ++r)
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
@@ -181,13 +132,6 @@ int main(int argc, char** argv) {
       if (me == 0) printf("%s %zu %.4f\n", rows[r].name, bytes, us);
       fflush(stdout);
     }
-#ifdef CONTEXTS
-  static const char* const names[kContexts] = {"shared", "serialized", "private"};
-  for (int kind = 0; kind < kContexts && is_wanted("quiet", argc, argv); ++kind) {
-    const double us = quiet_beside_put(kind);
-    if (me == 0) printf("quiet_beside_put_%s 0 %.4f\n", names[kind], us);
-  }
-#endif
   if (me == 0) printf("end\n");
   fflush(stdout);
   shmem_finalize();

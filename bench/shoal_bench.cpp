@@ -2,20 +2,16 @@
 // shoal-bench: measures this build on this machine. Start it with shoal-run:
 //
 //   shoal-run -n 8 shoal-bench ep
+#include "shoal_bench.hpp"
+
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <exception>
-#include <memory>
-#include <mutex>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "base/files.hpp"
 #include "options.hpp"
 #include "shoal/collective.hpp"
-#include "shoal_bench.hpp"
 
 namespace shoal::bench {
 
@@ -33,79 +29,52 @@ Gather gather_through(World& world) {
   };
 }
 
+Report report_of(World& world, const std::string& program) {
+  return {.program = program, .pe = world.my_pe(), .pes = world.n_pes()};
+}
+
 namespace {
 
 struct Arguments {
   Shape shape;
-  RmaOptions rma;
-  Shape waits_shape{.tokens = 16, .hidden = 256, .top_k = 8, .experts = 192, .iterations = 32};
   Shape start_shape{.tokens = 128, .hidden = 7168, .top_k = 8, .experts = 64};
-  std::int64_t threads = 0;
-  std::string json_path;
-  bool ep = false, waits = false, start = false, preinitialize = false;
+  std::int64_t rma_iterations = 1000;
+  std::string json_path, part;
+  bool preinitialize = false;
 };
 
 void declare(CLI::App& app, Arguments& arguments) {
   app.require_subcommand(1);
-  CLI::App* const ep =
-      app.add_subcommand("ep", "dispatch and combine of both modes, and memcpy of the same bytes");
-  add_shape_options(*ep, arguments.shape);
-  ep->callback([&arguments] { arguments.ep = true; });
-  CLI::App* const rma =
-      app.add_subcommand("rma", "put, get, atomics, signals, barrier and all-to-all");
-  rma->add_option("--iterations", arguments.rma.iterations, "repetitions of each small operation")
+  const auto command = [&](const char* name, const char* description) {
+    CLI::App* const sub = app.add_subcommand(name, description);
+    sub->add_option("--json", arguments.json_path, "also write the results to this file");
+    sub->callback([&arguments, name] { arguments.part = name; });
+    return sub;
+  };
+  add_shape_options(
+      *command("ep", "dispatch and combine of both modes, and memcpy of the same bytes"),
+      arguments.shape);
+  command("rma", "put, get, atomics, signals, barrier and all-to-all")
+      ->add_option("--iterations", arguments.rma_iterations, "repetitions of each small operation")
       ->capture_default_str();
-  rma->add_option("--sizes", arguments.rma.sizes, "sizes of puts and gets, in bytes; default: all");
-  rma->add_flag("--heap", arguments.rma.heap, "local memory lies in the symmetric heap");
-  CLI::App* const waits = app.add_subcommand(
-      "waits", "operations with little work, for any number of PEs per core; see --threads");
-  add_shape_options(*waits, arguments.waits_shape);
-  waits
-      ->add_option("--threads", arguments.threads,
-                   "PEs are this many threads of this process, without shoal-run")
-      ->check(CLI::Range(1, 1024));
-  waits->callback([&arguments] { arguments.waits = true; });
-  CLI::App* const start = app.add_subcommand(
-      "start", "the first pair of the process by cause, and its ratio to a steady pair");
+  CLI::App* const start =
+      command("start", "the first pair of the process by cause, and its ratio to a steady pair");
   add_shape_options(*start, arguments.start_shape);
   start->add_flag("--preinitialize", arguments.preinitialize,
                   "create the groups with GroupOptions::preinitialize");
-  start->callback([&arguments] { arguments.start = true; });
-  for (CLI::App* const command : {ep, rma, waits, start})
-    command->add_option("--json", arguments.json_path, "also write the results to this file");
 }
 
-void run(const Arguments& arguments, std::shared_ptr<Bootstrap> bootstrap) {
+void run(const Arguments& arguments) {
   const Times start = now();
-  World world = World::open({.settings = Settings::from_environment(), .bootstrap = bootstrap});
+  World world = World::open({.settings = Settings::from_environment()});
   const Times open = now() - start;
-  if (arguments.waits)
-    run_waits(world, arguments.waits_shape, arguments.threads, open, arguments.json_path);
-  else if (arguments.start)
+  if (arguments.part == "start")
     run_start(world, arguments.start_shape, arguments.preinitialize, open, arguments.json_path);
-  else if (arguments.ep)
+  else if (arguments.part == "ep")
     run_ep(world, arguments.shape, arguments.json_path);
   else
-    run_rma(world, arguments.rma, arguments.json_path);
+    run_rma(world, arguments.rma_iterations, arguments.json_path);
   world.close();
-}
-
-/// run() on threads of this process.
-void run_as_threads(const Arguments& arguments) {
-  std::vector<std::thread> threads;
-  std::mutex mutex;
-  std::exception_ptr failure;
-  for (auto& bootstrap : thread_bootstraps(static_cast<Pe>(arguments.threads)))
-    threads.emplace_back([&, shared = std::shared_ptr<Bootstrap>(std::move(bootstrap))] {
-      try {
-        run(arguments, shared);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!failure) failure = std::current_exception();
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace
@@ -120,10 +89,7 @@ int main(int argc, char** argv) {
   shoal::bench::declare(app, arguments);
   CLI11_PARSE(app, argc, argv);
   try {
-    if (arguments.threads > 0)
-      shoal::bench::run_as_threads(arguments);
-    else
-      shoal::bench::run(arguments, nullptr);
+    shoal::bench::run(arguments);
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "shoal-bench: {}\n", error.what());

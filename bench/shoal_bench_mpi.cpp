@@ -123,7 +123,7 @@ Tensor buffer(std::size_t bytes) {
 }
 
 struct PairTimes {
-  Times dispatch, combine, in_mpi;
+  Times dispatch, combine, in_mpi, total;
   double rows = 0;
 };
 
@@ -140,43 +140,46 @@ class Stopwatch {
   Times start_;
 };
 
-class NormalMode {
+/// Chains of pairs with their checks; the modes say what a dispatch and a combine are.
+class Mode {
  public:
-  NormalMode(const Shape& shape, std::int32_t rank, std::int32_t ranks)
+  virtual ~Mode() = default;
+
+ protected:
+  Mode(const Shape& shape, std::int64_t tokens, std::int32_t rank, std::int32_t ranks)
       : shape_(shape),
         rank_(rank),
         ranks_(ranks),
         row_(shape.row_bytes()),
-        batches_(make_batches(shape, shape.tokens, rank)),
-        sent_(buffer(capacity())),
-        received_(buffer(capacity())),
-        output_(buffer(static_cast<std::size_t>(shape.tokens) * shape.row_bytes())) {}
+        batches_(make_batches(shape, tokens, rank)) {}
 
-  void measure(std::vector<Measurement>& measurements) {
+  virtual Exchange dispatch(const Batch& batch, const Plan& plan, Times& in_mpi) = 0;
+  virtual void combine(const Plan& plan, const Exchange& exchange, Times& in_mpi) = 0;
+  /// Rows that the experts of this rank have got by a dispatch.
+  virtual double rows_of(const Exchange& exchange) const = 0;
+  /// Throws Error{mismatch} unless a pair of each batch returns the right rows.
+  virtual void check(const char* when) = 0;
+
+  /// Times of a pair of a chain, after `dropped` pairs.
+  PairTimes time_chain(std::int64_t dropped, std::int64_t timed) {
     check("before the chain");
-    run_chain(shape_.dropped);
+    run_chain(dropped);
     MPI_Barrier(MPI_COMM_WORLD);
     const Times start = now();
-    const PairTimes times = run_chain(shape_.iterations);
-    const Times total = now() - start;
+    PairTimes times = run_chain(timed);
+    times.total = now() - start;
     check("after the chain");
-    const auto n = static_cast<double>(shape_.iterations);
-    const double bytes = times.rows / n * static_cast<double>(shape_.row_bytes());
-    measurements.push_back({"dispatch bf16", times.dispatch / n, bytes});
-    measurements.push_back({"combine bf16", times.combine / n, bytes});
-    measurements.push_back({"dispatch + combine bf16", total / n, 2 * bytes});
-    measurements.push_back({"  of which in MPI calls", times.in_mpi / n, 0});
-    const auto all_meet = [] { MPI_Barrier(MPI_COMM_WORLD); };
-    measurements.push_back(
-        {"memcpy of the dispatch bytes",
-         time_memcpy(static_cast<std::size_t>(bytes), shape_.iterations, all_meet), bytes});
+    const auto n = static_cast<double>(timed);
+    return {times.dispatch / n, times.combine / n, times.in_mpi / n, times.total / n,
+            times.rows / n};
   }
+
+  const Shape shape_;
+  const std::int32_t rank_, ranks_;
+  const RowType row_;
+  std::vector<Batch> batches_;
 
  private:
-  std::size_t capacity() const {
-    return static_cast<std::size_t>(ranks_ * shape_.tokens) * shape_.row_bytes();
-  }
-
   PairTimes run_chain(std::int64_t pairs) {
     PairTimes times;
     for (std::int64_t i = 0; i < pairs; ++i) {
@@ -188,12 +191,41 @@ class NormalMode {
       combine(plan, exchange, times.in_mpi);
       times.dispatch += middle - start;
       times.combine += now() - middle;
-      times.rows += exchange.received;
+      times.rows += rows_of(exchange);
     }
     return times;
   }
+};
 
-  Exchange dispatch(const Batch& batch, const Plan& plan, Times& in_mpi) {
+class NormalMode final : public Mode {
+ public:
+  NormalMode(const Shape& shape, std::int32_t rank, std::int32_t ranks)
+      : Mode(shape, shape.tokens, rank, ranks),
+        sent_(buffer(capacity())),
+        received_(buffer(capacity())),
+        output_(buffer(static_cast<std::size_t>(shape.tokens) * shape.row_bytes())) {}
+
+  void measure(std::vector<Measurement>& measurements) {
+    const PairTimes times = time_chain(shape_.dropped, shape_.iterations);
+    const double bytes = times.rows * static_cast<double>(shape_.row_bytes());
+    measurements.push_back({"dispatch bf16", times.dispatch, bytes});
+    measurements.push_back({"combine bf16", times.combine, bytes});
+    measurements.push_back({"dispatch + combine bf16", times.total, 2 * bytes});
+    measurements.push_back({"  of which in MPI calls", times.in_mpi, 0});
+    const auto all_meet = [] { MPI_Barrier(MPI_COMM_WORLD); };
+    measurements.push_back(
+        {"memcpy of the dispatch bytes",
+         time_memcpy(static_cast<std::size_t>(bytes), shape_.iterations, all_meet), bytes});
+  }
+
+ private:
+  std::size_t capacity() const {
+    return static_cast<std::size_t>(ranks_ * shape_.tokens) * shape_.row_bytes();
+  }
+
+  double rows_of(const Exchange& exchange) const override { return exchange.received; }
+
+  Exchange dispatch(const Batch& batch, const Plan& plan, Times& in_mpi) override {
     auto* target = sent_.as<std::byte>();
     for (const auto& tokens : plan.tokens)
       for (const std::int32_t token : tokens) {
@@ -208,7 +240,7 @@ class NormalMode {
   }
 
   /// The expert output overwrites the received rows.
-  void combine(const Plan& plan, const Exchange& exchange, Times& in_mpi) {
+  void combine(const Plan& plan, const Exchange& exchange, Times& in_mpi) override {
     {
       const Stopwatch stopwatch(in_mpi);
       exchange.backward(received_.data, sent_.data, row_);
@@ -217,7 +249,7 @@ class NormalMode {
                       output_.as<std::uint16_t>());
   }
 
-  void check(const char* when) {
+  void check(const char* when) override {
     Times ignored;
     for (const Batch& batch : batches_) {
       const Plan plan = make_plan(batch, shape_, ranks_);
@@ -258,21 +290,15 @@ class NormalMode {
     }
   }
 
-  const Shape shape_;
-  const std::int32_t rank_, ranks_;
-  const RowType row_;
-  std::vector<Batch> batches_;
   Tensor sent_, received_, output_;
 };
 
 /// Sends rows once per (token, rank), with their experts and weights. The receiver lays them out by
 /// expert, [experts, ranks * tokens, hidden], as expert kernels of fixed shape require.
-class LowLatencyMode {
+class LowLatencyMode final : public Mode {
  public:
   LowLatencyMode(const Shape& shape, std::int32_t rank, std::int32_t ranks, bool quantize)
-      : shape_(shape),
-        rank_(rank),
-        ranks_(ranks),
+      : Mode(shape, shape.low_latency_tokens, rank, ranks),
         local_experts_(shape.experts / ranks),
         rows_per_expert_(ranks * shape.low_latency_tokens),
         quantize_(quantize),
@@ -281,8 +307,6 @@ class LowLatencyMode {
         scales_at_((static_cast<std::size_t>(shape.top_k) * 8 + 63) / 64 * 64 + payload_),
         record_bytes_((scales_at_ + (quantize ? groups_ * sizeof(float) : 0) + 63) / 64 * 64),
         record_(record_bytes_),
-        row_(shape.row_bytes()),
-        batches_(make_batches(shape, shape.low_latency_tokens, rank)),
         sent_(buffer(slots() * record_bytes_)),
         received_(buffer(slots() * record_bytes_)),
         x_(buffer(expert_slots() * payload_)),
@@ -293,23 +317,14 @@ class LowLatencyMode {
         output_(buffer(static_cast<std::size_t>(shape.low_latency_tokens) * shape.row_bytes())) {}
 
   void measure(std::vector<Measurement>& measurements) {
-    check("before the low-latency chain");
-    run_chain(8 * shape_.dropped);
-    MPI_Barrier(MPI_COMM_WORLD);
-    const Times start = now();
-    const PairTimes times = run_chain(shape_.low_latency_iterations());
-    const Times total = now() - start;
-    check("after the low-latency chain");
-    const auto n = static_cast<double>(shape_.low_latency_iterations());
+    const PairTimes times = time_chain(8 * shape_.dropped, shape_.low_latency_iterations());
     const std::string kind = quantize_ ? "fp8 per rank" : "bf16 per rank";
-    const double row = static_cast<double>(payload_ + (quantize_ ? groups_ * sizeof(float) : 0));
-    measurements.push_back(
-        {"low-latency dispatch " + kind, times.dispatch / n, times.rows / n * row});
-    measurements.push_back({"low-latency combine " + kind, times.combine / n,
-                            times.rows / n * static_cast<double>(shape_.row_bytes())});
-    measurements.push_back({"low-latency pair " + kind, total / n,
-                            times.rows / n * (row + static_cast<double>(shape_.row_bytes()))});
-    measurements.push_back({"  of which in MPI calls", times.in_mpi / n, 0});
+    const double row = static_cast<double>(payload_ + (quantize_ ? groups_ * sizeof(float) : 0)),
+                 back = static_cast<double>(shape_.row_bytes());
+    measurements.push_back({"low-latency dispatch " + kind, times.dispatch, times.rows * row});
+    measurements.push_back({"low-latency combine " + kind, times.combine, times.rows * back});
+    measurements.push_back({"low-latency pair " + kind, times.total, times.rows * (row + back)});
+    measurements.push_back({"  of which in MPI calls", times.in_mpi, 0});
   }
 
  private:
@@ -319,23 +334,11 @@ class LowLatencyMode {
   }
   std::size_t payload_at() const { return scales_at_ - payload_; }
 
-  PairTimes run_chain(std::int64_t pairs) {
-    PairTimes times;
-    for (std::int64_t i = 0; i < pairs; ++i) {
-      const Batch& batch = batches_[static_cast<std::size_t>(i % kBatches)];
-      const Times start = now();
-      const Plan plan = make_plan(batch, shape_, ranks_);
-      const Exchange exchange = dispatch(batch, plan, times.in_mpi);
-      const Times middle = now();
-      combine(plan, exchange, times.in_mpi);
-      times.dispatch += middle - start;
-      times.combine += now() - middle;
-      times.rows += std::accumulate(counts_.begin(), counts_.end(), 0);
-    }
-    return times;
+  double rows_of(const Exchange&) const override {
+    return std::accumulate(counts_.begin(), counts_.end(), 0);
   }
 
-  Exchange dispatch(const Batch& batch, const Plan& plan, Times& in_mpi) {
+  Exchange dispatch(const Batch& batch, const Plan& plan, Times& in_mpi) override {
     std::byte* record = sent_.as<std::byte>();
     for (std::size_t rank = 0; rank < plan.tokens.size(); ++rank)
       for (const std::int32_t token : plan.tokens[rank]) {
@@ -391,7 +394,7 @@ class LowLatencyMode {
     }
   }
 
-  void combine(const Plan& plan, const Exchange& exchange, Times& in_mpi) {
+  void combine(const Plan& plan, const Exchange& exchange, Times& in_mpi) override {
     std::vector<const std::uint16_t*> rows;
     std::vector<float> weights;
     const auto hidden = static_cast<std::size_t>(shape_.hidden);
@@ -415,7 +418,7 @@ class LowLatencyMode {
                       output_.as<std::uint16_t>());
   }
 
-  void check(const char* when) {
+  void check(const char* when) override {
     Times ignored;
     const auto hidden = static_cast<std::size_t>(shape_.hidden);
     std::vector<std::uint16_t> x(hidden);
@@ -447,14 +450,10 @@ class LowLatencyMode {
     float weight;
   };
 
-  const Shape shape_;
-  const std::int64_t rank_;
-  const std::int32_t ranks_;
   const std::int64_t local_experts_, rows_per_expert_;
   const bool quantize_;
   const std::size_t groups_, payload_, scales_at_, record_bytes_;
-  const RowType record_, row_;
-  std::vector<Batch> batches_;
+  const RowType record_;
   Tensor sent_, received_, x_, scales_, y_, sums_, expert_output_, output_;
   std::vector<int> counts_;
   std::vector<Place> places_;
@@ -476,13 +475,7 @@ void run(const Shape& shape, const std::string& json_path) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   shape.validate(ranks);
-  Report report;
-  report.program = "shoal-bench-mpi";
-  report.basis =
-      "logical: rows received (dispatch; combine moves the same rows back), the PE's own included; memcpy: bytes "
-      "copied";
-  report.pe = rank;
-  report.pes = ranks;
+  Report report{.program = "shoal-bench-mpi", .basis = kRowsReceived, .pe = rank, .pes = ranks};
   describe(report, shape);
   std::vector<Measurement> measurements;
   NormalMode(shape, rank, ranks).measure(measurements);

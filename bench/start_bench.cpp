@@ -16,19 +16,15 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "fabric/fabric.hpp"
-#include "fabric/trial.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/ep/group.hpp"
 #include "shoal_bench.hpp"
-#include "world/state.hpp"
 
 namespace shoal::bench {
 
 namespace {
 
 constexpr int kGroups = 5, kCalls = 40, kSteadyFrom = 20;
-constexpr std::uint8_t kTrialRound = 255;  ///< differs from the trials of World::open
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -49,29 +45,6 @@ class StartBench {
 
   void add(const std::string& name, double seconds) {
     measurements.push_back({name, {seconds, 0}, 0});
-  }
-
-  /// The trial of first operations that World::open makes over a network, made again with all PEs
-  /// that the next PE's transport reaches. No PE uses its heap meanwhile.
-  void try_operations_again() {
-    detail::WorldState& state = world_.state();
-    const auto transport_to = [&](Pe pe) -> transport::Transport& {
-      return state.fabric().heap_route(pe, transport::capability::all_operations).transport;
-    };
-    transport::Transport& network = transport_to((world_.my_pe() + 1) % world_.n_pes());
-    std::vector<Pe> pes;
-    for (Pe pe = 0; pe < world_.n_pes(); ++pe)
-      if (pe != world_.my_pe() && &transport_to(pe) == &network) pes.push_back(pe);
-    detail::TrialMemory memory(pes.size());
-    std::vector<std::string> failed;
-    const double seconds = slowest([&] {
-      failed = detail::try_operations(network, world_.my_pe(), kTrialRound, pes,
-                                      state.memory().layout().trial(world_.my_pe()),
-                                      world_.settings().bootstrap_timeout, memory);
-    });
-    for (const std::string& reason : failed)
-      require(reason.empty(), Code::system, "the trial of first operations: {}", reason);
-    add("trial of first operations", seconds);
   }
 
   void run(bool low_latency) {
@@ -156,18 +129,14 @@ class StartBench {
 void run_start(World& world, const Shape& shape, bool preinitialize, Times open,
                const std::string& json_path) {
   shape.validate(world.n_pes());
-  Report report;
-  report.program = "shoal-bench start";
+  Report report = report_of(world, "shoal-bench start");
   report.basis = "none: the rows are times";
-  report.pe = world.my_pe();
-  report.pes = world.n_pes();
   describe(report, shape);
   report.setup.emplace_back("preinitialize", preinitialize ? "yes" : "no");
   StartBench bench(world, shape, preinitialize);
   bench.add("World::open", open.wall);
   for (const InitPhase& phase : world.init_phases())
     bench.add("World::open: " + phase.name, std::chrono::duration<double>(phase.duration).count());
-  if (world.n_pes() > 1) bench.try_operations_again();
   for (const bool low_latency : {false, true}) bench.run(low_latency);
   report.notes = bench.notes;
   publish(report, bench.measurements, gather_through(world), json_path);

@@ -64,20 +64,6 @@ void fill_routing(Batch& batch, const Shape& shape, Random& random) {
   }
 }
 
-Random random_of(const Shape& shape, std::int32_t pe, std::int32_t set) {
-  return Random(shape.seed * 1'000'003 + static_cast<std::uint64_t>(pe) * 1009 +
-                static_cast<std::uint64_t>(set));
-}
-
-Batch make_routing(const Shape& shape, std::int64_t tokens, Random& random) {
-  Batch batch;
-  batch.tokens = tokens;
-  batch.topk_idx = Tensor::empty(DataType::int64, {tokens, shape.top_k});
-  batch.weights = Tensor::empty(DataType::float32, {tokens, shape.top_k});
-  fill_routing(batch, shape, random);
-  return batch;
-}
-
 void fill_rows(Batch& batch, const Shape& shape, Random& random) {
   batch.x = Tensor::empty(DataType::bfloat16, {batch.tokens, shape.hidden});
   auto* const words = batch.x.as<std::uint64_t>();
@@ -105,70 +91,14 @@ void Shape::validate(std::int32_t pes) const {
           "--top-k is {}; allowed: 1 to 32, and at most the {} experts", top_k, experts);
 }
 
-Batch make_routing(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t set) {
-  Random random = random_of(shape, pe, set);
-  return make_routing(shape, tokens, random);
-}
-
 Batch make_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t set) {
-  Random random = random_of(shape, pe, set);
-  Batch batch = make_routing(shape, tokens, random);
-  fill_rows(batch, shape, random);
-  return batch;
-}
-
-Shape folded_shape(const Shape& large, std::int32_t pes) {
-  require(pes >= 2 && large.load_of >= pes, Code::invalid_argument,
-          "--load-of is {}; allowed: at least the {} PEs, of which there must be 2", large.load_of,
-          pes);
-  require(large.experts % large.load_of == 0, Code::invalid_argument,
-          "--experts is {}; allowed: multiples of the {} ranks of the emulated group (--load-of)",
-          large.experts, large.load_of);
-  Shape shape = large;
-  shape.experts = large.experts / large.load_of * pes;
-  return shape;
-}
-
-std::int64_t folded_tokens(const Shape& large, std::int64_t tokens) {
-  const std::int64_t local = large.experts / large.load_of;
-  double misses = 1;  // probability that a given rank holds none of a token's experts
-  for (std::int64_t k = 0; k < large.top_k; ++k)
-    misses *= static_cast<double>(std::max<std::int64_t>(0, large.experts - local - k)) /
-              static_cast<double>(large.experts - k);
-  return std::llround(static_cast<double>(tokens * (large.load_of - 1)) * (1 - misses));
-}
-
-Batch make_folded_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t pes,
-                        std::int32_t set) {
-  const std::int64_t local = shape.experts / pes;
-  Shape large = shape;
-  large.experts = local * shape.load_of;
-  Random random = random_of(shape, pe, set);
-  const Batch drawn = make_routing(large, tokens, random);  // more tokens than needed
+  Random random(shape.seed * 1'000'003 + static_cast<std::uint64_t>(pe) * 1009 +
+                static_cast<std::uint64_t>(set));
   Batch batch;
   batch.tokens = tokens;
   batch.topk_idx = Tensor::empty(DataType::int64, {tokens, shape.top_k});
   batch.weights = Tensor::empty(DataType::float32, {tokens, shape.top_k});
-  std::fill_n(batch.topk_idx.as<std::int64_t>(), tokens * shape.top_k, -1);
-  std::fill_n(batch.weights.as<float>(), tokens * shape.top_k, 0.0f);
-  std::int64_t row = 0;
-  for (std::int64_t token = 0; row < tokens; token = (token + 1) % tokens) {
-    std::vector<std::int64_t> row_of(static_cast<std::size_t>(shape.load_of), -1);
-    const std::int64_t first = row;
-    for (std::int64_t k = 0; k < shape.top_k; ++k) {
-      const std::int64_t at = token * shape.top_k + k,
-                         expert = drawn.topk_idx.as<std::int64_t>()[at];
-      // 0 is this PE; the others map to the other PEs in turn.
-      const std::int64_t rank = expert / local;
-      const std::int64_t to = rank == 0 ? pe : (pe + 1 + (rank - 1) % (pes - 1)) % pes;
-      std::int64_t& its_row = row_of[static_cast<std::size_t>(rank)];
-      if (its_row < 0) its_row = rank == 0 ? first : row++;
-      if (its_row >= tokens) continue;
-      batch.topk_idx.as<std::int64_t>()[its_row * shape.top_k + k] = to * local + expert % local;
-      batch.weights.as<float>()[its_row * shape.top_k + k] = drawn.weights.as<float>()[at];
-    }
-    row = std::max(row, first + 1);  // a token with experts on its own rank only
-  }
+  fill_routing(batch, shape, random);
   fill_rows(batch, shape, random);
   return batch;
 }

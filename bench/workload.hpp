@@ -25,8 +25,6 @@ struct Shape {
   std::int64_t iterations = 24;
   std::int64_t dropped = 4;  ///< untimed pairs at the start of a chain
   std::uint64_t seed = 1;
-  /// Ranks of a larger group whose load the PEs carry (folded_shape); 0: none.
-  std::int32_t load_of = 0;
 
   std::int64_t low_latency_iterations() const { return 8 * iterations; }
   std::size_t row_bytes() const { return static_cast<std::size_t>(hidden) * 2; }
@@ -37,31 +35,15 @@ struct Shape {
 /// Inputs of one operation on one PE.
 struct Batch {
   std::int64_t tokens = 0;
-  Tensor x;  ///< bfloat16 [tokens, hidden]
-  /// int64 [tokens, top_k], distinct experts in each row; -1: none, in folded batches only.
-  Tensor topk_idx;
-  /// float32 [tokens, top_k], positive; each row sums to 1, to less in folded batches.
-  Tensor weights;
+  Tensor x;         ///< bfloat16 [tokens, hidden]
+  Tensor topk_idx;  ///< int64 [tokens, top_k], distinct experts in each row
+  Tensor weights;   ///< float32 [tokens, top_k], positive; each row sums to 1
 
   const std::uint16_t* row(std::int64_t token) const {
     return x.as<std::uint16_t>() + token * x.shape[1];
   }
 };
 Batch make_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t set);
-/// A batch without x: the routing alone.
-Batch make_routing(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t set);
-
-/// The shape that puts the load of a group of `large.load_of` ranks on `pes` PEs. Each PE exchanges
-/// with the others the rows that a rank of the larger group would, and holds as many experts. A
-/// token of the larger group becomes one token for each other rank that it goes to; its experts on
-/// its own rank join the first of them. Unlike in the larger group, combine sums fewer rows at a
-/// time and writes more sums.
-Shape folded_shape(const Shape& large, std::int32_t pes);
-/// The average number of tokens into which `tokens` of the larger group turn.
-std::int64_t folded_tokens(const Shape& large, std::int64_t tokens);
-/// Like make_batch; `shape` is a result of folded_shape.
-Batch make_folded_batch(const Shape& shape, std::int64_t tokens, std::int32_t pe, std::int32_t pes,
-                        std::int32_t set);
 
 /// Number of batches that chains rotate through, so that no cache holds their inputs.
 inline constexpr std::int32_t kBatches = 3;

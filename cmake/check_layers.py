@@ -70,19 +70,6 @@ SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
 INTERNALS = {
     # Header-only: rounding up; the message of a public Error; files at predictable names.
     ("tools/", "bench/"): ("base/align.hpp", "base/check.hpp", "base/files.hpp"),
-    # A ring that a thread posts to.
-    ("bench/proxy_bench.cpp",): (
-        "transport/proxy.hpp",
-        "transport/proxy/thread_platform.hpp",
-        "fabric/fabric.hpp",
-        "world/state.hpp",
-    ),
-    # The trial of first operations, made again.
-    ("bench/start_bench.cpp",): ("fabric/fabric.hpp", "fabric/trial.hpp", "world/state.hpp"),
-    # The text of an errno.
-    ("bench/verbs_raw_bench.cpp",): ("base/system_error.hpp",),
-    # Header-only: the formats of mlx5 queues.
-    ("bench/verbs_raw_direct.hpp",): ("base/mlx5/",),
     # Header-only: how programs are started.
     ("tools/command_line/",): ("base/nearest.hpp",),
     ("tools/run/job.cpp",): ("base/process_environment.hpp",),
@@ -102,24 +89,19 @@ INTERNALS = {
     ("tools/moe/", "bench/"): ("ep/plan/combine_error.hpp",),
     # shoal-moe computes the sums and roundings of its reference as the library does, bit by bit.
     ("tools/moe/",): ("ep/numeric/", "memory/device.hpp"),
-    # The baselines over MPI move rows with the library's own row operations; one benchmark measures
-    # these operations, and the report names their instruction set.
-    (
-        "bench/ep_bench.cpp",
-        "bench/report.cpp",
-        "bench/row_ops_bench.cpp",
-        "bench/shoal_bench_mpi.cpp",
-    ): ("ep/host/rows/row_ops.hpp",),
+    # The baseline over MPI moves rows with the library's own row operations, and the report names
+    # their instruction set.
+    ("bench/ep_bench.cpp", "bench/report.cpp", "bench/shoal_bench_mpi.cpp"): (
+        "ep/host/rows/row_ops.hpp",
+    ),
     # deep_ep's combine holds a stream until a GEMM has signalled; C++ programs use events.
     ("python/bindings/ep/signals.cpp",): ("ep/cuda/low_latency/wait_signals.hpp",),
     # deep_ep's low-latency dispatch quantizes received rows; C++ programs have no such call.
     ("python/bindings/ep/nvfp4.cpp",): ("ep/cuda/low_latency/quantize_nvfp4.hpp",),
     # deep_ep has forms of a routing that C++ programs do not.
     ("python/bindings/ep/routing_maps.cpp",): ("ep/cuda/normal/routing_maps.hpp",),
-    # Header-only: queues whose rate a study measures.
-    ("bench/nic/",): ("base/mlx5/", "transport/gda/"),
-    # Kernels that measure the copies of the library's kernels; experts that quantize as they do.
-    ("bench/gpu/",): ("ep/cuda/device/", "ep/numeric/"),
+    # Experts that quantize as the library's kernels do.
+    ("bench/gpu/",): ("ep/numeric/",),
     # The memory map that tools/figures draws is that of the layout code.
     ("tools/figures/",): ("ep/cuda/layout.hpp", "ep/host/layout.hpp"),
 }

@@ -11,7 +11,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -33,16 +32,13 @@ struct Options {
   std::vector<std::int64_t> tokens{8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
   std::vector<std::int32_t> sms{4, 8, 12, 16, 24, 32, 48, 64};
   std::int32_t main_sms = 16;  ///< SMs when token counts are swept
-  bool cross = false;          ///< measures every SM count with every token count
-  bool warmup =
-      true;  ///< start: call warmup before the first operation; false: preinitialize is so, too
-  bool preinitialize = true;  ///< start: GroupOptions.preinitialize
+  bool warmup = true;          ///< start: the group is warmed up by a call or by preinitialize
+  bool preinitialize = true;   ///< start: GroupOptions.preinitialize
   /// collectives: bytes of a PE's source; empty: powers of 4 up to the most
   std::vector<std::size_t> bytes;
   bool peer = true;  ///< collectives: also those of NCCL
   std::string json_path;
-  bool masks = false;         ///< low-latency: GroupOptions.mask_failed
-  std::string between_nodes;  ///< SHOAL_EP_BETWEEN_NODES where it is not that of the environment
+  bool nodes = false;  ///< SHOAL_NODE_SIZE is set
 };
 
 /// The control plane of the benchmark: the bootstrap, which works with every kind of heap.
@@ -125,6 +121,16 @@ Timing time_chain(Peers& peers, cudaStream_t stream, const Shape& shape, const O
 Timing time_graph(Peers& peers, cudaStream_t stream, const Shape& shape, const Operation& operation,
                   const Finish& finish);
 
+/// The marks of a round in time_steps: `marks` of them; step i begins at mark i * `distance` and
+/// ends at the next one.
+struct Steps {
+  std::size_t count, marks, distance;
+};
+/// Rounds whose steps are timed one by one: round(i, marks) marks their begins and ends.
+std::vector<Timing> time_steps(Peers& peers, const Shape& shape, const Steps& steps,
+                               const std::function<void(std::int64_t, Marks&)>& round,
+                               const Finish& finish);
+
 /// What is measured, as name and value pairs of the JSON: {"operation", "dispatch"}, {"sms", 16}.
 using Labels = nlohmann::ordered_json;
 
@@ -170,20 +176,10 @@ void run_normal(World& world, Peers& peers, const Options& options);
 void run_low_latency(World& world, Peers& peers, const Options& options);
 /// PEs on two nodes, emulated where SHOAL_NODE_SIZE does not say otherwise.
 void run_nodes(World& world, Peers& peers, const Options& options);
-/// Rows alone, pushed and pulled.
-void run_movement(World& world, Peers& peers, const Options& options);
 /// Operations on streams.
 void run_streams(World& world, Peers& peers, const Options& options);
 /// Collectives on streams, beside NCCL's.
 void run_collectives(World& world, Peers& peers, const Options& options);
-/// Operations inside kernels.
-void run_device(World& world, Peers& peers, const Options& options);
-/// Combines by the place and the form of the expert output.
-void run_reduced(World& world, Peers& peers, const Options& options);
-/// What records cost. Opens a world for each kind of counting.
-void run_records(Settings settings, std::span<const std::shared_ptr<Bootstrap>> bootstraps,
-                 Peers& peers, const Options& options);
-inline constexpr std::size_t kRecordsWorlds = 3;
 /// `world_seconds`: how long World::open took.
 void run_start(World& world, Peers& peers, const Options& options, double world_seconds);
 

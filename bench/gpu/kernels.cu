@@ -120,11 +120,6 @@ __global__ void compare_kernel(const std::uint16_t* x, const std::uint16_t* out,
   }
 }
 
-struct LargeParameters {
-  std::uint64_t words[192];
-};
-__global__ void empty_kernel(const __grid_constant__ LargeParameters) {}
-
 __global__ void pause_kernel(std::int64_t nanoseconds) {
   const std::uint64_t start = ptx::globaltimer();
   do {
@@ -181,19 +176,6 @@ void compare(cudaStream_t stream, const TensorView& x, const TensorView& out,
       x.shape[1], static_cast<float>(error.of_terms), static_cast<float>(error.of_result),
       reinterpret_cast<unsigned long long*>(first_bad));
   check(cudaGetLastError(), "comparing results");
-}
-
-void run_nothing(cudaStream_t stream, unsigned blocks, unsigned threads) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = threads;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, empty_kernel, LargeParameters{}), "launching nothing");
 }
 
 void pause(cudaStream_t stream, std::int64_t nanoseconds) {

@@ -41,10 +41,6 @@ void compare(cudaStream_t stream, const TensorView& x, const TensorView& out,
              const TensorView& factor, const TensorView& size,
              const ep::detail::CombineError& error, std::uint64_t* first_bad);
 
-/// A kernel that does nothing, with parameters as large as those of the low-latency kernels: what a
-/// launch costs.
-void run_nothing(cudaStream_t stream, unsigned blocks, unsigned threads);
-
 /// Occupies one thread block for a time: a gap between the two phases of an operation.
 void pause(cudaStream_t stream, std::int64_t nanoseconds);
 

@@ -6,8 +6,6 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-#include <array>
-
 #include "gpu/kernels.hpp"
 
 namespace shoal::bench::gpu {
@@ -48,10 +46,12 @@ class Nvml {
          const unsigned field : {kDataSent, kDataReceived, kRawSent, kRawReceived})
       fields[i++] = {.field = field, .scope = kAllLinks};
     if (values_(device, static_cast<int>(fields.size()), fields.data()) != 0) return std::nullopt;
-    for (const FieldValue& field : fields)
-      if (field.status != 0) return std::nullopt;
-    const auto bytes = [&](std::size_t i) { return static_cast<double>(fields[i].value) * 1024; };
-    return LinkBytes{bytes(0), bytes(1), bytes(2), bytes(3)};
+    LinkBytes bytes{};
+    for (std::size_t i = 0; i < fields.size(); ++i) {
+      if (fields[i].status != 0) return std::nullopt;
+      bytes[i] = static_cast<double>(fields[i].value) * 1024;
+    }
+    return bytes;
   }
 
  private:
@@ -76,14 +76,6 @@ std::optional<LinkBytes> read_links() {
   check(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), device),
         "asking for the GPU's bus address");
   return nvml.links_of(bus.data());
-}
-
-std::optional<LinkBytes> part_of_links(const std::optional<LinkBytes>& before,
-                                       const std::optional<LinkBytes>& after, double part) {
-  if (!before || !after) return std::nullopt;
-  return LinkBytes{(after->sent - before->sent) * part, (after->received - before->received) * part,
-                   (after->raw_sent - before->raw_sent) * part,
-                   (after->raw_received - before->raw_received) * part};
 }
 
 }  // namespace shoal::bench::gpu

@@ -3,21 +3,17 @@
 // management library (NVML).
 #pragma once
 
+#include <array>
 #include <optional>
 
 namespace shoal::bench::gpu {
 
-/// Bytes over all NVLinks of a GPU. Raw bytes include packet headers, requests and replies.
-struct LinkBytes {
-  double sent = 0, received = 0, raw_sent = 0, raw_received = 0;
-};
+/// Bytes over all NVLinks of a GPU: sent, received, raw sent, raw received. Raw bytes include
+/// packet headers, requests and replies.
+using LinkBytes = std::array<double, 4>;
 
 /// Totals since the driver was loaded, in steps of 1 KiB; nullopt where NVML or the GPU has no
 /// counters.
 std::optional<LinkBytes> read_links();
-
-/// A share of what went over the links between two readings.
-std::optional<LinkBytes> part_of_links(const std::optional<LinkBytes>& before,
-                                       const std::optional<LinkBytes>& after, double part);
 
 }  // namespace shoal::bench::gpu

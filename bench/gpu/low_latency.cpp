@@ -4,13 +4,10 @@
 // Times per point: free-running chains of pairs, with expert outputs in bfloat16 and in LogFMT-10,
 // and of dispatches alone, plain and as replayed graphs; pairs with an event after each operation;
 // pairs with separate phases (the receive hook) and a pause between them in which the rows arrive,
-// so that the receive phase is timed without waiting, in both formats; the same with PEs that begin
-// their sends one after another, so that a send phase that waits for another PE is seen; kernels
-// that do nothing, launched in the same way. Experts write to next_combine_buffer, so nothing is
-// staged; weights come with the combine. With --load-of, two GPUs carry what each GPU of a larger
-// group would. With SHOAL_NODE_SIZE the PEs are on emulated nodes, and everything is measured
-// twice: with kernels that send over the network, and through host memory, where graphs and phases
-// do not exist.
+// so that the receive phase is timed without waiting, in both formats. Experts write to
+// next_combine_buffer, so nothing is staged; weights come with the combine. With SHOAL_NODE_SIZE
+// the PEs are on emulated nodes; SHOAL_EP_BETWEEN_NODES=staged sends through host memory, where
+// graphs and phases do not exist.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,8 +22,6 @@ namespace {
 /// Longer than any exchange at these sizes, so that all rows have arrived when the receive phase
 /// starts.
 constexpr std::int64_t kGapNanoseconds = 300'000;
-/// By how much each PE begins a send later than the PE before it, in phases with staggered sends.
-constexpr std::int64_t kStaggerNanoseconds = 50'000;
 
 class LowLatencyBench {
  public:
@@ -34,8 +29,8 @@ class LowLatencyBench {
                   std::int64_t max_tokens)
       : peers_(peers),
         shape_(options.shape),
-        between_nodes_(options.between_nodes),
-        masks_(options.masks),
+        between_nodes_(world.pes_per_node() < world.n_pes() ? world.settings().ep_between_nodes
+                                                            : std::string()),
         results_(results),
         group_(world.team(), low_latency_options(options, max_tokens)),
         factors_(expert_factors(peers.me() * group_.local_experts(), group_.local_experts())),
@@ -54,11 +49,9 @@ class LowLatencyBench {
     time_marked_pairs();
     if (staged()) return;
     deferred_ = true;  // only a deferred receive has a phase of its own
-    time_phases("hook", 0);
-    time_phases("hook, staggered", kStaggerNanoseconds);
-    time_launches();
+    time_phases("hook");
     log_fmt_ = true;
-    time_phases("hook, log_fmt", 0);
+    time_phases("hook, log_fmt");
     deferred_ = false;
     check_experts("with log_fmt");
     time_chain_of("log_fmt pair", [this](std::int64_t i) { pair(i); }, 0);
@@ -136,7 +129,6 @@ class LowLatencyBench {
                   {"launch", how},
                   {"tokens", tokens_}};
     if (!between_nodes_.empty()) labels["between_nodes"] = between_nodes_;
-    if (masks_) labels["masks"] = true;
     results_.add(labels, timing, bytes);
   }
 
@@ -153,65 +145,38 @@ class LowLatencyBench {
   }
 
   void time_marked_pairs() {
-    time_steps("in pair", {{"dispatch", dispatch_bytes()}, {"combine", combine_bytes()}},
-               [this](std::int64_t i, Marks& marks) {
-                 marks.mark(stream_.get());
-                 const ep::LowLatencyReceived received = send_dispatch(i).receive();
-                 marks.mark(stream_.get());
-                 marks.mark(stream_.get());
-                 send_combine(i, received, group_.next_combine_buffer()).receive();
-                 marks.mark(stream_.get());
-               });
+    time_each("in pair", {{"dispatch", dispatch_bytes()}, {"combine", combine_bytes()}},
+              [this](std::int64_t i, Marks& marks) {
+                marks.mark(stream_.get());
+                const ep::LowLatencyReceived received = send_dispatch(i).receive();
+                marks.mark(stream_.get());
+                marks.mark(stream_.get());
+                send_combine(i, received, group_.next_combine_buffer()).receive();
+                marks.mark(stream_.get());
+              });
   }
 
-  /// Each PE begins its sends `stagger` nanoseconds after the PE before it.
-  void time_phases(const char* how, std::int64_t stagger) {
-    const char* const names[] = {"dispatch send", "dispatch receive", "combine send",
-                                 "combine receive"};
-    time_steps(how, {{names[0], 0}, {names[1], 0}, {names[2], 0}, {names[3], 0}},
-               [this, stagger](std::int64_t i, Marks& marks) {
-                 const auto align = [&] {
-                   if (stagger > 0) pause(stream_.get(), 1 + stagger * peers_.me());
-                 };
-                 const auto timed = [&](const auto& phase) {
-                   marks.mark(stream_.get());
-                   auto result = phase();
-                   marks.mark(stream_.get());
-                   return result;
-                 };
-                 align();
-                 auto dispatched = timed([&] { return send_dispatch(i); });
-                 pause(stream_.get(), kGapNanoseconds);
-                 const ep::LowLatencyReceived received =
-                     timed([&] { return dispatched.receive(); });
-                 const TensorView outputs = group_.next_combine_buffer();
-                 align();
-                 auto combined = timed([&] { return send_combine(i, received, outputs); });
-                 pause(stream_.get(), kGapNanoseconds);
-                 timed([&] { return combined.receive(); });
-               });
-  }
-
-  /// Kernels that do nothing, launched as those of a phase: by few blocks and by two an SM. A call
-  /// of the group records an event behind its kernel.
-  void time_launches() {
-    constexpr unsigned kFew = 9, kMany = 264, kThreads = 480;
-    Marks behind;
-    behind.reserve(1);
-    time_steps("hook",
-               {{"empty kernel, few blocks", 0},
-                {"empty kernel, many blocks", 0},
-                {"empty kernel, few blocks, event", 0}},
-               [&](std::int64_t, Marks& marks) {
-                 for (const unsigned blocks : {kFew, kMany, 0U}) {
-                   pause(stream_.get(), kGapNanoseconds);
-                   marks.mark(stream_.get());
-                   run_nothing(stream_.get(), blocks == 0 ? kFew : blocks, kThreads);
-                   behind.clear();
-                   if (blocks == 0) behind.mark(stream_.get());
-                   marks.mark(stream_.get());
-                 }
-               });
+  void time_phases(const char* how) {
+    time_each(how,
+              {{"dispatch send", 0},
+               {"dispatch receive", 0},
+               {"combine send", 0},
+               {"combine receive", 0}},
+              [this](std::int64_t i, Marks& marks) {
+                const auto timed = [&](const auto& phase) {
+                  marks.mark(stream_.get());
+                  auto result = phase();
+                  marks.mark(stream_.get());
+                  return result;
+                };
+                auto dispatched = timed([&] { return send_dispatch(i); });
+                pause(stream_.get(), kGapNanoseconds);
+                const ep::LowLatencyReceived received = timed([&] { return dispatched.receive(); });
+                const TensorView outputs = group_.next_combine_buffer();
+                auto combined = timed([&] { return send_combine(i, received, outputs); });
+                pause(stream_.get(), kGapNanoseconds);
+                timed([&] { return combined.receive(); });
+              });
   }
 
   struct Step {
@@ -219,24 +184,13 @@ class LowLatencyBench {
     double bytes;
   };
   /// `round` marks the begin and the end of each step, in order.
-  void time_steps(const char* how, const std::vector<Step>& steps,
-                  const std::function<void(std::int64_t, Marks&)>& round) {
-    Marks marks;
-    marks.reserve(2 * steps.size() * static_cast<std::size_t>(shape_.iterations));
-    peers_.barrier();
-    for (std::int64_t i = 0; i < shape_.dropped + shape_.iterations; ++i) {
-      if (i == shape_.dropped) marks.clear();
-      round(i, marks);
-    }
-    finish();
-    for (std::size_t step = 0; step < steps.size(); ++step) {
-      Timing timing;
-      for (std::size_t first = 2 * step; first + 1 < marks.count(); first += 2 * steps.size())
-        timing.samples.push_back(marks.seconds(first, first + 1));
-      for (const double sample : timing.samples)
-        timing.mean += sample / static_cast<double>(timing.samples.size());
-      add(steps[step].name, how, timing, steps[step].bytes);
-    }
+  void time_each(const char* how, const std::vector<Step>& steps,
+                 const std::function<void(std::int64_t, Marks&)>& round) {
+    const std::vector<Timing> timings = time_steps(
+        peers_, shape_, {.count = steps.size(), .marks = 2 * steps.size(), .distance = 2}, round,
+        [this] { finish(); });
+    for (std::size_t step = 0; step < steps.size(); ++step)
+      add(steps[step].name, how, timings[step], steps[step].bytes);
   }
 
   void check_experts(const char* when) {
@@ -264,7 +218,6 @@ class LowLatencyBench {
   Peers& peers_;
   const Shape shape_;
   const std::string between_nodes_;
-  const bool masks_;
   Results& results_;
   const Stream stream_;
   ep::Group group_;

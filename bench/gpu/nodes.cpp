@@ -88,14 +88,15 @@ class NodesBench {
     gpu::run_experts(stream_.get(), experts);
   }
 
+  /// `body` makes `calls` calls; the time of one.
   template <typename Body>
-  void time(const char* operation, double bytes, std::int64_t count, Body&& body) {
+  void time(const char* operation, double bytes, std::int64_t count, Body&& body, int calls = 1) {
     Timing timing;
     peers_.barrier();
     for (std::int64_t i = 0; i < count; ++i) {
       const auto start = Clock::now();
       body();
-      timing.samples.push_back(seconds_since(start));
+      timing.samples.push_back(seconds_since(start) / calls);
       timing.mean += timing.samples.back() / static_cast<double>(count);
     }
     peers_.barrier();
@@ -120,16 +121,7 @@ class NodesBench {
       check(cudaStreamSynchronize(stream_.get()), "a chain of pairs");
     };
     chain();
-    Timing timing;
-    peers_.barrier();
-    for (std::int64_t i = 0; i < shape_.iterations; ++i) {
-      const auto start = Clock::now();
-      chain();
-      timing.samples.push_back(seconds_since(start) / kPairs);
-      timing.mean += timing.samples.back() / static_cast<double>(shape_.iterations);
-    }
-    peers_.barrier();
-    results_.add({{"operation", "pairs in a chain"}, {"tokens", shape_.tokens}}, timing, bytes);
+    time("pairs in a chain", bytes, shape_.iterations, chain, kPairs);
   }
 
   void time_copies(std::size_t bytes) {

@@ -4,16 +4,14 @@
 // Every dispatch sets worst_case_rows, so that no size reaches the host and a chain runs freely.
 // Times per point: chains of pairs (route, dispatch, combine), the same with an event between
 // operations, and chains of one operation: dispatch, dispatch with a cached handle, combine,
-// unpack, gate. Results are checked before and after with experts that apply a function of their
+// unpack. Results are checked before and after with experts that apply a function of their
 // own id; so is the last output of the free-running chain.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <random>
 
 #include "base/check.hpp"
 #include "gpu/bench.hpp"
-#include "shoal/ep/gate.hpp"
 
 namespace shoal::bench::gpu {
 
@@ -30,15 +28,6 @@ struct Point {
   std::int64_t tokens;
   std::int32_t sms;
 };
-
-/// Router logits, float32 [tokens, experts] in device memory.
-Tensor random_logits(std::int64_t tokens, std::int64_t experts) {
-  Tensor logits = Tensor::empty(DataType::float32, {tokens, experts});
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal(0, 2);
-  for (std::int64_t i = 0; i < logits.size(); ++i) logits.as<float>()[i] = normal(random);
-  return upload(logits);
-}
 
 class NormalBench {
  public:
@@ -57,7 +46,6 @@ class NormalBench {
         unpacked_weights_(
             device_tensor(DataType::float32, {max_tokens_ * peers.count(), shape_.top_k})),
         unpacked_tokens_(device_tensor(DataType::int32, {max_tokens_ * peers.count()})),
-        logits_(random_logits(max_tokens_, shape_.experts)),
         results_(peers, options, "normal") {
     for (std::int32_t set = 0; set < kSets; ++set)
       batches_.push_back(make_device_batch(shape_, max_tokens_, peers, set, stream_.get()));
@@ -92,9 +80,6 @@ class NormalBench {
     };
     for (const std::int32_t sms : options_.sms) add(shape_.tokens, sms);
     for (const std::int64_t tokens : options_.tokens) add(tokens, options_.main_sms);
-    if (options_.cross)
-      for (const std::int32_t sms : options_.sms)
-        for (const std::int64_t tokens : options_.tokens) add(tokens, sms);
     return points;
   }
 
@@ -211,30 +196,22 @@ class NormalBench {
 
   /// Pairs with an event between the operations.
   void time_marked_pairs() {
-    Marks marks;
-    marks.reserve(static_cast<std::size_t>(4 * shape_.iterations));
-    peers_.barrier();
-    for (std::int64_t i = 0; i < shape_.dropped + shape_.iterations; ++i) {
-      if (i == shape_.dropped) marks.clear();
-      marks.mark(stream_.get());
-      route(i);
-      marks.mark(stream_.get());
-      const ep::Dispatched received = dispatch(i);
-      marks.mark(stream_.get());
-      combine(received, i);
-      marks.mark(stream_.get());
-    }
-    finish();
     const char* const names[] = {"route", "dispatch", "combine"};
     const double bytes[] = {0, dispatch_bytes(), rows_ * combine_row()};
-    for (std::size_t operation = 0; operation < 3; ++operation) {
-      Timing timing;
-      for (std::size_t first = operation; first + 1 < marks.count(); first += 4)
-        timing.samples.push_back(marks.seconds(first, first + 1));
-      for (const double sample : timing.samples)
-        timing.mean += sample / static_cast<double>(timing.samples.size());
-      add(names[operation], "in pair", timing, bytes[operation]);
-    }
+    const std::vector<Timing> timings = time_steps(
+        peers_, shape_, {.count = 3, .marks = 4, .distance = 1},
+        [this](std::int64_t i, Marks& marks) {
+          marks.mark(stream_.get());
+          route(i);
+          marks.mark(stream_.get());
+          const ep::Dispatched received = dispatch(i);
+          marks.mark(stream_.get());
+          combine(received, i);
+          marks.mark(stream_.get());
+        },
+        [this] { finish(); });
+    for (std::size_t step = 0; step < timings.size(); ++step)
+      add(names[step], "in pair", timings[step], bytes[step]);
   }
 
   /// Each kind of operation alone, again and again.
@@ -249,25 +226,6 @@ class NormalBench {
     const ep::Dispatched received = dispatch(0);
     alone("combine", [&](std::int64_t i) { combine(received, i); }, rows_ * combine_row());
     time_unpack(received, alone);
-    time_gate(alone);
-  }
-
-  /// Experts in eight groups, of which four are kept, where they can be.
-  template <class Alone>
-  void time_gate(const Alone& alone) {
-    ep::GateOptions options{.experts = static_cast<std::int32_t>(shape_.experts),
-                            .top_k = static_cast<std::int32_t>(shape_.top_k)};
-    if (shape_.experts % 8 == 0 && shape_.experts / 2 >= shape_.top_k) {
-      options.groups = 8;
-      options.groups_kept = 4;
-    }
-    const TensorView logits = first_rows(logits_, point_.tokens);
-    const ep::GateArrays to{.topk_idx = first_rows(unpacked_idx_, point_.tokens),
-                            .topk_weights = first_rows(unpacked_weights_, point_.tokens),
-                            .stream = stream_.get()};
-    alone(
-        "gate", [&](std::int64_t) { ep::gate(logits, {}, options, to); },
-        static_cast<double>(logits.bytes()));
   }
 
   /// What travelled beside the rows, copied to contiguous arrays.
@@ -338,7 +296,6 @@ class NormalBench {
   ep::Group group_;
   const Tensor factors_, output_;
   const Tensor unpacked_idx_, unpacked_weights_, unpacked_tokens_;
-  const Tensor logits_;
   std::vector<DeviceBatch> batches_;
   Results results_;
 

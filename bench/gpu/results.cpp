@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <ctime>
 #include <fstream>
 
 #include "base/check.hpp"
 #include "gpu/bench.hpp"
+#include "report.hpp"
 
 namespace shoal::bench::gpu {
 
@@ -30,13 +30,6 @@ nlohmann::ordered_json describe_gpu() {
           {"l2_bytes", properties.l2CacheSize},
           {"driver_cuda", version(driver)},
           {"runtime_cuda", version(runtime)}};
-}
-
-std::string today() {
-  const std::time_t time = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&time, &parts);
-  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
 }
 
 double quantile(const std::vector<double>& sorted, double share) {
@@ -64,7 +57,7 @@ Results::Results(Peers& peers, const Options& options, const std::string& part)
   json_["setup"] = {{"hidden", options.shape.hidden},   {"top_k", options.shape.top_k},
                     {"experts", options.shape.experts}, {"iterations", options.shape.iterations},
                     {"dropped", options.shape.dropped}, {"input_sets", kSets},
-                    {"seed", options.shape.seed},       {"load_of", options.shape.load_of}};
+                    {"seed", options.shape.seed}};
   json_["basis"] =
       "logical: bytes of the rows that a PE receives, its own included; combine moves as many rows back. "
       "gb_per_s: mean bytes of the PEs over the time of the slowest. "
@@ -81,8 +74,7 @@ Results::Results(Peers& peers, const Options& options, const std::string& part)
 
 void Results::add(const Labels& labels, const Timing& timing, double bytes) {
   const LinkBytes links = timing.links.value_or(LinkBytes{});
-  std::vector<double> mine{timing.mean,    bytes,          links.sent,
-                           links.received, links.raw_sent, links.raw_received};
+  std::vector<double> mine{timing.mean, bytes, links[0], links[1], links[2], links[3]};
   const auto fixed = static_cast<std::ptrdiff_t>(mine.size());
   mine.insert(mine.end(), timing.samples.begin(), timing.samples.end());
   const std::vector<std::vector<double>> all = peers_.gather(mine);

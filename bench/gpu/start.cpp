@@ -7,13 +7,11 @@
 // to the end of its work on the GPU, of the slowest PE; all PEs start each call together. Without
 // --no-warmup, groups are created with preinitialize or warmed up by a call; first / steady then
 // shows what remains. Inputs and outputs exist before the group, as those of a model do; the
-// warm-up does not use them. The first pair directly follows the warm-up; steady pairs after a
-// pause show what a later first pair would cost.
+// warm-up does not use them. The first pair directly follows the warm-up.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 
 #include "base/check.hpp"
 #include "gpu/bench.hpp"
@@ -23,8 +21,6 @@ namespace shoal::bench::gpu {
 namespace {
 
 constexpr int kGroups = 6, kCalls = 40, kSteadyFrom = 20;
-constexpr std::chrono::milliseconds kPauses[] = {std::chrono::milliseconds(1),
-                                                 std::chrono::milliseconds(300)};
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -71,11 +67,6 @@ class StartBench {
     results_.add_step(name + ": group creation", creation);
     if (warmup > 0) results_.add_step(name + ": warm-up", warmup);
     results_.note(name + ": GPU memory, GB", used_gigabytes() - used);
-    std::vector<double> behind_pauses;
-    for (const std::chrono::milliseconds pause : kPauses) {
-      std::this_thread::sleep_for(pause);
-      behind_pauses.push_back(time_pair(group, batch, output, low_latency));
-    }
     group.close();
 
     double steady = 0;
@@ -84,17 +75,9 @@ class StartBench {
     results_.add_step(name + ": first pair", seconds[0]);
     results_.add_step(name + ": second pair", seconds[1]);
     results_.add_step(name + ": steady pair", steady);
-    if (which == 0) {
-      ratios_.clear();
-      steadies_.clear();
-      firsts_.clear();
-    }
     firsts_.push_back(seconds[0]);
     ratios_.push_back(seconds[0] / steady);
     steadies_.push_back(steady);
-    for (std::size_t i = 0; i < std::size(kPauses); ++i)
-      results_.add_step(name + fmt::format(": pair behind {} ms of nothing", kPauses[i].count()),
-                        behind_pauses[i]);
     results_.note(name + ": first / steady", seconds[0] / steady);
   }
 
@@ -188,8 +171,8 @@ void run_start(World& world, Peers& peers, const Options& options, double world_
   for (const InitPhase& phase : world.init_phases())
     results.add_step("world open: " + phase.name,
                      std::chrono::duration<double>(phase.duration).count());
-  StartBench bench(world, peers, options, results);
   for (const bool low_latency : {false, true}) {
+    StartBench bench(world, peers, options, results);
     for (int which = 0; which < kGroups; ++which) bench.run(which, low_latency);
     bench.sum_up(StartBench::mode_of(low_latency));
   }

@@ -55,9 +55,7 @@ Tensor expert_factors(std::int64_t first, std::int64_t count) {
 
 DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Peers& peers,
                               std::int32_t set, cudaStream_t stream) {
-  const Batch host = shape.load_of > 0
-                         ? make_folded_batch(shape, tokens, peers.me(), peers.count(), set)
-                         : make_batch(shape, tokens, peers.me(), set);
+  const Batch host = make_batch(shape, tokens, peers.me(), set);
   const Tensor factor = Tensor::empty(DataType::float32, {tokens}),
                size = Tensor::empty(DataType::float32, {tokens}),
                ranks = Tensor::empty(DataType::float32, {tokens});
@@ -67,7 +65,6 @@ DeviceBatch make_device_batch(const Shape& shape, std::int64_t tokens, const Pee
     std::set<std::int64_t> ranks_of_token;
     for (std::int64_t k = 0; k < shape.top_k; ++k) {
       const std::int64_t expert = host.topk_idx.as<std::int64_t>()[token * shape.top_k + k];
-      if (expert < 0) continue;
       const float term = host.weights.as<float>()[token * shape.top_k + k] * expert_factor(expert);
       sum += term;
       magnitude += std::abs(term);
@@ -135,7 +132,11 @@ std::optional<LinkBytes> links_of_chain(Peers& peers, std::int64_t operations,
   peers.barrier();
   chain();
   peers.barrier();
-  return part_of_links(before, read_links(), 1 / static_cast<double>(operations));
+  auto links = read_links();
+  if (!before || !links) return std::nullopt;
+  for (std::size_t i = 0; i < links->size(); ++i)
+    (*links)[i] = ((*links)[i] - (*before)[i]) / static_cast<double>(operations);
+  return links;
 }
 
 }  // namespace
@@ -181,6 +182,28 @@ Timing time_graph(Peers& peers, cudaStream_t stream, const Shape& shape, const O
         finish();
       });
   return {marks.seconds(0, 1) / static_cast<double>(kSets * replays(shape.iterations)), {}, links};
+}
+
+std::vector<Timing> time_steps(Peers& peers, const Shape& shape, const Steps& steps,
+                               const std::function<void(std::int64_t, Marks&)>& round,
+                               const Finish& finish) {
+  Marks marks;
+  marks.reserve(steps.marks * static_cast<std::size_t>(shape.iterations));
+  peers.barrier();
+  for (std::int64_t i = 0; i < shape.dropped + shape.iterations; ++i) {
+    if (i == shape.dropped) marks.clear();
+    round(i, marks);
+  }
+  finish();
+  std::vector<Timing> timings;
+  for (std::size_t step = 0; step < steps.count; ++step) {
+    Timing& timing = timings.emplace_back();
+    for (std::size_t first = step * steps.distance; first + 1 < marks.count(); first += steps.marks)
+      timing.samples.push_back(marks.seconds(first, first + 1));
+    for (const double sample : timing.samples)
+      timing.mean += sample / static_cast<double>(timing.samples.size());
+  }
+  return timings;
 }
 
 void check_output(const DeviceBatch& batch, const TensorView& out, const TensorView& factor,

@@ -32,6 +32,16 @@ double mean(const std::vector<double>& values) {
                               static_cast<double>(values.size());
 }
 
+/// Jain's index: 1 where all values are equal, 1/n where one has all.
+double jain(const std::vector<double>& values) {
+  double sum = 0, squares = 0;
+  for (const double value : values) {
+    sum += value;
+    squares += value * value;
+  }
+  return squares == 0 ? 1 : sum * sum / (static_cast<double>(values.size()) * squares);
+}
+
 /// Peers of `pe` in the order in which a program posts to them.
 std::vector<std::uint32_t> peers_of(const MeshOptions& mesh, std::uint32_t pe) {
   std::vector<std::uint32_t> peers;
@@ -75,15 +85,6 @@ json describe(const AllToAllOptions& options) {
 }
 
 }  // namespace
-
-double jain(const std::vector<double>& values) {
-  double sum = 0, squares = 0;
-  for (const double value : values) {
-    sum += value;
-    squares += value * value;
-  }
-  return squares == 0 ? 1 : sum * sum / (static_cast<double>(values.size()) * squares);
-}
 
 json all_to_all(const AllToAllOptions& options) {
   Mesh mesh(options.mesh);

@@ -31,12 +31,4 @@ nlohmann::json stalled_peer(bool shared, std::uint32_t senders, std::uint32_t me
 nlohmann::json fairness(emulator::Arbitration arbitration, std::uint32_t quantum,
                         std::uint32_t queue_pairs, bool one_target);
 
-/// Jain's index: 1 where all values are equal, 1/n where one has all.
-double jain(const std::vector<double>& values);
-
-/// Millions of requests per second of real time that `threads` threads post to one queue, `chain`
-/// at a time, to a NIC that completes them at once: one owner, or a queue made to be shared. The
-/// median of five runs.
-nlohmann::json post_rate(std::uint32_t threads, bool shared, std::uint32_t chain);
-
 }  // namespace shoal::bench::nic

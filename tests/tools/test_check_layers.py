@@ -91,7 +91,7 @@ def test_exceptions_are_for_the_files_that_are_listed(tmp_path):
         "src/ep/host/rows/row_ops.hpp": "",
         "tools/info/topology.cpp": '#include "topology/machine.hpp"\n',
         "tools/run/main.cpp": '#include "base/log.hpp"\n',
-        "bench/row_ops_bench.cpp": '#include "ep/host/rows/row_ops.hpp"\n',
+        "bench/ep_bench.cpp": '#include "ep/host/rows/row_ops.hpp"\n',
     }
     assert check(tmp_path, files) == (0, [])
 
