@@ -51,41 +51,31 @@ def gate(logits, bias, groups, groups_kept, top_k):
 
 
 def moe(x, index, weight, weights):
-    """The layer's result and the sum of its terms' magnitudes, each [tokens, hidden]."""
-    x, weights = x.astype(np.float64), weights.astype(np.float64)
+    """The layer's result and the sum of its terms' magnitudes, each [tokens, hidden]. `weights` of
+    an expert: gate and up [hidden, ffn], then down [ffn, hidden], rounded to bfloat16."""
+    x, hidden = x.astype(np.float64), x.shape[1]
+    weights = to_bf16(weights).astype(np.float64)
     result, magnitude = np.zeros_like(x), np.zeros_like(x)
-    for expert, (gate_matrix, up, down) in enumerate(weights):
+    for expert, matrices in enumerate(weights):
+        gate_matrix, up = matrices[:2].reshape(2, hidden, -1)
         token, k = np.nonzero(index == expert)
         inner = x[token] @ gate_matrix
         terms = weight[token, k][:, None] * (
-            (inner / (1 + np.exp(-inner)) * (x[token] @ up)) @ down.T
+            (inner / (1 + np.exp(-inner)) * (x[token] @ up)) @ matrices[2].reshape(-1, hidden)
         )
         np.add.at(result, token, terms)
         np.add.at(magnitude, token, np.abs(terms))
     return result, magnitude
 
 
-def inner_magnitude(x, index, weight, weights):
-    """The sum of the magnitudes of the terms of the experts' last products, [tokens, hidden]."""
-    x, weights = x.astype(np.float64), weights.astype(np.float64)
-    result = np.zeros_like(x)
-    for expert, (gate_matrix, up, down) in enumerate(weights):
-        token, k = np.nonzero(index == expert)
-        inner = x[token] @ gate_matrix
-        terms = np.abs(inner / (1 + np.exp(-inner)) * (x[token] @ up)) @ np.abs(down.T)
-        np.add.at(result, token, weight[token, k][:, None] * terms)
-    return result
-
-
 def make_inputs(seed, tokens, hidden, ffn, experts):
-    """Random arrays of a layer, with expert weights in float32, by the names of shoal-moe's
-    options."""
+    """Random float32 arrays of a layer by the names of shoal-moe's options."""
     random = np.random.default_rng(seed)
     return {
         "tokens": to_bf16(random.standard_normal((tokens, hidden))),
         "router": random.standard_normal((tokens, experts)).astype(np.float32),
         "bias": (0.02 * random.standard_normal(experts)).astype(np.float32),
-        "weights": (random.standard_normal((experts, 3, hidden, ffn)) / 16).astype(np.float32),
+        "weights": (random.standard_normal((experts, 3, hidden * ffn)) / 16).astype(np.float32),
     }
 
 
@@ -93,6 +83,11 @@ def save_inputs(folder, arrays):
     """Writes the arrays to files; returns the options of shoal-moe that name them."""
     options = []
     for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-        options += [f"--{name}", folder / f"{name}.npy"]
+        array.astype(np.float32).tofile(folder / f"{name}.f32")
+        options += [f"--{name}", folder / f"{name}.f32"]
     return options
+
+
+def load_output(path, hidden):
+    """What shoal-moe --output writes, [tokens, hidden]."""
+    return np.fromfile(path, np.float32).reshape(-1, hidden)

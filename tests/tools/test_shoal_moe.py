@@ -14,6 +14,7 @@ import pytest
 HIDDEN, FFN, EXPERTS = 256, 32, 32
 DEADLINE_S = 60
 GATE = ["--groups", "4", "--groups-kept", "2", "--top-k", "4"]
+GATE += ["--hidden", str(HIDDEN), "--ffn", str(FFN), "--experts", str(EXPERTS)]
 
 
 @pytest.fixture
@@ -45,12 +46,12 @@ def test_output_is_that_of_numpy(
 ):
     monkeypatch.setenv("SHOAL_NODE_SIZE", str(node_size))
     arrays, options = inputs(tokens)
-    options += ["--mode", mode, "--dtype", dtype, "--output", tmp_path / "out.npy"]
+    options += ["--mode", mode, "--dtype", dtype, "--output", tmp_path / "out.f32"]
     result = run_program("shoal-moe", *options, *GATE, pes=pes)
     assert result.returncode == 0, result.stderr + result.stdout
-    output = np.load(tmp_path / "out.npy")
+    output = reference.load_output(tmp_path / "out.f32", HIDDEN)
     want, magnitude, _ = expected(arrays, dtype)
-    assert output.dtype == np.float32 and output.shape == want.shape
+    assert output.shape == want.shape
     # Each PE's sum is rounded and, between nodes, each node's; in low latency, each expert's output
     # and each PE's sum.
     roundings = 2 if mode == "low-latency" or node_size else 1
@@ -100,11 +101,13 @@ def test_seed_gives_the_same_result_on_any_number_of_pes(run_program, tmp_path):
         small[1] = tokens
         assert (
             run_program(
-                "shoal-moe", *small, "--output", tmp_path / f"{name}.npy", pes=pes
+                "shoal-moe", *small, "--output", tmp_path / f"{name}.f32", pes=pes
             ).returncode
             == 0
         )
-    one, four, again = (np.load(tmp_path / f"{name}.npy") for name in ("one", "four", "again"))
+    one, four, again = (
+        reference.load_output(tmp_path / f"{name}.f32", 256) for name in ("one", "four", "again")
+    )
     assert np.array_equal(four, again), "the same bits every time"
     assert np.linalg.norm(one - four) < 2.0**-7 * np.linalg.norm(one)
 
@@ -141,35 +144,30 @@ def own_lines(text):
     [
         (
             lambda a: a.update(router=a["router"][:-1]),
-            "router.npy: float32 [15, 32]; allowed: an array [tokens 16, experts]",
+            "router.f32: 1920 bytes; allowed: 2048 bytes, float32 rows of 32 values (--hidden, --ffn",
         ),
         (
-            lambda a: a.update(router=a["router"][:, :-1]),
-            "bias.npy: float32 [32]; allowed: an array [experts 31]",
+            lambda a: a.update(bias=a["bias"][:-1]),
+            "bias.f32: 124 bytes; allowed: 128 bytes, float32 rows of 32 values",
         ),
         (
-            lambda a: a.update(tokens=a["tokens"][0]),
-            "tokens.npy: float32 [256]; allowed: an array [tokens, hidden]",
+            lambda a: a.update(tokens=a["tokens"][:, :-1]),
+            "tokens.f32: 16320 bytes; allowed: multiples of 1024 bytes, float32 rows of 256 values",
         ),
-        (lambda a: a.update(tokens=a["tokens"].astype(np.complex64)), "tokens.npy: dtype '<c8'"),
+        (lambda a: a["tokens"].__setitem__((13, 5), np.nan), "tokens.f32: element [13, 5] is nan"),
+        (lambda a: a["router"].__setitem__((2, 31), np.inf), "router.f32: element [2, 31] is inf"),
+        (lambda a: a["bias"].__setitem__(7, np.nan), "bias.f32: element [0, 7] is nan"),
+        (lambda a: a["weights"].__setitem__((9, 1, 0), np.nan), "weights.f32: element [9, 8192]"),
         (
-            lambda a: a.update(tokens=np.asfortranarray(a["tokens"])),
-            "tokens.npy: the array is in Fortran order",
-        ),
-        (lambda a: a["tokens"].__setitem__((13, 5), np.nan), "tokens.npy: element [13, 5] is nan"),
-        (lambda a: a["router"].__setitem__((2, 31), np.inf), "router.npy: element [2, 31] is inf"),
-        (lambda a: a.update(weights=a["weights"][:, :2]), "weights.npy: float32 [32, 2, 256, 32]"),
-        (
-            lambda a: a.update(tokens=a["tokens"][:, :252], weights=a["weights"][:, :, :252]),
-            "hidden is 252",
+            lambda a: a.update(weights=a["weights"][:, :2]),
+            "weights.f32: 2097152 bytes; allowed: 3145728 bytes, float32 rows of 24576 values",
         ),
     ],
 )
 def test_wrong_inputs_are_named_in_one_line(run_program, inputs, tmp_path, pes, spoil, message):
     arrays, options = inputs(16)
     spoil(arrays)
-    for name, array in arrays.items():
-        np.save(tmp_path / f"{name}.npy", array)
+    reference.save_inputs(tmp_path, arrays)
     result = run_program("shoal-moe", *options, *GATE, pes=pes)
     assert result.returncode == 2
     lines = own_lines(result.stderr)
@@ -181,8 +179,11 @@ def test_wrong_inputs_are_named_in_one_line(run_program, inputs, tmp_path, pes, 
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--tokens", "missing.npy"], "missing.npy: cannot be opened: No such file or directory"),
-        (["--tokens", __file__], "not a .npy file"),
+        (["--tokens", "missing.f32"], "missing.f32: cannot be read: No such file or directory"),
+        (["--tokens", "/"], "/: cannot be read: Is a directory"),
+        (["--hidden", "252"], "--hidden is 252; allowed: multiples of 8"),
+        (["--hidden", "264", "--dtype", "fp8"], "--hidden is 264; allowed: multiples of 16"),
+        (["--ffn", "0"], "--ffn is 0; allowed: 1 to"),
         (["--mode", "fast"], "--mode: fast not in {normal,low-latency}"),
         (["--groups", "5"], "groups is 5"),
         (["--top-k", "33"], "top_k is 33"),
@@ -191,8 +192,8 @@ def test_wrong_inputs_are_named_in_one_line(run_program, inputs, tmp_path, pes, 
             "--json /nonexistent/a.json: no file can be written there",
         ),
         (
-            ["--output", "/nonexistent/a.npy"],
-            "--output /nonexistent/a.npy: no file can be written there",
+            ["--output", "/nonexistent/a.f32"],
+            "--output /nonexistent/a.f32: no file can be written there",
         ),
         (["--iterations", "0"], "--iterations"),
         (["--unknown"], "--unknown"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shoal-moe --backend cuda as a user runs it. Tests with the fixture `gpu` need a GPU and cuBLASLt,
-and are skipped with the reason where there is none; the others need none."""
+"""shoal-moe --backend cuda as a user runs it. Tests with the fixture `gpu` need a GPU, and are
+skipped with the reason where there is none; the others need none."""
 
 import json
 
@@ -8,8 +8,9 @@ import moe_reference as reference
 import numpy as np
 import pytest
 
-HIDDEN, FFN, EXPERTS = 256, 40, 32  # 40: widths that are no multiple of 16 are filled up
+HIDDEN, FFN, EXPERTS = 256, 40, 32  # 40: no multiple of the kernels' tiles
 GATE = ["--groups", "4", "--groups-kept", "2", "--top-k", "4"]
+GATE += ["--hidden", str(HIDDEN), "--ffn", str(FFN), "--experts", str(EXPERTS)]
 CUDA = ["--backend", "cuda"]
 SMALL = [
     "--tokens-per-pe",
@@ -40,9 +41,8 @@ def gpu(run_program):
     """Skips unless this machine can run experts on a GPU. Any other failure of the run below is one
     of the tests'."""
     result = run_program("shoal-moe", *CUDA, *SMALL, "--no-check")
-    for reason in (NO_GPU, "needs the library cuBLASLt"):
-        if result.returncode == 2 and reason in result.stderr:
-            pytest.skip(own_lines(result.stderr)[-1])
+    if result.returncode == 2 and NO_GPU in result.stderr:
+        pytest.skip(own_lines(result.stderr)[-1])
 
 
 def without_gpu(run_program):
@@ -64,30 +64,14 @@ def test_missing_gpu_is_named_in_one_line(run_program, start):
     assert len(lines) == 1 and NO_GPU in lines[0] and "--backend host" in lines[0], result.stderr
 
 
-@pytest.mark.parametrize("pes", [None, 3])
-def test_missing_cublaslt_is_named_in_one_line(run_program, tmp_path, pes):
-    if "this build of Shoal has no CUDA" in run_program("shoal-info").stdout:
-        pytest.skip("this build has no CUDA")
-    (tmp_path / "libcublasLt.so.13").write_text("no library")
-    for path, message in [
-        ("/nonexistent/lib.so", "/nonexistent/lib.so"),
-        (tmp_path, f"{tmp_path}/libcublasLt.so.13"),
-        ("libm.so.6", "libm.so.6 has no cublasLtGetVersion"),
-    ]:
-        result = run_program("shoal-moe", *CUDA, *SMALL, "--cublaslt", path, pes=pes)
-        assert result.returncode == 2 and result.stdout == ""
-        lines = own_lines(result.stderr)
-        assert len(lines) == 1 and message in lines[0] and "--cublaslt" in lines[0], result.stderr
-
-
 def test_pes_as_threads_give_the_bits_of_processes(run_program, tmp_path):
     for name, options, pes in [("threads", ["--pes", "4"], None), ("processes", [], 4)]:
         result = run_program(
-            "shoal-moe", *SMALL, *options, "--output", tmp_path / f"{name}.npy", pes=pes
+            "shoal-moe", *SMALL, *options, "--output", tmp_path / f"{name}.f32", pes=pes
         )
         assert result.returncode == 0, result.stderr
         assert "4 PEs" in result.stdout and "check: passed" in result.stdout
-    assert np.array_equal(np.load(tmp_path / "threads.npy"), np.load(tmp_path / "processes.npy"))
+    assert (tmp_path / "threads.f32").read_bytes() == (tmp_path / "processes.f32").read_bytes()
 
 
 def test_threads_and_shoal_run_exclude_each_other(run_program):
@@ -109,11 +93,10 @@ def test_a_failing_thread_ends_all(run_program):
 
 @pytest.fixture
 def inputs(tmp_path):
-    """inputs(tokens): arrays of a layer, weights in bfloat16, and the options of their files."""
+    """inputs(tokens): arrays of a layer, and the options of their files."""
 
     def make(tokens):
         arrays = reference.make_inputs(tokens, tokens, HIDDEN, FFN, EXPERTS)
-        arrays["weights"] = reference.to_bf16(arrays["weights"])
         return arrays, reference.save_inputs(tmp_path, arrays)
 
     return make
@@ -135,33 +118,25 @@ def test_output_on_gpus_is_that_of_numpy(
         "--dtype",
         dtype,
         "--output",
-        tmp_path / "out.npy",
+        tmp_path / "out.f32",
         "--json",
         tmp_path / "run.json",
     ]
     options += ["--pes", "4"] if start == "threads" else []
     result = run_program("shoal-moe", *options, *GATE, pes=4 if start == "processes" else None)
     assert result.returncode == 0, result.stderr + result.stdout
-    output = np.load(tmp_path / "out.npy")
+    output = reference.load_output(tmp_path / "out.f32", HIDDEN)
 
-    x = (
-        arrays["tokens"]
-        if dtype == "bf16"
-        else reference.to_bf16(reference.through_fp8(arrays["tokens"]))
-    )
+    x = arrays["tokens"] if dtype == "bf16" else reference.through_fp8(arrays["tokens"])
     index, weight = reference.gate(arrays["router"], arrays["bias"], 4, 2, 4)
     want, magnitude = reference.moe(x, index, weight, arrays["weights"])
-    inner = reference.inner_magnitude(x, index, weight, arrays["weights"])
-    roundings = 1 if mode == "normal" else 2
-    bound = (
-        2.0**-8 * 1.02 * (roundings * magnitude + np.abs(want) + inner)
-        + (HIDDEN + FFN) * 2.0**-22 * inner.mean()
-    )
+    # Each expert's output and each PE's sum are rounded to bfloat16.
+    bound = 2.0**-8 * 1.02 * (2 * magnitude + np.abs(want)) + 1e-5
     assert np.all(np.abs(output - want) <= bound)
     assert np.linalg.norm(output - want) < 2.0**-7 * np.linalg.norm(want)
 
     report = json.loads((tmp_path / "run.json").read_text())
-    assert report["backend"] == "cuda" and report["experts_run_by"].startswith("cuBLASLt ")
+    assert report["backend"] == "cuda"
     assert report["passed"] is True and report["check"]["differing_values"] == 0
     load = np.bincount(index.ravel(), minlength=EXPERTS)
     assert sum((pe["expert_load"] for pe in report["per_pe"]), []) == load.tolist()
@@ -183,13 +158,13 @@ def test_gpus_give_the_same_bits_every_time(gpu, run_program, tmp_path):
             "--pes",
             "8",
             "--output",
-            tmp_path / f"{name}.npy",
+            tmp_path / f"{name}.f32",
             "--iterations",
             "1",
             "--no-check",
         )
         assert result.returncode == 0, result.stderr
-    assert np.array_equal(np.load(tmp_path / "one.npy"), np.load(tmp_path / "again.npy"))
+    assert (tmp_path / "one.f32").read_bytes() == (tmp_path / "again.f32").read_bytes()
 
 
 @pytest.mark.parametrize("mode", ["normal", "low-latency"])

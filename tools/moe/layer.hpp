@@ -3,13 +3,13 @@
 // either mode.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "moe/experts.hpp"
 #include "moe/inputs.hpp"
 #include "shoal/ep/gate.hpp"
 #include "shoal/ep/group.hpp"
@@ -20,17 +20,19 @@ namespace shoal::moe {
 /// Milliseconds per phase, in the order of the phases; the same phases on every PE.
 using PhaseTimes = std::vector<std::pair<std::string, double>>;
 
-/// The common part of both backends. Used by one thread.
+/// The layer and the sequence of its phases; a backend adds where tensors lie, how phases are
+/// timed, and the experts. Used by one thread.
 class Layer {
  public:
   virtual ~Layer() = default;
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
 
-  /// Runs the layer once. A barrier before dispatch and before combine makes each phase measurable
-  /// alone. Returns bfloat16 [tokens, hidden] on the host.
-  virtual Tensor run(PhaseTimes& times) = 0;
-  virtual void warmup() { group_.warmup(); }
+  /// Runs the layer once. A barrier before dispatch, experts and combine makes each phase
+  /// measurable alone. Returns bfloat16 [tokens, hidden] on the host.
+  Tensor run(PhaseTimes& times);
+  /// Prepares the group; on GPUs also runs the layer once.
+  void warmup();
   void close() { group_.close(); }
 
   const ep::Gated& gated() const { return gated_; }
@@ -40,38 +42,67 @@ class Layer {
   std::int64_t nodes() const { return nodes_; }
   /// Tokens that each of this PE's experts received in the last run.
   const std::vector<std::int64_t>& expert_load() const { return expert_load_; }
-  /// Values that went to the experts and back unchanged but returned with other bits.
-  std::int64_t differing_values() const { return differing_values_; }
   /// Bytes of a dispatched row including its scales.
   std::int64_t dispatch_row_bytes() const;
-  /// The library that computes the experts, for the report; empty for this program's own code.
-  virtual std::string experts_run_by() const { return {}; }
 
  protected:
+  /// What combine takes in normal mode: the expert output and how its rows are to be added.
+  struct ExpertOutput {
+    Tensor y;
+    ep::CombineOptions options;
+  };
+
   /// Collective over the team. `inputs` are those of this PE; options, shape and inputs must
   /// outlive the layer.
   Layer(const Team& team, const Options& options, const Shape& shape, const Inputs& inputs);
 
-  /// Chooses the experts of this PE's tokens on the host.
-  void run_gate(PhaseTimes& times);
-  std::int64_t tokens() const { return shape_.tokens_of(team_.my_pe()); }
   std::int32_t first_expert() const { return team_.my_pe() * shape_.local_experts(); }
+
+  /// Begin and end a phase, which is added to times_.
+  virtual void begin(const char* phase);
+  virtual void end();
+  /// Waits for this PE's queued work, throws its errors and completes times_.
+  virtual void drain() {}
+  /// The tensor where the group lies.
+  virtual Tensor place(const Tensor& on_host) { return on_host; }
+  /// Copies a contiguous tensor of the group to the host.
+  virtual void fetch(void* target, const TensorView& source);
+  virtual ExpertOutput apply_experts(const ep::Dispatched& rows) = 0;
+  virtual void apply_experts(const ep::LowLatencyReceived& rows, const TensorView& y) = 0;
 
   Team team_;
   const Options& options_;
   const Shape& shape_;
   const Inputs& inputs_;
   ep::Group group_;
-  ep::Gated gated_;
-  std::vector<std::int32_t> rows_to_;
   std::vector<std::int64_t> expert_load_;
+  PhaseTimes times_;
+
+ private:
+  template <typename Call>
+  auto timed(const char* phase, Call call);
+  /// Drains this PE's work and waits for the other PEs.
+  void meet();
+  void place_inputs();
+  void take_counts(const ep::Routing& routing);
+  void run_normal();
+  void run_low_latency();
+
+  ep::Gated gated_;
+  Tensor x_, codes_, scales_, topk_idx_, topk_weights_, output_;  ///< where the group lies
+  std::vector<std::int32_t> rows_to_;
   std::int64_t nodes_ = 1;
-  std::int64_t differing_values_ = 0;
+  std::chrono::steady_clock::time_point start_;
 };
 
 /// Creates the layer of the chosen backend with the weights of this PE's experts. Collective.
 std::unique_ptr<Layer> make_layer(const World& world, const Options& options, const Shape& shape,
                                   const Inputs& inputs);
+std::unique_ptr<Layer> make_host_layer(const Team& team, const Options& options, const Shape& shape,
+                                       const Inputs& inputs);
+/// In builds with CUDA. The world's heap is in GPU memory, and check_backend has passed.
+std::unique_ptr<Layer> make_cuda_layer(const World& world, const Options& options,
+                                       const Shape& shape, const Inputs& inputs);
 
 /// Throws Error{unsupported} with the reason and a remedy if this machine or this build cannot run
 /// options.backend. Not collective.

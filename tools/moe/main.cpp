@@ -11,7 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <span>
@@ -23,7 +23,6 @@
 #include "command_line/command_line.hpp"
 #include "moe/exchange.hpp"
 #include "moe/layer.hpp"
-#include "moe/npy.hpp"
 #include "moe/options.hpp"
 #include "moe/reference.hpp"
 #include "moe/report.hpp"
@@ -35,117 +34,87 @@ namespace {
 
 constexpr int kCheckFailed = 1;
 constexpr int kError = 2;
+constexpr const char* kRun = "Run";  // a group of options
+
+/// An option whose words name the values of the enumeration `target` in order.
+template <typename Enumeration>
+CLI::Option* add_choice(CLI::App& app, const std::string& name, Enumeration& target,
+                        const std::vector<std::string>& words, const std::string& description) {
+  const auto assign = [&target, words](const std::string& word) {
+    target = Enumeration{static_cast<int>(std::ranges::find(words, word) - words.begin())};
+  };
+  return app.add_option_function<std::string>(name, assign, description)
+      ->check(CLI::IsMember(words))
+      ->default_str(words.front())
+      ->group(kRun);
+}
 
 void declare_inputs(CLI::App& app, Options& options) {
-  const std::string inputs = "Inputs (.npy; generated from the seed by default)";
-  app.add_option("--tokens", options.tokens_file, "Activations, float [tokens, hidden]")
-      ->group(inputs);
-  app.add_option("--router", options.router_file, "Router logits, float [tokens, experts]")
-      ->group(inputs);
-  app.add_option("--bias", options.bias_file, "Bias of the expert choice, float [experts]")
-      ->group(inputs);
+  const std::string inputs = "Inputs (files of float32 values; generated from the seed by default)";
+  app.add_option("--tokens", options.tokens_file, "Activations [tokens, hidden]")->group(inputs);
+  app.add_option("--router", options.router_file, "Router logits [tokens, experts]")->group(inputs);
+  app.add_option("--bias", options.bias_file, "Bias of the expert choice [experts]")->group(inputs);
   app.add_option("--weights", options.weights_file,
-                 "Experts, float [experts, 3, hidden, ffn]: gate, up, down")
+                 "For each expert: gate and up [hidden, ffn], down [ffn, hidden]")
       ->group(inputs);
-  app.add_option("--seed", options.seed, "Seed of the generated inputs")
-      ->capture_default_str()
-      ->group(inputs);
+  app.add_option("--seed", options.seed, "Seed of the generated inputs")->group(inputs);
   app.add_option("--skew", options.skew, "Unbalanced load: 0 none, 1 Zipf")
       ->check(tools::between(0.0, 10.0))
-      ->capture_default_str()
       ->group(inputs);
 }
 
 void declare_shape(CLI::App& app, Options& options) {
-  const std::string shape = "Shape";
-  app.add_option("--tokens-per-pe", options.tokens_per_pe, "Tokens of each PE")
+  const auto add = [&](const char* name, auto& target, const char* description) {
+    return app.add_option(name, target, description)->group("Shape");
+  };
+  add("--tokens-per-pe", options.tokens_per_pe, "Tokens of each PE")
       ->check(CLI::Range(0, 1 << 20))
       ->excludes("--tokens")
-      ->excludes("--router")
-      ->capture_default_str()
-      ->group(shape);
-  app.add_option("--hidden", options.hidden,
-                 fmt::format("Channels of a token [{}]", kDefaultHidden))
-      ->group(shape);
-  app.add_option("--ffn", options.ffn, fmt::format("Inner width of an expert [{}]", kDefaultFfn))
-      ->group(shape);
-  app.add_option("--experts", options.experts,
-                 fmt::format("Experts of all PEs [{}]", kDefaultExperts))
-      ->group(shape);
-  app.add_option("--groups", options.groups, "Groups of experts")
-      ->capture_default_str()
-      ->group(shape);
-  app.add_option("--groups-kept", options.groups_kept, "Groups that a token may choose from")
-      ->capture_default_str()
-      ->group(shape);
-  app.add_option("--top-k", options.top_k, "Experts of a token")
-      ->capture_default_str()
-      ->group(shape);
-  app.add_option("--routed-scaling", options.routed_scaling, "Sum of a token's weights")
-      ->check(tools::between(-1e6, 1e6))
-      ->capture_default_str()
-      ->group(shape);
+      ->excludes("--router");
+  add("--hidden", options.hidden, "Channels of a token");
+  add("--ffn", options.ffn, "Inner width of an expert");
+  add("--experts", options.experts, "Experts of all PEs");
+  add("--groups", options.groups, "Groups of experts");
+  add("--groups-kept", options.groups_kept, "Groups that a token may choose from");
+  add("--top-k", options.top_k, "Experts of a token");
+  add("--routed-scaling", options.routed_scaling, "Sum of a token's weights")
+      ->check(tools::between(-1e6, 1e6));
 }
 
 void declare_run(CLI::App& app, Options& options) {
-  const std::string run = "Run";
-  app.add_option_function<std::string>(
-         "--mode",
-         [&](const std::string& name) {
-           options.mode = name == "normal" ? Mode::normal : Mode::low_latency;
-         },
-         "normal or low-latency")
-      ->check(CLI::IsMember({"normal", "low-latency"}))
-      ->default_str("normal")
-      ->group(run);
-  app.add_option_function<std::string>(
-         "--dtype",
-         [&](const std::string& name) {
-           options.row_format = name == "fp8" ? RowFormat::fp8 : RowFormat::bf16;
-         },
-         "Dispatched rows: bf16 or fp8")
-      ->check(CLI::IsMember({"bf16", "fp8"}))
-      ->default_str("bf16")
-      ->group(run);
-  app.add_option_function<std::string>(
-         "--backend",
-         [&](const std::string& name) {
-           options.backend = name == "cuda" ? Backend::cuda : Backend::host;
-         },
-         "host or cuda: experts on GPUs, in bfloat16 through cuBLASLt [as SHOAL_HEAP]")
-      ->check(CLI::IsMember({"host", "cuda"}))
-      ->group(run);
-  app.add_option(
-         "--cublaslt", options.cublaslt,
-         "The cuBLASLt library or its folder [libcublasLt.so.13 or .12 in the library search path]")
-      ->group(run);
+  add_choice(app, "--mode", options.mode, {"normal", "low-latency"}, "normal or low-latency");
+  add_choice(app, "--dtype", options.row_format, {"bf16", "fp8"}, "Dispatched rows: bf16 or fp8");
+  add_choice(app, "--backend", options.backend, {"host", "cuda"},
+             "host or cuda: heap, rows and experts on GPUs")
+      ->default_str("as SHOAL_HEAP");
   app.add_option("--pes", options.pes, "PEs as threads of this process, without shoal-run")
       ->check(CLI::Range(1, 1024))
-      ->group(run);
+      ->default_str("")
+      ->group(kRun);
   app.add_option("--iterations", options.iterations, "Timed runs; the table shows medians")
       ->check(CLI::Range(1, 1'000'000))
-      ->capture_default_str()
-      ->group(run);
-  app.add_flag("!--no-check", options.check, "Skip the comparison with the reference")->group(run);
+      ->group(kRun);
+  app.add_flag("!--no-check", options.check, "Skip the comparison with the reference")->group(kRun);
   app.add_flag("--inject-error", options.inject_error,
                "Change one value of the result, so that the check fails")
-      ->group(run);
+      ->group(kRun);
   app.add_option("--output", options.output_file,
-                 "Write the result, float32 [tokens, hidden], to this .npy file")
-      ->group(run);
+                 "Write the result to this file: float32 values [tokens, hidden]")
+      ->group(kRun);
   app.add_option("--json", options.json_file,
                  "Write all figures to this file; without a file, print them instead of the table")
       ->expected(0, 1)
       ->default_str("-")
       ->type_name("[FILE]")
-      ->group(run);
-  app.add_flag("--ascii", options.ascii, "Draw with ASCII characters only")->group(run);
+      ->group(kRun);
+  app.add_flag("--ascii", options.ascii, "Draw with ASCII characters only")->group(kRun);
 }
 
 void declare(CLI::App& app, Options& options) {
   app.description(
       "A mixture-of-experts layer over Shoal: route, dispatch, experts, combine, check. Start it with shoal-run, or "
       "with --pes.");
+  app.option_defaults()->always_capture_default();
   declare_inputs(app, options);
   declare_shape(app, options);
   declare_run(app, options);
@@ -162,27 +131,26 @@ void inject_error(const World& world, const Shape& shape, const Tensor& output) 
 /// Writes the rows of all PEs to one file: PE 0 fetches them. Collective.
 void write_output(const World& world, const Peers& peers, const Shape& shape, const Tensor& output,
                   const std::string& path) {
+  using ep::numeric::Bf16;
   const auto row = static_cast<std::size_t>(shape.hidden);
-  auto staged =
-      world.heap().allocate<ep::numeric::Bf16>(static_cast<std::size_t>(shape.max_tokens()) * row);
+  auto staged = world.heap().allocate<Bf16>(static_cast<std::size_t>(shape.max_tokens()) * row);
   const auto mine = staged.on(world.my_pe()).subspan(0, static_cast<std::size_t>(output.size()));
-  world.put(mine, std::span<const ep::numeric::Bf16>(output.as<ep::numeric::Bf16>(), mine.count));
+  world.put(mine, std::span<const Bf16>(output.as<Bf16>(), mine.count));
   barrier(world.team());
   peers.agree([&] {
     if (world.my_pe() != 0) return;
-    const std::int64_t extents[] = {shape.tokens, shape.hidden};
-    tools::NpyWriter writer(path, DataType::float32, extents);
-    std::vector<ep::numeric::Bf16> rows;
-    std::vector<float> values;
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
     for (Pe pe = 0; pe < shape.pes; ++pe) {
-      rows.resize(static_cast<std::size_t>(shape.tokens_of(pe)) * row);
+      std::vector<Bf16> rows(static_cast<std::size_t>(shape.tokens_of(pe)) * row);
       world.get(std::span(rows), staged.on(pe).subspan(0, rows.size()));
-      values.resize(rows.size());
+      std::vector<float> values(rows.size());
       std::ranges::transform(rows, values.begin(),
-                             [](ep::numeric::Bf16 value) { return ep::numeric::to_float(value); });
-      writer.append(std::span<const float>(values));
+                             [](Bf16 value) { return ep::numeric::to_float(value); });
+      file.write(reinterpret_cast<const char*>(values.data()),
+                 static_cast<std::streamsize>(values.size() * sizeof(float)));
     }
-    writer.close();
+    file.close();
+    if (!file) fail_errno("{}: cannot be written", path);
   });
 }
 
@@ -207,14 +175,12 @@ int run(const World& world, const Peers& peers, const Options& options) {
   if (options.inject_error) inject_error(world, shape, output);
   std::optional<Check> check;
   if (options.check) {
-    check = check_output(options, shape, inputs, layer->gated(), output,
-                         [&](std::int64_t done, std::int64_t experts) {
-                           progress.show("reference, expert", done, experts);
-                         });
-    check->differing = count_misrouted(peers, shape, *layer) + layer->differing_values();
+    check = check_output(options, shape, inputs, layer->gated(), output, [&](std::int64_t done) {
+      progress.show("reference, expert", done, shape.gate.experts);
+    });
+    check->misrouted = count_misrouted(peers, shape, *layer);
   }
   const Report report = gather_report(peers, options, shape, *layer, times, check);
-  progress.clear();
   if (world.my_pe() == 0 && options.json_file != "-") fmt::print("{}", format_table(report));
   if (!options.output_file.empty()) write_output(world, peers, shape, output, options.output_file);
   peers.agree([&] {
@@ -275,7 +241,8 @@ int run_threads(const Options& options, const Settings& settings) {
 
 int run_program(Options options, std::string usage_error) {
   Settings settings = Settings::from_environment();
-  if (!options.backend) options.backend = settings.heap_on_gpu() ? Backend::cuda : Backend::host;
+  if (options.backend == Backend::as_heap)
+    options.backend = settings.heap_on_gpu() ? Backend::cuda : Backend::host;
   settings.heap = options.on_gpu() ? "cuda" : "host";
   if (options.pes > 0 && settings.n_pes >= 0 && usage_error.empty())
     usage_error =

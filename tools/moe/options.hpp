@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // options.hpp: the options of shoal-moe, and the shape of a run that follows from them and the
-// input files.
+// sizes of the input files.
 #pragma once
 
 #include <algorithm>
@@ -13,34 +13,27 @@
 namespace shoal::moe {
 
 enum class Mode { normal, low_latency };
-enum class RowFormat { bf16, fp8 };  ///< of dispatched rows; combined rows are bfloat16
-enum class Backend { host, cuda };   ///< where heap, rows and experts are
+enum class RowFormat { bf16, fp8 };          ///< of dispatched rows; combined rows are bfloat16
+enum class Backend { host, cuda, as_heap };  ///< where heap, rows and experts are
 
 struct Options {
   std::string tokens_file, router_file, bias_file, weights_file, output_file, json_file;
-  std::int64_t tokens_per_pe = 128;
-  std::optional<std::int64_t> hidden, ffn;  ///< default: from the files, else the constants below
-  std::optional<std::int32_t> experts;
-  std::int32_t groups = 8, groups_kept = 4, top_k = 8;
+  std::int64_t tokens_per_pe = 128, hidden = 1024, ffn = 64;
+  std::int32_t experts = 256, groups = 8, groups_kept = 4, top_k = 8;
   float routed_scaling = 1.0f;
   double skew = 0.5;
   std::uint64_t seed = 1;
   int iterations = 3;
   Mode mode = Mode::normal;
   RowFormat row_format = RowFormat::bf16;
-  std::optional<Backend> backend;  ///< default: from SHOAL_HEAP
-  std::string cublaslt;            ///< the library or its folder; empty: searched for
-  std::int32_t pes = 0;            ///< threads of this process; 0: this process is one PE
+  Backend backend = Backend::as_heap;
+  std::int32_t pes = 0;  ///< threads of this process; 0: this process is one PE
   bool check = true;
   bool inject_error = false;
   bool ascii = false;
 
   bool on_gpu() const { return backend == Backend::cuda; }
 };
-
-inline constexpr std::int64_t kDefaultHidden = 1024;
-inline constexpr std::int64_t kDefaultFfn = 64;
-inline constexpr std::int32_t kDefaultExperts = 256;
 
 /// Sizes of a run. Tokens are spread over the PEs in order; the first PEs take one more if the
 /// numbers do not divide.

@@ -2,11 +2,11 @@
 #include "moe/report.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
@@ -22,21 +22,11 @@ constexpr std::size_t kMaxBars = 32;
 const char* name_of(Mode mode) {
   return mode == Mode::normal ? "normal" : "low-latency";
 }
-const char* name_of(const std::optional<Backend>& backend) {
+const char* name_of(Backend backend) {
   return backend == Backend::cuda ? "cuda" : "host";
 }
 const char* name_of(RowFormat format) {
   return format == RowFormat::bf16 ? "bf16" : "fp8";
-}
-
-double gigabytes_per_second(std::int64_t bytes, double milliseconds) {
-  return milliseconds > 0 ? static_cast<double>(bytes) / milliseconds * 1e-6 : 0;
-}
-
-template <typename T>
-T sum(const Report& report, T PeFigures::* figure) {
-  return std::accumulate(report.pes.begin(), report.pes.end(), T{},
-                         [&](T so_far, const PeFigures& pe) { return so_far + pe.*figure; });
 }
 
 /// The median of every phase.
@@ -52,27 +42,28 @@ PhaseTimes median_times(const std::vector<PhaseTimes>& iterations) {
   return medians;
 }
 
-std::int64_t sum_of(const std::vector<std::int64_t>& values) {
-  return std::accumulate(values.begin(), values.end(), std::int64_t{0});
+/// Sum of all phases whose names start with the prefix.
+double milliseconds(const PhaseTimes& times, std::string_view phase_prefix) {
+  double sum = 0;
+  for (const auto& [phase, time] : times)
+    if (phase.starts_with(phase_prefix)) sum += time;
+  return sum;
+}
+
+double gigabytes_per_second(std::int64_t bytes, double milliseconds) {
+  return milliseconds > 0 ? static_cast<double>(bytes) / milliseconds * 1e-6 : 0;
 }
 
 double relative(double squared, double squared_reference) {
   return squared_reference > 0 ? std::sqrt(squared / squared_reference) : std::sqrt(squared);
 }
 
-/// The checks of all PEs combined.
-std::optional<Check> merged_check(const Report& report) {
-  if (!report.pes.front().check) return std::nullopt;
-  Check all;
-  for (const PeFigures& pe : report.pes) {
-    all.worst = std::max(all.worst, pe.check->worst);
-    all.squared_error += pe.check->squared_error;
-    all.squared_reference += pe.check->squared_reference;
-    all.squared_quantization += pe.check->squared_quantization;
-    all.tokens += pe.check->tokens;
-    all.differing += pe.check->differing;
-  }
-  return all;
+void add(Check& all, const Check& one) {
+  all.worst = std::max(all.worst, one.worst);
+  all.squared_error += one.squared_error;
+  all.squared_reference += one.squared_reference;
+  all.tokens += one.tokens;
+  all.misrouted += one.misrouted;
 }
 
 std::string format_header(const Report& report) {
@@ -80,11 +71,10 @@ std::string format_header(const Report& report) {
   const Options& options = report.options;
   const std::string_view dot = options.ascii ? "," : " ·";
   return fmt::format(
-      "shoal-moe: {} PE{}{}{dot} {} backend{}{dot} {} mode{dot} {} dispatch{dot} {} iteration{}\n"
+      "shoal-moe: {} PE{}{}{dot} {} backend{dot} {} mode{dot} {} dispatch{dot} {} iteration{}\n"
       "{} tokens of {} channels{dot} {} experts ({} per PE) of width {}{dot} top-{} in {} of {} groups{dot} {}\n\n",
       shape.pes, shape.pes == 1 ? "" : "s",
       shape.nodes == 1 ? "" : fmt::format(" on {} nodes", shape.nodes), name_of(options.backend),
-      report.experts_run_by.empty() ? "" : fmt::format(", experts by {}", report.experts_run_by),
       name_of(options.mode), name_of(options.row_format), options.iterations,
       options.iterations == 1 ? "" : "s", shape.tokens, shape.hidden, shape.gate.experts,
       shape.local_experts(), shape.ffn, shape.gate.top_k, shape.gate.groups_kept, shape.gate.groups,
@@ -95,18 +85,15 @@ std::string format_header(const Report& report) {
 
 /// The time of the slowest PE for every phase.
 std::string format_phases(const Report& report) {
-  std::string text = "phases, ms (slowest PE):";
-  for (std::size_t phase = 0; phase < report.pes.front().times.size(); ++phase) {
-    double slowest = 0;
-    for (const PeFigures& pe : report.pes) slowest = std::max(slowest, pe.times[phase].second);
-    text += fmt::format("{} {} {:.3f}", phase == 0 ? "" : ",",
-                        report.pes.front().times[phase].first, slowest);
-  }
-  return text + (report.options.on_gpu() ? "; after the gate on the GPU, between events\n" : "\n");
+  std::string text;
+  for (const auto& [phase, time] : report.all.times)
+    text += fmt::format("{} {} {:.3f}", text.empty() ? "" : ",", phase, time);
+  return fmt::format("phases, ms (slowest PE):{}{}\n", text,
+                     report.options.on_gpu() ? "; after the gate on the GPU, between events" : "");
 }
 
 std::string format_check(const Report& report) {
-  const std::optional<Check> check = merged_check(report);
+  const std::optional<Check>& check = report.check;
   if (!check) return "check: skipped (--no-check)\n";
   std::string text = fmt::format(
       "check: {}: the largest error is {:.3f} of its bound; relative error {:.2e} (L2)\n"
@@ -117,18 +104,8 @@ std::string format_check(const Report& report) {
   if (check->tokens < report.shape.tokens)
     text += fmt::format("       of a sample: {} of {} tokens, evenly spaced on each PE\n",
                         check->tokens, report.shape.tokens);
-  if (check->differing > 0)
-    text +=
-        fmt::format("       {} counts or weights that must be exact differ\n", check->differing);
-  if (report.options.on_gpu())
-    text +=
-        "       the reference uses weights rounded to bfloat16; inner: sum|w_k down_f h_f|, with h_f = silu(gate "
-        "x) * (up x)\n";
-  if (report.options.row_format == RowFormat::fp8)
-    text += fmt::format(
-        "       the reference uses the tokens after FP8 quantisation; without it the result differs by "
-        "{:.2e} (L2)\n",
-        relative(check->squared_quantization, check->squared_reference));
+  if (check->misrouted > 0)
+    text += fmt::format("       {} counts of the routing differ\n", check->misrouted);
   return text;
 }
 
@@ -136,11 +113,8 @@ std::string format_check(const Report& report) {
 /// experts if there are many. A full block is the largest load of all PEs.
 class Table {
  public:
-  explicit Table(const Report& report) : report_(report) {
-    for (const PeFigures& pe : report.pes) {
-      largest_ = std::max(largest_, std::ranges::max(pe.expert_load));
-      mean_ += static_cast<double>(sum_of(pe.expert_load)) / report.shape.pes;
-    }
+  explicit Table(const Report& report)
+      : report_(report), largest_(std::ranges::max(report.all.expert_load)) {
     const std::size_t experts = report.pes.front().expert_load.size();
     run_ = (experts + kMaxBars - 1) / kMaxBars;
     bars_ = (experts + run_ - 1) / run_;
@@ -157,28 +131,18 @@ class Table {
         bar_title, width(), scale, width());
   }
 
-  std::string row(std::size_t index) const {
-    const PeFigures& pe = report_.pes[index];
-    return line(fmt::format("{:3}", index), pe.tokens, pe.rows_sent, pe.rows_received,
-                bars(pe.expert_load), static_cast<double>(sum_of(pe.expert_load)),
-                pe.milliseconds("dispatch"), report_.dispatch_rate(pe), pe.milliseconds("experts"),
-                pe.milliseconds("combine"), report_.combine_rate(pe), pe.check);
+  std::string row(std::string_view name, const PeFigures& pe, std::string_view bars) const {
+    return fmt::format(
+        "{:>3} {:7} {:6} {:7}   {}{}  {:6.2f}x {:8.3f} {:>6} {:9.2f} {:8.3f} {:>6}   {:>8}\n", name,
+        pe.tokens, pe.rows_sent, pe.rows_received, bars, std::string(width() - bars_, ' '), pe.load,
+        pe.dispatch, rate(pe.dispatch_rate), pe.experts, pe.combine, rate(pe.combine_rate),
+        report_.check ? fmt::format("{:.3f}", pe.error) : "-");
   }
-
-  /// Sums of counts and rates; maxima of times, loads and errors.
-  std::string total() const {
-    double load = 0, dispatch = 0, dispatch_rate = 0, experts = 0, combine = 0, combine_rate = 0;
-    for (const PeFigures& pe : report_.pes) {
-      load = std::max(load, static_cast<double>(sum_of(pe.expert_load)));
-      dispatch = std::max(dispatch, pe.milliseconds("dispatch"));
-      experts = std::max(experts, pe.milliseconds("experts"));
-      combine = std::max(combine, pe.milliseconds("combine"));
-      dispatch_rate += report_.dispatch_rate(pe);
-      combine_rate += report_.combine_rate(pe);
-    }
-    return line("all", sum(report_, &PeFigures::tokens), sum(report_, &PeFigures::rows_sent),
-                sum(report_, &PeFigures::rows_received), "", load, dispatch, dispatch_rate, experts,
-                combine, combine_rate, merged_check(report_));
+  std::string rows() const {
+    std::string text;
+    for (std::size_t pe = 0; pe < report_.pes.size(); ++pe)
+      text += row(fmt::format("{}", pe), report_.pes[pe], bars(report_.pes[pe].expert_load));
+    return text + (report_.pes.size() > 1 ? row("all", report_.all, std::string(bars_, ' ')) : "");
   }
 
  private:
@@ -201,130 +165,93 @@ class Table {
     return fmt::format("{:.{}f}", gigabytes, gigabytes < 100 ? 2 : 1);
   }
 
-  std::string line(std::string_view name, std::int64_t tokens, std::int64_t sent,
-                   std::int64_t received, const std::string& bar, double load, double dispatch,
-                   double dispatch_rate, double experts, double combine, double combine_rate,
-                   const std::optional<Check>& check) const {
-    const std::string padding(width() - (bar.empty() ? 0 : bars_), ' ');
-    return fmt::format(
-        "{} {:7} {:6} {:7}   {}{}  {:6.2f}x {:8.3f} {:>6} {:9.2f} {:8.3f} {:>6}   {:>8}\n", name,
-        tokens, sent, received, bar, padding, mean_ > 0 ? load / mean_ : 0, dispatch,
-        rate(dispatch_rate), experts, combine, rate(combine_rate),
-        check ? fmt::format("{:.3f}", check->worst) : "-");
-  }
-
   const Report& report_;
-  std::int64_t largest_ = 0;  // tokens of one expert
-  double mean_ = 0;           // assignments per PE
-  std::size_t run_ = 1, bars_ = 1;
+  std::int64_t largest_;  // tokens of one expert
+  std::size_t run_, bars_;
 };
 
-/// This PE's figures, without those that depend on other PEs.
-PeFigures local_figures(const Peers& peers, const Shape& shape, const Layer& layer,
-                        const std::vector<PhaseTimes>& iterations,
-                        const std::optional<Check>& check) {
-  PeFigures mine;
-  mine.tokens = shape.tokens_of(peers.me());
-  mine.rows_sent = std::accumulate(layer.rows_to().begin(), layer.rows_to().end(), std::int64_t{0});
-  mine.expert_load = layer.expert_load();
-  mine.times = median_times(iterations);
-  mine.check = check;
-  return mine;
-}
-
 }  // namespace
-
-double PeFigures::milliseconds(std::string_view phase_prefix) const {
-  double sum = 0;
-  for (const auto& [phase, time] : times)
-    if (phase.starts_with(phase_prefix)) sum += time;
-  return sum;
-}
-
-bool Report::passed() const {
-  return std::ranges::all_of(pes,
-                             [](const PeFigures& pe) { return !pe.check || pe.check->passed(); });
-}
-
-double Report::dispatch_rate(const PeFigures& pe) const {
-  return gigabytes_per_second(pe.rows_received * dispatch_row_bytes, pe.milliseconds("dispatch"));
-}
-
-double Report::combine_rate(const PeFigures& pe) const {
-  return gigabytes_per_second(pe.rows_sent * 2 * shape.hidden, pe.milliseconds("combine"));
-}
 
 Report gather_report(const Peers& peers, const Options& options, const Shape& shape,
                      const Layer& layer, const std::vector<PhaseTimes>& iterations,
                      const std::optional<Check>& check) {
-  const PeFigures mine = local_figures(peers, shape, layer, iterations, check);
+  const PhaseTimes medians = median_times(iterations);
   std::vector<double> times;
-  for (const auto& [phase, time] : mine.times) times.push_back(time);
-  const Check none;
-  const Check& own = check ? *check : none;
-  const double checks[] = {own.worst,
-                           own.squared_error,
-                           own.squared_reference,
-                           own.squared_quantization,
-                           static_cast<double>(own.tokens),
-                           static_cast<double>(own.differing)};
-  const std::int64_t counts[] = {mine.tokens, mine.rows_sent};
-
-  const auto all_counts = peers.gather<std::int64_t>(counts);
-  const auto all_loads = peers.gather<std::int64_t>(mine.expert_load);
+  for (const auto& [phase, time] : medians) times.push_back(time);
+  const Check mine = check.value_or(Check{});
+  const auto all_checks = peers.gather<Check>({&mine, 1});
+  const auto all_loads = peers.gather<std::int64_t>(layer.expert_load());
   const auto all_rows = peers.gather<std::int32_t>(layer.rows_to());
   const auto all_times = peers.gather<double>(times);
-  const auto all_checks = peers.gather<double>(checks);
 
-  Report report{options, shape, layer.dispatch_row_bytes(), {}, layer.experts_run_by()};
-  const auto pes = static_cast<std::size_t>(shape.pes), experts = mine.expert_load.size();
+  Report report{options, shape, layer.dispatch_row_bytes(), {}, {}, {}};
+  if (check) report.check.emplace();
+  PeFigures& all = report.all;
+  all.times = medians;
+  const auto pes = static_cast<std::size_t>(shape.pes), experts = layer.expert_load().size();
+  const auto assignments = static_cast<double>(shape.tokens * shape.gate.top_k);
   for (std::size_t pe = 0; pe < pes; ++pe) {
-    PeFigures figures = mine;
-    figures.tokens = all_counts[2 * pe];
-    figures.rows_sent = all_counts[2 * pe + 1];
-    for (std::size_t source = 0; source < pes; ++source)
-      figures.rows_received += all_rows[source * pes + pe];
-    figures.expert_load.assign(&all_loads[pe * experts], &all_loads[pe * experts] + experts);
-    for (std::size_t phase = 0; phase < times.size(); ++phase)
-      figures.times[phase].second = all_times[pe * times.size() + phase];
-    const double* c = &all_checks[6 * pe];
-    if (check)
-      figures.check = Check{
-          c[0], c[1], c[2], c[3], static_cast<std::int64_t>(c[4]), static_cast<std::int64_t>(c[5])};
-    report.pes.push_back(std::move(figures));
+    PeFigures one;
+    one.tokens = shape.tokens_of(static_cast<std::int32_t>(pe));
+    for (std::size_t other = 0; other < pes; ++other) {
+      one.rows_sent += all_rows[pe * pes + other];
+      one.rows_received += all_rows[other * pes + pe];
+    }
+    one.expert_load.assign(&all_loads[pe * experts], &all_loads[pe * experts] + experts);
+    const auto load = std::accumulate(one.expert_load.begin(), one.expert_load.end(), 0.0);
+    one.load = assignments > 0 ? load * shape.pes / assignments : 0;
+    one.times = medians;
+    for (std::size_t phase = 0; phase < times.size(); ++phase) {
+      one.times[phase].second = all_times[pe * times.size() + phase];
+      all.times[phase].second = pe == 0
+                                    ? one.times[phase].second
+                                    : std::max(all.times[phase].second, one.times[phase].second);
+    }
+    one.dispatch = milliseconds(one.times, "dispatch");
+    one.experts = milliseconds(one.times, "experts");
+    one.combine = milliseconds(one.times, "combine");
+    one.dispatch_rate =
+        gigabytes_per_second(one.rows_received * report.dispatch_row_bytes, one.dispatch);
+    one.combine_rate = gigabytes_per_second(one.rows_sent * 2 * shape.hidden, one.combine);
+    one.error = all_checks[pe].worst;
+    if (check) add(*report.check, all_checks[pe]);
+
+    all.tokens += one.tokens;
+    all.rows_sent += one.rows_sent;
+    all.rows_received += one.rows_received;
+    all.dispatch_rate += one.dispatch_rate;
+    all.combine_rate += one.combine_rate;
+    for (double PeFigures::* figure : {&PeFigures::load, &PeFigures::dispatch, &PeFigures::experts,
+                                       &PeFigures::combine, &PeFigures::error})
+      all.*figure = std::max(all.*figure, one.*figure);
+    all.expert_load.push_back(std::ranges::max(one.expert_load));
+    report.pes.push_back(std::move(one));
   }
   return report;
 }
 
 std::string format_table(const Report& report) {
   const Table table(report);
-  std::string text = format_header(report) + table.head();
-  for (std::size_t pe = 0; pe < report.pes.size(); ++pe) text += table.row(pe);
-  if (report.pes.size() > 1) text += table.total();
-  return text + "\n" + format_phases(report) + format_check(report);
+  return format_header(report) + table.head() + table.rows() + "\n" + format_phases(report) +
+         format_check(report);
 }
 
 void write_json(const Report& report, const std::string& path) {
   using nlohmann::json;
   json pes = json::array();
-  for (std::size_t pe = 0; pe < report.pes.size(); ++pe) {
-    const PeFigures& figures = report.pes[pe];
-    json phases = json::object();
-    for (const auto& [phase, time] : figures.times) phases[phase] = time;
-    pes.push_back({{"pe", pe},
-                   {"tokens", figures.tokens},
-                   {"rows_sent", figures.rows_sent},
-                   {"rows_received", figures.rows_received},
-                   {"expert_load", figures.expert_load},
-                   {"phase_milliseconds", phases},
-                   {"dispatch_gigabytes_per_second", report.dispatch_rate(figures)},
-                   {"combine_gigabytes_per_second", report.combine_rate(figures)},
-                   {"error_of_bound", figures.check ? json(figures.check->worst) : json()}});
-  }
+  for (const PeFigures& one : report.pes)
+    pes.push_back({{"pe", pes.size()},
+                   {"tokens", one.tokens},
+                   {"rows_sent", one.rows_sent},
+                   {"rows_received", one.rows_received},
+                   {"expert_load", one.expert_load},
+                   {"phase_milliseconds", std::map(one.times.begin(), one.times.end())},
+                   {"dispatch_gigabytes_per_second", one.dispatch_rate},
+                   {"combine_gigabytes_per_second", one.combine_rate},
+                   {"error_of_bound", report.check ? json(one.error) : json()}});
   const Options& options = report.options;
   const Shape& shape = report.shape;
   json document = {{"backend", name_of(options.backend)},
-                   {"experts_run_by", report.experts_run_by},
                    {"mode", name_of(options.mode)},
                    {"dtype", name_of(options.row_format)},
                    {"pes", shape.pes},
@@ -340,20 +267,17 @@ void write_json(const Report& report, const std::string& path) {
                    {"skew", options.skew},
                    {"iterations", options.iterations},
                    {"dispatch_row_bytes", report.dispatch_row_bytes},
-                   {"rows", sum(report, &PeFigures::rows_sent)},
+                   {"rows", report.all.rows_sent},
                    {"per_pe", pes},
                    {"passed", report.passed()},
                    {"check", nullptr}};
-  if (const std::optional<Check> check = merged_check(report)) {
+  if (const std::optional<Check>& check = report.check) {
     document["check"] = {
         {"tolerance", describe_tolerance(options, shape)},
         {"tokens", check->tokens},
         {"error_of_bound", check->worst},
-        {"differing_values", check->differing},
+        {"differing_values", check->misrouted},
         {"relative_error", relative(check->squared_error, check->squared_reference)}};
-    if (options.row_format == RowFormat::fp8)
-      document["check"]["quantization_error"] =
-          relative(check->squared_quantization, check->squared_reference);
   }
   if (path == "-") {
     fmt::print("{}\n", document.dump(2));
@@ -365,25 +289,11 @@ void write_json(const Report& report, const std::string& path) {
   if (!file) fail_errno("{}: cannot be written", path);
 }
 
-Progress::Progress(bool enabled)
-    : enabled_(enabled),
-      terminal_(isatty(STDERR_FILENO) == 1),
-      next_(std::chrono::steady_clock::now() + std::chrono::seconds(terminal_ ? 1 : 5)) {}
-
 void Progress::show(std::string_view what, std::int64_t done, std::int64_t total) {
   const auto now = std::chrono::steady_clock::now();
   if (!enabled_ || now < next_) return;
-  next_ = now + (terminal_ ? std::chrono::milliseconds(200) : std::chrono::milliseconds(5000));
-  const auto [start, end] = terminal_ ? std::pair{"\r\x1b[K", ""} : std::pair{"", "\n"};
-  fmt::print(stderr, "{}{}: {} of {}{}", start, what, done, total, end);
-  std::fflush(stderr);
-  shown_ = true;
-}
-
-void Progress::clear() {
-  if (shown_ && terminal_) fmt::print(stderr, "\r\x1b[K");
-  std::fflush(stderr);
-  shown_ = false;
+  next_ = now + kInterval;
+  fmt::print(stderr, "{}: {} of {}\n", what, done, total);
 }
 
 }  // namespace shoal::moe

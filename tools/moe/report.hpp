@@ -17,18 +17,19 @@
 
 namespace shoal::moe {
 
-/// The figures of one PE.
+/// The figures of one PE, or of all: sums of counts and rates, maxima of loads, times and errors.
 struct PeFigures {
   std::int64_t tokens = 0;
   /// Token copies, one for each PE that holds an expert of the token, itself included.
   std::int64_t rows_sent = 0;
   std::int64_t rows_received = 0;  ///< the same for rows that arrive
+  double load = 0;                 ///< assignments to its experts, relative to the mean of all PEs
+  double dispatch = 0, experts = 0, combine = 0;  ///< milliseconds
+  /// Decimal gigabytes per second that arrive: rows in dispatch, expert output in combine.
+  double dispatch_rate = 0, combine_rate = 0;
+  double error = 0;  ///< Check::worst
   std::vector<std::int64_t> expert_load;
   PhaseTimes times;  ///< median over the iterations
-  std::optional<Check> check;
-
-  /// Sum of all phases whose names start with the prefix.
-  double milliseconds(std::string_view phase_prefix) const;
 };
 
 struct Report {
@@ -36,15 +37,13 @@ struct Report {
   Shape shape;
   std::int64_t dispatch_row_bytes = 0;
   std::vector<PeFigures> pes;
-  std::string experts_run_by;  ///< Layer::experts_run_by
+  PeFigures all;
+  std::optional<Check> check;  ///< of all PEs
 
-  bool passed() const;
-  /// Decimal gigabytes per second that arrive at a PE: rows in dispatch, expert output in combine.
-  double dispatch_rate(const PeFigures& pe) const;
-  double combine_rate(const PeFigures& pe) const;
+  bool passed() const { return !check || check->passed(); }
 };
 
-/// Gathers the figures of all PEs, with `mine.rows_received`. Collective.
+/// Gathers the figures of all PEs. Collective.
 Report gather_report(const Peers& peers, const Options& options, const Shape& shape,
                      const Layer& layer, const std::vector<PhaseTimes>& iterations,
                      const std::optional<Check>& check);
@@ -56,18 +55,16 @@ std::string format_table(const Report& report);
 /// cannot be written.
 void write_json(const Report& report, const std::string& path);
 
-/// Shows the progress of a long run on standard error: one changing line on a terminal, else a line
-/// every five seconds.
+/// Shows the progress of a long run on standard error: a line every five seconds.
 class Progress {
  public:
-  explicit Progress(bool enabled);
-  ~Progress() { clear(); }
+  explicit Progress(bool enabled) : enabled_(enabled) {}
   void show(std::string_view what, std::int64_t done, std::int64_t total);
-  void clear();
 
  private:
-  bool enabled_, terminal_, shown_ = false;
-  std::chrono::steady_clock::time_point next_;
+  static constexpr std::chrono::seconds kInterval{5};
+  bool enabled_;
+  std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + kInterval;
 };
 
 }  // namespace shoal::moe
