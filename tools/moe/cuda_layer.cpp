@@ -46,6 +46,8 @@ class CudaLayer final : public Layer {
   Tensor tensor(DataType dtype, std::initializer_list<std::int64_t> shape) const;
   /// Makes `kept` a tensor of this shape. Its contents are lost if the shape differs.
   const Tensor& reserve(Tensor& kept, DataType dtype, std::initializer_list<std::int64_t> shape);
+  void copy(void* target, const void* source, std::size_t bytes) const;
+  void wait() const { check_cuda(cudaStreamSynchronize(stream_), "waiting for the GPU"); }
   Event record() const;
   /// Queues the experts' kernels for rows whose strides are those of x, scales and y.
   void launch(ExpertRows rows, const TensorView& x, const TensorView& scales, const TensorView& y);
@@ -80,10 +82,9 @@ CudaLayer::CudaLayer(const World& world, const Options& options, const Shape& sh
   for (std::int32_t e = 0; e < shape.local_experts(); ++e) {
     std::ranges::transform(load_weights(options, shape, first_expert() + e), rounded.begin(),
                            [](float value) { return ep::numeric::to_bf16(value); });
-    check_cuda(cudaMemcpyAsync(weights_.as<ep::numeric::Bf16>() + e * size, rounded.data(),
-                               rounded.size() * sizeof rounded[0], cudaMemcpyHostToDevice, stream_),
-               "copying an expert's weights to the GPU");
-    check_cuda(cudaStreamSynchronize(stream_), "copying an expert's weights to the GPU");
+    copy(weights_.as<ep::numeric::Bf16>() + e * size, rounded.data(),
+         rounded.size() * sizeof rounded[0]);
+    wait();
   }
 }
 
@@ -105,21 +106,21 @@ const Tensor& CudaLayer::reserve(Tensor& kept, DataType dtype,
   return kept;
 }
 
+void CudaLayer::copy(void* target, const void* source, std::size_t bytes) const {
+  if (bytes > 0)
+    check_cuda(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, stream_),
+               "copying between host and GPU");
+}
+
 Tensor CudaLayer::place(const Tensor& on_host) {
-  Tensor copy = tensor(on_host.dtype, {on_host.shape[0], on_host.shape[1]});
-  if (copy.bytes() > 0)
-    check_cuda(
-        cudaMemcpyAsync(copy.data, on_host.data, copy.bytes(), cudaMemcpyHostToDevice, stream_),
-        "copying to the GPU");
-  return copy;
+  Tensor placed = tensor(on_host.dtype, {on_host.shape[0], on_host.shape[1]});
+  copy(placed.data, on_host.data, placed.bytes());
+  return placed;
 }
 
 void CudaLayer::fetch(void* target, const TensorView& source) {
-  if (source.bytes() > 0)
-    check_cuda(
-        cudaMemcpyAsync(target, source.data, source.bytes(), cudaMemcpyDeviceToHost, stream_),
-        "copying from the GPU");
-  check_cuda(cudaStreamSynchronize(stream_), "waiting for the GPU");
+  copy(target, source.data, source.bytes());
+  wait();
 }
 
 Event CudaLayer::record() const {
@@ -141,7 +142,7 @@ void CudaLayer::end() {
 
 void CudaLayer::drain() {
   group_.synchronize();
-  check_cuda(cudaStreamSynchronize(stream_), "waiting for the GPU");
+  wait();
   for (const auto& [index, begin, end] : phases_) {
     float milliseconds = 0;
     check_cuda(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "reading events");

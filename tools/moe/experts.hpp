@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "moe/options.hpp"
+#include "moe/inputs.hpp"
 
 namespace shoal::moe {
 

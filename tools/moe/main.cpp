@@ -10,6 +10,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
@@ -23,7 +24,6 @@
 #include "command_line/command_line.hpp"
 #include "moe/exchange.hpp"
 #include "moe/layer.hpp"
-#include "moe/options.hpp"
 #include "moe/reference.hpp"
 #include "moe/report.hpp"
 #include "shoal/collective.hpp"
@@ -34,7 +34,8 @@ namespace {
 
 constexpr int kCheckFailed = 1;
 constexpr int kError = 2;
-constexpr const char* kRun = "Run";  // a group of options
+constexpr std::chrono::seconds kProgressInterval{5};  // of long runs, on standard error
+constexpr const char* kRun = "Run";                   // a group of options
 
 /// An option whose words name the values of the enumeration `target` in order.
 template <typename Enumeration>
@@ -45,43 +46,40 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, Enumeration& tar
   };
   return app.add_option_function<std::string>(name, assign, description)
       ->check(CLI::IsMember(words))
-      ->default_str(words.front())
-      ->group(kRun);
+      ->default_str(words.front());
 }
 
 void declare_inputs(CLI::App& app, Options& options) {
-  const std::string inputs = "Inputs (files of float32 values; generated from the seed by default)";
-  app.add_option("--tokens", options.tokens_file, "Activations [tokens, hidden]")->group(inputs);
-  app.add_option("--router", options.router_file, "Router logits [tokens, experts]")->group(inputs);
-  app.add_option("--bias", options.bias_file, "Bias of the expert choice [experts]")->group(inputs);
+  app.option_defaults()->group(
+      "Inputs (files of float32 values; generated from the seed by default)");
+  app.add_option("--tokens", options.tokens_file, "Activations [tokens, hidden]");
+  app.add_option("--router", options.router_file, "Router logits [tokens, experts]");
+  app.add_option("--bias", options.bias_file, "Bias of the expert choice [experts]");
   app.add_option("--weights", options.weights_file,
-                 "For each expert: gate and up [hidden, ffn], down [ffn, hidden]")
-      ->group(inputs);
-  app.add_option("--seed", options.seed, "Seed of the generated inputs")->group(inputs);
+                 "For each expert: gate and up [hidden, ffn], down [ffn, hidden]");
+  app.add_option("--seed", options.seed, "Seed of the generated inputs");
   app.add_option("--skew", options.skew, "Unbalanced load: 0 none, 1 Zipf")
-      ->check(tools::between(0.0, 10.0))
-      ->group(inputs);
+      ->check(tools::between(0.0, 10.0));
 }
 
 void declare_shape(CLI::App& app, Options& options) {
-  const auto add = [&](const char* name, auto& target, const char* description) {
-    return app.add_option(name, target, description)->group("Shape");
-  };
-  add("--tokens-per-pe", options.tokens_per_pe, "Tokens of each PE")
+  app.option_defaults()->group("Shape");
+  app.add_option("--tokens-per-pe", options.tokens_per_pe, "Tokens of each PE")
       ->check(CLI::Range(0, 1 << 20))
       ->excludes("--tokens")
       ->excludes("--router");
-  add("--hidden", options.hidden, "Channels of a token");
-  add("--ffn", options.ffn, "Inner width of an expert");
-  add("--experts", options.experts, "Experts of all PEs");
-  add("--groups", options.groups, "Groups of experts");
-  add("--groups-kept", options.groups_kept, "Groups that a token may choose from");
-  add("--top-k", options.top_k, "Experts of a token");
-  add("--routed-scaling", options.routed_scaling, "Sum of a token's weights")
+  app.add_option("--hidden", options.hidden, "Channels of a token");
+  app.add_option("--ffn", options.ffn, "Inner width of an expert");
+  app.add_option("--experts", options.experts, "Experts of all PEs");
+  app.add_option("--groups", options.groups, "Groups of experts");
+  app.add_option("--groups-kept", options.groups_kept, "Groups that a token may choose from");
+  app.add_option("--top-k", options.top_k, "Experts of a token");
+  app.add_option("--routed-scaling", options.routed_scaling, "Sum of a token's weights")
       ->check(tools::between(-1e6, 1e6));
 }
 
 void declare_run(CLI::App& app, Options& options) {
+  app.option_defaults()->group("Run");
   add_choice(app, "--mode", options.mode, {"normal", "low-latency"}, "normal or low-latency");
   add_choice(app, "--dtype", options.row_format, {"bf16", "fp8"}, "Dispatched rows: bf16 or fp8");
   add_choice(app, "--backend", options.backend, {"host", "cuda"},
@@ -89,25 +87,20 @@ void declare_run(CLI::App& app, Options& options) {
       ->default_str("as SHOAL_HEAP");
   app.add_option("--pes", options.pes, "PEs as threads of this process, without shoal-run")
       ->check(CLI::Range(1, 1024))
-      ->default_str("")
-      ->group(kRun);
+      ->default_str("");
   app.add_option("--iterations", options.iterations, "Timed runs; the table shows medians")
-      ->check(CLI::Range(1, 1'000'000))
-      ->group(kRun);
-  app.add_flag("!--no-check", options.check, "Skip the comparison with the reference")->group(kRun);
+      ->check(CLI::Range(1, 1'000'000));
+  app.add_flag("!--no-check", options.check, "Skip the comparison with the reference");
   app.add_flag("--inject-error", options.inject_error,
-               "Change one value of the result, so that the check fails")
-      ->group(kRun);
+               "Change one value of the result, so that the check fails");
   app.add_option("--output", options.output_file,
-                 "Write the result to this file: float32 values [tokens, hidden]")
-      ->group(kRun);
+                 "Write the result to this file: float32 values [tokens, hidden]");
   app.add_option("--json", options.json_file,
                  "Write all figures to this file; without a file, print them instead of the table")
       ->expected(0, 1)
       ->default_str("-")
-      ->type_name("[FILE]")
-      ->group(kRun);
-  app.add_flag("--ascii", options.ascii, "Draw with ASCII characters only")->group(kRun);
+      ->type_name("[FILE]");
+  app.add_flag("--ascii", options.ascii, "Draw with ASCII characters only");
 }
 
 void declare(CLI::App& app, Options& options) {
@@ -118,6 +111,7 @@ void declare(CLI::App& app, Options& options) {
   declare_inputs(app, options);
   declare_shape(app, options);
   declare_run(app, options);
+  app.option_defaults()->group("Options");
 }
 
 /// Changes the largest value of the first token of the last PE that has tokens.
@@ -163,21 +157,21 @@ int run(const World& world, const Peers& peers, const Options& options) {
   peers.agree([&] { inputs = load_inputs(options, shape, world.my_pe()); });
   peers.agree([&] { layer = make_layer(world, options, shape, inputs); });
 
-  Progress progress(world.my_pe() == 0);
   layer->warmup();
   std::vector<PhaseTimes> times(static_cast<std::size_t>(options.iterations));
   Tensor output;
+  auto next = std::chrono::steady_clock::now() + kProgressInterval;
   for (std::size_t i = 0; i < times.size(); ++i) {
-    progress.show("iteration", static_cast<std::int64_t>(i), options.iterations);
     output = layer->run(times[i]);
+    if (world.my_pe() != 0 || std::chrono::steady_clock::now() < next) continue;
+    fmt::print(stderr, "iteration: {} of {}\n", i + 1, options.iterations);
+    next += kProgressInterval;
   }
   shape.nodes = layer->nodes();
   if (options.inject_error) inject_error(world, shape, output);
   std::optional<Check> check;
   if (options.check) {
-    check = check_output(options, shape, inputs, layer->gated(), output, [&](std::int64_t done) {
-      progress.show("reference, expert", done, shape.gate.experts);
-    });
+    check = check_output(options, shape, inputs, layer->gated(), output);
     check->misrouted = count_misrouted(peers, shape, *layer);
   }
   const Report report = gather_report(peers, options, shape, *layer, times, check);

@@ -65,15 +65,13 @@ struct Reference {
 };
 
 Reference compute(const Options& options, const Shape& shape, const Inputs& inputs,
-                  const std::vector<std::size_t>& compared, const ep::Gated& gated,
-                  const std::function<void(std::int64_t)>& progress) {
+                  const std::vector<std::size_t>& compared, const ep::Gated& gated) {
   const auto hidden = static_cast<std::size_t>(shape.hidden);
   const std::vector<float> x = delivered_tokens(options, shape, inputs, compared);
   Reference reference{std::vector<double>(x.size()), std::vector<double>(x.size())};
   FeedForward<double> feed_forward(shape);
   const auto top_k = static_cast<std::size_t>(shape.gate.top_k);
   for (std::int64_t expert = 0; expert < shape.gate.experts; ++expert) {
-    progress(expert);
     std::vector<float> weights;  // loaded for the first of its tokens
     for (std::size_t i = 0; i < compared.size() * top_k; ++i) {
       const std::size_t slot = compared[i / top_k] * top_k + i % top_k, row = i / top_k * hidden;
@@ -123,11 +121,10 @@ std::string describe_tolerance(const Options& options, const Shape& shape) {
 }
 
 Check check_output(const Options& options, const Shape& shape, const Inputs& inputs,
-                   const ep::Gated& gated, const Tensor& output,
-                   const std::function<void(std::int64_t)>& progress) {
+                   const ep::Gated& gated, const Tensor& output) {
   const auto hidden = static_cast<std::size_t>(shape.hidden);
   const std::vector<std::size_t> compared = compared_tokens(shape, output.shape[0]);
-  const Reference reference = compute(options, shape, inputs, compared, gated, progress);
+  const Reference reference = compute(options, shape, inputs, compared, gated);
   Check check;
   check.tokens = static_cast<std::int64_t>(compared.size());
   for (std::size_t row = 0; row < reference.sum.size(); row += hidden)

@@ -17,7 +17,6 @@
 // sample of the tokens of each PE is compared with it; counts are those of all tokens.
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "moe/exchange.hpp"
@@ -40,11 +39,9 @@ struct Check {
 /// The bound in words, for the report.
 std::string describe_tolerance(const Options& options, const Shape& shape);
 
-/// Compares `output`, bfloat16 [tokens of this PE, hidden], or a sample of its rows. Calls
-/// `progress` with the number of experts done from time to time.
+/// Compares `output`, bfloat16 [tokens of this PE, hidden], or a sample of its rows.
 Check check_output(const Options& options, const Shape& shape, const Inputs& inputs,
-                   const ep::Gated& gated, const Tensor& output,
-                   const std::function<void(std::int64_t)>& progress);
+                   const ep::Gated& gated, const Tensor& output);
 
 /// Counts rows per PE and tokens per expert of the layer's last run that differ from this
 /// function's own count. Collective.

@@ -289,11 +289,4 @@ void write_json(const Report& report, const std::string& path) {
   if (!file) fail_errno("{}: cannot be written", path);
 }
 
-void Progress::show(std::string_view what, std::int64_t done, std::int64_t total) {
-  const auto now = std::chrono::steady_clock::now();
-  if (!enabled_ || now < next_) return;
-  next_ = now + kInterval;
-  fmt::print(stderr, "{}: {} of {}\n", what, done, total);
-}
-
 }  // namespace shoal::moe

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// report.hpp: the figures of a run: gathered from all PEs, printed as a table, written as JSON; and
-// progress of long runs.
+// report.hpp: the figures of a run: gathered from all PEs, printed as a table, written as JSON.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,7 +10,6 @@
 
 #include "moe/exchange.hpp"
 #include "moe/layer.hpp"
-#include "moe/options.hpp"
 #include "moe/reference.hpp"
 
 namespace shoal::moe {
@@ -54,17 +51,5 @@ std::string format_table(const Report& report);
 /// Writes all figures as JSON, with path "-" to standard output. Throws Error{system} if the file
 /// cannot be written.
 void write_json(const Report& report, const std::string& path);
-
-/// Shows the progress of a long run on standard error: a line every five seconds.
-class Progress {
- public:
-  explicit Progress(bool enabled) : enabled_(enabled) {}
-  void show(std::string_view what, std::int64_t done, std::int64_t total);
-
- private:
-  static constexpr std::chrono::seconds kInterval{5};
-  bool enabled_;
-  std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + kInterval;
-};
 
 }  // namespace shoal::moe
