@@ -8,12 +8,12 @@
 
 #include "base/check.hpp"
 #include "device/queue_failures.hpp"
+#include "fabric/fabric.hpp"
 #include "pe/placement.hpp"
 #include "team/team_state.hpp"
 #include "world/state.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "device/make_device_side.hpp"
-#include "fabric/fabric.hpp"
 #endif
 
 namespace shoal::detail {
