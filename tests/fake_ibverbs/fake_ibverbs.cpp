@@ -280,7 +280,9 @@ ibv_device** ibv_get_device_list(int* count) {
   auto** const list = new ibv_device*[n + 1]();
   for (std::size_t i = 0; i < n; ++i) {
     list[i] = f.devices[i].get();
-    list[i]->transport_type = f.options.connections ? IBV_TRANSPORT_IB : IBV_TRANSPORT_UNSPECIFIED;
+    // Written only when it changes: other threads read the device without a lock.
+    const auto type = f.options.connections ? IBV_TRANSPORT_IB : IBV_TRANSPORT_UNSPECIFIED;
+    if (list[i]->transport_type != type) list[i]->transport_type = type;
   }
   if (count != nullptr) *count = f.options.devices;
   return list;
