@@ -19,10 +19,9 @@ inline void check_pe(const WorldState& world, const char* what, Pe pe) {
           what, pe, n_pes - 1);
 }
 
-/// Checks that [address, address + bytes) lies in the heap of a PE of the world and is backed by
-/// memory. Returns its offset.
-inline std::size_t checked(const WorldState& world, const char* what, RemoteAddress address,
-                           std::size_t bytes) {
+/// Throws the reason for which `checked` refuses a range. Empty ranges may lie beyond the memory.
+[[gnu::cold, gnu::noinline]] inline void refuse_range(const WorldState& world, const char* what,
+                                                      RemoteAddress address, std::size_t bytes) {
   check_pe(world, what, address.pe);
   const Memory& memory = world.memory();
   const std::size_t size = memory.heap_size();
@@ -30,21 +29,40 @@ inline std::size_t checked(const WorldState& world, const char* what, RemoteAddr
           "{}: {} bytes at offset {} of PE {} leave the symmetric heap of {} bytes "
           "(SHOAL_SYMMETRIC_SIZE)",
           what, bytes, address.offset, address.pe, size);
-  require(bytes == 0 || address.offset + bytes <= memory.heap_mapped(), Code::invalid_argument,
+  require(bytes == 0, Code::invalid_argument,
           "{}: {} bytes at offset {} of PE {}: the heap of {} bytes has memory up to {} so far; "
           "allocate it first",
           what, bytes, address.offset, address.pe, size, memory.heap_mapped());
+}
+
+/// Checks that [address, address + bytes) lies in the heap of a PE of the world and is backed by
+/// memory. Returns its offset.
+///
+/// Short operations take a few ns, so the arguments stay in registers: the messages, which take
+/// references, are made in a function of their own.
+inline std::size_t checked(const WorldState& world, const char* what, RemoteAddress address,
+                           std::size_t bytes) {
+  const std::size_t mapped = world.memory().heap_mapped();
+  if (address.pe < 0 || address.pe >= world.placement().n_pes || address.offset > mapped ||
+      bytes > mapped - address.offset) [[unlikely]]
+    refuse_range(world, what, address, bytes);
   return address.offset;
+}
+
+[[gnu::cold, gnu::noinline]] inline void refuse_word(const char* what, RemoteAddress address,
+                                                     std::size_t width) {
+  require(width == 4 || width == 8, Code::invalid_argument,
+          "{}: a word of {} bytes; allowed: 4 or 8", what, width);
+  fail_made(Code::invalid_argument,
+            "{}: offset {} of PE {} is not a multiple of the word's {} bytes", what, address.offset,
+            address.pe, width);
 }
 
 /// As checked, for an aligned word of `width` bytes.
 inline std::size_t checked_word(const WorldState& world, const char* what, RemoteAddress address,
                                 std::size_t width) {
-  require(width == 4 || width == 8, Code::invalid_argument,
-          "{}: a word of {} bytes; allowed: 4 or 8", what, width);
-  require(address.offset % width == 0, Code::invalid_argument,
-          "{}: offset {} of PE {} is not a multiple of the word's {} bytes", what, address.offset,
-          address.pe, width);
+  if ((width != 4 && width != 8) || address.offset % width != 0) [[unlikely]]
+    refuse_word(what, address, width);
   return checked(world, what, address, width);
 }
 
