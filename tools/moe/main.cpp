@@ -35,7 +35,6 @@ namespace {
 constexpr int kCheckFailed = 1;
 constexpr int kError = 2;
 constexpr std::chrono::seconds kProgressInterval{5};  // of long runs, on standard error
-constexpr const char* kRun = "Run";                   // a group of options
 
 /// An option whose words name the values of the enumeration `target` in order.
 template <typename Enumeration>
