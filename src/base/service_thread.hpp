@@ -44,10 +44,10 @@ class SignalsBlocked {
 /// A thread of the library that polls until it is destroyed.
 ///
 /// Between two polls without result it yields its core for Backoff::kYieldTime; then it naps, each
-/// time for 1/64 of the time since the last result, at least 5 and at most 50 us: a request that
-/// comes after a pause is late by at most 1/64 of the pause, and idle threads take little of a
-/// core. ProgressWait::sleep naps from the first poll on; ProgressWait::spin does neither. A thread
-/// that does not spin also waits for a free core when it wakes, rather than preempt a PE.
+/// time for 1/1024 of the time since the last result, at least 5 and at most 50 us: a request that
+/// comes within 5 ms is late by a shortest nap, and threads that stay idle take little of a core.
+/// ProgressWait::sleep naps from the first poll on; ProgressWait::spin does neither. A thread that
+/// does not spin also waits for a free core when it wakes, rather than preempt a PE.
 class ServiceThread {
  public:
   struct Options {
