@@ -83,7 +83,8 @@ def shoal_group(case, world, low_latency):
     return world.team, low_latency_pair if low_latency else normal_pair, ep.close
 
 
-# What prepares an interface, by its name; "low latency" in a name selects the tokens of that mode.
+# The function that prepares each interface. The words "low latency" in a name select the tokens of
+# that mode.
 INTERFACES = {
     "Buffer": lambda case, group, world: normal_buffer(case, group, "Buffer"),
     "ElasticBuffer": lambda case, group, world: normal_buffer(case, group, "ElasticBuffer"),

@@ -50,7 +50,7 @@ ROOMS = {
     "emulator": "include base engine",
     "emulator/engine": "",
     "emulator/tests": "include base emulator engine tests",
-    # Of src/ only what INTERNALS lists.
+    # INTERNALS lists the headers of src/ that these may include.
     "python": "include",
     "tools": "include",
     "bench": "include tools emulator engine",

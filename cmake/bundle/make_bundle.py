@@ -34,7 +34,7 @@ BASE_SYSTEM = re.compile(
 GPU_SYSTEM = re.compile(
     r"^(libcuda|libnvidia-[\w-]+|libnvrtc[\w-]*|libcublas(Lt)?|libnccl)\.so(\.|$)"
 )
-# What pytest imports: its packages are copied from the interpreter of the build.
+# pytest imports these. They are copied from the packages of the interpreter of the build.
 PYTEST = ["pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"]
 
 

@@ -76,7 +76,7 @@ class Fabric final : public Routes {
   std::string why_out_of_reach(Pe pe) const;
   /// Start of the segment of `pe` where loads and stores reach it, else nullptr.
   std::byte* host_base(Pe pe) const noexcept;
-  /// As heap_domains, of the segments.
+  /// By PE: equal numbers where loads and stores reach the segment. See heap_domains.
   std::vector<std::int32_t> host_domains() const { return load_store_domains(host_map_); }
   /// By PE: equal numbers where loads and stores reach the heap, numbered by first appearance; the
   /// same on all PEs.

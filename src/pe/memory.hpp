@@ -77,7 +77,7 @@ class Memory {
   const std::shared_ptr<memory::Segment>& segment() const noexcept { return segment_; }
   /// The GPU of this PE; nullptr where the heap is on the host.
   const std::shared_ptr<memory::Device>& device() const noexcept { return device_; }
-  /// As device().
+  /// The same GPU, without ownership.
   const memory::Device* cuda() const noexcept { return device_.get(); }
   /// The GPUs of all PEs, by PE; empty where the heap is on the host.
   const std::vector<memory::DeviceDescription>& devices() const noexcept { return devices_; }

@@ -50,7 +50,7 @@ class Waits {
         health_(health),
         progress_(progress) {}
 
-  /// What startup finds out about this world.
+  /// The properties of a world that startup finds out.
   struct Surroundings {
     WaitTimes times;
     std::vector<WaitPoint*> wait_points;  ///< by PE; nullptr: out of reach
