@@ -4,4 +4,4 @@
 #include "ep/numeric/numeric.hpp"
 
 #define __CUDA_ARCH__ 900  // NOLINT: with bulk copies
-#include "ep/cuda/low_latency/combine_receive.cu"
+#include "ep/cuda/low_latency/receive/combine_receive.cu"

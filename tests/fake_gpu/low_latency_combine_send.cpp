@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fake_gpu/fake_gpu.hpp"
 //
-#include "ep/cuda/low_latency/combine_send.cu"
+#include "ep/cuda/low_latency/send/combine_send.cu"

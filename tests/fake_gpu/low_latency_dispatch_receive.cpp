@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fake_gpu/fake_gpu.hpp"
 //
-#include "ep/cuda/low_latency/dispatch_receive.cu"
+#include "ep/cuda/low_latency/receive/dispatch_receive.cu"

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fake_gpu/fake_gpu.hpp"
 //
-#include "ep/cuda/low_latency/forward.cu"
+#include "ep/cuda/low_latency/internode/forward.cu"

@@ -5,7 +5,7 @@
 #include "group.hpp"
 
 #ifdef SHOAL_WITH_CUDA
-#include "ep/cuda/low_latency/quantize_nvfp4.hpp"
+#include "ep/cuda/low_latency/formats/quantize_nvfp4.hpp"
 #endif
 
 namespace shoal::python {

@@ -5,7 +5,7 @@
 #include "group.hpp"
 
 #ifdef SHOAL_WITH_CUDA
-#include "ep/cuda/low_latency/wait_signals.hpp"
+#include "ep/cuda/low_latency/send/wait_signals.hpp"
 #endif
 
 namespace shoal::python {

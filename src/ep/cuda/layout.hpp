@@ -90,7 +90,7 @@ struct DeviceLayout {
   std::size_t failed;
   std::size_t notices, notice_bytes;  ///< [2][ranks] DeviceNotice records
   /// [2][ranks] lines of two words: DispatchNoticeWord, CombineNoticeWord
-  /// (cuda/low_latency/kernels.cuh).
+  /// (cuda/low_latency/device/kernels.cuh).
   std::size_t low_latency_notices;
   std::size_t slot_headers, packets;  ///< [2][ranks][tokens][packets] SlotPacket
   /// [2][ranks][local_experts] words: epoch (low 32 bits), rows of a source for an expert.

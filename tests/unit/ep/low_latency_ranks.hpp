@@ -17,8 +17,8 @@
 
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/kernel_counts.hpp"
-#include "ep/cuda/low_latency/between_nodes.cuh"
-#include "ep/cuda/low_latency/kernels.cuh"
+#include "ep/cuda/low_latency/device/kernels.cuh"
+#include "ep/cuda/low_latency/internode/between_nodes.cuh"
 #include "ep/numeric/rows.hpp"
 #include "fake_gpu/array.hpp"
 #include "fake_gpu/nic_worlds.hpp"

@@ -6,7 +6,7 @@
 #include "base/check.hpp"
 #include "device/device_side.hpp"
 #include "ep/block_map.hpp"
-#include "ep/cuda/low_latency/remote_ranks.hpp"
+#include "ep/cuda/low_latency/internode/remote_ranks.hpp"
 #include "ep/cuda/regions.hpp"
 #include "fabric/fabric.hpp"
 #include "memory/cuda/driver.hpp"

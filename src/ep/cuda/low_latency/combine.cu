@@ -7,8 +7,8 @@
 // 1.5 us longer than in two kernels. All blocks run at the same time, see there.
 //
 // Moves, waits, publishes, memory order: as there.
-#include "ep/cuda/low_latency/combine_receive.cuh"
-#include "ep/cuda/low_latency/combine_send.cuh"
+#include "ep/cuda/low_latency/receive/combine_receive.cuh"
+#include "ep/cuda/low_latency/send/combine_send.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

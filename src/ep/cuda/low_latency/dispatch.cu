@@ -11,8 +11,8 @@
 //
 // Measured against two kernels: docs/decisions/low-latency-call-in-one-kernel.md. With 128 tokens a
 // pair takes longer, so joined calls have few tokens (joined.hpp).
-#include "ep/cuda/low_latency/dispatch_receive.cuh"
-#include "ep/cuda/low_latency/dispatch_send.cuh"
+#include "ep/cuda/low_latency/receive/dispatch_receive.cuh"
+#include "ep/cuda/low_latency/send/dispatch_send.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -13,9 +13,9 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "ep/cuda/low_latency/between_nodes.cuh"
+#include "ep/cuda/low_latency/device/kernels.cuh"
+#include "ep/cuda/low_latency/internode/between_nodes.cuh"
 #include "ep/cuda/low_latency/joined.hpp"
-#include "ep/cuda/low_latency/kernels.cuh"
 #include "ep/cuda/low_latency/low_latency.hpp"
 #include "ep/plan/cursor.hpp"
 #include "memory/device.hpp"

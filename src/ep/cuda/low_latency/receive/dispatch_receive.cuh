@@ -18,8 +18,8 @@
 // of line, and loops are unrolled only where that keeps loads in flight.
 #pragma once
 
-#include "ep/cuda/low_latency/grants.cuh"
-#include "ep/cuda/low_latency/launch.cuh"
+#include "ep/cuda/low_latency/device/grants.cuh"
+#include "ep/cuda/low_latency/device/launch.cuh"
 #include "ep/numeric/numeric.hpp"
 
 namespace shoal::ep::cuda::dispatch_receive {

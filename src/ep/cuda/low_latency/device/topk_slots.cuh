@@ -3,7 +3,7 @@
 // them goes to.
 #pragma once
 
-#include "ep/cuda/low_latency/places.cuh"
+#include "ep/cuda/low_latency/device/places.cuh"
 
 namespace shoal::ep::cuda {
 

@@ -4,7 +4,7 @@
 // Everything exists twice; the low bit of the epoch chooses the half.
 #pragma once
 
-#include "ep/cuda/low_latency/kernels.cuh"
+#include "ep/cuda/low_latency/device/kernels.cuh"
 #include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {

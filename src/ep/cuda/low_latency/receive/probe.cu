@@ -4,8 +4,8 @@
 //
 // Moves nothing; the reply is one word in host memory. Waits for nothing. Memory order: relaxed
 // loads suffice, because the receive itself acquires.
-#include "ep/cuda/low_latency/topk_slots.cuh"
-#include "ep/cuda/low_latency/waits.cuh"
+#include "ep/cuda/low_latency/device/topk_slots.cuh"
+#include "ep/cuda/low_latency/device/waits.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

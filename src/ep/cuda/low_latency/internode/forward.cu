@@ -15,10 +15,10 @@
 // follows the kernel that wrote the outbox. Rows may arrive in any order; a signal is started after
 // a barrier of all threads that started puts, and arrives after them. A row stays in the outbox
 // until its half is used again, for which the rank has granted the half, and so received the row.
-#include "ep/cuda/low_latency/forward.cuh"
-#include "ep/cuda/low_latency/launch.cuh"
-#include "ep/cuda/low_latency/logfmt.cuh"
-#include "ep/cuda/low_latency/topk_slots.cuh"
+#include "ep/cuda/low_latency/device/launch.cuh"
+#include "ep/cuda/low_latency/device/topk_slots.cuh"
+#include "ep/cuda/low_latency/formats/logfmt.cuh"
+#include "ep/cuda/low_latency/internode/forward.cuh"
 #include "ep/numeric/numeric.hpp"
 
 namespace shoal::ep::cuda {

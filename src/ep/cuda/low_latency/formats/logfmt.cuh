@@ -14,7 +14,7 @@
 // with whole units: what exceeds it is zero.
 #pragma once
 
-#include "ep/cuda/low_latency/places.cuh"
+#include "ep/cuda/low_latency/device/places.cuh"
 #include "ep/numeric/numeric.hpp"
 
 namespace shoal::ep::cuda {

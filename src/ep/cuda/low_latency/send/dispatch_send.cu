@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/low_latency/dispatch_send.cuh"
+#include "ep/cuda/low_latency/send/dispatch_send.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "ep/cuda/device/network.cuh"
-#include "ep/cuda/low_latency/between_nodes.cuh"
-#include "ep/cuda/low_latency/waits.cuh"
+#include "ep/cuda/low_latency/device/waits.cuh"
+#include "ep/cuda/low_latency/internode/between_nodes.cuh"
 
 namespace shoal::ep::cuda {
 

@@ -24,9 +24,9 @@
 #pragma once
 
 #include "ep/cuda/device/vectors.cuh"
-#include "ep/cuda/low_latency/grants.cuh"
-#include "ep/cuda/low_latency/launch.cuh"
-#include "ep/cuda/low_latency/logfmt_decode.cuh"
+#include "ep/cuda/low_latency/device/grants.cuh"
+#include "ep/cuda/low_latency/device/launch.cuh"
+#include "ep/cuda/low_latency/formats/logfmt_decode.cuh"
 
 namespace shoal::ep::cuda::combine_receive {
 

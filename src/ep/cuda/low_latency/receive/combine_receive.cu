@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/low_latency/combine_receive.cuh"
+#include "ep/cuda/low_latency/receive/combine_receive.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

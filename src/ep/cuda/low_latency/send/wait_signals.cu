@@ -7,7 +7,7 @@
 // orders the combine's reads of the rows after the signals.
 #include <cstdio>
 
-#include "ep/cuda/low_latency/wait_signals.hpp"
+#include "ep/cuda/low_latency/send/wait_signals.hpp"
 #include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {

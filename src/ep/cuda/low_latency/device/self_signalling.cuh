@@ -11,7 +11,7 @@
 // because nothing would read the rows of a masked rank and put the sentinel back.
 #pragma once
 
-#include "ep/cuda/low_latency/waits.cuh"
+#include "ep/cuda/low_latency/device/waits.cuh"
 
 namespace shoal::ep::cuda {
 

@@ -6,7 +6,7 @@
 // the receive pays for no fence.
 #pragma once
 
-#include "ep/cuda/low_latency/self_signalling.cuh"
+#include "ep/cuda/low_latency/device/self_signalling.cuh"
 
 namespace shoal::ep::cuda {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/low_latency/combine_send.cuh"
+#include "ep/cuda/low_latency/send/combine_send.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ep/cuda/device/tickets.cuh"
-#include "ep/cuda/low_latency/places.cuh"
+#include "ep/cuda/low_latency/device/places.cuh"
 #include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {

@@ -6,9 +6,9 @@
 #pragma once
 
 #include "ep/cuda/device/vectors.cuh"
-#include "ep/cuda/low_latency/logfmt.cuh"
-#include "ep/cuda/low_latency/self_signalling.cuh"
-#include "ep/cuda/low_latency/token_rows.cuh"
+#include "ep/cuda/low_latency/device/self_signalling.cuh"
+#include "ep/cuda/low_latency/device/token_rows.cuh"
+#include "ep/cuda/low_latency/formats/logfmt.cuh"
 
 namespace shoal::ep::cuda {
 

@@ -2,7 +2,7 @@
 // token_rows.cuh: the combine rows of a token, and the order in which they are added.
 #pragma once
 
-#include "ep/cuda/low_latency/topk_slots.cuh"
+#include "ep/cuda/low_latency/device/topk_slots.cuh"
 
 namespace shoal::ep::cuda {
 

@@ -10,8 +10,8 @@
 // remote rows in place, in whatever order the network wrote them.
 #pragma once
 
-#include "ep/cuda/low_latency/kernels.cuh"
-#include "ep/cuda/low_latency/remote_ranks.hpp"
+#include "ep/cuda/low_latency/device/kernels.cuh"
+#include "ep/cuda/low_latency/internode/remote_ranks.hpp"
 
 namespace shoal::ep::cuda {
 

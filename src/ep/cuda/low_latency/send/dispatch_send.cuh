@@ -26,9 +26,9 @@
 #pragma once
 
 #include "ep/cuda/device/vectors.cuh"
-#include "ep/cuda/low_latency/grants.cuh"
-#include "ep/cuda/low_latency/launch.cuh"
-#include "ep/cuda/low_latency/topk_slots.cuh"
+#include "ep/cuda/low_latency/device/grants.cuh"
+#include "ep/cuda/low_latency/device/launch.cuh"
+#include "ep/cuda/low_latency/device/topk_slots.cuh"
 #include "ep/numeric/numeric.hpp"
 
 namespace shoal::ep::cuda::dispatch_send {

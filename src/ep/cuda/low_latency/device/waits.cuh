@@ -4,7 +4,7 @@
 #pragma once
 
 #include "ep/cuda/device/signals.cuh"
-#include "ep/cuda/low_latency/places.cuh"
+#include "ep/cuda/low_latency/device/places.cuh"
 
 namespace shoal::ep::cuda {
 

@@ -6,8 +6,8 @@
 // meanwhile.
 #pragma once
 
-#include "ep/cuda/low_latency/logfmt.cuh"
-#include "ep/cuda/low_latency/self_signalling.cuh"
+#include "ep/cuda/low_latency/device/self_signalling.cuh"
+#include "ep/cuda/low_latency/formats/logfmt.cuh"
 #include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {

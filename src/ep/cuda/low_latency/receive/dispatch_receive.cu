@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/low_latency/dispatch_receive.cuh"
+#include "ep/cuda/low_latency/receive/dispatch_receive.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "ep/cuda/device/group.cuh"
-#include "ep/cuda/low_latency/quantize_nvfp4.hpp"
+#include "ep/cuda/low_latency/formats/quantize_nvfp4.hpp"
 #include "ep/numeric/nvfp4.hpp"
 
 namespace shoal::ep::cuda {

@@ -9,8 +9,8 @@
 // else. Memory order: notices are acquired at system scope; the receive follows on the stream.
 //
 // Its waits, and the time since it began, count as those of the kernel that follows.
-#include "ep/cuda/low_latency/forward.cuh"
-#include "ep/cuda/low_latency/launch.cuh"
+#include "ep/cuda/low_latency/device/launch.cuh"
+#include "ep/cuda/low_latency/internode/forward.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

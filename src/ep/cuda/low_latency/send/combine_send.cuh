@@ -32,10 +32,10 @@
 #pragma once
 
 #include "ep/cuda/device/vectors.cuh"
-#include "ep/cuda/low_latency/grants.cuh"
-#include "ep/cuda/low_latency/launch.cuh"
-#include "ep/cuda/low_latency/logfmt_encode.cuh"
-#include "ep/cuda/low_latency/topk_slots.cuh"
+#include "ep/cuda/low_latency/device/grants.cuh"
+#include "ep/cuda/low_latency/device/launch.cuh"
+#include "ep/cuda/low_latency/device/topk_slots.cuh"
+#include "ep/cuda/low_latency/formats/logfmt_encode.cuh"
 
 namespace shoal::ep::cuda::combine_send {
 
