@@ -67,7 +67,7 @@ bool should_reach(const shoal::detail::WorldState& world, Pe pe) {
 
 }  // namespace
 
-std::string executor_of(const BetweenNodes& ways) {
+std::string executor_of(const InternodeWays& ways) {
   constexpr const char* kNic = "through queues of the NIC";
   constexpr const char* kProxy = "through the proxy";
   if (!ways.normal && !ways.low_latency) return "";
@@ -80,7 +80,7 @@ std::string executor_of(const BetweenNodes& ways) {
 
 namespace {
 
-void report_lazy_loading(Pe me, const BetweenNodes& ways) {
+void report_lazy_loading(Pe me, const InternodeWays& ways) {
   const bool by_proxy =
       (ways.normal && !ways.normal_by_nic) || (ways.low_latency && !ways.low_latency_by_nic);
   if (!by_proxy || !ways.loads_lazily) return;
@@ -93,7 +93,7 @@ void report_lazy_loading(Pe me, const BetweenNodes& ways) {
 
 }  // namespace
 
-void report_between_nodes(const Team& team, const BetweenNodes& ways) {
+void report_internode(const Team& team, const InternodeWays& ways) {
   const auto& world = *team.state().world;
   report_lazy_loading(world.my_pe(), ways);
   std::optional<Pe> named;  // preferably one that should be in reach
@@ -145,7 +145,7 @@ std::unique_ptr<Backend> make_backend(GroupState& state, BackendKind kind) {
   if (kind == BackendKind::host) return host::make_backend(state, 1);
 #ifdef SHOAL_WITH_CUDA
   if (kind == BackendKind::staged)
-    return cuda::make_backend_between_nodes(
+    return cuda::make_internode_backend(
         state,
         cuda::make_staged_backend(state, host::make_backend(state, threads_when_staged(state))));
   return cuda::make_backend(state);

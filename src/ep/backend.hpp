@@ -106,7 +106,7 @@ std::unique_ptr<Backend> make_backend(GroupState& state, BackendKind kind);
 
 /// How the rows of a group go that NVLink does not join: what does not go through host memory, and
 /// why not all of it.
-struct BetweenNodes {
+struct InternodeWays {
   bool normal = false, low_latency = false;  ///< by kernels
   std::string reason;                        ///< why a mode is not; empty: it has no such kernels
   /// What executes the puts of these kernels: the NIC, or the proxy.
@@ -116,10 +116,10 @@ struct BetweenNodes {
   bool loads_lazily = false;
 };
 /// "through queues of the NIC" or "through the proxy", where kernels send rows.
-std::string executor_of(const BetweenNodes& ways);
+std::string executor_of(const InternodeWays& ways);
 /// Logs it on a PE that does not reach all others: a warning where rows pass through host memory
 /// and the GPUs of a node should reach each other; information where nodes or settings are the
 /// cause.
-void report_between_nodes(const Team& team, const BetweenNodes& ways);
+void report_internode(const Team& team, const InternodeWays& ways);
 
 }  // namespace shoal::ep::detail

@@ -175,7 +175,7 @@ struct HandleState {
 
 /// The tokens of a rank of another node, whose weights travelled: the rows here that make up the
 /// sum of each.
-struct RemoteTokens {
+struct InternodeTokens {
   struct Part {
     std::int32_t expert;
     std::int32_t row;
@@ -201,7 +201,7 @@ struct LowLatencyHandleState {
   bool has_weights = false;             ///< the dispatch was given the weights
   std::vector<float> weights;           ///< [tokens, top_k] a copy of them; empty on GPUs
   /// [ranks]: of ranks of other nodes whose weights travelled.
-  std::vector<std::optional<RemoteTokens>> remote_tokens;
+  std::vector<std::optional<InternodeTokens>> remote_tokens;
 };
 
 }  // namespace shoal::ep::detail

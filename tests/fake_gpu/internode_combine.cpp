@@ -4,4 +4,4 @@
 #include "ep/numeric/arithmetic.hpp"
 #include "ep/numeric/float16.hpp"
 
-#include "ep/cuda/internode/combine.cu"
+#include "ep/cuda/normal/internode/combine.cu"

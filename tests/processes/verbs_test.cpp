@@ -46,7 +46,7 @@ SHOAL_PE_BODY(verbs_long_transfers) {
 }
 
 // Shared memory inside a node, verbs between nodes.
-void check_ep_between_nodes(World& world) {
+void check_ep_internode(World& world) {
   EXPECT_TRUE(world.describe_transport((world.my_pe() + 2) % 4).starts_with("verbs"));
   const EpCase c{.ranks = 4, .experts = 12, .top_k = 4, .hidden = 96, .max_tokens = 24, .nodes = 2};
   ep::Group group(world.team(), options_for(c));
@@ -62,7 +62,7 @@ void check_ep_between_nodes(World& world) {
 
 SHOAL_PE_BODY(verbs_ep) {
   World world = World::open({pe.settings, nullptr});
-  check_ep_between_nodes(world);
+  check_ep_internode(world);
   check_mixed_atomics_for(world, 500);
   world.close();
 }
@@ -70,7 +70,7 @@ SHOAL_PE_BODY(verbs_ep) {
 // Without rounds of atomics, each of which would cost a timeout where its packet is lost.
 SHOAL_PE_BODY(verbs_ep_under_loss) {
   World world = World::open({pe.settings, nullptr});
-  check_ep_between_nodes(world);
+  check_ep_internode(world);
   world.close();
 }
 

@@ -58,7 +58,7 @@ Finding group_queue_depth(const Subject& subject) {
   const Settings& settings = subject.settings;
   const auto shape = ep::detail::make_shape(options_of(subject.group), subject.group.ranks, nodes);
   const ep::host::GroupLayout layout(shape, settings);
-  const auto loads = ep::host::loads_between_nodes(shape, layout);
+  const auto loads = ep::host::internode_loads(shape, layout);
   constexpr std::size_t kMostDepth = 32'768;  // of SHOAL_VERBS_DEPTH
   const auto shortfalls = transport::verbs::shortfalls(
       transport::verbs::PeerQueues{

@@ -13,7 +13,7 @@ std::unique_ptr<detail::Backend> make_staged_backend(detail::GroupState& state,
                                                      std::unique_ptr<detail::Backend> host);
 /// The same, where a mode that has kernels for ranks that NVLink does not reach uses them, and the
 /// other one uses `staged`.
-std::unique_ptr<detail::Backend> make_backend_between_nodes(
-    detail::GroupState& state, std::unique_ptr<detail::Backend> staged);
+std::unique_ptr<detail::Backend> make_internode_backend(detail::GroupState& state,
+                                                        std::unique_ptr<detail::Backend> staged);
 
 }  // namespace shoal::ep::cuda

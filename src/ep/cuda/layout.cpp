@@ -73,9 +73,9 @@ void DeviceLayout::place_combine_rows(const Shape& shape) {
   rank_combine_rows = 0;
   // Between nodes, rows of a rank that lie together travel together. As many as fit into twice the
   // memory have such places: all where there are few ranks.
-  if (shape.between_nodes) rank_combine_rows = std::min(most, (top_k + ranks - 1) / ranks);
+  if (shape.internode) rank_combine_rows = std::min(most, (top_k + ranks - 1) / ranks);
   if (shape.mask_failed || ranks * most <= token_combine_rows + ranks * rank_combine_rows)
-    rank_combine_rows = shape.mask_failed || shape.between_nodes ? most : 0;
+    rank_combine_rows = shape.mask_failed || shape.internode ? most : 0;
   if (rank_combine_rows == most) token_combine_rows = 0;
   own_combine_rows = product(2, tokens, token_combine_rows);
   combine_places = own_combine_rows + product(2, ranks, tokens, rank_combine_rows);

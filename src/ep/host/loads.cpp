@@ -9,7 +9,7 @@
 
 namespace shoal::ep::host {
 
-std::vector<transport::Load> loads_between_nodes(const Shape& shape, const GroupLayout& layout) {
+std::vector<transport::Load> internode_loads(const Shape& shape, const GroupLayout& layout) {
   std::vector<transport::Load> loads;
   if (shape.nodes < 2) return loads;
   // A signal for each chunk sent, and one for each chunk read.
@@ -33,7 +33,7 @@ std::vector<transport::Load> loads_between_nodes(const Shape& shape, const Group
 void report_shortfalls(const HostGroup& group) {
   const detail::GroupState& state = group.state;
   if (state.me != 0) return;
-  const std::vector<transport::Load> loads = loads_between_nodes(state.shape, group.layout);
+  const std::vector<transport::Load> loads = internode_loads(state.shape, group.layout);
   std::set<std::string> reported;  // most peers have the same queues
   for (std::int32_t rank = 0; rank < state.shape.ranks && !loads.empty(); ++rank) {
     if (state.nodes.here(rank)) continue;

@@ -11,7 +11,7 @@
 namespace shoal::ep::host {
 
 /// At most, towards one rank; empty without other nodes. A pure function.
-std::vector<transport::Load> loads_between_nodes(const Shape& shape, const GroupLayout& layout);
+std::vector<transport::Load> internode_loads(const Shape& shape, const GroupLayout& layout);
 
 /// Logs on rank 0, whose settings all ranks have, why calls of this group would wait for room in
 /// the queues of a transport, with the remedy. The group works all the same.

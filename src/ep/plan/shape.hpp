@@ -35,7 +35,7 @@ struct Shape {
   std::int64_t chunk_bytes = 0;       ///< 0: of the settings
   std::int32_t chunks_in_flight = 0;  ///< 0: of the settings
   /// Low latency on GPUs: some ranks are out of reach of loads and stores.
-  bool between_nodes = false;
+  bool internode = false;
   std::size_t max_row_bytes = 0;          ///< of the widest dispatch row of normal mode
   std::size_t max_combine_row_bytes = 0;  ///< of the widest combine row of normal mode
 
@@ -63,7 +63,7 @@ Value option_or(std::int64_t option, Value setting) {
 }
 
 /// Chunks in flight to one other node: the option of a group, else SHOAL_EP_DEPTH, else as many as
-/// make pairs fastest (docs/decisions/rows-between-nodes.md). `by_kernels`: kernels send them.
+/// make pairs fastest (docs/decisions/internode-rows.md). `by_kernels`: kernels send them.
 inline std::uint32_t chunk_depth(std::int64_t option, std::int64_t setting, bool by_kernels) {
   return static_cast<std::uint32_t>(option_or(option, option_or(setting, by_kernels ? 16 : 4)));
 }

@@ -38,7 +38,7 @@ Words words_of(Pe pe, std::size_t count, std::uint64_t round = 0) {
   return words;
 }
 
-TEST(StreamsBetweenNodesOnGpu, PutGetAndSignal) {
+TEST(InternodeStreamsOnGpu, PutGetAndSignal) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(
       pes(),
@@ -136,7 +136,7 @@ void check_collectives(World& world, const TestStream& stream, std::size_t count
   barrier(world.team());
 }
 
-TEST(StreamsBetweenNodesOnGpu, RunCollectives) {
+TEST(InternodeStreamsOnGpu, RunCollectives) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(
       pes(),
@@ -147,7 +147,7 @@ TEST(StreamsBetweenNodesOnGpu, RunCollectives) {
       nodes_settings());
 }
 
-TEST(StreamsBetweenNodesOnGpu, RunCollectivesInGraphs) {
+TEST(InternodeStreamsOnGpu, RunCollectivesInGraphs) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(
       pes(),
@@ -164,7 +164,7 @@ TEST(StreamsBetweenNodesOnGpu, RunCollectivesInGraphs) {
 }
 
 /// PE i sends 1000 * i + j words to PE j, from places in reverse order.
-TEST(StreamsBetweenNodesOnGpu, RunAllToAllV) {
+TEST(InternodeStreamsOnGpu, RunAllToAllV) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(
       pes(),
@@ -208,7 +208,7 @@ TEST(StreamsBetweenNodesOnGpu, RunAllToAllV) {
 }
 
 /// Sums of floats have the bits of the host's.
-TEST(StreamsBetweenNodesOnGpu, AddInTheOrderOfThePes) {
+TEST(InternodeStreamsOnGpu, AddInTheOrderOfThePes) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(
       pes(),
@@ -236,7 +236,7 @@ TEST(StreamsBetweenNodesOnGpu, AddInTheOrderOfThePes) {
 }
 
 /// More operations than a stream's queue holds, without a wait of the host in between.
-TEST(StreamsBetweenNodesOnGpu, QueueManyOperations) {
+TEST(InternodeStreamsOnGpu, QueueManyOperations) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(
       pes(),

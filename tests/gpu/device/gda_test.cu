@@ -113,7 +113,7 @@ Settings gda_settings() {
   return settings;
 }
 
-TEST_P(DeviceGdaOnGpu, ExchangesBetweenNodes) {
+TEST_P(DeviceGdaOnGpu, ExchangesInternode) {
   SHOAL_NEEDS_GPU();
   emulate("ORDERING", GetParam());
   run_gpu_pes(2, check_exchange, gda_settings());

@@ -113,7 +113,7 @@ Settings proxy_settings() {
   return settings;
 }
 
-TEST(DeviceProxyOnGpu, ExchangesBetweenNodes) {
+TEST(DeviceProxyOnGpu, ExchangesInternode) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(2, check_exchange, proxy_settings());
 }

@@ -33,7 +33,7 @@ void run_low_latency(GpuGroup& group, const EpCase& c) {
 }
 
 /// Rounds without end; `pe.argument` names the mode.
-SHOAL_PE_BODY(rounds_between_nodes_for_ever) {
+SHOAL_PE_BODY(internode_rounds_for_ever) {
   try {
     World world = World::open({pe.settings, nullptr});
     const EpCase c = nodes_case(world.n_pes(), world.n_pes(), 1);
@@ -96,7 +96,7 @@ TEST_P(EpGpuKilledNode, IsReported) {
   if (gpu_count() < 2) GTEST_SKIP() << "needs two GPUs";
   const auto& [mode, by] = GetParam();
   PeGroup group =
-      start_pes(2, "rounds_between_nodes_for_ever", {.env = environment_of(by), .argument = mode});
+      start_pes(2, "internode_rounds_for_ever", {.env = environment_of(by), .argument = mode});
   for (Process& process : group.pes)
     ASSERT_TRUE(process.wait_for_output("running", std::chrono::seconds(60)))
         << process.out() << process.err();

@@ -226,7 +226,7 @@ void check_collectives(const Team& team, std::size_t count) {
   barrier(world.team());
 }
 
-TEST(StreamsBetweenNodes, RunCollectives) {
+TEST(InternodeStreams, RunCollectives) {
   const FakeCuda fake({.gpus = 4});
   for (const std::int64_t node_size : {2, 1})
     run(4, on_nodes_of(node_size), [](World& world, PostingDeviceSide& side) {
@@ -238,7 +238,7 @@ TEST(StreamsBetweenNodes, RunCollectives) {
 }
 
 // Rails: teams of PEs of all nodes, with the PEs in reverse order.
-TEST(StreamsBetweenNodes, RunCollectivesOfDisjointTeams) {
+TEST(InternodeStreams, RunCollectivesOfDisjointTeams) {
   const FakeCuda fake({.gpus = 4});
   run(4, on_nodes_of(2), [](World& world, PostingDeviceSide& side) {
     Team rail = world.team().split_strided(2 + world.my_pe() % 2, -2, 2);
@@ -250,7 +250,7 @@ TEST(StreamsBetweenNodes, RunCollectivesOfDisjointTeams) {
 }
 
 // Sums have the bits of the host's collectives, whatever the algorithm.
-TEST(StreamsBetweenNodes, AddInTheOrderOfThePes) {
+TEST(InternodeStreams, AddInTheOrderOfThePes) {
   const FakeCuda fake({.gpus = 4});
   run(4, on_nodes_of(2), [](World& world, PostingDeviceSide&) {
     const StreamCollectives on(world.team(), kStream);
@@ -273,7 +273,7 @@ TEST(StreamsBetweenNodes, AddInTheOrderOfThePes) {
   });
 }
 
-TEST(StreamsBetweenNodes, PutGetAndSignal) {
+TEST(InternodeStreams, PutGetAndSignal) {
   const FakeCuda fake({.gpus = 4});
   run(4, on_nodes_of(2), [](World& world, PostingDeviceSide& side) {
     constexpr std::size_t kWords = 300'000;  // several transfers
@@ -322,7 +322,7 @@ TEST(StreamsBetweenNodes, PutGetAndSignal) {
   });
 }
 
-TEST(StreamsBetweenNodes, NeedTheProxy) {
+TEST(InternodeStreams, NeedTheProxy) {
   const FakeCuda fake({.gpus = 4});
   Settings settings = on_nodes_of(2);
   settings.proxy_slots = 0;
@@ -342,7 +342,7 @@ TEST(StreamsBetweenNodes, NeedTheProxy) {
 }
 
 // PE i sends 100 * i + j words to PE j, from places in reverse order.
-TEST(StreamsBetweenNodes, RunAllToAllV) {
+TEST(InternodeStreams, RunAllToAllV) {
   const FakeCuda fake({.gpus = 4});
   run(4, on_nodes_of(2), [](World& world, PostingDeviceSide& side) {
     constexpr std::size_t kBlock = 400;
@@ -390,7 +390,7 @@ TEST(StreamsOfManyPes, RunCollectives) {
 }
 
 // The reason is named when a team is described for kernels.
-TEST(StreamsBetweenNodes, KernelsHaveNoCollectives) {
+TEST(InternodeStreams, KernelsHaveNoCollectives) {
   const FakeCuda fake({.gpus = 4});
   run(4, on_nodes_of(2), [](World& world, PostingDeviceSide&) {
     const auto why = [&](const Team& team) {

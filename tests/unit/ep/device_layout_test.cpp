@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "checks/ep/case.hpp"
-#include "ep/cuda/internode/layout.hpp"
 #include "ep/cuda/layout.hpp"
+#include "ep/cuda/normal/internode/layout.hpp"
 #include "ep/plan/arena.hpp"
 #include "shoal/error.hpp"
 #include "support/draws.hpp"
@@ -81,10 +81,10 @@ void expect_apart(const DeviceLayout& layout, const detail::Shape& shape) {
   // as a token can have top-k slots with experts of that rank.
   const auto rank_rows = static_cast<std::size_t>(std::min(shape.top_k, shape.local_experts));
   const std::size_t token_rows = layout.token_combine_rows;
-  if (shape.mask_failed || !shape.between_nodes)
+  if (shape.mask_failed || !shape.internode)
     EXPECT_EQ(layout.rank_combine_rows, shape.mask_failed ? rank_rows : 0U);
   // Between nodes, ranks have places of their own in as much memory again, all where these suffice.
-  if (!shape.mask_failed && shape.between_nodes) {
+  if (!shape.mask_failed && shape.internode) {
     EXPECT_GE(layout.rank_combine_rows, 1U);
     EXPECT_LE(shape.ranks * layout.rank_combine_rows,
               std::max<std::size_t>(2 * shape.top_k, shape.top_k + shape.ranks) + shape.ranks);
@@ -125,9 +125,9 @@ TEST(EpDeviceLayout, PartsDoNotOverlap) {
     options.mask_failed = draws.pick(0, 1) == 1;
     options.dtype = draws.pick(0, 1) == 1 ? DataType::bfloat16 : DataType::float8_e4m3;
     detail::Shape shape = detail::make_shape(options, ranks);
-    shape.between_nodes = true;
+    shape.internode = true;
     expect_apart(DeviceLayout(shape), shape);
-    shape.between_nodes = false;
+    shape.internode = false;
     const DeviceLayout layout(shape);
     expect_apart(layout, shape);
     const SizeHint hint = size_hint(options, ranks, DeviceKind::cuda);
@@ -279,7 +279,7 @@ TEST(EpRailLayout, PartsOfAllGroupsAreApart) {
       }
 }
 
-// The bytes that docs/internals/protocol/normal-between-nodes.md states.
+// The bytes that docs/internals/protocol/normal-internode.md states.
 TEST(EpRailLayout, MessagesOfTheTrainingShape) {
   EXPECT_EQ(detail::RailToken(7168 * 2, 0, 8, true).total, 14448U);
   EXPECT_EQ(detail::RailSum(7168 * 2, 8, true).total, 14368U);

@@ -123,14 +123,14 @@ TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {
 
 /// What the ranks of a group of these PEs report, in order.
 std::vector<std::string> said(Settings settings, Pe n_pes,
-                              const ep::detail::BetweenNodes& ways = {}) {
+                              const ep::detail::InternodeWays& ways = {}) {
   std::vector<std::string> all(static_cast<std::size_t>(n_pes));
   run_threads(n_pes, settings, [&](World& world) {
     for (Pe pe = 0; pe < n_pes; ++pe) {
       barrier(world.team());
       if (pe != world.my_pe()) continue;
       testing::internal::CaptureStderr();
-      ep::detail::report_between_nodes(world.team(), ways);
+      ep::detail::report_internode(world.team(), ways);
       all[static_cast<std::size_t>(pe)] = testing::internal::GetCapturedStderr();
     }
     barrier(world.team());
@@ -177,11 +177,11 @@ TEST(GroupsOnGpus, SayThatCallsWaitIfKernelsThatAreLoadedLateCanStopTheProxy) {
   settings.log = "info";
   for (const bool lazy : {false, true}) {
     const FakeCuda fake({.gpus = 2, .lazy_loading = lazy});
-    const auto expect_mention = [&](const ep::detail::BetweenNodes& ways, bool expected) {
+    const auto expect_mention = [&](const ep::detail::InternodeWays& ways, bool expected) {
       for (const std::string& text : said(settings, 2, ways))
         EXPECT_EQ(text.find("CUDA_MODULE_LOADING=EAGER") != std::string::npos, expected) << text;
     };
-    ep::detail::BetweenNodes ways{true, true, {}, false, false, memory::cuda::loads_lazily()};
+    ep::detail::InternodeWays ways{true, true, {}, false, false, memory::cuda::loads_lazily()};
     expect_mention(ways, lazy);
     ways.normal_by_nic = ways.low_latency_by_nic = true;
     expect_mention(ways, false);                                    // the NIC needs no proxy

@@ -60,7 +60,7 @@ TEST(EpInternodeKernels, RanksWithoutTokens) {
 }
 
 // One row for each token and remote node, and a notice for each remote rank.
-TEST(EpInternodeKernels, BytesBetweenNodes) {
+TEST(EpInternodeKernels, InternodeBytes) {
   const Case c{.nodes = 3, .size = 2, .seed = 12};
   Ranks ranks(c);
   ranks.first_dispatch();

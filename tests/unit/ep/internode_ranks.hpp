@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "ep/cuda/device/faults.cuh"
-#include "ep/cuda/internode/kernels.cuh"
 #include "ep/cuda/kernel_counts.hpp"
+#include "ep/cuda/normal/internode/kernels.cuh"
 #include "ep/numeric/rows.hpp"
 #include "ep/plan/cursor.hpp"
 #include "ep/plan/routing.hpp"

@@ -293,17 +293,17 @@ TEST_P(LowLatencyKernels, CountAsTheHostBackendDoes) {
   compare_counts({.tokens = {4, 2, 0}, .masks = GetParam()});
 }
 
-TEST_P(LowLatencyKernels, CountAsTheHostBackendDoesBetweenNodes) {
+TEST_P(LowLatencyKernels, CountAsTheHostBackendDoesInternode) {
   compare_counts(
       {.ranks = 4, .experts = 12, .tokens = {4, 2, 0, 3}, .masks = GetParam(), .node_size = 2});
 }
 
 // What comes before and after the kernels of one node is part of their launches: a receive begins
 // when it begins to wait for other nodes, a send ends when it has been forwarded.
-TEST(LowLatencyKernelsOf, LaunchesBetweenNodesAreWhole) {
-  for (const bool between_nodes : {false, true}) {
-    Ranks ranks({.tokens = {4, 2, 3}, .node_size = between_nodes ? 1 : 0});
-    ranks.round(between_nodes ? kNow : kSums, Values::plain);
+TEST(LowLatencyKernelsOf, LaunchesAreWholeInternodeToo) {
+  for (const bool internode : {false, true}) {
+    Ranks ranks({.tokens = {4, 2, 3}, .node_size = internode ? 1 : 0});
+    ranks.round(internode ? kNow : kSums, Values::plain);
     for (std::int32_t rank = 0; rank < 3; ++rank)
       for (const KernelKind kind :
            {KernelKind::low_latency_dispatch_send, KernelKind::low_latency_dispatch_receive,
@@ -311,12 +311,12 @@ TEST(LowLatencyKernelsOf, LaunchesBetweenNodesAreWhole) {
         SCOPED_TRACE("kind " + std::to_string(static_cast<int>(kind)));
         const LaunchRecord& launch = ranks.launch(rank, kind, 1);
         const bool waits_first = kind != KernelKind::low_latency_dispatch_send;
-        EXPECT_EQ(launch.begin() < launch.start, between_nodes && waits_first);
+        EXPECT_EQ(launch.begin() < launch.start, internode && waits_first);
         const bool sends = kind == KernelKind::low_latency_dispatch_send ||
                            kind == KernelKind::low_latency_combine_send;
         // The block that forwards is the only one of its launch.
-        if (sends) EXPECT_EQ(launch.ends[0] == launch.end(), between_nodes);
-        if (sends) EXPECT_EQ(launch.forwarded == launch.epoch, between_nodes);
+        if (sends) EXPECT_EQ(launch.ends[0] == launch.end(), internode);
+        if (sends) EXPECT_EQ(launch.forwarded == launch.epoch, internode);
       }
   }
 }

@@ -18,7 +18,7 @@
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/kernel_counts.hpp"
 #include "ep/cuda/low_latency/device/kernels.cuh"
-#include "ep/cuda/low_latency/internode/between_nodes.cuh"
+#include "ep/cuda/low_latency/internode/internode.cuh"
 #include "ep/numeric/rows.hpp"
 #include "fake_gpu/array.hpp"
 #include "fake_gpu/nic_worlds.hpp"
@@ -67,7 +67,7 @@ inline detail::Shape shape_of(const Case& c) {
   shape.hidden = c.hidden;
   shape.low_latency_max_tokens = *std::ranges::max_element(c.tokens);
   shape.mask_failed = c.masks;
-  shape.between_nodes = c.node_size != 0;
+  shape.internode = c.node_size != 0;
   return shape;
 }
 
@@ -100,7 +100,7 @@ struct Rank {
 
   Array<std::byte> block;
   std::vector<Array<std::byte>> outboxes;  ///< one for each rank, used for remote ones
-  RemoteRanks remote{};
+  InternodeRanks remote{};
   Array<GroupMemory> memory;
   Array<FaultReport> report;
   Array<HandleHeader> header;
@@ -252,7 +252,7 @@ class Ranks {
   void combine(const std::vector<Combine>& combines, Values values, bool travelled) {
     for (Rank& rank : ranks_) draw_outputs(rank, values);
     for (Rank& rank : ranks_)
-      if (sums_between_nodes(rank, combines[me(rank)], travelled))
+      if (sums_internode(rank, combines[me(rank)], travelled))
         launch_low_latency_forward_weights(
             {rank.group, sizes(), rank.remote, rank.handle(), rank.weights.data(), tokens(rank)},
             limits_, nullptr);
@@ -357,7 +357,7 @@ class Ranks {
                                           : layout_.slot_scales +
                                                 (detail::scale_groups(shape_.hidden) + 3) / 4 * 16);
   }
-  bool sums_between_nodes(const Rank& rank, const Combine& combine, bool travelled) const {
+  bool sums_internode(const Rank& rank, const Combine& combine, bool travelled) const {
     return rank.remote.count > 0 && combine.form == CombineRowForm::sums && !combine.deferred &&
            !travelled && !c_.masks;
   }
@@ -457,7 +457,7 @@ class Ranks {
     call.handle = rank.handle();
     call.pending = rank.pending();
     call.serial = ++serial_;
-    if (sums_between_nodes(rank, combine, travelled)) wait_arrival(rank, Arrival::combine_weights);
+    if (sums_internode(rank, combine, travelled)) wait_arrival(rank, Arrival::combine_weights);
     launch_low_latency_combine_send(call, limits_, nullptr);
     const bool unsummed = call.unsummed != 0;
     if (rank.remote.count > 0)

@@ -93,8 +93,8 @@ TEST(EpRegions, OfTheHostCoverTheBlock) {
 TEST(EpRegions, OfGpusCoverTheBlock) {
   for (const bool masks : {false, true}) {
     detail::Shape shape = detail::make_shape(options(masks), 4);
-    for (const bool between_nodes : {false, true}) {
-      shape.between_nodes = between_nodes;
+    for (const bool internode : {false, true}) {
+      shape.internode = internode;
       const detail::DeviceLayout layout(shape);
       const MemoryMap map = map_of(detail::regions_of(layout, shape), layout.total);
       expect_covered(map);
@@ -121,7 +121,7 @@ TEST(EpRegions, OfGpusCoverTheBlock) {
   }
 }
 
-TEST(EpRegions, OfKernelsBetweenNodesCoverTheBlock) {
+TEST(EpRegions, OfInternodeKernelsCoverTheBlock) {
   detail::Shape shape = detail::make_shape(options(), 4, 2);
   shape.low_latency_max_tokens = 0;
   const detail::DeviceLayout normal(shape);
@@ -135,7 +135,7 @@ TEST(EpRegions, OfKernelsBetweenNodesCoverTheBlock) {
   shape = detail::make_shape(options(), 4, 2);
   shape.max_tokens = 0;
   shape.combine_staging = false;
-  shape.between_nodes = true;
+  shape.internode = true;
   const detail::DeviceLayout layout(shape);
   const MemoryMap with = map_of(detail::regions_of(layout, 2, shape), 3 * layout.total);
   expect_covered(with);

@@ -7,9 +7,9 @@
 
 namespace shoal::ep::cuda {
 
-LowLatency::LowLatency(CudaGroup& group, bool between_nodes) : group_(group) {
+LowLatency::LowLatency(CudaGroup& group, bool internode) : group_(group) {
   Shape shape = group.state.shape;
-  shape.between_nodes = between_nodes;
+  shape.internode = internode;
   std::size_t handle_bytes = 0, pending_bytes = 0;
   handle_view(nullptr, shape, &handle_bytes);
   pending_view(nullptr, shape, &pending_bytes);

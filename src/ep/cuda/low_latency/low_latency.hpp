@@ -19,13 +19,13 @@ namespace shoal::ep::cuda {
 enum class Arrival : std::uint32_t;
 struct LowLatencyCombineSend;
 struct LowLatencyDispatchSend;
-struct RemoteRanks;
+struct InternodeRanks;
 
 /// The low-latency calls of a group; the arguments have been checked (ep/backend.hpp).
 class LowLatency {
  public:
-  /// `between_nodes`: some ranks are out of reach of loads and stores; connect() names them.
-  explicit LowLatency(CudaGroup& group, bool between_nodes = false);
+  /// `internode`: some ranks are out of reach of loads and stores; connect() names them.
+  explicit LowLatency(CudaGroup& group, bool internode = false);
   ~LowLatency();
 
   std::shared_ptr<detail::PendingDispatchState> dispatch(const TensorView& x,
@@ -49,7 +49,7 @@ class LowLatency {
 
   /// For groups between nodes, before the first call: the ranks that kernels reach over the
   /// network. DeviceGroup::block has their outboxes.
-  void connect(const RemoteRanks& remote);
+  void connect(const InternodeRanks& remote);
   /// Allocates what the first calls would allocate.
   void preload();
   /// After the last call: other groups on the GPU may be alone from now on (joined.hpp).
@@ -61,7 +61,7 @@ class LowLatency {
                                    const LowLatencyDispatchSend* joined);
   Tensor queue_receive(detail::PendingCombineState& base, const float* weights, bool behind_send,
                        const LowLatencyCombineSend* joined);
-  // The kernels that groups with remote ranks have beside the others (between_nodes.cuh); nothing
+  // The kernels that groups with remote ranks have beside the others (internode.cuh); nothing
   // in other groups.
   void wait_arrival(Arrival what, std::uint64_t* longest_wait, cudaStream_t on) const;
   void forward(const LowLatencyDispatchSend& sent, cudaStream_t on) const;

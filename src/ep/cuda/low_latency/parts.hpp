@@ -14,7 +14,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "ep/cuda/low_latency/device/kernels.cuh"
-#include "ep/cuda/low_latency/internode/between_nodes.cuh"
+#include "ep/cuda/low_latency/internode/internode.cuh"
 #include "ep/cuda/low_latency/joined.hpp"
 #include "ep/cuda/low_latency/low_latency.hpp"
 #include "ep/plan/cursor.hpp"
@@ -118,7 +118,7 @@ struct LowLatency::Parts {
   std::shared_ptr<void> longest_wait;  ///< [3][ranks]: dispatch, even and odd combines
   LowLatencyLimits limits{};
   std::optional<LowLatencyGroups> groups;  ///< where the group has low-latency calls
-  RemoteRanks remote{};
+  InternodeRanks remote{};
   std::uint64_t serial = 0;
   std::uint64_t dispatches_received = 0, combines_received = 0;  ///< receives that are queued
   std::vector<int> masked;  ///< by set_mask, or found in the report and logged

@@ -164,7 +164,7 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   params.dtype = static_cast<std::uint32_t>(y.dtype);
   if (locate_expert_output(y, options, params, on)) {
     if (internode_ != nullptr)
-      stage_between_nodes(params, options.launch, on);
+      stage_internode(params, options.launch, on);
     else
       params.staging.blocks = 1;  // raised by the plan
   }
@@ -188,7 +188,7 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   ++state_.epoch;
   state_.world->progress().set(shoal::detail::Activity::combine, state_.epoch, "queued");
   if (internode_ != nullptr) {
-    launch_combine_between_nodes(params, routing, handle, options.launch, on);
+    queue_internode_combine(params, routing, handle, options.launch, on);
   } else {
     launch_combine_on_node(params, options.launch, on);
   }

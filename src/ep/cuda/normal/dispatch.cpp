@@ -61,7 +61,7 @@ void Normal::check_dispatch(const detail::DispatchCall& call) const {
       "dispatch: DispatchOptions.expert_major with {} experts and rows of {} bytes: 4 bytes an expert and two rows must "
       "fit into {} bytes of a GPU's shared memory",
       state_.shape.experts, call.row_bytes() + call.scale_bytes(), limits_.shared_bytes);
-  if (internode_ != nullptr) check_dispatch_between_nodes(call);
+  if (internode_ != nullptr) check_internode_dispatch(call);
 }
 
 /// The parameters of the kernel, without the plan of its launch. `region` is nullptr where the
@@ -115,7 +115,7 @@ void Normal::launch_dispatch(const detail::DispatchCall& call, const CudaRouting
   state_.world->progress().set(shoal::detail::Activity::dispatch, state_.epoch, "queued");
   if (call.expert_alignment() > 0) number_topk_slots(routing, on);
   if (internode_ != nullptr)
-    launch_dispatch_between_nodes(params, routing, handle, launch, on);
+    queue_internode_dispatch(params, routing, handle, launch, on);
   else
     launch_normal_dispatch(params, plan, on);
   if (call.options.copy_out) {  // the call ends with the copies

@@ -10,7 +10,7 @@
 
 #include "ep/backend.hpp"
 #include "ep/cuda/group.hpp"
-#include "ep/cuda/internode/internode.hpp"
+#include "ep/cuda/normal/internode/internode.hpp"
 #include "ep/cuda/normal/kernels.cuh"
 #include "ep/cuda/normal/shares.hpp"
 #include "ep/unpack.hpp"
@@ -95,15 +95,14 @@ class Normal {
   void launch_combine_on_node(NormalCombine params, const Launch& launch, cudaStream_t on);
 
   // Between nodes (internode/normal_calls.cpp).
-  void check_dispatch_between_nodes(const detail::DispatchCall& call) const;
-  void launch_dispatch_between_nodes(const NormalDispatch& params, const CudaRouting& routing,
-                                     const CudaHandle& handle, const Launch& launch,
-                                     cudaStream_t on) const;
-  void stage_between_nodes(const NormalCombine& params, const Launch& launch,
-                           cudaStream_t on) const;
-  void launch_combine_between_nodes(const NormalCombine& params, const CudaRouting& routing,
-                                    const CudaHandle& handle, const Launch& launch,
-                                    cudaStream_t on) const;
+  void check_internode_dispatch(const detail::DispatchCall& call) const;
+  void queue_internode_dispatch(const NormalDispatch& params, const CudaRouting& routing,
+                                const CudaHandle& handle, const Launch& launch,
+                                cudaStream_t on) const;
+  void stage_internode(const NormalCombine& params, const Launch& launch, cudaStream_t on) const;
+  void queue_internode_combine(const NormalCombine& params, const CudaRouting& routing,
+                               const CudaHandle& handle, const Launch& launch,
+                               cudaStream_t on) const;
 
   std::byte* block() const { return group_.device.block[state_.me]; }
 

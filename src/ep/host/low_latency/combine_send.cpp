@@ -64,7 +64,7 @@ void stage_rows(HostGroup& group, std::uint64_t epoch, const TensorView& y,
 
 /// Adds up the expert outputs for each token of a source on another node and sends it the sums.
 void send_sums(HostGroup& group, std::uint64_t epoch, const TensorView& y,
-               const detail::RemoteTokens& tokens, std::int32_t to) {
+               const detail::InternodeTokens& tokens, std::int32_t to) {
   const auto& shape = group.state.shape;
   const GroupLayout& layout = group.layout;
   const std::int32_t remote = group.state.nodes.remote_index(group.state.me, to);
@@ -73,7 +73,7 @@ void send_sums(HostGroup& group, std::uint64_t epoch, const TensorView& y,
     std::array<float, kMaxTopK> weights;
     for (std::int64_t token = first; token < last; ++token) {
       std::size_t count = 0;
-      for (const detail::RemoteTokens::Part& part : tokens.parts_of(token)) {
+      for (const detail::InternodeTokens::Part& part : tokens.parts_of(token)) {
         rows[count] = row_of(y, part.expert, part.row);
         weights[count++] = part.weight;
       }

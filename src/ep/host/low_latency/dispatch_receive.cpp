@@ -127,7 +127,7 @@ class Expander {
   }
 
  private:
-  RemoteSlots layout_of(std::int32_t source) const {
+  InternodeSlots layout_of(std::int32_t source) const {
     return {shape_, group_.layout, quantize_, incoming_[source].has_weights};
   }
   /// What the source on another node has sent: headers and rows.
@@ -143,7 +143,7 @@ class Expander {
     return group_.state.block + group_.layout.slot(epoch_, source, index, shape_);
   }
   const std::byte* row(std::int32_t source, std::int64_t index, std::int32_t token) const {
-    if (const RemoteSlots slots = layout_of(source); !group_.state.nodes.here(source))
+    if (const InternodeSlots slots = layout_of(source); !group_.state.nodes.here(source))
       return remote_slots(source) + slots.rows(incoming_[source].count) + index * slots.row_bytes;
     return group_.state.peers[source] + group_.layout.outbox_row(epoch_, token, shape_);
   }
@@ -212,7 +212,7 @@ void keep_remote_tokens(const Expander& expander, const std::vector<Incoming>& i
   std::vector<std::int32_t> next(group.state.shape.local_experts);
   for (const Incoming& from : incoming) {
     if (!from.has_weights || group.state.nodes.here(from.source)) continue;
-    detail::RemoteTokens& tokens = handle.remote_tokens[from.source].emplace();
+    detail::InternodeTokens& tokens = handle.remote_tokens[from.source].emplace();
     for (std::int32_t e = 0; e < group.state.shape.local_experts; ++e)
       next[e] =
           handle.first_row[static_cast<std::size_t>(e) * group.state.shape.ranks + from.source];

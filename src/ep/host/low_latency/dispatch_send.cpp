@@ -45,7 +45,7 @@ void send_remote(HostGroup& group, std::uint64_t epoch, const detail::RoutingSta
                  const LowLatencyDispatchOptions& options, std::int32_t to) {
   const auto& shape = group.state.shape;
   const GroupLayout& layout = group.layout;
-  const RemoteSlots slots(shape, layout, options.quantize, options.weights.defined());
+  const InternodeSlots slots(shape, layout, options.quantize, options.weights.defined());
   std::byte* const out =
       group.state.block + layout.remote_slots(layout.remote_out, epoch,
                                               group.state.nodes.remote_index(group.state.me, to),

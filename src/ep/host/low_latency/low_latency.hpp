@@ -27,10 +27,10 @@ using detail::PendingCombineState;
 using detail::PendingDispatchState;
 
 /// The message to a rank of another node: headers, then rows, in the format of slots and outbox.
-struct RemoteSlots {
+struct InternodeSlots {
   std::size_t header_bytes, row_bytes;
 
-  RemoteSlots(const Shape& shape, const GroupLayout& layout, Quantize quantize, bool has_weights)
+  InternodeSlots(const Shape& shape, const GroupLayout& layout, Quantize quantize, bool has_weights)
       : header_bytes(layout.remote_header_bytes(has_weights, shape)),
         row_bytes(OutboxLayout(shape.hidden, quantize != Quantize::none).total) {}
   /// Offset of the rows after `count` headers.

@@ -48,7 +48,7 @@ __device__ void end_send(const DeviceGroup& group, KernelKind kind, std::uint64_
 
 /// Calls f(outbox) for each remote rank, by a warp each.
 template <class Network, typename F>
-__device__ void for_outboxes(const DeviceGroup& group, const RemoteRanks& remote, F&& f) {
+__device__ void for_outboxes(const DeviceGroup& group, const InternodeRanks& remote, F&& f) {
   for (auto index = static_cast<std::int32_t>(threadIdx.x / 32); index < remote.count;
        index += static_cast<std::int32_t>(blockDim.x / 32)) {
     Outbox<Network> outbox(group, remote, index);

@@ -4,7 +4,7 @@
 
 #include "ep/cuda/device/network.cuh"
 #include "ep/cuda/low_latency/device/waits.cuh"
-#include "ep/cuda/low_latency/internode/between_nodes.cuh"
+#include "ep/cuda/low_latency/internode/internode.cuh"
 
 namespace shoal::ep::cuda {
 
@@ -24,7 +24,7 @@ struct Piece {
 template <class Network>
 class Outbox {
  public:
-  __device__ Outbox(const DeviceGroup& group, const RemoteRanks& remote, std::int32_t index)
+  __device__ Outbox(const DeviceGroup& group, const InternodeRanks& remote, std::int32_t index)
       : group_(group), remote_(remote), rank_(remote.rank[index]), pe_(remote.pe[index]) {}
 
   __device__ std::int32_t rank() const { return rank_; }
@@ -101,7 +101,7 @@ class Outbox {
   __device__ void note(bool started) { ok_ = ok_ && started; }
 
   const DeviceGroup& group_;
-  const RemoteRanks& remote_;
+  const InternodeRanks& remote_;
   const std::int32_t rank_;
   const Pe pe_;
   bool ok_ = true;
@@ -110,7 +110,7 @@ class Outbox {
 /// Calls f(remote rank, token of this lane, window) for every remote rank and all of `tokens`
 /// tokens; a warp has 32 tokens at a time. Lanes beyond the end have token >= tokens.
 template <typename F>
-__device__ void for_windows(const RemoteRanks& remote, std::int32_t tokens, F&& f) {
+__device__ void for_windows(const InternodeRanks& remote, std::int32_t tokens, F&& f) {
   const std::int32_t windows = (tokens + 31) / 32;
   for (auto item = static_cast<std::int32_t>(threadIdx.x / 32); item < remote.count * windows;
        item += static_cast<std::int32_t>(blockDim.x / 32))

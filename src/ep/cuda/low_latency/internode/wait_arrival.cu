@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::uint32_t kThreads = 2 * kMaxDeviceRanks;
 
-__device__ bool is_remote(const RemoteRanks& remote, std::int32_t rank) {
+__device__ bool is_remote(const InternodeRanks& remote, std::int32_t rank) {
   for (std::int32_t i = 0; i < remote.count; ++i)
     if (remote.rank[i] == rank) return true;
   return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// between_nodes.cuh: the kernels of low-latency mode that groups have beside the others when loads
-// and stores do not reach all ranks (remote_ranks.hpp): their parameters and launchers.
+// internode.cuh: the kernels of low-latency mode that groups have beside the others when loads
+// and stores do not reach all ranks (ranks.hpp): their parameters and launchers.
 //
 //   send | forward_dispatch or forward_combine      wait_arrival | receive | forward_signals
 //   forward_weights | wait_arrival, before the send of a combine that sums without deferring
@@ -11,7 +11,7 @@
 #pragma once
 
 #include "ep/cuda/low_latency/device/kernels.cuh"
-#include "ep/cuda/low_latency/internode/remote_ranks.hpp"
+#include "ep/cuda/low_latency/internode/ranks.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -19,7 +19,7 @@ namespace shoal::ep::cuda {
 struct LowLatencyForwardDispatch {
   DeviceGroup group;
   LowLatencySizes sizes;
-  RemoteRanks remote;
+  InternodeRanks remote;
   std::int32_t tokens;
   std::uint32_t row_bytes;  ///< of a slot, as they travel
   std::uint32_t float8;     ///< rows lie as float8 rows do
@@ -30,7 +30,7 @@ struct LowLatencyForwardDispatch {
 struct LowLatencyForwardCombine {
   DeviceGroup group;
   LowLatencySizes sizes;
-  RemoteRanks remote;
+  InternodeRanks remote;
   HandleView handle;
   CombineRowForm form;  ///< `rows` where sums are left to the receiver
   std::uint32_t flags;
@@ -42,7 +42,7 @@ struct LowLatencyForwardCombine {
 struct LowLatencyForwardWeights {
   DeviceGroup group;
   LowLatencySizes sizes;
-  RemoteRanks remote;
+  InternodeRanks remote;
   HandleView handle;
   const float* weights;  ///< [tokens][top_k]
   std::int32_t tokens;
@@ -51,7 +51,7 @@ struct LowLatencyForwardWeights {
 /// forward.cu, after a receive: grants, and word of a failure.
 struct LowLatencyForwardSignals {
   DeviceGroup group;
-  RemoteRanks remote;
+  InternodeRanks remote;
 };
 
 /// What wait_arrival.cu waits for.
@@ -66,7 +66,7 @@ enum class Arrival : std::uint32_t {
 /// wait_arrival.cu
 struct LowLatencyWaitArrival {
   DeviceGroup group;
-  RemoteRanks remote;
+  InternodeRanks remote;
   Arrival what;
   std::uint64_t* longest_wait;  ///< [ranks], as in the receive; or nullptr
 };

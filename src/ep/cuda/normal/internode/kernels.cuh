@@ -17,7 +17,7 @@
 #pragma once
 
 #include "ep/cuda/device/network_path.hpp"
-#include "ep/cuda/internode/layout.hpp"
+#include "ep/cuda/normal/internode/layout.hpp"
 #include "ep/cuda/normal/kernels.cuh"
 #include "shoal/device/types.hpp"
 

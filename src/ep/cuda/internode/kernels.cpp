@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/between_nodes/kernels.hpp"
+#include "ep/cuda/internode/kernels.hpp"
 
 #include <algorithm>
 
 #include "base/check.hpp"
 #include "device/device_side.hpp"
 #include "ep/block_map.hpp"
-#include "ep/cuda/low_latency/internode/remote_ranks.hpp"
+#include "ep/cuda/low_latency/internode/ranks.hpp"
 #include "ep/cuda/regions.hpp"
 #include "fabric/fabric.hpp"
 #include "memory/cuda/driver.hpp"
@@ -21,7 +21,7 @@ detail::Shape low_latency_shape(const GroupState& state) {
   detail::Shape shape = state.shape;
   shape.max_tokens = 0;
   shape.combine_staging = false;
-  shape.between_nodes = true;
+  shape.internode = true;
   return shape;
 }
 
@@ -82,9 +82,9 @@ bool driver_moves_rows(const GroupState& state, NetworkPath path) {
 }
 
 Kernels::Kernels(GroupState& state) : group(state) {
-  if (kLowLatencyBetweenNodes && state.shape.low_latency_max_tokens > 0)
+  if (kLowLatencyInternode && state.shape.low_latency_max_tokens > 0)
     low_latency.emplace(group, true);
-  if (!kNormalBetweenNodes || state.shape.max_tokens == 0) return;
+  if (!kNormalInternode || state.shape.max_tokens == 0) return;
   std::vector<Pe> pes;
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) pes.push_back(state.world_pe(rank));
   try {
@@ -110,7 +110,7 @@ void Kernels::open() {
   const std::size_t outboxes = most_outboxes(domains);
   memory_ = static_cast<std::byte*>(world.heap().malloc((1 + outboxes) * layout.total));
   const std::size_t offset = world.heap().offset_of(memory_);
-  RemoteRanks remote{};
+  InternodeRanks remote{};
   remote.world = world.device_side()->world();
   remote.path = group.network = path_of(state, memory_, (1 + outboxes) * layout.total);
   group.driver_moves_rows = driver_moves_rows(state, group.network);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/internode/internode.hpp"
+#include "ep/cuda/normal/internode/internode.hpp"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// remote_ranks.hpp: the ranks of a group whose heap loads and stores do not reach.
+// ranks.hpp: the ranks of a group whose heap loads and stores do not reach.
 //
 // Kernels write what such a rank is sent to an outbox: a block in this rank's heap with the layout
 // of every block. DeviceGroup::block has the outbox in place of the rank's block, so that the
@@ -16,7 +16,7 @@
 namespace shoal::ep::cuda {
 
 /// A kernel parameter. Without remote ranks, `count` is 0.
-struct RemoteRanks {
+struct InternodeRanks {
   device::World world;
   NetworkPath path;
   std::int32_t count;

@@ -7,15 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "ep/cuda/between_nodes/normal_kernels.hpp"
 #include "ep/cuda/group.hpp"
+#include "ep/cuda/internode/normal_kernels.hpp"
 #include "ep/cuda/low_latency/low_latency.hpp"
 
 namespace shoal::ep::cuda {
 
 /// Modes that have kernels between nodes.
-inline constexpr bool kNormalBetweenNodes = true;
-inline constexpr bool kLowLatencyBetweenNodes = true;
+inline constexpr bool kNormalInternode = true;
+inline constexpr bool kLowLatencyInternode = true;
 
 /// Why kernels of this PE cannot send to ranks that NVLink does not reach; nullopt: they can.
 std::optional<std::string> why_no_kernels(const GroupState& state);

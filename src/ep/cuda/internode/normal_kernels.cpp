@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/between_nodes/normal_kernels.hpp"
+#include "ep/cuda/internode/normal_kernels.hpp"
 
 #include "ep/block_map.hpp"
-#include "ep/cuda/between_nodes/kernels.hpp"
+#include "ep/cuda/internode/kernels.hpp"
 #include "ep/cuda/regions.hpp"
 #include "fabric/fabric.hpp"
 #include "memory/cuda/driver.hpp"

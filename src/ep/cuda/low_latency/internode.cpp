@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// between_nodes.cpp: the launches that groups with remote ranks have beside the others.
+// internode.cpp: the launches that groups with remote ranks have beside the others.
 #include "ep/cuda/low_latency/low_latency.hpp"
 #include "ep/cuda/low_latency/parts.hpp"
 #include "ep/numeric/numeric.hpp"
@@ -19,7 +19,7 @@ std::uint32_t row_bytes(const LowLatencyDispatchSend& sent) {
 
 }  // namespace
 
-void LowLatency::connect(const RemoteRanks& remote) {
+void LowLatency::connect(const InternodeRanks& remote) {
   parts_->remote = remote;
 }
 

@@ -14,7 +14,7 @@
 #pragma once
 
 #include "ep/cuda/device/network.cuh"
-#include "ep/cuda/internode/kernels.cuh"
+#include "ep/cuda/normal/internode/kernels.cuh"
 #include "ep/cuda/normal/notices.cuh"
 
 namespace shoal::ep::cuda {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "ep/cuda/group.hpp"
-#include "ep/cuda/internode/kernels.cuh"
+#include "ep/cuda/normal/internode/kernels.cuh"
 #include "ep/plan/cursor.hpp"
 #include "ep/plan/nodes.hpp"
 

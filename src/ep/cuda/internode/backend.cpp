@@ -5,7 +5,7 @@
 // Which way a mode goes is decided when the group opens, equally on all ranks: one PE without a
 // proxy, or a heap without room, makes all ranks stage their rows.
 #include "ep/cuda/backend.hpp"
-#include "ep/cuda/between_nodes/kernels.hpp"
+#include "ep/cuda/internode/kernels.hpp"
 #include "ep/cuda/kernel_recorder.hpp"
 
 #include "base/check.hpp"
@@ -16,9 +16,9 @@
 namespace shoal::ep::cuda {
 namespace {
 
-class BetweenNodesBackend final : public detail::Backend {
+class InternodeBackend final : public detail::Backend {
  public:
-  BetweenNodesBackend(GroupState& state, std::unique_ptr<detail::Backend> staged)
+  InternodeBackend(GroupState& state, std::unique_ptr<detail::Backend> staged)
       : state_(state), staged_(std::move(staged)) {}
 
   /// That of normal mode, which makes the routings.
@@ -29,8 +29,8 @@ class BetweenNodesBackend final : public detail::Backend {
   /// Of what is staged. The blocks of kernels have maps of their own.
   std::vector<observe::MemoryRegion> regions() const override { return staged_->regions(); }
   void open() override {
-    detail::BetweenNodes ways;
-    if (kLowLatencyBetweenNodes || kNormalBetweenNodes) ways.reason = open_kernels();
+    detail::InternodeWays ways;
+    if (kLowLatencyInternode || kNormalInternode) ways.reason = open_kernels();
     if (!ways.reason.empty()) refuse_if_required(ways.reason);
     if (kernels_ && ways.reason.empty()) ways.reason = kernels_->why_not_normal;
     staged_->open();
@@ -42,7 +42,7 @@ class BetweenNodesBackend final : public detail::Backend {
     ways.loads_lazily = kernels_ && kernels_->group.loads_lazily &&
                         (kernels_->group.driver_moves_rows ||
                          (kernels_->normal && kernels_->normal->group.driver_moves_rows));
-    detail::report_between_nodes(state_.team, ways);
+    detail::report_internode(state_.team, ways);
   }
   void release() override {
     if (kernels_) kernels_->release();
@@ -238,9 +238,9 @@ class BetweenNodesBackend final : public detail::Backend {
 
 }  // namespace
 
-std::unique_ptr<detail::Backend> make_backend_between_nodes(
-    GroupState& state, std::unique_ptr<detail::Backend> staged) {
-  return std::make_unique<BetweenNodesBackend>(state, std::move(staged));
+std::unique_ptr<detail::Backend> make_internode_backend(GroupState& state,
+                                                        std::unique_ptr<detail::Backend> staged) {
+  return std::make_unique<InternodeBackend>(state, std::move(staged));
 }
 
 }  // namespace shoal::ep::cuda

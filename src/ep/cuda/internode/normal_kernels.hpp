@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ep/cuda/group.hpp"
-#include "ep/cuda/internode/internode.hpp"
+#include "ep/cuda/normal/internode/internode.hpp"
 #include "ep/cuda/normal/normal.hpp"
 
 namespace shoal::ep::cuda {

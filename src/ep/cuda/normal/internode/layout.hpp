@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // layout.hpp: memory and messages of normal mode between nodes, as pure functions of the group's
-// options; the same on every rank. docs/internals/protocol/normal-between-nodes.md says who writes
+// options; the same on every rank. docs/internals/protocol/normal-internode.md says who writes
 // what.
 #pragma once
 

@@ -2,7 +2,7 @@
 // list_node_tokens.cu: the tokens that go to each node, from their indices among them.
 //
 // Moves: 4 B for each token and node. Waits for nothing and publishes nothing.
-#include "ep/cuda/internode/kernels.cuh"
+#include "ep/cuda/normal/internode/kernels.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

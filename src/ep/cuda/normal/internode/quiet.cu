@@ -2,7 +2,7 @@
 // quiet.cu: waits until everything that kernels of this PE have started to send is complete. Before
 // a group returns its memory: the last signals of an operation may still be on their way to it.
 #include "ep/cuda/device/network.cuh"
-#include "ep/cuda/internode/kernels.cuh"
+#include "ep/cuda/normal/internode/kernels.cuh"
 
 namespace shoal::ep::cuda {
 namespace {
