@@ -8,16 +8,16 @@
 //   }
 //   ring<<<1, 256, 0, stream>>>(shoal::cuda::device_world(world), box.data());
 //
-// - A kernel gets its world as a parameter, from shoal::cuda::device_world (shoal/cuda.hpp). There
+// - A kernel gets its world as a parameter, from shoal::cuda::device_world (device/host.hpp). There
 //   are no device globals and there is no relocatable device code. The parameter is valid until the
 //   shoal::World is closed. The heap must be in GPU memory (SHOAL_HEAP=cuda).
 // - An address in this PE's heap and a PE name a byte of the world, as in OpenSHMEM.
 // - Most functions take a scope, the threads that perform the operation together: Thread{}, Warp{}
 //   (32 lanes) or Block{}. All of them call, converged, with the same arguments.
-// - functions.cuh states memory order, alignment and failure. In short: whoever sees a signal sees
-//   what the scope stored before it; every wait has a deadline; nothing traps, failures are kept
-//   and shoal::cuda::check_failures throws them.
-// - collective.cuh has the collectives of a team, alike.
+// - device/contract/functions.cuh states memory order, alignment and failure. In short: whoever
+//   sees a signal sees what the scope stored before it; every wait has a deadline; nothing traps,
+//   failures are kept and shoal::cuda::check_failures throws them.
+// - device/contract/collective.cuh has the collectives of a team, alike.
 // - A kernel that waits needs its counterpart to run at the same time. Launch kernels whose blocks
 //   wait for each other with launch_collective (device/launch.cuh); docs/guide/device.md explains
 //   what several PEs on one GPU need.

@@ -10,7 +10,8 @@
 #include <string>
 #include <utility>
 
-#include <shoal/cuda.hpp>
+#include <shoal/device/host.hpp>
+#include <shoal/error.hpp>
 
 namespace shoal::device {
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// functions.cuh: the definitions of what shoal/device/functions.cuh declares and explains.
+// functions.cuh: the definitions of what contract/functions.cuh declares and explains.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
-#include <shoal/device/detail/address.cuh>
+#include <shoal/device/contract/functions.cuh>
 #include <shoal/device/detail/copy.cuh>
 #include <shoal/device/detail/failure.cuh>
-#include <shoal/device/detail/team.cuh>
+#include <shoal/device/detail/unreached.cuh>
 #include <shoal/device/detail/wait.cuh>
 #include <shoal/device/detail/word.cuh>
-#include <shoal/device/functions.cuh>  // IWYU pragma: keep: declarations
+#include <shoal/device/detail/world.cuh>
 
 namespace shoal::device {
 

@@ -24,7 +24,7 @@
 // for room in the ring included, ends after Ring::timeout_ns.
 //
 // A Platform has the loads, stores and clock of one kind of processor: ThreadPlatform in
-// src/transport/proxy/thread_platform.hpp, GpuPlatform in proxy_platform.cuh.
+// src/transport/proxy/thread_platform.hpp, GpuPlatform in proxied.cuh.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // unreached.cuh: operations on heaps that this GPU does not reach with loads and stores. The NIC
-// executes what it can (nic.cuh). All else is posted to the proxy where the world has one, and
-// reported as a failure otherwise.
+// executes what it can (nic_calls.cuh). All else is posted to the proxy where the world has one,
+// and reported as a failure otherwise.
 //
 // These functions are not inlined, because they would cost their callers registers on the path of
 // ordinary loads and stores; and they take the world by value, because a kernel that passes its
@@ -16,7 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <shoal/device/detail/nic.cuh>
+#include <shoal/device/detail/nic_calls.cuh>
 #include <shoal/device/detail/proxied.cuh>
 #include <shoal/device/types.hpp>
 
@@ -101,8 +101,8 @@ __device__ __noinline__ inline void put_strided_unreached(
     const std::byte* source, std::size_t source_stride, std::size_t element, std::size_t count,
     std::size_t bytes, Pe pe) {
   if (!proxied(world, target, bytes, pe)) return;
-  if (nic_put_strided(world, target, source, bytes, pe, element,
-                      {target_stride, source_stride, rank, size, count}))
+  if (nic_put_strided(world, target, source, bytes, pe, element, target_stride, source_stride, rank,
+                      size, count))
     return;
   proxy::Request request{};
   request.kind = proxy::Kind::put;

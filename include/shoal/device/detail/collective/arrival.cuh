@@ -9,9 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <shoal/device/detail/heaps.cuh>
-#include <shoal/device/detail/team.cuh>
 #include <shoal/device/detail/wait.cuh>
+#include <shoal/device/detail/world.cuh>
 #include <shoal/device/types.hpp>
 
 namespace shoal::device::detail {

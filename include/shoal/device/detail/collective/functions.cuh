@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// functions.cuh: the definitions of what shoal/device/collective.cuh declares and explains.
+// functions.cuh: the definitions of what contract/collective.cuh declares and explains.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
-#include <shoal/device/collective.cuh>  // IWYU pragma: keep: declarations
+#include <shoal/device/contract/collective.cuh>
 #include <shoal/device/detail/collective/arrival.cuh>
 #include <shoal/device/detail/collective/crew.cuh>
 #include <shoal/device/detail/collective/movement.cuh>

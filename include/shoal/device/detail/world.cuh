@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// heaps.cuh: the heaps of the world as this GPU sees them, and reports of ranges that do not exist
-// or are out of reach.
+// world.cuh: the world and its teams as this GPU sees them: heaps, addresses in them, members and
+// barrier epochs.
 #pragma once
 
 #include <cstddef>
@@ -45,6 +45,42 @@ __device__ __noinline__ inline void report_unreached(World world, const void* lo
 __device__ inline std::byte* base_of(const World& world, Pe pe) {
   return world.bases != nullptr ? world.bases[pe]
                                 : world.window + static_cast<std::size_t>(pe) * world.stride;
+}
+
+/// The copy of [local, local + bytes) on `pe`. Returns nullptr when the PE does not exist, the
+/// range leaves the heap, or this GPU cannot reach it.
+template <typename T>
+__device__ T* reach(const World& world, T* local, std::size_t bytes, Pe pe) {
+  const std::size_t offset = heap_offset(world, local);
+  std::byte* const base = exists(world, offset, bytes, pe) ? base_of(world, pe) : nullptr;
+  return base == nullptr ? nullptr : reinterpret_cast<T*>(base + offset);
+}
+
+/// reach(); reports what is wrong.
+template <typename T>
+__device__ T* resolve(const World& world, T* local, std::size_t bytes, Pe pe) {
+  T* const there = reach(world, local, bytes, pe);
+  if (there == nullptr) report_unreached(world, local, bytes, pe);
+  return there;
+}
+
+/// Bytes from the first to the last of `count` elements; 2^64 - 1 on overflow.
+__device__ inline std::size_t extent(std::size_t element, std::size_t stride, std::size_t count) {
+  if (count == 0) return 0;
+  if (__umul64hi(count - 1, stride) != 0) return static_cast<std::size_t>(-1);
+  const std::size_t bytes = (count - 1) * stride;
+  return bytes + element < bytes ? static_cast<std::size_t>(-1) : bytes + element;
+}
+
+/// Whether world PE `pe` belongs to the team.
+__device__ inline bool is_member(const Team& team, Pe pe) {
+  return (team.members[pe / 64] >> (pe % 64) & 1) != 0;
+}
+
+/// The epoch of the barrier after `last`. `last` may stem from an earlier team with this index.
+__device__ inline std::uint64_t next_epoch(const Team& team, std::uint64_t last) {
+  return (last >> Team::kEpochBits) == team.generation ? last + 1
+                                                       : (team.generation << Team::kEpochBits) + 1;
 }
 
 }  // namespace shoal::device::detail
