@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the structure of the source tree: that includes resolve, which room includes which, that
-no folders include each other, length of files, and that device code has no state outside its
-parameters. cmake/check_prose.py checks the prose.
+no files and no folders include each other, length of files, and that device code has no state
+outside its parameters. cmake/check_prose.py checks the prose.
 
 Usage: check_layers.py [ROOT]. Prints each fault as "file:line: what is wrong" and exits with 1 when
 there is any, else 0.
@@ -59,7 +59,10 @@ ROOMS = {
 # Pairs of folders "a -> b" for which a cycle is accepted.
 CYCLES = "cmake/layer_cycles.txt"
 # Their folders may include each other.
-WITH_CYCLES = ("tests/", "include/", "emulator/tests/")
+WITH_CYCLES = ("tests/", "emulator/tests/")
+# Programs name the paths of the headers in these folders, so layers cannot be folders there: each
+# header counts as a folder of its own.
+PUBLIC_FOLDERS = ("include", "include/shoal", "include/shoal/device")
 MAX_LINES = 600
 SOURCE_FOLDERS = ["include", "src", "emulator", "tools", "tests", "bench", "python"]
 # Where an include is looked for, after the folder of its file; CMake gives these.
@@ -180,8 +183,41 @@ def path_between(graph, start, end):
     return None
 
 
-def cycle_faults(root, edges):
-    """`edges`: the folders of an include, and where it stands."""
+def folder_of(name):
+    """What counts as the folder of a file."""
+    folder = str(PurePosixPath(name).parent)
+    return name if folder in PUBLIC_FOLDERS else folder
+
+
+def file_cycle_faults(includes):
+    """`includes`: the two files of an include, and where it stands."""
+    graph = {}
+    for before, after in includes:
+        graph.setdefault(before, []).append(after)
+    finished = set()
+    for start in graph:
+        way = [] if start in finished else [start]
+        steps = [iter(graph[start])]
+        while way:
+            after = next(steps[-1], None)
+            if after is None:
+                finished.add(way.pop())
+                steps.pop()
+            elif after in way:
+                cycle = [*way[way.index(after) :], after]
+                yield f"{includes[way[-1], after]}: files include each other: {' -> '.join(cycle)}"
+            elif after not in finished:
+                way.append(after)
+                steps.append(iter(graph.get(after, ())))
+
+
+def folder_cycle_faults(root, includes):
+    """As file_cycle_faults."""
+    edges = {}
+    for (before, after), place in includes.items():
+        folders = folder_of(before), folder_of(after)
+        if folders[0] != folders[1] and not before.startswith(WITH_CYCLES):
+            edges.setdefault(folders, place)
     lines = (root / CYCLES).read_text().splitlines() if (root / CYCLES).is_file() else []
     accepted = {n: tuple(x.split(" -> ")) for n, x in enumerate(lines, 1) if not x.startswith("#")}
     graph = {}
@@ -227,7 +263,7 @@ def cmake_faults(root):
                 yield f"{file.relative_to(root).as_posix()}:{number}: {match.group().strip()}: device code is not linked; each kernel is whole"
 
 
-def file_faults(root, file, edges):
+def file_faults(root, file, includes):
     name = file.relative_to(root).as_posix()
     text = file.read_text(encoding="utf-8", errors="replace")
     lines = text.splitlines()
@@ -240,22 +276,21 @@ def file_faults(root, file, edges):
         fault, included = include_fault(root, file, match.group(1) or match.group(2))
         if fault:
             yield f"{name}:{number}: {fault}"
-        if included and not name.startswith(WITH_CYCLES):
-            folders = str(PurePosixPath(name).parent), str(PurePosixPath(included).parent)
-            if folders[0] != folders[1]:
-                edges.setdefault(folders, f"{name}:{number}")
+        if included:
+            includes.setdefault((name, included), f"{name}:{number}")
     if len(lines) > MAX_LINES:
         yield f"{name}:{MAX_LINES + 1}: {len(lines)} lines; allowed: {MAX_LINES}"
 
 
 def faults(root):
     root = Path(root).resolve()
-    edges = {}
+    includes = {}
     for folder in SOURCE_FOLDERS:
         for file in sorted((root / folder).rglob("*")):
             if file.suffix in SUFFIXES and file.is_file():
-                yield from file_faults(root, file, edges)
-    yield from cycle_faults(root, edges)
+                yield from file_faults(root, file, includes)
+    yield from file_cycle_faults(includes)
+    yield from folder_cycle_faults(root, includes)
     yield from cmake_faults(root)
 
 

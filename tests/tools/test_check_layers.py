@@ -152,6 +152,38 @@ def test_reports_folders_that_include_each_other(tmp_path, files):
 
 
 @pytest.mark.parametrize(
+    "folder", ["include/shoal/device/detail", "src/base", "tests/unit", "bench"]
+)
+def test_reports_files_that_include_each_other(tmp_path, folder):
+    files = {
+        f"{folder}/a.hpp": '#include "b.hpp"\n',
+        f"{folder}/b.hpp": '#pragma once\n#include "c.hpp"\n',
+        f"{folder}/c.hpp": "",
+        f"{folder}/d.cpp": '#include "a.hpp"\n#include "c.hpp"\n',
+    }
+    assert check(tmp_path, files) == (0, [])
+    status, lines = check(tmp_path, {f"{folder}/c.hpp": '#include "a.hpp"\n'})
+    way = " -> ".join(f"{folder}/{name}.hpp" for name in "abca")
+    assert status == 1 and lines == [f"{folder}/c.hpp:1: files include each other: {way}"]
+
+
+def test_a_public_header_is_a_folder_of_its_own(tmp_path):
+    files = {
+        "include/shoal/device/types.hpp": "",
+        "include/shoal/device/detail/copy.cuh": "#include <shoal/device/types.hpp>\n",
+        "include/shoal/device/functions.cuh": "#include <shoal/device/detail/copy.cuh>\n",
+        "include/shoal/device.hpp": "#include <shoal/device/functions.cuh>\n",
+    }
+    assert check(tmp_path, files) == (0, [])
+    more = {
+        "include/shoal/device/detail/word.cuh": "",
+        "include/shoal/device/types.hpp": "#include <shoal/device/detail/word.cuh>\n",
+    }
+    status, lines = check(tmp_path, more)
+    assert status == 1 and len(lines) == 1 and "folders include each other" in lines[0]
+
+
+@pytest.mark.parametrize(
     "file",
     [
         "include/shoal/a.hpp",
