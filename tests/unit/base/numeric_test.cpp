@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <random>
 
 #include "shoal/numeric.hpp"
 
@@ -51,6 +52,8 @@ void check_all(const Format& format, float (*decode)(Code), Code (*encode)(float
       EXPECT_TRUE(std::isnan(decoded)) << i;
       EXPECT_EQ(std::signbit(decoded), (i & format.sign_bit()) != 0) << i;
       EXPECT_TRUE(std::isnan(format.value(encode(decoded)))) << i;
+      // A signalling NaN becomes quiet and keeps its payload.
+      if (format.has_infinity) EXPECT_EQ(encode(decoded), i | 1u << (format.mantissa_bits - 1));
       continue;
     }
     EXPECT_EQ(static_cast<double>(decoded), expected) << i;
@@ -76,12 +79,43 @@ void check_rounding(const Format& format, float (*decode)(Code), Code (*encode)(
   }
 }
 
+/// Every exponent with mantissas around every rounding boundary, and random ones: the nearest value
+/// of an IEEE format, ties to even, computed in double. A NaN stays one.
+template <typename Code>
+void check_all_exponents(const Format& format, float (*decode)(Code), Code (*encode)(float)) {
+  const double largest = std::ldexp(2.0, format.bias),
+               overflow = 1 - std::ldexp(1.0, -format.mantissa_bits - 2);
+  const auto nearest = [&](double x) {
+    if (x == 0 || std::isinf(x)) return x;
+    if (std::abs(x) >= largest * overflow) return std::copysign(INFINITY, x);
+    const int exponent = std::max(std::ilogb(x), 1 - format.bias);
+    const double unit = std::ldexp(1.0, exponent - format.mantissa_bits);
+    return std::nearbyint(x / unit) * unit;
+  };
+  const auto check = [&](std::uint32_t bits) {
+    const float value = detail::float_of_bits(bits);
+    const double got = decode(encode(value));
+    ASSERT_EQ(std::signbit(got), std::signbit(value)) << std::hex << bits;
+    ASSERT_EQ(std::isnan(got), std::isnan(value)) << std::hex << bits;
+    if (!std::isnan(value)) ASSERT_EQ(got, nearest(value)) << std::hex << bits;
+  };
+  std::mt19937 random(1);
+  for (std::uint32_t base = 0; base < 512 && !testing::Test::HasFatalFailure(); ++base) {
+    for (std::uint32_t mantissa = 1; mantissa < 16; mantissa += 2)
+      for (int shift = 0; shift < 23; ++shift)
+        for (std::uint32_t around = 0; around < 5; ++around)
+          check(base << 23 | (((mantissa << shift) + around - 2) & 0x7f'ffffu));
+    for (int i = 0; i < 1000; ++i) check(base << 23 | (random() & 0x7f'ffffu));
+  }
+}
+
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
 TEST(Numeric, Bfloat16) {
   check_all(kBfloat16, float_from_bfloat16, bfloat16_from_float);
   check_rounding(kBfloat16, float_from_bfloat16, bfloat16_from_float);
+  check_all_exponents(kBfloat16, float_from_bfloat16, bfloat16_from_float);
   EXPECT_EQ(bfloat16_from_float(kLargest), 0x7f80);
   EXPECT_EQ(bfloat16_from_float(-kLargest), 0xff80);
   EXPECT_EQ(bfloat16_from_float(detail::float_of_bits(0x7f800001)), 0x7fc0)
@@ -91,6 +125,7 @@ TEST(Numeric, Bfloat16) {
 TEST(Numeric, Float16) {
   check_all(kFloat16, float_from_float16, float16_from_float);
   check_rounding(kFloat16, float_from_float16, float16_from_float);
+  check_all_exponents(kFloat16, float_from_float16, float16_from_float);
   EXPECT_EQ(float16_from_float(65519.996f), 0x7bff);
   EXPECT_EQ(float16_from_float(65520.0f), 0x7c00);
   EXPECT_EQ(float16_from_float(-kLargest), 0xfc00);

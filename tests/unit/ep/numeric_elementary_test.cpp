@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// log2 and exp2 against libm in float64, exp against libm in long double.
+// log2 and exp2 against libm in float64, exp against libm in long double; products that are not
+// fused with additions.
 // @traits one_thread
 #include <gtest/gtest.h>
 
@@ -91,6 +92,16 @@ TEST(NumericExp, SpecialValues) {
   EXPECT_EQ(exp(-static_cast<double>(INFINITY)), 0.0);
   EXPECT_NEAR(exp(-740.0), std::exp(-740.0), 1e-323);  // subnormal
   EXPECT_TRUE(std::isnan(exp(static_cast<double>(NAN))));
+}
+
+TEST(NumericArithmetic, AccumulateRoundsTheProductFirst) {
+  // 1 + 2^-12 squared is 1 + 2^-11 + 2^-24: the last term is lost when the product is rounded, kept
+  // when it is fused. This fails when the build contracts expressions (-ffp-contract=off is
+  // missing).
+  volatile float x = 1.0f + 0x1p-12f;
+  volatile float minus = -(1.0f + 0x1p-11f);
+  EXPECT_EQ(accumulate(minus, x, x), 0.0f);
+  EXPECT_EQ(fma(x, x, minus), 0x1p-24f);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// e4m3 and the FP8 scales of a group of 128 channels, exhaustively.
+// The FP8 scales of a group of 128 channels, exhaustively, and rows of them. The codes are those of
+// shoal/numeric.hpp (tests/unit/base/numeric_test.cpp).
 // @traits one_thread
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -14,81 +14,12 @@
 namespace shoal::ep::numeric {
 namespace {
 
-/// The value of a code by the definition of the format.
-double e4m3_value(int code) {
-  const int exponent = code >> 3 & 15, mantissa = code & 7;
-  if ((code & 0x7f) == 0x7f) return NAN;
-  const double magnitude =
-      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
-  return code & 0x80 ? -magnitude : magnitude;
-}
-
-/// Nearest code by search over all of them; of two at the same distance the even one.
-int nearest_e4m3(double x) {
-  if (std::isnan(x)) return 0x7f;
-  int best = 0;
-  double distance = INFINITY;
-  const double magnitude = std::min(std::abs(x), 1e6);
-  for (int code = 0; code < 0x7f; ++code) {
-    const double d = std::abs(e4m3_value(code) - magnitude);
-    if (d < distance || (d == distance && code % 2 == 0)) {
-      best = code;
-      distance = d;
-    }
-  }
-  return std::signbit(x) ? best | 0x80 : best;
-}
-
 std::vector<Bf16> random_row(std::size_t hidden, float spread, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0, spread);
   std::vector<Bf16> row(hidden);
   for (Bf16& value : row) value = to_bf16(normal(random));
   return row;
-}
-
-TEST(NumericE4m3, EveryCodeDecodesToItsValue) {
-  for (int code = 0; code < 256; ++code) {
-    const float got = decode_e4m3(static_cast<std::uint8_t>(code));
-    const double want = e4m3_value(code);
-    if (std::isnan(want)) {
-      EXPECT_TRUE(std::isnan(got)) << code;
-    } else {
-      EXPECT_EQ(got, want) << code;
-      EXPECT_EQ(std::signbit(got), code >= 0x80) << code;
-    }
-  }
-}
-
-TEST(NumericE4m3, EveryCodeSurvivesTheRoundTrip) {
-  for (int code = 0; code < 256; ++code) {
-    const int back = encode_e4m3(decode_e4m3(static_cast<std::uint8_t>(code)));
-    EXPECT_EQ(back, (code & 0x7f) == 0x7f ? 0x7f : code);
-  }
-}
-
-TEST(NumericE4m3, EveryBfloat16EncodesToTheNearestCode) {
-  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
-    const float x = to_float(Bf16{static_cast<std::uint16_t>(bits)});
-    ASSERT_EQ(encode_e4m3(x), nearest_e4m3(x)) << x;
-  }
-}
-
-TEST(NumericE4m3, TiesAndTheirNeighboursInFloat32) {
-  for (int code = 0; code < 0x7e; ++code) {
-    const auto middle = static_cast<float>((e4m3_value(code) + e4m3_value(code + 1)) / 2);
-    for (const float x : {std::nextafter(middle, 0.0f), middle, std::nextafter(middle, 1e3f)}) {
-      EXPECT_EQ(encode_e4m3(x), nearest_e4m3(x)) << x;
-      EXPECT_EQ(encode_e4m3(-x), nearest_e4m3(-x)) << -x;
-    }
-  }
-}
-
-TEST(NumericE4m3, Saturates) {
-  for (const float x : {448.0f, 463.9f, 464.0f, 1e9f, INFINITY}) {
-    EXPECT_EQ(decode_e4m3(encode_e4m3(x)), 448.0f);
-    EXPECT_EQ(decode_e4m3(encode_e4m3(-x)), -448.0f);
-  }
 }
 
 /// For every finite bfloat16 as amax: the two scales are inverse, the largest value fits, and a
@@ -118,12 +49,6 @@ TEST(NumericScale, ExponentIsExactAroundPowersOfTwo) {
     EXPECT_EQ(scale_exponent(std::nextafter(exact, INFINITY)), e + 1);
     EXPECT_EQ(scale_exponent(std::nextafter(exact, 0.0f)), e);
   }
-}
-
-TEST(NumericScale, Ue8m0DecodesAllCodes) {
-  for (int code = 0; code < 255; ++code)
-    EXPECT_EQ(decode_ue8m0(static_cast<std::uint8_t>(code)), std::ldexp(1.0, code - 127));
-  EXPECT_TRUE(std::isnan(decode_ue8m0(255)));
 }
 
 TEST(NumericScale, Ue8m0PacksFourGroupsLittleEndFirst) {
