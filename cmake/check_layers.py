@@ -105,8 +105,6 @@ INTERNALS = {
     ("python/bindings/ep/routing_maps.cpp",): ("ep/cuda/normal/routing_maps.hpp",),
     # Experts that quantize as the library's kernels do.
     ("bench/gpu/",): ("ep/numeric/",),
-    # The memory map that tools/figures draws is that of the layout code.
-    ("tools/figures/",): ("ep/cuda/layout.hpp", "ep/host/layout.hpp"),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(shoal/[^>]+)>)')
 # Kernels receive their world as a parameter: a process holds several worlds, and several libraries
