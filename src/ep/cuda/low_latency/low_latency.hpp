@@ -52,8 +52,6 @@ class LowLatency {
   void connect(const InternodeRanks& remote);
   /// Allocates what the first calls would allocate.
   void preload();
-  /// After the last call: other groups on the GPU may be alone from now on (joined.hpp).
-  void retire();
 
  private:
   // `joined`: the send, where it is part of the same launch.

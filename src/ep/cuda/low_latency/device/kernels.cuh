@@ -222,19 +222,18 @@ struct LowLatencyCombineReceive {
   std::uint32_t parts;            ///< blocks that divide a token; set by the launcher
 };
 
-/// dispatch.cu: both, in one launch. The launcher sets the numbers of blocks. Of a group that
-/// neither counts nor masks ranks.
+/// dispatch.cu: both, in one launch. Of a group that neither counts nor masks ranks.
 struct LowLatencyDispatch {
   LowLatencyDispatchSend send;
   LowLatencyDispatchReceive receive;
-  std::uint32_t send_blocks, receive_blocks;
+  std::uint32_t send_blocks;  ///< those that receive follow; set by the launcher
 };
 
 /// combine.cu: likewise, of sums. The send has neither flags nor `unsummed`.
 struct LowLatencyCombine {
   LowLatencyCombineSend send;
   LowLatencyCombineReceive receive;
-  std::uint32_t send_blocks;  ///< those that receive follow
+  std::uint32_t send_blocks;  ///< likewise
 };
 
 /// probe.cu: asks whether a receive would wait. The reply, in host memory, is
