@@ -58,9 +58,9 @@ void map_of_topk(Address topk_idx, Address values, std::int32_t tokens, std::int
 void block_rows(Address expert_ends, std::int32_t experts, std::int64_t room, Address rows,
                 Address overflow, Address stream) {
   check_launch(
-      ep::cuda::launch_block_rows({at<const std::int32_t>(expert_ends), at<std::int64_t>(rows),
-                                   at<std::uint8_t>(overflow), experts, room},
-                                  at<CUstream_st>(stream)),
+      ep::cuda::launch_fitting_rows({at<const std::int32_t>(expert_ends), at<std::int64_t>(rows),
+                                     at<std::uint8_t>(overflow), experts, room},
+                                    at<CUstream_st>(stream)),
       "block_rows");
 }
 

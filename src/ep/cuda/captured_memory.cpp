@@ -53,17 +53,17 @@ std::uint64_t CapturedMemory::enter(cudaStream_t on) {
   return graphs_.back().number;
 }
 
-std::shared_ptr<void> CapturedMemory::take(BlockPool& pool) {
+std::shared_ptr<void> CapturedMemory::take(ArrayPool& pool) {
   auto& blocks = graphs_.back().blocks;
   for (const auto& [address, block] : blocks)
     if (block.taken_from == &pool && block.memory.use_count() == 1) return block.memory;
   auto memory = pool.take();
-  blocks.insert_or_assign(memory.get(), Graph::Block{memory, &pool});
+  blocks.insert_or_assign(memory.get(), Graph::Kept{memory, &pool});
   return memory;
 }
 
 void CapturedMemory::keep(const std::shared_ptr<void>& block) {
-  graphs_.back().blocks.try_emplace(block.get(), Graph::Block{block, nullptr});
+  graphs_.back().blocks.try_emplace(block.get(), Graph::Kept{block, nullptr});
 }
 
 void CapturedMemory::release_gone(const std::function<void(std::uint64_t)>& gone) {

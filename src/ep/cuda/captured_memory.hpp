@@ -18,7 +18,7 @@
 
 namespace shoal::ep::cuda {
 
-class BlockPool;
+class ArrayPool;
 
 /// One call at a time, as CudaGroup.
 class CapturedMemory {
@@ -31,7 +31,7 @@ class CapturedMemory {
 
   /// A block that is kept until the graph is gone. Blocks that earlier calls of this capture have
   /// taken and that nothing else refers to come first: the nodes of a graph use them in turn.
-  std::shared_ptr<void> take(BlockPool& pool);
+  std::shared_ptr<void> take(ArrayPool& pool);
   /// Keeps `block` until the graph is gone.
   void keep(const std::shared_ptr<void>& block);
 
@@ -43,11 +43,11 @@ class CapturedMemory {
     std::uint64_t number;
     unsigned long long capture;  ///< CUDA's number
     std::shared_ptr<std::atomic<bool>> gone;
-    struct Block {
+    struct Kept {
       std::shared_ptr<void> memory;
-      const BlockPool* taken_from;  ///< nullptr: by a call outside this capture
+      const ArrayPool* taken_from;  ///< nullptr: by a call outside this capture
     };
-    std::map<const void*, Block> blocks;
+    std::map<const void*, Kept> blocks;
   };
   static Graph make_graph(unsigned long long capture, cudaGraph_t graph);
 

@@ -70,7 +70,7 @@ struct CudaGroup {
   /// The number of the graph that captures it (CapturedMemory); 0: none.
   std::uint64_t graph() const { return begun_.graph; }
   /// A block for the call that began last. A graph that captures the call keeps it.
-  std::shared_ptr<void> take(BlockPool& pool) {
+  std::shared_ptr<void> take(ArrayPool& pool) {
     return captures() ? captured_.take(pool) : pool.take();
   }
   /// The call that began last uses this memory. A graph that captures the call keeps it.

@@ -152,44 +152,44 @@ void GroupResources::free(void* memory) {
   freed_.clear();
 }
 
-struct BlockPool::Blocks {
-  explicit Blocks(std::shared_ptr<GroupResources> owner) : resources(std::move(owner)) {}
+struct ArrayPool::Shared {
+  explicit Shared(std::shared_ptr<GroupResources> owner) : resources(std::move(owner)) {}
   std::shared_ptr<GroupResources> resources;
   std::mutex mutex;
   std::vector<std::shared_ptr<void>> free;
 };
 
-BlockPool::BlockPool(std::size_t bytes, std::shared_ptr<GroupResources> resources)
-    : bytes_(bytes), blocks_(std::make_shared<Blocks>(std::move(resources))) {}
+ArrayPool::ArrayPool(std::size_t bytes, std::shared_ptr<GroupResources> resources)
+    : bytes_(bytes), shared_(std::make_shared<Shared>(std::move(resources))) {}
 
-void BlockPool::reserve(std::size_t blocks) {
+void ArrayPool::reserve(std::size_t blocks) {
   std::size_t missing = blocks;
   {
-    const std::lock_guard lock(blocks_->mutex);
-    missing -= std::min(missing, blocks_->free.size());
+    const std::lock_guard lock(shared_->mutex);
+    missing -= std::min(missing, shared_->free.size());
   }
   if (missing == 0) return;
-  const auto& resources = blocks_->resources;
+  const auto& resources = shared_->resources;
   constexpr std::size_t kAlignment = 256;  // that of separate allocations
   const std::size_t step = align_up(bytes_, kAlignment);
   const std::shared_ptr<void> all = resources->allocate_apart(missing * step, resources);
-  const std::lock_guard lock(blocks_->mutex);
+  const std::lock_guard lock(shared_->mutex);
   for (std::size_t i = 0; i < missing; ++i)
-    blocks_->free.emplace_back(all, static_cast<std::byte*>(all.get()) + i * step);
+    shared_->free.emplace_back(all, static_cast<std::byte*>(all.get()) + i * step);
 }
 
-std::shared_ptr<void> BlockPool::take() {
+std::shared_ptr<void> ArrayPool::take() {
   std::shared_ptr<void> block;
   {
-    const std::lock_guard lock(blocks_->mutex);
-    if (!blocks_->free.empty()) {
-      block = std::move(blocks_->free.back());
-      blocks_->free.pop_back();
+    const std::lock_guard lock(shared_->mutex);
+    if (!shared_->free.empty()) {
+      block = std::move(shared_->free.back());
+      shared_->free.pop_back();
     }
   }
-  if (block == nullptr) block = blocks_->resources->allocate_apart(bytes_, blocks_->resources);
+  if (block == nullptr) block = shared_->resources->allocate_apart(bytes_, shared_->resources);
   void* const pointer = block.get();
-  return {pointer, [blocks = blocks_, block = std::move(block)](void*) mutable {
+  return {pointer, [blocks = shared_, block = std::move(block)](void*) mutable {
             const std::lock_guard lock(blocks->mutex);
             blocks->free.push_back(std::move(block));
           }};
@@ -197,18 +197,18 @@ std::shared_ptr<void> BlockPool::take() {
 
 struct RecentMemory::Kept {
   static constexpr std::size_t kMost = 4;
-  struct Block {
+  struct Released {
     std::size_t bytes;
     std::shared_ptr<void> memory;
   };
   std::mutex mutex;
-  std::vector<Block> blocks;  // the last one was released last
+  std::vector<Released> blocks;  // the last one was released last
 
   /// A block of this size; nullptr where there is none.
   std::shared_ptr<void> find(std::size_t bytes) {
     const std::lock_guard lock(mutex);
     const auto found = std::find_if(blocks.rbegin(), blocks.rend(),
-                                    [&](const Block& block) { return block.bytes == bytes; });
+                                    [&](const Released& block) { return block.bytes == bytes; });
     if (found == blocks.rend()) return nullptr;
     std::shared_ptr<void> memory = std::move(found->memory);
     blocks.erase(std::next(found).base());

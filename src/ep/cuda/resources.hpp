@@ -62,9 +62,9 @@ struct GroupResources {
 /// Blocks of device memory of one size, for the small arrays of routings and handles. A block
 /// returns with the last tensor that refers to it; work that uses it is ordered before the group's
 /// next call (Launch in shoal/ep/group.hpp).
-class BlockPool {
+class ArrayPool {
  public:
-  BlockPool(std::size_t bytes, std::shared_ptr<GroupResources> resources);
+  ArrayPool(std::size_t bytes, std::shared_ptr<GroupResources> resources);
   /// A free block. Allocates where there is none, also while this thread captures a graph.
   std::shared_ptr<void> take();
   /// Makes sure that so many blocks are free.
@@ -72,14 +72,14 @@ class BlockPool {
   std::size_t block_bytes() const noexcept { return bytes_; }
 
  private:
-  struct Blocks;
+  struct Shared;
   std::size_t bytes_;
-  std::shared_ptr<Blocks> blocks_;
+  std::shared_ptr<Shared> shared_;
 };
 
 /// Device memory of results. Keeps a few blocks that were released last for calls that need the
 /// same number of bytes: the driver takes a microsecond or more for each of an allocation and its
-/// release. Work that uses a block is ordered as with BlockPool.
+/// release. Work that uses a block is ordered as with ArrayPool.
 class RecentMemory {
  public:
   explicit RecentMemory(std::shared_ptr<GroupResources> resources);

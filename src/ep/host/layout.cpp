@@ -34,7 +34,7 @@ ReceiveLayout::ReceiveLayout(std::int64_t rows, std::size_t row_bytes, std::size
   total = align_up(cursor.at, kPageBytes);
 }
 
-OutboxLayout::OutboxLayout(std::int64_t hidden, bool quantized) {
+OutboxRow::OutboxRow(std::int64_t hidden, bool quantized) {
   Cursor cursor;
   cursor.take(hidden * (quantized ? 1 : 2));
   scales = cursor.take(quantized ? scale_groups(hidden) * sizeof(float) : 0);
@@ -104,7 +104,7 @@ void GroupLayout::place_low_latency(Cursor& cursor, const Shape& shape) {
   slot_bytes = align_up(sizeof(SlotHeader) + shape.top_k * sizeof(std::int32_t), 8);
   slots = cursor.take(product(2, ranks, tokens, slot_bytes), kPageBytes);
   outbox_bytes =
-      std::max(OutboxLayout(shape.hidden, false).total, OutboxLayout(shape.hidden, true).total);
+      std::max(OutboxRow(shape.hidden, false).total, OutboxRow(shape.hidden, true).total);
   outbox = cursor.take(product(2, tokens, outbox_bytes), kPageBytes);
   // LogFMT keeps its ranges before the row.
   combine_row_stride = align_up(shape.hidden * 2 + scale_groups(shape.hidden) * 4, 16);

@@ -67,9 +67,9 @@ struct SlotHeader {
 };
 
 /// A row of the outbox: the token in its wire format; at `scales` its float32 scales.
-struct OutboxLayout {
+struct OutboxRow {
   std::size_t scales, total;
-  OutboxLayout(std::int64_t hidden, bool quantized);
+  OutboxRow(std::int64_t hidden, bool quantized);
 };
 
 /// Offsets in the group's block of memory, and sizes.

@@ -57,11 +57,11 @@ class BitReader {
 };
 
 /// Blocks of a row, each with its groups.
-struct Block {
+struct LogfmtBlock {
   std::size_t first, channels, first_group, groups;
 };
 
-Block block_of(std::size_t hidden, std::size_t first) {
+LogfmtBlock block_of(std::size_t hidden, std::size_t first) {
   const std::size_t channels = std::min(logfmt_block_channels(hidden), hidden - first);
   return {first, channels, first / kGroupChannels, group_count(channels)};
 }
@@ -144,7 +144,7 @@ std::size_t logfmt_encode_row(std::span<const Bf16> row, std::byte* bytes) {
   }
   std::byte* out = bytes + group_count(row.size()) * sizeof(LogfmtGroup);
   for (std::size_t first = 0; first < row.size(); first += logfmt_block_channels(row.size())) {
-    const Block block = block_of(row.size(), first);
+    const LogfmtBlock block = block_of(row.size(), first);
     const auto values = row.subspan(first, block.channels);
     if (logfmt_can_encode(groups + block.first_group, block.groups)) {
       logfmt_encode_block(values, {groups + block.first_group, block.groups}, out);
@@ -161,7 +161,7 @@ std::size_t logfmt_decode_row(const std::byte* bytes, std::span<float> row) {
   const auto* groups = reinterpret_cast<const LogfmtGroup*>(bytes);
   const std::byte* in = bytes + group_count(row.size()) * sizeof(LogfmtGroup);
   for (std::size_t first = 0; first < row.size(); first += logfmt_block_channels(row.size())) {
-    const Block block = block_of(row.size(), first);
+    const LogfmtBlock block = block_of(row.size(), first);
     if (logfmt_can_encode(groups + block.first_group, block.groups)) {
       logfmt_decode_block(in, {groups + block.first_group, block.groups},
                           row.subspan(first, block.channels));

@@ -552,14 +552,14 @@ TEST(EpRoutingMaps, CountTokens) {
   EXPECT_EQ(launch_count_tokens(refused, nullptr), cudaErrorInvalidValue);
 }
 
-TEST(EpRoutingMaps, BlockRows) {
+TEST(EpRoutingMaps, FittingRows) {
   const std::vector<std::int32_t> ends = {4, 4, 12, 16};
   const std::pair<std::int64_t, std::vector<std::int64_t>> cases[] = {
       {20, {4, 0, 8, 4}}, {16, {4, 0, 8, 4}}, {8, {4, 0, 4, 0}}, {0, {0, 0, 0, 0}}};
   for (const auto& [room, want] : cases) {
     std::vector<std::int64_t> rows(4, 77);
     std::uint8_t overflow = 77;
-    (void)launch_block_rows({ends.data(), rows.data(), &overflow, 4, room}, nullptr);
+    (void)launch_fitting_rows({ends.data(), rows.data(), &overflow, 4, room}, nullptr);
     EXPECT_EQ(rows, want);
     EXPECT_EQ(overflow, room < 16 ? 1 : 0);
   }

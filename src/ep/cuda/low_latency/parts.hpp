@@ -113,7 +113,7 @@ struct LowLatency::Parts {
         probe_reply(static_cast<volatile std::uint64_t*>(probe_memory.get())) {}
 
   CudaGroup& group;
-  BlockPool handles, pendings;
+  ArrayPool handles, pendings;
   ResultHalves results, float8_results, combine_buffers;
   std::shared_ptr<void> longest_wait;  ///< [3][ranks]: dispatch, even and odd combines
   LowLatencyLimits limits{};

@@ -109,7 +109,7 @@ class Normal {
   GroupState& state_;
   CudaGroup& group_;
   const Internode* const internode_;
-  BlockPool routings_, handles_;
+  ArrayPool routings_, handles_;
   ShareTable shares_;
   NormalLimits limits_;
   std::shared_ptr<void> sizes_memory_;

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    block_rows_kernel(const __grid_constant__ BlockRows call) {
+    fitting_rows_kernel(const __grid_constant__ FittingRows call) {
   const auto end_of = [&](std::int32_t expert) {
     return expert < 0 ? 0 : min(std::int64_t{call.expert_ends[expert]}, call.room);
   };
@@ -149,8 +149,8 @@ cudaError_t launch_map_of_topk(const MapOfTopk& call, cudaStream_t stream) {
   return launch(map_of_topk_kernel, call, blocks_of(call.tokens), kThreads, stream);
 }
 
-cudaError_t launch_block_rows(const BlockRows& call, cudaStream_t stream) {
-  return launch(block_rows_kernel, call, 1, kThreads, stream);
+cudaError_t launch_fitting_rows(const FittingRows& call, cudaStream_t stream) {
+  return launch(fitting_rows_kernel, call, 1, kThreads, stream);
 }
 
 }  // namespace shoal::ep::cuda

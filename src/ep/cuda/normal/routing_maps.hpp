@@ -42,7 +42,7 @@ struct MapOfTopk {
 };
 
 /// Rows of each expert in a result that has fewer rows than all of them need.
-struct BlockRows {
+struct FittingRows {
   const std::int32_t* expert_ends;  ///< [experts]: sums of the rows up to each expert, ascending
   std::int64_t* rows;               ///< [experts]
   std::uint8_t* overflow;           ///< one: whether rows are left out, 0 or 1
@@ -54,6 +54,6 @@ struct BlockRows {
 cudaError_t launch_count_tokens(const CountTokens& call, cudaStream_t stream);
 cudaError_t launch_topk_of_map(const TopkOfMap& call, cudaStream_t stream);
 cudaError_t launch_map_of_topk(const MapOfTopk& call, cudaStream_t stream);
-cudaError_t launch_block_rows(const BlockRows& call, cudaStream_t stream);
+cudaError_t launch_fitting_rows(const FittingRows& call, cudaStream_t stream);
 
 }  // namespace shoal::ep::cuda

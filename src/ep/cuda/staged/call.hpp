@@ -19,7 +19,7 @@ namespace shoal::ep::cuda {
 struct Staging {
   std::shared_ptr<GroupResources> gpu;
   std::shared_ptr<PinnedPool> pool;
-  std::optional<PinnedBlock> block;  ///< set when the group has its memory
+  std::optional<PinnedMemory> block;  ///< set when the group has its memory
 };
 
 /// One call of a staged group: its stream, its copies and its events.

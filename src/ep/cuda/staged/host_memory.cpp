@@ -47,12 +47,12 @@ std::shared_ptr<void> PinnedPool::take(std::size_t bytes) {
           }};
 }
 
-PinnedBlock::PinnedBlock(std::byte* start, std::size_t bytes)
+PinnedMemory::PinnedMemory(std::byte* start, std::size_t bytes)
     : start_(start), bytes_(bytes), pinned_((bytes + kPiece - 1) / kPiece, 0) {}
 
 /// Pins the piece that contains `host`. Returns the bytes from there to the end of the piece: the
 /// driver does not accept a copy that runs from one registered range into another.
-std::size_t PinnedBlock::pin(const std::byte* host) {
+std::size_t PinnedMemory::pin(const std::byte* host) {
   const auto at = static_cast<std::size_t>(host - start_);
   const std::size_t piece = at / kPiece, first = piece * kPiece,
                     size = std::min(kPiece, bytes_ - first);
@@ -68,8 +68,8 @@ std::size_t PinnedBlock::pin(const std::byte* host) {
   return first + size - at;
 }
 
-void PinnedBlock::copy(StridedRows target, StridedRows source, std::size_t bytes, std::size_t count,
-                       cudaMemcpyKind kind, cudaStream_t stream) {
+void PinnedMemory::copy(StridedRows target, StridedRows source, std::size_t bytes,
+                        std::size_t count, cudaMemcpyKind kind, cudaStream_t stream) {
   if (bytes == 0 || count == 0) return;
   if (target.pitch == bytes && source.pitch == bytes) bytes *= std::exchange(count, 1);
   const StridedRows host = kind == cudaMemcpyDeviceToHost ? target : source;
@@ -100,7 +100,7 @@ void PinnedBlock::copy(StridedRows target, StridedRows source, std::size_t bytes
   }
 }
 
-void PinnedBlock::unpin() noexcept {
+void PinnedMemory::unpin() noexcept {
   for (std::size_t piece = 0; piece < pinned_.size(); ++piece)
     if (std::exchange(pinned_[piece], 0) != 0) (void)cudaHostUnregister(start_ + piece * kPiece);
   (void)cudaGetLastError();

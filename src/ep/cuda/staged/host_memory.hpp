@@ -39,12 +39,12 @@ struct StridedRows {
 /// A group's memory on the host, pinned piece by piece as copies touch it. Most of it is room for
 /// the worst case, whose pages cost nothing until they are used. Where memory cannot be pinned,
 /// copies are slow but work.
-class PinnedBlock {
+class PinnedMemory {
  public:
-  PinnedBlock(std::byte* start, std::size_t bytes);
-  ~PinnedBlock() { unpin(); }
-  PinnedBlock(const PinnedBlock&) = delete;
-  PinnedBlock& operator=(const PinnedBlock&) = delete;
+  PinnedMemory(std::byte* start, std::size_t bytes);
+  ~PinnedMemory() { unpin(); }
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
 
   /// Starts the copy of `count` rows of `bytes` bytes on a stream. Host memory outside the block is
   /// allowed.

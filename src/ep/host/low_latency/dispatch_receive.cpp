@@ -88,7 +88,7 @@ class Expander {
         quantize_(quantize),
         result_(result),
         incoming_(incoming),
-        scales_(OutboxLayout(shape_.hidden, true).scales) {}
+        scales_(OutboxRow(shape_.hidden, true).scales) {}
 
   std::span<const std::int32_t> experts(std::int32_t source, std::int64_t index) const {
     return {reinterpret_cast<const std::int32_t*>(slot(source, index) + sizeof(SlotHeader)),

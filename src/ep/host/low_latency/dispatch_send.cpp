@@ -24,7 +24,7 @@ void encode(const Shape& shape, Quantize quantize, std::byte* target, const std:
     copy_row(target, row, shape.hidden * sizeof(std::uint16_t), Store::cached);
     return;
   }
-  auto* scales = reinterpret_cast<float*>(target + OutboxLayout(shape.hidden, true).scales);
+  auto* scales = reinterpret_cast<float*>(target + OutboxRow(shape.hidden, true).scales);
   quantize_row(reinterpret_cast<std::uint8_t*>(target), scales, row, shape.hidden,
                quantize == Quantize::fp8 ? ScaleForm::plain : ScaleForm::power_of_two);
 }

@@ -32,7 +32,7 @@ struct InternodeSlots {
 
   InternodeSlots(const Shape& shape, const GroupLayout& layout, Quantize quantize, bool has_weights)
       : header_bytes(layout.remote_header_bytes(has_weights, shape)),
-        row_bytes(OutboxLayout(shape.hidden, quantize != Quantize::none).total) {}
+        row_bytes(OutboxRow(shape.hidden, quantize != Quantize::none).total) {}
   /// Offset of the rows after `count` headers.
   std::size_t rows(std::int64_t count) const { return align_up(count * header_bytes, kLine); }
 };

@@ -23,10 +23,10 @@ __device__ inline void end_chained(bool chained) {
 }
 
 /// The blocks of a launch that run a send or a receive, and the number of this one among them.
-struct Blocks {
+struct BlockRange {
   std::uint32_t me, count;
 };
-__device__ inline Blocks all_blocks() {
+__device__ inline BlockRange all_blocks() {
   return {blockIdx.x, gridDim.x};
 }
 

@@ -42,7 +42,7 @@ struct RankStates {
 template <bool kCounts>
 class CombineReceiver {
  public:
-  __device__ CombineReceiver(const LowLatencyCombineReceive& call, const Blocks& blocks,
+  __device__ CombineReceiver(const LowLatencyCombineReceive& call, const BlockRange& blocks,
                              const RankStates& ranks)
       : call_(call),
         group_(call.group),
@@ -241,7 +241,7 @@ class CombineReceiver {
 
   const LowLatencyCombineReceive& call_;
   const DeviceGroup& group_;
-  const Blocks blocks_;
+  const BlockRange blocks_;
   const RankStates& ranks_;
   const std::uint64_t epoch_, expected_;
   std::uint32_t passed_ = 0;  ///< pass_epoch
@@ -367,7 +367,7 @@ inline std::uint32_t parts_of_token(const LowLatencyCombineReceive& call, std::u
 /// receives, which mostly get such rows, have many. With LogFMT-10, whether rows consist of whole
 /// pieces. kCounts: counts(call.group).
 template <CombineRowForm kForm, int kVariant, bool kCounts>
-__device__ void receive(const LowLatencyCombineReceive& call, const Blocks& all) {
+__device__ void receive(const LowLatencyCombineReceive& call, const BlockRange& all) {
   __shared__ RankStates ranks;
   const DeviceGroup& group = call.group;
   CombineReceiver<kCounts> collector(call, all, ranks);

@@ -124,7 +124,7 @@ template <bool kCounts>
 class DispatchReceiver {
  public:
   /// A barrier of the block has to follow, before which `left_out` is not read.
-  __device__ DispatchReceiver(const LowLatencyDispatchReceive& call, const Blocks& blocks,
+  __device__ DispatchReceiver(const LowLatencyDispatchReceive& call, const BlockRange& blocks,
                               bool* left_out)
       : call_(call),
         group_(call.group),
@@ -417,7 +417,7 @@ class DispatchReceiver {
 
   const LowLatencyDispatchReceive& call_;
   const DeviceGroup& group_;
-  const Blocks blocks_;
+  const BlockRange blocks_;
   /// Ranks that were masked when the block began. Counts of a rank that fails later remain in use,
   /// otherwise warps would number rows differently.
   const bool* const left_out_;
@@ -428,7 +428,7 @@ class DispatchReceiver {
 
 /// The receive. The `blocks` blocks call; kCounts: counts(call.group).
 template <bool kCounts>
-__device__ void receive(const LowLatencyDispatchReceive& call, const Blocks& blocks) {
+__device__ void receive(const LowLatencyDispatchReceive& call, const BlockRange& blocks) {
   __shared__ bool left_out[kMaxDeviceRanks];
   DispatchReceiver<kCounts> receiver(call, blocks, left_out);
   __syncthreads();

@@ -62,7 +62,8 @@ struct CombineItem {
 template <bool kCounts>
 class CombineSender {
  public:
-  __device__ CombineSender(const LowLatencyCombineSend& call, const Blocks& blocks, bool* masked)
+  __device__ CombineSender(const LowLatencyCombineSend& call, const BlockRange& blocks,
+                           bool* masked)
       : call_(call),
         group_(call.group),
         blocks_(blocks),
@@ -388,7 +389,7 @@ class CombineSender {
 
   const LowLatencyCombineSend& call_;
   const DeviceGroup& group_;
-  const Blocks blocks_;
+  const BlockRange blocks_;
   bool* const masked_;
   const std::uint64_t epoch_, dispatch_epoch_;
   const std::int32_t pairs_;
@@ -430,7 +431,7 @@ constexpr std::uint32_t threads_of(CombineRowForm form) {
 /// The send. The `blocks` blocks call, of threads_of(kForm) threads; without flags also of more.
 /// kWhole: with LogFMT-10, rows consist of whole pieces. kCounts: counts(call.group).
 template <CombineRowForm kForm, bool kWhole, bool kCounts>
-__device__ void send(const LowLatencyCombineSend& call, const Blocks& blocks) {
+__device__ void send(const LowLatencyCombineSend& call, const BlockRange& blocks) {
   constexpr std::uint32_t kRowThreads = row_threads_of(kForm);
   __shared__ bool masked[kMaxDeviceRanks];
   CombineSender<kCounts> sender(call, blocks, masked);

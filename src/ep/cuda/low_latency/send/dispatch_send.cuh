@@ -481,7 +481,7 @@ __device__ std::uint32_t send_tokens(const LowLatencyDispatchSend& call, std::ui
 
 /// The send. The `blocks` blocks call, of blockDim.x threads; kCounts: counts(call.group).
 template <bool kCounts>
-__device__ void send(const LowLatencyDispatchSend& call, const Blocks& blocks) {
+__device__ void send(const LowLatencyDispatchSend& call, const BlockRange& blocks) {
   __shared__ bool masked[kMaxDeviceRanks];
   const DeviceGroup& group = call.group;
   const std::uint64_t epoch = group.memory->dispatches_sent + 1;

@@ -128,12 +128,12 @@ class Combine {
 
   /// The first warp calls; lane 0 has the result.
   __device__ RailWork next() const {
-    IdleBlock idle(rail_, {Phase::combine_rail, kOperation, epoch_}, leader_);
+    IdleWait idle(rail_, {Phase::combine_rail, kOperation, epoch_}, leader_);
     const RailWork work = find_work(idle);
     if (lane_id() == 0) idle.end(work);
     return work;
   }
-  __device__ RailWork find_work(IdleBlock& idle) const {
+  __device__ RailWork find_work(IdleWait& idle) const {
     const NodeGrid& grid = all_.grid;
     for (;;) {
       RailWork work{};

@@ -170,12 +170,12 @@ class Dispatch {
   }
 
   __device__ RailWork next() const {
-    IdleBlock idle(rail_, {Phase::dispatch_rail, kOperation, epoch_}, leader_);
+    IdleWait idle(rail_, {Phase::dispatch_rail, kOperation, epoch_}, leader_);
     const RailWork work = find_work(idle);
     idle.end(work);
     return work;
   }
-  __device__ RailWork find_work(IdleBlock& idle) const {
+  __device__ RailWork find_work(IdleWait& idle) const {
     const NodeGrid& grid = all_.grid;
     const std::uint32_t piece = blockDim.x / 32 * kLocalTokens;
     std::uint32_t* const pieces =

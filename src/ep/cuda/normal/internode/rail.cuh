@@ -104,10 +104,10 @@ __device__ std::uint32_t chunks_of(std::uint32_t messages, std::uint32_t room) {
 
 /// Ends the waits of a block without work: after a failure of this rank or of a rail peer with
 /// chunks left, or when nothing became possible for the group's timeout. One thread calls.
-class IdleBlock {
+class IdleWait {
  public:
   /// `counted`: its waits are; one block of a launch counts.
-  __device__ IdleBlock(const Rail& rail, const WaitPlace& place, bool counted)
+  __device__ IdleWait(const Rail& rail, const WaitPlace& place, bool counted)
       : rail_(rail), place_(place), counted_(counted && rail.group.record != nullptr) {}
 
   /// False when the block gives up. `awaited` is a node with chunks left.
