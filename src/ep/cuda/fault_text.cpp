@@ -2,65 +2,10 @@
 #include "ep/cuda/fault_text.hpp"
 
 #include "base/check.hpp"
+#include "ep/cuda/phases.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
-
-const char* phase_name(Phase phase) {
-  switch (phase) {
-    case Phase::none:
-      return "route";
-    case Phase::dispatch_notify:
-      return "notify";
-    case Phase::dispatch_receive:
-    case Phase::low_latency_dispatch_receive:
-    case Phase::low_latency_combine_receive:
-      return "receive";
-    case Phase::combine_notify:
-      return "notify";
-    case Phase::combine_fetch:
-      return "fetch";
-    case Phase::combine_finish:
-      return "finish";
-    case Phase::low_latency_dispatch_grant:
-    case Phase::low_latency_combine_grant:
-    case Phase::low_latency_combine_weights:
-      return "send";
-    case Phase::dispatch_rail:
-    case Phase::combine_rail:
-      return "rail";
-  }
-  return "unknown";
-}
-
-/// What the wait was for, to be followed by "from PE n".
-const char* awaited(Phase phase) {
-  switch (phase) {
-    case Phase::none:
-      return "nothing";
-    case Phase::dispatch_notify:
-      return "its counts";
-    case Phase::dispatch_receive:
-    case Phase::low_latency_dispatch_receive:
-      return "rows";
-    case Phase::combine_notify:
-    case Phase::combine_fetch:
-    case Phase::low_latency_combine_receive:
-      return "its expert outputs";
-    case Phase::combine_finish:
-      return "its acknowledgement of fetched rows";
-    case Phase::low_latency_dispatch_grant:
-    case Phase::low_latency_combine_grant:
-      return "its acknowledgement of read rows";
-    case Phase::low_latency_combine_weights:
-      return "its weights";
-    case Phase::dispatch_rail:
-      return "tokens, or room for them,";
-    case Phase::combine_rail:
-      return "sums, or room for them,";
-  }
-  return "unknown";
-}
 
 /// "; its network: ...", or nothing.
 std::string describe_network(const std::optional<Error>& network) {
@@ -70,24 +15,8 @@ std::string describe_network(const std::optional<Error>& network) {
 }  // namespace
 
 const char* operation_of(Phase phase) {
-  switch (phase) {
-    case Phase::none:
-      return "route";
-    case Phase::dispatch_notify:
-    case Phase::dispatch_receive:
-    case Phase::dispatch_rail:
-      return "dispatch";
-    case Phase::combine_notify:
-    case Phase::combine_fetch:
-    case Phase::combine_finish:
-    case Phase::combine_rail:
-      return "combine";
-    case Phase::low_latency_dispatch_grant:
-    case Phase::low_latency_dispatch_receive:
-      return "low_latency_dispatch";
-    default:
-      return "low_latency_combine";
-  }
+  if (phase == Phase::none) return "route";
+  return shoal::detail::record::kOperationNames[static_cast<std::size_t>(text_of(phase).operation)];
 }
 
 Error fatal_error(const FaultReport& report, const FaultContext& context) {
@@ -99,14 +28,14 @@ Error fatal_error(const FaultReport& report, const FaultContext& context) {
         context.network ? context.network->code() : Code::timeout,
         fmt::format(
             "{} (epoch {}) failed on PE {} of {}: the network did not take what kernels send to PE {}, phase {}: {}",
-            operation, epoch, context.me, context.n_pes, context.pe, phase_name(report.phase),
+            operation, epoch, context.me, context.n_pes, context.pe, text_of(report.phase).name,
             context.network
                 ? context.network->reason()
                 : "no room in its queue, or no completion, within the timeout. Setting: SHOAL_TIMEOUT_MS."));
   const std::string waited =
       fmt::format("on PE {} of {}: waiting for {} from PE {}, expected epoch {}, seen {}, phase {}",
-                  context.me, context.n_pes, awaited(report.phase), context.pe, epoch,
-                  static_cast<std::uint64_t>(report.seen), phase_name(report.phase));
+                  context.me, context.n_pes, text_of(report.phase).awaited, context.pe, epoch,
+                  static_cast<std::uint64_t>(report.seen), text_of(report.phase).name);
   const std::string network = describe_network(context.network);
   if (fault == Fault::timeout)
     return Error(Code::timeout,

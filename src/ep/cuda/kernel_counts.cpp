@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "ep/cuda/phases.hpp"
+
 namespace shoal::ep::cuda {
 
 namespace record = shoal::detail::record;
@@ -105,38 +107,6 @@ KernelCounts::Launch shown(const LaunchRecord& launch, std::uint32_t kind,
   return to;
 }
 
-struct Place {
-  Operation operation;
-  record::Phase phase;
-};
-Place place_of(Phase phase) {
-  switch (phase) {
-    case Phase::dispatch_notify:
-      return {Operation::dispatch, record::Phase::notify};
-    case Phase::dispatch_receive:
-      return {Operation::dispatch, record::Phase::receive};
-    case Phase::dispatch_rail:
-      return {Operation::dispatch, record::Phase::rail};
-    case Phase::combine_notify:
-      return {Operation::combine, record::Phase::notify};
-    case Phase::combine_fetch:
-      return {Operation::combine, record::Phase::receive};
-    case Phase::combine_finish:
-      return {Operation::combine, record::Phase::finish};
-    case Phase::combine_rail:
-      return {Operation::combine, record::Phase::rail};
-    case Phase::low_latency_dispatch_grant:
-      return {Operation::low_latency_dispatch, record::Phase::send};
-    case Phase::low_latency_dispatch_receive:
-      return {Operation::low_latency_dispatch, record::Phase::receive};
-    case Phase::low_latency_combine_weights:
-    case Phase::low_latency_combine_grant:
-      return {Operation::low_latency_combine, record::Phase::send};
-    default:
-      return {Operation::low_latency_combine, record::Phase::receive};
-  }
-}
-
 /// The kernel with which an operation ends.
 KernelKind last_kernel(std::size_t operation) {
   constexpr KernelKind kLast[] = {KernelKind::normal, KernelKind::normal,
@@ -152,7 +122,7 @@ KernelCounts::Wait wait_of(const KernelRecord& record, const Epochs& done, std::
     const RankRecord& from = record.ranks[rank];
     if (from.waiting == 0) continue;
     const std::uint64_t epoch = from.waiting >> 8;
-    const Place place = place_of(static_cast<Phase>(from.waiting & 0xff));
+    const PhaseText& place = text_of(static_cast<Phase>(from.waiting & 0xff));
     const KernelKind end = last_kernel(static_cast<std::size_t>(place.operation));
     if (epoch <= done.of_kind[static_cast<std::uint32_t>(end)]) continue;
     if (longest.rank >= 0 && longest.since <= from.waiting_since) continue;

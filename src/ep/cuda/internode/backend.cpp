@@ -30,7 +30,7 @@ class InternodeBackend final : public detail::Backend {
   std::vector<observe::MemoryRegion> regions() const override { return staged_->regions(); }
   void open() override {
     detail::InternodeWays ways;
-    if (kLowLatencyInternode || kNormalInternode) ways.reason = open_kernels();
+    ways.reason = open_kernels();
     if (!ways.reason.empty()) refuse_if_required(ways.reason);
     if (kernels_ && ways.reason.empty()) ways.reason = kernels_->why_not_normal;
     staged_->open();

@@ -82,9 +82,9 @@ bool driver_moves_rows(const GroupState& state, NetworkPath path) {
 }
 
 Kernels::Kernels(GroupState& state) : group(state) {
-  if (kLowLatencyInternode && state.shape.low_latency_max_tokens > 0)
+  if (state.shape.low_latency_max_tokens > 0)
     low_latency.emplace(group, true);
-  if (!kNormalInternode || state.shape.max_tokens == 0) return;
+  if (state.shape.max_tokens == 0) return;
   std::vector<Pe> pes;
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) pes.push_back(state.world_pe(rank));
   try {

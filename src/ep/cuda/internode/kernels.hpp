@@ -13,10 +13,6 @@
 
 namespace shoal::ep::cuda {
 
-/// Modes that have kernels between nodes.
-inline constexpr bool kNormalInternode = true;
-inline constexpr bool kLowLatencyInternode = true;
-
 /// Why kernels of this PE cannot send to ranks that NVLink does not reach; nullopt: they can.
 std::optional<std::string> why_no_kernels(const GroupState& state);
 
