@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/check.hpp"
-#include "ep/cuda/layout.hpp"
-#include "ep/cuda/normal/internode/layout.hpp"
+#include "ep/cuda/layout/device_layout.hpp"
+#include "ep/cuda/layout/rail_layout.hpp"
 #include "ep/host/layout.hpp"
 #include "shoal/settings.hpp"
 

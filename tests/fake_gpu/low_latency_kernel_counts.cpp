@@ -2,4 +2,4 @@
 // What kernels have counted, as the library shows it.
 #include "fake_gpu/fake_gpu.hpp"
 //
-#include "ep/cuda/kernel_counts.cpp"
+#include "ep/cuda/group/kernel_counts.cpp"

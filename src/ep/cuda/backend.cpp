@@ -3,10 +3,10 @@
 
 #include <optional>
 
-#include "ep/cuda/kernel_recorder.hpp"
+#include "ep/cuda/group/kernel_recorder.hpp"
+#include "ep/cuda/layout/regions.hpp"
 #include "ep/cuda/low_latency/low_latency.hpp"
 #include "ep/cuda/normal/normal.hpp"
-#include "ep/cuda/regions.hpp"
 #include "ep/cuda/warmup.hpp"
 
 namespace shoal::ep::cuda {

@@ -3,7 +3,7 @@
 // size on made-up tokens, so that later calls find code, memory and peers in use.
 #pragma once
 
-#include "ep/cuda/group.hpp"
+#include "ep/cuda/group/group.hpp"
 #include "ep/cuda/low_latency/low_latency.hpp"
 
 namespace shoal::ep::cuda {

@@ -2,7 +2,7 @@
 // shape.hpp: the dimensions of a group, from its options. Pure.
 //
 // A shape is the same on every rank and does not depend on the backend. Each backend computes its
-// memory layout from it (host/layout.hpp, cuda/layout.hpp).
+// memory layout from it (host/layout.hpp, cuda/layout/device_layout.hpp).
 #pragma once
 
 #include <algorithm>

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ep/cuda/fault_text.cpp"
+#include "ep/cuda/group/fault_text.cpp"
 #include "fake_gpu/nic_faults.hpp"
 
 namespace shoal::ep::cuda {

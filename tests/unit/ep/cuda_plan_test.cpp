@@ -9,7 +9,7 @@
 
 #ifdef SHOAL_WITH_CUDA
 
-#include "ep/cuda/normal/plan.hpp"
+#include "ep/cuda/normal/device/plan.hpp"
 
 namespace shoal::ep::cuda {
 namespace {

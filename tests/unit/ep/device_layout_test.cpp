@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "checks/ep/case.hpp"
-#include "ep/cuda/layout.hpp"
-#include "ep/cuda/normal/internode/layout.hpp"
+#include "ep/cuda/layout/device_layout.hpp"
+#include "ep/cuda/layout/rail_layout.hpp"
 #include "ep/plan/arena.hpp"
 #include "shoal/error.hpp"
 #include "support/draws.hpp"

@@ -4,10 +4,10 @@
 // @traits one_thread
 #include <gtest/gtest.h>
 
-#include "ep/cuda/layout.hpp"
+#include "ep/cuda/layout/device_layout.hpp"
 #include "ep/plan/routing.hpp"
 #ifdef SHOAL_WITH_CUDA
-#include "ep/cuda/normal/plan.hpp"
+#include "ep/cuda/normal/device/plan.hpp"
 #endif
 
 namespace shoal::ep {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "ep/cuda/device/faults.cuh"
-#include "ep/cuda/kernel_counts.hpp"
+#include "ep/cuda/group/kernel_counts.hpp"
 #include "ep/cuda/normal/internode/kernels.cuh"
 #include "ep/numeric/rows.hpp"
 #include "ep/plan/cursor.hpp"

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "ep/cuda/device/faults.cuh"
-#include "ep/cuda/kernel_counts.hpp"
+#include "ep/cuda/group/kernel_counts.hpp"
 #include "ep/cuda/low_latency/device/kernels.cuh"
 #include "ep/cuda/low_latency/internode/internode.cuh"
 #include "ep/numeric/rows.hpp"

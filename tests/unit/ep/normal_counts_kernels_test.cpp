@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "ep/cuda/device/faults.cuh"
-#include "ep/cuda/kernel_counts.hpp"
-#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/group/kernel_counts.hpp"
+#include "ep/cuda/normal/device/kernels.cuh"
 #include "ep/plan/routing.hpp"
 #include "fake_gpu/array.hpp"
 #include "shoal/collective.hpp"

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "ep/cuda/device/faults.cuh"
-#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/normal/device/kernels.cuh"
 #include "ep/cuda/normal/routing_maps.hpp"
 #include "ep/numeric/rows.hpp"
 #include "fake_gpu/array.hpp"

@@ -11,7 +11,7 @@
 #include "ep/host/regions.hpp"
 #include "shoal/memory_map.hpp"
 #ifdef SHOAL_WITH_CUDA
-#include "ep/cuda/regions.hpp"
+#include "ep/cuda/layout/regions.hpp"
 #endif
 
 namespace shoal::ep {

@@ -10,7 +10,7 @@
 
 #include "checks/ep/case.hpp"
 #include "ep/cuda/device/faults.cuh"
-#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/normal/device/kernels.cuh"
 #include "ep/plan/routing.hpp"
 
 namespace shoal::ep::cuda {

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ep/cuda/layout.hpp"
+#include "ep/cuda/layout/device_layout.hpp"
 
 namespace shoal::ep::cuda {
 

@@ -5,8 +5,8 @@
 // Which way a mode goes is decided when the group opens, equally on all ranks: one PE without a
 // proxy, or a heap without room, makes all ranks stage their rows.
 #include "ep/cuda/backend.hpp"
+#include "ep/cuda/group/kernel_recorder.hpp"
 #include "ep/cuda/internode/kernels.hpp"
-#include "ep/cuda/kernel_recorder.hpp"
 
 #include "base/check.hpp"
 #include "base/log.hpp"

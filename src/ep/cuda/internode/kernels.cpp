@@ -6,8 +6,8 @@
 #include "base/check.hpp"
 #include "device/device_side.hpp"
 #include "ep/block_map.hpp"
+#include "ep/cuda/layout/regions.hpp"
 #include "ep/cuda/low_latency/internode/ranks.hpp"
-#include "ep/cuda/regions.hpp"
 #include "fabric/fabric.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/device.hpp"
@@ -82,8 +82,7 @@ bool driver_moves_rows(const GroupState& state, NetworkPath path) {
 }
 
 Kernels::Kernels(GroupState& state) : group(state) {
-  if (state.shape.low_latency_max_tokens > 0)
-    low_latency.emplace(group, true);
+  if (state.shape.low_latency_max_tokens > 0) low_latency.emplace(group, true);
   if (state.shape.max_tokens == 0) return;
   std::vector<Pe> pes;
   for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) pes.push_back(state.world_pe(rank));

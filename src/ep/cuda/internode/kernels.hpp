@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ep/cuda/group.hpp"
+#include "ep/cuda/group/group.hpp"
 #include "ep/cuda/internode/normal_kernels.hpp"
 #include "ep/cuda/low_latency/low_latency.hpp"
 

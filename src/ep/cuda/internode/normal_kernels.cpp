@@ -3,7 +3,7 @@
 
 #include "ep/block_map.hpp"
 #include "ep/cuda/internode/kernels.hpp"
-#include "ep/cuda/regions.hpp"
+#include "ep/cuda/layout/regions.hpp"
 #include "fabric/fabric.hpp"
 #include "memory/cuda/driver.hpp"
 

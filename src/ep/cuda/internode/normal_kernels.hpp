@@ -2,7 +2,7 @@
 // normal_kernels.hpp: normal mode of a group between nodes, by kernels.
 #pragma once
 
-#include "ep/cuda/group.hpp"
+#include "ep/cuda/group/group.hpp"
 #include "ep/cuda/normal/internode/internode.hpp"
 #include "ep/cuda/normal/normal.hpp"
 

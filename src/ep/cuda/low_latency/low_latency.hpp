@@ -11,7 +11,7 @@
 // granted it (signals dispatch_read and combine_read).
 #pragma once
 
-#include "ep/cuda/group.hpp"
+#include "ep/cuda/group/group.hpp"
 #include "ep/pending.hpp"
 
 namespace shoal::ep::cuda {

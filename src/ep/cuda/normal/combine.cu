@@ -21,10 +21,10 @@
 // GB/s raw on the link (docs/decisions/combine-pulls.md).
 #include <algorithm>
 
-#include "ep/cuda/normal/combine_counts.cuh"
-#include "ep/cuda/normal/combine_sources.cuh"
-#include "ep/cuda/normal/combine_sums.cuh"
-#include "ep/cuda/normal/combine_weights.cuh"
+#include "ep/cuda/normal/device/combine_counts.cuh"
+#include "ep/cuda/normal/device/combine_sources.cuh"
+#include "ep/cuda/normal/device/combine_sums.cuh"
+#include "ep/cuda/normal/device/combine_weights.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

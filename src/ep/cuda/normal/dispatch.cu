@@ -17,8 +17,8 @@
 // 38a38396): BF16 814 us, 335 GB/s on each GPU's link, where bare copies reach 340; FP8 434 us, 370
 // GB/s logical (docs/decisions/combine-pulls.md).
 #include "ep/cuda/device/tma.cuh"
-#include "ep/cuda/normal/dispatch_records.cuh"
-#include "ep/cuda/normal/dispatch_targets.cuh"
+#include "ep/cuda/normal/device/dispatch_records.cuh"
+#include "ep/cuda/normal/device/dispatch_targets.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

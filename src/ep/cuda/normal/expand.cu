@@ -9,7 +9,7 @@
 //
 // The shared memory holds the next row of each expert.
 #include "ep/cuda/device/group.cuh"
-#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/normal/device/kernels.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "ep/backend.hpp"
-#include "ep/cuda/group.hpp"
+#include "ep/cuda/group/group.hpp"
+#include "ep/cuda/normal/device/kernels.cuh"
 #include "ep/cuda/normal/internode/internode.hpp"
-#include "ep/cuda/normal/kernels.cuh"
 #include "ep/cuda/normal/shares.hpp"
 #include "ep/unpack.hpp"
 
@@ -94,7 +94,7 @@ class Normal {
                             NormalCombine& params, cudaStream_t on);
   void launch_combine_on_node(NormalCombine params, const Launch& launch, cudaStream_t on);
 
-  // Between nodes (internode/normal_calls.cpp).
+  // Between nodes (internode.cpp).
   void check_internode_dispatch(const detail::DispatchCall& call) const;
   void queue_internode_dispatch(const NormalDispatch& params, const CudaRouting& routing,
                                 const CudaHandle& handle, const Launch& launch,

@@ -7,7 +7,7 @@
 // counts the tokens of its share, then numbers them. Waits for nothing and publishes nothing: the
 // dispatch follows on the stream.
 #include "ep/cuda/device/group.cuh"
-#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/normal/device/kernels.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -13,7 +13,7 @@
 //
 // Measured: 4096 tokens of top-8 take 18 us on an H200 for two ranks (112 routes, commit f0f72a68).
 #include "ep/cuda/device/faults.cuh"
-#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/normal/device/kernels.cuh"
 #include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {

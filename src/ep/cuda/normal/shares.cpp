@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "ep/cuda/group.hpp"
+#include "ep/cuda/group/group.hpp"
 #include "pe/memory.hpp"
 
 namespace shoal::ep::cuda {

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/normal/device/kernels.cuh"
 #include "ep/state.hpp"
 #include "pe/shared_ranges.hpp"
 

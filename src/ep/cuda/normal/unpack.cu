@@ -7,7 +7,7 @@
 // dispatch on the stream, which has ended when this kernel starts.
 #include <algorithm>
 
-#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/normal/device/kernels.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

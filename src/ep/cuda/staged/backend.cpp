@@ -8,7 +8,7 @@
 // on the call's stream, and outputs are on that stream when the call returns.
 #include "ep/cuda/backend.hpp"
 #include "base/check.hpp"
-#include "ep/cuda/group.hpp"
+#include "ep/cuda/group/group.hpp"
 #include "ep/cuda/normal/normal.hpp"
 #include "ep/cuda/staged/call.hpp"
 #include "ep/host/layout.hpp"

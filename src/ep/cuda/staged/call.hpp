@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "ep/cuda/resources.hpp"
+#include "ep/cuda/group/resources.hpp"
 #include "ep/cuda/staged/host_memory.hpp"
 #include "ep/state.hpp"
 #include "pe/memory.hpp"

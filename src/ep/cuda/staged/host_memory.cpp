@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/log.hpp"
-#include "ep/cuda/resources.hpp"
+#include "ep/cuda/group/resources.hpp"
 
 namespace shoal::ep::cuda {
 namespace {

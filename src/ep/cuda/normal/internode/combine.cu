@@ -15,7 +15,7 @@
 // notices and `entered`; chunks with `arrived`; `read` of a chunk whose sums have all been added;
 // `finished`.
 #include "ep/cuda/device/vectors.cuh"
-#include "ep/cuda/normal/combine_counts.cuh"
+#include "ep/cuda/normal/device/combine_counts.cuh"
 #include "ep/cuda/normal/internode/rail.cuh"
 
 namespace shoal::ep::cuda {

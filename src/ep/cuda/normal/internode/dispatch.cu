@@ -8,7 +8,7 @@
 // Waits: `entered` of all ranks; `arrived` and `read` of chunks; in the block that ends last,
 // `finished` of the ranks of this node. Publishes: notices and `entered`; chunks with `arrived`;
 // `read` of chunks that have been forwarded; `finished`.
-#include "ep/cuda/normal/dispatch_records.cuh"
+#include "ep/cuda/normal/device/dispatch_records.cuh"
 #include "ep/cuda/normal/internode/rail.cuh"
 
 namespace shoal::ep::cuda {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "ep/cuda/group.hpp"
+#include "ep/cuda/group/group.hpp"
 #include "ep/cuda/normal/internode/kernels.cuh"
 #include "ep/plan/cursor.hpp"
 #include "ep/plan/nodes.hpp"

@@ -17,8 +17,8 @@
 #pragma once
 
 #include "ep/cuda/device/network_path.hpp"
-#include "ep/cuda/normal/internode/layout.hpp"
-#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/layout/rail_layout.hpp"
+#include "ep/cuda/normal/device/kernels.cuh"
 #include "shoal/device/types.hpp"
 
 namespace shoal::ep::cuda {

@@ -14,8 +14,8 @@
 #pragma once
 
 #include "ep/cuda/device/network.cuh"
+#include "ep/cuda/normal/device/notices.cuh"
 #include "ep/cuda/normal/internode/kernels.cuh"
-#include "ep/cuda/normal/notices.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -7,7 +7,7 @@
 // top-k slots ascending, rounded once. Waits for nothing; the combine follows on the stream. The
 // area is free: the previous combine ended when all ranks of the node had read it.
 #include "ep/cuda/device/vectors.cuh"
-#include "ep/cuda/normal/combine_sums.cuh"
+#include "ep/cuda/normal/device/combine_sums.cuh"
 #include "ep/cuda/normal/internode/kernels.cuh"
 
 namespace shoal::ep::cuda {

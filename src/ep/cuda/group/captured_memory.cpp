@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/captured_memory.hpp"
+#include "ep/cuda/group/captured_memory.hpp"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/check.hpp"
-#include "ep/cuda/resources.hpp"
+#include "ep/cuda/group/resources.hpp"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// layout.hpp: memory and messages of normal mode between nodes, as pure functions of the group's
-// options; the same on every rank. docs/internals/protocol/normal-internode.md says who writes
-// what.
+// rail_layout.hpp: memory and messages of normal mode between nodes, as pure functions of the
+// group's options; the same on every rank. docs/internals/protocol/normal-internode.md says who
+// writes what.
 #pragma once
 
 #include <cstddef>

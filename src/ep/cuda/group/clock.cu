@@ -3,7 +3,7 @@
 //
 // Moves 16 bytes. Waits for nothing. Memory order: the time, then a fence at system scope, then the
 // number of the question, which the host polls.
-#include "ep/cuda/clock.hpp"
+#include "ep/cuda/group/clock.hpp"
 #include "shoal/device/ptx.cuh"
 
 namespace shoal::ep::cuda {

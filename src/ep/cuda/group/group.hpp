@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "ep/cuda/captured_memory.hpp"
 #include "ep/cuda/device/faults.cuh"
 #include "ep/cuda/device/network_path.hpp"
-#include "ep/cuda/resources.hpp"
+#include "ep/cuda/group/captured_memory.hpp"
+#include "ep/cuda/group/resources.hpp"
 #include "ep/state.hpp"
 
 namespace shoal::ep::cuda {

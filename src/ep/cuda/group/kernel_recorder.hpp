@@ -10,9 +10,9 @@
 #include <mutex>
 #include <utility>
 
-#include "ep/cuda/clock.hpp"
-#include "ep/cuda/group.hpp"
-#include "ep/cuda/kernel_counts.hpp"
+#include "ep/cuda/group/clock.hpp"
+#include "ep/cuda/group/group.hpp"
+#include "ep/cuda/group/kernel_counts.hpp"
 #include "record/refresh.hpp"
 
 namespace shoal::ep::cuda {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/normal/internode/layout.hpp"
+#include "ep/cuda/layout/rail_layout.hpp"
 
 #include <algorithm>
 

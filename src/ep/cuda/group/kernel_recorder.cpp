@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/kernel_recorder.hpp"
+#include "ep/cuda/group/kernel_recorder.hpp"
 
 #include <chrono>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/log.hpp"
-#include "ep/cuda/relaxed_capture.hpp"
+#include "ep/cuda/group/relaxed_capture.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
 #include "pe/memory.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/layout.hpp"
+#include "ep/cuda/layout/device_layout.hpp"
 
 #include <algorithm>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/fault_text.hpp"
+#include "ep/cuda/group/fault_text.hpp"
 
 #include "base/check.hpp"
-#include "ep/cuda/phases.hpp"
+#include "ep/cuda/group/phases.hpp"
 
 namespace shoal::ep::cuda {
 namespace {

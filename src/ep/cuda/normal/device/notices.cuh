@@ -11,7 +11,7 @@
 
 #include "ep/cuda/device/signals.cuh"
 #include "ep/cuda/device/tickets.cuh"
-#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/normal/device/kernels.cuh"
 
 namespace shoal::ep::cuda {
 

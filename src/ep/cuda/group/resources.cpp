@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/resources.hpp"
+#include "ep/cuda/group/resources.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -13,7 +13,7 @@
 #include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/interrupt.hpp"
-#include "ep/cuda/relaxed_capture.hpp"
+#include "ep/cuda/group/relaxed_capture.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"
 

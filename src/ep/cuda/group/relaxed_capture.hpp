@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include "ep/cuda/resources.hpp"
+#include "ep/cuda/group/resources.hpp"
 #include "memory/device.hpp"
 
 namespace shoal::ep::cuda {

@@ -10,8 +10,8 @@
 #pragma once
 
 #include "ep/cuda/device/vectors.cuh"
-#include "ep/cuda/normal/combine_chunks.cuh"
-#include "ep/cuda/normal/staged_pieces.cuh"
+#include "ep/cuda/normal/device/combine_chunks.cuh"
+#include "ep/cuda/normal/device/staged_pieces.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -4,8 +4,8 @@
 #include "base/log.hpp"
 #include "device/device_side.hpp"
 #include "ep/checks.hpp"
-#include "ep/cuda/fault_text.hpp"
-#include "ep/cuda/group.hpp"
+#include "ep/cuda/group/fault_text.hpp"
+#include "ep/cuda/group/group.hpp"
 #include "fabric/fabric.hpp"
 
 namespace shoal::ep::cuda {

@@ -8,8 +8,8 @@
 // others do not reach are read where they lie.
 #pragma once
 
-#include "ep/cuda/normal/combine_staging.cuh"
-#include "ep/cuda/normal/notices.cuh"
+#include "ep/cuda/normal/device/combine_staging.cuh"
+#include "ep/cuda/normal/device/notices.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

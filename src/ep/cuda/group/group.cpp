@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/group.hpp"
+#include "ep/cuda/group/group.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include "base/backoff.hpp"
 #include "base/deadline.hpp"
 #include "base/log.hpp"
-#include "ep/cuda/relaxed_capture.hpp"
+#include "ep/cuda/group/relaxed_capture.hpp"
 #include "ep/plan/notices.hpp"
 #include "memory/cuda/stream_pool.hpp"
 #include "memory/device.hpp"

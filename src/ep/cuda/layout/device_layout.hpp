@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// layout.hpp: where every byte of a group in GPU memory lies in its block of the symmetric heap, as
-// a pure function of its options; the same on every rank.
+// device_layout.hpp: where every byte of a group in GPU memory lies in its block of the symmetric
+// heap, as a pure function of its options; the same on every rank.
 //
 // Normal mode has the same receive area as on the host (Arena). A region of it holds x, then a side
 // record for each row: what travels beside a row is contiguous, so that it is one small write.

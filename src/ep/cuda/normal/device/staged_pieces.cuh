@@ -16,8 +16,8 @@
 #pragma once
 
 #include "ep/cuda/device/group.cuh"
-#include "ep/cuda/normal/kernels.cuh"
-#include "ep/cuda/normal/notices.cuh"
+#include "ep/cuda/normal/device/kernels.cuh"
+#include "ep/cuda/normal/device/notices.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -3,7 +3,7 @@
 // sizes of the result for handle and host.
 #pragma once
 
-#include "ep/cuda/normal/notices.cuh"
+#include "ep/cuda/normal/device/notices.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

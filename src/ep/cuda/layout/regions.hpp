@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "ep/cuda/layout.hpp"
-#include "ep/cuda/normal/internode/layout.hpp"
+#include "ep/cuda/layout/device_layout.hpp"
+#include "ep/cuda/layout/rail_layout.hpp"
 #include "shoal/memory_map.hpp"
 
 namespace shoal::ep::detail {

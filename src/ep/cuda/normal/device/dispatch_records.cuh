@@ -3,7 +3,7 @@
 // row, and what stands beside rows that no token fills.
 #pragma once
 
-#include "ep/cuda/normal/dispatch_targets.cuh"
+#include "ep/cuda/normal/device/dispatch_targets.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

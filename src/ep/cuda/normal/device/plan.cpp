@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/normal/plan.hpp"
+#include "ep/cuda/normal/device/plan.hpp"
 
 #include <algorithm>
 
-#include "ep/cuda/layout.hpp"
+#include "ep/cuda/layout/device_layout.hpp"
 
 namespace shoal::ep::cuda {
 namespace {

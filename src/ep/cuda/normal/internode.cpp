@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// normal_calls.cpp: the part of the calls of normal mode that differs between nodes.
+// internode.cpp: the part of the calls of normal mode that differs between nodes.
 #include "base/check.hpp"
 #include "ep/cuda/normal/normal.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/regions.hpp"
+#include "ep/cuda/layout/regions.hpp"
 
 #include "ep/plan/regions.hpp"
 

@@ -7,7 +7,7 @@
 // once took 15 us longer (docs/decisions/staged-expert-output.md).
 #pragma once
 
-#include "ep/cuda/normal/combine_sources.cuh"
+#include "ep/cuda/normal/device/combine_sources.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "ep/cuda/device/record.cuh"
-#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/normal/device/kernels.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ep/cuda/kernel_counts.hpp"
+#include "ep/cuda/group/kernel_counts.hpp"
 
 #include <algorithm>
 #include <bit>
 
-#include "ep/cuda/phases.hpp"
+#include "ep/cuda/group/phases.hpp"
 
 namespace shoal::ep::cuda {
 

@@ -10,7 +10,7 @@
 // Publishes: as combine_staging.cuh.
 #pragma once
 
-#include "ep/cuda/normal/combine_staging.cuh"
+#include "ep/cuda/normal/device/combine_staging.cuh"
 
 namespace shoal::ep::cuda {
 namespace {

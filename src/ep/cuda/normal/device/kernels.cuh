@@ -25,7 +25,7 @@
 
 #include "ep/cuda/device/divisor.cuh"
 #include "ep/cuda/device/group.cuh"
-#include "ep/cuda/normal/plan.hpp"
+#include "ep/cuda/normal/device/plan.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::ep::cuda {

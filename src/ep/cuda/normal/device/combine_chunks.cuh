@@ -12,7 +12,7 @@
 #include "ep/cuda/device/group.cuh"
 #include "ep/cuda/device/tma.cuh"
 #include "ep/cuda/device/vectors.cuh"
-#include "ep/cuda/normal/kernels.cuh"
+#include "ep/cuda/normal/device/kernels.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
