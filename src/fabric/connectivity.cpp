@@ -246,14 +246,6 @@ std::string why_not(const Connectivity& map, Pe my_pe, Pe a, Pe b) {
   return text;
 }
 
-std::vector<Capabilities> connectivity_row(
-    std::span<const std::unique_ptr<transport::Transport>> transports, Pe n_pes) {
-  std::vector<Capabilities> row;
-  for (Pe pe = 0; pe < n_pes; ++pe)
-    for (const auto& transport : transports) row.push_back(transport->reach(pe).capabilities);
-  return row;
-}
-
 void choose_transports(Connectivity& connectivity, Pe my_pe) {
   connectivity.transport_of.clear();
   connectivity.capabilities.clear();

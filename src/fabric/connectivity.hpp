@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstddef>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -83,10 +82,6 @@ std::string other_transports(const Connectivity& map, std::span<const std::strin
 
 /// The setting that limits the transports of the pair.
 std::string_view setting_of(const Connectivity& map, Pe a, Pe b);
-
-/// One PE's row of the map, from its transports: n_pes x transports capabilities.
-std::vector<transport::Capabilities> connectivity_row(
-    std::span<const std::unique_ptr<transport::Transport>> transports, Pe n_pes);
 
 /// The transport of the pair: the first in its order that has all capabilities in both directions
 /// and is not dropped.

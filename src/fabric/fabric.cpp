@@ -2,6 +2,7 @@
 #include "fabric/fabric.hpp"
 
 #include <algorithm>
+#include <climits>
 
 #include "base/check.hpp"
 #include "base/wait_point.hpp"
@@ -9,6 +10,14 @@
 #include "transport/heap_rma.hpp"
 
 namespace shoal::detail {
+namespace {
+
+/// Access of a network to heaps in GPU memory, or nullptr.
+transport::HeapRma* heaps_of(const std::unique_ptr<transport::Transport>& network) {
+  return network ? network->gpu_access().heaps : nullptr;
+}
+
+}  // namespace
 
 HeapRoute Fabric::gpu_heap_route(Pe pe, transport::Capabilities needed) const {
   const auto i = static_cast<std::size_t>(pe);
@@ -53,15 +62,16 @@ bool Fabric::uses_network() const noexcept {
 
 bool Fabric::progress() noexcept {
   bool any = false;
-  for (const auto& network : networks()) any |= network->progress();
+  for (const auto& network : networks())
+    if (network) any |= network->progress();
   return any;
 }
 
 int Fabric::polls_per_yield() const noexcept {
-  int polls = 0;
+  std::optional<int> polls;
   for (const auto& network : networks())
-    polls = polls == 0 ? network->polls_per_yield() : std::min(polls, network->polls_per_yield());
-  return std::max(polls, 1);
+    if (network) polls = std::min(polls.value_or(INT_MAX), network->polls_per_yield());
+  return polls.value_or(1);
 }
 
 std::vector<WaitPoint*> Fabric::wait_points() const {
@@ -84,7 +94,7 @@ std::string Fabric::heap_note(Pe pe) const {
 
 const transport::DeviceQueues* Fabric::device_queues(Pe pe) const noexcept {
   if (!memory_.heap_on_gpu() || pe == placement_.my_pe || peer_base(pe) != nullptr) return nullptr;
-  return route(pe).device_queues();
+  return route(pe).gpu_access().queues;
 }
 
 std::vector<std::byte> Fabric::add_heap(std::size_t offset, std::size_t bytes) {
@@ -92,7 +102,7 @@ std::vector<std::byte> Fabric::add_heap(std::size_t offset, std::size_t bytes) {
   std::vector<std::byte> all;
   for (const auto& network : networks()) {
     all.resize(all.size() + kBytes);  // zeros: it does not access GPU memory
-    if (transport::HeapRma* const rma = network->heap_rma(); rma != nullptr)
+    if (transport::HeapRma* const rma = heaps_of(network); rma != nullptr)
       std::ranges::copy(rma->add(offset, bytes), all.end() - kBytes);
   }
   return all;
@@ -101,7 +111,7 @@ std::vector<std::byte> Fabric::add_heap(std::size_t offset, std::size_t bytes) {
 void Fabric::connect_heap(const Blobs& all) {
   constexpr std::size_t kBytes = transport::HeapRma::kBlobBytes;
   for (std::size_t n = 0; n < networks().size(); ++n) {
-    transport::HeapRma* const rma = networks()[n]->heap_rma();
+    transport::HeapRma* const rma = heaps_of(networks()[n]);
     if (rma == nullptr) continue;
     Blobs blobs;
     for (const auto& of_pe : all) {
@@ -114,7 +124,7 @@ void Fabric::connect_heap(const Blobs& all) {
 
 void Fabric::roll_back_heap(std::size_t offset) noexcept {
   for (const auto& network : networks())
-    if (transport::HeapRma* const rma = network->heap_rma(); rma != nullptr) rma->roll_back(offset);
+    if (transport::HeapRma* const rma = heaps_of(network); rma != nullptr) rma->roll_back(offset);
 }
 
 void Fabric::release() noexcept {

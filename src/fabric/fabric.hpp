@@ -15,7 +15,8 @@
 #include "pe/placement.hpp"
 #include "pe/routes.hpp"
 #include "shoal/settings.hpp"
-#include "transport/heap_route.hpp"
+#include "transport/heap_transport.hpp"
+#include "transport/polled.hpp"
 #include "transport/transport.hpp"
 
 namespace shoal {
@@ -67,6 +68,11 @@ class Fabric final : public Routes {
       return gpu_heap_route(pe, needed);
     return {route(pe), memory_.layout().bytes()};
   }
+  /// As heap_route with all operations, for the proxy.
+  transport::PolledRoute polled_route(Pe pe) const {
+    const HeapRoute route = heap_route(pe, transport::capability::all_operations);
+    return {route.transport.polled(), route.start};
+  }
   /// Start of the heap of `pe` where loads and stores reach it, else nullptr.
   std::byte* peer_base(Pe pe) const noexcept {
     const auto i = static_cast<std::size_t>(pe);
@@ -109,7 +115,8 @@ class Fabric final : public Routes {
   }
   /// The same for the transports to segments.
   void quiet_segments() {
-    for (const auto& transport : transports_) transport->quiet();
+    for (const auto& transport : transports_)
+      if (transport) transport->quiet();
   }
   /// Orders earlier puts and atomics to each PE before later ones.
   void fence() const;
@@ -137,6 +144,15 @@ class Fabric final : public Routes {
   const std::optional<std::vector<std::string>>& nics() const noexcept { return nics_; }
 
  private:
+  /// A network that was tried.
+  struct Network {
+    std::string name;
+    std::string obstacle{};                  ///< why it has no transport
+    bool started = false;                    ///< on some PE
+    std::vector<std::string> failed_trials;  ///< by PE: why its first operations failed, or empty
+  };
+
+  /// The transports of networks_. nullptr: not available, or not used by any pair.
   std::span<const std::unique_ptr<transport::Transport>> networks() const noexcept {
     return transports().subspan(transport::factories().size());
   }
@@ -147,25 +163,26 @@ class Fabric final : public Routes {
   std::string rdma_obstacle(const Settings& settings) const;
   void log_networks(const Settings& settings) const;
   void describe_network(const Settings& settings, BlobWriter& mine) const;
+  /// Runs a step of the network's start. Where it throws, the network has no transport.
   template <typename Step>
   void guarded(Step&& step);
+  /// What transport number `transport` of host_map_ can do for `pe`, after its trial.
+  transport::Reach reach(std::size_t transport, Pe pe) const;
   std::byte* find_peer_base(Pe pe) const;
 
   const Placement& placement_;
   const Memory& memory_;
   std::string network_;
-  std::vector<Pe> wanted_;     ///< the PEs that it has to connect
-  Blobs network_addresses_;    ///< by PE
-  std::vector<bool> started_;  ///< by network: on some PE
-  /// By network and PE: why the trial of the connection failed; empty: it did not.
-  std::vector<std::vector<std::string>> failed_trials_;
+  std::vector<Pe> wanted_;   ///< the PEs that it has to connect
+  Blobs network_addresses_;  ///< by PE
+  std::vector<Network> networks_;
   std::optional<std::vector<std::string>> nics_;
   std::vector<std::string> rdma_obstacles_;  ///< by PE; empty before they are known
   // Declared before the transports, hence destroyed after them.
   std::vector<std::shared_ptr<const void>> kept_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;
   Connectivity host_map_;
-  std::vector<std::unique_ptr<transport::Transport>> gpu_transports_;
+  std::vector<std::unique_ptr<transport::HeapTransport>> gpu_transports_;
   Connectivity gpu_map_;
   std::vector<std::byte*> peer_bases_;
 };

@@ -66,7 +66,7 @@ void Fabric::log_networks(const Settings& settings) const {
     // Slower than what the machine has, not what the user has named, or a connection that failed.
     const bool expected = (name == "verbs" && rdma) || contains(settings.transport_inside, name) ||
                           contains(settings.transport_between, name) ||
-                          started_[t - transport::factories().size()];
+                          networks_[t - transport::factories().size()].started;
     expected ? log::warn("{}", text) : log::info("{}", text);
   }
   for (const std::string_view name : used)

@@ -16,50 +16,57 @@ namespace shoal::detail {
 void Fabric::start_transports(const transport::Context& context, BlobWriter& mine) {
   for (const transport::Factory make : transport::factories()) {
     transports_.push_back(make(context));
+    host_map_.names.emplace_back(transports_.back()->name());
     mine.bytes(transports_.back()->address());
   }
   if (!memory_.heap_on_gpu()) return;
-  for (const transport::Factory make : transport::heap_factories()) {
+  for (const transport::HeapFactory make : transport::heap_factories()) {
     gpu_transports_.push_back(make(context));
+    gpu_map_.names.emplace_back(gpu_transports_.back()->name());
     mine.bytes(gpu_transports_.back()->address());
   }
 }
 
 void Fabric::connect_transports(const Blobs& all) {
   std::vector<BlobReader> readers(all.begin(), all.end());
-  for (auto* const transports : {&transports_, &gpu_transports_}) {
-    for (const auto& transport : *transports) {
-      Blobs addresses;
-      for (BlobReader& reader : readers) addresses.push_back(reader.bytes());
-      transport->connect(addresses);
-    }
+  const auto connect = [&](const auto& transport) {
+    Blobs addresses;
+    for (BlobReader& reader : readers) addresses.push_back(reader.bytes());
+    transport->connect(addresses);
+  };
+  std::ranges::for_each(transports_, connect);
+  std::ranges::for_each(gpu_transports_, connect);
+}
+
+transport::Reach Fabric::reach(std::size_t transport, Pe pe) const {
+  const std::size_t first = transport::factories().size();
+  if (transport >= first) {
+    const Network& network = networks_[transport - first];
+    if (transports_[transport] == nullptr) return {0, network.obstacle};
+    const std::string& failed = network.failed_trials[static_cast<std::size_t>(pe)];
+    if (!failed.empty()) return {0, failed};
   }
+  return transports_[transport]->reach(pe);
 }
 
 void Fabric::describe_connections(const Settings& settings, BlobWriter& mine) {
-  const auto describe = [&](Connectivity& map, const auto& transports) {
+  host_map_.names.resize(transport::factories().size());
+  for (const Network& network : networks_) host_map_.names.push_back(network.name);
+  const auto describe = [&](Connectivity& map, auto&& reach_by) {
     map.n_pes = static_cast<std::size_t>(placement_.n_pes);
     map.node_of = placement_.node_of;
-    map.names.clear();
     map.reasons.clear();
-    for (const auto& transport : transports) map.names.emplace_back(transport->name());
     for (Pe pe = 0; pe < placement_.n_pes; ++pe) {
-      map.reasons.emplace_back();
-      for (const auto& transport : transports)
-        map.reasons.back().push_back(transport->reach(pe).reason);
-    }
-    return connectivity_row(transports, placement_.n_pes);
-  };
-  auto row = describe(host_map_, transports_);
-  const std::size_t first = transports_.size() - networks().size();
-  for (std::size_t network = 0; network < networks().size(); ++network)
-    for (std::size_t pe = 0; pe < host_map_.n_pes; ++pe)
-      if (const std::string& why = failed_trials_[network][pe]; !why.empty()) {
-        row[pe * transports_.size() + first + network] = 0;
-        host_map_.reasons[pe][first + network] = why;
+      std::vector<std::string>& reasons = map.reasons.emplace_back();
+      for (std::size_t t = 0; t < map.names.size(); ++t) {
+        const transport::Reach reached = reach_by(t, pe);
+        mine.value(reached.capabilities);
+        reasons.push_back(reached.reason);
       }
-  for (const transport::Capabilities capabilities : row) mine.value(capabilities);
-  for (const auto capabilities : describe(gpu_map_, gpu_transports_)) mine.value(capabilities);
+    }
+  };
+  describe(host_map_, [&](std::size_t t, Pe pe) { return reach(t, pe); });
+  describe(gpu_map_, [&](std::size_t t, Pe pe) { return gpu_transports_[t]->reach(pe); });
   if (rdma_obstacles_.empty()) mine.text(rdma_obstacle(settings));
   if (!network_.empty()) describe_network(settings, mine);
 }
@@ -109,13 +116,13 @@ std::string Fabric::other_transports(Pe pe) const {
   return detail::other_transports(host_map_, transport::network_names(), placement_.my_pe, pe);
 }
 
-/// Runs a step of the network's start. Where it throws, the network reaches no PE.
 template <typename Step>
 void Fabric::guarded(Step&& step) {
   try {
     step();
   } catch (const std::exception& error) {
-    transports_.back() = transport::make_unavailable(network_, reason_of(error));
+    transports_.back() = nullptr;
+    networks_.back().obstacle = reason_of(error);
   }
 }
 
@@ -126,46 +133,48 @@ void Fabric::start_network(transport::Context context, BlobWriter& mine) {
     if (context.wanted.back()) wanted_.push_back(pe);
   }
   context.nics = nics_.value_or(std::vector<std::string>());
-  failed_trials_.emplace_back(host_map_.n_pes);
-  transports_.push_back(transport::make_network(network_, context));
+  networks_.push_back(
+      {.name = network_, .failed_trials = std::vector<std::string>(host_map_.n_pes)});
+  transports_.emplace_back();
   std::vector<std::byte> address;
-  guarded([&] { address = transports_.back()->address(); });
+  guarded([&] {
+    transports_.back() = transport::make_network(network_, context);
+    address = transports_.back()->address();
+  });
   mine.bytes(address);
 }
 
 void Fabric::open_network(const Blobs& all) {
   network_addresses_.clear();
   for (const auto& blob : all) network_addresses_.push_back(BlobReader(blob).bytes());
-  started_.push_back(std::ranges::any_of(network_addresses_,
-                                         [](const auto& address) { return !address.empty(); }));
-  guarded([&] { transports_.back()->open(network_addresses_); });
+  networks_.back().started =
+      std::ranges::any_of(network_addresses_, [](const auto& address) { return !address.empty(); });
+  if (transports_.back()) guarded([&] { transports_.back()->open(network_addresses_); });
 }
 
 void Fabric::connect_network(std::chrono::milliseconds trial_limit) {
-  guarded([&] { transports_.back()->connect(network_addresses_); });
-  transport::Transport& network = *transports_.back();
+  if (transports_.back()) guarded([&] { transports_.back()->connect(network_addresses_); });
   const bool connected = std::ranges::all_of(wanted_, [&](Pe pe) {
-    return (network.reach(pe).capabilities & transport::capability::all_operations) ==
-           transport::capability::all_operations;
+    return (reach(transports_.size() - 1, pe).capabilities &
+            transport::capability::all_operations) == transport::capability::all_operations;
   });
-  if (!connected) return;  // it will be dropped
+  if (!connected || wanted_.empty()) return;  // it is dropped, or not needed
   const auto memory = std::make_shared<TrialMemory>(wanted_.size());
   keep(memory);
-  const std::vector<std::string> failed =
-      try_operations(network, placement_.my_pe, static_cast<std::uint8_t>(failed_trials_.size()),
-                     wanted_, memory_.layout().trial(placement_.my_pe), trial_limit, *memory);
+  const std::vector<std::string> failed = try_operations(
+      *transports_.back(), placement_.my_pe, static_cast<std::uint8_t>(networks_.size()), wanted_,
+      memory_.layout().trial(placement_.my_pe), trial_limit, *memory);
   for (std::size_t i = 0; i < wanted_.size(); ++i)
-    failed_trials_.back()[static_cast<std::size_t>(wanted_[i])] = failed[i];
+    networks_.back().failed_trials[static_cast<std::size_t>(wanted_[i])] = failed[i];
 }
 
 void Fabric::use_connections(const Settings& settings) {
   choose_transports(host_map_, placement_.my_pe);
   log_networks(settings);
-  // Replaces dropped networks: their threads would poll in vain, and the end of their connections
-  // means nothing.
+  // Ends dropped networks: their threads would poll in vain, and the end of their connections means
+  // nothing.
   for (std::size_t t = 0; t < host_map_.dropped.size(); ++t)
-    if (const std::string& why = host_map_.dropped[t]; !why.empty())
-      transports_[t] = transport::make_unavailable(host_map_.names[t], why);
+    if (!host_map_.dropped[t].empty()) transports_[t] = nullptr;
   choose_heap_transports(gpu_map_, placement_.my_pe);
   for (Pe pe = 0; pe < placement_.n_pes; ++pe) peer_bases_.push_back(find_peer_base(pe));
   for (std::size_t t = 0; t < gpu_transports_.size(); ++t) {

@@ -5,6 +5,7 @@
 
 #include "base/attempt.hpp"
 #include "transport/heap_rma.hpp"
+#include "transport/polled.hpp"
 #include "transport/scoped_timeout.hpp"
 
 namespace shoal::detail {
@@ -30,7 +31,8 @@ class Trial {
   Trial(transport::Transport& network, Pe my_pe, std::span<const Pe> pes, std::size_t area,
         TrialMemory& memory)
       : network_(network),
-        heap_(network.heap_rma()),
+        operations_(network.polled()),
+        heap_(network.gpu_access().heaps),
         heap_area_(static_cast<std::size_t>(my_pe) * sizeof memory.from_heap[0]),
         pes_(pes),
         area_(area),
@@ -55,18 +57,19 @@ class Trial {
 
   void put(std::size_t i) {
     const TrialArea& sent = memory_.sent[i];
-    network_.put_nbi(pes_[i], area_ + offsetof(TrialArea, block), &sent.block, sizeof sent.block);
-    network_.put_nbi(pes_[i], area_ + offsetof(TrialArea, word), &sent.word, sizeof sent.word);
-    network_.signal(pes_[i], area_ + offsetof(TrialArea, flag), SignalOp::set, sent.flag);
+    operations_.put_nbi(pes_[i], area_ + offsetof(TrialArea, block), &sent.block,
+                        sizeof sent.block);
+    operations_.put_nbi(pes_[i], area_ + offsetof(TrialArea, word), &sent.word, sizeof sent.word);
+    operations_.signal(pes_[i], area_ + offsetof(TrialArea, flag), SignalOp::set, sent.flag);
   }
   void get(std::size_t i) {
     TrialArea& received = memory_.received[i];
-    network_.get_nbi(&received.block, pes_[i], area_ + offsetof(TrialArea, block),
-                     sizeof received.block);
-    network_.get_nbi(&received.word, pes_[i], area_ + offsetof(TrialArea, word),
-                     sizeof received.word);
-    network_.atomic_nbi(pes_[i], AtomicOp::add, area_ + offsetof(TrialArea, flag), 1, 0,
-                        sizeof received.flag, &received.flag);
+    operations_.get_nbi(&received.block, pes_[i], area_ + offsetof(TrialArea, block),
+                        sizeof received.block);
+    operations_.get_nbi(&received.word, pes_[i], area_ + offsetof(TrialArea, word),
+                        sizeof received.word);
+    operations_.atomic_nbi(pes_[i], AtomicOp::add, area_ + offsetof(TrialArea, flag), 1, 0,
+                           sizeof received.flag, &received.flag);
   }
   void put_to_heap(std::size_t i) {
     const auto& block = memory_.sent[i].block;
@@ -87,6 +90,7 @@ class Trial {
   }
 
   transport::Transport& network_;
+  transport::PolledOperations& operations_;
   transport::HeapRma* const heap_;  ///< nullptr: it does not access heaps in GPU memory
   const std::size_t heap_area_;     ///< where this PE writes in the heaps of others
   const std::span<const Pe> pes_;

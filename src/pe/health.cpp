@@ -101,6 +101,7 @@ void Health::read_cause(Pe pe) {
 void Health::read_ended() {
   const auto transports = routes_.transports();
   for (std::size_t i = 0; i < transports.size(); ++i) {
+    if (transports[i] == nullptr) continue;
     const auto ended = transports[i]->ended();
     read_board();
     for (; ended_seen_[i] < ended.size(); ++ended_seen_[i]) {
@@ -188,7 +189,7 @@ void Health::write_to_all(const Write& write) noexcept {
     });
   }
   for (const auto& transport : routes_.transports())
-    unless_out_of_reach([&] { transport->quiet(); });
+    if (transport) unless_out_of_reach([&] { transport->quiet(); });
 }
 
 void Health::publish_cause(const FailureCause& cause) noexcept {

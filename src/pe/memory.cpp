@@ -6,7 +6,7 @@
 #include "base/align.hpp"
 #include "base/check.hpp"
 #include "pe/agreement.hpp"
-#include "transport/transport.hpp"
+#include "transport/heap_transport.hpp"
 
 namespace shoal::detail {
 

@@ -19,7 +19,7 @@ class Routes {
  public:
   /// The transport to the segment of `pe`.
   virtual transport::Transport& route(Pe pe) const noexcept = 0;
-  /// All transports to segments.
+  /// All transports to segments; nullptr in place of networks that are not available.
   virtual std::span<const std::unique_ptr<transport::Transport>> transports() const noexcept = 0;
   /// Calls detail::other_transports for this PE and `pe`; empty until the transports are chosen.
   virtual std::string other_transports(Pe pe) const = 0;

@@ -185,12 +185,12 @@ void Program::quiet(shmem_ctx_t handle) const {
 
 void Program::wait_for_used(const shoal_shmem_ctx& context) const {
   if (context.used.empty()) return;
-  std::vector<transport::Transport::Point> points(context.used.size());
+  std::vector<transport::PolledOperations::Point> points(context.used.size());
   const auto complete = [&] {
     bool done = true;
     for (std::size_t i = 0; i < points.size(); ++i) {
       const Pe pe = context.peers[context.used[i]].pe;
-      if (!routes_[static_cast<std::size_t>(pe)]->reached(pe, points[i])) done = false;
+      if (!routes_[static_cast<std::size_t>(pe)]->polled().reached(pe, points[i])) done = false;
     }
     return done;
   };

@@ -22,6 +22,7 @@
 #include "shmem/team_memory.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
+#include "transport/polled.hpp"
 #include "transport/transport.hpp"
 #include "world/state.hpp"
 

@@ -9,15 +9,22 @@
 #pragma once
 
 #include "base/wait_point.hpp"
+#include "transport/polled.hpp"
 #include "transport/transport.hpp"
 
 namespace shoal::transport {
 
 /// Base of `self` and `shm`.
-class MappedTransport : public Transport {
+class MappedTransport : public Transport, public PolledOperations {
  public:
   void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) final;
   void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) final;
+  void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) final {
+    put(pe, offset, source, bytes);
+  }
+  void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) final {
+    get(target, pe, offset, bytes);
+  }
   void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
                    std::size_t source_stride, std::size_t element, std::size_t count) final;
   void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
@@ -30,6 +37,17 @@ class MappedTransport : public Transport {
   void fence(Pe pe) final;
   void quiet() final;
   void wake(Pe pe) noexcept final;
+
+  PolledOperations& polled() final { return *this; }
+  bool has_room(Pe) final { return true; }
+  void atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                  std::uint64_t compare, std::size_t width, std::uint64_t* before) final {
+    *before = atomic(pe, op, offset, operand, compare, width);
+  }
+  bool reached(Pe, Point&) final {
+    quiet();
+    return true;
+  }
 
  protected:
   explicit MappedTransport(const Context& context)

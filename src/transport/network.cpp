@@ -32,41 +32,11 @@ std::string shortage_of_files() {
   return "";
 }
 
-/// A transport that could not be made: reaches no PE.
-class Unavailable final : public Transport {
- public:
-  Unavailable(std::string_view name, std::string reason)
-      : name_(name), reason_(std::move(reason)) {}
-
-  std::string_view name() const noexcept override { return name_; }
-  std::vector<std::byte> address() override { return {}; }
-  void connect(std::span<const std::vector<std::byte>>) override {}
-  Reach reach(Pe) const override { return {0, reason_}; }
-  void put(Pe, std::size_t, const void*, std::size_t) override { refuse(); }
-  void get(void*, Pe, std::size_t, std::size_t) override { refuse(); }
-  std::uint64_t atomic(Pe, AtomicOp, std::size_t, std::uint64_t, std::uint64_t,
-                       std::size_t) override {
-    refuse();
-  }
-  void signal(Pe, std::size_t, SignalOp, std::uint64_t) override { refuse(); }
-  void fence(Pe) override {}
-  void quiet() override {}
-
- private:
-  [[noreturn]] void refuse() const { fail(Code::unsupported, "transport {}: {}", name_, reason_); }
-
-  std::string name_, reason_;
-};
-
 }  // namespace
 
 std::span<const std::string_view> network_names() {
   static constexpr std::array<std::string_view, 3> names = {"ofi", "ucx", "verbs"};
   return names;
-}
-
-std::unique_ptr<Transport> make_unavailable(std::string_view name, std::string reason) {
-  return std::make_unique<Unavailable>(name, std::move(reason));
 }
 
 std::string rdma_obstacle(const Settings& settings) {
@@ -86,21 +56,16 @@ std::uint32_t installed_networks(const Settings& settings) {
 }
 
 std::unique_ptr<Transport> make_network(std::string_view name, const Context& context) {
-  if (std::string shortage = shortage_of_files(); !shortage.empty())
-    return make_unavailable(name, std::move(shortage));
+  if (const std::string shortage = shortage_of_files(); !shortage.empty())
+    fail(Code::unsupported, "{}", shortage);
   const Plugin plugin = load_plugin(*context.settings, plugin_of(name), kModuleSymbol);
-  if (plugin.symbol == nullptr) return make_unavailable(name, plugin.reason);
+  require(plugin.symbol != nullptr, Code::unsupported, "{}", plugin.reason);
   const auto& module = *static_cast<const Module*>(plugin.symbol);
-  if (module.version != kModuleVersion)
-    return make_unavailable(
-        name, fmt::format("{} belongs to another build of Shoal (table version {}, expected {})",
-                          plugin.file, module.version, kModuleVersion));
+  require(module.version == kModuleVersion, Code::unsupported,
+          "{} belongs to another build of Shoal (table version {}, expected {})", plugin.file,
+          module.version, kModuleVersion);
   log::debug("PE {}: transport {} from {} ({})", context.my_pe, name, plugin.file, module.library);
-  try {
-    return module.make(context);
-  } catch (const std::exception& error) {
-    return make_unavailable(name, reason_of(error));
-  }
+  return module.make(context);
 }
 
 }  // namespace shoal::transport

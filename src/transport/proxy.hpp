@@ -4,7 +4,7 @@
 //   auto memory = std::make_shared<ProxyMemory>(1024);        // in tests; pinned memory for a GPU
 //   auto proxy = make_proxy({.ring = memory->ring(), .keep = memory, ...});
 //
-// The proxy uses the transports of the world through ProxyContext::route and knows none of them.
+// The proxy uses the operations that ProxyContext::route returns and knows no transport.
 // Protocol of the ring: shoal/device/detail/proxy_ring.hpp.
 #pragma once
 
@@ -20,7 +20,7 @@
 #include "shoal/device/detail/proxy_ring.hpp"
 #include "shoal/error.hpp"
 #include "shoal/heap.hpp"
-#include "transport/heap_route.hpp"
+#include "transport/polled.hpp"
 
 namespace shoal::transport {
 
@@ -31,8 +31,8 @@ struct ProxyContext {
   std::size_t heap_bytes = 0;           ///< of every heap; requests must lie inside
   device::proxy::Ring ring{};           ///< zeroed memory, by addresses of the consumer
   std::chrono::milliseconds timeout{};  ///< of a request, from its start to its completion
-  /// The transport to the heap of a PE. Throws Error{unsupported}. Called by the proxy's thread.
-  std::function<HeapRoute(Pe)> route{};
+  /// The way to the heap of a PE. Throws Error{unsupported}. Called by the proxy's thread.
+  std::function<PolledRoute(Pe)> route{};
   /// Why the PE is known to have failed or ended; empty while it lives. May be null.
   std::function<std::string(Pe)> failure{};
   ProgressWait wait = ProgressWait::yield;

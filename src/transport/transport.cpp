@@ -12,29 +12,6 @@ bool Context::loopback_reaches_wanted() const noexcept {
   return true;
 }
 
-void Transport::put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
-  put(pe, offset, source, bytes);
-}
-
-void Transport::get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) {
-  get(target, pe, offset, bytes);
-}
-
-void Transport::put_strided(Pe pe, std::size_t offset, std::size_t target_stride,
-                            const void* source, std::size_t source_stride, std::size_t element,
-                            std::size_t count) {
-  const auto* const from = static_cast<const std::byte*>(source);
-  for (std::size_t i = 0; i < count; ++i)
-    put(pe, offset + i * target_stride, from + i * source_stride, element);
-}
-
-void Transport::get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
-                            std::size_t source_stride, std::size_t element, std::size_t count) {
-  auto* const to = static_cast<std::byte*>(target);
-  for (std::size_t i = 0; i < count; ++i)
-    get(to + i * target_stride, pe, offset + i * source_stride, element);
-}
-
 void Transport::raise_flag(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) {
   signal(pe, offset, op, value);
 }
@@ -48,16 +25,6 @@ void Transport::put_signal(Pe pe, std::size_t offset, const void* source, std::s
 void Transport::update(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                        std::size_t width) {
   atomic(pe, op, offset, operand, 0, width);
-}
-
-void Transport::atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
-                           std::uint64_t compare, std::size_t width, std::uint64_t* before) {
-  *before = atomic(pe, op, offset, operand, compare, width);
-}
-
-bool Transport::reached(Pe /*pe*/, Point& /*point*/) {
-  quiet();
-  return true;
 }
 
 std::string describe(Capabilities capabilities) {

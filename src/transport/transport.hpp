@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// transport.hpp: the interface of a transport: a table of operations and a word of capabilities.
+// transport.hpp: what every transport offers: a table of operations and a word of capabilities.
 //
 // A transport carries one-sided operations between pairs of PEs. It addresses memory by PE and byte
 // offset: into the PE's segment, or, for transports of device heaps (`heap_factories`), into its
 // heap in GPU memory. Callers have checked that ranges lie inside. A transport knows neither the
 // meaning of the bytes, nor teams, nor other transports.
 //
-// Which class to read first: mapped.hpp (memory that both PEs map), message/ (networks).
+// Two more interfaces have what only some callers need: polled.hpp (the proxy) and
+// heap_transport.hpp (heaps in GPU memory). Which class to read first: mapped.hpp (memory that both
+// PEs map), message/ (networks).
 #pragma once
 
 #include <chrono>
@@ -60,8 +62,15 @@ struct Load {
 };
 
 class Transport;
-class DeviceQueues;
+class PolledOperations;
 class HeapRma;
+class DeviceQueues;
+
+/// What a network offers for GPUs; a member is nullptr where it does not.
+struct GpuAccess {
+  HeapRma* heaps = nullptr;              ///< accesses heaps in GPU memory
+  const DeviceQueues* queues = nullptr;  ///< queues that kernels drive
+};
 
 /// Input of a transport's constructor. Members without another lifetime are valid until connect()
 /// returns.
@@ -124,7 +133,7 @@ class Transport {
   // Startup: every PE calls address(), the world all-gathers the results, every PE calls open() and
   // then, when all have, connect().
 
-  /// What peers need to reach this PE. Empty where a network is not available.
+  /// What peers need to reach this PE. That of a PE without this network is empty.
   virtual std::vector<std::byte> address() = 0;
   /// Gets ready for what peers send once they call connect(). May be left out where a network
   /// repeats what arrived too early.
@@ -134,9 +143,6 @@ class Transport {
   virtual void connect(std::span<const std::vector<std::byte>> addresses) = 0;
   /// After connect(): what this transport can do for `pe`.
   virtual Reach reach(Pe pe) const = 0;
-  /// heap_factories(): called once, before the first operation, with the PEs that this transport
-  /// was chosen for. May throw.
-  virtual void carry(std::span<const Pe> /*pes*/) {}
 
   /// The segment of `pe` in this address space, or nullptr without capability::load_store.
   virtual std::byte* base(Pe /*pe*/) const noexcept { return nullptr; }
@@ -149,16 +155,16 @@ class Transport {
   /// after earlier puts to the same PE.
   virtual void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) = 0;
 
-  /// As put, but may leave the source in use until quiet(). Default: put.
-  virtual void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes);
-  /// As get, but may leave `target` unfilled until quiet(). Default: get.
-  virtual void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes);
-  /// put of `count` elements of `element` bytes; strides in bytes. Default: a put per element.
+  /// As put, but may leave the source in use until quiet().
+  virtual void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) = 0;
+  /// As get, but may leave `target` unfilled until quiet().
+  virtual void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) = 0;
+  /// put of `count` elements of `element` bytes; strides in bytes.
   virtual void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
-                           std::size_t source_stride, std::size_t element, std::size_t count);
-  /// get of `count` elements of `element` bytes; strides in bytes. Default: a get per element.
+                           std::size_t source_stride, std::size_t element, std::size_t count) = 0;
+  /// get of `count` elements of `element` bytes; strides in bytes.
   virtual void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
-                           std::size_t source_stride, std::size_t element, std::size_t count);
+                           std::size_t source_stride, std::size_t element, std::size_t count) = 0;
 
   /// Applies `op` atomically to the word of `width` (4 or 8) bytes at `offset`, a multiple of
   /// `width`. Returns the value before. Atomic towards every other transport of the world.
@@ -185,33 +191,6 @@ class Transport {
   /// buffers are free or filled.
   virtual void quiet() = 0;
 
-  // For a caller with many operations in flight, which must not wait for one of them (proxy.hpp).
-
-  /// The transport that such a caller uses, with operations of its own order. For one thread at a
-  /// time. Default: this one.
-  virtual Transport& of_proxy() { return *this; }
-
-  /// A point in the order of the operations to one PE, for reached().
-  struct Point {
-    bool set = false;
-    std::uint32_t request = 0;
-    std::uint64_t transfer = 0;
-    bool counted = false;
-    std::uint64_t number = 0;  ///< of a request that another PE serves
-    std::chrono::steady_clock::time_point next_probe{};
-  };
-  /// Whether an operation to `pe` would start without waiting, as far as is known: another thread
-  /// may take the room.
-  virtual bool has_room(Pe /*pe*/) { return true; }
-  /// As atomic, but `before` may be written until quiet() or a later point is reached. Default:
-  /// atomic.
-  virtual void atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
-                          std::uint64_t compare, std::size_t width, std::uint64_t* before);
-  /// Whether all puts, gets, atomics and signals to `pe` that started before the first call with
-  /// this `point` are complete at their target. Makes progress; does not wait for the peer where
-  /// the transport can tell without waiting. Throws Error{peer_failed}. Default: quiet, then true.
-  virtual bool reached(Pe pe, Point& point);
-
   /// Makes progress without waiting, for a thread that polls memory and has nothing else to do.
   /// Returns whether it found something to do.
   virtual bool progress() noexcept { return false; }
@@ -223,13 +202,9 @@ class Transport {
   /// look for themselves now and then.
   virtual void wake(Pe /*pe*/) noexcept {}
 
-  /// Networks that access heaps in GPU memory; else nullptr.
-  virtual HeapRma* heap_rma() noexcept { return nullptr; }
-  /// Networks with queues for kernels; else nullptr.
-  virtual const DeviceQueues* device_queues() const noexcept { return nullptr; }
-  /// How it carries operations to `pe`, beyond its capabilities, for reports. Empty: nothing to
-  /// say.
-  virtual std::string note(Pe /*pe*/) const { return ""; }
+  /// The operations of a caller that polls for their completion. For one thread at a time.
+  virtual PolledOperations& polled() = 0;
+  virtual GpuAccess gpu_access() noexcept { return {}; }
 
   /// Why calls with these loads towards `pe` would wait for room in queues, with the remedy. Empty
   /// where they would not, or where nothing is known.
@@ -257,16 +232,10 @@ using Factory = std::unique_ptr<Transport> (*)(const Context& context);
 std::span<const Factory> factories();
 /// Names of the network transports, the preferred one first: "ofi", "ucx", "verbs".
 std::span<const std::string_view> network_names();
-/// Loads the module of a network transport and constructs this PE's side. Returns
-/// make_unavailable() with the reason where that fails.
+/// Loads the module of a network transport and constructs this PE's side. Throws the reason where
+/// that fails.
 std::unique_ptr<Transport> make_network(std::string_view name, const Context& context);
 /// Bit i: the module of network_names()[i] is installed; its library may be missing.
 std::uint32_t installed_networks(const Settings& settings);
-/// A transport of this name that reaches no PE, for this reason.
-std::unique_ptr<Transport> make_unavailable(std::string_view name, std::string reason);
-/// The transports of device heaps, the preferred one first. Empty in a build without CUDA.
-std::span<const Factory> heap_factories();
-/// Bytes that heap_factories() need in every PE's segment, at Context::staging.
-std::size_t heap_staging(Pe n_pes, const Settings& settings);
 
 }  // namespace shoal::transport

@@ -10,6 +10,7 @@
 #include "base/plugin.hpp"
 #include "transport/heap_rma.hpp"
 #include "transport/module.hpp"
+#include "transport/polled.hpp"
 #include "transport/scoped_timeout.hpp"
 
 namespace shoal::transport {
@@ -50,7 +51,7 @@ class LostHeap final : public HeapRma {
   const std::function<bool(Pe)> reaches_;
 };
 
-class FaultyTransport final : public Transport {
+class FaultyTransport final : public Transport, public PolledOperations {
  public:
   FaultyTransport(Fault fault, const Context& context, std::unique_ptr<Transport> inner)
       : fault_(std::move(fault)),
@@ -94,11 +95,26 @@ class FaultyTransport final : public Transport {
   }
   void atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                   std::uint64_t compare, std::size_t width, std::uint64_t* before) override {
-    if (!loses("atomic", pe)) inner_->atomic_nbi(pe, op, offset, operand, compare, width, before);
+    if (!loses("atomic", pe))
+      inner_->polled().atomic_nbi(pe, op, offset, operand, compare, width, before);
   }
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override {
     if (!loses("signal", pe)) inner_->signal(pe, offset, op, value);
   }
+  void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
+                   std::size_t source_stride, std::size_t element, std::size_t count) override {
+    if (!loses("put", pe))
+      inner_->put_strided(pe, offset, target_stride, source, source_stride, element, count);
+  }
+  void get_strided(void* target, std::size_t target_stride, Pe pe, std::size_t offset,
+                   std::size_t source_stride, std::size_t element, std::size_t count) override {
+    if (!loses("get", pe))
+      inner_->get_strided(target, target_stride, pe, offset, source_stride, element, count);
+  }
+
+  PolledOperations& polled() override { return *this; }
+  bool has_room(Pe pe) override { return inner_->polled().has_room(pe); }
+  bool reached(Pe pe, Point& point) override { return inner_->polled().reached(pe, point); }
 
   void fence(Pe pe) override { inner_->fence(pe); }
   void quiet() override {
@@ -109,8 +125,10 @@ class FaultyTransport final : public Transport {
     inner_->quiet();
   }
   bool progress() noexcept override { return inner_->progress(); }
-  HeapRma* heap_rma() noexcept override {
-    return fault_.step == "lose-heap" ? &lost_heap_ : inner_->heap_rma();
+  GpuAccess gpu_access() noexcept override {
+    GpuAccess access = inner_->gpu_access();
+    if (fault_.step == "lose-heap") access.heaps = &lost_heap_;
+    return access;
   }
   std::span<const Ended> ended() noexcept override { return inner_->ended(); }
 

@@ -276,8 +276,7 @@ void CudaDeviceSide::start_proxy(const DeviceSideContext& context) {
        .heap_bytes = world_.heap_bytes,
        .ring = ring,
        .timeout = context.settings.timeout,
-       .route = [&fabric = context.fabric](
-                    Pe pe) { return fabric.heap_route(pe, transport::capability::all_operations); },
+       .route = [&fabric = context.fabric](Pe pe) { return fabric.polled_route(pe); },
        .wait = progress_wait_of(context.settings.progress_wait),
        .core = core});
   world_.proxy = reinterpret_cast<const device::proxy::Ring*>(place);

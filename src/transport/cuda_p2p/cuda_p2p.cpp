@@ -18,7 +18,7 @@ namespace {
 
 using memory::cuda::Driver;
 
-class CudaP2pTransport final : public Transport {
+class CudaP2pTransport final : public HeapTransport {
  public:
   CudaP2pTransport(const Context& context, bool for_another_thread)
       : driver_(memory::cuda::driver()),
@@ -101,7 +101,7 @@ class CudaP2pTransport final : public Transport {
     wait("put_signal");
   }
 
-  Transport& of_proxy() override {
+  PolledOperations& polled() override {
     if (pipeline_ == nullptr)
       pipeline_ = std::make_unique<CopyPipeline>(heap_, static_cast<Pe>(split_off_.size()));
     device_.activate();
@@ -214,7 +214,7 @@ void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, con
 
 }  // namespace
 
-std::unique_ptr<Transport> make_cuda_p2p(const Context& context) {
+std::unique_ptr<HeapTransport> make_cuda_p2p(const Context& context) {
   return std::make_unique<CudaP2pTransport>(context, false);
 }
 

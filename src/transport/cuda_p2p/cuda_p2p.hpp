@@ -3,11 +3,11 @@
 // GPU, and those of peer GPUs.
 #pragma once
 
-#include "transport/transport.hpp"
+#include "transport/heap_transport.hpp"
 
 namespace shoal::transport {
 
-std::unique_ptr<Transport> make_cuda_p2p(const Context& context);
+std::unique_ptr<HeapTransport> make_cuda_p2p(const Context& context);
 /// The same with a stream of its own, for a second thread. A PE that waits for a word in its heap
 /// polls by copies on the PE's stream, and a thread that synchronizes with that stream would wait
 /// for the whole poll loop.

@@ -211,33 +211,17 @@ void CopyPipeline::quiet() {
   completed_ = started_;
 }
 
-void CopyPipeline::fence(Pe) {
-  write_words();
-  join();
-  memory::cuda::check(driver_, driver_.event_record(lines_[0].event, first()),
-                      "cannot record an event");
-  for (Line& line : lines_)
-    if (&line != lines_.data())
-      memory::cuda::check(driver_, driver_.stream_wait_event(line.stream.get(), lines_[0].event, 0),
-                          "cannot wait for an event");
-}
-
-void CopyPipeline::put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
-  put_nbi(pe, offset, source, bytes);
-  quiet();
-}
-
-void CopyPipeline::get(void* target, Pe pe, std::size_t offset, std::size_t bytes) {
+void CopyPipeline::get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) {
   copy(first(), target, at(pe, offset), bytes, "get", pe);
   quiet();
 }
 
-std::uint64_t CopyPipeline::atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
-                                   std::uint64_t compare, std::size_t width) {
+void CopyPipeline::atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                              std::uint64_t compare, std::size_t width, std::uint64_t* before) {
   write_words();
   started(kernels_.atomic(first(), at(pe, offset), op, operand, compare, width, result_), "atomic");
   quiet();
-  return *result_;
+  *before = *result_;
 }
 
 }  // namespace shoal::transport

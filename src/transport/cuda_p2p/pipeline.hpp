@@ -23,37 +23,30 @@
 #include "memory/cuda/driver.hpp"
 #include "memory/device_heap.hpp"
 #include "transport/cuda_p2p/word_kernels.hpp"
-#include "transport/transport.hpp"
+#include "transport/polled.hpp"
 
 namespace shoal::transport {
 
-/// For one thread, which has made the GPU's context current. Atomics, gets, put and quiet wait for
+/// For one thread, which has made the GPU's context current. Atomics, gets and quiet wait for
 /// everything that was started before.
-class CopyPipeline final : public Transport {
+class CopyPipeline final : public PolledOperations {
  public:
   /// Throws Error{system} where the GPU gives no stream, event or pinned word.
   CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap, Pe pes);
   /// Waits until the copies are complete, at most SHOAL_TIMEOUT_MS.
-  ~CopyPipeline() override;
+  ~CopyPipeline();
   CopyPipeline(const CopyPipeline&) = delete;
   CopyPipeline& operator=(const CopyPipeline&) = delete;
 
-  std::string_view name() const noexcept override { return "cuda_p2p"; }
-  std::vector<std::byte> address() override { return {}; }
-  void connect(std::span<const std::vector<std::byte>>) override {}
-  Reach reach(Pe pe) const override { return {capability::all_operations, heap_->obstacle(pe)}; }
-
-  void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override;
-  void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override;
-  void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) override;
-  std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
-                       std::uint64_t compare, std::size_t width) override;
-  void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override;
-  void fence(Pe pe) override;
-  void quiet() override;
-
   bool has_room(Pe pe) override;
+  void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override;
+  void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) override;
+  void atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                  std::uint64_t compare, std::size_t width, std::uint64_t* before) override;
+  void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override;
   bool reached(Pe pe, Point& point) override;
+  /// Waits until all operations are complete.
+  void quiet();
 
  private:
   static constexpr std::size_t kStreams = 3;

@@ -265,7 +265,7 @@ void Engine::transfer(const Operation& operation, Pe pe, const Transfer& whole, 
   Peer& peer = this->peer(pe);
   const std::size_t length = network_->request_bytes(peer, whole);
   std::size_t started = 0;
-  Transport::Point point;
+  PolledOperations::Point point;
   wait(operation, pe, [&] {
     while (started != whole.bytes) {
       check_peer(peer, operation);
@@ -350,7 +350,7 @@ bool Engine::has_room(Pe pe) {
          !peer.expected[(peer.sent + 1) % peer.window].waiting && peer.writes + peer.reads < depth_;
 }
 
-bool Engine::reached(Pe pe, Transport::Point& point) {
+bool Engine::reached(Pe pe, PolledOperations::Point& point) {
   const Clock::time_point now = Clock::now();
   if (now >= point.next_probe) {
     if (point.set) check_alive(pe);
@@ -369,7 +369,7 @@ bool Engine::reached(Pe pe, Transport::Point& point) {
 
 /// Whether the requests up to `newest` and all that was written before the first call with this
 /// point are complete at their target.
-bool Engine::is_done(Peer& peer, Transport::Point& point, std::uint32_t newest) {
+bool Engine::is_done(Peer& peer, PolledOperations::Point& point, std::uint32_t newest) {
   if (!point.set) {
     const bool asked = not_before(peer.acknowledged, newest) || not_before(peer.asked, newest);
     const bool asks = !asked || network_->needs_acknowledgement(peer);
@@ -407,13 +407,13 @@ std::vector<std::string> Engine::shortfalls(Pe pe, std::span<const Load> loads) 
 template <typename Newest>
 void Engine::complete(const Operation& operation, Newest&& newest) {
   // An allocation would take a tenth of the call.
-  std::array<Transport::Point, 8> few{};
-  std::vector<Transport::Point> many(peers_.size() <= few.size() ? 0 : peers_.size());
-  Transport::Point* const points = many.empty() ? few.data() : many.data();
+  std::array<PolledOperations::Point, 8> few{};
+  std::vector<PolledOperations::Point> many(peers_.size() <= few.size() ? 0 : peers_.size());
+  PolledOperations::Point* const points = many.empty() ? few.data() : many.data();
   wait(operation, -1, [&] {
     bool all = true;
     for (Peer& peer : peers_) {
-      Transport::Point& point = points[static_cast<std::size_t>(peer.pe)];
+      PolledOperations::Point& point = points[static_cast<std::size_t>(peer.pe)];
       if (!peer.failure.empty() || !is_busy(peer, newest(peer))) continue;
       const bool done = is_done(peer, point, newest(peer));
       if (!done || peer.reads != 0) all = false;

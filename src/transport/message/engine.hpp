@@ -25,6 +25,7 @@
 #include "transport/message/lock.hpp"
 #include "transport/message/network.hpp"
 #include "transport/message/peer.hpp"
+#include "transport/polled.hpp"
 #include "transport/transport.hpp"
 
 namespace shoal::transport::message {
@@ -94,7 +95,7 @@ class Engine {
   /// Whether a request and a transfer to the peer would start now; true where it has failed.
   bool has_room(Pe pe);
   /// Transport::reached. Polls once.
-  bool reached(Pe pe, Transport::Point& point);
+  bool reached(Pe pe, PolledOperations::Point& point);
   /// Completes what is in flight, within a second, and says goodbye to the peers.
   void leave() noexcept;
 
@@ -140,7 +141,7 @@ class Engine {
   bool try_ask(Peer& peer);
   template <typename Newest>
   void complete(const Operation& operation, Newest&& newest);
-  bool is_done(Peer& peer, Transport::Point& point, std::uint32_t newest);
+  bool is_done(Peer& peer, PolledOperations::Point& point, std::uint32_t newest);
   bool is_busy(const Peer& peer, std::uint32_t newest) const noexcept;
   bool is_busy(const Peer& peer) const noexcept { return is_busy(peer, peer.sent); }
   void count_in_flight(std::uint32_t now) noexcept;

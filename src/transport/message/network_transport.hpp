@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/check.hpp"
 #include "transport/message/engine.hpp"
 #include "transport/message/network_heap_rma.hpp"
 #include "transport/message/progress_thread.hpp"
@@ -17,7 +18,7 @@
 
 namespace shoal::transport::message {
 
-class NetworkTransport final : public Transport {
+class NetworkTransport final : public Transport, public PolledOperations {
  public:
   /// `heap`: nullptr without access to heaps in GPU memory.
   NetworkTransport(const Context& context, std::unique_ptr<Engine> engine, const Traits& traits,
@@ -48,6 +49,7 @@ class NetworkTransport final : public Transport {
                   std::size_t signal_offset, SignalOp op, std::uint64_t value) override;
   void fence(Pe pe) override;
   void quiet() override { engine_->quiet(); }
+  PolledOperations& polled() override { return *this; }
   bool has_room(Pe pe) override { return engine(pe, "put_nbi").has_room(pe); }
   void atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                   std::uint64_t compare, std::size_t width, std::uint64_t* before) override;
@@ -57,8 +59,9 @@ class NetworkTransport final : public Transport {
   std::vector<std::string> shortfalls(Pe pe, std::span<const Load> loads) const override {
     return engine_->shortfalls(pe, loads);
   }
-  HeapRma* heap_rma() noexcept override { return heap_ ? &*heap_ : nullptr; }
-  const DeviceQueues* device_queues() const noexcept override { return engine_->device_queues(); }
+  GpuAccess gpu_access() noexcept override {
+    return {heap_ ? &*heap_ : nullptr, engine_->device_queues()};
+  }
   std::size_t most_in_flight() const noexcept override { return engine_->most_in_flight(); }
   std::span<const Ended> ended() noexcept override { return engine_->ended(); }
 
@@ -89,7 +92,7 @@ template <typename N>
 std::unique_ptr<Transport> make_network_transport(const Context& context) {
   bool wanted = false;
   for (const bool pe : context.wanted) wanted = wanted || pe;
-  if (!wanted) return make_unavailable(N::kName, "not needed: another transport reaches it");
+  require(wanted, Code::unsupported, "not needed: another transport reaches it");
   auto engine = std::make_unique<Engine>(context, N::kMaxRails);
   auto network = std::make_unique<N>(*engine, context);
   const Traits& traits = network->traits();

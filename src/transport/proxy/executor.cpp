@@ -136,12 +136,9 @@ bool Executor::start_waiting(PeQueue& queue) {
 
 /// False: the transport has no room for the rest of the request.
 bool Executor::start(PeQueue& queue, std::uint64_t position) {
-  if (!queue.route) {
-    const HeapRoute found = context_.route(queue.pe);
-    queue.route.emplace(found.transport.of_proxy(), found.start);
-  }
-  Transport& transport = queue.route->transport;
-  if (!transport.has_room(queue.pe)) return false;
+  if (!queue.route) queue.route.emplace(context_.route(queue.pe));
+  PolledOperations& operations = queue.route->operations;
+  if (!operations.has_room(queue.pe)) return false;
   Entry& next = entry(position);
   const Request& request = next.request;
   const std::size_t offset = queue.route->start + request.offset;
@@ -151,37 +148,37 @@ bool Executor::start(PeQueue& queue, std::uint64_t position) {
       if (!start_transfer(queue, next)) return false;
       break;
     case Kind::put_value:  // its slot is not reused before the request is finished
-      transport.put_nbi(queue.pe, offset,
-                        &ring_.slots[position % ring_.n_slots].words[device::proxy::kSourceWord],
-                        request.width);
+      operations.put_nbi(queue.pe, offset,
+                         &ring_.slots[position % ring_.n_slots].words[device::proxy::kSourceWord],
+                         request.width);
       break;
     case Kind::atomic:
-      transport.atomic_nbi(queue.pe, request.op, offset, request.operand, request.compare,
-                           request.width, &response(position).value);
+      operations.atomic_nbi(queue.pe, request.op, offset, request.operand, request.compare,
+                            request.width, &response(position).value);
       return true;
     case Kind::signal:
     case Kind::fence:
       break;
   }
   if ((request.flags & (kSignalSet | kSignalAdd)) != 0)
-    transport.signal(queue.pe, queue.route->start + request.signal_offset,
-                     (request.flags & kSignalSet) != 0 ? SignalOp::set : SignalOp::add,
-                     request.signal_value);
+    operations.signal(queue.pe, queue.route->start + request.signal_offset,
+                      (request.flags & kSignalSet) != 0 ? SignalOp::set : SignalOp::add,
+                      request.signal_value);
   return true;
 }
 
 bool Executor::start_transfer(PeQueue& queue, Entry& entry) {
   const Request& request = entry.request;
-  Transport& transport = queue.route->transport;
+  PolledOperations& operations = queue.route->operations;
   while (entry.started_bytes < request.bytes) {
-    if (entry.started_bytes != 0 && !transport.has_room(queue.pe)) return false;
+    if (entry.started_bytes != 0 && !operations.has_room(queue.pe)) return false;
     const std::uint64_t now = std::min(kTransferBytes, request.bytes - entry.started_bytes);
     const std::size_t offset = queue.route->start + request.offset + entry.started_bytes;
     auto* const local = reinterpret_cast<std::byte*>(request.source) + entry.started_bytes;
     if (request.kind == Kind::put)
-      transport.put_nbi(queue.pe, offset, local, now);
+      operations.put_nbi(queue.pe, offset, local, now);
     else
-      transport.get_nbi(local, queue.pe, offset, now);
+      operations.get_nbi(local, queue.pe, offset, now);
     entry.started_bytes += now;
     renew(queue);
   }
@@ -194,7 +191,7 @@ bool Executor::finish_started(PeQueue& queue) {
     queue.point = {};
     queue.covered = queue.started.back();
   }
-  if (!queue.route->transport.reached(queue.pe, queue.point)) return false;
+  if (!queue.route->operations.reached(queue.pe, queue.point)) return false;
   queue.point_set = false;
   while (!queue.started.empty() && queue.started.front() <= queue.covered) {
     complete(queue.started.front());

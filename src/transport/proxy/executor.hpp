@@ -2,12 +2,12 @@
 // executor.hpp: takes requests from a ring, starts them over the transports, and completes them.
 //
 // Queues. The requests to one PE form a queue and start in the order of their positions. While a
-// transport has no room for one queue (Transport::has_room), the other queues go on. The ring
-// bounds all queues, because a slot is reused only after its request, and all before it, are
+// transport has no room for one queue (PolledOperations::has_room), the other queues go on. The
+// ring bounds all queues, because a slot is reused only after its request, and all before it, are
 // finished.
 //
-// Completion. A queue waits for one point (Transport::reached) at a time, which covers all requests
-// that started before it. A fence holds back the later requests of each queue until the
+// Completion. A queue waits for one point (PolledOperations::reached) at a time, which covers all
+// requests that started before it. A fence holds back the later requests of each queue until the
 // earlier ones are complete.
 //
 // Failure. The first error of a request, or a queue that makes no progress for the timeout, fails
@@ -23,7 +23,6 @@
 
 #include "base/deadline.hpp"
 #include "transport/proxy.hpp"
-#include "transport/transport.hpp"
 
 namespace shoal::transport::proxy {
 
@@ -34,7 +33,6 @@ class Executor {
   /// Takes, starts and completes what is possible without waiting. Returns whether anything
   /// happened. Does nothing once the ring has failed or was aborted.
   bool step() noexcept;
-  /// Whether requests have been taken that are not finished.
   void abort() noexcept;
 
   // From any thread.
@@ -55,11 +53,11 @@ class Executor {
 
   struct PeQueue {
     Pe pe = -1;
-    std::optional<HeapRoute> route;     ///< found at the first request
+    std::optional<PolledRoute> route;   ///< found at the first request
     std::deque<std::uint64_t> waiting;  ///< positions, to be started
     std::deque<std::uint64_t> started;
     bool point_set = false;
-    Transport::Point point;
+    PolledOperations::Point point;
     std::uint64_t covered = 0;  ///< the last position that `point` covers
     Deadline deadline{Clock::time_point{}};
     bool active = false;  ///< listed in active_

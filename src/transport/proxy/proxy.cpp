@@ -3,7 +3,7 @@
 //
 // It is a thread of its own, not the progress thread of a network: operations of transports may
 // wait, and a world on shared memory has no progress thread. While requests are in flight it polls
-// the network itself (Transport::reached), and the progress thread rests.
+// the network itself (PolledOperations::reached), and the progress thread rests.
 #include <cstring>
 #include <new>
 

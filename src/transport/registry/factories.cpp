@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "transport/heap_transport.hpp"
 #include "transport/self/self.hpp"
 #include "transport/shm/shm.hpp"
-#include "transport/transport.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "transport/cuda_p2p/cuda_p2p.hpp"
 #include "transport/staged/staged.hpp"
@@ -11,7 +11,7 @@ namespace shoal::transport {
 #ifdef SHOAL_WITH_CUDA
 namespace {
 
-std::unique_ptr<Transport> make_staged_on_cuda_p2p(const Context& context) {
+std::unique_ptr<HeapTransport> make_staged_on_cuda_p2p(const Context& context) {
   return make_staged(context, make_cuda_p2p_for_another_thread(context));
 }
 
@@ -23,9 +23,9 @@ std::span<const Factory> factories() {
   return list;
 }
 
-std::span<const Factory> heap_factories() {
+std::span<const HeapFactory> heap_factories() {
 #ifdef SHOAL_WITH_CUDA
-  static constexpr Factory list[] = {make_cuda_p2p, make_staged_on_cuda_p2p};
+  static constexpr HeapFactory list[] = {make_cuda_p2p, make_staged_on_cuda_p2p};
   return list;
 #else
   return {};

@@ -231,7 +231,7 @@ bool Requester::has_room(Pe pe) {
   return next.pe < 0 || reply_word(next.pe, offsetof(Reply, completed)) >= next.number;
 }
 
-bool Requester::reached(Pe pe, Transport::Point& point) {
+bool Requester::reached(Pe pe, PolledOperations::Point& point) {
   constexpr std::chrono::milliseconds kCheckInterval{1};
   const std::lock_guard guard(mutex_);
   if (!point.counted) {

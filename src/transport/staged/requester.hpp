@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "transport/polled.hpp"
 #include "transport/staged/copies.hpp"
 #include "transport/staged/layout.hpp"
 #include "transport/transport.hpp"
@@ -28,9 +29,9 @@ class Requester {
                        std::uint64_t compare, std::size_t width);
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value);
   void quiet();
-  /// Transport::has_room and Transport::reached. They do not wait.
+  /// PolledOperations::has_room and reached. They do not wait.
   bool has_room(Pe pe);
-  bool reached(Pe pe, Transport::Point& point);
+  bool reached(Pe pe, PolledOperations::Point& point);
   /// The most requests in flight to one PE so far, which SHOAL_STAGED_DEPTH bounds.
   std::size_t most_in_flight() const noexcept {
     return most_in_flight_.load(std::memory_order_relaxed);

@@ -6,6 +6,7 @@
 #include "base/check.hpp"
 #include "memory/device_heap.hpp"
 #include "transport/heap_rma.hpp"
+#include "transport/polled.hpp"
 #include "transport/staged/agent.hpp"
 #include "transport/staged/requester.hpp"
 
@@ -16,7 +17,7 @@ std::byte* bytes_of(const void* memory) {
   return static_cast<std::byte*>(const_cast<void*>(memory));
 }
 
-class StagedTransport final : public Transport {
+class StagedTransport final : public HeapTransport, public PolledOperations {
  public:
   StagedTransport(const Context& context, std::unique_ptr<Transport> own)
       : context_(context),
@@ -45,7 +46,7 @@ class StagedTransport final : public Transport {
   void carry(std::span<const Pe> pes) override {
     if (pes.empty()) return;
     for (const Pe pe : pes)
-      direct_[static_cast<std::size_t>(pe)] = context_.host_route(pe).heap_rma();
+      direct_[static_cast<std::size_t>(pe)] = context_.host_route(pe).gpu_access().heaps;
     copies_.pin(context_.segment->base() + context_.staging + layout_.chunks(),
                 layout_.bytes() - layout_.chunks());
     agent_.emplace(context_, layout_, *own_, pes);
@@ -118,8 +119,14 @@ class StagedTransport final : public Transport {
       if (direct_[static_cast<std::size_t>(pe)] != nullptr)
         return context_.host_route(pe).quiet();  // of all PEs
   }
+
+  PolledOperations& polled() override { return *this; }
   bool has_room(Pe pe) override {
-    return requester_.has_room(pe) && context_.host_route(pe).has_room(pe);
+    return requester_.has_room(pe) && context_.host_route(pe).polled().has_room(pe);
+  }
+  void atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
+                  std::uint64_t compare, std::size_t width, std::uint64_t* before) override {
+    *before = requester_.atomic(pe, op, offset, operand, compare, width);
   }
   /// Requests and, where the network writes to the heap itself, its writes.
   /// SHOAL_STAGED_DEPTH bounds it.
@@ -128,7 +135,7 @@ class StagedTransport final : public Transport {
   bool reached(Pe pe, Point& point) override {
     const bool served = requester_.reached(pe, point);
     return (direct_[static_cast<std::size_t>(pe)] == nullptr ||
-            context_.host_route(pe).reached(pe, point)) &&
+            context_.host_route(pe).polled().reached(pe, point)) &&
            served;
   }
 
@@ -161,7 +168,7 @@ std::size_t staged_bytes(Pe n_pes, const Settings& settings) {
   return staged::Layout(n_pes, settings).bytes();
 }
 
-std::unique_ptr<Transport> make_staged(const Context& context, std::unique_ptr<Transport> own) {
+std::unique_ptr<HeapTransport> make_staged(const Context& context, std::unique_ptr<Transport> own) {
   return std::make_unique<StagedTransport>(context, std::move(own));
 }
 

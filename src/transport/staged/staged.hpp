@@ -3,7 +3,7 @@
 // other PE applies to its own heap; data pass through chunks of pinned host memory.
 #pragma once
 
-#include "transport/transport.hpp"
+#include "transport/heap_transport.hpp"
 
 namespace shoal::transport {
 
@@ -11,6 +11,6 @@ namespace shoal::transport {
 std::size_t staged_bytes(Pe n_pes, const Settings& settings);
 
 /// `own` applies requests of other PEs to this PE's heap.
-std::unique_ptr<Transport> make_staged(const Context& context, std::unique_ptr<Transport> own);
+std::unique_ptr<HeapTransport> make_staged(const Context& context, std::unique_ptr<Transport> own);
 
 }  // namespace shoal::transport

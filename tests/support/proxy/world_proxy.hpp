@@ -31,10 +31,7 @@ class WorldProxy {
          .heap_bytes = world.heap().size(),
          .ring = memory_.ring(),
          .timeout = world.settings().timeout,
-         .route =
-             [&state](Pe pe) {
-               return state.fabric().heap_route(pe, transport::capability::all_operations);
-             },
+         .route = [&state](Pe pe) { return state.fabric().polled_route(pe); },
          .failure =
              [&state](Pe pe) {
                return std::string(state.health().has_failed(pe) ? "it has failed" : "");

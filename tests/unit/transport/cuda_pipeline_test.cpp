@@ -26,7 +26,7 @@ namespace {
 
 using memory::cuda::Driver;
 using transport::CopyPipeline;
-using transport::Transport;
+using transport::PolledOperations;
 
 /// Streams whose work waits until step() executes it.
 struct Streams {
@@ -206,7 +206,7 @@ TEST_P(CudaPipeline, ASignalFollowsAllEarlierPuts) {
     heap_ = std::make_shared<Heap>(memory::open_device({}), kPes, kWords);
     CopyPipeline pipeline(heap_, kPes);
     std::array<std::size_t, 2> puts{}, begun{};
-    std::array<Transport::Point, 2> points;
+    std::array<PolledOperations::Point, 2> points;
     std::array<std::size_t, 2> covered{};
     const auto check_flags = [&] {
       for (Pe pe = 0; pe < 2; ++pe) {
@@ -236,7 +236,7 @@ TEST_P(CudaPipeline, ASignalFollowsAllEarlierPuts) {
           pipeline.signal(pe, kFlag * 8, SignalOp::set, puts[i]);
           break;
         case 3: {
-          Transport::Point& point = points[i];
+          PolledOperations::Point& point = points[i];
           if (!point.set) covered[i] = puts[i];
           if (!pipeline.reached(pe, point)) break;
           for (std::size_t cell = 0; cell < covered[i]; ++cell)
@@ -268,8 +268,7 @@ TEST_P(CudaPipeline, UsesItsStreamsAndEventsWhenItIsMade) {
   for (const auto& [stream, queue] : streams_.queues) EXPECT_TRUE(queue.empty());
   for (std::size_t i = 0; i < 6; ++i) pipeline.put_nbi(1, i * 16, &source_[0], 16);
   pipeline.signal(1, kFlag * 8, SignalOp::set, 1);
-  pipeline.fence(1);
-  Transport::Point point;
+  PolledOperations::Point point;
   EXPECT_FALSE(pipeline.reached(1, point));
   EXPECT_EQ(streams_.queues.size(), made);
   EXPECT_EQ(streams_.events.size(), events);
@@ -286,7 +285,7 @@ TEST_P(CudaPipeline, SignalsShareACall) {
     pipeline.signal(1, (kFlag + i % 4) * 8, SignalOp::set, i);
   }
   EXPECT_EQ(streams_.memory_operations, 0);
-  Transport::Point point;
+  PolledOperations::Point point;
   EXPECT_FALSE(pipeline.reached(1, point));
   EXPECT_EQ(streams_.memory_operations, GetParam() ? 1 : 0);
   finish();
@@ -300,21 +299,11 @@ TEST_P(CudaPipeline, AdditionsAndAtomicsAreExact) {
   pipeline.signal(1, kFlag * 8, SignalOp::set, 5);
   pipeline.signal(1, kFlag * 8, SignalOp::add, 2);
   pipeline.signal(1, kFlag * 8, SignalOp::add, 3);
-  EXPECT_EQ(pipeline.atomic(1, AtomicOp::add, kFlag * 8, 1, 0, 8), 10u);
+  std::uint64_t before = 0;
+  pipeline.atomic_nbi(1, AtomicOp::add, kFlag * 8, 1, 0, 8, &before);
+  EXPECT_EQ(before, 10u);
   EXPECT_EQ(word(1, kFlag), 11u);
   EXPECT_EQ(word(1, 7), 8u);
-}
-
-TEST_P(CudaPipeline, AFenceOrdersLaterPuts) {
-  for (unsigned seed = 1; seed <= 20; ++seed) {
-    streams_.random.seed(seed);
-    CopyPipeline pipeline(heap_, kPes);
-    for (std::size_t i = 0; i < 6; ++i) pipeline.put_nbi(1, 0, &source_[i], 16);
-    pipeline.fence(1);
-    for (int i = 0; i < 3; ++i) pipeline.put_nbi(1, 0, &source_[100], 16);
-    finish();
-    EXPECT_EQ(word(1, 0), 101u);
-  }
 }
 
 TEST_P(CudaPipeline, HasRoomForSoMuch) {
@@ -322,7 +311,7 @@ TEST_P(CudaPipeline, HasRoomForSoMuch) {
   int puts = 0;
   for (; pipeline.has_room(1); ++puts) pipeline.put_nbi(1, 0, source_.data(), 16);
   EXPECT_EQ(puts, 512);
-  Transport::Point point;
+  PolledOperations::Point point;
   EXPECT_FALSE(pipeline.reached(1, point));
   EXPECT_FALSE(pipeline.has_room(1));
   finish();
@@ -347,7 +336,7 @@ TEST_P(CudaPipeline, AFailedCopyIsReportedWithItsPe) {
   CopyPipeline pipeline(heap_, kPes);
   pipeline.put_nbi(1, 0, source_.data(), 16);
   streams_.query_result = CUDA_ERROR_LAUNCH_FAILED;
-  Transport::Point point;
+  PolledOperations::Point point;
   expect_error(Code::system, "an earlier copy or signal with PE 1 failed",
                [&] { (void)pipeline.reached(1, point); });
   streams_.query_result = CUDA_SUCCESS;

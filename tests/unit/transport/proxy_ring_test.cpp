@@ -36,14 +36,14 @@ constexpr std::size_t kHeap = 4096;
 constexpr std::size_t kStart = 64;  ///< of the heap, as the transport counts
 
 /// Memory of two PEs. Operations take effect at once; their completion waits for `reachable`.
-class FakeTransport final : public Transport {
+class FakeOperations final : public PolledOperations {
  public:
   std::map<Pe, bool> room, reachable;
   std::map<Pe, std::vector<std::byte>> memory;
   std::vector<std::string> log;
   Pe lost = -1;
 
-  FakeTransport() {
+  FakeOperations() {
     for (const Pe pe : {0, 1}) {
       room[pe] = reachable[pe] = true;
       memory[pe].resize(kStart + kHeap);
@@ -55,33 +55,27 @@ class FakeTransport final : public Transport {
     return value;
   }
 
-  std::string_view name() const noexcept override { return "fake"; }
-  std::vector<std::byte> address() override { return {}; }
-  void connect(std::span<const std::vector<std::byte>>) override {}
-  Reach reach(Pe) const override { return {capability::all_operations, ""}; }
-  void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override {
+  void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override {
     if (pe == lost) fail(Code::peer_failed, "transport fake has lost PE {}", pe);
     log.push_back(fmt::format("put {} {}", pe, bytes));
     std::memcpy(memory[pe].data() + offset, source, bytes);
   }
-  void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) override {
+  void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) override {
     if (pe == lost) fail(Code::peer_failed, "transport fake has lost PE {}", pe);
     log.push_back(fmt::format("get {} {}", pe, bytes));
     std::memcpy(target, memory[pe].data() + offset, bytes);
   }
-  std::uint64_t atomic(Pe pe, AtomicOp, std::size_t offset, std::uint64_t operand, std::uint64_t,
-                       std::size_t) override {
+  void atomic_nbi(Pe pe, AtomicOp, std::size_t offset, std::uint64_t operand, std::uint64_t,
+                  std::size_t, std::uint64_t* before) override {
     log.push_back(fmt::format("atomic {}", pe));
-    const std::uint64_t before = word(pe, offset - kStart), after = before + operand;
+    *before = word(pe, offset - kStart);
+    const std::uint64_t after = *before + operand;
     std::memcpy(memory[pe].data() + offset, &after, sizeof after);
-    return before;
   }
   void signal(Pe pe, std::size_t offset, SignalOp, std::uint64_t value) override {
     log.push_back(fmt::format("signal {} {}", pe, value));
     std::memcpy(memory[pe].data() + offset, &value, sizeof value);
   }
-  void fence(Pe) override {}
-  void quiet() override {}
   bool has_room(Pe pe) override { return room[pe]; }
   bool reached(Pe pe, Point&) override {
     if (pe == lost) fail(Code::peer_failed, "transport fake has lost PE {}", pe);
@@ -99,7 +93,7 @@ class ProxyRing : public testing::Test {
                      .heap_bytes = kHeap,
                      .ring = memory_.ring(),
                      .timeout = timeout,
-                     .route = [this](Pe) { return HeapRoute{transport_, kStart}; },
+                     .route = [this](Pe) { return PolledRoute{transport_, kStart}; },
                      .failure = [this](Pe pe) { return pe == dead_ ? "killed" : ""; }});
   }
   Ticket post(const Request& request) {
@@ -116,7 +110,7 @@ class ProxyRing : public testing::Test {
   }
 
   ProxyMemory memory_;
-  FakeTransport transport_;
+  FakeOperations transport_;
   Pe dead_ = -1;
 };
 
@@ -336,7 +330,7 @@ TEST_F(ProxyRing, CutsLongPutsWhereTheTransportHasNoRoom) {
                      .heap_bytes = source.size(),
                      .ring = memory_.ring(),
                      .timeout = 10s,
-                     .route = [this](Pe) { return HeapRoute{transport_, kStart}; }});
+                     .route = [this](Pe) { return PolledRoute{transport_, kStart}; }});
   post({.kind = Kind::put,
         .pe = 1,
         .source = reinterpret_cast<std::uintptr_t>(source.data()),
@@ -446,10 +440,10 @@ TEST(ProxyRingThreads, OrderWhatProducersStore) {
   const int n = test::rounds(20'000, 2000);
   ProxyMemory memory(2, 20s);
   const device::proxy::Ring& ring = memory.ring();
-  FakeTransport transport;
+  FakeOperations transport;
   Executor executor(
       {.my_pe = 0, .n_pes = 2, .heap_bytes = kHeap, .ring = ring, .timeout = 20s, .route = [&](Pe) {
-         return HeapRoute{transport, kStart};
+         return PolledRoute{transport, kStart};
        }});
   std::vector<std::thread> producers;
   std::atomic<int> wrong{0};
