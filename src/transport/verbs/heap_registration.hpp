@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "transport/message/registered_heap.hpp"
-#include "transport/verbs/port.hpp"
+#include "transport/verbs/port/port.hpp"
 
 namespace shoal::transport::verbs {
 

@@ -24,12 +24,12 @@ constexpr std::int64_t kDefaultQueuePairs = 4;
 
 KernelQueues::KernelQueues(const Options& options)
     : required_(options.settings.gda == "on"),
-      port_(options.port),
+      port_(dynamic_cast<const devx::CommandPort*>(&options.port)),
       heap_(options.heap),
       sink_(options.sink),
       peers_(static_cast<std::size_t>(options.n_pes)) {
   try {
-    require(port_.devx() != nullptr, Code::unsupported,
+    require(port_ != nullptr, Code::unsupported,
             "kernels cannot drive the queues of libibverbs; SHOAL_VERBS_INTERFACE is {}, allowed "
             "with SHOAL_GDA: devx",
             options.settings.verbs_interface);
@@ -48,16 +48,17 @@ KernelQueues::KernelQueues(const Options& options)
 void KernelQueues::create(const Options& options, std::size_t each) {
   QueueLimits limits = options.limits;
   limits.inline_bytes = kInlineBytes;
-  const std::uint32_t slots = devx::ring_blocks(*port_.devx(), limits);
+  const std::uint32_t slots = devx::ring_blocks(port_->commands(), limits);
   const bool rotated = options.settings.verbs_queue_order == "rotated";
   std::size_t existing = options.existing;
   for (const Place& place : creation_order(options.n_pes, options.my_pe, each, rotated)) {
     if (!options.wanted[static_cast<std::size_t>(place.pe)]) continue;
     Line line;
     line.completions =
-        std::make_unique<devx::CompletionQueue>(*port_.devx(), slots, devx::Overrun::ignored);
-    line.queue = make_kernel_queue_pair(port_, limits, {options.my_pe, place.pe, place.index, each},
-                                        existing++, *line.completions);
+        std::make_unique<devx::CompletionQueue>(port_->commands(), slots, devx::Overrun::ignored);
+    line.queue = std::make_unique<devx::CommandQueuePair>(
+        *port_, limits, QueuePairName{options.my_pe, place.pe, place.index, each}, existing++,
+        *line.completions);
     peer(place.pe).lines.push_back(std::move(line));
   }
 }
@@ -110,9 +111,9 @@ std::vector<DeviceQueues::Range> KernelQueues::memory() const {
            {&line.completions->memory(), &line.queue->memory()})
         ranges.push_back({memory->at(0), memory->bytes(), false});
   if (ranges.empty()) return ranges;
-  const auto doorbell = reinterpret_cast<std::uintptr_t>(port_.devx()->doorbell());
+  const auto doorbell = reinterpret_cast<std::uintptr_t>(port_->commands().doorbell());
   auto* const page = reinterpret_cast<std::byte*>(doorbell / kPageBytes * kPageBytes);
-  ranges.push_back({page, kPageBytes, !port_.library().emulated});
+  ranges.push_back({page, kPageBytes, !port_->library().emulated});
   return ranges;
 }
 
@@ -127,7 +128,7 @@ DeviceQueues::Route KernelQueues::route(Pe pe) const {
   route.local_key = heap_.local_key(heap_.base(), 0);
   route.heap_bytes = heap_.first_step(pe);
   route.sink = sink_;
-  route.largest_message = std::min(kLargestMessage, port_.attributes().max_msg_sz);
+  route.largest_message = std::min(kLargestMessage, port_->attributes().max_msg_sz);
   return route;
 }
 
@@ -136,7 +137,7 @@ std::string KernelQueues::describe(Pe pe) const {
   if (!why.empty()) return "no queue pairs for kernels: " + why;
   const std::size_t count = peer(pe).lines.size();
   return fmt::format("{} queue pair{} for kernels on {}", count, count == 1 ? "" : "s",
-                     port_.label());
+                     port_->label());
 }
 
 }  // namespace shoal::transport::verbs

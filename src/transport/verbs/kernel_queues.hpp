@@ -50,7 +50,7 @@ class KernelQueues final : public DeviceQueues {
  private:
   struct Line {
     std::unique_ptr<devx::CompletionQueue> completions;
-    std::unique_ptr<devx::QueuePair> queue;
+    std::unique_ptr<devx::CommandQueuePair> queue;
   };
   struct Peer {
     std::vector<Line> lines;
@@ -64,7 +64,7 @@ class KernelQueues final : public DeviceQueues {
   const Peer& peer(Pe pe) const noexcept { return peers_[static_cast<std::size_t>(pe)]; }
 
   const bool required_;
-  const Port& port_;
+  const devx::CommandPort* const port_;  ///< nullptr: without device commands
   const HeapRegistration& heap_;
   const mlx5::Memory sink_;
   std::size_t each_ = 0;

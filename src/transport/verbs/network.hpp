@@ -30,8 +30,8 @@
 #include "transport/module.hpp"
 #include "transport/verbs/heap_registration.hpp"
 #include "transport/verbs/kernel_queues.hpp"
-#include "transport/verbs/pages.hpp"
-#include "transport/verbs/queue_pair.hpp"
+#include "transport/verbs/port/pages.hpp"
+#include "transport/verbs/port/queue_pair.hpp"
 #include "transport/verbs/ring.hpp"
 
 namespace shoal::transport::verbs {

@@ -2,6 +2,7 @@
 #include "transport/verbs/report.hpp"
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 
 #include "transport/verbs/network.hpp"
@@ -20,29 +21,14 @@ Listed& listed() {
 }
 
 const char* name_of(ibv_port_state state) {
-  switch (state) {
-    case IBV_PORT_DOWN:
-      return "down";
-    case IBV_PORT_INIT:
-      return "initializing";
-    case IBV_PORT_ARMED:
-      return "armed";
-    case IBV_PORT_ACTIVE:
-      return "active";
-    default:
-      return "unknown";
-  }
+  constexpr std::array kNames = {"unknown", "down", "initializing", "armed", "active"};
+  return state < kNames.size() ? kNames[state] : kNames[0];
 }
 
 const char* name_of(ibv_atomic_cap atomics) {
-  switch (atomics) {
-    case IBV_ATOMIC_NONE:
-      return "none";
-    case IBV_ATOMIC_HCA:
-      return "among operations of this NIC";
-    default:
-      return "also towards processors";
-  }
+  return atomics == IBV_ATOMIC_NONE  ? "none"
+         : atomics == IBV_ATOMIC_HCA ? "among operations of this NIC"
+                                     : "also towards processors";
 }
 
 NicReport report_port(const PortAttributes& port) {

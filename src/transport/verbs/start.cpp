@@ -12,6 +12,7 @@
 #include "transport/message/limits.hpp"
 #include "transport/message/pieces.hpp"
 #include "transport/verbs/network.hpp"
+#include "transport/verbs/open_port.hpp"
 #include "transport/verbs/order.hpp"
 #include "transport/verbs/report.hpp"
 #include "transport/verbs/requirements.hpp"
@@ -92,9 +93,8 @@ void Network::open_ports(const Context& context, std::size_t n_peers) {
   const std::size_t queue_pairs = n_peers * queue_pairs_;
   for (const std::size_t port : choice.ports) {
     auto line = std::make_unique<Line>(Line{.index = lines_.size()});
-    line->port =
-        std::make_unique<Port>(library_, offers[port], settings_,
-                               queue_pairs * static_cast<std::size_t>(settings_.verbs_depth));
+    line->port = open_port(library_, offers[port], settings_,
+                           queue_pairs * static_cast<std::size_t>(settings_.verbs_depth));
     line->limits = QueueLimits::of(*line->port, settings_, queue_pairs);
     check_demand(*line, queue_pairs);
     make_memory(*line, queue_pairs);
@@ -156,8 +156,8 @@ void Network::create_queue_pairs(const Context& context) {
       const auto id = static_cast<std::uint32_t>(connections_.size());
       auto connection = std::make_unique<Connection>(Connection{
           .line = line, .peer = engine_.peer(place.pe), .id = id, .index = line.queue_pairs});
-      const QueuePair::Name name{context.my_pe, place.pe, place.index, queue_pairs_};
-      connection->queue = make_queue_pair(*line.port, line.limits, name, line.queue_pairs);
+      const QueuePairName name{context.my_pe, place.pe, place.index, queue_pairs_};
+      connection->queue = line.port->make_queue_pair(line.limits, name, line.queue_pairs);
       connection->posted.resize(line.limits.depth);
       ++line.queue_pairs;
       Link& link = links_[pe];

@@ -14,8 +14,8 @@
 #ifdef SHOAL_WITH_FAKE_VERBS
 #include <infiniband/verbs.h>
 
-#include "transport/verbs/address.hpp"
 #include "transport/verbs/order.hpp"
+#include "transport/verbs/port/address.hpp"
 #include "transport/verbs/requirements.hpp"
 
 namespace shoal::test {

@@ -17,9 +17,9 @@
 
 #include "support/expect_error.hpp"
 #include "support/world/verbs.hpp"
-#include "transport/verbs/devx/device.hpp"
 #include "transport/verbs/devx/path.hpp"
-#include "transport/verbs/queue_pair.hpp"
+#include "transport/verbs/open_port.hpp"
+#include "transport/verbs/port/queue_pair.hpp"
 
 namespace shoal::test {
 namespace {
@@ -31,12 +31,13 @@ constexpr auto kDeadline = std::chrono::seconds(20);
 /// A port with memory and two queue pairs that are connected to each other.
 struct Rig {
   explicit Rig(const Settings& settings, std::size_t completions = 1024)
-      : port(load_library(settings.verbs_library), {"mlx5_0", 1, true}, settings, completions),
+      : opened(open_port(load_library(settings.verbs_library), {"mlx5_0", 1, true}, settings,
+                         completions)),
         limits(QueueLimits::of(port, settings, 2)),
         memory(1 << 16),
         region(port.register_memory(memory.data(), memory.size() * 8, Peers::access)),
-        a(make_queue_pair(port, limits, {0, 1, 0, 1}, 0)),
-        b(make_queue_pair(port, limits, {1, 0, 0, 1}, 1)) {}
+        a(port.make_queue_pair(limits, {0, 1, 0, 1}, 0)),
+        b(port.make_queue_pair(limits, {1, 0, 0, 1}, 1)) {}
   void connect() {
     a->connect(port.path(), {b->number(), b->first_packet(), 0});
     b->connect(port.path(), {a->number(), a->first_packet(), 0});
@@ -79,7 +80,8 @@ struct Rig {
     return completion;
   }
 
-  Port port;
+  std::unique_ptr<Port> opened;
+  Port& port = *opened;
   QueueLimits limits;
   std::vector<std::uint64_t> memory;
   MemoryRegion region;
@@ -114,8 +116,7 @@ class VerbsQueuePair : public WithVerbs, public testing::WithParamInterface<Vari
 
 TEST_P(VerbsQueuePair, UsesTheChosenInterface) {
   const Rig rig(settings());
-  EXPECT_EQ(rig.port.devx() != nullptr, uses_devx());
-  EXPECT_EQ(rig.port.queue() != nullptr, !uses_devx());
+  EXPECT_EQ(dynamic_cast<const devx::CommandPort*>(&rig.port) != nullptr, uses_devx());
 }
 
 TEST_P(VerbsQueuePair, WritesReadsAndChangesWords) {
@@ -320,7 +321,7 @@ TEST_F(VerbsDevx, ADeviceWithoutItIsNamed) {
   chosen.verbs_mlx5_library =
       std::filesystem::path(kEmulatedIbverbs).replace_filename("libmlx5.so.1");
   expect_error(Code::unsupported, "fake_0 is no mlx5 device for " + chosen.verbs_mlx5_library,
-               [&] { Port port(load_library(kFakeIbverbs), {"fake_0", 1, true}, chosen, 16); });
+               [&] { open_port(load_library(kFakeIbverbs), {"fake_0", 1, true}, chosen, 16); });
 }
 
 // Its targets serve requests when they poll, so senders announce what they send.
@@ -384,7 +385,7 @@ TEST_F(VerbsDevx, RefusedCommandsAreNamedWithTheirStatus) {
   expect_error(Code::unsupported,
                "queue pair 3 of 4 for PE 9 on mlx5_0:1 (PE 0) cannot be created: CREATE_QP: limit "
                "exceeded (status 0x8, syndrome 0x0); 2 others exist (device: at most 2)",
-               [&] { make_queue_pair(rig.port, rig.limits, {0, 9, 2, 4}, 2); });
+               [&] { rig.port.make_queue_pair(rig.limits, {0, 9, 2, 4}, 2); });
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/check.hpp"
 #include "base/mlx5/host_bus.hpp"
@@ -16,36 +17,23 @@ namespace {
 
 ibv_wc_status status_of(mlx5::Syndrome syndrome) {
   using mlx5::Syndrome;
-  switch (syndrome) {
-    case Syndrome::none:
-      return IBV_WC_SUCCESS;
-    case Syndrome::local_length:
-      return IBV_WC_LOC_LEN_ERR;
-    case Syndrome::local_qp_operation:
-      return IBV_WC_LOC_QP_OP_ERR;
-    case Syndrome::local_protection:
-      return IBV_WC_LOC_PROT_ERR;
-    case Syndrome::flushed:
-      return IBV_WC_WR_FLUSH_ERR;
-    case Syndrome::memory_window_bind:
-      return IBV_WC_MW_BIND_ERR;
-    case Syndrome::bad_response:
-      return IBV_WC_BAD_RESP_ERR;
-    case Syndrome::local_access:
-      return IBV_WC_LOC_ACCESS_ERR;
-    case Syndrome::remote_invalid_request:
-      return IBV_WC_REM_INV_REQ_ERR;
-    case Syndrome::remote_access:
-      return IBV_WC_REM_ACCESS_ERR;
-    case Syndrome::remote_operation:
-      return IBV_WC_REM_OP_ERR;
-    case Syndrome::retry_exceeded:
-      return IBV_WC_RETRY_EXC_ERR;
-    case Syndrome::rnr_retry_exceeded:
-      return IBV_WC_RNR_RETRY_EXC_ERR;
-    case Syndrome::remote_aborted:
-      return IBV_WC_REM_ABORT_ERR;
-  }
+  static constexpr std::pair<Syndrome, ibv_wc_status> kStatus[] = {
+      {Syndrome::none, IBV_WC_SUCCESS},
+      {Syndrome::local_length, IBV_WC_LOC_LEN_ERR},
+      {Syndrome::local_qp_operation, IBV_WC_LOC_QP_OP_ERR},
+      {Syndrome::local_protection, IBV_WC_LOC_PROT_ERR},
+      {Syndrome::flushed, IBV_WC_WR_FLUSH_ERR},
+      {Syndrome::memory_window_bind, IBV_WC_MW_BIND_ERR},
+      {Syndrome::bad_response, IBV_WC_BAD_RESP_ERR},
+      {Syndrome::local_access, IBV_WC_LOC_ACCESS_ERR},
+      {Syndrome::remote_invalid_request, IBV_WC_REM_INV_REQ_ERR},
+      {Syndrome::remote_access, IBV_WC_REM_ACCESS_ERR},
+      {Syndrome::remote_operation, IBV_WC_REM_OP_ERR},
+      {Syndrome::retry_exceeded, IBV_WC_RETRY_EXC_ERR},
+      {Syndrome::rnr_retry_exceeded, IBV_WC_RNR_RETRY_EXC_ERR},
+      {Syndrome::remote_aborted, IBV_WC_REM_ABORT_ERR}};
+  for (const auto& [value, status] : kStatus)
+    if (value == syndrome) return status;
   return IBV_WC_GENERAL_ERR;
 }
 
@@ -153,7 +141,7 @@ CompletionQueue::CompletionQueue(const Device& device, std::uint32_t entries, Ov
   number_ = command.object();
 }
 
-void Device::add(QueuePair& pair) {
+void Device::add(CommandQueuePair& pair) {
   pairs_[pair.number()] = &pair;
 }
 

@@ -10,11 +10,11 @@
 
 #include "shoal/device/detail/mlx5/work_queue.hpp"
 #include "transport/verbs/devx/library.hpp"
-#include "transport/verbs/pages.hpp"
+#include "transport/verbs/port/pages.hpp"
 
 namespace shoal::transport::verbs::devx {
 
-class QueuePair;
+class CommandQueuePair;
 
 /// What a context, a protection domain and a name for messages are needed for.
 struct Place {
@@ -91,7 +91,7 @@ class Device {
 
   /// Completed requests, of queue pairs that are known.
   int poll(std::span<ibv_wc> completions) noexcept;
-  void add(QueuePair& pair);
+  void add(CommandQueuePair& pair);
   void remove(std::uint32_t number) noexcept { pairs_.erase(number); }
 
  private:
@@ -104,7 +104,7 @@ class Device {
   std::unique_ptr<mlx5dv_devx_uar, void (*)(mlx5dv_devx_uar*)> page_{nullptr, nullptr};
   std::unique_ptr<CompletionQueue> queue_;
   std::uint32_t consumed_ = 0;
-  std::unordered_map<std::uint32_t, QueuePair*> pairs_;  ///< by number
+  std::unordered_map<std::uint32_t, CommandQueuePair*> pairs_;  ///< by number
 };
 
 }  // namespace shoal::transport::verbs::devx

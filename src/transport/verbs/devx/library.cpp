@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <type_traits>
+#include <utility>
 
 #include "base/check.hpp"
 #include "base/system_error.hpp"
@@ -27,38 +28,24 @@ std::string find_file(const std::string& file, const std::string& verbs_file) {
 
 /// Of the status byte of a response.
 const char* status_text(std::uint32_t status) {
-  switch (status) {
-    case 0x00:
-      return "success";
-    case 0x01:
-      return "internal error";
-    case 0x02:
-      return "operation not supported";
-    case 0x03:
-      return "bad parameter";
-    case 0x04:
-      return "bad system state";
-    case 0x05:
-      return "bad resource";
-    case 0x06:
-      return "resource busy";
-    case 0x08:
-      return "limit exceeded";
-    case 0x09:
-      return "bad state of a resource";
-    case 0x0a:
-      return "bad index";
-    case 0x0f:
-      return "no resources";
-    case 0x10:
-      return "bad state of the queue pair";
-    case 0x50:
-      return "bad length of the command";
-    case 0x51:
-      return "bad length of the response";
-    default:
-      return "unknown status";
-  }
+  static constexpr std::pair<std::uint32_t, const char*> kTexts[] = {
+      {0x00, "success"},
+      {0x01, "internal error"},
+      {0x02, "operation not supported"},
+      {0x03, "bad parameter"},
+      {0x04, "bad system state"},
+      {0x05, "bad resource"},
+      {0x06, "resource busy"},
+      {0x08, "limit exceeded"},
+      {0x09, "bad state of a resource"},
+      {0x0a, "bad index"},
+      {0x0f, "no resources"},
+      {0x10, "bad state of the queue pair"},
+      {0x50, "bad length of the command"},
+      {0x51, "bad length of the response"}};
+  for (const auto& [value, text] : kTexts)
+    if (value == status) return text;
+  return "unknown status";
 }
 
 }  // namespace
@@ -92,45 +79,27 @@ std::shared_ptr<const Library> load_library(const std::string& file,
             "{} is no libmlx5 with device commands (rdma-core 24 or newer): it lacks {}. {}",
             library->file, name, kRemedy);
   };
-  load(library->is_supported, "mlx5dv_is_supported");
-  load(library->open_device, "mlx5dv_open_device");
-  load(library->init_obj, "mlx5dv_init_obj");
-  load(library->alloc_uar, "mlx5dv_devx_alloc_uar");
-  load(library->free_uar, "mlx5dv_devx_free_uar");
-  load(library->umem_reg, "mlx5dv_devx_umem_reg");
-  load(library->umem_dereg, "mlx5dv_devx_umem_dereg");
-  load(library->query_eqn, "mlx5dv_devx_query_eqn");
-  load(library->general_cmd, "mlx5dv_devx_general_cmd");
-  load(library->obj_create, "mlx5dv_devx_obj_create");
-  load(library->obj_modify, "mlx5dv_devx_obj_modify");
-  load(library->obj_query, "mlx5dv_devx_obj_query");
-  load(library->obj_destroy, "mlx5dv_devx_obj_destroy");
+#define SHOAL_DEVX_LOAD(field, function) load(library->field, #function);
+  SHOAL_DEVX_FUNCTIONS(SHOAL_DEVX_LOAD)
+#undef SHOAL_DEVX_LOAD
   library->poll_emulator = reinterpret_cast<decltype(library->poll_emulator)>(
       dlsym(handle, "shoal_emulator_poll"));  // of the libibverbs that it uses
   return library;
 }
 
 const char* name_of(mlx5::Command command) {
-  switch (command) {
-    case mlx5::Command::query_hca_cap:
-      return "QUERY_HCA_CAP";
-    case mlx5::Command::create_cq:
-      return "CREATE_CQ";
-    case mlx5::Command::create_qp:
-      return "CREATE_QP";
-    case mlx5::Command::reset_to_init:
-      return "RST2INIT_QP";
-    case mlx5::Command::init_to_rtr:
-      return "INIT2RTR_QP";
-    case mlx5::Command::rtr_to_rts:
-      return "RTR2RTS_QP";
-    case mlx5::Command::query_qp:
-      return "QUERY_QP";
-    case mlx5::Command::to_error:
-      return "2ERR_QP";
-    default:
-      return "command";
-  }
+  static constexpr std::pair<mlx5::Command, const char*> kNames[] = {
+      {mlx5::Command::query_hca_cap, "QUERY_HCA_CAP"},
+      {mlx5::Command::create_cq, "CREATE_CQ"},
+      {mlx5::Command::create_qp, "CREATE_QP"},
+      {mlx5::Command::reset_to_init, "RST2INIT_QP"},
+      {mlx5::Command::init_to_rtr, "INIT2RTR_QP"},
+      {mlx5::Command::rtr_to_rts, "RTR2RTS_QP"},
+      {mlx5::Command::query_qp, "QUERY_QP"},
+      {mlx5::Command::to_error, "2ERR_QP"}};
+  for (const auto& [value, name] : kNames)
+    if (value == command) return name;
+  return "command";
 }
 
 Command::Command(mlx5::Command opcode, std::size_t bytes, std::size_t response_bytes)

@@ -14,22 +14,29 @@
 
 namespace shoal::transport::verbs::devx {
 
+// Field and function.
+#define SHOAL_DEVX_FUNCTIONS(X)           \
+  X(is_supported, mlx5dv_is_supported)    \
+  X(open_device, mlx5dv_open_device)      \
+  X(init_obj, mlx5dv_init_obj)            \
+  X(alloc_uar, mlx5dv_devx_alloc_uar)     \
+  X(free_uar, mlx5dv_devx_free_uar)       \
+  X(umem_reg, mlx5dv_devx_umem_reg)       \
+  X(umem_dereg, mlx5dv_devx_umem_dereg)   \
+  X(query_eqn, mlx5dv_devx_query_eqn)     \
+  X(general_cmd, mlx5dv_devx_general_cmd) \
+  X(obj_create, mlx5dv_devx_obj_create)   \
+  X(obj_modify, mlx5dv_devx_obj_modify)   \
+  X(obj_query, mlx5dv_devx_obj_query)     \
+  X(obj_destroy, mlx5dv_devx_obj_destroy)
+
 struct Library {
   std::string file;  ///< that was loaded
 
-  decltype(&::mlx5dv_is_supported) is_supported = nullptr;
-  decltype(&::mlx5dv_open_device) open_device = nullptr;
-  decltype(&::mlx5dv_init_obj) init_obj = nullptr;
-  decltype(&::mlx5dv_devx_alloc_uar) alloc_uar = nullptr;
-  decltype(&::mlx5dv_devx_free_uar) free_uar = nullptr;
-  decltype(&::mlx5dv_devx_umem_reg) umem_reg = nullptr;
-  decltype(&::mlx5dv_devx_umem_dereg) umem_dereg = nullptr;
-  decltype(&::mlx5dv_devx_query_eqn) query_eqn = nullptr;
-  decltype(&::mlx5dv_devx_general_cmd) general_cmd = nullptr;
-  decltype(&::mlx5dv_devx_obj_create) obj_create = nullptr;
-  decltype(&::mlx5dv_devx_obj_modify) obj_modify = nullptr;
-  decltype(&::mlx5dv_devx_obj_query) obj_query = nullptr;
-  decltype(&::mlx5dv_devx_obj_destroy) obj_destroy = nullptr;
+// NOLINTNEXTLINE(bugprone-macro-parentheses): the name of a member
+#define SHOAL_DEVX_FIELD(field, function) decltype(&::function) field = nullptr;
+  SHOAL_DEVX_FUNCTIONS(SHOAL_DEVX_FIELD)
+#undef SHOAL_DEVX_FIELD
   /// Shoal's emulated NIC makes progress by this call, as by ibv_poll_cq; nullptr for other NICs.
   void (*poll_emulator)(ibv_context*) = nullptr;
 

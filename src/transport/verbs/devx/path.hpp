@@ -9,7 +9,7 @@
 #include <string>
 
 #include "transport/verbs/devx/library.hpp"
-#include "transport/verbs/port.hpp"
+#include "transport/verbs/port/port.hpp"
 
 namespace shoal::transport::verbs::devx {
 

@@ -9,7 +9,6 @@
 #include "base/check.hpp"
 #include "base/mlx5/host_bus.hpp"
 #include "transport/verbs/devx/path.hpp"
-#include "transport/verbs/port.hpp"
 
 namespace shoal::transport::verbs::devx {
 namespace {
@@ -105,29 +104,32 @@ std::uint32_t ring_blocks(const Device& device, const QueueLimits& limits) {
   return blocks;
 }
 
-QueuePair::QueuePair(const Port& port, const QueueLimits& limits, const Name& name,
-                     std::size_t existing)
-    : verbs::QueuePair(port, limits, name),
-      device_(*port.devx()),
+CommandQueuePair::CommandQueuePair(const CommandPort& port, const QueueLimits& limits,
+                                   const QueuePairName& name, std::size_t existing)
+    : QueuePair(port, limits, name),
+      device_(port.commands()),
       memory_(device_.library(), device_.place(), memory_bytes(device_, limits), std::byte{0},
               describe()) {
   lay_out();
   ids_.resize(queue_.blocks);
   create(existing, device_.queue());
+  to_init();
   device_.add(*this);
 }
 
-QueuePair::QueuePair(const Port& port, const QueueLimits& limits, const Name& name,
-                     std::size_t existing, const CompletionQueue& completions)
-    : verbs::QueuePair(port, limits, name),
-      device_(*port.devx()),
+CommandQueuePair::CommandQueuePair(const CommandPort& port, const QueueLimits& limits,
+                                   const QueuePairName& name, std::size_t existing,
+                                   const CompletionQueue& completions)
+    : QueuePair(port, limits, name),
+      device_(port.commands()),
       memory_(device_.library(), device_.place(), memory_bytes(device_, limits), std::byte{0},
               describe()) {
   lay_out();
   create(existing, completions.number());
+  to_init();
 }
 
-void QueuePair::lay_out() {
+void CommandQueuePair::lay_out() {
   inline_bytes_ = limits_.inline_bytes;
   queue_.blocks = ring_blocks(device_, limits_);
   queue_.ring = reinterpret_cast<mlx5::Segment*>(memory_.at(0));
@@ -137,11 +139,11 @@ void QueuePair::lay_out() {
   queue_.doorbell = device_.doorbell();
 }
 
-QueuePair::~QueuePair() {
+CommandQueuePair::~CommandQueuePair() {
   device_.remove(queue_.number);
 }
 
-void QueuePair::create(std::size_t existing, std::uint32_t completions) {
+void CommandQueuePair::create(std::size_t existing, std::uint32_t completions) {
   Command command(mlx5::Command::create_qp, f::kCommandBytes);
   std::byte* const in = command.in();
   std::byte* const at = in + f::kAt;
@@ -165,7 +167,7 @@ void QueuePair::create(std::size_t existing, std::uint32_t completions) {
   queue_.number = command.object();
 }
 
-std::string QueuePair::modify(ibv_qp_attr& attributes, int /*mask*/) {
+std::string CommandQueuePair::modify(ibv_qp_attr& attributes, int /*mask*/) {
   Command command(command_for(attributes.qp_state), f::kCommandBytes);
   mlx5::set(command.in(), mlx5::command::kObject, queue_.number);
   std::byte* const at = command.in() + f::kAt;
@@ -181,7 +183,7 @@ std::string QueuePair::modify(ibv_qp_attr& attributes, int /*mask*/) {
   return code == 0 ? std::string() : command.problem(code);
 }
 
-std::string QueuePair::state() const {
+std::string CommandQueuePair::state() const {
   constexpr std::array kNames = {"RESET", "INIT", "RTR", "RTS", "SQE", "SQD", "ERR"};
   Command command(mlx5::Command::query_qp, mlx5::command::kResponseBytes, f::kAt + f::kBytes);
   mlx5::set(command.in(), mlx5::command::kObject, queue_.number);
@@ -192,13 +194,13 @@ std::string QueuePair::state() const {
   return state < kNames.size() ? kNames[state] : "ERR";
 }
 
-void QueuePair::stop() noexcept {
+void CommandQueuePair::stop() noexcept {
   auto attributes = zeroed<ibv_qp_attr>();
   attributes.qp_state = IBV_QPS_ERR;
   modify(attributes, IBV_QP_STATE);
 }
 
-int QueuePair::write(const ibv_send_wr& request, mlx5::Posted& posted) noexcept {
+int CommandQueuePair::write(const ibv_send_wr& request, mlx5::Posted& posted) noexcept {
   const bool writes = request.opcode == IBV_WR_RDMA_WRITE;
   const mlx5::Flags flags = flags_of(request);
   if (request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ||
@@ -235,7 +237,7 @@ int QueuePair::write(const ibv_send_wr& request, mlx5::Posted& posted) noexcept 
   return 0;
 }
 
-int QueuePair::post(ibv_send_wr& first) noexcept {
+int CommandQueuePair::post(ibv_send_wr& first) noexcept {
   const std::uint32_t before = posted_;
   mlx5::Posted posted;
   int code = 0;
@@ -263,7 +265,7 @@ int QueuePair::post(ibv_send_wr& first) noexcept {
   return 0;
 }
 
-std::uint64_t QueuePair::completed(std::uint16_t index) noexcept {
+std::uint64_t CommandQueuePair::completed(std::uint16_t index) noexcept {
   completed_ = mlx5::completed_after(queue_, completed_, posted_, index);
   return ids_[index & (queue_.blocks - 1)];
 }

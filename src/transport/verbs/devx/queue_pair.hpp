@@ -5,20 +5,21 @@
 
 #include <vector>
 
-#include "transport/verbs/devx/device.hpp"
-#include "transport/verbs/queue_pair.hpp"
+#include "transport/verbs/devx/port.hpp"
+#include "transport/verbs/port/queue_pair.hpp"
 
 namespace shoal::transport::verbs::devx {
 
-class QueuePair final : public verbs::QueuePair {
+class CommandQueuePair final : public QueuePair {
  public:
-  /// As verbs::make_queue_pair, in state RESET.
-  QueuePair(const Port& port, const QueueLimits& limits, const Name& name, std::size_t existing);
+  /// As Port::make_queue_pair.
+  CommandQueuePair(const CommandPort& port, const QueueLimits& limits, const QueuePairName& name,
+                   std::size_t existing);
   /// With a completion queue of its own. Nothing may be posted by post(): kernels write requests
   /// and read completions.
-  QueuePair(const Port& port, const QueueLimits& limits, const Name& name, std::size_t existing,
-            const CompletionQueue& completions);
-  ~QueuePair() override;
+  CommandQueuePair(const CommandPort& port, const QueueLimits& limits, const QueuePairName& name,
+                   std::size_t existing, const CompletionQueue& completions);
+  ~CommandQueuePair() override;
 
   std::uint32_t number() const noexcept override { return queue_.number; }
   std::string state() const override;

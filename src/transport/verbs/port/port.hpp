@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // port.hpp: a port of an RDMA device with its protection domain, completion queue and registered
-// memory. Not thread-safe: the engine's lock guards it.
+// memory. library_port.hpp makes its queues by libibverbs, devx/port.hpp by device commands. Not
+// thread-safe: the engine's lock guards it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "shoal/heap.hpp"
 #include "shoal/settings.hpp"
-#include "transport/verbs/address.hpp"
-#include "transport/verbs/library.hpp"
+#include "transport/verbs/port/address.hpp"
+#include "transport/verbs/port/library.hpp"
 
 namespace shoal::transport::verbs {
 
-namespace devx {
-class Device;
-struct Library;
-}  // namespace devx
+class QueuePair;
+struct QueueLimits;
 
 /// An object of libibverbs with the function that releases it.
 template <typename T>
@@ -61,6 +62,9 @@ std::vector<PortAttributes> query_ports(const Library& library);
 /// The same, names and states alone.
 std::vector<PortOffer> list_ports(const Library& library);
 
+/// Opens a device by libibverbs. Throws Error{unsupported}.
+Handle<ibv_context> open_device(const Library& library, ibv_device* device);
+
 /// Whether peers may access registered memory.
 enum class Peers : std::uint8_t { no_access, access };
 
@@ -74,13 +78,17 @@ struct MemoryRegion {
   }
 };
 
+/// Which queue pair it is, for messages: "queue pair 2 of 4 for PE 7 on mlx5_0:1 (PE 3)".
+struct QueuePairName {
+  Pe my_pe;
+  Pe peer;
+  std::size_t index;
+  std::size_t count;
+};
+
 class Port {
  public:
-  /// Opens a port and makes a completion queue for `completions` entries, or as many as the device
-  /// has. Throws Error{unsupported}.
-  Port(std::shared_ptr<const Library> library, const PortOffer& offer, const Settings& settings,
-       std::size_t completions);
-  ~Port();
+  virtual ~Port() = default;
   Port(const Port&) = delete;
   Port& operator=(const Port&) = delete;
 
@@ -99,12 +107,13 @@ class Port {
   bool is_software() const noexcept;
   PathAddress path() const;
   ibv_pd* domain() const noexcept { return domain_.get(); }
-  /// Of libibverbs; null where device commands make the queues.
-  ibv_cq* queue() const noexcept { return queue_.get(); }
-  /// SHOAL_VERBS_INTERFACE=devx; else null.
-  devx::Device* devx() const noexcept { return devx_.get(); }
   /// Entries of the completion queue.
-  std::size_t completions() const noexcept;
+  virtual std::size_t completions() const noexcept = 0;
+  /// A queue pair in state INIT. `existing`: queue pairs that the port has, for the message. Throws
+  /// Error{unsupported}.
+  virtual std::unique_ptr<QueuePair> make_queue_pair(const QueueLimits& limits,
+                                                     const QueuePairName& name,
+                                                     std::size_t existing) const = 0;
 
   /// Throws Error{unsupported} naming the limits.
   MemoryRegion register_memory(void* memory, std::size_t bytes, Peers peers) const;
@@ -114,14 +123,19 @@ class Port {
   /// The same by its address. Without a handle where that fails: errno says why.
   MemoryRegion register_address(std::byte* start, std::size_t bytes) const noexcept;
   /// Completed requests. Negative: the completion queue is in error.
-  int poll(std::span<ibv_wc> completions) const noexcept;
+  virtual int poll(std::span<ibv_wc> completions) const noexcept = 0;
   /// Takes an asynchronous event of the device; false without one.
   bool take_event(ibv_async_event& event) const noexcept;
 
+ protected:
+  using Opener = std::function<Handle<ibv_context>(ibv_device*)>;
+  /// Opens a port of the device that `open` opens. Throws Error{unsupported}.
+  Port(std::shared_ptr<const Library> library, const PortOffer& offer, const Settings& settings,
+       const Opener& open);
+  ibv_context* context() const noexcept { return context_.get(); }
+
  private:
-  void open(const std::string& device, const Settings& settings);
   void choose_gid(std::int64_t wanted);
-  void create_queue(std::size_t completions);
 
   std::shared_ptr<const Library> library_;
   std::string label_;
@@ -133,9 +147,6 @@ class Port {
   ibv_port_attr port_ = zeroed<ibv_port_attr>();
   Handle<ibv_context> context_{nullptr, nullptr};
   Handle<ibv_pd> domain_{nullptr, nullptr};
-  Handle<ibv_cq> queue_{nullptr, nullptr};
-  std::shared_ptr<const devx::Library> devx_library_;
-  std::unique_ptr<devx::Device> devx_;
 };
 
 }  // namespace shoal::transport::verbs

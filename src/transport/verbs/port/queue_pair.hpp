@@ -2,18 +2,11 @@
 // queue_pair.hpp: a reliable connection to a queue pair of one peer. It has no receive queue.
 #pragma once
 
-#include <memory>
 #include <string>
 
-#include "shoal/heap.hpp"
-#include "transport/verbs/port.hpp"
+#include "transport/verbs/port/port.hpp"
 
 namespace shoal::transport::verbs {
-
-namespace devx {
-class CompletionQueue;
-class QueuePair;
-}  // namespace devx
 
 /// What all queue pairs of a port have in common: settings, within the limits of the device.
 struct QueueLimits {
@@ -31,14 +24,6 @@ struct QueueLimits {
 
 class QueuePair {
  public:
-  /// Which one it is, for messages: "queue pair 2 of 4 for PE 7 on mlx5_0:1 (PE 3)".
-  struct Name {
-    Pe my_pe;
-    Pe peer;
-    std::size_t index;
-    std::size_t count;
-  };
-
   virtual ~QueuePair() = default;
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;
@@ -62,7 +47,9 @@ class QueuePair {
   std::string describe() const;
 
  protected:
-  QueuePair(const Port& port, const QueueLimits& limits, const Name& name);
+  QueuePair(const Port& port, const QueueLimits& limits, const QueuePairName& name);
+  /// The last step of a constructor.
+  void to_init();
   /// Changes its state. Empty, or why not.
   virtual std::string modify(ibv_qp_attr& attributes, int mask) = 0;
   [[noreturn]] void refuse_creation(const std::string& problem, std::size_t existing) const;
@@ -72,30 +59,15 @@ class QueuePair {
   std::uint32_t inline_bytes_ = 0;
 
  private:
-  friend std::unique_ptr<QueuePair> make_queue_pair(const Port& port, const QueueLimits& limits,
-                                                    const Name& name, std::size_t existing);
-  friend std::unique_ptr<devx::QueuePair> make_kernel_queue_pair(
-      const Port& port, const QueueLimits& limits, const Name& name, std::size_t existing,
-      const devx::CompletionQueue& completions);
-
   void change(ibv_qp_attr& attributes, int mask, const std::string& detail);
-  void to_init();
   void to_receive(const PathAddress& path, const QueueAddress& peer);
   void to_send();
 
-  const Name name_;
+  const QueuePairName name_;
   std::uint32_t first_packet_;
 };
 
-/// A queue pair for kernels in state INIT, of a port with device commands.
-std::unique_ptr<devx::QueuePair> make_kernel_queue_pair(const Port& port, const QueueLimits& limits,
-                                                        const QueuePair::Name& name,
-                                                        std::size_t existing,
-                                                        const devx::CompletionQueue& completions);
-
-/// A queue pair in state INIT, by the interface of the port. `existing`: queue pairs that the port
-/// has, for the message. Throws Error{unsupported}.
-std::unique_ptr<QueuePair> make_queue_pair(const Port& port, const QueueLimits& limits,
-                                           const QueuePair::Name& name, std::size_t existing);
+/// "RTS".
+const char* name_of(ibv_qp_state state);
 
 }  // namespace shoal::transport::verbs

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/verbs/queue_pair.hpp"
+#include "transport/verbs/port/queue_pair.hpp"
 
 #include <sys/random.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
 #include "base/check.hpp"
-#include "transport/verbs/devx/queue_pair.hpp"
 
 namespace shoal::transport::verbs {
 namespace {
@@ -25,73 +25,16 @@ std::uint32_t random_packet_number() {
   return number & 0xffffff;
 }
 
-const char* name_of(ibv_qp_state state) {
-  switch (state) {
-    case IBV_QPS_RESET:
-      return "RESET";
-    case IBV_QPS_INIT:
-      return "INIT";
-    case IBV_QPS_RTR:
-      return "RTR";
-    case IBV_QPS_RTS:
-      return "RTS";
-    case IBV_QPS_SQD:
-      return "SQD";
-    case IBV_QPS_SQE:
-      return "SQE";
-    default:
-      return "ERR";
-  }
-}
-
 int bytes_of(std::uint8_t mtu) {
   return 128 << mtu;
 }
 
-/// Created and driven by libibverbs.
-class LibraryQueuePair final : public QueuePair {
- public:
-  LibraryQueuePair(const Port& port, const QueueLimits& limits, const Name& name,
-                   std::size_t existing)
-      : QueuePair(port, limits, name) {
-    auto wanted = zeroed<ibv_qp_init_attr>();
-    wanted.send_cq = wanted.recv_cq = port.queue();
-    wanted.qp_type = IBV_QPT_RC;
-    wanted.cap.max_send_wr = limits.depth;
-    wanted.cap.max_send_sge = 1;
-    wanted.cap.max_inline_data = limits.inline_bytes;
-    handle_ = {port.library().create_qp(port.domain(), &wanted), port.library().destroy_qp};
-    if (handle_ == nullptr) refuse_creation(error_text(errno), existing);
-    inline_bytes_ = wanted.cap.max_inline_data;
-  }
-  std::uint32_t number() const noexcept override { return handle_->qp_num; }
-  bool is(const ibv_qp* handle) const noexcept override { return handle_.get() == handle; }
-  std::string state() const override {
-    auto attributes = zeroed<ibv_qp_attr>();
-    auto init = zeroed<ibv_qp_init_attr>();
-    const int code = port_.library().query_qp(handle_.get(), &attributes, IBV_QP_STATE, &init);
-    return code == 0 ? name_of(attributes.qp_state) : error_text(code);
-  }
-  void stop() noexcept override {
-    auto attributes = zeroed<ibv_qp_attr>();
-    attributes.qp_state = IBV_QPS_ERR;
-    port_.library().modify_qp(handle_.get(), &attributes, IBV_QP_STATE);
-  }
-  int post(ibv_send_wr& first) noexcept override {
-    ibv_send_wr* refused = nullptr;
-    return ibv_post_send(handle_.get(), &first, &refused);
-  }
-
- private:
-  std::string modify(ibv_qp_attr& attributes, int mask) override {
-    const int code = port_.library().modify_qp(handle_.get(), &attributes, mask);
-    return code == 0 ? std::string() : error_text(code);
-  }
-
-  Handle<ibv_qp> handle_{nullptr, nullptr};
-};
-
 }  // namespace
+
+const char* name_of(ibv_qp_state state) {
+  constexpr std::array kNames = {"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"};
+  return state < kNames.size() ? kNames[state] : "ERR";
+}
 
 QueueLimits QueueLimits::of(const Port& port, const Settings& settings, std::size_t queue_pairs) {
   const ibv_device_attr& device = port.device();
@@ -115,29 +58,8 @@ QueueLimits QueueLimits::of(const Port& port, const Settings& settings, std::siz
   return limits;
 }
 
-QueuePair::QueuePair(const Port& port, const QueueLimits& limits, const Name& name)
+QueuePair::QueuePair(const Port& port, const QueueLimits& limits, const QueuePairName& name)
     : port_(port), limits_(limits), name_(name), first_packet_(random_packet_number()) {}
-
-std::unique_ptr<QueuePair> make_queue_pair(const Port& port, const QueueLimits& limits,
-                                           const QueuePair::Name& name, std::size_t existing) {
-  std::unique_ptr<QueuePair> pair;
-  if (port.devx() != nullptr)
-    pair = std::make_unique<devx::QueuePair>(port, limits, name, existing);
-  else
-    pair = std::make_unique<LibraryQueuePair>(port, limits, name, existing);
-  pair->to_init();
-  return pair;
-}
-
-std::unique_ptr<devx::QueuePair> make_kernel_queue_pair(const Port& port, const QueueLimits& limits,
-                                                        const QueuePair::Name& name,
-                                                        std::size_t existing,
-                                                        const devx::CompletionQueue& completions) {
-  auto pair = std::make_unique<devx::QueuePair>(port, limits, name, existing, completions);
-  QueuePair& made = *pair;
-  made.to_init();
-  return pair;
-}
 
 void QueuePair::refuse_creation(const std::string& problem, std::size_t existing) const {
   fail(Code::unsupported,

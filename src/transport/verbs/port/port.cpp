@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/verbs/port.hpp"
+#include "transport/verbs/port/port.hpp"
 
 #include <fcntl.h>
 #include <fmt/ranges.h>
@@ -11,7 +11,6 @@
 
 #include "base/check.hpp"
 #include "base/system_error.hpp"
-#include "transport/verbs/devx/device.hpp"
 
 namespace shoal::transport::verbs {
 namespace {
@@ -33,12 +32,6 @@ class Devices {
   Devices& operator=(const Devices&) = delete;
 
   std::span<ibv_device*> all() const { return {list_, static_cast<std::size_t>(count_)}; }
-  Handle<ibv_context> open(ibv_device* device) const {
-    Handle<ibv_context> context(library_.open_device(device), library_.close_device);
-    require(context != nullptr, Code::unsupported, "{} cannot open RDMA device {}: {}",
-            library_.file, library_.get_device_name(device), error_text(errno));
-    return context;
-  }
   ibv_device* find(const std::string& name) const {
     for (ibv_device* const device : all())
       if (library_.get_device_name(device) == name) return device;
@@ -91,6 +84,13 @@ std::string error_text(int code) {
   return errno_text(code < 0 ? -code : code);
 }
 
+Handle<ibv_context> open_device(const Library& library, ibv_device* device) {
+  Handle<ibv_context> context(library.open_device(device), library.close_device);
+  require(context != nullptr, Code::unsupported, "{} cannot open RDMA device {}: {}", library.file,
+          library.get_device_name(device), error_text(errno));
+  return context;
+}
+
 std::string PortOffer::label() const {
   return fmt::format("{}:{}", device, port);
 }
@@ -129,7 +129,7 @@ std::vector<PortAttributes> query_ports(const Library& library) {
   const Devices devices(library);
   std::vector<PortAttributes> ports;
   for (ibv_device* const device : devices.all()) {
-    const Handle<ibv_context> context = devices.open(device);
+    const Handle<ibv_context> context = open_device(library, device);
     ibv_device_attr attributes{};
     if (library.query_device(context.get(), &attributes) != 0) continue;
     for (std::uint8_t number = 1; number <= attributes.phys_port_cnt; ++number) {
@@ -154,12 +154,13 @@ std::vector<PortOffer> list_ports(const Library& library) {
 }
 
 Port::Port(std::shared_ptr<const Library> library, const PortOffer& offer, const Settings& settings,
-           std::size_t completions)
+           const Opener& open)
     : library_(std::move(library)), label_(offer.label()), number_(offer.port) {
   const auto check = [&](const char* call, int code) {
     require(code == 0, Code::unsupported, "{} of {} fails: {}", call, label_, error_text(code));
   };
-  open(offer.device, settings);
+  const Devices devices(*library_);
+  context_ = open(devices.find(offer.device));
   if (const int flags = fcntl(context_->async_fd, F_GETFL); flags >= 0)
     fcntl(context_->async_fd, F_SETFL, flags | O_NONBLOCK);  // take_event() does not wait
   check("ibv_query_device", library_->query_device(context_.get(), &device_));
@@ -169,40 +170,6 @@ Port::Port(std::shared_ptr<const Library> library, const PortOffer& offer, const
   choose_gid(settings.verbs_gid_index);
   domain_ = {library_->alloc_pd(context_.get()), library_->dealloc_pd};
   check("ibv_alloc_pd", domain_ == nullptr ? errno : 0);
-  create_queue(completions);
-}
-
-Port::~Port() = default;
-
-void Port::open(const std::string& device, const Settings& settings) {
-  const Devices devices(*library_);
-  ibv_device* const found = devices.find(device);
-  if (settings.verbs_interface != "devx") {
-    context_ = devices.open(found);
-    return;
-  }
-  devx_library_ = devx::load_library(settings.verbs_mlx5_library, settings.verbs_library);
-  context_ = {devx_library_->open(found, device), library_->close_device};
-}
-
-std::size_t Port::completions() const noexcept {
-  return devx_ != nullptr ? devx_->completions() : static_cast<std::size_t>(queue_->cqe);
-}
-
-void Port::create_queue(std::size_t completions) {
-  if (devx_library_ != nullptr) {
-    devx_ = std::make_unique<devx::Device>(
-        devx_library_, devx::Place{context_.get(), domain_.get(), label_}, completions);
-    return;
-  }
-  const auto entries = static_cast<int>(
-      std::min<std::size_t>(completions, static_cast<std::size_t>(device_.max_cqe)));
-  queue_ = {library_->create_cq(context_.get(), entries, nullptr, nullptr, 0),
-            library_->destroy_cq};
-  require(queue_ != nullptr, Code::unsupported,
-          "a completion queue of {} entries (device {}: at most {}) cannot be created: {}. "
-          "Settings: SHOAL_VERBS_DEPTH, SHOAL_VERBS_QUEUE_PAIRS",
-          entries, label_, device_.max_cqe, error_text(errno));
 }
 
 /// RoCE: the given entry, else the first RoCE v2 one with an IPv4 address, else the first RoCE v2
@@ -273,11 +240,6 @@ bool Port::take_event(ibv_async_event& event) const noexcept {
   // At once: destroying its object waits until it is acknowledged.
   library_->ack_async_event(&event);
   return true;
-}
-
-int Port::poll(std::span<ibv_wc> completions) const noexcept {
-  if (devx_ != nullptr) return devx_->poll(completions);
-  return ibv_poll_cq(queue_.get(), static_cast<int>(completions.size()), completions.data());
 }
 
 }  // namespace shoal::transport::verbs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/verbs/library.hpp"
+#include "transport/verbs/port/library.hpp"
 
 #include <dlfcn.h>
 
@@ -39,29 +39,9 @@ std::shared_ptr<const Library> load_library(const std::string& file) {
     require(function != nullptr, Code::unsupported,
             "{} is no libibverbs: it lacks {}. Setting: SHOAL_VERBS_LIBRARY", file, name);
   };
-  load(library->get_device_list, "ibv_get_device_list");
-  load(library->free_device_list, "ibv_free_device_list");
-  load(library->get_device_name, "ibv_get_device_name");
-  load(library->open_device, "ibv_open_device");
-  load(library->close_device, "ibv_close_device");
-  load(library->query_device, "ibv_query_device");
-  load(library->query_port_short, "ibv_query_port");
-  load(library->query_gid, "ibv_query_gid");
-  load(library->alloc_pd, "ibv_alloc_pd");
-  load(library->dealloc_pd, "ibv_dealloc_pd");
-  load(library->reg_mr, "ibv_reg_mr");
-  load(library->dereg_mr, "ibv_dereg_mr");
-  load(library->create_cq, "ibv_create_cq");
-  load(library->destroy_cq, "ibv_destroy_cq");
-  load(library->create_qp, "ibv_create_qp");
-  load(library->modify_qp, "ibv_modify_qp");
-  load(library->query_qp, "ibv_query_qp");
-  load(library->destroy_qp, "ibv_destroy_qp");
-  load(library->create_ah, "ibv_create_ah");
-  load(library->destroy_ah, "ibv_destroy_ah");
-  load(library->get_async_event, "ibv_get_async_event");
-  load(library->ack_async_event, "ibv_ack_async_event");
-  load(library->wc_status_str, "ibv_wc_status_str");
+#define SHOAL_VERBS_LOAD(field, function) load(library->field, #function);
+  SHOAL_VERBS_FUNCTIONS(SHOAL_VERBS_LOAD)
+#undef SHOAL_VERBS_LOAD
   library->reg_dmabuf_mr =
       reinterpret_cast<decltype(library->reg_dmabuf_mr)>(dlsym(handle, "ibv_reg_dmabuf_mr"));
   library->query_gid_ex =
