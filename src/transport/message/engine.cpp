@@ -16,6 +16,7 @@
 #include "base/nap.hpp"
 #include "transport/message/handshake.hpp"
 #include "transport/message/header.hpp"
+#include "transport/message/pieces.hpp"
 #include "transport/scoped_timeout.hpp"
 
 namespace shoal::transport::message {
@@ -85,6 +86,8 @@ void Engine::add_peer(Pe pe, std::span<const std::byte> bytes) {
   require(header.window >= 1, Code::mismatch, "it grants a window of no messages");
   Peer& added = peer(pe);
   network_->open(added, bytes.subspan(sizeof header));
+  added.home = added.newest_spread =
+      home_rail(static_cast<std::size_t>(my_pe_), static_cast<std::size_t>(pe), added.rails);
   added.window = static_cast<std::uint32_t>(std::min<std::uint64_t>(header.window, depth_));
   added.expected.resize(added.window);
   added.known = true;

@@ -94,7 +94,7 @@ class Engine {
   void quiet();
   /// Whether a request and a transfer to the peer would start now; true where it has failed.
   bool has_room(Pe pe);
-  /// Transport::reached. Polls once.
+  /// PolledOperations::reached. Polls once.
   bool reached(Pe pe, PolledOperations::Point& point);
   /// Completes what is in flight, within a second, and says goodbye to the peers.
   void leave() noexcept;
@@ -110,6 +110,9 @@ class Engine {
   Pe my_pe() const noexcept { return my_pe_; }
   const Settings& settings() const noexcept { return settings_; }
   memory::Segment& segment() const noexcept { return *segment_; }
+  bool in_segment(const std::byte* local, std::size_t bytes) const noexcept {
+    return local >= segment_->base() && local + bytes <= segment_->base() + segment_->size();
+  }
   std::span<std::byte> scratch() noexcept { return scratch_; }
   Peer& peer(Pe pe) noexcept { return peers_[static_cast<std::size_t>(pe)]; }
   /// Fills in what a message says about its sender.

@@ -16,6 +16,7 @@
 
 #include "transport/message/message.hpp"
 #include "transport/message/peer.hpp"
+#include "transport/message/pieces.hpp"
 #include "transport/transport.hpp"
 
 namespace shoal::transport::message {
@@ -57,6 +58,14 @@ struct Transfer {
   Batch* batch = nullptr;
 
   static constexpr int kAnyRail = -1;
+
+  /// Whether it is one of those that are spread over the rails in turn. Others stay on the home
+  /// rail, so that a signal after them need not wait.
+  bool is_spread() const noexcept { return rail == kAnyRail && bytes >= kSpreadBytes; }
+  std::size_t rail_to(const Peer& peer) const noexcept {
+    if (rail != kAnyRail) return static_cast<std::size_t>(rail);
+    return is_spread() ? (peer.newest_spread + 1) % peer.rails : peer.home;
+  }
 };
 
 /// Heaps in GPU memory, registered with the library of a network: this PE's heap, and what its

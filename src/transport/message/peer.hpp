@@ -67,8 +67,11 @@ struct Peer {
   bool probing = false;        ///< a probe has neither arrived nor failed
   std::map<std::uint32_t, std::vector<std::byte>> early;  ///< requests that overtook others
 
+  std::size_t rails = 1;          ///< connections to it; the network sets it in open()
+  std::size_t home = 0;           ///< rail of messages and short transfers
+  std::size_t newest_spread = 0;  ///< rail of the newest transfer that was spread
+
   // Handshake, as bits by rail.
-  std::size_t rails = 1;
   std::uint32_t welcomed = 0;  ///< the peer found this PE's pattern
   std::uint32_t refused = 0;   ///< it did not
 

@@ -191,9 +191,6 @@ void Network::open(Peer& peer, std::span<const std::byte> bytes) {
     link.rails.push_back({lines_[r].rail->insert(address), address.segment, address.scratch, 0});
   }
   if (heap_) heap_->connect(peer.pe, bytes.last(header.heap_bytes));
-  link.home = message::home_rail(static_cast<std::size_t>(engine_.my_pe()),
-                                 static_cast<std::size_t>(peer.pe), peer.rails);
-  link.next = link.home;
 }
 
 void Network::listen(std::span<const Peer> peers) {
@@ -201,8 +198,7 @@ void Network::listen(std::span<const Peer> peers) {
     Line& line = lines_[r];
     std::size_t count = 0;
     for (const Peer& peer : peers)
-      if (peer.known)
-        count += kSpareMessages + (link(peer).home == r ? traits_.window + peer.window : 0);
+      if (peer.known) count += kSpareMessages + (peer.home == r ? traits_.window + peer.window : 0);
     line.messages.resize(count * message_bytes_);
     line.receiving.resize(count);
     if (local_registration_ && count != 0)
@@ -303,7 +299,7 @@ bool Network::send(Peer& peer, const Message& message, const Payload& payload, A
   Link& link = this->link(peer);
   const bool handshake = message.kind == Kind::hello || message.kind == Kind::welcome;
   if (after == After::writes && !handshake && !follows_writes(peer)) return false;
-  const std::size_t rail = handshake ? message.offset : link.home;
+  const std::size_t rail = handshake ? message.offset : peer.home;
   Line& line = lines_[rail];
   const fi_addr_t to = link.rails[rail].address;
   const std::size_t length = sizeof message + payload.bytes();
@@ -340,7 +336,7 @@ bool Network::send(Peer& peer, const Message& message, const Payload& payload, A
 bool Network::follows_writes(const Peer& peer) const noexcept {
   if (!delivery_ || peer.writes == 0) return true;
   const Link& link = this->link(peer);
-  return ordered_ && peer.writes == link.rails[link.home].writes;
+  return ordered_ && peer.writes == link.rails[peer.home].writes;
 }
 
 bool Network::writing(const Peer& peer) const noexcept {
@@ -351,23 +347,17 @@ bool Network::needs_acknowledgement(const Peer& peer) const noexcept {
   return link(peer).written;
 }
 
-bool Network::in_segment(const Transfer& transfer) const noexcept {
-  const memory::Segment& segment = engine_.segment();
-  return transfer.local >= segment.base() &&
-         transfer.local + transfer.bytes <= segment.base() + segment.size();
-}
-
 /// Whether the provider needs a registered buffer in place of the local memory.
 bool Network::bounces(const Transfer& transfer) const noexcept {
   return local_registration_ && transfer.region != message::Region::scratch &&
-         !in_segment(transfer) && !in_heap(transfer);
+         !engine_.in_segment(transfer.local, transfer.bytes) && !in_heap(transfer);
 }
 
 /// Whether the caller may free the local memory while the request is in flight.
 bool Network::copies(const Transfer& transfer) const noexcept {
   return !local_registration_ && transfer.batch != nullptr &&
-         transfer.region != message::Region::scratch && !in_segment(transfer) &&
-         !in_heap(transfer) &&
+         transfer.region != message::Region::scratch &&
+         !engine_.in_segment(transfer.local, transfer.bytes) && !in_heap(transfer) &&
          (transfer.direction == Direction::read || transfer.bytes <= kBounceBytes);
 }
 
@@ -376,12 +366,6 @@ std::size_t Network::request_bytes(const Peer& peer, const Transfer& transfer) c
   for (const Line& line : lines_) longest = std::min(longest, line.rail->longest());
   if (bounces(transfer) || copies(transfer)) longest = std::min(longest, kBounceBytes);
   return message::piece_bytes(transfer.bytes, peer.rails, longest);
-}
-
-std::size_t Network::rail_of(const Link& link, const Transfer& transfer) const noexcept {
-  if (transfer.rail != Transfer::kAnyRail) return static_cast<std::size_t>(transfer.rail);
-  if (transfer.bytes < message::kSpreadBytes) return link.home;
-  return (link.next + 1) % link.rails.size();
 }
 
 /// Of memory that is used as it is.
@@ -403,7 +387,7 @@ RemoteMemory Network::remote_memory(const Peer& peer, std::size_t rail,
 
 bool Network::transfer(Peer& peer, const Transfer& transfer) {
   Link& link = this->link(peer);
-  const std::size_t rail = rail_of(link, transfer);
+  const std::size_t rail = transfer.rail_to(peer);
   Line& line = lines_[rail];
   const bool write = transfer.direction == Direction::write;
   const bool bounced = bounces(transfer), copied = copies(transfer);
@@ -444,8 +428,7 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   } else {
     ++reading_;
   }
-  if (transfer.rail == Transfer::kAnyRail && transfer.bytes >= message::kSpreadBytes)
-    link.next = rail;
+  if (transfer.is_spread()) peer.newest_spread = rail;
   return true;
 }
 
@@ -458,8 +441,7 @@ void Network::abandon(Batch& batch) noexcept {
 }
 
 std::string Network::route(const Peer& peer) const {
-  const std::size_t home = link(peer).home;
-  return fmt::format("rail {}, {}", home, lines_[home].rail->domain());
+  return fmt::format("rail {}, {}", peer.home, lines_[peer.home].rail->domain());
 }
 
 }  // namespace shoal::transport::ofi

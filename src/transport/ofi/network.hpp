@@ -128,15 +128,7 @@ class Network final : public message::Network {
       std::uint32_t writes = 0;  ///< in flight
     };
     std::vector<OnRail> rails;
-    std::size_t home = 0;  ///< rail of messages and short transfers
-    std::size_t next = 0;  ///< rail of the next long transfer
     bool written = false;  ///< no later request covers the writes by its acknowledgement
-  };
-  /// Local memory as a rail uses it.
-  struct Local {
-    std::byte* memory;
-    void* descriptor;
-    Request* bounce;
   };
 
   static std::array<Registered*, 5> regions(Line& line) noexcept {
@@ -160,7 +152,6 @@ class Network final : public message::Network {
   void handle_fault(std::size_t rail);
   void complete(Request& request);
   void fail(Peer& peer, long code, std::size_t rail);
-  bool in_segment(const Transfer& transfer) const noexcept;
   /// Whether the local memory is in the heap in GPU memory, which processors do not read.
   bool in_heap(const Transfer& transfer) const noexcept {
     return heap_ && heap_->contains(transfer.local);
@@ -172,7 +163,6 @@ class Network final : public message::Network {
   bool bounces(const Transfer& transfer) const noexcept;
   bool copies(const Transfer& transfer) const noexcept;
   bool follows_writes(const Peer& peer) const noexcept;
-  std::size_t rail_of(const Link& link, const Transfer& transfer) const noexcept;
   Link& link(const Peer& peer) noexcept { return links_[static_cast<std::size_t>(peer.pe)]; }
   const Link& link(const Peer& peer) const noexcept {
     return links_[static_cast<std::size_t>(peer.pe)];

@@ -27,57 +27,31 @@ constexpr std::uint32_t kPollsPerEvent = 4096;
 constexpr unsigned kNumberBits = 40;
 constexpr std::uint64_t kNumberMask = (std::uint64_t{1} << kNumberBits) - 1;
 
-/// What an event means for connections; nullptr: nothing.
-const char* text_of(ibv_event_type event) {
-  switch (event) {
-    case IBV_EVENT_QP_ACCESS_ERR:
-      return "the device refused a request of the peer: the memory or the right it names is not "
-             "registered";
-    case IBV_EVENT_QP_REQ_ERR:
-      return "the device refused a request of the peer as invalid";
-    case IBV_EVENT_QP_FATAL:
-      return "the device reports a fatal error of the queue pair";
-    case IBV_EVENT_CQ_ERR:
-      return "the completion queue has overflowed or is broken";
-    case IBV_EVENT_DEVICE_FATAL:
-      return "the device reports a fatal error";
-    default:
-      return nullptr;
-  }
-}
-
-/// What an event of a port means; nullptr: the event is of something else, or needs no report.
-const char* port_text_of(ibv_event_type event) {
-  switch (event) {
-    case IBV_EVENT_PORT_ERR:
-      return "the port is down: cable, switch, or ip link";
-    case IBV_EVENT_LID_CHANGE:
-      return "the subnet manager has given the port another LID, so packets to the old one get lost";
-    case IBV_EVENT_GID_CHANGE:
-      return "the port's GID table has changed, so an address that peers use may be gone";
-    default:
-      return nullptr;
-  }
-}
-
-/// Of a port: "PORT_ERR", as libibverbs' enumeration has it.
-const char* name_of(ibv_event_type event) {
-  switch (event) {
-    case IBV_EVENT_PORT_ERR:
-      return "PORT_ERR";
-    case IBV_EVENT_PORT_ACTIVE:
-      return "PORT_ACTIVE";
-    case IBV_EVENT_LID_CHANGE:
-      return "LID_CHANGE";
-    default:
-      return "GID_CHANGE";
-  }
-}
-
-bool concerns_queue_pair(ibv_event_type event) {
-  return event == IBV_EVENT_QP_ACCESS_ERR || event == IBV_EVENT_QP_REQ_ERR ||
-         event == IBV_EVENT_QP_FATAL;
-}
+/// An asynchronous event of a device.
+struct Event {
+  enum class Of : std::uint8_t { queue_pair, device, port };
+  ibv_event_type type;
+  Of of;
+  const char* text;       ///< what it means
+  const char* name = "";  ///< of a port: as libibverbs' enumeration has it
+};
+constexpr Event kEvents[] = {
+    {IBV_EVENT_QP_ACCESS_ERR, Event::Of::queue_pair,
+     "the device refused a request of the peer: the memory or the right it names is not registered"},
+    {IBV_EVENT_QP_REQ_ERR, Event::Of::queue_pair,
+     "the device refused a request of the peer as invalid"},
+    {IBV_EVENT_QP_FATAL, Event::Of::queue_pair,
+     "the device reports a fatal error of the queue pair"},
+    {IBV_EVENT_CQ_ERR, Event::Of::device, "the completion queue has overflowed or is broken"},
+    {IBV_EVENT_DEVICE_FATAL, Event::Of::device, "the device reports a fatal error"},
+    {IBV_EVENT_PORT_ERR, Event::Of::port, "the port is down: cable, switch, or ip link",
+     "PORT_ERR"},
+    {IBV_EVENT_PORT_ACTIVE, Event::Of::port, "the port is active again", "PORT_ACTIVE"},
+    {IBV_EVENT_LID_CHANGE, Event::Of::port,
+     "the subnet manager has given the port another LID, so packets to the old one get lost",
+     "LID_CHANGE"},
+    {IBV_EVENT_GID_CHANGE, Event::Of::port,
+     "the port's GID table has changed, so an address that peers use may be gone", "GID_CHANGE"}};
 
 const char* name_of(ibv_wr_opcode opcode) {
   switch (opcode) {
@@ -102,40 +76,36 @@ bool Network::poll() {
   return any;
 }
 
-/// Nothing fails yet: requests are repeated until their retries end. Events are those of all ports
-/// of the device.
-void Network::note_port_event(Line& line, const ibv_async_event& event) {
-  if (event.element.port_num != line.port->number()) return;
-  const char* const name = name_of(event.event_type);
-  if (event.event_type == IBV_EVENT_PORT_ACTIVE) {
+/// Nothing fails yet: requests are repeated until their retries end.
+void Network::note_port_event(Line& line, const char* name, const char* text, bool active) {
+  const std::string& label = line.port->label();
+  if (active) {
     if (!line.trouble.empty())
-      log::info("PE {}: {}: event {}: the port is active again", engine_.my_pe(),
-                line.port->label(), name);
+      log::info("PE {}: {}: event {}: {}", engine_.my_pe(), label, name, text);
     line.trouble.clear();
     return;
   }
-  line.trouble = fmt::format("event {} of port {}: {}", name, line.port->label(),
-                             port_text_of(event.event_type));
+  line.trouble = fmt::format("event {} of port {}: {}", name, label, text);
   log::warn("PE {}: {}", engine_.my_pe(), line.trouble);
 }
 
-/// Asynchronous events: what the device finds wrong beside requests of this PE.
+/// Asynchronous events: what the device finds wrong beside requests of this PE. Those of ports are
+/// of all ports of the device.
 void Network::read_events(Line& line) {
   ibv_async_event event{};
   while (line.port->take_event(event)) {
-    if (event.event_type == IBV_EVENT_PORT_ACTIVE || port_text_of(event.event_type) != nullptr) {
-      note_port_event(line, event);
+    const auto* const known = std::ranges::find(kEvents, event.event_type, &Event::type);
+    if (known == std::end(kEvents)) continue;
+    if (known->of == Event::Of::port) {
+      if (event.element.port_num == line.port->number())
+        note_port_event(line, known->name, known->text, known->type == IBV_EVENT_PORT_ACTIVE);
       continue;
     }
-    const char* const text = text_of(event.event_type);
-    if (text == nullptr) continue;
-    const bool of_pair = concerns_queue_pair(event.event_type);
-    for (const auto& connection : connections_) {
-      if (&connection->line != &line || (of_pair && !connection->queue->is(event.element.qp)))
-        continue;
-      engine_.fail_peer(connection->peer,
-                        fmt::format("{}: {}", connection->queue->describe(), text));
-    }
+    const bool of_pair = known->of == Event::Of::queue_pair;
+    for (const auto& connection : connections_)
+      if (&connection->line == &line && (!of_pair || connection->queue->is(event.element.qp)))
+        engine_.fail_peer(connection->peer,
+                          fmt::format("{}: {}", connection->queue->describe(), known->text));
   }
 }
 
@@ -279,7 +249,7 @@ bool Network::send(Peer& peer, const Message& message, const Payload& payload, A
   Link& link = this->link(peer);
   const bool handshake = message.kind == Kind::hello || message.kind == Kind::welcome;
   if (after == After::writes && !handshake && !follows_writes(peer)) return settle(link), false;
-  Connection& connection = *link.all[handshake ? message.offset : link.home];
+  Connection& connection = *link.all[handshake ? message.offset : peer.home];
   const std::uint64_t freed = counter(connection, RingLayout::freed(connection.index));
   if (!connection.open || connection.sent - freed >= kSlots || !has_room(connection, 2))
     return false;
@@ -318,7 +288,7 @@ bool Network::send(Peer& peer, const Message& message, const Payload& payload, A
 /// Whether a message on the home connection arrives after all writes that are in flight.
 bool Network::follows_writes(const Peer& peer) const noexcept {
   const Link& link = this->link(peer);
-  return peer.writes == link.all[link.home]->writes;
+  return peer.writes == link.all[peer.home]->writes;
 }
 
 bool Network::is_complete(Peer& peer, std::uint64_t /*newest*/) {
@@ -339,24 +309,13 @@ void Network::settle(Link& link) {
   }
 }
 
-bool Network::in_segment(const std::byte* local, std::size_t bytes) const noexcept {
-  const memory::Segment& segment = engine_.segment();
-  return local >= segment.base() && local + bytes <= segment.base() + segment.size();
-}
-
 std::size_t Network::request_bytes(const Peer& peer, const Transfer& transfer) const {
   std::size_t longest = std::min<std::size_t>(settings_.network_chunk, kLongestRequest);
   for (const auto& line : lines_)
     longest = std::min<std::size_t>(longest, line->port->attributes().max_msg_sz);
-  if (!in_heap(transfer.local) && !in_segment(transfer.local, transfer.bytes))
+  if (!in_heap(transfer.local) && !engine_.in_segment(transfer.local, transfer.bytes))
     longest = std::min(longest, kBounceBytes);
   return message::piece_bytes(transfer.bytes, peer.rails, longest);
-}
-
-std::size_t Network::connection_of(const Link& link, const Transfer& transfer) const noexcept {
-  if (transfer.rail != Transfer::kAnyRail) return static_cast<std::size_t>(transfer.rail);
-  if (transfer.bytes < message::kSpreadBytes) return link.home;
-  return (link.next + 1) % link.all.size();
 }
 
 std::uint32_t Network::local_key(const Line& line, const Transfer& transfer) const noexcept {
@@ -376,15 +335,14 @@ RemoteMemory Network::target(const Connection& connection,
 }
 
 bool Network::transfer(Peer& peer, const Transfer& transfer) {
-  Link& link = this->link(peer);
-  const std::size_t chosen = connection_of(link, transfer);
-  Connection& connection = *link.all[chosen];
+  const std::size_t chosen = transfer.rail_to(peer);
+  Connection& connection = *link(peer).all[chosen];
   Line& line = connection.line;
   const bool write = transfer.direction == Direction::write;
   const bool gpu = in_heap(transfer.local);  // processors do not read it
   const bool inlined = write && !gpu && transfer.bytes <= connection.queue->inline_bytes();
   const bool bounced = !inlined && !gpu && transfer.rail == Transfer::kAnyRail &&
-                       !in_segment(transfer.local, transfer.bytes);
+                       !engine_.in_segment(transfer.local, transfer.bytes);
   if (!connection.open || !has_room(connection, 1) || (bounced && line.free_bounces.empty()))
     return false;
   Posted posted{.use = write ? Posted::Use::write : Posted::Use::read,
@@ -419,8 +377,7 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   }
   peer.start(transfer.direction, posted.batch);
   if (write) ++connection.writes;
-  if (transfer.rail == Transfer::kAnyRail && transfer.bytes >= message::kSpreadBytes)
-    link.next = chosen;
+  if (transfer.is_spread()) peer.newest_spread = chosen;
   return true;
 }
 

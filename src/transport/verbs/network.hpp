@@ -133,13 +133,7 @@ class Network final : public message::Network {
   };
   /// The connections of one peer.
   struct Link {
-    std::vector<Connection*> all{};
-    std::size_t home = 0;  ///< connection of messages and short transfers
-    std::size_t next = 0;  ///< connection of the newest long transfer
-  };
-  struct Local {
-    std::byte* memory;
-    std::uint32_t key;
+    std::vector<Connection*> all{};  ///< its rails
   };
 
   void open_ports(const Context& context, std::size_t n_peers);
@@ -153,7 +147,7 @@ class Network final : public message::Network {
   void tell_freed(Connection& connection);
   bool read_completions(Line& line);
   void read_events(Line& line);
-  void note_port_event(Line& line, const ibv_async_event& event);
+  void note_port_event(Line& line, const char* name, const char* text, bool active);
   void handle(Connection& connection, const ibv_wc& completion);
   void retire(Connection& connection, std::uint64_t end, bool failed);
   void finish(Connection& connection, const Posted& posted, bool failed);
@@ -163,12 +157,10 @@ class Network final : public message::Network {
   void settle(Link& link);
   void fill_atomic(const Connection& connection, ibv_send_wr& request, ibv_sge& sink,
                    RemoteMemory counter, std::uint64_t add) const noexcept;
-  bool in_segment(const std::byte* local, std::size_t bytes) const noexcept;
   bool in_heap(const std::byte* local) const noexcept { return heap_ && heap_->contains(local); }
   std::uint32_t local_key(const Line& line, const Transfer& transfer) const noexcept;
   RemoteMemory target(const Connection& connection, const Transfer& transfer) const noexcept;
   bool follows_writes(const Peer& peer) const noexcept;
-  std::size_t connection_of(const Link& link, const Transfer& transfer) const noexcept;
   std::uint64_t counter(const Connection& connection, std::size_t offset) const noexcept;
   Link& link(const Peer& peer) noexcept { return links_[static_cast<std::size_t>(peer.pe)]; }
   const Link& link(const Peer& peer) const noexcept {

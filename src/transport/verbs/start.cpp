@@ -262,9 +262,6 @@ void Network::open(Peer& peer, std::span<const std::byte> bytes) {
     kernel_queues_->connect(peer.pe, value_at<PortAddress>(bytes, sizeof header).path, theirs);
   }
   peer.rails = link.all.size();
-  link.home = message::home_rail(static_cast<std::size_t>(engine_.my_pe()),
-                                 static_cast<std::size_t>(peer.pe), peer.rails);
-  link.next = link.home;
 }
 
 void Network::connect(Connection& connection, const PortAddress& port, const QueueAddress& queue) {
@@ -337,7 +334,7 @@ std::string Network::description() const {
 
 std::string Network::route(const Peer& peer) const {
   const Link& link = this->link(peer);
-  const Connection& home = *link.all[link.home];
+  const Connection& home = *link.all[peer.home];
   return fmt::format("{}, {} requests queued", home.queue->describe(),
                      home.issued - home.completed);
 }
