@@ -20,7 +20,7 @@ inline constexpr std::uint64_t kProtocolVersion = 12;
 enum class PeerStatus : std::uint64_t { running = 0, closed, failed, left };
 
 /// Written by its owner, read by other PEs for their error messages.
-struct ProgressRecord {
+struct ProgressEntry {
   std::uint64_t activity;
   std::uint64_t epoch;
   std::uint64_t phase[2];  ///< text, at most 15 characters
@@ -29,7 +29,7 @@ struct ProgressRecord {
 
 /// The last collective call of some kind that its owner refused because of its arguments, with the
 /// reason: written by the owner, read by other PEs for their error messages.
-struct RefusalRecord {
+struct RefusalEntry {
   static constexpr std::size_t kTextWords = 62;
   std::uint64_t number;  ///< CallId::number; 0 while the record is written, and before the first
   std::uint64_t object;  ///< CallId::object
@@ -75,7 +75,7 @@ struct ExchangeEntry {
 
 /// A record of the join board, written by one joining PE and polled by the owner of the board. The
 /// bit set of free team indices follows it. `version` is odd while the record is being written.
-struct JoinRecord {
+struct JoinEntry {
   std::uint64_t version;
   std::uint64_t id;
   std::uint64_t size;
@@ -100,7 +100,7 @@ class ControlLayout {
   std::size_t wait_point() const noexcept { return 2 * kLine; }
   /// A record for each CallKind.
   std::size_t refusal(std::size_t kind) const noexcept {
-    return refusals_ + kind * sizeof(RefusalRecord);
+    return refusals_ + kind * sizeof(RefusalEntry);
   }
   static constexpr std::size_t kRefusals = 4;
   std::size_t status(Pe from) const noexcept { return status_ + at(from) * sizeof(StatusEntry); }
@@ -117,9 +117,9 @@ class ControlLayout {
     return cause(from, 0) + offsetof(CauseEntry, reason);
   }
 
-  std::size_t join_record(Pe from) const noexcept { return join_ + at(from) * join_stride_; }
+  std::size_t join_entry(Pe from) const noexcept { return join_ + at(from) * join_stride_; }
   std::size_t join_free_word(Pe from, std::size_t word) const noexcept {
-    return join_record(from) + sizeof(JoinRecord) + word * sizeof(std::uint64_t);
+    return join_entry(from) + sizeof(JoinEntry) + word * sizeof(std::uint64_t);
   }
   /// The version of the last join record of this PE that `from` has read.
   std::size_t join_acknowledged(Pe from) const noexcept { return acknowledged_ + at(from) * kLine; }

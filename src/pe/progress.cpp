@@ -20,7 +20,7 @@ namespace shoal::detail {
 namespace {
 
 constexpr std::size_t kWord = sizeof(std::uint64_t);
-constexpr std::size_t kPhaseWords = sizeof(ProgressRecord::phase) / kWord;
+constexpr std::size_t kPhaseWords = sizeof(ProgressEntry::phase) / kWord;
 
 const char* name_of(Activity activity) noexcept {
   switch (activity) {
@@ -57,8 +57,8 @@ void store(std::uint64_t& word, std::uint64_t value,
   std::atomic_ref(word).store(value, order);
 }
 
-ProgressRecord& own_record(const Memory& memory) noexcept {
-  return *reinterpret_cast<ProgressRecord*>(memory.control(memory.layout().progress()));
+ProgressEntry& own_record(const Memory& memory) noexcept {
+  return *reinterpret_cast<ProgressEntry*>(memory.control(memory.layout().progress()));
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ void ProgressBoard::set(Activity activity, std::uint64_t epoch, const char* phas
   if (!open_) return;
   std::uint64_t text[kPhaseWords] = {};
   std::memcpy(text, phase, strnlen(phase, sizeof text - 1));
-  ProgressRecord& record = own_record(memory_);
+  ProgressEntry& record = own_record(memory_);
   store(record.activity, static_cast<std::uint64_t>(activity));
   store(record.epoch, epoch);
   for (std::size_t i = 0; i < kPhaseWords; ++i) store(record.phase[i], text[i]);
@@ -83,15 +83,15 @@ void ProgressBoard::set_awaited(Pe pe) const noexcept {
 void ProgressBoard::publish_refusal(const CallId& call, std::string_view why) const noexcept {
   static_assert(static_cast<std::size_t>(CallKind::low_latency_combine) < ControlLayout::kRefusals);
   if (!open_) return;
-  std::uint64_t text[RefusalRecord::kTextWords] = {};
+  std::uint64_t text[RefusalEntry::kTextWords] = {};
   std::memcpy(text, why.data(), std::min(why.size(), sizeof text - 1));
-  auto& record = *reinterpret_cast<RefusalRecord*>(
+  auto& record = *reinterpret_cast<RefusalEntry*>(
       memory_.control(memory_.layout().refusal(static_cast<std::size_t>(call.kind))));
   // A reader that has seen a new word sees the old number no longer.
   constexpr auto release = std::memory_order_release;
   store(record.number, 0);
   store(record.object, call.object, release);
-  for (std::size_t i = 0; i < RefusalRecord::kTextWords; ++i)
+  for (std::size_t i = 0; i < RefusalEntry::kTextWords; ++i)
     store(record.text[i], text[i], release);
   store(record.number, call.number, release);
 }
@@ -116,15 +116,15 @@ std::string ProgressBoard::reason_of_refusal(Pe pe, const CallId& call) const {
     return routes_.route(pe).atomic(pe, AtomicOp::fetch, record + offset, 0, 0, kWord);
   };
   const auto current = [&] {
-    return fetch(offsetof(RefusalRecord, number)) == call.number &&
-           fetch(offsetof(RefusalRecord, object)) == call.object;
+    return fetch(offsetof(RefusalEntry, number)) == call.number &&
+           fetch(offsetof(RefusalEntry, object)) == call.object;
   };
   try {
     if (!current()) return {};
-    std::uint64_t text[RefusalRecord::kTextWords] = {};
+    std::uint64_t text[RefusalEntry::kTextWords] = {};
     const auto* const letters = reinterpret_cast<const char*>(text);
-    for (std::size_t i = 0; i < RefusalRecord::kTextWords; ++i) {
-      text[i] = fetch(offsetof(RefusalRecord, text) + i * kWord);
+    for (std::size_t i = 0; i < RefusalEntry::kTextWords; ++i) {
+      text[i] = fetch(offsetof(RefusalEntry, text) + i * kWord);
       if (std::memchr(text + i, '\0', kWord) != nullptr) break;
     }
     if (!current()) return {};
@@ -150,7 +150,7 @@ Awaited ProgressBoard::awaited_by(Pe pe) const {
   if (!open_) return {};
   const transport::ScopedTimeout limit(transport::kFailureReportTimeout);
   try {
-    const std::size_t word = memory_.layout().progress() + offsetof(ProgressRecord, awaited);
+    const std::size_t word = memory_.layout().progress() + offsetof(ProgressEntry, awaited);
     const std::uint64_t awaited = routes_.route(pe).atomic(pe, AtomicOp::fetch, word, 0, 0, kWord);
     const bool exists = awaited <= static_cast<std::uint64_t>(placement_.n_pes);
     return {true, exists ? static_cast<Pe>(awaited) - 1 : -1};
@@ -164,18 +164,18 @@ std::string ProgressBoard::read(Pe pe) const {
   const auto fetch = [&](std::size_t offset) {
     return routes_.route(pe).atomic(pe, AtomicOp::fetch, record + offset, 0, 0, kWord);
   };
-  const auto activity = static_cast<Activity>(fetch(offsetof(ProgressRecord, activity)));
-  const std::uint64_t epoch = fetch(offsetof(ProgressRecord, epoch));
+  const auto activity = static_cast<Activity>(fetch(offsetof(ProgressEntry, activity)));
+  const std::uint64_t epoch = fetch(offsetof(ProgressEntry, epoch));
   std::uint64_t text[kPhaseWords];
   for (std::size_t i = 0; i < kPhaseWords; ++i)
-    text[i] = fetch(offsetof(ProgressRecord, phase) + i * kWord);
+    text[i] = fetch(offsetof(ProgressEntry, phase) + i * kWord);
   char phase[sizeof text + 1] = {};
   std::memcpy(phase, text, sizeof text);
   if (activity == Activity::idle && phase[0] == '\0')
     return fmt::format("PE {} reported nothing yet", pe);
   if (activity == Activity::idle)
     return fmt::format("PE {} last reported {} {} as complete", pe, phase, epoch);
-  const std::uint64_t awaited = fetch(offsetof(ProgressRecord, awaited));
+  const std::uint64_t awaited = fetch(offsetof(ProgressEntry, awaited));
   return fmt::format("PE {} last reported {} {}, phase {}{}", pe, name_of(activity), epoch, phase,
                      awaited == 0 ? "" : fmt::format(", waiting for PE {}", awaited - 1));
 }

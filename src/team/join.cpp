@@ -19,7 +19,7 @@ namespace {
 
 struct Candidate {
   Pe pe;
-  JoinRecord record;
+  JoinEntry record;
 };
 
 /// For refusals. No team has this index.
@@ -67,35 +67,35 @@ class Join {
 
   void publish() {
     version_ = 2 * ++teams_.joins;
-    const std::size_t record = layout_.join_record(state_.my_pe());
+    const std::size_t record = layout_.join_entry(state_.my_pe());
     for (Pe pe = 0; pe < state_.n_pes(); ++pe) {
       transport::Transport& route = state_.fabric().route(pe);
       const auto write = [&](std::size_t offset, std::uint64_t value) {
         route.atomic(pe, AtomicOp::set, offset, value, 0, kWord);
       };
-      write(record + offsetof(JoinRecord, version), version_ - 1);
-      write(record + offsetof(JoinRecord, id), id_);
-      write(record + offsetof(JoinRecord, size), static_cast<std::uint64_t>(size_));
-      write(record + offsetof(JoinRecord, index), static_cast<std::uint64_t>(index_));
-      write(record + offsetof(JoinRecord, generation), teams_.slots().next_generation);
+      write(record + offsetof(JoinEntry, version), version_ - 1);
+      write(record + offsetof(JoinEntry, id), id_);
+      write(record + offsetof(JoinEntry, size), static_cast<std::uint64_t>(size_));
+      write(record + offsetof(JoinEntry, index), static_cast<std::uint64_t>(index_));
+      write(record + offsetof(JoinEntry, generation), teams_.slots().next_generation);
       for (std::size_t i = 0; i < words_; ++i)
         write(layout_.join_free_word(state_.my_pe(), i), teams_.slots().free_words()[i]);
-      route.signal(pe, record + offsetof(JoinRecord, version), SignalOp::set, version_);
+      route.signal(pe, record + offsetof(JoinEntry, version), SignalOp::set, version_);
     }
   }
 
   /// The record of `pe` when it is complete, new to this PE and of this id.
   std::optional<Candidate> read(Pe pe) const {
-    const std::size_t offset = layout_.join_record(pe);
-    JoinRecord record{};
+    const std::size_t offset = layout_.join_entry(pe);
+    JoinEntry record{};
     record.version = memory_.load(offset);
     if (record.version % 2 != 0 ||
         record.version <= teams_.joins_read[static_cast<std::size_t>(pe)])
       return std::nullopt;
-    record.id = memory_.load(offset + offsetof(JoinRecord, id));
-    record.size = memory_.load(offset + offsetof(JoinRecord, size));
-    record.index = memory_.load(offset + offsetof(JoinRecord, index));
-    record.generation = memory_.load(offset + offsetof(JoinRecord, generation));
+    record.id = memory_.load(offset + offsetof(JoinEntry, id));
+    record.size = memory_.load(offset + offsetof(JoinEntry, size));
+    record.index = memory_.load(offset + offsetof(JoinEntry, index));
+    record.generation = memory_.load(offset + offsetof(JoinEntry, generation));
     if (record.id != id_ || memory_.load(offset) != record.version) return std::nullopt;
     return Candidate{pe, record};
   }

@@ -8,7 +8,7 @@
 
 namespace shoal::detail {
 
-FailureRecord::FailureRecord(const std::optional<Error>& failure) {
+FailureBlob::FailureBlob(const std::optional<Error>& failure) {
   if (!failure) return;
   failed = 1;
   code = failure->code();
@@ -16,7 +16,7 @@ FailureRecord::FailureRecord(const std::optional<Error>& failure) {
   std::memcpy(message, text.data(), std::min(text.size(), sizeof message - 1));
 }
 
-void rethrow(const FailureRecord& record, Pe pe, const std::optional<Error>& own) {
+void rethrow(const FailureBlob& record, Pe pe, const std::optional<Error>& own) {
   if (record.failed == 0) return;
   if (own) throw Error(*own);
   fail(record.code, "PE {}: {}", pe, record.message);

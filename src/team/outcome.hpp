@@ -21,20 +21,20 @@
 namespace shoal::detail {
 
 /// A failure as bytes for an exchange.
-struct FailureRecord {
+struct FailureBlob {
   static constexpr std::size_t kMessageBytes = 240;
   std::uint64_t failed = 0;
   Code code = Code::system;  ///< only where `failed`
   char message[kMessageBytes] = {};
 
-  FailureRecord() = default;
-  explicit FailureRecord(const std::optional<Error>& failure);
+  FailureBlob() = default;
+  explicit FailureBlob(const std::optional<Error>& failure);
 };
 
 /// The outcome of one PE's step.
 template <typename T>
 struct Outcome {
-  FailureRecord failure;
+  FailureBlob failure;
   T value{};
 };
 
@@ -44,7 +44,7 @@ template <typename T>
 std::vector<Outcome<T>> exchange_outcomes(TeamState& team, const T& value,
                                           const std::optional<Error>& failure, const char* what) {
   static_assert(sizeof(Outcome<T>) <= kExchangeBytes);
-  const Outcome<T> mine{FailureRecord(failure), value};
+  const Outcome<T> mine{FailureBlob(failure), value};
   const auto blobs = exchange(team, &mine, sizeof mine, what);
   std::vector<Outcome<T>> all(blobs.size() / sizeof mine);
   std::memcpy(static_cast<void*>(all.data()), blobs.data(), blobs.size());
@@ -60,7 +60,7 @@ std::vector<Outcome<T>> exchange_outcomes(WorldState& state, const T& value,
 
 /// Throws the failure of PE `pe` where `record` holds one: `own`, this PE's failure, where there is
 /// one, else the text of the record with the number of that PE.
-void rethrow(const FailureRecord& record, Pe pe, const std::optional<Error>& own);
+void rethrow(const FailureBlob& record, Pe pe, const std::optional<Error>& own);
 
 template <typename T>
 void rethrow_first(const std::vector<Outcome<T>>& all, const std::optional<Error>& own) {

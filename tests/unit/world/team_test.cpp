@@ -103,14 +103,14 @@ TEST(ControlLayout, KeepsEverythingApart) {
     for (const std::int64_t teams : {8, 65, 128}) {
       const detail::ControlLayout layout(n, teams);
       std::vector<std::pair<std::size_t, std::size_t>> ranges{
-          {layout.progress(), sizeof(detail::ProgressRecord)},
+          {layout.progress(), sizeof(detail::ProgressEntry)},
           {layout.alerts(), 8},
           {layout.wait_point(), sizeof(WaitPoint)}};
       for (Pe pe = 0; pe < n; ++pe) {
         ranges.emplace_back(layout.status(pe), sizeof(detail::StatusEntry));
         ranges.emplace_back(
-            layout.join_record(pe),
-            sizeof(detail::JoinRecord) + static_cast<std::size_t>((teams + 63) / 64) * 8);
+            layout.join_entry(pe),
+            sizeof(detail::JoinEntry) + static_cast<std::size_t>((teams + 63) / 64) * 8);
         ranges.emplace_back(layout.join_acknowledged(pe), 8);
       }
       for (std::int32_t team = 0; team < teams; ++team)
