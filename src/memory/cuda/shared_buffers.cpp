@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "memory/cuda/copies.hpp"
 #include "memory/cuda/peers.hpp"
 #include "memory/cuda/window.hpp"
 #include "memory/cuda_backend.hpp"
@@ -84,12 +85,8 @@ CUresult CudaSharedBuffers::piece_at(CUdeviceptr pointer, CUdeviceptr& base,
 BufferRange CudaSharedBuffers::locate(const void* pointer, std::size_t bytes) const {
   device_->activate();
   BufferRange range;
-  CUmemorytype type = CU_MEMORYTYPE_HOST;
-  const bool on_gpu = driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                                address(pointer)) == CUDA_SUCCESS &&
-                      type == CU_MEMORYTYPE_DEVICE;
-  require(on_gpu, Code::invalid_argument, "{} is not GPU memory; allowed: memory of GPU {}",
-          pointer, device_->device);
+  require(on_gpu(driver_, pointer), Code::invalid_argument,
+          "{} is not GPU memory; allowed: memory of GPU {}", pointer, device_->device);
   const CUdeviceptr end = address(pointer) + bytes;
   for (CUdeviceptr next = address(pointer); next < end;) {
     CUdeviceptr base{};

@@ -7,24 +7,16 @@
 #include <cstring>
 
 #include "base/check.hpp"
-#include "memory/cuda/driver.hpp"
 #include "memory/cuda/stream_pool.hpp"
-#include "memory/device_heap.hpp"
 #include "transport/cuda_p2p/pipeline.hpp"
-#include "transport/cuda_p2p/word_kernels.hpp"
 
 namespace shoal::transport {
 namespace {
 
-using memory::cuda::Driver;
-
-class CudaP2pTransport final : public HeapTransport {
+class CudaP2pTransport final : public HeapTransport, private HeapCopies {
  public:
   CudaP2pTransport(const Context& context, bool for_another_thread)
-      : driver_(memory::cuda::driver()),
-        kernels_(word_kernels()),
-        heap_(context.device_heap),
-        device_(heap_->device()),
+      : HeapCopies(context.device_heap),
         stream_(for_another_thread ? nullptr : device_.stream),
         my_pe_(context.my_pe) {
     // Every mapped heap is reached, also on another host of an NVLink domain. Only the nodes that
@@ -33,15 +25,6 @@ class CudaP2pTransport final : public HeapTransport {
     for (std::size_t pe = 0; pe < context.node_of.size(); ++pe)
       split_off_.push_back(context.host_of[pe] == context.host_of[me] &&
                            context.node_of[pe] != context.node_of[me]);
-    device_.activate();
-    void* word = nullptr;
-    memory::cuda::check(driver_,
-                        driver_.host_alloc(&word, sizeof *result_, CU_MEMHOSTALLOC_PORTABLE),
-                        "cannot pin host memory");
-    result_ = static_cast<std::uint64_t*>(word);
-  }
-  ~CudaP2pTransport() override {
-    if (driver_.set_current(device_.context) == CUDA_SUCCESS) driver_.host_free(result_);
   }
 
   std::string_view name() const noexcept override { return "cuda_p2p"; }
@@ -68,7 +51,7 @@ class CudaP2pTransport final : public HeapTransport {
   }
   void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override;
   void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) override {
-    copy(target, at(pe, offset), bytes, "get", pe);
+    copy(stream(), target, at(pe, offset), bytes, "get", pe);
   }
   void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
                    std::size_t source_stride, std::size_t element, std::size_t count) override {
@@ -85,10 +68,10 @@ class CudaP2pTransport final : public HeapTransport {
 
   std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                        std::uint64_t compare, std::size_t width) override {
-    started(kernels_.atomic(stream(), at(pe, offset), op, operand, compare, width, result_),
+    started(kernels_.atomic(stream(), at(pe, offset), op, operand, compare, width, words_),
             "atomic");
     wait("atomic");
-    return *result_;
+    return *words_;
   }
   void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) override {
     start_signal(pe, offset, op, value);
@@ -115,11 +98,6 @@ class CudaP2pTransport final : public HeapTransport {
   }
 
  private:
-  std::byte* at(Pe pe, std::size_t offset) const { return heap_->base(pe) + offset; }
-  void started(const char* failure, const char* what) const {
-    require(failure == nullptr, Code::system, "{} failed to start on GPU {}: {}", what,
-            device_.device, failure == nullptr ? "" : failure);
-  }
   void wait(const char* what) { device_.synchronize(stream(), what); }
   CUstream stream() {
     if (stream_ != nullptr) return stream_;
@@ -130,28 +108,14 @@ class CudaP2pTransport final : public HeapTransport {
     auto* const word = reinterpret_cast<std::uint64_t*>(at(pe, offset));
     started(kernels_.signal(stream(), word, op, value), "signal");
   }
-  /// Whether the host can read memory at `pointer` directly.
-  bool on_host(const void* pointer) const {
-    CUmemorytype type = CU_MEMORYTYPE_HOST;
-    const CUresult result = driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                                      memory::cuda::address(pointer));
-    return result != CUDA_SUCCESS ||
-           type != CU_MEMORYTYPE_DEVICE;  // ordinary memory is unknown to the driver
-  }
-  void copy(void* target, const void* source, std::size_t bytes, const char* what, Pe pe);
   void copy_strided(void* target, std::size_t target_stride, const void* source,
                     std::size_t source_stride, std::size_t element, std::size_t count,
                     const char* what, Pe pe);
 
-  const Driver& driver_;
-  const WordKernels& kernels_;
-  std::shared_ptr<memory::DeviceHeap> heap_;
-  const memory::Device& device_;
   CUstream stream_;  ///< the device's; of another thread: its own, taken when first needed
   std::shared_ptr<CUstream_st> own_stream_;
   Pe my_pe_;
-  std::vector<bool> split_off_;  // by PE: on this host, but not on this node
-  std::uint64_t* result_ = nullptr;
+  std::vector<bool> split_off_;             // by PE: on this host, but not on this node
   std::unique_ptr<CopyPipeline> pipeline_;  ///< of the proxy's thread
 };
 
@@ -165,22 +129,12 @@ Reach CudaP2pTransport::reach(Pe pe) const {
 
 void CudaP2pTransport::put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
   std::byte* const target = at(pe, offset);
-  // A copy may arrive in pieces, but a polling reader must never see half a word.
-  if ((bytes == 4 || bytes == 8) && offset % bytes == 0 && on_host(source)) {
+  if (is_host_word(offset, source, bytes)) {
     std::uint64_t value = 0;
     std::memcpy(&value, source, bytes);
     return started(kernels_.store(stream(), target, value, bytes), "put");
   }
-  copy(target, source, bytes, "put", pe);
-}
-
-void CudaP2pTransport::copy(void* target, const void* source, std::size_t bytes, const char* what,
-                            Pe pe) {
-  if (bytes == 0 || target == source) return;
-  memory::cuda::check(
-      driver_,
-      driver_.copy(memory::cuda::address(target), memory::cuda::address(source), bytes, stream()),
-      [&] { return fmt::format("{} of {} bytes with PE {}", what, bytes, pe); });
+  copy(stream(), target, source, bytes, "put", pe);
 }
 
 void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, const void* source,
@@ -191,23 +145,14 @@ void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, con
   if (target_stride < element || source_stride < element || target_stride > kLargestPitch ||
       source_stride > kLargestPitch) {  // beyond what a two-dimensional copy can express
     for (std::size_t i = 0; i < count; ++i)
-      copy(static_cast<std::byte*>(target) + i * target_stride,
+      copy(stream(), static_cast<std::byte*>(target) + i * target_stride,
            static_cast<const std::byte*>(source) + i * source_stride, element, what, pe);
     return;
   }
-  CUDA_MEMCPY2D rows{};  // NOLINT(bugprone-invalid-enum-default-initialization): both memory types
-                         // are set below
-  rows.srcMemoryType = on_host(source) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-  rows.srcHost = source;
-  rows.srcDevice = memory::cuda::address(source);
-  rows.srcPitch = source_stride;
-  rows.dstMemoryType = on_host(target) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-  rows.dstHost = target;
-  rows.dstDevice = memory::cuda::address(target);
-  rows.dstPitch = target_stride;
-  rows.WidthInBytes = element;
-  rows.Height = count;
-  memory::cuda::check(driver_, driver_.copy_2d(&rows, stream()), [&] {
+  const memory::cuda::Elements to{static_cast<std::byte*>(target), element, count, target_stride};
+  const memory::cuda::Elements from{static_cast<std::byte*>(const_cast<void*>(source)), element,
+                                    count, source_stride};
+  memory::cuda::check(driver_, start_copy(driver_, to, from, stream()), [&] {
     return fmt::format("{} of {} elements of {} bytes with PE {}", what, count, element, pe);
   });
 }

@@ -18,11 +18,7 @@ constexpr std::size_t kMostWords = 128;
 }  // namespace
 
 CopyPipeline::CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap, Pe pes)
-    : driver_(memory::cuda::driver()),
-      kernels_(word_kernels()),
-      heap_(std::move(heap)),
-      device_(heap_->device()) {
-  device_.activate();
+    : HeapCopies(std::move(heap)) {
   int by_stream = 0;
   memory::cuda::check(
       driver_,
@@ -30,12 +26,6 @@ CopyPipeline::CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap, Pe pes)
                                device_.device),
       "cannot ask for the memory operations of streams");
   words_by_stream_ = by_stream != 0 && driver_.stream_memory_ops != nullptr;
-  void* word = nullptr;
-  memory::cuda::check(driver_,
-                      driver_.host_alloc(&word, 2 * sizeof *result_, CU_MEMHOSTALLOC_PORTABLE),
-                      "cannot pin host memory");
-  result_ = static_cast<std::uint64_t*>(word);
-  std::memset(result_, 0, 2 * sizeof *result_);
   for (Line& line : lines_) {
     line.stream = memory::cuda::take_stream(device_, memory::cuda::StreamPriority::highest);
     line.event = make_event();
@@ -50,12 +40,12 @@ CopyPipeline::CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap, Pe pes)
 /// Makes the driver take what it needs for a stream at its first operations. Later, it might wait
 /// for kernels that run.
 void CopyPipeline::use(Line& line) {
-  copy(line.stream.get(), result_ + 1, result_, sizeof *result_, "first copy", -1);
+  copy(line.stream.get(), words_ + 1, words_, sizeof *words_, "first copy", -1);
   memory::cuda::check(driver_, driver_.event_record(line.event, line.stream.get()),
                       "cannot record an event");
-  words_.push_back({reinterpret_cast<std::byte*>(result_), 0, sizeof *result_});
+  collected_.push_back({reinterpret_cast<std::byte*>(words_), 0, sizeof *words_});
   if (&line == lines_.data()) write_by_stream();
-  words_.clear();
+  collected_.clear();
   device_.synchronize(line.stream.get(), "first copy of the proxy");
 }
 
@@ -70,7 +60,6 @@ CopyPipeline::~CopyPipeline() {
   }
   for (const Mark& mark : marks_)
     if (mark.event != nullptr) driver_.event_destroy(mark.event);
-  driver_.host_free(result_);
 }
 
 CUevent CopyPipeline::make_event() const {
@@ -81,30 +70,8 @@ CUevent CopyPipeline::make_event() const {
   return event;
 }
 
-void CopyPipeline::started(const char* failure, const char* what) const {
-  require(failure == nullptr, Code::system, "{} failed to start on GPU {}: {}", what,
-          device_.device, failure == nullptr ? "" : failure);
-}
-
-bool CopyPipeline::on_host(const void* pointer) const {
-  CUmemorytype type = CU_MEMORYTYPE_HOST;
-  const CUresult result = driver_.pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                                    memory::cuda::address(pointer));
-  return result != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE;
-}
-
-void CopyPipeline::copy(CUstream stream, void* target, const void* source, std::size_t bytes,
-                        const char* what, Pe pe) const {
-  if (bytes == 0 || target == source) return;
-  memory::cuda::check(
-      driver_,
-      driver_.copy(memory::cuda::address(target), memory::cuda::address(source), bytes, stream),
-      [&] { return fmt::format("{} of {} bytes with PE {}", what, bytes, pe); });
-}
-
 void CopyPipeline::put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) {
-  // A copy may arrive in pieces, but a polling reader must never see half a word.
-  if ((bytes == 4 || bytes == 8) && offset % bytes == 0 && on_host(source)) {
+  if (is_host_word(offset, source, bytes)) {
     std::uint64_t value = 0;
     std::memcpy(&value, source, bytes);
     return collect({at(pe, offset), value, bytes});
@@ -126,8 +93,8 @@ void CopyPipeline::signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t 
 }
 
 void CopyPipeline::collect(const Word& word) {
-  if (words_.size() == kMostWords) write_words();
-  words_.push_back(word);
+  if (collected_.size() == kMostWords) write_words();
+  collected_.push_back(word);
   ++started_;
 }
 
@@ -145,10 +112,10 @@ void CopyPipeline::join() {
 }
 
 void CopyPipeline::write_words() {
-  if (words_.empty()) return;
+  if (collected_.empty()) return;
   join();
   if (!write_by_stream())
-    for (const Word& word : words_) {
+    for (const Word& word : collected_) {
       const char* const failure =
           word.width == sizeof word.value
               ? kernels_.signal(first(), reinterpret_cast<std::uint64_t*>(word.at), SignalOp::set,
@@ -156,7 +123,7 @@ void CopyPipeline::write_words() {
               : kernels_.store(first(), word.at, word.value, word.width);
       started(failure, "signal");
     }
-  words_.clear();
+  collected_.clear();
 }
 
 /// False: the words are to be written in another way. Each operation is ordered behind the stores
@@ -164,19 +131,19 @@ void CopyPipeline::write_words() {
 bool CopyPipeline::write_by_stream() {
   if (!words_by_stream_) return false;
   std::array<CUstreamBatchMemOpParams, kMostWords> operations;
-  for (std::size_t i = 0; i < words_.size(); ++i) {
+  for (std::size_t i = 0; i < collected_.size(); ++i) {
     CUstreamBatchMemOpParams& one = operations[i];
     std::memset(&one, 0, sizeof one);
-    const bool wide = words_[i].width == sizeof words_[i].value;
+    const bool wide = collected_[i].width == sizeof collected_[i].value;
     one.writeValue.operation =
         wide ? CU_STREAM_MEM_OP_WRITE_VALUE_64 : CU_STREAM_MEM_OP_WRITE_VALUE_32;
-    one.writeValue.address = memory::cuda::address(words_[i].at);
+    one.writeValue.address = memory::cuda::address(collected_[i].at);
     if (wide)
-      one.writeValue.value64 = words_[i].value;
+      one.writeValue.value64 = collected_[i].value;
     else
-      one.writeValue.value = static_cast<std::uint32_t>(words_[i].value);
+      one.writeValue.value = static_cast<std::uint32_t>(collected_[i].value);
   }
-  words_by_stream_ = driver_.stream_memory_ops(first(), static_cast<unsigned>(words_.size()),
+  words_by_stream_ = driver_.stream_memory_ops(first(), static_cast<unsigned>(collected_.size()),
                                                operations.data(), 0) == CUDA_SUCCESS;
   return words_by_stream_;
 }
@@ -219,9 +186,9 @@ void CopyPipeline::get_nbi(void* target, Pe pe, std::size_t offset, std::size_t 
 void CopyPipeline::atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                               std::uint64_t compare, std::size_t width, std::uint64_t* before) {
   write_words();
-  started(kernels_.atomic(first(), at(pe, offset), op, operand, compare, width, result_), "atomic");
+  started(kernels_.atomic(first(), at(pe, offset), op, operand, compare, width, words_), "atomic");
   quiet();
-  *before = *result_;
+  *before = *words_;
 }
 
 }  // namespace shoal::transport

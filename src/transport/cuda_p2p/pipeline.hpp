@@ -20,23 +20,19 @@
 #include <string>
 #include <vector>
 
-#include "memory/cuda/driver.hpp"
-#include "memory/device_heap.hpp"
-#include "transport/cuda_p2p/word_kernels.hpp"
+#include "transport/cuda_p2p/heap_copies.hpp"
 #include "transport/polled.hpp"
 
 namespace shoal::transport {
 
 /// For one thread, which has made the GPU's context current. Atomics, gets and quiet wait for
 /// everything that was started before.
-class CopyPipeline final : public PolledOperations {
+class CopyPipeline final : public PolledOperations, private HeapCopies {
  public:
   /// Throws Error{system} where the GPU gives no stream, event or pinned word.
   CopyPipeline(std::shared_ptr<memory::DeviceHeap> heap, Pe pes);
   /// Waits until the copies are complete, at most SHOAL_TIMEOUT_MS.
   ~CopyPipeline();
-  CopyPipeline(const CopyPipeline&) = delete;
-  CopyPipeline& operator=(const CopyPipeline&) = delete;
 
   bool has_room(Pe pe) override;
   void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) override;
@@ -62,26 +58,17 @@ class CopyPipeline final : public PolledOperations {
     std::size_t width;
   };
 
-  std::byte* at(Pe pe, std::size_t offset) const { return heap_->base(pe) + offset; }
   CUstream first() const { return lines_[0].stream.get(); }
   CUevent make_event() const;
   void use(Line& line);
-  void copy(CUstream stream, void* target, const void* source, std::size_t bytes, const char* what,
-            Pe pe) const;
-  bool on_host(const void* pointer) const;
   void collect(const Word& word);
   void join();
   void write_words();
   bool write_by_stream();
-  void started(const char* failure, const char* what) const;
 
-  const memory::cuda::Driver& driver_;
-  const WordKernels& kernels_;
-  std::shared_ptr<memory::DeviceHeap> heap_;
-  const memory::Device& device_;
   std::array<Line, kStreams> lines_;
   std::size_t next_ = 0;         ///< of the other streams
-  std::vector<Word> words_;      ///< to be written
+  std::vector<Word> collected_;  ///< to be written
   bool words_by_stream_;         ///< by the driver's memory operations, else by kernels
   std::uint64_t started_ = 0;    ///< copies and words
   std::uint64_t completed_ = 0;  ///< of them, as far as an event has told
@@ -89,8 +76,7 @@ class CopyPipeline final : public PolledOperations {
     CUevent event = nullptr;
     std::uint64_t started = 0;  ///< when the event was recorded
   };
-  std::vector<Mark> marks_;          ///< by PE
-  std::uint64_t* result_ = nullptr;  ///< of atomics; and a word for the first copies
+  std::vector<Mark> marks_;  ///< by PE
 };
 
 }  // namespace shoal::transport

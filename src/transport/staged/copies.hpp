@@ -4,16 +4,12 @@
 
 #include <cstddef>
 
-#include "memory/cuda/driver.hpp"
+#include "memory/cuda/copies.hpp"
 #include "memory/device.hpp"
 
 namespace shoal::transport::staged {
 
-/// `count` elements of `element` bytes, `pitch` bytes apart.
-struct Elements {
-  std::byte* start;
-  std::size_t element, count, pitch;
-};
+using memory::cuda::Elements;
 
 class Copies {
  public:
