@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // shared_words.hpp: access to counters that threads of a processor share, for the platforms of
-// rings whose code also compiles for GPUs (transport/gda/, transport/proxy/).
+// rings whose code also compiles for GPUs (transport/proxy/, shared send queues).
 #pragma once
 
 #include <atomic>

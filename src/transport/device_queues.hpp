@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // device_queues.hpp: send queues of a network's NIC that this PE's kernels drive themselves, beside
-// the queues of the network. Transport::device_queues() returns it.
+// the queues of the network. Transport::gpu_access() returns it.
 //
 // The network creates and connects the queues while it starts, and from then on neither posts to
 // them nor polls them. Queues, records and completions lie in host memory, which their user maps

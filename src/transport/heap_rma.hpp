@@ -2,7 +2,7 @@
 // heap_rma.hpp: puts and gets of a network on heaps in GPU memory, where the NIC reads and writes
 // that memory itself. Only data: words and atomics of such heaps belong to the GPUs.
 //
-// Transport::heap_rma() returns it; the transport `staged` uses it in place of its copies through
+// Transport::gpu_access() returns it; the transport `staged` uses it in place of its copies through
 // host memory. Memory is added in collective steps, as in memory/device_heap.hpp: every PE calls
 // add, the blobs are exchanged, and every PE calls connect, or roll_back if one failed.
 #pragma once

@@ -12,9 +12,9 @@
 #include "shoal/cuda.hpp"
 #include "shoal/device/detail/gda/path.hpp"
 #include "support/cuda/fake_cuda.hpp"
+#include "support/gda/host_platform.hpp"
 #include "support/world/verbs.hpp"
 #include "team/team_state.hpp"
-#include "transport/gda/host_platform.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test::fake_gpu {

@@ -19,10 +19,10 @@
 #include "shoal/device/detail/gda/path.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/expect_error.hpp"
+#include "support/gda/host_platform.hpp"
 #include "support/process/process.hpp"
 #include "support/world/ofi.hpp"
 #include "support/world/verbs.hpp"
-#include "transport/gda/host_platform.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared send queues (transport/gda/) of a GPU: kernels build requests in pinned memory or in that
-// of the GPU, and a host thread answers as a NIC does. It checks and counts the requests; it moves
-// no data.
+// Shared send queues of a GPU: kernels build requests in pinned memory or in that of the GPU, and a
+// host thread answers as a NIC does. It checks and counts the requests; it moves no data.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 

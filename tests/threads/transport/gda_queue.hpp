@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gda_queue.hpp: shared send queues (transport/gda/) on the emulated NIC, for tests: tasks that
-// post to them, and ways to run tasks beside the engine.
+// gda_queue.hpp: shared send queues on the emulated NIC, for tests: tasks that post to them, and ways to run tasks beside the engine.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +19,7 @@
 #include "engine/nic.hpp"
 #include "shoal/device/detail/gda/operations.hpp"
 #include "support/fiber_context.hpp"
-#include "transport/gda/host_platform.hpp"
+#include "support/gda/host_platform.hpp"
 #include "wire/virtual_network.hpp"
 
 namespace shoal::emulator::test {

@@ -16,10 +16,10 @@
 #include "shoal/device/detail/gda/operations.hpp"
 #include "support/cuda/fake_cuda.hpp"
 #include "support/expect_error.hpp"
+#include "support/gda/host_platform.hpp"
 #include "support/world/verbs.hpp"
 #include "team/team_state.hpp"
 #include "transport/device_queues.hpp"
-#include "transport/gda/host_platform.hpp"
 #include "world/state.hpp"
 
 namespace shoal::test {

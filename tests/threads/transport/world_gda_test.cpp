@@ -16,8 +16,8 @@
 #include "shoal/cuda.hpp"
 #include "shoal/device/detail/gda/path.hpp"
 #include "support/cuda/fake_cuda.hpp"
+#include "support/gda/host_platform.hpp"
 #include "support/world/verbs.hpp"
-#include "transport/gda/host_platform.hpp"
 
 namespace shoal::test {
 namespace {

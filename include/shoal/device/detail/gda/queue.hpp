@@ -15,7 +15,7 @@
 // counters, `completed` and `rung` may be ahead of `published`.
 //
 // A Platform is a Bus (../mlx5/work_queue.hpp) plus access to the words that threads share
-// (host_platform.hpp, cuda_platform.cuh):
+// (cuda_platform.cuh; of tests: support/gda/host_platform.hpp):
 //   load(word)                  loads before all later accesses of this thread (acquire)
 //   peek(word)                  loads in any order: accesses after it need not wait for it
 //   store(word, value)          stores after all earlier accesses of this thread (release)

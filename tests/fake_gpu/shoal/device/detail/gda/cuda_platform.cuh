@@ -8,7 +8,7 @@
 
 #include "fake_gpu/fake_gpu.hpp"
 #include "shoal/device/ptx.cuh"
-#include "transport/gda/host_platform.hpp"
+#include "support/gda/host_platform.hpp"
 
 namespace shoal::device::gda {
 

@@ -50,16 +50,4 @@ struct HostPlatform : mlx5::HostBus {
   void pause() const noexcept { std::this_thread::yield(); }
 };
 
-/// One thread as a group (operations.hpp).
-struct OneThread {
-  std::uint32_t rank() const noexcept { return 0; }
-  std::uint32_t size() const noexcept { return 1; }
-  void sync() const noexcept {}
-  std::uint64_t broadcast(std::uint64_t value) const noexcept { return value; }
-  std::uint32_t count_before(bool flag, std::uint32_t& total) const noexcept {
-    total = flag ? 1 : 0;
-    return 0;
-  }
-};
-
 }  // namespace shoal::device::gda
