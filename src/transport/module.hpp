@@ -58,4 +58,8 @@ struct Module {
   std::vector<NicReport> (*nics)(const Settings& settings) = nullptr;
 };
 
+/// Loads the module of a network. Throws Error{unsupported} where it, or the library that it needs,
+/// is missing, or where it belongs to another build.
+const Module& load_module(std::string_view network, const Settings& settings);
+
 }  // namespace shoal::transport

@@ -39,13 +39,23 @@ std::span<const std::string_view> network_names() {
   return names;
 }
 
-std::string rdma_obstacle(const Settings& settings) {
-  const Plugin plugin = load_plugin(settings, plugin_of("verbs"), kModuleSymbol);
-  if (plugin.symbol == nullptr) return plugin.reason;
+const Module& load_module(std::string_view network, const Settings& settings) {
+  const Plugin plugin = load_plugin(settings, plugin_of(network), kModuleSymbol);
+  require(plugin.symbol != nullptr, Code::unsupported, "{}", plugin.reason);
   const auto& module = *static_cast<const Module*>(plugin.symbol);
-  if (module.version != kModuleVersion || module.probe == nullptr)
-    return fmt::format("{} belongs to another build of Shoal", plugin.file);
-  return module.probe(settings).missing;
+  require(module.version == kModuleVersion, Code::unsupported,
+          "{} belongs to another build of Shoal (table version {}, expected {})", plugin.file,
+          module.version, kModuleVersion);
+  log::debug("transport {}: module {} ({})", network, plugin.file, module.library);
+  return module;
+}
+
+std::string rdma_obstacle(const Settings& settings) {
+  try {
+    return load_module("verbs", settings).probe(settings).missing;
+  } catch (const Error& error) {
+    return std::string(error.reason());
+  }
 }
 
 std::uint32_t installed_networks(const Settings& settings) {
@@ -58,14 +68,7 @@ std::uint32_t installed_networks(const Settings& settings) {
 std::unique_ptr<Transport> make_network(std::string_view name, const Context& context) {
   if (const std::string shortage = shortage_of_files(); !shortage.empty())
     fail(Code::unsupported, "{}", shortage);
-  const Plugin plugin = load_plugin(*context.settings, plugin_of(name), kModuleSymbol);
-  require(plugin.symbol != nullptr, Code::unsupported, "{}", plugin.reason);
-  const auto& module = *static_cast<const Module*>(plugin.symbol);
-  require(module.version == kModuleVersion, Code::unsupported,
-          "{} belongs to another build of Shoal (table version {}, expected {})", plugin.file,
-          module.version, kModuleVersion);
-  log::debug("PE {}: transport {} from {} ({})", context.my_pe, name, plugin.file, module.library);
-  return module.make(context);
+  return load_module(name, *context.settings).make(context);
 }
 
 }  // namespace shoal::transport

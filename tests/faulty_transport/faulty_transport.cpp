@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "base/check.hpp"
-#include "base/plugin.hpp"
 #include "transport/heap_rma.hpp"
 #include "transport/module.hpp"
 #include "transport/polled.hpp"
@@ -157,10 +156,8 @@ std::unique_ptr<Transport> make_faulty(const Context& context) {
   Fault fault = read_fault();
   require(!fault.hits("start", context.my_pe, fault.to), Code::unsupported,
           "a made-up fault of the start");
-  const Plugin plugin = load_plugin(*context.settings, "transport_ofi", kModuleSymbol);
-  require(plugin.symbol != nullptr, Code::unsupported, "{}", plugin.reason);
-  return std::make_unique<FaultyTransport>(
-      std::move(fault), context, static_cast<const Module*>(plugin.symbol)->make(context));
+  return std::make_unique<FaultyTransport>(std::move(fault), context,
+                                           load_module("ofi", *context.settings).make(context));
 }
 
 }  // namespace

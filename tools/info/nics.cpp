@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/plugin.hpp"
 #include "info/text.hpp"
 #include "info/world.hpp"
 #include "shoal/error.hpp"
@@ -55,15 +54,10 @@ std::string nic_text(const json& nic) {
 
 PeNics collect_nics() {
   const Settings settings = Settings::from_environment();
-  const Plugin plugin = load_plugin(settings, "transport_verbs", transport::kModuleSymbol);
-  if (plugin.symbol == nullptr) return {{"missing", plugin.reason}};
-  const auto& module = *static_cast<const transport::Module*>(plugin.symbol);
-  if (module.version != transport::kModuleVersion)
-    return {{"missing", plugin.file + " belongs to another build of Shoal"}};
-  if (module.nics == nullptr) return {{"missing", "the module lists no NICs"}};
   try {
     json nics = json::array();
-    for (const transport::NicReport& nic : module.nics(settings)) nics.push_back(to_json(nic));
+    for (const transport::NicReport& nic : transport::load_module("verbs", settings).nics(settings))
+      nics.push_back(to_json(nic));
     return {{"nics", nics}};
   } catch (const Error& error) {
     return {{"missing", error.reason()}};

@@ -2,6 +2,7 @@
 // Calls of this PE: startup, requests, transfers, waits, completion. receive.cpp has the side of
 // the target.
 #include "transport/message/engine.hpp"
+#include "transport/message/address.hpp"
 
 #include <algorithm>
 #include <array>
@@ -15,7 +16,6 @@
 #include "base/log.hpp"
 #include "base/nap.hpp"
 #include "transport/message/handshake.hpp"
-#include "transport/message/header.hpp"
 #include "transport/message/pieces.hpp"
 #include "transport/scoped_timeout.hpp"
 
@@ -71,11 +71,10 @@ Engine::~Engine() {
 }
 
 std::vector<std::byte> Engine::address() {
-  const AddressHeader header{segment_->size(), network_->traits().window};
+  std::vector<std::byte> bytes;
+  append(bytes, AddressHeader{segment_->size(), network_->traits().window});
   const std::vector<std::byte> network = network_->address();
-  std::vector<std::byte> bytes(sizeof header + network.size());
-  std::memcpy(bytes.data(), &header, sizeof header);
-  std::copy(network.begin(), network.end(), bytes.begin() + sizeof header);
+  bytes.insert(bytes.end(), network.begin(), network.end());
   return bytes;
 }
 

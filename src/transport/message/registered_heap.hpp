@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,6 +20,7 @@
 #include "memory/device_heap.hpp"
 #include "shoal/error.hpp"
 #include "transport/heap_rma.hpp"
+#include "transport/message/address.hpp"
 #include "transport/message/network.hpp"
 
 namespace shoal::transport::message {
@@ -130,16 +130,15 @@ std::vector<std::byte> RegisteredHeap<Region, Remote, kMostLines>::add(std::size
   for (std::size_t line = 0; line < step.regions.size(); ++line)
     address.memory[line] = name(step.regions[line], start);
   steps_.push_back(std::move(step));
-  std::vector<std::byte> blob(sizeof address);
-  std::memcpy(blob.data(), &address, sizeof address);
+  std::vector<std::byte> blob;
+  append(blob, address);
   return blob;
 }
 
 template <typename Region, typename Remote, std::size_t kMostLines>
 void RegisteredHeap<Region, Remote, kMostLines>::connect(Pe pe, std::span<const std::byte> blob) {
-  StepAddress address;
-  if (blob.size() < sizeof address) return;  // a PE without this network
-  std::memcpy(&address, blob.data(), sizeof address);
+  if (blob.size() < sizeof(StepAddress)) return;  // a PE without this network
+  const auto address = value_at<StepAddress>(blob, 0);
   if (address.bytes == 0) return;
   RemoteStep step{address.offset, address.bytes, {}};
   const std::size_t lines = std::min<std::size_t>(address.lines, kMostLines);

@@ -8,7 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "transport/message/header.hpp"
+#include "transport/message/address.hpp"
 #include "transport/message/limits.hpp"
 #include "transport/message/pieces.hpp"
 #include "transport/ofi/window.hpp"
@@ -158,14 +158,14 @@ std::vector<std::byte> Network::address() {
   header.rails = lines_.size();
   header.heap_bytes = heap_address_.size();
   std::strncpy(header.provider, provider_.c_str(), sizeof header.provider - 1);
-  std::vector<std::byte> bytes(sizeof header + lines_.size() * sizeof(RailAddress));
-  std::memcpy(bytes.data(), &header, sizeof header);
-  for (std::size_t r = 0; r < lines_.size(); ++r) {
+  std::vector<std::byte> bytes;
+  message::append(bytes, header);
+  for (const Line& line : lines_) {
     RailAddress address;
-    address.segment = lines_[r].segment.remote;
-    address.scratch = lines_[r].scratch.remote;
-    lines_[r].rail->name(address);
-    std::memcpy(bytes.data() + sizeof header + r * sizeof address, &address, sizeof address);
+    address.segment = line.segment.remote;
+    address.scratch = line.scratch.remote;
+    line.rail->name(address);
+    message::append(bytes, address);
   }
   bytes.insert(bytes.end(), heap_address_.begin(), heap_address_.end());
   return bytes;
@@ -186,8 +186,7 @@ void Network::open(Peer& peer, std::span<const std::byte> bytes) {
   Link& link = this->link(peer);
   peer.rails = std::min<std::size_t>(header.rails, lines_.size());
   for (std::size_t r = 0; r < peer.rails; ++r) {
-    RailAddress address;
-    std::memcpy(&address, bytes.data() + sizeof header + r * sizeof address, sizeof address);
+    const auto address = message::value_at<RailAddress>(bytes, sizeof header, r);
     link.rails.push_back({lines_[r].rail->insert(address), address.segment, address.scratch, 0});
   }
   if (heap_) heap_->connect(peer.pe, bytes.last(header.heap_bytes));

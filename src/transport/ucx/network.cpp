@@ -9,7 +9,7 @@
 
 #include "base/backoff.hpp"
 #include "base/check.hpp"
-#include "transport/message/header.hpp"
+#include "transport/message/address.hpp"
 #include "transport/message/limits.hpp"
 
 namespace shoal::transport::ucx {
@@ -169,8 +169,8 @@ std::vector<std::byte> Network::address() {
   header.worker_bytes = worker.size();
   header.segment_key_bytes = segment_key.size();
   header.scratch_key_bytes = scratch_key.size();
-  std::vector<std::byte> bytes(sizeof header);
-  std::memcpy(bytes.data(), &header, sizeof header);
+  std::vector<std::byte> bytes;
+  message::append(bytes, header);
   for (const auto* const blob : {&worker, &segment_key, &scratch_key})
     bytes.insert(bytes.end(), blob->begin(), blob->end());
   return bytes;

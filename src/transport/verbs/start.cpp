@@ -9,6 +9,7 @@
 #include "base/backoff.hpp"
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "transport/message/address.hpp"
 #include "transport/message/limits.hpp"
 #include "transport/message/pieces.hpp"
 #include "transport/verbs/network.hpp"
@@ -20,23 +21,11 @@
 namespace shoal::transport::verbs {
 namespace {
 
+using message::append;
 using message::kBounceBytes;
 using message::kBounces;
 using message::kCloseTimeout;
-
-template <typename T>
-void append(std::vector<std::byte>& bytes, const T& value) {
-  const auto* const start = reinterpret_cast<const std::byte*>(&value);
-  bytes.insert(bytes.end(), start, start + sizeof value);
-}
-
-/// The value at `index` of an array that begins at `offset`. The length has been checked.
-template <typename T>
-T value_at(std::span<const std::byte> bytes, std::size_t offset, std::size_t index = 0) {
-  T value;
-  std::memcpy(&value, bytes.data() + offset + index * sizeof value, sizeof value);
-  return value;
-}
+using message::value_at;
 
 }  // namespace
 
@@ -222,9 +211,7 @@ std::vector<std::byte> Network::address() {
 }
 
 void Network::open(Peer& peer, std::span<const std::byte> bytes) {
-  require(bytes.size() >= sizeof(AddressHeader), Code::mismatch,
-          "its address has {} bytes, expected at least {}", bytes.size(), sizeof(AddressHeader));
-  const auto header = value_at<AddressHeader>(bytes, 0);
+  const auto header = message::header_of<AddressHeader>(bytes);
   require(header.queue_pairs == queue_pairs_, Code::mismatch,
           "it makes {} queue pairs per peer, this PE {}. Setting: SHOAL_VERBS_QUEUE_PAIRS",
           header.queue_pairs, queue_pairs_);

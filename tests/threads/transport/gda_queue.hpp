@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// gda_queue.hpp: shared send queues on the emulated NIC, for tests: tasks that post to them, and ways to run tasks beside the engine.
+// gda_queue.hpp: shared send queues on the emulated NIC, for tests: tasks that post to them, and
+// ways to run tasks beside the engine.
 #pragma once
 
 #include <gtest/gtest.h>
