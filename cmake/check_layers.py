@@ -81,7 +81,7 @@ INTERNALS = {
     ("tools/info/",): (
         "base/plugin.hpp",
         "bootstrap/launcher/",
-        "ep/host/loads.hpp",
+        "ep/host/group/loads.hpp",
         "memory/device.hpp",
         "topology/",
         "transport/module.hpp",

@@ -7,7 +7,7 @@
 #include <charconv>
 
 #include "base/check.hpp"
-#include "ep/host/loads.hpp"
+#include "ep/host/group/loads.hpp"
 #include "info/doctor.hpp"
 #include "info/text.hpp"
 #include "shoal/ep/options.hpp"

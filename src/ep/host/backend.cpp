@@ -9,13 +9,13 @@
 
 #include "base/align.hpp"
 #include "base/check.hpp"
-#include "ep/expand.hpp"
-#include "ep/host/loads.hpp"
+#include "ep/group/expand.hpp"
+#include "ep/group/unpack.hpp"
+#include "ep/host/group/loads.hpp"
+#include "ep/host/group/regions.hpp"
 #include "ep/host/low_latency/low_latency.hpp"
 #include "ep/host/normal/expert_output.hpp"
 #include "ep/host/normal/normal.hpp"
-#include "ep/host/regions.hpp"
-#include "ep/unpack.hpp"
 #include "team/exchange.hpp"
 
 namespace shoal::ep::host {
@@ -30,11 +30,78 @@ void clear_unused(const Dispatched& received) {
               static_cast<std::size_t>(x.shape[0] - used) * row_bytes);
 }
 
+class Normal final : public detail::NormalMode {
+ public:
+  explicit Normal(HostGroup& group) : NormalMode(detail::BackendKind::host), group_(group) {}
+
+  Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
+  Dispatched dispatch(const detail::DispatchCall& call) override;
+  void unpack(const Dispatched& received, const UnpackOptions& to) override;
+  void expand(const ExpandOptions& options) override { detail::expand_on_host(options); }
+  Combined combine(const TensorView& y, const HandleState& handle,
+                   const CombineOptions& options) override;
+
+ private:
+  HostGroup& group_;
+};
+
+class LowLatency final : public detail::LowLatencyMode {
+ public:
+  explicit LowLatency(HostGroup& group)
+      : LowLatencyMode(detail::BackendKind::host), group_(group) {}
+
+  std::shared_ptr<PendingDispatchState> dispatch(const TensorView& x, const TensorView& topk_idx,
+                                                 const LowLatencyDispatchOptions& options) override;
+  bool ready(const PendingDispatchState& pending) override {
+    return all_sent(pending.sent_at, group_.layout.slots_sent, pending.handle->epoch);
+  }
+  LowLatencyReceived receive(PendingDispatchState& pending) override {
+    return committed(group_, [&] { return low_latency_dispatch_receive(group_, pending); });
+  }
+  std::shared_ptr<PendingCombineState> combine(
+      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+      const std::shared_ptr<const LowLatencyHandleState>& handle,
+      const LowLatencyCombineOptions& options) override;
+  bool ready(const PendingCombineState& pending) override {
+    return all_sent(pending.sent_at, group_.layout.combine_ready, pending.epoch);
+  }
+  Tensor receive(PendingCombineState& pending) override {
+    return committed(group_, [&] { return low_latency_combine_receive(group_, pending); });
+  }
+  TensorView next_combine_buffer() override;
+
+  std::vector<int> masked() override { return {group_.masked.begin(), group_.masked.end()}; }
+  void set_mask(std::int32_t rank, bool masked) override {
+    group_.masked[rank] = masked ? 1 : 0;
+    group_.out_of_reach[rank] = 0;
+  }
+  void clear_masks() override {
+    for (std::int32_t rank = 0; rank < group_.state.shape.ranks; ++rank) set_mask(rank, false);
+  }
+
+ private:
+  /// Whether a receive would return or throw without waiting: all ranks have sent, has failed, or
+  /// had the time to.
+  bool all_sent(std::chrono::steady_clock::time_point sent_at, std::size_t signals,
+                std::uint64_t epoch) const {
+    if (std::chrono::steady_clock::now() > sent_at + group_.state.timeout) return true;
+    for (std::int32_t rank = 0; rank < group_.state.shape.ranks; ++rank)
+      if (!group_.masked[rank] && newest_signal(group_, signals, rank) < epoch &&
+          !group_.state.world->health().has_failed(group_.state.team.world_pe(rank)))
+        return false;
+    return true;
+  }
+
+  HostGroup& group_;
+};
+
 class HostBackend final : public detail::Backend {
  public:
-  HostBackend(detail::GroupState& group, std::int32_t threads) : group_(group, threads) {}
+  HostBackend(detail::GroupState& state, std::int32_t threads) : group_(state, threads) {
+    normal_ = &normal_calls_;
+    low_latency_ = &low_latency_calls_;
+  }
 
-  detail::BackendKind kind() const override { return detail::BackendKind::host; }
   detail::BlockPlan block_plan() const override {
     return {.bytes = group_.layout.total, .arena_bytes = group_.layout.arena_bytes};
   }
@@ -51,60 +118,12 @@ class HostBackend final : public detail::Backend {
   std::int32_t cause_of(std::int32_t failed) const override {
     return host::cause_of(group_, failed);
   }
-
-  Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
-  Dispatched dispatch(const detail::DispatchCall& call) override;
-  void unpack(const Dispatched& received, const UnpackOptions& to) override;
-  void expand(const ExpandOptions& options) override { detail::expand_on_host(options); }
-  Combined combine(const TensorView& y, const HandleState& handle,
-                   const CombineOptions& options) override;
-
-  std::shared_ptr<PendingDispatchState> low_latency_dispatch(
-      const TensorView& x, const TensorView& topk_idx,
-      const LowLatencyDispatchOptions& options) override;
-  bool ready(const PendingDispatchState& pending) override {
-    return all_sent(pending.sent_at, group_.layout.slots_sent, pending.handle->epoch);
-  }
-  LowLatencyReceived receive(PendingDispatchState& pending) override {
-    return committed(group_, [&] { return low_latency_dispatch_receive(group_, pending); });
-  }
-  std::shared_ptr<PendingCombineState> low_latency_combine(
-      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
-      const std::shared_ptr<const LowLatencyHandleState>& handle,
-      const LowLatencyCombineOptions& options) override;
-  bool ready(const PendingCombineState& pending) override {
-    return all_sent(pending.sent_at, group_.layout.combine_ready, pending.epoch);
-  }
-  Tensor receive(PendingCombineState& pending) override {
-    return committed(group_, [&] { return low_latency_combine_receive(group_, pending); });
-  }
-  TensorView next_combine_buffer() override;
-
-  std::vector<int> masked() const override { return {group_.masked.begin(), group_.masked.end()}; }
-  void set_mask(std::int32_t rank, bool masked) override {
-    group_.masked[rank] = masked ? 1 : 0;
-    group_.out_of_reach[rank] = 0;
-  }
-  void clear_masks() override {
-    for (std::int32_t rank = 0; rank < group_.state.shape.ranks; ++rank) set_mask(rank, false);
-  }
-
   void warmup(Group& group) override;
 
  private:
-  /// Whether a receive would return or throw without waiting: all ranks have sent, has failed, or
-  /// had the time to.
-  bool all_sent(std::chrono::steady_clock::time_point sent_at, std::size_t signals,
-                std::uint64_t epoch) const {
-    if (std::chrono::steady_clock::now() > sent_at + group_.state.timeout) return true;
-    for (std::int32_t rank = 0; rank < group_.state.shape.ranks; ++rank)
-      if (!group_.masked[rank] && newest_signal(group_, signals, rank) < epoch &&
-          !group_.state.world->health().has_failed(group_.state.team.world_pe(rank)))
-        return false;
-    return true;
-  }
-
   HostGroup group_;
+  Normal normal_calls_{group_};
+  LowLatency low_latency_calls_{group_};
 };
 
 /// Writes the arrays that the caller asks for.
@@ -124,7 +143,7 @@ void copy_routing(const Routing& routing, const RouteOptions& to) {
       in_rank[token * ranks + sent.rank] = 1;
 }
 
-Routing HostBackend::route(const TensorView& topk_idx, const RouteOptions& options) {
+Routing Normal::route(const TensorView& topk_idx, const RouteOptions& options) {
   const auto& shape = group_.state.shape;
   const std::int64_t most = std::max(shape.max_tokens, shape.low_latency_max_tokens);
   auto state = detail::make_routing(detail::checked_topk(topk_idx, shape, most, "route"), shape);
@@ -139,13 +158,13 @@ Routing HostBackend::route(const TensorView& topk_idx, const RouteOptions& optio
   return routing;
 }
 
-void HostBackend::unpack(const Dispatched& received, const UnpackOptions& to) {
+void Normal::unpack(const Dispatched& received, const UnpackOptions& to) {
   for (const auto& copy : detail::unpacked_arrays(group_.state, received, to))
     detail::copy_array(copy);
   if (to.clear_unused) clear_unused(received);
 }
 
-Dispatched HostBackend::dispatch(const detail::DispatchCall& call) {
+Dispatched Normal::dispatch(const detail::DispatchCall& call) {
   return committed(group_, [&] {
     const DispatchPlan plan = notify(group_, call);
     dispatch_send(group_, call, plan);
@@ -154,8 +173,8 @@ Dispatched HostBackend::dispatch(const detail::DispatchCall& call) {
   });
 }
 
-Combined HostBackend::combine(const TensorView& y, const HandleState& handle,
-                              const CombineOptions& options) {
+Combined Normal::combine(const TensorView& y, const HandleState& handle,
+                         const CombineOptions& options) {
   if (options.topk_rows.defined() || options.topk_idx.defined()) {
     const ExpertOutput output = prepare_expert_output(y, options, &group_.workers);
     CombineOptions prepared = options;
@@ -171,7 +190,7 @@ Combined HostBackend::combine(const TensorView& y, const HandleState& handle,
   });
 }
 
-std::shared_ptr<PendingDispatchState> HostBackend::low_latency_dispatch(
+std::shared_ptr<PendingDispatchState> LowLatency::dispatch(
     const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& options) {
   auto pending = std::make_shared<PendingDispatchState>();
   pending->group = group_.state.shared_from_this();
@@ -186,7 +205,7 @@ std::shared_ptr<PendingDispatchState> HostBackend::low_latency_dispatch(
   return pending;
 }
 
-std::shared_ptr<PendingCombineState> HostBackend::low_latency_combine(
+std::shared_ptr<PendingCombineState> LowLatency::combine(
     const TensorView& y, const TensorView&, const TensorView& weights,
     const std::shared_ptr<const LowLatencyHandleState>& handle,
     const LowLatencyCombineOptions& options) {
@@ -205,7 +224,7 @@ std::shared_ptr<PendingCombineState> HostBackend::low_latency_combine(
   return pending;
 }
 
-TensorView HostBackend::next_combine_buffer() {
+TensorView LowLatency::next_combine_buffer() {
   const auto& shape = group_.state.shape;
   const GroupLayout& layout = group_.layout;
   const std::uint64_t epoch = group_.state.low_latency_combine_epoch + 1;

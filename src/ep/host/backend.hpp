@@ -2,7 +2,7 @@
 // backend.hpp: expert parallelism on the host.
 #pragma once
 
-#include "ep/backend.hpp"
+#include "ep/group/modes.hpp"
 
 namespace shoal::ep::host {
 

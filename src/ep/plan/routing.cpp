@@ -6,7 +6,6 @@
 
 #include "base/align.hpp"
 #include "base/check.hpp"
-#include "ep/checks.hpp"
 
 namespace shoal::ep {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "ep/backend_kind.hpp"
+#include "ep/plan/place.hpp"
 #include "ep/plan/shape.hpp"
 
 namespace shoal::ep::detail {

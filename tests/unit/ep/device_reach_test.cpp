@@ -12,7 +12,7 @@
 #include "base/plugin.hpp"
 #include "checks/world/operations.hpp"
 #include "checks/world/share.hpp"
-#include "ep/backend.hpp"
+#include "ep/cuda/internode/report.hpp"
 #include "fabric/connectivity.hpp"
 #include "fabric/fabric.hpp"
 #include "memory/cuda/driver.hpp"
@@ -123,20 +123,21 @@ TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {
 
 /// What the ranks of a group of these PEs report, in order.
 std::vector<std::string> said(Settings settings, Pe n_pes,
-                              const ep::detail::InternodeWays& ways = {}) {
+                              const ep::cuda::InternodeWays& ways = {}) {
   std::vector<std::string> all(static_cast<std::size_t>(n_pes));
   run_threads(n_pes, settings, [&](World& world) {
     for (Pe pe = 0; pe < n_pes; ++pe) {
       barrier(world.team());
       if (pe != world.my_pe()) continue;
       testing::internal::CaptureStderr();
-      ep::detail::report_internode(world.team(), ways);
+      ep::cuda::report_internode(world.team(), ways);
       all[static_cast<std::size_t>(pe)] = testing::internal::GetCapturedStderr();
     }
     barrier(world.team());
   });
   return all;
 }
+constexpr auto kNic = ep::cuda::NetworkPath::nic, kProxy = ep::cuda::NetworkPath::proxy;
 constexpr const char* kThroughTheHost = "rows of this ep::Group go through host memory";
 
 TEST(GroupsOnGpus, WarnOfPairsWithoutPeerAccess) {
@@ -177,15 +178,15 @@ TEST(GroupsOnGpus, SayThatCallsWaitIfKernelsThatAreLoadedLateCanStopTheProxy) {
   settings.log = "info";
   for (const bool lazy : {false, true}) {
     const FakeCuda fake({.gpus = 2, .lazy_loading = lazy});
-    const auto expect_mention = [&](const ep::detail::InternodeWays& ways, bool expected) {
+    const auto expect_mention = [&](const ep::cuda::InternodeWays& ways, bool expected) {
       for (const std::string& text : said(settings, 2, ways))
         EXPECT_EQ(text.find("CUDA_MODULE_LOADING=EAGER") != std::string::npos, expected) << text;
     };
-    ep::detail::InternodeWays ways{true, true, {}, false, false, memory::cuda::loads_lazily()};
+    ep::cuda::InternodeWays ways{kProxy, kProxy, {}, memory::cuda::loads_lazily()};
     expect_mention(ways, lazy);
-    ways.normal_by_nic = ways.low_latency_by_nic = true;
-    expect_mention(ways, false);                                    // the NIC needs no proxy
-    expect_mention({false, false, {}, false, false, lazy}, false);  // the host waits, no kernel
+    ways.normal = ways.low_latency = kNic;
+    expect_mention(ways, false);                // the NIC needs no proxy
+    expect_mention({{}, {}, {}, lazy}, false);  // the host waits, no kernel
   }
 }
 
@@ -194,30 +195,30 @@ TEST(GroupsOnGpus, SayWhichModeKernelsServeAndWhyNotTheOther) {
   Settings settings = gpu_world_settings();
   settings.node_size = 1;
   settings.log = "info";
-  for (const std::string& text : said(settings, 2, {false, true, {}, false, false}))
+  for (const std::string& text : said(settings, 2, {{}, kProxy, {}}))
     EXPECT_NE(text.find("rows of normal mode of this ep::Group go through host memory"),
               std::string::npos)
         << text;
-  for (const std::string& text : said(settings, 2, {true, false, "they are few", false, false}))
+  for (const std::string& text : said(settings, 2, {kProxy, {}, "they are few"}))
     EXPECT_NE(text.find("low-latency rows of this ep::Group go through host memory"),
               std::string::npos)
         << text;
-  for (const std::string& text : said(settings, 2, {false, false, "no proxy", false, false}))
+  for (const std::string& text : said(settings, 2, {{}, {}, "no proxy"}))
     EXPECT_NE(text.find("; kernels do not send them: no proxy"), std::string::npos) << text;
-  for (const std::string& text : said(settings, 2, {true, true, {}, false, false})) {
+  for (const std::string& text : said(settings, 2, {kProxy, kProxy, {}})) {
     EXPECT_NE(text.find("kernels of this ep::Group send rows over the network, through the proxy"),
               std::string::npos);
     EXPECT_EQ(text.find("host memory"), std::string::npos) << text;
   }
-  for (const std::string& text : said(settings, 2, {true, true, {}, true, true}))
+  for (const std::string& text : said(settings, 2, {kNic, kNic, {}}))
     EXPECT_NE(text.find("send rows over the network, through queues of the NIC"), std::string::npos)
         << text;
-  for (const std::string& text : said(settings, 2, {true, true, {}, true, false}))
+  for (const std::string& text : said(settings, 2, {kNic, kProxy, {}}))
     EXPECT_NE(
         text.find("normal mode through queues of the NIC, low-latency mode through the proxy"),
         std::string::npos)
         << text;
-  for (const std::string& text : said(settings, 2, {false, true, {}, false, true}))
+  for (const std::string& text : said(settings, 2, {{}, kNic, {}}))
     EXPECT_NE(text.find("send low-latency rows over the network, through queues of the NIC"),
               std::string::npos)
         << text;

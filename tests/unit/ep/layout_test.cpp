@@ -7,7 +7,7 @@
 #include <random>
 
 #include "checks/ep/case.hpp"
-#include "ep/host/layout.hpp"
+#include "ep/host/group/layout.hpp"
 #include "ep/host/rows/store_choice.hpp"
 #include "ep/plan/arena.hpp"
 #include "ep/plan/routing.hpp"

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/align.hpp"
-#include "ep/host/regions.hpp"
+#include "ep/host/group/regions.hpp"
 #include "shoal/memory_map.hpp"
 #ifdef SHOAL_WITH_CUDA
 #include "ep/cuda/layout/regions.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gate.cu: group-limited gating, with the bits of the host (ep/gate.cpp).
+// gate.cu: group-limited gating, with the bits of the host (ep/api/gate.cpp).
 //
 // Moves: reads tokens * experts * 4 B of logits once, writes 12 B for each top-k slot. A warp
 // carries a token; lane i has the experts i, i + 32, ... Nothing waits and nothing is published:

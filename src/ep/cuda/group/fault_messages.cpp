@@ -3,9 +3,9 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "device/device_side.hpp"
-#include "ep/checks.hpp"
 #include "ep/cuda/group/fault_text.hpp"
 #include "ep/cuda/group/group.hpp"
+#include "ep/group/checks.hpp"
 #include "fabric/fabric.hpp"
 
 namespace shoal::ep::cuda {

@@ -55,7 +55,7 @@ CudaGroup::CudaGroup(GroupState& owner) : state(owner) {
   resources = std::make_shared<GroupResources>(gpu);
   recent_.emplace(resources);
   stream = resources->stream;
-  last_stream = stream;
+  default_stream = last_stream = stream;
   for (cudaEvent_t* const event : {&between_, &read_})
     check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event of an ep::Group");
   report_memory = take_pinned(sizeof(FaultReport));
@@ -117,7 +117,8 @@ void CudaGroup::open(const detail::DeviceLayout& layout, std::span<std::byte* co
 
 cudaStream_t CudaGroup::begin(const Launch& launch) {
   state.world->memory().cuda()->activate();
-  cudaStream_t on = launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : stream;
+  cudaStream_t on =
+      launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream) : default_stream;
   if (driver_moves_rows && on == cudaStreamLegacy) [[unlikely]]
     report_default_stream();
   captured_.release_gone([this](std::uint64_t graph) { state.arena.forget(graph); });

@@ -18,7 +18,7 @@
 #include "ep/cuda/device/network_path.hpp"
 #include "ep/cuda/group/captured_memory.hpp"
 #include "ep/cuda/group/resources.hpp"
-#include "ep/state.hpp"
+#include "ep/group/state.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -34,6 +34,8 @@ struct CudaGroup {
   GroupState& state;
   DeviceGroup device{};  ///< complete once the group has its memory (open)
   cudaStream_t stream = nullptr;
+  /// Of calls that name none: `stream`, or that of another CudaGroup of this group.
+  cudaStream_t default_stream = nullptr;
   std::shared_ptr<void> report_memory, device_memory;
   std::shared_ptr<void> record_memory;  ///< DeviceGroup::record; kernels may outlive its recorder
   FaultReport* report = nullptr;        ///< host memory

@@ -7,6 +7,8 @@
 #include "ep/cuda/backend.hpp"
 #include "ep/cuda/group/kernel_recorder.hpp"
 #include "ep/cuda/internode/kernels.hpp"
+#include "ep/cuda/internode/report.hpp"
+#include "ep/cuda/staged/call.hpp"
 
 #include "base/check.hpp"
 #include "base/log.hpp"
@@ -18,31 +20,23 @@ namespace {
 
 class InternodeBackend final : public detail::Backend {
  public:
-  InternodeBackend(GroupState& state, std::unique_ptr<detail::Backend> staged)
-      : state_(state), staged_(std::move(staged)) {}
-
-  /// That of normal mode, which makes the routings.
-  detail::BackendKind kind() const override {
-    return normal() == nullptr ? staged_->kind() : detail::BackendKind::cuda;
+  explicit InternodeBackend(GroupState& state)
+      : state_(state), staging_(state), staged_(make_staged_backend(staging_)) {
+    normal_ = &staged_->normal();
+    low_latency_ = &staged_->low_latency();
   }
+
   detail::BlockPlan block_plan() const override { return staged_->block_plan(); }
   /// Of what is staged. The blocks of kernels have maps of their own.
   std::vector<observe::MemoryRegion> regions() const override { return staged_->regions(); }
   void open() override {
-    detail::InternodeWays ways;
+    InternodeWays ways;
     ways.reason = open_kernels();
     if (!ways.reason.empty()) refuse_if_required(ways.reason);
     if (kernels_ && ways.reason.empty()) ways.reason = kernels_->why_not_normal;
     staged_->open();
-    count_kernels();
-    ways.normal = normal() != nullptr;
-    ways.low_latency = low_latency() != nullptr;
-    ways.normal_by_nic = ways.normal && kernels_->normal->group.network == NetworkPath::nic;
-    ways.low_latency_by_nic = ways.low_latency && kernels_->group.network == NetworkPath::nic;
-    ways.loads_lazily = kernels_ && kernels_->group.loads_lazily &&
-                        (kernels_->group.driver_moves_rows ||
-                         (kernels_->normal && kernels_->normal->group.driver_moves_rows));
-    detail::report_internode(state_.team, ways);
+    if (kernels_) use_kernels(ways);
+    report_internode(state_.team, ways);
   }
   void release() override {
     if (kernels_) kernels_->release();
@@ -57,80 +51,6 @@ class InternodeBackend final : public detail::Backend {
     return kernels_ ? kernels_->group.ask_failed_rank() : std::nullopt;
   }
 
-  Routing route(const TensorView& topk_idx, const RouteOptions& options) override {
-    if (normal() != nullptr) return normal()->route(topk_idx, on_stream(options));
-    return staged_->route(topk_idx, on_stream(options));
-  }
-  void expand(const ExpandOptions& options) override {
-    if (normal() != nullptr) return normal()->expand(on_stream(options));
-    staged_->expand(on_stream(options));
-  }
-  void unpack(const Dispatched& received, const UnpackOptions& to) override {
-    if (normal() != nullptr) return normal()->unpack(received, on_stream(to));
-    staged_->unpack(received, on_stream(to));
-  }
-  Dispatched dispatch(const detail::DispatchCall& call) override {
-    const DispatchOptions options = on_stream(call.options);
-    if (normal() != nullptr)
-      return normal()->dispatch({call.x, options, call.routing, call.cached});
-    return staged_->dispatch({call.x, options, call.routing, call.cached});
-  }
-  Combined combine(const TensorView& y, const detail::HandleState& handle,
-                   const CombineOptions& options) override {
-    if (normal() != nullptr) return normal()->combine(y, handle, on_stream(options));
-    return staged_->combine(y, handle, on_stream(options));
-  }
-
-  std::shared_ptr<detail::PendingDispatchState> low_latency_dispatch(
-      const TensorView& x, const TensorView& topk_idx,
-      const LowLatencyDispatchOptions& options) override {
-    if (low_latency() == nullptr)
-      return staged_->low_latency_dispatch(x, topk_idx, on_stream(options));
-    kernels_->group.throw_failed();
-    ++state_.statistics.low_latency_dispatches;
-    return low_latency()->dispatch(x, topk_idx, options);
-  }
-  bool ready(const detail::PendingDispatchState& pending) override {
-    return low_latency() == nullptr ? staged_->ready(pending) : low_latency()->ready(pending);
-  }
-  LowLatencyReceived receive(detail::PendingDispatchState& pending) override {
-    return low_latency() == nullptr ? staged_->receive(pending) : low_latency()->receive(pending);
-  }
-  std::shared_ptr<detail::PendingCombineState> low_latency_combine(
-      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
-      const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
-      const LowLatencyCombineOptions& options) override {
-    if (low_latency() == nullptr)
-      return staged_->low_latency_combine(y, topk_idx, weights, handle, on_stream(options));
-    kernels_->group.throw_failed();
-    ++state_.statistics.low_latency_combines;
-    return low_latency()->combine(y, topk_idx, weights, handle, options);
-  }
-  bool ready(const detail::PendingCombineState& pending) override {
-    return low_latency() == nullptr ? staged_->ready(pending) : low_latency()->ready(pending);
-  }
-  Tensor receive(detail::PendingCombineState& pending) override {
-    return low_latency() == nullptr ? staged_->receive(pending) : low_latency()->receive(pending);
-  }
-  TensorView next_combine_buffer() override {
-    return low_latency() == nullptr ? staged_->next_combine_buffer()
-                                    : low_latency()->next_combine_buffer();
-  }
-  std::vector<int> masked() const override {
-    return low_latency() == nullptr ? staged_->masked() : low_latency()->masked();
-  }
-  void set_mask(std::int32_t rank, bool masked) override {
-    low_latency() == nullptr ? staged_->set_mask(rank, masked)
-                             : low_latency()->set_mask(rank, masked);
-  }
-  void clear_masks() override {
-    low_latency() == nullptr ? staged_->clear_masks() : low_latency()->clear_masks();
-  }
-
-  /// Of low-latency mode, if it has kernels; of normal mode, as kind() says.
-  bool queues(bool in_low_latency) const override {
-    return in_low_latency ? low_latency() != nullptr : normal() != nullptr;
-  }
   void add_counts(Statistics& statistics) override {
     if (kernel_recorder_) kernel_recorder_->add_to(statistics);
   }
@@ -140,13 +60,13 @@ class InternodeBackend final : public detail::Backend {
 
   void warmup(Group& group) override {
     std::optional<PausedCounting> in_normal, in_low_latency;
-    if (normal() != nullptr) in_normal.emplace(kernels_->normal->group);
+    if (kernels_ && kernels_->normal) in_normal.emplace(kernels_->normal->group);
     if (kernels_) in_low_latency.emplace(kernels_->group);
-    if (low_latency() != nullptr) low_latency()->preload();
+    if (kernels_ && kernels_->low_latency) kernels_->low_latency->preload();
     staged_->warmup(group);  // makes the group's own calls
     synchronize_kernels();
   }
-  void* stream() const override { return kernels_ ? kernels_->group.stream : staged_->stream(); }
+  void* stream() const override { return staging_.stream; }
   void synchronize() override {
     staged_->synchronize();
     synchronize_kernels();
@@ -186,22 +106,39 @@ class InternodeBackend final : public detail::Backend {
     return {};
   }
 
+  /// Gives the modes that have kernels to them. All calls without a stream of the caller come on
+  /// that of low-latency kernels.
+  void use_kernels(InternodeWays& ways) {
+    CudaGroup& group = kernels_->group;
+    staging_.stream = group.stream;
+    ways.loads_lazily = group.loads_lazily && group.driver_moves_rows;
+    if (kernels_->low_latency) {
+      low_latency_ = &*kernels_->low_latency;
+      ways.low_latency = group.network;
+    }
+    if (kernels_->normal) {
+      CudaGroup& of_normal = kernels_->normal->group;
+      of_normal.default_stream = group.stream;
+      normal_ = &kernels_->normal->calls;
+      ways.normal = of_normal.network;
+      ways.loads_lazily |= group.loads_lazily && of_normal.driver_moves_rows;
+    }
+    count_kernels();
+  }
+
   /// Makes the kernels count, those of low-latency mode only with SHOAL_METRICS=all.
   void count_kernels() {
     const std::string& metrics = state_.world->settings().metrics;
     const bool all = metrics == "all";
-    if (!kernels_ || (metrics != "on" && !all)) return;
-    RecordedKernels counted{normal() != nullptr ? &kernels_->normal->group : nullptr,
-                            low_latency() != nullptr ? &kernels_->group : nullptr,
+    if (metrics != "on" && !all) return;
+    RecordedKernels counted{kernels_->normal ? &kernels_->normal->group : nullptr,
+                            kernels_->low_latency ? &kernels_->group : nullptr,
                             all,
-                            {normal() != nullptr, kernels_->remote_ranks}};
+                            {kernels_->normal != nullptr, kernels_->remote_ranks}};
     if (counted.normal != nullptr || counted.low_latency != nullptr)
       kernel_recorder_.emplace(std::move(counted));
   }
 
-  Normal* normal() const {
-    return kernels_ && kernels_->normal ? &kernels_->normal->calls : nullptr;
-  }
   /// Where the caller insists on kernels: returns the group's memory and throws, on all ranks.
   void refuse_if_required(const std::string& reason) {
     if (state_.world->settings().ep_between_nodes != "kernels") return;
@@ -214,33 +151,22 @@ class InternodeBackend final : public detail::Backend {
         reason);
   }
 
-  LowLatency* low_latency() const {
-    return kernels_ && kernels_->low_latency ? &*kernels_->low_latency : nullptr;
-  }
   void synchronize_kernels() {
     if (kernels_ && kernels_->normal) kernels_->normal->group.synchronize();
     if (kernels_) kernels_->group.synchronize();
   }
-  /// `options` for a call that is not of low-latency kernels: without a stream of the caller, on
-  /// their stream.
-  template <typename Options>
-  Options on_stream(Options options) const {
-    if (kernels_ && options.launch.stream == nullptr)
-      options.launch.stream = kernels_->group.stream;
-    return options;
-  }
 
   GroupState& state_;
-  std::unique_ptr<detail::Backend> staged_;
+  Staging staging_;
+  const std::unique_ptr<detail::Backend> staged_;
   std::unique_ptr<Kernels> kernels_;
   std::optional<KernelRecorder> kernel_recorder_;
 };
 
 }  // namespace
 
-std::unique_ptr<detail::Backend> make_internode_backend(GroupState& state,
-                                                        std::unique_ptr<detail::Backend> staged) {
-  return std::make_unique<InternodeBackend>(state, std::move(staged));
+std::unique_ptr<detail::Backend> make_internode_backend(GroupState& state) {
+  return std::make_unique<InternodeBackend>(state);
 }
 
 }  // namespace shoal::ep::cuda

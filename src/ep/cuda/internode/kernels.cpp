@@ -5,9 +5,9 @@
 
 #include "base/check.hpp"
 #include "device/device_side.hpp"
-#include "ep/block_map.hpp"
 #include "ep/cuda/layout/regions.hpp"
 #include "ep/cuda/low_latency/internode/ranks.hpp"
+#include "ep/group/block_map.hpp"
 #include "fabric/fabric.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/device.hpp"

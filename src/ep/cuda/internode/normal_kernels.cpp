@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/internode/normal_kernels.hpp"
 
-#include "ep/block_map.hpp"
 #include "ep/cuda/internode/kernels.hpp"
 #include "ep/cuda/layout/regions.hpp"
+#include "ep/group/block_map.hpp"
 #include "fabric/fabric.hpp"
 #include "memory/cuda/driver.hpp"
 

@@ -81,6 +81,7 @@ std::shared_ptr<detail::PendingCombineState> LowLatency::combine(
   state.recorder.moves_at_most(rows, rows * static_cast<std::uint64_t>(state.shape.hidden * 2));
   state.world->progress().set(shoal::detail::Activity::low_latency_combine, pending->epoch,
                               "send queued");
+  ++state.statistics.low_latency_combines;
   const bool joined = !options.defer_receive && parts_->joins(options.launch) &&
                       call.form == CombineRowForm::sums && !reads_of_send(handle, options) &&
                       joins_combine(state.shape.ranks, call.tokens, parts_->limits.multiprocessors);

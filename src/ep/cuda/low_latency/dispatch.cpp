@@ -49,6 +49,7 @@ std::shared_ptr<detail::PendingDispatchState> LowLatency::dispatch(
   state.recorder.moves_at_most(static_cast<std::uint64_t>(rows),
                                static_cast<std::uint64_t>(rows * row_bytes));
   state.world->progress().set(shoal::detail::Activity::low_latency_dispatch, epoch, "send queued");
+  ++state.statistics.low_latency_dispatches;
   const bool joined = !options.defer_receive && parts_->joins(options.launch) &&
                       joins_dispatch(call.tokens, parts_->limits.multiprocessors);
   if (!joined) {

@@ -7,7 +7,8 @@
 
 namespace shoal::ep::cuda {
 
-LowLatency::LowLatency(CudaGroup& group, bool internode) : group_(group) {
+LowLatency::LowLatency(CudaGroup& group, bool internode)
+    : LowLatencyMode(detail::BackendKind::cuda), group_(group) {
   Shape shape = group.state.shape;
   shape.internode = internode;
   std::size_t handle_bytes = 0, pending_bytes = 0;

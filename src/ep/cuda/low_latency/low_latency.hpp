@@ -12,7 +12,7 @@
 #pragma once
 
 #include "ep/cuda/group/group.hpp"
-#include "ep/pending.hpp"
+#include "ep/group/modes.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -21,31 +21,30 @@ struct LowLatencyCombineSend;
 struct LowLatencyDispatchSend;
 struct InternodeRanks;
 
-/// The low-latency calls of a group; the arguments have been checked (ep/backend.hpp).
-class LowLatency {
+class LowLatency final : public detail::LowLatencyMode {
  public:
   /// `internode`: some ranks are out of reach of loads and stores; connect() names them.
   explicit LowLatency(CudaGroup& group, bool internode = false);
-  ~LowLatency();
+  ~LowLatency() override;
 
-  std::shared_ptr<detail::PendingDispatchState> dispatch(const TensorView& x,
-                                                         const TensorView& topk_idx,
-                                                         const LowLatencyDispatchOptions& options);
-  bool ready(const detail::PendingDispatchState& pending);
-  LowLatencyReceived receive(detail::PendingDispatchState& base);
+  std::shared_ptr<detail::PendingDispatchState> dispatch(
+      const TensorView& x, const TensorView& topk_idx,
+      const LowLatencyDispatchOptions& options) override;
+  bool ready(const detail::PendingDispatchState& pending) override;
+  LowLatencyReceived receive(detail::PendingDispatchState& base) override;
 
   std::shared_ptr<detail::PendingCombineState> combine(
       const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
       const std::shared_ptr<const detail::LowLatencyHandleState>& base,
-      const LowLatencyCombineOptions& options);
-  bool ready(const detail::PendingCombineState& base);
-  Tensor receive(detail::PendingCombineState& base);
+      const LowLatencyCombineOptions& options) override;
+  bool ready(const detail::PendingCombineState& base) override;
+  Tensor receive(detail::PendingCombineState& base) override;
 
-  TensorView next_combine_buffer();
+  TensorView next_combine_buffer() override;
 
-  std::vector<int> masked();
-  void set_mask(std::int32_t rank, bool masked);
-  void clear_masks();
+  std::vector<int> masked() override;
+  void set_mask(std::int32_t rank, bool masked) override;
+  void clear_masks() override;
 
   /// For groups between nodes, before the first call: the ranks that kernels reach over the
   /// network. DeviceGroup::block has their outboxes.

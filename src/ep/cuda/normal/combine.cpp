@@ -162,9 +162,12 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   params.expert_counts = routing.arrays.expert_counts;
   params.handle = handle.arrays;
   params.dtype = static_cast<std::uint32_t>(y.dtype);
+  const auto internode_plan = [&] {
+    return internode_->plan(sms(options.launch), limits_.multiprocessors, 0);
+  };
   if (locate_expert_output(y, options, params, on)) {
     if (internode_ != nullptr)
-      stage_internode(params, options.launch, on);
+      launch_stage_output({params}, internode_plan().blocks, on);
     else
       params.staging.blocks = 1;  // raised by the plan
   }
@@ -188,17 +191,19 @@ Combined Normal::combine(const TensorView& y, const HandleState& state,
   ++state_.epoch;
   state_.world->progress().set(shoal::detail::Activity::combine, state_.epoch, "queued");
   if (internode_ != nullptr) {
-    queue_internode_combine(params, routing, handle, options.launch, on);
+    launch_internode_combine({params, internode_->grid(), routing.node_arrays, handle.rail_arrays},
+                             internode_plan(), on);
   } else {
-    launch_combine_on_node(params, options.launch, on);
+    const NormalPlan plan = plan_on_node(options.launch, params);
+    launch_normal_combine(params, plan, on);
   }
   group_.end(options.launch, on);
   ++state_.statistics.combines;
   return combined;
 }
 
-/// Completes the plan of a combine inside one node, and queues it.
-void Normal::launch_combine_on_node(NormalCombine params, const Launch& launch, cudaStream_t on) {
+/// The plan of a combine inside one node, which completes its parameters.
+NormalPlan Normal::plan_on_node(const Launch& launch, NormalCombine& params) const {
   // A token's rows at this rank are added one by one where topk_rows names them.
   const std::int32_t stage_rows =
       params.staging.topk_rows != nullptr ? state_.shape.top_k : params.copies_per_token;
@@ -211,7 +216,7 @@ void Normal::launch_combine_on_node(NormalCombine params, const Launch& launch, 
   params.warps = static_cast<std::uint32_t>(plan.warps);
   params.stage_rows = static_cast<std::uint32_t>(stage_rows);
   params.segment_chunks = plan.segment_chunks;
-  launch_normal_combine(params, plan, on);
+  return plan;
 }
 
 }  // namespace shoal::ep::cuda

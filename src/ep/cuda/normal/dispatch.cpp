@@ -4,8 +4,8 @@
 
 #include "base/align.hpp"
 #include "base/check.hpp"
-#include "ep/checks.hpp"
 #include "ep/cuda/normal/normal.hpp"
+#include "ep/group/checks.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -61,14 +61,18 @@ void Normal::check_dispatch(const detail::DispatchCall& call) const {
       "dispatch: DispatchOptions.expert_major with {} experts and rows of {} bytes: 4 bytes an expert and two rows must "
       "fit into {} bytes of a GPU's shared memory",
       state_.shape.experts, call.row_bytes() + call.scale_bytes(), limits_.shared_bytes);
-  if (internode_ != nullptr) check_internode_dispatch(call);
+  require(
+      internode_ == nullptr || region_rows(call) < kMaxDeviceTokens, Code::unsupported,
+      "dispatch: a result of {} rows between nodes; at most {}", [&] { return region_rows(call); },
+      kMaxDeviceTokens - 1);
 }
 
-/// The parameters of the kernel, without the plan of its launch. `region` is nullptr where the
-/// arena has no room: the kernel then tells all ranks.
+/// The parameters of the kernel. `region` is nullptr where the arena has no room: the kernel then
+/// reports it to all ranks.
 NormalDispatch Normal::dispatch_parameters(const detail::DispatchCall& call,
                                            const CudaRouting& routing, const CudaHandle& handle,
-                                           const Region* region, std::int64_t rows) const {
+                                           const Region* region, std::int64_t rows,
+                                           const NormalPlan& plan) {
   const auto& shape = state_.shape;
   NormalDispatch params{};
   params.group = group_.device;
@@ -96,35 +100,12 @@ NormalDispatch Normal::dispatch_parameters(const detail::DispatchCall& call,
   params.fill = call.options.worst_case_rows > 0 && region != nullptr;
   params.dtype = static_cast<std::uint32_t>(call.x.dtype);
   params.sizes = call.waits_for_sizes() ? static_cast<SizesMessage*>(sizes_memory_.get()) : nullptr;
-  return params;
-}
-
-/// Queues the kernel.
-void Normal::launch_dispatch(const detail::DispatchCall& call, const CudaRouting& routing,
-                             const CudaHandle& handle, NormalDispatch params, cudaStream_t on) {
-  const Launch& launch = call.options.launch;
   params.sequence = ++sequence_;
-  const NormalPlan plan =
-      plan_dispatch(sms(launch), params.row_bytes, static_cast<std::uint32_t>(call.scale_bytes()),
-                    limits_, table_bytes(call));
   params.table_offset = plan.table_offset;
   params.stage_bytes = plan.stage_bytes;
   params.stages = static_cast<std::uint32_t>(plan.stages);
   params.warps = static_cast<std::uint32_t>(plan.warps);
-  ++state_.epoch;
-  state_.world->progress().set(shoal::detail::Activity::dispatch, state_.epoch, "queued");
-  if (call.expert_alignment() > 0) number_topk_slots(routing, on);
-  if (internode_ != nullptr)
-    queue_internode_dispatch(params, routing, handle, launch, on);
-  else
-    launch_normal_dispatch(params, plan, on);
-  if (call.options.copy_out) {  // the call ends with the copies
-    group_.end_first();
-    group_.record(on);
-  } else {
-    group_.end(launch, on);
-  }
-  ++state_.statistics.dispatches;
+  return params;
 }
 
 Dispatched Normal::dispatch(const detail::DispatchCall& call) {
@@ -144,8 +125,29 @@ Dispatched Normal::dispatch(const detail::DispatchCall& call) {
     if (region == nullptr) detail::fail_no_room(state_, state_.world_pe(state_.me), rows);
   };
   if (group_.captures()) require_room();
-  launch_dispatch(call, routing, *handle,
-                  dispatch_parameters(call, routing, *handle, region.get(), rows), on);
+  const NormalPlan plan =
+      plan_dispatch(sms(launch), static_cast<std::uint32_t>(call.row_bytes()),
+                    static_cast<std::uint32_t>(call.scale_bytes()), limits_, table_bytes(call));
+  const NormalDispatch params =
+      dispatch_parameters(call, routing, *handle, region.get(), rows, plan);
+  ++state_.epoch;
+  state_.world->progress().set(shoal::detail::Activity::dispatch, state_.epoch, "queued");
+  if (call.expert_alignment() > 0) number_topk_slots(routing, on);
+  if (internode_ != nullptr)
+    launch_internode_dispatch(
+        {params, internode_->grid(), routing.node_arrays, handle->rail_arrays},
+        internode_->plan(sms(launch), limits_.multiprocessors,
+                         internode_table_bytes(state_.shape, params.expert_alignment > 0)),
+        on);
+  else
+    launch_normal_dispatch(params, plan, on);
+  if (call.options.copy_out) {  // the call ends with the copies
+    group_.end_first();
+    group_.record(on);
+  } else {
+    group_.end(launch, on);
+  }
+  ++state_.statistics.dispatches;
 
   std::vector<std::int64_t> tokens_per_expert;
   if (call.waits_for_sizes()) await_sizes(*handle, tokens_per_expert);

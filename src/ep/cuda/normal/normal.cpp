@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/check.hpp"
-#include "ep/checks.hpp"
+#include "ep/group/checks.hpp"
 #include "ep/plan/cursor.hpp"
 #include "ep/plan/routing.hpp"
 #include "memory/device.hpp"
@@ -118,7 +118,8 @@ void launch_unpack(const Dispatched& received, const std::vector<detail::ArrayCo
 }
 
 Normal::Normal(CudaGroup& group, const Internode* internode)
-    : state_(group.state),
+    : NormalMode(detail::BackendKind::cuda),
+      state_(group.state),
       group_(group),
       internode_(internode),
       routings_(routing_bytes(group.state.shape, internode), group.resources),

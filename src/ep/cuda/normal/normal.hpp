@@ -8,12 +8,12 @@
 #include <memory>
 #include <vector>
 
-#include "ep/backend.hpp"
 #include "ep/cuda/group/group.hpp"
 #include "ep/cuda/normal/device/kernels.cuh"
 #include "ep/cuda/normal/internode/internode.hpp"
 #include "ep/cuda/normal/shares.hpp"
-#include "ep/unpack.hpp"
+#include "ep/group/modes.hpp"
+#include "ep/group/unpack.hpp"
 
 namespace shoal::ep::cuda {
 
@@ -45,20 +45,19 @@ struct CudaHandle : detail::HandleState {
 void launch_unpack(const Dispatched& received, const std::vector<detail::ArrayCopy>& copies,
                    bool clear_unused, cudaStream_t stream);
 
-/// The calls of normal mode; the arguments have been checked (ep/backend.hpp).
-class Normal {
+class Normal final : public detail::NormalMode {
  public:
   /// `internode` is nullptr for a group on one node.
   explicit Normal(CudaGroup& group, const Internode* internode = nullptr);
 
   /// Loads the kernels and reserves memory. Called when the group has its memory.
   void open();
-  Routing route(const TensorView& topk_idx, const RouteOptions& options);
-  void unpack(const Dispatched& received, const UnpackOptions& to);
-  void expand(const ExpandOptions& options);
-  Dispatched dispatch(const detail::DispatchCall& call);
+  Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
+  void unpack(const Dispatched& received, const UnpackOptions& to) override;
+  void expand(const ExpandOptions& options) override;
+  Dispatched dispatch(const detail::DispatchCall& call) override;
   Combined combine(const TensorView& y, const detail::HandleState& state,
-                   const CombineOptions& options);
+                   const CombineOptions& options) override;
 
  private:
   std::int32_t sms(const Launch& launch) const {
@@ -77,9 +76,7 @@ class Normal {
   std::shared_ptr<CudaHandle> make_handle(const detail::DispatchCall& call);
   NormalDispatch dispatch_parameters(const detail::DispatchCall& call, const CudaRouting& routing,
                                      const CudaHandle& handle, const detail::Region* region,
-                                     std::int64_t rows) const;
-  void launch_dispatch(const detail::DispatchCall& call, const CudaRouting& routing,
-                       const CudaHandle& handle, NormalDispatch params, cudaStream_t on);
+                                     std::int64_t rows, const NormalPlan& plan);
   void await_sizes(CudaHandle& handle, std::vector<std::int64_t>& tokens_per_expert);
   Dispatched describe(const detail::DispatchCall& call, const std::shared_ptr<CudaHandle>& handle,
                       const std::shared_ptr<detail::Region>& region, std::int64_t rows,
@@ -92,17 +89,7 @@ class Normal {
                            bool stage_weights, NormalCombine& params) const;
   bool locate_expert_output(const TensorView& y, const CombineOptions& options,
                             NormalCombine& params, cudaStream_t on);
-  void launch_combine_on_node(NormalCombine params, const Launch& launch, cudaStream_t on);
-
-  // Between nodes (internode.cpp).
-  void check_internode_dispatch(const detail::DispatchCall& call) const;
-  void queue_internode_dispatch(const NormalDispatch& params, const CudaRouting& routing,
-                                const CudaHandle& handle, const Launch& launch,
-                                cudaStream_t on) const;
-  void stage_internode(const NormalCombine& params, const Launch& launch, cudaStream_t on) const;
-  void queue_internode_combine(const NormalCombine& params, const CudaRouting& routing,
-                               const CudaHandle& handle, const Launch& launch,
-                               cudaStream_t on) const;
+  NormalPlan plan_on_node(const Launch& launch, NormalCombine& params) const;
 
   std::byte* block() const { return group_.device.block[state_.me]; }
 

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "ep/cuda/normal/device/kernels.cuh"
-#include "ep/state.hpp"
+#include "ep/group/state.hpp"
 #include "pe/shared_ranges.hpp"
 
 namespace shoal::ep::cuda {

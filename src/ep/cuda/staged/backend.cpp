@@ -6,18 +6,20 @@
 // go directly to where the host backend fetches them. Calls wait, because between nodes a host has
 // to progress the network anyway. They keep the order of streams: inputs are read after the work
 // on the call's stream, and outputs are on that stream when the call returns.
-#include "ep/cuda/backend.hpp"
+#include "ep/host/backend.hpp"
 #include "base/check.hpp"
 #include "ep/cuda/group/group.hpp"
 #include "ep/cuda/normal/normal.hpp"
 #include "ep/cuda/staged/call.hpp"
-#include "ep/host/layout.hpp"
+#include "ep/host/group/layout.hpp"
 #include "ep/host/normal/expert_output.hpp"
-#include "ep/pending.hpp"
 #include "ep/plan/routing.hpp"
 #include "pe/memory.hpp"
+#include "pe/placement.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 namespace shoal::ep::cuda {
@@ -27,119 +29,32 @@ using detail::HandleState;
 using detail::PendingCombineState;
 using detail::PendingDispatchState;
 
-struct StagedPendingDispatch final : PendingDispatchState {
-  static constexpr auto kBackend = detail::BackendKind::staged;
-  StagedPendingDispatch() { backend = kBackend; }
-
-  std::shared_ptr<PendingDispatchState> host;
-  Tensor expert_counts, wait_ns;  ///< host copies of those in LowLatencyDispatchOptions
-};
-struct StagedPendingCombine final : PendingCombineState {
-  static constexpr auto kBackend = detail::BackendKind::staged;
-  StagedPendingCombine() { backend = kBackend; }
-
-  std::shared_ptr<PendingCombineState> host;
-  Tensor sums, wait_ns;
-};
-
-/// The stream of a send, for its receive: events belong to the send alone.
-Launch stream_of(const Launch& launch) {
-  return {.stream = launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
-}
-
-/// The arrays of a low-latency dispatch. There are two sets, used in turn, as on every backend.
-struct ResultArrays {
-  Tensor x;  ///< has room for bfloat16 rows in every form
-  Tensor scales, counts, source_token, layout;
-};
-
-class StagedBackend final : public detail::Backend {
+class StagedNormal final : public detail::NormalMode {
  public:
-  StagedBackend(GroupState& group, std::unique_ptr<detail::Backend> host)
-      : group_(group),
-        host_(std::move(host)),
-        layout_(group.shape, group.world->settings()),
-        staging_{.gpu = std::make_shared<GroupResources>(*group.world->memory().cuda()),
-                 .pool = std::make_shared<PinnedPool>(),
-                 .block = {}} {}
-
-  detail::BackendKind kind() const override { return detail::BackendKind::staged; }
-  detail::BlockPlan block_plan() const override {
-    detail::BlockPlan plan = host_->block_plan();
-    plan.staging = true;
-    return plan;
-  }
-  std::vector<observe::MemoryRegion> regions() const override { return host_->regions(); }
-  void open() override {
-    host_->open();
-    staging_.block.emplace(group_.block, layout_.total);
-  }
-  std::optional<std::int32_t> failed_rank() const override { return host_->failed_rank(); }
-  std::int32_t cause_of(std::int32_t failed) const override { return host_->cause_of(failed); }
+  StagedNormal(Staging& staging, detail::NormalMode& host, const host::GroupLayout& layout)
+      : NormalMode(detail::BackendKind::staged), staging_(staging), host_(host), layout_(layout) {}
 
   Routing route(const TensorView& topk_idx, const RouteOptions& options) override;
+  Dispatched dispatch(const detail::DispatchCall& given) override;
   void unpack(const Dispatched& received, const UnpackOptions& to) override;
   void expand(const ExpandOptions& options) override;
-  Dispatched dispatch(const detail::DispatchCall& given) override;
   Combined combine(const TensorView& y, const HandleState& handle,
                    const CombineOptions& given) override;
 
-  std::shared_ptr<PendingDispatchState> low_latency_dispatch(
-      const TensorView& x, const TensorView& topk_idx,
-      const LowLatencyDispatchOptions& given) override;
-  bool ready(const PendingDispatchState& pending) override {
-    return host_->ready(
-        *detail::of_backend<StagedPendingDispatch>(pending, "low_latency_dispatch").host);
-  }
-  LowLatencyReceived receive(PendingDispatchState& state) override;
-  std::shared_ptr<PendingCombineState> low_latency_combine(
-      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
-      const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
-      const LowLatencyCombineOptions& given) override;
-  bool ready(const PendingCombineState& pending) override {
-    return host_->ready(
-        *detail::of_backend<StagedPendingCombine>(pending, "low_latency_combine").host);
-  }
-  Tensor receive(PendingCombineState& state) override;
-  TensorView next_combine_buffer() override;
-
-  std::vector<int> masked() const override { return host_->masked(); }
-  void set_mask(std::int32_t rank, bool masked) override { host_->set_mask(rank, masked); }
-  void clear_masks() override { host_->clear_masks(); }
-  void warmup(Group& group) override;
-  void* stream() const override { return staging_.gpu->stream; }
-  void synchronize() override {
-    group_.world->memory().cuda()->activate();
-    check(poll_while_not_ready([this] { return cudaStreamQuery(staging_.gpu->stream); },
-                               "synchronize of an ep::Group"),
-          "the group's stream");
-  }
-  void drain() override {
-    group_.world->memory().cuda()->activate();
-    check(cudaStreamSynchronize(staging_.gpu->stream), "the group's stream");
-    if (staging_.block) staging_.block->unpin();  // the memory can be released next
-  }
-
  private:
-  StagedCall begin(const Launch& launch) { return {group_, staging_, launch}; }
-  Tensor on_device(DataType dtype, std::initializer_list<std::int64_t> extents, const Tensor* from);
-
-  GroupState& group_;
-  std::unique_ptr<detail::Backend> host_;
-  const host::GroupLayout layout_;  // of the host backend
-  Staging staging_;
-  ResultArrays results_[2];    // by parity of the dispatch's epoch
-  Tensor combine_buffers_[2];  // of next_combine_buffer, used in turn
+  Staging& staging_;
+  detail::NormalMode& host_;
+  const host::GroupLayout& layout_;  // of the host backend
 };
 
-Routing StagedBackend::route(const TensorView& topk_idx, const RouteOptions& options) {
-  const StagedCall call = begin(options.launch);
+Routing StagedNormal::route(const TensorView& topk_idx, const RouteOptions& options) {
+  const StagedCall call(staging_, options.launch);
   const Tensor indices = call.fetch(topk_idx);
   call.fetched();
   RouteOptions on_host;
   const Tensor in_rank = call.place_for(options.is_token_in_rank);
   on_host.is_token_in_rank = in_rank;
-  Routing routing = host_->route(indices, on_host);
+  Routing routing = host_.route(indices, on_host);
   const auto copy_to = [&](const TensorView& array, const void* values) {
     if (array.defined()) call.give(array.data, values, array.bytes());
   };
@@ -162,15 +77,15 @@ Routing StagedBackend::route(const TensorView& topk_idx, const RouteOptions& opt
   return routing;
 }
 
-Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
-  const StagedCall call = begin(given.options.launch);
+Dispatched StagedNormal::dispatch(const detail::DispatchCall& given) {
+  const StagedCall call(staging_, given.options.launch);
   const Tensor x = call.fetch(given.x), weights = call.fetch(given.options.weights),
                scales = call.fetch(given.options.scales);
   call.fetched();
   DispatchOptions options = given.options;
   options.weights = weights;
   options.scales = scales;
-  Dispatched received = host_->dispatch({x, options, given.routing, given.cached});
+  Dispatched received = host_.dispatch({x, options, given.routing, given.cached});
   const Dispatched on_host = received;  // keeps the memory until the copies have ended
   for (Tensor* const tensor :
        {&received.x, &received.scales, &received.topk_idx, &received.topk_weights,
@@ -202,34 +117,33 @@ Dispatched StagedBackend::dispatch(const detail::DispatchCall& given) {
   return received;
 }
 
-void StagedBackend::unpack(const Dispatched& received, const UnpackOptions& to) {
-  const StagedCall call = begin(to.launch);
-  launch_unpack(received, detail::unpacked_arrays(group_, received, to), to.clear_unused,
+void StagedNormal::unpack(const Dispatched& received, const UnpackOptions& to) {
+  const StagedCall call(staging_, to.launch);
+  launch_unpack(received, detail::unpacked_arrays(staging_.group, received, to), to.clear_unused,
                 call.stream());
   call.finish();
 }
 
-void StagedBackend::expand(const ExpandOptions& options) {
-  const StagedCall call = begin(options.launch);
-  launch_expand(expand_parameters(options), group_.world->memory().cuda()->multiprocessors,
+void StagedNormal::expand(const ExpandOptions& options) {
+  const StagedCall call(staging_, options.launch);
+  launch_expand(expand_parameters(options), staging_.group.world->memory().cuda()->multiprocessors,
                 call.stream());
   call.finish();
 }
 
-Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
-                                const CombineOptions& given) {
-  const StagedCall call = begin(given.launch);
-  const host::GroupLayout& layout = layout_;
+Combined StagedNormal::combine(const TensorView& y, const HandleState& handle,
+                               const CombineOptions& given) {
+  const StagedCall call(staging_, given.launch);
   const bool prepared = given.topk_rows.defined() || given.topk_idx.defined();
   const std::int64_t rows = prepared ? handle.result_rows : y.shape[0];
   const std::size_t bytes = rows * y.shape[1] * size_of(y.dtype);
   require(
-      bytes <= layout.staging_weights - layout.staging, Code::invalid_argument,
+      bytes <= layout_.staging_weights - layout_.staging, Code::invalid_argument,
       "combine: y is {}, {} bytes; there is room for {} on their way through the host. Raise "
       "GroupOptions.max_tokens (now {}), and set combine_staging",
-      [&] { return y.describe(); }, bytes, layout.staging_weights - layout.staging,
-      group_.shape.max_tokens);
-  TensorView outputs(group_.block + layout.staging, y.dtype, {rows, y.shape[1]});
+      [&] { return y.describe(); }, bytes, layout_.staging_weights - layout_.staging,
+      staging_.group.shape.max_tokens);
+  TensorView outputs(staging_.group.block + layout_.staging, y.dtype, {rows, y.shape[1]});
   // Where the ranks of this node fetch it.
   const Tensor given_rows = prepared ? call.fetch(y) : Tensor();
   if (!prepared) call.fetch(outputs.data, y);
@@ -252,7 +166,7 @@ Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
   options.bias.assign(biases.begin(), biases.end());
   const Tensor sums = call.on_host(y.dtype, {handle.routing->tokens, y.shape[1]});
   options.out = sums;
-  const Combined on_host = host_->combine(outputs, handle, options);
+  const Combined on_host = host_.combine(outputs, handle, options);
   Combined combined;
   if (given.out_weights.defined()) {
     combined.topk_weights = Tensor(given.out_weights, nullptr);
@@ -266,9 +180,73 @@ Combined StagedBackend::combine(const TensorView& y, const HandleState& handle,
   return combined;
 }
 
-std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(
+struct StagedPendingDispatch final : PendingDispatchState {
+  static constexpr auto kBackend = detail::BackendKind::staged;
+  StagedPendingDispatch() { backend = kBackend; }
+
+  std::shared_ptr<PendingDispatchState> host;
+  Tensor expert_counts, wait_ns;  ///< host copies of those in LowLatencyDispatchOptions
+};
+struct StagedPendingCombine final : PendingCombineState {
+  static constexpr auto kBackend = detail::BackendKind::staged;
+  StagedPendingCombine() { backend = kBackend; }
+
+  std::shared_ptr<PendingCombineState> host;
+  Tensor sums, wait_ns;
+};
+
+/// The stream of a send, for its receive: events belong to the send alone.
+Launch stream_of(const Launch& launch) {
+  return {.stream = launch.stream, .after = nullptr, .done = nullptr, .sms = 0};
+}
+
+/// The arrays of a low-latency dispatch. There are two sets, used in turn, as on every backend.
+struct ResultArrays {
+  Tensor x;  ///< has room for bfloat16 rows in every form
+  Tensor scales, counts, source_token, layout;
+};
+
+class StagedLowLatency final : public detail::LowLatencyMode {
+ public:
+  StagedLowLatency(Staging& staging, detail::LowLatencyMode& host)
+      : LowLatencyMode(detail::BackendKind::staged),
+        staging_(staging),
+        group_(staging.group),
+        host_(host) {}
+
+  std::shared_ptr<PendingDispatchState> dispatch(const TensorView& x, const TensorView& topk_idx,
+                                                 const LowLatencyDispatchOptions& given) override;
+  bool ready(const PendingDispatchState& pending) override {
+    return host_.ready(
+        *detail::of_backend<StagedPendingDispatch>(pending, "low_latency_dispatch").host);
+  }
+  LowLatencyReceived receive(PendingDispatchState& state) override;
+  std::shared_ptr<PendingCombineState> combine(
+      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+      const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
+      const LowLatencyCombineOptions& given) override;
+  bool ready(const PendingCombineState& pending) override {
+    return host_.ready(
+        *detail::of_backend<StagedPendingCombine>(pending, "low_latency_combine").host);
+  }
+  Tensor receive(PendingCombineState& state) override;
+  TensorView next_combine_buffer() override;
+
+  std::vector<int> masked() override { return host_.masked(); }
+  void set_mask(std::int32_t rank, bool masked) override { host_.set_mask(rank, masked); }
+  void clear_masks() override { host_.clear_masks(); }
+
+ private:
+  Staging& staging_;
+  detail::GroupState& group_;
+  detail::LowLatencyMode& host_;
+  ResultArrays results_[2];    // by parity of the dispatch's epoch
+  Tensor combine_buffers_[2];  // of next_combine_buffer, used in turn
+};
+
+std::shared_ptr<PendingDispatchState> StagedLowLatency::dispatch(
     const TensorView& x, const TensorView& topk_idx, const LowLatencyDispatchOptions& given) {
-  const StagedCall call = begin(given.launch);
+  const StagedCall call(staging_, given.launch);
   auto pending = std::make_shared<StagedPendingDispatch>();
   pending->group = group_.shared_from_this();
   pending->options = given;
@@ -281,19 +259,19 @@ std::shared_ptr<PendingDispatchState> StagedBackend::low_latency_dispatch(
   options.weights = weights;
   options.expert_counts = pending->expert_counts;
   options.wait_ns = pending->wait_ns;
-  pending->host = host_->low_latency_dispatch(rows, indices, options);
+  pending->host = host_.dispatch(rows, indices, options);
   pending->handle = pending->host->handle;
   if (given.launch.done != nullptr) call.finish();
   return pending;
 }
 
-LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
+LowLatencyReceived StagedLowLatency::receive(PendingDispatchState& state) {
   auto& pending = detail::of_backend<StagedPendingDispatch>(state, "low_latency_dispatch");
-  const StagedCall call = begin(stream_of(pending.options.launch));
+  const StagedCall call(staging_, stream_of(pending.options.launch));
   call.fetch(pending.expert_counts.data, pending.options.expert_counts);
   call.fetch(pending.wait_ns.data, pending.options.wait_ns);
   call.fetched();
-  const LowLatencyReceived on_host = host_->receive(*pending.host);
+  const LowLatencyReceived on_host = host_.receive(*pending.host);
   const std::int64_t rows = on_host.x.shape[1], hidden = on_host.x.shape[2];
   const std::size_t most_rows = group_.shape.local_experts * rows;
   ResultArrays& arrays = results_[on_host.handle.state()->epoch & 1];
@@ -325,12 +303,12 @@ LowLatencyReceived StagedBackend::receive(PendingDispatchState& state) {
   return received;
 }
 
-TensorView StagedBackend::next_combine_buffer() {
-  host_->next_combine_buffer();  // throws where the buffer is still in use
+TensorView StagedLowLatency::next_combine_buffer() {
+  host_.next_combine_buffer();  // throws where the buffer is still in use
   Tensor& buffer = combine_buffers_[(group_.low_latency_combine_epoch + 1) & 1];
   if (!buffer.defined()) {
     const auto& shape = group_.shape;
-    const StagedCall call = begin({});
+    const StagedCall call(staging_, {});
     buffer = call.make(TensorView(nullptr, DataType::bfloat16,
                                   {shape.local_experts, shape.low_latency_rows(), shape.hidden}));
     call.finish();
@@ -338,11 +316,11 @@ TensorView StagedBackend::next_combine_buffer() {
   return buffer;
 }
 
-std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
+std::shared_ptr<PendingCombineState> StagedLowLatency::combine(
     const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
     const std::shared_ptr<const detail::LowLatencyHandleState>& handle,
     const LowLatencyCombineOptions& given) {
-  const StagedCall call = begin(given.launch);
+  const StagedCall call(staging_, given.launch);
   const auto& shape = group_.shape;
   auto pending = std::make_shared<StagedPendingCombine>();
   pending->group = group_.shared_from_this();
@@ -358,7 +336,7 @@ std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
     outputs = plain = call.on_host(DataType::bfloat16,
                                    {shape.local_experts, shape.low_latency_rows(), shape.hidden});
   else
-    outputs = host_->next_combine_buffer();
+    outputs = host_.next_combine_buffer();
   for (std::int64_t expert = 0; expert < shape.local_experts; ++expert) {
     TensorView from(y.as<std::byte>() + expert * y.strides[0] * 2, DataType::bfloat16,
                     {handle->counts[expert], shape.hidden});
@@ -374,18 +352,18 @@ std::shared_ptr<PendingCombineState> StagedBackend::low_latency_combine(
   const Tensor sums = call.on_host(DataType::bfloat16, {handle->routing->tokens, shape.hidden});
   options.out = pending->sums = sums;
   options.wait_ns = pending->wait_ns;
-  pending->host = host_->low_latency_combine(outputs, topk_idx, host_weights, handle, options);
+  pending->host = host_.combine(outputs, topk_idx, host_weights, handle, options);
   pending->epoch = pending->host->epoch;
   if (given.launch.done != nullptr) call.finish();
   return pending;
 }
 
-Tensor StagedBackend::receive(PendingCombineState& state) {
+Tensor StagedLowLatency::receive(PendingCombineState& state) {
   auto& pending = detail::of_backend<StagedPendingCombine>(state, "low_latency_combine");
-  const StagedCall call = begin(stream_of(pending.options.launch));
+  const StagedCall call(staging_, stream_of(pending.options.launch));
   call.fetch(pending.wait_ns.data, pending.options.wait_ns);
   call.fetched();
-  const Tensor on_host = host_->receive(*pending.host);
+  const Tensor on_host = host_.receive(*pending.host);
   const TensorView& given = pending.options.out;
   Tensor out = given.defined() ? Tensor(given, nullptr) : call.make(on_host);
   call.give(out.data, on_host.data, on_host.bytes());
@@ -395,9 +373,63 @@ Tensor StagedBackend::receive(PendingCombineState& state) {
   return out;
 }
 
+/// The cores of a PE that has a GPU are idle while its rows pass through the host.
+std::int32_t host_threads(const detail::GroupState& group) {
+  constexpr std::int64_t kMost = 8;  // saturates memory bandwidth
+  const std::int64_t here = group.world->placement().pes_on_host();
+  return static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(std::thread::hardware_concurrency() / here, 1, kMost));
+}
+
+class StagedBackend final : public detail::Backend {
+ public:
+  explicit StagedBackend(Staging& staging)
+      : staging_(staging),
+        group_(staging.group),
+        host_(host::make_backend(group_, host_threads(group_))) {
+    normal_ = &normal_calls_;
+    low_latency_ = &low_latency_calls_;
+  }
+
+  detail::BlockPlan block_plan() const override {
+    detail::BlockPlan plan = host_->block_plan();
+    plan.staging = true;
+    return plan;
+  }
+  std::vector<observe::MemoryRegion> regions() const override { return host_->regions(); }
+  void open() override {
+    host_->open();
+    staging_.block.emplace(group_.block, layout_.total);
+  }
+  std::optional<std::int32_t> failed_rank() const override { return host_->failed_rank(); }
+  std::int32_t cause_of(std::int32_t failed) const override { return host_->cause_of(failed); }
+  void warmup(Group& group) override;
+  void synchronize() override {
+    group_.world->memory().cuda()->activate();
+    check(poll_while_not_ready([this] { return cudaStreamQuery(staging_.stream); },
+                               "synchronize of an ep::Group"),
+          "the group's stream");
+  }
+  void drain() override {
+    group_.world->memory().cuda()->activate();
+    check(cudaStreamSynchronize(staging_.stream), "the group's stream");
+    if (staging_.block) staging_.block->unpin();  // the memory can be released next
+  }
+
+ private:
+  Tensor on_device(DataType dtype, std::initializer_list<std::int64_t> extents, const Tensor* from);
+
+  Staging& staging_;
+  detail::GroupState& group_;
+  const std::unique_ptr<detail::Backend> host_;
+  const host::GroupLayout layout_{group_.shape, group_.world->settings()};  // of the host backend
+  StagedNormal normal_calls_{staging_, host_->normal(), layout_};
+  StagedLowLatency low_latency_calls_{staging_, host_->low_latency()};
+};
+
 Tensor StagedBackend::on_device(DataType dtype, std::initializer_list<std::int64_t> extents,
                                 const Tensor* from) {
-  const StagedCall call = begin({});
+  const StagedCall call(staging_, {});
   Tensor out = call.make(TensorView(nullptr, dtype, extents));
   if (from != nullptr)
     call.give(out.data, from->data, from->bytes());
@@ -439,9 +471,8 @@ void StagedBackend::warmup(Group& group) {
 
 }  // namespace
 
-std::unique_ptr<detail::Backend> make_staged_backend(GroupState& state,
-                                                     std::unique_ptr<detail::Backend> host) {
-  return std::make_unique<StagedBackend>(state, std::move(host));
+std::unique_ptr<detail::Backend> make_staged_backend(Staging& staging) {
+  return std::make_unique<StagedBackend>(staging);
 }
 
 }  // namespace shoal::ep::cuda

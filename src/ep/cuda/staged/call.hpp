@@ -10,28 +10,37 @@
 #include "base/check.hpp"
 #include "ep/cuda/group/resources.hpp"
 #include "ep/cuda/staged/host_memory.hpp"
-#include "ep/state.hpp"
+#include "ep/group/modes.hpp"
 #include "pe/memory.hpp"
 
 namespace shoal::ep::cuda {
 
-/// The memory and the stream that the calls of a group share.
+/// What the calls of a group share.
 struct Staging {
-  std::shared_ptr<GroupResources> gpu;
-  std::shared_ptr<PinnedPool> pool;
+  explicit Staging(detail::GroupState& owner)
+      : group(owner),
+        gpu(std::make_shared<GroupResources>(*owner.world->memory().cuda())),
+        stream(gpu->stream) {}
+
+  detail::GroupState& group;
+  const std::shared_ptr<GroupResources> gpu;
+  cudaStream_t stream;  ///< of calls that name none
+  const std::shared_ptr<PinnedPool> pool = std::make_shared<PinnedPool>();
   std::optional<PinnedMemory> block;  ///< set when the group has its memory
 };
+
+/// The backend of a staged group, which wraps that of the host.
+std::unique_ptr<detail::Backend> make_staged_backend(Staging& staging);
 
 /// One call of a staged group: its stream, its copies and its events.
 class StagedCall {
  public:
-  StagedCall(const detail::GroupState& group, Staging& staging, const Launch& launch)
-      : group_(group),
-        staging_(staging),
+  StagedCall(Staging& staging, const Launch& launch)
+      : staging_(staging),
         launch_(launch),
         stream_(launch.stream != nullptr ? static_cast<cudaStream_t>(launch.stream)
-                                         : staging.gpu->stream) {
-    group.world->memory().cuda()->activate();
+                                         : staging.stream) {
+    staging.group.world->memory().cuda()->activate();
     cudaStreamCaptureStatus capture{};
     check(cudaStreamIsCapturing(stream_, &capture), "state of a stream");
     require(
@@ -86,7 +95,7 @@ class StagedCall {
         std::max<std::size_t>(like.size() * size_of(like.dtype), 1), stream_, staging_.gpu);
     TensorView view = like;
     view.data = memory.get();
-    view.device = group_.device;
+    view.device = staging_.group.device;
     return Tensor(view, std::move(memory));
   }
   /// A tensor like this one in GPU memory that is kept from call to call. The first call allocates
@@ -99,7 +108,7 @@ class StagedCall {
     }
     TensorView view = like;
     view.data = memory.data;
-    view.device = group_.device;
+    view.device = staging_.group.device;
     return Tensor(view, memory.owner);
   }
   Tensor give_kept(Tensor& memory, const TensorView& from) const {
@@ -145,7 +154,6 @@ class StagedCall {
             "copy to the host");
   }
 
-  const detail::GroupState& group_;
   Staging& staging_;
   const Launch launch_;
   cudaStream_t stream_;

@@ -6,7 +6,7 @@
 // inside a node as in combine_receive, rounded to y's dtype; then biases and the nodes in the order
 // of the last top-k slot that names each, the source's node among them, rounded once. The result
 // does not depend on the node of the source.
-#include "ep/host/internode/combine_forward.hpp"
+#include "ep/host/normal/forward.hpp"
 
 #include <algorithm>
 #include <array>

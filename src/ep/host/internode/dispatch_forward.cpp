@@ -6,7 +6,7 @@
 // index (4 B); inside the node as in dispatch_send. Sending, receiving and forwarding alternate
 // chunk by chunk and overlap; local copies fill the gaps. The handle records the rows of forwarded
 // tokens, because combine returns along the same path.
-#include "ep/host/internode/dispatch_forward.hpp"
+#include "ep/host/normal/forward.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ep/host/internode/wire.hpp"
+#include "ep/host/group/wire.hpp"
 #include "ep/host/signals/signals.hpp"
 
 namespace shoal::ep::host {

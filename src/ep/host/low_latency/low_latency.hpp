@@ -14,11 +14,11 @@
 #include <cstring>
 #include <optional>
 
-#include "ep/host/group.hpp"
+#include "ep/group/pending.hpp"
+#include "ep/host/group/group.hpp"
 #include "ep/host/rows/row_ops.hpp"
 #include "ep/host/rows/store_choice.hpp"
 #include "ep/host/signals/signals.hpp"
-#include "ep/pending.hpp"
 
 namespace shoal::ep::host {
 

@@ -10,7 +10,7 @@
 #include <array>
 #include <numeric>
 
-#include "ep/host/internode/combine_forward.hpp"
+#include "ep/host/normal/forward.hpp"
 
 namespace shoal::ep::host {
 namespace {

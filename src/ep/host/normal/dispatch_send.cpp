@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "ep/host/internode/dispatch_forward.hpp"
+#include "ep/host/normal/forward.hpp"
 #include "ep/host/normal/side_payload.hpp"
 
 namespace shoal::ep::host {

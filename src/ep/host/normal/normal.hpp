@@ -14,8 +14,8 @@
 #include <optional>
 #include <vector>
 
-#include "ep/backend.hpp"
-#include "ep/host/group.hpp"
+#include "ep/group/modes.hpp"
+#include "ep/host/group/group.hpp"
 #include "ep/host/rows/row_ops.hpp"
 #include "ep/host/rows/store_choice.hpp"
 #include "ep/host/signals/signals.hpp"

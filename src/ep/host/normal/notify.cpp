@@ -11,7 +11,7 @@
 #include <numeric>
 
 #include "base/check.hpp"
-#include "ep/checks.hpp"
+#include "ep/group/checks.hpp"
 #include "ep/host/normal/normal.hpp"
 #include "ep/host/signals/reach.hpp"
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <span>
 
-#include "ep/backend.hpp"
-#include "ep/host/layout.hpp"
+#include "ep/group/modes.hpp"
+#include "ep/host/group/layout.hpp"
 
 namespace shoal::ep::host {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "ep/host/group.hpp"
+#include "ep/host/group/group.hpp"
 #include "transport/scoped_timeout.hpp"
 
 namespace shoal::ep::host {

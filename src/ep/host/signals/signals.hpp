@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "ep/host/group.hpp"
+#include "ep/host/group/group.hpp"
 
 namespace shoal::ep::host {
 

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/api/agreement.hpp"
+
+#include <array>
+
+#include "base/check.hpp"
+#include "ep/api/placement.hpp"
+#include "team/outcome.hpp"
+#include "team/teams.hpp"
+
+namespace shoal::ep::detail {
+namespace {
+
+/// The options that must be equal on all ranks, with their names.
+struct Field {
+  const char* name;
+  std::int64_t (*value)(const GroupOptions&);
+};
+constexpr Field kFields[] = {
+    {"max_tokens", [](const GroupOptions& o) { return o.max_tokens; }},
+    {"hidden", [](const GroupOptions& o) { return o.hidden; }},
+    {"top_k", [](const GroupOptions& o) { return std::int64_t{o.top_k}; }},
+    {"experts", [](const GroupOptions& o) { return std::int64_t{o.experts}; }},
+    {"dtype", [](const GroupOptions& o) { return static_cast<std::int64_t>(o.dtype); }},
+    {"max_scales", [](const GroupOptions& o) { return o.max_scales; }},
+    {"live_results", [](const GroupOptions& o) { return std::int64_t{o.live_results}; }},
+    {"low_latency_max_tokens", [](const GroupOptions& o) { return o.low_latency_max_tokens; }},
+    {"preinitialize", [](const GroupOptions& o) { return std::int64_t{o.preinitialize}; }},
+    {"combine_staging", [](const GroupOptions& o) { return std::int64_t{o.combine_staging}; }},
+    {"mask_failed", [](const GroupOptions& o) { return std::int64_t{o.mask_failed}; }},
+    {"chunk_bytes", [](const GroupOptions& o) { return o.chunk_bytes; }},
+    {"chunks_in_flight", [](const GroupOptions& o) { return std::int64_t{o.chunks_in_flight}; }},
+};
+constexpr std::size_t kFieldCount = std::size(kFields);
+
+using Values = std::array<std::int64_t, kFieldCount>;
+
+}  // namespace
+
+std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions& options) {
+  Values mine;
+  for (std::size_t i = 0; i < kFieldCount; ++i) mine[i] = kFields[i].value(options);
+  std::shared_ptr<GroupState> state;
+  const auto failure = shoal::detail::attempt(
+      [&] { state = std::make_shared<GroupState>(team, options, place_group(team)); });
+  shoal::detail::TeamState& team_state = team.state();
+  const auto all = shoal::detail::exchange_outcomes(team_state, mine, failure, "ep group");
+  for (Pe pe = 0; pe < team.size(); ++pe)
+    shoal::detail::rethrow(all[pe].failure, team.world_pe(pe), failure);
+  for (std::size_t i = 0; i < kFieldCount; ++i)
+    for (Pe pe = 1; pe < team.size(); ++pe)
+      require(all[pe].value[i] == all[0].value[i], Code::mismatch,
+              "ep::GroupOptions.{} differs between ranks: {} on PE {}, {} on PE {}",
+              kFields[i].name, all[0].value[i], team.world_pe(0), all[pe].value[i],
+              team.world_pe(pe));
+  return state;
+}
+
+bool any_pe(const GroupState& state, bool mine, const char* what) {
+  const char value = mine ? 1 : 0;
+  for (const std::byte other :
+       shoal::detail::exchange(state.world->teams().world_team(), &value, 1, what))
+    if (other != std::byte{0}) return true;
+  return false;
+}
+
+}  // namespace shoal::ep::detail

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// group.cpp: the life of a group, and its calls that belong to no mode.
+#include "shoal/ep/group.hpp"
+
+#include <exception>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+#include "ep/api/agreement.hpp"
+#include "ep/api/calls.hpp"
+#include "ep/group/block_map.hpp"
+#include "ep/group/checks.hpp"
+#include "ep/group/modes.hpp"
+#include "fabric/fabric.hpp"
+#include "heap/staging.hpp"
+#include "pe/forks.hpp"
+#include "pe/memory.hpp"
+#include "team/exchange.hpp"
+
+namespace shoal::ep {
+namespace detail {
+
+GroupState& open_group(const std::shared_ptr<GroupState>& state, const char* call) {
+  require(state != nullptr && !state->closed, Code::closed, "{}: the group is closed", call);
+  if (!state->world->is_open() && shoal::detail::is_inherited(*state->world))
+    fail(Code::closed, "{}: {}", call, shoal::detail::why_closed(state->world.get()));
+  return *state;
+}
+
+GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* call) {
+  GroupState& group = open_group(state, call);
+  group.team.state();  // throws where the world is closed
+  if (!group.failure.empty()) record_failure(group, group.failure);
+  require(group.failure.empty(), Code::closed, "{}: the group failed before: {}", call,
+          group.failure);
+  const auto failed = group.options.mask_failed ? std::nullopt : group.backend->failed_rank();
+  if (!failed) return group;
+  const std::string reason = describe_given_up(group, *failed, group.backend->cause_of(*failed));
+  record_failure(group, reason);
+  fail(Code::closed, "{}: {}", call, reason);
+}
+
+GroupState& idle_group(const std::shared_ptr<GroupState>& state, const char* call) {
+  if (state != nullptr) state->drain_work_queue();
+  return working_group(state, call);
+}
+
+namespace {
+
+void take_memory(GroupState& state) {
+  auto& world = *state.world;
+  if (state.plan.staging) {
+    state.host_offset = state.block_offset =
+        shoal::detail::allocate_staging(world, state.plan.bytes);
+    state.block = world.fabric().host_base(world.my_pe()) + state.host_offset;
+  } else {
+    state.block = static_cast<std::byte*>(world.heap().malloc(state.plan.bytes));
+    state.block_offset = world.heap().offset_of(state.block);
+    state.host_offset = world.memory().host_offset(state.block_offset);
+  }
+  for (std::int32_t rank = 0; rank < state.shape.ranks; ++rank) {
+    const Pe pe = state.world_pe(rank);
+    std::byte* const base =
+        state.plan.staging ? world.fabric().host_base(pe) : world.fabric().peer_base(pe);
+    state.peers.push_back(state.nodes.here(rank) ? base + state.block_offset : nullptr);
+  }
+}
+
+/// Returns the memory unless a PE holds results; true if it was returned. Collective.
+bool release_memory(GroupState& state) {
+  state.backend->drain();  // queued work still uses the memory
+  if (any_pe(state, state.arena.regions() > 0, "ep group close")) return false;
+  state.backend->stop_counting();
+  state.backend->release();
+  state.map = {};
+  if (state.plan.staging)
+    shoal::detail::release_staging(*state.world, state.host_offset);
+  else
+    state.world->heap().free(state.block);
+  state.closed = true;
+  return true;
+}
+
+/// What the destructor of a group does. Other ranks may never come while an exception unwinds or
+/// after a failure; the memory then stays allocated until the world closes.
+void release_quietly(GroupState& state) {
+  state.drain_work_queue();
+  state.team.state();  // throws where the world is closed: it released the memory
+  if (std::uncaught_exceptions() > 0 || !state.failure.empty()) return;
+  state.backend->drain();  // throws errors of queued work
+  if (state.backend->ask_failed_rank() || state.world->health().failure()) return;
+  if (!release_memory(state))
+    log::warn(
+        "an ep::Group was destroyed while results of its dispatches were still held; its memory stays allocated until "
+        "the world closes");
+}
+
+void require_masks(const GroupState& group, const char* call) {
+  require(group.options.mask_failed, Code::invalid_argument,
+          "{}: this group was made with GroupOptions.mask_failed = false", call);
+}
+
+}  // namespace
+}  // namespace detail
+
+using detail::idle_group;
+using detail::open_group;
+
+Group::Group(const Team& team, const GroupOptions& options)
+    : state_(detail::agree_on_group(team, options)) {
+  detail::GroupState& state = *state_;
+  detail::take_memory(state);
+  state.backend->open();
+  state.map =
+      detail::show_block(state, state.plan.staging ? "staging memory" : "heap", state.block_offset,
+                         state.plan.bytes, state.peers, state.backend->regions());
+  shoal::detail::sync(team.state(), "ep group");
+  state.world->closers().add(state_);
+  shoal::detail::keep_in_children(state_);
+  if (options.mask_failed) state.world->let_leave_early();
+  if (options.preinitialize) warmup();
+}
+
+Group& Group::operator=(Group&& other) noexcept {
+  Group(std::move(other)).state_.swap(state_);
+  return *this;
+}
+
+Group::~Group() {
+  if (!state_ || state_->closed) return;
+  try {
+    detail::release_quietly(*state_);
+  } catch (const Error& error) {
+    if (error.code() != Code::closed)
+      log::warn("an ep::Group could not return its memory: {}", error.what());
+  } catch (const std::exception& error) {
+    log::warn("an ep::Group could not return its memory: {}", error.what());
+  }
+  state_->closed = true;
+}
+
+void Group::close() {
+  if (!state_ || state_->closed) return;
+  open_group(state_, "close");  // throws in a child that the PE has forked
+  state_->drain_work_queue();
+  require(state_->failure.empty(), Code::closed, "close: the group failed before: {}",
+          state_->failure);
+  bool released = false;
+  try {
+    released = detail::release_memory(*state_);
+  } catch (const Error& error) {
+    if (!state_->options.mask_failed || error.code() != Code::timeout) throw;
+    log::warn(
+        "an ep::Group was closed on PE {} alone: the other ranks may continue without it "
+        "(GroupOptions.mask_failed); its memory stays allocated until the world closes: {}",
+        state_->world->my_pe(), reason_of(error));
+    state_->closed = true;
+    return;
+  }
+  require(
+      released, Code::invalid_argument,
+      "close: a rank still holds results of a dispatch; release all tensors of Dispatched first (this PE holds {})",
+      state_->arena.regions());
+}
+
+const Team& Group::team() const {
+  require(state_ != nullptr, Code::closed, "team: the group is closed");
+  return state_->team;
+}
+
+const GroupOptions& Group::options() const {
+  require(state_ != nullptr, Code::closed, "options: the group is closed");
+  return state_->options;
+}
+
+std::int32_t Group::local_experts() const {
+  require(state_ != nullptr, Code::closed, "local_experts: the group is closed");
+  return state_->shape.local_experts;
+}
+
+std::vector<int> Group::masked() const {
+  return idle_group(state_, "masked").backend->low_latency().masked();
+}
+
+void Group::set_mask(std::int32_t rank, bool masked) {
+  detail::GroupState& group = idle_group(state_, "set_mask");
+  detail::require_masks(group, "set_mask");
+  require(rank >= 0 && rank < group.shape.ranks && rank != group.me, Code::invalid_argument,
+          "set_mask: rank {}; allowed: 0 to {}, except this rank ({})", rank, group.shape.ranks - 1,
+          group.me);
+  group.backend->low_latency().set_mask(rank, masked);
+}
+
+void Group::clear_masks() {
+  detail::GroupState& group = idle_group(state_, "clear_masks");
+  detail::require_masks(group, "clear_masks");
+  group.backend->low_latency().clear_masks();
+}
+
+Statistics Group::statistics() const {
+  require(state_ != nullptr, Code::closed, "statistics: the group is closed");
+  state_->drain_work_queue();
+  Statistics statistics = state_->statistics;
+  if (!state_->closed && state_->world->is_open()) state_->backend->add_counts(statistics);
+  return statistics;
+}
+
+void Group::warmup() {
+  detail::GroupState& group = open_group(state_, "warmup");
+  const Statistics before = group.statistics;
+  const struct Paused {
+    explicit Paused(detail::record::GroupRecorder& of) : recorder(of), counting(of.counting()) {
+      recorder.set_counting(false);
+    }
+    ~Paused() { recorder.set_counting(counting); }
+    detail::record::GroupRecorder& recorder;
+    bool counting;
+  } paused(group.recorder);
+  group.backend->warmup(*this);
+  group.statistics = before;
+}
+
+void* Group::stream() const {
+  return open_group(state_, "stream").backend->stream();
+}
+
+void Group::order_after(void* stream) const noexcept {
+  if (state_ != nullptr && !state_->closed && state_->world->is_open())
+    state_->backend->order_after(stream);
+}
+
+void Group::synchronize() {
+  detail::GroupState& group = idle_group(state_, "synchronize");
+  try {
+    group.backend->synchronize();
+  } catch (...) {
+    if (!group.failure.empty()) detail::record_failure(group, group.failure);
+    throw;
+  }
+}
+
+}  // namespace shoal::ep

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// modes.hpp: the interfaces between a group and the place of its memory: one for each mode, and one
+// for the memory and the life of the group.
+//
+// Implementations: the host (host/), GPUs (cuda/), and GPUs whose rows pass through the host
+// (cuda/staged/). Semantics and numbers are the same. The group has checked all arguments
+// (checks.hpp) and is usable when it calls. Errors are those of shoal/ep/group.hpp.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ep/group/pending.hpp"
+#include "shoal/memory_map.hpp"
+
+namespace shoal::ep::detail {
+
+/// The arguments of one dispatch.
+struct DispatchCall {
+  const TensorView& x;
+  const DispatchOptions& options;
+  std::shared_ptr<const RoutingState> routing;
+  std::shared_ptr<const HandleState> cached{};  ///< handle whose layout is reused, or nullptr
+
+  std::size_t row_bytes() const { return x.shape[1] * size_of(x.dtype); }
+  std::size_t scale_bytes() const {
+    return options.scales.defined() ? options.scales.shape[1] * 4 : 0;
+  }
+  /// Alignment of the blocks of an expert-major layout; 0: rank-major.
+  std::int32_t expert_alignment() const {
+    if (cached) return cached->expert_alignment;
+    return options.expert_major ? options.expert_alignment : 0;
+  }
+  /// Top-k slots described beside a row of the result.
+  std::int32_t topk_slots() const { return expert_alignment() > 0 ? 1 : routing->shape.top_k; }
+  /// Whether the number of rows has to reach the host before the call returns.
+  bool waits_for_sizes() const { return options.worst_case_rows == 0 && !cached; }
+};
+
+struct Mode {
+  explicit Mode(BackendKind of) : kind(of) {}
+  virtual ~Mode() = default;
+  Mode(const Mode&) = delete;
+  Mode& operator=(const Mode&) = delete;
+
+  /// Whether calls return before their operation has ended.
+  bool queues() const { return kind == BackendKind::cuda; }
+
+  const BackendKind kind;
+};
+
+struct NormalMode : Mode {
+  using Mode::Mode;
+  virtual Routing route(const TensorView& topk_idx, const RouteOptions& options) = 0;
+  virtual Dispatched dispatch(const DispatchCall& call) = 0;
+  virtual void unpack(const Dispatched& received, const UnpackOptions& to) = 0;
+  virtual void expand(const ExpandOptions& options) = 0;
+  virtual Combined combine(const TensorView& y, const HandleState& handle,
+                           const CombineOptions& options) = 0;
+};
+
+struct LowLatencyMode : Mode {
+  using Mode::Mode;
+  virtual std::shared_ptr<PendingDispatchState> dispatch(
+      const TensorView& x, const TensorView& topk_idx,
+      const LowLatencyDispatchOptions& options) = 0;
+  virtual bool ready(const PendingDispatchState& pending) = 0;
+  virtual LowLatencyReceived receive(PendingDispatchState& pending) = 0;
+  virtual std::shared_ptr<PendingCombineState> combine(
+      const TensorView& y, const TensorView& topk_idx, const TensorView& weights,
+      const std::shared_ptr<const LowLatencyHandleState>& handle,
+      const LowLatencyCombineOptions& options) = 0;
+  virtual bool ready(const PendingCombineState& pending) = 0;
+  virtual Tensor receive(PendingCombineState& pending) = 0;
+  /// Waits until the buffer of the next combine is free.
+  virtual TensorView next_combine_buffer() = 0;
+
+  virtual std::vector<int> masked() = 0;
+  virtual void set_mask(std::int32_t rank, bool masked) = 0;
+  virtual void clear_masks() = 0;
+};
+
+/// Owns what a group has beside its block, and its modes.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// The modes of the group, which has them for good once it is open.
+  NormalMode& normal() const { return *normal_; }
+  LowLatencyMode& low_latency() const { return *low_latency_; }
+
+  /// The memory that the group allocates before it calls open.
+  virtual BlockPlan block_plan() const = 0;
+  /// What lies where in that memory.
+  virtual std::vector<observe::MemoryRegion> regions() const = 0;
+  /// Called once the group has its memory, before any other rank proceeds.
+  virtual void open() = 0;
+  /// Returns what open took beside that memory. Collective.
+  virtual void release() {}
+  /// A rank that has given up the group, if this is known without effort. Asked at every call.
+  virtual std::optional<std::int32_t> failed_rank() const { return std::nullopt; }
+  /// The rank that made `failed` give up the group: `failed` itself, or one that it waited for.
+  virtual std::int32_t cause_of(std::int32_t failed) const { return failed; }
+  /// The same with all effort. Asked at the end.
+  virtual std::optional<std::int32_t> ask_failed_rank() { return failed_rank(); }
+
+  virtual void warmup(Group& group) = 0;
+  /// Adds what kernels count. Any time between two calls.
+  virtual void add_counts(Statistics&) {}
+  /// The record keeps what kernels have counted so far: the world is about to close, or the group
+  /// has returned its memory.
+  virtual void stop_counting() noexcept {}
+  virtual void* stream() const { return nullptr; }
+  virtual void synchronize() {}
+  /// Orders later calls after the work queued on a stream so far. Any thread.
+  virtual void order_after(void*) noexcept {}
+  /// Waits for queued work like synchronize, but throws only if the group has failed.
+  virtual void drain() {}
+
+ protected:
+  NormalMode* normal_ = nullptr;
+  LowLatencyMode* low_latency_ = nullptr;
+};
+
+}  // namespace shoal::ep::detail

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/group/unpack.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.hpp"
+
+namespace shoal::ep::detail {
+
+std::vector<ArrayCopy> unpacked_arrays(const GroupState& group, const Dispatched& received,
+                                       const UnpackOptions& to) {
+  constexpr const char* kCall = "unpack";
+  std::vector<ArrayCopy> copies;
+  const auto add = [&](const char* name, const Tensor& from, const TensorView& array) {
+    if (!array.defined()) return;
+    require(from.defined(), Code::invalid_argument,
+            "unpack: UnpackOptions.{} is given, and the dispatch has no such result", name);
+    require(
+        array.rank == from.rank && array.dtype == from.dtype &&
+            std::equal(array.shape.begin(), array.shape.begin() + array.rank, from.shape.begin()),
+        Code::invalid_argument, "unpack: UnpackOptions.{} is {}; it must be {}", name,
+        [&] { return array.describe(); }, [&] { return from.describe(); });
+    check_device(group.device, kCall, name, array);
+    require(array.size() == 0 || array.data != nullptr, Code::invalid_argument,
+            "unpack: UnpackOptions.{} has no data", name);
+    if (array.size() > 0) copies.push_back({from, array});
+  };
+  add("scales", received.scales, to.scales);
+  add("topk_idx", received.topk_idx, to.topk_idx);
+  add("topk_weights", received.topk_weights, to.topk_weights);
+  add("source_token", received.source_token, to.source_token);
+  add("expert_counts", received.expert_counts, to.expert_counts);
+  add("expert_ends", received.expert_ends, to.expert_ends);
+  add("source_ends", received.source_ends, to.source_ends);
+  require(!to.clear_unused || (received.x.defined() && !received.expert_first_row.defined()),
+          Code::invalid_argument,
+          "unpack: UnpackOptions.clear_unused is set; the dispatch has no rank-major rows");
+  require(!to.clear_unused || received.x.shape[0] == received.handle.result_rows(),
+          Code::invalid_argument,
+          "unpack: UnpackOptions.clear_unused is set and x has {} rows; the dispatch had {}",
+          received.x.shape[0], received.handle.result_rows());
+  return copies;
+}
+
+void copy_array(const ArrayCopy& copy) {
+  const auto& [from, to] = copy;
+  const std::size_t element = size_of(from.dtype);
+  const std::int64_t columns = from.rank == 1 ? 1 : from.shape[1];
+  for (std::int64_t row = 0; row < from.shape[0]; ++row)
+    for (std::int64_t column = 0; column < columns; ++column)
+      std::memcpy(
+          to.as<std::byte>() +
+              (row * to.strides[0] + column * (to.rank == 1 ? 0 : to.strides[1])) * element,
+          from.as<std::byte>() +
+              (row * from.strides[0] + column * (from.rank == 1 ? 0 : from.strides[1])) * element,
+          element);
+}
+
+}  // namespace shoal::ep::detail
