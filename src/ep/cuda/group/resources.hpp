@@ -69,7 +69,6 @@ class ArrayPool {
   std::shared_ptr<void> take();
   /// Makes sure that so many blocks are free.
   void reserve(std::size_t blocks);
-  std::size_t block_bytes() const noexcept { return bytes_; }
 
  private:
   struct Shared;
