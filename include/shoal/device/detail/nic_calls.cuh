@@ -65,10 +65,10 @@ __device__ inline bool nic_put_strided(const World& world, const void* target, c
                                        std::size_t bytes, Pe pe, std::size_t element,
                                        std::size_t target_stride, std::size_t source_stride,
                                        unsigned rank, unsigned size, std::size_t count) {
-  const gda::Route* const route = nic_route(world, target, bytes, pe);
-  if (route == nullptr || count == 0) return false;
   const gda::Strides strides{target_stride, source_stride, rank, size, count};
-  const std::size_t span = (count - 1) * source_stride + element;
+  const gda::Route* const route = nic_route(world, target, bytes, pe);
+  if (route == nullptr || strides.count == 0) return false;
+  const std::size_t span = (strides.count - 1) * strides.source + element;
   if (element > gda::kInlineBytes && !gda::can_send(*world.gda, *route, source, span)) return false;
   const std::size_t offset = heap_offset(world, target);
   gda::CudaPlatform platform = nic_platform(world);
