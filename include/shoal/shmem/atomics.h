@@ -5,57 +5,33 @@
 #error "part of shmem.h: include <shmem.h>"
 #endif
 
-#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                         \
-  TYPE SHOAL_SHMEM(NAME##_atomic_fetch)(const TYPE* source, int pe);                            \
-  TYPE SHOAL_SHMEM(ctx_##NAME##_atomic_fetch)(shmem_ctx_t ctx, const TYPE* source, int pe);     \
-  void SHOAL_SHMEM(NAME##_atomic_set)(TYPE * dest, TYPE value, int pe);                         \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_set)(shmem_ctx_t ctx, TYPE * dest, TYPE value, int pe);  \
-  TYPE SHOAL_SHMEM(NAME##_atomic_swap)(TYPE * dest, TYPE value, int pe);                        \
-  TYPE SHOAL_SHMEM(ctx_##NAME##_atomic_swap)(shmem_ctx_t ctx, TYPE * dest, TYPE value, int pe); \
-  void SHOAL_SHMEM(NAME##_atomic_fetch_nbi)(TYPE * fetch, const TYPE* source, int pe);          \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_nbi)(shmem_ctx_t ctx, TYPE * fetch,                \
-                                                  const TYPE* source, int pe);                  \
-  void SHOAL_SHMEM(NAME##_atomic_swap_nbi)(TYPE * fetch, TYPE * dest, TYPE value, int pe);      \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_swap_nbi)(shmem_ctx_t ctx, TYPE * fetch, TYPE * dest,    \
-                                                 TYPE value, int pe);
+#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                    \
+  SHOAL_SHMEM_PAIR(TYPE, NAME##_atomic_fetch, const TYPE* source, int pe)                  \
+  SHOAL_SHMEM_PAIR(void, NAME##_atomic_set, TYPE* dest, TYPE value, int pe)                \
+  SHOAL_SHMEM_PAIR(TYPE, NAME##_atomic_swap, TYPE* dest, TYPE value, int pe)               \
+  SHOAL_SHMEM_PAIR(void, NAME##_atomic_fetch_nbi, TYPE* fetch, const TYPE* source, int pe) \
+  SHOAL_SHMEM_PAIR(void, NAME##_atomic_swap_nbi, TYPE* fetch, TYPE* dest, TYPE value, int pe)
 SHOAL_SHMEM_EXTENDED_AMO_TYPES(SHOAL_SHMEM_DECLARE)
 #undef SHOAL_SHMEM_DECLARE
 
-#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                           \
-  TYPE SHOAL_SHMEM(NAME##_atomic_compare_swap)(TYPE * dest, TYPE cond, TYPE value, int pe);       \
-  TYPE SHOAL_SHMEM(ctx_##NAME##_atomic_compare_swap)(shmem_ctx_t ctx, TYPE * dest, TYPE cond,     \
-                                                     TYPE value, int pe);                         \
-  void SHOAL_SHMEM(NAME##_atomic_compare_swap_nbi)(TYPE * fetch, TYPE * dest, TYPE cond,          \
-                                                   TYPE value, int pe);                           \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_compare_swap_nbi)(                                         \
-      shmem_ctx_t ctx, TYPE * fetch, TYPE * dest, TYPE cond, TYPE value, int pe);                 \
-  TYPE SHOAL_SHMEM(NAME##_atomic_fetch_inc)(TYPE * dest, int pe);                                 \
-  TYPE SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_inc)(shmem_ctx_t ctx, TYPE * dest, int pe);          \
-  void SHOAL_SHMEM(NAME##_atomic_fetch_inc_nbi)(TYPE * fetch, TYPE * dest, int pe);               \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_inc_nbi)(shmem_ctx_t ctx, TYPE * fetch, TYPE * dest, \
-                                                      int pe);                                    \
-  void SHOAL_SHMEM(NAME##_atomic_inc)(TYPE * dest, int pe);                                       \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_inc)(shmem_ctx_t ctx, TYPE * dest, int pe);                \
-  TYPE SHOAL_SHMEM(NAME##_atomic_fetch_add)(TYPE * dest, TYPE value, int pe);                     \
-  TYPE SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_add)(shmem_ctx_t ctx, TYPE * dest, TYPE value,       \
-                                                  int pe);                                        \
-  void SHOAL_SHMEM(NAME##_atomic_fetch_add_nbi)(TYPE * fetch, TYPE * dest, TYPE value, int pe);   \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_add_nbi)(shmem_ctx_t ctx, TYPE * fetch, TYPE * dest, \
-                                                      TYPE value, int pe);                        \
-  void SHOAL_SHMEM(NAME##_atomic_add)(TYPE * dest, TYPE value, int pe);                           \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_add)(shmem_ctx_t ctx, TYPE * dest, TYPE value, int pe);
+#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                            \
+  SHOAL_SHMEM_PAIR(TYPE, NAME##_atomic_compare_swap, TYPE* dest, TYPE cond, TYPE value, int pe)    \
+  SHOAL_SHMEM_PAIR(void, NAME##_atomic_compare_swap_nbi, TYPE* fetch, TYPE* dest, TYPE cond,       \
+                   TYPE value, int pe)                                                             \
+  SHOAL_SHMEM_PAIR(TYPE, NAME##_atomic_fetch_inc, TYPE* dest, int pe)                              \
+  SHOAL_SHMEM_PAIR(void, NAME##_atomic_fetch_inc_nbi, TYPE* fetch, TYPE* dest, int pe)             \
+  SHOAL_SHMEM_PAIR(void, NAME##_atomic_inc, TYPE* dest, int pe)                                    \
+  SHOAL_SHMEM_PAIR(TYPE, NAME##_atomic_fetch_add, TYPE* dest, TYPE value, int pe)                  \
+  SHOAL_SHMEM_PAIR(void, NAME##_atomic_fetch_add_nbi, TYPE* fetch, TYPE* dest, TYPE value, int pe) \
+  SHOAL_SHMEM_PAIR(void, NAME##_atomic_add, TYPE* dest, TYPE value, int pe)
 SHOAL_SHMEM_AMO_TYPES(SHOAL_SHMEM_DECLARE)
 #undef SHOAL_SHMEM_DECLARE
 
-#define SHOAL_SHMEM_DECLARE_OP(TYPE, NAME, OP)                                                     \
-  TYPE SHOAL_SHMEM(NAME##_atomic_fetch_##OP)(TYPE * dest, TYPE value, int pe);                     \
-  TYPE SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_##OP)(shmem_ctx_t ctx, TYPE * dest, TYPE value,       \
-                                                   int pe);                                        \
-  void SHOAL_SHMEM(NAME##_atomic_fetch_##OP##_nbi)(TYPE * fetch, TYPE * dest, TYPE value, int pe); \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_fetch_##OP##_nbi)(shmem_ctx_t ctx, TYPE * fetch,            \
-                                                         TYPE * dest, TYPE value, int pe);         \
-  void SHOAL_SHMEM(NAME##_atomic_##OP)(TYPE * dest, TYPE value, int pe);                           \
-  void SHOAL_SHMEM(ctx_##NAME##_atomic_##OP)(shmem_ctx_t ctx, TYPE * dest, TYPE value, int pe);
+#define SHOAL_SHMEM_DECLARE_OP(TYPE, NAME, OP)                                                \
+  SHOAL_SHMEM_PAIR(TYPE, NAME##_atomic_fetch_##OP, TYPE* dest, TYPE value, int pe)            \
+  SHOAL_SHMEM_PAIR(void, NAME##_atomic_fetch_##OP##_nbi, TYPE* fetch, TYPE* dest, TYPE value, \
+                   int pe)                                                                    \
+  SHOAL_SHMEM_PAIR(void, NAME##_atomic_##OP, TYPE* dest, TYPE value, int pe)
 #define SHOAL_SHMEM_DECLARE(TYPE, NAME)   \
   SHOAL_SHMEM_DECLARE_OP(TYPE, NAME, and) \
   SHOAL_SHMEM_DECLARE_OP(TYPE, NAME, or)  \

@@ -10,30 +10,22 @@ void SHOAL_SHMEM(barrier_all)(void);
 void SHOAL_SHMEM(sync_all)(void);
 int SHOAL_SHMEM(team_sync)(shmem_team_t team);
 
-#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                \
-  int SHOAL_SHMEM(NAME##alltoall)(shmem_team_t team, TYPE * dest, const TYPE* source,  \
-                                  size_t nelems);                                      \
-  int SHOAL_SHMEM(NAME##alltoalls)(shmem_team_t team, TYPE * dest, const TYPE* source, \
-                                   ptrdiff_t dst, ptrdiff_t sst, size_t nelems);       \
-  int SHOAL_SHMEM(NAME##broadcast)(shmem_team_t team, TYPE * dest, const TYPE* source, \
-                                   size_t nelems, int root);                           \
-  int SHOAL_SHMEM(NAME##collect)(shmem_team_t team, TYPE * dest, const TYPE* source,   \
-                                 size_t nelems);                                       \
-  int SHOAL_SHMEM(NAME##fcollect)(shmem_team_t team, TYPE * dest, const TYPE* source,  \
-                                  size_t nelems);
-#define SHOAL_SHMEM_DECLARE_TYPE(TYPE, NAME) SHOAL_SHMEM_DECLARE(TYPE, NAME##_)
+#define SHOAL_SHMEM_DECLARE(TYPE, PREFIX, SUFFIX)                                                \
+  int SHOAL_SHMEM(PREFIX##alltoall##SUFFIX)(shmem_team_t team, TYPE * dest, const TYPE* source,  \
+                                            size_t nelems);                                      \
+  int SHOAL_SHMEM(PREFIX##alltoalls##SUFFIX)(shmem_team_t team, TYPE * dest, const TYPE* source, \
+                                             ptrdiff_t dst, ptrdiff_t sst, size_t nelems);       \
+  int SHOAL_SHMEM(PREFIX##broadcast##SUFFIX)(shmem_team_t team, TYPE * dest, const TYPE* source, \
+                                             size_t nelems, int root);                           \
+  int SHOAL_SHMEM(PREFIX##collect##SUFFIX)(shmem_team_t team, TYPE * dest, const TYPE* source,   \
+                                           size_t nelems);                                       \
+  int SHOAL_SHMEM(PREFIX##fcollect##SUFFIX)(shmem_team_t team, TYPE * dest, const TYPE* source,  \
+                                            size_t nelems);
+#define SHOAL_SHMEM_DECLARE_TYPE(TYPE, NAME) SHOAL_SHMEM_DECLARE(TYPE, NAME##_, )
 SHOAL_SHMEM_RMA_TYPES(SHOAL_SHMEM_DECLARE_TYPE)
+SHOAL_SHMEM_DECLARE(void, , mem)  // bytes
 #undef SHOAL_SHMEM_DECLARE
 #undef SHOAL_SHMEM_DECLARE_TYPE
-
-// Of bytes.
-int SHOAL_SHMEM(alltoallmem)(shmem_team_t team, void* dest, const void* source, size_t nelems);
-int SHOAL_SHMEM(alltoallsmem)(shmem_team_t team, void* dest, const void* source, ptrdiff_t dst,
-                              ptrdiff_t sst, size_t nelems);
-int SHOAL_SHMEM(broadcastmem)(shmem_team_t team, void* dest, const void* source, size_t nelems,
-                              int root);
-int SHOAL_SHMEM(collectmem)(shmem_team_t team, void* dest, const void* source, size_t nelems);
-int SHOAL_SHMEM(fcollectmem)(shmem_team_t team, void* dest, const void* source, size_t nelems);
 
 // Reductions, and (1.6) scans over the PEs of a team: PE i gets the sum of PEs 0 to i, or to i - 1.
 #define SHOAL_SHMEM_DECLARE(TYPE, NAME, OP) \

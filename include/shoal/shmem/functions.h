@@ -5,6 +5,12 @@
 #ifndef SHOAL_SHMEM
 #error "part of shmem.h: include <shmem.h>"
 #endif
+
+// A routine, and its form on a context.
+#define SHOAL_SHMEM_PAIR(RESULT, NAME, ...) \
+  RESULT SHOAL_SHMEM(NAME)(__VA_ARGS__);    \
+  RESULT SHOAL_SHMEM(ctx_##NAME)(shmem_ctx_t ctx, __VA_ARGS__);
+
 #include <shoal/shmem/atomics.h>
 #include <shoal/shmem/collectives.h>
 #include <shoal/shmem/contexts.h>
@@ -17,3 +23,5 @@
 #include <shoal/shmem/signals.h>
 #include <shoal/shmem/teams.h>
 #include <shoal/shmem/waits.h>
+
+#undef SHOAL_SHMEM_PAIR

@@ -6,33 +6,25 @@
 #error "part of shmem.h: include <shmem.h>"
 #endif
 
-#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                                            \
-  void SHOAL_SHMEM(NAME##_wait_until)(TYPE * ivar, int cmp, TYPE value);                           \
-  int SHOAL_SHMEM(NAME##_test)(TYPE * ivar, int cmp, TYPE value);                                  \
-  void SHOAL_SHMEM(NAME##_wait_until_all)(TYPE * ivars, size_t nelems, const int* status, int cmp, \
-                                          TYPE value);                                             \
-  size_t SHOAL_SHMEM(NAME##_wait_until_any)(TYPE * ivars, size_t nelems, const int* status,        \
-                                            int cmp, TYPE value);                                  \
-  size_t SHOAL_SHMEM(NAME##_wait_until_some)(TYPE * ivars, size_t nelems, size_t* indices,         \
-                                             const int* status, int cmp, TYPE value);              \
-  void SHOAL_SHMEM(NAME##_wait_until_all_vector)(TYPE * ivars, size_t nelems, const int* status,   \
-                                                 int cmp, const TYPE* values);                     \
-  size_t SHOAL_SHMEM(NAME##_wait_until_any_vector)(TYPE * ivars, size_t nelems, const int* status, \
-                                                   int cmp, const TYPE* values);                   \
-  size_t SHOAL_SHMEM(NAME##_wait_until_some_vector)(TYPE * ivars, size_t nelems, size_t* indices,  \
-                                                    const int* status, int cmp,                    \
-                                                    const TYPE* values);                           \
-  int SHOAL_SHMEM(NAME##_test_all)(TYPE * ivars, size_t nelems, const int* status, int cmp,        \
-                                   TYPE value);                                                    \
-  size_t SHOAL_SHMEM(NAME##_test_any)(TYPE * ivars, size_t nelems, const int* status, int cmp,     \
-                                      TYPE value);                                                 \
-  size_t SHOAL_SHMEM(NAME##_test_some)(TYPE * ivars, size_t nelems, size_t* indices,               \
-                                       const int* status, int cmp, TYPE value);                    \
-  int SHOAL_SHMEM(NAME##_test_all_vector)(TYPE * ivars, size_t nelems, const int* status, int cmp, \
-                                          const TYPE* values);                                     \
-  size_t SHOAL_SHMEM(NAME##_test_any_vector)(TYPE * ivars, size_t nelems, const int* status,       \
-                                             int cmp, const TYPE* values);                         \
-  size_t SHOAL_SHMEM(NAME##_test_some_vector)(TYPE * ivars, size_t nelems, size_t* indices,        \
-                                              const int* status, int cmp, const TYPE* values);
+#define SHOAL_SHMEM_DECLARE_SET(RESULT, TYPE, NAME)                                              \
+  RESULT SHOAL_SHMEM(NAME)(TYPE * ivars, size_t nelems, const int* status, int cmp, TYPE value); \
+  RESULT SHOAL_SHMEM(NAME##_vector)(TYPE * ivars, size_t nelems, const int* status, int cmp,     \
+                                    const TYPE* values);
+#define SHOAL_SHMEM_DECLARE_SOME(TYPE, NAME)                                                \
+  size_t SHOAL_SHMEM(NAME)(TYPE * ivars, size_t nelems, size_t* indices, const int* status, \
+                           int cmp, TYPE value);                                            \
+  size_t SHOAL_SHMEM(NAME##_vector)(TYPE * ivars, size_t nelems, size_t* indices,           \
+                                    const int* status, int cmp, const TYPE* values);
+#define SHOAL_SHMEM_DECLARE(TYPE, NAME)                                  \
+  void SHOAL_SHMEM(NAME##_wait_until)(TYPE * ivar, int cmp, TYPE value); \
+  int SHOAL_SHMEM(NAME##_test)(TYPE * ivar, int cmp, TYPE value);        \
+  SHOAL_SHMEM_DECLARE_SET(void, TYPE, NAME##_wait_until_all)             \
+  SHOAL_SHMEM_DECLARE_SET(size_t, TYPE, NAME##_wait_until_any)           \
+  SHOAL_SHMEM_DECLARE_SOME(TYPE, NAME##_wait_until_some)                 \
+  SHOAL_SHMEM_DECLARE_SET(int, TYPE, NAME##_test_all)                    \
+  SHOAL_SHMEM_DECLARE_SET(size_t, TYPE, NAME##_test_any)                 \
+  SHOAL_SHMEM_DECLARE_SOME(TYPE, NAME##_test_some)
 SHOAL_SHMEM_AMO_TYPES(SHOAL_SHMEM_DECLARE)
 #undef SHOAL_SHMEM_DECLARE
+#undef SHOAL_SHMEM_DECLARE_SET
+#undef SHOAL_SHMEM_DECLARE_SOME
