@@ -22,6 +22,11 @@
 #define SHOAL_NVSHMEM_HD
 #endif
 
+/// A function of the host and kernels, and its form on a stream.
+#define SHOAL_NVSHMEM_PAIR(RESULT, NAME, ...)          \
+  SHOAL_NVSHMEM_HD RESULT nvshmem_##NAME(__VA_ARGS__); \
+  RESULT nvshmemx_##NAME##_on_stream(__VA_ARGS__, cudaStream_t stream);
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -35,6 +40,8 @@ extern "C" {
 #include <shoal/nvshmem/rma.h>
 #include <shoal/nvshmem/signals.h>
 #include <shoal/nvshmem/teams.h>
+
+#undef SHOAL_NVSHMEM_PAIR
 
 #ifdef __cplusplus
 }

@@ -15,16 +15,11 @@
 #error "part of nvshmem.h: include <nvshmem.h>"
 #endif
 
-#define SHOAL_NVSHMEM_DECLARE_BLOCKS(TYPE, NAME)                                           \
-  SHOAL_NVSHMEM_HD int nvshmem_##NAME(nvshmem_team_t team, TYPE* dest, const TYPE* source, \
-                                      size_t nelems);                                      \
-  int nvshmemx_##NAME##_on_stream(nvshmem_team_t team, TYPE* dest, const TYPE* source,     \
-                                  size_t nelems, cudaStream_t stream);
-#define SHOAL_NVSHMEM_DECLARE_ROOTED(TYPE, NAME)                                           \
-  SHOAL_NVSHMEM_HD int nvshmem_##NAME(nvshmem_team_t team, TYPE* dest, const TYPE* source, \
-                                      size_t nelems, int root);                            \
-  int nvshmemx_##NAME##_on_stream(nvshmem_team_t team, TYPE* dest, const TYPE* source,     \
-                                  size_t nelems, int root, cudaStream_t stream);
+#define SHOAL_NVSHMEM_DECLARE_BLOCKS(TYPE, NAME) \
+  SHOAL_NVSHMEM_PAIR(int, NAME, nvshmem_team_t team, TYPE* dest, const TYPE* source, size_t nelems)
+#define SHOAL_NVSHMEM_DECLARE_ROOTED(TYPE, NAME)                                     \
+  SHOAL_NVSHMEM_PAIR(int, NAME, nvshmem_team_t team, TYPE* dest, const TYPE* source, \
+                     size_t nelems, int root)
 #define SHOAL_NVSHMEM_DECLARE_OP(TYPE, NAME, OP)           \
   SHOAL_NVSHMEM_DECLARE_BLOCKS(TYPE, NAME##_##OP##_reduce) \
   SHOAL_NVSHMEM_DECLARE_BLOCKS(TYPE, NAME##_##OP##_reducescatter)

@@ -6,22 +6,16 @@
 #error "part of nvshmem.h: include <nvshmem.h>"
 #endif
 
-#define SHOAL_NVSHMEM_DECLARE(TYPE, NAME)                                                        \
-  SHOAL_NVSHMEM_HD void nvshmem_##NAME(TYPE* dest, const TYPE* source, size_t nelems,            \
-                                       uint64_t* sig_addr, uint64_t signal, int sig_op, int pe); \
-  void nvshmemx_##NAME##_on_stream(TYPE* dest, const TYPE* source, size_t nelems,                \
-                                   uint64_t* sig_addr, uint64_t signal, int sig_op, int pe,      \
-                                   cudaStream_t stream);
-#define SHOAL_NVSHMEM_DECLARE_TYPE(TYPE, NAME)   \
-  SHOAL_NVSHMEM_DECLARE(TYPE, NAME##_put_signal) \
-  SHOAL_NVSHMEM_DECLARE(TYPE, NAME##_put_signal_nbi)
-#define SHOAL_NVSHMEM_DECLARE_SIZE(BITS)          \
-  SHOAL_NVSHMEM_DECLARE(void, put##BITS##_signal) \
-  SHOAL_NVSHMEM_DECLARE(void, put##BITS##_signal_nbi)
+#define SHOAL_NVSHMEM_DECLARE(TYPE, NAME)                                                    \
+  SHOAL_NVSHMEM_PAIR(void, NAME##_signal, TYPE* dest, const TYPE* source, size_t nelems,     \
+                     uint64_t* sig_addr, uint64_t signal, int sig_op, int pe)                \
+  SHOAL_NVSHMEM_PAIR(void, NAME##_signal_nbi, TYPE* dest, const TYPE* source, size_t nelems, \
+                     uint64_t* sig_addr, uint64_t signal, int sig_op, int pe)
+#define SHOAL_NVSHMEM_DECLARE_TYPE(TYPE, NAME) SHOAL_NVSHMEM_DECLARE(TYPE, NAME##_put)
+#define SHOAL_NVSHMEM_DECLARE_SIZE(BITS) SHOAL_NVSHMEM_DECLARE(void, put##BITS)
 SHOAL_NVSHMEM_RMA_TYPES(SHOAL_NVSHMEM_DECLARE_TYPE)
 SHOAL_SHMEM_SIZES(SHOAL_NVSHMEM_DECLARE_SIZE)
-SHOAL_NVSHMEM_DECLARE(void, putmem_signal)
-SHOAL_NVSHMEM_DECLARE(void, putmem_signal_nbi)
+SHOAL_NVSHMEM_DECLARE(void, putmem)
 #undef SHOAL_NVSHMEM_DECLARE
 #undef SHOAL_NVSHMEM_DECLARE_TYPE
 #undef SHOAL_NVSHMEM_DECLARE_SIZE

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// word.cuh: loads and atomics of words of 4 or 8 bytes.
+// word.cuh: integers by their width; loads and atomics of words of 4 or 8 bytes.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +13,19 @@
 namespace shoal::device::detail {
 
 using shoal::detail::holds;
+
+/// The unsigned integer of 1, 2, 4 or 8 bytes, and two of them for 16.
+template <std::size_t bytes>
+__device__ constexpr auto make_unit() {
+  static_assert(bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16);
+  if constexpr (bytes == 1) return std::uint8_t{};
+  if constexpr (bytes == 2) return std::uint16_t{};
+  if constexpr (bytes == 4) return std::uint32_t{};
+  if constexpr (bytes == 8) return std::uint64_t{};
+  if constexpr (bytes == 16) return ulonglong2{};
+}
+template <std::size_t bytes>
+using UnitOf = decltype(make_unit<bytes>());
 
 /// The unsigned type of a word's width, as the instructions take it.
 template <SHOAL_WORD T>

@@ -28,26 +28,13 @@ template <>
 struct Reduced<__nv_bfloat16> {
   using type = device::BFloat16;
 };
-template <std::size_t bytes, bool is_signed>
-struct IntegerOf;
-#define SHOAL_NVSHMEM_INTEGER(BITS)   \
-  template <>                         \
-  struct IntegerOf<BITS / 8, true> {  \
-    using type = std::int##BITS##_t;  \
-  };                                  \
-  template <>                         \
-  struct IntegerOf<BITS / 8, false> { \
-    using type = std::uint##BITS##_t; \
-  };
-SHOAL_NVSHMEM_INTEGER(8)
-SHOAL_NVSHMEM_INTEGER(16)
-SHOAL_NVSHMEM_INTEGER(32)
-SHOAL_NVSHMEM_INTEGER(64)
-#undef SHOAL_NVSHMEM_INTEGER
 template <typename T, bool is_integer = std::is_integral_v<T>>
 struct ReducedAs : Reduced<T> {};
 template <typename T>
-struct ReducedAs<T, true> : IntegerOf<sizeof(T), std::is_signed_v<T>> {};
+struct ReducedAs<T, true> {
+  using Unsigned = device::detail::UnitOf<sizeof(T)>;
+  using type = std::conditional_t<std::is_signed_v<T>, std::make_signed_t<Unsigned>, Unsigned>;
+};
 
 /// Runs `call` with the team. Its result, or 1.
 template <typename Call>
@@ -71,7 +58,7 @@ __device__ int with_team(nvshmem_team_t id, const Call& call) {
 template <std::size_t bytes, typename S>
 __device__ SHOAL_NVSHMEM_CALL int broadcast(S scope, nvshmem_team_t id, void* dest,
                                             const void* source, std::size_t nelems, int root) {
-  using Unit = typename IntegerOf<bytes, false>::type;
+  using Unit = device::detail::UnitOf<bytes>;
   return with_team(id, [&](const device::Team& team) {
     return device::broadcast(scope, world(), team, static_cast<Unit*>(dest),
                              static_cast<const Unit*>(source), nelems, root);
@@ -80,7 +67,7 @@ __device__ SHOAL_NVSHMEM_CALL int broadcast(S scope, nvshmem_team_t id, void* de
 template <std::size_t bytes, typename S>
 __device__ SHOAL_NVSHMEM_CALL int fcollect(S scope, nvshmem_team_t id, void* dest,
                                            const void* source, std::size_t nelems) {
-  using Unit = typename IntegerOf<bytes, false>::type;
+  using Unit = device::detail::UnitOf<bytes>;
   return with_team(id, [&](const device::Team& team) {
     return device::all_gather(scope, world(), team, static_cast<Unit*>(dest),
                               static_cast<const Unit*>(source), nelems);
@@ -89,7 +76,7 @@ __device__ SHOAL_NVSHMEM_CALL int fcollect(S scope, nvshmem_team_t id, void* des
 template <std::size_t bytes, typename S>
 __device__ SHOAL_NVSHMEM_CALL int alltoall(S scope, nvshmem_team_t id, void* dest,
                                            const void* source, std::size_t nelems) {
-  using Unit = typename IntegerOf<bytes, false>::type;
+  using Unit = device::detail::UnitOf<bytes>;
   return with_team(id, [&](const device::Team& team) {
     return device::all_to_all(scope, world(), team, static_cast<Unit*>(dest),
                               static_cast<const Unit*>(source), nelems);
@@ -137,33 +124,24 @@ struct shoal::device::Elements<double2> {
   __device__ static double2 store(double2 value) { return value; }
 };
 
-// FUNCTION: a template of this file with its first argument; PARAMETERS and the ARGUMENTS after the
-// scope.
-#define SHOAL_NVSHMEM_FORMS(NAME, FUNCTION, PARAMETERS, ...)                                       \
-  SHOAL_NVSHMEM_DEFINE(int, nvshmem_##NAME, PARAMETERS,                                            \
-                       { return shoal::nvshmem::FUNCTION(shoal::device::Thread{}, __VA_ARGS__); }) \
-  SHOAL_NVSHMEM_DEVICE(int, nvshmemx_##NAME##_warp, PARAMETERS,                                    \
-                       { return shoal::nvshmem::FUNCTION(shoal::device::Warp{}, __VA_ARGS__); })   \
-  SHOAL_NVSHMEM_DEVICE(int, nvshmemx_##NAME##_block, PARAMETERS,                                   \
-                       { return shoal::nvshmem::FUNCTION(shoal::device::Block{}, __VA_ARGS__); })
-#define SHOAL_NVSHMEM_MOVEMENT(TYPE, PREFIX, SUFFIX, BYTES)                                        \
-  SHOAL_NVSHMEM_FORMS(                                                                             \
-      PREFIX##broadcast##SUFFIX, broadcast<BYTES>,                                                 \
-      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems, int root), team, dest, \
-      source, nelems, root)                                                                        \
-  SHOAL_NVSHMEM_FORMS(PREFIX##fcollect##SUFFIX, fcollect<BYTES>,                                   \
-                      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems), team, \
-                      dest, source, nelems)                                                        \
-  SHOAL_NVSHMEM_FORMS(PREFIX##alltoall##SUFFIX, alltoall<BYTES>,                                   \
-                      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems), team, \
-                      dest, source, nelems)
+#define SHOAL_NVSHMEM_MOVEMENT(TYPE, PREFIX, SUFFIX, BYTES)                                  \
+  SHOAL_NVSHMEM_FORMS(                                                                       \
+      int, PREFIX##broadcast##SUFFIX,                                                        \
+      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems, int root),       \
+      broadcast<BYTES>, team, dest, source, nelems, root)                                    \
+  SHOAL_NVSHMEM_FORMS(int, PREFIX##fcollect##SUFFIX,                                         \
+                      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems), \
+                      fcollect<BYTES>, team, dest, source, nelems)                           \
+  SHOAL_NVSHMEM_FORMS(int, PREFIX##alltoall##SUFFIX,                                         \
+                      (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nelems), \
+                      alltoall<BYTES>, team, dest, source, nelems)
 #define SHOAL_NVSHMEM_REDUCTION(TYPE, NAME, WORD, OP)                                         \
-  SHOAL_NVSHMEM_FORMS(NAME##_##WORD##_reduce, reduce<shoal::device::OP>,                      \
+  SHOAL_NVSHMEM_FORMS(int, NAME##_##WORD##_reduce,                                            \
                       (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nreduce), \
-                      team, dest, source, nreduce)                                            \
-  SHOAL_NVSHMEM_FORMS(NAME##_##WORD##_reducescatter, reducescatter<shoal::device::OP>,        \
+                      reduce<shoal::device::OP>, team, dest, source, nreduce)                 \
+  SHOAL_NVSHMEM_FORMS(int, NAME##_##WORD##_reducescatter,                                     \
                       (nvshmem_team_t team, TYPE * dest, const TYPE* source, size_t nreduce), \
-                      team, dest, source, nreduce)
+                      reducescatter<shoal::device::OP>, team, dest, source, nreduce)
 #define SHOAL_NVSHMEM_TYPE(TYPE, NAME)                  \
   SHOAL_NVSHMEM_MOVEMENT(TYPE, NAME##_, , sizeof(TYPE)) \
   SHOAL_NVSHMEM_REDUCTION(TYPE, NAME, sum, Sum)         \
@@ -183,7 +161,6 @@ SHOAL_NVSHMEM_DEVICE(int, nvshmemx_double2_maxloc_reduce_block,
                                                      nreduce);
                      })
 #undef SHOAL_NVSHMEM_CALL
-#undef SHOAL_NVSHMEM_FORMS
 #undef SHOAL_NVSHMEM_MOVEMENT
 #undef SHOAL_NVSHMEM_REDUCTION
 #undef SHOAL_NVSHMEM_TYPE

@@ -24,29 +24,13 @@ SHOAL_NVSHMEM_DEFINE(void, nvshmem_fence, (void),
 SHOAL_NVSHMEM_DEFINE(void, nvshmem_quiet, (void),
                      { shoal::device::quiet(shoal::device::Thread{}, shoal::nvshmem::world()); })
 
-#define SHOAL_NVSHMEM_FORMS(NAME)                                                             \
-  SHOAL_NVSHMEM_DEFINE(int, nvshmem_##NAME, (nvshmem_team_t team),                            \
-                       { return shoal::nvshmem::barrier(shoal::device::Thread{}, team); })    \
-  SHOAL_NVSHMEM_DEVICE(int, nvshmemx_##NAME##_warp, (nvshmem_team_t team),                    \
-                       { return shoal::nvshmem::barrier(shoal::device::Warp{}, team); })      \
-  SHOAL_NVSHMEM_DEVICE(int, nvshmemx_##NAME##_warpgroup, (nvshmem_team_t team),               \
-                       { return shoal::nvshmem::barrier(shoal::device::Warpgroup{}, team); }) \
-  SHOAL_NVSHMEM_DEVICE(int, nvshmemx_##NAME##_block, (nvshmem_team_t team),                   \
-                       { return shoal::nvshmem::barrier(shoal::device::Block{}, team); })
-#define SHOAL_NVSHMEM_ALL(NAME)                                                                   \
-  SHOAL_NVSHMEM_DEFINE(void, nvshmem_##NAME, (void),                                              \
-                       { shoal::nvshmem::barrier(shoal::device::Thread{}, NVSHMEM_TEAM_WORLD); }) \
-  SHOAL_NVSHMEM_DEVICE(void, nvshmemx_##NAME##_warp, (void),                                      \
-                       { shoal::nvshmem::barrier(shoal::device::Warp{}, NVSHMEM_TEAM_WORLD); })   \
-  SHOAL_NVSHMEM_DEVICE(void, nvshmemx_##NAME##_warpgroup, (void), {                               \
-    shoal::nvshmem::barrier(shoal::device::Warpgroup{}, NVSHMEM_TEAM_WORLD);                      \
-  })                                                                                              \
-  SHOAL_NVSHMEM_DEVICE(void, nvshmemx_##NAME##_block, (void),                                     \
-                       { shoal::nvshmem::barrier(shoal::device::Block{}, NVSHMEM_TEAM_WORLD); })
-SHOAL_NVSHMEM_FORMS(barrier)
-SHOAL_NVSHMEM_FORMS(sync)
-SHOAL_NVSHMEM_FORMS(team_sync)
-SHOAL_NVSHMEM_ALL(barrier_all)
-SHOAL_NVSHMEM_ALL(sync_all)
-#undef SHOAL_NVSHMEM_FORMS
-#undef SHOAL_NVSHMEM_ALL
+#define SHOAL_NVSHMEM_BARRIER(RESULT, NAME, PARAMETERS, TEAM)                              \
+  SHOAL_NVSHMEM_FORMS(RESULT, NAME, PARAMETERS, barrier, TEAM)                             \
+  SHOAL_NVSHMEM_FORM(SHOAL_NVSHMEM_DEVICE, Warpgroup, RESULT, nvshmemx_##NAME##_warpgroup, \
+                     PARAMETERS, barrier, TEAM)
+SHOAL_NVSHMEM_BARRIER(int, barrier, (nvshmem_team_t team), team)
+SHOAL_NVSHMEM_BARRIER(int, sync, (nvshmem_team_t team), team)
+SHOAL_NVSHMEM_BARRIER(int, team_sync, (nvshmem_team_t team), team)
+SHOAL_NVSHMEM_BARRIER(void, barrier_all, (void), NVSHMEM_TEAM_WORLD)
+SHOAL_NVSHMEM_BARRIER(void, sync_all, (void), NVSHMEM_TEAM_WORLD)
+#undef SHOAL_NVSHMEM_BARRIER

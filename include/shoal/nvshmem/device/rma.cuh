@@ -33,62 +33,17 @@ __device__ void iget(S scope, T* dest, const T* source, std::ptrdiff_t dst, std:
                       static_cast<std::size_t>(sst), nelems, pe);
 }
 
-/// An element of BITS bits.
-template <int bits>
-struct Element;
-template <>
-struct Element<8> {
-  using type = std::uint8_t;
-};
-template <>
-struct Element<16> {
-  using type = std::uint16_t;
-};
-template <>
-struct Element<32> {
-  using type = std::uint32_t;
-};
-template <>
-struct Element<64> {
-  using type = std::uint64_t;
-};
-template <>
-struct Element<128> {
-  using type = ulonglong2;
-};
-
 }  // namespace shoal::nvshmem
 
-#define SHOAL_NVSHMEM_MOVE(TYPE, FUNCTION, NAME, BYTES)                                        \
-  SHOAL_NVSHMEM_DEFINE(                                                                        \
-      void, nvshmem_##NAME, (TYPE * dest, const TYPE* source, size_t nelems, int pe),          \
-      { shoal::nvshmem::FUNCTION(shoal::device::Thread{}, dest, source, nelems, BYTES, pe); }) \
-  SHOAL_NVSHMEM_DEVICE(                                                                        \
-      void, nvshmemx_##NAME##_warp, (TYPE * dest, const TYPE* source, size_t nelems, int pe),  \
-      { shoal::nvshmem::FUNCTION(shoal::device::Warp{}, dest, source, nelems, BYTES, pe); })   \
-  SHOAL_NVSHMEM_DEVICE(                                                                        \
-      void, nvshmemx_##NAME##_block, (TYPE * dest, const TYPE* source, size_t nelems, int pe), \
-      { shoal::nvshmem::FUNCTION(shoal::device::Block{}, dest, source, nelems, BYTES, pe); })
-// CAST: the pointer type of an element.
-#define SHOAL_NVSHMEM_STRIDED(TYPE, CAST, FUNCTION, NAME)                                       \
-  SHOAL_NVSHMEM_DEFINE(                                                                         \
-      void, nvshmem_##NAME,                                                                     \
-      (TYPE * dest, const TYPE* source, ptrdiff_t dst, ptrdiff_t sst, size_t nelems, int pe), { \
-        shoal::nvshmem::FUNCTION(shoal::device::Thread{}, static_cast<CAST*>(dest),             \
-                                 static_cast<const CAST*>(source), dst, sst, nelems, pe);       \
-      })                                                                                        \
-  SHOAL_NVSHMEM_DEVICE(                                                                         \
-      void, nvshmemx_##NAME##_warp,                                                             \
-      (TYPE * dest, const TYPE* source, ptrdiff_t dst, ptrdiff_t sst, size_t nelems, int pe), { \
-        shoal::nvshmem::FUNCTION(shoal::device::Warp{}, static_cast<CAST*>(dest),               \
-                                 static_cast<const CAST*>(source), dst, sst, nelems, pe);       \
-      })                                                                                        \
-  SHOAL_NVSHMEM_DEVICE(                                                                         \
-      void, nvshmemx_##NAME##_block,                                                            \
-      (TYPE * dest, const TYPE* source, ptrdiff_t dst, ptrdiff_t sst, size_t nelems, int pe), { \
-        shoal::nvshmem::FUNCTION(shoal::device::Block{}, static_cast<CAST*>(dest),              \
-                                 static_cast<const CAST*>(source), dst, sst, nelems, pe);       \
-      })
+#define SHOAL_NVSHMEM_MOVE(TYPE, FUNCTION, NAME, BYTES)                                     \
+  SHOAL_NVSHMEM_FORMS(void, NAME, (TYPE * dest, const TYPE* source, size_t nelems, int pe), \
+                      FUNCTION, dest, source, nelems, BYTES, pe)
+// CAST: the type of an element.
+#define SHOAL_NVSHMEM_STRIDED(TYPE, CAST, FUNCTION, NAME)                                     \
+  SHOAL_NVSHMEM_FORMS(                                                                        \
+      void, NAME,                                                                             \
+      (TYPE * dest, const TYPE* source, ptrdiff_t dst, ptrdiff_t sst, size_t nelems, int pe), \
+      FUNCTION, static_cast<CAST*>(dest), static_cast<const CAST*>(source), dst, sst, nelems, pe)
 
 #define SHOAL_NVSHMEM_TYPE(TYPE, NAME)                                                          \
   SHOAL_NVSHMEM_MOVE(TYPE, put, NAME##_put, sizeof(TYPE))                                       \
@@ -101,13 +56,13 @@ struct Element<128> {
                        { shoal::device::put_value(shoal::nvshmem::world(), dest, value, pe); }) \
   SHOAL_NVSHMEM_DEFINE(TYPE, nvshmem_##NAME##_g, (const TYPE* source, int pe),                  \
                        { return shoal::device::get_value(shoal::nvshmem::world(), source, pe); })
-#define SHOAL_NVSHMEM_SIZE(BITS)                                                     \
-  SHOAL_NVSHMEM_MOVE(void, put, put##BITS, BITS / 8)                                 \
-  SHOAL_NVSHMEM_MOVE(void, get, get##BITS, BITS / 8)                                 \
-  SHOAL_NVSHMEM_MOVE(void, put, put##BITS##_nbi, BITS / 8)                           \
-  SHOAL_NVSHMEM_MOVE(void, get, get##BITS##_nbi, BITS / 8)                           \
-  SHOAL_NVSHMEM_STRIDED(void, shoal::nvshmem::Element<BITS>::type, iput, iput##BITS) \
-  SHOAL_NVSHMEM_STRIDED(void, shoal::nvshmem::Element<BITS>::type, iget, iget##BITS)
+#define SHOAL_NVSHMEM_SIZE(BITS)                                                         \
+  SHOAL_NVSHMEM_MOVE(void, put, put##BITS, BITS / 8)                                     \
+  SHOAL_NVSHMEM_MOVE(void, get, get##BITS, BITS / 8)                                     \
+  SHOAL_NVSHMEM_MOVE(void, put, put##BITS##_nbi, BITS / 8)                               \
+  SHOAL_NVSHMEM_MOVE(void, get, get##BITS##_nbi, BITS / 8)                               \
+  SHOAL_NVSHMEM_STRIDED(void, shoal::device::detail::UnitOf<BITS / 8>, iput, iput##BITS) \
+  SHOAL_NVSHMEM_STRIDED(void, shoal::device::detail::UnitOf<BITS / 8>, iget, iget##BITS)
 SHOAL_NVSHMEM_RMA_TYPES(SHOAL_NVSHMEM_TYPE)
 SHOAL_SHMEM_SIZES(SHOAL_NVSHMEM_SIZE)
 SHOAL_NVSHMEM_MOVE(void, put, putmem, 1)

@@ -21,32 +21,24 @@ __device__ void put_signal(S scope, void* dest, const void* source, std::size_t 
 
 }  // namespace shoal::nvshmem
 
-#define SHOAL_NVSHMEM_FORM(KIND, SCOPE, TYPE, NAME, BYTES)                                         \
-  KIND(void, NAME,                                                                                 \
-       (TYPE * dest, const TYPE* source, size_t nelems, uint64_t* sig_addr, uint64_t signal,       \
-        int sig_op, int pe),                                                                       \
-       {                                                                                           \
-         shoal::nvshmem::put_signal(shoal::device::SCOPE{}, dest, source, nelems, BYTES, sig_addr, \
-                                    signal, sig_op, pe);                                           \
-       })
-#define SHOAL_NVSHMEM_FORMS(TYPE, NAME, BYTES)                                        \
-  SHOAL_NVSHMEM_FORM(SHOAL_NVSHMEM_DEFINE, Thread, TYPE, nvshmem_##NAME, BYTES)       \
-  SHOAL_NVSHMEM_FORM(SHOAL_NVSHMEM_DEVICE, Warp, TYPE, nvshmemx_##NAME##_warp, BYTES) \
-  SHOAL_NVSHMEM_FORM(SHOAL_NVSHMEM_DEVICE, Block, TYPE, nvshmemx_##NAME##_block, BYTES)
-#define SHOAL_NVSHMEM_TYPE(TYPE, NAME)                       \
-  SHOAL_NVSHMEM_FORMS(TYPE, NAME##_put_signal, sizeof(TYPE)) \
-  SHOAL_NVSHMEM_FORMS(TYPE, NAME##_put_signal_nbi, sizeof(TYPE))
-#define SHOAL_NVSHMEM_SIZE(BITS)                          \
-  SHOAL_NVSHMEM_FORMS(void, put##BITS##_signal, BITS / 8) \
-  SHOAL_NVSHMEM_FORMS(void, put##BITS##_signal_nbi, BITS / 8)
+#define SHOAL_NVSHMEM_PUT_SIGNAL(TYPE, NAME, BYTES)                                        \
+  SHOAL_NVSHMEM_FORMS(void, NAME,                                                          \
+                      (TYPE * dest, const TYPE* source, size_t nelems, uint64_t* sig_addr, \
+                       uint64_t signal, int sig_op, int pe),                               \
+                      put_signal, dest, source, nelems, BYTES, sig_addr, signal, sig_op, pe)
+#define SHOAL_NVSHMEM_TYPE(TYPE, NAME)                            \
+  SHOAL_NVSHMEM_PUT_SIGNAL(TYPE, NAME##_put_signal, sizeof(TYPE)) \
+  SHOAL_NVSHMEM_PUT_SIGNAL(TYPE, NAME##_put_signal_nbi, sizeof(TYPE))
+#define SHOAL_NVSHMEM_SIZE(BITS)                               \
+  SHOAL_NVSHMEM_PUT_SIGNAL(void, put##BITS##_signal, BITS / 8) \
+  SHOAL_NVSHMEM_PUT_SIGNAL(void, put##BITS##_signal_nbi, BITS / 8)
 SHOAL_NVSHMEM_RMA_TYPES(SHOAL_NVSHMEM_TYPE)
 SHOAL_SHMEM_SIZES(SHOAL_NVSHMEM_SIZE)
-SHOAL_NVSHMEM_FORMS(void, putmem_signal, 1)
-SHOAL_NVSHMEM_FORMS(void, putmem_signal_nbi, 1)
+SHOAL_NVSHMEM_PUT_SIGNAL(void, putmem_signal, 1)
+SHOAL_NVSHMEM_PUT_SIGNAL(void, putmem_signal_nbi, 1)
 #undef SHOAL_NVSHMEM_TYPE
 #undef SHOAL_NVSHMEM_SIZE
-#undef SHOAL_NVSHMEM_FORMS
-#undef SHOAL_NVSHMEM_FORM
+#undef SHOAL_NVSHMEM_PUT_SIGNAL
 
 SHOAL_NVSHMEM_DEFINE(uint64_t, nvshmem_signal_fetch, (uint64_t* sig_addr),
                      { return shoal::device::signal_fetch(sig_addr); })

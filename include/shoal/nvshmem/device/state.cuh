@@ -72,6 +72,17 @@ const ShoalNvshmemUnit shoal_nvshmem_unit(&shoal_nvshmem_find_state);
 #define SHOAL_NVSHMEM_DEVICE(RESULT, NAME, PARAMETERS, ...) \
   extern "C" SHOAL_NVSHMEM_INLINE __device__ RESULT NAME PARAMETERS __VA_ARGS__
 
+// A function of which a thread, a warp and a block have a form: FUNCTION of this namespace with the
+// scope and the other arguments.
+#define SHOAL_NVSHMEM_FORM(KIND, SCOPE, RESULT, NAME, PARAMETERS, FUNCTION, ...)               \
+  KIND(RESULT, NAME, PARAMETERS, {                                                             \
+    return static_cast<RESULT>(shoal::nvshmem::FUNCTION(shoal::device::SCOPE{}, __VA_ARGS__)); \
+  })
+#define SHOAL_NVSHMEM_FORMS(RESULT, NAME, ...)                                                \
+  SHOAL_NVSHMEM_FORM(SHOAL_NVSHMEM_DEFINE, Thread, RESULT, nvshmem_##NAME, __VA_ARGS__)       \
+  SHOAL_NVSHMEM_FORM(SHOAL_NVSHMEM_DEVICE, Warp, RESULT, nvshmemx_##NAME##_warp, __VA_ARGS__) \
+  SHOAL_NVSHMEM_FORM(SHOAL_NVSHMEM_DEVICE, Block, RESULT, nvshmemx_##NAME##_block, __VA_ARGS__)
+
 namespace shoal::nvshmem {
 
 __device__ inline const device::World& world() {

@@ -18,10 +18,10 @@ namespace detail {
 
 /// What elements of `bytes` bytes are moved as.
 template <std::size_t bytes>
-using MovedAs = typename UnitOf<bytes % 8 == 0   ? 8
-                                : bytes % 4 == 0 ? 4
-                                : bytes % 2 == 0 ? 2
-                                                 : 1>::type;
+using MovedAs = UnitOf<bytes % 8 == 0   ? 8
+                       : bytes % 4 == 0 ? 4
+                       : bytes % 2 == 0 ? 2
+                                        : 1>;
 
 }  // namespace detail
 

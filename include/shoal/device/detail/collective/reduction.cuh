@@ -71,30 +71,6 @@ struct InFlight {
   static constexpr int kUnrolled = kOwn ? 4 : 1;  // loops over PEs
 };
 
-/// An unsigned integer as wide as T.
-template <std::size_t bytes>
-struct UnitOf;
-template <>
-struct UnitOf<1> {
-  using type = std::uint8_t;
-};
-template <>
-struct UnitOf<2> {
-  using type = std::uint16_t;
-};
-template <>
-struct UnitOf<4> {
-  using type = std::uint32_t;
-};
-template <>
-struct UnitOf<8> {
-  using type = std::uint64_t;
-};
-template <>
-struct UnitOf<16> {
-  using type = ulonglong2;
-};
-
 /// Where a reduction reads and writes: addresses in this PE's heap.
 struct Places {
   std::byte* target;
@@ -161,7 +137,7 @@ __device__ void reduce_all_units(const Crew& crew, const World& world, const Tea
 template <typename Op, typename T, typename Crew>
 __device__ void reduce_elements(const Crew& crew, const World& world, const Team& team,
                                 const Op& op, const Places& places, std::size_t count) {
-  using Narrow = typename UnitOf<sizeof(T)>::type;
+  using Narrow = UnitOf<sizeof(T)>;
   constexpr std::size_t kWide = sizeof(ulonglong2) / sizeof(T);
   const auto both = reinterpret_cast<std::uintptr_t>(places.target) |
                     reinterpret_cast<std::uintptr_t>(places.source);
