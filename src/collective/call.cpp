@@ -2,6 +2,7 @@
 #include "collective/call.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 
 #include "base/check.hpp"
@@ -11,6 +12,8 @@
 
 namespace shoal::collective {
 namespace {
+
+using detail::record::WorldOperation;
 
 std::string describe(const Arguments& arguments) {
   std::string text = name_of(arguments.operation);
@@ -31,25 +34,6 @@ std::string describe_all(std::span<const Arguments> all, std::span<const Pe> pes
   std::vector<std::string> texts;
   for (const Arguments& arguments : all) texts.push_back(describe(arguments));
   return detail::group_by_text(texts, pes);
-}
-
-detail::record::WorldOperation counted_as(Operation operation) {
-  using detail::record::WorldOperation;
-  switch (operation) {
-    case Operation::broadcast:
-      return WorldOperation::broadcast;
-    case Operation::all_gather:
-      return WorldOperation::all_gather;
-    case Operation::all_to_all:
-      return WorldOperation::all_to_all;
-    case Operation::all_to_all_v:
-      return WorldOperation::all_to_all_v;
-    case Operation::reduce:
-      return WorldOperation::reduce;
-    case Operation::reduce_scatter:
-      break;
-  }
-  return WorldOperation::reduce_scatter;
 }
 
 /// What PE `me` of `n` contributes.
@@ -83,21 +67,10 @@ std::uint64_t digest_of(const Arguments& arguments) {
 }  // namespace
 
 const char* name_of(Operation operation) noexcept {
-  switch (operation) {
-    case Operation::broadcast:
-      return "broadcast";
-    case Operation::all_gather:
-      return "all_gather";
-    case Operation::all_to_all:
-      return "all_to_all";
-    case Operation::all_to_all_v:
-      return "all_to_all_v";
-    case Operation::reduce:
-      return "reduce";
-    case Operation::reduce_scatter:
-      return "reduce_scatter";
-  }
-  return "unknown operation";
+  const auto index = static_cast<std::size_t>(operation);
+  return index < std::size(detail::record::kWorldOperationNames)
+             ? detail::record::kWorldOperationNames[index]
+             : "unknown operation";
 }
 
 Call::Call(const Team& team, Operation operation)
@@ -144,7 +117,8 @@ std::pair<std::size_t, std::size_t> Call::checked_offsets(const void* target,
 }
 
 void Call::count(std::uint64_t bytes) {
-  if (!counted_) counted_.emplace(world().recorder(), counted_as(operation_), bytes);
+  if (!counted_)
+    counted_.emplace(world().recorder(), static_cast<WorldOperation>(operation_), bytes);
 }
 
 void Call::count(const Arguments& mine) {

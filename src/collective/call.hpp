@@ -23,14 +23,17 @@
 
 namespace shoal::collective {
 
+/// The collectives that agree on arguments, by their numbers in records.
 enum class Operation : std::uint32_t {
-  broadcast = 1,
+  broadcast = static_cast<std::uint32_t>(detail::record::WorldOperation::broadcast),
   all_gather,
   all_to_all,
   all_to_all_v,
   reduce,
   reduce_scatter
 };
+static_assert(Operation::reduce_scatter ==
+              static_cast<Operation>(detail::record::WorldOperation::reduce_scatter));
 
 const char* name_of(Operation operation) noexcept;
 

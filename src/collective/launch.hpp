@@ -33,8 +33,7 @@ struct ReduceArguments {
   std::size_t stride = 0;
 };
 
-/// Loads all kernels on the current device. A kernel that is loaded at its first launch waits for
-/// running kernels (CUDA programming guide, "Lazy Loading").
+/// Loads all kernels on the current device.
 const char* load();
 /// load, once on each GPU of the process: before a kernel of another PE waits for one that would
 /// have to be loaded. Where it fails it is not tried again.

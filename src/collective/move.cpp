@@ -48,6 +48,18 @@ void copy(void* target, const void* source, std::size_t bytes) {
   if (target != source) collective::copy_block(target, source, bytes);
 }
 
+/// Pulls the bytes at `offset` of every heap to a block for each PE.
+void pull_from_all(Call& call, std::byte* target, std::size_t offset, std::size_t bytes) {
+  Puller puller(call.team());
+  for (std::size_t i = 1; i <= call.n_pes(); ++i) {
+    const std::size_t pe = (call.me() + i) % call.n_pes();
+    puller.pull(target + pe * bytes, pe, offset, bytes);
+  }
+  puller.finish();
+  call.wait_for_all("moved");
+  call.complete();
+}
+
 }  // namespace
 
 void broadcast(const Team& team, void* target, const void* source, std::size_t bytes, Pe root) {
@@ -116,14 +128,7 @@ void all_gather(const Team& team, void* target, const void* source, std::size_t 
     call.deliver(deliveries);
     return call.complete();
   }
-  Puller puller(call.team());
-  for (std::size_t i = 1; i <= n; ++i) {
-    const std::size_t pe = (call.me() + i) % n;
-    puller.pull(to + pe * bytes, pe, source_offset, bytes);
-  }
-  puller.finish();
-  call.wait_for_all("moved");
-  call.complete();
+  pull_from_all(call, to, source_offset, bytes);
 }
 
 void all_to_all(const Team& team, void* target, const void* source, std::size_t bytes) {
@@ -156,14 +161,7 @@ void all_to_all(const Team& team, void* target, const void* source, std::size_t 
     call.deliver(deliveries);
     return call.complete();
   }
-  Puller puller(call.team());
-  for (std::size_t i = 1; i <= n; ++i) {
-    const std::size_t pe = (call.me() + i) % n;
-    puller.pull(to + pe * bytes, pe, source_offset + call.me() * bytes, bytes);
-  }
-  puller.finish();
-  call.wait_for_all("moved");
-  call.complete();
+  pull_from_all(call, to, source_offset + call.me() * bytes, bytes);
 }
 
 }  // namespace shoal

@@ -5,41 +5,23 @@
 #include <iterator>
 
 #include "collective/elementwise.hpp"
-#include "shoal/numeric.hpp"
 
 namespace shoal::collective {
-namespace {
-
-// Formats that C++ has no type for.
-struct Bfloat16 {
-  using Stored = std::uint16_t;
-  using Accumulator = float;
-  static float load(Stored value) { return float_from_bfloat16(value); }
-  static Stored store(float value) { return bfloat16_from_float(value); }
-};
-struct Float16 {
-  using Stored = std::uint16_t;
-  using Accumulator = float;
-  static float load(Stored value) { return float_from_float16(value); }
-  static Stored store(float value) { return float16_from_float(value); }
-};
-
-}  // namespace
 
 ElementKernel kernel_of(DataType dtype, ReduceOp op) {
   switch (dtype) {
     case DataType::int32:
-      return kernel_for<Plain<std::int32_t>>(op);
+      return kernel_for<std::int32_t>(op);
     case DataType::int64:
-      return kernel_for<Plain<std::int64_t>>(op);
+      return kernel_for<std::int64_t>(op);
     case DataType::float32:
-      return kernel_for<Plain<float>>(op);
+      return kernel_for<float>(op);
     case DataType::float64:
-      return kernel_for<Plain<double>>(op);
+      return kernel_for<double>(op);
     case DataType::bfloat16:
-      return kernel_for<Bfloat16>(op);
+      return kernel_for<device::BFloat16>(op);
     case DataType::float16:
-      return kernel_for<Float16>(op);
+      return kernel_for<device::Float16>(op);
     default:
       return nullptr;
   }

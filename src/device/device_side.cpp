@@ -23,32 +23,17 @@ namespace gda = device::gda;
 using device::FailureKind;
 using device::FailureReport;
 
+template <typename... Args>
+Error error(Code code, fmt::format_string<Args...> format, Args&&... args) {
+  return Error(code, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// A wait for a variable.
 const char* name_of(FailureKind kind) {
-  switch (kind) {
-    case FailureKind::wait_until:
-      return "wait_until";
-    case FailureKind::wait_until_all:
-      return "wait_until_all";
-    case FailureKind::wait_until_any:
-      return "wait_until_any";
-    case FailureKind::barrier:
-      return "barrier";
-    case FailureKind::none:
-    case FailureKind::bad_address:
-    case FailureKind::unreachable:
-    case FailureKind::bad_index:
-    case FailureKind::proxy_failed:
-    case FailureKind::proxy_timeout:
-    case FailureKind::proxy_aborted:
-    case FailureKind::gda_failed:
-    case FailureKind::gda_timeout:
-    case FailureKind::gda_aborted:
-    case FailureKind::collective:
-    case FailureKind::block_too_large:
-    case FailureKind::no_collectives:
-      break;
-  }
-  return "operation";
+  return kind == FailureKind::wait_until       ? "wait_until"
+         : kind == FailureKind::wait_until_all ? "wait_until_all"
+         : kind == FailureKind::wait_until_any ? "wait_until_any"
+                                               : "operation";
 }
 
 /// An operation of the proxy, by its kind.
@@ -93,29 +78,26 @@ std::string no_collectives(Pe unreached) {
 }
 
 Error describe_closed(const FailureReport& report, Pe my_pe, Pe n_pes) {
-  return Error(Code::closed,
-               fmt::format("an operation in a kernel of PE {} of {} on PE {} was given up, since "
-                           "the world ended ({})",
-                           my_pe, n_pes, report.awaited, place(report)));
+  return error(Code::closed,
+               "an operation in a kernel of PE {} of {} on PE {} was given up, since "
+               "the world ended ({})",
+               my_pe, n_pes, report.awaited, place(report));
 }
 
 Error describe_proxy_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
   if (report.kind == FailureKind::proxy_failed)
-    return Error(
-        static_cast<Code>(report.expected),
-        fmt::format(
-            "{} of {} bytes at heap offset {} of PE {} failed in the proxy of PE {} of {}: {} "
-            "({})",
-            proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe, n_pes,
-            name_of(static_cast<Code>(report.expected)), place(report)));
+    return error(static_cast<Code>(report.expected),
+                 "{} of {} bytes at heap offset {} of PE {} failed in the proxy of PE {} of {}: {} "
+                 "({})",
+                 proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe,
+                 n_pes, name_of(static_cast<Code>(report.expected)), place(report));
   if (report.kind == FailureKind::proxy_timeout)
-    return Error(
+    return error(
         Code::timeout,
-        fmt::format(
-            "{} of {} bytes at heap offset {} of PE {} in a kernel of PE {} of {} waited {} ms "
-            "for the proxy ({}); Setting: SHOAL_TIMEOUT_MS.",
-            proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe, n_pes,
-            report.waited_ns / 1'000'000, place(report)));
+        "{} of {} bytes at heap offset {} of PE {} in a kernel of PE {} of {} waited {} ms "
+        "for the proxy ({}); Setting: SHOAL_TIMEOUT_MS.",
+        proxy_operation(report.seen), report.bytes, report.offset, report.awaited, my_pe, n_pes,
+        report.waited_ns / 1'000'000, place(report));
   return describe_closed(report, my_pe, n_pes);
 }
 
@@ -132,11 +114,10 @@ Error describe_gda_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
       names[number < std::size(names) ? number : 0], report.bytes, report.offset, report.awaited,
       queue_pair, my_pe, n_pes);
   if (failure.cause == gda::Cause::none)
-    return Error(Code::timeout,
-                 fmt::format("{} waited {} ms for the NIC ({}); Setting: SHOAL_TIMEOUT_MS.", what,
-                             report.waited_ns / 1'000'000, place(report)));
-  return Error(failure.cause == gda::Cause::timeout ? Code::timeout : Code::peer_failed,
-               fmt::format("{} failed: {} ({})", what, describe(failure), place(report)));
+    return error(Code::timeout, "{} waited {} ms for the NIC ({}); Setting: SHOAL_TIMEOUT_MS.",
+                 what, report.waited_ns / 1'000'000, place(report));
+  return error(failure.cause == gda::Cause::timeout ? Code::timeout : Code::peer_failed,
+               "{} failed: {} ({})", what, describe(failure), place(report));
 }
 
 }  // namespace
@@ -219,20 +200,18 @@ std::optional<FailureReport> take_report(FailureReport& report) {
 Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
   switch (report.kind) {
     case FailureKind::bad_address:
-      return Error(
+      return error(
           Code::invalid_argument,
-          fmt::format(
-              "an operation in a kernel of PE {} of {} names {} bytes at heap offset {} of PE {}, which "
-              "do not exist ({}); nothing was done",
-              my_pe, n_pes, report.bytes, static_cast<std::int64_t>(report.offset), report.awaited,
-              place(report)));
+          "an operation in a kernel of PE {} of {} names {} bytes at heap offset {} of PE {}, which "
+          "do not exist ({}); nothing was done",
+          my_pe, n_pes, report.bytes, static_cast<std::int64_t>(report.offset), report.awaited,
+          place(report));
     case FailureKind::unreachable:
-      return Error(
+      return error(
           Code::unsupported,
-          fmt::format(
-              "an operation in a kernel of PE {} of {} names PE {}, whose heap its GPU does not reach "
-              "({}); nothing was done",
-              my_pe, n_pes, report.awaited, place(report)));
+          "an operation in a kernel of PE {} of {} names PE {}, whose heap its GPU does not reach "
+          "({}); nothing was done",
+          my_pe, n_pes, report.awaited, place(report));
     case FailureKind::proxy_failed:
     case FailureKind::proxy_timeout:
     case FailureKind::proxy_aborted:
@@ -242,50 +221,44 @@ Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
     case FailureKind::gda_aborted:
       return describe_gda_report(report, my_pe, n_pes);
     case FailureKind::collective:
-      return Error(
+      return error(
           Code::timeout,
-          fmt::format(
-              "collective on the GPU timed out after {} ms on PE {} of {}: waiting for PE {} to enter "
-              "operation {} of the team, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
-              report.waited_ns / 1'000'000, my_pe, n_pes, report.awaited, epoch_of(report.expected),
-              epoch_of(report.seen), place(report)));
+          "collective on the GPU timed out after {} ms on PE {} of {}: waiting for PE {} to enter "
+          "operation {} of the team, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
+          report.waited_ns / 1'000'000, my_pe, n_pes, report.awaited, epoch_of(report.expected),
+          epoch_of(report.seen), place(report));
     case FailureKind::no_collectives:
-      return Error(
-          Code::unsupported,
-          fmt::format("a collective in a kernel of PE {} of {} on a team without such collectives: "
-                      "{}; nothing was done. Collectives on streams and of the host serve this "
-                      "team",
-                      my_pe, n_pes, no_collectives(report.awaited)));
+      return error(Code::unsupported,
+                   "a collective in a kernel of PE {} of {} on a team without such collectives: "
+                   "{}; nothing was done. Collectives on streams and of the host serve this "
+                   "team",
+                   my_pe, n_pes, no_collectives(report.awaited));
     case FailureKind::block_too_large:
-      return Error(
-          Code::invalid_argument,
-          fmt::format("all_to_all_v on the GPU of PE {} of {}: PE {} sent {} bytes; there was room "
-                      "for {}, and the rest was left out",
-                      my_pe, n_pes, report.awaited, report.bytes, report.expected));
+      return error(Code::invalid_argument,
+                   "all_to_all_v on the GPU of PE {} of {}: PE {} sent {} bytes; there was room "
+                   "for {}, and the rest was left out",
+                   my_pe, n_pes, report.awaited, report.bytes, report.expected);
     case FailureKind::barrier:
-      return Error(
+      return error(
           Code::timeout,
-          fmt::format(
-              "barrier on the GPU timed out after {} ms on PE {} of {}: waiting for PE {}, expected "
-              "barrier {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
-              report.waited_ns / 1'000'000, my_pe, n_pes, report.awaited, epoch_of(report.expected),
-              epoch_of(report.seen), place(report)));
+          "barrier on the GPU timed out after {} ms on PE {} of {}: waiting for PE {}, expected "
+          "barrier {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
+          report.waited_ns / 1'000'000, my_pe, n_pes, report.awaited, epoch_of(report.expected),
+          epoch_of(report.seen), place(report));
     case FailureKind::bad_index:
-      return Error(
-          Code::invalid_argument,
-          fmt::format("fetch_entries on PE {} of {}: index {} is {}; the table has entries "
-                      "0 to {}; its result is zeros",
-                      my_pe, n_pes, report.offset, static_cast<std::int64_t>(report.seen),
-                      static_cast<std::int64_t>(report.expected) - 1));
+      return error(Code::invalid_argument,
+                   "fetch_entries on PE {} of {}: index {} is {}; the table has entries "
+                   "0 to {}; its result is zeros",
+                   my_pe, n_pes, report.offset, static_cast<std::int64_t>(report.seen),
+                   static_cast<std::int64_t>(report.expected) - 1);
     default:
-      return Error(
+      return error(
           Code::timeout,
-          fmt::format(
-              "{} on the GPU timed out after {} ms on PE {} of {}: waiting for the {}-byte variable at "
-              "heap offset {}{} to be {} {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
-              name_of(report.kind), report.waited_ns / 1'000'000, my_pe, n_pes, report.width,
-              report.offset, setter(report), symbol_of(report.compare),
-              number(report.expected, report), number(report.seen, report), place(report)));
+          "{} on the GPU timed out after {} ms on PE {} of {}: waiting for the {}-byte variable at "
+          "heap offset {}{} to be {} {}, seen {} ({}); Setting: SHOAL_TIMEOUT_MS.",
+          name_of(report.kind), report.waited_ns / 1'000'000, my_pe, n_pes, report.width,
+          report.offset, setter(report), symbol_of(report.compare), number(report.expected, report),
+          number(report.seen, report), place(report));
   }
 }
 

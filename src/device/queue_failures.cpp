@@ -93,19 +93,10 @@ const char* name_of(mlx5::Opcode opcode) {
 }
 
 const char* name_of(gda::Step step) {
-  switch (step) {
-    case gda::Step::none:
-      return "nothing";
-    case gda::Step::room:
-      return "room in the queue";
-    case gda::Step::order:
-      return "the order of requests";
-    case gda::Step::doorbell:
-      return "the doorbell";
-    case gda::Step::completion:
-      return "a completion";
-  }
-  return "unknown";
+  constexpr const char* names[] = {"nothing", "room in the queue", "the order of requests",
+                                   "the doorbell", "a completion"};
+  const auto i = static_cast<std::size_t>(step);
+  return i < std::size(names) ? names[i] : "unknown";
 }
 
 }  // namespace

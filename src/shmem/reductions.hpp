@@ -14,12 +14,9 @@ namespace shoal::shmem {
 /// disagree about the size find out.
 template <typename T>
 collective::Reducer reducer_of(ReduceOp op) {
-  return {collective::kernel_for<collective::Plain<T>>(op),
-          sizeof(T),
-          alignof(T),
-          0,
-          static_cast<std::uint32_t>(op),
-          collective::element_type_on_gpu<T>()};
+  return {
+      collective::kernel_for<T>(op),       sizeof(T), alignof(T), 0, static_cast<std::uint32_t>(op),
+      collective::element_type_on_gpu<T>()};
 }
 
 /// dest[i] = the reduction of source[i] over the PEs of the team.

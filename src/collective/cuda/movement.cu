@@ -49,6 +49,16 @@ LaunchShape shape_of(const Launch& launch, std::size_t bytes, std::uint64_t move
   return bulk_shape(moved, launch.pes_on_device);
 }
 
+/// The part of load and reduce for a type.
+decltype(&reduce_floats) part_of(cuda::ElementType type) {
+  using cuda::ElementType;
+  return type <= ElementType::uint16     ? reduce_small_integers
+         : type <= ElementType::uint32   ? reduce_integers32
+         : type <= ElementType::uint64   ? reduce_integers64
+         : type <= ElementType::bfloat16 ? reduce_halves
+                                         : reduce_floats;
+}
+
 }  // namespace
 
 const char* broadcast(const Launch& launch, void* target, const void* source, std::size_t bytes,
@@ -75,46 +85,20 @@ const char* all_to_all_v(const Launch& launch, const device::AllToAllV& argument
 
 const char* reduce(const Launch& launch, cuda::ElementType type, ReduceOp op,
                    const ReduceArguments& arguments) {
-  using cuda::ElementType;
-  switch (type) {
-    case ElementType::int8:
-    case ElementType::uint8:
-    case ElementType::int16:
-    case ElementType::uint16:
-      return reduce_small_integers(&launch, type, op, arguments);
-    case ElementType::int32:
-    case ElementType::uint32:
-      return reduce_integers32(&launch, type, op, arguments);
-    case ElementType::int64:
-    case ElementType::uint64:
-      return reduce_integers64(&launch, type, op, arguments);
-    case ElementType::float32:
-    case ElementType::float64:
-      return reduce_floats(&launch, type, op, arguments);
-    case ElementType::float16:
-    case ElementType::bfloat16:
-      return reduce_halves(&launch, type, op, arguments);
-  }
-  return "an element type that is not known";
+  return part_of(type)(&launch, type, op, arguments);
 }
 
 const char* load() {
   using cuda::ElementType;
-  for (const char* const failure : {load_kernel(broadcast_kernel), load_kernel(spread_kernel),
-                                    load_kernel(all_to_all_v_kernel)})
-    if (failure != nullptr) return failure;
+  if (const char* const failure =
+          load_kernels(broadcast_kernel, spread_kernel, all_to_all_v_kernel))
+    return failure;
   for (int type = 0; type <= static_cast<int>(ElementType::float64); ++type)
     for (int op = 0; op <= static_cast<int>(ReduceOp::bit_xor); ++op) {
       const auto element = static_cast<ElementType>(type);
-      const bool is_integer = element <= ElementType::uint64;
       const auto operation = static_cast<ReduceOp>(op);
-      if (!is_integer && operation >= ReduceOp::bit_and) continue;
-      const auto part = element <= ElementType::uint16     ? reduce_small_integers
-                        : element <= ElementType::uint32   ? reduce_integers32
-                        : element <= ElementType::uint64   ? reduce_integers64
-                        : element <= ElementType::bfloat16 ? reduce_halves
-                                                           : reduce_floats;
-      if (const char* const failure = part(nullptr, element, operation, {}); failure != nullptr)
+      if (element > ElementType::uint64 && operation >= ReduceOp::bit_and) continue;
+      if (const char* const failure = part_of(element)(nullptr, element, operation, {}))
         return failure;
     }
   return nullptr;

@@ -59,13 +59,8 @@ __global__ void __launch_bounds__(kMaxThreads)
 /// launch: nullptr loads the kernels.
 template <typename T, typename Op>
 const char* reduce_with(const Launch* launch, const ReduceArguments& arguments) {
-  if (launch == nullptr) {
-    for (const char* const failure :
-         {load_kernel(packets_kernel<T, Op>), load_kernel(bulk_kernel<T, Op>),
-          load_kernel(parts_kernel<T, Op>)})
-      if (failure != nullptr) return failure;
-    return nullptr;
-  }
+  if (launch == nullptr)
+    return load_kernels(packets_kernel<T, Op>, bulk_kernel<T, Op>, parts_kernel<T, Op>);
   const device::Team& team = launch->team;
   const std::size_t bytes = arguments.count * sizeof(T);
   if (arguments.parts != 0)

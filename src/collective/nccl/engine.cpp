@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <future>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <thread>
@@ -16,49 +17,22 @@
 namespace shoal::collective::nccl {
 namespace {
 
+/// By cuda::ElementType.
+constexpr std::optional<DataType> kTypes[] = {
+    DataType::int8,    DataType::uint8,    std::nullopt,      std::nullopt,
+    DataType::int32,   DataType::uint32,   DataType::int64,   DataType::uint64,
+    DataType::float16, DataType::bfloat16, DataType::float32, DataType::float64};
+static_assert(std::size(kTypes) == static_cast<std::size_t>(cuda::ElementType::float64) + 1);
 std::optional<DataType> type_of(cuda::ElementType type) {
-  using cuda::ElementType;
-  switch (type) {
-    case ElementType::int8:
-      return DataType::int8;
-    case ElementType::uint8:
-      return DataType::uint8;
-    case ElementType::int16:
-    case ElementType::uint16:
-      return std::nullopt;
-    case ElementType::int32:
-      return DataType::int32;
-    case ElementType::uint32:
-      return DataType::uint32;
-    case ElementType::int64:
-      return DataType::int64;
-    case ElementType::uint64:
-      return DataType::uint64;
-    case ElementType::float16:
-      return DataType::float16;
-    case ElementType::bfloat16:
-      return DataType::bfloat16;
-    case ElementType::float32:
-      return DataType::float32;
-    case ElementType::float64:
-      return DataType::float64;
-  }
-  return std::nullopt;
+  const auto index = static_cast<std::size_t>(type);
+  return index < std::size(kTypes) ? kTypes[index] : std::nullopt;
 }
 
+/// By ReduceOp.
+constexpr Op kOperators[] = {Op::sum, Op::prod, Op::min, Op::max};
 std::optional<Op> op_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return Op::sum;
-    case ReduceOp::prod:
-      return Op::prod;
-    case ReduceOp::min:
-      return Op::min;
-    case ReduceOp::max:
-      return Op::max;
-    default:
-      return std::nullopt;
-  }
+  if (op > ReduceOp::max) return std::nullopt;
+  return kOperators[static_cast<std::size_t>(op)];
 }
 
 // SHOAL_COLLECTIVE_NCCL=automatic gives NCCL the collectives that it runs faster than Shoal's

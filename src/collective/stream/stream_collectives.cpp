@@ -2,6 +2,7 @@
 // The calls of shoal/cuda_collective.hpp: checks of arguments, then one kernel.
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -164,26 +165,12 @@ class StreamCall : public Call {
 bool is_integer(ElementType type) {
   return type <= ElementType::uint64;
 }
+/// 0: not a type.
 std::size_t bytes_of(ElementType type) {
-  switch (type) {
-    case ElementType::int8:
-    case ElementType::uint8:
-      return 1;
-    case ElementType::int16:
-    case ElementType::uint16:
-    case ElementType::float16:
-    case ElementType::bfloat16:
-      return 2;
-    case ElementType::int32:
-    case ElementType::uint32:
-    case ElementType::float32:
-      return 4;
-    case ElementType::int64:
-    case ElementType::uint64:
-    case ElementType::float64:
-      return 8;
-  }
-  return 0;
+  constexpr std::size_t sizes[] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};  // by ElementType
+  static_assert(std::size(sizes) == static_cast<std::size_t>(ElementType::float64) + 1);
+  const auto index = static_cast<std::size_t>(type);
+  return index < std::size(sizes) ? sizes[index] : 0;
 }
 
 void check_reduction(const StreamCall& call, ElementType type, ReduceOp op, std::size_t count,
@@ -199,6 +186,35 @@ void check_reduction(const StreamCall& call, ElementType type, ReduceOp op, std:
           "{}: count is {}; allowed: counts that fit {} times into the symmetric heap of {} bytes "
           "(SHOAL_SYMMETRIC_SIZE)",
           call.name(), count, blocks, call.world().heap().size());
+}
+
+/// all_to_all, or with `same` all_gather, whose ranges have been checked.
+void spread(const StreamCall& call, Stream stream, void* target, const void* source,
+            std::size_t bytes, bool same) {
+  if (const Engine* const engine = call.engine(stream, Kind::move, bytes * call.n_pes()))
+    return same ? engine->all_gather(stream, target, source, bytes)
+                : engine->all_to_all(stream, target, source, bytes);
+  if (!call.one_kernel())
+    return call.by_requests(stream,
+                            [&](const ByRequests& on) { on.spread(target, source, bytes, same); });
+  call.start(stream, [&](const Launch& launch) {
+    return kernels::spread(launch, target, source, bytes, same);
+  });
+}
+
+/// The reduction, whose arguments have been checked, of `blocks` blocks.
+void reduce_blocks(const StreamCall& call, Stream stream, ElementType type, ReduceOp op,
+                   const kernels::ReduceArguments& on, std::size_t blocks) {
+  const std::size_t element = bytes_of(type);
+  if (collective::nccl::has(type, op))
+    if (const Engine* const engine =
+            call.engine(stream, Kind::reduction, on.count * element * blocks))
+      return on.scatter ? engine->reduce_scatter(stream, type, op, on.target, on.source, on.count)
+                        : engine->reduce(stream, type, op, on.target, on.source, on.count);
+  if (!call.one_kernel())
+    return call.by_requests(
+        stream, [&](const ByRequests& requests) { requests.reduce(type, element, op, on); });
+  call.start(stream, [&](const Launch& launch) { return kernels::reduce(launch, type, op, on); });
 }
 
 }  // namespace
@@ -234,27 +250,13 @@ void StreamCollectives::broadcast(void* target, const void* source, std::size_t 
 void StreamCollectives::all_gather(void* target, const void* source, std::size_t bytes) const {
   const StreamCall call(team_, Operation::all_gather);
   call.check_ranges(target, call.n_pes(), source, 1, bytes, 1, false, true);
-  if (const Engine* const engine = call.engine(stream_, Kind::move, bytes * call.n_pes()))
-    return engine->all_gather(stream_, target, source, bytes);
-  if (!call.one_kernel())
-    return call.by_requests(stream_,
-                            [&](const ByRequests& on) { on.spread(target, source, bytes, true); });
-  call.start(stream_, [&](const Launch& launch) {
-    return kernels::spread(launch, target, source, bytes, true);
-  });
+  spread(call, stream_, target, source, bytes, true);
 }
 
 void StreamCollectives::all_to_all(void* target, const void* source, std::size_t bytes) const {
   const StreamCall call(team_, Operation::all_to_all);
   call.check_ranges(target, call.n_pes(), source, call.n_pes(), bytes, 1, false);
-  if (const Engine* const engine = call.engine(stream_, Kind::move, bytes * call.n_pes()))
-    return engine->all_to_all(stream_, target, source, bytes);
-  if (!call.one_kernel())
-    return call.by_requests(stream_,
-                            [&](const ByRequests& on) { on.spread(target, source, bytes, false); });
-  call.start(stream_, [&](const Launch& launch) {
-    return kernels::spread(launch, target, source, bytes, false);
-  });
+  spread(call, stream_, target, source, bytes, false);
 }
 
 void StreamCollectives::all_to_all_v(const device::AllToAllV& arguments) const {
@@ -281,16 +283,7 @@ void StreamCollectives::reduce(ElementType type, ReduceOp op, void* target, cons
   check_reduction(call, type, op, count, 1);
   const std::size_t element = bytes_of(type);
   call.check_ranges(target, 1, source, 1, count * element, element, true);
-  if (collective::nccl::has(type, op))
-    if (const Engine* const engine = call.engine(stream_, Kind::reduction, count * element))
-      return engine->reduce(stream_, type, op, target, source, count);
-  if (!call.one_kernel())
-    return call.by_requests(stream_, [&](const ByRequests& on) {
-      on.reduce(type, element, op, {target, source, count, false});
-    });
-  call.start(stream_, [&](const Launch& launch) {
-    return kernels::reduce(launch, type, op, {target, source, count, false});
-  });
+  reduce_blocks(call, stream_, type, op, {target, source, count, false}, 1);
 }
 
 void StreamCollectives::reduce_scatter(ElementType type, ReduceOp op, void* target,
@@ -299,17 +292,7 @@ void StreamCollectives::reduce_scatter(ElementType type, ReduceOp op, void* targ
   check_reduction(call, type, op, count, call.n_pes());
   const std::size_t element = bytes_of(type);
   call.check_ranges(target, 1, source, call.n_pes(), count * element, element, false, true);
-  if (collective::nccl::has(type, op))
-    if (const Engine* const engine =
-            call.engine(stream_, Kind::reduction, count * element * call.n_pes()))
-      return engine->reduce_scatter(stream_, type, op, target, source, count);
-  if (!call.one_kernel())
-    return call.by_requests(stream_, [&](const ByRequests& on) {
-      on.reduce(type, element, op, {target, source, count, true});
-    });
-  call.start(stream_, [&](const Launch& launch) {
-    return kernels::reduce(launch, type, op, {target, source, count, true});
-  });
+  reduce_blocks(call, stream_, type, op, {target, source, count, true}, call.n_pes());
 }
 
 }  // namespace shoal::cuda

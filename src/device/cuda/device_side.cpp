@@ -62,55 +62,47 @@ class CudaDeviceSide final : public DeviceSide {
   void copy_strided(Stream stream, void* target, std::size_t target_stride, const void* source,
                     std::size_t source_stride, std::size_t element,
                     std::size_t count) const override {
-    start("strided copy", [&] {
-      return kernels::copy_strided(stream, target, target_stride, source, source_stride, element,
-                                   count);
-    });
+    start("strided copy", kernels::copy_strided, stream, target, target_stride, source,
+          source_stride, element, count);
   }
   void store(Stream stream, void* target, std::uint64_t value, std::size_t width) const override {
-    start("put_value", [&] { return kernels::store(stream, target, value, width); });
+    start("put_value", kernels::store, stream, target, value, width);
   }
   void atomic(Stream stream, AtomicOp op, void* word, std::uint64_t operand, std::uint64_t compare,
               std::size_t width, void* result) const override {
-    start("atomic",
-          [&] { return kernels::atomic(stream, op, word, operand, compare, width, result); });
+    start("atomic", kernels::atomic, stream, op, word, operand, compare, width, result);
   }
   void signal(Stream stream, std::uint64_t* word, SignalOp op, std::uint64_t value) const override {
-    start("signal", [&] { return kernels::signal(stream, word, op, value); });
+    start("signal", kernels::signal, stream, word, op, value);
   }
   void copy_signal(Stream stream, void* target, const void* source, std::size_t bytes,
                    std::uint64_t* word, SignalOp op, std::uint64_t value) const override {
     if (bytes != 0 && bytes <= kFusedSignalBytes) {
-      start("put_signal",
-            [&] { return kernels::copy_signal(stream, target, source, bytes, word, op, value); });
+      start("put_signal", kernels::copy_signal, stream, target, source, bytes, word, op, value);
       return;
     }
     if (bytes != 0) copy(stream, target, source, bytes);
     signal(stream, word, op, value);
   }
   void wait(Stream stream, const Condition& condition) const override {
-    start("wait_until", [&] { return kernels::wait(stream, world_, condition); });
+    start("wait_until", kernels::wait, stream, world_, condition);
   }
   void test(Stream stream, const Condition& condition, int* result) const override {
-    start("test", [&] { return kernels::test(stream, condition, result); });
+    start("test", kernels::test, stream, condition, result);
   }
   void barrier(Stream stream, const device::Team& team) const override {
-    start_counted(stream, "barrier", [&](std::uint64_t* ended) {
-      return kernels::barrier(stream, world_, team,
-                              launch_.pes_on_device == 1 && device_->compute_capability >= 90,
-                              ended);
-    });
+    start_counted("barrier", kernels::barrier, stream, world_, team,
+                  launch_.pes_on_device == 1 && device_->compute_capability >= 90);
   }
   void transfer(Stream stream, const Transfer& transfer) const override;
   void put_to_all(Stream stream, const device::Team& team, std::span<const cuda::Block> blocks,
                   std::uint64_t* flags, std::uint64_t value) const override;
   void wait_for_all(Stream stream, const device::Team& team, const std::uint64_t* flags,
                     std::uint64_t value) const override {
-    start("wait_for_all",
-          [&] { return kernels::wait_for_all(stream, world_, team, flags, value); });
+    start("wait_for_all", kernels::wait_for_all, stream, world_, team, flags, value);
   }
   void fetch_entries(Stream stream, const cuda::EntryFetch& fetch) const override {
-    start("fetch_entries", [&] { return kernels::fetch_entries(stream, world_, fetch); });
+    start("fetch_entries", kernels::fetch_entries, stream, world_, fetch);
   }
   void order(Stream before, Stream after) const override;
   bool captures(Stream stream) const override {
@@ -120,19 +112,15 @@ class CudaDeviceSide final : public DeviceSide {
            status != cudaStreamCaptureStatusNone;
   }
   void post(Stream stream, const Posts& posts) const override {
-    start_counted(stream, "a request to the proxy", [&](std::uint64_t* ended) {
-      return kernels::post(stream, world_, posts, ended);
-    });
+    start_counted("a request to the proxy", kernels::post, stream, world_, posts);
   }
   void fetch_block(Stream stream, const device::AllToAllV& arguments, Pe index, Pe me,
                    Pe pe) const override {
-    start_counted(stream, "a block of all_to_all_v", [&](std::uint64_t* ended) {
-      return kernels::fetch_block(stream, world_, arguments, index, me, pe, ended);
-    });
+    start_counted("a block of all_to_all_v", kernels::fetch_block, stream, world_, arguments, index,
+                  me, pe);
   }
   void drain(Stream stream) const override {
-    start_counted(stream, "a wait for the proxy",
-                  [&](std::uint64_t* ended) { return kernels::drain(stream, world_, ended); });
+    start_counted("a wait for the proxy", kernels::drain, stream, world_);
   }
   std::byte* scratch(std::int32_t team, std::size_t bytes) const override;
   std::optional<Error> proxy_failure() const override {
@@ -158,20 +146,22 @@ class CudaDeviceSide final : public DeviceSide {
     require(result == cudaSuccess, Code::system, "{} failed on GPU {}: {}: {}", what,
             launch_.device, cudaGetErrorName(result), cudaGetErrorString(result));
   }
-  template <typename Launch>
-  void start(const char* what, Launch&& launch) const {
+  template <typename Launch, typename... Arguments>
+  void start(const char* what, Launch* kernel, const Arguments&... arguments) const {
     device_->activate();
-    const char* const failure = unusable_ != nullptr ? unusable_ : launch();
+    const char* const failure = unusable_ != nullptr ? unusable_ : kernel(arguments...);
     require(failure == nullptr, Code::system, "{} did not start on GPU {}: {}", what,
             launch_.device, failure == nullptr ? "" : failure);
   }
 
-  /// For kernels that wait for the proxy. Passes the word that counts their ends (await_turn).
-  template <typename Launch>
-  void start_counted(Stream stream, const char* what, Launch&& launch) const {
+  /// For kernels that wait for the proxy. Their last argument is the word that counts their ends
+  /// (await_turn).
+  template <typename Launch, typename... Arguments>
+  void start_counted(const char* what, Launch* kernel, Stream stream,
+                     const Arguments&... arguments) const {
     std::uint64_t* const ended = await_turn(stream);
     try {
-      start(what, [&] { return launch(ended); });
+      start(what, kernel, stream, arguments..., ended);
     } catch (...) {
       if (ended != nullptr) queued_.fetch_sub(1, std::memory_order_relaxed);
       throw;
@@ -418,7 +408,7 @@ void CudaDeviceSide::check_local(const char* what, const void* memory, std::size
 void CudaDeviceSide::copy(Stream stream, void* target, const void* source,
                           std::size_t bytes) const {
   if (bytes < kCopyEngineBytes) {
-    start("copy", [&] { return kernels::copy(stream, target, source, bytes); });
+    start("copy", kernels::copy, stream, target, source, bytes);
     return;
   }
   device_->activate();
@@ -434,7 +424,7 @@ bool CudaDeviceSide::needs_event(Stream before, Stream after) const {
 
 void CudaDeviceSide::transfer(Stream stream, const Transfer& transfer) const {
   if (transfer.bytes <= kTransferBytes) {
-    start("transfer", [&] { return kernels::transfer(stream, world_, transfer); });
+    start("transfer", kernels::transfer, stream, world_, transfer);
     return;
   }
   if (transfer.ready != nullptr)
@@ -467,7 +457,7 @@ void CudaDeviceSide::put_to_all(Stream stream, const device::Team& team,
       }
     }
   }
-  start("put_to_all", [&] { return kernels::put_to_all(stream, world_, team, put); });
+  start("put_to_all", kernels::put_to_all, stream, world_, team, put);
 }
 
 /// Events would cost more than all else that a small operation does.

@@ -6,8 +6,8 @@
 // at system scope) covers all earlier work of its stream, copies included. Waits acquire, and what
 // is queued after them starts later.
 #include <algorithm>
-#include <iterator>
 
+#include "device/cuda/start.cuh"
 #include "device/cuda/stream_kernels.hpp"
 #include "shoal/device/collective.cuh"
 #include "shoal/device/functions.cuh"
@@ -173,13 +173,6 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) count_end(ended);
 }
 
-const char* text_of(cudaError_t result) {
-  return result == cudaSuccess ? nullptr : cudaGetErrorString(result);
-}
-const char* started() {
-  return text_of(cudaGetLastError());
-}
-
 /// Calls `launch` with a value of the type that the condition's variable has.
 template <typename Launch>
 const char* with_type(const Condition& condition, Launch&& launch) {
@@ -204,42 +197,16 @@ void launch_atomic(cuda::Stream stream, AtomicOp op, void* word, std::uint64_t o
                                         static_cast<T>(compare), static_cast<T*>(result));
 }
 
-template <typename Kernel>
-const void* address_of(Kernel* kernel) {
-  return reinterpret_cast<const void*>(kernel);
-}
-
 }  // namespace
 
 const char* load() {
-  const void* const all[] = {address_of(copy_kernel),
-                             address_of(strided_kernel),
-                             address_of(store_kernel),
-                             address_of(atomic_kernel<std::uint32_t>),
-                             address_of(atomic_kernel<std::uint64_t>),
-                             address_of(signal_kernel),
-                             address_of(copy_signal_kernel),
-                             address_of(wait_kernel<std::int32_t>),
-                             address_of(wait_kernel<std::uint32_t>),
-                             address_of(wait_kernel<std::int64_t>),
-                             address_of(wait_kernel<std::uint64_t>),
-                             address_of(test_kernel<std::int32_t>),
-                             address_of(test_kernel<std::uint32_t>),
-                             address_of(test_kernel<std::int64_t>),
-                             address_of(test_kernel<std::uint64_t>),
-                             address_of(barrier_kernel),
-                             address_of(post_kernel),
-                             address_of(fetch_block_kernel),
-                             address_of(drain_kernel)};
-  for (const void* const kernel : all) {
-    cudaFuncAttributes attributes{};
-    if (const cudaError_t result = cudaFuncGetAttributes(&attributes, kernel);
-        result != cudaSuccess) {
-      cudaGetLastError();  // what failed here is not to be taken for the failure of a launch
-      return text_of(result);
-    }
-  }
-  return load_transfers();
+  const char* const failure = load_kernels(
+      copy_kernel, strided_kernel, store_kernel, atomic_kernel<std::uint32_t>,
+      atomic_kernel<std::uint64_t>, signal_kernel, copy_signal_kernel, wait_kernel<std::int32_t>,
+      wait_kernel<std::uint32_t>, wait_kernel<std::int64_t>, wait_kernel<std::uint64_t>,
+      test_kernel<std::int32_t>, test_kernel<std::uint32_t>, test_kernel<std::int64_t>,
+      test_kernel<std::uint64_t>, barrier_kernel, post_kernel, fetch_block_kernel, drain_kernel);
+  return failure != nullptr ? failure : load_transfers();
 }
 
 const char* copy(cuda::Stream stream, void* target, const void* source, std::size_t bytes) {
@@ -329,16 +296,7 @@ const char* barrier(cuda::Stream stream, const device::World& world, const devic
   // A thread per member, so that signals go out and are waited for side by side.
   const unsigned threads =
       std::clamp((static_cast<unsigned>(world.n_pes) + 31) / 32 * 32, 32U, kThreads);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(1);
-  config.blockDim = dim3(threads);
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = alone ? 1 : 0;
-  return text_of(cudaLaunchKernelEx(&config, barrier_kernel, world, team, ended));
+  return start(stream, 1, threads, alone, barrier_kernel, world, team, ended);
 }
 
 }  // namespace shoal::detail::kernels

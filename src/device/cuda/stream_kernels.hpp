@@ -19,8 +19,7 @@ struct PutToAll {
   std::uint64_t value = 0;
 };
 
-/// Loads all kernels. A kernel that is loaded at its first launch waits for running kernels (CUDA
-/// programming guide, "Lazy Loading").
+/// Loads all kernels.
 const char* load();
 /// The part of load() for the kernels of transfer_kernels.cu.
 const char* load_transfers();
@@ -39,9 +38,8 @@ const char* copy_signal(cuda::Stream stream, void* target, const void* source, s
                         std::uint64_t* word, SignalOp op, std::uint64_t value);
 const char* wait(cuda::Stream stream, const device::World& world, const Condition& condition);
 const char* test(cuda::Stream stream, const Condition& condition, int* result);
-/// `alone`: sm_90 and no other PE on this GPU: the kernel may be set up while the one before ends.
-/// `ended`, here and below: nullptr, or a word of host memory to which the kernel adds 1 at its
-/// end.
+/// `alone`: sm_90 and no other PE on this GPU. `ended`, here and below: nullptr, or a word of host
+/// memory to which the kernel adds 1 at its end.
 const char* barrier(cuda::Stream stream, const device::World& world, const device::Team& team,
                     bool alone, std::uint64_t* ended);
 /// Runs in one block; for few bytes.

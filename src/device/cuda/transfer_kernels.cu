@@ -6,6 +6,7 @@
 // the target by a release at system scope. Waits acquire at system scope before the block loads.
 #include <algorithm>
 
+#include "device/cuda/start.cuh"
 #include "device/cuda/stream_kernels.hpp"
 #include "shoal/device/functions.cuh"
 
@@ -118,16 +119,6 @@ __global__ void __launch_bounds__(kFetchThreads)
   }
 }
 
-const char* started() {
-  const cudaError_t result = cudaGetLastError();
-  return result == cudaSuccess ? nullptr : cudaGetErrorString(result);
-}
-
-template <typename Kernel>
-const void* address_of(Kernel* kernel) {
-  return reinterpret_cast<const void*>(kernel);
-}
-
 /// Threads of a block that copies so many bytes: one for each 16, in whole warps.
 unsigned threads_for(std::size_t bytes) {
   const std::size_t warps = (bytes + 511) / 512;
@@ -137,13 +128,8 @@ unsigned threads_for(std::size_t bytes) {
 }  // namespace
 
 const char* load_transfers() {
-  for (const void* const kernel :
-       {address_of(transfer_kernel), address_of(put_to_all_kernel), address_of(wait_for_all_kernel),
-        address_of(fetch_entries_kernel)}) {
-    cudaFuncAttributes attributes{};
-    if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return started();
-  }
-  return nullptr;
+  return load_kernels(transfer_kernel, put_to_all_kernel, wait_for_all_kernel,
+                      fetch_entries_kernel);
 }
 
 const char* transfer(cuda::Stream stream, const device::World& world, const Transfer& transfer) {
