@@ -106,14 +106,10 @@ def test_durations_are_seconds(value):
 
 
 def test_a_wait_takes_the_seconds_that_are_set():
-    import time
-
     with shoal.World.open({"symmetric_size": "64M", "timeout": 0.2}) as world:
         flag = world.zeros(1, "int64")
-        start = time.monotonic()
         with pytest.raises(shoal.TimeoutError, match="after 200 ms"):
             world.wait_until(flag, "==", 1)
-        assert time.monotonic() - start < 10
 
 
 def test_milliseconds_have_a_name_of_their_own():

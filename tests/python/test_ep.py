@@ -3,10 +3,12 @@
 
 import gc
 import signal
+import threading
 import time
 
 import numpy as np
 import pytest
+from waits import wait_for
 
 import shoal
 
@@ -354,9 +356,7 @@ def test_groups_that_are_prepared(settings):
             pending = group.low_latency_dispatch(
                 torch.from_numpy(rows).bfloat16(), indices, quantize="none", defer_receive=defer
             )
-            deadline = time.monotonic() + 20
-            while not pending.ready():
-                assert time.monotonic() < deadline
+            wait_for(pending.ready)
             got = pending.receive()
             y = group.next_combine_buffer()
             combined = group.low_latency_combine(
@@ -468,11 +468,14 @@ def test_queries_of_a_group_let_other_threads_run(settings):
     """statistics() waits for asynchronous operations and so for other PEs, which are threads
     that need the GIL."""
 
+    waits = threading.Event()
+
     def body(group, pe):
         rows, indices, _ = tokens_of(pe)
         if pe > 0:
-            time.sleep(0.2)
+            waits.wait()
         future = group.dispatch_async(rows, group.route(indices))
+        waits.set()
         counted = group.statistics()["dispatches"]
         return counted, future.result().rows == len(received_by(pe))
 
@@ -501,8 +504,7 @@ def test_a_future_can_be_taken_after_its_group_is_closed(settings):
             np.ones((4, 16), np.float32), group.route(np.full((4, 1), world.my_pe))
         )
         future = group.combine_async(received.x.numpy().copy(), received.handle)
-        while not future.done():
-            time.sleep(0.001)
+        wait_for(future.done)
         del received
         group.close()
         return float(future.result().x.numpy().sum())

@@ -19,6 +19,7 @@ import urllib.request
 import numpy
 import pytest
 from test_observe import PES, own_records, pairs
+from waits import wait_for
 
 import shoal
 import shoal.observe
@@ -158,16 +159,6 @@ def test_metrics_count_operations_that_failed(options):
     failures = sum_of(seen["samples"], "shoal_failures_total", operation="dispatch", **where)
     assert failures >= 1
     assert sum_of(seen["samples"], "shoal_group_failed", **where) == 1
-
-
-def wait_for(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            if found := condition():
-                return found
-        time.sleep(0.05)
-    raise AssertionError("it did not come")
 
 
 PAIR = """

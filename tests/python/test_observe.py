@@ -7,12 +7,14 @@ import io
 import json
 import logging
 import os
+import queue
 import subprocess
 import sys
-import time
+import threading
 
 import numpy
 import pytest
+from waits import wait_for, wait_until_blocked
 
 import shoal
 import shoal.observe
@@ -93,12 +95,12 @@ def hung(options):
     def hold(pe):
         if pe != 1:
             return
-        deadline = time.monotonic() + 10
-        records = own_records()  # who_waits() also reads the worlds of other tests
-        while "ranks 0 and 2 wait for it" not in shoal.observe.who_waits(records):
-            assert time.monotonic() < deadline
-            records = own_records()
-        seen["records"] = records
+
+        def both_wait():
+            seen["records"] = own_records()  # who_waits() also reads the worlds of other tests
+            return "ranks 0 and 2 wait for it" in shoal.observe.who_waits(seen["records"])
+
+        wait_for(both_wait)
         seen["verdict"] = shoal.observe.who_waits()
 
     shoal.run_threads(PES, lambda world: pairs(world, 4, hold), settings=options)
@@ -139,7 +141,9 @@ def test_collectives_and_one_sided_operations_of_a_world_are_counted(options):
     def body(world):
         array = world.zeros((4,), "int64")
         if world.my_pe == 1:
-            time.sleep(0.5)
+            wait_until_blocked(os.getpid(), threads.get(timeout=60))
+        else:
+            threads.put(threading.get_native_id())
         for _ in range(3):
             shoal.barrier(world.team)
         if world.my_pe == 0:
@@ -151,6 +155,7 @@ def test_collectives_and_one_sided_operations_of_a_world_are_counted(options):
         shoal.sync(world.team)
         return records
 
+    threads = queue.Queue()  # PE 0's, which waits for PE 1
     for metrics in ("on", "all", "off"):
         records = shoal.run_threads(2, body, settings={**options, "metrics": metrics})[0]
         for pe in records:

@@ -8,7 +8,6 @@ import importlib.util
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
@@ -17,7 +16,7 @@ import shoal
 WAITING = """
 import sys
 import shoal
-world = shoal.World.from_unique_id(sys.argv[1], 0, 2, {"symmetric_size": "64M", "timeout": 60.0})
+world = shoal.World.from_unique_id(sys.argv[1], 0, 2, {"symmetric_size": "64M", "timeout": 3600.0})
 try:
     shoal.barrier(world.team)
 except shoal.Error as error:
@@ -89,7 +88,7 @@ FAILING = {
 
 
 def run_pair(failing, folder):
-    """What PE 0 prints, at most 30 s after PE 1 has started to run ``failing``."""
+    """What PE 0 prints, long before its timeout."""
     unique_id = shoal.UniqueId.create()  # serves the PEs while it lives
     (folder / "failing.py").write_text(OPEN + textwrap.dedent(failing))
     (folder / "waiting.py").write_text(WAITING)
@@ -103,11 +102,8 @@ def run_pair(failing, folder):
         )
         for what in ("waiting", "failing")
     )
-    start = time.monotonic()
     output = waiting.communicate(timeout=90)[0]
-    took = time.monotonic() - start
-    other = failing.communicate(timeout=60)[0]  # closes its stdin, for which it may wait
-    assert took < 30, (output, other)
+    failing.communicate(timeout=60)  # closes its stdin, for which it may wait
     return output
 
 

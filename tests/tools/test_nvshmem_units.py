@@ -47,8 +47,15 @@ def library(bin_dir):
     return bin_dir.parent / "lib"
 
 
-@pytest.mark.parametrize("standard", ["c++17", "c++20"])
-@pytest.mark.parametrize("relocatable", ["false", "true"])
+@pytest.mark.parametrize(
+    ("standard", "relocatable"),
+    [
+        ("c++17", "true"),
+        ("c++20", "false"),
+        pytest.param("c++17", "false", marks=pytest.mark.soak),
+        pytest.param("c++20", "true", marks=pytest.mark.soak),
+    ],
+)
 def test_units_link_and_have_their_state(library, tmp_path, standard, relocatable):
     options = [f"-std={standard}", f"-rdc={relocatable}", "-arch=sm_90", f"-I{ROOT}/include"]
     options += ["-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra", "--no-compress"]
@@ -68,8 +75,16 @@ def test_units_link_and_have_their_state(library, tmp_path, standard, relocatabl
             assert states(image) == [STATE]
 
 
-@pytest.mark.parametrize("relocatable", ["false", "true"])
-@pytest.mark.parametrize("bounds", ["", "__launch_bounds__(1024)"], ids=["free", "bounded"])
+@pytest.mark.parametrize(
+    ("bounds", "relocatable"),
+    [
+        ("__launch_bounds__(1024)", "true"),
+        ("", "false"),
+        pytest.param("__launch_bounds__(1024)", "false", marks=pytest.mark.soak),
+        pytest.param("", "true", marks=pytest.mark.soak),
+    ],
+    ids=["bounded-true", "free-false", "bounded-false", "free-true"],
+)
 def test_every_function_runs_in_blocks_of_1024_threads(tmp_path, relocatable, bounds):
     kernels, image = tmp_path / "kernels.cubin", tmp_path / "image.cubin"
     options = ["-std=c++17", "-arch=sm_90", f"-rdc={relocatable}", f"-I{ROOT}/include"]
@@ -118,6 +133,6 @@ def test_programs_use_what_the_header_includes(tmp_path):
 
 
 def test_other_architectures(tmp_path):
-    for architecture in ("sm_80", "sm_100a"):
-        run(*COMPILE, "-std=c++17", f"-arch={architecture}", f"-I{ROOT}/include", "-c",
-            str(UNITS / "second.cu"), "-o", str(tmp_path / "second.o"))  # fmt: skip
+    images = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in ("80", "100a")]
+    run(*COMPILE, "-std=c++17", *images, f"-I{ROOT}/include", "-c",
+        str(UNITS / "second.cu"), "-o", str(tmp_path / "second.o"))  # fmt: skip

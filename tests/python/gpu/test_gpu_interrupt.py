@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C ends a wait for a group's work on the GPU, as KeyboardInterrupt. The work goes on."""
 
+import signal
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -21,7 +23,7 @@ SYNCHRONIZE = """
         x = torch.ones(3, 64, device="cuda")
         idx = torch.ones(3, 1, dtype=torch.int64, device="cuda")
         if world.my_pe == 1:
-            time.sleep(float(sys.argv[3]))
+            sys.stdin.readline()
         torch.cuda.current_stream().synchronize()
         got = group.dispatch(x, group.route(idx), worst_case_rows=8)
         if world.my_pe == 0:
@@ -40,8 +42,11 @@ SYNCHRONIZE = """
 
 def test_synchronize_ends_at_once_and_the_group_goes_on():
     name = shoal.UniqueId.create()
-    other = waits.start(SYNCHRONIZE, str(name), "1", "6")
-    process = waits.start(SYNCHRONIZE, str(name), "0", "0")
-    assert waits.interrupt(process, rest="rows 0\n") < 3
-    output, errors = other.communicate(timeout=60)
+    other = waits.start(SYNCHRONIZE, str(name), "1")
+    process = waits.start(SYNCHRONIZE, str(name), "0")
+    waits.send(process, signal.SIGINT)
+    line = process.stdout.readline()
+    output, errors = other.communicate("go\n", timeout=60)
     assert output == "rows 6\n", output + errors
+    output, errors = process.communicate(timeout=60)
+    assert line == "interrupted\n" and output == "rows 0\n", line + output + errors
