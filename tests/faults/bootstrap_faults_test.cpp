@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults while PEs find each other: strangers, wrong keys, wrong numbers, PEs that never connect or
 // die.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -151,6 +152,11 @@ bootstrap::Fd listen_anywhere() {
   return bootstrap::listen_at(any);
 }
 
+/// Of the loopback interface, with a port that was free.
+std::string free_address() {
+  return fmt::format("127.0.0.1:{}", bootstrap::local_address(listen_anywhere().get()).port());
+}
+
 bootstrap::Fd accept_one(const bootstrap::Fd& listener) {
   EXPECT_TRUE(
       bootstrap::wait_ready(listener.get(), POLLIN, Clock::now() + std::chrono::seconds(20)));
@@ -272,7 +278,7 @@ TEST(BootstrapFaults, WrongKeyIsTurnedAwayAndSaysSo) {
   wrong.key[5] ^= std::byte{1};
   const Outcome outcome = outcome_of([&] { connect_unique_id(wrong, 0, 2, on_loopback()); });
   EXPECT_EQ(outcome.code, Code::mismatch);
-  EXPECT_NE(outcome.error.find("the key differs"), std::string::npos) << outcome.error;
+  test::expect_parts(outcome.error, {"the key differs"});
   Pair(id).expect_met();
 }
 
@@ -280,8 +286,7 @@ TEST(BootstrapFaults, WrongIndexIsRefusedWithItsReasonAndTheJobGoesOn) {
   const UniqueId id = UniqueId::create(on_loopback());
   const Outcome beyond = outcome_of([&] { connect_unique_id(id, 2, 2, on_loopback()); });
   EXPECT_EQ(beyond.code, Code::invalid_argument);
-  EXPECT_NE(beyond.error.find("gave 2 as its PE; allowed: 0 to 1"), std::string::npos)
-      << beyond.error;
+  test::expect_parts(beyond.error, {"gave 2 as its PE; allowed: 0 to 1"});
   EXPECT_EQ(outcome_of([&] { connect_unique_id(id, -1, 2, on_loopback()); }).code,
             Code::invalid_argument);
   EXPECT_EQ(outcome_of([&] { connect_unique_id(id, 0, 0, on_loopback()); }).code,
@@ -291,18 +296,23 @@ TEST(BootstrapFaults, WrongIndexIsRefusedWithItsReasonAndTheJobGoesOn) {
 
 TEST(BootstrapFaults, SecondPeOfTheSameIndexIsRefused) {
   const UniqueId id = UniqueId::create(on_loopback());
-  Outcome first;
-  std::thread thread([&] {
-    first = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback())->barrier("met"); });
-  });
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has joined by now
-  const Outcome second = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback()); });
-  EXPECT_EQ(second.code, Code::invalid_argument);
-  EXPECT_NE(second.error.find("taken by PE 0 (pid "), std::string::npos) << second.error;
+  Outcome outcomes[2];
+  std::atomic<int> ended{0};
+  std::vector<std::thread> threads;
+  for (Outcome& outcome : outcomes)
+    threads.emplace_back([&] {
+      outcome = outcome_of([&] { connect_unique_id(id, 0, 2, on_loopback())->barrier("met"); });
+      ++ended;
+    });
+  EXPECT_TRUE(test::wait_for([&] { return ended == 1; }));  // the other one waits for PE 1
   EXPECT_EQ(outcome_of([&] { connect_unique_id(id, 1, 2, on_loopback())->barrier("met"); }).error,
             "no error");
-  thread.join();
-  EXPECT_EQ(first.error, "no error");
+  for (std::thread& thread : threads) thread.join();
+  const Outcome &refused = outcomes[outcomes[0].code ? 0 : 1],
+                &joined = outcomes[outcomes[0].code ? 1 : 0];
+  EXPECT_EQ(refused.code, Code::invalid_argument);
+  test::expect_parts(refused.error, {"taken by PE 0 (pid "});
+  EXPECT_EQ(joined.error, "no error");
 }
 
 TEST(BootstrapFaults, DifferentNumbersOfPesFailBoth) {
@@ -314,13 +324,12 @@ TEST(BootstrapFaults, DifferentNumbersOfPesFailBoth) {
   thread.join();
   for (const Outcome& outcome : {mine, other}) {
     EXPECT_EQ(outcome.code, Code::mismatch) << outcome.error;
-    EXPECT_NE(outcome.error.find("SHOAL_N_PES"), std::string::npos) << outcome.error;
+    test::expect_parts(outcome.error, {"SHOAL_N_PES"});
   }
 }
 
 TEST(BootstrapFaults, PesThatNeverComeAreNamed) {
   const UniqueId id = UniqueId::create(on_loopback());
-  const auto start = Clock::now();
   Outcome other;
   std::thread thread(
       [&] { other = outcome_of([&] { connect_unique_id(id, 0, 4, on_loopback(400)); }); });
@@ -328,11 +337,9 @@ TEST(BootstrapFaults, PesThatNeverComeAreNamed) {
   thread.join();
   for (const Outcome& outcome : {mine, other}) {
     EXPECT_EQ(outcome.code, Code::timeout) << outcome.error;
-    EXPECT_NE(outcome.error.find("PEs 1, 3 of 4 did not connect within 400 ms"), std::string::npos)
-        << outcome.error;
-    EXPECT_NE(outcome.error.find("SHOAL_BOOTSTRAP_TIMEOUT_MS"), std::string::npos) << outcome.error;
+    test::expect_parts(outcome.error, {"PEs 1, 3 of 4 did not connect within 400 ms",
+                                       "SHOAL_BOOTSTRAP_TIMEOUT_MS"});
   }
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
   EXPECT_NE(
       outcome_of([&] { connect_unique_id(id, 1, 4, on_loopback()); }).error.find("did not connect"),
       std::string::npos)
@@ -343,19 +350,15 @@ TEST(BootstrapFaults, NoProcessListens) {
   UniqueId id = UniqueId::parse("shoal1:127.0.0.1:1:" + std::string(64, '0'));
   const Outcome outcome = outcome_of([&] { connect_unique_id(id, 0, 1, on_loopback()); });
   EXPECT_EQ(outcome.code, Code::peer_failed);
-  EXPECT_NE(outcome.error.find("127.0.0.1:1"), std::string::npos) << outcome.error;
+  test::expect_parts(outcome.error, {"127.0.0.1:1"});
   EXPECT_EQ(outcome.error.find("within"), std::string::npos) << "it did not wait";
 }
 
 TEST(BootstrapFaults, RootThatIsNone) {
-  bootstrap::Address any;
-  any.storage.ss_family = AF_INET;
-  any.size = 16;
-  const bootstrap::Fd mute =
-      bootstrap::listen_at(any);  // the system accepts connections, and nothing is sent
-  const UniqueId id = UniqueId::parse(
-      "shoal1:127.0.0.1:" + std::to_string(bootstrap::local_address(mute.get()).port()) + ":" +
-      std::string(64, '0'));
+  // The system accepts connections, and nothing is sent.
+  const bootstrap::Fd mute = listen_anywhere();
+  const UniqueId id =
+      with_port_of(UniqueId::parse("shoal1:127.0.0.1:1:" + std::string(64, '0')), mute);
   const Outcome outcome = outcome_of([&] { connect_unique_id(id, 0, 1, on_loopback(300)); });
   EXPECT_EQ(outcome.code, Code::timeout) << outcome.error;
 }
@@ -370,19 +373,17 @@ SHOAL_PE_BODY(victim) {
   std::cout << outcome.error << std::endl;
 }
 
-TEST(BootstrapFaults, KilledPeIsReportedByNameInTime) {
-  auto group = test::start_pes(3, "victim");
+TEST(BootstrapFaults, KilledPeIsReportedByName) {
+  auto group =
+      test::start_pes(3, "victim", {.env = {{"SHOAL_BOOTSTRAP_TIMEOUT_MS", test::kNever}}});
   for (auto& process : group.pes) ASSERT_TRUE(process.wait_for_output("started")) << process.err();
-  const auto start = Clock::now();
   group.pes[1].send(SIGKILL);
   const std::string who = "PE 1 (pid " + std::to_string(group.pes[1].pid()) + " on host ";
   for (const std::size_t pe : {0u, 2u}) {
     const auto result = group.pes[pe].wait();
     EXPECT_TRUE(result.ok()) << result.describe();
-    EXPECT_NE(result.out.find(who), std::string::npos) << result.out;
-    EXPECT_NE(result.out.find("ended without closing"), std::string::npos) << result.out;
+    test::expect_parts(result.out, {who, "ended without closing"});
   }
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
 }
 
 /// Whether this process has a TCP connection on which it has sent data and all of it has arrived.
@@ -407,8 +408,7 @@ SHOAL_PE_BODY(join_incomplete) {
     for (;;) pause();
   }
   std::thread watcher([] {
-    while (!has_introduced_itself()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    std::cout << "joined" << std::endl;
+    if (test::wait_for(has_introduced_itself)) std::cout << "joined" << std::endl;
   });
   const Outcome outcome = outcome_of([&] { make_bootstrap(pe.settings); });
   std::cout << (outcome.code ? name_of(*outcome.code) : "nothing") << ": " << outcome.error
@@ -417,15 +417,12 @@ SHOAL_PE_BODY(join_incomplete) {
 }
 
 TEST(BootstrapFaults, PeKilledWhileOthersAreMissingIsReportedByName) {
-  auto group =
-      test::start_pes(3, "join_incomplete", {.env = {{"SHOAL_BOOTSTRAP_TIMEOUT_MS", "30000"}}});
+  auto group = test::start_pes(3, "join_incomplete",
+                               {.env = {{"SHOAL_BOOTSTRAP_TIMEOUT_MS", test::kNever}}});
   for (const std::size_t pe : {0u, 1u})
     ASSERT_TRUE(group.pes[pe].wait_for_output("joined")) << group.pes[pe].err();
-  const auto start = Clock::now();
   group.pes[1].send(SIGKILL);
   const auto result = group.pes[0].wait();
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5))
-      << "at once, not after SHOAL_BOOTSTRAP_TIMEOUT_MS";
   EXPECT_TRUE(result.ok()) << result.describe();
   const std::string who = "PE 1 (pid " + std::to_string(group.pes[1].pid()) + " on host ";
   test::expect_parts(result.out, {"peer_failed: ", who, "ended without closing"});
@@ -433,12 +430,7 @@ TEST(BootstrapFaults, PeKilledWhileOthersAreMissingIsReportedByName) {
 
 TEST(BootstrapFaults, WrongSessionSecretIsTurnedAwayAndTheJobGoesOn) {
   Settings settings = on_loopback();
-  bootstrap::Address any;
-  any.storage.ss_family = AF_INET;
-  any.size = 16;
-  settings.session_id =
-      "127.0.0.1:" +
-      std::to_string(bootstrap::local_address(bootstrap::listen_at(any).get()).port());
+  settings.session_id = free_address();
   settings.session_secret = "s3cret";
   Outcome root;
   std::thread thread(
@@ -447,8 +439,7 @@ TEST(BootstrapFaults, WrongSessionSecretIsTurnedAwayAndTheJobGoesOn) {
   wrong.session_secret = "guessed";
   const Outcome outcome = outcome_of([&] { connect_session(1, 2, wrong); });
   EXPECT_EQ(outcome.code, Code::mismatch) << outcome.error;
-  EXPECT_NE(outcome.error.find("the key differs"), std::string::npos) << outcome.error;
-  EXPECT_NE(outcome.error.find("SHOAL_SESSION_SECRET"), std::string::npos) << outcome.error;
+  test::expect_parts(outcome.error, {"the key differs", "SHOAL_SESSION_SECRET"});
   EXPECT_EQ(outcome.error.find("guessed"), std::string::npos)
       << "a secret is never printed: " << outcome.error;
   EXPECT_EQ(outcome_of([&] { connect_session(1, 2, settings)->barrier("met"); }).error, "no error");
@@ -479,16 +470,11 @@ SHOAL_PE_BODY(root_dies) {
   if (bootstrap->pe() == 0) pause();
   const Outcome outcome = outcome_of([&] { bootstrap->barrier("never"); });
   EXPECT_EQ(outcome.code, Code::peer_failed) << outcome.error;
-  EXPECT_NE(outcome.error.find("the root of the bootstrap"), std::string::npos) << outcome.error;
+  test::expect_parts(outcome.error, {"the root of the bootstrap"});
 }
 
 TEST(BootstrapFaults, RootThatDiesIsReported) {
-  bootstrap::Address any;
-  any.storage.ss_family = AF_INET;
-  any.size = 16;
-  const int port = bootstrap::local_address(bootstrap::listen_at(any).get()).port();
-  auto group = test::start_pes(
-      3, "root_dies", {.env = {{"SHOAL_SESSION_ID", "127.0.0.1:" + std::to_string(port)}}});
+  auto group = test::start_pes(3, "root_dies", {.env = {{"SHOAL_SESSION_ID", free_address()}}});
   for (auto& process : group.pes) ASSERT_TRUE(process.wait_for_output("started")) << process.err();
   group.pes[0].send(SIGKILL);
   for (const std::size_t pe : {1u, 2u}) {

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A PE that dies inside an operation: the other PEs report it in time and by name, and no process
+// A PE that dies inside an operation: the other PEs report it at once and by name, and no process
 // is left.
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <thread>
 
 #include "checks/ep/rounds.hpp"
 #include "shoal/world.hpp"
+#include "support/expect_error.hpp"
 #include "support/process/print_error.hpp"
 #include "support/process/process.hpp"
 
@@ -86,49 +85,38 @@ SHOAL_PE_BODY(low_latency_until_pe_2_has_sent) {
 }
 
 /// Kills PE 2 of 4 in the middle of its work and returns what the others said.
-std::vector<ProcessResult> kill_one(const std::string& body, Milliseconds& until_reported) {
-  PeGroup group = start_pes(4, body, {.env = {{"SHOAL_TIMEOUT_MS", "20000"}}});
+std::vector<ProcessResult> kill_one(const std::string& body) {
+  PeGroup group = start_pes(4, body, {.env = {{"SHOAL_TIMEOUT_MS", kNever}}});
   for (Process& process : group.pes) EXPECT_TRUE(process.wait_for_output("running"));
   group.pes[2].send(SIGKILL);
-  const auto start = std::chrono::steady_clock::now();
-  auto results = wait_all(group.pes);
-  until_reported =
-      std::chrono::duration_cast<Milliseconds>(std::chrono::steady_clock::now() - start);
-  return results;
+  return wait_all(group.pes);
 }
 
-/// Every other PE ends with an error that names PE 2, in time. So does a PE that sees a neighbor
-/// give up before it sees the death itself.
-void expect_reported(const std::vector<ProcessResult>& results, Milliseconds took) {
+/// Every other PE ends with an error that names PE 2. So does a PE that sees a neighbor give up
+/// before it sees the death itself.
+void expect_reported(const std::vector<ProcessResult>& results) {
   EXPECT_EQ(results[2].signal, SIGKILL);
-  EXPECT_LT(took.count(), 5000)
-      << "the death of a process is seen at once, not after SHOAL_TIMEOUT_MS";
   for (const int pe : {0, 1, 3}) {
     const std::string& out = results[pe].out;
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
     const bool failed = out.find("code=peer_failed") != std::string::npos,
                closed = out.find("code=closed") != std::string::npos;
     EXPECT_TRUE(failed || closed) << results[pe].describe();
-    EXPECT_NE(out.find("PE 2"), std::string::npos) << results[pe].describe();
+    expect_parts(out, {"PE 2"});
   }
 }
 
 TEST(EpFaults, APeKilledInNormalModeIsReportedByAllOthers) {
-  Milliseconds took{};
-  expect_reported(kill_one("normal_for_ever", took), took);
+  expect_reported(kill_one("normal_for_ever"));
 }
 
 TEST(EpFaults, APeKilledInLowLatencyModeIsReportedByAllOthers) {
-  Milliseconds took{};
-  expect_reported(kill_one("low_latency_for_ever", took), took);
+  expect_reported(kill_one("low_latency_for_ever"));
 }
 
 TEST(EpFaults, APeThatDiesBetweenSendAndReceiveIsReportedByAllOthers) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto results =
-      run_pes(4, "low_latency_until_pe_2_has_sent", {.env = {{"SHOAL_TIMEOUT_MS", "20000"}}});
   expect_reported(
-      results, std::chrono::duration_cast<Milliseconds>(std::chrono::steady_clock::now() - start));
+      run_pes(4, "low_latency_until_pe_2_has_sent", {.env = {{"SHOAL_TIMEOUT_MS", kNever}}}));
 }
 
 SHOAL_PE_BODY(goes_on_without_pe_2) {
@@ -140,38 +128,29 @@ SHOAL_PE_BODY(goes_on_without_pe_2) {
   const std::vector<int> without_2{0, 0, 1, 0};
   const LowLatencyRound full(c, world.my_pe(), ep::Reduction::exact),
       part(c, world.my_pe(), ep::Reduction::exact, without_2);
-  std::chrono::steady_clock::duration longest{};
-  for (int i = 0; i < 2000 && group.masked()[2] == 0; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; group.masked()[2] == 0; ++i) {
     const Tensor out = full.combine(group, full.send(group).receive(), i % 2 == 0).receive();
-    longest = std::max(longest, std::chrono::steady_clock::now() - start);
     (group.masked()[2] == 0 ? full : part).check(out);
     if (i == 3) {
       std::puts("running");
       std::fflush(stdout);
     }
-    std::this_thread::sleep_for(Milliseconds(1));
   }
   EXPECT_EQ(group.masked(), without_2);
-  EXPECT_LT(longest, std::chrono::seconds(5))
-      << "the death of a process is seen at once, not after SHOAL_TIMEOUT_MS";
-  const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 20; ++i) part.run(group, i % 2 == 0);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2))
-      << "a masked PE is not waited for";
   EXPECT_EQ(group.masked(), without_2);
   std::puts("continued");
 }
 
 // Masks for failed ranks.
 TEST(EpFaults, LowLatencyGoesOnWithoutAKilledPe) {
-  PeGroup group = start_pes(4, "goes_on_without_pe_2", {.env = {{"SHOAL_TIMEOUT_MS", "20000"}}});
+  PeGroup group = start_pes(4, "goes_on_without_pe_2", {.env = {{"SHOAL_TIMEOUT_MS", kNever}}});
   for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("running"));
   group.pes[2].send(SIGKILL);
   const auto results = wait_all(group.pes);
   for (const int pe : {0, 1, 3}) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
-    EXPECT_NE(results[pe].out.find("continued"), std::string::npos) << results[pe].describe();
+    expect_parts(results[pe].out, {"continued"});
   }
 }
 

@@ -8,11 +8,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <thread>
 
 #include "checks/ep/normal.hpp"
 #include "shoal/memory_map.hpp"
@@ -21,6 +19,7 @@
 #include "support/built.hpp"
 #include "support/expect_error.hpp"
 #include "support/process/process.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace shoal::test {
 namespace {
@@ -50,23 +49,17 @@ SHOAL_PE_BODY(pairs_for_ever) {
   }
 }
 
-/// A folder for the records, removed at the end.
+/// A folder for the records.
 class Folder {
  public:
-  Folder() {
-    char name[] = "/tmp/shoal-flight-XXXXXX";
-    if (mkdtemp(name) != nullptr) path_ = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
   const std::string& path() const { return path_; }
   bool has(Pe pe) const {
-    return std::filesystem::exists(path_ + "/shoal_flight_" + std::to_string(pe) + ".json");
+    return std::filesystem::exists(folder_.at(fmt::format("shoal_flight_{}.json", pe)));
   }
 
  private:
-  std::string path_;
+  TemporaryFolder folder_;
+  std::string path_ = folder_.at("");
 };
 
 /// A running job; without a folder no records are written.
@@ -84,16 +77,16 @@ PeGroup start(const Folder& folder, const char* timeout_ms) {
 
 /// Reads the records of these processes until `text` is in the verdict.
 std::string wait_for_verdict(const std::vector<Process>& pes, std::string_view text) {
-  const auto deadline = std::chrono::steady_clock::now() + kProcessLimit / 2;
   std::string verdict;
-  while (verdict.find(text) == std::string::npos && std::chrono::steady_clock::now() < deadline) {
+  wait_for([&] {
     std::vector<observe::PeRecord> records = observe::read_host();
     std::erase_if(records, [&](const auto& record) {
       return std::none_of(pes.begin(), pes.end(),
                           [&](const Process& pe) { return pe.pid() == record.pid; });
     });
     verdict = observe::who_waits(records);
-  }
+    return verdict.find(text) != std::string::npos;
+  });
   return verdict;
 }
 
@@ -107,14 +100,7 @@ void expect_progress(const Process& pe) {
           if (!group.operations.empty()) epoch = group.operations.back().epoch;
     return epoch;
   };
-  const auto deadline = std::chrono::steady_clock::now() + kProcessLimit / 2;
-  const std::uint64_t before = last();
-  std::uint64_t now = before;
-  while (now <= before && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(Milliseconds(1));
-    now = last();
-  }
-  EXPECT_GT(now, before) << "pid " << pe.pid();
+  EXPECT_TRUE(wait_for([&, before = last()] { return last() > before; })) << "pid " << pe.pid();
 }
 
 /// A regular expression for the beginning of a rank's row in a report of --live, which also has the
@@ -136,12 +122,7 @@ std::ptrdiff_t count_matches(const std::string& text, const std::string& express
 }
 
 bool wait_for_matches(const Process& process, const std::string& expression, std::ptrdiff_t count) {
-  const auto deadline = std::chrono::steady_clock::now() + kProcessLimit / 2;
-  while (count_matches(process.out(), expression) < count) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(Milliseconds(5));
-  }
-  return true;
+  return wait_for([&] { return count_matches(process.out(), expression) >= count; });
 }
 
 std::string contents(const std::string& path) {
@@ -299,10 +280,7 @@ TEST(FlightRecord, IsWrittenOnASignalAndTheJobContinues) {
   std::filesystem::create_symlink(
       victim, fmt::format("{}/shoal_flight_0.json.{}", folder.path(), pes[0].pid()));
   for (const Process& pe : pes) pe.send(SIGUSR1);
-  const auto deadline = std::chrono::steady_clock::now() + kProcessLimit / 2;
-  while ((!folder.has(0) || !folder.has(1) || !folder.has(2)) &&
-         std::chrono::steady_clock::now() < deadline)
-    std::this_thread::sleep_for(Milliseconds(5));
+  EXPECT_TRUE(wait_for([&] { return folder.has(0) && folder.has(1) && folder.has(2); }));
   expect_parts(compare(folder), {"group 1 of 3 ranks"});
   EXPECT_EQ(contents(victim), "precious");
   expect_progress(pes[0]);

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <iostream>
 #include <string>
 #include <tuple>
@@ -22,7 +21,6 @@
 namespace shoal::test {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using When = StepBootstrap::When;
 
 /// The all-gathers of World::open, and the middle of the phases in which PEs wait for each other
@@ -50,8 +48,8 @@ std::string name_of_place(const testing::TestParamInfo<std::string>& info) {
 
 Environment environment(const std::string& place) {
   Environment environment{{"SHOAL_SYMMETRIC_SIZE", "4M"},
-                          {"SHOAL_TIMEOUT_MS", "30000"},
-                          {"SHOAL_BOOTSTRAP_TIMEOUT_MS", "30000"}};
+                          {"SHOAL_TIMEOUT_MS", kNever},
+                          {"SHOAL_BOOTSTRAP_TIMEOUT_MS", kNever}};
   for (const char* step : kNetworkSteps)
     if (place.ends_with(step))
       environment.insert(
@@ -113,11 +111,8 @@ TEST_P(KilledWhileOpening, IsNamedByAll) {
   PeGroup group =
       start_pes(3, "stop_while_opening", {.env = environment(GetParam()), .argument = GetParam()});
   ASSERT_TRUE(group.pes[1].wait_for_output("stopped")) << group.pes[1].err();
-  const auto start = Clock::now();
   group.pes[1].send(SIGKILL);
   const auto results = wait_all(group.pes);
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(5))
-      << "at once, not after SHOAL_BOOTSTRAP_TIMEOUT_MS";
   EXPECT_EQ(results[1].signal, SIGKILL);
   for (const std::size_t pe : {0u, 2u}) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
@@ -127,17 +122,12 @@ TEST_P(KilledWhileOpening, IsNamedByAll) {
 
 TEST_P(FailsWhileOpening, TellsAllWhy) {
   const auto& [place, body] = GetParam();
-  const auto start = Clock::now();
   const auto results = run_pes(3, body, {.env = environment(place), .argument = place});
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10))
-      << "at once, not after SHOAL_BOOTSTRAP_TIMEOUT_MS";
   for (std::size_t pe = 0; pe < results.size(); ++pe) {
     EXPECT_TRUE(results[pe].ok()) << results[pe].describe();
-    EXPECT_NE(results[pe].out.find(pe == 1 ? "system: " : "peer_failed: "), std::string::npos)
-        << results[pe].out;
-    EXPECT_NE(results[pe].out.find("the launcher lost its tongue"), std::string::npos)
-        << "PE " << pe << ": " << results[pe].out;
-    if (pe != 1) EXPECT_NE(results[pe].out.find("PE 1"), std::string::npos) << results[pe].out;
+    expect_parts(results[pe].out,
+                 {pe == 1 ? "system: " : "peer_failed: ", "the launcher lost its tongue"});
+    if (pe != 1) expect_parts(results[pe].out, {"PE 1"});
   }
 }
 

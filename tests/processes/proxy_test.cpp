@@ -21,8 +21,8 @@
 namespace shoal::test {
 namespace {
 
-// PE 1 ends in the middle of the requests of PE 0. All 3 producers of PE 0 learn it well before
-// the deadline of the world.
+// PE 1 ends in the middle of the requests of PE 0. All 3 producers of PE 0 learn it before the
+// deadline of the world.
 SHOAL_PE_BODY(proxy_killed_peer) {
   World world = World::open({pe.settings, nullptr});
   auto words = world.heap().allocate<std::uint64_t>(8);
@@ -32,7 +32,6 @@ SHOAL_PE_BODY(proxy_killed_peer) {
     world.wait_until(&words[3], Compare::greater_equal, std::uint64_t{20});
     raise(SIGKILL);
   }
-  const auto start = std::chrono::steady_clock::now();
   std::vector<Outcome> outcomes(3, Outcome::ok);
   std::vector<std::thread> producers;
   for (std::size_t p = 0; p < outcomes.size(); ++p)
@@ -40,9 +39,7 @@ SHOAL_PE_BODY(proxy_killed_peer) {
       while (outcomes[p] == Outcome::ok) outcomes[p] = proxy.run(proxy.add(&words[3], 1, 1));
     });
   for (std::thread& producer : producers) producer.join();
-  const auto took = std::chrono::steady_clock::now() - start;
   for (const Outcome outcome : outcomes) EXPECT_EQ(outcome, Outcome::failed);
-  EXPECT_LT(took, pe.settings.timeout + std::chrono::seconds(2));
   EXPECT_EQ(proxy.quiet(), Outcome::failed);
   const device::proxy::Control& control = *proxy.ring().control;
   EXPECT_EQ(control.pe, 1);
@@ -62,7 +59,7 @@ void expect_report(const Environment& environment) {
 
 Environment environment(const std::string& transport) {
   return {{"SHOAL_SYMMETRIC_SIZE", "4M"},
-          {"SHOAL_TIMEOUT_MS", "15000"},
+          {"SHOAL_TIMEOUT_MS", kNever},
           {"SHOAL_TRANSPORT_INSIDE", transport},
           {"SHOAL_TRANSPORT_BETWEEN", transport},
           {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"}};
@@ -82,7 +79,7 @@ TEST(ProxyProcesses, ReportAKilledPeerOverOfi) {
 using VerbsProxyProcesses = WithVerbs;
 
 TEST_F(VerbsProxyProcesses, ReportAKilledPeer) {
-  expect_report(verbs_environment("15000"));
+  expect_report(verbs_environment(kNever));
 }
 
 }  // namespace

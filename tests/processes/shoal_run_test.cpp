@@ -11,7 +11,6 @@
 #include <fstream>
 #include <optional>
 #include <sstream>
-#include <thread>
 
 #include "support/built.hpp"
 #include "support/expect_error.hpp"
@@ -34,11 +33,9 @@ ProcessResult shoal_run(const std::string& options, const std::string& script) {
   return run_program(command(options, script));
 }
 
-/// Whether the process exists and is not a zombie.
 bool alive(pid_t pid) {
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string number, name, state;
-  return (stat >> number >> name >> state) && state != "Z";
+  const char state = process_state(pid);
+  return state != 0 && state != 'Z';
 }
 
 /// The pids that the PEs printed as "pid N".
@@ -50,10 +47,8 @@ std::vector<pid_t> pids_in(const std::string& text) {
 }
 
 void expect_gone(const std::vector<pid_t>& pids) {
-  for (const pid_t pid : pids) {
-    for (int i = 0; i < 500 && alive(pid); ++i) std::this_thread::sleep_for(Milliseconds(10));
-    EXPECT_FALSE(alive(pid)) << pid << " is an orphan";
-  }
+  for (const pid_t pid : pids)
+    EXPECT_TRUE(wait_for([&] { return !alive(pid); })) << pid << " is an orphan";
 }
 
 std::size_t count(const std::string& text, const std::string& part) {
@@ -69,12 +64,9 @@ TEST(ShoalRun, GivesEachPeItsEnvironmentAndLabelsItsLines) {
       "echo pe $SHOAL_PE of $SHOAL_N_PES; echo oops $SHOAL_PE >&2; printf rest; test -n \"$SHOAL_UNIQUE_ID\"");
   EXPECT_TRUE(result.ok()) << result.describe();
   for (int pe = 0; pe < 3; ++pe) {
-    EXPECT_NE(result.out.find(fmt::format("[{0}] pe {0} of 3\n", pe)), std::string::npos)
-        << result.describe();
-    EXPECT_NE(result.out.find(fmt::format("[{}] rest\n", pe)), std::string::npos)
-        << result.describe();
-    EXPECT_NE(result.err.find(fmt::format("[{0}] oops {0}\n", pe)), std::string::npos)
-        << result.describe();
+    expect_parts(result.out,
+                 {fmt::format("[{0}] pe {0} of 3\n", pe), fmt::format("[{}] rest\n", pe)});
+    expect_parts(result.err, {fmt::format("[{0}] oops {0}\n", pe)});
   }
   EXPECT_EQ(result.out.find("oops"), std::string::npos) << "the two outputs are kept apart";
 }
@@ -101,7 +93,7 @@ TEST(ShoalRun, Nodes) {
   EXPECT_EQ(count(shoal_run("-n 6 --nodes 2", "echo size $SHOAL_NODE_SIZE").out, "size 3"), 6u);
   const auto odd = shoal_run("-n 6 --nodes 4", "echo started");
   EXPECT_EQ(odd.exit_status, 125);
-  EXPECT_NE(odd.err.find("does not divide"), std::string::npos) << odd.describe();
+  expect_parts(odd.err, {"does not divide"});
   EXPECT_EQ(odd.out.find("started"), std::string::npos);
 }
 
@@ -131,20 +123,17 @@ TEST(ShoalRun, BindsPesToCoresOfTheirOwn) {
 TEST(ShoalRun, BindingIsRefusedWithoutACoreForEachPe) {
   const auto many = shoal_run("-n 9999 --bind core", "echo started");
   EXPECT_EQ(many.exit_status, 125);
-  EXPECT_NE(many.err.find("--bind core: 9999 PEs, but shoal-run may use "), std::string::npos)
-      << many.describe();
+  expect_parts(many.err, {"--bind core: 9999 PEs, but shoal-run may use "});
   const auto hosts = shoal_run("--hosts a,b --bind core", "echo started");
   EXPECT_EQ(hosts.exit_status, 125);
-  EXPECT_NE(hosts.err.find("--launcher-args '--bind-to core'"), std::string::npos)
-      << hosts.describe();
+  expect_parts(hosts.err, {"--launcher-args '--bind-to core'"});
   EXPECT_EQ(many.out + hosts.out, "");
 }
 
 TEST(ShoalRun, FailedPeIsReportedAndItsStatusReturned) {
   const auto result = shoal_run("-n 3 --grace 0.2", "test $SHOAL_PE != 1 || exit 7; sleep 30");
   EXPECT_EQ(result.exit_status, 7) << result.describe();
-  EXPECT_NE(result.err.find("shoal-run: PE 1 (pid "), std::string::npos) << result.describe();
-  EXPECT_NE(result.err.find(") exited with status 7\n"), std::string::npos) << result.describe();
+  expect_parts(result.err, {"shoal-run: PE 1 (pid ", ") exited with status 7\n"});
   EXPECT_EQ(count(result.err, "shoal-run: "), 1u)
       << "PEs that shoal-run ended are not reported as failures: " << result.describe();
 }
@@ -153,15 +142,14 @@ TEST(ShoalRun, KilledPeIsReportedWithItsSignal) {
   const auto result =
       shoal_run("-n 2 --grace 0.2", "test $SHOAL_PE != 1 || kill -KILL $$; sleep 30");
   EXPECT_EQ(result.exit_status, 128 + SIGKILL) << result.describe();
-  EXPECT_NE(result.err.find(") was killed by signal 9 (Killed)\n"), std::string::npos)
-      << result.describe();
+  expect_parts(result.err, {") was killed by signal 9 (Killed)\n"});
 }
 
 TEST(ShoalRun, OthersHaveTheGracePeriodToReport) {
   const auto result =
       shoal_run("-n 2 --grace 5", "test $SHOAL_PE != 1 || exit 3; sleep 0.3; echo saw it");
   EXPECT_EQ(result.exit_status, 3);
-  EXPECT_NE(result.out.find("[0] saw it"), std::string::npos) << result.describe();
+  expect_parts(result.out, {"[0] saw it"});
 }
 
 TEST(ShoalRun, StubbornPesAndTheirHelpersAreKilled) {
@@ -177,8 +165,7 @@ TEST(ShoalRun, StubbornPesAndTheirHelpersAreKilled) {
 TEST(ShoalRun, TimeoutEndsTheJob) {
   const auto result = shoal_run("-n 2 --timeout 0.3 --grace 0.2", "echo pid $$; exec sleep 60");
   EXPECT_EQ(result.exit_status, 124) << result.describe();
-  EXPECT_NE(result.err.find("ran past its limit of 0.3 s: PEs 0, 1 are ended"), std::string::npos)
-      << result.describe();
+  expect_parts(result.err, {"ran past its limit of 0.3 s: PEs 0, 1 are ended"});
   expect_gone(pids_in(result.out));
 }
 
@@ -257,8 +244,7 @@ TEST(ShoalRun, KilledLauncherLeavesNoOrphanBehindAWrapper) {
       command("-n 2",
               "/bin/sh -c 'echo pid $$; while :; do sleep 0.05; done' & "
               "timeout 60 /bin/sh -c 'echo pid $$; while :; do sleep 0.05; done'; true"));
-  const auto all_started = [&] { return pids_in(launcher.out()).size() == 4; };
-  for (int i = 0; i < 3000 && !all_started(); ++i) std::this_thread::sleep_for(Milliseconds(10));
+  EXPECT_TRUE(wait_for([&] { return pids_in(launcher.out()).size() == 4; }));
   launcher.send(SIGKILL);
   const auto result = launcher.wait();
   const std::vector<pid_t> pids = pids_in(result.out);
@@ -313,11 +299,10 @@ class Unread {
   }
   /// Until the pipe holds all that it can.
   bool full() const {
-    for (int i = 0; i < 3000; ++i, std::this_thread::sleep_for(Milliseconds(10))) {
+    return wait_for([&] {
       pollfd entry{writer_, POLLOUT, 0};
-      if (poll(&entry, 1, 0) == 0) return true;
-    }
-    return false;
+      return poll(&entry, 1, 0) == 0;
+    });
   }
   Process& launcher() { return *launcher_; }
 
@@ -405,8 +390,7 @@ class MemoryLimit {
   }
   ~MemoryLimit() {
     // The kernel moves processes out of the cgroup a moment after they end.
-    for (int i = 0; !folder_.empty() && i < 500 && rmdir(folder_.c_str()) != 0; ++i)
-      std::this_thread::sleep_for(Milliseconds(10));
+    if (!folder_.empty()) wait_for([&] { return rmdir(folder_.c_str()) == 0; });
   }
   bool works() const { return !folder_.empty(); }
   std::string procs() const { return folder_ + "/cgroup.procs"; }
@@ -437,10 +421,8 @@ TEST(ShoalRun, PeKilledForLackOfMemoryIsReportedAsSuch) {
 TEST(ShoalRun, ProgramThatCannotBeStarted) {
   const auto missing = run_program({kShoalRun, "-n", "2", "/no/such/program"});
   EXPECT_EQ(missing.exit_status, 127) << missing.describe();
-  EXPECT_NE(
-      missing.err.find("/no/such/program could not be started as PE 0: No such file or directory"),
-      std::string::npos)
-      << missing.describe();
+  expect_parts(missing.err,
+               {"/no/such/program could not be started as PE 0: No such file or directory"});
   const auto directory = run_program({kShoalRun, "-n", "2", "/tmp"});
   EXPECT_EQ(directory.exit_status, 126) << directory.describe();
 }

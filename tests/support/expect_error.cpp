@@ -6,12 +6,17 @@
 namespace shoal::test {
 
 void expect_error(Code code, std::string_view text, const std::function<void()>& call) {
+  expect_error(code, {text}, call);
+}
+
+void expect_error(Code code, std::initializer_list<std::string_view> parts,
+                  const std::function<void()>& call) {
   try {
     call();
-    ADD_FAILURE() << "no error; expected " << name_of(code) << " with \"" << text << "\"";
+    ADD_FAILURE() << "no error; expected " << name_of(code) << " with \"" << *parts.begin() << "\"";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), code) << error.what();
-    expect_parts(error.what(), {text});
+    expect_parts(error.what(), parts);
   }
 }
 

@@ -12,8 +12,10 @@
 
 namespace shoal::test {
 
-/// Fails the test unless `call` throws Error{code} whose message contains `text`.
+/// Fails the test unless `call` throws Error{code} whose message contains `text`, or all `parts`.
 void expect_error(Code code, std::string_view text, const std::function<void()>& call);
+void expect_error(Code code, std::initializer_list<std::string_view> parts,
+                  const std::function<void()>& call);
 
 /// The message of the Error that `call` throws; "no error".
 std::string error_of(const std::function<void()>& call);

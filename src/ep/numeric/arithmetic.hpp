@@ -3,7 +3,7 @@
 //
 // Compilers may fuse a * b + c into one rounding; these functions fix whether they do. On the
 // device they are the intrinsics that nvcc never fuses. On the host mul and add are plain
-// operators: the build passes -ffp-contract=off, and numeric_elementary_test fails without it.
+// operators: the build passes -ffp-contract=off, and unit_ep_numeric_test fails without it.
 #pragma once
 
 #include <cstdint>

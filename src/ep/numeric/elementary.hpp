@@ -2,7 +2,7 @@
 // elementary.hpp: log2 and exp2 in float32 from fused multiply-adds. They give the same bits on
 // every machine, which libm does not guarantee.
 //
-// The error is below 2 units in the last place (numeric_elementary_test).
+// The error is below 2 units in the last place (unit_ep_numeric_test).
 #pragma once
 
 #include "ep/numeric/arithmetic.hpp"

@@ -2,7 +2,7 @@
 // exponential.hpp: exp in float64 from fused multiply-adds. It gives the same bits on every
 // machine, host or device, which neither libm nor CUDA's library guarantees.
 //
-// The error is below 1 unit in the last place (numeric_elementary_test).
+// The error is below 1 unit in the last place (unit_ep_numeric_test).
 #pragma once
 
 #include <cstdint>

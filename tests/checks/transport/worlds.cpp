@@ -94,7 +94,7 @@ void check_data_before_signals_for(World& world, std::uint64_t rounds) {
 }
 
 void check_mixed_atomics(World& world) {
-  check_mixed_atomics_for(world, rounds(2000, 200));
+  check_mixed_atomics_for(world, rounds(1000, 200));
 }
 
 void check_mixed_atomics_for(World& world, std::uint64_t times) {
@@ -126,6 +126,22 @@ void check_mixed_atomics_for(World& world, std::uint64_t times) {
   EXPECT_EQ(world.atomic_fetch(words.on(target)[2]), 2 * all);
   EXPECT_EQ(world.atomic_fetch(small.on(target)[0]), static_cast<std::uint32_t>(all));
   barrier(world.team());
+}
+
+Settings beside_shared_memory(Settings settings) {
+  settings.transport_inside = "shm";
+  settings.node_size = 2;
+  return settings;
+}
+
+void check_beside_shared_memory(const Settings& settings, const std::string& transport) {
+  run_threads(4, beside_shared_memory(settings), [&](World& world) {
+    const std::string remote = world.describe_transport((world.my_pe() + 2) % 4);
+    EXPECT_TRUE(remote.starts_with(transport + ": ")) << remote;
+    EXPECT_TRUE(world.describe_transport(world.my_pe() ^ 1).starts_with("shm: "));
+    check_mixed_atomics(world);
+    run_random_collectives(world, rounds(20, 6), 17);
+  });
 }
 
 void check_words_are_whole(World& world) {

@@ -12,6 +12,7 @@
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
 #include "support/cuda/fake_cuda.hpp"
+#include "support/expect_error.hpp"
 #include "support/world/world_local.hpp"
 
 namespace shoal::test {
@@ -33,8 +34,7 @@ inline Settings with_gpu_heap(Settings settings, const std::string& transports) 
 inline void expect_data(World& world, const std::string& how, const std::string& network) {
   for (Pe pe = 0; pe < world.n_pes(); ++pe) {
     const std::string found = world.describe_transport(pe);
-    if (pe != world.my_pe())
-      EXPECT_NE(found.find("; data " + how + "; control " + network), std::string::npos) << found;
+    if (pe != world.my_pe()) expect_parts(found, {"; data " + how + "; control " + network});
   }
 }
 

@@ -127,7 +127,7 @@ void check_identity(World& world) {
     EXPECT_EQ(world.state().fabric().peer_base(pe) != nullptr, near);
     EXPECT_EQ(world.describe_transport(pe).find("load-store") != std::string::npos, near)
         << world.describe_transport(pe);
-    EXPECT_NE(world.describe_transport(pe).find("put get atomics signals"), std::string::npos);
+    expect_parts(world.describe_transport(pe), {"put get atomics signals"});
     const std::string own = in_gpu_memory(world) ? "; control self" : "self: ";
     EXPECT_EQ(world.describe_transport(pe).find(own) != std::string::npos, pe == world.my_pe());
   }

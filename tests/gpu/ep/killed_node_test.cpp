@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "gpu/ep/nodes.hpp"
+#include "support/expect_error.hpp"
 #include "support/process/print_error.hpp"
 #include "support/process/process.hpp"
 #include "support/world/verbs.hpp"
@@ -101,16 +102,14 @@ TEST_P(EpGpuKilledNode, IsReported) {
     ASSERT_TRUE(process.wait_for_output("running", std::chrono::seconds(60)))
         << process.out() << process.err();
   group.pes[1].send(SIGKILL);
-  const auto start = Clock::now();
   const auto results = wait_all(group.pes);
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));
   EXPECT_EQ(results[1].signal, SIGKILL);
   const std::string& said = results[0].out;
   EXPECT_TRUE(results[0].ok()) << results[0].describe();
   EXPECT_TRUE(said.find("code=timeout") != std::string::npos ||
               said.find("code=peer_failed") != std::string::npos)
       << results[0].describe();
-  EXPECT_NE(said.find("PE 1"), std::string::npos) << results[0].describe();
+  expect_parts(said, {"PE 1"});
   EXPECT_TRUE(said.find("dispatch") != std::string::npos ||
               said.find("combine") != std::string::npos)
       << results[0].describe();

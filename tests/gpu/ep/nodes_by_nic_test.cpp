@@ -7,6 +7,7 @@
 #include <string>
 
 #include "gpu/ep/nodes.hpp"
+#include "support/expect_error.hpp"
 #include "support/world/verbs.hpp"
 
 namespace shoal::test {
@@ -49,17 +50,15 @@ class EpGpuNodesByNic : public WithVerbs, public testing::WithParamInterface<Tie
     run_threads(c.ranks, settings, [&](World& world) {
       const Pe remote = (world.my_pe() + world.pes_per_node()) % world.n_pes();
       const std::string how = world.describe_transport(remote);
-      EXPECT_NE(how.find("2 queue pairs for kernels on "), how.npos) << how;
+      expect_parts(how, {"2 queue pairs for kernels on "});
       GpuGroup owner(world, options_for(c));
       body(owner);
     });
     const std::string said = testing::internal::GetCapturedStderr();
     for (std::int32_t pe = 0; pe < c.ranks; ++pe)
-      EXPECT_NE(said.find("PE " + std::to_string(pe) +
+      expect_parts(said, {"PE " + std::to_string(pe) +
                           ": kernels of this ep::Group send rows over the network, through queues "
-                          "of the NIC"),
-                said.npos)
-          << said;
+                          "of the NIC"});
   }
 };
 INSTANTIATE_TEST_SUITE_P(Tiers, EpGpuNodesByNic,

@@ -506,9 +506,7 @@ void expect_named(const World& world, const char* operation, const char* phase) 
   std::vector<observe::PeRecord> mine;
   for (const auto& pe : observe::read_process())
     if (pe.n_pes == 2) mine.push_back(pe);
-  EXPECT_NE(observe::who_waits(mine).find("rank 1 (PE 1) is behind: rank 0 waits for it"),
-            std::string::npos)
-      << observe::who_waits(mine);
+  expect_parts(observe::who_waits(mine), {"rank 1 (PE 1) is behind: rank 0 waits for it"});
 }
 
 /// The wait for rank 1 is over, and counts.

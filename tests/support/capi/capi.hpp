@@ -12,6 +12,7 @@
 
 #include "shoal/shoal.h"
 #include "shoal/tensor.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 
@@ -23,7 +24,7 @@ inline void ok(shoal_status status) {
 /// Fails the test unless the call before failed with `wanted` and a message that contains `text`.
 inline void expect_failure(shoal_status status, shoal_status wanted, const std::string& text) {
   EXPECT_EQ(status, wanted) << shoal_status_name(status) << ": " << shoal_last_error();
-  EXPECT_NE(std::string(shoal_last_error()).find(text), std::string::npos) << shoal_last_error();
+  expect_parts(shoal_last_error(), {text});
 }
 
 /// Settings that free themselves.

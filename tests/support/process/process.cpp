@@ -153,6 +153,13 @@ ProcessResult Process::wait(Milliseconds limit) {
   return result;
 }
 
+char process_state(pid_t pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string number, name;
+  char state = 0;
+  return stat >> number >> name >> state ? state : '\0';
+}
+
 ProcessResult run_program(const std::vector<std::string>& argv, const Environment& extra,
                           Milliseconds limit) {
   return Process(argv, extra).wait(limit);

@@ -35,13 +35,20 @@
 
 #include "shoal/bootstrap.hpp"
 #include "shoal/settings.hpp"
+#include "support/wait_for.hpp"
 
 namespace shoal::test {
 
 using Milliseconds = std::chrono::milliseconds;
 using Environment = std::map<std::string, std::string>;
 
-constexpr Milliseconds kProcessLimit{60'000};
+inline const Milliseconds kProcessLimit = grown(Milliseconds(60'000));
+/// For SHOAL_TIMEOUT_MS and SHOAL_BOOTSTRAP_TIMEOUT_MS: later than the limit of every test, so that
+/// a wait which ends has another reason.
+inline constexpr const char* kNever = "3600000";
+
+/// The state of a process as /proc has it, such as 'T': stopped, 'Z': ended; 0: there is none.
+char process_state(pid_t pid);
 
 /// How a program ended and what it printed.
 struct ProcessResult {

@@ -8,14 +8,16 @@
 #include <functional>
 #include <thread>
 
+#include "bootstrap/tcp/socket.hpp"
 #include "shoal/bootstrap.hpp"
+#include "support/expect_error.hpp"
+#include "support/wait_for.hpp"
 
 namespace shoal {
 namespace {
 
 using Bytes = std::vector<std::byte>;
 using Body = std::function<void(Bootstrap&)>;
-using Clock = std::chrono::steady_clock;
 
 enum class Kind { threads, tcp };
 
@@ -71,7 +73,7 @@ TEST_P(BootstrapAmongThreads, AllGatherAndBarrierManyTimes) {
 TEST_P(BootstrapAmongThreads, BarrierWaitsForAll) {
   std::atomic<int> arrived{0};
   for (const auto& error : run(4, [&](Bootstrap& bootstrap) {
-         if (bootstrap.pe() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+         while (bootstrap.pe() == 2 && arrived < 3) std::this_thread::yield();
          ++arrived;
          bootstrap.barrier("all");
          EXPECT_EQ(arrived, 4);
@@ -91,7 +93,6 @@ TEST_P(BootstrapAmongThreads, LargestContribution) {
 }
 
 TEST_P(BootstrapAmongThreads, AbortWakesWaitersWithItsReason) {
-  const auto start = Clock::now();
   const auto errors = run(4, [](Bootstrap& bootstrap) {
     if (bootstrap.pe() == 3) {
       bootstrap.abort("shoal: the disk is full");
@@ -101,15 +102,13 @@ TEST_P(BootstrapAmongThreads, AbortWakesWaitersWithItsReason) {
     bootstrap.barrier("never");
   });
   for (const auto& error : errors) EXPECT_EQ(error, "shoal: PE 3: the disk is full");
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
 }
 
 TEST_P(BootstrapAmongThreads, AbortedIsSeenWithoutACollectiveCall) {
   for (const auto& error : run(3, [](Bootstrap& bootstrap) {
          if (bootstrap.pe() == 0) return bootstrap.abort("reason");
-         const auto deadline = Clock::now() + std::chrono::seconds(10);
          std::optional<std::string> seen;
-         while (!seen && Clock::now() < deadline) seen = bootstrap.aborted();
+         test::wait_for([&] { return (seen = bootstrap.aborted()).has_value(); });
          EXPECT_EQ(seen.value_or("nothing"), "PE 0: reason");
        }))
     EXPECT_EQ(error, "");
@@ -160,8 +159,7 @@ TEST_P(BootstrapAmongThreads, DifferentCallsAreAMismatchOnAll) {
     }
   });
   for (const auto& error : errors) {
-    EXPECT_NE(error.find("barrier(\"a\")"), std::string::npos) << error;
-    EXPECT_NE(error.find("all_gather(\"b\")"), std::string::npos) << error;
+    test::expect_parts(error, {"barrier(\"a\")", "all_gather(\"b\")"});
   }
 }
 
@@ -170,27 +168,27 @@ TEST_P(BootstrapAmongThreads, DeadlineNamesTheMissing) {
       4,
       [](Bootstrap& bootstrap) {
         if (bootstrap.pe() % 2 == 0) return bootstrap.barrier("heap");
-        while (!bootstrap.aborted()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        EXPECT_TRUE(test::wait_for([&] { return bootstrap.aborted().has_value(); }));
       },
       300);
   for (const std::size_t pe : {0u, 2u}) {
-    EXPECT_NE(errors[pe].find("PEs 1, 3 of 4 did not call barrier(\"heap\") within 300 ms"),
-              std::string::npos)
-        << errors[pe];
-    EXPECT_NE(errors[pe].find("SHOAL_BOOTSTRAP_TIMEOUT_MS"), std::string::npos) << errors[pe];
+    test::expect_parts(errors[pe], {"PEs 1, 3 of 4 did not call barrier(\"heap\") within 300 ms",
+                                    "SHOAL_BOOTSTRAP_TIMEOUT_MS"});
   }
 }
 
 TEST_P(BootstrapAmongThreads, CloseIsOrderlyAndIdempotent) {
-  for (const auto& error : run(3, [](Bootstrap& bootstrap) {
+  std::atomic<int> closed{0};
+  for (const auto& error : run(3, [&](Bootstrap& bootstrap) {
          bootstrap.barrier("end");
          if (bootstrap.pe() != 1) {
            bootstrap.close();
            bootstrap.close();
            bootstrap.abort("after close this changes nothing");
            EXPECT_THROW(bootstrap.barrier("closed"), Error);
+           ++closed;
          } else {
-           std::this_thread::sleep_for(std::chrono::milliseconds(50));
+           EXPECT_TRUE(test::wait_for([&] { return closed == 2; }));
          }
          EXPECT_FALSE(bootstrap.aborted().has_value());
        }))
@@ -198,14 +196,11 @@ TEST_P(BootstrapAmongThreads, CloseIsOrderlyAndIdempotent) {
 }
 
 TEST_P(BootstrapAmongThreads, CallAfterAnotherClosedFailsAtOnce) {
-  const auto start = Clock::now();
   const auto errors = run(2, [](Bootstrap& bootstrap) {
     if (bootstrap.pe() == 0) bootstrap.barrier("one more");
   });
-  EXPECT_NE(errors[0].find("closed the bootstrap before barrier(\"one more\")"), std::string::npos)
-      << errors[0];
+  test::expect_parts(errors[0], {"closed the bootstrap before barrier(\"one more\")"});
   EXPECT_EQ(errors[1], "");
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, BootstrapAmongThreads, ::testing::Values(Kind::threads, Kind::tcp),
@@ -224,6 +219,17 @@ TEST(UniqueIdLifetime, WorldOutlivesTheId) {
   bootstrap->barrier("still served");
 }
 
+/// Waits until the root accepts no connection.
+void expect_root_ends(const UniqueId& id) {
+  const auto addresses = bootstrap::resolve(
+      *bootstrap::parse_host_port(id.host + ":" + std::to_string(id.port)), "any", "test");
+  EXPECT_TRUE(test::wait_for([&] {
+    std::string reason;
+    const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    return !bootstrap::connect_to(addresses.front(), soon, reason).valid();
+  }));
+}
+
 TEST(UniqueIdLifetime, UnusedRootEndsWithItsId) {
   Settings settings;
   settings.socket_interface = "lo";
@@ -231,7 +237,7 @@ TEST(UniqueIdLifetime, UnusedRootEndsWithItsId) {
   std::optional<UniqueId> id = UniqueId::create(settings);
   const std::string text = id->to_string();
   id.reset();
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  expect_root_ends(UniqueId::parse(text));
   EXPECT_THROW(connect_unique_id(UniqueId::parse(text), 0, 1, settings), Error);
 }
 
@@ -241,7 +247,7 @@ TEST(UniqueIdLifetime, ServesOneWorldOnly) {
   settings.bootstrap_timeout = std::chrono::milliseconds(2'000);
   const UniqueId id = UniqueId::create(settings);
   connect_unique_id(id, 0, 1, settings)->close();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  expect_root_ends(id);
   EXPECT_THROW(connect_unique_id(id, 0, 1, settings), Error);
 }
 

@@ -12,6 +12,7 @@
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
 #include "support/expect_error.hpp"
+#include "support/wait_for.hpp"
 
 namespace shoal::test {
 namespace {
@@ -365,7 +366,7 @@ void expect_reason(const std::string& reason,
     check_low_latency(group, c, ep::Reduction::exact, false);
     if (world.my_pe() == 2) {
       EXPECT_ERROR(Code::invalid_argument, reason, refuse(group, in));
-      while (waiting != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_TRUE(wait_for([&] { return waiting == 0; }));
     } else {
       expect_parts(error_of([&] { call(group, in); }), {"PE 2 refused its call: " + reason});
       --waiting;

@@ -7,9 +7,11 @@
 #include <thread>
 
 #include "checks/ep/normal.hpp"
+#include "checks/world/waits.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
 #include "support/expect_error.hpp"
+#include "support/wait_for.hpp"
 
 namespace shoal::test {
 namespace {
@@ -54,9 +56,9 @@ TEST(EpLifecycle, WaitTimeIsThatOfALateRank) {
     ep::Group group(world.team(), options_for(c));
     const Inputs in(c, world.my_pe());
     const ep::Routing routing = group.route(in.topk_idx);
-    if (world.my_pe() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    if (world.my_pe() == 1) await_block(wait_point_of(world, 0));
     group.dispatch(in.x, routing);
-    if (world.my_pe() == 0) EXPECT_GT(group.statistics().wait_time, std::chrono::milliseconds(10));
+    if (world.my_pe() == 0) EXPECT_GT(group.statistics().wait_time.count(), 0);
     sync(world.team());
   });
 }
@@ -113,8 +115,7 @@ std::ptrdiff_t entries(const char* directory) {
 
 /// Waits briefly for `count` to fall, because a joined thread disappears from /proc with a delay.
 void expect_entries(const char* directory, std::ptrdiff_t count) {
-  for (int i = 0; i < 2000 && entries(directory) > count; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  wait_for([&] { return entries(directory) <= count; });
   EXPECT_EQ(entries(directory), count) << directory;
 }
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "checks/ep/normal.hpp"
+#include "checks/world/waits.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
 #include "support/expect_error.hpp"
@@ -209,18 +210,22 @@ TEST(EpLowLatencyMode, TwoResultsLiveAtOnce) {
 
 TEST(EpLowLatencyMode, StatisticsAddUp) {
   const EpCase c = small(3, 8);
+  std::atomic<int> sent{0};
   run_case(c, [&](World& world, ep::Group& group) {
     const Inputs in(c, world.my_pe());
     Tensor counts = Tensor::empty(DataType::int32, {c.local_experts()}),
            waited = Tensor::empty(DataType::int64, {c.ranks});
     std::memset(counts.data, 0, counts.bytes());
     std::memset(waited.data, 0, waited.bytes());
-    if (world.my_pe() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    if (world.my_pe() == 1) {
+      while (sent != c.ranks - 1) std::this_thread::yield();
+      await_block(wait_point_of(world, 0));
+    }
     for (int i = 0; i < 3; ++i) {
-      const auto got =
-          group
-              .low_latency_dispatch(in.x, in.topk_idx, {.expert_counts = counts, .wait_ns = waited})
-              .receive();
+      auto pending = group.low_latency_dispatch(in.x, in.topk_idx,
+                                                {.expert_counts = counts, .wait_ns = waited});
+      ++sent;
+      const auto got = pending.receive();
       group
           .low_latency_combine(group.next_combine_buffer(), in.topk_idx, in.weights, got.handle,
                                {.zero_copy = true})
@@ -229,8 +234,7 @@ TEST(EpLowLatencyMode, StatisticsAddUp) {
     const ExpectedDispatch wanted = expected_dispatch(c, world.my_pe());
     for (std::int32_t e = 0; e < c.local_experts(); ++e)
       EXPECT_EQ(counts.as<std::int32_t>()[e], 3 * wanted.tokens_per_expert[e]);
-    if (world.my_pe() == 0)
-      EXPECT_GT(waited.as<std::int64_t>()[1], 10'000'000) << "PE 1 was 30 ms late";
+    if (world.my_pe() == 0) EXPECT_GT(waited.as<std::int64_t>()[1], 0) << "PE 1 was late";
     sync(world.team());
   });
 }
@@ -252,21 +256,12 @@ TEST(EpLowLatencyMode, WithoutMasksATimeoutNamesTheRankAndClosesTheGroup) {
       [&](World& world, ep::Group& group) {
         if (world.my_pe() != 1) {
           const Inputs in(c, world.my_pe());
-          try {
-            group.low_latency_dispatch(in.x, in.topk_idx).receive();
-            ADD_FAILURE() << "did not time out";
-          } catch (const Error& error) {
-            EXPECT_EQ(error.code(), Code::timeout);
-            expect_parts(error.what(), {"low_latency_dispatch (epoch 1) timed out after 200 ms",
-                                        "waiting for rows from PE 1", "expected epoch 1, seen 0",
-                                        "phase receive", "GroupOptions.timeout"});
-          }
-          try {
-            group.low_latency_dispatch(in.x, in.topk_idx);
-            ADD_FAILURE() << "a failed group accepted a call";
-          } catch (const Error& error) {
-            EXPECT_EQ(error.code(), Code::closed);
-          }
+          expect_error(Code::timeout,
+                       {"low_latency_dispatch (epoch 1) timed out after 200 ms",
+                        "waiting for rows from PE 1", "expected epoch 1, seen 0", "phase receive",
+                        "GroupOptions.timeout"},
+                       [&] { group.low_latency_dispatch(in.x, in.topk_idx).receive(); });
+          expect_error(Code::closed, "", [&] { group.low_latency_dispatch(in.x, in.topk_idx); });
         }
         sync(world.team());
       },

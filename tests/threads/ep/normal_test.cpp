@@ -8,6 +8,7 @@
 #include "checks/ep/normal.hpp"
 #include "shoal/collective.hpp"
 #include "shoal/world.hpp"
+#include "support/expect_error.hpp"
 
 namespace shoal::test {
 namespace {
@@ -199,7 +200,7 @@ TEST(EpNormalMode, HeldResultsKeepTheirRowsAndBoundTheArea) {
         held.push_back(group.dispatch(in.x, routing, {.worst_case_rows = c.ranks * c.max_tokens}));
     } catch (const Error& error) {
       code = error.code();
-      EXPECT_NE(std::string(error.what()).find("live_results"), std::string::npos) << error.what();
+      expect_parts(error.what(), {"live_results"});
     }
     EXPECT_EQ(code, Code::exhausted);
     ASSERT_GE(held.size(), 2U);  // GroupOptions.live_results
@@ -224,12 +225,7 @@ TEST(EpNormalMode, CloseRefusesWhileResultsAreHeld) {
     const std::size_t before = world.heap().used();
     group.close();
     EXPECT_LT(world.heap().used(), before);
-    try {
-      group.dispatch(in.x, group.route(in.topk_idx));
-      ADD_FAILURE() << "a closed group dispatched";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Code::closed);
-    }
+    expect_error(Code::closed, "", [&] { group.dispatch(in.x, group.route(in.topk_idx)); });
   });
 }
 

@@ -160,7 +160,7 @@ TEST_F(KernelQueues, AreInReports) {
   const FakeCuda fake({.gpus = 2});
   run_threads(2, gda_settings(), [](World& world) {
     const std::string found = world.describe_transport(1 - world.my_pe());
-    EXPECT_NE(found.find("; 2 queue pairs for kernels on "), std::string::npos) << found;
+    expect_parts(found, {"; 2 queue pairs for kernels on "});
     // What shoal-info --connectivity prints.
     const ConnectivityReport report = world.connectivity();
     int named = 0;
@@ -180,7 +180,7 @@ TEST_F(KernelQueues, AreFourForEachPeerByDefault) {
   settings.gda_queue_pairs = 0;
   run_threads(2, settings, [](World& world) {
     const std::string found = world.describe_transport(1 - world.my_pe());
-    EXPECT_NE(found.find("; 4 queue pairs for kernels on "), std::string::npos) << found;
+    expect_parts(found, {"; 4 queue pairs for kernels on "});
     barrier(world.team());
   });
 }
@@ -192,8 +192,7 @@ TEST_F(KernelQueues, AreLeftOutWhereTheyCannotBeMade) {
       const DeviceQueues* const queues = queues_of(world, 1 - world.my_pe());
       ASSERT_EQ(queues == nullptr, why.empty());
       if (queues != nullptr) {
-        EXPECT_NE(queues->route(1 - world.my_pe()).obstacle.find(why), std::string::npos)
-            << queues->route(1 - world.my_pe()).obstacle;
+        expect_parts(queues->route(1 - world.my_pe()).obstacle, {why});
         EXPECT_TRUE(queues->route(1 - world.my_pe()).queues.empty());
       }
       auto word = world.heap().allocate<std::uint64_t>(1);

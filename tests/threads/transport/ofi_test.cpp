@@ -6,17 +6,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
 #include <set>
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "checks/collective/reference.hpp"
 #include "checks/transport/tunings.hpp"
+#include "checks/transport/worlds.hpp"
 #include "checks/world/operations.hpp"
 #include "fabric/fabric.hpp"
 #include "shoal/collective.hpp"
@@ -36,6 +34,10 @@ void sync(World& world) {
   detail::sync(world.team().state(), "test");
 }
 
+void check_operations(World& world) {
+  check_operations_over(world, "ofi");
+}
+
 class OfiWorld : public testing::TestWithParam<Pe> {
  protected:
   void SetUp() override { SHOAL_SKIP_WITHOUT_OFI(); }
@@ -48,12 +50,7 @@ std::string pes(const testing::TestParamInfo<Pe>& info) {
 TEST_P(OfiWorld, DoesEveryOperation) {
   Settings settings = ofi_settings();
   settings.max_teams = 40;
-  run_threads(GetParam(), settings, [](World& world) {
-    for (Pe pe = 0; pe < world.n_pes(); ++pe)
-      if (pe != world.my_pe())
-        expect(world.describe_transport(pe).starts_with("ofi: "), world.describe_transport(pe));
-    check_everything(world);
-  });
+  run_threads(GetParam(), settings, check_operations);
 }
 
 TEST_P(OfiWorld, RunsCollectives) {
@@ -130,43 +127,11 @@ TEST(OfiOrder, FenceOrdersPuts) {
   run_threads(2, ofi_settings(), check_fence_between_puts);
 }
 
-void update_together(World& world) {
-  constexpr std::uint64_t kTimes = 2000;
-  const auto words = world.heap().allocate<std::uint64_t>(8);
-  const auto small = world.heap().allocate<std::uint32_t>(8);
-  expect(world.describe_transport((world.my_pe() + 1) % 2 + world.my_pe() / 2 * 2).find("shm") !=
-             std::string::npos,
-         "shm inside");
-  expect(world.describe_transport((world.my_pe() + 2) % 4).find("ofi") != std::string::npos,
-         "ofi between");
-  const auto n = static_cast<std::uint64_t>(world.n_pes());
-  for (std::uint64_t i = 0; i < kTimes; ++i) {
-    world.atomic_fetch_add(words.on(0)[0], std::uint64_t{1});
-    world.atomic_fetch_add(words.on(3)[1], std::uint64_t{3});
-    world.signal_add(words.on(0)[2], 1);
-    world.atomic_fetch_add(small.on(2)[0], 1U);
-    world.atomic_fetch_xor(words.on(1)[3], std::uint64_t{1} << world.my_pe());
-  }
-  world.quiet();
-  sync(world);
-  expect(world.atomic_fetch(words.on(0)[0]) == n * kTimes, "atomic_add");
-  expect(world.atomic_fetch(words.on(3)[1]) == 3 * n * kTimes, "atomic_fetch_add");
-  expect(world.atomic_fetch(words.on(0)[2]) == n * kTimes, "signal_add");
-  expect(world.atomic_fetch(small.on(2)[0]) == n * kTimes, "32-bit atomic_add");
-  expect(world.atomic_fetch(words.on(1)[3]) == 0, "atomic_fetch_xor");
-  sync(world);
-}
-
 // Atomics over the network and instructions through shared memory update the same words.
 TEST(OfiMixed, SharesWordsWithSharedMemory) {
   SHOAL_SKIP_WITHOUT_OFI();
-  Settings settings = world_settings();
-  settings.transport_between = "ofi";
-  settings.node_size = 2;
-  run_threads(4, settings, [](World& world) {
-    update_together(world);
-    check_everything(world);
-  });
+  check_beside_shared_memory(ofi_settings(), "ofi");
+  run_threads(4, beside_shared_memory(ofi_settings()), check_everything);
 }
 
 // Other providers register and address memory differently, and order less.
@@ -188,10 +153,7 @@ TEST_P(OfiProvider, DoesEveryOperation) {
     GTEST_SKIP() << "no " << GetParam() << " here: " << error.what();
   }
   run_threads(3, settings, [](World& world) {
-    for (Pe pe = 0; pe < world.n_pes(); ++pe)
-      if (pe != world.my_pe())
-        expect(world.describe_transport(pe).starts_with("ofi: "), world.describe_transport(pe));
-    check_everything(world);
+    check_operations(world);
     run_random_collectives(world, 10, 5);
   });
 }
@@ -216,34 +178,7 @@ TEST(OfiChoiceOfProvider, NamesAProviderThatDoesNotExist) {
 
 TEST(OfiThreads, SeveralThreadsOfAPeOperateAtOnce) {
   SHOAL_SKIP_WITHOUT_OFI();
-  run_threads(2, ofi_settings(), [](World& world) {
-    constexpr std::size_t kThreads = 3, kTimes = 300, kBytes = 3000;
-    const auto box = world.heap().allocate<std::byte>(kThreads * kBytes);
-    const auto count = world.heap().allocate<std::uint64_t>(kThreads);
-    const Pe other = 1 - world.my_pe();
-    std::vector<std::thread> threads;
-    std::vector<std::string> failures(kThreads);
-    for (std::size_t t = 0; t < kThreads; ++t)
-      threads.emplace_back([&, t] {
-        try {
-          std::vector<std::byte> data(kBytes), back(kBytes);
-          fill(data.data(), kBytes, t);
-          const auto mine = box.on(other).subspan(t * kBytes, kBytes);
-          for (std::size_t i = 0; i < kTimes; ++i) {
-            world.put(mine, std::span<const std::byte>(data));
-            world.quiet();
-            world.get(std::span(back), mine);
-            expect(back == data, "round trip");
-            expect(world.atomic_fetch_add(count.on(other)[t], std::uint64_t{1}) == i, "count");
-          }
-        } catch (const std::exception& error) {
-          failures[t] = error.what();
-        }
-      });
-    for (std::thread& thread : threads) thread.join();
-    for (const std::string& failure : failures) expect(failure.empty(), failure);
-    sync(world);
-  });
+  run_threads(2, ofi_settings(), check_threads_of_a_pe);
 }
 
 }  // namespace

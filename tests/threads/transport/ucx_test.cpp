@@ -113,17 +113,7 @@ TEST_F(Ucx, ShowsDataBeforeItsSignal) {
 }
 
 TEST_F(Ucx, SharesWordsWithSharedMemory) {
-  Settings settings = ucx_settings();
-  settings.transport_inside = "shm";
-  settings.node_size = 2;
-  run_threads(4, settings, [](World& world) {
-    const Pe remote = (world.my_pe() + 2) % 4;
-    EXPECT_EQ(world.describe_transport(remote).find("ucx: "), 0u)
-        << world.describe_transport(remote);
-    EXPECT_EQ(world.describe_transport(world.my_pe() ^ 1).find("shm: "), 0u);
-    check_mixed_atomics(world);
-    run_random_collectives(world, rounds(20, 6), 17);
-  });
+  check_beside_shared_memory(ucx_settings(), "ucx");
 }
 
 TEST_F(Ucx, PutsWordsWhole) {

@@ -141,24 +141,11 @@ TEST_F(Verbs, WorksAtDepthOne) {
 }
 
 TEST_F(Verbs, SharesWordsWithSharedMemory) {
-  Settings settings = verbs_settings();
-  settings.transport_inside = "shm";
-  settings.node_size = 2;
-  run_threads(4, settings, [](World& world) {
-    const Pe remote = (world.my_pe() + 2) % 4;
-    EXPECT_EQ(world.describe_transport(remote).find("verbs: "), 0u)
-        << world.describe_transport(remote);
-    EXPECT_EQ(world.describe_transport(world.my_pe() ^ 1).find("shm: "), 0u);
-    check_mixed_atomics(world);
-    run_random_collectives(world, rounds(20, 6), 17);
-  });
+  check_beside_shared_memory(verbs_settings(), "verbs");
 }
 
 TEST_F(Verbs, DoesEverythingBesideSharedMemory) {
-  Settings settings = verbs_settings();
-  settings.transport_inside = "shm";
-  settings.node_size = 2;
-  run_threads(4, settings, check_everything);
+  run_threads(4, beside_shared_memory(verbs_settings()), check_everything);
 }
 
 TEST_F(Verbs, PutsWordsWhole) {
@@ -290,12 +277,7 @@ TEST_F(VerbsSoak, SurvivesLossInTheUnorderedTier) {
 // with the target, so processors execute all atomics.
 TEST_F(Verbs, SharesWordsWhereTheNicIsNotAtomicTowardsProcessors) {
   emulate("ATOMICS", "nic");
-  Settings settings = verbs_settings();
-  settings.transport_inside = "shm";
-  settings.node_size = 2;
-  run_threads(4, settings, [](World& world) {
-    for (int i = 0; i < 3; ++i) check_mixed_atomics(world);
-  });
+  run_threads(4, beside_shared_memory(verbs_settings()), check_mixed_atomics);
 }
 
 /// What rank 0 reports when a group of two nodes is created.
@@ -321,17 +303,12 @@ TEST_F(Verbs, GroupsReportQueuesThatAreShorterThanTheirCalls) {
   settings.verbs_depth = 16;
   const std::string few = reported_by_group(settings);
   for (const char* call : {"normal mode has", "low_latency_combine has"})
-    EXPECT_NE(few.find(std::string("ep::Group of 2 ranks: transport verbs: ") + call),
-              std::string::npos)
-        << few;
-  EXPECT_NE(few.find("send queues have 16, so it waits for room: set SHOAL_VERBS_DEPTH="),
-            std::string::npos)
-      << few;
+    expect_parts(few, {std::string("ep::Group of 2 ranks: transport verbs: ") + call});
+  expect_parts(few, {"send queues have 16, so it waits for room: set SHOAL_VERBS_DEPTH="});
   settings.verbs_depth = 512;
   settings.network_depth = 64;
   settings.network_chunk = 4096;
-  EXPECT_NE(reported_by_group(settings).find("SHOAL_NETWORK_DEPTH=64 allows fewer"),
-            std::string::npos);
+  expect_parts(reported_by_group(settings), {"SHOAL_NETWORK_DEPTH=64 allows fewer"});
 }
 
 TEST_F(Verbs, AQuotaThatIsUsedUpIsNamed) {

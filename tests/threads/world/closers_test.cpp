@@ -13,6 +13,7 @@
 
 #include "checks/world/operations.hpp"
 #include "shoal/collective.hpp"
+#include "support/expect_error.hpp"
 #include "support/world/world_errors.hpp"
 #include "world/state.hpp"
 
@@ -127,12 +128,7 @@ TEST(WorldClosers, AnEndedWorldTakesNoMore) {
     const World keeps = world;
     world.close();
     const auto late = std::make_shared<Noted>(order, 'a');
-    try {
-      closers.add(late);
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Code::closed);
-    }
+    expect_error(Code::closed, "", [&] { closers.add(late); });
   });
   EXPECT_EQ(order, "");
 }

@@ -19,6 +19,7 @@
 #include "shoal/collective.hpp"
 #include "shoal/observe.hpp"
 #include "support/expect_error.hpp"
+#include "support/wait_for.hpp"
 #include "support/world/world_errors.hpp"
 #include "team/exchange.hpp"
 #include "world/state.hpp"
@@ -31,7 +32,7 @@ using detail::PeerStatus;
 using detail::StatusEntry;
 
 void wait_for(const std::atomic<int>& counter, int value) {
-  while (counter < value) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(test::wait_for([&] { return counter >= value; }));
 }
 
 /// Writes to the status board of one PE that this PE has failed: the other PEs do not know yet.

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "checks/world/operations.hpp"
+#include "checks/world/waits.hpp"
 #include "support/world/world_errors.hpp"
 #include "team/exchange.hpp"
 #include "world/state.hpp"
@@ -323,7 +324,7 @@ TEST(WorldWait, GoesOnAmongThoseWhoStay) {
       return;
     }
     while (!gone) std::this_thread::yield();
-    if (pe == 2) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (pe == 2) await_block(wait_point_of(world, 0));
     detail::sync(two.state(), "two");
     EXPECT_TRUE(world.state().health().has_failed(1));
   });

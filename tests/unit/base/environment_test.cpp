@@ -279,7 +279,7 @@ TEST(Environment, MisspeltSettingsGetTheNearestName) {
             "SHOAL_TIMEOUT: Shoal has no such setting; did you mean SHOAL_TIMEOUT_MS?");
   warnings = warnings_of({{"SHOAL_SYMETRIC_SIZE", "1G"}});
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_NE(warnings[0].find("SHOAL_SYMMETRIC_SIZE?"), std::string::npos);
+  test::expect_parts(warnings[0], {"SHOAL_SYMMETRIC_SIZE?"});
   warnings = warnings_of({{"SHOAL_COMPLETELY_DIFFERENT", "1"}});
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_EQ(warnings[0].find("did you mean"), std::string::npos);

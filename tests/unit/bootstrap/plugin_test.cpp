@@ -13,8 +13,6 @@
 namespace shoal::bootstrap {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 std::string file_of(const std::string& fault) {
   return test::program("../tests/plugins/broken_plugin_" + fault + ".so");
 }
@@ -96,9 +94,7 @@ TEST(BootstrapPlugin, TextWithoutAnEnd) {
 
 TEST(BootstrapPlugin, HangingOnesAreGivenUp) {
   for (const char* fault : {"open_hangs", "broadcast_hangs"}) {
-    const auto start = Clock::now();
     expect_failure(fault, Code::timeout, "has not returned within 200 ms");
-    EXPECT_LT(Clock::now() - start, std::chrono::seconds(5)) << fault;
     EXPECT_EQ(closed(fault), 0) << "the call still uses the job";
     expect_failure(fault, Code::timeout, "a call for an earlier world has not returned");
   }

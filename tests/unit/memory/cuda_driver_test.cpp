@@ -23,7 +23,7 @@ using memory::HandleKind;
 TEST(CudaDriver, SaysWhyThereIsNone) {
   std::string why;
   if (memory::cuda::find_driver(&why) != nullptr) GTEST_SKIP() << "this machine has a CUDA driver";
-  EXPECT_NE(why.find("CUDA driver"), std::string::npos) << why;
+  expect_parts(why, {"CUDA driver"});
   expect_error(Code::unsupported, why.c_str(), [] { memory::cuda::driver(); });
   expect_error(Code::unsupported, "SHOAL_HEAP is cuda", [] { memory::open_device({}); });
   EXPECT_EQ(memory::describe_gpus().unavailable, why);
@@ -58,7 +58,7 @@ TEST(CudaDevice, IsChosenByIndexOrBySetting) {
 TEST(CudaDevice, NeedsAGpu) {
   const FakeCuda fake({.gpus = 0});
   expect_error(Code::unsupported, "reports no GPU", [] { memory::open_device({}); });
-  EXPECT_NE(memory::describe_gpus().unavailable.find("no GPU"), std::string::npos);
+  expect_parts(memory::describe_gpus().unavailable, {"no GPU"});
 }
 
 TEST(CudaDevice, ReleasesWhatItTookWhenItFails) {

@@ -115,13 +115,13 @@ TEST_F(VerbsStart, AMissingLibraryNamesTheSetting) {
   expect_refusal(
       chosen, {"libm.so.6 is no libibverbs: it lacks ibv_get_device_list", "SHOAL_VERBS_LIBRARY"});
   const transport::Probe probe = module->probe(chosen);
-  EXPECT_NE(probe.missing.find("is no libibverbs"), std::string::npos);
+  expect_parts(probe.missing, {"is no libibverbs"});
 }
 
 TEST_F(VerbsStart, AMachineWithoutPortsSaysSo) {
   reset({.devices = 0});
   expect_refusal(settings(), {"finds no RDMA device"});
-  EXPECT_NE(module->probe(settings()).missing.find("finds no RDMA device"), std::string::npos);
+  expect_parts(module->probe(settings()).missing, {"finds no RDMA device"});
   reset({.active = false});
   expect_refusal(settings(), {"no RDMA port is active: fake_0:1 (not active)"});
   reset({.atomics = false});
@@ -129,7 +129,7 @@ TEST_F(VerbsStart, AMachineWithoutPortsSaysSo) {
   reset({.devices = 2});
   const transport::Probe probe = module->probe(settings());
   EXPECT_EQ(probe.missing, "");
-  EXPECT_NE(probe.library.find("fake_0:1, fake_1:1"), std::string::npos) << probe.library;
+  expect_parts(probe.library, {"fake_0:1, fake_1:1"});
 }
 
 TEST_F(VerbsStart, UsesThePortsOfTheNicPlan) {
@@ -208,16 +208,13 @@ TEST(VerbsRequirements, ShortfallsNameNeedLimitAndSetting) {
             "send queues of mlx5_0:1 have 385 requests, SHOAL_NETWORK_DEPTH=256 fills 386, so "
             "calls wait for room: set SHOAL_VERBS_DEPTH=386 (device: at most 32768)");
   demand.most_depth = 385;
-  EXPECT_NE(shortfalls(demand)[0].find("the device has at most 385: set SHOAL_VERBS_DEPTH=385 and "
-                                       "a smaller SHOAL_NETWORK_DEPTH"),
-            std::string::npos);
+  expect_parts(shortfalls(demand)[0], {"the device has at most 385: set SHOAL_VERBS_DEPTH=385 and "
+                                       "a smaller SHOAL_NETWORK_DEPTH"});
   demand.depth = 512;
   demand.completions = 6 * 386 - 1;
   ASSERT_EQ(shortfalls(demand).size(), 1u);
-  EXPECT_NE(shortfalls(demand)[0].find("has 2315 entries, the most of the device; 6 queue pairs "
-                                       "fill 2316"),
-            std::string::npos)
-      << shortfalls(demand)[0];
+  expect_parts(shortfalls(demand)[0], {"has 2315 entries, the most of the device; 6 queue pairs "
+                                       "fill 2316"});
 }
 
 TEST(VerbsRequirements, LoadsOfAPeerAreCutAndSpread) {
@@ -253,10 +250,8 @@ TEST(VerbsRequirements, ShortfallsOfLoadsNameCallNeedLimitAndSetting) {
             "217, so it waits for room: set SHOAL_VERBS_DEPTH=218 (device: at most 1024)");
   queues.most_depth = 217;
   ASSERT_EQ(found().size(), 1u);
-  EXPECT_NE(found()[0].find("the device has at most 217: set a larger SHOAL_VERBS_QUEUE_PAIRS or "
-                            "SHOAL_NETWORK_CHUNK"),
-            std::string::npos)
-      << found()[0];
+  expect_parts(found()[0], {"the device has at most 217: set a larger SHOAL_VERBS_QUEUE_PAIRS or "
+                            "SHOAL_NETWORK_CHUNK"});
   queues.depth = 218;
   queues.network_depth = 199;
   ASSERT_EQ(found().size(), 1u);
@@ -292,7 +287,7 @@ TEST_F(VerbsStart, StateChangesNameTheAttributesAndTheirLimits) {
           const bool first = reason.find("for PE 1 on fake_0:1 (PE 0)") != std::string::npos;
           const bool second = reason.find("for PE 0 on fake_0:1 (PE 1)") != std::string::npos;
           EXPECT_NE(first, second) << "the PEs are not named: " << reason;
-          for (const char* part : parts) EXPECT_NE(reason.find(part), std::string::npos) << reason;
+          for (const char* part : parts) expect_parts(reason, {part});
         });
   }
 }
@@ -312,7 +307,7 @@ TEST_F(VerbsStart, PesThatDisagreeSayHow) {
   Settings two = settings();
   two.verbs_queue_pairs = 2;
   run_unconnected_pair(module->make, settings(), two, [](const std::string& reason) {
-    EXPECT_NE(reason.find("queue pairs per peer, this PE"), std::string::npos) << reason;
+    expect_parts(reason, {"queue pairs per peer, this PE"});
   });
 }
 

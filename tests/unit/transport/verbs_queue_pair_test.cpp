@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <filesystem>
 #include <ostream>
 #include <set>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "support/expect_error.hpp"
+#include "support/wait_for.hpp"
 #include "support/world/verbs.hpp"
 #include "transport/verbs/devx/path.hpp"
 #include "transport/verbs/open_port.hpp"
@@ -25,8 +25,6 @@ namespace shoal::test {
 namespace {
 
 using namespace transport::verbs;
-
-constexpr auto kDeadline = std::chrono::seconds(20);
 
 /// A port with memory and two queue pairs that are connected to each other.
 struct Rig {
@@ -69,13 +67,9 @@ struct Rig {
   /// The next completion. Fails the test after a while.
   ibv_wc wait() {
     ibv_wc completion{};
-    const auto end = std::chrono::steady_clock::now() + kDeadline;
-    while (port.poll({&completion, 1}) == 0) {
-      std::this_thread::yield();
-      if (std::chrono::steady_clock::now() < end) continue;
+    if (!test::wait_for([&] { return port.poll({&completion, 1}) != 0; })) {
       ADD_FAILURE() << "nothing completes";
       completion.status = IBV_WC_GENERAL_ERR;
-      break;
     }
     return completion;
   }
@@ -255,12 +249,9 @@ TEST_P(VerbsQueuePair, ForgetsDestroyedQueuePairs) {
   rig.connect();
   ibv_send_wr one = rig.add(100, 1, 1), two = rig.add(101, 1, 2);
   ASSERT_EQ(rig.b->post(one), 0);
-  const auto end = std::chrono::steady_clock::now() + kDeadline;
-  while (std::atomic_ref(rig.memory[100]).load() == 0 && std::chrono::steady_clock::now() < end) {
-  }
+  ASSERT_TRUE(test::wait_for([&] { return std::atomic_ref(rig.memory[100]).load() != 0; }));
   ASSERT_EQ(rig.a->post(two), 0);
-  while (std::atomic_ref(rig.memory[101]).load() == 0 && std::chrono::steady_clock::now() < end) {
-  }
+  ASSERT_TRUE(test::wait_for([&] { return std::atomic_ref(rig.memory[101]).load() != 0; }));
   const ibv_wc first = rig.wait();
   rig.b.reset();
   const ibv_wc second = first.wr_id == 2 ? first : rig.wait();

@@ -13,6 +13,8 @@
 #include "record/refresh.hpp"
 #include "shoal/observe.hpp"
 #include "shoal/settings.hpp"
+#include "support/expect_error.hpp"
+#include "support/wait_for.hpp"
 
 namespace shoal::detail::record {
 namespace {
@@ -190,8 +192,7 @@ TEST(KernelCountsRecord, AWaitOfAKernelIsShownInItsOperation) {
   std::vector<observe::PeRecord> mine;
   for (const auto& pe : observe::read_process())
     if (pe.world == kWorld) mine.push_back(pe);
-  EXPECT_NE(observe::who_waits(mine).find("rank 1 (PE 1) is behind: rank 0 waits for it"),
-            std::string::npos);
+  test::expect_parts(observe::who_waits(mine), {"rank 1 (PE 1) is behind: rank 0 waits for it"});
 
   // A replayed graph has no entry.
   waiting.wait.epoch = 9;
@@ -226,10 +227,7 @@ TEST(Refresh, CopiesFromTimeToTimeAndWhenAsked) {
   std::atomic<int> often = 0, asked = 0;
   auto by_time = std::make_unique<Refresh>([&] { ++often; }, std::chrono::milliseconds(1));
   auto by_request = std::make_unique<Refresh>([&] { ++asked; }, std::chrono::milliseconds(0));
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (often < 5 && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_GE(often, 5);
+  EXPECT_TRUE(test::wait_for([&] { return often >= 5; }));
   EXPECT_EQ(asked, 0);
   refresh_all();
   EXPECT_EQ(asked, 1);
@@ -244,9 +242,7 @@ TEST(Refresh, CopiesFromTimeToTimeAndWhenAsked) {
   EXPECT_EQ(often, last);
   // The thread starts again.
   by_time = std::make_unique<Refresh>([&] { ++often; }, std::chrono::milliseconds(1));
-  while (often == last && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_GT(often, last);
+  EXPECT_TRUE(test::wait_for([&] { return often > last; }));
 }
 
 TEST(Refresh, AnExceptionEndsOnlyItsOwnCopy) {

@@ -13,6 +13,7 @@
 #include "pe/control.hpp"
 #include "pe/placement.hpp"
 #include "shoal/error.hpp"
+#include "support/expect_error.hpp"
 #include "team/slots.hpp"
 #include "team/teams.hpp"
 #include "topology/identity.hpp"
@@ -71,7 +72,7 @@ TEST(HostMap, RefusesWhatIsUneven) {
       FAIL() << letters;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::invalid_argument);
-      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+      test::expect_parts(error.what(), {text});
     }
   }
 }

@@ -1,17 +1,199 @@
 // SPDX-License-Identifier: Apache-2.0
-// LogFMT-10: error bounds, zeros, signs, layout, and blocks that must stay bfloat16.
+// The arithmetic of expert parallelism, exhaustively where possible: log2, exp2 and exp against libm
+// in higher precision; FP8 scales and rows; LogFMT-10; NVFP4. tests/unit/base/numeric_test.cpp has
+// the codes of single values.
 // @traits one_thread
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <vector>
 
+#include "ep/numeric/elementary.hpp"
+#include "ep/numeric/exponential.hpp"
+#include "ep/numeric/float16.hpp"
+#include "ep/numeric/nvfp4.hpp"
 #include "ep/numeric/rows.hpp"
 
 namespace shoal::ep::numeric {
 namespace {
+
+/// Distance in units in the last place of `want`.
+double ulps(float got, double want) {
+  if (static_cast<double>(got) == want) return 0;
+  const double magnitude = std::max(std::abs(want), 0x1p-126);
+  return std::abs(got - want) / std::ldexp(1.0, std::ilogb(magnitude) - 23);
+}
+
+TEST(NumericLog2, IsWithinTwoUlps) {
+  double worst = 0;
+  for (std::uint64_t bits = 1; bits < kInfinityBits; bits += 1021) {
+    const float x = float_of(static_cast<std::uint32_t>(bits));
+    worst = std::max(worst, ulps(log2(x), std::log2(static_cast<double>(x))));
+  }
+  // Near 1 the result is small and cancellation would show.
+  for (std::int32_t i = -200'000; i <= 200'000; i += 7) {
+    const float x =
+        float_of(static_cast<std::uint32_t>(static_cast<std::int32_t>(bits_of(1.0f)) + i));
+    worst = std::max(worst, ulps(log2(x), std::log2(static_cast<double>(x))));
+  }
+  EXPECT_LT(worst, 2.0);
+  RecordProperty("worst_ulps", std::to_string(worst));
+}
+
+TEST(NumericLog2, ExactAtPowersOfTwoAndSpecialValues) {
+  for (int e = -149; e <= 127; ++e) EXPECT_EQ(log2(std::ldexp(1.0f, e)), static_cast<float>(e));
+  EXPECT_EQ(log2(0.0f), -INFINITY);
+  EXPECT_EQ(log2(-0.0f), -INFINITY);
+  EXPECT_EQ(log2(INFINITY), INFINITY);
+  EXPECT_TRUE(std::isnan(log2(-1.0f)));
+  EXPECT_TRUE(std::isnan(log2(-INFINITY)));
+  EXPECT_TRUE(std::isnan(log2(NAN)));
+}
+
+TEST(NumericExp2, IsWithinTwoUlps) {
+  double worst = 0;
+  for (double x = -149.0; x < 128.0; x += 0x1.3p-11) {
+    const auto rounded = static_cast<float>(x);
+    worst = std::max(worst, ulps(exp2(rounded), std::exp2(static_cast<double>(rounded))));
+  }
+  for (float x = 1e-30f; x < 0.5f; x *= 1.01f)
+    for (const float y : {x, -x})
+      worst = std::max(worst, ulps(exp2(y), std::exp2(static_cast<double>(y))));
+  EXPECT_LT(worst, 2.0);
+  RecordProperty("worst_ulps", std::to_string(worst));
+}
+
+TEST(NumericExp2, ExactAtIntegersAndSpecialValues) {
+  for (int e = -149; e <= 127; ++e)
+    EXPECT_EQ(exp2(static_cast<float>(e)), std::ldexp(1.0f, e)) << e;
+  EXPECT_EQ(exp2(128.0f), INFINITY);
+  EXPECT_EQ(exp2(INFINITY), INFINITY);
+  EXPECT_EQ(exp2(-152.0f), 0.0f);
+  EXPECT_EQ(exp2(-INFINITY), 0.0f);
+  EXPECT_TRUE(std::isnan(exp2(NAN)));
+}
+
+TEST(NumericExp, IsWithinOneUlp) {
+  long double worst = 0;
+  const auto look = [&](double x) {
+    const long double want = std::exp(static_cast<long double>(x));
+    const long double unit = std::ldexp(1.0L, std::ilogb(want) - 52);
+    worst = std::max(worst, std::abs(static_cast<long double>(exp(x)) - want) / unit);
+  };
+  for (double x = -708.0; x < 709.0; x += 0x1.35p-8) look(x);
+  for (double x = 1e-300; x < 1; x *= 1.03)
+    for (const double y : {x, -x}) look(y);
+  EXPECT_LT(worst, 1.0L);
+  RecordProperty("worst_ulps", std::to_string(worst));
+}
+
+TEST(NumericExp, SpecialValues) {
+  EXPECT_EQ(exp(0.0), 1.0);
+  EXPECT_EQ(exp(-0.0), 1.0);
+  EXPECT_EQ(exp(710.0), INFINITY);
+  EXPECT_EQ(exp(static_cast<double>(INFINITY)), INFINITY);
+  EXPECT_EQ(exp(-746.0), 0.0);
+  EXPECT_EQ(exp(-static_cast<double>(INFINITY)), 0.0);
+  EXPECT_NEAR(exp(-740.0), std::exp(-740.0), 1e-323);  // subnormal
+  EXPECT_TRUE(std::isnan(exp(static_cast<double>(NAN))));
+}
+
+TEST(NumericArithmetic, AccumulateRoundsTheProductFirst) {
+  // 1 + 2^-12 squared is 1 + 2^-11 + 2^-24: the last term is lost when the product is rounded, kept
+  // when it is fused. This fails when the build contracts expressions (-ffp-contract=off is
+  // missing).
+  volatile float x = 1.0f + 0x1p-12f;
+  volatile float minus = -(1.0f + 0x1p-11f);
+  EXPECT_EQ(accumulate(minus, x, x), 0.0f);
+  EXPECT_EQ(fma(x, x, minus), 0x1p-24f);
+}
+
+std::vector<Bf16> normal_row(std::size_t hidden, float spread, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0, spread);
+  std::vector<Bf16> row(hidden);
+  for (Bf16& value : row) value = to_bf16(normal(random));
+  return row;
+}
+
+/// For every finite bfloat16 as amax: the two scales are inverse, the largest value fits, and a
+/// power of two is the smallest that does.
+TEST(NumericScale, EveryAmax) {
+  for (std::uint32_t bits = 0; bits < 0x7f80; ++bits) {
+    const float amax = to_float(Bf16{static_cast<std::uint16_t>(bits)});
+    const double raised = std::max<double>(amax, 1e-4f);
+    const Scale plain = scale_of(amax, ScaleRounding::none);
+    ASSERT_EQ(plain.dequantize, static_cast<float>(raised / 448)) << amax;
+    ASSERT_EQ(plain.quantize, static_cast<float>(448 / raised)) << amax;
+
+    const Scale power = scale_of(amax, ScaleRounding::power_of_two);
+    int exponent = 0;
+    ASSERT_EQ(std::frexp(power.dequantize, &exponent), 0.5) << amax;
+    ASSERT_EQ(static_cast<double>(power.quantize) * power.dequantize, 1.0) << amax;
+    ASSERT_LE(raised, 448.0 * power.dequantize) << amax;
+    ASSERT_GT(raised, 448.0 * power.dequantize / 2) << amax;
+    ASSERT_EQ(decode_ue8m0(encode_ue8m0(power.dequantize)), power.dequantize);
+  }
+}
+
+TEST(NumericScale, ExponentIsExactAroundPowersOfTwo) {
+  for (int e = -15; e <= 100; ++e) {
+    const float exact = std::ldexp(448.0f, e);
+    EXPECT_EQ(scale_exponent(exact), e);
+    EXPECT_EQ(scale_exponent(std::nextafter(exact, INFINITY)), e + 1);
+    EXPECT_EQ(scale_exponent(std::nextafter(exact, 0.0f)), e);
+  }
+}
+
+TEST(NumericScale, Ue8m0PacksFourGroupsLittleEndFirst) {
+  const std::vector<float> scales = {1.0f, 2.0f, 0.5f, 4.0f, 8.0f};
+  std::vector<std::int32_t> words(ue8m0_words(5 * 128), -1);
+  ASSERT_EQ(words.size(), 2u);
+  pack_ue8m0(scales, words);
+  EXPECT_EQ(words[0], static_cast<std::int32_t>(0x817e'807fu));
+  EXPECT_EQ(words[1], 0x82);  // missing groups are 0
+  std::vector<float> back(5);
+  unpack_ue8m0(words, back);
+  EXPECT_EQ(back, scales);
+}
+
+TEST(NumericRows, QuantisedRowStaysWithinTheFormatsError) {
+  for (const std::size_t hidden : {8u, 128u, 136u, 2048u, 7168u})
+    for (const ScaleRounding rounding : {ScaleRounding::none, ScaleRounding::power_of_two})
+      for (const float spread : {1e-6f, 1.0f, 1e20f}) {
+        const auto row = normal_row(hidden, spread, static_cast<unsigned>(hidden));
+        std::vector<std::uint8_t> codes(hidden);
+        std::vector<float> inverse(group_count(hidden)), back(hidden);
+        quantize_row(row, rounding, codes, inverse);
+        dequantize_row(codes, inverse, back);
+        for (std::size_t i = 0; i < hidden; ++i) {
+          const float x = to_float(row[i]);
+          // Half a unit: 2^-4 of the value, or of the smallest normal number 2^-6; and the rounding
+          // of the scales.
+          const double bound =
+              std::max<double>(std::abs(x), 0x1p-6 * inverse[i / 128]) * (0x1p-4 + 0x1p-20);
+          ASSERT_NEAR(back[i], x, bound) << hidden << " " << i;
+        }
+      }
+}
+
+TEST(NumericRows, ZerosStayZeroAndNanPoisonsOnlyItsGroup) {
+  std::vector<Bf16> row(256, Bf16{0});
+  for (const std::uint16_t bad : {0x7fc0, 0x7f80, 0xff80}) {
+    row[130].bits = bad;
+    std::vector<std::uint8_t> codes(256);
+    std::vector<float> inverse(2), back(256);
+    quantize_row(row, ScaleRounding::power_of_two, codes, inverse);
+    dequantize_row(codes, inverse, back);
+    EXPECT_EQ(back[0], 0.0f);
+    EXPECT_TRUE(std::isnan(back[128]) && std::isnan(back[130])) << bad;
+    EXPECT_EQ(encode_ue8m0(inverse[1]), 255);
+  }
+}
 
 std::vector<Bf16> random_row(std::size_t hidden, float largest, unsigned seed) {
   std::mt19937 random(seed);
@@ -248,6 +430,58 @@ TEST(NumericLogfmt, ShorterFunctionsGiveTheSameBits) {
     const float value = to_float(magnitude_of(bits));
     ASSERT_EQ(bits_of(log2_of_normal(value)), bits_of(log2(value))) << bits;
   }
+}
+
+constexpr double kMagnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+
+/// Nearest code by search over all of them; of two at the same distance the even one.
+std::uint32_t nearest_e2m1(double value) {
+  const double magnitude = std::min(value, 1000.0);
+  std::uint32_t best = 0;
+  for (std::uint32_t code = 1; code < 8; ++code) {
+    const double distance = std::abs(kMagnitudes[code] - magnitude),
+                 least = std::abs(kMagnitudes[best] - magnitude);
+    if (distance < least || (distance == least && code % 2 == 0)) best = code;
+  }
+  return best;
+}
+
+TEST(NumericNvfp4, MagnitudesRoundToTheNearestCode) {
+  for (std::uint32_t bits = 0; bits < 0x7f80; ++bits) {
+    const float magnitude = to_float(Bf16{static_cast<std::uint16_t>(bits)});
+    ASSERT_EQ(encode_e2m1(magnitude), nearest_e2m1(magnitude)) << magnitude;
+  }
+  for (int code = 0; code < 7; ++code) {
+    const auto midpoint = static_cast<float>((kMagnitudes[code] + kMagnitudes[code + 1]) / 2);
+    for (const float magnitude :
+         {midpoint, std::nextafter(midpoint, 0.0F), std::nextafter(midpoint, 7.0F)})
+      EXPECT_EQ(encode_e2m1(magnitude), nearest_e2m1(magnitude)) << magnitude;
+  }
+}
+
+TEST(NumericNvfp4, OtherMagnitudes) {
+  EXPECT_EQ(encode_e2m1(std::numeric_limits<float>::infinity()), 7U);
+  EXPECT_EQ(encode_e2m1(std::numeric_limits<float>::quiet_NaN()), 0U);
+  EXPECT_EQ(encode_e2m1(-0.0F), 0U);
+}
+
+TEST(NumericNvfp4, TheLargestMagnitudeOfAGroupIsTheLargestCode) {
+  for (const float global : {1.0F, 0.37F, 512.0F})
+    for (float largest = 0x1p-4F; largest < 4; largest *= 1.37F) {
+      const Nvfp4Scale scale = nvfp4_scale(largest, global);
+      const double code = decode_e4m3(scale.code), exact = double{largest} / 6 * global;
+      ASSERT_GT(code, 0) << largest << " " << global;
+      EXPECT_LE(std::abs(code - exact), std::max(0x1p-10, exact / 16) * 1.0001) << largest;
+      EXPECT_EQ(scale.factor, 1 / (static_cast<float>(code) / global));
+      if (code >= 0x1p-6) EXPECT_EQ(encode_e2m1(largest * scale.factor), 7U) << largest;
+    }
+}
+
+TEST(NumericNvfp4, GroupsWithoutAScale) {
+  EXPECT_EQ(nvfp4_scale(0, 100).code, 0);
+  EXPECT_EQ(nvfp4_scale(0, 100).factor, 0);
+  EXPECT_EQ(nvfp4_scale(std::numeric_limits<float>::quiet_NaN(), 1).factor, 0);
+  EXPECT_EQ(nvfp4_scale(1e6F, 1).code, encode_e4m3(kE4m3Max)) << "saturates";
 }
 
 }  // namespace
