@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
-from torch_ranks import all_ranks, each_group, names_of_checks, run_checks, seeded
+from torch_ranks import all_ranks, each_group, add_tests, run_checks, seeded
 
 import shoal
 import shoal.ep
@@ -456,11 +456,4 @@ def check_gradcheck_on_one_rank(world):
     group.close()
 
 
-@pytest.fixture(scope="module")
-def results():
-    return run_checks(4, __name__)
-
-
-@pytest.mark.parametrize("name", names_of_checks(globals()))
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_ranks import names_of_checks, run_checks
+from torch_ranks import add_tests, run_checks
 
 import shoal
 import shoal.ep
@@ -170,11 +170,4 @@ def check_group_that_was_not_seen_before(group):
         torch.compile(layer, backend="aot_eager", fullgraph=True)(group, x, idx, weights, 0)
 
 
-@pytest.fixture(scope="module")
-def results():
-    return run_checks(2, __name__)
-
-
-@pytest.mark.parametrize("name", names_of_checks(globals()))
-def test_on_two_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(2, __name__))

@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_ranks import all_ranks, each_group, names_of_checks, run_checks
+from torch_ranks import all_ranks, each_group, add_tests, run_checks
 
 import shoal
 import shoal.ep
@@ -121,14 +121,7 @@ def check_group_for_something_else(world):
             shoal.torch.MoE(32, INNER, EXPERTS, TOP_K, group=group)
 
 
-@pytest.fixture(scope="module")
-def results():
-    return run_checks(4, __name__)
-
-
-@pytest.mark.parametrize("name", names_of_checks(globals()))
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))
 
 
 @pytest.mark.parametrize(

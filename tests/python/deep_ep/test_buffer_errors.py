@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from buffer_cases import E, H, MOST, layout_of, make_buffer, make_inputs, plain_sum, the_buffer
-from torch_ranks import names_of_checks, run_checks
+from torch_ranks import add_tests, run_checks
 
 import deep_ep
 from deep_ep.utils import refs
@@ -230,13 +230,7 @@ def check_a_forgotten_destroy_is_reported(_):
             assert said.getvalue() == warning * forgotten
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))
 
 
 RANK_THAT_FAILS = """

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import names_of_checks, of_all_ranks, run_checks, seeded
+from torch_ranks import add_tests, of_all_ranks, run_checks, seeded
 
 import deep_ep
 from deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
@@ -544,10 +544,4 @@ def verify_argument_errors(buffer, hooks, x, topk_idx, weights, recv, handle):
     fails("mask_status", buffer.low_latency_query_mask_buffer, torch.zeros(4))
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))

@@ -20,7 +20,7 @@ from buffer_cases import (
     plain_sum,
     the_buffer,
 )
-from torch_ranks import names_of_checks, run_checks
+from torch_ranks import add_tests, run_checks
 
 import deep_ep
 from deep_ep.utils import refs
@@ -312,10 +312,4 @@ def check_internode_methods(_):
         buffer.internode_combine(recv_x, handle)
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))

@@ -20,7 +20,7 @@ from elastic_cases import (
     the_buffer,
     verify_handle,
 )
-from torch_ranks import names_of_checks, run_checks
+from torch_ranks import add_tests, run_checks
 
 from deep_ep.utils import refs
 from deep_ep.utils.math import align, per_token_cast_to_fp8
@@ -315,10 +315,4 @@ def check_deterministic(_):
     buffer.destroy()
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))

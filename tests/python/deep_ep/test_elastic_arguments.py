@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from elastic_cases import E, H, K, M, MIB, make_inputs, the_buffer
-from torch_ranks import names_of_checks, run_checks
+from torch_ranks import add_tests, run_checks
 
 import deep_ep
 from deep_ep.utils import refs
@@ -152,10 +152,4 @@ def check_destroy(_):
             buffer.barrier()
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from elastic_cases import E, MIB, make_buffer, make_inputs
 from host_streams import on_streams
-from torch_ranks import names_of_checks, run_checks, seeded
+from torch_ranks import add_tests, run_checks, seeded
 
 import deep_ep
 from deep_ep.utils import testing
@@ -333,10 +333,4 @@ def check_profilers_find_every_name(_):
     elastic.destroy()
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))

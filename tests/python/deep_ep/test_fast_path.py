@@ -21,7 +21,7 @@ from buffer_cases import (
     my_tokens,
     plain_sum,
 )
-from torch_ranks import names_of_checks, run_checks
+from torch_ranks import add_tests, run_checks
 
 import deep_ep
 from deep_ep.buffers.elastic.dispatch import Dispatcher
@@ -381,10 +381,4 @@ def check_elastic_arguments(_):
     buffer.destroy()
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))

@@ -6,7 +6,7 @@ import inspect
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import names_of_checks, of_all_ranks, run_checks, seeded
+from torch_ranks import add_tests, of_all_ranks, run_checks, seeded
 
 import deep_ep
 from deep_ep.hybrid_ep_buffer import indices_to_map
@@ -290,10 +290,4 @@ def test_parameters_are_found_by_inspection():
     )
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))

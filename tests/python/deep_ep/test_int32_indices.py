@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import names_of_checks, run_checks, seeded
+from torch_ranks import add_tests, run_checks, seeded
 
 # Only in the processes of ranks; the import reads it.
 if multiprocessing.parent_process() is not None:
@@ -114,10 +114,4 @@ def check_elastic(_):
     buffer.destroy()
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(2, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_two_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(2, __name__))

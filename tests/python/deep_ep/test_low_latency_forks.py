@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import names_of_checks, of_all_ranks, run_checks, seeded
+from torch_ranks import add_tests, of_all_ranks, run_checks, seeded
 
 import deep_ep
 from deep_ep.buffers.legacy import nvfp4
@@ -331,10 +331,4 @@ def check_errors_of_the_overlap(_):
     buffer.destroy()
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))

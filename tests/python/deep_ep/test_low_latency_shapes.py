@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import names_of_checks, run_checks, seeded
+from torch_ranks import add_tests, run_checks, seeded
 
 import deep_ep
 import shoal
@@ -202,10 +202,4 @@ def check_an_absent_rank_without_preparation(_):
     dist.barrier()
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))

@@ -3,7 +3,7 @@
 
 import pytest
 import torch.distributed as dist
-from torch_ranks import names_of_checks, run_checks
+from torch_ranks import add_tests, run_checks
 
 import deep_ep
 import shoal
@@ -82,10 +82,4 @@ def check_the_world_gets_them(_):
     verify_the_world_gets_them("allow_nvlink_for_normal_mode")
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(2, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_two_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(2, __name__))

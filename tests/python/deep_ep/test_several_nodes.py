@@ -37,7 +37,7 @@ from test_elastic import check_order_of_sums as check_elastic_order_of_sums
 from test_elastic import check_rank_major as check_elastic_rank_major
 from test_elastic import check_reduction_orders_differ as check_elastic_reduction_orders_differ
 from test_elastic import check_without_cpu_sync as check_elastic_without_cpu_sync
-from torch_ranks import names_of_checks, run_checks
+from torch_ranks import add_tests, run_checks
 
 if multiprocessing.parent_process() is not None:  # a rank, not the process that starts them
     os.environ["SHOAL_NODE_SIZE"] = "2"
@@ -98,10 +98,4 @@ def check_elastic_without_hybrid_mode(_):
         buffer.destroy()
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_two_nodes(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))

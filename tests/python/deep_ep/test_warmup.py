@@ -28,7 +28,7 @@ from buffer_cases import (
     my_tokens,
     plain_sum,
 )
-from torch_ranks import names_of_checks, of_all_ranks, run_checks, seeded
+from torch_ranks import add_tests, of_all_ranks, run_checks, seeded
 
 import deep_ep
 import shoal
@@ -542,10 +542,4 @@ def test_memory_of_unknown_sizes_grows_with_the_ranks(ranks, num_bytes, taken):
     assert taken - bytes_of_token < tokens * bytes_of_token <= taken
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(4, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(4, __name__))

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist
 from gpu_worlds import fetch
 from test_gpu_elastic import kernels
-from torch_ranks import names_of_checks, run_checks
+from torch_ranks import add_tests, run_checks
 
 import deep_ep
 from deep_ep.buffers.hybrid import routing
@@ -92,10 +92,4 @@ def check_launches_of_a_first_layout(_):
     buffer.destroy()
 
 
-CHECKS = names_of_checks(globals())
-results = pytest.fixture(scope="module")(lambda: run_checks(1, __name__))
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_one_rank(results, name):
-    results.verify(name)
+add_tests(globals(), lambda: run_checks(1, __name__))
