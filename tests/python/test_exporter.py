@@ -2,7 +2,6 @@
 """Metrics for Prometheus, and the dashboard for Grafana."""
 
 import concurrent.futures
-import contextlib
 import json
 import os
 import pathlib
@@ -12,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from buffer_cases import (
     E,
     H,
-    K,
     MOST,
     layout_of,
     make_buffer,

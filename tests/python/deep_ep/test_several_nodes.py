@@ -5,7 +5,6 @@ rounding of sums."""
 import multiprocessing
 import os
 
-import pytest
 import torch
 import torch.distributed as dist
 from buffer_cases import layout_of, make_inputs, my_tokens, the_buffer

@@ -7,7 +7,6 @@ dispatcher, which needs triton) are imported by the module but unused; empty mod
 Its HybridEP operators need a newer torch than the tests have; test_megatron.py covers the calls.
 """
 
-import importlib.util
 import sys
 
 from forked_ranks import add_tests_or_run, require

@@ -6,25 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_buffers import (
-    E,
-    N,
-    all_experts,
-    close,
-    expert_rows,
-    layer,
-    layout_of,
-    local_experts,
-    low_latency,
-    make_inputs,
-    weighted_expert_output,
-    with_buffer,
-)
+from gpu_buffers import E, N, layout_of, low_latency, make_inputs, with_buffer
 from gpu_worlds import delay, fetch
 
-from deep_ep import Buffer
 from deep_ep.utils import testing
-from deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8
 
 pytestmark = pytest.mark.usefixtures("small_heaps")
 

@@ -6,7 +6,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.nn.functional as F
 from gpu_worlds import SETTINGS, capture, delay, fetch, settle, with_group
 
 import shoal

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls out of order: receives in the wrong order, ranks that differ, ranks that were masked, closed
-// worlds; low-latency operations that are dropped before their receive, and routings of other
-// origin; messages about a failed group, which name the rank that failed first.
+// Calls out of order: receives in the wrong order, ranks that differ, ranks that were masked,
+// closed worlds; low-latency operations that are dropped before their receive, and routings of
+// other origin; messages about a failed group, which name the rank that failed first.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of expert parallelism, exhaustively where possible: log2, exp2 and exp against libm
-// in higher precision; FP8 scales and rows; LogFMT-10; NVFP4. tests/unit/base/numeric_test.cpp has
-// the codes of single values.
+// The arithmetic of expert parallelism, exhaustively where possible: log2, exp2 and exp against
+// libm in higher precision; FP8 scales and rows; LogFMT-10; NVFP4. tests/unit/base/numeric_test.cpp
+// has the codes of single values.
 // @traits one_thread
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of shoal-run: the cores that --bind core gives to each PE; the keeper process, which holds no
-// file of shoal-run, so that a reader sees its end; the kernel's counter of processes killed because
-// memory ran out, where folders with files stand for systems.
+// Parts of shoal-run: the cores that --bind core gives to each PE; the keeper process, which holds
+// no file of shoal-run, so that a reader sees its end; the kernel's counter of processes killed
+// because memory ran out, where folders with files stand for systems.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
