@@ -1,110 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
-// json.cpp: records as JSON.
+// json.cpp: records as JSON, and back.
 #include <fmt/format.h>
 
-#include <functional>
-#include <iterator>
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
 
-#include "record/json_version.hpp"
+#include "base/check.hpp"
 #include "record/text.hpp"
 #include "shoal/observe.hpp"
 
 namespace shoal::observe {
+
+using nlohmann::json;
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PhaseRecord, name, start_ns)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OperationRecord, id, epoch, operation, state, start_ns, end_ns,
+                                   phases, awaited, rows, bytes, wait_ns, waiting)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LaunchRecord, epoch, operation, phases, end_ns, rows, bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Histogram, operation, phase, count, sum_ns, buckets)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OperationTotals, operation, operations, failures, rows, bytes,
+                                   time_ns)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PeerTotals, rows, bytes, waits, wait_ns, network_rows,
+                                   network_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GroupRecord, number, rank, pes, n_hosts, failure, operations,
+                                   totals, peers, histograms, expert_rows, launches)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorldPeerTotals, operations, bytes, waits, wait_ns)
+// `world` is text with hexadecimal digits: not all readers of JSON hold 64 bits in a number.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PeRecord, pe, n_pes, pid, host, read_ns, activity, active,
+                                   awaited, failure, totals, peers, histograms, groups)
+
 namespace {
 
-using Buffer = fmt::memory_buffer;
-using detail::record::in_quotes;
+/// The format of records (`shoal_record`). Increases with every change of a field.
+constexpr int kJsonVersion = 3;
 
-template <typename... Args>
-void add(Buffer& to, fmt::format_string<Args...> format, Args&&... args) {
-  fmt::format_to(std::back_inserter(to), format, std::forward<Args>(args)...);
+/// Makes every text printable: another program wrote the file.
+void make_printable(json& value) {
+  if (value.is_string())
+    value = detail::record::printable(value.get_ref<const std::string&>());
+  else if (value.is_structured())
+    for (json& item : value) make_printable(item);
 }
 
-template <typename List, typename Write>
-void add_list(Buffer& to, const char* key, const List& list, Write&& write) {
-  add(to, ",\"{}\":[", key);
-  bool first = true;
-  for (const auto& item : list) {
-    if (!std::exchange(first, false)) add(to, ",");
-    write(item);
+/// `text` with a question mark for every byte that is not part of a character of UTF-8: JSON allows
+/// no such byte.
+std::string with_characters_only(std::string text) {
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t bytes = detail::record::character_bytes(std::string_view(text).substr(at));
+    if (bytes == 0) text[at] = '?';
+    at += std::max<std::size_t>(bytes, 1);
   }
-  add(to, "]");
+  return text;
 }
 
-void add_phases(Buffer& to, const std::vector<PhaseRecord>& phases) {
-  add_list(to, "phases", phases, [&](const PhaseRecord& phase) {
-    add(to, R"({{"name":{},"start_ns":{}}})", in_quotes(phase.name), phase.start_ns);
-  });
-}
-
-void add_operation(Buffer& to, const OperationRecord& op) {
-  add(to,
-      R"({{"id":{},"epoch":{},"operation":{},"state":{},"start_ns":{},"end_ns":{},"awaited":{},)"
-      R"("waiting":{},"wait_ns":{},"rows":{},"bytes":{})",
-      op.id, op.epoch, in_quotes(op.operation), in_quotes(op.state), op.start_ns, op.end_ns,
-      op.awaited, op.waiting, op.wait_ns, op.rows, op.bytes);
-  add_phases(to, op.phases);
-  add(to, "}}");
-}
-
-void add_totals(Buffer& to, const std::vector<OperationTotals>& totals) {
-  add_list(to, "totals", totals, [&](const OperationTotals& total) {
-    add(to, R"({{"operation":{},"operations":{},"failures":{},"rows":{},"bytes":{},"time_ns":{}}})",
-        in_quotes(total.operation), total.operations, total.failures, total.rows, total.bytes,
-        total.time_ns);
-  });
-}
-
-void add_histograms(Buffer& to, const std::vector<Histogram>& histograms) {
-  add_list(to, "histograms", histograms, [&](const Histogram& histogram) {
-    add(to, R"({{"operation":{},"phase":{},"count":{},"sum_ns":{})", in_quotes(histogram.operation),
-        in_quotes(histogram.phase), histogram.count, histogram.sum_ns);
-    add_list(to, "buckets", histogram.buckets, [&](std::uint64_t count) { add(to, "{}", count); });
-    add(to, "}}");
-  });
-}
-
-void add_group(Buffer& to, const GroupRecord& group) {
-  add(to, R"({{"number":{},"rank":{},"n_hosts":{},"failure":{})", group.number, group.rank,
-      group.n_hosts, in_quotes(group.failure));
-  add_list(to, "pes", group.pes, [&](Pe pe) { add(to, "{}", pe); });
-  add_list(to, "operations", group.operations,
-           [&](const OperationRecord& op) { add_operation(to, op); });
-  add_totals(to, group.totals);
-  add_list(to, "peers", group.peers, [&](const PeerTotals& peer) {
-    add(to,
-        R"({{"rows":{},"bytes":{},"waits":{},"wait_ns":{},"network_rows":{},"network_bytes":{}}})",
-        peer.rows, peer.bytes, peer.waits, peer.wait_ns, peer.network_rows, peer.network_bytes);
-  });
-  add_histograms(to, group.histograms);
-  add_list(to, "expert_rows", group.expert_rows, [&](std::uint64_t rows) { add(to, "{}", rows); });
-  add_list(to, "launches", group.launches, [&](const LaunchRecord& launch) {
-    add(to, R"({{"epoch":{},"operation":{},"end_ns":{},"rows":{},"bytes":{})", launch.epoch,
-        in_quotes(launch.operation), launch.end_ns, launch.rows, launch.bytes);
-    add_phases(to, launch.phases);
-    add(to, "}}");
-  });
-  add(to, "}}");
+void check_groups(const PeRecord& pe) {
+  for (const GroupRecord& group : pe.groups) {
+    require(!group.pes.empty(), Code::invalid_argument, "group {} has no ranks", group.number);
+    for (const LaunchRecord& launch : group.launches)
+      require(!launch.phases.empty(), Code::invalid_argument, "a launch of group {} has no phases",
+              group.number);
+  }
 }
 
 }  // namespace
 
 std::string to_json(const PeRecord& pe) {
-  Buffer to;
-  add(to,
-      R"({{"shoal_record":{},"world":"{:016x}","pe":{},"n_pes":{},"pid":{},"host":{},"read_ns":{},)"
-      R"("activity":{},"active":{},"awaited":{},"failure":{})",
-      detail::record::kJsonVersion, pe.world, pe.pe, pe.n_pes, pe.pid, in_quotes(pe.host),
-      pe.read_ns, in_quotes(pe.activity), pe.active, pe.awaited, in_quotes(pe.failure));
-  add_totals(to, pe.totals);
-  add_list(to, "peers", pe.peers, [&](const WorldPeerTotals& peer) {
-    add(to, R"({{"operations":{},"bytes":{},"waits":{},"wait_ns":{}}})", peer.operations,
-        peer.bytes, peer.waits, peer.wait_ns);
-  });
-  add_histograms(to, pe.histograms);
-  add_list(to, "groups", pe.groups, [&](const GroupRecord& group) { add_group(to, group); });
-  add(to, "}}");
-  return fmt::to_string(to);
+  json document = pe;
+  document["shoal_record"] = kJsonVersion;
+  document["world"] = fmt::format("{:016x}", pe.world);
+  return document.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+PeRecord from_json(const std::string& text) {
+  try {
+    json parsed = json::parse(with_characters_only(text));
+    const int version = parsed.at("shoal_record");
+    require(version == kJsonVersion, Code::invalid_argument,
+            "it has format {} of records; this version of Shoal reads format {}", version,
+            kJsonVersion);
+    make_printable(parsed);
+    auto pe = parsed.get<PeRecord>();
+    const std::string world = parsed.at("world");
+    std::from_chars(world.data(), world.data() + world.size(), pe.world, 16);
+    check_groups(pe);
+    return pe;
+  } catch (const json::exception& error) {
+    fail(Code::invalid_argument, "it is not the record of a PE: {}", error.what());
+  }
 }
 
 }  // namespace shoal::observe

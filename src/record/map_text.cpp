@@ -4,14 +4,19 @@
 
 #include <algorithm>
 #include <iterator>
+#include <nlohmann/json.hpp>
 
-#include "record/text.hpp"
 #include "shoal/memory_map.hpp"
 
 namespace shoal::observe {
-namespace {
 
-using detail::record::in_quotes;
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemoryDimension, name, count, stride)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemoryRegion, name, offset, bytes, dimensions)
+// `world` is text, as in json.cpp.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemoryMap, pe, pid, group, memory, offset, bytes, pes, addresses,
+                                   regions)
+
+namespace {
 
 std::string name_of(const MemoryMap& map) {
   return map.group == 0 ? fmt::format("the {}", map.memory) : fmt::format("group {}", map.group);
@@ -91,26 +96,10 @@ std::string to_text(const MemoryMap& map) {
 }
 
 std::string to_json(const MemoryMap& map) {
-  fmt::memory_buffer to;
-  const auto out = std::back_inserter(to);
-  fmt::format_to(
-      out,
-      R"({{"shoal_memory":1,"world":"{:016x}","pe":{},"pid":{},"group":{},"memory":{},"offset":{},)"
-      R"("bytes":{},"pes":[{}],"addresses":[{}],"regions":[)",
-      map.world, map.pe, map.pid, map.group, in_quotes(map.memory), map.offset, map.bytes,
-      fmt::join(map.pes, ","), fmt::join(map.addresses, ","));
-  for (std::size_t i = 0; i < map.regions.size(); ++i) {
-    const MemoryRegion& region = map.regions[i];
-    fmt::format_to(out, R"({}{{"name":{},"offset":{},"bytes":{},"dimensions":[)", i == 0 ? "" : ",",
-                   in_quotes(region.name), region.offset, region.bytes);
-    for (std::size_t d = 0; d < region.dimensions.size(); ++d)
-      fmt::format_to(out, R"({}{{"name":{},"count":{},"stride":{}}})", d == 0 ? "" : ",",
-                     in_quotes(region.dimensions[d].name), region.dimensions[d].count,
-                     region.dimensions[d].stride);
-    fmt::format_to(out, "]}}");
-  }
-  fmt::format_to(out, "]}}");
-  return fmt::to_string(to);
+  nlohmann::json document = map;
+  document["shoal_memory"] = 1;
+  document["world"] = fmt::format("{:016x}", map.world);
+  return document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace shoal::observe

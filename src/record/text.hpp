@@ -54,20 +54,6 @@ inline std::string printable(std::string_view text) {
   return to;
 }
 
-/// Returns `text` as a string of JSON.
-inline std::string in_quotes(std::string_view text) {
-  std::string to = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\')
-      to += {'\\', c};
-    else if (static_cast<unsigned char>(c) < 0x20)
-      to += fmt::format("\\u{:04x}", static_cast<int>(c));
-    else
-      to += c;
-  }
-  return to += '"';
-}
-
 /// Cuts off what does not fit, between two characters.
 template <std::size_t words>
 void store_text(Text<words>& to, std::string_view text) noexcept {
