@@ -205,31 +205,19 @@ class Start:
 
 
 def run_cpp(a):
-    """{mode: first and steady pair of the first group of the process} of the C++ benchmark."""
+    """{mode: first and steady pair of the first group of the process} of shoal-bench-gpu."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "start.json")
-        if a.gpu:
-            command = [f"{BIN}/shoal-bench-gpu", "start", "--pes", a.ranks]
-            command += ["--no-warmup"] * (not a.warmup)
-        else:
-            command = [f"{BIN}/shoal-run", "-n", a.ranks, f"{BIN}/shoal-bench", "start"]
-            command += ["--preinitialize"] * a.warmup
-            command += shape_options(a, "tokens", "hidden", "top-k", "experts")
-        command = ["chrt", "-r", "1"] * a.realtime + command + ["--json", path]
+        command = [f"{BIN}/shoal-bench-gpu", "start", "--pes", a.ranks]
+        command += ["--no-warmup"] * (not a.warmup) + ["--json", path]
+        command = ["chrt", "-r", "1"] * a.realtime + command
         quiet = {"check": True, "stdout": subprocess.DEVNULL, "timeout": 300}
         subprocess.run(list(map(str, command)), **quiet)
         with open(path) as file:
             results = json.load(file)["results"]
     times = {row.get("name") or row["operation"]: row["seconds"]["max"] for row in results}
-    first, steady = "first pair of the process", "steady pair"
-    if a.gpu:
-        first, steady = "first pair", "steady pair"
-    of_mode = "{}, group 1: {}" if a.gpu else "{}: {}"
     return {
-        mode: {
-            "first": times[of_mode.format(mode, first)],
-            "steady": times[of_mode.format(mode, steady)],
-        }
+        mode: {which: times[f"{mode}, group 1: {which} pair"] for which in ("first", "steady")}
         for mode in CPP.values()
     }
 
@@ -251,7 +239,8 @@ def measure(a):
         while len(ahead) <= a.ahead and i + len(ahead) < len(order):
             ahead.append(Start(a, order[i + len(ahead)]))
         found.setdefault(name, []).append(ahead.pop(0).run())
-    modes = {name: mode for name, mode in CPP.items() if not a.only or name in a.only}
+    wanted = a.only or (CPP if a.gpu else ())
+    modes = {name: mode for name, mode in CPP.items() if name in wanted}
     reports = [run_cpp(a) for _ in range(a.starts)] if modes else []
     return found | {name: [report[mode] for report in reports] for name, mode in modes.items()}
 
@@ -271,7 +260,7 @@ def main():
     parser.add_argument("--no-warmup", dest="warmup", action="store_false")
     parser.add_argument("--ahead", type=int, default=0, help="starts that import ahead of time")
     parser.add_argument("--realtime", action="store_true", help="keep other programs off the cores")
-    parser.add_argument("--gpu", action="store_true", help="GPUs also for C++")
+    parser.add_argument("--gpu", action="store_true", help="C++ too, which needs GPUs")
     parser.add_argument("--json", help="write the results to this file")
     for name in ("--interface", "--store"):
         parser.add_argument(name, help=argparse.SUPPRESS)

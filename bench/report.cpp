@@ -80,8 +80,6 @@ void print(const Report& report, const std::vector<Row>& rows) {
       fmt::print(" {:>11.3f} {:>9.2f} {:>9.2f}", row.bytes / 1e6, row.per_pe(), row.aggregate());
     fmt::print("\n");
   }
-  if (!report.notes.empty()) fmt::print("\n");
-  for (const auto& [name, value] : report.notes) fmt::print("{:<60} {:>10.2f}\n", name, value);
 }
 
 void write_json(const Report& report, const std::vector<Row>& rows, const std::string& path) {
@@ -90,7 +88,6 @@ void write_json(const Report& report, const std::vector<Row>& rows, const std::s
   json["pes"] = report.pes;
   for (const auto& [name, value] : report.setup) json["setup"][name] = value;
   json["basis"] = report.basis;
-  for (const auto& [name, value] : report.notes) json["notes"][name] = value;
   for (const Row& row : rows) {
     nlohmann::ordered_json entry{
         {"name", row.name}, {"seconds", {{"mean", row.mean}, {"min", row.min}, {"max", row.max}}}};

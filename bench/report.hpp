@@ -29,7 +29,6 @@ struct Report {
   std::int32_t pe = 0, pes = 0;
   /// Shape and machine, in printing order.
   std::vector<std::pair<std::string, std::string>> setup{};
-  std::vector<std::pair<std::string, double>> notes{};  ///< further figures, after the table
 };
 /// The basis of shoal-bench ep and of its baseline.
 inline constexpr const char* kRowsReceived =

@@ -37,10 +37,8 @@ namespace {
 
 struct Arguments {
   Shape shape;
-  Shape start_shape{.tokens = 128, .hidden = 7168, .top_k = 8, .experts = 64};
   std::int64_t rma_iterations = 1000;
   std::string json_path, part;
-  bool preinitialize = false;
 };
 
 void declare(CLI::App& app, Arguments& arguments) {
@@ -57,20 +55,11 @@ void declare(CLI::App& app, Arguments& arguments) {
   command("rma", "put, get, atomics, signals, barrier and all-to-all")
       ->add_option("--iterations", arguments.rma_iterations, "repetitions of each small operation")
       ->capture_default_str();
-  CLI::App* const start =
-      command("start", "the first pair of the process by cause, and its ratio to a steady pair");
-  add_shape_options(*start, arguments.start_shape);
-  start->add_flag("--preinitialize", arguments.preinitialize,
-                  "create the groups with GroupOptions::preinitialize");
 }
 
 void run(const Arguments& arguments) {
-  const Times start = now();
   World world = World::open({.settings = Settings::from_environment()});
-  const Times open = now() - start;
-  if (arguments.part == "start")
-    run_start(world, arguments.start_shape, arguments.preinitialize, open, arguments.json_path);
-  else if (arguments.part == "ep")
+  if (arguments.part == "ep")
     run_ep(world, arguments.shape, arguments.json_path);
   else
     run_rma(world, arguments.rma_iterations, arguments.json_path);

@@ -13,11 +13,6 @@ void run_ep(World& world, const Shape& shape, const std::string& json_path);
 /// PEs 0 and 1 measure while the others wait; all PEs take part in barrier and all-to-all.
 /// `iterations`: of each small operation.
 void run_rma(World& world, std::int64_t iterations, const std::string& json_path);
-/// The first pair of this process, by cause, against steady pairs. `open`: the time of World::open
-/// on this PE.
-void run_start(World& world, const Shape& shape, bool preinitialize, Times open,
-               const std::string& json_path);
-
 Gather gather_through(World& world);
 /// A report with the program's name and the PEs of the world.
 Report report_of(World& world, const std::string& program);

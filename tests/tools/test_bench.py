@@ -50,40 +50,11 @@ def test_a_wrong_setting_is_an_error(bin_dir, command):
     assert f'{program}: shoal: SHOAL_LOG is "loud"; allowed: ' in result.stderr
 
 
-@pytest.mark.parametrize("warm", [[], ["--preinitialize"]])
-def test_start_splits_the_first_pair(bin_dir, tmp_path, warm):
-    report = tmp_path / "start.json"
-    shape = ["--tokens", "16", "--hidden", "256", "--experts", "16", "--top-k", "4"]
-    command = [bin_dir / "shoal-bench", "start", *shape, "--json", report, *warm]
-    subprocess.run(
-        [bin_dir / "shoal-run", "-n", "2", *command], check=True, timeout=120, capture_output=True
-    )
-    data = json.loads(report.read_text())
-    assert data["setup"]["preinitialize"] == ("yes" if warm else "no")
-    rows = {row["name"]: row["seconds"]["max"] for row in data["results"]}
-    phases = sum(time for name, time in rows.items() if name.startswith("World::open: "))
-    assert 0 < phases <= 2 * rows["World::open"]
-    for mode in ("normal", "low latency"):
-        assert rows[f"{mode}: creation of the first group"] > 0
-        first, later, steady = (
-            rows[f"{mode}: {which}"]
-            for which in ("first pair of the process", "first pair of a later group", "steady pair")
-        )
-        notes = data["notes"]
-        assert notes[f"{mode}: first pair of the process / steady pair"] == pytest.approx(
-            first / steady
-        )
-        parts = notes[f"{mode}: code loading, us"] + notes[f"{mode}: handshake and first touch, us"]
-        assert parts == pytest.approx(
-            1e6 * (max(0, first - later) + max(0, later - steady)), rel=1e-6, abs=1e-3
-        )
-
-
 def test_first_pairs_of_an_interface_of_each_kind(bin_dir, tmp_path):
     pytest.importorskip("torch")
     report = tmp_path / "first.json"
     shape = ["--tokens", "16", "--low-latency-tokens", "8", "--experts", "16", "--top-k", "4"]
-    names = ["Buffer, low latency", "shoal.ep.Group", "C++"]
+    names = ["Buffer, low latency", "shoal.ep.Group"]
     command = [
         sys.executable,
         ROOT / "bench/first_pairs.py",
