@@ -27,11 +27,7 @@ ReduceOp op_of(std::int32_t op, const char* call) {
 }  // namespace
 }  // namespace shoal::capi
 
-using shoal::capi::dtype_of;
-using shoal::capi::guarded;
-using shoal::capi::op_of;
-using shoal::capi::per_pe;
-using shoal::capi::team_of;
+using namespace shoal::capi;
 
 shoal_status shoal_barrier(const shoal_team* team) {
   return guarded([&] { shoal::barrier(team_of(team, "shoal_barrier")); });

@@ -27,15 +27,7 @@ ep::GateOptions gate_options(const shoal_ep_gate_options* given, const char* cal
 }  // namespace
 }  // namespace shoal::capi
 
-using shoal::capi::check_fillable;
-using shoal::capi::fill_struct;
-using shoal::capi::gate_options;
-using shoal::capi::GatedOwner;
-using shoal::capi::guarded;
-using shoal::capi::optional_view_of;
-using shoal::capi::release;
-using shoal::capi::tensor_of;
-using shoal::capi::view_of;
+using namespace shoal::capi;
 
 shoal_status shoal_ep_gate(const shoal_tensor* logits, const shoal_tensor* bias,
                            const shoal_ep_gate_options* options, shoal_ep_gated* gated) {

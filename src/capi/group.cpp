@@ -77,19 +77,16 @@ void check_reserved(const char* name, std::int32_t value) {
 
 }  // namespace shoal::capi
 
-using shoal::capi::group_of;
-using shoal::capi::guarded;
-using shoal::capi::required;
+using namespace shoal::capi;
 
 shoal_status shoal_ep_size_hint(const shoal_ep_group_options* options, int32_t ranks, int32_t heap,
                                 shoal_ep_sizes* sizes) {
   const char* call = "shoal_ep_size_hint";
   return guarded([&] {
-    shoal::capi::check_fillable(call, "shoal_ep_sizes", sizes);
-    const shoal::ep::SizeHint hint = shoal::ep::size_hint(
-        shoal::capi::group_options(options, call), ranks, shoal::capi::heap_kind(heap, call));
-    shoal::capi::fill_struct(
-        sizes, {sizeof *sizes, hint.control, hint.normal, hint.low_latency, hint.total()});
+    check_fillable(call, "shoal_ep_sizes", sizes);
+    const shoal::ep::SizeHint hint =
+        shoal::ep::size_hint(group_options(options, call), ranks, heap_kind(heap, call));
+    fill_struct(sizes, {sizeof *sizes, hint.control, hint.normal, hint.low_latency, hint.total()});
   });
 }
 
@@ -99,7 +96,7 @@ shoal_status shoal_ep_low_latency_size_hint(int64_t max_tokens, int64_t hidden, 
   const char* call = "shoal_ep_low_latency_size_hint";
   return guarded([&] {
     required(bytes, call, "bytes") = shoal::ep::low_latency_size_hint(
-        max_tokens, hidden, ranks, experts, top_k, shoal::capi::heap_kind(heap, call));
+        max_tokens, hidden, ranks, experts, top_k, heap_kind(heap, call));
   });
 }
 
@@ -109,7 +106,7 @@ shoal_status shoal_ep_group_create(const shoal_team* team, const shoal_ep_group_
   return guarded([&] {
     shoal_ep_group*& out = required(group, call, "group");
     const shoal::Team& members = required(team, call, "team").value;
-    out = new shoal_ep_group{shoal::ep::Group(members, shoal::capi::group_options(options, call))};
+    out = new shoal_ep_group{shoal::ep::Group(members, group_options(options, call))};
   });
 }
 
@@ -118,7 +115,7 @@ shoal_status shoal_ep_group_close(shoal_ep_group* group) {
 }
 
 shoal_status shoal_ep_group_destroy(shoal_ep_group* group) {
-  return shoal::capi::destroy(group);
+  return destroy(group);
 }
 
 shoal_status shoal_ep_group_local_experts(const shoal_ep_group* group, int32_t* local_experts) {
@@ -137,9 +134,8 @@ shoal_status shoal_ep_group_statistics(const shoal_ep_group* group,
                                        shoal_ep_statistics* statistics) {
   const char* call = "shoal_ep_group_statistics";
   return guarded([&] {
-    shoal::capi::check_fillable(call, "shoal_ep_statistics", statistics);
-    shoal::capi::fill_struct(statistics,
-                             shoal::capi::statistics_of(group_of(group, call).statistics()));
+    check_fillable(call, "shoal_ep_statistics", statistics);
+    fill_struct(statistics, statistics_of(group_of(group, call).statistics()));
   });
 }
 

@@ -56,16 +56,11 @@ shoal_ep_low_latency_received received_of(std::unique_ptr<ReceivedOwner> owner) 
 }  // namespace
 }  // namespace shoal::capi
 
-using shoal::capi::check_fillable;
-using shoal::capi::group_of;
-using shoal::capi::guarded;
-using shoal::capi::required;
-using shoal::capi::view_of;
+using namespace shoal::capi;
 
 shoal_status shoal_ep_low_latency_received_release(shoal_ep_low_latency_received* received) {
-  return shoal::capi::release("shoal_ep_low_latency_received_release",
-                              "shoal_ep_low_latency_received", received,
-                              SHOAL_EP_LOW_LATENCY_RECEIVED_INIT);
+  return release("shoal_ep_low_latency_received_release", "shoal_ep_low_latency_received", received,
+                 SHOAL_EP_LOW_LATENCY_RECEIVED_INIT);
 }
 
 shoal_status shoal_ep_low_latency_dispatch(shoal_ep_group* group, const shoal_tensor* x,
@@ -78,7 +73,7 @@ shoal_status shoal_ep_low_latency_dispatch(shoal_ep_group* group, const shoal_te
     out = new shoal_ep_pending_dispatch{
         group_of(group, call)
             .low_latency_dispatch(view_of(x, call, "x"), view_of(topk_idx, call, "topk_idx"),
-                                  shoal::capi::low_latency_dispatch_options(options, call))};
+                                  low_latency_dispatch_options(options, call))};
   });
 }
 
@@ -97,14 +92,13 @@ shoal_status shoal_ep_pending_dispatch_receive(shoal_ep_pending_dispatch* pendin
     check_fillable(call, "shoal_ep_low_latency_received", received);
     shoal::ep::LowLatencyReceived result = required(pending, call, "pending").value.receive();
     shoal_ep_low_latency_handle handle{result.handle};
-    shoal::capi::fill_struct(received,
-                             shoal::capi::received_of(std::make_unique<shoal::capi::ReceivedOwner>(
-                                 std::move(result), std::move(handle))));
+    fill_struct(received,
+                received_of(std::make_unique<ReceivedOwner>(std::move(result), std::move(handle))));
   });
 }
 
 shoal_status shoal_ep_pending_dispatch_destroy(shoal_ep_pending_dispatch* pending) {
-  return shoal::capi::destroy(pending);
+  return destroy(pending);
 }
 
 shoal_status shoal_ep_low_latency_combine(shoal_ep_group* group, const shoal_tensor* y,
@@ -120,7 +114,7 @@ shoal_status shoal_ep_low_latency_combine(shoal_ep_group* group, const shoal_ten
             .low_latency_combine(view_of(y, call, "y"), view_of(topk_idx, call, "topk_idx"),
                                  view_of(weights, call, "weights"),
                                  required(handle, call, "handle").value,
-                                 shoal::capi::low_latency_combine_options(options, call))};
+                                 low_latency_combine_options(options, call))};
   });
 }
 
@@ -137,17 +131,17 @@ shoal_status shoal_ep_pending_combine_receive(shoal_ep_pending_combine* pending,
   const char* call = "shoal_ep_pending_combine_receive";
   return guarded([&] {
     check_fillable(call, "shoal_ep_combined", combined);
-    auto owner = std::make_unique<shoal::capi::LowLatencyCombinedOwner>(
+    auto owner = std::make_unique<LowLatencyCombinedOwner>(
         required(pending, call, "pending").value.receive());
     shoal_ep_combined c = SHOAL_EP_COMBINED_INIT;
-    c.x = shoal::capi::tensor_of(owner->value);
+    c.x = tensor_of(owner->value);
     c.owner = owner.release();
-    shoal::capi::fill_struct(combined, c);
+    fill_struct(combined, c);
   });
 }
 
 shoal_status shoal_ep_pending_combine_destroy(shoal_ep_pending_combine* pending) {
-  return shoal::capi::destroy(pending);
+  return destroy(pending);
 }
 
 shoal_status shoal_ep_low_latency_handle_copy(const shoal_ep_low_latency_handle* handle,
@@ -160,13 +154,13 @@ shoal_status shoal_ep_low_latency_handle_copy(const shoal_ep_low_latency_handle*
 }
 
 shoal_status shoal_ep_low_latency_handle_destroy(shoal_ep_low_latency_handle* handle) {
-  return shoal::capi::destroy(handle);
+  return destroy(handle);
 }
 
 shoal_status shoal_ep_next_combine_buffer(shoal_ep_group* group, shoal_tensor* buffer) {
   const char* call = "shoal_ep_next_combine_buffer";
   return guarded([&] {
     shoal_tensor& out = required(buffer, call, "buffer");
-    out = shoal::capi::tensor_of(group_of(group, call).next_combine_buffer());
+    out = tensor_of(group_of(group, call).next_combine_buffer());
   });
 }

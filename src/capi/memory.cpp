@@ -21,12 +21,7 @@ RemoteSpan<std::uint64_t> remote_flag(const World& world, const std::uint64_t* f
 }  // namespace
 }  // namespace shoal::capi
 
-using shoal::capi::enumeration;
-using shoal::capi::guarded;
-using shoal::capi::open_world;
-using shoal::capi::remote;
-using shoal::capi::remote_flag;
-using shoal::capi::required;
+using namespace shoal::capi;
 
 shoal_status shoal_malloc(shoal_world* world, size_t bytes, void** pointer) {
   const char* call = "shoal_malloc";

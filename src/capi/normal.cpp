@@ -116,23 +116,18 @@ void dispatch(const char* call, shoal_ep_group* handle, const shoal_tensor* x, c
 }  // namespace
 }  // namespace shoal::capi
 
-using shoal::capi::check_fillable;
-using shoal::capi::group_of;
-using shoal::capi::guarded;
-using shoal::capi::required;
-using shoal::capi::view_of;
+using namespace shoal::capi;
 
 shoal_status shoal_ep_routing_release(shoal_ep_routing* routing) {
-  return shoal::capi::release("shoal_ep_routing_release", "shoal_ep_routing", routing,
-                              SHOAL_EP_ROUTING_INIT);
+  return release("shoal_ep_routing_release", "shoal_ep_routing", routing, SHOAL_EP_ROUTING_INIT);
 }
 shoal_status shoal_ep_dispatched_release(shoal_ep_dispatched* dispatched) {
-  return shoal::capi::release("shoal_ep_dispatched_release", "shoal_ep_dispatched", dispatched,
-                              SHOAL_EP_DISPATCHED_INIT);
+  return release("shoal_ep_dispatched_release", "shoal_ep_dispatched", dispatched,
+                 SHOAL_EP_DISPATCHED_INIT);
 }
 shoal_status shoal_ep_combined_release(shoal_ep_combined* combined) {
-  return shoal::capi::release("shoal_ep_combined_release", "shoal_ep_combined", combined,
-                              SHOAL_EP_COMBINED_INIT);
+  return release("shoal_ep_combined_release", "shoal_ep_combined", combined,
+                 SHOAL_EP_COMBINED_INIT);
 }
 
 shoal_status shoal_ep_route(const shoal_ep_group* group, const shoal_tensor* topk_idx,
@@ -141,9 +136,8 @@ shoal_status shoal_ep_route(const shoal_ep_group* group, const shoal_tensor* top
   return guarded([&] {
     check_fillable(call, "shoal_ep_routing", routing);
     const shoal::ep::Group& made_by = group_of(group, call);
-    shoal::capi::fill_routing(
-        routing, made_by.route(view_of(topk_idx, call, "topk_idx"), shoal::capi::launch_of(launch)),
-        shoal::capi::Counts(made_by));
+    fill_routing(routing, made_by.route(view_of(topk_idx, call, "topk_idx"), launch_of(launch)),
+                 Counts(made_by));
   });
 }
 
@@ -152,7 +146,7 @@ shoal_status shoal_ep_is_token_in_rank(const shoal_ep_routing* routing, int64_t 
   const char* call = "shoal_ep_is_token_in_rank";
   return guarded([&] {
     required(inside, call, "inside") =
-        shoal::capi::routing_in(routing, call).is_token_in_rank(token, rank) ? 1 : 0;
+        routing_in(routing, call).is_token_in_rank(token, rank) ? 1 : 0;
   });
 }
 
@@ -161,10 +155,7 @@ shoal_status shoal_ep_dispatch(shoal_ep_group* group, const shoal_tensor* x,
                                const shoal_ep_dispatch_options* options,
                                shoal_ep_dispatched* dispatched) {
   const char* call = "shoal_ep_dispatch";
-  return guarded([&] {
-    shoal::capi::dispatch(call, group, x, shoal::capi::routing_in(routing, call), options,
-                          dispatched);
-  });
+  return guarded([&] { dispatch(call, group, x, routing_in(routing, call), options, dispatched); });
 }
 
 shoal_status shoal_ep_dispatch_cached(shoal_ep_group* group, const shoal_tensor* x,
@@ -173,8 +164,7 @@ shoal_status shoal_ep_dispatch_cached(shoal_ep_group* group, const shoal_tensor*
                                       shoal_ep_dispatched* dispatched) {
   const char* call = "shoal_ep_dispatch_cached";
   return guarded([&] {
-    shoal::capi::dispatch(call, group, x, required(handle, call, "handle").value, options,
-                          dispatched);
+    dispatch(call, group, x, required(handle, call, "handle").value, options, dispatched);
   });
 }
 
@@ -186,9 +176,9 @@ shoal_status shoal_ep_combine(shoal_ep_group* group, const shoal_tensor* y,
   return guarded([&] {
     check_fillable(call, "shoal_ep_combined", combined);
     const shoal::ep::Handle& layout = required(handle, call, "handle").value;
-    shoal::capi::fill_combined(combined, group_of(group, call)
-                                             .combine(view_of(y, call, "y"), layout,
-                                                      shoal::capi::combine_options(options, call)));
+    fill_combined(combined,
+                  group_of(group, call)
+                      .combine(view_of(y, call, "y"), layout, combine_options(options, call)));
   });
 }
 
@@ -201,7 +191,7 @@ shoal_status shoal_ep_handle_copy(const shoal_ep_handle* handle, shoal_ep_handle
 }
 
 shoal_status shoal_ep_handle_destroy(shoal_ep_handle* handle) {
-  return shoal::capi::destroy(handle);
+  return destroy(handle);
 }
 
 // Operations on the group's own thread.
@@ -235,9 +225,8 @@ shoal_status shoal_ep_dispatch_async(shoal_ep_group* group, const shoal_tensor* 
     shoal_ep_future*& out = required(future, call, "future");
     shoal::ep::Group& by = group_of(group, call);
     auto made = std::make_unique<shoal_ep_future>(by);
-    made->dispatched =
-        by.dispatch_async(view_of(x, call, "x"), shoal::capi::routing_in(routing, call),
-                          shoal::capi::dispatch_options(options, call));
+    made->dispatched = by.dispatch_async(view_of(x, call, "x"), routing_in(routing, call),
+                                         dispatch_options(options, call));
     out = made.release();
   });
 }
@@ -252,7 +241,7 @@ shoal_status shoal_ep_combine_async(shoal_ep_group* group, const shoal_tensor* y
     shoal::ep::Group& by = group_of(group, call);
     auto made = std::make_unique<shoal_ep_future>(by);
     made->combined = by.combine_async(view_of(y, call, "y"), required(handle, call, "handle").value,
-                                      shoal::capi::combine_options(options, call));
+                                      combine_options(options, call));
     out = made.release();
   });
 }
@@ -261,8 +250,7 @@ shoal_status shoal_ep_future_ready(const shoal_ep_future* future, int32_t* is_re
   const char* call = "shoal_ep_future_ready";
   return guarded([&] {
     const shoal_ep_future& asked = required(future, call, "future");
-    required(is_ready, call, "ready") =
-        shoal::capi::ready(asked.dispatched) && shoal::capi::ready(asked.combined) ? 1 : 0;
+    required(is_ready, call, "ready") = ready(asked.dispatched) && ready(asked.combined) ? 1 : 0;
   });
 }
 
@@ -271,8 +259,7 @@ shoal_status shoal_ep_future_dispatched(shoal_ep_future* future, shoal_ep_dispat
   return guarded([&] {
     check_fillable(call, "shoal_ep_dispatched", dispatched);
     shoal_ep_future& taken = required(future, call, "future");
-    shoal::capi::fill_dispatched(dispatched, shoal::capi::take(taken, taken.dispatched, call),
-                                 taken.counts);
+    fill_dispatched(dispatched, take(taken, taken.dispatched, call), taken.counts);
   });
 }
 
@@ -281,7 +268,7 @@ shoal_status shoal_ep_future_combined(shoal_ep_future* future, shoal_ep_combined
   return guarded([&] {
     check_fillable(call, "shoal_ep_combined", combined);
     shoal_ep_future& taken = required(future, call, "future");
-    shoal::capi::fill_combined(combined, shoal::capi::take(taken, taken.combined, call));
+    fill_combined(combined, take(taken, taken.combined, call));
   });
 }
 
@@ -290,5 +277,5 @@ shoal_status shoal_ep_future_destroy(shoal_ep_future* future) {
   const bool here = getpid() == future->process;
   if (here && future->dispatched.valid()) future->dispatched.wait();
   if (here && future->combined.valid()) future->combined.wait();
-  return shoal::capi::destroy(future);
+  return destroy(future);
 }

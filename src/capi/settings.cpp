@@ -36,8 +36,7 @@ void assign(Settings& settings, const std::string& name, const std::string& text
 }  // namespace
 }  // namespace shoal::capi
 
-using shoal::capi::guarded;
-using shoal::capi::required;
+using namespace shoal::capi;
 
 shoal_status shoal_settings_create(shoal_settings** settings) {
   return guarded([&] {
@@ -56,8 +55,8 @@ shoal_status shoal_settings_from_environment(shoal_settings** settings) {
 shoal_status shoal_settings_set(shoal_settings* settings, const char* name, const char* value) {
   const char* call = "shoal_settings_set";
   return guarded([&] {
-    shoal::capi::assign(required(settings, call, "settings").value, &required(name, call, "name"),
-                        &required(value, call, "value"));
+    assign(required(settings, call, "settings").value, &required(name, call, "name"),
+           &required(value, call, "value"));
   });
 }
 
@@ -65,7 +64,7 @@ shoal_status shoal_settings_get(const shoal_settings* settings, const char* name
                                 size_t capacity) {
   const char* call = "shoal_settings_get";
   return guarded([&] {
-    const shoal::SettingInfo& info = shoal::capi::setting_named(&required(name, call, "name"));
+    const shoal::SettingInfo& info = setting_named(&required(name, call, "name"));
     const std::string value = shoal::format_value(info, required(settings, call, "settings").value);
     required(text, call, "text");
     shoal::require(value.size() < capacity, shoal::Code::invalid_argument,
@@ -76,5 +75,5 @@ shoal_status shoal_settings_get(const shoal_settings* settings, const char* name
 }
 
 shoal_status shoal_settings_destroy(shoal_settings* settings) {
-  return shoal::capi::destroy(settings);
+  return destroy(settings);
 }

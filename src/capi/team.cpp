@@ -36,15 +36,13 @@ void return_slot(Team& team) {
 }  // namespace
 }  // namespace shoal::capi
 
-using shoal::capi::guarded;
-using shoal::capi::required;
+using namespace shoal::capi;
 
 shoal_status shoal_world_team(const shoal_world* world, int32_t which, shoal_team** team) {
   const char* call = "shoal_world_team";
   return guarded([&] {
     shoal_team*& out = required(team, call, "team");
-    out = new shoal_team{shoal::capi::predefined_team(required(world, call, "world").value, which),
-                         true};
+    out = new shoal_team{predefined_team(required(world, call, "world").value, which), true};
   });
 }
 
@@ -61,7 +59,7 @@ shoal_status shoal_team_split(const shoal_team* team, int32_t start, int32_t str
 shoal_status shoal_team_destroy(shoal_team* team) {
   if (team == nullptr) return SHOAL_OK;
   const shoal_status status = guarded([&] {
-    if (!team->predefined) shoal::capi::return_slot(team->value);
+    if (!team->predefined) return_slot(team->value);
   });
   delete team;
   return status;

@@ -66,8 +66,7 @@ shoal_tensor tensor_of(const TensorView& view) {
 
 }  // namespace shoal::capi
 
-using shoal::capi::guarded;
-using shoal::capi::required;
+using namespace shoal::capi;
 
 shoal_status shoal_tensor_init(shoal_tensor* tensor, void* data, int32_t dtype, int32_t rank,
                                const int64_t* shape) {
@@ -80,7 +79,7 @@ shoal_status shoal_tensor_init(shoal_tensor* tensor, void* data, int32_t dtype, 
     made.rank = rank;
     const int dimensions = std::clamp(rank, 0, shoal::TensorView::kMaxRank);
     std::copy_n(extents, dimensions, made.shape);
-    shoal::capi::checked_bytes(made, call, "tensor");
+    checked_bytes(made, call, "tensor");
     std::int64_t stride = 1;
     for (int i = rank - 1; i >= 0; --i) {
       made.strides[i] = stride;

@@ -23,8 +23,7 @@ void run_body(World& world, shoal_body body, void* context) {
 }  // namespace
 }  // namespace shoal::capi
 
-using shoal::capi::guarded;
-using shoal::capi::required;
+using namespace shoal::capi;
 
 shoal_status shoal_world_open(const shoal_settings* settings, shoal_world** world) {
   return guarded([&] {
@@ -40,7 +39,7 @@ shoal_status shoal_world_close(shoal_world* world) {
 }
 
 shoal_status shoal_world_destroy(shoal_world* world) {
-  return shoal::capi::destroy(world);
+  return destroy(world);
 }
 
 shoal_status shoal_world_pe(const shoal_world* world, int32_t* pe) {
@@ -70,7 +69,7 @@ shoal_status shoal_unique_id_text(const shoal_unique_id* id, const char** text) 
 }
 
 shoal_status shoal_unique_id_destroy(shoal_unique_id* id) {
-  return shoal::capi::destroy(id);
+  return destroy(id);
 }
 
 shoal_status shoal_run_threads(int32_t n_pes, const shoal_settings* settings, shoal_body body,
@@ -79,6 +78,6 @@ shoal_status shoal_run_threads(int32_t n_pes, const shoal_settings* settings, sh
     shoal::require(body != nullptr, shoal::Code::invalid_argument,
                    "shoal_run_threads: body is NULL");
     shoal::run_threads(n_pes, settings != nullptr ? settings->value : shoal::Settings{},
-                       [&](shoal::World& world) { shoal::capi::run_body(world, body, context); });
+                       [&](shoal::World& world) { run_body(world, body, context); });
   });
 }
