@@ -35,29 +35,34 @@ const Team& team_from(const char* call, nb::handle value) {
 
 /// The arguments of a collective that has a target and a source.
 struct Arrays {
+  const char* call;
   const Team& team;
-  const SymmetricArray &target, &source;
+  const TensorView &target, &source;
+  void* to;
+  const void* from;
 
-  Arrays(const char* call, nb::handle given_team, nb::handle given_target, nb::handle given_source)
-      : team(team_from(call, given_team)),
-        target(symmetric_from(call, "target", given_target)),
-        source(symmetric_from(call, "source", given_source)) {}
+  Arrays(const char* of_call, nb::handle given_team, nb::handle given_target,
+         nb::handle given_source)
+      : call(of_call),
+        team(team_from(call, given_team)),
+        target(symmetric_from(call, "target", given_target).local),
+        source(symmetric_from(call, "source", given_source).local),
+        to(target.data),
+        from(source.data) {}
+
+  void check_equal() const {
+    require(target.dtype == source.dtype && target.size() == source.size(), Code::invalid_argument,
+            "{}: target {} and source {} must have the same elements", call, target.describe(),
+            source.describe());
+  }
+
+  /// Throws unless `large` has a block of the size of `small` for each PE.
+  void check_blocks(const TensorView& small, const TensorView& large) const {
+    require(small.dtype == large.dtype && large.size() == small.size() * team.size(),
+            Code::invalid_argument, "{}: {} and {}; the latter must have {} times the elements",
+            call, small.describe(), large.describe(), team.size());
+  }
 };
-
-/// Bytes of `small`, where `large` has a block of its size for each PE.
-std::size_t block_bytes(const char* what, const TensorView& small, const TensorView& large,
-                        Pe pes) {
-  require(small.dtype == large.dtype && large.size() == small.size() * pes, Code::invalid_argument,
-          "{}: {} and {}; the latter must have {} times the elements", what, small.describe(),
-          large.describe(), pes);
-  return small.bytes();
-}
-
-void check_equal(const char* what, const TensorView& target, const TensorView& source) {
-  require(target.dtype == source.dtype && target.size() == source.size(), Code::invalid_argument,
-          "{}: target {} and source {} must have the same elements", what, target.describe(),
-          source.describe());
-}
 
 /// The element type of reductions on streams.
 cuda::ElementType element_type(const char* what, DataType dtype) {
@@ -127,17 +132,13 @@ void bind_barriers(nb::module_& module) {
 void bind_copies(nb::module_& module) {
   module.def(
       "broadcast",
-      [](nb::handle team_given, nb::handle target_given, nb::handle source_given, Pe root,
-         const nb::object& stream) {
-        const auto& [team, target, source] =
-            Arrays("broadcast", team_given, target_given, source_given);
-        check_equal("broadcast", target.local, source.local);
-        void* const to = target.local.data;
-        const void* const from = source.local.data;
-        const std::size_t bytes = source.local.bytes();
+      [](nb::handle team, nb::handle target, nb::handle source, Pe root, const nb::object& stream) {
+        const Arrays of("broadcast", team, target, source);
+        of.check_equal();
+        const std::size_t bytes = of.source.bytes();
         run(
-            "broadcast", team, stream, [&] { broadcast(team, to, from, bytes, root); },
-            [&](const cuda::StreamCollectives& on) { on.broadcast(to, from, bytes, root); });
+            of.call, of.team, stream, [&] { broadcast(of.team, of.to, of.from, bytes, root); },
+            [&](const cuda::StreamCollectives& on) { on.broadcast(of.to, of.from, bytes, root); });
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(), nb::arg("root"),
       nb::arg("stream") = nb::none(),
@@ -147,17 +148,13 @@ void bind_copies(nb::module_& module) {
       "`stream`, queued there: arrays must be in GPU memory."_doc);
   module.def(
       "all_gather",
-      [](nb::handle team_given, nb::handle target_given, nb::handle source_given,
-         const nb::object& stream) {
-        const auto& [team, target, source] =
-            Arrays("all_gather", team_given, target_given, source_given);
-        const std::size_t bytes =
-            block_bytes("all_gather", source.local, target.local, team.size());
-        void* const to = target.local.data;
-        const void* const from = source.local.data;
+      [](nb::handle team, nb::handle target, nb::handle source, const nb::object& stream) {
+        const Arrays of("all_gather", team, target, source);
+        of.check_blocks(of.source, of.target);
+        const std::size_t bytes = of.source.bytes();
         run(
-            "all_gather", team, stream, [&] { all_gather(team, to, from, bytes); },
-            [&](const cuda::StreamCollectives& on) { on.all_gather(to, from, bytes); });
+            of.call, of.team, stream, [&] { all_gather(of.team, of.to, of.from, bytes); },
+            [&](const cuda::StreamCollectives& on) { on.all_gather(of.to, of.from, bytes); });
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
       nb::arg("stream") = nb::none(),
@@ -166,20 +163,16 @@ void bind_copies(nb::module_& module) {
       "Copies the `source` of PE i to block i of every `target`. `stream`: as broadcast."_doc);
   module.def(
       "all_to_all",
-      [](nb::handle team_given, nb::handle target_given, nb::handle source_given,
-         const nb::object& stream) {
-        const auto& [team, target, source] =
-            Arrays("all_to_all", team_given, target_given, source_given);
-        check_equal("all_to_all", target.local, source.local);
-        require(source.local.size() % team.size() == 0, Code::invalid_argument,
-                "all_to_all: {} is not divisible among {} PEs", source.local.describe(),
-                team.size());
-        void* const to = target.local.data;
-        const void* const from = source.local.data;
-        const std::size_t bytes = source.local.bytes() / static_cast<std::size_t>(team.size());
+      [](nb::handle team, nb::handle target, nb::handle source, const nb::object& stream) {
+        const Arrays of("all_to_all", team, target, source);
+        of.check_equal();
+        require(of.source.size() % of.team.size() == 0, Code::invalid_argument,
+                "all_to_all: {} is not divisible among {} PEs", of.source.describe(),
+                of.team.size());
+        const std::size_t bytes = of.source.bytes() / static_cast<std::size_t>(of.team.size());
         run(
-            "all_to_all", team, stream, [&] { all_to_all(team, to, from, bytes); },
-            [&](const cuda::StreamCollectives& on) { on.all_to_all(to, from, bytes); });
+            of.call, of.team, stream, [&] { all_to_all(of.team, of.to, of.from, bytes); },
+            [&](const cuda::StreamCollectives& on) { on.all_to_all(of.to, of.from, bytes); });
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
       nb::arg("stream") = nb::none(),
@@ -192,20 +185,17 @@ void bind_copies(nb::module_& module) {
 void bind_reductions(nb::module_& module) {
   module.def(
       "reduce",
-      [](nb::handle team_given, nb::handle target_given, nb::handle source_given,
-         const std::string& op, const nb::object& stream) {
-        const auto& [team, target, source] =
-            Arrays("reduce", team_given, target_given, source_given);
-        check_equal("reduce", target.local, source.local);
+      [](nb::handle team, nb::handle target, nb::handle source, const std::string& op,
+         const nb::object& stream) {
+        const Arrays of("reduce", team, target, source);
+        of.check_equal();
         const ReduceOp kind = reduce_op(op);
-        const DataType dtype = source.local.dtype;
-        void* const to = target.local.data;
-        const void* const from = source.local.data;
-        const auto count = static_cast<std::size_t>(source.local.size());
+        const DataType dtype = of.source.dtype;
+        const auto count = static_cast<std::size_t>(of.source.size());
         run(
-            "reduce", team, stream, [&] { reduce(team, dtype, kind, to, from, count); },
+            of.call, of.team, stream, [&] { reduce(of.team, dtype, kind, of.to, of.from, count); },
             [&](const cuda::StreamCollectives& on) {
-              on.reduce(element_type("reduce", dtype), kind, to, from, count);
+              on.reduce(element_type(of.call, dtype), kind, of.to, of.from, count);
             });
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
@@ -216,21 +206,18 @@ void bind_reductions(nb::module_& module) {
       "every call. `stream`: as broadcast; the same bits, too."_doc);
   module.def(
       "reduce_scatter",
-      [](nb::handle team_given, nb::handle target_given, nb::handle source_given,
-         const std::string& op, const nb::object& stream) {
-        const auto& [team, target, source] =
-            Arrays("reduce_scatter", team_given, target_given, source_given);
-        block_bytes("reduce_scatter", target.local, source.local, team.size());
+      [](nb::handle team, nb::handle target, nb::handle source, const std::string& op,
+         const nb::object& stream) {
+        const Arrays of("reduce_scatter", team, target, source);
+        of.check_blocks(of.target, of.source);
         const ReduceOp kind = reduce_op(op);
-        const DataType dtype = source.local.dtype;
-        void* const to = target.local.data;
-        const void* const from = source.local.data;
-        const auto count = static_cast<std::size_t>(target.local.size());
+        const DataType dtype = of.source.dtype;
+        const auto count = static_cast<std::size_t>(of.target.size());
         run(
-            "reduce_scatter", team, stream,
-            [&] { reduce_scatter(team, dtype, kind, to, from, count); },
+            of.call, of.team, stream,
+            [&] { reduce_scatter(of.team, dtype, kind, of.to, of.from, count); },
             [&](const cuda::StreamCollectives& on) {
-              on.reduce_scatter(element_type("reduce_scatter", dtype), kind, to, from, count);
+              on.reduce_scatter(element_type(of.call, dtype), kind, of.to, of.from, count);
             });
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
