@@ -62,14 +62,16 @@ void update(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int p
 
 }  // namespace
 
-// A routine and its form with a context. PARAMETERS are those between the context and the PE, with
-// a comma at the end; ARGUMENTS follow the PE in the call of atomic.
+// A routine, and its other forms. PARAMETERS are those between the context and the PE, with a comma
+// at the end; ARGUMENTS follow the PE in the call of atomic. The deprecated names have one form.
 #define UNPACK(...) __VA_ARGS__
+#define DEFINE_FETCH(TYPE, NAME, OP, DEST, PARAMETERS, ARGUMENTS)              \
+  SHMEM_DEFINE(TYPE, NAME, (UNPACK PARAMETERS int pe)) {                       \
+    return atomic<TYPE>("shmem_" #NAME, AtomicOp::OP, SHMEM_CTX_DEFAULT, DEST, \
+                        pe UNPACK ARGUMENTS);                                  \
+  }
 #define DEFINE_FETCHING(TYPE, NAME, OP, DEST, PARAMETERS, ARGUMENTS)                       \
-  SHMEM_DEFINE(TYPE, NAME, (UNPACK PARAMETERS int pe)) {                                   \
-    return atomic<TYPE>("shmem_" #NAME, AtomicOp::OP, SHMEM_CTX_DEFAULT, DEST,             \
-                        pe UNPACK ARGUMENTS);                                              \
-  }                                                                                        \
+  DEFINE_FETCH(TYPE, NAME, OP, DEST, PARAMETERS, ARGUMENTS)                                \
   SHMEM_DEFINE(TYPE, ctx_##NAME, (shmem_ctx_t ctx, UNPACK PARAMETERS int pe)) {            \
     return atomic<TYPE>("shmem_ctx_" #NAME, AtomicOp::OP, ctx, DEST, pe UNPACK ARGUMENTS); \
   }                                                                                        \
@@ -82,55 +84,39 @@ void update(const char* call, AtomicOp op, shmem_ctx_t ctx, const T* dest, int p
     atomic_nbi<TYPE>("shmem_ctx_" #NAME "_nbi", fetch, AtomicOp::OP, ctx, DEST,            \
                      pe UNPACK ARGUMENTS);                                                 \
   }
-#define DEFINE_SILENT(TYPE, NAME, OP, PARAMETERS, ARGUMENTS)                                  \
+#define DEFINE_UPDATE(TYPE, NAME, OP, PARAMETERS, ARGUMENTS)                                  \
   SHMEM_DEFINE(void, NAME, (UNPACK PARAMETERS int pe)) {                                      \
     update<TYPE>("shmem_" #NAME, AtomicOp::OP, SHMEM_CTX_DEFAULT, dest, pe UNPACK ARGUMENTS); \
-  }                                                                                           \
-  SHMEM_DEFINE(void, ctx_##NAME, (shmem_ctx_t ctx, UNPACK PARAMETERS int pe)) {               \
-    update<TYPE>("shmem_ctx_" #NAME, AtomicOp::OP, ctx, dest, pe UNPACK ARGUMENTS);           \
+  }
+#define DEFINE_SILENT(TYPE, NAME, OP, PARAMETERS, ARGUMENTS)                        \
+  DEFINE_UPDATE(TYPE, NAME, OP, PARAMETERS, ARGUMENTS)                              \
+  SHMEM_DEFINE(void, ctx_##NAME, (shmem_ctx_t ctx, UNPACK PARAMETERS int pe)) {     \
+    update<TYPE>("shmem_ctx_" #NAME, AtomicOp::OP, ctx, dest, pe UNPACK ARGUMENTS); \
   }
 
-#define DEFINE_EXTENDED(TYPE, NAME)                                                               \
-  DEFINE_FETCHING(TYPE, NAME##_atomic_fetch, fetch, source, (const TYPE* source, ), ())           \
-  DEFINE_FETCHING(TYPE, NAME##_atomic_swap, swap, dest, (TYPE * dest, TYPE value, ), (, value))   \
-  DEFINE_SILENT(TYPE, NAME##_atomic_set, set, (TYPE * dest, TYPE value, ), (, value))             \
-  SHMEM_DEFINE(TYPE, NAME##_fetch, (const TYPE* source, int pe)) {                                \
-    return atomic<TYPE>("shmem_" #NAME "_fetch", AtomicOp::fetch, SHMEM_CTX_DEFAULT, source, pe); \
-  }                                                                                               \
-  SHMEM_DEFINE(void, NAME##_set, (TYPE * dest, TYPE value, int pe)) {                             \
-    update<TYPE>("shmem_" #NAME "_set", AtomicOp::set, SHMEM_CTX_DEFAULT, dest, pe, value);       \
-  }                                                                                               \
-  SHMEM_DEFINE(TYPE, NAME##_swap, (TYPE * dest, TYPE value, int pe)) {                            \
-    return atomic<TYPE>("shmem_" #NAME "_swap", AtomicOp::swap, SHMEM_CTX_DEFAULT, dest, pe,      \
-                        value);                                                                   \
-  }
+#define DEFINE_EXTENDED(TYPE, NAME)                                                             \
+  DEFINE_FETCHING(TYPE, NAME##_atomic_fetch, fetch, source, (const TYPE* source, ), ())         \
+  DEFINE_FETCHING(TYPE, NAME##_atomic_swap, swap, dest, (TYPE * dest, TYPE value, ), (, value)) \
+  DEFINE_SILENT(TYPE, NAME##_atomic_set, set, (TYPE * dest, TYPE value, ), (, value))           \
+  DEFINE_FETCH(TYPE, NAME##_fetch, fetch, source, (const TYPE* source, ), ())                   \
+  DEFINE_FETCH(TYPE, NAME##_swap, swap, dest, (TYPE * dest, TYPE value, ), (, value))           \
+  DEFINE_UPDATE(TYPE, NAME##_set, set, (TYPE * dest, TYPE value, ), (, value))
 SHOAL_SHMEM_EXTENDED_AMO_TYPES(DEFINE_EXTENDED)
 
-#define DEFINE_STANDARD(TYPE, NAME)                                                               \
-  DEFINE_FETCHING(TYPE, NAME##_atomic_compare_swap, compare_swap, dest,                           \
-                  (TYPE * dest, TYPE cond, TYPE value, ), (, value, cond))                        \
-  DEFINE_FETCHING(TYPE, NAME##_atomic_fetch_inc, add, dest, (TYPE * dest, ), (, 1))               \
-  DEFINE_FETCHING(TYPE, NAME##_atomic_fetch_add, add, dest, (TYPE * dest, TYPE value, ),          \
-                  (, value))                                                                      \
-  DEFINE_SILENT(TYPE, NAME##_atomic_inc, add, (TYPE * dest, ), (, 1))                             \
-  DEFINE_SILENT(TYPE, NAME##_atomic_add, add, (TYPE * dest, TYPE value, ), (, value))             \
-  SHMEM_DEFINE(TYPE, NAME##_cswap, (TYPE * dest, TYPE cond, TYPE value, int pe)) {                \
-    return atomic<TYPE>("shmem_" #NAME "_cswap", AtomicOp::compare_swap, SHMEM_CTX_DEFAULT, dest, \
-                        pe, value, cond);                                                         \
-  }                                                                                               \
-  SHMEM_DEFINE(TYPE, NAME##_finc, (TYPE * dest, int pe)) {                                        \
-    return atomic<TYPE>("shmem_" #NAME "_finc", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe, 1);   \
-  }                                                                                               \
-  SHMEM_DEFINE(void, NAME##_inc, (TYPE * dest, int pe)) {                                         \
-    update<TYPE>("shmem_" #NAME "_inc", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe, 1);           \
-  }                                                                                               \
-  SHMEM_DEFINE(TYPE, NAME##_fadd, (TYPE * dest, TYPE value, int pe)) {                            \
-    return atomic<TYPE>("shmem_" #NAME "_fadd", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe,       \
-                        value);                                                                   \
-  }                                                                                               \
-  SHMEM_DEFINE(void, NAME##_add, (TYPE * dest, TYPE value, int pe)) {                             \
-    update<TYPE>("shmem_" #NAME "_add", AtomicOp::add, SHMEM_CTX_DEFAULT, dest, pe, value);       \
-  }
+#define DEFINE_STANDARD(TYPE, NAME)                                                            \
+  DEFINE_FETCHING(TYPE, NAME##_atomic_compare_swap, compare_swap, dest,                        \
+                  (TYPE * dest, TYPE cond, TYPE value, ), (, value, cond))                     \
+  DEFINE_FETCHING(TYPE, NAME##_atomic_fetch_inc, add, dest, (TYPE * dest, ), (, 1))            \
+  DEFINE_FETCHING(TYPE, NAME##_atomic_fetch_add, add, dest, (TYPE * dest, TYPE value, ),       \
+                  (, value))                                                                   \
+  DEFINE_SILENT(TYPE, NAME##_atomic_inc, add, (TYPE * dest, ), (, 1))                          \
+  DEFINE_SILENT(TYPE, NAME##_atomic_add, add, (TYPE * dest, TYPE value, ), (, value))          \
+  DEFINE_FETCH(TYPE, NAME##_cswap, compare_swap, dest, (TYPE * dest, TYPE cond, TYPE value, ), \
+               (, value, cond))                                                                \
+  DEFINE_FETCH(TYPE, NAME##_finc, add, dest, (TYPE * dest, ), (, 1))                           \
+  DEFINE_FETCH(TYPE, NAME##_fadd, add, dest, (TYPE * dest, TYPE value, ), (, value))           \
+  DEFINE_UPDATE(TYPE, NAME##_inc, add, (TYPE * dest, ), (, 1))                                 \
+  DEFINE_UPDATE(TYPE, NAME##_add, add, (TYPE * dest, TYPE value, ), (, value))
 SHOAL_SHMEM_AMO_TYPES(DEFINE_STANDARD)
 
 #define DEFINE_BITWISE_OP(TYPE, NAME, FETCHING, SILENT, OP)                         \

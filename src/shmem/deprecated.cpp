@@ -67,31 +67,38 @@ shoal::Team team_of(Program& program, ActiveSet set) {
   guarded("shmem_" #NAME, [&](Program& program) {                               \
     const shoal::Team on = team_of(program, {PE_start, logPE_stride, PE_size}); \
     STATEMENT;                                                                  \
-  });
+  })
 #define ACTIVE_SET int PE_start, int logPE_stride, int PE_size
 
-SHMEM_DEFINE(void, barrier, (ACTIVE_SET, long*)){
-    ON_ACTIVE_SET(barrier, barrier(program, on))} SHMEM_DEFINE(void, sync, (ACTIVE_SET, long*)){
-    ON_ACTIVE_SET(sync, sync(program, on))}
+SHMEM_DEFINE(void, barrier, (ACTIVE_SET, long*)) {
+  ON_ACTIVE_SET(barrier, barrier(program, on));
+}
+SHMEM_DEFINE(void, sync, (ACTIVE_SET, long*)) {
+  ON_ACTIVE_SET(sync, sync(program, on));
+}
+
 #define DEFINE_BLOCKS(FUNCTION, NAME, BYTES)                                                     \
   SHMEM_DEFINE(void, NAME, (void* dest, const void* source, size_t nelems, ACTIVE_SET, long*)) { \
-    ON_ACTIVE_SET(NAME, FUNCTION(program, on, dest, source, bytes_of(nelems, BYTES)))            \
+    ON_ACTIVE_SET(NAME, FUNCTION(program, on, dest, source, bytes_of(nelems, BYTES)));           \
   }
-#define DEFINE_MOVES(BITS)                                                                       \
-  SHMEM_DEFINE(void, broadcast##BITS,                                                            \
-               (void* dest, const void* source, size_t nelems, int PE_root, ACTIVE_SET, long*)){ \
-      ON_ACTIVE_SET(broadcast##BITS,                                                             \
-                    broadcast(program, on, dest, source, bytes_of(nelems, BITS / 8), PE_root,    \
-                              RootDest::kept))} DEFINE_BLOCKS(collect, collect##BITS, BITS / 8)  \
-      DEFINE_BLOCKS(all_gather, fcollect##BITS, BITS / 8)                                        \
-          DEFINE_BLOCKS(all_to_all, alltoall##BITS, BITS / 8)                                    \
-              SHMEM_DEFINE(void, alltoalls##BITS,                                                \
-                           (void* dest, const void* source, ptrdiff_t dst, ptrdiff_t sst,        \
-                            size_t nelems, ACTIVE_SET, long*)) {                                 \
-    ON_ACTIVE_SET(alltoalls##BITS,                                                               \
-                  all_to_all_strided(program, on, dest, source, {BITS / 8, nelems, dst, sst}))   \
+#define DEFINE_MOVES(BITS)                                                                        \
+  SHMEM_DEFINE(void, broadcast##BITS,                                                             \
+               (void* dest, const void* source, size_t nelems, int PE_root, ACTIVE_SET, long*)) { \
+    ON_ACTIVE_SET(broadcast##BITS,                                                                \
+                  broadcast(program, on, dest, source, bytes_of(nelems, BITS / 8), PE_root,       \
+                            RootDest::kept));                                                     \
+  }                                                                                               \
+  DEFINE_BLOCKS(collect, collect##BITS, BITS / 8)                                                 \
+  DEFINE_BLOCKS(all_gather, fcollect##BITS, BITS / 8)                                             \
+  DEFINE_BLOCKS(all_to_all, alltoall##BITS, BITS / 8)                                             \
+  SHMEM_DEFINE(void, alltoalls##BITS,                                                             \
+               (void* dest, const void* source, ptrdiff_t dst, ptrdiff_t sst, size_t nelems,      \
+                ACTIVE_SET, long*)) {                                                             \
+    ON_ACTIVE_SET(alltoalls##BITS,                                                                \
+                  all_to_all_strided(program, on, dest, source, {BITS / 8, nelems, dst, sst}));   \
   }
-DEFINE_MOVES(32) DEFINE_MOVES(64)
+DEFINE_MOVES(32)
+DEFINE_MOVES(64)
 
 #define DEFINE_TO_ALL(TYPE, NAME, OP)                                                      \
   SHMEM_DEFINE(void, NAME,                                                                 \
@@ -101,7 +108,7 @@ DEFINE_MOVES(32) DEFINE_MOVES(64)
                      "nreduce is {}; allowed: at least 0", nreduce);                       \
       reduce(program, on, reducer_of<TYPE>(ReduceOp::OP), dest, source,                    \
              static_cast<size_t>(nreduce));                                                \
-    })                                                                                     \
+    });                                                                                    \
   }
 #define DEFINE_BITWISE(TYPE, NAME)                \
   DEFINE_TO_ALL(TYPE, NAME##_and_to_all, bit_and) \
@@ -113,12 +120,11 @@ DEFINE_MOVES(32) DEFINE_MOVES(64)
 #define DEFINE_ARITHMETIC(TYPE, NAME)         \
   DEFINE_TO_ALL(TYPE, NAME##_sum_to_all, sum) \
   DEFINE_TO_ALL(TYPE, NAME##_prod_to_all, prod)
-    SHOAL_SHMEM_BITWISE_TO_ALL_TYPES(DEFINE_BITWISE)
-        SHOAL_SHMEM_ORDERED_TO_ALL_TYPES(DEFINE_ORDERED)
-            SHOAL_SHMEM_ARITHMETIC_TO_ALL_TYPES(DEFINE_ARITHMETIC)
+SHOAL_SHMEM_BITWISE_TO_ALL_TYPES(DEFINE_BITWISE)
+SHOAL_SHMEM_ORDERED_TO_ALL_TYPES(DEFINE_ORDERED)
+SHOAL_SHMEM_ARITHMETIC_TO_ALL_TYPES(DEFINE_ARITHMETIC)
 
-                SHMEM_DEFINE(void, set_cache_inv, ()) {
-}
+SHMEM_DEFINE(void, set_cache_inv, ()) {}
 SHMEM_DEFINE(void, set_cache_line_inv, (void*)) {}
 SHMEM_DEFINE(void, clear_cache_inv, ()) {}
 SHMEM_DEFINE(void, clear_cache_line_inv, (void*)) {}
