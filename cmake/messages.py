@@ -40,17 +40,10 @@ NO_MESSAGES = {
 }
 REMEDY = re.compile(r"\b(?:allowed|must)\b")  # such messages need no entry
 SHORTEST = 8  # characters of an entry besides fields, so that none stands for everything
-
-
 TOKEN = re.compile(
     r'R"\((?P<raw>.*?)\)"|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'|(?P<comment>//[^\n]*|/\*.*?\*/)',
     re.DOTALL,
 )
-
-
-def skip_literal(text, at):
-    """The end of the string or character literal that starts at `at`."""
-    return TOKEN.match(text, at).end()
 
 
 def without_comments(text):
@@ -64,41 +57,18 @@ def arguments(text, at):
     """The arguments of the call whose opening parenthesis is before `at`."""
     parts, start, depth = [], at, 0
     while True:
+        token = TOKEN.match(text, at)
         c = text[at]
-        if c == "'" and text[at - 1].isalnum():
-            at += 1
-        elif c in "\"'" or text.startswith('R"(', at):
-            at = skip_literal(text, at)
-        elif c in "([{":
-            depth, at = depth + 1, at + 1
-        elif c in ")]}" and depth > 0:
-            depth, at = depth - 1, at + 1
-        elif c in ",)" and depth == 0:
-            parts.append(text[start:at])
+        if token and not (c == "'" and text[at - 1].isalnum()):
+            at = token.end()
+            continue
+        at += 1
+        if c in ",)" and depth == 0:
+            parts.append(text[start : at - 1])
             if c == ")":
                 return parts
-            at = start = at + 1
-        else:
-            at += 1
-
-
-def literals(expression):
-    """The texts of an expression, neighbours joined: one where it is a format, several where it
-    chooses between some."""
-    found, at, joined = [], 0, False
-    while at < len(expression):
-        if expression[at] == '"':
-            end = skip_literal(expression, at)
-            text = expression[at + 1 : end - 1].replace('\\"', '"').replace("\\n", " ")
-            if joined:
-                found[-1] += text
-            else:
-                found.append(text)
-            at, joined = end, True
-        else:
-            joined = joined and expression[at].isspace()
-            at += 1
-    return found
+            start = at
+        depth += (c in "([{") - (c in ")]}")
 
 
 def normal(message):
@@ -108,18 +78,19 @@ def normal(message):
     return re.sub(r"\s+", " ", message).strip()
 
 
-def all_texts(text):
+def literals(text):
     """[(position, text)] of all string literals, neighbours joined."""
     found, end = [], None
     for token in TOKEN.finditer(text):
         if not token[0].startswith('"'):
             continue
+        literal = token[0][1:-1].replace('\\"', '"').replace("\\n", " ")
         if end is not None and not text[end : token.start()].strip():
-            found[-1] = (found[-1][0], found[-1][1] + token[0])
+            found[-1] = (found[-1][0], found[-1][1] + literal)
         else:
-            found.append((token.start(), token[0]))
+            found.append((token.start(), literal))
         end = token.end()
-    return [(position, "".join(literals(part))) for position, part in found]
+    return found
 
 
 def texts(root):
@@ -127,7 +98,7 @@ def texts(root):
     found = []
     for name, text in sources(root):
         included = re.sub(r"^\s*#.*", lambda line: " " * len(line[0]), text, flags=re.MULTILINE)
-        for position, literal in all_texts(included):
+        for position, literal in literals(included):
             found.append((name, included.count("\n", 0, position) + 1, normal(literal)))
     return found
 
@@ -172,7 +143,7 @@ def direct_messages(root):
                     arguments(expression, expression.index("format(") + len("format("))[:1]
                 )
             line = text.count("\n", 0, call.start()) + 1
-            for literal in literals(expression):
+            for _, literal in literals(expression):
                 message = normal(literal)
                 if len(message.replace(FIELD, "").strip(" :;,.")) >= SHORTEST:
                     found.append((name, line, message))
