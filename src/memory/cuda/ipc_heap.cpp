@@ -3,7 +3,6 @@
 // one allocation of the full size, which every process opens at an address of the driver's choice.
 // No window, no growth.
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.hpp"
 #include "memory/cuda/peers.hpp"
@@ -17,16 +16,11 @@ struct IpcAddition {
   std::uint64_t skipped = 0;  ///< bytes of the allocation before the heap
   CUipcMemHandle handle{};
 };
-static_assert(sizeof(IpcAddition) <= DeviceHeap::kBlobBytes);
 
-class IpcHeap final : public DeviceHeap {
+class IpcHeap final : public WholeHeap {
  public:
   explicit IpcHeap(DeviceHeapContext context)
-      : DeviceHeap(context.device, context.bytes), driver_(driver()), context_(std::move(context)) {
-    peers_ = survey_peers(driver_, context_);
-    bases_.resize(peers_.size());
-    opened_.resize(peers_.size());
-  }
+      : WholeHeap(std::move(context)), opened_(peers_.size()) {}
   ~IpcHeap() override {
     try {
       device_->activate();
@@ -40,28 +34,15 @@ class IpcHeap final : public DeviceHeap {
 
   std::vector<std::byte> add(std::size_t bytes) override;
   void connect(std::span<const std::vector<std::byte>> blobs, const FdExchange& exchange) override;
-  void commit() noexcept override { mapped_ = size_; }
   void roll_back() noexcept override {
     if (allocation_ != 0) driver_.mem_free(allocation_);
     allocation_ = 0;
   }
 
-  std::byte* base(Pe pe) const noexcept override { return bases_[static_cast<std::size_t>(pe)]; }
-  const std::string& obstacle(Pe pe) const noexcept override {
-    return peers_[static_cast<std::size_t>(pe)].obstacle;
-  }
-  bool atomics(Pe pe) const noexcept override {
-    return peers_[static_cast<std::size_t>(pe)].atomics;
-  }
-
  private:
   void open_peer(std::size_t pe, const IpcAddition& addition);
 
-  const Driver& driver_;
-  DeviceHeapContext context_;
-  std::vector<Peer> peers_;
-  std::vector<std::byte*> bases_;    // indexed by PE
-  std::vector<CUdeviceptr> opened_;  // indexed by PE: the results of ipc_open
+  std::vector<CUdeviceptr> opened_;  // by PE: the results of ipc_open
   CUdeviceptr allocation_ = 0;
 };
 
@@ -85,21 +66,14 @@ std::vector<std::byte> IpcHeap::add(std::size_t) {
           fmt::format("cannot export the heap on GPU {} by CUDA IPC", device_->device),
           "SHOAL_CUDA_HANDLE");
   }
-  std::vector<std::byte> blob(sizeof addition);
-  std::memcpy(blob.data(), &addition, sizeof addition);
-  return blob;
+  return to_blob(addition);
 }
 
 void IpcHeap::connect(std::span<const std::vector<std::byte>> blobs, const FdExchange&) {
   device_->activate();
-  for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
-    IpcAddition addition;
-    require(blobs[pe].size() == sizeof addition, Code::mismatch,
-            "PE {} describes its GPU memory in {} bytes, expected {}: the versions of Shoal differ",
-            pe, blobs[pe].size(), sizeof addition);
-    std::memcpy(&addition, blobs[pe].data(), sizeof addition);
-    if (peers_[pe].obstacle.empty()) open_peer(pe, addition);
-  }
+  const auto additions = from_blobs<IpcAddition>(blobs);
+  for (std::size_t pe = 0; pe < additions.size(); ++pe)
+    if (peers_[pe].obstacle.empty()) open_peer(pe, additions[pe]);
 }
 
 void IpcHeap::open_peer(std::size_t pe, const IpcAddition& addition) {

@@ -22,9 +22,8 @@ struct MappedAddition {
   std::uint64_t socket_name_length = 0;
   char socket_name[108] = {};
 };
-static_assert(sizeof(MappedAddition) <= DeviceHeap::kBlobBytes);
 
-class MappedHeap final : public DeviceHeap {
+class MappedHeap final : public PeerHeap {
  public:
   explicit MappedHeap(DeviceHeapContext context);
 
@@ -36,12 +35,6 @@ class MappedHeap final : public DeviceHeap {
   std::byte* base(Pe pe) const noexcept override {
     return obstacle(pe).empty() ? window_->base(pe) : nullptr;
   }
-  const std::string& obstacle(Pe pe) const noexcept override {
-    return peers_[static_cast<std::size_t>(pe)].obstacle;
-  }
-  bool atomics(Pe pe) const noexcept override {
-    return peers_[static_cast<std::size_t>(pe)].atomics;
-  }
 
  private:
   void export_memory(CUmemGenericAllocationHandle memory, MappedAddition& addition);
@@ -51,9 +44,6 @@ class MappedHeap final : public DeviceHeap {
   void reach(Pe pe, const std::optional<CUmemGenericAllocationHandle>& memory);
   void fail_reach(Pe pe, const std::string& reason);
 
-  const Driver& driver_;
-  DeviceHeapContext context_;
-  std::vector<Peer> peers_;
   std::shared_ptr<Window> window_;
   std::optional<FdSocket> socket_;  // open if any PE passes descriptors
   // The value of mapped_ after commit; 0: no memory is being added.
@@ -62,9 +52,7 @@ class MappedHeap final : public DeviceHeap {
   bool started_ = false;
 };
 
-MappedHeap::MappedHeap(DeviceHeapContext context)
-    : DeviceHeap(context.device, context.bytes), driver_(driver()), context_(std::move(context)) {
-  peers_ = survey_peers(driver_, context_);
+MappedHeap::MappedHeap(DeviceHeapContext context) : PeerHeap(std::move(context)) {
   const auto n_pes = static_cast<Pe>(context_.devices.size());
   std::size_t alignment = Segment::kAlignment;
   for (const DeviceDescription& one : context_.devices)
@@ -113,9 +101,7 @@ std::vector<std::byte> MappedHeap::add(std::size_t bytes) {
     roll_back();
     throw;
   }
-  std::vector<std::byte> blob(sizeof addition);
-  std::memcpy(blob.data(), &addition, sizeof addition);
-  return blob;
+  return to_blob(addition);
 }
 
 void MappedHeap::export_memory(CUmemGenericAllocationHandle memory, MappedAddition& addition) {
@@ -142,14 +128,8 @@ void MappedHeap::export_memory(CUmemGenericAllocationHandle memory, MappedAdditi
 
 void MappedHeap::connect(std::span<const std::vector<std::byte>> blobs,
                          const FdExchange& exchange) {
-  std::vector<MappedAddition> additions(blobs.size());
+  const auto additions = from_blobs<MappedAddition>(blobs);
   const auto me = static_cast<std::size_t>(context_.my_pe);
-  for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
-    require(blobs[pe].size() == sizeof(MappedAddition), Code::mismatch,
-            "PE {} describes its GPU memory in {} bytes, expected {}: the versions of Shoal differ",
-            pe, blobs[pe].size(), sizeof(MappedAddition));
-    std::memcpy(&additions[pe], blobs[pe].data(), sizeof(MappedAddition));
-  }
   for (std::size_t pe = 0; pe < blobs.size(); ++pe)
     require(
         additions[pe].offset == additions[me].offset && additions[pe].bytes == additions[me].bytes,

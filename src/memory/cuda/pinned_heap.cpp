@@ -2,9 +2,6 @@
 // The heap in pinned host memory, for NICs that do not reach GPU memory, such as the emulated one:
 // GPU, NIC and host use the same addresses. Each heap is one allocation of the full size, which
 // other processes and other GPUs do not reach.
-#include <cstring>
-#include <new>
-
 #include "base/align.hpp"
 #include "base/check.hpp"
 #include "memory/cuda/peers.hpp"
@@ -13,12 +10,9 @@
 namespace shoal::memory::cuda {
 namespace {
 
-class PinnedHeap final : public DeviceHeap {
+class PinnedHeap final : public WholeHeap {
  public:
-  explicit PinnedHeap(DeviceHeapContext context)
-      : DeviceHeap(context.device, context.bytes), driver_(driver()), context_(std::move(context)) {
-    peers_ = survey_peers(driver_, context_);
-    bases_.resize(peers_.size());
+  explicit PinnedHeap(DeviceHeapContext context) : WholeHeap(std::move(context)) {
     const DeviceDescription& mine = context_.devices[static_cast<std::size_t>(context_.my_pe)];
     for (std::size_t pe = 0; pe < peers_.size(); ++pe) {
       peers_[pe].exchanges_fds = false;
@@ -46,39 +40,20 @@ class PinnedHeap final : public DeviceHeap {
                       size_ + Segment::kAlignment, context_.my_pe),
           "SHOAL_SYMMETRIC_SIZE, SHOAL_CUDA_HANDLE");
     const auto start = align_up(reinterpret_cast<std::uintptr_t>(allocation_), Segment::kAlignment);
-    std::vector<std::byte> blob(sizeof start);
-    std::memcpy(blob.data(), &start, sizeof start);
-    return blob;
+    return to_blob(start);
   }
   void connect(std::span<const std::vector<std::byte>> blobs, const FdExchange&) override {
-    for (std::size_t pe = 0; pe < blobs.size(); ++pe) {
-      std::uintptr_t start = 0;
-      require(blobs[pe].size() == sizeof start, Code::mismatch,
-              "PE {} describes its GPU memory in {} bytes, expected {}: the versions of Shoal "
-              "differ",
-              pe, blobs[pe].size(), sizeof start);
-      std::memcpy(&start, blobs[pe].data(), sizeof start);
-      if (peers_[pe].obstacle.empty()) bases_[pe] = reinterpret_cast<std::byte*>(start);
-    }
+    const auto starts = from_blobs<std::uintptr_t>(blobs);
+    for (std::size_t pe = 0; pe < starts.size(); ++pe)
+      if (peers_[pe].obstacle.empty()) bases_[pe] = reinterpret_cast<std::byte*>(starts[pe]);
   }
-  void commit() noexcept override { mapped_ = size_; }
   void roll_back() noexcept override {
     if (allocation_ != nullptr) driver_.host_free(allocation_);
     allocation_ = nullptr;
   }
-
-  std::byte* base(Pe pe) const noexcept override { return bases_[static_cast<std::size_t>(pe)]; }
-  const std::string& obstacle(Pe pe) const noexcept override {
-    return peers_[static_cast<std::size_t>(pe)].obstacle;
-  }
-  bool atomics(Pe) const noexcept override { return true; }
   bool on_host() const noexcept override { return true; }
 
  private:
-  const Driver& driver_;
-  DeviceHeapContext context_;
-  std::vector<Peer> peers_;
-  std::vector<std::byte*> bases_;  // indexed by PE
   void* allocation_ = nullptr;
 };
 
