@@ -82,17 +82,17 @@ class MemoryPools {
 
  private:
   static cudaMemPool_t make(int device) {
-    constexpr const char* kWhat = "memory pool of an ep::Group";
+    constexpr const char* kPool = "memory pool of an ep::Group";
     cudaMemPoolProps properties{};
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location = {cudaMemLocationTypeDevice, device};
     cudaMemPool_t pool = nullptr;
-    check(cudaMemPoolCreate(&pool, &properties), kWhat);
+    check(cudaMemPoolCreate(&pool, &properties), kPool);
     std::uint64_t all = ~std::uint64_t{0};  // keeps memory that results leave for later ones
-    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all), kWhat);
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all), kPool);
     // A later group must not wait on its stream for kernels of an earlier one.
     int none = 0;
-    check(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &none), kWhat);
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &none), kPool);
     return pool;
   }
 
