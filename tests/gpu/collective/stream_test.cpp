@@ -42,24 +42,23 @@ constexpr Type kTypes[] = {
 
 collective::ElementKernel host_kernel(ElementType type, ReduceOp op) {
   using collective::kernel_for;
-  using collective::Plain;
   switch (type) {
     case ElementType::int8:
-      return kernel_for<Plain<std::int8_t>>(op);
+      return kernel_for<std::int8_t>(op);
     case ElementType::uint8:
-      return kernel_for<Plain<std::uint8_t>>(op);
+      return kernel_for<std::uint8_t>(op);
     case ElementType::int16:
-      return kernel_for<Plain<std::int16_t>>(op);
+      return kernel_for<std::int16_t>(op);
     case ElementType::uint16:
-      return kernel_for<Plain<std::uint16_t>>(op);
+      return kernel_for<std::uint16_t>(op);
     case ElementType::int32:
-      return kernel_for<Plain<std::int32_t>>(op);
+      return kernel_for<std::int32_t>(op);
     case ElementType::uint32:
-      return kernel_for<Plain<std::uint32_t>>(op);
+      return kernel_for<std::uint32_t>(op);
     case ElementType::int64:
-      return kernel_for<Plain<std::int64_t>>(op);
+      return kernel_for<std::int64_t>(op);
     case ElementType::uint64:
-      return kernel_for<Plain<std::uint64_t>>(op);
+      return kernel_for<std::uint64_t>(op);
     case ElementType::float16:
       return collective::kernel_of(DataType::float16, op);
     case ElementType::bfloat16:

@@ -65,7 +65,7 @@ collective::ElementKernel host_kernel(ReduceOp op) {
   } else if constexpr (std::is_same_v<T, device::Float16>) {
     return collective::kernel_of(DataType::float16, op);
   } else {
-    return collective::kernel_for<collective::Plain<T>>(op);
+    return collective::kernel_for<T>(op);
   }
 }
 

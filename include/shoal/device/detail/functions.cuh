@@ -16,6 +16,18 @@
 
 namespace shoal::device {
 
+namespace detail {
+
+/// Bytes from the first to the last of `count` elements; 2^64 - 1 on overflow.
+__device__ inline std::size_t extent(std::size_t element, std::size_t stride, std::size_t count) {
+  if (count == 0) return 0;
+  if (__umul64hi(count - 1, stride) != 0) return static_cast<std::size_t>(-1);
+  const std::size_t bytes = (count - 1) * stride;
+  return bytes + element < bytes ? static_cast<std::size_t>(-1) : bytes + element;
+}
+
+}  // namespace detail
+
 template <typename T>
 __device__ T* peer_pointer(const World& world, T* local, Pe pe) {
   return detail::resolve(world, local, sizeof(T), pe);

@@ -64,14 +64,6 @@ __device__ T* resolve(const World& world, T* local, std::size_t bytes, Pe pe) {
   return there;
 }
 
-/// Bytes from the first to the last of `count` elements; 2^64 - 1 on overflow.
-__device__ inline std::size_t extent(std::size_t element, std::size_t stride, std::size_t count) {
-  if (count == 0) return 0;
-  if (__umul64hi(count - 1, stride) != 0) return static_cast<std::size_t>(-1);
-  const std::size_t bytes = (count - 1) * stride;
-  return bytes + element < bytes ? static_cast<std::size_t>(-1) : bytes + element;
-}
-
 /// Whether world PE `pe` belongs to the team.
 __device__ inline bool is_member(const Team& team, Pe pe) {
   return (team.members[pe / 64] >> (pe % 64) & 1) != 0;
