@@ -20,16 +20,15 @@ std::string plugin_of(std::string_view network) {
   return fmt::format("transport_{}", network);
 }
 
-/// Why no network is loaded; empty: enough files can be opened. UCX ends the process where it
-/// cannot open one, before the error that names the limit.
-std::string shortage_of_files() {
+/// Throws Error{unsupported} where few files can be opened. UCX ends the process where it cannot
+/// open one, before the error that names the limit.
+void check_files() {
   std::array<memory::FileDescriptor, 32> opened;
   for (memory::FileDescriptor& file : opened) {
     file = memory::FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    if (!file)
-      return fmt::format("fewer than {} files can be opened: {}", opened.size(), errno_text(errno));
+    require(bool(file), Code::unsupported, "fewer than {} files can be opened: {}", opened.size(),
+            errno_text(errno));
   }
-  return "";
 }
 
 }  // namespace
@@ -66,8 +65,7 @@ std::uint32_t installed_networks(const Settings& settings) {
 }
 
 std::unique_ptr<Transport> make_network(std::string_view name, const Context& context) {
-  if (const std::string shortage = shortage_of_files(); !shortage.empty())
-    fail(Code::unsupported, "{}", shortage);
+  check_files();
   return load_module(name, *context.settings).make(context);
 }
 

@@ -215,8 +215,8 @@ void Network::listen(std::span<const Peer> peers) {
 }
 
 void Network::post_receive(Line& line, Request& request) {
-  const ssize_t code = line.rail->receive(request.buffer, message_bytes_,
-                                          line.messages_region.descriptor, &request.context);
+  const ssize_t code = fi_recv(line.rail->endpoint(), request.buffer, message_bytes_,
+                               line.messages_region.descriptor, FI_ADDR_UNSPEC, &request.context);
   if (code == 0) return;
   line.unposted.push_back(&request);
   if (code != -FI_EAGAIN)
@@ -314,12 +314,13 @@ bool Network::send(Peer& peer, const Message& message, const Payload& payload, A
   payload.pack(buffer + sizeof stamped);
   ssize_t code = 0;
   if (inject) {
-    code = line.rail->inject(to, buffer, length);
+    code = fi_inject(line.rail->endpoint(), buffer, length, to);
   } else {
     request->use = Request::Use::send;
     request->probe = probe;
     request->pe = peer.pe;
-    code = line.rail->send(to, buffer, length, line.outgoing_region.descriptor, &request->context);
+    code = fi_send(line.rail->endpoint(), buffer, length, line.outgoing_region.descriptor, to,
+                   &request->context);
     if (code != 0) line.senders.give(request);
   }
   if (code != 0) {
@@ -410,10 +411,11 @@ bool Network::transfer(Peer& peer, const Transfer& transfer) {
   const Registered& region = bounced ? line.bounces_region : local_region(line, rail, transfer);
   Link::OnRail& on = link.rails[rail];
   const RemoteMemory remote = remote_memory(peer, rail, transfer);
-  const ssize_t code = write ? line.rail->write(on.address, remote, memory, transfer.bytes,
-                                                region.descriptor, delivery_, &request.context)
-                             : line.rail->read(on.address, remote, memory, transfer.bytes,
-                                               region.descriptor, &request.context);
+  const ssize_t code =
+      write ? line.rail->write(on.address, remote, memory, transfer.bytes, region.descriptor,
+                               delivery_, &request.context)
+            : fi_read(line.rail->endpoint(), memory, transfer.bytes, region.descriptor, on.address,
+                      remote.base, remote.key, &request.context);
   if (code != 0) {
     if (bounced) line.bouncers.give(request.bounce);
     free_.give(&request);

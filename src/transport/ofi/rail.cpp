@@ -151,25 +151,6 @@ ssize_t Rail::write(fi_addr_t to, RemoteMemory memory, const void* source, std::
                      FI_COMPLETION | (delivery ? FI_DELIVERY_COMPLETE : 0));
 }
 
-ssize_t Rail::read(fi_addr_t from, RemoteMemory memory, void* target, std::size_t bytes,
-                   void* descriptor, void* context) {
-  return fi_read(endpoint_.get(), target, bytes, descriptor, from, memory.base, memory.key,
-                 context);
-}
-
-ssize_t Rail::inject(fi_addr_t to, const void* message, std::size_t bytes) {
-  return fi_inject(endpoint_.get(), message, bytes, to);
-}
-
-ssize_t Rail::send(fi_addr_t to, const void* message, std::size_t bytes, void* descriptor,
-                   void* context) {
-  return fi_send(endpoint_.get(), message, bytes, descriptor, to, context);
-}
-
-ssize_t Rail::receive(void* buffer, std::size_t bytes, void* descriptor, void* context) {
-  return fi_recv(endpoint_.get(), buffer, bytes, descriptor, FI_ADDR_UNSPEC, context);
-}
-
 ssize_t Rail::poll(std::span<fi_cq_msg_entry> entries) {
   const ssize_t count = fi_cq_read(queue_.get(), entries.data(), entries.size());
   return count == -FI_EAGAIN ? 0 : count;

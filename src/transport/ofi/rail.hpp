@@ -73,16 +73,11 @@ class Rail {
   /// Adds a peer's endpoint to the address vector. Throws Error{system}.
   fi_addr_t insert(const RailAddress& address);
 
-  // Each returns 0, -FI_EAGAIN (poll and try again) or an error. `delivery`: the write completes
-  // only when its data are at the target (FI_DELIVERY_COMPLETE).
+  /// For calls of libfabric, which return 0, -FI_EAGAIN (poll and try again) or an error.
+  fid_ep* endpoint() const noexcept { return endpoint_.get(); }
+  /// The same. `delivery`: completes only when the data are at the target (FI_DELIVERY_COMPLETE).
   ssize_t write(fi_addr_t to, RemoteMemory memory, const void* source, std::size_t bytes,
                 void* descriptor, bool delivery, void* context);
-  ssize_t read(fi_addr_t from, RemoteMemory memory, void* target, std::size_t bytes,
-               void* descriptor, void* context);
-  ssize_t inject(fi_addr_t to, const void* message, std::size_t bytes);
-  ssize_t send(fi_addr_t to, const void* message, std::size_t bytes, void* descriptor,
-               void* context);
-  ssize_t receive(void* buffer, std::size_t bytes, void* descriptor, void* context);
   std::size_t inject_limit() const noexcept { return info_->tx_attr->inject_size; }
 
   /// Number of completions read, 0 when there are none, -FI_EAVAIL when the next one is an error.
