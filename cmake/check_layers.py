@@ -84,6 +84,7 @@ INTERNALS = {
         "ep/host/group/loads.hpp",
         "memory/device.hpp",
         "topology/",
+        "transport/heap_transport.hpp",
         "transport/module.hpp",
         "transport/verbs/requirements.hpp",
     ),

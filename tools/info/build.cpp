@@ -12,6 +12,7 @@
 #include "bootstrap/launcher/launcher.hpp"
 #include "info/build_facts.hpp"
 #include "info/text.hpp"
+#include "transport/heap_transport.hpp"
 #include "transport/module.hpp"
 
 namespace shoal::info {
