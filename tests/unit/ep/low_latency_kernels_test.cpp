@@ -116,7 +116,7 @@ class JoinedRanks : public Ranks {
   }
 
  private:
-  static constexpr LowLatencyLimits kLimits{.multiprocessors = 40};
+  static constexpr LowLatencyLimits kLimits{40, 0, false};
 
   template <class Call>
   void in_threads(Call&& call) {
@@ -132,7 +132,7 @@ class JoinedRanks : public Ranks {
 // A joined launch makes progress on one SM, where kernels of other groups leave it no more: its
 // sends wait for no receive.
 TEST(LowLatencyKernelsOf, JoinedLaunchesNeedOneSm) {
-  JoinedRanks ranks({.hidden = 520, .tokens = {4, 2, 0}});
+  JoinedRanks ranks({.hidden = 656, .tokens = {4, 2, 0}});
   ranks.stop_counting();
   for (const bool travelled : {false, true, false}) ranks.round_joined(travelled);
   ranks.round(kSums, Values::plain);
