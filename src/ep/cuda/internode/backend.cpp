@@ -11,7 +11,6 @@
 #include "ep/cuda/staged/call.hpp"
 
 #include "base/check.hpp"
-#include "base/log.hpp"
 #include "heap/staging.hpp"
 #include "team/exchange.hpp"
 
@@ -76,7 +75,6 @@ class InternodeBackend final : public detail::Backend {
     if (kernels_) kernels_->drain();
   }
   void order_after(void* stream) noexcept override {
-    staged_->order_after(stream);
     if (kernels_ && kernels_->normal)
       kernels_->normal->group.order_after(static_cast<cudaStream_t>(stream));
     if (kernels_) kernels_->group.order_after(static_cast<cudaStream_t>(stream));
