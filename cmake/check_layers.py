@@ -55,8 +55,6 @@ ROOMS = {
     "bench": "include tools emulator engine",
     "tests": None,  # everything
 }
-# Pairs of folders "a -> b" for which a cycle is accepted.
-CYCLES = "cmake/layer_cycles.txt"
 # Their folders may include each other.
 WITH_CYCLES = ("tests/", "emulator/tests/")
 # Programs name the paths of the headers in these folders, so layers cannot be folders there: each
@@ -165,30 +163,23 @@ def include_fault(root, file, target):
     return f'{room} includes "{target}" of {other}; allowed: {allowed or "nothing"}', included
 
 
-def path_between(graph, start, end):
-    """The folders on the shortest way from one to the other, or None."""
-    ways, queue = {start: None}, [start]
-    for at in queue:
-        if at == end:
-            way = [at]
-            while ways[way[-1]] is not None:
-                way.append(ways[way[-1]])
-            return way[::-1]
-        for step in sorted(graph.get(at, ())):
-            if step not in ways:
-                ways[step] = at
-                queue.append(step)
-    return None
-
-
 def folder_of(name):
     """What counts as the folder of a file."""
     folder = str(PurePosixPath(name).parent)
     return name if folder in PUBLIC_FOLDERS else folder
 
 
-def file_cycle_faults(includes):
-    """`includes`: the two files of an include, and where it stands."""
+def between_folders(includes):
+    edges = {}
+    for (before, after), place in includes.items():
+        folders = folder_of(before), folder_of(after)
+        if folders[0] != folders[1] and not before.startswith(WITH_CYCLES):
+            edges.setdefault(folders, place)
+    return edges
+
+
+def cycle_faults(kind, includes):
+    """`includes`: the two files, or folders, of an include, and where it stands."""
     graph = {}
     for before, after in includes:
         graph.setdefault(before, []).append(after)
@@ -203,35 +194,11 @@ def file_cycle_faults(includes):
                 steps.pop()
             elif after in way:
                 cycle = [*way[way.index(after) :], after]
-                yield f"{includes[way[-1], after]}: files include each other: {' -> '.join(cycle)}"
+                place = includes[way[-1], after]
+                yield f"{place}: {kind} include each other: {' -> '.join(cycle)}"
             elif after not in finished:
                 way.append(after)
                 steps.append(iter(graph.get(after, ())))
-
-
-def folder_cycle_faults(root, includes):
-    """As file_cycle_faults."""
-    edges = {}
-    for (before, after), place in includes.items():
-        folders = folder_of(before), folder_of(after)
-        if folders[0] != folders[1] and not before.startswith(WITH_CYCLES):
-            edges.setdefault(folders, place)
-    lines = (root / CYCLES).read_text().splitlines() if (root / CYCLES).is_file() else []
-    accepted = {n: tuple(x.split(" -> ")) for n, x in enumerate(lines, 1) if not x.startswith("#")}
-    graph = {}
-    for before, after in edges.keys() - accepted.values():
-        graph.setdefault(before, set()).add(after)
-    reported = set()
-    for (before, after), place in sorted(edges.items(), key=lambda edge: edge[1]):
-        way = (
-            path_between(graph, after, before) if (before, after) not in accepted.values() else None
-        )
-        if way and frozenset(way) not in reported:
-            reported.add(frozenset(way))
-            yield f"{place}: folders include each other: {' -> '.join([before, *way])}"
-    for number, (before, after) in accepted.items():
-        if (before, after) not in edges or not path_between(graph, after, before):
-            yield f"{CYCLES}:{number}: {before} -> {after} makes no cycle any more: delete the line"
 
 
 def blanked(pattern, text):
@@ -287,8 +254,8 @@ def faults(root):
         for file in sorted((root / folder).rglob("*")):
             if file.suffix in SUFFIXES and file.is_file():
                 yield from file_faults(root, file, includes)
-    yield from file_cycle_faults(includes)
-    yield from folder_cycle_faults(root, includes)
+    yield from cycle_faults("files", includes)
+    yield from cycle_faults("folders", between_folders(includes))
     yield from cmake_faults(root)
 
 

@@ -142,13 +142,7 @@ RING = {
 def test_reports_folders_that_include_each_other(tmp_path, files):
     status, lines = check(tmp_path, files)
     assert status == 1 and len(lines) == 1
-    assert lines[0].startswith("src/ep/group.hpp:1: folders include each other: src/ep -> ")
-    accepted = {"cmake/layer_cycles.txt": "# a comment\nsrc/ep -> src/ep/host\n"}
-    assert check(tmp_path, accepted) == (0, [])
-    (tmp_path / "src/ep/group.hpp").write_text("")
-    status, lines = check(tmp_path, {})
-    assert status == 1 and len(lines) == 1
-    assert lines[0].startswith("cmake/layer_cycles.txt:2: src/ep -> src/ep/host makes no cycle")
+    assert "folders include each other: src/ep -> src/ep/host -> " in lines[0]
 
 
 @pytest.mark.parametrize(

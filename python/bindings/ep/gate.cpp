@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include "../arguments.hpp"
+#include "../arrays/streams.hpp"
 #include "../check.hpp"
 #include "../docs.hpp"
 #include "group.hpp"

@@ -3,12 +3,12 @@
 
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <functional>
 #include <map>
 #include <utility>
 
 #include "../arguments.hpp"
+#include "../arrays/streams.hpp"
 #include "../check.hpp"
 #include "group.hpp"
 
@@ -46,40 +46,6 @@ const std::map<std::string, Setter>& setters() {
       setter("chunks_in_flight", &Options::chunks_in_flight),
   };
   return table;
-}
-
-/// The value of an int, or of the attribute of one of torch's objects.
-std::uintptr_t number_of(std::string_view call, std::string_view name, nb::handle value,
-                         const char* attribute) {
-  // hasattr on an int costs more than the check.
-  const nb::object number = PyLong_Check(value.ptr()) == 0 && nb::hasattr(value, attribute)
-                                ? nb::object(value.attr(attribute))
-                                : nb::borrow(value);
-  std::uintptr_t result = 0;
-  if (!nb::try_cast(number, result))
-    wrong_type(call, name, value,
-               name == "stream" ? "None, a torch.cuda.Stream or its number"
-                                : "None, a torch.cuda.Event or its number");
-  return result;
-}
-
-}  // namespace
-
-void* stream_from(std::string_view call, nb::handle value) {
-  if (value.is_none()) return nullptr;
-  // CUDA and torch write the default stream as 0; in C++ nullptr is the group's own stream.
-  return reinterpret_cast<void*>(
-      std::max<std::uintptr_t>(number_of(call, "stream", value, "cuda_stream"), 1));
-}
-
-namespace {
-
-void* event_from(std::string_view call, std::string_view name, nb::handle value) {
-  if (value.is_none()) return nullptr;
-  const std::uintptr_t number = number_of(call, name, value, "cuda_event");
-  require(number != 0, Code::invalid_argument,
-          "{}: the event has no cudaEvent_t yet; torch creates it at the first record()", name);
-  return reinterpret_cast<void*>(number);
 }
 
 }  // namespace

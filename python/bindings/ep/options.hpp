@@ -25,10 +25,6 @@ DeviceKind heap_from(std::string_view call, nb::handle given);
 /// "none", "fp8", "fp8_power_of_two" or "fp8_ue8m0". Throws Error{invalid_argument} for others.
 ep::Quantize quantize_from(std::string_view call, nb::handle given);
 
-/// The cudaStream_t of `stream=` of `call`: a torch.cuda.Stream or its number. nullptr for None.
-/// Throws Error{invalid_argument} for values of other types.
-void* stream_from(std::string_view call, nb::handle value);
-
 /// Sets what stream=, after=, done= or sms= of a call gives. Streams and events are numbers or
 /// objects of torch. Throws Error{invalid_argument} for an event that has no cudaEvent_t yet and
 /// for values of other types, TypeError for other names.

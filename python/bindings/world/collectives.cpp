@@ -8,9 +8,9 @@
 #include <map>
 
 #include "../arguments.hpp"
+#include "../arrays/streams.hpp"
 #include "../check.hpp"
 #include "../docs.hpp"
-#include "../ep/options.hpp"
 #include "shoal/cuda_collective.hpp"
 #include "world.hpp"
 

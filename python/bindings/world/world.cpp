@@ -17,12 +17,13 @@
 #include "../arguments.hpp"
 #include "../check.hpp"
 #include "../docs.hpp"
-#include "../ep/group.hpp"
 #include "../interrupt.hpp"
 #include "../settings.hpp"
 
 namespace shoal::python {
 namespace {
+
+void (*release_after_close)() = nullptr;  ///< set by bind_world
 
 /// The Python object of a world. Where an exception unwinds through the object's owner, the world
 /// fails with it (shoal/_unwinding.py).
@@ -62,7 +63,7 @@ std::string reason_of(nb::handle type, nb::handle value) {
 
 void close_world(World& world) {
   world.close();
-  release_kept_groups();
+  release_after_close();
 }
 
 /// World.close. While an exception unwinds, as in `finally`, the other PEs do not come to the
@@ -197,7 +198,7 @@ nb::list run_threads_of_python(nb::handle number, nb::handle body, nb::handle gi
   } catch (...) {
     raised.add(std::current_exception());
   }
-  release_kept_groups();
+  release_after_close();
   if (raise_interrupt()) throw nb::python_error();
   raised.rethrow();
   nb::list list;
@@ -383,7 +384,8 @@ void bind_heap(nb::class_<World>& world) {
 
 }  // namespace
 
-void bind_world(nb::module_& module) {
+void bind_world(nb::module_& module, void (*after_close)()) {
+  release_after_close = after_close;
   bind_symmetric_arrays(module);
   bind_unique_id(module);
   nb::class_<World> world(

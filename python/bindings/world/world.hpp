@@ -9,7 +9,8 @@
 
 namespace shoal::python {
 
-void bind_world(nb::module_& module);
+/// `after_close` is called when a world has closed.
+void bind_world(nb::module_& module, void (*after_close)());
 void bind_shared_buffers(nb::module_& module, nb::class_<World>& world);
 void bind_one_sided(nb::class_<World>& world);
 void bind_team(nb::module_& module);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// module.cpp: the extension module shoal._core.
+// module/module.cpp: the extension module shoal._core.
 #include <nanobind/nanobind.h>
 
-#include "arrays/arrays.hpp"
-#include "ep/group.hpp"
-#include "errors.hpp"
-#include "interrupt.hpp"
-#include "observe.hpp"
-#include "settings.hpp"
-#include "world/world.hpp"
+#include "../arrays/arrays.hpp"
+#include "../ep/group.hpp"
+#include "../errors.hpp"
+#include "../interrupt.hpp"
+#include "../observe.hpp"
+#include "../settings.hpp"
+#include "../world/world.hpp"
 
 NB_MODULE(_core, module) {
   using namespace shoal::python;
@@ -21,7 +21,7 @@ NB_MODULE(_core, module) {
   bind_arrays(module);
   bind_team(module);
   bind_collectives(module);
-  bind_world(module);
+  bind_world(module, release_kept_groups);
   bind_stream_calls(module);
   bind_observe(module);
   nb::module_ ep = module.def_submodule("ep", "Expert-parallel dispatch and combine.");
