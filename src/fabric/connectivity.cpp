@@ -22,13 +22,6 @@ bool same_node(const Connectivity& map, Pe a, Pe b) {
          map.node_of[static_cast<std::size_t>(a)] == map.node_of[static_cast<std::size_t>(b)];
 }
 
-/// The names of the transports that a pair may use, in order. "self" serves a PE alone and is
-/// always allowed.
-const std::vector<std::string>& order(const Connectivity& map, Pe a, Pe b) {
-  const auto& wanted = same_node(map, a, b) ? map.inside : map.between;
-  return wanted.empty() || a == b ? map.names : wanted;
-}
-
 std::optional<std::size_t> index_of(const Connectivity& map, std::string_view name) {
   const auto at = std::find(map.names.begin(), map.names.end(), name);
   if (at == map.names.end()) return std::nullopt;
@@ -55,9 +48,12 @@ class Chooser {
   std::optional<std::size_t> choose_any(Pe a, Pe b) const {
     return first(a, b, [](Capabilities both) { return both != 0; });
   }
+  std::optional<std::size_t> choose_or_any(Pe a, Pe b) const {
+    const auto chosen = choose(a, b);
+    return chosen ? chosen : choose_any(a, b);
+  }
   bool load_store(Pe a, Pe b) const {
-    auto t = choose(a, b);
-    if (!t) t = choose_any(a, b);
+    const auto t = choose_or_any(a, b);
     return t && (both(a, b, *t) & capability::load_store) != 0;
   }
 
@@ -86,7 +82,7 @@ class Chooser {
 bool prefers(const Connectivity& map, const Chooser& chooser, Pe a, Pe b, std::string_view name) {
   if (a == b) return false;
   const auto chosen = chooser.choose(a, b);
-  for (const std::string& candidate : order(map, a, b)) {
+  for (const std::string& candidate : order_of(map, a, b)) {
     if (chosen && candidate == map.names[*chosen]) return false;
     if (candidate == name) return true;
   }
@@ -142,13 +138,12 @@ std::optional<std::size_t> chosen_for(const Connectivity& connectivity, Pe a, Pe
 }
 
 std::optional<std::size_t> chosen_for_heap(const Connectivity& connectivity, Pe a, Pe b) {
-  const Chooser chooser(connectivity);
-  const auto chosen = chooser.choose(a, b);
-  return chosen ? chosen : chooser.choose_any(a, b);
+  return Chooser(connectivity).choose_or_any(a, b);
 }
 
 const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a, Pe b) {
-  return order(connectivity, a, b);
+  const auto& wanted = same_node(connectivity, a, b) ? connectivity.inside : connectivity.between;
+  return wanted.empty() || a == b ? connectivity.names : wanted;
 }
 
 std::array<std::string_view, 3> automatic_networks(bool rdma) {
@@ -270,8 +265,7 @@ void choose_transports(Connectivity& connectivity, Pe my_pe) {
 void choose_heap_transports(Connectivity& connectivity, Pe my_pe) {
   const Chooser chooser(connectivity);
   for (Pe pe = 0; pe < static_cast<Pe>(connectivity.n_pes); ++pe) {
-    auto chosen = chooser.choose(my_pe, pe);
-    if (!chosen) chosen = chooser.choose_any(my_pe, pe);
+    const auto chosen = chooser.choose_or_any(my_pe, pe);
     connectivity.transport_of.push_back(chosen.value_or(kNoTransport));
     connectivity.capabilities.push_back(
         chosen ? connectivity.at(my_pe, pe, *chosen) & connectivity.at(pe, my_pe, *chosen) : 0);

@@ -88,7 +88,8 @@ std::string_view setting_of(const Connectivity& map, Pe a, Pe b);
 std::optional<std::size_t> chosen_for(const Connectivity& connectivity, Pe a, Pe b);
 /// As chosen_for, for heaps in GPU memory: where none has all capabilities, the first that has any.
 std::optional<std::size_t> chosen_for_heap(const Connectivity& connectivity, Pe a, Pe b);
-/// The names of the transports that the settings allow the pair, first choice first.
+/// The names of the transports that the settings allow the pair, first choice first. "self", which
+/// serves a PE alone, is always allowed.
 const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a, Pe b);
 
 /// "cuda_p2p offers nothing (no peer access)": the capabilities of each transport for the pair,

@@ -37,8 +37,8 @@ void warn_of_settings(const Settings& settings) {
   log::warn_once(warnings);
 }
 
-}  // namespace
-
+/// "Shoal 0.1.0 (protocol 9): 8 PEs on 2 hosts, 4 per node; heap of 1073741824 bytes per PE in host
+/// memory; ...". The same on all PEs.
 std::string describe_world(const Placement& placement, const Memory& memory,
                            const Settings& settings) {
   const auto hosts = 1 + *std::ranges::max_element(placement.host_of);
@@ -51,6 +51,7 @@ std::string describe_world(const Placement& placement, const Memory& memory,
       settings.timeout.count());
 }
 
+/// "PE 3 on node 0: transports self (1 PE), shm (3), ofi (4); NICs mlx5_0:1".
 std::string describe_pe(const Placement& placement, const Fabric& fabric) {
   std::string text =
       fmt::format("PE {} on node {}: transports {}", placement.my_pe,
@@ -61,6 +62,8 @@ std::string describe_pe(const Placement& placement, const Fabric& fabric) {
     text += nics->empty() ? "; no NIC" : fmt::format("; NICs {}", fmt::join(*nics, ", "));
   return text;
 }
+
+}  // namespace
 
 void log_summary(const Placement& placement, const Memory& memory, const Fabric& fabric,
                  const Settings& settings) {

@@ -196,12 +196,7 @@ std::shared_ptr<TeamState> split(TeamState& parent, SplitKind kind, std::array<P
   return nullptr;
 }
 
-Team handle(std::shared_ptr<TeamState> state) {
-  return state ? Team(std::move(state)) : Team();
-}
-
 }  // namespace
-
 }  // namespace detail
 
 using detail::TeamState;
@@ -254,9 +249,8 @@ std::optional<Pe> Team::translate(Pe pe, const Team& other) const {
 
 Team Team::split_strided(Pe start, Pe stride, Pe count) const {
   TeamState& parent = state();
-  return detail::handle(
-      detail::split(parent, detail::SplitKind::strided, {start, stride, count},
-                    [&](const auto& all) { return detail::strided_parts(parent, all); }));
+  return Team(detail::split(parent, detail::SplitKind::strided, {start, stride, count},
+                            [&](const auto& all) { return detail::strided_parts(parent, all); }));
 }
 
 std::pair<Team, Team> Team::split_2d(Pe x_range) const {
