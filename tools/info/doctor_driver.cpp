@@ -223,17 +223,6 @@ Finding nvlink(const Subject& subject) {
   return ok(name, fmt::format("all {} links of {} GPUs are active", links, gpus.size()));
 }
 
-Finding multicast(const Subject& subject) {
-  const std::string name = "NVLink multicast";
-  const auto& gpus = subject.gpus.gpus;
-  const auto with =
-      std::count_if(gpus.begin(), gpus.end(), [](const auto& gpu) { return gpu.multicast; });
-  if (with == 0)
-    return not_applicable(name, subject.described ? "only a driver reports it"
-                                                  : "no GPU supports it; Shoal does not use it");
-  return ok(name, fmt::format("{} of {} GPUs have it; Shoal does not use it", with, gpus.size()));
-}
-
 Finding mps(const Subject& subject) {
   const std::string name = "MPS";
   const std::size_t gpus = subject.nvidia_gpus.size();
@@ -255,9 +244,9 @@ Finding mps(const Subject& subject) {
 }  // namespace
 
 std::vector<Check> driver_checks() {
-  return {gpu_driver,  peer_mapping, stream_memory_operations, options_live,
-          peer_memory, gdrcopy,      fabric_manager,           nvlink,
-          multicast,   mps};
+  return {gpu_driver,     peer_mapping, stream_memory_operations,
+          options_live,   peer_memory,  gdrcopy,
+          fabric_manager, nvlink,       mps};
 }
 
 }  // namespace shoal::info

@@ -13,7 +13,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
@@ -52,19 +51,22 @@ class Output {
  public:
   explicit Output(bool json) : json_(json) {}
 
-  /// `section(false)` returns the text of one section, `section(true)` its JSON. An exception
-  /// becomes the content of the section.
-  void add(const char* key, const std::function<std::string(nlohmann::json*)>& section) {
+  /// The section is text() or json(). An exception becomes its content.
+  template <typename Text, typename Json>
+  void add(const char* key, Text&& text, Json&& json) {
     try {
-      nlohmann::json value;
-      const std::string text = section(json_ ? &value : nullptr);
       if (json_)
-        document_[key] = std::move(value);
+        document_[key] = json();
       else
-        fmt::print("{}\n", text);
+        fmt::print("{}\n", text());
     } catch (const shoal::Error& error) {
       fail(key, error.what());
     }
+  }
+  /// The section is to_text or to_json of collect().
+  template <typename Collect>
+  void add(const char* key, Collect&& collect) {
+    add(key, [&] { return to_text(collect()); }, [&] { return to_json(collect()); });
   }
   void fail(const char* key, const std::string& message) {
     failed_ = true;
@@ -83,13 +85,6 @@ class Output {
   bool json_, failed_ = false;
   nlohmann::json document_ = {{"shoal", kVersion}};
 };
-
-template <typename Value>
-std::string text_or_json(const Value& value, nlohmann::json* json) {
-  if (json == nullptr) return to_text(value);
-  *json = to_json(value);
-  return "";
-}
 
 /// Whether standard output is a terminal with colours. NO_COLOR is a convention of many programs.
 bool wants_colour() {
@@ -120,42 +115,52 @@ void write_svg(const std::string& file, const std::string& svg) {
 
 void add_world(const Options& options, const WorldView& view, Output& output) {
   if (options.connectivity)
-    output.add("connectivity", [&](nlohmann::json* json) {
-      if (json == nullptr) return connectivity_text(view);
-      *json = connectivity_json(view);
-      return std::string();
-    });
+    output.add(
+        "connectivity", [&] { return connectivity_text(view); },
+        [&] { return connectivity_json(view); });
   if (options.nics)
-    output.add("nics", [&](nlohmann::json* json) {
-      if (json == nullptr) return nics_text(view);
-      *json = nics_json(view);
-      return std::string();
-    });
-  if (options.timeline)
-    output.add("init_timeline", [&](nlohmann::json* json) {
+    output.add("nics", [&] { return nics_text(view); }, [&] { return nics_json(view); });
+  if (options.timeline) {
+    const auto draw = [&] {
       if (!options.topology) write_svg(options.svg, timeline_svg(view));
-      if (json == nullptr) return timeline_text(view);
-      *json = timeline_json(view);
-      return std::string();
-    });
+    };
+    output.add(
+        "init_timeline",
+        [&] {
+          draw();
+          return timeline_text(view);
+        },
+        [&] {
+          draw();
+          return timeline_json(view);
+        });
+  }
 }
 
 void add_machine(const Options& options, Output& output) {
   if (options.build)
-    output.add("build", [](nlohmann::json* json) {
-      return text_or_json(collect_build(shoal::Settings::from_environment()), json);
-    });
-  if (options.settings)
-    output.add("settings",
-               [](nlohmann::json* json) { return text_or_json(collect_settings(), json); });
-  if (options.gpus)
-    output.add("gpus", [](nlohmann::json* json) { return text_or_json(collect_gpus(), json); });
+    output.add("build", [] { return collect_build(shoal::Settings::from_environment()); });
+  if (options.settings) output.add("settings", collect_settings);
+  if (options.gpus) output.add("gpus", collect_gpus);
   if (options.topology)
-    output.add("topology", [&](nlohmann::json* json) {
-      const Topology topology = collect_topology(options.machine, options.pes);
+    output.add("topology", [&] {
+      Topology topology = collect_topology(options.machine, options.pes);
       write_svg(options.svg, to_svg(topology));
-      return text_or_json(topology, json);
+      return topology;
     });
+}
+
+void add_doctor(const Options& options, Output& output) {
+  const auto findings = [&] {
+    Subject subject = collect_subject(options.root, options.pes);
+    if (!options.ep.empty()) subject.group = ep_shape_from(options.ep);
+    std::vector<Finding> found = examine(subject);
+    if (has_fault(found)) output.fault();
+    return found;
+  };
+  output.add(
+      "doctor", [&] { return to_text(findings(), wants_colour()); },
+      [&] { return to_json(findings()); });
 }
 
 void print_json(const std::vector<shoal::observe::PeRecord>& records) {
@@ -275,14 +280,7 @@ int run(Options options) {
   if (!options.json) fmt::print("Shoal {}\n\n", kVersion);
   add_machine(options, output);
   if (view) add_world(options, *view, output);
-  if (options.doctor)
-    output.add("doctor", [&](nlohmann::json* json) {
-      Subject subject = collect_subject(options.root, options.pes);
-      if (!options.ep.empty()) subject.group = ep_shape_from(options.ep);
-      const std::vector<Finding> findings = examine(subject);
-      if (has_fault(findings)) output.fault();
-      return json == nullptr ? to_text(findings, wants_colour()) : text_or_json(findings, json);
-    });
+  if (options.doctor) add_doctor(options, output);
   return output.finish();
 }
 

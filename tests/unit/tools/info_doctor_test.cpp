@@ -98,8 +98,8 @@ TEST(Doctor, StatesHaveColoursOnRequest) {
 TEST(Doctor, FindsNothingOnAHealthyHost) {
   for (const Finding& finding : examine(subject_of(kSystems / "dgx")))
     EXPECT_TRUE(finding.state == State::ok || finding.name == "MPS" || finding.name == "NVLink" ||
-                finding.name == "NVLink multicast" || finding.name == "CUDA version" ||
-                finding.name == "NCCL version" || finding.name == "NVSHMEM version")
+                finding.name == "CUDA version" || finding.name == "NCCL version" ||
+                finding.name == "NVSHMEM version")
         << finding.name << ": " << finding.found;
 }
 
@@ -210,14 +210,11 @@ TEST(DoctorOfDrivers, GpuDirectRdma) {
 TEST(DoctorOfDrivers, SwitchesAndSharing) {
   expect_after(removed("proc/4242"), "NVSwitch", State::warning, "4 switches",
                "nvidia-fabricmanager");
-  Subject crowded = subject_of(kSystems / "dgx", 16);
-  expect(crowded, "MPS", State::warning, "16 PEs share 8 GPUs", "nvidia-cuda-mps-control -d");
+  expect(subject_of(kSystems / "dgx", 16), "MPS", State::warning, "16 PEs share 8 GPUs",
+         "nvidia-cuda-mps-control -d");
   const Copy copy("dgx");
   copy.write("tmp/nvidia-mps/control", "");
   expect(subject_of(copy.folder(), 16), "MPS", State::ok, "16 PEs share 8 GPUs", "");
-  crowded.gpus.gpus.resize(2);
-  crowded.gpus.gpus[1].multicast = true;
-  expect(crowded, "NVLink multicast", State::ok, "1 of 2 GPUs have it; Shoal does not use it", "");
 }
 
 TEST(DoctorOfDrivers, NvLinkState) {
