@@ -35,14 +35,6 @@ namespace {
 /// The format of records (`shoal_record`). Increases with every change of a field.
 constexpr int kJsonVersion = 3;
 
-/// Makes every text printable: another program wrote the file.
-void make_printable(json& value) {
-  if (value.is_string())
-    value = detail::record::printable(value.get_ref<const std::string&>());
-  else if (value.is_structured())
-    for (json& item : value) make_printable(item);
-}
-
 /// `text` with a question mark for every byte that is not part of a character of UTF-8: JSON allows
 /// no such byte.
 std::string with_characters_only(std::string text) {
@@ -52,6 +44,15 @@ std::string with_characters_only(std::string text) {
     at += std::max<std::size_t>(bytes, 1);
   }
   return text;
+}
+
+/// Replaces every text in `value` by change(text).
+template <typename Change>
+void change_texts(json& value, const Change& change) {
+  if (value.is_string())
+    value = change(value.get_ref<const std::string&>());
+  else if (value.is_structured())
+    for (json& item : value) change_texts(item, change);
 }
 
 void check_groups(const PeRecord& pe) {
@@ -69,7 +70,8 @@ std::string to_json(const PeRecord& pe) {
   json document = pe;
   document["shoal_record"] = kJsonVersion;
   document["world"] = fmt::format("{:016x}", pe.world);
-  return document.dump(-1, ' ', false, json::error_handler_t::replace);
+  change_texts(document, with_characters_only);
+  return document.dump();
 }
 
 PeRecord from_json(const std::string& text) {
@@ -79,7 +81,8 @@ PeRecord from_json(const std::string& text) {
     require(version == kJsonVersion, Code::invalid_argument,
             "it has format {} of records; this version of Shoal reads format {}", version,
             kJsonVersion);
-    make_printable(parsed);
+    // Another program wrote the text.
+    change_texts(parsed, [](const std::string& text) { return detail::record::printable(text); });
     auto pe = parsed.get<PeRecord>();
     const std::string world = parsed.at("world");
     std::from_chars(world.data(), world.data() + world.size(), pe.world, 16);
