@@ -82,7 +82,7 @@ PeRecord from_json(const std::string& text) {
             "it has format {} of records; this version of Shoal reads format {}", version,
             kJsonVersion);
     // Another program wrote the text.
-    change_texts(parsed, [](const std::string& text) { return detail::record::printable(text); });
+    change_texts(parsed, [](const std::string& from) { return detail::record::printable(from); });
     auto pe = parsed.get<PeRecord>();
     const std::string world = parsed.at("world");
     std::from_chars(world.data(), world.data() + world.size(), pe.world, 16);
