@@ -3,35 +3,40 @@
 // @traits one_thread
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "ep/cuda/low_latency/joined.hpp"
 
 namespace shoal::ep::cuda {
 namespace {
 
-// Beside two launches of one stream, SMs are left for the sends of another group.
-TEST(JoinedCalls, LeaveSms) {
-  for (std::int32_t multiprocessors = 8; multiprocessors <= 160; ++multiprocessors)
-    EXPECT_GE(multiprocessors - 2 * most_joined_blocks(multiprocessors), kSmsLeft)
-        << multiprocessors;
-}
-
-TEST(JoinedCalls, DispatchesOfWhichHalfOfTheBlocksReceive) {
+TEST(JoinedCalls, DispatchesOfWhichHalfOfTheSmsSend) {
   EXPECT_TRUE(joins_dispatch(0, 132));
-  EXPECT_TRUE(joins_dispatch(32, 132));
-  EXPECT_FALSE(joins_dispatch(33, 132));
-  EXPECT_TRUE(joins_dispatch(0, 12)) << "a rank without tokens sends by two blocks";
-  EXPECT_FALSE(joins_dispatch(0, 11));
+  EXPECT_TRUE(joins_dispatch(65, 132));
+  EXPECT_FALSE(joins_dispatch(66, 132));
+  EXPECT_FALSE(joins_dispatch(1, 3));
 }
 
-// A block receives for each token, and one more; one sends for each two pairs of token and rank.
+// All blocks of the launch have an SM: a pair of a token and a rank each, a token each, two more.
 TEST(JoinedCalls, CombinesWhoseBlocksEitherSendOrReceive) {
-  EXPECT_TRUE(joins_combine(2, 32, 132));
-  EXPECT_FALSE(joins_combine(2, 33, 132));
-  EXPECT_TRUE(joins_combine(8, 12, 132));
-  EXPECT_FALSE(joins_combine(8, 13, 132));
+  EXPECT_TRUE(joins_combine(2, 43, 132));
+  EXPECT_FALSE(joins_combine(2, 44, 132));
+  EXPECT_TRUE(joins_combine(8, 14, 132));
+  EXPECT_FALSE(joins_combine(8, 15, 132));
   EXPECT_TRUE(joins_combine(1, 0, 132));
-  EXPECT_FALSE(joins_combine(1, 0, 7)) << "a block that sends and one that receives";
-  EXPECT_FALSE(joins_combine(130, 0, 132)) << "without tokens ranks have a pair all the same";
+  EXPECT_FALSE(joins_combine(128, 0, 78)) << "without tokens ranks have a block all the same";
+}
+
+TEST(JoinedCalls, NotBesideAnotherGroupOnTheGpu) {
+  const LowLatencyGroups first(3);
+  EXPECT_TRUE(first.only_one());
+  std::optional<LowLatencyGroups> second(std::in_place, 3);
+  const LowLatencyGroups elsewhere(4);
+  EXPECT_FALSE(first.only_one());
+  EXPECT_FALSE(second->only_one());
+  EXPECT_TRUE(elsewhere.only_one());
+  second.reset();
+  EXPECT_TRUE(first.only_one());
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 
 #include <ostream>
-#include <thread>
 
 #include "shoal/collective.hpp"
 #include "shoal/observe.hpp"
@@ -88,56 +87,6 @@ TEST_P(LowLatencyKernels, LogfmtByPieces) {
       Ranks ranks({.hidden = hidden, .tokens = {3, 2, 1}, .masks = GetParam(), .blocks = blocks});
       for (const Combine& combine : {kLogfmtNow, kExactLogfmt}) ranks.round(combine, Values::mixed);
     }
-}
-
-/// Rounds of joined launches. Each rank is a thread, whose GPU runs one block at a time.
-class JoinedRanks : public Ranks {
- public:
-  using Ranks::Ranks;
-
-  void round_joined(bool travelled) {
-    draw();
-    in_threads([&](Rank& rank) {
-      LowLatencyDispatch call{dispatch_send(rank, travelled), dispatch_receive(rank, travelled), 0};
-      call.send.flags = call.receive.grants = 0;
-      launch_low_latency_dispatch(call, kLimits, nullptr);
-    });
-    for (Rank& rank : ranks_) check_received(rank, travelled);
-    for (Rank& rank : ranks_) draw_outputs(rank, Values::plain);
-    in_threads([&](Rank& rank) {
-      LowLatencyCombine call{combine_send(rank, kNow, travelled),
-                             combine_receive(rank, kNow, travelled), 0};
-      call.send.keeps_weights = call.receive.grants = 0;
-      call.receive.weights = rank.weights.data();
-      launch_low_latency_combine(call, kLimits, nullptr);
-    });
-    for (Rank& rank : ranks_) check(rank, kNow);
-    for (Rank& rank : ranks_) check_cleared(rank);
-  }
-
- private:
-  static constexpr LowLatencyLimits kLimits{40, 0, false};
-
-  template <class Call>
-  void in_threads(Call&& call) {
-    std::vector<std::jthread> threads;
-    for (Rank& rank : ranks_)
-      threads.emplace_back([&] {
-        test::fake_gpu::run_concurrently();
-        call(rank);
-      });
-  }
-};
-
-// A joined launch makes progress on one SM, where kernels of other groups leave it no more: its
-// sends wait for no receive.
-TEST(LowLatencyKernelsOf, JoinedLaunchesNeedOneSm) {
-  JoinedRanks ranks({.hidden = 656, .tokens = {4, 2, 0}});
-  ranks.stop_counting();
-  for (const bool travelled : {false, true, false}) ranks.round_joined(travelled);
-  ranks.round(kSums, Values::plain);
-  ranks.quantize(Quantize::fp8);
-  for (const bool travelled : {true, false}) ranks.round_joined(travelled);
 }
 
 /// Ranks on nodes: the kernels of one node fill outboxes, and what is forwarded arrives in any

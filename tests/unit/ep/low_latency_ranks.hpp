@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <numeric>
 #include <random>
@@ -282,7 +281,7 @@ class Ranks {
         ->launches[static_cast<std::uint32_t>(kind)][epoch % kLaunches];
   }
 
- protected:
+ private:
   static std::size_t me(const Rank& rank) { return static_cast<std::size_t>(rank.group.me); }
   std::int32_t tokens(const Rank& rank) const { return c_.tokens[me(rank)]; }
   std::int64_t slots() const { return shape_.low_latency_rows(); }
@@ -308,7 +307,7 @@ class Ranks {
     }
   }
 
-  LowLatencyDispatchSend dispatch_send(Rank& rank, bool travelled) {
+  void send_dispatch(Rank& rank, bool travelled) {
     LowLatencyDispatchSend call{};
     call.group = rank.group;
     call.sizes = sizes();
@@ -321,10 +320,6 @@ class Ranks {
     call.flags = 1;
     call.handle = rank.handle();
     call.serial = ++serial_;
-    return call;
-  }
-  void send_dispatch(Rank& rank, bool travelled) {
-    const LowLatencyDispatchSend call = dispatch_send(rank, travelled);
     launch_low_latency_dispatch_send(call, limits_, nullptr);
     if (rank.remote.count > 0)
       launch_low_latency_forward_dispatch(
@@ -337,7 +332,7 @@ class Ranks {
     launch_receive(rank, travelled);
     ASSERT_EQ(rank.report.data()->fault, 0u);
   }
-  LowLatencyDispatchReceive dispatch_receive(Rank& rank, bool travelled) {
+  void launch_receive(Rank& rank, bool travelled) {
     LowLatencyDispatchReceive call{};
     call.group = rank.group;
     call.sizes = sizes();
@@ -351,10 +346,6 @@ class Ranks {
     call.quantize = static_cast<std::uint32_t>(quantize_);
     call.scales = rank.scales.data();
     call.grants = 1;
-    return call;
-  }
-  void launch_receive(Rank& rank, bool travelled) {
-    LowLatencyDispatchReceive call = dispatch_receive(rank, travelled);
     wait_arrival(rank, Arrival::dispatch);
     launch_low_latency_dispatch_receive(call, limits_, nullptr);
     forward_signals(rank);
@@ -445,7 +436,7 @@ class Ranks {
     }
   }
 
-  LowLatencyCombineSend combine_send(Rank& rank, const Combine& combine, bool travelled) {
+  void send_combine(Rank& rank, const Combine& combine, bool travelled) {
     LowLatencyCombineSend call{};
     call.group = rank.group;
     call.sizes = sizes();
@@ -466,10 +457,6 @@ class Ranks {
     call.handle = rank.handle();
     call.pending = rank.pending();
     call.serial = ++serial_;
-    return call;
-  }
-  void send_combine(Rank& rank, const Combine& combine, bool travelled) {
-    LowLatencyCombineSend call = combine_send(rank, combine, travelled);
     if (sums_internode(rank, combine, travelled)) wait_arrival(rank, Arrival::combine_weights);
     launch_low_latency_combine_send(call, limits_, nullptr);
     const bool unsummed = call.unsummed != 0;
@@ -480,7 +467,7 @@ class Ranks {
           limits_, nullptr);
   }
 
-  LowLatencyCombineReceive combine_receive(Rank& rank, const Combine& combine, bool travelled) {
+  void receive_combine(Rank& rank, const Combine& combine, bool travelled) {
     rank.out.assign(static_cast<std::size_t>(tokens(rank)) * shape_.hidden + 1, 0xabcd);
     LowLatencyCombineReceive call{};
     call.group = rank.group;
@@ -495,10 +482,6 @@ class Ranks {
     call.handle = rank.handle();
     call.pending = rank.pending();
     call.grants = 1;
-    return call;
-  }
-  void receive_combine(Rank& rank, const Combine& combine, bool travelled) {
-    LowLatencyCombineReceive call = combine_receive(rank, combine, travelled);
     wait_arrival(rank, Arrival::combine);
     launch_low_latency_combine_receive(call, limits_, nullptr);
     forward_signals(rank);
@@ -586,7 +569,7 @@ class Ranks {
   LowLatencyLimits limits_{};
   std::vector<Rank> ranks_;
   std::mt19937 random_{5};
-  std::atomic<std::uint64_t> serial_ = 0;
+  std::uint64_t serial_ = 0;
   Quantize quantize_ = Quantize::none;
 };
 

@@ -151,7 +151,7 @@ LowLatencyReceived LowLatency::queue_receive(detail::PendingDispatchState& pendi
   state.world->progress().set(shoal::detail::Activity::low_latency_dispatch, handle.epoch,
                               "receive queued");
   if (joined != nullptr) {
-    LowLatencyDispatch both{*joined, call, 0};
+    LowLatencyDispatch both{*joined, call, 0, 0};
     launch_low_latency_dispatch(both, parts_->limits, on);
     state.low_latency_dispatch_epoch = handle.epoch;
   } else {

@@ -1,39 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 // joined.hpp: when a send and the receive behind it are one launch (dispatch.cu, combine.cu) in
-// place of two, and how many blocks it has. Pure functions; ranks need not choose alike.
-//
-// A block of a joined launch has an SM for itself: it takes too many registers for two on an SM.
-// Blocks that send wait for the weights of other ranks at most; a block that receives keeps its SM
-// until the rows of other ranks have arrived. Two groups can call on two streams, and ranks can
-// start their calls in different orders. A joined launch therefore takes less than half of the SMs:
-// beside it and the next launch of its stream, which is set up while it runs, a few are left, on
-// which the blocks of another group's send run a few at a time.
+// place of two. Ranks need not choose alike.
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace shoal::ep::cuda {
 
-/// Room for the blocks that send weights before any of them waits for weights (combine_send.cuh:
-/// eight at most, two on an SM).
-inline constexpr std::int32_t kSmsLeft = 4;
-
-constexpr std::int32_t most_joined_blocks(std::int32_t multiprocessors) {
-  return (multiprocessors - kSmsLeft) / 2;
-}
-
-/// A block sends for each token, and one more; about as many receive.
+/// A block sends for each token, and one more; at most half of the SMs do, or the receive of the
+/// others does not make up for theirs.
 constexpr bool joins_dispatch(std::int64_t tokens, std::int32_t multiprocessors) {
-  return 2 * std::max<std::int64_t>(tokens, 2) <= most_joined_blocks(multiprocessors);
+  return 2 * (tokens + 1) <= multiprocessors;
 }
 
-/// A block receives for each token, and one more; about one sends for each two pairs of token and
-/// rank.
+/// A block for each pair of token and rank and for each token, and two more: no block both sends
+/// and receives.
 constexpr bool joins_combine(std::int32_t ranks, std::int64_t tokens,
                              std::int32_t multiprocessors) {
-  const std::int64_t pairs = ranks * std::max<std::int64_t>(tokens, 1);
-  return tokens + std::max<std::int64_t>((pairs + 1) / 2, 2) <= most_joined_blocks(multiprocessors);
+  return (ranks + 1) * std::max<std::int64_t>(tokens, 1) + 2 <= multiprocessors;
 }
+
+/// Counts the groups of this process that have low-latency calls on a GPU.
+///
+/// The kernel of a joined call takes so much of each SM that no other one fits beside it. Where two
+/// groups call on streams of their own, and two ranks start in different orders, each would wait
+/// for the other; the send of two launches fits beside a receive.
+class LowLatencyGroups {
+ public:
+  explicit LowLatencyGroups(int device)
+      : count_(counts()[static_cast<std::size_t>(device) % kDevices]) {
+    ++count_;
+  }
+  ~LowLatencyGroups() { --count_; }
+  LowLatencyGroups(const LowLatencyGroups&) = delete;
+  LowLatencyGroups& operator=(const LowLatencyGroups&) = delete;
+
+  bool only_one() const { return count_ == 1; }
+
+ private:
+  /// GPUs that share a counter join less often.
+  static constexpr std::size_t kDevices = 64;
+  static std::array<std::atomic<int>, kDevices>& counts() {
+    static std::array<std::atomic<int>, kDevices> counts{};
+    return counts;
+  }
+  std::atomic<int>& count_;
+};
 
 }  // namespace shoal::ep::cuda

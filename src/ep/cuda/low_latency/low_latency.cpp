@@ -42,6 +42,7 @@ LowLatency::LowLatency(CudaGroup& group, bool internode)
   const std::size_t waits = 3 * static_cast<std::size_t>(shape.ranks) * sizeof(std::uint64_t);
   parts_->longest_wait = group.resources->allocate(waits, group.stream, group.resources);
   check(cudaMemsetAsync(parts_->longest_wait.get(), 0, waits, group.stream), "low-latency mode");
+  parts_->groups.emplace(gpu.device);
   parts_->masked.assign(shape.ranks, 0);
   parts_->probe_stream = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
   // Loading a kernel can wait for all kernels on this GPU, including those of other PEs that wait
@@ -59,6 +60,10 @@ void LowLatency::preload() {
   parts_->handles.reserve(kOpenCalls + 2);
   parts_->pendings.reserve(kOpenCalls + 2);
   parts_->result(0, Quantize::none);
+}
+
+void LowLatency::retire() {
+  parts_->groups.reset();
 }
 
 /// Returns two buffers in turn. The combine before last has read this one when the stream gets

@@ -51,6 +51,8 @@ class LowLatency final : public detail::LowLatencyMode {
   void connect(const InternodeRanks& remote);
   /// Allocates what the first calls would allocate.
   void preload();
+  /// After the last call: other groups on the GPU may be alone from now on (joined.hpp).
+  void retire();
 
  private:
   // `joined`: the send, where it is part of the same launch.

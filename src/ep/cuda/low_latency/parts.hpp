@@ -117,6 +117,7 @@ struct LowLatency::Parts {
   ResultHalves results, float8_results, combine_buffers;
   std::shared_ptr<void> longest_wait;  ///< [3][ranks]: dispatch, even and odd combines
   LowLatencyLimits limits{};
+  std::optional<LowLatencyGroups> groups;  ///< where the group has low-latency calls
   InternodeRanks remote{};
   std::uint64_t serial = 0;
   std::uint64_t dispatches_received = 0, combines_received = 0;  ///< receives that are queued
@@ -204,10 +205,10 @@ struct LowLatency::Parts {
     return limits.dependent_launch && group.ranks_on_gpu == 1 && remote.count == 0;
   }
   /// Whether the kernels that have a send and its receive in one launch serve this group. Bounds of
-  /// blocks are for two launches.
+  /// blocks are for the two of them.
   bool joins(const Launch& launch) const {
     return chains() && group.device.mask_failed == 0 && !group.low_latency_counts &&
-           limits_for(launch).most_blocks == 0;
+           limits_for(launch).most_blocks == 0 && groups->only_one();
   }
   /// Two combines can be in progress, of which the later one can already wait for weights.
   std::uint64_t* waits_of_combine(std::uint64_t epoch) const {

@@ -222,18 +222,19 @@ struct LowLatencyCombineReceive {
   std::uint32_t parts;            ///< blocks that divide a token; set by the launcher
 };
 
-/// dispatch.cu: both, in one launch. Of a group that neither counts nor masks ranks.
+/// dispatch.cu: both, in one launch. The launcher sets the numbers of blocks. Of a group that
+/// neither counts nor masks ranks.
 struct LowLatencyDispatch {
   LowLatencyDispatchSend send;
   LowLatencyDispatchReceive receive;
-  std::uint32_t send_blocks;  ///< those that receive follow; set by the launcher
+  std::uint32_t send_blocks, receive_blocks;
 };
 
 /// combine.cu: likewise, of sums. The send has neither flags nor `unsummed`.
 struct LowLatencyCombine {
   LowLatencyCombineSend send;
   LowLatencyCombineReceive receive;
-  std::uint32_t send_blocks;  ///< likewise
+  std::uint32_t send_blocks;  ///< those that receive follow
 };
 
 /// probe.cu: asks whether a receive would wait. The reply, in host memory, is

@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "fake_gpu/fake_gpu.hpp"
-//
-#include "ep/cuda/low_latency/dispatch.cu"
