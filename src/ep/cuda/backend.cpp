@@ -50,7 +50,7 @@ class CudaBackend final : public detail::Backend {
   void stop_counting() noexcept override {
     if (kernel_recorder_) kernel_recorder_->stop();
   }
-  void release() override { low_latency_.retire(); }
+  void release() override { low_latency_calls_.retire(); }
   void* stream() const override { return group_.stream; }
   void synchronize() override { group_.synchronize(); }
   void drain() override { group_.drain(); }

@@ -25,9 +25,9 @@ namespace low_latency {
 __global__ void __launch_bounds__(kMostThreads, 1)
     dispatch_kernel(const __grid_constant__ LowLatencyDispatch call) {
   begin_kernel();
-  const Blocks send{blockIdx.x, call.send_blocks};
+  const BlockRange send{blockIdx.x, call.send_blocks};
   if (send.me < send.count) dispatch_send::send<false>(call.send, send);
-  const Blocks receive{gridDim.x - 1 - blockIdx.x, call.receive_blocks};
+  const BlockRange receive{gridDim.x - 1 - blockIdx.x, call.receive_blocks};
   if (receive.me < receive.count) dispatch_receive::receive<false>(call.receive, receive);
 }
 
