@@ -125,8 +125,7 @@ TEST(EpGpuFaults, TheTimeoutOfOneRankEndsTheWaitsOfOthers) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = shape(3);
   run_threads(c.ranks, gpu_settings(), [&](World& world) {
-    GpuGroup group(
-        world, normal_mode(c, world.my_pe() == 0 ? kTimeout : std::chrono::hours(1)));
+    GpuGroup group(world, normal_mode(c, world.my_pe() == 0 ? kTimeout : std::chrono::hours(1)));
     GpuRound round(group, c, {});
     round.run();
     sync(world.team());
