@@ -87,12 +87,18 @@ def test_text_of_a_forged_record_is_escaped():
 
 @pytest.fixture
 def samples(options):
-    """The metrics during the last pair."""
+    """The metrics of a world during its last pair, without those of other tests' worlds."""
     seen = []
 
     def hold(pe):
         if pe == 0:
-            seen.append(scrape_here())
+            worlds = {record["world"] for record in own_records()} | {None}
+            seen.append(
+                {
+                    name: [s for s in samples if s.labels.get("world") in worlds]
+                    for name, samples in scrape_here().items()
+                }
+            )
 
     settings = {**options, "metrics": "all"}
     shoal.run_threads(PES, lambda world: pairs(world, 4, hold), settings=settings)
