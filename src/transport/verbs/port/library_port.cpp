@@ -85,7 +85,7 @@ class LibraryPort final : public Port {
 
 }  // namespace
 
-std::unique_ptr<Port> open_library_port(std::shared_ptr<const Library> library,
+std::unique_ptr<Port> open_library_port(const std::shared_ptr<const Library>& library,
                                         const PortOffer& offer, const Settings& settings,
                                         std::size_t completions) {
   return std::make_unique<LibraryPort>(library, offer, settings, completions);

@@ -8,7 +8,7 @@ namespace shoal::transport::verbs {
 
 /// Makes a completion queue for `completions` entries, or as many as the device has. Throws
 /// Error{unsupported}.
-std::unique_ptr<Port> open_library_port(std::shared_ptr<const Library> library,
+std::unique_ptr<Port> open_library_port(const std::shared_ptr<const Library>& library,
                                         const PortOffer& offer, const Settings& settings,
                                         std::size_t completions);
 
