@@ -44,7 +44,7 @@ shoal_status record_failure() noexcept {
 }  // namespace shoal::capi
 
 const char* shoal_last_error() {
-  return last_error.message;
+  return shoal::capi::last_error.message;
 }
 
 const char* shoal_status_name(shoal_status status) {
