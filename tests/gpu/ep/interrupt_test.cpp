@@ -19,7 +19,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Of the thread that is to be interrupted; set once for each interrupt.
-thread_local bool interrupt_next = false;
+// Aligned: lld maps no page for a single byte of thread-local memory before the protected data.
+alignas(64) thread_local bool interrupt_next = false;
 thread_local Clock::time_point interrupt_from{};
 
 bool check() noexcept {

@@ -19,7 +19,8 @@ namespace shoal::test {
 namespace {
 
 /// Whether the next wait of this thread is to end.
-thread_local bool interrupt_next = false;
+// Aligned: lld maps no page for a single byte of thread-local memory before the protected data.
+alignas(64) thread_local bool interrupt_next = false;
 
 class Interrupts : public testing::Test {
  protected:
