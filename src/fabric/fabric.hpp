@@ -68,7 +68,7 @@ class Fabric final : public Routes {
       return gpu_heap_route(pe, needed);
     return {route(pe), memory_.layout().bytes()};
   }
-  /// As heap_route with all operations, for the proxy.
+  /// The heap_route of `pe` for all operations, as the proxy needs it.
   transport::PolledRoute polled_route(Pe pe) const {
     const HeapRoute route = heap_route(pe, transport::capability::all_operations);
     return {route.transport.polled(), route.start};

@@ -92,7 +92,7 @@ class Backend {
 
   /// The memory that the group allocates before it calls open.
   virtual BlockPlan block_plan() const = 0;
-  /// What lies where in that memory.
+  /// Names the arrays of that memory and their places.
   virtual std::vector<observe::MemoryRegion> regions() const = 0;
   /// Called once the group has its memory, before any other rank proceeds.
   virtual void open() = 0;

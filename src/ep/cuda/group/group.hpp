@@ -34,7 +34,7 @@ struct CudaGroup {
   GroupState& state;
   DeviceGroup device{};  ///< complete once the group has its memory (open)
   cudaStream_t stream = nullptr;
-  /// Of calls that name none: `stream`, or that of another CudaGroup of this group.
+  /// Calls that name no stream use this one: `stream`, or that of another CudaGroup of this group.
   cudaStream_t default_stream = nullptr;
   std::shared_ptr<void> report_memory, device_memory;
   std::shared_ptr<void> record_memory;  ///< DeviceGroup::record; kernels may outlive its recorder

@@ -26,7 +26,7 @@ class InternodeBackend final : public detail::Backend {
   }
 
   detail::BlockPlan block_plan() const override { return staged_->block_plan(); }
-  /// Of what is staged. The blocks of kernels have maps of their own.
+  /// Describes the staged memory only. The blocks of kernels have maps of their own.
   std::vector<observe::MemoryRegion> regions() const override { return staged_->regions(); }
   void open() override {
     InternodeWays ways;

@@ -15,7 +15,7 @@
 
 namespace shoal::ep::cuda {
 
-/// What the calls of a group share.
+/// The calls of a group share these: its GPU, stream, buffers in host memory.
 struct Staging {
   explicit Staging(detail::GroupState& owner)
       : group(owner),
