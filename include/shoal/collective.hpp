@@ -72,8 +72,9 @@ void all_to_all_v(const Team& team, void* target, std::span<const std::size_t> r
 /// element size.
 void reduce(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
             std::size_t count);
-/// Reduces as reduce does, but PE i gets only block i (`count` elements) of the result; `source` has size() blocks.
-/// In place: `target` is the start of `source`; the other blocks of it keep their contents.
+/// Reduces as reduce does, but PE i gets only block i (`count` elements) of the result. `source`
+/// has size() blocks. In place: `target` is the start of `source`; the other blocks of it keep
+/// their contents.
 void reduce_scatter(const Team& team, DataType dtype, ReduceOp op, void* target, const void* source,
                     std::size_t count);
 

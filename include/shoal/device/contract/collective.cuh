@@ -76,8 +76,9 @@ SHOAL_REQUIRES_REDUCTION(Op, T)
 __device__ bool reduce(S scope, const World& world, const Team& team, Op op, T* target,
                        const Exactly<T>* source, std::size_t count);
 
-/// Reduces as reduce does, but PE i gets only block i (`count` elements) of the result; `source` has
-/// a block for each PE. `target` must not overlap `source`, except that it may be block my_pe of it.
+/// Reduces as reduce does, but PE i gets only block i (`count` elements) of the result. `source`
+/// has a block for each PE. `target` must not overlap `source`, except that it may be block my_pe
+/// of it.
 template <SHOAL_SCOPE S, typename Op, typename T>
 SHOAL_REQUIRES_REDUCTION(Op, T)
 __device__ bool reduce_scatter(S scope, const World& world, const Team& team, Op op, T* target,
