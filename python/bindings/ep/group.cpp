@@ -221,6 +221,7 @@ void bind_group(nb::module_& module) {
   bind_low_latency(module, group);
   bind_hooked(module);
   bind_normal_calls(module);
+  bind_legacy(module);
   bind_expand(module);
   bind_torch_layouts(module);
   bind_torch_calls(module);

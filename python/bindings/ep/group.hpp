@@ -53,6 +53,7 @@ void bind_async(nb::module_& module, nb::class_<Group>& group);
 void bind_low_latency(nb::module_& module, nb::class_<Group>& group);
 void bind_hooked(nb::module_& module);
 void bind_normal_calls(nb::module_& module);
+void bind_legacy(nb::module_& module);
 void bind_torch_calls(nb::module_& module);
 void bind_expand(nb::module_& module);
 void bind_gate(nb::module_& module);

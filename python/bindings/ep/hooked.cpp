@@ -14,6 +14,7 @@
 #include "../docs.hpp"
 #include "group.hpp"
 #include "options.hpp"
+#include "shoal/world.hpp"
 #include "tensors.hpp"
 
 namespace shoal::python {
@@ -71,7 +72,7 @@ class HookedCalls {
               nb::handle other_rows)
       : keeper_(nb::borrow(group)),
         group_(nb::cast<Group&>(group).group),
-        tensors_(nb::cast<Group&>(group), rows.type()),
+        tensors_(nb::cast<Group&>(group).group.team().world().heap().device(), rows.type()),
         quantize_(quantize),
         hidden_(group_.options().hidden),
         top_k_(group_.options().top_k),

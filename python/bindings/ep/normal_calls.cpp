@@ -74,24 +74,6 @@ nb::object dtype_of(nb::handle tensor) {
   return dtype;
 }
 
-/// A number that changes when a tensor is written; inference tensors have none.
-std::int64_t version_of(nb::handle tensor) {
-  static PyObject* const kInference = interned("is_inference");
-  static PyObject* const kVersion = interned("_version");
-  const nb::object inference = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), kInference));
-  if (!inference.is_valid()) nb::raise_python_error();
-  if (inference.is(Py_True)) return 0;
-  const nb::object version = nb::steal(PyObject_GetAttr(tensor.ptr(), kVersion));
-  if (!version.is_valid()) nb::raise_python_error();
-  return nb::cast<std::int64_t>(version);
-}
-
-/// The attribute of is_token_in_rank that holds its CallRouting.
-PyObject* routing_name() {
-  static PyObject* const kName = interned("_shoal_routing");
-  return kName;
-}
-
 /// What the GPU computes of a dispatch beside its rows, from received indices on the host.
 void count_on_host(const ep::Dispatched& received, const ep::UnpackOptions& to, std::int64_t rows,
                    std::int64_t top_k, std::int32_t alignment) {
@@ -113,6 +95,17 @@ void count_on_host(const ep::Dispatched& received, const ep::UnpackOptions& to, 
 
 }  // namespace
 
+std::int64_t version_of(nb::handle tensor) {
+  static PyObject* const kInference = interned("is_inference");
+  static PyObject* const kVersion = interned("_version");
+  const nb::object inference = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), kInference));
+  if (!inference.is_valid()) nb::raise_python_error();
+  if (inference.is(Py_True)) return 0;
+  const nb::object version = nb::steal(PyObject_GetAttr(tensor.ptr(), kVersion));
+  if (!version.is_valid()) nb::raise_python_error();
+  return nb::cast<std::int64_t>(version);
+}
+
 nb::object CallLayout::part(std::int64_t first, std::int64_t end) const {
   if (!beside.is_valid()) return nb::none();
   const nb::object from = nb::int_(first), to = end < 0 ? nb::none() : nb::object(nb::int_(end));
@@ -132,7 +125,7 @@ struct NormalCalls::Beside {
 NormalCalls::NormalCalls(nb::handle_t<Group> group, nb::handle tensor_type, nb::object empty,
                          const nb::tuple& dtypes, nb::object capturing)
     : group_(nb::cast<Group&>(group).group),
-      tensors_(nb::cast<Group&>(group), tensor_type),
+      tensors_(device_of(group), tensor_type),
       maker_(std::move(empty)),
       bool_(dtypes[0]),
       int32_(dtypes[1]),
@@ -182,66 +175,27 @@ CallRouting NormalCalls::route(nb::handle topk_idx, std::uintptr_t stream) const
   return {group_.route(indices, {.launch = launch_on(stream)})};
 }
 
-nb::tuple NormalCalls::make_layout(nb::handle topk_idx, const TensorView& indices,
-                                   const ep::Launch& launch) {
+ep::Routing NormalCalls::route(const TensorView& indices, const ep::Launch& launch) const {
+  const nb::gil_scoped_release released;
+  return group_.route(indices, launch);
+}
+
+NormalCalls::Layout NormalCalls::layout(const TensorView& indices, const ep::Launch& launch) {
   const std::int64_t tokens = indices.shape[0];
-  const nb::object in_rank = maker_.make(tokens, ranks_, bool_);
-  const nb::object per_rank = maker_.make(ranks_, -1, int32_);
-  const nb::object per_expert = maker_.make(experts_, -1, int32_);
+  Layout made{{},
+              maker_.make(ranks_, -1, int32_),
+              maker_.make(experts_, -1, int32_),
+              maker_.make(tokens, ranks_, bool_)};
   const ep::RouteOptions options{
-      .is_token_in_rank = view_of_new(in_rank, DataType::uint8, tokens, ranks_),
-      .tokens_per_rank = view_of_new(per_rank, DataType::int32, ranks_, -1),
-      .tokens_per_expert = view_of_new(per_expert, DataType::int32, experts_, -1),
+      .is_token_in_rank = view_of_new(made.in_rank, DataType::uint8, tokens, ranks_),
+      .tokens_per_rank = view_of_new(made.per_rank, DataType::int32, ranks_, -1),
+      .tokens_per_expert = view_of_new(made.per_expert, DataType::int32, experts_, -1),
       .launch = launch};
-  CallRouting made{{}, results_, nb::borrow(topk_idx), per_rank, per_expert};
   {
     const nb::gil_scoped_release released;
     made.routing = group_.route(indices, options);
   }
-  made.topk_idx_version = version_of(topk_idx);
-  made.in_rank_version = version_of(in_rank);
-  const nb::object routing = nb::cast(std::move(made));
-  if (PyObject_SetAttr(in_rank.ptr(), routing_name(), routing.ptr()) != 0) nb::raise_python_error();
-  return nb::make_tuple(per_rank, per_expert, in_rank);
-}
-
-nb::tuple NormalCalls::layout(nb::handle topk_idx, std::uintptr_t stream) {
-  return make_layout(topk_idx, view_of(topk_idx, "topk_idx"), launch_on(stream));
-}
-
-nb::object NormalCalls::try_layout(nb::handle topk_idx, std::int64_t experts) {
-  TensorView indices;
-  ep::Launch launch;
-  if (!ready() || experts != experts_ ||
-      !tensors_.take(indices, topk_idx, DataType::int64, {PlainTensors::kAny, top_k_}) ||
-      indices.shape[0] > max_tokens_ || !tensors_.follow(launch))
-    return nb::none();
-  const auto* const index = indices.as<std::int64_t>();
-  if (device_.kind == DeviceKind::host &&
-      !std::all_of(index, index + indices.size(),
-                   [&](std::int64_t expert) { return expert >= -1 && expert < experts; }))
-    return nb::none();
-  return make_layout(topk_idx, indices, launch);
-}
-
-nb::object NormalCalls::remembered(nb::handle in_rank, nb::handle topk_idx) const {
-  nb::object found = nb::steal(PyObject_GetAttr(in_rank.ptr(), routing_name()));
-  if (!found.is_valid()) PyErr_Clear();
-  if (!found.is_valid() || !nb::isinstance<CallRouting>(found)) return nb::none();
-  const auto& known = nb::cast<const CallRouting&>(found);
-  const bool same = known.made_by == results_ && known.topk_idx.is(topk_idx) &&
-                    known.topk_idx_version == version_of(topk_idx) &&
-                    known.in_rank_version == version_of(in_rank);
-  return same ? found : nb::none();
-}
-
-bool NormalCalls::counts_differ(const CallRouting& known, nb::handle per_rank,
-                                nb::handle per_expert) const {
-  if (!known.per_rank.is(per_rank) || !known.per_expert.is(per_expert)) return true;
-  if (device_.kind == DeviceKind::cuda) return false;  // a look would stall the stream
-  const auto& counts = known.routing.tokens_per_rank;
-  const auto* const given = view_of_new(per_rank, DataType::int32, ranks_, -1).as<std::int32_t>();
-  return !std::equal(counts.begin(), counts.end(), given);
+  return made;
 }
 
 /// Rows of bfloat16, or of float8 with scales. tokens: nullopt for any number.
@@ -368,35 +322,6 @@ CallReceived NormalCalls::dispatch(nb::handle x, nb::handle layout, nb::handle w
                 stays, clear_unused);
   return send(rows, nullptr, &nb::cast<const ep::Handle&>(layout), options, scales, stays,
               clear_unused);
-}
-
-nb::object NormalCalls::try_dispatch(nb::handle x, nb::handle scales, nb::handle per_rank,
-                                     nb::handle in_rank, nb::handle per_expert, nb::handle topk_idx,
-                                     nb::handle topk_weights, std::int64_t alignment,
-                                     std::int64_t worst_case_rows, std::int32_t sms,
-                                     nb::handle agree) {
-  if (!ready() || in_rank.is_none() || worst_case_rows < 0 ||
-      worst_case_rows > ranks_ * max_tokens_ || alignment < 1 || alignment > INT32_MAX)
-    return nb::none();
-  const nb::object found = remembered(in_rank, topk_idx);
-  if (found.is_none()) return nb::none();
-  const auto& known = nb::cast<const CallRouting&>(found);
-  if (counts_differ(known, per_rank, per_expert)) return nb::none();
-  const std::int64_t tokens = known.routing.tokens();
-  TensorView rows;
-  ep::DispatchOptions options;
-  options.expert_alignment = static_cast<std::int32_t>(alignment);
-  options.worst_case_rows = worst_case_rows;
-  options.launch.sms = sms;
-  if (!take_rows(rows, x, tokens, options, scales) ||
-      !tensors_.take(options.weights, topk_weights, DataType::float32, {tokens, top_k_}) ||
-      !tensors_.follow(options.launch) || captured())
-    return nb::none();
-  if (worst_case_rows == 0) {
-    const std::int64_t count = options.scales.defined() ? options.scales.shape[1] : 0;
-    if (!nb::cast<bool>(nb::object(agree(tokens, count)))) return nb::none();
-  }
-  return nb::cast(send(rows, &known.routing, nullptr, options, scales, held() < most_held_));
 }
 
 nb::object NormalCalls::try_send(nb::handle x, nb::handle scales, nb::handle topk_idx,

@@ -33,13 +33,11 @@ struct Results {
   std::atomic<int> held = 0;  ///< tensors in the group's memory
 };
 
-/// A routing. One that was made with a layout also has the tensors of that layout and their
-/// versions, so that the dispatch that gets them finds it.
+/// A number that changes when a tensor is written; inference tensors have none.
+std::int64_t version_of(nb::handle tensor);
+
 struct CallRouting {
   ep::Routing routing;
-  std::shared_ptr<Results> made_by{};
-  nb::object topk_idx{}, per_rank{}, per_expert{};
-  std::int64_t topk_idx_version = 0, in_rank_version = 0;
 };
 
 /// The layout of a dispatch: what its combine and later dispatches of the same layout need.
@@ -81,22 +79,18 @@ class NormalCalls {
   void set_most_held(int most) { most_held_ = most; }
 
   CallRouting route(nb::handle topk_idx, std::uintptr_t stream) const;
-  /// (tokens per rank, tokens per expert, is_token_in_rank). The last one remembers the routing.
-  nb::tuple layout(nb::handle topk_idx, std::uintptr_t stream);
-  nb::object try_layout(nb::handle topk_idx, std::int64_t experts);
-  /// The CallRouting of a layout that this object made, unless a tensor changed since; else None.
-  nb::object remembered(nb::handle in_rank, nb::handle topk_idx) const;
+  ep::Routing route(const TensorView& indices, const ep::Launch& launch) const;
+  /// A routing with its counts as tensors: int32 [ranks], int32 [experts], bool [tokens, ranks].
+  struct Layout {
+    ep::Routing routing;
+    nb::object per_rank, per_expert, in_rank;
+  };
+  Layout layout(const TensorView& indices, const ep::Launch& launch);
 
   /// layout: a CallRouting, or a Handle. stays: the rows may stay in the group's memory.
   CallReceived dispatch(nb::handle x, nb::handle layout, nb::handle weights, nb::handle scales,
                         std::int32_t alignment, std::int64_t worst_case_rows, bool all_weights,
                         bool stays, bool clear_unused, std::uintptr_t stream, std::int32_t sms);
-  /// Without worst_case_rows, asks agree(tokens, scales) last: whether ranks agree that the group
-  /// has room. Where it has none, returns None too.
-  nb::object try_dispatch(nb::handle x, nb::handle scales, nb::handle per_rank, nb::handle in_rank,
-                          nb::handle per_expert, nb::handle topk_idx, nb::handle topk_weights,
-                          std::int64_t alignment, std::int64_t worst_case_rows, std::int32_t sms,
-                          nb::handle agree);
   /// Routes too. Returns (CallReceived, CallRouting).
   nb::object try_send(nb::handle x, nb::handle scales, nb::handle topk_idx, nb::handle topk_weights,
                       std::int64_t alignment, std::int64_t worst_case_rows, std::int64_t max_tokens,
@@ -118,27 +112,34 @@ class NormalCalls {
                                            bool copy_out);
   /// combine without weights, of any dtype; a null object in place of None.
   nb::object try_sum(nb::handle y, const ep::Handle& handle);
-  const PlainTensors& tensors() const { return tensors_; }
 
- private:
-  struct Beside;
+  /// Sends along a routing or a handle, whichever is given, and unpacks. stays: as in dispatch.
   enum class Counts : bool { no, yes };  ///< whether a layout has more than source_token
-
-  bool ready() const { return tensors_.usable() && !retired_; }
-  bool captured() const;
-  nb::tuple make_layout(nb::handle topk_idx, const TensorView& indices, const ep::Launch& launch);
-  bool counts_differ(const CallRouting& known, nb::handle per_rank, nb::handle per_expert) const;
-  bool take_rows(TensorView& rows, nb::handle x, std::optional<std::int64_t> tokens,
-                 ep::DispatchOptions& options, nb::handle scales) const;
   CallReceived send(const TensorView& rows, const ep::Routing* routing, const ep::Handle* handle,
                     ep::DispatchOptions options, nb::handle scales, bool stays,
                     bool clear_unused = false, Counts counts = Counts::yes);
+  /// (sums, sums of weights or None). y: the tensor of the rows, for its dtype.
+  nb::tuple sum(const TensorView& rows, nb::handle y, const ep::Handle& handle,
+                ep::CombineOptions& options);
+
+  const PlainTensors& tensors() const { return tensors_; }
+  std::int64_t hidden() const { return hidden_; }
+  std::int64_t top_k() const { return top_k_; }
+  std::int64_t max_tokens() const { return max_tokens_; }
+  std::int64_t max_scales() const { return max_scales_; }
+  /// Whether the group's memory has room for one more result.
+  bool has_room() const { return held() < most_held_; }
+
+ private:
+  struct Beside;
+  bool ready() const { return tensors_.usable() && !retired_; }
+  bool captured() const;
+  bool take_rows(TensorView& rows, nb::handle x, std::optional<std::int64_t> tokens,
+                 ep::DispatchOptions& options, nb::handle scales) const;
   Beside allocate_beside(std::int64_t rows, const ep::DispatchOptions& options, nb::handle scales,
                          bool is_new, Counts counts);
   bool take_any_rows(TensorView& rows, nb::handle x, std::int64_t count) const;
   nb::object take_x(ep::Dispatched& received, void* stream, bool stays) const;
-  nb::tuple sum(const TensorView& rows, nb::handle y, const ep::Handle& handle,
-                ep::CombineOptions& options);
   TensorView view_of_new(nb::handle tensor, DataType dtype, std::int64_t rows,
                          std::int64_t columns) const;
 

@@ -9,10 +9,7 @@ namespace shoal::python {
 namespace {
 
 void bind_layouts(nb::module_& module) {
-  nb::class_<CallRouting>(module, "CallRouting", "A routing of NormalCalls."_doc)
-      .def_prop_ro(
-          "tokens_per_rank", [](const CallRouting& self) { return self.routing.tokens_per_rank; },
-          "Empty on GPUs."_doc);
+  nb::class_<CallRouting>(module, "CallRouting", "A routing of NormalCalls."_doc);
   nb::class_<CallLayout>(module, "CallLayout",
                          "The layout of a dispatch of NormalCalls. Tensors are int32; None for a "
                          "dispatch along another layout."_doc)
@@ -88,18 +85,10 @@ void bind_received(nb::module_& module) {
 
 void bind_general(nb::class_<NormalCalls>& calls) {
   calls
-      .def("route", &NormalCalls::route, nb::arg("topk_idx"), nb::arg("stream"),
+      .def("route", nb::overload_cast<nb::handle, std::uintptr_t>(&NormalCalls::route, nb::const_),
+           nb::arg("topk_idx"), nb::arg("stream"),
            nb::sig("def route(self, topk_idx: typing.Any, stream: int) -> CallRouting"),
            "Group.route."_doc)
-      .def(
-          "layout", &NormalCalls::layout, nb::arg("topk_idx"), nb::arg("stream"),
-          nb::sig("def layout(self, topk_idx: typing.Any, stream: int) -> tuple"),
-          "Group.route, and (tokens per rank int32, tokens per expert int32, is_token_in_rank bool "
-          "[tokens, ranks]). The last one remembers the routing."_doc)
-      .def("remembered", &NormalCalls::remembered, nb::arg("in_rank"), nb::arg("topk_idx"),
-           nb::sig("def remembered(self, in_rank: typing.Any, topk_idx: typing.Any) -> CallRouting "
-                   "| None"),
-           "The routing of a layout; None where it is another's or a tensor has changed."_doc)
       .def("dispatch", &NormalCalls::dispatch, nb::arg("x"), nb::arg("layout"),
            nb::arg("weights").none(), nb::arg("scales").none(), nb::arg("alignment"),
            nb::arg("worst_case_rows"), nb::arg("all_weights"), nb::arg("stays"),
@@ -124,20 +113,6 @@ void bind_general(nb::class_<NormalCalls>& calls) {
 
 void bind_try(nb::class_<NormalCalls>& calls) {
   calls
-      .def("try_layout", &NormalCalls::try_layout, nb::arg("topk_idx").none(), nb::arg("experts"),
-           nb::sig("def try_layout(self, topk_idx: typing.Any, experts: int) -> tuple | None"),
-           "layout."_doc)
-      .def("try_dispatch", &NormalCalls::try_dispatch, nb::arg("x").none(),
-           nb::arg("scales").none(), nb::arg("per_rank").none(), nb::arg("in_rank").none(),
-           nb::arg("per_expert").none(), nb::arg("topk_idx").none(), nb::arg("topk_weights").none(),
-           nb::arg("alignment"), nb::arg("worst_case_rows"), nb::arg("sms"), nb::arg("agree"),
-           nb::sig("def try_dispatch(self, x: typing.Any, scales: typing.Any, per_rank: "
-                   "typing.Any, in_rank: typing.Any, per_expert: typing.Any, topk_idx: "
-                   "typing.Any, topk_weights: typing.Any, alignment: int, worst_case_rows: int, "
-                   "sms: int, agree: typing.Any) -> CallReceived | None"),
-           "dispatch of bfloat16 rows, or float8 rows with scales, and weights along the layout "
-           "that try_layout returned. Without worst_case_rows it asks agree(tokens, scales) last, "
-           "whether ranks agree that the group has room, and returns None where it has none."_doc)
       .def(
           "try_send", &NormalCalls::try_send, nb::arg("x").none(), nb::arg("scales").none(),
           nb::arg("topk_idx").none(), nb::arg("topk_weights").none(), nb::arg("alignment"),

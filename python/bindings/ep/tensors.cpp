@@ -2,24 +2,22 @@
 #include "tensors.hpp"
 
 #include "../arrays/arrays.hpp"
-#include "shoal/world.hpp"
 
 namespace shoal::python {
 namespace {
 
-nb::dlpack::device home_of(const Group& group) {
-  const Device device = group.group.team().world().heap().device();
+nb::dlpack::device home_of(Device device) {
   const bool cuda = device.kind == DeviceKind::cuda;
   return {cuda ? nb::device::cuda::value : nb::device::cpu::value, cuda ? device.index : 0};
 }
 
 }  // namespace
 
-PlainTensors::PlainTensors(const Group& group, nb::handle tensor_type)
-    : on_gpu_(group.on_gpu),
+PlainTensors::PlainTensors(Device device, nb::handle tensor_type)
+    : on_gpu_(device.kind == DeviceKind::cuda),
       type_(nb::borrow(tensor_type)),
       exchange_(exchange_of(type())),
-      home_(home_of(group)),
+      home_(home_of(device)),
       usable_(exchange_.view != nullptr && (!on_gpu_ || exchange_.current_stream != nullptr)) {}
 
 bool PlainTensors::look(nb::dlpack::dltensor& found, nb::handle array) const {

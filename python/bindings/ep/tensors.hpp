@@ -21,8 +21,8 @@ class PlainTensors {
  public:
   static constexpr std::int64_t kAny = -1;  ///< any extent
 
-  /// tensor_type: of the arguments. Keeps it alive.
-  PlainTensors(const Group& group, nb::handle tensor_type);
+  /// device, tensor_type: of the arguments. Keeps the type alive.
+  PlainTensors(Device device, nb::handle tensor_type);
 
   /// Whether the library has what this class needs.
   bool usable() const noexcept { return usable_; }

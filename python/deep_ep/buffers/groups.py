@@ -194,6 +194,7 @@ class GroupPool:
 
         Collective when it creates the group.
         """
+        shape = GroupShape(*shape)
         group = self._groups.get(shape)
         if group is not None and group.max_tokens >= tokens and group.max_scales >= scales:
             return group
@@ -220,14 +221,6 @@ class GroupPool:
     def existing(self, shape: GroupShape) -> NormalGroup | None:
         """The current group of ``shape``, or None; local."""
         return self._groups.get(shape)
-
-    def for_routing(self, experts: int, top_k: int, tokens: int) -> NormalGroup | None:
-        """The current group that was created last for these experts and top-k and has room for
-        ``tokens``, whatever its hidden size; None where there is none. Local."""
-        for shape, group in reversed(self._groups.items()):
-            if shape.experts == experts and shape.top_k == top_k:
-                return group if group.max_tokens >= tokens else None
-        return None
 
     def __iter__(self):
         return iter([*self._groups.values(), *self._replaced])

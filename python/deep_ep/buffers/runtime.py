@@ -275,10 +275,12 @@ class Operation:
                 self._compute.wait_stream(self._comm)
 
     def overlap(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> EventOverlap:
-        """The event for the caller; records the streams that use the memory of the tensors."""
+        """The event for the caller; records the streams that use the memory of the tensors, also of
+        those in tuples; other values do not count."""
         if self._comm is not None:
             for tensors, stream in ((inputs, self._comm), (outputs, self._compute)):
-                for tensor in tensors:
-                    if isinstance(tensor, torch.Tensor):
-                        tensor.record_stream(stream)
+                for one in tensors:
+                    for tensor in one if type(one) is tuple else (one,):
+                        if isinstance(tensor, torch.Tensor):
+                            tensor.record_stream(stream)
         return EventOverlap(self._event)

@@ -197,8 +197,8 @@ def _rehearse_pairs(buffer: Any, shape: GroupShape) -> None:
     sizes = Sizes(runtime.num_ranks, _REHEARSED_TOKENS, hidden, experts, top_k)
     x, topk_idx, weights = (one.to(runtime.device) for one in sizes.inputs(_CPU))
     worst_rows = _REHEARSED_TOKENS * runtime.num_ranks
-    for first in (True, False):
-        buffer._pair(x, topk_idx.to(topk_idx_t), weights, experts, worst_rows, first)
+    for _ in range(2):  # the first one takes the group, the second one has it
+        buffer._pair(x, topk_idx.to(topk_idx_t), weights, experts, worst_rows)
     runtime.synchronize_stream()
 
 
@@ -287,7 +287,6 @@ class WarmElasticBuffer:
         weights: torch.Tensor,
         num_experts: int,
         worst_rows: int,
-        first: bool = False,
     ) -> None:
         most = worst_rows // self.runtime.num_ranks
         self._elastic_pair(rows, topk_idx, weights, num_experts, most, False, False)

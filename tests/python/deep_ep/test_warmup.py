@@ -33,6 +33,7 @@ from torch_ranks import add_tests, of_all_ranks, run_checks, seeded
 import deep_ep
 import shoal
 from deep_ep.buffers import groups, warmup
+from deep_ep.buffers.legacy import normal as normal_mode
 from deep_ep.utils import refs
 
 SIZES = {"num_max_tokens_per_rank": MOST, "hidden": H, "num_experts": E, "num_topk": K}
@@ -183,18 +184,26 @@ def check_a_rehearsal_with_known_sizes(_):
     buffer.destroy()
 
 
-def check_a_rehearsal_takes_both_paths(_):
-    """Pairs of the general path and of the one of later calls."""
-    for buffer, owner, name in (
-        (make_buffer(), "_normal", "dispatch_new"),
-        (make_elastic(), "_dispatcher", "send_new"),
+def check_a_rehearsal_makes_two_pairs(_):
+    """The first pair takes the group, as first calls do; in Buffer it counts its layout without
+    one. The second pair has the group."""
+    buffer = make_buffer()
+    with (
+        mock.patch.object(buffer, "dispatch", wraps=buffer.dispatch) as dispatch,
+        mock.patch.object(normal_mode, "count_tokens", wraps=normal_mode.count_tokens) as counted,
     ):
-        mode = getattr(buffer, owner)
-        with mock.patch.object(mode, name, wraps=getattr(mode, name)) as general:
-            with mock.patch.object(buffer, "dispatch", wraps=buffer.dispatch) as dispatch:
-                warmup.rehearse(buffer, 0)
-        assert dispatch.call_count == 2 and general.call_count == 1
-        buffer.destroy()
+        warmup.rehearse(buffer, 0)
+    assert dispatch.call_count == 2 and counted.call_count == 1
+    buffer.destroy()
+    buffer = make_elastic()
+    mode = buffer._dispatcher
+    with (
+        mock.patch.object(mode, "send_new", wraps=mode.send_new) as general,
+        mock.patch.object(buffer, "dispatch", wraps=buffer.dispatch) as dispatch,
+    ):
+        warmup.rehearse(buffer, 0)
+    assert dispatch.call_count == 2 and general.call_count == 1
+    buffer.destroy()
 
 
 def check_when_a_rehearsal_makes_no_pairs(_):

@@ -14,22 +14,21 @@ from shoal._allocation import empty_strided
 from shoal._core.ep import HookedDispatch
 
 from ... import config as sizes
-from ...config import Config, topk_idx_t
+from ...config import Config
 from ...utils.envs import check_nvlink_connections, check_torch_deterministic
 from ...utils.event import EventHandle, EventOverlap, profiling
 from ...utils.semantic import native_assert, native_fail
-from ..checks import expect, require_tensor
+from ..checks import expect
 from ..ending import close, description, warn_unless_destroyed, with_own_methods
-from ..groups import detached
 from ..runtime import Runtime
 from .early_shapes import EarlyShapes
-from .handles import LowLatencyHandle, NormalHandle
+from .handles import LowLatencyHandle
 from .internode import InternodeCalls
 from .local_memory import LocalMemory
 from .low_latency import LowLatencyMode
 from .masks import MaskCalls
 from .network import network_settings
-from .normal import NormalMode
+from .normal import normal_calls
 from .overlap import Overlap
 from .warmup import WarmBuffer
 
@@ -137,7 +136,7 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
             ),
         )
         self.rank, self.group_size = self.runtime.rank, self.runtime.num_ranks
-        self._normal = NormalMode(self.runtime)
+        self._normal = normal_calls(self.runtime)
         self._low_latency = LowLatencyMode(
             self.runtime, num_rdma_bytes, low_latency_mode, enable_shrink
         )
@@ -250,22 +249,9 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         node), and per expert (int32 [E]), whether a token goes to a rank (bool [T, R]), and the
         event.
         """
-        call = "get_dispatch_layout"
-        plain = not (previous_event or async_finish or allocate_on_comm_stream)
-        if plain and self._is_idle():
-            layout = self._normal.try_layout(topk_idx, num_experts)
-            if layout is not None:
-                return *layout, EventOverlap()
-        runtime = self._open(call)
-        with runtime.operation(
-            call, previous_event, async_finish, allocate_on_comm_stream
-        ) as operation:
-            layout = None if plain else self._normal.try_layout(topk_idx, num_experts)
-            if layout is None:
-                extents = (None, None)
-                require_tensor(call, "topk_idx", topk_idx, (topk_idx_t,), extents, runtime.device)
-                layout = self._normal.layout(topk_idx, num_experts, operation.stream)
-        return *layout, operation.overlap((topk_idx,), layout)
+        self._open("get_dispatch_layout")
+        events = (previous_event, async_finish, allocate_on_comm_stream)
+        return self._normal.get_dispatch_layout(topk_idx, num_experts, *events)
 
     def dispatch(
         self,
@@ -298,48 +284,23 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         indices are local, -1 for experts elsewhere. Cached: (recv_x, None, None, None, None,
         event).
         """
-        call = "dispatch"
-        runtime = self._open(call)
+        self._open("dispatch")
         check_torch_deterministic()
-        rows, scales = x if isinstance(x, tuple) else (x, None)
-        layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
-        top_k, limits = (topk_idx, topk_weights), (expert_alignment, num_worst_tokens)
-        sms = self._sms(config)
-
-        def result(received: Any, *others: Any) -> tuple[Any, ...]:
-            return received.x if scales is None else (received.x, received.scales), *others
-
-        def try_fast() -> tuple[Any, ...] | None:
-            """One binding call on the current stream; None, without effect, where an argument is
-            not what earlier calls had."""
-            if self._on_host and profiling():
-                return None
-            if handle is None:
-                return self._normal.try_dispatch(rows, scales, layout, top_k, *limits, sms)
-            if type(handle) is not NormalHandle or not (topk_idx is topk_weights is None):
-                return None
-            received = handle.group.calls.try_redispatch(rows, scales, handle.layout, sms)
-            return None if received is None else (received, None, None, None, None)
-
-        plain = not (previous_event or async_finish or allocate_on_comm_stream)
-        sent = try_fast() if plain else None  # once: where sizes are exchanged it is collective
-        if sent is not None:
-            return *result(*sent), EventOverlap()
-        with runtime.operation(
-            call, previous_event, async_finish, allocate_on_comm_stream
-        ) as operation:
-            if not plain:
-                sent = try_fast()
-            if sent is None:
-                self._normal.check_rows(call, rows, scales)
-                how = (*limits, operation.stream, sms)
-                if handle is None:
-                    sent = self._normal.dispatch_new(rows, scales, layout, top_k, *how)
-                else:
-                    received = self._normal.dispatch_cached(rows, scales, handle, top_k, *how[2:])
-                    sent = (received, None, None, None, None)
-        inputs = (rows, scales, topk_idx, topk_weights, is_token_in_rank)
-        return *result(*sent), operation.overlap(inputs, sent[0].tensors)
+        return self._normal.dispatch(
+            x,
+            handle,
+            num_tokens_per_rank,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            num_worst_tokens,
+            self._sms(config),
+            previous_event,
+            async_finish,
+            allocate_on_comm_stream,
+        )
 
     def combine(
         self,
@@ -359,40 +320,10 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         bias: one or two bfloat16 [T, H], added first. Returns (bfloat16 [T, H], float32 [T, K] or
         None, event).
         """
-        call = "combine"
-        runtime = self._open(call)
+        self._open("combine")
         check_torch_deterministic()
-        sms = self._sms(config)
-
-        def try_fast() -> tuple[torch.Tensor, torch.Tensor | None] | None:
-            """As in dispatch."""
-            usual = bias is None and type(handle) is NormalHandle
-            if not usual or (self._on_host and profiling()):
-                return None
-            return handle.group.calls.try_combine(x, handle.layout, topk_weights, None, sms)
-
-        plain = not (previous_event or async_finish or allocate_on_comm_stream)
-        sums = try_fast() if plain else None
-        if sums is not None:
-            return *sums, EventOverlap()
-        biases = bias if isinstance(bias, tuple) else () if bias is None else (bias,)
-        with runtime.operation(
-            call, previous_event, async_finish, allocate_on_comm_stream
-        ) as operation:
-            if not plain:
-                sums = try_fast()
-            if sums is None:
-                self._normal.check_handle(call, handle)
-                self._normal.check_combine(x, handle, topk_weights, biases)
-                sums = handle.group.combine(
-                    x,
-                    handle.shoal,
-                    topk_weights,
-                    tuple(detached(one) for one in biases if one is not None),
-                    operation.stream,
-                    sms,
-                )
-        return *sums, operation.overlap((x, topk_weights, *biases), sums)
+        events = (previous_event, async_finish, allocate_on_comm_stream)
+        return self._normal.combine(x, handle, topk_weights, bias, self._sms(config), *events)
 
     def clean_low_latency_buffer(
         self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int

@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from shoal._core.ep import CallLayout
-
-from ..groups import NormalGroup
+from shoal._core.ep import CallLayout, NormalCalls
 
 _NODE = 8
 _INSIDE_NODE, _BETWEEN_NODES = (None,) * 6, (None,) * 10  # in place of the tensors
@@ -23,12 +21,10 @@ class NormalHandle(tuple):
     starts at 0. Entries that describe the queues of DeepEP are -1. The tensors are computed on the
     current stream when one of them is accessed first.
 
-    Attributes: ``group`` (the NormalGroup), ``layout`` (Shoal's layout), ``shoal`` (Shoal's
-    handle), ``num_tokens`` sent, ``rows`` received including padding, ``worst_rows`` as requested
-    (0: sizes are exchanged).
+    Attributes: ``calls`` (the calls of its group), ``layout`` (Shoal's layout).
     """
 
-    group: NormalGroup
+    calls: NormalCalls
     layout: CallLayout
     _inputs: tuple[torch.Tensor, int, int]  # is_token_in_rank, rank, number of nodes
     _entries: tuple[torch.Tensor, ...] | None = None
@@ -36,40 +32,24 @@ class NormalHandle(tuple):
     @classmethod
     def make(
         cls,
-        group: NormalGroup,
-        layout: CallLayout,
-        is_token_in_rank: torch.Tensor,
         rank: int,
         num_nodes: int,
+        calls: NormalCalls,
+        layout: CallLayout,
+        is_token_in_rank: torch.Tensor,
     ) -> NormalHandle:
         """The handle of a dispatch."""
         handle = cls(_BETWEEN_NODES if num_nodes > 1 else _INSIDE_NODE)
-        handle.group, handle.layout = group, layout
+        handle.calls, handle.layout = calls, layout
         handle._inputs = (is_token_in_rank, rank, num_nodes)
         return handle
-
-    @property
-    def shoal(self) -> Any:
-        return self.layout.handle
-
-    @property
-    def num_tokens(self) -> int:
-        return self.layout.tokens
-
-    @property
-    def rows(self) -> int:
-        return self.layout.rows
-
-    @property
-    def worst_rows(self) -> int:
-        return self.layout.worst_case_rows
 
     def _all(self) -> tuple[torch.Tensor, ...]:
         if self._entries is None:
             in_rank, rank, num_nodes = self._inputs
             prefix = self.layout.source_ends
             if num_nodes > 1:
-                self._entries = _between_nodes(self.rows, prefix, in_rank, rank, num_nodes)
+                self._entries = _between_nodes(self.layout.rows, prefix, in_rank, rank, num_nodes)
             else:
                 self._entries = _inside_node(self.layout.source_token, prefix, in_rank, rank)
         return self._entries

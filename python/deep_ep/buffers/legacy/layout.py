@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``Buffer.get_dispatch_layout``: token counts from top-k indices.
-
-The first call for a number of experts counts by a kernel without a group, on the CPU in plain
-torch. Later calls use the routing of a group, which the dispatch that follows takes over.
-"""
+"""Token counts from top-k indices without a group, by a kernel or on the CPU in plain torch: for
+the first layout of a number of experts. Later ones come with the routing of a group."""
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 import torch
@@ -15,8 +13,9 @@ from shoal._core.ep import count_tokens as count_on_gpu
 
 from ...utils.semantic import native_assert
 from ..checks import require_experts
-from ..groups import NormalGroup
+from ..runtime import Runtime
 
+_EXCHANGE_BYTES = 512  # the most that Team.exchange takes
 
 # Of the kernel.
 _MOST_RANKS, _MOST_EXPERTS = 128, 8192
@@ -31,12 +30,6 @@ class Layout(NamedTuple):
     is_token_in_rank: torch.Tensor
 
 
-def route_layout(group: NormalGroup, topk_idx: torch.Tensor, num_nodes: int, stream: int) -> Layout:
-    """The layout by a routing of ``group``, which in_rank remembers."""
-    per_rank, per_expert, in_rank = group.calls.layout(topk_idx, stream)
-    return Layout(per_rank, _count_nodes(in_rank, num_nodes), per_expert, in_rank)
-
-
 def check_experts(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None:
     require_experts("get_dispatch_layout", num_experts, num_ranks)
     # On a GPU this would stall the stream.
@@ -49,7 +42,7 @@ def check_experts(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> N
         )
 
 
-def _count_nodes(in_rank: torch.Tensor, num_nodes: int) -> torch.Tensor | None:
+def count_nodes(in_rank: torch.Tensor, num_nodes: int) -> torch.Tensor | None:
     """Tokens for each node; None inside one node. A token counts once per node."""
     if num_nodes == 1:
         return None
@@ -78,7 +71,7 @@ def count_tokens(
     in_rank = torch.zeros((tokens, num_ranks + 1), dtype=torch.bool, device=topk_idx.device)
     in_rank.scatter_(1, experts // (num_experts // num_ranks), True)
     in_rank = in_rank[:, :num_ranks].contiguous()
-    per_node = _count_nodes(in_rank, num_nodes)
+    per_node = count_nodes(in_rank, num_nodes)
     return Layout(in_rank.sum(0, dtype=torch.int32), per_node, per_expert[:num_experts], in_rank)
 
 
@@ -101,10 +94,26 @@ def _count_by_kernel(
         in_rank.data_ptr(),
         stream,
     )
-    return Layout(per_rank, _count_nodes(in_rank, num_nodes), per_expert, in_rank)
+    return Layout(per_rank, count_nodes(in_rank, num_nodes), per_expert, in_rank)
 
 
 def ranks_as_experts(is_token_in_rank: torch.Tensor) -> torch.Tensor:
     """Top-k indices int64 [T, R] with one expert per rank, for callers that know ranks only."""
     ranks = torch.arange(is_token_in_rank.shape[1], device=is_token_in_rank.device)
     return torch.where(is_token_in_rank, ranks, -1)
+
+
+def expert_totals(runtime: Runtime, per_expert: torch.Tensor, alignment: int) -> list[int]:
+    """Tokens of all ranks for each local expert, rounded up to ``alignment``. Collective."""
+    counts = per_expert.tolist()
+    totals = [0] * len(counts)
+    step = _EXCHANGE_BYTES // 4
+    for first in range(0, len(counts), step):
+        part = counts[first : first + step]
+        form = struct.Struct(f"<{len(part)}i")
+        for block in runtime.team.exchange(form.pack(*part)):
+            for i, count in enumerate(form.unpack(block)):
+                totals[first + i] += count
+    local = len(counts) // runtime.num_ranks
+    here = totals[runtime.rank * local : (runtime.rank + 1) * local]
+    return [-(-count // alignment) * alignment for count in here]

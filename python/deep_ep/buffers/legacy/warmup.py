@@ -62,16 +62,9 @@ class WarmBuffer:
         weights: torch.Tensor,
         num_experts: int,
         worst_rows: int,
-        first: bool = False,
     ) -> None:
-        """first: runs the code of a first pair."""
-        if first:
-            # Twice as many experts are those of no group.
-            self.get_dispatch_layout(topk_idx, 2 * num_experts)
         counts = self.get_dispatch_layout(topk_idx, num_experts)
         per_rank, per_node, per_expert, in_rank, _ = counts
-        if first:
-            self._forget_groups()
         received, _, received_weights, _, handle, _ = self.dispatch(
             rows,
             None,
@@ -86,7 +79,7 @@ class WarmBuffer:
         self.combine(expert_output_of(received), handle, topk_weights=received_weights)
 
     def _forget_groups(self) -> None:
-        """The next calls take the general path, which the first ones of a program take."""
+        """The next calls look groups up again."""
         self._normal.forget_groups()
 
     def warmup(
