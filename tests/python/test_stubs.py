@@ -56,7 +56,11 @@ def test_results_have_types():
     assert returns["Dispatched.x"] == "shoal._core.Array"
     assert returns["Dispatched.topk_weights"] == "shoal._core.Array | None"
     assert returns["LowLatencyReceived.counts"] == "shoal._core.Array"
-    callers = ("CallLayout.", "CallReceived.")  # with tensors of the caller's library
+    callers = (
+        "CallLayout.",
+        "CallReceived.",
+        "ElasticLayout.",
+    )  # with tensors of the caller's library
     assert not [
         name
         for name, kind in returns.items()

@@ -11,34 +11,9 @@
 namespace shoal::python {
 namespace {
 
-constexpr std::int64_t kAny = PlainTensors::kAny;
+constexpr std::int64_t kAny = CallTensors::kAny;
 constexpr std::int64_t kMostAlignment = 1 << 16;
 constexpr std::size_t kMostBiases = 2;
-
-/// DeepEP's error of its native part.
-template <typename... Args>
-void native_assert(bool condition, fmt::format_string<const Args&...> format, const Args&... args) {
-  if (!condition) [[unlikely]]
-    throw std::runtime_error("Assertion exception (deep_ep): " + fmt::format(format, args...));
-}
-
-/// DeepEP's error of its Python part.
-void expect(bool condition, const char* message) {
-  if (condition) [[likely]]
-    return;
-  PyErr_SetString(PyExc_AssertionError, fmt::format("deep_ep: {}", message).c_str());
-  throw nb::python_error();
-}
-
-std::string text(nb::handle value) {
-  return nb::cast<std::string>(nb::str(value));
-}
-
-nb::object attribute(nb::handle object, const char* name) {
-  nb::object value = nb::steal(PyObject_GetAttrString(object.ptr(), name));
-  if (!value.is_valid()) nb::raise_python_error();
-  return value;
-}
 
 nb::object weak(nb::handle object) {
   nb::object reference = nb::steal(PyWeakref_NewRef(object.ptr(), nullptr));
@@ -48,17 +23,6 @@ nb::object weak(nb::handle object) {
 
 bool refers_to(const nb::object& reference, nb::handle object) {
   return reference.is_valid() && nb::steal(PyObject_CallNoArgs(reference.ptr())).is(object);
-}
-
-std::string shape_text(std::initializer_list<std::int64_t> shape) {
-  return fmt::format("GroupShape(hidden={}, top_k={}, experts={})", shape.begin()[0],
-                     shape.begin()[1], shape.begin()[2]);
-}
-
-Device device_from(nb::handle device) {
-  const bool cuda = text(attribute(device, "type")) == "cuda";
-  return {cuda ? DeviceKind::cuda : DeviceKind::host,
-          cuda ? nb::cast<std::int32_t>(attribute(device, "index")) : 0};
 }
 
 /// The values of an int32 tensor on the host.
@@ -86,105 +50,21 @@ nb::list list_of(const std::vector<std::int64_t>& values) {
 
 }  // namespace
 
-LegacyCalls::LegacyCalls(LegacySetup setup, std::int64_t ranks, std::int64_t nodes)
-    : setup_(std::move(setup)),
+LegacyCalls::LegacyCalls(std::int64_t ranks, std::int64_t nodes, const nb::dict& given)
+    : tensors_(given),
       ranks_(ranks),
       nodes_(nodes),
-      tensors_(device_from(setup_.device), setup_.tensor_type) {}
-
-nb::handle LegacyCalls::dtype_object(DataType dtype) const {
-  switch (dtype) {
-    case DataType::int32:
-      return setup_.int32;
-    case DataType::int64:
-      return setup_.int64;
-    case DataType::float32:
-      return setup_.float32;
-    case DataType::float8_e4m3:
-      return setup_.float8;
-    default:
-      return setup_.bfloat16;
-  }
-}
-
-void LegacyCalls::explain(const char* call, const char* name, nb::handle tensor, nb::handle dtype,
-                          std::initializer_list<std::int64_t> shape) const {
-  nb::list extents;
-  for (const std::int64_t extent : shape)
-    extents.append(extent < 0 ? nb::none() : nb::object(nb::int_(extent)));
-  setup_.require_tensor(call, name, tensor, nb::make_tuple(dtype), nb::tuple(extents),
-                        setup_.device);
-}
-
-LegacyCalls::Argument LegacyCalls::take(const char* call, const char* name, nb::handle tensor,
-                                        DataType dtype,
-                                        std::initializer_list<std::int64_t> shape) const {
-  Argument argument;
-  if (tensors_.take(argument.view, tensor, dtype, shape)) return argument;
-  explain(call, name, tensor, dtype_object(dtype), shape);
-  // A subclass of torch.Tensor, or a version of torch without the exchange table.
-  argument.kept = input(setup_.as_rows(tensor), name);
-  argument.view = argument.kept.view;
-  argument.view.dtype = dtype;
-  return argument;
-}
-
-LegacyCalls::Rows LegacyCalls::take_rows(nb::handle x) const {
-  constexpr const char* kCall = "dispatch";
-  Rows rows{x, nb::handle(Py_None), {}, {}};
-  if (PyTuple_Check(x.ptr())) {
-    native_assert(PyTuple_GET_SIZE(x.ptr()) == 2,
-                  "{}: x is a tuple of {}; allowed: a tensor, or (rows, scales)", kCall,
-                  PyTuple_GET_SIZE(x.ptr()));
-    rows.x = PyTuple_GET_ITEM(x.ptr(), 0);
-    rows.scales = PyTuple_GET_ITEM(x.ptr(), 1);
-  }
-  const DataType dtype = rows.scaled() ? DataType::float8_e4m3 : DataType::bfloat16;
-  rows.rows = take(kCall, "x", rows.x, dtype, {kAny, kAny});
-  const std::int64_t bytes =
-      rows.rows.view.shape[1] * static_cast<std::int64_t>(size_of(rows.rows.view.dtype));
-  native_assert(bytes % 16 == 0, "{}: rows of x have {} bytes; allowed: multiples of 16", kCall,
-                bytes);
-  if (!rows.scaled() ||
-      tensors_.take_scales(rows.scale_values.view, rows.scales, rows.rows.view.shape[0]))
-    return rows;
-  rows.scale_values.kept = input(setup_.as_rows(rows.scales), "scales");
-  const TensorView& scales = rows.scale_values.view = rows.scale_values.kept.view;
-  native_assert(scales.rank == 2 && scales.shape[0] == rows.rows.view.shape[0] &&
-                    (scales.dtype == DataType::float32 || scales.dtype == DataType::int32),
-                "{}: scales are {}; allowed: float32 or int32 [{}, *]", kCall,
-                summary_of(rows.scales), rows.rows.view.shape[0]);
-  return rows;
-}
-
-void LegacyCalls::follow(ep::Launch& launch) const {
-  if (tensors_.usable() && tensors_.follow(launch)) return;
-  const nb::object stream = setup_.current_stream();
-  if (!stream.is_none()) launch.stream = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(stream));
-}
-
-bool LegacyCalls::captured() const {
-  return !setup_.capturing.is_none() && nb::cast<bool>(nb::object(setup_.capturing()));
-}
-
-bool LegacyCalls::is_plain(const Events& events) const {
-  if (!events.previous.is_valid()) return true;
-  const auto given = [](nb::handle value) { return PyObject_IsTrue(value.ptr()) == 1; };
-  return !given(events.previous) && !given(events.async_finish) && !given(events.on_comm_stream) &&
-         (setup_.profiler.is_none() ||
-          !nb::cast<bool>(attribute(setup_.profiler, "_is_profiler_enabled")));
-}
-
-template <typename Work>
-nb::object LegacyCalls::run(const char* call, const Events& events, Work&& work,
-                            const nb::tuple& inputs) const {
-  return setup_.run(call, nb::cpp_function(std::forward<Work>(work)), inputs, events.previous,
-                    events.async_finish, events.on_comm_stream);
-}
+      pool_(given["groups"]),
+      count_layout_(given["count_layout"]),
+      count_nodes_(given["count_nodes"]),
+      ranks_as_experts_(given["ranks_as_experts"]),
+      expert_totals_(given["expert_totals"]),
+      handle_type_(given["handle_type"]),
+      make_handle_(given["make_handle"]) {}
 
 nb::object LegacyCalls::layout(nb::handle topk_idx, nb::handle experts, const Events& events) {
-  if (!is_plain(events))
-    return run(
+  if (!tensors_.is_plain(events))
+    return tensors_.run(
         "get_dispatch_layout", events, [&] { return layout(topk_idx, experts, {}); },
         nb::make_tuple(topk_idx));
   int overflow = 0;
@@ -193,15 +73,15 @@ nb::object LegacyCalls::layout(nb::handle topk_idx, nb::handle experts, const Ev
   TensorView indices;
   const auto found = std::find_if(groups_.rbegin(), groups_.rend(), [&](const Known& one) {
     return one.shape.experts == count &&
-           tensors_.take(indices, topk_idx, index_type(), {kAny, one.shape.top_k});
+           tensors_.try_take(indices, topk_idx, tensors_.index_type(), {kAny, one.shape.top_k});
   });
   if (found == groups_.rend() || indices.shape[0] > found->get()->max_tokens() ||
       !experts_in_range(indices, count)) {
-    const nb::object counted = setup_.count_layout(topk_idx, experts);
-    return counted + nb::make_tuple(setup_.no_event());
+    const nb::object counted = count_layout_(topk_idx, experts);
+    return counted + nb::make_tuple(tensors_.no_event());
   }
   ep::Launch launch;
-  follow(launch);
+  tensors_.follow(launch);
   NormalCalls& calls = *found->get();
   NormalCalls::Layout made = calls.layout(indices, launch);
   remembered_[next_++ % kRemembered] = {&calls,
@@ -212,8 +92,9 @@ nb::object LegacyCalls::layout(nb::handle topk_idx, nb::handle experts, const Ev
                                         version_of(topk_idx),
                                         version_of(made.in_rank),
                                         std::move(made.routing)};
-  const nb::object per_node = nodes_ > 1 ? setup_.count_nodes(made.in_rank) : nb::none();
-  return nb::make_tuple(made.per_rank, per_node, made.per_expert, made.in_rank, setup_.no_event());
+  const nb::object per_node = nodes_ > 1 ? count_nodes_(made.in_rank) : nb::none();
+  return nb::make_tuple(made.per_rank, per_node, made.per_expert, made.in_rank,
+                        tensors_.no_event());
 }
 
 const LegacyCalls::Remembered* LegacyCalls::remembered(nb::handle topk_idx,
@@ -236,13 +117,14 @@ ep::Routing LegacyCalls::routing_of(const Remembered* known, const NormalCalls& 
   const ep::Routing routing = usable ? known->routing : calls.route(indices, launch);
   if (routing.tokens_per_rank.empty()) return routing;  // on a GPU a look would stall the stream
   const Argument per_rank =
-      take("dispatch", "num_tokens_per_rank", given.per_rank, DataType::int32, {ranks_});
+      tensors_.take("dispatch", "num_tokens_per_rank", given.per_rank, DataType::int32, {ranks_});
   const std::vector<std::int64_t> counts = values_of(per_rank.view);
   if (!std::equal(counts.begin(), counts.end(), routing.tokens_per_rank.begin(),
                   routing.tokens_per_rank.end()))
-    native_assert(false, "dispatch: num_tokens_per_rank is {}, by topk_idx {}",
-                  text(list_of(counts)),
-                  text(list_of({routing.tokens_per_rank.begin(), routing.tokens_per_rank.end()})));
+    native_assert(
+        false, "dispatch: num_tokens_per_rank is {}, by topk_idx {}",
+        text_of_object(list_of(counts)),
+        text_of_object(list_of({routing.tokens_per_rank.begin(), routing.tokens_per_rank.end()})));
   return routing;
 }
 
@@ -261,25 +143,25 @@ nb::object LegacyCalls::group_for(const Shape& shape, std::int64_t tokens, std::
     return current->calls;
   }
   native_assert(!captured,
-                "dispatch: a CUDA graph cannot capture the first call of {} with {} tokens; run it "
-                "once before",
-                shape_text({shape.hidden, shape.top_k, shape.experts}), room);
+                "dispatch: a CUDA graph cannot capture the first call of GroupShape(hidden={}, "
+                "top_k={}, experts={}) with {} tokens; run it once before",
+                shape.hidden, shape.top_k, shape.experts, room);
   const nb::tuple names = nb::make_tuple(shape.hidden, shape.top_k, shape.experts);
-  const nb::object agreed = setup_.groups.attr("agree")(names, room, scales);
+  const nb::object agreed = pool_.attr("agree")(names, room, scales);
   const auto most_tokens = nb::cast<std::int64_t>(agreed[0]);
   const auto most_scales = nb::cast<std::int64_t>(agreed[1]);
   if (has_room(most_tokens, most_scales)) return current->calls;
-  const nb::object calls = setup_.groups.attr("get")(names, most_tokens, most_scales).attr("calls");
+  const nb::object calls = pool_.attr("get")(names, most_tokens, most_scales).attr("calls");
   std::erase_if(groups_, [&](const Known& one) { return one.shape == shape; });
   groups_.push_back({shape, calls});
   return calls;
 }
 
 LegacyCalls::Target LegacyCalls::target_of(const char* call, nb::handle handle) const {
-  if (!nb::isinstance(handle, setup_.handle_type))
+  if (!nb::isinstance(handle, handle_type_))
     native_assert(false,
                   "{}: handle is a {}; allowed: the handle that dispatch returned, unchanged", call,
-                  text(attribute(handle.type(), "__name__")));
+                  text_of_object(attribute(handle.type(), "__name__")));
   Target target;
   target.calls = attribute(handle, "calls");
   target.layout = nb::inst_ptr<CallLayout>(attribute(handle, "layout"));  // which the handle keeps
@@ -294,26 +176,28 @@ LegacyCalls::Target LegacyCalls::new_target(const Rows& rows, const Layout& give
          "dispatch: without handle num_tokens_per_rank, is_token_in_rank, "
          "num_tokens_per_expert are needed");
   const bool by_rank = topk_idx.is_none();
-  const std::int64_t tokens = rows.rows.view.shape[0];
+  const std::int64_t tokens = rows.tokens();
   expect(by_rank == topk_weights.is_none(), "dispatch: topk_idx and topk_weights come together");
   expect(options.worst_case_rows == 0 || !by_rank, "dispatch: num_worst_tokens needs topk_idx");
   const Remembered* const known = remembered(topk_idx, given);
   if (known == nullptr) {
-    take(kCall, "num_tokens_per_rank", given.per_rank, DataType::int32, {ranks_});
-    explain(kCall, "is_token_in_rank", given.in_rank, setup_.bool_, {tokens, ranks_});
+    tensors_.take(kCall, "num_tokens_per_rank", given.per_rank, DataType::int32, {ranks_});
+    tensors_.check(kCall, "is_token_in_rank", given.in_rank, tensors_.bool_dtype(),
+                   {tokens, ranks_});
   }
   const Argument per_expert =
-      take(kCall, "num_tokens_per_expert", given.per_expert, DataType::int32, {kAny});
+      tensors_.take(kCall, "num_tokens_per_expert", given.per_expert, DataType::int32, {kAny});
   native_assert(options.worst_case_rows >= 0,
                 "dispatch: num_worst_tokens is {}; at least 0 is allowed", options.worst_case_rows);
-  const nb::object chosen = by_rank ? setup_.ranks_as_experts(given.in_rank) : nb::borrow(topk_idx);
-  const Argument indices =
-      take(kCall, "topk_idx", chosen, by_rank ? DataType::int64 : index_type(), {tokens, kAny});
+  const nb::object chosen = by_rank ? ranks_as_experts_(given.in_rank) : nb::borrow(topk_idx);
+  const Argument indices = tensors_.take(
+      kCall, "topk_idx", chosen, by_rank ? DataType::int64 : tensors_.index_type(), {tokens, kAny});
   const std::int64_t top_k = indices.view.shape[1];
   Target target;
   if (!by_rank)
-    target.weights = take(kCall, "topk_weights", topk_weights, DataType::float32, {tokens, top_k});
-  const Shape shape{rows.rows.view.shape[1], top_k, by_rank ? ranks_ : per_expert.view.shape[0]};
+    target.weights =
+        tensors_.take(kCall, "topk_weights", topk_weights, DataType::float32, {tokens, top_k});
+  const Shape shape{rows.hidden(), top_k, by_rank ? ranks_ : per_expert.view.shape[0]};
   const std::int64_t scales = rows.scaled() ? options.scales.shape[1] : 0;
   target.calls = group_for(shape, tokens, scales, options.worst_case_rows, captured);
   target.routing = routing_of(known, *target.get(), indices.view, given, options.launch.stream);
@@ -324,20 +208,20 @@ nb::object LegacyCalls::dispatch(nb::handle x, nb::handle handle, nb::handle per
                                  nb::handle in_rank, nb::handle per_expert, nb::handle topk_idx,
                                  nb::handle topk_weights, std::int64_t alignment,
                                  std::int64_t worst_rows, std::int32_t sms, const Events& events) {
-  if (!is_plain(events))
-    return run(
+  if (!tensors_.is_plain(events))
+    return tensors_.run(
         "dispatch", events,
         [&] {
           return dispatch(x, handle, per_rank, in_rank, per_expert, topk_idx, topk_weights,
                           alignment, worst_rows, sms, {});
         },
         nb::make_tuple(x, topk_idx, topk_weights, in_rank));
-  const Rows rows = take_rows(x);
-  const bool is_captured = captured(), cached = !handle.is_none();
+  const Rows rows = tensors_.take_rows("dispatch", x);
+  const bool is_captured = tensors_.captured(), cached = !handle.is_none();
   ep::DispatchOptions options;
   options.scales = rows.scale_values.view;
   options.launch.sms = sms;
-  follow(options.launch);
+  tensors_.follow(options.launch);
   Target target;
   if (cached) {
     expect(topk_idx.is_none() && topk_weights.is_none(),
@@ -359,36 +243,36 @@ nb::object LegacyCalls::dispatch(nb::handle x, nb::handle handle, nb::handle per
                                  !is_captured && calls.has_room());
   const nb::object none = nb::none();
   const nb::object got = rows.scaled() ? nb::object(nb::make_tuple(sent.x, sent.scales)) : sent.x;
-  if (cached) return nb::make_tuple(got, none, none, none, none, setup_.no_event());
+  if (cached) return nb::make_tuple(got, none, none, none, none, tensors_.no_event());
   nb::object counts = list_of(sent.tokens_per_expert);
   if (topk_idx.is_none()) {
     sent.topk_idx = sent.topk_weights = none;
-    counts = setup_.expert_totals(per_expert, options.expert_alignment);
-  } else if (index_type() != DataType::int64) {
-    sent.topk_idx = sent.topk_idx.attr("to")(setup_.index);
+    counts = expert_totals_(per_expert, options.expert_alignment);
+  } else {
+    sent.topk_idx = tensors_.as_index(sent.topk_idx);
   }
-  const nb::object made =
-      setup_.make_handle(target.calls, nb::cast(std::move(sent.layout)), in_rank);
-  return nb::make_tuple(got, sent.topk_idx, sent.topk_weights, counts, made, setup_.no_event());
+  const nb::object made = make_handle_(target.calls, nb::cast(std::move(sent.layout)), in_rank);
+  return nb::make_tuple(got, sent.topk_idx, sent.topk_weights, counts, made, tensors_.no_event());
 }
 
 nb::object LegacyCalls::combine(nb::handle x, nb::handle handle, nb::handle topk_weights,
                                 nb::handle bias, std::int32_t sms, const Events& events) {
   constexpr const char* kCall = "combine";
-  if (!is_plain(events))
-    return run(
+  if (!tensors_.is_plain(events))
+    return tensors_.run(
         kCall, events, [&] { return combine(x, handle, topk_weights, bias, sms, {}); },
         nb::make_tuple(x, topk_weights, bias));
   const Target target = target_of(kCall, handle);
   NormalCalls& calls = *target.get();
   const ep::Handle& layout = target.layout->handle;
   const std::int64_t rows = layout.result_rows();
-  const Argument output = take(kCall, "x", x, DataType::bfloat16, {rows, calls.hidden()});
+  const Argument output = tensors_.take(kCall, "x", x, DataType::bfloat16, {rows, calls.hidden()});
   ep::CombineOptions options;
   options.launch.sms = sms;
   Argument weights;
   if (!topk_weights.is_none())
-    weights = take(kCall, "topk_weights", topk_weights, DataType::float32, {rows, calls.top_k()});
+    weights = tensors_.take(kCall, "topk_weights", topk_weights, DataType::float32,
+                            {rows, calls.top_k()});
   options.weights = weights.view;
   const nb::tuple all =
       PyTuple_Check(bias.ptr()) ? nb::borrow<nb::tuple>(bias) : nb::make_tuple(bias);
@@ -398,11 +282,11 @@ nb::object LegacyCalls::combine(nb::handle x, nb::handle handle, nb::handle topk
   for (const nb::handle one : all) {
     if (one.is_none()) continue;
     biases.push_back(
-        take(kCall, "bias", one, DataType::bfloat16, {layout.tokens(), calls.hidden()}));
+        tensors_.take(kCall, "bias", one, DataType::bfloat16, {layout.tokens(), calls.hidden()}));
     options.bias.push_back(biases.back().view);
   }
-  follow(options.launch);
-  return calls.sum(output.view, x, layout, options) + nb::make_tuple(setup_.no_event());
+  tensors_.follow(options.launch);
+  return calls.sum(output.view, x, layout, options) + nb::make_tuple(tensors_.no_event());
 }
 
 void bind_legacy(nb::module_& module) {
@@ -410,41 +294,18 @@ void bind_legacy(nb::module_& module) {
                           "The normal-mode calls of deep_ep.Buffer, on the current stream."_doc)
       .def(
           "__init__",
-          [](LegacyCalls* self, std::int64_t ranks, std::int64_t nodes, const nb::kwargs& given) {
-            const auto of = [&](const char* name) { return nb::object(given[name]); };
-            new (self) LegacyCalls({of("groups"),
-                                    of("tensor_type"),
-                                    of("device"),
-                                    of("bool"),
-                                    of("int32"),
-                                    of("int64"),
-                                    of("float32"),
-                                    of("bfloat16"),
-                                    of("float8"),
-                                    of("index"),
-                                    of("current_stream"),
-                                    of("capturing"),
-                                    of("require_tensor"),
-                                    of("as_rows"),
-                                    of("count_layout"),
-                                    of("count_nodes"),
-                                    of("ranks_as_experts"),
-                                    of("expert_totals"),
-                                    of("handle_type"),
-                                    of("make_handle"),
-                                    of("no_event"),
-                                    of("run"),
-                                    of("profiler")},
-                                   ranks, nodes);
+          [](LegacyCalls* self, std::int64_t ranks, std::int64_t nodes, const nb::kwargs& setup) {
+            new (self) LegacyCalls(ranks, nodes, setup);
           },
           nb::arg("ranks"), nb::arg("nodes"), nb::arg("setup"),
           nb::sig("def __init__(self, ranks: int, nodes: int, **setup: typing.Any) -> None"),
-          "setup: the fields of LegacySetup in ep/legacy.hpp; bool for bool_."_doc)
+          "setup: see LegacyCalls in ep/legacy.hpp."_doc)
       .def(
           "get_dispatch_layout",
           [](LegacyCalls& self, nb::handle topk_idx, nb::handle experts, nb::handle previous,
              nb::handle async_finish, nb::handle on_comm_stream) {
-            return self.layout(topk_idx, experts, {previous, async_finish, on_comm_stream});
+            return self.layout(topk_idx, experts,
+                               {previous, nb::handle(Py_None), async_finish, on_comm_stream});
           },
           nb::arg("topk_idx").none(), nb::arg("experts"), nb::arg("previous_event").none(),
           nb::arg("async_finish").none(), nb::arg("allocate_on_comm_stream").none(),
@@ -461,7 +322,7 @@ void bind_legacy(nb::module_& module) {
              nb::handle on_comm_stream) {
             return self.dispatch(x, handle, per_rank, in_rank, per_expert, topk_idx, topk_weights,
                                  alignment, worst_rows, sms,
-                                 {previous, async_finish, on_comm_stream});
+                                 {previous, nb::handle(Py_None), async_finish, on_comm_stream});
           },
           nb::arg("x").none(), nb::arg("handle").none(), nb::arg("per_rank").none(),
           nb::arg("in_rank").none(), nb::arg("per_expert").none(), nb::arg("topk_idx").none(),
@@ -480,7 +341,7 @@ void bind_legacy(nb::module_& module) {
              nb::handle bias, std::int32_t sms, nb::handle previous, nb::handle async_finish,
              nb::handle on_comm_stream) {
             return self.combine(x, handle, topk_weights, bias, sms,
-                                {previous, async_finish, on_comm_stream});
+                                {previous, nb::handle(Py_None), async_finish, on_comm_stream});
           },
           nb::arg("x").none(), nb::arg("handle").none(), nb::arg("topk_weights").none(),
           nb::arg("bias").none(), nb::arg("sms"), nb::arg("previous_event").none(),

@@ -56,10 +56,9 @@ TensorView view_of(nb::handle array, const char* what) {
   return array.is_none() ? TensorView{} : input(array, what).view;
 }
 
-ep::Launch launch_on(std::uintptr_t stream, std::int32_t sms = 0) {
+ep::Launch launch_on(std::uintptr_t stream) {
   ep::Launch launch;
   launch.stream = reinterpret_cast<void*>(stream);
-  launch.sms = sms;
   return launch;
 }
 
@@ -180,6 +179,17 @@ ep::Routing NormalCalls::route(const TensorView& indices, const ep::Launch& laun
   return group_.route(indices, launch);
 }
 
+ep::Handle NormalCalls::dispatch_rows(const TensorView& rows, const ep::Routing& routing,
+                                      const ep::DispatchOptions& options) {
+  const nb::gil_scoped_release released;
+  return group_.dispatch(rows, routing, options).handle;
+}
+
+void NormalCalls::expand(const ep::ExpandOptions& options) {
+  const nb::gil_scoped_release released;
+  group_.expand(options);
+}
+
 NormalCalls::Layout NormalCalls::layout(const TensorView& indices, const ep::Launch& launch) {
   const std::int64_t tokens = indices.shape[0];
   Layout made{{},
@@ -196,18 +206,6 @@ NormalCalls::Layout NormalCalls::layout(const TensorView& indices, const ep::Lau
     made.routing = group_.route(indices, options);
   }
   return made;
-}
-
-/// Rows of bfloat16, or of float8 with scales. tokens: nullopt for any number.
-bool NormalCalls::take_rows(TensorView& rows, nb::handle x, std::optional<std::int64_t> tokens,
-                            ep::DispatchOptions& options, nb::handle scales) const {
-  const bool scaled = !scales.is_none();
-  if (!tensors_.take(rows, x, scaled ? DataType::float8_e4m3 : DataType::bfloat16,
-                     {tokens.value_or(PlainTensors::kAny), hidden_}) ||
-      hidden_ * static_cast<std::int64_t>(size_of(rows.dtype)) % 16 != 0)
-    return false;
-  return !scaled || (tensors_.take_scales(options.scales, scales, rows.shape[0]) &&
-                     options.scales.shape[1] <= max_scales_);
 }
 
 NormalCalls::Beside NormalCalls::allocate_beside(std::int64_t rows,
@@ -306,64 +304,26 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
 }
 
 CallReceived NormalCalls::dispatch(nb::handle x, nb::handle layout, nb::handle weights,
-                                   nb::handle scales, std::int32_t alignment,
-                                   std::int64_t worst_case_rows, bool all_weights, bool stays,
-                                   bool clear_unused, std::uintptr_t stream, std::int32_t sms) {
+                                   std::int64_t worst_case_rows, bool stays, bool clear_unused,
+                                   std::uintptr_t stream) {
   const TensorView rows = view_of(x, "x");
   ep::DispatchOptions options;
   options.weights = view_of(weights, "weights");
-  options.scales = view_of(scales, "scales");
-  options.expert_alignment = alignment;
   options.worst_case_rows = worst_case_rows;
-  options.all_weights = all_weights;
-  options.launch = launch_on(stream, sms);
-  if (nb::isinstance<CallRouting>(layout))
-    return send(rows, &nb::cast<const CallRouting&>(layout).routing, nullptr, options, scales,
-                stays, clear_unused);
-  return send(rows, nullptr, &nb::cast<const ep::Handle&>(layout), options, scales, stays,
+  options.launch = launch_on(stream);
+  const bool is_new = nb::isinstance<CallRouting>(layout);
+  return send(rows, is_new ? &nb::cast<const CallRouting&>(layout).routing : nullptr,
+              is_new ? nullptr : &nb::cast<const ep::Handle&>(layout), options, nb::none(), stays,
               clear_unused);
 }
 
-nb::object NormalCalls::try_send(nb::handle x, nb::handle scales, nb::handle topk_idx,
-                                 nb::handle topk_weights, std::int64_t alignment,
-                                 std::int64_t worst_case_rows, std::int64_t max_tokens,
-                                 std::int32_t sms) {
-  TensorView rows, indices;
-  ep::DispatchOptions options;
-  options.worst_case_rows = worst_case_rows;
-  options.launch.sms = sms;
-  options.all_weights = !topk_weights.is_none();
-  if (!ready() || worst_case_rows < 0 || worst_case_rows > ranks_ * max_tokens_ || alignment < 1 ||
-      alignment > INT32_MAX || !take_rows(rows, x, {}, options, scales))
-    return nb::none();
-  const std::int64_t tokens = rows.shape[0];
-  if (tokens > std::min(max_tokens, max_tokens_) ||
-      !tensors_.take(indices, topk_idx, DataType::int64, {tokens, top_k_}) ||
-      !tensors_.take_optional(options.weights, topk_weights, DataType::float32, {tokens, top_k_}) ||
-      !tensors_.follow(options.launch) || captured())
-    return nb::none();
-  options.expert_alignment = static_cast<std::int32_t>(alignment);
-  CallRouting made;
-  {
-    ep::Launch launch;
-    launch.stream = options.launch.stream;
-    const nb::gil_scoped_release released;
-    made.routing = group_.route(indices, launch);
-  }
-  CallReceived received = send(rows, &made.routing, nullptr, options, scales, held() < most_held_);
-  return nb::make_tuple(nb::cast(std::move(received)), nb::cast(std::move(made)));
-}
-
-nb::object NormalCalls::try_redispatch(nb::handle x, nb::handle scales, const CallLayout& layout,
-                                       std::int32_t sms) {
-  TensorView rows;
-  ep::DispatchOptions options;
-  options.worst_case_rows = layout.worst_case_rows;
-  options.launch.sms = sms;
-  if (!ready() || !take_rows(rows, x, layout.handle.tokens(), options, scales) ||
-      !tensors_.follow(options.launch) || captured())
-    return nb::none();
-  return nb::cast(send(rows, nullptr, &layout.handle, options, scales, held() < most_held_));
+nb::tuple NormalCalls::combine(nb::handle y, const ep::Handle& handle, nb::handle weights,
+                               nb::handle topk_idx, std::uintptr_t stream) {
+  ep::CombineOptions options;
+  options.weights = view_of(weights, "weights");
+  options.topk_idx = view_of(topk_idx, "topk_idx");
+  options.launch = launch_on(stream);
+  return sum(view_of(y, "y"), y, handle, options);
 }
 
 nb::tuple NormalCalls::sum(const TensorView& rows, nb::handle y, const ep::Handle& handle,
@@ -383,32 +343,6 @@ nb::tuple NormalCalls::sum(const TensorView& rows, nb::handle y, const ep::Handl
   return nb::make_tuple(out, out_weights);
 }
 
-nb::tuple NormalCalls::combine(nb::handle y, const ep::Handle& handle, nb::handle weights,
-                               nb::handle topk_idx, nb::handle topk_rows, nb::handle biases,
-                               std::uintptr_t stream, std::int32_t sms) {
-  ep::CombineOptions options;
-  options.weights = view_of(weights, "weights");
-  options.topk_idx = view_of(topk_idx, "topk_idx");
-  options.topk_rows = view_of(topk_rows, "topk_rows");
-  for (const nb::handle bias : biases) options.bias.push_back(view_of(bias, "bias"));
-  options.launch = launch_on(stream, sms);
-  return sum(view_of(y, "y"), y, handle, options);
-}
-
-nb::object NormalCalls::try_combine(nb::handle y, const CallLayout& layout, nb::handle weights,
-                                    nb::handle topk_idx, std::int32_t sms) {
-  const std::int64_t rows = layout.handle.result_rows();
-  TensorView output;
-  ep::CombineOptions options;
-  options.launch.sms = sms;
-  if (!ready() || !tensors_.take(output, y, DataType::bfloat16, {rows, hidden_}) ||
-      !tensors_.take_optional(options.weights, weights, DataType::float32, {rows, top_k_}) ||
-      !tensors_.take_optional(options.topk_idx, topk_idx, DataType::int64, {rows, top_k_}) ||
-      !tensors_.follow(options.launch))
-    return nb::none();
-  return sum(output, y, layout.handle, options);
-}
-
 bool NormalCalls::take_any_rows(TensorView& rows, nb::handle x, std::int64_t count) const {
   for (const DataType dtype : {DataType::bfloat16, DataType::float32, DataType::float16})
     if (tensors_.take(rows, x, dtype, {count, hidden_})) return true;
@@ -421,7 +355,7 @@ std::optional<CallReceived> NormalCalls::try_exchange(nb::handle x, nb::handle t
   TensorView rows, indices;
   ep::DispatchOptions options;
   options.worst_case_rows = worst_case_rows;
-  if (!ready() || worst_case_rows < 0 || worst_case_rows > ranks_ * max_tokens_ ||
+  if (!tensors_.usable() || worst_case_rows < 0 || worst_case_rows > ranks_ * max_tokens_ ||
       !take_any_rows(rows, x, PlainTensors::kAny))
     return {};
   const std::int64_t tokens = rows.shape[0];
@@ -442,7 +376,7 @@ std::optional<CallReceived> NormalCalls::try_exchange(nb::handle x, nb::handle t
 nb::object NormalCalls::try_sum(nb::handle y, const ep::Handle& handle) {
   TensorView output;
   ep::CombineOptions options;
-  if (!ready() || !take_any_rows(output, y, handle.result_rows()) ||
+  if (!tensors_.usable() || !take_any_rows(output, y, handle.result_rows()) ||
       !tensors_.follow(options.launch))
     return {};
   return nb::object(sum(output, y, handle, options)[0]);

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// ep/normal_calls.hpp: normal-mode calls of one group for deep_ep, one binding call per operation.
+// ep/normal_calls.hpp: normal-mode calls of one group for deep_ep and shoal.torch.
 //
 // A model makes such calls for every layer, so host time counts. Arguments are positional, results
 // are allocated with the allocator of the caller's library, and only the rows lie in the group's
-// memory. Each operation has two forms. The first accepts all arrays that Group's call accepts, and
-// explains errors; the caller names the stream. The second (try_) takes tensors that are exactly as
-// expected, on the current stream, compares them and creates nothing that only errors need; for any
-// other argument it returns None and has no effect.
+// memory. The calls for shoal.torch with try_ take tensors that are exactly as expected, on the
+// current stream; for any other argument they return None and have no effect.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -36,6 +34,7 @@ struct Results {
 /// A number that changes when a tensor is written; inference tensors have none.
 std::int64_t version_of(nb::handle tensor);
 
+/// A routing, for Python.
 struct CallRouting {
   ep::Routing routing;
 };
@@ -72,10 +71,7 @@ class NormalCalls {
               const nb::tuple& dtypes, nb::object capturing);
 
   int held() const { return results_->held; }
-  /// Turns the try_ calls off, for a group that another one replaces.
-  void retire() { retired_ = true; }
-  /// Whether the try_ dispatches leave room for one more result in the group's memory: the most
-  /// that callers hold there. Others are copied.
+  /// Results of deep_ep that callers may hold in the group's memory. Others are copied.
   void set_most_held(int most) { most_held_ = most; }
 
   CallRouting route(nb::handle topk_idx, std::uintptr_t stream) const;
@@ -87,23 +83,14 @@ class NormalCalls {
   };
   Layout layout(const TensorView& indices, const ep::Launch& launch);
 
-  /// layout: a CallRouting, or a Handle. stays: the rows may stay in the group's memory.
-  CallReceived dispatch(nb::handle x, nb::handle layout, nb::handle weights, nb::handle scales,
-                        std::int32_t alignment, std::int64_t worst_case_rows, bool all_weights,
-                        bool stays, bool clear_unused, std::uintptr_t stream, std::int32_t sms);
-  /// Routes too. Returns (CallReceived, CallRouting).
-  nb::object try_send(nb::handle x, nb::handle scales, nb::handle topk_idx, nb::handle topk_weights,
-                      std::int64_t alignment, std::int64_t worst_case_rows, std::int64_t max_tokens,
-                      std::int32_t sms);
-  nb::object try_redispatch(nb::handle x, nb::handle scales, const CallLayout& layout,
-                            std::int32_t sms);
-
+  /// For what shoal.torch cannot pass to try_exchange and try_sum. layout: a CallRouting, or a
+  /// Handle. stays: the rows may stay in the group's memory.
+  CallReceived dispatch(nb::handle x, nb::handle layout, nb::handle weights,
+                        std::int64_t worst_case_rows, bool stays, bool clear_unused,
+                        std::uintptr_t stream);
   /// (sums, sums of weights or None)
   nb::tuple combine(nb::handle y, const ep::Handle& handle, nb::handle weights, nb::handle topk_idx,
-                    nb::handle topk_rows, nb::handle biases, std::uintptr_t stream,
-                    std::int32_t sms);
-  nb::object try_combine(nb::handle y, const CallLayout& layout, nb::handle weights,
-                         nb::handle topk_idx, std::int32_t sms);
+                    std::uintptr_t stream);
 
   /// For shoal.torch: routes and sends rows of any dtype that a group takes, and clears unused
   /// rows; beside is source_token alone.
@@ -118,6 +105,17 @@ class NormalCalls {
   CallReceived send(const TensorView& rows, const ep::Routing* routing, const ep::Handle* handle,
                     ep::DispatchOptions options, nb::handle scales, bool stays,
                     bool clear_unused = false, Counts counts = Counts::yes);
+  /// A dispatch whose rows are not read, for its handle.
+  ep::Handle dispatch_rows(const TensorView& rows, const ep::Routing& routing,
+                           const ep::DispatchOptions& options);
+  void expand(const ep::ExpandOptions& options);
+  /// A new tensor; columns < 0: of one dimension.
+  nb::object empty(std::int64_t rows, std::int64_t columns, nb::handle dtype) {
+    return maker_.make(rows, columns, dtype);
+  }
+  /// The view of a contiguous tensor whose dtype and shape are known.
+  TensorView view_of_new(nb::handle tensor, DataType dtype, std::int64_t rows,
+                         std::int64_t columns) const;
   /// (sums, sums of weights or None). y: the tensor of the rows, for its dtype.
   nb::tuple sum(const TensorView& rows, nb::handle y, const ep::Handle& handle,
                 ep::CombineOptions& options);
@@ -132,16 +130,11 @@ class NormalCalls {
 
  private:
   struct Beside;
-  bool ready() const { return tensors_.usable() && !retired_; }
   bool captured() const;
-  bool take_rows(TensorView& rows, nb::handle x, std::optional<std::int64_t> tokens,
-                 ep::DispatchOptions& options, nb::handle scales) const;
   Beside allocate_beside(std::int64_t rows, const ep::DispatchOptions& options, nb::handle scales,
                          bool is_new, Counts counts);
   bool take_any_rows(TensorView& rows, nb::handle x, std::int64_t count) const;
   nb::object take_x(ep::Dispatched& received, void* stream, bool stays) const;
-  TensorView view_of_new(nb::handle tensor, DataType dtype, std::int64_t rows,
-                         std::int64_t columns) const;
 
   ep::Group& group_;  ///< which results_ keeps
   PlainTensors tensors_;
@@ -151,7 +144,6 @@ class NormalCalls {
   Device device_;
   std::shared_ptr<Results> results_;
   int most_held_ = 0;
-  bool retired_ = false;
 };
 
 }  // namespace shoal::python

@@ -61,26 +61,8 @@ void bind_received(nb::module_& module) {
           "handle", [](const CallReceived& self) { return self.layout.handle; },
           nb::rv_policy::move, "That of the layout."_doc)
       .def_prop_ro(
-          "source_ends", [](const CallReceived& self) { return self.layout.source_ends(); },
-          nb::sig("def source_ends(self) -> typing.Any"), "That of the layout."_doc)
-      .def_prop_ro(
-          "expert_counts", [](const CallReceived& self) { return self.layout.expert_counts(); },
-          nb::sig("def expert_counts(self) -> typing.Any"), "That of the layout."_doc)
-      .def_prop_ro(
-          "expert_ends", [](const CallReceived& self) { return self.layout.expert_ends(); },
-          nb::sig("def expert_ends(self) -> typing.Any"), "That of the layout."_doc)
-      .def_prop_ro(
           "source_token", [](const CallReceived& self) { return self.layout.source_token(); },
-          nb::sig("def source_token(self) -> typing.Any"), "That of the layout."_doc)
-      .def_prop_ro(
-          "tensors",
-          [](const CallReceived& self) {
-            return nb::make_tuple(self.x, self.scales, self.topk_idx, self.topk_weights,
-                                  self.layout.all());
-          },
-          nb::sig("def tensors(self) -> tuple"), "All tensors and None."_doc)
-      .def_ro("tokens_per_expert", &CallReceived::tokens_per_expert,
-              "[local experts], aligned; empty with worst_case_rows."_doc);
+          nb::sig("def source_token(self) -> typing.Any"), "That of the layout."_doc);
 }
 
 void bind_general(nb::class_<NormalCalls>& calls) {
@@ -90,49 +72,19 @@ void bind_general(nb::class_<NormalCalls>& calls) {
            nb::sig("def route(self, topk_idx: typing.Any, stream: int) -> CallRouting"),
            "Group.route."_doc)
       .def("dispatch", &NormalCalls::dispatch, nb::arg("x"), nb::arg("layout"),
-           nb::arg("weights").none(), nb::arg("scales").none(), nb::arg("alignment"),
-           nb::arg("worst_case_rows"), nb::arg("all_weights"), nb::arg("stays"),
-           nb::arg("clear_unused"), nb::arg("stream"), nb::arg("sms"),
+           nb::arg("weights").none(), nb::arg("worst_case_rows"), nb::arg("stays"),
+           nb::arg("clear_unused"), nb::arg("stream"),
            nb::sig("def dispatch(self, x: typing.Any, layout: CallRouting | Handle, weights: "
-                   "typing.Any, scales: typing.Any, alignment: int, worst_case_rows: int, "
-                   "all_weights: bool, stays: bool, clear_unused: bool, stream: int, sms: int) -> "
-                   "CallReceived"),
-           "Group.dispatch and Group.unpack. all_weights: weights of top-k slots with experts "
-           "elsewhere travel too. stays: x may lie in the group's memory. clear_unused: rows "
-           "without a token become 0."_doc)
+                   "typing.Any, worst_case_rows: int, stays: bool, clear_unused: bool, stream: "
+                   "int) -> CallReceived"),
+           "Group.dispatch and Group.unpack. stays: x may lie in the group's memory. clear_unused: "
+           "rows without a token become 0."_doc)
       .def("combine", &NormalCalls::combine, nb::arg("y"), nb::arg("handle"),
-           nb::arg("weights").none(), nb::arg("topk_idx").none(), nb::arg("topk_rows").none(),
-           nb::arg("biases"), nb::arg("stream"), nb::arg("sms"),
+           nb::arg("weights").none(), nb::arg("topk_idx").none(), nb::arg("stream"),
            nb::sig("def combine(self, y: typing.Any, handle: Handle, weights: typing.Any, "
-                   "topk_idx: typing.Any, topk_rows: typing.Any, biases: tuple, stream: int, sms: "
-                   "int) -> tuple"),
+                   "topk_idx: typing.Any, stream: int) -> tuple"),
            "Group.combine: (sums, sums of weights or None). topk_idx: weights of top-k slots with "
-           "-1 count as 0. topk_rows (int32 [rows, top_k]): the rows of y that are added for each "
-           "received row."_doc);
-}
-
-void bind_try(nb::class_<NormalCalls>& calls) {
-  calls
-      .def(
-          "try_send", &NormalCalls::try_send, nb::arg("x").none(), nb::arg("scales").none(),
-          nb::arg("topk_idx").none(), nb::arg("topk_weights").none(), nb::arg("alignment"),
-          nb::arg("worst_case_rows"), nb::arg("max_tokens"), nb::arg("sms"),
-          nb::sig(
-              "def try_send(self, x: typing.Any, scales: typing.Any, topk_idx: typing.Any, "
-              "topk_weights: typing.Any, alignment: int, worst_case_rows: int, max_tokens: int, sms: "
-              "int) -> tuple[CallReceived, CallRouting] | None"),
-          "route, and dispatch of bfloat16 rows, or float8 rows with scales; weights of all top-k "
-          "slots travel, where given."_doc)
-      .def("try_redispatch", &NormalCalls::try_redispatch, nb::arg("x").none(),
-           nb::arg("scales").none(), nb::arg("layout"), nb::arg("sms"),
-           nb::sig("def try_redispatch(self, x: typing.Any, scales: typing.Any, layout: "
-                   "CallLayout, sms: int) -> CallReceived | None"),
-           "dispatch of rows along the layout of an earlier one."_doc)
-      .def("try_combine", &NormalCalls::try_combine, nb::arg("y").none(), nb::arg("layout"),
-           nb::arg("weights").none(), nb::arg("topk_idx").none(), nb::arg("sms"),
-           nb::sig("def try_combine(self, y: typing.Any, layout: CallLayout, weights: typing.Any, "
-                   "topk_idx: typing.Any, sms: int) -> tuple | None"),
-           "combine of bfloat16 rows; topk_idx as in combine."_doc);
+           "-1 count as 0."_doc);
 }
 
 }  // namespace
@@ -146,9 +98,8 @@ void bind_normal_calls(nb::module_& module) {
       "tensor_type: the type of tensors. empty: a function (shape, strides, dtype) that allocates "
       "results. dtypes: the library's bool, int32, int64 and float32. capturing: a function that "
       "returns whether the current stream is captured, or None. stream: a cudaStream_t, 0 on the "
-      "host. Arguments and errors are otherwise those of Group's calls; optional arrays are None. "
-      "The try_ calls use the current stream; they return None and have no effect where an "
-      "argument is not a contiguous tensor of the dtype and shape that Group's call documents."_doc);
+      "host. Arguments and errors are otherwise those of Group's calls; optional arrays are "
+      "None."_doc);
   calls
       .def(nb::init<nb::handle_t<Group>, nb::handle, nb::object, nb::tuple, nb::object>(),
            nb::arg("group"), nb::arg("tensor_type"), nb::arg("empty"), nb::arg("dtypes"),
@@ -157,10 +108,8 @@ void bind_normal_calls(nb::module_& module) {
                    "tuple, capturing: typing.Any) -> None"))
       .def_prop_ro("held", &NormalCalls::held, "Results in the group's memory that are in use."_doc)
       .def("set_most_held", &NormalCalls::set_most_held, nb::arg("most"),
-           "Results that may lie in the group's memory after a try_ dispatch; 0 at first."_doc)
-      .def("retire", &NormalCalls::retire, "From now on the try_ calls return None."_doc);
+           "Results of deep_ep that may lie in the group's memory; 0 at first."_doc);
   bind_general(calls);
-  bind_try(calls);
 }
 
 }  // namespace shoal::python

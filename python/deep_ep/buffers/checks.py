@@ -80,14 +80,3 @@ def require_alignment(call: str, name: str, alignment: int) -> None:
         1 <= alignment <= MAX_EXPERT_ALIGNMENT,
         f"{call}: {name} is {alignment}; allowed: 1 to {MAX_EXPERT_ALIGNMENT}",
     )
-
-
-def require_rows(call: str, x: Any, scaled: bool, device: torch.device) -> None:
-    """Raises RuntimeError unless ``x`` is bfloat16, or float8 where ``scaled``, of shape [T, H]
-    with rows of a multiple of 16 bytes."""
-    kinds = (torch.float8_e4m3fn,) if scaled else (torch.bfloat16,)
-    require_tensor(call, "x", x, kinds, (None, None), device)
-    row_bytes = x.shape[1] * x.element_size()
-    native_assert(
-        row_bytes % 16 == 0, f"{call}: rows of x have {row_bytes} bytes; allowed: multiples of 16"
-    )

@@ -8,7 +8,6 @@ when a call needs them.
 from __future__ import annotations
 
 import struct
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +15,9 @@ import torch
 import shoal
 import shoal.ep
 from shoal._allocation import capture_query, empty_strided
-from shoal._core.ep import CallReceived, NormalCalls
+from shoal._core.ep import NormalCalls
 
 from ..utils.envs import is_set
-from ..utils.event import profiled
 
 
 class GroupShape(NamedTuple):
@@ -28,11 +26,6 @@ class GroupShape(NamedTuple):
     hidden: int
     top_k: int
     experts: int
-
-
-# The result of a dispatch. Only ``x`` may lie in the symmetric heap; its memory returns to the heap
-# when the tensor is released.
-Received = CallReceived
 
 
 def to_torch(array: Any) -> torch.Tensor | None:
@@ -49,19 +42,6 @@ def as_rows(x: torch.Tensor) -> torch.Tensor:
     """The tensor to pass to shoal: float8 as bytes, because older DLPack has no float8."""
     x = detached(x)
     return x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x
-
-
-class DispatchTerms(NamedTuple):
-    """What a dispatch sends besides its rows, and how. ``stream``: cudaStream_t, 0 on the CPU."""
-
-    weights: torch.Tensor | None = None
-    scales: torch.Tensor | None = None
-    alignment: int = 1
-    worst_rows: int = 0
-    all_weights: bool = False
-    captured: bool = False  # by a CUDA graph
-    stream: int = 0
-    sms: int = 0
 
 
 class NormalGroup:
@@ -83,75 +63,22 @@ class NormalGroup:
         self.shape = shape
         self.max_tokens = max_tokens
         self.max_scales = max_scales
-        self._stay = 0 if is_set("EP_COPY_RECEIVED") else self.LIVE_RESULTS[device.type]
-        self._on_gpu = device.type == "cuda"
-        self._empty = empty_strided(device)
+        most_held = 0 if is_set("EP_COPY_RECEIVED") else self.LIVE_RESULTS[device.type]
         self.group = shoal.ep.Group(
             team,
             **shape._asdict(),
             max_tokens=max_tokens,
             max_scales=max_scales,
-            live_results=self._stay + 1,
+            live_results=most_held + 1,
         )
         self.calls = NormalCalls(
             self.group,
             torch.Tensor,
-            self._empty,
+            empty_strided(device),
             (torch.bool, torch.int32, torch.int64, torch.float32),
-            capture_query() if self._on_gpu else None,
+            capture_query() if device.type == "cuda" else None,
         )
-        self.calls.set_most_held(self._stay)
-
-    def empty(self, extents: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised contiguous tensor of one or two dimensions."""
-        return self._empty(extents, (1,) if len(extents) == 1 else (extents[1], 1), dtype)
-
-    def route(self, topk_idx: torch.Tensor, stream: int) -> Any:
-        """A routing."""
-        return self.calls.route(topk_idx, stream)
-
-    def dispatch(self, x: torch.Tensor, layout: Any, terms: DispatchTerms) -> Received:
-        """Sends rows along a routing, or a handle of an earlier dispatch, which gives x and scales
-        only."""
-        stays = not terms.captured and self.calls.held < self._stay
-        # On GPUs the kernels have the names that profilers look for.
-        with nullcontext() if self._on_gpu else profiled("dispatch_impl"):
-            received = self.calls.dispatch(
-                as_rows(x),
-                layout,
-                terms.weights,
-                terms.scales,
-                terms.alignment,
-                terms.worst_rows,
-                terms.all_weights,
-                stays,
-                False,
-                terms.stream,
-                terms.sms,
-            )
-        if received.x.dtype != x.dtype:
-            received.x = received.x.view(x.dtype)
-        return received
-
-    def combine(
-        self,
-        y: torch.Tensor,
-        handle: Any,
-        weights: torch.Tensor | None,
-        biases: tuple[torch.Tensor, ...],
-        stream: int,
-        sms: int,
-        topk_idx: torch.Tensor | None = None,
-        topk_rows: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The sums of the expert output, and of weights where given. topk_idx, topk_rows: as in
-        shoal."""
-        if weights is not None:
-            weights = detached(weights)
-        with nullcontext() if self._on_gpu else profiled("combine_impl"):
-            return self.calls.combine(
-                detached(y), handle, weights, topk_idx, topk_rows, biases, stream, sms
-            )
+        self.calls.set_most_held(most_held)
 
 
 class GroupPool:
@@ -199,7 +126,6 @@ class GroupPool:
         if group is not None and group.max_tokens >= tokens and group.max_scales >= scales:
             return group
         if group is not None:
-            group.calls.retire()
             self._replaced.append(group)
             tokens, scales = max(tokens, group.max_tokens), max(scales, group.max_scales)
         nominal = -(-shape.hidden // 128)

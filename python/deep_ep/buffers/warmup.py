@@ -313,5 +313,5 @@ class WarmElasticBuffer:
         self.combine(expert_output_of(received), handle, topk_weights=received_weights)
 
     def _forget_groups(self) -> None:
-        """The next calls take the general path, which the first ones of a program take."""
-        self._dispatcher.forget_groups()
+        """The next calls look groups up again."""
+        self._calls.forget_groups()

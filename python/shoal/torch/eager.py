@@ -89,7 +89,7 @@ def _send(
     weights = _plain(topk_weights)
     clear = worst_case_rows > 0
     received = calls.dispatch(
-        _plain(x), routing, weights, None, 1, worst_case_rows, False, not copy_out, clear, stream, 0
+        _plain(x), routing, weights, worst_case_rows, not copy_out, clear, stream
     )
     idx = received.topk_idx
     version = -1 if idx.is_inference() else idx._version
@@ -107,14 +107,10 @@ def _send_again(
         _plain(x),
         layout.handle,
         None if weights is None else _plain(weights),
-        None,
-        1,
         layout.worst_case_rows,
-        False,
         not layout.copy_out,
         layout.worst_case_rows > 0,
         _stream(x),
-        0,
     )
     return received.x, received.topk_weights
 
@@ -130,7 +126,7 @@ def _sum(
         else:
             weights = weights.masked_fill(ops.elsewhere_of(layout), 0)
     return _calls_of(group, y.device).combine(
-        _plain(y), layout.handle, weights, indices, None, (), _stream(y), 0
+        _plain(y), layout.handle, weights, indices, _stream(y)
     )
 
 

@@ -247,7 +247,7 @@ def check_everything_on_streams(_):
 
 def check_profilers_find_every_name(_):
     """torch's profiler shows the names of PROFILER_NAMES in every form of a call: in the first one
-    and on the fast path that later ones take."""
+    and in later ones."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     x, topk_idx, weights = make_inputs(11, tokens=8)
     elastic = make_buffer(num_bytes=8 * MIB, num_cpu_bytes=2 * MIB)
@@ -325,7 +325,7 @@ def check_profilers_find_every_name(_):
     assert calls.keys() == PROFILER_NAMES.keys()
     for call, names in PROFILER_NAMES.items():
         for form, run in enumerate(calls[call]):
-            for _ in range(2):  # the next call takes the fast path, if there is one
+            for _ in range(2):
                 run()
             times = testing.bench_kineto(run, names, num_tests=2, flush_l2=False)
             assert all(0 < time < 1 for time in times), (call, form, names, times)

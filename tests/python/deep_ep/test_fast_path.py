@@ -22,8 +22,7 @@ from buffer_cases import (
 from torch_ranks import add_tests, run_checks
 
 import deep_ep
-from deep_ep.buffers.elastic.dispatch import Dispatcher
-from deep_ep.buffers.groups import GroupPool, NormalGroup
+from deep_ep.buffers.groups import GroupPool
 from deep_ep.utils import EventHandle, EventOverlap, refs
 from deep_ep.utils.math import per_token_cast_to_fp8
 
@@ -233,7 +232,7 @@ def same(one, other):
 
 
 def check_elastic_pairs(_):
-    """Later pairs give the results and handles of the first one, which takes the general path."""
+    """Later pairs give the results and handles of the first one."""
     for options in (
         {"do_cpu_sync": True, "expert_alignment": 4},
         {"do_cpu_sync": False, "num_sms": 6, "do_handle_copy": False},
@@ -242,14 +241,10 @@ def check_elastic_pairs(_):
         x, topk_idx, weights = make_inputs(my_tokens(), seed=9)
         first = elastic_pair(buffer, x, topk_idx, weights, **options)
         used = len(refs.dispatch(x, topk_idx, None, MOST, E)[0])
-        with (
-            mock.patch.object(Dispatcher, "send_new", side_effect=AssertionError),
-            mock.patch.object(NormalGroup, "combine", side_effect=AssertionError),
-        ):
-            again = elastic_pair(buffer, x, topk_idx, weights, **options)
-            codes = (x.to(torch.float8_e4m3fn), torch.ones(len(x), H // 128))
-            quantized = elastic_pair(buffer, codes, topk_idx, weights, **options)
-            unweighted = buffer.dispatch(x, topk_idx, num_experts=E, **options)
+        again = elastic_pair(buffer, x, topk_idx, weights, **options)
+        codes = (x.to(torch.float8_e4m3fn), torch.ones(len(x), H // 128))
+        quantized = elastic_pair(buffer, codes, topk_idx, weights, **options)
+        unweighted = buffer.dispatch(x, topk_idx, num_experts=E, **options)
         for one, other in zip(first[:3], again[:3]):
             assert same(one[:used], other[:used])
         assert same(first[4], again[4]) and same(first[5], again[5])
@@ -278,33 +273,29 @@ def check_elastic_pairs(_):
 
 
 def check_elastic_events_and_cached_dispatches(_):
-    """They take the fast path too, and return what plain calls return."""
+    """They return what plain calls return."""
     buffer = make_elastic()
     x, topk_idx, weights = make_inputs(my_tokens(), seed=12)
     plain = elastic_pair(buffer, x, topk_idx, weights)
     on_comm = {"async_with_compute_stream": True, "allocate_on_comm_stream": True}
-    with (
-        mock.patch.object(Dispatcher, "send", side_effect=AssertionError),
-        mock.patch.object(NormalGroup, "combine", side_effect=AssertionError),
-    ):
-        recv_x, recv_idx, recv_weights, handle, event = buffer.dispatch(
-            x,
-            topk_idx,
-            weights,
-            num_experts=E,
-            previous_event=buffer.capture(),
-            previous_event_before_epilogue=buffer.capture(),
-            **on_comm,
-        )
-        event.current_stream_wait()
-        *sums, event = buffer.combine(recv_x, handle, recv_weights, previous_event=event, **on_comm)
-        event.current_stream_wait()
-        again, again_idx, again_weights, same_handle, event = buffer.dispatch(
-            2 * x, handle=handle, **on_comm
-        )
-        event.current_stream_wait()
-        codes, scales = per_token_cast_to_fp8(x)
-        (quantized, got_scales), *_ = buffer.dispatch((codes, scales), handle=handle)
+    recv_x, recv_idx, recv_weights, handle, event = buffer.dispatch(
+        x,
+        topk_idx,
+        weights,
+        num_experts=E,
+        previous_event=buffer.capture(),
+        previous_event_before_epilogue=buffer.capture(),
+        **on_comm,
+    )
+    event.current_stream_wait()
+    *sums, event = buffer.combine(recv_x, handle, recv_weights, previous_event=event, **on_comm)
+    event.current_stream_wait()
+    again, again_idx, again_weights, same_handle, event = buffer.dispatch(
+        2 * x, handle=handle, **on_comm
+    )
+    event.current_stream_wait()
+    codes, scales = per_token_cast_to_fp8(x)
+    (quantized, got_scales), *_ = buffer.dispatch((codes, scales), handle=handle)
     assert all(same(one, other) for one, other in zip((recv_x, recv_idx, recv_weights), plain[:3]))
     assert all(same(one, other) for one, other in zip(sums, plain[4:]))
     assert torch.equal(again, 2 * recv_x) and torch.equal(again_idx, recv_idx)
@@ -313,7 +304,6 @@ def check_elastic_events_and_cached_dispatches(_):
     assert quantized.dtype == torch.float8_e4m3fn and len(quantized) == len(recv_x)
     handle.tensors  # before and after the attributes exist
     assert handle.num_experts == E and len(handle.tensors) >= 3
-    # A cached dispatch with weights takes the general path.
     again, _, again_weights, *_ = buffer.dispatch(x, topk_weights=weights, handle=handle)
     assert same(again, recv_x) and same(again_weights, recv_weights)
     with pytest.raises(RuntimeError, match="tokens; the dispatch of the handle had"):

@@ -18,21 +18,19 @@ from ...utils.envs import (
     check_torch_deterministic,
     get_physical_domain_size,
 )
-from ...utils.event import EventHandle, EventOverlap, profiled, profiling
+from ...utils.event import EventHandle, EventOverlap, profiled
 from ...utils.math import align
 from ...utils.semantic import native_assert, native_fail, value_or, weak_lru
 from ...utils.streams import current_stream
 from ..checks import describe, expect
 from ..ending import close, description, warn_unless_destroyed, with_own_methods
-from ..groups import detached
-from ..runtime import Operation, Runtime
+from ..runtime import Runtime
 from ..warmup import Known, WarmElasticBuffer, prepare_unknown_sizes
 from . import sizes
-from .combine import Combiner
-from .dispatch import Dispatcher, OutputForm, check_handle
+from .dispatch import elastic_calls
 from .engram import Engram
 from .gather import GatherSessions
-from .handle import EPHandle, LateHandle
+from .handle import EPHandle
 from .ring import Ring
 from .streams import stream_calls
 
@@ -122,11 +120,7 @@ class ElasticBuffer(WarmElasticBuffer):
         self.runtime = Runtime(
             group, None, num_bytes, timeout=num_cpu_timeout_secs, share_stream=True
         )
-        self._on_host = self.runtime.device.type == "cpu"
-        self._dispatcher = Dispatcher(
-            self.runtime, allow_multiple_reduction, num_max_tokens_per_rank
-        )
-        self._combiner = Combiner(self.runtime, allow_multiple_reduction)
+        self._calls = elastic_calls(self.runtime, allow_multiple_reduction, num_max_tokens_per_rank)
         self._streams = stream_calls(self.runtime)
         self._ring = Ring(self.runtime, self._streams)
         self._gather = GatherSessions(self.runtime, self._streams)
@@ -160,7 +154,7 @@ class ElasticBuffer(WarmElasticBuffer):
         Raises AssertionError without explicitly_destroy.
         """
         if close(self):
-            del self._dispatcher, self._combiner
+            del self._calls
 
     @staticmethod
     def capture() -> EventHandle:
@@ -237,60 +231,45 @@ class ElasticBuffer(WarmElasticBuffer):
         """
         self._open("dispatch")
         check_torch_deterministic()
-        rows, scales = x if isinstance(x, tuple) else (x, None)
         self._check_call("dispatch", num_qps, previous_event, allocate_on_comm_stream)
-        dispatcher, stats = self._dispatcher, cumulative_local_expert_recv_stats
-        form = OutputForm(do_handle_copy, do_zero_padding, use_tma_aligned_col_major_sf)
-        limits = (num_experts, num_max_tokens_per_rank, expert_alignment)
-        rank_major = not (do_expand or do_zero_padding or use_tma_aligned_col_major_sf)
-
-        def try_fast() -> Any:
-            """By one binding call on the current stream; None, without effect, where an argument is
-            not what earlier calls had."""
-            if not rank_major or stats is not None or (self._on_host and profiling()):
-                return None
-            if handle is None:
-                how = (limits, do_cpu_sync, do_handle_copy, num_sms)
-                return dispatcher.try_new(rows, scales, topk_idx, topk_weights, *how)
-            if topk_idx is topk_weights is None and limits == (None, None, None):
-                return dispatcher.try_cached(rows, scales, handle, num_sms)
-            return None
-
-        plain = not (previous_event or previous_event_before_epilogue or async_with_compute_stream)
-        sent = try_fast() if plain else None  # once: where sizes are exchanged it is collective
-        if sent is not None:
-            return *sent, EventOverlap()
-        with self._operation(
-            "dispatch", previous_event, previous_event_before_epilogue, async_with_compute_stream
-        ) as operation:
-            if not plain:
-                sent = try_fast()
-            if sent is None:
-                arguments = (rows, scales, topk_idx, topk_weights, handle, stats)
-                how = (limits, do_cpu_sync, do_expand, form, operation.stream, num_sms)
-                sent = dispatcher.send(*arguments, *how)
-        recv_x, recv_topk_idx, recv_weights, handle = sent
-        inputs = (rows, scales, topk_idx, topk_weights)
-        recv_rows = recv_x if isinstance(recv_x, tuple) else (recv_x,)
-        outputs = (*recv_rows, recv_topk_idx, recv_weights, *handle.tensors)
-        return *sent, operation.overlap(inputs, outputs)
+        return self._calls.dispatch(
+            x,
+            topk_idx,
+            topk_weights,
+            cumulative_local_expert_recv_stats,
+            num_experts,
+            num_max_tokens_per_rank,
+            expert_alignment,
+            num_sms,
+            previous_event,
+            previous_event_before_epilogue,
+            async_with_compute_stream,
+            handle,
+            do_handle_copy,
+            do_cpu_sync,
+            do_expand,
+            do_zero_padding,
+            use_tma_aligned_col_major_sf,
+        )
 
     def _dispatch_expert_major(
         self,
-        rows: torch.Tensor,
-        scales: torch.Tensor | None,
+        x: Rows,
         topk_idx: torch.Tensor,
         weights: torch.Tensor | None,
-        limits: tuple[int, int, int],
+        num_experts: int,
+        max_tokens: int,
+        alignment: int,
         do_cpu_sync: bool,
-        form: OutputForm,
+        limit: int | None,
         num_sms: int,
-    ) -> Any:
+    ) -> tuple[Rows, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
         """A new dispatch in an expert-major form that DeepEP's interface does not have."""
-        runtime = self._open("dispatch")
+        self._open("dispatch")
         check_torch_deterministic()
-        arguments = (rows, scales, topk_idx, weights, None, None, limits, do_cpu_sync, True, form)
-        return self._dispatcher.send(*arguments, runtime.current_stream() or 0, num_sms)
+        sizes = (num_experts, max_tokens, alignment, num_sms)
+        no_events, form = (None, None, False), (False, do_cpu_sync, True, True, False, limit)
+        return self._calls.dispatch(x, topk_idx, weights, None, *sizes, *no_events, None, *form)
 
     def combine(
         self,
@@ -319,34 +298,16 @@ class ElasticBuffer(WarmElasticBuffer):
         self._open("combine")
         check_torch_deterministic()
         self._check_call("combine", num_qps, previous_event, allocate_on_comm_stream)
-
-        def try_fast() -> tuple[torch.Tensor, torch.Tensor | None] | None:
-            """As in dispatch."""
-            usual = bias is None and type(handle) is LateHandle
-            if not usual or (self._on_host and profiling()):
-                return None
-            with profiled("combine_reduce_epilogue_impl"):  # in the kernel, unlike in DeepEP
-                known = None if topk_weights is None else handle.received_topk_idx
-            sms = num_sms or handle.num_sms
-            return handle.group.calls.try_combine(x, handle.layout, topk_weights, known, sms)
-
-        plain = not (previous_event or previous_event_before_epilogue or async_with_compute_stream)
-        sums = try_fast() if plain else None
-        if sums is not None:
-            return *sums, EventOverlap()
-        biases = self._unpack_bias(bias)
-        with self._operation(
-            "combine", previous_event, previous_event_before_epilogue, async_with_compute_stream
-        ) as operation:
-            if not plain:
-                sums = try_fast()
-            if sums is None:
-                check_handle("combine", handle)
-                self._combiner.check(x, handle, topk_weights, biases)
-                sums = self._combiner.sum(
-                    x, handle, topk_weights, biases, operation.stream, num_sms
-                )
-        return *sums, operation.overlap((x, topk_weights, *biases), sums)
+        return self._calls.combine(
+            x,
+            handle,
+            topk_weights,
+            bias,
+            num_sms,
+            previous_event,
+            previous_event_before_epilogue,
+            async_with_compute_stream,
+        )
 
     def pp_set_config(self, num_max_tensor_bytes: int, num_max_inflight_tensors: int) -> None:
         """Allocates slots for pp_send and pp_recv, for each direction of the ring. Collective."""
@@ -575,13 +536,6 @@ class ElasticBuffer(WarmElasticBuffer):
         if self.runtime.preparation is not None:
             self.runtime.await_preparation()
         return self.runtime
-
-    def _operation(
-        self, call: str, previous: Any, before_epilogue: Any, asynchronous: bool
-    ) -> Operation:
-        operation = self.runtime.operation(call, previous, asynchronous)
-        operation.also_wait(before_epilogue)
-        return operation
 
     def _check_call(
         self, call: str, num_qps: int, previous_event: Any, allocate_on_comm_stream: bool

@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
+from shoal._core.ep import ElasticLayout
+
 from ..checks import expect
+from . import layout
 
 
 def _value(given: Any) -> torch.Tensor:
@@ -88,7 +91,7 @@ class EPHandle:
         self.token_metadata_at_forward = token_metadata_at_forward
         self.channel_linked_list = channel_linked_list
         self.cached_recv_src_metadata_before_sort: torch.Tensor | None = None
-        self.shoal: Any = None  # layout.ShoalLayout, set by dispatch
+        self.shoal: Any = None  # ElasticLayout, of the handles that dispatch returns
 
     @functools.cached_property
     def recv_src_metadata(self) -> torch.Tensor:
@@ -97,18 +100,6 @@ class EPHandle:
     @functools.cached_property
     def dst_buffer_slot_idx(self) -> torch.Tensor:
         return _value(self._slots)
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """The tensors that exist already."""
-        return (
-            self.topk_idx,
-            self.psum_num_recv_tokens_per_scaleup_rank,
-            self.psum_num_recv_tokens_per_expert,
-            self.num_unaligned_recv_tokens_per_expert,
-            self.shoal.topk_idx,
-            self.shoal.topk_rows,
-        )
 
     def deterministic_sort(
         self,
@@ -124,33 +115,44 @@ class EPHandle:
 
 
 class LateHandle(EPHandle):
-    """An EPHandle whose attributes are made when one of them is read first: most programs only pass
-    it to the combine.
+    """The EPHandle of a dispatch. Its attributes are made when one of them is read first: most
+    programs only pass it to the combine."""
 
-    group, layout, received_topk_idx: what combines and cached dispatches need.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[], EPHandle],
-        group: Any,
-        layout: Any,
-        sent_topk_idx: torch.Tensor,
-        received_topk_idx: torch.Tensor,
-        num_sms: int,
-    ) -> None:
+    def __init__(self, ranks: int, rank: int, shoal: ElasticLayout) -> None:
         # Not that of EPHandle: its attributes come later.
-        self._make: Callable[[], EPHandle] | None = make
-        self.group, self.layout, self._sent_topk_idx = group, layout, sent_topk_idx
-        self.received_topk_idx, self.num_sms = received_topk_idx, num_sms
+        self._ranks, self._rank, self.shoal = ranks, rank, shoal
 
     @property
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        return self._sent_topk_idx, self.received_topk_idx, self.layout.beside
+        """The tensors that exist already."""
+        known = self.shoal
+        made = (known.topk_idx, known.topk_rows, known.block_ends, known.beside)
+        return known.sent_topk_idx, *made
 
     def __getattr__(self, name: str) -> Any:
-        make = self.__dict__.pop("_make", None)
-        if make is None:
+        known = self.__dict__.get("shoal")
+        if known is None or "topk_idx" in self.__dict__:
             raise AttributeError(f"'EPHandle' object has no attribute '{name}'")
-        self.__dict__.update(make().__dict__)
+        max_tokens = known.max_tokens
+        super().__init__(
+            known.do_expand,
+            known.num_experts,
+            known.expert_alignment,
+            max_tokens,
+            known.num_sms,
+            known.sent_topk_idx,
+            known.rows,
+            known.expanded_rows,
+            known.tokens_per_expert,
+            known.source_ends,
+            known.block_ends if known.do_expand else known.expert_ends,
+            known.expert_counts,
+            lambda: layout.source_metadata(known, max_tokens),
+            lambda: layout.destination_slots(
+                known.sent_topk_idx, known.num_experts, self._ranks, self._rank, max_tokens
+            ),
+            None,
+            None,
+        )
+        self.shoal = known
         return getattr(self, name)

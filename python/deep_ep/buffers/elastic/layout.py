@@ -6,38 +6,11 @@ Shapes: R ranks, E experts, T tokens sent, K top-k slots, rows received.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 
+from shoal._core.ep import ElasticLayout
+
 from ...utils.math import align
-from ..groups import NormalGroup
-
-
-class ShoalLayout(NamedTuple):
-    """The state of a dispatch that its combine and cached dispatches need."""
-
-    group: NormalGroup
-    routing: Any
-    handle: Any
-    worst_rows: int  # rank-major rows; 0: sizes were exchanged
-    topk_idx: torch.Tensor  # int64 [rows, K]: local experts, -1 elsewhere
-    # int32 [rows, K]: expert-major row of each top-k slot, or -1; None in rank-major form
-    topk_rows: torch.Tensor | None
-    source_token: torch.Tensor  # int32 [rows]
-    source_ends: torch.Tensor  # int32 [R]: rows from ranks 0 to i
-    expert_counts: torch.Tensor  # int32 [E / R]: rows of each local expert
-    expert_ends: torch.Tensor  # int32 [E / R]: sums of the aligned counts up to each expert
-    # the handle of the same layout in Shoal's expert-major form, once a combine needs it
-    expert_major_handle: list[Any]
-
-
-def most_expert_major_rows(
-    ranks: int, max_tokens: int, top_k: int, local_experts: int, alignment: int
-) -> int:
-    """The most expert-major rows that any routing can give."""
-    rows = ranks * max_tokens * min(top_k, local_experts) + (alignment - 1) * local_experts
-    return align(rows, alignment)
 
 
 def last_topk_slot(local_idx: torch.Tensor) -> torch.Tensor:
@@ -46,7 +19,7 @@ def last_topk_slot(local_idx: torch.Tensor) -> torch.Tensor:
     return ((local_idx >= 0) * slots).amax(1).int() - 1
 
 
-def source_metadata(known: ShoalLayout, max_tokens: int) -> torch.Tensor:
+def source_metadata(known: ElasticLayout, max_tokens: int) -> torch.Tensor:
     """EPHandle.recv_src_metadata."""
     local_idx, slot_rows = known.topk_idx, known.topk_rows
     top_k = local_idx.shape[1]

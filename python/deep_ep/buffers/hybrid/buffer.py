@@ -15,7 +15,6 @@ from ...config import topk_idx_t
 from ...utils.semantic import native_assert, native_fail
 from ..checks import describe, expect, require_alignment, require_experts
 from ..elastic import ElasticBuffer, EPHandle
-from ..elastic.dispatch import OutputForm
 from ..ending import description
 from . import routing
 from .handle import Configurer, HybridConfig, HybridHandle
@@ -476,17 +475,18 @@ class HybridEPBuffer:
         limit: int | None,
     ) -> tuple[Received, EPHandle]:
         """A new dispatch; the result has ``limit`` rows where it is given."""
-        rows = hidden.detach().contiguous()
+        rows: Any = hidden.detach().contiguous()
         if scales is not None:
-            rows = rows.view(torch.float8_e4m3fn)
-        x, _, weights, handle = self._elastic._dispatch_expert_major(
+            rows = (rows.view(torch.float8_e4m3fn), scales)
+        x, _, weights, handle, _ = self._elastic._dispatch_expert_major(
             rows,
-            scales,
             topk_idx,
             weights,
-            (experts, self._most_tokens(), multiple),
+            experts,
+            self._most_tokens(),
+            multiple,
             limit is None or self._most is None,
-            OutputForm(False, True, False, limit),
+            limit,
             self._sms[0],
         )
         x, scales = x if isinstance(x, tuple) else (x, None)

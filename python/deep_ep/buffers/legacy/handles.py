@@ -44,6 +44,11 @@ class NormalHandle(tuple):
         handle._inputs = (is_token_in_rank, rank, num_nodes)
         return handle
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that exist already."""
+        return (self.layout.beside,)
+
     def _all(self) -> tuple[torch.Tensor, ...]:
         if self._entries is None:
             in_rank, rank, num_nodes = self._inputs
