@@ -184,12 +184,12 @@ def elastic(i):
     buffer = i.elastic
     without_sync = {"num_experts": EXPERTS, "do_cpu_sync": False, "do_handle_copy": False}
 
-    def pair(**options):
+    def pair(expand=False, **options):
         def after():
             return {"previous_event": deep_ep.Buffer.capture(), **options} if options else {}
 
         recv_x, _, weights, handle, event = buffer.dispatch(
-            i.x, i.topk_idx, i.weights, **without_sync, **after()
+            i.x, i.topk_idx, i.weights, do_expand=expand, **without_sync, **after()
         )
         if options:
             event.current_stream_wait()
@@ -200,6 +200,7 @@ def elastic(i):
     on_comm = {"async_with_compute_stream": True, "allocate_on_comm_stream": True}
     return {
         "deep_ep.ElasticBuffer: pair": Subject(pair, 1, 60),
+        "ElasticBuffer: expanded pair": Subject(lambda: pair(expand=True), 1),
         "ElasticBuffer: pair with events": Subject(lambda: pair(**on_comm), 1),
     }
 
