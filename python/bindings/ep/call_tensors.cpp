@@ -43,7 +43,8 @@ CallTensors::CallTensors(const nb::dict& given)
       require_tensor_(given["require_tensor"]),
       as_rows_(given["as_rows"]),
       no_event_(given["no_event"]),
-      run_(given["run"]),
+      begin_(given["begin"]),
+      end_(given["end"]),
       profiler_(given["profiler"]),
       plain_(device_from(device_), nb::object(given["tensor_type"])) {}
 

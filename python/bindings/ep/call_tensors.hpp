@@ -99,14 +99,23 @@ class CallTensors {
   template <typename Work>
   nb::object run(const char* call, const Events& events, Work&& work,
                  const nb::tuple& inputs) const {
-    return run_(call, nb::cpp_function(std::forward<Work>(work)), inputs, events.previous,
-                events.before_epilogue, events.async_finish, events.on_comm_stream);
+    const nb::object begun = begin_(call, events.previous, events.before_epilogue,
+                                    events.async_finish, events.on_comm_stream);
+    nb::object results = nb::none();
+    try {
+      results = std::forward<Work>(work)();
+    } catch (...) {
+      end_(call, begun, nb::none(), inputs);
+      throw;
+    }
+    return end_(call, begun, results, inputs);
   }
   nb::object no_event() const { return no_event_(); }
 
  private:
   nb::object device_, bool_, int32_, int64_, float32_, bfloat16_, float8_, index_;
-  nb::object current_stream_, capturing_, require_tensor_, as_rows_, no_event_, run_, profiler_;
+  nb::object current_stream_, capturing_, require_tensor_, as_rows_, no_event_, begin_, end_,
+      profiler_;
   PlainTensors plain_;
 };
 

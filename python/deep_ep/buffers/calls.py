@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,35 +15,51 @@ from ..config import topk_idx_t
 from ..utils.event import EventOverlap, profiled
 from .checks import require_tensor
 from .groups import as_rows
-from .runtime import Runtime
+from .runtime import Operation, Runtime
 
 
-def _run(
+# An operation, and a profiler range on the CPU; both entered. On GPUs the kernels have the names that
+# profilers look for, except for the epilogues of calls.
+_Begun = tuple[Operation, AbstractContextManager[object]]
+
+
+def _begin(
     runtime: Runtime,
-    epilogues: dict[str, str],
     call: str,
-    work: Callable[[], tuple[Any, ...]],
-    inputs: tuple[Any, ...],
     previous_event: Any,
     event_before_epilogue: Any,
     asynchronous: bool,
     allocate_on_comm_stream: bool,
-) -> tuple[Any, ...]:
-    """The results of ``work`` with another event in place of its last: of a call with events, or
-    one that a profiler sees. On GPUs the kernels have the names that profilers look for, except for
-    the ``epilogues`` of calls."""
-    # Outside of the block, because the arguments may be wrong.
+) -> _Begun:
+    """Begins a call with events, or one that a profiler sees."""
     operation = runtime.operation(call, previous_event, asynchronous, allocate_on_comm_stream)
     operation.also_wait(event_before_epilogue)
     named = profiled(f"{call}_impl") if runtime.device.type == "cpu" else nullcontext()
-    with operation:
-        with named:
-            *result, _ = work()
-        if call in epilogues:
-            with profiled(epilogues[call]):  # in the kernel, unlike in DeepEP
-                pass
-    kept = getattr(result[-1], "tensors", ())  # of a handle
-    return *result, operation.overlap(inputs, (*result, *kept))
+    operation.__enter__()
+    named.__enter__()
+    return operation, named
+
+
+def _end(
+    epilogues: dict[str, str],
+    call: str,
+    begun: _Begun,
+    results: tuple[Any, ...] | None,
+    inputs: tuple[Any, ...],
+) -> tuple[Any, ...] | None:
+    """The results with another event in place of their last; None: the call has failed."""
+    operation, named = begun
+    named.__exit__(None, None, None)
+    if results is None:
+        operation.__exit__(RuntimeError, None, None)
+        return None
+    if call in epilogues:
+        with profiled(epilogues[call]):  # in the kernel, unlike in DeepEP
+            pass
+    operation.__exit__(None, None, None)
+    *results, _ = results
+    kept = getattr(results[-1], "tensors", ())  # of a handle
+    return *results, operation.overlap(inputs, (*results, *kept))
 
 
 def setup(runtime: Runtime, epilogues: dict[str, str]) -> dict[str, Any]:
@@ -66,7 +81,8 @@ def setup(runtime: Runtime, epilogues: dict[str, str]) -> dict[str, Any]:
         "require_tensor": require_tensor,
         "as_rows": as_rows,
         "no_event": EventOverlap,
-        "run": partial(_run, runtime, epilogues),
+        "begin": partial(_begin, runtime),
+        "end": partial(_end, epilogues),
         # Without epilogues, kernels have all names on GPUs.
         "profiler": torch.autograd.profiler if epilogues or not on_gpu else None,
     }
