@@ -18,8 +18,8 @@ from .groups import as_rows
 from .runtime import Operation, Runtime
 
 
-# An operation, and a profiler range on the CPU; both entered. On GPUs the kernels have the names that
-# profilers look for, except for the epilogues of calls.
+# An operation, and a profiler range on the CPU; both entered. On GPUs the kernels have the names
+# that profilers look for, except for the epilogues of calls.
 _Begun = tuple[Operation, AbstractContextManager[object]]
 
 
@@ -58,7 +58,8 @@ def _end(
             pass
     operation.__exit__(None, None, None)
     *results, _ = results
-    kept = getattr(results[-1], "tensors", ())  # of a handle
+    last = results[-1]  # of a dispatch, its handle
+    kept = () if last is None or isinstance(last, torch.Tensor) else last.tensors
     return *results, operation.overlap(inputs, (*results, *kept))
 
 
