@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from shoal._allocation import capture_query
 
 from ..config import topk_idx_t
-from ..utils.event import EventOverlap, profiled
+from ..utils.event import EventOverlap, profiled, profiling
 from .checks import require_tensor
 from .groups import as_rows
 from .runtime import Operation, Runtime
@@ -20,7 +20,7 @@ from .runtime import Operation, Runtime
 
 # An operation, and a profiler range on the CPU; both entered. On GPUs the kernels have the names
 # that profilers look for, except for the epilogues of calls.
-_Begun = tuple[Operation, AbstractContextManager[object]]
+_Begun = tuple[Operation, AbstractContextManager[object] | None]
 
 
 def _begin(
@@ -33,10 +33,14 @@ def _begin(
 ) -> _Begun:
     """Begins a call with events, or one that a profiler sees."""
     operation = runtime.operation(call, previous_event, asynchronous, allocate_on_comm_stream)
-    operation.also_wait(event_before_epilogue)
-    named = profiled(f"{call}_impl") if runtime.device.type == "cpu" else nullcontext()
+    if event_before_epilogue is not None:
+        operation.also_wait(event_before_epilogue)
+    named = None
+    if profiling() and runtime.device.type == "cpu":
+        named = profiled(f"{call}_impl")
     operation.__enter__()
-    named.__enter__()
+    if named is not None:
+        named.__enter__()
     return operation, named
 
 
@@ -49,11 +53,12 @@ def _end(
 ) -> tuple[Any, ...] | None:
     """The results with another event in place of their last; None: the call has failed."""
     operation, named = begun
-    named.__exit__(None, None, None)
+    if named is not None:
+        named.__exit__(None, None, None)
     if results is None:
         operation.__exit__(RuntimeError, None, None)
         return None
-    if call in epilogues:
+    if profiling() and call in epilogues:
         with profiled(epilogues[call]):  # in the kernel, unlike in DeepEP
             pass
     operation.__exit__(None, None, None)
