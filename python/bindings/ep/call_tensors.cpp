@@ -29,6 +29,13 @@ std::string text_of_object(nb::handle value) {
   return nb::cast<std::string>(nb::str(value));
 }
 
+std::int64_t value_of(nb::handle number) {
+  int overflow = 0;
+  const std::int64_t value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+  if (value == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return overflow != 0 ? 0 : value;
+}
+
 CallTensors::CallTensors(const nb::dict& given)
     : device_(given["device"]),
       bool_(given["bool"]),

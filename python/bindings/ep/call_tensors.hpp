@@ -29,6 +29,8 @@ void expect(bool condition, std::string_view message);
 
 nb::object attribute(nb::handle object, const char* name);
 std::string text_of_object(nb::handle value);
+/// 0 for an int of more than 64 bits, which no limit allows.
+std::int64_t value_of(nb::handle number);
 inline bool is_true(nb::handle value) {
   return PyObject_IsTrue(value.ptr()) == 1;
 }

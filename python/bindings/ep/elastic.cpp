@@ -21,14 +21,6 @@ std::int64_t rounded_up(std::int64_t value, std::int64_t step) {
   return (value + step - 1) / step * step;
 }
 
-/// 0 for an int of more than 64 bits, which no limit allows.
-std::int64_t value_of(nb::handle number) {
-  int overflow = 0;
-  const std::int64_t value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
-  if (value == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
-  return overflow != 0 ? 0 : value;
-}
-
 std::int64_t value_or(nb::handle number, std::int64_t otherwise) {
   return number.is_none() ? otherwise : value_of(number);
 }

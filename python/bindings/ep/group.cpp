@@ -219,14 +219,13 @@ void bind_group(nb::module_& module) {
   bind_normal(module, group);
   bind_async(module, group);
   bind_low_latency(module, group);
-  bind_hooked(module);
+  bind_low_latency_calls(module);
   bind_normal_calls(module);
   bind_legacy(module);
   bind_elastic(module);
   bind_torch_layouts(module);
   bind_torch_calls(module);
   bind_gate(module);
-  bind_signals(module);
   bind_nvfp4(module);
   bind_routing_maps(module);
 }

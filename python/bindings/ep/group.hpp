@@ -51,13 +51,12 @@ void bind_group(nb::module_& module);
 void bind_normal(nb::module_& module, nb::class_<Group>& group);
 void bind_async(nb::module_& module, nb::class_<Group>& group);
 void bind_low_latency(nb::module_& module, nb::class_<Group>& group);
-void bind_hooked(nb::module_& module);
+void bind_low_latency_calls(nb::module_& module);
 void bind_normal_calls(nb::module_& module);
 void bind_legacy(nb::module_& module);
 void bind_elastic(nb::module_& module);
 void bind_torch_calls(nb::module_& module);
 void bind_gate(nb::module_& module);
-void bind_signals(nb::module_& module);
 void bind_nvfp4(nb::module_& module);
 void bind_routing_maps(nb::module_& module);
 

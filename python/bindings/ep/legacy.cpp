@@ -67,9 +67,7 @@ nb::object LegacyCalls::layout(nb::handle topk_idx, nb::handle experts, const Ev
     return tensors_.run(
         "get_dispatch_layout", events, [&] { return layout(topk_idx, experts, {}); },
         nb::make_tuple(topk_idx));
-  int overflow = 0;
-  const std::int64_t count = PyLong_AsLongLongAndOverflow(experts.ptr(), &overflow);
-  if (count == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  const std::int64_t count = value_of(experts);
   TensorView indices;
   const auto found = std::find_if(groups_.rbegin(), groups_.rend(), [&](const Known& one) {
     return one.shape.experts == count &&

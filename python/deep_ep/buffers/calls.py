@@ -37,7 +37,7 @@ def _begin(
         operation.also_wait(event_before_epilogue)
     named = None
     if profiling() and runtime.device.type == "cpu":
-        named = profiled(f"{call}_impl")
+        named = profiled(call if call.endswith("_kernel") else f"{call}_impl")
     operation.__enter__()
     if named is not None:
         named.__enter__()

@@ -329,13 +329,11 @@ def check_async_finish(_):
     assert hook is None and close(sums, weighted(x, topk_idx, weights))
 
 
-def check_hooks_by_both_ways(_):
-    """Calls take a fast path for plain tensors and the general path for all others, with the
-    same results."""
+def check_hooks_with_any_tensors(_):
+    """Parameters and tensors with a gradient give the results of plain tensors."""
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(11)
     want = expected_rows(x, topk_idx)
-    ways = set()
     for turn, (rows, gates) in enumerate(
         (
             (x, weights),
@@ -352,7 +350,6 @@ def check_hooks_by_both_ways(_):
         recv, count, handle, event, hook = buffer.low_latency_dispatch(
             rows, topk_idx, N, E, stats, waits, use_fp8=False, return_recv_hook=True
         )
-        ways.add(type(hook))
         with pytest.raises(RuntimeError, match="hook"):
             buffer.low_latency_combine(recv, topk_idx, gates, handle, return_recv_hook=True)
         assert hook() is None and event.event is None
@@ -371,7 +368,6 @@ def check_hooks_by_both_ways(_):
             out=out,
             combine_wait_recv_cost_stats=waits,
         )
-        ways.add(type(hook))
         hook()
         assert (
             event.event is None
@@ -383,7 +379,6 @@ def check_hooks_by_both_ways(_):
         assert close(sums, weighted(x, topk_idx, weights))
         with pytest.raises(RuntimeError, match="has been received"):
             hook()
-    assert len(ways) == 4  # two of each call
 
 
 def check_hooks_and_none_in_turn(_):
@@ -414,7 +409,7 @@ def check_hooks_and_none_in_turn(_):
 
 
 def check_zero_copy_with_hooks(_):
-    """A combine on the fast path invalidates the next combine buffer, as every combine does."""
+    """A combine invalidates the next combine buffer."""
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(12)
     for turn in range(4):
@@ -438,7 +433,7 @@ def check_zero_copy_with_hooks(_):
 def check_argument_errors(_):
     buffer = the_buffer()
     x, topk_idx, weights = make_inputs(9, tokens=6)
-    for hooks in (False, True):  # the fast path opens after one call of each form
+    for hooks in (False, True):
         for use_fp8 in (True, False, False):
             recv, _, handle, _, hook = buffer.low_latency_dispatch(
                 x, topk_idx, N, E, use_fp8=use_fp8, return_recv_hook=hooks

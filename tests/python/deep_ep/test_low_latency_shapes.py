@@ -102,12 +102,12 @@ def check_sizes_from_warmup(_):
 
 def check_another_top_k_replaces_the_default(_):
     buffer = make_buffer(enable_shrink=True)
-    pool = buffer._low_latency._pool
-    assert [key[1] for key in pool._groups] == [8]
+    groups = buffer._groups._groups
+    assert [key[1] for key in groups] == [8]
     expect_pair(buffer, 4)
-    assert [key[1] for key in pool._groups] == [K]
+    assert [key[1] for key in groups] == [K]
     expect_pair(buffer, 4, top_k=3)
-    assert [key[1] for key in pool._groups] == [K, 3]
+    assert [key[1] for key in groups] == [K, 3]
     buffer.destroy()
 
 
@@ -115,7 +115,7 @@ def check_the_default_top_k_is_kept(_):
     buffer = make_buffer(enable_shrink=True)
     expect_pair(buffer, 4, top_k=8)
     expect_pair(buffer, 4)
-    assert [key[1] for key in buffer._low_latency._pool._groups] == [8, K]
+    assert [key[1] for key in buffer._groups._groups] == [8, K]
     buffer.destroy()
 
 
@@ -129,7 +129,7 @@ def check_nothing_is_created_for_sizes_that_are_not_known(_):
             buffer = deep_ep.Buffer(
                 dist.group.WORLD, 0, size, low_latency_mode=True, explicitly_destroy=True, **options
             )
-            assert not buffer._low_latency._pool._groups
+            assert not buffer._groups._groups
             buffer.destroy()
 
 

@@ -497,7 +497,7 @@ def check_sizes_of_a_size_hint(_):
     by_argument = make_buffer(**options, num_topk=4)
     by_argument.warmup()
     for buffer in (by_environment, by_argument):
-        assert [*buffer._low_latency._pool._groups] == [(4096, 4, 16, 64)]
+        assert [*buffer._groups._groups] == [(4096, 4, 16, 64)]
         expect_no_first_touch(buffer, low_latency_calls)
         buffer.destroy()
 

@@ -10,26 +10,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shoal._allocation import empty_strided
-from shoal._core.ep import HookedDispatch
-
 from ... import config as sizes
 from ...config import Config
 from ...utils.envs import check_nvlink_connections, check_torch_deterministic
-from ...utils.event import EventHandle, EventOverlap, profiling
+from ...utils.event import EventHandle, EventOverlap
 from ...utils.semantic import native_assert, native_fail
 from ..checks import expect
 from ..ending import close, description, warn_unless_destroyed, with_own_methods
 from ..runtime import Runtime
 from .early_shapes import EarlyShapes
-from .handles import LowLatencyHandle
 from .internode import InternodeCalls
 from .local_memory import LocalMemory
-from .low_latency import LowLatencyMode
+from .low_latency import LowLatencyGroups, low_latency_calls
 from .masks import MaskCalls
 from .network import network_settings
 from .normal import normal_calls
-from .overlap import Overlap
 from .warmup import WarmBuffer
 
 
@@ -137,19 +132,17 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         )
         self.rank, self.group_size = self.runtime.rank, self.runtime.num_ranks
         self._normal = normal_calls(self.runtime)
-        self._low_latency = LowLatencyMode(
+        self._groups = LowLatencyGroups(
             self.runtime, num_rdma_bytes, low_latency_mode, enable_shrink
         )
-        self._hooked_paths = self._low_latency.hooked_paths
-        self._on_host = self.runtime.device.type == "cpu"
-        self._empty_strided = empty_strided(self.runtime.device)
+        self._low_latency = low_latency_calls(self.runtime, self._groups)
         self._local_memory = LocalMemory(num_nvl_bytes, num_rdma_bytes, self.runtime.device)
         if low_latency_mode:
             known, is_default = EarlyShapes.agree(
                 self.runtime, num_rdma_bytes, num_topk, enable_shrink
             )
             if known is not None:
-                self._low_latency.create("Buffer", *known, provisional=is_default)
+                self._groups.create("Buffer", *known, provisional=is_default)
         self._prepare(preinitialize)
         self.explicitly_destroy = explicitly_destroy
 
@@ -167,8 +160,7 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         explicitly_destroy.
         """
         if close(self):
-            self._hooked_paths.clear()
-            del self._normal, self._low_latency
+            del self._normal, self._low_latency, self._groups
 
     @staticmethod
     def is_sm90_compiled() -> bool:
@@ -332,7 +324,7 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         epochs."""
         call = "clean_low_latency_buffer"
         self._open(call)
-        self._low_latency.check_sizes(call, num_max_dispatch_tokens_per_rank, hidden, num_experts)
+        self._groups.check_sizes(call, num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
     def low_latency_dispatch(
         self,
@@ -372,61 +364,30 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         expert (legacy/nvfp4.py). Rows 0 to count[e] - 1 of expert e are valid: after hook() with
         return_recv_hook, and until two more dispatches have been received.
         """
+        call = "low_latency_dispatch"
+        self._open(call)
         check_torch_deterministic()
         if use_ue8m0_for_sf:
             native_fail(
-                "low_latency_dispatch: use_ue8m0_for_sf=True; "
+                f"{call}: use_ue8m0_for_sf=True; "
                 "allowed: False, scales of NVFP4 results are float8_e4m3fn"
             )
-        form = (num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0)
-        if topk_weights is not None:
-            self._open("low_latency_dispatch")
-            self._low_latency.check_weights(topk_weights, topk_idx)
-            sent = self.low_latency_dispatch(
-                x,
-                topk_idx,
-                num_max_dispatch_tokens_per_rank,
-                num_experts,
-                cumulative_local_expert_recv_stats,
-                dispatch_wait_recv_cost_stats,
-                use_fp8,
-                round_scale,
-                use_ue8m0,
-                async_finish,
-                return_recv_hook,
-                use_nvfp4,
-                x_global_scale,
-            )
-            return self._low_latency.dispatch_weights(sent, form, topk_idx, topk_weights)
-        path = self._hooked_paths.get(form)
-        general = async_finish or use_nvfp4 or (self._on_host and profiling())
-        if path is not None and not general and self.runtime.preparation is None:
-            # The fast path: one binding call. It returns None and has no effect where an argument
-            # is not what earlier calls had.
-            group = path.group
-            half = group.sent & 1
-            sent = path.calls.dispatch(
-                x,
-                topk_idx,
-                half,
-                cumulative_local_expert_recv_stats,
-                dispatch_wait_recv_cost_stats,
-                return_recv_hook,
-            )
-            if sent is not None:
-                group.sent += 1
-                rows, counts, entries = path.results[half]
-                handle = LowLatencyHandle(entries)
-                handle.group, handle.sent = group, sent
-                if not return_recv_hook:
-                    sent()
-                return rows, counts, handle, EventOverlap(), sent if return_recv_hook else None
-        self._open("low_latency_dispatch")
-        stats = (cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
-        more = (*stats, async_finish, return_recv_hook)
-        if use_nvfp4:
-            return self._low_latency.dispatch_nvfp4(x, topk_idx, form, x_global_scale, *more)
-        return self._low_latency.dispatch(x, topk_idx, form, *more)
+        return self._low_latency.dispatch(
+            x,
+            topk_idx,
+            num_max_dispatch_tokens_per_rank,
+            num_experts,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            use_fp8,
+            round_scale,
+            use_ue8m0,
+            async_finish,
+            return_recv_hook,
+            use_nvfp4,
+            x_global_scale,
+            topk_weights,
+        )
 
     def low_latency_combine(
         self,
@@ -454,47 +415,33 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         x: bfloat16 [E / R, R * N, H], the expert output. topk_idx: as passed to the dispatch.
         topk_weights: float32 [T, K]. use_logfmt: rows travel with 10 bits per channel. zero_copy:
         the expert output lies in get_next_low_latency_combine_buffer(handle). overlap: waits first
-        until the signals of the GEMM that writes x have their value (legacy/overlap.py); other
+        until the signals of the GEMM that writes x have their value (python/bindings/ep/signals.hpp); other
         arguments of the overlap, and num_sms (0: automatic), count only then.
 
         Returns (bfloat16 [T, H], which is ``out`` where given; event; hook), valid after hook()
         with return_recv_hook.
         """
-        check_torch_deterministic()
-        general = async_finish or zero_copy or overlap or (self._on_host and profiling())
-        if not general and type(handle) is LowLatencyHandle and self._is_idle():
-            # The fast path; without effect where it returns None.
-            group, sent = handle.group, handle.sent
-            if type(sent) is HookedDispatch:
-                sums = out
-                if sums is None:
-                    sums = self._empty_strided(
-                        (sent.tokens, group.shape.hidden), group.sums_strides, torch.bfloat16
-                    )
-                hook = group.hooked_combine(
-                    x,
-                    topk_idx,
-                    topk_weights,
-                    sent,
-                    sums,
-                    combine_wait_recv_cost_stats,
-                    use_logfmt,
-                    return_recv_hook,
-                )
-                if hook is not None:
-                    group.combine_buffer = None
-                    if not return_recv_hook:
-                        hook()
-                    return sums, EventOverlap(), hook if return_recv_hook else None
         self._open("low_latency_combine")
-        signals = (packed_recv_count, comp_signal, block_m, threshold)
+        check_torch_deterministic()
         return self._low_latency.combine(
-            (x, topk_idx, topk_weights, handle),
-            (use_logfmt, zero_copy, async_finish, return_recv_hook),
+            x,
+            topk_idx,
+            topk_weights,
+            handle,
+            use_logfmt,
+            zero_copy,
+            async_finish,
+            return_recv_hook,
             out,
             combine_wait_recv_cost_stats,
-            Overlap(*signals, src_signals, src_signal_expect_value) if overlap else None,
+            overlap,
+            packed_recv_count,
+            comp_signal,
+            block_m,
+            threshold,
             num_sms,
+            src_signals,
+            src_signal_expect_value,
         )
 
     def get_next_low_latency_combine_buffer(self, handle: tuple) -> torch.Tensor:
@@ -503,9 +450,8 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         bfloat16 [E / R, R * N, H] with strided rows. Waits until the other ranks have read the
         previous content.
         """
-        call = "get_next_low_latency_combine_buffer"
-        self._open(call)
-        return self._low_latency.group_of(call, handle).next_combine_buffer()
+        self._open("get_next_low_latency_combine_buffer")
+        return self._low_latency.next_combine_buffer(handle)
 
     def _open(self, call: str) -> Runtime:
         if self.runtime is None:
@@ -513,10 +459,6 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         if self.runtime.preparation is not None:
             self.runtime.await_preparation()
         return self.runtime
-
-    def _is_idle(self) -> bool:
-        """Whether the buffer is open, and no warm-up is in progress."""
-        return self.runtime is not None and self.runtime.preparation is None
 
     @staticmethod
     def _sms(config: Config | None) -> int:

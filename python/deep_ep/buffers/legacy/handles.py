@@ -121,13 +121,8 @@ def _between_nodes(
 class LowLatencyHandle(tuple):
     """``(src_info, layout_range, max tokens per rank, hidden, experts)`` of a low-latency dispatch.
 
-    Attributes: ``group`` (the LowLatencyGroup), ``sent`` (Shoal's pending dispatch) and ``shoal``
-    (Shoal's handle; None until the rows are received, which the hook does).
+    Attributes: ``sent`` (SentDispatch).
     """
 
-    group: Any = None
     sent: Any = None
-
-    @property
-    def shoal(self) -> Any:
-        return None if self.sent is None else self.sent.handle
+    tensors = ()  # none that torch's allocator has to know about

@@ -116,7 +116,7 @@ class WarmBuffer:
             touch(runtime, sizes.shape)
             low_latency = self._low_latency_sizes(most, sizes.shape)
             if low_latency is not None:
-                self._low_latency.create("warmup", *low_latency)
+                self._groups.create("warmup", *low_latency)
                 self._low_latency_pairs(*low_latency)
 
         prepare(runtime, work, background, (sizes.tokens, sizes.shape.hidden))
@@ -133,9 +133,7 @@ class WarmBuffer:
         """
         call = "warmup_low_latency"
         self._open(call)
-        self._low_latency.create(
-            call, num_max_dispatch_tokens_per_rank, hidden, num_experts, num_topk
-        )
+        self._groups.create(call, num_max_dispatch_tokens_per_rank, hidden, num_experts, num_topk)
         self._low_latency_pairs(num_max_dispatch_tokens_per_rank, hidden, num_experts, num_topk)
         self.runtime.synchronize_stream()
 
@@ -158,7 +156,7 @@ class WarmBuffer:
     def _low_latency_pairs(self, max_tokens: int, hidden: int, experts: int, top_k: int) -> None:
         """Pairs of each form, in both halves of the buffers. Collective; the shape exists."""
         runtime = self.runtime
-        group = self._low_latency.group(max_tokens, hidden, experts, top_k)
+        group = self._groups.get(hidden, top_k, experts, max_tokens)
         if runtime.device.type == "cpu":
             group.group.warmup()
         sizes = Sizes(runtime.num_ranks, max_tokens, hidden, experts, top_k)
@@ -167,13 +165,14 @@ class WarmBuffer:
         # Later sums take the memory that this one leaves, so that torch's allocator asks the driver
         # for none while kernels of another rank may wait for this one.
         torch.empty_like(x)
-        y = group.arrays_of("none")[0].x  # any rows of the right shape
+        y = None  # any rows of the right shape
         for form in _LOW_LATENCY_FORMS:
             for hooks in (True, False):
                 for _ in range(2):
-                    _, _, handle, _, hook = self.low_latency_dispatch(
+                    rows, _, handle, _, hook = self.low_latency_dispatch(
                         x, topk_idx, max_tokens, experts, return_recv_hook=hooks, **form
                     )
+                    y = rows if y is None else y  # bfloat16 comes first
                     if hooks:
                         hook()
                     *_, hook = self.low_latency_combine(
