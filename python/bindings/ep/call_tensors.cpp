@@ -36,6 +36,15 @@ std::int64_t value_of(nb::handle number) {
   return overflow != 0 ? 0 : value;
 }
 
+std::int64_t experts_of(const char* call, const char* name, nb::handle number, std::int64_t ranks) {
+  constexpr std::int64_t kMostExperts = 1 << 16;
+  const std::int64_t experts = value_of(number);
+  if (experts <= 0 || experts > kMostExperts || experts % ranks != 0)
+    native_assert(false, "{}: {} is {}; allowed: positive multiples of the {} ranks, up to {}",
+                  call, name, text_of_object(number), ranks, kMostExperts);
+  return experts;
+}
+
 CallTensors::CallTensors(const nb::dict& given)
     : device_(given["device"]),
       bool_(given["bool"]),
@@ -48,6 +57,7 @@ CallTensors::CallTensors(const nb::dict& given)
       current_stream_(given["current_stream"]),
       capturing_(given["capturing"]),
       require_tensor_(given["require_tensor"]),
+      describe_(given["describe"]),
       as_rows_(given["as_rows"]),
       no_event_(given["no_event"]),
       begin_(given["begin"]),
@@ -110,8 +120,8 @@ Rows CallTensors::take_rows(const char* call, nb::handle x) const {
   scales = rows.scale_values.kept.view;
   native_assert(scales.rank == 2 && scales.shape[0] == rows.tokens() &&
                     (scales.dtype == DataType::float32 || scales.dtype == DataType::int32),
-                "{}: scales are {}; allowed: float32 or int32 [{}, *]", call,
-                summary_of(rows.scales), rows.tokens());
+                "{}: scales are {}; allowed: float32 or int32 [{}, *]", call, describe(rows.scales),
+                rows.tokens());
   return rows;
 }
 

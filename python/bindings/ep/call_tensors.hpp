@@ -31,6 +31,8 @@ nb::object attribute(nb::handle object, const char* name);
 std::string text_of_object(nb::handle value);
 /// 0 for an int of more than 64 bits, which no limit allows.
 std::int64_t value_of(nb::handle number);
+/// The number of experts. Raises RuntimeError unless a group can have so many.
+std::int64_t experts_of(const char* call, const char* name, nb::handle number, std::int64_t ranks);
 inline bool is_true(nb::handle value) {
   return PyObject_IsTrue(value.ptr()) == 1;
 }
@@ -87,6 +89,7 @@ class CallTensors {
   nb::handle dtype(DataType of) const;
   nb::handle bool_dtype() const { return bool_; }
   DataType index_type() const { return index_.is(int64_) ? DataType::int64 : DataType::int32; }
+  nb::handle index_dtype() const { return index_; }
   /// int64 indices as topk_idx_t.
   nb::object as_index(const nb::object& indices) const {
     return index_type() == DataType::int64 ? indices : nb::object(indices.attr("to")(index_));
@@ -113,11 +116,13 @@ class CallTensors {
     return end_(call, begun, results, inputs);
   }
   nb::object no_event() const { return no_event_(); }
+  /// The dtype, shape and device of a tensor, for messages; type and value of anything else.
+  std::string describe(nb::handle value) const { return text_of_object(describe_(value)); }
 
  private:
   nb::object device_, bool_, int32_, int64_, float32_, bfloat16_, float8_, index_;
-  nb::object current_stream_, capturing_, require_tensor_, as_rows_, no_event_, begin_, end_,
-      profiler_;
+  nb::object current_stream_, capturing_, require_tensor_, describe_, as_rows_, no_event_, begin_,
+      end_, profiler_;
   PlainTensors plain_;
 };
 

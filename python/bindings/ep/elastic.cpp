@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kDispatch = "dispatch";
 constexpr const char* kCombine = "combine";
-constexpr std::int64_t kMostTopK = 32, kMostExperts = 1 << 16, kMostAlignment = 1 << 16;
+constexpr std::int64_t kMostTopK = 32, kMostAlignment = 1 << 16;
 constexpr std::size_t kMostBiases = 2;
 constexpr std::int64_t kRoutingRowBytes = 16;  ///< the least that a dispatch sends
 
@@ -78,12 +78,7 @@ ElasticLayout ElasticCalls::new_layout(const Dispatch& call, const Rows& rows, b
   native_assert(top_k >= 1 && top_k <= kMostTopK, "dispatch: top-k is {}; allowed: 1 to {}", top_k,
                 kMostTopK);
   ElasticLayout made;
-  made.experts = value_of(call.experts);
-  if (made.experts <= 0 || made.experts > kMostExperts || made.experts % ranks_ != 0)
-    native_assert(false,
-                  "dispatch: num_experts is {}; allowed: positive multiples of the {} ranks, up to "
-                  "{}",
-                  text_of_object(call.experts), ranks_, kMostExperts);
+  made.experts = experts_of(kDispatch, "num_experts", call.experts, ranks_);
   made.max_tokens = value_or(call.max_tokens, max_tokens_);
   native_assert(rows.tokens() <= made.max_tokens,
                 "dispatch: {} tokens; at most num_max_tokens_per_rank = {}", rows.tokens(),

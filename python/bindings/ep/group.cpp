@@ -223,6 +223,7 @@ void bind_group(nb::module_& module) {
   bind_normal_calls(module);
   bind_legacy(module);
   bind_elastic(module);
+  bind_hybrid(module);
   bind_torch_layouts(module);
   bind_torch_calls(module);
   bind_gate(module);

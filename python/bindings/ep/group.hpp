@@ -55,6 +55,7 @@ void bind_low_latency_calls(nb::module_& module);
 void bind_normal_calls(nb::module_& module);
 void bind_legacy(nb::module_& module);
 void bind_elastic(nb::module_& module);
+void bind_hybrid(nb::module_& module);
 void bind_torch_calls(nb::module_& module);
 void bind_gate(nb::module_& module);
 void bind_nvfp4(nb::module_& module);

@@ -217,7 +217,7 @@ nb::object LowLatencyCalls::collect(const Combine& call, nb::object& hook) const
                   kCombine);
     const nb::tuple extents = nb::make_tuple(group.local_experts(), group.rows(), known.hidden);
     if (!extents.equal(attribute(call.x, "shape")))
-      native_assert(false, "{}: x is {}; allowed: {}", kCombine, summary_of(call.x),
+      native_assert(false, "{}: x is {}; allowed: {}", kCombine, tensors_.describe(call.x),
                     text_of_object(nb::list(extents)));
   } else {
     rows = kept.take(tensors_, kCombine, "x", call.x, DataType::bfloat16,

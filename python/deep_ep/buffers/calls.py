@@ -13,7 +13,7 @@ from shoal._allocation import capture_query
 
 from ..config import topk_idx_t
 from ..utils.event import EventOverlap, profiled, profiling
-from .checks import require_tensor
+from .checks import describe, require_tensor
 from .groups import as_rows
 from .runtime import Operation, Runtime
 
@@ -85,6 +85,7 @@ def setup(runtime: Runtime, epilogues: dict[str, str]) -> dict[str, Any]:
         "current_stream": runtime.current_stream,
         "capturing": capture_query() if on_gpu else None,
         "require_tensor": require_tensor,
+        "describe": describe,
         "as_rows": as_rows,
         "no_event": EventOverlap,
         "begin": partial(_begin, runtime),

@@ -252,25 +252,6 @@ class ElasticBuffer(WarmElasticBuffer):
             use_tma_aligned_col_major_sf,
         )
 
-    def _dispatch_expert_major(
-        self,
-        x: Rows,
-        topk_idx: torch.Tensor,
-        weights: torch.Tensor | None,
-        num_experts: int,
-        max_tokens: int,
-        alignment: int,
-        do_cpu_sync: bool,
-        limit: int | None,
-        num_sms: int,
-    ) -> tuple[Rows, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
-        """A new dispatch in an expert-major form that DeepEP's interface does not have."""
-        self._open("dispatch")
-        check_torch_deterministic()
-        sizes = (num_experts, max_tokens, alignment, num_sms)
-        no_events, form = (None, None, False), (False, do_cpu_sync, True, True, False, limit)
-        return self._calls.dispatch(x, topk_idx, weights, None, *sizes, *no_events, None, *form)
-
     def combine(
         self,
         x: torch.Tensor,

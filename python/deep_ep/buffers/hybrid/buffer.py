@@ -4,27 +4,22 @@
 from __future__ import annotations
 
 import os
-import struct
 import warnings
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ...config import topk_idx_t
+from ...utils.envs import check_torch_deterministic
 from ...utils.semantic import native_assert, native_fail
-from ..checks import describe, expect, require_alignment, require_experts
-from ..elastic import ElasticBuffer, EPHandle
+from ..checks import describe, expect, require_alignment
+from ..elastic import ElasticBuffer
 from ..ending import description
 from . import routing
+from .calls import hybrid_calls
 from .handle import Configurer, HybridConfig, HybridHandle
 
-_MAX_TOP_K = 32
 _MAX_ROWS = (1 << 31) - 1  # rows are numbered by int32
-_SIZES = struct.Struct("<3q")  # tokens, experts per token, experts
-
-# Rows [N, H], scales [N, n], weights [N, K]; by expert [P, H], [P, n], [P].
-Received = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
 class HybridEPBuffer:
@@ -93,12 +88,9 @@ class HybridEPBuffer:
             use_fp8,
         )
         self.configurer = Configurer(config)
-        self._sms = (num_sms_dispatch_api or 0, num_sms_combine_api or 0)
-        # Of blocking calls so far; a group of Shoal has a fixed top-k. On GPUs also the most of
-        # this rank, as the kernel found it.
-        self._top_k = 1
-        device = self.runtime.device
-        self._most = None if device.type == "cpu" else torch.zeros(1, dtype=torch.int32).to(device)
+        self._calls = hybrid_calls(
+            self._elastic, config, num_sms_dispatch_api or 0, num_sms_combine_api or 0
+        )
 
     def __repr__(self) -> str:
         return description(self, "configurer")
@@ -153,25 +145,18 @@ class HybridEPBuffer:
         NVLink domain], which is zero outside the experts of this rank, or None; scales [N, n] or
         None; handle).
         """
-        call = "dispatch"
-        known = self._known(call, handle, permuted=False)
+        check_torch_deterministic()
+        known = self._known("dispatch", handle, permuted=False)
+        given = (routing_map, probs, topk_idx, topk_weights, num_of_experts)
         if known is None:
-            topk_idx, probs, experts = self._routing(
-                call, hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts
-            )
-            topk_idx, weights = self._agree(call, topk_idx, probs, experts, None)
-            send = self._new_layout(topk_idx, experts, routing_map is None)
+            x, scales, weights, sent, experts = self._calls.dispatch(hidden, scaling_factor, given)
+            known = HybridHandle(sent, self._config(hidden, experts, None), experts)
         else:
-            experts, send = known.experts, known.layout
-            weights = self._known_weights(known, hidden, probs, topk_weights, routing_map)
-        (x, scales, weights), elastic = self._send(hidden, scaling_factor, weights, send)
-        if known is None:
-            known = HybridHandle(elastic, self._config(hidden, experts, None), experts)
+            x, scales, weights, _ = self._calls.repeat(hidden, scaling_factor, given, known.elastic)
         if weights is not None:
-            local = experts // self.group_size
-            columns = local * self.num_of_hybrid_ep_ranks_per_nvlink_domain
-            shape, first = (x.shape[0], columns), self.local_rank * local
-            weights = routing.by_expert(weights, known.local_idx, shape, first)
+            local = known.experts // self.group_size
+            shape = (x.shape[0], local * self.num_of_hybrid_ep_ranks_per_nvlink_domain)
+            weights = routing.by_expert(weights, known.local_idx, shape, self.local_rank * local)
         return x, weights, scales, known
 
     def combine(
@@ -230,29 +215,20 @@ class HybridEPBuffer:
             warnings.warn("use_host_meta is deprecated: pass non_blocking", stacklevel=2)
             non_blocking = not use_host_meta
         self._warn_of_count(num_dispatched_tokens)
+        check_torch_deterministic()
         multiple = pad_multiple or 1
         require_alignment(call, "pad_multiple", multiple)
         known = self._known(call, handle, permuted=True)
+        given = (routing_map, probs, topk_idx, topk_weights, num_of_experts)
         if known is None:
-            topk_idx, probs, experts = self._routing(
-                call, hidden, routing_map, probs, topk_idx, topk_weights, num_of_experts
-            )
-            native_assert(
-                not num_of_experts_per_rank or num_of_experts_per_rank * self.group_size == experts,
-                f"{call}: num_of_experts_per_rank is {num_of_experts_per_rank}; the routing has "
-                f"{experts} experts for {self.group_size} ranks",
-            )
             limit = self._limit(call, non_blocking, num_permuted_tokens, multiple)
-            topk_idx, weights = self._agree(call, topk_idx, probs, experts, limit)
-            received, elastic = self._send_expert_major(
-                hidden, scaling_factor, topk_idx, weights, experts, multiple, limit
+            x, scales, weights, sent, experts = self._calls.dispatch_with_permute(
+                hidden, scaling_factor, given, multiple, limit, num_of_experts_per_rank
             )
             config, fused = self._config(hidden, experts, pad_multiple), fuse_permute_dispatch
-            known = HybridHandle(elastic, config, experts, permuted=True, limit=limit, fused=fused)
+            known = HybridHandle(sent, config, experts, permuted=True, limit=limit, fused=fused)
         else:
-            weights = self._known_weights(known, hidden, probs, topk_weights, routing_map)
-            received, _ = self._send(hidden, scaling_factor, weights, known.layout)
-        x, scales, weights = received
+            x, scales, weights, _ = self._calls.repeat(hidden, scaling_factor, given, known.elastic)
         return x, weights, scales, known.tokens_per_expert, known
 
     def combine_with_unpermute(
@@ -313,68 +289,6 @@ class HybridEPBuffer:
             hidden.element_size() == 1,
         )
 
-    def _routing(
-        self,
-        call: str,
-        hidden: torch.Tensor,
-        routing_map: Any,
-        probs: Any,
-        topk_idx: Any,
-        topk_weights: Any,
-        num_of_experts: int | None,
-    ) -> tuple[Any, torch.Tensor | None, int]:
-        """(top-k indices, or the routing map; probs float32 [T, E]; E) of a new dispatch."""
-        if routing_map is not None:
-            expect(
-                routing_map.dtype == torch.bool and routing_map.dim() == 2,
-                f"{call}: routing_map is {describe(routing_map)}; allowed: bool [T, E]",
-            )
-            chosen, experts = routing_map, routing_map.shape[1]
-        else:
-            expect(topk_idx is not None, f"{call}: routing_map, topk_idx or handle is needed")
-            expect(num_of_experts is not None, f"{call}: topk_idx needs num_of_experts")
-            chosen, experts = topk_idx.to(topk_idx_t).contiguous(), num_of_experts
-        if hidden.dim() != 2 or chosen.shape[0] != hidden.shape[0]:
-            native_fail(
-                f"{call}: hidden is {describe(hidden)}, the routing has {chosen.shape[0]} tokens"
-            )
-        require_experts(call, experts, self.group_size, "number of experts")
-        given = self._given_probs(hidden, probs, topk_weights, routing_map, topk_idx, experts)
-        return chosen, given, experts
-
-    @staticmethod
-    def _given_probs(
-        hidden: torch.Tensor,
-        probs: Any,
-        topk_weights: Any,
-        routing_map: Any,
-        topk_idx: Any,
-        experts: int,
-    ) -> torch.Tensor | None:
-        """float32 [T, E] of ``probs`` or, without a routing map, of ``topk_weights``."""
-        if probs is None and topk_weights is not None and routing_map is None:
-            probs = routing.indices_to_map(topk_idx, topk_weights, hidden.shape[0], experts)[1]
-        if probs is None:
-            return None
-        if tuple(probs.shape) != (hidden.shape[0], experts):
-            native_fail(
-                f"probs are {describe(probs)}; allowed: float32 [{hidden.shape[0]}, {experts}]"
-            )
-        return probs.detach().float()
-
-    def _known_weights(
-        self,
-        known: HybridHandle,
-        hidden: torch.Tensor,
-        probs: Any,
-        topk_weights: Any,
-        routing_map: Any,
-    ) -> torch.Tensor | None:
-        """The weights of a dispatch along the layout of ``known``, by top-k slot."""
-        topk_idx, experts = known.elastic.topk_idx, known.experts
-        probs = self._given_probs(hidden, probs, topk_weights, routing_map, topk_idx, experts)
-        return None if probs is None else routing.by_slot(probs, topk_idx)
-
     @staticmethod
     def _limit(call: str, non_blocking: bool, rows: Any, multiple: int) -> int | None:
         """The rows of a result whose size does not reach the host; None: blocking."""
@@ -387,135 +301,12 @@ class HybridEPBuffer:
         )
         return int(rows)
 
-    def _agree(
-        self,
-        call: str,
-        chosen: torch.Tensor,
-        probs: torch.Tensor | None,
-        experts: int,
-        limit: int | None,
-    ) -> routing.Slots:
-        """The routing, a map or top-k indices, with the same K on all ranks. Collective.
-
-        Blocking calls use the largest numbers of tokens and of experts per token of all ranks, and
-        make room for them. On GPUs a non-blocking call asks no other rank.
-        """
-        is_map, tokens = chosen.dtype == torch.bool, chosen.shape[0]
-        if limit is not None and self._most is not None:
-            known = max(1, self.configurer.buffer_config.max_num_of_tokens_per_rank)
-            native_assert(
-                tokens <= known, f"{call}: {tokens} tokens; at most {known} with non_blocking"
-            )
-            if is_map:
-                return routing.slots_of_map(chosen, probs, min(experts, _MAX_TOP_K))
-            weights = None if probs is None else routing.by_slot(probs, chosen)
-            return routing.Slots(chosen.clone(), weights)  # the handle keeps it
-        slots = None
-        if is_map and self._most is not None:
-            slots = routing.slots_of_map(chosen, probs, self._top_k, self._most)
-            most = int(self._most)
-        elif is_map:
-            most = int(chosen.sum(1).amax()) if chosen.numel() > 0 else 0
-        else:
-            most = chosen.shape[1]
-        self._agree_on_sizes(call, tokens, most, experts)
-        if not is_map:
-            missing = self._top_k - chosen.shape[1]
-            topk_idx = torch.nn.functional.pad(chosen, (0, missing), value=-1)
-            return routing.Slots(
-                topk_idx, None if probs is None else routing.by_slot(probs, topk_idx)
-            )
-        if slots is None or slots.topk_idx.shape[1] < self._top_k:
-            slots = routing.slots_of_map(chosen, probs, self._top_k)
-        return slots
-
-    def _agree_on_sizes(self, call: str, tokens: int, most: int, experts: int) -> None:
-        """Raises top-k and the number of tokens to the most of all ranks. Collective."""
-        records = [
-            _SIZES.unpack(record)
-            for record in self.runtime.team.exchange(_SIZES.pack(tokens, most, experts))
-        ]
-        native_assert(
-            all(record[2] == experts for record in records),
-            f"{call}: ranks differ in the number of experts: {[record[2] for record in records]}",
-        )
-        tokens, most = (max(record[i] for record in records) for i in range(2))
-        if most > _MAX_TOP_K and self._most is not None:
-            self._most.zero_()  # later calls may have fewer
-        native_assert(
-            most <= _MAX_TOP_K,
-            f"{call}: a token has {most} experts; at most {_MAX_TOP_K} are allowed",
-        )
-        config = self.configurer.buffer_config
-        config.max_num_of_tokens_per_rank = max(config.max_num_of_tokens_per_rank, tokens)
-        self._top_k = max(self._top_k, most)
-
-    def _most_tokens(self) -> int:
-        return max(1, self.configurer.buffer_config.max_num_of_tokens_per_rank)
-
-    def _new_layout(self, topk_idx: torch.Tensor, experts: int, copy: bool) -> dict[str, Any]:
-        """The layout arguments of a dispatch of the elastic buffer. copy: the handle must not keep
-        the tensor, which may be the caller's."""
-        return {
-            "topk_idx": topk_idx,
-            "num_experts": experts,
-            "num_max_tokens_per_rank": self._most_tokens(),
-            "do_cpu_sync": True,
-            "do_handle_copy": copy,
-        }
-
-    def _send_expert_major(
-        self,
-        hidden: torch.Tensor,
-        scales: torch.Tensor | None,
-        topk_idx: torch.Tensor,
-        weights: torch.Tensor | None,
-        experts: int,
-        multiple: int,
-        limit: int | None,
-    ) -> tuple[Received, EPHandle]:
-        """A new dispatch; the result has ``limit`` rows where it is given."""
-        rows: Any = hidden.detach().contiguous()
-        if scales is not None:
-            rows = (rows.view(torch.float8_e4m3fn), scales)
-        x, _, weights, handle, _ = self._elastic._dispatch_expert_major(
-            rows,
-            topk_idx,
-            weights,
-            experts,
-            self._most_tokens(),
-            multiple,
-            limit is None or self._most is None,
-            limit,
-            self._sms[0],
-        )
-        x, scales = x if isinstance(x, tuple) else (x, None)
-        return (x.view(hidden.dtype), scales, weights), handle
-
-    def _send(
-        self,
-        hidden: torch.Tensor,
-        scales: torch.Tensor | None,
-        weights: torch.Tensor | None,
-        layout: dict[str, Any],
-    ) -> tuple[Received, EPHandle]:
-        rows: Any = hidden.detach().contiguous()
-        if scales is not None:
-            rows = (rows.view(torch.float8_e4m3fn), scales)
-        rows, _, weights, handle, _ = self._elastic.dispatch(
-            rows, topk_weights=weights, num_sms=self._sms[0], **layout
-        )
-        x, scales = rows if isinstance(rows, tuple) else (rows, None)
-        return (x.view(hidden.dtype), scales, weights), handle
-
     def _collect(
         self, rows: torch.Tensor, weights: torch.Tensor | None, known: HybridHandle
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sums rows and weights, in the form of the elastic dispatch, at the sources of the
-        tokens."""
-        sums, weights, _ = self._elastic.combine(
-            rows.detach().contiguous(), known.elastic, topk_weights=weights, num_sms=self._sms[1]
-        )
+        """Sums rows and weights, in the form of the dispatch, at the sources of the tokens."""
+        check_torch_deterministic()
+        sums, weights, _ = self._calls.combine(rows, weights, known.elastic)
         if weights is None:
             return sums, None
         topk_idx = known.elastic.topk_idx

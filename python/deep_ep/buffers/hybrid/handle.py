@@ -80,12 +80,6 @@ class HybridHandle(tuple):
             self.tokens_per_expert = torch.tensor(counts, dtype=torch.int64, device="cpu")
 
     @property
-    def layout(self) -> dict[str, Any]:
-        """The layout arguments of a dispatch that repeats this one."""
-        expanded = self.elastic.do_expand
-        return {"handle": self.elastic, "do_expand": expanded, "do_zero_padding": expanded}
-
-    @property
     def local_idx(self) -> torch.Tensor:
         """int64 [N, K]: local experts of the rank-major rows, or -1."""
         return self.elastic.shoal.topk_idx
