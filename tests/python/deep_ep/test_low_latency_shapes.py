@@ -111,6 +111,17 @@ def check_another_top_k_replaces_the_default(_):
     buffer.destroy()
 
 
+def check_another_shape_replaces_that_of_the_hint(_):
+    """Calls then have the groups, and so the kernels, that they have without a hint."""
+    buffer = make_buffer(num_topk=K)
+    groups = buffer._groups._groups
+    assert [*groups] == [(H, K, E, N)]
+    x, topk_idx, _ = make_inputs()
+    buffer.low_latency_dispatch(x[:, :128].contiguous(), topk_idx, N, E, use_fp8=False)
+    assert [*groups] == [(128, K, E, N)]
+    buffer.destroy()
+
+
 def check_the_default_top_k_is_kept(_):
     buffer = make_buffer(enable_shrink=True)
     expect_pair(buffer, 4, top_k=8)

@@ -138,11 +138,9 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         self._low_latency = low_latency_calls(self.runtime, self._groups)
         self._local_memory = LocalMemory(num_nvl_bytes, num_rdma_bytes, self.runtime.device)
         if low_latency_mode:
-            known, is_default = EarlyShapes.agree(
-                self.runtime, num_rdma_bytes, num_topk, enable_shrink
-            )
+            known = EarlyShapes.agree(self.runtime, num_rdma_bytes, num_topk, enable_shrink)
             if known is not None:
-                self._groups.create("Buffer", *known, provisional=is_default)
+                self._groups.create("Buffer", *known, early=True)
         self._prepare(preinitialize)
         self.explicitly_destroy = explicitly_destroy
 

@@ -44,13 +44,10 @@ class EarlyShapes:
     @classmethod
     def agree(
         cls, runtime: Runtime, num_bytes: int, top_k: int, enable_shrink: bool
-    ) -> tuple[tuple[int, int, int, int] | None, bool]:
-        """(tokens, hidden, experts, top-k) that all ranks know, else None; whether top-k is a
-        default. Collective."""
-        known, is_default = cls.of_hint(num_bytes, runtime.num_ranks, top_k), False
+    ) -> tuple[int, int, int, int] | None:
+        """(tokens, hidden, experts, top-k) that all ranks know, else None. Collective."""
+        known = cls.of_hint(num_bytes, runtime.num_ranks, top_k)
         if known is None and enable_shrink and top_k == 0:
             known = cls.of_hint(num_bytes, runtime.num_ranks, _DEFAULT_TOPK)
-            is_default = known is not None
         records = runtime.team.exchange(cls._RECORD.pack(*(known or (0, 0, 0, 0))))
-        same = all(record == records[0] for record in records)
-        return known if same else None, is_default
+        return known if all(record == records[0] for record in records) else None

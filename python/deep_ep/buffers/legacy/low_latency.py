@@ -34,24 +34,25 @@ class LowLatencyGroups:
         self._enabled, self._enable_shrink = enabled, enable_shrink
         self._groups: dict[tuple[int, int, int, int], LowLatencyGroup] = {}
         self._masked: set[int] = set()
-        self._provisional: tuple[int, int, int, int] | None = None
+        self._early: tuple[int, int, int, int] | None = None
 
     def get(
-        self, hidden: int, top_k: int, experts: int, max_tokens: int, provisional: bool = False
+        self, hidden: int, top_k: int, experts: int, max_tokens: int, early: bool = False
     ) -> LowLatencyGroup:
         """The group of this shape. Collective when it creates the group.
 
-        A ``provisional`` group is closed where the first request names another top-k.
+        An ``early`` group, whose shape a size hint gives, is closed where the first request has
+        another shape: kernels depend on the number of groups, and a hint must not change them.
         """
         key = (hidden, top_k, experts, max_tokens)
+        if early:
+            self._early = key
+        elif (guessed := self._early) is not None:
+            self._early = None
+            if key != guessed:
+                self._groups.pop(guessed).close()
         group = self._groups.get(key)
-        if not provisional and (replaced := self._provisional) is not None:
-            self._provisional = None
-            if group is None and key[:1] + key[2:] == replaced[:1] + replaced[2:]:
-                self._groups.pop(replaced).close()
         if group is None:
-            if provisional:
-                self._provisional = key
             group = self._groups[key] = self._create(GroupShape(hidden, top_k, experts), max_tokens)
             for rank in self._masked:
                 group.group.set_mask(rank, True)
@@ -83,12 +84,12 @@ class LowLatencyGroups:
         hidden: int,
         num_experts: int,
         top_k: int,
-        provisional: bool = False,
+        early: bool = False,
     ) -> LowLatencyGroup:
-        """``get`` with checked sizes. provisional: top-k is a default."""
+        """``get`` with checked sizes."""
         self.check_sizes(call, max_tokens, hidden, num_experts)
         native_assert(top_k > 0, f"{call}: num_topk is {top_k}; at least 1 is allowed")
-        return self.get(hidden, top_k, num_experts, max_tokens, provisional)
+        return self.get(hidden, top_k, num_experts, max_tokens, early)
 
     def check_sizes(self, call: str, max_tokens: int, hidden: int, num_experts: int) -> None:
         ranks = self._runtime.num_ranks
