@@ -7,6 +7,7 @@ Functions about NCCL communicators and the native buffers exist only to say that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .buffers import Buffer as _Buffer
@@ -38,61 +39,43 @@ def get_elastic_buffer_alignment() -> int:
     return _PAGE
 
 
-def _absent(name: str, instead: str) -> NoReturn:
-    raise NotImplementedError(
-        f"deep_ep._C.{name} is not available: Shoal uses no NCCL and has no native buffer of "
-        f"DeepEP. Use {instead}"
-    )
+def _absent(name: str, instead: str) -> Callable[..., NoReturn]:
+    def absent(*_: Any, **__: Any) -> NoReturn:
+        """Absent; raises NotImplementedError."""
+        raise NotImplementedError(
+            f"deep_ep._C.{name} is not available: Shoal uses no NCCL and has no native buffer of "
+            f"DeepEP. Use {instead}"
+        )
+
+    absent.__name__ = absent.__qualname__ = name
+    return absent
 
 
 class Buffer:
     """Absent: use ``deep_ep.Buffer``. Creating one raises NotImplementedError."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        _absent("Buffer", "deep_ep.Buffer")
+    __init__ = _absent("Buffer", "deep_ep.Buffer")
 
 
 class ElasticBuffer:
     """Absent: use ``deep_ep.ElasticBuffer``. Creating one raises NotImplementedError."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        _absent("ElasticBuffer", "deep_ep.ElasticBuffer")
+    __init__ = _absent("ElasticBuffer", "deep_ep.ElasticBuffer")
 
 
-def create_cpu_handle(*_: Any) -> NoReturn:
-    """Absent; raises NotImplementedError."""
-    _absent("create_cpu_handle", "deep_ep.ElasticBuffer(num_cpu_bytes=)")
-
-
-def calculate_elastic_buffer_size(*_: Any) -> NoReturn:
-    """Absent; raises NotImplementedError."""
-    _absent("calculate_elastic_buffer_size", "deep_ep.ElasticBuffer.get_buffer_size_hint")
-
-
-def get_local_nccl_unique_id(*_: Any) -> NoReturn:
-    """Absent; raises NotImplementedError."""
-    _absent("get_local_nccl_unique_id", "a torch.distributed group")
-
-
-def create_nccl_comm(*_: Any) -> NoReturn:
-    """Absent; raises NotImplementedError."""
-    _absent("create_nccl_comm", "a torch.distributed group")
-
-
-def destroy_nccl_comm(*_: Any) -> NoReturn:
-    """Absent; raises NotImplementedError."""
-    _absent("destroy_nccl_comm", "a torch.distributed group")
-
-
-def get_physical_domain_size(*_: Any) -> NoReturn:
-    """Absent; raises NotImplementedError."""
-    _absent("get_physical_domain_size", "deep_ep.get_physical_domain_size with a group")
-
-
-def get_logical_domain_size(*_: Any) -> NoReturn:
-    """Absent; raises NotImplementedError."""
-    _absent("get_logical_domain_size", "deep_ep.get_logical_domain_size with a group")
-
+create_cpu_handle = _absent("create_cpu_handle", "deep_ep.ElasticBuffer(num_cpu_bytes=)")
+calculate_elastic_buffer_size = _absent(
+    "calculate_elastic_buffer_size", "deep_ep.ElasticBuffer.get_buffer_size_hint"
+)
+get_local_nccl_unique_id = _absent("get_local_nccl_unique_id", "a torch.distributed group")
+create_nccl_comm = _absent("create_nccl_comm", "a torch.distributed group")
+destroy_nccl_comm = _absent("destroy_nccl_comm", "a torch.distributed group")
+get_physical_domain_size = _absent(
+    "get_physical_domain_size", "deep_ep.get_physical_domain_size with a group"
+)
+get_logical_domain_size = _absent(
+    "get_logical_domain_size", "deep_ep.get_logical_domain_size with a group"
+)
 
 __all__ = [
     "Buffer",

@@ -59,7 +59,10 @@ def test_results_have_types():
     callers = (
         "CallLayout.",
         "CallReceived.",
+        "ElasticCalls.",
         "ElasticLayout.",
+        "HybridCalls.",
+        "LegacyCalls.",
         "LowLatencyCalls.",
     )  # with tensors of the caller's library
     assert not [

@@ -100,6 +100,23 @@ Argument CallTensors::take(const char* call, const char* name, nb::handle tensor
   return argument;
 }
 
+std::vector<Argument> CallTensors::take_biases(const char* call, nb::handle bias,
+                                               std::initializer_list<std::int64_t> shape,
+                                               std::vector<TensorView>& views) const {
+  constexpr std::size_t kMost = 2;
+  const nb::tuple all =
+      PyTuple_Check(bias.ptr()) ? nb::borrow<nb::tuple>(bias) : nb::make_tuple(bias);
+  native_assert(all.size() <= kMost, "{}: bias has {} tensors; at most {} are allowed", call,
+                all.size(), kMost);
+  std::vector<Argument> kept;
+  for (const nb::handle one : all) {
+    if (one.is_none()) continue;
+    kept.push_back(take(call, "bias", one, DataType::bfloat16, shape));
+    views.push_back(kept.back().view);
+  }
+  return kept;
+}
+
 Rows CallTensors::take_rows(const char* call, nb::handle x) const {
   Rows rows{x, nb::handle(Py_None), {}, {}};
   if (PyTuple_Check(x.ptr())) {

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "../arrays/arrays.hpp"
 #include "shoal/ep/group.hpp"
@@ -75,6 +76,11 @@ class CallTensors {
                          std::initializer_list<std::int64_t> shape) const {
     return tensor.is_none() ? Argument{} : take(call, name, tensor, dtype, shape);
   }
+  /// None, a bias of a combine, or a tuple of up to two, each bfloat16 of this shape. The result
+  /// keeps what `views` gets.
+  std::vector<Argument> take_biases(const char* call, nb::handle bias,
+                                    std::initializer_list<std::int64_t> shape,
+                                    std::vector<TensorView>& views) const;
   /// Checks only; dtype: torch's.
   void check(const char* call, const char* name, nb::handle tensor, nb::handle dtype,
              std::initializer_list<std::int64_t> shape) const;

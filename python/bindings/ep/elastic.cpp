@@ -14,7 +14,6 @@ namespace {
 constexpr const char* kDispatch = "dispatch";
 constexpr const char* kCombine = "combine";
 constexpr std::int64_t kMostTopK = 32, kMostAlignment = 1 << 16;
-constexpr std::size_t kMostBiases = 2;
 constexpr std::int64_t kRoutingRowBytes = 16;  ///< the least that a dispatch sends
 
 std::int64_t rounded_up(std::int64_t value, std::int64_t step) {
@@ -68,8 +67,8 @@ void ElasticCalls::check_cached(const Dispatch& call, const ElasticLayout& layou
 }
 
 ElasticLayout ElasticCalls::new_layout(const Dispatch& call, const Rows& rows, bool captured,
-                                       const ep::DispatchOptions& options, ep::Routing& routing,
-                                       std::int64_t& worst_rows) {
+                                       ep::DispatchOptions& options, ep::Routing& routing,
+                                       Argument& weights) {
   expect(!call.topk_idx.is_none() && !call.experts.is_none(),
          "dispatch: topk_idx and num_experts are needed");
   const Argument indices = tensors_.take(kDispatch, "topk_idx", call.topk_idx,
@@ -89,12 +88,11 @@ ElasticLayout ElasticCalls::new_layout(const Dispatch& call, const Rows& rows, b
                   text_of_object(call.alignment), kMostAlignment);
   made.expanded = is_true(call.expand);
   made.sms = call.sms;
-  worst_rows = call.cpu_sync.is_none() || is_true(call.cpu_sync)
-                   ? 0
-                   : std::max<std::int64_t>(1, ranks_ * made.max_tokens);
+  if (!call.cpu_sync.is_none() && !is_true(call.cpu_sync))
+    options.worst_case_rows = std::max<std::int64_t>(1, ranks_ * made.max_tokens);
   const std::int64_t local = made.experts / ranks_;
-  tensors_.take_optional(kDispatch, "topk_weights", call.weights, DataType::float32,
-                         {rows.tokens(), top_k});
+  weights = tensors_.take_optional(kDispatch, "topk_weights", call.weights, DataType::float32,
+                                   {rows.tokens(), top_k});
   tensors_.take_optional(kDispatch, "cumulative_local_expert_recv_stats", call.stats,
                          DataType::int32, {local});
   const std::int64_t scales = rows.scaled() ? options.scales.shape[1] : 0;
@@ -215,18 +213,19 @@ nb::object ElasticCalls::dispatch(const Dispatch& call, const Events& events) {
   tensors_.follow(options.launch);
   ep::Routing routing;
   ElasticLayout made;
+  Argument weights;
   ElasticLayout* layout = &made;
   if (cached) {
     layout = layout_of(kDispatch, call.handle);
     check_cached(call, *layout, call.handle, rows.tokens());
     options.worst_case_rows = layout->layout.worst_case_rows;
+    weights = tensors_.take_optional(kDispatch, "topk_weights", call.weights, DataType::float32,
+                                     {rows.tokens(), layout->get()->top_k()});
   } else {
-    made = new_layout(call, rows, captured, options, routing, options.worst_case_rows);
+    made = new_layout(call, rows, captured, options, routing, weights);
   }
   options.expert_alignment = static_cast<std::int32_t>(layout->alignment);
   NormalCalls& calls = *layout->get();
-  const Argument weights = tensors_.take_optional(
-      kDispatch, "topk_weights", call.weights, DataType::float32, {rows.tokens(), calls.top_k()});
   options.weights = weights.view;
   options.all_weights = !call.weights.is_none();
   CallReceived sent = calls.send(rows.rows.view, cached ? nullptr : &routing,
@@ -283,10 +282,6 @@ nb::object ElasticCalls::combine(nb::handle x, nb::handle handle, nb::handle top
     return tensors_.run(
         kCombine, events, [&] { return combine(x, handle, topk_weights, bias, sms, {}); },
         nb::make_tuple(x, topk_weights, bias));
-  const nb::tuple biases =
-      PyTuple_Check(bias.ptr()) ? nb::borrow<nb::tuple>(bias) : nb::make_tuple(bias);
-  native_assert(biases.size() <= kMostBiases,
-                "combine: bias has {} tensors; at most {} are allowed", biases.size(), kMostBiases);
   ElasticLayout& layout = *layout_of(kCombine, handle);
   NormalCalls& calls = *layout.get();
   const std::int64_t tokens = layout.layout.handle.tokens();
@@ -294,13 +289,8 @@ nb::object ElasticCalls::combine(nb::handle x, nb::handle handle, nb::handle top
   const Argument output =
       tensors_.take(kCombine, "x", x, DataType::bfloat16, {rows, calls.hidden()});
   ep::CombineOptions options;
-  std::vector<Argument> kept;
-  for (const nb::handle one : biases) {
-    if (one.is_none()) continue;
-    kept.push_back(
-        tensors_.take(kCombine, "bias", one, DataType::bfloat16, {tokens, calls.hidden()}));
-    options.bias.push_back(kept.back().view);
-  }
+  const std::vector<Argument> biases =
+      tensors_.take_biases(kCombine, bias, {tokens, calls.hidden()}, options.bias);
   Argument weights;
   if (!topk_weights.is_none()) {
     native_assert(!sends_every_slot(layout),
@@ -385,8 +375,6 @@ void bind_elastic(nb::module_& module) {
             new (self) ElasticCalls(ranks, max_tokens, multiple_reduction, setup);
           },
           nb::arg("ranks"), nb::arg("max_tokens"), nb::arg("multiple_reduction"), nb::arg("setup"),
-          nb::sig("def __init__(self, ranks: int, max_tokens: int, multiple_reduction: bool, "
-                  "**setup: typing.Any) -> None"),
           "setup: see ElasticCalls in ep/elastic.hpp."_doc)
       .def(
           "dispatch",
@@ -407,12 +395,6 @@ void bind_elastic(nb::module_& module) {
           nb::arg("handle").none(), nb::arg("copy_topk_idx"), nb::arg("cpu_sync").none(),
           nb::arg("expand").none(), nb::arg("zero_padding"), nb::arg("column_major"),
           nb::arg("limit").none() = nb::none(),
-          nb::sig("def dispatch(self, x: typing.Any, topk_idx: typing.Any, topk_weights: "
-                  "typing.Any, stats: typing.Any, num_experts: int | None, max_tokens: int | None, "
-                  "alignment: int | None, sms: int, previous_event: typing.Any, before_epilogue: "
-                  "typing.Any, async_finish: bool, handle: typing.Any, copy_topk_idx: bool, "
-                  "cpu_sync: bool | None, expand: bool, zero_padding: bool, column_major: bool, "
-                  "limit: int | None = None) -> tuple"),
           "(rows in the form of x, indices, weights, handle, event). limit: expert-major rows to "
           "return; others are dropped."_doc)
       .def(
@@ -426,9 +408,6 @@ void bind_elastic(nb::module_& module) {
           nb::arg("x").none(), nb::arg("handle").none(), nb::arg("topk_weights").none(),
           nb::arg("bias").none(), nb::arg("sms"), nb::arg("previous_event").none(),
           nb::arg("before_epilogue").none(), nb::arg("async_finish").none(),
-          nb::sig("def combine(self, x: typing.Any, handle: typing.Any, topk_weights: typing.Any, "
-                  "bias: typing.Any, sms: int, previous_event: typing.Any, before_epilogue: "
-                  "typing.Any, async_finish: bool) -> tuple"),
           "(sums, sums of weights or None, event)"_doc)
       .def("forget_groups", &ElasticCalls::forget_groups,
            "Looks groups up again, after the pool has dropped some."_doc);

@@ -69,10 +69,9 @@ class ElasticCalls {
   ElasticLayout* layout_of(const char* call, nb::handle handle) const;
   void check_cached(const Dispatch& call, const ElasticLayout& layout, nb::handle handle,
                     std::int64_t tokens) const;
-  /// A layout with the terms of a new dispatch, checked, and its routing.
+  /// A layout with the terms of a new dispatch, checked. Sets the other three from them.
   ElasticLayout new_layout(const Dispatch& call, const Rows& rows, bool captured,
-                           const ep::DispatchOptions& options, ep::Routing& routing,
-                           std::int64_t& worst_rows);
+                           ep::DispatchOptions& options, ep::Routing& routing, Argument& weights);
   nb::object group_for(const Shape& shape, const ElasticLayout& terms, std::int64_t scales,
                        bool captured);
   std::int64_t expanded_rows(const Dispatch& call, const ElasticLayout& layout) const;

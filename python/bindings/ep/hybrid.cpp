@@ -23,6 +23,10 @@ std::int64_t extent(nb::handle tensor, int axis) {
   return nb::cast<std::int64_t>(nb::object(attribute(tensor, "shape")[axis]));
 }
 
+HybridCalls::Routing routing_from(const nb::tuple& all) {
+  return {all[0], all[1], all[2], all[3], all[4]};
+}
+
 }  // namespace
 
 HybridCalls::HybridCalls(std::int64_t ranks, std::int32_t dispatch_sms, std::int32_t combine_sms,
@@ -210,19 +214,13 @@ void bind_hybrid(nb::module_& module) {
             new (self) HybridCalls(ranks, dispatch_sms, combine_sms, setup);
           },
           nb::arg("ranks"), nb::arg("dispatch_sms"), nb::arg("combine_sms"), nb::arg("setup"),
-          nb::sig("def __init__(self, ranks: int, dispatch_sms: int, combine_sms: int, **setup: "
-                  "typing.Any) -> None"),
           "setup: see HybridCalls in ep/hybrid.hpp."_doc)
       .def(
           "dispatch",
           [](HybridCalls& self, nb::handle hidden, nb::handle scales, const nb::tuple& routing) {
-            return self.dispatch("dispatch", hidden, scales,
-                                 {routing[0], routing[1], routing[2], routing[3], routing[4]},
-                                 nullptr);
+            return self.dispatch("dispatch", hidden, scales, routing_from(routing), nullptr);
           },
           nb::arg("hidden"), nb::arg("scales").none(), nb::arg("routing"),
-          nb::sig("def dispatch(self, hidden: typing.Any, scales: typing.Any, routing: tuple) -> "
-                  "tuple"),
           "routing: map, probs, topk_idx, topk_weights, number of experts. (rows, scales, weights "
           "by top-k slot, EPHandle, number of experts)"_doc)
       .def(
@@ -230,32 +228,22 @@ void bind_hybrid(nb::module_& module) {
           [](HybridCalls& self, nb::handle hidden, nb::handle scales, const nb::tuple& routing,
              nb::handle multiple, nb::handle limit, nb::handle experts_per_rank) {
             const HybridCalls::Permuted permuted{multiple, limit, experts_per_rank};
-            return self.dispatch("dispatch_with_permute", hidden, scales,
-                                 {routing[0], routing[1], routing[2], routing[3], routing[4]},
+            return self.dispatch("dispatch_with_permute", hidden, scales, routing_from(routing),
                                  &permuted);
           },
           nb::arg("hidden"), nb::arg("scales").none(), nb::arg("routing"), nb::arg("multiple"),
           nb::arg("limit").none(), nb::arg("experts_per_rank").none(),
-          nb::sig("def dispatch_with_permute(self, hidden: typing.Any, scales: typing.Any, "
-                  "routing: tuple, multiple: int, limit: int | None, experts_per_rank: int | "
-                  "None) -> tuple"),
           "limit: the rows of a result whose size does not reach the host."_doc)
       .def(
           "repeat",
           [](const HybridCalls& self, nb::handle hidden, nb::handle scales,
              const nb::tuple& routing, nb::handle known) {
-            return self.repeat(hidden, scales,
-                               {routing[0], routing[1], routing[2], routing[3], routing[4]}, known);
+            return self.repeat(hidden, scales, routing_from(routing), known);
           },
           nb::arg("hidden"), nb::arg("scales").none(), nb::arg("routing"), nb::arg("known"),
-          nb::sig("def repeat(self, hidden: typing.Any, scales: typing.Any, routing: tuple, known: "
-                  "typing.Any) -> tuple"),
           "A dispatch along the layout of an EPHandle."_doc)
       .def("combine", &HybridCalls::combine, nb::arg("hidden"), nb::arg("weights").none(),
-           nb::arg("known"),
-           nb::sig("def combine(self, hidden: typing.Any, weights: typing.Any, known: typing.Any) "
-                   "-> tuple"),
-           "(sums, weights by top-k slot or None, event)"_doc);
+           nb::arg("known"), "(sums, weights by top-k slot or None, event)"_doc);
 }
 
 }  // namespace shoal::python

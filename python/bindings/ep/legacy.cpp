@@ -13,7 +13,6 @@ namespace {
 
 constexpr std::int64_t kAny = CallTensors::kAny;
 constexpr std::int64_t kMostAlignment = 1 << 16;
-constexpr std::size_t kMostBiases = 2;
 
 nb::object weak(nb::handle object) {
   nb::object reference = nb::steal(PyWeakref_NewRef(object.ptr(), nullptr));
@@ -272,17 +271,8 @@ nb::object LegacyCalls::combine(nb::handle x, nb::handle handle, nb::handle topk
     weights = tensors_.take(kCall, "topk_weights", topk_weights, DataType::float32,
                             {rows, calls.top_k()});
   options.weights = weights.view;
-  const nb::tuple all =
-      PyTuple_Check(bias.ptr()) ? nb::borrow<nb::tuple>(bias) : nb::make_tuple(bias);
-  native_assert(all.size() <= kMostBiases, "{}: bias has {} tensors; at most {} are allowed", kCall,
-                all.size(), kMostBiases);
-  std::vector<Argument> biases;
-  for (const nb::handle one : all) {
-    if (one.is_none()) continue;
-    biases.push_back(
-        tensors_.take(kCall, "bias", one, DataType::bfloat16, {layout.tokens(), calls.hidden()}));
-    options.bias.push_back(biases.back().view);
-  }
+  const std::vector<Argument> biases =
+      tensors_.take_biases(kCall, bias, {layout.tokens(), calls.hidden()}, options.bias);
   tensors_.follow(options.launch);
   return calls.sum(output.view, x, layout, options) + nb::make_tuple(tensors_.no_event());
 }
@@ -296,7 +286,6 @@ void bind_legacy(nb::module_& module) {
             new (self) LegacyCalls(ranks, nodes, setup);
           },
           nb::arg("ranks"), nb::arg("nodes"), nb::arg("setup"),
-          nb::sig("def __init__(self, ranks: int, nodes: int, **setup: typing.Any) -> None"),
           "setup: see LegacyCalls in ep/legacy.hpp."_doc)
       .def(
           "get_dispatch_layout",
@@ -307,9 +296,6 @@ void bind_legacy(nb::module_& module) {
           },
           nb::arg("topk_idx").none(), nb::arg("experts"), nb::arg("previous_event").none(),
           nb::arg("async_finish").none(), nb::arg("allocate_on_comm_stream").none(),
-          nb::sig("def get_dispatch_layout(self, topk_idx: typing.Any, experts: int, "
-                  "previous_event: typing.Any, async_finish: bool, allocate_on_comm_stream: bool) "
-                  "-> tuple"),
           "(tokens per rank, per node or None, per expert, is_token_in_rank, event)"_doc)
       .def(
           "dispatch",
@@ -327,11 +313,6 @@ void bind_legacy(nb::module_& module) {
           nb::arg("topk_weights").none(), nb::arg("alignment"), nb::arg("worst_rows"),
           nb::arg("sms"), nb::arg("previous_event").none(), nb::arg("async_finish").none(),
           nb::arg("allocate_on_comm_stream").none(),
-          nb::sig("def dispatch(self, x: typing.Any, handle: typing.Any, per_rank: typing.Any, "
-                  "in_rank: typing.Any, per_expert: typing.Any, topk_idx: "
-                  "typing.Any, topk_weights: typing.Any, alignment: int, worst_rows: int, sms: "
-                  "int, previous_event: typing.Any, async_finish: bool, allocate_on_comm_stream: "
-                  "bool) -> tuple"),
           "(rows in the form of x, indices, weights, tokens per expert, handle, event)"_doc)
       .def(
           "combine",
@@ -344,9 +325,6 @@ void bind_legacy(nb::module_& module) {
           nb::arg("x").none(), nb::arg("handle").none(), nb::arg("topk_weights").none(),
           nb::arg("bias").none(), nb::arg("sms"), nb::arg("previous_event").none(),
           nb::arg("async_finish").none(), nb::arg("allocate_on_comm_stream").none(),
-          nb::sig("def combine(self, x: typing.Any, handle: typing.Any, topk_weights: typing.Any, "
-                  "bias: typing.Any, sms: int, previous_event: typing.Any, async_finish: bool, "
-                  "allocate_on_comm_stream: bool) -> tuple"),
           "(sums, sums of weights or None, event)"_doc)
       .def("forget_groups", &LegacyCalls::forget_groups,
            "Looks groups up again, after the pool has dropped some."_doc);

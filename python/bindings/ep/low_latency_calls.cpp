@@ -263,7 +263,6 @@ void bind_low_latency_calls(nb::module_& module) {
             new (self) LowLatencyCalls(ranks, timeout, setup);
           },
           nb::arg("ranks"), nb::arg("timeout"), nb::arg("setup"),
-          nb::sig("def __init__(self, ranks: int, timeout: float, **setup: typing.Any) -> None"),
           "setup: see LowLatencyCalls in ep/low_latency_calls.hpp."_doc)
       .def(
           "dispatch",
@@ -280,10 +279,6 @@ void bind_low_latency_calls(nb::module_& module) {
           nb::arg("use_fp8").none(), nb::arg("round_scale").none(), nb::arg("use_ue8m0").none(),
           nb::arg("async_finish").none(), nb::arg("hook").none(), nb::arg("use_nvfp4").none(),
           nb::arg("global_scale").none(), nb::arg("weights").none(),
-          nb::sig("def dispatch(self, x: typing.Any, topk_idx: typing.Any, max_tokens: int, "
-                  "experts: int, stats: typing.Any, waits: typing.Any, use_fp8: bool, round_scale: "
-                  "bool, use_ue8m0: bool, async_finish: bool, hook: bool, use_nvfp4: bool, "
-                  "global_scale: typing.Any, weights: typing.Any) -> tuple"),
           "(rows, counts, [weights, source ranks,] handle, event, hook or None)"_doc)
       .def(
           "combine",
@@ -305,15 +300,8 @@ void bind_low_latency_calls(nb::module_& module) {
           nb::arg("waits").none(), nb::arg("overlap").none(), nb::arg("packed_recv_count").none(),
           nb::arg("comp_signal").none(), nb::arg("block_m").none(), nb::arg("threshold").none(),
           nb::arg("num_sms"), nb::arg("src_signals").none(), nb::arg("src_value").none(),
-          nb::sig(
-              "def combine(self, x: typing.Any, topk_idx: typing.Any, weights: typing.Any, "
-              "handle: typing.Any, use_logfmt: bool, zero_copy: bool, async_finish: bool, hook: "
-              "bool, out: typing.Any, waits: typing.Any, overlap: bool, packed_recv_count: "
-              "typing.Any, comp_signal: typing.Any, block_m: int, threshold: int, num_sms: int, "
-              "src_signals: typing.Any, src_value: int) -> tuple"),
           "(sums, event, hook or None)"_doc)
       .def("next_combine_buffer", &LowLatencyCalls::next_combine_buffer, nb::arg("handle").none(),
-           nb::sig("def next_combine_buffer(self, handle: typing.Any) -> typing.Any"),
            "The memory for the x of the next combine with zero_copy."_doc);
 }
 

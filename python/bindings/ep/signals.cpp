@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "signals.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 #include <thread>
 
 #include "../check.hpp"
 #include "../interrupt.hpp"
-#include "base/shared_words.hpp"
 
 #ifdef SHOAL_WITH_CUDA
 #include "ep/cuda/low_latency/send/wait_signals.hpp"
@@ -32,7 +32,8 @@ std::optional<std::int64_t> first_missing(const Signals& all) {
     const std::int64_t first_row = i % all.blocks * all.block_rows;
     const bool needed =
         all.by_expert() || first_row < all.counts.as<std::int32_t>()[i / all.blocks];
-    if (needed && load_acquire(all.signals.as<std::int32_t>() + i) < all.value) return i;
+    const std::atomic_ref signal(all.signals.as<std::int32_t>()[i]);
+    if (needed && signal.load(std::memory_order_acquire) < all.value) return i;
   }
   return {};
 }

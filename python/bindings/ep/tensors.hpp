@@ -31,11 +31,6 @@ class PlainTensors {
   /// Whether the array is as expected; then sets `view`.
   bool take(TensorView& view, nb::handle array, DataType dtype,
             std::initializer_list<std::int64_t> shape) const;
-  /// True and no change for None.
-  bool take_optional(TensorView& view, nb::handle array, DataType dtype,
-                     std::initializer_list<std::int64_t> shape) const {
-    return array.is_none() || take(view, array, dtype, shape);
-  }
   /// Two dimensions of any strides, of float32 or int32.
   bool take_scales(TensorView& view, nb::handle array, std::int64_t rows) const;
   /// The value of an int64 scalar on the host; nullopt for other arrays.

@@ -33,14 +33,10 @@ def to_torch(array: Any) -> torch.Tensor | None:
     return None if array is None else torch.from_dlpack(array)
 
 
-def detached(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without its gradient, which DLPack cannot export."""
-    return tensor.detach() if tensor.requires_grad else tensor
-
-
 def as_rows(x: torch.Tensor) -> torch.Tensor:
-    """The tensor to pass to shoal: float8 as bytes, because older DLPack has no float8."""
-    x = detached(x)
+    """The tensor to pass to shoal, without its gradient, which DLPack cannot export; float8 as
+    bytes, because older DLPack has no float8."""
+    x = x.detach()
     return x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x
 
 

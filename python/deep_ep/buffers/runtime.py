@@ -207,7 +207,6 @@ class Operation:
     """
 
     def __init__(self, runtime: Runtime, previous_event: Any, asynchronous: bool):
-        self._runtime = runtime
         self._comm = runtime.comm_stream
         self._previous = getattr(previous_event, "event", previous_event)
         self._also: list[Any] = []
@@ -219,16 +218,6 @@ class Operation:
         if event is not None:
             self._also.append(getattr(event, "event", event))
 
-    @property
-    def launch(self) -> dict[str, int]:
-        """The options of shoal's calls that name the stream."""
-        return {"stream": self._stream} if self._stream else {}
-
-    @property
-    def stream(self) -> int:
-        """The stream of the work inside the block, for shoal; 0 on the CPU."""
-        return self._stream
-
     def __enter__(self) -> Operation:
         if self._comm is not None and not (
             self._asynchronous or self._also or self._previous is not None
@@ -237,8 +226,6 @@ class Operation:
             self._comm = None
         elif self._comm is not None:
             self._switch(self._comm)
-            return self
-        self._stream = self._runtime.current_stream() or 0
         return self
 
     def _switch(self, comm: torch.cuda.Stream) -> None:
@@ -247,7 +234,6 @@ class Operation:
         device = comm.device_index
         same = self._compute.device_index == device
         self._replaced = self._compute if same else current_stream(device)
-        self._stream = comm.cuda_stream
         switch_stream(comm)
         try:
             if self._previous is None:

@@ -88,7 +88,7 @@ def test_an_operation_restores_the_streams_and_the_device(cuda, device, fails):
         assert fails
     assert cuda.device == 0 and cuda.current == {0: 5, 1: 6}
     compute = streams.current_stream()
-    assert compute.waited == [operation._runtime.comm_stream], "the caller's stream waits"
+    assert compute.waited == [operation._comm], "the caller's stream waits"
 
 
 def test_an_asynchronous_operation_waits_for_the_caller_only(cuda, monkeypatch):
@@ -98,7 +98,7 @@ def test_an_asynchronous_operation_waits_for_the_caller_only(cuda, monkeypatch):
         pass
     assert operation._event == 99, "the event is recorded on the stream of the operation"
     compute = streams.current_stream()
-    assert operation._runtime.comm_stream.waited == [compute] and compute.waited == []
+    assert operation._comm.waited == [compute] and compute.waited == []
 
 
 def test_an_event_that_cannot_be_waited_for_leaves_the_stream(cuda):

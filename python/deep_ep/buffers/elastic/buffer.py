@@ -484,33 +484,6 @@ class ElasticBuffer(WarmElasticBuffer):
             num_allocated_qps=self.num_allocated_qps,
         )
 
-    @staticmethod
-    def _unpack_handle(handle: EPHandle | None) -> tuple[Any, ...]:
-        """The entries of a handle in DeepEP's order; None for each without a handle."""
-        names = (
-            "topk_idx",
-            "num_recv_tokens",
-            "num_expanded_tokens",
-            "num_recv_tokens_per_expert_list",
-            "psum_num_recv_tokens_per_scaleup_rank",
-            "psum_num_recv_tokens_per_expert",
-            "recv_src_metadata",
-            "dst_buffer_slot_idx",
-            "token_metadata_at_forward",
-            "channel_linked_list",
-        )
-        return tuple(None if handle is None else getattr(handle, name) for name in names)
-
-    @staticmethod
-    def _unpack_bias(
-        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> tuple[torch.Tensor, ...]:
-        biases = bias if isinstance(bias, tuple) else (bias,)
-        native_assert(
-            len(biases) <= 2, f"combine: bias has {len(biases)} tensors; at most 2 are allowed"
-        )
-        return tuple(one for one in biases if one is not None)
-
     def _open(self, call: str) -> Runtime:
         if self.runtime is None:
             native_fail(f"{call}: this buffer has been destroyed")
