@@ -25,7 +25,8 @@ class HybridCalls {
   struct Routing {
     nb::handle map, probs, topk_idx, topk_weights, experts;
   };
-  /// The form of a result by expert. limit: the rows of a result whose size does not reach the host.
+  /// The form of a result by expert. limit: the rows of a result whose size does not reach the
+  /// host; None: as many as needed.
   struct Permuted {
     nb::handle multiple, limit, experts_per_rank;
   };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ep/low_latency_calls.hpp: the low-latency calls of deep_ep.Buffer, one binding call per operation.
+// ep/low_latency_calls.hpp: the low-latency calls of deep_ep.Buffer, one binding call per
+// operation.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -22,10 +22,10 @@ struct Overlap {
   nb::handle packed_recv_count, comp_signal, block_m, threshold, src_signals, src_value;
 
   /// Waits until the output of all rows that experts received is complete: the host for tensors on
-  /// the CPU, else `stream`. Local experts with `rows` rows each. used_here: a function that records
-  /// the use of a tensor on the current stream. timeout: in seconds. Raises RuntimeError for
-  /// arguments that do not fit, and on the CPU TimeoutError where signals stay below their value; on
-  /// a GPU the program's work there ends by a trap then.
+  /// the CPU, else `stream`. rows: of each local expert. used_here: a function that records the
+  /// use of a tensor on the current stream. timeout: in seconds. Raises RuntimeError for arguments
+  /// that do not fit, and on the CPU TimeoutError where signals stay below their value; on a GPU
+  /// the program's work there ends by a trap then.
   void wait(const CallTensors& tensors, std::int64_t experts, std::int64_t rows, void* stream,
             const nb::object& used_here, double timeout) const;
 };

@@ -413,8 +413,9 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
         x: bfloat16 [E / R, R * N, H], the expert output. topk_idx: as passed to the dispatch.
         topk_weights: float32 [T, K]. use_logfmt: rows travel with 10 bits per channel. zero_copy:
         the expert output lies in get_next_low_latency_combine_buffer(handle). overlap: waits first
-        until the signals of the GEMM that writes x have their value (python/bindings/ep/signals.hpp); other
-        arguments of the overlap, and num_sms (0: automatic), count only then.
+        until the signals of the GEMM that writes x have their value, those of blocks of block_m
+        rows (comp_signal) or of experts (src_signals); python/bindings/ep/signals.hpp has both
+        protocols. Other arguments of the overlap, and num_sms (0: automatic), count only then.
 
         Returns (bfloat16 [T, H], which is ``out`` where given; event; hook), valid after hook()
         with return_recv_hook.
