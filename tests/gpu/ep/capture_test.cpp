@@ -193,6 +193,41 @@ TEST(EpGpuCaptureLimits, WhatCannotBeCapturedIsRefusedAndTheCaptureContinues) {
   });
 }
 
+/// A collector of garbage, as Python's, may destroy a group at any time.
+TEST(EpGpuCaptureLimits, AGroupMayEndDuringACapture) {
+  SHOAL_SKIP_WITHOUT_GPU();
+  const EpCase c = shape(1, 6);
+  run_group(c, [&](GpuGroup& g) {
+    CUstream_st *const stream = g.tensors.new_stream(), *const other_stream =
+                                                            g.tensors.new_stream();
+    GpuRound round(g, c, captured_call(c, stream));
+    const ep::Routing routing = round.route();
+    const Tensor indices = g.tensors.empty(DataType::int64, {c.tokens(g.me), c.top_k});
+    for (const auto mode : {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeGlobal}) {
+      ep::Dispatched got;
+      std::vector<std::unique_ptr<ep::Group>> others;
+      for (CUstream_st* const last : {other_stream, stream}) {
+        ASSERT_EQ(cudaMemsetAsync(indices.data, 0xff, indices.bytes(), last), cudaSuccess);
+        auto& other =
+            others.emplace_back(std::make_unique<ep::Group>(g.world.team(), options_for(c)));
+        (void)other->route(indices, ep::Launch{.stream = last});
+      }
+      const Graph graph(
+          stream,
+          [&] {
+            others.clear();
+            got = round.dispatch(routing);
+          },
+          mode);
+      g.tensors.settle();
+      round.poison(got);
+      graph.replay();
+      round.check(got);
+    }
+    g.group.synchronize();
+  });
+}
+
 TEST(EpGpuCaptureLimits, CopiesOfResultsAreRefusedAndTheCaptureContinues) {
   SHOAL_SKIP_WITHOUT_GPU();
   const EpCase c = shape(2, 5);

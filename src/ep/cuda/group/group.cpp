@@ -70,8 +70,9 @@ CudaGroup::~CudaGroup() {
   } catch (const std::exception& error) {
     log::warn("an ep::Group could not reach its GPU: {}", error.what());
   }
+  const RelaxedCapture relaxed;  // a collector of garbage may end the group at any time
+  if (left_ && !capturing(last_stream)) (void)cudaEventRecord(between_, last_stream);
   // Kernels of a failed group end at their deadlines.
-  if (left_) (void)cudaEventRecord(between_, last_stream);
   if (last_stream != stream) (void)cudaEventSynchronize(between_);
   (void)cudaStreamSynchronize(stream);
   (void)cudaEventDestroy(between_);
@@ -259,7 +260,7 @@ Tensor CudaGroup::tensor(const std::shared_ptr<void>& memory, std::size_t offset
 }
 
 void CudaGroup::drain() {
-  state.world->memory().cuda()->activate();
+  const RelaxedCapture relaxed(*state.world->memory().cuda());
   record_left();
   if (last_stream == stream)
     check(cudaStreamSynchronize(stream), "work of an ep::Group");

@@ -85,6 +85,7 @@ void KernelRecorder::stop() noexcept {
 
 KernelRecorder::~KernelRecorder() {
   refresh_.reset();
+  const RelaxedCapture relaxed;
   // The host memory has other users from now on.
   if (copying_) (void)cudaStreamSynchronize(stream_.get());
 }

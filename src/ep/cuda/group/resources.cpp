@@ -111,6 +111,7 @@ GroupResources::GroupResources(const memory::Device& owner)
 }
 
 GroupResources::~GroupResources() {
+  const RelaxedCapture relaxed;
   MemoryPools::instance().give_back(device, pool);
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/check.hpp"
 #include "device/device_side.hpp"
+#include "ep/cuda/group/relaxed_capture.hpp"
 #include "ep/cuda/layout/regions.hpp"
 #include "ep/cuda/low_latency/internode/ranks.hpp"
 #include "ep/group/block_map.hpp"
@@ -149,6 +150,7 @@ void Kernels::open() {
 }
 
 void Kernels::drain() {
+  const RelaxedCapture relaxed(*group.state.world->memory().cuda());
   if (normal) normal->drain();
   group.drain();
   launch_quiet(group.state.world->device_side()->world(), group.network, group.stream);

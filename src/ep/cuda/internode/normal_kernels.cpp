@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/cuda/internode/normal_kernels.hpp"
 
+#include "ep/cuda/group/relaxed_capture.hpp"
 #include "ep/cuda/internode/kernels.hpp"
 #include "ep/cuda/layout/regions.hpp"
 #include "ep/group/block_map.hpp"
@@ -47,6 +48,7 @@ void NormalKernels::open() {
 }
 
 void NormalKernels::drain() {
+  const RelaxedCapture relaxed(*group.state.world->memory().cuda());
   group.drain();
   launch_quiet(internode_.grid().world, group.network, group.stream);
   check(cudaStreamSynchronize(group.stream), "end of an ep::Group's transfers");

@@ -9,6 +9,7 @@
 #include "ep/host/backend.hpp"
 #include "base/check.hpp"
 #include "ep/cuda/group/group.hpp"
+#include "ep/cuda/group/relaxed_capture.hpp"
 #include "ep/cuda/normal/normal.hpp"
 #include "ep/cuda/staged/call.hpp"
 #include "ep/host/group/layout.hpp"
@@ -411,7 +412,7 @@ class StagedBackend final : public detail::Backend {
           "the group's stream");
   }
   void drain() override {
-    group_.world->memory().cuda()->activate();
+    const RelaxedCapture relaxed(*group_.world->memory().cuda());
     check(cudaStreamSynchronize(staging_.stream), "the group's stream");
     if (staging_.block) staging_.block->unpin();  // the memory can be released next
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "ep/cuda/group/relaxed_capture.hpp"
 #include "ep/cuda/group/resources.hpp"
 
 namespace shoal::ep::cuda {
@@ -24,6 +25,7 @@ std::size_t rounded(std::size_t bytes) {
 }  // namespace
 
 PinnedPool::~PinnedPool() {
+  const RelaxedCapture relaxed;
   for (const auto& [bytes, memory] : free_) (void)cudaFreeHost(memory);
 }
 
@@ -101,6 +103,7 @@ void PinnedMemory::copy(StridedRows target, StridedRows source, std::size_t byte
 }
 
 void PinnedMemory::unpin() noexcept {
+  const RelaxedCapture relaxed;
   for (std::size_t piece = 0; piece < pinned_.size(); ++piece)
     if (std::exchange(pinned_[piece], 0) != 0) (void)cudaHostUnregister(start_ + piece * kPiece);
   (void)cudaGetLastError();
