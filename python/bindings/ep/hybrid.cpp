@@ -13,8 +13,15 @@ namespace {
 constexpr const char* kTokens = "max_num_of_tokens_per_rank";
 constexpr std::int64_t kMostTopK = 32;
 
-const nb::handle kNone(Py_None), kTrue(Py_True), kFalse(Py_False);
-const Events kNoEvents{kNone, kNone, kFalse, kFalse};
+nb::handle none() {
+  return Py_None;
+}
+nb::handle truth(bool value) {
+  return value ? Py_True : Py_False;
+}
+Events no_events() {
+  return {none(), none(), truth(false), truth(false)};
+}
 
 std::int64_t dimensions(nb::handle tensor) {
   return static_cast<std::int64_t>(nb::len(attribute(tensor, "shape")));
@@ -50,28 +57,28 @@ std::int64_t HybridCalls::max_tokens() const {
 }
 
 HybridCalls::Chosen HybridCalls::chosen(const char* call, nb::handle hidden,
-                                        const Routing& given) const {
-  Chosen made{!given.map.is_none(), {}, {}, 0, 0};
+                                        const Routing& routing) const {
+  Chosen made{!routing.map.is_none(), {}, {}, 0, 0};
   if (made.is_map) {
-    if (!attribute(given.map, "dtype").is(tensors_.bool_dtype()) || dimensions(given.map) != 2)
+    if (!attribute(routing.map, "dtype").is(tensors_.bool_dtype()) || dimensions(routing.map) != 2)
       expect(false, fmt::format("{}: routing_map is {}; allowed: bool [T, E]", call,
-                                tensors_.describe(given.map)));
-    made.routing = nb::borrow(given.map);
-    made.experts = extent(given.map, 1);
+                                tensors_.describe(routing.map)));
+    made.routing = nb::borrow(routing.map);
+    made.experts = extent(routing.map, 1);
   } else {
-    expect(!given.topk_idx.is_none(),
+    expect(!routing.topk_idx.is_none(),
            fmt::format("{}: routing_map, topk_idx or handle is needed", call));
-    expect(!given.experts.is_none(), fmt::format("{}: topk_idx needs num_of_experts", call));
-    made.routing = given.topk_idx.attr("to")(tensors_.index_dtype()).attr("contiguous")();
-    made.experts = value_of(given.experts);
+    expect(!routing.experts.is_none(), fmt::format("{}: topk_idx needs num_of_experts", call));
+    made.routing = routing.topk_idx.attr("to")(tensors_.index_dtype()).attr("contiguous")();
+    made.experts = value_of(routing.experts);
   }
   made.tokens = extent(made.routing, 0);
   if (dimensions(hidden) != 2 || made.tokens != extent(hidden, 0))
     native_assert(false, "{}: hidden is {}, the routing has {} tokens", call,
                   tensors_.describe(hidden), made.tokens);
   experts_of(call, "number of experts", nb::int_(made.experts), ranks_);
-  made.probs =
-      probs_of_(hidden, given.probs, given.topk_weights, given.map, given.topk_idx, made.experts);
+  made.probs = probs_of_(hidden, routing.probs, routing.topk_weights, routing.map, routing.topk_idx,
+                         made.experts);
   return made;
 }
 
@@ -139,7 +146,7 @@ nb::object HybridCalls::send(nb::handle hidden, nb::handle scales,
     rows = nb::make_tuple(rows.attr("view")(tensors_.dtype(DataType::float8_e4m3)), scales);
   call.x = rows;
   call.sms = dispatch_sms_;
-  const nb::object sent = nb::inst_ptr<ElasticCalls>(elastic_)->dispatch(call, kNoEvents);
+  const nb::object sent = nb::inst_ptr<ElasticCalls>(elastic_)->dispatch(call, no_events());
   nb::object x = sent[0], received_scales = nb::none();
   if (!scales.is_none()) {
     received_scales = x[1];
@@ -168,16 +175,16 @@ nb::object HybridCalls::dispatch(const char* call, nb::handle hidden, nb::handle
   ElasticCalls::Dispatch form{};
   form.topk_idx = slots.topk_idx;
   form.weights = slots.weights;
-  form.stats = form.handle = kNone;
+  form.stats = form.handle = none();
   form.experts = experts;
   form.max_tokens = tokens;
   form.alignment = alignment;
   // The handle must not keep indices that may be the caller's.
   form.copy_topk_idx = permuted == nullptr && !chosen.is_map;
-  form.cpu_sync = asks ? kTrue : kFalse;
-  form.expand = permuted != nullptr ? kTrue : kFalse;
+  form.cpu_sync = truth(asks);
+  form.expand = truth(permuted != nullptr);
   form.zero_padding = permuted != nullptr;
-  form.limit = limited ? permuted->limit : kNone;
+  form.limit = limited ? permuted->limit : none();
   return send(hidden, scales, form) + nb::make_tuple(experts);
 }
 
@@ -189,19 +196,19 @@ nb::object HybridCalls::repeat(nb::handle hidden, nb::handle scales, const Routi
       probs_of_(hidden, routing.probs, routing.topk_weights, routing.map, topk_idx, layout.experts);
   if (!weights.is_none()) weights = by_slot_(weights, topk_idx);
   ElasticCalls::Dispatch form{};
-  form.topk_idx = form.stats = form.experts = form.max_tokens = form.alignment = kNone;
-  form.cpu_sync = form.limit = kNone;
+  form.topk_idx = form.stats = form.experts = form.max_tokens = form.alignment = none();
+  form.cpu_sync = form.limit = none();
   form.weights = weights;
   form.handle = known;
-  form.expand = layout.expanded ? kTrue : kFalse;
+  form.expand = truth(layout.expanded);
   form.zero_padding = layout.expanded;
   return send(hidden, scales, form);
 }
 
 nb::object HybridCalls::combine(nb::handle hidden, nb::handle weights, nb::handle known) const {
   const nb::object rows = hidden.attr("detach")().attr("contiguous")();
-  return nb::inst_ptr<ElasticCalls>(elastic_)->combine(rows, known, weights, kNone, combine_sms_,
-                                                       kNoEvents);
+  return nb::inst_ptr<ElasticCalls>(elastic_)->combine(rows, known, weights, none(), combine_sms_,
+                                                       no_events());
 }
 
 void bind_hybrid(nb::module_& module) {

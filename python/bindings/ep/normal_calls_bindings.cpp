@@ -9,7 +9,7 @@ namespace shoal::python {
 namespace {
 
 void bind_layouts(nb::module_& module) {
-  nb::class_<CallRouting>(module, "CallRouting", "A routing of NormalCalls."_doc);
+  const nb::class_<CallRouting> routing(module, "CallRouting", "A routing of NormalCalls."_doc);
   nb::class_<CallLayout>(module, "CallLayout",
                          "The layout of a dispatch of NormalCalls. Tensors are int32; None for a "
                          "dispatch along another layout."_doc)
