@@ -72,7 +72,7 @@ class CallTensors {
   /// deep_ep.buffers.checks.require_tensor for anything else.
   Argument take(const char* call, const char* name, nb::handle tensor, DataType dtype,
                 std::initializer_list<std::int64_t> shape) const;
-  /// As take, for None too.
+  /// Does what take does, and accepts None.
   Argument take_optional(const char* call, const char* name, nb::handle tensor, DataType dtype,
                          std::initializer_list<std::int64_t> shape) const {
     return tensor.is_none() ? Argument{} : take(call, name, tensor, dtype, shape);

@@ -20,7 +20,7 @@ namespace shoal::python {
 /// The arguments of a phase, kept until its receive is done, or queued on a GPU.
 class KeptTensors {
  public:
-  /// As CallTensors::take.
+  /// Does what CallTensors::take does.
   TensorView take(const CallTensors& tensors, const char* call, const char* name, nb::handle tensor,
                   DataType dtype, std::initializer_list<std::int64_t> shape) {
     Argument argument = tensors.take(call, name, tensor, dtype, shape);
