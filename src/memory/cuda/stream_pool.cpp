@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <list>
 #include <mutex>
+#include <thread>
 
 #include "base/check.hpp"
 #include "memory/cuda/driver.hpp"
@@ -24,9 +26,10 @@ struct Kind {
 };
 
 struct Entry {
-  Entry(const Kind& of, CUstream made) : kind(of), stream(made) {}
+  Entry(const Kind& of, CUstream made, CUdeviceptr byte) : kind(of), stream(made), written(byte) {}
   const Kind kind;
   CUstream_st* const stream;
+  const CUdeviceptr written;  // by the stream's first work
   std::atomic<bool> taken{true};
 };
 
@@ -52,15 +55,37 @@ Entry* take_free(const Kind& kind) {
   return &*found;
 }
 
+/// Gives a new stream its first work and waits for it, because the driver gives a stream its
+/// hardware queue with that work: were it a kernel for which a peer on the same GPU waits, it could
+/// be stuck behind that peer's kernel. The wait is short for the same reason.
+void set_up_queue(const Driver& table, CUstream stream, CUdeviceptr byte) {
+  constexpr std::chrono::milliseconds kLongest{100};
+  check(table, table.set_bytes(byte, 0, 1, stream), "cannot use a new stream");
+  const auto end = std::chrono::steady_clock::now() + kLongest;
+  while (table.stream_query(stream) == CUDA_ERROR_NOT_READY &&
+         std::chrono::steady_clock::now() < end)
+    std::this_thread::yield();
+}
+
 /// Called outside the lock: the driver may be slow while kernels run.
 Entry* make(const Kind& kind, int device) {
+  const Driver& table = *kind.driver;
+  CUdeviceptr byte = 0;
   CUstream stream = nullptr;
-  // Non-blocking: another PE's kernel on the null stream may wait for this stream's work.
-  check(*kind.driver, kind.driver->stream_create(&stream, CU_STREAM_NON_BLOCKING, kind.priority),
-        [&] { return fmt::format("cannot create a stream on GPU {}", device); });
+  check(table, table.mem_alloc(&byte, 1), "cannot allocate a byte for a new stream");
+  try {
+    // Non-blocking: another PE's kernel on the null stream may wait for this stream's work.
+    check(table, table.stream_create(&stream, CU_STREAM_NON_BLOCKING, kind.priority),
+          [&] { return fmt::format("cannot create a stream on GPU {}", device); });
+    set_up_queue(table, stream, byte);
+  } catch (...) {
+    if (stream != nullptr) (void)table.stream_destroy(stream);
+    (void)table.mem_free(byte);
+    throw;
+  }
   Pool& pool = Pool::instance();
   const std::lock_guard lock(pool.mutex);
-  return &pool.entries.emplace_back(kind, stream);
+  return &pool.entries.emplace_back(kind, stream, byte);
 }
 
 }  // namespace
@@ -82,7 +107,9 @@ void destroy_free_streams(const Driver& driver) {
   const std::lock_guard lock(pool.mutex);
   pool.entries.remove_if([&](const Entry& entry) {
     return entry.kind.driver == &driver && !entry.taken &&
-           driver.stream_destroy(entry.stream) == CUDA_SUCCESS;
+           driver.stream_destroy(entry.stream) == CUDA_SUCCESS &&
+           driver.set_current(entry.kind.context) == CUDA_SUCCESS &&
+           driver.mem_free(entry.written) == CUDA_SUCCESS;
   });
 }
 

@@ -211,6 +211,7 @@ void with_group(std::int32_t ranks, int live_results, const std::function<void(G
 void replay_with_other_rows(GpuGroup& g, Pairs& pairs, const Graph& graph, cudaStream_t on,
                             int seed) {
   pairs.change(seed);
+  graph.upload(on);
   sync(g.world.team());  // all have loaded their graphs
   graph.replay(on);
   pairs.check();

@@ -33,7 +33,7 @@ class Graph {
     }
     check(cudaStreamEndCapture(stream, &graph_));
     check(cudaGraphInstantiate(&executable_, graph_, 0));
-    check(cudaGraphUpload(executable_, stream));
+    upload(stream);
   }
   ~Graph() {
     if (executable_ != nullptr) (void)cudaGraphExecDestroy(executable_);
@@ -46,6 +46,11 @@ class Graph {
     std::size_t count = 0;
     check(cudaGraphGetNodes(graph_, nullptr, &count));
     return count;
+  }
+  /// For a replay on another stream than the captured one while other PEs of the GPU wait.
+  void upload(cudaStream_t on) const {
+    check(cudaGraphUpload(executable_, on));
+    check(cudaStreamSynchronize(on));
   }
   void replay() const { replay(stream_); }
   void replay(cudaStream_t on) const { check(cudaGraphLaunch(executable_, on)); }

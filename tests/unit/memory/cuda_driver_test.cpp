@@ -81,7 +81,7 @@ TEST(CudaDevice, WaitsUntilItsDeadline) {
 }
 
 TEST(CudaDevice, ReportsWhatItsStreamReports) {
-  const FakeCuda fake({.failing_function = "stream_query"});
+  const FakeCuda fake({.failing_function = "stream_query", .failing_call = 1});  // 0: a new stream
   const auto device = memory::open_device({});
   expect_error(Code::system, "put failed on GPU 0: CUDA_ERROR_FAKE",
                [&] { device->synchronize("put"); });
