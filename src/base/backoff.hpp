@@ -47,7 +47,7 @@ class Backoff {
     slack_ = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, kSlackNs);
   }
-  /// Whether the next call sleeps. A loop that calls it between several polls then polls only once
+  /// True if the next call sleeps. A loop that calls it between several polls then polls only once
   /// between two calls.
   bool sleeps() const noexcept { return slack_ >= 0; }
   /// Progress was made: yields again.

@@ -20,7 +20,7 @@ class Deadline {
   explicit Deadline(Clock::time_point end, Clock::time_point now = Clock::now()) noexcept
       : end_(end), last_(now), grace_(std::max(end - now, Clock::duration::zero())) {}
 
-  /// Whether the deadline has passed at `now`. Call it far more often than every kPause.
+  /// True if the deadline has passed at `now`. Call it far more often than every kPause.
   bool passed(Clock::time_point now) noexcept {
     const Clock::duration gap = now - last_;
     last_ = now;

@@ -10,7 +10,7 @@
 
 namespace shoal::deep_ep {
 
-/// Whether the name belongs to DeepEP: EP_*, DEEP_EP_*, DEEPEP_*, or a variable of DeepEP without
+/// True if the name belongs to DeepEP: EP_*, DEEP_EP_*, DEEPEP_*, or a variable of DeepEP without
 /// such a prefix.
 bool is_variable(std::string_view name);
 

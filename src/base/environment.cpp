@@ -21,7 +21,8 @@ using Variables = std::map<std::string, std::string>;
 // Read by Shoal's scripts and tests rather than by the library.
 constexpr std::string_view kOfScripts[] = {"SHOAL_BIN_DIR", "SHOAL_SANITIZER_FILTER"};
 constexpr std::string_view kOfTests = "SHOAL_TEST_";
-/// Of the emulated NIC, which reads them itself (docs/guide/test-rdma-without-a-nic.md).
+/// Prefix of the variables of the emulated NIC, which reads them itself
+/// (docs/guide/test-rdma-without-a-nic.md).
 constexpr std::string_view kOfEmulator = "SHOAL_EMULATOR_";
 
 /// Which of `names` the user of `name` may have meant: the nearest one, if it is near enough to be

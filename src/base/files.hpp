@@ -38,7 +38,8 @@ class FileSizeSignalBlocked {
   }
   ~FileSizeSignalBlocked() {
     const int error = errno;
-    // The kernel sends the signal to the thread that writes: one that has come since is ours.
+    // The kernel sends SIGXFSZ to the thread that writes, so a signal that became pending since is
+    // ours.
     const timespec at_once{};
     if (!was_pending_) sigtimedwait(&signal_, nullptr, &at_once);
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -52,7 +53,7 @@ class FileSizeSignalBlocked {
   bool was_pending_ = false;
 };
 
-/// Whether a file in memory or on a disk is wanted.
+/// Kind of file that a reader expects where another user may have put it.
 enum class ForeignFile : std::uint8_t {
   memory,  ///< a memfd of small pages, by its link in /proc
   disk,    ///< not by a symbolic link

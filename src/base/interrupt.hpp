@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// interrupt.hpp: the question of a waiting thread whether to go on (shoal/interrupt.hpp).
+// interrupt.hpp: the question of a waiting thread whether to continue (shoal/interrupt.hpp).
 #pragma once
 
 namespace shoal {
 
-/// Whether the wait of this thread is to end; true once per interrupt. Waits ask about every
-/// millisecond, beside their deadline.
+/// True if the wait of this thread is to end; true once per interrupt. Waits ask about every
+/// millisecond, when they check their deadline.
 bool interrupted() noexcept;
 
 /// Throws Error{system} where the wait of this thread is to end. `what` is the call that waits.

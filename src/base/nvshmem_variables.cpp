@@ -110,7 +110,7 @@ bool is_set_true(const Lookup& lookup, const char* variable) {
   const auto text = lookup(variable);
   return text && is_true(*text);
 }
-/// Whether kernels shall drive NICs.
+/// True if kernels shall drive NICs.
 bool wants_ibgda(const Lookup& lookup) {
   const auto transport = lookup("NVSHMEM_REMOTE_TRANSPORT");
   return is_set_true(lookup, "NVSHMEM_IB_ENABLE_IBGDA") ||
@@ -219,7 +219,7 @@ Translation handle_type(const std::string& text, std::string_view alias, const L
   return {std::nullopt, "Shoal chooses the kind of handle automatically"};
 }
 
-/// NVSHMEM has queue pairs of other kinds beside those that Shoal has.
+/// NVSHMEM has queue pairs of kinds that Shoal does not have.
 Translation queue_pairs(const SettingInfo& info, const std::string& text) {
   Translation result = integer(info, text);
   if (result.value == "0") result.warning = "Shoal has no DC queue pairs; it takes its default";

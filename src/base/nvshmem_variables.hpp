@@ -40,7 +40,7 @@ Translation translate(const SettingInfo& info, std::string_view alias, const std
 /// The effect of a variable "NVSHMEM_..." that is no alias of a setting.
 EnvironmentVariable inspect_without_setting(const std::string& name, const std::string& text);
 
-/// Whether a boolean variable of NVSHMEM is set, and true, in this process.
+/// True if a boolean variable of NVSHMEM is set, and true, in this process.
 bool is_on(const char* variable);
 
 /// The variables that Shoal understands, a line each, with the values of the settings that they

@@ -26,7 +26,7 @@ std::vector<std::string> plugin_folders(const Settings& settings);
 std::string find_plugin(const Settings& settings, std::string_view name);
 
 /// Loads `symbol` of "libshoal_<name>.so" from SHOAL_PLUGIN_DIR when that is set, else from the
-/// folder "shoal" beside libshoal, else from the folder of libshoal.
+/// folder "shoal" next to libshoal, else from the folder of libshoal.
 Plugin load_plugin(const Settings& settings, std::string_view name, const char* symbol);
 
 /// Loads `symbol` of a file that the user names. The dynamic linker searches for a name without a

@@ -14,7 +14,7 @@
 
 namespace shoal {
 
-/// What a thread does while it has nothing to do (SHOAL_PROGRESS_WAIT).
+/// Behaviour of an idle thread (SHOAL_PROGRESS_WAIT).
 enum class ProgressWait : std::uint8_t { spin, yield, sleep };
 
 constexpr ProgressWait progress_wait_of(std::string_view setting) noexcept {

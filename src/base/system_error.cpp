@@ -19,7 +19,7 @@ std::string limit_of(Resource resource) {
   return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{}", limit.rlim_cur);
 }
 
-/// Whether the soft limit of a resource is finite.
+/// True if the soft limit of a resource is finite.
 bool limited(Resource resource) {
   rlimit limit{};
   return getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;

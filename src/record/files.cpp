@@ -50,7 +50,7 @@ std::string write(const PeRecord& pe, const std::string& directory) {
   return name;
 }
 
-/// Whether this is the first failure of the PE. State of the process, as records are.
+/// True if this is the first failure of the PE. State of the process, as records are.
 bool note_written(std::uint64_t world, Pe me) {
   static std::mutex mutex;
   static std::set<std::pair<std::uint64_t, Pe>> written;

@@ -13,8 +13,8 @@ struct Settings;
 
 namespace shoal::detail::record {
 
-/// Of a team: its record is written if no failure of the PE has been written before, because a
-/// failure of a group is mostly followed by one of a barrier.
+/// Owner of a failure. The record of a team's failure is written if no failure of the PE has been
+/// written before, because a failure of a group is mostly followed by one of a barrier.
 enum class FailureOf : std::uint8_t { group, team };
 /// Writes the record of PE `me` of this process to `directory` (SHOAL_FLIGHT_DIR), unless that is
 /// empty. `world`: PeRecorder::world. A file that cannot be written is a warning.

@@ -67,9 +67,9 @@ class Word {
  public:
   void store(std::uint64_t value) noexcept { word_.store(value, std::memory_order_release); }
   std::uint64_t load() const noexcept { return word_.load(std::memory_order_acquire); }
-  /// By the writer alone: no atomic read-modify-write.
+  /// The writer alone calls: no atomic read-modify-write.
   void add(std::uint64_t value) noexcept { store(load() + value); }
-  /// By several threads.
+  /// Several threads may call.
   void add_shared(std::uint64_t value) noexcept {
     word_.fetch_add(value, std::memory_order_relaxed);
   }
@@ -145,7 +145,7 @@ struct WorldCountsBlock {
   /// is 0.
   Word buckets[observe::Histogram::kBuckets];
 };
-/// What a PE did with another one outside of groups.
+/// Totals of a PE's operations with another one outside of groups.
 struct WorldPeerBlock {
   Word operations, bytes, waits, wait;
 };

@@ -34,7 +34,7 @@ class PeRecorder {
 
   // Any thread may count.
 
-  /// Whether collectives and waits count (SHOAL_METRICS is not off), and everything (all).
+  /// True if collectives and waits count (SHOAL_METRICS is not off), and everything (all).
   bool counts() const noexcept { return counts_; }
   bool counts_all() const noexcept { return counts_all_; }
   /// `took`: 0 where it is not known.

@@ -7,7 +7,7 @@
 namespace shoal::detail::record {
 
 #ifdef SHOAL_WITH_CUDA
-/// Whether a profiler is attached to this process that reads ranges. Asked once per process.
+/// True if a profiler is attached to this process that reads ranges. Asked once per process.
 bool has_profiler() noexcept;
 /// Begins a range of this thread in the domain "shoal", named after the index in kOperationNames.
 /// Only where there is a profiler.

@@ -23,7 +23,7 @@ struct Settings;
 
 namespace shoal::detail::record {
 
-/// What the kernels of a group have counted since it began. Times are those of the steady clock.
+/// Counters of the kernels of a group since it began. Times are those of the steady clock.
 struct KernelCounts {
   struct Totals {
     std::uint64_t operations = 0, rows = 0, bytes = 0;
@@ -70,7 +70,7 @@ class GroupRecorder {
   /// Begins an operation, whose epoch its first phase states. Returns what end() restores: an
   /// operation may run within another.
   Entry* begin(Operation operation, Time now) noexcept;
-  /// Goes on with an operation that was `sent`.
+  /// Continues an operation that was `sent`.
   Entry* resume(Operation operation, std::uint64_t epoch, Time now) noexcept;
   /// Ends the current operation, or leaves it (State::sent).
   void end(State state, Time start, Time now, Entry* outer) noexcept;
@@ -115,7 +115,7 @@ class GroupRecorder {
   /// Replaces the counters that are left to kernels; those of ranks and experts are added to what
   /// this recorder counts. Any thread, one at a time.
   void show(const KernelCounts& counts) noexcept;
-  /// Whether sent_to has an effect.
+  /// True if sent_to has an effect.
   bool counts_peers() const noexcept { return counts_; }
   /// Counters stand still while the library's own operations run.
   void set_counting(bool on) noexcept { counts_ = on && metrics_; }

@@ -112,7 +112,7 @@ class Refresher {
   std::uint64_t changes_ = 0;  ///< parts that were added
   pid_t pid_ = 0;
   std::thread thread_;
-  // Of this thread: another one may be started before it has seen that it should end.
+  // State of this thread: another one may be started before it has seen that it should end.
   std::shared_ptr<std::condition_variable> changed_;
   std::shared_ptr<bool> stop_;
 };

@@ -48,7 +48,7 @@ std::string list(const std::vector<std::int32_t>& ranks) {
   return text;
 }
 
-/// Whether a kernel waits, which the call of the operation has queued.
+/// True if a kernel waits, which the call of the operation has queued.
 bool kernel_waits(const OperationRecord& op) {
   return op.waiting && !op.phases.empty() && op.phases.front().name == "queued";
 }
@@ -59,7 +59,7 @@ std::size_t order_of(std::string_view phase) {
   return static_cast<std::size_t>(std::ranges::find(kOrder, phase) - std::begin(kOrder));
 }
 
-/// Whether the kernels of `group` have reached the phase in which a kernel of another rank waits
+/// True if the kernels of `group` have reached the phase in which a kernel of another rank waits
 /// for them. The calls say nothing about that: they run ahead of the kernels.
 bool kernels_have_come(const GroupRecord& group, const OperationRecord& waiting) {
   for (const LaunchRecord& launch : group.launches)
@@ -108,7 +108,7 @@ class Diagnosis {
   }
 
  private:
-  /// Whether `rank` has reached the phase in which another waits for it: that one has not noticed
+  /// True if `rank` has reached the phase in which another waits for it: that one has not noticed
   /// yet, or is stopped. A rank signals before it enters the phase, except "rail", in which both
   /// exchange chunks.
   bool has_come(std::int32_t rank, const OperationRecord& waiting) const {

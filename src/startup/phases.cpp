@@ -30,7 +30,7 @@ PhaseRunner::Blobs PhaseRunner::gather(const char* name, std::vector<std::byte> 
   try {
     gathered = bootstrap_->all_gather(blob.take(), name);
   } catch (const std::exception& error) {
-    // Where the bootstrap failed on this PE alone, the other PEs do not know yet.
+    // The other PEs do not know yet if the bootstrap failed on this PE alone.
     bootstrap_->abort(fmt::format("failed in phase {}: {}", name, reason_of(error)));
     if (failure_)
       fail(failure_->code, "PE {} failed in phase {}: {}", bootstrap_->pe(), failure_->phase,

@@ -28,8 +28,8 @@ class PhaseRunner {
   PhaseRunner(std::shared_ptr<Bootstrap>& bootstrap, std::vector<InitPhase>& timings)
       : bootstrap_(bootstrap), timings_(timings) {}
 
-  /// `prepare` writes this PE's contribution. After a failure it is left out, unless `always` is
-  /// set. Where the phase `gathers`, `use` then takes the contributions of all PEs.
+  /// `prepare` writes this PE's contribution. After a failure it is not called, unless `always` is
+  /// set. If the phase `gathers`, `use` then takes the contributions of all PEs.
   template <typename Prepare, typename Use>
   void run(const char* name, bool always, bool gathers, Prepare&& prepare, Use&& use) {
     const auto start = Clock::now();

@@ -23,7 +23,7 @@ std::string first_line(const char* path) {
   return line;
 }
 
-/// Of this thread, such as "net:[4026531840]".
+/// Network namespace of this thread, such as "net:[4026531840]".
 std::string network_namespace() {
   char name[64] = "";
   const ssize_t bytes = readlink("/proc/thread-self/ns/net", name, sizeof name);

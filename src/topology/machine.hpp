@@ -11,7 +11,7 @@
 
 namespace shoal::topology {
 
-/// What lies between two devices. A smaller value is nearer.
+/// Path between two devices. A smaller value is nearer.
 enum class Distance : std::uint8_t {
   pix,   ///< at most one PCIe switch
   pxb,   ///< several PCIe switches

@@ -138,7 +138,7 @@ std::vector<std::int32_t> named(const Machine& machine, const Source& source, co
   return found;
 }
 
-/// As `named`, restricted to ports that are up; at least one.
+/// Like `named`, restricted to ports that are up; at least one.
 std::vector<std::int32_t> named_and_up(const Machine& machine, const Source& source,
                                        const Entry& entry) {
   std::vector<std::int32_t> found = named(machine, source, entry);

@@ -23,17 +23,17 @@ NicBinding nic_binding(const Settings& settings);
 /// The NICs that may be used, as indices of Machine::nics, first choice first.
 struct UsableNics {
   std::vector<std::int32_t> nics;
-  /// By NIC of the machine: why it is left out; empty if it is usable.
+  /// Indexed by NIC of the machine: why it is excluded; empty if it is usable.
   std::vector<std::string> left_out;
 };
 
 /// With a list: its ports, in its order; a name without a port means all ports of the device that
 /// are up. Otherwise, or with an exclusion: the ports that are up and of the best available kind
 /// (RDMA devices, then interfaces of PCI devices, then others), in the machine's order. Ports that
-/// probably carry storage or management are left out: less than half the rate of the fastest port,
+/// probably carry storage or management are excluded: less than half the rate of the fastest port,
 /// or a plane with less than three quarters of the ports of the largest plane. An empty result is
 /// an error only if the user named NICs. Throws Error{invalid_argument} naming the setting, with a
-/// suggestion, for what is malformed, unknown, down, listed twice, or leaves nothing.
+/// suggestion, for an entry that is malformed, unknown, down, listed twice, or leaves nothing.
 UsableNics usable_nics(const Machine& machine, const NicBinding& binding);
 
 /// The NIC of each of `seats` PEs by SHOAL_NIC_MAPPING. Throws like usable_nics, and if the counts

@@ -36,19 +36,20 @@ struct NicUse {
 };
 
 struct NicPlan {
-  /// By seat, planes ascending; empty only if no NIC is usable.
+  /// Indexed by seat, planes ascending; empty only if no NIC is usable.
   std::vector<std::vector<NicUse>> of_seat;
   std::vector<std::int32_t> load;  ///< by NIC of the machine: seats that use it
-  /// By NIC of the machine: why no seat uses it; empty if one does.
+  /// Indexed by NIC of the machine: why no seat uses it; empty if one does.
   std::vector<std::string> unused;
   std::string rule;  ///< "by distance", ...: for reports
 };
 
-/// By distance, per plane: max(1, NICs / seats) NICs per seat, none farther than the nearest one.
-/// Loads of equally near NICs differ by at most one if a single move can balance them. One port of
-/// each card is used before a second port of any. Ties are resolved in the order of SHOAL_NIC_LIST,
-/// or of PCI addresses, so the system's enumeration order has no effect. Round robin and mapping:
-/// one NIC per seat; a mapping has priority. Throws like usable_nics and mapped_nics.
+/// The rule by distance assigns, per plane, max(1, NICs / seats) NICs to each seat, none farther
+/// than the nearest one. Loads of equally near NICs differ by at most one if a single move can
+/// balance them. One port of each card is used before a second port of any. Ties are resolved in
+/// the order of SHOAL_NIC_LIST, or of PCI addresses, so the system's enumeration order has no
+/// effect. Round robin and mapping: one NIC per seat; a mapping has priority. Throws like
+/// usable_nics and mapped_nics.
 NicPlan plan_nics(const Machine& machine, std::span<const Location> seats,
                   const NicBinding& binding);
 

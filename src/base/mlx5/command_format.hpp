@@ -61,7 +61,7 @@ enum class Command : std::uint16_t {
   alloc_pd = 0x800,
 };
 
-/// Of every command and response.
+/// Fields of every command and response.
 namespace command {
 constexpr Field kOpcode{0x0, 31, 16}, kModifier{0x4, 15, 0}, kStatus{0x0, 31, 24}, kSyndrome{0x4},
     kObject{0x8, 23, 0};

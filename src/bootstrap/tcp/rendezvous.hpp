@@ -53,13 +53,13 @@ class Rendezvous {
 
   /// The messages to send, in order.
   std::vector<Message> take_messages();
-  /// Whether a PE has ever joined.
+  /// True if a PE has ever joined.
   bool begun() const { return n_pes_ > 0; }
   /// Number of PEs that have not joined yet; 0 while the number of PEs is unknown.
   std::size_t missing() const { return static_cast<std::size_t>(n_pes_ - n_joined_); }
-  /// Whether a PE has left in order.
+  /// True if a PE has left in order.
   bool ending() const { return n_closed_ > 0; }
-  /// Whether all PEs have joined and left, or no other PE is expected.
+  /// True if all PEs have joined and left, or no other PE is expected.
   bool over() const;
 
  private:

@@ -66,7 +66,7 @@ class Root {
   /// Drops the oldest unproven connection, to make room for another one. If that one has not had
   /// kFairChance to prove itself yet, postpones accepting until then and returns false.
   bool drop_oldest_unproven();
-  /// What the root has seen that may explain why a PE did not connect; empty if nothing.
+  /// Observation of the root that may explain why a PE did not connect; empty if nothing.
   std::string remark() const;
   Clock::time_point next_deadline() const;
   void wake() const;
