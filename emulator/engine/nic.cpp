@@ -206,7 +206,7 @@ void Nic::end_turn(QueuePair& pair) {
 }
 
 /// A timer that moves back, as with every acknowledgement, keeps its entry: it moves when its time
-/// has come.
+/// is reached.
 void Nic::update_timer(QueuePair& pair) {
   const Time wanted = pair.next_timer();
   Time& look = pair.schedule.look;

@@ -67,7 +67,7 @@ class QueuePair {
 
   /// Reads the doorbell record. In the error state, flushes what was posted.
   void doorbell();
-  /// Whether it has a packet to send now.
+  /// True if it has a packet to send now.
   bool wants_to_send() const;
   /// Sends one packet; false where there was none after all.
   bool send_one();

@@ -58,7 +58,7 @@ class Requester {
   };
 
   bool may_send(const Message& message) const;
-  /// Whether another read or atomic may be in flight.
+  /// True if another read or atomic may be in flight.
   bool has_replay_room() const;
   /// Sends again where an answer to `psn` shows that the response to the oldest message is lost.
   void check_lost_response(std::uint32_t psn);

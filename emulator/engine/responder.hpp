@@ -67,7 +67,7 @@ class Responder {
   /// AckCode::ack, or why the packet may not access the memory that it names.
   std::uint8_t check(const Packet& packet) const;
   void place_write(const Packet& packet) const;
-  /// Whether the bus may delay writes to the memory of a key that exists.
+  /// True if the bus may delay writes to the memory of a key that exists.
   bool is_relaxed(std::uint32_t key) const;
   bool take_receive();
   bool finish_receive(const Packet& packet);

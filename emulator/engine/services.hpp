@@ -13,7 +13,7 @@
 
 namespace shoal::emulator {
 
-/// What a device grants, and answers to queries of its capabilities.
+/// Limits of a device and its answers to capability queries.
 struct NicLimits {
   std::uint32_t queue_pairs = 1 << 17;
   std::uint32_t completion_queues = 1 << 17;
@@ -116,7 +116,7 @@ bool scatter(const Services& services, std::uint32_t domain, const std::vector<D
 bool gather(const Services& services, std::uint32_t domain, const std::vector<DataSegment>& data,
             std::uint64_t offset, std::span<std::byte> bytes);
 
-/// Whether all data segments lie in memory with the rights `access`.
+/// True if all data segments lie in memory with the rights `access`.
 bool covered(const Services& services, std::uint32_t domain, const std::vector<DataSegment>& data,
              std::uint32_t access);
 

@@ -13,7 +13,7 @@ class Wire {
  public:
   virtual ~Wire() = default;
   virtual Time now() const = 0;
-  /// Whether send() takes a packet now. A wire with a rate refuses while it transmits.
+  /// True if send() takes a packet now. A wire with a rate refuses while it transmits.
   virtual bool ready() const = 0;
   virtual void send(Packet&& packet) = 0;
 };

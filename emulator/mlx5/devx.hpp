@@ -36,7 +36,7 @@ struct Uar {
   std::set<std::uint32_t> pairs;  ///< guarded by the lock of the NIC
 };
 
-/// What mlx5dv_devx_obj_create made.
+/// Object that mlx5dv_devx_obj_create made.
 struct DevxObject {
   enum class Kind : std::uint8_t { queue_pair, completion_queue, memory_key };
 

@@ -21,7 +21,7 @@
 
 namespace shoal::emulator {
 
-/// As on the wire: network byte order.
+/// Addresses in network byte order, as on the wire.
 using Gid = std::array<std::uint8_t, 16>;
 using Mac = std::array<std::uint8_t, 6>;
 
@@ -38,7 +38,7 @@ class Attachment {
   /// Largest payload of a packet: a power of two from 256 to 4096.
   std::uint32_t mtu() const;
   bool link_up() const { return udp_ == nullptr || udp_->link_up(); }
-  /// Of the Ethernet; empty on InfiniBand.
+  /// Name of the Ethernet interface; empty on InfiniBand.
   std::string interface() const { return udp_ == nullptr ? "" : udp_->interface(); }
 
   /// Entries of the GID table.

@@ -18,7 +18,7 @@ namespace shoal::emulator {
 
 namespace {
 
-/// Whether the kernel can read a byte there. A GPU's driver maps device addresses without the right
+/// True if the kernel can read a byte there. A GPU's driver maps device addresses without the right
 /// to read, and the kernel cannot pin such pages.
 bool is_readable(const void* address) {
   int ends[2];

@@ -159,7 +159,7 @@ struct Cq {
   void publish() const;
 };
 
-/// What a request number stands for.
+/// Request of a request number.
 struct SentRequest {
   std::uint64_t id = 0;
   std::uint32_t number = 0;  ///< of requests, not blocks
@@ -288,7 +288,7 @@ auto or_no_memory(Create create) -> decltype(create()) {
 /// One line on stderr, as users see nothing but errno otherwise.
 void report(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-/// Whether the range is memory of processors, which the kernel could pin: all pages are mapped, the
+/// True if the range is memory of processors, which the kernel could pin: all pages are mapped, the
 /// first and the last byte can be read.
 bool is_memory(const void* address, std::size_t length);
 
@@ -298,7 +298,7 @@ void write_receive(std::byte* to, std::uint32_t most_segments, const ibv_recv_wr
 // Functions that clients call through the context or an object.
 int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attributes,
                std::size_t size);
-/// Whether a device is that of this library.
+/// True if a device is that of this library.
 bool is_emulated(const ibv_device* device);
 int query_device_extended(ibv_context* context, const ibv_query_device_ex_input* input,
                           ibv_device_attr_ex* attributes, std::size_t size);

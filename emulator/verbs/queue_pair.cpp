@@ -59,7 +59,7 @@ bool size_rings(const NicLimits& limits, bool small, bool own_receives, ibv_qp_c
   return true;
 }
 
-/// Where the parts of a queue pair's memory lie.
+/// Computes the layout of a queue pair's memory.
 void lay_out(Qp& qp, const Sizes& sizes) {
   const std::size_t receive = std::size_t{sizes.receives} * sizes.receive_stride;
   const std::size_t aligned = (receive + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
@@ -167,7 +167,7 @@ ibv_qp* create_qp(Pd& domain, ibv_qp_init_attr& init, bool small, bool extended)
   return qp.release()->handle();
 }
 
-/// Attributes that a transition needs besides the state (InfiniBand, table 91).
+/// Attributes that a transition needs in addition to the state (InfiniBand, table 91).
 int required_for(ibv_qp_state from, ibv_qp_state to) {
   if (from == IBV_QPS_RESET && to == IBV_QPS_INIT)
     return IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;

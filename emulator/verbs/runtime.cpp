@@ -177,7 +177,7 @@ void Runtime::check_link(Time now) {
   for (const auto& [owner, on_change] : link_watches_) on_change(up);
 }
 
-/// Whether clients have polled so often since the last call that they need no thread.
+/// True if clients have polled so often since the last call that they need no thread.
 bool Runtime::clients_poll(Time now) {
   const std::uint64_t polls = client_polls_.load(std::memory_order_relaxed);
   const bool often = (polls - polls_seen_) * kOften >= now - polls_seen_at_;
@@ -232,7 +232,7 @@ void Runtime::run() {
 
 }  // namespace shoal::emulator
 
-/// Whether a client serves requests of its peers when it polls. No other libibverbs has this
+/// True if a client serves requests of its peers when it polls. No other libibverbs has this
 /// function.
 extern "C" __attribute__((visibility("default"))) int shoal_emulator_progresses_in_polls() {
   return 1;

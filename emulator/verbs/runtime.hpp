@@ -38,7 +38,7 @@ class Runtime {
   const DeviceSettings& settings() const { return settings_; }
   std::uint16_t lid() const { return attachment_.lid(); }
   const Attachment& attachment() const { return attachment_; }
-  /// Of a peer; see Attachment. With the lock of the NIC.
+  /// LID of a peer; see Attachment. Takes the lock of the NIC.
   std::optional<std::uint16_t> route(std::uint16_t lid, const Gid* gid, std::uint32_t qp_number) {
     return attachment_.route(lid, gid, qp_number);
   }

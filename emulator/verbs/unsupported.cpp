@@ -64,13 +64,14 @@ int ibv_dofork_range(void*, std::size_t) {
   return 0;
 }
 
-// Of librdmacm, with answers of the kernel that never come.
+// Functions of librdmacm, for answers of the kernel that never arrive.
 void ibv_copy_ah_attr_from_kern() {}
 void ibv_copy_path_rec_from_kern() {}
 void ibv_copy_path_rec_to_kern() {}
 void ibv_copy_qp_attr_from_kern() {}
 
-// Of drivers, which register when they are loaded and are never used: their devices are not listed.
+// Functions of drivers, which register when they are loaded and are never used: their devices are
+// not listed.
 void ibv_register_driver() {}
 void verbs_register_driver_34(const void*) {}
 void verbs_set_ops(void*, const void*) {}

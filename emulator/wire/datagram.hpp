@@ -24,7 +24,7 @@ constexpr std::size_t kDatagramHeadBytes = 24;
 struct DatagramHead {
   std::uint32_t session = 0;   ///< random number of the sending process, not 0
   std::uint32_t sequence = 0;  ///< cost of all datagrams to this peer, this one included
-  /// Session of the peer whose datagrams `seen` counts; 0: none has come.
+  /// Session of the peer whose datagrams `seen` counts; 0: none has arrived.
   std::uint32_t of_session = 0;
   std::uint32_t seen = 0;    ///< highest sequence of the peer's datagrams
   std::uint32_t window = 0;  ///< cost that the peer may have in flight
@@ -46,7 +46,7 @@ constexpr std::uint32_t datagram_cost(std::size_t bytes) {
 /// Both directions of the flow control with one peer.
 class FlowControl {
  public:
-  /// Whether a datagram may be sent: there is room at the peer, or it has been silent for long.
+  /// True if a datagram may be sent: there is room at the peer, or it has been silent for long.
   bool has_room() const {
     return ignored_ || static_cast<std::int32_t>(sent_ - read_by_peer_) < window_;
   }
@@ -56,10 +56,10 @@ class FlowControl {
 
   /// The head of the next datagram, which has `bytes` in all. `window` is granted to the peer.
   DatagramHead next(std::uint32_t session, std::size_t bytes, std::uint32_t window);
-  /// A datagram with this head and of `bytes` has come; this process has the number `session`.
-  /// False for a copy of one that has come before, or one that is too late to tell.
+  /// A datagram with this head and of `bytes` has arrived; this process has the number `session`.
+  /// False for a copy of one that arrived before, or one that is too late to tell.
   bool arrived(const DatagramHead& head, std::uint32_t session, std::size_t bytes);
-  /// Whether the peer should be sent a head, as it has not heard for a part of its window.
+  /// True if the peer should be sent a head, as it has not heard for a part of its window.
   bool owes_head(std::uint32_t window) const { return unreported_ >= window / 4; }
 
  private:

@@ -12,8 +12,8 @@
 
 namespace shoal::emulator {
 
-/// Of the packets that one NIC sends. The seed fixes which packets are affected, as far as the NIC
-/// sends the same packets in the same order.
+/// Impairments of the packets that one NIC sends. The seed fixes which packets are affected, as far
+/// as the NIC sends the same packets in the same order.
 struct Impairments {
   double loss = 0, duplication = 0;  ///< probabilities
   /// Probability that a packet which may take any path is overtaken by later ones. Packets that

@@ -20,7 +20,7 @@ class LiveWire : public Wire {
   virtual bool flush() { return false; }
   /// When poll() has something to do without a packet arriving; kNever without such a time.
   virtual Time next_event() const { return kNever; }
-  /// Whether packets wait to be sent.
+  /// True if packets wait to be sent.
   virtual bool busy() const = 0;
   /// Blocks until a packet arrives, wake() is called, or `longest` has passed; false for the last.
   /// One thread at a time.

@@ -59,7 +59,7 @@ struct SharedMemoryWire::Header {
   std::atomic<std::uint32_t> next_slot;  ///< where the search for a free slot starts
 };
 
-/// Of the process that reads the rings of this target.
+/// State of the process that reads the rings of this target.
 struct alignas(64) SharedMemoryWire::Slot {
   std::array<std::atomic<std::uint64_t>, kMostSlots / 64> pending;  ///< sources with new packets
   std::atomic<std::uint32_t> sleeping;                              ///< futex: 1 while it sleeps
@@ -175,7 +175,7 @@ void SharedMemoryWire::take_slot() {
     if (!file_->take(slot_)) continue;
     if (!reserve(&ring(slot_, 0), slots_ * sizeof(Ring))) fail_full();
     next.store((slot_ + 1) % slots_);
-    // What was sent to the last owner.
+    // Discards the packets that were sent to the last owner.
     for (std::uint32_t source = 0; source < slots_; ++source)
       ring(slot_, source).read.store(ring(slot_, source).written.load());
     for (auto& word : slot(slot_).pending) word.store(0);
@@ -220,8 +220,8 @@ bool SharedMemoryWire::prepare_ring(std::uint32_t index) {
   return true;
 }
 
-/// Where records that end at `wanted` have to end at most. In a ring that is not whole there is
-/// room for kSkip behind the last one.
+/// Highest position at which records that end at `wanted` may end. In a ring that is not whole
+/// there is room for kSkip behind the last one.
 std::uint64_t SharedMemoryWire::end_of_ring(std::uint32_t index, std::uint64_t wanted) {
   Target& target = targets_[index];
   while (target.reserved < ring_bytes_ && wanted + kRecordHead > target.reserved) {

@@ -39,7 +39,7 @@ class SharedMemoryWire final : public LiveWire {
   SharedMemoryWire& operator=(const SharedMemoryWire&) = delete;
 
   std::uint16_t lid() const { return static_cast<std::uint16_t>(first_lid_ + slot_); }
-  /// Whether packets for `lid` travel on this wire.
+  /// True if packets for `lid` travel on this wire.
   bool reaches(std::uint16_t lid) const;
   /// Reserves memory for packets to `lid`; false where there is none. Packets are dropped then.
   bool prepare(std::uint16_t lid);
@@ -58,7 +58,7 @@ class SharedMemoryWire final : public LiveWire {
   struct Header;
   struct Slot;
   struct Ring;
-  /// What waits for room in the ring to one target.
+  /// Packets that wait for room in the ring to one target.
   struct Target {
     std::deque<Packet> backlog;
     Time since{};                ///< of the last packet that went

@@ -29,7 +29,8 @@ constexpr std::uint32_t kNoPeer = 0xffffffff;
 constexpr std::size_t kMostPeers = 0xffff;
 constexpr std::size_t kHeadBytes = kDatagramHeadBytes + kPacketHeaderBytes;
 constexpr std::size_t kIpAndUdpBytes = 28;
-/// Of one call with segmentation offload, and of the datagram that the socket delivers.
+/// Limits of one call with segmentation offload, and bytes of the datagram that the socket
+/// delivers.
 constexpr std::size_t kMostGathered = 65000, kMostSegments = 64, kReceiveBytes = 1 << 16;
 /// A peer without room that is silent for so long does not hold up the others any more.
 constexpr Time kSilence = std::chrono::milliseconds(20);

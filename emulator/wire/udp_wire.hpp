@@ -51,13 +51,13 @@ class UdpWire final : public LiveWire {
   const std::string& interface() const { return interface_; }
   /// Largest payload of a packet: a power of two from 256 to 4096.
   std::uint32_t mtu() const { return mtu_; }
-  /// Whether the interface has a link. Any thread may ask.
+  /// True if the interface has a link. Any thread may ask.
   bool link_up() const;
 
   /// Error number where the kernel has no route from this interface to `address`; 0: it has one.
   int route_error(std::uint32_t address) const;
 
-  /// By which LID packets reach the process with this slot at `address`; 0: slot without a port, or
+  /// LID by which packets reach the process with this slot at `address`; 0: slot without a port, or
   /// too many peers.
   std::uint16_t peer(std::uint32_t address, std::uint32_t slot);
 
@@ -69,7 +69,7 @@ class UdpWire final : public LiveWire {
   bool busy() const override { return !gathered_.empty() || !waiting_.empty(); }
   bool sleep(Time longest) override;
   void wake() override;
-  /// Datagrams that were not sent, were none of a peer, or had come before.
+  /// Datagrams that were not sent, were none of a peer, or had arrived before.
   std::uint64_t dropped() const { return dropped_; }
 
  private:
@@ -118,7 +118,7 @@ class UdpWire final : public LiveWire {
   std::atomic<bool> sleeping_{false};
   std::uint64_t dropped_ = 0;
 
-  // What the socket has delivered in one call.
+  // Data that the socket has delivered in one call.
   std::vector<std::byte> received_;
   std::size_t received_bytes_ = 0, received_segment_ = 0, taken_ = 0;
   std::uint32_t sender_ = 0;  ///< index of its peer, or kNoPeer

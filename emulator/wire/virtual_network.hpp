@@ -44,7 +44,7 @@ class VirtualNetwork {
   /// Runs until `done` holds, nothing is left to happen, or virtual time reaches `limit`. Returns
   /// done().
   bool run_until(const std::function<bool()>& done, Time limit = kNever);
-  /// Loss from now on, of packets that `pick` selects, besides random loss.
+  /// Loss from now on, of packets that `pick` selects, in addition to random loss.
   void drop_if(std::function<bool(const Packet&)> pick) { drop_if_ = std::move(pick); }
 
   struct Statistics {

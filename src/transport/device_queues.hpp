@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// device_queues.hpp: send queues of a network's NIC that this PE's kernels drive themselves, beside
-// the queues of the network. Transport::gpu_access() returns it.
+// SPDX-License-Identifier: Apache-2.0 device_queues.hpp: send queues of a network's NIC that this
+// PE's kernels drive themselves, in addition to the queues of the network. Transport::gpu_access()
+// returns it.
 //
 // The network creates and connects the queues while it starts, and from then on neither posts to
 // them nor polls them. Queues, records and completions lie in host memory, which their user maps
@@ -33,7 +33,7 @@ class DeviceQueues {
     mlx5::SendQueue sends;
     mlx5::CompletionQueue completions;
   };
-  /// What leads to one PE. Without queues `obstacle` is set.
+  /// Queues and keys that lead to one PE. Without queues `obstacle` is set.
   struct Route {
     std::vector<Queue> queues;
     mlx5::Memory heap;            ///< start of that PE's heap

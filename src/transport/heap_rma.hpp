@@ -30,13 +30,13 @@ class HeapRma {
   /// Unregisters what was added from `offset` on.
   virtual void roll_back(std::size_t offset) noexcept = 0;
 
-  /// Whether these bytes of the heap of `pe` can be copied to or from `local`, which is host memory
+  /// True if these bytes of the heap of `pe` can be copied to or from `local`, which is host memory
   /// or in this PE's heap.
   virtual bool reaches(Pe pe, std::size_t offset, const void* local, std::size_t bytes) = 0;
   /// "by RDMA (dma-buf)", or "through host memory: GPU 0 has no GPUDirect RDMA".
   virtual std::string describe(Pe pe) = 0;
 
-  // As the operations of Transport, for ranges that reaches() accepts.
+  // Like the operations of Transport, for ranges that reaches() accepts.
   virtual void put(Pe pe, std::size_t offset, const void* source, std::size_t bytes) = 0;
   virtual void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) = 0;
   virtual void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) = 0;

@@ -18,7 +18,7 @@ namespace shoal::transport {
 inline constexpr std::uint64_t kModuleVersion = 13;
 inline constexpr const char* kModuleSymbol = "shoal_transport_module";
 
-/// Whether a network can work on this machine.
+/// Result of the test whether a network can work on this machine.
 struct Probe {
   std::string library;  ///< for messages: "libibverbs.so.1, mlx5_0:1, mlx5_1:1 (not active)"
   std::string missing;  ///< why it cannot; empty if it can

@@ -29,7 +29,7 @@ class PolledOperations {
     std::chrono::steady_clock::time_point next_probe{};
   };
 
-  /// Whether an operation to `pe` would start without waiting, as far as is known: another thread
+  /// True if an operation to `pe` would start without waiting, as far as is known: another thread
   /// may take the room.
   virtual bool has_room(Pe pe) = 0;
   virtual void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) = 0;
@@ -38,7 +38,7 @@ class PolledOperations {
   virtual void atomic_nbi(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                           std::uint64_t compare, std::size_t width, std::uint64_t* before) = 0;
   virtual void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) = 0;
-  /// Whether all operations to `pe` that started before the first call with this `point` are
+  /// True if all operations to `pe` that started before the first call with this `point` are
   /// complete at their target. Makes progress; does not wait for the peer where the transport can
   /// tell without waiting. Throws Error{peer_failed}.
   virtual bool reached(Pe pe, Point& point) = 0;

@@ -14,8 +14,8 @@ namespace shoal::transport {
 /// cannot prolong an outer one.
 class ScopedTimeout {
  public:
-  /// Whether waits also end after SHOAL_TIMEOUT_MS. Otherwise `limit` alone counts: a start, which
-  /// has a timeout of its own, may take longer.
+  /// Second limit of waits. timeout: waits also end after SHOAL_TIMEOUT_MS. nothing: `limit` alone
+  /// counts: a start, which has a timeout of its own, may take longer.
   enum class Also { timeout, nothing };
 
   explicit ScopedTimeout(std::chrono::milliseconds limit, Also also = Also::timeout) noexcept;

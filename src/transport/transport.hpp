@@ -33,7 +33,7 @@ class DeviceHeap;
 
 namespace shoal::transport {
 
-/// What a transport can do for one pair of PEs, as a word of bits.
+/// Capabilities of a transport for one pair of PEs, as a word of bits.
 using Capabilities = std::uint32_t;
 namespace capability {
 inline constexpr Capabilities load_store = 1;  ///< base() is valid for ordinary loads and stores
@@ -53,7 +53,7 @@ struct Reach {
   std::string reason;
 };
 
-/// What a call keeps in flight towards one PE at most.
+/// Most operations that a call keeps in flight towards one PE.
 struct Load {
   std::string call;      ///< "dispatch"
   std::size_t puts = 0;  ///< each of `bytes` bytes
@@ -66,7 +66,7 @@ class PolledOperations;
 class HeapRma;
 class DeviceQueues;
 
-/// What a network offers for GPUs; a member is nullptr where it does not.
+/// Services of a network for GPUs; a member is nullptr where it does not.
 struct GpuAccess {
   HeapRma* heaps = nullptr;              ///< accesses heaps in GPU memory
   const DeviceQueues* queues = nullptr;  ///< queues that kernels drive
@@ -79,8 +79,8 @@ struct Context {
   Pe n_pes = 0;
   std::span<const std::int32_t> host_of;  ///< by PE; PEs of one host have equal numbers
   std::span<const std::int32_t> node_of;  ///< by PE; a node is a host or a part of one
-  /// By PE: equal where they reach each other over the loopback interface of a host. Empty: as
-  /// host_of.
+  /// Indexed by PE: equal where they reach each other over the loopback interface of a host. Empty:
+  /// as host_of.
   std::span<const std::int32_t> network_of;
   bool crowded = false;  ///< more PEs than cores on this PE's host
   std::shared_ptr<memory::Segment> segment;
@@ -111,7 +111,7 @@ struct Context {
   /// Transport `staged`: offset of its memory in every PE's segment.
   std::size_t staging = 0;
 
-  /// Whether this PE reaches all wanted peers over the loopback interface.
+  /// True if this PE reaches all wanted peers over the loopback interface.
   bool loopback_reaches_wanted() const noexcept;
 };
 
@@ -133,10 +133,10 @@ class Transport {
   // Startup: every PE calls address(), the world all-gathers the results, every PE calls open() and
   // then, when all have, connect().
 
-  /// What peers need to reach this PE. That of a PE without this network is empty.
+  /// Address with which peers reach this PE; empty on a PE without this network.
   virtual std::vector<std::byte> address() = 0;
-  /// Gets ready for what peers send once they call connect(). May be left out where a network
-  /// repeats what arrived too early.
+  /// Gets ready for data that peers send once they call connect(). A network that repeats data
+  /// which arrived too early need not override it.
   virtual void open(std::span<const std::vector<std::byte>> /*addresses*/) {}
   /// Connects every wanted PE whose address is not empty. A PE that cannot be connected is no
   /// error: reach() has the reason.
@@ -155,9 +155,9 @@ class Transport {
   /// after earlier puts to the same PE.
   virtual void get(void* target, Pe pe, std::size_t offset, std::size_t bytes) = 0;
 
-  /// As put, but may leave the source in use until quiet().
+  /// Like put, but may leave the source in use until quiet().
   virtual void put_nbi(Pe pe, std::size_t offset, const void* source, std::size_t bytes) = 0;
-  /// As get, but may leave `target` unfilled until quiet().
+  /// Like get, but may leave `target` unfilled until quiet().
   virtual void get_nbi(void* target, Pe pe, std::size_t offset, std::size_t bytes) = 0;
   /// put of `count` elements of `element` bytes; strides in bytes.
   virtual void put_strided(Pe pe, std::size_t offset, std::size_t target_stride, const void* source,
@@ -170,14 +170,14 @@ class Transport {
   /// `width`. Returns the value before. Atomic towards every other transport of the world.
   virtual std::uint64_t atomic(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                                std::uint64_t compare, std::size_t width) = 0;
-  /// As atomic, without the value before: it may still be on the way when this returns. Default:
+  /// Like atomic, without the previous value: it may still be in flight when this returns. Default:
   /// atomic.
   virtual void update(Pe pe, AtomicOp op, std::size_t offset, std::uint64_t operand,
                       std::size_t width);
   /// Sets or adds to the 64-bit word at `offset`, after the data of all earlier puts (put, put_nbi,
   /// put_strided) of this thread to `pe` are visible there.
   virtual void signal(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value) = 0;
-  /// As signal, but no quiet waits for it: the operations of a team end when such flags have
+  /// Like signal, but no quiet waits for it: the operations of a team end when such flags have
   /// arrived. Default: signal.
   virtual void raise_flag(Pe pe, std::size_t offset, SignalOp op, std::uint64_t value);
   /// put, then signal. When it returns, the source may be reused. Default: put and signal.

@@ -18,7 +18,7 @@ bool is_aligned(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % sizeof(T) == 0;
 }
 
-/// Whether `bytes` bytes at `pointer` are an aligned word of 4 or 8 bytes.
+/// True if `bytes` bytes at `pointer` are an aligned word of 4 or 8 bytes.
 inline bool is_word(const void* pointer, std::size_t bytes) {
   return (bytes == 8 && is_aligned<std::uint64_t>(pointer)) ||
          (bytes == 4 && is_aligned<std::uint32_t>(pointer));

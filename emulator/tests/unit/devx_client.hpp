@@ -151,7 +151,7 @@ class DevxClient : public ::testing::Test {
     auto* const record = reinterpret_cast<std::uint32_t*>(&memory[kPairRecord + 4]);
     std::atomic_ref(*record).store(swap_bytes(std::uint32_t{writer.posted()}),
                                    std::memory_order_release);
-    // As GPU code does: the next free index and no size.
+    // GPU code writes the same: the next free index and no size.
     std::array<std::byte, 8> word{};
     store_be(word.data(), std::uint32_t{writer.posted()} << 8);
     store_be(word.data() + 4, 1U << 8);

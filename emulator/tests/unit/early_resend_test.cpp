@@ -56,7 +56,7 @@ TEST(EmulatorEarlyResend, FindsTheLossOfAnyPacket) {
     }
 }
 
-// Where the responder keeps what is early, each lost packet is sent again once, and no other.
+// If the responder keeps early packets, each lost packet is sent again once, and no other.
 TEST(EmulatorEarlyResend, ProgressTellsWhatElseIsMissing) {
   for (const Ordering ordering : {Ordering::adaptive, Ordering::unordered}) {
     Pair pair(resending_after(microseconds(50)), {.blocks = 256},

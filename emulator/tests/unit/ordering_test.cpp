@@ -102,7 +102,7 @@ TEST(EmulatorOrdering, AdaptiveRoutingCostsARoundTripBeforeAnImmediate) {
   EXPECT_NEAR(static_cast<double>((unordered - strict).count()), 0, 100);
 }
 
-/// Whether data in memory with relaxed ordering is complete when a signal in other memory arrives.
+/// True if data in memory with relaxed ordering is complete when a signal in other memory arrives.
 bool signal_follows_relaxed_data(bool relaxed_signal) {
   NetworkOptions options;
   options.nic.relaxed_delay = Time(3000);

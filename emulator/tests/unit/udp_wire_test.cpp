@@ -39,7 +39,7 @@ class UdpWireTest : public ::testing::Test {
     made.payload.assign(bytes, static_cast<std::byte>(psn));
     return made;
   }
-  /// Of what comes within a while: `count` packets, or fewer.
+  /// Returns the packets that arrive within a while: `count`, or fewer.
   static std::vector<Packet> receive(LiveWire& wire, std::size_t count) {
     std::vector<Packet> packets;
     const auto deliver = [&](Packet&& arrived) { packets.push_back(std::move(arrived)); };

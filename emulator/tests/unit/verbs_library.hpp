@@ -14,7 +14,7 @@
 
 namespace shoal::emulator::test {
 
-/// The libraries beside this program, and a wire of its own.
+/// The libraries next to this program, and a wire of its own.
 class Library {
  public:
   static Library& get() {

@@ -29,7 +29,7 @@ class HeapCopies {
             Pe pe) const;
   /// Throws Error{system} where a launcher of WordKernels returned a failure.
   void started(const char* failure, const char* what) const;
-  /// Whether a put is of one aligned word that the host can read. A copy may arrive in pieces, but
+  /// True if a put is of one aligned word that the host can read. A copy may arrive in pieces, but
   /// a polling reader must never see half a word.
   bool is_host_word(std::size_t offset, const void* source, std::size_t bytes) const {
     return (bytes == 4 || bytes == 8) && offset % bytes == 0 &&

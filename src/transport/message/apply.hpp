@@ -9,7 +9,7 @@
 
 namespace shoal::transport::message {
 
-/// Whether the request is well formed, stays inside a segment of `segment_bytes` bytes, and is
+/// True if the request is well formed, stays inside a segment of `segment_bytes` bytes, and is
 /// followed by the `payload_bytes` bytes that it needs. `reply_bytes`: the longest payload of a
 /// reply.
 bool is_valid(const Message& request, std::size_t payload_bytes, std::size_t segment_bytes,

@@ -369,7 +369,7 @@ bool Engine::reached(Pe pe, PolledOperations::Point& point) {
   return is_done(peer, point, peer.counted) && peer.reads == 0;
 }
 
-/// Whether the requests up to `newest` and all that was written before the first call with this
+/// True if the requests up to `newest` and all that was written before the first call with this
 /// point are complete at their target.
 bool Engine::is_done(Peer& peer, PolledOperations::Point& point, std::uint32_t newest) {
   if (!point.set) {
@@ -388,7 +388,7 @@ bool Engine::is_done(Peer& peer, PolledOperations::Point& point, std::uint32_t n
          });
 }
 
-/// Whether requests up to `newest`, or others, are in flight.
+/// True if requests up to `newest`, or others, are in flight.
 bool Engine::is_busy(const Peer& peer, std::uint32_t newest) const noexcept {
   return !not_before(peer.acknowledged, newest) || peer.replies_awaited != 0 || peer.writes != 0 ||
          peer.reads != 0 || network_->writing(peer);

@@ -92,7 +92,7 @@ class Engine {
   void abandon(Batch& batch) noexcept;
   void fence(Pe pe);
   void quiet();
-  /// Whether a request and a transfer to the peer would start now; true where it has failed.
+  /// True if a request and a transfer to the peer would start now; true where it has failed.
   bool has_room(Pe pe);
   /// PolledOperations::reached. Polls once.
   bool reached(Pe pe, PolledOperations::Point& point);

@@ -18,7 +18,7 @@ namespace shoal::transport::message {
 
 inline constexpr std::size_t kPatternBytes = 64;
 
-/// What the scratch memory of a PE holds for each peer and rail.
+/// Slots of the scratch memory of a PE for each peer and rail.
 enum class Slot : std::uint8_t { incoming, outgoing, read_back, segment_word, count };
 
 constexpr std::size_t scratch_offset(Pe pe, std::size_t rail, std::size_t rails, Slot slot) {
@@ -29,7 +29,7 @@ constexpr std::size_t scratch_offset(Pe pe, std::size_t rail, std::size_t rails,
 constexpr std::size_t scratch_bytes(Pe n_pes, std::size_t rails) {
   return scratch_offset(n_pes, 0, rails, Slot::incoming);
 }
-/// Whether `memory` holds the pattern that `from` writes to `to` on this rail.
+/// True if `memory` holds the pattern that `from` writes to `to` on this rail.
 bool is_pattern(const std::byte* memory, std::uint64_t world, Pe from, Pe to, std::size_t rail);
 
 class Handshake {

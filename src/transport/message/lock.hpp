@@ -29,7 +29,7 @@ class Lock {
     }
     waiting_.fetch_sub(1, std::memory_order_relaxed);
   }
-  /// Whether a thread holds the lock or waits for it. The progress thread, which only polls, then
+  /// True if a thread holds the lock or waits for it. The progress thread, which only polls, then
   /// stays back: the lock is not fair.
   bool busy() const noexcept {
     return held_.load(std::memory_order_relaxed) || waiting_.load(std::memory_order_relaxed) != 0;

@@ -41,7 +41,7 @@ struct Traits {
   int polls_per_yield = 1;           ///< polls without success before a waiting call yields
 };
 
-/// What a message must not overtake.
+/// Transfers that a message must not overtake.
 enum class After : std::uint8_t { nothing, writes };
 
 /// Memory that peers may read and write by RMA. heap: in GPU memory; segments are host memory.
@@ -59,7 +59,7 @@ struct Transfer {
 
   static constexpr int kAnyRail = -1;
 
-  /// Whether it is one of those that are spread over the rails in turn. Others stay on the home
+  /// True if it is one of those that are spread over the rails in turn. Others stay on the home
   /// rail, so that a signal after them need not wait.
   bool is_spread() const noexcept { return rail == kAnyRail && bytes >= kSpreadBytes; }
   std::size_t rail_to(const Peer& peer) const noexcept {
@@ -91,7 +91,7 @@ class Network {
   virtual const Traits& traits() const noexcept = 0;
 
   // Startup.
-  /// What peers need to open a connection to this PE.
+  /// Address with which peers open a connection to this PE.
   virtual std::vector<std::byte> address() = 0;
   /// Opens the connection. Sets `peer.rails`. Throws Error where the two PEs do not fit together.
   virtual void open(Peer& peer, std::span<const std::byte> address) = 0;
@@ -117,17 +117,17 @@ class Network {
   virtual void close() noexcept {}
 
   // Completion of writes at the target.
-  /// Whether writes may be incomplete at the target.
+  /// True if writes may be incomplete at the target.
   virtual bool writing(const Peer& peer) const noexcept = 0;
-  /// Whether writes become complete only by the acknowledgement of a request that follows them.
+  /// True if writes become complete only by the acknowledgement of a request that follows them.
   virtual bool needs_acknowledgement(const Peer& peer) const noexcept = 0;
   /// The newest transfer, for is_complete().
   virtual std::uint64_t newest(const Peer& peer) const noexcept = 0;
-  /// Whether all transfers up to `newest` are complete at the target, apart from a needed
+  /// True if all transfers up to `newest` are complete at the target, apart from a needed
   /// acknowledgement. May start what brings that about.
   virtual bool is_complete(Peer& peer, std::uint64_t newest) = 0;
 
-  /// As Transport::shortfalls.
+  /// Like Transport::shortfalls.
   virtual std::vector<std::string> shortfalls(const Peer& /*peer*/,
                                               std::span<const Load> /*loads*/) const {
     return {};

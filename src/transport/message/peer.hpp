@@ -20,7 +20,7 @@ struct Batch {
   bool failed = false;  ///< one of them has failed, and with it the peer
 };
 
-/// Where the reply to a request goes. A call that gives up clears `target` and `batch`.
+/// Destination of the reply to a request. A call that gives up clears `target` and `batch`.
 struct Expected {
   std::byte* target = nullptr;  ///< a word of `width` bytes, or elements
   std::uint8_t width = 0;       ///< 0: elements

@@ -9,10 +9,11 @@
 namespace shoal::transport::message {
 namespace {
 
-/// While callers poll. A rest is about as long as they have polled so far: at most kLongRest, or
-/// where timers are slow (nap.hpp), kRestShare times the cost of a nap up to kSlowRest. While they
-/// go on, rests grow to kGrowth times as much, but not beyond a kPolledShare-th of that time. A
-/// caller that has polled less than once in kPollPause computes between its polls.
+/// Rests of the thread while callers poll. A rest is about as long as they have polled so far: at
+/// most kLongRest, or where timers are slow (nap.hpp), kRestShare times the cost of a nap up to
+/// kSlowRest. While they continue, rests grow to kGrowth times as much, but not beyond a
+/// kPolledShare-th of that time. A caller that has polled less than once in kPollPause computes
+/// between its polls.
 ///
 /// A nap on the core of a polling caller delays it by about twice its cost, and a round trip waits
 /// for those of both PEs: naps of 12 us every 500 us made an atomic over TCP 6 % longer.

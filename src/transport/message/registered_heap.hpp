@@ -48,7 +48,7 @@ class RegisteredHeap : public HeapRegistration {
   const std::byte* base() const noexcept { return heap_->base(my_pe_); }
   /// Bytes from the start of the heaps of this PE and of `pe` that are registered on both; 0: none.
   std::size_t first_step(Pe pe) const { return piece(pe, 0, base(), heap_->size()); }
-  /// Whether memory of this process lies in this PE's heap.
+  /// True if memory of this process lies in this PE's heap.
   bool contains(const std::byte* local) const noexcept {
     return local >= base() && local < base() + heap_->size();
   }
@@ -76,7 +76,7 @@ class RegisteredHeap : public HeapRegistration {
   void set_method(const char* method) { method_ = method; }
 
  private:
-  /// What a PE sends to its peers for each step.
+  /// Address of a step that a PE sends to its peers.
   struct StepAddress {
     std::uint64_t offset = 0, bytes = 0;
     std::uint64_t lines = 0;  ///< 0: not registered

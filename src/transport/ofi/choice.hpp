@@ -32,7 +32,7 @@ inline std::string_view device_of(std::string_view label) {
   return label.substr(0, label.rfind(':'));
 }
 
-/// Whether the endpoint is on the NIC of this name. Domains have the name of the device or the
+/// True if the endpoint is on the NIC of this name. Domains have the name of the device or the
 /// interface, some with a suffix.
 inline bool is_on(const Candidate& candidate, std::string_view label) {
   const std::string_view name = device_of(label);

@@ -30,7 +30,7 @@ constexpr std::size_t kSenders = 64;  ///< per rail
 /// 256. As many as ofi_rxm takes.
 constexpr std::size_t kTcpReceives = 2048;
 
-/// What networks leave open until the process ends.
+/// Objects that networks leave open until the process ends.
 struct LeftOpen {
   std::vector<std::unique_ptr<Rail>> rails;
   std::vector<Registered> regions;
@@ -125,7 +125,7 @@ void Network::make_pools() {
   }
 }
 
-/// Whether libfabric crashes when an endpoint closes between the start and the end of a read's
+/// True if libfabric crashes when an endpoint closes between the start and the end of a read's
 /// reply. The tcp provider before 1.18 then completes the read twice, the second time without its
 /// context (https://github.com/ofiwg/libfabric/pull/8660).
 bool Network::completes_reads_twice() const noexcept {
@@ -332,7 +332,7 @@ bool Network::send(Peer& peer, const Message& message, const Payload& payload, A
   return true;
 }
 
-/// Whether a message on the home rail arrives after all writes that are in flight.
+/// True if a message on the home rail arrives after all writes that are in flight.
 bool Network::follows_writes(const Peer& peer) const noexcept {
   if (!delivery_ || peer.writes == 0) return true;
   const Link& link = this->link(peer);
@@ -347,13 +347,13 @@ bool Network::needs_acknowledgement(const Peer& peer) const noexcept {
   return link(peer).written;
 }
 
-/// Whether the provider needs a registered buffer in place of the local memory.
+/// True if the provider needs a registered buffer in place of the local memory.
 bool Network::bounces(const Transfer& transfer) const noexcept {
   return local_registration_ && transfer.region != message::Region::scratch &&
          !engine_.in_segment(transfer.local, transfer.bytes) && !in_heap(transfer);
 }
 
-/// Whether the caller may free the local memory while the request is in flight.
+/// True if the caller may free the local memory while the request is in flight.
 bool Network::copies(const Transfer& transfer) const noexcept {
   return !local_registration_ && transfer.batch != nullptr &&
          transfer.region != message::Region::scratch &&
@@ -368,7 +368,7 @@ std::size_t Network::request_bytes(const Peer& peer, const Transfer& transfer) c
   return message::piece_bytes(transfer.bytes, peer.rails, longest);
 }
 
-/// Of memory that is used as it is.
+/// Registration of memory that is used as it is.
 const Registered& Network::local_region(const Line& line, std::size_t rail,
                                         const Transfer& transfer) const noexcept {
   if (transfer.region == message::Region::scratch) return line.scratch;

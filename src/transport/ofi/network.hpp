@@ -76,7 +76,7 @@ class Network final : public message::Network {
   std::string route(const Peer& peer) const override;
 
  private:
-  /// What a completion belongs to.
+  /// Request to which a completion belongs.
   struct Request {
     enum class Use : std::uint8_t { receive, write, read, send };
     fi_context2 context;  // first: libfabric hands its address back
@@ -139,7 +139,7 @@ class Network final : public message::Network {
   bool over_tcp() const noexcept {
     return provider_.starts_with("tcp") || provider_.starts_with("net");
   }
-  /// Whether the receive queue of an endpoint grows beyond its attribute.
+  /// True if the receive queue of an endpoint grows beyond its attribute.
   bool grows() const noexcept {
     return over_tcp() && provider_.find("ofi_rxm") == std::string::npos;
   }
@@ -152,7 +152,7 @@ class Network final : public message::Network {
   void handle_fault(std::size_t rail);
   void complete(Request& request);
   void fail(Peer& peer, long code, std::size_t rail);
-  /// Whether the local memory is in the heap in GPU memory, which processors do not read.
+  /// True if the local memory is in the heap in GPU memory, which processors do not read.
   bool in_heap(const Transfer& transfer) const noexcept {
     return heap_ && heap_->contains(transfer.local);
   }

@@ -97,7 +97,7 @@ std::string offered() {
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }
 
-/// Whether the user named no NIC and needs none.
+/// True if the user named no NIC and needs none.
 bool loopback_suffices(const Context& context) {
   return context.settings->nic_list.empty() && context.settings->nic_mapping.empty() &&
          context.loopback_reaches_wanted();

@@ -19,7 +19,7 @@ std::uint64_t random_key(std::size_t bytes) {
   return bytes >= sizeof key ? key : key & ((std::uint64_t{1} << (8 * bytes)) - 1);
 }
 
-/// Whether the device itself reads and writes GPU memory. A provider that copies by calls of CUDA
+/// True if the device itself reads and writes GPU memory. A provider that copies by calls of CUDA
 /// in its progress could wait for a kernel that waits for the data.
 bool accesses_gpus_directly(fid_ep& endpoint) {
   int required = FI_HMEM_P2P_REQUIRED;

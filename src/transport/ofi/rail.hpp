@@ -27,7 +27,7 @@ struct CloseFid {
 template <typename T>
 using Fid = std::unique_ptr<T, CloseFid>;
 
-/// Whether peers may read and write registered memory.
+/// Access of peers to registered memory.
 enum class Peers : std::uint8_t { no_access, access };
 
 /// Memory that this PE registered with a rail. Empty: none.
@@ -45,21 +45,21 @@ class Rail {
 
   const std::string& domain() const noexcept { return domain_name_; }
   const fi_info& info() const noexcept { return *info_; }
-  /// Whether buffers of local operations must be registered.
+  /// True if buffers of local operations must be registered.
   bool local_registration() const noexcept {
     return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
   }
-  /// Whether a message arrives after the data of earlier writes to the same endpoint.
+  /// True if a message arrives after the data of earlier writes to the same endpoint.
   bool messages_after_writes() const noexcept {
     return (info_->tx_attr->msg_order & info_->rx_attr->msg_order & FI_ORDER_SAW) != 0;
   }
-  /// Whether RMA advances only while the target polls.
+  /// True if RMA advances only while the target polls.
   bool target_progresses() const noexcept {
     return info_->domain_attr->data_progress == FI_PROGRESS_MANUAL;
   }
   std::size_t longest() const noexcept { return info_->ep_attr->max_msg_size; }
 
-  /// Whether it accesses GPU memory (FI_HMEM), without calls of CUDA.
+  /// True if it accesses GPU memory (FI_HMEM), without calls of CUDA.
   bool accesses_gpus() const noexcept { return direct_; }
   /// "efa"
   const char* provider() const noexcept { return info_->fabric_attr->prov_name; }

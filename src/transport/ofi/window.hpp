@@ -8,7 +8,7 @@
 
 namespace shoal::transport::ofi {
 
-/// Messages that a PE may send to a peer besides requests and their replies.
+/// Messages that a PE may send to a peer in addition to requests and their replies.
 inline constexpr std::size_t kSpareMessages = 4;
 
 /// Requests that each of `peers` senders may have in flight to a PE whose endpoint takes

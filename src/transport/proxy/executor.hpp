@@ -2,7 +2,7 @@
 // executor.hpp: takes requests from a ring, starts them over the transports, and completes them.
 //
 // Queues. The requests to one PE form a queue and start in the order of their positions. While a
-// transport has no room for one queue (PolledOperations::has_room), the other queues go on. The
+// transport has no room for one queue (PolledOperations::has_room), the other queues continue. The
 // ring bounds all queues, because a slot is reused only after its request, and all before it, are
 // finished.
 //

@@ -15,7 +15,7 @@ using device::proxy::Request;
 
 namespace {
 
-/// Whether [offset, offset + bytes) leaves a heap of `heap_bytes` bytes.
+/// True if [offset, offset + bytes) leaves a heap of `heap_bytes` bytes.
 bool leaves(std::uint64_t offset, std::uint64_t bytes, std::uint64_t heap_bytes) noexcept {
   return offset > heap_bytes || bytes > heap_bytes - offset;
 }

@@ -14,8 +14,8 @@ namespace shoal::transport::proxy {
 std::optional<device::proxy::Request> read_request(const device::proxy::Ring& ring,
                                                    std::uint64_t position) noexcept;
 
-/// What is wrong with a request to one of `n_pes` heaps of `heap_bytes` bytes, with the value and
-/// the allowed range; nullopt where it can be executed. Source addresses are not checked, apart
+/// Describes the error of a request to one of `n_pes` heaps of `heap_bytes` bytes, with the value
+/// and the allowed range; nullopt where it can be executed. Source addresses are not checked, apart
 /// from null and overflow.
 std::optional<std::string> fault_of(const device::proxy::Request& request, Pe n_pes,
                                     std::uint64_t heap_bytes);

@@ -23,7 +23,7 @@ using memory::ProcessId;
 using memory::Segment;
 using memory::Token;
 
-/// What another PE needs to map this PE's segment. Travels through the bootstrap as bytes.
+/// Data with which another PE maps this PE's segment. Travels through the bootstrap as bytes.
 struct Address {
   ProcessId process;
   Token segment{};

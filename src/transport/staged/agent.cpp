@@ -11,7 +11,7 @@
 namespace shoal::transport::staged {
 namespace {
 
-/// Whether the data are in a chunk. Such requests can be served together.
+/// True if the data are in a chunk. Such requests can be served together.
 bool moves_chunk(const Request& request) {
   switch (request.kind) {
     case Kind::put:

@@ -15,7 +15,7 @@ namespace shoal::transport::staged {
 
 enum class Kind : std::uint32_t { put, put_strided, get, get_strided, atomic, signal };
 
-/// Where the data of a put are.
+/// Location of the data of a put.
 enum class DataIn : std::uint32_t { chunk, payload };
 
 /// Written by the requesting PE into a ring in the memory of the serving PE. `number` is a signal

@@ -17,7 +17,7 @@ class Requester {
  public:
   Requester(const Context& context, const Layout& layout, Copies& copies);
 
-  // As the operations of Transport. The source of put is free when it returns. put and signal are
+  // Like the operations of Transport. The source of put is free when it returns. put and signal are
   // complete after finish or quiet, start_get after quiet, and all of them where reached is true.
   void put(Pe pe, std::size_t offset, const Elements& source, std::size_t stride);
   /// Waits for all earlier requests to `pe`. Control words travel by another transport than heaps:

@@ -26,7 +26,7 @@ thread_local int fatal_errors_thrown = 0;  ///< instances of FatalErrorsThrown
 
 constexpr const char* kWithoutSharedMemory = "^sm";  ///< shared memory is transport shm's task
 
-/// Whether both addresses belong to the same library.
+/// True if both addresses belong to the same library.
 bool same_library(const void* address, const void* other) {
   Dl_info one{}, two{};
   return dladdr(address, &one) != 0 && dladdr(other, &two) != 0 && one.dli_fbase == two.dli_fbase;

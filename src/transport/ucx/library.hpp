@@ -31,7 +31,7 @@ class FatalErrorsThrown {
  public:
   FatalErrorsThrown() noexcept;
   ~FatalErrorsThrown();
-  /// Whether one lives in this thread.
+  /// True if one lives in this thread.
   static bool active() noexcept;
   FatalErrorsThrown(const FatalErrorsThrown&) = delete;
   FatalErrorsThrown& operator=(const FatalErrorsThrown&) = delete;
@@ -52,7 +52,7 @@ class Library {
   /// UCX is left as it is: nothing of it is released.
   void abandon() noexcept { abandoned_ = true; }
   bool abandoned() const noexcept { return abandoned_; }
-  /// What UCX may use, for messages: 'SHOAL_UCX_TLS="" (^sm), devices lo'.
+  /// Transports and devices that UCX may use, for messages: 'SHOAL_UCX_TLS="" (^sm), devices lo'.
   const std::string& selection() const noexcept { return selection_; }
 
  private:

@@ -24,7 +24,8 @@ RemoteMemory HeapRegistration::name(const MemoryRegion& region, const std::byte*
   return {reinterpret_cast<std::uintptr_t>(start), region.handle->rkey};
 }
 
-/// By dma-buf, else by address, as far as the setting allows. Throws Error with the reasons.
+/// Registers by dma-buf, else by address, as far as the setting allows. Throws Error with the
+/// reasons.
 std::vector<MemoryRegion> HeapRegistration::register_step(std::byte* start, std::size_t bytes) {
   require(setting_ != "off", Code::unsupported, "SHOAL_VERBS_GPU_MEMORY is off");
   if (heap().on_host()) {

@@ -12,7 +12,7 @@
 namespace shoal::transport::verbs {
 namespace {
 
-/// Of a request of one block, as requests of kernels are.
+/// Most inline bytes of a request of one block, as requests of kernels are.
 constexpr std::uint32_t kInlineBytes =
     mlx5::kBlockBytes - 2 * mlx5::kSegmentBytes - mlx5::kInlineHeader;
 constexpr std::uint32_t kLargestMessage = 1U << 30;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // kernel_queues.hpp: queue pairs of a port that kernels drive, SHOAL_GDA_QUEUE_PAIRS for each peer.
-// They exist beside the network's own, which stay the path of the host and of the proxy.
+// They exist in addition to the network's own, which stay the path of the host and of the proxy.
 //
 // Creation. Device commands make each queue pair with a completion queue of its own, after all
 // queue pairs of the network and in the same order of peers (order.hpp). A PE that cannot make them

@@ -89,8 +89,8 @@ void Network::note_port_event(Line& line, const char* name, const char* text, bo
   log::warn("PE {}: {}", engine_.my_pe(), line.trouble);
 }
 
-/// Asynchronous events: what the device finds wrong beside requests of this PE. Those of ports are
-/// of all ports of the device.
+/// Reads asynchronous events: errors of the device outside requests of this PE. Port events are of
+/// all ports of the device.
 void Network::read_events(Line& line) {
   ibv_async_event event{};
   while (line.port->take_event(event)) {
@@ -285,7 +285,7 @@ bool Network::send(Peer& peer, const Message& message, const Payload& payload, A
   return true;
 }
 
-/// Whether a message on the home connection arrives after all writes that are in flight.
+/// True if a message on the home connection arrives after all writes that are in flight.
 bool Network::follows_writes(const Peer& peer) const noexcept {
   const Link& link = this->link(peer);
   return peer.writes == link.all[peer.home]->writes;

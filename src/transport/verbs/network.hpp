@@ -85,7 +85,7 @@ class Network final : public message::Network {
   std::string route(const Peer& peer) const override;
 
  private:
-  /// What a request in a send queue is for.
+  /// Purpose of a request in a send queue.
   struct Posted {
     enum class Use : std::uint8_t { write, read, message, probe, other };
     Use use = Use::other;
@@ -94,7 +94,7 @@ class Network final : public message::Network {
     std::byte* target = nullptr;  ///< of a bounced read
     std::size_t bytes = 0;
   };
-  /// Whether a request has a completion of its own. `due`: every so many requests.
+  /// Which requests have a completion of their own. `due`: one in every so many.
   enum class Completion : std::uint8_t { none, due, own };
 
   /// A port with this PE's memory on it.

@@ -22,7 +22,7 @@ struct Place {
 };
 
 /// Queue pair i of PE `me` goes to PE (i + 1 + me) mod n, as number i / n of `each`; its own PE is
-/// left out. Naive: by PE.
+/// omitted. If not `rotated`, the order is that of the PEs.
 inline std::vector<Place> creation_order(Pe n, Pe me, std::size_t each, bool rotated) {
   std::vector<Place> order;
   for (std::size_t index = 0; index < each; ++index)

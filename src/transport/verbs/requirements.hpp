@@ -19,7 +19,7 @@
 
 namespace shoal::transport::verbs {
 
-/// What a device offers and a world uses, per port.
+/// Resources that a device offers and a world uses, per port.
 struct Demand {
   std::string port{};             ///< "mlx5_0:1"
   std::size_t network_depth = 0;  ///< SHOAL_NETWORK_DEPTH
@@ -61,7 +61,7 @@ inline std::string refusal(const Demand& demand) {
   return "";
 }
 
-/// What makes calls wait for room, with the remedy.
+/// Limits that make calls wait for room, each with its remedy.
 inline std::vector<std::string> shortfalls(const Demand& demand) {
   std::vector<std::string> found;
   const std::size_t needed = required_depth(demand.network_depth);
@@ -112,7 +112,7 @@ constexpr std::size_t required_depth(const Load& load, const PeerQueues& queues)
   return (all + spread - 1) / spread + 2 * std::min(load.signals, kSlots) + 2;
 }
 
-/// What makes calls with these loads wait for room, with the remedy.
+/// Limits that make calls with these loads wait for room, each with its remedy.
 inline std::vector<std::string> shortfalls(const PeerQueues& queues, std::span<const Load> loads) {
   std::vector<std::string> found;
   for (const Load& load : loads) {

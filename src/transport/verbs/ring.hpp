@@ -27,7 +27,7 @@ struct RingSlot {
 };
 static_assert(sizeof(RingSlot) == 256);
 
-/// What peers' NICs count.
+/// Counters that peers' NICs advance.
 struct Counters {
   std::uint64_t arrived = 0;  ///< messages in this PE's ring
   std::uint64_t freed = 0;    ///< slots of the peer's ring that it has read
@@ -38,7 +38,7 @@ struct RingLayout {
   std::size_t connections;
 
   static constexpr std::size_t kRingBytes = kSlots * sizeof(RingSlot);
-  /// Where atomics put the value before, which has no reader.
+  /// Offset at which atomics put the previous value, which has no reader.
   static constexpr std::size_t sink() { return 0; }
   static constexpr std::size_t counters(std::size_t i) { return 64 + i * sizeof(Counters); }
   static constexpr std::size_t arrived(std::size_t i) { return counters(i); }

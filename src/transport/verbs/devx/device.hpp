@@ -16,7 +16,7 @@ namespace shoal::transport::verbs::devx {
 
 class CommandQueuePair;
 
-/// What a context, a protection domain and a name for messages are needed for.
+/// Context, protection domain and name for messages of an object.
 struct Place {
   ibv_context* context;
   ibv_pd* domain;
@@ -83,7 +83,7 @@ class Device {
   /// Limits of a send queue.
   std::uint32_t most_blocks() const noexcept { return most_blocks_; }
   std::uint32_t most_request_bytes() const noexcept { return most_request_bytes_; }
-  /// Of a completion queue.
+  /// Most entries of a completion queue.
   std::uint32_t most_entries() const noexcept { return most_entries_; }
 
   /// Executes CREATE_*. Null with a reason in `problem` when it fails.

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kRemedy = "Settings: SHOAL_VERBS_INTERFACE, SHOAL_VERBS_MLX5_LIBRARY";
 
-/// The libmlx5 of an installation lies beside its libibverbs.
+/// The libmlx5 of an installation lies next to its libibverbs.
 std::string find_file(const std::string& file, const std::string& verbs_file) {
   const std::filesystem::path folder = std::filesystem::path(verbs_file).parent_path();
   if (folder.empty() || file.find('/') != std::string::npos) return file;
@@ -26,7 +26,7 @@ std::string find_file(const std::string& file, const std::string& verbs_file) {
   return std::filesystem::exists(beside, ignored) ? beside.string() : file;
 }
 
-/// Of the status byte of a response.
+/// Text for the status byte of a response.
 const char* status_text(std::uint32_t status) {
   static constexpr std::pair<std::uint32_t, const char*> kTexts[] = {
       {0x00, "success"},

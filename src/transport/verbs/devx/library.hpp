@@ -45,7 +45,7 @@ struct Library {
   ibv_context* open(ibv_device* device, const std::string& name) const;
 };
 
-/// Loads `file`; of a name without a folder, the file beside `verbs_file` comes first. It stays
+/// Loads `file`. For a name without a folder, the file next to `verbs_file` has priority. It stays
 /// loaded until the process ends. Throws Error{unsupported}.
 std::shared_ptr<const Library> load_library(const std::string& file, const std::string& verbs_file);
 

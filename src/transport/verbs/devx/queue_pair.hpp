@@ -12,7 +12,7 @@ namespace shoal::transport::verbs::devx {
 
 class CommandQueuePair final : public QueuePair {
  public:
-  /// As Port::make_queue_pair.
+  /// Has the arguments of Port::make_queue_pair.
   CommandQueuePair(const CommandPort& port, const QueueLimits& limits, const QueuePairName& name,
                    std::size_t existing);
   /// With a completion queue of its own. Nothing may be posted by post(): kernels write requests

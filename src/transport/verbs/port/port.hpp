@@ -35,7 +35,7 @@ struct PortOffer {
   std::vector<std::string> interfaces{};  ///< network interfaces of a RoCE port
 
   std::string label() const;  ///< "mlx5_0:1"
-  /// Whether a NIC of the plan is this port: its label, its device, or one of its interfaces.
+  /// True if a NIC of the plan is this port: its label, its device, or one of its interfaces.
   bool is(std::string_view nic) const;
 };
 
@@ -65,7 +65,7 @@ std::vector<PortOffer> list_ports(const Library& library);
 /// Opens a device by libibverbs. Throws Error{unsupported}.
 Handle<ibv_context> open_device(const Library& library, ibv_device* device);
 
-/// Whether peers may access registered memory.
+/// Access of peers to registered memory.
 enum class Peers : std::uint8_t { no_access, access };
 
 /// Memory registered with a port.
@@ -100,9 +100,9 @@ class Port {
   std::uint8_t gid_index() const noexcept { return gid_index_; }
   /// RoCE, not InfiniBand.
   bool is_ethernet() const noexcept { return port_.link_layer == IBV_LINK_LAYER_ETHERNET; }
-  /// Whether packets need a global route header: RoCE, or a GID that the user chose.
+  /// True if packets need a global route header: RoCE, or a GID that the user chose.
   bool routed() const noexcept { return routed_; }
-  /// Whether the device is a program of the kernel (soft-RoCE). It copies as processors do, so PEs
+  /// True if the device is a program of the kernel (soft-RoCE). It copies as processors do, so PEs
   /// may see half of a word that it places.
   bool is_software() const noexcept;
   PathAddress path() const;

@@ -8,7 +8,7 @@
 
 namespace shoal::transport::verbs {
 
-/// What all queue pairs of a port have in common: settings, within the limits of the device.
+/// Limits common to all queue pairs of a port: settings, within the limits of the device.
 struct QueueLimits {
   std::uint32_t depth = 0;         ///< requests in a send queue
   std::uint32_t inline_bytes = 0;  ///< asked for; the device may give more
@@ -28,9 +28,9 @@ class QueuePair {
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;
 
-  /// What the peer needs.
+  /// Number and addresses with which the peer connects.
   virtual std::uint32_t number() const noexcept = 0;
-  /// Whether it is the queue pair that an event names. Those of device commands have no events.
+  /// True if it is the queue pair that an event names. Those of device commands have no events.
   virtual bool is(const ibv_qp* /*handle*/) const noexcept { return false; }
   std::uint32_t first_packet() const noexcept { return first_packet_; }
   std::uint32_t inline_bytes() const noexcept { return inline_bytes_; }
