@@ -11,7 +11,7 @@ namespace shoal::ep::detail {
 /// failure of another rank with the number of its PE.
 std::shared_ptr<GroupState> agree_on_group(const Team& team, const GroupOptions& options);
 
-/// Whether `mine` is true on any PE of the world. Collective over the world, like releasing heap
+/// True if `mine` is true on any PE of the world. Collective over the world, like releasing heap
 /// memory.
 bool any_pe(const GroupState& state, bool mine, const char* what);
 

@@ -12,10 +12,10 @@ namespace shoal::ep::detail {
 
 /// The state of a group that has not been closed. Throws Error{closed}.
 GroupState& open_group(const std::shared_ptr<GroupState>& state, const char* call);
-/// As open_group, for a group whose operations work: neither it nor, unless it masks failed ranks,
-/// that of another rank has failed. Throws Error{closed}.
+/// Like open_group, for a group whose operations work: neither it nor, unless it masks failed
+/// ranks, that of another rank has failed. Throws Error{closed}.
 GroupState& working_group(const std::shared_ptr<GroupState>& state, const char* call);
-/// As working_group, and waits for asynchronous calls, so that operations keep their order.
+/// Like working_group, but also waits for asynchronous calls, so that operations keep their order.
 GroupState& idle_group(const std::shared_ptr<GroupState>& state, const char* call);
 
 using shoal::detail::CallKind;
@@ -47,9 +47,9 @@ namespace record = shoal::detail::record;
 /// in the group's record. After a failure of the group, writes the record to SHOAL_FLIGHT_DIR.
 class OperationScope {
  public:
-  /// `sends`: a low-latency send, whose operation a receive goes on with.
+  /// `sends`: a low-latency send, whose operation a receive continues.
   OperationScope(GroupState& group, record::Operation operation, bool sends = false);
-  /// Goes on with the operation of this epoch that was sent.
+  /// Continues the operation of this epoch that was sent.
   static OperationScope receive(GroupState& group, record::Operation operation,
                                 std::uint64_t epoch) {
     return {group, operation, epoch};

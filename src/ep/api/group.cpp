@@ -81,7 +81,7 @@ bool release_memory(GroupState& state) {
   return true;
 }
 
-/// What the destructor of a group does. Other ranks may never come while an exception unwinds or
+/// Releases a group for its destructor. Other ranks may never call while an exception unwinds or
 /// after a failure; the memory then stays allocated until the world closes.
 void release_quietly(GroupState& state) {
   state.drain_work_queue();

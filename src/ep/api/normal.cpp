@@ -39,7 +39,7 @@ Dispatched run_dispatch(GroupState& group, const TensorView& x, const Routing* r
   });
 }
 
-/// Whether the backend takes all rows of a combine as they are.
+/// True if the backend takes all rows of a combine as they are.
 bool aligned(const TensorView& y, const CombineOptions& options) {
   return rows_aligned(y) && rows_aligned(options.out) &&
          std::all_of(options.bias.begin(), options.bias.end(), rows_aligned);

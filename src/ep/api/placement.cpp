@@ -13,7 +13,7 @@
 namespace shoal::ep::detail {
 namespace {
 
-/// By rank: equal numbers where loads and stores reach.
+/// Indexed by rank: equal numbers where loads and stores reach.
 std::vector<std::int32_t> domains_of(const Team& team,
                                      const std::vector<std::int32_t>& domain_of_pe) {
   std::vector<std::int32_t> domains;

@@ -32,9 +32,9 @@ struct DispatchCall {
     if (cached) return cached->expert_alignment;
     return options.expert_major ? options.expert_alignment : 0;
   }
-  /// Top-k slots described beside a row of the result.
+  /// Top-k slots described with a row of the result.
   std::int32_t topk_slots() const { return expert_alignment() > 0 ? 1 : routing->shape.top_k; }
-  /// Whether the number of rows has to reach the host before the call returns.
+  /// True if the number of rows has to reach the host before the call returns.
   bool waits_for_sizes() const { return options.worst_case_rows == 0 && !cached; }
 };
 
@@ -44,7 +44,7 @@ struct Mode {
   Mode(const Mode&) = delete;
   Mode& operator=(const Mode&) = delete;
 
-  /// Whether calls return before their operation has ended.
+  /// True if calls return before their operation has ended.
   bool queues() const { return kind == BackendKind::cuda; }
 
   const BackendKind kind;
@@ -81,7 +81,7 @@ struct LowLatencyMode : Mode {
   virtual void clear_masks() = 0;
 };
 
-/// Owns what a group has beside its block, and its modes.
+/// Owns the resources of a group other than its block, and its modes.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -96,7 +96,7 @@ class Backend {
   virtual std::vector<observe::MemoryRegion> regions() const = 0;
   /// Called once the group has its memory, before any other rank proceeds.
   virtual void open() = 0;
-  /// Returns what open took beside that memory. Collective.
+  /// Returns the other resources that open took. Collective.
   virtual void release() {}
   /// A rank that has given up the group, if this is known without effort. Asked at every call.
   virtual std::optional<std::int32_t> failed_rank() const { return std::nullopt; }

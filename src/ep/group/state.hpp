@@ -169,7 +169,7 @@ struct HandleState {
   std::vector<Forwarded> forwarded;  ///< [nodes] if there are several: forwarded for each peer
 
   std::int64_t received_by(std::int32_t rank) const;
-  /// Top-k slots described beside a row.
+  /// Top-k slots described with a row.
   std::int32_t topk_slots(std::int32_t top_k) const { return expert_alignment > 0 ? 1 : top_k; }
 };
 

@@ -40,7 +40,7 @@ class WorkQueue {
   }
   /// Returns when everything queued so far has run.
   void drain();
-  /// As drain, but bounds the waits for `after`: a task whose `after` is not ready by then fails
+  /// Like drain, but bounds the waits for `after`: a task whose `after` is not ready by then fails
   /// with Error{closed}. The caller submits nothing more.
   void finish(std::chrono::milliseconds limit);
 

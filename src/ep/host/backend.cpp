@@ -80,7 +80,7 @@ class LowLatency final : public detail::LowLatencyMode {
   }
 
  private:
-  /// Whether a receive would return or throw without waiting: all ranks have sent, has failed, or
+  /// True if a receive would return or throw without waiting: all ranks have sent, has failed, or
   /// had the time to.
   bool all_sent(std::chrono::steady_clock::time_point sent_at, std::size_t signals,
                 std::uint64_t epoch) const {

@@ -56,7 +56,7 @@ SHOAL_HOST_DEVICE inline double exp(double x) {
   const double shifted = add(mul(clamped, kLog2E), kRounder);
   const double n = add(shifted, -kRounder);
   const double r = fma(n, -kLow, fma(n, -kHigh, clamped));  // from -ln(2) / 2 to ln(2) / 2
-  // The series of e^r; the first term left out is below 2^-57.
+  // The series of e^r; the first omitted term is below 2^-57.
   double p = 1.0 / 6227020800.0;
   p = fma(p, r, 1.0 / 479001600.0);
   p = fma(p, r, 1.0 / 39916800.0);

@@ -30,7 +30,7 @@ SHOAL_HOST_DEVICE inline float softmax(double term, double sum) {
   return static_cast<float>(div(term, sum > kLeastSum ? sum : kLeastSum));
 }
 
-/// What scores are multiplied by; `sum`: of the chosen scores, added in the order of choice.
+/// Factor of the scores; `sum`: of the chosen scores, added in the order of choice.
 SHOAL_HOST_DEVICE inline double weight_factor(bool normalize, float scaling, double sum) {
   if (!normalize) return static_cast<double>(scaling);
   return div(static_cast<double>(scaling), sum > kLeastSum ? sum : kLeastSum);

@@ -157,7 +157,7 @@ SHOAL_HOST_DEVICE constexpr std::uint32_t without_all_ones(std::uint32_t word, s
   return word == 0xffff'ffffu ? word - (1u << (9 * first_code - 32 * i)) : word;
 }
 
-/// Whether a block with these groups is cast.
+/// True if a block with these groups is cast.
 SHOAL_HOST_DEVICE inline bool logfmt_can_encode(const LogfmtGroup* groups, std::size_t count) {
   bool castable = true;
   for (std::size_t g = 0; g < count; ++g) castable = castable && logfmt_castable(groups[g]);

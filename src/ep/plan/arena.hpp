@@ -89,7 +89,7 @@ class Arena {
     std::lock_guard lock(mutex_);
     return regions_.size();
   }
-  /// Whether regions are kept for graphs.
+  /// True if regions are kept for graphs.
   bool keeps() const {
     std::lock_guard lock(mutex_);
     return !kept_.empty();
@@ -105,7 +105,7 @@ class Arena {
     bool operator==(const Kept&) const = default;
   };
 
-  /// Whether [at, at + bytes) is free; a region that shares may overlap those kept for graphs.
+  /// True if [at, at + bytes) is free; a region that shares may overlap those kept for graphs.
   bool fits(std::size_t at, std::size_t bytes, bool shares) const {
     if (at > size_ || bytes > size_ - at) return false;
     const auto apart = [&](std::size_t start, std::size_t length) {

@@ -28,7 +28,7 @@ struct Nodes {
     return ranks_by_node[node * size + index];
   }
   std::int32_t rail_peer(std::int32_t node) const { return rank_at(node, rail); }
-  /// Whether a rank is local: on the node of this rank.
+  /// True if a rank is local: on the node of this rank.
   bool here(std::int32_t rank) const { return node_of[rank] == mine; }
   std::int32_t ranks() const { return static_cast<std::int32_t>(node_of.size()); }
   /// Position of `other` among the ranks that are not on the node of `owner`, ascending.

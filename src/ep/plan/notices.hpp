@@ -18,9 +18,9 @@ enum class Operation : std::uint64_t { dispatch = 1, combine = 2 };
 /// experts per token, in bfloat16; a row per expert in bfloat16; a row per expert in LogFMT-10.
 enum class CombineRowForm : std::uint32_t { sums, rows, log_fmt };
 
-/// What a rank that gives the group up writes in its `failed` word at every rank: the rank that it
-/// waited for; never 0. `gave_up`: that rank had given the group up before, so that the cause is in
-/// its `failed` word. Otherwise that rank is the cause: it is late, for instance.
+/// Value of the `failed` word that a rank which gives up the group writes at every rank: the rank
+/// that it waited for; never 0. `gave_up`: that rank had given the group up before, so that the
+/// cause is in its `failed` word. Otherwise that rank is the cause: it is late, for instance.
 SHOAL_HOST_DEVICE constexpr std::uint64_t failed_word(std::int32_t rank, bool gave_up) {
   return (static_cast<std::uint64_t>(gave_up) << 32) | (static_cast<std::uint32_t>(rank) + 1);
 }

@@ -13,7 +13,7 @@
 
 namespace shoal::ep::detail {
 
-/// Collects the arrays of a block in any order; an array without elements is left out.
+/// Collects the arrays of a block in any order; an array without elements is omitted.
 class Regions {
  public:
   struct Dimension {

@@ -58,7 +58,7 @@ struct FaultReport {
   volatile std::uint32_t operation;  ///< detail::Operation of the wait
   volatile std::uint64_t epoch, seen;
   volatile std::int64_t token, value, allowed;
-  /// Low latency: ranks that timed out and are left out from now on.
+  /// Low latency: ranks that timed out and are skipped from now on.
   volatile std::uint32_t masked[kMaxDeviceRanks];
 };
 

@@ -29,8 +29,8 @@ enum class KernelKind : std::uint32_t {
   count
 };
 
-/// What the blocks of one launch count. On a cache line of its own: all blocks add to it at the
-/// same time, and loads of other data on the line would have to wait.
+/// Counters that the blocks of one launch share. They have a cache line of their own: all blocks
+/// add to it at the same time, and loads of other data on the line would have to wait.
 struct alignas(128) Counters {
   std::uint32_t ticket;  ///< blocks that have started
   std::uint32_t done;    ///< blocks that have ended
@@ -38,7 +38,7 @@ struct alignas(128) Counters {
   std::uint32_t staged;  ///< pieces of expert output handed out (normal/staged_pieces.cuh)
 };
 
-/// What the kernels of a group keep between launches, in device memory. Epochs advance on the
+/// State in device memory that the kernels of a group keep between launches. Epochs advance on the
 /// device, so that a captured graph can be replayed.
 struct GroupMemory {
   std::uint64_t epoch;                                 ///< of the last normal operation
@@ -51,7 +51,7 @@ struct GroupMemory {
   /// half may hold rows that no rank has read; 0: none.
   std::uint64_t dirty_dispatch[2], dirty_combine[2];
   Counters counters[static_cast<std::uint32_t>(KernelKind::count)];
-  std::uint32_t masked[kMaxDeviceRanks];  ///< not 0: left out of low-latency operations
+  std::uint32_t masked[kMaxDeviceRanks];  ///< not 0: masked in low-latency operations
 };
 
 /// A group, passed to kernels by value.
@@ -67,7 +67,7 @@ struct DeviceGroup {
   std::uint32_t mask_failed;  ///< GroupOptions.mask_failed
 };
 
-/// Whether its kernels count. Kernels whose time counts are compiled with and without.
+/// True if its kernels count. Kernels whose time counts are compiled with and without.
 inline bool counts(const DeviceGroup& group) {
   return group.record != nullptr;
 }

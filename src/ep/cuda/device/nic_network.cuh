@@ -16,7 +16,8 @@
 namespace shoal::ep::cuda {
 
 struct ByNic {
-  /// As in ByProxy. Puts of 32 rows share a post, so few of them save no time.
+  /// Has the meaning of ByProxy::kGapBytes. Puts of 32 rows share a post, so few of them save no
+  /// time.
   static constexpr std::size_t kGapBytes = std::size_t{1} << 10;
 
   __device__ static bool start_put(const device::World& world, void* target, const void* source,

@@ -7,7 +7,7 @@
 // address take place one after another. A launch notes its times in a ring; the next launch of its
 // kind adds them to the durations, because the block that writes the last time is not known before.
 //
-// Everything is left out where DeviceGroup::record is nullptr.
+// Nothing is recorded where DeviceGroup::record is nullptr.
 #pragma once
 
 #include "ep/cuda/device/group.cuh"
@@ -15,7 +15,7 @@
 
 namespace shoal::ep::cuda {
 
-/// As in shoal::detail::record.
+/// Same values as in shoal::detail::record.
 enum class RecordedOperation : std::uint32_t {
   dispatch,
   combine,
@@ -29,7 +29,7 @@ enum class RecordedOperation : std::uint32_t {
 struct LaunchRecord {
   std::uint64_t epoch, operation;
   std::uint64_t start;     ///< of the first block
-  std::uint64_t notified;  ///< the last rank that had to be waited for has come
+  std::uint64_t notified;  ///< when the last awaited rank arrived
   std::uint64_t sent;      ///< normal mode: the last block has no rows left
   /// Between nodes: a kernel in front of the launch began. Valid if `front_epoch` is that of the
   /// launch.
@@ -37,7 +37,8 @@ struct LaunchRecord {
   /// Between nodes: the epoch of a low-latency send, once the kernel that forwards it has ended.
   std::uint64_t forwarded;
   std::uint64_t rows, bytes;  ///< as in OperationCounts
-  /// Of the last block among those that share a word; the last one of all is that of the launch.
+  /// End times, each of the last block among those that share a word; the latest is that of the
+  /// launch.
   static constexpr std::uint32_t kEnds = 8;
   std::uint64_t ends[kEnds];
 
@@ -65,13 +66,13 @@ struct OperationCounts {
   std::uint64_t waited;    ///< nanoseconds in which the operation waited for some rank
 };
 
-/// What some of the blocks have counted in low-latency mode.
+/// Rows that some of the blocks have counted in low-latency mode.
 struct alignas(128) LowLatencyRows {
   std::uint64_t received, combined;
   std::uint64_t sent[kMaxDeviceRanks][2];  ///< to each rank in bfloat16, in float8
 };
 
-/// What this rank exchanged with another one.
+/// Totals of this rank's exchange with another one.
 struct RankRecord {
   std::uint64_t rows, bytes;  ///< sent by normal dispatches
   /// Rows that normal dispatches sent over a network: to the rail peer on each node that needs
@@ -100,8 +101,8 @@ struct KernelRecord {
   std::uint64_t added[kKernelKinds];  ///< epoch of the last launch that is part of `durations`
   RankRecord ranks[kMaxDeviceRanks];
   LowLatencyRows low_latency_rows[kRowCopies];
-  /// By parity of the epoch: longest wait of a combine for the weights of a rank, until the next
-  /// send adds it.
+  /// Longest wait, indexed by parity of the epoch, of a combine for the weights of a rank, until
+  /// the next send adds it.
   std::uint64_t weight_wait[2][kMaxDeviceRanks];
   LaunchRecord launches[kKernelKinds][kLaunches];
   std::uint64_t expert_rows[1];  ///< [local_experts] received
@@ -161,7 +162,7 @@ __device__ inline void count_rows_moved(const DeviceGroup& group, std::uint64_t 
   count_up(&launch.bytes, bytes);
 }
 
-/// Where the block counts rows of low-latency mode.
+/// Counters in which the block counts rows of low-latency mode.
 __device__ inline LowLatencyRows& low_latency_rows(const DeviceGroup& group) {
   return group.record->low_latency_rows[blockIdx.x % kRowCopies];
 }
@@ -174,7 +175,7 @@ __device__ inline void note_end(const DeviceGroup& group, KernelKind kind, std::
       ptx::globaltimer();
 }
 
-/// A thread calls when the rank has come for which it waited at the start of the launch.
+/// A thread calls when the rank arrived for which it waited at the start of the launch.
 __device__ inline void note_notified(const DeviceGroup& group, KernelKind kind,
                                      std::uint64_t epoch) {
   if (group.record != nullptr)
@@ -200,7 +201,7 @@ __device__ inline void count_duration(const DeviceGroup& group, std::uint64_t op
 }
 
 /// Adds the launch before that of `epoch` to the durations. One thread of the launch calls; out of
-/// line, because it runs beside the work of the launch and should not take its registers.
+/// line, because it runs alongside the work of the launch and should not take its registers.
 __device__ __noinline__ inline void add_last_launch(const DeviceGroup& group, KernelKind kind,
                                                     std::uint64_t epoch) {
   const LaunchRecord last = launch_record(group, kind, epoch - 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// signals.cuh: words by which ranks tell each other that an operation has come so far, and waits
+// signals.cuh: words by which ranks report the progress of an operation to each other, and waits
 // for them with a deadline.
 //
 // A signal is a word in the block of the rank that waits, on a line for each rank that raises it.
@@ -34,7 +34,7 @@ __device__ inline void raise_signal(const DeviceGroup& group, std::size_t signal
 /// threads that move rows.
 inline constexpr std::uint32_t kPollNs = 40;
 
-/// What waits.
+/// Operation and phase that wait, for messages.
 struct WaitPlace {
   Phase phase;
   std::uint32_t operation;  ///< detail::Operation

@@ -144,7 +144,7 @@ class TokenGate {
     });
   }
 
-  /// Of the sum of a group's two best selections.
+  /// Key of the sum of a group's two best selections.
   __device__ std::uint32_t key_of_group(std::int32_t group, std::int32_t size) const {
     const std::uint32_t* const keys = keys_ + group * size;
     std::uint32_t best = 0, second = 0;

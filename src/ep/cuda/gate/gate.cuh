@@ -12,7 +12,7 @@ namespace shoal::ep::cuda {
 
 /// Arrays in memory of the GPU, without gaps. Options as checked by GateOptions::validate.
 struct Gate {
-  /// What shared memory of one token holds: its scores, selections and groups.
+  /// Shared memory of one token: its scores, selections and groups.
   static constexpr std::int32_t kMostExperts = 4096;
 
   const float* logits;     ///< [tokens][experts]

@@ -11,7 +11,7 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// What the network that kernels send by reports about `pe`, if anything.
+/// Failure that the network of the kernels reports about `pe`, if any.
 std::optional<Error> failure_of_network(const CudaGroup& group, Pe pe) {
   const auto* const side = group.state.world->device_side();
   if (side == nullptr) return std::nullopt;

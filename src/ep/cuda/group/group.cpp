@@ -171,7 +171,7 @@ void CudaGroup::end(const Launch& launch, cudaStream_t on) {
     wait_for_gpu();
 }
 
-/// Whether the call that began last returns only when the GPU has executed it. The calls of the
+/// True if the call that began last returns only when the GPU has executed it. The calls of the
 /// driver that move rows need a lock of the context. Other calls of the process hold it while they
 /// wait for kernels, which may wait for rows: on the legacy default stream a copy to pageable
 /// memory and a launch into a full queue, on any stream the loading of a kernel at its first use.
@@ -273,7 +273,7 @@ void CudaGroup::drain() {
 void CudaGroup::synchronize() {
   state.world->memory().cuda()->activate();
   record_left();
-  // After an interrupt the group is as before, and its work goes on.
+  // After an interrupt the group is as before, and its work continues.
   (void)poll_while_not_ready(
       [this] { return last_stream == stream ? cudaStreamQuery(stream) : cudaEventQuery(between_); },
       "synchronize of an ep::Group");

@@ -67,7 +67,7 @@ struct CudaGroup {
   /// work may come between the two kernels.
   void end_first() { check(cudaGetLastError(), "launch of a kernel"); }
   bool capturing(cudaStream_t on) const;
-  /// Whether the stream of the call that began last is captured; asks no driver.
+  /// True if the stream of the call that began last is captured; asks no driver.
   bool captures() const { return begun_.graph != 0; }
   /// The number of the graph that captures it (CapturedMemory); 0: none.
   std::uint64_t graph() const { return begun_.graph; }
@@ -133,9 +133,9 @@ struct CudaGroup {
   std::vector<cudaStream_t> readers_;  ///< streams that later calls are ordered after
   cudaEvent_t read_ = nullptr;         // recorded on each of them in turn
   cudaEvent_t between_ = nullptr;      // recorded after each call on a stream of the caller
-  // As long as all calls have been on the legacy default stream, between_ is recorded when one
-  // comes on another stream: an event takes a microsecond of the host, and parts the kernels of
-  // neighbouring calls. Other streams can be destroyed or captured by then.
+  // While all calls have been on the legacy default stream, between_ is recorded only when one
+  // arrives on another stream: an event costs host time and separates the kernels of neighbouring
+  // calls. Other streams can be destroyed or captured by then.
   bool left_ = false;      // between_ has still to be recorded after the last call
   bool switches_ = false;  // a call has followed one on another stream
   bool under_way_ = true;  // calls may be in progress: another stream has to wait for them

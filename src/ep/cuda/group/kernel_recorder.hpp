@@ -49,8 +49,8 @@ class KernelRecorder {
   KernelRecorder(const KernelRecorder&) = delete;
   KernelRecorder& operator=(const KernelRecorder&) = delete;
 
-  /// Of operations that have ended. Copies the counters; keeps what it had where the GPU does not
-  /// copy them in time.
+  /// Adds the operations that have ended. Copies the counters; keeps the earlier ones where the GPU
+  /// does not copy them in time.
   void add_to(Statistics& statistics);
   /// Shows the counters for the last time.
   void stop() noexcept;

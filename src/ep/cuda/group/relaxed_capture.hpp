@@ -18,7 +18,8 @@ class RelaxedCapture {
     gpu.activate();
     check(cudaThreadExchangeStreamCaptureMode(&mode_), "capture mode of this thread");
   }
-  /// Where the GPU's context is current, or a memory's deleter can only try.
+  /// Needs the GPU's context to be current. Ignores errors, because a deleter of memory can only
+  /// try.
   RelaxedCapture() noexcept { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
   RelaxedCapture(const RelaxedCapture&) = delete;
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;

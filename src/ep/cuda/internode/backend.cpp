@@ -137,7 +137,7 @@ class InternodeBackend final : public detail::Backend {
       kernel_recorder_.emplace(std::move(counted));
   }
 
-  /// Where the caller insists on kernels: returns the group's memory and throws, on all ranks.
+  /// Returns the group's memory and throws, on all ranks, if the caller insists on kernels.
   void refuse_if_required(const std::string& reason) {
     if (state_.world->settings().ep_between_nodes != "kernels") return;
     release();

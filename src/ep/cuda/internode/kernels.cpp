@@ -17,7 +17,7 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// What the block for kernels has room for.
+/// Shape for which the block of the kernels has room.
 detail::Shape low_latency_shape(const GroupState& state) {
   detail::Shape shape = state.shape;
   shape.max_tokens = 0;
@@ -26,7 +26,7 @@ detail::Shape low_latency_shape(const GroupState& state) {
   return shape;
 }
 
-/// By rank: equal numbers where loads and stores reach.
+/// Indexed by rank: equal numbers where loads and stores reach.
 std::vector<std::int32_t> domains_of(const GroupState& state) {
   const auto& of_pe = state.world->fabric().heap_domains();
   std::vector<std::int32_t> domains;
@@ -35,7 +35,7 @@ std::vector<std::int32_t> domains_of(const GroupState& state) {
   return domains;
 }
 
-/// Of the rank with the most ranks in other domains: memory has the same size on all.
+/// Outboxes of the rank with the most ranks in other domains: memory has the same size on all.
 std::size_t most_outboxes(const std::vector<std::int32_t>& domains) {
   std::size_t most = 0;
   for (const std::int32_t domain : domains)

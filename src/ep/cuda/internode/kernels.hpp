@@ -19,7 +19,7 @@ std::optional<std::string> why_no_kernels(const GroupState& state);
 /// How kernels send from and to [memory, memory + bytes) of the heaps of this group's ranks: by NIC
 /// where its queues reach all of it on every rank out of reach of loads and stores.
 NetworkPath path_of(const GroupState& state, const void* memory, std::size_t bytes);
-/// Whether some rank gets rows that go this way by calls of this process to the driver.
+/// True if some rank gets rows that go this way by calls of this process to the driver.
 bool driver_moves_rows(const GroupState& state, NetworkPath path);
 
 /// The group on its GPU, and its modes. A mode that is nullptr is staged.

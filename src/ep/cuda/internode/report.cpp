@@ -12,14 +12,14 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// Whether the PE is on this node and the settings allow its GPU to be reached.
+/// True if the PE is on this node and the settings allow its GPU to be reached.
 bool should_reach(const shoal::detail::WorldState& world, Pe pe) {
   if (!world.placement().same_node(pe)) return false;
   const auto& allowed = shoal::detail::order_of(world.fabric().gpu_map(), world.my_pe(), pe);
   return std::find(allowed.begin(), allowed.end(), "cuda_p2p") != allowed.end();
 }
 
-/// Where kernels send rows.
+/// Names the network path by which kernels send rows.
 std::string executor_of(const InternodeWays& ways) {
   const auto name = [](NetworkPath path) {
     return path == NetworkPath::nic ? "through queues of the NIC" : "through the proxy";

@@ -59,7 +59,7 @@ DeviceLayout::DeviceLayout(const Shape& shape) {
       slot_bytes - align_up(slot_scales + align_up(scale_groups(shape.hidden), 4) * 4, 128);
   slots = cursor.take(product(2, ranks, tokens, slot_bytes));
   combine_weights = cursor.take(product(2, ranks, tokens, top_k, sizeof(std::uint64_t)));
-  // A LogFMT-10 row has its scales beside units of 16 channels.
+  // A LogFMT-10 row has its scales next to units of 16 channels.
   combine_row_bytes =
       align_up(align_up(shape.hidden, 16) * 2 + scale_groups(shape.hidden) * 4, 128);
   combine_rows = cursor.take(product(combine_places, combine_row_bytes));

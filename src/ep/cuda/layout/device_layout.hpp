@@ -3,7 +3,8 @@
 // heap, as a pure function of its options; the same on every rank.
 //
 // Normal mode has the same receive area as on the host (Arena). A region of it holds x, then a side
-// record for each row: what travels beside a row is contiguous, so that it is one small write.
+// record for each row: the fields that travel with a row are contiguous, so that they are one small
+// write.
 //
 // Low-latency mode has fixed slots by (source, token), and combine rows by (token, top-k slot or
 // rank). A masked rank may write its combine rows late, when the half has been granted again; with
@@ -25,7 +26,7 @@ inline constexpr std::int32_t kMaxDeviceRanks = 128;
 /// Low latency: bytes and top-k slots of a packet of a slot's header.
 inline constexpr std::size_t kPacketBytes = 16, kTopkSlotsPerPacket = 2;
 
-/// What travels beside a row: scales, int64 experts and float32 weights at the receiving rank
+/// Fields that travel with a row: scales, int64 experts and float32 weights at the receiving rank
 /// (`top_k` of each; one in an expert-major layout), int32 source token. A multiple of 16 bytes.
 struct SideRecord {
   std::uint32_t topk_idx, weights, source_token, bytes;
@@ -47,8 +48,8 @@ struct RegionLayout {
         total(align_up(records + rows * record_bytes, kPageBytes)) {}
 };
 
-/// What a rank tells every other at the start of a normal operation. For a dispatch followed by
-/// int32 rows for each rank [ranks], and int32 tokens for each expert of the receiving rank
+/// Notice of a rank to every other at the start of a normal operation. In a dispatch it is followed
+/// by int32 rows for each rank [ranks], and int32 tokens for each expert of the receiving rank
 /// [local_experts], expert-major for all experts [experts].
 struct DeviceNotice {
   /// Offset in the block. Dispatch: the granted region, or kNoRoom; combine: y.

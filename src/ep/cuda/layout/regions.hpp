@@ -12,11 +12,11 @@
 namespace shoal::ep::detail {
 
 std::vector<observe::MemoryRegion> regions_of(const DeviceLayout& layout, const Shape& shape);
-/// Of normal mode by kernels between nodes: with the rings, which follow the layout.
+/// Regions of normal mode by kernels between nodes: with the rings, which follow the layout.
 std::vector<observe::MemoryRegion> regions_of(const DeviceLayout& layout, const RailLayout& rails,
                                               const Shape& shape);
-/// Of low-latency mode by kernels between nodes: with blocks for ranks of other nodes, whose layout
-/// is the same.
+/// Regions of low-latency mode by kernels between nodes: with blocks for ranks of other nodes,
+/// whose layout is the same.
 std::vector<observe::MemoryRegion> regions_of(const DeviceLayout& layout, std::size_t outboxes,
                                               const Shape& shape);
 

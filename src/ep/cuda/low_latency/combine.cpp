@@ -6,7 +6,7 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// What follows from the caller's arguments alone.
+/// Sets the parameters that follow from the caller's arguments alone.
 LowLatencyCombineSend send_of(const TensorView& y, const TensorView& weights,
                               const CudaLowLatencyHandle& handle,
                               const LowLatencyCombineOptions& options) {
@@ -27,7 +27,7 @@ LowLatencyCombineSend send_of(const TensorView& y, const TensorView& weights,
   return call;
 }
 
-/// Whether the receive reads what the send leaves when it has ended: for statistics, how long it
+/// True if the receive reads what the send leaves when it has ended: for statistics, how long it
 /// waited for weights.
 bool reads_of_send(const CudaLowLatencyHandle& handle, const LowLatencyCombineOptions& options) {
   return form_of(options) == CombineRowForm::sums && options.wait_ns.defined() &&

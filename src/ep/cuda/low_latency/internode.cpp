@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// internode.cpp: the launches that groups with remote ranks have beside the others.
+// internode.cpp: the additional launches of groups with remote ranks.
 #include "ep/cuda/low_latency/low_latency.hpp"
 #include "ep/cuda/low_latency/parts.hpp"
 #include "ep/numeric/numeric.hpp"

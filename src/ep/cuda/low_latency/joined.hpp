@@ -26,9 +26,9 @@ constexpr bool joins_combine(std::int32_t ranks, std::int64_t tokens,
 
 /// Counts the groups of this process that have low-latency calls on a GPU.
 ///
-/// The kernel of a joined call takes so much of each SM that no other one fits beside it. Where two
+/// The kernel of a joined call takes so much of each SM that no other one fits alongside. Where two
 /// groups call on streams of their own, and two ranks start in different orders, each would wait
-/// for the other; the send of two launches fits beside a receive.
+/// for the other; the send of two launches fits alongside a receive.
 class LowLatencyGroups {
  public:
   explicit LowLatencyGroups(int device)

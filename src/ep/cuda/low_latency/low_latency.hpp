@@ -60,7 +60,7 @@ class LowLatency final : public detail::LowLatencyMode {
                                    const LowLatencyDispatchSend* joined);
   Tensor queue_receive(detail::PendingCombineState& base, const float* weights, bool behind_send,
                        const LowLatencyCombineSend* joined);
-  // The kernels that groups with remote ranks have beside the others (internode.cuh); nothing
+  // The additional kernels of groups with remote ranks (internode.cuh); no effect
   // in other groups.
   void wait_arrival(Arrival what, std::uint64_t* longest_wait, cudaStream_t on) const;
   void forward(const LowLatencyDispatchSend& sent, cudaStream_t on) const;

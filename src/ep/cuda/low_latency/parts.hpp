@@ -200,11 +200,11 @@ struct LowLatency::Parts {
   std::uint64_t* waits_of_dispatch() const {
     return static_cast<std::uint64_t*>(longest_wait.get());
   }
-  /// Whether a receive can start before its send has ended: nothing comes between the two.
+  /// True if a receive can start before its send has ended: nothing comes between the two.
   bool chains() const {
     return limits.dependent_launch && group.ranks_on_gpu == 1 && remote.count == 0;
   }
-  /// Whether the kernels that have a send and its receive in one launch serve this group. Bounds of
+  /// True if the kernels that have a send and its receive in one launch serve this group. Bounds of
   /// blocks are for the two of them.
   bool joins(const Launch& launch) const {
     return chains() && group.device.mask_failed == 0 && !group.low_latency_counts &&
@@ -241,8 +241,8 @@ struct LowLatency::Parts {
     load_low_latency_wait_arrival();
   }
 
-  /// The reply to `probe`. Its kernel runs beside everything else on the GPU; the reply is no where
-  /// it does not run within a millisecond.
+  /// The reply to `probe`. Its kernel runs alongside everything else on the GPU; the reply is no
+  /// where it does not run within a millisecond.
   bool ask(LowLatencyProbe probe) {
     probe.group = group.device;
     probe.sizes = sizes();

@@ -7,10 +7,10 @@
 // a few chunks ahead, and added in float32: biases first, then the ranks in the order of the
 // routing (expert-major: top-k slots ascending), rounded once. Weights: combine_weights.cuh.
 //
-// Where the rows are: combine_sources.cuh. Rows or weights that other ranks do not reach are copied
+// combine_sources.cuh finds the rows. Rows or weights that other ranks do not reach are copied
 // to the staging area meanwhile (combine_staging.cuh), or summed to it (combine_sums.cuh). With
 // CombineOptions::topk_rows, the row of a token at this rank itself is a sum as well, which never
-// leaves the registers: the rows that it consists of are fetched beside those of the other ranks.
+// leaves the registers: the rows that it consists of are fetched with those of the other ranks.
 //
 // Waits: `entered` of all ranks (where their expert outputs are), then, in the block that ends
 // last, `finished` of all ranks: they have fetched this rank's expert outputs, which may change
@@ -88,7 +88,8 @@ __device__ void sum_parts(const NormalCombine& params, std::int64_t offset, Shar
            Format::narrow(sums[i]));
 }
 
-/// Of a stage's note, in its second word: copies, the first local one, and how many are local.
+/// Bit offsets in the second word of a stage's note: first local copy, local copy count. The copy
+/// count starts at bit 0.
 [[maybe_unused]] constexpr std::uint32_t kLocal = 8, kLocalCount = 16;
 
 /// The chunks of one warp's work, in order. A work item is a segment of a token, a few chunks:
@@ -149,7 +150,8 @@ class ChunkRing {
     take();
     return item;
   }
-  /// Where local rows are summed: next_ is the item after, whose copies have arrived.
+  /// Advances where local rows are summed: next_ becomes the following item, whose copies have
+  /// arrived.
   __device__ void shift(const CombineSources& sources) {
     next_ = after_;
     if (!exists(next_)) return;
@@ -274,7 +276,7 @@ class ChunkRing {
   std::uint32_t end_ = 0, copies_ = 0, place_ = 0;
   const std::byte* from_ = nullptr;
   std::uint32_t staged_ = 0;  ///< pieces of rank `lane` that this warp may fetch
-  // Where local rows are summed:
+  // State of the items ahead, where local rows are summed.
   Item after_;  ///< next_ has its local rows, this one only its copies
   LocalRows local_, next_local_;
   std::uint32_t chunk_ = 0, local_count_ = 0, local_place_ = 0;
@@ -370,7 +372,7 @@ class ChunkRing {
 };
 #endif
 
-/// Whether the blocks behind CombineStaging::blocks stage one piece each before they fetch: nothing
+/// True if the blocks behind CombineStaging::blocks stage one piece each before they fetch: nothing
 /// can be fetched before the first pieces are there. Many blocks lose by it, except for weights,
 /// which are few bytes (docs/decisions/staged-expert-output.md).
 __device__ bool stage_before_fetching(const NormalCombine& params) {

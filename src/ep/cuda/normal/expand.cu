@@ -4,8 +4,8 @@
 // Moves: each row is read once and written for each of its slots with an expert here, 2 KiB a warp
 // and step; weights and scales likewise. A block takes consecutive rows. To number their slots, it
 // first counts those of all rows before its own, from the second-level cache, so that blocks do not
-// wait for each other: 8 bytes a slot, little beside the rows. Waits for nothing and publishes
-// nothing: it follows the dispatch on the stream.
+// wait for each other: 8 bytes a slot, little compared with the rows. Waits for nothing and
+// publishes nothing: it follows the dispatch on the stream.
 //
 // The shared memory holds the next row of each expert.
 #include "ep/cuda/device/group.cuh"

@@ -185,7 +185,7 @@ __device__ std::int32_t prefix(bool flag, std::int32_t& total) {
   return before + __popc(votes & ((1u << lane_id()) - 1));
 }
 
-/// Whether the token of this thread goes to `rank`.
+/// True if the token of this thread goes to `rank`.
 __device__ bool goes_to(const NormalRoute& params, const IndexTile& tile, std::int32_t rank) {
   const std::int32_t first_expert = rank * params.group.local_experts;
   bool goes = false;

@@ -26,7 +26,7 @@ struct CountTokens {
 struct TopkOfMap {
   const std::uint8_t* map;  ///< [tokens][experts], 0 or 1
   const float* probs;       ///< [tokens][experts]; nullptr: none
-  std::int64_t* topk_idx;   ///< [tokens][top_k]; experts beyond the first top_k are left out
+  std::int64_t* topk_idx;   ///< [tokens][top_k]; experts beyond the first top_k are omitted
   float* weights;           ///< [tokens][top_k], 0 without expert; only with probs
   std::int32_t* most;       ///< raised to the experts of a token, if it is less; nullptr: none
   std::int32_t tokens, experts, top_k;
@@ -45,7 +45,7 @@ struct MapOfTopk {
 struct FittingRows {
   const std::int32_t* expert_ends;  ///< [experts]: sums of the rows up to each expert, ascending
   std::int64_t* rows;               ///< [experts]
-  std::uint8_t* overflow;           ///< one: whether rows are left out, 0 or 1
+  std::uint8_t* overflow;           ///< one value: 1 if rows are omitted, else 0
   std::int32_t experts;
   std::int64_t room;  ///< rows of the result
 };

@@ -145,7 +145,7 @@ Combined StagedNormal::combine(const TensorView& y, const HandleState& handle,
       [&] { return y.describe(); }, bytes, layout_.staging_weights - layout_.staging,
       staging_.group.shape.max_tokens);
   TensorView outputs(staging_.group.block + layout_.staging, y.dtype, {rows, y.shape[1]});
-  // Where the ranks of this node fetch it.
+  // Copy of `y` that the ranks of this node fetch.
   const Tensor given_rows = prepared ? call.fetch(y) : Tensor();
   if (!prepared) call.fetch(outputs.data, y);
   Tensor weights = call.fetch(given.weights);

@@ -12,7 +12,7 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// Unit of pinning: large enough that the call of the driver costs little beside the copies.
+/// Unit of pinning: large enough that the call of the driver costs little compared with the copies.
 constexpr std::size_t kPiece = std::size_t{64} << 20;
 
 /// Rounds sizes up, so that calls of slightly different sizes share memory.

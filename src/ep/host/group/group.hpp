@@ -37,7 +37,7 @@ struct HostGroup {
   /// Ranks raise signals in the block of the first one alone, where normal mode has its notices
   /// too, and the last to come releases the others (Meeting::at_first).
   const bool meets_at_first;
-  std::vector<char> masked;        ///< [ranks]: left out of low-latency operations
+  std::vector<char> masked;        ///< [ranks]: masked in low-latency operations
   std::vector<char> out_of_reach;  ///< [ranks]: masked, and writing to them fails
   /// [nodes]: chunks to and from the rail peer there (Rail).
   std::vector<std::uint64_t> chunks_sent, chunks_read;

@@ -28,8 +28,8 @@ struct ReceiveLayout {
                 std::int32_t topk_slots);
 };
 
-/// What a rank publishes at the start of a normal operation; followed by int32 counts of rows
-/// [ranks] and of tokens [experts].
+/// Notice that a rank publishes at the start of a normal operation; followed by int32 counts of
+/// rows [ranks] and of tokens [experts].
 struct NormalNotice {
   std::uint64_t operation;     ///< Operation
   std::uint64_t base;          ///< heap offset of the granted region (dispatch) or of y (combine)
@@ -42,8 +42,8 @@ struct NormalNotice {
   std::uint32_t expert_alignment;  ///< of an expert-major dispatch; 0: rank-major
 };
 
-/// What a source publishes to a rank about one low-latency dispatch. If its epoch differs from that
-/// of the signal, the source has masked the rank.
+/// Notice that a source publishes to a rank about one low-latency dispatch. If its epoch differs
+/// from that of the signal, the source has masked the rank.
 struct LowLatencyDispatchNotice {
   std::uint64_t epoch;
   std::uint32_t quantize;
@@ -51,7 +51,7 @@ struct LowLatencyDispatchNotice {
   std::uint32_t has_weights;  ///< 1: weights travel with the tokens to ranks of other nodes
 };
 
-/// What a rank publishes to a source about its combine rows; followed by int32 first rows
+/// Notice that a rank publishes to a source about its combine rows; followed by int32 first rows
 /// [local_experts] of the source's tokens.
 struct LowLatencyCombineNotice {
   std::uint64_t epoch;

@@ -101,7 +101,7 @@ class Expander {
     return header.source_token;
   }
 
-  /// Of a slot from another node, with weights: [top_k].
+  /// Weights [top_k] of a slot from another node.
   const float* weights(std::int32_t source, std::int64_t index) const {
     return reinterpret_cast<const float*>(slot(source, index) + group_.layout.slot_bytes);
   }
@@ -130,7 +130,7 @@ class Expander {
   InternodeSlots layout_of(std::int32_t source) const {
     return {shape_, group_.layout, quantize_, incoming_[source].has_weights};
   }
-  /// What the source on another node has sent: headers and rows.
+  /// Headers and rows that the source on another node has sent.
   const std::byte* remote_slots(std::int32_t source) const {
     const GroupLayout& layout = group_.layout;
     return group_.state.block +
@@ -266,7 +266,7 @@ LowLatencyReceived low_latency_dispatch_receive(HostGroup& group, PendingDispatc
   const std::int64_t written =
       std::accumulate(handle.counts.begin(), handle.counts.end(), std::int64_t{0});
   const std::size_t row_bytes = shape.hidden * (quantize == Quantize::none ? 2 : 1);
-  // Two results are used in turn: what the cache keeps of this one must fit beside the other.
+  // Two results are used in turn: the cached part of this one must fit next to the other.
   const Store store = choose_store(2 * written * row_bytes, shape.ranks, last_level_cache_bytes());
   group.workers.for_ranges(static_cast<std::int64_t>(incoming.size()), [&](std::int64_t first,
                                                                            std::int64_t last) {

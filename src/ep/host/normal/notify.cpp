@@ -89,7 +89,7 @@ Record make_record(const Shape& shape, const NormalNotice& notice,
   return record;
 }
 
-/// Of the counts per expert, a rank gets those of its own experts if it needs no others. A network
+/// A rank gets the counts of its own experts only, unless it needs the others. A network
 /// takes one message rather than two short ones.
 void send_record(const HostGroup& group, const Step& step, const Record& record) {
   const auto& shape = group.state.shape;
@@ -153,7 +153,7 @@ std::shared_ptr<Region> take_region(HostGroup& group, const DispatchCall& call) 
   return offset ? std::make_shared<Region>(group.state.shared_from_this(), *offset) : nullptr;
 }
 
-/// Where the rows of the rail peers' tokens start at the ranks of this node.
+/// Computes where the rows of the rail peers' tokens start at the ranks of this node.
 void prepare_forwarding(const HostGroup& group, const NoticeBoard& board, HandleState& handle) {
   const auto& shape = group.state.shape;
   handle.forwarded.resize(group.state.nodes.count);

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// side_payload.hpp: scales, indices and weights beside a row of normal mode, written in place at a
-// local rank.
+// SPDX-License-Identifier: Apache-2.0 side_payload.hpp: scales, indices and weights that accompany
+// a row of normal mode, written in place at a local rank.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +31,7 @@ class SidePayload {
         all_weights_(call.options.all_weights),
         shape_(shape) {}
 
-  /// Of the copy for rank `rank`, to row `row` of the region at `base`.
+  /// Writes the side payload of the copy for rank `rank` to row `row` of the region at `base`.
   void write(const TokenSide& from, std::int32_t rank, std::byte* base, const ReceiveLayout& layout,
              std::int64_t row) const {
     write_scales(from, base, layout, row);
@@ -48,7 +47,7 @@ class SidePayload {
     if (!cached_) reinterpret_cast<std::int32_t*>(base + layout.source_token)[row] = from.token;
   }
 
-  /// As write, of the copy for the expert of one top-k slot.
+  /// Like write, for the copy for the expert of one top-k slot.
   void write_expert_major(const TokenSide& from, std::int32_t topk_slot, std::byte* base,
                           const ReceiveLayout& layout, std::int64_t row) const {
     write_scales(from, base, layout, row);

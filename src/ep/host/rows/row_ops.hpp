@@ -15,8 +15,8 @@
 
 namespace shoal::ep::host {
 
-/// Whether stores bypass the caches, which pays when an operation writes much more than the
-/// last-level cache holds. Streamed rows become visible to other threads only after
+/// Store path of rows. Streamed stores bypass the caches, which pays when an operation writes much
+/// more than the last-level cache holds. Streamed rows become visible to other threads only after
 /// flush_streamed_rows: call it before the signal that publishes them.
 enum class Store { cached, streamed };
 

@@ -107,7 +107,7 @@ WaitOutcome poll_signal(HostGroup& group, std::size_t signals, std::int32_t from
       });
 }
 
-/// As poll_signal, where ranks meet at the first one and this is another. It blocks until it is
+/// Like poll_signal, where ranks meet at the first one and this is another. It blocks until it is
 /// released, but awaits a missing rank by name, for messages and so that its end is noticed.
 WaitOutcome poll_at_first(HostGroup& group, std::size_t signals, std::int32_t from,
                           std::uint64_t epoch) {
@@ -190,7 +190,7 @@ std::string report(HostGroup& group, std::int32_t from, const std::string& seen,
               group.state.failure);
 }
 
-/// Whether `from`, which is late, waits directly or indirectly for a rank that has ended or is
+/// True if `from`, which is late, waits directly or indirectly for a rank that has ended or is
 /// masked. Without this check, ranks that live would mask each other: a rank that waits for a dead
 /// one is late for all others.
 bool kept_by_another(const HostGroup& group, std::int32_t from) {
@@ -242,7 +242,7 @@ void wake_all(const HostGroup& group, std::size_t signals) {
 
 namespace {
 
-/// Tells all ranks that all of them have come: by the signal of the first one.
+/// Tells all ranks that all of them have arrived, by the signal of the first one.
 void release_all(const HostGroup& group, std::size_t signals, std::uint64_t epoch) {
   for (std::int32_t to = 1; to < group.state.shape.ranks; ++to)
     store_signal(group, to, signals, epoch);

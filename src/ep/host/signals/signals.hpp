@@ -42,7 +42,7 @@ void raise_signal(const HostGroup& group, std::size_t signals, std::int32_t to,
 void wake_all(const HostGroup& group, std::size_t signals);
 /// Tells the ranks of this node, which wait_local, that this one has reached the step.
 void raise_local(const HostGroup& group, std::size_t signals, std::uint64_t epoch);
-/// As raise_signal, for all ranks. Masks unreachable ranks if the group masks failed ranks.
+/// Like raise_signal, for all ranks. Masks unreachable ranks if the group masks failed ranks.
 void raise_or_mask(HostGroup& group, std::size_t signals, std::uint64_t epoch);
 
 /// The signal that `from` owns in this rank's block.
@@ -53,7 +53,7 @@ std::uint64_t newest_signal(const HostGroup& group, std::size_t signals, std::in
 /// Makes the group unusable for `reason` and signals this to the other ranks, whose waits for this
 /// one end. `cause`: the rank that failed first, as far as is known.
 void give_up(HostGroup& group, const std::string& reason, std::int32_t cause);
-/// As give_up, for an error that ended an operation of this rank.
+/// Like give_up, for an error that ended an operation of this rank.
 void give_up(HostGroup& group, const std::exception& error);
 
 /// Runs the part of an operation that other ranks depend on. Gives the group up when it throws,
@@ -88,7 +88,7 @@ void wait_local(HostGroup& group, std::size_t signals, std::uint64_t epoch, cons
 void wait_for(HostGroup& group, const std::function<bool()>& ready, std::int32_t from,
               const Step& step);
 
-/// As wait_all, for the signal of `from` in a low-latency operation, which awaits those of later
+/// Like wait_all, for the signal of `from` in a low-latency operation, which awaits those of later
 /// ranks next. If the group masks failed ranks, masks one that does not come and returns false.
 /// Does not wait for masked ranks.
 bool wait_or_mask(HostGroup& group, std::size_t signals, std::int32_t from, std::uint64_t epoch,

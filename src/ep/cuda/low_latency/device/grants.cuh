@@ -10,7 +10,8 @@
 
 namespace shoal::ep::cuda {
 
-/// What this rank has read of one kind of halves, and on what ranks did not agree.
+/// Signals and flags of one kind of halves: those that this rank has read, and those on which ranks
+/// disagreed.
 struct HalfGrants {
   std::size_t signals;  ///< DeviceLayout::dispatch_read or combine_read
   const std::uint64_t* received;
@@ -29,7 +30,7 @@ __device__ inline HalfGrants combine_grants(const DeviceGroup& group) {
 template <typename Clear>
 __device__ void clean(const DeviceGroup& group, const HalfGrants& grants, std::uint64_t* dirty,
                       std::uint64_t left, const RowWait& send, Clear&& clear) {
-  if (left == 0 || left >= send.epoch) return;  // the send's own receive can run beside it
+  if (left == 0 || left >= send.epoch) return;  // the send's own receive can run concurrently
   bool all = true;
   for (auto rank = static_cast<std::int32_t>(lane_id()); rank < group.ranks; rank += 32) {
     const std::uint64_t* const begun = signal_at(group, group.me, grants.signals, rank) + 1;
@@ -50,8 +51,8 @@ __device__ void clean(const DeviceGroup& group, const HalfGrants& grants, std::u
 /// clear(epoch) restores a half of `own`.
 ///
 /// All earlier launches of the stream have ended, so one fence orders their reads before the
-/// grants. The send's own receive may run beside it and does not count. A warp of the first block
-/// of every send calls, before it waits for anything.
+/// grants. The send's own receive may run concurrently and does not count. A warp of the first
+/// block of every send calls, before it waits for anything.
 template <typename Clear>
 __device__ void begin_send(const DeviceGroup& group, const HalfGrants& own, const HalfGrants& other,
                            const RowWait& send, Clear&& clear) {

@@ -7,12 +7,12 @@
 //
 // Signals. A slot has a header, which its source writes for every token at every rank as soon as it
 // knows the token's experts: for each top-k slot the number of the row among the rows of that
-// source for the expert. Beside the headers a source sends its number of rows for each expert, so
-// that a receiver computes the place of every row while the rows are on their way. A notice word
-// says how many tokens there are (DispatchNoticeWord); another, at the start of a combine, says in
-// which form its rank sends combine rows (CombineNoticeWord). Packets and words carry the epoch and
-// are written atomically, so nothing has to be ordered after them. The low bit of the epoch
-// chooses the half.
+// source for the expert. In addition to the headers, a source sends its number of rows for each
+// expert, so that a receiver computes the place of every row while the rows are on their way. A
+// notice word says how many tokens there are (DispatchNoticeWord); another, at the start of a
+// combine, says in which form its rank sends combine rows (CombineNoticeWord). Packets and words
+// carry the epoch and are written atomically, so nothing has to be ordered after them. The low bit
+// of the epoch chooses the half.
 //
 // Rows have no signal, see self_signalling.cuh. A send whose receive is deferred raises flags all
 // the same, because the ranks that get its rows may call `ready`; these flags may overtake the end
@@ -70,7 +70,7 @@ struct SlotPacket {
                 std::uint64_t{static_cast<std::uint16_t>(expert[1])} << 48,
             number[0] | std::uint64_t{has_row} << 24 | std::uint64_t{number[1]} << 32};
   }
-  /// Whether a row follows: the token has an expert at the receiver.
+  /// True if a row follows: the token has an expert at the receiver.
   SHOAL_HOST_DEVICE constexpr bool has_row() const { return (high >> 24 & 0xffu) != 0; }
   SHOAL_HOST_DEVICE constexpr std::int32_t expert(std::uint32_t i) const {
     return static_cast<std::int16_t>(low >> (32 + 16 * i));
@@ -84,7 +84,7 @@ static_assert(detail::kTopkSlotsPerPacket == 2);
 
 using detail::CombineRowForm;  // ranks must agree on it
 
-/// What a word of an empty row holds.
+/// Value of each word of an empty row.
 inline constexpr std::uint32_t kSentinel = 0xffff'ffffu;
 
 /// The notice of a combine, and the flag of a combine row, one word: the epoch (low 32 bits) and
@@ -101,7 +101,7 @@ struct CombineNoticeWord {
   /// which the receiver sums in the same way. Ranks need not agree on this.
   static constexpr std::uint64_t kUnsummed = std::uint64_t{1} << 37;
 
-  /// Whether two words agree in all that ranks must agree on.
+  /// True if two words agree in all that ranks must agree on.
   SHOAL_HOST_DEVICE static constexpr bool agree(std::uint64_t a, std::uint64_t b) {
     return ((a ^ b) & ~kUnsummed) == 0;
   }
@@ -251,7 +251,7 @@ struct LowLatencyProbe {
   std::uint64_t sequence;
 };
 
-/// What bounds the blocks of a launch.
+/// Limits of the number of blocks of a launch.
 struct LowLatencyLimits {
   std::int32_t multiprocessors;
   std::int32_t most_blocks;  ///< Launch::sms, or a share of a GPU that ranks share; 0: no bound

@@ -33,7 +33,7 @@ __device__ inline uint4 sentinels() {
   return uint4{kSentinel, kSentinel, kSentinel, kSentinel};
 }
 
-/// Whether none of the four words is the sentinel, which is the largest of all words.
+/// True if none of the four words is the sentinel, which is the largest of all words.
 __device__ inline bool is_written(const uint4& data) {
   return max(max(data.x, data.y), max(data.z, data.w)) != kSentinel;
 }
@@ -90,7 +90,7 @@ __device__ inline bool disagreed(const RowWait& rows) {
   return ptx::ld_relaxed_sys_global(rows.dirty + (rows.epoch & 1)) == rows.epoch;
 }
 
-/// Whether the wait for rows of `rank` has failed; reports a failure that is not reported yet. Out
+/// True if the wait for rows of `rank` has failed; reports a failure that is not reported yet. Out
 /// of line and without access to the rows, so that the caller keeps the rows in registers.
 __device__ __noinline__ inline bool wait_over(const DeviceGroup& group, const RowWait& rows,
                                               std::int32_t rank, std::uint64_t deadline) {

@@ -21,9 +21,9 @@ __device__ inline void mask(const DeviceGroup& group, std::int32_t rank) {
 /// The time limit of a wait in a group that masks ranks.
 ///
 /// A rank that waits for a dead rank is late for the others, which would mask it as well. So a
-/// waiting rank regularly tells the others that it waits for a third rank (a word beside the signal
-/// `failed`), and a rank that sees such a word from the rank it waits for extends its own limit by
-/// the timeout: at most ranks - 2 times, once for each rank that may be dead.
+/// waiting rank regularly tells the others that it waits for a third rank (a word next to the
+/// signal `failed`), and a rank that sees such a word from the rank it waits for extends its own
+/// limit by the timeout: at most ranks - 2 times, once for each rank that may be dead.
 class ExtendedDeadline {
  public:
   __device__ ExtendedDeadline(const DeviceGroup& group, std::int32_t rank)
@@ -108,7 +108,7 @@ __device__ inline void note_wait(std::uint64_t* longest, std::int32_t rank, std:
               static_cast<unsigned long long>(waited));
 }
 
-/// Waits until the signal of `rank` here has reached `epoch`; false where the rank is left out.
+/// Waits until the signal of `rank` here has reached `epoch`; false where the rank is masked.
 /// `waited`: as for wait_or_mask.
 __device__ inline bool wait_signal_or_mask(const DeviceGroup& group, std::size_t signals,
                                            std::int32_t rank, std::uint64_t epoch, Phase phase,

@@ -28,7 +28,7 @@ inline constexpr std::uint32_t kLogfmtBase = kLogfmtUnit / 16 * 5,
 /// Groups of a piece, and lanes of a group.
 inline constexpr std::uint32_t kLogfmtPieceGroups = kLogfmtPiece / numeric::kGroupChannels,
                                kLogfmtGroupLanes = numeric::kGroupChannels / kLogfmtUnit;
-/// In the word of a group, beside two magnitudes of 15 bits: its block is cast.
+/// Bit in the word of a group, next to two magnitudes of 15 bits: its block is cast.
 inline constexpr std::uint32_t kLogfmtCast = 0x8000;
 
 __device__ inline numeric::LogfmtGroup logfmt_group(std::uint32_t word) {

@@ -76,7 +76,7 @@ class Outbox {
     if (is_first) sent[kSent] = epoch;
   }
 
-  /// Whether the network took everything.
+  /// True if the network took everything.
   __device__ bool ok() const { return ok_; }
 
  private:

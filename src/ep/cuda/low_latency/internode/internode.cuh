@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// internode.cuh: the kernels of low-latency mode that groups have beside the others when loads
-// and stores do not reach all ranks (ranks.hpp): their parameters and launchers.
+// SPDX-License-Identifier: Apache-2.0 internode.cuh: the additional kernels of low-latency mode in
+// groups where loads and stores do not reach all ranks (ranks.hpp): their parameters and launchers.
 //
 //   send | forward_dispatch or forward_combine      wait_arrival | receive | forward_signals
 //   forward_weights | wait_arrival, before the send of a combine that sums without deferring
@@ -54,7 +53,7 @@ struct LowLatencyForwardSignals {
   InternodeRanks remote;
 };
 
-/// What wait_arrival.cu waits for.
+/// Events for which wait_arrival.cu waits.
 enum class Arrival : std::uint32_t {
   dispatch_grants,  ///< before a send, where ranks are masked
   combine_grants,

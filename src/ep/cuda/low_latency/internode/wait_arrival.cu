@@ -42,7 +42,7 @@ __device__ WaitingLaunch waiting_launch(const LowLatencyWaitArrival& call) {
   }
 }
 
-/// Whether the time of a wait is wanted.
+/// True if the time of a wait is wanted.
 __device__ bool measures(const LowLatencyWaitArrival& call) {
   return call.longest_wait != nullptr || call.group.record != nullptr;
 }

@@ -32,7 +32,7 @@ namespace shoal::ep::cuda::combine_receive {
 
 /// Threads of a block: two chunks each of a row of 7168 channels, or a warp for each piece.
 constexpr std::uint32_t kThreads = 448;
-/// What a block knows about the ranks.
+/// State of the ranks as a block sees it.
 struct RankStates {
   bool masked[kMaxDeviceRanks];
   /// CombineNoticeWord::kUnsummed, in groups without masks; there every rank is waited for anyway.
@@ -62,7 +62,8 @@ class CombineReceiver {
     for (auto rank = static_cast<std::int32_t>(threadIdx.x); rank < group_.ranks;
          rank += static_cast<std::int32_t>(blockDim.x)) {
       const bool asks = self_signalling(group_) && may_be_unsummed();
-      // Of both halves, because the load of the epoch, which says which one counts, is in flight.
+      // Loads the words of both halves, because the load of the epoch, which says which one counts,
+      // is in flight.
       std::uint64_t early[2] = {};
       for (std::uint64_t half = 0; asks && half < 2; ++half)
         early[half] = ptx::ld_relaxed_sys_global(combine_notice(group_, group_.me, half, rank));
@@ -117,7 +118,7 @@ class CombineReceiver {
     return token_rows;
   }
 
-  /// Whether the receive polls the rows themselves.
+  /// True if the receive polls the rows themselves.
   __device__ bool rows_have_no_flags() const { return self_signalling(group_); }
 
   __device__ std::uint64_t epoch() const { return epoch_; }
@@ -154,7 +155,7 @@ class CombineReceiver {
   }
 
   /// Reports ranks that disagree. Their rows differ from what this rank expects, so no wait for
-  /// them may go on; the half is marked as dirty.
+  /// them may continue; the half is marked as dirty.
   __device__ __noinline__ void check_agreement() const {
     for (auto rank = static_cast<std::int32_t>(threadIdx.x);
          self_signalling(group_) && rank < group_.ranks;
@@ -353,7 +354,7 @@ __device__ inline void agree(TokenRows& token_rows) {
   token_rows.arrived = arrived;
 }
 
-/// Of LogFMT-10: blocks that divide a token, as many as `most` allows. With statistics a block
+/// For LogFMT-10: blocks that divide a token, as many as `most` allows. With statistics a block
 /// takes whole tokens, because it measures before any of its warps takes a word.
 inline std::uint32_t parts_of_token(const LowLatencyCombineReceive& call, std::uint32_t pieces,
                                     std::int32_t most) {

@@ -4,8 +4,8 @@
 namespace shoal::ep::cuda {
 namespace {
 
-// A block must fit on an SM beside a block of the send that it is chained to. Launch bounds of this
-// size make the compiler use few enough registers.
+// A block must fit on an SM next to a block of the send that it is chained to. Launch bounds of
+// this size make the compiler use few enough registers.
 constexpr std::uint32_t kBoundThreads = 640;
 static_assert(kBoundThreads >= dispatch_receive::kThreads);
 

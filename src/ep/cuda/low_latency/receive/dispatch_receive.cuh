@@ -30,7 +30,7 @@ static_assert(kThreads >= kMaxDeviceRanks);
 constexpr int kAhead = 8;
 constexpr std::uint32_t kPieceChunks = kAhead * 32;
 
-/// What a wait is about.
+/// Source and call of a wait, for its report.
 struct SourceWait {
   const LowLatencyDispatchReceive* call;
   std::uint64_t epoch;
@@ -82,7 +82,7 @@ __device__ inline __noinline__ bool wait_header(const SourceWait& wait, std::int
          !beyond;
 }
 
-/// Waits for the number of rows of a source for an expert; 0 where the source is left out.
+/// Waits for the number of rows of a source for an expert; 0 where the source is masked.
 __device__ inline __noinline__ std::uint32_t wait_count(const SourceWait& wait,
                                                         const std::uint64_t* at) {
   std::uint64_t word = 0;
@@ -92,7 +92,7 @@ __device__ inline __noinline__ std::uint32_t wait_count(const SourceWait& wait,
   return came ? static_cast<std::uint32_t>(word >> 32) : 0;
 }
 
-/// Waits for the number of tokens of a source; 0 where it is left out.
+/// Waits for the number of tokens of a source; 0 where it is masked.
 template <bool kCounts>
 __device__ __noinline__ std::int32_t wait_notice(const SourceWait& wait) {
   std::int32_t tokens = 0;
@@ -182,7 +182,7 @@ class DispatchReceiver {
     return call_.quantize != static_cast<std::uint32_t>(Quantize::none);
   }
 
-  /// What exists once for a result: counts, layout, the number of pairs.
+  /// Writes the parts of a result that exist once: counts, layout, the number of pairs.
   __device__ void describe() const {
     __shared__ std::int32_t most_tokens;
     const auto me = static_cast<std::int32_t>(threadIdx.x);
@@ -212,7 +212,7 @@ class DispatchReceiver {
   }
 
   /// Reports a source that disagrees. Its rows differ from what this rank expects, so no wait for
-  /// them may go on; the half is marked as dirty.
+  /// them may continue; the half is marked as dirty.
   __device__ void check_agreement(std::int32_t source) const {
     const std::uint64_t word =
         ptx::ld_relaxed_sys_global(dispatch_notice(group_, group_.me, epoch_, source));

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kThreads = 256;
 
-/// Receives wait neither for ranks that are left out nor for ranks that have given the group up.
+/// Receives wait neither for masked ranks nor for ranks that have given the group up.
 __device__ bool is_awaited(const DeviceGroup& group, std::int32_t rank) {
   return !is_masked(group, rank) &&
          ptx::ld_relaxed_sys_global(signal_at(group, group.me, group.layout.failed, rank)) == 0;

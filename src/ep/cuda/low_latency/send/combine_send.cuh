@@ -16,7 +16,7 @@
 // of its rows where there are more blocks than pairs.
 //
 // Waits: `combine_read` of all ranks for the use before last of this half. Where dispatches and
-// combines take turns, it has come before: this rank has received an operation that the others sent
+// combines take turns, it arrived earlier: this rank has received an operation that the others sent
 // later. With sums whose weights did not travel, where the receive is not deferred, also the
 // stamped weights of each token; this rank sends its own before it waits, so ranks do not wait for
 // each other in a circle. Publishes: grants, a notice to every rank, the rows
@@ -271,7 +271,7 @@ class CombineSender {
   __device__ bool sends_sums() const {
     return call_.form == CombineRowForm::sums && call_.unsummed == 0;
   }
-  /// Whether weights come with this combine. Ranks that send no sums give theirs to those that do.
+  /// True if weights come with this combine. Ranks that send no sums give theirs to those that do.
   __device__ bool gives_weights() const {
     return call_.form == CombineRowForm::sums && call_.weights_travelled == 0;
   }
@@ -321,7 +321,7 @@ class CombineSender {
     }
   }
 
-  /// Where the weight of this lane's top-k slot arrives.
+  /// Address at which the weight of this lane's top-k slot arrives.
   __device__ const std::uint64_t* weight_at(const HandlePair& pair) const {
     return combine_weights(group_, call_.sizes, group_.me, epoch_, pair.source) +
            static_cast<std::size_t>(pair.token) * group_.top_k + lane_id();

@@ -14,7 +14,7 @@
 // launch therefore has at least two blocks, even where the caller allows one.
 //
 // Waits: `dispatch_read` of all ranks for the use before last of this half. Where dispatches and
-// combines take turns, it has come before, and the send waits for no rank. Publishes: grants and a
+// combines take turns, it arrived earlier, and the send waits for no rank. Publishes: grants and a
 // notice to every rank; the header of each token to every rank and its row to those that get it, in
 // no order (self_signalling.cuh); with flags, about when the row is stored, a ready word. Memory
 // order: words that carry the epoch or are their own signal need none; in groups that mask ranks, a
@@ -77,7 +77,7 @@ __device__ inline std::int64_t given_expert(const LowLatencyDispatchSend& call, 
 struct LowLatencyToken {
   TopkSlot slot;
   float weight;
-  std::uint32_t targets;  ///< lanes with `last` whose rank is not left out
+  std::uint32_t targets;  ///< lanes with `last` whose rank is not masked
 };
 
 __device__ inline void report_index(const LowLatencyDispatchSend& call, Fault fault,
@@ -118,7 +118,7 @@ __device__ inline LowLatencyToken load_token(const LowLatencyDispatchSend& call,
   return t;
 }
 
-/// Whether index `at` of all tokens is the first mention of its expert by its token.
+/// True if index `at` of all tokens is the first mention of its expert by its token.
 __device__ inline bool is_first(const LowLatencyDispatchSend& call, std::int32_t at,
                                 std::int64_t expert) {
 #pragma unroll 1
@@ -292,8 +292,8 @@ __device__ inline void send_float8_row(const LowLatencyDispatchSend& call, const
   }
 }
 
-/// Sends the header of the token to every rank. A warp of its own calls, beside those that send the
-/// row.
+/// Sends the header of the token to every rank. A warp of its own calls, in addition to those that
+/// send the row.
 __device__ inline void send_header(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
                                    const std::uint32_t* numbers, std::uint64_t epoch,
                                    std::size_t slot, const bool* masked) {

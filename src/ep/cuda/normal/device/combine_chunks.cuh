@@ -75,7 +75,7 @@ class ChunkStages {
   __device__ uint4 note() const {
     return ptx::ld_shared_v4(in_flight_ + add_stage_ * sizeof(uint4));
   }
-  /// Where its chunks are, once they have arrived.
+  /// Address of its chunks, once they have arrived.
   __device__ SharedAddress await() const {
     barrier_wait(barriers_ + add_stage_ * sizeof(std::uint64_t), add_parity_);
     return stages_ + add_stage_ * stage_bytes_;

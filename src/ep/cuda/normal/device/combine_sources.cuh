@@ -14,7 +14,7 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// What a combine adds for a token.
+/// Rows that a combine adds for a token.
 enum class AddedRows : std::uint8_t {
   of_ranks,    ///< a row of each rank
   of_experts,  ///< a row of each top-k slot: the layout is expert-major
@@ -23,7 +23,7 @@ enum class AddedRows : std::uint8_t {
   of_ranks_summed
 };
 
-/// Where this rank's rows are, by rank; in shared memory.
+/// Addresses of this rank's rows, indexed by rank; in shared memory.
 struct CombineSources {
   const std::byte* rows[kMaxDeviceRanks];     // the first row at each rank
   const std::byte* weights[kMaxDeviceRanks];  // likewise
@@ -80,8 +80,8 @@ __device__ const std::byte* weights_of(const CombineSources& sources,
   return sources.weights[copy.rank()] + copy.row() * sources.weight_stride[copy.rank()];
 }
 
-/// Where the range that `rank` shares under number `id` is mapped for this GPU; nullptr where the
-/// host has not entered it.
+/// Address at which the range that `rank` shares under number `id` is mapped for this GPU; nullptr
+/// where the host has not entered it.
 __device__ const std::byte* shared_range(const NormalCombine& params, std::int32_t rank,
                                          std::uint64_t id) {
   const volatile SharedRange& range = params.shares[rank * kShareSlots + id % kShareSlots];

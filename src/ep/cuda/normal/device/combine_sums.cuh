@@ -92,7 +92,8 @@ class StagedSums {
     look_up();
   }
 
-  /// Of a note, in its last word: bytes, rows, whether the chunk ends the row.
+  /// Fields in the last word of a note: bytes below kCopies, rows from there on, and a flag if the
+  /// chunk ends the row.
   static constexpr std::uint32_t kCopies = 16, kEndsRow = 1u << 31;
 
   __device__ void load() {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // combine_weights.cuh: the sums of top-k weights that a combine returns.
 //
-// Moves, for each token: top_k floats from each of its ranks. A load from another GPU takes
-// microseconds beside a full link, so a warp asks for the weights of a token when it asks for the
-// rows, and adds them when it turns to the next item. Combines whose warps waited for weights at
-// once took 15 us longer (docs/decisions/staged-expert-output.md).
+// Moves, for each token: top_k floats from each of its ranks. A load from another GPU is slow on a
+// full link, so a warp asks for the weights of a token when it asks for the rows, and adds them
+// when it turns to the next item. Combines whose warps waited for weights at once took longer
+// (docs/decisions/staged-expert-output.md).
 #pragma once
 
 #include "ep/cuda/normal/device/combine_sources.cuh"

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// dispatch_records.cuh: the side records of a dispatch (detail::SideRecord): what travels beside a
-// row, and what stands beside rows that no token fills.
+// SPDX-License-Identifier: Apache-2.0 dispatch_records.cuh: the side records of a dispatch
+// (detail::SideRecord): the fields that travel with a row, and their values for rows that no token
+// fills.
 #pragma once
 
 #include "ep/cuda/normal/device/dispatch_targets.cuh"
@@ -8,7 +8,7 @@
 namespace shoal::ep::cuda {
 namespace {
 
-/// What a warp needs to send a token: lane k has copy k and top-k slot k. Loaded ahead of the row.
+/// State of a warp that sends a token: lane k has copy k and top-k slot k. Loaded ahead of the row.
 struct DispatchToken {
   std::int32_t number = 0;
   std::int32_t copy = kNoCopy;  ///< expert-major: row index among those of the slot's expert

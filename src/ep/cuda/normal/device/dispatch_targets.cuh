@@ -11,7 +11,7 @@ namespace {
 /// Rows of an expert-major result when no region has room for them; also stands for larger numbers.
 constexpr std::int32_t kTooManyRows = 0x7fffffff;
 
-/// Where this rank's rows go, by destination rank; in shared memory.
+/// Addresses to which this rank's rows go, indexed by destination rank; in shared memory.
 struct DispatchTargets {
   std::byte* rows[kMaxDeviceRanks];
   std::byte* records[kMaxDeviceRanks];
@@ -110,7 +110,7 @@ __device__ bool find_targets(const NormalDispatch& params, std::uint64_t epoch,
   const DeviceGroup& group = params.group;
   bool good = true;
   if constexpr (kExpertMajor) {
-    // Where ranks disagree, the counts can be of another kind; the results are not used then.
+    // The counts can be of another kind if ranks disagree; the results are not used then.
     if (params.cached)
       load_places(params, targets, expert_rows);
     else

@@ -65,7 +65,7 @@ struct HandleArrays {
   std::int32_t* expert_counts;  ///< [local_experts]: tokens that this rank received for each expert
   std::int32_t* expert_ends;    ///< [local_experts]: sums of the aligned counts up to each expert
   std::int32_t* source_ends;    ///< [ranks]: rows that this rank received from ranks up to each
-  // Of an expert-major layout:
+  // The next members are set in an expert-major layout.
   std::int32_t* expert_rows;  ///< [experts]: where this rank's rows start, at the expert's rank
   /// [local_experts + 1]: this rank's blocks of experts, and the end.
   std::int32_t* expert_first_row;

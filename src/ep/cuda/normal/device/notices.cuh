@@ -22,7 +22,8 @@ __device__ inline std::byte* notice_at(const DeviceGroup& group, std::int32_t of
          ((epoch & 1) * static_cast<std::uint64_t>(group.ranks) + rank) * group.layout.notice_bytes;
 }
 
-/// What `rank` has written for one epoch in this rank's block, once its `entered` is there.
+/// The notice that `rank` has written for one epoch in this rank's block, once its `entered` is
+/// there.
 __device__ inline const volatile detail::DeviceNotice& notice_of(const DeviceGroup& group,
                                                                  std::uint64_t epoch,
                                                                  std::int32_t rank) {
@@ -69,7 +70,7 @@ __device__ inline bool await_notices(const DeviceGroup& group, std::uint64_t epo
   return __syncthreads_and(good);
 }
 
-/// Whether the notices of `rank` and of rank 0 describe the same operation. Every rank computes the
+/// True if the notices of `rank` and of rank 0 describe the same operation. Every rank computes the
 /// same result.
 __device__ inline bool agrees(const DeviceGroup& group, std::uint64_t epoch, std::int32_t rank) {
   const volatile detail::DeviceNotice& first = notice_of(group, epoch, 0);

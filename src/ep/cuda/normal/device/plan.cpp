@@ -11,16 +11,16 @@ namespace {
 /// Warps of a block without bulk copies, where registers hold the rows.
 constexpr std::int32_t kWithoutBulkCopies = 16;
 
-/// Blocks beside those that fetch. Copies take a fraction of the time of the link; sums read
-/// several rows for each that they write, also for this rank itself.
+/// Blocks in addition to those that fetch. Copies take a fraction of the time of the link; sums
+/// read several rows for each that they write, also for this rank itself.
 std::int32_t extra_blocks(StagedOutput staging, std::int32_t ranks) {
   if (staging == StagedOutput::sums) return 80;
   return staging == StagedOutput::rows && ranks > 1 ? 16 : 0;
 }
 
-/// Blocks that stage before they fetch. What a rank sends to itself is not staged. A block copies
-/// 45 GB/s beside fetches that fill the link, of few blocks more than a third: copies that end
-/// early leave these blocks for fetches.
+/// Blocks that stage before they fetch. What a rank sends to itself is not staged. Copies compete
+/// with fetches that fill the link. A small launch uses more than a third of its blocks to stage:
+/// copies that end early leave these blocks for fetches.
 std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks, std::int32_t ranks) {
   if (ranks == 1) return 0;
   switch (staging) {

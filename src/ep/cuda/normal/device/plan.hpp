@@ -31,10 +31,10 @@ struct NormalPlan {
   std::uint32_t copy_bytes = 0;     ///< of shared memory, for each warp that stages copies
 };
 
-/// What a combine copies to the staging area (combine_staging.cuh).
+/// Data that a combine copies to the staging area (combine_staging.cuh).
 enum class StagedOutput : std::uint8_t { none, weights, rows, sums };
 
-/// What bounds a plan.
+/// Limits of a plan.
 struct NormalLimits {
   std::uint32_t shared_bytes = 224 << 10;  ///< dynamic shared memory of a block
   /// For one rank: blocks wait for each other and must all be resident.
@@ -49,7 +49,7 @@ struct NormalLimits {
 /// memory are kept for the caller, at NormalPlan::table_offset.
 NormalPlan plan_dispatch(std::int32_t blocks, std::uint32_t row_bytes, std::uint32_t scale_bytes,
                          const NormalLimits& limits, std::uint32_t table_bytes = 0);
-/// Whether a table leaves room for the two rows that a dispatch needs.
+/// True if a table leaves room for the two rows that a dispatch needs.
 bool fits_with_table(std::uint32_t row_bytes, std::uint32_t scale_bytes, const NormalLimits& limits,
                      std::uint64_t table_bytes);
 

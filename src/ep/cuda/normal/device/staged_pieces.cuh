@@ -4,9 +4,9 @@
 //
 // A piece is kStagedRows rows for one rank. A block that stages takes one piece after another, in
 // the order in which they are fetched, and its warps share the rows: a piece that belongs to one
-// block is counted without the order of the whole GPU's memory, which costs microseconds beside a
-// full link (docs/decisions/staged-expert-output.md). Pieces are handed out to blocks that run:
-// no rank waits for a block that may not be resident yet.
+// block is counted without the order of the whole GPU's memory, which is slow on a full link
+// (docs/decisions/staged-expert-output.md). Pieces are handed out to blocks that run: no rank waits
+// for a block that may not be resident yet.
 //
 // Publishes: the epoch in the flag of a piece, at the rank that fetches it, once all its rows are
 // staged. Memory order: a warp that has staged rows meets at a warp barrier, then one lane counts

@@ -27,7 +27,7 @@ constexpr std::uint32_t kOperation = static_cast<std::uint32_t>(detail::Operatio
 constexpr std::uint32_t kTile = 32;
 
 struct CombineState {
-  // Of the ranks of this node: expert output and weights.
+  // Expert output and weights of the ranks of this node.
   const std::byte* rows[kMaxDeviceRanks];
   const std::byte* weights[kMaxDeviceRanks];
   std::uint32_t weight_stride[kMaxDeviceRanks];
@@ -70,7 +70,7 @@ class Combine {
                                      nullptr, [](std::int32_t) { return 0; });
   }
 
-  /// Whether the operation takes place. The whole block calls.
+  /// True if the operation takes place. The whole block calls.
   __device__ bool find() {
     const DeviceGroup& group = params_.group;
     const NodeGrid& grid = all_.grid;

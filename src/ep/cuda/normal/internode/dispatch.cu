@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint32_t kOperation = static_cast<std::uint32_t>(detail::Operation::dispatch);
 constexpr std::uint32_t kLocalTokens = 4;  ///< of a warp, in a piece of local tokens
 
-/// What the blocks compute from the notices, in shared memory.
+/// Values in shared memory that the blocks compute from the notices.
 struct DispatchState {
   DispatchTargets targets;                  ///< of this rank's tokens
   DispatchTargets here;                     ///< of row 0 and record 0, at the ranks of this node
@@ -69,7 +69,7 @@ class Dispatch {
         [&](std::int32_t node) { return all_.routing.counts[node]; });
   }
 
-  /// Whether the operation takes place; then all targets are known. The whole block calls.
+  /// True if the operation takes place; then all targets are known. The whole block calls.
   __device__ bool find() {
     const DeviceGroup& group = params_.group;
     if (!await_notices(group, epoch_, Phase::dispatch_notify, kOperation, leader_) ||

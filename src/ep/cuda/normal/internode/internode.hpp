@@ -48,7 +48,7 @@ class Internode {
 
 /// Bytes of shared memory that a dispatch needs for the rows of all ranks or experts.
 std::uint32_t internode_table_bytes(const detail::Shape& shape, bool expert_major);
-/// The most that fits beside the kernel's own.
+/// Most bytes of the table of experts that fit next to the kernel's own shared memory.
 inline constexpr std::uint32_t kMaxInternodeTable = 40 << 10;
 
 }  // namespace shoal::ep::cuda

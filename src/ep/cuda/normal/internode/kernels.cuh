@@ -23,10 +23,10 @@
 
 namespace shoal::ep::cuda {
 
-/// What a launch keeps for the rail peer on one node, in device memory.
+/// State in device memory that a launch keeps for the rail peer on one node.
 struct alignas(128) RailState {
   std::uint64_t sent, received;  ///< chunks of earlier operations
-  // Of the running launch; 0 between launches.
+  // Counters of the running launch; 0 between launches.
   std::uint32_t send_next, receive_next;          ///< chunks that blocks have taken
   std::uint32_t consumed[detail::kMaxRailDepth];  ///< combine: sums of the chunk in a slot
 };
@@ -57,7 +57,8 @@ struct NodeRouting {
   std::int32_t copies_per_token;
 };
 
-/// What a dispatch keeps about the tokens that it forwards, for its combines; in device memory.
+/// Data in device memory that a dispatch keeps, for its combines, about the tokens that it
+/// forwards.
 struct RailHandle {
   std::int32_t* counts;  ///< [nodes]: tokens of the rail peer there
   /// [nodes][stride][top_k]: pack_copy(rank, row there) of the copies on this node, in the order of

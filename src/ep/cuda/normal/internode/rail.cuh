@@ -90,7 +90,7 @@ struct Rail {
   }
 };
 
-/// What a block does next.
+/// Next action of a block.
 enum class RailAction : std::uint32_t { end, send, receive, local };
 struct RailWork {
   RailAction action;
@@ -132,7 +132,7 @@ class IdleWait {
     return false;
   }
 
-  /// The block goes on with `work`. A wait before it was for the peer of a chunk, or else for the
+  /// The block continues with `work`. A wait before it was for the peer of a chunk, or else for the
   /// last node with chunks left.
   __device__ void end(const RailWork& work) const {
     const DeviceGroup& group = rail_.group;
