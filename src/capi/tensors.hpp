@@ -11,7 +11,7 @@ namespace shoal::capi {
 /// device outside its range; for more than 2^63 - 1 bytes; and for data that is NULL although the
 /// tensor has elements. Each operation checks the rest itself.
 TensorView view_of(const shoal_tensor* tensor, const char* call, const char* name);
-/// As view_of; NULL: undefined.
+/// Like view_of; NULL: undefined.
 TensorView optional_view_of(const shoal_tensor* tensor, const char* call, const char* name);
 
 shoal_tensor tensor_of(const TensorView& view);

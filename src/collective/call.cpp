@@ -36,7 +36,7 @@ std::string describe_all(std::span<const Arguments> all, std::span<const Pe> pes
   return detail::group_by_text(texts, pes);
 }
 
-/// What PE `me` of `n` contributes.
+/// Bytes that PE `me` of `n` contributes.
 std::uint64_t bytes_of(const Arguments& arguments, std::size_t me, std::size_t n) {
   const std::uint64_t size = arguments.dtype == 0
                                  ? arguments.size

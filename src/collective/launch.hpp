@@ -11,7 +11,7 @@
 
 namespace shoal::collective::kernels {
 
-/// What every kernel gets. The team has been checked: its PEs are reached.
+/// Parameters that every kernel gets. The team has been checked: its PEs are reached.
 struct Launch {
   cuda::Stream stream = nullptr;
   const device::World& world;

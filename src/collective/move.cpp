@@ -24,7 +24,7 @@ using detail::WorldState;
 
 namespace {
 
-/// Whether `bytes` bytes per PE travel with the arguments, which saves the second round of waiting.
+/// True if `bytes` bytes per PE travel with the arguments, which saves the second round of waiting.
 /// Heaps in GPU memory are not read by the host.
 bool travels_along(const Call& call, std::size_t bytes) {
   return bytes != 0 && bytes <= Call::kGatheredBytes && call.world().memory().cuda() == nullptr;

@@ -13,7 +13,7 @@
 
 namespace shoal::collective {
 
-/// Whether the PEs of the team deliver their data rather than pull it: loads do not reach the heaps
+/// True if the PEs of the team deliver their data rather than pull it: loads do not reach the heaps
 /// of all PEs, which are on the host. The same on all PEs of the team.
 bool delivers(const detail::TeamState& team);
 

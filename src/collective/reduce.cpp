@@ -220,7 +220,7 @@ bool reduce_delivered(Call& call, const Reduction& reduction, const Scratch& scr
   return true;
 }
 
-/// As agree, for heaps in GPU memory. Reduces by a kernel where one can: true.
+/// Like agree, for heaps in GPU memory. Reduces by a kernel and returns true if one can do it.
 bool agree_or_run(Call& call, const Team& team, const Reduction& reduction,
                   const Arguments& arguments, const collective::kernels::ReduceArguments& on) {
   if (call.world().memory().cuda() == nullptr) {

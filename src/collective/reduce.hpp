@@ -38,11 +38,11 @@ struct Scratch {
   std::size_t bytes = 0;
 };
 
-/// As reduce of shoal/collective.hpp: same order, in place. `scratch`: for teams whose PEs deliver;
-/// the arguments of reductions that use it are not compared.
+/// Like reduce of shoal/collective.hpp: same order, in place. `scratch`: for teams whose PEs
+/// deliver; the arguments of reductions that use it are not compared.
 void reduce_with(const Team& team, const Reducer& reducer, void* target, const void* source,
                  std::size_t count, const Scratch& scratch = {});
-/// As reduce_scatter of shoal/collective.hpp.
+/// Like reduce_scatter of shoal/collective.hpp.
 void reduce_scatter_with(const Team& team, const Reducer& reducer, void* target, const void* source,
                          std::size_t count);
 

@@ -12,7 +12,7 @@ namespace shoal::collective {
 
 std::string_view name_of(ReduceOp op) noexcept;
 
-/// Whether `op` is defined for `dtype`: int32, int64, float32, float64, bfloat16, float16; bit
+/// True if `op` is defined for `dtype`: int32, int64, float32, float64, bfloat16, float16; bit
 /// operations on integers only.
 bool supports(DataType dtype, ReduceOp op) noexcept;
 

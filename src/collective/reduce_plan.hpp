@@ -20,7 +20,7 @@ struct Range {
 /// less than the second round of waiting that a division needs.
 inline constexpr std::size_t kUndividedBytes = 32 << 10;
 
-/// Whether each PE reduces its own block, which the other PEs then collect.
+/// True if each PE reduces its own block, which the other PEs then collect.
 constexpr bool divides_reduction(std::size_t count, std::size_t element_bytes, std::size_t n_pes) {
   return n_pes > 1 && count > kUndividedBytes / element_bytes / n_pes;
 }

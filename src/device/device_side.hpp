@@ -65,11 +65,11 @@ struct Posts {
   std::size_t count = 1;
   std::size_t offset_stride = 0, source_stride = 0;
   void* result = nullptr;
-  /// Whether the stream waits until they are complete; otherwise DeviceSide::drain does.
+  /// True if the stream waits until they are complete; otherwise DeviceSide::drain does.
   bool complete = true;
 };
 
-/// What the settings say about collectives (device::Team).
+/// Limits of collectives from the settings (device::Team).
 struct CollectiveLimits {
   std::uint64_t packet_limit = 0;
   std::uint64_t one_shot_limit = 0;
@@ -140,7 +140,7 @@ class DeviceSide {
                             const std::uint64_t* flags, std::uint64_t value) const = 0;
   virtual void fetch_entries(cuda::Stream stream, const cuda::EntryFetch& fetch) const = 0;
   virtual void order(cuda::Stream before, cuda::Stream after) const = 0;
-  /// Whether the stream is being captured into a graph.
+  /// True if the stream is being captured into a graph.
   virtual bool captures(cuda::Stream stream) const = 0;
   /// For heaps that this GPU does not reach. The world has a proxy (World::proxy).
   virtual void post(cuda::Stream stream, const Posts& posts) const = 0;
@@ -155,7 +155,7 @@ class DeviceSide {
   virtual std::byte* scratch(std::int32_t team, std::size_t bytes) const = 0;
   /// The first error of the proxy, which serves heaps that this GPU does not reach.
   virtual std::optional<Error> proxy_failure() const { return std::nullopt; }
-  /// Whether World::gda serves all puts and signals of kernels between [offset, offset + bytes) of
+  /// True if World::gda serves all puts and signals of kernels between [offset, offset + bytes) of
   /// this heap and that of `pe`.
   virtual bool nic_reaches(Pe, std::size_t, std::size_t) const { return false; }
   /// Why a queue of World::gda has ended, first of those that lead to `pe`; else which requests to

@@ -67,7 +67,7 @@ const char* name_of(mlx5::Syndrome syndrome) {
   return "unknown error";
 }
 
-/// What helps against it, to follow the error.
+/// Remedy for the error, to follow its description.
 const char* advice_for(mlx5::Syndrome syndrome) {
   using mlx5::Syndrome;
   if (syndrome == Syndrome::flushed)

@@ -58,7 +58,7 @@ class Chooser {
   }
 
  private:
-  /// Of the names that are in the map and not dropped.
+  /// Indices of the names that are in the map and not dropped.
   std::vector<std::size_t> indices(const std::vector<std::string>& names) const {
     std::vector<std::size_t> result;
     for (const std::string& name : names) {

@@ -19,18 +19,18 @@ namespace shoal::detail {
 struct Connectivity {
   std::vector<std::string> names;         ///< of the transports, preferred ones first
   std::vector<std::size_t> transport_of;  ///< by PE: index into names
-  /// By PE: capabilities of the chosen transport in both directions.
+  /// Indexed by PE: capabilities of the chosen transport in both directions.
   std::vector<transport::Capabilities> capabilities;
-  /// By PE and transport: why this PE does not reach the other; empty where it does.
+  /// Indexed by PE and transport: why this PE does not reach the other; empty where it does.
   std::vector<std::vector<std::string>> reasons;
 
   /// Transports that the settings allow, first choice first: for PEs of one node, and of different
   /// nodes (node_of). Empty: all, as in `names`.
   std::vector<std::string> inside, between;
   std::vector<std::int32_t> node_of;  ///< by PE; empty: all on one node
-  /// By transport: why no pair uses it any more; empty: it may be used.
+  /// Indexed by transport: why no pair uses it any more; empty: it may be used.
   std::vector<std::string> dropped;
-  /// By PE: transport::installed_networks(). Empty while no network is in use.
+  /// Indexed by PE: transport::installed_networks(). Empty while no network is in use.
   std::vector<std::uint32_t> installed;
 
   /// Capabilities of every transport for every ordered pair of PEs.
@@ -60,7 +60,7 @@ std::array<std::string_view, 3> automatic_networks(bool rdma);
 void read_preferences(Connectivity& connectivity, const Settings& settings,
                       std::span<const std::string_view> kind, bool rdma = false);
 
-/// Whether the pair prefers transport `name`, which may not be in the map yet, to its present one.
+/// True if the pair prefers transport `name`, which may not be in the map yet, to its present one.
 bool wants(const Connectivity& connectivity, Pe a, Pe b, std::string_view name);
 
 /// The network transport to try next: the first that is not in the map and that some pair wants;
@@ -86,7 +86,8 @@ std::string_view setting_of(const Connectivity& map, Pe a, Pe b);
 /// The transport of the pair: the first in its order that has all capabilities in both directions
 /// and is not dropped.
 std::optional<std::size_t> chosen_for(const Connectivity& connectivity, Pe a, Pe b);
-/// As chosen_for, for heaps in GPU memory: where none has all capabilities, the first that has any.
+/// Like chosen_for, for heaps in GPU memory: where none has all capabilities, the first that has
+/// any.
 std::optional<std::size_t> chosen_for_heap(const Connectivity& connectivity, Pe a, Pe b);
 /// The names of the transports that the settings allow the pair, first choice first. "self", which
 /// serves a PE alone, is always allowed.
@@ -96,7 +97,7 @@ const std::vector<std::string>& order_of(const Connectivity& connectivity, Pe a,
 /// with the reasons that `my_pe` knows.
 std::string why_not(const Connectivity& map, Pe my_pe, Pe a, Pe b);
 
-/// As choose_transports for the heaps in GPU memory. A pair without a transport is not an error,
+/// Like choose_transports, for the heaps in GPU memory. A pair without a transport is not an error,
 /// since only operations between those two PEs need one: transport_of is then kNoTransport. A
 /// transport that lacks capabilities is better than none.
 inline constexpr std::size_t kNoTransport = static_cast<std::size_t>(-1);
@@ -111,7 +112,7 @@ void choose_transports(Connectivity& connectivity, Pe my_pe);
 /// not an equivalence among them.
 std::vector<Pe> load_store_peers(const Connectivity& connectivity, Pe my_pe);
 
-/// By PE: the number of its set of load_store_peers, numbered by first appearance.
+/// Indexed by PE: the number of its set of load_store_peers, numbered by first appearance.
 std::vector<std::int32_t> load_store_domains(const Connectivity& connectivity);
 
 }  // namespace shoal::detail

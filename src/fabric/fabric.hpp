@@ -82,10 +82,10 @@ class Fabric final : public Routes {
   std::string why_out_of_reach(Pe pe) const;
   /// Start of the segment of `pe` where loads and stores reach it, else nullptr.
   std::byte* host_base(Pe pe) const noexcept;
-  /// By PE: equal numbers where loads and stores reach the segment. See heap_domains.
+  /// Indexed by PE: equal numbers where loads and stores reach the segment. See heap_domains.
   std::vector<std::int32_t> host_domains() const { return load_store_domains(host_map_); }
-  /// By PE: equal numbers where loads and stores reach the heap, numbered by first appearance; the
-  /// same on all PEs.
+  /// Indexed by PE: equal numbers where loads and stores reach the heap, numbered by first
+  /// appearance; the same on all PEs.
   std::vector<std::int32_t> heap_domains() const { return load_store_domains(heap_map()); }
   /// How data of the heap of `pe` in GPU memory travel, for reports; may be empty.
   std::string heap_note(Pe pe) const;
@@ -99,7 +99,7 @@ class Fabric final : public Routes {
   void roll_back_heap(std::size_t offset) noexcept;
 
   const std::vector<std::byte*>& peer_bases() const noexcept { return peer_bases_; }
-  /// By PE: the WaitPoint of the segment, nullptr where loads and stores do not reach it.
+  /// Indexed by PE: the WaitPoint of the segment, nullptr where loads and stores do not reach it.
   std::vector<WaitPoint*> wait_points() const;
 
   // One-sided operations on ranges that the caller has checked.
@@ -120,7 +120,7 @@ class Fabric final : public Routes {
   }
   /// Orders earlier puts and atomics to each PE before later ones.
   void fence() const;
-  /// Whether a network transport is in use, which needs progress() while this PE waits.
+  /// True if a network transport is in use, which needs progress() while this PE waits.
   bool uses_network() const noexcept;
   bool progress() noexcept override;
   /// The smallest number of the networks; 1 without any.
@@ -166,7 +166,7 @@ class Fabric final : public Routes {
   /// Runs a step of the network's start. Where it throws, the network has no transport.
   template <typename Step>
   void guarded(Step&& step);
-  /// What transport number `transport` of host_map_ can do for `pe`, after its trial.
+  /// Capabilities of transport number `transport` of host_map_ for `pe`, after its trial.
   transport::Reach reach(std::size_t transport, Pe pe) const;
   std::byte* find_peer_base(Pe pe) const;
 

@@ -15,7 +15,7 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-/// Whether the order of networks is the automatic one.
+/// True if the order of networks is the automatic one.
 bool in_automatic_order(const std::string& setting) {
   return setting == "automatic" || contains(setting, "network");
 }

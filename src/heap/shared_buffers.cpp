@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kCall = "share_buffer";
 
-/// What a PE shares in one call; travels as bytes.
+/// Range that a PE shares in one call; travels as bytes.
 struct Offer {
   std::uint64_t id = 0;       ///< of the range; 0: nothing, or the symmetric heap
   std::uint64_t is_new = 0;   ///< the other PEs do not have it yet
@@ -61,19 +61,19 @@ class Sharing {
   void fill_offer(Offer& offer, const void* pointer, std::size_t bytes);
   const memory::DeviceDescription& device(Pe pe) const { return memory_.device_of(pe); }
   bool same_process(Pe pe) const { return device(pe).process == device(placement_.my_pe).process; }
-  /// Whether a file descriptor can be passed to `pe`.
+  /// True if a file descriptor can be passed to `pe`.
   bool passes_fds(Pe pe) const {
     return !same_process(pe) && placement_.same_host(pe) &&
            device(pe).network_namespace == device(placement_.my_pe).network_namespace;
   }
   bool reached(Pe pe) const { return memory_.device_heap()->obstacle(pe).empty(); }
-  /// Whether every PE that maps this PE's heap can receive a descriptor, or needs none.
+  /// True if every PE that maps this PE's heap can receive a descriptor, or needs none.
   bool fds_reach_all() const {
     for (Pe pe = 0; pe < placement_.n_pes; ++pe)
       if (reached(pe) && !same_process(pe) && !passes_fds(pe)) return false;
     return true;
   }
-  /// Whether there is something new of `pe` that this PE has to map.
+  /// True if there is something new of `pe` that this PE has to map.
   bool maps(Pe pe) const { return pe != placement_.my_pe && reached(pe) && offer(pe).is_new != 0; }
   void pass_pieces();
   std::vector<memory::ReceivedFd> pass_fds(const memory::FileDescriptor& mine) const;

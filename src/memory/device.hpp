@@ -21,11 +21,11 @@ struct CUstream_st;  // CUstream, cudaStream_t
 
 namespace shoal::memory {
 
-/// What a PE publishes about its GPU before the heap exists. Sent as bytes.
+/// Description of a PE's GPU that it publishes before the heap exists. Sent as bytes.
 struct DeviceDescription {
   ProcessId process;
   std::uint64_t network_namespace = 0;
-  /// Of the GPU: ordinals differ where processes see different GPUs.
+  /// Identifies the GPU: ordinals differ where processes see different GPUs.
   std::array<std::byte, 16> uuid{};
   std::int32_t ordinal = 0;   ///< in its own process
   std::uint32_t has_vmm = 0;  ///< virtual-memory management
@@ -35,7 +35,7 @@ struct DeviceDescription {
   std::uint64_t granularity = 0;  ///< of mappings, in bytes
 };
 
-/// Whether NICs may access memory of a GPU (GPUDirect RDMA).
+/// Result of the query whether NICs may access memory of a GPU (GPUDirect RDMA).
 struct NicAccess {
   std::string obstacle{};    ///< why not; empty if they may
   std::string no_dma_buf{};  ///< why memory cannot be exported as a dma-buf; empty if it can
@@ -55,7 +55,7 @@ class Device {
   CUstream_st* stream = nullptr;
   std::size_t granularity = 0;  ///< of mappings of this GPU's memory, in bytes
   int multiprocessors = 0;
-  /// What kernels may use, 90 for 9.0: that of the GPU, or of older code that runs on it.
+  /// Compute capability that kernels may use, 90 for 9.0: that of the GPU, or of older code on it.
   int compute_capability = 0;
 
   /// Makes the context current on the calling thread; cheap if it already is. Throws Error{system}.
@@ -85,7 +85,7 @@ class Device {
 struct DeviceRequest {
   std::int64_t ordinal = -1;  ///< SHOAL_DEVICE
   std::int64_t index = 0;     ///< of this PE on its host: selects the GPU if ordinal is -1
-  /// Whether to find out if fabric handles work, which takes an allocation.
+  /// True if to find out if fabric handles work, which takes an allocation.
   bool probe_fabric = false;
   std::chrono::milliseconds timeout{30'000};
 };
@@ -106,7 +106,7 @@ struct GpuInfo {
   std::string fabric_refused;      ///< why it was not although the GPU has such handles
   bool multicast = false;          ///< NVLink multicast; Shoal does not use it
   bool stream_memory_ops = false;  ///< 64-bit, at any alignment of 8
-  /// By ordinal: "self", "yes", "yes, no atomics", or why there is no peer access.
+  /// Indexed by ordinal: "self", "yes", "yes, no atomics", or why there is no peer access.
   std::vector<std::string> peers;
 };
 

@@ -73,10 +73,10 @@ class DeviceHeap {
   virtual std::byte* base(Pe pe) const noexcept = 0;
   /// Why the heap of `pe` is not reachable; empty if it is.
   virtual const std::string& obstacle(Pe pe) const noexcept = 0;
-  /// Whether atomic operations of this PE's GPU work on the heap of `pe`.
+  /// True if atomic operations of this PE's GPU work on the heap of `pe`.
   virtual bool atomics(Pe pe) const noexcept = 0;
 
-  /// Whether the heap is in host memory that the GPU reaches, instead of GPU memory.
+  /// True if the heap is in host memory that the GPU reaches, instead of GPU memory.
   virtual bool on_host() const noexcept { return false; }
 
   const Device& device() const noexcept { return *device_; }

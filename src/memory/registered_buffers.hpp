@@ -16,7 +16,7 @@ class RegisteredBuffers {
   void add(const void* pointer, std::size_t bytes);
   /// Throws Error{invalid_argument} if no range starts at `pointer`.
   void remove(const void* pointer);
-  /// Whether one registered range holds all `bytes` bytes.
+  /// True if one registered range holds all `bytes` bytes.
   bool contains(const void* pointer, std::size_t bytes) const noexcept;
   std::size_t count() const noexcept { return ranges_.size(); }
 

@@ -33,7 +33,7 @@ struct BufferRange {
   std::vector<BufferPiece> pieces;
 };
 
-/// What another process needs to map a piece. Sent as bytes; the file descriptor is sent
+/// Data with which another process maps a piece. Sent as bytes; the file descriptor is sent
 /// separately.
 struct ExportedPiece {
   PieceKind kind = PieceKind::none;
@@ -52,7 +52,7 @@ class SharedBuffers {
   /// The range around [pointer, pointer + bytes). Throws Error{invalid_argument} if that is not
   /// memory of this PE's GPU.
   virtual BufferRange locate(const void* pointer, std::size_t bytes) const = 0;
-  /// Whether the range still belongs to the same allocation.
+  /// True if the range still belongs to the same allocation.
   virtual bool is_current(const BufferRange& range) const = 0;
   /// Throws Error{unsupported} with a remedy if the memory cannot be shared with other processes.
   virtual ExportedPiece export_piece(const BufferRange& range, std::size_t piece,

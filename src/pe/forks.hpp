@@ -22,7 +22,7 @@ void keep_in_children(std::weak_ptr<const void> object);
 /// messages.
 void close_in_children(const std::shared_ptr<const WorldState>& world, std::atomic<bool>& open,
                        Pe pe);
-/// Whether this process is a child that was forked while `world` was open.
+/// True if this process is a child that was forked while `world` was open.
 bool is_inherited(const WorldState& world) noexcept;
 /// Why `world`, which is not open, takes no calls: "the world is closed", or that this process is
 /// a fork of the PE.

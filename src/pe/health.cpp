@@ -193,7 +193,7 @@ void Health::write_to_all(const Write& write) noexcept {
 }
 
 void Health::publish_cause(const FailureCause& cause) noexcept {
-  // What caused the announced failure has been published. More would overwrite it under its
+  // The cause of the announced failure has been published. More would overwrite it under its
   // readers.
   if (!open_ || announced_) return;
   std::uint64_t sequence = 0;

@@ -48,7 +48,7 @@ class Health {
   /// failure began. A PE that left the world without closing it ends only waits for itself and
   /// waits for any PE.
   std::optional<std::string> failure(Pe awaited = kAnyPe) noexcept;
-  /// Whether world PE `pe` has ended, left or reported a failure.
+  /// True if world PE `pe` has ended, left or reported a failure.
   bool has_failed(Pe pe) noexcept;
   /// The failure that made the world fail: of this PE, or of the first PE that failed.
   std::optional<FailureCause> first_cause() noexcept;

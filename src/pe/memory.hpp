@@ -90,7 +90,7 @@ class Memory {
   /// The buffers that this PE shares and maps. The first call creates the table.
   SharedBufferTable& shared_buffers();
   SharedRanges& shared_ranges() noexcept { return shared_ranges_; }
-  /// What other programs of this host see of the heap's allocations.
+  /// Map of the heap's allocations that other programs of this host see.
   record::MapRecorder& map() noexcept { return map_; }
 
  private:

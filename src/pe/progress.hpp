@@ -46,7 +46,7 @@ struct CallId {
   std::uint64_t number;  ///< of the operation of that object; never 0
 };
 
-/// What a PE publishes about its wait.
+/// Description of its wait that a PE publishes.
 struct Awaited {
   bool answers = false;  ///< the PE could be asked
   Pe pe = -1;            ///< negative: it waits for no single PE

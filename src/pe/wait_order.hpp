@@ -33,7 +33,7 @@ std::size_t pick_missing(std::size_t next, std::size_t end, std::uint64_t seed, 
 /// last the time before is taken first.
 class WaitOrder {
  public:
-  /// As pick_missing.
+  /// Like pick_missing.
   template <typename Arrived>
   std::size_t pick(std::size_t next, std::size_t end, std::uint64_t seed, Arrived&& arrived) {
     const bool again = last_ > next && last_ < end && !arrived(last_);

@@ -56,8 +56,8 @@ constexpr WaitTimes wait_times(std::int64_t spin, std::int32_t pes, std::int32_t
   return times;
 }
 
-/// Whether the waits of a PE that shares its core may yield. After a slow yield they block at once
-/// for kPause, so that on a core that other programs use few yields are slow.
+/// Decides whether the waits of a PE that shares its core may yield. After a slow yield they block
+/// at once for kPause, so that on a core that other programs use few yields are slow.
 ///
 /// Methods may be called by several threads at once.
 class YieldWatch {

@@ -81,7 +81,7 @@ class Waits {
   WaitOutcome poll(Ready&& ready, Clock::time_point deadline, Pe awaited = kAnyPe) {
     return poll(ready, deadline, awaited, [] { return kAnyWord; });
   }
-  /// As poll, where `ready` reads memory that is not this PE's segment.
+  /// Like poll, where `ready` reads memory that is not this PE's segment.
   template <typename Ready>
   WaitOutcome poll_elsewhere(Ready&& ready, Clock::time_point deadline, Pe awaited = kAnyPe) {
     return poll(ready, deadline, awaited, [] { return kElsewhere; });
@@ -116,14 +116,14 @@ class Waits {
   }
   /// Wakes all waiting threads of `pe`, after a write that ends waits for other words.
   void wake(Pe pe) noexcept;
-  /// Whether PEs share cores: a PE that waits for several words then blocks until the last one.
+  /// True if PEs share cores: a PE that waits for several words then blocks until the last one.
   bool crowded() const noexcept { return around_.times.crowded; }
-  /// Whether waits yield before they block. False for a while after a yield has shown that other
+  /// True if waits yield before they block. False for a while after a yield has shown that other
   /// programs use the core.
   bool yields() const noexcept {
     return around_.times.yield.count() > 0 && yield_watch_.may_yield(Clock::now());
   }
-  /// Where this PE's threads block.
+  /// Point at which this PE's threads block.
   WaitPoint& wait_point() const noexcept;
   /// The deadline of a wait that starts now: SHOAL_TIMEOUT_MS from now.
   Clock::time_point deadline() const { return Clock::now() + settings_.timeout; }
@@ -133,7 +133,7 @@ class Waits {
   [[noreturn]] void throw_failed(WaitOutcome outcome, const std::string& what,
                                  const std::string& detail, Pe awaited = kAnyPe) const;
 
-  /// Where the next wait for any of several variables starts (rma/wait.cpp).
+  /// Index at which the next wait for any of several variables starts (rma/wait.cpp).
   std::size_t rotation = 0;
 
  private:
@@ -215,7 +215,7 @@ WaitOutcome Waits::block(Ready& ready, Clock::time_point deadline, Pe awaited, W
     }
     now = Clock::now();
     if (now < next_check && now < deadline) continue;
-    // As in back_off.
+    // Checks and reports like back_off.
     if (auto outcome = check_health(end.passed(now), awaited, wait, now);
         outcome != WaitOutcome::ready)
       return ready() ? WaitOutcome::ready : outcome;

@@ -58,7 +58,7 @@ inline std::size_t checked(const WorldState& world, const char* what, RemoteAddr
             address.pe, width);
 }
 
-/// As checked, for an aligned word of `width` bytes.
+/// Like checked, for an aligned word of `width` bytes.
 inline std::size_t checked_word(const WorldState& world, const char* what, RemoteAddress address,
                                 std::size_t width) {
   if ((width != 4 && width != 8) || address.offset % width != 0) [[unlikely]]

@@ -27,7 +27,7 @@ using detail::Posts;
 using detail::WorldState;
 using device::proxy::Kind;
 
-/// What CUDA calls cudaStreamLegacy.
+/// CUDA's cudaStreamLegacy.
 auto* const kLegacyStream = reinterpret_cast<Stream>(std::uintptr_t{1});
 
 DeviceSide& side_of(const WorldState& state) {

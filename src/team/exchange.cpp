@@ -184,8 +184,8 @@ void meet_at_first(TeamState& team, std::uint64_t value, std::uint64_t parity, c
     while (missing < team.size() && seen(missing) >= value) ++missing;
     return missing == team.size();
   };
-  // Of two PEs that come at once, at least one sees the other. Where the processor's order allows
-  // that neither does, both look again when their block ends.
+  // At least one of two PEs that arrive at the same time sees the other. If the processor's order
+  // allows that neither does, both look again when their block ends.
   at_first.atomic(first, AtomicOp::set, flag(team.me()), value, 0, sizeof value);
   if (all_came()) {
     for (std::size_t to = 1; to < team.size(); ++to)
@@ -315,7 +315,7 @@ void deliver(TeamState& team, std::span<const Delivery> deliveries, const char* 
       if (at_once) fabric.quiet();
       return;
     }
-    // Most PEs learn from others than the sender that all have come.
+    // Most PEs learn from others than the sender that all have arrived.
     if (at_once) fabric.quiet();
     std::size_t round = 0;
     for (std::size_t d = 1; d < ring.size; d *= 2, ++round) {

@@ -31,9 +31,9 @@ struct Delivery {
   const void* source = nullptr;
   std::size_t bytes = 0;
 };
-/// As sync, but writes deliveries[i] to PE i of the team first; that of this PE itself is ignored.
-/// On return what the other PEs deliver to this one is there, and the sources may be reused. Heaps
-/// are on the host. Half a round trip, where a get takes a whole one.
+/// Like sync, but writes deliveries[i] to PE i of the team first; that of this PE itself is
+/// ignored. On return the deliveries of the other PEs to this one have arrived, and the sources may
+/// be reused. Heaps are on the host. Half a round trip, where a get takes a whole one.
 void deliver(TeamState& team, std::span<const Delivery> deliveries, const char* what);
 
 }  // namespace shoal::detail

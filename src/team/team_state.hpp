@@ -20,7 +20,7 @@ class WorldState;
 /// 1.6 * 10^7 teams of a PE.
 inline constexpr int kEpochBits = 40;
 
-/// How the PEs of a team learn that all have come (meeting_of).
+/// How the PEs of a team learn that all have arrived (meeting_of).
 enum class Meeting : std::uint8_t {
   at_all,     ///< each writes to all others
   at_first,   ///< each writes to the first one, and the last to come to all
@@ -48,7 +48,7 @@ struct TeamState {
   /// the next operation, so later operations throw this.
   std::optional<Error> broken;
   WaitOrder wait_order;
-  /// Whether loads and stores reach all heaps from all PEs; found at the first use.
+  /// True if loads and stores reach all heaps from all PEs; found at the first use.
   std::optional<bool> one_domain;
   std::shared_ptr<void> engine;  ///< of shoal::collective::nccl, made with its first use
   bool no_engine = false;        ///< the PEs have agreed that NCCL cannot be used

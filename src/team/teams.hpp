@@ -47,7 +47,7 @@ class Teams {
 
   /// Joins that this PE has published (World::make_team).
   std::uint64_t joins = 0;
-  /// By PE: version of the last of its join records that this PE has used.
+  /// Indexed by PE: version of the last of its join records that this PE has used.
   std::vector<std::uint64_t> joins_read;
 
  private:

@@ -17,7 +17,7 @@
 namespace shoal::collective::nccl {
 namespace {
 
-/// By cuda::ElementType.
+/// Indexed by cuda::ElementType.
 constexpr std::optional<DataType> kTypes[] = {
     DataType::int8,    DataType::uint8,    std::nullopt,      std::nullopt,
     DataType::int32,   DataType::uint32,   DataType::int64,   DataType::uint64,
@@ -28,7 +28,7 @@ std::optional<DataType> type_of(cuda::ElementType type) {
   return index < std::size(kTypes) ? kTypes[index] : std::nullopt;
 }
 
-/// By ReduceOp.
+/// Indexed by ReduceOp.
 constexpr Op kOperators[] = {Op::sum, Op::prod, Op::min, Op::max};
 std::optional<Op> op_of(ReduceOp op) {
   if (op > ReduceOp::max) return std::nullopt;
@@ -53,7 +53,7 @@ constexpr std::size_t automatic_from(Kind kind) {
   return std::numeric_limits<std::size_t>::max();
 }
 
-/// What a PE tells the others before they make a communicator. Sent as bytes.
+/// Contribution of a PE to the creation of a communicator. Sent as bytes.
 struct Offer {
   UniqueId id{};    ///< that of PE 0 counts
   char why[256]{};  ///< why this PE cannot; empty: it can

@@ -12,15 +12,15 @@
 
 namespace shoal::collective::nccl {
 
-/// What a collective has to be for NCCL to run it (SHOAL_COLLECTIVE_NCCL).
+/// Kinds of collectives that NCCL can run (SHOAL_COLLECTIVE_NCCL).
 enum class Kind { broadcast, move, reduction };
 
-/// Whether the settings give a collective of a team of `pes` PEs to NCCL. `bytes`: the longer of
+/// True if the settings give a collective of a team of `pes` PEs to NCCL. `bytes`: the longer of
 /// the source and the target of a PE. The same on all PEs.
 bool wanted(const Settings& settings, Kind kind, std::size_t bytes, std::size_t pes);
-/// Whether NCCL may be chosen without being asked for: SHOAL_COLLECTIVE_NCCL=automatic.
+/// True if NCCL may be chosen without being asked for: SHOAL_COLLECTIVE_NCCL=automatic.
 bool is_automatic(const Settings& settings);
-/// Whether NCCL has the type and the operator.
+/// True if NCCL has the type and the operator.
 bool has(cuda::ElementType type, ReduceOp op);
 
 /// A communicator of the PEs of a team, in the order of the team. Its calls queue work on a stream

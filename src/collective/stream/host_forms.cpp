@@ -17,7 +17,7 @@ constexpr KernelTable kKernels = {kernels::load_once, kernels::broadcast, kernel
                                   kernels::reduce};
 std::atomic<const KernelTable*> replacement{nullptr};
 
-/// Whether this PE can run collectives of the team on its GPU.
+/// True if this PE can run collectives of the team on its GPU.
 bool has_kernels(const Call& call) {
   const detail::WorldState& world = call.world();
   if (world.device_side() == nullptr || world.memory().cuda() == nullptr) return false;

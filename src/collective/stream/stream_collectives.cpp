@@ -69,7 +69,7 @@ class StreamCall : public Call {
     view_ = detail::describe_team(*side, this->team());
   }
 
-  /// Whether one kernel can run the collective: the team is not too large for it, and all GPUs
+  /// True if one kernel can run the collective: the team is not too large for it, and all GPUs
   /// reach the heaps of all its PEs. The same on all of them.
   bool one_kernel() const noexcept { return one_kernel_; }
 
@@ -129,7 +129,7 @@ class StreamCall : public Call {
   }
 
  private:
-  /// Whether loads and stores reach the heaps of all PEs of the team from all of them. The same on
+  /// True if loads and stores reach the heaps of all PEs of the team from all of them. The same on
   /// all PEs, unlike peer_base where reach is not transitive.
   bool in_one_domain() const {
     std::optional<bool>& known = team().one_domain;
@@ -142,7 +142,7 @@ class StreamCall : public Call {
     return *known;
   }
 
-  /// Whether two PEs of the team use one GPU. The same on all PEs.
+  /// True if two PEs of the team use one GPU. The same on all PEs.
   bool share_gpus() const {
     const auto& devices = world().memory().devices();
     std::set<std::array<std::byte, 16>> used;

@@ -322,7 +322,7 @@ std::uint64_t* CudaDeviceSide::await_turn(Stream stream) const {
   return ended_;
 }
 
-/// Only beside the proxy, which serves what NICs cannot do.
+/// The proxy must exist as well, because it serves what NICs cannot do.
 void CudaDeviceSide::map_queues(const DeviceSideContext& context) {
   if (world_.proxy == nullptr) return;
   std::vector<const transport::DeviceQueues*> queues;

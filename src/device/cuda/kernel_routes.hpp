@@ -29,9 +29,9 @@ class KernelRoutes {
 
   /// In GPU memory; nullptr where the queues lead to no PE.
   const device::gda::Routes* get() const noexcept { return routes_; }
-  /// Whether queues lead to [offset, offset + bytes) of the heap of `pe`, and from there.
+  /// True if queues lead to [offset, offset + bytes) of the heap of `pe`, and from there.
   bool reaches(Pe pe, std::size_t offset, std::size_t bytes) const noexcept;
-  /// As DeviceSide::nic_failure.
+  /// Like DeviceSide::nic_failure.
   std::optional<Error> failure(Pe pe, CUstream_st* stream) const;
 
  private:

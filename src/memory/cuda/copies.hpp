@@ -8,7 +8,7 @@
 
 namespace shoal::memory::cuda {
 
-/// Whether memory at `pointer` is in a GPU, so that the host does not read it directly. The driver
+/// True if memory at `pointer` is in a GPU, so that the host does not read it directly. The driver
 /// does not know ordinary memory.
 bool on_gpu(const Driver& driver, const void* pointer);
 

@@ -90,10 +90,10 @@ struct Driver {
 /// until the process ends.
 const Driver* find_driver(std::string* why);
 
-/// As find_driver; throws Error{unsupported} with the reason.
+/// Like find_driver, but throws Error{unsupported} with the reason.
 const Driver& driver();
 
-/// Whether the driver loads a kernel when it is first used (CUDA_MODULE_LOADING).
+/// True if the driver loads a kernel when it is first used (CUDA_MODULE_LOADING).
 bool loads_lazily();
 
 /// Replaces the machine's driver by `table`; nullptr restores it. For tests, while no world is

@@ -25,9 +25,9 @@ struct Peer {
   std::string obstacle;  ///< why it is out of reach; empty if it is reachable
 };
 
-/// What is known before anything is mapped: processes, hosts, and what the driver reports about
-/// each pair of GPUs. It cannot report on a GPU that is hidden from this process; then mapping
-/// decides, and atomics are assumed to work.
+/// Collects the facts that are known before anything is mapped: processes, hosts, and the driver's
+/// report about each pair of GPUs. It cannot report on a GPU that is hidden from this process; then
+/// mapping decides, and atomics are assumed to work.
 std::vector<Peer> survey_peers(const Driver& driver, const DeviceHeapContext& context);
 
 /// The CUDA device number in this process of the GPU with this uuid; nullopt if it is hidden.

@@ -35,7 +35,8 @@ struct FdPeer {
 
 struct ReceivedFd {
   Pe pe = 0;
-  /// Of the sender, as this process sees it; 0 if its PID namespace is not visible from here.
+  /// Process id of the sender, as this process sees it; 0 if its PID namespace is not visible from
+  /// here.
   pid_t pid = 0;
   FileDescriptor fd;
 };
