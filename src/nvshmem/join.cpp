@@ -98,7 +98,7 @@ std::unique_ptr<Bootstrap> join_mpi(const nvshmemx_init_attr_t* attributes,
                   settings);
 }
 
-/// By the OpenSHMEM of the program, Shoal's or another one, which it has initialized.
+/// Joins by the OpenSHMEM of the program, Shoal's or another one, which it has initialized.
 std::unique_ptr<Bootstrap> join_shmem(const Settings& settings) {
   const char* const library = "OpenSHMEM";
   auto* const my_pe = find<int()>(library, "shmem_my_pe");

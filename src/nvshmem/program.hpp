@@ -36,7 +36,7 @@ class Program {
   std::unique_ptr<DeviceTeams> device_teams;
   Teams teams;
 
-  // What nvshmemx_buffer_register has registered.
+  // Buffers that nvshmemx_buffer_register has registered.
   std::mutex mutex;
   std::set<void*> buffers;
 
@@ -95,7 +95,7 @@ decltype(auto) guarded(const char* call, Body&& body) noexcept {
   }
 }
 
-/// As guarded, for functions that need no program yet.
+/// Like guarded, for functions that need no program yet.
 template <typename Body>
 decltype(auto) starting(const char* call, Body&& body) noexcept {
   try {

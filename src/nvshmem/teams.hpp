@@ -27,7 +27,7 @@ class Teams {
 
   /// A copy of the handle. Throws Error{invalid_argument} for a number without a team.
   Team at(Id id) const;
-  /// Whether the number has a team.
+  /// True if the number has a team.
   bool has(Id id) const;
   int contexts(Id id) const;
   /// NVSHMEM_TEAM_INVALID for an invalid team. Throws Error{exhausted}.

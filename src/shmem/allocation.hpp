@@ -15,7 +15,7 @@
 
 namespace shoal::shmem {
 
-/// What `allocate` returns.
+/// Result of `allocate`.
 template <typename Allocate>
 void* allocated(World& world, std::size_t bytes, Allocate&& allocate) {
   if (bytes == 0) return nullptr;

@@ -23,14 +23,14 @@ void sync(Program& program, const Team& team);
 void check_apart(const void* dest, std::size_t dest_bytes, const void* source,
                  std::size_t source_bytes, bool in_place);
 
-/// What a broadcast leaves in the dest of its root.
+/// Effect of a broadcast on the dest of its root.
 enum class RootDest : bool { written, kept };
 /// The root sends to the dest of the other PEs and waits for none of them.
 void broadcast(Program& program, const Team& team, void* dest, const void* source,
                std::size_t bytes, int root, RootDest root_dest = RootDest::written);
 void all_gather(Program& program, const Team& team, void* dest, const void* source,
                 std::size_t bytes);
-/// As all_gather, with blocks of different sizes one after the other.
+/// Like all_gather, with blocks of different sizes one after the other.
 void collect(Program& program, const Team& team, void* dest, const void* source, std::size_t bytes);
 void all_to_all(Program& program, const Team& team, void* dest, const void* source,
                 std::size_t bytes);

@@ -26,7 +26,7 @@ struct Environment {
 /// The settings of Shoal, overridden by SHMEM_SYMMETRIC_SIZE and SHMEM_DEBUG. Each SHMEM_X takes
 /// precedence over SMA_X, its old name. Throws Error{invalid_argument} naming the variable.
 Environment read_environment(const Lookup& lookup);
-/// Of this process.
+/// Reads the environment of this process.
 Environment read_environment();
 
 /// Parses "512", "1.5G": a decimal number, and one of the suffixes k m g t in either case, which

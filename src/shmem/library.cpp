@@ -8,7 +8,7 @@ using namespace shoal::shmem;
 
 namespace {
 
-/// As guarded, for routines that need no program yet.
+/// Like guarded, for routines that need no program yet.
 template <typename Body>
 void starting(const char* call, Body&& body) noexcept {
   try {

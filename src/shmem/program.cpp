@@ -24,9 +24,9 @@
 namespace shoal::shmem {
 namespace {
 
-/// Room for the program's variables and for words of the library, beside the heap that the user
-/// asked for. Heap pages are taken on first use. A multiple of a large unit, so that executables of
-/// different size still form a world.
+/// Room for the program's variables and for words of the library, in addition to the heap that the
+/// user requested. Heap pages are taken on first use. A multiple of a large unit, so that
+/// executables of different size still form a world.
 constexpr std::size_t kRoom = std::size_t{64} << 20;
 static_assert(TeamMemory::kMostBytes < kRoom);
 

@@ -56,7 +56,7 @@ struct shoal_shmem_ctx {
 
 namespace shoal::shmem {
 
-/// Where a routine stores a result. Throws Error{invalid_argument} for NULL.
+/// Reference in which a routine stores a result. Throws Error{invalid_argument} for NULL.
 template <typename T>
 T& result(const char* argument, T* place) {
   require(place != nullptr, Code::invalid_argument, "{} is NULL; allowed: the address of a result",
@@ -104,7 +104,7 @@ class Program {
       return statics.offset() + in_statics;
     not_symmetric(argument, address, bytes);
   }
-  /// Whether offset() would return.
+  /// True if offset() would return.
   bool is_symmetric(const void* address) const noexcept;
   /// The address in the heap of a symmetric range: another mapping of the same memory where the
   /// range is static. For any address where there are no bytes: the start of the heap.
@@ -159,7 +159,7 @@ class Program {
     if (handle != SHMEM_CTX_DEFAULT) context(handle);
   }
 
-  /// Whether operations on world PE `pe` are complete when they return.
+  /// True if operations on world PE `pe` are complete when they return.
   bool is_mapped(Pe pe) const { return mapped_[static_cast<std::size_t>(pe)]; }
 
   /// Orders and completes the operations of a context, which may be the default one.
@@ -180,7 +180,7 @@ class Program {
   std::uintptr_t heap_start_;
   std::size_t heap_bytes_;
   std::size_t heap_offset_;  ///< of the heap in every PE's segment
-  // By PE of the world.
+  // Indexed by PE of the world.
   std::vector<transport::Transport*> routes_;
   std::vector<bool> mapped_;
 };
@@ -189,7 +189,7 @@ class Program {
 void initialize();
 /// Ends it with the last call. Collective.
 void finalize();
-/// Whether initialize was called and finalize has not ended it.
+/// True if initialize was called and finalize has not ended it.
 bool is_initialized() noexcept;
 
 /// OpenSHMEM in this process. Throws Error{closed} where it is not initialized.

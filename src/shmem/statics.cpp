@@ -29,7 +29,7 @@ namespace {
 /// that loads the library later, such as an interpreter, does not use its variables with it.
 constexpr std::string_view kLibrary = "libshoal_shmem.so";
 
-/// What must be equal on all PEs. No padding: it is sent and compared as bytes.
+/// Properties that must be equal on all PEs. No padding: it is sent and compared as bytes.
 struct Identity {
   std::uint64_t bytes = 0;
   std::uint64_t page_offset = 0;
@@ -54,7 +54,7 @@ Executable find_executable() {
   return executable;
 }
 
-/// Whether the executable's dynamic section names the library.
+/// True if the executable's dynamic section names the library.
 bool needs_library(const Executable& executable) {
   const ElfW(Dyn)* dynamic = nullptr;
   for (std::size_t i = 0; i < executable.count; ++i)

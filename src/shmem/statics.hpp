@@ -39,7 +39,7 @@ class Statics {
   std::uintptr_t start() const noexcept { return start_; }
   /// 0 where variables are not symmetric.
   std::size_t bytes() const noexcept { return bytes_; }
-  /// Of the range in every PE's heap.
+  /// Offset of the range in every PE's heap.
   std::size_t offset() const noexcept { return offset_; }
   /// Why variables are not symmetric.
   const std::string& obstacle() const noexcept { return obstacle_; }

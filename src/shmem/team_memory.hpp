@@ -33,15 +33,15 @@ class TeamMemory {
   struct Slot {
     std::size_t flag;
     std::uint64_t arrived;  ///< the flag, once the data are there
-    /// Whether the PEs must meet before they use the slot: they then have copied all earlier data.
+    /// True if the PEs must meet before they use the slot: they then have copied all earlier data.
     bool starts_round;
     std::size_t data() const noexcept { return flag + sizeof(std::uint64_t); }
-    /// Whether `value` is the flag of this use of the slot, by any broadcast.
+    /// True if `value` is the flag of this use of the slot, by any broadcast.
     bool is_in_use(std::uint64_t value) const noexcept {
       return value >> kBroadcastBits == arrived >> kBroadcastBits;
     }
   };
-  /// What the PEs of a team must agree on. A flag holds it in its low bits.
+  /// Arguments on which the PEs of a team must agree. A flag holds it in its low bits.
   struct Broadcast {
     std::size_t root = 0;
     std::size_t bytes = 0;  ///< not 0

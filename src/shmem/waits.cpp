@@ -42,7 +42,7 @@ class Variables {
     return true;
   }
   /// The index of one that holds; kNone: none does. Starts behind the last one that this thread
-  /// found, so that no variable is left out for ever.
+  /// found, so that no variable is skipped forever.
   std::size_t any() const {
     static thread_local std::size_t first = 0;
     for (std::size_t step = 0; step < count_; ++step) {

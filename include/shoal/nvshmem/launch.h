@@ -5,7 +5,7 @@
 #error "part of nvshmem.h: include <nvshmem.h>"
 #endif
 
-// What the library knows of this PE, and order between streams: not for programs.
+// Internal: attributes of this PE, and order between streams. Programs do not call these.
 void shoal_nvshmem_launch_context(int* device, int* pes_on_device, cudaStream_t* priority);
 void shoal_nvshmem_order(cudaStream_t before, cudaStream_t after);
 

@@ -39,7 +39,8 @@ void shoal_shmem_no_routine_for_this_type(void);
 #define SHOAL_SHMEM_ON_TEAM(TYPES, SUFFIX, ...) \
   SHOAL_SHMEM_SELECT(TYPES, SUFFIX, SHOAL_SHMEM_SECOND(__VA_ARGS__))(__VA_ARGS__)
 
-// By the types that have the routine. SUFFIX: the rest of its name after that of the type.
+// Expand to one branch for each type that has the routine. SUFFIX: the rest of its name after the
+// type.
 #define SHOAL_SHMEM_CTX_RMA(SUFFIX, ...) \
   SHOAL_SHMEM_ON_CTX(SHOAL_SHMEM_DISTINCT_RMA_TYPES, SUFFIX, __VA_ARGS__)
 #define SHOAL_SHMEM_CTX_AMO(SUFFIX, ...) \

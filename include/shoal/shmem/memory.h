@@ -10,7 +10,7 @@ void* SHOAL_SHMEM(malloc)(size_t size);
 void* SHOAL_SHMEM(calloc)(size_t count, size_t size);
 // `alignment`: a power of two and a multiple of sizeof(void*), up to 2 MiB.
 void* SHOAL_SHMEM(align)(size_t alignment, size_t size);
-// Where the heap has no room: NULL on all PEs, and the block stays as it is.
+// Returns NULL on all PEs, and keeps the block as it is, if the heap has no room.
 void* SHOAL_SHMEM(realloc)(void* block, size_t size);
 void* SHOAL_SHMEM(malloc_with_hints)(size_t size, long hints);
 void SHOAL_SHMEM(free)(void* block);

@@ -24,6 +24,6 @@ SHOAL_SHMEM_DECLARE(void, putmem)
 SHOAL_SHMEM_PAIR(void, signal_set, uint64_t* sig_addr, uint64_t value, int pe)
 SHOAL_SHMEM_PAIR(void, signal_add, uint64_t* sig_addr, uint64_t value, int pe)
 
-// Of this PE.
+// Signals of this PE.
 uint64_t SHOAL_SHMEM(signal_fetch)(const uint64_t* sig_addr);
 uint64_t SHOAL_SHMEM(signal_wait_until)(uint64_t* sig_addr, int cmp, uint64_t value);

@@ -44,10 +44,10 @@ __device__ int with_team(nvshmem_team_t id, const Call& call) {
   return call(team->team) ? 0 : 1;
 }
 
-// Not inlined: a call costs nothing beside the wait for other PEs, and code that is inlined several
-// times compiles slowly. In relocatable device code they are inlined, because a function that is
-// compiled apart from its kernel has no launch bounds: it takes twice the registers, and cannot be
-// linked into kernels of 1024 threads.
+// Not inlined: a call costs nothing compared with the wait for other PEs, and code that is inlined
+// several times compiles slowly. In relocatable device code they are inlined, because a function
+// that is compiled apart from its kernel has no launch bounds: it takes twice the registers, and
+// cannot be linked into kernels of 1024 threads.
 #if defined(__CUDACC_RDC__) && !defined(SHOAL_NVSHMEM_DEVICE_LIBRARY)
 #define SHOAL_NVSHMEM_CALL __forceinline__
 #else

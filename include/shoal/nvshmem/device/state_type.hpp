@@ -22,7 +22,7 @@ struct DeviceTeam {
   Pe n_pes;
 };
 
-/// What kernels of a program need: the world and its teams. All zero while the library is not
+/// State for kernels of a program: the world and its teams. All zero while the library is not
 /// initialized.
 struct DeviceState {
   device::World world;
