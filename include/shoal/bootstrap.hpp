@@ -93,12 +93,12 @@ class UniqueId {
 std::unique_ptr<Bootstrap> connect_unique_id(const UniqueId& id, std::int32_t pe,
                                              std::int32_t n_pes, const Settings& settings);
 
-/// As connect_unique_id. settings.session_id is the address, where PE settings.session_root
+/// Like connect_unique_id. settings.session_id is the address, where PE settings.session_root
 /// listens; the key is derived from it and settings.session_secret.
 std::unique_ptr<Bootstrap> connect_session(std::int32_t pe, std::int32_t n_pes,
                                            const Settings& settings);
 
-/// As connect_unique_id, for PEs that can already pass a text from PE 0 to all others: by MPI
+/// Like connect_unique_id, for PEs that can already pass a text from PE 0 to all others: by MPI
 /// (shoal/mpi.hpp), a launcher's plug-in (shoal/bootstrap_plugin.h) or any other means.
 ///
 /// PE 0 creates the id. `broadcast` is called once on every PE, with the text on PE 0 and an empty

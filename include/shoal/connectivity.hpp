@@ -45,7 +45,7 @@ struct PairConnectivity {
   }
 };
 
-/// Where a PE runs.
+/// Host and process of a PE.
 struct PePlace {
   std::string host;             ///< name
   std::int32_t host_index = 0;  ///< equal for PEs of one host

@@ -14,8 +14,8 @@ using InterruptCheck = bool (*)() noexcept;
 
 /// Sets the function that a thread calls about every millisecond while it waits for other PEs;
 /// nullptr: none, the initial state. Where it returns true, the wait throws Error{system}: "...
-/// was interrupted". What the wait belonged to is then in the state that errors.md describes for a
-/// timeout. ep::Group::synchronize is interrupted too; its work on the GPU goes on, and the group
+/// was interrupted". The operation of the wait is then in the state that errors.md describes for a
+/// timeout. ep::Group::synchronize is interrupted too; its work on the GPU continues, and the group
 /// stays usable. May be called by any thread.
 ///
 /// Not interrupted, but bounded by the deadlines of what they wait for: kernels on a GPU that wait

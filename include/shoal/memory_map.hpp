@@ -45,7 +45,7 @@ struct MemoryMap {
   std::string memory;       ///< "heap", or "staging memory" for rows that pass through the host
   std::uint64_t offset = 0, bytes = 0;  ///< of the block in that memory
   std::vector<Pe> pes;                  ///< by rank; of the heap: all PEs
-  /// Where the block of each of `pes` lies in this process, or for this PE's GPU; 0: out of reach
+  /// Address of the block of each of `pes` in this process, or for this PE's GPU; 0: out of reach
   /// of loads and stores.
   std::vector<std::uint64_t> addresses;
   std::vector<MemoryRegion> regions;  ///< ascending
@@ -58,9 +58,9 @@ std::vector<MemoryMap> read_host_memory();
 
 /// "slots: parity 1, source rank 2, token 12, byte 40 of 14464", for an offset in the block.
 std::string describe_offset(const MemoryMap& map, std::uint64_t offset);
-/// What lies at an address, one text for each process and block to which it belongs.
+/// Describes the contents of an address: one text for each process and block to which it belongs.
 std::vector<std::string> locate_address(const std::vector<MemoryMap>& maps, std::uint64_t address);
-/// What lies at an offset of the heap, one text for each block.
+/// Describes the contents of an offset of the heap: one text for each block.
 std::vector<std::string> locate_offset(const std::vector<MemoryMap>& maps, std::uint64_t offset);
 
 /// A table of the regions.

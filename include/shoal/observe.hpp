@@ -10,7 +10,7 @@
 //   std::puts(shoal::observe::who_waits(shoal::observe::read_host()).c_str());
 //
 // docs/guide/observability.md shows the tools. Times are nanoseconds of the host's real-time clock.
-// Records are read while they are written: an operation that changes meanwhile is left out, and
+// Records are read while they are written: an operation that changes meanwhile is omitted, and
 // counters of one reading may be an operation apart. Kernels on GPUs count themselves; the process
 // copies their counters to the record every SHOAL_METRICS_INTERVAL_MS, and before it reads or
 // writes its own record.
@@ -75,7 +75,7 @@ struct OperationTotals {
   std::int64_t time_ns = 0;  ///< of the calling thread, waits included
 };
 
-/// What this rank exchanged with one other.
+/// Totals of this rank's exchange with one other rank.
 struct PeerTotals {
   std::uint64_t rows = 0, bytes = 0;  ///< sent to it by dispatches
   std::uint64_t waits = 0;            ///< for it that were not over at once
@@ -101,7 +101,7 @@ struct GroupRecord {
   std::vector<LaunchRecord> launches;  ///< the last ones on a GPU, by their start
 };
 
-/// What a PE did with one other outside of groups.
+/// Totals of a PE's operations with one other PE outside of groups.
 struct WorldPeerTotals {
   std::uint64_t operations = 0, bytes = 0;  ///< one-sided, to or from it, with SHOAL_METRICS=all
   std::uint64_t waits = 0;                  ///< of collectives for it that were not over at once
@@ -119,14 +119,14 @@ struct PeRecord {
   bool active = false;  ///< that operation has not ended
   Pe awaited = -1;      ///< the PE that it waits for; -1: no single PE
   std::string failure;  ///< why a team of this PE became unusable
-  /// Of operations outside of groups that took place, by name: "barrier", "sync", "exchange",
-  /// "broadcast", "all_gather", "all_to_all", "all_to_all_v", "reduce", "reduce_scatter"; with
-  /// SHOAL_METRICS=all also "put", "get", "signal" and "atomic", without times. Bytes are those
-  /// that this PE contributes, or moves. Times are measured with SHOAL_METRICS=all. On streams, and
-  /// in kernels, operations do not count.
+  /// Totals of operations outside of groups that took place, by name: "barrier", "sync",
+  /// "exchange", "broadcast", "all_gather", "all_to_all", "all_to_all_v", "reduce",
+  /// "reduce_scatter"; with SHOAL_METRICS=all also "put", "get", "signal" and "atomic", without
+  /// times. Bytes are those that this PE contributes, or moves. Times are measured with
+  /// SHOAL_METRICS=all. On streams, and in kernels, operations do not count.
   std::vector<OperationTotals> totals;
   std::vector<WorldPeerTotals> peers;  ///< by PE
-  /// Of collectives (phase "call"), with SHOAL_METRICS=all.
+  /// Histograms of collectives (phase "call"), with SHOAL_METRICS=all.
   std::vector<Histogram> histograms;
   std::vector<GroupRecord> groups;
 };
@@ -147,7 +147,7 @@ PeRecord from_json(const std::string& text);
 std::string write_flight_record(const World& world, const std::string& directory);
 
 /// The records in the files shoal_flight_*.json of a folder (SHOAL_FLIGHT_DIR), sorted by world,
-/// then PE. A file that is no record is left out with a warning in the log. Throws
+/// then PE. A file that is no record is skipped with a warning in the log. Throws
 /// Error{invalid_argument} for a folder without such files, and, naming a file, for one without any
 /// record.
 std::vector<PeRecord> read_files(const std::string& folder);

@@ -11,7 +11,7 @@ namespace shoal {
 
 /// How a wait or test compares a variable with its value: `variable <op> value`.
 enum class Compare : std::uint8_t { equal, not_equal, greater, greater_equal, less, less_equal };
-/// What a signal does to the 64-bit word at its target.
+/// Effect of a signal on the 64-bit word at its target.
 enum class SignalOp : std::uint8_t { set, add };
 /// Atomic read-modify-write operations. compare_swap writes the operand when the word equals a
 /// given value.
@@ -28,7 +28,7 @@ enum class AtomicOp : std::uint8_t {
 
 namespace detail {
 
-/// Whether `seen` compares with `value` as asked.
+/// True if `seen` compares with `value` as asked.
 template <typename T>
 SHOAL_HOST_DEVICE constexpr bool holds(T seen, Compare compare, T value) {
   switch (compare) {

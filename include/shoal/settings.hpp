@@ -43,7 +43,7 @@ struct Settings {
   std::string socket_family = "any";
   std::chrono::milliseconds bootstrap_timeout{60'000};
 
-  // What counts as one host.
+  // Identity of the host: PEs with equal values count as one host.
   std::string host_id;
   std::int64_t node_size = 0;
 
@@ -62,7 +62,7 @@ struct Settings {
   std::chrono::milliseconds warn_after{60'000};
   std::int64_t spin = 100;
 
-  // What carries operations between PEs.
+  // Transports that carry operations between PEs.
   std::string transport_inside = "automatic";
   std::string transport_between = "automatic";
   std::string ofi_provider = "automatic";
@@ -139,14 +139,14 @@ struct Settings {
   /// allowed form.
   static Settings from_environment();
 
-  /// As from_environment, with `lookup` instead of the environment (nullopt: not set). For tests
+  /// Like from_environment, with `lookup` instead of the environment (nullopt: not set). For tests
   /// and tools.
   static Settings from(const std::function<std::optional<std::string>(const std::string&)>& lookup);
 
   /// The field `launcher` alone.
   static std::map<std::string, std::string> launcher_environment();
 
-  /// Whether the symmetric heap is in GPU memory (SHOAL_HEAP=cuda).
+  /// True if the symmetric heap is in GPU memory (SHOAL_HEAP=cuda).
   bool heap_on_gpu() const noexcept { return heap == "cuda"; }
 
   /// Checks every field against the table, for programs that fill fields by hand. Throws as
@@ -192,7 +192,7 @@ struct EnvironmentVariable {
 
 /// The variables of this process that are meant for Shoal, NVSHMEM or DeepEP, by name.
 std::vector<EnvironmentVariable> inspect_environment();
-/// As inspect_environment, of `variables` (name to value). For tests and tools.
+/// Like inspect_environment, for `variables` (name to value). For tests and tools.
 std::vector<EnvironmentVariable> inspect_environment(
     const std::map<std::string, std::string>& variables);
 /// One sentence for each variable that does not do what its user may expect. The variables of

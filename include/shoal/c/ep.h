@@ -128,8 +128,8 @@ SHOAL_API shoal_status shoal_ep_low_latency_handle_copy(const shoal_ep_low_laten
 SHOAL_API shoal_status shoal_ep_low_latency_handle_destroy(shoal_ep_low_latency_handle* handle);
 /// *buffer: memory of the group for the y of the next low-latency combine (zero_copy).
 SHOAL_API shoal_status shoal_ep_next_combine_buffer(shoal_ep_group* group, shoal_tensor* buffer);
-/// masked: room for `ranks` numbers, at least as many as the group has ranks; 1: the rank is left
-/// out.
+/// masked: room for `ranks` numbers, at least as many as the group has ranks; 1: the rank is
+/// masked.
 SHOAL_API shoal_status shoal_ep_masked(const shoal_ep_group* group, int32_t* masked, int32_t ranks);
 SHOAL_API shoal_status shoal_ep_set_mask(shoal_ep_group* group, int32_t rank, int32_t masked);
 SHOAL_API shoal_status shoal_ep_clear_masks(shoal_ep_group* group);

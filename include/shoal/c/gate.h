@@ -13,7 +13,7 @@ extern "C" {
 
 enum { SHOAL_GATE_SIGMOID = 0, SHOAL_GATE_SOFTMAX = 1 };
 
-/// As ep::GateOptions.
+/// Same fields as ep::GateOptions.
 typedef struct shoal_ep_gate_options {
   size_t size;
   int32_t experts;

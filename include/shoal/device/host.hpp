@@ -46,7 +46,7 @@ LaunchContext launch_context(const shoal::World& world);
 /// is not, the call has no effect.
 void order(const shoal::World& world, Stream before, Stream after);
 
-/// Whether this PE's GPU reaches the heaps of all PEs of the team by load and store. The proxy
+/// True if this PE's GPU reaches the heaps of all PEs of the team by load and store. The proxy
 /// carries most operations to the others (StreamOperations, shoal/device.hpp). False without a
 /// device side, and in worlds of more than device::Team::kMaxPes PEs.
 bool reaches(const shoal::Team& team);

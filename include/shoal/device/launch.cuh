@@ -96,7 +96,7 @@ int resident_blocks(const shoal::World& world, void (*kernel)(Parameters...), di
 ///
 ///   shoal::device::launch_collective(world, stream, {.block = 256}, ring_kernel, device_world, n);
 ///
-/// Throws Error{invalid_argument} when the grid does not fit beside the same kernel of the other
+/// Throws Error{invalid_argument} when the grid does not fit alongside the same kernel of the other
 /// PEs on this GPU, stating how many blocks do; Error{unsupported} when the world has no device
 /// side. The caller ensures that other kernels leave room.
 template <typename... Parameters, typename... Arguments>

@@ -52,7 +52,7 @@ enum class FailureKind : std::uint32_t {
 /// | expected, seen | waits, barrier, collective, bad_index, proxy_failed, gda |
 /// | seen | proxy_timeout |
 ///
-/// Of gda, `seen` is the operation plus 256 times the number of the queue pair, and `expected` the
+/// For gda, `seen` is the operation plus 256 times the number of the queue pair, and `expected` the
 /// word that says why the queue ended.
 struct FailureReport {
   enum State : std::uint32_t { empty = 0, filling = 1, complete = 2 };
@@ -127,7 +127,7 @@ struct AllToAllV {
   /// send_offsets[j] to PE j.
   const std::uint64_t* send_bytes = nullptr;
   const std::uint64_t* send_offsets = nullptr;
-  /// What PE i sends here arrives at target + receive_offsets[i]. Any memory of this GPU.
+  /// Data from PE i arrive at target + receive_offsets[i]. Any memory of this GPU.
   const std::uint64_t* receive_offsets = nullptr;
   /// nullptr, or the room for each PE in bytes: a larger block is cut off there, and
   /// the call returns false and reports block_too_large. The team stays usable.

@@ -147,7 +147,7 @@ __device__ T signal_fetch(const T* flag);
 template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ bool wait_until(S scope, const World& world, const T* variable, Compare compare,
                            Exactly<T> value);
-/// Whether it compares so now.
+/// True if it compares so now.
 template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ bool test(S scope, const T* variable, Compare compare, Exactly<T> value);
 
@@ -160,8 +160,8 @@ __device__ bool test_all(S scope, const T* variables, std::size_t count, Compare
                          Exactly<T> value, const int* skip = nullptr);
 
 /// Waits until one of `count` variables compares as asked. Returns the lowest index that does.
-/// Returns kNoIndex when the deadline passed, and at once when every variable is left out. Leave
-/// out variables that have been handled: a lower index wins every time.
+/// Returns kNoIndex when the deadline passed, and at once when every variable is excluded. Exclude
+/// variables that have been handled: a lower index wins every time.
 template <SHOAL_SCOPE S, SHOAL_WORD T>
 __device__ std::size_t wait_until_any(S scope, const World& world, const T* variables,
                                       std::size_t count, Compare compare, Exactly<T> value,

@@ -53,7 +53,7 @@ struct GpuPlatform {
 
 using ProxyProducer = proxy::Producer<GpuPlatform>;
 
-/// Whether the proxy can serve [local, local + bytes) of `pe`; reports where it cannot.
+/// True if the proxy can serve [local, local + bytes) of `pe`; reports where it cannot.
 __device__ SHOAL_DEVICE_APART inline bool proxied(const World& world, const void* local,
                                                   std::size_t bytes, Pe pe) {
   if (world.proxy != nullptr && exists(world, heap_offset(world, local), bytes, pe)) return true;

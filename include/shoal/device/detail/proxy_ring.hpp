@@ -44,7 +44,7 @@ enum class Kind : std::uint8_t {
   get,        ///< `bytes` bytes of the heap to `source`
 };
 
-/// Whether requests of this kind have `source` and `bytes`.
+/// True if requests of this kind have `source` and `bytes`.
 SHOAL_HOST_DEVICE constexpr bool moves_data(Kind kind) {
   return kind == Kind::put || kind == Kind::get;
 }
@@ -76,7 +76,7 @@ struct alignas(64) Slot {
 static_assert(sizeof(Slot) == 64);
 inline constexpr int kSourceWord = 1, kTagWord = 7;
 
-/// What the consumer writes for the position that uses a slot.
+/// Record that the consumer writes for the position that uses a slot.
 struct alignas(32) Response {
   std::uint64_t done;   ///< position + 1 once the request is complete
   std::uint64_t value;  ///< of atomics with kResult
@@ -99,13 +99,13 @@ struct Control {
   std::uint64_t bytes;
 };
 
-/// What producers need. All pointers are addresses of the producers.
+/// State that producers use. All pointers are addresses of the producers.
 struct Ring {
   Slot* slots;
   Response* responses;
   Control* control;
   std::uint64_t* head;            ///< next position to reserve, in memory near the producers
-  std::uint64_t* completed_copy;  ///< of Control::completed, beside `head`; may lag behind it
+  std::uint64_t* completed_copy;  ///< copy of Control::completed, next to `head`; may lag behind it
   std::uint64_t n_slots;
   std::uint64_t timeout_ns;
 };
@@ -145,7 +145,7 @@ struct Producer {
         Platform::pause();
       }
       const Outcome state = outcome(ring);
-      // What completed before the failure is complete.
+      // A request that completed before the failure is complete.
       if (state != Outcome::ok) return ready() ? Outcome::ok : state;
       const std::uint64_t now = Platform::clock_ns();
       if (start == 0) start = now;
@@ -166,7 +166,7 @@ struct Producer {
     return Outcome::aborted;
   }
 
-  /// Whether `position` may be written: the request before it in the same slot is finished.
+  /// True if `position` may be written: the request before it in the same slot is finished.
   SHOAL_HOST_DEVICE static bool has_room(const Ring& ring, std::uint64_t position) {
     if (position - Platform::load_acquire_local(ring.completed_copy) < ring.n_slots) return true;
     const std::uint64_t completed = Platform::load_acquire_system(&ring.control->completed);

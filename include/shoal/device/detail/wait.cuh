@@ -59,10 +59,10 @@ __device__ inline std::size_t broadcast(Block scope, std::size_t value) {
   return result;
 }
 
-/// What a group of threads finds in one pass over many variables.
+/// Result of a group of threads after one pass over many variables.
 struct Scan {
   std::size_t index;  ///< the lowest index of a variable that compares as asked; kNoIndex: none
-  bool remaining;     ///< whether any variable is not left out by `skip`
+  bool remaining;     ///< true if `skip` does not exclude all variables
 };
 /// Threads `rank` of `size` share the pass; `mask` names their lanes when size is above 1.
 template <SHOAL_WORD T>

@@ -15,7 +15,7 @@ __device__ inline std::size_t heap_offset(const World& world, const void* local)
   return static_cast<std::size_t>(static_cast<const std::byte*>(local) - world.heap);
 }
 
-/// Whether [offset, offset + bytes) of `pe` exists.
+/// True if [offset, offset + bytes) of `pe` exists.
 __device__ inline bool exists(const World& world, std::size_t offset, std::size_t bytes, Pe pe) {
   return static_cast<std::uint32_t>(pe) < static_cast<std::uint32_t>(world.n_pes) &&
          offset <= world.heap_bytes && bytes <= world.heap_bytes - offset;
@@ -64,7 +64,7 @@ __device__ T* resolve(const World& world, T* local, std::size_t bytes, Pe pe) {
   return there;
 }
 
-/// Whether world PE `pe` belongs to the team.
+/// True if world PE `pe` belongs to the team.
 __device__ inline bool is_member(const Team& team, Pe pe) {
   return (team.members[pe / 64] >> (pe % 64) & 1) != 0;
 }

@@ -34,7 +34,7 @@ __device__ __noinline__ inline void report_no_collectives(World world, Pe unreac
   record(world, report);
 }
 
-/// Whether the team can run collectives and the ranges exist. Reports where not.
+/// True if the team can run collectives and the ranges exist. Reports where not.
 __device__ inline bool usable(const World& world, const Team& team, const void* target,
                               std::size_t target_bytes, const void* source,
                               std::size_t source_bytes) {

@@ -16,7 +16,7 @@ namespace shoal::device {
 
 namespace detail {
 
-/// What elements of `bytes` bytes are moved as.
+/// Type as which elements of `bytes` bytes are moved.
 template <std::size_t bytes>
 using MovedAs = UnitOf<bytes % 8 == 0   ? 8
                        : bytes % 4 == 0 ? 4

@@ -17,7 +17,7 @@ enum class Reduction : std::uint8_t {
   two_shot,  ///< every PE reduces its share and writes it to all, between two barriers
 };
 
-/// What the choice depends on: `bytes` of the elements of a PE, and the limits of the team.
+/// Input of the choice: `bytes` of the elements of a PE, and the limits of the team.
 struct ReductionShape {
   std::uint64_t bytes = 0;
   std::int32_t pes = 0;

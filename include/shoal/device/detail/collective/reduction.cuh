@@ -71,14 +71,14 @@ struct InFlight {
   static constexpr int kUnrolled = kOwn ? 4 : 1;  // loops over PEs
 };
 
-/// Where a reduction reads and writes: addresses in this PE's heap.
+/// Addresses in this PE's heap that a reduction reads and writes.
 struct Places {
   std::byte* target;
   const std::byte* source;
   bool to_all;  ///< to the targets of all PEs, or of this one alone
 };
 
-/// Units i, i + stride, ..., `kUnits` of them; those from `count` on are left out. Flight: an
+/// Units i, i + stride, ..., `kUnits` of them; those from `count` on are skipped. Flight: an
 /// InFlight.
 template <int kUnits, typename Flight, typename Op, typename T, typename Unit>
 __device__ void reduce_units(const World& world, const Team& team, const Op& op,
@@ -150,7 +150,7 @@ __device__ void reduce_elements(const Crew& crew, const World& world, const Team
                                      count - units * kWide);
 }
 
-/// As packets: block `pe * stride` of every PE's source to PE `pe`.
+/// Sends, as packets, block `pe * stride` of every PE's source to PE `pe`.
 template <typename Op, typename T, typename Crew>
 __device__ bool reduce_packets(const Crew& crew, const World& world, const Team& team,
                                std::uint64_t epoch, const Op& op, std::byte* target,

@@ -14,7 +14,7 @@ namespace shoal::device::gda {
 struct CudaPlatform {
   const std::uint32_t* abort = nullptr;  ///< in memory that the host can write
 
-  // As a Bus.
+  // Implements Bus (queue.hpp).
   /// After order_requests().
   __device__ void store_record(std::uint32_t* word, std::uint32_t value) const {
     ptx::st_relaxed_sys(word, value);

@@ -11,14 +11,14 @@ namespace shoal::device::gda {
 enum class Outcome : std::uint8_t {
   ok,
   failed,   ///< the queue has ended: failure_of() says why
-  timeout,  ///< the deadline passed; the queue goes on
+  timeout,  ///< the deadline passed; the queue stays usable
   aborted,  ///< the abort word is set
   refused,  ///< wrong arguments: nothing was posted
 };
 
 enum class Cause : std::uint8_t { none, nic, timeout, aborted };
 
-/// What a thread was waiting for.
+/// Step for which a thread was waiting.
 enum class Step : std::uint8_t {
   none,
   room,        ///< in the ring

@@ -41,7 +41,7 @@ struct Signal {
   SignalKind kind = SignalKind::add;
 };
 
-/// Where the NIC stores the value before of an atomic. One thread at a time may use it.
+/// Word in which the NIC stores the previous value of an atomic. One thread at a time may use it.
 struct Result {
   const std::uint64_t* word = nullptr;
   mlx5::Memory memory;
@@ -227,8 +227,8 @@ SHOAL_HOST_DEVICE Outcome fence(const Queue& queue, std::uint64_t deadline, Plat
   return queue.ordering == Ordering::strict ? Outcome::ok : quiet(queue, deadline, platform);
 }
 
-/// What a lane posts: a put of at most one message if `bytes` is not 0, and a signal if that is not
-/// nullptr.
+/// Requests of one lane: a put of at most one message if `bytes` is not 0, and a signal if that is
+/// not nullptr.
 struct LanePost {
   Source source;
   mlx5::Memory remote;

@@ -22,7 +22,7 @@
 
 namespace shoal::device::gda {
 
-/// What leads to the heap of one PE.
+/// Queues and keys that lead to the heap of one PE.
 struct Route {
   const Queue* queues = nullptr;
   std::uint32_t n_queues = 0;   ///< 0: none leads there
@@ -65,7 +65,7 @@ SHOAL_HOST_DEVICE inline const Route* route_to(const Routes& routes, Pe pe, std:
   return reached ? &route : nullptr;
 }
 
-/// Whether the NIC can send these bytes: from the heap, or as a part of the request.
+/// True if the NIC can send these bytes: from the heap, or as a part of the request.
 SHOAL_HOST_DEVICE inline bool can_send(const Routes& routes, const Route& route, const void* source,
                                        std::uint64_t bytes) {
   if (bytes <= kInlineBytes) return true;
@@ -235,8 +235,8 @@ SHOAL_HOST_DEVICE Ending drain(const Routes& routes, const Route& route, std::ui
   return {quiet(queue, platform.now() + routes.timeout_ns, platform), at};
 }
 
-/// Waits until all that was posted before to any queue is at its peer. Goes on after a failure, and
-/// returns the first.
+/// Waits until all that was posted before to any queue is at its peer. Continues after a failure,
+/// and returns the first one.
 template <typename Platform>
 SHOAL_HOST_DEVICE Ending drain_all(const Routes& routes, Platform& platform) {
   Ending first;

@@ -41,7 +41,7 @@
 
 namespace shoal::device::gda {
 
-/// What a queue pair guarantees for the data of its requests (docs/internals/gda.md).
+/// Order that a queue pair guarantees for the data of its requests (docs/internals/gda.md).
 enum class Ordering : std::uint8_t { strict, adaptive, unordered };
 
 /// Words that the users of a queue share. Zero at first.
@@ -56,8 +56,9 @@ struct alignas(64) Shared {
 
 struct Queue {
   mlx5::SendQueue sends;  ///< at least 4 slots
-  /// As many entries as the ring has slots: one for each request, the cause of an error is found.
-  /// One entry (collapsed): the NIC overwrites it, flushed requests may hide the cause.
+  /// With one entry for each slot of the ring, every request has its own, and the cause of an error
+  /// is found. With a single entry (collapsed), the NIC overwrites it, and flushed requests may
+  /// hide the cause.
   mlx5::CompletionQueue completions;
   Shared* shared = nullptr;
   Ordering ordering = Ordering::strict;
@@ -67,7 +68,7 @@ struct Queue {
   std::uint32_t peer = 0;                    ///< for failure reports
 
   SHOAL_HOST_DEVICE bool collapsed() const { return completions.log_size == 0; }
-  /// Whether request `i` of a reservation of `n` has a completion of its own.
+  /// True if request `i` of a reservation of `n` has a completion of its own.
   SHOAL_HOST_DEVICE bool is_signalled(std::uint32_t i, std::uint32_t n) const {
     return !collapsed() || i + 1 == n;
   }
@@ -237,7 +238,7 @@ SHOAL_HOST_DEVICE Outcome wait(const Queue& queue, std::uint64_t target, std::ui
   return Outcome::ok;
 }
 
-/// The report of a wait() that ended with Outcome::timeout or aborted. The queue goes on.
+/// The report of a wait() that ended with Outcome::timeout or aborted. The queue stays usable.
 SHOAL_HOST_DEVICE inline Failure failure_of_wait(const Queue& queue, Outcome outcome,
                                                  std::uint64_t target) {
   Failure failure;

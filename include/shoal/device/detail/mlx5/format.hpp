@@ -16,7 +16,7 @@ namespace shoal::mlx5 {
 
 inline constexpr std::uint32_t kBlockBytes = 64, kSegmentBytes = 16;
 inline constexpr std::uint32_t kBlockSegments = kBlockBytes / kSegmentBytes;
-/// Of one request. The size field of the control segment has 6 bits.
+/// Most segments of one request. The size field of the control segment has 6 bits.
 inline constexpr std::uint32_t kMostSegments = 63;
 /// Blocks of a send queue. Half of the range of the 16-bit block counters.
 inline constexpr std::uint32_t kMostBlocks = 32768;
@@ -84,7 +84,7 @@ SHOAL_HOST_DEVICE constexpr Segment segment_of(std::uint64_t first, std::uint32_
   return {{big(static_cast<std::uint32_t>(first >> 32)), big(static_cast<std::uint32_t>(first)),
            big(third), big(fourth)}};
 }
-/// Of the request whose first block has the free-running number `index`.
+/// Control segment of the request whose first block has the free-running number `index`.
 SHOAL_HOST_DEVICE constexpr Segment control_segment(Opcode opcode, std::uint16_t index,
                                                     std::uint32_t queue_pair,
                                                     std::uint32_t segments, Flags flags) {
