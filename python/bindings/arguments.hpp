@@ -56,7 +56,7 @@ std::string_view text_of(nanobind::handle str);
 /// The seconds of a duration: an int, a float or a datetime.timedelta.
 double seconds_of(std::string_view call, std::string_view name, nanobind::handle value);
 
-/// As seconds_of, rounded up to milliseconds. Allowed: 0 to 1,000,000 s.
+/// Like seconds_of, rounded up to milliseconds. Allowed: 0 to 1,000,000 s.
 std::chrono::milliseconds duration_of(std::string_view call, std::string_view name,
                                       nanobind::handle value);
 

@@ -16,7 +16,7 @@ void bind_interrupt();
 /// With the GIL held.
 bool raise_interrupt();
 
-/// Whether an exception of a signal handler is to end the wait of this thread; it is kept for
+/// True if an exception of a signal handler is to end the wait of this thread; it is kept for
 /// raise_interrupt. Without the GIL, at any frequency.
 bool check_signals() noexcept;
 

@@ -126,8 +126,8 @@ class Config:
         return align(control + tokens * (hidden_bytes + _TOKEN_EXTRA_BYTES + 16), 128)
 
 
-# By number of ranks, the tokens of a chunk: (NVLink send, NVLink receive, RDMA send). The RDMA
-# receive chunk is always 128.
+# Tokens of a chunk, indexed by the number of ranks: (NVLink send, NVLink receive, RDMA send). The
+# RDMA receive chunk is always 128.
 DISPATCH_CHUNKS: Mapping[int, tuple[int, int, int]] = {
     2: (24, 256, 6),
     4: (6, 256, 6),
@@ -207,7 +207,7 @@ def get_low_latency_rdma_size_hint(
     receive = num_experts * n * max(dispatch_bytes, combine_bytes)
     signals = align(4 * num_experts, 128)
     total = 2 * (send + receive + signals)
-    # As DeepEP rounds: a multiple of 128 grows by 128.
+    # DeepEP rounds the same way: a multiple of 128 grows by 128.
     return (total + 128) // 128 * 128
 
 

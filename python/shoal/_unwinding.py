@@ -36,7 +36,7 @@ def unwinding_exception(before: int = id(None)) -> BaseException | None:
     if id(error) == before:
         error = None
     if error is None and not hasattr(sys, "ps1"):
-        # Set before the interpreter ends by an exception. An interactive one goes on after it.
+        # Set before the interpreter ends by an exception. An interactive one continues after it.
         error = getattr(sys, "last_value", None)
     if isinstance(error, SystemExit):
         if error.code in (None, 0):

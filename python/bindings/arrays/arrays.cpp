@@ -60,7 +60,7 @@ std::optional<DataType> from_dlpack(nb::dlpack::dtype type) {
   return std::nullopt;
 }
 
-/// Whether it is an Array and of no derived class; faster than isinstance.
+/// True if it is an Array and of no derived class; faster than isinstance.
 bool is_plain_array(nb::handle array) {
   static const PyObject* const type = nb::type<Array>().ptr();
   return reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())) == type;

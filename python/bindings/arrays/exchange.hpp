@@ -14,7 +14,7 @@
 
 namespace shoal::python {
 
-/// What is known of an array type: the functions of its table, which return 0 or set an error.
+/// Exchange of an array type: the functions of its table, which return 0 or set an error.
 /// Either may be null.
 struct Exchange {
   int (*view)(void* object, nanobind::dlpack::dltensor* view) = nullptr;
@@ -24,7 +24,7 @@ struct Exchange {
   bool has_gradients = false;  ///< whether its arrays have the attribute requires_grad, as in torch
 };
 
-/// What is known of a type, cached.
+/// Exchange of a type, cached.
 const Exchange& exchange_of(PyTypeObject* type);
 
 /// The legacy default stream, where 0 means no stream.

@@ -85,7 +85,7 @@ class CallTensors {
   /// Checks only; dtype: torch's.
   void check(const char* call, const char* name, nb::handle tensor, nb::handle dtype,
              std::initializer_list<std::int64_t> shape) const;
-  /// Whether a tensor can be read as it is; sets `view` then.
+  /// True if a tensor can be read as it is; sets `view` then.
   bool try_take(TensorView& view, nb::handle tensor, DataType dtype,
                 std::initializer_list<std::int64_t> shape) const {
     return plain_.take(view, tensor, dtype, shape);
@@ -105,7 +105,7 @@ class CallTensors {
   void follow(ep::Launch& launch) const;
   bool captured() const;
 
-  /// Whether a call runs as it is, without the stream of its events and without a profiler.
+  /// True if a call runs as it is, without the stream of its events and without a profiler.
   bool is_plain(const Events& events) const;
   /// The results of `work`, as a call with these events.
   template <typename Work>

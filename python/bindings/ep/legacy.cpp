@@ -30,7 +30,7 @@ std::vector<std::int64_t> values_of(const TensorView& view) {
   return {first, first + view.size()};
 }
 
-/// Whether all indices are experts or -1. On a GPU a look would stall the stream.
+/// True if all indices are experts or -1. On a GPU a look would stall the stream.
 bool experts_in_range(const TensorView& topk_idx, std::int64_t experts) {
   const auto all = [&]<typename Index>(Index) {
     const auto* const first = topk_idx.as<Index>();

@@ -57,7 +57,7 @@ class LegacyCalls {
   struct Layout {
     nb::handle per_rank, in_rank, per_expert;
   };
-  /// Where a dispatch goes: along a new routing, or along the layout of an earlier dispatch.
+  /// Path of a dispatch: along a new routing, or along the layout of an earlier dispatch.
   struct Target {
     nb::object calls;
     ep::Routing routing;

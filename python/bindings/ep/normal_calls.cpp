@@ -73,7 +73,7 @@ nb::object dtype_of(nb::handle tensor) {
   return dtype;
 }
 
-/// What the GPU computes of a dispatch beside its rows, from received indices on the host.
+/// Computes on the host, from received indices, the counts that the GPU computes in a dispatch.
 void count_on_host(const ep::Dispatched& received, const ep::UnpackOptions& to, std::int64_t rows,
                    std::int64_t top_k, std::int32_t alignment) {
   std::int32_t ends = 0;

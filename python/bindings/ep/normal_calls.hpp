@@ -21,7 +21,7 @@
 
 namespace shoal::python {
 
-/// What the tensors of results share with the group that made them.
+/// State that the tensors of results share with the group that made them.
 struct Results {
   std::shared_ptr<ep::Group> group;
   std::shared_ptr<void> heap;
@@ -125,7 +125,7 @@ class NormalCalls {
   std::int64_t top_k() const { return top_k_; }
   std::int64_t max_tokens() const { return max_tokens_; }
   std::int64_t max_scales() const { return max_scales_; }
-  /// Whether the group's memory has room for one more result.
+  /// True if the group's memory has room for one more result.
   bool has_room() const { return held() < most_held_; }
 
  private:

@@ -32,7 +32,7 @@ void read_launch(std::string_view call, std::string_view name, nb::handle value,
                  ep::Launch& launch);
 ep::Launch launch_from(std::string_view call, const nb::kwargs& given);
 
-/// Where a call names no stream, sets the one on which its first argument `main` is ready, so that
+/// If a call names no stream, sets the one on which its first argument `main` is ready, so that
 /// the call runs after the work that produces its arguments. No effect on the host, and where the
 /// stream of `main` is unknown; the call then runs on the group's own stream.
 void follow(ep::Launch& launch, const Group& group, const Input& main);

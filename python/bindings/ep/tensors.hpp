@@ -24,11 +24,11 @@ class PlainTensors {
   /// device, tensor_type: of the arguments. Keeps the type alive.
   PlainTensors(Device device, nb::handle tensor_type);
 
-  /// Whether the library has what this class needs.
+  /// True if the library has what this class needs.
   bool usable() const noexcept { return usable_; }
   PyTypeObject* type() const noexcept { return reinterpret_cast<PyTypeObject*>(type_.ptr()); }
 
-  /// Whether the array is as expected; then sets `view`.
+  /// True if the array is as expected; then sets `view`.
   bool take(TensorView& view, nb::handle array, DataType dtype,
             std::initializer_list<std::int64_t> shape) const;
   /// Two dimensions of any strides, of float32 or int32.

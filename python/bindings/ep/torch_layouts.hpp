@@ -12,7 +12,7 @@
 
 namespace shoal::python {
 
-/// What the combine of a dispatch and its gradients need. Access needs the GIL.
+/// Data for the combine of a dispatch and for its gradients. Access needs the GIL.
 struct TorchLayout {
   nb::object group;  ///< the Group
   ep::Handle handle;

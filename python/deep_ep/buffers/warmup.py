@@ -33,7 +33,7 @@ _REHEARSED_TOKENS = 16
 # full, which takes seven arrays; a round has four pairs.
 ROUNDS = {"cpu": 2, "cuda": 1}
 _CPU = torch.device("cpu")
-# Of a group that no rank can create.
+# Errors of a group that no rank can create.
 _REFUSALS = (
     shoal.errors.InvalidArgumentError,
     shoal.errors.UnsupportedError,

@@ -21,7 +21,7 @@ def _all_gather_rows(
     """[ranks * num_rows, ...] of up to num_rows rows of each rank; missing rows are bytes of
     0xFF."""
     num_ranks = _rank_and_size(group)[1]
-    # As bytes, because not every backend supports every dtype.
+    # The gather is of bytes, because not every backend supports every dtype.
     padded = torch.nn.functional.pad(as_bytes(t), (0, 0, 0, num_rows - t.size(0)), value=255)
     gathered = [torch.empty_like(padded) for _ in range(num_ranks)]
     if num_ranks > 1:

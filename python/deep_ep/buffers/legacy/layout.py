@@ -17,7 +17,7 @@ from ..runtime import Runtime
 
 _EXCHANGE_BYTES = 512  # the most that Team.exchange takes
 
-# Of the kernel.
+# Limits of the kernel.
 _MOST_RANKS, _MOST_EXPERTS = 128, 8192
 
 
