@@ -18,7 +18,7 @@ namespace shoal::test::fake_gpu {
 namespace {
 
 constexpr std::size_t kStackBytes = 256 << 10;
-/// Changes of fibers without any progress, after which no fiber can go on.
+/// Changes of fibers without any progress, after which no fiber can continue.
 constexpr std::uint64_t kIdleChanges = 5'000'000;
 
 struct BulkStore {

@@ -46,7 +46,7 @@ struct Indices {
   uint3 thread, block;
   dim3 threads, blocks;
 };
-/// Of the fiber that runs.
+/// Indices of the fiber that runs.
 extern thread_local Indices indices;
 alignas(128) extern thread_local std::byte dynamic_shared[228 << 10];
 

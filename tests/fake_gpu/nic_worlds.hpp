@@ -18,7 +18,7 @@ namespace shoal::test::fake_gpu {
 struct NicWorld {
   device::World world;
   std::byte* memory;  ///< in its heap, the same offset on every PE
-  /// What the host knows about its queues to a PE (DeviceSide::nic_failure).
+  /// Failure of the host's queues to a PE (DeviceSide::nic_failure).
   std::function<std::optional<Error>(Pe)> failure;
 };
 

@@ -117,7 +117,7 @@ ucs_status_ptr_t add(Endpoint& endpoint, Operation operation, const ucp_request_
   return request;
 }
 
-/// What one step of progress has found to do, after the lock is released.
+/// Work that one step of progress has found, to be done after the lock is released.
 struct Found {
   Request* completed = nullptr;
   Worker::Delivery delivery;

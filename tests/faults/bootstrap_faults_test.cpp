@@ -107,7 +107,7 @@ TEST(BootstrapFaults, ManyStrangersDoNotKeepPesOut) {
   Pair(id).expect_met();
 }
 
-/// Whether the other side has closed the connection.
+/// True if the other side has closed the connection.
 bool is_closed(const bootstrap::Fd& fd) {
   char buffer[256];
   ssize_t count = 0;
@@ -152,7 +152,7 @@ bootstrap::Fd listen_anywhere() {
   return bootstrap::listen_at(any);
 }
 
-/// Of the loopback interface, with a port that was free.
+/// Address of the loopback interface, with a port that was free.
 std::string free_address() {
   return fmt::format("127.0.0.1:{}", bootstrap::local_address(listen_anywhere().get()).port());
 }
@@ -206,7 +206,7 @@ TEST(BootstrapFaults, APeThatStrangersPushedOutConnectsAgain) {
   const Outcome slow = outcome_of(
       [&] { connect_unique_id(with_port_of(id, listener), 1, 2, on_loopback())->barrier("met"); });
   EXPECT_EQ(slow.error, "no error");
-  // Where PE 1 does not come back, this ends the wait for it.
+  // This ends the wait for PE 1 if it does not come back.
   if (slow.code) stranger(with_port_of(id, listener));
   relays.join();
   thread.join();
@@ -236,7 +236,7 @@ TEST(BootstrapFaults, APeThatStrangersAlwaysPushOutSaysSo) {
                                      " before it had proven the key", "strangers"});
 }
 
-// As many strangers and fewer descriptors: the root needs descriptors for PEs.
+// The same number of strangers with fewer descriptors: the root needs descriptors for PEs.
 SHOAL_PE_BODY(root_with_few_descriptors) {
   const UniqueId id = UniqueId::create(on_loopback(30'000));
   rlimit limit{};
@@ -386,7 +386,7 @@ TEST(BootstrapFaults, KilledPeIsReportedByName) {
   }
 }
 
-/// Whether this process has a TCP connection on which it has sent data and all of it has arrived.
+/// True if this process has a TCP connection on which it has sent data and all of it has arrived.
 /// The first data that a PE sends is its hello.
 bool has_introduced_itself() {
   constexpr int kEstablished =

@@ -109,7 +109,7 @@ std::string row_of(const PeGroup& group, Pe pe) {
   return fmt::format(" {} of {} +{} ", pe, kRanks, group.pes[pe].pid());
 }
 
-/// Of an extended POSIX expression, in which "." is no end of a line.
+/// Counts the matches of an extended POSIX expression, in which "." is no end of a line.
 std::ptrdiff_t count_matches(const std::string& text, const std::string& expression) {
   regex_t regex;
   if (regcomp(&regex, expression.c_str(), REG_EXTENDED | REG_NEWLINE) != 0) return -1;

@@ -137,7 +137,7 @@ class OfiPeer : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { SHOAL_SKIP_WITHOUT_OFI(); }
 };
-/// Whether the library names provider net among those that suit.
+/// True if the library names provider net among those that suit.
 bool has_net() {
   Settings settings = ofi_settings();
   settings.ofi_provider = "no such provider";

@@ -150,7 +150,7 @@ SHOAL_PE_BODY(end_after_another) {
   }
 }
 
-/// Whether the message says that `pe` failed: as the cause, or as the peer that a network has lost.
+/// True if the message says that `pe` failed: as the cause, or as the peer that a network has lost.
 bool names(const std::string& message, std::size_t pe) {
   for (const char* const before : {": ", "has lost "})
     if (message.find(fmt::format("{}PE {}: ", before, pe)) != std::string::npos) return true;

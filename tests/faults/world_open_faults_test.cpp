@@ -103,8 +103,8 @@ SHOAL_PE_BODY(throw_while_opening) {
 }
 
 class KilledWhileOpening : public testing::TestWithParam<std::string> {};
-/// By the body that the PEs run: a bootstrap that reports the failure itself, and one that leaves
-/// it to World::open.
+/// Parameters: the body that the PEs run. One has a bootstrap that reports the failure itself, and
+/// one that leaves it to World::open.
 class FailsWhileOpening : public testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
 TEST_P(KilledWhileOpening, IsNamedByAll) {

@@ -135,7 +135,7 @@ class FaultyTransport final : public Transport, public PolledOperations {
   void refuse(std::string_view step) const {
     require(!fault_.hits(step, my_pe_, fault_.to), Code::system, "a made-up fault of {}", step);
   }
-  /// Whether the operation has no effect. Throws where it fails.
+  /// True if the operation has no effect. Throws where it fails.
   bool loses(const std::string& operation, Pe pe) {
     require(!fault_.hits(operation, my_pe_, pe), Code::peer_failed, "a made-up fault of {}",
             operation);

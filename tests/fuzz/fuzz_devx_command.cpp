@@ -123,7 +123,7 @@ class Session {
     if (in_.size() >= 4) set(in_.data(), command::kOpcode, static_cast<std::uint32_t>(opcode));
     return in_;
   }
-  /// What every command needs to get anywhere.
+  /// Sets the fields without which every command is refused.
   void prepare(Command opcode) {
     std::byte* const in = in_.data();
     if (in_.size() < qp_context::kCommandBytes) return;

@@ -54,7 +54,7 @@ std::string host_name() {
   return name;
 }
 
-/// Whether PE i is on node i modulo their number; else the PEs of a node are consecutive.
+/// True if PE i is on node i modulo their number; else the PEs of a node are consecutive.
 bool dealt_round_robin(const World& world) {
   const std::vector<Pe> numbers = [&] {
     std::vector<Pe> node;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # wheel.sh ENVIRONMENT: checks what `pip install . ./python` installed into a Python environment:
 # its programs, its network transports, its launcher plug-ins and its emulated NIC, without
-# environment variables that say where they are; and the distribution deep_ep beside it.
+# environment variables that say where they are; and the distribution deep_ep.
 set -euo pipefail
 environment=$(cd "$1" && pwd)
 work=$(mktemp -d)

@@ -9,7 +9,7 @@
 
 namespace {
 
-/// Whether this PE received the index of its left neighbour.
+/// True if this PE received the index of its left neighbour.
 bool ring(const shoal::World& world) {
   const int me = world.my_pe(), n = world.n_pes();
   auto box = world.heap().allocate<int>(1);

@@ -20,7 +20,7 @@ bool same(T a, T b) {
   return static_cast<double>(static_cast<float>(a)) == static_cast<double>(static_cast<float>(b));
 }
 
-/// What a test of one type needs: its functions.
+/// Functions that a test of one type calls.
 template <typename T>
 struct Functions {
   void (*put)(T*, const T*, size_t, int);

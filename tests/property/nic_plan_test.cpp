@@ -297,8 +297,8 @@ TEST(NicPlanProperty, RailGroupsDoNotShareANic) {
       by_job.insert(planned_by_job(machine, machine.gpus[gpu].at, binding));
       by_host.insert(planned_by_host(machine, gpu, binding));
     }
-    // By distance, both GPUs of a switch use its first NIC. Round robin gives every job the first
-    // NIC of the host.
+    // In a plan by distance, both GPUs of a switch use its first NIC. Round robin gives every job
+    // the first NIC of the host.
     EXPECT_EQ(by_job.size(), binding.round_robin ? 1U : 4U) << "a plan by job shares NICs";
     EXPECT_EQ(by_host.size(), 8U) << "a plan by host does not";
   }

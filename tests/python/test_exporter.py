@@ -256,7 +256,7 @@ def query(target):
     return re.sub(r"\$(world|node)\b", ".+", text)
 
 
-# Where ./run unpacks it, or where a package has it.
+# The program is where ./run unpacks it, or where a package installs it.
 PROMETHEUS = shutil.which(
     "prometheus", path=f"{sys.prefix}/prometheus/usr/bin:{os.environ.get('PATH', '')}"
 )

@@ -64,7 +64,7 @@ def test_addresses_of_a_live_group_are_located(settings):
         ]
         assert len(mine) == 1 and "local expert 0, row 0, byte 5 of" in mine[0]
         assert mine[0] in shoal.observe.locate_address(address + 5, host=True)
-        # As own_records().
+        # These are the maps as own_records() takes the records.
         maps = [
             m
             for m in shoal.observe.read_process_memory()

@@ -107,7 +107,7 @@ def run_pair(failing, folder):
     return output
 
 
-# The handler of the exception ends, and the program goes on. Only its place is known by then.
+# The handler of the exception ends, and the program continues. Only its place is known by then.
 HANDLED = {
     "except": """
         try:

@@ -41,7 +41,7 @@ int main(void) {
   if (me == 0) CHECK(counter == 3 + n * (n + 1) / 2);
   shmem_barrier_all();
 
-  // What the program stores is what the others get.
+  // The others get the value that the program stores.
   uninitialized = 500 + me;
   shmem_barrier_all();
   CHECK(shmem_int_g(self, next) == 500 + next);

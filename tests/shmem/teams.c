@@ -34,7 +34,7 @@ int main(void) {
     for (int pe = 0; pe < n; ++pe)
       CHECK(shmem_team_translate_pe(SHMEM_TEAM_WORLD, pe, team) == (pe % 2 == 0 ? pe / 2 : -1));
     shmem_team_sync(team);
-    // Of a team of a team, in reverse order.
+    // A team of a team, in reverse order.
     shmem_team_t reversed;
     CHECK(shmem_team_split_strided(team, even - 1, -1, even, NULL, 0, &reversed) == 0);
     CHECK(shmem_team_my_pe(reversed) == even - 1 - me / 2);
@@ -44,7 +44,7 @@ int main(void) {
   CHECK(shmem_team_get_config(SHMEM_TEAM_INVALID, 0, NULL) != 0);
   CHECK(shmem_team_get_config(SHMEM_TEAM_WORLD, 0, NULL) == 0);
 
-  // What is no team fails on all PEs alike.
+  // An invalid team fails on all PEs alike.
   team = SHMEM_TEAM_WORLD;
   CHECK(shmem_team_split_strided(SHMEM_TEAM_WORLD, 0, 1, n + 1, NULL, 0, &team) != 0);
   CHECK(team == SHMEM_TEAM_INVALID);

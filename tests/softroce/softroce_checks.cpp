@@ -36,7 +36,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// As check_everything, without a check of a thousand round trips.
+/// Like check_everything, but without a check of a thousand round trips.
 void check_operations(World& world) {
   for (const auto check :
        {check_identity, check_rma, check_strided, check_atomics, check_signals, check_waits,

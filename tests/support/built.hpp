@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // built.hpp: where this build has what tests start and load.
 //
-// Of one generated source, not macros: a path in the command that compiles a test would make the
-// compile cache of one clone useless for another.
+// Constants of one generated source instead of macros: a path in the command that compiles a test
+// would make the compile cache of one clone useless for another.
 #pragma once
 
 #include <string>

@@ -10,7 +10,7 @@ namespace shoal::test {
 
 class Draws {
  public:
-  /// log_pick goes on doubling with a chance of `reach` - 1 in `reach`.
+  /// log_pick continues to double with a chance of `reach` - 1 in `reach`.
   explicit Draws(std::uint64_t seed, std::int64_t reach = 6) : random_(seed), reach_(reach) {}
 
   std::int64_t pick(std::int64_t low, std::int64_t high) {

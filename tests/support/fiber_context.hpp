@@ -16,7 +16,7 @@ inline constexpr bool kHasFibers = false;
 inline constexpr bool kHasFibers = true;
 #endif
 
-/// A place where execution stopped, and goes on at `change_to`.
+/// A place where execution stopped, and continues at `change_to`.
 ///
 /// Only its first start uses the functions of ucontext.h: swapcontext asks the kernel for the mask
 /// of signals at each change, which took a fifth of the processor time of the tests of threads,
@@ -31,7 +31,7 @@ class FiberContext {
     makecontext(&start_, entry, 0);
     started_ = false;
   }
-  /// Stops here, and goes on where `to` stopped.
+  /// Stops here, and continues where `to` stopped.
   void change_to(FiberContext& to) {
     started_ = true;
     if (_setjmp(place_) != 0) return;

@@ -137,7 +137,7 @@ def test_without_a_gpu_steps_are_skipped_and_the_run_fails(bundle, tmp_path):
     assert list(tmp_path.iterdir()) == [out]
 
 
-# What GoogleTest prints; the scripts below stand for programs that crash, hang and report.
+# Output of GoogleTest: the scripts stand for programs that crash, hang and report.
 CRASHES = """case "$*" in *-Case.First:Case.Second*)
   echo '[ RUN      ] Case.Third'; echo '[       OK ] Case.Third (100 ms)'
   exit 0;; esac

@@ -14,7 +14,7 @@ import time
 import pytest
 
 DEADLINE_S = 60
-# What each program prints when it has finished its work.
+# The line that each program prints when it has finished its work.
 PINGPONG = [
     ("ibv_rc_pingpong",),
     ("ibv_rc_pingpong", "-e"),  # sleeps until a completion event

@@ -6,7 +6,7 @@ import re
 import subprocess
 
 ROOT = pathlib.Path(__file__).parents[2]
-# What users include; detail/ explains itself to its own callers.
+# Headers that users include; those of detail/ are for their own callers.
 HEADERS = sorted(
     path for path in (ROOT / "include/shoal").rglob("*.hpp") if "detail" not in path.parts
 )
@@ -20,7 +20,7 @@ EMPTY, LINE = re.compile(r" *///?"), re.compile(r" *///?   (.*)")
 # A kernel launch is CUDA C++.
 LAUNCH = re.compile(r".*<<<.*")
 
-# What the examples take as given.
+# Declarations that the examples assume.
 PREAMBLE = """\
 #include <cstdio>
 #include <utility>

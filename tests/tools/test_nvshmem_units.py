@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "tests/nvshmem/units"
 STATE = "shoal_nvshmem_state_d"
 
-# As ./run compiles; a unit takes seconds.
+# The command of ./run, because a unit takes long to compile.
 COMPILE = ["ccache", "nvcc"] if shutil.which("ccache") else ["nvcc"]
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")

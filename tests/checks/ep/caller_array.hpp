@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// caller_array.hpp: an array of a caller, in memory that shows writes beside its elements.
+// caller_array.hpp: an array of a caller, in memory that shows writes outside its elements.
 #pragma once
 
 #include <vector>
@@ -27,8 +27,8 @@ class CallerArray {
   const TensorView& view() const { return view_; }
   /// The elements, on the host and contiguous.
   Tensor download() const;
-  /// Throws unless the array holds `values`, or is as it was at first where it was not `given`, and
-  /// the memory beside its elements has not changed.
+  /// Throws unless the array holds `values`, or is unchanged where it was not `given`, and the
+  /// memory outside its elements has not changed.
   template <typename T>
   void expect_values(const std::string& what, const std::vector<T>& values, bool given) const {
     expect_bytes(what, given ? values.data() : nullptr, values.size() * sizeof(T));

@@ -139,7 +139,7 @@ constexpr UnpackField kUnpackFields[] = {
 };
 
 /// Unpacks the fields of which `chosen` has the bits to arrays of these strides. They must hold the
-/// elements of the fields, and nothing beside them may be written.
+/// elements of the fields, and nothing outside them may be written.
 void unpack_fields(ep::Group& group, const ep::Dispatched& got, unsigned chosen, Strides strides,
                    const TensorMover& tensors, const EpCase& c) {
   std::vector<CallerArray> arrays;

@@ -145,7 +145,7 @@ struct Travels {
 };
 
 /// The result of low-latency combine if experts multiply rows by expert_factor and return bfloat16;
-/// ranks in `masked` are left out.
+/// ranks in `masked` do not contribute.
 std::vector<std::uint16_t> expected_low_latency(const EpCase& c, std::int32_t rank,
                                                 ep::Reduction reduction,
                                                 const std::vector<int>& masked = {},

@@ -43,7 +43,7 @@ bool opaque(DataType dtype) {
   return dtype == DataType::int8 || dtype == DataType::uint8;
 }
 
-/// Whether rows of so many channels are a multiple of 16 bytes.
+/// True if rows of so many channels are a multiple of 16 bytes.
 bool whole(DataType dtype, std::int64_t hidden) {
   return hidden * static_cast<std::int64_t>(size_of(dtype)) % 16 == 0;
 }

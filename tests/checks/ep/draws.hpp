@@ -50,7 +50,7 @@ inline constexpr std::int64_t kMostScales = 32;      ///< of a row
 inline constexpr std::int32_t kMostAlignment = 32;   ///< of an expert's block
 inline constexpr std::uint64_t kComparedSeeds = 24;  ///< of each mode
 
-/// Options of a round of normal mode beside its case. Groups are created for float32.
+/// Options of a round of normal mode that its case does not hold. Groups are created for float32.
 struct NormalForm {
   DataType dtype = DataType::bfloat16, output_dtype = DataType::bfloat16;
   std::int64_t columns = 0;  ///< of opaque rows; 0: EpCase::hidden

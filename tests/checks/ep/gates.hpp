@@ -59,7 +59,7 @@ inline GateCase gate_case(unsigned number, std::int64_t most_tokens, std::int32_
   return made;
 }
 
-/// What the host gives for a case.
+/// Result of the host for a case.
 inline ep::Gated gate_on_host(const GateCase& c) {
   const auto experts = std::int64_t{c.options.experts};
   return ep::gate(

@@ -15,7 +15,7 @@ inline constexpr ep::Reduction kReductions[] = {ep::Reduction::per_rank, ep::Red
 /// LowLatencyDispatchOptions.defer_receive, and that of the combine.
 inline constexpr bool kDeferrals[] = {true, false};
 
-/// Options of a round beside its case; the same on all ranks.
+/// Options of a round that its case does not hold; the same on all ranks.
 struct GpuLowLatencyCall {
   ep::Quantize quantize = ep::Quantize::none;
   ep::Reduction reduction = ep::Reduction::per_rank;

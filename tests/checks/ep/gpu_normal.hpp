@@ -45,7 +45,7 @@ enum class ScaleOrder { contiguous, padded, columns };
 /// memory of the heap.
 enum class OutputPlace { staged, in_place, heap };
 
-/// Options of a round beside its case; the same on all ranks.
+/// Options of a round that its case does not hold; the same on all ranks.
 struct GpuCall {
   DataType dtype = DataType::bfloat16;
   std::int64_t columns = 0;  ///< of opaque rows; 0: EpCase::hidden

@@ -196,7 +196,7 @@ void check_atomics_and_signals_are_applied_once_in_order(Pair& pair) {
     EXPECT_EQ(pair.transport.atomic(pair.other, AtomicOp::add, kWords, 3, 0, 8), 3 * i);
     pair.transport.signal(pair.other, kWords + 8, SignalOp::add, 1);
     pair.transport.put(pair.other, kWords + 16, &i, sizeof i);  // in program order
-    // Updates of either width, beside a word that must stay as it is.
+    // Updates of either width, next to a word that must not change.
     pair.transport.update(pair.other, AtomicOp::add, kWords + 24, 5, 4);
     pair.transport.update(pair.other, AtomicOp::bit_xor, kWords + 32, 1, 8);
     pair.transport.update(pair.other, AtomicOp::set, kWords + 40, i, 8);

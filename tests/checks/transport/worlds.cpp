@@ -68,7 +68,7 @@ void check_data_before_signals_for(World& world, std::uint64_t rounds) {
   constexpr std::size_t kWords = 3000;
   const auto data = world.heap().allocate<std::uint64_t>(kWords);
   const auto flags =
-      world.heap().allocate<std::uint64_t>(2);  // 0: data has come, 1: data has been read
+      world.heap().allocate<std::uint64_t>(2);  // 0: data has arrived, 1: data has been read
   barrier(world.team());
   std::vector<std::uint64_t> out(kWords);
   std::uint64_t wrong = 0;

@@ -421,7 +421,7 @@ void check_disjoint_splits(World& world) {
     const Pe count = (n - me % stride + stride - 1) / stride;
     check_split(all, me % stride, stride, count);
   }
-  // A rail in reverse order beside teams of one PE.
+  // A rail in reverse order exists next to teams of one PE.
   const Pe rail = (n + 1) / 2;
   check_split(all, me % 2 == 0 ? 2 * (rail - 1) : me, me % 2 == 0 ? -2 : 1, me % 2 == 0 ? rail : 1);
   // The last PE is outside its own set, whatever that is.

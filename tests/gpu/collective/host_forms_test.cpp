@@ -32,7 +32,7 @@ TEST(GpuHostForms, HaveTheResultsOfTheHost) {
     });
 }
 
-// A host that calls one collective after the other, beside kernels of the same team.
+// A host that calls one collective after the other, alongside kernels of the same team.
 TEST(GpuHostForms, TakeTurnsWithCollectivesOnStreams) {
   SHOAL_NEEDS_GPU();
   run_gpu_pes(2, [](World& world, const TestStream& stream) {

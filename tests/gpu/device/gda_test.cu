@@ -23,7 +23,7 @@ using device::Warp;
 
 constexpr int kRounds = 30, kWords = 1000, kStrided = 20, kBlocks = 3, kThreads = 128;
 
-/// Of one block.
+/// Memory of one block.
 struct Area {
   std::uint64_t data[kWords];
   std::uint64_t strided[2 * kStrided];

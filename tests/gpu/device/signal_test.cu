@@ -229,7 +229,7 @@ __global__ void gather(const __grid_constant__ device::World world, std::uint64_
   const bool all = test_all(scope, flags, n, Compare::greater, 4) &&
                    !test_all(scope, flags, n, Compare::less, 5);
   const bool skipped =
-      test_all(scope, flags, n, Compare::less, 5, taken);  // all of them are left out
+      test_all(scope, flags, n, Compare::less, 5, taken);  // all of them are excluded
   const bool any = test_any(scope, flags, n, Compare::not_equal, 5) == device::kNoIndex &&
                    test_any(scope, flags, n, Compare::less_equal, 5) == 0;
   const bool one = device::test(scope, flags + n - 1, Compare::equal, 5) &&

@@ -307,7 +307,7 @@ TEST(EpGpuCaptureLimits, MoreDispatchesThanLayoutsThatAreKeptAhead) {
         each.round->check(each.got);
         each.round->check(each.back);
       }
-      GpuRound(g, c, {}).run();  // beside the graph, with a layout of its own
+      GpuRound(g, c, {}).run();  // outside the graph, with a layout of its own
     }
     g.group.synchronize();
   };
@@ -590,7 +590,7 @@ TEST_P(EpGpuCaptureLowLatency, MoreLayersThanLayoutsThatAreKeptAhead) {
       graph.replay();
       for (int layer = 0; layer < kLayers; ++layer) rounds[layer]->check(outs[layer]);
       GpuLowLatencyRound(g, reseeded(c, 500), {.defer_receive = GetParam()})
-          .run();  // beside the graph
+          .run();  // outside the graph
     }
     g.group.synchronize();
   });

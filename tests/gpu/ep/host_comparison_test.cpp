@@ -114,7 +114,7 @@ Tensor numbers(DataType dtype, std::int64_t rows, std::int64_t columns, std::uin
   return tensor;
 }
 
-/// Whether each row of a result holds a token, by its topk_idx on the host.
+/// For each row of a result, true if it holds a token according to its topk_idx on the host.
 std::vector<bool> rows_in_use(const Tensor& topk_idx) {
   std::vector<bool> in_use;
   for (std::int64_t row = 0; row < topk_idx.shape[0]; ++row) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An interrupt (shoal/interrupt.hpp) ends a wait for a group's work on the GPU. The work goes on,
+// An interrupt (shoal/interrupt.hpp) ends a wait for a group's work on the GPU. The work continues,
 // and the group stays usable.
 #include "shoal/interrupt.hpp"
 
@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Of the thread that is to be interrupted; set once for each interrupt.
+/// Request to the thread that is to be interrupted; set once for each interrupt.
 // Aligned: lld maps no page for a single byte of thread-local memory before the protected data.
 alignas(64) thread_local bool interrupt_next = false;
 thread_local Clock::time_point interrupt_from{};

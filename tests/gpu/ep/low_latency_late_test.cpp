@@ -260,7 +260,7 @@ TEST_P(EpGpuLowLatencyWaits, SmallForOtherRanksAreNotCounted) {
 
 // Combine rows that never arrive.
 
-/// What a wait was for, and in which phase.
+/// Object of a wait, and its phase.
 struct Awaited {
   const char *what, *phase;
 };

@@ -305,7 +305,7 @@ TEST_P(EpGpuLowLatencyCapture, CapturedAndReplayed) {
         for (std::uint64_t i = 0; i < 5; ++i) {
           if (i == 3)
             Round(group, reseeded(c, 1000), {.quantize = quantize, .defer_receive = defer})
-                .run();  // beside the graph
+                .run();  // outside the graph
           EpCase now = c;
           now.seed += 10 * i;
           round.change(now);

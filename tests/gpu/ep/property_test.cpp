@@ -30,7 +30,7 @@ TEST_P(EpGpuProperty, RandomShapesMatchTheReference) {
   });
 }
 
-/// One large operation; payload is compared in samples, everything beside it in full.
+/// One large operation; payload is compared in samples, everything else in full.
 void run_large(const EpCase& c, const GpuCall& call) {
   SCOPED_TRACE(c.describe());
   ep::GroupOptions options = options_for(c);

@@ -23,7 +23,7 @@ namespace gda = device::gda;
 
 constexpr std::uint32_t kSlots = 64;
 
-/// What kernels write and a NIC reads by DMA, and the reverse.
+/// Memory that kernels write and a NIC reads by DMA, and the reverse.
 struct QueueMemory {
   alignas(64) mlx5::Segment ring[kSlots * 4];
   alignas(64) mlx5::CompletionEntry entries[kSlots];
@@ -183,7 +183,7 @@ class GpuSharedQueue : public ::testing::TestWithParam<Shape> {
     cudaFree(queue.shared);
     cudaFreeHost(failed);
   }
-  /// The kernel beside the NIC. Returns whether it ended in time.
+  /// Runs the kernel alongside the NIC. Returns whether it ended in time.
   bool run(FakeNic& nic, int blocks, int repeats, std::uint64_t limit) {
     cudaStream_t stream = nullptr;
     if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return false;

@@ -114,8 +114,8 @@ TEST(StreamTransfers, PutToAllOfEverySize) {
   });
 }
 
-/// Its limit is that of startup: a barrier of the world would run out of time beside the operation
-/// that does.
+/// Its limit is that of startup: a barrier of the world would run out of time together with the
+/// tested operation.
 constexpr const char* kAfterFailure = "the end of a test";
 
 TEST(StreamTransfers, WaitForAllNamesThePeSmall) {
@@ -185,7 +185,7 @@ TEST(StreamTransfers, BarriersNameTheLatePeSmall) {
       settings_for_timeouts());
 }
 
-/// Every entry size and alignment, with words beside the entries in both orders.
+/// Every entry size and alignment, with words next to the entries in both orders.
 void check_fetch(World& world, const TestStream& stream, std::size_t entry_bytes,
                  std::int64_t words) {
   const StreamOperations on(world, stream);

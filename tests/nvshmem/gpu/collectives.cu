@@ -34,7 +34,7 @@ void copy(void* to, const void* from, std::size_t bytes) {
   CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
 }
 
-/// What `combine` makes of element i of all PEs.
+/// Result of `combine` over element i of all PEs.
 template <typename Combine>
 int over_all(int i, const Combine& combine) {
   int result = element(0, i);
@@ -80,7 +80,7 @@ void check(const char* what, T* dest, T* source, const Call& call) {
   nvshmem_barrier_all();
 }
 
-/// As check, for the operators of bits: every PE has 0x40 and a bit of its own.
+/// Like check, for the operators of bits: every PE has 0x40 and a bit of its own.
 template <typename T, typename Call>
 void check_bits(const char* what, T* dest, T* source, const Call& call) {
   std::vector<T> values(kArea, static_cast<T>(0x40 | 1 << me)), results(4 * kArea);

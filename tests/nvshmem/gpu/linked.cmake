@@ -6,7 +6,7 @@ find_file(SHOAL_LIBNVVM libnvvm.so PATHS ${CUDAToolkit_BIN_DIR}/../nvvm/lib64 ${
 if(NOT SHOAL_NVLINK OR NOT SHOAL_LIBNVVM)
   return()
 endif()
-# Where nvlink looks for libnvvm; toolkits from wheels have it elsewhere.
+# nvlink searches for libnvvm here; toolkits from wheels have it elsewhere.
 set(folder ${CMAKE_BINARY_DIR}/nvshmem_device)
 file(MAKE_DIRECTORY ${folder}/nvvm/lib64)
 file(CREATE_LINK ${SHOAL_LIBNVVM} ${folder}/nvvm/lib64/libnvvm.so SYMBOLIC)

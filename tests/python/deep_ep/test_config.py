@@ -198,7 +198,7 @@ def test_low_latency_size_refuses_bad_shapes():
     ],
 )
 def test_index_type_follows_the_environment(bits, expected):
-    # One channel, one peer, 128 tokens: 1032 bytes per token beside its 128 indices.
+    # One channel, one peer, 128 tokens: 1032 bytes per token in addition to its 128 indices.
     program = (
         "from deep_ep.config import Config, topk_idx_t;"
         "size = Config(2, 1, 128).get_nvl_buffer_size_hint(0, 1);"

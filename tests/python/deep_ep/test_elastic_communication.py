@@ -193,7 +193,7 @@ def check_engram(_):
             buffer.engram_write(wrong)
     with pytest.raises(RuntimeError, match="rank . has . entries in"):  # on all ranks
         buffer.engram_write(full[: entries - 1 if rank == 2 else entries - 2].contiguous())
-    # As before.
+    # The entries are unchanged.
     assert torch.equal(buffer.engram_fetch(indices)()[0].view(torch.uint8), got.view(torch.uint8))
     with pytest.raises(RuntimeError, match="num_cpu_bytes"):
         buffer.engram_write(torch.zeros((MIB, 2)).bfloat16())

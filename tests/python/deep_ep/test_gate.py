@@ -80,7 +80,7 @@ def test_precise_choices_are_distinct_and_varied():
     chosen = gate.generate_topk_idx(counts, 500, 32, 4, 6).cpu()
     assert tokens_per_rank(chosen, 32, 4) == counts.tolist()
     assert all(len(set(row)) == 6 for row in chosen.tolist())
-    assert chosen.unique().numel() == 32  # no expert is left out
+    assert chosen.unique().numel() == 32  # no expert is missing
     assert len({tuple(sorted(row)) for row in chosen.tolist()}) > 450
     # A ratio of 1 sends as many tokens as an even choice of experts.
     even = gate.generate_rank_count(4096, 64, 8, 6, 1.0).float()

@@ -58,7 +58,7 @@ def reference(x, global_scale):
     factor = scales.double().numpy()[..., None] / global_scale
     scaled = np.divide(groups, factor, out=np.zeros_like(groups), where=factor > 0)
     distance = np.abs(np.abs(scaled)[..., None] - E2M1)
-    # Of two nearest values, the one with an even code.
+    # Chooses the value with an even code if two are nearest.
     codes = (distance + 1e-9 * (np.arange(8) % 2)).argmin(-1)
     codes = codes | (np.signbit(scaled) << 3)
     return codes.reshape(len(x), -1), scales

@@ -47,7 +47,7 @@ inline std::set<std::set<int>> cores_of(std::string_view name) {
   return cores;
 }
 
-/// Whether all threads of this name block this signal; false where there are none.
+/// True if all threads of this name block this signal; false where there are none.
 inline bool all_block(std::string_view name, int signal) {
   constexpr std::string_view kBlocked = "SigBlk:";
   const std::vector<pid_t> threads = threads_called(name);
@@ -61,7 +61,7 @@ inline bool all_block(std::string_view name, int signal) {
   return !threads.empty();
 }
 
-/// What threads have done so far.
+/// Times of threads so far.
 struct ThreadTimes {
   std::chrono::nanoseconds running{};
   std::uint64_t sleeps = 0;  ///< times that they gave their core up to wait for something

@@ -56,7 +56,7 @@ class DevicePes {
     world.n_pes = options_.n_pes;
     return world;
   }
-  /// Of the PE with this index in the team.
+  /// Team of the PE with this index in it.
   device::Team team(Pe index) {
     device::Team team{};
     const auto size = static_cast<Pe>(options_.team.size());

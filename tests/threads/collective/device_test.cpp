@@ -424,7 +424,7 @@ TEST(DeviceCollectives, CutOffABlockThatDoesNotFit) {
     EXPECT_EQ(received[1], 16U);
     EXPECT_EQ(pes.report(pe).kind, device::FailureKind::block_too_large);
     EXPECT_EQ(pes.report(pe).awaited, 1);
-    // The team goes on.
+    // The team stays usable.
     EXPECT_TRUE(device::sync(device::Thread{}, pes.world(pe), pes.team(pe)));
   });
 }

@@ -72,7 +72,7 @@ Settings settings() {
   return result;
 }
 
-/// What run_threads does on `pes` PEs of four GPUs, with `table` in place of the kernels.
+/// Does what run_threads does, on `pes` PEs of four GPUs, with `table` in place of the kernels.
 void run(const collective::KernelTable& table, const std::function<void(World&)>& body) {
   const FakeCuda fake({.gpus = 4});
   collective::replace_kernel_table(&table);

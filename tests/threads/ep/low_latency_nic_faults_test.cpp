@@ -113,7 +113,7 @@ TEST_F(LowLatencyNicFaults, AQueuePairInErrorIsNamed) {
   });
 }
 
-/// As after a lost link: the NIC repeats its packets, then gives up.
+/// The NIC behaves as after a lost link: it repeats its packets, then gives up.
 TEST_F(LowLatencyNicFaults, APeerThatDoesNotAnswerIsNamed) {
   const auto body = [&] {
     ranks_->draw();

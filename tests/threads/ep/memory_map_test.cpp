@@ -60,7 +60,7 @@ TEST(EpMemoryMap, FindsResultsOfALiveGroup) {
     expect_parts(
         place_of(world, there + 7 * row_bytes + 19),
         {"local expert 0, row 7, byte 19 of ", "in group 1 of rank " + std::to_string(other)});
-    // By its offset in the heap, which is the same everywhere.
+    // Its offset in the heap finds the row as well. It is the same everywhere.
     const auto by_offset = observe::locate_offset(own_maps(world), world.heap().offset_of(row));
     ASSERT_EQ(by_offset.size(), 2U);
     expect_parts(by_offset[0], {"allocation: byte ", "in the heap"});

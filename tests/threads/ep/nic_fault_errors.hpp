@@ -31,7 +31,7 @@ class NicFaults : public testing::Test {
   const NicWorld& world(std::int32_t rank) const {
     return worlds_.at(static_cast<std::size_t>(rank));
   }
-  /// What the group throws on a rank; empty: nothing.
+  /// Message that the group throws on a rank; empty: none.
   std::string error(std::int32_t rank) {
     const FaultReport& found = report(rank);
     if (static_cast<Fault>(found.fault) == Fault::none) return "";

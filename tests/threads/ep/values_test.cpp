@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Values, dtypes and shapes of EP that the random cases leave out: rounding, and the tensors that
-// are sent beside the rows.
+// SPDX-License-Identifier: Apache-2.0 Values, dtypes and shapes of EP that the random cases omit:
+// rounding, and the tensors that are sent with the rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -116,7 +115,7 @@ TEST_P(EpFloats, RowsArriveAsTheyWereAndSumsAreRoundedOnce) {
       }
     }
   });
-  // Of float16 the sums are exact in float32, whatever the order; of float32 each step rounds.
+  // Sums of float16 are exact in float32, whatever the order; sums of float32 round at each step.
   EXPECT_GT(dtype == DataType::float32 ? order_shows : steps_show, 100)
       << "these values would not reveal a wrong order";
 }

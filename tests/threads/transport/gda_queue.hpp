@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // gda_queue.hpp: shared send queues on the emulated NIC, for tests: tasks that post to them, and
-// ways to run tasks beside the engine.
+// ways to run tasks alongside the engine.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -110,7 +110,7 @@ class SharedQueues {
     line->ring.resize(std::size_t{shape.blocks} * 4);
     const std::uint32_t entries = shape.collapsed ? 1 : shape.blocks;
     line->entries.resize(entries);
-    // As drivers leave it: nothing but the state says that an entry is unused.
+    // Drivers leave the same: nothing but the state says that an entry is unused.
     for (mlx5::CompletionEntry& entry : line->entries)
       entry.index_state = mlx5::big(mlx5::kCompletionInvalid << 4);
     Nic& nic = network.nic(0);
@@ -157,7 +157,7 @@ class SharedQueues {
   std::vector<std::unique_ptr<Line>> lines_;
 };
 
-/// Runs tasks beside the engine. A task calls step() before each access to what is shared.
+/// Runs tasks alongside the engine. A task calls step() before each access to what is shared.
 class Runner {
  public:
   virtual ~Runner() = default;
@@ -233,7 +233,7 @@ struct TestPlatform : PlainPlatform {
   void order_requests() { runner.step(false); }
 };
 
-/// Threads beside the engine, which this thread runs.
+/// Threads alongside the engine, which this thread runs.
 class Threads : public Runner {
  public:
   explicit Threads(std::uint64_t seed) : seed_(seed) {}

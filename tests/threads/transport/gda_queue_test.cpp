@@ -35,8 +35,8 @@ class SharedQueue : public ::testing::TestWithParam<Kind> {
   std::unique_ptr<Runner> runner = make_runner(GetParam().tasks, 4711);
 };
 
-/// What the tasks of ManyTasksOnATinyQueue do: word 0 counts signals, word 1 fetch-and-adds; task i
-/// has words 8 + 8 i and on, at both ends.
+/// Operations of the tasks of ManyTasksOnATinyQueue: word 0 counts signals, word 1 fetch-and-adds;
+/// task i has words 8 + 8 i and on, at both ends.
 struct Mix {
   SharedQueues& queues;
   Runner& runner;
@@ -430,7 +430,7 @@ TEST_P(SharedQueue, AnUnreachablePeerIsAFailure) {
   });
 }
 
-// A deadline ends a wait, and the queue goes on.
+// A deadline ends a wait, and the queue stays usable.
 TEST_P(SharedQueue, AWaitHasADeadline) {
   SharedQueues queues(shape());
   queues.deaf = true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Queue pairs that a world makes for kernels (SHOAL_GDA), on the emulated NIC and a fake CUDA
-// driver: threads of a PE share them as warps would, beside the CPU transport of the same world.
+// driver: threads of a PE share them as warps would, alongside the CPU transport of the same world.
 // @traits polls
 #include <gtest/gtest.h>
 
@@ -66,7 +66,7 @@ struct Shared {
 constexpr std::size_t kWords = 500;
 constexpr int kThreads = 4;
 
-/// What one thread does in place of a warp: rounds of puts with a signal, to its own rows.
+/// Work of one thread in place of a warp: rounds of puts with a signal, to its own rows.
 void put_rows(World& world, const DeviceQueues::Route& route, Shared& shared, int thread,
               std::uint64_t* rows, std::uint64_t* source, std::uint64_t* flags, int rounds) {
   const gda::Queue& queue = shared.queues[static_cast<std::size_t>(thread) % shared.queues.size()];
@@ -161,7 +161,7 @@ TEST_F(KernelQueues, AreInReports) {
   run_threads(2, gda_settings(), [](World& world) {
     const std::string found = world.describe_transport(1 - world.my_pe());
     expect_parts(found, {"; 2 queue pairs for kernels on "});
-    // What shoal-info --connectivity prints.
+    // The report that shoal-info --connectivity prints.
     const ConnectivityReport report = world.connectivity();
     int named = 0;
     for (const PairConnectivity& pair : report.heap_pairs)

@@ -156,8 +156,8 @@ void check_order_and_length(World& world) {
   barrier(world.team());
 }
 
-/// Gets of many lengths, words and messages included, some of them in flight at a time and beside
-/// puts. Their data are there when they complete.
+/// Gets of many lengths, words and messages included, some of them in flight at a time and
+/// alongside puts. Their data are there when they complete.
 void check_gets(World& world) {
   constexpr std::size_t kBytes = (std::size_t{3} << 20) + 5;
   auto data = world.heap().allocate<std::byte>(kBytes);

@@ -156,7 +156,7 @@ TEST_F(VerbsGpu, NamesTheErrorOfARegistrationThatTheSettingAsksFor) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-// A step that cannot be registered is not added on any PE, and the world goes on.
+// A step that cannot be registered is not added on any PE, and the world stays usable.
 TEST_F(VerbsGpu, AddsNoStepThatCannotBeRegistered) {
   {
     const FakeCuda fake({.gpus = 2, .failing_function = "range_handle", .failing_call = 2});

@@ -152,7 +152,7 @@ TEST_F(Verbs, PutsWordsWhole) {
   run_threads(2, verbs_settings(), check_words_are_whole);
 }
 
-// As soft-RoCE, which copies with a processor.
+// The device behaves like soft-RoCE, which copies with a processor.
 TEST_F(Verbs, PutsWordsWholeOnADeviceThatPlacesBytes) {
   emulate("WORDS", "bytes");
   run_threads(2, verbs_settings(), [](World& world) {
@@ -280,7 +280,7 @@ TEST_F(Verbs, SharesWordsWhereTheNicIsNotAtomicTowardsProcessors) {
   run_threads(4, beside_shared_memory(verbs_settings()), check_mixed_atomics);
 }
 
-/// What rank 0 reports when a group of two nodes is created.
+/// Report of rank 0 when a group of two nodes is created.
 std::string reported_by_group(const Settings& settings) {
   std::string text;
   run_threads(2, settings, [&](World& world) {

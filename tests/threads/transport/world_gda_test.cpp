@@ -57,7 +57,7 @@ Settings gda_settings(const std::string& handle) {
 constexpr std::size_t kWords = 300, kStrided = 7;
 constexpr int kThreads = 3, kRounds = 12;
 
-/// Of one thread: words that puts fill, of strided puts, of values, and its flag.
+/// Memory of one thread: words that puts fill, of strided puts, of values, and its flag.
 struct Area {
   std::uint64_t row[kWords];
   std::uint64_t strided[2 * kStrided];
@@ -94,7 +94,7 @@ void post_rounds(World& world, const gda::Routes& routes, Pe to, std::uint32_t t
   expect(gda::drain_all(routes, platform));
 }
 
-/// What the target sees as soon as the flag of a round is there.
+/// Checks the data at the target as soon as the flag of a round has arrived.
 void watch_rounds(const volatile Area& area, std::uint32_t thread) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   std::uint64_t flag = 0;
@@ -177,7 +177,7 @@ TEST_P(WorldGda, ReportsTheQueueThatEnded) {
     route.heap.key ^= 0x5500;
     barrier(world.team());
     const std::uint64_t value = 1;
-    // Of one side only: an access that is refused ends the queue pair of both.
+    // Only one side posts: a refused access ends the queue pair of both.
     for (int i = 0; i < 2 && world.my_pe() == 0; ++i) {
       const gda::Ending ending = gda::put(routes, route, 0, {0, &value, 8}, nullptr, platform);
       EXPECT_EQ(ending.outcome, gda::Outcome::failed);

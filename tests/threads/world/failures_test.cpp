@@ -112,7 +112,8 @@ TEST(FirstCause, AnIndependentFailureKeepsItsOwnName) {
   }
 }
 
-// What a group needs: the cause is there before any signal that follows it, and does not end waits.
+// Property that groups rely on: the cause is there before any signal that follows it, and does not
+// end waits.
 TEST(FirstCause, IsPublishedWithoutFailingTheWorld) {
   run_threads(3, world_settings(), [](World& world) {
     auto& state = world.state();

@@ -95,7 +95,7 @@ Held held_now() {
   return held;
 }
 
-/// As held_now, which opens files: only PE 0 calls it. Collective.
+/// Like held_now, which opens files: only PE 0 calls it. Collective.
 std::optional<Held> held_by_process(const World& world) {
   barrier(world.team());
   std::optional<Held> held;

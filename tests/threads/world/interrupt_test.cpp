@@ -18,7 +18,7 @@
 namespace shoal::test {
 namespace {
 
-/// Whether the next wait of this thread is to end.
+/// True if the next wait of this thread is to end.
 // Aligned: lld maps no page for a single byte of thread-local memory before the protected data.
 alignas(64) thread_local bool interrupt_next = false;
 

@@ -23,7 +23,7 @@ TEST(Waits, WritesWakeAPe) {
   run_threads(2, world_settings(), [](World& world) { check_writes_wake(world); });
 }
 
-// Where loads and stores do not reach, the transports' operations wake.
+// The transports' operations wake PEs that loads and stores do not reach.
 TEST(Waits, WritesWakeAPeOfAnotherNode) {
   Settings settings = world_settings();
   settings.node_size = 1;

@@ -130,7 +130,7 @@ TEST(Settings, TableIsCompleteAndUnambiguous) {
       EXPECT_TRUE(alias.starts_with("NVSHMEM_")) << info.alias;
     EXPECT_TRUE(names.insert(info.name).second) << info.name;
     EXPECT_TRUE(info.meaning.ends_with(".")) << info.name;
-    // What is printed can be read again.
+    // A printed value can be read again.
     const std::string text = format_value(info, Settings());
     if (!info.secret && !text.empty())
       EXPECT_NO_THROW(settings_of({{std::string(info.name), text}})) << info.name << "=" << text;

@@ -88,7 +88,7 @@ TEST(Nccl, GetsWhatTheSettingsSay) {
   EXPECT_FALSE(wanted(Kind::reduction, kFrom));
   settings.collective_nccl = "all";
   EXPECT_TRUE(wanted(Kind::reduction, kFrom));
-  // By default, what it was measured to do faster.
+  // By default NCCL runs the collectives that it was measured to run faster.
   settings.collective_nccl = Settings().collective_nccl;
   constexpr std::size_t kMiB = std::size_t{1} << 20;
   EXPECT_TRUE(wanted(Kind::broadcast, kMiB, 4));

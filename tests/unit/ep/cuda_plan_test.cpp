@@ -81,8 +81,8 @@ TEST(EpCudaPlan, AnyRowFits) {
   expect_combine(1000, 128 << 10, 32);
 }
 
-/// What was measured to saturate the link: 16 blocks between two GPUs, 8 to 12 between eight. More
-/// blocks change nothing; fewer take longer.
+/// Blocks that saturate the link: 16 between two GPUs, 8 to 12 between eight. More blocks change
+/// nothing; fewer take longer.
 TEST(EpCudaPlan, DispatchesSaturateTheLink) {
   const auto blocks = [](std::uint32_t row, std::int32_t ranks) {
     NormalLimits limits = kHopper;

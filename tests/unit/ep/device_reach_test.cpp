@@ -122,7 +122,7 @@ TEST(WorldOnGpus, SaysWhyAPeIsOutOfReach) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-/// What the ranks of a group of these PEs report, in order.
+/// Reports of the ranks of a group of these PEs, in order.
 std::vector<std::string> said(Settings settings, Pe n_pes,
                               const ep::cuda::InternodeWays& ways = {}) {
   std::vector<std::string> all(static_cast<std::size_t>(n_pes));

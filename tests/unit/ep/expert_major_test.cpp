@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pure functions of the expert-major layout: positions of the blocks of experts, the number of
-// rows that fit, and the shared memory of a kernel beside the table of experts.
+// rows that fit, and the shared memory of a kernel in addition to the table of experts.
 // @traits one_thread
 #include <gtest/gtest.h>
 

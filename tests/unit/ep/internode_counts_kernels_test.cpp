@@ -164,7 +164,7 @@ TEST(EpInternodeCounts, CombinesBeginWithTheirStaging) {
 }
 
 // Chunks that come late: the wait is that of their rank in the phase rail, and is over when they
-// have come.
+// have arrived.
 TEST(EpInternodeCounts, WaitsForChunksAreThoseOfTheRailPeer) {
   const Case c{.nodes = 2, .size = 2, .hidden = 64, .chunk = 1 << 14, .blocks = 1, .seed = 5};
   Ranks ranks(c);

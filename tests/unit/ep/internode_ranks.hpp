@@ -62,7 +62,7 @@ struct Rank {
   Array<RailState> rails;
   Array<std::uint32_t> tiles{1};
   std::shared_ptr<const detail::RoutingState> routing;
-  // Of RoutingArrays, HandleArrays, NodeRouting and RailHandle.
+  // Arrays of RoutingArrays, HandleArrays, NodeRouting and RailHandle.
   Array<std::int32_t> copies, rank_counts, expert_counts, expert_row_indices;
   Array<std::uint64_t> handle_epoch{1};
   Array<std::int32_t> first_row, received, handle_counts, expert_ends, source_ends, expert_rows,
@@ -251,8 +251,8 @@ class Ranks {
     launch_internode_combine(params, plan(), nullptr);
   }
 
-  /// What the kernels of a rank have counted, also as statistics of its group. `ended` false: as if
-  /// no operation had ended.
+  /// Counters of the kernels of a rank, also as statistics of its group. `ended` false: then no
+  /// operation has ended.
   shoal::detail::record::KernelCounts counts(std::int32_t me, Statistics& statistics,
                                              bool ended = true) {
     Array<std::byte> copy(kernel_record_bytes(c_.local_experts));

@@ -298,7 +298,7 @@ TEST_P(LowLatencyKernels, CountAsTheHostBackendDoesInternode) {
       {.ranks = 4, .experts = 12, .tokens = {4, 2, 0, 3}, .masks = GetParam(), .node_size = 2});
 }
 
-// What comes before and after the kernels of one node is part of their launches: a receive begins
+// The launches of one node's kernels include the kernels before and after them: a receive begins
 // when it begins to wait for other nodes, a send ends when it has been forwarded.
 TEST(LowLatencyKernelsOf, LaunchesAreWholeInternodeToo) {
   for (const bool internode : {false, true}) {

@@ -147,7 +147,7 @@ class Ranks {
         if (!c.is_remote(me, other)) continue;
         rank.remote.rank[rank.remote.count] = static_cast<std::int16_t>(other);
         rank.remote.pe[rank.remote.count++] = static_cast<std::int16_t>(other);
-        // What lies in it at first is never sent.
+        // Its initial contents are never sent.
         if (by_nic_)
           group.block[other] = by_nic[me].memory + rank.remote.count * layout_.total;
         else
@@ -177,7 +177,7 @@ class Ranks {
     return static_cast<std::size_t>(c.ranks) * detail::DeviceLayout(shape_of(c)).total;
   }
 
-  /// By which kernels ranks send, on the network of the tests.
+  /// Selects the kernels by which ranks send, on the network of the tests.
   void use(NetworkPath path) {
     for (Rank& rank : ranks_) rank.remote.path = path;
   }
@@ -185,7 +185,7 @@ class Ranks {
   /// How rows of later dispatches travel.
   void quantize(Quantize quantize) { quantize_ = quantize; }
 
-  /// Of waits for ranks, and for puts.
+  /// Sets the timeout of waits for ranks, and for puts.
   void set_timeout(std::chrono::nanoseconds timeout) {
     for (Rank& rank : ranks_)
       rank.group.timeout_ns = rank.remote.world.timeout_ns =
@@ -211,7 +211,7 @@ class Ranks {
     for (Rank& rank : ranks_) rank.group.record = nullptr;
   }
   const std::vector<std::int64_t>& topk(std::int32_t rank) const { return ranks_[rank].topk_idx; }
-  /// What the kernels of a rank have counted, and the same as statistics of its group. `ended`
+  /// Counters of the kernels of a rank, and the same as statistics of its group. `ended`
   /// false: as if no operation had ended.
   shoal::detail::record::KernelCounts counts(std::int32_t me, Statistics& statistics,
                                              bool ended = true) {
@@ -271,7 +271,7 @@ class Ranks {
     for (Rank& rank : ranks_) check_cleared(rank);
   }
 
-  /// What is on its way arrives. A NIC delivers by itself.
+  /// Lets all puts in flight arrive. A NIC delivers by itself.
   void deliver() {
     ++serial_;
     if (!by_nic_) network.deliver(static_cast<std::uint32_t>(serial_));

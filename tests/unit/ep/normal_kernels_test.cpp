@@ -247,7 +247,7 @@ class Ranks {
     return *reinterpret_cast<std::uint64_t*>(ranks_[at].block.data() + offset);
   }
 
-  /// What later ranks would write into the block of `me`.
+  /// Writes the data of later ranks into the block of `me`.
   void write_for_later(std::int32_t me, std::uint64_t epoch, std::int32_t later) {
     NormalPlan plan;
     const NormalCombine params = parameters(later, plan);
@@ -287,7 +287,7 @@ class Ranks {
     const std::int32_t added = rank.topk_rows[i];
     return added >= 0 && added < rank.rows * c_.top_k ? rank.weights[added] : 0;
   }
-  /// What the experts of `rank` return for a received row.
+  /// Output of the experts of `rank` for a received row.
   Bf16 output(Rank& rank, std::int64_t row, std::int64_t channel) {
     if (c_.output != Output::summed) return {rank.y[row * c_.hidden + channel]};
     float sum = 0;

@@ -40,7 +40,7 @@ TEST(EpNodes, RanksInBlocks) {
   EXPECT_FALSE(nodes.here(4));
 }
 
-// As srun --distribution=cyclic numbers them.
+// Ranks are numbered as by srun --distribution=cyclic.
 TEST(EpNodes, RanksInTurn) {
   const std::int32_t domains[] = {0, 1, 2, 0, 1, 2};
   const Nodes nodes = make_nodes(domains, pes(6), 4);
@@ -182,7 +182,7 @@ float rounded(float value) {
   return numeric::to_float(numeric::to_bf16(value));
 }
 
-/// Whether each level of combine_error.hpp below the result rounds.
+/// For each level of combine_error.hpp below the result, true if it rounds.
 struct Levels {
   bool expert, rank, node;
 };

@@ -78,7 +78,7 @@ class Patterns {
   std::size_t below(std::size_t limit) { return random_() % limit; }
 
  private:
-  /// Of 24 bits, in [-1, 1).
+  /// A fraction of 24 bits, in [-1, 1).
   static float fraction(std::uint64_t bits) {
     return static_cast<float>(static_cast<std::int64_t>(bits >> 40) - (1 << 23)) / (1 << 23);
   }

@@ -70,8 +70,8 @@ TEST(InfoLive, ShowsRatesBetweenTwoReadings) {
   expect_parts(activity_text(all(1, 1, 1), {}), {"-"});
 }
 
-/// Of four ranks on two nodes; each has sent `rows` rows of 1 MB to the rank with its index on the
-/// other node.
+/// Records of four ranks on two nodes; each has sent `rows` rows of 1 MB to the rank with its index
+/// on the other node.
 std::vector<PeRecord> of_two_nodes(std::uint64_t rows, std::int64_t read_s) {
   std::vector<PeRecord> records = all(1, 1, read_s);
   for (std::size_t rank = 0; rank < records.size(); ++rank) {

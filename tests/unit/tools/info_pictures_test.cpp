@@ -127,7 +127,7 @@ TEST(Topology, ListsTheUsersOfANic) {
   EXPECT_EQ(json["seats"][0]["nics"][0]["distance"], "PIX");
 }
 
-/// What follows `before` in `text`, up to `after`.
+/// The part of `text` that follows `before`, up to `after`.
 std::string between(const std::string& text, const std::string& before, char after) {
   const std::size_t at = text.find(before);
   if (at == std::string::npos) return "";

@@ -136,7 +136,7 @@ TEST(NicPlan, AMappingGivesEachPortToConsecutivePes) {
     if (name == "NVSHMEM_HCA_PE_MAPPING") return "mlx5_0:1:2,mlx5_0:2:2,mlx5_1:1:2,mlx5_1:2:2";
     return std::nullopt;
   });
-  // NVSHMEM reads the mapping only beside its switch, which alone asks for a round robin.
+  // NVSHMEM reads the mapping only together with its switch, which alone asks for a round robin.
   const NicBinding binding = nic_binding(settings);
   EXPECT_TRUE(binding.round_robin);
   const char* const wanted =

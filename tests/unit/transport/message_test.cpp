@@ -21,7 +21,7 @@ namespace {
 
 using namespace transport::message;
 
-/// What two FakeNetworks share.
+/// State that two FakeNetworks share.
 struct Wire {
   std::mutex mutex;
   std::mt19937 dice{4711};
@@ -183,7 +183,7 @@ void run_first(Wire& over, const std::function<void(Pair&)>& body) {
     body(pair);
   });
 }
-/// What waits from here on fails.
+/// Waits from here on fail.
 void cut(Wire& over) {
   const std::lock_guard lock(over.mutex);
   over.cut = true;

@@ -103,7 +103,8 @@ TEST_F(WithFakeVerbs, AQueuePairInErrorNamesThePeerAndTheReason) {
     const auto ended = pair.transport.ended();
     ASSERT_EQ(ended.size(), 1u);
     EXPECT_EQ(ended[0].pe, pair.other);
-    // Of both PEs, which are in one process; the queue pair to this PE may still be in use.
+    // The count is of both PEs, which are in one process; the queue pair to this PE may still be in
+    // use.
     std::size_t listed = 0;
     for (const transport::NicReport& nic : module->nics(settings()))
       for (const transport::QueuePairReport& queue : nic.queue_pairs) {
@@ -114,7 +115,7 @@ TEST_F(WithFakeVerbs, AQueuePairInErrorNamesThePeerAndTheReason) {
   });
 }
 
-// What the device finds wrong without a request of this PE: a refused request of the peer, a lost
+// Errors of the device without a request of this PE: a refused request of the peer, a lost
 // completion.
 TEST_F(WithFakeVerbs, AsynchronousEventsNameTheirCause) {
   for (const auto& [event, cause] :

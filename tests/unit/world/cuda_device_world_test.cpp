@@ -17,7 +17,7 @@
 namespace shoal::test {
 namespace {
 
-/// As device::detail::base_of in kernels; the fake GPU's memory is the host's.
+/// Like device::detail::base_of in kernels; the fake GPU's memory is the host's.
 std::byte* base_of(const device::World& world, Pe pe) {
   return world.bases != nullptr ? world.bases[pe]
                                 : world.window + static_cast<std::size_t>(pe) * world.stride;
