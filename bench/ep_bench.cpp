@@ -144,8 +144,8 @@ class EpBench {
     }
   }
 
-  /// Of the rows of a batch: for each top-k slot with an expert here, its row in expert output of
-  /// one row per slot (CombineOptions::topk_rows).
+  /// Rows of the top-k slots of a batch: for each slot with an expert here, its row in expert
+  /// output of one row per slot (CombineOptions::topk_rows).
   struct SlotRows {
     Tensor topk_rows;
     std::int64_t count = 0;
@@ -222,7 +222,7 @@ class EpBench {
       }
   }
 
-  /// What travelled beside the rows, copied to contiguous arrays.
+  /// Measures the copy of the fields that travelled with the rows to contiguous arrays.
   void measure_unpack() {
     const ep::Dispatched received = dispatch(batches_[0]);
     const Tensor idx = Tensor::empty(DataType::int64, {received.rows, shape_.top_k}),

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// nvshmem_bench.cu: times of operations in kernels and on streams by nvshmem.h, beside the same
-// operations by Shoal's own names, on the same heap and in the same run.
+// SPDX-License-Identifier: Apache-2.0 nvshmem_bench.cu: times of operations in kernels and on
+// streams by nvshmem.h, and of the same operations by Shoal's own names, on the same heap and in
+// the same run.
 //
 //   shoal-run -n 2 shoal-bench-nvshmem
 //
@@ -55,7 +55,7 @@ struct Loop {
 /// Most of those that a launch here has.
 constexpr unsigned kMostThreads = 512;
 
-/// By nvshmem.h: the world is in the constant memory of this unit.
+/// The loop by nvshmem.h: the world is in the constant memory of this unit.
 template <Operation op>
 __global__ void __launch_bounds__(kMostThreads) nvshmem_loop(const __grid_constant__ Loop loop) {
   for (unsigned i = 0; i < kRepeats; ++i) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kMostThreads) nvshmem_loop(const __grid_consta
   }
 }
 
-/// By Shoal's own names: the world is a parameter.
+/// The loop by Shoal's own names: the world is a parameter.
 template <Operation op>
 __global__ void __launch_bounds__(kMostThreads)
     shoal_loop(const __grid_constant__ Loop loop, const __grid_constant__ device::World world,
@@ -135,7 +135,7 @@ class Bench {
     loop_.target = static_cast<std::byte*>(nvshmem_calloc(1, kMostBytes));
     loop_.flag = static_cast<std::uint64_t*>(nvshmem_calloc(2, sizeof(std::uint64_t)));
     loop_.next = (nvshmem_my_pe() + 1) % nvshmem_n_pes();
-    // What this unit's kernels read, for those that get it as a parameter.
+    // State of this unit's kernels, for those that get it as a parameter.
     shoal::nvshmem::DeviceState state{};
     shoal::nvshmem::DeviceTeam team{};
     check(cudaMemcpyFromSymbol(&state, shoal_nvshmem_state_d, sizeof state), "the device state");

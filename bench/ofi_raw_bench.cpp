@@ -39,7 +39,7 @@ void check(const char* call, long code) {
   require(code >= 0, Code::system, "{}: {}", call, fi_strerror(static_cast<int>(-code)));
 }
 
-/// What the two processes exchange before the network is up.
+/// Data that the two processes exchange before the network is up.
 struct Blackboard {
   struct Entry {
     std::atomic<bool> ready;

@@ -70,16 +70,11 @@ struct Row {
   size_t least, most;
 };
 static const struct Row rows[] = {
-    {"put", put, 0, 8, kMost},
-    {"put+quiet", put_quiet, 0, 8, kMost},
-    {"get", get, 0, 8, kMost},
-    {"fetch_add", fetch_add, 0, 8, 8},
-    {"add", add, 0, 8, 8},
-    {"compare_swap", compare_swap, 0, 8, 8},
-    {"barrier", barrier, 1, 8, 8},
-    {"broadcast", broadcast, 1, 8, kMost},
-    {"reduce", reduce, 1, 8, kMost},
-    {"alltoall", all_to_all, 1, 64, kMost},
+    {"put", put, 0, 8, kMost},       {"put+quiet", put_quiet, 0, 8, kMost},
+    {"get", get, 0, 8, kMost},       {"fetch_add", fetch_add, 0, 8, 8},
+    {"add", add, 0, 8, 8},           {"compare_swap", compare_swap, 0, 8, 8},
+    {"barrier", barrier, 1, 8, 8},   {"broadcast", broadcast, 1, 8, kMost},
+    {"reduce", reduce, 1, 8, kMost}, {"alltoall", all_to_all, 1, 64, kMost},
 };
 
 static const size_t sizes[] = {8, 64, 512, 4096, 32768, 262144, kMost};
@@ -103,7 +98,7 @@ static double measure(const struct Row* row, size_t bytes) {
   return best;
 }
 
-// Whether the arguments, if there are any, name the row.
+// True if the arguments, if there are any, name the row.
 static int is_wanted(const char* name, int argc, char** argv) {
   for (int i = 1; i < argc; ++i)
     if (strcmp(argv[i], name) == 0) return 1;

@@ -12,8 +12,8 @@ import re
 import sys
 from pathlib import Path, PurePosixPath
 
-# Which rooms the files of a room may include beside their own, by the last word of their names. A
-# room is a folder with its subfolders, except those that are rooms themselves.
+# Which rooms the files of a room may include in addition to their own, by the last word of their
+# names. A room is a folder with its subfolders, except those that are rooms themselves.
 ROOMS = {
     "include": "",
     "src/base": "include",
@@ -62,11 +62,11 @@ WITH_CYCLES = ("tests/", "emulator/tests/")
 PUBLIC_FOLDERS = ("include", "include/shoal", "include/shoal/device")
 MAX_LINES = 600
 SOURCE_FOLDERS = ["include", "src", "emulator", "tools", "tests", "bench", "python"]
-# Where an include is looked for, after the folder of its file; CMake gives these.
+# Folders in which an include is searched for, after the folder of its file; CMake gives these.
 INCLUDE_FOLDERS = ["src", "include", "emulator", "tools", "bench", "tests", "tests/fake_gpu"]
 SUFFIXES = {".hpp", ".cpp", ".cu", ".cuh", ".h"}
-# Headers of src/ that bindings, tools and benchmarks include beside the public ones: a header, or a
-# folder with a slash at its end, for the files whose names begin so.
+# Headers of src/ that bindings, tools and benchmarks include in addition to the public ones: a
+# header, or a folder with a slash at its end, for the files whose names begin so.
 INTERNALS = {
     # Header-only: rounding up; the message of a public Error; files at predictable names.
     ("tools/", "bench/"): ("base/align.hpp", "base/check.hpp", "base/files.hpp"),
@@ -115,7 +115,7 @@ DEVICE_FOLDERS = ("include/", "src/")
 DEVICE_STATE = "include/shoal/nvshmem/device/state.cuh"
 # And directives.
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE | re.DOTALL)
-# Of a declaration, though it looks like one.
+# These look like the end of a declaration, but are a part of it.
 NO_END = re.compile(
     r"\b(?:__align__|__launch_bounds__|alignas)\s*\([^()]*\)|\boperator\s*[^\w\s(]+"
 )

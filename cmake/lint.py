@@ -30,8 +30,8 @@ FOLDERS = ("src", "tools", "python")
 # FMT_CONSTEVAL: compilers check format strings; the analyzer would reach its limits in that code
 # before it sees ours.
 COMPILER = ["-Wno-unknown-warning-option", "-Wno-deprecated-declarations", "-DFMT_CONSTEVAL="]
-# What templates and the standard library do inside is not ours: without them the analyzer takes a
-# third of the time.
+# The insides of templates and of the standard library are not ours: without them the analyzer takes
+# a third of the time.
 ANALYZER = ["c++-template-inlining=false", "c++-stdlib-inlining=false"]
 QUICK_CHECKS = "-clang-analyzer-*,-bugprone-suspicious-include"  # units include sources
 NOISE = re.compile(r"^\d+ warnings? |Suppressed|Use -header-filter|Use -system-headers|^\s*$")

@@ -27,7 +27,7 @@ CALLS = {"fail": 1, "require": 2, "fail_errno": 0, "Error": 1, "warn": 0, "error
 CALL = re.compile(
     r"(?<![\w.>])(?:(?:shoal::|detail::)?(fail|require|fail_errno|Error)|log::(warn|error))\s*\("
 )
-# Where calls are defined, not made.
+# Files in which calls are defined, not made.
 LEFT_OUT = {"src/base/check.hpp", "src/base/error.cpp", "src/base/log.cpp", "src/base/log.hpp"}
 INDIRECT = re.compile(r"^(?!\";)[\w…\"[].*(SHOAL_|allowed: |Setting)|^cannot ")
 # Whose other texts are no messages.
@@ -39,7 +39,7 @@ NO_MESSAGES = {
     "src/shmem/program.cpp",
 }
 REMEDY = re.compile(r"\b(?:allowed|must)\b")  # such messages need no entry
-SHORTEST = 8  # characters of an entry besides fields, so that none stands for everything
+SHORTEST = 8  # characters of an entry other than fields, so that no entry matches everything
 TOKEN = re.compile(
     r'R"\((?P<raw>.*?)\)"|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'|(?P<comment>//[^\n]*|/\*.*?\*/)',
     re.DOTALL,

@@ -131,7 +131,8 @@ std::vector<Timing> time_steps(Peers& peers, const Shape& shape, const Steps& st
                                const std::function<void(std::int64_t, Marks&)>& round,
                                const Finish& finish);
 
-/// What is measured, as name and value pairs of the JSON: {"operation", "dispatch"}, {"sms", 16}.
+/// Labels of a measurement, as name and value pairs of the JSON: {"operation", "dispatch"}, {"sms",
+/// 16}.
 using Labels = nlohmann::ordered_json;
 
 /// Collects results over the PEs; PE 0 prints each and rewrites the JSON file, so that an
@@ -178,7 +179,7 @@ void run_low_latency(World& world, Peers& peers, const Options& options);
 void run_nodes(World& world, Peers& peers, const Options& options);
 /// Operations on streams.
 void run_streams(World& world, Peers& peers, const Options& options);
-/// Collectives on streams, beside NCCL's.
+/// Measures collectives on streams, and NCCL's for comparison.
 void run_collectives(World& world, Peers& peers, const Options& options);
 /// `world_seconds`: how long World::open took.
 void run_start(World& world, Peers& peers, const Options& options, double world_seconds);

@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// collectives.cpp: collectives on streams, plain and in CUDA graphs, beside those of NCCL in the
-// same run, and of the host on the same memory. `bytes` are those of a PE's source: the elements of
-// a reduction, the block of an all-gather, all blocks of an all-to-all and of a reduce-scatter.
+// SPDX-License-Identifier: Apache-2.0 collectives.cpp: collectives on streams, plain and in CUDA
+// graphs, those of NCCL in the same run, and those of the host on the same memory. `bytes` are
+// those of a PE's source: the elements of a reduction, the block of an all-gather, all blocks of an
+// all-to-all and of a reduce-scatter.
 #include <chrono>
 
 #include "gpu/bench.hpp"

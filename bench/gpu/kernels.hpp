@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kernels.hpp: GPU work of the benchmark beside Shoal's operations: inputs, experts, checks.
+// kernels.hpp: GPU work of the benchmark other than Shoal's operations: inputs, experts, checks.
 #pragma once
 
 #include <cuda_runtime_api.h>

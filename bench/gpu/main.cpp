@@ -186,7 +186,7 @@ int main(int argc, char** argv) {
   std::string part;
   gpu::declare(app, options, part);
   CLI11_PARSE(app, argc, argv);
-  // Before CUDA starts: kernels of PEs that share a GPU, and the proxy's copies beside kernels that
+  // Before CUDA starts: kernels of PEs that share a GPU, and the proxy's copies and kernels that
   // wait for them, must not share a hardware queue.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   try {

@@ -10,7 +10,7 @@
 namespace shoal::bench::gpu {
 namespace {
 
-// Of NCCL's interface.
+// Types of NCCL's interface.
 struct UniqueId {
   char bytes[128];
 };

@@ -76,7 +76,7 @@ class NodesBench {
     return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = 0};
   }
 
-  /// What the experts here say to each row, in place.
+  /// Replaces each row by the output of the experts here, in place.
   void run_experts(const ep::Dispatched& received) const {
     NormalExperts experts;
     experts.x = received.x;

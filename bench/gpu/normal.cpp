@@ -129,7 +129,7 @@ class NormalBench {
     return options;
   }
 
-  /// Where the expert output lies: in place for bfloat16 rows; for FP8 rows in memory of the heap,
+  /// Memory of the expert output: in place for bfloat16 rows; for FP8 rows in memory of the heap,
   /// another part each time.
   TensorView outputs(const ep::Dispatched& received, std::int64_t i) const {
     if (!fp8()) return received.x;
@@ -228,7 +228,7 @@ class NormalBench {
     time_unpack(received, alone);
   }
 
-  /// What travelled beside the rows, copied to contiguous arrays.
+  /// Measures the copy of the fields that travelled with the rows to contiguous arrays.
   template <class Alone>
   void time_unpack(const ep::Dispatched& received, const Alone& alone) {
     const std::int64_t rows = worst_case();

@@ -102,7 +102,7 @@ class StartBench {
     return now_seconds() - start;
   }
 
-  /// Of the slowest PE.
+  /// Returns the time of the slowest PE.
   double time_pair(ep::Group& group, const DeviceBatch& batch, const TensorView& output,
                    bool low_latency) {
     ep::Launch launch;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // streams.cpp: operations on streams: the barrier, pipeline steps, puts to all PEs and fetches of
-// table entries, each beside a put of as many bytes.
+// table entries, each compared with a put of as many bytes.
 //
 // Every PE sends to the next one, so a link carries as many bytes in each direction.
 #include "shoal/cuda.hpp"

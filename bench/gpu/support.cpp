@@ -159,7 +159,7 @@ Timing time_graph(Peers& peers, cudaStream_t stream, const Shape& shape, const O
                   const Finish& finish) {
   cudaGraph_t graph{};
   cudaGraphExec_t replay{};
-  // Thread-local: PEs that are threads of this process go on with their own work meanwhile.
+  // Thread-local: PEs that are threads of this process continue with their own work meanwhile.
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
   for (std::int64_t i = 0; i < kSets; ++i) operation(i);
   check(cudaStreamEndCapture(stream, &graph), "ending a capture");

@@ -45,7 +45,7 @@ class Mesh {
   /// Rings the doorbells of all queue pairs of `pe` with new requests, in the order of `peers`.
   void ring(std::uint32_t pe, const std::vector<std::uint32_t>& peers);
 
-  /// What arrived at a PE from another one by a lane.
+  /// Arrivals at a PE from another one by a lane.
   struct Arrival {
     Time last_data{0};  ///< of the last packet of a write that arrived
     Time signal{0};     ///< of the signal; 0: none

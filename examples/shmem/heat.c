@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0
-// heat.c: heat along a rod, in slices. In each step a PE puts its edge cells to its neighbours,
-// with a signal that carries the number of the step, and computes when their cells have come. Two
-// copies of the edge cells alternate, so that a neighbour may be one step ahead.
+// SPDX-License-Identifier: Apache-2.0 heat.c: heat along a rod, in slices. In each step a PE puts
+// its edge cells to its neighbours, with a signal that carries the number of the step, and computes
+// when their cells have arrived. Two copies of the edge cells alternate, so that a neighbour may be
+// one step ahead.
 #include <math.h>
 #include <shmem.h>
 #include <stdio.h>

@@ -28,7 +28,7 @@ std::vector<std::string> find_gpus(const System& system) {
   return found;
 }
 
-/// Where programs have an NVSHMEM of their own: the folders that variables name, and Python
+/// Folders in which programs have an NVSHMEM of their own: those that variables name, and Python
 /// packages.
 std::vector<std::string> nvshmem_folders(const System& system) {
   std::vector<std::string> folders;

@@ -78,7 +78,7 @@ struct Subject {
   std::string cuda;                            ///< of this build: "13.0.88 for 90a", or "none"
   topology::NvLinks nvlinks{};                 ///< empty if described
   Nccl nccl;                                   ///< empty if described, or without GPUs
-  std::vector<Release> nvshmem;                ///< of programs beside Shoal
+  std::vector<Release> nvshmem;                ///< of programs that use Shoal
   EpShape group;
 
   // Inputs of several checks, read once.

@@ -39,7 +39,7 @@ Finding gpu_driver(const Subject& subject) {
   return ok(name, fmt::format("{} GPUs; {}", subject.nvidia_gpus.size(), version));
 }
 
-/// Whether a list such as "A=1;B=2" gives the key a value other than zero.
+/// True if a list such as "A=1;B=2" gives the key a value other than zero.
 bool registry_has(std::string_view dwords, std::string_view key) {
   const std::size_t at = dwords.find(std::string(key) + "=");
   return at != std::string_view::npos && at + key.size() + 1 < dwords.size() &&

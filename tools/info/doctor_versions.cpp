@@ -134,7 +134,8 @@ Finding nic_firmware(const Subject& subject) {
                  "as root: mlxfwmanager --online -u, then reboot (mlxfwreset)");
 }
 
-/// NVSHMEM of a program beside Shoal: older ones fail in the same process (symbols, IBGDA).
+/// Checks the NVSHMEM of a program that uses Shoal: older ones fail in the same process (symbols,
+/// IBGDA).
 Finding nvshmem_version(const Subject& subject) {
   const std::string name = "NVSHMEM version";
   constexpr std::string_view kOldest = "3.3.9";

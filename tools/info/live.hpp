@@ -31,8 +31,8 @@ std::vector<RankMatrix> wait_matrices(const std::vector<observe::PeRecord>& now,
 /// pair above five times.
 std::string heat_map_text(const RankMatrix& matrix);
 
-/// What rows sent to columns over a network, in MB/s. One per group whose dispatches have sent rows
-/// over a network since `before`; none of a PE that `before` lacks.
+/// Rates in MB/s at which rows sent to columns over a network. One per group whose dispatches have
+/// sent rows over a network since `before`; none of a PE that `before` lacks.
 std::vector<RankMatrix> network_matrices(const std::vector<observe::PeRecord>& now,
                                          const std::vector<observe::PeRecord>& before);
 /// A matrix of network rates as text, a character per pair, and what each rank sends and receives.
@@ -66,7 +66,7 @@ struct LivePage {
 /// The page, in one file without references to others.
 std::string live_html(const LivePage& page);
 
-/// What --locate names: an address, such as 0x7f3a5c012340, or an offset of the heap, such as
+/// Argument of --locate: an address, such as 0x7f3a5c012340, or an offset of the heap, such as
 /// +1052672.
 struct Place {
   bool is_offset = false;

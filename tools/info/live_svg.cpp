@@ -18,10 +18,10 @@ struct Page {
   double top = 20, width = 400;
 };
 
-/// What the values of a matrix are.
+/// Meaning of the values of a matrix.
 struct Legend {
   std::string_view caption, unit, fill;
-  /// Of the tooltip "rank <row> <verb> <value> <unit> <preposition> rank <column>".
+  /// Words of the tooltip "rank <row> <verb> <value> <unit> <preposition> rank <column>".
   std::string_view verb, preposition;
 };
 constexpr Legend kWaits = {"time that rows wait for columns", "ms", "#b3261e", "waits", "for"};

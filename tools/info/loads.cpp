@@ -16,7 +16,7 @@ namespace {
 using observe::GroupRecord;
 using observe::PeRecord;
 
-/// The sum over all groups of a report. Groups beyond that are left out: a record of another user
+/// The sum over all groups of a report. Groups beyond that are omitted: a record of another user
 /// may claim any numbers of ranks and experts.
 constexpr std::size_t kMostExperts = std::size_t{1} << 24;
 

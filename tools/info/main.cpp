@@ -86,7 +86,7 @@ class Output {
   nlohmann::json document_ = {{"shoal", kVersion}};
 };
 
-/// Whether standard output is a terminal with colours. NO_COLOR is a convention of many programs.
+/// True if standard output is a terminal with colours. NO_COLOR is a convention of many programs.
 bool wants_colour() {
   const char* const none = std::getenv("NO_COLOR");
   const char* const terminal = std::getenv("TERM");
@@ -99,7 +99,7 @@ void write_file(const std::string& file, const std::string& text, std::string_vi
   if (file.empty()) return;
   const bool replaces = !std::filesystem::exists(file) || std::filesystem::is_regular_file(file);
   const std::string written = replaces ? file + ".part" : file;
-  // Where all users may create files, another one may have put a link at this name.
+  // In a folder where all users may create files, another one may have put a link at this name.
   if (const int part = replaces ? shoal::create_file(written.c_str(), 0666) : -1; part >= 0)
     close(part);
   std::ofstream stream(written);

@@ -40,11 +40,11 @@ double largest(const RankMatrix& matrix) {
   return most;
 }
 
-/// The sum over all matrices of a report. Groups beyond that are left out: a record of another user
+/// The sum over all matrices of a report. Groups beyond that are omitted: a record of another user
 /// may claim any number of ranks.
 constexpr std::size_t kMostCells = std::size_t{1} << 26;
 
-/// Whether there is room for another matrix of `ranks` ranks, which is then taken.
+/// True if there is room for another matrix of `ranks` ranks, which is then taken.
 bool take_cells(std::size_t& cells, std::size_t ranks) {
   if (ranks > kMostCells || ranks * ranks > kMostCells - cells) return false;
   cells += ranks * ranks;

@@ -19,7 +19,7 @@ std::string spaced(std::string_view names) {
   return text;
 }
 
-/// Whether a list with ", " between its words has this word.
+/// True if a list with ", " between its words has this word.
 bool has_word(std::string_view list, std::string_view word) {
   return fmt::format(", {},", list).find(fmt::format(" {},", word)) != std::string::npos;
 }

@@ -31,7 +31,7 @@ class System {
   bool module_loaded(std::string_view name) const;
   /// {6, 1} for release 6.1.0-13; {0, 0} if unknown.
   std::pair<int, int> kernel() const;
-  /// Whether a process of this command (at most 15 characters) runs.
+  /// True if a process of this command (at most 15 characters) runs.
   bool has_command(std::string_view name) const;
 
  private:

@@ -36,7 +36,7 @@ bool is_host_bridge(const TreeNode& node) {
   return node.kind == Kind::bridge && node.label.starts_with("pci");
 }
 
-/// Whether all children are functions of one PCI device, under any name.
+/// True if all children are functions of one PCI device, under any name.
 bool is_port_of_device(const TreeNode& node) {
   const auto card = [](const TreeNode& below) { return below.pci.substr(0, below.pci.rfind('.')); };
   return std::all_of(node.children.begin(), node.children.end(), [&](const TreeNode& below) {

@@ -13,7 +13,7 @@
 
 namespace shoal::moe {
 
-/// Where rows are: element i of row r of expert e is at e * expert + r * row + i * element.
+/// Strides of rows: element i of row r of expert e is at e * expert + r * row + i * element.
 struct RowStrides {
   std::int64_t expert = 0, row = 0, element = 1;
 };

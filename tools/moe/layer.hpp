@@ -46,7 +46,7 @@ class Layer {
   std::int64_t dispatch_row_bytes() const;
 
  protected:
-  /// What combine takes in normal mode: the expert output and how its rows are to be added.
+  /// Input of combine in normal mode: the expert output, and how its rows are added.
   struct ExpertOutput {
     Tensor y;
     ep::CombineOptions options;

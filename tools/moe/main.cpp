@@ -5,7 +5,7 @@
 //   shoal-run -n 8 shoal-moe --mode low-latency --dtype fp8 --skew 1
 //   shoal-moe --pes 8 --backend cuda
 //
-// Exit status: 0 if the check passes or is left out, 1 if it fails, 2 for any other error.
+// Exit status: 0 if the check passes or is skipped, 1 if it fails, 2 for any other error.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>

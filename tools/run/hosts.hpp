@@ -21,7 +21,7 @@ std::vector<HostSlots> parse_hosts(std::string_view text);
 /// Sum of the slots.
 int count_pes(const std::vector<HostSlots>& hosts);
 
-/// Whether one of the hosts is neither localhost nor `this_host`.
+/// True if one of the hosts is neither localhost nor `this_host`.
 bool any_remote(const std::vector<HostSlots>& hosts, std::string_view this_host);
 
 /// An installed launcher.

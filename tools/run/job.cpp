@@ -28,7 +28,7 @@ constexpr std::size_t kMostQueued = 256 << 10;
 /// After a second request to end, a reader has this long to take what is left.
 constexpr std::chrono::milliseconds kShortPatience{200};
 
-/// Whether PE 0 may read standard input: not if it was closed, and not from a terminal whose
+/// True if PE 0 may read standard input: not if it was closed, and not from a terminal whose
 /// foreground job is another. The kernel would not stop the PE, which is in another session.
 bool may_read_standard_input() {
   const int flags = fcntl(STDIN_FILENO, F_GETFL);
