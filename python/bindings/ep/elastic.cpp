@@ -149,7 +149,7 @@ nb::tuple ElasticCalls::expand(const Dispatch& call, const Rows& rows, const Cal
   const std::int64_t result = layout.expanded_rows, top_k = calls.top_k();
   const auto counts = [&](std::int64_t first, std::int64_t extent) {
     TensorView part =
-        calls.view_of_new(layout.layout.beside, DataType::int32, ranks_ + 2 * local + count, -1);
+        calls.view_of_new(layout.layout.side, DataType::int32, ranks_ + 2 * local + count, -1);
     part.data = part.as<std::int32_t>() + first;
     part.shape[0] = extent;
     return part;
@@ -325,7 +325,7 @@ void bind_layout(nb::module_& module) {
   nb::class_<ElasticLayout>(module, "ElasticLayout",
                             "The layout of a dispatch of ElasticCalls, for its EPHandle."_doc)
       .def_ro("sent_topk_idx", &ElasticLayout::sent_topk_idx,
-              any("def sent_topk_idx(self) -> typing.Any"), "As sent, or a copy."_doc)
+              any("def sent_topk_idx(self) -> typing.Any"), "The sent indices, or a copy."_doc)
       .def_ro("topk_idx", &ElasticLayout::topk_idx, any("def topk_idx(self) -> typing.Any"),
               "int64 [rows, top_k]: local experts, -1 elsewhere."_doc)
       .def_ro("topk_rows", &ElasticLayout::topk_rows, any("def topk_rows(self) -> typing.Any"),
@@ -334,8 +334,8 @@ void bind_layout(nb::module_& module) {
               "int32 [local experts]: where the expert-major rows of each end, without padding; "
               "None in rank-major form."_doc)
       .def_prop_ro(
-          "beside", [](const ElasticLayout& self) { return self.layout.all(); },
-          nb::sig("def beside(self) -> typing.Any"), "The tensor of the next four."_doc)
+          "side", [](const ElasticLayout& self) { return self.layout.all(); },
+          nb::sig("def side(self) -> typing.Any"), "The tensor of the next four."_doc)
       .def_prop_ro(
           "source_ends", [](const ElasticLayout& self) { return self.layout.source_ends(); },
           nb::sig("def source_ends(self) -> typing.Any"), "[ranks]: rows from ranks 0 to i."_doc)
@@ -350,11 +350,11 @@ void bind_layout(nb::module_& module) {
           "source_token", [](const ElasticLayout& self) { return self.layout.source_token(); },
           nb::sig("def source_token(self) -> typing.Any"),
           "[rows]: index of the token at its source."_doc)
-      .def_ro("do_expand", &ElasticLayout::expanded, "Whether rows are expert-major."_doc)
-      .def_ro("num_experts", &ElasticLayout::experts, "Of all ranks."_doc)
-      .def_ro("expert_alignment", &ElasticLayout::alignment, "As passed."_doc)
+      .def_ro("do_expand", &ElasticLayout::expanded, "True if rows are expert-major."_doc)
+      .def_ro("num_experts", &ElasticLayout::experts, "Number of experts of all ranks."_doc)
+      .def_ro("expert_alignment", &ElasticLayout::alignment, "The passed value."_doc)
       .def_ro("max_tokens", &ElasticLayout::max_tokens, "Per rank."_doc)
-      .def_ro("num_sms", &ElasticLayout::sms, "As passed."_doc)
+      .def_ro("num_sms", &ElasticLayout::sms, "The passed value."_doc)
       .def_ro("expanded_rows", &ElasticLayout::expanded_rows, "Expert-major rows."_doc)
       .def_prop_ro("rows", &ElasticLayout::rows, "Rank-major rows."_doc)
       .def_ro("tokens_per_expert", &ElasticLayout::tokens_per_expert,

@@ -106,15 +106,15 @@ std::int64_t version_of(nb::handle tensor) {
 }
 
 nb::object CallLayout::part(std::int64_t first, std::int64_t end) const {
-  if (!beside.is_valid()) return nb::none();
+  if (!side.is_valid()) return nb::none();
   const nb::object from = nb::int_(first), to = end < 0 ? nb::none() : nb::object(nb::int_(end));
   const nb::object range = nb::steal(PySlice_New(from.ptr(), to.ptr(), nullptr));
-  return nb::object(beside[range]);
+  return nb::object(side[range]);
 }
 
-/// The new tensors of a dispatch, and where they are filled from.
-struct NormalCalls::Beside {
-  nb::object scales = nb::none(), topk_idx = nb::none(), topk_weights = nb::none(), beside;
+/// The new tensors of a dispatch, and the options that fill them.
+struct NormalCalls::SideTensors {
+  nb::object scales = nb::none(), topk_idx = nb::none(), topk_weights = nb::none(), layout;
   ep::UnpackOptions to;
   bool any() const {
     return to.scales.defined() || to.topk_idx.defined() || to.topk_weights.defined();
@@ -208,11 +208,11 @@ NormalCalls::Layout NormalCalls::layout(const TensorView& indices, const ep::Lau
   return made;
 }
 
-NormalCalls::Beside NormalCalls::allocate_beside(std::int64_t rows,
-                                                 const ep::DispatchOptions& options,
-                                                 nb::handle scales, bool is_new,
-                                                 Counts with_counts) {
-  Beside made;
+NormalCalls::SideTensors NormalCalls::allocate_side(std::int64_t rows,
+                                                    const ep::DispatchOptions& options,
+                                                    nb::handle scales, bool is_new,
+                                                    Counts with_counts) {
+  SideTensors made;
   made.to.launch.stream = options.launch.stream;
   if (options.scales.defined()) {
     const std::int64_t columns = options.scales.shape[1];
@@ -227,13 +227,13 @@ NormalCalls::Beside NormalCalls::allocate_beside(std::int64_t rows,
   made.topk_idx = maker_.make(rows, top_k_, int64_);
   made.to.topk_idx = view_of_new(made.topk_idx, DataType::int64, rows, top_k_);
   if (with_counts == Counts::no) {
-    made.beside = maker_.make(rows, -1, int32_);
-    made.to.source_token = view_of_new(made.beside, DataType::int32, rows, -1);
+    made.layout = maker_.make(rows, -1, int32_);
+    made.to.source_token = view_of_new(made.layout, DataType::int32, rows, -1);
     return made;
   }
   const std::int64_t counts = ranks_ + 2 * local_experts_;
-  made.beside = maker_.make(counts + rows, -1, int32_);
-  const TensorView all = view_of_new(made.beside, DataType::int32, counts + rows, -1);
+  made.layout = maker_.make(counts + rows, -1, int32_);
+  const TensorView all = view_of_new(made.layout, DataType::int32, counts + rows, -1);
   std::int64_t next = 0;
   for (const auto& [part, extent] :
        {std::pair{&made.to.source_ends, ranks_}, std::pair{&made.to.expert_counts, local_experts_},
@@ -264,18 +264,18 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
   std::int64_t count = options.worst_case_rows;
   if (count == 0 && !is_new) count = handle->result_rows();
   const bool known = count > 0 && count <= ranks_ * max_tokens_;
-  Beside beside;
-  if (known) beside = allocate_beside(count, options, scales, is_new, counts);
-  beside.to.launch.stream = options.launch.stream;
+  SideTensors side;
+  if (known) side = allocate_side(count, options, scales, is_new, counts);
+  side.to.launch.stream = options.launch.stream;
   const auto fill = [&](const ep::Dispatched& received) {
-    if (!beside.any() && !clear_unused) return;
-    ep::UnpackOptions to = beside.to;
+    if (!side.any() && !clear_unused) return;
+    ep::UnpackOptions to = side.to;
     to.clear_unused = clear_unused;
     const bool on_host = device_.kind == DeviceKind::host;
     if (on_host) to.source_ends = to.expert_counts = to.expert_ends = {};
     group_.unpack(received, to);
     if (on_host && is_new && counts == Counts::yes)
-      count_on_host(received, beside.to, count, top_k_, options.expert_alignment);
+      count_on_host(received, side.to, count, top_k_, options.expert_alignment);
   };
   ep::Dispatched received;
   {
@@ -286,17 +286,17 @@ CallReceived NormalCalls::send(const TensorView& rows, const ep::Routing* routin
   }
   if (!known) {
     count = received.handle.result_rows();
-    beside = allocate_beside(count, options, scales, is_new, counts);
+    side = allocate_side(count, options, scales, is_new, counts);
     const nb::gil_scoped_release released;
     fill(received);
   }
   CallReceived result;
   result.x = take_x(received, options.launch.stream, stays);
-  result.scales = std::move(beside.scales);
-  result.topk_idx = std::move(beside.topk_idx);
-  result.topk_weights = std::move(beside.topk_weights);
+  result.scales = std::move(side.scales);
+  result.topk_idx = std::move(side.topk_idx);
+  result.topk_weights = std::move(side.topk_weights);
   const bool counted = counts == Counts::yes;
-  result.layout = {std::move(received.handle), std::move(beside.beside), counted ? ranks_ : 0,
+  result.layout = {std::move(received.handle), std::move(side.layout), counted ? ranks_ : 0,
                    counted ? local_experts_ : 0, options.worst_case_rows};
   if (options.worst_case_rows == 0)
     result.tokens_per_expert = std::move(received.tokens_per_expert);

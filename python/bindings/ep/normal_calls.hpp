@@ -45,10 +45,10 @@ struct CallLayout {
   /// int32: source_ends [ranks], expert_counts and expert_ends [local experts], source_token
   /// [rows]. Undefined for a dispatch along the layout of another; source_token alone, with 0 ranks
   /// and experts, for shoal.torch.
-  nb::object beside{};
+  nb::object side{};
   std::int64_t ranks = 0, local_experts = 0, worst_case_rows = 0;
 
-  nb::object all() const { return beside.is_valid() ? beside : nb::none(); }
+  nb::object all() const { return side.is_valid() ? side : nb::none(); }
   nb::object part(std::int64_t first, std::int64_t end) const;
   nb::object source_ends() const { return part(0, ranks); }
   nb::object expert_counts() const { return part(ranks, ranks + local_experts); }
@@ -93,7 +93,7 @@ class NormalCalls {
                     std::uintptr_t stream);
 
   /// For shoal.torch: routes and sends rows of any dtype that a group takes, and clears unused
-  /// rows; beside is source_token alone.
+  /// rows; `side` is source_token alone.
   std::optional<CallReceived> try_exchange(nb::handle x, nb::handle topk_idx,
                                            nb::handle topk_weights, std::int64_t worst_case_rows,
                                            bool copy_out);
@@ -129,10 +129,10 @@ class NormalCalls {
   bool has_room() const { return held() < most_held_; }
 
  private:
-  struct Beside;
+  struct SideTensors;
   bool captured() const;
-  Beside allocate_beside(std::int64_t rows, const ep::DispatchOptions& options, nb::handle scales,
-                         bool is_new, Counts counts);
+  SideTensors allocate_side(std::int64_t rows, const ep::DispatchOptions& options,
+                            nb::handle scales, bool is_new, Counts counts);
   bool take_any_rows(TensorView& rows, nb::handle x, std::int64_t count) const;
   nb::object take_x(ep::Dispatched& received, void* stream, bool stays) const;
 

@@ -15,7 +15,7 @@ void bind_layouts(nb::module_& module) {
                          "dispatch along another layout."_doc)
       .def_ro("handle", &CallLayout::handle, nb::rv_policy::copy,
               "For combine, and for dispatches of the same layout."_doc)
-      .def_ro("worst_case_rows", &CallLayout::worst_case_rows, "As passed."_doc)
+      .def_ro("worst_case_rows", &CallLayout::worst_case_rows, "The passed value."_doc)
       .def_prop_ro(
           "rows", [](const CallLayout& self) { return self.handle.result_rows(); },
           "Rows of the result, unused ones included."_doc)
@@ -26,10 +26,9 @@ void bind_layouts(nb::module_& module) {
           "tokens", [](const CallLayout& self) { return self.handle.tokens(); },
           "Tokens that this rank sent."_doc)
       .def_prop_ro(
-          "beside",
-          [](const CallLayout& self) { return self.beside.is_valid() ? self.beside : nb::none(); },
-          nb::sig("def beside(self) -> typing.Any"),
-          "The tensor of which the others are parts."_doc)
+          "side",
+          [](const CallLayout& self) { return self.side.is_valid() ? self.side : nb::none(); },
+          nb::sig("def side(self) -> typing.Any"), "The tensor of which the others are parts."_doc)
       .def_prop_ro("source_ends", &CallLayout::source_ends,
                    nb::sig("def source_ends(self) -> typing.Any"),
                    "[ranks]: rows from ranks 0 to i."_doc)
@@ -56,7 +55,7 @@ void bind_received(nb::module_& module) {
       .def_ro("topk_weights", &CallReceived::topk_weights,
               nb::sig("def topk_weights(self) -> typing.Any"), "float32 [rows, top_k] or None."_doc)
       .def_ro("layout", &CallReceived::layout, nb::rv_policy::copy,
-              "What the combine needs. Does not keep the rows."_doc)
+              "Handle for the combine. Does not keep the rows."_doc)
       .def_prop_ro(
           "handle", [](const CallReceived& self) { return self.layout.handle; },
           nb::rv_policy::move, "That of the layout."_doc)

@@ -92,7 +92,7 @@ class TorchCalls {
       sent_x = nb::borrow(PyTuple_GET_ITEM(recorded.ptr(), 0));
       sent_weights = nb::borrow(PyTuple_GET_ITEM(recorded.ptr(), 1));
     }
-    return received({sent_x, sent->topk_idx, sent_weights, sent->layout.beside, handle, tokens});
+    return received({sent_x, sent->topk_idx, sent_weights, sent->layout.side, handle, tokens});
   }
 
   nb::object try_combine(nb::handle group, nb::handle y, nb::handle received) const {

@@ -126,7 +126,7 @@ class LateHandle(EPHandle):
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """The tensors that exist already."""
         known = self.shoal
-        made = (known.topk_idx, known.topk_rows, known.block_ends, known.beside)
+        made = (known.topk_idx, known.topk_rows, known.block_ends, known.side)
         return known.sent_topk_idx, *made
 
     def __getattr__(self, name: str) -> Any:

@@ -47,7 +47,7 @@ class NormalHandle(tuple):
     @property
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """The tensors that exist already."""
-        return (self.layout.beside,)
+        return (self.layout.side,)
 
     def _all(self) -> tuple[torch.Tensor, ...]:
         if self._entries is None:
