@@ -142,7 +142,7 @@ def resolve(root, file, target):
 
 
 def is_allowed_internal(name, included):
-    """Whether a file outside of src/ may include a header of src/."""
+    """Return true if a file outside of src/ may include a header of src/."""
     header = included.removeprefix("src/")
     return included != header and any(
         name.startswith(files)
@@ -152,7 +152,7 @@ def is_allowed_internal(name, included):
 
 
 def include_fault(root, file, target):
-    """What is wrong with `file` including `target`, or None; and the path of what it includes."""
+    """Fault of `file` including `target`, or None; and the path of the included file."""
     name = file.relative_to(root).as_posix()
     included = resolve(root, file, target)
     if included is None:
@@ -167,7 +167,7 @@ def include_fault(root, file, target):
 
 
 def folder_of(name):
-    """What counts as the folder of a file."""
+    """Folder of a file, or the file itself in a folder of public headers."""
     folder = str(PurePosixPath(name).parent)
     return name if folder in PUBLIC_FOLDERS else folder
 
@@ -210,7 +210,7 @@ def blanked(pattern, text):
 
 
 def device_faults(name, text):
-    """Variables of device code: what begins like one and does not go on like a function."""
+    """Variables of device code: text that begins like one and does not continue like a function."""
     code = blanked(NO_END, blanked(COMMENT, text))
     for match in DEVICE_VARIABLE.finditer(code):
         yield f"{name}:{code.count(chr(10), 0, match.start()) + 1}: a {match.group()} variable; kernels get what they need as parameters"

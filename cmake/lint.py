@@ -63,7 +63,7 @@ def units(build):
 
 @functools.cache
 def general_state(deep):
-    """What all results depend on: the tool, its options and the checks."""
+    """Digest of the common input of all results: the tool, its options and the checks."""
     state = hashlib.sha256(Path(__file__).read_bytes() + str(deep).encode())
     state.update(subprocess.run([CLANG_TIDY, "--version"], capture_output=True).stdout)
     for path in sorted([ROOT / ".clang-tidy", *ROOT.glob("*/**/.clang-tidy")]):

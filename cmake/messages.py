@@ -156,7 +156,7 @@ def pattern_of(entry):
 
 
 def stands_for(entry, message):
-    """Whether the message begins as the entry says, whose "…" is any text."""
+    """Return true if the message begins as the entry says, whose "…" is any text."""
     return pattern_of(entry).match(message) is not None
 
 

@@ -43,7 +43,7 @@ def fail(message):
 
 
 def libraries_of(path):
-    """{name: file} of the shared libraries that `path` loads, those of the systems left out."""
+    """{name: file} of the shared libraries that `path` loads, except those of the systems."""
     # vdso and the loader have no "=>"; a static program has no libraries at all.
     listing = subprocess.run(["ldd", str(path)], capture_output=True, text=True, check=False).stdout
     found = {}

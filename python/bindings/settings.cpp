@@ -187,7 +187,8 @@ void bind_settings(nb::module_& module) {
           nb::arg("settings") = nb::none(),
           "The settings of the environment, overridden by a mapping."_doc)
       .def(
-          "keys", [](const Settings&) { return fields(); }, "The names, secrets left out."_doc)
+          "keys", [](const Settings&) { return fields(); },
+          "The names, without those of secrets."_doc)
       .def("__iter__", [](const Settings&) { return nb::iter(fields()); })
       .def("__len__", [](const Settings&) { return nb::len(fields()); })
       .def("__contains__",

@@ -17,7 +17,7 @@ from .utils.event import EventHandle
 
 
 def is_sm90_compiled() -> bool:
-    """Whether FP8 and low-latency calls exist; always True."""
+    """True if FP8 and low-latency calls exist, which is always the case."""
     return True
 
 
@@ -28,7 +28,7 @@ def init_jit(*_: Any) -> None:
 def get_low_latency_rdma_size_hint(
     num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
 ) -> int:
-    """As ``Buffer.get_low_latency_rdma_size_hint``."""
+    """Same as ``Buffer.get_low_latency_rdma_size_hint``."""
     return _Buffer.get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
     )

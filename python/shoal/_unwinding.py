@@ -72,7 +72,7 @@ _STORES = {code for name, code in opcode.opmap.items() if name.startswith("STORE
 
 
 def _ends_handler(code: bytes, at: int) -> bool:
-    """Whether the instruction at this offset drops the exception of an `except` block.
+    """Return true if the instruction at this offset drops the exception of an `except` block.
 
     It is POP_EXCEPT, or for `except ... as name` the None that is stored in the name after it.
     """

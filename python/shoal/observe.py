@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the PEs of this host do and have done last: records, metrics, traces.
+"""Current and last operations of this host's PEs: records, metrics, traces.
 
     import shoal.observe
 
@@ -57,7 +57,7 @@ def read_process():
 
 
 def read_host_memory():
-    """What lies where in the heaps and groups of this user's running jobs on this host: a dict per
+    """Contents of the heaps and groups of this user's running jobs on this host: a dict per
     PE and block, with the fields of shoal/memory_map.hpp."""
     return [json.loads(text) for text in _core._host_memory()]
 
@@ -68,7 +68,7 @@ def read_process_memory():
 
 
 def locate_address(address, host=False):
-    """What lies at an address of this process, such as tensor.data_ptr(): a text per block.
+    """Contents of an address of this process, such as tensor.data_ptr(): a text per block.
 
     host: at this address of any running job of this user on this host.
     """
@@ -183,7 +183,7 @@ def _kernel_performance(group):
 
 
 def _is_queued(op):
-    """Whether kernels run the operation. Each call that queued some ends with a phase of that name,
+    """True if kernels run the operation. Each call that queued some ends with a phase of that name,
     and the phases of its kernels follow where their launches are known."""
     return bool(op["phases"]) and op["phases"][0]["name"] == "queued"
 
@@ -198,13 +198,13 @@ def _phases_of_kernels(op):
 
 
 def _is_last(launch):
-    """Whether the operation ends with this launch: low-latency operations have one per phase."""
+    """True if the operation ends with this launch: low-latency operations have one per phase."""
     return launch["phases"][-1]["name"] != "send"
 
 
 def _ended_kernels(group):
     """The launches of each operation that has ended, by operation and epoch. Operations of whose
-    two launches the record has lost one are left out."""
+    two launches the record has lost one are omitted."""
     launches = {}
     for launch in group["launches"]:
         launches.setdefault((launch["operation"], launch["epoch"]), []).append(launch)
@@ -320,7 +320,7 @@ def torch_dump(pe):
 
 
 def _torch_operations(group):
-    """Of each operation: its record, its state and times as torch names them, and a text."""
+    """Yield for each operation its record, its state and times as torch names them, and a text."""
     for op in group["operations"]:
         phases = _phases_of_kernels(op) if _is_queued(op) else op["phases"]
         started = phases[0]["start_ns"] if phases else None
@@ -423,7 +423,7 @@ class _Collector:
 
 
 def _world_metrics(records):
-    """Of operations outside of groups."""
+    """Metrics of operations outside of groups."""
     from prometheus_client.core import CounterMetricFamily as Counter
     from prometheus_client.core import HistogramMetricFamily
 

@@ -184,7 +184,7 @@ void bind_async(nb::module_& module, nb::class_<Group>& group) {
       .def("set", &HostEvent::set, "Lets waiting operations start; later calls have no effect."_doc)
       .def_prop_ro(
           "is_set", [](const HostEvent& self) { return self.is_set.load(); },
-          "Whether it is set."_doc);
+          "True if it is set."_doc);
   nb::class_<Future>(module, "Future", "A running asynchronous operation."_doc)
       .def("__repr__",
            [](const Future& self) {
@@ -193,7 +193,7 @@ void bind_async(nb::module_& module, nb::class_<Group>& group) {
                                                        : self.done() ? "done"
                                                                      : "running");
            })
-      .def("done", &Future::done, "Whether result() returns without waiting."_doc)
+      .def("done", &Future::done, "True if result() returns without waiting."_doc)
       .def("result", &Future::result, nb::sig("def result(self) -> Dispatched | Combined"),
            "Waits for the result and returns it, once; raises the error of the operation."_doc);
   group

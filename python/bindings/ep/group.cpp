@@ -181,7 +181,7 @@ void bind_properties(nb::class_<Group>& group) {
           },
           nb::for_getter(nb::sig("def _torch_calls(self) -> NormalCalls | None")),
           nb::for_setter(nb::sig("def _torch_calls(self, value: NormalCalls, /) -> None")),
-          "Of shoal.torch, which sets it."_doc)
+          "State of shoal.torch, which sets it."_doc)
       .def(
           "synchronize", [](Group& self) { self.group.synchronize(); },
           nb::call_guard<nb::gil_scoped_release>(),

@@ -218,7 +218,7 @@ void bind_pending(nb::module_& module) {
            })
       .def(
           "ready", [](const PendingDispatch& self) { return self.pending.ready(); },
-          nb::call_guard<nb::gil_scoped_release>(), "Whether receive returns without waiting."_doc)
+          nb::call_guard<nb::gil_scoped_release>(), "True if receive returns without waiting."_doc)
       .def_prop_ro(
           "handle",
           [](const PendingDispatch& self) {
@@ -234,7 +234,7 @@ void bind_pending(nb::module_& module) {
            })
       .def(
           "ready", [](const PendingCombine& self) { return self.pending.ready(); },
-          nb::call_guard<nb::gil_scoped_release>(), "Whether receive returns without waiting."_doc)
+          nb::call_guard<nb::gil_scoped_release>(), "True if receive returns without waiting."_doc)
       .def("receive", &receive_combine,
            nb::sig("def receive(self) -> shoal._core.Array | typing.Any"),
            "Waits for the sums; once. Returns bfloat16 [tokens, hidden], or the array passed as "

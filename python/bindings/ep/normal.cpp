@@ -151,7 +151,7 @@ void bind_routing(nb::module_& module) {
             return self.routing.is_token_in_rank(token, rank);
           },
           nb::call_guard<nb::gil_scoped_release>(), nb::arg("token"), nb::arg("rank"),
-          "Whether a token goes to a rank. On GPUs the call waits for the group's work; "
+          "True if a token goes to a rank. On GPUs the call waits for the group's work; "
           "Group.route fills an array for all tokens."_doc)
       .def("__repr__", [](const Routing& self) {
         const auto& counts = self.routing.tokens_per_rank;

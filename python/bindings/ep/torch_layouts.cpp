@@ -80,7 +80,7 @@ void bind_torch_layouts(nb::module_& module) {
               "bool [rows, top_k]: top-k slots without a local expert; None: see topk_idx."_doc)
       .def_ro("topk_idx", &TorchLayout::topk_idx,
               nb::for_getter(nb::sig("def topk_idx(self) -> typing.Any | None")),
-              "What the dispatch returned, for sums of weights; or None."_doc)
+              "The result of the dispatch, for sums of weights; or None."_doc)
       .def_ro("topk_idx_version", &TorchLayout::topk_idx_version,
               "topk_idx._version after the dispatch; -1: unknown."_doc);
   module.def("torch_handle", &torch_handle, nb::arg("tensor_type"), nb::arg("layout"),

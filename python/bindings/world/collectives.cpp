@@ -224,7 +224,7 @@ void bind_reductions(nb::module_& module) {
       nb::arg("op") = "sum", nb::arg("stream") = nb::none(),
       nb::sig(
           "def reduce_scatter(team: Team, target: SymmetricArray, source: SymmetricArray, op: str = 'sum', stream: object | None = None) -> None"),
-      "As reduce, but PE i gets block i of the result."_doc);
+      "Like reduce, but PE i gets block i of the result."_doc);
 }
 
 }  // namespace

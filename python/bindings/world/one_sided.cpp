@@ -196,7 +196,7 @@ void bind_copies(nb::class_<World>& world) {
           nb::arg("dtype") = nb::none(),
           nb::sig("def put_nbi(self, target: RemoteArray, source: typing.Any, *, dtype: typing.Any "
                   "= None) -> None"),
-          "As put, but `source` must stay unchanged until quiet()."_doc)
+          "Like put, but `source` must stay unchanged until quiet()."_doc)
       .def(
           "get",
           [](const World& self, nb::handle target, nb::handle source, nb::handle dtype) {
@@ -217,19 +217,20 @@ void bind_copies(nb::class_<World>& world) {
           nb::arg("dtype") = nb::none(),
           nb::sig("def get_nbi(self, target: typing.Any, source: RemoteArray, *, dtype: typing.Any "
                   "= None) -> None"),
-          "As get, but the data is valid after quiet()."_doc);
+          "Like get, but the data is valid after quiet()."_doc);
 }
 
 void bind_signals(nb::class_<World>& world) {
   world
-      .def("put_signal", &put_signal, nb::arg("target").none(), nb::arg("source").none(),
-           nb::arg("flag").none(), nb::arg("value"), nb::arg("op") = "set", nb::kw_only(),
-           nb::arg("dtype") = nb::none(),
-           nb::sig(
-               "def put_signal(self, target: RemoteArray, source: typing.Any, flag: RemoteArray, "
-               "value: int, op: str = 'set', *, dtype: typing.Any = None) -> None"),
-           "As put; then sets or adds to an int64 flag on that PE, which becomes visible after the "
-           "data."_doc)
+      .def(
+          "put_signal", &put_signal, nb::arg("target").none(), nb::arg("source").none(),
+          nb::arg("flag").none(), nb::arg("value"), nb::arg("op") = "set", nb::kw_only(),
+          nb::arg("dtype") = nb::none(),
+          nb::sig(
+              "def put_signal(self, target: RemoteArray, source: typing.Any, flag: RemoteArray, "
+              "value: int, op: str = 'set', *, dtype: typing.Any = None) -> None"),
+          "Like put; then sets or adds to an int64 flag on that PE, which becomes visible after the "
+          "data."_doc)
       .def("signal", &signal, nb::arg("flag").none(), nb::arg("value"), nb::arg("op") = "set",
            nb::sig("def signal(self, flag: RemoteArray, value: int, op: str = 'set') -> None"),
            "Sets (op=\"set\") or adds to (\"add\") an int64 element of another PE."_doc)
@@ -244,7 +245,7 @@ void bind_signals(nb::class_<World>& world) {
            nb::arg("index") = 0,
            nb::sig("def test(self, array: SymmetricArray, compare: str, value: int, index: int = "
                    "0) -> bool"),
-           "Whether wait_until returns without waiting."_doc);
+           "True if wait_until returns without waiting."_doc);
 }
 
 }  // namespace

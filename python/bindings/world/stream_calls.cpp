@@ -150,7 +150,7 @@ void bind_stream_calls(nb::module_& module) {
       "check() alone, so that a PE that has one does not fall out of step."_doc)
       .def(nb::init<const Team&, std::uintptr_t>(), nb::arg("team"), nb::arg("other"))
       .def_static("reaches", &StreamCalls::reaches, nb::arg("team"),
-                  "Whether this PE's GPU reaches the heaps of all PEs of the team."_doc)
+                  "True if this PE's GPU reaches the heaps of all PEs of the team."_doc)
       .def("check", &StreamCalls::check, "Raises the first failure since the last call."_doc)
       .def("barrier", &StreamCalls::barrier, nb::arg("stream"), nb::arg("behind_other"),
            "Holds the stream until the streams of all PEs are here. behind_other: also after the "

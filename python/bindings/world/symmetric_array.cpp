@@ -163,7 +163,7 @@ void bind_symmetric_arrays(nb::module_& module) {
       .def_prop_ro(
           "dtype",
           [](const SymmetricArray& self) { return std::string(name_of(self.local.dtype)); },
-          "As Array.dtype."_doc)
+          "Same as Array.dtype."_doc)
       .def_prop_ro(
           "nbytes", [](const SymmetricArray& self) { return self.local.bytes(); },
           "Bytes of all elements on one PE."_doc)

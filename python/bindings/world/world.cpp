@@ -337,7 +337,7 @@ void bind_open(nb::class_<World>& world) {
            "Closes the world after a barrier of all PEs. Arrays of its heap stay readable while "
            "they are held. Later calls have no effect. Where the program handles an exception, as "
            "in `finally`, the world fails with it, as at the end of a `with` block."_doc)
-      .def_prop_ro("is_open", &World::is_open, "Whether the world is open."_doc)
+      .def_prop_ro("is_open", &World::is_open, "True if the world is open."_doc)
       .def_prop_ro(
           "settings", [](const World& self) { return self.settings(); },
           "The settings in force."_doc)

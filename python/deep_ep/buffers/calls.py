@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the objects in C++ behind the buffers take from Python."""
+"""Arguments that the C++ objects behind the buffers take from Python."""
 
 from __future__ import annotations
 

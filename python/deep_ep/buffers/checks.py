@@ -27,7 +27,7 @@ def describe(value: Any) -> str:
 
 
 def _fits(extents: torch.Size, wanted: tuple[int | None, ...]) -> bool:
-    """Whether a shape is ``wanted``; None allows any extent."""
+    """Return true if a shape is ``wanted``; None allows any extent."""
     if len(extents) != len(wanted):
         return False
     for extent, one in zip(extents, wanted):  # a third of the time of a generator expression

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every buffer owns: a World, its normal-mode groups, and the stream of its operations."""
+"""State of every buffer: a World, its normal-mode groups, and the stream of its operations."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Runtime:
             preparation.wait()
 
     def is_available(self) -> bool:
-        """Whether the world is open."""
+        """True if the world is open."""
         return self.world.is_open
 
     def get_num_rdma_ranks(self) -> int:
@@ -133,7 +133,7 @@ class Runtime:
         """The current stream as a number for shoal; None on the CPU."""
         if self.device.type != "cuda":
             return None
-        # The function of torch's compiled code: torch.cuda.current_stream() takes 10 us.
+        # The function of torch's compiled code; torch.cuda.current_stream() is much slower.
         return torch._C._cuda_getCurrentRawStream(self.device.index) or 1  # 0 is no stream in shoal
 
     def comm_event(self) -> EventHandle:
@@ -154,7 +154,7 @@ class Runtime:
             current_stream().synchronize()
 
     def capturing(self) -> bool:
-        """Whether a CUDA graph captures the current stream; the host cannot exchange sizes then."""
+        """True if a CUDA graph captures the current stream; the host cannot exchange sizes then."""
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def operation(

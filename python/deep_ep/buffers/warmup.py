@@ -70,7 +70,7 @@ class Preparation:
             self._error = error
 
     def is_here(self) -> bool:
-        """Whether this is the thread of the work."""
+        """True if this is the thread of the work."""
         return threading.current_thread() is self._thread
 
     def wait(self) -> None:
@@ -203,7 +203,7 @@ def _rehearse_pairs(buffer: Any, shape: GroupShape) -> None:
 
 
 def _may_make_pairs(runtime: Runtime) -> bool:
-    """Whether all ranks can make pairs now. Collective.
+    """Return true if all ranks can make pairs now. Collective.
 
     Not where two ranks have the same GPU, because memory that one allocates could wait for a kernel
     of the other, which waits for it; nor where a rank makes torch fill new tensors, which calls

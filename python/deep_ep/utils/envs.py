@@ -23,7 +23,7 @@ _local_seed = 0
 
 
 def is_set(name: str) -> bool:
-    """Whether an environment variable is set, and neither empty nor 0."""
+    """Return true if an environment variable is set, and neither empty nor 0."""
     return os.environ.get(name, "0") not in ("", "0")
 
 
@@ -186,7 +186,7 @@ _deterministic = torch._C._get_deterministic_algorithms
 
 
 def fills_new_tensors() -> bool:
-    """Whether torch fills new tensors for determinism."""
+    """Return true if torch fills new tensors for determinism."""
     return _deterministic() and torch.utils.deterministic.fill_uninitialized_memory
 
 
@@ -229,7 +229,7 @@ def _nic_attribute(nic: str | None, attribute: str) -> str:
 
 
 def check_fast_rdma_atomic_support(nic_name: str | None = None) -> bool:
-    """Whether `nic_name` (default EP_NIC_NAME, else mlx5_0) is an MT4131: its atomics are fast."""
+    """True if `nic_name` (default EP_NIC_NAME, else mlx5_0) is an MT4131: its atomics are fast."""
     return _nic_attribute(nic_name, "hca_type") == "MT4131"
 
 

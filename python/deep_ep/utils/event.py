@@ -33,7 +33,7 @@ PROFILER_NAMES = {
 
 
 def profiling() -> bool:
-    """Whether a profiler of torch runs."""
+    """Return true if a profiler of torch runs."""
     return torch.autograd.profiler._is_profiler_enabled
 
 

@@ -204,7 +204,7 @@ def _events_by_name(
 
 
 def _on_any_rank(here: bool) -> bool:
-    """Whether `here` is true on any rank. Collective where ranks are initialised."""
+    """Return true if `here` is true on any rank. Collective where ranks are initialised."""
     if not dist.is_initialized():
         return here
     anywhere = torch.tensor(float(here), device=default_device())

@@ -40,7 +40,7 @@ _calls: weakref.WeakKeyDictionary[Any, NormalCalls] = weakref.WeakKeyDictionary(
 
 
 def fits(*tensors: Tensor) -> bool:
-    """Whether calls with these tensors need no operator: no compiler, tracer or profiler sees
+    """True if calls with these tensors need no operator: no compiler, tracer or profiler sees
     them."""
     if torch.compiler.is_compiling():
         return False
@@ -67,7 +67,7 @@ def _stream(tensor: Tensor) -> int:
     """The current stream for shoal; 0 on the CPU."""
     if not tensor.is_cuda:
         return 0
-    # The function of torch's compiled code: torch.cuda.current_stream() takes 10 us.
+    # The function of torch's compiled code; torch.cuda.current_stream() is much slower.
     return torch._C._cuda_getCurrentRawStream(tensor.device.index) or 1  # 1: the default stream
 
 
@@ -187,7 +187,7 @@ class _Sum(Function):
         return redispatch(grad_rows, None, handle, ops.layout_of(handle).group)[0], None
 
 
-# Function.apply, without its look at functorch, which `fits` excludes: 2 us less.
+# Function.apply without its check of functorch, which `fits` excludes: faster.
 _apply_dispatch = super(Function, _Dispatch).apply
 _apply_exchange = super(Function, _Exchange).apply
 _apply_sum = super(Function, _Sum).apply
@@ -207,7 +207,7 @@ def dispatch(
     worst_case_rows: int,
     copy_out: bool,
 ) -> Sent:
-    """As torch.ops.shoal.dispatch, for a group in place of its number."""
+    """Like torch.ops.shoal.dispatch, for a group in place of its number."""
     sent = _send(x, topk_idx, topk_weights, group, worst_case_rows, copy_out)
     if not _needs_gradient(x, topk_weights):
         return sent
@@ -219,7 +219,7 @@ def dispatch(
 def redispatch(
     x: Tensor, weights: Tensor | None, handle: Tensor, group: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """As torch.ops.shoal.redispatch, with None without weights."""
+    """Like torch.ops.shoal.redispatch, with None without weights."""
     if _needs_gradient(x, weights):
         return _apply_exchange(x, weights, handle, group, _send_again, combine)
     return _send_again(x, weights, handle, group)
@@ -228,7 +228,7 @@ def redispatch(
 def combine(
     y: Tensor, weights: Tensor | None, handle: Tensor, group: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """As torch.ops.shoal.combine, with None without weights."""
+    """Like torch.ops.shoal.combine, with None without weights."""
     if _needs_gradient(y, weights):
         return _apply_exchange(y, weights, handle, group, _sum, redispatch)
     return _sum(y, weights, handle, group)

@@ -55,7 +55,7 @@ class GatherSessions:
         self._data = world.zeros((align(max_bytes, 32),), "uint8")
         self._arrived = world.zeros((max_calls * self._runtime.num_ranks,), "int64")
         self._local = to_torch(self._data.local)
-        # Places by offset, shape and dtype: sessions repeat them, and a view takes 2 us.
+        # Places by offset, shape and dtype: sessions repeat them, and a new view takes time.
         self._views: dict[tuple[int, torch.Size, torch.dtype], torch.Tensor] = {}
 
     def begin(self) -> None:

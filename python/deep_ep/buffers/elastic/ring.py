@@ -3,7 +3,7 @@
 
 Each link has slots at its receiver. A sender takes them in turn and waits until the receiver has
 freed the next one. Both sides count, so signals carry increasing numbers and are never reset. On
-GPUs that reach each other, the current stream waits, copies and signals, and the host goes on.
+GPUs that reach each other, the current stream waits, copies and signals, and the host continues.
 """
 
 from __future__ import annotations

@@ -162,12 +162,12 @@ class Buffer(InternodeCalls, MaskCalls, WarmBuffer):
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Whether FP8 and low-latency calls exist; always True."""
+        """True if FP8 and low-latency calls exist, which is always the case."""
         return True
 
     @staticmethod
     def disable_ll_layered() -> bool:
-        """Whether low-latency calls work with enable_shrink, as without the layered algorithm of
+        """True if low-latency calls work with enable_shrink, as without the layered algorithm of
         DeepEP's branch antgroup-opt; always True."""
         return True
 

@@ -49,7 +49,7 @@ class WarmBuffer:
         return hinted
 
     def _prepare(self, preinitialize: bool) -> None:
-        """What the constructor does ahead of the first call."""
+        """Prepare the first call, as part of the constructor."""
         if preinitialize:
             self.warmup()
         elif self.num_nvl_bytes > 0:
