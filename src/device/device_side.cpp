@@ -236,7 +236,7 @@ Error describe_report(const FailureReport& report, Pe my_pe, Pe n_pes) {
     case FailureKind::block_too_large:
       return error(Code::invalid_argument,
                    "all_to_all_v on the GPU of PE {} of {}: PE {} sent {} bytes; there was room "
-                   "for {}, and the rest was left out",
+                   "for {}, and the rest was skipped",
                    my_pe, n_pes, report.awaited, report.bytes, report.expected);
     case FailureKind::barrier:
       return error(

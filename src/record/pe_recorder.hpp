@@ -59,7 +59,7 @@ class PeRecorder {
 };
 
 /// Counts a collective call of its scope, as failed where an exception leaves the scope. Measures
-/// its time where all count: a barrier of two PEs takes 140 ns, two looks at the clock 50.
+/// its time only where all count, because two reads of the clock cost a good part of a barrier.
 class CountedCollective {
  public:
   /// `bytes`: what this PE contributes.

@@ -144,7 +144,11 @@ class Diagnosis {
     const OperationRecord* const op = current(*group);
     if (op == nullptr) return "it has begun no operation of this group";
     const std::string awaited =
-        op->waiting ? fmt::format("; rank {} has come, which it has not noticed", op->awaited) : "";
+        op->waiting
+            ? fmt::format(
+                  "; rank {} has arrived, but this rank has not observed it (is the process stopped?)",
+                  op->awaited)
+            : "";
     if (op->state == "started")
       return fmt::format("it is in {}, for {}{}", place(*op), seconds(pe->read_ns - op->start_ns),
                          awaited);

@@ -71,7 +71,7 @@ TransportVerdict Pair::of_map(std::size_t t) const {
                                                   against.empty() ? "" : ": ", against);
     if (verdict.why.empty()) verdict.why = "offers nothing, without a reason";
   } else if (!allowed(verdict.transport)) {
-    verdict.why = fmt::format("left out by {}", setting());
+    verdict.why = fmt::format("excluded by {}", setting());
   } else {
     verdict.why = fmt::format("does everything, but {} comes first", map.names[chosen.value_or(t)]);
   }
@@ -84,7 +84,7 @@ TransportVerdict Pair::of_network(std::string_view name) const {
   if (a == b)
     verdict.why = "not loaded: a PE needs no network to reach itself";
   else if (!allowed(name))
-    verdict.why = fmt::format("not loaded: left out by {}", setting());
+    verdict.why = fmt::format("not loaded: excluded by {}", setting());
   else if (chosen)
     verdict.why = fmt::format("not loaded: {} comes first and does everything", map.names[*chosen]);
   else

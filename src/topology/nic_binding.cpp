@@ -221,11 +221,10 @@ UsableNics usable_nics(const Machine& machine, const NicBinding& binding) {
 std::vector<std::int32_t> mapped_nics(const Machine& machine, const NicBinding& binding,
                                       std::int32_t seats) {
   const Source source = mapping_source(binding);
-  require(
-      trim(binding.list).empty(), Code::invalid_argument,
-      "SHOAL_NIC_MAPPING says which PE uses which port, so SHOAL_NIC_LIST must not be set beside "
-      "it; it is \"{}\"",
-      binding.list);
+  require(trim(binding.list).empty(), Code::invalid_argument,
+          "SHOAL_NIC_MAPPING says which PE uses which port, so SHOAL_NIC_LIST must not be set with "
+          "it; it is \"{}\"",
+          binding.list);
   std::vector<std::int32_t> result;
   std::vector<std::string> ports;
   for (const Entry& entry : parse(source, trim(binding.mapping))) {

@@ -155,7 +155,7 @@ def test_a_transport_that_is_left_out_is_said_so(bin_dir):
     (pair,) = [pair for pair in found["pairs"] if pair["a"] != pair["b"]]
     assert {t["name"]: t["why"] for t in pair["transports"]}[
         "ucx"
-    ] == "not loaded: left out by SHOAL_TRANSPORT_INSIDE"
+    ] == "not loaded: excluded by SHOAL_TRANSPORT_INSIDE"
 
 
 def test_a_network_is_loaded_where_pairs_want_it(bin_dir):
@@ -178,7 +178,7 @@ def test_a_network_is_loaded_where_pairs_want_it(bin_dir):
     assert pair["chosen"] == "ofi"
     assert {t["name"]: t["why"] for t in pair["transports"]}[
         "shm"
-    ] == "left out by SHOAL_TRANSPORT_INSIDE"
+    ] == "excluded by SHOAL_TRANSPORT_INSIDE"
     assert all(isinstance(pe["nics"], list) for pe in found["connectivity"]["pes"])
     names = [phase["name"] for phase in found["init_timeline"]["pes"][0]["phases"]]
     assert names[names.index("connectivity") :][:5] == [

@@ -75,7 +75,7 @@ Finding rdma_devices(const Subject& subject) {
       fmt::format("{} of {} are not active: {}", down.size(), ports.size(), fmt::join(down, ", "));
   const std::string remedy =
       "ibstat; \"INIT\" waits for a subnet manager (systemctl start opensm, on one host), \"DOWN\" for a cable, a "
-      "switch or ip link set DEVICE up. Ports that are down are left out of the NIC plan";
+      "switch or ip link set DEVICE up. Ports that are down are excluded from the NIC plan";
   return down.size() == ports.size() ? fault(name, found, remedy) : warning(name, found, remedy);
 }
 
@@ -125,7 +125,7 @@ Finding distances(const Subject& subject) {
   if (subject.remarks.empty()) return ok(name, "every GPU has a NIC below its own PCIe switch");
   return warning(
       name, fmt::format("{}", fmt::join(subject.remarks, "; ")),
-      "see shoal-info --topology; if a nearer NIC is down or left out, correct that, else choose with "
+      "see shoal-info --topology; if a nearer NIC is down or excluded, correct that, else choose with "
       "SHOAL_NIC_LIST or SHOAL_NIC_MAPPING (docs/internals/topology.md)");
 }
 

@@ -192,7 +192,7 @@ TEST(NicPlan, RefusesWhatDoesNotFit) {
        "has places for 3 PEs, and this host has 4; such as \"mlx5_0:1:2,mlx5_1:1:2\""},
       {{"", false, "mlx5_0:1:4,mlx5_1:1:4"}, "has places for 8 PEs, and this host has 4"},
       {{"mlx5_0", false, "mlx5_0:1:4"},
-       "so SHOAL_NIC_LIST must not be set beside it; it is \"mlx5_0\""},
+       "so SHOAL_NIC_LIST must not be set with it; it is \"mlx5_0\""},
   };
   for (const auto& [binding, text] : cases)
     test::expect_error(Code::invalid_argument, text,

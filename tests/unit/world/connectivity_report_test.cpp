@@ -114,14 +114,14 @@ TEST(ConnectivityReport, NamesTheSettingThatLeavesOneOut) {
   Case made(true);
   made.map.between = {"ofi"};
   made.map.map[made.at(0, 2, 1)] = made.map.map[made.at(2, 0, 1)] = kAll;
-  EXPECT_EQ(verdict(made.explain(), 0, 2, "shm").why, "left out by SHOAL_TRANSPORT_BETWEEN");
+  EXPECT_EQ(verdict(made.explain(), 0, 2, "shm").why, "excluded by SHOAL_TRANSPORT_BETWEEN");
   EXPECT_EQ(verdict(made.explain(), 0, 2, "ucx").why,
-            "not loaded: left out by SHOAL_TRANSPORT_BETWEEN");
+            "not loaded: excluded by SHOAL_TRANSPORT_BETWEEN");
   EXPECT_EQ(verdict(made.explain(), 0, 2, "ofi").why,
             "the only one that SHOAL_TRANSPORT_BETWEEN allows");
   made.map.inside = {"shm"};
   EXPECT_EQ(verdict(made.explain(), 0, 1, "ucx").why,
-            "not loaded: left out by SHOAL_TRANSPORT_INSIDE");
+            "not loaded: excluded by SHOAL_TRANSPORT_INSIDE");
 }
 
 TEST(ConnectivityReport, SaysWhatWasDroppedForAll) {

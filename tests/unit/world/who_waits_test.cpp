@@ -74,7 +74,7 @@ TEST(WhoWaits, ARankThatIsStoppedInAWaitIsBehind) {
   // Rank 1 was stopped while it waited for the notice of rank 0, which has arrived.
   const auto text = who_waits({rank(0, 3, 1), rank(1, 1, 0), rank(2, 3, 1), rank(3, 3, 1)});
   expect_parts(text, {"rank 1 (PE 1) is behind: ranks 0, 2 and 3 wait for it",
-                      "it is in dispatch 7, phase notify, for 3.500 s; rank 0 has come"});
+                      "it is in dispatch 7, phase notify, for 3.500 s; rank 0 has arrived"});
 }
 
 // Rank 0 waits for rows of rank 1, which waits for chunks of rank 3, whose calls are ahead of its
