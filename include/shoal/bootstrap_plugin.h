@@ -17,7 +17,7 @@
  * docs/internals/bootstrap.md explains.
  *
  * For every world that a process opens, each PE makes these calls, one after another and never two
- * at a time: open, broadcast (left out where n_pes is 1 or something has failed), close (where open
+ * at a time: open, broadcast (skipped where n_pes is 1 or something has failed), close (where open
  * has succeeded). Several worlds of one process are opened one after another, on all PEs in the
  * same order, and may live at the same time: a plug-in whose library can be initialised only once
  * keeps it until the process ends. The plug-in's file is never unloaded.

@@ -26,7 +26,7 @@ inline void pause_core() noexcept {
 /// Yielding alone is not enough: on Linux 6.18, two threads that only yielded kept all others off
 /// both cores of a machine until their deadlines 20 s later, including the threads that they waited
 /// for. While it sleeps, the thread has a small timer slack: with the default of 50 us each sleep
-/// would last ten times as long.
+/// would last much longer.
 class Backoff {
  public:
   static constexpr std::chrono::microseconds kYieldTime{500};

@@ -19,10 +19,10 @@ inline std::atomic<std::chrono::nanoseconds::rep>& nap_cost() noexcept {
 
 /// Sleeps at least `shortest`, and three times as long as a sleep occupies the core.
 ///
-/// Setting a timer is expensive where a hypervisor emulates it: 40 us of the core, measured in a
-/// virtual machine. A sleep of 5 us then ends before the kernel has switched to another thread, so
-/// the sleeper never gives its core to the thread that it waits for. On a machine with fast timers,
-/// where a sleep costs 1 to 2 us, naps last `shortest`.
+/// Setting a timer is expensive where a hypervisor emulates it, and occupies the core longer than a
+/// short sleep. Such a sleep ends before the kernel has switched to another thread, so the sleeper
+/// never gives its core to the thread that it waits for. On a machine with fast timers, naps last
+/// `shortest`.
 inline void nap(std::chrono::nanoseconds shortest) noexcept {
   using std::chrono::nanoseconds;
   constexpr nanoseconds::rep kShare = 3, kWeight = 8, kHighestCost = 100'000;

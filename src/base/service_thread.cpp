@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 /// See ServiceThread.
 constexpr std::chrono::nanoseconds kShortestNap{5'000}, kLongestNap{50'000};
 constexpr int kNapShare = 1024;
-/// The default of 50 us would double the naps.
+/// Timer slack in ns. The kernel's default of 50 us would double the naps.
 constexpr unsigned long kTimerSlackNs = 1'000;
 
 /// Makes the thread wait for a free core when it wakes, rather than preempt a PE.

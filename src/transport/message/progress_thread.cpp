@@ -16,7 +16,7 @@ namespace {
 /// between its polls.
 ///
 /// A nap on the core of a polling caller delays it by about twice its cost, and a round trip waits
-/// for those of both PEs: naps of 12 us every 500 us made an atomic over TCP 6 % longer.
+/// for those of both PEs, so naps are rare in comparison with their cost.
 constexpr std::chrono::nanoseconds kShortRest{20'000}, kLongRest{160'000}, kSlowRest{2'000'000},
     kPollPause{100'000};
 constexpr int kRestShare = 160, kGrowth = 5, kPolledShare = 16;

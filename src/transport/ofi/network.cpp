@@ -22,8 +22,8 @@ using message::kPollEntries;
 using message::kPollRounds;
 
 /// Longer puts are RMA, unless a signal goes with them, or over TCP: there an RMA request, its
-/// completion and the request for an acknowledgement are system calls of their own, so a put of
-/// 512 bytes with its quiet took 56 us, as a message 31. Gets take the same time either way.
+/// completion and the request for an acknowledgement are system calls of their own, so a short
+/// put with its quiet is faster as a message. Gets take the same time either way.
 constexpr std::size_t kPutBytes = 192;
 constexpr std::size_t kSenders = 64;  ///< per rail
 /// Receive buffers of an endpoint over TCP without ofi_rxm, whose queue grows; its attribute says

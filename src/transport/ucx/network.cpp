@@ -19,8 +19,7 @@ constexpr unsigned kMessageId = 1;
 constexpr int kPollSteps = 32;  ///< bounds how long one poll holds the lock
 
 /// Longest payload of a message: about a token row. Up to here, a copy at each end costs less than
-/// the round trip of a flush (over TCP on a loaded machine, 14336 bytes and a signal take 160 us
-/// one way as a message, 240 us by RMA).
+/// the round trip of a flush.
 constexpr std::size_t kPayloadBytes = 16384;
 
 /// Longest put with a signal that is messages, one or several: the signal of an RMA write waits for

@@ -5,9 +5,6 @@
 // carries a token; lane i has the experts i, i + 32, ... Nothing waits and nothing is published:
 // the arrays follow on the stream.
 //
-// Measured: 4096 tokens, 256 experts in 8 groups, top-8 take 16 us with sigmoid scores on an H200,
-// 19 us with softmax; 128 tokens 8 and 10 us.
-//
 // The float64 operations are those of ep/numeric/gate.hpp in the same order, so scores, choices and
 // weights are those of the host. Choices compare integers that order as the scores do.
 #include "ep/cuda/gate/gate.cuh"
@@ -128,7 +125,7 @@ class TokenGate {
     });
   }
 
-  /// Leaves out the experts of the groups that are not kept.
+  /// Excludes the experts of the groups that are not kept.
   __device__ void keep_groups() {
     const std::int32_t size = call_.experts / call_.groups;
     for (std::int32_t g = lane_; g < call_.groups; g += 32) group_keys_[g] = key_of_group(g, size);

@@ -3,8 +3,8 @@
 // dispatch.cu has it for dispatches.
 //
 // The first blocks run combine_send.cuh, the last ones combine_receive.cuh. No block does both, so
-// there are few tokens (joined.hpp): where blocks received after they had sent, 64 tokens took
-// 1.5 us longer than in two kernels. All blocks run at the same time, see there.
+// there are few tokens (joined.hpp): if blocks received after they had sent, 64 tokens would
+// take longer than in two kernels. All blocks run at the same time, see there.
 //
 // Moves, waits, publishes, memory order: as there.
 #include "ep/cuda/low_latency/receive/combine_receive.cuh"

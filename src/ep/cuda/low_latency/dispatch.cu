@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // dispatch.cu: a low-latency dispatch whose receive follows at once, in one kernel. The host starts
-// one launch in place of two, which takes it about 2.5 us less.
+// one launch in place of two.
 //
 // The first blocks run dispatch_send.cuh, and all blocks dispatch_receive.cuh; those without tokens
 // come first in the order of the receive, so that the first rows do not wait for a send. There is

@@ -17,8 +17,7 @@
 // now. Publishes: the notice and `entered`; `finished` after the last fetch. Memory order: bulk
 // loads read after the acquire of `entered` and a proxy fence; see notices.cuh.
 //
-// Measured: 4096 tokens of 14 KiB on two H200 with 16 SMs take 185 us: 632 GB/s logical, 399 of 478
-// GB/s raw on the link (docs/decisions/combine-pulls.md).
+// Measured: docs/decisions/combine-pulls.md.
 #include <algorithm>
 
 #include "ep/cuda/normal/device/combine_counts.cuh"

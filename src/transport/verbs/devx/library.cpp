@@ -21,9 +21,9 @@ constexpr const char* kRemedy = "Settings: SHOAL_VERBS_INTERFACE, SHOAL_VERBS_ML
 std::string find_file(const std::string& file, const std::string& verbs_file) {
   const std::filesystem::path folder = std::filesystem::path(verbs_file).parent_path();
   if (folder.empty() || file.find('/') != std::string::npos) return file;
-  const std::filesystem::path beside = folder / file;
+  const std::filesystem::path neighbour = folder / file;
   std::error_code ignored;
-  return std::filesystem::exists(beside, ignored) ? beside.string() : file;
+  return std::filesystem::exists(neighbour, ignored) ? neighbour.string() : file;
 }
 
 /// Text for the status byte of a response.

@@ -20,7 +20,7 @@ __device__ inline bool self_signalling(const DeviceGroup& group) {
 }
 
 /// Raises the flag of a row. Where no receive waits for flags, it only answers whether a receive
-/// would wait, and may overtake the row: a release waits 1.3 us for the stores before it.
+/// would wait, and may overtake the row: a release waits for the stores before it.
 __device__ inline void raise_row_flag(const DeviceGroup& group, std::uint64_t* flag,
                                       std::uint64_t value) {
   if (self_signalling(group))

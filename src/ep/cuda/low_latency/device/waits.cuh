@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // waits.cuh: waits of low-latency mode, which either fail the group or, with
-// GroupOptions.mask_failed, leave out the rank that is late.
+// GroupOptions.mask_failed, mask the rank that is late.
 #pragma once
 
 #include "ep/cuda/device/signals.cuh"

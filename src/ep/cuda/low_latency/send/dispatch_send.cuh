@@ -20,9 +20,8 @@
 // order: words that carry the epoch or are their own signal need none; in groups that mask ranks, a
 // ready word is a release at system scope after a barrier of the threads that store the row.
 //
-// Measured: dispatch and combine of 128 tokens of 7168 channels, FP8 there and BF16 back, take 30
-// us on two H200, of which 8 us are the links' time at 355 GB/s; the rest is latency
-// (docs/decisions/self-signalling-rows.md).
+// Measured: docs/decisions/self-signalling-rows.md. With 128 tokens most of the time is
+// latency, not that of the links.
 #pragma once
 
 #include "ep/cuda/device/vectors.cuh"

@@ -40,15 +40,15 @@ std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks, std::int3
 /// in queues that the copies pass too, the more so the more blocks fetch. Two H200, us: 14 blocks
 /// with 2.7 MB 209, with 1.4 MB 234; 32 blocks with 3.1 MB 216, with 1.6 MB 204 (112 combines,
 /// commit 44253428; docs/decisions/staged-expert-output.md).
-std::uint32_t in_flight_beside_copies(std::int32_t fetching_blocks) {
+std::uint32_t in_flight_during_copies(std::int32_t fetching_blocks) {
   constexpr std::uint32_t kOfFew = 3200 << 10, kOfMany = 2100 << 10, kLeast = 48 << 10;
   constexpr std::int32_t kMany = 24;
   return std::max(kLeast, (fetching_blocks < kMany ? kOfFew : kOfMany) /
                               static_cast<std::uint32_t>(std::max(1, fetching_blocks)));
 }
 
-/// Warps of a block that sums expert output. Where many blocks do, fewer warps with longer chunks:
-/// 96 blocks take 218 us with 8 and 228 with 12 on two H200; 24 blocks have not been compared.
+/// Warps of a block that sums expert output. Where many blocks do, fewer warps with longer chunks
+/// are faster. 24 blocks have not been compared.
 std::int32_t warps_for_sums(std::int32_t blocks) {
   constexpr std::int32_t kMany = 80;
   return blocks < kMany ? 12 : 8;
@@ -136,7 +136,7 @@ NormalPlan plan_combine(std::int32_t blocks, std::uint32_t row_bytes, std::int32
   while (bytes() > room && chunk > kStep) chunk -= kStep;
   while (bytes() > room && plan.warps > 1) --plan.warps;
   if (staging == StagedOutput::rows && plan.staging_blocks != 0) {
-    const std::uint32_t enough = in_flight_beside_copies(plan.blocks - plan.staging_blocks);
+    const std::uint32_t enough = in_flight_during_copies(plan.blocks - plan.staging_blocks);
     while (bytes() > enough && chunk > kStep) chunk -= kStep;
     plan.copy_bytes = room / static_cast<std::uint32_t>(plan.warps) / 128 * 128;
   }
