@@ -115,7 +115,7 @@ void UdpWire::choose_interface(const std::string& wanted) {
   }
   freeifaddrs(list);
   if (!interface_.empty()) return;
-  throw std::runtime_error((wanted.empty() ? "no interface besides loopback is up"
+  throw std::runtime_error((wanted.empty() ? "no interface other than loopback is up"
                                            : "no interface is or has \"" + wanted + "\"") +
                            "; interfaces with an IPv4 address: " + (all.empty() ? "none" : all));
 }

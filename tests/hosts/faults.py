@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of faults share: an operation that runs on two hosts when the fault comes, and what
-every PE has to report."""
+"""Shared code of fault tests: an operation that runs on two hosts when the fault occurs, and the
+expected report of every PE."""
 
 import re
 import time

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts that die during an operation: the PEs of the others report it in time, or mask the dead
-ones and go on."""
+ones and continue."""
 
 import time
 

@@ -210,7 +210,7 @@ def processes_in(namespaces):
 
 
 def is_running(pid):
-    """Whether the process exists and is not a zombie."""
+    """Return true if the process exists and is not a zombie."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):  # before and after the file is opened

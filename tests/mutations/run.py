@@ -160,7 +160,7 @@ def copy_tree():
 
 
 def notice(build, mutation):
-    """What fails with the mutation; an empty text where its test passes."""
+    """Failures with the mutation; an empty text where its test passes."""
     path = TREE / mutation.file
     before = path.read_text()
     if (count := before.count(mutation.text)) != 1:

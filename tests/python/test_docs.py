@@ -48,7 +48,7 @@ def program_of(page):
     for line, block in blocks_of(page, "python"):
         for module in ("torch", "jax"):
             if re.search(rf"\b{module}\b", block) and importlib.util.find_spec(module) is None:
-                print(f"left out, without {module}: {page}:{line}")
+                print(f"skipped, without {module}: {page}:{line}")
                 break
         else:
             program.append(f"exec(compile({chr(10) * (line - 1) + block!r}, {page!r}, 'exec'))\n")

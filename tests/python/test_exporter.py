@@ -41,7 +41,7 @@ def scrape(url):
 
 
 def scrape_here():
-    """As scrape(), from a server in this process."""
+    """Like scrape(), from a server in this process."""
     pytest.importorskip("prometheus_client")
     port, stop = shoal.observe.serve(0)
     try:
@@ -249,7 +249,7 @@ OPERATIONS = "sum by (pe) (shoal_operations_total{operation='dispatch'})"
 
 
 def query(target):
-    """As Grafana sends it, with any world and node selected."""
+    """Send the query as Grafana does, with any world and node selected."""
     text = target["expr"]
     for name, value in (("$__rate_interval", "1m"), ("$__range", "15m")):
         text = text.replace(name, value)

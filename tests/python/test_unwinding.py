@@ -88,7 +88,7 @@ FAILING = {
 
 
 def run_pair(failing, folder):
-    """What PE 0 prints, long before its timeout."""
+    """Output of PE 0, long before its timeout."""
     unique_id = shoal.UniqueId.create()  # serves the PEs while it lives
     (folder / "failing.py").write_text(OPEN + textwrap.dedent(failing))
     (folder / "waiting.py").write_text(WAITING)

@@ -330,7 +330,7 @@ def test_processes_meet_by_a_unique_id():
 
 
 def test_importing_does_nothing():
-    """No thread, no environment, no output, and no torch."""
+    """Importing changes no thread, environment, no output, and no torch."""
     script = (
         "import os, sys, threading; before = dict(os.environ); import shoal; "
         "print(threading.active_count(), before == dict(os.environ), 'torch' in sys.modules, "
@@ -345,9 +345,9 @@ def test_importing_does_nothing():
 @pytest.mark.parametrize(
     "module, needs", [("deep_ep", "torch"), ("shoal.torch", "torch"), ("shoal.jax", "jax")]
 )
-def test_importing_does_nothing_beside_what_it_needs(module, needs):
-    """No thread, no environment, no output, no file, and no change to CUDA, unlike the original
-    of deep_ep."""
+def test_importing_has_no_side_effects(module, needs):
+    """An import starts no thread, changes no environment, prints nothing, opens no file and leaves
+    CUDA alone, unlike the original of deep_ep."""
     pytest.importorskip(needs)
     script = f"""
         import os, sys, threading, {needs}

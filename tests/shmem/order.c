@@ -80,7 +80,7 @@ int main(void) {
     for (int i = 0; i < kBig; ++i) CHECK(source[i] == form * 16 + me + 1);
     shmem_barrier_all();
   }
-  // Whether quiet of a private context waits for a get shows only if the get is late.
+  // Only a late get shows whether quiet of a private context waits for gets.
   for (int round = 0; round < 30; ++round) {
     unsigned char* const target = buffers[round % 2];
     memset(target, 0, kBig);

@@ -20,7 +20,7 @@ static int me, n, next;
     int seen[kVariables] = {0};                                                                    \
     memset(vars, 0, kVariables * sizeof(TYPE));                                                    \
     shmem_barrier_all();                                                                           \
-    /* Nothing has come. */                                                                        \
+    /* Nothing has arrived. */                                                                     \
     CHECK(shmem_##NAME##_test(vars, SHMEM_CMP_NE, 0) == 0);                                        \
     CHECK(shmem_##NAME##_test(vars, SHMEM_CMP_EQ, 0) == 1);                                        \
     CHECK(shmem_##NAME##_test(vars, SHMEM_CMP_GE, 0) == 1);                                        \

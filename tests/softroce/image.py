@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest boots: a kernel of the distribution, taken from its package but not installed, and
-an initial file system with busybox, chosen programs with their libraries, and modules.
+"""Image that a guest boots: a kernel of the distribution, taken from its package but not
+installed, and an initial file system with busybox, chosen programs with their libraries, and
+modules.
 
 The kernel and its modules are kept in ~/.cache/shoal/softroce (XDG_CACHE_HOME), 60 MB. Everything
 else is made anew for each guest.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the sanitizers leave out: leaks of libraries that are not ours, and forked children.
+// Suppressions of the sanitizers: leaks of libraries that are not ours, and forked children.
 
 #ifdef __SANITIZE_ADDRESS__
 #include <unistd.h>

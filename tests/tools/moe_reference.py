@@ -19,7 +19,7 @@ def e4m3_values():
 
 
 def through_fp8(x):
-    """What FP8 dispatch delivers: e4m3 with a scale of amax / 448 per 128 channels."""
+    """Values that FP8 dispatch delivers: e4m3 with a scale of amax / 448 per 128 channels."""
     values = e4m3_values()
     thresholds = (values[1:] + values[:-1]) / 2
     result = np.empty(x.shape, np.float32)
@@ -89,5 +89,5 @@ def save_inputs(folder, arrays):
 
 
 def load_output(path, hidden):
-    """What shoal-moe --output writes, [tokens, hidden]."""
+    """Output of shoal-moe --output, [tokens, hidden]."""
     return np.fromfile(path, np.float32).reshape(-1, hidden)

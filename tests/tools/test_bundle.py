@@ -75,7 +75,7 @@ def runs_in(path):
     return {run["name"]: run for run in json.loads(path.read_text())["runs"]}
 
 
-def test_programs_find_their_libraries_beside_them(bundle):
+def test_programs_find_their_libraries_next_to_them(bundle):
     manifest = json.loads((bundle / "manifest.json").read_text())
     assert {"shoal-run", "shoal-info", "shoal-moe", "shoal-bench", "example_hello"} <= set(
         manifest["programs"]

@@ -18,7 +18,7 @@ IDS = [program[0] for program in PROGRAMS]
 
 
 def complete(script, name, *words):
-    """What bash offers for the last word after the program's name."""
+    """Words that bash offers for the last word after the program's name."""
     ask = (
         f"{script}\nCOMP_WORDS=({' '.join([name, *words])}) COMP_CWORD={len(words)}\n"
         f"_{name.replace('-', '_')}; printf '%s\\n' \"${{COMPREPLY[@]}}\""

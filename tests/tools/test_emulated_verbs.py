@@ -277,7 +277,7 @@ def test_ucx_uses_the_atomics_of_the_device(environment):
 
 
 def test_a_killed_peer_is_a_retry_error(environment, worker):
-    """The kernel releases the slot of a killed process; the others go on."""
+    """The kernel releases the slot of a killed process; the others continue."""
     port = port_of(worker, 70)
     command = [program("ib_write_bw"), "-F", "-D", "30", "-p", str(port), "-u", "17"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job logs about its environment and, at level info, about its world."""
+"""Log of a job about its environment and, at level info, about its world."""
 
 import json
 import os

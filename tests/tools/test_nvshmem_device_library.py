@@ -53,7 +53,7 @@ def check_image(cubin):
 
 @pytest.fixture(scope="module")
 def folder(bin_dir):
-    """Of the libraries."""
+    """Folder of the libraries."""
     library = bin_dir.parent / "lib/shoal/nvshmem"
     if not (library / "libnvshmem_device.ltoir").exists():
         pytest.skip("built without CUDA or as a static library")
@@ -146,8 +146,8 @@ def newest_clang(bin_dir):
 
 @pytest.mark.parametrize("pointers", ["-fno-cuda-short-ptr", "-fcuda-short-ptr"])
 def test_clang_links_and_ptxas_assembles(bin_dir, bitcode, tmp_path, pointers):
-    """As compilers that are made of LLVM: only the functions that the kernel calls. Pointers to
-    local memory are short in Triton up to 3.8."""
+    """Link as LLVM-based compilers do: only the functions that the kernel calls. Pointers to local
+    memory are short in Triton up to 3.8."""
     headers = bin_dir.parent / "nvshmem_device/unused"
     toolkit = cache_of(bin_dir, "SHOAL_CUDA_TOOLKIT")
     ptx = tmp_path / "ring.ptx"

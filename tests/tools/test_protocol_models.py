@@ -22,7 +22,7 @@ def report():
 
 
 def runs(report):
-    """Of each run: whether it ended as it must, "hold" or "fail", its name."""
+    """List for each run whether it ended as it must, "hold" or "fail", and its name."""
     return [
         (verdict == "ok", must, name.strip())
         for verdict, must, name in re.findall(

@@ -86,7 +86,7 @@ void add_many(Client& client, std::uint64_t target, std::uint32_t target_key,
   EXPECT_EQ(done, kRequests);
 }
 
-TEST(EmulatorClients, PostAndPollBesideTheEngine) {
+TEST(EmulatorClients, PostAndPollWhileTheEngineRuns) {
   constexpr std::size_t kClients = 3;
   std::array<LoopbackWire, 2> wires;
   NicOptions first, second;

@@ -43,7 +43,7 @@ TEST(EmulatorTrace, HoldsEveryPacketAndIsValidJson) {
   const auto& last = json.at("traceEvents").back();
   EXPECT_EQ(last.at("name"), "destroyed");
   EXPECT_EQ(last.at("args").at("bytes_sent"), 10000U);
-  EXPECT_FALSE(last.at("args").contains("timeouts")) << "counters of 0 are left out";
+  EXPECT_FALSE(last.at("args").contains("timeouts")) << "counters of 0 are omitted";
   EXPECT_NE(lines.back().find(" destroyed 0 - 0 doorbells=1 requests=1 completions=1 "
                               "packets_sent=3 "),
             std::string::npos)

@@ -258,7 +258,7 @@ TEST_F(VerbsLibrary, MemoryPastTheQuotaIsNotRegistered) {
   };
   while (add()) ASSERT_LE(regions.size(), 20U);
   EXPECT_EQ(errno, ENOMEM);
-  EXPECT_EQ(regions.size(), 19U) << "beside the region of all of the memory";
+  EXPECT_EQ(regions.size(), 19U) << "in addition to the region of all of the memory";
   EXPECT_EQ(VERBS(ibv_dereg_mr)(regions.back()), 0);
   regions.pop_back();
   EXPECT_TRUE(add());

@@ -78,7 +78,7 @@ void CallerArray::expect_bytes(const std::string& what, const void* elements,
     std::memcpy(wanted.data() + offset_of(i) * size,
                 static_cast<const std::byte*>(elements) + i * size, size);
   const Tensor got = tensors_.download(memory_);
-  expect_same(what + " (elements and the memory beside them)", got.data, wanted.data(),
+  expect_same(what + " (elements and the memory outside them)", got.data, wanted.data(),
               wanted.size(), size);
 }
 

@@ -218,8 +218,8 @@ void check_cleared_rows(ep::Group& group, const ep::Dispatched& got, const Tenso
   group.synchronize();
   std::memset(dirty.as<std::byte>() + used, 0, got.x.bytes() - used);
   const Tensor after = tensors.download(got.x);
-  expect_same(named("rows beside those that are cleared", c), after.data, dirty.data, got.x.bytes(),
-              1);
+  expect_same(named("rows other than those that are cleared", c), after.data, dirty.data,
+              got.x.bytes(), 1);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace shoal::test {
 
 struct ExpandCase {
   std::int64_t rows = 37;
-  std::int64_t unused = 0;    ///< further rows, of which row_count leaves out
+  std::int64_t unused = 0;    ///< further rows, of which row_count excludes
   std::int64_t columns = 64;  ///< of bfloat16
   std::int32_t alignment = 1;
   std::int64_t spare = 0;      ///< rows of the result behind the last block

@@ -128,14 +128,14 @@ void check_mixed_atomics_for(World& world, std::uint64_t times) {
   barrier(world.team());
 }
 
-Settings beside_shared_memory(Settings settings) {
+Settings next_to_shared_memory(Settings settings) {
   settings.transport_inside = "shm";
   settings.node_size = 2;
   return settings;
 }
 
-void check_beside_shared_memory(const Settings& settings, const std::string& transport) {
-  run_threads(4, beside_shared_memory(settings), [&](World& world) {
+void check_next_to_shared_memory(const Settings& settings, const std::string& transport) {
+  run_threads(4, next_to_shared_memory(settings), [&](World& world) {
     const std::string remote = world.describe_transport((world.my_pe() + 2) % 4);
     EXPECT_TRUE(remote.starts_with(transport + ": ")) << remote;
     EXPECT_TRUE(world.describe_transport(world.my_pe() ^ 1).starts_with("shm: "));

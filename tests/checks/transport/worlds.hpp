@@ -22,9 +22,9 @@ void check_fence_for(World& world, std::uint64_t rounds);
 void check_mixed_atomics(World& world);
 void check_mixed_atomics_for(World& world, std::uint64_t times);
 /// For worlds of 4 PEs, two of which each share memory and reach the others by the network.
-Settings beside_shared_memory(Settings settings);
+Settings next_to_shared_memory(Settings settings);
 /// Such a world updates words together and runs collectives.
-void check_beside_shared_memory(const Settings& settings, const std::string& transport);
+void check_next_to_shared_memory(const Settings& settings, const std::string& transport);
 /// A PE that polls a word never sees half of a put. Two PEs.
 void check_words_are_whole(World& world);
 void check_words_are_whole_for(World& world, std::uint64_t puts);

@@ -347,7 +347,7 @@ TEST_P(EpGpuGraphEnds, LowLatencyCallsGoOnAsBefore) {
 }
 
 // Group::dispatch may share memory with captured dispatches if its result is transient.
-TEST_P(EpGpuGraphPairs, ATransientResultNeedsNoRoomBesideThoseOfGraphs) {
+TEST_P(EpGpuGraphPairs, ATransientResultNeedsNoRoomNextToThoseOfGraphs) {
   SHOAL_SKIP_WITHOUT_GPU();
   with_group(GetParam(), 1, [&](GpuGroup& g) {
     CUstream_st* const stream = g.tensors.new_stream();

@@ -58,6 +58,6 @@ def run_experts(rows, counts, matrices, gates=None):
 
 
 def close(got, want):
-    """Whether results agree within the rounding of bfloat16 rows."""
+    """Return true if results agree within the rounding of bfloat16 rows."""
     scale = want.float().abs().max().clamp(min=1e-3)
     return bool(((got.float() - want.float()).abs() <= 0.03 * scale).all())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ElasticBuffer does besides dispatch and combine: tensors along a ring of ranks, gather
+"""Calls of ElasticBuffer other than dispatch and combine: tensors along a ring of ranks, gather
 sessions, engram tables. Each by calls of the host, and by the operations on streams that GPUs use.
-Also what a profiler shows of the calls of both buffers."""
+Also the calls of both buffers as a profiler shows them."""
 
 import pytest
 import torch

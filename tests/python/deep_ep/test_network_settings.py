@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What arguments of Buffer about the network mean for the settings of its World."""
+"""Settings of a World that follow from Buffer's arguments about the network."""
 
 import pytest
 import torch.distributed as dist

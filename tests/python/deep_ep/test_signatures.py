@@ -200,7 +200,7 @@ def test_exported_names():
 
 @pytest.mark.parametrize("buffer", [Buffer, ElasticBuffer])
 def test_messages_name_the_class_of_the_user(buffer):
-    """Of every method, also of inherited ones."""
+    """Signatures of every method, also of inherited ones."""
     methods = dict(inspect.getmembers(buffer, inspect.isfunction))
     own = {name: one for name, one in methods.items() if one.__module__.startswith("deep_ep.")}
     assert "warmup" in own

@@ -148,7 +148,7 @@ def has_closed(created):
 
 
 def check_a_rehearsal_with_unknown_sizes(_):
-    """What constructors do on GPUs: pairs in a group of about that many bytes, which is closed."""
+    """Constructors on GPUs run pairs in a group of about that many bytes, which is closed."""
     buffer = make_buffer()
     with created_groups() as created:
         warmup.rehearse(buffer, 3 << 20)
@@ -313,7 +313,7 @@ def check_generated_tokens(_):
 
 
 def process_counts():
-    """What this process has by now, by the kernel's count."""
+    """Memory of this process as the kernel counts it."""
     with open("/proc/self/maps") as file:
         libraries = {line.split(maxsplit=5)[5] for line in file if ".so" in line}
     shared, is_shared = 0, False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs of both modes of deep_ep.Buffer: captured once, replayed with other tokens beside
+"""CUDA graphs of both modes of deep_ep.Buffer: captured once, replayed with other tokens next to
 plain calls."""
 
 import pytest
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("small_heaps")
 
 
 def results_stay(buffer, send):
-    """Whether the rows of a plain dispatch stay in the heap."""
+    """Return true if the rows of a plain dispatch stay in the heap."""
     rows = send()[0]
     (group,) = buffer.runtime.groups
     return len(rows) > 0 and group.calls.held == 1
@@ -35,7 +35,7 @@ def results_stay(buffer, send):
 @pytest.mark.parametrize("mode", ["thread_local", "global"])
 @pytest.mark.parametrize("pairs", [1, 4, 16, 61])
 def test_any_number_of_pairs_in_graphs(pairs, mode):
-    """New and cached dispatches of normal mode and low-latency pairs, in two graphs. Beside the
+    """New and cached dispatches of normal mode and low-latency pairs, in two graphs. Next to the
     graphs, after them and after captures that failed, plain results stay in the heap."""
     ranks = 1 if mode == "global" else 2  # calls of other threads fail a global capture
 

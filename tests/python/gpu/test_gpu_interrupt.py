@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C ends a wait for a group's work on the GPU, as KeyboardInterrupt. The work goes on."""
+"""Ctrl-C ends a wait for a group's work on the GPU, as KeyboardInterrupt. The work continues."""
 
 import signal
 

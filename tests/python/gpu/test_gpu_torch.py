@@ -110,7 +110,7 @@ def test_the_operators_in_a_graph():
 
 @pytest.mark.parametrize("worst_case_rows", [0, MAX_TOKENS])
 def test_compiled(worst_case_rows):
-    """By inductor. One rank in this thread, because torch compiles in one thread at a time."""
+    """Runs compiled. One rank in this thread, because torch compiles in one thread at a time."""
 
     def layer(group, x, idx, weights):
         received = shoal.torch.dispatch(

@@ -55,7 +55,7 @@ TEST_P(EpLowLatency, Float8FormsMatchNumeric) {
   });
 }
 
-TEST(EpLowLatencyMode, MultiplesOf128BesidesThoseOf512) {
+TEST(EpLowLatencyMode, MultiplesOf128AndOf512) {
   for (const std::int64_t hidden : {128, 640, 2688, 2944}) {
     EpCase c = small(3, 6);
     c.hidden = hidden;

@@ -498,7 +498,7 @@ TEST_P(SharedQueue, ADeadlineForEarlierRequestsEndsTheQueue) {
     EXPECT_EQ(failure.step, Step::order);
     EXPECT_EQ(failure.index, 1u);
     EXPECT_EQ(gda::publish(queues.queue(), first, {}, soon(), platform), gda::Outcome::ok)
-        << "its turn had come";
+        << "its turn had arrived";
   });
 }
 

@@ -124,7 +124,7 @@ void check_rows(World& world) {
   barrier(world.team());
 }
 
-TEST_F(KernelQueues, CarryPutsAndSignalsBesideTheTransport) {
+TEST_F(KernelQueues, CarryPutsAndSignalsAlongsideTheTransport) {
   {
     const FakeCuda fake({.gpus = 3});
     run_threads(3, gda_settings(), check_rows);

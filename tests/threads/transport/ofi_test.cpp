@@ -130,8 +130,8 @@ TEST(OfiOrder, FenceOrdersPuts) {
 // Atomics over the network and instructions through shared memory update the same words.
 TEST(OfiMixed, SharesWordsWithSharedMemory) {
   SHOAL_SKIP_WITHOUT_OFI();
-  check_beside_shared_memory(ofi_settings(), "ofi");
-  run_threads(4, beside_shared_memory(ofi_settings()), check_everything);
+  check_next_to_shared_memory(ofi_settings(), "ofi");
+  run_threads(4, next_to_shared_memory(ofi_settings()), check_everything);
 }
 
 // Other providers register and address memory differently, and order less.

@@ -113,7 +113,7 @@ TEST_F(Ucx, ShowsDataBeforeItsSignal) {
 }
 
 TEST_F(Ucx, SharesWordsWithSharedMemory) {
-  check_beside_shared_memory(ucx_settings(), "ucx");
+  check_next_to_shared_memory(ucx_settings(), "ucx");
 }
 
 TEST_F(Ucx, PutsWordsWhole) {

@@ -141,11 +141,11 @@ TEST_F(Verbs, WorksAtDepthOne) {
 }
 
 TEST_F(Verbs, SharesWordsWithSharedMemory) {
-  check_beside_shared_memory(verbs_settings(), "verbs");
+  check_next_to_shared_memory(verbs_settings(), "verbs");
 }
 
-TEST_F(Verbs, DoesEverythingBesideSharedMemory) {
-  run_threads(4, beside_shared_memory(verbs_settings()), check_everything);
+TEST_F(Verbs, DoesEverythingNextToSharedMemory) {
+  run_threads(4, next_to_shared_memory(verbs_settings()), check_everything);
 }
 
 TEST_F(Verbs, PutsWordsWhole) {
@@ -277,7 +277,7 @@ TEST_F(VerbsSoak, SurvivesLossInTheUnorderedTier) {
 // with the target, so processors execute all atomics.
 TEST_F(Verbs, SharesWordsWhereTheNicIsNotAtomicTowardsProcessors) {
   emulate("ATOMICS", "nic");
-  run_threads(4, beside_shared_memory(verbs_settings()), check_mixed_atomics);
+  run_threads(4, next_to_shared_memory(verbs_settings()), check_mixed_atomics);
 }
 
 /// Report of rank 0 when a group of two nodes is created.

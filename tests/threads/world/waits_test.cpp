@@ -104,7 +104,7 @@ TEST(Waits, ManyPesOfTwoNodesMeetInRounds) {
 }
 
 // Another program on the core turns each yield into a time slice: the PEs stop yielding.
-TEST(Waits, PesBesideAnotherProgramBlock) {
+TEST(Waits, PesNextToAnotherProgramBlock) {
   std::atomic<bool> done = false;
   std::thread other([&] {
     use_one_core();

@@ -175,7 +175,7 @@ TEST(EpDeviceLayout, TheTrainingShapeFitsInto1200Megabytes) {
   EXPECT_LE(size_hint(options, 8, DeviceKind::cuda).total(), 600'000'000U);
 }
 
-TEST(EpDeviceLayout, SideRecordsHoldTheFieldsBesideARow) {
+TEST(EpDeviceLayout, SideRecordsHoldTheFieldsOfARow) {
   for (std::uint32_t scales = 0; scales <= 200; ++scales)
     for (std::uint32_t top_k = 1; top_k <= 32; ++top_k) {
       const SideRecord record(scales * 4, top_k);

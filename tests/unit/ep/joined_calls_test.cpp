@@ -27,7 +27,7 @@ TEST(JoinedCalls, CombinesWhoseBlocksEitherSendOrReceive) {
   EXPECT_FALSE(joins_combine(128, 0, 78)) << "without tokens ranks have a block all the same";
 }
 
-TEST(JoinedCalls, NotBesideAnotherGroupOnTheGpu) {
+TEST(JoinedCalls, NotAlongsideAnotherGroupOnTheGpu) {
   const LowLatencyGroups first(3);
   EXPECT_TRUE(first.only_one());
   std::optional<LowLatencyGroups> second(std::in_place, 3);
