@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a program gets from `deep_ep` in normal mode: pairs, parts of them, and the first pair; and
-from the barrier, ring, gather and engram calls of `ElasticBuffer`.
+"""Times of `deep_ep` as a program sees them: normal-mode pairs, their parts and the first pair, and
+the barrier, ring, gather and engram calls of `ElasticBuffer`.
 
 Runs over whichever `deep_ep` Python finds: Shoal's (PYTHONPATH=build/release/python) or DeepEP's,
 then without what that version lacks. A pair is a layout (Buffer only), a dispatch and a combine
@@ -32,7 +32,7 @@ PARTS = ("normal", "hybrid", "low-latency")
 
 
 class Others:
-    """Calls of `ElasticBuffer` besides dispatch and combine, each with `size` bytes to or from
+    """Calls of `ElasticBuffer` other than dispatch and combine, each with `size` bytes to or from
     another rank: (call, check of its result)."""
 
     ENTRY = 7168  # bfloat16 channels
@@ -113,7 +113,7 @@ def measure_others(case, figures):
 
 
 def measure_expanded(case, one, figures):
-    """Expert-major dispatch, and the combine that sums a token's rows, beside the plain ones."""
+    """Expert-major dispatch, and the combine that sums a token's rows, and the plain ones."""
     for expand in (False, True):
         key = f"ElasticBuffer, {'expert-major' if expand else 'rank-major'}"
 

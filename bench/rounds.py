@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drivers share: options, programs run in alternating rounds, medians, results in JSON.
+"""Code of all drivers: options, programs run in alternating rounds, medians, results in JSON.
 
 Alternating rounds expose all programs under comparison to the same load of the machine.
 """

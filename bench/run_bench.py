@@ -33,7 +33,7 @@ def parse_arguments():
     parser.add_argument("--transport", default="ofi", help="with --hosts: SHOAL_TRANSPORT_BETWEEN")
     parser.add_argument("--iterations", type=int, default=16, help="timed pairs per round")
     parser.add_argument("--quick", action="store_true", help="one short round, for a rough figure")
-    parser.add_argument("--no-rma", action="store_true", help="leave out the one-sided operations")
+    parser.add_argument("--no-rma", action="store_true", help="skip the one-sided operations")
     parser.add_argument(
         "--require-targets",
         action="store_true",

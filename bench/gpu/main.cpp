@@ -139,8 +139,9 @@ void declare(CLI::App& app, Options& options, std::string& part) {
   CLI::App* const start =
       command("start", "the first call against the steady one, and what the difference is");
   command("streams", "operations on streams: barrier, pipeline steps, puts to all, table entries");
-  CLI::App* const collectives = command(
-      "collectives", "collectives on streams by size, beside NCCL where libnccl.so.2 is found");
+  CLI::App* const collectives =
+      command("collectives",
+              "collectives on streams by size, and those of NCCL where libnccl.so.2 is found");
   for (CLI::App* const sub : {normal, low_latency})
     add_list(sub, "--tokens", options.tokens, "tokens per PE, a list such as 8,128");
   add_list(normal, "--sms", options.sms, "SM counts, a list such as 8,16");

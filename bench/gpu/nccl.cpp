@@ -95,7 +95,8 @@ std::unique_ptr<Nccl> Nccl::open(Peers& peers, int pes_on_device) {
   bool usable = true;
   for (const auto& of_pe : all) usable = usable && of_pe[0] == 0;
   if (!usable) {
-    if (!reason.empty()) fmt::print("PE {}: no NCCL beside Shoal: {}\n", peers.me(), reason);
+    if (!reason.empty())
+      fmt::print("PE {}: no NCCL to compare with Shoal: {}\n", peers.me(), reason);
     return nullptr;
   }
   std::memcpy(&id, all[0].data() + 1, sizeof id);
