@@ -19,7 +19,7 @@ struct Epochs {
   std::uint64_t of_kind[kKernelKinds];
 };
 
-/// How rows of a group's kernels leave the node.
+/// Paths by which rows of a group's kernels leave the node.
 struct NodeBorders {
   bool rails = false;                      ///< normal mode exchanges chunks with rail peers
   std::vector<std::int32_t> remote_ranks;  ///< to which low-latency rows go over a network

@@ -39,7 +39,7 @@ std::int64_t nanoseconds(Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
-/// How long the GPU may take. A kernel that waits for a peer can hold up the queue in which the
+/// Time limits of the GPU. A kernel that waits for a peer can hold up the queue in which the
 /// copy is; the record is then older.
 constexpr auto kCopyLimit = std::chrono::milliseconds(20);
 constexpr auto kClockLimit = std::chrono::milliseconds(1);

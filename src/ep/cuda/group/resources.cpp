@@ -127,8 +127,8 @@ std::shared_ptr<void> GroupResources::allocate(std::size_t bytes, cudaStream_t o
 std::shared_ptr<void> GroupResources::allocate_apart(
     std::size_t bytes, const std::shared_ptr<GroupResources>& self) const {
   const RelaxedCapture relaxed(gpu);
-  // On the group's stream unless that is captured: with many PEs on a GPU, another stream may share
-  // its hardware queue with a kernel that waits for this PE.
+  // The work is on the group's stream unless that is captured: with many PEs on a GPU, another
+  // stream may share its hardware queue with a kernel that waits for this PE.
   std::shared_ptr<CUstream_st> apart = taken_stream;
   if (captured()) apart = memory::cuda::take_stream(gpu, memory::cuda::StreamPriority::lowest);
   auto memory = allocate(bytes, apart.get(), self);

@@ -2,7 +2,7 @@
 // backend.cpp: groups in GPU memory whose ranks NVLink does not join. A mode that has kernels for
 // such ranks uses them where the world has a proxy; the other one is staged.
 //
-// Which way a mode goes is decided when the group opens, equally on all ranks: one PE without a
+// All ranks choose the path of a mode alike, when the group opens: one PE without a
 // proxy, or a heap without room, makes all ranks stage their rows.
 #include "ep/cuda/backend.hpp"
 #include "ep/cuda/group/kernel_recorder.hpp"

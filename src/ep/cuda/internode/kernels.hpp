@@ -16,8 +16,8 @@ namespace shoal::ep::cuda {
 /// Why kernels of this PE cannot send to ranks that NVLink does not reach; nullopt: they can.
 std::optional<std::string> why_no_kernels(const GroupState& state);
 
-/// How kernels send from and to [memory, memory + bytes) of the heaps of this group's ranks: by NIC
-/// where its queues reach all of it on every rank out of reach of loads and stores.
+/// Path by which kernels send from and to [memory, memory + bytes) of the heaps of this group's
+/// ranks: by NIC where its queues reach all of it on every rank out of reach of loads and stores.
 NetworkPath path_of(const GroupState& state, const void* memory, std::size_t bytes);
 /// True if some rank gets rows that go this way by calls of this process to the driver.
 bool driver_moves_rows(const GroupState& state, NetworkPath path);
@@ -43,7 +43,7 @@ class Kernels {
   std::optional<LowLatency> low_latency;
   std::unique_ptr<NormalKernels> normal;
   std::string why_not_normal;  ///< empty: `normal`, or the group has no normal mode
-  /// Those that loads and stores do not reach.
+  /// Ranks that loads and stores do not reach.
   std::vector<std::int32_t> remote_ranks;
 
  private:

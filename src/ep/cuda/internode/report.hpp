@@ -10,7 +10,7 @@
 
 namespace shoal::ep::cuda {
 
-/// How the rows of a group reach the ranks that loads and stores do not reach.
+/// Paths by which the rows of a group reach the ranks that loads and stores do not reach.
 struct InternodeWays {
   std::optional<NetworkPath> normal, low_latency;  ///< of the mode's kernels; nullopt: staged
   std::string reason;  ///< why a mode is staged; empty: it has no such kernels

@@ -283,7 +283,7 @@ class ChunkRing {
   const std::byte* local_from_ = nullptr;
 };
 #else
-/// Without bulk copies: a warp loads and adds a token's rows, 16 bytes a lane.
+/// This ring works without bulk copies: a warp loads and adds a token's rows, 16 bytes a lane.
 template <class Format, AddedRows kRows>
 class ChunkRing {
  public:

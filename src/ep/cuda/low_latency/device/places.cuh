@@ -107,7 +107,7 @@ __device__ inline std::byte* combine_row_at(const DeviceGroup& group, std::int32
 
 // Words with an epoch in their low 32 bits.
 
-/// How far the epoch of a word is ahead of `epoch`.
+/// Distance by which the epoch of a word is ahead of `epoch`.
 __device__ inline std::int32_t ahead_of(std::uint64_t word, std::uint64_t epoch) {
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(word) -
                                    static_cast<std::uint32_t>(epoch));

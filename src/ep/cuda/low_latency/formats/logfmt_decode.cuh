@@ -30,7 +30,7 @@ struct LogfmtUnitSum {
   }
 };
 
-/// How the codes of a group are decoded: by any of the functions that are right for it.
+/// Decoder of the codes of a group: any of the functions that are right for it.
 enum class LogfmtCodes : std::uint8_t {
   any,
   normal,   ///< logfmt_magnitude_normal, or zero
@@ -244,7 +244,7 @@ class LogfmtRows {
   const std::uint32_t me_;
   std::uint32_t count_;  ///< rows
   std::uint32_t ends_;   ///< rows that are the last of their rank
-  // Lane i, for row i:
+  // Lane i holds these members for row i.
   float weight_;
   std::int32_t rank_;
   std::uint32_t at_;  ///< in chunks of 16 bytes from rows_ on

@@ -277,7 +277,7 @@ struct RowSum {
 /// its send, and in a deferred one.
 constexpr int kRowsAhead = 8, kFewAhead = 2, kManyAhead = 4;
 
-/// How bfloat16 rows are added: each as it is; weighted; or weighted and grouped by rank.
+/// Addition of bfloat16 rows: each as it is; weighted; or weighted and grouped by rank.
 enum class RowAddition : std::uint8_t { plain, weighted, by_rank };
 
 /// Adds up bfloat16 rows, kAhead of them in flight.

@@ -111,7 +111,7 @@ __device__ __noinline__ bool find_shared_sources(const NormalCombine& params, st
     const std::byte* const base = shared_range(params, rank, share);
     sources.rows[rank] = base + notice.region + first * params.row_bytes;
     if (base != nullptr) continue;
-    // That rank or this one called share_buffer and combine in another order than the others.
+    // The other rank or this one called share_buffer and combine in another order than the others.
     known = false;
     if (leader) report_refused(group, Fault::mismatch, Phase::combine_notify, rank, epoch);
   }

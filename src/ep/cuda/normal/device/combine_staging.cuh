@@ -146,14 +146,14 @@ class StagedCopies {
   StagedUnits units_;
   std::uint32_t chunk_;
   SharedAddress slots_, barriers_;
-  // In lane 0:
+  // Lane 0 holds these members.
   StagedUnit before_;  ///< the unit whose stores may be under way
   std::uint32_t loaded_ = 0;
   std::byte* to_ = nullptr;
   std::uint32_t bytes_ = 0;  ///< of the chunk that is to be stored; 0: none
 };
 #else
-/// Without bulk copies: 16 bytes a lane and load, with kBatch loads in flight.
+/// Copies without bulk copies: 16 bytes a lane and load, with kBatch loads in flight.
 class StagedCopies {
  public:
   __device__ StagedCopies(const NormalCombine& params, StagedPiece& piece, std::byte*)

@@ -139,7 +139,7 @@ class StagedSums {
   const std::byte* from_ = nullptr;
 };
 #else
-/// Without bulk copies: kParts loads of 16 bytes a lane in flight.
+/// Sums without bulk copies: kParts loads of 16 bytes a lane in flight.
 template <class Format>
 class StagedSums {
  public:

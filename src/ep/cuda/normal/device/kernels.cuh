@@ -149,7 +149,7 @@ struct NormalUnpack {
   static constexpr int kMaxArrays = 8;
   UnpackedArray arrays[kMaxArrays];
   int count;
-  // UnpackOptions::clear_unused:
+  // Arrays of UnpackOptions::clear_unused.
   uint4* cleared;        ///< the rows; nullptr: they keep what they have
   std::int64_t vectors;  ///< of 16 bytes, in all rows
   std::int64_t row_vectors;

@@ -21,7 +21,7 @@ inline constexpr std::uint32_t kStaticSharedBytes = 4 << 10;
 /// The longest row, scales included, of which two fit into shared memory.
 inline constexpr std::uint32_t kMaxRowBytes = 96 << 10;
 
-/// How a kernel is launched.
+/// Launch configuration of a kernel.
 struct NormalPlan {
   std::int32_t blocks = 0, warps = 0, stages = 0;
   std::uint32_t table_offset = 0;  ///< in shared memory, after the stages

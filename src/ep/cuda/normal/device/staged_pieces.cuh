@@ -173,8 +173,8 @@ class StagedUnits {
 /// Number of pieces in CombineSources::pieces of a rank that stages nothing.
 constexpr std::uint32_t kAllPieces = ~0u;
 
-/// How many pieces of `rank` are staged from `first` on without a gap, at most 32. The whole warp
-/// calls.
+/// Number of pieces of `rank` that are staged from `first` on without a gap, at most 32. The whole
+/// warp calls.
 __device__ std::uint32_t staged_from(const NormalCombine& params, std::uint64_t epoch,
                                      std::int32_t rank, std::uint32_t first) {
   const DeviceGroup& group = params.group;
