@@ -107,7 +107,7 @@ Created<QueuePair> Nic::create_queue_pair(const QueuePairAttributes& attributes)
   return {Status::ok, std::move(pair)};
 }
 
-/// There is a free one.
+/// A free number exists.
 std::uint32_t Nic::take_pair_number() {
   while (true) {
     const std::uint32_t number = next_pair_++;

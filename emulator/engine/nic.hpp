@@ -68,7 +68,7 @@ class Nic {
   /// Runs timers that are due and sends while the wire accepts packets. Returns whether it did
   /// anything.
   bool progress();
-  /// When progress() may have a timer to run, at the latest; kNever without one.
+  /// Time at which progress() may have a timer to run, at the latest; kNever without one.
   Time next_timer() const;
 
  private:

@@ -80,7 +80,7 @@ struct Packet {
   AtomicOperands atomic;      ///< atomic_response: the old value in swap_or_add
   Payload payload;
 
-  /// On the wire, with the headers of InfiniBand and its link.
+  /// Bytes on the wire, with the headers of InfiniBand and its link.
   std::size_t wire_bytes() const;
 };
 

@@ -288,7 +288,8 @@ void Requester::resend_oldest() {
 }
 
 void Requester::acknowledged(const Packet& packet) {
-  // Neither older than what is known nor beyond what was sent.
+  // An acknowledgement counts only if it is neither older than a known one nor beyond the sent
+  // packets.
   if (psn_distance(packet.psn, psn_add(acked_, kPsnMask)) < 0 ||
       psn_distance(packet.psn, highest_) >= 0)
     return;

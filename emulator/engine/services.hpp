@@ -91,7 +91,7 @@ struct NicOptions {
   /// Aligned words are placed by one store, as by DMA. Otherwise byte by byte, as by the processor
   /// that a device in software copies with.
   bool whole_words = true;
-  /// How long the bus delays writes to memory with relaxed ordering.
+  /// Time by which the bus delays writes to memory with relaxed ordering.
   Time relaxed_delay{0};
   /// Messages move no bytes and need no keys: for studies of timing.
   bool timing_only = false;

@@ -13,16 +13,16 @@ namespace {
 constexpr Time kLongestSleep = std::chrono::milliseconds(5);
 constexpr Time kLongestClose = std::chrono::milliseconds(200);
 constexpr Time kLinkPeriod = std::chrono::milliseconds(50);
-/// How long the thread sleeps at most between two looks at doorbell registers, which do not wake
-/// it: first, and after a while without any.
+/// Longest sleeps of the thread between two looks at doorbell registers, which do not wake it: at
+/// first, and after a while without any.
 constexpr Time kFirstLook = std::chrono::microseconds(20);
 constexpr Time kLastLook = std::chrono::microseconds(160);
 /// The thread keeps away, for these times, while clients poll at least every kOften.
 constexpr Time kFirstWatch = std::chrono::microseconds(50);
 constexpr Time kLongestWatch = std::chrono::microseconds(500);
 constexpr Time kOften = std::chrono::microseconds(10);
-/// How long the thread polls without success before it sleeps: requests of peers often follow each
-/// other, and a NIC would not have to be woken.
+/// Time for which the thread polls without success before it sleeps: requests of peers often follow
+/// each other, and a NIC would not have to be woken.
 constexpr Time kPollTime = std::chrono::microseconds(50);
 /// The same where clients write doorbell registers: their next ring does not wake it.
 constexpr Time kRegisterPollTime = std::chrono::milliseconds(1);

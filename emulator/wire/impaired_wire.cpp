@@ -7,7 +7,7 @@
 namespace shoal::emulator {
 namespace {
 
-/// How long a packet is held so that later ones overtake it.
+/// Time for which a packet is held so that later ones overtake it.
 constexpr Time kOvertaken = std::chrono::microseconds(30);
 
 }  // namespace

@@ -18,7 +18,8 @@ class LiveWire : public Wire {
   virtual bool poll(std::size_t most, const Deliver& deliver) = 0;
   /// Sends what send() has gathered. Returns whether there was anything.
   virtual bool flush() { return false; }
-  /// When poll() has something to do without a packet arriving; kNever without such a time.
+  /// Time at which poll() has something to do without a packet arriving; kNever without such a
+  /// time.
   virtual Time next_event() const { return kNever; }
   /// True if packets wait to be sent.
   virtual bool busy() const = 0;

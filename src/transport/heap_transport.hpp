@@ -17,7 +17,8 @@ class HeapTransport : public Transport {
   /// Called once, before the first operation, with the PEs that this transport was chosen for. May
   /// throw.
   virtual void carry(std::span<const Pe> /*pes*/) {}
-  /// How it carries operations to `pe`, beyond its capabilities, for reports. Empty: no more.
+  /// Describes, for reports, how it carries operations to `pe`, beyond its capabilities. Empty: no
+  /// more.
   virtual std::string note(Pe /*pe*/) const { return ""; }
 };
 

@@ -13,8 +13,8 @@
 
 namespace shoal::transport {
 
-/// To be raised with every change of Transport, Context or Settings: a module works only with the
-/// build that it belongs to.
+/// Version of the module interface. Raise it with every change of Transport, Context or Settings: a
+/// module works only with the build that it belongs to.
 inline constexpr std::uint64_t kModuleVersion = 13;
 inline constexpr const char* kModuleSymbol = "shoal_transport_module";
 

@@ -96,8 +96,8 @@ struct Context {
   std::chrono::milliseconds timeout{};
   /// Called about every millisecond while connect() waits. Throws when another PE has failed.
   std::function<void()> check;
-  /// How the world knows `pe` to have ended or failed; empty while it lives. Valid as long as the
-  /// transport; may be null. Called without locks that ended() takes.
+  /// Reason why the world considers `pe` ended or failed; empty while it lives. Valid as long as
+  /// the transport; may be null. Called without locks that ended() takes.
   std::function<std::string(Pe)> failure;
   /// The other transports that could carry operations to `pe`, with the setting, to follow the
   /// error of a lost connection. Empty until the world has chosen. Valid as long as the transport;

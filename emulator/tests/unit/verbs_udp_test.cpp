@@ -70,7 +70,7 @@ class VerbsOverUdp : public ::testing::Test {
   static int modify(ibv_qp* pair, ibv_qp_attr& attributes, int mask) {
     return VERBS(ibv_modify_qp)(pair, &attributes, mask | IBV_QP_STATE);
   }
-  /// To the other queue pair at `gid`; nullptr: without a global address.
+  /// Connects to the other queue pair at `gid`; nullptr: without a global address.
   int to_receive(ibv_qp* pair, std::uint32_t remote, const std::array<std::uint8_t, 16>* gid) {
     ibv_qp_attr attributes = {};
     attributes.qp_state = IBV_QPS_RTR;

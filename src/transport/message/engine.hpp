@@ -38,8 +38,8 @@ struct Operation {
   std::size_t bytes = 0;
 };
 
-/// When the sender asks for the acknowledgement of a request: within half a window, or at once
-/// unless one is on its way already, which spares a following quiet one round trip.
+/// Time at which the sender asks for the acknowledgement of a request: within half a window, or at
+/// once unless one is on its way already, which spares a following quiet one round trip.
 enum class Ask : std::uint8_t { later, now };
 
 /// A request to send.
@@ -59,7 +59,7 @@ class Engine {
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
-  /// To be called once, before anything else.
+  /// Call this once, before anything else.
   void attach(std::unique_ptr<Network> network);
 
   // Startup.

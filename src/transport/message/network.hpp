@@ -143,7 +143,7 @@ class Network {
   // For error messages.
   /// "provider tcp;ofi_rxm"
   virtual std::string description() const = 0;
-  /// How `peer` is reached: "rail 0, eth0".
+  /// Describes how `peer` is reached: "rail 0, eth0".
   virtual std::string route(const Peer& peer) const = 0;
 };
 

@@ -94,7 +94,7 @@ class Network final : public message::Network {
     std::byte* target = nullptr;  ///< of a bounced read
     std::size_t bytes = 0;
   };
-  /// Which requests have a completion of their own. `due`: one in every so many.
+  /// Requests that have a completion of their own. `due`: one in every so many.
   enum class Completion : std::uint8_t { none, due, own };
 
   /// A port with this PE's memory on it.

@@ -67,7 +67,7 @@ Device::Device(std::shared_ptr<const Library> library, Place place, std::size_t 
       place_(std::move(place)),
       domain_(number_of(*library_, place_.domain, place_.label)) {
   query_limits();
-  // Without write combining, where the device has such pages.
+  // Prefers pages without write combining, where the device has such pages.
   for (const std::uint32_t type : {MLX5DV_UAR_ALLOC_TYPE_NC, MLX5DV_UAR_ALLOC_TYPE_BF}) {
     page_ = {library_->alloc_uar(place_.context, type), library_->free_uar};
     if (page_ != nullptr) break;

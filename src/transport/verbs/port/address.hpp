@@ -17,7 +17,7 @@ struct RemoteMemory {
   std::uint32_t key = 0;
 };
 
-/// How packets reach a port.
+/// Address by which packets reach a port.
 struct PathAddress {
   std::uint8_t gid[16] = {};
   std::uint16_t lid = 0;

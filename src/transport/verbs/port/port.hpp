@@ -78,7 +78,7 @@ struct MemoryRegion {
   }
 };
 
-/// Which queue pair it is, for messages: "queue pair 2 of 4 for PE 7 on mlx5_0:1 (PE 3)".
+/// Name of a queue pair, for messages: "queue pair 2 of 4 for PE 7 on mlx5_0:1 (PE 3)".
 struct QueuePairName {
   Pe my_pe;
   Pe peer;
