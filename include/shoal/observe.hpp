@@ -152,7 +152,7 @@ std::string write_flight_record(const World& world, const std::string& directory
 /// record.
 std::vector<PeRecord> read_files(const std::string& folder);
 
-/// Who waits for whom, as text: for each group whose ranks wait, the rank at the end of each chain
+/// Describes who waits for whom: for each group whose ranks wait, the rank at the end of each chain
 /// of waits, what it does, the ranks that wait for it and their phases. `records` may come from
 /// several hosts; ranks without a record are reported as such.
 std::string who_waits(const std::vector<PeRecord>& records);

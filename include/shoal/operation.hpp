@@ -9,7 +9,7 @@
 
 namespace shoal {
 
-/// How a wait or test compares a variable with its value: `variable <op> value`.
+/// Comparison of a variable with the value of a wait or test: `variable <op> value`.
 enum class Compare : std::uint8_t { equal, not_equal, greater, greater_equal, less, less_equal };
 /// Effect of a signal on the 64-bit word at its target.
 enum class SignalOp : std::uint8_t { set, add };

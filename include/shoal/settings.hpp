@@ -30,7 +30,7 @@ namespace shoal {
 
 /// The value of every setting; settings_table describes the fields.
 struct Settings {
-  // How PEs find each other.
+  // Bootstrap, by which PEs find each other.
   std::string bootstrap = "automatic";
   std::string bootstrap_plugin;
   std::int64_t pe = -1;
@@ -92,7 +92,7 @@ struct Settings {
   std::int64_t proxy_core = -1;
   std::string plugin_dir;
 
-  // Which NICs a PE uses.
+  // NICs that a PE uses.
   std::string nic_list;
   std::int64_t nic_round_robin = 0;
   std::string nic_mapping;

@@ -37,7 +37,7 @@ constexpr Variable kVariables[] = {
     // They ask for what Shoal does in any case.
     {"EP_SUPPRESS_NCCL_CHECK", kUsed, ""},
     {"EP_DISABLE_GIN", kUsed, ""},
-    // Without effect.
+    // These variables have no effect.
     {"EP_AVOID_RECORD_STREAM", kIgnored, "tensors are recorded on the streams that use them"},
     {"EP_BUFFER_DEBUG", kIgnored, "SHOAL_LOG=debug logs what Shoal does"},
     {"EP_GIN_GDAKI_DEBUG", kIgnored, kNoGin},

@@ -25,8 +25,8 @@ constexpr std::string_view kOfTests = "SHOAL_TEST_";
 /// (docs/guide/test-rdma-without-a-nic.md).
 constexpr std::string_view kOfEmulator = "SHOAL_EMULATOR_";
 
-/// Which of `names` the user of `name` may have meant: the nearest one, if it is near enough to be
-/// a slip of the pen, or one whose last words it ends with; empty: none.
+/// Returns the one of `names` that the user of `name` may have meant: the nearest one, if it is
+/// near enough to be a slip of the pen, or one whose last words it ends with; empty: none.
 std::string nearest(std::string_view name, std::span<const std::string> names) {
   std::string found = nearest_spelling(name, names);
   // NVSHMEM_IBGDA_QP_DEPTH is NVSHMEM_QP_DEPTH with a word too many.

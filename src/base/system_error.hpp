@@ -7,7 +7,7 @@
 namespace shoal {
 
 /// The text of `error` (a value of errno). Where a limit of the process or of the machine is the
-/// usual cause, its value and the way to raise it follow in parentheses:
+/// usual cause, its value and the way to raise it follow in parentheses.
 ///
 ///   "Too many open files (this process may have 1024: raise it with `ulimit -n`)"
 ///

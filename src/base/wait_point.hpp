@@ -20,7 +20,8 @@ namespace shoal {
 /// and process may call the methods of writers; waiters use WaitPoint::Waiter.
 class WaitPoint {
  public:
-  /// Names a word by its offset from the start of the PE's memory, a multiple of 4 from 4 on. Or:
+  /// Names a word by its offset from the start of the PE's memory, a multiple of 4 from 4 on.
+  /// kAnyWord is the other name.
   static constexpr std::uint64_t kAnyWord = 1;  ///< whatever is written next
 
   WaitPoint() = default;

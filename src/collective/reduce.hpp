@@ -12,7 +12,7 @@
 
 namespace shoal::collective {
 
-/// How elements are reduced. dtype and op are compared among the PEs; dtype 0 stands for a type
+/// Reduction of elements. dtype and op are compared among the PEs; dtype 0 stands for a type
 /// that DataType does not have.
 struct Reducer {
   ElementKernel kernel = nullptr;

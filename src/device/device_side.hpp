@@ -95,7 +95,7 @@ class DeviceSide {
 
   /// Teams of an index below this one have memory for packets: the predefined ones and three more.
   static constexpr std::int32_t kPacketTeams = 8;
-  /// That of the world's team, index 0, has more than the others.
+  /// The area of the world's team, index 0, has more parts than the others.
   static constexpr std::size_t kWorldParts = 4, kPacketParts = kWorldParts + kPacketTeams - 1;
   /// Memory of packets of such a team.
   struct Packets {

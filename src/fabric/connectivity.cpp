@@ -120,7 +120,7 @@ std::vector<std::string> parse_order(std::string_view setting, std::string_view 
   return names;
 }
 
-/// Those of `kind` among the names; all of that kind, in the automatic order, where there are none.
+/// Names of `kind` in the setting; without any, all of that kind in the automatic order.
 std::vector<std::string> preferences(std::string_view setting, std::string_view text,
                                      std::span<const std::string_view> kind, bool rdma) {
   for (const std::string_view list : {text, std::string_view("automatic")}) {

@@ -87,7 +87,7 @@ class Fabric final : public Routes {
   /// Indexed by PE: equal numbers where loads and stores reach the heap, numbered by first
   /// appearance; the same on all PEs.
   std::vector<std::int32_t> heap_domains() const { return load_store_domains(heap_map()); }
-  /// How data of the heap of `pe` in GPU memory travel, for reports; may be empty.
+  /// Describes, for reports, how data of the heap of `pe` in GPU memory travel; may be empty.
   std::string heap_note(Pe pe) const;
   /// Queues that lead this PE's kernels to the heap of `pe` in GPU memory, where its loads and
   /// stores do not; nullptr where SHOAL_GDA is off or no network has them.

@@ -20,7 +20,7 @@
 
 namespace shoal::memory {
 
-/// How processes share GPU memory. pinned: not at all, the heap is in pinned host memory.
+/// Means by which processes share GPU memory. pinned: none, the heap is in pinned host memory.
 enum class HandleKind : std::uint32_t { fd, fabric, ipc, pinned };
 std::string_view name_of(HandleKind kind) noexcept;
 

@@ -16,7 +16,7 @@
 
 namespace shoal::memory {
 
-/// How a piece is passed to another process.
+/// Handle by which a piece is passed to another process.
 enum class PieceKind : std::uint32_t { none, fd, fabric, ipc };
 
 /// One piece of a range, in the owner's addresses.

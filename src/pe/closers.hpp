@@ -12,7 +12,7 @@
 
 namespace shoal::detail {
 
-/// How a world ends on this PE.
+/// End of a world on this PE.
 enum class WorldEnd {
   closed,  ///< World::close: all PEs come, so queued work can complete
   failed,  ///< this PE has failed the world: queued work must end without the other PEs

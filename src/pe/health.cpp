@@ -132,7 +132,7 @@ void Health::read_bootstrap() {
          suspect == suspects_.end() ? reported.reason : suspect->second);
 }
 
-/// Those of which nothing else is known have failed themselves.
+/// Suspects of which nothing else is known have failed themselves.
 void Health::judge_suspects() {
   const auto announced = [&](const auto& suspect) {
     return peers_[static_cast<std::size_t>(suspect.first)].status != PeerStatus::running;

@@ -33,7 +33,7 @@ std::int64_t nanoseconds() {
 
 class ProcessRecord : public std::enable_shared_from_this<ProcessRecord> {
  public:
-  /// That of this process, which a child of fork does not share. nullptr: cannot be had.
+  /// Record of this process, which a child of fork does not share. nullptr: it cannot be created.
   static std::shared_ptr<ProcessRecord> instance() noexcept {
     static std::mutex mutex;
     // Outlives static objects.

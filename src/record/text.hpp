@@ -26,7 +26,8 @@ inline std::size_t character_bytes(std::string_view text) noexcept {
                                                             : 0;
   for (std::size_t i = 1; i < bytes; ++i)
     if ((byte(i) & 0xc0) != 0x80) return 0;
-  // Neither longer than needed, nor half of a pair of UTF-16, nor beyond the last character.
+  // A character is valid if it is neither longer than needed, nor half of a UTF-16 pair, nor beyond
+  // the last character.
   const bool wrong = (first == 0xe0 && byte(1) < 0xa0) || (first == 0xed && byte(1) >= 0xa0) ||
                      (first == 0xf0 && byte(1) < 0x90) || (first == 0xf4 && byte(1) >= 0x90);
   return wrong ? 0 : bytes;

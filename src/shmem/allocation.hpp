@@ -36,8 +36,8 @@ inline void* allocate_zeros(World& world, std::size_t count, std::size_t size) {
   return allocated(world, bytes_of(count, size), [&] { return world.heap().calloc(count, size); });
 }
 
-/// Also nullptr, at once, for alignments that no block can have: no power of two, or above that of
-/// the heap. Programs of other libraries ask for such and expect an answer.
+/// Returns nullptr, at once, for alignments that no block can have: no power of two, or above that
+/// of the heap. Programs of other libraries ask for such and expect an answer.
 inline void* allocate_aligned(World& world, std::size_t alignment, std::size_t size) {
   if (!std::has_single_bit(alignment) || alignment > memory::Segment::kAlignment) return nullptr;
   return allocated(world, size, [&] { return world.heap().align(alignment, size); });

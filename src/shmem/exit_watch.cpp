@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint32_t kRunning = 0;
 constexpr std::uint32_t kStopped = 1;   ///< the thread may end
 constexpr std::uint32_t kExit = 0x100;  ///< with the status in the low bits
-/// How late a thread sees a word that a network has written.
+/// Delay in ns after which a thread sees a word that a network has written.
 constexpr long kLookNs = 50'000'000;
 
 std::uint32_t load(std::uint32_t* word) noexcept {

@@ -281,8 +281,8 @@ void deliver(TeamState& team, std::span<const Delivery> deliveries, const char* 
   const Memory& memory = team.world->memory();
   Fabric& fabric = team.world->fabric();
   const Ring ring(team);
-  // To one peer: its signal waits for the data, and the call for the use of the source. To several:
-  // all at once.
+  // For one peer, its signal waits for the data, and the call for the use of the source. For
+  // several peers, all start at once.
   const bool at_once = !deliveries.empty() && ring.size > 2;
   const auto start = [&](std::size_t to) {
     const Delivery& delivery = deliveries[to];

@@ -69,7 +69,7 @@ struct Strided {
   explicit Strided(const SplitRequest& request)
       : start(request.arguments[0]), stride(request.arguments[1]), count(request.arguments[2]) {}
   Pe at(std::int64_t i) const { return static_cast<Pe>(start + stride * i); }
-  /// Also of numbers that describe no set of the team.
+  /// Accepts numbers that describe no set of the team as well.
   bool contains(std::int64_t pe) const {
     if (count < 1 || stride == 0) return count >= 1 && pe == start;
     return (pe - start) % stride == 0 && (pe - start) / stride >= 0 &&

@@ -20,7 +20,7 @@ class WorldState;
 /// 1.6 * 10^7 teams of a PE.
 inline constexpr int kEpochBits = 40;
 
-/// How the PEs of a team learn that all have arrived (meeting_of).
+/// Algorithm by which the PEs of a team learn that all have arrived (meeting_of).
 enum class Meeting : std::uint8_t {
   at_all,     ///< each writes to all others
   at_first,   ///< each writes to the first one, and the last to come to all

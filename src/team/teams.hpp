@@ -17,8 +17,8 @@ namespace shoal::detail {
 /// Indices of the predefined teams, the same in every world.
 enum class PredefinedTeam : std::int32_t { world, node, shared, same_index, self, count };
 
-/// How the PEs of a team, one of which is this one, meet. The same on all of them. `domains`:
-/// Fabric::host_domains.
+/// Algorithm by which the PEs of a team, one of which is this one, meet. The same on all of them.
+/// `domains`: Fabric::host_domains.
 ///
 /// Writing to all takes one hop and n * n writes. PEs that share memory and cores meet at the first
 /// one: 2 * n writes, and each PE blocks once. In rounds, each would block in every round.

@@ -51,8 +51,8 @@ class CurrentDevice {
 /// The number of blocks of this kernel that this PE's GPU runs at once, divided evenly among the
 /// PEs that use the GPU.
 ///
-/// Also loads the kernel, which may wait for running kernels: call it (or launch_collective) once
-/// before anything waits. Throws Error{invalid_argument} when no block fits or the block size
+/// Loads the kernel as well, which may wait for running kernels: call it (or launch_collective)
+/// once before anything waits. Throws Error{invalid_argument} when no block fits or the block size
 /// exceeds the kernel's limit, Error{system} with CUDA's reason.
 template <typename... Parameters>
 int resident_blocks(const shoal::World& world, void (*kernel)(Parameters...), dim3 block,

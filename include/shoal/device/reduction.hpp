@@ -27,7 +27,7 @@ struct Float16 {
   std::uint16_t bits;
 };
 
-/// How an element type is accumulated: Accumulator, load (exact) and store (rounds once).
+/// Rules for accumulating an element type: Accumulator, load (exact) and store (rounds once).
 /// Specialize it for other element types of 1, 2, 4 or 8 bytes.
 template <typename T>
 struct Elements {

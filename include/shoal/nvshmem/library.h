@@ -17,7 +17,7 @@ void nvshmemx_hostlib_finalize(void);
 /// NVSHMEM_STATUS_NOT_INITIALIZED, _IS_INITIALIZED or _FULL_MPG.
 int nvshmemx_init_status(void);
 
-/// On the PE that makes the id, which must live until all PEs are initialized.
+/// The PE that makes the id calls, and must live until all PEs are initialized.
 int nvshmemx_get_uniqueid(nvshmemx_uniqueid_t* id);
 /// Keeps the pointer to `id` in `attributes`, whose other contents do not matter.
 int nvshmemx_set_attr_uniqueid_args(int myrank, int nranks, const nvshmemx_uniqueid_t* id,

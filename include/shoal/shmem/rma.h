@@ -25,7 +25,7 @@
   SHOAL_SHMEM_DECLARE_BLOCKS(TYPE, NAME##_ibget)
 SHOAL_SHMEM_RMA_TYPES(SHOAL_SHMEM_DECLARE)
 
-// Without a type: elements of BITS bits, and bytes.
+// Routines without a type: elements of BITS bits, and bytes.
 #define SHOAL_SHMEM_DECLARE_SIZE(BITS)          \
   SHOAL_SHMEM_DECLARE_MOVE(void, put##BITS)     \
   SHOAL_SHMEM_DECLARE_MOVE(void, get##BITS)     \

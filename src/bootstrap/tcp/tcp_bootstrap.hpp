@@ -14,7 +14,7 @@
 
 namespace shoal::bootstrap {
 
-/// How to reach the root.
+/// Addresses of the root, with hints for a failed connection.
 struct RootAddress {
   std::vector<Address> candidates;  ///< tried in turn
   std::string shown;                ///< for messages

@@ -12,7 +12,7 @@ namespace shoal::detail::kernels {
 inline const char* text_of(cudaError_t result) {
   return result == cudaSuccess ? nullptr : cudaGetErrorString(result);
 }
-/// How the launch before ended.
+/// Error text of the previous launch.
 inline const char* started() {
   return text_of(cudaGetLastError());
 }

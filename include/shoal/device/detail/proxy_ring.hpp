@@ -110,7 +110,7 @@ struct Ring {
   std::uint64_t timeout_ns;
 };
 
-/// How a post or wait ended.
+/// Outcome of a post or wait.
 enum class Outcome : std::uint32_t { ok = 0, timeout, failed, aborted };
 
 /// The position of a posted request.

@@ -116,7 +116,7 @@ __device__ SHOAL_NVSHMEM_CALL int maxloc(S scope, nvshmem_team_t id, double2* de
 
 }  // namespace shoal::nvshmem
 
-/// How reductions add up double2.
+/// Rules by which reductions add up double2.
 template <>
 struct shoal::device::Elements<double2> {
   using Accumulator = double2;

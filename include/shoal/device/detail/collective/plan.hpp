@@ -10,7 +10,7 @@
 
 namespace shoal::device::detail {
 
-/// How a reduction runs.
+/// Algorithm of a reduction.
 enum class Reduction : std::uint8_t {
   packets,   ///< every PE sends its elements to all, with the epoch in each word
   one_shot,  ///< every PE reads and reduces all elements, between two barriers

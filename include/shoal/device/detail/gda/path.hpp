@@ -43,7 +43,7 @@ struct Routes {
 /// For failure reports.
 enum class Operation : std::uint8_t { none, put, put_value, signal, order };
 
-/// How an operation ended, on which queue.
+/// Outcome of an operation, and its queue.
 struct Ending {
   Outcome outcome = Outcome::ok;
   const Queue* queue = nullptr;

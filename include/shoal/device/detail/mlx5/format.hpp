@@ -23,7 +23,7 @@ inline constexpr std::uint32_t kMostBlocks = 32768;
 /// In front of the bytes of an inline request.
 inline constexpr std::uint32_t kInlineHeader = 4;
 
-/// To big endian, and back.
+/// Converts to big endian, and back.
 SHOAL_HOST_DEVICE constexpr std::uint32_t big(std::uint32_t value) {
   return value << 24 | (value & 0xff00) << 8 | (value >> 8 & 0xff00) | value >> 24;
 }
