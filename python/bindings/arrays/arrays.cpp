@@ -50,7 +50,7 @@ std::optional<DataType> from_dlpack(nb::dlpack::dtype type) {
   const auto is = [&](Code code, int bits) {
     return type.code == static_cast<std::uint8_t>(code) && type.bits == bits;
   };
-  // Those of low-latency calls first.
+  // Types of low-latency calls come first.
   if (is(Code::Bfloat, 16)) return DataType::bfloat16;
   if (is(Code::Int, 64)) return DataType::int64;
   if (is(Code::Float, 32)) return DataType::float32;
@@ -85,7 +85,7 @@ std::string describe(nb::dlpack::dtype type) {
   return fmt::format("DLPack type code {} of {} bits", type.code, type.bits);
 }
 
-/// How to name the type of integers that hold the bits of another type.
+/// Advice on how to name the type of integers that hold the bits of another type.
 std::string advice(nb::dlpack::dtype type) {
   if (type.code != static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt) || type.bits != 16)
     return "";

@@ -38,7 +38,7 @@ struct Input {
   TensorView view;
   nb::object array;
   nb::ndarray<nb::ro> exported;
-  /// On GPUs, the stream on which the values are ready; kReady where it is unknown.
+  /// Stream, on GPUs, on which the values are ready; kReady where it is unknown.
   std::uintptr_t stream = kReady;
 };
 

@@ -94,7 +94,8 @@ cuda::ElementType element_type(const char* what, DataType dtype) {
        what, name_of(dtype));
 }
 
-/// Without the GIL: on_host() where there is no stream, else on_stream(collectives of the stream).
+/// Runs, without the GIL, on_host() if there is no stream, else on_stream(collectives of the
+/// stream).
 template <typename OnHost, typename OnStream>
 void run(const char* what, const Team& team, const nb::object& stream, OnHost&& on_host,
          OnStream&& on_stream) {
