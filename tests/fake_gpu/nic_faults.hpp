@@ -45,7 +45,7 @@ inline void silence_queue_pairs(const NicWorld& ends, Pe pe) {
     (void)gda::put(*ends.world.gda, route, i, {0, ends.memory, 64}, nullptr, platform);
 }
 
-/// How long posts of `world` wait for room.
+/// Sets the time for which posts of `world` wait for room.
 inline void set_queue_timeout(const NicWorld& world, std::chrono::nanoseconds timeout) {
   const_cast<gda::Routes*>(world.world.gda)->timeout_ns =
       static_cast<std::uint64_t>(timeout.count());

@@ -62,7 +62,7 @@ SHOAL_PE_BODY(operate_on_pe_1) {
   }
 }
 
-/// Without the timeout of the world, which is short here.
+/// Waits without the timeout of the world, which is short here.
 void wait_for_word(std::uint64_t& word) {
   while (std::atomic_ref(word).load() == 0) usleep(1000);
 }
@@ -129,7 +129,7 @@ SHOAL_PE_BODY(close_in_the_middle_of_a_read) {
   expect_error(Code::timeout, pe.argument, [&] { world.quiet(); });
   EXPECT_EQ(box.data()[kBytes - 1], std::byte{0}) << "the read is complete";
   world = World();
-  // Without the leak check of sanitizers: libfabric's objects stay open.
+  // The exit skips the leak check of sanitizers: libfabric's objects stay open.
   std::_Exit(testing::Test::HasFailure() ? 1 : 0);
 }
 

@@ -82,7 +82,7 @@ void expect_alive(Rig& rig, Pe pe) {
       << "messages keep their order";
   rig.transport->get(in.data(), pe, 16384, in.size());
   EXPECT_EQ(in, out);
-  // Neither leaves before the other has seen it alive.
+  // Neither PE leaves before the other has seen it alive.
   rig.transport->signal(pe, 8208, SignalOp::set, 1);
   const std::atomic_ref<std::uint64_t> met(
       *reinterpret_cast<std::uint64_t*>(rig.segment->base() + 8208));

@@ -115,7 +115,7 @@ TEST_P(KilledPe, IsReportedByAll) {
 INSTANTIATE_TEST_SUITE_P(InEveryWait, KilledPe, testing::Values("sync", "wait", "malloc", "close"),
                          [](const auto& instance) { return instance.param; });
 
-/// How a PE ends after the death of another one.
+/// Expected end of a PE after the death of another one.
 struct Neighbour {
   const char* network;
   const char* way;
@@ -134,7 +134,7 @@ SHOAL_PE_BODY(end_after_another) {
     for (;;) pause();
   }
   try {
-    // Without the quiet of a barrier, which would wait for the stopped PE 0.
+    // This sync has no quiet, unlike a barrier, which would wait for the stopped PE 0.
     detail::sync(world.team().state(), "barrier");
   } catch (const Error& error) {
     std::cout << "barrier: " << error.what() << std::endl;

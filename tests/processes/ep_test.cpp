@@ -159,7 +159,7 @@ constexpr long kFewFaults = 64 + 256;
 /// argument: "preinitialize", "warmup", or "" for neither.
 SHOAL_PE_BODY(first_pairs) {
   World world = World::open({pe.settings, nullptr});
-  // So large that a first pair without a warm-up touches thousands of pages.
+  // The case is so large that a first pair without a warm-up touches thousands of pages.
   const EpCase c{.ranks = world.n_pes(),
                  .experts = 8 * world.n_pes(),
                  .top_k = 4,

@@ -65,7 +65,7 @@ int main(void) {
   TEST(void, Wide, put128)
   TEST(void, char, putmem)
 
-  // Without data; with a context; and of no elements.
+  // Signals without data, with a context, and with no elements.
   shmem_barrier_all();
   sig = 0;
   shmem_barrier_all();

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Without the modules that scripts share.
+# The list excludes the modules that scripts share.
 SCRIPTS = sorted(
     path.name for path in (ROOT / "bench").glob("*.py") if "__main__" in path.read_text()
 )

@@ -50,9 +50,6 @@ def without_gpu(run_program):
     return result.returncode == 0 and "GPUs: none" in result.stdout
 
 
-# Without a GPU.
-
-
 @pytest.mark.parametrize("start", [{}, {"pes": 3}, {"threads": 3}])
 def test_missing_gpu_is_named_in_one_line(run_program, start):
     if not without_gpu(run_program):

@@ -8,7 +8,7 @@
 
 namespace shoal::test {
 
-/// How the elements of an array lie in memory: one after another; with a gap between rows; column
+/// Layout of the elements of an array in memory: one after another; with a gap between rows; column
 /// by column; with gaps between all elements.
 enum class Strides { contiguous, padded, columns, sparse };
 

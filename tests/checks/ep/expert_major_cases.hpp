@@ -14,7 +14,7 @@ struct ExpertMajorCase {
 };
 
 std::vector<ExpertMajorCase> exact_size_cases(std::int32_t ranks);
-/// Also without weights.
+/// The cases include some without weights.
 std::vector<ExpertMajorCase> worst_case_and_copy_out_cases(std::int32_t ranks);
 std::vector<ExpertMajorCase> bias_and_output_cases(std::int32_t ranks);
 /// Float8 rows with scales by row and by column.

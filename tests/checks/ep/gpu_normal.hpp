@@ -38,7 +38,7 @@ class GpuGroup {
 /// For check_expert_major of a group on GPUs.
 TensorMover mover(GpuGroup& group);
 
-/// How scales lie in memory: one token after another; with a gap between tokens; one scale of all
+/// Layout of scales in memory: one token after another; with a gap between tokens; one scale of all
 /// tokens after another.
 enum class ScaleOrder { contiguous, padded, columns };
 /// Memory of the expert output: ordinary device memory, which combine stages; Dispatched::x; other

@@ -30,7 +30,7 @@ inline Settings with_gpu_heap(Settings settings, const std::string& transports) 
   return settings;
 }
 
-/// How data travel to every other PE: "by RDMA (dma-buf)". `network`: "verbs".
+/// Expects how data travel to every other PE: "by RDMA (dma-buf)". `network`: "verbs".
 inline void expect_data(World& world, const std::string& how, const std::string& network) {
   for (Pe pe = 0; pe < world.n_pes(); ++pe) {
     const std::string found = world.describe_transport(pe);

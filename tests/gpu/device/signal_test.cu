@@ -88,7 +88,7 @@ TEST(DeviceAtomics, EightPes) {
 
 constexpr std::size_t kWords = 700;
 
-/// How the flag follows its row: by put_signal; by a signal; by put_value after fence or quiet;
+/// Order of a flag after its row: by put_signal; by a signal; by put_value after fence or quiet;
 /// the same for rows that are written through peer_pointer.
 enum class Sent { put_signal, signal, fence, quiet, pointers };
 

@@ -29,7 +29,7 @@ EpCase shape(std::int32_t ranks) {
           .max_tokens = kTokens};
 }
 
-/// When the program releases the routings, results and handles that it no longer needs.
+/// Time at which the program releases the routings, results and handles that it no longer needs.
 enum class Release { after_replays, at_once, after_capture, after_capture_backwards };
 
 /// A pair of a dispatch and its combine.

@@ -30,7 +30,7 @@ EpCase shape(const Grid& grid, std::uint64_t seed) {
           .nodes = grid.nodes};
 }
 
-/// How rows between nodes are split into chunks.
+/// Chunks into which rows between nodes are split.
 struct Chunks {
   std::size_t bytes = 8000;
   std::int64_t depth = 2;

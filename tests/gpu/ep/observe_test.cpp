@@ -388,7 +388,7 @@ TEST_P(EpGpuObserve, TheRingHasTheRowsAndTimesOfKernels) {
     const std::uint64_t rows = Rows(c, group.me).sent();
     const GroupRecord seen = group_of(world, group.me);
     ASSERT_GE(seen.operations.size(), 6U);
-    // Those before are of the warm-up; the last two are completed when a later one has ended.
+    // Earlier operations are of the warm-up; the last two are completed when a later one has ended.
     for (std::size_t i = seen.operations.size() - 6; i < seen.operations.size() - 2; ++i) {
       const auto& op = seen.operations[i];
       SCOPED_TRACE(op.operation);

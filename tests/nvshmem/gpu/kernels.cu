@@ -114,7 +114,7 @@ int main() {
   CHECK(wrong == 0);
   nvshmem_barrier_all();
 
-  // On streams.
+  // The same operations on streams.
   nvshmemx_int_put_signal_on_stream(boxes.from_warp, mine + 1, 10, boxes.flag, 7,
                                     NVSHMEM_SIGNAL_SET, next, stream);
   nvshmemx_signal_wait_until_on_stream(boxes.flag, NVSHMEM_CMP_EQ, 7, stream);

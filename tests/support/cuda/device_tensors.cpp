@@ -166,7 +166,7 @@ struct DeviceTensors::Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  /// On the calling thread. The world may be gone by now.
+  /// Selects the GPU for the calling thread. The world may have ended.
   void activate() const { check(cudaSetDevice(device), "GPU of a test"); }
 
   const int device;

@@ -36,7 +36,7 @@ class TakenSms {
         }
       });
   }
-  /// When no kernel waits.
+  /// Destroy this only when no kernel waits.
   ~TakenSms() {
     ended_ = true;
     for (std::thread& thread : threads_) thread.join();

@@ -50,7 +50,7 @@ inline constexpr const char* kNever = "3600000";
 /// The state of a process as /proc has it, such as 'T': stopped, 'Z': ended; 0: there is none.
 char process_state(pid_t pid);
 
-/// How a program ended and what it printed.
+/// Exit status and output of a program.
 struct ProcessResult {
   bool timed_out = false;  ///< it was killed because it ran past its limit
   int exit_status = -1;    ///< -1 when it ended by a signal

@@ -14,8 +14,8 @@
 
 namespace shoal::test {
 
-/// How often threads of this name go to sleep per millisecond of their processor time, in an idle
-/// world of two PEs. Other work on the machine changes neither.
+/// Number of times that threads of this name go to sleep per millisecond of their processor time,
+/// in an idle world of two PEs. Other work on the machine changes neither.
 inline double sleeps_per_millisecond(const Settings& settings, std::string_view name) {
   constexpr std::uint64_t kSleeps = 20;
   constexpr std::chrono::milliseconds kRunning{100}, kAtMost{60'000};

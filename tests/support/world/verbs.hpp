@@ -18,7 +18,7 @@
 
 namespace shoal::test {
 
-/// That of this build or, in a bundle, of the folder that the program is in; empty without one.
+/// Library of this build or, in a bundle, of the folder that the program is in; empty without one.
 inline const std::string kEmulatedIbverbs = [] {
   const std::filesystem::path built = kBuiltIbverbs;
   if (built.empty() || std::filesystem::exists(built)) return built.string();

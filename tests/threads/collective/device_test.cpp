@@ -18,7 +18,7 @@ namespace {
 
 namespace dd = device::detail;
 
-/// Who performs a collective on each PE.
+/// Threads that perform a collective on each PE.
 enum class Performers { thread, warp, block, grid };
 
 /// Runs `body(crew)` on all threads of the crew of one PE. Returns whether all returned true.

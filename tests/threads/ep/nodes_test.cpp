@@ -45,7 +45,7 @@ Settings settings_for(const EpCase& c) {
   return settings;
 }
 
-/// How rows between nodes are split into chunks.
+/// Chunks into which rows between nodes are split.
 struct Chunks {
   std::size_t bytes = Settings{}.ep_chunk;
   std::int64_t depth = Settings{}.ep_depth;

@@ -17,7 +17,7 @@ EpCase small(std::uint64_t seed) {
   return {.ranks = 4, .experts = 12, .top_k = 4, .hidden = 64, .max_tokens = 12, .seed = seed};
 }
 
-/// Which of the two cases a round uses. The pattern differs between the halves of a double buffer.
+/// Index of the case that a round uses. The pattern differs between the halves of a double buffer.
 std::size_t case_of(int round) {
   return static_cast<std::size_t>(round % 3 == 0);
 }

@@ -178,7 +178,7 @@ struct PlainPlatform : gda::HostPlatform {
   Runner& runner;
 };
 
-/// And whose steps a runner interleaves.
+/// A platform whose steps a runner interleaves.
 struct TestPlatform : PlainPlatform {
   using PlainPlatform::PlainPlatform;
 
@@ -334,7 +334,7 @@ class Fibers : public Runner {
   std::size_t current_ = 0;
 };
 
-/// How the tasks of a test run, and the form of its completion queues.
+/// Execution of the tasks of a test, and the form of its completion queues.
 enum class Tasks { fibers, threads };
 
 struct Kind {

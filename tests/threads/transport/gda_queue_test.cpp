@@ -207,8 +207,8 @@ TEST_P(SharedQueue, IndicesWrapInEverySize) {
   }
 }
 
-/// Who sees a signal sees the data before it. Each task owns `kWords` words and a signal, and
-/// writes them again when it has seen both at the peer.
+/// A task that sees a signal sees the data before it. Each task owns `kWords` words and a signal,
+/// and writes them again when it has seen both at the peer.
 void check_put_signal(Runner& runner, SharedQueues& queues, std::size_t lines, SignalKind kind,
                       std::uint64_t repeats, std::uint64_t deadline) {
   constexpr std::size_t kWords = 300, kTasks = 4;

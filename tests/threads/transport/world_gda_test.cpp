@@ -139,7 +139,7 @@ TEST_P(WorldGda, CarriesTheOperationsOfKernels) {
   EXPECT_EQ(FakeCuda::leaks(), "");
 }
 
-/// Without access of NICs to GPU memory.
+/// NICs have no access to GPU memory here.
 TEST_P(WorldGda, ReachesHeapsInPinnedMemory) {
   {
     const FakeCuda fake({.gpus = 2, .gpu_direct = false, .dma_buf = false});

@@ -14,7 +14,7 @@
 namespace shoal::test {
 namespace {
 
-/// How often this thread gave its core away because it slept.
+/// Number of times that this thread gave its core away because it slept.
 long voluntary_switches() {
   rusage usage{};
   EXPECT_EQ(getrusage(RUSAGE_THREAD, &usage), 0);
@@ -33,8 +33,8 @@ TEST(Backoff, ALongWaitGivesTheCoreAway) {
   EXPECT_GE(voluntary_switches() - before, kNaps / 2);
 }
 
-/// How often a service thread whose polls have this result gives its core away in kPolls of them,
-/// later than its yields.
+/// Number of times that a service thread whose polls have this result gives its core away in kPolls
+/// of them, after its yields.
 constexpr long kPolls = 100;
 long switches_of(ProgressWait wait, ServiceThread::Polled result) {
   const auto start = std::chrono::steady_clock::now();

@@ -45,7 +45,7 @@ struct Case {
   }
 };
 
-/// How a rank combines.
+/// Options of a rank's combine.
 struct Combine {
   CombineRowForm form = CombineRowForm::sums;
   bool exact = false, deferred = true;
@@ -182,7 +182,7 @@ class Ranks {
     for (Rank& rank : ranks_) rank.remote.path = path;
   }
 
-  /// How rows of later dispatches travel.
+  /// Sets the format of the rows of later dispatches.
   void quantize(Quantize quantize) { quantize_ = quantize; }
 
   /// Sets the timeout of waits for ranks, and for puts.

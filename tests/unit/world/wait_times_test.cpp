@@ -63,7 +63,8 @@ TEST(YieldWatch, ASlowYieldPausesYields) {
   EXPECT_TRUE(watch.may_yield(end + detail::YieldWatch::kPause));
 }
 
-/// How often a PE blocks that needs the words of `order.size()` writers, which run in this order.
+/// Number of times that a PE blocks that needs the words of `order.size()` writers, which run in
+/// this order.
 template <typename Pick>
 int blocks(const std::vector<std::size_t>& order, Pick&& pick) {
   std::vector<bool> arrived(order.size(), false);
