@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path, PurePosixPath
 
-# Which rooms the files of a room may include in addition to their own, by the last word of their
+# Rooms that the files of a room may include in addition to their own, by the last word of their
 # names. A room is a folder with its subfolders, except those that are rooms themselves.
 ROOMS = {
     "include": "",
@@ -113,7 +113,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(shoal/[^>]+)>)')
 DEVICE_FOLDERS = ("include/", "src/")
 # Programs of this interface take no world as parameter: each of their translation units has one.
 DEVICE_STATE = "include/shoal/nvshmem/device/state.cuh"
-# And directives.
+# Matches comments and directives.
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE | re.DOTALL)
 # These look like the end of a declaration, but are a part of it.
 NO_END = re.compile(

@@ -22,7 +22,7 @@ from pathlib import Path
 
 PAGE = "docs/guide/troubleshooting.md"
 FIELD = "…"
-# Which argument of a call is the format; the others have their own messages before it.
+# Index of the argument of a call that is the format; the others have their own messages before it.
 CALLS = {"fail": 1, "require": 2, "fail_errno": 0, "Error": 1, "warn": 0, "error": 0}
 CALL = re.compile(
     r"(?<![\w.>])(?:(?:shoal::|detail::)?(fail|require|fail_errno|Error)|log::(warn|error))\s*\("

@@ -22,8 +22,8 @@ struct RankMatrix {
   std::string title;                        ///< "world ..., group 1"
   std::vector<std::vector<double>> values;  ///< [row][column]
 };
-/// How long rows waited for columns, in milliseconds. One per group that has counted waits, and one
-/// per world for its collectives, since `before`.
+/// Times in milliseconds for which rows waited for columns. One per group that has counted waits,
+/// and one per world for its collectives, since `before`.
 std::vector<RankMatrix> wait_matrices(const std::vector<observe::PeRecord>& now,
                                       const std::vector<observe::PeRecord>& before);
 /// A matrix of waits as text: a character per pair, darker for longer waits; more ranks than 64 are
@@ -38,7 +38,7 @@ std::vector<RankMatrix> network_matrices(const std::vector<observe::PeRecord>& n
 /// A matrix of network rates as text, a character per pair, and what each rank sends and receives.
 std::string network_text(const RankMatrix& matrix);
 
-/// How many rows each expert of a group received.
+/// Number of rows that each expert of a group received.
 struct ExpertLoads {
   std::string title;                ///< "world ..., group 1"
   std::vector<std::uint64_t> rows;  ///< by expert of the group
