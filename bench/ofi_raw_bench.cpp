@@ -32,7 +32,7 @@
 namespace shoal::bench {
 namespace {
 
-constexpr std::size_t kMessage = 64;
+constexpr std::size_t kMessage = 64;        ///< bytes
 constexpr std::chrono::seconds kLimit{30};  ///< without any completion
 
 void check(const char* call, long code) {

@@ -12,7 +12,7 @@
 
 namespace shoal::bench {
 
-inline constexpr std::size_t kLargest = std::size_t{4} << 20;
+inline constexpr std::size_t kLargest = std::size_t{4} << 20;  ///< bytes
 inline constexpr std::size_t kSizes[] = {8,        64,        1 << 10, 4 << 10, 16 << 10,
                                          64 << 10, 256 << 10, 1 << 20, kLargest};
 inline constexpr std::size_t kRoundTripSizes[] = {8, 1 << 10, 64 << 10};

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kMostBytes = kMostCollectiveBytes;
 /// The PEs of one all-gather and one all-to-all write so many bytes at most.
 constexpr std::size_t kMostGathered = std::size_t{256} << 20;
-constexpr std::size_t kLarge = std::size_t{16} << 20;
+constexpr std::size_t kLarge = std::size_t{16} << 20;  ///< bytes
 
 class CollectivesBench {
  public:

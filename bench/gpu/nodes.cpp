@@ -70,7 +70,7 @@ class NodesBench {
   }
 
  private:
-  static constexpr std::size_t kLong = std::size_t{64} << 20;
+  static constexpr std::size_t kLong = std::size_t{64} << 20;  ///< bytes
 
   ep::Launch launch() const {
     return {.stream = stream_.get(), .after = nullptr, .done = nullptr, .sms = 0};

@@ -49,7 +49,7 @@ inline std::unique_ptr<Bootstrap> connect_mpi(MPI_Comm communicator, const Setti
   MPI_Comm_rank(communicator, &rank);
   MPI_Comm_size(communicator, &size);
   const auto broadcast = [&](const std::string& mine) {
-    constexpr int kRoom = 256;
+    constexpr int kRoom = 256;  // bytes of a text, with its NUL
     auto text = std::make_unique<char[]>(kRoom);
     mine.copy(text.get(), kRoom - 1);
     const auto deadline = std::chrono::steady_clock::now() + settings.bootstrap_timeout;

@@ -14,7 +14,7 @@ std::string name_call(Call::Kind kind, const std::string& step) {
 }  // namespace
 
 std::string name_pes(std::span<const Pe> pes, std::int32_t n_pes) {
-  constexpr std::size_t kShown = 16;
+  constexpr std::size_t kShown = 16;  // PEs
   const auto shown = pes.first(std::min(pes.size(), kShown));
   return fmt::format("PE{} {}{} of {}", pes.size() == 1 ? "" : "s", fmt::join(shown, ", "),
                      pes.size() > kShown ? fmt::format(" and {} more", pes.size() - kShown) : "",

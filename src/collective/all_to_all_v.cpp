@@ -114,7 +114,7 @@ PairMatrix exchange_pairs(Call& call, const std::vector<Pair>& mine) {
 }
 
 void check_pairs(const Call& call, const PairMatrix& matrix) {
-  constexpr int kListed = 8;
+  constexpr int kListed = 8;  // pairs
   std::string disagreements;
   int found = 0;
   for (std::size_t i = 0; i < call.n_pes(); ++i) {

@@ -6,7 +6,7 @@
 namespace shoal::collective {
 namespace {
 
-constexpr std::size_t kPiece = 2048;
+constexpr std::size_t kPiece = 2048;  ///< bytes
 /// Shorter copies take so little time that looks at the clock would count.
 constexpr std::size_t kLeastTimed = std::size_t{16} << 10;
 /// Each range of lengths has a way of its own: which caches hold the data decides.

@@ -183,8 +183,8 @@ CollectiveLimits collective_limits(const Settings& settings) {
 }
 
 std::size_t packet_part(std::size_t scratch, std::size_t mapped) {
-  constexpr std::size_t kShare = 8;  // of the heap's first step, for all teams together
-  constexpr std::size_t kUnit = 256;
+  constexpr std::size_t kShare = 8;   // of the heap's first step, for all teams together
+  constexpr std::size_t kUnit = 256;  // bytes
   return std::min(scratch / DeviceSide::kWorldParts, mapped / kShare / DeviceSide::kPacketParts) /
          kUnit * kUnit;
 }

@@ -166,7 +166,7 @@ enum class Kind : std::uint64_t { unused, pe, group, map };
 struct Section {
   Word kind, offset, bytes;
 };
-inline constexpr std::size_t kSections = 4096;
+inline constexpr std::size_t kSections = 4096;  ///< most sections of a process
 /// Size of a record. Sparse: only touched pages take memory.
 inline constexpr std::size_t kRecordBytes = std::size_t{1} << 30;
 

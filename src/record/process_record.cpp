@@ -21,7 +21,7 @@ namespace shoal::detail::record {
 namespace {
 
 constexpr std::size_t kBytes = kRecordBytes;
-constexpr std::size_t kPage = 4096;
+constexpr std::size_t kPage = 4096;  ///< bytes
 
 template <typename Clock>
 std::int64_t nanoseconds() {

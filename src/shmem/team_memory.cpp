@@ -12,13 +12,13 @@
 namespace shoal::shmem {
 namespace {
 
-constexpr std::size_t kLine = 64;
+constexpr std::size_t kLine = 64;  ///< bytes of a cache line
 constexpr std::size_t kTeams = 8;
 constexpr std::size_t kScratchBytes = std::size_t{16} << 20;
 /// Longer elements are faster by RMA from where they lie.
 constexpr std::size_t kLongestPart = std::size_t{512} << 10;
-constexpr std::size_t kShortestPart = 1024;
-/// Slots by the longest data and their number, which is that of broadcasts between two meetings.
+constexpr std::size_t kShortestPart = 1024;  ///< bytes
+/// {slot bytes, slot count}. The count bounds the broadcasts between two meetings.
 /// A meeting takes half a round trip: as long as ten short broadcasts. Over networks, a broadcast
 /// through slots overlaps with the next one. Between PEs that share memory, long data are better
 /// read from where they lie, and all slots should stay in a cache.

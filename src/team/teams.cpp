@@ -25,7 +25,7 @@ std::shared_ptr<TeamState> make_state(const WorldState& world, std::int32_t inde
 
 Meeting meeting_of(const Placement& placement, std::span<const std::int32_t> domains,
                    std::span<const Pe> pes) {
-  constexpr std::size_t kFew = 8;
+  constexpr std::size_t kFew = 8;  // PEs
   const auto domain = [&](Pe pe) { return domains[static_cast<std::size_t>(pe)]; };
   const auto with_the_first = [&](Pe pe) { return domain(pe) == domain(pes.front()); };
   if (pes.size() > kFew && placement.pes_on_host() > placement.cores_on_host &&

@@ -145,7 +145,7 @@ Finding huge_pages(const Subject& subject) {
 /// The size of /dev/shm from its mount options, else half of the memory, the kernel's default.
 Finding shared_memory(const Subject& subject) {
   const std::string name = "/dev/shm";
-  constexpr std::uint64_t kLittle = std::uint64_t{128} << 20;
+  constexpr std::uint64_t kLittle = std::uint64_t{128} << 20;  // bytes
   for (const std::string& line : lines_of(subject.system.read("/proc/mounts").value_or(""))) {
     const std::vector<std::string> words = words_of(line);
     if (words.size() < 4 || words[1] != "/dev/shm") continue;

@@ -196,7 +196,7 @@ class SlurmLibrary final : public Pmi {
   void finalize() noexcept override { finalize_(); }
 
  private:
-  static constexpr int kName = 256;
+  static constexpr int kName = 256;  ///< bytes of a name, with its NUL
 
   template <typename Type>
   static Type* function(void* library, const char* name) {

@@ -8,7 +8,7 @@
 namespace shoal::bootstrap {
 namespace {
 
-constexpr std::size_t kReadSize = 64 << 10;
+constexpr std::size_t kReadSize = 64 << 10;  ///< bytes
 constexpr std::size_t kReadsAtOnce = 16;
 
 bool would_block(int error) {

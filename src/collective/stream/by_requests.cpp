@@ -20,7 +20,7 @@ constexpr std::size_t kScratchBytes = std::size_t{32} << 20;
 /// Up to so many bytes, every PE fetches and reduces all elements: one exchange less than with
 /// shares.
 constexpr std::size_t kWholeBytes = std::size_t{64} << 10;
-constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kAlignment = 256;  ///< bytes
 
 std::byte* bytes_of(const void* memory) {
   return static_cast<std::byte*>(const_cast<void*>(memory));

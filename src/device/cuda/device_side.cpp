@@ -373,7 +373,7 @@ void CudaDeviceSide::lay_out_heap(const DeviceSideContext& context) {
 /// Allocates the memory of packets where the heap has room. The first epoch is not 0, so zeros are
 /// no packet.
 void CudaDeviceSide::lay_out_packets(const DeviceSideContext& context) {
-  constexpr std::size_t kAlignment = 128;
+  constexpr std::size_t kAlignment = 128;  // bytes
   Memory& memory = context.memory;
   limits_ = collective_limits(context.settings);
   const std::size_t part = packet_part(context.settings.collective_scratch, memory.heap_mapped());

@@ -12,7 +12,7 @@ namespace shoal::ep::detail {
 /// Hands out consecutive parts of a block, as offsets. Throws Error{invalid_argument} when an
 /// offset exceeds 64 bits.
 struct Cursor {
-  static constexpr std::size_t kAlignment = 128;
+  static constexpr std::size_t kAlignment = 128;              ///< bytes
   static constexpr const char* kOption = "ep::GroupOptions";  ///< sizes follow from it
 
   std::size_t at = 0;

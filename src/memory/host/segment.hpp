@@ -35,7 +35,7 @@ Token make_token();
 /// Memory mapped shared into this process, 2 MiB aligned. Pages are allocated on first touch.
 class Segment {
  public:
-  static constexpr std::size_t kAlignment = std::size_t{2} << 20;
+  static constexpr std::size_t kAlignment = std::size_t{2} << 20;  ///< bytes: a huge page
 
   /// New memory of `bytes` bytes (a multiple of the page size), zero, of fixed size. Threads of
   /// this process find it by `token()`. Throws Error{system} naming SHOAL_SYMMETRIC_SIZE.

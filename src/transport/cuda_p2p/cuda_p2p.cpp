@@ -141,7 +141,7 @@ void CudaP2pTransport::copy_strided(void* target, std::size_t target_stride, con
                                     std::size_t source_stride, std::size_t element,
                                     std::size_t count, const char* what, Pe pe) {
   if (element == 0 || count == 0) return;
-  constexpr std::size_t kLargestPitch = (std::size_t{1} << 31) - 1;
+  constexpr std::size_t kLargestPitch = (std::size_t{1} << 31) - 1;  // bytes
   if (target_stride < element || source_stride < element || target_stride > kLargestPitch ||
       source_stride > kLargestPitch) {  // beyond what a two-dimensional copy can express
     for (std::size_t i = 0; i < count; ++i)

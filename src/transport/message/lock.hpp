@@ -37,7 +37,7 @@ class Lock {
   void unlock() noexcept { held_.store(false, std::memory_order_release); }
 
  private:
-  static constexpr int kSpins = 50;
+  static constexpr int kSpins = 50;  ///< attempts before a thread yields
   std::atomic<bool> held_{false};
   std::atomic<int> waiting_{0};
 };

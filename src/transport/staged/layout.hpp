@@ -21,7 +21,7 @@ enum class DataIn : std::uint32_t { chunk, payload };
 /// Written by the requesting PE into a ring in the memory of the serving PE. `number` is a signal
 /// after the rest: the request is complete when it has the expected value.
 struct Request {
-  static constexpr std::size_t kPayload = 176;
+  static constexpr std::size_t kPayload = 176;  ///< bytes
   std::uint64_t number;  ///< from 1, by pair of PEs; its place in the ring is number % depth
   Kind kind;
   std::uint32_t op;             ///< AtomicOp or SignalOp
@@ -38,11 +38,11 @@ static_assert(sizeof(Request) == 256);
 
 /// Written by the serving PE into the memory of the requesting PE.
 struct Reply {
-  static constexpr std::size_t kReason = 232;
-  std::uint64_t completed;  ///< all requests up to this number are complete
-  std::uint64_t value;      ///< the value before the last atomic
-  std::uint64_t failed;     ///< number of the first request that failed; 0: none
-  char reason[kReason];     ///< of the failure; ends with a zero
+  static constexpr std::size_t kReason = 232;  ///< bytes
+  std::uint64_t completed;                     ///< all requests up to this number are complete
+  std::uint64_t value;                         ///< the value before the last atomic
+  std::uint64_t failed;                        ///< number of the first request that failed; 0: none
+  char reason[kReason];                        ///< of the failure; ends with a zero
 };
 static_assert(sizeof(Reply) == 256);
 

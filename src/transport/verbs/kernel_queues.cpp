@@ -15,7 +15,7 @@ namespace {
 /// Most inline bytes of a request of one block, as requests of kernels are.
 constexpr std::uint32_t kInlineBytes =
     mlx5::kBlockBytes - 2 * mlx5::kSegmentBytes - mlx5::kInlineHeader;
-constexpr std::uint32_t kLargestMessage = 1U << 30;
+constexpr std::uint32_t kLargestMessage = 1U << 30;  ///< bytes
 /// With fewer, normal mode between nodes waits for signals behind chunks
 /// (docs/decisions/nic-as-a-gpu-kernel.md).
 constexpr std::int64_t kDefaultQueuePairs = 4;

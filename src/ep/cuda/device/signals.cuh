@@ -48,7 +48,7 @@ struct WaitPlace {
 /// that find another wait.
 __device__ __noinline__ inline void show_wait(const DeviceGroup& group, std::int32_t rank,
                                               std::uint64_t since, std::uint64_t word) {
-  constexpr std::uint64_t kShownAfter = 1'000'000;
+  constexpr std::uint64_t kShownAfter = 1'000'000;  // ns
   if (ptx::globaltimer() < since + kShownAfter) return;
   volatile RankRecord& record = group.record->ranks[rank];
   if (record.waiting == word) return;

@@ -375,7 +375,7 @@ class ChunkRing {
 /// can be fetched before the first pieces are there. Many blocks lose by it, except for weights,
 /// which are few bytes (docs/decisions/staged-expert-output.md).
 __device__ bool stage_before_fetching(const NormalCombine& params) {
-  constexpr std::uint32_t kMany = 48;
+  constexpr std::uint32_t kMany = 48;  // blocks
   return params.staging.blocks != 0 && (gridDim.x < kMany || params.staging.rows == nullptr);
 }
 

@@ -18,7 +18,7 @@
 namespace shoal::device::detail {
 
 inline constexpr std::size_t kPacketBytes = 16;
-inline constexpr std::size_t kPacketData = 8;
+inline constexpr std::size_t kPacketData = 8;  ///< bytes of data in a packet
 
 /// Packets for `bytes` bytes; at least one.
 __device__ inline std::size_t packets_of(std::size_t bytes) {

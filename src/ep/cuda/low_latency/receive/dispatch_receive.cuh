@@ -227,7 +227,7 @@ class DispatchReceiver {
   /// The number of rows that sources `first` to `last - 1` have for a local expert.
   __device__ std::uint32_t rows_of(std::int32_t expert, std::int32_t first,
                                    std::int32_t last) const {
-    constexpr int kInFlight = 8;
+    constexpr int kInFlight = 8;  // loads
     std::uint32_t rows = 0;
 #pragma unroll 1
     for (; first < last; first += kInFlight) {

@@ -307,7 +307,7 @@ class CombineSender {
   /// rank has received all combine rows that needed the weights of the use before last. The first
   /// blocks send them all, because every block waits for weights.
   __device__ void give_weights() const {
-    constexpr std::uint32_t kGivers = 8;
+    constexpr std::uint32_t kGivers = 8;  // blocks
     const std::int32_t count = call_.tokens * group_.top_k;
     const std::uint32_t givers = min(blocks_.count, kGivers);
     for (auto w = static_cast<std::int32_t>(blocks_.me * blockDim.x + threadIdx.x);

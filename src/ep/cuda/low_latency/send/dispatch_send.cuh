@@ -164,7 +164,7 @@ __device__ inline void row_barrier(std::uint32_t threads) {
 /// threads of a block that send rows call.
 class ExpertRowCounts {
  public:
-  static constexpr std::int32_t kCounted = 1024;
+  static constexpr std::int32_t kCounted = 1024;  ///< experts
 
   __device__ ExpertRowCounts(const LowLatencyDispatchSend& call, std::uint32_t threads,
                              std::uint32_t* counts)
@@ -230,7 +230,7 @@ __device__ void for_targets(const LowLatencyToken& t, F&& f) {
 __device__ inline void send_row(const LowLatencyDispatchSend& call, const LowLatencyToken& t,
                                 const std::uint16_t* row, std::size_t slot) {
   const auto chunks = static_cast<std::uint32_t>(call.sizes.hidden) / 8;
-  constexpr std::uint32_t kAhead = 2;
+  constexpr std::uint32_t kAhead = 2;  // vectors of 16 bytes per thread in flight
   for (std::uint32_t first = 0; first < chunks; first += kAhead * (blockDim.x - 32)) {
     uint4 data[kAhead];
 #pragma unroll

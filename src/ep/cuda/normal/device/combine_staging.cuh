@@ -172,7 +172,7 @@ class StagedCopies {
 
  private:
   __device__ void copy(const std::byte* from, std::byte* to) const {
-    constexpr std::uint32_t kBatch = 8;
+    constexpr std::uint32_t kBatch = 8;  // vectors of 16 bytes per lane in flight
     const auto* const in = reinterpret_cast<const int4*>(from);
     auto* const out = reinterpret_cast<int4*>(to);
     const std::uint32_t vectors = params_.row_bytes / 16;

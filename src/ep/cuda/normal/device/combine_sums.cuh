@@ -45,7 +45,7 @@ __device__ std::int32_t checked_row_of_slot(const NormalCombine& params, std::ui
 /// Bytes of a chunk where a stage holds chunks of so many rows: what a warp adds at a time, or a
 /// multiple, where the stage has room. A stage has room for half of the rows at least.
 __device__ std::uint32_t chunk_of_stage(std::uint32_t stage_bytes, std::uint32_t rows) {
-  constexpr std::uint32_t kLargest = 8 << 10, kAlignment = 64;
+  constexpr std::uint32_t kLargest = 8 << 10, kAlignment = 64;  // bytes
   const std::uint32_t bytes = min(kLargest, stage_bytes / max(1u, rows));
   return bytes >= kCombineStep ? bytes / kCombineStep * kCombineStep
                                : bytes / kAlignment * kAlignment;

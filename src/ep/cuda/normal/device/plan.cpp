@@ -42,7 +42,7 @@ std::int32_t staging_blocks(StagedOutput staging, std::int32_t blocks, std::int3
 /// commit 44253428; docs/decisions/staged-expert-output.md).
 std::uint32_t in_flight_during_copies(std::int32_t fetching_blocks) {
   constexpr std::uint32_t kOfFew = 3200 << 10, kOfMany = 2100 << 10, kLeast = 48 << 10;
-  constexpr std::int32_t kMany = 24;
+  constexpr std::int32_t kMany = 24;  // blocks
   return std::max(kLeast, (fetching_blocks < kMany ? kOfFew : kOfMany) /
                               static_cast<std::uint32_t>(std::max(1, fetching_blocks)));
 }
@@ -50,7 +50,7 @@ std::uint32_t in_flight_during_copies(std::int32_t fetching_blocks) {
 /// Warps of a block that sums expert output. Where many blocks do, fewer warps with longer chunks
 /// are faster. 24 blocks have not been compared.
 std::int32_t warps_for_sums(std::int32_t blocks) {
-  constexpr std::int32_t kMany = 80;
+  constexpr std::int32_t kMany = 80;  // blocks
   return blocks < kMany ? 12 : 8;
 }
 
@@ -59,7 +59,7 @@ std::int32_t warps_for_sums(std::int32_t blocks) {
 /// blocks on eight GPUs. Measured on two and on eight (gpu-normal*.json in docs/data).
 std::int32_t saturating_blocks(std::uint32_t row_bytes, std::int32_t ranks) {
   constexpr std::int32_t kOfTheLink = 8, kLeastForShortRows = 12;
-  constexpr std::uint32_t kLongRow = 10 << 10;
+  constexpr std::uint32_t kLongRow = 10 << 10;  // bytes
   const std::int32_t remote = std::max(1, ranks - 1), all = std::max(2, ranks);
   const std::int32_t blocks = (kOfTheLink * all + remote - 1) / remote;
   return row_bytes > kLongRow ? blocks : std::max(blocks, kLeastForShortRows);
