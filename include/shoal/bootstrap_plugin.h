@@ -45,7 +45,7 @@ extern "C" {
 /* Room for the sentence that says why a call failed, with the zero at its end. */
 #define SHOAL_BOOTSTRAP_REASON_SIZE 512
 
-/* What a call returns. All but SHOAL_BOOTSTRAP_OK come with a sentence in `reason`. */
+/* Results of a call. All but SHOAL_BOOTSTRAP_OK come with a sentence in `reason`. */
 typedef enum shoal_bootstrap_status {
   SHOAL_BOOTSTRAP_OK = 0,
   SHOAL_BOOTSTRAP_FAILED = 1, /* the launcher or its library reported an error */

@@ -83,7 +83,7 @@ SHOAL_SHMEM_EXTENDED_AMO_TYPES(TEST_EXTENDED)
     shmem_barrier_all();                                                         \
     CHECK(shmem_##NAME##_atomic_fetch(word, 0) == total * (TYPE)n);              \
     shmem_barrier_all();                                                         \
-    /* What an increment returns, and wrapping around. */                        \
+    /* Results of increments, and wrapping around. */                            \
     *word = (TYPE) - 1;                                                          \
     shmem_barrier_all();                                                         \
     CHECK(shmem_##NAME##_atomic_fetch_inc(word, next) == (TYPE) - 1);            \

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the systems of this folder: the files that shoal-info --doctor reads, for made-up hosts.
 
-`cd tests/data/doctor && ./make_systems.py` writes all of them again, into folders beside this script. The machines' devices are those of
+`cd tests/data/doctor && ./make_systems.py` writes all of them again, into folders next to this script. The machines' devices are those of
 ../machines; a healthy DGX, one where all that can be wrong is, and a laptop.
 """
 
