@@ -40,16 +40,16 @@ inline constexpr std::int64_t kMaxLocalExperts = 1 << 15;
 inline constexpr std::uint64_t kMaxCombineRowChunks = std::uint64_t{1} << 32;
 
 /// The notice of a dispatch, one word: the epoch (low 32 bits), the number of tokens, and what
-/// ranks must agree on. `left_out` tells a rank that the sender has masked it.
+/// ranks must agree on. `masked` tells a rank that the sender has masked it.
 struct DispatchNoticeWord {
   std::int32_t tokens;
   std::uint32_t quantize;
-  bool has_weights, left_out;
+  bool has_weights, masked;
 
   SHOAL_HOST_DEVICE constexpr std::uint64_t word(std::uint64_t epoch) const {
     return (epoch & 0xffff'ffffu) | std::uint64_t{static_cast<std::uint32_t>(tokens)} << 32 |
            std::uint64_t{quantize} << 56 | std::uint64_t{has_weights} << 60 |
-           std::uint64_t{left_out} << 61;
+           std::uint64_t{masked} << 61;
   }
   SHOAL_HOST_DEVICE static constexpr DispatchNoticeWord of(std::uint64_t word) {
     return {static_cast<std::int32_t>(word >> 32 & 0xff'ffffu),

@@ -89,16 +89,16 @@ __device__ bool wait_or_mask(const DeviceGroup& group, std::int32_t rank, Phase 
   if (ready()) return true;
   volatile std::uint64_t start = 0;  // volatile for the same reason as in ExtendedDeadline
   if (waited != nullptr) start = ptx::globaltimer();
-  bool left_out = false;
+  bool masked = false;
   Fault fault;
   const bool done = poll<ExtendedDeadline>(
-      group, rank, [&] { return ready() || (left_out = is_masked(group, rank)); }, fault,
+      group, rank, [&] { return ready() || (masked = is_masked(group, rank)); }, fault,
       {phase, operation, epoch});
   if (waited != nullptr) *waited = ptx::globaltimer() - start;
   if (!done)
     wait_failed(group, fault, phase, operation, rank, epoch,
                 static_cast<std::uint32_t>(ptx::ld_relaxed_sys_global(word)));
-  return done && !left_out;
+  return done && !masked;
 }
 
 /// For the statistics: the longest wait of a call for each rank.

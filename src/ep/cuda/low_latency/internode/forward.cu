@@ -136,7 +136,7 @@ __device__ void forward_dispatch(const LowLatencyForwardDispatch& call) {
   if (usable)
     for_windows(call.remote, call.tokens, [&](std::int32_t index, std::int32_t token) {
       Outbox<Network> outbox(group, call.remote, index);
-      if (notice_for(call, outbox.rank(), epoch).left_out) return;
+      if (notice_for(call, outbox.rank(), epoch).masked) return;
       put_slots(call, outbox, token, epoch);
       report(outbox);
     });
@@ -144,7 +144,7 @@ __device__ void forward_dispatch(const LowLatencyForwardDispatch& call) {
   for_outboxes<Network>(group, call.remote, [&](Outbox<Network>& outbox) {
     const std::int32_t rank = outbox.rank();
     Piece table;
-    if (usable && !notice_for(call, rank, epoch).left_out) table = table_of_lane(call, rank, epoch);
+    if (usable && !notice_for(call, rank, epoch).masked) table = table_of_lane(call, rank, epoch);
     outbox.send_changes(table, usable ? dispatch_notice(group, rank, epoch, group.me) : nullptr);
     report(outbox);
   });

@@ -45,22 +45,22 @@ __device__ bool wait_for(const SourceWait& wait, Ready&& ready) {
   const std::uint64_t* const notice = dispatch_notice(group, group.me, wait.epoch, wait.source);
   if (is_masked(group, wait.source)) return false;
   std::uint64_t said = 0, waited = 0;
-  bool here = false, left_out = false;
+  bool here = false, masked = false;
   const bool came = wait_or_mask(
       group, wait.source, Phase::low_latency_dispatch_receive, kDispatchOperation, wait.epoch,
       [&] {
         said = ptx::ld_relaxed_sys_global(notice);
         if ((here = ready(said))) return true;
         // The source has masked this rank: its notice says so, or is already a later one.
-        return left_out = ahead_of(said, wait.epoch) > 0 ||
-                          (is_epoch(said, wait.epoch) && DispatchNoticeWord::of(said).left_out);
+        return masked = ahead_of(said, wait.epoch) > 0 ||
+                        (is_epoch(said, wait.epoch) && DispatchNoticeWord::of(said).masked);
       },
       notice, kCounted || wait.call->wait_ns != nullptr ? &waited : nullptr);
   if (wait.call->wait_ns != nullptr) note_wait(wait.call->longest_wait, wait.source, waited);
   if constexpr (kCounted)
     count_first_wait(group, KernelKind::low_latency_dispatch_receive, wait.epoch, wait.source,
                      waited);
-  if (left_out)
+  if (masked)
     wait_failed(group, Fault::peer_failed, Phase::low_latency_dispatch_receive, kDispatchOperation,
                 wait.source, wait.epoch, static_cast<std::uint32_t>(said));
   return came && here;
@@ -76,7 +76,7 @@ __device__ inline __noinline__ bool wait_header(const SourceWait& wait, std::int
                     if (packet == nullptr || is_epoch(load_packet(packet).low, wait.epoch))
                       return true;
                     return beyond = is_epoch(said, wait.epoch) &&
-                                    !DispatchNoticeWord::of(said).left_out &&
+                                    !DispatchNoticeWord::of(said).masked &&
                                     token >= DispatchNoticeWord::of(said).tokens;
                   }) &&
          !beyond;
@@ -97,7 +97,7 @@ template <bool kCounts>
 __device__ __noinline__ std::int32_t wait_notice(const SourceWait& wait) {
   std::int32_t tokens = 0;
   wait_for<kCounts>(wait, [&](std::uint64_t said) {
-    if (!is_epoch(said, wait.epoch) || DispatchNoticeWord::of(said).left_out) return false;
+    if (!is_epoch(said, wait.epoch) || DispatchNoticeWord::of(said).masked) return false;
     tokens = DispatchNoticeWord::of(said).tokens;
     return true;
   });
@@ -123,18 +123,18 @@ __device__ inline __noinline__ std::uint32_t wait_word(const SourceWait& wait, c
 template <bool kCounts>
 class DispatchReceiver {
  public:
-  /// A barrier of the block has to follow, before which `left_out` is not read.
+  /// A barrier of the block has to follow, before which `masked` is not read.
   __device__ DispatchReceiver(const LowLatencyDispatchReceive& call, const BlockRange& blocks,
-                              bool* left_out)
+                              bool* masked)
       : call_(call),
         group_(call.group),
         blocks_(blocks),
-        left_out_(left_out),
+        masked_(masked),
         epoch_(call.group.memory->dispatches_received + 1),
         slots_(static_cast<std::uint32_t>(call.group.ranks) *
                static_cast<std::uint32_t>(call.sizes.max_tokens)) {
     const auto me = static_cast<std::int32_t>(threadIdx.x);
-    if (me < group_.ranks) left_out[me] = is_masked(group_, me);
+    if (me < group_.ranks) masked[me] = is_masked(group_, me);
     if (kCounts && blocks_.me == 0 && me == 0)
       note_start(group_, KernelKind::low_latency_dispatch_receive, epoch_,
                  RecordedOperation::low_latency_dispatch);
@@ -235,7 +235,7 @@ class DispatchReceiver {
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         words[i] = epoch_ & 0xffff'ffffu;
-        if (first + i < last && !left_out_[first + i])
+        if (first + i < last && !masked_[first + i])
           words[i] = ptx::ld_relaxed_sys_global(slot_counts(group_, group_.me, epoch_, first + i) +
                                                 expert);
       }
@@ -279,7 +279,7 @@ class DispatchReceiver {
             : nullptr;
     SlotPacket packet{};
     if (at != nullptr) packet = load_packet(at);
-    bool used = !left_out_[row.source];
+    bool used = !masked_[row.source];
     if (used && __any_sync(kWarp, at != nullptr && !is_epoch(packet.low, epoch_)) != 0) {
       used = __all_sync(kWarp, wait_header(wait_of(row.source), row.token, at)) != 0;
       if (used && at != nullptr) packet = load_packet(at);
@@ -420,7 +420,7 @@ class DispatchReceiver {
   const BlockRange blocks_;
   /// Ranks that were masked when the block began. Counts of a rank that fails later remain in use,
   /// otherwise warps would number rows differently.
-  const bool* const left_out_;
+  const bool* const masked_;
   const std::uint64_t epoch_;
   const std::uint32_t slots_;
   std::uint32_t passed_ = 0;  ///< pass_epoch
@@ -429,8 +429,8 @@ class DispatchReceiver {
 /// The receive. The `blocks` blocks call; kCounts: counts(call.group).
 template <bool kCounts>
 __device__ void receive(const LowLatencyDispatchReceive& call, const BlockRange& blocks) {
-  __shared__ bool left_out[kMaxDeviceRanks];
-  DispatchReceiver<kCounts> receiver(call, blocks, left_out);
+  __shared__ bool masked[kMaxDeviceRanks];
+  DispatchReceiver<kCounts> receiver(call, blocks, masked);
   __syncthreads();
   receiver.pass();
   receiver.run();

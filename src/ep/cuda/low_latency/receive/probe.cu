@@ -27,7 +27,7 @@ __device__ bool slots_arrived(const LowLatencyProbe& call, std::uint64_t epoch,
   if (ahead_of(word, epoch) != 0)
     return ahead_of(word, epoch) > 0;  // a later dispatch: this one has been read already
   const DispatchNoticeWord notice = DispatchNoticeWord::of(word);
-  if (notice.left_out) return true;
+  if (notice.masked) return true;
   bool arrived = true;
   for (auto token = static_cast<std::int32_t>(lane_id()); token < notice.tokens; token += 32) {
     const std::size_t slot = slot_index(group, call.sizes, epoch, source, token);

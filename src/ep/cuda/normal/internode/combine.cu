@@ -165,9 +165,9 @@ class Combine {
         const std::int32_t node = __shfl_sync(~0u, missing, __ffs(static_cast<int>(waiting)) - 1);
         if (lane_id() == 0) awaited = node;
       }
-      bool go_on = false;
-      if (lane_id() == 0) go_on = awaited >= 0 && idle.wait(awaited);
-      if (__shfl_sync(~0u, go_on ? 1 : 0, 0) == 0) return RailWork{};
+      bool proceed = false;
+      if (lane_id() == 0) proceed = awaited >= 0 && idle.wait(awaited);
+      if (__shfl_sync(~0u, proceed ? 1 : 0, 0) == 0) return RailWork{};
     }
   }
 
