@@ -61,7 +61,7 @@ std::size_t order_of(std::string_view phase) {
 
 /// True if the kernels of `group` have reached the phase in which a kernel of another rank waits
 /// for them. The calls say nothing about that: they run ahead of the kernels.
-bool kernels_have_come(const GroupRecord& group, const OperationRecord& waiting) {
+bool kernels_have_arrived(const GroupRecord& group, const OperationRecord& waiting) {
   for (const LaunchRecord& launch : group.launches)
     if (launch.operation == waiting.operation && launch.epoch >= waiting.epoch) return true;
   const std::string& phase = waiting.phases.back().name;
@@ -83,7 +83,7 @@ class Diagnosis {
       const OperationRecord* const op = current(*records.second);
       const bool waits = op != nullptr && op->waiting && op->awaited >= 0 &&
                          static_cast<std::size_t>(op->awaited) < group.pes.size();
-      if (waits && !has_come(op->awaited, *op)) waits_for_[rank] = op->awaited;
+      if (waits && !has_arrived(op->awaited, *op)) waits_for_[rank] = op->awaited;
     }
   }
 
@@ -111,10 +111,10 @@ class Diagnosis {
   /// True if `rank` has reached the phase in which another waits for it: that one has not noticed
   /// yet, or is stopped. A rank signals before it enters the phase, except "rail", in which both
   /// exchange chunks.
-  bool has_come(std::int32_t rank, const OperationRecord& waiting) const {
+  bool has_arrived(std::int32_t rank, const OperationRecord& waiting) const {
     const auto found = group_.ranks.find(rank);
     if (found == group_.ranks.end() || waiting.phases.empty()) return false;
-    if (kernel_waits(waiting)) return kernels_have_come(*found->second.second, waiting);
+    if (kernel_waits(waiting)) return kernels_have_arrived(*found->second.second, waiting);
     const std::size_t needed = waiting.phases.size() + (waiting.phases.back().name == "rail");
     for (const OperationRecord& op : found->second.second->operations) {
       if (op.operation != waiting.operation || op.epoch < waiting.epoch) continue;

@@ -153,7 +153,7 @@ std::vector<std::int32_t> named_and_up(const Machine& machine, const Source& sou
 void leave_out_if(const Machine& machine, UsableNics& result, std::string_view why,
                   auto&& condition) {
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
-    if (result.left_out[i].empty() && condition(machine.nics[i])) result.left_out[i] = why;
+    if (result.excluded[i].empty() && condition(machine.nics[i])) result.excluded[i] = why;
 }
 
 }  // namespace
@@ -165,13 +165,13 @@ NicBinding nic_binding(const Settings& settings) {
 UsableNics usable_nics(const Machine& machine, const NicBinding& binding) {
   const Source source = list_source(binding);
   UsableNics result;
-  result.left_out.resize(machine.nics.size());
+  result.excluded.resize(machine.nics.size());
   const std::string_view text = trim(binding.list);
   if (!text.empty() && !text.starts_with('^')) {
-    std::ranges::fill(result.left_out, "not in SHOAL_NIC_LIST");
+    std::ranges::fill(result.excluded, "not in SHOAL_NIC_LIST");
     for (const Entry& entry : parse(source, text)) {
       for (const std::int32_t nic : named_and_up(machine, source, entry)) {
-        std::string& reason = result.left_out[static_cast<std::size_t>(nic)];
+        std::string& reason = result.excluded[static_cast<std::size_t>(nic)];
         require(
             !reason.empty(), Code::invalid_argument,
             "{} is \"{}\": {} is listed twice; to give a port more PEs than others use SHOAL_NIC_MAPPING, such as "
@@ -188,31 +188,31 @@ UsableNics usable_nics(const Machine& machine, const NicBinding& binding) {
   if (!text.empty())
     for (const Entry& entry : parse(source, text.substr(1)))
       for (const std::int32_t nic : named(machine, source, entry))
-        result.left_out[static_cast<std::size_t>(nic)] = "excluded by SHOAL_NIC_LIST";
+        result.excluded[static_cast<std::size_t>(nic)] = "excluded by SHOAL_NIC_LIST";
   leave_out_if(machine, result, "down", [](const Nic& nic) { return !nic.up; });
   auto best = Nic::Kind::software;
   std::int32_t fastest = 0;
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
-    if (result.left_out[i].empty()) best = std::min(best, machine.nics[i].kind);
+    if (result.excluded[i].empty()) best = std::min(best, machine.nics[i].kind);
   leave_out_if(
       machine, result,
       best == Nic::Kind::rdma ? "there are RDMA devices" : "there are interfaces of PCI devices",
       [&](const Nic& nic) { return nic.kind != best; });
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
-    if (result.left_out[i].empty()) fastest = std::max(fastest, machine.nics[i].rate);
+    if (result.excluded[i].empty()) fastest = std::max(fastest, machine.nics[i].rate);
   leave_out_if(machine, result,
                "less than half as fast as others; to use it name it in SHOAL_NIC_LIST",
                [&](const Nic& nic) { return nic.rate > 0 && nic.rate * 2 < fastest; });
   std::map<std::int32_t, int> ports;  // of each plane
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
-    if (result.left_out[i].empty()) ++ports[machine.nics[i].plane];
+    if (result.excluded[i].empty()) ++ports[machine.nics[i].plane];
   int most = 0;
   for (const auto& [plane, count] : ports) most = std::max(most, count);
   leave_out_if(machine, result,
                "its plane has far fewer ports than another; to use it name it in SHOAL_NIC_LIST",
                [&](const Nic& nic) { return ports[nic.plane] * 4 < most * 3; });
   for (std::size_t i = 0; i < machine.nics.size(); ++i)
-    if (result.left_out[i].empty()) result.nics.push_back(static_cast<std::int32_t>(i));
+    if (result.excluded[i].empty()) result.nics.push_back(static_cast<std::int32_t>(i));
   require(!result.nics.empty() || text.empty(), Code::invalid_argument,
           "{} is \"{}\": nothing is left{}", source.setting, source.text, suggestion(machine, ""));
   return result;

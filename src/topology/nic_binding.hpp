@@ -24,7 +24,7 @@ NicBinding nic_binding(const Settings& settings);
 struct UsableNics {
   std::vector<std::int32_t> nics;
   /// Indexed by NIC of the machine: why it is excluded; empty if it is usable.
-  std::vector<std::string> left_out;
+  std::vector<std::string> excluded;
 };
 
 /// With a list: its ports, in its order; a name without a port means all ports of the device that

@@ -169,7 +169,7 @@ NicPlan plan_nics(const Machine& machine, std::span<const Location> seats,
         plan_by_distance(machine, seats, usable.nics, plan);
       }
     }
-    plan.unused = std::move(usable.left_out);
+    plan.unused = std::move(usable.excluded);
     plan.rule = fmt::format("{}{}", binding.round_robin ? "round robin" : "by distance",
                             binding.list.empty() ? "" : ", among those of SHOAL_NIC_LIST");
   }

@@ -119,7 +119,7 @@ TEST(EpFaults, APeThatDiesBetweenSendAndReceiveIsReportedByAllOthers) {
       run_pes(4, "low_latency_until_pe_2_has_sent", {.env = {{"SHOAL_TIMEOUT_MS", kNever}}}));
 }
 
-SHOAL_PE_BODY(goes_on_without_pe_2) {
+SHOAL_PE_BODY(continues_without_pe_2) {
   World world = World::open({pe.settings, nullptr});
   const EpCase c = shape(world.n_pes());
   ep::GroupOptions options = options_for(c);
@@ -144,7 +144,7 @@ SHOAL_PE_BODY(goes_on_without_pe_2) {
 
 // Masks for failed ranks.
 TEST(EpFaults, LowLatencyGoesOnWithoutAKilledPe) {
-  PeGroup group = start_pes(4, "goes_on_without_pe_2", {.env = {{"SHOAL_TIMEOUT_MS", kNever}}});
+  PeGroup group = start_pes(4, "continues_without_pe_2", {.env = {{"SHOAL_TIMEOUT_MS", kNever}}});
   for (Process& process : group.pes) ASSERT_TRUE(process.wait_for_output("running"));
   group.pes[2].send(SIGKILL);
   const auto results = wait_all(group.pes);

@@ -26,7 +26,7 @@ def test_a_host_that_dies_is_reported_by_the_others(
 
 
 @pytest.mark.parametrize("transport", ["ofi", "ucx", "verbs"])
-def test_low_latency_goes_on_without_a_host_that_died(
+def test_low_latency_continues_without_a_host_that_died(
     make_network, host_checks, environment, needs, transport
 ):
     needs(transport)

@@ -94,7 +94,7 @@ def test_a_wait_ends_after_its_limit_without_progress(monkeypatch, clock, speed,
     assert expected_s <= clock.now <= expected_s + 0.1
 
 
-def test_a_wait_goes_on_while_there_is_progress(monkeypatch, clock):
+def test_a_wait_continues_while_there_is_progress(monkeypatch, clock):
     monkeypatch.setattr(hosts, "machine_speed", lambda: 1)
     assert wait_until(lambda: clock.now > 50, 10, lambda: clock.now // 9)
     assert not wait_until(lambda: False, 10, lambda: clock.now // 9)

@@ -150,7 +150,7 @@ def test_a_handler_that_returns_does_not_end_a_wait():
     assert process.communicate("go\n", timeout=60)[0] == "5\n"
 
 
-def test_a_world_goes_on_after_an_interrupted_wait():
+def test_a_world_continues_after_an_interrupted_wait():
     """The interrupt ends one wait; the next one, and the world, are as before."""
     body = """
         with shoal.World.open(settings) as world:

@@ -50,12 +50,12 @@ def test_dockerfile_runs_commands_that_exist():
     assert all(f"shoal_program({target} " in programs for target in TARGETS)
 
 
-def test_dockerfile_leaves_out_what_git_ignores():
-    left_out = (ROOT / ".dockerignore").read_text().split()
+def test_dockerfile_excludes_the_files_that_git_ignores():
+    listed = (ROOT / ".dockerignore").read_text().split()
     lines = (ROOT / ".gitignore").read_text().splitlines()
     ignored = [line.strip("/") for line in lines if line.startswith("/")]
-    assert ".git" in left_out
-    assert set(left_out) - {".git"} <= set(ignored)
+    assert ".git" in listed
+    assert set(listed) - {".git"} <= set(ignored)
 
 
 def test_dev_container_uses_the_dockerfile():

@@ -150,7 +150,7 @@ def test_without_nics_the_reason_is_shown(bin_dir):
     assert "libnothing.so" in found[0]["missing"]
 
 
-def test_a_transport_that_is_left_out_is_said_so(bin_dir):
+def test_an_excluded_transport_is_reported(bin_dir):
     found = document(bin_dir, "--connectivity", pes=2, SHOAL_TRANSPORT_INSIDE="shm")["connectivity"]
     (pair,) = [pair for pair in found["pairs"] if pair["a"] != pair["b"]]
     assert {t["name"]: t["why"] for t in pair["transports"]}[

@@ -195,9 +195,9 @@ int show_live(const Options& options) {
     for (const ExpertLoads& of_group : loads) fmt::print("{}\n", expert_loads_text(of_group));
     const std::string picture = live_svg(waits, loads, network);
     write_svg(options.svg, picture);
-    const bool goes_on = options.repeat == 0 || report + 1 < options.repeat;
+    const bool repeats = options.repeat == 0 || report + 1 < options.repeat;
     write_html(options.html, {.title = "Running jobs",
-                              .reload_seconds = goes_on ? std::max(1.0, options.interval) : 0,
+                              .reload_seconds = repeats ? std::max(1.0, options.interval) : 0,
                               .activity = activity_rows(now, before),
                               .who_waits = who_waits,
                               .svg = picture});

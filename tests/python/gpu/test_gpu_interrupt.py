@@ -40,7 +40,7 @@ SYNCHRONIZE = """
 """
 
 
-def test_synchronize_ends_at_once_and_the_group_goes_on():
+def test_synchronize_ends_at_once_and_the_group_stays_usable():
     name = shoal.UniqueId.create()
     other = waits.start(SYNCHRONIZE, str(name), "1")
     process = waits.start(SYNCHRONIZE, str(name), "0")
