@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels have counted, as the library shows it.
+// Counters of kernels, as the library shows it.
 #include "fake_gpu/fake_gpu.hpp"
 //
 #include "ep/cuda/group/kernel_counts.cpp"

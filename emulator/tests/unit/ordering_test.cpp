@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ordering tiers guarantee and what they do not; replay, indices and back-pressure.
+// Guarantees of the ordering tiers, and their limits; replay, indices and back-pressure.
 // @traits one_thread
 #include <gtest/gtest.h>
 

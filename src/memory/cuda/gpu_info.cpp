@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What shoal-info shows about the GPUs of this machine.
+// The report of shoal-info about the GPUs of this machine.
 #include "base/check.hpp"
 #include "memory/cuda/driver.hpp"
 #include "memory/cuda/window.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of a group count: rows, load of experts, waits and times, in the record of the
+// Counters of a group's kernels: rows, load of experts, waits and times, in the record of the
 // process and in Group::statistics; also where graphs are replayed between calls. Inside a node,
 // and between emulated nodes, by the proxy and by queues of an emulated NIC.
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What groups show of their operations in the record of the process (shoal/observe.hpp).
+// Operations of groups as shown in the record of the process (shoal/observe.hpp).
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What handles tell about a world that is open, closed or failed, and memory that outlives it;
+// Handles of a world that is open, closed or failed, and memory that outlives it;
 // objects that are created and destroyed repeatedly leave nothing behind.
 #include <dirent.h>
 #include <gtest/gtest.h>

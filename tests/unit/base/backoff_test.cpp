@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What polling threads do between two polls: Backoff, ServiceThread.
+// Polling threads between two polls: Backoff, ServiceThread.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 

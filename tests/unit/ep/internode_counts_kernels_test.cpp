@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of normal mode between nodes count on fake GPUs, against the host backend on the
+// Counters of normal mode's kernels between nodes, on fake GPUs, against the host backend on the
 // same nodes and the same routing.
 // @traits fake_gpu
 #include "fake_gpu/fake_gpu.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the dispatch of normal mode counts on a fake GPU, against the host backend on the same
+// Counters of the dispatch of normal mode, on a fake GPU, against the host backend on the same
 // routing. Each rank runs on a thread with a GPU of its own.
 // @traits fake_gpu
 #include "fake_gpu/fake_gpu.hpp"

@@ -72,7 +72,7 @@ class LowLatencyGroups:
             if self._enable_shrink and hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(
                     f"deep_ep: the first call of {shape} with {max_tokens} tokens creates its "
-                    "memory and needs all ranks. To go on without absent ranks, create it early: "
+                    "memory and needs all ranks. To continue without absent ranks, create it early: "
                     "Buffer(num_topk=), EP_LOW_LATENCY_TOPK, or Buffer.warmup_low_latency."
                 )
             raise
