@@ -18,4 +18,4 @@ int main() {                          // each PE sends a number, then one token 
   auto received = ep.dispatch({x, float32, {1, 64}}, ep.route({topk_idx, int64, {1, 2}}));
   auto sum = ep.combine(received.x, received.handle).x;  // experts would first change received.x
   std::printf("PE %d of %d got %d and %g\n", me, n, box[0], sum.as<float>()[0]);
-}  // destructors release the group, the box and the world, in this order on all PEs
+}  // destructors release everything

@@ -21,7 +21,9 @@ def code_blocks(page, language=r"\w+"):
 
 @pytest.mark.parametrize("page", READMES)
 def test_readme_shows_the_example_that_is_built(page):
-    assert (ROOT / "examples/hello.cpp").read_text() in code_blocks(page, "cpp")
+    licence, program = (ROOT / "examples/hello.cpp").read_text().split("\n", 1)
+    assert "SPDX" in licence
+    assert code_blocks(page, "cpp") == [program]
 
 
 @pytest.mark.parametrize("page", READMES)
@@ -30,8 +32,7 @@ def test_readme_is_short(page):
     (python,) = code_blocks(page, "python")
     assert len(python.splitlines()) <= 12
     (cpp,) = code_blocks(page, "cpp")
-    lines = [line for line in cpp.splitlines() if "SPDX" not in line]
-    assert len(lines) <= 20
+    assert len(cpp.splitlines()) <= 20
 
 
 def test_overviews_are_short():
@@ -39,37 +40,56 @@ def test_overviews_are_short():
     assert len((ROOT / "docs/internals/architecture.md").read_text().split()) <= 2000
 
 
-def test_readmes_have_the_same_code_and_links():
-    english, chinese = ((ROOT / page).read_text() for page in READMES)
-    assert code_blocks("README.md") == code_blocks("README.zh.md")
-    assert "](README.zh.md)" in english and "](README.md)" in chinese
+TRANSLATED = ["README.md", "docs/guide/from-deepep.md"]
 
-    def links(text):
-        return sorted(set(re.findall(r"\]\(([^)]+)\)", text)) - set(READMES))
+
+@pytest.mark.parametrize("page", TRANSLATED)
+def test_translations_have_the_same_code_links_and_tables(page):
+    translation = page.replace(".md", ".zh.md")
+    english, chinese = ((ROOT / name).read_text() for name in (page, translation))
+    assert code_blocks(page) == code_blocks(translation)
+    names = [pathlib.Path(name).name for name in (page, translation)]
+    assert f"]({names[1]})" in english and f"]({names[0]})" in chinese
+
+    def links(text):  # to sections by page: headings are translated
+        targets = (link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text))
+        return {target.replace(".zh.md", ".md") for target in targets}
 
     assert links(english) == links(chinese)
+
+    def cells(text):  # in code style, of all rows of tables
+        rows = re.findall(r"^\|(.*)\|$", text, re.MULTILINE)
+        return [sorted(re.findall(r"`[^`]+`", row)) for row in rows]
+
+    assert cells(english) == cells(chinese)
 
 
 @pytest.mark.parametrize("page", READMES)
 def test_figures_of_readmes_are_the_measured_ones(page):
-    peers = json.loads((ROOT / "docs/data/2-gpus/peers.json").read_text())
-    kernels = peers["kernels, us"]
-    low_latency = peers["low-latency pair, FP8 in, BF16 out, graph, us"]
-    rows = re.findall(r"^\|(.* us .*)\|$", (ROOT / page).read_text(), re.MULTILINE)
-    figures = [[float(number) for number in re.findall(r"([\d.]+) us", row)] for row in rows]
-    systems = [
-        "Shoal, 24 SMs",
-        "DeepEP V1, 24 SMs, cached handle",
-        "DeepEP V2, 64 SMs, with its copy or reduce",
-        "NCCL EP HT",
+    """In the order of the page; the smaller one of a row is bold."""
+    text = (ROOT / page).read_text()
+    peers = json.loads((ROOT / "docs/data/4-gpus/peers.json").read_text())
+    assert peers["versions"]["Shoal"].removeprefix("commit ") in text and peers["date"] in text
+    pairs, layer = peers["pairs, us"], peers["communication of a layer, expert-major, us"]
+    low_latency = peers["low-latency pair, FP8 in, BF16 out, us"]
+
+    def at(tokens, table, form):
+        return {name: times[table["tokens"].index(tokens)] for name, times in table[form].items()}
+
+    measured = [
+        pairs["Buffer, new dispatch, BF16"],
+        pairs["Buffer, cached handle, BF16"],
+        pairs["ElasticBuffer, new dispatch with CPU sync, BF16"],
+        at(4096, layer, "with CPU sync"),
+        at(8, low_latency, "graph"),
+        at(128, low_latency, "graph"),
     ]
-    expected = [
-        [kernels[system][name] for system in systems if name in kernels[system]]
-        for name in ("dispatch fp8", "dispatch bf16", "combine bf16")
-    ]
-    at = low_latency["tokens"].index(128)
-    expected.append([low_latency[system][at] for system in ("Shoal", "DeepEP V1")])
-    assert figures == expected
+    cells = re.findall(r"\| ([*\d.]+) \| ([*\d.]+) \|$", text, re.MULTILINE)
+    expected = []
+    for times in measured:
+        row = [times["DeepEP"], times["Shoal"]]
+        expected.append(tuple(f"**{time}**" if time == min(row) else f"{time}" for time in row))
+    assert cells == expected
 
 
 def test_example_runs_alone_and_on_four_pes(bin_dir):

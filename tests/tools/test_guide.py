@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every block of code in docs/guide is run or compiled, or says in a comment before it why not.
+"""Every block of code in docs/guide and the README is run or compiled, or says in a comment before
+it why not.
 
 Python blocks run in tests/python/test_docs.py, C++ and sh blocks here. A block that is not run has
 the line `<!-- not run: REASON -->` before its fence. Blocks of language `text` show output."""
@@ -18,6 +19,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs/guide"
 PAGES = sorted(page.relative_to(GUIDE).as_posix() for page in GUIDE.rglob("*.md"))
+PAGES.append("../../README.md")
 # test_device_page.py checks that the blocks of device.md are marked parts of these.
 SOURCES = [
     "examples/device_ring.cu",
