@@ -128,7 +128,7 @@ std::vector<SettingInfo> world_rows() {
              "Longest wait for another PE. After it the wait fails with a report.", 1, kOneDayMs),
       number(
           "SHOAL_WARN_AFTER_MS", "", scope, &S::warn_after,
-          "A wait for another PE that takes longer is reported once in the log, and goes on. For "
+          "A wait for another PE that takes longer is reported once in the log and continues. For "
           "OpenSHMEM and NVSHMEM programs, whose waits have no deadline.",
           1, kOneDayMs),
       number(
@@ -184,8 +184,8 @@ std::vector<SettingInfo> verbs_rows() {
           {"verbs", "devx"}),
       text(
           "SHOAL_VERBS_MLX5_LIBRARY", "", scope, &S::verbs_mlx5_library,
-          "The libmlx5 of SHOAL_VERBS_INTERFACE=devx: a file, or a name that is searched for beside "
-          "SHOAL_VERBS_LIBRARY and then by the dynamic linker."),
+          "The libmlx5 of SHOAL_VERBS_INTERFACE=devx: a file, or a name that is searched for in the "
+          "folder of SHOAL_VERBS_LIBRARY and then by the dynamic linker."),
       number("SHOAL_VERBS_QUEUE_PAIRS", "NVSHMEM_IB_NUM_RC_PER_DEVICE", scope,
              &S::verbs_queue_pairs, "Queue pairs for each peer on each port.", 1, 32),
       advanced(text(
@@ -222,8 +222,8 @@ std::vector<SettingInfo> verbs_rows() {
            {"automatic", "dmabuf", "peermem", "off"}),
       text(
           "SHOAL_GDA", "NVSHMEM_IB_ENABLE_IBGDA NVSHMEM_REMOTE_TRANSPORT", scope, &S::gda,
-          "Whether the transport verbs creates queue pairs for kernels, beside its own, where heaps "
-          "are in GPU memory. automatic: where it can (SHOAL_VERBS_INTERFACE=devx and registered "
+          "Whether the transport verbs creates queue pairs for kernels, besides the network's, where "
+          "heaps are in GPU memory. automatic: where it can (SHOAL_VERBS_INTERFACE=devx and registered "
           "heaps); on: an error where it cannot; off: never.",
           {"off", "automatic", "on"}),
       number("SHOAL_GDA_QUEUE_PAIRS", "NVSHMEM_IBGDA_NUM_RC_PER_PE", scope, &S::gda_queue_pairs,
@@ -267,7 +267,7 @@ std::vector<SettingInfo> progress_rows() {
           -1, kMaxIndex),
       text("SHOAL_PLUGIN_DIR", "", scope, &S::plugin_dir,
            "Folder of Shoal's own plug-ins (network transports, bootstraps). Empty: the folder "
-           "shoal beside libshoal."),
+           "shoal next to libshoal."),
   };
 }
 
