@@ -69,7 +69,7 @@ def test_figures_of_readmes_are_the_measured_ones(page):
     """In the order of the page; the smaller one of a row is bold."""
     text = (ROOT / page).read_text()
     peers = json.loads((ROOT / "docs/data/4-gpus/peers.json").read_text())
-    assert peers["versions"]["Shoal"].removeprefix("commit ") in text and peers["date"] in text
+    assert peers["commit"] in text and peers["date"] in text
     pairs, layer = peers["pairs, us"], peers["communication of a layer, expert-major, us"]
     low_latency = peers["low-latency pair, FP8 in, BF16 out, us"]
 
