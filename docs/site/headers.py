@@ -13,11 +13,13 @@ from typing import NamedTuple
 # other text.
 TOKEN = re.compile(
     r"""(?P<doc>///[^\n]*)|(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<directive>^[ \t]*\#(?:\\\n|[^\n])*)
-    |(?P<literal>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?P<mark>[{}();])|(?P<text>[^{}();/"'\n]+|.|\n)""",
+    |(?P<literal>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\\n]){1,4}')|(?P<mark>[{}();])|(?P<text>[^{}();/"'\n]+|.|\n)""",
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
 SCOPE = re.compile(r"(namespace\s+[\w:]*|extern\s*\"C\")\s*$")
-CLASS = re.compile(r"^(?:template\s*<.*>\s*)?(?:typedef\s+)?(class|struct|union)\b(?!.*\()", re.DOTALL)
+CLASS = re.compile(
+    r"^(?:template\s*<.*>\s*)?(?:typedef\s+)?(class|struct|union)\b(?!.*\()", re.DOTALL
+)
 ENUM = re.compile(r"^(?:typedef\s+)?enum\b")
 HIDDEN = re.compile(r"^(?:friend\b|static_assert\b|class \w+$|struct \w+$)")
 
@@ -80,7 +82,9 @@ class Reader:
             if kind == "doc":
                 if word.startswith("///<"):
                     if found and not code.strip():
-                        found[-1] = found[-1]._replace(comment=(found[-1].comment + "\n" + word[4:]).strip())
+                        found[-1] = found[-1]._replace(
+                            comment=(found[-1].comment + "\n" + word[4:]).strip()
+                        )
                     continue
                 if not code.strip():
                     comment.append(word[3:].removeprefix(" "))
@@ -109,7 +113,7 @@ class Reader:
         return self.at < len(self.tokens) and self.tokens[self.at][1] == "\n"
 
     def open(self, code, comment, found):
-        """Reads what an open brace begins; None: an initializer, which belongs to the declaration."""
+        """Reads what an open brace begins; None: an initializer, part of the declaration."""
         code = code.strip()
         if SCOPE.search(code):
             inner = self.entries()
@@ -124,7 +128,7 @@ class Reader:
             self.tail()
             found.append(Entry(name_of(code), code, comment, members))
             return True
-        if "(" in code and not re.search(r"=\s*$|\bconcept\b", code) and "(" in code.split("=")[0]:
+        if "(" in re.sub(r"operator\s*[=!<>]+", "operator", code).split("=")[0]:
             self.balanced()
             code = re.sub(r"\)\s*:\s*\w+[({].*$", ")", code, flags=re.DOTALL)
             self.add(found, code, comment)
@@ -147,23 +151,35 @@ class Reader:
         code = code.strip()
         if code and not HIDDEN.match(code):
             lines = code.split("\n")
-            least = min((len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()), default=0)
-            code = "\n".join([lines[0], *(line[max(least - 4, 0) :].rstrip() for line in lines[1:])])
+            least = min(
+                (len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()), default=0
+            )
+            code = "\n".join(
+                [lines[0], *(line[max(least - 4, 0) :].rstrip() for line in lines[1:])]
+            )
             found.append(Entry(name_of(code), code + ";", comment))
 
 
 def prose(comment):
     """The Markdown of a comment: indented lines are code, words that look like markup are text."""
-    lines, code = [], False
+    lines, code, item = [], False, False
     for line in comment.split("\n"):
-        indented = line.startswith("  ")
+        item = line.startswith("- ") or item and line.startswith("  ")
+        indented = line.startswith("  ") and not item
         if indented != code and (indented or line.strip()):
             lines.append("```" if code else "\n```cpp")
             code = indented
         if code:
             lines.append(line.removeprefix("  "))
         else:
-            parts = line.split("`")
+            if (
+                item
+                and line.startswith("- ")
+                and lines
+                and not lines[-1].startswith(("- ", "    "))
+            ):
+                lines.append("")
+            parts = re.sub("^  ", "    ", line).split("`")
             parts[::2] = [re.sub(r"([\\*_<>\[\]#|])", r"\\\1", part) for part in parts[::2]]
             lines.append("`".join(parts))
     return "\n".join([*lines, *(["```"] if code else [])])

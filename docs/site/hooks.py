@@ -21,6 +21,11 @@ PICTURES = {".svg", ".png"}
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.MULTILINE | re.DOTALL)
 PYTHON = ["shoal", "shoal.ep", "shoal.torch", "shoal.jax", "shoal.observe", "deep_ep"]
+API = {
+    "C++": ["include/shoal", "include/shoal/ep"],
+    "C": ["include/shoal/c"],
+    "CUDA kernels": ["include/shoal/device", "include/shoal/device/contract"],
+}
 LISTED = {".md": "", ".hpp": "cpp", ".cpp": "cpp", ".cuh": "cuda", ".cu": "cuda", ".h": "c"}
 LISTED |= {".c": "c", ".py": "python", ".json": "json", ".yaml": "yaml"}
 
@@ -33,9 +38,13 @@ def tracked():
 
 def api_headers(names):
     """Headers with a contract, in the order of the navigation."""
-    folders = ["include/shoal", "include/shoal/ep", "include/shoal/device/contract", "include/shoal/c"]
     found = [name for name in names if name.endswith((".hpp", ".cuh", ".h"))]
-    return [name for folder in folders for name in found if str(pathlib.PurePath(name).parent) == folder]
+    folders = [folder for group in API.values() for folder in group]
+    return [name for folder in folders for name in found if parent(name) == folder]
+
+
+def parent(name):
+    return pathlib.PurePath(name).parent.as_posix()
 
 
 def target_of(page, link):
@@ -87,8 +96,7 @@ def on_files(files, config):
 def listed(page):
     """The pages that an overview lists, in its order, with the overview first."""
     seen = dict.fromkeys([page, *(target for target in links(page) if target.endswith(".md"))])
-    folder = str(pathlib.PurePath(page).parent)
-    return [name for name in seen if name.startswith(folder)]
+    return [name for name in seen if name.startswith(parent(page))]
 
 
 def navigation(pages, api):
@@ -97,13 +105,19 @@ def navigation(pages, api):
         rest = [page for page in pages if page.startswith(f"docs/{folder}/")]
         return list(dict.fromkeys([*listed(overview), *rest]))
 
-    def reference(*prefixes):
-        wanted = [name for name in api if str(pathlib.PurePath(name).parent) in prefixes]
+    def reference(folders):
+        wanted = [name for name in api if parent(name) in folders]
         return [{name.removeprefix("include/shoal/").removesuffix(".md"): name} for name in wanted]
 
     project = ["CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/README.md"]
     return [
-        {"Shoal": ["README.md", {"中文": "README.zh.md"}, *(name for name in project if name in pages)]},
+        {
+            "Shoal": [
+                "README.md",
+                {"中文": "README.zh.md"},
+                *(name for name in project if name in pages),
+            ]
+        },
         {"Guide": section("guide")},
         {"Performance": ["docs/performance.md", "docs/data/README.md"]},
         {"Reference": section("reference")},
@@ -111,9 +125,7 @@ def navigation(pages, api):
             "API": [
                 "include/shoal/README.md",
                 {"Python": [{module: f"api/{module}.md"} for module in PYTHON]},
-                {"C++": reference("include/shoal", "include/shoal/ep")},
-                {"C": reference("include/shoal/c")},
-                {"CUDA kernels": reference("include/shoal/device/contract")},
+                *({name: reference(folders)} for name, folders in API.items()),
             ]
         },
         {"Internals": section("internals")},
@@ -139,13 +151,17 @@ def on_page_markdown(markdown, page, config, files):
     for index in range(0, len(parts), 2):
         text = LINK.sub(follow, parts[index])
         text = re.sub(r"^( {2,3})(?=[-*\d] ?)", "    ", text, flags=re.MULTILINE)
-        parts[index] = re.sub(r"^(?![-*|#\s]|\d+\. )(.+)\n(?=[-*] |1\. )", r"\1\n\n", text, flags=re.MULTILINE)
+        parts[index] = re.sub(
+            r"^(?![-*|#\s]|\d+\. )(.+)\n(?=[-*] |1\. )", r"\1\n\n", text, flags=re.MULTILINE
+        )
     return "".join(parts)
 
 
 def on_post_build(config):
     """Fails the build for a page that makes a reader's browser fetch from another host."""
-    remote = re.compile(r"""<(?:script|img|iframe)[^>]*\ssrc="?https?://|<link[^>]*rel="?stylesheet[^>]*https?://""")
+    remote = re.compile(
+        r"""<(?:script|img|iframe)[^>]*\ssrc="?https?://|<link[^>]*rel="?stylesheet[^>]*https?://"""
+    )
     for page in pathlib.Path(config.site_dir).rglob("*.html"):
         if found := remote.search(page.read_text()):
             raise SystemExit(f"docs: {page} fetches from another host: {found[0]}")
