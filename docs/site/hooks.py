@@ -26,7 +26,7 @@ API = {
     "C": ["include/shoal/c"],
     "CUDA kernels": ["include/shoal/device", "include/shoal/device/contract"],
 }
-LISTED = {".md": "", ".hpp": "cpp", ".cpp": "cpp", ".cuh": "cuda", ".cu": "cuda", ".h": "c"}
+LISTED = {".hpp": "cpp", ".cpp": "cpp", ".cuh": "cuda", ".cu": "cuda", ".h": "c"}
 LISTED |= {".c": "c", ".py": "python", ".json": "json", ".yaml": "yaml"}
 
 
@@ -66,11 +66,13 @@ def links(page):
 
 
 def listing(name):
+    """A page for a source file or folder, outside the search index."""
     path = ROOT / name
     if path.is_dir():
-        rows = (f"- `{child.name}`" for child in sorted(path.iterdir()) if child.is_file())
-        return "\n".join([f"# {name}", "", *rows, ""])
-    return f"# {name}\n\n````{LISTED.get(path.suffix, 'text')}\n{path.read_text()}\n````\n"
+        body = "\n".join(f"- `{child.name}`" for child in sorted(path.iterdir()) if child.is_file())
+    else:
+        body = f"````{LISTED.get(path.suffix, 'text')}\n{path.read_text()}\n````"
+    return f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n\n{body}\n"
 
 
 def on_files(files, config):
