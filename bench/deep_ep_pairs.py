@@ -27,6 +27,7 @@ import torch.multiprocessing as mp
 
 import deep_ep
 from deep_ep_calls import Case, Elastic, Legacy, chain, host_time, queued, settle
+from rounds import origin
 
 PARTS = ("normal", "hybrid", "low-latency")
 
@@ -403,8 +404,10 @@ def main():
     if a.json:
         library = os.path.basename(os.path.dirname(deep_ep.__file__))
         options = {name: value for name, value in vars(a).items() if name != "json"}
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "host"
+        options = {**origin(f"{a.ranks} x {device}"), "library": library, **options}
         with open(a.json, "w") as file:
-            json.dump({"library": library, **options, "figures": figures}, file, indent=1)
+            json.dump({**options, "figures": figures}, file, indent=1)
 
 
 if __name__ == "__main__":

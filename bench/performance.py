@@ -58,6 +58,8 @@ def plot(function):
 def source(data, name):
     """Where the figures of a file come from, for a caption."""
     file = data(name)
+    if "machine" not in file or not {"commit", "published"} & file.keys():
+        sys.exit(f"performance: {name} needs the keys machine, and commit or published")
     machine = file["machine"]
     if isinstance(machine, dict):
         machine = f"{machine['gpus']} x {machine['gpu']}"

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import deep_ep
 import shoal
 import shoal.torch
+from rounds import origin
 
 HIDDEN, EXPERTS, TOP_K, MAX_TOKENS = 512, 8, 2, 4
 
@@ -245,9 +246,12 @@ def main():
             f"{target}), {device.type}"
         )
     if arguments.json:
-        counts = {"rounds": arguments.rounds, "calls": arguments.calls}
+        name = torch.cuda.get_device_name() if device.type == "cuda" else "host"
+        counts = {"rounds": arguments.rounds, "calls": arguments.calls, "figures": figures}
         with open(arguments.json, "w") as file:
-            json.dump({"device": device.type, **counts, "figures": figures}, file, indent=1)
+            json.dump(
+                {**origin(f"one rank, {name}"), "device": device.type, **counts}, file, indent=1
+            )
     inputs.close()
     dist.destroy_process_group()
 

@@ -5,6 +5,7 @@ Alternating rounds expose all programs under comparison to the same load of the 
 """
 
 import argparse
+import datetime
 import json
 import os
 import pathlib
@@ -82,6 +83,17 @@ def alternate(count, runs):
 def medians(results):
     """{row: median} of several {row: value}."""
     return {row: statistics.median(one[row] for one in results) for row in results[0]}
+
+
+def origin(machine):
+    """Where results come from: date, machine, and the commit in a checkout of the sources."""
+    root = pathlib.Path(__file__).resolve().parents[1]
+    result = {"date": datetime.date.today().isoformat(), "machine": machine}
+    if (root / ".git").exists():
+        command = ["git", "-C", root, "rev-parse", "--short=8", "HEAD"]
+        found = subprocess.run(command, capture_output=True, text=True)
+        result |= {"commit": found.stdout.strip()} if found.returncode == 0 else {}
+    return result
 
 
 def write(path, everything):
