@@ -42,6 +42,11 @@ def number(value):
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
+def figure(value):
+    """A figure of a table or plot: three digits, whole numbers from 1000 on."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+
+
 def text(x, y, words, kind="t", anchor="start", size=SIZE):
     at = f'x="{number(x)}" y="{number(y)}" font-size="{size}" text-anchor="{anchor}"'
     return f'<text class="{kind}" {at}>{escape(words)}</text>'
@@ -157,7 +162,7 @@ def bar_chart(title, x_label, top, step, groups, legend=()):
         for colour, value in bars:
             size = f'width="{number(x_of(value) - left)}" height="{bar - 2}"'
             parts.append(f'<rect class="{colour}" x="{left}" y="{number(y)}" {size}/>')
-            parts.append(text(x_of(value) + 5, y + 11, f"{value:.3g}", "t", "start", 13))
+            parts.append(text(x_of(value) + 5, y + 11, figure(value), "t", "start", 13))
             y += bar
         y += gap
     return picture(height, title, parts)

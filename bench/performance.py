@@ -14,7 +14,7 @@ import re
 import sys
 import textwrap
 
-from charts import Line, Marks, bar_chart, line_chart
+from charts import Line, Marks, bar_chart, figure, line_chart
 
 PARTS, PLOTS = {}, {}
 OPERATIONS = {
@@ -23,12 +23,7 @@ OPERATIONS = {
     "combine bf16": ("BF16 combine", "green"),
 }
 SWEEP, PEERS = "2-gpus/gpu-normal-by-sms.json", "2-gpus/peers.json"
-PAIRS, OVERHEAD = "2-gpus/deep-ep-pairs.json", "2-gpus/python-overhead.json"
-HANDLES = {
-    "Buffer, cached handle": "Buffer, cached handle",
-    "Buffer, new dispatch": "Buffer, with CPU sync",
-}
-HANDLES["ElasticBuffer, new dispatch"] = "ElasticBuffer, with CPU sync"
+PROGRAMS, OVERHEAD = "4-gpus/peers.json", "2-gpus/python-overhead.json"
 # Subjects of bench/python_overhead.py: name, calls of a pair, row of the table.
 CALLS = [
     ("deep_ep.Buffer", 2, "Buffer, low latency, hooks"),
@@ -73,15 +68,11 @@ def code(name):
 
 
 def table(head, rows, caption):
-    def cell(value):
-        return (
-            value if isinstance(value, str) else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-        )
-
-    wrapped = textwrap.fill(f"{caption}.", 100, break_long_words=False, break_on_hyphens=False)
+    look = {"break_long_words": False, "break_on_hyphens": False}
+    wrapped = [textwrap.fill(f"{caption}.", 100, **look)] if caption else []
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
-    lines += ([cell(value) for value in row] for row in rows)
-    return "\n".join([*("|" + "|".join(line) + "|" for line in lines), "", wrapped])
+    lines += ([one if isinstance(one, str) else figure(one) for one in row] for row in rows)
+    return "\n".join([*("|" + "|".join(line) + "|" for line in lines), "", *wrapped])
 
 
 def logical(peers):
@@ -144,84 +135,91 @@ def bandwidth(data):
 
 
 def low_latency_lines(data):
-    peers = data(PEERS)
-    for launch, key in (("graph", "FP8 in, BF16 out, graph, us"), ("eager", "the same, eager, us")):
-        times = peers[f"low-latency pair, {key}"]
-        for system in ("Shoal", "DeepEP V1"):
-            yield f"{system}, {launch}", dict(zip(times["tokens"], times[system]))
+    times = data(PROGRAMS)["low-latency pair, FP8 in, BF16 out, us"]
+    for launch in ("graph", "eager"):
+        for system in ("Shoal", "DeepEP"):
+            yield f"{system}, {launch}", dict(zip(times["tokens"], times[launch][system]))
 
 
 @plot
 def low_latency_by_tokens(data):
     lines = []
     for name, times in low_latency_lines(data):
-        shoal = name.startswith("Shoal")
-        look = ("blue", "circle") if shoal else ("orange", "square")
-        short = name.replace("DeepEP V1", "DeepEP")
-        lines.append(Line(short, look[0], list(times.items()), "eager" in name, look[1]))
+        colour, shape = ("blue", "circle") if name.startswith("Shoal") else ("orange", "square")
+        lines.append(Line(name, colour, list(times.items()), "eager" in name, shape))
     ticks = [(tokens, str(tokens)) for tokens in times]
     title = "Time of a low-latency pair by tokens: Shoal and DeepEP"
-    return line_chart(title, "tokens per PE", "us per pair", ticks, 80, 20, lines, (), True)
+    return line_chart(title, "tokens per PE", "us per pair", ticks, 100, 20, lines, (), True)
+
+
+def by_tokens(lines, caption):
+    lines = list(lines)
+    head = ["us", *(f"{tokens} tokens" for tokens in lines[0][1])]
+    return table(head, [[row, *times.values()] for row, times in lines], caption)
 
 
 @part
 def low_latency(data):
-    lines = list(low_latency_lines(data))
-    head = ["us per pair", *(f"{tokens} tokens" for tokens in lines[0][1])]
-    rows = [[name, *times.values()] for name, times in lines]
-    return table(head, rows, source(data, PEERS))
+    return by_tokens(low_latency_lines(data), source(data, PROGRAMS))
 
 
-def pairs_of(data, form, name=PAIRS):
-    """(interface, Shoal's time, DeepEP's on H200 or None) of pairs in one format."""
-    shoal, deep_ep = data(name)["figures"], data(PEERS)["pairs through Python, us"]
-    for peer, interface in HANDLES.items():
-        kind = "pair" if "cached" in interface else "new pair"
-        figure = shoal[f"{interface}, {form.upper()}: {kind}, us"]
-        yield interface, figure, min(deep_ep[f"{peer}, {form}"]["DeepEP"])
-        if kind == "new pair":
-            without = interface.replace("with CPU sync", "without CPU sync")
-            yield without, shoal[f"{without}, {form.upper()}: {kind}, us"], None
+def pairs_of(data):
+    """(interface, {library: us}) of pairs without CUDA graphs."""
+    pairs = data(PROGRAMS)["pairs, us"].items()
+    return [(name, times) for name, times in pairs if "graph" not in name]
 
 
 @plot
 def pairs_by_interface(data):
     groups = [
-        (f"{name}, {form.upper()}", [("blue", shoal), *([("orange", peer)] if peer else [])])
-        for form in ("bf16", "fp8")
-        for name, shoal, peer in pairs_of(data, form)
+        (name, [("blue", times["Shoal"]), ("orange", times["DeepEP"])])
+        for name, times in pairs_of(data)
     ]
     legend = [("blue", "Shoal"), ("orange", "DeepEP")]
-    return bar_chart("Time of a pair by interface", "us per pair", 900, 300, groups, legend)
-
-
-def pairs_of_shoal(data, name):
-    rows = zip(pairs_of(data, "bf16", name), pairs_of(data, "fp8", name))
-    return table(
-        ["Shoal, us per pair", "BF16", "FP8"],
-        [[code(interface), bf16, fp8] for (interface, bf16, _), (_, fp8, _) in rows],
-        source(data, name),
-    )
-
-
-@part
-def pairs_h100(data):
-    return pairs_of_shoal(data, "2-h100/deep-ep-pairs.json")
+    return bar_chart("Time of a pair by interface", "us per pair", 1600, 400, groups, legend)
 
 
 @part
 def pairs(data):
-    shoal = pairs_of_shoal(data, PAIRS)
-    times = data(PEERS)["pairs through Python, us"]
-    deep_ep = table(
-        ["DeepEP, us per pair", "BF16", "FP8"],
-        [
-            [code(name)] + [min(times[f"{name}, {form}"]["DeepEP"]) for form in ("bf16", "fp8")]
-            for name in HANDLES
-        ],
-        source(data, PEERS),
+    rows = [[code(name), times["Shoal"], times["DeepEP"]] for name, times in pairs_of(data)]
+    return table(["us per pair", "Shoal", "DeepEP"], rows, source(data, PROGRAMS))
+
+
+@part
+def pairs_h100(data):
+    name = "2-h100/deep-ep-pairs.json"
+    kind = re.compile(r"(.*), BF16(: (?:new )?pair, us)")
+    figures = data(name)["figures"]
+    rows = [
+        [code(found[1]), figures[key], figures[f"{found[1]}, FP8{found[2]}"]]
+        for key in figures
+        if (found := kind.fullmatch(key))
+    ]
+    return table(["us per pair", "BF16", "FP8"], rows, source(data, name))
+
+
+@part
+def deep_ep_faster(data):
+    programs = data(PROGRAMS)
+    layer = programs["communication of a layer, expert-major, us"]
+    hooks = programs["low-latency combine with hook, send and receive kernel, us"]
+    layers = (
+        (f"layer, {launch}, {library}", dict(zip(layer["tokens"], layer[launch][library])))
+        for launch in ("with CPU sync", "without CPU sync", "graph")
+        for library in ("Shoal", "DeepEP")
     )
-    return f"{shoal}\n\n{deep_ep}"
+    combines = (
+        (f"{kernel}, {library}", dict(zip(hooks["tokens"], [one[at] for one in hooks[library]])))
+        for at, kernel in enumerate(("send", "receive"))
+        for library in ("Shoal", "DeepEP")
+    )
+    rows = [
+        [f"{name}, {unit}", one["Shoal"], one["DeepEP"]]
+        for title, unit in (("first pair of a process, ms", "ms"), ("GPU memory, MB", "MB"))
+        for name, one in programs[title].items()
+    ]
+    others = table(["first pair, GPU memory", "Shoal", "DeepEP"], rows, source(data, PROGRAMS))
+    return "\n".join([by_tokens(layers, ""), by_tokens(combines, ""), others])
 
 
 def host_times(data):
@@ -253,17 +251,6 @@ def by_sms(data, name, operations):
 @part
 def four_gpus(data):
     return by_sms(data, "4-gpus/gpu-normal.json", list(OPERATIONS))
-
-
-@part
-def four_gpus_low_latency(data):
-    name = "4-gpus/gpu-low-latency.json"
-    rows = [
-        [str(entry["tokens"]), entry["seconds"]["max"] * 1e6]
-        for entry in data(name)["results"]
-        if (entry["operation"], entry["format"], entry["launch"]) == ("pair", "fp8", "graph")
-    ]
-    return table(["tokens per PE", "us per pair"], rows, source(data, name))
 
 
 @part
@@ -348,7 +335,7 @@ def open_mpi_faster(data):
         [f"{label}: {operation}, {size} B", shoal, other]
         for section, label in sections.items()
         for operation, size, shoal, other, ratio in data(name)[section]["rows"]
-        if ratio and ratio < 0.9 and size in (8, 4096, 32768, 4194304)
+        if ratio and ratio < 0.85 and size in (8, 4096, 32768, 4194304)
     ]
     return table(["us per call", "Shoal", "Open MPI"], rows, source(data, name))
 
@@ -363,9 +350,9 @@ def nccl_faster(data):
         times = best.setdefault(kind, {})
         times[library] = min(times.get(library, 1e9), entry["seconds"]["max"])
     rows = [
-        [f"{operation}, {size >> 20} MiB, {launch}", times["Shoal"] * 1e6, times["NCCL"] * 1e6]
+        [f"{operation}, {size >> 20} MiB", times["Shoal"] * 1e6, times["NCCL"] * 1e6]
         for (operation, size, launch), times in best.items()
-        if "NCCL" in times and times["NCCL"] < 0.95 * times["Shoal"]
+        if launch == "plain" and "NCCL" in times and times["NCCL"] < 0.95 * times["Shoal"]
     ]
     return table(["us per call", "Shoal", "NCCL"], rows, source(data, name))
 

@@ -39,14 +39,14 @@ def test_page_and_plots_are_generated_from_the_data(docs):
 
 
 def test_a_changed_figure_reaches_table_and_plot(docs):
-    file = docs / "data/2-gpus/deep-ep-pairs.json"
+    file = docs / "data/4-gpus/peers.json"
     data = json.loads(file.read_text())
-    data["figures"]["Buffer, cached handle, BF16: pair, us"] = 123.4
+    data["pairs, us"]["Buffer, cached handle, BF16"]["Shoal"] = 123.4
     data["commit"] = "0123abcd"
     file.write_text(json.dumps(data))
     assert regenerate(docs).returncode == 0
     page = (docs / "performance.md").read_text()
-    assert "|`Buffer`, cached handle|123|" in page and "commit 0123abcd" in page
+    assert "|`Buffer`, cached handle, BF16|123|1416|" in page and "commit 0123abcd" in page
     assert ">123<" in (docs / "plots/pairs-by-interface.svg").read_text()
 
 
