@@ -133,10 +133,12 @@ def room_of(path):
 
 
 def resolve(root, file, target):
-    """The path below the root of a file that `file` includes, or None."""
+    """The path below the root of a file that `file` includes, or None. A file that CMake writes has
+    the place of its template."""
     for base in (file.parent, *(root / folder for folder in INCLUDE_FOLDERS)):
         candidate = (base / target).resolve()
-        if candidate.is_file() and candidate.is_relative_to(root):
+        generated = candidate.with_name(candidate.name + ".in").is_file()
+        if (generated or candidate.is_file()) and candidate.is_relative_to(root):
             return candidate.relative_to(root).as_posix()
     return None
 

@@ -19,6 +19,7 @@ differentiable. Arrays are exchanged by DLPack.
 """
 
 from . import ep, errors
+from ._core import VERSION as __version__
 from ._core import (
     Array,
     RemoteArray,
@@ -48,8 +49,6 @@ from .errors import (
     TimeoutError,
     UnsupportedError,
 )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Array",

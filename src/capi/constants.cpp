@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // constants.cpp: compile-time checks that the constants of the C header, which are part of the ABI,
 // equal the C++ enumerations.
-#include <string_view>
-
 #include "shoal/collective.hpp"
 #include "shoal/ep/gate.hpp"
 #include "shoal/ep/group.hpp"
@@ -18,18 +16,6 @@ template <typename Enum>
 constexpr bool same(int number, Enum value) {
   return number == static_cast<int>(value);
 }
-
-constexpr bool is_number(std::string_view text, int number) {
-  int parsed = 0;
-  for (const char digit : text) parsed = parsed * 10 + (digit - '0');
-  return parsed == number;
-}
-constexpr std::string_view version = SHOAL_PROJECT_VERSION;
-constexpr std::size_t dot = version.find('.'), last_dot = version.rfind('.');
-static_assert(is_number(version.substr(0, dot), SHOAL_VERSION_MAJOR) &&
-                  is_number(version.substr(dot + 1, last_dot - dot - 1), SHOAL_VERSION_MINOR) &&
-                  is_number(version.substr(last_dot + 1), SHOAL_VERSION_PATCH),
-              "shoal.h has another version than the project");
 
 static_assert(same(SHOAL_INVALID_ARGUMENT, Code::invalid_argument) &&
               same(SHOAL_EXHAUSTED, Code::exhausted) && same(SHOAL_TIMEOUT, Code::timeout) &&

@@ -11,7 +11,7 @@
 #include "pe/control.hpp"
 #include "pe/memory.hpp"
 #include "pe/placement.hpp"
-#include "shoal/c/status.h"
+#include "shoal/version.hpp"
 
 namespace shoal::detail {
 namespace {
@@ -37,18 +37,17 @@ void warn_of_settings(const Settings& settings) {
   log::warn_once(warnings);
 }
 
-/// "Shoal 0.1.0 (protocol 9): 8 PEs on 2 hosts, 4 per node; heap of 1073741824 bytes per PE in host
-/// memory; ...". The same on all PEs.
+/// "Shoal 0.2.0 (protocol 12): 8 PEs on 2 hosts, 4 per node; heap of 1073741824 bytes per PE in
+/// host memory; ...". The same on all PEs.
 std::string describe_world(const Placement& placement, const Memory& memory,
                            const Settings& settings) {
   const auto hosts = 1 + *std::ranges::max_element(placement.host_of);
   return fmt::format(
-      "Shoal {}.{}.{} (protocol {}): {} PEs on {} host{}, {} per node; heap of {} bytes per PE in "
+      "Shoal {} (protocol {}): {} PEs on {} host{}, {} per node; heap of {} bytes per PE in "
       "{} memory, {} bytes of staging; at most {} teams; timeout {} ms",
-      SHOAL_VERSION_MAJOR, SHOAL_VERSION_MINOR, SHOAL_VERSION_PATCH, kProtocolVersion,
-      placement.n_pes, hosts, hosts == 1 ? "" : "s", placement.pes_per_node, memory.heap_size(),
-      memory.heap_on_gpu() ? "GPU" : "host", settings.staging_size, settings.max_teams,
-      settings.timeout.count());
+      SHOAL_VERSION, kProtocolVersion, placement.n_pes, hosts, hosts == 1 ? "" : "s",
+      placement.pes_per_node, memory.heap_size(), memory.heap_on_gpu() ? "GPU" : "host",
+      settings.staging_size, settings.max_teams, settings.timeout.count());
 }
 
 /// "PE 3 on node 0: transports self (1 PE), shm (3), ofi (4); NICs mlx5_0:1".

@@ -39,10 +39,14 @@ int main() {
   return sum == n * (n + 1) / 2 ? 0 : 1;
 }
 TEXT
-cat > "$work/user/CMakeLists.txt" <<'TEXT'
+# The minor version before this one, whose names it still has.
+version=$(<"$source_dir/VERSION")
+IFS=. read -r major minor _ <<<"$version"
+wanted=$major.$((minor > 0 ? minor - 1 : 0))
+cat > "$work/user/CMakeLists.txt" <<TEXT
 cmake_minimum_required(VERSION 3.25)
 project(user LANGUAGES C CXX)
-find_package(shoal 0.1 REQUIRED)
+find_package(shoal $wanted REQUIRED)
 add_executable(hello hello.cpp)
 target_link_libraries(hello PRIVATE shoal::shoal shoal::ep)
 add_executable(memory memory.cpp)
@@ -69,7 +73,6 @@ stray=$(cd "$work/prefix" && find . \( -name '*.py*' -o -name '_core*' -o -name 
 
 # pkg-config: the libraries, their order and the version.
 export PKG_CONFIG_PATH="$work/prefix/lib/pkgconfig"
-version=$(sed -n 's/^project(shoal VERSION \([0-9.]*\).*/\1/p' "$source_dir/CMakeLists.txt")
 rpath="-Wl,-rpath,$work/prefix/lib"
 read -ra ep < <(pkg-config --cflags --libs shoal-ep)
 read -ra core < <(pkg-config --cflags --libs shoal)

@@ -80,7 +80,8 @@ def test_programs_find_their_libraries_next_to_them(bundle):
     assert {"shoal-run", "shoal-info", "shoal-moe", "shoal-bench", "example_hello"} <= set(
         manifest["programs"]
     )
-    assert {"libshoal.so.0", "libshoal_ep.so.0"} <= set(manifest["libraries"])
+    abi = (ROOT / "VERSION").read_text().rpartition(".")[0]
+    assert {f"libshoal.so.{abi}", f"libshoal_ep.so.{abi}"} <= set(manifest["libraries"])
     assert sum(path.stat().st_size for path in bundle.rglob("*")) < 56 << 20
     loaded = run("ldd", bundle / "bin/shoal-bench").stdout
     assert "not found" not in loaded

@@ -18,6 +18,11 @@ def header_text():
     return "\n".join(header.read_text() for header in HEADERS)
 
 
+def includes(bin_dir):
+    """Where a build has the public headers, one of which it writes."""
+    return ["-I", ROOT / "include", "-I", bin_dir.parent / "include"]
+
+
 USER = """
 #include <shoal/shoal.h>
 #include <shoal/shoal.h>
@@ -52,12 +57,12 @@ int main(void) {
         ("clang-19", "c", "c11"),
     ],
 )
-def test_header_compiles_without_a_warning(compiler, language, standard):
+def test_header_compiles_without_a_warning(bin_dir, compiler, language, standard):
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} on this machine")
     warnings = ["-Wall", "-Wextra", "-pedantic", "-Werror"]
     command = [compiler, "-x", language, f"-std={standard}", *warnings, "-fsyntax-only"]
-    command += ["-I", ROOT / "include", "-"]
+    command += [*includes(bin_dir), "-"]
     result = subprocess.run(command, input=USER, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
 
@@ -82,7 +87,7 @@ def test_example_runs_as_other_compilers_place_its_arrays(bin_dir, tmp_path):
     if compiler is None or not library.exists():
         pytest.skip("needs clang and a shared library of Shoal")
     program = tmp_path / "c_moe"
-    command = [compiler, "-std=c11", "-O1", "-I", ROOT / "include", ROOT / "examples/c_moe.c"]
+    command = [compiler, "-std=c11", "-O1", *includes(bin_dir), ROOT / "examples/c_moe.c"]
     command += [library, f"-Wl,-rpath,{library.parent}", "-o", program]
     subprocess.run(command, check=True, timeout=60)
     command = [bin_dir / "shoal-run", "-n", "2", program]

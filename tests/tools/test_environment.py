@@ -88,7 +88,9 @@ def run_doctor(bin_dir, *options, **variables):
     return {finding["name"]: finding for finding in json.loads(done.stdout)["doctor"]}
 
 
-SYSTEMS = pathlib.Path(__file__).resolve().parents[1] / "data" / "doctor"
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+SYSTEMS = TESTS / "data" / "doctor"
+VERSION = (TESTS.parent / "VERSION").read_text().strip()
 
 
 def test_the_doctor_names_variables_with_a_described_system_too(bin_dir):
@@ -150,7 +152,7 @@ def test_nvshmem_info_is_shoal_info(bin_dir):
 
 def test_info_reports_version_transports_and_sizes(bin_dir):
     output = run(bin_dir, SHOAL_LOG="info")
-    assert output.count("Shoal 0.1.0 (protocol ") == 1, output
+    assert output.count(f"Shoal {VERSION} (protocol ") == 1, output
     assert "2 PEs on 1 host, 2 per node; heap of 67108864 bytes per PE in host memory" in output
     for pe in (0, 1):
         assert f"PE {pe} on node 0: transports self (1), shm (1)" in output, output

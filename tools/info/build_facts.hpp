@@ -5,7 +5,7 @@
 
 namespace shoal::info {
 
-extern const char* const kVersion;    ///< "0.1.0"
+extern const char* const kVersion;    ///< "0.2.0"
 extern const char* const kCommit;     ///< "26af836", "unknown" outside a git clone
 extern const char* const kBuildType;  ///< "Release"
 extern const char* const kCompiler;   ///< "GNU 12.2.0"

@@ -3,7 +3,6 @@
 // several.
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -21,7 +20,7 @@
 #include "run/hosts.hpp"
 #include "run/job.hpp"
 #include "shoal/bootstrap.hpp"
-#include "shoal/c/status.h"
+#include "shoal/version.hpp"
 
 namespace {
 
@@ -232,8 +231,7 @@ int main(int argc, char** argv) {
       ->type_name("S");
   app.add_flag("--no-label", line.no_label, "Do not put \"[PE] \" before each line of output");
   app.prefix_command();
-  app.set_version_flag("--version", fmt::format("shoal-run {}.{}.{}", SHOAL_VERSION_MAJOR,
-                                                SHOAL_VERSION_MINOR, SHOAL_VERSION_PATCH));
+  app.set_version_flag("--version", "shoal-run " SHOAL_VERSION);
   shoal::tools::finish(app);
   try {
     auto arguments = arguments_of(argc, argv, app);

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// shoal/c/status.h: version, status codes and the message of the last failure.
+// shoal/c/status.h: status codes, version and the message of the last failure.
 #ifndef SHOAL_C_STATUS_H
 #define SHOAL_C_STATUS_H
 
 #include <stddef.h>  // NOLINT(modernize-deprecated-headers): a C header
 #include <stdint.h>  // NOLINT(modernize-deprecated-headers)
 
-#define SHOAL_VERSION_MAJOR 0
-#define SHOAL_VERSION_MINOR 1
-#define SHOAL_VERSION_PATCH 0
+#include <shoal/c/version.h>
 
 #if defined(__GNUC__)
 #define SHOAL_API __attribute__((visibility("default")))

@@ -9,12 +9,14 @@
 #include "../observe.hpp"
 #include "../settings.hpp"
 #include "../world/world.hpp"
+#include "shoal/version.hpp"
 
 NB_MODULE(_core, module) {
   using namespace shoal::python;
   // Tensors over Arrays may live in globals until the interpreter ends.
   nanobind::set_leak_warnings(false);
   module.doc() = "The compiled part of shoal; import its names from the package.";
+  module.attr("VERSION") = SHOAL_VERSION;
   bind_errors(module);
   bind_interrupt();
   bind_settings(module);

@@ -9,6 +9,7 @@
 #include "shoal/ep/gate.hpp"
 #include "shoal/ep/group.hpp"
 #include "shoal/error.hpp"
+#include "shoal/version.hpp"
 #include "support/capi/capi.hpp"
 #include "support/expect_error.hpp"
 
@@ -75,6 +76,9 @@ TEST(CApiErrors, VersionIsThatOfTheHeader) {
   EXPECT_EQ(major, SHOAL_VERSION_MAJOR);
   EXPECT_EQ(minor, SHOAL_VERSION_MINOR);
   EXPECT_EQ(patch, SHOAL_VERSION_PATCH);
+  EXPECT_EQ(loaded_version(), kVersion);
+  EXPECT_EQ((Version{major, minor, patch}), kVersion);
+  EXPECT_LT((Version{major, minor, patch}), (Version{major, minor, patch + 1}));
 }
 
 std::string setting(const CSettings& settings, const char* name) {
