@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the prose of the tree: comments, docstrings, messages and pages.
+"""Checks the layout of the prose of the tree: comments, docstrings and pages.
 
 Usage: check_prose.py [ROOT]. Prints each fault as "file:line: what is wrong"; exits with 1 if there
 is any, else 0.
 
-- Text refers only to what a reader of the repository can open: no codes of requirements.
-- No phrases that the style rules out (PHRASES).
 - No line of prose is wider than 100 columns. Tables, links and code blocks of pages may be.
 - Comments have no rulers and no line that breaks early in a sentence, as a formatter leaves them.
 - Every source file has an SPDX line.
@@ -25,26 +23,7 @@ SPDX = "SPDX-License-Identifier: Apache-2.0"
 C_LIKE = {".cpp", ".hpp", ".h", ".c", ".cu", ".cuh", ".pml"}
 HASH_LIKE = {".py", ".sh", ".cmake"}
 HASH_NAMES = {"CMakeLists.txt", "run", "run-gpu", "Dockerfile"}
-# Files that quote what is checked here.
-QUOTING = {"cmake/check_prose.py", "tests/tools/test_check_prose.py"}
 DATA = ("docs/data/", "tests/data/", "tests/fuzz/corpus/", ".devcontainer/")
-CODE = re.compile(
-    r"\brequirements? [A-H]\d{1,2}\b|\((?:[A-H]\d{1,2})(?:(?:, | and | to |, and )[A-H]\d{1,2})*\)"
-)
-PHRASES = {
-    r"\bDESIGN\.md\b": "a page outside the tree",
-    r"\brequirements\.md\b": "a page outside the tree",
-    r"\bnobody\b|\bsomebody\b|\beverybody\b": "name the subject",
-    r"\bis told\b|\bare told\b|\bwas told\b": "say what is sent, reported or raised",
-    r"\bwhat there is\b": "name it",
-    r"\bhow-manyth\b": "write the index of what, among what",
-    r"\btells? of (?:itself|themselves)\b": "self-signalling",
-    r"\b(?:comes?|came) behind\b": "write follows, or is ordered after",
-    r"\bstep(?:s|ping)? aside\b": "backoff",
-    r"\bby its own word\b": "write as it reports",
-    r"\bthe one and only\b": "the only",
-}
-PHRASES = {re.compile(pattern, re.IGNORECASE): advice for pattern, advice in PHRASES.items()}
 RULER = re.compile(r"^\s*(?://+|#)\s*[-=*_]{4,}\s*\S{0,40}\s*[-=*_]*\s*$")
 COMMENT_LINE = re.compile(r"^(\s*)(//+<?) (\S.*)$")
 # A line breaks early where the first word of the next would leave this many columns free.
@@ -161,16 +140,10 @@ def file_faults(root, name):
         return
     if is_source(name) and SPDX not in "\n".join(text.splitlines()[:3]):
         yield f'{name}:1: no line "{SPDX}"'
-    if name in QUOTING or name.startswith(DATA) or not (is_source(name) or path.suffix == ".md"):
+    if name.startswith(DATA) or not (is_source(name) or path.suffix == ".md"):
         return
     if path.name == "README.md" and not text.startswith("# "):
         yield f"{name}:1: does not begin with a heading"
-    for number, part in prose_of(path, text):
-        if match := CODE.search(part):
-            yield f"{name}:{number}: code of a requirement: {match.group()}"
-        for phrase, advice in PHRASES.items():
-            if match := phrase.search(part):
-                yield f'{name}:{number}: "{match.group()}": {advice}'
     if path.suffix in C_LIKE | HASH_LIKE:
         lines = text.splitlines()
         for number in early_breaks(lines):
