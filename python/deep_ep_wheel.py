@@ -17,26 +17,37 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+try:
+    import tomllib
+except ModuleNotFoundError:  # before Python 3.11
+    import tomli as tomllib
+
 _HERE = Path(__file__).resolve().parent
 _WHEEL = "Wheel-Version: 1.0\nGenerator: deep_ep_wheel\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
-def _version(package: str) -> str:
-    text = (_HERE / package / "__init__.py").read_text(encoding="utf-8")
+def _version() -> str:
+    text = (_HERE / "deep_ep/__init__.py").read_text(encoding="utf-8")
     return re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)[1]
 
 
 def _info() -> tuple[str, dict[str, str]]:
     """The name of the metadata folder, and its files except RECORD."""
-    version = _version("deep_ep")
-    metadata = f"""Metadata-Version: 2.1
-Name: deep_ep
-Version: {version}
-Summary: The interface of DeepEP over Shoal
-License: Apache-2.0
-Requires-Python: >=3.10
-Requires-Dist: shoal=={_version("shoal")}
-"""
+    version = _version()
+    project = tomllib.loads((_HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {project['name']}",
+        f"Version: {version}",
+        f"Summary: {project['description']}",
+        f"Author: {', '.join(author['name'] for author in project['authors'])}",
+        "License: Apache-2.0",
+        f"Keywords: {','.join(project['keywords'])}",
+        f"Requires-Python: {project['requires-python']}",
+        f"Requires-Dist: shoal=={(_HERE.parent / 'VERSION').read_text(encoding='utf-8').strip()}",
+        *(f"Classifier: {classifier}" for classifier in project["classifiers"]),
+    ]
+    metadata = "\n".join(lines) + "\n"
     return f"deep_ep-{version}.dist-info", {"METADATA": metadata, "WHEEL": _WHEEL}
 
 
@@ -79,7 +90,7 @@ def build_wheel(
     record = f"{name}/RECORD"
     lines = [_record_line(path, data) for path, data in contents.items()] + [f"{record},,\n"]
     contents[record] = "".join(lines).encode()
-    wheel = f"deep_ep-{_version('deep_ep')}-py3-none-any.whl"
+    wheel = f"deep_ep-{_version()}-py3-none-any.whl"
     with zipfile.ZipFile(Path(wheel_directory, wheel), "w", zipfile.ZIP_DEFLATED) as archive:
         for path, data in contents.items():
             archive.writestr(zipfile.ZipInfo(path), data, zipfile.ZIP_DEFLATED)

@@ -4,6 +4,7 @@
 import email
 import importlib.util
 import pathlib
+import tomllib
 import zipfile
 
 import pytest
@@ -39,8 +40,10 @@ def test_wheel_of_deep_ep(deep_ep_wheel, tmp_path):
     added = {f"{info}/{file}" for file in ("METADATA", "WHEEL", "RECORD")}
     assert files == sources | {"deep_ep/py.typed"} | added
     assert {line.split(",")[0] for line in record.splitlines()} == files
-    shoal = ROOT / "python/shoal/__init__.py"
-    assert metadata["Requires-Dist"].removeprefix("shoal==") in shoal.read_text()
+    assert metadata["Requires-Dist"] == f"shoal=={(ROOT / 'VERSION').read_text().strip()}"
+    project = tomllib.loads((ROOT / "python/pyproject.toml").read_text())["project"]
+    assert metadata["Author"] == project["authors"][0]["name"] == "the Shoal authors"
+    assert metadata.get_all("Classifier") == project["classifiers"]
 
 
 def test_another_deep_ep_is_not_replaced(deep_ep_wheel, tmp_path, monkeypatch):
