@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages agree with the code: READMEs, the table of settings, links between pages."""
 
+import importlib
 import json
 import os
 import pathlib
 import re
 import subprocess
+import sys
+import tomllib
 
 import pytest
 
@@ -135,6 +138,90 @@ def test_reference_has_every_error_code():
     assert re.findall(r"^\| `([a-z_]+)` \|", second, re.MULTILINE) == codes
     numbers = [int(number) for number in re.findall(r"`SHOAL_[A-Z_]+` \((\d)\) \|", first)]
     assert numbers == list(range(1, len(codes) + 1))
+
+
+def test_version_is_the_same_everywhere(bin_dir):
+    version = (ROOT / "VERSION").read_text().strip()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    header = (bin_dir.parent / "include/shoal/c/version.h").read_text()
+    numbers = re.findall(
+        r"^#define SHOAL_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", header, re.MULTILINE
+    )
+    assert ".".join(numbers) == version and f'#define SHOAL_VERSION "{version}"' in header
+
+    def printed(program):
+        command = [bin_dir / program, "--version"]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+
+    assert printed("shoal-info").strip() == version
+    assert printed("shoal-run").strip() == f"shoal-run {version}"
+    for package in (bin_dir.parent / "pkgconfig").glob("*.pc"):
+        assert f"\nVersion: {version}\n" in package.read_text()
+    config = (bin_dir.parent / "shoal-config-version.cmake").read_text()
+    assert f'set(PACKAGE_VERSION "{version}")' in config
+    minor = version.rpartition(".")[0]
+    for page in ("docs/guide/getting-started.md", "docs/guide/c.md"):
+        assert f"find_package(shoal {minor} REQUIRED)" in (ROOT / page).read_text()
+
+
+def test_version_of_the_python_packages(bin_dir):
+    if not (bin_dir.parent / "python/shoal").exists():
+        pytest.skip("this build has no Python packages")
+    command = [sys.executable, "-c", "import shoal; print(shoal.__version__)"]
+    environment = {**os.environ, "PYTHONPATH": str(bin_dir.parent / "python")}
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60, env=environment
+    )
+    assert result.stdout == (ROOT / "VERSION").read_text()
+    metadata = importlib.import_module("scikit_build_core.metadata.regex")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    settings = project["tool"]["scikit-build"]["metadata"]["version"]
+    assert settings.pop("provider") == metadata.__name__
+    settings["input"] = str(ROOT / settings["input"])
+    assert metadata.dynamic_metadata("version", settings) == result.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("asked", "accepted"),
+    [
+        ("1.4", True),
+        ("1.4.2", True),
+        ("1.3", True),
+        ("1.3.7", True),
+        ("1.2.9", False),
+        ("1.4.3", False),
+        ("1.5", False),
+        ("0.4", False),
+    ],
+)
+def test_find_package_accepts_the_minor_version_before(tmp_path, asked, accepted):
+    template = (ROOT / "cmake/shoal-config-version.cmake.in").read_text()
+    values = {"PROJECT_VERSION": "1.4.2", "PROJECT_VERSION_MAJOR": "1"}
+    values |= {"PROJECT_VERSION_MINOR": "4", "CMAKE_SIZEOF_VOID_P": "8"}
+    text = re.sub(r"@(\w+)@", lambda match: values[match[1]], template)
+    text += 'message("${PACKAGE_VERSION_COMPATIBLE}")\n'
+    (tmp_path / "version.cmake").write_text(f"set(PACKAGE_FIND_VERSION {asked})\n{text}")
+    command = ["cmake", "-P", tmp_path / "version.cmake"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert result.stderr.strip() == str(accepted).upper()
+
+
+def test_change_log_begins_with_this_version():
+    headings = re.findall(
+        r"^## \[(.+?)\] - (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    version = (ROOT / "VERSION").read_text().strip()
+    assert headings[0][0] == version
+    assert all(re.fullmatch(r"unreleased|\d{4}-\d\d-\d\d", date) for _, date in headings)
+    numbers = [tuple(int(part) for part in name.split(".")) for name, _ in headings]
+    assert numbers == sorted(numbers, reverse=True)
+
+
+def test_rules_for_contributors_are_short():
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 100
 
 
 def test_bad_setting_names_the_variable(bin_dir):
