@@ -15,7 +15,8 @@
 
 namespace shoal {
 
-/// A version of Shoal, ordered by its numbers from left to right.
+/// A version of Shoal, ordered by its numbers from left to right. The names avoid major and minor,
+/// which are macros where <sys/sysmacros.h> is included.
 struct Version {
   int major_number = 0;
   int minor_number = 0;
