@@ -5,7 +5,7 @@
 #   docker run --rm shoal                           # ./run demo
 #   docker run --rm --privileged shoal ./run test   # hosts are made of network namespaces
 #
-# What ./run installs is a layer of its own: changed sources do not repeat it.
+# Packages that ./run installs form a layer of their own: changed sources do not repeat it.
 FROM debian:12
 WORKDIR /shoal
 COPY run ./

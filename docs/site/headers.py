@@ -3,7 +3,7 @@
 comment, as Markdown.
 
 A small reader of the subset of C++ that the headers use. It follows braces, parentheses and access
-labels; bodies of functions, private members and namespaces called detail are left out.
+labels; bodies of functions, private members and namespaces called detail are omitted.
 """
 
 import re
