@@ -9,13 +9,13 @@
         for other in range(world.n_pes):
             world.put(numbers.on(other)[world.my_pe : world.my_pe + 1], mine)
         shoal.barrier(world.team)
-        return numbers.local.numpy().tolist()
+        return numbers.local[:].tolist()
 
     shoal.run_threads(4, pe)   # four PEs as threads of this process: [[0, 1, 2, 3]] * 4
 
 Worlds of processes: World.open (shoal-run), World.from_torch, World.from_mpi4py and
 World.from_unique_id. shoal.ep has dispatch and combine, shoal.torch and shoal.jax make them
-differentiable. Arrays are exchanged by DLPack.
+differentiable. Results are arrays of the arguments' library: torch, NumPy, JAX or CuPy.
 """
 
 from . import ep, errors

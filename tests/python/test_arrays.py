@@ -108,7 +108,7 @@ def test_offsets_and_strides_are_kept(kind, settings):
             got = group.dispatch(
                 make(rows), group.route(make(np.zeros((3, 1), np.int32))), scales=make(scales)
             )
-        return np.array_equal(got.x.numpy(), rows), np.array_equal(got.scales.numpy(), scales)
+        return np.array_equal(got.x, rows), np.array_equal(got.scales, scales)
 
     assert shoal.run_threads(1, body, settings) == [(True, True)]
 
@@ -123,12 +123,12 @@ def test_jax_sees_the_same_memory(settings):
         # A copy, not a view.
         x = jax.numpy.arange(6 * 64, dtype=jax.numpy.bfloat16).reshape(6, 64)[1:5]
         received = group.dispatch(x, group.route(jax.numpy.zeros((4, 1), jax.numpy.int32)))
-        rows = jax.dlpack.from_dlpack(received.x)
+        rows = received.x
         assert rows.dtype == jax.numpy.bfloat16 and bool((rows == x).all())
-        assert rows.unsafe_buffer_pointer() == received.x.data_ptr
+        in_heap = world.zeros(1).local.data_ptr
+        assert abs(rows.unsafe_buffer_pointer() - in_heap) < world.heap_size
         combined = group.combine(rows + x, received.handle)
-        sums = jax.dlpack.from_dlpack(combined.x)
-        return bool((sums == 2 * x).all())
+        return bool((combined.x == 2 * x).all())
 
     assert shoal.run_threads(1, body, settings) == [True]
 
@@ -153,10 +153,10 @@ def test_ml_dtypes_are_recognised(settings):
         group = shoal.ep.Group(world.team, hidden=16, top_k=1, experts=1, max_tokens=4)
         rows = np.arange(32).reshape(2, 16).astype(ml_dtypes.bfloat16)
         received = group.dispatch(rows, group.route(np.zeros((2, 1), np.int64)))
-        return received.x.dtype, received.x.numpy().view(ml_dtypes.bfloat16).astype(np.float32)
+        return received.x.dtype, received.x.astype(np.float32)
 
     dtype, values = shoal.run_threads(1, body, settings)[0]
-    assert dtype == "bfloat16" and np.array_equal(values, np.arange(32).reshape(2, 16))
+    assert dtype == ml_dtypes.bfloat16 and np.array_equal(values, np.arange(32).reshape(2, 16))
 
 
 @pytest.mark.parametrize(
@@ -327,13 +327,13 @@ def test_dtype_names_the_type_of_bits_in_all_calls_that_take_rows(settings):
         received = group.low_latency_dispatch(
             bits, experts, quantize="none", dtype="bfloat16"
         ).receive()
-        y, out = received.x.numpy().copy(), np.zeros_like(bits)
+        y, out = received.x.copy(), np.zeros_like(bits)
         group.low_latency_combine(
             y, experts, weights, received.handle, out=out, dtype="bfloat16"
         ).receive()
         low_latency = out.tolist() == bits.tolist()
         normal = group.dispatch(bits, group.route(experts), dtype="bfloat16")
-        group.combine(normal.x.numpy().copy(), normal.handle, bias=bits, out=out, dtype="bfloat16")
+        group.combine(normal.x.copy(), normal.handle, bias=bits, out=out, dtype="bfloat16")
         return low_latency, out.tolist() == np.full_like(bits, 0x4000).tolist()
 
     assert shoal.run_threads(1, body, settings) == [(True, True)]

@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/typing.h>
 
 #include <array>
 
@@ -214,10 +215,12 @@ nb::tuple to_tuple(const std::array<std::int64_t, TensorView::kMaxRank>& values,
   return nb::tuple(list);
 }
 
+std::string name_of(Device device) {
+  return device.kind == DeviceKind::cuda ? fmt::format("cuda:{}", device.index) : "cpu";
+}
+
 std::string device_of(const Array& array) {
-  return array.tensor.device.kind == DeviceKind::cuda
-             ? fmt::format("cuda:{}", array.tensor.device.index)
-             : "cpu";
+  return name_of(array.tensor.device);
 }
 
 }  // namespace
@@ -256,25 +259,46 @@ void refuse_gradient(std::string_view call, std::string_view name, nb::handle ar
       call, name, instead == nullptr ? "" : fmt::format("use {}, or ", instead), name);
 }
 
-nb::object numpy_values(nb::handle self, const char* call) {
+namespace {
+
+/// NumPy's view of an array on the host; an invalid object where it needs ml_dtypes, which is not
+/// installed.
+nb::object values_if_known(nb::handle self) {
   const auto& array = nb::cast<const Array&>(self);
   const DataType dtype = array.tensor.dtype;
+  nb::object view = export_view<nb::numpy>(array, self, to_numpy(dtype));
+  if (dtype != DataType::bfloat16 && dtype != DataType::float8_e4m3) return view;
+  try {
+    const nb::module_ types = nb::module_::import_("ml_dtypes");
+    return view.attr("view")(
+        types.attr(dtype == DataType::bfloat16 ? "bfloat16" : "float8_e4m3fn"));
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_ImportError)) throw;
+    return {};
+  }
+}
+
+}  // namespace
+
+nb::object numpy_values(nb::handle self, const char* call) {
+  const auto& array = nb::cast<const Array&>(self);
   require(array.tensor.device.kind == DeviceKind::host, Code::invalid_argument,
           "{}: the array lies on cuda:{}, which NumPy cannot read; use torch.from_dlpack(array)",
           call, array.tensor.device.index);
-  nb::object view = export_view<nb::numpy>(array, self, to_numpy(dtype));
-  if (dtype != DataType::bfloat16 && dtype != DataType::float8_e4m3) return view;
-  nb::object types;
-  try {
-    types = nb::module_::import_("ml_dtypes");
-  } catch (const nb::python_error&) {
-    fail(
-        Code::unsupported,
-        "{}: NumPy has no {}; install ml_dtypes, use torch.from_dlpack(array), or take the bits by "
-        "array.numpy()",
-        call, name_of(dtype));
-  }
-  return view.attr("view")(types.attr(dtype == DataType::bfloat16 ? "bfloat16" : "float8_e4m3fn"));
+  nb::object values = values_if_known(self);
+  require(
+      values.is_valid(), Code::unsupported,
+      "{}: NumPy has no {}; install ml_dtypes, use torch.from_dlpack(array), or take the bits by "
+      "array.numpy()",
+      call, name_of(array.tensor.dtype));
+  return values;
+}
+
+nb::object numpy_or_bits(nb::handle self) {
+  nb::object values = values_if_known(self);
+  if (values.is_valid()) return values;
+  const auto& array = nb::cast<const Array&>(self);
+  return export_view<nb::numpy>(array, self, to_numpy(array.tensor.dtype));
 }
 
 nb::object as_numpy(const nb::object& values, nb::handle dtype, nb::handle copy) {
@@ -300,10 +324,8 @@ bool truth_of(nb::handle array, const char* type) {
   return truth != 0;
 }
 
-std::string summary_of(nb::handle array) {
-  if (!nb::isinstance<Array>(array)) return shown(array);
-  const auto& one = nb::cast<const Array&>(array);
-  return fmt::format("{} on {}", one.tensor.describe(), device_of(one));
+std::string summary_of(const TensorView& view) {
+  return fmt::format("{} on {}", view.describe(), name_of(view.device));
 }
 
 Input input(nb::handle array, const char* what, std::optional<DataType> dtype) {
@@ -322,7 +344,7 @@ Input input(nb::handle array, const char* what, std::optional<DataType> dtype) {
     if (result.view.device.kind == DeviceKind::cuda)
       result.stream = exchange_stream(array, *exchanged).value_or(kReady);
   } else {
-    const std::optional<DataType> named = dtype ? dtype : take_ml_dtype(result.array);
+    const std::optional<DataType> own = take_ml_dtype(result.array), named = dtype ? dtype : own;
     if (!nb::try_cast(result.array, result.exported))
       fail(Code::invalid_argument,
            "{} is a {}; allowed: arrays with __dlpack__ (torch, CuPy, JAX, shoal.Array) and NumPy "
@@ -414,21 +436,22 @@ void bind_protocols(nb::class_<Array>& array) {
   array
       .def("__array__", &array_protocol, nb::arg("dtype") = nb::none(),
            nb::arg("copy") = nb::none(),
-           nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> "
-                   "typing.Any"))
+           nb::sig(
+               "def __array__(self, dtype: shoal.typing.DType | None = None, copy: bool | None = "
+               "None) -> numpy.ndarray"))
       .def(
           "__getitem__",
           [](nb::handle_t<Array> self, nb::handle key) {
             return nb::object(numpy_values(self, "__getitem__")[key]);
           },
-          nb::arg("key"), nb::sig("def __getitem__(self, key: typing.Any, /) -> typing.Any"))
+          nb::arg("key"), nb::sig("def __getitem__(self, key: object, /) -> typing.Any"))
       .def(
           "__setitem__",
           [](nb::handle_t<Array> self, nb::handle key, nb::handle value) {
             numpy_values(self, "__setitem__")[key] = value;
           },
           nb::arg("key"), nb::arg("value"),
-          nb::sig("def __setitem__(self, key: typing.Any, value: typing.Any, /) -> None"))
+          nb::sig("def __setitem__(self, key: object, value: object, /) -> None"))
       .def("__dlpack__", &to_capsule, "A DLPack capsule of the same memory."_doc)
       .def("__dlpack_device__",
            [](const Array& self) {
@@ -442,6 +465,14 @@ void bind_protocols(nb::class_<Array>& array) {
 }
 
 }  // namespace
+
+void bind_type_variables(nb::module_& module) {
+  const nb::object array = nb::module_::import_("shoal.typing").attr("SupportsDLPack");
+  module.attr("A") = nb::type_var("A", nb::arg("bound") = array);
+  module.attr("A_co") = nb::type_var("A_co", nb::arg("bound") = array, nb::arg("covariant") = true);
+  module.attr("R") = nb::type_var("R");
+  module.attr("R_co") = nb::type_var("R_co", nb::arg("covariant") = true);
+}
 
 void bind_arrays(nb::module_& module) {
   nb::class_<Array> array(

@@ -2,8 +2,8 @@
 // arrays/arrays.hpp: arrays that pass between Python and Shoal by DLPack, without copies.
 //
 // Arguments: any object that exports DLPack or a buffer becomes a TensorView for one call.
-// Results: a shoal.Array owns a Tensor and exports DLPack. The memory lives as long as any importer
-// of it.
+// Results are arrays of the caller's library (libraries.hpp), or a shoal.Array, which owns a Tensor
+// and exports DLPack. The memory lives as long as any importer of it.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "../check.hpp"
+#include "libraries.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::python {
@@ -98,6 +99,8 @@ class Inputs {
 /// NumPy's view of an array on the host, with the types of ml_dtypes for bfloat16 and float8_e4m3.
 /// Throws Error{invalid_argument} for an array on a GPU, Error{unsupported} without ml_dtypes.
 nb::object numpy_values(nb::handle self, const char* call);
+/// numpy_values; without ml_dtypes, the bits of its types as uint16 and uint8.
+nb::object numpy_or_bits(nb::handle self);
 
 /// __array__ of an array: `values`, converted as numpy.asarray asks.
 nb::object as_numpy(const nb::object& values, nb::handle dtype, nb::handle copy);
@@ -118,16 +121,18 @@ void refuse_numpy(nb::class_<T>& type, const char* fields) {
                                  .c_str());
       },
       nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
-      nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> "
-              "typing.NoReturn"));
+      nb::sig("def __array__(self, dtype: shoal.typing.DType | None = None, copy: bool | None = "
+              "None) -> typing.NoReturn"));
 }
 
 /// "float32 [3, 5] on cpu"
-std::string summary_of(nb::handle array);
+std::string summary_of(const TensorView& view);
 
-/// None for an undefined tensor.
+/// A shoal.Array; None for an undefined tensor.
 nb::object output(Tensor tensor, std::uintptr_t stream = 0);
 
+/// The type variables of the signatures.
+void bind_type_variables(nb::module_& module);
 void bind_arrays(nb::module_& module);
 
 }  // namespace shoal::python

@@ -39,6 +39,7 @@ constexpr std::uint32_t kMajor = 1;  // the version of this layout
 Exchange inspect(PyTypeObject* type) {
   const nb::handle object(reinterpret_cast<PyObject*>(type));
   Exchange found;
+  found.library = library_of_type(object);
   found.has_gradients = nb::hasattr(object, "requires_grad");
   if (!nb::hasattr(object, "__dlpack_c_exchange_api__")) return found;
   const nb::object capsule = object.attr("__dlpack_c_exchange_api__");

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "libraries.hpp"
 #include "shoal/tensor.hpp"
 
 namespace shoal::python {
@@ -21,6 +22,7 @@ struct Exchange {
   int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream) = nullptr;
   /// Takes a DLManagedTensorVersioned.
   int (*to_object)(void* tensor, void** object) = nullptr;
+  const Library* library = nullptr;
   bool has_gradients = false;  ///< whether its arrays have the attribute requires_grad, as in torch
 };
 

@@ -93,7 +93,7 @@ struct Future {
 };
 
 /// Starts an operation on `array`. `launch_of(options)` selects its Launch, `start(group, view,
-/// options)` returns its std::future, `finish(group, result, stream)` converts its result.
+/// options)` returns its std::future, `finish(group, library, result, stream)` converts its result.
 template <typename LaunchOf, typename Start, typename Finish>
 std::unique_ptr<Future> begin(nb::handle_t<Group> group, nb::handle array, const char* what,
                               NormalOptions options, const LaunchOf& launch_of, const Start& start,
@@ -112,8 +112,9 @@ std::unique_ptr<Future> begin(nb::handle_t<Group> group, nb::handle array, const
   operation.wait = [running](std::chrono::milliseconds time) {
     return running->wait_for(time) == std::future_status::ready;
   };
-  operation.take = [running, finish, &self, stream = launch.stream]() -> nb::object {
-    return nb::cast(finish(self, running->get(), stream));
+  operation.take = [running, finish, &self, library = library_of(array),
+                    stream = launch.stream]() -> nb::object {
+    return nb::cast(finish(self, library, running->get(), stream));
   };
   return future;
 }
@@ -148,8 +149,8 @@ std::unique_ptr<Future> dispatch_async(nb::handle_t<Group> self, nb::handle x, n
                 "dispatch_async needs a Routing, got a Handle");
         return group.dispatch_async(view, routing->routing, options.dispatch, after.future);
       },
-      [](const Group& group, ep::Dispatched result, void* stream) {
-        return to_python(group, std::move(result), stream);
+      [](const Group& group, const Library* library, ep::Dispatched result, void* stream) {
+        return to_python(group, library, std::move(result), stream);
       });
 }
 
@@ -165,8 +166,8 @@ std::unique_ptr<Future> combine_async(nb::handle_t<Group> self, nb::handle y,
       [&](ep::Group& group, const TensorView& view, const NormalOptions& options) {
         return group.combine_async(view, handle, options.combine, after.future);
       },
-      [out](const Group& group, ep::Combined result, void* stream) {
-        return to_python(group, std::move(result), stream, out);
+      [out](const Group& group, const Library* library, ep::Combined result, void* stream) {
+        return to_python(group, library, std::move(result), stream, out);
       });
 }
 
@@ -185,7 +186,9 @@ void bind_async(nb::module_& module, nb::class_<Group>& group) {
       .def_prop_ro(
           "is_set", [](const HostEvent& self) { return self.is_set.load(); },
           "True if it is set."_doc);
-  nb::class_<Future>(module, "Future", "A running asynchronous operation."_doc)
+  nb::class_<Future>(module, "Future", nb::is_generic(),
+                     nb::sig("class Future(typing.Generic[R_co])"),
+                     "A running asynchronous operation."_doc)
       .def("__repr__",
            [](const Future& self) {
              const bool taken = !self.operation.take;
@@ -194,20 +197,20 @@ void bind_async(nb::module_& module, nb::class_<Group>& group) {
                                                                      : "running");
            })
       .def("done", &Future::done, "True if result() returns without waiting."_doc)
-      .def("result", &Future::result, nb::sig("def result(self) -> Dispatched | Combined"),
+      .def("result", &Future::result, nb::sig("def result(self) -> R_co"),
            "Waits for the result and returns it, once; raises the error of the operation."_doc);
   group
       .def("dispatch_async", &dispatch_async, nb::arg("x").none(), nb::arg("routing") = nb::none(),
            nb::arg("options"),
-           nb::sig("def dispatch_async(self, x: typing.Any, routing: Routing, **options: "
-                   "typing.Any) -> Future"),
+           nb::sig("def dispatch_async(self, x: A, routing: Routing[shoal.typing.SupportsDLPack], "
+                   "**options: typing.Any) -> Future[Dispatched[A]]"),
            "dispatch on the group's own work queue, which runs operations one after another. "
            "Arrays must stay unchanged until the Future is done. after: also a HostEvent, for "
            "which the operation waits."_doc)
       .def("combine_async", &combine_async, nb::arg("y").none(), nb::arg("handle") = nb::none(),
            nb::arg("options"),
-           nb::sig("def combine_async(self, y: typing.Any, handle: Handle, **options: typing.Any) "
-                   "-> Future"),
+           nb::sig("def combine_async(self, y: A, handle: Handle, **options: typing.Any) -> "
+                   "Future[Combined[A]]"),
            "combine on the group's own work queue, as dispatch_async."_doc);
 }
 

@@ -78,7 +78,9 @@ nb::object gate(nb::handle logits, nb::handle bias, std::int32_t top_k, std::int
   options.routed_scaling = routed_scaling;
   if (!out.is_none()) return gate_into(scores, shift, options, out, stream);
   ep::Gated chosen = ep::gate(scores.view, shift.view, options);
-  return nb::make_tuple(output(std::move(chosen.topk_idx)), output(std::move(chosen.topk_weights)));
+  const Library* const library = library_of(logits);
+  return nb::make_tuple(make_array(library, std::move(chosen.topk_idx), kReady),
+                        make_array(library, std::move(chosen.topk_weights), kReady));
 }
 
 }  // namespace
@@ -101,11 +103,11 @@ void bind_gate(nb::module_& module) {
       nb::arg("top_k"), nb::arg("groups") = 1, nb::arg("groups_kept") = 1,
       nb::arg("score") = "sigmoid", nb::arg("normalize") = true, nb::arg("routed_scaling") = 1.0F,
       nb::arg("out") = nb::none(), nb::arg("stream") = nb::none(),
-      nb::sig(
-          "def gate(logits: typing.Any, bias: typing.Any = None, *, top_k: int, groups: int = 1, "
-          "groups_kept: int = 1, score: str = 'sigmoid', normalize: bool = True, "
-          "routed_scaling: float = 1.0, out: tuple[typing.Any, typing.Any] | None = None, "
-          "stream: typing.Any = None) -> tuple[typing.Any, typing.Any]"),
+      nb::sig("def gate(logits: A, bias: shoal.typing.SupportsDLPack | None = None, *, top_k: int, "
+              "groups: int = 1, groups_kept: int = 1, score: str = 'sigmoid', normalize: bool = "
+              "True, routed_scaling: float = 1.0, out: tuple[shoal.typing.SupportsDLPack, "
+              "shoal.typing.SupportsDLPack] | None = None, stream: shoal.typing.Stream | None = "
+              "None) -> tuple[A, A]"),
       "Selects experts from router logits as DeepSeek-V3 does.\n\n"
       "logits: float32 [tokens, experts]. bias: float32 [experts], affects the selection but "
       "not the weights. Of `groups` groups of experts, only the best `groups_kept` are "

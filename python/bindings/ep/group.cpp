@@ -43,9 +43,10 @@ void Group::close() {
   closed_ = true;
 }
 
-nb::object Group::output(Tensor tensor, void* stream) const {
+Result Group::result(const Library* library, Tensor tensor, void* stream) const {
+  if (!tensor.defined()) return {};
   void* const used = stream != nullptr || closed_ ? stream : group.stream();
-  return heap_output(std::move(tensor), keeper, reinterpret_cast<std::uintptr_t>(used));
+  return {library, keep_heap(std::move(tensor), keeper), reinterpret_cast<std::uintptr_t>(used)};
 }
 
 void release_kept_groups() {
@@ -107,11 +108,11 @@ void bind_lifetime(nb::class_<Group>& group) {
       .def(
           "__init__", &construct, nb::arg("team").none(), nb::arg("options"),
           nb::sig(
-              "def __init__(self, team: shoal._core.Team, *, hidden: int, top_k: int, "
-              "experts: int, max_tokens: int = 0, dtype: typing.Any = 'bfloat16', max_scales: int = "
-              "0, live_results: int = 2, low_latency_max_tokens: int = 0, preinitialize: bool "
-              "= False, mask_failed: bool = False, timeout: float | datetime.timedelta = 0.0, threads: int = 0, "
-              "combine_staging: bool = True, chunk_bytes: int = 0, chunks_in_flight: int = 0) -> "
+              "def __init__(self, team: shoal._core.Team, *, hidden: int, top_k: int, experts: int, "
+              "max_tokens: int = 0, dtype: shoal.typing.DType = 'bfloat16', max_scales: int = 0, "
+              "live_results: int = 2, low_latency_max_tokens: int = 0, preinitialize: bool = False, "
+              "mask_failed: bool = False, timeout: float | datetime.timedelta = 0.0, threads: int = "
+              "0, combine_staging: bool = True, chunk_bytes: int = 0, chunks_in_flight: int = 0) -> "
               "None"),
           "Collective over the team.\n\n"
           "hidden: channels of a row. top_k: experts per token, 1 to 32. experts: of all ranks "

@@ -30,8 +30,8 @@ class Group {
   /// Owns the memory of the group, for tensors that point into it.
   const std::shared_ptr<ep::Group>& owner() const { return owned_; }
 
-  /// The Array of a result. `stream` is the cudaStream_t of the call; nullptr: the group's own.
-  nb::object output(Tensor tensor, void* stream) const;
+  /// A result for `library`. `stream` is the cudaStream_t of the call; nullptr: the group's own.
+  Result result(const Library* library, Tensor tensor, void* stream) const;
 
  private:
   std::shared_ptr<ep::Group> owned_;

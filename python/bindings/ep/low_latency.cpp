@@ -18,18 +18,20 @@ namespace {
 /// need none of them.
 class Received {
  public:
-  Received(ep::LowLatencyReceived result, nb::object group, void* stream)
-      : result_(std::move(result)), group_(std::move(group)), stream_(stream) {}
+  Received(ep::LowLatencyReceived result, nb::object group, const Library* library, void* stream)
+      : result_(std::move(result)), group_(std::move(group)), library_(library), stream_(stream) {}
 
   template <Tensor ep::LowLatencyReceived::* kTensor>
   nb::object array() const {
-    return nb::inst_ptr<Group>(group_)->output(result_.*kTensor, stream_);
+    return nb::inst_ptr<Group>(group_)->result(library_, result_.*kTensor, stream_).get();
   }
+  const ep::LowLatencyReceived& result() const { return result_; }
   const ep::LowLatencyHandle& handle() const { return result_.handle; }
 
  private:
   ep::LowLatencyReceived result_;
   nb::object group_;
+  const Library* library_;
   void* stream_;
 };
 
@@ -40,6 +42,7 @@ struct Phase {
   nb::object group;
   Inputs arrays;
   nb::object out;
+  const Library* library = nullptr;
   void* stream = nullptr;
 };
 struct PendingDispatch : Phase<ep::PendingDispatch> {
@@ -66,7 +69,7 @@ PendingDispatch send_dispatch(nb::handle_t<Group> self, nb::handle x, nb::handle
                               const nb::kwargs& given) {
   constexpr const char* kCall = "low_latency_dispatch";
   Group& owner = group_from(kCall, self);
-  PendingDispatch phase{{{}, nb::borrow(self), {}, {}, nullptr}, {}};
+  PendingDispatch phase{{{}, nb::borrow(self), {}, {}, library_of(x), nullptr}, {}};
   ep::LowLatencyDispatchOptions options;
   std::optional<DataType> dtype;
   for (const auto& [key, value] : given) {
@@ -105,7 +108,7 @@ PendingCombine send_combine(nb::handle_t<Group> self, nb::handle y, nb::handle t
   const auto& handle = object_from<const ep::LowLatencyHandle>(
       kCall, "handle", given_handle,
       "the LowLatencyHandle of a low-latency dispatch, LowLatencyReceived.handle");
-  PendingCombine phase{{{}, nb::borrow(self), {}, nb::none(), nullptr}, false};
+  PendingCombine phase{{{}, nb::borrow(self), {}, nb::none(), library_of(y), nullptr}, false};
   ep::LowLatencyCombineOptions options;
   std::optional<DataType> dtype;
   for (const auto& [key, value] : given) {
@@ -145,7 +148,7 @@ Received receive_dispatch(PendingDispatch& phase) {
     const nb::gil_scoped_release released;
     return phase.pending.receive();
   };
-  Received result(receive(), phase.group, phase.stream);
+  Received result(receive(), phase.group, phase.library, phase.stream);
   phase.handle = result.handle();
   phase.pending = {};
   phase.arrays = {};
@@ -160,21 +163,25 @@ nb::object receive_combine(PendingCombine& phase) {
   }
   phase.received = true;
   if (!phase.out.is_none()) return phase.out;
-  return nb::inst_ptr<Group>(phase.group)->output(std::move(result), phase.stream);
+  return nb::inst_ptr<Group>(phase.group)
+      ->result(phase.library, std::move(result), phase.stream)
+      .get();
 }
 
-nb::object next_combine_buffer(Group& self) {
+nb::object next_combine_buffer(Group& self, nb::handle like) {
+  const Library* const library = library_like("next_combine_buffer", like);
   TensorView view;
   {
     nb::gil_scoped_release released;
     view = self.group.next_combine_buffer();
   }
-  return heap_output(Tensor(view, self.owner()), self.keeper, kReady);
+  return make_array(library, keep_heap(Tensor(view, self.owner()), self.keeper), kReady);
 }
 
 void bind_received(nb::module_& module) {
   nb::class_<Received> received(
-      module, "LowLatencyReceived",
+      module, "LowLatencyReceived", nb::is_generic(),
+      nb::sig("class LowLatencyReceived(typing.Generic[A_co])"),
       "The result of a low-latency dispatch. The second receive after this one overwrites its "
       "arrays."_doc);
   refuse_numpy(received, "its x, scales or counts");
@@ -182,25 +189,24 @@ void bind_received(nb::module_& module) {
       .def("__repr__",
            [](const Received& self) {
              return fmt::format("shoal.ep.LowLatencyReceived(x {}, counts {})",
-                                summary_of(self.array<&ep::LowLatencyReceived::x>()),
-                                summary_of(self.array<&ep::LowLatencyReceived::counts>()));
+                                summary_of(self.result().x), summary_of(self.result().counts));
            })
       .def_prop_ro("x", &Received::array<&ep::LowLatencyReceived::x>,
-                   nb::sig("def x(self) -> shoal._core.Array"),
+                   nb::sig("def x(self) -> A_co"),
                    "float8_e4m3 or bfloat16 [local experts, ranks * max tokens, hidden]; the first "
                    "counts[e] rows of expert e are valid."_doc)
       .def_prop_ro(
           "scales", &Received::array<&ep::LowLatencyReceived::scales>,
-          nb::sig("def scales(self) -> shoal._core.Array | None"),
+          nb::sig("def scales(self) -> A_co | None"),
           "float32 [local experts, rows, ceil(hidden / 128)], or int32 [.., .., ceil(hidden / 512)] "
           "of packed UE8M0; the row index runs fastest in memory. None for bfloat16."_doc)
       .def_prop_ro("counts", &Received::array<&ep::LowLatencyReceived::counts>,
-                   nb::sig("def counts(self) -> shoal._core.Array"), "int32 [local experts]."_doc)
+                   nb::sig("def counts(self) -> A_co"), "int32 [local experts]."_doc)
       .def_prop_ro("source_token", &Received::array<&ep::LowLatencyReceived::source_token>,
-                   nb::sig("def source_token(self) -> shoal._core.Array"),
+                   nb::sig("def source_token(self) -> A_co"),
                    "int32 [local experts, rows]: index of the token at its source."_doc)
       .def_prop_ro("layout", &Received::array<&ep::LowLatencyReceived::layout>,
-                   nb::sig("def layout(self) -> shoal._core.Array"),
+                   nb::sig("def layout(self) -> A_co"),
                    "int64 [local experts, ranks]: (first row << 32) | rows."_doc)
       // A copy, because a reference would keep the rows alive.
       .def_prop_ro(
@@ -209,7 +215,8 @@ void bind_received(nb::module_& module) {
 }
 
 void bind_pending(nb::module_& module) {
-  nb::class_<PendingDispatch>(module, "PendingDispatch",
+  nb::class_<PendingDispatch>(module, "PendingDispatch", nb::is_generic(),
+                              nb::sig("class PendingDispatch(typing.Generic[A_co])"),
                               "A low-latency dispatch that was sent."_doc)
       .def("__repr__",
            [](const PendingDispatch& self) {
@@ -226,8 +233,11 @@ void bind_pending(nb::module_& module) {
           },
           nb::sig("def handle(self) -> LowLatencyHandle | None"),
           "For the combine; None before receive."_doc)
-      .def("receive", &receive_dispatch, "Waits for the rows of all ranks; once."_doc);
-  nb::class_<PendingCombine>(module, "PendingCombine", "A low-latency combine that was sent."_doc)
+      .def("receive", &receive_dispatch, nb::sig("def receive(self) -> LowLatencyReceived[A_co]"),
+           "Waits for the rows of all ranks; once."_doc);
+  nb::class_<PendingCombine>(module, "PendingCombine", nb::is_generic(),
+                             nb::sig("class PendingCombine(typing.Generic[A_co])"),
+                             "A low-latency combine that was sent."_doc)
       .def("__repr__",
            [](const PendingCombine& self) {
              return fmt::format("shoal.ep.PendingCombine({})", self.received ? "received" : "sent");
@@ -235,8 +245,7 @@ void bind_pending(nb::module_& module) {
       .def(
           "ready", [](const PendingCombine& self) { return self.pending.ready(); },
           nb::call_guard<nb::gil_scoped_release>(), "True if receive returns without waiting."_doc)
-      .def("receive", &receive_combine,
-           nb::sig("def receive(self) -> shoal._core.Array | typing.Any"),
+      .def("receive", &receive_combine, nb::sig("def receive(self) -> A_co"),
            "Waits for the sums; once. Returns bfloat16 [tokens, hidden], or the array passed as "
            "out=."_doc);
 }
@@ -247,11 +256,13 @@ void bind_calls(nb::class_<Group>& group) {
           "low_latency_dispatch", &send_dispatch, nb::arg("x").none(),
           nb::arg("topk_idx") = nb::none(), nb::arg("options"),
           nb::sig(
-              "def low_latency_dispatch(self, x: typing.Any, topk_idx: typing.Any, *, "
-              "quantize: str = 'fp8', expert_counts: typing.Any = None, wait_ns: typing.Any = "
-              "None, weights: typing.Any = None, dtype: typing.Any = None, defer_receive: bool = True, stream: "
-              "typing.Any = None, after: typing.Any = None, done: typing.Any = None, sms: int "
-              "= 0) -> PendingDispatch"),
+              "def low_latency_dispatch(self, x: A, topk_idx: shoal.typing.SupportsDLPack, *, "
+              "quantize: str = 'fp8', expert_counts: shoal.typing.SupportsDLPack | None = None, "
+              "wait_ns: shoal.typing.SupportsDLPack | None = None, weights: "
+              "shoal.typing.SupportsDLPack | None = None, dtype: shoal.typing.DType | None = None, "
+              "defer_receive: bool = True, stream: shoal.typing.Stream | None = None, after: "
+              "shoal.typing.Event | None = None, done: shoal.typing.Event | None = None, sms: int = "
+              "0) -> PendingDispatch[A]"),
           "Sends tokens without waiting for other ranks. Collective.\n\n"
           "x: bfloat16 [tokens, hidden]. topk_idx: as for route. quantize: the form in which rows "
           "travel: none, fp8, fp8_power_of_two or fp8_ue8m0. expert_counts: int32 [local experts]; "
@@ -263,13 +274,14 @@ void bind_calls(nb::class_<Group>& group) {
           "low_latency_combine", &send_combine, nb::arg("y").none(),
           nb::arg("topk_idx") = nb::none(), nb::arg("topk_weights") = nb::none(),
           nb::arg("handle") = nb::none(), nb::arg("options"),
-          nb::sig("def low_latency_combine(self, y: typing.Any, topk_idx: typing.Any, "
-                  "topk_weights: typing.Any, handle: LowLatencyHandle, *, log_fmt: bool = False, "
-                  "zero_copy: bool = False, reduction: str = 'automatic', out: typing.Any = None, "
-                  "dtype: typing.Any = None, "
-                  "wait_ns: typing.Any = None, defer_receive: bool = True, stream: typing.Any = "
-                  "None, after: typing.Any = None, done: typing.Any = None, sms: int = 0) -> "
-                  "PendingCombine"),
+          nb::sig(
+              "def low_latency_combine(self, y: A, topk_idx: shoal.typing.SupportsDLPack, "
+              "topk_weights: shoal.typing.SupportsDLPack, handle: LowLatencyHandle, *, log_fmt: bool"
+              " = False, zero_copy: bool = False, reduction: str = 'automatic', out: "
+              "shoal.typing.SupportsDLPack | None = None, dtype: shoal.typing.DType | None = None, "
+              "wait_ns: shoal.typing.SupportsDLPack | None = None, defer_receive: bool = True, "
+              "stream: shoal.typing.Stream | None = None, after: shoal.typing.Event | None = None, "
+              "done: shoal.typing.Event | None = None, sms: int = 0) -> PendingCombine[A]"),
           "Sends expert output to be summed, weighted, at the sources of the tokens. "
           "Collective.\n\n"
           "y: bfloat16 [local experts, ranks * max tokens, hidden]. topk_weights: float32 [tokens, "
@@ -277,10 +289,17 @@ void bind_calls(nb::class_<Group>& group) {
           "y lies in next_combine_buffer(). reduction: per_rank (automatic) rounds the sum of each "
           "rank to bfloat16 first; exact rounds once. dtype=\"bfloat16\" names the type of y and out "
           "where the arrays cannot."_doc)
-      .def("next_combine_buffer", &next_combine_buffer,
-           nb::sig("def next_combine_buffer(self) -> shoal._core.Array"),
-           "The memory for the y of the next low_latency_combine with zero_copy: bfloat16 [local "
-           "experts, ranks * max tokens, hidden], with strided rows."_doc);
+      .def(
+          "next_combine_buffer", &next_combine_buffer, nb::kw_only(), nb::arg("like") = nb::none(),
+          nb::sig("@overload\n"
+                  "def next_combine_buffer(self) -> shoal._core.Array: ...\n"
+                  "@typing.overload\n"
+                  "def next_combine_buffer(self, *, like: types.ModuleType) -> typing.Any: ...\n"
+                  "@typing.overload\n"
+                  "def next_combine_buffer(self, *, like: A) -> A"),
+          "The memory for the y of the next low_latency_combine with zero_copy: bfloat16 [local "
+          "experts, ranks * max tokens, hidden], with strided rows. like: an array of the library that "
+          "the result has, or its module; None: a shoal.Array."_doc);
 }
 
 }  // namespace

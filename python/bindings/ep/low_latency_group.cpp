@@ -51,7 +51,8 @@ LowLatencyGroup::Arrays LowLatencyGroup::receive_empty(std::size_t form, void* s
   const void* const x = received.x.data;
   const bool scaled = received.scales.defined();
   const auto tensor = [&](Tensor& of) {
-    return nb::object(from_dlpack_(nb::cast<Group&>(owner_).output(std::move(of), stream)));
+    return nb::object(
+        from_dlpack_(nb::cast<Group&>(owner_).result(nullptr, std::move(of), stream).get()));
   };
   Arrays arrays{tensor(received.x), tensor(received.counts), {}, x};
   if (scaled) arrays.rows = nb::make_tuple(arrays.rows, tensor(received.scales));
@@ -74,7 +75,7 @@ nb::object LowLatencyGroup::next_combine_buffer() {
     view = group_->next_combine_buffer();
   }
   combine_buffer_ = view;
-  return from_dlpack_(heap_output(Tensor(view, owner.owner()), owner.keeper, kReady));
+  return from_dlpack_(output(keep_heap(Tensor(view, owner.owner()), owner.keeper), kReady));
 }
 
 void LowLatencyGroup::close() {

@@ -45,7 +45,9 @@ Routing route(const Group& self, nb::handle topk_idx, const nb::kwargs& given) {
     nb::gil_scoped_release released;
     routing = self.group.route(indices.view, options);
   }
-  const auto give = [&](const Tensor& tensor) { return self.output(tensor, launch.stream); };
+  const auto give = [&](const Tensor& tensor) {
+    return self.result(library_of(topk_idx), tensor, launch.stream);
+  };
   return {routing, give(routing.topk_idx), give(routing.rank_counts), give(routing.expert_counts),
           give(routing.node_counts)};
 }
@@ -64,7 +66,7 @@ Dispatched dispatch(Group& self, nb::handle x, nb::handle layout, const nb::kwar
     result = routing != nullptr ? self.group.dispatch(rows.view, routing->routing, options.dispatch)
                                 : self.group.dispatch(rows.view, *handle, options.dispatch);
   }
-  return to_python(self, std::move(result), options.dispatch.launch.stream);
+  return to_python(self, library_of(x), std::move(result), options.dispatch.launch.stream);
 }
 
 Combined combine(Group& self, nb::handle y, nb::handle given_handle, const nb::kwargs& given) {
@@ -79,11 +81,15 @@ Combined combine(Group& self, nb::handle y, nb::handle given_handle, const nb::k
     result = self.group.combine(rows.view, handle, options.combine);
   }
   nb::object out = given.contains("out") ? nb::borrow(given["out"]) : nb::none();
-  return to_python(self, std::move(result), options.combine.launch.stream, out);
+  return to_python(self, library_of(y), std::move(result), options.combine.launch.stream, out);
 }
 
-nb::for_getter<nb::sig> array_signature(const char* text) {
-  return nb::for_getter(nb::sig(text));
+/// A property that returns a Result.
+template <typename T>
+void def_result(nb::class_<T>& type, const char* name, Result T::* field, const char* signature,
+                const char* doc) {
+  type.def_prop_ro(
+      name, [field](const T& self) { return (self.*field).get(); }, nb::sig(signature), doc);
 }
 
 /// "[3, 0, 5]", the first 16 of more.
@@ -98,11 +104,11 @@ std::string shortened(const std::vector<Count>& counts) {
 
 std::string describe(const Dispatched& self) {
   std::string text = self.rows < 0 ? "rows counted on the GPU" : fmt::format("{} rows", self.rows);
-  text += fmt::format(", x {}", summary_of(self.x));
-  for (const auto& [name, array] :
-       {std::pair{"scales", self.scales}, std::pair{"topk_idx", self.topk_idx},
-        std::pair{"topk_weights", self.topk_weights}})
-    if (!array.is_none()) text += fmt::format(", {} {}", name, summary_of(array));
+  text += fmt::format(", x {}", self.x.summary());
+  for (const auto& [name, field] :
+       {std::pair{"scales", &self.scales}, std::pair{"topk_idx", &self.topk_idx},
+        std::pair{"topk_weights", &self.topk_weights}})
+    if (field->defined()) text += fmt::format(", {} {}", name, field->summary());
   if (!self.rows_per_source.empty())
     text += fmt::format(", rows_per_source {}", shortened(self.rows_per_source));
   return fmt::format("shoal.ep.Dispatched({})", text);
@@ -110,19 +116,25 @@ std::string describe(const Dispatched& self) {
 
 std::string describe(const Combined& self) {
   const std::string weights =
-      self.topk_weights.is_none() ? "" : ", topk_weights " + summary_of(self.topk_weights);
-  return fmt::format("shoal.ep.Combined(x {}{})", summary_of(self.x), weights);
+      self.topk_weights.defined() ? ", topk_weights " + self.topk_weights.summary() : "";
+  return fmt::format("shoal.ep.Combined(x {}{})", self.x.summary(), weights);
 }
 
 void bind_routing(nb::module_& module) {
   nb::class_<Routing> routing(
-      module, "Routing",
+      module, "Routing", nb::is_generic(), nb::sig("class Routing(typing.Generic[A_co])"),
       "The destinations of this rank's tokens, for any number of dispatches."_doc);
   refuse_numpy(routing, "its topk_idx, or tokens_per_expert");
+  def_result(routing, "topk_idx", &Routing::topk_idx, "def topk_idx(self) -> A_co",
+             "int64 [tokens, top_k], a copy; -1: no expert."_doc);
+  def_result(routing, "rank_counts", &Routing::rank_counts, "def rank_counts(self) -> A_co | None",
+             "tokens_per_rank in GPU memory (int32); None on the host."_doc);
+  def_result(routing, "expert_counts", &Routing::expert_counts,
+             "def expert_counts(self) -> A_co | None",
+             "tokens_per_expert in GPU memory (int32); None on the host."_doc);
+  def_result(routing, "node_counts", &Routing::node_counts, "def node_counts(self) -> A_co | None",
+             "tokens_per_node in GPU memory (int32); None on the host."_doc);
   routing
-      .def_ro("topk_idx", &Routing::topk_idx,
-              array_signature("def topk_idx(self) -> shoal._core.Array"),
-              "int64 [tokens, top_k], a copy; -1: no expert."_doc)
       .def_prop_ro(
           "tokens", [](const Routing& self) { return self.routing.tokens(); },
           "Number of tokens."_doc)
@@ -136,15 +148,6 @@ void bind_routing(nb::module_& module) {
           "tokens_per_node", [](const Routing& self) { return self.routing.tokens_per_node; },
           "[nodes], each token counted once per node (ranks that reach each other by load and "
           "store); empty on GPUs."_doc)
-      .def_ro("rank_counts", &Routing::rank_counts,
-              array_signature("def rank_counts(self) -> shoal._core.Array | None"),
-              "tokens_per_rank in GPU memory (int32); None on the host."_doc)
-      .def_ro("expert_counts", &Routing::expert_counts,
-              array_signature("def expert_counts(self) -> shoal._core.Array | None"),
-              "tokens_per_expert in GPU memory (int32); None on the host."_doc)
-      .def_ro("node_counts", &Routing::node_counts,
-              array_signature("def node_counts(self) -> shoal._core.Array | None"),
-              "tokens_per_node in GPU memory (int32); None on the host."_doc)
       .def(
           "is_token_in_rank",
           [](const Routing& self, std::int64_t token, std::int32_t rank) {
@@ -161,38 +164,37 @@ void bind_routing(nb::module_& module) {
 }
 
 void bind_dispatched(nb::module_& module) {
-  nb::class_<Dispatched> dispatched(module, "Dispatched", "The result of a dispatch."_doc);
+  nb::class_<Dispatched> dispatched(module, "Dispatched", nb::is_generic(),
+                                    nb::sig("class Dispatched(typing.Generic[A_co])"),
+                                    "The result of a dispatch."_doc);
   refuse_numpy(dispatched, "its x, topk_idx or topk_weights");
+  def_result(dispatched, "x", &Dispatched::x, "def x(self) -> A_co",
+             "[rows, hidden], ordered by source rank and token; with expert_major by expert."_doc);
+  def_result(dispatched, "scales", &Dispatched::scales, "def scales(self) -> A_co | None",
+             "[rows, n]; None without scales."_doc);
+  def_result(dispatched, "topk_idx", &Dispatched::topk_idx, "def topk_idx(self) -> A_co | None",
+             "int64 [rows, top_k]: local experts from 0; -1: expert elsewhere. With expert_major "
+             "[rows, 1]."_doc);
+  def_result(dispatched, "topk_weights", &Dispatched::topk_weights,
+             "def topk_weights(self) -> A_co | None",
+             "float32 of the shape of topk_idx; 0 where that is -1; None without weights."_doc);
+  def_result(dispatched, "source_token", &Dispatched::source_token,
+             "def source_token(self) -> A_co | None",
+             "int32 [rows]: index of the token at its source."_doc);
+  def_result(dispatched, "expert_first_row", &Dispatched::expert_first_row,
+             "def expert_first_row(self) -> A_co | None",
+             "int32 [local experts + 1]; with expert_major only."_doc);
+  def_result(dispatched, "row_count", &Dispatched::row_count, "def row_count(self) -> A_co | None",
+             "rows in GPU memory (int32 [1]); None on the host."_doc);
+  def_result(dispatched, "expert_counts", &Dispatched::expert_counts,
+             "def expert_counts(self) -> A_co | None",
+             "int32 [local experts] in GPU memory, not aligned; None on the host."_doc);
   dispatched.def("__repr__", [](const Dispatched& self) { return describe(self); })
-      .def_ro("x", &Dispatched::x, array_signature("def x(self) -> shoal._core.Array"),
-              "[rows, hidden], ordered by source rank and token; with expert_major by expert."_doc)
-      .def_ro("scales", &Dispatched::scales,
-              array_signature("def scales(self) -> shoal._core.Array | None"),
-              "[rows, n]; None without scales."_doc)
-      .def_ro("topk_idx", &Dispatched::topk_idx,
-              array_signature("def topk_idx(self) -> shoal._core.Array | None"),
-              "int64 [rows, top_k]: local experts from 0; -1: expert elsewhere. With expert_major "
-              "[rows, 1]."_doc)
-      .def_ro("topk_weights", &Dispatched::topk_weights,
-              array_signature("def topk_weights(self) -> shoal._core.Array | None"),
-              "float32 of the shape of topk_idx; 0 where that is -1; None without weights."_doc)
-      .def_ro("source_token", &Dispatched::source_token,
-              array_signature("def source_token(self) -> shoal._core.Array | None"),
-              "int32 [rows]: index of the token at its source."_doc)
-      .def_ro("expert_first_row", &Dispatched::expert_first_row,
-              array_signature("def expert_first_row(self) -> shoal._core.Array | None"),
-              "int32 [local experts + 1]; with expert_major only."_doc)
       .def_ro("rows_per_source", &Dispatched::rows_per_source, "[ranks]."_doc)
       .def_ro("tokens_per_expert", &Dispatched::tokens_per_expert,
               "[local experts], rounded up to expert_alignment."_doc)
       .def_ro("rows", &Dispatched::rows,
               "Rows that hold tokens; -1 on GPUs with worst_case_rows."_doc)
-      .def_ro("row_count", &Dispatched::row_count,
-              array_signature("def row_count(self) -> shoal._core.Array | None"),
-              "rows in GPU memory (int32 [1]); None on the host."_doc)
-      .def_ro("expert_counts", &Dispatched::expert_counts,
-              array_signature("def expert_counts(self) -> shoal._core.Array | None"),
-              "int32 [local experts] in GPU memory, not aligned; None on the host."_doc)
       // A copy, because a reference would keep the rows alive.
       .def_prop_ro(
           "handle", [](const Dispatched& self) { return self.handle; }, nb::rv_policy::move,
@@ -203,9 +205,10 @@ void bind_calls(nb::class_<Group>& group) {
   group
       .def(
           "route", &route, nb::arg("topk_idx"), nb::arg("launch"),
-          nb::sig("def route(self, topk_idx: typing.Any, *, is_token_in_rank: typing.Any = None, "
-                  "stream: typing.Any = None, after: typing.Any = None, done: typing.Any = None, "
-                  "sms: int = 0) -> Routing"),
+          nb::sig(
+              "def route(self, topk_idx: A, *, is_token_in_rank: shoal.typing.SupportsDLPack | None "
+              "= None, stream: shoal.typing.Stream | None = None, after: shoal.typing.Event | None ="
+              " None, done: shoal.typing.Event | None = None, sms: int = 0) -> Routing[A]"),
           "Computes the destinations of tokens. Local. topk_idx: int64 or int32 [tokens, top_k]; "
           "-1: no expert. is_token_in_rank: uint8 [tokens, ranks], is filled with 1 where a token "
           "goes to a rank. Raises InvalidArgumentError, naming the token, for an index outside the "
@@ -213,12 +216,14 @@ void bind_calls(nb::class_<Group>& group) {
       .def(
           "dispatch", &dispatch, nb::arg("x").none(), nb::arg("routing") = nb::none(),
           nb::arg("options"),
-          nb::sig("def dispatch(self, x: typing.Any, routing: Routing | Handle, *, weights: "
-                  "typing.Any = None, scales: typing.Any = None, dtype: typing.Any = None, "
-                  "expert_alignment: int = 1, expert_major: bool = False, worst_case_rows: int = "
-                  "0, copy_out: bool = False, transient: bool = False, stream: typing.Any = None, "
-                  "after: typing.Any = None, done: typing.Any = None, sms: int = 0) -> "
-                  "Dispatched"),
+          nb::sig(
+              "def dispatch(self, x: A, routing: Routing[shoal.typing.SupportsDLPack] | Handle, *, "
+              "weights: shoal.typing.SupportsDLPack | None = None, scales: "
+              "shoal.typing.SupportsDLPack | None = None, dtype: shoal.typing.DType | None = None, "
+              "expert_alignment: int = 1, expert_major: bool = False, worst_case_rows: int = 0, "
+              "copy_out: bool = False, transient: bool = False, stream: shoal.typing.Stream | None ="
+              " None, after: shoal.typing.Event | None = None, done: shoal.typing.Event | None = "
+              "None, sms: int = 0) -> Dispatched[A]"),
           "Sends each token to the ranks of its experts. Collective.\n\n"
           "x: bfloat16, float16, float32 or float8_e4m3 [tokens, hidden], or int8 or uint8 rows; "
           "contiguous, with rows of a multiple of 16 bytes, in GPU memory also aligned to 16 bytes. "
@@ -237,10 +242,13 @@ void bind_calls(nb::class_<Group>& group) {
       .def(
           "combine", &combine, nb::arg("y").none(), nb::arg("handle") = nb::none(),
           nb::arg("options"),
-          nb::sig("def combine(self, y: typing.Any, handle: Handle, *, weights: typing.Any = None, "
-                  "bias: typing.Any = (), dtype: typing.Any = None, out: typing.Any = None, "
-                  "stream: typing.Any = None, after: typing.Any = None, done: typing.Any = None, "
-                  "sms: int = 0) -> Combined"),
+          nb::sig(
+              "def combine(self, y: A, handle: Handle, *, weights: shoal.typing.SupportsDLPack | "
+              "None = None, bias: shoal.typing.SupportsDLPack | "
+              "collections.abc.Sequence[shoal.typing.SupportsDLPack | None] | None = (), dtype: "
+              "shoal.typing.DType | None = None, out: shoal.typing.SupportsDLPack | None = None, "
+              "stream: shoal.typing.Stream | None = None, after: shoal.typing.Event | None = None, "
+              "done: shoal.typing.Event | None = None, sms: int = 0) -> Combined[A]"),
           "Sums the expert output of a dispatch's rows at their sources. Collective.\n\n"
           "y: bfloat16, float16 or float32 [rows, hidden], contiguous. Rows in the group's memory "
           "(Dispatched.x written in place) need no copy. weights: float32 [rows, top_k], summed "
@@ -299,8 +307,11 @@ NormalOptions combine_options_from(std::string_view call, const nb::kwargs& give
   return options;
 }
 
-Dispatched to_python(const Group& group, ep::Dispatched result, void* stream) {
-  const auto give = [&](Tensor& tensor) { return group.output(std::move(tensor), stream); };
+Dispatched to_python(const Group& group, const Library* library, ep::Dispatched result,
+                     void* stream) {
+  const auto give = [&](Tensor& tensor) {
+    return group.result(library, std::move(tensor), stream);
+  };
   return {give(result.x),
           give(result.scales),
           give(result.topk_idx),
@@ -315,9 +326,10 @@ Dispatched to_python(const Group& group, ep::Dispatched result, void* stream) {
           std::move(result.handle)};
 }
 
-Combined to_python(const Group& group, ep::Combined result, void* stream, nb::handle out) {
-  return {out.is_none() ? group.output(std::move(result.x), stream) : nb::borrow(out),
-          group.output(std::move(result.topk_weights), stream)};
+Combined to_python(const Group& group, const Library* library, ep::Combined result, void* stream,
+                   nb::handle out) {
+  return {out.is_none() ? group.result(library, std::move(result.x), stream) : Result(out),
+          group.result(library, std::move(result.topk_weights), stream)};
 }
 
 const ep::Handle& handle_from(std::string_view call, nb::handle given) {
@@ -346,14 +358,16 @@ void bind_normal(nb::module_& module, nb::class_<Group>& group) {
       });
   bind_routing(module);
   bind_dispatched(module);
-  nb::class_<Combined> combined(module, "Combined", "The result of a combine."_doc);
+  nb::class_<Combined> combined(module, "Combined", nb::is_generic(),
+                                nb::sig("class Combined(typing.Generic[A_co])"),
+                                "The result of a combine."_doc);
   refuse_numpy(combined, "its x or topk_weights");
-  combined.def("__repr__", [](const Combined& self) { return describe(self); })
-      .def_ro("x", &Combined::x, array_signature("def x(self) -> shoal._core.Array"),
-              "[tokens, hidden], dtype of y; the array passed as out=."_doc)
-      .def_ro("topk_weights", &Combined::topk_weights,
-              array_signature("def topk_weights(self) -> shoal._core.Array | None"),
-              "float32 [tokens, top_k]; None without weights."_doc);
+  def_result(combined, "x", &Combined::x, "def x(self) -> A_co",
+             "[tokens, hidden], dtype of y; the array passed as out=."_doc);
+  def_result(combined, "topk_weights", &Combined::topk_weights,
+             "def topk_weights(self) -> A_co | None",
+             "float32 [tokens, top_k]; None without weights."_doc);
+  combined.def("__repr__", [](const Combined& self) { return describe(self); });
   bind_calls(group);
 }
 

@@ -31,11 +31,11 @@ inline constexpr const char* kCombineWithGradient = "shoal.torch.combine";
 
 struct Routing {
   ep::Routing routing;
-  nb::object topk_idx, rank_counts, expert_counts, node_counts;
+  Result topk_idx, rank_counts, expert_counts, node_counts;
 };
 
 struct Dispatched {
-  nb::object x, scales, topk_idx, topk_weights, source_token, expert_first_row, row_count,
+  Result x, scales, topk_idx, topk_weights, source_token, expert_first_row, row_count,
       expert_counts;
   std::vector<std::int64_t> rows_per_source, tokens_per_expert;
   std::int64_t rows = 0;
@@ -43,12 +43,15 @@ struct Dispatched {
 };
 
 struct Combined {
-  nb::object x, topk_weights;
+  Result x, topk_weights;
 };
 
-Dispatched to_python(const Group& group, ep::Dispatched result, void* stream);
+/// `library`: of the rows of the call.
+Dispatched to_python(const Group& group, const Library* library, ep::Dispatched result,
+                     void* stream);
 /// `out`: the array that the caller passed for the result, or None.
-Combined to_python(const Group& group, ep::Combined result, void* stream, nb::handle out);
+Combined to_python(const Group& group, const Library* library, ep::Combined result, void* stream,
+                   nb::handle out);
 
 /// The handle of a normal dispatch. Throws Error{invalid_argument} for anything else.
 const ep::Handle& handle_from(std::string_view call, nb::handle given);

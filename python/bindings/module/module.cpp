@@ -19,6 +19,7 @@ NB_MODULE(_core, module) {
   module.attr("VERSION") = SHOAL_VERSION;
   bind_errors(module);
   bind_interrupt();
+  bind_type_variables(module);
   bind_settings(module);
   bind_arrays(module);
   bind_team(module);
@@ -27,5 +28,6 @@ NB_MODULE(_core, module) {
   bind_stream_calls(module);
   bind_observe(module);
   nb::module_ ep = module.def_submodule("ep", "Expert-parallel dispatch and combine.");
+  bind_type_variables(ep);
   bind_group(ep);
 }

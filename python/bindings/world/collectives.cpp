@@ -115,7 +115,7 @@ void bind_barriers(nb::module_& module) {
             [](const cuda::StreamCollectives& on) { on.barrier(); });
       },
       nb::arg("team").none(), nb::arg("stream") = nb::none(),
-      nb::sig("def barrier(team: Team, stream: object | None = None) -> None"),
+      nb::sig("def barrier(team: Team, stream: shoal.typing.Stream | None = None) -> None"),
       "Completes this PE's operations, then waits for all PEs of the team. Raises TimeoutError, "
       "naming the PE that is late. With `stream`, a torch.cuda.Stream or its number, the stream "
       "waits instead."_doc);
@@ -143,8 +143,9 @@ void bind_copies(nb::module_& module) {
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(), nb::arg("root"),
       nb::arg("stream") = nb::none(),
-      nb::sig(
-          "def broadcast(team: Team, target: SymmetricArray, source: SymmetricArray, root: int, stream: object | None = None) -> None"),
+      nb::sig("def broadcast(team: Team, target: SymmetricArray[shoal.typing.SupportsDLPack], "
+              "source: SymmetricArray[shoal.typing.SupportsDLPack], root: int, stream: "
+              "shoal.typing.Stream | None = None) -> None"),
       "Copies the root's `source` to the `target` of every PE, which may be the same array. With "
       "`stream`, queued there: arrays must be in GPU memory."_doc);
   module.def(
@@ -159,8 +160,9 @@ void bind_copies(nb::module_& module) {
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
       nb::arg("stream") = nb::none(),
-      nb::sig(
-          "def all_gather(team: Team, target: SymmetricArray, source: SymmetricArray, stream: object | None = None) -> None"),
+      nb::sig("def all_gather(team: Team, target: SymmetricArray[shoal.typing.SupportsDLPack], "
+              "source: SymmetricArray[shoal.typing.SupportsDLPack], stream: shoal.typing.Stream | "
+              "None = None) -> None"),
       "Copies the `source` of PE i to block i of every `target`. `stream`: as broadcast."_doc);
   module.def(
       "all_to_all",
@@ -177,8 +179,9 @@ void bind_copies(nb::module_& module) {
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
       nb::arg("stream") = nb::none(),
-      nb::sig(
-          "def all_to_all(team: Team, target: SymmetricArray, source: SymmetricArray, stream: object | None = None) -> None"),
+      nb::sig("def all_to_all(team: Team, target: SymmetricArray[shoal.typing.SupportsDLPack], "
+              "source: SymmetricArray[shoal.typing.SupportsDLPack], stream: shoal.typing.Stream | "
+              "None = None) -> None"),
       "Copies block j of the `source` of PE i to block i of the `target` of PE j. Arrays have as "
       "many equal blocks as the team has PEs. `stream`: as broadcast."_doc);
 }
@@ -201,8 +204,9 @@ void bind_reductions(nb::module_& module) {
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
       nb::arg("op") = "sum", nb::arg("stream") = nb::none(),
-      nb::sig(
-          "def reduce(team: Team, target: SymmetricArray, source: SymmetricArray, op: str = 'sum', stream: object | None = None) -> None"),
+      nb::sig("def reduce(team: Team, target: SymmetricArray[shoal.typing.SupportsDLPack], source: "
+              "SymmetricArray[shoal.typing.SupportsDLPack], op: str = 'sum', stream: "
+              "shoal.typing.Stream | None = None) -> None"),
       "Reduces element-wise over all PEs, in their order, with the same bits on every PE and in "
       "every call. `stream`: as broadcast; the same bits, too."_doc);
   module.def(
@@ -223,8 +227,9 @@ void bind_reductions(nb::module_& module) {
       },
       nb::arg("team").none(), nb::arg("target").none(), nb::arg("source").none(),
       nb::arg("op") = "sum", nb::arg("stream") = nb::none(),
-      nb::sig(
-          "def reduce_scatter(team: Team, target: SymmetricArray, source: SymmetricArray, op: str = 'sum', stream: object | None = None) -> None"),
+      nb::sig("def reduce_scatter(team: Team, target: SymmetricArray[shoal.typing.SupportsDLPack], "
+              "source: SymmetricArray[shoal.typing.SupportsDLPack], op: str = 'sum', stream: "
+              "shoal.typing.Stream | None = None) -> None"),
       "Like reduce, but PE i gets block i of the result."_doc);
 }
 

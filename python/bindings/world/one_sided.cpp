@@ -182,8 +182,9 @@ void bind_copies(nb::class_<World>& world) {
           },
           nb::arg("target").none(), nb::arg("source") = nb::none(), nb::kw_only(),
           nb::arg("dtype") = nb::none(),
-          nb::sig("def put(self, target: RemoteArray, source: typing.Any, *, dtype: typing.Any = "
-                  "None) -> None"),
+          nb::sig(
+              "def put(self, target: RemoteArray, source: shoal.typing.SupportsDLPack, *, dtype: "
+              "shoal.typing.DType | None = None) -> None"),
           "Copies a contiguous array to as many elements of the same dtype on another PE. Returns "
           "when `source` may be reused. dtype names the type where the array cannot (bfloat16 for "
           "uint16)."_doc)
@@ -194,8 +195,9 @@ void bind_copies(nb::class_<World>& world) {
           },
           nb::arg("target").none(), nb::arg("source") = nb::none(), nb::kw_only(),
           nb::arg("dtype") = nb::none(),
-          nb::sig("def put_nbi(self, target: RemoteArray, source: typing.Any, *, dtype: typing.Any "
-                  "= None) -> None"),
+          nb::sig(
+              "def put_nbi(self, target: RemoteArray, source: shoal.typing.SupportsDLPack, *, dtype:"
+              " shoal.typing.DType | None = None) -> None"),
           "Like put, but `source` must stay unchanged until quiet()."_doc)
       .def(
           "get",
@@ -204,8 +206,9 @@ void bind_copies(nb::class_<World>& world) {
           },
           nb::arg("target").none(), nb::arg("source") = nb::none(), nb::kw_only(),
           nb::arg("dtype") = nb::none(),
-          nb::sig("def get(self, target: typing.Any, source: RemoteArray, *, dtype: typing.Any = "
-                  "None) -> None"),
+          nb::sig(
+              "def get(self, target: shoal.typing.SupportsDLPack, source: RemoteArray, *, dtype: "
+              "shoal.typing.DType | None = None) -> None"),
           "Copies elements of another PE to a contiguous array of as many elements of the same "
           "dtype; dtype as for put."_doc)
       .def(
@@ -215,8 +218,9 @@ void bind_copies(nb::class_<World>& world) {
           },
           nb::arg("target").none(), nb::arg("source") = nb::none(), nb::kw_only(),
           nb::arg("dtype") = nb::none(),
-          nb::sig("def get_nbi(self, target: typing.Any, source: RemoteArray, *, dtype: typing.Any "
-                  "= None) -> None"),
+          nb::sig(
+              "def get_nbi(self, target: shoal.typing.SupportsDLPack, source: RemoteArray, *, dtype:"
+              " shoal.typing.DType | None = None) -> None"),
           "Like get, but the data is valid after quiet()."_doc);
 }
 
@@ -227,8 +231,9 @@ void bind_signals(nb::class_<World>& world) {
           nb::arg("flag").none(), nb::arg("value"), nb::arg("op") = "set", nb::kw_only(),
           nb::arg("dtype") = nb::none(),
           nb::sig(
-              "def put_signal(self, target: RemoteArray, source: typing.Any, flag: RemoteArray, "
-              "value: int, op: str = 'set', *, dtype: typing.Any = None) -> None"),
+              "def put_signal(self, target: RemoteArray, source: shoal.typing.SupportsDLPack, flag: "
+              "RemoteArray, value: int, op: str = 'set', *, dtype: shoal.typing.DType | None = None)"
+              " -> None"),
           "Like put; then sets or adds to an int64 flag on that PE, which becomes visible after the "
           "data."_doc)
       .def("signal", &signal, nb::arg("flag").none(), nb::arg("value"), nb::arg("op") = "set",
@@ -236,15 +241,17 @@ void bind_signals(nb::class_<World>& world) {
            "Sets (op=\"set\") or adds to (\"add\") an int64 element of another PE."_doc)
       .def("wait_until", &wait_until, nb::arg("array").none(), nb::arg("compare"), nb::arg("value"),
            nb::arg("index") = 0,
-           nb::sig("def wait_until(self, array: SymmetricArray, compare: str, value: int, index: "
-                   "int = 0) -> int"),
+           nb::sig(
+               "def wait_until(self, array: SymmetricArray[shoal.typing.SupportsDLPack], compare: "
+               "str, value: int, index: int = 0) -> int"),
            "Waits until an int64 element of this PE compares with `value` by ==, !=, >, >=, < or "
            "<=, and returns it. Raises TimeoutError after SHOAL_TIMEOUT_MS, PeerFailedError when a "
            "PE fails."_doc)
       .def("test", &test, nb::arg("array").none(), nb::arg("compare"), nb::arg("value"),
            nb::arg("index") = 0,
-           nb::sig("def test(self, array: SymmetricArray, compare: str, value: int, index: int = "
-                   "0) -> bool"),
+           nb::sig(
+               "def test(self, array: SymmetricArray[shoal.typing.SupportsDLPack], compare: str, "
+               "value: int, index: int = 0) -> bool"),
            "True if wait_until returns without waiting."_doc);
 }
 

@@ -38,8 +38,8 @@ void release(SymmetricArray& array) {
   array.freed = true;
 }
 
-/// SymmetricArray.local
-nb::object local_of(nb::handle self) {
+/// This PE's copy as an Array.
+nb::object array_of(nb::handle self) {
   const auto& array = nb::cast<const SymmetricArray&>(self);
   check_alive(array);
   return output(array.local, kReady);
@@ -69,7 +69,7 @@ RemoteArray element(const RemoteArray& array, std::int64_t index) {
 
 }  // namespace
 
-SymmetricArray zeros(const World& world, nb::handle given, nb::handle dtype) {
+SymmetricArray zeros(const World& world, nb::handle given, nb::handle dtype, nb::handle like) {
   const DataType type = dtype_from("zeros", dtype);
   const std::vector<std::int64_t> shape = shape_of("zeros", given);
   require(shape.size() <= TensorView::kMaxRank, Code::invalid_argument,
@@ -81,7 +81,9 @@ SymmetricArray zeros(const World& world, nb::handle given, nb::handle dtype) {
     require(!__builtin_mul_overflow(count, static_cast<std::size_t>(extent), &count),
             Code::invalid_argument, "zeros: more elements than can be counted");
   }
-  SymmetricArray array{world, {}, 0};
+  const Library* const library =
+      like.is_none() ? library_of_dtype(dtype) : library_like("zeros", like);
+  SymmetricArray array{world, {}, library};
   void* memory = nullptr;
   {
     nb::gil_scoped_release released;
@@ -109,13 +111,13 @@ std::shared_ptr<void> heap_keeper(const Team& team) {
   return team.world().heap().memory_owner();
 }
 
-nb::object heap_output(Tensor tensor, const std::shared_ptr<void>& keeper, std::uintptr_t stream) {
+Tensor keep_heap(Tensor tensor, const std::shared_ptr<void>& keeper) {
   struct Held {  // destroyed in reverse order: the array before the heap
     std::shared_ptr<void> heap, array;
   };
   if (tensor.defined())
     tensor.owner = std::make_shared<Held>(Held{keeper, std::move(tensor.owner)});
-  return output(std::move(tensor), stream);
+  return tensor;
 }
 
 namespace {
@@ -145,12 +147,18 @@ void bind_remote_arrays(nb::module_& module) {
 
 void bind_symmetric_arrays(nb::module_& module) {
   nb::class_<SymmetricArray>(
-      module, "SymmetricArray",
+      module, "SymmetricArray", nb::is_generic(),
+      nb::sig("class SymmetricArray(typing.Generic[A_co])"),
       "An array at the same offset of every PE's heap; created by World.zeros. On the host, "
       "numpy.asarray(array) and array[...] access this PE's copy."_doc)
       .def_prop_ro(
-          "local", [](nb::handle self) { return local_of(self); },
-          nb::sig("def local(self) -> Array"), "This PE's copy, as an Array."_doc)
+          "local",
+          [](const SymmetricArray& self) {
+            check_alive(self);
+            return make_array(self.library, self.local, kReady);
+          },
+          nb::sig("def local(self) -> A_co"),
+          "This PE's copy, as an array of the library that zeros names."_doc)
       .def("on", &on, nb::arg("pe"),
            "The copy of world PE `pe`, for put, get, signal and atomic."_doc)
       .def("free", &release,
@@ -158,7 +166,7 @@ void bind_symmetric_arrays(nb::module_& module) {
            "free() the memory is freed when the world closes; the garbage collector never frees "
            "it."_doc)
       .def_prop_ro(
-          "shape", [](nb::handle self) { return local_of(self).attr("shape"); },
+          "shape", [](nb::handle self) { return array_of(self).attr("shape"); },
           nb::sig("def shape(self) -> tuple[int, ...]"), "Elements along each dimension."_doc)
       .def_prop_ro(
           "dtype",
@@ -167,30 +175,31 @@ void bind_symmetric_arrays(nb::module_& module) {
       .def_prop_ro(
           "nbytes", [](const SymmetricArray& self) { return self.local.bytes(); },
           "Bytes of all elements on one PE."_doc)
-      .def("__len__", [](nb::handle self) { return nb::len(local_of(self)); })
+      .def("__len__", [](nb::handle self) { return nb::len(array_of(self)); })
       .def("__bool__",
-           [](nb::handle self) { return truth_of(local_of(self), "shoal.SymmetricArray"); })
+           [](nb::handle self) { return truth_of(array_of(self), "shoal.SymmetricArray"); })
       .def(
           "__array__",
           [](nb::handle self, nb::handle dtype, nb::handle copy) {
-            return as_numpy(numpy_values(local_of(self), "__array__"), dtype, copy);
+            return as_numpy(numpy_values(array_of(self), "__array__"), dtype, copy);
           },
           nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
-          nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> "
-                  "typing.Any"))
+          nb::sig(
+              "def __array__(self, dtype: shoal.typing.DType | None = None, copy: bool | None = "
+              "None) -> numpy.ndarray"))
       .def(
           "__getitem__",
           [](nb::handle self, nb::handle key) {
-            return nb::object(numpy_values(local_of(self), "__getitem__")[key]);
+            return nb::object(numpy_values(array_of(self), "__getitem__")[key]);
           },
-          nb::arg("key"), nb::sig("def __getitem__(self, key: typing.Any, /) -> typing.Any"))
+          nb::arg("key"), nb::sig("def __getitem__(self, key: object, /) -> typing.Any"))
       .def(
           "__setitem__",
           [](nb::handle self, nb::handle key, nb::handle value) {
-            numpy_values(local_of(self), "__setitem__")[key] = value;
+            numpy_values(array_of(self), "__setitem__")[key] = value;
           },
           nb::arg("key"), nb::arg("value"),
-          nb::sig("def __setitem__(self, key: typing.Any, value: typing.Any, /) -> None"))
+          nb::sig("def __setitem__(self, key: object, value: object, /) -> None"))
       .def("__repr__", [](const SymmetricArray& self) {
         if (!self.world.is_open())
           return fmt::format("shoal.SymmetricArray({}, freed)", self.local.describe());

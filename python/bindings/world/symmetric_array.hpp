@@ -17,22 +17,22 @@ namespace shoal::python {
 /// Keeps a world's heap mapped while arrays of it live, also after the world is closed.
 std::shared_ptr<void> heap_keeper(const Team& team);
 
-/// output() for memory of the heap behind `keeper`.
-nb::object heap_output(Tensor tensor, const std::shared_ptr<void>& keeper,
-                       std::uintptr_t stream = 0);
+/// `tensor`, in memory of the heap behind `keeper`, which it keeps mapped.
+Tensor keep_heap(Tensor tensor, const std::shared_ptr<void>& keeper);
 
 /// An array at the same offset of every PE's heap. The garbage collector never frees it, because
 /// freeing is collective.
 struct SymmetricArray {
   World world;
   Tensor local;
+  const Library* library = nullptr;  ///< of `local` in Python
   std::size_t offset = 0;
   bool freed = false;
 };
 
 /// World.zeros. Collective. Throws Error{invalid_argument} for a dtype or shape that cannot be,
 /// Error{exhausted} where the heap is too small.
-SymmetricArray zeros(const World& world, nb::handle given, nb::handle dtype);
+SymmetricArray zeros(const World& world, nb::handle given, nb::handle dtype, nb::handle like);
 
 /// Throws Error{closed} where the array was freed, its world is closed, or this process is a fork
 /// of the PE.

@@ -299,16 +299,14 @@ void bind_unique_id(nb::module_& module) {
 
 void bind_open(nb::class_<World>& world) {
   world
-      .def_static(
-          "open", &open_world, nb::arg("settings") = nb::none(),
-          nb::sig("def open(settings: collections.abc.Mapping[str, typing.Any] | None = None) "
-                  "-> World"),
-          "Opens the world that the environment describes: shoal-run, SHOAL_PE and "
-          "SHOAL_N_PES with a unique id, or a world of one PE."_doc)
+      .def_static("open", &open_world, nb::arg("settings") = nb::none(),
+                  nb::sig("def open(settings: shoal.typing.Settings | None = None) -> World"),
+                  "Opens the world that the environment describes: shoal-run, SHOAL_PE and "
+                  "SHOAL_N_PES with a unique id, or a world of one PE."_doc)
       .def_static("from_unique_id", &open_with_id, nb::arg("unique_id"), nb::arg("pe"),
                   nb::arg("n_pes"), nb::arg("settings") = nb::none(),
                   nb::sig("def from_unique_id(unique_id: str, pe: int, n_pes: int, settings: "
-                          "collections.abc.Mapping[str, typing.Any] | None = None) -> World"),
+                          "shoal.typing.Settings | None = None) -> World"),
                   "Joins as PE `pe` of `n_pes`; unique_id is the text of a UniqueId."_doc)
       .def_static(
           "from_torch",
@@ -316,8 +314,8 @@ void bind_open(nb::class_<World>& world) {
             return connect("from_torch", group, settings);
           },
           nb::arg("group") = nb::none(), nb::arg("settings") = nb::none(),
-          nb::sig("def from_torch(group: typing.Any = None, settings: collections.abc.Mapping[str, "
-                  "typing.Any] | None = None) -> World"),
+          nb::sig("def from_torch(group: torch.distributed.ProcessGroup | None = None, settings: "
+                  "shoal.typing.Settings | None = None) -> World"),
           "A world of the ranks of a torch.distributed process group of any backend, in rank "
           "order; "
           "None: the default group."_doc)
@@ -327,8 +325,9 @@ void bind_open(nb::class_<World>& world) {
             return connect("from_mpi4py", comm, settings);
           },
           nb::arg("comm"), nb::arg("settings") = nb::none(),
-          nb::sig("def from_mpi4py(comm: typing.Any, settings: collections.abc.Mapping[str, "
-                  "typing.Any] | None = None) -> World"),
+          nb::sig(
+              "def from_mpi4py(comm: shoal.typing.Communicator, settings: shoal.typing.Settings | "
+              "None = None) -> World"),
           "A world of the ranks of an mpi4py communicator, in rank order."_doc)
       .def("__enter__", [](nb::object self) { return self; })
       .def("__exit__", &exit_world, nb::arg("type").none(), nb::arg("value").none(),
@@ -366,11 +365,27 @@ void bind_teams(nb::class_<World>& world) {
 void bind_heap(nb::class_<World>& world) {
   world
       .def(
-          "zeros", &zeros, nb::arg("shape"), nb::arg("dtype") = "float32",
-          nb::sig("def zeros(self, shape: int | collections.abc.Sequence[int], dtype: typing.Any = "
-                  "'float32') -> SymmetricArray"),
+          "zeros", &zeros, nb::arg("shape"), nb::arg("dtype") = "float32", nb::kw_only(),
+          nb::arg("like") = nb::none(),
+          nb::sig(
+              "@overload\n"
+              "def zeros(self, shape: int | collections.abc.Sequence[int], dtype: torch.dtype) -> "
+              "SymmetricArray[torch.Tensor]: ...\n"
+              "@typing.overload\n"
+              "def zeros(self, shape: int | collections.abc.Sequence[int], dtype: numpy.dtype | "
+              "type[numpy.generic]) -> SymmetricArray[numpy.ndarray]: ...\n"
+              "@typing.overload\n"
+              "def zeros(self, shape: int | collections.abc.Sequence[int], dtype: str = ...) -> "
+              "SymmetricArray[Array]: ...\n"
+              "@typing.overload\n"
+              "def zeros(self, shape: int | collections.abc.Sequence[int], dtype: shoal.typing.DType"
+              " = ..., *, like: types.ModuleType) -> SymmetricArray[typing.Any]: ...\n"
+              "@typing.overload\n"
+              "def zeros(self, shape: int | collections.abc.Sequence[int], dtype: shoal.typing.DType"
+              " = ..., *, like: A) -> SymmetricArray[A]"),
           "An array of zeros on every PE. shape: an int or a sequence of ints. dtype: a name, or a "
-          "dtype of NumPy, torch, JAX or ml_dtypes. Collective: all PEs call with the same arguments, in the "
+          "dtype of NumPy, torch, JAX or ml_dtypes, whose library SymmetricArray.local then has. "
+          "like: an array or a module of the library that it has instead. Collective: all PEs call with the same arguments, in the "
           "same order. Raises ExhaustedError when the heap is too small, naming "
           "SHOAL_SYMMETRIC_SIZE."_doc)
       .def_prop_ro(
@@ -424,9 +439,8 @@ void bind_world(nb::module_& module, void (*after_close)()) {
   module.def(
       "run_threads", &run_threads_of_python, nb::arg("n_pes").none(), nb::arg("body").none(),
       nb::arg("settings") = nb::none(),
-      nb::sig(
-          "def run_threads(n_pes: int, body: collections.abc.Callable, settings: object | None = "
-          "None) -> list"),
+      nb::sig("def run_threads(n_pes: int, body: collections.abc.Callable[[World], R], settings: "
+              "shoal.typing.Settings | None = None) -> list[R]"),
       "Calls body(world) on `n_pes` threads of this process, one per PE. Returns the results "
       "by PE. The first exception ends all of them and is raised again."_doc);
 }

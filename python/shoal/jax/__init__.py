@@ -133,10 +133,7 @@ def _layout(handle: np.ndarray) -> Any:
         ) from None
 
 
-def _fill(target: np.ndarray, array: Any, rows: int) -> None:
-    values = array.numpy()
-    if values.dtype != target.dtype and values.dtype.kind == "u":  # bfloat16 is exported as uint16
-        values = values.view(target.dtype)
+def _fill(target: np.ndarray, values: np.ndarray, rows: int) -> None:
     target[:rows] = values[:rows]
     target[rows:] = 0
 
@@ -150,7 +147,7 @@ def _run_dispatch(arguments: list[np.ndarray], results: list[np.ndarray], *, gro
         _fill(out, received.x, received.rows)
         _fill(out_weights, received.topk_weights, received.rows)
         _fill(source, received.source_token, received.rows)
-        idx[...] = received.topk_idx.numpy()
+        idx[...] = received.topk_idx
         count[...] = received.rows
         handle[...] = number = next(_numbers)
         _layouts[number] = received.handle

@@ -91,18 +91,14 @@ def handle_of(layout: TorchLayout) -> Tensor:
     return handle
 
 
-def _tensor(array: Any) -> Tensor:
-    return torch.from_dlpack(array)
-
-
-def _copy(array: Any) -> Tensor:
+def _copy(tensor: Tensor) -> Tensor:
     """A copy in torch's memory, whose allocator tracks the streams and graphs that use it."""
-    return _tensor(array).clone(memory_format=torch.contiguous_format)
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _result(array: Any, copy_out: bool) -> Tensor:
+def _result(tensor: Tensor, copy_out: bool) -> Tensor:
     """The tensor of a result; on the host copy_out has its effect in Shoal."""
-    return _copy(array) if copy_out and array.device != "cpu" else _tensor(array)
+    return _copy(tensor) if copy_out and tensor.is_cuda else tensor
 
 
 def contiguous(tensor: Tensor) -> Tensor:
@@ -124,8 +120,8 @@ def clear_unused(x: Tensor, received: Any, worst_case_rows: int) -> Tensor:
     if received.rows >= 0:
         x[received.rows :] = 0
         return x
-    rows = _tensor(received.row_count)
-    return x.masked_fill_((torch.arange(x.shape[0], device=x.device) >= rows).unsqueeze(1), 0)
+    unused = torch.arange(x.shape[0], device=x.device) >= received.row_count
+    return x.masked_fill_(unused.unsqueeze(1), 0)
 
 
 @torch.library.custom_op("shoal::dispatch", mutates_args=())
@@ -223,8 +219,8 @@ def combine(
     if weights is None:
         sums = y.new_empty((0, 0), dtype=torch.float32)
     else:
-        sums = _tensor(combined.topk_weights) if out is None else _copy(combined.topk_weights)
-    return _tensor(combined.x) if out is None else out, sums
+        sums = combined.topk_weights if out is None else _copy(combined.topk_weights)
+    return combined.x, sums
 
 
 @combine.register_fake
