@@ -4,6 +4,7 @@ lifetimes."""
 
 import gc
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -133,6 +134,104 @@ def test_jax_sees_the_same_memory(settings):
     assert shoal.run_threads(1, body, settings) == [True]
 
 
+def of_each_library(array, kind):
+    """Whether an array is the library's own, over memory that others see."""
+    if kind == "shoal":
+        return type(array) is shoal.Array
+    if kind == "numpy":
+        return type(array) is np.ndarray
+    module = pytest.importorskip(kind)
+    return isinstance(array, module.Tensor if kind == "torch" else module.Array)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "jax", "dlpack"])
+def test_results_are_arrays_of_the_library_of_the_arguments(kind, settings):
+    """Every call, and fields that are read after the group and the world have closed. Other
+    libraries get a shoal.Array."""
+    make, own = maker_of(kind), kind if kind != "dlpack" else "shoal"
+
+    def body(world):
+        group = shoal.ep.Group(
+            world.team, hidden=128, top_k=1, experts=2, max_tokens=4, low_latency_max_tokens=4
+        )
+        rows = make(np.full((2, 128), 0x3F80, np.uint16))  # bfloat16 1.0
+        ones, experts = make(np.ones((2, 1), np.float32)), make(np.zeros((2, 1), np.int32))
+        routing = group.route(experts)
+        received = group.dispatch(rows, routing, weights=ones, dtype="bfloat16")
+        assert received.x is received.x
+        arrays = [routing.topk_idx, received.x, received.topk_idx, received.topk_weights]
+        later = group.dispatch_async(rows, routing, dtype="bfloat16").result()
+        combined = group.combine(received.x, received.handle, weights=received.topk_weights)
+        arrays += [later.source_token, combined.x, combined.topk_weights]
+        arrays += [group.combine_async(later.x, later.handle).result().x]
+        low = group.low_latency_dispatch(rows, experts, dtype="bfloat16").receive()
+        arrays += [low.x, low.scales, low.counts, low.source_token, low.layout]
+        y = make(np.zeros((2, 4, 128), np.uint16))
+        sent = group.low_latency_combine(y, experts, ones, low.handle, dtype="bfloat16")
+        arrays.append(sent.receive())
+        arrays += shoal.ep.gate(make(np.ones((2, 2), np.float32)), top_k=1)
+        assert all(of_each_library(array, own) for array in arrays), [type(a) for a in arrays]
+        return group.dispatch(rows, routing, dtype="bfloat16")
+
+    (left,) = shoal.run_threads(1, body, settings)
+    assert of_each_library(left.x, own) and left.x.shape == (2, 128)
+
+
+def test_the_dtype_or_like_names_the_library_of_arrays_without_arguments(settings):
+    torch = pytest.importorskip("torch")
+
+    def body(world):
+        tensor = world.zeros(5, torch.bfloat16).local
+        assert type(tensor) is torch.Tensor and tensor.dtype == torch.bfloat16
+        for dtype in (np.int64, np.dtype("i8")):
+            numbers = world.zeros((2, 3), dtype)
+            numbers.local[1] = 7
+            assert type(numbers.local) is np.ndarray and numbers[1, 2] == 7
+            assert (numbers.shape, numbers.dtype) == ((2, 3), "int64")
+        assert type(world.zeros(2, "int32").local) is shoal.Array
+        for like in (torch, tensor, torch.nn.Parameter(torch.ones(1))):
+            assert type(world.zeros(2, "int32", like=like).local) is torch.Tensor
+        assert type(world.zeros(2, torch.int32, like=np).local) is np.ndarray
+        with pytest.raises(
+            shoal.InvalidArgumentError, match=r"zeros: like='torch' .*; allowed: an"
+        ):
+            world.zeros(2, like="torch")
+        group = shoal.ep.Group(world.team, hidden=128, top_k=1, experts=1, low_latency_max_tokens=4)
+        assert type(group.next_combine_buffer()) is shoal.Array
+        return type(group.next_combine_buffer(like=tensor)) is torch.Tensor
+
+    assert shoal.run_threads(1, body, settings) == [True]
+
+
+def test_programs_that_convert_results_keep_working(settings):
+    torch = pytest.importorskip("torch")
+
+    def body(world):
+        group = shoal.ep.Group(
+            world.team, hidden=16, top_k=1, experts=1, max_tokens=4, dtype="float32"
+        )
+        routing = group.route(torch.zeros((2, 1), dtype=torch.int64))
+        received = group.dispatch(torch.ones(2, 16), routing)
+        assert torch.from_dlpack(received.x).data_ptr() == received.x.data_ptr()
+        sums = group.combine(torch.from_dlpack(received.x), received.handle).x
+        return float(np.asarray(sums).sum() + sums.numpy().sum())
+
+    assert shoal.run_threads(1, body, settings) == [64.0]
+
+
+def test_arrays_of_cupy_are_made_by_cupy(settings, monkeypatch):
+    """A module in place of CuPy, which has no arrays on the host."""
+    cupy = types.ModuleType("cupy")
+    ndarray = type("ndarray", (OnlyDLPack,), {"__module__": "cupy"})
+    cupy.ndarray, cupy.from_dlpack = ndarray, ndarray
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+    def body(world):
+        return type(world.zeros(3, like=ndarray(np.ones(1))).local) is ndarray
+
+    assert shoal.run_threads(1, body, settings) == [True]
+
+
 def test_tensors_that_need_gradients_are_read_as_they_are(settings):
     torch = pytest.importorskip("torch")
 
@@ -254,6 +353,8 @@ def test_numpy_has_values_of_narrow_types_by_ml_dtypes(dtype, settings, monkeypa
     with pytest.raises(shoal.UnsupportedError, match="install ml_dtypes, use torch.from_dlpack"):
         np.asarray(array)
     assert array.numpy().dtype == NUMPY[dtype]  # the bits
+    bits = shoal.run_threads(1, lambda world: world.zeros(4, dtype, like=np).local, settings)[0]
+    assert type(bits) is np.ndarray and bits.dtype == NUMPY[dtype]
 
 
 def test_results_that_hold_arrays_say_so_to_numpy(settings):

@@ -404,10 +404,11 @@ void bind_fields(nb::class_<Array>& array) {
   array
       .def_prop_ro(
           "shape", [](const Array& self) { return to_tuple(self.tensor.shape, self.tensor.rank); },
-          "Elements along each dimension."_doc)
+          nb::sig("def shape(self) -> tuple[int, ...]"), "Elements along each dimension."_doc)
       .def_prop_ro(
           "strides",
           [](const Array& self) { return to_tuple(self.tensor.strides, self.tensor.rank); },
+          nb::sig("def strides(self) -> tuple[int, ...]"),
           "Distance between neighbours along each dimension, in elements."_doc)
       .def_prop_ro(
           "dtype", [](const Array& self) { return std::string(name_of(self.tensor.dtype)); },
@@ -453,13 +454,15 @@ void bind_protocols(nb::class_<Array>& array) {
           nb::arg("key"), nb::arg("value"),
           nb::sig("def __setitem__(self, key: object, value: object, /) -> None"))
       .def("__dlpack__", &to_capsule, "A DLPack capsule of the same memory."_doc)
-      .def("__dlpack_device__",
-           [](const Array& self) {
-             const bool cuda = self.tensor.device.kind == DeviceKind::cuda;
-             return nb::make_tuple(cuda ? nb::device::cuda::value : nb::device::cpu::value,
-                                   self.tensor.device.index);
-           })
-      .def("numpy", &to_numpy_array,
+      .def(
+          "__dlpack_device__",
+          [](const Array& self) {
+            const bool cuda = self.tensor.device.kind == DeviceKind::cuda;
+            return nb::make_tuple(cuda ? nb::device::cuda::value : nb::device::cpu::value,
+                                  self.tensor.device.index);
+          },
+          nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
+      .def("numpy", &to_numpy_array, nb::sig("def numpy(self) -> numpy.ndarray"),
            "The same memory as a NumPy array. bfloat16 becomes uint16 and float8_e4m3 uint8, "
            "because NumPy has neither. Raises InvalidArgumentError for arrays on a GPU."_doc);
 }

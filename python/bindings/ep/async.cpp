@@ -200,17 +200,30 @@ void bind_async(nb::module_& module, nb::class_<Group>& group) {
       .def("result", &Future::result, nb::sig("def result(self) -> R_co"),
            "Waits for the result and returns it, once; raises the error of the operation."_doc);
   group
-      .def("dispatch_async", &dispatch_async, nb::arg("x").none(), nb::arg("routing") = nb::none(),
-           nb::arg("options"),
-           nb::sig("def dispatch_async(self, x: A, routing: Routing[shoal.typing.SupportsDLPack], "
-                   "**options: typing.Any) -> Future[Dispatched[A]]"),
-           "dispatch on the group's own work queue, which runs operations one after another. "
-           "Arrays must stay unchanged until the Future is done. after: also a HostEvent, for "
-           "which the operation waits."_doc)
+      .def(
+          "dispatch_async", &dispatch_async, nb::arg("x").none(), nb::arg("routing") = nb::none(),
+          nb::arg("options"),
+          nb::sig(
+              "def dispatch_async(self, x: A, routing: Routing[shoal.typing.SupportsDLPack], *, "
+              "weights: shoal.typing.SupportsDLPack | None = None, scales: "
+              "shoal.typing.SupportsDLPack | None = None, dtype: shoal.typing.DType | None = None, "
+              "expert_alignment: int = 1, expert_major: bool = False, worst_case_rows: int = 0, "
+              "copy_out: bool = False, transient: bool = False, stream: shoal.typing.Stream | None "
+              "= None, after: shoal.typing.Event | HostEvent | None = None, done: "
+              "shoal.typing.Event | None = None, sms: int = 0) -> Future[Dispatched[A]]"),
+          "dispatch on the group's own work queue, which runs operations one after another. "
+          "Arrays must stay unchanged until the Future is done. after: also a HostEvent, for "
+          "which the operation waits."_doc)
       .def("combine_async", &combine_async, nb::arg("y").none(), nb::arg("handle") = nb::none(),
            nb::arg("options"),
-           nb::sig("def combine_async(self, y: A, handle: Handle, **options: typing.Any) -> "
-                   "Future[Combined[A]]"),
+           nb::sig(
+               "def combine_async(self, y: A, handle: Handle, *, weights: "
+               "shoal.typing.SupportsDLPack | None = None, bias: shoal.typing.SupportsDLPack | "
+               "collections.abc.Sequence[shoal.typing.SupportsDLPack | None] | None = (), dtype: "
+               "shoal.typing.DType | None = None, out: shoal.typing.SupportsDLPack | None = None, "
+               "stream: shoal.typing.Stream | None = None, after: shoal.typing.Event | HostEvent | "
+               "None = None, done: shoal.typing.Event | None = None, sms: int = 0) -> "
+               "Future[Combined[A]]"),
            "combine on the group's own work queue, as dispatch_async."_doc);
 }
 

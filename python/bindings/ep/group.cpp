@@ -161,12 +161,13 @@ void bind_properties(nb::class_<Group>& group) {
           "team", [](const Group& self) { return self.group.team(); }, "The group's team."_doc)
       .def_prop_ro(
           "options", [](const Group& self) { return to_dict(self.group.options()); },
+          nb::sig("def options(self) -> dict[str, int | float | str]"),
           "The options as a dict."_doc)
       .def_prop_ro(
           "local_experts", [](const Group& self) { return self.group.local_experts(); },
           "Experts per rank."_doc)
       .def("__repr__", &describe)
-      .def("statistics", &statistics,
+      .def("statistics", &statistics, nb::sig("def statistics(self) -> dict[str, float]"),
            "Calls, rows and seconds since the group was created, by name."_doc)
       .def_prop_ro(
           "stream",

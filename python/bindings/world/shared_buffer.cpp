@@ -57,6 +57,7 @@ void bind_shared_buffers(nb::module_& module, nb::class_<World>& world) {
            "memory is freed."_doc);
   world.def(
       "share_buffer", &share, nb::arg("array").none(), nb::rv_policy::take_ownership,
+      nb::sig("def share_buffer(self, array: shoal.typing.SupportsDLPack | None) -> SharedBuffer"),
       "Lets the GPUs of all PEs access a contiguous CUDA array of this PE in place, whatever "
       "allocated it. combine then reads expert output in the array without a copy. Collective over "
       "the world; None: this PE shares nothing. Raises UnsupportedError, on all PEs, where the "

@@ -65,7 +65,7 @@ void bind_team(nb::module_& module) {
             }
             return nb::make_tuple(teams.first, teams.second);
           },
-          nb::arg("x_range"),
+          nb::arg("x_range"), nb::sig("def split_2d(self, x_range: int) -> tuple[Team, Team]"),
           "This PE's row and column of the team, laid out row by row, `x_range` wide. Collective."_doc)
       .def("destroy", &Team::destroy, nb::call_guard<nb::gil_scoped_release>(),
            "Frees the team's slot. Collective over its PEs."_doc)

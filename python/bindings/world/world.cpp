@@ -293,7 +293,9 @@ void bind_unique_id(nb::module_& module) {
       "all PEs."_doc)
       .def_static(
           "create", [](nb::handle settings) { return UniqueId::create(settings_from(settings)); },
-          nb::arg("settings") = nb::none(), "A new name, served by this process."_doc)
+          nb::arg("settings") = nb::none(),
+          nb::sig("def create(settings: shoal.typing.Settings | None = None) -> UniqueId"),
+          "A new name, served by this process."_doc)
       .def("__str__", &UniqueId::to_string);
 }
 
@@ -329,7 +331,9 @@ void bind_open(nb::class_<World>& world) {
               "def from_mpi4py(comm: shoal.typing.Communicator, settings: shoal.typing.Settings | "
               "None = None) -> World"),
           "A world of the ranks of an mpi4py communicator, in rank order."_doc)
-      .def("__enter__", [](nb::object self) { return self; })
+      .def(
+          "__enter__", [](nb::object self) { return self; },
+          nb::sig("def __enter__(self) -> World"))
       .def("__exit__", &exit_world, nb::arg("type").none(), nb::arg("value").none(),
            nb::arg("traceback").none())
       .def("close", &close_unless_unwinding,
@@ -426,6 +430,7 @@ void bind_world(nb::module_& module, void (*after_close)()) {
            "The transport to PE `pe` and its capabilities, as text."_doc)
       .def(
           "connectivity", &connectivity,
+          nb::sig("def connectivity(self) -> dict[str, list[dict[str, object]]]"),
           "How the PEs reach each other; the same dict on all PEs. Collective.\n\n"
           "\"pes\": by PE, its \"host\", \"host_index\", \"node\" and \"nics\" (None: no pair needs "
           "a network). \"pairs\": for every pair \"a\" <= \"b\" the transport \"chosen\" (None: none "

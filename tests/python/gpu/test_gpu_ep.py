@@ -55,22 +55,18 @@ def same(actual, wanted):
     return torch.equal(fetch(torch.as_tensor(actual)), wanted)
 
 
-def take(array):
-    return torch.from_dlpack(array)
-
-
 def test_dispatch_and_combine():
     def body(group, pe):
         rows, indices, weights = tokens_of(pe)
         x, idx, device_weights = rows.cuda(), indices.cuda(), weights.cuda()
         routing = group.route(idx)
         per_rank = torch.stack([(indices // LOCAL == rank).any(1).sum() for rank in range(PES)])
-        assert routing.tokens_per_rank == [] and same(take(routing.rank_counts), per_rank.int())
+        assert routing.tokens_per_rank == [] and same(routing.rank_counts, per_rank.int())
         in_rank = torch.full((len(rows), PES), 7, dtype=torch.uint8).cuda()
         group.route(idx, is_token_in_rank=in_rank)
         wanted_ranks = torch.stack([(indices // LOCAL == rank).any(1) for rank in range(PES)], 1)
         assert same(in_rank, wanted_ranks.byte())
-        assert same(take(routing.node_counts), wanted_ranks.any(1).sum()[None].int())
+        assert same(routing.node_counts, wanted_ranks.any(1).sum()[None].int())
         for token, ranks in list(enumerate(wanted_ranks.tolist()))[:3]:
             assert [routing.is_token_in_rank(token, rank) for rank in range(PES)] == ranks
         received = group.dispatch(x, routing, weights=device_weights)
@@ -78,7 +74,7 @@ def test_dispatch_and_combine():
         for got, want in zip(
             (received.x, received.topk_idx, received.topk_weights, received.source_token), wanted
         ):
-            assert take(got).is_cuda and same(take(got), want)
+            assert got.is_cuda and same(got, want)
         assert (
             received.rows
             == sum(received.rows_per_source)
@@ -86,19 +82,19 @@ def test_dispatch_and_combine():
             == len(wanted[0])
         )
         assert received.tokens_per_expert == [int((wanted[1] == e).sum()) for e in range(LOCAL)]
-        assert take(received.x).data_ptr() == received.x.data_ptr  # no copy
+        assert received.x is received.x  # made once
 
         bias = torch.full_like(x, 3)
         expert_output = received.topk_weights
         combined = group.combine(received.x, received.handle, weights=expert_output, bias=(bias, x))
         ranks = ranks_of(indices)
-        assert same(take(combined.x), rows * ranks + 3 + rows)
-        assert same(take(combined.topk_weights), torch.where(indices >= 0, weights, 0))
+        assert same(combined.x, rows * ranks + 3 + rows)
+        assert same(combined.topk_weights, torch.where(indices >= 0, weights, 0))
 
         again = group.dispatch(2 * x, received.handle)  # the same layout, new rows
-        assert same(take(again.x), 2 * wanted[0]) and again.topk_idx is None
+        assert same(again.x, 2 * wanted[0]) and again.topk_idx is None
         out = torch.empty_like(x)
-        y = take(again.x).clone()  # memory of torch, which is copied first
+        y = again.x.clone()  # memory of torch, which is copied first
         assert group.combine(y, again.handle, out=out).x is out
         assert same(out, 2 * rows * ranks)
         group.synchronize()
@@ -115,7 +111,7 @@ def test_expert_output_in_memory_of_torch_is_fetched_from_there():
         pe = world.my_pe
         rows, indices, _ = tokens_of(pe)
         received = group.dispatch(rows.cuda(), group.route(indices.cuda()))
-        y = take(received.x).clone()
+        y = received.x.clone()
         settle()
         shared = world.share_buffer(y if y.numel() > 0 else None)
         assert [shared.bytes(other) for other in range(PES)] == [
@@ -123,7 +119,7 @@ def test_expert_output_in_memory_of_torch_is_fetched_from_there():
         ]
         assert y.numel() == 0 or shared.address(pe) == y.data_ptr()
         combined = group.combine(y, received.handle)
-        good = same(take(combined.x), rows * ranks_of(indices))
+        good = same(combined.x, rows * ranks_of(indices))
         group.synchronize()
         shoal.barrier(world.team)
         shared.unshare()
@@ -143,12 +139,10 @@ def test_rows_of_all_types_with_scales(dtype):
             rows.to(dtype).cuda(), group.route(indices.cuda().int()), scales=scales.cuda()
         )
         wanted, _, _, token = expected_dispatch(pe)
-        assert take(received.x).dtype == dtype and same(
-            take(received.x).float(), wanted.to(dtype).float()
-        )
+        assert received.x.dtype == dtype and same(received.x.float(), wanted.to(dtype).float())
         source = torch.repeat_interleave(torch.arange(PES), torch.tensor(received.rows_per_source))
         want = torch.stack([2 * token + 1000 * source, 2 * token + 1 + 1000 * source], 1).float()
-        return same(take(received.scales), want)
+        return same(received.scales, want)
 
     assert all(with_group(PES, body, **NORMAL, max_scales=2))
 
@@ -172,14 +166,14 @@ def test_worst_case_rows_reach_no_host():
                 and received.rows_per_source == []
             )
             x, idx, _, _ = expected_dispatch(pe)
-            assert same(take(received.row_count), torch.tensor([len(x)], dtype=torch.int32))
-            assert same(take(received.x)[: len(x)], x) and bool(
-                (fetch(take(received.topk_idx))[len(x) :] == -1).all()
+            assert same(received.row_count, torch.tensor([len(x)], dtype=torch.int32))
+            assert same(received.x[: len(x)], x) and bool(
+                (fetch(received.topk_idx)[len(x) :] == -1).all()
             )
             counts = torch.stack([(idx == e).sum() for e in range(LOCAL)]).int()
-            assert same(take(received.expert_counts), counts)
+            assert same(received.expert_counts, counts)
             combined = group.combine(received.x, received.handle)
-            assert same(take(combined.x), rows * ranks_of(indices))
+            assert same(combined.x, rows * ranks_of(indices))
         return True
 
     assert all(with_group(PES, body, **NORMAL))
@@ -195,15 +189,12 @@ def test_expanded_layout():
             expert_major=True,
             expert_alignment=4,
         )
-        first, idx = (
-            fetch(take(received.expert_first_row)).tolist(),
-            fetch(take(received.topk_idx))[:, 0],
-        )
+        first, idx = (fetch(received.expert_first_row).tolist(), fetch(received.topk_idx)[:, 0])
         for expert in range(LOCAL):
             block = idx[first[expert] : first[expert + 1]]
             assert first[expert] % 4 == 0 and set(block[block >= 0].tolist()) <= {expert}
         combined = group.combine(received.x, received.handle)
-        return same(take(combined.x), rows * (indices >= 0).sum(1, keepdim=True))
+        return same(combined.x, rows * (indices >= 0).sum(1, keepdim=True))
 
     assert all(with_group(PES, body, **{**NORMAL, "max_tokens": 3 * TOKENS}))
 
@@ -212,9 +203,9 @@ def test_futures():
     def body(group, pe):
         rows, indices, _ = tokens_of(pe)
         received = group.dispatch_async(rows.cuda(), group.route(indices.cuda())).result()
-        assert same(take(received.x), expected_dispatch(pe)[0])
+        assert same(received.x, expected_dispatch(pe)[0])
         combined = group.combine_async(received.x, received.handle).result()
-        return same(take(combined.x), rows * ranks_of(indices))
+        return same(combined.x, rows * ranks_of(indices))
 
     assert all(with_group(PES, body, **NORMAL))
 
@@ -238,12 +229,12 @@ def test_calls_follow_the_current_stream():
             delay()
             x.copy_(source * (turn + 1))
             received = group.dispatch(x, routing, worst_case_rows=PES * TOKENS)
-            with torch.cuda.stream(other):  # ordered after the call by from_dlpack
-                out.copy_(take(received.x))
+            with torch.cuda.stream(other):  # ordered after the call by the access
+                out.copy_(received.x)
             torch.cuda.current_stream().wait_stream(other)
-            y = take(received.x)
+            y = received.x
             y.mul_(2)
-            results.append(take(group.combine(y, received.handle).x).clone())
+            results.append(group.combine(y, received.handle).x.clone())
         settle()
         wanted = expected_dispatch(pe)[0]
         assert same(out[: len(wanted)], 3 * wanted)
@@ -307,16 +298,16 @@ def weighted(rows, indices, weights):
 
 
 def dequantized(received, quantize):
-    y = take(received.x)
+    y = received.x
     if quantize == "none":
         return y
     if quantize == "fp8_ue8m0":
-        packed = take(received.scales).clone(memory_format=torch.contiguous_format)
+        packed = received.scales.clone(memory_format=torch.contiguous_format)
         scales = (packed.view(torch.uint8)[..., : y.shape[-1] // 128].int() << 23).view(
             torch.float32
         )
     else:
-        scales = take(received.scales)
+        scales = received.scales
     return (y.float().unflatten(-1, (-1, 128)) * scales[..., None]).flatten(-2).bfloat16()
 
 
@@ -347,7 +338,7 @@ def test_low_latency(quantize, reduction, defer):
                 defer_receive=defer,
             )
             received = pending.receive()
-            counts = take(received.counts)
+            counts = received.counts
             wanted = torch.stack(
                 [
                     sum((tokens_of(s, hidden=512)[1] == e).any(1).sum() for s in range(PES))
@@ -365,7 +356,7 @@ def test_low_latency(quantize, reduction, defer):
                 log_fmt=turn == 2,
                 defer_receive=defer,
             )
-            sums = fetch(take(sent.receive())).float()
+            sums = fetch(sent.receive()).float()
             want = weighted(rows, indices, weights)
             tolerance = 0.01 if quantize == "none" and turn < 2 else 0.07
             if len(rows):
@@ -380,8 +371,8 @@ def test_zero_copy_combine_into_out():
         rows, indices, weights = tokens_of(pe, hidden=512)
         x, idx, device_weights = rows.bfloat16().cuda(), indices.cuda(), weights.cuda()
         received = group.low_latency_dispatch(x, idx, quantize="none").receive()
-        buffer = take(group.next_combine_buffer())
-        buffer.copy_(take(received.x))
+        buffer = group.next_combine_buffer(like=x)
+        buffer.copy_(received.x)
         out = torch.empty_like(x)
         assert (
             group.low_latency_combine(
@@ -409,13 +400,13 @@ def test_two_low_latency_operations_overlap_with_work_between():
             sent = [group.low_latency_dispatch(x, idx, quantize="none") for x, idx, _ in on_device]
             delay(2)
             received = [pending.receive() for pending in sent]
-            expert_output = [valid_rows(take(r.x), take(r.counts)) for r in received]
+            expert_output = [valid_rows(r.x, r.counts) for r in received]
             sent = [
                 group.low_latency_combine(y, idx, weights, r.handle)
                 for y, (_, idx, weights), r in zip(expert_output, on_device, received)
             ]
             delay(2)
-            results += [take(pending.receive()).clone() for pending in sent]
+            results += [pending.receive().clone() for pending in sent]
         settle()
         wanted = [weighted(*part) for part in both] * 3
         return all(
@@ -446,8 +437,8 @@ def test_low_latency_in_a_graph(early_weights):
                 x, idx, quantize="none", weights=device_weights if early_weights else None
             )
             received = pending.receive()
-            torch.ge(mask, take(received.counts)[:, None, None], out=dropped)
-            y.copy_(take(received.x))
+            torch.ge(mask, received.counts[:, None, None], out=dropped)
+            y.copy_(received.x)
             y.masked_fill_(dropped, 0)
             group.low_latency_combine(y, idx, device_weights, received.handle, out=out).receive()
             return received
@@ -541,7 +532,7 @@ def test_what_the_gpu_finds_is_raised():
             raised = str(error)
         assert (str(EXPERTS + 3) in raised) == (pe == 0), raised
         received = group.dispatch(rows.cuda(), group.route(indices.cuda()))
-        return same(take(received.x), expected_dispatch(pe)[0])
+        return same(received.x, expected_dispatch(pe)[0])
 
     assert all(with_group(PES, body, **NORMAL))
 

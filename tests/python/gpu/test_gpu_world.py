@@ -31,6 +31,19 @@ def test_arrays_of_the_heap_are_cuda_tensors_of_the_same_memory():
     assert on_gpu(2, body) == [True, True]
 
 
+def test_arrays_come_in_the_library_of_their_dtype():
+    def body(world):
+        tensor = world.zeros((4,), torch.float32).local
+        assert type(tensor) is torch.Tensor and tensor.is_cuda
+        other = world.zeros((4,), "float32", like=tensor)
+        other.local.fill_(2)
+        assert other.local.data_ptr() == other.local.data_ptr()
+        assert type(world.zeros((4,), np.float32).local) is shoal.Array  # NumPy cannot read a GPU
+        return other.local.sum().item()
+
+    assert on_gpu(1, body) == [8]
+
+
 @pytest.mark.parametrize(
     "dtype",
     ["float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "float8_e4m3"],
