@@ -480,11 +480,11 @@ void bind_type_variables(nb::module_& module) {
 void bind_arrays(nb::module_& module) {
   nb::class_<Array> array(
       module, "Array",
-      "An array of Shoal, in ordinary memory, in the symmetric heap or on a GPU.\n\n"
-      "Exports DLPack: torch.from_dlpack(array), jax.dlpack.from_dlpack(array), "
-      "numpy.from_dlpack(array) and cupy.from_dlpack(array) access the same memory. On the host, "
-      "numpy.asarray(array) and array[...] do so too; bfloat16 and float8_e4m3 need ml_dtypes. The "
-      "memory stays valid while the array or anything created from it lives."_doc);
+      "An array of Shoal, in ordinary memory, in the symmetric heap or on a GPU, where no array "
+      "library is named.\n\n"
+      "Exports DLPack: other libraries access the same memory. On the host, numpy.asarray(array) "
+      "and array[...] do so too; bfloat16 and float8_e4m3 need ml_dtypes. The memory stays valid "
+      "while the array or anything created from it lives."_doc);
   bind_fields(array);
   bind_protocols(array);
 }

@@ -4,7 +4,6 @@
 #include <nanobind/stl/string.h>
 
 #include <map>
-#include <memory>
 #include <optional>
 
 #include "../arguments.hpp"
@@ -122,14 +121,17 @@ nb::object make_array(const Library* library, Tensor tensor, std::uintptr_t stre
 }
 
 nb::object Result::get() const {
-  if (!array_.is_valid()) {
-    if (!tensor_.defined()) return nb::none();
-    array_ = make_array(library_, tensor_, stream_);
-  } else if (tensor_.defined() && tensor_.device.kind == DeviceKind::cuda && stream_ != kReady &&
-             library_ != nullptr && has_table(*library_)) {
-    wait_on_current(*library_, tensor_.device, stream_);
+  const bool on_stream = tensor_.defined() && tensor_.device.kind == DeviceKind::cuda &&
+                         stream_ != kReady && library_ != nullptr;
+  if (array_.is_valid()) {
+    if (on_stream) wait_on_current(*library_, tensor_.device, stream_);
+    return array_;
   }
-  return array_;
+  if (!tensor_.defined()) return nb::none();
+  nb::object made = make_array(library_, tensor_, stream_);
+  // Without the table, only from_dlpack makes the stream wait.
+  if (!on_stream || has_table(*library_)) array_ = made;
+  return made;
 }
 
 std::string Result::summary() const {
