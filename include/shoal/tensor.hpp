@@ -6,6 +6,7 @@
 //   shoal::TensorView view(rows.data(), shoal::DataType::bfloat16, {128, 7168});  // on the host
 //   view.device = {shoal::DeviceKind::cuda, 0};                                   // on GPU 0
 //
+// A call takes a ConstTensorView for what it reads and a TensorView for what it writes.
 // shoal/numeric.hpp converts the floating-point formats that C++ has no type for.
 #pragma once
 
@@ -17,6 +18,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <shoal/config.hpp>
 
@@ -37,9 +39,9 @@ enum class DataType : std::uint8_t {
 };
 
 /// Bytes of one element; 0 for none.
-std::size_t size_of(DataType dtype) noexcept;
+[[nodiscard]] std::size_t size_of(DataType dtype) noexcept;
 /// The name as written here, such as "bfloat16".
-std::string_view name_of(DataType dtype) noexcept;
+[[nodiscard]] std::string_view name_of(DataType dtype) noexcept;
 
 enum class DeviceKind : std::uint8_t { host = 0, cuda };
 
@@ -50,32 +52,59 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// A view of up to four dimensions. Strides count elements, not bytes. A view does not own its
-/// memory. A call only reads the views that it takes, except those documented as outputs.
-struct TensorView {
+/// Element type, shape, strides and place of an array of up to four dimensions: what TensorView and
+/// ConstTensorView share. Strides count elements, not bytes.
+struct TensorLayout {
   static constexpr int kMaxRank = 4;
 
-  void* data = nullptr;
   DataType dtype = DataType::none;
   int rank = 0;
   std::array<std::int64_t, kMaxRank> shape{};
   std::array<std::int64_t, kMaxRank> strides{};
   Device device{};
 
-  TensorView() = default;
-  /// A contiguous, row-major view on the host. Throws Error{invalid_argument} for more than
-  /// kMaxRank dimensions, for a negative one, and for more than 2^63 - 1 bytes.
-  TensorView(const void* data, DataType dtype, std::initializer_list<std::int64_t> shape);
+  TensorLayout() = default;
+  /// Contiguous, row-major, on the host. Throws Error{invalid_argument} for more than kMaxRank
+  /// dimensions, for a negative one, and for more than 2^63 - 1 bytes.
+  TensorLayout(DataType dtype, std::initializer_list<std::int64_t> shape);
 
-  bool defined() const noexcept { return dtype != DataType::none; }
-  std::int64_t size() const noexcept;  ///< number of elements
-  std::size_t bytes() const noexcept;  ///< size() times the element size
-  bool contiguous() const noexcept;    ///< row-major without gaps
-  std::string describe() const;        ///< for messages: "bfloat16 [128, 7168]"
+  [[nodiscard]] bool defined() const noexcept { return dtype != DataType::none; }
+  [[nodiscard]] std::int64_t size() const noexcept;  ///< number of elements
+  [[nodiscard]] std::size_t bytes() const noexcept;  ///< size() times the element size
+  [[nodiscard]] bool contiguous() const noexcept;    ///< row-major without gaps
+  [[nodiscard]] std::string describe() const;        ///< for messages: "bfloat16 [128, 7168]"
+};
+
+/// A view of memory that a call may write: outputs. It does not own the memory.
+struct TensorView : TensorLayout {
+  void* data = nullptr;
+
+  TensorView() = default;
+  /// A contiguous, row-major view on the host. Throws as TensorLayout's constructor.
+  TensorView(const void* memory, DataType type, std::initializer_list<std::int64_t> extents)
+      : TensorLayout(type, extents), data(const_cast<void*>(memory)) {}
 
   template <typename T>
-  T* as() const noexcept {
+  [[nodiscard]] T* as() const noexcept {
     return static_cast<T*>(data);
+  }
+};
+
+/// A view of memory that a call only reads: inputs. Made from any TensorView or Tensor as well; it
+/// does not keep the memory of a Tensor alive.
+struct ConstTensorView : TensorLayout {
+  const void* data = nullptr;
+
+  ConstTensorView() = default;
+  /// A contiguous, row-major view on the host. Throws as TensorLayout's constructor.
+  ConstTensorView(const void* memory, DataType type, std::initializer_list<std::int64_t> extents)
+      : TensorLayout(type, extents), data(memory) {}
+  /// A view to write can always be read.
+  ConstTensorView(const TensorView& view) : TensorLayout(view), data(view.data) {}
+
+  template <typename T>
+  [[nodiscard]] const T* as() const noexcept {
+    return static_cast<const T*>(data);
   }
 };
 
@@ -86,8 +115,9 @@ struct Tensor : TensorView {
   Tensor() = default;
   Tensor(const TensorView& view, std::shared_ptr<void> owned)
       : TensorView(view), owner(std::move(owned)) {}
-  /// Undefined host memory, 64-byte aligned. Throws as TensorView's constructor, Error{exhausted}.
-  static Tensor empty(DataType dtype, std::initializer_list<std::int64_t> shape);
+  /// Undefined host memory, 64-byte aligned. Throws as TensorLayout's constructor,
+  /// Error{exhausted}.
+  [[nodiscard]] static Tensor empty(DataType dtype, std::initializer_list<std::int64_t> shape);
 };
 
 }  // namespace shoal

@@ -59,9 +59,8 @@ std::string_view name_of(DataType dtype) noexcept {
   return "unknown";
 }
 
-TensorView::TensorView(const void* data_in, DataType dtype_in,
-                       std::initializer_list<std::int64_t> shape_in)
-    : data(const_cast<void*>(data_in)), dtype(dtype_in), rank(static_cast<int>(shape_in.size())) {
+TensorLayout::TensorLayout(DataType dtype_in, std::initializer_list<std::int64_t> shape_in)
+    : dtype(dtype_in), rank(static_cast<int>(shape_in.size())) {
   require(shape_in.size() <= kMaxRank, Code::invalid_argument,
           "a tensor of {} dimensions; at most {} are allowed", shape_in.size(), kMaxRank);
   int i = 0;
@@ -83,17 +82,17 @@ TensorView::TensorView(const void* data_in, DataType dtype_in,
   }
 }
 
-std::int64_t TensorView::size() const noexcept {
+std::int64_t TensorLayout::size() const noexcept {
   std::int64_t n = 1;
   for (int i = 0; i < rank; ++i) n *= shape[i];
   return n;
 }
 
-std::size_t TensorView::bytes() const noexcept {
+std::size_t TensorLayout::bytes() const noexcept {
   return static_cast<std::size_t>(size()) * size_of(dtype);
 }
 
-bool TensorView::contiguous() const noexcept {
+bool TensorLayout::contiguous() const noexcept {
   std::int64_t stride = 1;
   for (int i = rank - 1; i >= 0; --i) {
     if (shape[i] != 1 && strides[i] != stride) return false;
@@ -102,7 +101,7 @@ bool TensorView::contiguous() const noexcept {
   return true;
 }
 
-std::string TensorView::describe() const {
+std::string TensorLayout::describe() const {
   return fmt::format("{} [{}]", name_of(dtype),
                      fmt::join(shape.begin(), shape.begin() + rank, ", "));
 }

@@ -7,8 +7,7 @@
 #include <string>
 
 #include <shoal/device/types.hpp>
-
-struct CUstream_st;
+#include <shoal/stream.hpp>
 
 namespace shoal {
 
@@ -17,8 +16,7 @@ class World;
 
 namespace cuda {
 
-/// cudaStream_t, CUstream.
-using Stream = CUstream_st*;
+using shoal::Stream;
 
 /// The world as a kernel parameter of this PE. Valid until the world is closed.
 device::World device_world(const shoal::World& world);

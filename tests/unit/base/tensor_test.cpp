@@ -33,6 +33,23 @@ TEST(TensorView, KnowsGaps) {
   EXPECT_TRUE(view.contiguous());
 }
 
+TEST(ConstTensorView, IsMadeOfViewsAndTensors) {
+  const Tensor tensor = Tensor::empty(DataType::int32, {2, 3});
+  const auto describe = [](const ConstTensorView& view) { return view.describe(); };
+  EXPECT_EQ(describe(tensor), "int32 [2, 3]");
+  TensorView strided = tensor;
+  strided.strides[0] = 5;
+  strided.device = {DeviceKind::cuda, 1};
+  const ConstTensorView view = strided;
+  EXPECT_EQ(view.data, tensor.data);
+  EXPECT_EQ(view.as<int>(), tensor.as<int>());
+  EXPECT_FALSE(view.contiguous());
+  EXPECT_EQ(view.device, strided.device);
+  const int words[6] = {};
+  EXPECT_EQ(ConstTensorView(words, DataType::int32, {6}).as<int>(), words);
+  EXPECT_FALSE(ConstTensorView().defined());
+}
+
 TEST(TensorView, RefusesBadShapes) {
   EXPECT_THROW(TensorView(nullptr, DataType::int8, {1, 1, 1, 1, 1}), Error);
   EXPECT_THROW(TensorView(nullptr, DataType::int8, {2, -1}), Error);
@@ -57,7 +74,9 @@ TEST(Tensor, OwnsItsMemory) {
 // The sanitizers end the program instead.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST(Tensor, NamesTheMemoryThatItDoesNotGet) {
-  const auto take = [] { Tensor::empty(DataType::int8, {2, std::int64_t{1} << 47}); };
+  const auto take = [] {
+    static_cast<void>(Tensor::empty(DataType::int8, {2, std::int64_t{1} << 47}));
+  };
   test::expect_error(Code::exhausted, "int8 [2, 140737488355328]: 281474976710656 bytes", take);
 }
 #endif
